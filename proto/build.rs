@@ -1,0 +1,7 @@
+//! Generates the messages and services of `proto/*.proto` into `OUT_DIR`; nothing generated is committed.
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    tonic_prost_build::configure()
+        .btree_map(".")
+        .compile_protos(&["proto/cni.proto", "proto/transit.proto"], &["proto"])?;
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! gRPC contracts of Thuban, generated at build.
+//!
+//! `cni`: the CNI plugin calls transitd over a Unix socket on the same node.
+//! `transit`: transitd dials the operator and holds one stream.
+//! Invariant: both sides of a contract are built from the same `.proto`; field numbers are never reused.
+
+/// CNI plugin to transitd.
+#[allow(clippy::pedantic)]
+pub mod cni {
+    tonic::include_proto!("thuban.cni.v1");
+}
+
+/// transitd to operator.
+#[allow(clippy::pedantic)]
+pub mod transit {
+    tonic::include_proto!("thuban.transit.v1");
+}
+
+/// The fixed name in the operator's certificate, whatever address it is dialled at.
+pub const OPERATOR_TLS_NAME: &str = "thuban-operator";
+/// Audience of the projected ServiceAccount token with which a node proves itself to the operator.
+pub const OPERATOR_TOKEN_AUDIENCE: &str = "thuban-operator";
+/// Version of the transit contract, sent in `Hello`.
+pub const PROTOCOL_VERSION: u32 = 1;
+/// Where transitd listens for the CNI plugin, unless the CNI configuration names another path.
+pub const DEFAULT_CNI_SOCKET: &str = "/run/thuban/cni.sock";
