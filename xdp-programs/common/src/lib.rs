@@ -1,5 +1,11 @@
 //! Types and header code shared by the eBPF programs and user space. `no_std`, no I/O, no panics.
-#![no_std]
+#![cfg_attr(not(test), no_std)]
 #![allow(unsafe_code)]
 
+pub mod counters;
+pub mod packet;
+pub mod select;
+pub mod source;
 pub mod tables;
+#[cfg(test)]
+mod testing;

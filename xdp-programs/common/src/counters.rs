@@ -1,0 +1,128 @@
+//! Numbers of the per-CPU array COUNTERS: paths that packets took and reasons of drops.
+//!
+//! Invariant: append-only. A number is never reused or renamed: running programs, user space and metrics of other
+//! versions share the map.
+
+/// Entries of COUNTERS: more than there are counters, so that new ones need no new map.
+pub const COUNTERS_CAPACITY: u32 = 128;
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $variant:ident = $number:literal, $name:literal;)+) => {
+        /// Index into COUNTERS.
+        #[repr(u32)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Counter {
+            $($(#[doc = $doc])+ $variant = $number,)+
+        }
+
+        impl Counter {
+            /// Every counter, in the order of the numbers.
+            pub const ALL: &'static [Counter] = &[$(Counter::$variant,)+];
+
+            /// Stable name in snake_case, as metrics and the CLI print it.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Counter::$variant => $name,)+
+                }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Agent: to an endpoint on this droplet.
+    DeliveredLocal = 0, "delivered_local";
+    /// Agent: by a direct row to the endpoint's droplet.
+    SentDirect = 1, "sent_direct";
+    /// Agent: to a bouncer on another droplet.
+    SentToBouncer = 2, "sent_to_bouncer";
+    /// Agent: to a divider on another droplet.
+    SentToDivider = 3, "sent_to_divider";
+    /// Agent: passed to the host's stack.
+    ToHost = 4, "to_host";
+    /// Agent: ARP requests answered.
+    ArpReplies = 5, "arp_replies";
+    /// Bouncer (also inline on the sender's droplet): to the endpoint's droplet.
+    Bounced = 6, "bounced";
+    /// Divider (also inline on the sender's droplet): to a bouncer of the destination's network.
+    Divided = 7, "divided";
+    /// Transit: from the wire to an endpoint on this droplet.
+    Delivered = 8, "delivered";
+    /// Transit: by a forward row to the endpoint's new droplet.
+    Forwarded = 9, "forwarded";
+    /// XDP transit: decapsulated and handed to the tc program (counted there as `delivered` too).
+    DecapsulatedXdp = 10, "decapsulated_xdp";
+    /// Agent: events put into DIRECT_WANTED.
+    DirectWanted = 11, "direct_wanted";
+
+    /// Drop: source MAC is not the endpoint's.
+    SpoofedMac = 32, "spoofed_mac";
+    /// Drop: source address is not the endpoint's.
+    SpoofedSource = 33, "spoofed_source";
+    /// Drop: ARP sender is not the endpoint.
+    SpoofedArp = 34, "spoofed_arp";
+    /// Drop: destination outside the VPC, which has no way out.
+    OutsideVpc = 35, "outside_vpc";
+    /// Drop: no (right) attachment for the interface.
+    NoAttachment = 36, "no_attachment";
+    /// Drop: Geneve from an address that is no droplet.
+    UnknownDroplet = 37, "unknown_droplet";
+    /// Drop: VNI of no VPC that this droplet knows.
+    UnknownVni = 38, "unknown_vni";
+    /// Drop: inner source lives on another droplet than the outer source.
+    SourceMismatch = 39, "source_mismatch";
+    /// Drop: nobody here knows the destination.
+    NoEndpoint = 40, "no_endpoint";
+    /// Drop: outer TTL used up, a loop.
+    TtlExpired = 41, "ttl_expired";
+    /// Drop: frame ends before its headers do.
+    Truncated = 42, "truncated";
+    /// Drop: header that contradicts itself or its RFC.
+    BadHeader = 43, "bad_header";
+    /// Drop: Geneve option that we must understand and don't.
+    CriticalOption = 44, "critical_option";
+    /// Drop: the kernel could not make or take room for the outer headers.
+    AdjustRoomFailed = 45, "adjust_room_failed";
+    /// Drop: the destination's network has no bouncer.
+    NoBouncer = 46, "no_bouncer";
+    /// Drop: the VPC has no divider.
+    NoDivider = 47, "no_divider";
+    /// Drop: inner packet is not IPv4.
+    NotIpv4 = 48, "not_ipv4";
+    /// Drop: neighbour and multicast discovery of pods that try IPv6 (expected noise).
+    Ipv6Discovery = 49, "ipv6_discovery";
+    /// Drop: VLAN tag on a pod's frame.
+    VlanTagged = 50, "vlan_tagged";
+    /// Drop: multicast or broadcast destination; nothing is flooded.
+    NotUnicast = 51, "not_unicast";
+    /// Drop: to the host, and neither a reply nor allowed by the VPC.
+    HostForbidden = 52, "host_forbidden";
+    /// Drop: Geneve from a pod to the host's side.
+    GeneveForbidden = 53, "geneve_forbidden";
+    /// Drop: larger than the underlay's MTU after encapsulation.
+    TooBig = 54, "too_big";
+    /// Drop: the next hop would be the droplet that sent it (a stale row).
+    WouldReturn = 55, "would_return";
+    /// Drop: CONFIG is not written.
+    NoConfig = 56, "no_config";
+    /// Drop: ARP that is no request of an address for a hardware address, or a probe (expected noise).
+    ArpIgnored = 57, "arp_ignored";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COUNTERS_CAPACITY, Counter};
+    use std::collections::HashSet;
+
+    #[test]
+    fn numbers_and_names_are_unique_and_fit() {
+        let numbers: HashSet<u32> = Counter::ALL.iter().map(|counter| *counter as u32).collect();
+        let names: HashSet<&str> = Counter::ALL.iter().map(|counter| counter.name()).collect();
+        assert_eq!(numbers.len(), Counter::ALL.len());
+        assert_eq!(names.len(), Counter::ALL.len());
+        assert!(numbers.iter().all(|number| *number < COUNTERS_CAPACITY));
+        for name in names {
+            assert!(name.chars().all(|c| c == '_' || c.is_ascii_lowercase() || c.is_ascii_digit()), "{name}");
+        }
+    }
+}
