@@ -1,2 +1,74 @@
+//! The eBPF programs of a droplet: agent (a pod's first hop) and transit (the NIC), each for tc and XDP.
+//!
+//! Roles are generic over [`frame::Frame`], so both hooks run the same code. Invariant: a program either takes a
+//! packet to its end (sent, delivered, dropped with a counted reason) or leaves it unchanged for the next hook. Tables are
+//! written by user space alone; programs write only counters, misses and the `used` mark.
 #![no_std]
 #![no_main]
+#![allow(unsafe_code)]
+
+mod agent;
+mod arp;
+mod bounce;
+mod count;
+mod deliver;
+mod divide;
+mod encapsulate;
+mod frame;
+mod host;
+mod inner;
+mod maps;
+mod misses;
+mod transit;
+
+use aya_ebpf::{
+    bindings::xdp_action,
+    macros::{classifier, xdp},
+    programs::{TcContext, XdpContext},
+};
+use frame::{tc::TcFrame, xdp::XdpFrame};
+
+/// Host's end of a pod's veth, tc ingress.
+#[classifier]
+pub fn agent_tc(context: TcContext) -> i32 {
+    agent::run(&mut TcFrame::new(context))
+}
+
+/// Host's end of a pod's veth, XDP; `agent_tc` behind it takes what it passes.
+#[xdp(frags)]
+pub fn agent_xdp(context: XdpContext) -> u32 {
+    agent::run(&mut XdpFrame::new(context)).cast_unsigned()
+}
+
+/// NIC, tc ingress: everything, or what `transit_xdp` decapsulated or passed.
+#[classifier]
+pub fn transit_tc(context: TcContext) -> i32 {
+    let mut frame = TcFrame::new(context);
+    if let Some(metadata) = frame.metadata() {
+        return deliver::decapsulated(&mut frame, metadata);
+    }
+    transit::run(&mut frame)
+}
+
+/// NIC, XDP: checks, bounces, divides, and decapsulates for `transit_tc`.
+#[xdp(frags)]
+pub fn transit_xdp(context: XdpContext) -> u32 {
+    transit::run(&mut XdpFrame::new(context)).cast_unsigned()
+}
+
+/// Passes everything: for the far end of a veth that must take what XDP sends.
+#[xdp(frags)]
+pub fn xdp_pass(_context: XdpContext) -> u32 {
+    xdp_action::XDP_PASS
+}
+
+/// The kernel's helpers are for GPL-compatible programs; this crate is Apache-2.0 OR GPL-2.0.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 4] = *b"GPL\0";
+
+#[cfg(target_arch = "bpf")]
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo) -> ! {
+    loop {}
+}

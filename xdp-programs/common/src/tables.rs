@@ -129,6 +129,9 @@ pub const VPC_HOST_ACCESS: u32 = 2;
 /// Record of the ring buffer DIRECT_WANTED: transitd subscribes to this address.
 pub type DirectWanted = EndpointKey;
 
+/// [`TransitMetadata::magic`]: "thub".
+pub const TRANSIT_MAGIC: u32 = 0x7468_7562;
+
 /// Frame metadata from XDP transit (decapsulated, checked) to the tc program behind it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

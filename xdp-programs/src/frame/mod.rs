@@ -1,0 +1,55 @@
+//! A frame at a hook: bytes, room in front, and ways out. What differs between tc and XDP is here and nowhere else.
+
+pub mod tc;
+pub mod xdp;
+
+use thuban_common::{
+    counters::Counter,
+    packet::{Header, ethernet::EthernetHeader},
+    tables::{ConfigEntry, DropletAddress, LocalEntry},
+};
+
+/// What a program returns to the kernel.
+pub type Verdict = i32;
+
+/// What a way out gives: `None` when this hook can't and has left the frame unchanged for the next one.
+pub type Exit = Result<Option<Verdict>, Counter>;
+
+pub trait Frame {
+    /// To the next hook or the host's stack, unchanged.
+    const PASS: Verdict;
+    const DROP: Verdict;
+    /// No program of ours sees the frame after this one.
+    const IS_LAST: bool;
+    /// How to reach a droplet.
+    type NextHop;
+
+    /// The header at a constant offset, if the directly readable part holds it.
+    fn load<H: Header>(&self, offset: usize) -> Option<H>;
+    /// The header at any offset.
+    fn load_far<H: Header>(&self, offset: u32) -> Option<H>;
+    /// Overwrites the header at a constant offset.
+    fn store<H: Header>(&mut self, offset: usize, header: &H) -> Option<()>;
+    /// Makes the first `length` bytes (or all there are) directly readable; false when only a later hook can.
+    fn make_linear(&mut self, length: u32) -> bool;
+    /// Bytes from the Ethernet header to the end.
+    fn length(&self) -> u32;
+    /// Interface that the frame came in by.
+    fn interface(&self) -> u32;
+    /// Payload bytes of each segment, 0 when it's no GSO frame.
+    fn segment_size(&self) -> u32;
+    /// A VLAN tag that the NIC or the stack took off.
+    fn is_vlan_tagged(&self) -> bool;
+
+    fn next_hop(&self, config: &ConfigEntry, droplet: DropletAddress) -> Option<Self::NextHop>;
+    /// Makes room for the outer headers behind the outer Ethernet header, whose addresses `send` writes.
+    fn grow(&mut self) -> Result<(), Counter>;
+    /// Sends an encapsulated frame to a droplet.
+    fn send(&mut self, next_hop: &Self::NextHop) -> Result<Verdict, Counter>;
+    /// Sends the frame back by the interface that it came from.
+    fn reply(&mut self) -> Option<Verdict>;
+    /// Gives a plain frame to an endpoint of this droplet.
+    fn deliver(&mut self, local: &LocalEntry) -> Verdict;
+    /// Takes off `length` bytes of outer headers, writes the inner Ethernet header and gives the frame to an endpoint.
+    fn decapsulate(&mut self, length: u32, ethernet: &EthernetHeader, vni: u32, local: &LocalEntry) -> Exit;
+}

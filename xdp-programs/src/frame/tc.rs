@@ -1,0 +1,204 @@
+//! Frames at tc ingress: whole GSO frames, neighbours resolved by the kernel, the pod's end of a veth in one step.
+
+use core::mem::MaybeUninit;
+
+use aya_ebpf::{
+    bindings::{
+        __sk_buff, BPF_F_ADJ_ROOM_ENCAP_L2_ETH, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L4_UDP,
+        BPF_F_ADJ_ROOM_FIXED_GSO, TC_ACT_OK, TC_ACT_SHOT, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+    },
+    bpf_f_adj_room_encap_l2,
+    helpers::{
+        bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_adjust_room, bpf_skb_change_type,
+        bpf_skb_load_bytes, bpf_skb_pull_data,
+    },
+    programs::TcContext,
+};
+use thuban_common::{
+    counters::Counter,
+    packet::{
+        Header,
+        ethernet::{EthernetHeader, LENGTH},
+    },
+    tables::{ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, LocalEntry, TRANSIT_MAGIC, TransitMetadata},
+};
+
+use super::{Exit, Frame, Verdict};
+
+/// Flags for making room, and for taking it away: GSO sizes are the inner frame's, whatever is around it.
+const FIXED: u64 = BPF_F_ADJ_ROOM_FIXED_GSO as u64;
+/// Says what the room is for, so that the kernel can segment and checksum the inner frame.
+const ENCAPSULATION: u64 = FIXED
+    | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 as u64
+    | BPF_F_ADJ_ROOM_ENCAP_L4_UDP as u64
+    | BPF_F_ADJ_ROOM_ENCAP_L2_ETH as u64
+    | bpf_f_adj_room_encap_l2(LENGTH as u64);
+/// errno EALREADY: the frame is marked as encapsulated.
+const ALREADY: i64 = 114;
+/// PACKET_HOST of linux/if_packet.h.
+const PACKET_HOST: u32 = 0;
+
+pub struct TcFrame {
+    context: TcContext,
+}
+
+impl TcFrame {
+    #[inline(always)]
+    pub fn new(context: TcContext) -> Self {
+        Self { context }
+    }
+
+    #[inline(always)]
+    fn skb(&self) -> *mut __sk_buff {
+        self.context.skb.skb
+    }
+
+    /// What XDP transit said of a frame that it decapsulated. Only XDP programs of this NIC can write metadata.
+    #[inline(always)]
+    pub fn metadata(&self) -> Option<TransitMetadata> {
+        // SAFETY: fields of the context; the kernel bounds them.
+        let (start, end) = unsafe { ((*self.skb()).data_meta as usize, (*self.skb()).data as usize) };
+        if start + size_of::<TransitMetadata>() > end {
+            return None;
+        }
+        // SAFETY: bounds checked; metadata is 4-aligned.
+        let metadata = unsafe { *(start as *const TransitMetadata) };
+        (metadata.magic == TRANSIT_MAGIC).then_some(metadata)
+    }
+
+    /// Gives a frame to the pod's end of the veth. XDP transit may have written the pod's MAC, which the stack then
+    /// took for another host's.
+    #[inline(always)]
+    pub fn to_peer(&mut self, interface: u32) -> Verdict {
+        // SAFETY: helpers on our own context.
+        unsafe {
+            bpf_skb_change_type(self.skb(), PACKET_HOST);
+            bpf_redirect_peer(interface, 0) as Verdict
+        }
+    }
+}
+
+impl Frame for TcFrame {
+    const PASS: Verdict = TC_ACT_OK as Verdict;
+    const DROP: Verdict = TC_ACT_SHOT as Verdict;
+    const IS_LAST: bool = true;
+    type NextHop = u32;
+
+    #[inline(always)]
+    fn load<H: Header>(&self, offset: usize) -> Option<H> {
+        let start = self.context.data() + offset;
+        if start + size_of::<H>() > self.context.data_end() {
+            return None;
+        }
+        // SAFETY: bounds checked; headers are 2-aligned in frames, and any bytes are valid.
+        Some(unsafe { *(start as *const H) })
+    }
+
+    #[inline(always)]
+    fn load_far<H: Header>(&self, offset: u32) -> Option<H> {
+        let mut header = MaybeUninit::<H>::uninit();
+        // SAFETY: the helper writes all bytes or fails.
+        unsafe {
+            let result =
+                bpf_skb_load_bytes(self.skb().cast(), offset, header.as_mut_ptr().cast(), size_of::<H>() as u32);
+            (result == 0).then(|| header.assume_init())
+        }
+    }
+
+    #[inline(always)]
+    fn store<H: Header>(&mut self, offset: usize, header: &H) -> Option<()> {
+        let start = self.context.data() + offset;
+        if start + size_of::<H>() > self.context.data_end() {
+            return None;
+        }
+        // SAFETY: as in `load`.
+        unsafe { *(start as *mut H) = *header };
+        Some(())
+    }
+
+    #[inline(always)]
+    fn make_linear(&mut self, length: u32) -> bool {
+        if self.context.data() + length as usize > self.context.data_end() {
+            let whole = self.length();
+            let length = if length < whole { length } else { whole };
+            // SAFETY: helper on our own context. If it fails, loads do.
+            unsafe { bpf_skb_pull_data(self.skb(), length) };
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn length(&self) -> u32 {
+        self.context.len()
+    }
+
+    #[inline(always)]
+    fn interface(&self) -> u32 {
+        // SAFETY: field of the context.
+        unsafe { (*self.skb()).ifindex }
+    }
+
+    #[inline(always)]
+    fn segment_size(&self) -> u32 {
+        // SAFETY: field of the context.
+        unsafe { (*self.skb()).gso_size }
+    }
+
+    #[inline(always)]
+    fn is_vlan_tagged(&self) -> bool {
+        // SAFETY: field of the context.
+        unsafe { (*self.skb()).vlan_present != 0 }
+    }
+
+    #[inline(always)]
+    fn next_hop(&self, config: &ConfigEntry, _droplet: DropletAddress) -> Option<u32> {
+        Some(config.uplink)
+    }
+
+    #[inline(always)]
+    fn grow(&mut self) -> Result<(), Counter> {
+        let room = ENCAPSULATION_LENGTH as i32;
+        // SAFETY: helpers on our own context.
+        let mut result = unsafe { bpf_skb_adjust_room(self.skb(), room, BPF_ADJ_ROOM_MAC, ENCAPSULATION) };
+        // Decapsulated frames that a pod sends on, and tunnels of pods, are marked already. Without GSO nothing
+        // needs the mark.
+        if result == -ALREADY && self.segment_size() == 0 {
+            // SAFETY: as above.
+            result = unsafe { bpf_skb_adjust_room(self.skb(), room, BPF_ADJ_ROOM_MAC, FIXED) };
+        }
+        if result != 0 {
+            aya_log_ebpf::warn!(&self.context, "no room for outer headers: error {}", result);
+            return Err(Counter::AdjustRoomFailed);
+        }
+        self.make_linear((ENCAPSULATION_LENGTH + LENGTH) as u32);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn send(&mut self, uplink: &u32) -> Result<Verdict, Counter> {
+        // SAFETY: without parameters the helper routes by the outer header; it resolves the neighbour.
+        Ok(unsafe { bpf_redirect_neigh(*uplink, core::ptr::null_mut(), 0, 0) } as Verdict)
+    }
+
+    #[inline(always)]
+    fn reply(&mut self) -> Option<Verdict> {
+        // SAFETY: helper without pointers.
+        Some(unsafe { bpf_redirect(self.interface(), 0) } as Verdict)
+    }
+
+    #[inline(always)]
+    fn deliver(&mut self, local: &LocalEntry) -> Verdict {
+        self.to_peer(local.ifindex)
+    }
+
+    #[inline(always)]
+    fn decapsulate(&mut self, length: u32, ethernet: &EthernetHeader, _vni: u32, local: &LocalEntry) -> Exit {
+        // SAFETY: helper on our own context.
+        let result = unsafe { bpf_skb_adjust_room(self.skb(), -(length.cast_signed()), BPF_ADJ_ROOM_MAC, FIXED) };
+        if result != 0 {
+            return Err(Counter::AdjustRoomFailed);
+        }
+        self.store(0, ethernet).ok_or(Counter::Truncated)?;
+        Ok(Some(self.to_peer(local.ifindex)))
+    }
+}

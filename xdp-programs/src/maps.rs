@@ -1,0 +1,115 @@
+//! The tables. Names and layouts are the contract with user space (`thuban_common::tables`), which pins and fills
+//! them; lookups here copy nothing but keys.
+
+use aya_ebpf::{
+    bindings::BPF_F_NO_PREALLOC,
+    macros::map,
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, lpm_trie::Key},
+};
+use thuban_common::{
+    counters::COUNTERS_CAPACITY,
+    packet::ipv4::mapped,
+    tables::{
+        AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey, LocalEntry, MissEntry, RemoteEntry,
+        SubnetEntry, SubnetKey, VpcEntry,
+    },
+};
+
+#[map]
+static CONFIG: Array<ConfigEntry> = Array::with_max_entries(1, 0);
+#[map]
+static ATTACHMENTS: HashMap<u32, AttachmentEntry> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+#[map]
+static LOCAL_ENDPOINTS: HashMap<EndpointKey, LocalEntry> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+#[map]
+static DIRECT_ROWS: HashMap<EndpointKey, RemoteEntry> = HashMap::with_max_entries(65536, BPF_F_NO_PREALLOC);
+#[map]
+static BOUNCER_ROWS: HashMap<EndpointKey, RemoteEntry> = HashMap::with_max_entries(262_144, BPF_F_NO_PREALLOC);
+#[map]
+static FORWARD_ROWS: HashMap<EndpointKey, RemoteEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
+#[map]
+static SUBNETS: LpmTrie<SubnetKey, SubnetEntry> = LpmTrie::with_max_entries(65536, BPF_F_NO_PREALLOC);
+#[map]
+static VPCS: HashMap<u32, VpcEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
+#[map]
+static DROPLETS: HashMap<DropletAddress, DropletEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
+#[map]
+pub static MISSES: LruHashMap<EndpointKey, MissEntry> = LruHashMap::with_max_entries(16384, 0);
+#[map]
+pub static DIRECT_WANTED: RingBuf = RingBuf::with_byte_size(65536, 0);
+#[map]
+pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS_CAPACITY, 0);
+
+/// Key of an IPv4 endpoint.
+#[inline(always)]
+pub fn key(vni: u32, address: [u8; 4]) -> EndpointKey {
+    EndpointKey { vni, address: mapped(address) }
+}
+
+/// CONFIG, unless user space hasn't written it.
+#[inline(always)]
+pub fn config() -> Option<&'static ConfigEntry> {
+    CONFIG.get(0).filter(|config| config.uplink != 0)
+}
+
+#[inline(always)]
+pub fn attachment(interface: u32) -> Option<&'static AttachmentEntry> {
+    // SAFETY: NO_PREALLOC: an element stays until a grace period after its removal. So below.
+    unsafe { ATTACHMENTS.get(&interface) }
+}
+
+#[inline(always)]
+pub fn local(key: &EndpointKey) -> Option<&'static LocalEntry> {
+    // SAFETY: as in `attachment`.
+    unsafe { LOCAL_ENDPOINTS.get(key) }
+}
+
+/// Where a direct row says the endpoint is.
+#[inline(always)]
+pub fn direct(key: &EndpointKey) -> Option<DropletAddress> {
+    // SAFETY: as in `attachment`.
+    unsafe { DIRECT_ROWS.get(key) }.map(|row| row.droplet)
+}
+
+/// As [`direct`], and marks the row as used. The mark is written once, to keep the cache line shared.
+#[inline(always)]
+pub fn use_direct(key: &EndpointKey) -> Option<DropletAddress> {
+    let row = DIRECT_ROWS.get_ptr_mut(key)?;
+    // SAFETY: as in `attachment`; `used` is a single word that user space clears.
+    unsafe {
+        if (*row).used == 0 {
+            (*row).used = 1;
+        }
+        Some((*row).droplet)
+    }
+}
+
+#[inline(always)]
+pub fn bouncer_row(key: &EndpointKey) -> Option<DropletAddress> {
+    // SAFETY: as in `attachment`.
+    unsafe { BOUNCER_ROWS.get(key) }.map(|row| row.droplet)
+}
+
+#[inline(always)]
+pub fn forward_row(key: &EndpointKey) -> Option<DropletAddress> {
+    // SAFETY: as in `attachment`.
+    unsafe { FORWARD_ROWS.get(key) }.map(|row| row.droplet)
+}
+
+/// The longest prefix of the VPC's networks that holds the address.
+#[inline(always)]
+pub fn subnet(vni: u32, address: [u8; 4]) -> Option<&'static SubnetEntry> {
+    SUBNETS.get(Key::new(160, SubnetKey { vni: vni.to_be_bytes(), address: mapped(address) }))
+}
+
+#[inline(always)]
+pub fn vpc(vni: u32) -> Option<&'static VpcEntry> {
+    // SAFETY: as in `attachment`.
+    unsafe { VPCS.get(&vni) }
+}
+
+#[inline(always)]
+pub fn is_droplet(address: DropletAddress) -> bool {
+    // SAFETY: as in `attachment`.
+    unsafe { DROPLETS.get(&address) }.is_some()
+}
