@@ -1,1 +1,91 @@
-fn main() {}
+//! transitd: the daemon that owns a droplet's veths, programs, tables and attachments.
+//!
+//! `run` is the daemon; `status`, `counters` and `rows` look at a running one and change nothing.
+
+mod attachments;
+mod cni;
+mod daemon;
+mod dataplane;
+mod droplet;
+mod install;
+mod netlink;
+mod node;
+mod operator;
+mod program;
+mod reclaim;
+mod settings;
+mod state;
+mod subscriptions;
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::settings::{PinSettings, RunSettings};
+
+/// Thuban's node daemon.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve this node.
+    Run(Box<RunSettings>),
+    /// Exit 0 when the daemon answers and has applied a snapshot.
+    Status {
+        #[arg(long, env = "THUBAN_SOCKET", default_value = thuban_proto::DEFAULT_CNI_SOCKET)]
+        socket: PathBuf,
+        /// Only whether it answers.
+        #[arg(long)]
+        alive: bool,
+    },
+    /// Print all counters as one JSON object.
+    Counters(PinSettings),
+    /// Print the tables, one JSON object a row.
+    Rows(PinSettings),
+}
+
+fn main() -> anyhow::Result<()> {
+    let mut arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
+    // `transitd` and `transitd --flag …` mean `transitd run …`.
+    if arguments.get(1).is_none_or(|first| first.to_string_lossy().starts_with("--") && !is_global(first)) {
+        arguments.insert(1, "run".into());
+    }
+    match Arguments::parse_from(arguments).command {
+        Command::Run(settings) => run(*settings),
+        Command::Status { socket, alive } => {
+            daemon::status(&socket, alive).with_context(|| format!("transitd at {} is not ready", socket.display()))
+        }
+        Command::Counters(pins) => {
+            println!("{}", serde_json::to_string(&dataplane::counters::read(&pins.maps())?)?);
+            Ok(())
+        }
+        Command::Rows(pins) => {
+            let tables = dataplane::tables::Tables::open(&pins.maps()).context("has transitd run on this node?")?;
+            let mut rows: Vec<String> =
+                tables.held().map(|(key, entry)| dataplane::rows::to_json(key, entry).to_string()).collect();
+            rows.sort();
+            rows.iter().for_each(|row| println!("{row}"));
+            Ok(())
+        }
+    }
+}
+
+fn is_global(argument: &std::ffi::OsStr) -> bool {
+    argument == "--help" || argument == "--version"
+}
+
+fn run(settings: RunSettings) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // Of two providers in the dependency tree rustls would choose none by itself; a second call changes nothing.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    Ok(runtime.block_on(daemon::run(settings))?)
+}

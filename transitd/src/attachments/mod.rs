@@ -1,0 +1,143 @@
+//! What CNI ADD makes and DEL removes, and what of it is kept on disk.
+
+pub mod store;
+
+use std::net::Ipv4Addr;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use thuban_common::tables::EndpointKey;
+
+/// Prefix of the host's end of every pod's veth.
+pub const HOST_PREFIX: &str = "thb";
+
+/// An attachment's key in every CNI verb. Both parts are checked: safe in file names and as interface names.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct AttachmentId {
+    pub container_id: String,
+    pub ifname: String,
+}
+
+/// One attachment; the truth for DEL when nothing else answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    pub id: AttachmentId,
+    pub netns: String,
+    pub pod_uid: String,
+    pub pod_namespace: String,
+    pub pod_name: String,
+    pub vni: u32,
+    pub network: u32,
+    pub address: Ipv4Addr,
+    pub prefix_length: u8,
+    pub gateway: Ipv4Addr,
+    pub mac: [u8; 6],
+    pub mtu: u32,
+    pub host_interface: String,
+    pub host_ifindex: u32,
+    /// Grows with every ADD: of two attachments of one pod the higher one carries its traffic.
+    pub generation: u64,
+    /// The boot in which the veth was made; after another boot nothing of it exists.
+    pub boot_id: String,
+}
+
+impl Attachment {
+    pub fn key(&self) -> EndpointKey {
+        EndpointKey { vni: self.vni, address: self.address.to_ipv6_mapped().octets() }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidId {
+    #[error("container_id: expected a letter or digit followed by letters, digits, _ . -, at most 128 bytes")]
+    ContainerId,
+    #[error("ifname: expected an interface name of 1 to 15 bytes without / : or spaces")]
+    Ifname,
+}
+
+impl AttachmentId {
+    pub fn new(container_id: &str, ifname: &str) -> Result<Self, InvalidId> {
+        let mut characters = container_id.chars();
+        let first = characters.next().is_some_and(|c| c.is_ascii_alphanumeric());
+        let rest = characters.all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'));
+        if !first || !rest || container_id.len() > 128 {
+            return Err(InvalidId::ContainerId);
+        }
+        let bad = ifname.is_empty() || ifname.len() > 15 || ifname == "." || ifname == "..";
+        if bad || ifname.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
+            return Err(InvalidId::Ifname);
+        }
+        Ok(Self { container_id: container_id.to_owned(), ifname: ifname.to_owned() })
+    }
+
+    /// The host's end: a function of the key alone, so that DEL finds it without any state. 14 bytes.
+    pub fn host_interface(&self) -> String {
+        let digest = Sha256::digest(format!("{}/{}", self.container_id, self.ifname));
+        let mut name = String::from(HOST_PREFIX);
+        name.push_str(&hex(&digest)[..11]);
+        name
+    }
+
+    pub fn file_name(&self) -> String {
+        format!("{}_{}.json", self.container_id, self.ifname)
+    }
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a String does not fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+pub fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    pub fn attachment(container_id: &str, generation: u64) -> Attachment {
+        let id = AttachmentId::new(container_id, "eth0").unwrap();
+        Attachment {
+            host_interface: id.host_interface(),
+            id,
+            netns: "/run/netns/x".into(),
+            pod_uid: "uid-1".into(),
+            pod_namespace: "red".into(),
+            pod_name: "web".into(),
+            vni: 7,
+            network: 0x0a00_0100,
+            address: Ipv4Addr::new(10, 0, 1, 5),
+            prefix_length: 24,
+            gateway: Ipv4Addr::new(10, 0, 1, 1),
+            mac: [2, 0, 10, 0, 1, 5],
+            mtu: 1450,
+            host_ifindex: 9,
+            generation,
+            boot_id: "boot".into(),
+        }
+    }
+
+    #[test]
+    fn host_names_fit_linux_and_differ_by_container_and_interface() {
+        let names: std::collections::BTreeSet<_> = [("a", "eth0"), ("a", "eth1"), ("b", "eth0")]
+            .map(|(c, i)| AttachmentId::new(c, i).unwrap().host_interface())
+            .into();
+        assert_eq!(names.len(), 3);
+        assert!(names.iter().all(|name| name.len() == 14 && name.starts_with("thb")));
+    }
+
+    #[test]
+    fn keys_that_could_leave_their_directory_are_refused() {
+        for id in ["", "../x", "a/b", ".hidden"] {
+            assert_eq!(AttachmentId::new(id, "eth0"), Err(InvalidId::ContainerId));
+        }
+        for name in ["", "..", "a/b", "0123456789abcdef"] {
+            assert_eq!(AttachmentId::new("c", name), Err(InvalidId::Ifname));
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! ADD: wait for the pod's endpoint, then wire it; a failure leaves nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thuban_common::tables::GATEWAY_MAC;
+use thuban_proto::cni::{AddRequest, Address, Attached, Route};
+use tracing::info;
+
+use super::error::AttachmentError;
+use super::wiring;
+use crate::attachments::{Attachment, AttachmentId, mac_text};
+use crate::netlink::namespace;
+use crate::node::Node;
+use crate::program::row::LocalEndpoint;
+use crate::state::Readiness;
+
+/// A request whose fields are safe to act on.
+#[derive(Clone, Debug)]
+pub struct ValidatedAdd {
+    pub id: AttachmentId,
+    pub netns: String,
+    pub pod_uid: String,
+    pub pod_namespace: String,
+    pub pod_name: String,
+}
+
+/// Dropping the returned future cancels the wait, not the wiring: that runs to its end or its undoing.
+pub async fn run(node: &Arc<Node>, request: AddRequest) -> Result<Attached, AttachmentError> {
+    let request = validate(request)?;
+    exists(node, &request.id)?;
+    // Refuse a bad namespace before waiting.
+    drop(namespace::open(request.netns.as_ref())?);
+    let endpoint = wait(node, &request).await?;
+    let node = Arc::clone(node);
+    let wiring = tokio::spawn(async move {
+        let _lock = node.lock(&request.id).await;
+        exists(&node, &request.id)?;
+        wiring::setup(&node, &request, &endpoint).await
+    });
+    let attachment = wiring.await.map_err(|_| AttachmentError::Interrupted)??;
+    info!(
+        container_id = attachment.id.container_id,
+        pod = attachment.pod_name,
+        namespace = attachment.pod_namespace,
+        vni = attachment.vni,
+        address = %attachment.address,
+        interface = attachment.host_interface,
+        "ADD done"
+    );
+    Ok(attached(&attachment))
+}
+
+fn validate(request: AddRequest) -> Result<ValidatedAdd, AttachmentError> {
+    let id = AttachmentId::new(&request.container_id, &request.ifname)?;
+    if !request.netns.starts_with('/') {
+        let expected = "the absolute path of the pod's network namespace";
+        return Err(AttachmentError::Request { field: "netns", expected });
+    }
+    if request.pod_uid.is_empty() {
+        return Err(AttachmentError::Request { field: "pod_uid", expected: "the pod's UID" });
+    }
+    let AddRequest { netns, pod_uid, pod_namespace, pod_name, .. } = request;
+    Ok(ValidatedAdd { id, netns, pod_uid, pod_namespace, pod_name })
+}
+
+fn exists(node: &Node, id: &AttachmentId) -> Result<(), AttachmentError> {
+    if node.state().attachments.contains_key(id) {
+        let AttachmentId { container_id, ifname } = id.clone();
+        return Err(AttachmentError::Exists { container_id, ifname });
+    }
+    Ok(())
+}
+
+async fn wait(node: &Node, request: &ValidatedAdd) -> Result<LocalEndpoint, AttachmentError> {
+    let seconds = node.settings.add_deadline;
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(seconds);
+    let mut changes = node.watch();
+    let (namespace, name) = (request.pod_namespace.clone(), request.pod_name.clone());
+    loop {
+        changes.mark_unchanged();
+        let readiness = node.state().readiness(&request.pod_uid);
+        let missing = match readiness {
+            Readiness::Ready(endpoint) => return Ok(endpoint),
+            Readiness::Refused { reason, message } => {
+                return Err(AttachmentError::Refused { namespace, name, reason, message });
+            }
+            Readiness::NotYet(missing) => missing,
+        };
+        if !matches!(tokio::time::timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
+            return Err(AttachmentError::NotReady { namespace, name, seconds, missing });
+        }
+    }
+}
+
+fn attached(attachment: &Attachment) -> Attached {
+    let gateway = attachment.gateway.to_string();
+    Attached {
+        host_interface: attachment.host_interface.clone(),
+        host_mac: mac_text(GATEWAY_MAC),
+        pod_mac: mac_text(attachment.mac),
+        mtu: attachment.mtu,
+        addresses: vec![Address {
+            address: format!("{}/{}", attachment.address, attachment.prefix_length),
+            gateway: gateway.clone(),
+        }],
+        routes: vec![Route { destination: "0.0.0.0/0".into(), gateway }],
+    }
+}

@@ -1,0 +1,25 @@
+//! DEL: idempotent; with nothing there, no namespace and no memory of the attachment it succeeds.
+
+use std::sync::Arc;
+
+use thuban_proto::cni::DelRequest;
+
+use super::error::AttachmentError;
+use super::wiring;
+use crate::attachments::AttachmentId;
+use crate::node::Node;
+
+/// The removal goes on when the caller leaves.
+pub async fn run(node: &Arc<Node>, request: DelRequest) -> Result<(), AttachmentError> {
+    let id = AttachmentId::new(&request.container_id, &request.ifname)?;
+    let node = Arc::clone(node);
+    let removal = tokio::spawn(async move { remove(&node, &id).await });
+    removal.await.map_err(|_| AttachmentError::Interrupted)?
+}
+
+/// As DEL does; also used for attachments whose pod is gone.
+pub async fn remove(node: &Node, id: &AttachmentId) -> Result<(), AttachmentError> {
+    let _lock = node.lock(id).await;
+    let attachment = node.state().attachments.get(id).cloned();
+    wiring::teardown(node, id, attachment.as_ref()).await
+}

@@ -1,0 +1,149 @@
+//! The steps that make an attachment and those that take it apart.
+//!
+//! Invariant: rows and agent are in place before the pod's end is up, and the file before success is told; a failure
+//! undoes every step. Teardown fences first, goes through all steps whatever fails, and takes missing things as done.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tracing::warn;
+
+use super::add::ValidatedAdd;
+use super::error::AttachmentError;
+use crate::attachments::{Attachment, AttachmentId};
+use crate::dataplane::links::Hook;
+use crate::dataplane::tables::TableKey;
+use crate::netlink::veth::{self, VethPlan};
+use crate::netlink::{namespace, pod, sysctl};
+use crate::node::Node;
+use crate::program::row::LocalEndpoint;
+use crate::settings::AgentHook;
+
+pub async fn setup(node: &Node, request: &ValidatedAdd, endpoint: &LocalEndpoint) -> Result<Attachment, AttachmentError> {
+    let pod_namespace = namespace::open(request.netns.as_ref())?;
+    let plan = VethPlan {
+        host_interface: request.id.host_interface(),
+        pod_interface: request.id.ifname.clone(),
+        pod_mac: endpoint.mac,
+        mtu: node.pod_mtu(),
+        address: endpoint.address,
+    };
+    // Left of an ADD that a crash cut off; no attachment of that name exists.
+    veth::delete(&node.netlink, &plan.host_interface).await?;
+    let host_ifindex = veth::create(&node.netlink, &plan, &pod_namespace).await?;
+    let attachment = Attachment {
+        id: request.id.clone(),
+        netns: request.netns.clone(),
+        pod_uid: request.pod_uid.clone(),
+        pod_namespace: request.pod_namespace.clone(),
+        pod_name: request.pod_name.clone(),
+        vni: endpoint.vni,
+        network: endpoint.network,
+        address: endpoint.address,
+        prefix_length: endpoint.prefix_length,
+        gateway: endpoint.gateway,
+        mac: endpoint.mac,
+        mtu: plan.mtu,
+        host_interface: plan.host_interface.clone(),
+        host_ifindex,
+        generation: next_generation(node),
+        boot_id: node.boot_id.clone(),
+    };
+    match finish(node, &attachment, &plan, pod_namespace).await {
+        Ok(()) => Ok(attachment),
+        Err(error) => {
+            if let Err(undo) = teardown(node, &attachment.id, Some(&attachment)).await {
+                warn!(error = &undo as &dyn std::error::Error, "a failed ADD could not be undone entirely");
+            }
+            Err(error)
+        }
+    }
+}
+
+async fn finish(
+    node: &Node,
+    attachment: &Attachment,
+    plan: &VethPlan,
+    pod_namespace: std::fs::File,
+) -> Result<(), AttachmentError> {
+    let agent_at_xdp = node.settings.agent_hook == AgentHook::Xdp;
+    sysctl::disable_rp_filter(&node.settings.proc_sys_net, &plan.host_interface)?;
+    {
+        let mut state = node.state();
+        state.links.ensure(Hook::AgentTc, &plan.host_interface)?;
+        if agent_at_xdp {
+            state.links.ensure(Hook::AgentXdp, &plan.host_interface)?;
+        }
+        state.attachments.insert(attachment.id.clone(), attachment.clone());
+        state.refresh(&attachment.pod_uid)?;
+        if state.tables.get(&TableKey::Attachment(attachment.host_ifindex)).is_none() {
+            let (namespace, name) = (attachment.pod_namespace.clone(), attachment.pod_name.clone());
+            return Err(AttachmentError::Changed { namespace, name });
+        }
+    }
+    veth::connect_host(&node.netlink, plan, attachment.host_ifindex).await?;
+    node.store.write(attachment)?;
+    let pod_plan = pod::PodPlan {
+        interface: plan.pod_interface.clone(),
+        address: plan.address,
+        prefix_length: attachment.prefix_length,
+        gateway: attachment.gateway,
+        agent_at_xdp,
+    };
+    let path = std::path::PathBuf::from(&attachment.netns);
+    namespace::run(pod_namespace, &path, async move || pod::setup(pod_plan).await).await?;
+    node.state().send(crate::operator::session::attachment_change(attachment, false));
+    Ok(())
+}
+
+/// Removes what there is of an attachment; `attachment` is what is known of it, if anything.
+pub async fn teardown(
+    node: &Node,
+    id: &AttachmentId,
+    attachment: Option<&Attachment>,
+) -> Result<(), AttachmentError> {
+    let mut errors: Vec<AttachmentError> = Vec::new();
+    let host_interface = id.host_interface();
+    if let Some(attachment) = attachment {
+        let mut state = node.state();
+        errors.extend(state.fence(attachment).err().map(Into::into));
+        state.attachments.remove(id);
+        // An older sandbox of the same pod that still is there carries the traffic again.
+        errors.extend(state.refresh(&attachment.pod_uid).err().map(Into::into));
+    }
+    if attachment.is_none()
+        && let Ok(Some(link)) = crate::netlink::find_link(&node.netlink, &host_interface).await
+    {
+        // Nothing is known but the name: rows that a crash left for this interface go all the same.
+        errors.extend(node.state().fence_interface(link.header.index).err().map(Into::into));
+    }
+    if let Some(attachment) = attachment {
+        let removed = veth::delete_route(&node.netlink, attachment.address, attachment.host_ifindex).await;
+        errors.extend(removed.err().map(Into::into));
+    }
+    errors.extend(veth::delete(&node.netlink, &host_interface).await.err().map(Into::into));
+    {
+        let state = node.state();
+        for hook in [Hook::AgentTc, Hook::AgentXdp] {
+            errors.extend(state.links.release(hook, &host_interface).err().map(Into::into));
+        }
+    }
+    errors.extend(node.store.remove(id).err().map(Into::into));
+    if let Some(attachment) = attachment {
+        node.state().send(crate::operator::session::attachment_change(attachment, true));
+    }
+    if errors.is_empty() {
+        return Ok(());
+    }
+    // Whoever repeats the removal finds the attachment again.
+    if let Some(attachment) = attachment {
+        node.state().attachments.insert(id.clone(), attachment.clone());
+    }
+    Err(AttachmentError::Teardown(errors.into_iter().map(Box::new).collect()))
+}
+
+/// Later than every attachment there is, also when the clock went back.
+fn next_generation(node: &Node) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    let highest = node.state().attachments.values().map(|attachment| attachment.generation).max();
+    highest.map_or(now, |highest| now.max(highest + 1))
+}

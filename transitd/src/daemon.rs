@@ -1,0 +1,208 @@
+//! Puts the daemon together: adopt what is there, attach, then serve.
+//!
+//! Invariant: everything that can fail for a reason of this node fails before the CNI socket is there; after that only
+//! back-off. Stopping leaves maps, links, veths, routes and files in place.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rtnetlink::Handle;
+use thiserror::Error;
+use thuban_common::tables::ConfigEntry;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tracing::{error, info, warn};
+
+use crate::attachments::store::{Store, StoreError};
+use crate::attachments::{Attachment, AttachmentId};
+use crate::cni::{self, ServerError};
+use crate::dataplane::events::{self, EventError};
+use crate::dataplane::hooks;
+use crate::dataplane::links::{Hook, Links, LinkingError};
+use crate::dataplane::loader::{self, LoadError};
+use crate::dataplane::tables::{TableError, Tables, write_config};
+use crate::install::{self, InstallError};
+use crate::netlink::uplink::{self, Uplink};
+use crate::netlink::{self, NetlinkError, host, veth};
+use crate::node::Node;
+use crate::operator::client;
+use crate::operator::epoch::{Epoch, EpochError};
+use crate::operator::lease::Locator;
+use crate::settings::{AgentHook, RunSettings};
+use crate::state::State;
+use crate::{droplet, reclaim, subscriptions};
+
+/// Wanted rows that wait to be asked for; more are asked for again by the agents.
+const WANTED_QUEUE: usize = 1024;
+
+#[derive(Debug, Error)]
+pub enum DaemonError {
+    #[error("--node-name (NODE_NAME) is empty: expected the node's name")]
+    NodeName,
+    #[error("cannot read the boot id")]
+    BootId(#[source] std::io::Error),
+    #[error("cannot make a client for the API server")]
+    Kubernetes(#[source] Box<kube::Error>),
+    #[error("cannot find the API server")]
+    Incluster(#[source] kube::config::InClusterError),
+    #[error("cannot listen for signals")]
+    Signal(#[source] std::io::Error),
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Links(#[from] LinkingError),
+    #[error(transparent)]
+    Tables(#[from] TableError),
+    #[error(transparent)]
+    Events(#[from] EventError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Epoch(#[from] EpochError),
+    #[error(transparent)]
+    Install(#[from] InstallError),
+    #[error(transparent)]
+    Server(#[from] ServerError),
+}
+
+pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
+    if settings.node_name.is_empty() {
+        return Err(DaemonError::NodeName);
+    }
+    // Before anything is touched: nothing at all happens on a node that cannot talk to its API server by configuration.
+    let kubernetes = match &settings.operator_address {
+        Some(_) => None,
+        None => {
+            let config = kube::Config::incluster().map_err(DaemonError::Incluster)?;
+            Some(kube::Client::try_from(config).map_err(|e| DaemonError::Kubernetes(Box::new(e)))?)
+        }
+    };
+    if let Some(directory) = settings.socket.parent() {
+        // A ready file of the last transitd says nothing about this one.
+        let _ = std::fs::remove_file(directory.join(install::READY_FILE));
+    }
+    if let Some(binary) = &settings.cni_binary {
+        install::binary(binary, &settings.cni_bin_dir)?;
+    }
+    let (node, wanted) = start(settings).await?;
+    let locator = locator(&node.settings, kubernetes.as_ref());
+    let epoch = Epoch::open(node.settings.state_dir.join("epoch"))?;
+    tokio::spawn(client::run(Arc::clone(&node), locator, epoch));
+    tokio::spawn(subscriptions::run(Arc::clone(&node), wanted));
+    tokio::spawn(reclaim::run(Arc::clone(&node)));
+    tokio::spawn(install::when_synced(Arc::clone(&node)));
+    if let Some(client) = kubernetes {
+        tokio::spawn(droplet::run(Arc::clone(&node), client));
+    }
+    let mut terminate = signal(SignalKind::terminate()).map_err(DaemonError::Signal)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(DaemonError::Signal)?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        info!("stopping; the data plane stays as it is");
+    };
+    Ok(cni::serve(node, stop).await?)
+}
+
+fn locator(settings: &RunSettings, kubernetes: Option<&kube::Client>) -> Locator {
+    match kubernetes {
+        Some(client) => Locator::Lease(Box::new(kube::Api::namespaced(client.clone(), &settings.namespace))),
+        None => Locator::Fixed {
+            address: settings.operator_address.clone().unwrap_or_default(),
+            bundle: settings.operator_ca.clone().unwrap_or_default(),
+        },
+    }
+}
+
+/// Adopts the pins and the attachments, attaches every program, and clears what crashes left.
+async fn start(settings: RunSettings) -> Result<(Arc<Node>, mpsc::Receiver<thuban_common::tables::EndpointKey>), DaemonError> {
+    let netlink = netlink::connect()?;
+    let uplink = uplink::find(&netlink, settings.interface.as_deref(), settings.node_ip).await?;
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(DaemonError::BootId)?;
+    let boot_id = boot_id.trim().to_owned();
+    let store = Store::open(settings.state_dir.join("attachments"))?;
+    let attachments = load_attachments(&store, &boot_id)?;
+
+    host::setup(&netlink, &settings.proc_sys_net, &uplink.name).await?;
+    let maps = settings.pins.maps();
+    let mut ebpf = loader::load(&settings.programs, &settings.pins)?;
+    events::watch_log(&mut ebpf);
+    let config = ConfigEntry { droplet: uplink.address.octets(), uplink: uplink.ifindex, mtu: uplink.mtu, flags: 0 };
+    write_config(&maps, config)?;
+    let mut state = State::new(Tables::open(&maps)?, Links::new(ebpf, settings.pins.links()), attachments);
+    adopt(&mut state, &netlink, settings.agent_hook).await?;
+    attach_transit(&mut state.links, &settings, &uplink)?;
+
+    let (sender, wanted) = mpsc::channel(WANTED_QUEUE);
+    events::watch_wanted(&maps, sender)?;
+    Ok((Arc::new(Node::new(settings, uplink, store, netlink, boot_id, state)), wanted))
+}
+
+fn attach_transit(links: &mut Links, settings: &RunSettings, uplink: &Uplink) -> Result<(), DaemonError> {
+    let wanted = hooks::examine(settings.transit_hook, &uplink.name)?;
+    let hook = hooks::attach(links, settings.transit_hook, wanted, &uplink.name)?;
+    info!(uplink = uplink.name, address = %uplink.address, mtu = uplink.mtu, hook = hook.name(), "transit attached");
+    Ok(())
+}
+
+fn load_attachments(store: &Store, boot_id: &str) -> Result<BTreeMap<AttachmentId, Attachment>, DaemonError> {
+    let (loaded, errors) = store.load()?;
+    for failure in errors {
+        error!(
+            error = &failure as &dyn std::error::Error,
+            "an attachment file was put aside; its pod must be made again"
+        );
+    }
+    let mut attachments = BTreeMap::new();
+    for attachment in loaded {
+        if attachment.boot_id == boot_id {
+            attachments.insert(attachment.id.clone(), attachment);
+        } else {
+            // Nothing of it outlived the reboot, and interface indexes start again.
+            store.remove(&attachment.id)?;
+        }
+    }
+    Ok(attachments)
+}
+
+/// Agents of living veths get this version's program; veths, rows, routes and pins without an attachment go.
+async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Result<(), DaemonError> {
+    let living = veth::list(netlink).await?;
+    let (known, orphans): (Vec<_>, Vec<_>) =
+        living.into_iter().partition(|(name, _)| state.attachments.values().any(|a| a.host_interface == *name));
+    let indexes: Vec<u32> = known.iter().map(|(_, index)| *index).collect();
+    for index in state.interfaces().into_iter().filter(|index| !indexes.contains(index)) {
+        state.fence_interface(index)?;
+    }
+    for (name, _) in &orphans {
+        warn!(interface = name, "removing a veth without an attachment");
+        veth::delete(netlink, name).await?;
+    }
+    veth::sweep_routes(netlink, &indexes).await?;
+    let names: Vec<String> = known.into_iter().map(|(name, _)| name).collect();
+    for name in &names {
+        state.links.ensure(Hook::AgentTc, name)?;
+        match agent_hook {
+            AgentHook::Xdp => state.links.ensure(Hook::AgentXdp, name)?,
+            AgentHook::Tc => state.links.release(Hook::AgentXdp, name)?,
+        }
+    }
+    let removed = state.links.sweep(&names)?;
+    info!(attachments = names.len(), orphans = orphans.len(), pins_removed = removed.len(), "adopted");
+    Ok(())
+}
+
+/// The socket answers, and unless `alive` is enough, a snapshot is applied.
+pub fn status(socket: &std::path::Path, alive: bool) -> Result<(), std::io::Error> {
+    std::os::unix::net::UnixStream::connect(socket)?;
+    if !alive {
+        let ready: PathBuf = socket.with_file_name(install::READY_FILE);
+        std::fs::metadata(ready)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! Programs in the kernel and their pinned links.
+//!
+//! Invariant: a pinned link is updated in place to this version's program (the kernel swaps it atomically) and never
+//! unpinned and pinned again; only a link whose interface is gone, or whose hook was given up, loses its pin.
+
+use std::path::{Path, PathBuf};
+
+use aya::Ebpf;
+use aya::programs::links::{FdLink, LinkError, PinnedLink};
+use aya::programs::tc::SchedClassifierLink;
+use aya::programs::xdp::XdpLink;
+use aya::programs::{LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode, tc::TcAttachOptions};
+use thiserror::Error;
+
+use super::loader::LoadError;
+
+#[derive(Debug, Error)]
+pub enum LinkingError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error("cannot attach {program} to {interface}")]
+    Attach { program: &'static str, interface: String, source: ProgramError },
+    #[error("cannot take the link of {program} on {interface}")]
+    Take { program: &'static str, interface: String, source: LinkError },
+    #[error("cannot pin {path}")]
+    Pin { path: PathBuf, source: aya::pin::PinError },
+    #[error("cannot remove the pin {path}")]
+    Unpin { path: PathBuf, source: std::io::Error },
+    #[error("cannot list {path}")]
+    List { path: PathBuf, source: std::io::Error },
+}
+
+/// The programs of this version, each loaded when first attached.
+#[derive(Debug)]
+pub struct Links {
+    ebpf: Ebpf,
+    directory: PathBuf,
+}
+
+/// One program at one interface; the pin's name is made of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    AgentTc,
+    AgentXdp,
+    TransitTc,
+    TransitXdp,
+}
+
+impl Hook {
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::AgentTc => "agent_tc",
+            Self::AgentXdp => "agent_xdp",
+            Self::TransitTc => "transit_tc",
+            Self::TransitXdp => "transit_xdp",
+        }
+    }
+
+    fn at_xdp(self) -> bool {
+        matches!(self, Self::AgentXdp | Self::TransitXdp)
+    }
+
+    /// bpffs takes no dots, interface names may have them.
+    fn pin_name(self, interface: &str) -> String {
+        format!("{}_{}", self.program(), interface.replace('.', "_"))
+    }
+}
+
+impl Links {
+    pub fn new(ebpf: Ebpf, directory: PathBuf) -> Self {
+        Self { ebpf, directory }
+    }
+
+    /// Puts this version's program at the hook: into the pinned link if there is a live one, else by a new link.
+    pub fn ensure(&mut self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
+        let path = self.directory.join(hook.pin_name(interface));
+        if let Ok(pinned) = PinnedLink::from_pin(&path) {
+            if self.replace(hook, pinned.into()).is_ok() {
+                return Ok(());
+            }
+            // The interface that it was made for is gone, and another one has its name now.
+            unpin(&path)?;
+        }
+        let link = if hook.at_xdp() { self.attach_xdp(hook, interface) } else { self.attach_tc(hook, interface) }?;
+        link.pin(&path).map(drop).map_err(|source| LinkingError::Pin { path, source })
+    }
+
+    /// Gives a hook up: the program leaves the interface. Missing is success.
+    pub fn release(&self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
+        unpin(&self.directory.join(hook.pin_name(interface)))
+    }
+
+    /// Removes agent pins of veths that are not in `known`.
+    pub fn sweep(&self, known: &[String]) -> Result<Vec<String>, LinkingError> {
+        let failed = |source| LinkingError::List { path: self.directory.clone(), source };
+        let mut removed = Vec::new();
+        for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
+            let veth = [Hook::AgentTc, Hook::AgentXdp]
+                .iter()
+                .find_map(|hook| name.strip_prefix(hook.program()).and_then(|rest| rest.strip_prefix('_')));
+            if veth.is_some_and(|veth| !known.iter().any(|k| k == veth)) {
+                unpin(&self.directory.join(&name))?;
+                removed.push(name);
+            }
+        }
+        Ok(removed)
+    }
+
+    fn replace(&mut self, hook: Hook, link: FdLink) -> Result<(), LinkingError> {
+        let program = hook.program();
+        let attach = |source| LinkingError::Attach { program, interface: String::from("its pinned link"), source };
+        let convert = |source| LinkingError::Take { program, interface: String::from("its pinned link"), source };
+        // The FdLink that comes back is dropped: the pin alone keeps the link.
+        if hook.at_xdp() {
+            let link = XdpLink::try_from(link).map_err(convert)?;
+            let loaded = self.xdp(hook)?;
+            let id = loaded.attach_to_link(link).map_err(attach)?;
+            loaded.take_link(id).map(drop).map_err(attach)
+        } else {
+            let link = SchedClassifierLink::try_from(link).map_err(convert)?;
+            let loaded = self.tc(hook)?;
+            let id = loaded.attach_to_link(link).map_err(attach)?;
+            loaded.take_link(id).map(drop).map_err(attach)
+        }
+    }
+
+    fn attach_tc(&mut self, hook: Hook, interface: &str) -> Result<FdLink, LinkingError> {
+        let program = hook.program();
+        let attach = |source| LinkingError::Attach { program, interface: interface.to_owned(), source };
+        let loaded = self.tc(hook)?;
+        let options = TcAttachOptions::TcxOrder(LinkOrder::first());
+        let id = loaded.attach_with_options(interface, TcAttachType::Ingress, options).map_err(attach)?;
+        let link = loaded.take_link(id).map_err(attach)?;
+        link.try_into().map_err(|source| LinkingError::Take { program, interface: interface.to_owned(), source })
+    }
+
+    /// Native mode only: generic XDP would cost more than tc.
+    fn attach_xdp(&mut self, hook: Hook, interface: &str) -> Result<FdLink, LinkingError> {
+        let program = hook.program();
+        let attach = |source| LinkingError::Attach { program, interface: interface.to_owned(), source };
+        let loaded = self.xdp(hook)?;
+        let id = loaded.attach(interface, XdpMode::Driver).map_err(attach)?;
+        let link = loaded.take_link(id).map_err(attach)?;
+        link.try_into().map_err(|source| LinkingError::Take { program, interface: interface.to_owned(), source })
+    }
+
+    fn tc(&mut self, hook: Hook) -> Result<&mut SchedClassifier, LoadError> {
+        let name = hook.program();
+        let program = self.ebpf.program_mut(name).ok_or(LoadError::MissingProgram(name))?;
+        let verify = |source| LoadError::Verify { name, source };
+        let program: &mut SchedClassifier = program.try_into().map_err(verify)?;
+        if program.fd().is_err() {
+            program.load().map_err(verify)?;
+        }
+        Ok(program)
+    }
+
+    fn xdp(&mut self, hook: Hook) -> Result<&mut Xdp, LoadError> {
+        let name = hook.program();
+        let program = self.ebpf.program_mut(name).ok_or(LoadError::MissingProgram(name))?;
+        let verify = |source| LoadError::Verify { name, source };
+        let program: &mut Xdp = program.try_into().map_err(verify)?;
+        if program.fd().is_err() {
+            program.load().map_err(verify)?;
+        }
+        Ok(program)
+    }
+}
+
+fn unpin(path: &Path) -> Result<(), LinkingError> {
+    match std::fs::remove_file(path) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(LinkingError::Unpin { path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,93 @@
+//! Loads the object file and adopts or makes the pinned maps.
+//!
+//! Invariant: a pinned map is adopted only when type, key, value, size and flags are exactly what the programs were
+//! built for. aya 0.14 does not look, and the kernel would then write past the program's buffers.
+
+use std::path::{Path, PathBuf};
+
+use aya::maps::MapInfo;
+use aya::programs::ProgramError;
+use aya::{Ebpf, EbpfError, EbpfLoader};
+use aya_obj::Object;
+use thiserror::Error;
+
+use crate::settings::PinSettings;
+
+/// Maps that are pinned under their names.
+pub const PINNED_MAPS: [&str; 12] = [
+    "CONFIG",
+    "ATTACHMENTS",
+    "LOCAL_ENDPOINTS",
+    "DIRECT_ROWS",
+    "BOUNCER_ROWS",
+    "FORWARD_ROWS",
+    "SUBNETS",
+    "VPCS",
+    "DROPLETS",
+    "MISSES",
+    "DIRECT_WANTED",
+    "COUNTERS",
+];
+
+#[derive(Debug, Error)]
+pub enum LoadError {
+    #[error("cannot read the programs from {path}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{path} is not an object file of eBPF programs")]
+    Parse { path: PathBuf, source: aya_obj::ParseError },
+    #[error("the programs have no map {0}; transitd and its programs are of different versions")]
+    MissingMap(&'static str),
+    #[error("cannot create {path}; is a bpffs mounted there?")]
+    Directory { path: PathBuf, source: std::io::Error },
+    #[error("cannot look at the pinned map {path}")]
+    Inspect { path: PathBuf, source: aya::maps::MapError },
+    #[error(
+        "the pinned map {path} does not fit these programs: {field} is {found}, expected {expected}; \
+         drain the node and remove the pins, or install the version that made them"
+    )]
+    Incompatible { path: PathBuf, field: &'static str, found: u32, expected: u32 },
+    #[error("cannot load the programs")]
+    Load(#[source] EbpfError),
+    #[error("the programs have no program {0}; transitd and its programs are of different versions")]
+    MissingProgram(&'static str),
+    #[error("the kernel refuses program {name}")]
+    Verify { name: &'static str, source: ProgramError },
+}
+
+/// Maps are pinned after this; programs are parsed, none is loaded into the kernel yet.
+pub fn load(programs: &Path, pins: &PinSettings) -> Result<Ebpf, LoadError> {
+    let data = std::fs::read(programs).map_err(|source| LoadError::Read { path: programs.to_owned(), source })?;
+    let object = Object::parse(&data).map_err(|source| LoadError::Parse { path: programs.to_owned(), source })?;
+    for directory in [pins.maps(), pins.links()] {
+        std::fs::create_dir_all(&directory).map_err(|source| LoadError::Directory { path: directory, source })?;
+    }
+    let mut loader = EbpfLoader::new();
+    for name in PINNED_MAPS {
+        let path = pins.maps().join(name);
+        let map = object.maps.get(name).ok_or(LoadError::MissingMap(name))?;
+        compare(&path, map)?;
+        loader.map_pin_path(name, path);
+    }
+    loader.load(&data).map_err(LoadError::Load)
+}
+
+fn compare(path: &Path, map: &aya_obj::Map) -> Result<(), LoadError> {
+    if !path.exists() {
+        return Ok(());
+    }
+    let inspect = |source| LoadError::Inspect { path: path.to_owned(), source };
+    let info = MapInfo::from_pin(path).map_err(inspect)?;
+    let found_type = info.map_type().map_err(inspect)? as u32;
+    for (field, found, expected) in [
+        ("its type", found_type, map.map_type()),
+        ("the key's size", info.key_size(), map.key_size()),
+        ("the value's size", info.value_size(), map.value_size()),
+        ("the number of entries", info.max_entries(), map.max_entries()),
+        ("its flags", info.map_flags(), map.map_flags()),
+    ] {
+        if found != expected {
+            return Err(LoadError::Incompatible { path: path.to_owned(), field, found, expected });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,11 @@
+//! The eBPF side of a droplet: pinned maps, pinned links, and the typed tables over them.
+//!
+//! Invariant: maps and links outlive the daemon. Nothing here unpins what still carries traffic.
+
+pub mod counters;
+pub mod events;
+pub mod hooks;
+pub mod links;
+pub mod loader;
+pub mod rows;
+pub mod tables;

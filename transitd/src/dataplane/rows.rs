@@ -1,0 +1,71 @@
+//! The tables as JSON, for people and tests. Observes only.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use serde_json::{Value, json};
+use thuban_common::tables::{
+    Address, EndpointKey, Members, SUBNET_BOUNCER_HERE, VPC_DIVIDER_HERE, VPC_HOST_ACCESS,
+};
+
+use super::tables::{TableEntry, TableKey};
+use crate::attachments::mac_text;
+
+/// `{"table": …, "key": {…}, "entry": {…}}`
+pub fn to_json(key: &TableKey, entry: &TableEntry) -> Value {
+    json!({"table": key.table(), "key": key_json(key), "entry": entry_json(entry)})
+}
+
+fn key_json(key: &TableKey) -> Value {
+    match key {
+        TableKey::Attachment(ifindex) => json!({"ifindex": ifindex}),
+        TableKey::Local(EndpointKey { vni, address })
+        | TableKey::Direct(EndpointKey { vni, address })
+        | TableKey::Bouncer(EndpointKey { vni, address })
+        | TableKey::Forward(EndpointKey { vni, address }) => json!({"vni": vni, "address": text(address)}),
+        TableKey::Subnet { vni, address, prefix } => {
+            let ip = Ipv6Addr::from(*address);
+            let cidr = match ip.to_ipv4_mapped() {
+                Some(ip) => format!("{ip}/{}", prefix.saturating_sub(96)),
+                None => format!("{ip}/{prefix}"),
+            };
+            json!({"vni": vni, "cidr": cidr})
+        }
+        TableKey::Vpc(vni) => json!({"vni": vni}),
+        TableKey::Droplet(address) => json!({"droplet": Ipv4Addr::from(*address).to_string()}),
+    }
+}
+
+fn entry_json(entry: &TableEntry) -> Value {
+    match entry {
+        TableEntry::Attachment(e) => {
+            json!({"vni": e.vni, "network": network(e.network), "address": text(&e.address), "mac": mac_text(e.mac)})
+        }
+        TableEntry::Local(e) => json!({"ifindex": e.ifindex, "network": network(e.network), "mac": mac_text(e.mac)}),
+        TableEntry::Remote(e) => json!({"droplet": Ipv4Addr::from(e.droplet).to_string()}),
+        TableEntry::Subnet(e) => json!({
+            "network": network(e.network),
+            "bouncers": members(&e.bouncers),
+            "bouncer_here": e.flags & SUBNET_BOUNCER_HERE != 0,
+        }),
+        TableEntry::Vpc(e) => json!({
+            "dividers": members(&e.dividers),
+            "divider_here": e.flags & VPC_DIVIDER_HERE != 0,
+            "host_access": e.flags & VPC_HOST_ACCESS != 0,
+        }),
+        TableEntry::Droplet(_) => json!({}),
+    }
+}
+
+/// A network's id is its first CIDR's base address; 0 is the VPC's own range.
+fn network(id: u32) -> Value {
+    if id == 0 { Value::Null } else { json!(id) }
+}
+
+fn members(members: &Members) -> Vec<String> {
+    let count = members.count as usize;
+    members.droplets.iter().take(count).map(|droplet| Ipv4Addr::from(*droplet).to_string()).collect()
+}
+
+fn text(address: &Address) -> String {
+    Ipv6Addr::from(*address).to_canonical().to_string()
+}

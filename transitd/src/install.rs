@@ -1,0 +1,104 @@
+//! Puts the CNI binary in place at start, and the conflist once the first snapshot is applied.
+//!
+//! Invariant: no conflist before this droplet can serve an ADD, because its being there makes the node Ready.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::json;
+use thiserror::Error;
+use tracing::{error, info};
+
+use crate::attachments::store::replace_file;
+use crate::node::Node;
+
+const CONFLIST: &str = "05-thuban.conflist";
+const BINARY: &str = "thuban";
+/// Beside the socket; there while this transitd has applied a snapshot.
+pub const READY_FILE: &str = "ready";
+
+#[derive(Debug, Error)]
+#[error("cannot install {path}")]
+pub struct InstallError {
+    path: PathBuf,
+    source: std::io::Error,
+}
+
+/// By rename, because a running plugin's file cannot be written ("text file busy").
+pub fn binary(source: &Path, directory: &Path) -> Result<(), InstallError> {
+    let path = directory.join(BINARY);
+    let failed = |source| InstallError { path: path.clone(), source };
+    let content = std::fs::read(source).map_err(|error| InstallError { path: source.to_owned(), source: error })?;
+    if std::fs::read(&path).is_ok_and(|held| held == content) {
+        return Ok(());
+    }
+    std::fs::create_dir_all(directory).map_err(failed)?;
+    replace_file(&path, &content, 0o755).map_err(failed)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).map_err(failed)?;
+    info!(path = %path.display(), "CNI binary installed");
+    Ok(())
+}
+
+/// The network configuration list, `socket` only where it is not the default.
+pub fn conflist(socket: &Path) -> serde_json::Value {
+    let mut plugin = json!({"type": BINARY});
+    if socket != Path::new(thuban_proto::DEFAULT_CNI_SOCKET) {
+        plugin["socket"] = json!(socket);
+    }
+    json!({
+        "cniVersion": "1.0.0",
+        "cniVersions": ["0.4.0", "1.0.0", "1.1.0"],
+        "name": "thuban",
+        "disableCheck": true,
+        "disableGC": true,
+        "plugins": [plugin],
+    })
+}
+
+/// Waits for the first snapshot, then writes the conflist and the ready file.
+pub async fn when_synced(node: Arc<Node>) {
+    let mut changes = node.watch();
+    while !node.state().synced {
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+    let settings = &node.settings;
+    if let Some(directory) = settings.socket.parent()
+        && let Err(failure) = std::fs::write(directory.join(READY_FILE), "")
+    {
+        error!(error = &failure as &dyn std::error::Error, "cannot write the ready file");
+    }
+    if settings.cni_binary.is_none() {
+        return;
+    }
+    let path = settings.cni_conf_dir.join(CONFLIST);
+    let text = format!("{:#}\n", conflist(&settings.socket));
+    if std::fs::read_to_string(&path).is_ok_and(|held| held == text) {
+        return;
+    }
+    let written = std::fs::create_dir_all(&settings.cni_conf_dir)
+        .and_then(|()| replace_file(&path, text.as_bytes(), 0o644));
+    match written {
+        Ok(()) => info!(path = %path.display(), "conflist written, the node takes pods now"),
+        Err(source) => {
+            let failure = InstallError { path, source };
+            error!(error = &failure as &dyn std::error::Error, "the node takes no pods");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_conflist_offers_every_version_and_runs_on_old_runtimes() {
+        let list = conflist(Path::new("/run/thuban/cni.sock"));
+        assert_eq!(list["cniVersion"], "1.0.0");
+        assert_eq!(list["cniVersions"], json!(["0.4.0", "1.0.0", "1.1.0"]));
+        assert_eq!(list["plugins"], json!([{"type": "thuban"}]));
+        assert_eq!(conflist(Path::new("/x/y.sock"))["plugins"][0]["socket"], "/x/y.sock");
+    }
+}

@@ -1,0 +1,96 @@
+//! Host state of the node and of attachments through rtnetlink: links, addresses, routes, rules, neighbours, sysctls.
+//!
+//! Invariant: nothing here changes the uplink's MTU or touches links that are not Thuban's.
+
+pub mod ethtool;
+pub mod host;
+pub mod namespace;
+pub mod pod;
+pub mod sysctl;
+pub mod uplink;
+pub mod veth;
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use futures::TryStreamExt;
+use netlink_packet_route::link::LinkMessage;
+use rtnetlink::Handle;
+use thiserror::Error;
+
+/// Routes to pods; reached only by packets that this host itself sends.
+pub const POD_TABLE: u32 = 6081;
+
+#[derive(Debug, Error)]
+pub enum NetlinkError {
+    #[error("cannot open a netlink socket")]
+    Socket(#[source] std::io::Error),
+    #[error("cannot {action} {object}")]
+    Request { action: &'static str, object: String, source: rtnetlink::Error },
+    #[error("interface {0} is not there")]
+    NoInterface(String),
+    #[error("interface {0} has no IPv4 address; give --node-ip")]
+    NoAddress(String),
+    #[error("no interface holds {0}; give --interface or correct --node-ip")]
+    NoInterfaceWith(Ipv4Addr),
+    #[error("there is no IPv4 default route; give --interface or --node-ip")]
+    NoDefaultRoute,
+    #[error("interface {0} exists already in the pod's network namespace")]
+    InterfaceExists(String),
+    #[error("cannot write {value} to {path}")]
+    Sysctl { path: PathBuf, value: &'static str, source: std::io::Error },
+    #[error("{operation} failed for {interface}")]
+    Ethtool { operation: &'static str, interface: String, source: std::io::Error },
+    #[error("{path} is not a network namespace of a pod")]
+    NotANamespace { path: PathBuf },
+    #[error("cannot enter network namespace {path}")]
+    Namespace { path: PathBuf, source: std::io::Error },
+    #[error("the thread in network namespace {path} died")]
+    Thread { path: PathBuf },
+}
+
+/// The error number that the kernel answered, if it was the kernel.
+pub fn error_number(error: &rtnetlink::Error) -> Option<i32> {
+    match error {
+        rtnetlink::Error::NetlinkError(message) => message.code.map(|code| -code.get()),
+        _ => None,
+    }
+}
+
+/// A netlink connection in the calling thread's network namespace; its task ends with the last handle.
+pub fn connect() -> Result<Handle, NetlinkError> {
+    let (connection, handle, _) = rtnetlink::new_connection().map_err(NetlinkError::Socket)?;
+    tokio::spawn(connection);
+    Ok(handle)
+}
+
+/// The link of that name, or `None`.
+pub async fn find_link(handle: &Handle, name: &str) -> Result<Option<LinkMessage>, NetlinkError> {
+    match handle.link().get().match_name(name).execute().try_next().await {
+        Ok(link) => Ok(link),
+        Err(error) if error_number(&error) == Some(libc::ENODEV) => Ok(None),
+        Err(source) => Err(NetlinkError::Request { action: "look up", object: name.to_owned(), source }),
+    }
+}
+
+/// Maps a request's error, naming the operation and the object.
+fn failed(action: &'static str, object: impl ToString) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
+    let object = object.to_string();
+    move |source| NetlinkError::Request { action, object, source }
+}
+
+/// As [`failed`], with "it is there already" as success.
+fn tolerate_exists(result: Result<(), rtnetlink::Error>) -> Result<(), rtnetlink::Error> {
+    match result {
+        Err(error) if error_number(&error) == Some(libc::EEXIST) => Ok(()),
+        other => other,
+    }
+}
+
+/// As [`failed`], with "it is not there" as success.
+fn tolerate_missing(result: Result<(), rtnetlink::Error>) -> Result<(), rtnetlink::Error> {
+    match result {
+        Err(error) if matches!(error_number(&error), Some(libc::ENODEV | libc::ESRCH | libc::ENOENT)) => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,136 @@
+//! A pod's veth pair: made in one request, each end with its final name, MAC, MTU and namespace.
+
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsRawFd;
+
+use futures::TryStreamExt;
+use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute};
+use netlink_packet_route::route::{RouteAttribute, RouteScope};
+use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
+use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE};
+
+use super::{NetlinkError, POD_TABLE, error_number, failed, find_link, tolerate_exists, tolerate_missing};
+
+/// What the pair is made of.
+#[derive(Clone, Debug)]
+pub struct VethPlan {
+    pub host_interface: String,
+    pub pod_interface: String,
+    pub pod_mac: [u8; 6],
+    pub mtu: u32,
+    pub address: Ipv4Addr,
+}
+
+/// Both ends, down. Returns the host end's ifindex. An interface of that name in the pod is an error and nothing is made.
+pub async fn create(handle: &Handle, plan: &VethPlan, pod: &File) -> Result<u32, NetlinkError> {
+    let peer = LinkUnspec::new_with_name(&plan.pod_interface)
+        .address(plan.pod_mac.to_vec())
+        .mtu(plan.mtu)
+        .setns_by_fd(pod.as_raw_fd())
+        .build();
+    let message = LinkVeth::new(&plan.host_interface, &plan.pod_interface)
+        .address(GATEWAY_MAC.to_vec())
+        .mtu(plan.mtu)
+        .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
+        .build();
+    match handle.link().add(message).execute().await {
+        Ok(()) => {}
+        Err(error) if error_number(&error) == Some(libc::EEXIST) => {
+            return Err(NetlinkError::InterfaceExists(plan.pod_interface.clone()));
+        }
+        Err(source) => {
+            return Err(NetlinkError::Request { action: "create veth", object: plan.host_interface.clone(), source });
+        }
+    }
+    let link = find_link(handle, &plan.host_interface).await?;
+    link.map(|link| link.header.index).ok_or_else(|| NetlinkError::NoInterface(plan.host_interface.clone()))
+}
+
+/// The host's end up, with the pod's permanent neighbour and its route in the table of pods.
+pub async fn connect_host(handle: &Handle, plan: &VethPlan, ifindex: u32) -> Result<(), NetlinkError> {
+    let name = &plan.host_interface;
+    let up = LinkUnspec::new_with_index(ifindex).up().build();
+    handle.link().change(up).execute().await.map_err(failed("set up", name))?;
+    handle
+        .neighbours()
+        .add(ifindex, IpAddr::V4(plan.address))
+        .link_layer_address(&plan.pod_mac)
+        .replace()
+        .execute()
+        .await
+        .map_err(failed("add the pod's neighbour on", name))?;
+    let route = pod_route(plan.address, ifindex);
+    handle.route().add(route).replace().execute().await.map_err(failed("add the pod's route on", name))
+}
+
+/// Removes the pair; routes and neighbours of the host's end go with it. Missing is success.
+pub async fn delete(handle: &Handle, host_interface: &str) -> Result<(), NetlinkError> {
+    let Some(link) = find_link(handle, host_interface).await? else { return Ok(()) };
+    tolerate_missing(handle.link().del(link.header.index).execute().await).map_err(failed("delete", host_interface))
+}
+
+/// Removes the route of one host end; a newer attachment's route to the same address stays.
+pub async fn delete_route(handle: &Handle, address: Ipv4Addr, ifindex: u32) -> Result<(), NetlinkError> {
+    let result = handle.route().del(pod_route(address, ifindex)).execute().await;
+    tolerate_missing(result).map_err(failed("delete the route to", address))
+}
+
+/// Names and ifindexes of all host ends on this node.
+pub async fn list(handle: &Handle) -> Result<Vec<(String, u32)>, NetlinkError> {
+    let mut links = handle.link().get().execute();
+    let mut found = Vec::new();
+    while let Some(link) = links.try_next().await.map_err(failed("list", "links"))? {
+        let name = link.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::IfName(name) => Some(name.clone()),
+            _ => None,
+        });
+        let ours = link.attributes.contains(&LinkAttribute::Address(GATEWAY_MAC.to_vec()));
+        if let Some(name) = name
+            && ours
+            && is_host_interface(&name)
+        {
+            found.push((name, link.header.index));
+        }
+    }
+    Ok(found)
+}
+
+fn is_host_interface(name: &str) -> bool {
+    name.strip_prefix(crate::attachments::HOST_PREFIX)
+        .is_some_and(|rest| rest.len() == 11 && rest.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+/// Routes in the table of pods whose interface is not one of `known`: left by a crash, removed.
+pub async fn sweep_routes(handle: &Handle, known: &[u32]) -> Result<(), NetlinkError> {
+    let query = RouteMessageBuilder::<Ipv4Addr>::new().build();
+    let mut routes = handle.route().get(query).execute();
+    let mut stale = Vec::new();
+    while let Some(route) = routes.try_next().await.map_err(failed("list", "routes"))? {
+        let in_table = route.attributes.contains(&RouteAttribute::Table(POD_TABLE));
+        let interface = route.attributes.iter().find_map(|a| if let RouteAttribute::Oif(i) = a { Some(*i) } else { None });
+        if in_table && interface.is_none_or(|interface| !known.contains(&interface)) {
+            stale.push(route);
+        }
+    }
+    for route in stale {
+        tolerate_missing(handle.route().del(route).execute().await).map_err(failed("delete", "a stale pod route"))?;
+    }
+    Ok(())
+}
+
+fn pod_route(address: Ipv4Addr, ifindex: u32) -> netlink_packet_route::route::RouteMessage {
+    RouteMessageBuilder::<Ipv4Addr>::new()
+        .destination_prefix(address, 32)
+        .output_interface(ifindex)
+        .table_id(POD_TABLE)
+        .scope(RouteScope::Link)
+        .pref_source(HOST_SOURCE.into())
+        .build()
+}
+
+/// An address on a link; already there is success.
+pub async fn add_address(handle: &Handle, ifindex: u32, address: Ipv4Addr, prefix: u8) -> Result<(), NetlinkError> {
+    let result = handle.address().add(ifindex, IpAddr::V4(address), prefix).execute().await;
+    tolerate_exists(result).map_err(failed("add the address", address))
+}

@@ -1,0 +1,65 @@
+//! The running droplet: what does not change after start, the locked [`State`], and the signals between tasks.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rtnetlink::Handle;
+use tokio::sync::{OwnedMutexGuard, watch};
+
+use crate::attachments::AttachmentId;
+use crate::attachments::store::Store;
+use crate::netlink::uplink::Uplink;
+use crate::settings::RunSettings;
+use crate::state::State;
+
+/// Bytes that encapsulation takes from the underlay's MTU.
+pub const ENCAPSULATION: u32 = thuban_common::tables::ENCAPSULATION_LENGTH as u32;
+
+#[derive(Debug)]
+pub struct Node {
+    pub settings: RunSettings,
+    pub uplink: Uplink,
+    pub store: Store,
+    pub netlink: Handle,
+    pub boot_id: String,
+    state: Mutex<State>,
+    changed: watch::Sender<u64>,
+    locks: Mutex<HashMap<AttachmentId, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+impl Node {
+    pub fn new(settings: RunSettings, uplink: Uplink, store: Store, netlink: Handle, boot_id: String, state: State) -> Self {
+        let (changed, _) = watch::channel(0);
+        let locks = Mutex::default();
+        Self { settings, uplink, store, netlink, boot_id, state: Mutex::new(state), changed, locks }
+    }
+
+    /// Never held across an await.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn pod_mtu(&self) -> u32 {
+        self.uplink.mtu.saturating_sub(ENCAPSULATION)
+    }
+
+    /// Wakes who waits for rows.
+    pub fn announce(&self) {
+        self.changed.send_modify(|count| *count += 1);
+    }
+
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// One ADD, DEL or reclaim at a time for one attachment; different ones run in parallel.
+    pub async fn lock(&self, id: &AttachmentId) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+            // Nobody else has a lock of which there is one reference.
+            locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+            locks.entry(id.clone()).or_default().clone()
+        };
+        lock.lock_owned().await
+    }
+}

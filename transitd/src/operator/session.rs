@@ -1,0 +1,120 @@
+//! One stream: Hello, then programs in, acks and nacks, subscriptions and attachment changes out.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+use thuban_proto::PROTOCOL_VERSION;
+use thuban_proto::transit::droplet_message::Message;
+use thuban_proto::transit::transit_client::TransitClient;
+use thuban_proto::transit::{self as proto, DropletMessage, Hello, Subscribe, operator_message};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::Request;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::Channel;
+use tracing::debug;
+
+use super::epoch::{Epoch, EpochError};
+use crate::attachments::Attachment;
+use crate::node::Node;
+
+#[derive(Debug, Error)]
+pub enum SessionError {
+    #[error("the operator refused or broke the stream")]
+    Stream(#[source] Box<tonic::Status>),
+    #[error(transparent)]
+    Epoch(#[from] EpochError),
+    #[error("program {given} came after {last}: the stream lost a program")]
+    Sequence { given: u64, last: u64 },
+    #[error("the stream's first program is not a snapshot")]
+    NoSnapshot,
+}
+
+/// Runs one stream to its end.
+pub async fn run(
+    node: &Arc<Node>,
+    mut client: TransitClient<Channel>,
+    token: MetadataValue<Ascii>,
+    epoch: &mut Epoch,
+) -> Result<(), SessionError> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    {
+        // Under one lock: what changes after Hello goes to the new outbox.
+        let mut state = node.state();
+        let hello = Hello {
+            protocol_version: PROTOCOL_VERSION,
+            droplet: node.settings.node_name.clone(),
+            highest_epoch: epoch.highest(),
+            attachments: state.attachments.values().map(attachment).collect(),
+            subscriptions: state
+                .subscriptions
+                .keys()
+                .map(|key| Subscribe { vni: key.vni, address: key.address.to_vec() })
+                .collect(),
+        };
+        // The receiver lives in this function.
+        let _ = sender.send(DropletMessage { message: Some(Message::Hello(hello)) });
+        state.outbox = Some(sender.clone());
+    }
+    let result = receive(node, &mut client, token, epoch, &sender, receiver).await;
+    node.state().outbox = None;
+    result
+}
+
+async fn receive(
+    node: &Arc<Node>,
+    client: &mut TransitClient<Channel>,
+    token: MetadataValue<Ascii>,
+    epoch: &mut Epoch,
+    sender: &mpsc::UnboundedSender<DropletMessage>,
+    receiver: mpsc::UnboundedReceiver<DropletMessage>,
+) -> Result<(), SessionError> {
+    let broken = |status| SessionError::Stream(Box::new(status));
+    let mut request = Request::new(UnboundedReceiverStream::new(receiver));
+    request.metadata_mut().insert("authorization", token);
+    let mut stream = client.connect(request).await.map_err(broken)?.into_inner();
+    let mut last = 0;
+    while let Some(message) = stream.message().await.map_err(broken)? {
+        let Some(operator_message::Message::Program(program)) = message.message else { continue };
+        if last == 0 && !program.snapshot {
+            return Err(SessionError::NoSnapshot);
+        }
+        if program.sequence != last + 1 {
+            return Err(SessionError::Sequence { given: program.sequence, last });
+        }
+        epoch.admit(program.epoch)?;
+        last = program.sequence;
+        let ack = proto::Ack { epoch: program.epoch, sequence: program.sequence };
+        debug!(
+            sequence = last,
+            snapshot = program.snapshot,
+            upserts = program.upserts.len(),
+            deletes = program.deletes.len(),
+            "program received"
+        );
+        let nacks = node.state().apply(program);
+        node.announce();
+        for message in nacks.into_iter().map(Message::Nack).chain([Message::Ack(ack)]) {
+            // A stream that is gone shows in the next read.
+            let _ = sender.send(DropletMessage { message: Some(message) });
+        }
+    }
+    Ok(())
+}
+
+/// An attachment came or went.
+pub fn attachment_change(of: &Attachment, removed: bool) -> Message {
+    Message::Attachment(proto::AttachmentChange { attachment: Some(attachment(of)), removed })
+}
+
+fn attachment(of: &Attachment) -> proto::Attachment {
+    proto::Attachment {
+        container_id: of.id.container_id.clone(),
+        ifname: of.id.ifname.clone(),
+        pod_uid: of.pod_uid.clone(),
+        pod_namespace: of.pod_namespace.clone(),
+        pod_name: of.pod_name.clone(),
+        vni: of.vni,
+        address: of.key().address.to_vec(),
+    }
+}

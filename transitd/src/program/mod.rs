@@ -1,0 +1,215 @@
+//! The droplet's program: the rows that the operator wants here, validated, and what they mean in the tables.
+//!
+//! Pure: state in, table changes out. Must not touch maps, interfaces or files.
+
+pub mod row;
+
+use std::collections::{BTreeMap, HashMap};
+
+use row::{LocalEndpoint, Row, RowKey};
+
+use crate::dataplane::tables::{TableEntry, TableKey};
+
+/// A table row that must change: to this entry, or away.
+pub type Change = (TableKey, Option<TableEntry>);
+
+/// All rows, and who contributes what to each table row.
+#[derive(Debug, Default)]
+pub struct Program {
+    rows: BTreeMap<RowKey, Row>,
+    /// The least `RowKey` wins: a network's row covers its VPC's own range with the same CIDR.
+    contributions: HashMap<TableKey, BTreeMap<RowKey, TableEntry>>,
+    local_by_pod: HashMap<String, RowKey>,
+}
+
+impl Program {
+    pub fn get(&self, key: &RowKey) -> Option<&Row> {
+        self.rows.get(key)
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = &RowKey> {
+        self.rows.keys()
+    }
+
+    /// The endpoint of a pod on this droplet.
+    pub fn local_of_pod(&self, pod_uid: &str) -> Option<&LocalEndpoint> {
+        match self.local_by_pod.get(pod_uid).and_then(|key| self.rows.get(key)) {
+            Some(Row::Local(endpoint)) => Some(endpoint),
+            _ => None,
+        }
+    }
+
+    pub fn locals(&self) -> impl Iterator<Item = &LocalEndpoint> {
+        self.rows.values().filter_map(|row| if let Row::Local(endpoint) = row { Some(endpoint) } else { None })
+    }
+
+    /// Whether an endpoint of another VPC on this droplet has the endpoint's address.
+    pub fn address_taken(&self, endpoint: &LocalEndpoint) -> bool {
+        self.locals().any(|other| other.address == endpoint.address && other.vni != endpoint.vni)
+    }
+
+    /// Puts a row and tells what changes in the tables. Local rows change none here: they need an attachment.
+    pub fn upsert(&mut self, row: Row) -> Vec<Change> {
+        let key = row.key();
+        let mut changes = Vec::new();
+        if self.rows.get(&key) == Some(&row) {
+            return changes;
+        }
+        let entries = row.table_rows();
+        if let Some(old) = self.rows.get(&key) {
+            for (table_key, _) in old.table_rows() {
+                if !entries.iter().any(|(new, _)| *new == table_key) {
+                    changes.push(self.withdraw(&key, table_key));
+                }
+            }
+        }
+        for (table_key, entry) in entries {
+            let contributions = self.contributions.entry(table_key).or_default();
+            contributions.insert(key.clone(), entry);
+            changes.push((table_key, contributions.values().next().copied()));
+        }
+        self.forget_pod(&key);
+        if let Row::Local(endpoint) = &row {
+            self.local_by_pod.insert(endpoint.pod_uid.clone(), key.clone());
+        }
+        self.rows.insert(key, row);
+        changes
+    }
+
+    /// Takes a row away and tells what changes in the tables.
+    pub fn delete(&mut self, key: &RowKey) -> Vec<Change> {
+        self.forget_pod(key);
+        let Some(row) = self.rows.remove(key) else { return Vec::new() };
+        row.table_rows().into_iter().map(|(table_key, _)| self.withdraw(key, table_key)).collect()
+    }
+
+    /// Every table row that some row asks for.
+    pub fn wants(&self, key: &TableKey) -> bool {
+        self.contributions.contains_key(key)
+    }
+
+    fn forget_pod(&mut self, key: &RowKey) {
+        if let Some(Row::Local(endpoint)) = self.rows.get(key)
+            && self.local_by_pod.get(&endpoint.pod_uid) == Some(key)
+        {
+            self.local_by_pod.remove(&endpoint.pod_uid);
+        }
+    }
+
+    fn withdraw(&mut self, key: &RowKey, table_key: TableKey) -> Change {
+        let Some(contributions) = self.contributions.get_mut(&table_key) else { return (table_key, None) };
+        contributions.remove(key);
+        let left = contributions.values().next().copied();
+        if left.is_none() {
+            self.contributions.remove(&table_key);
+        }
+        (table_key, left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thuban_proto::transit as proto;
+
+    use super::*;
+
+    fn apply(program: &mut Program, tables: &mut HashMap<TableKey, TableEntry>, row: proto::row::Row) {
+        let row = Row::try_from(proto::Row { row: Some(row) }).unwrap();
+        settle(tables, program.upsert(row));
+    }
+
+    fn settle(tables: &mut HashMap<TableKey, TableEntry>, changes: Vec<Change>) {
+        for (key, entry) in changes {
+            match entry {
+                Some(entry) => tables.insert(key, entry),
+                None => tables.remove(&key),
+            };
+        }
+    }
+
+    fn vpc(cidrs: &[&str]) -> proto::row::Row {
+        let cidrs = cidrs.iter().map(ToString::to_string).collect();
+        proto::row::Row::Vpc(proto::VpcRow { vni: 7, cidrs, dividers: vec![vec![1, 1, 1, 1]], ..Default::default() })
+    }
+
+    fn network(cidrs: &[&str]) -> proto::row::Row {
+        let cidrs = cidrs.iter().map(ToString::to_string).collect();
+        let bouncers = vec![vec![2, 2, 2, 2]];
+        proto::row::Row::Network(proto::NetworkRow { vni: 7, network: 5, cidrs, bouncers, bouncer_here: true })
+    }
+
+    fn subnet(a: u8, b: u8, prefix: u8) -> TableKey {
+        let address = std::net::Ipv4Addr::new(10, a, b, 0).to_ipv6_mapped().octets();
+        TableKey::Subnet { vni: 7, address, prefix: 96 + prefix }
+    }
+
+    fn network_of(tables: &HashMap<TableKey, TableEntry>, key: TableKey) -> Option<u32> {
+        match tables.get(&key) {
+            Some(TableEntry::Subnet(entry)) => Some(entry.network),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_network_with_its_vpcs_range_wins_in_any_order_and_gives_it_back() {
+        for network_first in [true, false] {
+            let (mut program, mut tables) = (Program::default(), HashMap::new());
+            let rows = if network_first {
+                [network(&["10.0.0.0/16"]), vpc(&["10.0.0.0/16"])]
+            } else {
+                [vpc(&["10.0.0.0/16"]), network(&["10.0.0.0/16"])]
+            };
+            for row in rows {
+                apply(&mut program, &mut tables, row);
+            }
+            assert_eq!(network_of(&tables, subnet(0, 0, 16)), Some(5));
+            settle(&mut tables, program.delete(&RowKey::Network { vni: 7, network: 5 }));
+            assert_eq!(network_of(&tables, subnet(0, 0, 16)), Some(0));
+            settle(&mut tables, program.delete(&RowKey::Vpc(7)));
+            assert!(tables.is_empty(), "{tables:?}");
+        }
+    }
+
+    #[test]
+    fn a_cidr_that_left_a_network_leaves_the_tables() {
+        let (mut program, mut tables) = (Program::default(), HashMap::new());
+        apply(&mut program, &mut tables, network(&["10.0.1.0/24", "10.0.2.0/24"]));
+        apply(&mut program, &mut tables, network(&["10.0.2.0/24"]));
+        assert_eq!(network_of(&tables, subnet(0, 1, 24)), None);
+        assert_eq!(network_of(&tables, subnet(0, 2, 24)), Some(5));
+    }
+
+    #[test]
+    fn the_same_row_twice_changes_nothing() {
+        let (mut program, mut tables) = (Program::default(), HashMap::new());
+        apply(&mut program, &mut tables, vpc(&["10.0.0.0/16"]));
+        let row = Row::try_from(proto::Row { row: Some(vpc(&["10.0.0.0/16"])) }).unwrap();
+        assert!(program.upsert(row).is_empty());
+    }
+
+    #[test]
+    fn a_pods_endpoint_is_found_by_its_uid_until_its_row_goes() {
+        let local = |uid: &str, last| {
+            let address = std::net::Ipv4Addr::new(10, 0, 1, last).to_ipv6_mapped().octets().to_vec();
+            let row = proto::LocalRow {
+                vni: 7,
+                address,
+                network: 5,
+                prefix_length: 24,
+                gateway: "10.0.1.1".into(),
+                mac: vec![2, 0, 0, 0, 0, last],
+                pod_uid: uid.into(),
+                ..Default::default()
+            };
+            Row::try_from(proto::Row { row: Some(proto::row::Row::Local(row)) }).unwrap()
+        };
+        let mut program = Program::default();
+        assert!(program.upsert(local("a", 5)).is_empty());
+        assert_eq!(program.local_of_pod("a").map(|e| e.address.octets()[3]), Some(5));
+        // The address goes to another pod: the first one has none any more.
+        program.upsert(local("b", 5));
+        assert!(program.local_of_pod("a").is_none());
+        program.delete(&local("b", 5).key());
+        assert!(program.local_of_pod("b").is_none());
+    }
+}

@@ -1,0 +1,52 @@
+//! Finds attachments that a lost DEL left: both the pod's namespace and the veth must be gone.
+//!
+//! Conservative: one source alone proves nothing, and a look must say so twice in a row.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use crate::attachments::AttachmentId;
+use crate::cni::del;
+use crate::netlink::{find_link, namespace};
+use crate::node::Node;
+
+/// Runs until the daemon ends.
+pub async fn run(node: Arc<Node>) {
+    let mut interval = tokio::time::interval(Duration::from_secs(node.settings.scan_interval.div_ceil(2)));
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut suspects = BTreeSet::new();
+    loop {
+        interval.tick().await;
+        let gone = gone(&node).await;
+        for id in gone.intersection(&suspects) {
+            match del::remove(&node, id).await {
+                Ok(()) => info!(container_id = id.container_id, "an attachment without its pod was removed"),
+                Err(error) => {
+                    warn!(
+                        container_id = id.container_id,
+                        error = &error as &dyn std::error::Error,
+                        "an attachment without its pod could not be removed, it is tried again"
+                    );
+                }
+            }
+        }
+        suspects = gone;
+    }
+}
+
+async fn gone(node: &Node) -> BTreeSet<AttachmentId> {
+    let attachments: Vec<_> = node.state().attachments.values().cloned().collect();
+    let mut gone = BTreeSet::new();
+    for attachment in attachments {
+        let no_namespace = !namespace::exists(Path::new(&attachment.netns));
+        let no_veth = matches!(find_link(&node.netlink, &attachment.host_interface).await, Ok(None));
+        if no_namespace && no_veth {
+            gone.insert(attachment.id);
+        }
+    }
+    gone
+}

@@ -1,0 +1,100 @@
+//! The daemon's flags. Every one has an environment variable, so that one ConfigMap feeds the DaemonSet.
+//!
+//! Every path is a flag: tests run a whole transitd inside namespaces of their own.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use thuban_common::tables::LAYOUT_VERSION;
+
+/// Where transit runs on the uplink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TransitHookChoice {
+    Auto,
+    Xdp,
+    Tc,
+}
+
+/// Where the agent runs on a pod's veth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AgentHook {
+    Tc,
+    Xdp,
+}
+
+/// Where the pinned maps and links are.
+#[derive(Args, Clone, Debug)]
+pub struct PinSettings {
+    /// The bpffs of this node.
+    #[arg(long, env = "THUBAN_BPFFS", default_value = "/sys/fs/bpf", global = true)]
+    pub bpffs: PathBuf,
+}
+
+impl PinSettings {
+    pub fn layout(&self) -> PathBuf {
+        self.bpffs.join("thuban").join(format!("layout_{LAYOUT_VERSION}"))
+    }
+    pub fn maps(&self) -> PathBuf {
+        self.layout().join("maps")
+    }
+    pub fn links(&self) -> PathBuf {
+        self.layout().join("links")
+    }
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct RunSettings {
+    /// Name of this node, and of its Droplet.
+    #[arg(long, env = "NODE_NAME", default_value = "")]
+    pub node_name: String,
+    /// The node's InternalIP; the uplink is the interface that holds it. Default: the default route's interface.
+    #[arg(long, env = "NODE_IP")]
+    pub node_ip: Option<Ipv4Addr>,
+    /// The uplink's name, when neither the node's address nor the default route tells it.
+    #[arg(long, env = "THUBAN_INTERFACE")]
+    pub interface: Option<String>,
+    #[arg(long, env = "THUBAN_TRANSIT_HOOK", value_enum, default_value = "auto")]
+    pub transit_hook: TransitHookChoice,
+    #[arg(long, env = "THUBAN_AGENT_HOOK", value_enum, default_value = "tc")]
+    pub agent_hook: AgentHook,
+    /// The object file with the eBPF programs.
+    #[arg(long, env = "THUBAN_PROGRAMS", default_value = "/usr/lib/thuban/thuban-programs.o")]
+    pub programs: PathBuf,
+    /// The socket for the CNI plugin; its directory is made private to root.
+    #[arg(long, env = "THUBAN_SOCKET", default_value = thuban_proto::DEFAULT_CNI_SOCKET)]
+    pub socket: PathBuf,
+    /// Attachment files and the epoch.
+    #[arg(long, env = "THUBAN_STATE_DIR", default_value = "/var/lib/thuban")]
+    pub state_dir: PathBuf,
+    /// A writable /proc/sys/net of the node's network namespace.
+    #[arg(long, env = "THUBAN_PROC_SYS_NET", default_value = "/proc/sys/net")]
+    pub proc_sys_net: PathBuf,
+    /// The CNI binary to install; without it nothing is installed.
+    #[arg(long, env = "THUBAN_CNI_BINARY")]
+    pub cni_binary: Option<PathBuf>,
+    #[arg(long, env = "THUBAN_CNI_BIN_DIR", default_value = "/opt/cni/bin")]
+    pub cni_bin_dir: PathBuf,
+    #[arg(long, env = "THUBAN_CNI_CONF_DIR", default_value = "/etc/cni/net.d")]
+    pub cni_conf_dir: PathBuf,
+    /// Namespace of the operator's Lease and the heartbeats.
+    #[arg(long, env = "THUBAN_NAMESPACE", default_value = "thuban-system")]
+    pub namespace: String,
+    /// The projected ServiceAccount token for the operator, read again at each connect.
+    #[arg(long, env = "THUBAN_TOKEN_FILE", default_value = "/var/run/secrets/thuban/token")]
+    pub token_file: PathBuf,
+    /// host:port of the operator. With it, no API server is used: no Droplet, no heartbeat, no Lease (tests, trials).
+    #[arg(long, env = "THUBAN_OPERATOR_ADDRESS", requires = "operator_ca")]
+    pub operator_address: Option<String>,
+    /// The CA bundle (PEM) that the operator's certificate must chain to; together with --operator-address.
+    #[arg(long, env = "THUBAN_OPERATOR_CA", requires = "operator_address")]
+    pub operator_ca: Option<PathBuf>,
+    /// How long an ADD waits for its endpoint, seconds.
+    #[arg(long, env = "THUBAN_ADD_DEADLINE", default_value_t = 30)]
+    pub add_deadline: u64,
+    /// Time between scans of idle direct rows, and between looks for attachments whose pod is gone, seconds.
+    #[arg(long, env = "THUBAN_SCAN_INTERVAL", default_value_t = 30)]
+    pub scan_interval: u64,
+    #[command(flatten)]
+    pub pins: PinSettings,
+}

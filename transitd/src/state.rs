@@ -1,0 +1,285 @@
+//! What this droplet has: its program, its tables, its attachments, and the stream's outgoing side; under one lock in `Node`.
+//!
+//! Invariant: an attachment's table rows exist exactly while the program has its pod's endpoint with that address and
+//! no newer attachment of the pod took over. Until the first snapshot the tables stay as the last transitd left them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use thuban_common::tables::{AttachmentEntry, EndpointKey, LocalEntry};
+use thuban_proto::transit as proto;
+use tokio::sync::mpsc;
+use tracing::{info, warn};
+
+use crate::attachments::{Attachment, AttachmentId};
+use crate::dataplane::links::Links;
+use crate::dataplane::tables::{TableEntry, TableError, TableKey, Tables};
+use crate::program::row::{InvalidRow, LocalEndpoint, Row, RowKey, proto_key};
+use crate::program::{Change, Program};
+use crate::subscriptions::Subscriptions;
+
+#[derive(Debug)]
+pub struct State {
+    pub program: Program,
+    pub tables: Tables,
+    pub links: Links,
+    pub attachments: BTreeMap<AttachmentId, Attachment>,
+    pub subscriptions: Subscriptions,
+    pub outbox: Option<mpsc::UnboundedSender<proto::DropletMessage>>,
+    /// The first snapshot since this start is applied.
+    pub synced: bool,
+}
+
+/// Why a pod cannot be wired yet, or ever.
+#[derive(Clone, Debug)]
+pub enum Readiness {
+    Ready(LocalEndpoint),
+    Refused { reason: String, message: String },
+    NotYet(&'static str),
+}
+
+/// Why one row was not applied.
+struct Rejection {
+    reason: proto::NackReason,
+    message: String,
+}
+
+impl State {
+    pub fn new(tables: Tables, links: Links, attachments: BTreeMap<AttachmentId, Attachment>) -> Self {
+        let direct = tables.held().filter_map(|(key, _)| if let TableKey::Direct(key) = key { Some(*key) } else { None });
+        let subscriptions = Subscriptions::new(direct);
+        let program = Program::default();
+        Self { program, tables, links, attachments, subscriptions, outbox: None, synced: false }
+    }
+
+    /// Sends to the operator; without a stream nothing is lost, because Hello tells the state.
+    pub fn send(&self, message: proto::droplet_message::Message) {
+        if let Some(outbox) = &self.outbox {
+            // A closed stream is noticed by its session.
+            let _ = outbox.send(proto::DropletMessage { message: Some(message) });
+        }
+    }
+
+    pub fn readiness(&self, pod_uid: &str) -> Readiness {
+        if let Some(Row::Refused { reason, message, .. }) = self.program.get(&RowKey::Refused(pod_uid.to_owned())) {
+            return Readiness::Refused { reason: reason.clone(), message: message.clone() };
+        }
+        match self.program.local_of_pod(pod_uid) {
+            Some(endpoint) if endpoint.ready => Readiness::Ready(endpoint.clone()),
+            Some(_) => Readiness::NotYet("the endpoint's bouncers have not acknowledged it yet"),
+            None if self.outbox.is_none() => Readiness::NotYet("this droplet has no stream to the operator"),
+            None => Readiness::NotYet("the operator has not sent an endpoint for this pod"),
+        }
+    }
+
+    /// Applies rows: deletes first, then upserts, then what attachments make of them. Answers a nack for each row not applied.
+    pub fn apply(&mut self, program: proto::Program) -> Vec<proto::Nack> {
+        let (epoch, sequence) = (program.epoch, program.sequence);
+        let nack = |key, rejection: Rejection| {
+            warn!(reason = ?rejection.reason, message = rejection.message, "row not applied");
+            let reason = rejection.reason.into();
+            proto::Nack { epoch, sequence, key, reason, message: rejection.message }
+        };
+        let (mut nacks, mut pods) = (Vec::new(), BTreeSet::new());
+        let mut wanted = BTreeSet::new();
+        let mut rows = Vec::new();
+        for row in program.upserts {
+            let key = proto_key(&row);
+            match Row::try_from(row) {
+                Ok(row) => {
+                    wanted.insert(row.key());
+                    rows.push((key, row));
+                }
+                Err(error) => nacks.push(nack(key, error.into())),
+            }
+        }
+        let mut deletes = Vec::new();
+        for key in &program.deletes {
+            match RowKey::try_from(key) {
+                Ok(valid) => deletes.push(valid),
+                Err(error) => nacks.push(nack(Some(key.clone()), error.into())),
+            }
+        }
+        if program.snapshot {
+            deletes.extend(self.program.keys().filter(|key| !wanted.contains(*key)).cloned());
+        }
+        for key in deletes {
+            if let Some(Row::Local(endpoint)) = self.program.get(&key) {
+                pods.insert(endpoint.pod_uid.clone());
+            }
+            let changes = self.program.delete(&key);
+            if let Err(error) = self.write(changes) {
+                nacks.push(nack(None, error.into()));
+            }
+        }
+        for (key, row) in rows {
+            if let Err(rejection) = self.upsert(row, &mut pods) {
+                nacks.push(nack(key, rejection));
+            }
+        }
+        if program.snapshot {
+            self.sweep();
+            pods.extend(self.attachments.values().map(|attachment| attachment.pod_uid.clone()));
+            if !self.synced {
+                info!(epoch, rows = self.program.keys().count(), "first snapshot applied");
+            }
+            self.synced = true;
+        }
+        for pod in pods {
+            if let Err(error) = self.refresh(&pod) {
+                warn!(pod, error = &error as &dyn std::error::Error, "an attachment's rows could not be written");
+            }
+        }
+        nacks
+    }
+
+    fn upsert(&mut self, row: Row, pods: &mut BTreeSet<String>) -> Result<(), Rejection> {
+        let key = row.key();
+        if let Row::Local(endpoint) = &row {
+            if self.program.address_taken(endpoint) {
+                return Err(Rejection {
+                    reason: proto::NackReason::AddressInUseOnNode,
+                    message: format!("another VPC's endpoint on this droplet has {}", endpoint.address),
+                });
+            }
+            pods.insert(endpoint.pod_uid.clone());
+            if let Some(Row::Local(old)) = self.program.get(&key) {
+                pods.insert(old.pod_uid.clone());
+            }
+        }
+        if let Row::Direct { key, .. } = &row {
+            self.subscriptions.adopt(*key);
+        }
+        let changes = self.program.upsert(row);
+        self.write(changes).map_err(|error| {
+            // Nothing half-applied: the row goes again, whatever of it was written.
+            let undo = self.program.delete(&key);
+            if let Err(error) = self.write(undo) {
+                warn!(error = &error as &dyn std::error::Error, "a row that was not applied could not be removed");
+            }
+            error.into()
+        })
+    }
+
+    fn write(&mut self, changes: Vec<Change>) -> Result<(), TableError> {
+        let mut result = Ok(());
+        for (key, entry) in changes {
+            let written = match entry {
+                Some(entry) => self.tables.set(key, entry),
+                None => self.tables.remove(&key),
+            };
+            result = result.and(written);
+        }
+        result
+    }
+
+    /// Removes table rows that nobody asks for: after a restart the tables still hold the last program.
+    fn sweep(&mut self) {
+        let stale: Vec<TableKey> = self
+            .tables
+            .held()
+            .map(|(key, _)| *key)
+            .filter(|key| match key {
+                TableKey::Attachment(ifindex) => !self.attachments.values().any(|a| a.host_ifindex == *ifindex),
+                TableKey::Local(key) => !self.attachments.values().any(|a| a.key() == *key),
+                other => !self.program.wants(other),
+            })
+            .collect();
+        for key in stale {
+            if let Err(error) = self.tables.remove(&key) {
+                warn!(?key, error = &error as &dyn std::error::Error, "a stale row could not be removed");
+            }
+        }
+    }
+
+    /// Brings the table rows of a pod's attachments in line with its endpoint.
+    pub fn refresh(&mut self, pod_uid: &str) -> Result<(), TableError> {
+        let endpoint = self.program.local_of_pod(pod_uid).cloned();
+        let mut attachments: Vec<Attachment> =
+            self.attachments.values().filter(|a| a.pod_uid == pod_uid).cloned().collect();
+        attachments.sort_by_key(|attachment| attachment.generation);
+        let newest = attachments.last().map(|attachment| attachment.generation);
+        for attachment in &attachments {
+            let carries = Some(attachment.generation) == newest
+                && endpoint.as_ref().is_some_and(|e| e.vni == attachment.vni && e.address == attachment.address);
+            if carries { self.wire(attachment)? } else { self.fence(attachment)? }
+        }
+        Ok(())
+    }
+
+    fn wire(&mut self, attachment: &Attachment) -> Result<(), TableError> {
+        let entry = AttachmentEntry {
+            vni: attachment.vni,
+            network: attachment.network,
+            address: attachment.key().address,
+            mac: attachment.mac,
+            flags: 0,
+        };
+        self.tables.set(TableKey::Attachment(attachment.host_ifindex), TableEntry::Attachment(entry))?;
+        let entry =
+            LocalEntry { ifindex: attachment.host_ifindex, network: attachment.network, mac: attachment.mac, flags: 0 };
+        self.tables.set(TableKey::Local(attachment.key()), TableEntry::Local(entry))
+    }
+
+    /// Takes an attachment's rows out of the tables; never those of a newer attachment with the same address.
+    pub fn fence(&mut self, attachment: &Attachment) -> Result<(), TableError> {
+        let own = TableKey::Local(attachment.key());
+        let points_here =
+            matches!(self.tables.get(&own), Some(TableEntry::Local(entry)) if entry.ifindex == attachment.host_ifindex);
+        let local = if points_here { self.tables.remove(&own) } else { Ok(()) };
+        self.tables.remove(&TableKey::Attachment(attachment.host_ifindex)).and(local)
+    }
+
+    /// Takes all rows that lead to an interface out of the tables.
+    pub fn fence_interface(&mut self, ifindex: u32) -> Result<(), TableError> {
+        let rows: Vec<TableKey> = self.tables.held().filter(|(k, e)| leads_to(k, e) == Some(ifindex)).map(|(k, _)| *k).collect();
+        rows.iter().try_for_each(|key| self.tables.remove(key))
+    }
+
+    /// Interfaces that rows lead to.
+    pub fn interfaces(&self) -> BTreeSet<u32> {
+        self.tables.held().filter_map(|(key, entry)| leads_to(key, entry)).collect()
+    }
+
+    /// Whether a direct row was used since the last scan.
+    pub fn direct_used(&mut self, key: &EndpointKey) -> bool {
+        self.tables.take_used(key).unwrap_or_else(|error| {
+            warn!(error = &error as &dyn std::error::Error, "a direct row could not be read");
+            true
+        })
+    }
+
+    /// Gives a direct row back.
+    pub fn drop_direct(&mut self, key: &EndpointKey) {
+        let changes = self.program.delete(&RowKey::Direct { vni: key.vni, address: key.address });
+        let removed = self.write(changes).and(self.tables.remove(&TableKey::Direct(*key)));
+        if let Err(error) = removed {
+            warn!(error = &error as &dyn std::error::Error, "an idle direct row could not be removed");
+        }
+    }
+}
+
+fn leads_to(key: &TableKey, entry: &TableEntry) -> Option<u32> {
+    match (key, entry) {
+        (TableKey::Attachment(ifindex), _) => Some(*ifindex),
+        (TableKey::Local(_), TableEntry::Local(entry)) => Some(entry.ifindex),
+        _ => None,
+    }
+}
+
+impl From<InvalidRow> for Rejection {
+    fn from(error: InvalidRow) -> Self {
+        Self { reason: proto::NackReason::Invalid, message: error.to_string() }
+    }
+}
+
+impl From<TableError> for Rejection {
+    fn from(error: TableError) -> Self {
+        let reason = match &error {
+            TableError::Full { .. } => proto::NackReason::TableFull,
+            TableError::Open { .. } | TableError::Access { .. } | TableError::Mismatch { .. } => {
+                proto::NackReason::Unspecified
+            }
+        };
+        Self { reason, message: error.to_string() }
+    }
+}
