@@ -1,1 +1,4 @@
 //! Thuban.
+
+pub mod programs;
+pub mod rig;

@@ -1,0 +1,144 @@
+//! The eBPF object in a test's hands: loaded afresh, never pinned, tables filled row by row.
+
+use std::{
+    collections::BTreeMap,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use aya::{
+    Ebpf, EbpfLoader, Pod,
+    maps::{Array, HashMap, LpmTrie, PerCpuArray, RingBuf, lpm_trie::Key},
+    programs::{SchedClassifier, TcAttachType, Xdp, XdpMode},
+};
+use thuban_common::{
+    counters::Counter,
+    packet::ipv4::mapped,
+    tables::{ConfigEntry, EndpointKey, MAX_MEMBERS, Members, SubnetEntry, SubnetKey},
+};
+
+/// Where `cargo xtask build-ebpf` puts the object.
+pub fn object() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bpf/thuban-programs.o")
+}
+
+/// Key of an IPv4 endpoint.
+pub fn key(vni: u32, address: Ipv4Addr) -> EndpointKey {
+    EndpointKey { vni, address: mapped(address.octets()) }
+}
+
+/// Members of a role.
+pub fn members(droplets: &[Ipv4Addr]) -> Members {
+    let mut members = Members { count: droplets.len() as u32, droplets: [[0; 4]; MAX_MEMBERS] };
+    for (slot, droplet) in members.droplets.iter_mut().zip(droplets) {
+        *slot = droplet.octets();
+    }
+    members
+}
+
+/// All programs and their maps, loaded into the kernel.
+pub struct Programs {
+    pub ebpf: Ebpf,
+}
+
+impl Programs {
+    /// Loads and verifies every program.
+    pub fn load() -> Result<Self> {
+        let path = object();
+        let mut ebpf = EbpfLoader::new()
+            .load_file(&path)
+            .with_context(|| format!("loading {}; run `cargo xtask build-ebpf` first, as root", path.display()))?;
+        for (name, program) in ebpf.programs_mut() {
+            let name = name.to_owned();
+            match program {
+                aya::programs::Program::Xdp(program) => program.load(),
+                aya::programs::Program::SchedClassifier(program) => program.load(),
+                _ => continue,
+            }
+            .with_context(|| format!("verifying {name}"))?;
+        }
+        Ok(Self { ebpf })
+    }
+
+    /// The program of a tc hook.
+    pub fn tc(&mut self, name: &str) -> Result<&mut SchedClassifier> {
+        Ok(self.ebpf.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
+    }
+
+    /// The program of an XDP hook.
+    pub fn xdp(&mut self, name: &str) -> Result<&mut Xdp> {
+        Ok(self.ebpf.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
+    }
+
+    /// Attaches at tc ingress of an interface of the calling thread's network namespace.
+    pub fn attach_tc(&mut self, name: &str, interface: &str) -> Result<()> {
+        let context = || format!("attaching {name} to {interface}");
+        self.tc(name)?.attach(interface, TcAttachType::Ingress).with_context(context)?;
+        Ok(())
+    }
+
+    /// Attaches natively at XDP of an interface of the calling thread's network namespace.
+    pub fn attach_xdp(&mut self, name: &str, interface: &str) -> Result<()> {
+        let context = || format!("attaching {name} to {interface}");
+        self.xdp(name)?.attach(interface, XdpMode::Driver).with_context(context)?;
+        Ok(())
+    }
+
+    pub fn configure(&mut self, config: ConfigEntry) -> Result<()> {
+        let mut array: Array<_, ConfigEntry> = self.ebpf.map_mut("CONFIG").context("CONFIG")?.try_into()?;
+        Ok(array.set(0, config, 0)?)
+    }
+
+    /// Writes a row of one of the hash maps.
+    pub fn insert<K: Pod, V: Pod>(&mut self, map: &str, key: K, entry: V) -> Result<()> {
+        let mut rows: HashMap<_, K, V> = self.ebpf.map_mut(map).with_context(|| map.to_owned())?.try_into()?;
+        rows.insert(key, entry, 0).with_context(|| format!("inserting into {map}"))
+    }
+
+    pub fn remove<K: Pod, V: Pod>(&mut self, map: &str, key: &K) -> Result<()> {
+        let mut rows: HashMap<_, K, V> = self.ebpf.map_mut(map).with_context(|| map.to_owned())?.try_into()?;
+        rows.remove(key).with_context(|| format!("removing from {map}"))
+    }
+
+    pub fn get<K: Pod, V: Pod>(&self, map: &str, key: &K) -> Result<V> {
+        let rows: HashMap<_, K, V> = self.ebpf.map(map).with_context(|| map.to_owned())?.try_into()?;
+        rows.get(key, 0).with_context(|| format!("reading {map}"))
+    }
+
+    /// Writes a row of SUBNETS.
+    pub fn insert_subnet(&mut self, vni: u32, base: Ipv4Addr, prefix: u32, entry: SubnetEntry) -> Result<()> {
+        let mut trie: LpmTrie<_, SubnetKey, SubnetEntry> = self.ebpf.map_mut("SUBNETS").context("SUBNETS")?.try_into()?;
+        let data = SubnetKey { vni: vni.to_be_bytes(), address: mapped(base.octets()) };
+        trie.insert(&Key::new(32 + 96 + prefix, data), entry, 0).context("inserting into SUBNETS")
+    }
+
+    /// A counter, summed over CPUs.
+    pub fn counter(&self, counter: Counter) -> Result<u64> {
+        let counters: PerCpuArray<_, u64> = self.ebpf.map("COUNTERS").context("COUNTERS")?.try_into()?;
+        Ok(counters.get(&(counter as u32), 0)?.iter().sum())
+    }
+
+    /// All counters that aren't zero, by name.
+    pub fn counters(&self) -> Result<BTreeMap<&'static str, u64>> {
+        let mut counters = BTreeMap::new();
+        for counter in Counter::ALL {
+            let value = self.counter(*counter)?;
+            if value != 0 {
+                counters.insert(counter.name(), value);
+            }
+        }
+        Ok(counters)
+    }
+
+    /// Takes the events out of DIRECT_WANTED.
+    pub fn take_wanted(&mut self) -> Result<Vec<EndpointKey>> {
+        let mut ring: RingBuf<_> = self.ebpf.map_mut("DIRECT_WANTED").context("DIRECT_WANTED")?.try_into()?;
+        let mut wanted = Vec::new();
+        while let Some(item) = ring.next() {
+            let (vni, address) = item.split_at(4);
+            wanted.push(EndpointKey { vni: u32::from_ne_bytes(vni.try_into()?), address: address.try_into()? });
+        }
+        Ok(wanted)
+    }
+}

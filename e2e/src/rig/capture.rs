@@ -1,0 +1,76 @@
+//! Frames as a wire has them: captured and injected by packet sockets.
+
+use std::{
+    os::fd::{AsRawFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use nix::sys::{
+    socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrLike, bind, recv, send, setsockopt, socket, sockopt::ReceiveTimeout},
+    time::{TimeVal, TimeValLike},
+};
+
+use super::namespace::Namespace;
+
+/// A packet socket bound to one interface.
+pub struct Wire {
+    socket: OwnedFd,
+}
+
+impl Wire {
+    pub fn open(namespace: &Namespace, interface: &str) -> Result<Self> {
+        let index = namespace.interface(interface)?;
+        let socket = namespace.run(|| {
+            let socket =
+                socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll)?;
+            bind(socket.as_raw_fd(), &link_address(index)?).context("binding a packet socket")?;
+            Ok(socket)
+        })?;
+        setsockopt(&socket, ReceiveTimeout, &TimeVal::milliseconds(50))?;
+        Ok(Self { socket })
+    }
+
+    /// Frames that come by within the time and that the filter wants.
+    pub fn collect(&self, time: Duration, mut wanted: impl FnMut(&[u8]) -> bool) -> Vec<Vec<u8>> {
+        let end = Instant::now() + time;
+        let mut frames = Vec::new();
+        let mut buffer = vec![0; 70000];
+        while Instant::now() < end {
+            if let Ok(length) = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty())
+                && wanted(&buffer[..length])
+            {
+                frames.push(buffer[..length].to_vec());
+            }
+        }
+        frames
+    }
+
+    /// Puts a frame on the wire.
+    pub fn inject(&self, frame: &[u8]) -> Result<()> {
+        send(self.socket.as_raw_fd(), frame, MsgFlags::empty()).context("injecting a frame")?;
+        Ok(())
+    }
+}
+
+fn link_address(index: u32) -> Result<LinkAddr> {
+    let raw = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+        sll_ifindex: index.cast_signed(),
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    // SAFETY: a whole sockaddr_ll of the length given.
+    #[allow(unsafe_code)]
+    let address = unsafe { LinkAddr::from_raw((&raw const raw).cast(), Some(size_of_val(&raw) as u32)) };
+    address.context("packet address")
+}
+
+/// VNI of a Geneve frame without outer IP options.
+pub fn vni(frame: &[u8]) -> Option<u32> {
+    let is_geneve = frame.len() >= 50 && frame[12..14] == [8, 0] && frame[23] == 17 && frame[36..38] == [0x17, 0xc1];
+    is_geneve.then(|| u32::from_be_bytes([0, frame[46], frame[47], frame[48]]))
+}

@@ -1,0 +1,113 @@
+//! One droplet: a namespace with an uplink, the programs, and pods.
+
+use std::net::Ipv4Addr;
+
+use anyhow::{Context, Result};
+use thuban_common::tables::{
+    AttachmentEntry, ConfigEntry, DropletEntry, GATEWAY_MAC, LocalEntry, RemoteEntry, SubnetEntry, VpcEntry,
+};
+
+use super::{POD_MTU, Transit, UNDERLAY_MTU, namespace::Namespace};
+use crate::programs::{Programs, key};
+
+/// What must be off at a sender whose receiver has XDP.
+const SEGMENTED: &str =
+    "tx off tso off gso off tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off";
+/// What must be off at a pod: decapsulation can't restore these.
+const POD_OFFLOADS: &str = "tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off tx-udp-segmentation off \
+                            tx-sctp-segmentation off";
+
+pub struct Droplet {
+    pub address: Ipv4Addr,
+    pub namespace: Namespace,
+    pub programs: Programs,
+    pods: u8,
+}
+
+/// A pod on a droplet.
+pub struct Pod {
+    pub namespace: Namespace,
+    pub vni: u32,
+    pub network: u32,
+    pub address: Ipv4Addr,
+    pub mac: [u8; 6],
+    /// Host's end of the veth.
+    pub host_end: String,
+    pub interface: u32,
+}
+
+impl Droplet {
+    pub(super) fn new(index: u8, bridge: &Namespace, transit: Transit) -> Result<Self> {
+        let namespace = Namespace::new(&format!("d{index}"))?;
+        let address = Ipv4Addr::new(172, 31, 99, 10 + index);
+        let far = format!("d{index}");
+        bridge.command(&format!("ip link add {far} type veth peer name uplink netns {}", namespace.name()))?;
+        bridge.command(&format!("ip link set {far} master br0 up"))?;
+        namespace.command(&format!("ip addr add {address}/24 dev uplink"))?;
+        namespace.command(&format!("ip link set uplink mtu {UNDERLAY_MTU} up"))?;
+        namespace.sysctl("ipv4/ip_forward", "1")?;
+        for interface in ["all", "uplink"] {
+            namespace.sysctl(&format!("ipv4/conf/{interface}/rp_filter"), "0")?;
+        }
+        let mut programs = Programs::load()?;
+        let uplink = namespace.interface("uplink")?;
+        programs.configure(ConfigEntry { droplet: address.octets(), uplink, mtu: UNDERLAY_MTU, flags: 0 })?;
+        if transit == Transit::Xdp {
+            namespace.command(&format!("ethtool -K uplink {SEGMENTED}"))?;
+            bridge.command(&format!("ethtool -K {far} {SEGMENTED}"))?;
+            namespace.run(|| programs.attach_xdp("transit_xdp", "uplink"))?;
+        }
+        namespace.run(|| programs.attach_tc("transit_tc", "uplink"))?;
+        Ok(Self { address, namespace, programs, pods: 0 })
+    }
+
+    /// Makes the droplets known to this one.
+    pub(super) fn know(&mut self, droplets: &[Ipv4Addr]) -> Result<()> {
+        for droplet in droplets {
+            self.programs.insert("DROPLETS", droplet.octets(), DropletEntry { flags: 0 })?;
+        }
+        Ok(())
+    }
+
+    /// A pod with its veth, the agent at it, and the droplet's own rows for it.
+    pub fn add_pod(&mut self, vni: u32, network: u32, address: Ipv4Addr) -> Result<Pod> {
+        self.pods += 1;
+        let [_, _, _, number] = self.address.octets();
+        let namespace = Namespace::new(&format!("p{number}-{}", self.pods))?;
+        let host_end = format!("thb{}", self.pods);
+        let mac = [2, 0, 0, vni as u8, number, self.pods];
+        let [a, b, c, _] = address.octets();
+        self.namespace.command(&format!("ip link add {host_end} type veth peer name eth0 netns {}", namespace.name()))?;
+        self.namespace.command(&format!("ip link set {host_end} address {} mtu {POD_MTU} up", text(GATEWAY_MAC)))?;
+        self.namespace.sysctl(&format!("ipv4/conf/{host_end}/rp_filter"), "0")?;
+        namespace.command(&format!("ip link set eth0 address {} mtu {POD_MTU} up", text(mac)))?;
+        namespace.command(&format!("ip addr add {address}/24 dev eth0"))?;
+        namespace.command(&format!("ip route add default via {}", Ipv4Addr::new(a, b, c, 1)))?;
+        namespace.command(&format!("ethtool -K eth0 {}", POD_OFFLOADS.replace("  ", "")))?;
+        let interface = self.namespace.interface(&host_end)?;
+        let programs = &mut self.programs;
+        self.namespace.run(|| programs.attach_tc("agent_tc", &host_end))?;
+        let row = AttachmentEntry { vni, network, address: key(vni, address).address, mac, flags: 0 };
+        programs.insert("ATTACHMENTS", interface, row)?;
+        programs.insert("LOCAL_ENDPOINTS", key(vni, address), LocalEntry { ifindex: interface, network, mac, flags: 0 })?;
+        Ok(Pod { namespace, vni, network, address, mac, host_end, interface })
+    }
+
+    pub fn set_vpc(&mut self, vni: u32, entry: VpcEntry) -> Result<()> {
+        self.programs.insert("VPCS", vni, entry)
+    }
+
+    pub fn set_subnet(&mut self, vni: u32, base: Ipv4Addr, prefix: u32, entry: SubnetEntry) -> Result<()> {
+        self.programs.insert_subnet(vni, base, prefix, entry)
+    }
+
+    /// Writes DIRECT_ROWS, BOUNCER_ROWS or FORWARD_ROWS.
+    pub fn set_row(&mut self, map: &str, vni: u32, address: Ipv4Addr, droplet: Ipv4Addr) -> Result<()> {
+        let entry = RemoteEntry { droplet: droplet.octets(), used: 0 };
+        self.programs.insert(map, key(vni, address), entry).with_context(|| format!("{map} {vni} {address}"))
+    }
+}
+
+fn text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}

@@ -1,0 +1,88 @@
+//! The rows that an operator would have written: two VPCs with the same addresses, two networks, every role on a
+//! droplet of its own.
+//!
+//! VPC 100: network 1 (10.0.1.0/24, bouncer on droplet 3), network 2 (10.0.2.0/24, bouncer on droplet 1), divider on
+//! droplet 2. VPC 200: network 3 (10.0.1.0/24, bouncer on droplet 3), no divider.
+
+use std::net::Ipv4Addr;
+
+use anyhow::Result;
+use thuban_common::tables::{SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry};
+
+use super::{Rig, Transit, droplet::Pod};
+use crate::programs::members;
+
+pub const RED: u32 = 100;
+pub const BLUE: u32 = 200;
+
+/// Pods of both VPCs.
+pub struct Topology {
+    pub rig: Rig,
+    /// Droplet 1, network 1.
+    pub first: Pod,
+    /// Droplet 1, network 1.
+    pub neighbour: Pod,
+    /// Droplet 2, network 1.
+    pub second: Pod,
+    /// Droplet 3, network 2.
+    pub other: Pod,
+    /// Droplet 1 of the other VPC, with the address of `first`.
+    pub first_blue: Pod,
+    /// Droplet 2 of the other VPC, with the address of `second`.
+    pub second_blue: Pod,
+}
+
+impl Topology {
+    pub fn new(transit: Transit) -> Result<Self> {
+        let mut rig = Rig::new(3, transit)?;
+        let first = rig.droplet(1)?.add_pod(RED, 1, Ipv4Addr::new(10, 0, 1, 11))?;
+        let neighbour = rig.droplet(1)?.add_pod(RED, 1, Ipv4Addr::new(10, 0, 1, 12))?;
+        let second = rig.droplet(2)?.add_pod(RED, 1, Ipv4Addr::new(10, 0, 1, 21))?;
+        let other = rig.droplet(3)?.add_pod(RED, 2, Ipv4Addr::new(10, 0, 2, 31))?;
+        let first_blue = rig.droplet(1)?.add_pod(BLUE, 3, Ipv4Addr::new(10, 0, 1, 11))?;
+        let second_blue = rig.droplet(2)?.add_pod(BLUE, 3, Ipv4Addr::new(10, 0, 1, 21))?;
+        let mut topology = Self { rig, first, neighbour, second, other, first_blue, second_blue };
+        topology.write_roles()?;
+        Ok(topology)
+    }
+
+    /// Which droplet serves which network and VPC.
+    fn write_roles(&mut self) -> Result<()> {
+        let [one, two, three] = [0, 1, 2].map(|index| self.rig.droplets[index].address);
+        for (vni, network, base, bouncer) in [
+            (RED, 1, Ipv4Addr::new(10, 0, 1, 0), three),
+            (RED, 2, Ipv4Addr::new(10, 0, 2, 0), one),
+            (BLUE, 3, Ipv4Addr::new(10, 0, 1, 0), three),
+        ] {
+            for droplet in &mut self.rig.droplets {
+                let flags = if droplet.address == bouncer { SUBNET_BOUNCER_HERE } else { 0 };
+                droplet.set_subnet(vni, base, 24, SubnetEntry { network, flags, bouncers: members(&[bouncer]) })?;
+            }
+        }
+        for droplet in &mut self.rig.droplets {
+            let flags = if droplet.address == two { VPC_DIVIDER_HERE } else { 0 };
+            droplet.set_vpc(RED, VpcEntry { flags, dividers: members(&[two]) })?;
+            droplet.set_vpc(BLUE, VpcEntry { flags: 0, dividers: members(&[]) })?;
+        }
+        for (pod, home, bouncer) in [
+            (&self.first, one, 3),
+            (&self.neighbour, one, 3),
+            (&self.second, two, 3),
+            (&self.other, three, 1),
+            (&self.first_blue, one, 3),
+            (&self.second_blue, two, 3),
+        ] {
+            let (vni, address) = (pod.vni, pod.address);
+            self.rig.droplet(bouncer)?.set_row("BOUNCER_ROWS", vni, address, home)?;
+        }
+        Ok(())
+    }
+
+    /// Direct rows between `first` and `second`, both ways.
+    pub fn make_direct(&mut self) -> Result<()> {
+        let [one, two] = [0, 1].map(|index| self.rig.droplets[index].address);
+        let (first, second) = (self.first.address, self.second.address);
+        self.rig.droplet(1)?.set_row("DIRECT_ROWS", RED, second, two)?;
+        self.rig.droplet(2)?.set_row("DIRECT_ROWS", RED, first, one)
+    }
+}

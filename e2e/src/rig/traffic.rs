@@ -1,0 +1,149 @@
+//! Traffic between pods by plain sockets: ping, datagrams, bulk TCP with the bytes compared.
+
+use std::{
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::AsRawFd,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nix::sys::{
+    socket::{
+        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, recv, sendto, setsockopt, socket,
+        sockopt::ReceiveTimeout,
+    },
+    time::{TimeVal, TimeValLike},
+};
+
+use super::{droplet::Pod, namespace::Namespace};
+
+const WAIT: Duration = Duration::from_secs(5);
+const PORT: u16 = 7000;
+
+/// Pings once with a payload of `size` bytes and says whether the same came back within a second.
+pub fn ping(from: &Namespace, to: Ipv4Addr, size: usize) -> Result<bool> {
+    let socket = from.run(|| {
+        Ok(socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Icmp)?)
+    })?;
+    setsockopt(&socket, ReceiveTimeout, &TimeVal::milliseconds(100))?;
+    let mut request = vec![8, 0, 0, 0, 0x74, 0x68, 0, 1];
+    request.extend((0..size).map(|index| index as u8));
+    let sum = checksum(&request);
+    request[2..4].copy_from_slice(&sum.to_be_bytes());
+    let [a, b, c, d] = to.octets();
+    sendto(socket.as_raw_fd(), &request, &SockaddrIn::new(a, b, c, d, 0), MsgFlags::empty())?;
+    let end = Instant::now() + Duration::from_secs(1);
+    let mut buffer = vec![0; 65536];
+    while Instant::now() < end {
+        // An answer begins with its IPv4 header, without options.
+        if let Ok(length) = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())
+            && length == 20 + request.len()
+            && buffer[12..16] == to.octets()
+            && buffer[20] == 0
+            && buffer[24..length] == request[4..]
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// RFC 1071.
+pub fn checksum(bytes: &[u8]) -> u16 {
+    let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).copied().map_or(0, u32::from));
+    let mut sum: u32 = words.sum();
+    while sum >> 16 != 0 {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+/// A datagram there and its echo back, from fresh sockets. `Ok(false)` when no echo came.
+pub fn echo_udp(from: &Pod, to: &Pod, size: usize) -> Result<bool> {
+    let server = to.namespace.run(|| Ok(UdpSocket::bind((to.address, PORT))?))?;
+    server.set_read_timeout(Some(WAIT))?;
+    let client = from.namespace.run(|| Ok(UdpSocket::bind((from.address, 0))?))?;
+    client.set_read_timeout(Some(Duration::from_secs(2)))?;
+    let payload: Vec<u8> = (0..size).map(|index| index as u8 ^ 0x5a).collect();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buffer = vec![0; 65536];
+            if let Ok((length, peer)) = server.recv_from(&mut buffer) {
+                let _ = server.send_to(&buffer[..length], peer);
+            }
+        });
+        client.send_to(&payload, SocketAddr::from((to.address, PORT)))?;
+        let mut buffer = vec![0; 65536];
+        let answer = client.recv(&mut buffer).is_ok_and(|length| buffer[..length] == payload[..]);
+        if !answer {
+            // Frees the server's thread.
+            let _ = to.namespace.run(|| {
+                UdpSocket::bind((to.address, 0))?.send_to(&[0], (to.address, PORT))?;
+                Ok(())
+            });
+        }
+        Ok(answer)
+    })
+}
+
+/// Sends `bytes` there and as many back over one connection, compares every byte, and returns how long it took.
+pub fn transfer(from: &Pod, to: &Pod, bytes: usize) -> Result<Duration> {
+    let listener = to.namespace.run(|| Ok(TcpListener::bind((to.address, PORT))?))?;
+    let start = Instant::now();
+    thread::scope(|scope| {
+        let server = scope.spawn(|| -> Result<()> {
+            let (mut stream, _) = listener.accept()?;
+            stream.set_read_timeout(Some(WAIT))?;
+            receive(&mut stream, bytes, 1).context("client to server")?;
+            send(&mut stream, bytes, 2)?;
+            Ok(())
+        });
+        let client = || -> Result<()> {
+            let address = SocketAddr::from((to.address, PORT));
+            let mut stream = from.namespace.run(|| Ok(TcpStream::connect_timeout(&address, WAIT)?))?;
+            stream.set_read_timeout(Some(WAIT))?;
+            stream.set_write_timeout(Some(WAIT))?;
+            send(&mut stream, bytes, 1)?;
+            receive(&mut stream, bytes, 2).context("server to client")
+        };
+        if let Err(error) = client() {
+            // Frees a server that still waits in accept.
+            let _ = to.namespace.run(|| Ok(TcpStream::connect((to.address, PORT))?));
+            let _ = server.join();
+            return Err(error);
+        }
+        server.join().map_err(|_| anyhow!("the server panicked"))?
+    })?;
+    Ok(start.elapsed())
+}
+
+fn pattern(offset: usize, seed: usize) -> u8 {
+    (offset.wrapping_mul(31).wrapping_add(offset >> 9).wrapping_mul(seed + 6)) as u8
+}
+
+fn send(stream: &mut TcpStream, bytes: usize, seed: usize) -> Result<()> {
+    let mut offset = 0;
+    while offset < bytes {
+        let length = (bytes - offset).min(65536);
+        let chunk: Vec<u8> = (offset..offset + length).map(|offset| pattern(offset, seed)).collect();
+        stream.write_all(&chunk)?;
+        offset += length;
+    }
+    Ok(())
+}
+
+fn receive(stream: &mut TcpStream, bytes: usize, seed: usize) -> Result<()> {
+    let mut buffer = vec![0; 65536];
+    let mut offset = 0;
+    while offset < bytes {
+        let length = stream.read(&mut buffer).with_context(|| format!("after {offset} bytes"))?;
+        ensure!(length != 0, "the connection ended after {offset} of {bytes} bytes");
+        for (index, byte) in buffer[..length].iter().enumerate() {
+            ensure!(*byte == pattern(offset + index, seed), "byte {} differs", offset + index);
+        }
+        offset += length;
+    }
+    Ok(())
+}

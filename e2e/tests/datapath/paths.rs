@@ -1,0 +1,75 @@
+//! Every path that a packet can take: ping, datagrams, bulk TCP both ways.
+
+use anyhow::{Result, ensure};
+use thuban_common::counters::Counter;
+use thuban_e2e::rig::{
+    droplet::Pod,
+    topology::Topology,
+    traffic::{echo_udp, ping, transfer},
+};
+
+use crate::both;
+
+const BULK: usize = 12 << 20;
+
+fn exchange(from: &Pod, to: &Pod) -> Result<()> {
+    ensure!(ping(&from.namespace, to.address, 56)?, "ping {} from {}", to.address, from.address);
+    ensure!(ping(&from.namespace, to.address, 1450 - 28)?, "ping with a full MTU");
+    ensure!(echo_udp(from, to, 1)?, "one byte of UDP");
+    ensure!(echo_udp(from, to, 1422)?, "UDP with a full MTU");
+    ensure!(echo_udp(from, to, 8000)?, "fragmented UDP");
+    for (from, to) in [(from, to), (to, from)] {
+        let time = transfer(from, to, BULK)?;
+        println!("{} to {}: {:.2} Gb/s", from.address, to.address, BULK as f64 * 16e-9 / time.as_secs_f64());
+    }
+    Ok(())
+}
+
+fn counter(topology: &Topology, droplet: usize, counter: Counter) -> Result<u64> {
+    topology.rig.droplets[droplet - 1].programs.counter(counter)
+}
+
+#[test]
+fn pods_of_one_droplet_reach_each_other() -> Result<()> {
+    both(|topology| {
+        exchange(&topology.first, &topology.neighbour)?;
+        ensure!(counter(topology, 1, Counter::DeliveredLocal)? > 100);
+        ensure!(counter(topology, 1, Counter::SentToBouncer)? == 0, "nothing left the droplet");
+        Ok(())
+    })
+}
+
+#[test]
+fn the_direct_path_takes_one_hop() -> Result<()> {
+    both(|topology| {
+        topology.make_direct()?;
+        exchange(&topology.first, &topology.second)?;
+        ensure!(counter(topology, 1, Counter::SentDirect)? > 100);
+        ensure!(counter(topology, 2, Counter::Delivered)? > 100);
+        ensure!(counter(topology, 3, Counter::Bounced)? == 0, "no bouncer was asked");
+        Ok(())
+    })
+}
+
+#[test]
+fn bouncers_reach_what_the_agent_does_not_know() -> Result<()> {
+    both(|topology| {
+        exchange(&topology.first, &topology.second)?;
+        ensure!(counter(topology, 1, Counter::SentToBouncer)? > 100);
+        ensure!(counter(topology, 3, Counter::Bounced)? > 200);
+        ensure!(counter(topology, 2, Counter::Delivered)? > 100);
+        Ok(())
+    })
+}
+
+#[test]
+fn dividers_reach_other_networks() -> Result<()> {
+    both(|topology| {
+        exchange(&topology.first, &topology.other)?;
+        ensure!(counter(topology, 1, Counter::SentToDivider)? > 100);
+        ensure!(counter(topology, 2, Counter::Divided)? > 200);
+        ensure!(counter(topology, 1, Counter::Bounced)? > 100, "network 2's bouncer is on the sender's droplet");
+        ensure!(counter(topology, 3, Counter::Delivered)? > 100);
+        Ok(())
+    })
+}
