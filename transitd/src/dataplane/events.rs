@@ -1,4 +1,5 @@
 //! Events from the programs: addresses that agents want a direct row for, and the programs' log lines.
+#![allow(unsafe_code)]
 
 use std::path::Path;
 
@@ -24,7 +25,9 @@ pub enum EventError {
 pub fn watch_wanted(maps: &Path, wanted: mpsc::Sender<EndpointKey>) -> Result<(), EventError> {
     let data = MapData::from_pin(maps.join("DIRECT_WANTED")).map_err(EventError::Open)?;
     let ring = RingBuf::try_from(Map::RingBuf(data)).map_err(EventError::Open)?;
-    let mut ring = AsyncFd::with_interest(ring, Interest::READABLE).map_err(EventError::Wait)?;
+    // SAFETY: the ring buffer owns its file descriptor and never changes it.
+    let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) };
+    let mut ring = ring.map_err(|error| EventError::Wait(error.into_parts().1))?;
     tokio::spawn(async move {
         loop {
             let mut guard = match ring.readable_mut().await {
@@ -61,7 +64,8 @@ pub fn watch_log(ebpf: &mut Ebpf) {
             return;
         }
     };
-    let Ok(mut logger) = AsyncFd::with_interest(logger, Interest::READABLE) else { return };
+    // SAFETY: the logger owns its ring buffer's file descriptor and never changes it.
+    let Ok(mut logger) = (unsafe { AsyncFd::register_with_interest(logger, Interest::READABLE) }) else { return };
     tokio::spawn(async move {
         while let Ok(mut guard) = logger.readable_mut().await {
             guard.get_inner_mut().flush();

@@ -7,13 +7,13 @@ use std::path::Path;
 
 use futures::TryStreamExt;
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
-use rtnetlink::{Handle, IpVersion, LinkDummy, LinkUnspec};
+use rtnetlink::{Handle, IpVersion};
 use thuban_common::tables::HOST_SOURCE;
 
-use super::{NetlinkError, POD_TABLE, error_number, failed, find_link, sysctl, veth};
+use super::{NetlinkError, POD_TABLE, failed, find_link, sysctl, veth};
 
-/// Carries the host's source address towards pods.
-pub const HOST_LINK: &str = "thuban0";
+/// Carries the host's source address towards pods; a dummy link would do as well, but not every kernel has them.
+const HOST_LINK: &str = "lo";
 /// Before the main table (32766), after the local one (0).
 const RULE_PRIORITY: u32 = 6081;
 
@@ -21,10 +21,8 @@ const RULE_PRIORITY: u32 = 6081;
 pub async fn setup(handle: &Handle, proc_sys_net: &Path, uplink: &str) -> Result<(), NetlinkError> {
     sysctl::disable_rp_filter(proc_sys_net, "all")?;
     sysctl::disable_rp_filter(proc_sys_net, uplink)?;
-    let index = host_link(handle).await?;
-    let up = LinkUnspec::new_with_index(index).up().build();
-    handle.link().change(up).execute().await.map_err(failed("set up", HOST_LINK))?;
-    veth::add_address(handle, index, Ipv4Addr::from(HOST_SOURCE), 32).await?;
+    let link = find_link(handle, HOST_LINK).await?.ok_or_else(|| NetlinkError::NoInterface(HOST_LINK.into()))?;
+    veth::add_address(handle, link.header.index, Ipv4Addr::from(HOST_SOURCE), 32).await?;
     if !has_rule(handle).await? {
         handle
             .rule()
@@ -39,19 +37,6 @@ pub async fn setup(handle: &Handle, proc_sys_net: &Path, uplink: &str) -> Result
             .map_err(failed("add the rule to table", POD_TABLE))?;
     }
     Ok(())
-}
-
-async fn host_link(handle: &Handle) -> Result<u32, NetlinkError> {
-    if let Some(link) = find_link(handle, HOST_LINK).await? {
-        return Ok(link.header.index);
-    }
-    match handle.link().add(LinkDummy::new(HOST_LINK).build()).execute().await {
-        Ok(()) => {}
-        Err(error) if error_number(&error) == Some(libc::EEXIST) => {}
-        Err(source) => return Err(NetlinkError::Request { action: "create", object: HOST_LINK.into(), source }),
-    }
-    let link = find_link(handle, HOST_LINK).await?;
-    link.map(|link| link.header.index).ok_or_else(|| NetlinkError::NoInterface(HOST_LINK.into()))
 }
 
 async fn has_rule(handle: &Handle) -> Result<bool, NetlinkError> {

@@ -1,0 +1,10 @@
+//! A whole transitd on real veths, in network namespaces of its own, against an operator played by the test.
+//!
+//! Needs root and the built programs (`cargo xtask build-ebpf`). Every rig removes its namespaces, mounts, processes
+//! and files when it is dropped, also after a failure.
+
+mod attach;
+mod operator;
+mod program;
+mod restart;
+mod rig;

@@ -1,0 +1,315 @@
+//! One node: a network namespace with an uplink, a bpffs, a transitd process, pods as namespaces.
+
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use hyper_util::rt::TokioIo;
+use nix::sched::{CloneFlags, setns};
+use serde_json::Value;
+use thuban_proto::cni::cni_client::CniClient;
+use thuban_proto::cni::{AddRequest, Attached, CniError, DelRequest, add_reply};
+use thuban_proto::transit::{DropletRow, LocalRow, NetworkRow, VpcRow, row::Row};
+use tonic::transport::{Endpoint, Uri};
+
+use crate::operator::Operator;
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+/// The node's address on its uplink.
+pub const NODE: [u8; 4] = [192, 0, 2, 1];
+
+pub struct Rig {
+    pub name: String,
+    pub directory: PathBuf,
+    pub operator: Operator,
+    pub flags: Vec<String>,
+    namespaces: Vec<String>,
+    daemon: Option<Child>,
+}
+
+/// VPCs 7 and 8, each 10.0.0.0/16, network 10.0.1.0/24; this droplet has every role.
+pub fn base_rows() -> Vec<Row> {
+    let mut rows = vec![Row::Droplet(DropletRow { address: NODE.to_vec() })];
+    for vni in [7, 8] {
+        rows.push(Row::Vpc(VpcRow {
+            vni,
+            cidrs: vec!["10.0.0.0/16".into()],
+            dividers: vec![NODE.to_vec()],
+            divider_here: true,
+            host_access: false,
+        }));
+        rows.push(Row::Network(NetworkRow {
+            vni,
+            network: 0x0a00_0100,
+            cidrs: vec!["10.0.1.0/24".into()],
+            bouncers: vec![NODE.to_vec()],
+            bouncer_here: true,
+        }));
+    }
+    rows
+}
+
+pub fn mapped(last: u8) -> Vec<u8> {
+    Ipv4Addr::new(10, 0, 1, last).to_ipv6_mapped().octets().to_vec()
+}
+
+/// The pod `uid` at 10.0.1.`last`.
+pub fn local(vni: u32, uid: &str, last: u8) -> Row {
+    Row::Local(LocalRow {
+        vni,
+        address: mapped(last),
+        network: 0x0a00_0100,
+        prefix_length: 24,
+        gateway: "10.0.1.1".into(),
+        mac: vec![2, vni as u8, 10, 0, 1, last],
+        pod_uid: uid.into(),
+        pod_namespace: "ns".into(),
+        pod_name: uid.into(),
+        vpc_name: format!("vpc-{vni}"),
+        network_name: "net".into(),
+        ready: true,
+    })
+}
+
+impl Rig {
+    /// A node with its daemon running and the first snapshot applied.
+    pub fn new(rows: Vec<Row>) -> Self {
+        let mut rig = Self::prepare(rows);
+        rig.start();
+        rig.operator.wait_for_ack();
+        rig
+    }
+
+    /// A node without a daemon.
+    pub fn prepare(rows: Vec<Row>) -> Self {
+        assert!(nix::unistd::Uid::effective().is_root(), "these tests need root");
+        let name = format!("thd{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let directory = std::env::temp_dir().join(&name);
+        for part in ["bpf", "state", "run", "bin", "conf"] {
+            std::fs::create_dir_all(directory.join(part)).unwrap();
+        }
+        std::fs::write(directory.join("token"), "a-token\n").unwrap();
+        std::fs::write(directory.join("plugin"), "#!/bin/sh\n").unwrap();
+        sh(&format!("mount -t bpf {name} {}", directory.join("bpf").display()));
+        let node = format!("{name}-n");
+        sh(&format!("ip netns add {node} && ip -n {node} link set lo up"));
+        sh(&format!(
+            "ip netns add {name}-u && ip link add up0 netns {node} type veth peer name far netns {name}-u
+             ip -n {node} address add 192.0.2.1/24 dev up0 && ip -n {node} link set up0 up
+             ip -n {name}-u address add 192.0.2.2/24 dev far && ip -n {name}-u link set far up
+             ip netns exec {node} sysctl -qw net.ipv4.ip_forward=1"
+        ));
+        let listener = in_namespace(&node, || std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        let operator = Operator::start(listener, &directory, rows);
+        let namespaces = vec![node, format!("{name}-u")];
+        Self { name, directory, operator, flags: vec![], namespaces, daemon: None }
+    }
+
+    pub fn node(&self) -> &str {
+        &self.namespaces[0]
+    }
+
+    pub fn start(&mut self) {
+        self.operator.forget_received();
+        let path = |part: &str| self.directory.join(part).display().to_string();
+        let log = File::options().create(true).append(true).open(self.directory.join("log")).unwrap();
+        let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bpf/thuban-programs.o");
+        assert!(programs.exists(), "build the programs first: cargo xtask build-ebpf");
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net=/run/netns/{}", self.node()))
+            .arg(env!("CARGO_BIN_EXE_transitd"))
+            .args(["run", "--node-name", "node-t", "--node-ip", "192.0.2.1", "--add-deadline", "3", "--scan-interval", "1"])
+            .args(["--programs", &programs.display().to_string(), "--bpffs", &path("bpf")])
+            .args(["--state-dir", &path("state"), "--socket", &path("run/cni.sock")])
+            .args(["--cni-binary", &path("plugin"), "--cni-bin-dir", &path("bin"), "--cni-conf-dir", &path("conf")])
+            .args(["--operator-address", &self.operator.address, "--operator-ca", &self.operator.ca.display().to_string()])
+            .args(["--token-file", &path("token")])
+            .args(&self.flags)
+            .env("RUST_BACKTRACE", "0")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        self.daemon = Some(command.spawn().unwrap());
+    }
+
+    /// SIGKILL: as a crash.
+    pub fn kill(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.kill().unwrap();
+            daemon.wait().unwrap();
+        }
+    }
+
+    /// Whether the daemon ended by itself, with its exit code.
+    pub fn wait_for_exit(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < deadline {
+            if let Some(status) = self.daemon.as_mut().unwrap().try_wait().unwrap() {
+                return status.code();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        None
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.join("log")).unwrap_or_default()
+    }
+
+    /// A namespace for a pod; answers its path.
+    pub fn pod_namespace(&mut self, pod: &str) -> String {
+        let name = format!("{}-{pod}", self.name);
+        sh(&format!("ip netns add {name} && ip -n {name} link set lo up"));
+        self.namespaces.push(name.clone());
+        format!("/run/netns/{name}")
+    }
+
+    pub fn add(&self, container: &str, pod_uid: &str, netns: &str) -> Result<Attached, CniError> {
+        let request = AddRequest {
+            container_id: container.into(),
+            netns: netns.into(),
+            ifname: "eth0".into(),
+            pod_namespace: "ns".into(),
+            pod_name: pod_uid.into(),
+            pod_uid: pod_uid.into(),
+        };
+        match self.call(async |mut client| client.add(request).await.unwrap().into_inner()).result.unwrap() {
+            add_reply::Result::Attached(attached) => Ok(attached),
+            add_reply::Result::Error(error) => Err(error),
+        }
+    }
+
+    /// A pod with its namespace, attached; the container is named as the pod.
+    pub fn add_pod(&mut self, uid: &str) -> Attached {
+        let netns = self.pod_namespace(uid);
+        self.add(uid, uid, &netns).unwrap_or_else(|error| panic!("{error:?}\n{}", self.log()))
+    }
+
+    pub fn del(&self, container: &str) -> Option<CniError> {
+        let request = DelRequest { container_id: container.into(), netns: String::new(), ifname: "eth0".into() };
+        self.call(async |mut client| client.del(request).await.unwrap().into_inner()).error
+    }
+
+    fn call<T>(&self, call: impl AsyncFnOnce(CniClient<tonic::transport::Channel>) -> T) -> T {
+        let socket = self.directory.join("run/cni.sock");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let connector = tower::service_fn(move |_: Uri| {
+                let socket = socket.clone();
+                async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
+            });
+            let channel = Endpoint::from_static("http://transitd").connect_with_connector(connector).await;
+            call(CniClient::new(channel.unwrap_or_else(|e| panic!("{e}\n{}", self.log())))).await
+        })
+    }
+
+    /// Runs in the node's namespace.
+    pub fn on_node(&self, command: &str) -> String {
+        let output = self.try_in(self.node(), command);
+        assert!(output.status.success(), "{command}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs in a pod's namespace; answers whether it succeeded.
+    pub fn in_pod(&self, pod: &str, command: &str) -> bool {
+        self.try_in(&format!("{}-{pod}", self.name), command).status.success()
+    }
+
+    pub fn in_pod_text(&self, pod: &str, command: &str) -> String {
+        String::from_utf8(self.try_in(&format!("{}-{pod}", self.name), command).stdout).unwrap()
+    }
+
+    pub fn ping(&self, pod: &str, address: &str) -> bool {
+        self.in_pod(pod, &format!("ping -c 2 -i 0.2 -W 1 {address}"))
+    }
+
+    fn try_in(&self, namespace: &str, command: &str) -> Output {
+        Command::new("ip").args(["netns", "exec", namespace, "sh", "-c", command]).output().unwrap()
+    }
+
+    /// Rows of one table, as `transitd rows` prints them.
+    pub fn rows(&self, table: &str) -> Vec<Value> {
+        let bpffs = self.directory.join("bpf");
+        let output = Command::new(env!("CARGO_BIN_EXE_transitd")).arg("rows").arg("--bpffs").arg(bpffs).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let rows = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        rows.filter(|row| row["table"] == table).collect()
+    }
+
+    pub fn counter(&self, name: &str) -> u64 {
+        let bpffs = self.directory.join("bpf");
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_transitd")).arg("counters").arg("--bpffs").arg(bpffs).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()[name].as_u64().unwrap()
+    }
+
+    /// Everything that attachments leave, in one list: empty when there is none.
+    pub fn traces(&self) -> Vec<String> {
+        let mut traces: Vec<String> = Vec::new();
+        let mut lines = |what: &str, text: String| {
+            traces.extend(text.lines().map(|line| format!("{what}: {line}")));
+        };
+        lines("link", self.on_node("ip -o link | grep thb[0-9a-f] || true"));
+        lines("route", self.on_node("ip route show table 6081 || true"));
+        lines("neighbour", self.on_node("ip neighbour show nud permanent | grep thb || true"));
+        for table in ["ATTACHMENTS", "LOCAL_ENDPOINTS"] {
+            lines("row", self.rows(table).iter().map(|row| format!("{row}\n")).collect());
+        }
+        let files = |part: &str| -> String {
+            let entries = std::fs::read_dir(self.directory.join(part)).unwrap();
+            entries.map(|e| format!("{}\n", e.unwrap().file_name().display())).collect()
+        };
+        lines("file", files("state/attachments"));
+        let pins = files("bpf/thuban/layout_1/links");
+        lines("pin", pins.lines().filter(|pin| pin.starts_with("agent")).map(|pin| format!("{pin}\n")).collect());
+        traces
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        if std::thread::panicking() {
+            eprintln!("--- transitd's log\n{}", self.log());
+        }
+        for namespace in &self.namespaces {
+            let _ = Command::new("ip").args(["netns", "del", namespace]).status();
+        }
+        let _ = Command::new("umount").arg(self.directory.join("bpf")).status();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Runs on a thread of its own in that namespace.
+fn in_namespace<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let file = File::open(format!("/run/netns/{name}")).unwrap();
+    std::thread::spawn(move || {
+        setns(&file, CloneFlags::CLONE_NEWNET).unwrap();
+        work()
+    })
+    .join()
+    .unwrap()
+}
+
+fn sh(script: &str) {
+    let status = Command::new("sh").args(["-ec", script]).status().unwrap();
+    assert!(status.success(), "{script}");
+}
+
+/// Waits until something holds.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < deadline, "never happened: {what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
