@@ -1,1 +1,58 @@
-//! Thuban.
+//! Objects of Thuban (group `thuban.dev`, version `v1alpha1`), their newtypes and conditions. No I/O.
+//!
+//! Rules that one object can state about itself are CEL in the CRD; rules across objects are the operator's.
+
+pub mod bouncer;
+pub mod cidr;
+pub mod claim;
+pub mod condition;
+pub mod divider;
+pub mod droplet;
+pub mod endpoint;
+pub mod identifiers;
+pub mod network;
+pub mod phase;
+pub mod vpc;
+
+pub use bouncer::{Bouncer, BouncerSpec, RoleStatus};
+pub use claim::{IpClaim, IpClaimSpec, IpClaimStatus, VniClaim, VniClaimSpec, VniClaimStatus};
+pub use condition::{Condition, ConditionStatus};
+pub use divider::{Divider, DividerSpec};
+pub use droplet::{Droplet, DropletSpec, DropletStatus};
+pub use endpoint::{Endpoint, EndpointSpec, EndpointStatus, EndpointType, PodRef};
+pub use network::{Network, NetworkSpec, NetworkStatus};
+pub use phase::Phase;
+pub use vpc::{Vpc, VpcSpec, VpcStatus};
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt;
+
+pub const GROUP: &str = "thuban.dev";
+/// Finalizer of every object that must be taken out of droplets before it goes.
+pub const FINALIZER: &str = "thuban.dev/rows";
+/// Annotation of pods and namespaces: the network of the pod.
+pub const NETWORK_ANNOTATION: &str = "thuban.dev/network";
+/// Name of the VPC and of the network for pods that name none.
+pub const DEFAULT_NAME: &str = "default";
+/// Namespace of the operator, transitd and their Leases.
+pub const SYSTEM_NAMESPACE: &str = "thuban-system";
+/// Lease of the leading operator, with the two annotations below.
+pub const OPERATOR_LEASE: &str = "thuban-operator";
+/// `host:port` of the leading operator's stream server.
+pub const ADDRESS_ANNOTATION: &str = "thuban.dev/address";
+/// PEM bundle that verifies it.
+pub const CA_BUNDLE_ANNOTATION: &str = "thuban.dev/ca-bundle";
+
+/// All CRDs, in the order of installation.
+pub fn crds() -> Vec<CustomResourceDefinition> {
+    vec![
+        Vpc::crd(),
+        Network::crd(),
+        Endpoint::crd(),
+        Divider::crd(),
+        Bouncer::crd(),
+        Droplet::crd(),
+        IpClaim::crd(),
+        VniClaim::crd(),
+    ]
+}

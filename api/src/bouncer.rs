@@ -1,0 +1,42 @@
+//! Bouncer: a droplet's role for one network. Named `<network>-b<number>`.
+
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Condition, Phase};
+
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "thuban.dev",
+    version = "v1alpha1",
+    kind = "Bouncer",
+    plural = "bouncers",
+    shortname = "bnc",
+    status = "RoleStatus",
+    printcolumn(name = "VPC", type_ = "string", json_path = ".spec.vpc"),
+    printcolumn(name = "Network", type_ = "string", json_path = ".spec.network"),
+    printcolumn(name = "Droplet", type_ = "string", json_path = ".spec.droplet"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct BouncerSpec {
+    #[x_kube(validation = Rule::new("self == oldSelf").message("spec.vpc is immutable"))]
+    #[schemars(length(min = 1, max = 63))]
+    pub vpc: String,
+    #[x_kube(validation = Rule::new("self == oldSelf").message("spec.network is immutable"))]
+    #[schemars(length(min = 1, max = 63))]
+    pub network: String,
+    /// Where it is placed; written by the operator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub droplet: Option<String>,
+}
+
+/// Status of a role, divider or bouncer. Provisioned: those who use it have acked.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RoleStatus {
+    pub phase: Phase,
+    pub conditions: Vec<Condition>,
+}

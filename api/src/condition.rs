@@ -1,0 +1,87 @@
+//! Standard conditions, with reasons a person can act on.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ConditionStatus {
+    True,
+    False,
+    Unknown,
+}
+
+/// As metav1.Condition.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Condition {
+    /// `Accepted` (the spec is good), `Ready` (it forwards), `Deleting` (what deletion waits for), …
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub status: ConditionStatus,
+    /// CamelCase, for programs.
+    pub reason: String,
+    /// For people: names the field, what was expected, what to do.
+    pub message: String,
+    /// RFC 3339.
+    pub last_transition_time: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}
+
+/// Sets a condition; its time changes only with its status. True if anything but the time changed.
+pub fn set(conditions: &mut Vec<Condition>, mut new: Condition) -> bool {
+    let Some(old) = conditions.iter_mut().find(|condition| condition.kind == new.kind) else {
+        conditions.push(new);
+        return true;
+    };
+    if old.status == new.status {
+        new.last_transition_time.clone_from(&old.last_transition_time);
+    }
+    let is_changed = *old != new;
+    *old = new;
+    is_changed
+}
+
+/// The condition of a type.
+pub fn find<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|condition| condition.kind == kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Condition, ConditionStatus, find, set};
+
+    fn condition(status: ConditionStatus, reason: &str, time: &str) -> Condition {
+        Condition {
+            kind: "Accepted".into(),
+            status,
+            reason: reason.into(),
+            message: String::new(),
+            last_transition_time: time.into(),
+            observed_generation: None,
+        }
+    }
+
+    #[test]
+    fn the_time_changes_only_with_the_status() {
+        let mut conditions = Vec::new();
+        assert!(set(
+            &mut conditions,
+            condition(ConditionStatus::False, "Overlap", "1")
+        ));
+        assert!(!set(
+            &mut conditions,
+            condition(ConditionStatus::False, "Overlap", "2")
+        ));
+        assert!(set(
+            &mut conditions,
+            condition(ConditionStatus::False, "Outside", "3")
+        ));
+        assert_eq!(find(&conditions, "Accepted").unwrap().last_transition_time, "1");
+        assert!(set(
+            &mut conditions,
+            condition(ConditionStatus::True, "Fine", "4")
+        ));
+        assert_eq!(find(&conditions, "Accepted").unwrap().last_transition_time, "4");
+    }
+}

@@ -1,0 +1,29 @@
+//! Divider: a droplet's role for one VPC. Named `<vpc>-d<number>`.
+
+use kube::{CustomResource, KubeSchema};
+use serde::{Deserialize, Serialize};
+
+use crate::RoleStatus;
+
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "thuban.dev",
+    version = "v1alpha1",
+    kind = "Divider",
+    plural = "dividers",
+    shortname = "div",
+    status = "RoleStatus",
+    printcolumn(name = "VPC", type_ = "string", json_path = ".spec.vpc"),
+    printcolumn(name = "Droplet", type_ = "string", json_path = ".spec.droplet"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct DividerSpec {
+    #[x_kube(validation = Rule::new("self == oldSelf").message("spec.vpc is immutable"))]
+    #[schemars(length(min = 1, max = 63))]
+    pub vpc: String,
+    /// Where it is placed; written by the operator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub droplet: Option<String>,
+}

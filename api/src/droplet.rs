@@ -1,0 +1,57 @@
+//! Droplet: a node that carries Thuban's data plane. Named as its Node.
+
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Condition, Phase};
+
+/// Written by the node's own transitd, which creates the object; the operator writes metadata and status.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "thuban.dev",
+    version = "v1alpha1",
+    kind = "Droplet",
+    plural = "droplets",
+    shortname = "drop",
+    status = "DropletStatus",
+    printcolumn(name = "IP", type_ = "string", json_path = ".spec.ip"),
+    printcolumn(name = "Interface", type_ = "string", json_path = ".spec.interface"),
+    printcolumn(name = "MTU", type_ = "integer", json_path = ".spec.mtu"),
+    printcolumn(name = "Transit", type_ = "string", json_path = ".spec.transitHook"),
+    printcolumn(name = "Roles", type_ = "string", json_path = ".status.roles"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct DropletSpec {
+    /// The Node's name; the object has the same.
+    pub node: String,
+    /// IPv4 of the node on the underlay: one of its Node's InternalIPs, unique among droplets.
+    pub ip: String,
+    /// Interface that holds it.
+    pub interface: String,
+    /// MTU of that interface, bytes. Pods get 50 less.
+    pub mtu: u32,
+    /// Where transit runs: `xdp` or `tc`.
+    #[serde(default)]
+    pub transit_hook: String,
+    /// Where agents of new pods run: `xdp` or `tc`.
+    #[serde(default)]
+    pub agent_hook: String,
+    /// Version of transitd and its programs.
+    #[serde(default)]
+    pub program_version: String,
+}
+
+/// Written by the operator alone.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DropletStatus {
+    pub phase: Phase,
+    /// Names of the dividers and bouncers that it carries.
+    pub roles: Vec<String>,
+    pub conditions: Vec<Condition>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}

@@ -1,0 +1,119 @@
+//! Integers and bytes that mean something.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use crate::cidr::Cidr;
+
+/// Geneve VNI, 1 to 2^24 - 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Vni(u32);
+
+impl Vni {
+    pub const MAX: u32 = (1 << 24) - 1;
+
+    pub fn new(number: u32) -> Option<Self> {
+        (1..=Self::MAX).contains(&number).then_some(Self(number))
+    }
+
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for Vni {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+/// A network within its VPC: the base address of its first CIDR as a number (docs/adr/0001).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NetworkId(u32);
+
+impl NetworkId {
+    pub fn of(first: Cidr) -> Self {
+        Self(u32::from(first.base()))
+    }
+
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{0:?} is not a MAC address such as 02:54:0a:00:01:02")]
+pub struct MacError(String);
+
+/// An Ethernet address, printed with colons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MacAddr(pub [u8; 6]);
+
+impl MacAddr {
+    /// The MAC of an endpoint that has no other: locally administered, then the address.
+    pub fn of(address: Ipv4Addr) -> Self {
+        let [a, b, c, d] = address.octets();
+        Self([0x02, 0x54, a, b, c, d])
+    }
+}
+
+impl fmt::Display for MacAddr {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, f] = self.0;
+        write!(formatter, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+    }
+}
+
+impl FromStr for MacAddr {
+    type Err = MacError;
+
+    fn from_str(text: &str) -> Result<Self, MacError> {
+        let error = || MacError(text.to_owned());
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let part = parts.next().filter(|part| part.len() == 2).ok_or_else(error)?;
+            *byte = u8::from_str_radix(part, 16).map_err(|_| error())?;
+        }
+        if parts.next().is_some() {
+            Err(error())
+        } else {
+            Ok(Self(bytes))
+        }
+    }
+}
+
+/// IPv4 mapped into IPv6 (RFC 4291 section 2.5.5.2), network order: the form of addresses in rows and tables.
+pub fn mapped(address: Ipv4Addr) -> [u8; 16] {
+    address.to_ipv6_mapped().octets()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MacAddr, Vni};
+
+    #[test]
+    fn vnis_are_24_bits_and_not_zero() {
+        assert!(Vni::new(0).is_none() && Vni::new(1 << 24).is_none());
+        assert_eq!(Vni::new(Vni::MAX).map(Vni::get), Some(0xff_ffff));
+    }
+
+    #[test]
+    fn mac_addresses_are_read_back_as_printed() {
+        let mac = MacAddr::of([10, 0, 1, 2].into());
+        assert_eq!(mac.to_string(), "02:54:0a:00:01:02");
+        assert_eq!(mac.to_string().parse(), Ok(mac));
+        for text in [
+            "",
+            "02:54:0a:00:01",
+            "02:54:0a:00:01:02:03",
+            "2:54:0a:00:01:02",
+            "zz:54:0a:00:01:02",
+        ] {
+            assert!(text.parse::<MacAddr>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Network: a subnet of a VPC.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Condition, Phase};
+
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "thuban.dev", version = "v1alpha1", kind = "Network", plural = "networks", shortname = "net",
+    status = "NetworkStatus",
+    printcolumn(name = "VPC", type_ = "string", json_path = ".spec.vpc"),
+    printcolumn(name = "CIDRs", type_ = "string", json_path = ".spec.cidrs"),
+    printcolumn(name = "Allocated", type_ = "integer", json_path = ".status.allocated"),
+    printcolumn(name = "Capacity", type_ = "integer", json_path = ".status.capacity"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.status=='False')].reason"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    validation = Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
+        .message("metadata.name must be a DNS label: at most 63 of a-z, 0-9 and -")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct NetworkSpec {
+    /// The VPC; never changes.
+    #[x_kube(validation = Rule::new("self == oldSelf").message("spec.vpc is immutable"))]
+    #[schemars(length(min = 1, max = 63))]
+    pub vpc: String,
+    /// Ranges within the VPC's: IPv4 networks without host bits, at most 8; only appended.
+    #[x_kube(
+        validation = Rule::new("self.size() >= 1 && self.size() <= 8").message("spec.cidrs must have 1 to 8 ranges"),
+        validation = Rule::new("self.all(c, isCIDR(c) && cidr(c).ip().family() == 4 && cidr(c).masked() == cidr(c) && cidr(c).prefixLength() <= 30)")
+            .message("spec.cidrs must be IPv4 networks without host bits and of /30 or larger, such as 10.0.1.0/24"),
+        validation = Rule::new("oldSelf.size() <= self.size() && self[0] == oldSelf[0] && self.filter(c, c in oldSelf).size() >= oldSelf.size()")
+            .message("spec.cidrs may only be appended to")
+    )]
+    #[schemars(length(max = 8), inner(length(max = 18)))]
+    pub cidrs: Vec<String>,
+    /// How many bouncers serve the network.
+    #[serde(default = "crate::vpc::one")]
+    #[schemars(range(min = 1, max = 8))]
+    pub bouncers: u32,
+    /// Namespaces whose pods may enter, if the VPC admits them too: none admits nobody, `{}` admits all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allowed_namespaces: Option<LabelSelector>,
+    /// Whether pods may ask for an address of their choice. Not served yet.
+    #[serde(default)]
+    pub allow_static_ips: bool,
+}
+
+/// Written by the operator alone.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NetworkStatus {
+    pub phase: Phase,
+    /// Addresses that endpoints can have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<u64>,
+    /// Addresses claimed, resting ones included; written at most once a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocated: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    pub conditions: Vec<Condition>,
+}

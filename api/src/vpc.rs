@@ -1,0 +1,57 @@
+//! Vpc: a tenant's address space.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Condition, Phase};
+
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "thuban.dev", version = "v1alpha1", kind = "Vpc", plural = "vpcs",
+    status = "VpcStatus",
+    printcolumn(name = "VNI", type_ = "integer", json_path = ".status.vni"),
+    printcolumn(name = "CIDRs", type_ = "string", json_path = ".spec.cidrs"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.status=='False')].reason"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    validation = Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
+        .message("metadata.name must be a DNS label: at most 63 of a-z, 0-9 and -")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct VpcSpec {
+    /// Ranges of the VPC: IPv4 networks without host bits, at most 8; only appended.
+    #[x_kube(
+        validation = Rule::new("self.size() >= 1 && self.size() <= 8").message("spec.cidrs must have 1 to 8 ranges"),
+        validation = Rule::new("self.all(c, isCIDR(c) && cidr(c).ip().family() == 4 && cidr(c).masked() == cidr(c))")
+            .message("spec.cidrs must be IPv4 networks without host bits, such as 10.0.0.0/16"),
+        validation = Rule::new("oldSelf.size() <= self.size() && self.filter(c, c in oldSelf).size() >= oldSelf.size()")
+            .message("spec.cidrs may only be appended to")
+    )]
+    #[schemars(length(max = 8), inner(length(max = 18)))]
+    pub cidrs: Vec<String>,
+    /// How many dividers serve the VPC.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 8))]
+    pub dividers: u32,
+    /// Namespaces whose pods may enter: none admits nobody, `{}` admits all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allowed_namespaces: Option<LabelSelector>,
+}
+
+/// Written by the operator alone.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VpcStatus {
+    pub phase: Phase,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vni: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    pub conditions: Vec<Condition>,
+}
+
+pub(crate) fn one() -> u32 {
+    1
+}

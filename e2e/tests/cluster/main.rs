@@ -1,0 +1,19 @@
+//! Black-box tests of a real cluster with Thuban installed from `install/`, run by `cargo xtask test`.
+//!
+//! They see what a user sees (kubectl, pods, packets on the wire) and what a malicious tenant can do. All tests
+//! share one cluster and one set of tenants, and run one after the other.
+
+mod admission;
+mod agent_xdp;
+mod capacity;
+mod connectivity;
+mod installation;
+mod intruder;
+mod isolation;
+mod packets;
+mod paths;
+mod probes;
+mod restarts;
+mod support;
+mod tenants;
+mod transfer;

@@ -1,0 +1,131 @@
+//! Packets made by hand: echo requests, datagrams with a forged source, Geneve frames; and the reading of captures.
+
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, recv, sendto, setsockopt, socket, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+/// Internet checksum (RFC 1071) over whole bytes.
+fn checksum(bytes: &[u8]) -> u16 {
+    let mut sum: u32 = bytes
+        .chunks(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)])))
+        .sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+fn raw_icmp() -> Result<OwnedFd> {
+    let fd = socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Icmp)?;
+    setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::milliseconds(200))?;
+    Ok(fd)
+}
+
+/// Sends echo requests until one is answered or patience ends.
+pub fn ping(address: Ipv4Addr, patience: Duration) -> Result<()> {
+    let fd = raw_icmp()?;
+    let identifier = (std::process::id() as u16) ^ u16::from_be_bytes([address.octets()[2], address.octets()[3]]);
+    let mut request = vec![8, 0, 0, 0];
+    request.extend(identifier.to_be_bytes());
+    request.extend([0, 1]);
+    request.extend([0x5a; 32]);
+    let sum = checksum(&request).to_be_bytes();
+    request[2..4].copy_from_slice(&sum);
+    let end = Instant::now() + patience;
+    let mut buffer = [0; 256];
+    while Instant::now() < end {
+        let target = SockaddrIn::from(std::net::SocketAddrV4::new(address, 0));
+        sendto(fd.as_raw_fd(), &request, &target, MsgFlags::empty()).context("send echo")?;
+        while let Ok(length) = recv(fd.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+            let header = usize::from(buffer[0] & 0xf) * 4;
+            let reply = length >= header + 8
+                && buffer[12..16] == address.octets()
+                && buffer[header] == 0
+                && buffer[header + 4..header + 6] == identifier.to_be_bytes();
+            if reply {
+                return Ok(());
+            }
+        }
+    }
+    bail!("no echo reply from {address}")
+}
+
+/// One UDP datagram as an IPv4 packet with any source.
+pub fn udp_packet(source: Ipv4Addr, destination: Ipv4Addr, port: u16, payload: &[u8]) -> Vec<u8> {
+    let length = 20 + 8 + payload.len();
+    let mut packet = vec![0x45, 0];
+    packet.extend((length as u16).to_be_bytes());
+    packet.extend([0, 1, 0x40, 0, 64, 17, 0, 0]);
+    packet.extend(source.octets());
+    packet.extend(destination.octets());
+    let sum = checksum(&packet).to_be_bytes();
+    packet[10..12].copy_from_slice(&sum);
+    packet.extend(40_000_u16.to_be_bytes());
+    packet.extend(port.to_be_bytes());
+    packet.extend(((8 + payload.len()) as u16).to_be_bytes());
+    packet.extend([0, 0]);
+    packet.extend(payload);
+    packet
+}
+
+/// Sends an IPv4 packet with the header as it stands (IP_HDRINCL), from the calling thread's namespace.
+pub fn send_raw(packet: &[u8]) -> Result<()> {
+    let fd = socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Raw)?;
+    let destination = Ipv4Addr::new(packet[16], packet[17], packet[18], packet[19]);
+    let target = SockaddrIn::from(std::net::SocketAddrV4::new(destination, 0));
+    sendto(fd.as_raw_fd(), packet, &target, MsgFlags::empty()).context("send a raw packet")?;
+    Ok(())
+}
+
+/// Geneve of `vni` around an inner IPv4 packet (inner MACs are anything; the delivering side writes them).
+pub fn geneve_packet(source: Ipv4Addr, destination: Ipv4Addr, vni: u32, inner: &[u8]) -> Vec<u8> {
+    let mut payload = vec![0, 0, 0x65, 0x58];
+    payload.extend((vni << 8).to_be_bytes());
+    payload.extend([2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x00]);
+    payload.extend(inner);
+    udp_packet(source, destination, 6081, &payload)
+}
+
+/// A Geneve frame of a capture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Captured {
+    pub outer_source: Ipv4Addr,
+    pub outer_destination: Ipv4Addr,
+    pub vni: u32,
+    pub inner_source: Ipv4Addr,
+    pub inner_destination: Ipv4Addr,
+}
+
+/// The Geneve frames of a pcap file (as tcpdump writes it: little endian, Ethernet).
+pub fn read_capture(bytes: &[u8]) -> Vec<Captured> {
+    let mut frames = Vec::new();
+    let mut rest = bytes.get(24..).unwrap_or_default();
+    while rest.len() >= 16 {
+        let length = u32::from_le_bytes([rest[8], rest[9], rest[10], rest[11]]) as usize;
+        let Some(frame) = rest.get(16..16 + length) else { break };
+        frames.extend(parse(frame));
+        rest = &rest[16 + length..];
+    }
+    frames
+}
+
+fn parse(frame: &[u8]) -> Option<Captured> {
+    let address = |at: usize| Some(Ipv4Addr::from(<[u8; 4]>::try_from(frame.get(at..at + 4)?).ok()?));
+    let geneve = frame.get(12..14)? == [8, 0] && frame.get(23)? == &17 && frame.get(36..38)? == 6081_u16.to_be_bytes();
+    let inner_ipv4 = frame.get(62..64)? == [8, 0];
+    (geneve && inner_ipv4).then_some(())?;
+    Some(Captured {
+        outer_source: address(26)?,
+        outer_destination: address(30)?,
+        vni: u32::from_be_bytes([0, *frame.get(46)?, *frame.get(47)?, *frame.get(48)?]),
+        inner_source: address(76)?,
+        inner_destination: address(80)?,
+    })
+}

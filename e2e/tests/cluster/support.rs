@@ -1,0 +1,217 @@
+//! Pods as the tests see them: made and read by kubectl, and entered by their network namespace, so that a test
+//! can send any bytes that a malicious tenant could.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use nix::sched::{CloneFlags, setns};
+use serde_json::Value;
+use thuban_e2e::cluster::Cluster;
+
+/// Long enough for the first packet of a flow on a busy machine (next hops, bouncers).
+pub const REACHED: Duration = Duration::from_secs(5);
+/// How long a packet that must not arrive is waited for.
+pub const NOT_REACHED: Duration = Duration::from_millis(800);
+/// HTTP and UDP port of `agnhost netexec` in every test pod.
+pub const PORT: u16 = 8080;
+
+#[derive(Clone, Debug)]
+pub struct Pod {
+    pub namespace: String,
+    pub name: String,
+    pub node: String,
+    pub address: Ipv4Addr,
+    /// Path of its network namespace, as the root namespace sees it.
+    netns: PathBuf,
+}
+
+/// A pod of `agnhost netexec` on `node`, in `network` (none: whatever its namespace says).
+pub fn netexec_manifest(namespace: &str, name: &str, node: &str, network: Option<&str>) -> Value {
+    let mut pod = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "labels": {"app": "netexec"}, "annotations": {}},
+        "spec": {
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{
+                "name": "netexec", "image": "registry.k8s.io/e2e-test-images/agnhost:2.63.0",
+                "args": ["netexec", "--http-port=8080", "--udp-port=8080"],
+            }],
+        },
+    });
+    if let Some(network) = network {
+        pod["metadata"]["annotations"]["thuban.dev/network"] = network.into();
+    }
+    pod
+}
+
+/// A VPC that admits the namespaces `namespaces`.
+pub fn vpc_manifest(name: &str, cidr: &str, namespaces: &[&str]) -> Value {
+    serde_json::json!({
+        "apiVersion": "thuban.dev/v1alpha1", "kind": "Vpc", "metadata": {"name": name},
+        "spec": {"cidrs": [cidr], "allowedNamespaces": {"matchExpressions": [
+            {"key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces}]}},
+    })
+}
+
+/// A network of `vpc` that admits every namespace that the VPC admits.
+pub fn network_manifest(name: &str, vpc: &str, cidr: &str) -> Value {
+    serde_json::json!({
+        "apiVersion": "thuban.dev/v1alpha1", "kind": "Network", "metadata": {"name": name},
+        "spec": {"vpc": vpc, "cidrs": [cidr], "allowedNamespaces": {}},
+    })
+}
+
+pub fn namespace_manifest(name: &str, network: Option<&str>) -> Value {
+    let mut namespace = serde_json::json!({
+        "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "annotations": {}},
+    });
+    if let Some(network) = network {
+        namespace["metadata"]["annotations"]["thuban.dev/network"] = network.into();
+    }
+    namespace
+}
+
+/// Applies all objects in one go.
+pub fn apply(cluster: &Cluster, objects: &[Value]) -> Result<()> {
+    let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    cluster.kubectl_apply(&list.to_string()).map(|_| ())
+}
+
+/// `kubectl get … -o json`, parsed.
+pub fn get(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
+    let arguments: Vec<&str> = ["get"].into_iter().chain(arguments.iter().copied()).chain(["-o", "json"]).collect();
+    Ok(serde_json::from_str(&cluster.kubectl(&arguments)?)?)
+}
+
+/// The condition of `kind` of an object, if it has one.
+pub fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
+    object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind)
+}
+
+/// Waits until a cluster object (`vpc/red`) is Provisioned.
+pub fn wait_provisioned(cluster: &Cluster, object: &str) -> Result<()> {
+    cluster.wait_for(&format!("{object} Provisioned"), Duration::from_secs(60), || {
+        Ok(get(cluster, &[object])?["status"]["phase"] == "Provisioned")
+    })
+}
+
+/// Waits until the pod runs and is ready, and finds its network namespace.
+pub fn running(cluster: &Cluster, namespace: &str, name: &str) -> Result<Pod> {
+    cluster.wait_for(&format!("pod {namespace}/{name} Ready"), Duration::from_secs(120), || {
+        let pod = get(cluster, &["pod", "-n", namespace, name])?;
+        Ok(condition(&pod, "Ready").is_some_and(|condition| condition["status"] == "True"))
+    })?;
+    let pod = get(cluster, &["pod", "-n", namespace, name])?;
+    let text = |value: &Value| value.as_str().map(str::to_owned).ok_or_else(|| anyhow!("no such field: {value}"));
+    let node = text(&pod["spec"]["nodeName"])?;
+    let container = text(&pod["status"]["containerStatuses"][0]["containerID"])?;
+    let container = container.trim_start_matches("containerd://").to_owned();
+    let tasks = cluster.exec_on_node(&node, &["ctr", "-n", "k8s.io", "task", "ls"])?;
+    let process = tasks
+        .lines()
+        .find(|line| line.starts_with(&container))
+        .and_then(|line| line.split_whitespace().nth(1))
+        .with_context(|| format!("no task of container {container} on {node}"))?;
+    let netns = PathBuf::from(format!("/proc/{}/root/proc/{process}/ns/net", cluster.node_pid(&node)?));
+    Ok(Pod { namespace: namespace.into(), name: name.into(), address: text(&pod["status"]["podIP"])?.parse()?, node, netns })
+}
+
+/// Deletes the object and waits until it is gone; a missing one is fine.
+pub fn delete(cluster: &Cluster, arguments: &[&str]) -> Result<()> {
+    let arguments: Vec<&str> = ["delete", "--ignore-not-found", "--wait", "--timeout=120s"]
+        .into_iter()
+        .chain(arguments.iter().copied())
+        .collect();
+    cluster.kubectl(&arguments).map(|_| ())
+}
+
+impl Pod {
+    /// Runs `work` on a thread of its own inside the pod's network namespace.
+    pub fn inside<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let netns = File::open(&self.netns).with_context(|| format!("netns of {}: {}", self.name, self.netns.display()))?;
+        inside(netns, work)
+    }
+
+    /// Runs a command of the node's file system inside the pod's network namespace.
+    pub fn command(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.inside(|| {
+            Ok(std::process::Command::new(arguments[0]).args(&arguments[1..]).output()?)
+        })?;
+        if !output.status.success() {
+            bail!("{arguments:?} in {}: {}", self.name, String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Who answers `GET /hostname` at `address`, seen from this pod.
+    pub fn tcp(&self, address: Ipv4Addr, patience: Duration) -> Result<String> {
+        self.inside(move || http_hostname(address, patience))
+    }
+
+    /// Who answers the UDP command `hostname` at `address`, seen from this pod; asks again until patience ends.
+    pub fn udp(&self, address: Ipv4Addr, patience: Duration) -> Result<String> {
+        self.inside(move || {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+            socket.set_read_timeout(Some(Duration::from_millis(300)))?;
+            socket.connect((address, PORT))?;
+            let end = Instant::now() + patience;
+            let mut buffer = [0; 512];
+            loop {
+                let answer = socket.send(b"hostname").and_then(|_| socket.recv(&mut buffer));
+                match answer {
+                    Ok(length) => return Ok(String::from_utf8_lossy(&buffer[..length]).trim().to_owned()),
+                    Err(error) if Instant::now() >= end => return Err(error).context("udp"),
+                    Err(_) => {}
+                }
+            }
+        })
+    }
+
+    /// Whether `address` answers an ICMP echo, seen from this pod.
+    pub fn ping(&self, address: Ipv4Addr, patience: Duration) -> Result<()> {
+        self.inside(move || super::packets::ping(address, patience))
+    }
+
+    /// Asserts that nobody answers at `address` by TCP, UDP or ICMP.
+    pub fn reaches_nothing_at(&self, address: Ipv4Addr) {
+        for (way, answer) in [
+            ("TCP", self.tcp(address, NOT_REACHED)),
+            ("UDP", self.udp(address, NOT_REACHED)),
+            ("ICMP", self.ping(address, NOT_REACHED).map(|()| "echo".to_owned())),
+        ] {
+            assert!(answer.is_err(), "{} got an answer by {way} at {address}: {answer:?}", self.name);
+        }
+    }
+}
+
+/// Runs `work` on a thread of its own inside `netns`.
+pub fn inside<T: Send>(netns: File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        scope
+            .spawn(move || {
+                setns(netns, CloneFlags::CLONE_NEWNET).context("setns")?;
+                work()
+            })
+            .join()
+            .map_err(|_| anyhow!("the thread in the namespace panicked"))?
+    })
+}
+
+/// Who answers `GET /hostname` at `address`, from the namespace of the calling thread.
+pub fn http_hostname(address: Ipv4Addr, patience: Duration) -> Result<String> {
+    let mut stream = TcpStream::connect_timeout(&SocketAddr::from((address, PORT)), patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+    if !head.contains("200 OK") {
+        bail!("HTTP: {head}");
+    }
+    Ok(body.trim().to_owned())
+}

@@ -1,0 +1,78 @@
+//! The tenants that most tests look at: `red` and `blue` with equal addresses, `green` with others; one pod of each
+//! network on every node. Made once for the whole test binary.
+
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result};
+use thuban_e2e::cluster::Cluster;
+
+use crate::support::{
+    Pod, apply, namespace_manifest, netexec_manifest, network_manifest, running, vpc_manifest, wait_provisioned,
+};
+
+pub const VPCS: [(&str, &str); 3] = [("red", "10.0.0.0/16"), ("blue", "10.0.0.0/16"), ("green", "10.1.0.0/16")];
+pub const NETWORKS: [(&str, &str, &str); 5] = [
+    ("red-web", "red", "10.0.1.0/24"),
+    ("red-db", "red", "10.0.2.0/24"),
+    ("blue-web", "blue", "10.0.1.0/24"),
+    ("blue-db", "blue", "10.0.2.0/24"),
+    ("green-web", "green", "10.1.1.0/24"),
+];
+
+pub struct Tenants {
+    pub cluster: Cluster,
+    pub pods: Vec<Pod>,
+}
+
+impl Tenants {
+    /// Pods of a network, in the order of the nodes.
+    pub fn network(&self, network: &str) -> Vec<&Pod> {
+        let prefix = format!("{network}-");
+        self.pods.iter().filter(|pod| pod.name.starts_with(&prefix)).collect()
+    }
+
+    /// Pods of a VPC.
+    pub fn vpc(&self, vpc: &str) -> Vec<&Pod> {
+        self.pods.iter().filter(|pod| pod.namespace == vpc).collect()
+    }
+}
+
+/// The tenants, made at the first call.
+pub fn tenants() -> &'static Tenants {
+    static TENANTS: OnceLock<Tenants> = OnceLock::new();
+    TENANTS.get_or_init(|| make().expect("the tenants could not be made"))
+}
+
+fn make() -> Result<Tenants> {
+    let cluster = Cluster::from_env()?;
+    let mut objects = Vec::new();
+    for (vpc, cidr) in VPCS {
+        objects.push(vpc_manifest(vpc, cidr, &[vpc]));
+        objects.push(namespace_manifest(vpc, Some(&format!("{vpc}-web"))));
+    }
+    for (network, vpc, cidr) in NETWORKS {
+        objects.push(network_manifest(network, vpc, cidr));
+    }
+    apply(&cluster, &objects)?;
+    for (network, ..) in NETWORKS {
+        wait_provisioned(&cluster, &format!("networks.thuban.dev/{network}"))?;
+    }
+    let nodes = cluster.nodes()?;
+    let mut pods = Vec::new();
+    for (network, vpc, _) in NETWORKS {
+        // web: by the namespace's annotation; db: by the pod's own.
+        let annotation = (!network.ends_with("-web")).then_some(network);
+        for node in &nodes {
+            pods.push(netexec_manifest(vpc, &format!("{network}-{node}"), node, annotation));
+        }
+    }
+    apply(&cluster, &pods)?;
+    let pods = pods
+        .iter()
+        .map(|pod| {
+            let field = |name: &str| pod["metadata"][name].as_str().context("manifest");
+            running(&cluster, field("namespace")?, field("name")?)
+        })
+        .collect::<Result<_>>()?;
+    Ok(Tenants { cluster, pods })
+}
