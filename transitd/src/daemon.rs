@@ -18,14 +18,14 @@ use crate::attachments::store::{Store, StoreError};
 use crate::attachments::{Attachment, AttachmentId};
 use crate::cni::{self, ServerError};
 use crate::dataplane::events::{self, EventError};
-use crate::dataplane::hooks;
+use crate::dataplane::hooks::{self, TransitHook};
 use crate::dataplane::links::{Hook, Links, LinkingError};
 use crate::dataplane::loader::{self, LoadError};
 use crate::dataplane::tables::{TableError, Tables, write_config};
 use crate::install::{self, InstallError};
 use crate::netlink::uplink::{self, Uplink};
 use crate::netlink::{self, NetlinkError, host, veth};
-use crate::node::Node;
+use crate::node::{Fixed, Node};
 use crate::operator::client;
 use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
@@ -136,18 +136,19 @@ async fn start(settings: RunSettings) -> Result<(Arc<Node>, mpsc::Receiver<thuba
     write_config(&maps, config)?;
     let mut state = State::new(Tables::open(&maps)?, Links::new(ebpf, settings.pins.links()), attachments);
     adopt(&mut state, &netlink, settings.agent_hook).await?;
-    attach_transit(&mut state.links, &settings, &uplink)?;
+    let transit_hook = attach_transit(&mut state.links, &settings, &uplink)?;
 
     let (sender, wanted) = mpsc::channel(WANTED_QUEUE);
     events::watch_wanted(&maps, sender)?;
-    Ok((Arc::new(Node::new(settings, uplink, store, netlink, boot_id, state)), wanted))
+    let fixed = Fixed { uplink, transit_hook, store, netlink, boot_id };
+    Ok((Arc::new(Node::new(settings, fixed, state)), wanted))
 }
 
-fn attach_transit(links: &mut Links, settings: &RunSettings, uplink: &Uplink) -> Result<(), DaemonError> {
+fn attach_transit(links: &mut Links, settings: &RunSettings, uplink: &Uplink) -> Result<TransitHook, DaemonError> {
     let wanted = hooks::examine(settings.transit_hook, &uplink.name)?;
     let hook = hooks::attach(links, settings.transit_hook, wanted, &uplink.name)?;
     info!(uplink = uplink.name, address = %uplink.address, mtu = uplink.mtu, hook = hook.name(), "transit attached");
-    Ok(())
+    Ok(hook)
 }
 
 fn load_attachments(store: &Store, boot_id: &str) -> Result<BTreeMap<AttachmentId, Attachment>, DaemonError> {

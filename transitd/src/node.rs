@@ -8,6 +8,7 @@ use tokio::sync::{OwnedMutexGuard, watch};
 
 use crate::attachments::AttachmentId;
 use crate::attachments::store::Store;
+use crate::dataplane::hooks::TransitHook;
 use crate::netlink::uplink::Uplink;
 use crate::settings::RunSettings;
 use crate::state::State;
@@ -19,6 +20,8 @@ pub const ENCAPSULATION: u32 = thuban_common::tables::ENCAPSULATION_LENGTH as u3
 pub struct Node {
     pub settings: RunSettings,
     pub uplink: Uplink,
+    /// Where transit runs, as it came out at start.
+    pub transit_hook: TransitHook,
     pub store: Store,
     pub netlink: Handle,
     pub boot_id: String,
@@ -27,11 +30,22 @@ pub struct Node {
     locks: Mutex<HashMap<AttachmentId, Arc<tokio::sync::Mutex<()>>>>,
 }
 
+/// What start found out.
+#[derive(Debug)]
+pub struct Fixed {
+    pub uplink: Uplink,
+    pub transit_hook: TransitHook,
+    pub store: Store,
+    pub netlink: Handle,
+    pub boot_id: String,
+}
+
 impl Node {
-    pub fn new(settings: RunSettings, uplink: Uplink, store: Store, netlink: Handle, boot_id: String, state: State) -> Self {
+    pub fn new(settings: RunSettings, fixed: Fixed, state: State) -> Self {
+        let Fixed { uplink, transit_hook, store, netlink, boot_id } = fixed;
         let (changed, _) = watch::channel(0);
         let locks = Mutex::default();
-        Self { settings, uplink, store, netlink, boot_id, state: Mutex::new(state), changed, locks }
+        Self { settings, uplink, transit_hook, store, netlink, boot_id, state: Mutex::new(state), changed, locks }
     }
 
     /// Never held across an await.

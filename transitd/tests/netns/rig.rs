@@ -223,8 +223,18 @@ impl Rig {
         String::from_utf8(self.try_in(&format!("{}-{pod}", self.name), command).stdout).unwrap()
     }
 
+    /// Whether both of two echo requests of the pod are answered.
     pub fn ping(&self, pod: &str, address: &str) -> bool {
-        self.in_pod(pod, &format!("ping -c 2 -i 0.2 -W 1 {address}"))
+        ping(&format!("{}-{pod}", self.name), None, address, 2, Duration::from_millis(100)) == 2
+    }
+
+    /// As [`Self::ping`], from another source address of the pod.
+    pub fn ping_from(&self, pod: &str, source: &str, address: &str) -> bool {
+        ping(&format!("{}-{pod}", self.name), Some(source), address, 2, Duration::from_millis(100)) > 0
+    }
+
+    pub fn ping_from_node(&self, address: &str) -> bool {
+        ping(self.node(), None, address, 2, Duration::from_millis(100)) == 2
     }
 
     fn try_in(&self, namespace: &str, command: &str) -> Output {
@@ -298,6 +308,47 @@ fn in_namespace<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send +
     })
     .join()
     .unwrap()
+}
+
+/// Sends ICMP echo requests from a namespace; answers how many were answered within half a second each.
+pub fn ping(namespace: &str, source: Option<&str>, address: &str, count: u16, interval: Duration) -> u16 {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, SockaddrIn, bind, socket};
+    let target: Ipv4Addr = address.parse().unwrap();
+    let source: Option<Ipv4Addr> = source.map(|source| source.parse().unwrap());
+    in_namespace(namespace, move || {
+        let raw =
+            socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Icmp).unwrap();
+        if let Some(source) = source {
+            let [a, b, c, d] = source.octets();
+            bind(std::os::fd::AsRawFd::as_raw_fd(&raw), &SockaddrIn::new(a, b, c, d, 0)).unwrap();
+        }
+        // send_to and recv_from are the same calls for a raw socket.
+        let socket = std::net::UdpSocket::from(raw);
+        let identifier = (std::process::id() as u16 ^ NEXT.fetch_add(1, Ordering::Relaxed) as u16).to_be_bytes();
+        let mut answered = 0;
+        for sequence in 0..count {
+            let number = sequence.to_be_bytes();
+            let mut packet = vec![8, 0, 0, 0, identifier[0], identifier[1], number[0], number[1]];
+            let sum: u32 = packet.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+            let checksum = (!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes();
+            packet[2..4].copy_from_slice(&checksum);
+            let deadline = Instant::now() + Duration::from_millis(500);
+            if socket.send_to(&packet, (target, 0)).is_ok() {
+                let mut buffer = [0; 256];
+                while let Some(left) = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+                    socket.set_read_timeout(Some(left)).unwrap();
+                    let Ok((length, from)) = socket.recv_from(&mut buffer) else { break };
+                    let reply = &buffer[20..length];
+                    if from.ip() == target && reply[0] == 0 && reply[4..6] == identifier && reply[6..8] == number {
+                        answered += 1;
+                        break;
+                    }
+                }
+            }
+            std::thread::sleep(interval);
+        }
+        answered
+    })
 }
 
 fn sh(script: &str) {
