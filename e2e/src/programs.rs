@@ -25,12 +25,18 @@ pub fn object() -> PathBuf {
 
 /// Key of an IPv4 endpoint.
 pub fn key(vni: u32, address: Ipv4Addr) -> EndpointKey {
-    EndpointKey { vni, address: mapped(address.octets()) }
+    EndpointKey {
+        vni,
+        address: mapped(address.octets()),
+    }
 }
 
 /// Members of a role.
 pub fn members(droplets: &[Ipv4Addr]) -> Members {
-    let mut members = Members { count: droplets.len() as u32, droplets: [[0; 4]; MAX_MEMBERS] };
+    let mut members = Members {
+        count: droplets.len() as u32,
+        droplets: [[0; 4]; MAX_MEMBERS],
+    };
     for (slot, droplet) in members.droplets.iter_mut().zip(droplets) {
         *slot = droplet.octets();
     }
@@ -46,9 +52,12 @@ impl Programs {
     /// Loads and verifies every program.
     pub fn load() -> Result<Self> {
         let path = object();
-        let mut ebpf = EbpfLoader::new()
-            .load_file(&path)
-            .with_context(|| format!("loading {}; run `cargo xtask build-ebpf` first, as root", path.display()))?;
+        let mut ebpf = EbpfLoader::new().load_file(&path).with_context(|| {
+            format!(
+                "loading {}; run `cargo xtask build-ebpf` first, as root",
+                path.display()
+            )
+        })?;
         for (name, program) in ebpf.programs_mut() {
             let name = name.to_owned();
             match program {
@@ -63,25 +72,37 @@ impl Programs {
 
     /// The program of a tc hook.
     pub fn tc(&mut self, name: &str) -> Result<&mut SchedClassifier> {
-        Ok(self.ebpf.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
+        Ok(self
+            .ebpf
+            .program_mut(name)
+            .with_context(|| format!("no program {name}"))?
+            .try_into()?)
     }
 
     /// The program of an XDP hook.
     pub fn xdp(&mut self, name: &str) -> Result<&mut Xdp> {
-        Ok(self.ebpf.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
+        Ok(self
+            .ebpf
+            .program_mut(name)
+            .with_context(|| format!("no program {name}"))?
+            .try_into()?)
     }
 
     /// Attaches at tc ingress of an interface of the calling thread's network namespace.
     pub fn attach_tc(&mut self, name: &str, interface: &str) -> Result<()> {
         let context = || format!("attaching {name} to {interface}");
-        self.tc(name)?.attach(interface, TcAttachType::Ingress).with_context(context)?;
+        self.tc(name)?
+            .attach(interface, TcAttachType::Ingress)
+            .with_context(context)?;
         Ok(())
     }
 
     /// Attaches natively at XDP of an interface of the calling thread's network namespace.
     pub fn attach_xdp(&mut self, name: &str, interface: &str) -> Result<()> {
         let context = || format!("attaching {name} to {interface}");
-        self.xdp(name)?.attach(interface, XdpMode::Driver).with_context(context)?;
+        self.xdp(name)?
+            .attach(interface, XdpMode::Driver)
+            .with_context(context)?;
         Ok(())
     }
 
@@ -92,12 +113,21 @@ impl Programs {
 
     /// Writes a row of one of the hash maps.
     pub fn insert<K: Pod, V: Pod>(&mut self, map: &str, key: K, entry: V) -> Result<()> {
-        let mut rows: HashMap<_, K, V> = self.ebpf.map_mut(map).with_context(|| map.to_owned())?.try_into()?;
-        rows.insert(key, entry, 0).with_context(|| format!("inserting into {map}"))
+        let mut rows: HashMap<_, K, V> = self
+            .ebpf
+            .map_mut(map)
+            .with_context(|| map.to_owned())?
+            .try_into()?;
+        rows.insert(key, entry, 0)
+            .with_context(|| format!("inserting into {map}"))
     }
 
     pub fn remove<K: Pod, V: Pod>(&mut self, map: &str, key: &K) -> Result<()> {
-        let mut rows: HashMap<_, K, V> = self.ebpf.map_mut(map).with_context(|| map.to_owned())?.try_into()?;
+        let mut rows: HashMap<_, K, V> = self
+            .ebpf
+            .map_mut(map)
+            .with_context(|| map.to_owned())?
+            .try_into()?;
         rows.remove(key).with_context(|| format!("removing from {map}"))
     }
 
@@ -108,9 +138,14 @@ impl Programs {
 
     /// Writes a row of SUBNETS.
     pub fn insert_subnet(&mut self, vni: u32, base: Ipv4Addr, prefix: u32, entry: SubnetEntry) -> Result<()> {
-        let mut trie: LpmTrie<_, SubnetKey, SubnetEntry> = self.ebpf.map_mut("SUBNETS").context("SUBNETS")?.try_into()?;
-        let data = SubnetKey { vni: vni.to_be_bytes(), address: mapped(base.octets()) };
-        trie.insert(&Key::new(32 + 96 + prefix, data), entry, 0).context("inserting into SUBNETS")
+        let mut trie: LpmTrie<_, SubnetKey, SubnetEntry> =
+            self.ebpf.map_mut("SUBNETS").context("SUBNETS")?.try_into()?;
+        let data = SubnetKey {
+            vni: vni.to_be_bytes(),
+            address: mapped(base.octets()),
+        };
+        trie.insert(&Key::new(32 + 96 + prefix, data), entry, 0)
+            .context("inserting into SUBNETS")
     }
 
     /// A counter, summed over CPUs.
@@ -133,11 +168,18 @@ impl Programs {
 
     /// Takes the events out of DIRECT_WANTED.
     pub fn take_wanted(&mut self) -> Result<Vec<EndpointKey>> {
-        let mut ring: RingBuf<_> = self.ebpf.map_mut("DIRECT_WANTED").context("DIRECT_WANTED")?.try_into()?;
+        let mut ring: RingBuf<_> = self
+            .ebpf
+            .map_mut("DIRECT_WANTED")
+            .context("DIRECT_WANTED")?
+            .try_into()?;
         let mut wanted = Vec::new();
         while let Some(item) = ring.next() {
             let (vni, address) = item.split_at(4);
-            wanted.push(EndpointKey { vni: u32::from_ne_bytes(vni.try_into()?), address: address.try_into()? });
+            wanted.push(EndpointKey {
+                vni: u32::from_ne_bytes(vni.try_into()?),
+                address: address.try_into()?,
+            });
         }
         Ok(wanted)
     }

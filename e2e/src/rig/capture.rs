@@ -7,7 +7,10 @@ use std::{
 
 use anyhow::{Context, Result};
 use nix::sys::{
-    socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrLike, bind, recv, send, setsockopt, socket, sockopt::ReceiveTimeout},
+    socket::{
+        AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrLike, bind, recv, send,
+        setsockopt, socket, sockopt::ReceiveTimeout,
+    },
     time::{TimeVal, TimeValLike},
 };
 
@@ -22,8 +25,12 @@ impl Wire {
     pub fn open(namespace: &Namespace, interface: &str) -> Result<Self> {
         let index = namespace.interface(interface)?;
         let socket = namespace.run(|| {
-            let socket =
-                socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll)?;
+            let socket = socket(
+                AddressFamily::Packet,
+                SockType::Raw,
+                SockFlag::SOCK_CLOEXEC,
+                SockProtocol::EthAll,
+            )?;
             bind(socket.as_raw_fd(), &link_address(index)?).context("binding a packet socket")?;
             Ok(socket)
         })?;
@@ -71,6 +78,7 @@ fn link_address(index: u32) -> Result<LinkAddr> {
 
 /// VNI of a Geneve frame without outer IP options.
 pub fn vni(frame: &[u8]) -> Option<u32> {
-    let is_geneve = frame.len() >= 50 && frame[12..14] == [8, 0] && frame[23] == 17 && frame[36..38] == [0x17, 0xc1];
+    let is_geneve =
+        frame.len() >= 50 && frame[12..14] == [8, 0] && frame[23] == 17 && frame[36..38] == [0x17, 0xc1];
     is_geneve.then(|| u32::from_be_bytes([0, frame[46], frame[47], frame[48]]))
 }

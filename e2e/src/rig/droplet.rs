@@ -10,9 +10,10 @@ use thuban_common::tables::{
 use super::{POD_MTU, Transit, UNDERLAY_MTU, namespace::Namespace};
 use crate::programs::{Programs, key};
 
-/// What must be off at a sender whose receiver has XDP.
+/// What must be off at a sender whose receiver has XDP. GRO is asked for, because attaching XDP at the far end takes
+/// away what attaching it here gave.
 const SEGMENTED: &str =
-    "tx off tso off gso off tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off";
+    "tx off tso off gso off tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off gro on";
 /// What must be off at a pod: decapsulation can't restore these.
 const POD_OFFLOADS: &str = "tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off tx-udp-segmentation off \
                             tx-sctp-segmentation off";
@@ -41,7 +42,10 @@ impl Droplet {
         let namespace = Namespace::new(&format!("d{index}"))?;
         let address = Ipv4Addr::new(172, 31, 99, 10 + index);
         let far = format!("d{index}");
-        bridge.command(&format!("ip link add {far} type veth peer name uplink netns {}", namespace.name()))?;
+        bridge.command(&format!(
+            "ip link add {far} type veth peer name uplink netns {}",
+            namespace.name()
+        ))?;
         bridge.command(&format!("ip link set {far} master br0 up"))?;
         namespace.command(&format!("ip addr add {address}/24 dev uplink"))?;
         namespace.command(&format!("ip link set uplink mtu {UNDERLAY_MTU} up"))?;
@@ -51,20 +55,31 @@ impl Droplet {
         }
         let mut programs = Programs::load()?;
         let uplink = namespace.interface("uplink")?;
-        programs.configure(ConfigEntry { droplet: address.octets(), uplink, mtu: UNDERLAY_MTU, flags: 0 })?;
+        programs.configure(ConfigEntry {
+            droplet: address.octets(),
+            uplink,
+            mtu: UNDERLAY_MTU,
+            flags: 0,
+        })?;
         if transit == Transit::Xdp {
             namespace.command(&format!("ethtool -K uplink {SEGMENTED}"))?;
             bridge.command(&format!("ethtool -K {far} {SEGMENTED}"))?;
             namespace.run(|| programs.attach_xdp("transit_xdp", "uplink"))?;
         }
         namespace.run(|| programs.attach_tc("transit_tc", "uplink"))?;
-        Ok(Self { address, namespace, programs, pods: 0 })
+        Ok(Self {
+            address,
+            namespace,
+            programs,
+            pods: 0,
+        })
     }
 
     /// Makes the droplets known to this one.
     pub(super) fn know(&mut self, droplets: &[Ipv4Addr]) -> Result<()> {
         for droplet in droplets {
-            self.programs.insert("DROPLETS", droplet.octets(), DropletEntry { flags: 0 })?;
+            self.programs
+                .insert("DROPLETS", droplet.octets(), DropletEntry { flags: 0 })?;
         }
         Ok(())
     }
@@ -77,20 +92,53 @@ impl Droplet {
         let host_end = format!("thb{}", self.pods);
         let mac = [2, 0, 0, vni as u8, number, self.pods];
         let [a, b, c, _] = address.octets();
-        self.namespace.command(&format!("ip link add {host_end} type veth peer name eth0 netns {}", namespace.name()))?;
-        self.namespace.command(&format!("ip link set {host_end} address {} mtu {POD_MTU} up", text(GATEWAY_MAC)))?;
-        self.namespace.sysctl(&format!("ipv4/conf/{host_end}/rp_filter"), "0")?;
-        namespace.command(&format!("ip link set eth0 address {} mtu {POD_MTU} up", text(mac)))?;
+        self.namespace.command(&format!(
+            "ip link add {host_end} type veth peer name eth0 netns {}",
+            namespace.name()
+        ))?;
+        self.namespace.command(&format!(
+            "ip link set {host_end} address {} mtu {POD_MTU} up",
+            text(GATEWAY_MAC)
+        ))?;
+        self.namespace
+            .sysctl(&format!("ipv4/conf/{host_end}/rp_filter"), "0")?;
+        namespace.command(&format!(
+            "ip link set eth0 address {} mtu {POD_MTU} up",
+            text(mac)
+        ))?;
         namespace.command(&format!("ip addr add {address}/24 dev eth0"))?;
         namespace.command(&format!("ip route add default via {}", Ipv4Addr::new(a, b, c, 1)))?;
         namespace.command(&format!("ethtool -K eth0 {}", POD_OFFLOADS.replace("  ", "")))?;
         let interface = self.namespace.interface(&host_end)?;
         let programs = &mut self.programs;
         self.namespace.run(|| programs.attach_tc("agent_tc", &host_end))?;
-        let row = AttachmentEntry { vni, network, address: key(vni, address).address, mac, flags: 0 };
+        let row = AttachmentEntry {
+            vni,
+            network,
+            address: key(vni, address).address,
+            mac,
+            flags: 0,
+        };
         programs.insert("ATTACHMENTS", interface, row)?;
-        programs.insert("LOCAL_ENDPOINTS", key(vni, address), LocalEntry { ifindex: interface, network, mac, flags: 0 })?;
-        Ok(Pod { namespace, vni, network, address, mac, host_end, interface })
+        programs.insert(
+            "LOCAL_ENDPOINTS",
+            key(vni, address),
+            LocalEntry {
+                ifindex: interface,
+                network,
+                mac,
+                flags: 0,
+            },
+        )?;
+        Ok(Pod {
+            namespace,
+            vni,
+            network,
+            address,
+            mac,
+            host_end,
+            interface,
+        })
     }
 
     pub fn set_vpc(&mut self, vni: u32, entry: VpcEntry) -> Result<()> {
@@ -103,8 +151,13 @@ impl Droplet {
 
     /// Writes DIRECT_ROWS, BOUNCER_ROWS or FORWARD_ROWS.
     pub fn set_row(&mut self, map: &str, vni: u32, address: Ipv4Addr, droplet: Ipv4Addr) -> Result<()> {
-        let entry = RemoteEntry { droplet: droplet.octets(), used: 0 };
-        self.programs.insert(map, key(vni, address), entry).with_context(|| format!("{map} {vni} {address}"))
+        let entry = RemoteEntry {
+            droplet: droplet.octets(),
+            used: 0,
+        };
+        self.programs
+            .insert(map, key(vni, address), entry)
+            .with_context(|| format!("{map} {vni} {address}"))
     }
 }
 

@@ -58,12 +58,18 @@ impl Rig {
         for droplet in &mut droplets {
             droplet.know(&addresses)?;
         }
-        Ok(Self { droplets, bridge, _far_ends: far_ends })
+        Ok(Self {
+            droplets,
+            bridge,
+            _far_ends: far_ends,
+        })
     }
 
     /// A droplet by its number, from 1.
     pub fn droplet(&mut self, number: usize) -> Result<&mut Droplet> {
-        self.droplets.get_mut(number - 1).with_context(|| format!("no droplet {number}"))
+        self.droplets
+            .get_mut(number - 1)
+            .with_context(|| format!("no droplet {number}"))
     }
 
     /// Prints what each droplet counted: for a failing test.

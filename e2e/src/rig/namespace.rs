@@ -49,7 +49,10 @@ impl Namespace {
                 self.enter()?;
                 function()
             };
-            scope.spawn(inside).join().map_err(|_| anyhow!("a thread in {} panicked", self.name))?
+            scope
+                .spawn(inside)
+                .join()
+                .map_err(|_| anyhow!("a thread in {} panicked", self.name))?
         })
     }
 
@@ -80,19 +83,30 @@ impl Drop for Namespace {
 }
 
 fn run(program: &str, arguments: &[&str]) -> Result<String> {
-    let output = Command::new(program).args(arguments).output().with_context(|| program.to_owned())?;
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .with_context(|| program.to_owned())?;
     if !output.status.success() {
-        bail!("{program} {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        bail!(
+            "{program} {}: {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Removes namespaces of processes that are gone.
 fn remove_stale() {
-    let Ok(entries) = fs::read_dir("/run/netns") else { return };
+    let Ok(entries) = fs::read_dir("/run/netns") else {
+        return;
+    };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let Some(process) = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').nth(1)) else { continue };
+        let Some(process) = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').nth(1)) else {
+            continue;
+        };
         if !Path::new("/proc").join(process).exists() {
             let _ = run("ip", &["netns", "del", &name]);
         }

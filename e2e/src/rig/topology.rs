@@ -17,6 +17,7 @@ pub const BLUE: u32 = 200;
 
 /// Pods of both VPCs.
 pub struct Topology {
+    pub transit: Transit,
     pub rig: Rig,
     /// Droplet 1, network 1.
     pub first: Pod,
@@ -41,7 +42,16 @@ impl Topology {
         let other = rig.droplet(3)?.add_pod(RED, 2, Ipv4Addr::new(10, 0, 2, 31))?;
         let first_blue = rig.droplet(1)?.add_pod(BLUE, 3, Ipv4Addr::new(10, 0, 1, 11))?;
         let second_blue = rig.droplet(2)?.add_pod(BLUE, 3, Ipv4Addr::new(10, 0, 1, 21))?;
-        let mut topology = Self { rig, first, neighbour, second, other, first_blue, second_blue };
+        let mut topology = Self {
+            transit,
+            rig,
+            first,
+            neighbour,
+            second,
+            other,
+            first_blue,
+            second_blue,
+        };
         topology.write_roles()?;
         Ok(topology)
     }
@@ -55,14 +65,43 @@ impl Topology {
             (BLUE, 3, Ipv4Addr::new(10, 0, 1, 0), three),
         ] {
             for droplet in &mut self.rig.droplets {
-                let flags = if droplet.address == bouncer { SUBNET_BOUNCER_HERE } else { 0 };
-                droplet.set_subnet(vni, base, 24, SubnetEntry { network, flags, bouncers: members(&[bouncer]) })?;
+                let flags = if droplet.address == bouncer {
+                    SUBNET_BOUNCER_HERE
+                } else {
+                    0
+                };
+                droplet.set_subnet(
+                    vni,
+                    base,
+                    24,
+                    SubnetEntry {
+                        network,
+                        flags,
+                        bouncers: members(&[bouncer]),
+                    },
+                )?;
             }
         }
         for droplet in &mut self.rig.droplets {
-            let flags = if droplet.address == two { VPC_DIVIDER_HERE } else { 0 };
-            droplet.set_vpc(RED, VpcEntry { flags, dividers: members(&[two]) })?;
-            droplet.set_vpc(BLUE, VpcEntry { flags: 0, dividers: members(&[]) })?;
+            let flags = if droplet.address == two {
+                VPC_DIVIDER_HERE
+            } else {
+                0
+            };
+            droplet.set_vpc(
+                RED,
+                VpcEntry {
+                    flags,
+                    dividers: members(&[two]),
+                },
+            )?;
+            droplet.set_vpc(
+                BLUE,
+                VpcEntry {
+                    flags: 0,
+                    dividers: members(&[]),
+                },
+            )?;
         }
         for (pod, home, bouncer) in [
             (&self.first, one, 3),
@@ -73,7 +112,9 @@ impl Topology {
             (&self.second_blue, two, 3),
         ] {
             let (vni, address) = (pod.vni, pod.address);
-            self.rig.droplet(bouncer)?.set_row("BOUNCER_ROWS", vni, address, home)?;
+            self.rig
+                .droplet(bouncer)?
+                .set_row("BOUNCER_ROWS", vni, address, home)?;
         }
         Ok(())
     }

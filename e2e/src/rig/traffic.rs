@@ -11,8 +11,8 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 use nix::sys::{
     socket::{
-        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, recv, sendto, setsockopt, socket,
-        sockopt::ReceiveTimeout,
+        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, recv, sendto, setsockopt,
+        socket, sockopt::ReceiveTimeout,
     },
     time::{TimeVal, TimeValLike},
 };
@@ -25,7 +25,12 @@ const PORT: u16 = 7000;
 /// Pings once with a payload of `size` bytes and says whether the same came back within a second.
 pub fn ping(from: &Namespace, to: Ipv4Addr, size: usize) -> Result<bool> {
     let socket = from.run(|| {
-        Ok(socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Icmp)?)
+        Ok(socket(
+            AddressFamily::Inet,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            SockProtocol::Icmp,
+        )?)
     })?;
     setsockopt(&socket, ReceiveTimeout, &TimeVal::milliseconds(100))?;
     let mut request = vec![8, 0, 0, 0, 0x74, 0x68, 0, 1];
@@ -33,7 +38,12 @@ pub fn ping(from: &Namespace, to: Ipv4Addr, size: usize) -> Result<bool> {
     let sum = checksum(&request);
     request[2..4].copy_from_slice(&sum.to_be_bytes());
     let [a, b, c, d] = to.octets();
-    sendto(socket.as_raw_fd(), &request, &SockaddrIn::new(a, b, c, d, 0), MsgFlags::empty())?;
+    sendto(
+        socket.as_raw_fd(),
+        &request,
+        &SockaddrIn::new(a, b, c, d, 0),
+        MsgFlags::empty(),
+    )?;
     let end = Instant::now() + Duration::from_secs(1);
     let mut buffer = vec![0; 65536];
     while Instant::now() < end {
@@ -52,7 +62,9 @@ pub fn ping(from: &Namespace, to: Ipv4Addr, size: usize) -> Result<bool> {
 
 /// RFC 1071.
 pub fn checksum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).copied().map_or(0, u32::from));
+    let words = bytes
+        .chunks(2)
+        .map(|pair| u32::from(pair[0]) << 8 | pair.get(1).copied().map_or(0, u32::from));
     let mut sum: u32 = words.sum();
     while sum >> 16 != 0 {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -76,7 +88,9 @@ pub fn echo_udp(from: &Pod, to: &Pod, size: usize) -> Result<bool> {
         });
         client.send_to(&payload, SocketAddr::from((to.address, PORT)))?;
         let mut buffer = vec![0; 65536];
-        let answer = client.recv(&mut buffer).is_ok_and(|length| buffer[..length] == payload[..]);
+        let answer = client
+            .recv(&mut buffer)
+            .is_ok_and(|length| buffer[..length] == payload[..]);
         if !answer {
             // Frees the server's thread.
             let _ = to.namespace.run(|| {
@@ -102,7 +116,9 @@ pub fn transfer(from: &Pod, to: &Pod, bytes: usize) -> Result<Duration> {
         });
         let client = || -> Result<()> {
             let address = SocketAddr::from((to.address, PORT));
-            let mut stream = from.namespace.run(|| Ok(TcpStream::connect_timeout(&address, WAIT)?))?;
+            let mut stream = from
+                .namespace
+                .run(|| Ok(TcpStream::connect_timeout(&address, WAIT)?))?;
             stream.set_read_timeout(Some(WAIT))?;
             stream.set_write_timeout(Some(WAIT))?;
             send(&mut stream, bytes, 1)?;
@@ -119,30 +135,45 @@ pub fn transfer(from: &Pod, to: &Pod, bytes: usize) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-fn pattern(offset: usize, seed: usize) -> u8 {
-    (offset.wrapping_mul(31).wrapping_add(offset >> 9).wrapping_mul(seed + 6)) as u8
+/// One turn of the pattern that transfers carry: longer than any segment and no divisor of one.
+fn pattern(seed: u32) -> Vec<u8> {
+    let mut state = seed;
+    let next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    std::iter::repeat_with(next).take(99_991).collect()
 }
 
-fn send(stream: &mut TcpStream, bytes: usize, seed: usize) -> Result<()> {
-    let mut offset = 0;
-    while offset < bytes {
-        let length = (bytes - offset).min(65536);
-        let chunk: Vec<u8> = (offset..offset + length).map(|offset| pattern(offset, seed)).collect();
-        stream.write_all(&chunk)?;
-        offset += length;
+fn send(stream: &mut TcpStream, bytes: usize, seed: u32) -> Result<()> {
+    let pattern = pattern(seed);
+    let mut left = bytes;
+    while left > 0 {
+        let length = left.min(pattern.len());
+        stream.write_all(&pattern[..length])?;
+        left -= length;
     }
     Ok(())
 }
 
-fn receive(stream: &mut TcpStream, bytes: usize, seed: usize) -> Result<()> {
-    let mut buffer = vec![0; 65536];
+fn receive(stream: &mut TcpStream, bytes: usize, seed: u32) -> Result<()> {
+    let pattern = pattern(seed);
+    let mut buffer = vec![0; pattern.len()];
     let mut offset = 0;
     while offset < bytes {
-        let length = stream.read(&mut buffer).with_context(|| format!("after {offset} bytes"))?;
-        ensure!(length != 0, "the connection ended after {offset} of {bytes} bytes");
-        for (index, byte) in buffer[..length].iter().enumerate() {
-            ensure!(*byte == pattern(offset + index, seed), "byte {} differs", offset + index);
-        }
+        // Never over the end of a turn.
+        let at = offset % pattern.len();
+        let length = stream
+            .read(&mut buffer[at..])
+            .with_context(|| format!("after {offset} bytes"))?;
+        ensure!(
+            length != 0,
+            "the connection ended after {offset} of {bytes} bytes"
+        );
+        ensure!(
+            buffer[at..at + length] == pattern[at..at + length],
+            "bytes differ after {offset}"
+        );
         offset += length;
     }
     Ok(())

@@ -1,1 +1,326 @@
 //! VPCs don't mix, and nobody is believed who is not who he says.
+
+use std::{
+    net::{Ipv4Addr, UdpSocket},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Result, ensure};
+use thuban_common::{
+    counters::Counter,
+    packet::{geneve::OuterHeaders, ipv4::Ipv4Header},
+    tables::{AttachmentEntry, DropletEntry},
+};
+use thuban_e2e::rig::{
+    capture::{self, Wire},
+    topology::{BLUE, RED, Topology},
+    traffic::{echo_udp, ping},
+};
+
+use crate::both;
+
+/// A socket of a pod that waits a moment for a datagram.
+fn listen(
+    namespace: &thuban_e2e::rig::namespace::Namespace,
+    address: Ipv4Addr,
+    port: u16,
+) -> Result<UdpSocket> {
+    let socket = namespace.run(|| Ok(UdpSocket::bind((address, port))?))?;
+    socket.set_read_timeout(Some(Duration::from_millis(500)))?;
+    Ok(socket)
+}
+
+fn words(words: &[u16]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// An inner Ethernet frame with a datagram.
+fn datagram(from: Ipv4Addr, to: Ipv4Addr, port: u16) -> Vec<u8> {
+    let mut ip = Ipv4Header { words: [0; 10] };
+    ip.words[0] = u16::from_ne_bytes([0x45, 0]);
+    ip.words[1] = 30_u16.to_be();
+    ip.words[4] = u16::from_ne_bytes([64, 17]);
+    let bytes = [from.octets(), to.octets()].concat();
+    for (word, pair) in ip.words[6..].iter_mut().zip(bytes.chunks(2)) {
+        *word = u16::from_ne_bytes([pair[0], pair[1]]);
+    }
+    ip.words[5] = ip.checksum();
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+    frame.extend(words(&ip.words));
+    frame.extend(words(&[
+        7777_u16.to_be(),
+        port.to_be(),
+        10_u16.to_be(),
+        0,
+        0x6869,
+    ]));
+    frame
+}
+
+/// Geneve around an inner frame, to a droplet's MAC.
+fn geneve(topology: &Topology, from: Ipv4Addr, droplet: usize, vni: u32, inner: &[u8]) -> Result<Vec<u8>> {
+    let droplet = &topology.rig.droplets[droplet - 1];
+    let mac = droplet.namespace.command("cat /sys/class/net/uplink/address")?;
+    let mut frame = Vec::new();
+    for byte in mac.trim().split(':') {
+        frame.push(u8::from_str_radix(byte, 16)?);
+    }
+    frame.extend([2, 9, 9, 9, 9, 9, 8, 0]);
+    let outer = OuterHeaders::new(
+        from.octets(),
+        droplet.address.octets(),
+        vni,
+        inner.len() as u32,
+        0,
+        50000,
+    );
+    frame.extend(words(&outer.ip.words));
+    frame.extend(words(&[
+        outer.udp.source,
+        outer.udp.destination,
+        outer.udp.length,
+        outer.udp.checksum,
+    ]));
+    frame.extend(words(&[
+        outer.geneve.first,
+        outer.geneve.protocol,
+        outer.geneve.vni[0],
+        outer.geneve.vni[1],
+    ]));
+    frame.extend(inner);
+    Ok(frame)
+}
+
+fn counter(topology: &Topology, droplet: usize, counter: Counter) -> Result<u64> {
+    topology.rig.droplets[droplet - 1].programs.counter(counter)
+}
+
+#[test]
+fn vpcs_with_the_same_addresses_do_not_mix() -> Result<()> {
+    both(|topology| {
+        let red = listen(&topology.second.namespace, topology.second.address, 7100)?;
+        let blue = listen(
+            &topology.second_blue.namespace,
+            topology.second_blue.address,
+            7100,
+        )?;
+        for (pod, word) in [(&topology.first, b"red "), (&topology.first_blue, b"blue")] {
+            let sender = listen(&pod.namespace, pod.address, 0)?;
+            for _ in 0..20 {
+                sender.send_to(word, (topology.second.address, 7100))?;
+            }
+        }
+        for (socket, word) in [(red, b"red "), (blue, b"blue")] {
+            let mut buffer = [0; 16];
+            for _ in 0..20 {
+                let length = socket.recv(&mut buffer)?;
+                ensure!(
+                    &buffer[..length] == word,
+                    "{:?} at the pod of {word:?}",
+                    &buffer[..length]
+                );
+            }
+            ensure!(socket.recv(&mut buffer).is_err(), "one more than were sent");
+        }
+        // The other VPC has neither this address nor a way out.
+        ensure!(
+            !ping(&topology.first_blue.namespace, topology.neighbour.address, 8)?,
+            "a pod of the other VPC"
+        );
+        ensure!(
+            counter(topology, 3, Counter::NoEndpoint)? > 0,
+            "its bouncer knows no such endpoint"
+        );
+        ensure!(
+            !ping(&topology.first_blue.namespace, topology.other.address, 8)?,
+            "a network of the other VPC"
+        );
+        ensure!(counter(topology, 1, Counter::OutsideVpc)? > 0);
+        Ok(())
+    })
+}
+
+#[test]
+fn geneve_on_the_wire_carries_the_vni_of_the_sender() -> Result<()> {
+    both(|topology| {
+        let wire = Wire::open(&topology.rig.bridge, "d2")?;
+        for (pod, to, vni) in [
+            (&topology.first, &topology.second, RED),
+            (&topology.first_blue, &topology.second_blue, BLUE),
+        ] {
+            let frames = thread::scope(|scope| {
+                let collector = scope.spawn(|| {
+                    wire.collect(Duration::from_millis(600), |frame| capture::vni(frame).is_some())
+                });
+                thread::sleep(Duration::from_millis(100));
+                let answer = echo_udp(pod, to, 100);
+                (collector.join(), answer)
+            });
+            let (Ok(frames), answer) = frames else {
+                anyhow::bail!("the collector panicked")
+            };
+            ensure!(answer?, "no echo in VPC {vni}");
+            ensure!(!frames.is_empty(), "nothing on the wire");
+            for frame in frames {
+                ensure!(
+                    capture::vni(&frame) == Some(vni),
+                    "VNI {:?} instead of {vni}",
+                    capture::vni(&frame)
+                );
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_pod_cannot_take_another_address() -> Result<()> {
+    both(|topology| {
+        let second = listen(&topology.neighbour.namespace, topology.neighbour.address, 7200)?;
+        let forged = Ipv4Addr::new(10, 0, 1, 99);
+        topology
+            .first
+            .namespace
+            .command(&format!("ip addr add {forged}/32 dev eth0"))?;
+        let liar = listen(&topology.first.namespace, forged, 0)?;
+        liar.send_to(b"x", (topology.neighbour.address, 7200))?;
+        ensure!(second.recv(&mut [0; 8]).is_err(), "a forged source was delivered");
+        // The kernel asks by ARP as the address that it sends from; the neighbour may be known already.
+        ensure!(
+            counter(topology, 1, Counter::SpoofedSource)? + counter(topology, 1, Counter::SpoofedArp)? > 0
+        );
+        ensure!(
+            ping(&topology.first.namespace, topology.neighbour.address, 8)?,
+            "its own address still works"
+        );
+        liar.send_to(b"x", (topology.neighbour.address, 7200))?;
+        ensure!(second.recv(&mut [0; 8]).is_err(), "a forged source was delivered");
+        ensure!(counter(topology, 1, Counter::SpoofedSource)? > 0);
+
+        topology
+            .first
+            .namespace
+            .command("ip link set eth0 address 02:00:00:00:00:77")?;
+        ensure!(
+            !ping(&topology.first.namespace, topology.neighbour.address, 8)?,
+            "a forged MAC"
+        );
+        ensure!(counter(topology, 1, Counter::SpoofedMac)? > 0);
+        Ok(())
+    })
+}
+
+#[test]
+fn forged_geneve_is_dropped() -> Result<()> {
+    both(|topology| {
+        let victim = listen(&topology.second.namespace, topology.second.address, 7300)?;
+        let [one, three] = [0, 2].map(|index| topology.rig.droplets[index].address);
+        // The neighbour's home is droplet 1, says a row.
+        topology
+            .rig
+            .droplet(2)?
+            .set_row("DIRECT_ROWS", RED, topology.neighbour.address, one)?;
+        let wire = Wire::open(&topology.rig.bridge, "br0")?;
+        let inner = datagram(topology.neighbour.address, topology.second.address, 7300);
+        let bridge = Ipv4Addr::new(172, 31, 99, 254);
+        let cases = [
+            (
+                bridge,
+                RED,
+                Counter::UnknownDroplet,
+                "an address that is no droplet",
+            ),
+            (one, 4242, Counter::UnknownVni, "an unknown VNI"),
+            (
+                topology.rig.droplets[1].address,
+                RED,
+                Counter::UnknownDroplet,
+                "the droplet's own address",
+            ),
+        ];
+        for (from, vni, reason, what) in cases {
+            let before = counter(topology, 2, reason)?;
+            wire.inject(&geneve(topology, from, 2, vni, &inner)?)?;
+            ensure!(victim.recv(&mut [0; 8]).is_err(), "delivered from {what}");
+            ensure!(
+                counter(topology, 2, reason)? == before + 1,
+                "{} did not rise for {what}",
+                reason.name()
+            );
+        }
+        // Droplet 3 is the network's bouncer here, so it may pass packets on; a droplet without a role may not.
+        let stranger = Ipv4Addr::new(172, 31, 99, 77);
+        let entry = DropletEntry { flags: 0 };
+        topology
+            .rig
+            .droplet(2)?
+            .programs
+            .insert("DROPLETS", stranger.octets(), entry)?;
+        wire.inject(&geneve(topology, stranger, 2, RED, &inner)?)?;
+        ensure!(
+            victim.recv(&mut [0; 8]).is_err(),
+            "a source that lives elsewhere was believed"
+        );
+        ensure!(counter(topology, 2, Counter::SourceMismatch)? == 1);
+        for from in [one, three] {
+            wire.inject(&geneve(topology, from, 2, RED, &inner)?)?;
+            ensure!(
+                victim.recv(&mut [0; 8]).is_ok(),
+                "the same frame from {from} is right"
+            );
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_pod_cannot_reach_droplets() -> Result<()> {
+    both(|topology| {
+        let droplet = topology.rig.droplets[0].address;
+        let host = listen(&topology.rig.droplets[0].namespace, droplet, 6081)?;
+        let pod = listen(&topology.first.namespace, topology.first.address, 0)?;
+        pod.send_to(b"x", (droplet, 6081))?;
+        ensure!(host.recv(&mut [0; 8]).is_err(), "a pod spoke to its droplet");
+        ensure!(counter(topology, 1, Counter::OutsideVpc)? > 0);
+        Ok(())
+    })
+}
+
+#[test]
+fn loops_end_with_the_ttl() -> Result<()> {
+    both(|topology| {
+        // A loop of two is stopped by WouldReturn, so the packet goes round all three.
+        let lost = Ipv4Addr::new(10, 0, 1, 200);
+        let [one, two, three] = [0, 1, 2].map(|index| topology.rig.droplets[index].address);
+        topology.rig.droplet(3)?.set_row("FORWARD_ROWS", RED, lost, two)?;
+        topology.rig.droplet(2)?.set_row("FORWARD_ROWS", RED, lost, one)?;
+        topology
+            .rig
+            .droplet(1)?
+            .set_row("FORWARD_ROWS", RED, lost, three)?;
+        ensure!(!ping(&topology.first.namespace, lost, 8)?);
+        let expired: u64 = (1..=3)
+            .map(|droplet| counter(topology, droplet, Counter::TtlExpired))
+            .sum::<Result<u64>>()?;
+        ensure!(expired == 1, "{expired} packets expired");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_pod_that_left_gets_nothing() -> Result<()> {
+    both(|topology| {
+        ensure!(ping(&topology.first.namespace, topology.second.address, 8)?);
+        // The rows of the agent go first, those of delivery may stay for a moment.
+        let interface = topology.second.interface;
+        topology
+            .rig
+            .droplet(2)?
+            .programs
+            .remove::<u32, AttachmentEntry>("ATTACHMENTS", &interface)?;
+        ensure!(!ping(&topology.first.namespace, topology.second.address, 8)?);
+        ensure!(counter(topology, 2, Counter::NoAttachment)? > 0);
+        Ok(())
+    })
+}

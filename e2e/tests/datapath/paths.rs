@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use thuban_common::counters::Counter;
 use thuban_e2e::rig::{
+    Transit,
     droplet::Pod,
     topology::Topology,
     traffic::{echo_udp, ping, transfer},
@@ -10,17 +11,30 @@ use thuban_e2e::rig::{
 
 use crate::both;
 
-const BULK: usize = 12 << 20;
+const BULK: usize = 64 << 20;
 
 fn exchange(from: &Pod, to: &Pod) -> Result<()> {
-    ensure!(ping(&from.namespace, to.address, 56)?, "ping {} from {}", to.address, from.address);
-    ensure!(ping(&from.namespace, to.address, 1450 - 28)?, "ping with a full MTU");
+    ensure!(
+        ping(&from.namespace, to.address, 56)?,
+        "ping {} from {}",
+        to.address,
+        from.address
+    );
+    ensure!(
+        ping(&from.namespace, to.address, 1450 - 28)?,
+        "ping with a full MTU"
+    );
     ensure!(echo_udp(from, to, 1)?, "one byte of UDP");
     ensure!(echo_udp(from, to, 1422)?, "UDP with a full MTU");
     ensure!(echo_udp(from, to, 8000)?, "fragmented UDP");
     for (from, to) in [(from, to), (to, from)] {
         let time = transfer(from, to, BULK)?;
-        println!("{} to {}: {:.2} Gb/s", from.address, to.address, BULK as f64 * 16e-9 / time.as_secs_f64());
+        println!(
+            "{} to {}: {:.2} Gb/s",
+            from.address,
+            to.address,
+            BULK as f64 * 16e-9 / time.as_secs_f64()
+        );
     }
     Ok(())
 }
@@ -34,7 +48,10 @@ fn pods_of_one_droplet_reach_each_other() -> Result<()> {
     both(|topology| {
         exchange(&topology.first, &topology.neighbour)?;
         ensure!(counter(topology, 1, Counter::DeliveredLocal)? > 100);
-        ensure!(counter(topology, 1, Counter::SentToBouncer)? == 0, "nothing left the droplet");
+        ensure!(
+            counter(topology, 1, Counter::SentToBouncer)? == 0,
+            "nothing left the droplet"
+        );
         Ok(())
     })
 }
@@ -46,7 +63,21 @@ fn the_direct_path_takes_one_hop() -> Result<()> {
         exchange(&topology.first, &topology.second)?;
         ensure!(counter(topology, 1, Counter::SentDirect)? > 100);
         ensure!(counter(topology, 2, Counter::Delivered)? > 100);
-        ensure!(counter(topology, 3, Counter::Bounced)? == 0, "no bouncer was asked");
+        ensure!(
+            counter(topology, 3, Counter::Bounced)? == 0,
+            "no bouncer was asked"
+        );
+        let (segments, frames) = (
+            counter(topology, 2, Counter::DecapsulatedXdp)?,
+            counter(topology, 2, Counter::Delivered)?,
+        );
+        match topology.transit {
+            Transit::Xdp => ensure!(
+                segments > 4 * frames,
+                "GRO on inner frames: {segments} in, {frames} out"
+            ),
+            Transit::Tc => ensure!(segments == 0, "XDP was not asked"),
+        }
         Ok(())
     })
 }
@@ -68,7 +99,10 @@ fn dividers_reach_other_networks() -> Result<()> {
         exchange(&topology.first, &topology.other)?;
         ensure!(counter(topology, 1, Counter::SentToDivider)? > 100);
         ensure!(counter(topology, 2, Counter::Divided)? > 200);
-        ensure!(counter(topology, 1, Counter::Bounced)? > 100, "network 2's bouncer is on the sender's droplet");
+        ensure!(
+            counter(topology, 1, Counter::Bounced)? > 100,
+            "network 2's bouncer is on the sender's droplet"
+        );
         ensure!(counter(topology, 3, Counter::Delivered)? > 100);
         Ok(())
     })

@@ -122,7 +122,11 @@ mod tests {
         assert_eq!(names.len(), Counter::ALL.len());
         assert!(numbers.iter().all(|number| *number < COUNTERS_CAPACITY));
         for name in names {
-            assert!(name.chars().all(|c| c == '_' || c.is_ascii_lowercase() || c.is_ascii_digit()), "{name}");
+            assert!(
+                name.chars()
+                    .all(|c| c == '_' || c.is_ascii_lowercase() || c.is_ascii_digit()),
+                "{name}"
+            );
         }
     }
 }

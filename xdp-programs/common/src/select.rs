@@ -47,7 +47,10 @@ mod tests {
     };
 
     fn members(count: u8) -> Members {
-        let mut members = Members { count: u32::from(count), droplets: [[0; 4]; MAX_MEMBERS] };
+        let mut members = Members {
+            count: u32::from(count),
+            droplets: [[0; 4]; MAX_MEMBERS],
+        };
         for (index, droplet) in (1..=count).zip(members.droplets.iter_mut()) {
             *droplet = [10, 0, 0, index];
         }
@@ -70,7 +73,11 @@ mod tests {
             assert!(contains(&members, chosen));
             counts[chosen[3] as usize] += 1;
         }
-        assert!(counts[1..].iter().all(|count| (9_400..10_600).contains(count)), "{counts:?} seed {}", random.seed());
+        assert!(
+            counts[1..].iter().all(|count| (9_400..10_600).contains(count)),
+            "{counts:?} seed {}",
+            random.seed()
+        );
     }
 
     #[test]

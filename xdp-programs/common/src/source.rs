@@ -56,12 +56,42 @@ mod tests {
 
     #[test]
     fn only_answers_reach_the_host() {
-        let tcp = |flags| is_reply(6, Transport { ports: [0; 2], tcp_flags: flags });
+        let tcp = |flags| {
+            is_reply(
+                6,
+                Transport {
+                    ports: [0; 2],
+                    tcp_flags: flags,
+                },
+            )
+        };
         assert!(!tcp(0x02) && !tcp(0xc2) && tcp(0x12) && tcp(0x10) && tcp(0x04) && tcp(0x11));
-        let udp = |port: u16| is_reply(17, Transport { ports: [0, port.to_be()], tcp_flags: 0 });
+        let udp = |port: u16| {
+            is_reply(
+                17,
+                Transport {
+                    ports: [0, port.to_be()],
+                    tcp_flags: 0,
+                },
+            )
+        };
         assert!(!udp(53) && !udp(6081) && !udp(32767) && udp(32768) && udp(60999));
-        let icmp = |kind| is_reply(1, Transport { ports: [u16::from_ne_bytes([kind, 0]), 0], tcp_flags: 0 });
+        let icmp = |kind| {
+            is_reply(
+                1,
+                Transport {
+                    ports: [u16::from_ne_bytes([kind, 0]), 0],
+                    tcp_flags: 0,
+                },
+            )
+        };
         assert!(icmp(0) && icmp(3) && icmp(11) && !icmp(8) && !icmp(5) && !icmp(13));
-        assert!(!is_reply(132, Transport { ports: [0; 2], tcp_flags: 0 }));
+        assert!(!is_reply(
+            132,
+            Transport {
+                ports: [0; 2],
+                tcp_flags: 0
+            }
+        ));
     }
 }

@@ -158,8 +158,8 @@ const _: () = {
 #[cfg(feature = "user")]
 mod pod {
     use super::{
-        AttachmentEntry, ConfigEntry, DropletEntry, EndpointKey, LocalEntry, MissEntry, RemoteEntry, SubnetEntry,
-        SubnetKey, VpcEntry,
+        AttachmentEntry, ConfigEntry, DropletEntry, EndpointKey, LocalEntry, MissEntry, RemoteEntry,
+        SubnetEntry, SubnetKey, VpcEntry,
     };
     macro_rules! pod {
         ($($t:ty),*) => {
@@ -167,6 +167,14 @@ mod pod {
             $(unsafe impl aya::Pod for $t {})*
         };
     }
-    pod!(AttachmentEntry, ConfigEntry, DropletEntry, EndpointKey, LocalEntry, MissEntry, RemoteEntry);
+    pod!(
+        AttachmentEntry,
+        ConfigEntry,
+        DropletEntry,
+        EndpointKey,
+        LocalEntry,
+        MissEntry,
+        RemoteEntry
+    );
     pod!(SubnetEntry, SubnetKey, VpcEntry);
 }

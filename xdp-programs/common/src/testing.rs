@@ -10,8 +10,12 @@ pub struct Random {
 impl Random {
     /// Seeds from the clock, or from the variable THUBAN_SEED to repeat a failure.
     pub fn from_clock() -> Self {
-        let given = std::env::var("THUBAN_SEED").ok().and_then(|seed| seed.parse().ok());
-        let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64);
+        let given = std::env::var("THUBAN_SEED")
+            .ok()
+            .and_then(|seed| seed.parse().ok());
+        let clock = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(1, |since| since.as_nanos() as u64);
         let seed = given.unwrap_or(clock) | 1;
         println!("THUBAN_SEED={seed}");
         Self { seed, state: seed }

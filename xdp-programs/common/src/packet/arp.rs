@@ -30,7 +30,8 @@ impl ArpPacket {
     #[inline(always)]
     pub fn answer(&self, mac: [u8; 6], address: [u8; 4]) -> Result<Self, Counter> {
         let lengths = u16::from_ne_bytes([6, 4]);
-        if self.hardware != 1_u16.to_be() || self.protocol != super::ethernet::IPV4 || self.lengths != lengths {
+        if self.hardware != 1_u16.to_be() || self.protocol != super::ethernet::IPV4 || self.lengths != lengths
+        {
             return Err(Counter::BadHeader);
         }
         if self.sender_mac != words3(mac) {
@@ -84,28 +85,52 @@ mod tests {
     #[test]
     fn any_other_address_is_at_the_gateway() {
         let reply = request(ADDRESS, [10, 0, 0, 1]).answer(MAC, ADDRESS).unwrap();
-        assert_eq!((reply.operation, reply.sender_mac), (2_u16.to_be(), words3(GATEWAY_MAC)));
-        assert_eq!((reply.sender, reply.target), (words2([10, 0, 0, 1]), words2(ADDRESS)));
+        assert_eq!(
+            (reply.operation, reply.sender_mac),
+            (2_u16.to_be(), words3(GATEWAY_MAC))
+        );
+        assert_eq!(
+            (reply.sender, reply.target),
+            (words2([10, 0, 0, 1]), words2(ADDRESS))
+        );
         assert_eq!(reply.target_mac, words3(MAC));
     }
 
     #[test]
     fn own_address_and_probes_get_no_answer() {
-        assert_eq!(request(ADDRESS, ADDRESS).answer(MAC, ADDRESS), Err(Counter::ArpIgnored));
-        assert_eq!(request([0; 4], ADDRESS).answer(MAC, ADDRESS), Err(Counter::ArpIgnored));
-        assert_eq!(request([0; 4], [10, 0, 0, 1]).answer(MAC, ADDRESS), Err(Counter::ArpIgnored));
+        assert_eq!(
+            request(ADDRESS, ADDRESS).answer(MAC, ADDRESS),
+            Err(Counter::ArpIgnored)
+        );
+        assert_eq!(
+            request([0; 4], ADDRESS).answer(MAC, ADDRESS),
+            Err(Counter::ArpIgnored)
+        );
+        assert_eq!(
+            request([0; 4], [10, 0, 0, 1]).answer(MAC, ADDRESS),
+            Err(Counter::ArpIgnored)
+        );
     }
 
     #[test]
     fn foreign_senders_are_forged() {
-        assert_eq!(request([10, 0, 0, 8], [10, 0, 0, 1]).answer(MAC, ADDRESS), Err(Counter::SpoofedArp));
+        assert_eq!(
+            request([10, 0, 0, 8], [10, 0, 0, 1]).answer(MAC, ADDRESS),
+            Err(Counter::SpoofedArp)
+        );
         let other = [2, 0, 0, 0, 0, 8];
-        assert_eq!(request(ADDRESS, [10, 0, 0, 1]).answer(other, ADDRESS), Err(Counter::SpoofedArp));
+        assert_eq!(
+            request(ADDRESS, [10, 0, 0, 1]).answer(other, ADDRESS),
+            Err(Counter::SpoofedArp)
+        );
     }
 
     #[test]
     fn other_hardware_is_refused() {
-        let odd = ArpPacket { hardware: 6_u16.to_be(), ..request(ADDRESS, [10, 0, 0, 1]) };
+        let odd = ArpPacket {
+            hardware: 6_u16.to_be(),
+            ..request(ADDRESS, [10, 0, 0, 1])
+        };
         assert_eq!(odd.answer(MAC, ADDRESS), Err(Counter::BadHeader));
     }
 }

@@ -26,7 +26,11 @@ unsafe impl Header for EthernetHeader {}
 impl EthernetHeader {
     #[inline(always)]
     pub const fn new(destination: [u8; 6], source: [u8; 6], ethertype: u16) -> Self {
-        Self { destination: words3(destination), source: words3(source), ethertype }
+        Self {
+            destination: words3(destination),
+            source: words3(source),
+            ethertype,
+        }
     }
 }
 

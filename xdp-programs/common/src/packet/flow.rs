@@ -24,8 +24,14 @@ const fn pair(high: u16, low: u16) -> u32 {
 /// One round of Murmur3 (public domain, Austin Appleby).
 #[inline(always)]
 const fn mix(hash: u32, word: u32) -> u32 {
-    let word = word.wrapping_mul(0xcc9e_2d51).rotate_left(15).wrapping_mul(0x1b87_3593);
-    (hash ^ word).rotate_left(13).wrapping_mul(5).wrapping_add(0xe654_6b64)
+    let word = word
+        .wrapping_mul(0xcc9e_2d51)
+        .rotate_left(15)
+        .wrapping_mul(0x1b87_3593);
+    (hash ^ word)
+        .rotate_left(13)
+        .wrapping_mul(5)
+        .wrapping_add(0xe654_6b64)
 }
 
 /// Murmur3's finalizer: every input bit reaches every output bit.
@@ -61,14 +67,22 @@ mod tests {
     #[test]
     fn no_fragment_shows_ports() {
         assert!(has_ports(&header(6, 0)) && has_ports(&header(17, 0x4000)));
-        assert!(!has_ports(&header(17, 0x2000)), "the first fragment must go the way of the others");
+        assert!(
+            !has_ports(&header(17, 0x2000)),
+            "the first fragment must go the way of the others"
+        );
         assert!(!has_ports(&header(17, 100)) && !has_ports(&header(1, 0)));
     }
 
     #[test]
     fn ports_spread_over_the_range() {
-        let ports: HashSet<u16> =
-            (0..4096).map(|port: u16| source_port(hash(&header(6, 0), [port.to_be(), 80_u16.to_be()]))).collect();
-        assert!(ports.len() > 3000 && ports.iter().all(|port| *port >= 49152), "{}", ports.len());
+        let ports: HashSet<u16> = (0..4096)
+            .map(|port: u16| source_port(hash(&header(6, 0), [port.to_be(), 80_u16.to_be()])))
+            .collect();
+        assert!(
+            ports.len() > 3000 && ports.iter().all(|port| *port >= 49152),
+            "{}",
+            ports.len()
+        );
     }
 }

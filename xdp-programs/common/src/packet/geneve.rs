@@ -102,7 +102,11 @@ pub fn check_options(length: u32, mut load: impl FnMut(u32) -> Option<OptionHead
         }
         offset += 4 + u32::from(words & 0x1f) * 4;
     }
-    if offset == length { Ok(()) } else { Err(Counter::BadHeader) }
+    if offset == length {
+        Ok(())
+    } else {
+        Err(Counter::BadHeader)
+    }
 }
 
 impl OuterHeaders {
@@ -167,7 +171,10 @@ mod tests {
     fn walk(options: &[u8]) -> Result<(), Counter> {
         check_options(options.len() as u32, |offset| {
             let bytes = options.get(offset as usize..offset as usize + 4)?;
-            Some([u16::from_ne_bytes([bytes[0], bytes[1]]), u16::from_ne_bytes([bytes[2], bytes[3]])])
+            Some([
+                u16::from_ne_bytes([bytes[0], bytes[1]]),
+                u16::from_ne_bytes([bytes[2], bytes[3]]),
+            ])
         })
     }
 
@@ -190,11 +197,21 @@ mod tests {
     #[test]
     fn versions_flags_and_protocols_are_checked() {
         let good = OuterHeaders::new([0; 4], [0; 4], 1, 0, 0, 0).geneve;
-        let first = |bytes: [u8; 2]| GeneveHeader { first: u16::from_ne_bytes(bytes), ..good };
+        let first = |bytes: [u8; 2]| GeneveHeader {
+            first: u16::from_ne_bytes(bytes),
+            ..good
+        };
         assert_eq!(first([0x40, 0]).check(), Err(Counter::BadHeader));
         assert_eq!(first([0, 0x80]).check(), Err(Counter::BadHeader));
         assert_eq!(first([0, 0x40]).check(), Err(Counter::CriticalOption));
-        assert_eq!(GeneveHeader { protocol: 0x0800_u16.to_be(), ..good }.check(), Err(Counter::BadHeader));
+        assert_eq!(
+            GeneveHeader {
+                protocol: 0x0800_u16.to_be(),
+                ..good
+            }
+            .check(),
+            Err(Counter::BadHeader)
+        );
         assert_eq!(first([0x3f, 0]).options_length(), 252);
     }
 
@@ -206,7 +223,10 @@ mod tests {
         assert_eq!(walk(&[1, 2, 0x83, 0]), Err(Counter::CriticalOption));
         assert_eq!(walk(&[1, 2, 3, 1]), Err(Counter::BadHeader));
         assert_eq!(walk(&[0; 252]), Ok(()));
-        assert_eq!(check_options(8, |offset| (offset == 0).then_some([0, 0])), Err(Counter::Truncated));
+        assert_eq!(
+            check_options(8, |offset| (offset == 0).then_some([0, 0])),
+            Err(Counter::Truncated)
+        );
     }
 
     #[test]

@@ -140,7 +140,10 @@ mod tests {
 
     fn header(random: &mut Random) -> Ipv4Header {
         let mut header = Ipv4Header { words: [0; 10] };
-        header.words.iter_mut().for_each(|word| *word = random.u32() as u16);
+        header
+            .words
+            .iter_mut()
+            .for_each(|word| *word = random.u32() as u16);
         header.words[0] = u16::from_ne_bytes([0x45, 0]);
         header.words[5] = header.checksum();
         header

@@ -29,7 +29,10 @@ pub const fn bytes4(words: [u16; 2]) -> [u8; 4] {
 /// The four bytes of an IPv4 address as two raw words.
 #[inline(always)]
 pub const fn words2(bytes: [u8; 4]) -> [u16; 2] {
-    [u16::from_ne_bytes([bytes[0], bytes[1]]), u16::from_ne_bytes([bytes[2], bytes[3]])]
+    [
+        u16::from_ne_bytes([bytes[0], bytes[1]]),
+        u16::from_ne_bytes([bytes[2], bytes[3]]),
+    ]
 }
 
 /// Six bytes of a MAC as three raw words.

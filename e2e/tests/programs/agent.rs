@@ -1,0 +1,435 @@
+//! The agent: every verdict and every reason to drop.
+
+use anyhow::{Result, ensure};
+use thuban_common::{counters::Counter, tables::RemoteEntry};
+use thuban_e2e::programs::key;
+
+use crate::{
+    fixture::{self, Expect, Fixture},
+    frames::{Packet, arp, other, tcp, udp},
+    world::{
+        BOUNCED, DIVIDED, Endpoint, GUEST, HERE, Hook, LOCAL_MAC, Role, SECOND, STRAY, TENANT, THIRD,
+        UNREACHED, World, ip,
+    },
+};
+
+const GATEWAY: [u8; 6] = [0x02, 0x54, 0x68, 0x75, 0x62, 0x61];
+const HOST: std::net::Ipv4Addr = ip(169, 254, 64, 1);
+
+fn packet(endpoint: Endpoint, to: std::net::Ipv4Addr) -> Packet {
+    Packet::udp(endpoint.mac(), endpoint.address, to)
+}
+
+fn fixture(description: &'static str, endpoint: Endpoint, frame: Vec<u8>, expect: Expect) -> Fixture {
+    Fixture::new(description, Role::Agent(endpoint.index), frame, expect)
+}
+
+fn sent(to: std::net::Ipv4Addr, vni: u32, counter: Counter) -> Expect {
+    Expect::Encapsulated {
+        to,
+        vni,
+        traffic_class: 0,
+        counter,
+    }
+}
+
+#[test]
+fn packets_find_their_way() -> Result<()> {
+    let mut marked = packet(TENANT, ip(10, 0, 1, 50));
+    marked.traffic_class = 0xbb;
+    let with_options = {
+        let mut frame = packet(TENANT, ip(10, 0, 1, 50)).bytes();
+        frame[14] = 0x46;
+        frame
+    };
+    fixture::run(
+        &mut World::new()?,
+        &[
+            fixture(
+                "same droplet",
+                TENANT,
+                packet(TENANT, ip(10, 0, 1, 12)).bytes(),
+                Expect::Local { mac: LOCAL_MAC },
+            ),
+            fixture(
+                "direct row",
+                TENANT,
+                packet(TENANT, ip(10, 0, 1, 50)).bytes(),
+                sent(SECOND, 100, Counter::SentDirect),
+            ),
+            fixture(
+                "DSCP goes out, ECN doesn't",
+                TENANT,
+                marked.bytes(),
+                Expect::Encapsulated {
+                    to: SECOND,
+                    vni: 100,
+                    traffic_class: 0xb8,
+                    counter: Counter::SentDirect,
+                },
+            ),
+            fixture(
+                "IP options",
+                TENANT,
+                with_options,
+                sent(SECOND, 100, Counter::SentDirect),
+            ),
+            fixture(
+                "TCP",
+                TENANT,
+                packet(TENANT, ip(10, 0, 1, 50)).carrying(6, &tcp(2)).bytes(),
+                sent(SECOND, 100, Counter::SentDirect),
+            ),
+            fixture(
+                "unknown in the own network: bouncer",
+                TENANT,
+                packet(TENANT, ip(10, 0, 1, 90)).bytes(),
+                sent(THIRD, 100, Counter::SentToBouncer),
+            ),
+            fixture(
+                "another network: divider",
+                TENANT,
+                packet(TENANT, ip(10, 0, 2, 90)).bytes(),
+                sent(SECOND, 100, Counter::SentToDivider),
+            ),
+            fixture(
+                "no network that is known here: divider",
+                TENANT,
+                packet(TENANT, ip(10, 0, 200, 1)).bytes(),
+                sent(SECOND, 100, Counter::SentToDivider),
+            ),
+            fixture(
+                "bouncer on this droplet",
+                BOUNCED,
+                packet(BOUNCED, ip(10, 0, 3, 30)).bytes(),
+                sent(SECOND, 100, Counter::Bounced),
+            ),
+            fixture(
+                "divider on this droplet",
+                DIVIDED,
+                packet(DIVIDED, ip(10, 7, 1, 30)).bytes(),
+                sent(THIRD, 102, Counter::Divided),
+            ),
+            fixture(
+                "divider and bouncer on this droplet",
+                DIVIDED,
+                packet(DIVIDED, ip(10, 7, 2, 30)).bytes(),
+                sent(SECOND, 102, Counter::Bounced),
+            ),
+            fixture(
+                "next hop without a neighbour entry",
+                TENANT,
+                packet(TENANT, ip(10, 0, 1, 60)).bytes(),
+                Expect::EncapsulatedAtTc {
+                    to: UNREACHED,
+                    vni: 100,
+                    counter: Counter::SentDirect,
+                },
+            ),
+        ],
+    )
+}
+
+#[test]
+fn forged_and_broken_packets_are_dropped() -> Result<()> {
+    let to = ip(10, 0, 1, 50);
+    let good = packet(TENANT, to);
+    let mut spoofed = good.clone();
+    spoofed.from = ip(10, 0, 1, 12);
+    let mut version = good.bytes();
+    version[14] = 0x65;
+    let mut short = good.bytes();
+    short[16..18].copy_from_slice(&[0, 19]);
+    let ipv6 = |next: u8| [&[0x60, 0, 0, 0, 0, 20, next, 255][..], &[0; 52]].concat();
+    let dropped = |description, frame, reason| fixture(description, TENANT, frame, Expect::Drop(reason));
+    fixture::run(
+        &mut World::new()?,
+        &[
+            fixture(
+                "no attachment",
+                STRAY,
+                packet(STRAY, to).bytes(),
+                Expect::Drop(Counter::NoAttachment),
+            ),
+            dropped(
+                "another MAC",
+                Packet::udp([2; 6], TENANT.address, to).bytes(),
+                Counter::SpoofedMac,
+            ),
+            dropped("a neighbour's address", spoofed.bytes(), Counter::SpoofedSource),
+            dropped("version 6 in IPv4", version, Counter::BadHeader),
+            dropped("total length below the header", short, Counter::BadHeader),
+            dropped(
+                "ends in the IPv4 header",
+                good.bytes()[..30].to_vec(),
+                Counter::Truncated,
+            )
+            .at_xdp_only(),
+            dropped(
+                "ends before the ports",
+                good.bytes()[..36].to_vec(),
+                Counter::Truncated,
+            ),
+            dropped(
+                "multicast",
+                packet(TENANT, ip(224, 0, 0, 1)).bytes(),
+                Counter::NotUnicast,
+            ),
+            dropped(
+                "broadcast",
+                packet(TENANT, ip(255, 255, 255, 255)).bytes(),
+                Counter::NotUnicast,
+            ),
+            dropped(
+                "outside the VPC",
+                packet(TENANT, ip(8, 8, 8, 8)).bytes(),
+                Counter::OutsideVpc,
+            ),
+            dropped("a droplet", packet(TENANT, SECOND).bytes(), Counter::OutsideVpc),
+            dropped(
+                "direct row to this droplet",
+                packet(TENANT, ip(10, 0, 1, 51)).bytes(),
+                Counter::NoEndpoint,
+            ),
+            dropped("IPv6", other(TENANT.mac(), 0x86dd, &ipv6(17)), Counter::NotIpv4),
+            dropped(
+                "IPv6 neighbour discovery",
+                other(TENANT.mac(), 0x86dd, &ipv6(58)),
+                Counter::Ipv6Discovery,
+            ),
+            dropped(
+                "IPv6 listener reports",
+                other(TENANT.mac(), 0x86dd, &ipv6(0)),
+                Counter::Ipv6Discovery,
+            ),
+            dropped("LLDP", other(TENANT.mac(), 0x88cc, &[0; 40]), Counter::NotIpv4),
+            dropped(
+                "VLAN tag",
+                other(TENANT.mac(), 0x8100, &[0; 40]),
+                Counter::VlanTagged,
+            ),
+            fixture(
+                "no such endpoint behind the bouncer here",
+                BOUNCED,
+                packet(BOUNCED, ip(10, 0, 3, 99)).bytes(),
+                Expect::Drop(Counter::NoEndpoint),
+            ),
+            fixture(
+                "network without bouncers",
+                GUEST,
+                packet(GUEST, ip(10, 5, 0, 99)).bytes(),
+                Expect::Drop(Counter::NoBouncer),
+            ),
+            fixture(
+                "VPC without dividers",
+                GUEST,
+                packet(GUEST, ip(10, 5, 1, 99)).bytes(),
+                Expect::Drop(Counter::NoDivider),
+            ),
+            fixture(
+                "network without bouncers, divided here",
+                DIVIDED,
+                packet(DIVIDED, ip(10, 7, 3, 99)).bytes(),
+                Expect::Drop(Counter::NoBouncer),
+            ),
+            dropped(
+                "larger than the path",
+                good.clone().carrying(17, &udp(1, 2, &[0; 1423])).bytes(),
+                Counter::TooBig,
+            ),
+        ],
+    )
+}
+
+#[test]
+fn the_largest_packet_of_the_path_is_sent() -> Result<()> {
+    let frame = packet(TENANT, ip(10, 0, 1, 50))
+        .carrying(17, &udp(1, 2, &[0; 1422]))
+        .bytes();
+    fixture::run(
+        &mut World::new()?,
+        &[fixture(
+            "1450",
+            TENANT,
+            frame,
+            sent(SECOND, 100, Counter::SentDirect),
+        )],
+    )
+}
+
+#[test]
+fn arp_is_answered_for_all_but_the_pod_itself() -> Result<()> {
+    let (mac, address) = (TENANT.mac(), TENANT.address);
+    let ask = |sender, target| arp(mac, 1, mac, sender, target);
+    let reply = |target: std::net::Ipv4Addr| {
+        let mut bytes = arp(GATEWAY, 2, GATEWAY, target, address);
+        bytes[..6].copy_from_slice(&mac);
+        bytes[32..38].copy_from_slice(&mac);
+        Expect::Reply(bytes)
+    };
+    let mut world = World::new()?;
+    for (description, frame, expect) in [
+        ("gateway", ask(address, ip(10, 0, 1, 1)), reply(ip(10, 0, 1, 1))),
+        (
+            "neighbour",
+            ask(address, ip(10, 0, 1, 12)),
+            reply(ip(10, 0, 1, 12)),
+        ),
+    ] {
+        fixture::run(&mut world, &[fixture(description, TENANT, frame, expect)])?;
+    }
+    // XDP leaves ARP to tc, which drops.
+    for (description, frame, reason) in [
+        ("itself", ask(address, address), Counter::ArpIgnored),
+        (
+            "probe",
+            ask(ip(0, 0, 0, 0), ip(10, 0, 1, 40)),
+            Counter::ArpIgnored,
+        ),
+        (
+            "reply",
+            arp(mac, 2, mac, address, ip(10, 0, 1, 12)),
+            Counter::ArpIgnored,
+        ),
+        (
+            "forged address",
+            ask(ip(10, 0, 1, 1), ip(10, 0, 1, 12)),
+            Counter::SpoofedArp,
+        ),
+        (
+            "forged MAC",
+            arp(mac, 1, [2; 6], address, ip(10, 0, 1, 12)),
+            Counter::SpoofedArp,
+        ),
+        (
+            "too short",
+            ask(address, ip(10, 0, 1, 1))[..40].to_vec(),
+            Counter::Truncated,
+        ),
+    ] {
+        let outcome = world.run(Role::Agent(TENANT.index), Hook::Tc, &frame)?;
+        ensure!(outcome.verdict == 2, "{description}: verdict {}", outcome.verdict);
+        ensure!(
+            outcome.counted.get(reason.name()) == Some(&1),
+            "{description}: {:?}",
+            outcome.counted
+        );
+        let outcome = world.run(Role::Agent(TENANT.index), Hook::Xdp, &frame)?;
+        ensure!(
+            outcome.verdict == 2 && outcome.counted.is_empty(),
+            "{description} at XDP: {:?}",
+            outcome.counted
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn only_answers_and_allowed_packets_reach_the_host() -> Result<()> {
+    let tenant = |protocol, payload: &[u8]| packet(TENANT, HOST).carrying(protocol, payload).bytes();
+    let guest = |to, protocol, payload: &[u8]| packet(GUEST, to).carrying(protocol, payload).bytes();
+    let mut fragment = packet(GUEST, ip(8, 8, 8, 8)).carrying(17, &udp(1, 6081, b"hello"));
+    fragment.fragment = 0x2000;
+    let passed = || Expect::Pass(Some(Counter::ToHost));
+    let refused = || Expect::Drop(Counter::HostForbidden);
+    let geneve = udp(50000, 6081, &[0; 20]);
+    fixture::run(
+        &mut World::new()?,
+        &[
+            fixture("TCP answer", TENANT, tenant(6, &tcp(0x12)), passed()),
+            fixture("TCP opening", TENANT, tenant(6, &tcp(0x02)), refused()),
+            fixture(
+                "UDP answer",
+                TENANT,
+                tenant(17, &udp(53, 40000, &[0; 12])),
+                passed(),
+            ),
+            fixture(
+                "UDP question",
+                TENANT,
+                tenant(17, &udp(40000, 53, &[0; 12])),
+                refused(),
+            ),
+            fixture("ping answer", TENANT, tenant(1, &[0; 40]), passed()),
+            fixture("ping", TENANT, tenant(1, &[8; 40]), refused()),
+            fixture(
+                "host access: opening",
+                GUEST,
+                guest(HOST, 6, &tcp(0x02)),
+                passed(),
+            ),
+            fixture(
+                "host access: outside",
+                GUEST,
+                guest(ip(8, 8, 8, 8), 17, &udp(1, 53, &[0; 12])),
+                passed(),
+            ),
+            fixture(
+                "host access: Geneve",
+                GUEST,
+                guest(HERE, 17, &geneve),
+                Expect::Drop(Counter::GeneveForbidden),
+            ),
+            fixture(
+                "host access: Geneve in a fragment",
+                GUEST,
+                fragment.bytes(),
+                Expect::Drop(Counter::GeneveForbidden),
+            ),
+            fixture(
+                "host access: multicast",
+                GUEST,
+                guest(ip(224, 0, 0, 251), 17, &udp(1, 5353, b"x")),
+                Expect::Drop(Counter::NotUnicast),
+            ),
+        ],
+    )
+}
+
+#[test]
+fn a_gso_frame_without_room_is_dropped() -> Result<()> {
+    // The kernel refuses to grow a GSO frame in test runs, which has no type.
+    let frame = packet(TENANT, ip(10, 0, 1, 50)).carrying(6, &[0; 3000]).bytes();
+    let mut world = World::new()?;
+    let outcome = world.run_segmented(Role::Agent(TENANT.index), Hook::Tc, &frame, 1000)?;
+    ensure!(
+        outcome.verdict == 2 && outcome.counted.contains_key("adjust_room_failed"),
+        "{:?}",
+        outcome.counted
+    );
+    let outcome = world.run_segmented(Role::Agent(TENANT.index), Hook::Tc, &frame, 1411)?;
+    ensure!(
+        outcome.verdict == 2 && outcome.counted.contains_key("too_big"),
+        "{:?}",
+        outcome.counted
+    );
+    Ok(())
+}
+
+#[test]
+fn flows_that_stay_are_announced() -> Result<()> {
+    let mut world = World::new()?;
+    let wanted = |world: &mut World| world.programs.take_wanted();
+    let frame = packet(TENANT, ip(10, 0, 2, 90)).bytes();
+    let mut announced = Vec::new();
+    for number in 1..=20 {
+        world.run(Role::Agent(TENANT.index), Hook::Tc, &frame)?;
+        for event in wanted(&mut world)? {
+            ensure!(event == key(100, ip(10, 0, 2, 90)), "{event:?}");
+            announced.push(number);
+        }
+    }
+    ensure!(announced == [3, 4, 8, 16], "{announced:?}");
+    // A direct row ends that, and is marked as used.
+    let direct = key(100, ip(10, 0, 1, 50));
+    for _ in 0..5 {
+        world.run(
+            Role::Agent(TENANT.index),
+            Hook::Tc,
+            &packet(TENANT, ip(10, 0, 1, 50)).bytes(),
+        )?;
+    }
+    ensure!(wanted(&mut world)?.is_empty());
+    ensure!(world.programs.get::<_, RemoteEntry>("DIRECT_ROWS", &direct)?.used == 1);
+    Ok(())
+}

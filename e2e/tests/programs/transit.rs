@@ -1,0 +1,421 @@
+//! Transit: every verdict and every reason to drop.
+
+use anyhow::{Result, ensure};
+use thuban_common::{counters::Counter, tables::ConfigEntry};
+
+use crate::{
+    fixture::{self, Expect, Fixture},
+    frames::{Packet, Tunnel, header, other, udp},
+    world::{HERE, Hook, LOCAL_MAC, Role, SECOND, THIRD, UNREACHED, UPLINK_MAC, World, ip},
+};
+
+const ETHERNET: [u8; 12] = [2, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2];
+
+fn fixture(description: &'static str, frame: Vec<u8>, expect: Expect) -> Fixture {
+    Fixture::new(description, Role::Transit, frame, expect)
+}
+
+/// From an endpoint of another droplet that no row knows.
+fn inner(to: std::net::Ipv4Addr) -> Vec<u8> {
+    Packet::udp([2, 0, 0, 0, 0, 9], ip(10, 0, 1, 40), to).bytes()
+}
+
+fn tunnel() -> Tunnel {
+    Tunnel::new(SECOND, HERE, 100)
+}
+
+fn wrapped(to: std::net::Ipv4Addr) -> Vec<u8> {
+    tunnel().around(ETHERNET, &inner(to))
+}
+
+#[test]
+fn frames_are_delivered_forwarded_bounced_and_divided() -> Result<()> {
+    let delivered = |length| Expect::Delivered {
+        mac: LOCAL_MAC,
+        length,
+        vni: 100,
+    };
+    let local = ip(10, 0, 1, 12);
+    let with_options = |bytes: &[u8]| tunnel().with_options(bytes).around(ETHERNET, &inner(local));
+    let divided = |to| {
+        let packet = Packet::udp([2; 6], ip(10, 7, 0, 40), to);
+        Tunnel::new(SECOND, HERE, 102).around(ETHERNET, &packet.bytes())
+    };
+    let bounced = |to| wrapped(to);
+    let mut last_hop = tunnel();
+    last_hop.ttl = 2;
+    fixture::run(
+        &mut World::new()?,
+        &[
+            fixture("local endpoint", wrapped(local), delivered(50)),
+            fixture("with an option", with_options(&[1, 2, 3, 0]), delivered(54)),
+            fixture(
+                "with all options there can be",
+                with_options(&[0; 252]),
+                delivered(302),
+            ),
+            fixture(
+                "forward row",
+                wrapped(ip(10, 0, 1, 70)),
+                Expect::Hop {
+                    to: THIRD,
+                    counter: Counter::Forwarded,
+                },
+            ),
+            fixture(
+                "bouncer",
+                Tunnel::new(THIRD, HERE, 100).around(ETHERNET, &inner(ip(10, 0, 3, 30))),
+                Expect::Hop {
+                    to: SECOND,
+                    counter: Counter::Bounced,
+                },
+            ),
+            fixture(
+                "bouncer, to the third",
+                bounced(ip(10, 0, 3, 33)),
+                Expect::Hop {
+                    to: THIRD,
+                    counter: Counter::Bounced,
+                },
+            ),
+            fixture(
+                "bouncer with options",
+                tunnel()
+                    .with_options(&[1, 2, 3, 0])
+                    .around(ETHERNET, &inner(ip(10, 0, 3, 33))),
+                Expect::Hop {
+                    to: THIRD,
+                    counter: Counter::Bounced,
+                },
+            ),
+            fixture(
+                "one hop left",
+                last_hop.around(ETHERNET, &inner(ip(10, 0, 3, 33))),
+                Expect::Hop {
+                    to: THIRD,
+                    counter: Counter::Bounced,
+                },
+            ),
+            fixture(
+                "divider",
+                divided(ip(10, 7, 1, 30)),
+                Expect::Hop {
+                    to: THIRD,
+                    counter: Counter::Divided,
+                },
+            ),
+            fixture(
+                "divider and bouncer",
+                Tunnel::new(THIRD, HERE, 102).around(
+                    ETHERNET,
+                    &Packet::udp([2; 6], ip(10, 7, 0, 40), ip(10, 7, 2, 30)).bytes(),
+                ),
+                Expect::Hop {
+                    to: SECOND,
+                    counter: Counter::Bounced,
+                },
+            ),
+            fixture(
+                "next hop without a neighbour entry",
+                wrapped(ip(10, 0, 1, 72)),
+                Expect::HopAtTc {
+                    to: UNREACHED,
+                    counter: Counter::Forwarded,
+                },
+            ),
+        ],
+    )
+}
+
+#[test]
+fn foreign_traffic_passes_unchanged() -> Result<()> {
+    let passed = |description, frame| fixture(description, frame, Expect::Pass(None));
+    let plain = |from, to, protocol, payload: &[u8]| {
+        let mut frame = [&ETHERNET[..], &[8, 0]].concat();
+        frame.extend(header(0, payload.len(), 0, 64, protocol, from, to));
+        frame.extend(payload);
+        frame
+    };
+    let mut fragment = wrapped(ip(10, 0, 1, 12));
+    fragment[20] = 0x20;
+    let elsewhere = Tunnel::new(SECOND, THIRD, 100).around(ETHERNET, &inner(ip(10, 0, 1, 12)));
+    fixture::run(
+        &mut World::new()?,
+        &[
+            passed("ARP", other([2; 6], 0x0806, &[0; 28])),
+            passed("IPv6", other([2; 6], 0x86dd, &[0; 60])),
+            passed("a tiny frame", [&ETHERNET[..], &[8, 0, 0x45]].concat()).at_xdp_only(),
+            passed("TCP", plain(SECOND, HERE, 6, &[0; 20])),
+            passed(
+                "another UDP port",
+                plain(SECOND, HERE, 17, &udp(6081, 53, b"query")),
+            ),
+            passed("Geneve for another host", elsewhere),
+            passed("a fragment", fragment),
+            passed("a VLAN tag", other([2; 6], 0x8100, &[0; 60])),
+        ],
+    )
+}
+
+#[test]
+fn wrong_geneve_is_dropped() -> Result<()> {
+    let local = ip(10, 0, 1, 12);
+    let dropped = |description, frame, reason| fixture(description, frame, Expect::Drop(reason));
+    let with = |change: &dyn Fn(&mut Tunnel)| {
+        let mut tunnel = tunnel();
+        change(&mut tunnel);
+        tunnel.around(ETHERNET, &inner(local))
+    };
+    let mut bad_inner = inner(local);
+    bad_inner[14] = 0x54;
+    let ipv6 = other([2; 6], 0x86dd, &[0; 60]);
+    let mut used_up = tunnel();
+    used_up.ttl = 1;
+    fixture::run(
+        &mut World::new()?,
+        &[
+            dropped(
+                "unknown droplet",
+                with(&|tunnel| tunnel.from = ip(192, 0, 2, 99)),
+                Counter::UnknownDroplet,
+            ),
+            dropped(
+                "this droplet's own address",
+                with(&|tunnel| tunnel.from = HERE),
+                Counter::UnknownDroplet,
+            ),
+            dropped(
+                "unknown VNI",
+                with(&|tunnel| tunnel.vni = 999),
+                Counter::UnknownVni,
+            ),
+            dropped(
+                "version 1",
+                with(&|tunnel| tunnel.first = [0x40, 0]),
+                Counter::BadHeader,
+            ),
+            dropped(
+                "control packet",
+                with(&|tunnel| tunnel.first = [0, 0x80]),
+                Counter::BadHeader,
+            ),
+            dropped(
+                "no Ethernet inside",
+                with(&|tunnel| tunnel.protocol = 0x0800),
+                Counter::BadHeader,
+            ),
+            dropped(
+                "critical flag",
+                with(&|tunnel| tunnel.first = [0, 0x40]),
+                Counter::CriticalOption,
+            ),
+            dropped(
+                "critical option",
+                tunnel()
+                    .with_options(&[1, 2, 0x83, 0])
+                    .around(ETHERNET, &inner(local)),
+                Counter::CriticalOption,
+            ),
+            dropped(
+                "option beyond the options",
+                tunnel()
+                    .with_options(&[1, 2, 3, 5])
+                    .around(ETHERNET, &inner(local)),
+                Counter::BadHeader,
+            ),
+            dropped("IPv6 inside", tunnel().around(ETHERNET, &ipv6), Counter::NotIpv4),
+            dropped(
+                "broken inner header",
+                tunnel().around(ETHERNET, &bad_inner),
+                Counter::BadHeader,
+            ),
+            dropped(
+                "ends in Geneve",
+                wrapped(local)[..46].to_vec(),
+                Counter::Truncated,
+            ),
+            dropped(
+                "ends in the inner Ethernet",
+                wrapped(local)[..60].to_vec(),
+                Counter::Truncated,
+            ),
+            dropped(
+                "ends in the inner IPv4",
+                wrapped(local)[..80].to_vec(),
+                Counter::Truncated,
+            ),
+            dropped(
+                "ends before the ports",
+                wrapped(local)[..86].to_vec(),
+                Counter::Truncated,
+            ),
+            dropped(
+                "TTL used up",
+                used_up.around(ETHERNET, &inner(ip(10, 0, 3, 33))),
+                Counter::TtlExpired,
+            ),
+            dropped("no role here", wrapped(ip(10, 0, 2, 90)), Counter::NoEndpoint),
+            dropped("outside the VPC", wrapped(ip(8, 8, 8, 8)), Counter::NoEndpoint),
+            dropped(
+                "unknown to the bouncer",
+                wrapped(ip(10, 0, 3, 99)),
+                Counter::NoEndpoint,
+            ),
+            dropped(
+                "the bouncer's row says here",
+                wrapped(ip(10, 0, 3, 31)),
+                Counter::NoEndpoint,
+            ),
+            dropped(
+                "the forward row says here",
+                wrapped(ip(10, 0, 1, 71)),
+                Counter::NoEndpoint,
+            ),
+            dropped(
+                "back to the sender",
+                wrapped(ip(10, 0, 3, 30)),
+                Counter::WouldReturn,
+            ),
+            dropped(
+                "a network without bouncers",
+                Tunnel::new(SECOND, HERE, 102).around(
+                    ETHERNET,
+                    &Packet::udp([2; 6], ip(10, 7, 0, 40), ip(10, 7, 3, 1)).bytes(),
+                ),
+                Counter::NoBouncer,
+            ),
+        ],
+    )
+}
+
+#[test]
+fn sources_must_live_where_their_rows_say() -> Result<()> {
+    let from = |sender, source, to| {
+        Tunnel::new(sender, HERE, 100).around(ETHERNET, &Packet::udp([2; 6], source, to).bytes())
+    };
+    let local = ip(10, 0, 1, 12);
+    let delivered = || Expect::Delivered {
+        mac: LOCAL_MAC,
+        length: 50,
+        vni: 100,
+    };
+    let mismatch = || Expect::Drop(Counter::SourceMismatch);
+    // By rows: 10.0.1.50 and 10.0.3.30 live on the second droplet. The second is the VPC's divider, the third the
+    // bouncer of network 1.
+    fixture::run(
+        &mut World::new()?,
+        &[
+            fixture(
+                "direct row, its droplet",
+                from(SECOND, ip(10, 0, 1, 50), local),
+                delivered(),
+            ),
+            fixture(
+                "bouncer's row, its droplet",
+                from(SECOND, ip(10, 0, 3, 30), local),
+                delivered(),
+            ),
+            fixture(
+                "direct row, a stranger",
+                from(UNREACHED, ip(10, 0, 1, 50), local),
+                mismatch(),
+            ),
+            fixture(
+                "bouncer's row, a stranger",
+                from(UNREACHED, ip(10, 0, 3, 30), local),
+                mismatch(),
+            ),
+            fixture(
+                "an endpoint of this droplet",
+                from(UNREACHED, ip(10, 0, 1, 11), local),
+                mismatch(),
+            ),
+            fixture(
+                "by the destination's bouncer",
+                from(THIRD, ip(10, 0, 1, 50), local),
+                delivered(),
+            ),
+            fixture(
+                "by the divider",
+                from(SECOND, ip(10, 0, 3, 33), local),
+                delivered(),
+            ),
+            fixture(
+                "this droplet's, by the divider",
+                from(SECOND, ip(10, 0, 1, 11), local),
+                delivered(),
+            ),
+            fixture(
+                "nobody's row",
+                from(UNREACHED, ip(10, 0, 1, 44), local),
+                delivered(),
+            ),
+        ],
+    )
+}
+
+#[test]
+fn nothing_is_ours_before_the_droplet_is_configured() -> Result<()> {
+    let mut world = World::new()?;
+    world.programs.configure(ConfigEntry {
+        droplet: [0; 4],
+        uplink: 0,
+        mtu: 0,
+        flags: 0,
+    })?;
+    let frame = Packet::udp([2, 0, 0, 0, 0, 100], ip(10, 0, 1, 11), ip(10, 0, 1, 12)).bytes();
+    for (hook, pass, drop) in [(Hook::Tc, 0, 2), (Hook::Xdp, 2, 1)] {
+        let outcome = world.run(Role::Transit, hook, &wrapped(ip(10, 0, 1, 12)))?;
+        ensure!(
+            outcome.verdict == pass && outcome.counted.is_empty(),
+            "{:?}",
+            outcome.counted
+        );
+        let outcome = world.run(Role::Agent(0), hook, &frame)?;
+        ensure!(
+            outcome.verdict == drop && outcome.counted.contains_key("no_config"),
+            "{:?}",
+            outcome.counted
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn random_frames_never_reach_an_endpoint_unchecked() -> Result<()> {
+    let seed = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)?
+        .as_nanos() as u64
+        | 1;
+    println!("seed {seed}");
+    let mut state = seed;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut world = World::new()?;
+    let good = wrapped(ip(10, 0, 1, 12));
+    ensure!(good[..6] == UPLINK_MAC);
+    for _ in 0..300 {
+        // A good frame with some bytes of the outer headers changed.
+        let mut frame = good.clone();
+        for _ in 0..=random() % 3 {
+            let place = 12 + random() as usize % 38;
+            frame[place] = random() as u8;
+        }
+        let has_vni = frame[46..49] == good[46..49];
+        let is_from_droplet = frame[26..30] == good[26..30] || matches!(frame[26..30], [192, 0, 2, 1..=4]);
+        for hook in [Hook::Tc, Hook::Xdp] {
+            let outcome = world.run(Role::Transit, hook, &frame)?;
+            let is_delivered =
+                outcome.counted.contains_key("delivered") || outcome.counted.contains_key("decapsulated_xdp");
+            ensure!(
+                !is_delivered || has_vni && is_from_droplet,
+                "seed {seed}: {frame:02x?}"
+            );
+        }
+    }
+    Ok(())
+}
