@@ -62,7 +62,10 @@ fn handle<F: Frame>(frame: &mut F) -> Result<Verdict, Counter> {
 /// IPv6 isn't served; neighbour and listener discovery (ICMPv6, maybe behind a hop-by-hop header) is expected.
 #[inline(always)]
 fn discovery_or<F: Frame>(frame: &F, other: Counter) -> Counter {
-    match frame.load::<[u16; 4]>(ethernet::LENGTH).map(|words| words[3].to_ne_bytes()[0]) {
+    match frame
+        .load::<[u16; 4]>(ethernet::LENGTH)
+        .map(|words| words[3].to_ne_bytes()[0])
+    {
         Some(0 | 58) => Counter::Ipv6Discovery,
         _ => other,
     }
@@ -116,20 +119,36 @@ fn find(
         if droplet == config.droplet {
             return Err(Counter::NoEndpoint);
         }
-        return Ok(Way { droplet, counter: Counter::SentDirect, is_detour: false });
+        return Ok(Way {
+            droplet,
+            counter: Counter::SentDirect,
+            is_detour: false,
+        });
     }
     let mut counter = Counter::SentToBouncer;
     if subnet.network == 0 || subnet.network != attachment.network {
         let divider = divide::divider(attachment.vni, inner.hash)?;
         if divider != config.droplet {
-            return Ok(Way { droplet: divider, counter: Counter::SentToDivider, is_detour: true });
+            return Ok(Way {
+                droplet: divider,
+                counter: Counter::SentToDivider,
+                is_detour: true,
+            });
         }
         counter = Counter::Divided;
     }
     let bouncer = divide::bouncer(subnet, inner.hash)?;
     if bouncer != config.droplet {
-        return Ok(Way { droplet: bouncer, counter, is_detour: true });
+        return Ok(Way {
+            droplet: bouncer,
+            counter,
+            is_detour: true,
+        });
     }
     let droplet = bounce::home(key, config.droplet)?;
-    Ok(Way { droplet, counter: Counter::Bounced, is_detour: false })
+    Ok(Way {
+        droplet,
+        counter: Counter::Bounced,
+        is_detour: false,
+    })
 }

@@ -14,12 +14,19 @@ use crate::{
 /// The droplet that holds an endpoint; never this one, whose local rows were asked before.
 #[inline(always)]
 pub fn home(key: &EndpointKey, here: DropletAddress) -> Result<DropletAddress, Counter> {
-    maps::bouncer_row(key).filter(|droplet| *droplet != here).ok_or(Counter::NoEndpoint)
+    maps::bouncer_row(key)
+        .filter(|droplet| *droplet != here)
+        .ok_or(Counter::NoEndpoint)
 }
 
 /// Sends an encapsulated frame on to another droplet: outer addresses, TTL and checksum; nothing else changes.
 #[inline(always)]
-pub fn hop<F: Frame>(frame: &mut F, config: &ConfigEntry, outer: &Ipv4Header, droplet: DropletAddress) -> Exit {
+pub fn hop<F: Frame>(
+    frame: &mut F,
+    config: &ConfigEntry,
+    outer: &Ipv4Header,
+    droplet: DropletAddress,
+) -> Exit {
     let outer = outer.hop(config.droplet, droplet).ok_or(Counter::TtlExpired)?;
     let Some(next_hop) = frame.next_hop(config, droplet) else {
         return Ok(None);

@@ -38,7 +38,8 @@ pub fn from_wire<F: Frame>(frame: &mut F, length: u32, vni: u32, local: &LocalEn
 /// A frame that XDP transit checked and decapsulated. The target is looked up again: it may have gone meanwhile.
 #[inline(always)]
 pub fn decapsulated(frame: &mut TcFrame, metadata: TransitMetadata) -> Verdict {
-    let is_right = maps::attachment(metadata.ifindex).is_some_and(|attachment| attachment.vni == metadata.vni);
+    let is_right =
+        maps::attachment(metadata.ifindex).is_some_and(|attachment| attachment.vni == metadata.vni);
     if !is_right {
         return settle(Err(Counter::NoAttachment), TcFrame::DROP);
     }

@@ -48,6 +48,8 @@ pub fn encapsulate<F: Frame>(
         flow::source_port(inner.hash),
     );
     frame.store(ethernet::LENGTH, &outer).ok_or(Counter::Truncated)?;
-    frame.store(ENCAPSULATION_LENGTH, &header).ok_or(Counter::Truncated)?;
+    frame
+        .store(ENCAPSULATION_LENGTH, &header)
+        .ok_or(Counter::Truncated)?;
     frame.send(&next_hop).map(Some)
 }

@@ -61,7 +61,10 @@ fn is_answer<F: Frame>(frame: &F, ip: &Ipv4Header) -> Result<bool, Counter> {
 fn pass<F: Frame>(frame: &F, ip: &Ipv4Header) -> Result<Verdict, Counter> {
     if ip.protocol() == ipv4::UDP {
         let is_geneve = match flow::has_ports(ip) {
-            true => frame.load::<UdpHeader>(TRANSPORT).ok_or(Counter::Truncated)?.is_geneve(),
+            true => frame
+                .load::<UdpHeader>(TRANSPORT)
+                .ok_or(Counter::Truncated)?
+                .is_geneve(),
             // Options or fragments hide the port: rare enough to look no further.
             false => ip.has_options() || ip.is_fragment() && !ip.is_later_fragment() && hides_geneve(frame),
         };
@@ -77,5 +80,7 @@ fn pass<F: Frame>(frame: &F, ip: &Ipv4Header) -> Result<Verdict, Counter> {
 
 #[inline(always)]
 fn hides_geneve<F: Frame>(frame: &F) -> bool {
-    frame.load::<UdpHeader>(TRANSPORT).is_none_or(|udp| udp.is_geneve())
+    frame
+        .load::<UdpHeader>(TRANSPORT)
+        .is_none_or(|udp| udp.is_geneve())
 }

@@ -24,11 +24,18 @@ pub fn read<F: Frame>(frame: &F, offset: usize, far: u32) -> Result<Inner, Count
     if flow::has_ports(&ip) {
         ports = at(frame, offset + ipv4::LENGTH, far).ok_or(Counter::Truncated)?;
     }
-    Ok(Inner { ip, hash: flow::hash(&ip, ports) })
+    Ok(Inner {
+        ip,
+        hash: flow::hash(&ip, ports),
+    })
 }
 
 /// The header at `offset + far`: directly where the offset is constant.
 #[inline(always)]
 pub fn at<F: Frame, H: thuban_common::packet::Header>(frame: &F, offset: usize, far: u32) -> Option<H> {
-    if far == 0 { frame.load(offset) } else { frame.load_far(offset as u32 + far) }
+    if far == 0 {
+        frame.load(offset)
+    } else {
+        frame.load_far(offset as u32 + far)
+    }
 }

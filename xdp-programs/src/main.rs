@@ -6,6 +6,10 @@
 #![no_std]
 #![no_main]
 #![allow(unsafe_code)]
+#![allow(
+    clippy::inline_always,
+    reason = "a call costs stack and the verifier its ranges"
+)]
 
 mod agent;
 mod arp;

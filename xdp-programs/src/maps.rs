@@ -10,8 +10,8 @@ use thuban_common::{
     counters::COUNTERS_CAPACITY,
     packet::ipv4::mapped,
     tables::{
-        AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey, LocalEntry, MissEntry, RemoteEntry,
-        SubnetEntry, SubnetKey, VpcEntry,
+        AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey, LocalEntry, MissEntry,
+        RemoteEntry, SubnetEntry, SubnetKey, VpcEntry,
     },
 };
 
@@ -24,7 +24,8 @@ static LOCAL_ENDPOINTS: HashMap<EndpointKey, LocalEntry> = HashMap::with_max_ent
 #[map]
 static DIRECT_ROWS: HashMap<EndpointKey, RemoteEntry> = HashMap::with_max_entries(65536, BPF_F_NO_PREALLOC);
 #[map]
-static BOUNCER_ROWS: HashMap<EndpointKey, RemoteEntry> = HashMap::with_max_entries(262_144, BPF_F_NO_PREALLOC);
+static BOUNCER_ROWS: HashMap<EndpointKey, RemoteEntry> =
+    HashMap::with_max_entries(262_144, BPF_F_NO_PREALLOC);
 #[map]
 static FORWARD_ROWS: HashMap<EndpointKey, RemoteEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
 #[map]
@@ -43,7 +44,10 @@ pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS_C
 /// Key of an IPv4 endpoint.
 #[inline(always)]
 pub fn key(vni: u32, address: [u8; 4]) -> EndpointKey {
-    EndpointKey { vni, address: mapped(address) }
+    EndpointKey {
+        vni,
+        address: mapped(address),
+    }
 }
 
 /// CONFIG, unless user space hasn't written it.
@@ -99,7 +103,13 @@ pub fn forward_row(key: &EndpointKey) -> Option<DropletAddress> {
 /// The longest prefix of the VPC's networks that holds the address.
 #[inline(always)]
 pub fn subnet(vni: u32, address: [u8; 4]) -> Option<&'static SubnetEntry> {
-    SUBNETS.get(Key::new(160, SubnetKey { vni: vni.to_be_bytes(), address: mapped(address) }))
+    SUBNETS.get(Key::new(
+        160,
+        SubnetKey {
+            vni: vni.to_be_bytes(),
+            address: mapped(address),
+        },
+    ))
 }
 
 #[inline(always)]

@@ -10,7 +10,10 @@ use thuban_common::{
     },
     select::contains,
     source::may_send,
-    tables::{ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey, SUBNET_BOUNCER_HERE, VPC_DIVIDER_HERE, VpcEntry},
+    tables::{
+        ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey, SUBNET_BOUNCER_HERE,
+        VPC_DIVIDER_HERE, VpcEntry,
+    },
 };
 
 use crate::{
@@ -96,7 +99,9 @@ fn options<F: Frame>(frame: &F, header: &GeneveHeader) -> Result<u32, Counter> {
     header.check()?;
     let length = header.options_length();
     if length != 0 {
-        geneve::check_options(length, |offset| frame.load_far(ENCAPSULATION_LENGTH as u32 + offset))?;
+        geneve::check_options(length, |offset| {
+            frame.load_far(ENCAPSULATION_LENGTH as u32 + offset)
+        })?;
     }
     Ok(length)
 }
@@ -112,7 +117,11 @@ fn check_source(vni: u32, vpc: &VpcEntry, inner: &Inner, sender: DropletAddress)
     }
     let relays = contains(&vpc.dividers, sender)
         || maps::subnet(vni, inner.ip.destination()).is_some_and(|subnet| contains(&subnet.bouncers, sender));
-    if relays { Ok(()) } else { Err(Counter::SourceMismatch) }
+    if relays {
+        Ok(())
+    } else {
+        Err(Counter::SourceMismatch)
+    }
 }
 
 /// The next droplet and the role that says so.

@@ -25,7 +25,9 @@ enum Toolchain {
 
 /// Builds what is out of date and returns the object's path.
 pub fn build() -> Result<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .context("xtask lies in the workspace")?;
     let output = root.join("target/bpf");
     let toolchain = choose()?;
     let linker = find_linker()?;
@@ -41,7 +43,13 @@ pub fn build() -> Result<PathBuf> {
             command
         }
     };
-    for inherited in ["RUSTUP_TOOLCHAIN", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_BUILD_TARGET", "CARGO_TARGET_DIR"] {
+    for inherited in [
+        "RUSTUP_TOOLCHAIN",
+        "RUSTFLAGS",
+        "CARGO_ENCODED_RUSTFLAGS",
+        "CARGO_BUILD_TARGET",
+        "CARGO_TARGET_DIR",
+    ] {
         command.env_remove(inherited);
     }
     if matches!(toolchain, Toolchain::Nightly) {
@@ -49,8 +57,19 @@ pub fn build() -> Result<PathBuf> {
     }
     command
         .current_dir(root)
-        .env("PATH", path_with(&[linker.parent(), Some(&Path::new(DEBIAN_LLVM).join("bin"))])?)
-        .args(["build", "--quiet", "--release", "--package", "xdp-programs", "-Z", "build-std=core"])
+        .env(
+            "PATH",
+            path_with(&[linker.parent(), Some(&Path::new(DEBIAN_LLVM).join("bin"))])?,
+        )
+        .args([
+            "build",
+            "--quiet",
+            "--release",
+            "--package",
+            "xdp-programs",
+            "-Z",
+            "build-std=core",
+        ])
         .args(["--target", TARGET, "--target-dir"])
         .arg(&output);
     run(&mut command)?;
@@ -74,27 +93,43 @@ fn choose() -> Result<Toolchain> {
     }
     if is_root() && Path::new("/usr/bin/apt-get").exists() {
         println!("installing {}", DEBIAN_PACKAGES.join(" "));
-        run(Command::new("apt-get").args(["install", "-y", "--no-install-recommends"]).args(DEBIAN_PACKAGES))?;
+        run(Command::new("apt-get")
+            .args(["install", "-y", "--no-install-recommends"])
+            .args(DEBIAN_PACKAGES))?;
         return Ok(Toolchain::Debian);
     }
     bail!("no compiler for eBPF: run `rustup toolchain install nightly --component rust-src`")
 }
 
 fn has_nightly() -> bool {
-    let Ok(output) = Command::new("rustup").args(["run", "nightly", "rustc", "--print", "sysroot"]).output() else {
+    let Ok(output) = Command::new("rustup")
+        .args(["run", "nightly", "rustc", "--print", "sysroot"])
+        .output()
+    else {
         return false;
     };
     let sysroot = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
-    output.status.success() && sysroot.join("lib/rustlib/src/rust/library/core/Cargo.toml").exists()
+    output.status.success()
+        && sysroot
+            .join("lib/rustlib/src/rust/library/core/Cargo.toml")
+            .exists()
 }
 
 /// bpf-linker from PATH or cargo's folder; installed when it is missing and LLVM is there.
 fn find_linker() -> Result<PathBuf> {
-    let cargo_home =
-        env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
-    let mut folders: Vec<PathBuf> = env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default();
+    let cargo_home = env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
+    let mut folders: Vec<PathBuf> = env::var_os("PATH")
+        .map(|path| env::split_paths(&path).collect())
+        .unwrap_or_default();
     folders.extend(cargo_home.map(|home| home.join("bin")));
-    let find = || folders.iter().map(|folder| folder.join("bpf-linker")).find(|path| path.exists());
+    let find = || {
+        folders
+            .iter()
+            .map(|folder| folder.join("bpf-linker"))
+            .find(|path| path.exists())
+    };
     if let Some(found) = find() {
         return Ok(found);
     }
@@ -102,7 +137,9 @@ fn find_linker() -> Result<PathBuf> {
     let mut install = Command::new("cargo");
     install.args(["install", "bpf-linker", "--locked"]);
     if Path::new(DEBIAN_LLVM).exists() {
-        install.args(["--no-default-features", "--features", "llvm-22"]).env("LLVM_PREFIX", DEBIAN_LLVM);
+        install
+            .args(["--no-default-features", "--features", "llvm-22"])
+            .env("LLVM_PREFIX", DEBIAN_LLVM);
     }
     run(&mut install)?;
     find().context("bpf-linker was installed, but is not in cargo's bin folder")
@@ -110,7 +147,11 @@ fn find_linker() -> Result<PathBuf> {
 
 fn path_with(front: &[Option<&Path>]) -> Result<std::ffi::OsString> {
     let old = env::var_os("PATH").unwrap_or_default();
-    let folders = front.iter().flatten().map(|path| path.to_path_buf()).chain(env::split_paths(&old));
+    let folders = front
+        .iter()
+        .flatten()
+        .map(|path| path.to_path_buf())
+        .chain(env::split_paths(&old));
     env::join_paths(folders).context("PATH")
 }
 
@@ -124,7 +165,9 @@ fn is_root() -> bool {
 }
 
 fn run(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("starting {command:?}"))?;
+    let status = command
+        .status()
+        .with_context(|| format!("starting {command:?}"))?;
     if !status.success() {
         bail!("{command:?}: {status}");
     }

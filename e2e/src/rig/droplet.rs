@@ -22,6 +22,8 @@ pub struct Droplet {
     pub address: Ipv4Addr,
     pub namespace: Namespace,
     pub programs: Programs,
+    /// Attach agents at XDP too.
+    pub agent_at_xdp: bool,
     pods: u8,
 }
 
@@ -71,6 +73,7 @@ impl Droplet {
             address,
             namespace,
             programs,
+            agent_at_xdp: false,
             pods: 0,
         })
     }
@@ -111,7 +114,6 @@ impl Droplet {
         namespace.command(&format!("ethtool -K eth0 {}", POD_OFFLOADS.replace("  ", "")))?;
         let interface = self.namespace.interface(&host_end)?;
         let programs = &mut self.programs;
-        self.namespace.run(|| programs.attach_tc("agent_tc", &host_end))?;
         let row = AttachmentEntry {
             vni,
             network,
@@ -130,6 +132,13 @@ impl Droplet {
                 flags: 0,
             },
         )?;
+        // Rows first: no packet of the pod meets an agent that doesn't know it.
+        if self.agent_at_xdp {
+            namespace.command(&format!("ethtool -K eth0 {SEGMENTED}"))?;
+            self.namespace
+                .run(|| programs.attach_xdp("agent_xdp", &host_end))?;
+        }
+        self.namespace.run(|| programs.attach_tc("agent_tc", &host_end))?;
         Ok(Pod {
             namespace,
             vni,

@@ -34,8 +34,21 @@ pub struct Topology {
 }
 
 impl Topology {
+    /// Agents at tc.
     pub fn new(transit: Transit) -> Result<Self> {
+        Self::with_agents(transit, false)
+    }
+
+    /// Agents at XDP, with tc behind them.
+    pub fn with_agents_at_xdp() -> Result<Self> {
+        Self::with_agents(Transit::Xdp, true)
+    }
+
+    fn with_agents(transit: Transit, at_xdp: bool) -> Result<Self> {
         let mut rig = Rig::new(3, transit)?;
+        for droplet in &mut rig.droplets {
+            droplet.agent_at_xdp = at_xdp;
+        }
         let first = rig.droplet(1)?.add_pod(RED, 1, Ipv4Addr::new(10, 0, 1, 11))?;
         let neighbour = rig.droplet(1)?.add_pod(RED, 1, Ipv4Addr::new(10, 0, 1, 12))?;
         let second = rig.droplet(2)?.add_pod(RED, 1, Ipv4Addr::new(10, 0, 1, 21))?;

@@ -1,6 +1,6 @@
 //! Every path that a packet can take: ping, datagrams, bulk TCP both ways.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use thuban_common::counters::Counter;
 use thuban_e2e::rig::{
     Transit,
@@ -29,12 +29,8 @@ fn exchange(from: &Pod, to: &Pod) -> Result<()> {
     ensure!(echo_udp(from, to, 8000)?, "fragmented UDP");
     for (from, to) in [(from, to), (to, from)] {
         let time = transfer(from, to, BULK)?;
-        println!(
-            "{} to {}: {:.2} Gb/s",
-            from.address,
-            to.address,
-            BULK as f64 * 16e-9 / time.as_secs_f64()
-        );
+        let megabits = 2 * 8 * BULK as u128 / time.as_micros().max(1);
+        println!("{} to {}: {megabits} Mb/s", from.address, to.address);
     }
     Ok(())
 }
@@ -106,4 +102,34 @@ fn dividers_reach_other_networks() -> Result<()> {
         ensure!(counter(topology, 3, Counter::Delivered)? > 100);
         Ok(())
     })
+}
+
+#[test]
+fn agents_at_xdp_take_the_same_paths() -> Result<()> {
+    let mut topology = Topology::with_agents_at_xdp()?;
+    let run = |topology: &mut Topology| {
+        exchange(&topology.first, &topology.neighbour).context("same droplet")?;
+        exchange(&topology.first, &topology.second).context("bounced")?;
+        exchange(&topology.first, &topology.other).context("divided")?;
+        topology.make_direct()?;
+        exchange(&topology.first, &topology.second).context("direct")?;
+        let statistics = topology
+            .rig
+            .droplet(1)?
+            .namespace
+            .command(&format!("ethtool -S {}", topology.first.host_end))?;
+        let redirected = statistics
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("rx_queue_0_xdp_redirect: "));
+        ensure!(
+            redirected.is_some_and(|count| count.len() > 3),
+            "XDP redirected {redirected:?}"
+        );
+        Ok(())
+    };
+    let outcome = run(&mut topology);
+    if outcome.is_err() {
+        topology.rig.print_counters();
+    }
+    outcome
 }

@@ -99,8 +99,12 @@ impl Frame for TcFrame {
         let mut header = MaybeUninit::<H>::uninit();
         // SAFETY: the helper writes all bytes or fails.
         unsafe {
-            let result =
-                bpf_skb_load_bytes(self.skb().cast(), offset, header.as_mut_ptr().cast(), size_of::<H>() as u32);
+            let result = bpf_skb_load_bytes(
+                self.skb().cast(),
+                offset,
+                header.as_mut_ptr().cast(),
+                size_of::<H>() as u32,
+            );
             (result == 0).then(|| header.assume_init())
         }
     }
@@ -194,7 +198,8 @@ impl Frame for TcFrame {
     #[inline(always)]
     fn decapsulate(&mut self, length: u32, ethernet: &EthernetHeader, _vni: u32, local: &LocalEntry) -> Exit {
         // SAFETY: helper on our own context.
-        let result = unsafe { bpf_skb_adjust_room(self.skb(), -(length.cast_signed()), BPF_ADJ_ROOM_MAC, FIXED) };
+        let result =
+            unsafe { bpf_skb_adjust_room(self.skb(), -(length.cast_signed()), BPF_ADJ_ROOM_MAC, FIXED) };
         if result != 0 {
             return Err(Counter::AdjustRoomFailed);
         }

@@ -79,8 +79,12 @@ impl Frame for XdpFrame {
         let mut header = MaybeUninit::<H>::uninit();
         // SAFETY: the helper writes all bytes or fails.
         unsafe {
-            let result =
-                bpf_xdp_load_bytes(self.context.ctx, offset, header.as_mut_ptr().cast(), size_of::<H>() as u32);
+            let result = bpf_xdp_load_bytes(
+                self.context.ctx,
+                offset,
+                header.as_mut_ptr().cast(),
+                size_of::<H>() as u32,
+            );
             (result == 0).then(|| header.assume_init())
         }
     }
@@ -145,7 +149,10 @@ impl Frame for XdpFrame {
             return None;
         }
         let ethernet = EthernetHeader::new(fib.dmac, fib.smac, ethernet::IPV4);
-        Some(XdpNextHop { interface: fib.ifindex, ethernet })
+        Some(XdpNextHop {
+            interface: fib.ifindex,
+            ethernet,
+        })
     }
 
     #[inline(always)]
@@ -183,7 +190,11 @@ impl Frame for XdpFrame {
     /// program of ours is behind, the stack drops it as another host's.
     #[inline(always)]
     fn decapsulate(&mut self, length: u32, ethernet: &EthernetHeader, vni: u32, local: &LocalEntry) -> Exit {
-        let metadata = TransitMetadata { magic: TRANSIT_MAGIC, vni, ifindex: local.ifindex };
+        let metadata = TransitMetadata {
+            magic: TRANSIT_MAGIC,
+            vni,
+            ifindex: local.ifindex,
+        };
         // SAFETY: helper on our own context. Drivers without metadata fail: tc then does it all.
         if unsafe { bpf_xdp_adjust_meta(self.context.ctx, -(size_of::<TransitMetadata>() as i32)) } != 0 {
             return Ok(None);

@@ -28,7 +28,9 @@ mod tests {
         let mut random = Random::from_clock();
         for _ in 0..20_000 {
             let mut words = [0_u16; 10];
-            words.iter_mut().for_each(|word| *word = random.u32() as u16);
+            for word in &mut words {
+                *word = random.u32() as u16;
+            }
             words[0] |= 0x45; // a header is never all zeros, the one case where +0 and -0 differ
             words[5] = 0;
             let before = full(&words);

@@ -47,7 +47,7 @@ pub const fn finish(mut hash: u32) -> u32 {
 /// UDP source port of the outer packet, host order, in the ephemeral range 49152-65535.
 #[inline(always)]
 pub const fn source_port(hash: u32) -> u16 {
-    49152 | (hash & 0x3fff) as u16
+    0xc000 | (hash & 0x3fff) as u16
 }
 
 #[cfg(test)]

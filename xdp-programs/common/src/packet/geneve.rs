@@ -234,7 +234,9 @@ mod tests {
         let mut random = Random::from_clock();
         for _ in 0..20_000 {
             let mut bytes = [0_u8; 252];
-            bytes.iter_mut().for_each(|byte| *byte = random.u32() as u8);
+            for byte in &mut bytes {
+                *byte = random.u32() as u8;
+            }
             let _ = walk(&bytes[..random.below(64) * 4]);
         }
     }
