@@ -24,19 +24,31 @@ impl Config {
         let cni_version = version(&fields)?;
         let name = string(&fields, "name", "the network's name")?.unwrap_or_default();
         if name.is_empty() {
-            return Err(PluginError::Config { field: "name", expected: "the network's name, a non-empty string" });
+            return Err(PluginError::Config {
+                field: "name",
+                expected: "the network's name, a non-empty string",
+            });
         }
         if let Some(kind) = string(&fields, "type", "\"thuban\"")?
             && kind != "thuban"
         {
-            return Err(PluginError::Config { field: "type", expected: "\"thuban\"" });
+            return Err(PluginError::Config {
+                field: "type",
+                expected: "\"thuban\"",
+            });
         }
         let expected = "an absolute path of transitd's Unix socket";
         let socket = string(&fields, "socket", expected)?.unwrap_or(thuban_proto::DEFAULT_CNI_SOCKET);
         if !socket.starts_with('/') {
-            return Err(PluginError::Config { field: "socket", expected });
+            return Err(PluginError::Config {
+                field: "socket",
+                expected,
+            });
         }
-        Ok(Self { cni_version, socket: PathBuf::from(socket) })
+        Ok(Self {
+            cni_version,
+            socket: PathBuf::from(socket),
+        })
     }
 }
 
@@ -44,14 +56,19 @@ impl Config {
 pub fn object(input: &[u8]) -> Result<Map<String, Value>, PluginError> {
     match serde_json::from_slice(input).map_err(PluginError::Decode)? {
         Value::Object(fields) => Ok(fields),
-        _ => Err(PluginError::Config { field: "(document)", expected: "a JSON object" }),
+        _ => Err(PluginError::Config {
+            field: "(document)",
+            expected: "a JSON object",
+        }),
     }
 }
 
 fn version(fields: &Map<String, Value>) -> Result<String, PluginError> {
     let expected = "one of 0.4.0, 1.0.0, 1.1.0";
-    let version = string(fields, "cniVersion", expected)?
-        .ok_or(PluginError::Config { field: "cniVersion", expected })?;
+    let version = string(fields, "cniVersion", expected)?.ok_or(PluginError::Config {
+        field: "cniVersion",
+        expected,
+    })?;
     if SUPPORTED_VERSIONS.contains(&version) {
         Ok(version.to_owned())
     } else {
@@ -84,7 +101,8 @@ mod tests {
 
     #[test]
     fn a_minimal_configuration_uses_the_default_socket() {
-        let config = Config::parse(br#"{"cniVersion":"1.1.0","name":"thuban","type":"thuban","ipam":{}}"#).unwrap();
+        let config =
+            Config::parse(br#"{"cniVersion":"1.1.0","name":"thuban","type":"thuban","ipam":{}}"#).unwrap();
         assert_eq!(config.cni_version, "1.1.0");
         assert_eq!(config.socket, PathBuf::from("/run/thuban/cni.sock"));
     }
@@ -102,14 +120,37 @@ mod tests {
             (r#"{"name":"n"}"#, 7, "cniVersion", "one of 0.4.0, 1.0.0, 1.1.0"),
             (r#"{"cniVersion":1,"name":"n"}"#, 7, "cniVersion", "one of"),
             (r#"{"cniVersion":"1.0.0"}"#, 7, "name", "non-empty"),
-            (r#"{"cniVersion":"1.0.0","name":"n","type":"bridge"}"#, 7, "type", "thuban"),
-            (r#"{"cniVersion":"1.0.0","name":"n","socket":7}"#, 7, "socket", "absolute path"),
-            (r#"{"cniVersion":"1.0.0","name":"n","socket":"run/x"}"#, 7, "socket", "absolute path"),
-            (r#"{"cniVersion":"0.2.0","name":"n"}"#, 1, "cniVersion", "0.4.0, 1.0.0, 1.1.0"),
+            (
+                r#"{"cniVersion":"1.0.0","name":"n","type":"bridge"}"#,
+                7,
+                "type",
+                "thuban",
+            ),
+            (
+                r#"{"cniVersion":"1.0.0","name":"n","socket":7}"#,
+                7,
+                "socket",
+                "absolute path",
+            ),
+            (
+                r#"{"cniVersion":"1.0.0","name":"n","socket":"run/x"}"#,
+                7,
+                "socket",
+                "absolute path",
+            ),
+            (
+                r#"{"cniVersion":"0.2.0","name":"n"}"#,
+                1,
+                "cniVersion",
+                "0.4.0, 1.0.0, 1.1.0",
+            ),
         ] {
             let (got, message) = code(input);
             assert_eq!(got, number, "{input}");
-            assert!(message.contains(field) && message.contains(expected), "{input}: {message}");
+            assert!(
+                message.contains(field) && message.contains(expected),
+                "{input}: {message}"
+            );
         }
     }
 }

@@ -75,7 +75,11 @@ impl Environment {
     pub fn ifname(&self) -> Result<&str, PluginError> {
         let name = &self.ifname;
         let bad = name.is_empty() || name.len() > 15 || name == "." || name == "..";
-        if bad || name.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
+        if bad
+            || name
+                .chars()
+                .any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control())
+        {
             return Err(PluginError::Environment {
                 variable: "CNI_IFNAME",
                 expected: "an interface name of 1 to 15 bytes without / : or spaces",
@@ -113,7 +117,11 @@ impl Environment {
                     expected: "K8S_POD_NAMESPACE, K8S_POD_NAME and K8S_POD_UID, each KEY=VALUE, separated by semicolons",
                 })
         };
-        Ok(Pod { namespace: value("K8S_POD_NAMESPACE")?, name: value("K8S_POD_NAME")?, uid: value("K8S_POD_UID")? })
+        Ok(Pod {
+            namespace: value("K8S_POD_NAMESPACE")?,
+            name: value("K8S_POD_NAME")?,
+            uid: value("K8S_POD_UID")?,
+        })
     }
 }
 
@@ -122,7 +130,12 @@ mod tests {
     use super::*;
 
     fn environment(variables: &[(&str, &str)]) -> Result<Environment, PluginError> {
-        Environment::read(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()))
+        Environment::read(|name| {
+            variables
+                .iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, v)| (*v).to_owned())
+        })
     }
 
     #[test]
@@ -137,20 +150,47 @@ mod tests {
     #[test]
     fn names_that_could_leave_their_directory_are_refused() {
         for id in ["", "../x", "a/b", ".x", "a b"] {
-            assert!(environment(&[("CNI_COMMAND", "ADD"), ("CNI_CONTAINERID", id)]).unwrap().container_id().is_err());
+            assert!(
+                environment(&[("CNI_COMMAND", "ADD"), ("CNI_CONTAINERID", id)])
+                    .unwrap()
+                    .container_id()
+                    .is_err()
+            );
         }
         for name in ["", "..", "a/b", "0123456789abcdef", "a b"] {
-            assert!(environment(&[("CNI_COMMAND", "ADD"), ("CNI_IFNAME", name)]).unwrap().ifname().is_err());
+            assert!(
+                environment(&[("CNI_COMMAND", "ADD"), ("CNI_IFNAME", name)])
+                    .unwrap()
+                    .ifname()
+                    .is_err()
+            );
         }
     }
 
     #[test]
     fn the_pod_comes_from_cni_args_and_each_part_is_needed() {
         let all = "IgnoreUnknown=1;K8S_POD_NAMESPACE=red;K8S_POD_NAME=web;K8S_POD_UID=u-1;K8S_POD_INFRA_CONTAINER_ID=c";
-        let pod = environment(&[("CNI_COMMAND", "ADD"), ("CNI_ARGS", all)]).unwrap().pod().unwrap();
-        assert_eq!(pod, Pod { namespace: "red".into(), name: "web".into(), uid: "u-1".into() });
-        for missing in ["", "K8S_POD_NAMESPACE=red;K8S_POD_NAME=web", "K8S_POD_NAMESPACE=;K8S_POD_NAME=a;K8S_POD_UID=b"] {
-            let error = environment(&[("CNI_COMMAND", "ADD"), ("CNI_ARGS", missing)]).unwrap().pod().unwrap_err();
+        let pod = environment(&[("CNI_COMMAND", "ADD"), ("CNI_ARGS", all)])
+            .unwrap()
+            .pod()
+            .unwrap();
+        assert_eq!(
+            pod,
+            Pod {
+                namespace: "red".into(),
+                name: "web".into(),
+                uid: "u-1".into()
+            }
+        );
+        for missing in [
+            "",
+            "K8S_POD_NAMESPACE=red;K8S_POD_NAME=web",
+            "K8S_POD_NAMESPACE=;K8S_POD_NAME=a;K8S_POD_UID=b",
+        ] {
+            let error = environment(&[("CNI_COMMAND", "ADD"), ("CNI_ARGS", missing)])
+                .unwrap()
+                .pod()
+                .unwrap_err();
             assert_eq!(error.code(), 4);
         }
     }

@@ -10,7 +10,10 @@ use crate::environment::Verb;
 #[derive(Debug, Error)]
 pub enum PluginError {
     #[error("{variable}: expected {expected}")]
-    Environment { variable: &'static str, expected: &'static str },
+    Environment {
+        variable: &'static str,
+        expected: &'static str,
+    },
     #[error("CNI_COMMAND: {0:?} is not supported by this version, expected ADD, DEL, STATUS or VERSION")]
     UnsupportedVerb(Verb),
     #[error("cannot read the network configuration from stdin")]
@@ -18,13 +21,19 @@ pub enum PluginError {
     #[error("network configuration: expected a JSON object")]
     Decode(#[source] serde_json::Error),
     #[error("network configuration: {field}: expected {expected}")]
-    Config { field: &'static str, expected: &'static str },
+    Config {
+        field: &'static str,
+        expected: &'static str,
+    },
     #[error("network configuration: cniVersion: {0:?} is not supported, expected one of 0.4.0, 1.0.0, 1.1.0")]
     Version(String),
     #[error("cannot start the plugin's runtime")]
     Runtime(#[source] std::io::Error),
     #[error("transitd does not answer on {socket}; look at the transitd pod of this node")]
-    Connect { socket: String, source: tonic::transport::Error },
+    Connect {
+        socket: String,
+        source: tonic::transport::Error,
+    },
     #[error("transitd did not finish within {} s; look at the transitd pod of this node", .0.as_secs())]
     Timeout(Duration),
     #[error("the call to transitd failed")]
@@ -78,7 +87,12 @@ pub struct ErrorDocument<'a> {
 
 impl<'a> ErrorDocument<'a> {
     pub fn new(version: &'a str, error: &PluginError) -> Self {
-        Self { cni_version: version, code: error.code(), msg: error.to_string(), details: error.details() }
+        Self {
+            cni_version: version,
+            code: error.code(),
+            msg: error.to_string(),
+            details: error.details(),
+        }
     }
 
     pub fn to_json(&self) -> Option<serde_json::Value> {

@@ -40,7 +40,11 @@ fn main() -> ExitCode {
 fn run(version: &mut String) -> Result<Option<serde_json::Value>, PluginError> {
     let environment = Environment::read(|name| std::env::var(name).ok())?;
     let mut input = Vec::new();
-    std::io::stdin().lock().take(MAXIMUM_CONFIG).read_to_end(&mut input).map_err(PluginError::ReadStdin)?;
+    std::io::stdin()
+        .lock()
+        .take(MAXIMUM_CONFIG)
+        .read_to_end(&mut input)
+        .map_err(PluginError::ReadStdin)?;
     if environment.verb == Verb::Version {
         return verbs::version::run(&input).map(Some);
     }

@@ -24,7 +24,10 @@ pub fn document(version: &str, ifname: &str, netns: &str, attached: &Attached) -
             entry
         })
         .collect();
-    let routes: Vec<Value> =
-        attached.routes.iter().map(|route| json!({"dst": route.destination, "gw": route.gateway})).collect();
+    let routes: Vec<Value> = attached
+        .routes
+        .iter()
+        .map(|route| json!({"dst": route.destination, "gw": route.gateway}))
+        .collect();
     json!({"cniVersion": version, "interfaces": [host, pod], "ips": addresses, "routes": routes, "dns": {}})
 }

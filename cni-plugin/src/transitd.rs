@@ -16,12 +16,17 @@ pub fn call<T, F>(socket: &Path, limit: Duration, call: F) -> Result<T, PluginEr
 where
     F: AsyncFnOnce(CniClient<Channel>) -> Result<tonic::Response<T>, tonic::Status>,
 {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(PluginError::Runtime)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(PluginError::Runtime)?;
     runtime.block_on(async {
         tokio::time::timeout(limit, async {
             let channel = connect(socket).await?;
-            call(CniClient::new(channel)).await.map(tonic::Response::into_inner).map_err(|s| PluginError::Call(Box::new(s)))
+            call(CniClient::new(channel))
+                .await
+                .map(tonic::Response::into_inner)
+                .map_err(|s| PluginError::Call(Box::new(s)))
         })
         .await
         .map_err(|_| PluginError::Timeout(limit))?
@@ -30,7 +35,10 @@ where
 
 async fn connect(socket: &Path) -> Result<Channel, PluginError> {
     let path: PathBuf = socket.to_owned();
-    let failed = |source| PluginError::Connect { socket: socket.display().to_string(), source };
+    let failed = |source| PluginError::Connect {
+        socket: socket.display().to_string(),
+        source,
+    };
     // The address is never dialled, but gRPC wants an authority.
     Endpoint::try_from("http://transitd")
         .map_err(failed)?

@@ -32,10 +32,14 @@ struct Service {
 impl Cni for Service {
     async fn add(&self, request: Request<AddRequest>) -> Result<Response<AddReply>, Status> {
         self.requests.lock().unwrap().push(request.into_inner());
-        Ok(Response::new(AddReply { result: Some(self.add.clone()) }))
+        Ok(Response::new(AddReply {
+            result: Some(self.add.clone()),
+        }))
     }
     async fn del(&self, _: Request<DelRequest>) -> Result<Response<DelReply>, Status> {
-        Ok(Response::new(DelReply { error: self.del.clone() }))
+        Ok(Response::new(DelReply {
+            error: self.del.clone(),
+        }))
     }
 }
 
@@ -46,18 +50,30 @@ fn socket_path() -> PathBuf {
 
 fn transitd(add: add_reply::Result, del: Option<CniError>) -> Transitd {
     let (socket, requests) = (socket_path(), Arc::new(Mutex::new(Vec::new())));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
     let listener = {
         let _context = runtime.enter();
         tokio::net::UnixListener::bind(&socket).unwrap()
     };
-    let service = Service { add, del, requests: Arc::clone(&requests) };
+    let service = Service {
+        add,
+        del,
+        requests: Arc::clone(&requests),
+    };
     runtime.spawn(
         tonic::transport::Server::builder()
             .add_service(CniServer::new(service))
             .serve_with_incoming(tokio_stream::wrappers::UnixListenerStream::new(listener)),
     );
-    Transitd { socket, requests, _runtime: runtime }
+    Transitd {
+        socket,
+        requests,
+        _runtime: runtime,
+    }
 }
 
 impl Drop for Transitd {
@@ -72,8 +88,14 @@ fn attached() -> add_reply::Result {
         host_mac: "02:54:68:75:62:61".into(),
         pod_mac: "02:00:0a:00:01:05".into(),
         mtu: 1450,
-        addresses: vec![Address { address: "10.0.1.5/24".into(), gateway: "10.0.1.1".into() }],
-        routes: vec![Route { destination: "0.0.0.0/0".into(), gateway: "10.0.1.1".into() }],
+        addresses: vec![Address {
+            address: "10.0.1.5/24".into(),
+            gateway: "10.0.1.1".into(),
+        }],
+        routes: vec![Route {
+            destination: "0.0.0.0/0".into(),
+            gateway: "10.0.1.1".into(),
+        }],
     })
 }
 
@@ -89,7 +111,10 @@ fn run(variables: &[(&str, &str)], input: &str) -> (i32, String) {
         .unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    (
+        output.status.code().unwrap(),
+        String::from_utf8(output.stdout).unwrap(),
+    )
 }
 
 fn parsed(variables: &[(&str, &str)], input: &str) -> (i32, Value) {
@@ -102,7 +127,8 @@ fn config(version: &str, socket: &std::path::Path) -> String {
     json!({"cniVersion": version, "name": "thuban", "type": "thuban", "socket": socket}).to_string()
 }
 
-const POD: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=red;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=c1;K8S_POD_UID=u-1";
+const POD: &str =
+    "IgnoreUnknown=1;K8S_POD_NAMESPACE=red;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=c1;K8S_POD_UID=u-1";
 
 fn environment(command: &'static str) -> Vec<(&'static str, &'static str)> {
     vec![
@@ -134,7 +160,10 @@ fn add_prints_the_result_in_the_shape_of_each_version() {
             "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.1.1"}],
             "dns": {},
         });
-        assert_eq!(parsed(&environment("ADD"), &config(version, &transitd.socket)), (0, expected));
+        assert_eq!(
+            parsed(&environment("ADD"), &config(version, &transitd.socket)),
+            (0, expected)
+        );
     }
     let expected = AddRequest {
         container_id: "c1".into(),
@@ -149,19 +178,35 @@ fn add_prints_the_result_in_the_shape_of_each_version() {
 
 #[test]
 fn transitds_error_is_printed_with_its_code_and_exit_1() {
-    let error = CniError { code: 101, message: "pod red/web is refused".into(), details: "why".into() };
+    let error = CniError {
+        code: 101,
+        message: "pod red/web is refused".into(),
+        details: "why".into(),
+    };
     let transitd = transitd(add_reply::Result::Error(error.clone()), Some(error));
-    let expected = json!({"cniVersion": "1.0.0", "code": 101, "msg": "pod red/web is refused", "details": "why"});
+    let expected =
+        json!({"cniVersion": "1.0.0", "code": 101, "msg": "pod red/web is refused", "details": "why"});
     for command in ["ADD", "DEL"] {
-        assert_eq!(parsed(&environment(command), &config("1.0.0", &transitd.socket)), (1, expected.clone()));
+        assert_eq!(
+            parsed(&environment(command), &config("1.0.0", &transitd.socket)),
+            (1, expected.clone())
+        );
     }
 }
 
 #[test]
 fn del_prints_nothing_and_needs_no_netns_and_no_pod() {
     let transitd = transitd(attached(), None);
-    let variables = [("CNI_COMMAND", "DEL"), ("CNI_CONTAINERID", "c1"), ("CNI_IFNAME", "eth0"), ("CNI_NETNS", "")];
-    assert_eq!(run(&variables, &config("1.0.0", &transitd.socket)), (0, String::new()));
+    let variables = [
+        ("CNI_COMMAND", "DEL"),
+        ("CNI_CONTAINERID", "c1"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_NETNS", ""),
+    ];
+    assert_eq!(
+        run(&variables, &config("1.0.0", &transitd.socket)),
+        (0, String::new())
+    );
 }
 
 #[test]
@@ -170,28 +215,53 @@ fn without_transitd_add_and_del_ask_to_try_again_and_status_keeps_the_node() {
     for command in ["ADD", "DEL"] {
         let (code, error) = parsed(&environment(command), &config("1.0.0", &socket));
         assert_eq!((code, &error["code"]), (1, &json!(11)));
-        assert!(error["msg"].as_str().unwrap().contains("transitd does not answer"), "{error}");
+        assert!(
+            error["msg"]
+                .as_str()
+                .unwrap()
+                .contains("transitd does not answer"),
+            "{error}"
+        );
     }
-    assert_eq!(run(&environment("STATUS"), &config("1.1.0", &socket)), (0, String::new()));
+    assert_eq!(
+        run(&environment("STATUS"), &config("1.1.0", &socket)),
+        (0, String::new())
+    );
 }
 
 #[test]
 fn version_tells_what_is_supported() {
     let expected = json!({"cniVersion": "1.1.0", "supportedVersions": ["0.4.0", "1.0.0", "1.1.0"]});
-    assert_eq!(parsed(&[("CNI_COMMAND", "VERSION")], r#"{"cniVersion":"1.1.0"}"#), (0, expected));
+    assert_eq!(
+        parsed(&[("CNI_COMMAND", "VERSION")], r#"{"cniVersion":"1.1.0"}"#),
+        (0, expected)
+    );
 }
 
 #[test]
 fn bad_configurations_and_environments_name_the_field() {
     let good = r#"{"cniVersion":"1.0.0","name":"n","type":"thuban"}"#;
     let without = |name: &'static str| -> Vec<(&'static str, &'static str)> {
-        environment("ADD").into_iter().filter(|(n, _)| *n != name).collect()
+        environment("ADD")
+            .into_iter()
+            .filter(|(n, _)| *n != name)
+            .collect()
     };
     for (variables, input, code, part) in [
         (environment("ADD"), "{", 6, "JSON"),
         (environment("ADD"), r#"{"cniVersion":"1.0.0"}"#, 7, "name"),
-        (environment("ADD"), r#"{"cniVersion":"1.0.0","name":"n","socket":"x"}"#, 7, "socket"),
-        (environment("ADD"), r#"{"cniVersion":"0.1.0","name":"n"}"#, 1, "cniVersion"),
+        (
+            environment("ADD"),
+            r#"{"cniVersion":"1.0.0","name":"n","socket":"x"}"#,
+            7,
+            "socket",
+        ),
+        (
+            environment("ADD"),
+            r#"{"cniVersion":"0.1.0","name":"n"}"#,
+            1,
+            "cniVersion",
+        ),
         (without("CNI_COMMAND"), good, 4, "CNI_COMMAND"),
         (without("CNI_CONTAINERID"), good, 4, "CNI_CONTAINERID"),
         (without("CNI_NETNS"), good, 4, "CNI_NETNS"),
@@ -201,7 +271,11 @@ fn bad_configurations_and_environments_name_the_field() {
         (environment("GC"), good, 4, "CNI_COMMAND"),
     ] {
         let (exit, error) = parsed(&variables, input);
-        assert_eq!((exit, error["code"].as_u64()), (1, Some(code)), "{input}: {error}");
+        assert_eq!(
+            (exit, error["code"].as_u64()),
+            (1, Some(code)),
+            "{input}: {error}"
+        );
         assert!(error["msg"].as_str().unwrap().contains(part), "{part}: {error}");
     }
 }

@@ -19,7 +19,7 @@ use crate::attachments::{Attachment, AttachmentId};
 use crate::cni::{self, ServerError};
 use crate::dataplane::events::{self, EventError};
 use crate::dataplane::hooks::{self, TransitHook};
-use crate::dataplane::links::{Hook, Links, LinkingError};
+use crate::dataplane::links::{Hook, LinkingError, Links};
 use crate::dataplane::loader::{self, LoadError};
 use crate::dataplane::tables::{TableError, Tables, write_config};
 use crate::install::{self, InstallError};
@@ -111,7 +111,10 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
 
 fn locator(settings: &RunSettings, kubernetes: Option<&kube::Client>) -> Locator {
     match kubernetes {
-        Some(client) => Locator::Lease(Box::new(kube::Api::namespaced(client.clone(), &settings.namespace))),
+        Some(client) => Locator::Lease(Box::new(kube::Api::namespaced(
+            client.clone(),
+            &settings.namespace,
+        ))),
         None => Locator::Fixed {
             address: settings.operator_address.clone().unwrap_or_default(),
             bundle: settings.operator_ca.clone().unwrap_or_default(),
@@ -120,7 +123,9 @@ fn locator(settings: &RunSettings, kubernetes: Option<&kube::Client>) -> Locator
 }
 
 /// Adopts the pins and the attachments, attaches every program, and clears what crashes left.
-async fn start(settings: RunSettings) -> Result<(Arc<Node>, mpsc::Receiver<thuban_common::tables::EndpointKey>), DaemonError> {
+async fn start(
+    settings: RunSettings,
+) -> Result<(Arc<Node>, mpsc::Receiver<thuban_common::tables::EndpointKey>), DaemonError> {
     let netlink = netlink::connect()?;
     let uplink = uplink::find(&netlink, settings.interface.as_deref(), settings.node_ip).await?;
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(DaemonError::BootId)?;
@@ -132,19 +137,38 @@ async fn start(settings: RunSettings) -> Result<(Arc<Node>, mpsc::Receiver<thuba
     let maps = settings.pins.maps();
     let mut ebpf = loader::load(&settings.programs, &settings.pins)?;
     events::watch_log(&mut ebpf);
-    let config = ConfigEntry { droplet: uplink.address.octets(), uplink: uplink.ifindex, mtu: uplink.mtu, flags: 0 };
+    let config = ConfigEntry {
+        droplet: uplink.address.octets(),
+        uplink: uplink.ifindex,
+        mtu: uplink.mtu,
+        flags: 0,
+    };
     write_config(&maps, config)?;
-    let mut state = State::new(Tables::open(&maps)?, Links::new(ebpf, settings.pins.links()), attachments);
+    let mut state = State::new(
+        Tables::open(&maps)?,
+        Links::new(ebpf, settings.pins.links()),
+        attachments,
+    );
     adopt(&mut state, &netlink, settings.agent_hook).await?;
     let transit_hook = attach_transit(&mut state.links, &settings, &uplink)?;
 
     let (sender, wanted) = mpsc::channel(WANTED_QUEUE);
     events::watch_wanted(&maps, sender)?;
-    let fixed = Fixed { uplink, transit_hook, store, netlink, boot_id };
+    let fixed = Fixed {
+        uplink,
+        transit_hook,
+        store,
+        netlink,
+        boot_id,
+    };
     Ok((Arc::new(Node::new(settings, fixed, state)), wanted))
 }
 
-fn attach_transit(links: &mut Links, settings: &RunSettings, uplink: &Uplink) -> Result<TransitHook, DaemonError> {
+fn attach_transit(
+    links: &mut Links,
+    settings: &RunSettings,
+    uplink: &Uplink,
+) -> Result<TransitHook, DaemonError> {
     let wanted = hooks::examine(settings.transit_hook, &uplink.name)?;
     let hook = hooks::attach(links, settings.transit_hook, wanted, &uplink.name)?;
     info!(uplink = uplink.name, address = %uplink.address, mtu = uplink.mtu, hook = hook.name(), "transit attached");
@@ -174,10 +198,15 @@ fn load_attachments(store: &Store, boot_id: &str) -> Result<BTreeMap<AttachmentI
 /// Agents of living veths get this version's program; veths, rows, routes and pins without an attachment go.
 async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Result<(), DaemonError> {
     let living = veth::list(netlink).await?;
-    let (known, orphans): (Vec<_>, Vec<_>) =
-        living.into_iter().partition(|(name, _)| state.attachments.values().any(|a| a.host_interface == *name));
+    let (known, orphans): (Vec<_>, Vec<_>) = living
+        .into_iter()
+        .partition(|(name, _)| state.attachments.values().any(|a| a.host_interface == *name));
     let indexes: Vec<u32> = known.iter().map(|(_, index)| *index).collect();
-    for index in state.interfaces().into_iter().filter(|index| !indexes.contains(index)) {
+    for index in state
+        .interfaces()
+        .into_iter()
+        .filter(|index| !indexes.contains(index))
+    {
         state.fence_interface(index)?;
     }
     for (name, _) in &orphans {
@@ -194,7 +223,12 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
         }
     }
     let removed = state.links.sweep(&names)?;
-    info!(attachments = names.len(), orphans = orphans.len(), pins_removed = removed.len(), "adopted");
+    info!(
+        attachments = names.len(),
+        orphans = orphans.len(),
+        pins_removed = removed.len(),
+        "adopted"
+    );
     Ok(())
 }
 

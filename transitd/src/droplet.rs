@@ -11,8 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, Client, Error};
-use thuban_api::{Droplet, DropletSpec};
 use thiserror::Error;
+use thuban_api::{Droplet, DropletSpec};
 use tracing::{info, warn};
 
 use crate::node::Node;
@@ -28,7 +28,11 @@ const LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug, Error)]
 enum RegisterError {
     #[error("cannot {operation} {object}")]
-    Api { operation: &'static str, object: String, source: Box<Error> },
+    Api {
+        operation: &'static str,
+        object: String,
+        source: Box<Error>,
+    },
     #[error("the API server does not answer")]
     Timeout,
 }
@@ -41,16 +45,24 @@ pub async fn run(node: Arc<Node>, client: Client) {
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         interval.tick().await;
-        for result in [bounded(register(&node, &droplets)).await, bounded(renew(&node, &leases)).await] {
+        for result in [
+            bounded(register(&node, &droplets)).await,
+            bounded(renew(&node, &leases)).await,
+        ] {
             if let Err(error) = result {
-                warn!(error = &error as &dyn std::error::Error, "not registered, tried again");
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "not registered, tried again"
+                );
             }
         }
     }
 }
 
 async fn bounded(work: impl Future<Output = Result<(), RegisterError>>) -> Result<(), RegisterError> {
-    tokio::time::timeout(LIMIT, work).await.unwrap_or(Err(RegisterError::Timeout))
+    tokio::time::timeout(LIMIT, work)
+        .await
+        .unwrap_or(Err(RegisterError::Timeout))
 }
 
 fn desired(node: &Node) -> DropletSpec {
@@ -72,18 +84,28 @@ async fn register(node: &Node, droplets: &Api<Droplet>) -> Result<(), RegisterEr
     let name = &node.settings.node_name;
     let failed = |operation| {
         let object = format!("Droplet {name}");
-        move |source| RegisterError::Api { operation, object, source: Box::new(source) }
+        move |source| RegisterError::Api {
+            operation,
+            object,
+            source: Box::new(source),
+        }
     };
     let spec = desired(node);
     match droplets.get_opt(name).await.map_err(failed("read"))? {
         None => {
-            droplets.create(&PostParams::default(), &Droplet::new(name, spec)).await.map_err(failed("create"))?;
+            droplets
+                .create(&PostParams::default(), &Droplet::new(name, spec))
+                .await
+                .map_err(failed("create"))?;
             info!(droplet = name, "Droplet created");
         }
         Some(mut droplet) if droplet.spec != spec => {
             droplet.spec = spec;
             // Carries the resourceVersion that was read.
-            droplets.replace(name, &PostParams::default(), &droplet).await.map_err(failed("update"))?;
+            droplets
+                .replace(name, &PostParams::default(), &droplet)
+                .await
+                .map_err(failed("update"))?;
             info!(droplet = name, "Droplet updated");
         }
         Some(_) => {}
@@ -95,7 +117,11 @@ async fn renew(node: &Node, leases: &Api<Lease>) -> Result<(), RegisterError> {
     let name = format!("droplet-{}", node.settings.node_name);
     let failed = |operation| {
         let object = format!("Lease {name}");
-        move |source| RegisterError::Api { operation, object, source: Box::new(source) }
+        move |source| RegisterError::Api {
+            operation,
+            object,
+            source: Box::new(source),
+        }
     };
     let spec = LeaseSpec {
         holder_identity: Some(node.settings.node_name.clone()),
@@ -105,13 +131,25 @@ async fn renew(node: &Node, leases: &Api<Lease>) -> Result<(), RegisterError> {
     };
     match leases.get_opt(&name).await.map_err(failed("read"))? {
         None => {
-            let metadata = ObjectMeta { name: Some(name.clone()), ..Default::default() };
-            let lease = Lease { metadata, spec: Some(spec) };
-            leases.create(&PostParams::default(), &lease).await.map_err(failed("create"))?;
+            let metadata = ObjectMeta {
+                name: Some(name.clone()),
+                ..Default::default()
+            };
+            let lease = Lease {
+                metadata,
+                spec: Some(spec),
+            };
+            leases
+                .create(&PostParams::default(), &lease)
+                .await
+                .map_err(failed("create"))?;
         }
         Some(mut lease) => {
             lease.spec = Some(spec);
-            leases.replace(&name, &PostParams::default(), &lease).await.map_err(failed("update"))?;
+            leases
+                .replace(&name, &PostParams::default(), &lease)
+                .await
+                .map_err(failed("update"))?;
         }
     }
     Ok(())

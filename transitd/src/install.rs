@@ -28,8 +28,14 @@ pub struct InstallError {
 /// By rename, because a running plugin's file cannot be written ("text file busy").
 pub fn binary(source: &Path, directory: &Path) -> Result<(), InstallError> {
     let path = directory.join(BINARY);
-    let failed = |source| InstallError { path: path.clone(), source };
-    let content = std::fs::read(source).map_err(|error| InstallError { path: source.to_owned(), source: error })?;
+    let failed = |source| InstallError {
+        path: path.clone(),
+        source,
+    };
+    let content = std::fs::read(source).map_err(|error| InstallError {
+        path: source.to_owned(),
+        source: error,
+    })?;
     if std::fs::read(&path).is_ok_and(|held| held == content) {
         return Ok(());
     }
@@ -68,7 +74,10 @@ pub async fn when_synced(node: Arc<Node>) {
     if let Some(directory) = settings.socket.parent()
         && let Err(failure) = std::fs::write(directory.join(READY_FILE), "")
     {
-        error!(error = &failure as &dyn std::error::Error, "cannot write the ready file");
+        error!(
+            error = &failure as &dyn std::error::Error,
+            "cannot write the ready file"
+        );
     }
     if settings.cni_binary.is_none() {
         return;
@@ -84,7 +93,10 @@ pub async fn when_synced(node: Arc<Node>) {
         Ok(()) => info!(path = %path.display(), "conflist written, the node takes pods now"),
         Err(source) => {
             let failure = InstallError { path, source };
-            error!(error = &failure as &dyn std::error::Error, "the node takes no pods");
+            error!(
+                error = &failure as &dyn std::error::Error,
+                "the node takes no pods"
+            );
         }
     }
 }
@@ -99,6 +111,9 @@ mod tests {
         assert_eq!(list["cniVersion"], "1.0.0");
         assert_eq!(list["cniVersions"], json!(["0.4.0", "1.0.0", "1.1.0"]));
         assert_eq!(list["plugins"], json!([{"type": "thuban"}]));
-        assert_eq!(conflist(Path::new("/x/y.sock"))["plugins"][0]["socket"], "/x/y.sock");
+        assert_eq!(
+            conflist(Path::new("/x/y.sock"))["plugins"][0]["socket"],
+            "/x/y.sock"
+        );
     }
 }

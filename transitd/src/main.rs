@@ -54,22 +54,30 @@ enum Command {
 fn main() -> anyhow::Result<()> {
     let mut arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
     // `transitd` and `transitd --flag …` mean `transitd run …`.
-    if arguments.get(1).is_none_or(|first| first.to_string_lossy().starts_with("--") && !is_global(first)) {
+    if arguments
+        .get(1)
+        .is_none_or(|first| first.to_string_lossy().starts_with("--") && !is_global(first))
+    {
         arguments.insert(1, "run".into());
     }
     match Arguments::parse_from(arguments).command {
         Command::Run(settings) => run(*settings),
-        Command::Status { socket, alive } => {
-            daemon::status(&socket, alive).with_context(|| format!("transitd at {} is not ready", socket.display()))
-        }
+        Command::Status { socket, alive } => daemon::status(&socket, alive)
+            .with_context(|| format!("transitd at {} is not ready", socket.display())),
         Command::Counters(pins) => {
-            println!("{}", serde_json::to_string(&dataplane::counters::read(&pins.maps())?)?);
+            println!(
+                "{}",
+                serde_json::to_string(&dataplane::counters::read(&pins.maps())?)?
+            );
             Ok(())
         }
         Command::Rows(pins) => {
-            let tables = dataplane::tables::Tables::open(&pins.maps()).context("has transitd run on this node?")?;
-            let mut rows: Vec<String> =
-                tables.held().map(|(key, entry)| dataplane::rows::to_json(key, entry).to_string()).collect();
+            let tables =
+                dataplane::tables::Tables::open(&pins.maps()).context("has transitd run on this node?")?;
+            let mut rows: Vec<String> = tables
+                .held()
+                .map(|(key, entry)| dataplane::rows::to_json(key, entry).to_string())
+                .collect();
             rows.sort();
             rows.iter().for_each(|row| println!("{row}"));
             Ok(())
@@ -83,9 +91,16 @@ fn is_global(argument: &std::ffi::OsStr) -> bool {
 
 fn run(settings: RunSettings) -> anyhow::Result<()> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
     // Of two providers in the dependency tree rustls would choose none by itself; a second call changes nothing.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
     Ok(runtime.block_on(daemon::run(settings))?)
 }

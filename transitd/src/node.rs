@@ -42,10 +42,26 @@ pub struct Fixed {
 
 impl Node {
     pub fn new(settings: RunSettings, fixed: Fixed, state: State) -> Self {
-        let Fixed { uplink, transit_hook, store, netlink, boot_id } = fixed;
+        let Fixed {
+            uplink,
+            transit_hook,
+            store,
+            netlink,
+            boot_id,
+        } = fixed;
         let (changed, _) = watch::channel(0);
         let locks = Mutex::default();
-        Self { settings, uplink, transit_hook, store, netlink, boot_id, state: Mutex::new(state), changed, locks }
+        Self {
+            settings,
+            uplink,
+            transit_hook,
+            store,
+            netlink,
+            boot_id,
+            state: Mutex::new(state),
+            changed,
+            locks,
+        }
     }
 
     /// Never held across an await.

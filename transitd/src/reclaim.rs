@@ -24,7 +24,10 @@ pub async fn run(node: Arc<Node>) {
         let gone = gone(&node).await;
         for id in gone.intersection(&suspects) {
             match del::remove(&node, id).await {
-                Ok(()) => info!(container_id = id.container_id, "an attachment without its pod was removed"),
+                Ok(()) => info!(
+                    container_id = id.container_id,
+                    "an attachment without its pod was removed"
+                ),
                 Err(error) => {
                     warn!(
                         container_id = id.container_id,
@@ -43,7 +46,10 @@ async fn gone(node: &Node) -> BTreeSet<AttachmentId> {
     let mut gone = BTreeSet::new();
     for attachment in attachments {
         let no_namespace = !namespace::exists(Path::new(&attachment.netns));
-        let no_veth = matches!(find_link(&node.netlink, &attachment.host_interface).await, Ok(None));
+        let no_veth = matches!(
+            find_link(&node.netlink, &attachment.host_interface).await,
+            Ok(None)
+        );
         if no_namespace && no_veth {
             gone.insert(attachment.id);
         }

@@ -59,7 +59,11 @@ pub struct RunSettings {
     #[arg(long, env = "THUBAN_AGENT_HOOK", value_enum, default_value = "tc")]
     pub agent_hook: AgentHook,
     /// The object file with the eBPF programs.
-    #[arg(long, env = "THUBAN_PROGRAMS", default_value = "/usr/lib/thuban/thuban-programs.o")]
+    #[arg(
+        long,
+        env = "THUBAN_PROGRAMS",
+        default_value = "/usr/lib/thuban/thuban-programs.o"
+    )]
     pub programs: PathBuf,
     /// The socket for the CNI plugin; its directory is made private to root.
     #[arg(long, env = "THUBAN_SOCKET", default_value = thuban_proto::DEFAULT_CNI_SOCKET)]
@@ -81,7 +85,11 @@ pub struct RunSettings {
     #[arg(long, env = "THUBAN_NAMESPACE", default_value = "thuban-system")]
     pub namespace: String,
     /// The projected ServiceAccount token for the operator, read again at each connect.
-    #[arg(long, env = "THUBAN_TOKEN_FILE", default_value = "/var/run/secrets/thuban/token")]
+    #[arg(
+        long,
+        env = "THUBAN_TOKEN_FILE",
+        default_value = "/var/run/secrets/thuban/token"
+    )]
     pub token_file: PathBuf,
     /// host:port of the operator. With it, no API server is used: no Droplet, no heartbeat, no Lease (tests, trials).
     #[arg(long, env = "THUBAN_OPERATOR_ADDRESS", requires = "operator_ca")]

@@ -45,23 +45,44 @@ struct Rejection {
 
 impl State {
     pub fn new(tables: Tables, links: Links, attachments: BTreeMap<AttachmentId, Attachment>) -> Self {
-        let direct = tables.held().filter_map(|(key, _)| if let TableKey::Direct(key) = key { Some(*key) } else { None });
+        let direct = tables.held().filter_map(|(key, _)| {
+            if let TableKey::Direct(key) = key {
+                Some(*key)
+            } else {
+                None
+            }
+        });
         let subscriptions = Subscriptions::new(direct);
         let program = Program::default();
-        Self { program, tables, links, attachments, subscriptions, outbox: None, synced: false }
+        Self {
+            program,
+            tables,
+            links,
+            attachments,
+            subscriptions,
+            outbox: None,
+            synced: false,
+        }
     }
 
     /// Sends to the operator; without a stream nothing is lost, because Hello tells the state.
     pub fn send(&self, message: proto::droplet_message::Message) {
         if let Some(outbox) = &self.outbox {
             // A closed stream is noticed by its session.
-            let _ = outbox.send(proto::DropletMessage { message: Some(message) });
+            let _ = outbox.send(proto::DropletMessage {
+                message: Some(message),
+            });
         }
     }
 
     pub fn readiness(&self, pod_uid: &str) -> Readiness {
-        if let Some(Row::Refused { reason, message, .. }) = self.program.get(&RowKey::Refused(pod_uid.to_owned())) {
-            return Readiness::Refused { reason: reason.clone(), message: message.clone() };
+        if let Some(Row::Refused { reason, message, .. }) =
+            self.program.get(&RowKey::Refused(pod_uid.to_owned()))
+        {
+            return Readiness::Refused {
+                reason: reason.clone(),
+                message: message.clone(),
+            };
         }
         match self.program.local_of_pod(pod_uid) {
             Some(endpoint) if endpoint.ready => Readiness::Ready(endpoint.clone()),
@@ -77,7 +98,13 @@ impl State {
         let nack = |key, rejection: Rejection| {
             warn!(reason = ?rejection.reason, message = rejection.message, "row not applied");
             let reason = rejection.reason.into();
-            proto::Nack { epoch, sequence, key, reason, message: rejection.message }
+            proto::Nack {
+                epoch,
+                sequence,
+                key,
+                reason,
+                message: rejection.message,
+            }
         };
         let (mut nacks, mut pods) = (Vec::new(), BTreeSet::new());
         let mut wanted = BTreeSet::new();
@@ -118,15 +145,27 @@ impl State {
         }
         if program.snapshot {
             self.sweep();
-            pods.extend(self.attachments.values().map(|attachment| attachment.pod_uid.clone()));
+            pods.extend(
+                self.attachments
+                    .values()
+                    .map(|attachment| attachment.pod_uid.clone()),
+            );
             if !self.synced {
-                info!(epoch, rows = self.program.keys().count(), "first snapshot applied");
+                info!(
+                    epoch,
+                    rows = self.program.keys().count(),
+                    "first snapshot applied"
+                );
             }
             self.synced = true;
         }
         for pod in pods {
             if let Err(error) = self.refresh(&pod) {
-                warn!(pod, error = &error as &dyn std::error::Error, "an attachment's rows could not be written");
+                warn!(
+                    pod,
+                    error = &error as &dyn std::error::Error,
+                    "an attachment's rows could not be written"
+                );
             }
         }
         nacks
@@ -154,7 +193,10 @@ impl State {
             // Nothing half-applied: the row goes again, whatever of it was written.
             let undo = self.program.delete(&key);
             if let Err(error) = self.write(undo) {
-                warn!(error = &error as &dyn std::error::Error, "a row that was not applied could not be removed");
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "a row that was not applied could not be removed"
+                );
             }
             error.into()
         })
@@ -179,14 +221,20 @@ impl State {
             .held()
             .map(|(key, _)| *key)
             .filter(|key| match key {
-                TableKey::Attachment(ifindex) => !self.attachments.values().any(|a| a.host_ifindex == *ifindex),
+                TableKey::Attachment(ifindex) => {
+                    !self.attachments.values().any(|a| a.host_ifindex == *ifindex)
+                }
                 TableKey::Local(key) => !self.attachments.values().any(|a| a.key() == *key),
                 other => !self.program.wants(other),
             })
             .collect();
         for key in stale {
             if let Err(error) = self.tables.remove(&key) {
-                warn!(?key, error = &error as &dyn std::error::Error, "a stale row could not be removed");
+                warn!(
+                    ?key,
+                    error = &error as &dyn std::error::Error,
+                    "a stale row could not be removed"
+                );
             }
         }
     }
@@ -194,14 +242,24 @@ impl State {
     /// Brings the table rows of a pod's attachments in line with its endpoint.
     pub fn refresh(&mut self, pod_uid: &str) -> Result<(), TableError> {
         let endpoint = self.program.local_of_pod(pod_uid).cloned();
-        let mut attachments: Vec<Attachment> =
-            self.attachments.values().filter(|a| a.pod_uid == pod_uid).cloned().collect();
+        let mut attachments: Vec<Attachment> = self
+            .attachments
+            .values()
+            .filter(|a| a.pod_uid == pod_uid)
+            .cloned()
+            .collect();
         attachments.sort_by_key(|attachment| attachment.generation);
         let newest = attachments.last().map(|attachment| attachment.generation);
         for attachment in &attachments {
             let carries = Some(attachment.generation) == newest
-                && endpoint.as_ref().is_some_and(|e| e.vni == attachment.vni && e.address == attachment.address);
-            if carries { self.wire(attachment)? } else { self.fence(attachment)? }
+                && endpoint
+                    .as_ref()
+                    .is_some_and(|e| e.vni == attachment.vni && e.address == attachment.address);
+            if carries {
+                self.wire(attachment)?
+            } else {
+                self.fence(attachment)?
+            }
         }
         Ok(())
     }
@@ -214,46 +272,78 @@ impl State {
             mac: attachment.mac,
             flags: 0,
         };
-        self.tables.set(TableKey::Attachment(attachment.host_ifindex), TableEntry::Attachment(entry))?;
-        let entry =
-            LocalEntry { ifindex: attachment.host_ifindex, network: attachment.network, mac: attachment.mac, flags: 0 };
-        self.tables.set(TableKey::Local(attachment.key()), TableEntry::Local(entry))
+        self.tables.set(
+            TableKey::Attachment(attachment.host_ifindex),
+            TableEntry::Attachment(entry),
+        )?;
+        let entry = LocalEntry {
+            ifindex: attachment.host_ifindex,
+            network: attachment.network,
+            mac: attachment.mac,
+            flags: 0,
+        };
+        self.tables
+            .set(TableKey::Local(attachment.key()), TableEntry::Local(entry))
     }
 
     /// Takes an attachment's rows out of the tables; never those of a newer attachment with the same address.
     pub fn fence(&mut self, attachment: &Attachment) -> Result<(), TableError> {
         let own = TableKey::Local(attachment.key());
-        let points_here =
-            matches!(self.tables.get(&own), Some(TableEntry::Local(entry)) if entry.ifindex == attachment.host_ifindex);
-        let local = if points_here { self.tables.remove(&own) } else { Ok(()) };
-        self.tables.remove(&TableKey::Attachment(attachment.host_ifindex)).and(local)
+        let points_here = matches!(self.tables.get(&own), Some(TableEntry::Local(entry)) if entry.ifindex == attachment.host_ifindex);
+        let local = if points_here {
+            self.tables.remove(&own)
+        } else {
+            Ok(())
+        };
+        self.tables
+            .remove(&TableKey::Attachment(attachment.host_ifindex))
+            .and(local)
     }
 
     /// Takes all rows that lead to an interface out of the tables.
     pub fn fence_interface(&mut self, ifindex: u32) -> Result<(), TableError> {
-        let rows: Vec<TableKey> = self.tables.held().filter(|(k, e)| leads_to(k, e) == Some(ifindex)).map(|(k, _)| *k).collect();
+        let rows: Vec<TableKey> = self
+            .tables
+            .held()
+            .filter(|(k, e)| leads_to(k, e) == Some(ifindex))
+            .map(|(k, _)| *k)
+            .collect();
         rows.iter().try_for_each(|key| self.tables.remove(key))
     }
 
     /// Interfaces that rows lead to.
     pub fn interfaces(&self) -> BTreeSet<u32> {
-        self.tables.held().filter_map(|(key, entry)| leads_to(key, entry)).collect()
+        self.tables
+            .held()
+            .filter_map(|(key, entry)| leads_to(key, entry))
+            .collect()
     }
 
     /// Whether a direct row was used since the last scan.
     pub fn direct_used(&mut self, key: &EndpointKey) -> bool {
         self.tables.take_used(key).unwrap_or_else(|error| {
-            warn!(error = &error as &dyn std::error::Error, "a direct row could not be read");
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "a direct row could not be read"
+            );
             true
         })
     }
 
     /// Gives a direct row back.
     pub fn drop_direct(&mut self, key: &EndpointKey) {
-        let changes = self.program.delete(&RowKey::Direct { vni: key.vni, address: key.address });
-        let removed = self.write(changes).and(self.tables.remove(&TableKey::Direct(*key)));
+        let changes = self.program.delete(&RowKey::Direct {
+            vni: key.vni,
+            address: key.address,
+        });
+        let removed = self
+            .write(changes)
+            .and(self.tables.remove(&TableKey::Direct(*key)));
         if let Err(error) = removed {
-            warn!(error = &error as &dyn std::error::Error, "an idle direct row could not be removed");
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "an idle direct row could not be removed"
+            );
         }
     }
 }
@@ -268,7 +358,10 @@ fn leads_to(key: &TableKey, entry: &TableEntry) -> Option<u32> {
 
 impl From<InvalidRow> for Rejection {
     fn from(error: InvalidRow) -> Self {
-        Self { reason: proto::NackReason::Invalid, message: error.to_string() }
+        Self {
+            reason: proto::NackReason::Invalid,
+            message: error.to_string(),
+        }
     }
 }
 
@@ -280,6 +373,9 @@ impl From<TableError> for Rejection {
                 proto::NackReason::Unspecified
             }
         };
-        Self { reason, message: error.to_string() }
+        Self {
+            reason,
+            message: error.to_string(),
+        }
     }
 }

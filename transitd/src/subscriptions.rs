@@ -25,7 +25,9 @@ pub struct Subscriptions {
 
 impl Subscriptions {
     pub fn new(keys: impl Iterator<Item = EndpointKey>) -> Self {
-        Self { idle: keys.map(|key| (key, 0)).collect() }
+        Self {
+            idle: keys.map(|key| (key, 0)).collect(),
+        }
     }
 
     pub fn keys(&self) -> impl Iterator<Item = &EndpointKey> {
@@ -39,7 +41,9 @@ impl Subscriptions {
 
     /// Whether to ask for the row now.
     fn want(&mut self, key: EndpointKey) -> bool {
-        if self.idle.contains_key(&key) || self.idle.keys().filter(|other| other.vni == key.vni).count() >= CAP {
+        if self.idle.contains_key(&key)
+            || self.idle.keys().filter(|other| other.vni == key.vni).count() >= CAP
+        {
             return false;
         }
         self.idle.insert(key, 0);

@@ -23,7 +23,9 @@ pub fn run(config: &Config, environment: &Environment) -> Result<serde_json::Val
         pod_name: pod.name,
         pod_uid: pod.uid,
     };
-    let reply = transitd::call(&config.socket, LIMIT, async |mut client| client.add(request).await)?;
+    let reply = transitd::call(&config.socket, LIMIT, async |mut client| {
+        client.add(request).await
+    })?;
     match reply.result {
         Some(add_reply::Result::Attached(attached)) => {
             Ok(result::document(&config.cni_version, ifname, netns, &attached))

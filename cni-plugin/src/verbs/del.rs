@@ -17,6 +17,10 @@ pub fn run(config: &Config, environment: &Environment) -> Result<(), PluginError
         netns: environment.optional_netns().to_owned(),
         ifname: environment.ifname()?.to_owned(),
     };
-    let reply = transitd::call(&config.socket, LIMIT, async |mut client| client.del(request).await)?;
-    reply.error.map_or(Ok(()), |error| Err(PluginError::Transitd(error)))
+    let reply = transitd::call(&config.socket, LIMIT, async |mut client| {
+        client.del(request).await
+    })?;
+    reply
+        .error
+        .map_or(Ok(()), |error| Err(PluginError::Transitd(error)))
 }

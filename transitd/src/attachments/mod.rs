@@ -43,7 +43,10 @@ pub struct Attachment {
 
 impl Attachment {
     pub fn key(&self) -> EndpointKey {
-        EndpointKey { vni: self.vni, address: self.address.to_ipv6_mapped().octets() }
+        EndpointKey {
+            vni: self.vni,
+            address: self.address.to_ipv6_mapped().octets(),
+        }
     }
 }
 
@@ -64,10 +67,17 @@ impl AttachmentId {
             return Err(InvalidId::ContainerId);
         }
         let bad = ifname.is_empty() || ifname.len() > 15 || ifname == "." || ifname == "..";
-        if bad || ifname.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
+        if bad
+            || ifname
+                .chars()
+                .any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control())
+        {
             return Err(InvalidId::Ifname);
         }
-        Ok(Self { container_id: container_id.to_owned(), ifname: ifname.to_owned() })
+        Ok(Self {
+            container_id: container_id.to_owned(),
+            ifname: ifname.to_owned(),
+        })
     }
 
     /// The host's end: a function of the key alone, so that DEL finds it without any state. 14 bytes.
@@ -128,7 +138,11 @@ pub mod tests {
             .map(|(c, i)| AttachmentId::new(c, i).unwrap().host_interface())
             .into();
         assert_eq!(names.len(), 3);
-        assert!(names.iter().all(|name| name.len() == 14 && name.starts_with("thb")));
+        assert!(
+            names
+                .iter()
+                .all(|name| name.len() == 14 && name.starts_with("thb"))
+        );
     }
 
     #[test]

@@ -17,9 +17,16 @@ use super::{Attachment, AttachmentId, hex};
 #[derive(Debug, Error)]
 pub enum StoreError {
     #[error("cannot {action} {path}")]
-    Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error("{path}: not an attachment file")]
-    Decode { path: PathBuf, source: serde_json::Error },
+    Decode {
+        path: PathBuf,
+        source: serde_json::Error,
+    },
     #[error("{path}: checksum mismatch, the file is torn")]
     Checksum { path: PathBuf },
     #[error("cannot encode the attachment")]
@@ -55,7 +62,11 @@ impl Store {
                     Err(error) => {
                         let aside = path.with_extension("torn");
                         if let Err(source) = fs::rename(&path, &aside) {
-                            errors.push(StoreError::Io { action: "put aside", path: path.clone(), source });
+                            errors.push(StoreError::Io {
+                                action: "put aside",
+                                path: path.clone(),
+                                source,
+                            });
                         }
                         errors.push(error);
                     }
@@ -71,7 +82,10 @@ impl Store {
     pub fn write(&self, attachment: &Attachment) -> Result<(), StoreError> {
         let body = serde_json::to_string(attachment).map_err(StoreError::Encode)?;
         let sha256 = hex(&Sha256::digest(&body));
-        let document = Document { sha256, attachment: RawValue::from_string(body).map_err(StoreError::Encode)? };
+        let document = Document {
+            sha256,
+            attachment: RawValue::from_string(body).map_err(StoreError::Encode)?,
+        };
         let text = serde_json::to_string(&document).map_err(StoreError::Encode)?;
         let path = self.path(&attachment.id);
         replace_file(&path, text.as_bytes(), 0o600).map_err(io("write", &path))
@@ -83,7 +97,11 @@ impl Store {
         match fs::remove_file(&path) {
             Ok(()) => sync_directory(&self.directory).map_err(io("sync", &self.directory)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            Err(source) => Err(StoreError::Io { action: "remove", path, source }),
+            Err(source) => Err(StoreError::Io {
+                action: "remove",
+                path,
+                source,
+            }),
         }
     }
 
@@ -93,17 +111,26 @@ impl Store {
 }
 
 fn read(path: &Path) -> Result<Attachment, StoreError> {
-    let decode = |source| StoreError::Decode { path: path.to_owned(), source };
+    let decode = |source| StoreError::Decode {
+        path: path.to_owned(),
+        source,
+    };
     let text = fs::read(path).map_err(io("read", path))?;
     let document: Document = serde_json::from_slice(&text).map_err(decode)?;
     if hex(&Sha256::digest(document.attachment.get())) != document.sha256 {
-        return Err(StoreError::Checksum { path: path.to_owned() });
+        return Err(StoreError::Checksum {
+            path: path.to_owned(),
+        });
     }
     serde_json::from_str(document.attachment.get()).map_err(decode)
 }
 
 fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -> StoreError + use<'a> {
-    move |source| StoreError::Io { action, path: path.to_owned(), source }
+    move |source| StoreError::Io {
+        action,
+        path: path.to_owned(),
+        source,
+    }
 }
 
 /// Writes a file so that readers, also after a crash, see the old content or the new one.
@@ -113,7 +140,11 @@ pub fn replace_file(path: &Path, content: &[u8], mode: u32) -> std::io::Result<(
     temporary.push(".tmp");
     let temporary = PathBuf::from(temporary);
     let _ = fs::remove_file(&temporary);
-    let mut file = File::options().write(true).create_new(true).mode(mode).open(&temporary)?;
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&temporary)?;
     file.write_all(content)?;
     file.sync_all()?;
     drop(file);
@@ -170,7 +201,11 @@ mod tests {
             assert_eq!(loaded, vec![attachment("a", 1)], "{torn}");
             assert!(errors[0].to_string().contains("b_eth0.json"), "{errors:?}");
         }
-        fs::write(&path, String::from_utf8(whole).unwrap().replace("10.0.1.5", "10.0.1.6")).unwrap();
+        fs::write(
+            &path,
+            String::from_utf8(whole).unwrap().replace("10.0.1.5", "10.0.1.6"),
+        )
+        .unwrap();
         let (loaded, errors) = store.load().unwrap();
         assert_eq!(loaded.len(), 1);
         assert!(matches!(&errors[..], [StoreError::Checksum { .. }]), "{errors:?}");

@@ -55,13 +55,31 @@ fn validate(request: AddRequest) -> Result<ValidatedAdd, AttachmentError> {
     let id = AttachmentId::new(&request.container_id, &request.ifname)?;
     if !request.netns.starts_with('/') {
         let expected = "the absolute path of the pod's network namespace";
-        return Err(AttachmentError::Request { field: "netns", expected });
+        return Err(AttachmentError::Request {
+            field: "netns",
+            expected,
+        });
     }
     if request.pod_uid.is_empty() {
-        return Err(AttachmentError::Request { field: "pod_uid", expected: "the pod's UID" });
+        return Err(AttachmentError::Request {
+            field: "pod_uid",
+            expected: "the pod's UID",
+        });
     }
-    let AddRequest { netns, pod_uid, pod_namespace, pod_name, .. } = request;
-    Ok(ValidatedAdd { id, netns, pod_uid, pod_namespace, pod_name })
+    let AddRequest {
+        netns,
+        pod_uid,
+        pod_namespace,
+        pod_name,
+        ..
+    } = request;
+    Ok(ValidatedAdd {
+        id,
+        netns,
+        pod_uid,
+        pod_namespace,
+        pod_name,
+    })
 }
 
 fn exists(node: &Node, id: &AttachmentId) -> Result<(), AttachmentError> {
@@ -83,12 +101,25 @@ async fn wait(node: &Node, request: &ValidatedAdd) -> Result<LocalEndpoint, Atta
         let missing = match readiness {
             Readiness::Ready(endpoint) => return Ok(endpoint),
             Readiness::Refused { reason, message } => {
-                return Err(AttachmentError::Refused { namespace, name, reason, message });
+                return Err(AttachmentError::Refused {
+                    namespace,
+                    name,
+                    reason,
+                    message,
+                });
             }
             Readiness::NotYet(missing) => missing,
         };
-        if !matches!(tokio::time::timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
-            return Err(AttachmentError::NotReady { namespace, name, seconds, missing });
+        if !matches!(
+            tokio::time::timeout_at(deadline, changes.changed()).await,
+            Ok(Ok(()))
+        ) {
+            return Err(AttachmentError::NotReady {
+                namespace,
+                name,
+                seconds,
+                missing,
+            });
         }
     }
 }
@@ -104,6 +135,9 @@ fn attached(attachment: &Attachment) -> Attached {
             address: format!("{}/{}", attachment.address, attachment.prefix_length),
             gateway: gateway.clone(),
         }],
-        routes: vec![Route { destination: "0.0.0.0/0".into(), gateway }],
+        routes: vec![Route {
+            destination: "0.0.0.0/0".into(),
+            gateway,
+        }],
     }
 }

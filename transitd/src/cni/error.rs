@@ -14,13 +14,26 @@ pub enum AttachmentError {
     #[error(transparent)]
     Id(#[from] InvalidId),
     #[error("{field}: expected {expected}")]
-    Request { field: &'static str, expected: &'static str },
+    Request {
+        field: &'static str,
+        expected: &'static str,
+    },
     #[error("container {container_id} has an interface {ifname} of this network already")]
     Exists { container_id: String, ifname: String },
     #[error("pod {namespace}/{name} is refused: {reason}: {message}")]
-    Refused { namespace: String, name: String, reason: String, message: String },
+    Refused {
+        namespace: String,
+        name: String,
+        reason: String,
+        message: String,
+    },
     #[error("pod {namespace}/{name} is not ready to be wired after {seconds} s: {missing}")]
-    NotReady { namespace: String, name: String, seconds: u64, missing: &'static str },
+    NotReady {
+        namespace: String,
+        name: String,
+        seconds: u64,
+        missing: &'static str,
+    },
     #[error("the endpoint of pod {namespace}/{name} changed while it was wired")]
     Changed { namespace: String, name: String },
     #[error("cannot set up the pod's interface")]
@@ -45,7 +58,10 @@ impl AttachmentError {
             | Self::Request { .. }
             | Self::Netlink(NetlinkError::NotANamespace { .. } | NetlinkError::Namespace { .. }) => 4,
             Self::Store(_) => 5,
-            Self::NotReady { .. } | Self::Changed { .. } | Self::Interrupted | Self::Tables(TableError::Full { .. }) => 11,
+            Self::NotReady { .. }
+            | Self::Changed { .. }
+            | Self::Interrupted
+            | Self::Tables(TableError::Full { .. }) => 11,
             Self::Exists { .. } | Self::Netlink(NetlinkError::InterfaceExists(_)) => 100,
             Self::Refused { .. } => 101,
             Self::Netlink(_) | Self::Links(_) | Self::Tables(_) => 102,
@@ -60,7 +76,11 @@ impl From<&AttachmentError> for CniError {
             Some(source) => chain(source),
             None => String::new(),
         };
-        Self { code: error.code(), message: error.to_string(), details }
+        Self {
+            code: error.code(),
+            message: error.to_string(),
+            details,
+        }
     }
 }
 

@@ -25,7 +25,11 @@ use crate::node::Node;
 #[derive(Debug, Error)]
 pub enum ServerError {
     #[error("cannot {operation} {path}")]
-    Socket { operation: &'static str, path: PathBuf, source: std::io::Error },
+    Socket {
+        operation: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error("the CNI service ended")]
     Serve(#[source] tonic::transport::Error),
 }
@@ -47,10 +51,20 @@ pub async fn serve(node: Arc<Node>, stop: impl Future<Output = ()>) -> Result<()
 }
 
 fn listen(path: &Path) -> Result<UnixListener, ServerError> {
-    let failed = |operation| move |source| ServerError::Socket { operation, path: path.to_owned(), source };
+    let failed = |operation| {
+        move |source| ServerError::Socket {
+            operation,
+            path: path.to_owned(),
+            source,
+        }
+    };
     if let Some(directory) = path.parent() {
         let mut builder = std::fs::DirBuilder::new();
-        builder.recursive(true).mode(0o700).create(directory).map_err(failed("create the directory of"))?;
+        builder
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)
+            .map_err(failed("create the directory of"))?;
         let private = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(directory, private).map_err(failed("protect the directory of"))?;
     }
@@ -69,11 +83,17 @@ fn is_root(stream: &UnixStream) -> bool {
     match stream.peer_cred() {
         Ok(peer) if peer.uid() == 0 => true,
         Ok(peer) => {
-            warn!(uid = peer.uid(), "refused a caller of the CNI socket that is not root");
+            warn!(
+                uid = peer.uid(),
+                "refused a caller of the CNI socket that is not root"
+            );
             false
         }
         Err(error) => {
-            warn!(error = &error as &dyn std::error::Error, "refused an unknown caller of the CNI socket");
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "refused an unknown caller of the CNI socket"
+            );
             false
         }
     }
@@ -88,7 +108,14 @@ impl Cni for Service {
             Ok(attached) => add_reply::Result::Attached(attached),
             Err(error) => {
                 let error = CniError::from(&error);
-                warn!(container_id, pod, code = error.code, message = error.message, details = error.details, "ADD failed");
+                warn!(
+                    container_id,
+                    pod,
+                    code = error.code,
+                    message = error.message,
+                    details = error.details,
+                    "ADD failed"
+                );
                 add_reply::Result::Error(error)
             }
         };
@@ -105,7 +132,12 @@ impl Cni for Service {
             }
             Err(error) => {
                 let error = CniError::from(&error);
-                warn!(container_id, message = error.message, details = error.details, "DEL failed");
+                warn!(
+                    container_id,
+                    message = error.message,
+                    details = error.details,
+                    "DEL failed"
+                );
                 Some(error)
             }
         };

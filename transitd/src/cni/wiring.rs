@@ -18,7 +18,11 @@ use crate::node::Node;
 use crate::program::row::LocalEndpoint;
 use crate::settings::AgentHook;
 
-pub async fn setup(node: &Node, request: &ValidatedAdd, endpoint: &LocalEndpoint) -> Result<Attachment, AttachmentError> {
+pub async fn setup(
+    node: &Node,
+    request: &ValidatedAdd,
+    endpoint: &LocalEndpoint,
+) -> Result<Attachment, AttachmentError> {
     let pod_namespace = namespace::open(request.netns.as_ref())?;
     let plan = VethPlan {
         host_interface: request.id.host_interface(),
@@ -52,7 +56,10 @@ pub async fn setup(node: &Node, request: &ValidatedAdd, endpoint: &LocalEndpoint
         Ok(()) => Ok(attachment),
         Err(error) => {
             if let Err(undo) = teardown(node, &attachment.id, Some(&attachment)).await {
-                warn!(error = &undo as &dyn std::error::Error, "a failed ADD could not be undone entirely");
+                warn!(
+                    error = &undo as &dyn std::error::Error,
+                    "a failed ADD could not be undone entirely"
+                );
             }
             Err(error)
         }
@@ -73,9 +80,15 @@ async fn finish(
         if agent_at_xdp {
             state.links.ensure(Hook::AgentXdp, &plan.host_interface)?;
         }
-        state.attachments.insert(attachment.id.clone(), attachment.clone());
+        state
+            .attachments
+            .insert(attachment.id.clone(), attachment.clone());
         state.refresh(&attachment.pod_uid)?;
-        if state.tables.get(&TableKey::Attachment(attachment.host_ifindex)).is_none() {
+        if state
+            .tables
+            .get(&TableKey::Attachment(attachment.host_ifindex))
+            .is_none()
+        {
             let (namespace, name) = (attachment.pod_namespace.clone(), attachment.pod_name.clone());
             return Err(AttachmentError::Changed { namespace, name });
         }
@@ -91,7 +104,8 @@ async fn finish(
     };
     let path = std::path::PathBuf::from(&attachment.netns);
     namespace::run(pod_namespace, &path, async move || pod::setup(pod_plan).await).await?;
-    node.state().send(crate::operator::session::attachment_change(attachment, false));
+    node.state()
+        .send(crate::operator::session::attachment_change(attachment, false));
     Ok(())
 }
 
@@ -114,13 +128,23 @@ pub async fn teardown(
         && let Ok(Some(link)) = crate::netlink::find_link(&node.netlink, &host_interface).await
     {
         // Nothing is known but the name: rows that a crash left for this interface go all the same.
-        errors.extend(node.state().fence_interface(link.header.index).err().map(Into::into));
+        errors.extend(
+            node.state()
+                .fence_interface(link.header.index)
+                .err()
+                .map(Into::into),
+        );
     }
     if let Some(attachment) = attachment {
         let removed = veth::delete_route(&node.netlink, attachment.address, attachment.host_ifindex).await;
         errors.extend(removed.err().map(Into::into));
     }
-    errors.extend(veth::delete(&node.netlink, &host_interface).await.err().map(Into::into));
+    errors.extend(
+        veth::delete(&node.netlink, &host_interface)
+            .await
+            .err()
+            .map(Into::into),
+    );
     {
         let state = node.state();
         for hook in [Hook::AgentTc, Hook::AgentXdp] {
@@ -129,7 +153,8 @@ pub async fn teardown(
     }
     errors.extend(node.store.remove(id).err().map(Into::into));
     if let Some(attachment) = attachment {
-        node.state().send(crate::operator::session::attachment_change(attachment, true));
+        node.state()
+            .send(crate::operator::session::attachment_change(attachment, true));
     }
     if errors.is_empty() {
         return Ok(());
@@ -138,12 +163,21 @@ pub async fn teardown(
     if let Some(attachment) = attachment {
         node.state().attachments.insert(id.clone(), attachment.clone());
     }
-    Err(AttachmentError::Teardown(errors.into_iter().map(Box::new).collect()))
+    Err(AttachmentError::Teardown(
+        errors.into_iter().map(Box::new).collect(),
+    ))
 }
 
 /// Later than every attachment there is, also when the clock went back.
 fn next_generation(node: &Node) -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-    let highest = node.state().attachments.values().map(|attachment| attachment.generation).max();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos() as u64);
+    let highest = node
+        .state()
+        .attachments
+        .values()
+        .map(|attachment| attachment.generation)
+        .max();
     highest.map_or(now, |highest| now.max(highest + 1))
 }

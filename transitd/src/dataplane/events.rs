@@ -33,7 +33,10 @@ pub fn watch_wanted(maps: &Path, wanted: mpsc::Sender<EndpointKey>) -> Result<()
             let mut guard = match ring.readable_mut().await {
                 Ok(guard) => guard,
                 Err(error) => {
-                    warn!(error = &error as &dyn std::error::Error, "the ring buffer of wanted rows is lost");
+                    warn!(
+                        error = &error as &dyn std::error::Error,
+                        "the ring buffer of wanted rows is lost"
+                    );
                     return;
                 }
             };
@@ -52,7 +55,10 @@ pub fn watch_wanted(maps: &Path, wanted: mpsc::Sender<EndpointKey>) -> Result<()
 
 fn decode(record: &[u8]) -> Option<EndpointKey> {
     let vni = u32::from_ne_bytes(record.get(..4)?.try_into().ok()?);
-    Some(EndpointKey { vni, address: record.get(4..20)?.try_into().ok()? })
+    Some(EndpointKey {
+        vni,
+        address: record.get(4..20)?.try_into().ok()?,
+    })
 }
 
 /// Log lines of this process's programs. Programs without log statements have no such map.
@@ -60,12 +66,17 @@ pub fn watch_log(ebpf: &mut Ebpf) {
     let logger = match EbpfLogger::init(ebpf) {
         Ok(logger) => logger,
         Err(error) => {
-            debug!(error = &error as &dyn std::error::Error, "the programs do not log");
+            debug!(
+                error = &error as &dyn std::error::Error,
+                "the programs do not log"
+            );
             return;
         }
     };
     // SAFETY: the logger owns its ring buffer's file descriptor and never changes it.
-    let Ok(mut logger) = (unsafe { AsyncFd::register_with_interest(logger, Interest::READABLE) }) else { return };
+    let Ok(mut logger) = (unsafe { AsyncFd::register_with_interest(logger, Interest::READABLE) }) else {
+        return;
+    };
     tokio::spawn(async move {
         while let Ok(mut guard) = logger.readable_mut().await {
             guard.get_inner_mut().flush();
@@ -82,7 +93,13 @@ mod tests {
     fn a_record_is_a_vni_and_an_address_and_short_ones_are_ignored() {
         let mut record = 7u32.to_ne_bytes().to_vec();
         record.extend([9u8; 16]);
-        assert_eq!(decode(&record), Some(EndpointKey { vni: 7, address: [9; 16] }));
+        assert_eq!(
+            decode(&record),
+            Some(EndpointKey {
+                vni: 7,
+                address: [9; 16]
+            })
+        );
         assert_eq!(decode(&record[..19]), None);
     }
 }

@@ -55,7 +55,11 @@ pub fn attach(
         match links.ensure(Hook::TransitXdp, uplink) {
             Ok(()) => return Ok(TransitHook::Xdp),
             Err(error) if choice == TransitHookChoice::Auto => {
-                warn!(uplink, error = &error as &dyn std::error::Error, "no native XDP on the uplink, transit runs at tc");
+                warn!(
+                    uplink,
+                    error = &error as &dyn std::error::Error,
+                    "no native XDP on the uplink, transit runs at tc"
+                );
             }
             Err(error) => return Err(error),
         }

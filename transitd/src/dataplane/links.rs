@@ -9,7 +9,9 @@ use aya::Ebpf;
 use aya::programs::links::{FdLink, LinkError, PinnedLink};
 use aya::programs::tc::SchedClassifierLink;
 use aya::programs::xdp::XdpLink;
-use aya::programs::{LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode, tc::TcAttachOptions};
+use aya::programs::{
+    LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode, tc::TcAttachOptions,
+};
 use thiserror::Error;
 
 use super::loader::LoadError;
@@ -19,11 +21,22 @@ pub enum LinkingError {
     #[error(transparent)]
     Load(#[from] LoadError),
     #[error("cannot attach {program} to {interface}")]
-    Attach { program: &'static str, interface: String, source: ProgramError },
+    Attach {
+        program: &'static str,
+        interface: String,
+        source: ProgramError,
+    },
     #[error("cannot take the link of {program} on {interface}")]
-    Take { program: &'static str, interface: String, source: LinkError },
+    Take {
+        program: &'static str,
+        interface: String,
+        source: LinkError,
+    },
     #[error("cannot pin {path}")]
-    Pin { path: PathBuf, source: aya::pin::PinError },
+    Pin {
+        path: PathBuf,
+        source: aya::pin::PinError,
+    },
     #[error("cannot remove the pin {path}")]
     Unpin { path: PathBuf, source: std::io::Error },
     #[error("cannot list {path}")]
@@ -81,8 +94,14 @@ impl Links {
             // The interface that it was made for is gone, and another one has its name now.
             unpin(&path)?;
         }
-        let link = if hook.at_xdp() { self.attach_xdp(hook, interface) } else { self.attach_tc(hook, interface) }?;
-        link.pin(&path).map(drop).map_err(|source| LinkingError::Pin { path, source })
+        let link = if hook.at_xdp() {
+            self.attach_xdp(hook, interface)
+        } else {
+            self.attach_tc(hook, interface)
+        }?;
+        link.pin(&path)
+            .map(drop)
+            .map_err(|source| LinkingError::Pin { path, source })
     }
 
     /// Gives a hook up: the program leaves the interface. Missing is success.
@@ -92,13 +111,17 @@ impl Links {
 
     /// Removes agent pins of veths that are not in `known`.
     pub fn sweep(&self, known: &[String]) -> Result<Vec<String>, LinkingError> {
-        let failed = |source| LinkingError::List { path: self.directory.clone(), source };
+        let failed = |source| LinkingError::List {
+            path: self.directory.clone(),
+            source,
+        };
         let mut removed = Vec::new();
         for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
-            let veth = [Hook::AgentTc, Hook::AgentXdp]
-                .iter()
-                .find_map(|hook| name.strip_prefix(hook.program()).and_then(|rest| rest.strip_prefix('_')));
+            let veth = [Hook::AgentTc, Hook::AgentXdp].iter().find_map(|hook| {
+                name.strip_prefix(hook.program())
+                    .and_then(|rest| rest.strip_prefix('_'))
+            });
             if veth.is_some_and(|veth| !known.iter().any(|k| k == veth)) {
                 unpin(&self.directory.join(&name))?;
                 removed.push(name);
@@ -109,8 +132,16 @@ impl Links {
 
     fn replace(&mut self, hook: Hook, link: FdLink) -> Result<(), LinkingError> {
         let program = hook.program();
-        let attach = |source| LinkingError::Attach { program, interface: String::from("its pinned link"), source };
-        let convert = |source| LinkingError::Take { program, interface: String::from("its pinned link"), source };
+        let attach = |source| LinkingError::Attach {
+            program,
+            interface: String::from("its pinned link"),
+            source,
+        };
+        let convert = |source| LinkingError::Take {
+            program,
+            interface: String::from("its pinned link"),
+            source,
+        };
         // The FdLink that comes back is dropped: the pin alone keeps the link.
         if hook.at_xdp() {
             let link = XdpLink::try_from(link).map_err(convert)?;
@@ -127,27 +158,48 @@ impl Links {
 
     fn attach_tc(&mut self, hook: Hook, interface: &str) -> Result<FdLink, LinkingError> {
         let program = hook.program();
-        let attach = |source| LinkingError::Attach { program, interface: interface.to_owned(), source };
+        let attach = |source| LinkingError::Attach {
+            program,
+            interface: interface.to_owned(),
+            source,
+        };
         let loaded = self.tc(hook)?;
         let options = TcAttachOptions::TcxOrder(LinkOrder::first());
-        let id = loaded.attach_with_options(interface, TcAttachType::Ingress, options).map_err(attach)?;
+        let id = loaded
+            .attach_with_options(interface, TcAttachType::Ingress, options)
+            .map_err(attach)?;
         let link = loaded.take_link(id).map_err(attach)?;
-        link.try_into().map_err(|source| LinkingError::Take { program, interface: interface.to_owned(), source })
+        link.try_into().map_err(|source| LinkingError::Take {
+            program,
+            interface: interface.to_owned(),
+            source,
+        })
     }
 
     /// Native mode only: generic XDP would cost more than tc.
     fn attach_xdp(&mut self, hook: Hook, interface: &str) -> Result<FdLink, LinkingError> {
         let program = hook.program();
-        let attach = |source| LinkingError::Attach { program, interface: interface.to_owned(), source };
+        let attach = |source| LinkingError::Attach {
+            program,
+            interface: interface.to_owned(),
+            source,
+        };
         let loaded = self.xdp(hook)?;
         let id = loaded.attach(interface, XdpMode::Driver).map_err(attach)?;
         let link = loaded.take_link(id).map_err(attach)?;
-        link.try_into().map_err(|source| LinkingError::Take { program, interface: interface.to_owned(), source })
+        link.try_into().map_err(|source| LinkingError::Take {
+            program,
+            interface: interface.to_owned(),
+            source,
+        })
     }
 
     fn tc(&mut self, hook: Hook) -> Result<&mut SchedClassifier, LoadError> {
         let name = hook.program();
-        let program = self.ebpf.program_mut(name).ok_or(LoadError::MissingProgram(name))?;
+        let program = self
+            .ebpf
+            .program_mut(name)
+            .ok_or(LoadError::MissingProgram(name))?;
         let verify = |source| LoadError::Verify { name, source };
         let program: &mut SchedClassifier = program.try_into().map_err(verify)?;
         if program.fd().is_err() {
@@ -158,7 +210,10 @@ impl Links {
 
     fn xdp(&mut self, hook: Hook) -> Result<&mut Xdp, LoadError> {
         let name = hook.program();
-        let program = self.ebpf.program_mut(name).ok_or(LoadError::MissingProgram(name))?;
+        let program = self
+            .ebpf
+            .program_mut(name)
+            .ok_or(LoadError::MissingProgram(name))?;
         let verify = |source| LoadError::Verify { name, source };
         let program: &mut Xdp = program.try_into().map_err(verify)?;
         if program.fd().is_err() {
@@ -170,9 +225,10 @@ impl Links {
 
 fn unpin(path: &Path) -> Result<(), LinkingError> {
     match std::fs::remove_file(path) {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-            Err(LinkingError::Unpin { path: path.to_owned(), source })
-        }
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(LinkingError::Unpin {
+            path: path.to_owned(),
+            source,
+        }),
         _ => Ok(()),
     }
 }

@@ -34,32 +34,55 @@ pub enum LoadError {
     #[error("cannot read the programs from {path}")]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{path} is not an object file of eBPF programs")]
-    Parse { path: PathBuf, source: aya_obj::ParseError },
+    Parse {
+        path: PathBuf,
+        source: aya_obj::ParseError,
+    },
     #[error("the programs have no map {0}; transitd and its programs are of different versions")]
     MissingMap(&'static str),
     #[error("cannot create {path}; is a bpffs mounted there?")]
     Directory { path: PathBuf, source: std::io::Error },
     #[error("cannot look at the pinned map {path}")]
-    Inspect { path: PathBuf, source: aya::maps::MapError },
+    Inspect {
+        path: PathBuf,
+        source: aya::maps::MapError,
+    },
     #[error(
         "the pinned map {path} does not fit these programs: {field} is {found}, expected {expected}; \
          drain the node and remove the pins, or install the version that made them"
     )]
-    Incompatible { path: PathBuf, field: &'static str, found: u32, expected: u32 },
+    Incompatible {
+        path: PathBuf,
+        field: &'static str,
+        found: u32,
+        expected: u32,
+    },
     #[error("cannot load the programs")]
     Load(#[source] EbpfError),
     #[error("the programs have no program {0}; transitd and its programs are of different versions")]
     MissingProgram(&'static str),
     #[error("the kernel refuses program {name}")]
-    Verify { name: &'static str, source: ProgramError },
+    Verify {
+        name: &'static str,
+        source: ProgramError,
+    },
 }
 
 /// Maps are pinned after this; programs are parsed, none is loaded into the kernel yet.
 pub fn load(programs: &Path, pins: &PinSettings) -> Result<Ebpf, LoadError> {
-    let data = std::fs::read(programs).map_err(|source| LoadError::Read { path: programs.to_owned(), source })?;
-    let object = Object::parse(&data).map_err(|source| LoadError::Parse { path: programs.to_owned(), source })?;
+    let data = std::fs::read(programs).map_err(|source| LoadError::Read {
+        path: programs.to_owned(),
+        source,
+    })?;
+    let object = Object::parse(&data).map_err(|source| LoadError::Parse {
+        path: programs.to_owned(),
+        source,
+    })?;
     for directory in [pins.maps(), pins.links()] {
-        std::fs::create_dir_all(&directory).map_err(|source| LoadError::Directory { path: directory, source })?;
+        std::fs::create_dir_all(&directory).map_err(|source| LoadError::Directory {
+            path: directory,
+            source,
+        })?;
     }
     let mut loader = EbpfLoader::new();
     for name in PINNED_MAPS {
@@ -75,7 +98,10 @@ fn compare(path: &Path, map: &aya_obj::Map) -> Result<(), LoadError> {
     if !path.exists() {
         return Ok(());
     }
-    let inspect = |source| LoadError::Inspect { path: path.to_owned(), source };
+    let inspect = |source| LoadError::Inspect {
+        path: path.to_owned(),
+        source,
+    };
     let info = MapInfo::from_pin(path).map_err(inspect)?;
     let found_type = info.map_type().map_err(inspect)? as u32;
     for (field, found, expected) in [
@@ -86,7 +112,12 @@ fn compare(path: &Path, map: &aya_obj::Map) -> Result<(), LoadError> {
         ("its flags", info.map_flags(), map.map_flags()),
     ] {
         if found != expected {
-            return Err(LoadError::Incompatible { path: path.to_owned(), field, found, expected });
+            return Err(LoadError::Incompatible {
+                path: path.to_owned(),
+                field,
+                found,
+                expected,
+            });
         }
     }
     Ok(())

@@ -40,7 +40,9 @@ fn entry_json(entry: &TableEntry) -> Value {
         TableEntry::Attachment(e) => {
             json!({"vni": e.vni, "network": network(e.network), "address": text(&e.address), "mac": mac_text(e.mac)})
         }
-        TableEntry::Local(e) => json!({"ifindex": e.ifindex, "network": network(e.network), "mac": mac_text(e.mac)}),
+        TableEntry::Local(e) => {
+            json!({"ifindex": e.ifindex, "network": network(e.network), "mac": mac_text(e.mac)})
+        }
         TableEntry::Remote(e) => json!({"droplet": Ipv4Addr::from(e.droplet).to_string()}),
         TableEntry::Subnet(e) => json!({
             "network": network(e.network),
@@ -63,7 +65,12 @@ fn network(id: u32) -> Value {
 
 fn members(members: &Members) -> Vec<String> {
     let count = members.count as usize;
-    members.droplets.iter().take(count).map(|droplet| Ipv4Addr::from(*droplet).to_string()).collect()
+    members
+        .droplets
+        .iter()
+        .take(count)
+        .map(|droplet| Ipv4Addr::from(*droplet).to_string())
+        .collect()
 }
 
 fn text(address: &Address) -> String {

@@ -11,8 +11,8 @@ use aya::maps::lpm_trie::Key as LpmKey;
 use aya::maps::{Array, HashMap as BpfHash, LpmTrie, Map, MapData, MapError};
 use thiserror::Error;
 use thuban_common::tables::{
-    Address, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey, LocalEntry, RemoteEntry,
-    SubnetEntry, SubnetKey, VpcEntry,
+    Address, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey, LocalEntry,
+    RemoteEntry, SubnetEntry, SubnetKey, VpcEntry,
 };
 
 #[derive(Debug, Error)]
@@ -22,7 +22,11 @@ pub enum TableError {
     #[error("table {name} is full")]
     Full { name: &'static str },
     #[error("cannot {operation} table {name}")]
-    Access { operation: &'static str, name: &'static str, source: MapError },
+    Access {
+        operation: &'static str,
+        name: &'static str,
+        source: MapError,
+    },
     #[error("an entry of another table was given for {name}")]
     Mismatch { name: &'static str },
 }
@@ -104,14 +108,17 @@ impl Tables {
             return Ok(());
         }
         match (key, entry) {
-            (TableKey::Attachment(k), TableEntry::Attachment(v)) => put(&mut self.attachments, "ATTACHMENTS", k, v),
+            (TableKey::Attachment(k), TableEntry::Attachment(v)) => {
+                put(&mut self.attachments, "ATTACHMENTS", k, v)
+            }
             (TableKey::Local(k), TableEntry::Local(v)) => put(&mut self.local, "LOCAL_ENDPOINTS", k, v),
             (TableKey::Direct(k), TableEntry::Remote(v)) => put(&mut self.direct, "DIRECT_ROWS", k, v),
             (TableKey::Bouncer(k), TableEntry::Remote(v)) => put(&mut self.bouncer, "BOUNCER_ROWS", k, v),
             (TableKey::Forward(k), TableEntry::Remote(v)) => put(&mut self.forward, "FORWARD_ROWS", k, v),
-            (TableKey::Subnet { vni, address, prefix }, TableEntry::Subnet(v)) => {
-                self.subnets.insert(&lpm(vni, address, prefix), v, 0).map_err(access("write", "SUBNETS"))
-            }
+            (TableKey::Subnet { vni, address, prefix }, TableEntry::Subnet(v)) => self
+                .subnets
+                .insert(&lpm(vni, address, prefix), v, 0)
+                .map_err(access("write", "SUBNETS")),
             (TableKey::Vpc(k), TableEntry::Vpc(v)) => put(&mut self.vpcs, "VPCS", k, v),
             (TableKey::Droplet(k), TableEntry::Droplet(v)) => put(&mut self.droplets, "DROPLETS", k, v),
             (other, _) => Err(TableError::Mismatch { name: other.table() }),
@@ -148,27 +155,84 @@ impl Tables {
             Err(error) => return Err(access("read", "DIRECT_ROWS")(error)),
         };
         if entry.used != 0 {
-            put(&mut self.direct, "DIRECT_ROWS", *key, RemoteEntry { used: 0, ..entry })?;
+            put(
+                &mut self.direct,
+                "DIRECT_ROWS",
+                *key,
+                RemoteEntry { used: 0, ..entry },
+            )?;
         }
         Ok(entry.used != 0)
     }
 
     fn read_back(&self) -> Result<HashMap<TableKey, TableEntry>, TableError> {
         let mut rows = HashMap::new();
-        read(&mut rows, "ATTACHMENTS", self.attachments.iter(), TableKey::Attachment, TableEntry::Attachment)?;
-        read(&mut rows, "LOCAL_ENDPOINTS", self.local.iter(), TableKey::Local, TableEntry::Local)?;
+        read(
+            &mut rows,
+            "ATTACHMENTS",
+            self.attachments.iter(),
+            TableKey::Attachment,
+            TableEntry::Attachment,
+        )?;
+        read(
+            &mut rows,
+            "LOCAL_ENDPOINTS",
+            self.local.iter(),
+            TableKey::Local,
+            TableEntry::Local,
+        )?;
         let remote = |entry: RemoteEntry| TableEntry::Remote(RemoteEntry { used: 0, ..entry });
-        read(&mut rows, "DIRECT_ROWS", self.direct.iter(), TableKey::Direct, remote)?;
-        read(&mut rows, "BOUNCER_ROWS", self.bouncer.iter(), TableKey::Bouncer, remote)?;
-        read(&mut rows, "FORWARD_ROWS", self.forward.iter(), TableKey::Forward, remote)?;
+        read(
+            &mut rows,
+            "DIRECT_ROWS",
+            self.direct.iter(),
+            TableKey::Direct,
+            remote,
+        )?;
+        read(
+            &mut rows,
+            "BOUNCER_ROWS",
+            self.bouncer.iter(),
+            TableKey::Bouncer,
+            remote,
+        )?;
+        read(
+            &mut rows,
+            "FORWARD_ROWS",
+            self.forward.iter(),
+            TableKey::Forward,
+            remote,
+        )?;
         let subnet = |key: LpmKey<SubnetKey>| {
             let SubnetKey { vni, address } = key.data();
             let prefix = key.prefix_len().saturating_sub(32) as u8;
-            TableKey::Subnet { vni: u32::from_be_bytes(vni), address, prefix }
+            TableKey::Subnet {
+                vni: u32::from_be_bytes(vni),
+                address,
+                prefix,
+            }
         };
-        read(&mut rows, "SUBNETS", self.subnets.iter(), subnet, TableEntry::Subnet)?;
-        read(&mut rows, "VPCS", self.vpcs.iter(), TableKey::Vpc, TableEntry::Vpc)?;
-        read(&mut rows, "DROPLETS", self.droplets.iter(), TableKey::Droplet, TableEntry::Droplet)?;
+        read(
+            &mut rows,
+            "SUBNETS",
+            self.subnets.iter(),
+            subnet,
+            TableEntry::Subnet,
+        )?;
+        read(
+            &mut rows,
+            "VPCS",
+            self.vpcs.iter(),
+            TableKey::Vpc,
+            TableEntry::Vpc,
+        )?;
+        read(
+            &mut rows,
+            "DROPLETS",
+            self.droplets.iter(),
+            TableKey::Droplet,
+            TableEntry::Droplet,
+        )?;
         Ok(rows)
     }
 }
@@ -223,7 +287,13 @@ fn put<K: Pod, V: Pod>(map: &mut Hash<K, V>, name: &'static str, key: K, value: 
 }
 
 fn lpm(vni: u32, address: Address, prefix: u8) -> LpmKey<SubnetKey> {
-    LpmKey::new(32 + u32::from(prefix), SubnetKey { vni: vni.to_be_bytes(), address })
+    LpmKey::new(
+        32 + u32::from(prefix),
+        SubnetKey {
+            vni: vni.to_be_bytes(),
+            address,
+        },
+    )
 }
 
 fn open(name: &'static str) -> impl FnOnce(MapError) -> TableError {
@@ -234,12 +304,17 @@ fn access(operation: &'static str, name: &'static str) -> impl FnOnce(MapError) 
     move |source| match error_number(&source) {
         // Hash maps answer E2BIG, tries ENOSPC, memory limits ENOMEM.
         Some(libc::E2BIG | libc::ENOSPC | libc::ENOMEM) => TableError::Full { name },
-        _ => TableError::Access { operation, name, source },
+        _ => TableError::Access {
+            operation,
+            name,
+            source,
+        },
     }
 }
 
 fn is_missing(error: &MapError) -> bool {
-    matches!(error, MapError::KeyNotFound | MapError::ElementNotFound) || error_number(error) == Some(libc::ENOENT)
+    matches!(error, MapError::KeyNotFound | MapError::ElementNotFound)
+        || error_number(error) == Some(libc::ENOENT)
 }
 
 fn error_number(error: &MapError) -> Option<i32> {

@@ -32,7 +32,9 @@ pub fn driver(interface: &str) -> Result<String, NetlinkError> {
 /// Whether a feature that `ethtool -k` would show under that name is on.
 pub fn is_on(interface: &str, feature: &str) -> Result<bool, NetlinkError> {
     let names = feature_names(interface)?;
-    let Some(bit) = names.iter().position(|name| name == feature) else { return Ok(false) };
+    let Some(bit) = names.iter().position(|name| name == feature) else {
+        return Ok(false);
+    };
     let blocks = names.len().div_ceil(32);
     // struct ethtool_gfeatures: cmd, size, then { available, requested, active, never_changed } a block.
     let mut buffer = vec![0u32; 2 + blocks * 4];
@@ -58,7 +60,10 @@ fn set(interface: &str, features: &[&str], on: bool) -> Result<(), NetlinkError>
     let mut buffer = vec![0u32; 2 + blocks * 2];
     buffer[0] = ETHTOOL_SFEATURES;
     buffer[1] = blocks as u32;
-    for bit in features.iter().filter_map(|feature| names.iter().position(|name| name == feature)) {
+    for bit in features
+        .iter()
+        .filter_map(|feature| names.iter().position(|name| name == feature))
+    {
         let block = 2 + (bit / 32) * 2;
         buffer[block] |= 1 << (bit % 32);
         if on {
@@ -94,9 +99,18 @@ fn text(bytes: &[u8]) -> String {
 
 /// `buffer` starts with the command and is as long as the command's structure for the sizes in it.
 fn request(interface: &str, operation: &'static str, buffer: &mut [u32]) -> Result<(), NetlinkError> {
-    let failed = |source| NetlinkError::Ethtool { operation, interface: interface.to_owned(), source };
-    let socket: OwnedFd = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
-        .map_err(|error| failed(error.into()))?;
+    let failed = |source| NetlinkError::Ethtool {
+        operation,
+        interface: interface.to_owned(),
+        source,
+    };
+    let socket: OwnedFd = socket(
+        AddressFamily::Inet,
+        SockType::Datagram,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )
+    .map_err(|error| failed(error.into()))?;
     if interface.len() >= libc::IFNAMSIZ {
         return Err(failed(std::io::Error::from(std::io::ErrorKind::InvalidInput)));
     }
@@ -109,5 +123,9 @@ fn request(interface: &str, operation: &'static str, buffer: &mut [u32]) -> Resu
     // SAFETY: the buffer outlives the call and is as long as the kernel reads and writes for this command.
     let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut message) };
     // Setting features answers bits when the kernel changed more or less than asked; that is no error.
-    if answer < 0 { Err(failed(std::io::Error::last_os_error())) } else { Ok(()) }
+    if answer < 0 {
+        Err(failed(std::io::Error::last_os_error()))
+    } else {
+        Ok(())
+    }
 }

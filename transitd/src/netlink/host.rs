@@ -21,7 +21,9 @@ const RULE_PRIORITY: u32 = 6081;
 pub async fn setup(handle: &Handle, proc_sys_net: &Path, uplink: &str) -> Result<(), NetlinkError> {
     sysctl::disable_rp_filter(proc_sys_net, "all")?;
     sysctl::disable_rp_filter(proc_sys_net, uplink)?;
-    let link = find_link(handle, HOST_LINK).await?.ok_or_else(|| NetlinkError::NoInterface(HOST_LINK.into()))?;
+    let link = find_link(handle, HOST_LINK)
+        .await?
+        .ok_or_else(|| NetlinkError::NoInterface(HOST_LINK.into()))?;
     veth::add_address(handle, link.header.index, Ipv4Addr::from(HOST_SOURCE), 32).await?;
     if !has_rule(handle).await? {
         handle
@@ -40,8 +42,13 @@ pub async fn setup(handle: &Handle, proc_sys_net: &Path, uplink: &str) -> Result
 }
 
 async fn has_rule(handle: &Handle) -> Result<bool, NetlinkError> {
-    let rules: Vec<RuleMessage> =
-        handle.rule().get(IpVersion::V4).execute().try_collect().await.map_err(failed("list", "rules"))?;
+    let rules: Vec<RuleMessage> = handle
+        .rule()
+        .get(IpVersion::V4)
+        .execute()
+        .try_collect()
+        .await
+        .map_err(failed("list", "rules"))?;
     Ok(rules.iter().any(|rule| {
         rule.attributes.contains(&RuleAttribute::Table(POD_TABLE))
             && rule.attributes.contains(&RuleAttribute::Priority(RULE_PRIORITY))

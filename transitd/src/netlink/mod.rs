@@ -26,7 +26,11 @@ pub enum NetlinkError {
     #[error("cannot open a netlink socket")]
     Socket(#[source] std::io::Error),
     #[error("cannot {action} {object}")]
-    Request { action: &'static str, object: String, source: rtnetlink::Error },
+    Request {
+        action: &'static str,
+        object: String,
+        source: rtnetlink::Error,
+    },
     #[error("interface {0} is not there")]
     NoInterface(String),
     #[error("interface {0} has no IPv4 address; give --node-ip")]
@@ -38,9 +42,17 @@ pub enum NetlinkError {
     #[error("interface {0} exists already in the pod's network namespace")]
     InterfaceExists(String),
     #[error("cannot write {value} to {path}")]
-    Sysctl { path: PathBuf, value: &'static str, source: std::io::Error },
+    Sysctl {
+        path: PathBuf,
+        value: &'static str,
+        source: std::io::Error,
+    },
     #[error("{operation} failed for {interface}")]
-    Ethtool { operation: &'static str, interface: String, source: std::io::Error },
+    Ethtool {
+        operation: &'static str,
+        interface: String,
+        source: std::io::Error,
+    },
     #[error("{path} is not a network namespace of a pod")]
     NotANamespace { path: PathBuf },
     #[error("cannot enter network namespace {path}")]
@@ -69,14 +81,22 @@ pub async fn find_link(handle: &Handle, name: &str) -> Result<Option<LinkMessage
     match handle.link().get().match_name(name).execute().try_next().await {
         Ok(link) => Ok(link),
         Err(error) if error_number(&error) == Some(libc::ENODEV) => Ok(None),
-        Err(source) => Err(NetlinkError::Request { action: "look up", object: name.to_owned(), source }),
+        Err(source) => Err(NetlinkError::Request {
+            action: "look up",
+            object: name.to_owned(),
+            source,
+        }),
     }
 }
 
 /// Maps a request's error, naming the operation and the object.
 fn failed(action: &'static str, object: impl ToString) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
     let object = object.to_string();
-    move |source| NetlinkError::Request { action, object, source }
+    move |source| NetlinkError::Request {
+        action,
+        object,
+        source,
+    }
 }
 
 /// As [`failed`], with "it is there already" as success.
@@ -90,7 +110,14 @@ fn tolerate_exists(result: Result<(), rtnetlink::Error>) -> Result<(), rtnetlink
 /// As [`failed`], with "it is not there" as success.
 fn tolerate_missing(result: Result<(), rtnetlink::Error>) -> Result<(), rtnetlink::Error> {
     match result {
-        Err(error) if matches!(error_number(&error), Some(libc::ENODEV | libc::ESRCH | libc::ENOENT)) => Ok(()),
+        Err(error)
+            if matches!(
+                error_number(&error),
+                Some(libc::ENODEV | libc::ESRCH | libc::ENOENT)
+            ) =>
+        {
+            Ok(())
+        }
         other => other,
     }
 }

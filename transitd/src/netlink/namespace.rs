@@ -16,13 +16,18 @@ const NSFS_MAGIC: i64 = 0x6e73_6673;
 
 /// Opens a pod's network namespace; refuses other files and the node's own namespace.
 pub fn open(path: &Path) -> Result<File, NetlinkError> {
-    let failed = |source| NetlinkError::Namespace { path: path.to_owned(), source };
+    let failed = |source| NetlinkError::Namespace {
+        path: path.to_owned(),
+        source,
+    };
     let file = File::open(path).map_err(failed)?;
     let kind = fstatfs(&file).map_err(|e| failed(e.into()))?.filesystem_type().0;
     let own = std::fs::metadata("/proc/thread-self/ns/net").map_err(failed)?;
     let given = file.metadata().map_err(failed)?;
     if kind != NSFS_MAGIC || (own.ino(), own.dev()) == (given.ino(), given.dev()) {
-        return Err(NetlinkError::NotANamespace { path: path.to_owned() });
+        return Err(NetlinkError::NotANamespace {
+            path: path.to_owned(),
+        });
     }
     Ok(file)
 }
@@ -45,7 +50,10 @@ where
             tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
-                .map_err(|source| NetlinkError::Namespace { path: name.clone(), source })?
+                .map_err(|source| NetlinkError::Namespace {
+                    path: name.clone(),
+                    source,
+                })?
                 .block_on(work())
         });
         // The caller may have gone; the work is done all the same.
@@ -54,11 +62,18 @@ where
     std::thread::Builder::new()
         .name("pod-netns".into())
         .spawn(body)
-        .map_err(|source| NetlinkError::Namespace { path: path.to_owned(), source })?;
-    receiver.await.map_err(|_| NetlinkError::Thread { path: path.to_owned() })?
+        .map_err(|source| NetlinkError::Namespace {
+            path: path.to_owned(),
+            source,
+        })?;
+    receiver.await.map_err(|_| NetlinkError::Thread {
+        path: path.to_owned(),
+    })?
 }
 
 fn enter(namespace: &File, path: &Path) -> Result<(), NetlinkError> {
-    setns(namespace, CloneFlags::CLONE_NEWNET)
-        .map_err(|error| NetlinkError::Namespace { path: path.to_owned(), source: error.into() })
+    setns(namespace, CloneFlags::CLONE_NEWNET).map_err(|error| NetlinkError::Namespace {
+        path: path.to_owned(),
+        source: error.into(),
+    })
 }

@@ -19,13 +19,24 @@ pub struct Uplink {
 }
 
 /// Observes only.
-pub async fn find(handle: &Handle, name: Option<&str>, node_ip: Option<Ipv4Addr>) -> Result<Uplink, NetlinkError> {
-    let addresses: Vec<AddressMessage> =
-        handle.address().get().execute().try_collect().await.map_err(failed("list", "addresses"))?;
+pub async fn find(
+    handle: &Handle,
+    name: Option<&str>,
+    node_ip: Option<Ipv4Addr>,
+) -> Result<Uplink, NetlinkError> {
+    let addresses: Vec<AddressMessage> = handle
+        .address()
+        .get()
+        .execute()
+        .try_collect()
+        .await
+        .map_err(failed("list", "addresses"))?;
     let ifindex = match (name, node_ip) {
         (Some(name), _) => {
             let link = find_link(handle, name).await?;
-            link.ok_or_else(|| NetlinkError::NoInterface(name.to_owned()))?.header.index
+            link.ok_or_else(|| NetlinkError::NoInterface(name.to_owned()))?
+                .header
+                .index
         }
         (None, Some(ip)) => addresses
             .iter()
@@ -51,10 +62,17 @@ pub async fn find(handle: &Handle, name: Option<&str>, node_ip: Option<Ipv4Addr>
             _ => {}
         }
     }
-    let on_link = addresses.iter().filter(|m| m.header.index == ifindex && m.header.scope == AddressScope::Universe);
+    let on_link = addresses
+        .iter()
+        .filter(|m| m.header.index == ifindex && m.header.scope == AddressScope::Universe);
     let held: Vec<Ipv4Addr> = on_link.filter_map(address).collect();
     let address = node_ip.filter(|ip| held.contains(ip)).or(held.first().copied());
-    Ok(Uplink { address: address.ok_or_else(|| NetlinkError::NoAddress(name.clone()))?, name, ifindex, mtu })
+    Ok(Uplink {
+        address: address.ok_or_else(|| NetlinkError::NoAddress(name.clone()))?,
+        name,
+        ifindex,
+        mtu,
+    })
 }
 
 fn address(message: &AddressMessage) -> Option<Ipv4Addr> {
@@ -65,7 +83,10 @@ fn address(message: &AddressMessage) -> Option<Ipv4Addr> {
 }
 
 async fn default_route(handle: &Handle) -> Result<u32, NetlinkError> {
-    let mut routes = handle.route().get(RouteMessageBuilder::<Ipv4Addr>::new().build()).execute();
+    let mut routes = handle
+        .route()
+        .get(RouteMessageBuilder::<Ipv4Addr>::new().build())
+        .execute();
     let mut best: Option<(u32, u32)> = None;
     while let Some(route) = routes.try_next().await.map_err(failed("list", "routes"))? {
         // 254: the main table.
@@ -86,5 +107,6 @@ async fn default_route(handle: &Handle) -> Result<u32, NetlinkError> {
             best = Some((metric, interface));
         }
     }
-    best.map(|(_, interface)| interface).ok_or(NetlinkError::NoDefaultRoute)
+    best.map(|(_, interface)| interface)
+        .ok_or(NetlinkError::NoDefaultRoute)
 }

@@ -40,18 +40,28 @@ pub async fn create(handle: &Handle, plan: &VethPlan, pod: &File) -> Result<u32,
             return Err(NetlinkError::InterfaceExists(plan.pod_interface.clone()));
         }
         Err(source) => {
-            return Err(NetlinkError::Request { action: "create veth", object: plan.host_interface.clone(), source });
+            return Err(NetlinkError::Request {
+                action: "create veth",
+                object: plan.host_interface.clone(),
+                source,
+            });
         }
     }
     let link = find_link(handle, &plan.host_interface).await?;
-    link.map(|link| link.header.index).ok_or_else(|| NetlinkError::NoInterface(plan.host_interface.clone()))
+    link.map(|link| link.header.index)
+        .ok_or_else(|| NetlinkError::NoInterface(plan.host_interface.clone()))
 }
 
 /// The host's end up, with the pod's permanent neighbour and its route in the table of pods.
 pub async fn connect_host(handle: &Handle, plan: &VethPlan, ifindex: u32) -> Result<(), NetlinkError> {
     let name = &plan.host_interface;
     let up = LinkUnspec::new_with_index(ifindex).up().build();
-    handle.link().change(up).execute().await.map_err(failed("set up", name))?;
+    handle
+        .link()
+        .change(up)
+        .execute()
+        .await
+        .map_err(failed("set up", name))?;
     handle
         .neighbours()
         .add(ifindex, IpAddr::V4(plan.address))
@@ -61,13 +71,22 @@ pub async fn connect_host(handle: &Handle, plan: &VethPlan, ifindex: u32) -> Res
         .await
         .map_err(failed("add the pod's neighbour on", name))?;
     let route = pod_route(plan.address, ifindex);
-    handle.route().add(route).replace().execute().await.map_err(failed("add the pod's route on", name))
+    handle
+        .route()
+        .add(route)
+        .replace()
+        .execute()
+        .await
+        .map_err(failed("add the pod's route on", name))
 }
 
 /// Removes the pair; routes and neighbours of the host's end go with it. Missing is success.
 pub async fn delete(handle: &Handle, host_interface: &str) -> Result<(), NetlinkError> {
-    let Some(link) = find_link(handle, host_interface).await? else { return Ok(()) };
-    tolerate_missing(handle.link().del(link.header.index).execute().await).map_err(failed("delete", host_interface))
+    let Some(link) = find_link(handle, host_interface).await? else {
+        return Ok(());
+    };
+    tolerate_missing(handle.link().del(link.header.index).execute().await)
+        .map_err(failed("delete", host_interface))
 }
 
 /// Removes the route of one host end; a newer attachment's route to the same address stays.
@@ -85,7 +104,9 @@ pub async fn list(handle: &Handle) -> Result<Vec<(String, u32)>, NetlinkError> {
             LinkAttribute::IfName(name) => Some(name.clone()),
             _ => None,
         });
-        let ours = link.attributes.contains(&LinkAttribute::Address(GATEWAY_MAC.to_vec()));
+        let ours = link
+            .attributes
+            .contains(&LinkAttribute::Address(GATEWAY_MAC.to_vec()));
         if let Some(name) = name
             && ours
             && is_host_interface(&name)
@@ -108,13 +129,20 @@ pub async fn sweep_routes(handle: &Handle, known: &[u32]) -> Result<(), NetlinkE
     let mut stale = Vec::new();
     while let Some(route) = routes.try_next().await.map_err(failed("list", "routes"))? {
         let in_table = route.attributes.contains(&RouteAttribute::Table(POD_TABLE));
-        let interface = route.attributes.iter().find_map(|a| if let RouteAttribute::Oif(i) = a { Some(*i) } else { None });
+        let interface = route.attributes.iter().find_map(|a| {
+            if let RouteAttribute::Oif(i) = a {
+                Some(*i)
+            } else {
+                None
+            }
+        });
         if in_table && interface.is_none_or(|interface| !known.contains(&interface)) {
             stale.push(route);
         }
     }
     for route in stale {
-        tolerate_missing(handle.route().del(route).execute().await).map_err(failed("delete", "a stale pod route"))?;
+        tolerate_missing(handle.route().del(route).execute().await)
+            .map_err(failed("delete", "a stale pod route"))?;
     }
     Ok(())
 }
@@ -130,7 +158,16 @@ fn pod_route(address: Ipv4Addr, ifindex: u32) -> netlink_packet_route::route::Ro
 }
 
 /// An address on a link; already there is success.
-pub async fn add_address(handle: &Handle, ifindex: u32, address: Ipv4Addr, prefix: u8) -> Result<(), NetlinkError> {
-    let result = handle.address().add(ifindex, IpAddr::V4(address), prefix).execute().await;
+pub async fn add_address(
+    handle: &Handle,
+    ifindex: u32,
+    address: Ipv4Addr,
+    prefix: u8,
+) -> Result<(), NetlinkError> {
+    let result = handle
+        .address()
+        .add(ifindex, IpAddr::V4(address), prefix)
+        .execute()
+        .await;
     tolerate_exists(result).map_err(failed("add the address", address))
 }

@@ -32,7 +32,10 @@ pub enum ClientError {
     #[error("the token is not printable text")]
     TokenText(#[source] InvalidMetadataValue),
     #[error("cannot connect to the operator at {address}")]
-    Connect { address: String, source: tonic::transport::Error },
+    Connect {
+        address: String,
+        source: tonic::transport::Error,
+    },
     #[error(transparent)]
     Session(#[from] SessionError),
 }
@@ -43,11 +46,18 @@ pub async fn run(node: Arc<Node>, locator: Locator, mut epoch: Epoch) {
     loop {
         let started = tokio::time::Instant::now();
         if let Err(error) = attempt(&node, &locator, &mut epoch).await {
-            warn!(error = &error as &dyn std::error::Error, "no stream to the operator, the data plane goes on");
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "no stream to the operator, the data plane goes on"
+            );
         } else {
             info!("the operator closed the stream");
         }
-        pause = if started.elapsed() > LONGEST_PAUSE { LEAST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
+        pause = if started.elapsed() > LONGEST_PAUSE {
+            LEAST_PAUSE
+        } else {
+            (pause * 2).min(LONGEST_PAUSE)
+        };
         tokio::time::sleep(jittered(pause)).await;
     }
 }
@@ -55,7 +65,10 @@ pub async fn run(node: Arc<Node>, locator: Locator, mut epoch: Epoch) {
 async fn attempt(node: &Arc<Node>, locator: &Locator, epoch: &mut Epoch) -> Result<(), ClientError> {
     let location = locator.locate().await?;
     let token = bearer(&node.settings.token_file)?;
-    let connect = |source| ClientError::Connect { address: location.address.clone(), source };
+    let connect = |source| ClientError::Connect {
+        address: location.address.clone(),
+        source,
+    };
     let tls = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(&location.ca_bundle))
         .domain_name(OPERATOR_TLS_NAME);
@@ -75,10 +88,13 @@ async fn attempt(node: &Arc<Node>, locator: &Locator, epoch: &mut Epoch) -> Resu
 
 /// Read again at each connect: kubelet renews the projected token.
 fn bearer(path: &std::path::Path) -> Result<MetadataValue<Ascii>, ClientError> {
-    let token =
-        std::fs::read_to_string(path).map_err(|source| ClientError::Token { path: path.to_owned(), source })?;
-    let mut value: MetadataValue<Ascii> =
-        format!("Bearer {}", token.trim()).parse().map_err(ClientError::TokenText)?;
+    let token = std::fs::read_to_string(path).map_err(|source| ClientError::Token {
+        path: path.to_owned(),
+        source,
+    })?;
+    let mut value: MetadataValue<Ascii> = format!("Bearer {}", token.trim())
+        .parse()
+        .map_err(ClientError::TokenText)?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -96,7 +112,11 @@ mod tests {
     #[test]
     fn pauses_are_jittered_within_their_bounds() {
         let pauses: Vec<_> = (0..100).map(|_| jittered(Duration::from_secs(4))).collect();
-        assert!(pauses.iter().all(|p| (Duration::from_secs(2)..=Duration::from_secs(6)).contains(p)));
+        assert!(
+            pauses
+                .iter()
+                .all(|p| (Duration::from_secs(2)..=Duration::from_secs(6)).contains(p))
+        );
         assert!(pauses.iter().any(|p| *p != pauses[0]));
     }
 }

@@ -42,15 +42,23 @@ impl Locator {
     pub async fn locate(&self) -> Result<Location, LeaseError> {
         match self {
             Self::Fixed { address, bundle } => {
-                let ca_bundle = std::fs::read_to_string(bundle)
-                    .map_err(|source| LeaseError::Bundle { path: bundle.clone(), source })?;
-                Ok(Location { address: address.clone(), ca_bundle })
+                let ca_bundle = std::fs::read_to_string(bundle).map_err(|source| LeaseError::Bundle {
+                    path: bundle.clone(),
+                    source,
+                })?;
+                Ok(Location {
+                    address: address.clone(),
+                    ca_bundle,
+                })
             }
             Self::Lease(api) => {
                 let lease = api.get(OPERATOR_LEASE).await.map_err(LeaseError::Read)?;
                 let annotations = lease.metadata.annotations.unwrap_or_default();
                 let value = |name| annotations.get(name).cloned().ok_or(LeaseError::Annotation(name));
-                Ok(Location { address: value(ADDRESS)?, ca_bundle: value(CA_BUNDLE)? })
+                Ok(Location {
+                    address: value(ADDRESS)?,
+                    ca_bundle: value(CA_BUNDLE)?,
+                })
             }
         }
     }

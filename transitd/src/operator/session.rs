@@ -49,11 +49,16 @@ pub async fn run(
             subscriptions: state
                 .subscriptions
                 .keys()
-                .map(|key| Subscribe { vni: key.vni, address: key.address.to_vec() })
+                .map(|key| Subscribe {
+                    vni: key.vni,
+                    address: key.address.to_vec(),
+                })
                 .collect(),
         };
         // The receiver lives in this function.
-        let _ = sender.send(DropletMessage { message: Some(Message::Hello(hello)) });
+        let _ = sender.send(DropletMessage {
+            message: Some(Message::Hello(hello)),
+        });
         state.outbox = Some(sender.clone());
     }
     let result = receive(node, &mut client, token, epoch, &sender, receiver).await;
@@ -75,16 +80,24 @@ async fn receive(
     let mut stream = client.connect(request).await.map_err(broken)?.into_inner();
     let mut last = 0;
     while let Some(message) = stream.message().await.map_err(broken)? {
-        let Some(operator_message::Message::Program(program)) = message.message else { continue };
+        let Some(operator_message::Message::Program(program)) = message.message else {
+            continue;
+        };
         if last == 0 && !program.snapshot {
             return Err(SessionError::NoSnapshot);
         }
         if program.sequence != last + 1 {
-            return Err(SessionError::Sequence { given: program.sequence, last });
+            return Err(SessionError::Sequence {
+                given: program.sequence,
+                last,
+            });
         }
         epoch.admit(program.epoch)?;
         last = program.sequence;
-        let ack = proto::Ack { epoch: program.epoch, sequence: program.sequence };
+        let ack = proto::Ack {
+            epoch: program.epoch,
+            sequence: program.sequence,
+        };
         debug!(
             sequence = last,
             snapshot = program.snapshot,
@@ -96,7 +109,9 @@ async fn receive(
         node.announce();
         for message in nacks.into_iter().map(Message::Nack).chain([Message::Ack(ack)]) {
             // A stream that is gone shows in the next read.
-            let _ = sender.send(DropletMessage { message: Some(message) });
+            let _ = sender.send(DropletMessage {
+                message: Some(message),
+            });
         }
     }
     Ok(())
@@ -104,7 +119,10 @@ async fn receive(
 
 /// An attachment came or went.
 pub fn attachment_change(of: &Attachment, removed: bool) -> Message {
-    Message::Attachment(proto::AttachmentChange { attachment: Some(attachment(of)), removed })
+    Message::Attachment(proto::AttachmentChange {
+        attachment: Some(attachment(of)),
+        removed,
+    })
 }
 
 fn attachment(of: &Attachment) -> proto::Attachment {

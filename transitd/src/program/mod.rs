@@ -40,12 +40,19 @@ impl Program {
     }
 
     pub fn locals(&self) -> impl Iterator<Item = &LocalEndpoint> {
-        self.rows.values().filter_map(|row| if let Row::Local(endpoint) = row { Some(endpoint) } else { None })
+        self.rows.values().filter_map(|row| {
+            if let Row::Local(endpoint) = row {
+                Some(endpoint)
+            } else {
+                None
+            }
+        })
     }
 
     /// Whether an endpoint of another VPC on this droplet has the endpoint's address.
     pub fn address_taken(&self, endpoint: &LocalEndpoint) -> bool {
-        self.locals().any(|other| other.address == endpoint.address && other.vni != endpoint.vni)
+        self.locals()
+            .any(|other| other.address == endpoint.address && other.vni != endpoint.vni)
     }
 
     /// Puts a row and tells what changes in the tables. Local rows change none here: they need an attachment.
@@ -79,8 +86,13 @@ impl Program {
     /// Takes a row away and tells what changes in the tables.
     pub fn delete(&mut self, key: &RowKey) -> Vec<Change> {
         self.forget_pod(key);
-        let Some(row) = self.rows.remove(key) else { return Vec::new() };
-        row.table_rows().into_iter().map(|(table_key, _)| self.withdraw(key, table_key)).collect()
+        let Some(row) = self.rows.remove(key) else {
+            return Vec::new();
+        };
+        row.table_rows()
+            .into_iter()
+            .map(|(table_key, _)| self.withdraw(key, table_key))
+            .collect()
     }
 
     /// Every table row that some row asks for.
@@ -97,7 +109,9 @@ impl Program {
     }
 
     fn withdraw(&mut self, key: &RowKey, table_key: TableKey) -> Change {
-        let Some(contributions) = self.contributions.get_mut(&table_key) else { return (table_key, None) };
+        let Some(contributions) = self.contributions.get_mut(&table_key) else {
+            return (table_key, None);
+        };
         contributions.remove(key);
         let left = contributions.values().next().copied();
         if left.is_none() {
@@ -129,18 +143,33 @@ mod tests {
 
     fn vpc(cidrs: &[&str]) -> proto::row::Row {
         let cidrs = cidrs.iter().map(ToString::to_string).collect();
-        proto::row::Row::Vpc(proto::VpcRow { vni: 7, cidrs, dividers: vec![vec![1, 1, 1, 1]], ..Default::default() })
+        proto::row::Row::Vpc(proto::VpcRow {
+            vni: 7,
+            cidrs,
+            dividers: vec![vec![1, 1, 1, 1]],
+            ..Default::default()
+        })
     }
 
     fn network(cidrs: &[&str]) -> proto::row::Row {
         let cidrs = cidrs.iter().map(ToString::to_string).collect();
         let bouncers = vec![vec![2, 2, 2, 2]];
-        proto::row::Row::Network(proto::NetworkRow { vni: 7, network: 5, cidrs, bouncers, bouncer_here: true })
+        proto::row::Row::Network(proto::NetworkRow {
+            vni: 7,
+            network: 5,
+            cidrs,
+            bouncers,
+            bouncer_here: true,
+        })
     }
 
     fn subnet(a: u8, b: u8, prefix: u8) -> TableKey {
         let address = std::net::Ipv4Addr::new(10, a, b, 0).to_ipv6_mapped().octets();
-        TableKey::Subnet { vni: 7, address, prefix: 96 + prefix }
+        TableKey::Subnet {
+            vni: 7,
+            address,
+            prefix: 96 + prefix,
+        }
     }
 
     fn network_of(tables: &HashMap<TableKey, TableEntry>, key: TableKey) -> Option<u32> {
@@ -163,7 +192,10 @@ mod tests {
                 apply(&mut program, &mut tables, row);
             }
             assert_eq!(network_of(&tables, subnet(0, 0, 16)), Some(5));
-            settle(&mut tables, program.delete(&RowKey::Network { vni: 7, network: 5 }));
+            settle(
+                &mut tables,
+                program.delete(&RowKey::Network { vni: 7, network: 5 }),
+            );
             assert_eq!(network_of(&tables, subnet(0, 0, 16)), Some(0));
             settle(&mut tables, program.delete(&RowKey::Vpc(7)));
             assert!(tables.is_empty(), "{tables:?}");
@@ -173,7 +205,11 @@ mod tests {
     #[test]
     fn a_cidr_that_left_a_network_leaves_the_tables() {
         let (mut program, mut tables) = (Program::default(), HashMap::new());
-        apply(&mut program, &mut tables, network(&["10.0.1.0/24", "10.0.2.0/24"]));
+        apply(
+            &mut program,
+            &mut tables,
+            network(&["10.0.1.0/24", "10.0.2.0/24"]),
+        );
         apply(&mut program, &mut tables, network(&["10.0.2.0/24"]));
         assert_eq!(network_of(&tables, subnet(0, 1, 24)), None);
         assert_eq!(network_of(&tables, subnet(0, 2, 24)), Some(5));
@@ -183,14 +219,20 @@ mod tests {
     fn the_same_row_twice_changes_nothing() {
         let (mut program, mut tables) = (Program::default(), HashMap::new());
         apply(&mut program, &mut tables, vpc(&["10.0.0.0/16"]));
-        let row = Row::try_from(proto::Row { row: Some(vpc(&["10.0.0.0/16"])) }).unwrap();
+        let row = Row::try_from(proto::Row {
+            row: Some(vpc(&["10.0.0.0/16"])),
+        })
+        .unwrap();
         assert!(program.upsert(row).is_empty());
     }
 
     #[test]
     fn a_pods_endpoint_is_found_by_its_uid_until_its_row_goes() {
         let local = |uid: &str, last| {
-            let address = std::net::Ipv4Addr::new(10, 0, 1, last).to_ipv6_mapped().octets().to_vec();
+            let address = std::net::Ipv4Addr::new(10, 0, 1, last)
+                .to_ipv6_mapped()
+                .octets()
+                .to_vec();
             let row = proto::LocalRow {
                 vni: 7,
                 address,
@@ -201,7 +243,10 @@ mod tests {
                 pod_uid: uid.into(),
                 ..Default::default()
             };
-            Row::try_from(proto::Row { row: Some(proto::row::Row::Local(row)) }).unwrap()
+            Row::try_from(proto::Row {
+                row: Some(proto::row::Row::Local(row)),
+            })
+            .unwrap()
         };
         let mut program = Program::default();
         assert!(program.upsert(local("a", 5)).is_empty());

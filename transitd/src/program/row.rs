@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::Ipv4Net;
 use thiserror::Error;
 use thuban_common::tables::{
-    Address, DropletAddress, DropletEntry, EndpointKey, MAX_MEMBERS, Members, RemoteEntry, SUBNET_BOUNCER_HERE,
-    SubnetEntry, VPC_DIVIDER_HERE, VPC_HOST_ACCESS, VpcEntry,
+    Address, DropletAddress, DropletEntry, EndpointKey, MAX_MEMBERS, Members, RemoteEntry,
+    SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VPC_HOST_ACCESS, VpcEntry,
 };
 use thuban_proto::transit as proto;
 
@@ -43,13 +43,35 @@ pub struct LocalEndpoint {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Row {
     Droplet(DropletAddress),
-    Vpc { vni: u32, cidrs: Vec<Ipv4Net>, entry: VpcEntry },
-    Network { vni: u32, network: u32, cidrs: Vec<Ipv4Net>, entry: SubnetEntry },
+    Vpc {
+        vni: u32,
+        cidrs: Vec<Ipv4Net>,
+        entry: VpcEntry,
+    },
+    Network {
+        vni: u32,
+        network: u32,
+        cidrs: Vec<Ipv4Net>,
+        entry: SubnetEntry,
+    },
     Local(LocalEndpoint),
-    Bouncer { key: EndpointKey, droplet: DropletAddress },
-    Direct { key: EndpointKey, droplet: DropletAddress },
-    Forward { key: EndpointKey, droplet: DropletAddress },
-    Refused { pod_uid: String, reason: String, message: String },
+    Bouncer {
+        key: EndpointKey,
+        droplet: DropletAddress,
+    },
+    Direct {
+        key: EndpointKey,
+        droplet: DropletAddress,
+    },
+    Forward {
+        key: EndpointKey,
+        droplet: DropletAddress,
+    },
+    Refused {
+        pod_uid: String,
+        reason: String,
+        message: String,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -57,7 +79,10 @@ pub enum InvalidRow {
     #[error("a row or key of a kind that this transitd does not know")]
     UnknownKind,
     #[error("{field}: expected {expected}")]
-    Field { field: &'static str, expected: &'static str },
+    Field {
+        field: &'static str,
+        expected: &'static str,
+    },
 }
 
 impl TryFrom<proto::Row> for Row {
@@ -70,26 +95,49 @@ impl TryFrom<proto::Row> for Row {
             Kind::Vpc(row) => {
                 let flag = |on, bit| if on { bit } else { 0 };
                 let flags = flag(row.divider_here, VPC_DIVIDER_HERE) | flag(row.host_access, VPC_HOST_ACCESS);
-                let entry = VpcEntry { flags, dividers: members(&row.dividers)? };
-                Self::Vpc { vni: vni(row.vni)?, cidrs: cidrs(&row.cidrs)?, entry }
+                let entry = VpcEntry {
+                    flags,
+                    dividers: members(&row.dividers)?,
+                };
+                Self::Vpc {
+                    vni: vni(row.vni)?,
+                    cidrs: cidrs(&row.cidrs)?,
+                    entry,
+                }
             }
             Kind::Network(row) => {
                 let network = network(row.network)?;
                 let flags = if row.bouncer_here { SUBNET_BOUNCER_HERE } else { 0 };
-                let entry = SubnetEntry { network, flags, bouncers: members(&row.bouncers)? };
-                Self::Network { vni: vni(row.vni)?, network, cidrs: cidrs(&row.cidrs)?, entry }
+                let entry = SubnetEntry {
+                    network,
+                    flags,
+                    bouncers: members(&row.bouncers)?,
+                };
+                Self::Network {
+                    vni: vni(row.vni)?,
+                    network,
+                    cidrs: cidrs(&row.cidrs)?,
+                    entry,
+                }
             }
             Kind::Local(row) => Self::Local(local(row)?),
-            Kind::Bouncer(row) => {
-                Self::Bouncer { key: key(row.vni, &row.address)?, droplet: droplet(&row.droplet)? }
-            }
-            Kind::Direct(row) => Self::Direct { key: key(row.vni, &row.address)?, droplet: droplet(&row.droplet)? },
-            Kind::Forward(row) => {
-                Self::Forward { key: key(row.vni, &row.address)?, droplet: droplet(&row.droplet)? }
-            }
-            Kind::Refused(row) => {
-                Self::Refused { pod_uid: pod_uid(row.pod_uid)?, reason: row.reason, message: row.message }
-            }
+            Kind::Bouncer(row) => Self::Bouncer {
+                key: key(row.vni, &row.address)?,
+                droplet: droplet(&row.droplet)?,
+            },
+            Kind::Direct(row) => Self::Direct {
+                key: key(row.vni, &row.address)?,
+                droplet: droplet(&row.droplet)?,
+            },
+            Kind::Forward(row) => Self::Forward {
+                key: key(row.vni, &row.address)?,
+                droplet: droplet(&row.droplet)?,
+            },
+            Kind::Refused(row) => Self::Refused {
+                pod_uid: pod_uid(row.pod_uid)?,
+                reason: row.reason,
+                message: row.message,
+            },
         })
     }
 }
@@ -99,31 +147,68 @@ impl Row {
         match self {
             Self::Droplet(address) => RowKey::Droplet(*address),
             Self::Vpc { vni, .. } => RowKey::Vpc(*vni),
-            Self::Network { vni, network, .. } => RowKey::Network { vni: *vni, network: *network },
-            Self::Local(e) => RowKey::Local { vni: e.vni, address: e.address.to_ipv6_mapped().octets() },
-            Self::Bouncer { key, .. } => RowKey::Bouncer { vni: key.vni, address: key.address },
-            Self::Direct { key, .. } => RowKey::Direct { vni: key.vni, address: key.address },
-            Self::Forward { key, .. } => RowKey::Forward { vni: key.vni, address: key.address },
+            Self::Network { vni, network, .. } => RowKey::Network {
+                vni: *vni,
+                network: *network,
+            },
+            Self::Local(e) => RowKey::Local {
+                vni: e.vni,
+                address: e.address.to_ipv6_mapped().octets(),
+            },
+            Self::Bouncer { key, .. } => RowKey::Bouncer {
+                vni: key.vni,
+                address: key.address,
+            },
+            Self::Direct { key, .. } => RowKey::Direct {
+                vni: key.vni,
+                address: key.address,
+            },
+            Self::Forward { key, .. } => RowKey::Forward {
+                vni: key.vni,
+                address: key.address,
+            },
             Self::Refused { pod_uid, .. } => RowKey::Refused(pod_uid.clone()),
         }
     }
 
     /// What the row asks of the tables by itself.
     pub fn table_rows(&self) -> Vec<(TableKey, TableEntry)> {
-        let remote = |droplet: &DropletAddress| TableEntry::Remote(RemoteEntry { droplet: *droplet, used: 0 });
+        let remote = |droplet: &DropletAddress| {
+            TableEntry::Remote(RemoteEntry {
+                droplet: *droplet,
+                used: 0,
+            })
+        };
         match self {
             Self::Droplet(address) => {
-                vec![(TableKey::Droplet(*address), TableEntry::Droplet(DropletEntry { flags: 0 }))]
+                vec![(
+                    TableKey::Droplet(*address),
+                    TableEntry::Droplet(DropletEntry { flags: 0 }),
+                )]
             }
             Self::Vpc { vni, cidrs, entry } => {
-                let own = SubnetEntry { network: 0, flags: 0, bouncers: Members { count: 0, droplets: [[0; 4]; MAX_MEMBERS] } };
+                let own = SubnetEntry {
+                    network: 0,
+                    flags: 0,
+                    bouncers: Members {
+                        count: 0,
+                        droplets: [[0; 4]; MAX_MEMBERS],
+                    },
+                };
                 let mut rows = vec![(TableKey::Vpc(*vni), TableEntry::Vpc(*entry))];
-                rows.extend(cidrs.iter().map(|cidr| (subnet(*vni, *cidr), TableEntry::Subnet(own))));
+                rows.extend(
+                    cidrs
+                        .iter()
+                        .map(|cidr| (subnet(*vni, *cidr), TableEntry::Subnet(own))),
+                );
                 rows
             }
-            Self::Network { vni, cidrs, entry, .. } => {
-                cidrs.iter().map(|cidr| (subnet(*vni, *cidr), TableEntry::Subnet(*entry))).collect()
-            }
+            Self::Network {
+                vni, cidrs, entry, ..
+            } => cidrs
+                .iter()
+                .map(|cidr| (subnet(*vni, *cidr), TableEntry::Subnet(*entry)))
+                .collect(),
             Self::Bouncer { key, droplet } => vec![(TableKey::Bouncer(*key), remote(droplet))],
             Self::Direct { key, droplet } => vec![(TableKey::Direct(*key), remote(droplet))],
             Self::Forward { key, droplet } => vec![(TableKey::Forward(*key), remote(droplet))],
@@ -141,7 +226,10 @@ impl TryFrom<&proto::RowKey> for RowKey {
         Ok(match row_key.key.as_ref().ok_or(InvalidRow::UnknownKind)? {
             Key::Droplet(address) => Self::Droplet(droplet(address)?),
             Key::Vpc(number) => Self::Vpc(vni(*number)?),
-            Key::Network(k) => Self::Network { vni: vni(k.vni)?, network: network(k.network)? },
+            Key::Network(k) => Self::Network {
+                vni: vni(k.vni)?,
+                network: network(k.network)?,
+            },
             Key::Local(k) => pair(k).map(|(vni, address)| Self::Local { vni, address })?,
             Key::Bouncer(k) => pair(k).map(|(vni, address)| Self::Bouncer { vni, address })?,
             Key::Direct(k) => pair(k).map(|(vni, address)| Self::Direct { vni, address })?,
@@ -155,11 +243,17 @@ impl TryFrom<&proto::RowKey> for RowKey {
 pub fn proto_key(row: &proto::Row) -> Option<proto::RowKey> {
     use proto::row::Row as Kind;
     use proto::row_key::Key;
-    let pair = |vni: u32, address: &[u8]| proto::AddressKey { vni, address: address.to_vec() };
+    let pair = |vni: u32, address: &[u8]| proto::AddressKey {
+        vni,
+        address: address.to_vec(),
+    };
     let key = match row.row.as_ref()? {
         Kind::Droplet(r) => Key::Droplet(r.address.clone()),
         Kind::Vpc(r) => Key::Vpc(r.vni),
-        Kind::Network(r) => Key::Network(proto::NetworkKey { vni: r.vni, network: r.network }),
+        Kind::Network(r) => Key::Network(proto::NetworkKey {
+            vni: r.vni,
+            network: r.network,
+        }),
         Kind::Local(r) => Key::Local(pair(r.vni, &r.address)),
         Kind::Bouncer(r) => Key::Bouncer(pair(r.vni, &r.address)),
         Kind::Direct(r) => Key::Direct(pair(r.vni, &r.address)),
@@ -175,22 +269,32 @@ fn local(row: proto::LocalRow) -> Result<LocalEndpoint, InvalidRow> {
     let address = Ipv6Addr::from(key.address)
         .to_ipv4_mapped()
         .filter(|a| !a.is_unspecified() && !a.is_multicast() && !a.is_broadcast())
-        .ok_or(InvalidRow::Field { field: "local.address", expected: unicast })?;
-    let prefix_length = u8::try_from(row.prefix_length).ok().filter(|p| (1..=32).contains(p));
+        .ok_or(InvalidRow::Field {
+            field: "local.address",
+            expected: unicast,
+        })?;
+    let prefix_length = u8::try_from(row.prefix_length)
+        .ok()
+        .filter(|p| (1..=32).contains(p));
     let mac: Option<[u8; 6]> = row.mac.as_slice().try_into().ok();
     Ok(LocalEndpoint {
         vni: key.vni,
         address,
         network: network(row.network)?,
-        prefix_length: prefix_length
-            .ok_or(InvalidRow::Field { field: "local.prefix_length", expected: "1 to 32" })?,
-        gateway: row
-            .gateway
-            .parse()
-            .map_err(|_| InvalidRow::Field { field: "local.gateway", expected: "an IPv4 address" })?,
+        prefix_length: prefix_length.ok_or(InvalidRow::Field {
+            field: "local.prefix_length",
+            expected: "1 to 32",
+        })?,
+        gateway: row.gateway.parse().map_err(|_| InvalidRow::Field {
+            field: "local.gateway",
+            expected: "an IPv4 address",
+        })?,
         mac: mac
             .filter(|mac| mac[0] & 1 == 0 && *mac != [0; 6])
-            .ok_or(InvalidRow::Field { field: "local.mac", expected: "6 bytes, a unicast MAC address" })?,
+            .ok_or(InvalidRow::Field {
+                field: "local.mac",
+                expected: "6 bytes, a unicast MAC address",
+            })?,
         pod_uid: pod_uid(row.pod_uid)?,
         vpc_name: row.vpc_name,
         network_name: row.network_name,
@@ -200,38 +304,58 @@ fn local(row: proto::LocalRow) -> Result<LocalEndpoint, InvalidRow> {
 
 fn pod_uid(uid: String) -> Result<String, InvalidRow> {
     if uid.is_empty() {
-        return Err(InvalidRow::Field { field: "pod_uid", expected: "the pod's UID" });
+        return Err(InvalidRow::Field {
+            field: "pod_uid",
+            expected: "the pod's UID",
+        });
     }
     Ok(uid)
 }
 
 fn vni(vni: u32) -> Result<u32, InvalidRow> {
     if vni == 0 || vni >= 1 << 24 {
-        return Err(InvalidRow::Field { field: "vni", expected: "1 to 16777215" });
+        return Err(InvalidRow::Field {
+            field: "vni",
+            expected: "1 to 16777215",
+        });
     }
     Ok(vni)
 }
 
 fn network(network: u32) -> Result<u32, InvalidRow> {
     if network == 0 {
-        return Err(InvalidRow::Field { field: "network", expected: "a network's id, not 0" });
+        return Err(InvalidRow::Field {
+            field: "network",
+            expected: "a network's id, not 0",
+        });
     }
     Ok(network)
 }
 
 fn droplet(address: &[u8]) -> Result<DropletAddress, InvalidRow> {
-    address.try_into().map_err(|_| InvalidRow::Field { field: "droplet", expected: "an IPv4 address of 4 bytes" })
+    address.try_into().map_err(|_| InvalidRow::Field {
+        field: "droplet",
+        expected: "an IPv4 address of 4 bytes",
+    })
 }
 
 fn key(number: u32, address: &[u8]) -> Result<EndpointKey, InvalidRow> {
-    let address =
-        address.try_into().map_err(|_| InvalidRow::Field { field: "address", expected: "an address of 16 bytes" })?;
-    Ok(EndpointKey { vni: vni(number)?, address })
+    let address = address.try_into().map_err(|_| InvalidRow::Field {
+        field: "address",
+        expected: "an address of 16 bytes",
+    })?;
+    Ok(EndpointKey {
+        vni: vni(number)?,
+        address,
+    })
 }
 
 fn members(list: &[Vec<u8>]) -> Result<Members, InvalidRow> {
     if list.len() > MAX_MEMBERS {
-        return Err(InvalidRow::Field { field: "members", expected: "at most 8 droplets" });
+        return Err(InvalidRow::Field {
+            field: "members",
+            expected: "at most 8 droplets",
+        });
     }
     let mut droplets = [[0; 4]; MAX_MEMBERS];
     for (slot, address) in droplets.iter_mut().zip(list) {
@@ -239,7 +363,10 @@ fn members(list: &[Vec<u8>]) -> Result<Members, InvalidRow> {
     }
     // Every droplet must rank the same list.
     droplets[..list.len()].sort_unstable();
-    Ok(Members { count: list.len() as u32, droplets })
+    Ok(Members {
+        count: list.len() as u32,
+        droplets,
+    })
 }
 
 fn cidrs(list: &[String]) -> Result<Vec<Ipv4Net>, InvalidRow> {
@@ -249,11 +376,18 @@ fn cidrs(list: &[String]) -> Result<Vec<Ipv4Net>, InvalidRow> {
             text.parse::<Ipv4Net>()
                 .ok()
                 .filter(|cidr| cidr.addr() == cidr.network())
-                .ok_or(InvalidRow::Field { field: "cidrs", expected })
+                .ok_or(InvalidRow::Field {
+                    field: "cidrs",
+                    expected,
+                })
         })
         .collect()
 }
 
 fn subnet(vni: u32, cidr: Ipv4Net) -> TableKey {
-    TableKey::Subnet { vni, address: cidr.network().to_ipv6_mapped().octets(), prefix: 96 + cidr.prefix_len() }
+    TableKey::Subnet {
+        vni,
+        address: cidr.network().to_ipv6_mapped().octets(),
+        prefix: 96 + cidr.prefix_len(),
+    }
 }

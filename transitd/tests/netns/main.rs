@@ -4,6 +4,7 @@
 //! and files when it is dropped, also after a failure.
 
 mod attach;
+mod hooks;
 mod operator;
 mod program;
 mod restart;

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use thuban_proto::OPERATOR_TLS_NAME;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_server::{Transit, TransitServer};
-use thuban_proto::transit::{DropletMessage, Hello, OperatorMessage, Program, Row, RowKey, operator_message, row};
+use thuban_proto::transit::{
+    DropletMessage, Hello, OperatorMessage, Program, Row, RowKey, operator_message, row,
+};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt};
@@ -42,9 +44,17 @@ impl Operator {
         let ca = directory.join("ca.pem");
         std::fs::write(&ca, &certificate).unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let shared = Arc::new(Mutex::new(Shared { rows, epoch: 1, ..Default::default() }));
+        let shared = Arc::new(Mutex::new(Shared {
+            rows,
+            epoch: 1,
+            ..Default::default()
+        }));
         let service = TransitServer::new(Service(Arc::clone(&shared)));
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
         listener.set_nonblocking(true).unwrap();
         runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
@@ -56,7 +66,12 @@ impl Operator {
                 .await
                 .unwrap();
         });
-        Self { shared, address, ca, runtime: Some(runtime) }
+        Self {
+            shared,
+            address,
+            ca,
+            runtime: Some(runtime),
+        }
     }
 
     /// Sends a delta and remembers it for later snapshots. Answers its sequence.
@@ -67,14 +82,27 @@ impl Operator {
         let (sender, sequence) = shared.stream.as_mut().expect("no stream");
         *sequence += 1;
         let upserts = upserts.into_iter().map(|row| Row { row: Some(row) }).collect();
-        let program = Program { epoch, sequence: *sequence, snapshot: false, upserts, deletes };
-        sender.send(Ok(OperatorMessage { message: Some(operator_message::Message::Program(program)) })).unwrap();
+        let program = Program {
+            epoch,
+            sequence: *sequence,
+            snapshot: false,
+            upserts,
+            deletes,
+        };
+        sender
+            .send(Ok(OperatorMessage {
+                message: Some(operator_message::Message::Program(program)),
+            }))
+            .unwrap();
         *sequence
     }
 
     pub fn push_and_wait(&self, upserts: Vec<row::Row>, deletes: Vec<RowKey>) {
         let sequence = self.push(upserts, deletes);
-        self.wait_for("the ack of a delta", |m| matches!(m, Message::Ack(ack) if ack.sequence >= sequence));
+        self.wait_for(
+            "the ack of a delta",
+            |m| matches!(m, Message::Ack(ack) if ack.sequence >= sequence),
+        );
     }
 
     /// The first received message that fits, or a panic after a while.
@@ -94,8 +122,20 @@ impl Operator {
     }
 
     pub fn hellos(&self) -> Vec<Hello> {
-        let hello = |m: &Message| if let Message::Hello(hello) = m { Some(hello.clone()) } else { None };
-        self.shared.lock().unwrap().received.iter().filter_map(hello).collect()
+        let hello = |m: &Message| {
+            if let Message::Hello(hello) = m {
+                Some(hello.clone())
+            } else {
+                None
+            }
+        };
+        self.shared
+            .lock()
+            .unwrap()
+            .received
+            .iter()
+            .filter_map(hello)
+            .collect()
     }
 
     pub fn forget_received(&self) {
@@ -125,16 +165,33 @@ impl Transit for Service {
         &self,
         request: Request<Streaming<DropletMessage>>,
     ) -> Result<Response<Self::ConnectStream>, Status> {
-        let token = request.metadata().get("authorization").map(|v| v.to_str().unwrap().to_owned());
+        let token = request
+            .metadata()
+            .get("authorization")
+            .map(|v| v.to_str().unwrap().to_owned());
         let mut inbound = request.into_inner();
         let (sender, receiver) = mpsc::unbounded_channel();
         let shared = Arc::clone(&self.0);
         {
             let mut shared = shared.lock().unwrap();
             shared.tokens.extend(token);
-            let upserts = shared.rows.iter().map(|row| Row { row: Some(row.clone()) }).collect();
-            let program = Program { epoch: shared.epoch, sequence: 1, snapshot: true, upserts, deletes: vec![] };
-            let message = OperatorMessage { message: Some(operator_message::Message::Program(program)) };
+            let upserts = shared
+                .rows
+                .iter()
+                .map(|row| Row {
+                    row: Some(row.clone()),
+                })
+                .collect();
+            let program = Program {
+                epoch: shared.epoch,
+                sequence: 1,
+                snapshot: true,
+                upserts,
+                deletes: vec![],
+            };
+            let message = OperatorMessage {
+                message: Some(operator_message::Message::Program(program)),
+            };
             sender.send(Ok(message)).unwrap();
             shared.stream = Some((sender, 1));
         }

@@ -41,7 +41,12 @@ fn traffic_flows_on_while_transitd_is_away_and_comes_back() {
 fn rows_that_the_new_snapshot_lacks_go_and_the_others_stay() {
     let mut rig = rig();
     rig.kill();
-    rig.operator.shared.lock().unwrap().rows.retain(|row| *row != local(7, "p2", 6));
+    rig.operator
+        .shared
+        .lock()
+        .unwrap()
+        .rows
+        .retain(|row| *row != local(7, "p2", 6));
     rig.start();
     rig.operator.wait_for_ack();
     assert_eq!(rig.rows("LOCAL_ENDPOINTS").len(), 1);
@@ -62,7 +67,11 @@ fn a_veth_without_its_file_is_removed_at_start_and_a_torn_file_stops_nothing() {
     assert!(rig.log().contains("p2_eth0.json"), "the torn file is named");
     assert_eq!(rig.del("p1"), None);
     assert_eq!(rig.del("p2"), None);
-    let left: Vec<String> = rig.traces().into_iter().filter(|trace| !trace.contains("p2_eth0.torn")).collect();
+    let left: Vec<String> = rig
+        .traces()
+        .into_iter()
+        .filter(|trace| !trace.contains("p2_eth0.torn"))
+        .collect();
     assert_eq!(left, Vec::<String>::new());
 }
 
@@ -73,7 +82,8 @@ fn the_conflist_comes_with_the_first_snapshot_and_the_binary_before() {
     std::fs::write(rig.directory.join("state/epoch"), "1").unwrap();
     rig.start();
     // The operator's epoch is too low: no snapshot is applied.
-    rig.operator.wait_for("a hello", |m| matches!(m, Message::Hello(_)));
+    rig.operator
+        .wait_for("a hello", |m| matches!(m, Message::Hello(_)));
     std::thread::sleep(Duration::from_millis(500));
     assert!(rig.directory.join("bin/thuban").exists());
     assert!(!rig.directory.join("conf/05-thuban.conflist").exists());
@@ -81,8 +91,13 @@ fn the_conflist_comes_with_the_first_snapshot_and_the_binary_before() {
     assert!(rig.log().contains("epoch 0 is lower than 1"), "{}", rig.log());
     rig.operator.shared.lock().unwrap().epoch = 2;
     rig.operator.hang_up();
-    eventually("the conflist is written", || rig.directory.join("conf/05-thuban.conflist").exists());
-    assert_eq!(std::fs::read_to_string(rig.directory.join("state/epoch")).unwrap(), "2");
+    eventually("the conflist is written", || {
+        rig.directory.join("conf/05-thuban.conflist").exists()
+    });
+    assert_eq!(
+        std::fs::read_to_string(rig.directory.join("state/epoch")).unwrap(),
+        "2"
+    );
 }
 
 #[test]
@@ -92,11 +107,17 @@ fn a_pinned_map_of_another_shape_is_refused_loudly() {
     std::fs::create_dir_all(&maps).unwrap();
     let made = Command::new("bpftool")
         .args(["map", "create", &maps.join("VPCS").display().to_string()])
-        .args(["type", "hash", "key", "4", "value", "8", "entries", "16384", "name", "VPCS", "flags", "1"])
+        .args([
+            "type", "hash", "key", "4", "value", "8", "entries", "16384", "name", "VPCS", "flags", "1",
+        ])
         .status()
         .unwrap();
     assert!(made.success());
     rig.start();
     assert_eq!(rig.wait_for_exit(), Some(1));
-    assert!(rig.log().contains("the value's size is 8, expected 40"), "{}", rig.log());
+    assert!(
+        rig.log().contains("the value's size is 8, expected 40"),
+        "{}",
+        rig.log()
+    );
 }

@@ -32,7 +32,9 @@ pub struct Rig {
 
 /// VPCs 7 and 8, each 10.0.0.0/16, network 10.0.1.0/24; this droplet has every role.
 pub fn base_rows() -> Vec<Row> {
-    let mut rows = vec![Row::Droplet(DropletRow { address: NODE.to_vec() })];
+    let mut rows = vec![Row::Droplet(DropletRow {
+        address: NODE.to_vec(),
+    })];
     for vni in [7, 8] {
         rows.push(Row::Vpc(VpcRow {
             vni,
@@ -86,14 +88,21 @@ impl Rig {
     /// A node without a daemon.
     pub fn prepare(rows: Vec<Row>) -> Self {
         assert!(nix::unistd::Uid::effective().is_root(), "these tests need root");
-        let name = format!("thd{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "thd{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let directory = std::env::temp_dir().join(&name);
         for part in ["bpf", "state", "run", "bin", "conf"] {
             std::fs::create_dir_all(directory.join(part)).unwrap();
         }
         std::fs::write(directory.join("token"), "a-token\n").unwrap();
         std::fs::write(directory.join("plugin"), "#!/bin/sh\n").unwrap();
-        sh(&format!("mount -t bpf {name} {}", directory.join("bpf").display()));
+        sh(&format!(
+            "mount -t bpf {name} {}",
+            directory.join("bpf").display()
+        ));
         let node = format!("{name}-n");
         sh(&format!("ip netns add {node} && ip -n {node} link set lo up"));
         sh(&format!(
@@ -105,7 +114,14 @@ impl Rig {
         let listener = in_namespace(&node, || std::net::TcpListener::bind("127.0.0.1:0").unwrap());
         let operator = Operator::start(listener, &directory, rows);
         let namespaces = vec![node, format!("{name}-u")];
-        Self { name, directory, operator, flags: vec![], namespaces, daemon: None }
+        Self {
+            name,
+            directory,
+            operator,
+            flags: vec![],
+            namespaces,
+            daemon: None,
+        }
     }
 
     pub fn node(&self) -> &str {
@@ -115,18 +131,52 @@ impl Rig {
     pub fn start(&mut self) {
         self.operator.forget_received();
         let path = |part: &str| self.directory.join(part).display().to_string();
-        let log = File::options().create(true).append(true).open(self.directory.join("log")).unwrap();
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.directory.join("log"))
+            .unwrap();
         let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bpf/thuban-programs.o");
-        assert!(programs.exists(), "build the programs first: cargo xtask build-ebpf");
+        assert!(
+            programs.exists(),
+            "build the programs first: cargo xtask build-ebpf"
+        );
         let mut command = Command::new("nsenter");
         command
             .arg(format!("--net=/run/netns/{}", self.node()))
             .arg(env!("CARGO_BIN_EXE_transitd"))
-            .args(["run", "--node-name", "node-t", "--node-ip", "192.0.2.1", "--add-deadline", "3", "--scan-interval", "1"])
-            .args(["--programs", &programs.display().to_string(), "--bpffs", &path("bpf")])
+            .args([
+                "run",
+                "--node-name",
+                "node-t",
+                "--node-ip",
+                "192.0.2.1",
+                "--add-deadline",
+                "3",
+                "--scan-interval",
+                "1",
+            ])
+            .args([
+                "--programs",
+                &programs.display().to_string(),
+                "--bpffs",
+                &path("bpf"),
+            ])
             .args(["--state-dir", &path("state"), "--socket", &path("run/cni.sock")])
-            .args(["--cni-binary", &path("plugin"), "--cni-bin-dir", &path("bin"), "--cni-conf-dir", &path("conf")])
-            .args(["--operator-address", &self.operator.address, "--operator-ca", &self.operator.ca.display().to_string()])
+            .args([
+                "--cni-binary",
+                &path("plugin"),
+                "--cni-bin-dir",
+                &path("bin"),
+                "--cni-conf-dir",
+                &path("conf"),
+            ])
+            .args([
+                "--operator-address",
+                &self.operator.address,
+                "--operator-ca",
+                &self.operator.ca.display().to_string(),
+            ])
             .args(["--token-file", &path("token")])
             .args(&self.flags)
             .env("RUST_BACKTRACE", "0")
@@ -177,7 +227,11 @@ impl Rig {
             pod_name: pod_uid.into(),
             pod_uid: pod_uid.into(),
         };
-        match self.call(async |mut client| client.add(request).await.unwrap().into_inner()).result.unwrap() {
+        match self
+            .call(async |mut client| client.add(request).await.unwrap().into_inner())
+            .result
+            .unwrap()
+        {
             add_reply::Result::Attached(attached) => Ok(attached),
             add_reply::Result::Error(error) => Err(error),
         }
@@ -186,24 +240,38 @@ impl Rig {
     /// A pod with its namespace, attached; the container is named as the pod.
     pub fn add_pod(&mut self, uid: &str) -> Attached {
         let netns = self.pod_namespace(uid);
-        self.add(uid, uid, &netns).unwrap_or_else(|error| panic!("{error:?}\n{}", self.log()))
+        self.add(uid, uid, &netns)
+            .unwrap_or_else(|error| panic!("{error:?}\n{}", self.log()))
     }
 
     pub fn del(&self, container: &str) -> Option<CniError> {
-        let request = DelRequest { container_id: container.into(), netns: String::new(), ifname: "eth0".into() };
-        self.call(async |mut client| client.del(request).await.unwrap().into_inner()).error
+        let request = DelRequest {
+            container_id: container.into(),
+            netns: String::new(),
+            ifname: "eth0".into(),
+        };
+        self.call(async |mut client| client.del(request).await.unwrap().into_inner())
+            .error
     }
 
     fn call<T>(&self, call: impl AsyncFnOnce(CniClient<tonic::transport::Channel>) -> T) -> T {
         let socket = self.directory.join("run/cni.sock");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         runtime.block_on(async {
             let connector = tower::service_fn(move |_: Uri| {
                 let socket = socket.clone();
                 async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
             });
-            let channel = Endpoint::from_static("http://transitd").connect_with_connector(connector).await;
-            call(CniClient::new(channel.unwrap_or_else(|e| panic!("{e}\n{}", self.log())))).await
+            let channel = Endpoint::from_static("http://transitd")
+                .connect_with_connector(connector)
+                .await;
+            call(CniClient::new(
+                channel.unwrap_or_else(|e| panic!("{e}\n{}", self.log())),
+            ))
+            .await
         })
     }
 
@@ -216,7 +284,9 @@ impl Rig {
 
     /// Runs in a pod's namespace; answers whether it succeeded.
     pub fn in_pod(&self, pod: &str, command: &str) -> bool {
-        self.try_in(&format!("{}-{pod}", self.name), command).status.success()
+        self.try_in(&format!("{}-{pod}", self.name), command)
+            .status
+            .success()
     }
 
     pub fn in_pod_text(&self, pod: &str, command: &str) -> String {
@@ -225,12 +295,24 @@ impl Rig {
 
     /// Whether both of two echo requests of the pod are answered.
     pub fn ping(&self, pod: &str, address: &str) -> bool {
-        ping(&format!("{}-{pod}", self.name), None, address, 2, Duration::from_millis(100)) == 2
+        ping(
+            &format!("{}-{pod}", self.name),
+            None,
+            address,
+            2,
+            Duration::from_millis(100),
+        ) == 2
     }
 
     /// As [`Self::ping`], from another source address of the pod.
     pub fn ping_from(&self, pod: &str, source: &str, address: &str) -> bool {
-        ping(&format!("{}-{pod}", self.name), Some(source), address, 2, Duration::from_millis(100)) > 0
+        ping(
+            &format!("{}-{pod}", self.name),
+            Some(source),
+            address,
+            2,
+            Duration::from_millis(100),
+        ) > 0
     }
 
     pub fn ping_from_node(&self, address: &str) -> bool {
@@ -238,25 +320,41 @@ impl Rig {
     }
 
     fn try_in(&self, namespace: &str, command: &str) -> Output {
-        Command::new("ip").args(["netns", "exec", namespace, "sh", "-c", command]).output().unwrap()
+        Command::new("ip")
+            .args(["netns", "exec", namespace, "sh", "-c", command])
+            .output()
+            .unwrap()
     }
 
     /// Rows of one table, as `transitd rows` prints them.
     pub fn rows(&self, table: &str) -> Vec<Value> {
         let bpffs = self.directory.join("bpf");
-        let output = Command::new(env!("CARGO_BIN_EXE_transitd")).arg("rows").arg("--bpffs").arg(bpffs).output().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_transitd"))
+            .arg("rows")
+            .arg("--bpffs")
+            .arg(bpffs)
+            .output()
+            .unwrap();
         assert!(output.status.success(), "{output:?}");
         let lines = String::from_utf8(output.stdout).unwrap();
-        let rows = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let rows = lines
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
         rows.filter(|row| row["table"] == table).collect()
     }
 
     pub fn counter(&self, name: &str) -> u64 {
         let bpffs = self.directory.join("bpf");
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_transitd")).arg("counters").arg("--bpffs").arg(bpffs).output().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_transitd"))
+            .arg("counters")
+            .arg("--bpffs")
+            .arg(bpffs)
+            .output()
+            .unwrap();
         assert!(output.status.success(), "{output:?}");
-        serde_json::from_slice::<Value>(&output.stdout).unwrap()[name].as_u64().unwrap()
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()[name]
+            .as_u64()
+            .unwrap()
     }
 
     /// Everything that attachments leave, in one list: empty when there is none.
@@ -267,17 +365,31 @@ impl Rig {
         };
         lines("link", self.on_node("ip -o link | grep thb[0-9a-f] || true"));
         lines("route", self.on_node("ip route show table 6081 || true"));
-        lines("neighbour", self.on_node("ip neighbour show nud permanent | grep thb || true"));
+        lines(
+            "neighbour",
+            self.on_node("ip neighbour show nud permanent | grep thb || true"),
+        );
         for table in ["ATTACHMENTS", "LOCAL_ENDPOINTS"] {
-            lines("row", self.rows(table).iter().map(|row| format!("{row}\n")).collect());
+            lines(
+                "row",
+                self.rows(table).iter().map(|row| format!("{row}\n")).collect(),
+            );
         }
         let files = |part: &str| -> String {
             let entries = std::fs::read_dir(self.directory.join(part)).unwrap();
-            entries.map(|e| format!("{}\n", e.unwrap().file_name().display())).collect()
+            entries
+                .map(|e| format!("{}\n", e.unwrap().file_name().display()))
+                .collect()
         };
         lines("file", files("state/attachments"));
         let pins = files("bpf/thuban/layout_1/links");
-        lines("pin", pins.lines().filter(|pin| pin.starts_with("agent")).map(|pin| format!("{pin}\n")).collect());
+        lines(
+            "pin",
+            pins.lines()
+                .filter(|pin| pin.starts_with("agent"))
+                .map(|pin| format!("{pin}\n"))
+                .collect(),
+        );
         traces
     }
 }
@@ -316,30 +428,52 @@ pub fn ping(namespace: &str, source: Option<&str>, address: &str, count: u16, in
     let target: Ipv4Addr = address.parse().unwrap();
     let source: Option<Ipv4Addr> = source.map(|source| source.parse().unwrap());
     in_namespace(namespace, move || {
-        let raw =
-            socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Icmp).unwrap();
+        let raw = socket(
+            AddressFamily::Inet,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            SockProtocol::Icmp,
+        )
+        .unwrap();
         if let Some(source) = source {
             let [a, b, c, d] = source.octets();
-            bind(std::os::fd::AsRawFd::as_raw_fd(&raw), &SockaddrIn::new(a, b, c, d, 0)).unwrap();
+            bind(
+                std::os::fd::AsRawFd::as_raw_fd(&raw),
+                &SockaddrIn::new(a, b, c, d, 0),
+            )
+            .unwrap();
         }
         // send_to and recv_from are the same calls for a raw socket.
         let socket = std::net::UdpSocket::from(raw);
-        let identifier = (std::process::id() as u16 ^ NEXT.fetch_add(1, Ordering::Relaxed) as u16).to_be_bytes();
+        let identifier =
+            (std::process::id() as u16 ^ NEXT.fetch_add(1, Ordering::Relaxed) as u16).to_be_bytes();
         let mut answered = 0;
         for sequence in 0..count {
             let number = sequence.to_be_bytes();
             let mut packet = vec![8, 0, 0, 0, identifier[0], identifier[1], number[0], number[1]];
-            let sum: u32 = packet.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+            let sum: u32 = packet
+                .chunks(2)
+                .map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])))
+                .sum();
             let checksum = (!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes();
             packet[2..4].copy_from_slice(&checksum);
             let deadline = Instant::now() + Duration::from_millis(500);
             if socket.send_to(&packet, (target, 0)).is_ok() {
                 let mut buffer = [0; 256];
-                while let Some(left) = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+                while let Some(left) = deadline
+                    .checked_duration_since(Instant::now())
+                    .filter(|left| !left.is_zero())
+                {
                     socket.set_read_timeout(Some(left)).unwrap();
-                    let Ok((length, from)) = socket.recv_from(&mut buffer) else { break };
+                    let Ok((length, from)) = socket.recv_from(&mut buffer) else {
+                        break;
+                    };
                     let reply = &buffer[20..length];
-                    if from.ip() == target && reply[0] == 0 && reply[4..6] == identifier && reply[6..8] == number {
+                    if from.ip() == target
+                        && reply[0] == 0
+                        && reply[4..6] == identifier
+                        && reply[6..8] == number
+                    {
                         answered += 1;
                         break;
                     }

@@ -1,0 +1,122 @@
+//! Where programs run, and what the agent's misses lead to.
+
+use thuban_proto::transit::droplet_message::Message;
+use thuban_proto::transit::{DirectRow, DropletRow, NetworkRow, row::Row};
+
+use crate::rig::{Rig, base_rows, eventually, local, mapped};
+
+fn links(rig: &Rig) -> Vec<String> {
+    let entries = std::fs::read_dir(rig.directory.join("bpf/thuban/layout_1/links")).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+fn started(flags: &[&str], uplink: &str) -> Rig {
+    let mut rows = base_rows();
+    rows.extend([local(7, "p1", 5), local(7, "p2", 6)]);
+    let mut rig = Rig::prepare(rows);
+    rig.on_node(uplink);
+    rig.flags = flags.iter().map(ToString::to_string).collect();
+    rig.start();
+    rig.operator.wait_for_ack();
+    rig
+}
+
+const SEGMENTED: &str =
+    "ethtool -K up0 tx off tso off gso off tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off";
+
+#[test]
+fn auto_runs_transit_at_xdp_on_a_segmented_uplink_and_at_tc_where_gso_passes() {
+    assert_eq!(
+        links(&started(&[], SEGMENTED)),
+        ["transit_tc_up0", "transit_xdp_up0"]
+    );
+    assert_eq!(links(&started(&[], "true")), ["transit_tc_up0"]);
+}
+
+#[test]
+fn a_hook_that_was_given_up_leaves_the_uplink_at_restart() {
+    let mut rig = started(&["--transit-hook", "xdp"], "true");
+    assert_eq!(links(&rig), ["transit_tc_up0", "transit_xdp_up0"]);
+    assert!(rig.on_node("ip -d link show up0").contains("xdp"));
+    rig.kill();
+    rig.flags = vec!["--transit-hook".into(), "tc".into()];
+    rig.start();
+    rig.operator.wait_for_ack();
+    assert_eq!(links(&rig), ["transit_tc_up0"]);
+    assert!(!rig.on_node("ip -d link show up0").contains("xdp"));
+    assert!(
+        rig.on_node("ip -o link show up0").contains("mtu 1500"),
+        "the uplink's MTU is never changed"
+    );
+}
+
+#[test]
+fn the_agent_at_xdp_connects_pods_and_goes_without_a_trace() {
+    let mut rig = started(&["--agent-hook", "xdp"], "true");
+    rig.add_pod("p1");
+    rig.add_pod("p2");
+    assert_eq!(
+        links(&rig)
+            .iter()
+            .filter(|name| name.starts_with("agent_xdp"))
+            .count(),
+        2
+    );
+    assert!(
+        rig.in_pod_text("p1", "ethtool -k eth0")
+            .contains("tcp-segmentation-offload: off")
+    );
+    assert!(rig.ping("p1", "10.0.1.6"));
+    assert!(rig.ping_from_node("10.0.1.5"));
+    assert_eq!(rig.del("p1"), None);
+    assert_eq!(rig.del("p2"), None);
+    assert_eq!(rig.traces(), Vec::<String>::new());
+}
+
+#[test]
+fn a_flow_that_stays_subscribes_and_an_idle_row_is_given_back() {
+    let mut rig = started(&[], "true");
+    rig.add_pod("p1");
+    let far = vec![192, 0, 2, 2];
+    // The network's bouncer is on another droplet.
+    let network = NetworkRow {
+        vni: 7,
+        network: 0x0a00_0100,
+        cidrs: vec!["10.0.1.0/24".into()],
+        bouncers: vec![far.clone()],
+        bouncer_here: false,
+    };
+    rig.operator.push_and_wait(
+        vec![
+            Row::Droplet(DropletRow { address: far.clone() }),
+            Row::Network(network),
+        ],
+        vec![],
+    );
+    for _ in 0..3 {
+        rig.ping("p1", "10.0.1.50");
+    }
+    rig.operator.wait_for(
+        "a subscription",
+        |m| matches!(m, Message::Subscribe(s) if s.vni == 7 && s.address == mapped(50)),
+    );
+    let direct = Row::Direct(DirectRow {
+        vni: 7,
+        address: mapped(50),
+        droplet: far,
+    });
+    rig.operator.push_and_wait(vec![direct], vec![]);
+    assert_eq!(rig.rows("DIRECT_ROWS")[0]["key"]["address"], "10.0.1.50");
+    let before = rig.counter("sent_direct");
+    rig.ping("p1", "10.0.1.50");
+    assert!(rig.counter("sent_direct") > before);
+    rig.operator.wait_for(
+        "the end of it",
+        |m| matches!(m, Message::Unsubscribe(s) if s.vni == 7 && s.address == mapped(50)),
+    );
+    eventually("the row is gone", || rig.rows("DIRECT_ROWS").is_empty());
+}
