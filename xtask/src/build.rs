@@ -1,0 +1,149 @@
+//! Builds everything that a cluster runs: the eBPF object, static release binaries, and the images with them.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    deps, ebpf,
+    images::{self, Image, is_newer},
+    kube,
+};
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// The workspace's root.
+pub fn root() -> PathBuf {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().unwrap_or(xtask).to_path_buf()
+}
+
+/// Folder of the image archives.
+pub fn images_folder() -> PathBuf {
+    root().join("target/images")
+}
+
+/// Builds what is out of date.
+pub fn run() -> Result<()> {
+    deps::ensure()?;
+    let object = step("eBPF programs", ebpf::build)?;
+    step("release binaries (operator, transitd, CNI plugin)", binaries)?;
+    let tools = step("kube binaries", kube::binaries)?;
+    step("images", || make_images(&object, &tools))
+}
+
+/// Says what is done and, when it took a while, how long.
+pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    println!("build: {name}");
+    let start = Instant::now();
+    let made = work().with_context(|| format!("building {name}"))?;
+    println!("build: {name}: done in {:.1} s", start.elapsed().as_secs_f32());
+    Ok(made)
+}
+
+fn binaries() -> Result<()> {
+    run_command(
+        Command::new("cargo")
+            .current_dir(root())
+            .args(["build", "--release", "--target", TARGET])
+            .args(["-p", "thuban-operator", "-p", "transitd", "-p", "thuban-cni"])
+            .env(
+                "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
+                "-C target-feature=+crt-static",
+            ),
+    )
+}
+
+fn make_images(object: &Path, tools: &Path) -> Result<()> {
+    let work = root().join("target/images/files");
+    fs::create_dir_all(&work).with_context(|| format!("making {}", work.display()))?;
+    let release = root().join("target").join(TARGET).join("release");
+    let [operator, transitd, plugin] =
+        ["thuban-operator", "transitd", "thuban"].map(|name| stripped(&release.join(name), &work.join(name)));
+    let pause = compile_pause(&work.join("pause"))?;
+    let list = [
+        Image {
+            archive: "operator.tar",
+            name: images::OPERATOR,
+            files: vec![(operator?, "/bin/thuban-operator")],
+            entrypoint: &["/bin/thuban-operator"],
+            command: &[],
+        },
+        Image {
+            archive: "transitd.tar",
+            name: images::TRANSITD,
+            files: vec![
+                (transitd?, "/bin/transitd"),
+                (plugin?, "/opt/thuban/thuban"),
+                (object.to_path_buf(), "/usr/lib/thuban/thuban-programs.o"),
+            ],
+            entrypoint: &["/bin/transitd"],
+            command: &["run"],
+        },
+        Image {
+            archive: "pause.tar",
+            name: images::PAUSE,
+            files: vec![(pause, "/pause")],
+            entrypoint: &["/pause"],
+            command: &[],
+        },
+        Image {
+            archive: "agnhost.tar",
+            name: images::AGNHOST,
+            files: vec![(tools.join("agnhost"), "/agnhost")],
+            entrypoint: &["/agnhost"],
+            command: &["pause"],
+        },
+    ];
+    for image in &list {
+        let path = image.write(&images_folder())?;
+        let size = fs::metadata(&path)
+            .with_context(|| format!("reading {}", path.display()))?
+            .len();
+        println!("  {} ({} KiB): {}", image.name, size / 1024, path.display());
+    }
+    Ok(())
+}
+
+/// A copy without debug information.
+fn stripped(source: &Path, copy: &Path) -> Result<PathBuf> {
+    if !is_newer(copy, source) {
+        run_command(
+            Command::new("strip")
+                .arg("--strip-debug")
+                .arg("-o")
+                .arg(copy)
+                .arg(source),
+        )?;
+    }
+    Ok(copy.to_path_buf())
+}
+
+fn compile_pause(binary: &Path) -> Result<PathBuf> {
+    let source = root().join("e2e/images/pause.c");
+    if !is_newer(binary, &source) {
+        run_command(
+            Command::new("cc")
+                .args(["-static", "-Os", "-s", "-Wall", "-Werror", "-o"])
+                .arg(binary)
+                .arg(&source),
+        )?;
+    }
+    Ok(binary.to_path_buf())
+}
+
+/// Runs it with this process's output; an error names the command.
+pub fn run_command(command: &mut Command) -> Result<()> {
+    let status = command
+        .status()
+        .with_context(|| format!("starting {command:?}"))?;
+    if !status.success() {
+        bail!("{command:?}: {status}");
+    }
+    Ok(())
+}

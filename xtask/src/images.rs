@@ -1,0 +1,171 @@
+//! Container images as OCI archives in `target/images`, made without a container tool.
+//!
+//! An archive depends on nothing but the bytes of its files: same files, same digest. A current one is left alone.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+pub const OPERATOR: &str = "thuban.dev/operator:0.1.0";
+pub const TRANSITD: &str = "thuban.dev/transitd:0.1.0";
+pub const PAUSE: &str = "registry.k8s.io/pause:3.10";
+pub const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
+
+const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar";
+const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
+const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
+
+/// Folders of every image: runtimes mount into them, also with a read-only root.
+const FOLDERS: [&str; 12] = [
+    "tmp", "etc", "etc/cni", "dev", "host", "opt", "proc", "run", "sys", "var", "var/lib", "var/run",
+];
+
+/// An image to be made.
+pub struct Image<'a> {
+    /// File name in `target/images`.
+    pub archive: &'a str,
+    /// Repository and tag.
+    pub name: &'a str,
+    /// Files: where they are, and their absolute path in the image.
+    pub files: Vec<(PathBuf, &'a str)>,
+    pub entrypoint: &'a [&'a str],
+    pub command: &'a [&'a str],
+}
+
+impl Image<'_> {
+    /// Writes the archive if one of its files, or this program, is newer; returns its path.
+    pub fn write(&self, folder: &Path) -> Result<PathBuf> {
+        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+        let path = folder.join(self.archive);
+        let recipe = std::env::current_exe().context("finding this program")?;
+        let sources = self.files.iter().map(|(source, _)| source).chain([&recipe]);
+        if sources.into_iter().all(|source| is_newer(&path, source)) {
+            return Ok(path);
+        }
+        let bytes = self.archive_bytes()?;
+        let partial = folder.join(format!("{}.partial", self.archive));
+        fs::write(&partial, bytes).with_context(|| format!("writing {}", partial.display()))?;
+        fs::rename(&partial, &path).with_context(|| format!("renaming to {}", path.display()))?;
+        Ok(path)
+    }
+
+    fn archive_bytes(&self) -> Result<Vec<u8>> {
+        let layer = self.layer()?;
+        let config = json!({
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {"Entrypoint": self.entrypoint, "Cmd": self.command, "Env": ["PATH=/bin:/"]},
+            "rootfs": {"type": "layers", "diff_ids": [digest(&layer)]},
+        });
+        let config = serde_json::to_vec(&config)?;
+        let manifest = json!({
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "config": {"mediaType": CONFIG_TYPE, "digest": digest(&config), "size": config.len()},
+            "layers": [{"mediaType": LAYER_TYPE, "digest": digest(&layer), "size": layer.len()}],
+        });
+        let manifest = serde_json::to_vec(&manifest)?;
+        let tag = self.name.rsplit(':').next().unwrap_or("latest");
+        let index = json!({
+            "schemaVersion": 2,
+            "manifests": [{
+                "mediaType": MANIFEST_TYPE,
+                "digest": digest(&manifest),
+                "size": manifest.len(),
+                "annotations": {"io.containerd.image.name": self.name, "org.opencontainers.image.ref.name": tag},
+            }],
+        });
+        let mut archive = tar::Builder::new(Vec::new());
+        append(&mut archive, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#, 0o644)?;
+        append(&mut archive, "index.json", &serde_json::to_vec(&index)?, 0o644)?;
+        for blob in [&layer, &config, &manifest] {
+            let name = digest(blob).replace("sha256:", "blobs/sha256/");
+            append(&mut archive, &name, blob, 0o644)?;
+        }
+        archive.into_inner().context("closing the archive")
+    }
+
+    /// Only executables and data with fixed owner, mode and time.
+    fn layer(&self) -> Result<Vec<u8>> {
+        let mut layer = tar::Builder::new(Vec::new());
+        let mut folders: Vec<String> = FOLDERS.iter().map(ToString::to_string).collect();
+        for (_, inside) in &self.files {
+            let parents = Path::new(inside.trim_start_matches('/')).ancestors().skip(1);
+            folders.extend(parents.filter_map(Path::to_str).map(str::to_owned));
+        }
+        folders.retain(|folder| !folder.is_empty());
+        folders.sort();
+        folders.dedup();
+        for folder in &folders {
+            let mut header = header(if folder == "tmp" { 0o1777 } else { 0o755 }, 0);
+            header.set_entry_type(tar::EntryType::Directory);
+            layer.append_data(&mut header, folder, std::io::empty())?;
+        }
+        for (source, inside) in &self.files {
+            let bytes = fs::read(source).with_context(|| format!("reading {}", source.display()))?;
+            append(&mut layer, inside.trim_start_matches('/'), &bytes, 0o755)?;
+        }
+        layer.into_inner().context("closing the layer")
+    }
+}
+
+/// Whether `made` exists and is at least as new as `source`.
+pub fn is_newer(made: &Path, source: &Path) -> bool {
+    let time = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    matches!((time(made), time(source)), (Some(made), Some(source)) if made >= source)
+}
+
+fn header(mode: u32, size: u64) -> tar::Header {
+    let mut header = tar::Header::new_gnu();
+    header.set_mode(mode);
+    header.set_size(size);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header
+}
+
+fn append<W: Write>(archive: &mut tar::Builder<W>, name: &str, bytes: &[u8], mode: u32) -> Result<()> {
+    let mut header = header(mode, bytes.len() as u64);
+    archive
+        .append_data(&mut header, name, bytes)
+        .with_context(|| format!("adding {name}"))
+}
+
+fn digest(bytes: &[u8]) -> String {
+    let hash = Sha256::digest(bytes);
+    let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Image;
+
+    #[test]
+    fn the_same_files_make_the_same_archive() {
+        let file = std::env::current_exe().unwrap();
+        let image = Image {
+            archive: "a.tar",
+            name: "example.test/a:1",
+            files: vec![(file, "/opt/deep/a")],
+            entrypoint: &["/opt/deep/a"],
+            command: &[],
+        };
+        let first = image.archive_bytes().unwrap();
+        assert!(first == image.archive_bytes().unwrap());
+        let mut names = Vec::new();
+        let mut archive = tar::Archive::new(&first[..]);
+        for entry in archive.entries().unwrap() {
+            names.push(entry.unwrap().path().unwrap().display().to_string());
+        }
+        assert_eq!(names[..2], ["oci-layout", "index.json"]);
+        assert_eq!(names.len(), 5);
+    }
+}
