@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn every_wrong_field_is_named_with_what_was_expected() {
         for (input, number, field, expected) in [
-            (r#"[]"#, 7, "(document)", "a JSON object"),
+            ("[]", 7, "(document)", "a JSON object"),
             (r#"{"name":"n"}"#, 7, "cniVersion", "one of 0.4.0, 1.0.0, 1.1.0"),
             (r#"{"cniVersion":1,"name":"n"}"#, 7, "cniVersion", "one of"),
             (r#"{"cniVersion":"1.0.0"}"#, 7, "name", "non-empty"),

@@ -73,12 +73,11 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
         return Err(DaemonError::NodeName);
     }
     // Before anything is touched: nothing at all happens on a node that cannot talk to its API server by configuration.
-    let kubernetes = match &settings.operator_address {
-        Some(_) => None,
-        None => {
-            let config = kube::Config::incluster().map_err(DaemonError::Incluster)?;
-            Some(kube::Client::try_from(config).map_err(|e| DaemonError::Kubernetes(Box::new(e)))?)
-        }
+    let kubernetes = if settings.operator_address.is_some() {
+        None
+    } else {
+        let config = kube::Config::incluster().map_err(DaemonError::Incluster)?;
+        Some(kube::Client::try_from(config).map_err(|e| DaemonError::Kubernetes(Box::new(e)))?)
     };
     if let Some(directory) = settings.socket.parent() {
         // A ready file of the last transitd says nothing about this one.

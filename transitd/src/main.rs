@@ -79,7 +79,9 @@ fn main() -> anyhow::Result<()> {
                 .map(|(key, entry)| dataplane::rows::to_json(key, entry).to_string())
                 .collect();
             rows.sort();
-            rows.iter().for_each(|row| println!("{row}"));
+            for row in rows {
+                println!("{row}");
+            }
             Ok(())
         }
     }

@@ -256,9 +256,9 @@ impl State {
                     .as_ref()
                     .is_some_and(|e| e.vni == attachment.vni && e.address == attachment.address);
             if carries {
-                self.wire(attachment)?
+                self.wire(attachment)?;
             } else {
-                self.fence(attachment)?
+                self.fence(attachment)?;
             }
         }
         Ok(())

@@ -46,8 +46,8 @@ pub enum AttachmentError {
     Store(#[from] StoreError),
     #[error("wiring the pod was interrupted")]
     Interrupted,
-    #[error("{} steps of the removal failed, the first: {}", .0.len(), .0.first().map_or(String::new(), |e| chain(e.as_ref())))]
-    Teardown(Vec<Box<AttachmentError>>),
+    #[error("{} steps of the removal failed, the first: {}", .0.len(), .0.first().map_or(String::new(), |e| chain(e)))]
+    Teardown(Vec<AttachmentError>),
 }
 
 impl AttachmentError {

@@ -163,9 +163,7 @@ pub async fn teardown(
     if let Some(attachment) = attachment {
         node.state().attachments.insert(id.clone(), attachment.clone());
     }
-    Err(AttachmentError::Teardown(
-        errors.into_iter().map(Box::new).collect(),
-    ))
+    Err(AttachmentError::Teardown(errors))
 }
 
 /// Later than every attachment there is, also when the clock went back.

@@ -117,7 +117,7 @@ fn request(interface: &str, operation: &'static str, buffer: &mut [u32]) -> Resu
     // SAFETY: all zeroes is a valid ifreq (integers and arrays).
     let mut message: libc::ifreq = unsafe { std::mem::zeroed() };
     for (target, source) in message.ifr_name.iter_mut().zip(interface.bytes()) {
-        *target = source as libc::c_char;
+        *target = libc::c_char::from_ne_bytes([source]);
     }
     message.ifr_ifru.ifru_data = buffer.as_mut_ptr().cast();
     // SAFETY: the buffer outlives the call and is as long as the kernel reads and writes for this command.

@@ -90,7 +90,10 @@ pub async fn find_link(handle: &Handle, name: &str) -> Result<Option<LinkMessage
 }
 
 /// Maps a request's error, naming the operation and the object.
-fn failed(action: &'static str, object: impl ToString) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
+fn failed(
+    action: &'static str,
+    object: impl std::fmt::Display,
+) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
     let object = object.to_string();
     move |source| NetlinkError::Request {
         action,

@@ -101,8 +101,8 @@ fn bearer(path: &std::path::Path) -> Result<MetadataValue<Ascii>, ClientError> {
 
 /// Half to one and a half of the pause, so that droplets do not come back all at once.
 fn jittered(pause: Duration) -> Duration {
-    let random = RandomState::new().hash_one(std::process::id()) % 1000;
-    pause / 2 + pause.mul_f64(random as f64 / 1000.0)
+    let random = u32::try_from(RandomState::new().hash_one(std::process::id()) % 1000).unwrap_or_default();
+    pause / 2 + pause.mul_f64(f64::from(random) / 1000.0)
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 //! Needs root and the built programs (`cargo xtask build-ebpf`). Every rig removes its namespaces, mounts, processes
 //! and files when it is dropped, also after a failure.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod attach;
 mod hooks;
 mod operator;

@@ -277,20 +277,20 @@ impl Rig {
 
     /// Runs in the node's namespace.
     pub fn on_node(&self, command: &str) -> String {
-        let output = self.try_in(self.node(), command);
+        let output = Self::try_in(self.node(), command);
         assert!(output.status.success(), "{command}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
     /// Runs in a pod's namespace; answers whether it succeeded.
     pub fn in_pod(&self, pod: &str, command: &str) -> bool {
-        self.try_in(&format!("{}-{pod}", self.name), command)
+        Self::try_in(&format!("{}-{pod}", self.name), command)
             .status
             .success()
     }
 
     pub fn in_pod_text(&self, pod: &str, command: &str) -> String {
-        String::from_utf8(self.try_in(&format!("{}-{pod}", self.name), command).stdout).unwrap()
+        String::from_utf8(Self::try_in(&format!("{}-{pod}", self.name), command).stdout).unwrap()
     }
 
     /// Whether both of two echo requests of the pod are answered.
@@ -319,7 +319,7 @@ impl Rig {
         ping(self.node(), None, address, 2, Duration::from_millis(100)) == 2
     }
 
-    fn try_in(&self, namespace: &str, command: &str) -> Output {
+    fn try_in(namespace: &str, command: &str) -> Output {
         Command::new("ip")
             .args(["netns", "exec", namespace, "sh", "-c", command])
             .output()
@@ -360,36 +360,29 @@ impl Rig {
     /// Everything that attachments leave, in one list: empty when there is none.
     pub fn traces(&self) -> Vec<String> {
         let mut traces: Vec<String> = Vec::new();
-        let mut lines = |what: &str, text: String| {
-            traces.extend(text.lines().map(|line| format!("{what}: {line}")));
+        let mut note = |what: &str, found: Vec<String>| {
+            traces.extend(found.iter().map(|line| format!("{what}: {line}")));
         };
-        lines("link", self.on_node("ip -o link | grep thb[0-9a-f] || true"));
-        lines("route", self.on_node("ip route show table 6081 || true"));
-        lines(
+        let lines = |command: &str| self.on_node(command).lines().map(ToOwned::to_owned).collect();
+        note("link", lines("ip -o link | grep thb[0-9a-f] || true"));
+        note("route", lines("ip route show table 6081 || true"));
+        note(
             "neighbour",
-            self.on_node("ip neighbour show nud permanent | grep thb || true"),
+            lines("ip neighbour show nud permanent | grep thb || true"),
         );
         for table in ["ATTACHMENTS", "LOCAL_ENDPOINTS"] {
-            lines(
-                "row",
-                self.rows(table).iter().map(|row| format!("{row}\n")).collect(),
-            );
+            note("row", self.rows(table).iter().map(ToString::to_string).collect());
         }
-        let files = |part: &str| -> String {
+        let files = |part: &str| -> Vec<String> {
             let entries = std::fs::read_dir(self.directory.join(part)).unwrap();
             entries
-                .map(|e| format!("{}\n", e.unwrap().file_name().display()))
+                .map(|e| e.unwrap().file_name().into_string().unwrap())
                 .collect()
         };
-        lines("file", files("state/attachments"));
-        let pins = files("bpf/thuban/layout_1/links");
-        lines(
-            "pin",
-            pins.lines()
-                .filter(|pin| pin.starts_with("agent"))
-                .map(|pin| format!("{pin}\n"))
-                .collect(),
-        );
+        note("file", files("state/attachments"));
+        let mut pins = files("bpf/thuban/layout_1/links");
+        pins.retain(|pin| pin.starts_with("agent"));
+        note("pin", pins);
         traces
     }
 }
