@@ -1,0 +1,153 @@
+//! The instance's cgroups: who belongs to it, and how it ends.
+//!
+//! A process belongs to an instance when it is in the instance's cgroup; nothing else tells. Hierarchies of version 1
+//! are all used (kubelet wants its root in each), on a machine with version 2 only that one.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+const UNIFIED: &str = "/sys/fs/cgroup";
+
+/// Mount points of the hierarchies, that with the processes (`pids`, or the unified one) first.
+fn hierarchies() -> Result<Vec<PathBuf>> {
+    let mounts = fs::read_to_string("/proc/self/mounts").context("reading the mounts")?;
+    let mut found: Vec<PathBuf> = mounts
+        .lines()
+        .map(|line| line.split(' ').collect::<Vec<_>>())
+        .filter(|fields| fields.get(2) == Some(&"cgroup"))
+        .filter_map(|fields| fields.get(1).map(PathBuf::from))
+        .collect();
+    if found.is_empty() && Path::new(UNIFIED).join("cgroup.controllers").exists() {
+        return Ok(vec![UNIFIED.into()]);
+    }
+    found.sort();
+    let processes = found.iter().position(|path| path.ends_with("pids"));
+    match processes {
+        Some(position) => found.swap(0, position),
+        None => bail!("no cgroups with the pids controller under {UNIFIED}: mount them"),
+    }
+    Ok(found)
+}
+
+fn is_unified(hierarchy: &Path) -> bool {
+    hierarchy.join("cgroup.controllers").exists()
+}
+
+/// Makes `group` (a path such as `thuban-demo/node-a`) in every hierarchy, with CPUs and memory nodes to run on.
+pub fn create(group: &str) -> Result<()> {
+    for hierarchy in hierarchies()? {
+        let mut folder = hierarchy.clone();
+        for part in Path::new(group) {
+            if is_unified(&hierarchy) {
+                // A controller that the machine does not have must not keep the others away.
+                for controller in ["+cpu", "+cpuset", "+memory", "+pids", "+io"] {
+                    let _ = fs::write(folder.join("cgroup.subtree_control"), controller);
+                }
+            }
+            let parent = folder.clone();
+            folder = folder.join(part);
+            fs::create_dir_all(&folder).with_context(|| format!("making cgroup {}", folder.display()))?;
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                if !is_unified(&hierarchy) && folder.join(file).exists() {
+                    let value = fs::read_to_string(parent.join(file))?;
+                    fs::write(folder.join(file), value.trim())
+                        .with_context(|| format!("{}/{file}", folder.display()))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The file that takes a process into `group`; makes the leaf.
+pub fn processes_file(group: &str) -> Result<PathBuf> {
+    let hierarchies = hierarchies()?;
+    let folder = hierarchies[0].join(group);
+    fs::create_dir_all(&folder).with_context(|| format!("making cgroup {}", folder.display()))?;
+    Ok(folder.join("cgroup.procs"))
+}
+
+/// All processes in `group` and beneath it.
+pub fn processes(group: &str) -> Result<BTreeSet<i32>> {
+    let mut found = BTreeSet::new();
+    for folder in folders(&hierarchies()?[0].join(group)) {
+        // Gone between the walk and the read: it holds nobody.
+        let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+        found.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+    }
+    Ok(found)
+}
+
+/// Kills all processes of `group` and waits until they are gone.
+pub fn kill_all(group: &str, patience: Duration) -> Result<()> {
+    let end = Instant::now() + patience;
+    loop {
+        let living = processes(group)?;
+        if living.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > end {
+            bail!("processes of {group} do not end: {living:?}");
+        }
+        for process in &living {
+            let _ = kill(Pid::from_raw(*process), Signal::SIGKILL);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Removes `group` and everything beneath it in every hierarchy. Its processes must be gone.
+pub fn remove(group: &str) -> Result<()> {
+    for hierarchy in hierarchies()? {
+        let root = hierarchy.join(group);
+        for folder in folders(&root).iter().rev() {
+            remove_folder(folder)?;
+        }
+    }
+    Ok(())
+}
+
+/// The group's folders that still exist.
+pub fn leftovers(group: &str) -> Result<Vec<PathBuf>> {
+    Ok(hierarchies()?.into_iter().map(|hierarchy| hierarchy.join(group)).filter(|path| path.exists()).collect())
+}
+
+/// A cgroup stays busy for some moments after its last process has died.
+fn remove_folder(folder: &Path) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(5);
+    loop {
+        match fs::remove_dir(folder) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if Instant::now() > end => {
+                return Err(error).with_context(|| format!("removing cgroup {}", folder.display()));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// `root` and all folders beneath it, parents first; none if there is no such folder.
+fn folders(root: &Path) -> Vec<PathBuf> {
+    if !root.is_dir() {
+        return Vec::new();
+    }
+    let mut found = vec![root.to_path_buf()];
+    let mut next = 0;
+    while let Some(folder) = found.get(next).cloned() {
+        next += 1;
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        found.extend(entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()));
+    }
+    found
+}

@@ -1,0 +1,157 @@
+//! etcd, API server, controller manager and scheduler: each in a cgroup of its own, on the bridge's address.
+
+use std::{
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    cgroups,
+    command::{output, run},
+    instance::Instance,
+};
+
+/// Name in the cgroup tree, in the order in which they start.
+pub const COMPONENTS: [&str; 4] = ["etcd", "apiserver", "controller-manager", "scheduler"];
+const SERVICE_RANGE: &str = "10.96.0.0/16";
+
+/// Starts all and waits until the API server is ready.
+pub fn start(instance: &Instance, binaries: &Path) -> Result<()> {
+    start_component(instance, binaries, "etcd", "etcd", &etcd(instance))?;
+    start_component(instance, binaries, "apiserver", "kube-apiserver", &api_server(instance))?;
+    wait_ready(instance, Duration::from_secs(60))?;
+    start_component(
+        instance,
+        binaries,
+        "controller-manager",
+        "kube-controller-manager",
+        &controller_manager(instance),
+    )?;
+    start_component(instance, binaries, "scheduler", "kube-scheduler", &scheduler(instance))
+}
+
+/// The cgroup of a component.
+pub fn group(instance: &Instance, component: &str) -> String {
+    format!("{}/cp/{component}", instance.cgroup())
+}
+
+/// Whether the API server says that it is ready.
+pub fn is_ready(instance: &Instance) -> bool {
+    let mut kubectl = Command::new(instance.bin().join("kubectl"));
+    kubectl.arg("--kubeconfig").arg(instance.kubeconfig()).args(["get", "--raw", "/readyz", "--request-timeout=3s"]);
+    output(&mut kubectl).is_ok()
+}
+
+fn wait_ready(instance: &Instance, patience: Duration) -> Result<()> {
+    let end = Instant::now() + patience;
+    while !is_ready(instance) {
+        for component in ["etcd", "apiserver"] {
+            if cgroups::processes(&group(instance, component))?.is_empty() {
+                bail!("{component} has ended:\n{}", last_lines(&log(instance, component)));
+            }
+        }
+        if Instant::now() > end {
+            bail!("the API server is not ready, see {}", log(instance, "apiserver").display());
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+fn log(instance: &Instance, component: &str) -> std::path::PathBuf {
+    instance.logs().join(format!("{component}.log"))
+}
+
+fn last_lines(path: &Path) -> String {
+    run("tail", &["-n", "5", &path.display().to_string()]).unwrap_or_default()
+}
+
+fn start_component(
+    instance: &Instance,
+    binaries: &Path,
+    component: &str,
+    binary: &str,
+    arguments: &[String],
+) -> Result<()> {
+    let program = binaries.join(binary);
+    spawn(&group(instance, component), &log(instance, component), &program, arguments)
+        .with_context(|| format!("starting {component}"))
+}
+
+/// Starts a program for good: in `group`, in a session of its own, with its output in `log`.
+pub fn spawn(group: &str, log: &Path, program: &Path, arguments: &[String]) -> Result<()> {
+    let script = "echo $$ > \"$1\" && log=$2 && shift 2 && exec setsid --fork \"$@\" > \"$log\" 2>&1 < /dev/null";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, "sh"]).arg(cgroups::processes_file(group)?).arg(log).arg(program).args(arguments);
+    shell.current_dir("/");
+    output(&mut shell).map(|_| ())
+}
+
+fn etcd(instance: &Instance) -> Vec<String> {
+    let client = format!("http://127.0.0.1:{}", instance.etcd_port());
+    let peer = format!("http://127.0.0.1:{}", instance.etcd_peer_port());
+    vec![
+        format!("--data-dir={}", instance.state().join("etcd").display()),
+        format!("--listen-client-urls={client}"),
+        format!("--advertise-client-urls={client}"),
+        format!("--listen-peer-urls={peer}"),
+        format!("--initial-advertise-peer-urls={peer}"),
+        format!("--initial-cluster=default={peer}"),
+        "--unsafe-no-fsync".into(),
+        "--log-level=warn".into(),
+    ]
+}
+
+fn api_server(instance: &Instance) -> Vec<String> {
+    let pki = |name: &str| instance.pki().join(name).display().to_string();
+    vec![
+        format!("--etcd-servers=http://127.0.0.1:{}", instance.etcd_port()),
+        format!("--service-cluster-ip-range={SERVICE_RANGE}"),
+        format!("--bind-address={}", instance.gateway()),
+        format!("--secure-port={}", instance.api_port()),
+        format!("--advertise-address={}", instance.gateway()),
+        format!("--tls-cert-file={}", pki("apiserver.crt")),
+        format!("--tls-private-key-file={}", pki("apiserver.key")),
+        format!("--client-ca-file={}", pki("ca.crt")),
+        "--service-account-issuer=https://kubernetes.default.svc".into(),
+        format!("--service-account-key-file={}", pki("service-accounts.key")),
+        format!("--service-account-signing-key-file={}", pki("service-accounts.key")),
+        "--authorization-mode=Node,RBAC".into(),
+        "--enable-admission-plugins=NodeRestriction".into(),
+        format!("--kubelet-client-certificate={}", pki("admin.crt")),
+        format!("--kubelet-client-key={}", pki("admin.key")),
+        "--kubelet-preferred-address-types=InternalIP".into(),
+        "--allow-privileged=true".into(),
+    ]
+}
+
+fn controller_manager(instance: &Instance) -> Vec<String> {
+    let pki = |name: &str| instance.pki().join(name).display().to_string();
+    vec![
+        format!("--kubeconfig={}", instance.state().join("controller-manager.conf").display()),
+        "--bind-address=127.0.0.1".into(),
+        format!("--secure-port={}", instance.controller_manager_port()),
+        "--use-service-account-credentials".into(),
+        format!("--root-ca-file={}", pki("ca.crt")),
+        format!("--service-account-private-key-file={}", pki("service-accounts.key")),
+        format!("--cluster-signing-cert-file={}", pki("ca.crt")),
+        format!("--cluster-signing-key-file={}", pki("ca.key")),
+        "--leader-elect=false".into(),
+        "--kube-api-qps=100".into(),
+        "--kube-api-burst=200".into(),
+    ]
+}
+
+fn scheduler(instance: &Instance) -> Vec<String> {
+    vec![
+        format!("--kubeconfig={}", instance.state().join("scheduler.conf").display()),
+        "--bind-address=127.0.0.1".into(),
+        format!("--secure-port={}", instance.scheduler_port()),
+        "--leader-elect=false".into(),
+        "--kube-api-qps=100".into(),
+        "--kube-api-burst=200".into(),
+    ]
+}

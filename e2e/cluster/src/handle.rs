@@ -1,0 +1,180 @@
+//! A running cluster as tests and the demo use it: kubectl, nodes and what transitd tells.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    net::Ipv4Addr,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use nix::sched::{CloneFlags, setns};
+
+use crate::{
+    command::{output, output_with_input},
+    instance::{Instance, NODES},
+    lifecycle::first_process,
+    network::namespace_path,
+};
+
+/// Names the instance that [`Cluster::from_env`] takes.
+const VARIABLE: &str = "THUBAN_CLUSTER";
+const NAMESPACE: &str = "thuban-system";
+const POLL: Duration = Duration::from_millis(150);
+
+/// A cluster that is up.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    instance: Instance,
+}
+
+impl Cluster {
+    /// The instance that the environment names, `test` by default.
+    pub fn from_env() -> Result<Self> {
+        Self::named(&std::env::var(VARIABLE).unwrap_or_else(|_| "test".into()))
+    }
+
+    pub fn named(name: &str) -> Result<Self> {
+        let instance = Instance::named(name)?;
+        if !instance.kubeconfig().exists() {
+            bail!("cluster {name} is down: run `cargo xtask cluster up --name {name}`");
+        }
+        Ok(Self { instance })
+    }
+
+    pub fn instance(&self) -> &Instance {
+        &self.instance
+    }
+
+    pub fn name(&self) -> &str {
+        self.instance.name()
+    }
+
+    pub fn bridge(&self) -> &str {
+        self.instance.bridge()
+    }
+
+    pub fn gateway(&self) -> Ipv4Addr {
+        self.instance.gateway()
+    }
+
+    /// Names of the nodes, sorted.
+    #[allow(clippy::unnecessary_wraps)] // callers treat all questions to a cluster alike
+    pub fn nodes(&self) -> Result<Vec<String>> {
+        Ok(NODES.map(String::from).into())
+    }
+
+    pub fn node_address(&self, node: &str) -> Result<Ipv4Addr> {
+        self.instance.node_address(node)
+    }
+
+    /// The node's first process, as the root PID namespace sees it.
+    pub fn node_pid(&self, node: &str) -> Result<u32> {
+        first_process(&self.instance, node)
+    }
+
+    /// Runs `work` on a thread of its own in the node's network namespace.
+    pub fn in_node<T: Send>(&self, node: &str, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        self.instance.node_address(node)?;
+        let path = namespace_path(&self.instance.network_namespace(node));
+        let namespace = File::open(&path).with_context(|| format!("network namespace of {node}"))?;
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                setns(namespace, CloneFlags::CLONE_NEWNET).context("setns")?;
+                work()
+            });
+            thread.join().map_err(|_| anyhow!("the thread in {node} panicked"))?
+        })
+    }
+
+    /// Runs a command in all namespaces of the node and returns its standard output.
+    pub fn exec_on_node(&self, node: &str, command: &[&str]) -> Result<String> {
+        let process = self.node_pid(node)?.to_string();
+        output(Command::new("nsenter").args(["-t", &process, "-a", "--"]).args(command))
+            .with_context(|| format!("on {node}"))
+    }
+
+    /// Imports an OCI archive into the containerd of every node, side by side.
+    pub fn import_image(&self, archive: &Path) -> Result<()> {
+        let archive = archive.canonicalize().with_context(|| format!("image {}", archive.display()))?;
+        let archive = archive.display().to_string();
+        std::thread::scope(|scope| {
+            let import = |node: &'static str| {
+                let archive = archive.as_str();
+                scope.spawn(move || self.exec_on_node(node, &["ctr", "-n", "k8s.io", "images", "import", archive]))
+            };
+            for thread in NODES.map(import) {
+                thread.join().map_err(|_| anyhow!("the importing thread panicked"))??;
+            }
+            Ok(())
+        })
+    }
+
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        output(self.kubectl_command().args(arguments))
+    }
+
+    /// Applies JSON or YAML; the error carries the server's words.
+    pub fn kubectl_apply(&self, manifest: &str) -> Result<String> {
+        output_with_input(self.kubectl_command().args(["apply", "-f", "-"]), manifest)
+    }
+
+    /// Runs a command in the first container of a pod.
+    pub fn pod_exec(&self, namespace: &str, pod: &str, command: &[&str]) -> Result<String> {
+        output(self.kubectl_command().args(["exec", "-n", namespace, pod, "--"]).args(command))
+    }
+
+    fn kubectl_command(&self) -> Command {
+        let mut command = Command::new(self.instance.bin().join("kubectl"));
+        command.arg("--kubeconfig").arg(self.instance.kubeconfig());
+        command
+    }
+
+    /// Asks until the answer is yes. An error is a no; the last one is told when the patience ends.
+    pub fn wait_for(&self, what: &str, patience: Duration, mut ask: impl FnMut() -> Result<bool>) -> Result<()> {
+        let end = Instant::now() + patience;
+        loop {
+            let answer = ask();
+            if matches!(answer, Ok(true)) {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                let waited = format!("waited {} s for {what}", patience.as_secs_f32());
+                return match answer {
+                    Err(error) => Err(error.context(waited)),
+                    Ok(_) => Err(anyhow!("{waited}")),
+                };
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// The running transitd pod of a node.
+    pub fn transitd_pod(&self, node: &str) -> Result<String> {
+        let selector = format!("--field-selector=spec.nodeName={node},status.phase=Running");
+        let list = self.kubectl(&[
+            "get", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=transitd", &selector, "-o", "json",
+        ])?;
+        let list: serde_json::Value = serde_json::from_str(&list)?;
+        let pods = list["items"].as_array().context("a list of pods")?;
+        pods.iter()
+            .find(|pod| pod["metadata"]["deletionTimestamp"].is_null())
+            .and_then(|pod| pod["metadata"]["name"].as_str())
+            .map(str::to_owned)
+            .ok_or_else(|| anyhow!("no transitd runs on {node}"))
+    }
+
+    /// All counters of the node's data plane, by name.
+    pub fn counters(&self, node: &str) -> Result<BTreeMap<String, u64>> {
+        let text = self.pod_exec(NAMESPACE, &self.transitd_pod(node)?, &["/bin/transitd", "counters"])?;
+        serde_json::from_str(&text).with_context(|| format!("counters of {node}: {text}"))
+    }
+
+    /// How many rows the node's tables hold.
+    pub fn rows(&self, node: &str) -> Result<usize> {
+        let text = self.pod_exec(NAMESPACE, &self.transitd_pod(node)?, &["/bin/transitd", "rows"])?;
+        Ok(text.lines().count())
+    }
+}

@@ -1,0 +1,21 @@
+//! A real Kubernetes cluster on one Linux machine: etcd, API server, controller manager and scheduler in the root
+//! network namespace, and three nodes, each with its own network, mount, UTS and PID namespaces, containerd and kubelet.
+//!
+//! Everything of an instance is found by its name: cgroups, network namespaces, links and one state folder. So an
+//! instance can be taken down whatever became of the process that brought it up.
+
+mod cgroups;
+mod command;
+mod control_plane;
+mod handle;
+mod instance;
+mod lifecycle;
+mod mount_points;
+mod network;
+mod node;
+mod pki;
+mod uplink;
+
+pub use handle::Cluster;
+pub use instance::{Instance, NODES};
+pub use lifecycle::{Options, Status, down, env, exec, status, up};

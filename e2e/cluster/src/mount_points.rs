@@ -1,0 +1,52 @@
+//! Folders of the machine over which a node mounts its own. Those that were missing go with the last instance.
+//!
+//! A folder is never removed while an instance is up: that would take away the mount on it in the nodes too.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result};
+
+use crate::instance::Instance;
+
+/// Paths that each node has for itself.
+pub const PRIVATE: [&str; 7] = [
+    "/etc/cni",
+    "/opt/cni",
+    "/var/lib/cni",
+    "/var/lib/containerd",
+    "/var/lib/kubelet",
+    "/var/lib/thuban",
+    "/var/log",
+];
+
+const RECORD: &str = "made-mount-points";
+
+/// Makes what is missing, and records that.
+pub fn create() -> Result<()> {
+    let record = Instance::all_state().join(RECORD);
+    let mut made = fs::read_to_string(&record).unwrap_or_default();
+    for path in PRIVATE {
+        if !Path::new(path).exists() {
+            made.push_str(path);
+            made.push('\n');
+            fs::write(&record, &made).with_context(|| format!("writing {}", record.display()))?;
+            fs::create_dir_all(path).with_context(|| format!("making {path}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes what [`create`] made, and the folder of all state, if no instance is left.
+pub fn remove_unused() -> Result<()> {
+    let state = Instance::all_state();
+    let instance_left = |entry: fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    let Ok(entries) = fs::read_dir(state) else { return Ok(()) };
+    if entries.flatten().any(instance_left) {
+        return Ok(());
+    }
+    for path in fs::read_to_string(state.join(RECORD)).unwrap_or_default().lines() {
+        // Not empty: somebody else has found a use for it.
+        let _ = fs::remove_dir(path);
+    }
+    fs::remove_dir_all(state).with_context(|| format!("removing {}", state.display()))
+}
