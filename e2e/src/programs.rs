@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    env,
     net::Ipv4Addr,
     path::{Path, PathBuf},
 };
@@ -18,9 +19,10 @@ use thuban_common::{
     tables::{ConfigEntry, EndpointKey, MAX_MEMBERS, Members, SubnetEntry, SubnetKey},
 };
 
-/// Where `cargo xtask build-ebpf` puts the object.
+/// Where `cargo xtask build-ebpf` puts the object; THUBAN_PROGRAMS names another one.
 pub fn object() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bpf/thuban-programs.o")
+    let built = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bpf/thuban-programs.o");
+    env::var_os("THUBAN_PROGRAMS").map_or_else(built, PathBuf::from)
 }
 
 /// Key of an IPv4 endpoint.

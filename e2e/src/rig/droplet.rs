@@ -7,7 +7,7 @@ use thuban_common::tables::{
     AttachmentEntry, ConfigEntry, DropletEntry, GATEWAY_MAC, LocalEntry, RemoteEntry, SubnetEntry, VpcEntry,
 };
 
-use super::{POD_MTU, Transit, UNDERLAY_MTU, namespace::Namespace};
+use super::{POD_MTU, Transit, UNDERLAY_MTU, namespace::Namespace, traffic::End};
 use crate::programs::{Programs, key};
 
 /// What must be off at a sender whose receiver has XDP. GRO is asked for, because attaching XDP at the far end takes
@@ -37,6 +37,16 @@ pub struct Pod {
     /// Host's end of the veth.
     pub host_end: String,
     pub interface: u32,
+}
+
+impl Pod {
+    /// The pod as an end of traffic.
+    pub fn end(&self) -> End<'_> {
+        End {
+            namespace: &self.namespace,
+            address: self.address,
+        }
+    }
 }
 
 impl Droplet {

@@ -17,7 +17,14 @@ use nix::sys::{
     time::{TimeVal, TimeValLike},
 };
 
-use super::{droplet::Pod, namespace::Namespace};
+use super::namespace::Namespace;
+
+/// One end of an exchange: a namespace and an address in it.
+#[derive(Clone, Copy)]
+pub struct End<'a> {
+    pub namespace: &'a Namespace,
+    pub address: Ipv4Addr,
+}
 
 const WAIT: Duration = Duration::from_secs(5);
 const PORT: u16 = 7000;
@@ -73,7 +80,7 @@ pub fn checksum(bytes: &[u8]) -> u16 {
 }
 
 /// A datagram there and its echo back, from fresh sockets. `Ok(false)` when no echo came.
-pub fn echo_udp(from: &Pod, to: &Pod, size: usize) -> Result<bool> {
+pub fn echo_udp(from: End, to: End, size: usize) -> Result<bool> {
     let server = to.namespace.run(|| Ok(UdpSocket::bind((to.address, PORT))?))?;
     server.set_read_timeout(Some(WAIT))?;
     let client = from.namespace.run(|| Ok(UdpSocket::bind((from.address, 0))?))?;
@@ -103,7 +110,7 @@ pub fn echo_udp(from: &Pod, to: &Pod, size: usize) -> Result<bool> {
 }
 
 /// Sends `bytes` there and as many back over one connection, compares every byte, and returns how long it took.
-pub fn transfer(from: &Pod, to: &Pod, bytes: usize) -> Result<Duration> {
+pub fn transfer(from: End, to: End, bytes: usize) -> Result<Duration> {
     let listener = to.namespace.run(|| Ok(TcpListener::bind((to.address, PORT))?))?;
     let start = Instant::now();
     thread::scope(|scope| {

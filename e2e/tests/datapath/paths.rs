@@ -1,12 +1,14 @@
 //! Every path that a packet can take: ping, datagrams, bulk TCP both ways.
 
+use std::net::Ipv4Addr;
+
 use anyhow::{Context, Result, ensure};
 use thuban_common::counters::Counter;
 use thuban_e2e::rig::{
     Transit,
     droplet::Pod,
     topology::Topology,
-    traffic::{echo_udp, ping, transfer},
+    traffic::{End, echo_udp, ping, transfer},
 };
 
 use crate::both;
@@ -14,18 +16,23 @@ use crate::both;
 const BULK: usize = 64 << 20;
 
 fn exchange(from: &Pod, to: &Pod) -> Result<()> {
+    exchange_between(from.end(), to.end(), 1450)
+}
+
+/// Pings, datagrams and bulk both ways over a path with the given MTU.
+fn exchange_between(from: End, to: End, mtu: usize) -> Result<()> {
     ensure!(
-        ping(&from.namespace, to.address, 56)?,
+        ping(from.namespace, to.address, 56)?,
         "ping {} from {}",
         to.address,
         from.address
     );
     ensure!(
-        ping(&from.namespace, to.address, 1450 - 28)?,
+        ping(from.namespace, to.address, mtu - 28)?,
         "ping with a full MTU"
     );
     ensure!(echo_udp(from, to, 1)?, "one byte of UDP");
-    ensure!(echo_udp(from, to, 1422)?, "UDP with a full MTU");
+    ensure!(echo_udp(from, to, mtu - 28)?, "UDP with a full MTU");
     ensure!(echo_udp(from, to, 8000)?, "fragmented UDP");
     for (from, to) in [(from, to), (to, from)] {
         let time = transfer(from, to, BULK)?;
@@ -132,4 +139,28 @@ fn agents_at_xdp_take_the_same_paths() -> Result<()> {
         topology.rig.print_counters();
     }
     outcome
+}
+
+#[test]
+fn tunnels_of_pods_work() -> Result<()> {
+    both(|topology| {
+        let tunnel = [Ipv4Addr::new(10, 99, 0, 1), Ipv4Addr::new(10, 99, 0, 2)];
+        let pods = [&topology.first, &topology.second];
+        for ((pod, address), far) in pods.iter().zip(tunnel).zip([pods[1], pods[0]]) {
+            let ends = format!("local {} remote {}", pod.address, far.address);
+            pod.namespace.command(&format!(
+                "ip link add tunnel type vxlan id 7 {ends} dstport 4789 dev eth0"
+            ))?;
+            pod.namespace
+                .command(&format!("ip addr add {address}/24 dev tunnel"))?;
+            pod.namespace.command("ip link set tunnel mtu 1400 up")?;
+        }
+        let [from, to] = [0, 1].map(|index| End {
+            namespace: &pods[index].namespace,
+            address: tunnel[index],
+        });
+        exchange_between(from, to, 1400)?;
+        ensure!(counter(topology, 1, Counter::AdjustRoomFailed)? == 0);
+        Ok(())
+    })
 }

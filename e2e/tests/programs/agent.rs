@@ -1,7 +1,10 @@
 //! The agent: every verdict and every reason to drop.
 
 use anyhow::{Result, ensure};
-use thuban_common::{counters::Counter, tables::RemoteEntry};
+use thuban_common::{
+    counters::Counter,
+    tables::{RemoteEntry, VpcEntry},
+};
 use thuban_e2e::programs::key;
 
 use crate::{
@@ -432,4 +435,20 @@ fn flows_that_stay_are_announced() -> Result<()> {
     ensure!(wanted(&mut world)?.is_empty());
     ensure!(world.programs.get::<_, RemoteEntry>("DIRECT_ROWS", &direct)?.used == 1);
     Ok(())
+}
+
+#[test]
+fn a_vpc_without_a_row_has_no_dividers() -> Result<()> {
+    let mut world = World::new()?;
+    world.programs.remove::<u32, VpcEntry>("VPCS", &100)?;
+    let frame = packet(TENANT, ip(10, 0, 2, 90)).bytes();
+    fixture::run(
+        &mut world,
+        &[fixture(
+            "no VPC",
+            TENANT,
+            frame,
+            Expect::Drop(Counter::UnknownVni),
+        )],
+    )
 }
