@@ -20,7 +20,7 @@ fn rig() -> Rig {
 fn traffic_flows_on_while_transitd_is_away_and_comes_back() {
     let mut rig = rig();
     let namespace = format!("{}-p1", rig.name);
-    let flow = std::thread::spawn(move || ping(&namespace, None, "10.0.1.6", 200, Duration::from_millis(10)));
+    let flow = std::thread::spawn(move || ping(&namespace, None, "10.0.1.6", 200, Duration::from_secs(5)));
     rig.kill();
     std::thread::sleep(Duration::from_millis(500));
     assert!(rig.ping("p1", "10.0.1.6"), "without a daemon");

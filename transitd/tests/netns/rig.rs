@@ -300,7 +300,7 @@ impl Rig {
             None,
             address,
             2,
-            Duration::from_millis(100),
+            Duration::from_millis(500),
         ) == 2
     }
 
@@ -311,12 +311,12 @@ impl Rig {
             Some(source),
             address,
             2,
-            Duration::from_millis(100),
+            Duration::from_millis(500),
         ) > 0
     }
 
     pub fn ping_from_node(&self, address: &str) -> bool {
-        ping(self.node(), None, address, 2, Duration::from_millis(100)) == 2
+        ping(self.node(), None, address, 2, Duration::from_millis(500)) == 2
     }
 
     fn try_in(namespace: &str, command: &str) -> Output {
@@ -415,8 +415,8 @@ fn in_namespace<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send +
     .unwrap()
 }
 
-/// Sends ICMP echo requests from a namespace; answers how many were answered within half a second each.
-pub fn ping(namespace: &str, source: Option<&str>, address: &str, count: u16, interval: Duration) -> u16 {
+/// Sends ICMP echo requests from a namespace; answers how many were answered within `patience` each.
+pub fn ping(namespace: &str, source: Option<&str>, address: &str, count: u16, patience: Duration) -> u16 {
     use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, SockaddrIn, bind, socket};
     let target: Ipv4Addr = address.parse().unwrap();
     let source: Option<Ipv4Addr> = source.map(|source| source.parse().unwrap());
@@ -450,7 +450,7 @@ pub fn ping(namespace: &str, source: Option<&str>, address: &str, count: u16, in
                 .sum();
             let checksum = (!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes();
             packet[2..4].copy_from_slice(&checksum);
-            let deadline = Instant::now() + Duration::from_millis(500);
+            let deadline = Instant::now() + patience;
             if socket.send_to(&packet, (target, 0)).is_ok() {
                 let mut buffer = [0; 256];
                 while let Some(left) = deadline
@@ -472,7 +472,7 @@ pub fn ping(namespace: &str, source: Option<&str>, address: &str, count: u16, in
                     }
                 }
             }
-            std::thread::sleep(interval);
+            std::thread::sleep(Duration::from_millis(10));
         }
         answered
     })
