@@ -1,1 +1,5 @@
-//! Thuban.
+//! The light operator: workflows of VPC, Network, Endpoint, Divider, Bouncer and Droplet.
+//!
+//! `model` decides, `controller` reads and writes objects, `stream` serves droplets, `hub` joins the three.
+
+pub mod model;

@@ -1,0 +1,9 @@
+//! The pure core: objects in, rows and decisions out. No client, no clock, no I/O.
+
+pub mod acks;
+pub mod admission;
+pub mod allocation;
+pub mod placement;
+pub mod rows;
+pub mod validation;
+pub mod world;

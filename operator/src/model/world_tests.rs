@@ -1,0 +1,204 @@
+//! The world under random changes, and the cost of an endpoint.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use thuban_api::identifiers::MacAddr;
+
+use super::{Address, Endpoint, Key, Membership, Network, Pod, Role, Row, Vpc, World};
+
+/// xorshift: small, and its seed is printed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+fn droplet_address(number: u64) -> Ipv4Addr {
+    Ipv4Addr::from(0xac10_0001 + number as u32)
+}
+
+fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
+    let address = Ipv4Addr::from(0x0a00_0000 + host as u32);
+    Endpoint {
+        network: network.into(),
+        droplet: format!("d{droplet}"),
+        pod: Pod { namespace: "ns".into(), name: format!("p{host}"), uid: format!("u{host}") },
+        membership: Membership::Member(Address {
+            address,
+            prefix_length: 24,
+            gateway: Ipv4Addr::new(10, 0, 0, 1),
+            mac: MacAddr::of(address),
+        }),
+        ready: false,
+    }
+}
+
+fn vpc(vni: u32) -> Vpc {
+    Vpc { vni, cidrs: vec!["10.0.0.0/8".into()], host_access: false }
+}
+
+fn network(vpc: &str, id: u32) -> Network {
+    Network { vpc: vpc.into(), id, cidrs: vec!["10.0.0.0/24".into()] }
+}
+
+/// One VPC with one network on `droplets` droplets, its bouncer and divider placed.
+fn small(droplets: u64) -> World {
+    let mut world = World::default();
+    for number in 0..droplets {
+        world.set_droplet(&format!("d{number}"), Some(droplet_address(number)));
+    }
+    world.set_vpc("red", Some(vpc(7)));
+    world.set_network("web", Some(network("red", 1)));
+    world.set_divider("red-d0", Some(Role { parent: "red".into(), droplet: "d0".into() }));
+    world.set_bouncer("web-b0", Some(Role { parent: "web".into(), droplet: "d1".into() }));
+    world.flush();
+    world
+}
+
+#[test]
+fn one_more_endpoint_costs_bouncers_plus_one_rows_however_many_droplets() {
+    for droplets in [3, 300] {
+        let mut world = small(droplets);
+        world.set_endpoint(&("ns".into(), "first".into()), Some(endpoint("web", 2, 10)));
+        world.flush();
+        world.set_endpoint(&("ns".into(), "second".into()), Some(endpoint("web", 2, 11)));
+        let rows: usize = world.flush().values().map(BTreeMap::len).sum();
+        assert_eq!(rows, 2, "one bouncer and the endpoint's own droplet, of {droplets}");
+    }
+}
+
+#[test]
+fn the_first_endpoint_on_a_droplet_brings_the_rows_of_its_network_and_the_last_takes_them_away() {
+    let mut world = small(3);
+    let name = ("ns".into(), "e".into());
+    assert!(!world.program("d2").keys().any(|key| key.vni() == Some(7)));
+    world.set_endpoint(&name, Some(endpoint("web", 2, 10)));
+    world.flush();
+    let program = world.program("d2");
+    assert!(program.contains_key(&Key::Vpc(7)) && program.contains_key(&Key::Network(7, 1)));
+    world.set_endpoint(&name, None);
+    world.flush();
+    assert!(!world.program("d2").keys().any(|key| key.vni() == Some(7)));
+}
+
+#[test]
+fn a_subscriber_is_told_and_told_again_when_the_endpoint_goes() {
+    let mut world = small(4);
+    let name = ("ns".into(), "e".into());
+    let address = Ipv4Addr::new(10, 0, 0, 10);
+    assert!(world.subscribe("d3", 7, address, true));
+    world.set_endpoint(&name, Some(endpoint("web", 2, 10)));
+    let deltas = world.flush();
+    assert!(matches!(deltas["d3"].get(&Key::Direct(7, address)), Some(Some(_))));
+    world.set_endpoint(&name, None);
+    let deltas = world.flush();
+    assert_eq!(deltas["d3"].get(&Key::Direct(7, address)), Some(&None));
+}
+
+#[test]
+fn equal_addresses_of_two_vpcs_never_share_a_row() {
+    let mut world = small(3);
+    world.set_vpc("blue", Some(vpc(8)));
+    world.set_network("shop", Some(network("blue", 1)));
+    world.set_bouncer("shop-b0", Some(Role { parent: "shop".into(), droplet: "d1".into() }));
+    world.set_endpoint(&("r".into(), "e".into()), Some(endpoint("web", 2, 10)));
+    world.set_endpoint(&("b".into(), "e".into()), Some(endpoint("shop", 0, 10)));
+    world.flush();
+    let program = world.program("d1");
+    let address = Ipv4Addr::new(10, 0, 0, 10);
+    assert_ne!(program[&Key::Bouncer(7, address)], program[&Key::Bouncer(8, address)]);
+    assert!(world.is_used_on("d2", address) && world.is_used_on("d0", address) && !world.is_used_on("d1", address));
+}
+
+/// Applies the same objects to a new world at once.
+fn from_scratch(world: &World) -> BTreeMap<String, BTreeMap<Key, Row>> {
+    let mut fresh = World::default();
+    for (name, endpoint) in &world.endpoints {
+        fresh.set_endpoint(name, Some(endpoint.clone()));
+    }
+    for (name, role) in &world.bouncers {
+        fresh.set_bouncer(name, Some(role.clone()));
+    }
+    for (name, role) in &world.dividers {
+        fresh.set_divider(name, Some(role.clone()));
+    }
+    for (name, network) in &world.networks {
+        fresh.set_network(name, Some(network.clone()));
+    }
+    for (name, vpc) in &world.vpcs {
+        fresh.set_vpc(name, Some(vpc.clone()));
+    }
+    for (name, address) in &world.droplets {
+        fresh.set_droplet(name, Some(*address));
+    }
+    for ((vni, address), droplets) in &world.subscriptions {
+        for droplet in droplets {
+            fresh.subscribe(droplet, *vni, *address, true);
+        }
+    }
+    fresh.flush();
+    without_empty(&fresh.programs)
+}
+
+fn without_empty(programs: &BTreeMap<String, BTreeMap<Key, Row>>) -> BTreeMap<String, BTreeMap<Key, Row>> {
+    programs.iter().filter(|(_, program)| !program.is_empty()).map(|(name, program)| (name.clone(), program.clone())).collect()
+}
+
+#[test]
+fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference() {
+    let seed = std::env::var("THUBAN_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0x7468_7562_616e);
+    println!("THUBAN_SEED={seed}");
+    let mut random = Random(seed);
+    let mut world = World::default();
+    let mut mirror: BTreeMap<String, BTreeMap<Key, Row>> = BTreeMap::new();
+    for step in 0..3000 {
+        let number = random.below(5);
+        let present = random.below(4) > 0;
+        match random.below(8) {
+            0 => world.set_droplet(&format!("d{number}"), present.then(|| droplet_address(number))),
+            1 => world.set_vpc(&format!("v{}", number % 2), present.then(|| vpc(1 + (number % 2) as u32))),
+            2 => {
+                let parent = format!("v{}", number % 2);
+                world.set_network(&format!("n{number}"), present.then(|| network(&parent, 1 + number as u32)));
+            }
+            3 => {
+                let role = Role { parent: format!("v{}", number % 2), droplet: format!("d{}", random.below(5)) };
+                world.set_divider(&format!("div{number}"), present.then_some(role));
+            }
+            4 => {
+                let role = Role { parent: format!("n{number}"), droplet: format!("d{}", random.below(5)) };
+                world.set_bouncer(&format!("bnc{number}"), present.then_some(role));
+            }
+            5 => {
+                let address = Ipv4Addr::from(0x0a00_0000 + random.below(40) as u32);
+                world.subscribe(&format!("d{}", random.below(5)), 1 + random.below(2) as u32, address, present);
+            }
+            _ => {
+                // Every host has its own network, as a claim guarantees within a VPC.
+                let host = random.below(40);
+                let new = endpoint(&format!("n{}", host % 5), random.below(5), host);
+                world.set_endpoint(&("ns".into(), format!("e{host}")), present.then_some(new));
+            }
+        }
+        for (droplet, delta) in world.flush() {
+            let program = mirror.entry(droplet).or_default();
+            for (key, row) in delta {
+                match row {
+                    Some(row) => program.insert(key, row),
+                    None => program.remove(&key),
+                };
+            }
+        }
+        assert!(world.flush().is_empty(), "step {step}: a second flush changes nothing");
+        assert_eq!(without_empty(&mirror), without_empty(&world.programs), "step {step}: deltas");
+        if step % 20 == 0 {
+            assert_eq!(without_empty(&world.programs), from_scratch(&world), "step {step}: incremental");
+        }
+    }
+}
