@@ -39,10 +39,10 @@ pub fn run() -> Result<()> {
 
 /// Says what is done and, when it took a while, how long.
 pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    println!("build: {name}");
+    println!("==> {name}");
     let start = Instant::now();
-    let made = work().with_context(|| format!("building {name}"))?;
-    println!("build: {name}: done in {:.1} s", start.elapsed().as_secs_f32());
+    let made = work().with_context(|| name.to_owned())?;
+    println!("    {name}: {:.1} s", start.elapsed().as_secs_f32());
     Ok(made)
 }
 

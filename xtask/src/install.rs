@@ -1,0 +1,229 @@
+//! Installs Thuban on a local cluster from `install/`, the same files in the same order as a user would apply.
+//!
+//! Only values of `05-config.yaml` differ, as they do on any cluster. A second run brings changed images and manifests.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use thuban_cluster::{Cluster, Instance};
+
+use crate::{
+    build::{images_folder, root},
+    diagnostics,
+};
+
+pub const NAMESPACE: &str = "thuban-system";
+const CONFIG: &str = "05-config.yaml";
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Installs, or updates, and waits until pods can be made.
+pub fn run(name: &str) -> Result<()> {
+    let cluster = Cluster::named(name)?;
+    let was_installed = cluster
+        .kubectl(&["get", "-n", NAMESPACE, "daemonset/transitd"])
+        .is_ok();
+    let are_images_new = import_changed_images(&cluster)?;
+    for manifest in manifests()? {
+        let text = manifest_for(&manifest, cluster.instance())?;
+        let file = manifest
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        cluster
+            .kubectl_apply(&text)
+            .with_context(|| format!("applying install/{file}"))?;
+        println!("applied install/{file}");
+    }
+    if was_installed && are_images_new {
+        for workload in ["deployment/thuban-operator", "daemonset/transitd"] {
+            cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, workload])?;
+            println!("restarted {workload}: its image has changed");
+        }
+    }
+    wait_installed(&cluster).inspect_err(|_| diagnostics::print(&cluster))
+}
+
+/// YAML files of `install/`, in name order.
+pub fn manifests() -> Result<Vec<PathBuf>> {
+    let folder = root().join("install");
+    let entries = fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .collect();
+    files.sort();
+    if files.is_empty() {
+        bail!("{} has no manifests", folder.display());
+    }
+    Ok(files)
+}
+
+/// The file's text, with the values of this cluster.
+pub fn manifest_for(path: &Path, instance: &Instance) -> Result<String> {
+    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    if !path.ends_with(CONFIG) {
+        return Ok(text);
+    }
+    let mut config: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text)?;
+    let values = [
+        ("KUBERNETES_SERVICE_HOST", instance.gateway().to_string()),
+        ("KUBERNETES_SERVICE_PORT", instance.api_port().to_string()),
+        ("THUBAN_UNDERLAY_CIDRS", instance.subnet()),
+    ];
+    for (key, value) in values {
+        config["data"][key] = value.into();
+    }
+    Ok(serde_yaml_ng::to_string(&config)?)
+}
+
+/// Imports archives that changed since the last installation on this cluster.
+fn import_changed_images(cluster: &Cluster) -> Result<bool> {
+    let mut has_changed = false;
+    for archive in ["operator.tar", "transitd.tar"] {
+        let path = images_folder().join(archive);
+        let bytes =
+            fs::read(&path).with_context(|| format!("{}: run `cargo xtask build`", path.display()))?;
+        let hash: String = Sha256::digest(bytes)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let record = cluster
+            .instance()
+            .state()
+            .join(format!("installed-{archive}.sha256"));
+        if fs::read_to_string(&record).is_ok_and(|old| old == hash) {
+            continue;
+        }
+        cluster.import_image(&path)?;
+        fs::write(&record, hash).with_context(|| format!("writing {}", record.display()))?;
+        println!("imported {archive} on all nodes");
+        has_changed = true;
+    }
+    Ok(has_changed)
+}
+
+fn wait_installed(cluster: &Cluster) -> Result<()> {
+    wait("operator", || {
+        workload(cluster, "deployment/thuban-operator", "replicas", "readyReplicas")
+    })?;
+    wait("transitd", || {
+        workload(cluster, "daemonset/transitd", "desiredNumberScheduled", "numberReady")
+    })?;
+    wait("nodes", || {
+        let nodes = get(cluster, &["nodes"])?;
+        let nodes = nodes["items"].as_array().context("a list of nodes")?;
+        let ready = nodes.iter().filter(|node| is_ready(node)).count();
+        Ok((
+            ready == nodes.len() && !nodes.is_empty(),
+            format!("{ready} of {} Ready", nodes.len()),
+        ))
+    })?;
+    for object in ["vpcs.thuban.dev/default", "networks.thuban.dev/default"] {
+        wait(object, || provisioned(cluster, object))?;
+    }
+    Ok(())
+}
+
+/// Whether the newest template runs everywhere and is ready.
+fn workload(cluster: &Cluster, name: &str, wanted: &str, ready: &str) -> Result<(bool, String)> {
+    let object = get(cluster, &["-n", NAMESPACE, name])?;
+    let status = &object["status"];
+    let number = |field: &str| status[field].as_u64().unwrap_or(0);
+    let updated = number("updatedReplicas").max(number("updatedNumberScheduled"));
+    let is_observed = status["observedGeneration"] == object["metadata"]["generation"];
+    let wants = number(wanted);
+    Ok((
+        is_observed && wants > 0 && updated == wants && number(ready) == wants,
+        format!("{} of {wants} ready, {updated} up to date", number(ready)),
+    ))
+}
+
+fn is_ready(node: &Value) -> bool {
+    let conditions = node["status"]["conditions"].as_array();
+    conditions.is_some_and(|all| {
+        all.iter()
+            .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+    })
+}
+
+/// Phase of an object, with the reason when it is refused.
+pub fn provisioned(cluster: &Cluster, object: &str) -> Result<(bool, String)> {
+    let status = get(cluster, &[object])?["status"].take();
+    let phase = status["phase"].as_str().unwrap_or("no phase").to_owned();
+    let refusal = status["conditions"]
+        .as_array()
+        .and_then(|all| all.iter().find(|condition| condition["status"] == "False"))
+        .and_then(|condition| condition["message"].as_str());
+    let text = refusal.map_or_else(|| phase.clone(), |message| format!("{phase}: {message}"));
+    Ok((phase == "Provisioned", text))
+}
+
+/// `kubectl get … -o json`.
+pub fn get(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
+    let arguments: Vec<&str> = ["get", "-o", "json"]
+        .iter()
+        .chain(arguments)
+        .copied()
+        .collect();
+    Ok(serde_json::from_str(&cluster.kubectl(&arguments)?)?)
+}
+
+/// Asks until the answer is yes; prints each change of the answer's text.
+pub fn wait(what: &str, mut ask: impl FnMut() -> Result<(bool, String)>) -> Result<()> {
+    let start = Instant::now();
+    let mut said = String::new();
+    loop {
+        let (is_done, text) = ask().unwrap_or_else(|error| (false, format!("{error:#}")));
+        let seconds = start.elapsed().as_secs_f32();
+        if text != said {
+            println!("{what}: {text} ({seconds:.1} s)");
+            said = text;
+        }
+        if is_done {
+            return Ok(());
+        }
+        if start.elapsed() > PATIENCE {
+            bail!("{what}: still {said} after {seconds:.0} s");
+        }
+        std::thread::sleep(Duration::from_millis(250));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Instance, manifest_for, manifests};
+
+    #[test]
+    fn the_configuration_gets_the_values_of_the_cluster() {
+        let instance = Instance::named("test").unwrap();
+        let files = manifests().unwrap();
+        let config = files.iter().find(|path| path.ends_with(super::CONFIG)).unwrap();
+        let text = manifest_for(config, &instance).unwrap();
+        let config: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text).unwrap();
+        let data = &config["data"];
+        assert_eq!(data["KUBERNETES_SERVICE_HOST"], instance.gateway().to_string());
+        assert_eq!(data["KUBERNETES_SERVICE_PORT"], instance.api_port().to_string());
+        assert_eq!(data["THUBAN_UNDERLAY_CIDRS"], instance.subnet());
+        assert_eq!(data["THUBAN_TRANSIT_HOOK"], "auto");
+    }
+
+    #[test]
+    fn other_manifests_are_applied_as_they_are() {
+        let instance = Instance::named("test").unwrap();
+        for path in manifests().unwrap() {
+            if !path.ends_with(super::CONFIG) {
+                assert_eq!(
+                    manifest_for(&path, &instance).unwrap(),
+                    std::fs::read_to_string(path).unwrap()
+                );
+            }
+        }
+    }
+}
