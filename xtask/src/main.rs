@@ -1,1 +1,102 @@
-fn main() {}
+//! `cargo xtask`: builds, checks, clusters, demo and tests of Thuban.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod build;
+mod check;
+mod cluster;
+mod crds;
+mod demo;
+mod deps;
+mod diagnostics;
+mod ebpf;
+mod images;
+mod install;
+mod kube;
+mod progress;
+mod test;
+mod uninstall;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about, version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build the eBPF programs, release binaries and images
+    Build,
+    /// Build only the eBPF programs
+    BuildEbpf,
+    /// Write install/10-crds.yaml from the types of api/
+    Crds {
+        /// Only say whether the file is current
+        #[arg(long)]
+        check: bool,
+    },
+    /// Format, lints, CRDs, eBPF build: what needs no root
+    Check,
+    /// Run the tests: as root, with a cluster of their own
+    Test {
+        /// Only this part of the tests
+        #[arg(long)]
+        only: Option<String>,
+    },
+    /// Bring up a cluster with Thuban and show what it does
+    Demo,
+    /// Apply install/ to a local cluster
+    Install {
+        /// demo or test
+        #[arg(long, default_value = "demo")]
+        name: String,
+    },
+    /// Remove Thuban from a local cluster
+    Uninstall {
+        /// demo or test
+        #[arg(long, default_value = "demo")]
+        name: String,
+    },
+    /// A real Kubernetes cluster of three nodes on this machine
+    Cluster {
+        /// demo or test
+        #[arg(long, default_value = "demo", global = true)]
+        name: String,
+        #[command(subcommand)]
+        action: cluster::Action,
+    },
+    /// Install the programs that the other commands need
+    Deps,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Build => build::run()?,
+        Command::BuildEbpf => {
+            deps::ensure()?;
+            println!("{}", ebpf::build()?.display());
+        }
+        Command::Crds { check } => crds::run(check)?,
+        Command::Check => check::run()?,
+        Command::Test { only } => test::run(only)?,
+        Command::Demo => demo::run()?,
+        Command::Install { name } => install::run(&name)?,
+        Command::Uninstall { name } => uninstall::run(&name)?,
+        Command::Cluster { name, action } => return cluster::run(&name, action),
+        Command::Deps => deps::ensure()?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

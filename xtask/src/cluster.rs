@@ -1,0 +1,106 @@
+//! `cargo xtask cluster`: the local clusters of `e2e/cluster`, with this machine's binaries and images.
+
+use std::{fs, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use thuban_cluster::{Instance, NODES, Options, Status};
+
+use crate::{build, deps, kube};
+
+/// Images without which no pod runs.
+const BASE_IMAGES: [&str; 2] = ["pause.tar", "agnhost.tar"];
+
+#[derive(Subcommand)]
+pub enum Action {
+    /// Start it, or leave it if it is up
+    Up,
+    /// Remove every trace of it
+    Down,
+    /// Show its parts; exit code 0 only if it is up
+    Status,
+    /// Print shell lines that point kubectl at it: eval "$(cargo xtask cluster env)"
+    Env,
+    /// Run a command on a node
+    Exec {
+        /// node-a, node-b or node-c
+        node: String,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<String>,
+    },
+}
+
+pub fn run(name: &str, action: Action) -> Result<ExitCode> {
+    let instance = Instance::named(name)?;
+    match action {
+        Action::Up => {
+            up(name)?;
+            println!("kubectl: eval \"$(cargo xtask cluster --name {name} env)\"");
+        }
+        Action::Down => {
+            down(name)?;
+            println!("cluster {name} is down");
+        }
+        Action::Status => {
+            let status = thuban_cluster::status(&instance)?;
+            print(&instance, &status);
+            return Ok(if status.is_up() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Action::Env => print!("{}", thuban_cluster::env(&instance)),
+        Action::Exec { node, command } => {
+            let status = thuban_cluster::exec(&instance, &node, &command)?;
+            return Ok(status.code().map_or(ExitCode::FAILURE, |code| ExitCode::from(code as u8)));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Brings the cluster up with all images that there are.
+pub fn up(name: &str) -> Result<()> {
+    let instance = Instance::named(name)?;
+    deps::ensure()?;
+    let binaries = kube::binaries()?;
+    if BASE_IMAGES.iter().any(|image| !build::images_folder().join(image).exists()) {
+        build::run()?;
+    }
+    // The demo's uplinks all segment, so that transit runs at XDP. Tests also want a NIC that segments tunnels itself.
+    let whole_gso = if name == "test" { vec![NODES[2].to_owned()] } else { Vec::new() };
+    let options = Options { binaries, images: images()?, whole_gso, progress: |line| println!("{line}") };
+    thuban_cluster::up(&instance, &options)
+}
+
+/// Takes the cluster down.
+pub fn down(name: &str) -> Result<()> {
+    thuban_cluster::down(&Instance::named(name)?)
+}
+
+/// All archives in `target/images`.
+fn images() -> Result<Vec<PathBuf>> {
+    let folder = build::images_folder();
+    let entries = fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
+    let mut found: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "tar"))
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+fn print(instance: &Instance, status: &Status) {
+    println!("cluster {}: {}", instance.name(), if status.is_up() { "up" } else { "down" });
+    let word = |runs: bool| if runs { "runs" } else { "down" };
+    for (component, runs) in &status.components {
+        println!("  {component:<20} {}", word(*runs));
+    }
+    println!("  {:<20} {}", instance.api_url(), if status.api_ready { "ready" } else { "not ready" });
+    for (node, lives, ready) in &status.nodes {
+        let ready = match ready.as_deref() {
+            None => "not registered",
+            Some("True") => "Ready",
+            Some(_) => "NotReady",
+        };
+        let address = instance.node_address(node).map(|address| address.to_string()).unwrap_or_default();
+        println!("  {node:<20} {}, {ready}, {address}", word(*lives));
+    }
+}

@@ -1,0 +1,5 @@
+//! The demo.
+
+pub fn run() -> anyhow::Result<()> {
+    anyhow::bail!("not there yet")
+}
