@@ -124,6 +124,8 @@ fn pods_of_different_vpcs_do_not_meet_by_way_of_the_node() {
             .success()
     );
     assert!(!rig.ping("u", "10.0.1.5"));
+    let route = rig.on_node("ip route get 10.0.1.5 from 192.0.2.2 iif up0 2>&1 || true");
+    assert!(!route.contains("thb"), "{route}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use thuban_proto::transit::droplet_message::Message;
+use thuban_proto::transit::row::Row;
 
 use crate::rig::{Rig, base_rows, eventually, local, ping};
 
@@ -41,17 +42,18 @@ fn traffic_flows_on_while_transitd_is_away_and_comes_back() {
 fn rows_that_the_new_snapshot_lacks_go_and_the_others_stay() {
     let mut rig = rig();
     rig.kill();
-    rig.operator
-        .shared
-        .lock()
-        .unwrap()
-        .rows
-        .retain(|row| *row != local(7, "p2", 6));
+    rig.operator.shared.lock().unwrap().rows.retain(|row| match row {
+        Row::Vpc(vpc) => vpc.vni == 7,
+        Row::Network(network) => network.vni == 7,
+        row => *row != local(7, "p2", 6),
+    });
     rig.start();
     rig.operator.wait_for_ack();
     assert_eq!(rig.rows("LOCAL_ENDPOINTS").len(), 1);
     assert_eq!(rig.rows("ATTACHMENTS").len(), 1);
-    assert_eq!(rig.rows("VPCS").len(), 2);
+    assert_eq!(rig.rows("VPCS").len(), 1);
+    assert_eq!(rig.rows("SUBNETS").len(), 2);
+    assert_eq!(rig.rows("DROPLETS").len(), 1);
 }
 
 #[test]
