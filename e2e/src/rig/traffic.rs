@@ -4,6 +4,7 @@ use std::{
     io::{Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::AsRawFd,
+    sync::atomic::{AtomicU16, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -27,7 +28,8 @@ pub struct End<'a> {
 }
 
 const WAIT: Duration = Duration::from_secs(5);
-const PORT: u16 = 7000;
+/// A port for each exchange: a socket that was closed may live on for a moment in a process that is being started.
+static NEXT_PORT: AtomicU16 = AtomicU16::new(7600);
 
 /// Pings once with a payload of `size` bytes and says whether the same came back within a second.
 pub fn ping(from: &Namespace, to: Ipv4Addr, size: usize) -> Result<bool> {
@@ -81,7 +83,8 @@ pub fn checksum(bytes: &[u8]) -> u16 {
 
 /// A datagram there and its echo back, from fresh sockets. `Ok(false)` when no echo came.
 pub fn echo_udp(from: End, to: End, size: usize) -> Result<bool> {
-    let server = to.namespace.run(|| Ok(UdpSocket::bind((to.address, PORT))?))?;
+    let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
+    let server = to.namespace.run(|| Ok(UdpSocket::bind((to.address, port))?))?;
     server.set_read_timeout(Some(WAIT))?;
     let client = from.namespace.run(|| Ok(UdpSocket::bind((from.address, 0))?))?;
     client.set_read_timeout(Some(Duration::from_secs(2)))?;
@@ -93,7 +96,7 @@ pub fn echo_udp(from: End, to: End, size: usize) -> Result<bool> {
                 let _ = server.send_to(&buffer[..length], peer);
             }
         });
-        client.send_to(&payload, SocketAddr::from((to.address, PORT)))?;
+        client.send_to(&payload, SocketAddr::from((to.address, port)))?;
         let mut buffer = vec![0; 65536];
         let answer = client
             .recv(&mut buffer)
@@ -101,7 +104,7 @@ pub fn echo_udp(from: End, to: End, size: usize) -> Result<bool> {
         if !answer {
             // Frees the server's thread.
             let _ = to.namespace.run(|| {
-                UdpSocket::bind((to.address, 0))?.send_to(&[0], (to.address, PORT))?;
+                UdpSocket::bind((to.address, 0))?.send_to(&[0], (to.address, port))?;
                 Ok(())
             });
         }
@@ -111,7 +114,8 @@ pub fn echo_udp(from: End, to: End, size: usize) -> Result<bool> {
 
 /// Sends `bytes` there and as many back over one connection, compares every byte, and returns how long it took.
 pub fn transfer(from: End, to: End, bytes: usize) -> Result<Duration> {
-    let listener = to.namespace.run(|| Ok(TcpListener::bind((to.address, PORT))?))?;
+    let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
+    let listener = to.namespace.run(|| Ok(TcpListener::bind((to.address, port))?))?;
     let start = Instant::now();
     thread::scope(|scope| {
         let server = scope.spawn(|| -> Result<()> {
@@ -122,7 +126,7 @@ pub fn transfer(from: End, to: End, bytes: usize) -> Result<Duration> {
             Ok(())
         });
         let client = || -> Result<()> {
-            let address = SocketAddr::from((to.address, PORT));
+            let address = SocketAddr::from((to.address, port));
             let mut stream = from
                 .namespace
                 .run(|| Ok(TcpStream::connect_timeout(&address, WAIT)?))?;
@@ -133,7 +137,7 @@ pub fn transfer(from: End, to: End, bytes: usize) -> Result<Duration> {
         };
         if let Err(error) = client() {
             // Frees a server that still waits in accept.
-            let _ = to.namespace.run(|| Ok(TcpStream::connect((to.address, PORT))?));
+            let _ = to.namespace.run(|| Ok(TcpStream::connect((to.address, port))?));
             let _ = server.join();
             return Err(error);
         }

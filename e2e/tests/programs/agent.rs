@@ -423,6 +423,7 @@ fn flows_that_stay_are_announced() -> Result<()> {
         }
     }
     ensure!(announced == [3, 4, 8, 16], "{announced:?}");
+    ensure!(world.programs.counter(Counter::DirectWanted)? == 4);
     // A direct row ends that, and is marked as used.
     let direct = key(100, ip(10, 0, 1, 50));
     for _ in 0..5 {

@@ -8,6 +8,7 @@ mod transit;
 mod world;
 
 use anyhow::{Context, Result, ensure};
+use thuban_common::counters::Counter;
 use thuban_e2e::programs::Programs;
 
 #[test]
@@ -26,4 +27,24 @@ fn every_program_passes_the_verifier_with_room_to_spare() -> Result<()> {
         ensure!(count < 1_000_000, "{name}");
     }
     Ok(())
+}
+
+#[test]
+fn every_counter_has_a_test() {
+    let tests = [
+        include_str!("agent.rs"),
+        include_str!("fixture.rs"),
+        include_str!("transit.rs"),
+        include_str!("../datapath/paths.rs"),
+        include_str!("../datapath/isolation.rs"),
+    ]
+    .concat();
+    let untested: Vec<&str> = Counter::ALL
+        .iter()
+        .filter(|counter| {
+            !tests.contains(&format!("Counter::{counter:?}")) && !tests.contains(counter.name())
+        })
+        .map(|counter| counter.name())
+        .collect();
+    assert!(untested.is_empty(), "no test names {untested:?}");
 }
