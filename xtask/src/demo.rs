@@ -1,5 +1,111 @@
-//! The demo.
+//! `cargo xtask demo`: a cluster with Thuban, tenants with equal addresses, who reaches whom and by which way.
+//!
+//! It can be repeated: what is there already is kept. The cluster stays up.
 
-pub fn run() -> anyhow::Result<()> {
-    anyhow::bail!("not there yet")
+mod matrix;
+mod pods;
+mod ways;
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+use thuban_cluster::Cluster;
+
+use crate::{
+    build::{self, root},
+    cluster, diagnostics,
+    install::{self, provisioned, wait},
+};
+use pods::{Pod, Wanted};
+
+const NAME: &str = "demo";
+/// Networks and their VPCs, as in `e2e/demo/`.
+const NETWORKS: [(&str, &str); 5] = [
+    ("red-web", "red"),
+    ("red-db", "red"),
+    ("blue-web", "blue"),
+    ("blue-db", "blue"),
+    ("green-web", "green"),
+];
+
+/// Fails when packets reach whom they must not, or don't reach whom they must.
+pub fn run() -> Result<()> {
+    build::run()?;
+    build::step("cluster of three nodes", || cluster::up(NAME))?;
+    build::step("Thuban from install/", || install::run(NAME))?;
+    let cluster = Cluster::named(NAME)?;
+    let pods = build::step("tenants red, blue and green", || {
+        make_tenants(&cluster).inspect_err(|_| diagnostics::print(&cluster))
+    })?;
+    print_addresses(&cluster, &pods)?;
+    let networks = NETWORKS.map(|(network, _)| network);
+    let is_isolated = matrix::show(&pods, &networks)?;
+    let is_direct = ways::show(&cluster)?;
+    print_hints();
+    if !is_isolated || !is_direct {
+        bail!("the demo found what it did not expect, see above");
+    }
+    Ok(())
+}
+
+fn make_tenants(cluster: &Cluster) -> Result<Vec<Pod>> {
+    for file in ["10-vpcs.yaml", "20-networks.yaml", "30-namespaces.yaml"] {
+        let path = root().join("e2e/demo").join(file);
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        cluster
+            .kubectl_apply(&text)
+            .with_context(|| format!("applying e2e/demo/{file}"))?;
+    }
+    for (network, _) in NETWORKS {
+        let object = format!("networks.thuban.dev/{network}");
+        wait(network, || provisioned(cluster, &object))?;
+    }
+    let mut wanted = Vec::new();
+    for (network, vpc) in NETWORKS {
+        for node in cluster.nodes()? {
+            wanted.push(Wanted::new(vpc, network, &node, ""));
+        }
+    }
+    pods::apply(cluster, &wanted)?;
+    wait("pods", || pods::readiness(cluster, &wanted))?;
+    pods::find(cluster, &wanted)
+}
+
+fn print_addresses(cluster: &Cluster, pods: &[Pod]) -> Result<()> {
+    let nodes = cluster.nodes()?;
+    println!("\nAddresses of the pods (red and blue have the same)\n");
+    print!("  {:<12}", "");
+    for node in &nodes {
+        print!("{node:>14}");
+    }
+    println!();
+    for (network, _) in NETWORKS {
+        print!("  {network:<12}");
+        for node in &nodes {
+            let pod = pods
+                .iter()
+                .find(|pod| pod.network == network && pod.node == *node);
+            print!(
+                "{:>14}",
+                pod.map_or_else(String::new, |pod| pod.address.to_string())
+            );
+        }
+        println!();
+    }
+    Ok(())
+}
+
+fn print_hints() {
+    println!(
+        "
+The cluster stays up. Look around:
+
+  eval \"$(cargo xtask cluster env)\"
+  kubectl get vpcs,networks.thuban.dev,dividers,bouncers,droplets
+  kubectl get endpoints.thuban.dev -A
+  kubectl exec -n red red-web-node-a -- /agnhost connect --timeout=2s 10.0.1.3:8080
+  cargo xtask cluster exec node-a -- tcpdump -ni eth0 udp port 6081
+  cargo xtask cluster down
+"
+    );
 }

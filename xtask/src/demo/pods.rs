@@ -1,0 +1,181 @@
+//! Pods of the demo, and questions asked from inside their network namespaces.
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use nix::sched::{CloneFlags, setns};
+use thuban_cluster::Cluster;
+
+use crate::{build::root, install::get};
+
+/// HTTP and UDP port of `agnhost netexec`.
+const PORT: u16 = 8080;
+
+/// A running pod. Its name is unique over all tenants, and its HTTP and UDP servers tell it.
+#[derive(Clone, Debug)]
+pub struct Pod {
+    pub vpc: String,
+    pub network: String,
+    pub node: String,
+    pub name: String,
+    pub address: Ipv4Addr,
+    namespace_file: PathBuf,
+}
+
+/// What a pod is to be.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub vpc: String,
+    pub network: String,
+    pub node: String,
+    pub name: String,
+}
+
+impl Wanted {
+    pub fn new(vpc: &str, network: &str, node: &str, prefix: &str) -> Self {
+        Self {
+            vpc: vpc.into(),
+            network: network.into(),
+            node: node.into(),
+            name: format!("{prefix}{network}-{node}"),
+        }
+    }
+
+    /// From `e2e/demo/pod.yaml`. Pods of `<vpc>-web` have no annotation of their own: their namespace has it.
+    fn manifest(&self) -> Result<String> {
+        let path = root().join("e2e/demo/pod.yaml");
+        let template =
+            std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        let is_default = self.network == format!("{}-web", self.vpc);
+        let lines = template
+            .lines()
+            .filter(|line| !(is_default && line.contains("thuban.dev/network")))
+            .map(|line| {
+                line.replace("NAMESPACE", &self.vpc)
+                    .replace("NAME", &self.name)
+                    .replace("NETWORK", &self.network)
+                    .replace("NODE", &self.node)
+            });
+        Ok(lines.collect::<Vec<_>>().join("\n"))
+    }
+}
+
+/// Makes the pods that are not there yet.
+pub fn apply(cluster: &Cluster, wanted: &[Wanted]) -> Result<()> {
+    let manifests = wanted.iter().map(Wanted::manifest).collect::<Result<Vec<_>>>()?;
+    cluster.kubectl_apply(&manifests.join("\n---\n")).map(|_| ())
+}
+
+/// How many are ready, of all.
+pub fn readiness(cluster: &Cluster, wanted: &[Wanted]) -> Result<(bool, String)> {
+    let list = get(
+        cluster,
+        &["pods", "-A", "-l", "app.kubernetes.io/part-of=thuban-demo"],
+    )?;
+    let items = list["items"].as_array().context("a list of pods")?;
+    let is_ready = |wanted: &&Wanted| {
+        items.iter().any(|pod| {
+            let conditions = pod["status"]["conditions"].as_array();
+            pod["metadata"]["name"] == wanted.name.as_str()
+                && conditions.is_some_and(|all| {
+                    all.iter()
+                        .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+                })
+        })
+    };
+    let ready = wanted.iter().filter(is_ready).count();
+    Ok((
+        ready == wanted.len(),
+        format!("{ready} of {} Ready", wanted.len()),
+    ))
+}
+
+/// Addresses and network namespaces of running pods.
+pub fn find(cluster: &Cluster, wanted: &[Wanted]) -> Result<Vec<Pod>> {
+    let list = get(
+        cluster,
+        &["pods", "-A", "-l", "app.kubernetes.io/part-of=thuban-demo"],
+    )?;
+    let items = list["items"].as_array().context("a list of pods")?;
+    let mut tasks = Vec::new();
+    for node in cluster.nodes()? {
+        let text = cluster.exec_on_node(&node, &["ctr", "-n", "k8s.io", "task", "ls"])?;
+        tasks.push((cluster.node_pid(&node)?, node, text));
+    }
+    let find = |wanted: &Wanted| {
+        let pod = items
+            .iter()
+            .find(|pod| pod["metadata"]["name"] == wanted.name.as_str())?;
+        let container = pod["status"]["containerStatuses"][0]["containerID"].as_str()?;
+        let container = container.trim_start_matches("containerd://");
+        let (node_process, _, text) = tasks.iter().find(|(_, node, _)| *node == wanted.node)?;
+        let line = text.lines().find(|line| line.starts_with(container))?;
+        let process = line.split_whitespace().nth(1)?;
+        Some(Pod {
+            vpc: wanted.vpc.clone(),
+            network: wanted.network.clone(),
+            node: wanted.node.clone(),
+            name: wanted.name.clone(),
+            address: pod["status"]["podIP"].as_str()?.parse().ok()?,
+            namespace_file: format!("/proc/{node_process}/root/proc/{process}/ns/net").into(),
+        })
+    };
+    wanted
+        .iter()
+        .map(|wanted| find(wanted).with_context(|| format!("pod {} does not run", wanted.name)))
+        .collect()
+}
+
+impl Pod {
+    /// Runs `work` on a thread of its own in the pod's network namespace.
+    pub fn inside<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let namespace = File::open(&self.namespace_file)
+            .with_context(|| format!("network namespace of {}", self.name))?;
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                setns(namespace, CloneFlags::CLONE_NEWNET).context("setns")?;
+                work()
+            });
+            thread
+                .join()
+                .map_err(|_| anyhow!("the thread in {} panicked", self.name))?
+        })
+    }
+
+    /// Who answers `GET /hostname` at `address`.
+    pub fn ask_tcp(&self, address: Ipv4Addr, patience: Duration) -> Result<String> {
+        self.inside(move || {
+            let mut stream = TcpStream::connect_timeout(&SocketAddr::from((address, PORT)), patience)?;
+            stream.set_read_timeout(Some(patience))?;
+            stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            let Some((head, body)) = answer.split_once("\r\n\r\n") else {
+                bail!("not HTTP: {answer}")
+            };
+            if !head.contains(" 200 ") {
+                bail!("{head}");
+            }
+            Ok(body.trim().to_owned())
+        })
+    }
+
+    /// Who answers one UDP datagram at `address`.
+    pub fn ask_udp(&self, address: Ipv4Addr, patience: Duration) -> Result<String> {
+        self.inside(move || {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+            socket.set_read_timeout(Some(patience))?;
+            socket.connect((address, PORT))?;
+            socket.send(b"hostname")?;
+            let mut buffer = [0; 256];
+            let length = socket.recv(&mut buffer)?;
+            Ok(String::from_utf8_lossy(&buffer[..length]).trim().to_owned())
+        })
+    }
+}
