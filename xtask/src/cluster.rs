@@ -44,12 +44,18 @@ pub fn run(name: &str, action: Action) -> Result<ExitCode> {
         Action::Status => {
             let status = thuban_cluster::status(&instance)?;
             print(&instance, &status);
-            return Ok(if status.is_up() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            return Ok(if status.is_up() {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            });
         }
         Action::Env => print!("{}", thuban_cluster::env(&instance)),
         Action::Exec { node, command } => {
             let status = thuban_cluster::exec(&instance, &node, &command)?;
-            return Ok(status.code().map_or(ExitCode::FAILURE, |code| ExitCode::from(code as u8)));
+            return Ok(status
+                .code()
+                .map_or(ExitCode::FAILURE, |code| ExitCode::from(code as u8)));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -60,12 +66,24 @@ pub fn up(name: &str) -> Result<()> {
     let instance = Instance::named(name)?;
     deps::ensure()?;
     let binaries = kube::binaries()?;
-    if BASE_IMAGES.iter().any(|image| !build::images_folder().join(image).exists()) {
+    if BASE_IMAGES
+        .iter()
+        .any(|image| !build::images_folder().join(image).exists())
+    {
         build::run()?;
     }
     // The demo's uplinks all segment, so that transit runs at XDP. Tests also want a NIC that segments tunnels itself.
-    let whole_gso = if name == "test" { vec![NODES[2].to_owned()] } else { Vec::new() };
-    let options = Options { binaries, images: images()?, whole_gso, progress: |line| println!("{line}") };
+    let whole_gso = if name == "test" {
+        vec![NODES[2].to_owned()]
+    } else {
+        Vec::new()
+    };
+    let options = Options {
+        binaries,
+        images: images()?,
+        whole_gso,
+        progress: |line| println!("{line}"),
+    };
     thuban_cluster::up(&instance, &options)
 }
 
@@ -88,19 +106,30 @@ fn images() -> Result<Vec<PathBuf>> {
 }
 
 fn print(instance: &Instance, status: &Status) {
-    println!("cluster {}: {}", instance.name(), if status.is_up() { "up" } else { "down" });
+    println!(
+        "cluster {}: {}",
+        instance.name(),
+        if status.is_up() { "up" } else { "down" }
+    );
     let word = |runs: bool| if runs { "runs" } else { "down" };
     for (component, runs) in &status.components {
         println!("  {component:<20} {}", word(*runs));
     }
-    println!("  {:<20} {}", instance.api_url(), if status.api_ready { "ready" } else { "not ready" });
+    println!(
+        "  {:<20} {}",
+        instance.api_url(),
+        if status.api_ready { "ready" } else { "not ready" }
+    );
     for (node, lives, ready) in &status.nodes {
         let ready = match ready.as_deref() {
             None => "not registered",
             Some("True") => "Ready",
             Some(_) => "NotReady",
         };
-        let address = instance.node_address(node).map(|address| address.to_string()).unwrap_or_default();
+        let address = instance
+            .node_address(node)
+            .map(|address| address.to_string())
+            .unwrap_or_default();
         println!("  {node:<20} {}, {ready}, {address}", word(*lives));
     }
 }

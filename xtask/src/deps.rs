@@ -1,7 +1,239 @@
-//! The programs that builds and clusters need: finds what is missing and installs it.
+//! The programs that builds and clusters need: finds what is missing by its files, and installs it.
+//!
+//! Only Debian's packages are installed, by root. Elsewhere the error names what to install. etcd and Kubernetes are
+//! built from source instead (`kube.rs`).
 
-use anyhow::Result;
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
+use anyhow::{Context, Result, bail};
+
+use crate::build::run_command;
+
+/// A package, and what shows that it is there: a program in PATH, or a file.
+struct Package {
+    name: &'static str,
+    sign: &'static str,
+}
+
+const PACKAGES: [Package; 15] = [
+    Package {
+        name: "binutils",
+        sign: "strip",
+    },
+    Package {
+        name: "bpftool",
+        sign: "bpftool",
+    },
+    Package {
+        name: "containerd",
+        sign: "containerd",
+    },
+    Package {
+        name: "containernetworking-plugins",
+        sign: "/usr/lib/cni/loopback",
+    },
+    Package {
+        name: "ethtool",
+        sign: "ethtool",
+    },
+    Package {
+        name: "gcc",
+        sign: "cc",
+    },
+    Package {
+        name: "iproute2",
+        sign: "ip",
+    },
+    Package {
+        name: "libc6-dev",
+        sign: "/usr/lib/x86_64-linux-gnu/libc.a",
+    },
+    Package {
+        name: "openssl",
+        sign: "openssl",
+    },
+    Package {
+        name: "procps",
+        sign: "sysctl",
+    },
+    Package {
+        name: "protobuf-compiler",
+        sign: "protoc",
+    },
+    Package {
+        name: "runc",
+        sign: "runc",
+    },
+    Package {
+        name: "tcpdump",
+        sign: "tcpdump",
+    },
+    Package {
+        name: "util-linux",
+        sign: "nsenter",
+    },
+    Package {
+        name: "ca-certificates",
+        sign: "/etc/ssl/certs/ca-certificates.crt",
+    },
+];
+
+/// What builds the eBPF programs where rustup has no nightly compiler with its source.
+const EBPF_PACKAGES: [Package; 4] = [
+    Package {
+        name: "rustc-web",
+        sign: "/var/lib/dpkg/info/rustc-web.list",
+    },
+    Package {
+        name: "cargo-web",
+        sign: "/var/lib/dpkg/info/cargo-web.list",
+    },
+    Package {
+        name: "rust-web-src",
+        sign: "/usr/lib/rustlib/src/rust/library/core/Cargo.toml",
+    },
+    Package {
+        name: "llvm-22-dev",
+        sign: LLVM,
+    },
+];
+const LLVM: &str = "/usr/lib/llvm-22/lib/libLLVM.so";
+
+/// Installs what is missing; takes no time when all is there.
 pub fn ensure() -> Result<()> {
+    let mut missing: Vec<&str> = PACKAGES
+        .iter()
+        .filter(|package| !is_there(package.sign))
+        .map(|package| package.name)
+        .collect();
+    if !has_nightly_source() {
+        missing.extend(
+            EBPF_PACKAGES
+                .iter()
+                .filter(|package| !is_there(package.sign))
+                .map(|package| package.name),
+        );
+    }
+    if !missing.is_empty() {
+        install(&missing)?;
+    }
+    if !is_there("bpf-linker") && !cargo_home()?.join("bin/bpf-linker").exists() {
+        install_linker()?;
+    }
     Ok(())
+}
+
+fn install(packages: &[&str]) -> Result<()> {
+    let list = packages.join(" ");
+    if !is_there("apt-get") {
+        bail!("missing programs and no apt-get: install what your system calls {list}");
+    }
+    if !nix::unistd::geteuid().is_root() {
+        bail!("missing packages: run as root, or run `apt-get install {list}`");
+    }
+    println!("installing {list}");
+    let apt = || {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive").arg("-q");
+        command
+    };
+    run_command(apt().arg("update"))?;
+    let policy = StartPolicy::forbid()?;
+    run_command(
+        apt()
+            .args(["install", "-y", "--no-install-recommends"])
+            .args(packages),
+    )?;
+    drop(policy);
+    Ok(())
+}
+
+/// Keeps packages from starting their daemons (containerd's would be nobody's) while it lives.
+struct StartPolicy {
+    path: Option<PathBuf>,
+}
+
+impl StartPolicy {
+    fn forbid() -> Result<Self> {
+        let path = PathBuf::from("/usr/sbin/policy-rc.d");
+        if path.exists() {
+            return Ok(Self { path: None });
+        }
+        // 101: action forbidden by policy (Debian's policy-rc.d interface).
+        fs::write(&path, "#!/bin/sh\nexit 101\n").with_context(|| format!("writing {}", path.display()))?;
+        let policy = Self {
+            path: Some(path.clone()),
+        };
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        Ok(policy)
+    }
+}
+
+impl Drop for StartPolicy {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn install_linker() -> Result<()> {
+    println!("installing bpf-linker");
+    let mut cargo = Command::new("cargo");
+    cargo.args(["install", "bpf-linker", "--locked"]);
+    if Path::new(LLVM).exists() {
+        let path = env::var_os("PATH").unwrap_or_default();
+        let folders = [PathBuf::from("/usr/lib/llvm-22/bin")]
+            .into_iter()
+            .chain(env::split_paths(&path));
+        cargo.args(["--no-default-features", "--features", "llvm-22"]);
+        cargo
+            .env("LLVM_PREFIX", "/usr/lib/llvm-22")
+            .env("PATH", env::join_paths(folders).context("PATH")?);
+    }
+    run_command(&mut cargo)
+}
+
+/// A path must exist; a name must be a file in a folder of PATH.
+fn is_there(sign: &str) -> bool {
+    if sign.starts_with('/') {
+        return Path::new(sign).exists();
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|folder| folder.join(sign).is_file())
+}
+
+fn home_folder(variable: &str, name: &str) -> Result<PathBuf> {
+    if let Some(path) = env::var_os(variable) {
+        return Ok(path.into());
+    }
+    Ok(
+        PathBuf::from(env::var_os("HOME").with_context(|| format!("neither {variable} nor HOME is set"))?)
+            .join(name),
+    )
+}
+
+fn cargo_home() -> Result<PathBuf> {
+    home_folder("CARGO_HOME", ".cargo")
+}
+
+/// Whether rustup has a nightly compiler with the source of `core`; asks the file system, for rustup takes its time.
+fn has_nightly_source() -> bool {
+    let Ok(rustup) = home_folder("RUSTUP_HOME", ".rustup") else {
+        return false;
+    };
+    let Ok(toolchains) = fs::read_dir(rustup.join("toolchains")) else {
+        return false;
+    };
+    toolchains.flatten().any(|toolchain| {
+        toolchain.file_name().to_string_lossy().starts_with("nightly")
+            && toolchain
+                .path()
+                .join("lib/rustlib/src/rust/library/core/Cargo.toml")
+                .exists()
+    })
 }

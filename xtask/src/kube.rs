@@ -20,8 +20,15 @@ use crate::{
 const VERSION: &str = "v1.36.3";
 const OLDEST_ETCD: (u32, u32, u32) = (3, 5, 13);
 const OLDEST_GO: &str = "1.26";
-const NAMES: [&str; 7] =
-    ["agnhost", "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"];
+const NAMES: [&str; 7] = [
+    "agnhost",
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubectl",
+    "kubelet",
+];
 
 /// The folder with all binaries; builds them first if they are not there (about 8 minutes).
 pub fn binaries() -> Result<PathBuf> {
@@ -43,7 +50,8 @@ fn is_complete(folder: &Path) -> bool {
 fn cache() -> Result<PathBuf> {
     let base = match env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()) {
         Some(path) => PathBuf::from(path),
-        None => PathBuf::from(env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?).join(".cache"),
+        None => PathBuf::from(env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?)
+            .join(".cache"),
     };
     Ok(base.join("thuban"))
 }
@@ -76,7 +84,12 @@ fn fill(modules: &Path, partial: &Path) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    if Command::new("go").arg("version").stdout(Stdio::null()).status().is_err() {
+    if Command::new("go")
+        .arg("version")
+        .stdout(Stdio::null())
+        .status()
+        .is_err()
+    {
         bail!("no Go: install version {OLDEST_GO} or newer (https://go.dev/dl) to build etcd and Kubernetes");
     }
     println!("    building {} (about 8 minutes, once)", missing.join(" "));
@@ -88,7 +101,9 @@ fn fill(modules: &Path, partial: &Path) -> Result<()> {
         variable("gitMinor", "36"),
     ];
     let mut go = Command::new("go");
-    go.current_dir(modules).env("CGO_ENABLED", "0").env("GOBIN", partial);
+    go.current_dir(modules)
+        .env("CGO_ENABLED", "0")
+        .env("GOBIN", partial);
     go.args(["install", "-ldflags", &flags.join(" ")]).args(&missing);
     progress::watched("building etcd and Kubernetes", || run_command(&mut go))?;
     let server = partial.join("server");
@@ -115,23 +130,40 @@ fn suitable(name: &str) -> Option<PathBuf> {
     if name == "agnhost" {
         return None;
     }
-    let path = env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())?;
-    let arguments: &[&str] = if name == "kubectl" { &["version", "--client"] } else { &["--version"] };
+    let path = env::split_paths(&env::var_os("PATH")?)
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())?;
+    let arguments: &[&str] = if name == "kubectl" {
+        &["version", "--client"]
+    } else {
+        &["--version"]
+    };
     let output = Command::new(&path).args(arguments).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let fits = if name == "etcd" { is_new_etcd(&text) } else { is_same_minor(&text) };
+    let fits = if name == "etcd" {
+        is_new_etcd(&text)
+    } else {
+        is_same_minor(&text)
+    };
     fits.then_some(path)
 }
 
 /// `Kubernetes v1.36.x`, or kubectl's `Client Version: v1.36.x`.
 fn is_same_minor(text: &str) -> bool {
     let minor = VERSION.rsplit_once('.').map_or(VERSION, |(minor, _)| minor);
-    text.split_whitespace().any(|word| word.starts_with(&format!("{minor}.")))
+    text.split_whitespace()
+        .any(|word| word.starts_with(&format!("{minor}.")))
 }
 
 fn is_new_etcd(text: &str) -> bool {
-    let Some(version) = text.lines().find_map(|line| line.strip_prefix("etcd Version: ")) else { return false };
-    let numbers: Vec<u32> = version.trim().split('.').filter_map(|part| part.parse().ok()).collect();
+    let Some(version) = text.lines().find_map(|line| line.strip_prefix("etcd Version: ")) else {
+        return false;
+    };
+    let numbers: Vec<u32> = version
+        .trim()
+        .split('.')
+        .filter_map(|part| part.parse().ok())
+        .collect();
     matches!(numbers[..], [major, minor, patch] if (major, minor, patch) >= OLDEST_ETCD)
 }
 
@@ -142,8 +174,12 @@ mod tests {
     #[test]
     fn only_fitting_versions_are_taken_from_path() {
         assert!(is_same_minor("Kubernetes v1.36.1\n"));
-        assert!(is_same_minor("Client Version: v1.36.0\nKustomize Version: v5.8.1\n"));
-        assert!(!is_same_minor("Client Version: v1.32.4-dispatcher\nKustomize Version: v5.5.0\n"));
+        assert!(is_same_minor(
+            "Client Version: v1.36.0\nKustomize Version: v5.8.1\n"
+        ));
+        assert!(!is_same_minor(
+            "Client Version: v1.32.4-dispatcher\nKustomize Version: v5.5.0\n"
+        ));
         assert!(is_new_etcd("etcd Version: 3.6.8\nGit SHA: x\n"));
         assert!(!is_new_etcd("etcd Version: 3.4.23\n"));
         assert!(!is_new_etcd("etcd Version: 3.5.12\n"));

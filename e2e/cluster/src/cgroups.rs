@@ -18,15 +18,21 @@ use nix::{
 
 const UNIFIED: &str = "/sys/fs/cgroup";
 
-/// Mount points of the hierarchies, that with the processes (`pids`, or the unified one) first.
-fn hierarchies() -> Result<Vec<PathBuf>> {
+/// Mount points of file systems of type `kind`.
+fn mounts_of(kind: &str) -> Result<Vec<PathBuf>> {
     let mounts = fs::read_to_string("/proc/self/mounts").context("reading the mounts")?;
-    let mut found: Vec<PathBuf> = mounts
+    Ok(mounts
         .lines()
         .map(|line| line.split(' ').collect::<Vec<_>>())
-        .filter(|fields| fields.get(2) == Some(&"cgroup"))
+        .filter(|fields| fields.get(2) == Some(&kind))
         .filter_map(|fields| fields.get(1).map(PathBuf::from))
-        .collect();
+        .filter(|path| path.starts_with(UNIFIED))
+        .collect())
+}
+
+/// Mount points of the hierarchies, that with the processes (`pids`, or the unified one) first.
+fn hierarchies() -> Result<Vec<PathBuf>> {
+    let mut found = mounts_of("cgroup")?;
     if found.is_empty() && Path::new(UNIFIED).join("cgroup.controllers").exists() {
         return Ok(vec![UNIFIED.into()]);
     }
@@ -108,8 +114,7 @@ pub fn kill_all(group: &str, patience: Duration) -> Result<()> {
 
 /// Removes `group` and everything beneath it in every hierarchy. Its processes must be gone.
 pub fn remove(group: &str) -> Result<()> {
-    for hierarchy in hierarchies()? {
-        let root = hierarchy.join(group);
+    for root in roots(group)? {
         for folder in folders(&root).iter().rev() {
             remove_folder(folder)?;
         }
@@ -119,7 +124,13 @@ pub fn remove(group: &str) -> Result<()> {
 
 /// The group's folders that still exist.
 pub fn leftovers(group: &str) -> Result<Vec<PathBuf>> {
-    Ok(hierarchies()?.into_iter().map(|hierarchy| hierarchy.join(group)).filter(|path| path.exists()).collect())
+    Ok(roots(group)?.into_iter().filter(|path| path.exists()).collect())
+}
+
+/// Where the group may be: with version 1, runc makes its cgroups in an additional version 2 tree too.
+fn roots(group: &str) -> Result<Vec<PathBuf>> {
+    let mounts = [mounts_of("cgroup")?, mounts_of("cgroup2")?].concat();
+    Ok(mounts.into_iter().map(|mount| mount.join(group)).collect())
 }
 
 /// A cgroup stays busy for some moments after its last process has died.
@@ -146,8 +157,15 @@ fn folders(root: &Path) -> Vec<PathBuf> {
     let mut next = 0;
     while let Some(folder) = found.get(next).cloned() {
         next += 1;
-        let Ok(entries) = fs::read_dir(&folder) else { continue };
-        found.extend(entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()));
+        let Ok(entries) = fs::read_dir(&folder) else {
+            continue;
+        };
+        found.extend(
+            entries
+                .flatten()
+                .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                .map(|entry| entry.path()),
+        );
     }
     found
 }

@@ -9,20 +9,35 @@ use anyhow::{Context, Result, anyhow, bail};
 
 /// Runs to the end and returns standard output.
 pub fn output(command: &mut Command) -> Result<String> {
-    let output = command.stdin(Stdio::null()).output().with_context(|| format!("starting {}", shown(command)))?;
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("starting {}", shown(command)))?;
     finish(command, &output)
 }
 
 /// Like [`output`], with `input` on standard input.
 pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().with_context(|| format!("starting {}", shown(command)))?;
-    let mut pipe = child.stdin.take().ok_or_else(|| anyhow!("no pipe to {}", shown(command)))?;
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("starting {}", shown(command)))?;
+    let mut pipe = child
+        .stdin
+        .take()
+        .ok_or_else(|| anyhow!("no pipe to {}", shown(command)))?;
     let input = input.as_bytes().to_vec();
     let writer = std::thread::spawn(move || pipe.write_all(&input));
-    let output = child.wait_with_output().with_context(|| format!("waiting for {}", shown(command)))?;
+    let output = child
+        .wait_with_output()
+        .with_context(|| format!("waiting for {}", shown(command)))?;
     // A program that failed may not have read all; its own words say more than the broken pipe.
-    let written = writer.join().map_err(|_| anyhow!("writing to {}", shown(command)))?;
+    let written = writer
+        .join()
+        .map_err(|_| anyhow!("writing to {}", shown(command)))?;
     let text = finish(command, &output)?;
     written.with_context(|| format!("writing to {}", shown(command)))?;
     Ok(text)
@@ -36,7 +51,11 @@ pub fn run(program: &str, arguments: &[&str]) -> Result<String> {
 fn finish(command: &Command, output: &Output) -> Result<String> {
     if !output.status.success() {
         let error = String::from_utf8_lossy(&output.stderr);
-        let said = if error.trim().is_empty() { String::from_utf8_lossy(&output.stdout) } else { error };
+        let said = if error.trim().is_empty() {
+            String::from_utf8_lossy(&output.stdout)
+        } else {
+            error
+        };
         bail!("{}: {}: {}", shown(command), output.status, said.trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -44,7 +63,11 @@ fn finish(command: &Command, output: &Output) -> Result<String> {
 
 fn shown(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];
-    words.extend(command.get_args().map(|argument| argument.to_string_lossy().into_owned()));
+    words.extend(
+        command
+            .get_args()
+            .map(|argument| argument.to_string_lossy().into_owned()),
+    );
     let text = words.join(" ");
     match text.char_indices().nth(300) {
         Some((end, _)) => format!("{} …", &text[..end]),

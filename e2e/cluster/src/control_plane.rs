@@ -21,7 +21,13 @@ const SERVICE_RANGE: &str = "10.96.0.0/16";
 /// Starts all and waits until the API server is ready.
 pub fn start(instance: &Instance, binaries: &Path) -> Result<()> {
     start_component(instance, binaries, "etcd", "etcd", &etcd(instance))?;
-    start_component(instance, binaries, "apiserver", "kube-apiserver", &api_server(instance))?;
+    start_component(
+        instance,
+        binaries,
+        "apiserver",
+        "kube-apiserver",
+        &api_server(instance),
+    )?;
     wait_ready(instance, Duration::from_secs(60))?;
     start_component(
         instance,
@@ -30,7 +36,13 @@ pub fn start(instance: &Instance, binaries: &Path) -> Result<()> {
         "kube-controller-manager",
         &controller_manager(instance),
     )?;
-    start_component(instance, binaries, "scheduler", "kube-scheduler", &scheduler(instance))
+    start_component(
+        instance,
+        binaries,
+        "scheduler",
+        "kube-scheduler",
+        &scheduler(instance),
+    )
 }
 
 /// The cgroup of a component.
@@ -38,11 +50,19 @@ pub fn group(instance: &Instance, component: &str) -> String {
     format!("{}/cp/{component}", instance.cgroup())
 }
 
+/// kubectl as the administrator. What it caches goes with the instance.
+pub fn kubectl(instance: &Instance) -> Command {
+    let mut command = Command::new(instance.bin().join("kubectl"));
+    command
+        .arg("--kubeconfig")
+        .arg(instance.kubeconfig())
+        .env("KUBECACHEDIR", instance.kubectl_cache());
+    command
+}
+
 /// Whether the API server says that it is ready.
 pub fn is_ready(instance: &Instance) -> bool {
-    let mut kubectl = Command::new(instance.bin().join("kubectl"));
-    kubectl.arg("--kubeconfig").arg(instance.kubeconfig()).args(["get", "--raw", "/readyz", "--request-timeout=3s"]);
-    output(&mut kubectl).is_ok()
+    output(kubectl(instance).args(["get", "--raw", "/readyz", "--request-timeout=3s"])).is_ok()
 }
 
 fn wait_ready(instance: &Instance, patience: Duration) -> Result<()> {
@@ -50,11 +70,17 @@ fn wait_ready(instance: &Instance, patience: Duration) -> Result<()> {
     while !is_ready(instance) {
         for component in ["etcd", "apiserver"] {
             if cgroups::processes(&group(instance, component))?.is_empty() {
-                bail!("{component} has ended:\n{}", last_lines(&log(instance, component)));
+                bail!(
+                    "{component} has ended:\n{}",
+                    last_lines(&log(instance, component))
+                );
             }
         }
         if Instant::now() > end {
-            bail!("the API server is not ready, see {}", log(instance, "apiserver").display());
+            bail!(
+                "the API server is not ready, see {}",
+                log(instance, "apiserver").display()
+            );
         }
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -77,15 +103,26 @@ fn start_component(
     arguments: &[String],
 ) -> Result<()> {
     let program = binaries.join(binary);
-    spawn(&group(instance, component), &log(instance, component), &program, arguments)
-        .with_context(|| format!("starting {component}"))
+    spawn(
+        &group(instance, component),
+        &log(instance, component),
+        &program,
+        arguments,
+    )
+    .with_context(|| format!("starting {component}"))
 }
 
 /// Starts a program for good: in `group`, in a session of its own, with its output in `log`.
 pub fn spawn(group: &str, log: &Path, program: &Path, arguments: &[String]) -> Result<()> {
-    let script = "echo $$ > \"$1\" && log=$2 && shift 2 && exec setsid --fork \"$@\" > \"$log\" 2>&1 < /dev/null";
+    let script =
+        "echo $$ > \"$1\" && log=$2 && shift 2 && exec setsid --fork \"$@\" > \"$log\" 2>&1 < /dev/null";
     let mut shell = Command::new("sh");
-    shell.args(["-c", script, "sh"]).arg(cgroups::processes_file(group)?).arg(log).arg(program).args(arguments);
+    shell
+        .args(["-c", script, "sh"])
+        .arg(cgroups::processes_file(group)?)
+        .arg(log)
+        .arg(program)
+        .args(arguments);
     shell.current_dir("/");
     output(&mut shell).map(|_| ())
 }
@@ -118,7 +155,10 @@ fn api_server(instance: &Instance) -> Vec<String> {
         format!("--client-ca-file={}", pki("ca.crt")),
         "--service-account-issuer=https://kubernetes.default.svc".into(),
         format!("--service-account-key-file={}", pki("service-accounts.key")),
-        format!("--service-account-signing-key-file={}", pki("service-accounts.key")),
+        format!(
+            "--service-account-signing-key-file={}",
+            pki("service-accounts.key")
+        ),
         "--authorization-mode=Node,RBAC".into(),
         "--enable-admission-plugins=NodeRestriction".into(),
         format!("--kubelet-client-certificate={}", pki("admin.crt")),
@@ -131,23 +171,37 @@ fn api_server(instance: &Instance) -> Vec<String> {
 fn controller_manager(instance: &Instance) -> Vec<String> {
     let pki = |name: &str| instance.pki().join(name).display().to_string();
     vec![
-        format!("--kubeconfig={}", instance.state().join("controller-manager.conf").display()),
+        format!(
+            "--kubeconfig={}",
+            instance.state().join("controller-manager.conf").display()
+        ),
         "--bind-address=127.0.0.1".into(),
         format!("--secure-port={}", instance.controller_manager_port()),
         "--use-service-account-credentials".into(),
         format!("--root-ca-file={}", pki("ca.crt")),
-        format!("--service-account-private-key-file={}", pki("service-accounts.key")),
+        format!(
+            "--service-account-private-key-file={}",
+            pki("service-accounts.key")
+        ),
         format!("--cluster-signing-cert-file={}", pki("ca.crt")),
         format!("--cluster-signing-key-file={}", pki("ca.key")),
         "--leader-elect=false".into(),
         "--kube-api-qps=100".into(),
         "--kube-api-burst=200".into(),
+        // The default is made under /usr/libexec.
+        format!(
+            "--flex-volume-plugin-dir={}",
+            instance.state().join("volume-plugins").display()
+        ),
     ]
 }
 
 fn scheduler(instance: &Instance) -> Vec<String> {
     vec![
-        format!("--kubeconfig={}", instance.state().join("scheduler.conf").display()),
+        format!(
+            "--kubeconfig={}",
+            instance.state().join("scheduler.conf").display()
+        ),
         "--bind-address=127.0.0.1".into(),
         format!("--secure-port={}", instance.scheduler_port()),
         "--leader-elect=false".into(),

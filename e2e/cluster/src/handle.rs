@@ -14,6 +14,7 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::{
     command::{output, output_with_input},
+    control_plane::kubectl,
     instance::{Instance, NODES},
     lifecycle::first_process,
     network::namespace_path,
@@ -85,55 +86,70 @@ impl Cluster {
                 setns(namespace, CloneFlags::CLONE_NEWNET).context("setns")?;
                 work()
             });
-            thread.join().map_err(|_| anyhow!("the thread in {node} panicked"))?
+            thread
+                .join()
+                .map_err(|_| anyhow!("the thread in {node} panicked"))?
         })
     }
 
     /// Runs a command in all namespaces of the node and returns its standard output.
     pub fn exec_on_node(&self, node: &str, command: &[&str]) -> Result<String> {
         let process = self.node_pid(node)?.to_string();
-        output(Command::new("nsenter").args(["-t", &process, "-a", "--"]).args(command))
-            .with_context(|| format!("on {node}"))
+        output(
+            Command::new("nsenter")
+                .args(["-t", &process, "-a", "--"])
+                .args(command),
+        )
+        .with_context(|| format!("on {node}"))
     }
 
     /// Imports an OCI archive into the containerd of every node, side by side.
     pub fn import_image(&self, archive: &Path) -> Result<()> {
-        let archive = archive.canonicalize().with_context(|| format!("image {}", archive.display()))?;
+        let archive = archive
+            .canonicalize()
+            .with_context(|| format!("image {}", archive.display()))?;
         let archive = archive.display().to_string();
         std::thread::scope(|scope| {
             let import = |node: &'static str| {
                 let archive = archive.as_str();
-                scope.spawn(move || self.exec_on_node(node, &["ctr", "-n", "k8s.io", "images", "import", archive]))
+                scope.spawn(move || {
+                    self.exec_on_node(node, &["ctr", "-n", "k8s.io", "images", "import", archive])
+                })
             };
             for thread in NODES.map(import) {
-                thread.join().map_err(|_| anyhow!("the importing thread panicked"))??;
+                thread
+                    .join()
+                    .map_err(|_| anyhow!("the importing thread panicked"))??;
             }
             Ok(())
         })
     }
 
     pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
-        output(self.kubectl_command().args(arguments))
+        output(kubectl(&self.instance).args(arguments))
     }
 
     /// Applies JSON or YAML; the error carries the server's words.
     pub fn kubectl_apply(&self, manifest: &str) -> Result<String> {
-        output_with_input(self.kubectl_command().args(["apply", "-f", "-"]), manifest)
+        output_with_input(kubectl(&self.instance).args(["apply", "-f", "-"]), manifest)
     }
 
     /// Runs a command in the first container of a pod.
     pub fn pod_exec(&self, namespace: &str, pod: &str, command: &[&str]) -> Result<String> {
-        output(self.kubectl_command().args(["exec", "-n", namespace, pod, "--"]).args(command))
-    }
-
-    fn kubectl_command(&self) -> Command {
-        let mut command = Command::new(self.instance.bin().join("kubectl"));
-        command.arg("--kubeconfig").arg(self.instance.kubeconfig());
-        command
+        output(
+            kubectl(&self.instance)
+                .args(["exec", "-n", namespace, pod, "--"])
+                .args(command),
+        )
     }
 
     /// Asks until the answer is yes. An error is a no; the last one is told when the patience ends.
-    pub fn wait_for(&self, what: &str, patience: Duration, mut ask: impl FnMut() -> Result<bool>) -> Result<()> {
+    pub fn wait_for(
+        &self,
+        what: &str,
+        patience: Duration,
+        mut ask: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
         let end = Instant::now() + patience;
         loop {
             let answer = ask();
@@ -155,7 +171,15 @@ impl Cluster {
     pub fn transitd_pod(&self, node: &str) -> Result<String> {
         let selector = format!("--field-selector=spec.nodeName={node},status.phase=Running");
         let list = self.kubectl(&[
-            "get", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=transitd", &selector, "-o", "json",
+            "get",
+            "pods",
+            "-n",
+            NAMESPACE,
+            "-l",
+            "app.kubernetes.io/name=transitd",
+            &selector,
+            "-o",
+            "json",
         ])?;
         let list: serde_json::Value = serde_json::from_str(&list)?;
         let pods = list["items"].as_array().context("a list of pods")?;
@@ -168,7 +192,11 @@ impl Cluster {
 
     /// All counters of the node's data plane, by name.
     pub fn counters(&self, node: &str) -> Result<BTreeMap<String, u64>> {
-        let text = self.pod_exec(NAMESPACE, &self.transitd_pod(node)?, &["/bin/transitd", "counters"])?;
+        let text = self.pod_exec(
+            NAMESPACE,
+            &self.transitd_pod(node)?,
+            &["/bin/transitd", "counters"],
+        )?;
         serde_json::from_str(&text).with_context(|| format!("counters of {node}: {text}"))
     }
 

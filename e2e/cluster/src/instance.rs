@@ -27,8 +27,18 @@ impl Instance {
     /// `demo` or `test`.
     pub fn named(name: &str) -> Result<Self> {
         match name {
-            "demo" => Ok(Self { name: "demo", bridge: "thuban-demo", subnet: 77, port_offset: 0 }),
-            "test" => Ok(Self { name: "test", bridge: "thuban-test", subnet: 78, port_offset: 100 }),
+            "demo" => Ok(Self {
+                name: "demo",
+                bridge: "thuban-demo",
+                subnet: 77,
+                port_offset: 0,
+            }),
+            "test" => Ok(Self {
+                name: "test",
+                bridge: "thuban-test",
+                subnet: 78,
+                port_offset: 100,
+            }),
             _ => bail!("no cluster is called {name}: take demo or test"),
         }
     }
@@ -56,7 +66,11 @@ impl Instance {
     pub fn node_address(&self, node: &str) -> Result<Ipv4Addr> {
         match NODES.iter().position(|name| *name == node) {
             Some(index) => Ok(Ipv4Addr::new(172, 31, self.subnet, 11 + index as u8)),
-            None => bail!("cluster {} has no node {node}: it has {}", self.name, NODES.join(", ")),
+            None => bail!(
+                "cluster {} has no node {node}: it has {}",
+                self.name,
+                NODES.join(", ")
+            ),
         }
     }
 
@@ -107,6 +121,10 @@ impl Instance {
 
     pub fn logs(&self) -> PathBuf {
         self.state().join("logs")
+    }
+
+    pub(crate) fn kubectl_cache(&self) -> PathBuf {
+        self.state().join("kubectl-cache")
     }
 
     pub(crate) fn pki(&self) -> PathBuf {

@@ -2,10 +2,7 @@
 
 use std::{
     fs::{self, File},
-    os::{
-        fd::AsFd,
-        unix::fs::symlink,
-    },
+    os::{fd::AsFd, unix::fs::symlink},
     path::PathBuf,
     process::{Command, ExitStatus},
     time::{Duration, Instant},
@@ -15,8 +12,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::{
-    cgroups, control_plane,
+    cgroups,
     command::output,
+    control_plane,
     instance::{Instance, NODES},
     mount_points, network, node, pki,
 };
@@ -47,7 +45,10 @@ impl Status {
     pub fn is_up(&self) -> bool {
         self.api_ready
             && self.components.iter().all(|(_, runs)| *runs)
-            && self.nodes.iter().all(|(_, lives, ready)| *lives && ready.is_some())
+            && self
+                .nodes
+                .iter()
+                .all(|(_, lives, ready)| *lives && ready.is_some())
     }
 }
 
@@ -59,7 +60,10 @@ pub fn up(instance: &Instance, options: &Options) -> Result<()> {
         return Ok(());
     }
     if !leftovers(instance)?.is_empty() {
-        (options.progress)(&format!("cluster {}: removing what is left of an earlier one", instance.name()));
+        (options.progress)(&format!(
+            "cluster {}: removing what is left of an earlier one",
+            instance.name()
+        ));
         take_down(instance)?;
     }
     let result = build(instance, options);
@@ -72,7 +76,11 @@ pub fn up(instance: &Instance, options: &Options) -> Result<()> {
 fn build(instance: &Instance, options: &Options) -> Result<()> {
     let begin = Instant::now();
     let say = |what: &str| {
-        (options.progress)(&format!("cluster {}: {what} ({:.1} s)", instance.name(), begin.elapsed().as_secs_f32()));
+        (options.progress)(&format!(
+            "cluster {}: {what} ({:.1} s)",
+            instance.name(),
+            begin.elapsed().as_secs_f32()
+        ));
     };
     for image in &options.images {
         if !image.is_absolute() || !image.exists() {
@@ -88,7 +96,11 @@ fn build(instance: &Instance, options: &Options) -> Result<()> {
     say("certificates made");
     network::create_bridge(instance)?;
     for name in NODES {
-        network::create_node(instance, name, options.whole_gso.iter().any(|whole| whole == name))?;
+        network::create_node(
+            instance,
+            name,
+            options.whole_gso.iter().any(|whole| whole == name),
+        )?;
         node::start(instance, name, &options.binaries, &options.images)?;
     }
     say("nodes started");
@@ -149,15 +161,28 @@ fn take_down(instance: &Instance) -> Result<()> {
 fn leftovers(instance: &Instance) -> Result<Vec<String>> {
     let group = instance.cgroup();
     let mut left = network::leftovers(instance);
-    left.extend(cgroups::processes(&group)?.iter().map(|process| format!("process {process}")));
-    left.extend(cgroups::leftovers(&group)?.iter().map(|folder| format!("cgroup {}", folder.display())));
+    left.extend(
+        cgroups::processes(&group)?
+            .iter()
+            .map(|process| format!("process {process}")),
+    );
+    left.extend(
+        cgroups::leftovers(&group)?
+            .iter()
+            .map(|folder| format!("cgroup {}", folder.display())),
+    );
     let state = instance.state();
     if state.exists() {
         left.push(state.display().to_string());
     }
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let under = format!("{}/", state.display());
-    left.extend(mounts.lines().filter(|line| line.contains(&under)).map(|line| format!("mount {line}")));
+    left.extend(
+        mounts
+            .lines()
+            .filter(|line| line.contains(&under))
+            .map(|line| format!("mount {line}")),
+    );
     Ok(left)
 }
 
@@ -165,10 +190,17 @@ fn leftovers(instance: &Instance) -> Result<Vec<String>> {
 pub fn status(instance: &Instance) -> Result<Status> {
     let mut components = Vec::new();
     for component in control_plane::COMPONENTS {
-        components.push((component, !cgroups::processes(&control_plane::group(instance, component))?.is_empty()));
+        components.push((
+            component,
+            !cgroups::processes(&control_plane::group(instance, component))?.is_empty(),
+        ));
     }
     let api_ready = components.iter().all(|(_, runs)| *runs) && control_plane::is_ready(instance);
-    let ready = if api_ready { ready_conditions(instance)? } else { serde_json::Value::Null };
+    let ready = if api_ready {
+        ready_conditions(instance)?
+    } else {
+        serde_json::Value::Null
+    };
     let mut nodes = Vec::new();
     for name in NODES {
         let condition = ready["items"]
@@ -176,25 +208,33 @@ pub fn status(instance: &Instance) -> Result<Status> {
             .and_then(|items| items.iter().find(|item| item["metadata"]["name"] == name))
             .map(|item| {
                 let conditions = item["status"]["conditions"].as_array();
-                let ready = conditions.and_then(|all| all.iter().find(|condition| condition["type"] == "Ready"));
-                ready.and_then(|condition| condition["status"].as_str()).unwrap_or("Unknown").to_owned()
+                let ready =
+                    conditions.and_then(|all| all.iter().find(|condition| condition["type"] == "Ready"));
+                ready
+                    .and_then(|condition| condition["status"].as_str())
+                    .unwrap_or("Unknown")
+                    .to_owned()
             });
         nodes.push((name, node::first_process(instance, name)?.is_some(), condition));
     }
-    Ok(Status { components, api_ready, nodes })
+    Ok(Status {
+        components,
+        api_ready,
+        nodes,
+    })
 }
 
 fn ready_conditions(instance: &Instance) -> Result<serde_json::Value> {
-    let mut kubectl = Command::new(instance.bin().join("kubectl"));
-    kubectl.arg("--kubeconfig").arg(instance.kubeconfig()).args(["get", "nodes", "-o", "json"]);
-    Ok(serde_json::from_str(&output(&mut kubectl)?)?)
+    let nodes = output(control_plane::kubectl(instance).args(["get", "nodes", "-o", "json"]))?;
+    Ok(serde_json::from_str(&nodes)?)
 }
 
 /// Shell lines that point kubectl at the instance.
 pub fn env(instance: &Instance) -> String {
     format!(
-        "export KUBECONFIG={}\nexport THUBAN_CLUSTER={}\nexport PATH={}:$PATH\n",
+        "export KUBECONFIG={}\nexport KUBECACHEDIR={}\nexport THUBAN_CLUSTER={}\nexport PATH={}:$PATH\n",
         instance.kubeconfig().display(),
+        instance.kubectl_cache().display(),
         instance.name(),
         instance.bin().display(),
     )
@@ -204,15 +244,21 @@ pub fn env(instance: &Instance) -> String {
 pub fn exec(instance: &Instance, node: &str, command: &[String]) -> Result<ExitStatus> {
     let process = first_process(instance, node)?;
     let mut nsenter = Command::new("nsenter");
-    nsenter.args(["-t", &process.to_string(), "-a", "--"]).args(command);
+    nsenter
+        .args(["-t", &process.to_string(), "-a", "--"])
+        .args(command);
     nsenter.status().context("starting nsenter")
 }
 
 /// The node's first process, or an error that says what to do.
 pub(crate) fn first_process(instance: &Instance, node: &str) -> Result<u32> {
     instance.node_address(node)?;
-    node::first_process(instance, node)?
-        .ok_or_else(|| anyhow!("{node} of cluster {} is down: run `cargo xtask cluster up`", instance.name()))
+    node::first_process(instance, node)?.ok_or_else(|| {
+        anyhow!(
+            "{node} of cluster {} is down: run `cargo xtask cluster up`",
+            instance.name()
+        )
+    })
 }
 
 fn lock_path(instance: &Instance) -> PathBuf {
@@ -229,7 +275,9 @@ fn lock(instance: &Instance) -> Result<Flock<File>> {
         fs::create_dir_all(state).with_context(|| format!("making {}", state.display()))?;
         let path = lock_path(instance);
         let file = File::create(&path).with_context(|| format!("making {}", path.display()))?;
-        let lock = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error).context("locking")?;
+        let lock = Flock::lock(file, FlockArg::LockExclusive)
+            .map_err(|(_, error)| error)
+            .context("locking")?;
         // Whoever held it may have removed the file on the way out: then the lock is on nothing.
         let held = nix::sys::stat::fstat(lock.as_fd())?.st_ino;
         if nix::sys::stat::stat(&path).is_ok_and(|there| there.st_ino == held) {

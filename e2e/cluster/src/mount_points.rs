@@ -40,7 +40,9 @@ pub fn create() -> Result<()> {
 pub fn remove_unused() -> Result<()> {
     let state = Instance::all_state();
     let instance_left = |entry: fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-    let Ok(entries) = fs::read_dir(state) else { return Ok(()) };
+    let Ok(entries) = fs::read_dir(state) else {
+        return Ok(());
+    };
     if entries.flatten().any(instance_left) {
         return Ok(());
     }

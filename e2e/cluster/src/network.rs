@@ -14,7 +14,16 @@ use crate::{
 pub fn create_bridge(instance: &Instance) -> Result<()> {
     let bridge = instance.bridge();
     run("ip", &["link", "add", bridge, "type", "bridge"])?;
-    run("ip", &["addr", "add", &format!("{}/24", instance.gateway()), "dev", bridge])?;
+    run(
+        "ip",
+        &[
+            "addr",
+            "add",
+            &format!("{}/24", instance.gateway()),
+            "dev",
+            bridge,
+        ],
+    )?;
     run("ip", &["link", "set", bridge, "up"])?;
     Ok(())
 }
@@ -25,20 +34,58 @@ pub fn create_node(instance: &Instance, node: &str, whole_gso: bool) -> Result<(
     let (namespace, link) = (instance.network_namespace(node), instance.uplink(node));
     let namespace = namespace.as_str();
     run("ip", &["netns", "add", namespace])?;
-    run("ip", &["link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", namespace])?;
+    run(
+        "ip",
+        &[
+            "link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", namespace,
+        ],
+    )?;
     run("ip", &["link", "set", &link, "master", instance.bridge(), "up"])?;
     let address = format!("{}/24", instance.node_address(node)?);
     run("ip", &["-n", namespace, "addr", "add", &address, "dev", "eth0"])?;
     run("ip", &["-n", namespace, "link", "set", "lo", "up"])?;
     run("ip", &["-n", namespace, "link", "set", "eth0", "up"])?;
-    run("ip", &["-n", namespace, "route", "add", "default", "via", &instance.gateway().to_string()])?;
-    run("ip", &["netns", "exec", namespace, "sysctl", "-qw", "net.ipv4.ip_forward=1"])?;
+    run(
+        "ip",
+        &[
+            "-n",
+            namespace,
+            "route",
+            "add",
+            "default",
+            "via",
+            &instance.gateway().to_string(),
+        ],
+    )?;
+    run(
+        "ip",
+        &[
+            "netns",
+            "exec",
+            namespace,
+            "sysctl",
+            "-qw",
+            "net.ipv4.ip_forward=1",
+        ],
+    )?;
     if !whole_gso {
         let ethtool = ["ethtool", "-K"];
-        run("ip", &[&["netns", "exec", namespace][..], &ethtool, &["eth0"], &uplink::SEGMENTED].concat())
-            .with_context(|| format!("segmenting eth0 of {node}"))?;
-        run("ethtool", &[&["-K", link.as_str()][..], &uplink::SEGMENTED].concat())
-            .with_context(|| format!("segmenting {link}"))?;
+        run(
+            "ip",
+            &[
+                &["netns", "exec", namespace][..],
+                &ethtool,
+                &["eth0"],
+                &uplink::SEGMENTED,
+            ]
+            .concat(),
+        )
+        .with_context(|| format!("segmenting eth0 of {node}"))?;
+        run(
+            "ethtool",
+            &[&["-K", link.as_str()][..], &uplink::SEGMENTED].concat(),
+        )
+        .with_context(|| format!("segmenting {link}"))?;
         uplink::attach_pass(&link).with_context(|| format!("an XDP program that passes all on {link}"))?;
     }
     Ok(())

@@ -8,11 +8,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    cgroups,
-    control_plane::spawn,
-    instance::Instance,
-    mount_points::PRIVATE,
-    network::namespace_path,
+    cgroups, control_plane::spawn, instance::Instance, mount_points::PRIVATE, network::namespace_path,
 };
 
 const INIT: &str = include_str!("init.sh");
@@ -62,23 +58,48 @@ pub fn start(instance: &Instance, node: &str, binaries: &Path, images: &[PathBuf
     write("containerd.toml", CONTAINERD)?;
     write("kubelet.yaml", &format!("{:#}\n", kubelet(instance, node)))?;
     let text = |path: &Path| path.display().to_string();
-    let network = format!("--net={}", text(&namespace_path(&instance.network_namespace(node))));
-    let mut arguments: Vec<String> =
-        [network.as_str(), "unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child", "bash"]
-            .map(String::from)
-            .into();
-    arguments.extend([text(&state.join("init.sh")), node.into(), instance.node_address(node)?.to_string()]);
+    let network = format!(
+        "--net={}",
+        text(&namespace_path(&instance.network_namespace(node)))
+    );
+    let mut arguments: Vec<String> = [
+        network.as_str(),
+        "unshare",
+        "--mount",
+        "--uts",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "--kill-child",
+        "bash",
+    ]
+    .map(String::from)
+    .into();
+    arguments.extend([
+        text(&state.join("init.sh")),
+        node.into(),
+        instance.node_address(node)?.to_string(),
+    ]);
     arguments.extend([text(&state), text(&instance.state()), text(binaries)]);
     arguments.extend(images.iter().map(|image| text(image)));
-    spawn(&init_group(instance, node), &state.join("log/init.log"), Path::new("nsenter"), &arguments)
-        .with_context(|| format!("starting {node}"))
+    spawn(
+        &init_group(instance, node),
+        &state.join("log/init.log"),
+        Path::new("nsenter"),
+        &arguments,
+    )
+    .with_context(|| format!("starting {node}"))
 }
 
 /// An error if the node's start has failed; true when kubelet has been started.
 pub fn is_started(instance: &Instance, node: &str) -> Result<bool> {
     let state = instance.node_state(node);
     if let Ok(reason) = fs::read_to_string(state.join("failed")) {
-        bail!("{node} did not start: {}, see {}", reason.trim(), state.join("log").display());
+        bail!(
+            "{node} did not start: {}, see {}",
+            reason.trim(),
+            state.join("log").display()
+        );
     }
     Ok(state.join("ready").exists())
 }

@@ -19,12 +19,23 @@ pub fn create(instance: &Instance) -> Result<()> {
     fs::create_dir_all(&folder)?;
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o700))?;
     let file = |name: &str| folder.join(name).display().to_string();
-    let mut authority = vec!["req", "-x509", "-nodes", "-days", "3650", "-subj", "/CN=thuban-cluster"];
+    let mut authority = vec![
+        "req",
+        "-x509",
+        "-nodes",
+        "-days",
+        "3650",
+        "-subj",
+        "/CN=thuban-cluster",
+    ];
     authority.extend(CURVE);
     let (key, certificate) = (file("ca.key"), file("ca.crt"));
     authority.extend(["-keyout", &key, "-out", &certificate]);
     run("openssl", &authority)?;
-    run("openssl", &["genrsa", "-out", &file("service-accounts.key"), "2048"])?;
+    run(
+        "openssl",
+        &["genrsa", "-out", &file("service-accounts.key"), "2048"],
+    )?;
     fs::write(
         folder.join("names.conf"),
         format!(
@@ -57,7 +68,17 @@ fn sign(folder: &Path, name: &str, subject: &str) -> Result<()> {
     arguments.extend(["-keyout", &key, "-out", &request]);
     run("openssl", &arguments)?;
     let (authority, authority_key, names) = (file("ca", "crt"), file("ca", "key"), file("names", "conf"));
-    let mut arguments = vec!["x509", "-req", "-days", "3650", "-CAcreateserial", "-in", &request, "-out", &certificate];
+    let mut arguments = vec![
+        "x509",
+        "-req",
+        "-days",
+        "3650",
+        "-CAcreateserial",
+        "-in",
+        &request,
+        "-out",
+        &certificate,
+    ];
     arguments.extend(["-CA", &authority, "-CAkey", &authority_key, "-extfile", &names]);
     run("openssl", &arguments)?;
     Ok(())

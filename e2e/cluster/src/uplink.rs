@@ -59,12 +59,26 @@ pub fn attach_pass(link: &str) -> Result<()> {
     let program = load_pass().context("loading")?;
     let index = nix::net::if_::if_nametoindex(link).with_context(|| format!("index of {link}"))?;
     let request = set_xdp(index, program.as_raw_fd());
-    let netlink = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
-    sendto(netlink.as_raw_fd(), &request, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
+    let netlink = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkRoute,
+    )?;
+    sendto(
+        netlink.as_raw_fd(),
+        &request,
+        &NetlinkAddr::new(0, 0),
+        MsgFlags::empty(),
+    )?;
     let mut answer = [0; 4096];
     let length = recv(netlink.as_raw_fd(), &mut answer, MsgFlags::empty())?;
     // struct nlmsghdr (16 bytes), then the negative error number of struct nlmsgerr.
-    let Some(code) = answer[..length].get(16..20).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes) else {
+    let Some(code) = answer[..length]
+        .get(16..20)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(i32::from_ne_bytes)
+    else {
         bail!("an answer of {length} bytes");
     };
     if code != 0 {
@@ -90,7 +104,12 @@ fn load_pass() -> io::Result<OwnedFd> {
     };
     // SAFETY: the attributes and what they point to outlive the call, which writes to none of them (no log).
     let result = unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const attributes, size_of::<LoadAttributes>())
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_PROG_LOAD,
+            &raw const attributes,
+            size_of::<LoadAttributes>(),
+        )
     };
     if result < 0 {
         return Err(io::Error::last_os_error());
