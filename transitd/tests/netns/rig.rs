@@ -144,6 +144,8 @@ impl Rig {
         let mut command = Command::new("nsenter");
         command
             .arg(format!("--net=/run/netns/{}", self.node()))
+            // Root with the capabilities of the DaemonSet's container and no others.
+            .args(["setpriv", "--bounding-set=-all,+bpf,+net_admin,+perfmon,+sys_admin"])
             .arg(env!("CARGO_BIN_EXE_transitd"))
             .args([
                 "run",
