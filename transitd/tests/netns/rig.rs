@@ -145,7 +145,10 @@ impl Rig {
         command
             .arg(format!("--net=/run/netns/{}", self.node()))
             // Root with the capabilities of the DaemonSet's container and no others.
-            .args(["setpriv", "--bounding-set=-all,+bpf,+net_admin,+perfmon,+sys_admin"])
+            .args([
+                "setpriv",
+                "--bounding-set=-all,+bpf,+net_admin,+perfmon,+sys_admin",
+            ])
             .arg(env!("CARGO_BIN_EXE_transitd"))
             .args([
                 "run",
