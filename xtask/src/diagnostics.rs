@@ -7,10 +7,25 @@ pub fn print(cluster: &Cluster) {
     let questions: [(&str, &[&str]); 8] = [
         ("nodes", &["get", "nodes", "-o", "wide"]),
         ("pods", &["get", "pods", "-A", "-o", "wide"]),
-        ("objects", &["get", "droplets,vpcs.thuban.dev,networks.thuban.dev,dividers,bouncers"]),
+        (
+            "objects",
+            &[
+                "get",
+                "droplets,vpcs.thuban.dev,networks.thuban.dev,dividers,bouncers",
+            ],
+        ),
         ("endpoints", &["get", "endpoints.thuban.dev", "-A"]),
         ("leases", &["get", "leases", "-n", "thuban-system"]),
-        ("pods that wait", &["describe", "pods", "-A", "--field-selector=status.phase=Pending", "--show-events=false"]),
+        (
+            "pods that wait",
+            &[
+                "describe",
+                "pods",
+                "-A",
+                "--field-selector=status.phase=Pending",
+                "--show-events=false",
+            ],
+        ),
         ("events", &["get", "events", "-A", "--sort-by=.lastTimestamp"]),
         ("daemon set", &["describe", "daemonset", "-n", "thuban-system"]),
     ];
@@ -21,7 +36,16 @@ pub fn print(cluster: &Cluster) {
         let selector = format!("app.kubernetes.io/name={workload}");
         for which in ["--previous=false", "--previous=true"] {
             let title = format!("logs of {workload} ({which})");
-            let arguments = ["logs", "-n", "thuban-system", "-l", &selector, "--prefix", "--tail=25", which];
+            let arguments = [
+                "logs",
+                "-n",
+                "thuban-system",
+                "-l",
+                &selector,
+                "--prefix",
+                "--tail=25",
+                which,
+            ];
             show(cluster, &title, &arguments, 80);
         }
     }

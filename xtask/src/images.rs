@@ -82,7 +82,12 @@ impl Image<'_> {
             }],
         });
         let mut archive = tar::Builder::new(Vec::new());
-        append(&mut archive, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#, 0o644)?;
+        append(
+            &mut archive,
+            "oci-layout",
+            br#"{"imageLayoutVersion":"1.0.0"}"#,
+            0o644,
+        )?;
         append(&mut archive, "index.json", &serde_json::to_vec(&index)?, 0o644)?;
         for blob in [&layer, &config, &manifest] {
             let name = digest(blob).replace("sha256:", "blobs/sha256/");

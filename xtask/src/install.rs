@@ -114,7 +114,12 @@ fn wait_installed(cluster: &Cluster) -> Result<()> {
         workload(cluster, "deployment/thuban-operator", "replicas", "readyReplicas")
     })?;
     wait("transitd", || {
-        workload(cluster, "daemonset/transitd", "desiredNumberScheduled", "numberReady")
+        workload(
+            cluster,
+            "daemonset/transitd",
+            "desiredNumberScheduled",
+            "numberReady",
+        )
     })?;
     wait("nodes", || {
         let nodes = get(cluster, &["nodes"])?;
@@ -167,11 +172,7 @@ pub fn provisioned(cluster: &Cluster, object: &str) -> Result<(bool, String)> {
 
 /// `kubectl get … -o json`.
 pub fn get(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
-    let arguments: Vec<&str> = ["get", "-o", "json"]
-        .iter()
-        .chain(arguments)
-        .copied()
-        .collect();
+    let arguments: Vec<&str> = ["get", "-o", "json"].iter().chain(arguments).copied().collect();
     Ok(serde_json::from_str(&cluster.kubectl(&arguments)?)?)
 }
 

@@ -91,7 +91,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Crds { check } => crds::run(check)?,
         Command::Check => check::run()?,
-        Command::Test { only } => test::run(only)?,
+        Command::Test { only } => return test::run(only.as_deref()),
         Command::Demo => demo::run()?,
         Command::Install { name } => install::run(&name)?,
         Command::Uninstall { name } => uninstall::run(&name)?,

@@ -18,13 +18,17 @@ pub fn run(name: &str) -> Result<()> {
     for manifest in manifests()?.iter().rev() {
         println!("deleting {}", manifest.display());
         let text = manifest_for(manifest, cluster.instance())?;
-        let partial = cluster
-            .instance()
-            .state()
-            .join("uninstall.yaml");
+        let partial = cluster.instance().state().join("uninstall.yaml");
         std::fs::write(&partial, text).with_context(|| format!("writing {}", partial.display()))?;
         let file = partial.display().to_string();
-        cluster.kubectl(&["delete", "--ignore-not-found", "--wait", "--timeout=120s", "-f", &file])?;
+        cluster.kubectl(&[
+            "delete",
+            "--ignore-not-found",
+            "--wait",
+            "--timeout=120s",
+            "-f",
+            &file,
+        ])?;
     }
     Ok(())
 }
