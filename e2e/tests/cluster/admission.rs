@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use thuban_e2e::cluster::Cluster;
+use thuban_cluster::Cluster;
 
 use crate::support::{
-    apply, condition, delete, get, namespace_manifest, netexec_manifest, network_manifest, running, vpc_manifest,
+    apply, condition, delete, get, namespace_manifest, netexec_manifest, network_manifest, running,
+    vpc_manifest,
 };
 use crate::tenants::tenants;
 
@@ -14,18 +15,33 @@ use crate::tenants::tenants;
 fn warning(cluster: &Cluster, namespace: &str, name: &str) -> String {
     let mut text = String::new();
     cluster
-        .wait_for(&format!("a warning about {name}"), Duration::from_secs(30), || {
-            let selector = format!("involvedObject.name={name},type=Warning");
-            let events = get(cluster, &["events", "-n", namespace, "--field-selector", &selector])?;
-            text = events["items"]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .filter(|event| event["reason"] != "FailedCreatePodSandBox" && event["reason"] != "FailedScheduling")
-                .map(|event| format!("{} {}\n", event["reason"].as_str().unwrap_or(""), event["message"].as_str().unwrap_or("")))
-                .collect();
-            Ok(!text.is_empty())
-        })
+        .wait_for(
+            &format!("a warning about {name}"),
+            Duration::from_secs(30),
+            || {
+                let selector = format!("involvedObject.name={name},type=Warning");
+                let events = get(
+                    cluster,
+                    &["events", "-n", namespace, "--field-selector", &selector],
+                )?;
+                text = events["items"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .filter(|event| {
+                        event["reason"] != "FailedCreatePodSandBox" && event["reason"] != "FailedScheduling"
+                    })
+                    .map(|event| {
+                        format!(
+                            "{} {}\n",
+                            event["reason"].as_str().unwrap_or(""),
+                            event["message"].as_str().unwrap_or("")
+                        )
+                    })
+                    .collect();
+                Ok(!text.is_empty())
+            },
+        )
         .unwrap();
     text
 }
@@ -33,7 +49,11 @@ fn warning(cluster: &Cluster, namespace: &str, name: &str) -> String {
 /// A VPC or network that the controller must refuse: its condition and event say why.
 fn refused(object: &Value, expected: &[&str]) {
     let cluster = &tenants().cluster;
-    let kind = if object["kind"] == "Vpc" { "vpcs.thuban.dev" } else { "networks.thuban.dev" };
+    let kind = if object["kind"] == "Vpc" {
+        "vpcs.thuban.dev"
+    } else {
+        "networks.thuban.dev"
+    };
     let name = object["metadata"]["name"].as_str().unwrap();
     apply(cluster, &[object.clone()]).unwrap();
     let mut message = String::new();
@@ -41,12 +61,17 @@ fn refused(object: &Value, expected: &[&str]) {
         .wait_for(&format!("{kind}/{name} refused"), Duration::from_secs(20), || {
             let object = get(cluster, &[kind, name])?;
             let refused = condition(&object, "Accepted").filter(|condition| condition["status"] == "False");
-            message = refused.map(|condition| condition["message"].as_str().unwrap_or("").to_owned()).unwrap_or_default();
+            message = refused
+                .map(|condition| condition["message"].as_str().unwrap_or("").to_owned())
+                .unwrap_or_default();
             Ok(!message.is_empty())
         })
         .unwrap();
     for word in expected {
-        assert!(message.contains(word), "{name}: {message:?} does not say {word:?}");
+        assert!(
+            message.contains(word),
+            "{name}: {message:?} does not say {word:?}"
+        );
     }
     let object = get(cluster, &[kind, name]).unwrap();
     assert_eq!(object["status"]["phase"], "Init", "{name}");
@@ -55,9 +80,11 @@ fn refused(object: &Value, expected: &[&str]) {
     for role in ["dividers.thuban.dev", "bouncers.thuban.dev"] {
         let children = get(cluster, &[role]).unwrap();
         let prefix = format!("{name}-");
-        let made = children["items"].as_array().unwrap().iter().any(|child| {
-            child["metadata"]["name"].as_str().unwrap().starts_with(&prefix)
-        });
+        let made = children["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|child| child["metadata"]["name"].as_str().unwrap().starts_with(&prefix));
         assert!(!made, "{name} has a {role} though it was refused");
     }
     delete(cluster, &[kind, name]).unwrap();
@@ -65,7 +92,9 @@ fn refused(object: &Value, expected: &[&str]) {
 
 /// An object that the API server itself must refuse, by a rule of the CRD.
 fn rejected(object: &Value, expected: &[&str]) {
-    let error = apply(&tenants().cluster, &[object.clone()]).expect_err("the API server took it").to_string();
+    let error = apply(&tenants().cluster, &[object.clone()])
+        .expect_err("the API server took it")
+        .to_string();
     for word in expected {
         assert!(error.contains(word), "{error:?} does not say {word:?}");
     }
@@ -82,37 +111,75 @@ fn a_malformed_cidr_is_refused_by_the_api_server() {
 #[test]
 fn the_vpc_of_a_network_can_not_be_changed_and_cidrs_are_only_appended() {
     let cluster = &tenants().cluster;
-    let error = apply(cluster, &[network_manifest("green-web", "red", "10.1.1.0/24")]).expect_err("vpc changed").to_string();
-    assert!(error.contains("spec.vpc") || error.contains("immutable"), "{error}");
-    let error = apply(cluster, &[network_manifest("green-web", "green", "10.1.2.0/24")]).expect_err("cidr replaced").to_string();
+    let error = apply(cluster, &[network_manifest("green-web", "red", "10.1.1.0/24")])
+        .expect_err("vpc changed")
+        .to_string();
+    assert!(
+        error.contains("spec.vpc") || error.contains("immutable"),
+        "{error}"
+    );
+    let error = apply(cluster, &[network_manifest("green-web", "green", "10.1.2.0/24")])
+        .expect_err("cidr replaced")
+        .to_string();
     assert!(error.contains("cidrs"), "{error}");
-    assert_eq!(get(cluster, &["networks.thuban.dev", "green-web"]).unwrap()["spec"]["cidrs"], json!(["10.1.1.0/24"]));
+    assert_eq!(
+        get(cluster, &["networks.thuban.dev", "green-web"]).unwrap()["spec"]["cidrs"],
+        json!(["10.1.1.0/24"])
+    );
 }
 
 #[test]
 fn a_vpc_inside_a_refused_range_says_which_and_makes_nothing() {
-    refused(&vpc_manifest("in-services", "10.96.0.0/24", &[]), &["spec.cidrs", "10.96.0.0/16"]);
-    let node = tenants().cluster.node_address(&tenants().cluster.nodes().unwrap()[0]).unwrap();
+    refused(
+        &vpc_manifest("in-services", "10.96.0.0/24", &[]),
+        &["spec.cidrs", "10.96.0.0/16"],
+    );
+    let node = tenants()
+        .cluster
+        .node_address(&tenants().cluster.nodes().unwrap()[0])
+        .unwrap();
     let range = format!("{}.{}.0.0/16", node.octets()[0], node.octets()[1]);
     refused(&vpc_manifest("in-nodes", &range, &[]), &["spec.cidrs"]);
-    refused(&vpc_manifest("in-loopback", "127.0.0.0/16", &[]), &["spec.cidrs", "127.0.0.0/8"]);
-    refused(&vpc_manifest("in-link-local", "169.254.0.0/16", &[]), &["spec.cidrs", "169.254.0.0/16"]);
+    refused(
+        &vpc_manifest("in-loopback", "127.0.0.0/16", &[]),
+        &["spec.cidrs", "127.0.0.0/8"],
+    );
+    refused(
+        &vpc_manifest("in-link-local", "169.254.0.0/16", &[]),
+        &["spec.cidrs", "169.254.0.0/16"],
+    );
 }
 
 #[test]
 fn a_network_outside_its_vpc_or_over_a_sibling_says_so() {
-    refused(&network_manifest("outside", "red", "10.9.0.0/24"), &["spec.cidrs", "10.0.0.0/16"]);
-    refused(&network_manifest("overlapping", "red", "10.0.1.128/25"), &["spec.cidrs", "red-web"]);
-    refused(&network_manifest("orphan", "no-such-vpc", "10.0.1.0/24"), &["spec.vpc", "no-such-vpc"]);
+    refused(
+        &network_manifest("outside", "red", "10.9.0.0/24"),
+        &["spec.cidrs", "10.0.0.0/16"],
+    );
+    refused(
+        &network_manifest("overlapping", "red", "10.0.1.128/25"),
+        &["spec.cidrs", "red-web"],
+    );
+    refused(
+        &network_manifest("orphan", "no-such-vpc", "10.0.1.0/24"),
+        &["spec.vpc", "no-such-vpc"],
+    );
 }
 
 #[test]
 fn an_unknown_network_in_an_annotation_is_named_and_heals_when_it_appears() {
     let cluster = &tenants().cluster;
     let node = &cluster.nodes().unwrap()[0];
-    apply(cluster, &[netexec_manifest("red", "lost", node, Some("red-cache"))]).unwrap();
+    apply(
+        cluster,
+        &[netexec_manifest("red", "lost", node, Some("red-cache"))],
+    )
+    .unwrap();
     let event = warning(cluster, "red", "lost");
-    assert!(event.contains("red-cache") && event.contains("thuban.dev/network"), "{event}");
+    assert!(
+        event.contains("red-cache") && event.contains("thuban.dev/network"),
+        "{event}"
+    );
     apply(cluster, &[network_manifest("red-cache", "red", "10.0.3.0/24")]).unwrap();
     let pod = running(cluster, "red", "lost").unwrap();
     assert_eq!(pod.address.octets()[..3], [10, 0, 3]);
@@ -124,13 +191,23 @@ fn an_unknown_network_in_an_annotation_is_named_and_heals_when_it_appears() {
 fn a_pod_of_a_namespace_that_is_not_admitted_gets_an_event_and_no_address() {
     let cluster = &tenants().cluster;
     let node = &cluster.nodes().unwrap()[0];
-    apply(cluster, &[namespace_manifest("mallory", None), netexec_manifest("mallory", "spy", node, Some("red-web"))]).unwrap();
+    apply(
+        cluster,
+        &[
+            namespace_manifest("mallory", None),
+            netexec_manifest("mallory", "spy", node, Some("red-web")),
+        ],
+    )
+    .unwrap();
     let event = warning(cluster, "mallory", "spy");
     assert!(event.contains("mallory") && event.contains("red"), "{event}");
     let pod = get(cluster, &["pod", "-n", "mallory", "spy"]).unwrap();
     assert!(pod["status"]["podIP"].is_null(), "{}", pod["status"]);
     let claims = get(cluster, &["ipclaims.thuban.dev"]).unwrap().to_string();
-    assert!(!claims.contains("mallory"), "an address was claimed for a refused pod");
+    assert!(
+        !claims.contains("mallory"),
+        "an address was claimed for a refused pod"
+    );
     delete(cluster, &["namespace", "mallory"]).unwrap();
 }
 
@@ -138,8 +215,19 @@ fn a_pod_of_a_namespace_that_is_not_admitted_gets_an_event_and_no_address() {
 fn a_pod_of_a_namespace_without_annotation_lands_in_the_default_network() {
     let cluster = &tenants().cluster;
     let nodes = cluster.nodes().unwrap();
-    apply(cluster, &[namespace_manifest("plain", None), netexec_manifest("plain", "a", &nodes[0], None), netexec_manifest("plain", "b", &nodes[2], None)]).unwrap();
-    let (first, second) = (running(cluster, "plain", "a").unwrap(), running(cluster, "plain", "b").unwrap());
+    apply(
+        cluster,
+        &[
+            namespace_manifest("plain", None),
+            netexec_manifest("plain", "a", &nodes[0], None),
+            netexec_manifest("plain", "b", &nodes[2], None),
+        ],
+    )
+    .unwrap();
+    let (first, second) = (
+        running(cluster, "plain", "a").unwrap(),
+        running(cluster, "plain", "b").unwrap(),
+    );
     assert_eq!(first.address.octets()[..2], [10, 244]);
     assert_eq!(first.tcp(second.address, crate::support::REACHED).unwrap(), "b");
     for pod in tenants().vpc("red").into_iter().chain(tenants().vpc("green")) {

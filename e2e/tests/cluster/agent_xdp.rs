@@ -8,8 +8,19 @@ use crate::tenants::tenants;
 fn set_agent_hook(hook: &str) {
     let cluster = &tenants().cluster;
     let value = format!("THUBAN_AGENT_HOOK={hook}");
-    cluster.kubectl(&["set", "env", "-n", "thuban-system", "daemonset/transitd", &value]).unwrap();
-    cluster.kubectl(&["rollout", "status", "-n", "thuban-system", "daemonset/transitd", "--timeout=180s"]).unwrap();
+    cluster
+        .kubectl(&["set", "env", "-n", "thuban-system", "daemonset/transitd", &value])
+        .unwrap();
+    cluster
+        .kubectl(&[
+            "rollout",
+            "status",
+            "-n",
+            "thuban-system",
+            "daemonset/transitd",
+            "--timeout=180s",
+        ])
+        .unwrap();
 }
 
 fn check() {
@@ -19,24 +30,59 @@ fn check() {
     for network in ["red-web", "red-db", "blue-web"] {
         for node in cluster.nodes().unwrap() {
             let namespace = network.split('-').next().unwrap();
-            manifests.push(netexec_manifest(namespace, &format!("xdp-{network}-{node}"), &node, Some(network)));
+            manifests.push(netexec_manifest(
+                namespace,
+                &format!("xdp-{network}-{node}"),
+                &node,
+                Some(network),
+            ));
         }
     }
     apply(cluster, &manifests).unwrap();
     let pods: Vec<Pod> = manifests
         .iter()
-        .map(|pod| running(cluster, pod["metadata"]["namespace"].as_str().unwrap(), pod["metadata"]["name"].as_str().unwrap()).unwrap())
+        .map(|pod| {
+            running(
+                cluster,
+                pod["metadata"]["namespace"].as_str().unwrap(),
+                pod["metadata"]["name"].as_str().unwrap(),
+            )
+            .unwrap()
+        })
         .collect();
     for pod in &pods {
-        let programs = cluster.exec_on_node(&pod.node, &["sh", "-c", "ip -d link show type veth | grep -c 'prog/xdp'"]).unwrap();
+        let programs = cluster
+            .exec_on_node(
+                &pod.node,
+                &["sh", "-c", "ip -d link show type veth | grep -c 'prog/xdp'"],
+            )
+            .unwrap();
         assert_ne!(programs.trim(), "0", "no veth of {} runs XDP", pod.node);
     }
     for client in &pods {
-        for server in pods.iter().chain(tenants.network("red-web")).filter(|server| server.namespace == client.namespace) {
+        for server in pods
+            .iter()
+            .chain(tenants.network("red-web"))
+            .filter(|server| server.namespace == client.namespace)
+        {
             let pair = format!("{} -> {} {}", client.name, server.name, server.address);
-            assert_eq!(client.tcp(server.address, REACHED).unwrap_or_else(|error| panic!("TCP {pair}: {error:#}")), server.name, "{pair}");
-            assert_eq!(client.udp(server.address, REACHED).unwrap_or_else(|error| panic!("UDP {pair}: {error:#}")), server.name, "{pair}");
-            client.ping(server.address, REACHED).unwrap_or_else(|error| panic!("ICMP {pair}: {error:#}"));
+            assert_eq!(
+                client
+                    .tcp(server.address, REACHED)
+                    .unwrap_or_else(|error| panic!("TCP {pair}: {error:#}")),
+                server.name,
+                "{pair}"
+            );
+            assert_eq!(
+                client
+                    .udp(server.address, REACHED)
+                    .unwrap_or_else(|error| panic!("UDP {pair}: {error:#}")),
+                server.name,
+                "{pair}"
+            );
+            client
+                .ping(server.address, REACHED)
+                .unwrap_or_else(|error| panic!("ICMP {pair}: {error:#}"));
         }
         for green in tenants.network("green-web") {
             client.reaches_nothing_at(green.address);
@@ -44,7 +90,11 @@ fn check() {
     }
     crate::transfer::echo(&pods[0], &pods[1], 4 << 20).unwrap();
     for vpc in ["red", "blue"] {
-        let names: Vec<&str> = pods.iter().filter(|pod| pod.namespace == vpc).map(|pod| pod.name.as_str()).collect();
+        let names: Vec<&str> = pods
+            .iter()
+            .filter(|pod| pod.namespace == vpc)
+            .map(|pod| pod.name.as_str())
+            .collect();
         delete(cluster, &[&["pod", "-n", vpc][..], &names].concat()).unwrap();
     }
 }

@@ -4,12 +4,17 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::{apply, delete, get, namespace_manifest, network_manifest, vpc_manifest, wait_provisioned};
+use crate::support::{
+    apply, delete, get, namespace_manifest, network_manifest, vpc_manifest, wait_provisioned,
+};
 use crate::tenants::tenants;
 
 /// Pods a node; `THUBAN_E2E_PODS=110` is the large run.
 fn pods_per_node() -> usize {
-    std::env::var("THUBAN_E2E_PODS").ok().and_then(|text| text.parse().ok()).unwrap_or(30)
+    std::env::var("THUBAN_E2E_PODS")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(30)
 }
 
 /// What a node holds of attachments: veths, map rows, files and pins.
@@ -17,7 +22,10 @@ fn holdings(node: &str) -> [usize; 4] {
     let cluster = &tenants().cluster;
     let lines = |command: &str| {
         let output = cluster.exec_on_node(node, &["sh", "-c", command]).unwrap();
-        output.trim().parse::<usize>().unwrap_or_else(|_| panic!("{command}: {output}"))
+        output
+            .trim()
+            .parse::<usize>()
+            .unwrap_or_else(|_| panic!("{command}: {output}"))
     };
     [
         lines("ip -o link show type veth | grep -c ': thb' || true"),
@@ -31,11 +39,14 @@ fn holdings(node: &str) -> [usize; 4] {
 fn a_burst_of_pods_comes_up_and_leaves_nothing_behind() {
     let cluster = &tenants().cluster;
     let nodes = cluster.nodes().unwrap();
-    apply(cluster, &[
-        vpc_manifest("burst", "10.7.0.0/16", &["burst"]),
-        network_manifest("burst", "burst", "10.7.0.0/22"),
-        namespace_manifest("burst", Some("burst")),
-    ])
+    apply(
+        cluster,
+        &[
+            vpc_manifest("burst", "10.7.0.0/16", &["burst"]),
+            network_manifest("burst", "burst", "10.7.0.0/22"),
+            namespace_manifest("burst", Some("burst")),
+        ],
+    )
     .unwrap();
     wait_provisioned(cluster, "networks.thuban.dev/burst").unwrap();
     // The network's own rows are there before and after; those of pods must come and go.
@@ -53,11 +64,29 @@ fn a_burst_of_pods_comes_up_and_leaves_nothing_behind() {
     })).collect();
     apply(cluster, &deployments).unwrap();
     for node in &nodes {
-        cluster.kubectl(&["rollout", "status", "-n", "burst", &format!("deployment/{node}"), "--timeout=300s"]).unwrap();
+        cluster
+            .kubectl(&[
+                "rollout",
+                "status",
+                "-n",
+                "burst",
+                &format!("deployment/{node}"),
+                "--timeout=300s",
+            ])
+            .unwrap();
     }
-    eprintln!("{count} pods on each of {} nodes were Running after {:.1} s", nodes.len(), started.elapsed().as_secs_f64());
+    eprintln!(
+        "{count} pods on each of {} nodes were Running after {:.1} s",
+        nodes.len(),
+        started.elapsed().as_secs_f64()
+    );
     let pods = get(cluster, &["pods", "-n", "burst"]).unwrap();
-    let mut addresses: Vec<_> = pods["items"].as_array().unwrap().iter().map(|pod| pod["status"]["podIP"].to_string()).collect();
+    let mut addresses: Vec<_> = pods["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pod| pod["status"]["podIP"].to_string())
+        .collect();
     addresses.sort();
     addresses.dedup();
     assert_eq!(addresses.len(), count * nodes.len(), "an address was given twice");
@@ -66,17 +95,33 @@ fn a_burst_of_pods_comes_up_and_leaves_nothing_behind() {
         .wait_for("addresses and objects freed", Duration::from_secs(120), || {
             let endpoints = get(cluster, &["endpoints.thuban.dev", "-n", "burst"])?;
             let claims = get(cluster, &["ipclaims.thuban.dev"])?;
-            let left = claims["items"].as_array().into_iter().flatten().filter(|claim| claim["metadata"]["name"].as_str().is_some_and(|name| name.starts_with("burst."))).count();
+            let left = claims["items"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter(|claim| {
+                    claim["metadata"]["name"]
+                        .as_str()
+                        .is_some_and(|name| name.starts_with("burst."))
+                })
+                .count();
             Ok(endpoints["items"].as_array().is_none_or(Vec::is_empty) && left == 0)
         })
         .unwrap();
     for (node, before) in nodes.iter().zip(&before) {
         cluster
-            .wait_for(&format!("{node} holds what it held: veths, rows, files, pins {before:?}"), Duration::from_secs(60), || Ok(holdings(node) == *before))
+            .wait_for(
+                &format!("{node} holds what it held: veths, rows, files, pins {before:?}"),
+                Duration::from_secs(60),
+                || Ok(holdings(node) == *before),
+            )
             .unwrap_or_else(|error| panic!("{error:#}; now {:?}", holdings(node)));
     }
     delete(cluster, &["networks.thuban.dev", "burst"]).unwrap();
     delete(cluster, &["vpcs.thuban.dev", "burst"]).unwrap();
     let vnis = get(cluster, &["vniclaims.thuban.dev"]).unwrap();
-    assert!(!vnis.to_string().contains("\"burst\""), "the VNI of a deleted VPC is still claimed");
+    assert!(
+        !vnis.to_string().contains("\"burst\""),
+        "the VNI of a deleted VPC is still claimed"
+    );
 }

@@ -8,14 +8,32 @@ use crate::tenants::{VPCS, tenants};
 #[test]
 fn red_and_blue_hold_equal_addresses_at_the_same_time() {
     let tenants = tenants();
-    let addresses = |vpc| tenants.vpc(vpc).iter().map(|pod| pod.address).collect::<BTreeSet<_>>();
-    let both: Vec<_> = addresses("red").intersection(&addresses("blue")).copied().collect();
-    assert!(both.len() >= 2, "red {:?} and blue {:?} share too few", addresses("red"), addresses("blue"));
+    let addresses = |vpc| {
+        tenants
+            .vpc(vpc)
+            .iter()
+            .map(|pod| pod.address)
+            .collect::<BTreeSet<_>>()
+    };
+    let both: Vec<_> = addresses("red")
+        .intersection(&addresses("blue"))
+        .copied()
+        .collect();
+    assert!(
+        both.len() >= 2,
+        "red {:?} and blue {:?} share too few",
+        addresses("red"),
+        addresses("blue")
+    );
     // ... but never on one droplet, where kubelet knows nothing but an address.
     let mut holders = HashMap::new();
     for pod in &tenants.pods {
         let other = holders.insert((&pod.node, pod.address), &pod.name);
-        assert!(other.is_none(), "{} and {other:?} have one address on one node", pod.name);
+        assert!(
+            other.is_none(),
+            "{} and {other:?} have one address on one node",
+            pod.name
+        );
     }
 }
 
@@ -26,11 +44,17 @@ fn every_pod_reaches_every_pod_of_its_vpc_and_is_answered_by_no_other() {
         for client in tenants.vpc(vpc) {
             for server in tenants.vpc(vpc) {
                 let pair = format!("{} -> {} {}", client.name, server.name, server.address);
-                let tcp = client.tcp(server.address, REACHED).unwrap_or_else(|error| panic!("TCP {pair}: {error:#}"));
+                let tcp = client
+                    .tcp(server.address, REACHED)
+                    .unwrap_or_else(|error| panic!("TCP {pair}: {error:#}"));
                 assert_eq!(tcp, server.name, "TCP {pair}");
-                let udp = client.udp(server.address, REACHED).unwrap_or_else(|error| panic!("UDP {pair}: {error:#}"));
+                let udp = client
+                    .udp(server.address, REACHED)
+                    .unwrap_or_else(|error| panic!("UDP {pair}: {error:#}"));
                 assert_eq!(udp, server.name, "UDP {pair}");
-                client.ping(server.address, REACHED).unwrap_or_else(|error| panic!("ICMP {pair}: {error:#}"));
+                client
+                    .ping(server.address, REACHED)
+                    .unwrap_or_else(|error| panic!("ICMP {pair}: {error:#}"));
             }
         }
     }
@@ -41,8 +65,11 @@ fn no_pod_reaches_an_address_that_only_another_vpc_has() {
     let tenants = tenants();
     for (vpc, _) in VPCS {
         let own: BTreeSet<_> = tenants.vpc(vpc).iter().map(|pod| pod.address).collect();
-        let foreign: BTreeSet<_> =
-            tenants.pods.iter().filter(|pod| pod.namespace != vpc && !own.contains(&pod.address)).collect_addresses();
+        let foreign: BTreeSet<_> = tenants
+            .pods
+            .iter()
+            .filter(|pod| pod.namespace != vpc && !own.contains(&pod.address))
+            .collect_addresses();
         for client in tenants.vpc(vpc).into_iter().step_by(2) {
             for address in &foreign {
                 client.reaches_nothing_at(*address);
@@ -67,7 +94,8 @@ fn a_large_transfer_arrives_whole_both_ways_between_all_nodes() {
     let pods = tenants.network("red-web");
     for (client, server) in pods.iter().flat_map(|a| pods.iter().map(move |b| (*a, *b))) {
         if client.node != server.node {
-            crate::transfer::echo(client, server, 8 << 20).unwrap_or_else(|error| panic!("{}->{}: {error:#}", client.name, server.name));
+            crate::transfer::echo(client, server, 8 << 20)
+                .unwrap_or_else(|error| panic!("{}->{}: {error:#}", client.name, server.name));
         }
     }
 }

@@ -11,9 +11,16 @@ fn every_node_is_ready_and_a_provisioned_droplet_of_its_node() {
         assert_eq!(condition(&object, "Ready").unwrap()["status"], "True", "{node}");
         let droplet = get(cluster, &["droplet", &node]).unwrap();
         assert_eq!(droplet["status"]["phase"], "Provisioned", "{node}");
-        assert_eq!(droplet["spec"]["ip"], cluster.node_address(&node).unwrap().to_string());
+        assert_eq!(
+            droplet["spec"]["ip"],
+            cluster.node_address(&node).unwrap().to_string()
+        );
         let owner = &droplet["metadata"]["ownerReferences"][0];
-        assert_eq!((&owner["kind"], &owner["uid"]), (&"Node".into(), &object["metadata"]["uid"]), "{node}");
+        assert_eq!(
+            (&owner["kind"], &owner["uid"]),
+            (&"Node".into(), &object["metadata"]["uid"]),
+            "{node}"
+        );
     }
 }
 
@@ -27,15 +34,22 @@ fn the_default_vpc_and_network_are_there_without_being_asked_for() {
 #[test]
 fn roles_belong_to_their_parents_and_are_provisioned() {
     let cluster = &tenants().cluster;
-    for (role, parent_kind, parent_field) in [("dividers", "Vpc", "vpc"), ("bouncers", "Network", "network")] {
+    for (role, parent_kind, parent_field) in [("dividers", "Vpc", "vpc"), ("bouncers", "Network", "network")]
+    {
         let roles = get(cluster, &[&format!("{role}.thuban.dev")]).unwrap();
         let roles = roles["items"].as_array().unwrap();
         assert!(!roles.is_empty(), "no {role}");
         for role in roles {
             let name = &role["metadata"]["name"];
             assert_eq!(role["status"]["phase"], "Provisioned", "{name}");
-            assert_eq!(role["metadata"]["ownerReferences"][0]["kind"], parent_kind, "{name}");
-            assert_eq!(role["metadata"]["ownerReferences"][0]["name"], role["spec"][parent_field], "{name}");
+            assert_eq!(
+                role["metadata"]["ownerReferences"][0]["kind"], parent_kind,
+                "{name}"
+            );
+            assert_eq!(
+                role["metadata"]["ownerReferences"][0]["name"], role["spec"][parent_field],
+                "{name}"
+            );
         }
     }
 }
@@ -54,7 +68,18 @@ fn endpoints_are_provisioned_and_hold_their_claims() {
         assert_eq!(endpoint["status"]["phase"], "Provisioned");
         assert_eq!(endpoint["status"]["addresses"][0], pod.address.to_string());
         assert_eq!(endpoint["status"]["droplet"], pod.node.as_str());
-        let claim = get(&tenants.cluster, &["ipclaims.thuban.dev", &format!("{}.{}", pod.namespace, pod.address)]).unwrap();
-        assert_eq!(claim["spec"]["endpointUid"], endpoint["metadata"]["uid"], "{}", pod.name);
+        let claim = get(
+            &tenants.cluster,
+            &[
+                "ipclaims.thuban.dev",
+                &format!("{}.{}", pod.namespace, pod.address),
+            ],
+        )
+        .unwrap();
+        assert_eq!(
+            claim["spec"]["endpointUid"], endpoint["metadata"]["uid"],
+            "{}",
+            pod.name
+        );
     }
 }

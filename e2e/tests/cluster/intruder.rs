@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use anyhow::{Result, bail};
-use thuban_e2e::cluster::Cluster;
+use thuban_cluster::Cluster;
 
 use crate::support::inside;
 
@@ -30,12 +30,25 @@ impl Intruder {
         let name = format!("{}-x{number}", cluster.name());
         let octets = cluster.gateway().octets();
         let address = Ipv4Addr::new(octets[0], octets[1], octets[2], number);
-        let intruder = Self { name: name.clone(), address };
+        let intruder = Self {
+            name: name.clone(),
+            address,
+        };
         let link = format!("x{number}-{}", std::process::id() % 100_000);
         ip(&["netns", "add", &name])?;
-        ip(&["link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &name])?;
+        ip(&[
+            "link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &name,
+        ])?;
         ip(&["link", "set", &link, "master", cluster.bridge(), "up"])?;
-        ip(&["-n", &name, "addr", "add", &format!("{address}/24"), "dev", "eth0"])?;
+        ip(&[
+            "-n",
+            &name,
+            "addr",
+            "add",
+            &format!("{address}/24"),
+            "dev",
+            "eth0",
+        ])?;
         ip(&["-n", &name, "link", "set", "eth0", "up"])?;
         ip(&["-n", &name, "link", "set", "lo", "up"])?;
         Ok(intruder)

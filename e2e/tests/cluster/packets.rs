@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, recv, sendto, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, recv, sendto, setsockopt, socket,
+    sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 
@@ -23,7 +24,12 @@ fn checksum(bytes: &[u8]) -> u16 {
 }
 
 fn raw_icmp() -> Result<OwnedFd> {
-    let fd = socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Icmp)?;
+    let fd = socket(
+        AddressFamily::Inet,
+        SockType::Raw,
+        SockFlag::empty(),
+        SockProtocol::Icmp,
+    )?;
     setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::milliseconds(200))?;
     Ok(fd)
 }
@@ -31,7 +37,8 @@ fn raw_icmp() -> Result<OwnedFd> {
 /// Sends echo requests until one is answered or patience ends.
 pub fn ping(address: Ipv4Addr, patience: Duration) -> Result<()> {
     let fd = raw_icmp()?;
-    let identifier = (std::process::id() as u16) ^ u16::from_be_bytes([address.octets()[2], address.octets()[3]]);
+    let identifier =
+        (std::process::id() as u16) ^ u16::from_be_bytes([address.octets()[2], address.octets()[3]]);
     let mut request = vec![8, 0, 0, 0];
     request.extend(identifier.to_be_bytes());
     request.extend([0, 1]);
@@ -77,7 +84,12 @@ pub fn udp_packet(source: Ipv4Addr, destination: Ipv4Addr, port: u16, payload: &
 
 /// Sends an IPv4 packet with the header as it stands (IP_HDRINCL), from the calling thread's namespace.
 pub fn send_raw(packet: &[u8]) -> Result<()> {
-    let fd = socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Raw)?;
+    let fd = socket(
+        AddressFamily::Inet,
+        SockType::Raw,
+        SockFlag::empty(),
+        SockProtocol::Raw,
+    )?;
     let destination = Ipv4Addr::new(packet[16], packet[17], packet[18], packet[19]);
     let target = SockaddrIn::from(std::net::SocketAddrV4::new(destination, 0));
     sendto(fd.as_raw_fd(), packet, &target, MsgFlags::empty()).context("send a raw packet")?;
@@ -109,7 +121,9 @@ pub fn read_capture(bytes: &[u8]) -> Vec<Captured> {
     let mut rest = bytes.get(24..).unwrap_or_default();
     while rest.len() >= 16 {
         let length = u32::from_le_bytes([rest[8], rest[9], rest[10], rest[11]]) as usize;
-        let Some(frame) = rest.get(16..16 + length) else { break };
+        let Some(frame) = rest.get(16..16 + length) else {
+            break;
+        };
         frames.extend(parse(frame));
         rest = &rest[16 + length..];
     }
@@ -118,7 +132,8 @@ pub fn read_capture(bytes: &[u8]) -> Vec<Captured> {
 
 fn parse(frame: &[u8]) -> Option<Captured> {
     let address = |at: usize| Some(Ipv4Addr::from(<[u8; 4]>::try_from(frame.get(at..at + 4)?).ok()?));
-    let geneve = frame.get(12..14)? == [8, 0] && frame.get(23)? == &17 && frame.get(36..38)? == 6081_u16.to_be_bytes();
+    let geneve =
+        frame.get(12..14)? == [8, 0] && frame.get(23)? == &17 && frame.get(36..38)? == 6081_u16.to_be_bytes();
     let inner_ipv4 = frame.get(62..64)? == [8, 0];
     (geneve && inner_ipv4).then_some(())?;
     Some(Captured {

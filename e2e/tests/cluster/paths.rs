@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Result;
-use thuban_e2e::cluster::Cluster;
+use thuban_cluster::Cluster;
 
 use crate::packets::{Captured, read_capture};
 use crate::support::{Pod, REACHED, apply, delete, get, netexec_manifest, running};
@@ -37,8 +37,8 @@ fn fresh_pair(first: (&str, &str), second: (&str, &str)) -> (Pod, Pod) {
         netexec_manifest("red", &format!("fresh-{network}-{node}"), node, Some(network))
     });
     apply(cluster, &manifests).unwrap();
-    let [first, second] =
-        [first, second].map(|(network, node)| running(cluster, "red", &format!("fresh-{network}-{node}")).unwrap());
+    let [first, second] = [first, second]
+        .map(|(network, node)| running(cluster, "red", &format!("fresh-{network}-{node}")).unwrap());
     (first, second)
 }
 
@@ -49,11 +49,19 @@ fn drop_pair(pair: (Pod, Pod)) {
 
 /// The node that carries a role object.
 fn role_node(kind: &str, name: &str) -> String {
-    get(&tenants().cluster, &[kind, name]).unwrap()["spec"]["droplet"].as_str().unwrap().to_owned()
+    get(&tenants().cluster, &[kind, name]).unwrap()["spec"]["droplet"]
+        .as_str()
+        .unwrap()
+        .to_owned()
 }
 
 fn vni(vpc: &str) -> u32 {
-    u32::try_from(get(&tenants().cluster, &["vpc", vpc]).unwrap()["status"]["vni"].as_u64().unwrap()).unwrap()
+    u32::try_from(
+        get(&tenants().cluster, &["vpc", vpc]).unwrap()["status"]["vni"]
+            .as_u64()
+            .unwrap(),
+    )
+    .unwrap()
 }
 
 fn hops(frames: &[Captured], source: Ipv4Addr, destination: Ipv4Addr) -> Vec<(Ipv4Addr, Ipv4Addr)> {
@@ -69,7 +77,12 @@ fn the_wire_shows_the_vni_of_the_vpc_and_first_packets_by_the_bouncer_then_direc
     let tenants = tenants();
     let cluster = &tenants.cluster;
     let bouncer = role_node("bouncers.thuban.dev", "red-web-b0");
-    let others: Vec<String> = cluster.nodes().unwrap().into_iter().filter(|node| *node != bouncer).collect();
+    let others: Vec<String> = cluster
+        .nodes()
+        .unwrap()
+        .into_iter()
+        .filter(|node| *node != bouncer)
+        .collect();
     let (client, server) = fresh_pair(("red-web", &others[0]), ("red-web", &others[1]));
     let [client_node, server_node, bouncer_node] =
         [&client.node, &server.node, &bouncer].map(|node| cluster.node_address(node).unwrap());
@@ -81,9 +94,21 @@ fn the_wire_shows_the_vni_of_the_vpc_and_first_packets_by_the_bouncer_then_direc
     })
     .unwrap();
     let way = hops(&frames, client.address, server.address);
-    assert_eq!(way.first(), Some(&(client_node, bouncer_node)), "the first packet goes to the bouncer: {way:?}");
-    assert_eq!(way.get(1), Some(&(bouncer_node, server_node)), "the bouncer sends it on in its own name: {way:?}");
-    assert_eq!(way.last(), Some(&(client_node, server_node)), "the last packet goes direct: {way:?}");
+    assert_eq!(
+        way.first(),
+        Some(&(client_node, bouncer_node)),
+        "the first packet goes to the bouncer: {way:?}"
+    );
+    assert_eq!(
+        way.get(1),
+        Some(&(bouncer_node, server_node)),
+        "the bouncer sends it on in its own name: {way:?}"
+    );
+    assert_eq!(
+        way.last(),
+        Some(&(client_node, server_node)),
+        "the last packet goes direct: {way:?}"
+    );
     let expected = vni("red");
     assert_ne!(expected, vni("blue"));
     for frame in frames.iter().filter(|frame| frame.inner_source == client.address) {
@@ -96,7 +121,12 @@ fn the_wire_shows_the_vni_of_the_vpc_and_first_packets_by_the_bouncer_then_direc
 fn another_network_is_reached_by_a_divider_first_and_direct_later() {
     let cluster = &tenants().cluster;
     let divider = role_node("dividers.thuban.dev", "red-d0");
-    let others: Vec<String> = cluster.nodes().unwrap().into_iter().filter(|node| *node != divider).collect();
+    let others: Vec<String> = cluster
+        .nodes()
+        .unwrap()
+        .into_iter()
+        .filter(|node| *node != divider)
+        .collect();
     let (client, server) = fresh_pair(("red-web", &others[0]), ("red-db", &others[1]));
     let [client_node, server_node, divider_node] =
         [&client.node, &server.node, &divider].map(|node| cluster.node_address(node).unwrap());
@@ -109,10 +139,21 @@ fn another_network_is_reached_by_a_divider_first_and_direct_later() {
     })
     .unwrap();
     let way = hops(&frames, client.address, server.address);
-    assert_eq!(way.first(), Some(&(client_node, divider_node)), "the first packet goes to the divider: {way:?}");
-    assert_eq!(way.last(), Some(&(client_node, server_node)), "the last packet goes direct: {way:?}");
+    assert_eq!(
+        way.first(),
+        Some(&(client_node, divider_node)),
+        "the first packet goes to the divider: {way:?}"
+    );
+    assert_eq!(
+        way.last(),
+        Some(&(client_node, server_node)),
+        "the last packet goes direct: {way:?}"
+    );
     let after = cluster.counters(&divider).unwrap();
-    assert!(after["divided"] > before["divided"], "the divider counted nothing: {before:?} {after:?}");
+    assert!(
+        after["divided"] > before["divided"],
+        "the divider counted nothing: {before:?} {after:?}"
+    );
     drop_pair((client, server));
 }
 
@@ -122,7 +163,15 @@ fn every_droplet_says_which_hook_transit_uses_and_both_are_in_use() {
     let mut hooks: Vec<String> = Vec::new();
     for node in cluster.nodes().unwrap() {
         let droplet = get(cluster, &["droplet", &node]).unwrap();
-        hooks.push(droplet["status"]["transitHook"].as_str().unwrap_or("unknown").to_owned());
+        hooks.push(
+            droplet["status"]["transitHook"]
+                .as_str()
+                .unwrap_or("unknown")
+                .to_owned(),
+        );
     }
-    assert!(hooks.iter().any(|hook| hook == "xdp") && hooks.iter().any(|hook| hook == "tc"), "{hooks:?}");
+    assert!(
+        hooks.iter().any(|hook| hook == "xdp") && hooks.iter().any(|hook| hook == "tc"),
+        "{hooks:?}"
+    );
 }

@@ -57,36 +57,78 @@ fn probes_of_every_kind_pass_and_fail_as_they_should_in_both_vpcs() {
             manifests.push(pod(vpc, &format!("pass-{kind}"), node, arguments, &probes));
         }
         for (kind, arguments, probe) in &failing {
-            manifests.push(pod(vpc, &format!("unready-{kind}"), node, arguments, &json!({"readinessProbe": probe})));
-            manifests.push(pod(vpc, &format!("dying-{kind}"), node, arguments, &json!({"livenessProbe": probe})));
+            manifests.push(pod(
+                vpc,
+                &format!("unready-{kind}"),
+                node,
+                arguments,
+                &json!({"readinessProbe": probe}),
+            ));
+            manifests.push(pod(
+                vpc,
+                &format!("dying-{kind}"),
+                node,
+                arguments,
+                &json!({"livenessProbe": probe}),
+            ));
         }
     }
     apply(cluster, &manifests).unwrap();
     let status = |vpc: &str, name: &str| get(cluster, &["pod", "-n", vpc, name]);
     let ready = |pod: &Value| condition(pod, "Ready").is_some_and(|ready| ready["status"] == "True");
-    let restarts = |pod: &Value| pod["status"]["containerStatuses"][0]["restartCount"].as_u64().unwrap_or(0);
+    let restarts = |pod: &Value| {
+        pod["status"]["containerStatuses"][0]["restartCount"]
+            .as_u64()
+            .unwrap_or(0)
+    };
     for vpc in ["red", "blue"] {
         for (kind, ..) in &passing {
             let name = format!("pass-{kind}");
-            cluster.wait_for(&format!("{vpc}/{name} ready"), Duration::from_secs(90), || Ok(ready(&status(vpc, &name)?))).unwrap();
+            cluster
+                .wait_for(&format!("{vpc}/{name} ready"), Duration::from_secs(90), || {
+                    Ok(ready(&status(vpc, &name)?))
+                })
+                .unwrap();
         }
         for (kind, ..) in &failing {
             let name = format!("dying-{kind}");
             cluster
-                .wait_for(&format!("{vpc}/{name} restarted"), Duration::from_secs(90), || Ok(restarts(&status(vpc, &name)?) > 0))
+                .wait_for(
+                    &format!("{vpc}/{name} restarted"),
+                    Duration::from_secs(90),
+                    || Ok(restarts(&status(vpc, &name)?) > 0),
+                )
                 .unwrap();
         }
     }
     for vpc in ["red", "blue"] {
         for (kind, ..) in &passing {
-            assert_eq!(restarts(&status(vpc, &format!("pass-{kind}")).unwrap()), 0, "{vpc} pass-{kind} was restarted");
+            assert_eq!(
+                restarts(&status(vpc, &format!("pass-{kind}")).unwrap()),
+                0,
+                "{vpc} pass-{kind} was restarted"
+            );
         }
         for (kind, ..) in &failing {
             let pod = status(vpc, &format!("unready-{kind}")).unwrap();
-            assert!(pod["status"]["phase"] == "Running" && !ready(&pod), "{vpc} unready-{kind} is ready");
+            assert!(
+                pod["status"]["phase"] == "Running" && !ready(&pod),
+                "{vpc} unready-{kind} is ready"
+            );
         }
-        delete(cluster, &["pod", "-n", vpc, "--force", "--grace-period=0"].iter().copied().chain(
-            manifests.iter().filter(|pod| pod["metadata"]["namespace"] == vpc).map(|pod| pod["metadata"]["name"].as_str().unwrap()),
-        ).collect::<Vec<_>>()).unwrap();
+        delete(
+            cluster,
+            &["pod", "-n", vpc, "--force", "--grace-period=0"]
+                .iter()
+                .copied()
+                .chain(
+                    manifests
+                        .iter()
+                        .filter(|pod| pod["metadata"]["namespace"] == vpc)
+                        .map(|pod| pod["metadata"]["name"].as_str().unwrap()),
+                )
+                .collect::<Vec<_>>(),
+        )
+        .unwrap();
     }
 }

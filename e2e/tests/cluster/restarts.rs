@@ -41,10 +41,38 @@ fn lost_while(work: impl FnOnce()) -> (usize, usize) {
 fn traffic_flows_on_while_transitd_and_operator_restart() {
     let cluster = &tenants().cluster;
     let (sent, lost) = lost_while(|| {
-        cluster.kubectl(&["rollout", "restart", "-n", "thuban-system", "daemonset/transitd"]).unwrap();
-        cluster.kubectl(&["rollout", "status", "-n", "thuban-system", "daemonset/transitd", "--timeout=180s"]).unwrap();
-        cluster.kubectl(&["rollout", "restart", "-n", "thuban-system", "deployment/thuban-operator"]).unwrap();
-        cluster.kubectl(&["rollout", "status", "-n", "thuban-system", "deployment/thuban-operator", "--timeout=180s"]).unwrap();
+        cluster
+            .kubectl(&["rollout", "restart", "-n", "thuban-system", "daemonset/transitd"])
+            .unwrap();
+        cluster
+            .kubectl(&[
+                "rollout",
+                "status",
+                "-n",
+                "thuban-system",
+                "daemonset/transitd",
+                "--timeout=180s",
+            ])
+            .unwrap();
+        cluster
+            .kubectl(&[
+                "rollout",
+                "restart",
+                "-n",
+                "thuban-system",
+                "deployment/thuban-operator",
+            ])
+            .unwrap();
+        cluster
+            .kubectl(&[
+                "rollout",
+                "status",
+                "-n",
+                "thuban-system",
+                "deployment/thuban-operator",
+                "--timeout=180s",
+            ])
+            .unwrap();
     });
     assert!(sent > 100, "only {sent} pings were sent");
     assert_eq!(lost, 0, "{lost} of {sent} pings were lost");

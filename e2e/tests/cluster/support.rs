@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
-use thuban_e2e::cluster::Cluster;
+use thuban_cluster::Cluster;
 
 /// Long enough for the first packet of a flow on a busy machine (next hops, bouncers).
 pub const REACHED: Duration = Duration::from_secs(5);
@@ -84,13 +84,20 @@ pub fn apply(cluster: &Cluster, objects: &[Value]) -> Result<()> {
 
 /// `kubectl get … -o json`, parsed.
 pub fn get(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
-    let arguments: Vec<&str> = ["get"].into_iter().chain(arguments.iter().copied()).chain(["-o", "json"]).collect();
+    let arguments: Vec<&str> = ["get"]
+        .into_iter()
+        .chain(arguments.iter().copied())
+        .chain(["-o", "json"])
+        .collect();
     Ok(serde_json::from_str(&cluster.kubectl(&arguments)?)?)
 }
 
 /// The condition of `kind` of an object, if it has one.
 pub fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
-    object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind)
+    object["status"]["conditions"]
+        .as_array()?
+        .iter()
+        .find(|condition| condition["type"] == kind)
 }
 
 /// Waits until a cluster object (`vpc/red`) is Provisioned.
@@ -102,12 +109,21 @@ pub fn wait_provisioned(cluster: &Cluster, object: &str) -> Result<()> {
 
 /// Waits until the pod runs and is ready, and finds its network namespace.
 pub fn running(cluster: &Cluster, namespace: &str, name: &str) -> Result<Pod> {
-    cluster.wait_for(&format!("pod {namespace}/{name} Ready"), Duration::from_secs(120), || {
-        let pod = get(cluster, &["pod", "-n", namespace, name])?;
-        Ok(condition(&pod, "Ready").is_some_and(|condition| condition["status"] == "True"))
-    })?;
+    cluster.wait_for(
+        &format!("pod {namespace}/{name} Ready"),
+        Duration::from_secs(120),
+        || {
+            let pod = get(cluster, &["pod", "-n", namespace, name])?;
+            Ok(condition(&pod, "Ready").is_some_and(|condition| condition["status"] == "True"))
+        },
+    )?;
     let pod = get(cluster, &["pod", "-n", namespace, name])?;
-    let text = |value: &Value| value.as_str().map(str::to_owned).ok_or_else(|| anyhow!("no such field: {value}"));
+    let text = |value: &Value| {
+        value
+            .as_str()
+            .map(str::to_owned)
+            .ok_or_else(|| anyhow!("no such field: {value}"))
+    };
     let node = text(&pod["spec"]["nodeName"])?;
     let container = text(&pod["status"]["containerStatuses"][0]["containerID"])?;
     let container = container.trim_start_matches("containerd://").to_owned();
@@ -117,8 +133,17 @@ pub fn running(cluster: &Cluster, namespace: &str, name: &str) -> Result<Pod> {
         .find(|line| line.starts_with(&container))
         .and_then(|line| line.split_whitespace().nth(1))
         .with_context(|| format!("no task of container {container} on {node}"))?;
-    let netns = PathBuf::from(format!("/proc/{}/root/proc/{process}/ns/net", cluster.node_pid(&node)?));
-    Ok(Pod { namespace: namespace.into(), name: name.into(), address: text(&pod["status"]["podIP"])?.parse()?, node, netns })
+    let netns = PathBuf::from(format!(
+        "/proc/{}/root/proc/{process}/ns/net",
+        cluster.node_pid(&node)?
+    ));
+    Ok(Pod {
+        namespace: namespace.into(),
+        name: name.into(),
+        address: text(&pod["status"]["podIP"])?.parse()?,
+        node,
+        netns,
+    })
 }
 
 /// Deletes the object and waits until it is gone; a missing one is fine.
@@ -133,17 +158,24 @@ pub fn delete(cluster: &Cluster, arguments: &[&str]) -> Result<()> {
 impl Pod {
     /// Runs `work` on a thread of its own inside the pod's network namespace.
     pub fn inside<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        let netns = File::open(&self.netns).with_context(|| format!("netns of {}: {}", self.name, self.netns.display()))?;
+        let netns = File::open(&self.netns)
+            .with_context(|| format!("netns of {}: {}", self.name, self.netns.display()))?;
         inside(netns, work)
     }
 
     /// Runs a command of the node's file system inside the pod's network namespace.
     pub fn command(&self, arguments: &[&str]) -> Result<String> {
         let output = self.inside(|| {
-            Ok(std::process::Command::new(arguments[0]).args(&arguments[1..]).output()?)
+            Ok(std::process::Command::new(arguments[0])
+                .args(&arguments[1..])
+                .output()?)
         })?;
         if !output.status.success() {
-            bail!("{arguments:?} in {}: {}", self.name, String::from_utf8_lossy(&output.stderr));
+            bail!(
+                "{arguments:?} in {}: {}",
+                self.name,
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
@@ -182,9 +214,16 @@ impl Pod {
         for (way, answer) in [
             ("TCP", self.tcp(address, NOT_REACHED)),
             ("UDP", self.udp(address, NOT_REACHED)),
-            ("ICMP", self.ping(address, NOT_REACHED).map(|()| "echo".to_owned())),
+            (
+                "ICMP",
+                self.ping(address, NOT_REACHED).map(|()| "echo".to_owned()),
+            ),
         ] {
-            assert!(answer.is_err(), "{} got an answer by {way} at {address}: {answer:?}", self.name);
+            assert!(
+                answer.is_err(),
+                "{} got an answer by {way} at {address}: {answer:?}",
+                self.name
+            );
         }
     }
 }

@@ -4,13 +4,18 @@
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
-use thuban_e2e::cluster::Cluster;
+use thuban_cluster::Cluster;
 
 use crate::support::{
-    Pod, apply, namespace_manifest, netexec_manifest, network_manifest, running, vpc_manifest, wait_provisioned,
+    Pod, apply, namespace_manifest, netexec_manifest, network_manifest, running, vpc_manifest,
+    wait_provisioned,
 };
 
-pub const VPCS: [(&str, &str); 3] = [("red", "10.0.0.0/16"), ("blue", "10.0.0.0/16"), ("green", "10.1.0.0/16")];
+pub const VPCS: [(&str, &str); 3] = [
+    ("red", "10.0.0.0/16"),
+    ("blue", "10.0.0.0/16"),
+    ("green", "10.1.0.0/16"),
+];
 pub const NETWORKS: [(&str, &str, &str); 5] = [
     ("red-web", "red", "10.0.1.0/24"),
     ("red-db", "red", "10.0.2.0/24"),
@@ -28,7 +33,10 @@ impl Tenants {
     /// Pods of a network, in the order of the nodes.
     pub fn network(&self, network: &str) -> Vec<&Pod> {
         let prefix = format!("{network}-");
-        self.pods.iter().filter(|pod| pod.name.starts_with(&prefix)).collect()
+        self.pods
+            .iter()
+            .filter(|pod| pod.name.starts_with(&prefix))
+            .collect()
     }
 
     /// Pods of a VPC.
@@ -63,7 +71,12 @@ fn make() -> Result<Tenants> {
         // web: by the namespace's annotation; db: by the pod's own.
         let annotation = (!network.ends_with("-web")).then_some(network);
         for node in &nodes {
-            pods.push(netexec_manifest(vpc, &format!("{network}-{node}"), node, annotation));
+            pods.push(netexec_manifest(
+                vpc,
+                &format!("{network}-{node}"),
+                node,
+                annotation,
+            ));
         }
     }
     apply(&cluster, &pods)?;

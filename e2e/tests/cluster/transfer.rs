@@ -31,8 +31,13 @@ pub fn echo(client: &Pod, server: &Pod, length: usize) -> Result<()> {
         stream.shutdown(Shutdown::Write)?;
         let mut back = Vec::new();
         stream.read_to_end(&mut back).context("receive")?;
-        echo.join().map_err(|_| anyhow::anyhow!("the echo thread panicked"))??;
-        ensure!(back == data, "{} bytes came back, not the {length} that were sent", back.len());
+        echo.join()
+            .map_err(|_| anyhow::anyhow!("the echo thread panicked"))??;
+        ensure!(
+            back == data,
+            "{} bytes came back, not the {length} that were sent",
+            back.len()
+        );
         Ok(())
     })
 }
