@@ -53,9 +53,8 @@ pub fn run(name: &str, action: Action) -> Result<ExitCode> {
         Action::Env => print!("{}", thuban_cluster::env(&instance)),
         Action::Exec { node, command } => {
             let status = thuban_cluster::exec(&instance, &node, &command)?;
-            return Ok(status
-                .code()
-                .map_or(ExitCode::FAILURE, |code| ExitCode::from(code as u8)));
+            let code = status.code().and_then(|code| u8::try_from(code).ok());
+            return Ok(code.map_or(ExitCode::FAILURE, ExitCode::from));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -105,26 +105,30 @@ const LLVM: &str = "/usr/lib/llvm-22/lib/libLLVM.so";
 
 /// Installs what is missing; takes no time when all is there.
 pub fn ensure() -> Result<()> {
-    let mut missing: Vec<&str> = PACKAGES
-        .iter()
-        .filter(|package| !is_there(package.sign))
-        .map(|package| package.name)
-        .collect();
-    if !has_nightly_source() {
-        missing.extend(
-            EBPF_PACKAGES
-                .iter()
-                .filter(|package| !is_there(package.sign))
-                .map(|package| package.name),
-        );
-    }
+    let missing = missing();
     if !missing.is_empty() {
         install(&missing)?;
+        let left = self::missing();
+        if !left.is_empty() {
+            bail!(
+                "{} is installed, but not found: is /usr/sbin in PATH?",
+                left.join(" ")
+            );
+        }
     }
     if !is_there("bpf-linker") && !cargo_home()?.join("bin/bpf-linker").exists() {
         install_linker()?;
     }
     Ok(())
+}
+
+fn missing() -> Vec<&'static str> {
+    let ebpf: &[Package] = if has_nightly_source() { &[] } else { &EBPF_PACKAGES };
+    let missing = PACKAGES
+        .iter()
+        .chain(ebpf)
+        .filter(|package| !is_there(package.sign));
+    missing.map(|package| package.name).collect()
 }
 
 fn install(packages: &[&str]) -> Result<()> {

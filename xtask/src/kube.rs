@@ -34,9 +34,8 @@ const NAMES: [&str; 7] = [
 pub fn binaries() -> Result<PathBuf> {
     let modules = root().join("e2e/kube");
     let go_mod = fs::read(modules.join("go.mod")).context("reading e2e/kube/go.mod")?;
-    let digest = Sha256::digest(&go_mod);
-    let short: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-    let folder = cache()?.join(format!("kube-{short}"));
+    let digest = format!("{:x}", Sha256::digest(&go_mod));
+    let folder = cache()?.join(format!("kube-{}", &digest[..12]));
     if !is_complete(&folder) {
         build(&modules, &folder)?;
     }

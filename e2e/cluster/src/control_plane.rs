@@ -28,7 +28,7 @@ pub fn start(instance: &Instance, binaries: &Path) -> Result<()> {
         "kube-apiserver",
         &api_server(instance),
     )?;
-    wait_ready(instance, Duration::from_secs(60))?;
+    wait_ready(instance, Duration::from_mins(1))?;
     start_component(
         instance,
         binaries,

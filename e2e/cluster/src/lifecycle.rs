@@ -113,7 +113,7 @@ fn build(instance: &Instance, options: &Options) -> Result<()> {
 }
 
 fn wait_registered(instance: &Instance) -> Result<()> {
-    let end = Instant::now() + Duration::from_secs(120);
+    let end = Instant::now() + Duration::from_mins(2);
     loop {
         let mut started = true;
         for name in NODES {

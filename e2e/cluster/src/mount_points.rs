@@ -39,16 +39,19 @@ pub fn create() -> Result<()> {
 /// Removes what [`create`] made, and the folder of all state, if no instance is left.
 pub fn remove_unused() -> Result<()> {
     let state = Instance::all_state();
-    let instance_left = |entry: fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
     let Ok(entries) = fs::read_dir(state) else {
         return Ok(());
     };
-    if entries.flatten().any(instance_left) {
+    // An instance has a folder, and a lock already before that.
+    if entries.flatten().any(|entry| entry.file_name() != RECORD) {
         return Ok(());
     }
     for path in fs::read_to_string(state.join(RECORD)).unwrap_or_default().lines() {
         // Not empty: somebody else has found a use for it.
         let _ = fs::remove_dir(path);
     }
-    fs::remove_dir_all(state).with_context(|| format!("removing {}", state.display()))
+    // Fails if an instance has come up meanwhile, and then it is right to leave the folder.
+    let _ = fs::remove_file(state.join(RECORD));
+    let _ = fs::remove_dir(state);
+    Ok(())
 }
