@@ -3,6 +3,7 @@
 //! An archive depends on nothing but the bytes of its files: same files, same digest. A current one is left alone.
 
 use std::{
+    fmt::Write as _,
     fs,
     io::Write,
     path::{Path, PathBuf},
@@ -144,9 +145,16 @@ fn append<W: Write>(archive: &mut tar::Builder<W>, name: &str, bytes: &[u8], mod
 }
 
 fn digest(bytes: &[u8]) -> String {
-    let hash = Sha256::digest(bytes);
-    let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256:{hex}")
+    format!("sha256:{}", hex_digest(bytes))
+}
+
+/// SHA-256 in hexadecimal.
+pub fn hex_digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().fold(String::new(), |mut hex, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }
 
 #[cfg(test)]

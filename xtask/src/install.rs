@@ -10,17 +10,17 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use thuban_cluster::{Cluster, Instance};
 
 use crate::{
     build::{images_folder, root},
     diagnostics,
+    images::hex_digest,
 };
 
 pub const NAMESPACE: &str = "thuban-system";
 const CONFIG: &str = "05-config.yaml";
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Installs, or updates, and waits until pods can be made.
 pub fn run(name: &str) -> Result<()> {
@@ -90,10 +90,7 @@ fn import_changed_images(cluster: &Cluster) -> Result<bool> {
         let path = images_folder().join(archive);
         let bytes =
             fs::read(&path).with_context(|| format!("{}: run `cargo xtask build`", path.display()))?;
-        let hash: String = Sha256::digest(bytes)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let hash = hex_digest(&bytes);
         let record = cluster
             .instance()
             .state()

@@ -41,10 +41,16 @@ impl Sum {
     /// Something that is no test of cargo's, as one.
     fn one(name: &str, result: Result<()>) -> Self {
         match result {
-            Ok(()) => Self { passed: 1, ..Self::default() },
+            Ok(()) => Self {
+                passed: 1,
+                ..Self::default()
+            },
             Err(error) => {
                 eprintln!("FAILED {name}: {error:#}");
-                Self { failed: 1, ..Self::default() }
+                Self {
+                    failed: 1,
+                    ..Self::default()
+                }
             }
         }
     }
@@ -53,7 +59,10 @@ impl Sum {
 /// Runs all groups, or only one. The last line of output is `N passed, N failed`.
 pub fn run(only: Option<&str>) -> Result<ExitCode> {
     if let Some(group) = only.filter(|group| !GROUPS.contains(group)) {
-        bail!("no group of tests is called {group}: take one of {}", GROUPS.join(", "));
+        bail!(
+            "no group of tests is called {group}: take one of {}",
+            GROUPS.join(", ")
+        );
     }
     if !nix::unistd::geteuid().is_root() {
         bail!("the tests make network namespaces, load eBPF programs and start a cluster: run them as root");
@@ -84,7 +93,11 @@ pub fn run(only: Option<&str>) -> Result<ExitCode> {
     println!("\n{}\n", summary.join("\n"));
     println!("{} passed, {} failed", total.passed, total.failed);
     std::io::stdout().flush()?;
-    Ok(if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if total.failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn run_group(group: &str) -> Result<Sum> {
@@ -168,9 +181,7 @@ fn run_tests(targets: &[&str], arguments: &[&str]) -> Result<Sum> {
 fn result_of(line: &str) -> Option<Sum> {
     let rest = line.trim().strip_prefix("test result: ")?;
     let number = |word: &str| {
-        let part = rest
-            .split(['.', ';'])
-            .find(|part| part.trim().ends_with(word))?;
+        let part = rest.split(['.', ';']).find(|part| part.trim().ends_with(word))?;
         part.trim().strip_suffix(word)?.trim().parse().ok()
     };
     Some(Sum {
@@ -210,8 +221,16 @@ mod tests {
     #[test]
     fn results_are_read_from_lines_of_cargo() {
         let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.02s";
-        assert_eq!(result_of(line), Some(Sum { passed: 12, failed: 3, ignored: 1 }));
-        let line = "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 2 filtered out; finished in 0.00s";
+        assert_eq!(
+            result_of(line),
+            Some(Sum {
+                passed: 12,
+                failed: 3,
+                ignored: 1
+            })
+        );
+        let line =
+            "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 2 filtered out; finished in 0.00s";
         assert_eq!(result_of(line), Some(Sum::default()));
         assert_eq!(result_of("test a_test ... ok"), None);
     }

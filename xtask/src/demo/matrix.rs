@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::pods::Pod;
 
@@ -18,17 +18,16 @@ struct Finding<'a> {
 }
 
 impl Finding<'_> {
-    fn is_reached(&self, answer: &Option<String>) -> bool {
-        answer.as_ref() == Some(&self.server.name)
+    fn is_reached(&self, answer: Option<&str>) -> bool {
+        answer == Some(&self.server.name)
     }
 
     fn is_as_expected(&self) -> bool {
         let expected = self.client.vpc == self.server.vpc;
-        self.answers.iter().all(|answer| {
-            let stranger = answer
-                .as_ref()
-                .is_some_and(|name| !name.starts_with(&format!("{}-", self.client.vpc)));
-            self.is_reached(answer) == expected && !stranger
+        self.answers.iter().map(Option::as_deref).all(|answer| {
+            let own = format!("{}-", self.client.vpc);
+            let is_stranger = answer.is_some_and(|name| !name.starts_with(&own));
+            self.is_reached(answer) == expected && !is_stranger
         })
     }
 }
@@ -53,7 +52,11 @@ pub fn show(pods: &[Pod], networks: &[&str]) -> Result<bool> {
                 .collect();
             let reached = pairs
                 .iter()
-                .filter(|pair| pair.answers.iter().all(|answer| pair.is_reached(answer)))
+                .filter(|pair| {
+                    pair.answers
+                        .iter()
+                        .all(|answer| pair.is_reached(answer.as_deref()))
+                })
                 .count();
             let mark = if pairs.iter().all(|pair| pair.is_as_expected()) {
                 ""
@@ -87,6 +90,11 @@ pub fn show(pods: &[Pod], networks: &[&str]) -> Result<bool> {
             finding.client.name, finding.server.address, finding.server.name
         );
     }
+    ensure!(
+        findings.len() == pods.len() * (pods.len() - 1),
+        "only {} pairs were asked",
+        findings.len()
+    );
     if wrong.is_empty() {
         println!("  found: as expected, {} pairs", findings.len());
     }
