@@ -141,7 +141,8 @@ pub fn down(instance: &Instance) -> Result<()> {
         }
         fs::remove_file(lock_path(instance)).context("removing the lock")?;
     }
-    mount_points::remove_unused()
+    mount_points::remove_unused();
+    Ok(())
 }
 
 fn take_down(instance: &Instance) -> Result<()> {

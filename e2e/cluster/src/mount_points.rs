@@ -37,14 +37,14 @@ pub fn create() -> Result<()> {
 }
 
 /// Removes what [`create`] made, and the folder of all state, if no instance is left.
-pub fn remove_unused() -> Result<()> {
+pub fn remove_unused() {
     let state = Instance::all_state();
     let Ok(entries) = fs::read_dir(state) else {
-        return Ok(());
+        return;
     };
     // An instance has a folder, and a lock already before that.
     if entries.flatten().any(|entry| entry.file_name() != RECORD) {
-        return Ok(());
+        return;
     }
     for path in fs::read_to_string(state.join(RECORD)).unwrap_or_default().lines() {
         // Not empty: somebody else has found a use for it.
@@ -53,5 +53,4 @@ pub fn remove_unused() -> Result<()> {
     // Fails if an instance has come up meanwhile, and then it is right to leave the folder.
     let _ = fs::remove_file(state.join(RECORD));
     let _ = fs::remove_dir(state);
-    Ok(())
 }
