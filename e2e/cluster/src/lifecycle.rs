@@ -196,7 +196,10 @@ pub fn status(instance: &Instance) -> Result<Status> {
             !cgroups::processes(&control_plane::group(instance, component))?.is_empty(),
         ));
     }
-    let api_ready = components.iter().all(|(_, runs)| *runs) && control_plane::is_ready(instance);
+    let served = components
+        .iter()
+        .all(|(name, runs)| *runs || !matches!(*name, "etcd" | "apiserver"));
+    let api_ready = served && control_plane::is_ready(instance);
     let ready = if api_ready {
         ready_conditions(instance)?
     } else {
