@@ -2,6 +2,8 @@
 
 use thuban_cluster::Cluster;
 
+const WIDTH: usize = 400;
+
 /// Prints everything to standard error.
 pub fn print(cluster: &Cluster) {
     let questions: [(&str, &[&str]); 8] = [
@@ -62,6 +64,8 @@ fn show(cluster: &Cluster, title: &str, arguments: &[&str], lines: usize) {
     eprintln!("---- {title}");
     let all: Vec<&str> = text.lines().collect();
     for line in &all[all.len().saturating_sub(lines)..] {
-        eprintln!("{line}");
+        // Some log lines carry a whole API answer.
+        let end = line.char_indices().nth(WIDTH).map_or(line.len(), |(end, _)| end);
+        eprintln!("{}", &line[..end]);
     }
 }

@@ -31,14 +31,10 @@ fn warning(cluster: &Cluster, namespace: &str, name: &str) -> String {
                     .filter(|event| {
                         event["reason"] != "FailedCreatePodSandBox" && event["reason"] != "FailedScheduling"
                     })
-                    .map(|event| {
-                        format!(
-                            "{} {}\n",
-                            event["reason"].as_str().unwrap_or(""),
-                            event["message"].as_str().unwrap_or("")
-                        )
-                    })
-                    .collect();
+                    .flat_map(|event| [&event["reason"], &event["message"]])
+                    .filter_map(Value::as_str)
+                    .collect::<Vec<_>>()
+                    .join(" ");
                 Ok(!text.is_empty())
             },
         )
@@ -55,7 +51,7 @@ fn refused(object: &Value, expected: &[&str]) {
         "networks.thuban.dev"
     };
     let name = object["metadata"]["name"].as_str().unwrap();
-    apply(cluster, &[object.clone()]).unwrap();
+    apply(cluster, std::slice::from_ref(object)).unwrap();
     let mut message = String::new();
     cluster
         .wait_for(&format!("{kind}/{name} refused"), Duration::from_secs(20), || {
@@ -92,7 +88,7 @@ fn refused(object: &Value, expected: &[&str]) {
 
 /// An object that the API server itself must refuse, by a rule of the CRD.
 fn rejected(object: &Value, expected: &[&str]) {
-    let error = apply(&tenants().cluster, &[object.clone()])
+    let error = apply(&tenants().cluster, std::slice::from_ref(object))
         .expect_err("the API server took it")
         .to_string();
     for word in expected {

@@ -92,7 +92,7 @@ fn a_burst_of_pods_comes_up_and_leaves_nothing_behind() {
     assert_eq!(addresses.len(), count * nodes.len(), "an address was given twice");
     delete(cluster, &["namespace", "burst"]).unwrap();
     cluster
-        .wait_for("addresses and objects freed", Duration::from_secs(120), || {
+        .wait_for("addresses and objects freed", Duration::from_mins(2), || {
             let endpoints = get(cluster, &["endpoints.thuban.dev", "-n", "burst"])?;
             let claims = get(cluster, &["ipclaims.thuban.dev"])?;
             let left = claims["items"]
@@ -112,7 +112,7 @@ fn a_burst_of_pods_comes_up_and_leaves_nothing_behind() {
         cluster
             .wait_for(
                 &format!("{node} holds what it held: veths, rows, files, pins {before:?}"),
-                Duration::from_secs(60),
+                Duration::from_mins(1),
                 || Ok(holdings(node) == *before),
             )
             .unwrap_or_else(|error| panic!("{error:#}; now {:?}", holdings(node)));

@@ -3,6 +3,8 @@
 //! They see what a user sees (kubectl, pods, packets on the wire) and what a malicious tenant can do. All tests
 //! share one cluster and one set of tenants, and run one after the other.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests fail as tests do
+
 mod admission;
 mod agent_xdp;
 mod capacity;

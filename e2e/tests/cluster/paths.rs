@@ -42,7 +42,7 @@ fn fresh_pair(first: (&str, &str), second: (&str, &str)) -> (Pod, Pod) {
     (first, second)
 }
 
-fn drop_pair(pair: (Pod, Pod)) {
+fn drop_pair(pair: &(Pod, Pod)) {
     let cluster = &tenants().cluster;
     delete(cluster, &["pod", "-n", "red", &pair.0.name, &pair.1.name]).unwrap();
 }
@@ -114,7 +114,7 @@ fn the_wire_shows_the_vni_of_the_vpc_and_first_packets_by_the_bouncer_then_direc
     for frame in frames.iter().filter(|frame| frame.inner_source == client.address) {
         assert_eq!(frame.vni, expected, "{frame:?}");
     }
-    drop_pair((client, server));
+    drop_pair(&(client, server));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn another_network_is_reached_by_a_divider_first_and_direct_later() {
         after["divided"] > before["divided"],
         "the divider counted nothing: {before:?} {after:?}"
     );
-    drop_pair((client, server));
+    drop_pair(&(client, server));
 }
 
 #[test]

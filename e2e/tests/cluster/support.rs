@@ -102,7 +102,7 @@ pub fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
 
 /// Waits until a cluster object (`vpc/red`) is Provisioned.
 pub fn wait_provisioned(cluster: &Cluster, object: &str) -> Result<()> {
-    cluster.wait_for(&format!("{object} Provisioned"), Duration::from_secs(60), || {
+    cluster.wait_for(&format!("{object} Provisioned"), Duration::from_mins(1), || {
         Ok(get(cluster, &[object])?["status"]["phase"] == "Provisioned")
     })
 }
@@ -111,7 +111,7 @@ pub fn wait_provisioned(cluster: &Cluster, object: &str) -> Result<()> {
 pub fn running(cluster: &Cluster, namespace: &str, name: &str) -> Result<Pod> {
     cluster.wait_for(
         &format!("pod {namespace}/{name} Ready"),
-        Duration::from_secs(120),
+        Duration::from_mins(2),
         || {
             let pod = get(cluster, &["pod", "-n", namespace, name])?;
             Ok(condition(&pod, "Ready").is_some_and(|condition| condition["status"] == "True"))
