@@ -2,4 +2,8 @@
 //!
 //! `model` decides, `controller` reads and writes objects, `stream` serves droplets, `hub` joins the three.
 
+pub mod controller;
+pub mod hub;
+pub mod leader;
 pub mod model;
+pub mod stream;

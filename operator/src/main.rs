@@ -1,1 +1,117 @@
-fn main() {}
+//! The operator's process: waits for leadership, then runs the controllers and serves the droplets.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use kube::Client;
+use thuban_api::cidr::Cidr;
+use thuban_operator::controller::{defaults, run};
+use thuban_operator::leader::{self, Candidate};
+use thuban_operator::model::validation::RefusedRanges;
+use thuban_operator::stream::server::{TransitService, serve};
+use thuban_operator::stream::tls;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tracing::{error, info, warn};
+use tracing_subscriber::EnvFilter;
+
+/// Runs the workflows of Thuban's objects and programs the droplets.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Settings {
+    /// Name of this pod, for the Lease and events.
+    #[arg(long, env = "POD_NAME", default_value = "thuban-operator")]
+    pod_name: String,
+    /// Address that droplets dial: the node's.
+    #[arg(long, env = "POD_IP")]
+    pod_ip: IpAddr,
+    /// Port of the stream server.
+    #[arg(long, env = "THUBAN_LISTEN_PORT", default_value_t = 6082)]
+    listen_port: u16,
+    /// Service ranges of the cluster, comma separated: no VPC may touch them.
+    #[arg(long, env = "THUBAN_SERVICE_CIDRS", value_delimiter = ',')]
+    service_cidrs: Vec<Cidr>,
+    /// Ranges of nodes and underlay, comma separated: no VPC may touch them.
+    #[arg(long, env = "THUBAN_UNDERLAY_CIDRS", value_delimiter = ',')]
+    underlay_cidrs: Vec<Cidr>,
+    /// Range of the VPC and network `default`.
+    #[arg(long, env = "THUBAN_DEFAULT_VPC_CIDR", default_value = "10.244.0.0/16")]
+    default_vpc_cidr: Cidr,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let settings = Settings::parse();
+    let filter =
+        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_runtime=warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).init();
+    if rustls::crypto::ring::default_provider()
+        .install_default()
+        .is_err()
+    {
+        bail!("a TLS provider was installed twice");
+    }
+    // As PID 1 the process gets no default handlers.
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        result = lead(&settings) => result,
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    }
+}
+
+async fn lead(settings: &Settings) -> Result<()> {
+    let refused = RefusedRanges::new(&settings.service_cidrs, &settings.underlay_cidrs)?;
+    let client = Client::try_default()
+        .await
+        .context("configuration of the API server's client")?;
+    let tls = loop {
+        match tls::prepare(client.clone()).await {
+            Ok(tls) => break tls,
+            Err(error) => warn!(%error, "no certificate yet, trying again"),
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    };
+    let start = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)?
+        .as_nanos();
+    let address = SocketAddr::new(settings.pod_ip, settings.listen_port);
+    let candidate = Candidate {
+        identity: format!("{}_{start:x}", settings.pod_name),
+        address: address.to_string(),
+        ca_bundle: tls.ca_bundle.clone(),
+    };
+    info!(identity = candidate.identity, "waiting for leadership");
+    let mut leadership = leader::acquire(client.clone(), candidate).await;
+    let mut tasks = JoinSet::new();
+    let hub = run::start(client.clone(), leadership.epoch(), refused, &mut tasks).await;
+    let default_cidr = settings.default_vpc_cidr.to_string();
+    let defaults = async {
+        while let Err(error) = defaults::ensure(&client, &default_cidr).await {
+            warn!(%error, "default VPC not created yet, trying again");
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+        std::future::pending::<()>().await;
+    };
+    let listen = SocketAddr::new(settings.pod_ip, settings.listen_port);
+    let service = TransitService {
+        hub,
+        client: client.clone(),
+    };
+    let mut terminate = signal(SignalKind::terminate())?;
+    let result = tokio::select! {
+        () = leadership.hold() => {
+            error!("leadership lost; another operator has it or the API server is away");
+            bail!("leadership lost");
+        }
+        result = serve(listen, &tls, service) => result.context("stream server ended"),
+        () = defaults => Ok(()),
+        Some(_) = tasks.join_next() => bail!("a watch or controller ended"),
+        _ = terminate.recv() => Ok(()),
+    };
+    leadership.release().await;
+    result
+}

@@ -35,13 +35,20 @@ pub struct Acks {
 impl Acks {
     /// `now`: when this operator began to lead; droplets have from then on to dial.
     pub fn new(now: u64) -> Self {
-        Self { started: now, ..Self::default() }
+        Self {
+            started: now,
+            ..Self::default()
+        }
     }
 
     /// A stream opened and gets this snapshot; its sequence.
     pub fn open<'a>(&mut self, droplet: &str, id: u64, rows: impl Iterator<Item = &'a Key>) -> u64 {
-        let session =
-            Session { id, sequence: 1, rows: rows.map(|key| (key.clone(), 1)).collect(), ..Session::default() };
+        let session = Session {
+            id,
+            sequence: 1,
+            rows: rows.map(|key| (key.clone(), 1)).collect(),
+            ..Session::default()
+        };
         self.sessions.insert(droplet.to_owned(), session);
         self.lost.remove(droplet);
         1
@@ -75,7 +82,9 @@ impl Acks {
 
     /// The droplet acked everything up to `sequence`; false if it's not of the open stream or beyond what was sent.
     pub fn ack(&mut self, droplet: &str, id: u64, sequence: u64) -> bool {
-        let Some(session) = self.sessions.get_mut(droplet).filter(|session| session.id == id) else { return false };
+        let Some(session) = self.sessions.get_mut(droplet).filter(|session| session.id == id) else {
+            return false;
+        };
         if sequence > session.sequence {
             return false;
         }
@@ -96,27 +105,45 @@ impl Acks {
     }
 
     pub fn is_acked(&self, droplet: &str, key: &Key) -> bool {
-        let Some(session) = self.sessions.get(droplet) else { return false };
-        session.rows.get(key).is_some_and(|sequence| *sequence <= session.acked)
+        let Some(session) = self.sessions.get(droplet) else {
+            return false;
+        };
+        session
+            .rows
+            .get(key)
+            .is_some_and(|sequence| *sequence <= session.acked)
     }
 
     /// The droplet holds no such row: its program lacks it and that is acked.
     pub fn is_gone(&self, droplet: &str, key: &Key) -> bool {
-        let Some(session) = self.sessions.get(droplet) else { return false };
+        let Some(session) = self.sessions.get(droplet) else {
+            return false;
+        };
         session.acked > 0 && !session.rows.contains_key(key) && !session.removed.contains_key(key)
     }
 
     /// Droplets that hold, or may hold, a row with this key although their stream is open.
     pub fn holding<'a>(&'a self, key: &'a Key) -> impl Iterator<Item = &'a str> {
-        self.sessions.keys().map(String::as_str).filter(move |droplet| !self.is_gone(droplet, key))
+        self.sessions
+            .keys()
+            .map(String::as_str)
+            .filter(move |droplet| !self.is_gone(droplet, key))
     }
 
     /// Droplets with an open stream that hold, or may hold, rows of a VPC.
     pub fn holding_vni(&self, vni: u32) -> impl Iterator<Item = &str> {
         let holds = move |session: &Session| {
-            session.acked == 0 || session.rows.keys().chain(session.removed.keys()).any(|key| key.vni() == Some(vni))
+            session.acked == 0
+                || session
+                    .rows
+                    .keys()
+                    .chain(session.removed.keys())
+                    .any(|key| key.vni() == Some(vni))
         };
-        self.sessions.iter().filter(move |(_, session)| holds(session)).map(|(droplet, _)| droplet.as_str())
+        self.sessions
+            .iter()
+            .filter(move |(_, session)| holds(session))
+            .map(|(droplet, _)| droplet.as_str())
     }
 
     /// No stream for [`SUSPECT_AFTER`].
@@ -139,7 +166,9 @@ mod tests {
     fn delta(added: &[u8], removed: &[u8]) -> Delta {
         let row = rows::droplet([1, 1, 1, 1].into()).1;
         let added = added.iter().map(|last| (key(*last), Some(row.clone())));
-        added.chain(removed.iter().map(|last| (key(*last), None))).collect()
+        added
+            .chain(removed.iter().map(|last| (key(*last), None)))
+            .collect()
     }
 
     #[test]
@@ -147,7 +176,10 @@ mod tests {
         let mut acks = Acks::new(0);
         assert!(!acks.is_acked("a", &key(1)) && !acks.is_gone("a", &key(1)));
         assert_eq!(acks.open("a", 1, [&key(1)].into_iter()), 1);
-        assert!(!acks.is_acked("a", &key(1)) && !acks.is_gone("a", &key(9)), "the snapshot isn't acked yet");
+        assert!(
+            !acks.is_acked("a", &key(1)) && !acks.is_gone("a", &key(9)),
+            "the snapshot isn't acked yet"
+        );
         assert!(acks.ack("a", 1, 1));
         assert!(acks.is_acked("a", &key(1)) && acks.is_gone("a", &key(9)));
         assert_eq!(acks.send("a", &delta(&[1, 2], &[])), Some(2));

@@ -26,7 +26,11 @@ pub enum Refusal {
         "namespace {namespace:?} may not enter network {network:?} of VPC {vpc:?}: spec.allowedNamespaces of the \
          network does not select it; choose another network by the annotation {NETWORK_ANNOTATION} or ask its owner"
     )]
-    NetworkForbids { namespace: String, network: String, vpc: String },
+    NetworkForbids {
+        namespace: String,
+        network: String,
+        vpc: String,
+    },
 }
 
 impl Refusal {
@@ -42,23 +46,42 @@ impl Refusal {
 
 /// The pod's annotation, else its namespace's, else the default network.
 pub fn network_of(pod: &BTreeMap<String, String>, namespace: &BTreeMap<String, String>) -> String {
-    let named = pod.get(NETWORK_ANNOTATION).or_else(|| namespace.get(NETWORK_ANNOTATION));
+    let named = pod
+        .get(NETWORK_ANNOTATION)
+        .or_else(|| namespace.get(NETWORK_ANNOTATION));
     named.cloned().unwrap_or_else(|| DEFAULT_NAME.to_owned())
 }
 
 /// Whether a namespace may enter; `labels` are the namespace's.
-pub fn admit(namespace: &str, labels: &Labels, name: &str, network: Option<&Network>, vpc: Option<&Vpc>) -> Result<(), Refusal> {
-    let network = network.ok_or_else(|| Refusal::NetworkNotFound { network: name.to_owned() })?;
+pub fn admit(
+    namespace: &str,
+    labels: &Labels,
+    name: &str,
+    network: Option<&Network>,
+    vpc: Option<&Vpc>,
+) -> Result<(), Refusal> {
+    let network = network.ok_or_else(|| Refusal::NetworkNotFound {
+        network: name.to_owned(),
+    })?;
     let vpc_name = &network.spec.vpc;
-    let vpc =
-        vpc.ok_or_else(|| Refusal::VpcNotFound { network: name.to_owned(), vpc: vpc_name.clone() })?;
+    let vpc = vpc.ok_or_else(|| Refusal::VpcNotFound {
+        network: name.to_owned(),
+        vpc: vpc_name.clone(),
+    })?;
     let is_open = |object: &str| object == DEFAULT_NAME;
     if !is_open(vpc_name) && !selects(vpc.spec.allowed_namespaces.as_ref(), labels) {
-        return Err(Refusal::VpcForbids { namespace: namespace.to_owned(), vpc: vpc_name.clone() });
+        return Err(Refusal::VpcForbids {
+            namespace: namespace.to_owned(),
+            vpc: vpc_name.clone(),
+        });
     }
     if !is_open(name) && !selects(network.spec.allowed_namespaces.as_ref(), labels) {
         let (namespace, network) = (namespace.to_owned(), name.to_owned());
-        return Err(Refusal::NetworkForbids { namespace, network, vpc: vpc_name.clone() });
+        return Err(Refusal::NetworkForbids {
+            namespace,
+            network,
+            vpc: vpc_name.clone(),
+        });
     }
     Ok(())
 }
@@ -66,7 +89,11 @@ pub fn admit(namespace: &str, labels: &Labels, name: &str, network: Option<&Netw
 /// None selects nothing, an empty selector everything; an unknown operator nothing.
 pub fn selects(selector: Option<&LabelSelector>, labels: &Labels) -> bool {
     let Some(selector) = selector else { return false };
-    let equal = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
+    let equal = selector
+        .match_labels
+        .iter()
+        .flatten()
+        .all(|(key, value)| labels.get(key) == Some(value));
     let expressions = selector.match_expressions.iter().flatten().all(|expression| {
         let value = labels.get(&expression.key);
         let listed = |value: &String| expression.values.iter().flatten().any(|other| other == value);
@@ -92,7 +119,10 @@ mod tests {
     use super::{Refusal, admit, network_of, selects};
 
     fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect()
     }
 
     fn selector(value: serde_json::Value) -> LabelSelector {
@@ -104,8 +134,14 @@ mod tests {
         let red = labels(&[("team", "red")]);
         assert!(!selects(None, &red));
         assert!(selects(Some(&selector(json!({}))), &red));
-        assert!(selects(Some(&selector(json!({"matchLabels": {"team": "red"}}))), &red));
-        assert!(!selects(Some(&selector(json!({"matchLabels": {"team": "blue"}}))), &red));
+        assert!(selects(
+            Some(&selector(json!({"matchLabels": {"team": "red"}}))),
+            &red
+        ));
+        assert!(!selects(
+            Some(&selector(json!({"matchLabels": {"team": "blue"}}))),
+            &red
+        ));
         let expression = |operator: &str, values: &[&str]| {
             let expressions = json!([{"key": "team", "operator": operator, "values": values}]);
             selects(Some(&selector(json!({"matchExpressions": expressions}))), &red)
@@ -113,7 +149,10 @@ mod tests {
         assert!(expression("In", &["red"]) && !expression("In", &["blue"]));
         assert!(!expression("NotIn", &["red"]) && expression("NotIn", &["blue"]));
         assert!(expression("Exists", &[]) && !expression("DoesNotExist", &[]));
-        assert!(!expression("Like", &["red"]), "an unknown operator selects nothing");
+        assert!(
+            !expression("Like", &["red"]),
+            "an unknown operator selects nothing"
+        );
     }
 
     #[test]
@@ -128,7 +167,14 @@ mod tests {
     fn both_the_vpc_and_the_network_must_admit() {
         let all = Some(selector(json!({})));
         let vpc = |allowed: &Option<LabelSelector>| {
-            Vpc::new("red", VpcSpec { cidrs: vec![], dividers: 1, allowed_namespaces: allowed.clone() })
+            Vpc::new(
+                "red",
+                VpcSpec {
+                    cidrs: vec![],
+                    dividers: 1,
+                    allowed_namespaces: allowed.clone(),
+                },
+            )
         };
         let network = |allowed: &Option<LabelSelector>| {
             let spec = NetworkSpec {
@@ -140,11 +186,21 @@ mod tests {
             };
             Network::new("web", spec)
         };
-        let admit = |network: Option<&Network>, vpc: Option<&Vpc>| admit("ns", &labels(&[]), "web", network, vpc);
+        let admit =
+            |network: Option<&Network>, vpc: Option<&Vpc>| admit("ns", &labels(&[]), "web", network, vpc);
         assert_eq!(admit(Some(&network(&all)), Some(&vpc(&all))), Ok(()));
-        assert!(matches!(admit(Some(&network(&all)), Some(&vpc(&None))), Err(Refusal::VpcForbids { .. })));
-        assert!(matches!(admit(Some(&network(&None)), Some(&vpc(&all))), Err(Refusal::NetworkForbids { .. })));
+        assert!(matches!(
+            admit(Some(&network(&all)), Some(&vpc(&None))),
+            Err(Refusal::VpcForbids { .. })
+        ));
+        assert!(matches!(
+            admit(Some(&network(&None)), Some(&vpc(&all))),
+            Err(Refusal::NetworkForbids { .. })
+        ));
         assert!(matches!(admit(None, None), Err(Refusal::NetworkNotFound { .. })));
-        assert!(matches!(admit(Some(&network(&all)), None), Err(Refusal::VpcNotFound { .. })));
+        assert!(matches!(
+            admit(Some(&network(&all)), None),
+            Err(Refusal::VpcNotFound { .. })
+        ));
     }
 }

@@ -6,7 +6,12 @@ use thuban_api::cidr::Cidr;
 
 /// The lowest address of the ranges that is not taken, and the range that it is of.
 pub fn propose(ranges: &[Cidr], is_taken: impl Fn(Ipv4Addr) -> bool) -> Option<(Ipv4Addr, Cidr)> {
-    ranges.iter().find_map(|range| range.hosts().find(|address| !is_taken(*address)).map(|address| (address, *range)))
+    ranges.iter().find_map(|range| {
+        range
+            .hosts()
+            .find(|address| !is_taken(*address))
+            .map(|address| (address, *range))
+    })
 }
 
 /// How many addresses a network's endpoints can have.
@@ -36,7 +41,10 @@ mod tests {
             assert!(range.contains_address(address));
             taken.push(address);
         }
-        let last: Vec<_> = taken.iter().map(|address| (address.octets()[2], address.octets()[3])).collect();
+        let last: Vec<_> = taken
+            .iter()
+            .map(|address| (address.octets()[2], address.octets()[3]))
+            .collect();
         assert_eq!(last, [(1, 2), (9, 2), (9, 3), (9, 4), (9, 5), (9, 6)]);
         assert_eq!(capacity(&ranges), 6);
     }

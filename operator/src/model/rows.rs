@@ -4,7 +4,8 @@ use std::net::Ipv4Addr;
 
 use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{
-    AddressKey, BouncerRow, DirectRow, DropletRow, NetworkKey, NetworkRow, RefusedRow, Row, RowKey, VpcRow, row, row_key,
+    AddressKey, BouncerRow, DirectRow, DropletRow, NetworkKey, NetworkRow, RefusedRow, Row, RowKey, VpcRow,
+    row, row_key,
 };
 
 /// Which row: ordered, so that programs are compared and sent in a stable order.
@@ -23,7 +24,10 @@ pub enum Key {
 }
 
 fn address_key(vni: u32, address: Ipv4Addr) -> AddressKey {
-    AddressKey { vni, address: mapped(address).to_vec() }
+    AddressKey {
+        vni,
+        address: mapped(address).to_vec(),
+    }
 }
 
 impl Key {
@@ -32,7 +36,10 @@ impl Key {
         let key = match self {
             Self::Droplet(address) => row_key::Key::Droplet(address.octets().to_vec()),
             Self::Vpc(vni) => row_key::Key::Vpc(*vni),
-            Self::Network(vni, network) => row_key::Key::Network(NetworkKey { vni: *vni, network: *network }),
+            Self::Network(vni, network) => row_key::Key::Network(NetworkKey {
+                vni: *vni,
+                network: *network,
+            }),
             Self::Local(vni, address) => row_key::Key::Local(address_key(*vni, *address)),
             Self::Bouncer(vni, address) => row_key::Key::Bouncer(address_key(*vni, *address)),
             Self::Direct(vni, address) => row_key::Key::Direct(address_key(*vni, *address)),
@@ -55,13 +62,27 @@ impl Key {
 }
 
 pub fn droplet(address: Ipv4Addr) -> (Key, Row) {
-    let row = row::Row::Droplet(DropletRow { address: address.octets().to_vec() });
+    let row = row::Row::Droplet(DropletRow {
+        address: address.octets().to_vec(),
+    });
     (Key::Droplet(address), Row { row: Some(row) })
 }
 
-pub fn vpc(vni: u32, cidrs: &[String], dividers: &[Ipv4Addr], divider_here: bool, host_access: bool) -> (Key, Row) {
+pub fn vpc(
+    vni: u32,
+    cidrs: &[String],
+    dividers: &[Ipv4Addr],
+    divider_here: bool,
+    host_access: bool,
+) -> (Key, Row) {
     let dividers = dividers.iter().map(|address| address.octets().to_vec()).collect();
-    let row = row::Row::Vpc(VpcRow { vni, cidrs: cidrs.to_vec(), dividers, divider_here, host_access });
+    let row = row::Row::Vpc(VpcRow {
+        vni,
+        cidrs: cidrs.to_vec(),
+        dividers,
+        divider_here,
+        host_access,
+    });
     (Key::Vpc(vni), Row { row: Some(row) })
 }
 
@@ -73,7 +94,13 @@ pub fn network(
     bouncer_here: bool,
 ) -> (Key, Row) {
     let bouncers = bouncers.iter().map(|address| address.octets().to_vec()).collect();
-    let row = row::Row::Network(NetworkRow { vni, network, cidrs: cidrs.to_vec(), bouncers, bouncer_here });
+    let row = row::Row::Network(NetworkRow {
+        vni,
+        network,
+        cidrs: cidrs.to_vec(),
+        bouncers,
+        bouncer_here,
+    });
     (Key::Network(vni, network), Row { row: Some(row) })
 }
 
@@ -87,8 +114,11 @@ pub fn bouncer(vni: u32, address: Ipv4Addr, droplet: Ipv4Addr) -> (Key, Row) {
 }
 
 pub fn direct(vni: u32, address: Ipv4Addr, droplet: Ipv4Addr) -> (Key, Row) {
-    let row =
-        row::Row::Direct(DirectRow { vni, address: mapped(address).to_vec(), droplet: droplet.octets().to_vec() });
+    let row = row::Row::Direct(DirectRow {
+        vni,
+        address: mapped(address).to_vec(),
+        droplet: droplet.octets().to_vec(),
+    });
     (Key::Direct(vni, address), Row { row: Some(row) })
 }
 

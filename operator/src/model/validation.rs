@@ -12,13 +12,21 @@ pub enum RangeError {
     #[error("spec.cidrs: {cidr} touches {refused} ({what}); choose a range outside of it")]
     Refused { cidr: Cidr, refused: Cidr, what: String },
     #[error("spec.cidrs: {cidr} contains the address {address} of node {node}; choose a range without it")]
-    NodeAddress { cidr: Cidr, address: Ipv4Addr, node: String },
+    NodeAddress {
+        cidr: Cidr,
+        address: Ipv4Addr,
+        node: String,
+    },
     #[error("spec.cidrs: {cidr} overlaps {other} of the same object")]
     Itself { cidr: Cidr, other: Cidr },
     #[error("spec.cidrs: {cidr} lies in none of the ranges of VPC {vpc:?}: {ranges}")]
     OutsideVpc { cidr: Cidr, vpc: String, ranges: String },
     #[error("spec.cidrs: {cidr} overlaps {other} of network {network:?} in the same VPC")]
-    Sibling { cidr: Cidr, other: Cidr, network: String },
+    Sibling {
+        cidr: Cidr,
+        other: Cidr,
+        network: String,
+    },
     #[error("spec.vpc: VPC {0:?} does not exist; create it or name another")]
     NoVpc(String),
     #[error("spec.vpc: VPC {0:?} was not accepted; see its conditions")]
@@ -57,8 +65,16 @@ impl RefusedRanges {
         for (range, what) in fixed {
             ranges.push((range.parse()?, what.to_owned()));
         }
-        ranges.extend(services.iter().map(|range| (*range, "service addresses of the cluster".to_owned())));
-        ranges.extend(underlay.iter().map(|range| (*range, "addresses of nodes and underlay".to_owned())));
+        ranges.extend(
+            services
+                .iter()
+                .map(|range| (*range, "service addresses of the cluster".to_owned())),
+        );
+        ranges.extend(
+            underlay
+                .iter()
+                .map(|range| (*range, "addresses of nodes and underlay".to_owned())),
+        );
         Ok(Self(ranges))
     }
 }
@@ -68,25 +84,42 @@ pub fn parse(cidrs: &[String]) -> Result<Vec<Cidr>, RangeError> {
     let parsed: Result<Vec<Cidr>, CidrError> = cidrs.iter().map(|text| text.parse()).collect();
     let parsed = parsed.map_err(|error| RangeError::Malformed(error.to_string()))?;
     if parsed.is_empty() {
-        return Err(RangeError::Malformed("expected at least one range such as 10.0.0.0/16".into()));
+        return Err(RangeError::Malformed(
+            "expected at least one range such as 10.0.0.0/16".into(),
+        ));
     }
     for (index, cidr) in parsed.iter().enumerate() {
         if let Some(other) = parsed[..index].iter().find(|other| other.overlaps(*cidr)) {
-            return Err(RangeError::Itself { cidr: *cidr, other: *other });
+            return Err(RangeError::Itself {
+                cidr: *cidr,
+                other: *other,
+            });
         }
     }
     Ok(parsed)
 }
 
 /// A VPC's ranges against those that are refused and the nodes' addresses.
-pub fn vpc(cidrs: &[String], refused: &RefusedRanges, nodes: &[(String, Ipv4Addr)]) -> Result<Vec<Cidr>, RangeError> {
+pub fn vpc(
+    cidrs: &[String],
+    refused: &RefusedRanges,
+    nodes: &[(String, Ipv4Addr)],
+) -> Result<Vec<Cidr>, RangeError> {
     let ranges = parse(cidrs)?;
     for cidr in &ranges {
         if let Some((range, what)) = refused.0.iter().find(|(range, _)| range.overlaps(*cidr)) {
-            return Err(RangeError::Refused { cidr: *cidr, refused: *range, what: what.clone() });
+            return Err(RangeError::Refused {
+                cidr: *cidr,
+                refused: *range,
+                what: what.clone(),
+            });
         }
         if let Some((node, address)) = nodes.iter().find(|(_, address)| cidr.contains_address(*address)) {
-            return Err(RangeError::NodeAddress { cidr: *cidr, address: *address, node: node.clone() });
+            return Err(RangeError::NodeAddress {
+                cidr: *cidr,
+                address: *address,
+                node: node.clone(),
+            });
         }
     }
     Ok(ranges)
@@ -103,12 +136,20 @@ pub fn network(
     for cidr in &ranges {
         if !vpc_ranges.iter().any(|range| range.contains(*cidr)) {
             let ranges = vpc.1.join(", ");
-            return Err(RangeError::OutsideVpc { cidr: *cidr, vpc: vpc.0.to_owned(), ranges });
+            return Err(RangeError::OutsideVpc {
+                cidr: *cidr,
+                vpc: vpc.0.to_owned(),
+                ranges,
+            });
         }
         for (name, others) in siblings {
             let others = others.iter().filter_map(|text| text.parse::<Cidr>().ok());
             if let Some(other) = others.into_iter().find(|other| other.overlaps(*cidr)) {
-                return Err(RangeError::Sibling { cidr: *cidr, other, network: name.clone() });
+                return Err(RangeError::Sibling {
+                    cidr: *cidr,
+                    other,
+                    network: name.clone(),
+                });
             }
         }
     }
@@ -124,13 +165,21 @@ mod tests {
     }
 
     fn refused() -> RefusedRanges {
-        RefusedRanges::new(&["10.96.0.0/16".parse().unwrap()], &["172.31.77.0/24".parse().unwrap()]).unwrap()
+        RefusedRanges::new(
+            &["10.96.0.0/16".parse().unwrap()],
+            &["172.31.77.0/24".parse().unwrap()],
+        )
+        .unwrap()
     }
 
     #[test]
     fn refused_ranges_are_named() {
         let nodes = [("n1".to_owned(), [192, 168, 1, 5].into())];
-        let check = |cidr: &str| vpc(&strings(&[cidr]), &refused(), &nodes).map(|_| ()).map_err(|e| e.to_string());
+        let check = |cidr: &str| {
+            vpc(&strings(&[cidr]), &refused(), &nodes)
+                .map(|_| ())
+                .map_err(|e| e.to_string())
+        };
         assert_eq!(check("10.0.0.0/16"), Ok(()));
         for (cidr, word) in [
             ("10.96.4.0/24", "10.96.0.0/16"),
@@ -144,7 +193,10 @@ mod tests {
             ("banana", "banana"),
         ] {
             let error = check(cidr).expect_err(cidr);
-            assert!(error.starts_with("spec.cidrs") && error.contains(word), "{cidr}: {error}");
+            assert!(
+                error.starts_with("spec.cidrs") && error.contains(word),
+                "{cidr}: {error}"
+            );
         }
     }
 
@@ -154,9 +206,18 @@ mod tests {
         let siblings = [("web".to_owned(), strings(&["10.0.1.0/24"]))];
         let check = |cidrs: &[&str]| network(&strings(cidrs), ("red", &ranges), &siblings);
         assert!(check(&["10.0.2.0/24", "10.0.3.0/24"]).is_ok());
-        assert!(matches!(check(&["10.1.0.0/24"]), Err(RangeError::OutsideVpc { .. })));
-        assert!(matches!(check(&["10.0.1.128/25"]), Err(RangeError::Sibling { .. })));
-        assert!(matches!(check(&["10.0.2.0/24", "10.0.2.0/25"]), Err(RangeError::Itself { .. })));
+        assert!(matches!(
+            check(&["10.1.0.0/24"]),
+            Err(RangeError::OutsideVpc { .. })
+        ));
+        assert!(matches!(
+            check(&["10.0.1.128/25"]),
+            Err(RangeError::Sibling { .. })
+        ));
+        assert!(matches!(
+            check(&["10.0.2.0/24", "10.0.2.0/25"]),
+            Err(RangeError::Itself { .. })
+        ));
         assert!(matches!(check(&[]), Err(RangeError::Malformed(_))));
     }
 }

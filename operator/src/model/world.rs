@@ -114,11 +114,14 @@ impl World {
             return;
         }
         // Its address is in the rows of everything that lives or works there, and in everybody's known droplets.
-        self.dirty.extend(self.droplets.keys().cloned().map(Owner::Droplet));
+        self.dirty
+            .extend(self.droplets.keys().cloned().map(Owner::Droplet));
         self.dirty.insert(Owner::Droplet(name.to_owned()));
         self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
-        self.dirty.extend(self.networks.keys().cloned().map(Owner::Network));
-        self.dirty.extend(self.endpoints.keys().cloned().map(Owner::Endpoint));
+        self.dirty
+            .extend(self.networks.keys().cloned().map(Owner::Network));
+        self.dirty
+            .extend(self.endpoints.keys().cloned().map(Owner::Endpoint));
     }
 
     pub fn set_vpc(&mut self, name: &str, vpc: Option<Vpc>) {
@@ -178,12 +181,20 @@ impl World {
     /// Adds or takes away a subscription; false if nothing changed.
     pub fn subscribe(&mut self, droplet: &str, vni: u32, address: Ipv4Addr, wanted: bool) -> bool {
         let droplets = self.subscriptions.entry((vni, address)).or_default();
-        let is_changed = if wanted { droplets.insert(droplet.to_owned()) } else { droplets.remove(droplet) };
+        let is_changed = if wanted {
+            droplets.insert(droplet.to_owned())
+        } else {
+            droplets.remove(droplet)
+        };
         if droplets.is_empty() {
             self.subscriptions.remove(&(vni, address));
         }
         if is_changed {
-            let vpc = self.vpcs.iter().find(|(_, vpc)| vpc.vni == vni).map(|(name, _)| name.clone());
+            let vpc = self
+                .vpcs
+                .iter()
+                .find(|(_, vpc)| vpc.vni == vni)
+                .map(|(name, _)| name.clone());
             let holder = vpc.and_then(|vpc| self.holders.get(&(vpc, address)));
             self.dirty.extend(holder.cloned().map(Owner::Endpoint));
         }
@@ -192,7 +203,9 @@ impl World {
 
     /// All subscriptions of a droplet.
     pub fn subscriptions_of(&self, droplet: &str) -> Vec<(u32, Ipv4Addr)> {
-        let holds = |(key, droplets): (&(u32, Ipv4Addr), &BTreeSet<String>)| droplets.contains(droplet).then_some(*key);
+        let holds = |(key, droplets): (&(u32, Ipv4Addr), &BTreeSet<String>)| {
+            droplets.contains(droplet).then_some(*key)
+        };
         self.subscriptions.iter().filter_map(holds).collect()
     }
 
@@ -207,16 +220,26 @@ impl World {
                 if let Some(program) = self.programs.get_mut(droplet) {
                     program.remove(key);
                 }
-                deltas.entry(droplet.clone()).or_default().insert(key.clone(), None);
+                deltas
+                    .entry(droplet.clone())
+                    .or_default()
+                    .insert(key.clone(), None);
             }
-            upserts.extend(new.iter().filter(|(at, row)| old.get(*at) != Some(row)).map(|(at, row)| (at.clone(), row.clone())));
+            upserts.extend(
+                new.iter()
+                    .filter(|(at, row)| old.get(*at) != Some(row))
+                    .map(|(at, row)| (at.clone(), row.clone())),
+            );
             if !new.is_empty() {
                 self.contributions.insert(owner, new);
             }
         }
         // After all removals: a row may pass from one object to another, such as a reused address.
         for ((droplet, key), row) in upserts {
-            self.programs.entry(droplet.clone()).or_default().insert(key.clone(), row.clone());
+            self.programs
+                .entry(droplet.clone())
+                .or_default()
+                .insert(key.clone(), row.clone());
             deltas.entry(droplet).or_default().insert(key, Some(row));
         }
         deltas
@@ -246,14 +269,18 @@ impl World {
 
     /// Whether a droplet has a part in a VPC, so may ask about its addresses.
     pub fn takes_part(&self, droplet: &str, vni: u32) -> bool {
-        self.programs.get(droplet).is_some_and(|program| program.contains_key(&Key::Vpc(vni)))
+        self.programs
+            .get(droplet)
+            .is_some_and(|program| program.contains_key(&Key::Vpc(vni)))
     }
 
     /// Whether an endpoint of any VPC on this droplet has the address.
     pub fn is_used_on(&self, droplet: &str, address: Ipv4Addr) -> bool {
         let at_droplet = |vpc: &String| {
             let holder = self.holders.get(&(vpc.clone(), address));
-            holder.and_then(|name| self.endpoints.get(name)).is_some_and(|endpoint| endpoint.droplet == droplet)
+            holder
+                .and_then(|name| self.endpoints.get(name))
+                .is_some_and(|endpoint| endpoint.droplet == droplet)
         };
         self.vpcs.keys().any(at_droplet)
     }
@@ -273,13 +300,26 @@ impl World {
     pub fn endpoint_rows(&self, name: &EndpointName) -> Vec<(String, Key)> {
         let rows = self.contributions.get(&Owner::Endpoint(name.clone()));
         let keys = rows.into_iter().flat_map(BTreeMap::keys);
-        keys.filter(|(_, key)| !matches!(key, Key::Direct(..))).cloned().collect()
+        keys.filter(|(_, key)| !matches!(key, Key::Direct(..)))
+            .cloned()
+            .collect()
     }
 
-    /// The rows that must be acked before a divider of the VPC is Provisioned.
-    pub fn vpc_rows(&self, vpc: &str) -> Vec<(String, Key)> {
+    /// The rows that must be acked before a divider of the VPC on `droplet` is Provisioned: the VPC's rows
+    /// everywhere, and the divider's row of every network.
+    pub fn divider_rows(&self, vpc: &str, droplet: &str) -> Vec<(String, Key)> {
         let rows = self.contributions.get(&Owner::Vpc(vpc.to_owned()));
-        rows.into_iter().flat_map(BTreeMap::keys).cloned().collect()
+        let mut keys: Vec<_> = rows.into_iter().flat_map(BTreeMap::keys).cloned().collect();
+        for (network, _) in self.networks.iter().filter(|(_, network)| network.vpc == vpc) {
+            let rows = self.contributions.get(&Owner::Network(network.clone()));
+            keys.extend(
+                rows.into_iter()
+                    .flat_map(BTreeMap::keys)
+                    .filter(|(at, _)| at == droplet)
+                    .cloned(),
+            );
+        }
+        keys
     }
 
     /// The rows that must be acked before a bouncer of the network on `droplet` is Provisioned: the network's rows
@@ -287,38 +327,76 @@ impl World {
     pub fn network_rows(&self, network: &str, droplet: &str) -> Vec<(String, Key)> {
         let rows = self.contributions.get(&Owner::Network(network.to_owned()));
         let mut keys: Vec<_> = rows.into_iter().flat_map(BTreeMap::keys).cloned().collect();
-        let endpoints = self.members.get(network).into_iter().flat_map(BTreeMap::values).flatten();
+        let endpoints = self
+            .members
+            .get(network)
+            .into_iter()
+            .flat_map(BTreeMap::values)
+            .flatten();
         for name in endpoints {
             let rows = self.contributions.get(&Owner::Endpoint(name.clone()));
             let here = rows.into_iter().flat_map(BTreeMap::keys);
-            keys.extend(here.filter(|(at, key)| at == droplet && matches!(key, Key::Bouncer(..))).cloned());
+            keys.extend(
+                here.filter(|(at, key)| at == droplet && matches!(key, Key::Bouncer(..)))
+                    .cloned(),
+            );
         }
         keys
+    }
+
+    /// Whether anything of the network is left: endpoints with an address, or bouncers.
+    pub fn is_in_use(&self, network: &str) -> bool {
+        self.members
+            .get(network)
+            .is_some_and(|droplets| !droplets.is_empty())
+            || self.bouncers.values().any(|role| role.parent == network)
     }
 
     /// Roles by droplet: names of dividers and bouncers.
     pub fn roles(&self, droplet: &str) -> Vec<String> {
         let roles = self.dividers.iter().chain(&self.bouncers);
-        roles.filter(|(_, role)| role.droplet == droplet).map(|(name, _)| name.clone()).collect()
+        roles
+            .filter(|(_, role)| role.droplet == droplet)
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
     fn touch_vpc(&mut self, vpc: &str) {
         self.dirty.insert(Owner::Vpc(vpc.to_owned()));
         let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
-        self.dirty.extend(networks.map(|(name, _)| Owner::Network(name.clone())));
+        self.dirty
+            .extend(networks.map(|(name, _)| Owner::Network(name.clone())));
     }
 
     fn touch_network(&mut self, network: &str) {
         self.dirty.insert(Owner::Network(network.to_owned()));
-        self.dirty.extend(self.networks.get(network).map(|network| Owner::Vpc(network.vpc.clone())));
-        let endpoints = self.members.get(network).into_iter().flat_map(BTreeMap::values).flatten();
+        self.dirty.extend(
+            self.networks
+                .get(network)
+                .map(|network| Owner::Vpc(network.vpc.clone())),
+        );
+        let endpoints = self
+            .members
+            .get(network)
+            .into_iter()
+            .flat_map(BTreeMap::values)
+            .flatten();
         self.dirty.extend(endpoints.cloned().map(Owner::Endpoint));
     }
 
     fn endpoints_where(&self, accepts: impl Fn(&Network) -> bool) -> Vec<Owner> {
-        let names = self.networks.iter().filter(|(_, network)| accepts(network)).map(|(name, _)| name);
+        let names = self
+            .networks
+            .iter()
+            .filter(|(_, network)| accepts(network))
+            .map(|(name, _)| name);
         let members = names.filter_map(|name| self.members.get(name));
-        members.flat_map(BTreeMap::values).flatten().cloned().map(Owner::Endpoint).collect()
+        members
+            .flat_map(BTreeMap::values)
+            .flatten()
+            .cloned()
+            .map(Owner::Endpoint)
+            .collect()
     }
 
     fn vpc_of(&self, endpoint: &Endpoint) -> Option<&String> {
@@ -327,17 +405,28 @@ impl World {
 
     /// Endpoints may be known before their network is.
     fn index_holders(&mut self, network: &str) {
-        let Some(vpc) = self.networks.get(network).map(|network| network.vpc.clone()) else { return };
-        let members = self.members.get(network).into_iter().flat_map(BTreeMap::values).flatten();
+        let Some(vpc) = self.networks.get(network).map(|network| network.vpc.clone()) else {
+            return;
+        };
+        let members = self
+            .members
+            .get(network)
+            .into_iter()
+            .flat_map(BTreeMap::values)
+            .flatten();
         for name in members {
-            if let Some(Membership::Member(address)) = self.endpoints.get(name).map(|endpoint| &endpoint.membership) {
+            if let Some(Membership::Member(address)) =
+                self.endpoints.get(name).map(|endpoint| &endpoint.membership)
+            {
                 self.holders.insert((vpc.clone(), address.address), name.clone());
             }
         }
     }
 
     fn note_member(&mut self, name: &EndpointName, endpoint: &Endpoint) {
-        let Membership::Member(address) = &endpoint.membership else { return };
+        let Membership::Member(address) = &endpoint.membership else {
+            return;
+        };
         if let Some(vpc) = self.vpc_of(endpoint).cloned() {
             self.holders.insert((vpc, address.address), name.clone());
         }
@@ -350,14 +439,18 @@ impl World {
     }
 
     fn forget_member(&mut self, name: &EndpointName, endpoint: &Endpoint) {
-        let Membership::Member(address) = &endpoint.membership else { return };
+        let Membership::Member(address) = &endpoint.membership else {
+            return;
+        };
         if let Some(vpc) = self.vpc_of(endpoint).cloned() {
             let at = (vpc, address.address);
             if self.holders.get(&at) == Some(name) {
                 self.holders.remove(&at);
             }
         }
-        let Some(droplets) = self.members.get_mut(&endpoint.network) else { return };
+        let Some(droplets) = self.members.get_mut(&endpoint.network) else {
+            return;
+        };
         if let Some(here) = droplets.get_mut(&endpoint.droplet) {
             here.remove(name);
             if here.is_empty() {
@@ -370,12 +463,19 @@ impl World {
     /// The first endpoint of a network came to a droplet, or the last one went.
     fn touch_participation(&mut self, network: &str) {
         self.dirty.insert(Owner::Network(network.to_owned()));
-        self.dirty.extend(self.networks.get(network).map(|network| Owner::Vpc(network.vpc.clone())));
+        self.dirty.extend(
+            self.networks
+                .get(network)
+                .map(|network| Owner::Vpc(network.vpc.clone())),
+        );
     }
 
     /// Underlay addresses of droplets, sorted, as many as a row has room for.
     fn addresses(&self, droplets: &[&str]) -> Vec<Ipv4Addr> {
-        let mut addresses: Vec<_> = droplets.iter().filter_map(|name| self.droplets.get(*name).copied()).collect();
+        let mut addresses: Vec<_> = droplets
+            .iter()
+            .filter_map(|name| self.droplets.get(*name).copied())
+            .collect();
         addresses.sort_unstable();
         addresses.dedup();
         addresses.truncate(MAX_MEMBERS);
@@ -383,7 +483,11 @@ impl World {
     }
 
     fn endpoint_droplets(&self, network: &str) -> impl Iterator<Item = &str> {
-        self.members.get(network).into_iter().flat_map(BTreeMap::keys).map(String::as_str)
+        self.members
+            .get(network)
+            .into_iter()
+            .flat_map(BTreeMap::keys)
+            .map(String::as_str)
     }
 
     fn contribute(&self, owner: &Owner) -> BTreeMap<(String, Key), Row> {
@@ -401,7 +505,9 @@ impl World {
             return BTreeMap::new();
         }
         let others = self.droplets.iter().filter(|(other, _)| *other != name);
-        others.map(|(_, address)| at(name, rows::droplet(*address))).collect()
+        others
+            .map(|(_, address)| at(name, rows::droplet(*address)))
+            .collect()
     }
 
     fn contribute_vpc(&self, name: &str) -> Option<BTreeMap<(String, Key), Row>> {
@@ -414,9 +520,20 @@ impl World {
             targets.extend(role_droplets(&self.bouncers, network));
         }
         let row = |droplet: &str| {
-            rows::vpc(vpc.vni, &vpc.cidrs, &members, dividers.contains(&droplet), vpc.host_access)
+            rows::vpc(
+                vpc.vni,
+                &vpc.cidrs,
+                &members,
+                dividers.contains(&droplet),
+                vpc.host_access,
+            )
         };
-        Some(targets.into_iter().map(|droplet| at(droplet, row(droplet))).collect())
+        Some(
+            targets
+                .into_iter()
+                .map(|droplet| at(droplet, row(droplet)))
+                .collect(),
+        )
     }
 
     fn contribute_network(&self, name: &str) -> Option<BTreeMap<(String, Key), Row>> {
@@ -428,9 +545,20 @@ impl World {
         targets.extend(role_droplets(&self.dividers, &network.vpc));
         targets.extend(self.endpoint_droplets(name));
         let row = |droplet: &str| {
-            rows::network(vni, network.id, &network.cidrs, &members, bouncers.contains(&droplet))
+            rows::network(
+                vni,
+                network.id,
+                &network.cidrs,
+                &members,
+                bouncers.contains(&droplet),
+            )
         };
-        Some(targets.into_iter().map(|droplet| at(droplet, row(droplet))).collect())
+        Some(
+            targets
+                .into_iter()
+                .map(|droplet| at(droplet, row(droplet)))
+                .collect(),
+        )
     }
 
     fn contribute_endpoint(&self, name: &EndpointName) -> Option<BTreeMap<(String, Key), Row>> {
@@ -438,7 +566,13 @@ impl World {
         let member = match &endpoint.membership {
             Membership::Waiting => return None,
             Membership::Refused(reason, message) => {
-                return Some([at(&endpoint.droplet, rows::refused(&endpoint.pod.uid, reason, message))].into());
+                return Some(
+                    [at(
+                        &endpoint.droplet,
+                        rows::refused(&endpoint.pod.uid, reason, message),
+                    )]
+                    .into(),
+                );
             }
             Membership::Member(member) => member,
         };
@@ -460,11 +594,20 @@ impl World {
             ready: endpoint.ready,
         };
         let key = (endpoint.droplet.clone(), Key::Local(vni, member.address));
-        let mut rows = BTreeMap::from([(key, Row { row: Some(row::Row::Local(local)) })]);
+        let mut rows = BTreeMap::from([(
+            key,
+            Row {
+                row: Some(row::Row::Local(local)),
+            },
+        )]);
         for bouncer in self.bouncer_droplets(&endpoint.network) {
             rows.extend([at(bouncer, rows::bouncer(vni, member.address, home))]);
         }
-        let subscribers = self.subscriptions.get(&(vni, member.address)).into_iter().flatten();
+        let subscribers = self
+            .subscriptions
+            .get(&(vni, member.address))
+            .into_iter()
+            .flatten();
         for subscriber in subscribers.filter(|subscriber| **subscriber != endpoint.droplet) {
             rows.extend([at(subscriber, rows::direct(vni, member.address, home))]);
         }
@@ -477,7 +620,11 @@ fn at(droplet: &str, (key, row): (Key, Row)) -> ((String, Key), Row) {
 }
 
 fn role_droplets<'a>(roles: &'a BTreeMap<String, Role>, parent: &str) -> Vec<&'a str> {
-    roles.values().filter(|role| role.parent == parent).map(|role| role.droplet.as_str()).collect()
+    roles
+        .values()
+        .filter(|role| role.parent == parent)
+        .map(|role| role.droplet.as_str())
+        .collect()
 }
 
 /// Inserts or removes; true if that changed anything.

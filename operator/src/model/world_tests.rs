@@ -28,7 +28,11 @@ fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
     Endpoint {
         network: network.into(),
         droplet: format!("d{droplet}"),
-        pod: Pod { namespace: "ns".into(), name: format!("p{host}"), uid: format!("u{host}") },
+        pod: Pod {
+            namespace: "ns".into(),
+            name: format!("p{host}"),
+            uid: format!("u{host}"),
+        },
         membership: Membership::Member(Address {
             address,
             prefix_length: 24,
@@ -40,11 +44,19 @@ fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
 }
 
 fn vpc(vni: u32) -> Vpc {
-    Vpc { vni, cidrs: vec!["10.0.0.0/8".into()], host_access: false }
+    Vpc {
+        vni,
+        cidrs: vec!["10.0.0.0/8".into()],
+        host_access: false,
+    }
 }
 
 fn network(vpc: &str, id: u32) -> Network {
-    Network { vpc: vpc.into(), id, cidrs: vec!["10.0.0.0/24".into()] }
+    Network {
+        vpc: vpc.into(),
+        id,
+        cidrs: vec!["10.0.0.0/24".into()],
+    }
 }
 
 /// One VPC with one network on `droplets` droplets, its bouncer and divider placed.
@@ -55,8 +67,20 @@ fn small(droplets: u64) -> World {
     }
     world.set_vpc("red", Some(vpc(7)));
     world.set_network("web", Some(network("red", 1)));
-    world.set_divider("red-d0", Some(Role { parent: "red".into(), droplet: "d0".into() }));
-    world.set_bouncer("web-b0", Some(Role { parent: "web".into(), droplet: "d1".into() }));
+    world.set_divider(
+        "red-d0",
+        Some(Role {
+            parent: "red".into(),
+            droplet: "d0".into(),
+        }),
+    );
+    world.set_bouncer(
+        "web-b0",
+        Some(Role {
+            parent: "web".into(),
+            droplet: "d1".into(),
+        }),
+    );
     world.flush();
     world
 }
@@ -69,7 +93,10 @@ fn one_more_endpoint_costs_bouncers_plus_one_rows_however_many_droplets() {
         world.flush();
         world.set_endpoint(&("ns".into(), "second".into()), Some(endpoint("web", 2, 11)));
         let rows: usize = world.flush().values().map(BTreeMap::len).sum();
-        assert_eq!(rows, 2, "one bouncer and the endpoint's own droplet, of {droplets}");
+        assert_eq!(
+            rows, 2,
+            "one bouncer and the endpoint's own droplet, of {droplets}"
+        );
     }
 }
 
@@ -95,7 +122,10 @@ fn a_subscriber_is_told_and_told_again_when_the_endpoint_goes() {
     assert!(world.subscribe("d3", 7, address, true));
     world.set_endpoint(&name, Some(endpoint("web", 2, 10)));
     let deltas = world.flush();
-    assert!(matches!(deltas["d3"].get(&Key::Direct(7, address)), Some(Some(_))));
+    assert!(matches!(
+        deltas["d3"].get(&Key::Direct(7, address)),
+        Some(Some(_))
+    ));
     world.set_endpoint(&name, None);
     let deltas = world.flush();
     assert_eq!(deltas["d3"].get(&Key::Direct(7, address)), Some(&None));
@@ -106,14 +136,27 @@ fn equal_addresses_of_two_vpcs_never_share_a_row() {
     let mut world = small(3);
     world.set_vpc("blue", Some(vpc(8)));
     world.set_network("shop", Some(network("blue", 1)));
-    world.set_bouncer("shop-b0", Some(Role { parent: "shop".into(), droplet: "d1".into() }));
+    world.set_bouncer(
+        "shop-b0",
+        Some(Role {
+            parent: "shop".into(),
+            droplet: "d1".into(),
+        }),
+    );
     world.set_endpoint(&("r".into(), "e".into()), Some(endpoint("web", 2, 10)));
     world.set_endpoint(&("b".into(), "e".into()), Some(endpoint("shop", 0, 10)));
     world.flush();
     let program = world.program("d1");
     let address = Ipv4Addr::new(10, 0, 0, 10);
-    assert_ne!(program[&Key::Bouncer(7, address)], program[&Key::Bouncer(8, address)]);
-    assert!(world.is_used_on("d2", address) && world.is_used_on("d0", address) && !world.is_used_on("d1", address));
+    assert_ne!(
+        program[&Key::Bouncer(7, address)],
+        program[&Key::Bouncer(8, address)]
+    );
+    assert!(
+        world.is_used_on("d2", address)
+            && world.is_used_on("d0", address)
+            && !world.is_used_on("d1", address)
+    );
 }
 
 /// Applies the same objects to a new world at once.
@@ -147,12 +190,19 @@ fn from_scratch(world: &World) -> BTreeMap<String, BTreeMap<Key, Row>> {
 }
 
 fn without_empty(programs: &BTreeMap<String, BTreeMap<Key, Row>>) -> BTreeMap<String, BTreeMap<Key, Row>> {
-    programs.iter().filter(|(_, program)| !program.is_empty()).map(|(name, program)| (name.clone(), program.clone())).collect()
+    programs
+        .iter()
+        .filter(|(_, program)| !program.is_empty())
+        .map(|(name, program)| (name.clone(), program.clone()))
+        .collect()
 }
 
 #[test]
 fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference() {
-    let seed = std::env::var("THUBAN_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0x7468_7562_616e);
+    let seed = std::env::var("THUBAN_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(0x7468_7562_616e);
     println!("THUBAN_SEED={seed}");
     let mut random = Random(seed);
     let mut world = World::default();
@@ -162,22 +212,39 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
         let present = random.below(4) > 0;
         match random.below(8) {
             0 => world.set_droplet(&format!("d{number}"), present.then(|| droplet_address(number))),
-            1 => world.set_vpc(&format!("v{}", number % 2), present.then(|| vpc(1 + (number % 2) as u32))),
+            1 => world.set_vpc(
+                &format!("v{}", number % 2),
+                present.then(|| vpc(1 + (number % 2) as u32)),
+            ),
             2 => {
                 let parent = format!("v{}", number % 2);
-                world.set_network(&format!("n{number}"), present.then(|| network(&parent, 1 + number as u32)));
+                world.set_network(
+                    &format!("n{number}"),
+                    present.then(|| network(&parent, 1 + number as u32)),
+                );
             }
             3 => {
-                let role = Role { parent: format!("v{}", number % 2), droplet: format!("d{}", random.below(5)) };
+                let role = Role {
+                    parent: format!("v{}", number % 2),
+                    droplet: format!("d{}", random.below(5)),
+                };
                 world.set_divider(&format!("div{number}"), present.then_some(role));
             }
             4 => {
-                let role = Role { parent: format!("n{number}"), droplet: format!("d{}", random.below(5)) };
+                let role = Role {
+                    parent: format!("n{number}"),
+                    droplet: format!("d{}", random.below(5)),
+                };
                 world.set_bouncer(&format!("bnc{number}"), present.then_some(role));
             }
             5 => {
                 let address = Ipv4Addr::from(0x0a00_0000 + random.below(40) as u32);
-                world.subscribe(&format!("d{}", random.below(5)), 1 + random.below(2) as u32, address, present);
+                world.subscribe(
+                    &format!("d{}", random.below(5)),
+                    1 + random.below(2) as u32,
+                    address,
+                    present,
+                );
             }
             _ => {
                 // Every host has its own network, as a claim guarantees within a VPC.
@@ -195,10 +262,21 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                 };
             }
         }
-        assert!(world.flush().is_empty(), "step {step}: a second flush changes nothing");
-        assert_eq!(without_empty(&mirror), without_empty(&world.programs), "step {step}: deltas");
+        assert!(
+            world.flush().is_empty(),
+            "step {step}: a second flush changes nothing"
+        );
+        assert_eq!(
+            without_empty(&mirror),
+            without_empty(&world.programs),
+            "step {step}: deltas"
+        );
         if step % 20 == 0 {
-            assert_eq!(without_empty(&world.programs), from_scratch(&world), "step {step}: incremental");
+            assert_eq!(
+                without_empty(&world.programs),
+                from_scratch(&world),
+                "step {step}: incremental"
+            );
         }
     }
 }

@@ -1,0 +1,175 @@
+//! What every reconciler works with: client, stores, hub, events.
+
+use std::collections::HashMap;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Namespace, Node, ObjectReference, Pod};
+use kube::runtime::controller::Action;
+use kube::runtime::events::{Event, EventType, Recorder};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Client, Resource, ResourceExt};
+use thiserror::Error;
+use thuban_api::cidr::Cidr;
+use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
+use tracing::{debug, warn};
+
+use super::objects::{Object, WriteError};
+use crate::hub::Hub;
+use crate::model::validation::RefusedRanges;
+
+/// Caches of all kinds that reconcilers read.
+pub struct Stores {
+    pub pods: Store<Pod>,
+    pub namespaces: Store<Namespace>,
+    pub nodes: Store<Node>,
+    pub vpcs: Store<Vpc>,
+    pub networks: Store<Network>,
+    pub endpoints: Store<Endpoint>,
+    pub dividers: Store<Divider>,
+    pub bouncers: Store<Bouncer>,
+    pub droplets: Store<Droplet>,
+    pub ip_claims: Store<IpClaim>,
+    pub vni_claims: Store<VniClaim>,
+}
+
+/// Addresses that a reconciler is about to claim, by UID of the endpoint, so that two don't pick the same. Only
+/// saves conflicts: the claim decides.
+#[derive(Debug, Default)]
+pub struct Reservations(Mutex<HashMap<String, Reservation>>);
+
+#[derive(Debug)]
+struct Reservation {
+    vpc: String,
+    droplet: String,
+    address: Ipv4Addr,
+}
+
+impl Reservations {
+    /// Runs `pick` with what others reserved in the VPC or on the droplet, and keeps its result.
+    pub fn reserve(
+        &self,
+        uid: &str,
+        vpc: &str,
+        droplet: &str,
+        pick: impl FnOnce(&dyn Fn(Ipv4Addr) -> bool) -> Option<(Ipv4Addr, Cidr)>,
+    ) -> Option<(Ipv4Addr, Cidr)> {
+        let mut reserved = self.0.lock().ok()?;
+        let others: Vec<_> = reserved
+            .iter()
+            .filter(|(other, held)| *other != uid && (held.vpc == vpc || held.droplet == droplet))
+            .map(|(_, held)| held.address)
+            .collect();
+        let (address, range) = pick(&|address| others.contains(&address))?;
+        reserved.insert(
+            uid.to_owned(),
+            Reservation {
+                vpc: vpc.to_owned(),
+                droplet: droplet.to_owned(),
+                address,
+            },
+        );
+        Some((address, range))
+    }
+
+    pub fn forget(&self, uid: &str) {
+        if let Ok(mut reserved) = self.0.lock() {
+            reserved.remove(uid);
+        }
+    }
+}
+
+pub struct Context {
+    pub client: Client,
+    pub hub: Arc<Hub>,
+    pub stores: Stores,
+    pub recorder: Recorder,
+    pub refused: RefusedRanges,
+    pub reservations: Reservations,
+    /// When this leader first saw a claim released, and last wrote a network's numbers.
+    pub seen: Mutex<HashMap<String, Instant>>,
+}
+
+#[derive(Debug, Error)]
+pub enum ReconcileError {
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Conflicts are tried again at once, all else with a pause; a transient error of the API server ends nothing.
+pub fn retry<K: Object>(object: Arc<K>, error: &ReconcileError, _: Arc<Context>) -> Action {
+    let ReconcileError::Write(write) = error;
+    if write.is_conflict() {
+        debug!(object = object.name_any(), %error, "conflict, trying again");
+        return Action::requeue(Duration::from_millis(100));
+    }
+    warn!(object = object.name_any(), %error, "reconcile failed, trying again");
+    Action::requeue(Duration::from_secs(2))
+}
+
+impl Context {
+    pub fn vpc(&self, name: &str) -> Option<Arc<Vpc>> {
+        self.stores.vpcs.get(&ObjectRef::new(name))
+    }
+
+    pub fn network(&self, name: &str) -> Option<Arc<Network>> {
+        self.stores.networks.get(&ObjectRef::new(name))
+    }
+
+    /// Addresses of all nodes, with their names.
+    pub fn node_addresses(&self) -> Vec<(String, Ipv4Addr)> {
+        let nodes = self.stores.nodes.state();
+        let addresses = |node: &Arc<Node>| {
+            let name = node.name_any();
+            internal_ips(node)
+                .into_iter()
+                .map(move |address| (name.clone(), address))
+                .collect::<Vec<_>>()
+        };
+        nodes.iter().flat_map(addresses).collect()
+    }
+
+    /// Tells people what happened to an object. An event that can't be written is only logged.
+    pub async fn event<K: Resource<DynamicType = ()>>(
+        &self,
+        object: &K,
+        is_warning: bool,
+        reason: &str,
+        note: &str,
+    ) {
+        self.event_about(&object.object_ref(&()), is_warning, reason, note)
+            .await;
+    }
+
+    pub async fn event_about(&self, object: &ObjectReference, is_warning: bool, reason: &str, note: &str) {
+        let event = Event {
+            type_: if is_warning {
+                EventType::Warning
+            } else {
+                EventType::Normal
+            },
+            reason: reason.to_owned(),
+            note: Some(note.chars().take(1000).collect()),
+            action: "Reconcile".into(),
+            secondary: None,
+        };
+        if let Err(error) = self.recorder.publish(&event, object).await {
+            warn!(reason, %error, "event could not be written");
+        }
+    }
+}
+
+/// IPv4 InternalIPs of a node.
+pub fn internal_ips(node: &Node) -> Vec<Ipv4Addr> {
+    let addresses = node
+        .status
+        .as_ref()
+        .and_then(|status| status.addresses.as_ref())
+        .into_iter()
+        .flatten();
+    let internal = addresses.filter(|address| address.type_ == "InternalIP");
+    internal
+        .filter_map(|address| address.address.parse().ok())
+        .collect()
+}

@@ -1,0 +1,52 @@
+//! The VPC and the network `default`, for pods that name none (the seed's second trigger of both workflows).
+
+use kube::{Api, Client};
+use thuban_api::{DEFAULT_NAME, Network, NetworkSpec, Vpc, VpcSpec};
+use tracing::info;
+
+use super::objects::{WriteError, create, failed};
+
+/// Creates what is missing; what is there stays as it is.
+pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
+    let vpcs: Api<Vpc> = Api::all(client.clone());
+    let spec = VpcSpec {
+        cidrs: vec![cidr.to_owned()],
+        dividers: 1,
+        allowed_namespaces: None,
+    };
+    if vpcs
+        .get_opt(DEFAULT_NAME)
+        .await
+        .map_err(failed("get", DEFAULT_NAME))?
+        .is_none()
+    {
+        ignore_existing(create(&vpcs, &Vpc::new(DEFAULT_NAME, spec)).await)?;
+        info!(vpc = DEFAULT_NAME, cidr, "default VPC created");
+    }
+    let networks: Api<Network> = Api::all(client.clone());
+    let spec = NetworkSpec {
+        vpc: DEFAULT_NAME.to_owned(),
+        cidrs: vec![cidr.to_owned()],
+        bouncers: 1,
+        allowed_namespaces: None,
+        allow_static_ips: false,
+    };
+    if networks
+        .get_opt(DEFAULT_NAME)
+        .await
+        .map_err(failed("get", DEFAULT_NAME))?
+        .is_none()
+    {
+        ignore_existing(create(&networks, &Network::new(DEFAULT_NAME, spec)).await)?;
+        info!(network = DEFAULT_NAME, cidr, "default network created");
+    }
+    Ok(())
+}
+
+fn ignore_existing<K>(result: Result<K, WriteError>) -> Result<(), WriteError> {
+    match result {
+        Ok(_) => Ok(()),
+        Err(error) if error.is_conflict() => Ok(()),
+        Err(error) => Err(error),
+    }
+}

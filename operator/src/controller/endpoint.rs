@@ -1,0 +1,361 @@
+//! Endpoint: admitted, given an address, told to its bouncers and its droplet, Provisioned when they acked; taken
+//! out of them all before its address is released.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Namespace, ObjectReference, Pod};
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt};
+use thuban_api::cidr::Cidr;
+use thuban_api::condition::set;
+use thuban_api::identifiers::MacAddr;
+use thuban_api::{Endpoint, EndpointStatus, IpClaim, IpClaimSpec, Network, Phase};
+use tracing::info;
+
+use super::claim::release;
+use super::context::{Context, ReconcileError};
+use super::objects::{
+    WriteError, condition, create, delete, failed, has_finalizer, remove_finalizer, replace_status,
+};
+use super::pod::is_alive;
+use crate::hub::Waiter;
+use crate::model::admission::admit;
+use crate::model::allocation::{ip_claim_name, propose};
+use crate::model::validation::parse;
+
+pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let namespace = endpoint.namespace().unwrap_or_default();
+    let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
+    if endpoint.metadata.deletion_timestamp.is_some() {
+        return remove(&endpoint, &endpoints, &context).await;
+    }
+    let pod = context
+        .stores
+        .pods
+        .get(&ObjectRef::<Pod>::new(&endpoint.spec.pod_ref.name).within(&namespace));
+    let is_needed =
+        pod.is_some_and(|pod| pod.uid().as_deref() == Some(&endpoint.spec.pod_ref.uid) && is_alive(&pod));
+    if !is_needed {
+        // CNI DEL ends the attachment; only then is the address out of use.
+        if context
+            .hub
+            .may_be_attached(&endpoint.spec.pod_ref.cni_uid, &endpoint.spec.droplet)
+        {
+            return Ok(Action::requeue(Duration::from_secs(5)));
+        }
+        delete(&endpoints, &*endpoint).await?;
+        return Ok(Action::await_change());
+    }
+    let status = endpoint.status.clone().unwrap_or_default();
+    let name = (namespace.clone(), endpoint.name_any());
+    if context.hub.take_in_use(&name) && status.phase == Phase::Init {
+        return give_back(&endpoint, &endpoints, status, &context).await;
+    }
+    if status.addresses.is_empty() {
+        return allocate(&endpoint, &endpoints, status, &context).await;
+    }
+    if status.phase == Phase::Init {
+        return provision(&endpoint, &endpoints, status, &context).await;
+    }
+    Ok(Action::await_change())
+}
+
+/// Admission and address: steps 1 and 2 of the workflow.
+async fn allocate(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    mut status: EndpointStatus,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let namespace = endpoint.namespace().unwrap_or_default();
+    let network = context.network(&endpoint.spec.network);
+    let vpc = network
+        .as_ref()
+        .and_then(|network| context.vpc(&network.spec.vpc));
+    let space = context
+        .stores
+        .namespaces
+        .get(&ObjectRef::<Namespace>::new(&namespace));
+    let nothing = std::collections::BTreeMap::new();
+    let labels = space.as_ref().map_or(&nothing, |space| space.labels());
+    if let Err(refusal) = admit(
+        &namespace,
+        labels,
+        &endpoint.spec.network,
+        network.as_deref(),
+        vpc.as_deref(),
+    ) {
+        let message = refusal.to_string();
+        if set(
+            &mut status.conditions,
+            condition("Accepted", false, refusal.reason(), &message, None),
+        ) {
+            write(endpoint, endpoints, status).await?;
+            context
+                .event_about(&pod_reference(endpoint), true, refusal.reason(), &message)
+                .await;
+        }
+        return Ok(Action::requeue(Duration::from_secs(60)));
+    }
+    let Some(network) = network.filter(|network| is_provisioned(network)) else {
+        let message = format!("network {:?} is not Provisioned yet", endpoint.spec.network);
+        if set(
+            &mut status.conditions,
+            condition("Accepted", true, "Admitted", "", None),
+        ) | set(
+            &mut status.conditions,
+            condition("Ready", false, "NetworkNotProvisioned", &message, None),
+        ) {
+            write(endpoint, endpoints, status).await?;
+        }
+        return Ok(Action::requeue(Duration::from_secs(5)));
+    };
+    let ranges = parse(&network.spec.cidrs).unwrap_or_default();
+    let Some((address, range)) = claim(endpoint, &network, &ranges, context).await? else {
+        let message = format!(
+            "network {:?} has no free address; append a range to its spec.cidrs",
+            endpoint.spec.network
+        );
+        if set(
+            &mut status.conditions,
+            condition("Ready", false, "NetworkFull", &message, None),
+        ) {
+            write(endpoint, endpoints, status).await?;
+            context
+                .event_about(&pod_reference(endpoint), true, "NetworkFull", &message)
+                .await;
+        }
+        return Ok(Action::requeue(Duration::from_secs(5)));
+    };
+    status.addresses = vec![address.to_string()];
+    status.mac = Some(MacAddr::of(address).to_string());
+    status.gateway = Some(range.gateway().to_string());
+    status.prefix_length = Some(range.prefix_length());
+    status.droplet = Some(endpoint.spec.droplet.clone());
+    set(
+        &mut status.conditions,
+        condition("Accepted", true, "Admitted", "", None),
+    );
+    set(
+        &mut status.conditions,
+        condition(
+            "Ready",
+            false,
+            "WaitsForAcks",
+            "waits for its bouncers and its droplet",
+            None,
+        ),
+    );
+    write(endpoint, endpoints, status).await?;
+    info!(endpoint = endpoint.name_any(), %address, network = endpoint.spec.network, "address allocated");
+    Ok(Action::await_change())
+}
+
+fn is_provisioned(network: &Network) -> bool {
+    network.metadata.deletion_timestamp.is_none()
+        && network
+            .status
+            .as_ref()
+            .is_some_and(|status| status.phase == Phase::Provisioned)
+}
+
+/// Creates the claim of a free address; the creation decides who has it.
+async fn claim(
+    endpoint: &Endpoint,
+    network: &Network,
+    ranges: &[Cidr],
+    context: &Context,
+) -> Result<Option<(Ipv4Addr, Cidr)>, WriteError> {
+    let uid = endpoint.uid().unwrap_or_default();
+    let vpc = &network.spec.vpc;
+    let claims: Api<IpClaim> = Api::all(context.client.clone());
+    // Made before a crash, its address not written yet.
+    let known = context.stores.ip_claims.state();
+    let own = known.iter().find(|claim| {
+        claim.spec.endpoint_uid == uid
+            && claim
+                .status
+                .as_ref()
+                .is_none_or(|status| status.released_at.is_none())
+    });
+    if let Some(address) = own.and_then(|claim| claim.spec.address.parse::<Ipv4Addr>().ok()) {
+        return Ok(ranges
+            .iter()
+            .find(|range| range.contains_address(address))
+            .map(|range| (address, *range)));
+    }
+    let mut lost: Vec<Ipv4Addr> = Vec::new();
+    loop {
+        let droplet = &endpoint.spec.droplet;
+        let is_claimed = |address| {
+            let name = ip_claim_name(vpc, address);
+            lost.contains(&address)
+                || context.stores.ip_claims.get(&ObjectRef::new(&name)).is_some()
+                || context.hub.read(|world| world.is_used_on(droplet, address))
+        };
+        let pick = context.reservations.reserve(&uid, vpc, droplet, |is_reserved| {
+            propose(ranges, |address| is_reserved(address) || is_claimed(address))
+        });
+        let Some((address, range)) = pick else {
+            return Ok(None);
+        };
+        let spec = IpClaimSpec {
+            vpc: vpc.clone(),
+            network: endpoint.spec.network.clone(),
+            address: address.to_string(),
+            endpoint_namespace: endpoint.namespace().unwrap_or_default(),
+            endpoint_name: endpoint.name_any(),
+            endpoint_uid: uid.clone(),
+        };
+        match create(&claims, &IpClaim::new(&ip_claim_name(vpc, address), spec)).await {
+            Ok(_) => return Ok(Some((address, range))),
+            Err(error) if error.is_conflict() && lost.len() < 1000 => lost.push(address),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Waits for the acks of steps 4 and 5, then says Provisioned, which the droplet is told in turn (steps 6 and 8).
+async fn provision(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    mut status: EndpointStatus,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let name = (endpoint.namespace().unwrap_or_default(), endpoint.name_any());
+    let home = &endpoint.spec.droplet;
+    let rows = context.hub.read(|world| world.endpoint_rows(&name));
+    let is_known = rows.iter().any(|(droplet, _)| droplet == home);
+    let missing = context.hub.missing(&rows, Some(home), &Waiter::Endpoint(name));
+    if !is_known || !missing.is_empty() {
+        return Ok(Action::requeue(Duration::from_secs(2)));
+    }
+    status.phase = Phase::Provisioned;
+    set(
+        &mut status.conditions,
+        condition(
+            "Ready",
+            true,
+            "Acknowledged",
+            "its bouncers and its droplet have its rows",
+            None,
+        ),
+    );
+    write(endpoint, endpoints, status).await?;
+    Ok(Action::await_change())
+}
+
+/// The droplet has this address in another VPC already: the claim rests and another address is picked.
+async fn give_back(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    mut status: EndpointStatus,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    release_claim(endpoint, context).await?;
+    status.addresses.clear();
+    status.mac = None;
+    status.gateway = None;
+    let message = "its address is in use on its node; another one is picked";
+    set(
+        &mut status.conditions,
+        condition("Ready", false, "AddressInUseOnNode", message, None),
+    );
+    write(endpoint, endpoints, status).await?;
+    context
+        .event_about(&pod_reference(endpoint), true, "AddressInUseOnNode", message)
+        .await;
+    Ok(Action::await_change())
+}
+
+async fn write(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    status: EndpointStatus,
+) -> Result<(), WriteError> {
+    let mut endpoint = endpoint.clone();
+    endpoint.status = Some(status);
+    replace_status(endpoints, &endpoint).await.map(|_| ())
+}
+
+/// Rows first: the world forgot the endpoint when its deletion was asked for. Then the claim, then the object.
+async fn remove(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    if !has_finalizer(endpoint) {
+        return Ok(Action::await_change());
+    }
+    let uid = &endpoint.spec.pod_ref.cni_uid;
+    if context.hub.may_be_attached(uid, &endpoint.spec.droplet) {
+        return Ok(Action::requeue(Duration::from_secs(5)));
+    }
+    let name = (endpoint.namespace().unwrap_or_default(), endpoint.name_any());
+    let status = endpoint.status.clone().unwrap_or_default();
+    let address = status
+        .addresses
+        .first()
+        .and_then(|text| text.parse::<Ipv4Addr>().ok());
+    let vni = context
+        .hub
+        .read(|world| world.network_vni(&endpoint.spec.network));
+    if let (Some(address), Some(vni)) = (address, vni) {
+        let bouncers: Vec<String> = context.hub.read(|world| {
+            world
+                .bouncer_droplets(&endpoint.spec.network)
+                .into_iter()
+                .map(str::to_owned)
+                .collect()
+        });
+        let required: Vec<&str> = bouncers
+            .iter()
+            .map(String::as_str)
+            .chain([endpoint.spec.droplet.as_str()])
+            .collect();
+        let holding = context
+            .hub
+            .holding(vni, address, &required, &Waiter::Endpoint(name));
+        if !holding.is_empty() {
+            return Ok(Action::requeue(Duration::from_secs(3)));
+        }
+    }
+    release_claim(endpoint, context).await?;
+    remove_finalizer(endpoints, endpoint).await?;
+    context.reservations.forget(&endpoint.uid().unwrap_or_default());
+    Ok(Action::await_change())
+}
+
+async fn release_claim(endpoint: &Endpoint, context: &Context) -> Result<(), WriteError> {
+    let address = endpoint
+        .status
+        .as_ref()
+        .and_then(|status| status.addresses.first());
+    let network = context.network(&endpoint.spec.network);
+    let vpc = network.map_or_else(|| endpoint.spec.vpc.clone(), |network| network.spec.vpc.clone());
+    let Some(address) = address.and_then(|text| text.parse::<Ipv4Addr>().ok()) else {
+        return Ok(());
+    };
+    let claims: Api<IpClaim> = Api::all(context.client.clone());
+    let name = ip_claim_name(&vpc, address);
+    let claim = claims.get_opt(&name).await.map_err(failed("get", &name))?;
+    match claim.filter(|claim| Some(claim.spec.endpoint_uid.as_str()) == endpoint.uid().as_deref()) {
+        Some(claim) => release(&claims, &claim).await,
+        None => Ok(()),
+    }
+}
+
+/// The pod, for events that its owner reads.
+fn pod_reference(endpoint: &Endpoint) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        name: Some(endpoint.spec.pod_ref.name.clone()),
+        namespace: endpoint.namespace(),
+        uid: Some(endpoint.spec.pod_ref.uid.clone()),
+        ..ObjectReference::default()
+    }
+}

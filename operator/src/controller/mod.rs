@@ -1,0 +1,19 @@
+//! Reads and writes objects: one watch a kind feeds store, world and triggers; one kube controller a kind reconciles.
+//!
+//! Every write carries a resourceVersion, every delete UID and resourceVersion; a conflict means trying again.
+
+pub mod bouncer;
+pub mod claim;
+pub mod context;
+pub mod defaults;
+pub mod divider;
+pub mod droplet;
+pub mod endpoint;
+pub mod network;
+pub mod objects;
+pub mod observe;
+pub mod pod;
+pub mod role;
+pub mod run;
+pub mod vpc;
+pub mod watch;

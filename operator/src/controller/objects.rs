@@ -1,0 +1,140 @@
+//! Writes as the design wants them: replace under resourceVersion, delete under UID and resourceVersion, our own
+//! finalizer helper.
+
+use std::fmt::Debug;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::{Api, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+use thuban_api::{Condition, ConditionStatus, FINALIZER};
+
+/// What went wrong, at which object.
+#[derive(Debug, Error)]
+#[error("{operation} {object}: {source}")]
+pub struct WriteError {
+    operation: &'static str,
+    object: String,
+    source: Box<kube::Error>,
+}
+
+impl WriteError {
+    /// Somebody else wrote meanwhile: read again and decide anew.
+    pub fn is_conflict(&self) -> bool {
+        matches!(&*self.source, kube::Error::Api(status) if status.code == 409)
+    }
+
+    pub fn is_forbidden(&self) -> bool {
+        matches!(&*self.source, kube::Error::Api(status) if status.code == 403)
+    }
+
+    pub fn is_not_found(&self) -> bool {
+        matches!(&*self.source, kube::Error::Api(status) if status.code == 404)
+    }
+}
+
+pub fn failed<'a>(operation: &'static str, object: &'a str) -> impl FnOnce(kube::Error) -> WriteError + 'a {
+    move |source| WriteError {
+        operation,
+        object: object.to_owned(),
+        source: Box::new(source),
+    }
+}
+
+pub trait Object:
+    Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync
+{
+}
+impl<T: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync> Object
+    for T
+{
+}
+
+pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError> {
+    api.create(&PostParams::default(), object)
+        .await
+        .map_err(failed("create", &object.name_any()))
+}
+
+/// Replaces metadata and spec.
+pub async fn replace<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError> {
+    let name = object.name_any();
+    api.replace(&name, &PostParams::default(), object)
+        .await
+        .map_err(failed("update", &name))
+}
+
+/// Replaces the status.
+pub async fn replace_status<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError> {
+    let name = object.name_any();
+    api.replace_status(&name, &PostParams::default(), object)
+        .await
+        .map_err(failed("update the status of", &name))
+}
+
+/// Deletes exactly this version of this object; an object that is gone is a success.
+pub async fn delete<K: Object>(api: &Api<K>, object: &K) -> Result<(), WriteError> {
+    let preconditions = Preconditions {
+        uid: object.meta().uid.clone(),
+        resource_version: object.meta().resource_version.clone(),
+    };
+    let name = object.name_any();
+    match api
+        .delete(&name, &DeleteParams::background().preconditions(preconditions))
+        .await
+    {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(failed("delete", &name)(error)),
+    }
+}
+
+pub fn has_finalizer<K: Object>(object: &K) -> bool {
+    object.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
+}
+
+pub async fn add_finalizer<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError> {
+    let mut object = object.clone();
+    object.finalizers_mut().push(FINALIZER.to_owned());
+    replace(api, &object).await
+}
+
+/// The object goes with this; one that is gone already is a success.
+pub async fn remove_finalizer<K: Object>(api: &Api<K>, object: &K) -> Result<(), WriteError> {
+    let mut object = object.clone();
+    object.finalizers_mut().retain(|finalizer| finalizer != FINALIZER);
+    match replace(api, &object).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.is_not_found() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// An owner whose deletion takes the object with it.
+pub fn owner<K: Resource<DynamicType = ()>>(owner: &K) -> Option<OwnerReference> {
+    owner.controller_owner_ref(&())
+}
+
+pub fn condition(
+    kind: &str,
+    is_true: bool,
+    reason: &str,
+    message: &str,
+    generation: Option<i64>,
+) -> Condition {
+    Condition {
+        kind: kind.to_owned(),
+        status: if is_true {
+            ConditionStatus::True
+        } else {
+            ConditionStatus::False
+        },
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+        last_transition_time: Timestamp::now().to_string(),
+        observed_generation: generation,
+    }
+}

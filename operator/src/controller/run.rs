@@ -1,0 +1,247 @@
+//! Wires it up: watches that feed stores, world and triggers, and one kube controller a kind.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use kube::runtime::controller::{Action, Config};
+use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{ObjectRef, Store, store};
+use kube::runtime::{Controller, watcher};
+use kube::{Api, Client};
+use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tracing::info;
+
+use super::context::{Context, ReconcileError, Reservations, Stores, retry};
+use super::objects::Object;
+use super::watch::{Change, watch};
+use super::{bouncer, claim, divider, droplet, endpoint, network, observe, pod, vpc};
+use crate::hub::{Hub, Triggers};
+use crate::model::validation::RefusedRanges;
+
+/// How many objects of a kind are reconciled at the same time.
+const CONCURRENCY: u16 = 64;
+
+struct Receivers {
+    vpcs: UnboundedReceiver<ObjectRef<Vpc>>,
+    networks: UnboundedReceiver<ObjectRef<Network>>,
+    dividers: UnboundedReceiver<ObjectRef<Divider>>,
+    bouncers: UnboundedReceiver<ObjectRef<Bouncer>>,
+    droplets: UnboundedReceiver<ObjectRef<Droplet>>,
+    endpoints: UnboundedReceiver<ObjectRef<Endpoint>>,
+    pods: UnboundedReceiver<ObjectRef<Pod>>,
+    claims: UnboundedReceiver<ObjectRef<IpClaim>>,
+}
+
+fn channels() -> (Triggers, Receivers) {
+    let (vpcs, vpc_receiver) = unbounded_channel();
+    let (networks, network_receiver) = unbounded_channel();
+    let (dividers, divider_receiver) = unbounded_channel();
+    let (bouncers, bouncer_receiver) = unbounded_channel();
+    let (droplets, droplet_receiver) = unbounded_channel();
+    let (endpoints, endpoint_receiver) = unbounded_channel();
+    let (pods, pod_receiver) = unbounded_channel();
+    let (claims, claim_receiver) = unbounded_channel();
+    let triggers = Triggers {
+        vpcs,
+        networks,
+        dividers,
+        bouncers,
+        droplets,
+        endpoints,
+        pods,
+        claims,
+    };
+    let receivers = Receivers {
+        vpcs: vpc_receiver,
+        networks: network_receiver,
+        dividers: divider_receiver,
+        bouncers: bouncer_receiver,
+        droplets: droplet_receiver,
+        endpoints: endpoint_receiver,
+        pods: pod_receiver,
+        claims: claim_receiver,
+    };
+    (triggers, receivers)
+}
+
+/// Starts watches and controllers, and returns once every store and the world are filled.
+pub async fn start(client: Client, epoch: u64, refused: RefusedRanges, tasks: &mut JoinSet<()>) -> Arc<Hub> {
+    let (triggers, receivers) = channels();
+    let hub = Arc::new(Hub::new(epoch, triggers));
+    let (pods, pod_writer) = store::<Pod>();
+    let (namespaces, namespace_writer) = store::<Namespace>();
+    let (nodes, node_writer) = store::<Node>();
+    let (vpcs, vpc_writer) = store::<Vpc>();
+    let (networks, network_writer) = store::<Network>();
+    let (endpoints, endpoint_writer) = store::<Endpoint>();
+    let (dividers, divider_writer) = store::<Divider>();
+    let (bouncers, bouncer_writer) = store::<Bouncer>();
+    let (droplets, droplet_writer) = store::<Droplet>();
+    let (ip_claims, ip_claim_writer) = store::<IpClaim>();
+    let (vni_claims, vni_claim_writer) = store::<VniClaim>();
+    let stores = Stores {
+        pods,
+        namespaces,
+        nodes,
+        vpcs,
+        networks,
+        endpoints,
+        dividers,
+        bouncers,
+        droplets,
+        ip_claims,
+        vni_claims,
+    };
+    let reporter = Reporter {
+        controller: "thuban-operator".into(),
+        instance: std::env::var("POD_NAME").ok(),
+    };
+    let context = Arc::new(Context {
+        client: client.clone(),
+        hub: hub.clone(),
+        stores,
+        recorder: Recorder::new(client.clone(), reporter),
+        refused,
+        reservations: Reservations::default(),
+        seen: Mutex::new(HashMap::new()),
+    });
+    let feed = Feed {
+        client,
+        context: context.clone(),
+    };
+    feed.watch(tasks, pod_writer, observe::on_pod);
+    feed.watch(tasks, namespace_writer, observe::on_namespace);
+    feed.watch(tasks, node_writer, observe::on_node);
+    feed.watch(tasks, vpc_writer, observe::on_vpc);
+    feed.watch(tasks, network_writer, observe::on_network);
+    feed.watch(tasks, endpoint_writer, observe::on_endpoint);
+    feed.watch(tasks, divider_writer, observe::on_divider);
+    feed.watch(tasks, bouncer_writer, observe::on_bouncer);
+    feed.watch(tasks, droplet_writer, observe::on_droplet);
+    feed.watch(tasks, ip_claim_writer, observe::on_ip_claim);
+    feed.watch(tasks, vni_claim_writer, |_, _| {});
+    filled(&context.stores).await;
+    info!("caches are filled");
+    let stores = &context.stores;
+    control(
+        tasks,
+        &context,
+        stores.vpcs.clone(),
+        receivers.vpcs,
+        vpc::reconcile,
+    );
+    control(
+        tasks,
+        &context,
+        stores.networks.clone(),
+        receivers.networks,
+        network::reconcile,
+    );
+    control(
+        tasks,
+        &context,
+        stores.dividers.clone(),
+        receivers.dividers,
+        divider::reconcile,
+    );
+    control(
+        tasks,
+        &context,
+        stores.bouncers.clone(),
+        receivers.bouncers,
+        bouncer::reconcile,
+    );
+    control(
+        tasks,
+        &context,
+        stores.droplets.clone(),
+        receivers.droplets,
+        droplet::reconcile,
+    );
+    control(
+        tasks,
+        &context,
+        stores.endpoints.clone(),
+        receivers.endpoints,
+        endpoint::reconcile,
+    );
+    control(
+        tasks,
+        &context,
+        stores.pods.clone(),
+        receivers.pods,
+        pod::reconcile,
+    );
+    control(
+        tasks,
+        &context,
+        stores.ip_claims.clone(),
+        receivers.claims,
+        claim::reconcile,
+    );
+    hub
+}
+
+async fn filled(stores: &Stores) {
+    // A store can only fail to fill by losing its watch task, which ends the process.
+    let _ = stores.pods.wait_until_ready().await;
+    let _ = stores.namespaces.wait_until_ready().await;
+    let _ = stores.nodes.wait_until_ready().await;
+    let _ = stores.vpcs.wait_until_ready().await;
+    let _ = stores.networks.wait_until_ready().await;
+    let _ = stores.endpoints.wait_until_ready().await;
+    let _ = stores.dividers.wait_until_ready().await;
+    let _ = stores.bouncers.wait_until_ready().await;
+    let _ = stores.droplets.wait_until_ready().await;
+    let _ = stores.ip_claims.wait_until_ready().await;
+    let _ = stores.vni_claims.wait_until_ready().await;
+}
+
+struct Feed {
+    client: Client,
+    context: Arc<Context>,
+}
+
+impl Feed {
+    fn watch<K: Object + 'static>(
+        &self,
+        tasks: &mut JoinSet<()>,
+        writer: Writer<K>,
+        handle: fn(&Context, Change<K>),
+    ) {
+        let api: Api<K> = Api::all(self.client.clone());
+        let context = self.context.clone();
+        tasks.spawn(async move { watch(api, writer, |change| handle(&context, change)).await });
+    }
+}
+
+fn control<K, F>(
+    tasks: &mut JoinSet<()>,
+    context: &Arc<Context>,
+    reader: Store<K>,
+    triggers: UnboundedReceiver<ObjectRef<K>>,
+    reconcile: fn(Arc<K>, Arc<Context>) -> F,
+) where
+    K: Object + 'static,
+    F: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
+{
+    let objects = futures::stream::pending::<Result<K, watcher::Error>>();
+    let controller = Controller::for_stream(objects, reader)
+        .with_config(Config::default().concurrency(CONCURRENCY))
+        .reconcile_on(UnboundedReceiverStream::new(triggers));
+    let context = context.clone();
+    tasks.spawn(async move {
+        // Errors were logged and backed off by `retry`.
+        controller
+            .run(reconcile, retry, context)
+            .for_each(|_| std::future::ready(()))
+            .await;
+    });
+}

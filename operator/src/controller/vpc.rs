@@ -1,0 +1,217 @@
+//! Vpc: checked, given a VNI, served by dividers; goes after its networks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::api::ObjectMeta;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt};
+use thuban_api::condition::set;
+use thuban_api::{Divider, DividerSpec, Phase, VniClaim, VniClaimSpec, Vpc, VpcStatus};
+
+use super::context::{Context, ReconcileError};
+use super::objects::{
+    WriteError, add_finalizer, condition, create, delete, has_finalizer, owner, remove_finalizer,
+    replace_status,
+};
+use crate::hub::Waiter;
+use crate::model::allocation::propose_vni;
+use crate::model::validation;
+
+pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let vpcs: Api<Vpc> = Api::all(context.client.clone());
+    if vpc.metadata.deletion_timestamp.is_some() {
+        return remove(&vpc, &vpcs, &context).await;
+    }
+    if !has_finalizer(&*vpc) {
+        add_finalizer(&vpcs, &*vpc).await?;
+        return Ok(Action::await_change());
+    }
+    let generation = vpc.metadata.generation;
+    let mut status = vpc.status.clone().unwrap_or_default();
+    status.observed_generation = generation;
+    let verdict = validation::vpc(&vpc.spec.cidrs, &context.refused, &context.node_addresses());
+    let accepted = match &verdict {
+        Ok(_) => condition("Accepted", true, "Valid", "ranges are usable", generation),
+        Err(error) => condition("Accepted", false, error.reason(), &error.to_string(), generation),
+    };
+    let is_news = set(&mut status.conditions, accepted);
+    if let Err(error) = verdict {
+        write(&vpc, &vpcs, status).await?;
+        if is_news {
+            context
+                .event(&*vpc, true, error.reason(), &error.to_string())
+                .await;
+        }
+        return Ok(Action::requeue(Duration::from_secs(60)));
+    }
+    if status.vni.is_none() {
+        status.vni = Some(claim_vni(&vpc, &context).await?);
+        write(&vpc, &vpcs, status).await?;
+        return Ok(Action::await_change());
+    }
+    let waiting = ensure_dividers(&vpc, &context).await?;
+    let was = status.phase;
+    if was == Phase::Init {
+        let ready = if waiting.is_empty() {
+            status.phase = Phase::Provisioned;
+            condition("Ready", true, "Provisioned", "its dividers work", generation)
+        } else {
+            let message = format!("waits for dividers: {}", waiting.join(", "));
+            condition("Ready", false, "DividersNotProvisioned", &message, generation)
+        };
+        set(&mut status.conditions, ready);
+    }
+    let is_provisioned = status.phase == Phase::Provisioned;
+    write(&vpc, &vpcs, status).await?;
+    if was == Phase::Init && is_provisioned {
+        context
+            .event(&*vpc, false, "Provisioned", "networks can be served")
+            .await;
+    }
+    Ok(Action::await_change())
+}
+
+async fn write(vpc: &Vpc, vpcs: &Api<Vpc>, status: VpcStatus) -> Result<(), WriteError> {
+    if vpc.status.as_ref() == Some(&status) {
+        return Ok(());
+    }
+    let mut vpc = vpc.clone();
+    vpc.status = Some(status);
+    replace_status(vpcs, &vpc).await.map(|_| ())
+}
+
+/// Claims the lowest free number by creating the object of that name; whoever creates it has it.
+async fn claim_vni(vpc: &Vpc, context: &Context) -> Result<u32, WriteError> {
+    let uid = vpc.uid().unwrap_or_default();
+    let claims: Api<VniClaim> = Api::all(context.client.clone());
+    let known = context.stores.vni_claims.state();
+    let own = known
+        .iter()
+        .find(|claim| claim.spec.vpc_uid == uid)
+        .and_then(|claim| claim.name_any().parse().ok());
+    if let Some(vni) = own {
+        return Ok(vni);
+    }
+    let mut taken: Vec<u32> = known
+        .iter()
+        .filter_map(|claim| claim.name_any().parse().ok())
+        .collect();
+    loop {
+        let vni = propose_vni(|vni| taken.contains(&vni)).unwrap_or(thuban_api::identifiers::Vni::MAX);
+        let spec = VniClaimSpec {
+            vpc: vpc.name_any(),
+            vpc_uid: uid.clone(),
+        };
+        match create(&claims, &VniClaim::new(&vni.to_string(), spec)).await {
+            Ok(_) => return Ok(vni),
+            Err(error) if error.is_conflict() && !taken.contains(&vni) => taken.push(vni),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Creates missing dividers; the names of those that don't work yet.
+async fn ensure_dividers(vpc: &Vpc, context: &Context) -> Result<Vec<String>, WriteError> {
+    let dividers: Api<Divider> = Api::all(context.client.clone());
+    let mut waiting = Vec::new();
+    for number in 0..vpc.spec.dividers {
+        let name = format!("{}-d{number}", vpc.name_any());
+        let known = context.stores.dividers.get(&ObjectRef::new(&name));
+        if known
+            .as_ref()
+            .and_then(|divider| divider.status.as_ref())
+            .is_none_or(|status| status.phase == Phase::Init)
+        {
+            waiting.push(name.clone());
+        }
+        if known.is_some() {
+            continue;
+        }
+        let mut divider = Divider::new(
+            &name,
+            DividerSpec {
+                vpc: vpc.name_any(),
+                droplet: None,
+            },
+        );
+        divider.metadata = ObjectMeta {
+            name: Some(name.clone()),
+            owner_references: owner(vpc).map(|reference| vec![reference]),
+            ..ObjectMeta::default()
+        };
+        match create(&dividers, &divider).await {
+            Ok(_) => context.event(vpc, false, "DividerCreated", &name).await,
+            Err(error) if error.is_conflict() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(waiting)
+}
+
+/// Networks first, then dividers, then the rows everywhere, then the VNI, then the object.
+async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action, ReconcileError> {
+    if !has_finalizer(vpc) {
+        return Ok(Action::await_change());
+    }
+    let name = vpc.name_any();
+    // A network that was never accepted has nothing in the VPC.
+    let waiting: Vec<String> = context
+        .stores
+        .networks
+        .state()
+        .iter()
+        .filter(|network| network.spec.vpc == name && super::network::is_accepted(network))
+        .map(|network| network.name_any())
+        .collect();
+    let mut status = vpc.status.clone().unwrap_or_default();
+    if !waiting.is_empty() {
+        let message = format!("waits until these networks are deleted: {}", waiting.join(", "));
+        let deleting = condition(
+            "Deleting",
+            false,
+            "WaitsForNetworks",
+            &message,
+            vpc.metadata.generation,
+        );
+        let is_news = set(&mut status.conditions, deleting);
+        write(vpc, vpcs, status).await?;
+        if is_news {
+            context.event(vpc, false, "WaitsForNetworks", &message).await;
+        }
+        return Ok(Action::requeue(Duration::from_secs(10)));
+    }
+    let dividers: Api<Divider> = Api::all(context.client.clone());
+    let own: Vec<_> = context
+        .stores
+        .dividers
+        .state()
+        .into_iter()
+        .filter(|divider| divider.spec.vpc == name)
+        .collect();
+    for divider in &own {
+        delete(&dividers, &**divider).await?;
+    }
+    if !own.is_empty() {
+        return Ok(Action::requeue(Duration::from_secs(1)));
+    }
+    if let Some(vni) = status.vni
+        && !context.hub.holding_vni(vni, &Waiter::Vpc(name)).is_empty()
+    {
+        return Ok(Action::requeue(Duration::from_secs(3)));
+    }
+    let uid = vpc.uid().unwrap_or_default();
+    let claims: Api<VniClaim> = Api::all(context.client.clone());
+    for claim in context
+        .stores
+        .vni_claims
+        .state()
+        .iter()
+        .filter(|claim| claim.spec.vpc_uid == uid)
+    {
+        delete(&claims, &**claim).await?;
+    }
+    remove_finalizer(vpcs, vpc).await?;
+    Ok(Action::await_change())
+}

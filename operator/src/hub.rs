@@ -1,0 +1,389 @@
+//! Joins objects, rows and streams: the world and the acks under one lock, the senders of the open streams, and the
+//! triggers of the controllers.
+//!
+//! Invariant: what is sent to a droplet is what the world says, in order of sequence; nothing else sends.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::reflector::ObjectRef;
+use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, Vpc};
+use thuban_proto::transit::{Attachment, NackReason, OperatorMessage, Program, operator_message};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::model::acks::Acks;
+use crate::model::rows::Key;
+use crate::model::world::{EndpointName, World};
+
+/// Most direct rows that a droplet may hold of one VPC.
+const SUBSCRIPTIONS_PER_VPC: usize = 4096;
+
+/// An object that waits for a droplet's ack.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Waiter {
+    Vpc(String),
+    Network(String),
+    Divider(String),
+    Bouncer(String),
+    Endpoint(EndpointName),
+}
+
+/// One sender of references for each controller.
+#[derive(Clone, Debug)]
+pub struct Triggers {
+    pub vpcs: UnboundedSender<ObjectRef<Vpc>>,
+    pub networks: UnboundedSender<ObjectRef<Network>>,
+    pub dividers: UnboundedSender<ObjectRef<Divider>>,
+    pub bouncers: UnboundedSender<ObjectRef<Bouncer>>,
+    pub droplets: UnboundedSender<ObjectRef<Droplet>>,
+    pub endpoints: UnboundedSender<ObjectRef<Endpoint>>,
+    pub pods: UnboundedSender<ObjectRef<Pod>>,
+    pub claims: UnboundedSender<ObjectRef<IpClaim>>,
+}
+
+impl Triggers {
+    pub fn endpoint(&self, (namespace, name): &EndpointName) {
+        // A closed channel means that the operator is stopping.
+        let _ = self.endpoints.send(ObjectRef::new(name).within(namespace));
+    }
+
+    fn waiter(&self, waiter: &Waiter) {
+        let _ = match waiter {
+            Waiter::Vpc(name) => self.vpcs.send(ObjectRef::new(name)).is_ok(),
+            Waiter::Network(name) => self.networks.send(ObjectRef::new(name)).is_ok(),
+            Waiter::Divider(name) => self.dividers.send(ObjectRef::new(name)).is_ok(),
+            Waiter::Bouncer(name) => self.bouncers.send(ObjectRef::new(name)).is_ok(),
+            Waiter::Endpoint(name) => {
+                self.endpoint(name);
+                true
+            }
+        };
+    }
+}
+
+/// (droplet, container id, interface name).
+type AttachmentKey = (String, String, String);
+
+struct State {
+    world: World,
+    acks: Acks,
+    senders: HashMap<String, UnboundedSender<OperatorMessage>>,
+    /// By UID of the pod, as kubelet tells the CNI plugin.
+    attachments: HashMap<String, BTreeSet<AttachmentKey>>,
+    /// By droplet.
+    waiters: HashMap<String, HashSet<Waiter>>,
+    /// Endpoints whose droplet has the address already.
+    in_use: HashSet<EndpointName>,
+    next_id: u64,
+}
+
+pub struct Hub {
+    state: Mutex<State>,
+    started: Instant,
+    epoch: u64,
+    pub triggers: Triggers,
+}
+
+impl Hub {
+    pub fn new(epoch: u64, triggers: Triggers) -> Self {
+        let state = State {
+            world: World::default(),
+            acks: Acks::new(0),
+            senders: HashMap::new(),
+            attachments: HashMap::new(),
+            waiters: HashMap::new(),
+            in_use: HashSet::new(),
+            next_id: 1,
+        };
+        Self {
+            state: Mutex::new(state),
+            started: Instant::now(),
+            epoch,
+            triggers,
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No code under the lock panics half-way through a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the world and sends what follows.
+    pub fn update<T>(&self, change: impl FnOnce(&mut World) -> T) -> T {
+        let state = &mut *self.lock();
+        let result = change(&mut state.world);
+        self.send(state);
+        result
+    }
+
+    /// Reads the world.
+    pub fn read<T>(&self, look: impl FnOnce(&World) -> T) -> T {
+        look(&self.lock().world)
+    }
+
+    fn send(&self, state: &mut State) {
+        for (droplet, delta) in state.world.flush() {
+            let Some(sequence) = state.acks.send(&droplet, &delta) else {
+                continue;
+            };
+            let Some(sender) = state.senders.get(&droplet) else {
+                continue;
+            };
+            let mut program = Program {
+                epoch: self.epoch,
+                sequence,
+                ..Program::default()
+            };
+            for (key, row) in delta {
+                match row {
+                    Some(row) => program.upserts.push(row),
+                    None => program.deletes.push(key.to_proto()),
+                }
+            }
+            let _ = sender.send(message(program));
+        }
+    }
+
+    /// A droplet's stream opened: it gets its whole program, and deltas from then on. An older stream ends.
+    pub fn open(
+        &self,
+        droplet: &str,
+        attachments: &[Attachment],
+        subscriptions: &[(u32, std::net::Ipv4Addr)],
+    ) -> (u64, UnboundedReceiver<OperatorMessage>) {
+        let state = &mut *self.lock();
+        let id = state.next_id;
+        state.next_id += 1;
+        state.senders.remove(droplet);
+        for (vni, address) in state.world.subscriptions_of(droplet) {
+            state.world.subscribe(droplet, vni, address, false);
+        }
+        for (vni, address) in subscriptions {
+            subscribe(state, droplet, *vni, *address);
+        }
+        self.send(state);
+        let mut touched: HashSet<String> = HashSet::new();
+        for (uid, keys) in &mut state.attachments {
+            keys.retain(|(at, ..)| at != droplet);
+            touched.insert(uid.clone());
+        }
+        for attachment in attachments {
+            touched.insert(attachment.pod_uid.clone());
+            let key = (
+                droplet.to_owned(),
+                attachment.container_id.clone(),
+                attachment.ifname.clone(),
+            );
+            state
+                .attachments
+                .entry(attachment.pod_uid.clone())
+                .or_default()
+                .insert(key);
+        }
+        state.attachments.retain(|_, keys| !keys.is_empty());
+        let program = state.world.program(droplet);
+        let sequence = state.acks.open(droplet, id, program.keys());
+        let (messages, receiver) = unbounded_channel();
+        let snapshot = Program {
+            epoch: self.epoch,
+            sequence,
+            snapshot: true,
+            upserts: program.into_values().collect(),
+            deletes: Vec::new(),
+        };
+        let _ = messages.send(message(snapshot));
+        state.senders.insert(droplet.to_owned(), messages);
+        let _ = self.triggers.droplets.send(ObjectRef::new(droplet));
+        (id, receiver)
+    }
+
+    pub fn close(&self, droplet: &str, id: u64) {
+        let state = &mut *self.lock();
+        if state.acks.close(droplet, id, self.now()) {
+            state.senders.remove(droplet);
+        }
+    }
+
+    /// Ends a droplet's stream, whoever holds it.
+    pub fn disconnect(&self, droplet: &str) {
+        self.lock().senders.remove(droplet);
+    }
+
+    pub fn ack(&self, droplet: &str, id: u64, sequence: u64) -> bool {
+        let state = &mut *self.lock();
+        let is_valid = state.acks.ack(droplet, id, sequence);
+        if is_valid {
+            for waiter in state.waiters.remove(droplet).into_iter().flatten() {
+                self.triggers.waiter(&waiter);
+            }
+        }
+        is_valid
+    }
+
+    pub fn nack(&self, droplet: &str, id: u64, key: &Key, reason: NackReason) {
+        let state = &mut *self.lock();
+        state.acks.nack(droplet, id, key);
+        if let (Key::Local(vni, address), NackReason::AddressInUseOnNode) = (key, reason)
+            && let Some(name) = state.world.holder(*vni, *address).cloned()
+        {
+            self.triggers.endpoint(&name);
+            state.in_use.insert(name);
+        }
+    }
+
+    /// Whether the endpoint's droplet refused its address; asked once.
+    pub fn take_in_use(&self, name: &EndpointName) -> bool {
+        self.lock().in_use.remove(name)
+    }
+
+    pub fn subscribe(&self, droplet: &str, vni: u32, address: std::net::Ipv4Addr, wanted: bool) -> bool {
+        let state = &mut *self.lock();
+        let is_taken = if wanted {
+            subscribe(state, droplet, vni, address)
+        } else {
+            state.world.subscribe(droplet, vni, address, false)
+        };
+        self.send(state);
+        is_taken
+    }
+
+    /// An attachment came or went.
+    pub fn attach(&self, droplet: &str, attachment: &Attachment, removed: bool) {
+        let state = &mut *self.lock();
+        let key = (
+            droplet.to_owned(),
+            attachment.container_id.clone(),
+            attachment.ifname.clone(),
+        );
+        let keys = state.attachments.entry(attachment.pod_uid.clone()).or_default();
+        if removed {
+            keys.remove(&key);
+        } else {
+            keys.insert(key);
+        }
+        if keys.is_empty() {
+            state.attachments.remove(&attachment.pod_uid);
+        }
+        let name = crate::model::rows::address(&attachment.address)
+            .and_then(|address| state.world.holder(attachment.vni, address).cloned());
+        if let Some(name) = name {
+            self.triggers.endpoint(&name);
+        }
+    }
+
+    /// Whether the pod may still have a network on that droplet: it reported an attachment, or can't be asked.
+    pub fn may_be_attached(&self, pod_uid: &str, droplet: &str) -> bool {
+        let state = self.lock();
+        let is_known = state.world.is_droplet(droplet);
+        state.attachments.contains_key(pod_uid) || is_known && !state.acks.is_connected(droplet)
+    }
+
+    /// Droplets whose ack is missing; `waiter` is triggered when one of them acks. Suspects don't count, but
+    /// `home` always does.
+    pub fn missing(&self, rows: &[(String, Key)], home: Option<&str>, waiter: &Waiter) -> Vec<String> {
+        let state = &mut *self.lock();
+        let now = self.now();
+        let mut missing = BTreeSet::new();
+        for (droplet, key) in rows {
+            let is_excused = home != Some(droplet) && state.acks.is_suspect(droplet, now);
+            if !is_excused && !state.acks.is_acked(droplet, key) {
+                missing.insert(droplet.clone());
+            }
+        }
+        for droplet in &missing {
+            state
+                .waiters
+                .entry(droplet.clone())
+                .or_default()
+                .insert(waiter.clone());
+        }
+        missing.into_iter().collect()
+    }
+
+    /// Droplets that may still hold rows of an address. `required` must say so themselves, unless they are no
+    /// droplets any more.
+    pub fn holding(
+        &self,
+        vni: u32,
+        address: std::net::Ipv4Addr,
+        required: &[&str],
+        waiter: &Waiter,
+    ) -> Vec<String> {
+        let state = &mut *self.lock();
+        let mut holding = BTreeSet::new();
+        for key in [
+            Key::Local(vni, address),
+            Key::Bouncer(vni, address),
+            Key::Direct(vni, address),
+        ] {
+            holding.extend(state.acks.holding(&key).map(str::to_owned));
+        }
+        let away = required
+            .iter()
+            .filter(|droplet| state.world.is_droplet(droplet) && !state.acks.is_connected(droplet));
+        holding.extend(away.map(|droplet| (*droplet).to_owned()));
+        for droplet in &holding {
+            state
+                .waiters
+                .entry(droplet.clone())
+                .or_default()
+                .insert(waiter.clone());
+        }
+        holding.into_iter().collect()
+    }
+
+    /// Droplets with an open stream that may still hold a row.
+    pub fn holding_key(&self, key: &Key, waiter: &Waiter) -> Vec<String> {
+        let state = &mut *self.lock();
+        let holding: Vec<String> = state.acks.holding(key).map(str::to_owned).collect();
+        for droplet in &holding {
+            state
+                .waiters
+                .entry(droplet.clone())
+                .or_default()
+                .insert(waiter.clone());
+        }
+        holding
+    }
+
+    /// Droplets that may still hold rows of a VPC.
+    pub fn holding_vni(&self, vni: u32, waiter: &Waiter) -> Vec<String> {
+        let state = &mut *self.lock();
+        let mut holding: Vec<String> = state.acks.holding_vni(vni).map(str::to_owned).collect();
+        let droplets = state.world.droplets().map(|(name, _)| name);
+        holding.extend(droplets.filter(|name| !state.acks.is_connected(name)).cloned());
+        for droplet in &holding {
+            state
+                .waiters
+                .entry(droplet.clone())
+                .or_default()
+                .insert(waiter.clone());
+        }
+        holding
+    }
+}
+
+fn message(program: Program) -> OperatorMessage {
+    OperatorMessage {
+        message: Some(operator_message::Message::Program(program)),
+    }
+}
+
+/// Only addresses of VPCs that the droplet takes part in, and not without end.
+fn subscribe(state: &mut State, droplet: &str, vni: u32, address: std::net::Ipv4Addr) -> bool {
+    let held = state
+        .world
+        .subscriptions_of(droplet)
+        .iter()
+        .filter(|(other, _)| *other == vni)
+        .count();
+    state.world.takes_part(droplet, vni)
+        && held < SUBSCRIPTIONS_PER_VPC
+        && state.world.subscribe(droplet, vni, address, true)
+}

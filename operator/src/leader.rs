@@ -1,0 +1,195 @@
+//! Leadership by a Lease: taken by update under resourceVersion, its expiry judged by this process's own monotonic
+//! clock, `leaseTransitions` is the epoch. Safety never depends on it.
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Api, Client};
+use thuban_api::{ADDRESS_ANNOTATION, CA_BUNDLE_ANNOTATION, OPERATOR_LEASE, SYSTEM_NAMESPACE};
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+/// A holder that has not renewed for so long has lost it.
+const DURATION: Duration = Duration::from_secs(15);
+const RENEW_EVERY: Duration = Duration::from_secs(2);
+/// The leader itself gives up earlier.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
+
+/// What the Lease says of its holder.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    pub identity: String,
+    /// `host:port` of its stream server.
+    pub address: String,
+    pub ca_bundle: String,
+}
+
+pub struct Leadership {
+    leases: Api<Lease>,
+    candidate: Candidate,
+    lease: Lease,
+}
+
+/// Waits until this process leads.
+pub async fn acquire(client: Client, candidate: Candidate) -> Leadership {
+    let leases: Api<Lease> = Api::namespaced(client, SYSTEM_NAMESPACE);
+    let mut seen: Option<(Option<String>, Instant)> = None;
+    loop {
+        match attempt(&leases, &candidate, &mut seen).await {
+            Ok(Some(lease)) => {
+                info!(identity = candidate.identity, epoch = epoch(&lease), "leading");
+                return Leadership {
+                    leases,
+                    candidate,
+                    lease,
+                };
+            }
+            Ok(None) => {}
+            Err(error) => warn!(error = %error, "lease could not be read or taken; trying again"),
+        }
+        sleep(RENEW_EVERY / 2).await;
+    }
+}
+
+async fn attempt(
+    leases: &Api<Lease>,
+    candidate: &Candidate,
+    seen: &mut Option<(Option<String>, Instant)>,
+) -> Result<Option<Lease>, kube::Error> {
+    let Some(lease) = leases.get_opt(OPERATOR_LEASE).await? else {
+        let lease = taken(Lease::default(), candidate);
+        return leases.create(&PostParams::default(), &lease).await.map(Some);
+    };
+    let holder = lease
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.holder_identity.clone())
+        .unwrap_or_default();
+    let version = lease.metadata.resource_version.clone();
+    let is_expired = match seen {
+        Some((known, since)) if *known == version => since.elapsed() >= DURATION,
+        _ => {
+            *seen = Some((version, Instant::now()));
+            false
+        }
+    };
+    if !holder.is_empty() && !is_expired {
+        return Ok(None);
+    }
+    leases
+        .replace(OPERATOR_LEASE, &PostParams::default(), &taken(lease, candidate))
+        .await
+        .map(Some)
+}
+
+fn epoch(lease: &Lease) -> u64 {
+    let transitions = lease.spec.as_ref().and_then(|spec| spec.lease_transitions);
+    u64::try_from(transitions.unwrap_or_default()).unwrap_or_default()
+}
+
+/// The lease as its new holder writes it.
+fn taken(mut lease: Lease, candidate: &Candidate) -> Lease {
+    let transitions = i32::try_from(epoch(&lease)).unwrap_or(i32::MAX).saturating_add(1);
+    let now = MicroTime(Timestamp::now());
+    lease.metadata = ObjectMeta {
+        name: Some(OPERATOR_LEASE.into()),
+        namespace: Some(SYSTEM_NAMESPACE.into()),
+        resource_version: lease.metadata.resource_version,
+        annotations: Some(
+            [
+                (ADDRESS_ANNOTATION.to_owned(), candidate.address.clone()),
+                (CA_BUNDLE_ANNOTATION.to_owned(), candidate.ca_bundle.clone()),
+            ]
+            .into(),
+        ),
+        ..ObjectMeta::default()
+    };
+    lease.spec = Some(LeaseSpec {
+        holder_identity: Some(candidate.identity.clone()),
+        lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+        lease_transitions: Some(transitions),
+        acquire_time: Some(now.clone()),
+        renew_time: Some(now),
+        ..LeaseSpec::default()
+    });
+    lease
+}
+
+impl Leadership {
+    /// Of this leadership; higher than any before.
+    pub fn epoch(&self) -> u64 {
+        epoch(&self.lease)
+    }
+
+    /// Renews until leadership is lost.
+    pub async fn hold(&mut self) {
+        let mut renewed = Instant::now();
+        loop {
+            sleep(RENEW_EVERY).await;
+            let mut lease = self.lease.clone();
+            if let Some(spec) = &mut lease.spec {
+                spec.renew_time = Some(MicroTime(Timestamp::now()));
+            }
+            match self
+                .leases
+                .replace(OPERATOR_LEASE, &PostParams::default(), &lease)
+                .await
+            {
+                Ok(lease) => {
+                    self.lease = lease;
+                    renewed = Instant::now();
+                }
+                Err(error) => {
+                    warn!(error = %error, "lease could not be renewed");
+                    match self.leases.get_opt(OPERATOR_LEASE).await {
+                        Ok(Some(lease)) if self.is_ours(&lease) => self.lease = lease,
+                        Ok(_) => return,
+                        Err(_) => {}
+                    }
+                    if renewed.elapsed() >= GIVE_UP_AFTER {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_ours(&self, lease: &Lease) -> bool {
+        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_ref());
+        holder == Some(&self.candidate.identity) && epoch(lease) == self.epoch()
+    }
+
+    /// Gives the lease up, so that the next leader need not wait for its expiry.
+    pub async fn release(mut self) {
+        if let Some(spec) = &mut self.lease.spec {
+            spec.holder_identity = Some(String::new());
+        }
+        if let Err(error) = self
+            .leases
+            .replace(OPERATOR_LEASE, &PostParams::default(), &self.lease)
+            .await
+        {
+            warn!(error = %error, "lease could not be released");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Candidate, Lease, epoch, taken};
+
+    #[test]
+    fn every_taking_raises_the_epoch() {
+        let candidate = Candidate {
+            identity: "a".into(),
+            address: "1.2.3.4:6082".into(),
+            ca_bundle: "pem".into(),
+        };
+        let first = taken(Lease::default(), &candidate);
+        assert_eq!(epoch(&first), 1);
+        assert_eq!(epoch(&taken(first, &candidate)), 2);
+    }
+}

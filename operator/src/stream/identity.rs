@@ -1,0 +1,158 @@
+//! Which node dials: its ServiceAccount token, reviewed by the API server.
+
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use thiserror::Error;
+use thuban_proto::OPERATOR_TOKEN_AUDIENCE;
+
+/// The one ServiceAccount whose pods may dial.
+const USER: &str = "system:serviceaccount:thuban-system:transitd";
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
+
+#[derive(Debug, Error)]
+pub enum IdentityError {
+    #[error("no bearer token in the metadata")]
+    NoToken,
+    #[error("the API server could not review the token: {0}")]
+    Review(#[source] kube::Error),
+    #[error("the token is not valid for audience {OPERATOR_TOKEN_AUDIENCE}")]
+    NotAuthenticated,
+    #[error("the token is of {0}, not of {USER}")]
+    WrongUser(String),
+    #[error("the token is not bound to a pod on a node")]
+    NotBound,
+    #[error("the token has expired or states no expiry")]
+    Expired,
+}
+
+/// A proven node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub node: String,
+    /// The stream ends then.
+    pub valid_for: Duration,
+}
+
+/// Asks the API server whose token it is. `now`: seconds since the epoch, for the token's expiry.
+pub async fn review(client: Client, token: &str, now: u64) -> Result<Identity, IdentityError> {
+    let spec = TokenReviewSpec {
+        token: token.to_owned(),
+        audiences: Some(vec![OPERATOR_TOKEN_AUDIENCE.to_owned()]),
+    };
+    let review = TokenReview {
+        spec,
+        ..TokenReview::default()
+    };
+    let reviews: Api<TokenReview> = Api::all(client);
+    let answer = reviews
+        .create(&PostParams::default(), &review)
+        .await
+        .map_err(IdentityError::Review)?;
+    judge(&answer.status.unwrap_or_default(), expiry(token), now)
+}
+
+fn judge(status: &TokenReviewStatus, expiry: Option<u64>, now: u64) -> Result<Identity, IdentityError> {
+    let has_audience = status
+        .audiences
+        .iter()
+        .flatten()
+        .any(|audience| audience == OPERATOR_TOKEN_AUDIENCE);
+    if status.authenticated != Some(true) || !has_audience {
+        return Err(IdentityError::NotAuthenticated);
+    }
+    let user = status.user.clone().unwrap_or_default();
+    if user.username.as_deref() != Some(USER) {
+        return Err(IdentityError::WrongUser(user.username.unwrap_or_default()));
+    }
+    let extra = user.extra.unwrap_or_default();
+    let one = |key: &str| match extra.get(key).map(Vec::as_slice) {
+        Some([value]) if !value.is_empty() => Ok(value.clone()),
+        _ => Err(IdentityError::NotBound),
+    };
+    one(POD_UID)?;
+    let node = one(NODE_NAME)?;
+    let left = expiry
+        .and_then(|expiry| expiry.checked_sub(now))
+        .filter(|left| *left > 0);
+    Ok(Identity {
+        node,
+        valid_for: Duration::from_secs(left.ok_or(IdentityError::Expired)?),
+    })
+}
+
+/// The `exp` claim. Read only of a token that the API server has verified.
+fn expiry(token: &str) -> Option<u64> {
+    let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+    serde_json::from_slice::<serde_json::Value>(&claims)
+        .ok()?
+        .get("exp")?
+        .as_u64()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::authentication::v1::TokenReviewStatus;
+    use serde_json::json;
+
+    use super::{IdentityError, expiry, judge};
+
+    fn status(user: &str, audience: &str, extra: &serde_json::Value) -> TokenReviewStatus {
+        serde_json::from_value(json!({
+            "authenticated": true, "audiences": [audience], "user": {"username": user, "extra": extra},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn only_pods_of_transitd_on_a_node_are_let_in() {
+        let user = "system:serviceaccount:thuban-system:transitd";
+        let node = "authentication.kubernetes.io/node-name";
+        let pod = "authentication.kubernetes.io/pod-uid";
+        let full = json!({node: ["n1"], pod: ["u"]});
+        let judge = |user: &str, audience: &str, extra: &serde_json::Value, expiry| {
+            judge(&status(user, audience, extra), expiry, 100)
+        };
+        let identity = judge(user, "thuban-operator", &full, Some(160)).unwrap();
+        assert_eq!((identity.node.as_str(), identity.valid_for.as_secs()), ("n1", 60));
+        assert!(matches!(
+            judge(user, "api", &full, Some(160)),
+            Err(IdentityError::NotAuthenticated)
+        ));
+        let other = "system:serviceaccount:red:default";
+        assert!(matches!(
+            judge(other, "thuban-operator", &full, Some(160)),
+            Err(IdentityError::WrongUser(_))
+        ));
+        let node_only = json!({node: ["n1"]});
+        assert!(matches!(
+            judge(user, "thuban-operator", &node_only, Some(160)),
+            Err(IdentityError::NotBound)
+        ));
+        assert!(matches!(
+            judge(user, "thuban-operator", &full, Some(100)),
+            Err(IdentityError::Expired)
+        ));
+        assert!(matches!(
+            judge(user, "thuban-operator", &full, None),
+            Err(IdentityError::Expired)
+        ));
+        let nobody = TokenReviewStatus::default();
+        assert!(matches!(
+            super::judge(&nobody, Some(160), 100),
+            Err(IdentityError::NotAuthenticated)
+        ));
+    }
+
+    #[test]
+    fn the_expiry_is_read_from_the_claims() {
+        // {"exp":42}
+        assert_eq!(expiry("e30.eyJleHAiOjQyfQ.x"), Some(42));
+        assert_eq!(expiry("nonsense"), None);
+    }
+}

@@ -1,0 +1,5 @@
+//! The server that droplets dial: TLS, proof of the node, one stream each.
+
+pub mod identity;
+pub mod server;
+pub mod tls;

@@ -1,0 +1,266 @@
+//! One stream a droplet: Hello, then programs down and acks up.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures::Stream;
+use kube::Client;
+use thiserror::Error;
+use thuban_proto::PROTOCOL_VERSION;
+use thuban_proto::transit::droplet_message::Message;
+use thuban_proto::transit::transit_server::{Transit, TransitServer};
+use thuban_proto::transit::{DropletMessage, Hello, Nack, OperatorMessage, RowKey, row_key};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Identity as TlsIdentity, Server, ServerTlsConfig};
+use tonic::{Request, Response, Status, Streaming};
+use tracing::{info, warn};
+
+use super::identity::{self, Identity, IdentityError};
+use super::tls::ServerTls;
+use crate::hub::Hub;
+use crate::model::rows::{self, Key};
+
+/// How long a stream may take to say Hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// A silent peer is asked after this, and given up after it once more.
+const KEEPALIVE: Duration = Duration::from_secs(4);
+/// A Hello of a droplet with 10,000 subscriptions fits well.
+const LARGEST_MESSAGE: usize = 16 << 20;
+
+#[derive(Debug, Error)]
+pub enum ServeError {
+    #[error("stream server on {address}: {source}")]
+    Serve {
+        address: SocketAddr,
+        source: tonic::transport::Error,
+    },
+}
+
+pub struct TransitService {
+    pub hub: Arc<Hub>,
+    pub client: Client,
+}
+
+/// Serves until the process ends.
+pub async fn serve(address: SocketAddr, tls: &ServerTls, service: TransitService) -> Result<(), ServeError> {
+    let identity = TlsIdentity::from_pem(&tls.certificate, &tls.key);
+    let transit = TransitServer::new(service).max_decoding_message_size(LARGEST_MESSAGE);
+    let serve = async {
+        Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .http2_keepalive_timeout(Some(KEEPALIVE))
+            .tcp_nodelay(true)
+            .tls_config(ServerTlsConfig::new().identity(identity))?
+            .add_service(transit)
+            .serve(address)
+            .await
+    };
+    serve
+        .await
+        .map_err(|source| ServeError::Serve { address, source })
+}
+
+type Messages = Pin<Box<dyn Stream<Item = Result<OperatorMessage, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Transit for TransitService {
+    type ConnectStream = Messages;
+
+    async fn connect(
+        &self,
+        request: Request<Streaming<DropletMessage>>,
+    ) -> Result<Response<Messages>, Status> {
+        let identity = self.identify(&request).await?;
+        let mut incoming = request.into_inner();
+        let hello = hello(&mut incoming).await?;
+        check(&hello, &identity)?;
+        let subscriptions: Vec<(u32, Ipv4Addr)> = hello
+            .subscriptions
+            .iter()
+            .filter_map(|wanted| Some((wanted.vni, rows::address(&wanted.address)?)))
+            .collect();
+        let (id, programs) = self.hub.open(&identity.node, &hello.attachments, &subscriptions);
+        info!(
+            droplet = identity.node,
+            attachments = hello.attachments.len(),
+            subscriptions = subscriptions.len(),
+            "stream opened"
+        );
+        let (outgoing, receiver) = mpsc::channel(64);
+        let stream = DropletStream {
+            hub: self.hub.clone(),
+            identity,
+            id,
+        };
+        tokio::spawn(stream.run(incoming, programs, outgoing));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+}
+
+impl TransitService {
+    async fn identify<T>(&self, request: &Request<T>) -> Result<Identity, Status> {
+        let token = request
+            .metadata()
+            .get("authorization")
+            .and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "))
+            .ok_or(IdentityError::NoToken)
+            .map_err(|error| status(&error))?;
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map(|time| time.as_secs())
+            .unwrap_or_default();
+        identity::review(self.client.clone(), token, now)
+            .await
+            .map_err(|error| {
+                warn!(error = %error, "a stream was refused");
+                status(&error)
+            })
+    }
+}
+
+fn status(error: &IdentityError) -> Status {
+    match error {
+        IdentityError::Review(_) => Status::unavailable(error.to_string()),
+        IdentityError::NoToken | IdentityError::NotAuthenticated | IdentityError::Expired => {
+            Status::unauthenticated(error.to_string())
+        }
+        IdentityError::WrongUser(_) | IdentityError::NotBound => Status::permission_denied(error.to_string()),
+    }
+}
+
+async fn hello(incoming: &mut Streaming<DropletMessage>) -> Result<Hello, Status> {
+    let first = tokio::time::timeout(HELLO_TIMEOUT, incoming.message())
+        .await
+        .map_err(|_| Status::deadline_exceeded("no Hello within 10 s"))??;
+    match first.and_then(|message| message.message) {
+        Some(Message::Hello(hello)) => Ok(hello),
+        _ => Err(Status::invalid_argument("the first message must be Hello")),
+    }
+}
+
+fn check(hello: &Hello, identity: &Identity) -> Result<(), Status> {
+    if hello.droplet != identity.node {
+        let message = format!(
+            "the token is of node {}, Hello.droplet is {:?}",
+            identity.node, hello.droplet
+        );
+        return Err(Status::permission_denied(message));
+    }
+    if hello.protocol_version != PROTOCOL_VERSION {
+        let message = format!(
+            "protocol version {}, expected {PROTOCOL_VERSION}",
+            hello.protocol_version
+        );
+        return Err(Status::failed_precondition(message));
+    }
+    Ok(())
+}
+
+/// An open stream of a proven droplet.
+struct DropletStream {
+    hub: Arc<Hub>,
+    identity: Identity,
+    id: u64,
+}
+
+impl DropletStream {
+    async fn run(
+        self,
+        mut incoming: Streaming<DropletMessage>,
+        mut programs: mpsc::UnboundedReceiver<OperatorMessage>,
+        outgoing: mpsc::Sender<Result<OperatorMessage, Status>>,
+    ) {
+        let expiry = tokio::time::sleep(self.identity.valid_for);
+        tokio::pin!(expiry);
+        let end = loop {
+            tokio::select! {
+                program = programs.recv() => match program {
+                    Some(program) => if outgoing.send(Ok(program)).await.is_err() {
+                        break "the droplet went away";
+                    },
+                    None => {
+                        let _ = outgoing.send(Err(Status::aborted("replaced by a newer stream, or not a droplet any more"))).await;
+                        break "replaced or not a droplet any more";
+                    }
+                },
+                message = incoming.message() => match message {
+                    Ok(Some(message)) => if let Err(status) = self.receive(message) {
+                        let _ = outgoing.send(Err(status)).await;
+                        break "a message could not be read";
+                    },
+                    Ok(None) | Err(_) => break "the droplet went away",
+                },
+                () = &mut expiry => {
+                    let _ = outgoing.send(Err(Status::unauthenticated("the token has expired; dial again"))).await;
+                    break "the token has expired";
+                }
+            }
+        };
+        self.hub.close(&self.identity.node, self.id);
+        info!(droplet = self.identity.node, end, "stream closed");
+    }
+
+    fn receive(&self, message: DropletMessage) -> Result<(), Status> {
+        let droplet = &self.identity.node;
+        let read = |bytes: &[u8]| {
+            rows::address(bytes)
+                .ok_or_else(|| Status::invalid_argument("address: expected 16 bytes, IPv4 mapped"))
+        };
+        match message.message {
+            Some(Message::Ack(ack)) => {
+                if !self.hub.ack(droplet, self.id, ack.sequence) {
+                    return Err(Status::invalid_argument(
+                        "Ack.sequence was not sent on this stream",
+                    ));
+                }
+            }
+            Some(Message::Nack(nack)) => self.nack(&nack)?,
+            Some(Message::Subscribe(wanted)) => {
+                let address = read(&wanted.address)?;
+                self.hub.subscribe(droplet, wanted.vni, address, true);
+            }
+            Some(Message::Unsubscribe(given)) => {
+                let address = read(&given.address)?;
+                self.hub.subscribe(droplet, given.vni, address, false);
+            }
+            Some(Message::Attachment(change)) => {
+                if let Some(attachment) = &change.attachment {
+                    self.hub.attach(droplet, attachment, change.removed);
+                }
+            }
+            Some(Message::Hello(_)) => return Err(Status::invalid_argument("Hello comes once")),
+            // A newer droplet's message: nothing that must be understood.
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn nack(&self, nack: &Nack) -> Result<(), Status> {
+        let key = nack
+            .key
+            .as_ref()
+            .and_then(read_key)
+            .ok_or_else(|| Status::invalid_argument("Nack.key"))?;
+        warn!(droplet = self.identity.node, ?key, reason = ?nack.reason(), message = nack.message, "row refused");
+        self.hub.nack(&self.identity.node, self.id, &key, nack.reason());
+        Ok(())
+    }
+}
+
+fn read_key(key: &RowKey) -> Option<Key> {
+    Some(match key.key.as_ref()? {
+        row_key::Key::Droplet(bytes) => {
+            Key::Droplet(Ipv4Addr::from(<[u8; 4]>::try_from(bytes.as_slice()).ok()?))
+        }
+        row_key::Key::Vpc(vni) => Key::Vpc(*vni),
+        row_key::Key::Network(key) => Key::Network(key.vni, key.network),
+        row_key::Key::Local(key) => Key::Local(key.vni, rows::address(&key.address)?),
+        row_key::Key::Bouncer(key) => Key::Bouncer(key.vni, rows::address(&key.address)?),
+        row_key::Key::Direct(key) => Key::Direct(key.vni, rows::address(&key.address)?),
+        row_key::Key::Forward(_) => return None,
+        row_key::Key::Refused(uid) => Key::Refused(uid.clone()),
+    })
+}
