@@ -62,8 +62,8 @@ impl MacAddr {
 
 impl fmt::Display for MacAddr {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, f] = self.0;
-        write!(formatter, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+        let octets = self.0.map(|octet| format!("{octet:02x}"));
+        formatter.write_str(&octets.join(":"))
     }
 }
 

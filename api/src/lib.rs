@@ -2,6 +2,9 @@
 //!
 //! Rules that one object can state about itself are CEL in the CRD; rules across objects are the operator's.
 
+// Each column of a kind is an attribute of its own.
+#![allow(clippy::duplicated_attributes)]
+
 pub mod bouncer;
 pub mod cidr;
 pub mod claim;

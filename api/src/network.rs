@@ -19,7 +19,9 @@ use crate::{Condition, Phase};
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.status=='False')].reason"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
-        .message("metadata.name must be a DNS label: at most 63 of a-z, 0-9 and -")
+        .message("metadata.name must be a DNS label: at most 63 of a-z, 0-9 and -"),
+    validation = Rule::new("!has(self.status) || !has(self.status.cidrs) || self.status.cidrs.size() == 0 || self.spec.cidrs[0] == self.status.cidrs[0] && self.status.cidrs.all(c, c in self.spec.cidrs)")
+        .message("spec.cidrs may only be appended to: ranges in force (status.cidrs) can not be taken away")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkSpec {
@@ -31,9 +33,7 @@ pub struct NetworkSpec {
     #[x_kube(
         validation = Rule::new("self.size() >= 1 && self.size() <= 8").message("spec.cidrs must have 1 to 8 ranges"),
         validation = Rule::new("self.all(c, isCIDR(c) && cidr(c).ip().family() == 4 && cidr(c).masked() == cidr(c) && cidr(c).prefixLength() <= 30)")
-            .message("spec.cidrs must be IPv4 networks without host bits and of /30 or larger, such as 10.0.1.0/24"),
-        validation = Rule::new("oldSelf.size() <= self.size() && self[0] == oldSelf[0] && self.filter(c, c in oldSelf).size() >= oldSelf.size()")
-            .message("spec.cidrs may only be appended to")
+            .message("spec.cidrs must be IPv4 networks without host bits and of /30 or larger, such as 10.0.1.0/24")
     )]
     #[schemars(length(max = 8), inner(length(max = 18)))]
     pub cidrs: Vec<String>,
@@ -54,6 +54,9 @@ pub struct NetworkSpec {
 #[serde(rename_all = "camelCase", default)]
 pub struct NetworkStatus {
     pub phase: Phase,
+    /// Ranges in force: those of the spec, as they last passed the checks.
+    #[schemars(length(max = 8), inner(length(max = 18)))]
+    pub cidrs: Vec<String>,
     /// Addresses that endpoints can have.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u64>,

@@ -46,7 +46,10 @@ async fn main() -> Result<()> {
     let settings = Settings::parse();
     let filter =
         EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_runtime=warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .init();
     if rustls::crypto::ring::default_provider()
         .install_default()
         .is_err()

@@ -123,7 +123,7 @@ fn locator(settings: &RunSettings, kubernetes: Option<&kube::Client>) -> Locator
 
 /// Adopts the pins and the attachments, attaches every program, and clears what crashes left.
 async fn start(
-    settings: RunSettings,
+    mut settings: RunSettings,
 ) -> Result<(Arc<Node>, mpsc::Receiver<thuban_common::tables::EndpointKey>), DaemonError> {
     let netlink = netlink::connect()?;
     let uplink = uplink::find(&netlink, settings.interface.as_deref(), settings.node_ip).await?;
@@ -148,8 +148,9 @@ async fn start(
         Links::new(ebpf, settings.pins.links()),
         attachments,
     );
-    adopt(&mut state, &netlink, settings.agent_hook).await?;
     let transit_hook = attach_transit(&mut state.links, &settings, &uplink)?;
+    settings.agent_hook = hooks::agent(settings.agent_hook, transit_hook);
+    adopt(&mut state, &netlink, settings.agent_hook).await?;
 
     let (sender, wanted) = mpsc::channel(WANTED_QUEUE);
     events::watch_wanted(&maps, sender)?;

@@ -232,3 +232,49 @@ fn a_pod_of_a_namespace_without_annotation_lands_in_the_default_network() {
     }
     delete(cluster, &["namespace", "plain"]).unwrap();
 }
+
+#[test]
+fn a_range_that_is_appended_serves_and_a_bad_one_harms_nobody() {
+    let cluster = &tenants().cluster;
+    let pods = tenants().network("green-web");
+    let ranges = |cidrs: &[&str]| {
+        let mut network = network_manifest("green-web", "green", cidrs[0]);
+        network["spec"]["cidrs"] = json!(cidrs);
+        apply(cluster, &[network])
+    };
+    let in_force = || get(cluster, &["networks.thuban.dev", "green-web"]).unwrap()["status"]["cidrs"].clone();
+    ranges(&["10.1.1.0/24", "10.9.0.0/24"]).unwrap();
+    let mut message = String::new();
+    cluster
+        .wait_for(
+            "the range outside of the VPC refused",
+            Duration::from_secs(20),
+            || {
+                let network = get(cluster, &["networks.thuban.dev", "green-web"])?;
+                message = condition(&network, "Accepted").unwrap()["message"].to_string();
+                Ok(message.contains("10.9.0.0/24"))
+            },
+        )
+        .unwrap();
+    assert!(message.contains("spec.cidrs"), "{message}");
+    assert_eq!(in_force(), json!(["10.1.1.0/24"]));
+    assert_eq!(
+        pods[0].tcp(pods[1].address, crate::support::REACHED).unwrap(),
+        pods[1].name
+    );
+    // It can be taken back, as it never was in force; a good one is then in force beside the first.
+    ranges(&["10.1.1.0/24", "10.1.7.0/24"]).unwrap();
+    cluster
+        .wait_for("the second range in force", Duration::from_secs(20), || {
+            Ok(in_force() == json!(["10.1.1.0/24", "10.1.7.0/24"]))
+        })
+        .unwrap();
+    let error = ranges(&["10.1.1.0/24"])
+        .expect_err("a range in force was taken away")
+        .to_string();
+    assert!(error.contains("spec.cidrs"), "{error}");
+    assert_eq!(
+        pods[0].tcp(pods[2].address, crate::support::REACHED).unwrap(),
+        pods[2].name
+    );
+}

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Pod, REACHED, apply, delete, netexec_manifest, running};
+use crate::support::{Pod, REACHED, apply, delete, get, netexec_manifest, running};
 use crate::tenants::tenants;
 
 fn set_agent_hook(hook: &str) {
@@ -30,12 +30,9 @@ fn check() {
     for network in ["red-web", "red-db", "blue-web"] {
         for node in cluster.nodes().unwrap() {
             let namespace = network.split('-').next().unwrap();
-            manifests.push(netexec_manifest(
-                namespace,
-                &format!("xdp-{network}-{node}"),
-                &node,
-                Some(network),
-            ));
+            let mut pod = netexec_manifest(namespace, &format!("xdp-{network}-{node}"), &node, Some(network));
+            pod["metadata"]["labels"]["agent"] = "xdp".into();
+            manifests.push(pod);
         }
     }
     apply(cluster, &manifests).unwrap();
@@ -50,15 +47,26 @@ fn check() {
             .unwrap()
         })
         .collect();
-    for pod in &pods {
-        let programs = cluster
-            .exec_on_node(
-                &pod.node,
-                &["sh", "-c", "ip -d link show type veth | grep -c 'prog/xdp'"],
-            )
-            .unwrap();
-        assert_ne!(programs.trim(), "0", "no veth of {} runs XDP", pod.node);
+    let mut at_xdp = 0;
+    for node in cluster.nodes().unwrap() {
+        let droplet = get(cluster, &["droplet", &node]).unwrap();
+        // Agents need a NIC that takes XDP frames: where transit is at tc they stay there too.
+        assert_eq!(
+            droplet["spec"]["agentHook"], droplet["spec"]["transitHook"],
+            "{node}"
+        );
+        if droplet["spec"]["agentHook"] == "xdp" {
+            let links = cluster
+                .exec_on_node(&node, &["ls", "/sys/fs/bpf/thuban/layout_1/links"])
+                .unwrap();
+            assert!(
+                links.lines().filter(|link| link.starts_with("agent_xdp")).count() >= 3,
+                "{node}: {links}"
+            );
+            at_xdp += 1;
+        }
     }
+    assert_eq!(at_xdp, 2);
     for client in &pods {
         for server in pods
             .iter()
@@ -89,14 +97,6 @@ fn check() {
         }
     }
     crate::transfer::echo(&pods[0], &pods[1], 4 << 20).unwrap();
-    for vpc in ["red", "blue"] {
-        let names: Vec<&str> = pods
-            .iter()
-            .filter(|pod| pod.namespace == vpc)
-            .map(|pod| pod.name.as_str())
-            .collect();
-        delete(cluster, &[&["pod", "-n", vpc][..], &names].concat()).unwrap();
-    }
 }
 
 #[test]
@@ -104,6 +104,9 @@ fn with_the_agent_at_xdp_pods_reach_the_same_and_no_more() {
     set_agent_hook("xdp");
     std::thread::sleep(Duration::from_secs(1));
     let result = std::panic::catch_unwind(check);
+    for vpc in ["red", "blue"] {
+        delete(&tenants().cluster, &["pod", "-n", vpc, "-l", "agent=xdp"]).unwrap();
+    }
     set_agent_hook("tc");
     if let Err(panic) = result {
         std::panic::resume_unwind(panic);

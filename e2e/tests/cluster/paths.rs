@@ -164,7 +164,7 @@ fn every_droplet_says_which_hook_transit_uses_and_both_are_in_use() {
     for node in cluster.nodes().unwrap() {
         let droplet = get(cluster, &["droplet", &node]).unwrap();
         hooks.push(
-            droplet["status"]["transitHook"]
+            droplet["spec"]["transitHook"]
                 .as_str()
                 .unwrap_or("unknown")
                 .to_owned(),

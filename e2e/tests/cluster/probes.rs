@@ -53,7 +53,11 @@ fn probes_of_every_kind_pass_and_fail_as_they_should_in_both_vpcs() {
     let mut manifests = Vec::new();
     for vpc in ["red", "blue"] {
         for (kind, arguments, probe) in &passing {
-            let probes = json!({"readinessProbe": probe, "livenessProbe": probe});
+            // A busy machine may be slow to start them; a probe that can't work fails ten times too.
+            let mut patient = probe.clone();
+            patient["failureThreshold"] = 10.into();
+            patient["timeoutSeconds"] = 5.into();
+            let probes = json!({"readinessProbe": patient, "livenessProbe": patient});
             manifests.push(pod(vpc, &format!("pass-{kind}"), node, arguments, &probes));
         }
         for (kind, arguments, probe) in &failing {

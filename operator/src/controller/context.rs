@@ -98,6 +98,7 @@ pub enum ReconcileError {
 }
 
 /// Conflicts are tried again at once, all else with a pause; a transient error of the API server ends nothing.
+#[allow(clippy::needless_pass_by_value)] // the signature of kube's error policies
 pub fn retry<K: Object>(object: Arc<K>, error: &ReconcileError, _: Arc<Context>) -> Action {
     let ReconcileError::Write(write) = error;
     if write.is_conflict() {

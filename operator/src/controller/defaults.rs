@@ -23,6 +23,14 @@ pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
         ignore_existing(create(&vpcs, &Vpc::new(DEFAULT_NAME, spec)).await)?;
         info!(vpc = DEFAULT_NAME, cidr, "default VPC created");
     }
+    while vpcs
+        .get_opt(DEFAULT_NAME)
+        .await
+        .map_err(failed("get", DEFAULT_NAME))?
+        .is_none_or(|vpc| vpc.status.is_none_or(|status| status.vni.is_none()))
+    {
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    }
     let networks: Api<Network> = Api::all(client.clone());
     let spec = NetworkSpec {
         vpc: DEFAULT_NAME.to_owned(),

@@ -100,7 +100,12 @@ fn judge(droplet: &Droplet, node_addresses: &[Ipv4Addr], context: &Context) -> R
         }
     }
     for vpc in context.stores.vpcs.state() {
-        let ranges = parse(&vpc.spec.cidrs).unwrap_or_default();
+        let in_force = vpc
+            .status
+            .as_ref()
+            .map(|status| status.cidrs.clone())
+            .unwrap_or_default();
+        let ranges = parse(&in_force).unwrap_or_default();
         if vpc.status.as_ref().is_some_and(|status| status.vni.is_some())
             && let Some(range) = ranges.iter().find(|range| range.contains_address(address))
         {

@@ -17,6 +17,7 @@ use tracing::info;
 
 use super::claim::release;
 use super::context::{Context, ReconcileError};
+use super::network::in_force;
 use super::objects::{
     WriteError, condition, create, delete, failed, has_finalizer, remove_finalizer, replace_status,
 };
@@ -98,7 +99,7 @@ async fn allocate(
                 .event_about(&pod_reference(endpoint), true, refusal.reason(), &message)
                 .await;
         }
-        return Ok(Action::requeue(Duration::from_secs(60)));
+        return Ok(Action::requeue(Duration::from_mins(1)));
     }
     let Some(network) = network.filter(|network| is_provisioned(network)) else {
         let message = format!("network {:?} is not Provisioned yet", endpoint.spec.network);
@@ -113,7 +114,7 @@ async fn allocate(
         }
         return Ok(Action::requeue(Duration::from_secs(5)));
     };
-    let ranges = parse(&network.spec.cidrs).unwrap_or_default();
+    let ranges = parse(in_force(&network)).unwrap_or_default();
     let Some((address, range)) = claim(endpoint, &network, &ranges, context).await? else {
         let message = format!(
             "network {:?} has no free address; append a range to its spec.cidrs",

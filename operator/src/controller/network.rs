@@ -10,7 +10,7 @@ use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::condition::{find, set};
 use thuban_api::identifiers::NetworkId;
-use thuban_api::{Bouncer, BouncerSpec, ConditionStatus, Network, NetworkStatus, Phase};
+use thuban_api::{Bouncer, BouncerSpec, Network, NetworkStatus, Phase};
 
 use super::context::{Context, ReconcileError};
 use super::objects::{
@@ -25,11 +25,14 @@ use crate::model::validation::{self, RangeError};
 /// Numbers in the status are written no more often.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 
-/// Whether the network passed its checks.
+/// Whether ranges of the network are in force.
 pub fn is_accepted(network: &Network) -> bool {
-    network.status.as_ref().is_some_and(|status| {
-        find(&status.conditions, "Accepted").is_some_and(|accepted| accepted.status == ConditionStatus::True)
-    })
+    !in_force(network).is_empty()
+}
+
+/// The ranges in force.
+pub fn in_force(network: &Network) -> &[String] {
+    network.status.as_ref().map_or(&[], |status| &status.cidrs)
 }
 
 pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -40,6 +43,16 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
     if !has_finalizer(&*network) {
         add_finalizer(&networks, &*network).await?;
         return Ok(Action::await_change());
+    }
+    let vpc = context.vpc(&network.spec.vpc);
+    let is_judged = vpc.is_none_or(|vpc| {
+        vpc.status
+            .as_ref()
+            .is_some_and(|status| !status.conditions.is_empty())
+    });
+    if !is_judged {
+        // Made together with its VPC, which is looked at first.
+        return Ok(Action::requeue(Duration::from_secs(1)));
     }
     let generation = network.metadata.generation;
     let mut status = network.status.clone().unwrap_or_default();
@@ -59,9 +72,10 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
                     .event(&*network, true, error.reason(), &error.to_string())
                     .await;
             }
-            return Ok(Action::requeue(Duration::from_secs(60)));
+            return Ok(Action::requeue(Duration::from_mins(1)));
         }
     };
+    status.cidrs.clone_from(&network.spec.cidrs);
     let waiting = ensure_bouncers(&network, &context).await?;
     let was = status.phase;
     if was == Phase::Init {
@@ -136,15 +150,22 @@ fn check(network: &Network, context: &Context) -> Result<Vec<Cidr>, RangeError> 
         .state()
         .iter()
         .filter(|other| other.spec.vpc == *vpc_name && other.name_any() != network.name_any())
-        // Of two that overlap the accepted one stays, else the older one.
+        // Of two new ones that overlap the older one stays.
         .filter(|other| is_accepted(other) || !is_accepted(network) && age(other) < age(network))
-        .map(|other| (other.name_any(), other.spec.cidrs.clone()))
+        .map(|other| {
+            (
+                other.name_any(),
+                if is_accepted(other) {
+                    in_force(other).to_vec()
+                } else {
+                    other.spec.cidrs.clone()
+                },
+            )
+        })
         .collect();
-    let ranges = validation::network(&network.spec.cidrs, (vpc_name, &vpc.spec.cidrs), &siblings)?;
-    if vpc.status.as_ref().is_none_or(|status| status.vni.is_none()) {
-        return Err(RangeError::VpcNotAccepted(vpc_name.clone()));
-    }
-    Ok(ranges)
+    let status = vpc.status.as_ref().filter(|status| status.vni.is_some());
+    let status = status.ok_or_else(|| RangeError::VpcNotAccepted(vpc_name.clone()))?;
+    validation::network(&network.spec.cidrs, (vpc_name, &status.cidrs), &siblings)
 }
 
 async fn write(network: &Network, networks: &Api<Network>, status: NetworkStatus) -> Result<(), WriteError> {
@@ -250,10 +271,8 @@ async fn remove(
     // With its bouncers gone, the rows that are left go with the network itself.
     context.hub.update(|world| world.set_network(&name, None));
     let vpc = context.vpc(&network.spec.vpc);
-    let vni = vpc
-        .and_then(|vpc| vpc.status.as_ref()?.vni)
-        .filter(|_| is_accepted(network));
-    let first = network.spec.cidrs.first().and_then(|cidr| cidr.parse().ok());
+    let vni = vpc.and_then(|vpc| vpc.status.as_ref()?.vni);
+    let first = in_force(network).first().and_then(|cidr| cidr.parse().ok());
     if let (Some(vni), Some(first)) = (vni, first) {
         let key = Key::Network(vni, NetworkId::of(first).get());
         if !context.hub.holding_key(&key, &Waiter::Network(name)).is_empty() {

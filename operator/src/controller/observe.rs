@@ -12,7 +12,7 @@ use thuban_api::{
 };
 
 use super::context::Context;
-use super::network::is_accepted;
+use super::network::{in_force, is_accepted};
 use super::pod::endpoint_name;
 use super::watch::Change;
 use crate::model::world::{self, EndpointName, Membership};
@@ -72,14 +72,15 @@ fn wake_endpoints(context: &Context, concerns: impl Fn(&Endpoint) -> bool) {
 pub fn on_vpc(context: &Context, change: Change<Vpc>) {
     let (name, vpc) = match change {
         Change::Applied(vpc) => {
-            let vni = vpc.status.as_ref().and_then(|status| status.vni);
+            let status = vpc.status.clone().unwrap_or_default();
+            let vni = status.vni;
             let name = vpc.name_any();
             let host_access = name == DEFAULT_NAME;
             (
                 name,
                 vni.map(|vni| world::Vpc {
                     vni,
-                    cidrs: vpc.spec.cidrs,
+                    cidrs: status.cidrs,
                     host_access,
                 }),
             )
@@ -107,15 +108,13 @@ pub fn on_network(context: &Context, change: Change<Network>) {
     let name = match change {
         Change::Applied(network) => {
             let name = network.name_any();
-            let first = network.spec.cidrs.first().and_then(|cidr| cidr.parse().ok());
+            let first = in_force(&network).first().and_then(|cidr| cidr.parse().ok());
             let is_leaving = network.metadata.deletion_timestamp.is_some();
-            let row = first
-                .filter(|_| is_accepted(&network))
-                .map(|first| world::Network {
-                    vpc: network.spec.vpc.clone(),
-                    id: NetworkId::of(first).get(),
-                    cidrs: network.spec.cidrs.clone(),
-                });
+            let row = first.map(|first| world::Network {
+                vpc: network.spec.vpc.clone(),
+                id: NetworkId::of(first).get(),
+                cidrs: in_force(&network).to_vec(),
+            });
             context.hub.update(|world| {
                 let is_wanted = !is_leaving || world.is_in_use(&name);
                 world.set_network(&name, row.filter(|_| is_wanted));

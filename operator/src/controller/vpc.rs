@@ -31,7 +31,14 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
     let generation = vpc.metadata.generation;
     let mut status = vpc.status.clone().unwrap_or_default();
     status.observed_generation = generation;
-    let verdict = validation::vpc(&vpc.spec.cidrs, &context.refused, &context.node_addresses());
+    // A node that joins inside a VPC in force is refused itself.
+    let is_new = status.cidrs != vpc.spec.cidrs;
+    let nodes = if is_new {
+        context.node_addresses()
+    } else {
+        Vec::new()
+    };
+    let verdict = validation::vpc(&vpc.spec.cidrs, &context.refused, &nodes);
     let accepted = match &verdict {
         Ok(_) => condition("Accepted", true, "Valid", "ranges are usable", generation),
         Err(error) => condition("Accepted", false, error.reason(), &error.to_string(), generation),
@@ -44,8 +51,9 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
                 .event(&*vpc, true, error.reason(), &error.to_string())
                 .await;
         }
-        return Ok(Action::requeue(Duration::from_secs(60)));
+        return Ok(Action::requeue(Duration::from_mins(1)));
     }
+    status.cidrs.clone_from(&vpc.spec.cidrs);
     if status.vni.is_none() {
         status.vni = Some(claim_vni(&vpc, &context).await?);
         write(&vpc, &vpcs, status).await?;

@@ -177,15 +177,16 @@ impl DropletStream {
         tokio::pin!(expiry);
         let end = loop {
             tokio::select! {
-                program = programs.recv() => match program {
-                    Some(program) => if outgoing.send(Ok(program)).await.is_err() {
-                        break "the droplet went away";
-                    },
-                    None => {
-                        let _ = outgoing.send(Err(Status::aborted("replaced by a newer stream, or not a droplet any more"))).await;
+                program = programs.recv() => {
+                    let Some(program) = program else {
+                        let end = Status::aborted("replaced by a newer stream, or not a droplet any more");
+                        let _ = outgoing.send(Err(end)).await;
                         break "replaced or not a droplet any more";
+                    };
+                    if outgoing.send(Ok(program)).await.is_err() {
+                        break "the droplet went away";
                     }
-                },
+                }
                 message = incoming.message() => match message {
                     Ok(Some(message)) => if let Err(status) = self.receive(message) {
                         let _ = outgoing.send(Err(status)).await;
@@ -211,11 +212,10 @@ impl DropletStream {
         };
         match message.message {
             Some(Message::Ack(ack)) => {
-                if !self.hub.ack(droplet, self.id, ack.sequence) {
-                    return Err(Status::invalid_argument(
-                        "Ack.sequence was not sent on this stream",
-                    ));
-                }
+                let is_valid = self.hub.ack(droplet, self.id, ack.sequence);
+                return is_valid
+                    .then_some(())
+                    .ok_or_else(|| Status::invalid_argument("Ack.sequence was not sent on this stream"));
             }
             Some(Message::Nack(nack)) => self.nack(&nack)?,
             Some(Message::Subscribe(wanted)) => {

@@ -4,7 +4,7 @@ use tracing::warn;
 
 use super::links::{Hook, LinkingError, Links};
 use crate::netlink::{NetlinkError, ethtool};
-use crate::settings::TransitHookChoice;
+use crate::settings::{AgentHook, TransitHookChoice};
 
 /// Where transit runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,15 @@ pub fn preferred(choice: TransitHookChoice, driver: &str, passes_gso: bool) -> T
         TransitHookChoice::Auto if driver == "veth" && passes_gso => TransitHook::Tc,
         TransitHookChoice::Auto | TransitHookChoice::Xdp => TransitHook::Xdp,
     }
+}
+
+/// Where agents run. At XDP they redirect to the NIC, which must take XDP frames: proven only where transit is at XDP.
+pub fn agent(wanted: AgentHook, transit: TransitHook) -> AgentHook {
+    if wanted == AgentHook::Xdp && transit == TransitHook::Tc {
+        warn!("agents stay at tc: at XDP they need a NIC with transit at XDP");
+        return AgentHook::Tc;
+    }
+    wanted
 }
 
 /// Looks at the NIC.
@@ -71,6 +80,13 @@ pub fn attach(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn agents_are_at_xdp_only_where_transit_is() {
+        assert_eq!(agent(AgentHook::Xdp, TransitHook::Tc), AgentHook::Tc);
+        assert_eq!(agent(AgentHook::Xdp, TransitHook::Xdp), AgentHook::Xdp);
+        assert_eq!(agent(AgentHook::Tc, TransitHook::Xdp), AgentHook::Tc);
+    }
 
     #[test]
     fn a_veth_that_passes_gso_whole_gets_tc_and_others_xdp() {

@@ -56,7 +56,7 @@ fn a_hook_that_was_given_up_leaves_the_uplink_at_restart() {
 
 #[test]
 fn the_agent_at_xdp_connects_pods_and_goes_without_a_trace() {
-    let mut rig = started(&["--agent-hook", "xdp"], "true");
+    let mut rig = started(&["--agent-hook", "xdp"], SEGMENTED);
     rig.add_pod("p1");
     rig.add_pod("p2");
     assert_eq!(
