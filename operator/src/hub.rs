@@ -387,3 +387,7 @@ fn subscribe(state: &mut State, droplet: &str, vni: u32, address: std::net::Ipv4
         && held < SUBSCRIPTIONS_PER_VPC
         && state.world.subscribe(droplet, vni, address, true)
 }
+
+#[cfg(test)]
+#[path = "hub_tests.rs"]
+mod tests;

@@ -1,0 +1,245 @@
+//! Droplets played by their streams: what they are sent, and what their answers lead to.
+
+use std::net::Ipv4Addr;
+
+use kube::runtime::reflector::ObjectRef;
+use thuban_api::Endpoint;
+use thuban_api::identifiers::{MacAddr, mapped};
+use thuban_proto::transit::{Attachment, NackReason, Program, operator_message, row};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use super::{Hub, Triggers, Waiter};
+use crate::model::rows::Key;
+use crate::model::world::{self, EndpointName, Membership, Role};
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 2);
+const VNI: u32 = 7;
+
+fn name() -> EndpointName {
+    ("red".to_owned(), "web-1".to_owned())
+}
+
+/// Three droplets: `a` divides, `b` bounces, `c` holds the endpoint.
+fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
+    let (endpoints, woken) = unbounded_channel();
+    let triggers = Triggers {
+        vpcs: unbounded_channel().0,
+        networks: unbounded_channel().0,
+        dividers: unbounded_channel().0,
+        bouncers: unbounded_channel().0,
+        droplets: unbounded_channel().0,
+        endpoints,
+        pods: unbounded_channel().0,
+        claims: unbounded_channel().0,
+    };
+    let hub = Hub::new(3, triggers);
+    hub.update(|world| {
+        for (number, droplet) in ["a", "b", "c"].into_iter().enumerate() {
+            world.set_droplet(droplet, Some(Ipv4Addr::new(172, 16, 0, number as u8)));
+        }
+        let cidrs = vec!["10.0.0.0/16".to_owned()];
+        world.set_vpc(
+            "red",
+            Some(world::Vpc {
+                vni: VNI,
+                cidrs: cidrs.clone(),
+                host_access: false,
+            }),
+        );
+        world.set_network(
+            "web",
+            Some(world::Network {
+                vpc: "red".into(),
+                id: 1,
+                cidrs,
+            }),
+        );
+        world.set_divider(
+            "red-d0",
+            Some(Role {
+                parent: "red".into(),
+                droplet: "a".into(),
+            }),
+        );
+        world.set_bouncer(
+            "web-b0",
+            Some(Role {
+                parent: "web".into(),
+                droplet: "b".into(),
+            }),
+        );
+    });
+    (hub, woken)
+}
+
+fn endpoint() -> world::Endpoint {
+    world::Endpoint {
+        network: "web".into(),
+        droplet: "c".into(),
+        pod: world::Pod {
+            namespace: "red".into(),
+            name: "web".into(),
+            uid: "u1".into(),
+        },
+        membership: Membership::Member(world::Address {
+            address: ADDRESS,
+            prefix_length: 24,
+            gateway: Ipv4Addr::new(10, 0, 1, 1),
+            mac: MacAddr::of(ADDRESS),
+        }),
+        ready: false,
+    }
+}
+
+/// All programs that wait on a stream.
+fn received(stream: &mut UnboundedReceiver<thuban_proto::transit::OperatorMessage>) -> Vec<Program> {
+    let mut programs = Vec::new();
+    while let Ok(message) = stream.try_recv() {
+        let Some(operator_message::Message::Program(program)) = message.message else {
+            continue;
+        };
+        programs.push(program);
+    }
+    programs
+}
+
+fn attachment() -> Attachment {
+    Attachment {
+        container_id: "c1".into(),
+        ifname: "eth0".into(),
+        pod_uid: "u1".into(),
+        vni: VNI,
+        address: mapped(ADDRESS).to_vec(),
+        ..Attachment::default()
+    }
+}
+
+#[test]
+fn a_stream_begins_with_a_snapshot_and_goes_on_with_deltas_in_sequence() {
+    let (hub, _woken) = hub();
+    let (_, mut stream) = hub.open("c", &[], &[]);
+    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
+    hub.update(|world| world.set_endpoint(&name(), None));
+    let programs = received(&mut stream);
+    let sequences: Vec<_> = programs
+        .iter()
+        .map(|program| (program.sequence, program.snapshot, program.epoch))
+        .collect();
+    assert_eq!(sequences, [(1, true, 3), (2, false, 3), (3, false, 3)]);
+    assert_eq!(programs[0].upserts.len(), 2, "the two other droplets");
+    let is_local = |row: &thuban_proto::transit::Row| matches!(row.row, Some(row::Row::Local(_)));
+    assert!(programs[1].upserts.iter().any(is_local));
+    assert_eq!(
+        programs[2].deletes.len(),
+        3,
+        "the endpoint's, its network's and its VPC's row"
+    );
+}
+
+#[test]
+fn an_endpoint_misses_acks_until_its_droplet_and_its_bouncer_gave_them() {
+    let (hub, mut woken) = hub();
+    let streams = ["a", "b", "c"].map(|droplet| (droplet, hub.open(droplet, &[], &[])));
+    for (droplet, (id, _)) in &streams {
+        assert!(hub.ack(droplet, *id, 1));
+    }
+    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
+    let rows = hub.read(|world| world.endpoint_rows(&name()));
+    let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name()));
+    assert_eq!(missing(), ["b", "c"]);
+    assert!(hub.ack("b", streams[1].1.0, 2));
+    assert!(woken.try_recv().is_ok(), "the ack wakes who waits");
+    assert_eq!(missing(), ["c"]);
+    assert!(hub.ack("c", streams[2].1.0, 2));
+    assert_eq!(missing(), [""; 0]);
+}
+
+#[test]
+fn an_address_is_held_until_everybody_acked_its_removal() {
+    let (hub, _woken) = hub();
+    let mut ids = Vec::new();
+    for droplet in ["a", "b", "c"] {
+        let (id, _) = hub.open(droplet, &[], &[]);
+        assert!(hub.ack(droplet, id, 1));
+        ids.push(id);
+    }
+    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
+    assert!(
+        hub.subscribe("a", VNI, ADDRESS, true),
+        "a divider's droplet takes part in the VPC"
+    );
+    for (droplet, id, sequence) in [("a", ids[0], 2), ("b", ids[1], 2), ("c", ids[2], 2)] {
+        assert!(hub.ack(droplet, id, sequence), "{droplet}");
+    }
+    hub.update(|world| world.set_endpoint(&name(), None));
+    let holding = || hub.holding(VNI, ADDRESS, &["b", "c"], &Waiter::Endpoint(name()));
+    assert_eq!(holding(), ["a", "b", "c"], "subscriber, bouncer and home");
+    assert!(hub.ack("a", ids[0], 3) && hub.ack("c", ids[2], 3));
+    assert_eq!(holding(), ["b"]);
+    hub.close("b", ids[1]);
+    assert_eq!(holding(), ["b"], "a bouncer that can't be asked still counts");
+    hub.update(|world| world.set_droplet("b", None));
+    assert_eq!(holding(), [""; 0], "one that is no droplet any more doesn't");
+}
+
+#[test]
+fn a_newer_stream_replaces_the_older_and_its_acks_count_alone() {
+    let (hub, _woken) = hub();
+    let (first, mut old) = hub.open("c", &[], &[]);
+    let (second, _new) = hub.open("c", &[], &[]);
+    assert_eq!(received(&mut old).len(), 1);
+    assert!(old.is_closed() || old.try_recv().is_err());
+    assert!(!hub.ack("c", first, 1) && hub.ack("c", second, 1));
+    assert!(!hub.ack("c", second, 9), "what was never sent can't be acked");
+}
+
+#[test]
+fn a_droplet_that_has_the_address_in_another_vpc_gets_the_endpoint_another_one() {
+    let (hub, mut woken) = hub();
+    let (id, _stream) = hub.open("c", &[], &[]);
+    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
+    hub.nack("c", id, &Key::Local(VNI, ADDRESS), NackReason::AddressInUseOnNode);
+    assert!(woken.try_recv().is_ok());
+    assert!(hub.take_in_use(&name()) && !hub.take_in_use(&name()));
+    assert!(hub.ack("c", id, 2));
+    let rows = hub.read(|world| world.endpoint_rows(&name()));
+    assert!(
+        hub.missing(&rows, Some("c"), &Waiter::Endpoint(name()))
+            .contains(&"c".to_owned())
+    );
+}
+
+#[test]
+fn only_droplets_of_the_vpc_may_ask_where_an_address_is() {
+    let (hub, _woken) = hub();
+    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
+    hub.update(|world| world.set_droplet("stranger", Some(Ipv4Addr::new(172, 16, 0, 9))));
+    assert!(!hub.subscribe("stranger", VNI, ADDRESS, true));
+    let (_, mut stream) = hub.open("stranger", &[], &[(VNI, ADDRESS)]);
+    let rows = &received(&mut stream)[0].upserts;
+    assert!(
+        rows.iter()
+            .all(|row| matches!(row.row, Some(row::Row::Droplet(_)))),
+        "{rows:?}"
+    );
+}
+
+#[test]
+fn a_pod_may_be_attached_until_its_droplet_says_otherwise() {
+    let (hub, mut woken) = hub();
+    assert!(hub.may_be_attached("u1", "c"), "the droplet can't be asked yet");
+    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
+    let (_, _stream) = hub.open("c", &[attachment()], &[]);
+    assert!(hub.may_be_attached("u1", "c"));
+    while woken.try_recv().is_ok() {}
+    hub.attach("c", &attachment(), true);
+    assert!(!hub.may_be_attached("u1", "c"));
+    assert!(
+        woken.try_recv().is_ok(),
+        "the end of the attachment wakes the endpoint"
+    );
+    assert!(
+        !hub.may_be_attached("u1", "gone"),
+        "a node that is no droplet holds nothing"
+    );
+}
