@@ -49,6 +49,9 @@ pub struct DropletSpec {
 #[serde(rename_all = "camelCase", default)]
 pub struct DropletStatus {
     pub phase: Phase,
+    /// The address that was verified; rows go by it as long as the object is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
     /// Names of the dividers and bouncers that it carries.
     pub roles: Vec<String>,
     pub conditions: Vec<Condition>,

@@ -39,6 +39,8 @@ pub const NETWORK_ANNOTATION: &str = "thuban.dev/network";
 pub const DEFAULT_NAME: &str = "default";
 /// Namespace of the operator, transitd and their Leases.
 pub const SYSTEM_NAMESPACE: &str = "thuban-system";
+/// Namespace of the droplets' heartbeat Leases.
+pub const HEARTBEAT_NAMESPACE: &str = "thuban-heartbeats";
 /// Lease of the leading operator, with the two annotations below.
 pub const OPERATOR_LEASE: &str = "thuban-operator";
 /// `host:port` of the leading operator's stream server.

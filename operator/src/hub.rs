@@ -87,6 +87,10 @@ pub struct Hub {
 }
 
 impl Hub {
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     pub fn new(epoch: u64, triggers: Triggers) -> Self {
         let state = State {
             world: World::default(),
@@ -168,13 +172,10 @@ impl Hub {
             subscribe(state, droplet, *vni, *address);
         }
         self.send(state);
-        let mut touched: HashSet<String> = HashSet::new();
-        for (uid, keys) in &mut state.attachments {
+        for keys in state.attachments.values_mut() {
             keys.retain(|(at, ..)| at != droplet);
-            touched.insert(uid.clone());
         }
         for attachment in attachments {
-            touched.insert(attachment.pod_uid.clone());
             let key = (
                 droplet.to_owned(),
                 attachment.container_id.clone(),
@@ -226,9 +227,11 @@ impl Hub {
         is_valid
     }
 
-    pub fn nack(&self, droplet: &str, id: u64, key: &Key, reason: NackReason) {
+    pub fn nack(&self, droplet: &str, id: u64, sequence: u64, key: &Key, reason: NackReason) {
         let state = &mut *self.lock();
-        state.acks.nack(droplet, id, key);
+        if !state.acks.nack(droplet, id, sequence, key) {
+            return;
+        }
         if let (Key::Local(vni, address), NackReason::AddressInUseOnNode) = (key, reason)
             && let Some(name) = state.world.holder(*vni, *address).cloned()
         {
@@ -237,9 +240,14 @@ impl Hub {
         }
     }
 
-    /// Whether the endpoint's droplet refused its address; asked once.
-    pub fn take_in_use(&self, name: &EndpointName) -> bool {
-        self.lock().in_use.remove(name)
+    /// Whether the endpoint's droplet refused its address.
+    pub fn is_in_use(&self, name: &EndpointName) -> bool {
+        self.lock().in_use.contains(name)
+    }
+
+    /// The endpoint has another address now.
+    pub fn forget_in_use(&self, name: &EndpointName) {
+        self.lock().in_use.remove(name);
     }
 
     pub fn subscribe(&self, droplet: &str, vni: u32, address: std::net::Ipv4Addr, wanted: bool) -> bool {
@@ -277,11 +285,13 @@ impl Hub {
         }
     }
 
-    /// Whether the pod may still have a network on that droplet: it reported an attachment, or can't be asked.
+    /// Whether the pod may still have a network on that droplet: it reported an attachment, or can't be asked. What
+    /// other droplets say of the pod doesn't count, and one that is no droplet any more holds nothing.
     pub fn may_be_attached(&self, pod_uid: &str, droplet: &str) -> bool {
         let state = self.lock();
-        let is_known = state.world.is_droplet(droplet);
-        state.attachments.contains_key(pod_uid) || is_known && !state.acks.is_connected(droplet)
+        let reported = |keys: &BTreeSet<AttachmentKey>| keys.iter().any(|(at, ..)| at == droplet);
+        state.world.is_droplet(droplet)
+            && (!state.acks.is_connected(droplet) || state.attachments.get(pod_uid).is_some_and(reported))
     }
 
     /// Droplets whose ack is missing; `waiter` is triggered when one of them acks. Suspects don't count, but

@@ -198,9 +198,17 @@ fn a_droplet_that_has_the_address_in_another_vpc_gets_the_endpoint_another_one()
     let (hub, mut woken) = hub();
     let (id, _stream) = hub.open("c", &[], &[]);
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
-    hub.nack("c", id, &Key::Local(VNI, ADDRESS), NackReason::AddressInUseOnNode);
+    hub.nack(
+        "c",
+        id,
+        2,
+        &Key::Local(VNI, ADDRESS),
+        NackReason::AddressInUseOnNode,
+    );
     assert!(woken.try_recv().is_ok());
-    assert!(hub.take_in_use(&name()) && !hub.take_in_use(&name()));
+    assert!(hub.is_in_use(&name()));
+    hub.forget_in_use(&name());
+    assert!(!hub.is_in_use(&name()));
     assert!(hub.ack("c", id, 2));
     let rows = hub.read(|world| world.endpoint_rows(&name()));
     assert!(

@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use thuban_api::{ADDRESS_ANNOTATION, CA_BUNDLE_ANNOTATION, OPERATOR_LEASE, SYSTEM_NAMESPACE};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 /// A holder that has not renewed for so long has lost it.
@@ -17,6 +17,13 @@ const DURATION: Duration = Duration::from_secs(15);
 const RENEW_EVERY: Duration = Duration::from_secs(2);
 /// The leader itself gives up earlier.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
+
+/// An API server that does not answer for so long is away.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+fn silent() -> kube::Error {
+    kube::Error::Service("the API server does not answer".into())
+}
 
 /// What the Lease says of its holder.
 #[derive(Clone, Debug)]
@@ -124,6 +131,14 @@ impl Leadership {
         epoch(&self.lease)
     }
 
+    /// Droplets have followed a higher epoch (the Lease was deleted, or restored from a backup): the next taking of the
+    /// released Lease begins above it.
+    pub fn raise(&mut self, epoch: u64) {
+        if let Some(spec) = &mut self.lease.spec {
+            spec.lease_transitions = i32::try_from(epoch).ok();
+        }
+    }
+
     /// Renews until leadership is lost.
     pub async fn hold(&mut self) {
         let mut renewed = Instant::now();
@@ -133,10 +148,11 @@ impl Leadership {
             if let Some(spec) = &mut lease.spec {
                 spec.renew_time = Some(MicroTime(Timestamp::now()));
             }
-            match self
-                .leases
-                .replace(OPERATOR_LEASE, &PostParams::default(), &lease)
+            let parameters = PostParams::default();
+            let replaced = self.leases.replace(OPERATOR_LEASE, &parameters, &lease);
+            match timeout(PATIENCE, replaced)
                 .await
+                .unwrap_or_else(|_| Err(silent()))
             {
                 Ok(lease) => {
                     self.lease = lease;
@@ -144,7 +160,10 @@ impl Leadership {
                 }
                 Err(error) => {
                     warn!(error = %error, "lease could not be renewed");
-                    match self.leases.get_opt(OPERATOR_LEASE).await {
+                    match timeout(PATIENCE, self.leases.get_opt(OPERATOR_LEASE))
+                        .await
+                        .unwrap_or_else(|_| Err(silent()))
+                    {
                         Ok(Some(lease)) if self.is_ours(&lease) => self.lease = lease,
                         Ok(_) => return,
                         Err(_) => {}

@@ -1,7 +1,7 @@
 //! The operator's process: waits for leadership, then runs the controllers and serves the droplets.
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
@@ -12,7 +12,7 @@ use thuban_operator::leader::{self, Candidate};
 use thuban_operator::model::validation::RefusedRanges;
 use thuban_operator::stream::server::{TransitService, serve};
 use thuban_operator::stream::tls;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
@@ -56,41 +56,86 @@ async fn main() -> Result<()> {
     {
         bail!("a TLS provider was installed twice");
     }
-    // As PID 1 the process gets no default handlers.
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        result = lead(&settings) => result,
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
+    lead(&settings).await
+}
+
+/// SIGTERM or SIGINT; as PID 1 the process gets no default handlers.
+struct Stop(Signal, Signal);
+
+impl Stop {
+    fn new() -> Result<Self> {
+        Ok(Self(
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+        ))
+    }
+
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.0.recv() => {}
+            _ = self.1.recv() => {}
+        }
     }
 }
 
 async fn lead(settings: &Settings) -> Result<()> {
+    let mut stop = Stop::new()?;
     let refused = RefusedRanges::new(&settings.service_cidrs, &settings.underlay_cidrs)?;
     let client = Client::try_default()
         .await
         .context("configuration of the API server's client")?;
-    let tls = loop {
-        match tls::prepare(client.clone()).await {
-            Ok(tls) => break tls,
-            Err(error) => warn!(%error, "no certificate yet, trying again"),
+    let waiting = async {
+        let tls = loop {
+            match tls::prepare(client.clone()).await {
+                Ok(tls) => break tls,
+                Err(error) => warn!(%error, "no certificate yet, trying again"),
+            }
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        };
+        let start = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+        let candidate = Candidate {
+            identity: format!("{}_{start:x}", settings.pod_name),
+            address: SocketAddr::new(settings.pod_ip, settings.listen_port).to_string(),
+            ca_bundle: tls.ca_bundle.clone(),
+        };
+        info!(identity = candidate.identity, "waiting for leadership");
+        anyhow::Ok((tls, leader::acquire(client.clone(), candidate).await))
+    };
+    let (tls, mut leadership) = tokio::select! {
+        acquired = waiting => acquired?,
+        () = stop.wait() => return Ok(()),
+    };
+    let (outranked, mut higher) = tokio::sync::mpsc::channel(1);
+    let epoch = leadership.epoch();
+    let work = run(settings, client, epoch, refused, &tls, outranked);
+    let result = tokio::select! {
+        () = leadership.hold() => {
+            error!("leadership lost; another operator has it or the API server is away");
+            bail!("leadership lost");
         }
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        result = work => result,
+        Some(epoch) = higher.recv() => {
+            warn!(epoch, "droplets have seen a higher epoch; the next leadership begins above it");
+            leadership.raise(epoch);
+            Ok(())
+        }
+        () = stop.wait() => Ok(()),
     };
-    let start = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)?
-        .as_nanos();
-    let address = SocketAddr::new(settings.pod_ip, settings.listen_port);
-    let candidate = Candidate {
-        identity: format!("{}_{start:x}", settings.pod_name),
-        address: address.to_string(),
-        ca_bundle: tls.ca_bundle.clone(),
-    };
-    info!(identity = candidate.identity, "waiting for leadership");
-    let mut leadership = leader::acquire(client.clone(), candidate).await;
+    leadership.release().await;
+    result
+}
+
+/// Controllers and stream server, for as long as this process leads.
+async fn run(
+    settings: &Settings,
+    client: Client,
+    epoch: u64,
+    refused: RefusedRanges,
+    tls: &tls::ServerTls,
+    outranked: tokio::sync::mpsc::Sender<u64>,
+) -> Result<()> {
     let mut tasks = JoinSet::new();
-    let hub = run::start(client.clone(), leadership.epoch(), refused, &mut tasks).await;
+    let hub = run::start(client.clone(), epoch, refused, &mut tasks).await;
     let default_cidr = settings.default_vpc_cidr.to_string();
     let defaults = async {
         while let Err(error) = defaults::ensure(&client, &default_cidr).await {
@@ -103,18 +148,11 @@ async fn lead(settings: &Settings) -> Result<()> {
     let service = TransitService {
         hub,
         client: client.clone(),
+        outranked,
     };
-    let mut terminate = signal(SignalKind::terminate())?;
-    let result = tokio::select! {
-        () = leadership.hold() => {
-            error!("leadership lost; another operator has it or the API server is away");
-            bail!("leadership lost");
-        }
-        result = serve(listen, &tls, service) => result.context("stream server ended"),
+    tokio::select! {
+        result = serve(listen, tls, service) => result.context("stream server ended"),
         () = defaults => Ok(()),
         Some(_) = tasks.join_next() => bail!("a watch or controller ended"),
-        _ = terminate.recv() => Ok(()),
-    };
-    leadership.release().await;
-    result
+    }
 }

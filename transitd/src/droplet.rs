@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, Client, Error};
 use thiserror::Error;
-use thuban_api::{Droplet, DropletSpec};
+use thuban_api::{Droplet, DropletSpec, HEARTBEAT_NAMESPACE};
 use tracing::{info, warn};
 
 use crate::node::Node;
@@ -40,7 +40,7 @@ enum RegisterError {
 /// Runs until the daemon ends.
 pub async fn run(node: Arc<Node>, client: Client) {
     let droplets: Api<Droplet> = Api::all(client.clone());
-    let leases: Api<Lease> = Api::namespaced(client, &node.settings.namespace);
+    let leases: Api<Lease> = Api::namespaced(client, HEARTBEAT_NAMESPACE);
     let mut interval = tokio::time::interval(HEARTBEAT);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {

@@ -166,6 +166,14 @@ impl State {
                     error = &error as &dyn std::error::Error,
                     "an attachment's rows could not be written"
                 );
+                // Without a key: the operator begins anew instead of taking the rows for applied.
+                nacks.push(nack(
+                    None,
+                    Rejection {
+                        reason: proto::NackReason::Unspecified,
+                        message: format!("rows of pod {pod}: {error}"),
+                    },
+                ));
             }
         }
         nacks

@@ -9,16 +9,24 @@ use thuban_api::condition::set;
 use thuban_api::{Bouncer, Phase};
 
 use super::context::{Context, ReconcileError};
-use super::objects::{condition, replace, replace_status};
+use super::network::has_endpoints;
+use super::objects::{condition, has_finalizer, remove_finalizer, replace, replace_status};
 use super::role::{needs_place, place};
 use crate::hub::Waiter;
 
 pub async fn reconcile(bouncer: Arc<Bouncer>, context: Arc<Context>) -> Result<Action, ReconcileError> {
-    if bouncer.metadata.deletion_timestamp.is_some() {
-        return Ok(Action::await_change());
-    }
     let name = bouncer.name_any();
     let bouncers: Api<Bouncer> = Api::all(context.client.clone());
+    if bouncer.metadata.deletion_timestamp.is_some() {
+        if is_held(&bouncer, &context) {
+            return Ok(Action::requeue(Duration::from_secs(2)));
+        }
+        context.hub.update(|world| world.set_bouncer(&name, None));
+        if has_finalizer(&*bouncer) {
+            remove_finalizer(&bouncers, &*bouncer).await?;
+        }
+        return Ok(Action::await_change());
+    }
     if needs_place(&context, bouncer.spec.droplet.as_deref()) {
         let all = context.stores.bouncers.state();
         let siblings: Vec<String> = all
@@ -80,4 +88,11 @@ pub async fn reconcile(bouncer: Arc<Bouncer>, context: Arc<Context>) -> Result<A
         )
         .await;
     Ok(Action::await_change())
+}
+
+/// A bouncer stays as long as endpoints of its network do, unless it is replaced.
+fn is_held(bouncer: &Bouncer, context: &Context) -> bool {
+    let network = context.network(&bouncer.spec.network);
+    let is_leaving = network.is_some_and(|network| network.metadata.deletion_timestamp.is_some());
+    is_leaving && has_endpoints(&bouncer.spec.network, context)
 }

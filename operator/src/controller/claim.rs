@@ -7,59 +7,61 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
-use thuban_api::{Endpoint, IpClaim, IpClaimStatus};
+use thuban_api::{Endpoint, IpClaim, IpClaimSpec, IpClaimStatus};
 use tracing::info;
 
 use super::context::{Context, ReconcileError};
-use super::objects::{WriteError, delete, replace_status};
+use super::objects::{WriteError, delete, failed, replace_status};
 
 /// How long a released address rests before it may be given out again.
 const REST: Duration = Duration::from_secs(30);
+/// Steady ones are looked at again, should a watch have missed the end of their endpoint.
+const LOOK_AGAIN: Duration = Duration::from_mins(5);
 /// How long a claim may wait for the Endpoint's status to name it.
 const GRACE: Duration = Duration::from_secs(20);
 
 pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let claims: Api<IpClaim> = Api::all(context.client.clone());
-    let is_released = claim
+    let spec = &claim.spec;
+    let uid = claim.uid().unwrap_or_default();
+    if claim
         .status
         .as_ref()
-        .is_some_and(|status| status.released_at.is_some());
-    if is_released {
+        .is_some_and(|status| status.released_at.is_some())
+    {
         // By this leader's monotonic clock: a new leader restarts the rest.
-        let left = remaining(
-            &context,
-            &format!("released/{}", claim.uid().unwrap_or_default()),
-            REST,
-        );
-        if let Some(left) = left {
+        if let Some(left) = remaining(&context, &format!("released/{uid}"), REST) {
             return Ok(Action::requeue(left));
+        }
+        // Whoever has the address in its status has it, released or not.
+        if holder(&context, spec)
+            .await?
+            .is_some_and(|address| address.as_ref() == Some(&spec.address))
+        {
+            return Ok(Action::requeue(REST));
         }
         delete(&claims, &*claim).await?;
         forget(&context, &claim);
         return Ok(Action::await_change());
     }
-    let spec = &claim.spec;
-    let endpoint = context
-        .stores
-        .endpoints
-        .get(&ObjectRef::<Endpoint>::new(&spec.endpoint_name).within(&spec.endpoint_namespace));
-    let is_counted = endpoint.is_some_and(|endpoint| {
+    let endpoint = ObjectRef::<Endpoint>::new(&spec.endpoint_name).within(&spec.endpoint_namespace);
+    let is_counted = context.stores.endpoints.get(&endpoint).is_some_and(|endpoint| {
         endpoint.uid().as_deref() == Some(&spec.endpoint_uid)
-            && endpoint
-                .status
-                .as_ref()
-                .is_some_and(|status| status.addresses.first() == Some(&spec.address))
+            && address_of(&endpoint).as_ref() == Some(&spec.address)
     });
     if is_counted {
-        return Ok(Action::await_change());
+        return Ok(Action::requeue(LOOK_AGAIN));
     }
-    // Nobody's yet: its endpoint's status may be on its way, or its operator died, or it lost to another claim.
-    if let Some(left) = remaining(
-        &context,
-        &format!("orphan/{}", claim.uid().unwrap_or_default()),
-        GRACE,
-    ) {
+    // Its operator died before the status was written, or it lost to another claim.
+    if let Some(left) = remaining(&context, &format!("orphan/{uid}"), GRACE) {
         return Ok(Action::requeue(left));
+    }
+    // An endpoint without an address may still write this one.
+    let is_held = holder(&context, spec)
+        .await?
+        .is_some_and(|address| address.is_none_or(|address| address == spec.address));
+    if is_held {
+        return Ok(Action::requeue(GRACE));
     }
     info!(
         claim = claim.name_any(),
@@ -68,6 +70,24 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     );
     release(&claims, &claim).await?;
     Ok(Action::await_change())
+}
+
+fn address_of(endpoint: &Endpoint) -> Option<String> {
+    endpoint
+        .status
+        .as_ref()
+        .and_then(|status| status.addresses.first().cloned())
+}
+
+/// The address of the claim's endpoint as the API server has it now; none if that endpoint is gone.
+async fn holder(context: &Context, spec: &IpClaimSpec) -> Result<Option<Option<String>>, WriteError> {
+    let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &spec.endpoint_namespace);
+    let endpoint = endpoints
+        .get_opt(&spec.endpoint_name)
+        .await
+        .map_err(failed("get", &spec.endpoint_name))?;
+    let endpoint = endpoint.filter(|endpoint| endpoint.uid().as_deref() == Some(&spec.endpoint_uid));
+    Ok(endpoint.map(|endpoint| address_of(&endpoint)))
 }
 
 /// What is left of `time` since this leader first asked about `key`.

@@ -9,16 +9,24 @@ use thuban_api::condition::set;
 use thuban_api::{Divider, Phase};
 
 use super::context::{Context, ReconcileError};
-use super::objects::{condition, replace, replace_status};
+use super::network::is_accepted;
+use super::objects::{condition, has_finalizer, remove_finalizer, replace, replace_status};
 use super::role::{needs_place, place};
 use crate::hub::Waiter;
 
 pub async fn reconcile(divider: Arc<Divider>, context: Arc<Context>) -> Result<Action, ReconcileError> {
-    if divider.metadata.deletion_timestamp.is_some() {
-        return Ok(Action::await_change());
-    }
     let name = divider.name_any();
     let dividers: Api<Divider> = Api::all(context.client.clone());
+    if divider.metadata.deletion_timestamp.is_some() {
+        if is_held(&divider, &context) {
+            return Ok(Action::requeue(Duration::from_secs(2)));
+        }
+        context.hub.update(|world| world.set_divider(&name, None));
+        if has_finalizer(&*divider) {
+            remove_finalizer(&dividers, &*divider).await?;
+        }
+        return Ok(Action::await_change());
+    }
     if needs_place(&context, divider.spec.droplet.as_deref()) {
         let all = context.stores.dividers.state();
         let siblings: Vec<String> = all
@@ -80,4 +88,15 @@ pub async fn reconcile(divider: Arc<Divider>, context: Arc<Context>) -> Result<A
         )
         .await;
     Ok(Action::await_change())
+}
+
+/// A divider stays as long as networks of its VPC do, unless it is replaced.
+fn is_held(divider: &Divider, context: &Context) -> bool {
+    let vpc = context.vpc(&divider.spec.vpc);
+    let is_leaving = vpc.is_some_and(|vpc| vpc.metadata.deletion_timestamp.is_some());
+    let networks = context.stores.networks.state();
+    is_leaving
+        && networks
+            .iter()
+            .any(|network| network.spec.vpc == divider.spec.vpc && is_accepted(network))
 }

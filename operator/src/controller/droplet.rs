@@ -7,8 +7,8 @@ use std::time::Duration;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
-use thuban_api::condition::set;
-use thuban_api::{Droplet, Phase};
+use thuban_api::condition::{find, set};
+use thuban_api::{ConditionStatus, Droplet, Phase};
 
 use super::context::{Context, ReconcileError, internal_ips};
 use super::objects::{condition, owner, replace, replace_status};
@@ -48,6 +48,7 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     let is_news = set(&mut status.conditions, accepted);
     if verdict.is_ok() {
         status.phase = Phase::Provisioned;
+        status.address = Some(droplet.spec.ip.clone());
     }
     status.roles = context.hub.read(|world| world.roles(&name));
     status.observed_generation = generation;
@@ -117,4 +118,11 @@ fn judge(droplet: &Droplet, node_addresses: &[Ipv4Addr], context: &Context) -> R
         }
     }
     Ok(())
+}
+
+/// Whether it may be given roles.
+pub fn is_accepted(droplet: &Droplet) -> bool {
+    let status = droplet.status.as_ref();
+    let accepted = status.and_then(|status| find(&status.conditions, "Accepted"));
+    accepted.is_some_and(|accepted| accepted.status == ConditionStatus::True)
 }

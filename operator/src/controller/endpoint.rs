@@ -27,18 +27,16 @@ use crate::model::admission::admit;
 use crate::model::allocation::{ip_claim_name, propose};
 use crate::model::validation::parse;
 
+/// Steady ones are looked at again, should a watch have missed the end of their pod.
+const LOOK_AGAIN: Duration = Duration::from_mins(5);
+
 pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let namespace = endpoint.namespace().unwrap_or_default();
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
     if endpoint.metadata.deletion_timestamp.is_some() {
         return remove(&endpoint, &endpoints, &context).await;
     }
-    let pod = context
-        .stores
-        .pods
-        .get(&ObjectRef::<Pod>::new(&endpoint.spec.pod_ref.name).within(&namespace));
-    let is_needed =
-        pod.is_some_and(|pod| pod.uid().as_deref() == Some(&endpoint.spec.pod_ref.uid) && is_alive(&pod));
+    let is_needed = is_needed(&endpoint, &context);
     if !is_needed {
         // CNI DEL ends the attachment; only then is the address out of use.
         if context
@@ -52,8 +50,10 @@ pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result
     }
     let status = endpoint.status.clone().unwrap_or_default();
     let name = (namespace.clone(), endpoint.name_any());
-    if context.hub.take_in_use(&name) && status.phase == Phase::Init {
-        return give_back(&endpoint, &endpoints, status, &context).await;
+    if context.hub.is_in_use(&name) && status.phase == Phase::Init && !status.addresses.is_empty() {
+        let action = give_back(&endpoint, &endpoints, status, &context).await?;
+        context.hub.forget_in_use(&name);
+        return Ok(action);
     }
     if status.addresses.is_empty() {
         return allocate(&endpoint, &endpoints, status, &context).await;
@@ -61,7 +61,15 @@ pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result
     if status.phase == Phase::Init {
         return provision(&endpoint, &endpoints, status, &context).await;
     }
-    Ok(Action::await_change())
+    Ok(Action::requeue(LOOK_AGAIN))
+}
+
+/// Whether its pod lives.
+fn is_needed(endpoint: &Endpoint, context: &Context) -> bool {
+    let reference = &endpoint.spec.pod_ref;
+    let pod = ObjectRef::<Pod>::new(&reference.name).within(&endpoint.namespace().unwrap_or_default());
+    let pod = context.stores.pods.get(&pod);
+    pod.is_some_and(|pod| pod.uid().as_deref() == Some(&reference.uid) && is_alive(&pod))
 }
 
 /// Admission and address: steps 1 and 2 of the workflow.
@@ -282,7 +290,7 @@ async fn write(
     replace_status(endpoints, &endpoint).await.map(|_| ())
 }
 
-/// Rows first: the world forgot the endpoint when its deletion was asked for. Then the claim, then the object.
+/// Rows first: the world forgets the endpoint. Then the claim, then the object.
 async fn remove(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -291,12 +299,21 @@ async fn remove(
     if !has_finalizer(endpoint) {
         return Ok(Action::await_change());
     }
+    let name = (endpoint.namespace().unwrap_or_default(), endpoint.name_any());
     let uid = &endpoint.spec.pod_ref.cni_uid;
-    if context.hub.may_be_attached(uid, &endpoint.spec.droplet) {
+    let mut status = endpoint.status.clone().unwrap_or_default();
+    if is_needed(endpoint, context) || context.hub.may_be_attached(uid, &endpoint.spec.droplet) {
+        // Somebody deleted it under a running pod, which keeps its network until it ends.
+        let message = format!("waits until pod {} is gone", endpoint.spec.pod_ref.name);
+        if set(
+            &mut status.conditions,
+            condition("Deleting", false, "WaitsForPod", &message, None),
+        ) {
+            write(endpoint, endpoints, status).await?;
+        }
         return Ok(Action::requeue(Duration::from_secs(5)));
     }
-    let name = (endpoint.namespace().unwrap_or_default(), endpoint.name_any());
-    let status = endpoint.status.clone().unwrap_or_default();
+    context.hub.update(|world| world.set_endpoint(&name, None));
     let address = status
         .addresses
         .first()

@@ -10,7 +10,7 @@ use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::condition::{find, set};
 use thuban_api::identifiers::NetworkId;
-use thuban_api::{Bouncer, BouncerSpec, Network, NetworkStatus, Phase};
+use thuban_api::{Bouncer, BouncerSpec, Endpoint, FINALIZER, Network, NetworkStatus, Phase};
 
 use super::context::{Context, ReconcileError};
 use super::objects::{
@@ -71,6 +71,10 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
                 context
                     .event(&*network, true, error.reason(), &error.to_string())
                     .await;
+            }
+            if is_accepted(&network) {
+                // What is in force goes on being served.
+                ensure_bouncers(&network, &context).await?;
             }
             return Ok(Action::requeue(Duration::from_mins(1)));
         }
@@ -202,6 +206,7 @@ async fn ensure_bouncers(network: &Network, context: &Context) -> Result<Vec<Str
         let mut bouncer = Bouncer::new(&name, spec);
         bouncer.metadata = ObjectMeta {
             name: Some(name.clone()),
+            finalizers: Some(vec![FINALIZER.to_owned()]),
             owner_references: owner(network).map(|reference| vec![reference]),
             ..ObjectMeta::default()
         };
@@ -214,6 +219,26 @@ async fn ensure_bouncers(network: &Network, context: &Context) -> Result<Vec<Str
     Ok(waiting)
 }
 
+/// How many endpoints of the network have an address.
+fn addressed(name: &str, context: &Context) -> usize {
+    let endpoints = context.stores.endpoints.state();
+    let has_address = |endpoint: &Endpoint| {
+        endpoint
+            .status
+            .as_ref()
+            .is_some_and(|status| !status.addresses.is_empty())
+    };
+    endpoints
+        .iter()
+        .filter(|endpoint| endpoint.spec.network == name && has_address(endpoint))
+        .count()
+}
+
+/// Whether a network still serves somebody.
+pub fn has_endpoints(name: &str, context: &Context) -> bool {
+    addressed(name, context) > 0
+}
+
 /// Endpoints first, then bouncers, then the rows everywhere, then the object.
 async fn remove(
     network: &Network,
@@ -224,17 +249,7 @@ async fn remove(
         return Ok(Action::await_change());
     }
     let name = network.name_any();
-    let endpoints = context.stores.endpoints.state();
-    let waiting = endpoints
-        .iter()
-        .filter(|endpoint| endpoint.spec.network == name)
-        .filter(|endpoint| {
-            endpoint
-                .status
-                .as_ref()
-                .is_some_and(|status| !status.addresses.is_empty())
-        })
-        .count();
+    let waiting = addressed(&name, context);
     if waiting > 0 {
         let mut status = network.status.clone().unwrap_or_default();
         let message =
@@ -263,7 +278,9 @@ async fn remove(
         .filter(|bouncer| bouncer.spec.network == name)
         .collect();
     for bouncer in &own {
-        delete(&bouncers, &**bouncer).await?;
+        if bouncer.metadata.deletion_timestamp.is_none() {
+            delete(&bouncers, &**bouncer).await?;
+        }
     }
     if !own.is_empty() {
         return Ok(Action::requeue(Duration::from_secs(1)));

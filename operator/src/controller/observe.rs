@@ -149,15 +149,12 @@ pub fn on_divider(context: &Context, change: Change<Divider>) {
     let name = match change {
         Change::Applied(divider) => {
             let name = divider.name_any();
-            let is_leaving = divider.metadata.deletion_timestamp.is_some();
             let parent = divider.spec.vpc.clone();
             let role = divider.spec.droplet.clone().map(|droplet| world::Role {
                 parent: parent.clone(),
                 droplet,
             });
-            context
-                .hub
-                .update(|world| world.set_divider(&name, role.filter(|_| !is_leaving)));
+            context.hub.update(|world| world.set_divider(&name, role));
             let _ = triggers.vpcs.send(ObjectRef::new(&parent));
             divider
                 .spec
@@ -181,15 +178,12 @@ pub fn on_bouncer(context: &Context, change: Change<Bouncer>) {
     let name = match change {
         Change::Applied(bouncer) => {
             let name = bouncer.name_any();
-            let is_leaving = bouncer.metadata.deletion_timestamp.is_some();
             let parent = bouncer.spec.network.clone();
             let role = bouncer.spec.droplet.clone().map(|droplet| world::Role {
                 parent: parent.clone(),
                 droplet,
             });
-            context
-                .hub
-                .update(|world| world.set_bouncer(&name, role.filter(|_| !is_leaving)));
+            context.hub.update(|world| world.set_bouncer(&name, role));
             let _ = triggers.networks.send(ObjectRef::new(&parent));
             bouncer
                 .spec
@@ -211,13 +205,13 @@ pub fn on_bouncer(context: &Context, change: Change<Bouncer>) {
 pub fn on_droplet(context: &Context, change: Change<Droplet>) {
     let (name, address) = match change {
         Change::Applied(droplet) => {
-            let is_usable = droplet.metadata.deletion_timestamp.is_none()
-                && droplet
-                    .status
-                    .as_ref()
-                    .is_some_and(|status| status.phase == Phase::Provisioned && is_accepted_droplet(status));
-            let address = droplet.spec.ip.parse::<Ipv4Addr>().ok().filter(|_| is_usable);
-            (droplet.name_any(), address)
+            let status = droplet.status.clone().unwrap_or_default();
+            (
+                droplet.name_any(),
+                status
+                    .address
+                    .and_then(|address| address.parse::<Ipv4Addr>().ok()),
+            )
         }
         Change::Gone(droplet) => {
             context.hub.disconnect(&droplet.name);
@@ -250,11 +244,6 @@ pub fn on_droplet(context: &Context, change: Change<Droplet>) {
     }
 }
 
-fn is_accepted_droplet(status: &thuban_api::DropletStatus) -> bool {
-    condition::find(&status.conditions, "Accepted")
-        .is_some_and(|accepted| accepted.status == ConditionStatus::True)
-}
-
 pub fn on_endpoint(context: &Context, change: Change<Endpoint>) {
     let (name, endpoint): (EndpointName, _) = match change {
         Change::Applied(endpoint) => {
@@ -270,7 +259,12 @@ pub fn on_endpoint(context: &Context, change: Change<Endpoint>) {
         }
         Change::Gone(endpoint) => {
             let namespace = endpoint.namespace.clone().unwrap_or_default();
-            // A pod that was created again under the same name may wait for this one.
+            // A pod that lives on, or was created again under its name, gets a new one.
+            for pod in context.stores.pods.state() {
+                if pod.namespace().as_deref() == Some(&namespace) && endpoint_name(&pod) == endpoint.name {
+                    let _ = context.hub.triggers.pods.send(ObjectRef::from_obj(&*pod));
+                }
+            }
             for network in context.stores.networks.state() {
                 if network.metadata.deletion_timestamp.is_some() {
                     let _ = context.hub.triggers.networks.send(ObjectRef::from_obj(&*network));
@@ -283,11 +277,8 @@ pub fn on_endpoint(context: &Context, change: Change<Endpoint>) {
     context.hub.triggers.endpoint(&name);
 }
 
-/// What the world knows of an endpoint: nothing once its deletion was asked for.
+/// What the world knows of an endpoint. One that is being deleted stays until its reconciler takes it out.
 fn world_endpoint(endpoint: &Endpoint) -> Option<world::Endpoint> {
-    if endpoint.metadata.deletion_timestamp.is_some() {
-        return None;
-    }
     let status = endpoint.status.clone().unwrap_or_default();
     let refused = condition::find(&status.conditions, "Accepted")
         .filter(|accepted| accepted.status == ConditionStatus::False)

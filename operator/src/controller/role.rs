@@ -7,6 +7,7 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
 use super::context::Context;
+use super::droplet::is_accepted;
 use crate::model::placement::{Candidate, pick};
 
 /// Set on Nodes that should carry roles; kubelets can't set it.
@@ -26,6 +27,10 @@ pub fn place(context: &Context, siblings: &[String]) -> Option<String> {
         .read(|world| world.droplets().map(|(name, _)| name.clone()).collect());
     let candidates: Vec<Candidate> = known
         .into_iter()
+        .filter(|name| {
+            let droplet = context.stores.droplets.get(&ObjectRef::new(name));
+            droplet.is_some_and(|droplet| is_accepted(&droplet))
+        })
         .map(|name| Candidate {
             roles: roles.get(&name).copied().unwrap_or_default(),
             has_sibling: siblings.contains(&name),

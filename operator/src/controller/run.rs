@@ -14,6 +14,7 @@ use kube::runtime::{Controller, watcher};
 use kube::{Api, Client};
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tracing::info;
@@ -112,9 +113,10 @@ pub async fn start(client: Client, epoch: u64, refused: RefusedRanges, tasks: &m
         reservations: Reservations::default(),
         seen: Mutex::new(HashMap::new()),
     });
-    let feed = Feed {
+    let mut feed = Feed {
         client,
         context: context.clone(),
+        filling: Vec::new(),
     };
     feed.watch(tasks, pod_writer, observe::on_pod);
     feed.watch(tasks, namespace_writer, observe::on_namespace);
@@ -127,7 +129,10 @@ pub async fn start(client: Client, epoch: u64, refused: RefusedRanges, tasks: &m
     feed.watch(tasks, droplet_writer, observe::on_droplet);
     feed.watch(tasks, ip_claim_writer, observe::on_ip_claim);
     feed.watch(tasks, vni_claim_writer, |_, _| {});
-    filled(&context.stores).await;
+    // Whoever is served or reconciled before the world is whole would be taken for gone.
+    for filled in feed.filling {
+        let _ = filled.await;
+    }
     info!("caches are filled");
     let stores = &context.stores;
     control(
@@ -189,36 +194,24 @@ pub async fn start(client: Client, epoch: u64, refused: RefusedRanges, tasks: &m
     hub
 }
 
-async fn filled(stores: &Stores) {
-    // A store can only fail to fill by losing its watch task, which ends the process.
-    let _ = stores.pods.wait_until_ready().await;
-    let _ = stores.namespaces.wait_until_ready().await;
-    let _ = stores.nodes.wait_until_ready().await;
-    let _ = stores.vpcs.wait_until_ready().await;
-    let _ = stores.networks.wait_until_ready().await;
-    let _ = stores.endpoints.wait_until_ready().await;
-    let _ = stores.dividers.wait_until_ready().await;
-    let _ = stores.bouncers.wait_until_ready().await;
-    let _ = stores.droplets.wait_until_ready().await;
-    let _ = stores.ip_claims.wait_until_ready().await;
-    let _ = stores.vni_claims.wait_until_ready().await;
-}
-
 struct Feed {
     client: Client,
     context: Arc<Context>,
+    filling: Vec<oneshot::Receiver<()>>,
 }
 
 impl Feed {
     fn watch<K: Object + 'static>(
-        &self,
+        &mut self,
         tasks: &mut JoinSet<()>,
         writer: Writer<K>,
         handle: fn(&Context, Change<K>),
     ) {
         let api: Api<K> = Api::all(self.client.clone());
         let context = self.context.clone();
-        tasks.spawn(async move { watch(api, writer, |change| handle(&context, change)).await });
+        let (sender, filled) = oneshot::channel();
+        self.filling.push(filled);
+        tasks.spawn(async move { watch(api, writer, sender, |change| handle(&context, change)).await });
     }
 }
 

@@ -8,9 +8,10 @@ use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::condition::set;
-use thuban_api::{Divider, DividerSpec, Phase, VniClaim, VniClaimSpec, Vpc, VpcStatus};
+use thuban_api::{Divider, DividerSpec, FINALIZER, Phase, VniClaim, VniClaimSpec, Vpc, VpcStatus};
 
 use super::context::{Context, ReconcileError};
+use super::network::is_accepted;
 use super::objects::{
     WriteError, add_finalizer, condition, create, delete, has_finalizer, owner, remove_finalizer,
     replace_status,
@@ -51,6 +52,10 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
                 .event(&*vpc, true, error.reason(), &error.to_string())
                 .await;
         }
+        if status_in_force(&vpc) {
+            // What is in force goes on being served.
+            ensure_dividers(&vpc, &context).await?;
+        }
         return Ok(Action::requeue(Duration::from_mins(1)));
     }
     status.cidrs.clone_from(&vpc.spec.cidrs);
@@ -79,6 +84,10 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
             .await;
     }
     Ok(Action::await_change())
+}
+
+fn status_in_force(vpc: &Vpc) -> bool {
+    vpc.status.as_ref().is_some_and(|status| status.vni.is_some())
 }
 
 async fn write(vpc: &Vpc, vpcs: &Api<Vpc>, status: VpcStatus) -> Result<(), WriteError> {
@@ -146,6 +155,7 @@ async fn ensure_dividers(vpc: &Vpc, context: &Context) -> Result<Vec<String>, Wr
         );
         divider.metadata = ObjectMeta {
             name: Some(name.clone()),
+            finalizers: Some(vec![FINALIZER.to_owned()]),
             owner_references: owner(vpc).map(|reference| vec![reference]),
             ..ObjectMeta::default()
         };
@@ -170,7 +180,7 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
         .networks
         .state()
         .iter()
-        .filter(|network| network.spec.vpc == name && super::network::is_accepted(network))
+        .filter(|network| network.spec.vpc == name && is_accepted(network))
         .map(|network| network.name_any())
         .collect();
     let mut status = vpc.status.clone().unwrap_or_default();
@@ -199,7 +209,9 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
         .filter(|divider| divider.spec.vpc == name)
         .collect();
     for divider in &own {
-        delete(&dividers, &**divider).await?;
+        if divider.metadata.deletion_timestamp.is_none() {
+            delete(&dividers, &**divider).await?;
+        }
     }
     if !own.is_empty() {
         return Ok(Action::requeue(Duration::from_secs(1)));

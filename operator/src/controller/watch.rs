@@ -1,11 +1,12 @@
 //! One list+watch of a kind: fills its store and hands every change on, re-lists included.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use futures::StreamExt;
 use kube::Api;
 use kube::runtime::reflector::{ObjectRef, store::Writer};
 use kube::runtime::{WatchStreamExt, watcher};
+use tokio::sync::oneshot;
 use tracing::warn;
 
 use super::objects::Object;
@@ -16,12 +17,18 @@ pub enum Change<K: Object> {
     Gone(ObjectRef<K>),
 }
 
-/// Watches until the process ends. A watch that breaks is backed off and taken up again.
-pub async fn watch<K>(api: Api<K>, mut writer: Writer<K>, mut handle: impl FnMut(Change<K>))
-where
+/// Watches until the process ends. A watch that breaks is backed off and taken up again. `filled` is told once all
+/// that was there at the start has been handled.
+pub async fn watch<K>(
+    api: Api<K>,
+    mut writer: Writer<K>,
+    filled: oneshot::Sender<()>,
+    mut handle: impl FnMut(Change<K>),
+) where
     K: Object + 'static,
 {
-    let mut known: HashSet<ObjectRef<K>> = HashSet::new();
+    let mut filled = Some(filled);
+    let mut known: HashMap<ObjectRef<K>, Option<String>> = HashMap::new();
     let mut listed: Vec<K> = Vec::new();
     let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
     while let Some(event) = events.next().await {
@@ -38,18 +45,18 @@ where
             watcher::Event::InitApply(object) => listed.push(object),
             watcher::Event::InitDone => {
                 let now: HashSet<_> = listed.iter().map(ObjectRef::from_obj).collect();
-                for gone in known.difference(&now) {
+                for gone in known.keys().filter(|reference| !now.contains(*reference)) {
                     handle(Change::Gone(gone.clone()));
                 }
-                known = now;
+                known.retain(|reference, _| now.contains(reference));
                 for object in listed.drain(..) {
-                    handle(Change::Applied(object));
+                    apply(&mut known, object, &mut handle);
+                }
+                if let Some(filled) = filled.take() {
+                    let _ = filled.send(());
                 }
             }
-            watcher::Event::Apply(object) => {
-                known.insert(ObjectRef::from_obj(&object));
-                handle(Change::Applied(object));
-            }
+            watcher::Event::Apply(object) => apply(&mut known, object, &mut handle),
             watcher::Event::Delete(object) => {
                 let reference = ObjectRef::from_obj(&object);
                 known.remove(&reference);
@@ -57,4 +64,21 @@ where
             }
         }
     }
+}
+
+/// An object made again under its name while the watch was away is another one: the old one went.
+fn apply<K: Object>(
+    known: &mut HashMap<ObjectRef<K>, Option<String>>,
+    object: K,
+    handle: &mut impl FnMut(Change<K>),
+) {
+    let reference = ObjectRef::from_obj(&object);
+    let uid = object.meta().uid.clone();
+    if known
+        .insert(reference.clone(), uid.clone())
+        .is_some_and(|old| old != uid)
+    {
+        handle(Change::Gone(reference));
+    }
+    handle(Change::Applied(object));
 }

@@ -10,6 +10,8 @@ use super::world::Delta;
 
 /// Stream gone for so long: the droplet is suspect.
 pub const SUSPECT_AFTER: u64 = 10_000;
+/// A new leader gives droplets that have not dialled yet so much longer.
+pub const SETTLE: u64 = 50_000;
 
 /// An open stream.
 #[derive(Debug, Default)]
@@ -93,11 +95,14 @@ impl Acks {
         true
     }
 
-    /// The row could not be applied: it is not there until it is sent again.
-    pub fn nack(&mut self, droplet: &str, id: u64, key: &Key) {
-        if let Some(session) = self.sessions.get_mut(droplet).filter(|session| session.id == id) {
-            session.rows.insert(key.clone(), u64::MAX);
-        }
+    /// The row of this sequence could not be applied: it is not there until it is sent again. False if it was changed
+    /// since, or is not of the open stream.
+    pub fn nack(&mut self, droplet: &str, id: u64, sequence: u64, key: &Key) -> bool {
+        let session = self.sessions.get_mut(droplet).filter(|session| session.id == id);
+        let row = session
+            .and_then(|session| session.rows.get_mut(key))
+            .filter(|sent| **sent <= sequence);
+        row.map(|sent| *sent = u64::MAX).is_some()
     }
 
     pub fn is_connected(&self, droplet: &str) -> bool {
@@ -148,14 +153,14 @@ impl Acks {
 
     /// No stream for [`SUSPECT_AFTER`].
     pub fn is_suspect(&self, droplet: &str, now: u64) -> bool {
-        let since = self.lost.get(droplet).copied().unwrap_or(self.started);
+        let since = self.lost.get(droplet).copied().unwrap_or(self.started + SETTLE);
         !self.is_connected(droplet) && now.saturating_sub(since) >= SUSPECT_AFTER
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Acks, Key, SUSPECT_AFTER};
+    use super::{Acks, Key, SETTLE, SUSPECT_AFTER};
     use crate::model::rows;
     use crate::model::world::Delta;
 
@@ -198,14 +203,18 @@ mod tests {
         assert!(!acks.ack("a", 1, 1) && !acks.ack("a", 2, 5));
         assert!(!acks.close("a", 1, 0) && acks.is_connected("a"));
         assert!(acks.ack("a", 2, 1));
-        acks.nack("a", 2, &key(1));
+        assert!(!acks.nack("a", 2, 0, &key(1)), "sent again since");
+        assert!(!acks.nack("a", 2, 1, &key(5)), "never sent");
+        assert!(acks.nack("a", 2, 1, &key(1)));
         assert!(!acks.is_acked("a", &key(1)));
     }
 
     #[test]
     fn a_droplet_is_suspect_after_a_while_without_stream() {
         let mut acks = Acks::new(100);
-        assert!(!acks.is_suspect("a", 100) && acks.is_suspect("a", 100 + SUSPECT_AFTER));
+        assert!(
+            !acks.is_suspect("a", 100 + SUSPECT_AFTER) && acks.is_suspect("a", 100 + SETTLE + SUSPECT_AFTER)
+        );
         acks.open("a", 1, [].into_iter());
         assert!(!acks.is_suspect("a", 1_000_000));
         acks.close("a", 1, 1_000_000);

@@ -27,6 +27,8 @@ use crate::model::rows::{self, Key};
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// A silent peer is asked after this, and given up after it once more.
 const KEEPALIVE: Duration = Duration::from_secs(4);
+/// Epochs that a leader takes a droplet's word for.
+const LARGEST_LEAP: u64 = 1 << 20;
 /// A Hello of a droplet with 10,000 subscriptions fits well.
 const LARGEST_MESSAGE: usize = 16 << 20;
 
@@ -42,6 +44,8 @@ pub enum ServeError {
 pub struct TransitService {
     pub hub: Arc<Hub>,
     pub client: Client,
+    /// Told an epoch higher than ours that a droplet has followed.
+    pub outranked: mpsc::Sender<u64>,
 }
 
 /// Serves until the process ends.
@@ -77,6 +81,18 @@ impl Transit for TransitService {
         let mut incoming = request.into_inner();
         let hello = hello(&mut incoming).await?;
         check(&hello, &identity)?;
+        if hello.highest_epoch > self.hub.epoch() {
+            // No more than a Lease can carry on from: what a droplet makes up must not end all leadership.
+            if hello.highest_epoch - self.hub.epoch() <= LARGEST_LEAP {
+                let _ = self.outranked.try_send(hello.highest_epoch);
+            }
+            let message = format!(
+                "epoch {} was seen, this leader's is {}",
+                hello.highest_epoch,
+                self.hub.epoch()
+            );
+            return Err(Status::unavailable(message));
+        }
         let subscriptions: Vec<(u32, Ipv4Addr)> = hello
             .subscriptions
             .iter()
@@ -239,13 +255,15 @@ impl DropletStream {
     }
 
     fn nack(&self, nack: &Nack) -> Result<(), Status> {
-        let key = nack
-            .key
-            .as_ref()
-            .and_then(read_key)
-            .ok_or_else(|| Status::invalid_argument("Nack.key"))?;
+        let key = nack.key.as_ref().and_then(read_key).ok_or_else(|| {
+            Status::aborted(format!(
+                "a program was not applied ({}); dial again",
+                nack.message
+            ))
+        })?;
         warn!(droplet = self.identity.node, ?key, reason = ?nack.reason(), message = nack.message, "row refused");
-        self.hub.nack(&self.identity.node, self.id, &key, nack.reason());
+        self.hub
+            .nack(&self.identity.node, self.id, nack.sequence, &key, nack.reason());
         Ok(())
     }
 }

@@ -152,11 +152,12 @@ pub async fn teardown(
         }
     }
     errors.extend(node.store.remove(id).err().map(Into::into));
-    if let Some(attachment) = attachment {
-        node.state()
-            .send(crate::operator::session::attachment_change(attachment, true));
-    }
     if errors.is_empty() {
+        // Only now may the address go to somebody else.
+        if let Some(attachment) = attachment {
+            node.state()
+                .send(crate::operator::session::attachment_change(attachment, true));
+        }
         return Ok(());
     }
     // Whoever repeats the removal finds the attachment again.
