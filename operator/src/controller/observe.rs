@@ -255,7 +255,7 @@ pub fn on_endpoint(context: &Context, change: Change<Endpoint>) {
                     .networks
                     .send(ObjectRef::new(&endpoint.spec.network));
             }
-            (name, world_endpoint(&endpoint))
+            (name, Some(world_endpoint(&endpoint)))
         }
         Change::Gone(endpoint) => {
             let namespace = endpoint.namespace.clone().unwrap_or_default();
@@ -278,7 +278,7 @@ pub fn on_endpoint(context: &Context, change: Change<Endpoint>) {
 }
 
 /// What the world knows of an endpoint. One that is being deleted stays until its reconciler takes it out.
-fn world_endpoint(endpoint: &Endpoint) -> Option<world::Endpoint> {
+fn world_endpoint(endpoint: &Endpoint) -> world::Endpoint {
     let status = endpoint.status.clone().unwrap_or_default();
     let refused = condition::find(&status.conditions, "Accepted")
         .filter(|accepted| accepted.status == ConditionStatus::False)
@@ -291,7 +291,7 @@ fn world_endpoint(endpoint: &Endpoint) -> Option<world::Endpoint> {
             mac: status.mac.as_ref()?.parse().ok()?,
         }))
     };
-    Some(world::Endpoint {
+    world::Endpoint {
         network: endpoint.spec.network.clone(),
         droplet: endpoint.spec.droplet.clone(),
         pod: world::Pod {
@@ -301,7 +301,7 @@ fn world_endpoint(endpoint: &Endpoint) -> Option<world::Endpoint> {
         },
         membership: member().or(refused).unwrap_or(Membership::Waiting),
         ready: status.phase == Phase::Provisioned,
-    })
+    }
 }
 
 pub fn on_ip_claim(context: &Context, change: Change<IpClaim>) {
