@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use thuban_common::tables::{AttachmentEntry, EndpointKey, LocalEntry};
+use thuban_common::tables::{AttachmentEntry, EndpointKey, LOCAL_TAKES_XDP, LocalEntry};
 use thuban_proto::transit as proto;
 use tokio::sync::mpsc;
 use tracing::{info, warn};
@@ -288,7 +288,7 @@ impl State {
             ifindex: attachment.host_ifindex,
             network: attachment.network,
             mac: attachment.mac,
-            flags: 0,
+            flags: if attachment.takes_xdp { LOCAL_TAKES_XDP } else { 0 },
         };
         self.tables
             .set(TableKey::Local(attachment.key()), TableEntry::Local(entry))

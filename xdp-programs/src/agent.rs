@@ -4,7 +4,9 @@
 use thuban_common::{
     counters::Counter,
     packet::{ethernet, words3},
-    tables::{AttachmentEntry, ConfigEntry, DropletAddress, EndpointKey, HOST_SOURCE, SubnetEntry},
+    tables::{
+        AttachmentEntry, ConfigEntry, DropletAddress, EndpointKey, HOST_SOURCE, LOCAL_TAKES_XDP, SubnetEntry,
+    },
 };
 
 use crate::{
@@ -93,6 +95,9 @@ fn packet<F: Frame>(
     };
     let key = maps::key(attachment.vni, destination);
     if let Some(local) = maps::local(&key) {
+        if !F::IS_LAST && local.flags & LOCAL_TAKES_XDP == 0 {
+            return Ok(F::PASS);
+        }
         return deliver::from_agent(frame, local);
     }
     let way = find(attachment, config, subnet, &key, &inner)?;

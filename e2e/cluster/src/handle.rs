@@ -200,9 +200,12 @@ impl Cluster {
         serde_json::from_str(&text).with_context(|| format!("counters of {node}: {text}"))
     }
 
-    /// How many rows the node's tables hold.
-    pub fn rows(&self, node: &str) -> Result<usize> {
+    /// How many rows of a VPC the node's tables hold.
+    pub fn rows(&self, node: &str, vni: u64) -> Result<usize> {
         let text = self.pod_exec(NAMESPACE, &self.transitd_pod(node)?, &["/bin/transitd", "rows"])?;
-        Ok(text.lines().count())
+        let rows = text.lines().map(serde_json::from_str::<Value>);
+        let rows = rows.collect::<Result<Vec<_>, _>>().context("rows of transitd")?;
+        let is_of = |row: &&Value| row["key"]["vni"] == vni || row["entry"]["vni"] == vni;
+        Ok(rows.iter().filter(is_of).count())
     }
 }

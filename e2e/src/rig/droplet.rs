@@ -4,7 +4,8 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result};
 use thuban_common::tables::{
-    AttachmentEntry, ConfigEntry, DropletEntry, GATEWAY_MAC, LocalEntry, RemoteEntry, SubnetEntry, VpcEntry,
+    AttachmentEntry, ConfigEntry, DropletEntry, GATEWAY_MAC, LOCAL_TAKES_XDP, LocalEntry, RemoteEntry,
+    SubnetEntry, VpcEntry,
 };
 
 use super::{POD_MTU, Transit, UNDERLAY_MTU, namespace::Namespace, traffic::End};
@@ -139,7 +140,7 @@ impl Droplet {
                 ifindex: interface,
                 network,
                 mac,
-                flags: 0,
+                flags: LOCAL_TAKES_XDP,
             },
         )?;
         // Rows first: no packet of the pod meets an agent that doesn't know it.

@@ -17,8 +17,8 @@ fn pods_per_node() -> usize {
         .unwrap_or(30)
 }
 
-/// What a node holds of attachments: veths, map rows, files and pins.
-fn holdings(node: &str) -> [usize; 4] {
+/// What a node holds of attachments: veths, map rows of the VPC, files and pins.
+fn holdings(node: &str, vni: u64) -> [usize; 4] {
     let cluster = &tenants().cluster;
     let lines = |command: &str| {
         let output = cluster.exec_on_node(node, &["sh", "-c", command]).unwrap();
@@ -29,7 +29,7 @@ fn holdings(node: &str) -> [usize; 4] {
     };
     [
         lines("ip -o link show type veth | grep -c ': thb' || true"),
-        cluster.rows(node).unwrap(),
+        cluster.rows(node, vni).unwrap(),
         lines("ls /var/lib/thuban/attachments | wc -l"),
         lines("ls /sys/fs/bpf/thuban/layout_1/links | wc -l"),
     ]
@@ -51,7 +51,9 @@ fn a_burst_of_pods_comes_up_and_leaves_nothing_behind() {
     wait_provisioned(cluster, "networks.thuban.dev/burst").unwrap();
     // The network's own rows are there before and after; those of pods must come and go.
     std::thread::sleep(Duration::from_secs(1));
-    let before: Vec<_> = nodes.iter().map(|node| holdings(node)).collect();
+    let vpc = get(cluster, &["vpc", "burst"]).unwrap();
+    let vni = vpc["status"]["vni"].as_u64().unwrap();
+    let before: Vec<_> = nodes.iter().map(|node| holdings(node, vni)).collect();
     let count = pods_per_node();
     let started = Instant::now();
     let deployments: Vec<_> = nodes.iter().map(|node| json!({
@@ -113,9 +115,9 @@ fn a_burst_of_pods_comes_up_and_leaves_nothing_behind() {
             .wait_for(
                 &format!("{node} holds what it held: veths, rows, files, pins {before:?}"),
                 Duration::from_mins(1),
-                || Ok(holdings(node) == *before),
+                || Ok(holdings(node, vni) == *before),
             )
-            .unwrap_or_else(|error| panic!("{error:#}; now {:?}", holdings(node)));
+            .unwrap_or_else(|error| panic!("{error:#}; now {:?}", holdings(node, vni)));
     }
     delete(cluster, &["networks.thuban.dev", "burst"]).unwrap();
     delete(cluster, &["vpcs.thuban.dev", "burst"]).unwrap();

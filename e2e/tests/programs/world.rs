@@ -10,8 +10,8 @@ use aya::programs::{TestRun, TestRunOptions};
 use thuban_common::{
     counters::Counter,
     tables::{
-        AttachmentEntry, ConfigEntry, DropletEntry, LocalEntry, RemoteEntry, SUBNET_BOUNCER_HERE,
-        SubnetEntry, VPC_DIVIDER_HERE, VPC_HOST_ACCESS, VpcEntry,
+        AttachmentEntry, ConfigEntry, DropletEntry, LOCAL_TAKES_XDP, LocalEntry, RemoteEntry,
+        SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VPC_HOST_ACCESS, VpcEntry,
     },
 };
 use thuban_e2e::{
@@ -174,7 +174,7 @@ impl World {
                     ifindex: interface,
                     network,
                     mac,
-                    flags: 0,
+                    flags: LOCAL_TAKES_XDP,
                 },
             )?;
         }
@@ -182,7 +182,7 @@ impl World {
             ifindex: self.interfaces[3],
             network: 1,
             mac: LOCAL_MAC,
-            flags: 0,
+            flags: LOCAL_TAKES_XDP,
         };
         self.programs
             .insert("LOCAL_ENDPOINTS", key(100, ip(10, 0, 1, 12)), local)?;

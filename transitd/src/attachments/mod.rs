@@ -37,6 +37,9 @@ pub struct Attachment {
     pub host_ifindex: u32,
     /// Grows with every ADD: of two attachments of one pod the higher one carries its traffic.
     pub generation: u64,
+    /// Made with the agent at XDP: the pod's end takes frames that XDP redirects to it.
+    #[serde(default)]
+    pub takes_xdp: bool,
     /// The boot in which the veth was made; after another boot nothing of it exists.
     pub boot_id: String,
 }
@@ -128,6 +131,7 @@ pub mod tests {
             mtu: 1450,
             host_ifindex: 9,
             generation,
+            takes_xdp: false,
             boot_id: "boot".into(),
         }
     }

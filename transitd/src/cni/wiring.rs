@@ -50,6 +50,7 @@ pub async fn setup(
         host_interface: plan.host_interface.clone(),
         host_ifindex,
         generation: next_generation(node),
+        takes_xdp: node.settings.agent_hook == AgentHook::Xdp,
         boot_id: node.boot_id.clone(),
     };
     match finish(node, &attachment, &plan, pod_namespace).await {
@@ -72,7 +73,7 @@ async fn finish(
     plan: &VethPlan,
     pod_namespace: std::fs::File,
 ) -> Result<(), AttachmentError> {
-    let agent_at_xdp = node.settings.agent_hook == AgentHook::Xdp;
+    let agent_at_xdp = attachment.takes_xdp;
     sysctl::disable_rp_filter(&node.settings.proc_sys_net, &plan.host_interface)?;
     {
         let mut state = node.state();

@@ -119,6 +119,8 @@ pub struct MissEntry {
     pub packets: u32,
 }
 
+/// [`LocalEntry::flags`]: the pod's end takes frames that XDP redirects to it (its GRO is on, so it has NAPI).
+pub const LOCAL_TAKES_XDP: u16 = 1;
 /// [`SubnetEntry::flags`]: this droplet is a bouncer of the network.
 pub const SUBNET_BOUNCER_HERE: u32 = 1;
 /// [`VpcEntry::flags`]: this droplet is a divider of the VPC.
