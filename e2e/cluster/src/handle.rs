@@ -203,9 +203,9 @@ impl Cluster {
     /// How many rows of a VPC the node's tables hold.
     pub fn rows(&self, node: &str, vni: u64) -> Result<usize> {
         let text = self.pod_exec(NAMESPACE, &self.transitd_pod(node)?, &["/bin/transitd", "rows"])?;
-        let rows = text.lines().map(serde_json::from_str::<Value>);
+        let rows = text.lines().map(serde_json::from_str::<serde_json::Value>);
         let rows = rows.collect::<Result<Vec<_>, _>>().context("rows of transitd")?;
-        let is_of = |row: &&Value| row["key"]["vni"] == vni || row["entry"]["vni"] == vni;
+        let is_of = |row: &&serde_json::Value| row["key"]["vni"] == vni || row["entry"]["vni"] == vni;
         Ok(rows.iter().filter(is_of).count())
     }
 }
