@@ -306,13 +306,7 @@ impl Hub {
                 missing.insert(droplet.clone());
             }
         }
-        for droplet in &missing {
-            state
-                .waiters
-                .entry(droplet.clone())
-                .or_default()
-                .insert(waiter.clone());
-        }
+        wait_for(state, &missing, waiter);
         missing.into_iter().collect()
     }
 
@@ -338,13 +332,7 @@ impl Hub {
             .iter()
             .filter(|droplet| state.world.is_droplet(droplet) && !state.acks.is_connected(droplet));
         holding.extend(away.map(|droplet| (*droplet).to_owned()));
-        for droplet in &holding {
-            state
-                .waiters
-                .entry(droplet.clone())
-                .or_default()
-                .insert(waiter.clone());
-        }
+        wait_for(state, &holding, waiter);
         holding.into_iter().collect()
     }
 
@@ -352,13 +340,7 @@ impl Hub {
     pub fn holding_key(&self, key: &Key, waiter: &Waiter) -> Vec<String> {
         let state = &mut *self.lock();
         let holding: Vec<String> = state.acks.holding(key).map(str::to_owned).collect();
-        for droplet in &holding {
-            state
-                .waiters
-                .entry(droplet.clone())
-                .or_default()
-                .insert(waiter.clone());
-        }
+        wait_for(state, &holding, waiter);
         holding
     }
 
@@ -368,14 +350,19 @@ impl Hub {
         let mut holding: Vec<String> = state.acks.holding_vni(vni).map(str::to_owned).collect();
         let droplets = state.world.droplets().map(|(name, _)| name);
         holding.extend(droplets.filter(|name| !state.acks.is_connected(name)).cloned());
-        for droplet in &holding {
-            state
-                .waiters
-                .entry(droplet.clone())
-                .or_default()
-                .insert(waiter.clone());
-        }
+        wait_for(state, &holding, waiter);
         holding
+    }
+}
+
+/// The waiter is triggered when one of the droplets acks.
+fn wait_for<'a>(state: &mut State, droplets: impl IntoIterator<Item = &'a String>, waiter: &Waiter) {
+    for droplet in droplets {
+        state
+            .waiters
+            .entry(droplet.clone())
+            .or_default()
+            .insert(waiter.clone());
     }
 }
 

@@ -1,98 +1,55 @@
-//! Bouncer: placed on a droplet, Provisioned once those who use it have acked.
+//! Bouncer: the role of a droplet for one network; its life is that of every role.
 
-use std::sync::Arc;
-use std::time::Duration;
+use kube::runtime::reflector::Store;
+use thuban_api::{Bouncer, RoleStatus};
 
-use kube::runtime::controller::Action;
-use kube::{Api, ResourceExt};
-use thuban_api::condition::set;
-use thuban_api::{Bouncer, Phase};
-
-use super::context::{Context, ReconcileError};
+use super::context::Context;
 use super::network::has_endpoints;
-use super::objects::{condition, has_finalizer, remove_finalizer, replace, replace_status};
-use super::role::{needs_place, place};
+use super::role::Role;
 use crate::hub::Waiter;
+use crate::model::rows::Key;
+use crate::model::world::World;
 
-pub async fn reconcile(bouncer: Arc<Bouncer>, context: Arc<Context>) -> Result<Action, ReconcileError> {
-    let name = bouncer.name_any();
-    let bouncers: Api<Bouncer> = Api::all(context.client.clone());
-    if bouncer.metadata.deletion_timestamp.is_some() {
-        if is_held(&bouncer, &context) {
-            return Ok(Action::requeue(Duration::from_secs(2)));
-        }
-        context.hub.update(|world| world.set_bouncer(&name, None));
-        if has_finalizer(&*bouncer) {
-            remove_finalizer(&bouncers, &*bouncer).await?;
-        }
-        return Ok(Action::await_change());
+impl Role for Bouncer {
+    fn parent(&self) -> &str {
+        &self.spec.network
     }
-    if needs_place(&context, bouncer.spec.droplet.as_deref()) {
-        let all = context.stores.bouncers.state();
-        let siblings: Vec<String> = all
-            .iter()
-            .filter(|other| other.spec.network == bouncer.spec.network && other.name_any() != name)
-            .filter_map(|other| other.spec.droplet.clone())
-            .collect();
-        let Some(droplet) = place(&context, &siblings) else {
-            return Ok(Action::requeue(Duration::from_secs(2)));
-        };
-        let mut placed = (*bouncer).clone();
-        placed.spec.droplet = Some(droplet.clone());
-        replace(&bouncers, &placed).await?;
-        context
-            .event(
-                &*bouncer,
-                false,
-                "Placed",
-                &format!("placed on droplet {droplet}"),
-            )
-            .await;
-        return Ok(Action::await_change());
-    }
-    let mut status = bouncer.status.clone().unwrap_or_default();
-    if status.phase == Phase::Provisioned {
-        return Ok(Action::await_change());
-    }
-    let droplet = bouncer.spec.droplet.as_deref().unwrap_or_default();
-    let rows = context
-        .hub
-        .read(|world| world.network_rows(&bouncer.spec.network, droplet));
-    let is_known = rows.iter().any(|(at, _)| at == droplet);
-    let missing = context
-        .hub
-        .missing(&rows, Some(droplet), &Waiter::Bouncer(name.clone()));
-    if !is_known || !missing.is_empty() {
-        return Ok(Action::requeue(Duration::from_secs(3)));
-    }
-    status.phase = Phase::Provisioned;
-    set(
-        &mut status.conditions,
-        condition(
-            "Ready",
-            true,
-            "Acknowledged",
-            "all droplets concerned have its rows",
-            bouncer.metadata.generation,
-        ),
-    );
-    let mut provisioned = (*bouncer).clone();
-    provisioned.status = Some(status);
-    replace_status(&bouncers, &provisioned).await?;
-    context
-        .event(
-            &*bouncer,
-            false,
-            "Provisioned",
-            &format!("works on droplet {droplet}"),
-        )
-        .await;
-    Ok(Action::await_change())
-}
 
-/// A bouncer stays as long as endpoints of its network do, unless it is replaced.
-fn is_held(bouncer: &Bouncer, context: &Context) -> bool {
-    let network = context.network(&bouncer.spec.network);
-    let is_leaving = network.is_some_and(|network| network.metadata.deletion_timestamp.is_some());
-    is_leaving && has_endpoints(&bouncer.spec.network, context)
+    fn droplet(&self) -> Option<&str> {
+        self.spec.droplet.as_deref()
+    }
+
+    fn place_on(&mut self, droplet: String) {
+        self.spec.droplet = Some(droplet);
+    }
+
+    fn status(&self) -> Option<&RoleStatus> {
+        self.status.as_ref()
+    }
+
+    fn set_status(&mut self, status: RoleStatus) {
+        self.status = Some(status);
+    }
+
+    fn all(context: &Context) -> &Store<Self> {
+        &context.stores.bouncers
+    }
+
+    fn waiter(name: String) -> Waiter {
+        Waiter::Bouncer(name)
+    }
+
+    fn rows(&self, world: &World, droplet: &str) -> Vec<(String, Key)> {
+        world.network_rows(&self.spec.network, droplet)
+    }
+
+    fn forget(world: &mut World, name: &str) {
+        world.set_bouncer(name, None);
+    }
+
+    fn is_held(&self, context: &Context) -> bool {
+        let network = context.network(&self.spec.network);
+        let is_leaving = network.is_some_and(|network| network.metadata.deletion_timestamp.is_some());
+        is_leaving && has_endpoints(&self.spec.network, context)
+    }
 }

@@ -22,7 +22,7 @@ use tracing::info;
 use super::context::{Context, ReconcileError, Reservations, Stores, retry};
 use super::objects::Object;
 use super::watch::{Change, watch};
-use super::{bouncer, claim, divider, droplet, endpoint, network, observe, pod, vpc};
+use super::{claim, droplet, endpoint, network, observe, pod, role, vpc};
 use crate::hub::{Hub, Triggers};
 use crate::model::validation::RefusedRanges;
 
@@ -154,14 +154,14 @@ pub async fn start(client: Client, epoch: u64, refused: RefusedRanges, tasks: &m
         &context,
         stores.dividers.clone(),
         receivers.dividers,
-        divider::reconcile,
+        role::reconcile::<Divider>,
     );
     control(
         tasks,
         &context,
         stores.bouncers.clone(),
         receivers.bouncers,
-        bouncer::reconcile,
+        role::reconcile::<Bouncer>,
     );
     control(
         tasks,
