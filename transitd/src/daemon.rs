@@ -217,9 +217,12 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
     let names: Vec<String> = known.into_iter().map(|(name, _)| name).collect();
     for name in &names {
         state.links.ensure(Hook::AgentTc, name)?;
-        match agent_hook {
-            AgentHook::Xdp => state.links.ensure(Hook::AgentXdp, name)?,
-            AgentHook::Tc => state.links.release(Hook::AgentXdp, name)?,
+        // A pod made for tc sends unsummed and unsegmented frames, which XDP can't redirect.
+        let takes_xdp = |a: &Attachment| a.host_interface == *name && a.takes_xdp;
+        if agent_hook == AgentHook::Xdp && state.attachments.values().any(takes_xdp) {
+            state.links.ensure(Hook::AgentXdp, name)?;
+        } else {
+            state.links.release(Hook::AgentXdp, name)?;
         }
     }
     let removed = state.links.sweep(&names)?;

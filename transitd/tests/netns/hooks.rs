@@ -78,6 +78,23 @@ fn the_agent_at_xdp_connects_pods_and_goes_without_a_trace() {
 }
 
 #[test]
+fn a_pod_made_for_tc_keeps_its_agent_there_when_new_ones_get_xdp() {
+    let mut rig = started(&["--agent-hook", "tc"], SEGMENTED);
+    rig.add_pod("p1");
+    rig.kill();
+    rig.flags = vec!["--agent-hook".into(), "xdp".into()];
+    rig.start();
+    rig.operator.wait_for_ack();
+    rig.add_pod("p2");
+    let at_xdp = links(&rig)
+        .iter()
+        .filter(|name| name.starts_with("agent_xdp"))
+        .count();
+    assert_eq!(at_xdp, 1, "{:?}", links(&rig));
+    assert!(rig.ping("p1", "10.0.1.6") && rig.ping("p2", "10.0.1.5"));
+}
+
+#[test]
 fn a_flow_that_stays_subscribes_and_an_idle_row_is_given_back() {
     let mut rig = started(&[], "true");
     rig.add_pod("p1");
