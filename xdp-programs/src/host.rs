@@ -22,7 +22,8 @@ const TRANSPORT: usize = ethernet::LENGTH + ipv4::LENGTH;
 /// To the host's own address towards pods: answers to kubelet's probes.
 #[inline(always)]
 pub fn reply<F: Frame>(frame: &F, attachment: &AttachmentEntry, ip: &Ipv4Header) -> Result<Verdict, Counter> {
-    if !has_access(attachment) && !ip.is_later_fragment() && !is_answer(frame, ip)? {
+    // Answers to probes need no fragments, whose later parts could not be judged.
+    if !has_access(attachment) && (ip.is_fragment() || !is_answer(frame, ip)?) {
         return Err(Counter::HostForbidden);
     }
     pass(frame, ip)

@@ -86,6 +86,8 @@ pub struct Context {
     pub stores: Stores,
     pub recorder: Recorder,
     pub refused: RefusedRanges,
+    /// The default VPC's, whose packets nodes see: refused to all others.
+    pub default_range: Cidr,
     pub reservations: Reservations,
     /// When this leader first saw a claim released, and last wrote a network's numbers.
     pub seen: Mutex<HashMap<String, Instant>>,

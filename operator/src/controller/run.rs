@@ -12,6 +12,7 @@ use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::{Controller, watcher};
 use kube::{Api, Client};
+use thuban_api::cidr::Cidr;
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
@@ -73,7 +74,13 @@ fn channels() -> (Triggers, Receivers) {
 }
 
 /// Starts watches and controllers, and returns once every store and the world are filled.
-pub async fn start(client: Client, epoch: u64, refused: RefusedRanges, tasks: &mut JoinSet<()>) -> Arc<Hub> {
+pub async fn start(
+    client: Client,
+    epoch: u64,
+    refused: RefusedRanges,
+    default_range: Cidr,
+    tasks: &mut JoinSet<()>,
+) -> Arc<Hub> {
     let (triggers, receivers) = channels();
     let hub = Arc::new(Hub::new(epoch, triggers));
     let (pods, pod_writer) = store::<Pod>();
@@ -110,6 +117,7 @@ pub async fn start(client: Client, epoch: u64, refused: RefusedRanges, tasks: &m
         stores,
         recorder: Recorder::new(client.clone(), reporter),
         refused,
+        default_range,
         reservations: Reservations::default(),
         seen: Mutex::new(HashMap::new()),
     });

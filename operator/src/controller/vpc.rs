@@ -8,7 +8,9 @@ use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::condition::set;
-use thuban_api::{Divider, DividerSpec, FINALIZER, Phase, VniClaim, VniClaimSpec, Vpc, VpcStatus};
+use thuban_api::{
+    DEFAULT_NAME, Divider, DividerSpec, FINALIZER, Phase, VniClaim, VniClaimSpec, Vpc, VpcStatus,
+};
 
 use super::context::{Context, ReconcileError};
 use super::network::is_accepted;
@@ -39,7 +41,14 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
     } else {
         Vec::new()
     };
-    let verdict = validation::vpc(&vpc.spec.cidrs, &context.refused, &nodes);
+    let is_default = vpc.name_any() == DEFAULT_NAME;
+    let refused = if is_default {
+        context.refused.clone()
+    } else {
+        let what = "the default VPC, which nodes reach by these addresses";
+        context.refused.and(context.default_range, what)
+    };
+    let verdict = validation::vpc(&vpc.spec.cidrs, &refused, &nodes);
     let accepted = match &verdict {
         Ok(_) => condition("Accepted", true, "Valid", "ranges are usable", generation),
         Err(error) => condition("Accepted", false, error.reason(), &error.to_string(), generation),

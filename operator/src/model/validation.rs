@@ -52,6 +52,14 @@ impl RangeError {
 pub struct RefusedRanges(Vec<(Cidr, String)>);
 
 impl RefusedRanges {
+    /// These, and one more: `what` says why.
+    #[must_use]
+    pub fn and(&self, range: Cidr, what: &str) -> Self {
+        let mut ranges = self.0.clone();
+        ranges.push((range, what.to_owned()));
+        Self(ranges)
+    }
+
     /// The fixed ones, the services' and the underlay's.
     pub fn new(services: &[Cidr], underlay: &[Cidr]) -> Result<Self, CidrError> {
         let fixed = [

@@ -140,18 +140,15 @@ pub async fn teardown(
         let removed = veth::delete_route(&node.netlink, attachment.address, attachment.host_ifindex).await;
         errors.extend(removed.err().map(Into::into));
     }
-    errors.extend(
-        veth::delete(&node.netlink, &host_interface)
-            .await
-            .err()
-            .map(Into::into),
-    );
-    {
+    let deleted = veth::delete(&node.netlink, &host_interface).await;
+    // A veth that stays keeps its agents.
+    if deleted.is_ok() {
         let state = node.state();
         for hook in [Hook::AgentTc, Hook::AgentXdp] {
             errors.extend(state.links.release(hook, &host_interface).err().map(Into::into));
         }
     }
+    errors.extend(deleted.err().map(Into::into));
     errors.extend(node.store.remove(id).err().map(Into::into));
     if errors.is_empty() {
         // Only now may the address go to somebody else.

@@ -77,11 +77,12 @@ impl Ipv4Header {
         bytes4([self.words[8], self.words[9]])
     }
 
-    /// A destination that one host may have: not multicast, reserved or broadcast (224.0.0.0 and above), not 0.x.
+    /// A destination that one host may have: not multicast, reserved or broadcast (224.0.0.0 and above), not 0.x, not
+    /// loopback (which some hosts route).
     #[inline(always)]
     pub const fn is_to_unicast(&self) -> bool {
         let first = self.words[8].to_ne_bytes()[0];
-        first != 0 && first < 224
+        first != 0 && first != 127 && first < 224
     }
 
     /// The header of one more hop: new addresses, TTL less one, checksum updated from what it was (a wrong one stays
