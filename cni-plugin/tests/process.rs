@@ -111,7 +111,10 @@ fn run(variables: &[(&str, &str)], input: &str) -> (i32, String) {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    // A bad environment ends the plugin before it reads: what it says counts, not whether it read.
+    if let Err(error) = child.stdin.take().unwrap().write_all(input.as_bytes()) {
+        assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
+    }
     let output = child.wait_with_output().unwrap();
     (
         output.status.code().unwrap(),
