@@ -12,6 +12,8 @@ pub const MAX_MEMBERS: usize = 8;
 pub const GATEWAY_MAC: [u8; 6] = [0x02, 0x54, 0x68, 0x75, 0x62, 0x61];
 /// Source address of the host towards pods of its own node (link-local, never routed): 169.254.64.1.
 pub const HOST_SOURCE: [u8; 4] = [169, 254, 64, 1];
+/// The same for IPv6, and every pod's IPv6 gateway: fe80::5468:7562:6101.
+pub const HOST_SOURCE_V6: Address = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0x54, 0x68, 0x75, 0x62, 0x61, 0x01];
 /// UDP port of Geneve (RFC 8926).
 pub const GENEVE_PORT: u16 = 6081;
 /// Outer Ethernet + IPv4 + UDP + Geneve: bytes between two frames' starts.
