@@ -1,29 +1,32 @@
-//! The agent: an endpoint's first hop. It holds the pod to its own addresses, answers ARP, and finds where a packet
-//! goes: the host, this droplet, the endpoint's droplet, a bouncer or a divider.
+//! The agent: an endpoint's first hop. It holds the pod to its own addresses, answers ARP and neighbour discovery, and
+//! finds where a packet goes: the host, this droplet, the endpoint's droplet, a bouncer or a divider.
 
 use thuban_common::{
     counters::Counter,
-    packet::{ethernet, words3},
+    packet::{
+        ethernet,
+        ip::IpPacket,
+        ipv6::{self, ICMPV6},
+        nd, words3,
+    },
     tables::{
-        AttachmentEntry, ConfigEntry, DropletAddress, EndpointKey, HOST_SOURCE, LOCAL_TAKES_XDP, SubnetEntry,
+        Address, AttachmentEntry, ConfigEntry, DropletAddress, EndpointKey, LOCAL_TAKES_XDP, SubnetEntry,
+        TracePoint,
     },
 };
 
 use crate::{
-    arp, bounce,
-    count::{count, settle},
-    deliver, divide,
+    arp, bounce, deliver, divide,
     encapsulate::encapsulate,
-    frame::{Frame, Verdict},
-    host,
-    inner::{self, Inner},
-    maps, misses,
+    frame::{Frame, Outcome, Verdict},
+    host, inner, maps, misses, nd as neighbours, too_big,
+    trace::{Observed, settle},
 };
 
 /// VLAN tags that XDP still sees in the frame (802.1Q, 802.1ad).
 const VLAN: [u16; 2] = [0x8100_u16.to_be(), 0x88a8_u16.to_be()];
-/// Ethernet, IPv4 and what is read of the transport header.
-const HEADERS: u32 = 14 + 20 + 20;
+/// Ethernet, IPv6 and what is read of the transport header.
+const HEADERS: u32 = 14 + 40 + 20;
 
 /// Where the agent sends what isn't on this droplet.
 struct Way {
@@ -34,43 +37,47 @@ struct Way {
 }
 
 #[inline(always)]
-pub fn run<F: Frame>(frame: &mut F) -> Verdict {
-    settle(handle(frame), F::DROP)
+pub fn run<F: Frame>(frame: &mut F, point: TracePoint) -> Verdict {
+    let Some(observed) = Observed::new(frame) else {
+        return F::DROP;
+    };
+    let outcome = handle(frame, observed);
+    settle::<F>(point, observed, outcome)
 }
 
 #[inline(always)]
-fn handle<F: Frame>(frame: &mut F) -> Result<Verdict, Counter> {
+fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
     let attachment = maps::attachment(frame.interface()).ok_or(Counter::NoAttachment)?;
     let config = maps::config().ok_or(Counter::NoConfig)?;
+    // What ends before its addresses are read is the pod's all the same.
+    observed.vni = attachment.vni;
+    observed.packet.source = attachment.address;
     if frame.is_vlan_tagged() {
         return Err(Counter::VlanTagged);
     }
     if !frame.make_linear(HEADERS) {
-        return Ok(F::PASS);
+        return Ok((F::PASS, None));
     }
     let header: ethernet::EthernetHeader = frame.load(0).ok_or(Counter::Truncated)?;
     if header.source != words3(attachment.mac) {
         return Err(Counter::SpoofedMac);
     }
     match header.ethertype {
-        ethernet::IPV4 => packet(frame, attachment, config),
         ethernet::ARP => arp::answer(frame, attachment),
-        ethernet::IPV6 => Err(discovery_or(frame, Counter::NotIpv4)),
         tag if tag == VLAN[0] || tag == VLAN[1] => Err(Counter::VlanTagged),
-        _ => Err(Counter::NotIpv4),
+        ethertype => {
+            inner::read(frame, ethertype, ethernet::LENGTH, 0, &mut observed.packet)?;
+            packet(frame, attachment, config, ethertype, observed)
+        }
     }
 }
 
-/// IPv6 isn't served; neighbour and listener discovery (ICMPv6, maybe behind a hop-by-hop header) is expected.
+/// Whether an address is the endpoint's own.
 #[inline(always)]
-fn discovery_or<F: Frame>(frame: &F, other: Counter) -> Counter {
-    match frame
-        .load::<[u16; 4]>(ethernet::LENGTH)
-        .map(|words| words[3].to_ne_bytes()[0])
-    {
-        Some(0 | 58) => Counter::Ipv6Discovery,
-        _ => other,
-    }
+pub fn is_own<F: Frame>(frame: &F, attachment: &AttachmentEntry, address: &Address) -> bool {
+    *address == attachment.address
+        || maps::local(&maps::key(attachment.vni, *address))
+            .is_some_and(|local| local.ifindex == frame.interface())
 }
 
 #[inline(always)]
@@ -78,37 +85,65 @@ fn packet<F: Frame>(
     frame: &mut F,
     attachment: &AttachmentEntry,
     config: &ConfigEntry,
-) -> Result<Verdict, Counter> {
-    let inner = inner::read(frame, ethernet::LENGTH, 0)?;
-    if maps::key(attachment.vni, inner.ip.source()).address != attachment.address {
+    ethertype: u16,
+    observed: &mut Observed,
+) -> Outcome {
+    if observed.packet.is_v6()
+        && let Some(kind) = discovery(frame, &observed.packet)
+    {
+        return neighbours::answer(frame, attachment, observed, kind);
+    }
+    let packet = &observed.packet;
+    if !is_own(frame, attachment, &packet.source) {
         return Err(Counter::SpoofedSource);
     }
-    if !inner.ip.is_to_unicast() {
+    if packet.is_to_host() {
+        return host::reply(frame, attachment, packet);
+    }
+    if !packet.is_to_unicast() {
         return Err(Counter::NotUnicast);
     }
-    let destination = inner.ip.destination();
-    if destination == HOST_SOURCE {
-        return host::reply(frame, attachment, &inner.ip);
+    if packet.is_from_dhcp_server() {
+        return Err(Counter::RouterForbidden);
     }
-    let Some(subnet) = maps::subnet(attachment.vni, destination) else {
-        return host::leave(frame, attachment, &inner.ip);
+    let Some(subnet) = maps::subnet(attachment.vni, packet.destination) else {
+        return host::leave(frame, attachment, packet);
     };
-    let key = maps::key(attachment.vni, destination);
+    let key = maps::key(attachment.vni, packet.destination);
     if let Some(local) = maps::local(&key) {
         if !F::IS_LAST && local.flags & LOCAL_TAKES_XDP == 0 {
-            return Ok(F::PASS);
+            return Ok((F::PASS, None));
         }
-        return deliver::from_agent(frame, local);
+        return deliver::from_agent(frame, local, ethertype);
     }
-    let way = find(attachment, config, subnet, &key, &inner)?;
-    let Some(verdict) = encapsulate(frame, config, way.droplet, attachment.vni, &inner)? else {
-        return Ok(F::PASS);
+    let way = find(attachment, config, subnet, &key, packet)?;
+    observed.next = way.droplet;
+    if let Some(mtu) = too_big::exceeded(frame, config, packet, way.droplet) {
+        return too_big::answer(frame, attachment, packet, mtu);
+    }
+    let Some(verdict) = encapsulate(frame, config, way.droplet, attachment.vni, packet)? else {
+        return Ok((F::PASS, None));
     };
-    count(way.counter);
     if way.is_detour {
         misses::note(&key);
     }
-    Ok(verdict)
+    Ok((verdict, Some(way.counter)))
+}
+
+/// The type, if the packet is neighbour discovery; listener reports (ICMPv6, maybe behind a hop-by-hop header, to a
+/// multicast address) count as such.
+#[inline(always)]
+fn discovery<F: Frame>(frame: &F, packet: &IpPacket) -> Option<u8> {
+    let is_multicast = packet.destination[0] == 0xff;
+    match packet.protocol {
+        ipv6::HOP_BY_HOP if is_multicast => Some(0),
+        ICMPV6 => {
+            let first: [u16; 1] = inner::transport(frame, packet, 0)?;
+            let kind = first[0].to_ne_bytes()[0];
+            (is_multicast || nd::is_discovery(kind)).then_some(kind)
+        }
+        _ => None,
+    }
 }
 
 /// Direct row, else bouncer (own network) or divider (any other). Roles of this very droplet run here.
@@ -118,7 +153,7 @@ fn find(
     config: &ConfigEntry,
     subnet: &SubnetEntry,
     key: &EndpointKey,
-    inner: &Inner,
+    packet: &IpPacket,
 ) -> Result<Way, Counter> {
     if let Some(droplet) = maps::use_direct(key) {
         if droplet == config.droplet {
@@ -132,7 +167,7 @@ fn find(
     }
     let mut counter = Counter::SentToBouncer;
     if subnet.network == 0 || subnet.network != attachment.network {
-        let divider = divide::divider(attachment.vni, inner.hash)?;
+        let divider = divide::divider(attachment.vni, packet.hash)?;
         if divider != config.droplet {
             return Ok(Way {
                 droplet: divider,
@@ -142,7 +177,7 @@ fn find(
         }
         counter = Counter::Divided;
     }
-    let bouncer = divide::bouncer(subnet, inner.hash)?;
+    let bouncer = divide::bouncer(subnet, packet.hash)?;
     if bouncer != config.droplet {
         return Ok(Way {
             droplet: bouncer,

@@ -9,15 +9,12 @@ use thuban_common::{
     tables::{AttachmentEntry, GATEWAY_MAC},
 };
 
-use crate::{
-    count::count,
-    frame::{Frame, Verdict},
-};
+use crate::frame::{Frame, Outcome};
 
 #[inline(always)]
-pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry) -> Result<Verdict, Counter> {
+pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry) -> Outcome {
     if !F::IS_LAST {
-        return Ok(F::PASS);
+        return Ok((F::PASS, None));
     }
     let [.., a, b, c, d] = attachment.address;
     let request: ArpPacket = frame.load(ethernet::LENGTH).ok_or(Counter::Truncated)?;
@@ -25,9 +22,8 @@ pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry) -> Result<V
     let header = EthernetHeader::new(attachment.mac, GATEWAY_MAC, ethernet::ARP);
     frame.store(0, &header).ok_or(Counter::Truncated)?;
     frame.store(ethernet::LENGTH, &reply).ok_or(Counter::Truncated)?;
-    let Some(verdict) = frame.reply() else {
-        return Ok(F::PASS);
-    };
-    count(Counter::ArpReplies);
-    Ok(verdict)
+    match frame.reply() {
+        Some(verdict) => Ok((verdict, Some(Counter::ArpReplies))),
+        None => Ok((F::PASS, None)),
+    }
 }

@@ -2,47 +2,78 @@
 
 use thuban_common::{
     counters::Counter,
-    packet::ethernet::{self, EthernetHeader},
+    packet::{
+        ecn,
+        ethernet::{self, EthernetHeader},
+        ip::IpPacket,
+        ipv4::Ipv4Header,
+        ipv6::Ipv6Header,
+    },
     tables::{GATEWAY_MAC, LocalEntry, TransitMetadata},
 };
 
 use crate::{
-    count::{count, settle},
-    frame::{Exit, Frame, Verdict, tc::TcFrame},
+    frame::{Frame, Outcome, tc::TcFrame},
     maps,
 };
 
-#[inline(always)]
-fn header(local: &LocalEntry) -> EthernetHeader {
-    EthernetHeader::new(local.mac, GATEWAY_MAC, ethernet::IPV4)
-}
-
 /// A plain frame of another endpoint of this droplet.
 #[inline(always)]
-pub fn from_agent<F: Frame>(frame: &mut F, local: &LocalEntry) -> Result<Verdict, Counter> {
-    frame.store(0, &header(local)).ok_or(Counter::Truncated)?;
-    count(Counter::DeliveredLocal);
-    Ok(frame.deliver(local))
+pub fn from_agent<F: Frame>(frame: &mut F, local: &LocalEntry, ethertype: u16) -> Outcome {
+    let header = EthernetHeader::new(local.mac, GATEWAY_MAC, ethertype);
+    frame.store(0, &header).ok_or(Counter::Truncated)?;
+    Ok((frame.deliver(local), Some(Counter::DeliveredLocal)))
 }
 
-/// An encapsulated frame: `length` bytes of outer headers come off.
+/// An encapsulated frame: `length` bytes of outer headers come off, their congestion mark goes inside.
 #[inline(always)]
-pub fn from_wire<F: Frame>(frame: &mut F, length: u32, vni: u32, local: &LocalEntry) -> Exit {
-    let exit = frame.decapsulate(length, &header(local), vni, local)?;
-    if F::IS_LAST {
-        count(Counter::Delivered);
+pub fn from_wire<F: Frame>(
+    frame: &mut F,
+    length: u32,
+    outer_class: u8,
+    vni: u32,
+    local: &LocalEntry,
+    packet: &IpPacket,
+) -> Outcome {
+    let class = ecn::decapsulate(outer_class, packet.traffic_class).ok_or(Counter::CongestionUnknown)?;
+    if !frame.decapsulate(length, packet.is_v6(), vni, local)? {
+        return Ok((F::PASS, None));
     }
-    Ok(exit)
+    let ethertype = if packet.is_v6() {
+        ethernet::IPV6
+    } else {
+        ethernet::IPV4
+    };
+    let header = EthernetHeader::new(local.mac, GATEWAY_MAC, ethertype);
+    frame.store(0, &header).ok_or(Counter::Truncated)?;
+    if class != packet.traffic_class {
+        mark(frame, packet, class).ok_or(Counter::Truncated)?;
+    }
+    if F::IS_LAST {
+        Ok((frame.deliver(local), Some(Counter::Delivered)))
+    } else {
+        Ok((F::PASS, Some(Counter::DecapsulatedXdp)))
+    }
+}
+
+#[inline(always)]
+fn mark<F: Frame>(frame: &mut F, packet: &IpPacket, class: u8) -> Option<()> {
+    if packet.is_v6() {
+        let header: Ipv6Header = frame.load(ethernet::LENGTH)?;
+        frame.store(ethernet::LENGTH, &header.with_traffic_class(class))
+    } else {
+        let header: Ipv4Header = frame.load(ethernet::LENGTH)?;
+        frame.store(ethernet::LENGTH, &header.with_traffic_class(class))
+    }
 }
 
 /// A frame that XDP transit checked and decapsulated. The target is looked up again: it may have gone meanwhile.
 #[inline(always)]
-pub fn decapsulated(frame: &mut TcFrame, metadata: TransitMetadata) -> Verdict {
+pub fn decapsulated(frame: &mut TcFrame, metadata: TransitMetadata) -> Outcome {
     let is_right =
         maps::attachment(metadata.ifindex).is_some_and(|attachment| attachment.vni == metadata.vni);
     if !is_right {
-        return settle(Err(Counter::NoAttachment), TcFrame::DROP);
+        return Err(Counter::NoAttachment);
     }
-    count(Counter::Delivered);
-    frame.to_peer(metadata.ifindex)
+    Ok((frame.to_peer(metadata.ifindex), Some(Counter::Delivered)))
 }

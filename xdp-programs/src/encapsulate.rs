@@ -4,19 +4,14 @@ use thuban_common::{
     counters::Counter,
     packet::{
         ethernet::{self, EthernetHeader},
-        flow, geneve,
+        flow,
         geneve::OuterHeaders,
+        ip::IpPacket,
     },
     tables::{ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH},
 };
 
-use crate::{
-    frame::{Exit, Frame},
-    inner::Inner,
-};
-
-/// IPv4 and TCP without options: the least that each segment of a GSO frame has before its payload.
-const LEAST_HEADERS: u32 = 20 + 20;
+use crate::frame::{Exit, Frame};
 
 #[inline(always)]
 pub fn encapsulate<F: Frame>(
@@ -24,16 +19,9 @@ pub fn encapsulate<F: Frame>(
     config: &ConfigEntry,
     droplet: DropletAddress,
     vni: u32,
-    inner: &Inner,
+    packet: &IpPacket,
 ) -> Exit {
     let length = frame.length();
-    let packet = match frame.segment_size() {
-        0 => length - ethernet::LENGTH as u32,
-        size => size + LEAST_HEADERS,
-    };
-    if packet + ethernet::LENGTH as u32 + geneve::OUTER_IP_LENGTH as u32 > config.mtu {
-        return Err(Counter::TooBig);
-    }
     let Some(next_hop) = frame.next_hop(config, droplet) else {
         return Ok(None);
     };
@@ -44,8 +32,8 @@ pub fn encapsulate<F: Frame>(
         droplet,
         vni,
         length,
-        inner.ip.traffic_class(),
-        flow::source_port(inner.hash),
+        packet.traffic_class,
+        flow::source_port(packet.hash),
     );
     frame.store(ethernet::LENGTH, &outer).ok_or(Counter::Truncated)?;
     frame

@@ -2,40 +2,36 @@
 
 use thuban_common::{
     counters::Counter,
-    packet::{
-        ethernet, flow,
-        geneve::UdpHeader,
-        ipv4::{self, Ipv4Header},
-    },
+    packet::{geneve::UdpHeader, ip::IpPacket, ipv4},
     source::{Transport, is_reply},
     tables::{AttachmentEntry, VPC_HOST_ACCESS},
 };
 
 use crate::{
-    count::count,
-    frame::{Frame, Verdict},
+    frame::{Frame, Outcome},
+    inner::transport,
     maps,
 };
 
-const TRANSPORT: usize = ethernet::LENGTH + ipv4::LENGTH;
+/// Bytes of an IPv4 and a TCP header.
+const LEAST_TCP: u32 = 20 + 20;
 
 /// To the host's own address towards pods: answers to kubelet's probes.
 #[inline(always)]
-pub fn reply<F: Frame>(frame: &F, attachment: &AttachmentEntry, ip: &Ipv4Header) -> Result<Verdict, Counter> {
-    // Answers to probes need no fragments, whose later parts could not be judged.
-    if !has_access(attachment) && (ip.is_fragment() || !is_answer(frame, ip)?) {
+pub fn reply<F: Frame>(frame: &F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
+    if !has_access(attachment) && !is_answer(frame, packet)? {
         return Err(Counter::HostForbidden);
     }
-    pass(frame, ip)
+    pass(frame, packet)
 }
 
 /// To an address outside the VPC.
 #[inline(always)]
-pub fn leave<F: Frame>(frame: &F, attachment: &AttachmentEntry, ip: &Ipv4Header) -> Result<Verdict, Counter> {
+pub fn leave<F: Frame>(frame: &F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
     if !has_access(attachment) {
         return Err(Counter::OutsideVpc);
     }
-    pass(frame, ip)
+    pass(frame, packet)
 }
 
 #[inline(always)]
@@ -43,45 +39,44 @@ fn has_access(attachment: &AttachmentEntry) -> bool {
     maps::vpc(attachment.vni).is_some_and(|vpc| vpc.flags & VPC_HOST_ACCESS != 0)
 }
 
+/// Answers to probes need no options and no fragments, whose later parts could not be judged.
 #[inline(always)]
-fn is_answer<F: Frame>(frame: &F, ip: &Ipv4Header) -> Result<bool, Counter> {
-    if ip.has_options() {
+fn is_answer<F: Frame>(frame: &F, packet: &IpPacket) -> Result<bool, Counter> {
+    if !packet.shows_transport() {
         return Ok(false);
     }
-    let ports = frame.load(TRANSPORT).ok_or(Counter::Truncated)?;
+    let first: [u16; 1] = transport(frame, packet, 0).ok_or(Counter::Truncated)?;
     let mut tcp_flags = 0;
-    if ip.protocol() == ipv4::TCP {
-        let word: [u16; 1] = frame.load(TRANSPORT + 12).ok_or(Counter::Truncated)?;
+    if packet.protocol == ipv4::TCP {
+        if packet.length < LEAST_TCP {
+            return Ok(false);
+        }
+        let word: [u16; 1] = transport(frame, packet, 12).ok_or(Counter::Truncated)?;
         tcp_flags = word[0].to_ne_bytes()[1];
     }
-    Ok(is_reply(ip.protocol(), Transport { ports, tcp_flags }))
+    let icmp_type = first[0].to_ne_bytes()[0];
+    Ok(is_reply(packet.protocol, Transport { icmp_type, tcp_flags }))
 }
 
-/// Passes to the stack, but no Geneve: nobody else may speak to droplets in the host's name.
+/// Passes to the stack, but no Geneve: nobody else may speak to droplets in the host's name. Droplets take it by IPv4
+/// alone.
 #[inline(always)]
-fn pass<F: Frame>(frame: &F, ip: &Ipv4Header) -> Result<Verdict, Counter> {
-    if ip.protocol() == ipv4::UDP {
-        let is_geneve = match flow::has_ports(ip) {
-            true => frame
-                .load::<UdpHeader>(TRANSPORT)
-                .ok_or(Counter::Truncated)?
-                .is_geneve(),
-            // Options or fragments hide the port: rare enough to look no further.
-            false => ip.has_options() || ip.is_fragment() && !ip.is_later_fragment() && hides_geneve(frame),
-        };
-        if is_geneve {
-            return Err(Counter::GeneveForbidden);
-        }
+fn pass<F: Frame>(frame: &F, packet: &IpPacket) -> Outcome {
+    if packet.protocol == ipv4::UDP && !packet.is_v6() && is_geneve(frame, packet)? {
+        return Err(Counter::GeneveForbidden);
     }
-    if F::IS_LAST {
-        count(Counter::ToHost);
-    }
-    Ok(F::PASS)
+    Ok((F::PASS, F::IS_LAST.then_some(Counter::ToHost)))
 }
 
+/// Options hide the port: rare enough to look no further. Of fragments the first shows it.
 #[inline(always)]
-fn hides_geneve<F: Frame>(frame: &F) -> bool {
-    frame
-        .load::<UdpHeader>(TRANSPORT)
-        .is_none_or(|udp| udp.is_geneve())
+fn is_geneve<F: Frame>(frame: &F, packet: &IpPacket) -> Result<bool, Counter> {
+    if packet.has_options() || packet.is_later_fragment() {
+        return Ok(packet.has_options());
+    }
+    let udp: Option<UdpHeader> = transport(frame, packet, 0);
+    if packet.is_fragment() {
+        return Ok(udp.is_none_or(|udp| udp.is_geneve()));
+    }
+    Ok(udp.ok_or(Counter::Truncated)?.is_geneve())
 }

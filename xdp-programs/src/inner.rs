@@ -1,41 +1,64 @@
-//! The IPv4 packet of an endpoint, as agent and transit read it: header and flow.
+//! The IP packet of an endpoint, as agent and transit read it.
 
 use thuban_common::{
     counters::Counter,
-    packet::{flow, ipv4},
+    packet::{
+        Header, ethernet,
+        ip::IpPacket,
+        ipv4::{self, Ipv4Header},
+        ipv6::{self, Ipv6Header},
+    },
 };
 
 use crate::frame::Frame;
 
-pub struct Inner {
-    pub ip: ipv4::Ipv4Header,
-    /// Hash of the flow.
-    pub hash: u32,
-}
-
-/// Reads the packet whose IPv4 header lies at `offset + far`, `far` being 0 unless the headers before it have options.
+/// Reads the packet whose IP header lies at `offset + far` into `packet`, `far` being 0 unless the headers before it have options.
 #[inline(always)]
-pub fn read<F: Frame>(frame: &F, offset: usize, far: u32) -> Result<Inner, Counter> {
-    let ip: ipv4::Ipv4Header = at(frame, offset, far).ok_or(Counter::Truncated)?;
-    if !ip.is_valid() {
-        return Err(Counter::BadHeader);
-    }
+pub fn read<F: Frame>(
+    frame: &F,
+    ethertype: u16,
+    offset: usize,
+    far: u32,
+    packet: &mut IpPacket,
+) -> Result<(), Counter> {
     let mut ports = [0; 2];
-    if flow::has_ports(&ip) {
-        ports = at(frame, offset + ipv4::LENGTH, far).ok_or(Counter::Truncated)?;
+    match ethertype {
+        ethernet::IPV4 => {
+            let header: Ipv4Header = at(frame, offset, far).ok_or(Counter::Truncated)?;
+            *packet = IpPacket::from_v4(&header)?;
+            if packet.has_ports() {
+                ports = at(frame, offset + ipv4::LENGTH, far).ok_or(Counter::Truncated)?;
+            }
+        }
+        ethernet::IPV6 => {
+            let header: Ipv6Header = at(frame, offset, far).ok_or(Counter::Truncated)?;
+            *packet = IpPacket::from_v6(&header)?;
+            if packet.has_ports() {
+                ports = at(frame, offset + ipv6::LENGTH, far).ok_or(Counter::Truncated)?;
+            }
+        }
+        _ => return Err(Counter::NotIpv4),
     }
-    Ok(Inner {
-        ip,
-        hash: flow::hash(&ip, ports),
-    })
+    packet.set_ports(ports);
+    Ok(())
 }
 
 /// The header at `offset + far`: directly where the offset is constant.
 #[inline(always)]
-pub fn at<F: Frame, H: thuban_common::packet::Header>(frame: &F, offset: usize, far: u32) -> Option<H> {
+pub fn at<F: Frame, H: Header>(frame: &F, offset: usize, far: u32) -> Option<H> {
     if far == 0 {
         frame.load(offset)
     } else {
         frame.load_far(offset as u32 + far)
+    }
+}
+
+/// The header right behind the packet's fixed IP header and `further` bytes, in a frame that isn't encapsulated.
+#[inline(always)]
+pub fn transport<F: Frame, H: Header>(frame: &F, packet: &IpPacket, further: usize) -> Option<H> {
+    if packet.is_v6() {
+        frame.load(ethernet::LENGTH + ipv6::LENGTH + further)
+    } else {
+        frame.load(ethernet::LENGTH + ipv4::LENGTH + further)
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Roles are generic over [`frame::Frame`], so both hooks run the same code. Invariant: a program either takes a
 //! packet to its end (sent, delivered, dropped with a counted reason) or leaves it unchanged for the next hook. Tables are
-//! written by user space alone; programs write only counters, misses and the `used` mark.
+//! written by user space alone; programs write only counters, misses, the `used` mark, what routers say of paths, and
+//! traces.
 #![no_std]
 #![no_main]
 #![allow(unsafe_code)]
@@ -23,6 +24,10 @@ mod host;
 mod inner;
 mod maps;
 mod misses;
+mod nd;
+mod path_mtu;
+mod too_big;
+mod trace;
 mod transit;
 
 use aya_ebpf::{
@@ -31,33 +36,35 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 use frame::{tc::TcFrame, xdp::XdpFrame};
+use thuban_common::tables::{CONFIG_TRANSIT_AT_XDP, TracePoint};
 
 /// Host's end of a pod's veth, tc ingress.
 #[classifier]
 pub fn agent_tc(context: TcContext) -> i32 {
-    agent::run(&mut TcFrame::new(context))
+    agent::run(&mut TcFrame::new(context), TracePoint::AgentTc)
 }
 
 /// Host's end of a pod's veth, XDP; `agent_tc` behind it takes what it passes.
 #[xdp(frags)]
 pub fn agent_xdp(context: XdpContext) -> u32 {
-    agent::run(&mut XdpFrame::new(context)).cast_unsigned()
+    agent::run(&mut XdpFrame::new(context), TracePoint::AgentXdp).cast_unsigned()
 }
 
 /// NIC, tc ingress: everything, or what `transit_xdp` decapsulated or passed.
 #[classifier]
 pub fn transit_tc(context: TcContext) -> i32 {
     let mut frame = TcFrame::new(context);
-    if let Some(metadata) = frame.metadata() {
-        return deliver::decapsulated(&mut frame, metadata);
+    let is_behind_xdp = maps::config().is_some_and(|config| config.flags & CONFIG_TRANSIT_AT_XDP != 0);
+    if is_behind_xdp && let Some(metadata) = frame.metadata() {
+        return transit::deliver(&mut frame, metadata);
     }
-    transit::run(&mut frame)
+    transit::run(&mut frame, TracePoint::TransitTc)
 }
 
 /// NIC, XDP: checks, bounces, divides, and decapsulates for `transit_tc`.
 #[xdp(frags)]
 pub fn transit_xdp(context: XdpContext) -> u32 {
-    transit::run(&mut XdpFrame::new(context)).cast_unsigned()
+    transit::run(&mut XdpFrame::new(context), TracePoint::TransitXdp).cast_unsigned()
 }
 
 /// Passes everything: for the far end of a veth that must take what XDP sends.

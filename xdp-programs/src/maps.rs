@@ -8,10 +8,9 @@ use aya_ebpf::{
 };
 use thuban_common::{
     counters::COUNTERS_CAPACITY,
-    packet::ipv4::mapped,
     tables::{
-        AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey, LocalEntry, MissEntry,
-        RemoteEntry, SubnetEntry, SubnetKey, VpcEntry,
+        Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey,
+        LocalEntry, MissEntry, PathMtuEntry, RemoteEntry, SubnetEntry, SubnetKey, VpcEntry,
     },
 };
 
@@ -29,6 +28,8 @@ static BOUNCER_ROWS: HashMap<EndpointKey, RemoteEntry> =
 #[map]
 static FORWARD_ROWS: HashMap<EndpointKey, RemoteEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
 #[map]
+static FORWARDERS: HashMap<EndpointKey, RemoteEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
+#[map]
 static SUBNETS: LpmTrie<SubnetKey, SubnetEntry> = LpmTrie::with_max_entries(65536, BPF_F_NO_PREALLOC);
 #[map]
 static VPCS: HashMap<u32, VpcEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
@@ -37,17 +38,22 @@ static DROPLETS: HashMap<DropletAddress, DropletEntry> = HashMap::with_max_entri
 #[map]
 pub static MISSES: LruHashMap<EndpointKey, MissEntry> = LruHashMap::with_max_entries(16384, 0);
 #[map]
+pub static ANNOUNCED: LruHashMap<u32, AnnouncedEntry> = LruHashMap::with_max_entries(1024, 0);
+#[map]
+pub static PATH_MTUS: LruHashMap<DropletAddress, PathMtuEntry> = LruHashMap::with_max_entries(4096, 0);
+/// Until when (ns since boot) packets of an endpoint are traced.
+#[map]
+pub static TRACED: HashMap<EndpointKey, u64> = HashMap::with_max_entries(64, BPF_F_NO_PREALLOC);
+#[map]
+pub static TRACE: RingBuf = RingBuf::with_byte_size(1 << 18, 0);
+#[map]
 pub static DIRECT_WANTED: RingBuf = RingBuf::with_byte_size(65536, 0);
 #[map]
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS_CAPACITY, 0);
 
-/// Key of an IPv4 endpoint.
 #[inline(always)]
-pub fn key(vni: u32, address: [u8; 4]) -> EndpointKey {
-    EndpointKey {
-        vni,
-        address: mapped(address),
-    }
+pub const fn key(vni: u32, address: Address) -> EndpointKey {
+    EndpointKey { vni, address }
 }
 
 /// CONFIG, unless user space hasn't written it.
@@ -100,14 +106,21 @@ pub fn forward_row(key: &EndpointKey) -> Option<DropletAddress> {
     unsafe { FORWARD_ROWS.get(key) }.map(|row| row.droplet)
 }
 
+/// Which droplet may forward packets for an endpoint of this one.
+#[inline(always)]
+pub fn forwarder(key: &EndpointKey) -> Option<DropletAddress> {
+    // SAFETY: as in `attachment`.
+    unsafe { FORWARDERS.get(key) }.map(|row| row.droplet)
+}
+
 /// The longest prefix of the VPC's networks that holds the address.
 #[inline(always)]
-pub fn subnet(vni: u32, address: [u8; 4]) -> Option<&'static SubnetEntry> {
+pub fn subnet(vni: u32, address: Address) -> Option<&'static SubnetEntry> {
     SUBNETS.get(Key::new(
         160,
         SubnetKey {
             vni: vni.to_be_bytes(),
-            address: mapped(address),
+            address,
         },
     ))
 }

@@ -1,14 +1,16 @@
 //! Detours are counted, and a flow that stays is announced, so that user space asks for a direct row.
+//!
+//! Invariant: a VPC announces no more than its share in a second, so that one that scans delays nobody else's rows.
 
-use aya_ebpf::bindings::BPF_ANY;
+use aya_ebpf::{bindings::BPF_ANY, helpers::bpf_ktime_get_ns};
 use thuban_common::{
     counters::Counter,
-    tables::{EndpointKey, MissEntry},
+    tables::{ANNOUNCEMENTS_PER_SECOND, AnnouncedEntry, EndpointKey, MissEntry},
 };
 
 use crate::{
     count::count,
-    maps::{DIRECT_WANTED, MISSES},
+    maps::{ANNOUNCED, DIRECT_WANTED, MISSES},
 };
 
 /// Packets of a destination before it is announced.
@@ -27,9 +29,33 @@ pub fn note(key: &EndpointKey) {
         (*entry).packets = (*entry).packets.saturating_add(1);
         (*entry).packets
     };
-    if packets == FEW || packets > FEW && packets & (packets - 1) == 0 {
-        if DIRECT_WANTED.output::<EndpointKey>(key, 0).is_ok() {
-            count(Counter::DirectWanted);
+    let is_announced = packets == FEW || packets > FEW && packets & (packets - 1) == 0;
+    if !is_announced {
+        return;
+    }
+    if !has_share(key.vni) {
+        count(Counter::DirectPaced);
+    } else if DIRECT_WANTED.output::<EndpointKey>(key, 0).is_ok() {
+        count(Counter::DirectWanted);
+    }
+}
+
+/// Whether the VPC may announce once more in this second; counts it.
+#[inline(always)]
+fn has_share(vni: u32) -> bool {
+    // SAFETY: helper without arguments.
+    let second = (unsafe { bpf_ktime_get_ns() } / 1_000_000_000) as u32;
+    let Some(entry) = ANNOUNCED.get_ptr_mut(&vni) else {
+        let _ = ANNOUNCED.insert(&vni, AnnouncedEntry { second, events: 1 }, u64::from(BPF_ANY));
+        return true;
+    };
+    // SAFETY: words of a value that stays allocated (preallocated LRU); counts lost between CPUs do no harm.
+    unsafe {
+        if (*entry).second != second {
+            (*entry).second = second;
+            (*entry).events = 0;
         }
+        (*entry).events += 1;
+        (*entry).events <= ANNOUNCEMENTS_PER_SECOND
     }
 }

@@ -6,91 +6,113 @@ use thuban_common::{
     packet::{
         ethernet::{self, EthernetHeader},
         geneve::{self, GeneveHeader, OuterHeaders},
-        ipv4,
+        ip::IpPacket,
+        ipv4::{self, Ipv4Header},
+        ipv6,
     },
     select::contains,
     source::may_send,
     tables::{
-        ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey, SUBNET_BOUNCER_HERE,
-        VPC_DIVIDER_HERE, VpcEntry,
+        ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey, SUBNET_BOUNCER_HERE, TracePoint,
+        TransitMetadata, VPC_DIVIDER_HERE, VpcEntry,
     },
 };
 
 use crate::{
-    bounce,
-    count::{count, settle},
-    deliver, divide,
-    frame::{Frame, Verdict},
-    inner::{self, Inner},
-    maps,
+    bounce, deliver, divide,
+    frame::{Frame, Outcome, Verdict, tc::TcFrame},
+    inner, maps, path_mtu,
+    trace::{Observed, settle},
 };
 
-/// Outer headers, inner Ethernet and IPv4, ports.
-const HEADERS: u32 = (ENCAPSULATION_LENGTH + ethernet::LENGTH + ipv4::LENGTH + 4) as u32;
+/// Outer headers, inner Ethernet and IPv6, ports.
+const HEADERS: u32 = (ENCAPSULATION_LENGTH + ethernet::LENGTH + ipv6::LENGTH + 4) as u32;
 
 #[inline(always)]
-pub fn run<F: Frame>(frame: &mut F) -> Verdict {
-    settle(handle(frame), F::DROP)
+pub fn run<F: Frame>(frame: &mut F, point: TracePoint) -> Verdict {
+    let Some(observed) = Observed::new(frame) else {
+        return F::DROP;
+    };
+    let outcome = handle(frame, observed);
+    settle::<F>(point, observed, outcome)
+}
+
+/// What XDP transit decapsulated, at the tc hook behind it.
+#[inline(always)]
+pub fn deliver(frame: &mut TcFrame, metadata: TransitMetadata) -> Verdict {
+    let Some(observed) = Observed::new(frame) else {
+        return TcFrame::DROP;
+    };
+    let outcome = deliver::decapsulated(frame, metadata);
+    if observed.is_traced() {
+        observed.vni = metadata.vni;
+        observed.read(frame);
+    }
+    settle::<TcFrame>(TracePoint::TransitTc, observed, outcome)
 }
 
 #[inline(always)]
-fn handle<F: Frame>(frame: &mut F) -> Result<Verdict, Counter> {
+fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
     let Some(config) = maps::config() else {
-        return Ok(F::PASS);
+        return Ok((F::PASS, None));
     };
     let Some(outer) = ours(frame, config) else {
-        return Ok(F::PASS);
+        return Ok((F::PASS, None));
     };
     let sender = outer.source();
     if sender == config.droplet || !maps::is_droplet(sender) {
         return Err(Counter::UnknownDroplet);
     }
     if !frame.make_linear(HEADERS) {
-        return Ok(F::PASS);
+        return Ok((F::PASS, None));
     }
     let headers: OuterHeaders = frame.load(ethernet::LENGTH).ok_or(Counter::Truncated)?;
     let options = options(frame, &headers.geneve)?;
     let vni = headers.geneve.vni();
     let vpc = maps::vpc(vni).ok_or(Counter::UnknownVni)?;
     let header: EthernetHeader = inner::at(frame, ENCAPSULATION_LENGTH, options).ok_or(Counter::Truncated)?;
-    if header.ethertype != ethernet::IPV4 {
-        return Err(Counter::NotIpv4);
-    }
-    let inner = inner::read(frame, ENCAPSULATION_LENGTH + ethernet::LENGTH, options)?;
-    check_source(vni, vpc, &inner, sender)?;
+    observed.vni = vni;
+    let offset = ENCAPSULATION_LENGTH + ethernet::LENGTH;
+    inner::read(frame, header.ethertype, offset, options, &mut observed.packet)?;
+    let packet = &observed.packet;
+    let key = maps::key(vni, packet.destination);
+    check_source(&key, vpc, packet, sender)?;
 
-    let key = maps::key(vni, inner.ip.destination());
     if let Some(local) = maps::local(&key) {
-        let exit = deliver::from_wire(frame, ENCAPSULATION_LENGTH as u32 + options, vni, local)?;
-        return Ok(exit.unwrap_or(F::PASS));
+        let length = ENCAPSULATION_LENGTH as u32 + options;
+        return deliver::from_wire(frame, length, outer.traffic_class(), vni, local, packet);
     }
-    let (droplet, counter) = find(&key, vpc, &inner, config, sender)?;
-    let Some(verdict) = bounce::hop(frame, config, &outer, droplet)? else {
-        return Ok(F::PASS);
-    };
-    count(counter);
-    Ok(verdict)
+    let (droplet, counter) = find(&key, vpc, packet, config, sender)?;
+    observed.next = droplet;
+    match bounce::hop(frame, config, &outer, droplet)? {
+        Some(verdict) => Ok((verdict, Some(counter))),
+        None => Ok((F::PASS, None)),
+    }
 }
 
 /// The outer IPv4 header, if the frame is Geneve for this droplet: whole, without IP options, as droplets send it.
 #[inline(always)]
-fn ours<F: Frame>(frame: &mut F, config: &ConfigEntry) -> Option<ipv4::Ipv4Header> {
+fn ours<F: Frame>(frame: &mut F, config: &ConfigEntry) -> Option<Ipv4Header> {
     frame.make_linear((ethernet::LENGTH + ipv4::LENGTH + 8) as u32);
     let header: EthernetHeader = frame.load(0)?;
     if header.ethertype != ethernet::IPV4 || frame.is_vlan_tagged() {
         return None;
     }
-    let ip: ipv4::Ipv4Header = frame.load(ethernet::LENGTH)?;
-    if ip.protocol() != ipv4::UDP
-        || ip.destination() != config.droplet
-        || ip.is_fragment()
-        || ip.has_options()
-        || !ip.is_valid()
-    {
+    let ip: Ipv4Header = frame.load(ethernet::LENGTH)?;
+    if ip.destination() != config.droplet || ip.is_fragment() || ip.has_options() || !ip.is_valid() {
         return None;
     }
-    let udp: geneve::UdpHeader = frame.load(ethernet::LENGTH + ipv4::LENGTH)?;
-    udp.is_geneve().then_some(ip)
+    match ip.protocol() {
+        ipv4::UDP => {
+            let udp: geneve::UdpHeader = frame.load(ethernet::LENGTH + ipv4::LENGTH)?;
+            udp.is_geneve().then_some(ip)
+        }
+        ipv4::ICMP if F::IS_LAST => {
+            path_mtu::learn(frame, config);
+            None
+        }
+        _ => None,
+    }
 }
 
 /// Checks the Geneve header; the bytes that options take.
@@ -106,17 +128,25 @@ fn options<F: Frame>(frame: &F, header: &GeneveHeader) -> Result<u32, Counter> {
     Ok(length)
 }
 
-/// Where a row says that the inner source lives, only that droplet may send it, or one that passes packets on.
+/// Where a row says that the inner source lives, only that droplet may send it, or one that passes packets on:
+/// dividers, bouncers of the destination's network, the destination's former droplet.
 #[inline(always)]
-fn check_source(vni: u32, vpc: &VpcEntry, inner: &Inner, sender: DropletAddress) -> Result<(), Counter> {
-    let key = maps::key(vni, inner.ip.source());
+fn check_source(
+    destination: &EndpointKey,
+    vpc: &VpcEntry,
+    packet: &IpPacket,
+    sender: DropletAddress,
+) -> Result<(), Counter> {
+    let key = maps::key(destination.vni, packet.source);
     let here = maps::local(&key).is_some();
     let row = maps::bouncer_row(&key).or_else(|| maps::direct(&key));
     if !here && may_send(row, sender, false) {
         return Ok(());
     }
     let relays = contains(&vpc.dividers, sender)
-        || maps::subnet(vni, inner.ip.destination()).is_some_and(|subnet| contains(&subnet.bouncers, sender));
+        || maps::subnet(destination.vni, packet.destination)
+            .is_some_and(|subnet| contains(&subnet.bouncers, sender))
+        || maps::forwarder(destination) == Some(sender);
     if relays {
         Ok(())
     } else {
@@ -129,16 +159,16 @@ fn check_source(vni: u32, vpc: &VpcEntry, inner: &Inner, sender: DropletAddress)
 fn find(
     key: &EndpointKey,
     vpc: &VpcEntry,
-    inner: &Inner,
+    packet: &IpPacket,
     config: &ConfigEntry,
     sender: DropletAddress,
 ) -> Result<(DropletAddress, Counter), Counter> {
     let mut next = maps::forward_row(key).map(|droplet| (droplet, Counter::Forwarded));
     if next.is_none() {
-        let subnet = maps::subnet(key.vni, inner.ip.destination()).ok_or(Counter::NoEndpoint)?;
+        let subnet = maps::subnet(key.vni, packet.destination).ok_or(Counter::NoEndpoint)?;
         let mut bounces = subnet.flags & SUBNET_BOUNCER_HERE != 0;
         if !bounces && vpc.flags & VPC_DIVIDER_HERE != 0 {
-            let bouncer = divide::bouncer(subnet, inner.hash)?;
+            let bouncer = divide::bouncer(subnet, packet.hash)?;
             if bouncer != config.droplet {
                 // Back to the sender too: it may be the divider's client and a bouncer.
                 return Ok((bouncer, Counter::Divided));

@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result};
 use thuban_common::tables::{
-    AttachmentEntry, ConfigEntry, DropletEntry, GATEWAY_MAC, LOCAL_TAKES_XDP, LocalEntry, RemoteEntry,
-    SubnetEntry, VpcEntry,
+    AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, GATEWAY_MAC, LOCAL_TAKES_XDP,
+    LocalEntry, RemoteEntry, SubnetEntry, VpcEntry,
 };
 
 use super::{POD_MTU, Transit, UNDERLAY_MTU, namespace::Namespace, traffic::End};
@@ -72,7 +72,11 @@ impl Droplet {
             droplet: address.octets(),
             uplink,
             mtu: UNDERLAY_MTU,
-            flags: 0,
+            flags: if transit == Transit::Xdp {
+                CONFIG_TRANSIT_AT_XDP
+            } else {
+                0
+            },
         })?;
         if transit == Transit::Xdp {
             namespace.command(&format!("ethtool -K uplink {SEGMENTED}"))?;

@@ -10,8 +10,8 @@ use aya::programs::{TestRun, TestRunOptions};
 use thuban_common::{
     counters::Counter,
     tables::{
-        AttachmentEntry, ConfigEntry, DropletEntry, LOCAL_TAKES_XDP, LocalEntry, RemoteEntry,
-        SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VPC_HOST_ACCESS, VpcEntry,
+        AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, LOCAL_TAKES_XDP, LocalEntry,
+        RemoteEntry, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VPC_HOST_ACCESS, VpcEntry,
     },
 };
 use thuban_e2e::{
@@ -149,7 +149,7 @@ impl World {
             droplet: HERE.octets(),
             uplink: self.uplink,
             mtu: 1500,
-            flags: 0,
+            flags: CONFIG_TRANSIT_AT_XDP,
         })
     }
 

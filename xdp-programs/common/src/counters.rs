@@ -54,6 +54,14 @@ counters! {
     DecapsulatedXdp = 10, "decapsulated_xdp";
     /// Agent: events put into DIRECT_WANTED.
     DirectWanted = 11, "direct_wanted";
+    /// Agent: neighbour solicitations answered (IPv6).
+    NeighbourReplies = 12, "neighbour_replies";
+    /// Agent: packets too big for the path, dropped and answered by ICMP with the path's MTU.
+    TooBigAnswered = 13, "too_big_answered";
+    /// Transit: MTUs learnt from ICMP errors about packets to a droplet.
+    PathMtuLearnt = 14, "path_mtu_learnt";
+    /// Agent: events not put into DIRECT_WANTED, because the VPC asks for too many.
+    DirectPaced = 15, "direct_paced";
 
     /// Drop: source MAC is not the endpoint's.
     SpoofedMac = 32, "spoofed_mac";
@@ -87,19 +95,19 @@ counters! {
     NoBouncer = 46, "no_bouncer";
     /// Drop: the VPC has no divider.
     NoDivider = 47, "no_divider";
-    /// Drop: inner packet is not IPv4.
+    /// Drop: neither IPv4 nor IPv6 nor ARP.
     NotIpv4 = 48, "not_ipv4";
-    /// Drop: neighbour and multicast discovery of pods that try IPv6 (expected noise).
+    /// Drop: neighbour and multicast discovery that nobody answers (expected noise).
     Ipv6Discovery = 49, "ipv6_discovery";
     /// Drop: VLAN tag on a pod's frame.
     VlanTagged = 50, "vlan_tagged";
-    /// Drop: multicast or broadcast destination; nothing is flooded.
+    /// Drop: destination that is no single host's (multicast, broadcast, link-local); nothing is flooded.
     NotUnicast = 51, "not_unicast";
     /// Drop: to the host, and neither a reply nor allowed by the VPC.
     HostForbidden = 52, "host_forbidden";
     /// Drop: Geneve from a pod to the host's side.
     GeneveForbidden = 53, "geneve_forbidden";
-    /// Drop: larger than the underlay's MTU after encapsulation.
+    /// Drop: larger than the path's MTU after encapsulation, and no ICMP error may answer it.
     TooBig = 54, "too_big";
     /// Drop: the next hop would be the droplet that sent it (a stale row).
     WouldReturn = 55, "would_return";
@@ -107,6 +115,10 @@ counters! {
     NoConfig = 56, "no_config";
     /// Drop: ARP that is no request of an address for a hardware address, or a probe (expected noise).
     ArpIgnored = 57, "arp_ignored";
+    /// Drop: what only a router or a DHCP server may say: advertisements, redirects, leases.
+    RouterForbidden = 58, "router_forbidden";
+    /// Drop: marked as congested on the underlay, and its sender knows no marks (RFC 6040).
+    CongestionUnknown = 59, "congestion_unknown";
 }
 
 #[cfg(test)]

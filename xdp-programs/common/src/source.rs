@@ -1,7 +1,10 @@
 //! Who may say what: checks of senders as pure functions. The tables are looked up by the caller.
 
 use crate::{
-    packet::ipv4::{ICMP, TCP, UDP},
+    packet::{
+        ipv4::{ICMP, TCP},
+        ipv6::ICMPV6,
+    },
     tables::DropletAddress,
 };
 
@@ -16,25 +19,24 @@ pub fn may_send(row: Option<DropletAddress>, outer_source: DropletAddress, relay
     }
 }
 
-/// First words of a transport header, raw: ports, or ICMP type and code; TCP's flags apart.
+/// What tells answers from questions: ICMP's type, or TCP's byte of flags.
 #[derive(Clone, Copy, Debug)]
 pub struct Transport {
-    pub ports: [u16; 2],
-    /// TCP: the byte of flags.
+    pub icmp_type: u8,
     pub tcp_flags: u8,
 }
 
-/// Whether a packet of a pod to the host can only be an answer: TCP that opens nothing, UDP to an ephemeral port,
-/// ICMP echo replies and errors. Without state this is all that can be said; the host's own stack refuses what no
-/// socket waits for.
+/// Whether a packet of a pod to the host can only be an answer: TCP that opens nothing, ICMP echo replies and errors.
+/// Without state this is all that can be said; the host's own stack refuses what no socket waits for. UDP has no
+/// answers: any port may be a service's.
 #[inline(always)]
 pub const fn is_reply(protocol: u8, transport: Transport) -> bool {
     const SYN_ACK: u8 = 0x12;
     const SYN: u8 = 0x02;
     match protocol {
         TCP => transport.tcp_flags & SYN_ACK != SYN,
-        UDP => u16::from_be(transport.ports[1]) >= 32768,
-        ICMP => matches!(transport.ports[0].to_ne_bytes()[0], 0 | 3 | 11 | 12),
+        ICMP => matches!(transport.icmp_type, 0 | 3 | 11 | 12),
+        ICMPV6 => matches!(transport.icmp_type, 1..=4 | 129),
         _ => false,
     }
 }
@@ -56,42 +58,13 @@ mod tests {
 
     #[test]
     fn only_answers_reach_the_host() {
-        let tcp = |flags| {
-            is_reply(
-                6,
-                Transport {
-                    ports: [0; 2],
-                    tcp_flags: flags,
-                },
-            )
-        };
+        let says = |protocol, icmp_type, tcp_flags| is_reply(protocol, Transport { icmp_type, tcp_flags });
+        let tcp = |flags| says(6, 0, flags);
         assert!(!tcp(0x02) && !tcp(0xc2) && tcp(0x12) && tcp(0x10) && tcp(0x04) && tcp(0x11));
-        let udp = |port: u16| {
-            is_reply(
-                17,
-                Transport {
-                    ports: [0, port.to_be()],
-                    tcp_flags: 0,
-                },
-            )
-        };
-        assert!(!udp(53) && !udp(6081) && !udp(32767) && udp(32768) && udp(60999));
-        let icmp = |kind| {
-            is_reply(
-                1,
-                Transport {
-                    ports: [u16::from_ne_bytes([kind, 0]), 0],
-                    tcp_flags: 0,
-                },
-            )
-        };
+        let icmp = |kind| says(1, kind, 0);
         assert!(icmp(0) && icmp(3) && icmp(11) && !icmp(8) && !icmp(5) && !icmp(13));
-        assert!(!is_reply(
-            132,
-            Transport {
-                ports: [0; 2],
-                tcp_flags: 0
-            }
-        ));
+        let icmpv6 = |kind| says(58, kind, 0);
+        assert!(icmpv6(129) && icmpv6(1) && icmpv6(2) && !icmpv6(128) && !icmpv6(134) && !icmpv6(137));
+        assert!(!says(17, 0, 0) && !says(132, 0, 0));
     }
 }

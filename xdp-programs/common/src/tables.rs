@@ -13,7 +13,9 @@ pub const GATEWAY_MAC: [u8; 6] = [0x02, 0x54, 0x68, 0x75, 0x62, 0x61];
 /// Source address of the host towards pods of its own node (link-local, never routed): 169.254.64.1.
 pub const HOST_SOURCE: [u8; 4] = [169, 254, 64, 1];
 /// The same for IPv6, and every pod's IPv6 gateway: fe80::5468:7562:6101.
-pub const HOST_SOURCE_V6: Address = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0x54, 0x68, 0x75, 0x62, 0x61, 0x01];
+pub const HOST_SOURCE_V6: Address = [
+    0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0x54, 0x68, 0x75, 0x62, 0x61, 0x01,
+];
 /// UDP port of Geneve (RFC 8926).
 pub const GENEVE_PORT: u16 = 6081;
 /// Outer Ethernet + IPv4 + UDP + Geneve: bytes between two frames' starts.
@@ -24,7 +26,7 @@ pub type Address = [u8; 16];
 /// IPv4 of a droplet on the underlay, network order.
 pub type DropletAddress = [u8; 4];
 
-/// Key of LOCAL_ENDPOINTS, DIRECT_ROWS, BOUNCER_ROWS, FORWARD_ROWS and MISSES.
+/// Key of LOCAL_ENDPOINTS, DIRECT_ROWS, BOUNCER_ROWS, FORWARD_ROWS, FORWARDERS, MISSES and TRACED.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EndpointKey {
@@ -73,7 +75,8 @@ pub struct LocalEntry {
     pub flags: u16,
 }
 
-/// DIRECT_ROWS, BOUNCER_ROWS, FORWARD_ROWS: which droplet holds the endpoint.
+/// DIRECT_ROWS, BOUNCER_ROWS, FORWARD_ROWS: which droplet holds the endpoint. FORWARDERS: which one held it before and
+/// may send on what others sent it for the endpoint.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteEntry {
@@ -121,6 +124,73 @@ pub struct MissEntry {
     pub packets: u32,
 }
 
+/// PATH_MTUS[droplet], LRU: what a router on the underlay said of the way to a droplet. Written by transit.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathMtuEntry {
+    /// When it was said, ns since boot; forgotten after [`PATH_MTU_LIFE`].
+    pub time: u64,
+    /// Bytes of the outer IP packet.
+    pub mtu: u32,
+    pub padding: u32,
+}
+
+/// ANNOUNCED[vni], LRU: how many events of DIRECT_WANTED a VPC had in a second. Written by agents.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnnouncedEntry {
+    /// Seconds since boot.
+    pub second: u32,
+    pub events: u32,
+}
+
+/// Record of the ring buffer TRACE: what a program did with a packet of a traced endpoint.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceRecord {
+    /// Nanoseconds since boot.
+    pub time: u64,
+    pub vni: u32,
+    /// Interface that the frame came in by.
+    pub interface: u32,
+    pub source: Address,
+    pub destination: Address,
+    /// Bytes of the frame as the program got it.
+    pub length: u32,
+    /// The [`crate::counters::Counter`] of the verdict, or [`NO_COUNTER`].
+    pub counter: u32,
+    /// Droplet that it was sent to; zeros if to none.
+    pub next: DropletAddress,
+    /// Network order; zeros where the packet doesn't show them.
+    pub ports: [u16; 2],
+    pub protocol: u8,
+    /// [`TracePoint`].
+    pub point: u8,
+    pub padding: [u8; 6],
+}
+
+/// Program that a trace record comes from.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TracePoint {
+    AgentTc = 0,
+    AgentXdp = 1,
+    TransitTc = 2,
+    TransitXdp = 3,
+}
+
+/// [`TraceRecord::counter`] of a packet that went on to the next hook or the host's stack uncounted.
+pub const NO_COUNTER: u32 = u32::MAX;
+/// How long a path's MTU is believed, ns: ten minutes (RFC 1191 section 6.3).
+pub const PATH_MTU_LIFE: u64 = 600_000_000_000;
+/// The least path MTU that is believed: 576 (RFC 791) and the encapsulation.
+pub const LEAST_PATH_MTU: u32 = 576 + ENCAPSULATION_LENGTH as u32;
+/// Events of DIRECT_WANTED that one VPC may have in a second on a droplet.
+pub const ANNOUNCEMENTS_PER_SECOND: u32 = 512;
+/// [`ConfigEntry::flags`]: transit is at XDP, so that frame metadata at the uplink's tc hook is its own.
+pub const CONFIG_TRANSIT_AT_XDP: u32 = 1;
+/// [`ConfigEntry::flags`]: TRACED has entries.
+pub const CONFIG_TRACE: u32 = 2;
 /// [`LocalEntry::flags`]: the pod's end takes frames that XDP redirects to it (its GRO is on, so it has NAPI).
 pub const LOCAL_TAKES_XDP: u16 = 1;
 /// [`SubnetEntry::flags`]: this droplet is a bouncer of the network.
@@ -157,13 +227,16 @@ const _: () = {
     assert!(size_of::<SubnetEntry>() == 44);
     assert!(size_of::<VpcEntry>() == 40);
     assert!(size_of::<TransitMetadata>() == 12);
+    assert!(size_of::<PathMtuEntry>() == 16);
+    assert!(size_of::<AnnouncedEntry>() == 8);
+    assert!(size_of::<TraceRecord>() == 72);
 };
 
 #[cfg(feature = "user")]
 mod pod {
     use super::{
-        AttachmentEntry, ConfigEntry, DropletEntry, EndpointKey, LocalEntry, MissEntry, RemoteEntry,
-        SubnetEntry, SubnetKey, VpcEntry,
+        AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletEntry, EndpointKey, LocalEntry, MissEntry,
+        PathMtuEntry, RemoteEntry, SubnetEntry, SubnetKey, TraceRecord, VpcEntry,
     };
     macro_rules! pod {
         ($($t:ty),*) => {
@@ -180,5 +253,12 @@ mod pod {
         MissEntry,
         RemoteEntry
     );
-    pod!(SubnetEntry, SubnetKey, VpcEntry);
+    pod!(
+        SubnetEntry,
+        SubnetKey,
+        VpcEntry,
+        PathMtuEntry,
+        AnnouncedEntry,
+        TraceRecord
+    );
 }

@@ -5,7 +5,7 @@ pub mod xdp;
 
 use thuban_common::{
     counters::Counter,
-    packet::{Header, ethernet::EthernetHeader},
+    packet::Header,
     tables::{ConfigEntry, DropletAddress, LocalEntry},
 };
 
@@ -14,6 +14,10 @@ pub type Verdict = i32;
 
 /// What a way out gives: `None` when this hook can't and has left the frame unchanged for the next one.
 pub type Exit = Result<Option<Verdict>, Counter>;
+
+/// How a packet ends: the verdict with what to count (nothing, when a later hook has the last word), or why it's
+/// dropped.
+pub type Outcome = Result<(Verdict, Option<Counter>), Counter>;
 
 pub trait Frame {
     /// To the next hook or the host's stack, unchanged.
@@ -48,8 +52,19 @@ pub trait Frame {
     fn send(&mut self, next_hop: &Self::NextHop) -> Result<Verdict, Counter>;
     /// Sends the frame back by the interface that it came from.
     fn reply(&mut self) -> Option<Verdict>;
+    /// Keeps the first `keep` bytes and makes `room` behind the Ethernet header; `None` when it can't be done.
+    fn quote(&mut self, keep: u32, room: u32) -> Option<()>;
+    /// The sum of the 16-bit words in `N` bytes at a constant offset, folded to less than 2^18.
+    fn sum<const N: usize>(&self, offset: usize) -> Option<u32>;
     /// Gives a plain frame to an endpoint of this droplet.
     fn deliver(&mut self, local: &LocalEntry) -> Verdict;
-    /// Takes off `length` bytes of outer headers, writes the inner Ethernet header and gives the frame to an endpoint.
-    fn decapsulate(&mut self, length: u32, ethernet: &EthernetHeader, vni: u32, local: &LocalEntry) -> Exit;
+    /// Takes off `length` bytes of outer headers for an endpoint of this droplet; false when this hook can't and has
+    /// left the frame unchanged. The caller writes the inner Ethernet header, whose place holds anything.
+    fn decapsulate(
+        &mut self,
+        length: u32,
+        is_v6: bool,
+        vni: u32,
+        local: &LocalEntry,
+    ) -> Result<bool, Counter>;
 }

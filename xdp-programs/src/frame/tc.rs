@@ -1,29 +1,27 @@
 //! Frames at tc ingress: whole GSO frames, neighbours resolved by the kernel, the pod's end of a veth in one step.
 
-use core::mem::MaybeUninit;
+use core::{mem::MaybeUninit, ptr::null_mut};
 
 use aya_ebpf::{
     bindings::{
-        __sk_buff, BPF_F_ADJ_ROOM_ENCAP_L2_ETH, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L4_UDP,
-        BPF_F_ADJ_ROOM_FIXED_GSO, TC_ACT_OK, TC_ACT_SHOT, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+        __sk_buff, BPF_F_ADJ_ROOM_DECAP_L3_IPV6, BPF_F_ADJ_ROOM_ENCAP_L2_ETH, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4,
+        BPF_F_ADJ_ROOM_ENCAP_L4_UDP, BPF_F_ADJ_ROOM_FIXED_GSO, TC_ACT_OK, TC_ACT_SHOT,
+        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
     },
     bpf_f_adj_room_encap_l2,
     helpers::{
-        bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_adjust_room, bpf_skb_change_type,
-        bpf_skb_load_bytes, bpf_skb_pull_data,
+        bpf_csum_diff, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_adjust_room,
+        bpf_skb_change_tail, bpf_skb_change_type, bpf_skb_load_bytes, bpf_skb_pull_data,
     },
     programs::TcContext,
 };
 use thuban_common::{
     counters::Counter,
-    packet::{
-        Header,
-        ethernet::{EthernetHeader, LENGTH},
-    },
+    packet::{Header, ethernet::LENGTH, ipv6},
     tables::{ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, LocalEntry, TRANSIT_MAGIC, TransitMetadata},
 };
 
-use super::{Exit, Frame, Verdict};
+use super::{Frame, Verdict};
 
 /// Flags for making room, and for taking it away: GSO sizes are the inner frame's, whatever is around it.
 const FIXED: u64 = BPF_F_ADJ_ROOM_FIXED_GSO as u64;
@@ -53,7 +51,8 @@ impl TcFrame {
         self.context.skb.skb
     }
 
-    /// What XDP transit said of a frame that it decapsulated. Only XDP programs of this NIC can write metadata.
+    /// What XDP transit said of a frame that it decapsulated. To be asked only where transit is at XDP: it then is the
+    /// only program that can write metadata here.
     #[inline(always)]
     pub fn metadata(&self) -> Option<TransitMetadata> {
         // SAFETY: fields of the context; the kernel bounds them.
@@ -181,7 +180,7 @@ impl Frame for TcFrame {
     #[inline(always)]
     fn send(&mut self, uplink: &u32) -> Result<Verdict, Counter> {
         // SAFETY: without parameters the helper routes by the outer header; it resolves the neighbour.
-        Ok(unsafe { bpf_redirect_neigh(*uplink, core::ptr::null_mut(), 0, 0) } as Verdict)
+        Ok(unsafe { bpf_redirect_neigh(*uplink, null_mut(), 0, 0) } as Verdict)
     }
 
     #[inline(always)]
@@ -196,14 +195,58 @@ impl Frame for TcFrame {
     }
 
     #[inline(always)]
-    fn decapsulate(&mut self, length: u32, ethernet: &EthernetHeader, _vni: u32, local: &LocalEntry) -> Exit {
+    fn quote(&mut self, keep: u32, room: u32) -> Option<()> {
+        // SAFETY: helpers on our own context. The first makes a GSO frame a plain one.
+        let result = unsafe {
+            match bpf_skb_change_tail(self.skb(), keep, 0) {
+                0 => bpf_skb_adjust_room(self.skb(), room.cast_signed(), BPF_ADJ_ROOM_MAC, FIXED),
+                error => error,
+            }
+        };
+        self.make_linear(keep + room);
+        (result == 0).then_some(())
+    }
+
+    #[inline(always)]
+    fn sum<const N: usize>(&self, offset: usize) -> Option<u32> {
+        let start = self.context.data() + offset;
+        if start + N > self.context.data_end() {
+            return None;
+        }
+        // SAFETY: bounds checked; the helper only reads.
+        let sum = unsafe { bpf_csum_diff(null_mut(), 0, start as *mut u32, N as u32, 0) };
+        // An unfolded 32-bit sum, or an error, which no caller with N a multiple of 4 gets.
+        let sum = u32::try_from(sum).ok()?;
+        Some((sum & 0xffff) + (sum >> 16))
+    }
+
+    #[inline(always)]
+    fn decapsulate(
+        &mut self,
+        length: u32,
+        is_v6: bool,
+        _vni: u32,
+        _local: &LocalEntry,
+    ) -> Result<bool, Counter> {
+        // Else the frame stays an IPv4 one for the kernel, as the outer packet was.
+        let inner = if is_v6 {
+            BPF_F_ADJ_ROOM_DECAP_L3_IPV6 as u64
+        } else {
+            0
+        };
         // SAFETY: helper on our own context.
-        let result =
-            unsafe { bpf_skb_adjust_room(self.skb(), -(length.cast_signed()), BPF_ADJ_ROOM_MAC, FIXED) };
+        let result = unsafe {
+            bpf_skb_adjust_room(
+                self.skb(),
+                -(length.cast_signed()),
+                BPF_ADJ_ROOM_MAC,
+                FIXED | inner,
+            )
+        };
         if result != 0 {
             return Err(Counter::AdjustRoomFailed);
         }
-        self.store(0, ethernet).ok_or(Counter::Truncated)?;
-        Ok(Some(self.to_peer(local.ifindex)))
+        self.make_linear((LENGTH + ipv6::LENGTH) as u32);
+        Ok(true)
     }
 }

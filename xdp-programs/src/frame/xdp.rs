@@ -24,8 +24,7 @@ use thuban_common::{
     tables::{ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, LocalEntry, TRANSIT_MAGIC, TransitMetadata},
 };
 
-use super::{Exit, Frame, Verdict};
-use crate::count::count;
+use super::{Frame, Verdict};
 
 /// AF_INET of linux/socket.h.
 const AF_INET: u8 = 2;
@@ -186,10 +185,26 @@ impl Frame for XdpFrame {
         unsafe { bpf_redirect(local.ifindex, 0) as Verdict }
     }
 
+    #[inline(always)]
+    fn quote(&mut self, _keep: u32, _room: u32) -> Option<()> {
+        None
+    }
+
+    #[inline(always)]
+    fn sum<const N: usize>(&self, _offset: usize) -> Option<u32> {
+        None
+    }
+
     /// Hands the inner frame to tc, so that the stack can aggregate segments before. Its MAC is the pod's: if no
     /// program of ours is behind, the stack drops it as another host's.
     #[inline(always)]
-    fn decapsulate(&mut self, length: u32, ethernet: &EthernetHeader, vni: u32, local: &LocalEntry) -> Exit {
+    fn decapsulate(
+        &mut self,
+        length: u32,
+        _is_v6: bool,
+        vni: u32,
+        local: &LocalEntry,
+    ) -> Result<bool, Counter> {
         let metadata = TransitMetadata {
             magic: TRANSIT_MAGIC,
             vni,
@@ -197,15 +212,13 @@ impl Frame for XdpFrame {
         };
         // SAFETY: helper on our own context. Drivers without metadata fail: tc then does it all.
         if unsafe { bpf_xdp_adjust_meta(self.context.ctx, -(size_of::<TransitMetadata>() as i32)) } != 0 {
-            return Ok(None);
+            return Ok(false);
         }
         self.write_metadata(metadata).ok_or(Counter::AdjustRoomFailed)?;
         // SAFETY: helper on our own context; it moves the metadata along.
         if unsafe { bpf_xdp_adjust_head(self.context.ctx, length.cast_signed()) } != 0 {
             return Err(Counter::AdjustRoomFailed);
         }
-        self.store(0, ethernet).ok_or(Counter::Truncated)?;
-        count(Counter::DecapsulatedXdp);
-        Ok(Some(Self::PASS))
+        Ok(true)
     }
 }

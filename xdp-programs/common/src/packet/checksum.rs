@@ -8,6 +8,19 @@ pub const fn fold(sum: u32) -> u16 {
     ((once & 0xffff) + (once >> 16)) as u16
 }
 
+/// The unfolded sum of some words.
+#[inline(always)]
+pub const fn sum<const N: usize>(words: [u16; N]) -> u32 {
+    let mut sum = 0;
+    let mut index = 0;
+    // No iterator: the verifier wants what the compiler unrolls.
+    while index < N {
+        sum += words[index] as u32;
+        index += 1;
+    }
+    sum
+}
+
 /// Checksum field after one word changed from `old` to `new` (RFC 1624 equation 3).
 #[inline(always)]
 pub const fn replace(checksum: u16, old: u16, new: u16) -> u16 {

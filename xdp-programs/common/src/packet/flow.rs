@@ -1,24 +1,34 @@
 //! The hash that keeps packets of one flow on one way: addresses, protocol and (unless fragmented) ports.
 
-use super::ipv4::{Ipv4Header, SCTP, TCP, UDP};
+use super::ip::IpPacket;
 
-/// Whether the 4 bytes behind the header are ports that all packets of the flow carry.
+/// Hash of a packet's flow.
 #[inline(always)]
-pub const fn has_ports(header: &Ipv4Header) -> bool {
-    !header.is_fragment() && !header.has_options() && matches!(header.protocol(), TCP | UDP | SCTP)
+pub const fn hash(packet: &IpPacket) -> u32 {
+    let mut hash = packet.protocol as u32;
+    if packet.is_v6() {
+        hash = half(half(hash, &packet.source, 0), &packet.source, 8);
+        hash = half(half(hash, &packet.destination, 0), &packet.destination, 8);
+    } else {
+        hash = mix(hash, word(&packet.source, 12));
+        hash = mix(hash, word(&packet.destination, 12));
+    }
+    let [from, to] = packet.ports;
+    finish(mix(
+        hash,
+        (u16::from_be(from) as u32) << 16 | u16::from_be(to) as u32,
+    ))
 }
 
-/// Hash of a flow; `ports` raw, zero where [`has_ports`] says no.
+/// Eight bytes of an address.
 #[inline(always)]
-pub const fn hash(header: &Ipv4Header, ports: [u16; 2]) -> u32 {
-    let mut hash = mix(header.protocol() as u32, pair(header.words[6], header.words[7]));
-    hash = mix(hash, pair(header.words[8], header.words[9]));
-    finish(mix(hash, pair(ports[0], ports[1])))
+const fn half(hash: u32, address: &[u8; 16], at: usize) -> u32 {
+    mix(mix(hash, word(address, at)), word(address, at + 4))
 }
 
 #[inline(always)]
-const fn pair(high: u16, low: u16) -> u32 {
-    (u16::from_be(high) as u32) << 16 | u16::from_be(low) as u32
+const fn word(address: &[u8; 16], at: usize) -> u32 {
+    u32::from_be_bytes([address[at], address[at + 1], address[at + 2], address[at + 3]])
 }
 
 /// One round of Murmur3 (public domain, Austin Appleby).
@@ -52,37 +62,61 @@ pub const fn source_port(hash: u32) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use super::{has_ports, hash, source_port};
-    use crate::packet::ipv4::Ipv4Header;
+    use super::source_port;
+    use crate::packet::{ip::IpPacket, ipv4::Ipv4Header, ipv6::Ipv6Header};
     use std::collections::HashSet;
 
-    fn header(protocol: u8, fragment: u16) -> Ipv4Header {
+    fn v4(protocol: u8, fragment: u16) -> IpPacket {
         let mut header = Ipv4Header { words: [0; 10] };
         header.words[0] = u16::from_ne_bytes([0x45, 0]);
+        header.words[1] = 40_u16.to_be();
         header.words[3] = fragment.to_be();
         header.words[4] = u16::from_ne_bytes([64, protocol]);
-        header
+        IpPacket::from_v4(&header).unwrap()
     }
 
     #[test]
     fn no_fragment_shows_ports() {
-        assert!(has_ports(&header(6, 0)) && has_ports(&header(17, 0x4000)));
+        assert!(v4(6, 0).has_ports() && v4(17, 0x4000).has_ports());
         assert!(
-            !has_ports(&header(17, 0x2000)),
+            !v4(17, 0x2000).has_ports(),
             "the first fragment must go the way of the others"
         );
-        assert!(!has_ports(&header(17, 100)) && !has_ports(&header(1, 0)));
+        assert!(!v4(17, 100).has_ports() && !v4(1, 0).has_ports());
     }
 
     #[test]
     fn ports_spread_over_the_range() {
-        let ports: HashSet<u16> = (0..4096)
-            .map(|port: u16| source_port(hash(&header(6, 0), [port.to_be(), 80_u16.to_be()])))
-            .collect();
-        assert!(
-            ports.len() > 3000 && ports.iter().all(|port| *port >= 49152),
-            "{}",
-            ports.len()
-        );
+        let v6 = IpPacket::from_v6(&Ipv6Header::new(&[0xfd; 16], &[0xfd; 16], 6, 64, 20)).unwrap();
+        for packet in [v4(6, 0), v6] {
+            let ports: HashSet<u16> = (0..4096_u16)
+                .map(|port| {
+                    let mut packet = packet;
+                    packet.set_ports([port.to_be(), 80_u16.to_be()]);
+                    source_port(packet.hash)
+                })
+                .collect();
+            assert!(
+                ports.len() > 3000 && ports.iter().all(|port| *port >= 49152),
+                "{}",
+                ports.len()
+            );
+        }
+    }
+
+    #[test]
+    fn every_byte_of_an_address_counts() {
+        let mut seen = HashSet::new();
+        for byte in 0..32 {
+            let (mut from, mut to) = ([0xfd; 16], [0xfd; 16]);
+            if byte < 16 {
+                from[byte] = 1;
+            } else {
+                to[byte - 16] = 1;
+            }
+            let mut packet = IpPacket::from_v6(&Ipv6Header::new(&from, &to, 6, 64, 20)).unwrap();
+            packet.set_ports([0; 2]);
+            assert!(seen.insert(packet.hash), "byte {byte}");
+        }
     }
 }

@@ -110,9 +110,8 @@ pub fn check_options(length: u32, mut load: impl FnMut(u32) -> Option<OptionHead
 }
 
 impl OuterHeaders {
-    /// Headers around an inner frame of `inner_length` bytes (Ethernet included). Don't-fragment; the DSCP is the
-    /// inner one's, ECN stays off, because no congestion mark would survive decapsulation. A length over 65535 is a
-    /// GSO frame's, whose lengths are rewritten when it is segmented.
+    /// Headers around an inner frame of `inner_length` bytes (Ethernet included). Don't-fragment; DSCP and ECN are the
+    /// inner ones (RFC 6040). A length over 65535 is a GSO frame's, whose lengths are rewritten when it is segmented.
     #[inline(always)]
     pub const fn new(
         source: DropletAddress,
@@ -126,7 +125,7 @@ impl OuterHeaders {
         let total = inner_length.wrapping_add(OUTER_IP_LENGTH as u32) as u16;
         let mut ip = Ipv4Header {
             words: [
-                u16::from_ne_bytes([0x45, traffic_class & 0xfc]),
+                u16::from_ne_bytes([0x45, traffic_class]),
                 total.to_be(),
                 0,
                 0x4000_u16.to_be(),
@@ -188,7 +187,7 @@ mod tests {
             assert_eq!(headers.geneve.check(), Ok(()));
             assert_eq!(headers.geneve.options_length(), 0);
             assert_eq!(headers.ip.total_length(), 150);
-            assert_eq!(headers.ip.traffic_class(), 0xb8);
+            assert_eq!(headers.ip.traffic_class(), 0xbb);
             assert_eq!(headers.ip.words[5], headers.ip.checksum());
             assert!(headers.ip.is_valid() && !headers.ip.is_fragment() && headers.udp.is_geneve());
         }

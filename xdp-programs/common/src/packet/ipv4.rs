@@ -77,12 +77,12 @@ impl Ipv4Header {
         bytes4([self.words[8], self.words[9]])
     }
 
-    /// A destination that one host may have: not multicast, reserved or broadcast (224.0.0.0 and above), not 0.x, not
-    /// loopback (which some hosts route).
+    /// The same header with other DSCP and ECN bits, the checksum updated.
     #[inline(always)]
-    pub const fn is_to_unicast(&self) -> bool {
-        let first = self.words[8].to_ne_bytes()[0];
-        first != 0 && first != 127 && first < 224
+    pub const fn with_traffic_class(mut self, class: u8) -> Self {
+        let [first, _] = self.words[0].to_ne_bytes();
+        self.replace(0, u16::from_ne_bytes([first, class]));
+        self
     }
 
     /// The header of one more hop: new addresses, TTL less one, checksum updated from what it was (a wrong one stays
@@ -125,6 +125,13 @@ impl Ipv4Header {
     }
 }
 
+/// Whether an address with this first byte is one that one host may have: not multicast, reserved or broadcast
+/// (224.0.0.0 and above), not 0.x, not loopback (which some hosts route).
+#[inline(always)]
+pub const fn is_unicast(first: u8) -> bool {
+    first != 0 && first != 127 && first < 224
+}
+
 /// An IPv4 address as tables key it: `::ffff:a.b.c.d`.
 #[inline(always)]
 pub const fn mapped(address: [u8; 4]) -> Address {
@@ -162,6 +169,15 @@ mod tests {
             };
             assert_eq!(after.ttl(), before.ttl() - 1);
             assert_eq!((after.source(), after.destination()), (source, destination));
+            assert_eq!(after.words[5], after.checksum(), "seed {}", random.seed());
+        }
+    }
+
+    #[test]
+    fn another_traffic_class_keeps_the_checksum_right() {
+        let mut random = Random::from_clock();
+        for _ in 0..1000 {
+            let after = header(&mut random).with_traffic_class(random.u32() as u8);
             assert_eq!(after.words[5], after.checksum(), "seed {}", random.seed());
         }
     }

@@ -5,10 +5,15 @@
 
 pub mod arp;
 pub mod checksum;
+pub mod ecn;
 pub mod ethernet;
 pub mod flow;
 pub mod geneve;
+pub mod icmp;
+pub mod ip;
 pub mod ipv4;
+pub mod ipv6;
+pub mod nd;
 
 /// Headers that may be copied from and to frames byte by byte.
 ///

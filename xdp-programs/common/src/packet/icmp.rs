@@ -1,0 +1,160 @@
+//! ICMP messages that agents write: "too big" to a pod (RFC 792, RFC 1191, RFC 4443), and what a router on the
+//! underlay says of the tunnel's path.
+
+use super::{
+    Header, checksum,
+    ipv4::{self, Ipv4Header},
+    ipv6::{ICMPV6, Ipv6Header},
+    words2,
+};
+use crate::tables::{Address, HOST_SOURCE, HOST_SOURCE_V6};
+
+/// Bytes of the packet that a message quotes. Long enough for an IPv4 header with options and the transport header;
+/// only packets far longer are too big.
+pub const QUOTE: usize = 128;
+/// Raw type and code: fragmentation needed.
+pub const FRAGMENTATION_NEEDED: u16 = u16::from_ne_bytes([3, 4]);
+/// Raw type and code: packet too big.
+const PACKET_TOO_BIG: u16 = u16::from_ne_bytes([2, 0]);
+/// The least MTU of an IPv6 link (RFC 8200 section 5).
+const LEAST_V6: u16 = 1280;
+
+/// Before the quote, IPv4: IP and ICMP header.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooBigV4 {
+    pub ip: Ipv4Header,
+    pub icmp: IcmpHeader,
+}
+
+/// Before the quote, IPv6.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooBigV6 {
+    pub ip: Ipv6Header,
+    pub icmp: IcmpHeader,
+}
+
+/// Type and code, checksum, and a word that means the MTU here (IPv4: its lower half). Raw.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IcmpHeader {
+    pub kind: u16,
+    pub checksum: u16,
+    pub rest: [u16; 2],
+}
+
+// SAFETY: repr(C), u16 only.
+unsafe impl Header for IcmpHeader {}
+// SAFETY: repr(C), u16 only.
+unsafe impl Header for TooBigV4 {}
+// SAFETY: repr(C), u16 only.
+unsafe impl Header for TooBigV6 {}
+
+impl TooBigV4 {
+    /// To a pod, from the host's address towards pods; `quote` is the sum of the quoted words.
+    #[inline(always)]
+    pub const fn new(pod: [u8; 4], mtu: u16, quote: u32) -> Self {
+        let (from, to) = (words2(HOST_SOURCE), words2(pod));
+        let length = (size_of::<Self>() + QUOTE) as u16;
+        let mut ip = Ipv4Header {
+            words: [
+                u16::from_ne_bytes([0x45, 0]),
+                length.to_be(),
+                0,
+                0,
+                u16::from_ne_bytes([64, ipv4::ICMP]),
+                0,
+                from[0],
+                from[1],
+                to[0],
+                to[1],
+            ],
+        };
+        ip.words[5] = ip.checksum();
+        Self {
+            ip,
+            icmp: IcmpHeader::new(FRAGMENTATION_NEEDED, mtu, quote),
+        }
+    }
+}
+
+impl TooBigV6 {
+    /// The same; never less than IPv6's least MTU.
+    #[inline(always)]
+    pub const fn new(pod: &Address, mtu: u16, quote: u32) -> Self {
+        let length = (size_of::<IcmpHeader>() + QUOTE) as u16;
+        let ip = Ipv6Header::new(&HOST_SOURCE_V6, pod, ICMPV6, 64, length);
+        let mtu = if mtu < LEAST_V6 { LEAST_V6 } else { mtu };
+        Self {
+            icmp: IcmpHeader::new(PACKET_TOO_BIG, mtu, ip.pseudo_sum(length) + quote),
+            ip,
+        }
+    }
+}
+
+impl IcmpHeader {
+    #[inline(always)]
+    const fn new(kind: u16, mtu: u16, sum: u32) -> Self {
+        let mtu = mtu.to_be();
+        Self {
+            kind,
+            checksum: !checksum::fold(sum + kind as u32 + mtu as u32),
+            rest: [0, mtu],
+        }
+    }
+
+    /// MTU of the next hop that a "fragmentation needed" tells; 0 of routers before RFC 1191.
+    #[inline(always)]
+    pub const fn next_hop_mtu(&self) -> u16 {
+        u16::from_be(self.rest[1])
+    }
+}
+
+const _: () = {
+    assert!(size_of::<IcmpHeader>() == 8);
+    assert!(size_of::<TooBigV4>() == 28);
+    assert!(size_of::<TooBigV6>() == 48);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::{QUOTE, TooBigV4, TooBigV6};
+    use crate::packet::checksum::fold;
+
+    fn words<T: Copy>(header: &T) -> Vec<u16> {
+        let bytes: &[u8] =
+            // SAFETY: headers are plain u16.
+            unsafe { std::slice::from_raw_parts(std::ptr::from_ref(header).cast(), size_of::<T>()) };
+        bytes
+            .chunks(2)
+            .map(|pair| u16::from_ne_bytes([pair[0], pair[1]]))
+            .collect()
+    }
+
+    #[test]
+    fn checksums_are_right() {
+        let quote: Vec<u16> = (0..QUOTE as u16 / 2)
+            .map(|n| n.wrapping_mul(40503) ^ 0x1234)
+            .collect();
+        let sum = quote.iter().map(|word| u32::from(*word)).sum();
+        let v4 = TooBigV4::new([10, 0, 0, 1], 1400, sum);
+        assert_eq!(v4.ip.words[5], v4.ip.checksum());
+        assert_eq!((v4.ip.total_length(), v4.icmp.next_hop_mtu()), (156, 1400));
+        let all: u32 = words(&v4.icmp)
+            .iter()
+            .chain(&quote)
+            .map(|word| u32::from(*word))
+            .sum();
+        assert_eq!(fold(all), 0xffff);
+
+        let v6 = TooBigV6::new(&[0xfd; 16], 900, sum);
+        assert_eq!((v6.ip.payload_length(), v6.icmp.next_hop_mtu()), (136, 1280));
+        let all: u32 = words(&v6.icmp)
+            .iter()
+            .chain(&quote)
+            .map(|word| u32::from(*word))
+            .sum();
+        assert_eq!(fold(all + v6.ip.pseudo_sum(136)), 0xffff);
+    }
+}

@@ -1,0 +1,247 @@
+//! An IP packet of either family, as agent, transit and trace read it.
+//!
+//! Invariant: an IPv6 packet never has a mapped IPv4 address, so that its keys are never an IPv4 endpoint's.
+
+use super::{
+    flow,
+    ipv4::{self, Ipv4Header},
+    ipv6::{self, Ipv6Header},
+};
+use crate::{
+    counters::Counter,
+    tables::{Address, HOST_SOURCE, HOST_SOURCE_V6},
+};
+
+/// Addresses, flow, and what the fixed header says.
+/// Aligned so that the compiler copies it by words.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IpPacket {
+    /// As tables key it.
+    pub source: Address,
+    /// As tables key it.
+    pub destination: Address,
+    /// Hash of the flow; [`IpPacket::set_ports`] computes it.
+    pub hash: u32,
+    /// Bytes from the IP header on, as the header says; for IPv6 beyond 65535 only the header's 40.
+    pub length: u32,
+    /// Raw source and destination port, 0 where [`IpPacket::has_ports`] says no.
+    pub ports: [u16; 2],
+    /// IPv4's protocol, IPv6's next header (an extension's number if there is one).
+    pub protocol: u8,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    flags: u8,
+    padding: u8,
+}
+
+const V6: u8 = 1;
+const FRAGMENT: u8 = 2;
+const LATER_FRAGMENT: u8 = 4;
+const OPTIONS: u8 = 8;
+
+impl IpPacket {
+    #[inline(always)]
+    pub fn from_v4(header: &Ipv4Header) -> Result<Self, Counter> {
+        if !header.is_valid() {
+            return Err(Counter::BadHeader);
+        }
+        let flag = |is, bit| if is { bit } else { 0 };
+        Ok(Self {
+            source: ipv4::mapped(header.source()),
+            destination: ipv4::mapped(header.destination()),
+            hash: 0,
+            length: header.total_length() as u32,
+            ports: [0; 2],
+            protocol: header.protocol(),
+            traffic_class: header.traffic_class(),
+            flags: flag(header.is_fragment(), FRAGMENT)
+                | flag(header.is_later_fragment(), LATER_FRAGMENT)
+                | flag(header.has_options(), OPTIONS),
+            padding: 0,
+        })
+    }
+
+    #[inline(always)]
+    pub fn from_v6(header: &Ipv6Header) -> Result<Self, Counter> {
+        let (source, destination) = (header.source(), header.destination());
+        if !header.is_valid() || ipv6::is_mapped(&source) || ipv6::is_mapped(&destination) {
+            return Err(Counter::BadHeader);
+        }
+        let next = header.next();
+        let kind = match next {
+            ipv6::FRAGMENT => FRAGMENT | LATER_FRAGMENT,
+            // Hop-by-hop, routing, authentication, destination options, mobility, HIP, shim6.
+            ipv6::HOP_BY_HOP | 43 | 51 | 60 | 135 | 139 | 140 => OPTIONS,
+            _ => 0,
+        };
+        Ok(Self {
+            source,
+            destination,
+            hash: 0,
+            length: ipv6::LENGTH as u32 + header.payload_length() as u32,
+            ports: [0; 2],
+            protocol: next,
+            traffic_class: header.traffic_class(),
+            flags: V6 | kind,
+            padding: 0,
+        })
+    }
+
+    /// Sets the ports that lie behind the header, zero unless [`IpPacket::has_ports`], and computes the hash.
+    #[inline(always)]
+    pub const fn set_ports(&mut self, ports: [u16; 2]) {
+        self.ports = ports;
+        self.hash = flow::hash(self);
+    }
+
+    #[inline(always)]
+    pub const fn is_v6(&self) -> bool {
+        self.flags & V6 != 0
+    }
+
+    /// Any fragment, the first included.
+    #[inline(always)]
+    pub const fn is_fragment(&self) -> bool {
+        self.flags & FRAGMENT != 0
+    }
+
+    /// A fragment that doesn't begin with the transport header; any fragment of IPv6, whose offset isn't read.
+    #[inline(always)]
+    pub const fn is_later_fragment(&self) -> bool {
+        self.flags & LATER_FRAGMENT != 0
+    }
+
+    /// IPv4 options or IPv6 extension headers other than a fragment's.
+    #[inline(always)]
+    pub const fn has_options(&self) -> bool {
+        self.flags & OPTIONS != 0
+    }
+
+    /// Whether the transport header begins right behind the fixed header.
+    #[inline(always)]
+    pub const fn shows_transport(&self) -> bool {
+        self.flags & (FRAGMENT | OPTIONS) == 0
+    }
+
+    /// Whether the 4 bytes behind the fixed header are ports that all packets of the flow carry.
+    #[inline(always)]
+    pub const fn has_ports(&self) -> bool {
+        self.shows_transport() && matches!(self.protocol, ipv4::TCP | ipv4::UDP | ipv4::SCTP)
+    }
+
+    /// To the host's own address towards pods.
+    #[inline(always)]
+    pub fn is_to_host(&self) -> bool {
+        if self.is_v6() {
+            self.destination == HOST_SOURCE_V6
+        } else {
+            self.destination == ipv4::mapped(HOST_SOURCE)
+        }
+    }
+
+    /// A destination that one endpoint or one host elsewhere may have.
+    #[inline(always)]
+    pub const fn is_to_unicast(&self) -> bool {
+        if self.is_v6() {
+            ipv6::is_unicast(&self.destination)
+        } else {
+            ipv4::is_unicast(self.destination[12])
+        }
+    }
+
+    /// An answer of a DHCP server (RFC 2131, RFC 8415): pods serve nobody with addresses.
+    #[inline(always)]
+    pub const fn is_from_dhcp_server(&self) -> bool {
+        let (server, client) = if self.is_v6() { (547, 546) } else { (67, 68) };
+        self.protocol == ipv4::UDP
+            && self.ports[0] == u16::to_be(server)
+            && self.ports[1] == u16::to_be(client)
+    }
+}
+
+const _: () = assert!(size_of::<IpPacket>() == 48);
+
+#[cfg(test)]
+mod tests {
+    use super::IpPacket;
+    use crate::{
+        counters::Counter,
+        packet::{
+            ipv4::{Ipv4Header, mapped},
+            ipv6::{ICMPV6, Ipv6Header},
+        },
+        tables::{HOST_SOURCE, HOST_SOURCE_V6},
+        testing::Random,
+    };
+
+    const FROM: [u8; 16] = [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+
+    fn v6(to: [u8; 16], next: u8) -> IpPacket {
+        IpPacket::from_v6(&Ipv6Header::new(&FROM, &to, next, 64, 8)).unwrap()
+    }
+
+    #[test]
+    fn ipv6_never_disguises_as_ipv4() {
+        let header = |from, to| Ipv6Header::new(from, to, 17, 64, 8);
+        let disguised = mapped([10, 0, 0, 1]);
+        assert_eq!(
+            IpPacket::from_v6(&header(&disguised, &FROM)),
+            Err(Counter::BadHeader)
+        );
+        assert_eq!(
+            IpPacket::from_v6(&header(&FROM, &disguised)),
+            Err(Counter::BadHeader)
+        );
+    }
+
+    #[test]
+    fn extensions_and_fragments_hide_the_transport() {
+        assert!(v6(FROM, 17).has_ports() && v6(FROM, 6).shows_transport());
+        assert!(v6(FROM, 44).is_fragment() && v6(FROM, 44).is_later_fragment());
+        assert!(!v6(FROM, 44).has_ports() && !v6(FROM, 44).has_options());
+        for next in [0, 43, 51, 60, 135, 139, 140] {
+            assert!(v6(FROM, next).has_options() && !v6(FROM, next).shows_transport());
+        }
+        assert!(!v6(FROM, ICMPV6).has_ports());
+    }
+
+    #[test]
+    fn the_host_is_known_in_both_families() {
+        assert!(v6(HOST_SOURCE_V6, 6).is_to_host() && !v6(FROM, 6).is_to_host());
+        let mut header = Ipv4Header { words: [0; 10] };
+        header.words[0] = u16::from_ne_bytes([0x45, 0]);
+        header.words[1] = 20_u16.to_be();
+        [header.words[8], header.words[9]] = crate::packet::words2(HOST_SOURCE);
+        assert!(IpPacket::from_v4(&header).unwrap().is_to_host());
+    }
+
+    #[test]
+    fn random_headers_are_read_or_refused() {
+        let mut random = Random::from_clock();
+        for _ in 0..200_000 {
+            let mut words = [0_u16; 20];
+            words.iter_mut().for_each(|word| *word = random.u32() as u16);
+            if random.below(2) == 0 {
+                words[0] = u16::from_ne_bytes([0x45 + random.below(3) as u8, 0]);
+            } else {
+                words[0] = u16::from_ne_bytes([0x60, 0]);
+            }
+            let ports = [random.u32() as u16, random.u32() as u16];
+            let v4 = Ipv4Header {
+                words: words[..10].try_into().unwrap(),
+            };
+            for packet in [IpPacket::from_v4(&v4), IpPacket::from_v6(&Ipv6Header { words })] {
+                let Ok(mut packet) = packet else { continue };
+                packet.set_ports(if packet.has_ports() { ports } else { [0; 2] });
+                assert!(packet.length >= 20, "seed {}", random.seed());
+                assert_eq!(
+                    packet.is_v6(),
+                    !packet
+                        .source
+                        .starts_with(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff])
+                );
+            }
+        }
+    }
+}

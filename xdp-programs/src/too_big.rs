@@ -1,0 +1,122 @@
+//! Packets that don't fit: the path's MTU, and the ICMP error that tells it to the pod (RFC 1191, RFC 8201).
+//!
+//! Invariant: nothing is fragmented. Outer packets carry don't-fragment, and pods hear of what doesn't fit, also when
+//! their packet may be fragmented: their stack then does it.
+
+use aya_ebpf::helpers::bpf_ktime_get_ns;
+use thuban_common::{
+    counters::Counter,
+    packet::{
+        Header,
+        ethernet::{self, EthernetHeader},
+        geneve,
+        icmp::{QUOTE, TooBigV4, TooBigV6},
+        ip::IpPacket,
+        ipv4, ipv6,
+    },
+    tables::{AttachmentEntry, ConfigEntry, DropletAddress, GATEWAY_MAC, LEAST_PATH_MTU, PATH_MTU_LIFE},
+};
+
+use crate::{
+    frame::{Frame, Outcome},
+    inner::transport,
+    maps::PATH_MTUS,
+};
+
+/// Bytes that a tunnel adds to an inner IP packet within the outer one.
+const OVERHEAD: u32 = geneve::OUTER_IP_LENGTH as u32 + ethernet::LENGTH as u32;
+
+/// The MTU of the way to a droplet as the pod sees it, if the packet (each segment, of a GSO frame) is larger.
+#[inline(always)]
+pub fn exceeded<F: Frame>(
+    frame: &F,
+    config: &ConfigEntry,
+    packet: &IpPacket,
+    droplet: DropletAddress,
+) -> Option<u32> {
+    let size = match frame.segment_size() {
+        0 => frame.length() - ethernet::LENGTH as u32,
+        payload => payload + headers(frame, packet),
+    };
+    let outer = size + OVERHEAD;
+    if outer <= LEAST_PATH_MTU {
+        return None;
+    }
+    let mtu = path_mtu(droplet).map_or(config.mtu, |mtu| mtu.min(config.mtu));
+    (outer > mtu).then_some(mtu - OVERHEAD)
+}
+
+/// Bytes of each segment's IP and transport header.
+#[inline(always)]
+fn headers<F: Frame>(frame: &F, packet: &IpPacket) -> u32 {
+    let ip = if packet.is_v6() {
+        ipv6::LENGTH
+    } else {
+        ipv4::LENGTH
+    } as u32;
+    let mut further = 8;
+    if packet.protocol == ipv4::TCP {
+        let offset: Option<[u16; 1]> = transport(frame, packet, 12);
+        further = offset.map_or(20, |word| u32::from(word[0].to_ne_bytes()[0] >> 4) * 4);
+    }
+    ip + further
+}
+
+#[inline(always)]
+fn path_mtu(droplet: DropletAddress) -> Option<u32> {
+    // SAFETY: words of a value that stays allocated (preallocated LRU).
+    let entry = unsafe { PATH_MTUS.get(&droplet) }?;
+    // SAFETY: helper without arguments.
+    let now = unsafe { bpf_ktime_get_ns() };
+    (now.wrapping_sub(entry.time) < PATH_MTU_LIFE).then_some(entry.mtu)
+}
+
+/// Turns the frame into an ICMP error to the pod. No error answers a later fragment or another error (RFC 1122 section
+/// 3.2.2, RFC 4443 section 2.4).
+#[inline(always)]
+pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket, mtu: u32) -> Outcome {
+    if !F::IS_LAST {
+        return Ok((F::PASS, None));
+    }
+    if packet.is_later_fragment() && !packet.is_v6() || is_icmp_error(frame, packet) {
+        return Err(Counter::TooBig);
+    }
+    let mtu = mtu as u16;
+    let [.., a, b, c, d] = packet.source;
+    let is_written = if packet.is_v6() {
+        write(frame, attachment, ethernet::IPV6, |sum| {
+            TooBigV6::new(&packet.source, mtu, sum)
+        })
+    } else {
+        write(frame, attachment, ethernet::IPV4, |sum| {
+            TooBigV4::new([a, b, c, d], mtu, sum)
+        })
+    };
+    is_written.ok_or(Counter::TooBig)?;
+    let verdict = frame.reply().ok_or(Counter::TooBig)?;
+    Ok((verdict, Some(Counter::TooBigAnswered)))
+}
+
+/// Puts the header that `header` makes of the quote's sum before the quote.
+#[inline(always)]
+fn write<F: Frame, H: Header>(
+    frame: &mut F,
+    attachment: &AttachmentEntry,
+    ethertype: u16,
+    header: impl FnOnce(u32) -> H,
+) -> Option<()> {
+    frame.quote((ethernet::LENGTH + QUOTE) as u32, size_of::<H>() as u32)?;
+    let sum = frame.sum::<QUOTE>(ethernet::LENGTH + size_of::<H>())?;
+    frame.store(ethernet::LENGTH, &header(sum))?;
+    frame.store(0, &EthernetHeader::new(attachment.mac, GATEWAY_MAC, ethertype))
+}
+
+#[inline(always)]
+fn is_icmp_error<F: Frame>(frame: &F, packet: &IpPacket) -> bool {
+    let kind = transport(frame, packet, 0).map_or(0, |first: [u16; 1]| first[0].to_ne_bytes()[0]);
+    match packet.protocol {
+        ipv4::ICMP => !matches!(kind, 0 | 8),
+        ipv6::ICMPV6 => kind < 128,
+        _ => false,
+    }
+}

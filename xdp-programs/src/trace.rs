@@ -1,0 +1,118 @@
+//! The end of every packet: its verdict counted, and written down if its endpoint is traced.
+//!
+//! Invariant: without `CONFIG_TRACE` tracing costs one test of a word.
+
+use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::map, maps::PerCpuArray};
+use thuban_common::{
+    counters::Counter,
+    packet::{
+        ethernet::{self, EthernetHeader},
+        ip::IpPacket,
+    },
+    tables::{CONFIG_TRACE, DropletAddress, EndpointKey, NO_COUNTER, TracePoint, TraceRecord},
+};
+
+use crate::{
+    count::count,
+    frame::{Frame, Outcome, Verdict},
+    inner,
+    maps::{self, TRACE, TRACED},
+};
+
+/// What a program found out about the packet, up to where it ended.
+pub struct Observed {
+    pub packet: IpPacket,
+    pub vni: u32,
+    pub next: DropletAddress,
+    length: u32,
+    interface: u32,
+    is_traced: bool,
+}
+
+/// Too large for the stack beside everything else. One a CPU is enough: these hooks run with bottom halves off and
+/// never within each other.
+#[map]
+static OBSERVED: PerCpuArray<Observed> = PerCpuArray::with_max_entries(1, 0);
+
+impl Observed {
+    /// Before the frame is looked at.
+    #[inline(always)]
+    pub fn new<F: Frame>(frame: &F) -> Option<&'static mut Self> {
+        let observed = OBSERVED.get_ptr_mut(0)?;
+        // SAFETY: this CPU's only value, and nobody else has it now, see OBSERVED.
+        let observed = unsafe { &mut *observed };
+        observed.vni = 0;
+        observed.next = [0; 4];
+        observed.length = frame.length();
+        observed.interface = frame.interface();
+        observed.is_traced = maps::config().is_some_and(|config| config.flags & CONFIG_TRACE != 0);
+        if observed.is_traced {
+            observed.packet = IpPacket::default();
+        }
+        Some(observed)
+    }
+
+    #[inline(always)]
+    pub const fn is_traced(&self) -> bool {
+        self.is_traced
+    }
+
+    /// The packet of a plain frame.
+    #[inline(always)]
+    pub fn read<F: Frame>(&mut self, frame: &F) {
+        if let Some(header) = frame.load::<EthernetHeader>(0) {
+            // What isn't read stays empty.
+            let _ = inner::read(frame, header.ethertype, ethernet::LENGTH, 0, &mut self.packet);
+        }
+    }
+}
+
+/// Counts the outcome; an error is a drop.
+#[inline(always)]
+pub fn settle<F: Frame>(point: TracePoint, observed: &Observed, outcome: Outcome) -> Verdict {
+    let (verdict, counter) = match outcome {
+        Ok((verdict, counter)) => (verdict, counter),
+        Err(reason) => (F::DROP, Some(reason)),
+    };
+    if let Some(counter) = counter {
+        count(counter);
+    }
+    if observed.is_traced {
+        write(point, observed, counter);
+    }
+    verdict
+}
+
+#[inline(always)]
+fn write(point: TracePoint, observed: &Observed, counter: Option<Counter>) {
+    // SAFETY: helper without arguments.
+    let time = unsafe { bpf_ktime_get_ns() };
+    let vni = observed.vni;
+    let packet = &observed.packet;
+    let is_wanted = |address| {
+        let key = EndpointKey { vni, address };
+        // SAFETY: NO_PREALLOC: an element stays until a grace period after its removal.
+        unsafe { TRACED.get(&key) }.is_some_and(|until| time < *until)
+    };
+    if !is_wanted(packet.source) && !is_wanted(packet.destination) {
+        return;
+    }
+    let Some(mut record) = TRACE.reserve::<TraceRecord>(0) else {
+        return;
+    };
+    record.write(TraceRecord {
+        time,
+        vni,
+        interface: observed.interface,
+        source: packet.source,
+        destination: packet.destination,
+        length: observed.length,
+        counter: counter.map_or(NO_COUNTER, |counter| counter as u32),
+        next: observed.next,
+        ports: packet.ports,
+        protocol: packet.protocol,
+        point: point as u8,
+        padding: [0; 6],
+    });
+    record.submit(0);
+}
