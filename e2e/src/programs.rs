@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     env,
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
 };
 
@@ -25,11 +25,19 @@ pub fn object() -> PathBuf {
     env::var_os("THUBAN_PROGRAMS").map_or_else(built, PathBuf::from)
 }
 
-/// Key of an IPv4 endpoint.
-pub fn key(vni: u32, address: Ipv4Addr) -> EndpointKey {
+/// An address as tables key it.
+pub fn address(address: impl Into<IpAddr>) -> [u8; 16] {
+    match address.into() {
+        IpAddr::V4(address) => mapped(address.octets()),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// Key of an endpoint.
+pub fn key(vni: u32, endpoint: impl Into<IpAddr>) -> EndpointKey {
     EndpointKey {
         vni,
-        address: mapped(address.octets()),
+        address: address(endpoint),
     }
 }
 
@@ -138,15 +146,23 @@ impl Programs {
         rows.get(key, 0).with_context(|| format!("reading {map}"))
     }
 
-    /// Writes a row of SUBNETS.
-    pub fn insert_subnet(&mut self, vni: u32, base: Ipv4Addr, prefix: u32, entry: SubnetEntry) -> Result<()> {
+    /// Writes a row of SUBNETS; `prefix` counts bits of the address as it is written.
+    pub fn insert_subnet(
+        &mut self,
+        vni: u32,
+        base: impl Into<IpAddr>,
+        prefix: u32,
+        entry: SubnetEntry,
+    ) -> Result<()> {
         let mut trie: LpmTrie<_, SubnetKey, SubnetEntry> =
             self.ebpf.map_mut("SUBNETS").context("SUBNETS")?.try_into()?;
+        let base = base.into();
+        let before = if base.is_ipv4() { 32 + 96 } else { 32 };
         let data = SubnetKey {
             vni: vni.to_be_bytes(),
-            address: mapped(base.octets()),
+            address: address(base),
         };
-        trie.insert(&Key::new(32 + 96 + prefix, data), entry, 0)
+        trie.insert(&Key::new(before + prefix, data), entry, 0)
             .context("inserting into SUBNETS")
     }
 

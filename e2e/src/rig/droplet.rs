@@ -1,14 +1,14 @@
 //! One droplet: a namespace with an uplink, the programs, and pods.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, Result};
 use thuban_common::tables::{
-    AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, GATEWAY_MAC, LOCAL_TAKES_XDP,
-    LocalEntry, RemoteEntry, SubnetEntry, VpcEntry,
+    AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, GATEWAY_MAC, HOST_SOURCE_V6,
+    LOCAL_TAKES_XDP, LocalEntry, RemoteEntry, SubnetEntry, VpcEntry,
 };
 
-use super::{POD_MTU, Transit, UNDERLAY_MTU, namespace::Namespace, traffic::End};
+use super::{POD_MTU, Transit, UNDERLAY_MTU, Underlay, namespace::Namespace, traffic::End};
 use crate::programs::{Programs, key};
 
 /// What must be off at a sender whose receiver has XDP. GRO is asked for, because attaching XDP at the far end takes
@@ -34,6 +34,7 @@ pub struct Pod {
     pub vni: u32,
     pub network: u32,
     pub address: Ipv4Addr,
+    pub address6: Ipv6Addr,
     pub mac: [u8; 6],
     /// Host's end of the veth.
     pub host_end: String,
@@ -45,23 +46,41 @@ impl Pod {
     pub fn end(&self) -> End<'_> {
         End {
             namespace: &self.namespace,
-            address: self.address,
+            address: self.address.into(),
+        }
+    }
+
+    /// The same for IPv6.
+    pub fn end6(&self) -> End<'_> {
+        End {
+            namespace: &self.namespace,
+            address: self.address6.into(),
         }
     }
 }
 
 impl Droplet {
-    pub(super) fn new(index: u8, bridge: &Namespace, transit: Transit) -> Result<Self> {
+    pub(super) fn new(index: u8, bridge: &Namespace, transit: Transit, underlay: Underlay) -> Result<Self> {
         let namespace = Namespace::new(&format!("d{index}"))?;
-        let address = Ipv4Addr::new(172, 31, 99, 10 + index);
+        let address = underlay.droplet(index);
         let far = format!("d{index}");
         bridge.command(&format!(
             "ip link add {far} type veth peer name uplink netns {}",
             namespace.name()
         ))?;
-        bridge.command(&format!("ip link set {far} master br0 up"))?;
+        bridge.command(&format!("ip link set {far} up"))?;
         namespace.command(&format!("ip addr add {address}/24 dev uplink"))?;
         namespace.command(&format!("ip link set uplink mtu {UNDERLAY_MTU} up"))?;
+        match underlay {
+            Underlay::Switched => {
+                bridge.command(&format!("ip link set {far} master br0"))?;
+            }
+            Underlay::Routed => {
+                let router = underlay.router(index);
+                bridge.command(&format!("ip addr add {router}/24 dev {far}"))?;
+                namespace.command(&format!("ip route add default via {router}"))?;
+            }
+        }
         namespace.sysctl("ipv4/ip_forward", "1")?;
         for interface in ["all", "uplink"] {
             namespace.sysctl(&format!("ipv4/conf/{interface}/rp_filter"), "0")?;
@@ -126,6 +145,11 @@ impl Droplet {
         ))?;
         namespace.command(&format!("ip addr add {address}/24 dev eth0"))?;
         namespace.command(&format!("ip route add default via {}", Ipv4Addr::new(a, b, c, 1)))?;
+        let address6 = address6(address);
+        namespace.sysctl("ipv6/conf/eth0/accept_ra", "0")?;
+        namespace.command(&format!("ip addr add {address6}/64 dev eth0 nodad"))?;
+        let gateway6 = Ipv6Addr::from(HOST_SOURCE_V6);
+        namespace.command(&format!("ip -6 route add default via {gateway6} dev eth0"))?;
         namespace.command(&format!("ethtool -K eth0 {}", POD_OFFLOADS.replace("  ", "")))?;
         let interface = self.namespace.interface(&host_end)?;
         let programs = &mut self.programs;
@@ -137,16 +161,14 @@ impl Droplet {
             flags: 0,
         };
         programs.insert("ATTACHMENTS", interface, row)?;
-        programs.insert(
-            "LOCAL_ENDPOINTS",
-            key(vni, address),
-            LocalEntry {
-                ifindex: interface,
-                network,
-                mac,
-                flags: LOCAL_TAKES_XDP,
-            },
-        )?;
+        let local = LocalEntry {
+            ifindex: interface,
+            network,
+            mac,
+            flags: LOCAL_TAKES_XDP,
+        };
+        programs.insert("LOCAL_ENDPOINTS", key(vni, address), local)?;
+        programs.insert("LOCAL_ENDPOINTS", key(vni, address6), local)?;
         // Rows first: no packet of the pod meets an agent that doesn't know it.
         if self.agent_at_xdp {
             namespace.command(&format!("ethtool -K eth0 {SEGMENTED}"))?;
@@ -159,6 +181,7 @@ impl Droplet {
             vni,
             network,
             address,
+            address6,
             mac,
             host_end,
             interface,
@@ -169,12 +192,21 @@ impl Droplet {
         self.programs.insert("VPCS", vni, entry)
     }
 
-    pub fn set_subnet(&mut self, vni: u32, base: Ipv4Addr, prefix: u32, entry: SubnetEntry) -> Result<()> {
-        self.programs.insert_subnet(vni, base, prefix, entry)
+    /// A network of IPv4 /24 and the IPv6 /64 beside it.
+    pub fn set_subnet(&mut self, vni: u32, base: Ipv4Addr, entry: SubnetEntry) -> Result<()> {
+        self.programs.insert_subnet(vni, base, 24, entry)?;
+        self.programs.insert_subnet(vni, address6(base), 64, entry)
     }
 
-    /// Writes DIRECT_ROWS, BOUNCER_ROWS or FORWARD_ROWS.
-    pub fn set_row(&mut self, map: &str, vni: u32, address: Ipv4Addr, droplet: Ipv4Addr) -> Result<()> {
+    /// Writes DIRECT_ROWS, BOUNCER_ROWS, FORWARD_ROWS or FORWARDERS.
+    pub fn set_row(
+        &mut self,
+        map: &str,
+        vni: u32,
+        address: impl Into<IpAddr>,
+        droplet: Ipv4Addr,
+    ) -> Result<()> {
+        let address = address.into();
         let entry = RemoteEntry {
             droplet: droplet.octets(),
             used: 0,
@@ -183,6 +215,12 @@ impl Droplet {
             .insert(map, key(vni, address), entry)
             .with_context(|| format!("{map} {vni} {address}"))
     }
+}
+
+/// The IPv6 address beside an IPv4 one: fd00:0:0:c::d for a.b.c.d.
+pub fn address6(address: Ipv4Addr) -> Ipv6Addr {
+    let [_, _, network, host] = address.octets();
+    Ipv6Addr::new(0xfd00, 0, 0, network.into(), 0, 0, 0, host.into())
 }
 
 fn text(mac: [u8; 6]) -> String {

@@ -31,28 +31,66 @@ pub enum Transit {
     Tc,
 }
 
+/// What lies between droplets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Underlay {
+    /// One bridge, 172.31.99.0/24.
+    Switched,
+    /// A router with a subnet for each droplet, 172.31.100.0/24 and on.
+    Routed,
+}
+
+impl Underlay {
+    /// A droplet's address, by its number from 1.
+    pub fn droplet(self, index: u8) -> Ipv4Addr {
+        match self {
+            Self::Switched => Ipv4Addr::new(172, 31, 99, 10 + index),
+            Self::Routed => Ipv4Addr::new(172, 31, 99 + index, 10 + index),
+        }
+    }
+
+    /// The router's address in a droplet's subnet.
+    fn router(self, index: u8) -> Ipv4Addr {
+        let [a, b, c, _] = self.droplet(index).octets();
+        Ipv4Addr::new(a, b, c, 254)
+    }
+}
+
 pub struct Rig {
     pub droplets: Vec<Droplet>,
+    /// The bridge's or the router's.
     pub bridge: Namespace,
     // Keeps the bridge's ends of the uplinks taking what XDP sends.
     _far_ends: Programs,
 }
 
 impl Rig {
-    /// Droplets at 172.31.99.11 and on, joined by a bridge.
-    pub fn new(count: u8, transit: Transit) -> Result<Self> {
+    /// Droplets, joined by a bridge or a router.
+    pub fn new(count: u8, transit: Transit, underlay: Underlay) -> Result<Self> {
         let bridge = Namespace::new("bridge")?;
-        bridge.command("ip link add br0 type bridge")?;
-        bridge.command("ip addr add 172.31.99.254/24 dev br0")?;
-        bridge.command("ip link set br0 up")?;
+        match underlay {
+            Underlay::Switched => {
+                bridge.command("ip link add br0 type bridge")?;
+                bridge.command("ip addr add 172.31.99.254/24 dev br0")?;
+                bridge.command("ip link set br0 up")?;
+            }
+            Underlay::Routed => bridge.sysctl("ipv4/ip_forward", "1")?,
+        }
         let mut far_ends = Programs::load()?;
         let mut droplets = Vec::new();
         for index in 1..=count {
-            let droplet = Droplet::new(index, &bridge, transit)?;
+            let droplet = Droplet::new(index, &bridge, transit, underlay)?;
             if transit == Transit::Xdp {
                 bridge.run(|| far_ends.attach_xdp("xdp_pass", &format!("d{index}")))?;
             }
             droplets.push(droplet);
+        }
+        if transit == Transit::Xdp {
+            // XDP at a veth's one end turns GRO at the other off: asked for again when all are there.
+            for (index, droplet) in (1..).zip(&droplets) {
+                droplet.namespace.command("ethtool -K uplink gro on")?;
+                bridge.command(&format!("ethtool -K d{index} gro on"))?;
+            }
         }
         let addresses: Vec<Ipv4Addr> = droplets.iter().map(|droplet| droplet.address).collect();
         for droplet in &mut droplets {

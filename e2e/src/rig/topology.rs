@@ -9,7 +9,10 @@ use std::net::Ipv4Addr;
 use anyhow::Result;
 use thuban_common::tables::{SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry};
 
-use super::{Rig, Transit, droplet::Pod};
+use super::{
+    Rig, Transit, Underlay,
+    droplet::{Pod, address6},
+};
 use crate::programs::members;
 
 pub const RED: u32 = 100;
@@ -36,16 +39,21 @@ pub struct Topology {
 impl Topology {
     /// Agents at tc.
     pub fn new(transit: Transit) -> Result<Self> {
-        Self::with_agents(transit, false)
+        Self::with(transit, Underlay::Switched, false)
+    }
+
+    /// With a router between the droplets.
+    pub fn routed(transit: Transit) -> Result<Self> {
+        Self::with(transit, Underlay::Routed, false)
     }
 
     /// Agents at XDP, with tc behind them.
     pub fn with_agents_at_xdp() -> Result<Self> {
-        Self::with_agents(Transit::Xdp, true)
+        Self::with(Transit::Xdp, Underlay::Switched, true)
     }
 
-    fn with_agents(transit: Transit, at_xdp: bool) -> Result<Self> {
-        let mut rig = Rig::new(3, transit)?;
+    fn with(transit: Transit, underlay: Underlay, at_xdp: bool) -> Result<Self> {
+        let mut rig = Rig::new(3, transit, underlay)?;
         for droplet in &mut rig.droplets {
             droplet.agent_at_xdp = at_xdp;
         }
@@ -86,7 +94,6 @@ impl Topology {
                 droplet.set_subnet(
                     vni,
                     base,
-                    24,
                     SubnetEntry {
                         network,
                         flags,
@@ -125,9 +132,9 @@ impl Topology {
             (&self.second_blue, two, 3),
         ] {
             let (vni, address) = (pod.vni, pod.address);
-            self.rig
-                .droplet(bouncer)?
-                .set_row("BOUNCER_ROWS", vni, address, home)?;
+            let bouncer = self.rig.droplet(bouncer)?;
+            bouncer.set_row("BOUNCER_ROWS", vni, address, home)?;
+            bouncer.set_row("BOUNCER_ROWS", vni, address6(address), home)?;
         }
         Ok(())
     }
@@ -136,7 +143,11 @@ impl Topology {
     pub fn make_direct(&mut self) -> Result<()> {
         let [one, two] = [0, 1].map(|index| self.rig.droplets[index].address);
         let (first, second) = (self.first.address, self.second.address);
-        self.rig.droplet(1)?.set_row("DIRECT_ROWS", RED, second, two)?;
-        self.rig.droplet(2)?.set_row("DIRECT_ROWS", RED, first, one)
+        for (droplet, address, home) in [(1, second, two), (2, first, one)] {
+            let droplet = self.rig.droplet(droplet)?;
+            droplet.set_row("DIRECT_ROWS", RED, address, home)?;
+            droplet.set_row("DIRECT_ROWS", RED, address6(address), home)?;
+        }
+        Ok(())
     }
 }

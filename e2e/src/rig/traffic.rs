@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read, Write},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6, TcpListener, TcpStream, UdpSocket},
     os::fd::AsRawFd,
     sync::atomic::{AtomicU16, Ordering},
     thread,
@@ -12,8 +12,8 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 use nix::sys::{
     socket::{
-        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, recv, sendto, setsockopt,
-        socket, sockopt::ReceiveTimeout,
+        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, SockaddrIn6, recv, sendto,
+        setsockopt, socket, sockopt::ReceiveTimeout,
     },
     time::{TimeVal, TimeValLike},
 };
@@ -24,7 +24,7 @@ use super::namespace::Namespace;
 #[derive(Clone, Copy)]
 pub struct End<'a> {
     pub namespace: &'a Namespace,
-    pub address: Ipv4Addr,
+    pub address: IpAddr,
 }
 
 const WAIT: Duration = Duration::from_secs(5);
@@ -32,36 +32,46 @@ const WAIT: Duration = Duration::from_secs(5);
 static NEXT_PORT: AtomicU16 = AtomicU16::new(7600);
 
 /// Pings once with a payload of `size` bytes and says whether the same came back within a second.
-pub fn ping(from: &Namespace, to: Ipv4Addr, size: usize) -> Result<bool> {
-    let socket = from.run(|| {
-        Ok(socket(
-            AddressFamily::Inet,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC,
-            SockProtocol::Icmp,
-        )?)
-    })?;
+pub fn ping(from: &Namespace, to: impl Into<IpAddr>, size: usize) -> Result<bool> {
+    let to = to.into();
+    let (family, protocol, request_type) = match to {
+        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp, 8),
+        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6, 128),
+    };
+    let socket = from.run(|| Ok(socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?))?;
     setsockopt(&socket, ReceiveTimeout, &TimeVal::milliseconds(100))?;
-    let mut request = vec![8, 0, 0, 0, 0x74, 0x68, 0, 1];
+    let mut request = vec![request_type, 0, 0, 0, 0x74, 0x68, 0, 1];
     request.extend((0..size).map(|index| index as u8));
-    let sum = checksum(&request);
-    request[2..4].copy_from_slice(&sum.to_be_bytes());
-    let [a, b, c, d] = to.octets();
-    sendto(
-        socket.as_raw_fd(),
-        &request,
-        &SockaddrIn::new(a, b, c, d, 0),
-        MsgFlags::empty(),
-    )?;
+    // ICMPv6's is the kernel's work, because it covers the addresses.
+    if to.is_ipv4() {
+        let sum = checksum(&request);
+        request[2..4].copy_from_slice(&sum.to_be_bytes());
+    }
+    let flags = MsgFlags::empty();
+    let socket = socket.as_raw_fd();
+    match to {
+        IpAddr::V4(to) => sendto(
+            socket,
+            &request,
+            &SockaddrIn::from(SocketAddrV4::new(to, 0)),
+            flags,
+        ),
+        IpAddr::V6(to) => sendto(
+            socket,
+            &request,
+            &SockaddrIn6::from(SocketAddrV6::new(to, 0, 0, 0)),
+            flags,
+        ),
+    }?;
     let end = Instant::now() + Duration::from_secs(1);
     let mut buffer = vec![0; 65536];
+    // An IPv4 answer begins with its IP header, without options.
+    let header = if to.is_ipv4() { 20 } else { 0 };
     while Instant::now() < end {
-        // An answer begins with its IPv4 header, without options.
-        if let Ok(length) = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())
-            && length == 20 + request.len()
-            && buffer[12..16] == to.octets()
-            && buffer[20] == 0
-            && buffer[24..length] == request[4..]
+        if let Ok(length) = recv(socket, &mut buffer, flags)
+            && length == header + request.len()
+            && buffer[header] == (if to.is_ipv4() { 0 } else { 129 })
+            && buffer[header + 4..length] == request[4..]
         {
             return Ok(true);
         }

@@ -13,10 +13,12 @@ use thuban_e2e::rig::{
 
 use crate::both;
 
-const BULK: usize = 64 << 20;
+const BULK: usize = 32 << 20;
 
+/// Both families.
 fn exchange(from: &Pod, to: &Pod) -> Result<()> {
-    exchange_between(from.end(), to.end(), 1450)
+    exchange_between(from.end(), to.end(), 1450)?;
+    exchange_between(from.end6(), to.end6(), 1450)
 }
 
 /// Pings, datagrams and bulk both ways over a path with the given MTU.
@@ -27,12 +29,14 @@ fn exchange_between(from: End, to: End, mtu: usize) -> Result<()> {
         to.address,
         from.address
     );
+    let full = mtu - if to.address.is_ipv4() { 28 } else { 48 };
     ensure!(
-        ping(from.namespace, to.address, mtu - 28)?,
-        "ping with a full MTU"
+        ping(from.namespace, to.address, full)?,
+        "ping {} with a full MTU",
+        to.address
     );
     ensure!(echo_udp(from, to, 1)?, "one byte of UDP");
-    ensure!(echo_udp(from, to, mtu - 28)?, "UDP with a full MTU");
+    ensure!(echo_udp(from, to, full)?, "UDP with a full MTU");
     ensure!(echo_udp(from, to, 8000)?, "fragmented UDP");
     for (from, to) in [(from, to), (to, from)] {
         let time = transfer(from, to, BULK)?;
@@ -157,7 +161,7 @@ fn tunnels_of_pods_work() -> Result<()> {
         }
         let [from, to] = [0, 1].map(|index| End {
             namespace: &pods[index].namespace,
-            address: tunnel[index],
+            address: tunnel[index].into(),
         });
         exchange_between(from, to, 1400)?;
         ensure!(counter(topology, 1, Counter::AdjustRoomFailed)? == 0);
