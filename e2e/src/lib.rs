@@ -1,4 +1,5 @@
 //! Thuban.
 
+pub mod bench;
 pub mod programs;
 pub mod rig;

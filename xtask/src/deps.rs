@@ -103,6 +103,18 @@ const EBPF_PACKAGES: [Package; 4] = [
 ];
 const LLVM: &str = "/usr/lib/llvm-22/lib/libLLVM.so";
 
+/// What makes the traffic of benchmarks.
+const TRAFFIC_PACKAGES: [Package; 2] = [
+    Package {
+        name: "iperf3",
+        sign: "iperf3",
+    },
+    Package {
+        name: "sockperf",
+        sign: "sockperf",
+    },
+];
+
 /// Installs what is missing; takes no time when all is there.
 pub fn ensure() -> Result<()> {
     let missing = missing();
@@ -120,6 +132,20 @@ pub fn ensure() -> Result<()> {
         install_linker()?;
     }
     Ok(())
+}
+
+/// Installs what benchmarks need beside [`ensure`]'s.
+pub fn ensure_traffic() -> Result<()> {
+    let missing: Vec<&str> = TRAFFIC_PACKAGES
+        .iter()
+        .filter(|package| !is_there(package.sign))
+        .map(|package| package.name)
+        .collect();
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        install(&missing)
+    }
 }
 
 fn missing() -> Vec<&'static str> {

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod build;
 mod check;
 mod cluster;
@@ -45,6 +46,11 @@ enum Command {
         /// Only this part of the tests
         #[arg(long)]
         only: Option<String>,
+    },
+    /// Measure: as root
+    Bench {
+        #[command(subcommand)]
+        benchmark: bench::Benchmark,
     },
     /// Bring up a cluster with Thuban and show what it does
     Demo,
@@ -92,6 +98,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Crds { check } => crds::run(check)?,
         Command::Check => check::run()?,
         Command::Test { only } => return test::run(only.as_deref()),
+        Command::Bench { benchmark } => return bench::run(&benchmark),
         Command::Demo => demo::run()?,
         Command::Install { name } => install::run(&name)?,
         Command::Uninstall { name } => uninstall::run(&name)?,

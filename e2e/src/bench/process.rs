@@ -1,0 +1,129 @@
+//! Programs of others in namespaces, on one core: they end with their owner, and with this process however it ends.
+
+use std::{
+    os::unix::process::CommandExt,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    sys::{prctl, signal::Signal},
+    unistd::Pid,
+};
+
+use crate::rig::namespace::Namespace;
+
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A running program.
+pub struct Process {
+    child: Child,
+    name: String,
+}
+
+impl Process {
+    /// Starts a program in the namespace, on one core; arguments are split at spaces. To be called by a thread that
+    /// outlives the program.
+    pub fn start(namespace: &Namespace, core: usize, line: &str) -> Result<Self> {
+        let mut words = line.split(' ');
+        let name = words.next().unwrap_or_default().to_owned();
+        let mut command = Command::new(&name);
+        command.args(words).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let path = format!("/run/netns/{}", namespace.name());
+        let file = std::fs::File::open(&path).with_context(|| path.clone())?;
+        let cores = one_core(core)?;
+        // SAFETY: between fork and exec only system calls, no allocation.
+        #[allow(unsafe_code)]
+        unsafe {
+            command.pre_exec(move || {
+                prctl::set_pdeathsig(Signal::SIGKILL)?;
+                nix::sched::setns(&file, nix::sched::CloneFlags::CLONE_NEWNET)?;
+                Ok(sched_setaffinity(Pid::from_raw(0), &cores)?)
+            });
+        }
+        let child = command.spawn().with_context(|| format!("starting {name}"))?;
+        Ok(Self { child, name })
+    }
+
+    /// What it prints until it ends by itself, within the time.
+    pub fn output(mut self, within: Duration) -> Result<String> {
+        let stdout = self.child.stdout.take().context("a pipe")?;
+        let stderr = self.child.stderr.take().context("a pipe")?;
+        let read = |mut pipe: Box<dyn std::io::Read + Send>| {
+            thread::spawn(move || {
+                let mut bytes = Vec::new();
+                let _ = pipe.read_to_end(&mut bytes);
+                String::from_utf8_lossy(&bytes).into_owned()
+            })
+        };
+        let (stdout, stderr) = (read(Box::new(stdout)), read(Box::new(stderr)));
+        let end = Instant::now() + within;
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            if Instant::now() > end {
+                bail!("{} has not ended within {within:?}", self.name);
+            }
+            thread::sleep(LOOK);
+        };
+        let text = stdout.join().unwrap_or_default();
+        if !status.success() {
+            let errors = stderr.join().unwrap_or_default();
+            bail!("{}: {status}: {} {}", self.name, errors.trim(), last_line(&text));
+        }
+        Ok(text)
+    }
+
+    /// Waits until somebody listens on a TCP port in the namespace.
+    pub fn await_listener(&mut self, namespace: &Namespace, port: u16) -> Result<()> {
+        let wanted = format!(":{port:04X} ");
+        for _ in 0..250 {
+            let listens = namespace.run(|| {
+                let tables = ["tcp", "tcp6"].map(|name| format!("/proc/thread-self/net/{name}"));
+                let tables = tables.map(|path| std::fs::read_to_string(path).unwrap_or_default());
+                // State 0A: LISTEN.
+                Ok(tables
+                    .iter()
+                    .flat_map(|table| table.lines())
+                    .any(|line| line.contains(&wanted) && line.contains(" 0A ")))
+            })?;
+            if listens {
+                return Ok(());
+            }
+            if let Some(status) = self.child.try_wait()? {
+                bail!("{} ended before it listened: {status}", self.name);
+            }
+            thread::sleep(LOOK);
+        }
+        bail!("{} does not listen on port {port}", self.name)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Keeps the calling thread on one core.
+pub fn pin(core: usize) -> Result<()> {
+    sched_setaffinity(Pid::from_raw(0), &one_core(core)?).with_context(|| format!("pinning to core {core}"))
+}
+
+/// One core; on a machine that has fewer, one that it has.
+pub fn one_core(core: usize) -> Result<CpuSet> {
+    let cores = thread::available_parallelism()?.get();
+    let mut set = CpuSet::new();
+    set.set(core % cores)?;
+    Ok(set)
+}
+
+fn last_line(text: &str) -> &str {
+    text.trim().lines().last().unwrap_or_default()
+}

@@ -1,0 +1,143 @@
+//! What Thuban promises, as ratios of medians of one run. Missing one fails nothing; it is said.
+
+use std::fmt::Write;
+
+use super::results::Results;
+
+#[derive(Clone, Copy, Debug)]
+enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+use Bound::{AtLeast, AtMost};
+
+struct Target {
+    case: &'static str,
+    metric: &'static str,
+    /// Whose median divides; a case of its own metric, or nothing.
+    against: Option<(&'static str, &'static str)>,
+    bound: Option<Bound>,
+}
+
+const fn ratio(case: &'static str, against: &'static str, metric: &'static str, bound: Bound) -> Target {
+    Target {
+        case,
+        metric,
+        against: Some((against, metric)),
+        bound: Some(bound),
+    }
+}
+
+/// A ratio worth knowing, without a promise.
+const fn known(case: &'static str, against: &'static str, metric: &'static str) -> Target {
+    Target {
+        case,
+        metric,
+        against: Some((against, metric)),
+        bound: None,
+    }
+}
+
+const TARGETS: &[Target] = &[
+    ratio("thuban-seg", "vxlan-seg", "tcp1_gbps", AtLeast(1.05)),
+    ratio("thuban-seg", "vxlan-seg", "cpu_ms_per_gb", AtMost(1.0)),
+    ratio("thuban", "vxlan", "tcp1_gbps", AtLeast(1.15)),
+    ratio("thuban", "plain", "tcp1_gbps", AtLeast(0.90)),
+    ratio("thuban", "vxlan", "udp64_pps", AtLeast(1.7)),
+    ratio("thuban", "vxlan", "crr_per_s", AtLeast(1.0)),
+    ratio("thuban", "plain", "rr_p50_us", AtMost(1.05)),
+    ratio("bounced", "direct-switch", "rr_p50_us", AtMost(1.25)),
+    Target {
+        case: "rows-1000000",
+        metric: "ns_active",
+        against: Some(("rows-100", "ns_active")),
+        bound: Some(AtMost(1.15)),
+    },
+    Target {
+        case: "maps-100-pods-10k-rows",
+        metric: "map_mib",
+        against: None,
+        bound: Some(AtMost(32.0)),
+    },
+    known("thuban", "vxlan", "cpu_ms_per_gb"),
+    known("thuban", "vxlan", "tcp8_gbps"),
+    known("thuban", "vxlan", "rr_p50_us"),
+    known("thuban", "vxlan", "rr_p99_us"),
+    known("thuban", "plain", "crr_per_s"),
+    known("thuban", "plain", "udp64_pps"),
+    known("thuban-seg", "plain-seg", "tcp1_gbps"),
+    known("thuban-seg", "vxlan-seg", "tcp8_gbps"),
+    known("thuban-seg", "vxlan-seg", "rr_p50_us"),
+    known("thuban-seg", "vxlan-seg", "crr_per_s"),
+    known("thuban-seg", "vxlan-seg", "udp64_pps"),
+    known("thuban-seg-tc", "thuban-seg", "tcp1_gbps"),
+    known("thuban-seg-tc", "thuban-seg", "udp64_pps"),
+    known("thuban-xdp-agent", "thuban-seg", "tcp1_gbps"),
+    known("thuban-xdp-agent", "thuban-seg", "udp64_pps"),
+    known("thuban-9000", "vxlan-9000", "tcp1_gbps"),
+    known("thuban-9000", "plain-9000", "tcp1_gbps"),
+    known("thuban-seg-9000", "vxlan-seg-9000", "tcp1_gbps"),
+    known("thuban-seg-9000", "plain-seg-9000", "tcp1_gbps"),
+    known("bounced", "direct-switch", "tcp1_gbps"),
+    known("bounced-seg", "direct-switch-seg", "rr_p50_us"),
+    known("bounced-seg", "direct-switch-seg", "tcp1_gbps"),
+    known("divided", "direct-switch", "rr_p50_us"),
+    known("divided-seg", "direct-switch-seg", "rr_p50_us"),
+    known("rows-1000000", "rows-100", "ns_random"),
+];
+
+/// Every ratio whose cases were measured, and what is promised of it.
+pub fn text(results: &Results) -> String {
+    let mut text = format!("{:<60}{:>8}  target\n", "ratio of medians", "");
+    for target in TARGETS {
+        let Some(value) = value(results, target) else {
+            continue;
+        };
+        let against = target.against.map(|(case, _)| format!(" / {case}"));
+        let name = format!("{} {}{}", target.metric, target.case, against.unwrap_or_default());
+        let said = target.bound.map(|bound| judge(value, bound)).unwrap_or_default();
+        // A String takes everything.
+        let _ = writeln!(text, "{name:<60}{value:>8.3}  {said}");
+    }
+    text
+}
+
+fn value(results: &Results, target: &Target) -> Option<f64> {
+    let value = results.median(target.case, target.metric)?;
+    match target.against {
+        Some((case, metric)) => Some(value / results.median(case, metric)?),
+        None => Some(value),
+    }
+}
+
+fn judge(value: f64, bound: Bound) -> String {
+    let (is_met, text) = match bound {
+        AtLeast(least) => (value >= least, format!(">= {least}")),
+        AtMost(most) => (value <= most, format!("<= {most}")),
+    };
+    format!("{text} {}", if is_met { "met" } else { "missed" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Bound, judge, text};
+    use crate::bench::{Sample, report::results::Results};
+
+    #[test]
+    fn a_target_is_met_at_its_bound_and_missed_beyond() {
+        assert_eq!(judge(1.05, Bound::AtLeast(1.05)), ">= 1.05 met");
+        assert_eq!(judge(1.04, Bound::AtLeast(1.05)), ">= 1.05 missed");
+        assert_eq!(judge(1.1, Bound::AtMost(1.0)), "<= 1 missed");
+    }
+
+    #[test]
+    fn only_what_was_measured_is_judged() {
+        let mut results = Results::default();
+        results.add("thuban", &[Sample::new("tcp1_gbps", "", 12.0)]);
+        results.add("vxlan", &[Sample::new("tcp1_gbps", "", 10.0)]);
+        let text = text(&results);
+        assert!(text.contains("1.200  >= 1.15 met"), "{text}");
+        assert_eq!(text.lines().count(), 2, "{text}");
+    }
+}
