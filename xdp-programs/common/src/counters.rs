@@ -19,6 +19,11 @@ macro_rules! counters {
             /// Every counter, in the order of the numbers.
             pub const ALL: &'static [Counter] = &[$(Counter::$variant,)+];
 
+            /// Whether it counts packets that were dropped: from 32 on.
+            pub const fn is_drop(self) -> bool {
+                self as u32 >= 32
+            }
+
             /// Stable name in snake_case, as metrics and the CLI print it.
             pub const fn name(self) -> &'static str {
                 match self {
