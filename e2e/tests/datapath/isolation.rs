@@ -20,7 +20,7 @@ use thuban_e2e::rig::{
     traffic::{echo_udp, ping},
 };
 
-use crate::both;
+use crate::{both, counter};
 
 /// A socket of a pod that waits a moment for a datagram.
 fn listen(
@@ -92,10 +92,6 @@ fn geneve(topology: &Topology, from: Ipv4Addr, droplet: usize, vni: u32, inner: 
     ]));
     frame.extend(inner);
     Ok(frame)
-}
-
-fn counter(topology: &Topology, droplet: usize, counter: Counter) -> Result<u64> {
-    topology.rig.droplets[droplet - 1].programs.counter(counter)
 }
 
 #[test]

@@ -1,18 +1,32 @@
 //! The data plane between three droplets: real sockets over real veths, both ways of transit.
 
 mod isolation;
+mod offloads;
 mod paths;
+mod underlay;
 
+use anyhow::Result;
+use thuban_common::counters::Counter;
 use thuban_e2e::rig::{Transit, topology::Topology};
 
-/// Runs a scenario with transit at XDP and at tc, and prints the counters of a failing one.
-fn both(scenario: impl Fn(&mut Topology) -> anyhow::Result<()>) -> anyhow::Result<()> {
+/// Runs a scenario with transit at XDP and at tc.
+fn both(scenario: impl Fn(&mut Topology) -> Result<()>) -> Result<()> {
     for transit in [Transit::Xdp, Transit::Tc] {
-        let mut topology = Topology::new(transit)?;
-        if let Err(error) = scenario(&mut topology) {
-            topology.rig.print_counters();
-            return Err(error.context(format!("transit at {transit:?}")));
-        }
+        run(&mut Topology::new(transit)?, &scenario)?;
     }
     Ok(())
+}
+
+/// Runs a scenario and prints the counters if it fails.
+fn run(topology: &mut Topology, scenario: &impl Fn(&mut Topology) -> Result<()>) -> Result<()> {
+    let transit = topology.transit;
+    scenario(topology).map_err(|error| {
+        topology.rig.print_counters();
+        error.context(format!("transit at {transit:?}"))
+    })
+}
+
+/// A counter of a droplet, by its number from 1.
+fn counter(topology: &Topology, droplet: usize, counter: Counter) -> Result<u64> {
+    topology.rig.droplets[droplet - 1].programs.counter(counter)
 }

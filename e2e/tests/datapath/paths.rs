@@ -11,18 +11,18 @@ use thuban_e2e::rig::{
     traffic::{End, echo_udp, ping, transfer},
 };
 
-use crate::both;
+use crate::{both, counter};
 
 const BULK: usize = 32 << 20;
 
 /// Both families.
-fn exchange(from: &Pod, to: &Pod) -> Result<()> {
+pub fn exchange(from: &Pod, to: &Pod) -> Result<()> {
     exchange_between(from.end(), to.end(), 1450)?;
     exchange_between(from.end6(), to.end6(), 1450)
 }
 
 /// Pings, datagrams and bulk both ways over a path with the given MTU.
-fn exchange_between(from: End, to: End, mtu: usize) -> Result<()> {
+pub fn exchange_between(from: End, to: End, mtu: usize) -> Result<()> {
     ensure!(
         ping(from.namespace, to.address, 56)?,
         "ping {} from {}",
@@ -44,10 +44,6 @@ fn exchange_between(from: End, to: End, mtu: usize) -> Result<()> {
         println!("{} to {}: {megabits} Mb/s", from.address, to.address);
     }
     Ok(())
-}
-
-fn counter(topology: &Topology, droplet: usize, counter: Counter) -> Result<u64> {
-    topology.rig.droplets[droplet - 1].programs.counter(counter)
 }
 
 #[test]
@@ -118,7 +114,7 @@ fn dividers_reach_other_networks() -> Result<()> {
 #[test]
 fn agents_at_xdp_take_the_same_paths() -> Result<()> {
     let mut topology = Topology::with_agents_at_xdp()?;
-    let run = |topology: &mut Topology| {
+    crate::run(&mut topology, &|topology| {
         exchange(&topology.first, &topology.neighbour).context("same droplet")?;
         exchange(&topology.first, &topology.second).context("bounced")?;
         exchange(&topology.first, &topology.other).context("divided")?;
@@ -137,12 +133,7 @@ fn agents_at_xdp_take_the_same_paths() -> Result<()> {
             "XDP redirected {redirected:?}"
         );
         Ok(())
-    };
-    let outcome = run(&mut topology);
-    if outcome.is_err() {
-        topology.rig.print_counters();
-    }
-    outcome
+    })
 }
 
 #[test]
