@@ -4,7 +4,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// An address of a VPC, named `<vpc>.<address>`. It counts once it stands in the status of the Endpoint that it names.
+/// An address of a VPC, named `<vpc>.<address>`, IPv6 as 32 hex digits. It counts once it stands in the status of the Endpoint that it names.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "thuban.dev",

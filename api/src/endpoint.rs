@@ -36,6 +36,7 @@ pub struct PodRef {
     printcolumn(name = "VPC", type_ = "string", json_path = ".spec.vpc"),
     printcolumn(name = "Network", type_ = "string", json_path = ".spec.network"),
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0]"),
+    printcolumn(name = "IPv6", type_ = "string", json_path = ".status.addresses[1]"),
     printcolumn(name = "Droplet", type_ = "string", json_path = ".spec.droplet"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
@@ -64,14 +65,19 @@ pub struct EndpointSpec {
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointStatus {
     pub phase: Phase,
+    /// IPv4, then IPv6 if the network has an IPv6 range.
     pub addresses: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
+    /// Of IPv4; that of IPv6 is the same link-local address everywhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
-    /// Prefix length of the pod's address within its network.
+    /// Prefix length of the pod's IPv4 address within its network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_length: Option<u8>,
+    /// Prefix length of the pod's IPv6 address within its network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefix_length6: Option<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub droplet: Option<String>,
     pub conditions: Vec<Condition>,

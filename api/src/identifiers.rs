@@ -1,7 +1,7 @@
 //! Integers and bytes that mean something.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
 use thiserror::Error;
@@ -30,13 +30,17 @@ impl fmt::Display for Vni {
     }
 }
 
-/// A network within its VPC: the base address of its first CIDR as a number (docs/adr/0001).
+/// A network within its VPC: the base address of its first IPv4 range as a number (docs/adr/0001).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NetworkId(u32);
 
 impl NetworkId {
-    pub fn of(first: Cidr) -> Self {
-        Self(u32::from(first.base()))
+    /// Of a network with these ranges; none without an IPv4 range. Ranges are only appended, so it never changes.
+    pub fn of(ranges: &[Cidr]) -> Option<Self> {
+        ranges.iter().find_map(|range| match range.base() {
+            IpAddr::V4(base) => Some(Self(u32::from(base))),
+            IpAddr::V6(_) => None,
+        })
     }
 
     pub fn get(self) -> u32 {
@@ -86,14 +90,30 @@ impl FromStr for MacAddr {
     }
 }
 
-/// IPv4 mapped into IPv6 (RFC 4291 section 2.5.5.2), network order: the form of addresses in rows and tables.
-pub fn mapped(address: Ipv4Addr) -> [u8; 16] {
-    address.to_ipv6_mapped().octets()
+/// IPv6 as it is, IPv4 mapped into it (RFC 4291 section 2.5.5.2), network order: the form of addresses in rows and
+/// tables.
+pub fn mapped(address: impl Into<IpAddr>) -> [u8; 16] {
+    match address.into() {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{MacAddr, Vni};
+    use super::{MacAddr, NetworkId, Vni};
+
+    #[test]
+    fn a_networks_id_is_its_first_ipv4_ranges() {
+        let ranges = |texts: &[&str]| -> Vec<_> { texts.iter().map(|text| text.parse().unwrap()).collect() };
+        let id = |texts: &[&str]| NetworkId::of(&ranges(texts)).map(NetworkId::get);
+        assert_eq!(
+            id(&["10.0.1.0/24", "fd00::/64", "10.0.2.0/24"]),
+            Some(0x0a00_0100)
+        );
+        assert_eq!(id(&["fd00::/64", "10.0.1.0/24"]), Some(0x0a00_0100));
+        assert_eq!(id(&["fd00::/64"]), None);
+    }
 
     #[test]
     fn vnis_are_24_bits_and_not_zero() {

@@ -29,13 +29,16 @@ pub struct NetworkSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("spec.vpc is immutable"))]
     #[schemars(length(min = 1, max = 63))]
     pub vpc: String,
-    /// Ranges within the VPC's: IPv4 networks without host bits, at most 8; only appended.
+    /// Ranges within the VPC's: networks without host bits, at most 8; only appended. The first one is IPv4; endpoints
+    /// that are created while there is an IPv6 range get an address of both families.
     #[x_kube(
         validation = Rule::new("self.size() >= 1 && self.size() <= 8").message("spec.cidrs must have 1 to 8 ranges"),
-        validation = Rule::new("self.all(c, isCIDR(c) && cidr(c).ip().family() == 4 && cidr(c).masked() == cidr(c) && cidr(c).prefixLength() <= 30)")
-            .message("spec.cidrs must be IPv4 networks without host bits and of /30 or larger, such as 10.0.1.0/24")
+        validation = Rule::new("self.all(c, isCIDR(c) && cidr(c).masked() == cidr(c) && (cidr(c).ip().family() == 4 ? cidr(c).prefixLength() <= 30 : cidr(c).prefixLength() >= 64 && cidr(c).prefixLength() <= 120))")
+            .message("spec.cidrs must be networks without host bits: IPv4 of /30 or larger, such as 10.0.1.0/24, or IPv6 of /64 to /120, such as fd00:0:0:1::/64"),
+        validation = Rule::new("self.size() == 0 || !isCIDR(self[0]) || cidr(self[0]).ip().family() == 4")
+            .message("spec.cidrs must begin with an IPv4 range, which every network needs; put IPv6 ranges after it")
     )]
-    #[schemars(length(max = 8), inner(length(max = 18)))]
+    #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
     /// How many bouncers serve the network.
     #[serde(default = "crate::vpc::one")]
@@ -55,12 +58,12 @@ pub struct NetworkSpec {
 pub struct NetworkStatus {
     pub phase: Phase,
     /// Ranges in force: those of the spec, as they last passed the checks.
-    #[schemars(length(max = 8), inner(length(max = 18)))]
+    #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
-    /// Addresses that endpoints can have.
+    /// IPv4 addresses that endpoints can have; IPv6 ranges are not counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u64>,
-    /// Addresses claimed, resting ones included; written at most once a second.
+    /// IPv4 addresses claimed, resting ones included; written at most once a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocated: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]

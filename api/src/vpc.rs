@@ -23,13 +23,13 @@ use crate::{Condition, Phase};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VpcSpec {
-    /// Ranges of the VPC: IPv4 networks without host bits, at most 8; only appended.
+    /// Ranges of the VPC: IPv4 and IPv6 networks without host bits, at most 8; only appended.
     #[x_kube(
         validation = Rule::new("self.size() >= 1 && self.size() <= 8").message("spec.cidrs must have 1 to 8 ranges"),
-        validation = Rule::new("self.all(c, isCIDR(c) && cidr(c).ip().family() == 4 && cidr(c).masked() == cidr(c))")
-            .message("spec.cidrs must be IPv4 networks without host bits, such as 10.0.0.0/16")
+        validation = Rule::new("self.all(c, isCIDR(c) && cidr(c).masked() == cidr(c) && (cidr(c).ip().family() == 4 || cidr(c).prefixLength() <= 120))")
+            .message("spec.cidrs must be networks without host bits: IPv4, such as 10.0.0.0/16, or IPv6 of /120 or larger, such as fd00::/48")
     )]
-    #[schemars(length(max = 8), inner(length(max = 18)))]
+    #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
     /// How many dividers serve the VPC.
     #[serde(default = "one")]
@@ -46,7 +46,7 @@ pub struct VpcSpec {
 pub struct VpcStatus {
     pub phase: Phase,
     /// Ranges in force: those of the spec, as they last passed the checks.
-    #[schemars(length(max = 8), inner(length(max = 18)))]
+    #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vni: Option<u32>,

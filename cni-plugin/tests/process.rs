@@ -90,14 +90,26 @@ fn attached() -> add_reply::Result {
         host_mac: "02:54:68:75:62:61".into(),
         pod_mac: "02:00:0a:00:01:05".into(),
         mtu: 1450,
-        addresses: vec![Address {
-            address: "10.0.1.5/24".into(),
-            gateway: "10.0.1.1".into(),
-        }],
-        routes: vec![Route {
-            destination: "0.0.0.0/0".into(),
-            gateway: "10.0.1.1".into(),
-        }],
+        addresses: vec![
+            Address {
+                address: "10.0.1.5/24".into(),
+                gateway: "10.0.1.1".into(),
+            },
+            Address {
+                address: "fd00:1::5/64".into(),
+                gateway: "fe80::5468:7562:6101".into(),
+            },
+        ],
+        routes: vec![
+            Route {
+                destination: "0.0.0.0/0".into(),
+                gateway: "10.0.1.1".into(),
+            },
+            Route {
+                destination: "::/0".into(),
+                gateway: "fe80::5468:7562:6101".into(),
+            },
+        ],
     })
 }
 
@@ -153,16 +165,21 @@ fn add_prints_the_result_in_the_shape_of_each_version() {
         let mut host = json!({"name": "thb0123456789a", "mac": "02:54:68:75:62:61"});
         let mut pod = json!({"name": "eth0", "mac": "02:00:0a:00:01:05", "sandbox": "/run/netns/x"});
         let mut address = json!({"interface": 1, "address": "10.0.1.5/24", "gateway": "10.0.1.1"});
+        let mut address6 =
+            json!({"interface": 1, "address": "fd00:1::5/64", "gateway": "fe80::5468:7562:6101"});
         match version {
-            "0.4.0" => address["version"] = json!("4"),
+            "0.4.0" => (address["version"], address6["version"]) = (json!("4"), json!("6")),
             "1.1.0" => (host["mtu"], pod["mtu"]) = (json!(1450), json!(1450)),
             _ => {}
         }
         let expected = json!({
             "cniVersion": version,
             "interfaces": [host, pod],
-            "ips": [address],
-            "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.1.1"}],
+            "ips": [address, address6],
+            "routes": [
+                {"dst": "0.0.0.0/0", "gw": "10.0.1.1"},
+                {"dst": "::/0", "gw": "fe80::5468:7562:6101"},
+            ],
             "dns": {},
         });
         assert_eq!(

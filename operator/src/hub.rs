@@ -4,6 +4,7 @@
 //! Invariant: what is sent to a droplet is what the world says, in order of sequence; nothing else sends.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -159,7 +160,7 @@ impl Hub {
         &self,
         droplet: &str,
         attachments: &[Attachment],
-        subscriptions: &[(u32, std::net::Ipv4Addr)],
+        subscriptions: &[(u32, IpAddr)],
     ) -> (u64, UnboundedReceiver<OperatorMessage>) {
         let state = &mut *self.lock();
         let id = state.next_id;
@@ -250,7 +251,7 @@ impl Hub {
         self.lock().in_use.remove(name);
     }
 
-    pub fn subscribe(&self, droplet: &str, vni: u32, address: std::net::Ipv4Addr, wanted: bool) -> bool {
+    pub fn subscribe(&self, droplet: &str, vni: u32, address: IpAddr, wanted: bool) -> bool {
         let state = &mut *self.lock();
         let is_taken = if wanted {
             subscribe(state, droplet, vni, address)
@@ -310,23 +311,19 @@ impl Hub {
         missing.into_iter().collect()
     }
 
-    /// Droplets that may still hold rows of an address. `required` must say so themselves, unless they are no
-    /// droplets any more.
-    pub fn holding(
-        &self,
-        vni: u32,
-        address: std::net::Ipv4Addr,
-        required: &[&str],
-        waiter: &Waiter,
-    ) -> Vec<String> {
+    /// Droplets that may still hold rows of any of an endpoint's addresses. `required` must say so themselves, unless
+    /// they are no droplets any more.
+    pub fn holding(&self, vni: u32, addresses: &[IpAddr], required: &[&str], waiter: &Waiter) -> Vec<String> {
         let state = &mut *self.lock();
         let mut holding = BTreeSet::new();
-        for key in [
-            Key::Local(vni, address),
-            Key::Bouncer(vni, address),
-            Key::Direct(vni, address),
-        ] {
-            holding.extend(state.acks.holding(&key).map(str::to_owned));
+        for address in addresses {
+            for key in [
+                Key::Local(vni, *address),
+                Key::Bouncer(vni, *address),
+                Key::Direct(vni, *address),
+            ] {
+                holding.extend(state.acks.holding(&key).map(str::to_owned));
+            }
         }
         let away = required
             .iter()
@@ -373,7 +370,7 @@ fn message(program: Program) -> OperatorMessage {
 }
 
 /// Only addresses of VPCs that the droplet takes part in, and not without end.
-fn subscribe(state: &mut State, droplet: &str, vni: u32, address: std::net::Ipv4Addr) -> bool {
+fn subscribe(state: &mut State, droplet: &str, vni: u32, address: IpAddr) -> bool {
     let held = state
         .world
         .subscriptions_of(droplet)

@@ -1,6 +1,6 @@
 //! Droplets played by their streams: what they are sent, and what their answers lead to.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::Endpoint;
@@ -13,6 +13,10 @@ use crate::model::rows::Key;
 use crate::model::world::{self, EndpointName, Membership, Role};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 2);
+const ADDRESS6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 2);
+/// As keys have them.
+const V4: IpAddr = IpAddr::V4(ADDRESS);
+const V6: IpAddr = IpAddr::V6(ADDRESS6);
 const VNI: u32 = 7;
 
 fn name() -> EndpointName {
@@ -86,6 +90,7 @@ fn endpoint() -> world::Endpoint {
             prefix_length: 24,
             gateway: Ipv4Addr::new(10, 0, 1, 1),
             mac: MacAddr::of(ADDRESS),
+            address6: Some((ADDRESS6, 64)),
         }),
         ready: false,
     }
@@ -165,14 +170,14 @@ fn an_address_is_held_until_everybody_acked_its_removal() {
     }
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
     assert!(
-        hub.subscribe("a", VNI, ADDRESS, true),
+        hub.subscribe("a", VNI, V4, true),
         "a divider's droplet takes part in the VPC"
     );
     for (droplet, id, sequence) in [("a", ids[0], 2), ("b", ids[1], 2), ("c", ids[2], 2)] {
         assert!(hub.ack(droplet, id, sequence), "{droplet}");
     }
     hub.update(|world| world.set_endpoint(&name(), None));
-    let holding = || hub.holding(VNI, ADDRESS, &["b", "c"], &Waiter::Endpoint(name()));
+    let holding = || hub.holding(VNI, &[V4, V6], &["b", "c"], &Waiter::Endpoint(name()));
     assert_eq!(holding(), ["a", "b", "c"], "subscriber, bouncer and home");
     assert!(hub.ack("a", ids[0], 3) && hub.ack("c", ids[2], 3));
     assert_eq!(holding(), ["b"]);
@@ -180,6 +185,33 @@ fn an_address_is_held_until_everybody_acked_its_removal() {
     assert_eq!(holding(), ["b"], "a bouncer that can't be asked still counts");
     hub.update(|world| world.set_droplet("b", None));
     assert_eq!(holding(), [""; 0], "one that is no droplet any more doesn't");
+}
+
+#[test]
+fn an_ipv6_address_is_held_by_its_subscribers_alone_too() {
+    let (hub, _woken) = hub();
+    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
+    let mut streams = Vec::new();
+    for droplet in ["a", "b", "c"] {
+        let (id, stream) = hub.open(droplet, &[], &[]);
+        assert!(hub.ack(droplet, id, 1));
+        streams.push((id, stream));
+    }
+    assert!(hub.subscribe("a", VNI, V6, true));
+    let rows = received(&mut streams[0].1).remove(1).upserts;
+    let Some(row::Row::Direct(direct)) = rows[0].row.clone() else {
+        panic!("{rows:?}")
+    };
+    assert_eq!(direct.address, ADDRESS6.octets());
+    assert!(hub.ack("a", streams[0].0, 2));
+    hub.update(|world| world.set_endpoint(&name(), None));
+    for (droplet, number) in [("b", 1), ("c", 2)] {
+        assert!(hub.ack(droplet, streams[number].0, 2));
+    }
+    let holding = |addresses: &[IpAddr]| hub.holding(VNI, addresses, &["b", "c"], &Waiter::Endpoint(name()));
+    assert_eq!(holding(&[V4, V6]), ["a"], "neither address may be given out");
+    assert!(hub.ack("a", streams[0].0, 3));
+    assert_eq!(holding(&[V4, V6]), [""; 0]);
 }
 
 #[test]
@@ -198,13 +230,7 @@ fn a_droplet_that_has_the_address_in_another_vpc_gets_the_endpoint_another_one()
     let (hub, mut woken) = hub();
     let (id, _stream) = hub.open("c", &[], &[]);
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
-    hub.nack(
-        "c",
-        id,
-        2,
-        &Key::Local(VNI, ADDRESS),
-        NackReason::AddressInUseOnNode,
-    );
+    hub.nack("c", id, 2, &Key::Local(VNI, V4), NackReason::AddressInUseOnNode);
     assert!(woken.try_recv().is_ok());
     assert!(hub.is_in_use(&name()));
     hub.forget_in_use(&name());
@@ -222,8 +248,8 @@ fn only_droplets_of_the_vpc_may_ask_where_an_address_is() {
     let (hub, _woken) = hub();
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
     hub.update(|world| world.set_droplet("stranger", Some(Ipv4Addr::new(172, 16, 0, 9))));
-    assert!(!hub.subscribe("stranger", VNI, ADDRESS, true));
-    let (_, mut stream) = hub.open("stranger", &[], &[(VNI, ADDRESS)]);
+    assert!(!hub.subscribe("stranger", VNI, V4, true));
+    let (_, mut stream) = hub.open("stranger", &[], &[(VNI, V4), (VNI, V6)]);
     let rows = &received(&mut stream)[0].upserts;
     assert!(
         rows.iter()

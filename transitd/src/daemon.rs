@@ -214,6 +214,9 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
         veth::delete(netlink, name).await?;
     }
     veth::sweep_routes(netlink, &indexes).await?;
+    if state.attachments.values().any(|a| a.address6.is_some()) {
+        host::setup_ipv6(netlink).await?;
+    }
     let names: Vec<String> = known.into_iter().map(|(name, _)| name).collect();
     for name in &names {
         state.links.ensure(Hook::AgentTc, name)?;

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ipnet::Ipv6Net;
 use thuban_common::tables::{AttachmentEntry, EndpointKey, LOCAL_TAKES_XDP, LocalEntry};
 use thuban_proto::transit as proto;
 use tokio::sync::mpsc;
@@ -182,10 +183,10 @@ impl State {
     fn upsert(&mut self, row: Row, pods: &mut BTreeSet<String>) -> Result<(), Rejection> {
         let key = row.key();
         if let Row::Local(endpoint) = &row {
-            if self.program.address_taken(endpoint) {
+            if let Some(address) = self.program.address_taken(endpoint) {
                 return Err(Rejection {
                     reason: proto::NackReason::AddressInUseOnNode,
-                    message: format!("another VPC's endpoint on this droplet has {}", endpoint.address),
+                    message: format!("another VPC's endpoint on this droplet has {address}"),
                 });
             }
             pods.insert(endpoint.pod_uid.clone());
@@ -232,7 +233,7 @@ impl State {
                 TableKey::Attachment(ifindex) => {
                     !self.attachments.values().any(|a| a.host_ifindex == *ifindex)
                 }
-                TableKey::Local(key) => !self.attachments.values().any(|a| a.key() == *key),
+                TableKey::Local(key) => !self.attachments.values().any(|a| a.keys().any(|own| own == *key)),
                 other => !self.program.wants(other),
             })
             .collect();
@@ -259,20 +260,21 @@ impl State {
         attachments.sort_by_key(|attachment| attachment.generation);
         let newest = attachments.last().map(|attachment| attachment.generation);
         for attachment in &attachments {
-            let carries = Some(attachment.generation) == newest
-                && endpoint
-                    .as_ref()
-                    .is_some_and(|e| e.vni == attachment.vni && e.address == attachment.address);
-            if carries {
-                self.wire(attachment)?;
-            } else {
-                self.fence(attachment)?;
+            let own = endpoint.as_ref().filter(|e| {
+                Some(attachment.generation) == newest
+                    && e.vni == attachment.vni
+                    && e.address == attachment.address
+            });
+            match own {
+                Some(endpoint) => self.wire(attachment, endpoint.address6)?,
+                None => self.fence(attachment)?,
             }
         }
         Ok(())
     }
 
-    fn wire(&mut self, attachment: &Attachment) -> Result<(), TableError> {
+    /// `address6` is the endpoint's. An attachment made by a transitd that knew no IPv6 goes on with IPv4 alone.
+    fn wire(&mut self, attachment: &Attachment, address6: Option<Ipv6Net>) -> Result<(), TableError> {
         let entry = AttachmentEntry {
             vni: attachment.vni,
             network: attachment.network,
@@ -291,21 +293,34 @@ impl State {
             flags: if attachment.takes_xdp { LOCAL_TAKES_XDP } else { 0 },
         };
         self.tables
-            .set(TableKey::Local(attachment.key()), TableEntry::Local(entry))
+            .set(TableKey::Local(attachment.key()), TableEntry::Local(entry))?;
+        match attachment.key6() {
+            Some(key6) if attachment.address6 == address6 => {
+                self.tables.set(TableKey::Local(key6), TableEntry::Local(entry))
+            }
+            Some(key6) => self.remove_local(key6, attachment.host_ifindex),
+            None => Ok(()),
+        }
     }
 
-    /// Takes an attachment's rows out of the tables; never those of a newer attachment with the same address.
+    /// Removes the row of an address if it leads to this interface.
+    fn remove_local(&mut self, key: EndpointKey, ifindex: u32) -> Result<(), TableError> {
+        let key = TableKey::Local(key);
+        match self.tables.get(&key) {
+            Some(TableEntry::Local(entry)) if entry.ifindex == ifindex => self.tables.remove(&key),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes an attachment's rows out of the tables, as many as can be; never those of a newer attachment with the
+    /// same addresses.
     pub fn fence(&mut self, attachment: &Attachment) -> Result<(), TableError> {
-        let own = TableKey::Local(attachment.key());
-        let points_here = matches!(self.tables.get(&own), Some(TableEntry::Local(entry)) if entry.ifindex == attachment.host_ifindex);
-        let local = if points_here {
-            self.tables.remove(&own)
-        } else {
-            Ok(())
-        };
-        self.tables
-            .remove(&TableKey::Attachment(attachment.host_ifindex))
-            .and(local)
+        let ifindex = attachment.host_ifindex;
+        let mut result = Ok(());
+        for key in attachment.keys() {
+            result = result.and(self.remove_local(key, ifindex));
+        }
+        self.tables.remove(&TableKey::Attachment(ifindex)).and(result)
     }
 
     /// Takes all rows that lead to an interface out of the tables.

@@ -12,6 +12,7 @@ use tracing::info;
 
 use super::context::{Context, ReconcileError};
 use super::objects::{WriteError, delete, failed, replace_status};
+use crate::model::allocation::{Standing, standing};
 
 /// How long a released address rests before it may be given out again.
 const REST: Duration = Duration::from_secs(30);
@@ -34,10 +35,7 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
             return Ok(Action::requeue(left));
         }
         // Whoever has the address in its status has it, released or not.
-        if holder(&context, spec)
-            .await?
-            .is_some_and(|address| address.as_ref() == Some(&spec.address))
-        {
+        if standing(spec, holder(&context, spec).await?.as_ref()) == Standing::Counted {
             return Ok(Action::requeue(REST));
         }
         delete(&claims, &*claim).await?;
@@ -45,22 +43,14 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
         return Ok(Action::await_change());
     }
     let endpoint = ObjectRef::<Endpoint>::new(&spec.endpoint_name).within(&spec.endpoint_namespace);
-    let is_counted = context.stores.endpoints.get(&endpoint).is_some_and(|endpoint| {
-        endpoint.uid().as_deref() == Some(&spec.endpoint_uid)
-            && address_of(&endpoint).as_ref() == Some(&spec.address)
-    });
-    if is_counted {
+    if standing(spec, context.stores.endpoints.get(&endpoint).as_deref()) == Standing::Counted {
         return Ok(Action::requeue(LOOK_AGAIN));
     }
     // Its operator died before the status was written, or it lost to another claim.
     if let Some(left) = remaining(&context, &format!("orphan/{uid}"), GRACE) {
         return Ok(Action::requeue(left));
     }
-    // An endpoint without an address may still write this one.
-    let is_held = holder(&context, spec)
-        .await?
-        .is_some_and(|address| address.is_none_or(|address| address == spec.address));
-    if is_held {
+    if standing(spec, holder(&context, spec).await?.as_ref()) != Standing::Void {
         return Ok(Action::requeue(GRACE));
     }
     info!(
@@ -72,22 +62,13 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     Ok(Action::await_change())
 }
 
-fn address_of(endpoint: &Endpoint) -> Option<String> {
-    endpoint
-        .status
-        .as_ref()
-        .and_then(|status| status.addresses.first().cloned())
-}
-
-/// The address of the claim's endpoint as the API server has it now; none if that endpoint is gone.
-async fn holder(context: &Context, spec: &IpClaimSpec) -> Result<Option<Option<String>>, WriteError> {
+/// The Endpoint of the claim's name as the API server has it now.
+async fn holder(context: &Context, spec: &IpClaimSpec) -> Result<Option<Endpoint>, WriteError> {
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &spec.endpoint_namespace);
-    let endpoint = endpoints
+    endpoints
         .get_opt(&spec.endpoint_name)
         .await
-        .map_err(failed("get", &spec.endpoint_name))?;
-    let endpoint = endpoint.filter(|endpoint| endpoint.uid().as_deref() == Some(&spec.endpoint_uid));
-    Ok(endpoint.map(|endpoint| address_of(&endpoint)))
+        .map_err(failed("get", &spec.endpoint_name))
 }
 
 /// What is left of `time` since this leader first asked about `key`.

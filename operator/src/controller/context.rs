@@ -1,7 +1,7 @@
 //! What every reconciler works with: client, stores, hub, events.
 
 use std::collections::HashMap;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,10 @@ use thuban_api::cidr::Cidr;
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
 use tracing::{debug, warn};
 
+use super::address::ClaimError;
 use super::objects::{Object, WriteError};
 use crate::hub::Hub;
+use crate::model::allocation::Family;
 use crate::model::validation::RefusedRanges;
 
 /// Caches of all kinds that reconcilers read.
@@ -34,16 +36,16 @@ pub struct Stores {
     pub vni_claims: Store<VniClaim>,
 }
 
-/// Addresses that a reconciler is about to claim, by UID of the endpoint, so that two don't pick the same. Only
+/// Addresses that a reconciler is about to claim, by UID of the endpoint and family, so that two don't pick the same. Only
 /// saves conflicts: the claim decides.
 #[derive(Debug, Default)]
-pub struct Reservations(Mutex<HashMap<String, Reservation>>);
+pub struct Reservations(Mutex<HashMap<(String, Family), Reservation>>);
 
 #[derive(Debug)]
 struct Reservation {
     vpc: String,
     droplet: String,
-    address: Ipv4Addr,
+    address: IpAddr,
 }
 
 impl Reservations {
@@ -53,17 +55,17 @@ impl Reservations {
         uid: &str,
         vpc: &str,
         droplet: &str,
-        pick: impl FnOnce(&dyn Fn(Ipv4Addr) -> bool) -> Option<(Ipv4Addr, Cidr)>,
-    ) -> Option<(Ipv4Addr, Cidr)> {
+        pick: impl FnOnce(&dyn Fn(IpAddr) -> bool) -> Option<(IpAddr, Cidr)>,
+    ) -> Option<(IpAddr, Cidr)> {
         let mut reserved = self.0.lock().ok()?;
         let others: Vec<_> = reserved
             .iter()
-            .filter(|(other, held)| *other != uid && (held.vpc == vpc || held.droplet == droplet))
+            .filter(|((other, _), held)| other != uid && (held.vpc == vpc || held.droplet == droplet))
             .map(|(_, held)| held.address)
             .collect();
         let (address, range) = pick(&|address| others.contains(&address))?;
         reserved.insert(
-            uid.to_owned(),
+            (uid.to_owned(), Family::of(address)),
             Reservation {
                 vpc: vpc.to_owned(),
                 droplet: droplet.to_owned(),
@@ -75,7 +77,9 @@ impl Reservations {
 
     pub fn forget(&self, uid: &str) {
         if let Ok(mut reserved) = self.0.lock() {
-            reserved.remove(uid);
+            for family in Family::ALL {
+                reserved.remove(&(uid.to_owned(), family));
+            }
         }
     }
 }
@@ -86,7 +90,7 @@ pub struct Context {
     pub stores: Stores,
     pub recorder: Recorder,
     pub refused: RefusedRanges,
-    /// The default VPC's, whose packets nodes see: refused to all others.
+    /// The default VPC's first, whose packets nodes see: refused to all others.
     pub default_range: Cidr,
     pub reservations: Reservations,
     /// When this leader first saw a claim released, and last wrote a network's numbers.
@@ -97,13 +101,24 @@ pub struct Context {
 pub enum ReconcileError {
     #[error(transparent)]
     Write(#[from] WriteError),
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+}
+
+impl ReconcileError {
+    /// Somebody else wrote meanwhile.
+    fn is_conflict(&self) -> bool {
+        match self {
+            Self::Write(write) | Self::Claim(ClaimError::Write(write)) => write.is_conflict(),
+            Self::Claim(ClaimError::Full { .. }) => false,
+        }
+    }
 }
 
 /// Conflicts are tried again at once, all else with a pause; a transient error of the API server ends nothing.
 #[allow(clippy::needless_pass_by_value)] // the signature of kube's error policies
 pub fn retry<K: Object>(object: Arc<K>, error: &ReconcileError, _: Arc<Context>) -> Action {
-    let ReconcileError::Write(write) = error;
-    if write.is_conflict() {
+    if error.is_conflict() {
         debug!(object = object.name_any(), %error, "conflict, trying again");
         return Action::requeue(Duration::from_millis(100));
     }
@@ -121,7 +136,7 @@ impl Context {
     }
 
     /// Addresses of all nodes, with their names.
-    pub fn node_addresses(&self) -> Vec<(String, Ipv4Addr)> {
+    pub fn node_addresses(&self) -> Vec<(String, IpAddr)> {
         let nodes = self.stores.nodes.state();
         let addresses = |node: &Arc<Node>| {
             let name = node.name_any();
@@ -163,8 +178,8 @@ impl Context {
     }
 }
 
-/// IPv4 InternalIPs of a node.
-pub fn internal_ips(node: &Node) -> Vec<Ipv4Addr> {
+/// InternalIPs of a node, of both families.
+pub fn internal_ips(node: &Node) -> Vec<IpAddr> {
     let addresses = node
         .status
         .as_ref()

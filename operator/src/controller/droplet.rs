@@ -1,6 +1,6 @@
 //! Droplet: registered by transitd in Init, Provisioned here once it is known to be its Node's.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     Ok(Action::await_change())
 }
 
-fn judge(droplet: &Droplet, node_addresses: &[Ipv4Addr], context: &Context) -> Result<(), Refusal> {
+fn judge(droplet: &Droplet, node_addresses: &[IpAddr], context: &Context) -> Result<(), Refusal> {
     let name = droplet.name_any();
     if droplet.spec.node != name {
         return Err((
@@ -76,7 +76,7 @@ fn judge(droplet: &Droplet, node_addresses: &[Ipv4Addr], context: &Context) -> R
         .ip
         .parse::<Ipv4Addr>()
         .ok()
-        .filter(|address| node_addresses.contains(address));
+        .filter(|address| node_addresses.contains(&IpAddr::from(*address)));
     let Some(address) = address else {
         let message = format!(
             "spec.ip: {:?} is not an InternalIP of node {name}: {node_addresses:?}",
@@ -107,11 +107,15 @@ fn judge(droplet: &Droplet, node_addresses: &[Ipv4Addr], context: &Context) -> R
             .map(|status| status.cidrs.clone())
             .unwrap_or_default();
         let ranges = parse(&in_force).unwrap_or_default();
+        let within = |address: &IpAddr| {
+            let range = ranges.iter().find(|range| range.contains_address(*address));
+            range.map(|range| (*address, *range))
+        };
         if vpc.status.as_ref().is_some_and(|status| status.vni.is_some())
-            && let Some(range) = ranges.iter().find(|range| range.contains_address(address))
+            && let Some((address, range)) = node_addresses.iter().find_map(within)
         {
             let message = format!(
-                "spec.ip: {address} lies in {range} of VPC {}; give the node another address or remove the VPC",
+                "InternalIP {address} of the node lies in {range} of VPC {}; give the node another address or remove the VPC",
                 vpc.name_any()
             );
             return Err(("AddressConflict", message));

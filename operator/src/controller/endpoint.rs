@@ -1,7 +1,7 @@
-//! Endpoint: admitted, given an address, told to its bouncers and its droplet, Provisioned when they acked; taken
-//! out of them all before its address is released.
+//! Endpoint: admitted, given its addresses, told to its bouncers and its droplet, Provisioned when they acked; taken
+//! out of them all before its addresses are released.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,22 +9,19 @@ use k8s_openapi::api::core::v1::{Namespace, ObjectReference, Pod};
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
-use thuban_api::cidr::Cidr;
 use thuban_api::condition::set;
 use thuban_api::identifiers::MacAddr;
-use thuban_api::{Endpoint, EndpointStatus, IpClaim, IpClaimSpec, Network, Phase};
+use thuban_api::{Endpoint, EndpointStatus, Network, Phase};
 use tracing::info;
 
-use super::claim::release;
+use super::address::{ClaimError, claim_all, release_all};
 use super::context::{Context, ReconcileError};
 use super::network::in_force;
-use super::objects::{
-    WriteError, condition, create, delete, failed, has_finalizer, remove_finalizer, replace_status,
-};
+use super::objects::{WriteError, condition, delete, has_finalizer, remove_finalizer, replace_status};
 use super::pod::is_alive;
 use crate::hub::Waiter;
 use crate::model::admission::admit;
-use crate::model::allocation::{ip_claim_name, propose};
+use crate::model::allocation::addresses_of;
 use crate::model::validation::parse;
 
 /// Steady ones are looked at again, should a watch have missed the end of their pod.
@@ -123,11 +120,9 @@ async fn allocate(
         return Ok(Action::requeue(Duration::from_secs(5)));
     };
     let ranges = parse(in_force(&network)).unwrap_or_default();
-    let Some((address, range)) = claim(endpoint, &network, &ranges, context).await? else {
-        let message = format!(
-            "network {:?} has no free address; append a range to its spec.cidrs",
-            endpoint.spec.network
-        );
+    let claimed = claim_all(endpoint, &network, &ranges, context).await;
+    if let Err(full @ ClaimError::Full { .. }) = &claimed {
+        let message = full.to_string();
         if set(
             &mut status.conditions,
             condition("Ready", false, "NetworkFull", &message, None),
@@ -138,11 +133,19 @@ async fn allocate(
                 .await;
         }
         return Ok(Action::requeue(Duration::from_secs(5)));
-    };
-    status.addresses = vec![address.to_string()];
-    status.mac = Some(MacAddr::of(address).to_string());
-    status.gateway = Some(range.gateway().to_string());
-    status.prefix_length = Some(range.prefix_length());
+    }
+    for (address, range) in claimed? {
+        status.addresses.push(address.to_string());
+        match address {
+            IpAddr::V4(address) => {
+                status.mac = Some(MacAddr::of(address).to_string());
+                status.gateway = Some(range.gateway().to_string());
+                status.prefix_length = Some(range.prefix_length());
+            }
+            IpAddr::V6(_) => status.prefix_length6 = Some(range.prefix_length()),
+        }
+    }
+    let addresses = status.addresses.join(", ");
     status.droplet = Some(endpoint.spec.droplet.clone());
     set(
         &mut status.conditions,
@@ -159,7 +162,12 @@ async fn allocate(
         ),
     );
     write(endpoint, endpoints, status).await?;
-    info!(endpoint = endpoint.name_any(), %address, network = endpoint.spec.network, "address allocated");
+    info!(
+        endpoint = endpoint.name_any(),
+        addresses,
+        network = endpoint.spec.network,
+        "addresses allocated"
+    );
     Ok(Action::await_change())
 }
 
@@ -169,62 +177,6 @@ fn is_provisioned(network: &Network) -> bool {
             .status
             .as_ref()
             .is_some_and(|status| status.phase == Phase::Provisioned)
-}
-
-/// Creates the claim of a free address; the creation decides who has it.
-async fn claim(
-    endpoint: &Endpoint,
-    network: &Network,
-    ranges: &[Cidr],
-    context: &Context,
-) -> Result<Option<(Ipv4Addr, Cidr)>, WriteError> {
-    let uid = endpoint.uid().unwrap_or_default();
-    let vpc = &network.spec.vpc;
-    let claims: Api<IpClaim> = Api::all(context.client.clone());
-    // Made before a crash, its address not written yet.
-    let known = context.stores.ip_claims.state();
-    let own = known.iter().find(|claim| {
-        claim.spec.endpoint_uid == uid
-            && claim
-                .status
-                .as_ref()
-                .is_none_or(|status| status.released_at.is_none())
-    });
-    if let Some(address) = own.and_then(|claim| claim.spec.address.parse::<Ipv4Addr>().ok()) {
-        return Ok(ranges
-            .iter()
-            .find(|range| range.contains_address(address))
-            .map(|range| (address, *range)));
-    }
-    let mut lost: Vec<Ipv4Addr> = Vec::new();
-    loop {
-        let droplet = &endpoint.spec.droplet;
-        let is_claimed = |address| {
-            let name = ip_claim_name(vpc, address);
-            lost.contains(&address)
-                || context.stores.ip_claims.get(&ObjectRef::new(&name)).is_some()
-                || context.hub.read(|world| world.is_used_on(droplet, address))
-        };
-        let pick = context.reservations.reserve(&uid, vpc, droplet, |is_reserved| {
-            propose(ranges, |address| is_reserved(address) || is_claimed(address))
-        });
-        let Some((address, range)) = pick else {
-            return Ok(None);
-        };
-        let spec = IpClaimSpec {
-            vpc: vpc.clone(),
-            network: endpoint.spec.network.clone(),
-            address: address.to_string(),
-            endpoint_namespace: endpoint.namespace().unwrap_or_default(),
-            endpoint_name: endpoint.name_any(),
-            endpoint_uid: uid.clone(),
-        };
-        match create(&claims, &IpClaim::new(&ip_claim_name(vpc, address), spec)).await {
-            Ok(_) => return Ok(Some((address, range))),
-            Err(error) if error.is_conflict() && lost.len() < 1000 => lost.push(address),
-            Err(error) => return Err(error),
-        }
-    }
 }
 
 /// Waits for the acks of steps 4 and 5, then says Provisioned, which the droplet is told in turn (steps 6 and 8).
@@ -257,17 +209,19 @@ async fn provision(
     Ok(Action::await_change())
 }
 
-/// The droplet has this address in another VPC already: the claim rests and another address is picked.
+/// The droplet has one of these addresses in another VPC already: the claims rest and other addresses are picked.
 async fn give_back(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
     mut status: EndpointStatus,
     context: &Context,
 ) -> Result<Action, ReconcileError> {
-    release_claim(endpoint, context).await?;
+    release_all(endpoint, context).await?;
     status.addresses.clear();
     status.mac = None;
     status.gateway = None;
+    status.prefix_length = None;
+    status.prefix_length6 = None;
     let message = "its address is in use on its node; another one is picked";
     set(
         &mut status.conditions,
@@ -290,7 +244,7 @@ async fn write(
     replace_status(endpoints, &endpoint).await.map(|_| ())
 }
 
-/// Rows first: the world forgets the endpoint. Then the claim, then the object.
+/// Rows first: the world forgets the endpoint. Then the claims, then the object.
 async fn remove(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -314,14 +268,11 @@ async fn remove(
         return Ok(Action::requeue(Duration::from_secs(5)));
     }
     context.hub.update(|world| world.set_endpoint(&name, None));
-    let address = status
-        .addresses
-        .first()
-        .and_then(|text| text.parse::<Ipv4Addr>().ok());
+    let addresses = addresses_of(endpoint);
     let vni = context
         .hub
         .read(|world| world.network_vni(&endpoint.spec.network));
-    if let (Some(address), Some(vni)) = (address, vni) {
+    if let (false, Some(vni)) = (addresses.is_empty(), vni) {
         let bouncers: Vec<String> = context.hub.read(|world| {
             world
                 .bouncer_droplets(&endpoint.spec.network)
@@ -336,34 +287,15 @@ async fn remove(
             .collect();
         let holding = context
             .hub
-            .holding(vni, address, &required, &Waiter::Endpoint(name));
+            .holding(vni, &addresses, &required, &Waiter::Endpoint(name));
         if !holding.is_empty() {
             return Ok(Action::requeue(Duration::from_secs(3)));
         }
     }
-    release_claim(endpoint, context).await?;
+    release_all(endpoint, context).await?;
     remove_finalizer(endpoints, endpoint).await?;
     context.reservations.forget(&endpoint.uid().unwrap_or_default());
     Ok(Action::await_change())
-}
-
-async fn release_claim(endpoint: &Endpoint, context: &Context) -> Result<(), WriteError> {
-    let address = endpoint
-        .status
-        .as_ref()
-        .and_then(|status| status.addresses.first());
-    let network = context.network(&endpoint.spec.network);
-    let vpc = network.map_or_else(|| endpoint.spec.vpc.clone(), |network| network.spec.vpc.clone());
-    let Some(address) = address.and_then(|text| text.parse::<Ipv4Addr>().ok()) else {
-        return Ok(());
-    };
-    let claims: Api<IpClaim> = Api::all(context.client.clone());
-    let name = ip_claim_name(&vpc, address);
-    let claim = claims.get_opt(&name).await.map_err(failed("get", &name))?;
-    match claim.filter(|claim| Some(claim.spec.endpoint_uid.as_str()) == endpoint.uid().as_deref()) {
-        Some(claim) => release(&claims, &claim).await,
-        None => Ok(()),
-    }
 }
 
 /// The pod, for events that its owner reads.

@@ -2,6 +2,7 @@
 //!
 //! Every write carries a resourceVersion, every delete UID and resourceVersion; a conflict means trying again.
 
+mod address;
 pub mod bouncer;
 pub mod claim;
 pub mod context;

@@ -10,7 +10,7 @@ use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::condition::{find, set};
 use thuban_api::identifiers::NetworkId;
-use thuban_api::{Bouncer, BouncerSpec, Endpoint, FINALIZER, Network, NetworkStatus, Phase};
+use thuban_api::{Bouncer, BouncerSpec, Endpoint, FINALIZER, IpClaim, Network, NetworkStatus, Phase};
 
 use super::context::{Context, ReconcileError};
 use super::objects::{
@@ -28,6 +28,12 @@ const COUNT_EVERY: Duration = Duration::from_secs(1);
 /// Whether ranges of the network are in force.
 pub fn is_accepted(network: &Network) -> bool {
     !in_force(network).is_empty()
+}
+
+/// Its id in rows; none until ranges are in force.
+pub fn id(network: &Network) -> Option<u32> {
+    let ranges = in_force(network).iter().filter_map(|cidr| cidr.parse().ok());
+    NetworkId::of(&ranges.collect::<Vec<_>>()).map(NetworkId::get)
 }
 
 /// The ranges in force.
@@ -122,7 +128,11 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
 /// Brings the numbers up to date, unless they were written a moment ago.
 fn count(status: &mut NetworkStatus, capacity: u64, name: &str, context: &Context) -> bool {
     let claims = context.stores.ip_claims.state();
-    let allocated = Some(claims.iter().filter(|claim| claim.spec.network == name).count() as u64);
+    // Every endpoint has one IPv4 address.
+    let is_counted = |claim: &IpClaim| {
+        claim.spec.network == name && claim.spec.address.parse::<std::net::Ipv4Addr>().is_ok()
+    };
+    let allocated = Some(claims.iter().filter(|claim| is_counted(claim)).count() as u64);
     if status.allocated == allocated && status.capacity == Some(capacity) {
         return true;
     }
@@ -289,9 +299,8 @@ async fn remove(
     context.hub.update(|world| world.set_network(&name, None));
     let vpc = context.vpc(&network.spec.vpc);
     let vni = vpc.and_then(|vpc| vpc.status.as_ref()?.vni);
-    let first = in_force(network).first().and_then(|cidr| cidr.parse().ok());
-    if let (Some(vni), Some(first)) = (vni, first) {
-        let key = Key::Network(vni, NetworkId::of(first).get());
+    if let (Some(vni), Some(id)) = (vni, id(network)) {
+        let key = Key::Network(vni, id);
         if !context.hub.holding_key(&key, &Waiter::Network(name)).is_empty() {
             return Ok(Action::requeue(Duration::from_secs(3)));
         }

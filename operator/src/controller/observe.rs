@@ -5,14 +5,13 @@ use std::net::Ipv4Addr;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use thuban_api::identifiers::NetworkId;
 use thuban_api::{
     Bouncer, ConditionStatus, DEFAULT_NAME, Divider, Droplet, Endpoint, IpClaim, Network, Phase, Vpc,
     condition,
 };
 
 use super::context::Context;
-use super::network::{in_force, is_accepted};
+use super::network::{id, in_force, is_accepted};
 use super::pod::endpoint_name;
 use super::watch::Change;
 use crate::model::world::{self, EndpointName, Membership};
@@ -108,11 +107,10 @@ pub fn on_network(context: &Context, change: Change<Network>) {
     let name = match change {
         Change::Applied(network) => {
             let name = network.name_any();
-            let first = in_force(&network).first().and_then(|cidr| cidr.parse().ok());
             let is_leaving = network.metadata.deletion_timestamp.is_some();
-            let row = first.map(|first| world::Network {
+            let row = id(&network).map(|id| world::Network {
                 vpc: network.spec.vpc.clone(),
-                id: NetworkId::of(first).get(),
+                id,
                 cidrs: in_force(&network).to_vec(),
             });
             context.hub.update(|world| {
@@ -284,8 +282,10 @@ fn world_endpoint(endpoint: &Endpoint) -> world::Endpoint {
         .filter(|accepted| accepted.status == ConditionStatus::False)
         .map(|accepted| Membership::Refused(accepted.reason.clone(), accepted.message.clone()));
     let member = || {
+        let address6 = status.addresses.iter().find_map(|text| text.parse().ok());
         Some(Membership::Member(world::Address {
-            address: status.addresses.first()?.parse().ok()?,
+            address: status.addresses.iter().find_map(|text| text.parse().ok())?,
+            address6: address6.zip(status.prefix_length6),
             prefix_length: status.prefix_length?,
             gateway: status.gateway.as_ref()?.parse().ok()?,
             mac: status.mac.as_ref()?.parse().ok()?,

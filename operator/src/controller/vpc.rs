@@ -7,6 +7,7 @@ use kube::api::ObjectMeta;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
+use thuban_api::cidr::Cidr;
 use thuban_api::condition::set;
 use thuban_api::{
     DEFAULT_NAME, Divider, DividerSpec, FINALIZER, Phase, VniClaim, VniClaimSpec, Vpc, VpcStatus,
@@ -20,7 +21,7 @@ use super::objects::{
 };
 use crate::hub::Waiter;
 use crate::model::allocation::propose_vni;
-use crate::model::validation;
+use crate::model::validation::{self, RefusedRanges};
 
 pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let vpcs: Api<Vpc> = Api::all(context.client.clone());
@@ -41,14 +42,7 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
     } else {
         Vec::new()
     };
-    let is_default = vpc.name_any() == DEFAULT_NAME;
-    let refused = if is_default {
-        context.refused.clone()
-    } else {
-        let what = "the default VPC, which nodes reach by these addresses";
-        context.refused.and(context.default_range, what)
-    };
-    let verdict = validation::vpc(&vpc.spec.cidrs, &refused, &nodes);
+    let verdict = validation::vpc(&vpc.spec.cidrs, &refused(&vpc, &context), &nodes);
     let accepted = match &verdict {
         Ok(_) => condition("Accepted", true, "Valid", "ranges are usable", generation),
         Err(error) => condition("Accepted", false, error.reason(), &error.to_string(), generation),
@@ -93,6 +87,35 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
             .await;
     }
     Ok(Action::await_change())
+}
+
+/// What this VPC may not have. Nodes reach the default VPC by its addresses, so no other VPC may have them; those that
+/// it takes later must be nobody's.
+fn refused(vpc: &Vpc, context: &Context) -> RefusedRanges {
+    let is_default = vpc.name_any() == DEFAULT_NAME;
+    let what = "the default VPC, which nodes reach by these addresses";
+    let parsed = |vpc: &Vpc| -> Vec<Cidr> {
+        let in_force = vpc.status.iter().flat_map(|status| &status.cidrs);
+        in_force.filter_map(|cidr| cidr.parse().ok()).collect()
+    };
+    // What is in force stays, whatever was taken beside it before.
+    let own = parsed(vpc);
+    let is_new = |range: &Cidr| !own.iter().any(|own| own.overlaps(*range));
+    let mut refused = context.refused.clone();
+    if !is_default {
+        refused = refused.and(context.default_range, what);
+    }
+    for other in context.stores.vpcs.state() {
+        let name = other.name_any();
+        if name == vpc.name_any() || !is_default && name != DEFAULT_NAME {
+            continue;
+        }
+        for range in parsed(&other).into_iter().filter(is_new) {
+            let taken = format!("VPC {name}, while nodes would reach the default VPC by these addresses");
+            refused = refused.and(range, if is_default { &taken } else { what });
+        }
+    }
+    refused
 }
 
 fn status_in_force(vpc: &Vpc) -> bool {

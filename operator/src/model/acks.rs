@@ -165,7 +165,7 @@ mod tests {
     use crate::model::world::Delta;
 
     fn key(last: u8) -> Key {
-        Key::Bouncer(7, [10, 0, 0, last].into())
+        Key::Bouncer(7, std::net::IpAddr::from([10, 0, 0, last]))
     }
 
     fn delta(added: &[u8], removed: &[u8]) -> Delta {

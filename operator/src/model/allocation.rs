@@ -1,11 +1,41 @@
 //! Which address an endpoint asks for. The claim decides; this only proposes.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
+use kube::ResourceExt;
 use thuban_api::cidr::Cidr;
+use thuban_api::{Endpoint, IpClaim, IpClaimSpec};
+
+/// A family of addresses. An endpoint has one address of each that its network has ranges of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+
+    pub fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    /// The ranges of this family, in their order.
+    pub fn ranges(self, ranges: &[Cidr]) -> Vec<Cidr> {
+        let own = ranges.iter().filter(|range| Self::of(range.base()) == self);
+        own.copied().collect()
+    }
+}
 
 /// The lowest address of the ranges that is not taken, and the range that it is of.
-pub fn propose(ranges: &[Cidr], is_taken: impl Fn(Ipv4Addr) -> bool) -> Option<(Ipv4Addr, Cidr)> {
+pub fn propose(ranges: &[Cidr], is_taken: impl Fn(IpAddr) -> bool) -> Option<(IpAddr, Cidr)> {
     ranges.iter().find_map(|range| {
         range
             .hosts()
@@ -14,14 +44,77 @@ pub fn propose(ranges: &[Cidr], is_taken: impl Fn(Ipv4Addr) -> bool) -> Option<(
     })
 }
 
-/// How many addresses a network's endpoints can have.
+/// How many endpoints a network has IPv4 addresses for: every endpoint has one, and IPv6 ranges are larger.
 pub fn capacity(ranges: &[Cidr]) -> u64 {
-    ranges.iter().map(|range| u64::from(range.capacity())).sum()
+    let ranges = Family::V4.ranges(ranges);
+    ranges.iter().map(|range| range.capacity()).sum()
 }
 
-/// Name of the claim of an address.
-pub fn ip_claim_name(vpc: &str, address: Ipv4Addr) -> String {
-    format!("{vpc}.{address}")
+/// Name of the claim of an address: IPv6 as 32 hex digits, because names of objects have no colons.
+pub fn ip_claim_name(vpc: &str, address: IpAddr) -> String {
+    match address {
+        IpAddr::V4(address) => format!("{vpc}.{address}"),
+        IpAddr::V6(address) => format!("{vpc}.{:032x}", u128::from(address)),
+    }
+}
+
+/// The addresses that stand in an Endpoint's status, IPv4 first.
+pub fn addresses_of(endpoint: &Endpoint) -> Vec<IpAddr> {
+    let status = endpoint.status.as_ref();
+    let addresses = status.into_iter().flat_map(|status| &status.addresses);
+    addresses.filter_map(|text| text.parse().ok()).collect()
+}
+
+/// The address of this family that the endpoint has a claim of already, and the range that it is of.
+pub fn own_claim<'a>(
+    claims: impl IntoIterator<Item = &'a IpClaim>,
+    endpoint_uid: &str,
+    family: Family,
+    ranges: &[Cidr],
+) -> Option<(IpAddr, Cidr)> {
+    let is_released = |claim: &IpClaim| {
+        claim
+            .status
+            .as_ref()
+            .is_some_and(|status| status.released_at.is_some())
+    };
+    claims
+        .into_iter()
+        .filter(|claim| claim.spec.endpoint_uid == endpoint_uid && !is_released(claim))
+        .filter_map(|claim| claim.spec.address.parse::<IpAddr>().ok())
+        .filter(|address| Family::of(*address) == family)
+        .find_map(|address| {
+            let range = ranges.iter().find(|range| range.contains_address(address))?;
+            Some((address, *range))
+        })
+}
+
+/// What a claim is to the Endpoint that it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Its address stands in the status.
+    Counted,
+    /// The Endpoint has no address yet and may still write this one.
+    Open,
+    /// The Endpoint is gone, or has its addresses, and this is none of them.
+    Void,
+}
+
+pub fn standing(claim: &IpClaimSpec, endpoint: Option<&Endpoint>) -> Standing {
+    let own = endpoint.filter(|endpoint| endpoint.uid().as_deref() == Some(&claim.endpoint_uid));
+    let Some(endpoint) = own else {
+        return Standing::Void;
+    };
+    // All addresses are written at once: with one there, no other comes.
+    let addresses = addresses_of(endpoint);
+    let address = claim.address.parse();
+    if address.is_ok_and(|address| addresses.contains(&address)) {
+        Standing::Counted
+    } else if addresses.is_empty() {
+        Standing::Open
+    } else {
+        Standing::Void
+    }
 }
 
 /// The lowest free VNI.
@@ -31,7 +124,83 @@ pub fn propose_vni(is_taken: impl Fn(u32) -> bool) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{capacity, propose};
+    use std::net::IpAddr;
+
+    use thuban_api::{Endpoint, EndpointSpec, EndpointStatus, IpClaim, IpClaimSpec, IpClaimStatus, PodRef};
+
+    use super::{Family, Standing, capacity, ip_claim_name, own_claim, propose, standing};
+
+    fn endpoint(uid: &str, addresses: &[&str]) -> Endpoint {
+        let pod_ref = PodRef {
+            name: "web".into(),
+            uid: "u".into(),
+            cni_uid: "u".into(),
+        };
+        let spec = EndpointSpec {
+            kind: thuban_api::EndpointType::Simple,
+            vpc: "red".into(),
+            network: "web".into(),
+            pod_ref,
+            droplet: "d".into(),
+        };
+        let mut endpoint = Endpoint::new("web-u", spec);
+        endpoint.metadata.uid = Some(uid.into());
+        endpoint.status = Some(EndpointStatus {
+            addresses: addresses.iter().map(|text| (*text).to_owned()).collect(),
+            ..EndpointStatus::default()
+        });
+        endpoint
+    }
+
+    fn claim(uid: &str, address: &str) -> IpClaim {
+        let spec = IpClaimSpec {
+            vpc: "red".into(),
+            network: "web".into(),
+            address: address.into(),
+            endpoint_namespace: "ns".into(),
+            endpoint_name: "web-u".into(),
+            endpoint_uid: uid.into(),
+        };
+        IpClaim::new("name", spec)
+    }
+
+    #[test]
+    fn a_claim_made_before_is_found_again_by_its_family_unless_released() {
+        let ranges = ["10.0.1.0/24", "fd00:1::/64"].map(|text| text.parse().unwrap());
+        let mut claims = vec![
+            claim("other", "10.0.1.2"),
+            claim("e1", "fd00:1::7"),
+            claim("e1", "10.0.1.3"),
+        ];
+        let find = |claims: &[IpClaim], family| {
+            let own = own_claim(claims, "e1", family, &ranges);
+            own.map(|(address, _)| address.to_string())
+        };
+        assert_eq!(find(&claims, Family::V4).as_deref(), Some("10.0.1.3"));
+        assert_eq!(find(&claims, Family::V6).as_deref(), Some("fd00:1::7"));
+        claims[1].status = Some(IpClaimStatus {
+            released_at: Some("then".into()),
+        });
+        assert_eq!(find(&claims, Family::V6), None);
+        claims[2].spec.address = "10.9.9.9".into();
+        assert_eq!(find(&claims, Family::V4), None, "of no range of the network");
+    }
+
+    #[test]
+    fn both_claims_of_an_endpoint_count_and_one_that_lost_does_not() {
+        let both = endpoint("e1", &["10.0.1.2", "fd00:1::2"]);
+        let (empty, stranger) = (endpoint("e1", &[]), endpoint("e2", &[]));
+        let of = |address: &str, endpoint| standing(&claim("e1", address).spec, endpoint);
+        for address in ["10.0.1.2", "fd00:1::2", "fd00:1:0::2"] {
+            assert_eq!(of(address, Some(&both)), Standing::Counted, "{address}");
+        }
+        for address in ["10.0.1.3", "fd00:1::3"] {
+            assert_eq!(of(address, Some(&both)), Standing::Void, "{address}");
+            assert_eq!(of(address, Some(&empty)), Standing::Open, "{address}");
+            assert_eq!(of(address, Some(&stranger)), Standing::Void, "{address}");
+            assert_eq!(of(address, None), Standing::Void, "{address}");
+        }
+    }
 
     #[test]
     fn the_lowest_free_address_is_proposed_and_the_next_range_when_one_is_full() {
@@ -41,11 +210,34 @@ mod tests {
             assert!(range.contains_address(address));
             taken.push(address);
         }
-        let last: Vec<_> = taken
-            .iter()
-            .map(|address| (address.octets()[2], address.octets()[3]))
-            .collect();
-        assert_eq!(last, [(1, 2), (9, 2), (9, 3), (9, 4), (9, 5), (9, 6)]);
+        let last: Vec<_> = taken.iter().map(ToString::to_string).collect();
+        let all = [
+            "10.0.1.2", "10.0.9.2", "10.0.9.3", "10.0.9.4", "10.0.9.5", "10.0.9.6",
+        ];
+        assert_eq!(last, all);
         assert_eq!(capacity(&ranges), 6);
+    }
+
+    #[test]
+    fn each_family_has_its_own_ranges_and_ipv6_is_not_counted() {
+        let ranges = ["10.0.1.0/30", "fd00:1::/64", "10.0.9.0/29"].map(|text| text.parse().unwrap());
+        assert_eq!(Family::V4.ranges(&ranges), [ranges[0], ranges[2]]);
+        assert_eq!(Family::V6.ranges(&ranges), [ranges[1]]);
+        assert_eq!(capacity(&ranges), 6);
+        let first: IpAddr = "fd00:1::2".parse().unwrap();
+        let pick =
+            |taken: &[IpAddr]| propose(&Family::V6.ranges(&ranges), |address| taken.contains(&address));
+        assert_eq!(pick(&[]), Some((first, ranges[1])));
+        assert_eq!(pick(&[first]), Some(("fd00:1::3".parse().unwrap(), ranges[1])));
+    }
+
+    #[test]
+    fn claims_are_named_by_vpc_and_address_without_colons() {
+        assert_eq!(ip_claim_name("red", [10, 0, 1, 2].into()), "red.10.0.1.2");
+        let address: IpAddr = "fd00:1::a".parse().unwrap();
+        assert_eq!(
+            ip_claim_name("red", address),
+            "red.fd00000100000000000000000000000a"
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! Rows of a droplet's program and their keys. Invariant: a key names one row of one droplet, whoever made it.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{
@@ -16,14 +16,17 @@ pub enum Key {
     Vpc(u32),
     /// VNI, network id.
     Network(u32, u32),
-    Local(u32, Ipv4Addr),
-    Bouncer(u32, Ipv4Addr),
-    Direct(u32, Ipv4Addr),
+    /// VNI, the endpoint's IPv4 address: one row for both of its addresses.
+    Local(u32, IpAddr),
+    /// As [`Self::Local`].
+    Bouncer(u32, IpAddr),
+    /// VNI, either address of the endpoint.
+    Direct(u32, IpAddr),
     /// UID that kubelet tells the CNI plugin.
     Refused(String),
 }
 
-fn address_key(vni: u32, address: Ipv4Addr) -> AddressKey {
+fn address_key(vni: u32, address: IpAddr) -> AddressKey {
     AddressKey {
         vni,
         address: mapped(address).to_vec(),
@@ -61,6 +64,11 @@ impl Key {
     }
 }
 
+/// (IPv6, IPv4): a droplet that doesn't know IPv6 reads the IPv4 ranges alone.
+fn by_family(cidrs: &[String]) -> (Vec<String>, Vec<String>) {
+    cidrs.iter().cloned().partition(|cidr| cidr.contains(':'))
+}
+
 pub fn droplet(address: Ipv4Addr) -> (Key, Row) {
     let row = row::Row::Droplet(DropletRow {
         address: address.octets().to_vec(),
@@ -76,9 +84,11 @@ pub fn vpc(
     host_access: bool,
 ) -> (Key, Row) {
     let dividers = dividers.iter().map(|address| address.octets().to_vec()).collect();
+    let (cidrs6, cidrs) = by_family(cidrs);
     let row = row::Row::Vpc(VpcRow {
         vni,
-        cidrs: cidrs.to_vec(),
+        cidrs,
+        cidrs6,
         dividers,
         divider_here,
         host_access,
@@ -94,26 +104,37 @@ pub fn network(
     bouncer_here: bool,
 ) -> (Key, Row) {
     let bouncers = bouncers.iter().map(|address| address.octets().to_vec()).collect();
+    let (cidrs6, cidrs) = by_family(cidrs);
     let row = row::Row::Network(NetworkRow {
         vni,
         network,
-        cidrs: cidrs.to_vec(),
+        cidrs,
+        cidrs6,
         bouncers,
         bouncer_here,
     });
     (Key::Network(vni, network), Row { row: Some(row) })
 }
 
-pub fn bouncer(vni: u32, address: Ipv4Addr, droplet: Ipv4Addr) -> (Key, Row) {
+/// `address6` is the endpoint's other address, if it has one.
+pub fn bouncer(vni: u32, address: Ipv4Addr, address6: Option<Ipv6Addr>, droplet: Ipv4Addr) -> (Key, Row) {
     let row = row::Row::Bouncer(BouncerRow {
         vni,
         address: mapped(address).to_vec(),
+        address6: optional(address6),
         droplet: droplet.octets().to_vec(),
     });
-    (Key::Bouncer(vni, address), Row { row: Some(row) })
+    (Key::Bouncer(vni, address.into()), Row { row: Some(row) })
 }
 
-pub fn direct(vni: u32, address: Ipv4Addr, droplet: Ipv4Addr) -> (Key, Row) {
+/// 16 bytes, or none.
+pub fn optional(address: Option<Ipv6Addr>) -> Vec<u8> {
+    address
+        .map(|address| address.octets().to_vec())
+        .unwrap_or_default()
+}
+
+pub fn direct(vni: u32, address: IpAddr, droplet: Ipv4Addr) -> (Key, Row) {
     let row = row::Row::Direct(DirectRow {
         vni,
         address: mapped(address).to_vec(),
@@ -131,9 +152,9 @@ pub fn refused(pod_uid: &str, reason: &str, message: &str) -> (Key, Row) {
     (Key::Refused(pod_uid.to_owned()), Row { row: Some(row) })
 }
 
-/// An address of a droplet's message: IPv4 mapped into 16 bytes.
-pub fn address(bytes: &[u8]) -> Option<Ipv4Addr> {
-    std::net::Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_ipv4_mapped()
+/// An address of a droplet's message: 16 bytes, IPv4 mapped.
+pub fn address(bytes: &[u8]) -> Option<IpAddr> {
+    Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_canonical())
 }
 
 #[cfg(test)]
@@ -142,9 +163,11 @@ mod tests {
 
     #[test]
     fn addresses_are_mapped_into_sixteen_bytes_and_back() {
-        let given = std::net::Ipv4Addr::new(10, 0, 1, 2);
-        assert_eq!(address(&mapped(given)), Some(given));
+        for given in ["10.0.1.2", "fd00:1::2"] {
+            let given: std::net::IpAddr = given.parse().unwrap();
+            assert_eq!(address(&mapped(given)), Some(given));
+        }
         assert_eq!(address(&[10, 0, 1, 2]), None);
-        assert_eq!(address(&[0xfd; 16]), None);
+        assert_eq!(address(&[]), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Rules of ranges across objects; every error names the field and what was expected.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use thiserror::Error;
 use thuban_api::cidr::{Cidr, CidrError};
@@ -14,19 +14,30 @@ pub enum RangeError {
     #[error("spec.cidrs: {cidr} contains the address {address} of node {node}; choose a range without it")]
     NodeAddress {
         cidr: Cidr,
-        address: Ipv4Addr,
+        address: IpAddr,
         node: String,
     },
     #[error("spec.cidrs: {cidr} overlaps {other} of the same object")]
     Itself { cidr: Cidr, other: Cidr },
-    #[error("spec.cidrs: {cidr} lies in none of the ranges of VPC {vpc:?}: {ranges}")]
+    #[error(
+        "spec.cidrs: {cidr} lies in none of the ranges of VPC {vpc:?}: {ranges}; choose one within them or append one \
+         to the VPC's spec.cidrs first"
+    )]
     OutsideVpc { cidr: Cidr, vpc: String, ranges: String },
-    #[error("spec.cidrs: {cidr} overlaps {other} of network {network:?} in the same VPC")]
+    #[error(
+        "spec.cidrs: {cidr} overlaps {other} of network {network:?} in the same VPC; choose a free range"
+    )]
     Sibling {
         cidr: Cidr,
         other: Cidr,
         network: String,
     },
+    #[error(
+        "spec.cidrs: begins with {0}; every network needs an IPv4 range such as 10.0.1.0/24, and the first one must be it"
+    )]
+    NotIpv4First(Cidr),
+    #[error("spec.cidrs: {0} is an IPv6 range of a network, expected /64 to /120, such as fd00:0:0:1::/64")]
+    PrefixLength(Cidr),
     #[error("spec.vpc: VPC {0:?} does not exist; create it or name another")]
     NoVpc(String),
     #[error("spec.vpc: VPC {0:?} was not accepted; see its conditions")]
@@ -37,7 +48,7 @@ impl RangeError {
     /// CamelCase reason of the condition and the event.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Malformed(_) => "InvalidCidr",
+            Self::Malformed(_) | Self::NotIpv4First(_) | Self::PrefixLength(_) => "InvalidCidr",
             Self::Refused { .. } | Self::NodeAddress { .. } => "RangeRefused",
             Self::Itself { .. } | Self::Sibling { .. } => "RangeOverlaps",
             Self::OutsideVpc { .. } => "OutsideVpc",
@@ -46,6 +57,29 @@ impl RangeError {
         }
     }
 }
+
+/// Ranges that no VPC may have, whatever the installation. What is left of IPv6: global unicast (2000::/3) and
+/// unique local addresses (fc00::/7).
+const NEVER: [(&str, &str); 18] = [
+    ("127.0.0.0/8", "loopback"),
+    ("169.254.0.0/16", "link-local"),
+    ("224.0.0.0/4", "multicast"),
+    ("240.0.0.0/4", "reserved"),
+    ("0.0.0.0/8", "this network"),
+    ("::/3", "unspecified, loopback, IPv4-mapped and reserved"),
+    ("2001::/23", "protocol assignments such as Teredo"),
+    ("2002::/16", "6to4"),
+    ("4000::/2", "reserved"),
+    ("8000::/2", "reserved"),
+    ("c000::/3", "reserved"),
+    ("e000::/4", "reserved"),
+    ("f000::/5", "reserved"),
+    ("f800::/6", "reserved"),
+    ("fe00::/9", "reserved"),
+    ("fe80::/10", "link-local"),
+    ("fec0::/10", "site-local, deprecated"),
+    ("ff00::/8", "multicast"),
+];
 
 /// Ranges that nobody may use: (range, what it is).
 #[derive(Clone, Debug, Default)]
@@ -62,15 +96,8 @@ impl RefusedRanges {
 
     /// The fixed ones, the services' and the underlay's.
     pub fn new(services: &[Cidr], underlay: &[Cidr]) -> Result<Self, CidrError> {
-        let fixed = [
-            ("127.0.0.0/8", "loopback"),
-            ("169.254.0.0/16", "link-local"),
-            ("224.0.0.0/4", "multicast"),
-            ("240.0.0.0/4", "reserved"),
-            ("0.0.0.0/8", "this network"),
-        ];
         let mut ranges = Vec::new();
-        for (range, what) in fixed {
+        for (range, what) in NEVER {
             ranges.push((range.parse()?, what.to_owned()));
         }
         ranges.extend(
@@ -111,7 +138,7 @@ pub fn parse(cidrs: &[String]) -> Result<Vec<Cidr>, RangeError> {
 pub fn vpc(
     cidrs: &[String],
     refused: &RefusedRanges,
-    nodes: &[(String, Ipv4Addr)],
+    nodes: &[(String, IpAddr)],
 ) -> Result<Vec<Cidr>, RangeError> {
     let ranges = parse(cidrs)?;
     for cidr in &ranges {
@@ -133,6 +160,9 @@ pub fn vpc(
     Ok(ranges)
 }
 
+/// Prefix lengths of a network's IPv6 ranges: as long as hosts expect, and not so short of addresses as to be of no use.
+const NETWORK_PREFIXES: std::ops::RangeInclusive<u8> = 64..=120;
+
 /// A network's ranges against its VPC's and those of its siblings: (name, ranges).
 pub fn network(
     cidrs: &[String],
@@ -141,7 +171,13 @@ pub fn network(
 ) -> Result<Vec<Cidr>, RangeError> {
     let ranges = parse(cidrs)?;
     let vpc_ranges = parse(vpc.1).map_err(|_| RangeError::VpcNotAccepted(vpc.0.to_owned()))?;
+    if let Some(first) = ranges.first().filter(|first| !first.is_ipv4()) {
+        return Err(RangeError::NotIpv4First(*first));
+    }
     for cidr in &ranges {
+        if !cidr.is_ipv4() && !NETWORK_PREFIXES.contains(&cidr.prefix_length()) {
+            return Err(RangeError::PrefixLength(*cidr));
+        }
         if !vpc_ranges.iter().any(|range| range.contains(*cidr)) {
             let ranges = vpc.1.join(", ");
             return Err(RangeError::OutsideVpc {
@@ -174,21 +210,32 @@ mod tests {
 
     fn refused() -> RefusedRanges {
         RefusedRanges::new(
-            &["10.96.0.0/16".parse().unwrap()],
-            &["172.31.77.0/24".parse().unwrap()],
+            &["10.96.0.0/16".parse().unwrap(), "fd00:96::/112".parse().unwrap()],
+            &["172.31.77.0/24".parse().unwrap(), "fd00:77::/64".parse().unwrap()],
         )
         .unwrap()
     }
 
     #[test]
     fn refused_ranges_are_named() {
-        let nodes = [("n1".to_owned(), [192, 168, 1, 5].into())];
+        let nodes = [
+            ("n1".to_owned(), [192, 168, 1, 5].into()),
+            ("n2".to_owned(), "2001:db8:5::5".parse().unwrap()),
+        ];
         let check = |cidr: &str| {
             vpc(&strings(&[cidr]), &refused(), &nodes)
                 .map(|_| ())
                 .map_err(|e| e.to_string())
         };
-        assert_eq!(check("10.0.0.0/16"), Ok(()));
+        for cidr in [
+            "10.0.0.0/16",
+            "fd00:1::/48",
+            "fc00::/8",
+            "2a01:4f8::/32",
+            "2001:db8::/48",
+        ] {
+            assert_eq!(check(cidr), Ok(()));
+        }
         for (cidr, word) in [
             ("10.96.4.0/24", "10.96.0.0/16"),
             ("10.0.0.0/8", "10.96.0.0/16"),
@@ -199,6 +246,27 @@ mod tests {
             ("192.168.0.0/16", "n1"),
             ("10.0.0.1/16", "10.0.0.0/16"),
             ("banana", "banana"),
+            ("fd00:96::/48", "fd00:96::/112"),
+            ("fd00:77:0:0:8000::/65", "fd00:77::/64"),
+            ("2001:db8:5::/64", "n2"),
+            ("::1/128", "loopback"),
+            ("::/128", "unspecified"),
+            ("::ffff:10.0.0.0/112", "IPv4-mapped"),
+            ("64:ff9b::/96", "reserved"),
+            ("2001::/32", "Teredo"),
+            ("2002:a00::/24", "6to4"),
+            ("2000::/3", "2001::/23"),
+            ("5000::/16", "reserved"),
+            ("9000::/16", "reserved"),
+            ("d000::/16", "reserved"),
+            ("e000::/16", "reserved"),
+            ("f400::/16", "reserved"),
+            ("fa00::/16", "reserved"),
+            ("fe00::/16", "reserved"),
+            ("fe80::/64", "link-local"),
+            ("fec0::/64", "site-local"),
+            ("ff02::/64", "multicast"),
+            ("fd00::1/64", "fd00::/64"),
         ] {
             let error = check(cidr).expect_err(cidr);
             assert!(
@@ -227,5 +295,37 @@ mod tests {
             Err(RangeError::Itself { .. })
         ));
         assert!(matches!(check(&[]), Err(RangeError::Malformed(_))));
+    }
+
+    #[test]
+    fn ipv6_ranges_of_a_network_follow_an_ipv4_one_and_the_same_rules() {
+        let ranges = strings(&["10.0.0.0/16", "fd00:1::/48"]);
+        let siblings = [("web".to_owned(), strings(&["10.0.1.0/24", "fd00:1:0:1::/64"]))];
+        let check = |cidrs: &[&str]| network(&strings(cidrs), ("red", &ranges), &siblings);
+        for good in ["fd00:1:0:2::/64", "fd00:1:0:2::/120"] {
+            assert!(check(&["10.0.2.0/24", good]).is_ok(), "{good}");
+        }
+        for (cidrs, words) in [
+            (
+                &["fd00:1:0:2::/64"][..],
+                &["spec.cidrs", "fd00:1:0:2::/64", "IPv4"][..],
+            ),
+            (&["fd00:1:0:2::/64", "10.0.2.0/24"], &["first one", "IPv4"]),
+            (&["10.0.2.0/24", "fd00:1:0:2::/63"], &["/63", "/64 to /120"]),
+            (&["10.0.2.0/24", "fd00:1:0:2::/121"], &["/121", "/64 to /120"]),
+            (
+                &["10.0.2.0/24", "fd00:2::/64"],
+                &["none of the ranges", "fd00:1::/48"],
+            ),
+            (&["10.0.2.0/24", "fd00:1:0:1::/80"], &["overlaps", "\"web\""]),
+            (
+                &["10.0.2.0/24", "fd00:1:0:2::/64", "fd00:1:0:2::/72"],
+                &["same object"],
+            ),
+        ] {
+            let error = check(cidrs).expect_err(&cidrs.join(" "));
+            let text = error.to_string();
+            assert!(words.iter().all(|word| text.contains(word)), "{cidrs:?}: {text}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! One stream a droplet: Hello, then programs down and acks up.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -93,7 +93,7 @@ impl Transit for TransitService {
             );
             return Err(Status::unavailable(message));
         }
-        let subscriptions: Vec<(u32, Ipv4Addr)> = hello
+        let subscriptions: Vec<(u32, IpAddr)> = hello
             .subscriptions
             .iter()
             .filter_map(|wanted| Some((wanted.vni, rows::address(&wanted.address)?)))

@@ -2,8 +2,9 @@
 
 pub mod store;
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
+use ipnet::Ipv6Net;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thuban_common::tables::EndpointKey;
@@ -31,6 +32,9 @@ pub struct Attachment {
     pub address: Ipv4Addr,
     pub prefix_length: u8,
     pub gateway: Ipv4Addr,
+    /// With the length of its network's prefix; none without IPv6, and in files of a transitd that knew none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address6: Option<Ipv6Net>,
     pub mac: [u8; 6],
     pub mtu: u32,
     pub host_interface: String,
@@ -50,6 +54,24 @@ impl Attachment {
             vni: self.vni,
             address: self.address.to_ipv6_mapped().octets(),
         }
+    }
+
+    pub fn key6(&self) -> Option<EndpointKey> {
+        self.address6.map(|net| EndpointKey {
+            vni: self.vni,
+            address: net.addr().octets(),
+        })
+    }
+
+    /// IPv4, then IPv6.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        let second = self.address6.map(|net| IpAddr::from(net.addr()));
+        std::iter::once(IpAddr::from(self.address)).chain(second)
+    }
+
+    /// Of all addresses.
+    pub fn keys(&self) -> impl Iterator<Item = EndpointKey> + use<> {
+        [Some(self.key()), self.key6()].into_iter().flatten()
     }
 }
 
@@ -127,6 +149,7 @@ pub mod tests {
             address: Ipv4Addr::new(10, 0, 1, 5),
             prefix_length: 24,
             gateway: Ipv4Addr::new(10, 0, 1, 1),
+            address6: None,
             mac: [2, 0, 10, 0, 1, 5],
             mtu: 1450,
             host_ifindex: 9,
@@ -134,6 +157,19 @@ pub mod tests {
             takes_xdp: false,
             boot_id: "boot".into(),
         }
+    }
+
+    #[test]
+    fn a_file_keeps_the_ipv6_address_and_one_without_it_is_read() {
+        let mut dual = attachment("a", 1);
+        let without = serde_json::to_string(&dual).unwrap();
+        assert!(!without.contains("address6"), "as before: {without}");
+        assert_eq!(serde_json::from_str::<Attachment>(&without).unwrap(), dual);
+        dual.address6 = Some("fd00:1::5/64".parse().unwrap());
+        let with = serde_json::to_string(&dual).unwrap();
+        assert_eq!(serde_json::from_str::<Attachment>(&with).unwrap(), dual);
+        let keys: Vec<_> = dual.keys().map(|key| key.address[15]).collect();
+        assert_eq!((keys, dual.keys().count()), (vec![5, 5], 2));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! ADD: wait for the pod's endpoint, then wire it; a failure leaves nothing.
 
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thuban_common::tables::GATEWAY_MAC;
+use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE_V6};
 use thuban_proto::cni::{AddRequest, Address, Attached, Route};
 use tracing::info;
 
@@ -45,6 +46,7 @@ pub async fn run(node: &Arc<Node>, request: AddRequest) -> Result<Attached, Atta
         namespace = attachment.pod_namespace,
         vni = attachment.vni,
         address = %attachment.address,
+        address6 = attachment.address6.map(tracing::field::display),
         interface = attachment.host_interface,
         "ADD done"
     );
@@ -126,18 +128,31 @@ async fn wait(node: &Node, request: &ValidatedAdd) -> Result<LocalEndpoint, Atta
 
 fn attached(attachment: &Attachment) -> Attached {
     let gateway = attachment.gateway.to_string();
+    let mut addresses = vec![Address {
+        address: format!("{}/{}", attachment.address, attachment.prefix_length),
+        gateway: gateway.clone(),
+    }];
+    let mut routes = vec![Route {
+        destination: "0.0.0.0/0".into(),
+        gateway,
+    }];
+    if let Some(address) = attachment.address6 {
+        let gateway = Ipv6Addr::from(HOST_SOURCE_V6).to_string();
+        addresses.push(Address {
+            address: address.to_string(),
+            gateway: gateway.clone(),
+        });
+        routes.push(Route {
+            destination: "::/0".into(),
+            gateway,
+        });
+    }
     Attached {
         host_interface: attachment.host_interface.clone(),
         host_mac: mac_text(GATEWAY_MAC),
         pod_mac: mac_text(attachment.mac),
         mtu: attachment.mtu,
-        addresses: vec![Address {
-            address: format!("{}/{}", attachment.address, attachment.prefix_length),
-            gateway: gateway.clone(),
-        }],
-        routes: vec![Route {
-            destination: "0.0.0.0/0".into(),
-            gateway,
-        }],
+        addresses,
+        routes,
     }
 }

@@ -13,7 +13,7 @@ use crate::attachments::{Attachment, AttachmentId};
 use crate::dataplane::links::Hook;
 use crate::dataplane::tables::TableKey;
 use crate::netlink::veth::{self, VethPlan};
-use crate::netlink::{namespace, pod, sysctl};
+use crate::netlink::{host, namespace, pod, sysctl};
 use crate::node::Node;
 use crate::program::row::LocalEndpoint;
 use crate::settings::AgentHook;
@@ -24,12 +24,18 @@ pub async fn setup(
     endpoint: &LocalEndpoint,
 ) -> Result<Attachment, AttachmentError> {
     let pod_namespace = namespace::open(request.netns.as_ref())?;
+    if endpoint.address6.is_some() {
+        // Before anything is made. A pod without IPv6 changes nothing of the node's IPv6.
+        sysctl::require_ipv6(&node.settings.proc_sys_net)?;
+        host::setup_ipv6(&node.netlink).await?;
+    }
     let plan = VethPlan {
         host_interface: request.id.host_interface(),
         pod_interface: request.id.ifname.clone(),
         pod_mac: endpoint.mac,
         mtu: node.pod_mtu(),
         address: endpoint.address,
+        address6: endpoint.address6.map(|net| net.addr()),
     };
     // Left of an ADD that a crash cut off; no attachment of that name exists.
     veth::delete(&node.netlink, &plan.host_interface).await?;
@@ -45,6 +51,7 @@ pub async fn setup(
         address: endpoint.address,
         prefix_length: endpoint.prefix_length,
         gateway: endpoint.gateway,
+        address6: endpoint.address6,
         mac: endpoint.mac,
         mtu: plan.mtu,
         host_interface: plan.host_interface.clone(),
@@ -74,7 +81,11 @@ async fn finish(
     pod_namespace: std::fs::File,
 ) -> Result<(), AttachmentError> {
     let agent_at_xdp = attachment.takes_xdp;
-    sysctl::disable_rp_filter(&node.settings.proc_sys_net, &plan.host_interface)?;
+    let proc_sys_net = &node.settings.proc_sys_net;
+    sysctl::disable_rp_filter(proc_sys_net, &plan.host_interface)?;
+    if plan.address6.is_some() {
+        sysctl::enable_ipv6_on_host(proc_sys_net, &plan.host_interface)?;
+    }
     {
         let mut state = node.state();
         state.links.ensure(Hook::AgentTc, &plan.host_interface)?;
@@ -101,7 +112,9 @@ async fn finish(
         address: plan.address,
         prefix_length: attachment.prefix_length,
         gateway: attachment.gateway,
+        address6: attachment.address6,
         agent_at_xdp,
+        proc_sys_net: proc_sys_net.clone(),
     };
     let path = std::path::PathBuf::from(&attachment.netns);
     namespace::run(pod_namespace, &path, async move || pod::setup(pod_plan).await).await?;
@@ -137,8 +150,10 @@ pub async fn teardown(
         );
     }
     if let Some(attachment) = attachment {
-        let removed = veth::delete_route(&node.netlink, attachment.address, attachment.host_ifindex).await;
-        errors.extend(removed.err().map(Into::into));
+        for address in attachment.addresses() {
+            let removed = veth::delete_route(&node.netlink, address, attachment.host_ifindex).await;
+            errors.extend(removed.err().map(Into::into));
+        }
     }
     let deleted = veth::delete(&node.netlink, &host_interface).await;
     // A veth that stays keeps its agents.

@@ -1,16 +1,16 @@
 //! What the node needs once, whatever pods it has: the source address towards pods, the rule to the table of pods, rp_filter.
+//! For IPv6 only the rule, and only once a pod has IPv6: the source address is link-local, on each host end.
 //!
 //! IP forwarding is not touched: only a default VPC's way out of the node needs it, and Kubernetes nodes have it on.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-use futures::TryStreamExt;
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
-use rtnetlink::{Handle, IpVersion};
+use netlink_packet_route::rule::RuleAction;
+use rtnetlink::{Handle, RuleAddRequest};
 use thuban_common::tables::HOST_SOURCE;
 
-use super::{NetlinkError, POD_TABLE, failed, find_link, sysctl, veth};
+use super::{NetlinkError, POD_TABLE, failed, find_link, sysctl, tolerate_exists, veth};
 
 /// Carries the host's source address towards pods; a dummy link would do as well, but not every kernel has them.
 const HOST_LINK: &str = "lo";
@@ -24,34 +24,22 @@ pub async fn setup(handle: &Handle, proc_sys_net: &Path, uplink: &str) -> Result
     let link = find_link(handle, HOST_LINK)
         .await?
         .ok_or_else(|| NetlinkError::NoInterface(HOST_LINK.into()))?;
-    veth::add_address(handle, link.header.index, Ipv4Addr::from(HOST_SOURCE), 32).await?;
-    if !has_rule(handle).await? {
-        handle
-            .rule()
-            .add()
-            .v4()
-            .input_interface("lo")
-            .table_id(POD_TABLE)
-            .priority(RULE_PRIORITY)
-            .action(RuleAction::ToTable)
-            .execute()
-            .await
-            .map_err(failed("add the rule to table", POD_TABLE))?;
-    }
-    Ok(())
+    veth::add_address(handle, link.header.index, Ipv4Addr::from(HOST_SOURCE).into(), 32).await?;
+    add_rule(handle.rule().add().v4()).await
 }
 
-async fn has_rule(handle: &Handle) -> Result<bool, NetlinkError> {
-    let rules: Vec<RuleMessage> = handle
-        .rule()
-        .get(IpVersion::V4)
-        .execute()
-        .try_collect()
-        .await
-        .map_err(failed("list", "rules"))?;
-    Ok(rules.iter().any(|rule| {
-        rule.attributes.contains(&RuleAttribute::Table(POD_TABLE))
-            && rule.attributes.contains(&RuleAttribute::Priority(RULE_PRIORITY))
-            && rule.attributes.contains(&RuleAttribute::Iifname("lo".into()))
-    }))
+/// Idempotent; run before a pod with IPv6 is connected, and at each start with such pods.
+pub async fn setup_ipv6(handle: &Handle) -> Result<(), NetlinkError> {
+    add_rule(handle.rule().add().v6()).await
+}
+
+/// What the host itself sends looks into the table of pods. The kernel knows whether the rule is there; to list rules
+/// first would fail while another request of this socket lists anything.
+async fn add_rule<T>(rule: RuleAddRequest<T>) -> Result<(), NetlinkError> {
+    let rule = rule
+        .input_interface("lo")
+        .table_id(POD_TABLE)
+        .priority(RULE_PRIORITY)
+        .action(RuleAction::ToTable);
+    tolerate_exists(rule.execute().await).map_err(failed("add the rule to table", POD_TABLE))
 }

@@ -47,6 +47,16 @@ pub enum NetlinkError {
         value: &'static str,
         source: std::io::Error,
     },
+    #[error(
+        "IPv6 is disabled on this node, but the pod's network has it: set net.ipv6.conf.all.disable_ipv6 to 0, \
+         or choose a network without an IPv6 range"
+    )]
+    Ipv6Disabled,
+    #[error(
+        "this node's kernel has no IPv6 (net.ipv6.conf.all.disable_ipv6, {path}), but the pod's network has it: \
+         boot without ipv6.disable=1, or choose a network without an IPv6 range"
+    )]
+    Ipv6Missing { path: PathBuf, source: std::io::Error },
     #[error("{operation} failed for {interface}")]
     Ethtool {
         operation: &'static str,

@@ -1,10 +1,13 @@
-//! The pod's end of the veth, inside the pod's network namespace: offloads, address, up, default route.
+//! The pod's end of the veth, inside the pod's network namespace: offloads, addresses, up, default routes.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
 
-use rtnetlink::{LinkUnspec, RouteMessageBuilder};
+use ipnet::Ipv6Net;
+use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
+use thuban_common::tables::HOST_SOURCE_V6;
 
-use super::{NetlinkError, connect, ethtool, failed, find_link, veth};
+use super::{NetlinkError, connect, ethtool, failed, find_link, sysctl, tolerate_exists, veth};
 
 /// Offloads that decapsulation by `bpf_skb_adjust_room` cannot restore on the receiving side.
 const OFF: [&str; 4] = [
@@ -29,7 +32,11 @@ pub struct PodPlan {
     pub address: Ipv4Addr,
     pub prefix_length: u8,
     pub gateway: Ipv4Addr,
+    /// With the length of its network's prefix.
+    pub address6: Option<Ipv6Net>,
     pub agent_at_xdp: bool,
+    /// A writable /proc/sys/net.
+    pub proc_sys_net: PathBuf,
 }
 
 /// Runs in the pod's namespace. Last step of ADD: with it the pod can send.
@@ -44,7 +51,10 @@ pub async fn setup(plan: PodPlan) -> Result<(), NetlinkError> {
         .await?
         .ok_or_else(|| NetlinkError::NoInterface(name.clone()))?;
     let index = link.header.index;
-    veth::add_address(&handle, index, plan.address, plan.prefix_length).await?;
+    if plan.address6.is_some() {
+        sysctl::enable_ipv6_in_pod(&plan.proc_sys_net, name)?;
+    }
+    veth::add_address(&handle, index, plan.address.into(), plan.prefix_length).await?;
     let up = LinkUnspec::new_with_index(index).up().build();
     handle
         .link()
@@ -66,5 +76,34 @@ pub async fn setup(plan: PodPlan) -> Result<(), NetlinkError> {
         .add(route)
         .execute()
         .await
-        .map_err(failed("add the default route via", plan.gateway))
+        .map_err(failed("add the default route via", plan.gateway))?;
+    match plan.address6 {
+        Some(address) => setup_ipv6(&handle, index, address).await,
+        None => Ok(()),
+    }
+}
+
+/// Once the interface is up: the kernel takes no IPv6 routes before.
+async fn setup_ipv6(handle: &Handle, index: u32, address: Ipv6Net) -> Result<(), NetlinkError> {
+    let gateway = Ipv6Addr::from(HOST_SOURCE_V6);
+    veth::add_address(handle, index, address.addr().into(), address.prefix_len()).await?;
+    // The kernel's own comes with the link-local address, which may be a moment later.
+    let link = RouteMessageBuilder::<Ipv6Addr>::new()
+        .destination_prefix(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 64)
+        .output_interface(index)
+        .priority(256)
+        .build();
+    tolerate_exists(handle.route().add(link).execute().await)
+        .map_err(failed("add the route to the gateway", gateway))?;
+    let route = RouteMessageBuilder::<Ipv6Addr>::new()
+        .destination_prefix(Ipv6Addr::UNSPECIFIED, 0)
+        .gateway(gateway)
+        .output_interface(index)
+        .build();
+    handle
+        .route()
+        .add(route)
+        .execute()
+        .await
+        .map_err(failed("add the default route via", gateway))
 }

@@ -1,4 +1,5 @@
-//! The few sysctls that Thuban needs, all under `net/ipv4/conf`.
+//! The few sysctls that Thuban needs, all under `net/ipv4/conf` and `net/ipv6/conf` of the calling thread's network
+//! namespace.
 
 use std::path::Path;
 
@@ -6,12 +7,51 @@ use super::NetlinkError;
 
 /// Replies of the host to pods and packets of other droplets come by ways that reverse-path filtering does not expect.
 pub fn disable_rp_filter(proc_sys_net: &Path, interface: &str) -> Result<(), NetlinkError> {
-    write(proc_sys_net, interface, "rp_filter", "0")
+    write(proc_sys_net, "ipv4", interface, "rp_filter", "0")
+}
+
+/// A node without IPv6 has no pods with it.
+pub fn require_ipv6(proc_sys_net: &Path) -> Result<(), NetlinkError> {
+    let path = proc_sys_net.join("ipv6/conf/all/disable_ipv6");
+    match std::fs::read_to_string(&path) {
+        Ok(text) if text.trim() == "0" => Ok(()),
+        Ok(_) => Err(NetlinkError::Ipv6Disabled),
+        Err(source) => Err(NetlinkError::Ipv6Missing { path, source }),
+    }
+}
+
+/// The host's end of a veth: IPv6 with the addresses that it is given and no others. Before it is up.
+pub fn enable_ipv6_on_host(proc_sys_net: &Path, interface: &str) -> Result<(), NetlinkError> {
+    // addr_gen_mode 1: no link-local address of its own.
+    for (name, value) in [("disable_ipv6", "0"), ("accept_ra", "0"), ("addr_gen_mode", "1")] {
+        write(proc_sys_net, "ipv6", interface, name, value)?;
+    }
+    Ok(())
+}
+
+/// The pod's end: nothing is taken from the network, and an address is usable at once (the operator made it unique).
+/// Before it is up.
+pub fn enable_ipv6_in_pod(proc_sys_net: &Path, interface: &str) -> Result<(), NetlinkError> {
+    for (name, value) in [
+        ("disable_ipv6", "0"),
+        ("accept_ra", "0"),
+        ("autoconf", "0"),
+        ("accept_dad", "0"),
+    ] {
+        write(proc_sys_net, "ipv6", interface, name, value)?;
+    }
+    Ok(())
 }
 
 /// Writes only when the value differs: a read-only /proc/sys with the right value is fine.
-fn write(proc_sys_net: &Path, interface: &str, name: &str, value: &'static str) -> Result<(), NetlinkError> {
-    let path = proc_sys_net.join("ipv4/conf").join(interface).join(name);
+fn write(
+    proc_sys_net: &Path,
+    family: &str,
+    interface: &str,
+    name: &str,
+    value: &'static str,
+) -> Result<(), NetlinkError> {
+    let path = proc_sys_net.join(family).join("conf").join(interface).join(name);
     if std::fs::read_to_string(&path).is_ok_and(|current| current.trim() == value) {
         return Ok(());
     }

@@ -1,14 +1,15 @@
 //! A pod's veth pair: made in one request, each end with its final name, MAC, MTU and namespace.
 
 use std::fs::File;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 
 use futures::TryStreamExt;
+use netlink_packet_route::address::AddressHeaderFlags;
 use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute};
-use netlink_packet_route::route::{RouteAttribute, RouteScope};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteScope};
 use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
-use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE};
+use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE, HOST_SOURCE_V6};
 
 use super::{NetlinkError, POD_TABLE, error_number, failed, find_link, tolerate_exists, tolerate_missing};
 
@@ -20,6 +21,14 @@ pub struct VethPlan {
     pub pod_mac: [u8; 6],
     pub mtu: u32,
     pub address: Ipv4Addr,
+    pub address6: Option<Ipv6Addr>,
+}
+
+impl VethPlan {
+    fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let second = self.address6.map(IpAddr::from);
+        std::iter::once(IpAddr::from(self.address)).chain(second)
+    }
 }
 
 /// Both ends, down. Returns the host end's ifindex. An interface of that name in the pod is an error and nothing is made.
@@ -52,7 +61,8 @@ pub async fn create(handle: &Handle, plan: &VethPlan, pod: &File) -> Result<u32,
         .ok_or_else(|| NetlinkError::NoInterface(plan.host_interface.clone()))
 }
 
-/// The host's end up, with the pod's permanent neighbour and its route in the table of pods.
+/// The host's end up, with the pod's permanent neighbours and its routes in the table of pods. With an IPv6 address,
+/// the interface's sysctls come first and the host's own address on it comes here.
 pub async fn connect_host(handle: &Handle, plan: &VethPlan, ifindex: u32) -> Result<(), NetlinkError> {
     let name = &plan.host_interface;
     let up = LinkUnspec::new_with_index(ifindex).up().build();
@@ -62,22 +72,27 @@ pub async fn connect_host(handle: &Handle, plan: &VethPlan, ifindex: u32) -> Res
         .execute()
         .await
         .map_err(failed("set up", name))?;
-    handle
-        .neighbours()
-        .add(ifindex, IpAddr::V4(plan.address))
-        .link_layer_address(&plan.pod_mac)
-        .replace()
-        .execute()
-        .await
-        .map_err(failed("add the pod's neighbour on", name))?;
-    let route = pod_route(plan.address, ifindex);
-    handle
-        .route()
-        .add(route)
-        .replace()
-        .execute()
-        .await
-        .map_err(failed("add the pod's route on", name))
+    if plan.address6.is_some() {
+        add_address(handle, ifindex, Ipv6Addr::from(HOST_SOURCE_V6).into(), 128).await?;
+    }
+    for address in plan.addresses() {
+        handle
+            .neighbours()
+            .add(ifindex, address)
+            .link_layer_address(&plan.pod_mac)
+            .replace()
+            .execute()
+            .await
+            .map_err(failed("add the pod's neighbour on", name))?;
+        handle
+            .route()
+            .add(pod_route(address, ifindex))
+            .replace()
+            .execute()
+            .await
+            .map_err(failed("add the pod's route on", name))?;
+    }
+    Ok(())
 }
 
 /// Removes the pair; routes and neighbours of the host's end go with it. Missing is success.
@@ -90,7 +105,7 @@ pub async fn delete(handle: &Handle, host_interface: &str) -> Result<(), Netlink
 }
 
 /// Removes the route of one host end; a newer attachment's route to the same address stays.
-pub async fn delete_route(handle: &Handle, address: Ipv4Addr, ifindex: u32) -> Result<(), NetlinkError> {
+pub async fn delete_route(handle: &Handle, address: IpAddr, ifindex: u32) -> Result<(), NetlinkError> {
     let result = handle.route().del(pod_route(address, ifindex)).execute().await;
     tolerate_missing(result).map_err(failed("delete the route to", address))
 }
@@ -122,9 +137,13 @@ fn is_host_interface(name: &str) -> bool {
         .is_some_and(|rest| rest.len() == 11 && rest.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// Routes in the table of pods whose interface is not one of `known`: left by a crash, removed.
+/// Routes of both families in the table of pods whose interface is not one of `known`: left by a crash, removed.
 pub async fn sweep_routes(handle: &Handle, known: &[u32]) -> Result<(), NetlinkError> {
-    let query = RouteMessageBuilder::<Ipv4Addr>::new().build();
+    sweep_family(handle, known, RouteMessageBuilder::<Ipv4Addr>::new().build()).await?;
+    sweep_family(handle, known, RouteMessageBuilder::<Ipv6Addr>::new().build()).await
+}
+
+async fn sweep_family(handle: &Handle, known: &[u32], query: RouteMessage) -> Result<(), NetlinkError> {
     let mut routes = handle.route().get(query).execute();
     let mut stale = Vec::new();
     while let Some(route) = routes.try_next().await.map_err(failed("list", "routes"))? {
@@ -147,27 +166,34 @@ pub async fn sweep_routes(handle: &Handle, known: &[u32]) -> Result<(), NetlinkE
     Ok(())
 }
 
-fn pod_route(address: Ipv4Addr, ifindex: u32) -> netlink_packet_route::route::RouteMessage {
-    RouteMessageBuilder::<Ipv4Addr>::new()
-        .destination_prefix(address, 32)
-        .output_interface(ifindex)
-        .table_id(POD_TABLE)
-        .scope(RouteScope::Link)
-        .pref_source(HOST_SOURCE.into())
-        .build()
+fn pod_route(address: IpAddr, ifindex: u32) -> RouteMessage {
+    match address {
+        IpAddr::V4(address) => RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(address, 32)
+            .output_interface(ifindex)
+            .table_id(POD_TABLE)
+            .scope(RouteScope::Link)
+            .pref_source(HOST_SOURCE.into())
+            .build(),
+        IpAddr::V6(address) => RouteMessageBuilder::<Ipv6Addr>::new()
+            .destination_prefix(address, 128)
+            .output_interface(ifindex)
+            .table_id(POD_TABLE)
+            .pref_source(HOST_SOURCE_V6.into())
+            .build(),
+    }
 }
 
-/// An address on a link; already there is success.
+/// An address on a link, usable at once; already there is success.
 pub async fn add_address(
     handle: &Handle,
     ifindex: u32,
-    address: Ipv4Addr,
+    address: IpAddr,
     prefix: u8,
 ) -> Result<(), NetlinkError> {
-    let result = handle
-        .address()
-        .add(ifindex, IpAddr::V4(address), prefix)
-        .execute()
-        .await;
-    tolerate_exists(result).map_err(failed("add the address", address))
+    let mut request = handle.address().add(ifindex, address, prefix);
+    if address.is_ipv6() {
+        request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
+    }
+    tolerate_exists(request.execute().await).map_err(failed("add the address", address))
 }

@@ -134,5 +134,6 @@ fn attachment(of: &Attachment) -> proto::Attachment {
         pod_name: of.pod_name.clone(),
         vni: of.vni,
         address: of.key().address.to_vec(),
+        address6: of.key6().map(|key| key.address.to_vec()).unwrap_or_default(),
     }
 }

@@ -5,6 +5,7 @@
 pub mod row;
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 
 use row::{LocalEndpoint, Row, RowKey};
 
@@ -49,10 +50,15 @@ impl Program {
         })
     }
 
-    /// Whether an endpoint of another VPC on this droplet has the endpoint's address.
-    pub fn address_taken(&self, endpoint: &LocalEndpoint) -> bool {
-        self.locals()
-            .any(|other| other.address == endpoint.address && other.vni != endpoint.vni)
+    /// Which of the endpoint's addresses an endpoint of another VPC on this droplet has.
+    pub fn address_taken(&self, endpoint: &LocalEndpoint) -> Option<IpAddr> {
+        let others = || self.locals().filter(|other| other.vni != endpoint.vni);
+        if others().any(|other| other.address == endpoint.address) {
+            return Some(endpoint.address.into());
+        }
+        let address6 = endpoint.address6.map(|net| net.addr())?;
+        let is_same = |other: &LocalEndpoint| other.address6.is_some_and(|net| net.addr() == address6);
+        others().any(is_same).then_some(address6.into())
     }
 
     /// Puts a row and tells what changes in the tables. Local rows change none here: they need an attachment.
@@ -160,6 +166,7 @@ mod tests {
             cidrs,
             bouncers,
             bouncer_here: true,
+            ..Default::default()
         })
     }
 
@@ -213,6 +220,155 @@ mod tests {
         apply(&mut program, &mut tables, network(&["10.0.2.0/24"]));
         assert_eq!(network_of(&tables, subnet(0, 1, 24)), None);
         assert_eq!(network_of(&tables, subnet(0, 2, 24)), Some(5));
+    }
+
+    #[test]
+    fn ipv6_ranges_stand_beside_ipv4_ones_with_their_own_prefix_length() {
+        let (mut program, mut tables) = (Program::default(), HashMap::new());
+        let proto::row::Row::Network(mut row) = network(&["10.0.1.0/24"]) else {
+            panic!("a network")
+        };
+        row.cidrs6 = vec!["fd00:1::/64".into()];
+        apply(&mut program, &mut tables, proto::row::Row::Network(row.clone()));
+        let mut address = [0; 16];
+        address[..4].copy_from_slice(&[0xfd, 0, 0, 1]);
+        let key = TableKey::Subnet {
+            vni: 7,
+            address,
+            prefix: 64,
+        };
+        assert_eq!(network_of(&tables, key), Some(5));
+        assert_eq!(network_of(&tables, subnet(0, 1, 24)), Some(5));
+        row.cidrs6.clear();
+        apply(&mut program, &mut tables, proto::row::Row::Network(row.clone()));
+        assert_eq!(network_of(&tables, key), None);
+        for bad in ["fd00:1::1/64", "10.0.2.0/24", "::ffff:10.0.0.0/112", "x"] {
+            row.cidrs6 = vec![bad.into()];
+            let row = proto::row::Row::Network(row.clone());
+            let error = Row::try_from(proto::Row { row: Some(row) }).unwrap_err();
+            assert!(
+                error.to_string().starts_with("cidrs6: expected"),
+                "{bad}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn one_bouncer_row_is_two_table_rows_and_goes_with_both() {
+        let (mut program, mut tables) = (Program::default(), HashMap::new());
+        let v4 = std::net::Ipv4Addr::new(10, 0, 1, 9).to_ipv6_mapped().octets();
+        let v6 = |last| {
+            let mut address = [0xfd; 16];
+            address[15] = last;
+            address
+        };
+        let bouncer = |address6: Vec<u8>| {
+            proto::row::Row::Bouncer(proto::BouncerRow {
+                vni: 7,
+                address: v4.to_vec(),
+                droplet: vec![3, 3, 3, 3],
+                address6,
+            })
+        };
+        let held = |tables: &HashMap<TableKey, TableEntry>| {
+            let mut keys: Vec<_> = tables
+                .keys()
+                .map(|key| match key {
+                    TableKey::Bouncer(key) => key.address,
+                    other => panic!("{other:?}"),
+                })
+                .collect();
+            keys.sort_unstable();
+            keys
+        };
+        apply(&mut program, &mut tables, bouncer(v6(1).to_vec()));
+        assert_eq!(held(&tables), [v4, v6(1)]);
+        apply(&mut program, &mut tables, bouncer(v6(2).to_vec()));
+        assert_eq!(
+            held(&tables),
+            [v4, v6(2)],
+            "the old address of a changed row goes"
+        );
+        apply(&mut program, &mut tables, bouncer(vec![]));
+        assert_eq!(held(&tables), [v4], "a peer that knows no IPv6");
+        apply(&mut program, &mut tables, bouncer(v6(1).to_vec()));
+        settle(
+            &mut tables,
+            program.delete(&RowKey::Bouncer { vni: 7, address: v4 }),
+        );
+        assert!(tables.is_empty(), "{tables:?}");
+    }
+
+    #[test]
+    fn an_ipv6_address_of_another_vpc_on_the_droplet_is_taken_too() {
+        let local = |vni, last: u8, last6: u8| {
+            let mut address6 = vec![0xfd; 16];
+            address6[15] = last6;
+            let address = std::net::Ipv4Addr::new(10, 0, 1, last).to_ipv6_mapped();
+            let row = proto::LocalRow {
+                vni,
+                address: address.octets().to_vec(),
+                network: 5,
+                prefix_length: 24,
+                gateway: "10.0.1.1".into(),
+                mac: vec![2, 0, 0, 0, 0, last],
+                pod_uid: format!("{vni}/{last}"),
+                address6: if last6 == 0 { vec![] } else { address6 },
+                prefix_length6: if last6 == 0 { 0 } else { 64 },
+                ..Default::default()
+            };
+            let row = Row::try_from(proto::Row {
+                row: Some(proto::row::Row::Local(row)),
+            });
+            match row.unwrap() {
+                Row::Local(endpoint) => endpoint,
+                other => panic!("{other:?}"),
+            }
+        };
+        let mut program = Program::default();
+        program.upsert(Row::Local(local(7, 5, 5)));
+        let taken = |endpoint| program.address_taken(&endpoint).map(|address| address.is_ipv6());
+        assert_eq!(taken(local(8, 6, 5)), Some(true));
+        assert_eq!(taken(local(8, 5, 6)), Some(false));
+        assert_eq!(taken(local(8, 6, 6)), None);
+        assert_eq!(taken(local(8, 6, 0)), None, "without IPv6");
+        assert_eq!(taken(local(7, 6, 5)), None, "within a VPC the claim decides");
+    }
+
+    #[test]
+    fn an_ipv6_address_that_no_endpoint_can_have_is_refused() {
+        let row = |address6: Vec<u8>, prefix_length6| {
+            let address = std::net::Ipv4Addr::new(10, 0, 1, 5).to_ipv6_mapped();
+            Row::try_from(proto::Row {
+                row: Some(proto::row::Row::Local(proto::LocalRow {
+                    vni: 7,
+                    address: address.octets().to_vec(),
+                    network: 5,
+                    prefix_length: 24,
+                    gateway: "10.0.1.1".into(),
+                    mac: vec![2, 0, 0, 0, 0, 1],
+                    pod_uid: "a".into(),
+                    address6,
+                    prefix_length6,
+                    ..Default::default()
+                })),
+            })
+        };
+        let octets = |text: &str| text.parse::<std::net::Ipv6Addr>().unwrap().octets().to_vec();
+        assert!(row(vec![], 0).is_ok() && row(octets("fd00::5"), 64).is_ok());
+        for (address, prefix) in [
+            ("fe80::5", 64),
+            ("ff02::1", 64),
+            ("::1", 64),
+            ("::", 64),
+            ("::ffff:10.0.0.1", 112),
+            ("fd00::5", 0),
+            ("fd00::5", 129),
+        ] {
+            let error = row(octets(address), prefix).unwrap_err().to_string();
+            assert!(error.contains("6: expected"), "{address}/{prefix}: {error}");
+        }
+        assert!(row(vec![0xfd; 4], 64).is_err());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use thiserror::Error;
 use thuban_common::tables::{
     Address, DropletAddress, DropletEntry, EndpointKey, MAX_MEMBERS, Members, RemoteEntry,
@@ -30,6 +30,8 @@ pub enum RowKey {
 pub struct LocalEndpoint {
     pub vni: u32,
     pub address: Ipv4Addr,
+    /// Its address and the length of its network's prefix.
+    pub address6: Option<Ipv6Net>,
     pub network: u32,
     pub prefix_length: u8,
     pub gateway: Ipv4Addr,
@@ -45,18 +47,20 @@ pub enum Row {
     Droplet(DropletAddress),
     Vpc {
         vni: u32,
-        cidrs: Vec<Ipv4Net>,
+        cidrs: Vec<IpNet>,
         entry: VpcEntry,
     },
     Network {
         vni: u32,
         network: u32,
-        cidrs: Vec<Ipv4Net>,
+        cidrs: Vec<IpNet>,
         entry: SubnetEntry,
     },
     Local(LocalEndpoint),
+    /// Of one endpoint: `key` is its IPv4 address, `key6` its IPv6 address if it has one.
     Bouncer {
         key: EndpointKey,
+        key6: Option<EndpointKey>,
         droplet: DropletAddress,
     },
     Direct {
@@ -101,7 +105,7 @@ impl TryFrom<proto::Row> for Row {
                 };
                 Self::Vpc {
                     vni: vni(row.vni)?,
-                    cidrs: cidrs(&row.cidrs)?,
+                    cidrs: cidrs(&row.cidrs, &row.cidrs6)?,
                     entry,
                 }
             }
@@ -116,13 +120,17 @@ impl TryFrom<proto::Row> for Row {
                 Self::Network {
                     vni: vni(row.vni)?,
                     network,
-                    cidrs: cidrs(&row.cidrs)?,
+                    cidrs: cidrs(&row.cidrs, &row.cidrs6)?,
                     entry,
                 }
             }
             Kind::Local(row) => Self::Local(local(row)?),
             Kind::Bouncer(row) => Self::Bouncer {
                 key: key(row.vni, &row.address)?,
+                key6: address6(&row.address6)?.map(|address| EndpointKey {
+                    vni: row.vni,
+                    address: address.octets(),
+                }),
                 droplet: droplet(&row.droplet)?,
             },
             Kind::Direct(row) => Self::Direct {
@@ -209,7 +217,11 @@ impl Row {
                 .iter()
                 .map(|cidr| (subnet(*vni, *cidr), TableEntry::Subnet(*entry)))
                 .collect(),
-            Self::Bouncer { key, droplet } => vec![(TableKey::Bouncer(*key), remote(droplet))],
+            Self::Bouncer { key, key6, droplet } => {
+                let keys = [Some(key), key6.as_ref()].into_iter().flatten();
+                keys.map(|key| (TableKey::Bouncer(*key), remote(droplet)))
+                    .collect()
+            }
             Self::Direct { key, droplet } => vec![(TableKey::Direct(*key), remote(droplet))],
             Self::Forward { key, droplet } => vec![(TableKey::Forward(*key), remote(droplet))],
             Self::Local(_) | Self::Refused { .. } => Vec::new(),
@@ -277,9 +289,21 @@ fn local(row: proto::LocalRow) -> Result<LocalEndpoint, InvalidRow> {
         .ok()
         .filter(|p| (1..=32).contains(p));
     let mac: Option<[u8; 6]> = row.mac.as_slice().try_into().ok();
+    let prefix6 = u8::try_from(row.prefix_length6).unwrap_or_default();
+    let with_prefix = |address| {
+        let expected = "1 to 128";
+        let net = Ipv6Net::new(address, prefix6)
+            .ok()
+            .filter(|net| net.prefix_len() > 0);
+        net.ok_or(InvalidRow::Field {
+            field: "local.prefix_length6",
+            expected,
+        })
+    };
     Ok(LocalEndpoint {
         vni: key.vni,
         address,
+        address6: address6(&row.address6)?.map(with_prefix).transpose()?,
         network: network(row.network)?,
         prefix_length: prefix_length.ok_or(InvalidRow::Field {
             field: "local.prefix_length",
@@ -350,6 +374,25 @@ fn key(number: u32, address: &[u8]) -> Result<EndpointKey, InvalidRow> {
     })
 }
 
+/// The IPv6 address of an endpoint: empty is none.
+fn address6(bytes: &[u8]) -> Result<Option<Ipv6Addr>, InvalidRow> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let address = <[u8; 16]>::try_from(bytes).ok().map(Ipv6Addr::from);
+    let is_usable = |a: &Ipv6Addr| {
+        !a.is_unspecified()
+            && !a.is_loopback()
+            && !a.is_multicast()
+            && !a.is_unicast_link_local()
+            && a.to_ipv4_mapped().is_none()
+    };
+    address.filter(is_usable).map(Some).ok_or(InvalidRow::Field {
+        field: "address6",
+        expected: "empty, or an IPv6 unicast address of 16 bytes that is not link-local",
+    })
+}
+
 fn members(list: &[Vec<u8>]) -> Result<Members, InvalidRow> {
     if list.len() > MAX_MEMBERS {
         return Err(InvalidRow::Field {
@@ -369,25 +412,39 @@ fn members(list: &[Vec<u8>]) -> Result<Members, InvalidRow> {
     })
 }
 
-fn cidrs(list: &[String]) -> Result<Vec<Ipv4Net>, InvalidRow> {
-    let expected = "IPv4 CIDRs whose host bits are 0";
-    list.iter()
-        .map(|text| {
-            text.parse::<Ipv4Net>()
-                .ok()
-                .filter(|cidr| cidr.addr() == cidr.network())
-                .ok_or(InvalidRow::Field {
-                    field: "cidrs",
-                    expected,
-                })
-        })
-        .collect()
+/// IPv4 ranges and IPv6 ranges, which come in fields of their own.
+fn cidrs(list: &[String], list6: &[String]) -> Result<Vec<IpNet>, InvalidRow> {
+    let v4 = list.iter().map(|text| {
+        text.parse::<Ipv4Net>()
+            .ok()
+            .filter(|cidr| cidr.addr() == cidr.network())
+            .map(IpNet::from)
+            .ok_or(InvalidRow::Field {
+                field: "cidrs",
+                expected: "IPv4 CIDRs whose host bits are 0",
+            })
+    });
+    let v6 = list6.iter().map(|text| {
+        text.parse::<Ipv6Net>()
+            .ok()
+            .filter(|cidr| cidr.addr() == cidr.network() && cidr.addr().to_ipv4_mapped().is_none())
+            .map(IpNet::from)
+            .ok_or(InvalidRow::Field {
+                field: "cidrs6",
+                expected: "IPv6 CIDRs whose host bits are 0",
+            })
+    });
+    v4.chain(v6).collect()
 }
 
-fn subnet(vni: u32, cidr: Ipv4Net) -> TableKey {
+fn subnet(vni: u32, cidr: IpNet) -> TableKey {
+    let (address, prefix) = match cidr {
+        IpNet::V4(cidr) => (cidr.network().to_ipv6_mapped(), 96 + cidr.prefix_len()),
+        IpNet::V6(cidr) => (cidr.network(), cidr.prefix_len()),
+    };
     TableKey::Subnet {
         vni,
-        address: cidr.network().to_ipv6_mapped().octets(),
-        prefix: 96 + cidr.prefix_len(),
+        address: address.octets(),
+        prefix,
     }
 }

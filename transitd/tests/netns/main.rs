@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod attach;
+mod dual_stack;
 mod hooks;
 mod operator;
 mod program;

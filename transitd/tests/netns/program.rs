@@ -11,6 +11,7 @@ fn rows_reach_the_tables_and_leave_them() {
     assert_eq!(rig.rows("VPCS").len(), 2);
     assert_eq!(rig.rows("SUBNETS").len(), 4);
     let remote = Row::Bouncer(BouncerRow {
+        address6: vec![],
         vni: 7,
         address: mapped(9),
         droplet: vec![192, 0, 2, 2],

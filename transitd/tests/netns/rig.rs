@@ -1,7 +1,7 @@
 //! One node: a network namespace with an uplink, a bpffs, a transitd process, pods as namespaces.
 
 use std::fs::File;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -42,6 +42,7 @@ pub fn base_rows() -> Vec<Row> {
             dividers: vec![NODE.to_vec()],
             divider_here: true,
             host_access: false,
+            cidrs6: vec![],
         }));
         rows.push(Row::Network(NetworkRow {
             vni,
@@ -49,6 +50,7 @@ pub fn base_rows() -> Vec<Row> {
             cidrs: vec!["10.0.1.0/24".into()],
             bouncers: vec![NODE.to_vec()],
             bouncer_here: true,
+            cidrs6: vec![],
         }));
     }
     rows
@@ -73,7 +75,32 @@ pub fn local(vni: u32, uid: &str, last: u8) -> Row {
         vpc_name: format!("vpc-{vni}"),
         network_name: "net".into(),
         ready: true,
+        ..LocalRow::default()
     })
+}
+
+/// As [`base_rows`], with fd00:1::/48 for the VPCs and fd00:1::/64 for the networks besides.
+pub fn dual_rows() -> Vec<Row> {
+    let mut rows = base_rows();
+    for row in &mut rows {
+        match row {
+            Row::Vpc(vpc) => vpc.cidrs6.push("fd00:1::/48".into()),
+            Row::Network(network) => network.cidrs6.push("fd00:1::/64".into()),
+            _ => {}
+        }
+    }
+    rows
+}
+
+/// As [`local`], with fd00:1::`last` (in decimal) besides.
+pub fn dual(vni: u32, uid: &str, last: u8) -> Row {
+    let Row::Local(mut row) = local(vni, uid, last) else {
+        unreachable!()
+    };
+    let address: Ipv6Addr = format!("fd00:1::{last}").parse().unwrap();
+    row.address6 = address.octets().to_vec();
+    row.prefix_length6 = 64;
+    Row::Local(row)
 }
 
 impl Rig {
@@ -324,6 +351,44 @@ impl Rig {
         ping(self.node(), None, address, 2, Duration::from_millis(500)) == 2
     }
 
+    /// Whether a TCP connection from a pod (none: from the node) to `address` of the pod `server` comes about and
+    /// carries a byte each way.
+    pub fn connects(&self, client: Option<&str>, server: &str, address: &str) -> bool {
+        use std::io::{Read, Write};
+        const PATIENCE: Duration = Duration::from_millis(800);
+        let address: IpAddr = address.parse().unwrap();
+        let server = format!("{}-{server}", self.name);
+        let client = client.map_or(self.node().to_owned(), |pod| format!("{}-{pod}", self.name));
+        let listener = in_namespace(&server, || {
+            std::net::TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap()
+        });
+        let port = listener.local_addr().unwrap().port();
+        listener.set_nonblocking(true).unwrap();
+        let connecting = std::thread::spawn(move || {
+            in_namespace(&client, move || -> std::io::Result<u8> {
+                let mut stream = std::net::TcpStream::connect_timeout(&(address, port).into(), PATIENCE)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.write_all(&[7])?;
+                let mut answer = [0];
+                stream.read_exact(&mut answer)?;
+                Ok(answer[0])
+            })
+        });
+        let deadline = Instant::now() + PATIENCE * 2;
+        while Instant::now() < deadline && !connecting.is_finished() {
+            if let Ok((mut stream, _)) = listener.accept() {
+                stream.set_nonblocking(false).unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                let mut word = [0];
+                if stream.read_exact(&mut word).is_ok() {
+                    let _ = stream.write_all(&[word[0] + 1]);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        connecting.join().unwrap().is_ok_and(|answer| answer == 8)
+    }
+
     fn try_in(namespace: &str, command: &str) -> Output {
         Command::new("ip")
             .args(["netns", "exec", namespace, "sh", "-c", command])
@@ -370,10 +435,21 @@ impl Rig {
         };
         let lines = |command: &str| self.on_node(command).lines().map(ToOwned::to_owned).collect();
         note("link", lines("ip -o link | grep thb[0-9a-f] || true"));
-        note("route", lines("ip route show table 6081 || true"));
+        for family in ["-4", "-6"] {
+            note(
+                "route",
+                lines(&format!("ip {family} route show table 6081 || true")),
+            );
+            note(
+                "neighbour",
+                lines(&format!(
+                    "ip {family} neighbour show nud permanent | grep thb || true"
+                )),
+            );
+        }
         note(
-            "neighbour",
-            lines("ip neighbour show nud permanent | grep thb || true"),
+            "address",
+            lines("ip -o -6 address show | grep fe80::5468 || true"),
         );
         for table in ["ATTACHMENTS", "LOCAL_ENDPOINTS"] {
             note("row", self.rows(table).iter().map(ToString::to_string).collect());

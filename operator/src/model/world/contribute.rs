@@ -122,6 +122,7 @@ impl World {
         let network = self.networks.get(&endpoint.network)?;
         let vni = self.vni(&network.vpc)?;
         let home = *self.droplets.get(&endpoint.droplet)?;
+        let address6 = member.address6.map(|(address, _)| address);
         let local = LocalRow {
             vni,
             address: mapped(member.address).to_vec(),
@@ -135,8 +136,10 @@ impl World {
             vpc_name: network.vpc.clone(),
             network_name: endpoint.network.clone(),
             ready: endpoint.ready,
+            address6: rows::optional(address6),
+            prefix_length6: member.address6.map_or(0, |(_, prefix)| prefix.into()),
         };
-        let key = (endpoint.droplet.clone(), Key::Local(vni, member.address));
+        let key = (endpoint.droplet.clone(), Key::Local(vni, member.address.into()));
         let mut rows = BTreeMap::from([(
             key,
             Row {
@@ -144,15 +147,13 @@ impl World {
             },
         )]);
         for bouncer in self.bouncer_droplets(&endpoint.network) {
-            rows.extend([at(bouncer, rows::bouncer(vni, member.address, home))]);
+            rows.extend([at(bouncer, rows::bouncer(vni, member.address, address6, home))]);
         }
-        let subscribers = self
-            .subscriptions
-            .get(&(vni, member.address))
-            .into_iter()
-            .flatten();
-        for subscriber in subscribers.filter(|subscriber| **subscriber != endpoint.droplet) {
-            rows.extend([at(subscriber, rows::direct(vni, member.address, home))]);
+        for address in member.all() {
+            let subscribers = self.subscriptions.get(&(vni, address)).into_iter().flatten();
+            for subscriber in subscribers.filter(|subscriber| **subscriber != endpoint.droplet) {
+                rows.extend([at(subscriber, rows::direct(vni, address, home))]);
+            }
         }
         Some(rows)
     }

@@ -6,7 +6,7 @@
 mod contribute;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_api::identifiers::MacAddr;
 use thuban_proto::transit::Row;
@@ -45,12 +45,23 @@ pub struct Pod {
     pub uid: String,
 }
 
+/// What an endpoint is reached by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     pub address: Ipv4Addr,
     pub prefix_length: u8,
     pub gateway: Ipv4Addr,
     pub mac: MacAddr,
+    /// With its prefix length, if its network had an IPv6 range when it was made.
+    pub address6: Option<(Ipv6Addr, u8)>,
+}
+
+impl Address {
+    /// IPv4, then IPv6.
+    pub fn all(&self) -> impl Iterator<Item = IpAddr> {
+        let second = self.address6.map(|(address, _)| IpAddr::from(address));
+        std::iter::once(IpAddr::from(self.address)).chain(second)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,11 +104,11 @@ pub struct World {
     bouncers: BTreeMap<String, Role>,
     endpoints: HashMap<EndpointName, Endpoint>,
     /// (VNI, address) -> droplets that asked.
-    subscriptions: HashMap<(u32, Ipv4Addr), BTreeSet<String>>,
+    subscriptions: HashMap<(u32, IpAddr), BTreeSet<String>>,
     /// Endpoints of a network by droplet.
     members: HashMap<String, BTreeMap<String, BTreeSet<EndpointName>>>,
     /// Who has an address, by VPC name.
-    holders: HashMap<(String, Ipv4Addr), EndpointName>,
+    holders: HashMap<(String, IpAddr), EndpointName>,
     contributions: HashMap<Owner, BTreeMap<(String, Key), Row>>,
     programs: BTreeMap<String, BTreeMap<Key, Row>>,
     dirty: BTreeSet<Owner>,
@@ -178,7 +189,7 @@ impl World {
     }
 
     /// Adds or takes away a subscription; false if nothing changed.
-    pub fn subscribe(&mut self, droplet: &str, vni: u32, address: Ipv4Addr, wanted: bool) -> bool {
+    pub fn subscribe(&mut self, droplet: &str, vni: u32, address: IpAddr, wanted: bool) -> bool {
         let droplets = self.subscriptions.entry((vni, address)).or_default();
         let is_changed = if wanted {
             droplets.insert(droplet.to_owned())
@@ -201,10 +212,9 @@ impl World {
     }
 
     /// All subscriptions of a droplet.
-    pub fn subscriptions_of(&self, droplet: &str) -> Vec<(u32, Ipv4Addr)> {
-        let holds = |(key, droplets): (&(u32, Ipv4Addr), &BTreeSet<String>)| {
-            droplets.contains(droplet).then_some(*key)
-        };
+    pub fn subscriptions_of(&self, droplet: &str) -> Vec<(u32, IpAddr)> {
+        let holds =
+            |(key, droplets): (&(u32, IpAddr), &BTreeSet<String>)| droplets.contains(droplet).then_some(*key);
         self.subscriptions.iter().filter_map(holds).collect()
     }
 
@@ -274,7 +284,7 @@ impl World {
     }
 
     /// Whether an endpoint of any VPC on this droplet has the address.
-    pub fn is_used_on(&self, droplet: &str, address: Ipv4Addr) -> bool {
+    pub fn is_used_on(&self, droplet: &str, address: IpAddr) -> bool {
         let at_droplet = |vpc: &String| {
             let holder = self.holders.get(&(vpc.clone(), address));
             holder
@@ -285,7 +295,7 @@ impl World {
     }
 
     /// The endpoint that has an address, by VNI.
-    pub fn holder(&self, vni: u32, address: Ipv4Addr) -> Option<&EndpointName> {
+    pub fn holder(&self, vni: u32, address: IpAddr) -> Option<&EndpointName> {
         let (vpc, _) = self.vpcs.iter().find(|(_, vpc)| vpc.vni == vni)?;
         self.holders.get(&(vpc.clone(), address))
     }
@@ -417,7 +427,9 @@ impl World {
             if let Some(Membership::Member(address)) =
                 self.endpoints.get(name).map(|endpoint| &endpoint.membership)
             {
-                self.holders.insert((vpc.clone(), address.address), name.clone());
+                for address in address.all() {
+                    self.holders.insert((vpc.clone(), address), name.clone());
+                }
             }
         }
     }
@@ -427,7 +439,9 @@ impl World {
             return;
         };
         if let Some(vpc) = self.vpc_of(endpoint).cloned() {
-            self.holders.insert((vpc, address.address), name.clone());
+            for address in address.all() {
+                self.holders.insert((vpc.clone(), address), name.clone());
+            }
         }
         let droplets = self.members.entry(endpoint.network.clone()).or_default();
         let here = droplets.entry(endpoint.droplet.clone()).or_default();
@@ -442,9 +456,11 @@ impl World {
             return;
         };
         if let Some(vpc) = self.vpc_of(endpoint).cloned() {
-            let at = (vpc, address.address);
-            if self.holders.get(&at) == Some(name) {
-                self.holders.remove(&at);
+            for address in address.all() {
+                let at = (vpc.clone(), address);
+                if self.holders.get(&at) == Some(name) {
+                    self.holders.remove(&at);
+                }
             }
         }
         let Some(droplets) = self.members.get_mut(&endpoint.network) else {

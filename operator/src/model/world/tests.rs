@@ -1,9 +1,10 @@
 //! The world under random changes, and the cost of an endpoint.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_api::identifiers::MacAddr;
+use thuban_proto::transit::row;
 
 use super::{Address, Endpoint, Key, Membership, Network, Pod, Role, Row, Vpc, World};
 
@@ -23,6 +24,19 @@ fn droplet_address(number: u64) -> Ipv4Addr {
     Ipv4Addr::from(0xac10_0001 + number as u32)
 }
 
+fn address6(host: u64) -> Ipv6Addr {
+    Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, host as u16)
+}
+
+/// With an IPv6 address.
+fn dual(network: &str, droplet: u64, host: u64) -> Endpoint {
+    let mut endpoint = endpoint(network, droplet, host);
+    if let Membership::Member(address) = &mut endpoint.membership {
+        address.address6 = Some((address6(host), 64));
+    }
+    endpoint
+}
+
 fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
     let address = Ipv4Addr::from(0x0a00_0000 + host as u32);
     Endpoint {
@@ -38,6 +52,7 @@ fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
             prefix_length: 24,
             gateway: Ipv4Addr::new(10, 0, 0, 1),
             mac: MacAddr::of(address),
+            address6: None,
         }),
         ready: false,
     }
@@ -87,16 +102,18 @@ fn small(droplets: u64) -> World {
 
 #[test]
 fn one_more_endpoint_costs_bouncers_plus_one_rows_however_many_droplets() {
-    for droplets in [3, 300] {
-        let mut world = small(droplets);
-        world.set_endpoint(&("ns".into(), "first".into()), Some(endpoint("web", 2, 10)));
-        world.flush();
-        world.set_endpoint(&("ns".into(), "second".into()), Some(endpoint("web", 2, 11)));
-        let rows: usize = world.flush().values().map(BTreeMap::len).sum();
-        assert_eq!(
-            rows, 2,
-            "one bouncer and the endpoint's own droplet, of {droplets}"
-        );
+    for make in [endpoint, dual] {
+        for droplets in [3, 300] {
+            let mut world = small(droplets);
+            world.set_endpoint(&("ns".into(), "first".into()), Some(make("web", 2, 10)));
+            world.flush();
+            world.set_endpoint(&("ns".into(), "second".into()), Some(make("web", 2, 11)));
+            let rows: usize = world.flush().values().map(BTreeMap::len).sum();
+            assert_eq!(
+                rows, 2,
+                "one bouncer and the endpoint's own droplet, of {droplets}"
+            );
+        }
     }
 }
 
@@ -118,7 +135,7 @@ fn the_first_endpoint_on_a_droplet_brings_the_rows_of_its_network_and_the_last_t
 fn a_subscriber_is_told_and_told_again_when_the_endpoint_goes() {
     let mut world = small(4);
     let name = ("ns".into(), "e".into());
-    let address = Ipv4Addr::new(10, 0, 0, 10);
+    let address = IpAddr::from([10, 0, 0, 10]);
     assert!(world.subscribe("d3", 7, address, true));
     world.set_endpoint(&name, Some(endpoint("web", 2, 10)));
     let deltas = world.flush();
@@ -147,7 +164,7 @@ fn equal_addresses_of_two_vpcs_never_share_a_row() {
     world.set_endpoint(&("b".into(), "e".into()), Some(endpoint("shop", 0, 10)));
     world.flush();
     let program = world.program("d1");
-    let address = Ipv4Addr::new(10, 0, 0, 10);
+    let address = IpAddr::from([10, 0, 0, 10]);
     assert_ne!(
         program[&Key::Bouncer(7, address)],
         program[&Key::Bouncer(8, address)]
@@ -157,6 +174,96 @@ fn equal_addresses_of_two_vpcs_never_share_a_row() {
             && world.is_used_on("d0", address)
             && !world.is_used_on("d1", address)
     );
+}
+
+#[test]
+fn both_addresses_of_an_endpoint_are_in_its_one_local_and_one_bouncer_row() {
+    let mut world = small(3);
+    let name = ("ns".into(), "e".into());
+    world.set_endpoint(&name, Some(dual("web", 2, 10)));
+    world.flush();
+    let key = IpAddr::from([10, 0, 0, 10]);
+    let row = |droplet: &str, key: Key| world.program(droplet)[&key].row.clone();
+    let Some(row::Row::Local(local)) = row("d2", Key::Local(7, key)) else {
+        panic!("no local row")
+    };
+    let address = address6(10).octets().to_vec();
+    assert_eq!((local.address6, local.prefix_length6), (address.clone(), 64));
+    let Some(row::Row::Bouncer(bouncer)) = row("d1", Key::Bouncer(7, key)) else {
+        panic!("no bouncer row")
+    };
+    assert_eq!(bouncer.address6, address);
+    assert_eq!(
+        bouncer.address,
+        thuban_api::identifiers::mapped(Ipv4Addr::new(10, 0, 0, 10))
+    );
+    let addresses = [key, address6(10).into()];
+    for address in addresses {
+        assert_eq!(world.holder(7, address), Some(&name));
+        assert!(world.is_used_on("d2", address) && !world.is_used_on("d1", address));
+    }
+    world.set_endpoint(&name, None);
+    for address in addresses {
+        assert_eq!(world.holder(7, address), None);
+        assert!(!world.is_used_on("d2", address));
+    }
+}
+
+#[test]
+fn each_address_of_an_endpoint_has_its_own_subscribers() {
+    let mut world = small(5);
+    let (v4, v6) = (IpAddr::from([10, 0, 0, 10]), IpAddr::from(address6(10)));
+    let name = ("ns".into(), "e".into());
+    assert!(world.subscribe("d3", 7, v6, true), "before there is an endpoint");
+    world.set_endpoint(&name, Some(dual("web", 2, 10)));
+    world.flush();
+    assert!(world.subscribe("d4", 7, v4, true), "and after");
+    assert!(world.subscribe("d4", 7, v6, true));
+    world.flush();
+    let holds =
+        |world: &World, droplet: &str, address| world.program(droplet).contains_key(&Key::Direct(7, address));
+    assert!(holds(&world, "d3", v6) && !holds(&world, "d3", v4));
+    assert!(holds(&world, "d4", v6) && holds(&world, "d4", v4));
+    world.subscribe("d4", 7, v6, false);
+    let deltas = world.flush();
+    assert_eq!(deltas["d4"].get(&Key::Direct(7, v6)), Some(&None));
+    assert!(holds(&world, "d4", v4));
+    world.set_endpoint(&name, None);
+    world.flush();
+    assert!(!holds(&world, "d3", v6) && !holds(&world, "d4", v4));
+}
+
+#[test]
+fn ipv6_ranges_are_sent_beside_the_ipv4_ones() {
+    let mut world = small(2);
+    let ranges: Vec<String> = vec!["10.0.0.0/8".into(), "fd00:1::/48".into()];
+    world.set_vpc(
+        "red",
+        Some(Vpc {
+            cidrs: ranges.clone(),
+            ..vpc(7)
+        }),
+    );
+    world.set_network(
+        "web",
+        Some(Network {
+            cidrs: ranges,
+            ..network("red", 1)
+        }),
+    );
+    world.flush();
+    let program = world.program("d1");
+    let Some(row::Row::Vpc(vpc)) = program[&Key::Vpc(7)].row.clone() else {
+        panic!("no VPC row")
+    };
+    let Some(row::Row::Network(network)) = program[&Key::Network(7, 1)].row.clone() else {
+        panic!("no network row")
+    };
+    assert_eq!(
+        (vpc.cidrs, vpc.cidrs6),
+        (vec!["10.0.0.0/8".to_owned()], vec!["fd00:1::/48".to_owned()])
+    );
+    assert_eq!((network.cidrs.len(), network.cidrs6.len()), (1, 1));
 }
 
 /// Applies the same objects to a new world at once.
@@ -238,7 +345,12 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                 world.set_bouncer(&format!("bnc{number}"), present.then_some(role));
             }
             5 => {
-                let address = Ipv4Addr::from(0x0a00_0000 + random.below(40) as u32);
+                let host = random.below(40);
+                let address = if random.below(2) == 0 {
+                    Ipv4Addr::from(0x0a00_0000 + host as u32).into()
+                } else {
+                    address6(host).into()
+                };
                 world.subscribe(
                     &format!("d{}", random.below(5)),
                     1 + random.below(2) as u32,
@@ -249,7 +361,8 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
             _ => {
                 // Every host has its own network, as a claim guarantees within a VPC.
                 let host = random.below(40);
-                let new = endpoint(&format!("n{}", host % 5), random.below(5), host);
+                let make = if random.below(2) == 0 { endpoint } else { dual };
+                let new = make(&format!("n{}", host % 5), random.below(5), host);
                 world.set_endpoint(&("ns".into(), format!("e{host}")), present.then_some(new));
             }
         }
