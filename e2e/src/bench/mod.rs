@@ -126,7 +126,7 @@ pub fn run(plan: &Plan, folder: &Path) -> Result<()> {
             plan.go_on()?;
             let samples = case.measure(plan).with_context(|| case.name().to_owned())?;
             println!(
-                "{run}/{} {:<18}{}",
+                "{run}/{} {:<26}{}",
                 plan.runs,
                 case.name(),
                 report::table::line(&samples)

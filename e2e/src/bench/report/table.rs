@@ -16,7 +16,7 @@ pub fn line(samples: &[Sample]) -> String {
 /// Every series: least, median, most.
 pub fn text(results: &Results) -> String {
     let mut text = format!(
-        "{:<20}{:<16}{:>12}{:>12}{:>12}  unit\n",
+        "{:<26}{:<16}{:>12}{:>12}{:>12}  unit\n",
         "case", "metric", "least", "median", "most"
     );
     let mut last = "";
@@ -26,7 +26,7 @@ pub fn text(results: &Results) -> String {
         // A String takes everything.
         let _ = writeln!(
             text,
-            "{case:<20}{:<16}{:>12}{:>12}{:>12}  {}",
+            "{case:<26}{:<16}{:>12}{:>12}{:>12}  {}",
             series.metric,
             number(series.least()),
             number(series.median()),

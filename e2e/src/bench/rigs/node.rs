@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result};
 use thuban_common::tables::{
-    AttachmentEntry, ConfigEntry, DropletEntry, GATEWAY_MAC, LOCAL_TAKES_XDP, LocalEntry, RemoteEntry,
-    SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
+    AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, GATEWAY_MAC, LOCAL_TAKES_XDP,
+    LocalEntry, RemoteEntry, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
 };
 
 use crate::{
@@ -71,7 +71,11 @@ impl Node {
             droplet: self.address.octets(),
             uplink: self.namespace.interface("uplink")?,
             mtu: self.mtu,
-            flags: 0,
+            flags: if transit == Hook::Xdp {
+                CONFIG_TRANSIT_AT_XDP
+            } else {
+                0
+            },
         })?;
         self.namespace.run(|| {
             if transit == Hook::Xdp {

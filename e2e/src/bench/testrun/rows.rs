@@ -1,0 +1,136 @@
+//! What a bounce costs as BOUNCER_ROWS grows: transit at XDP, single runs as in [`super`].
+//!
+//! `ns_active`: packets to a thousand endpoints in turn (all of them where there are fewer), as caches know the rows in
+//! use. `ns_random`: each packet to any row, so that with many rows nearly every look misses the caches. The map has
+//! room for the largest size in every case. A sample is the mean without the slowest fiftieth, which interrupts hit.
+
+use std::{
+    net::Ipv4Addr,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use anyhow::{Result, ensure};
+use thuban_common::counters::Counter;
+
+use super::{
+    assembly::{XDP_PASS, XDP_TX, answer},
+    raw::{self, Type},
+    world::{REMOTE, THIRD, VNI, World, from_wire},
+};
+use crate::{
+    bench::{Case, Plan, Sample, float},
+    rig::traffic::checksum,
+};
+
+pub const SIZES: [u32; 5] = [100, 1_000, 10_000, 100_000, 1_000_000];
+const ROOM: u32 = 1 << 20;
+const ACTIVE: u32 = 1_000;
+const CALLS: u32 = 30_000;
+/// Where the inner IPv4 header begins.
+const INNER: usize = 50 + 14;
+
+pub fn name(rows: u32) -> String {
+    format!("rows-{rows}")
+}
+
+pub struct RowsCase {
+    name: String,
+    rows: u32,
+    world: World,
+    idle: OwnedFd,
+    random: Random,
+}
+
+/// Marsaglia's xorshift: numbers that no cache foresees.
+struct Random(u32);
+
+impl Random {
+    fn next(&mut self) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 17;
+        self.0 ^= self.0 << 5;
+        self.0
+    }
+}
+
+/// An endpoint by its number, in the network that is bounced here.
+fn endpoint(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits((11 << 24) + 256 + number)
+}
+
+impl RowsCase {
+    pub fn new(rows: u32) -> Result<Self> {
+        let mut world = World::new(Some(ROOM))?;
+        for number in 0..rows {
+            world.row("BOUNCER_ROWS", endpoint(number), THIRD)?;
+        }
+        Ok(Self {
+            name: name(rows),
+            rows,
+            world,
+            idle: raw::load(Type::Xdp, &answer(XDP_PASS))?,
+            random: Random(0x9e37_79b9),
+        })
+    }
+
+    /// Nanoseconds of a bounce to endpoints in turn, less those of nothing.
+    fn bounce(&self, endpoints: &[u32]) -> Result<f64> {
+        let mut frame = from_wire(VNI, REMOTE, endpoint(0));
+        let context = raw::context(Type::Xdp, &frame, self.world.uplink);
+        let program = self.world.program("transit_xdp")?;
+        let before = self.world.programs.counter(Counter::Bounced)?;
+        let (own, idle) = self.world.namespace.run(|| {
+            let (mut own, mut idle) = (Vec::new(), Vec::new());
+            for number in endpoints {
+                address(&mut frame, endpoint(*number));
+                idle.push(raw::run(self.idle.as_fd(), &frame, &context)?.1);
+                let (verdict, time) = raw::run(program, &frame, &context)?;
+                ensure!(verdict == XDP_TX, "verdict {verdict} instead of XDP_TX");
+                own.push(time);
+            }
+            Ok((mean(own), mean(idle)))
+        })?;
+        let bounced = self.world.programs.counter(Counter::Bounced)? - before;
+        ensure!(bounced == endpoints.len() as u64, "only {bounced} bounced");
+        Ok(own - idle)
+    }
+}
+
+impl Case for RowsCase {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn metrics(&self) -> Vec<&'static str> {
+        vec!["ns_active", "ns_random"]
+    }
+
+    fn measure(&mut self, _plan: &Plan) -> Result<Vec<Sample>> {
+        let mut any =
+            |count: u32| -> Vec<u32> { (0..count).map(|_| self.random.next() % self.rows).collect() };
+        let chosen = any(ACTIVE.min(self.rows));
+        let random = any(CALLS);
+        let active: Vec<u32> = chosen.iter().copied().cycle().take(CALLS as usize).collect();
+        self.bounce(&chosen)?;
+        Ok(vec![
+            Sample::new("ns_active", "ns", self.bounce(&active)?),
+            Sample::new("ns_random", "ns", self.bounce(&random)?),
+        ])
+    }
+}
+
+/// Writes the inner destination and the checksum of its header.
+fn address(frame: &mut [u8], destination: Ipv4Addr) {
+    let header = &mut frame[INNER..INNER + 20];
+    header[16..20].copy_from_slice(&destination.octets());
+    header[10..12].fill(0);
+    let sum = checksum(header);
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+}
+
+fn mean(mut times: Vec<u32>) -> f64 {
+    times.sort_unstable();
+    times.truncate(times.len() * 49 / 50);
+    let sum: u64 = times.iter().copied().map(u64::from).sum();
+    float(sum) / float(times.len() as u64)
+}

@@ -1,0 +1,184 @@
+//! A droplet with one row for each verdict, and interfaces that frames can be said to have come in by.
+//!
+//! Droplets: 192.0.2.1 is this one, .2 and .3 are others. VPC 100: network 1 (bouncer .3) with a pod here and its
+//! neighbour, network 3 (bouncer here). VPC 102: divided here, network 9 (bouncer .3).
+
+use std::{
+    net::Ipv4Addr,
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use anyhow::{Context, Result};
+use aya::{EbpfLoader, programs::Program};
+use thuban_common::tables::{
+    AttachmentEntry, ConfigEntry, DropletEntry, GATEWAY_MAC, LOCAL_TAKES_XDP, LocalEntry, RemoteEntry,
+    SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
+};
+
+use super::frames;
+use crate::{
+    programs::{Programs, key, members, object},
+    rig::namespace::Namespace,
+};
+
+pub const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+pub const SECOND: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+pub const THIRD: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
+/// The VPC with networks 1 and 3, and the one that is divided here.
+pub const VNI: u32 = 100;
+pub const DIVIDED_VNI: u32 = 102;
+pub const POD: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 11);
+pub const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 12);
+/// By a direct row, on the second droplet.
+pub const REMOTE: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 50);
+/// Without a row.
+pub const UNKNOWN: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 90);
+/// By a bouncer's row, on the third droplet.
+pub const BOUNCED: Ipv4Addr = Ipv4Addr::new(10, 3, 0, 33);
+/// Both ends of a divided packet.
+pub const DIVIDED: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 7, 2, 50), Ipv4Addr::new(10, 7, 1, 30)];
+pub const POD_MAC: [u8; 6] = [2, 0, 0, 0, 0, 11];
+const UPLINK_MAC: [u8; 6] = [2, 1, 1, 1, 1, 1];
+const PEER_MAC: [u8; 6] = [2, 2, 2, 2, 2, 2];
+
+pub struct World {
+    pub namespace: Namespace,
+    pub programs: Programs,
+    pub uplink: u32,
+    pub pod: u32,
+}
+
+impl World {
+    /// With room for more bouncer rows, if a number is given.
+    pub fn new(bouncer_rows: Option<u32>) -> Result<Self> {
+        let namespace = Namespace::new("alone")?;
+        let mut programs = load(bouncer_rows)?;
+        for name in ["uplink", "pod0", "pod1"] {
+            // A program registers the receive queue, which test runs of XDP ask for.
+            namespace.command(&format!("ip link add {name} type veth peer name {name}-far"))?;
+            namespace.command(&format!("ip link set {name} up"))?;
+            namespace.command(&format!("ip link set {name}-far up"))?;
+            namespace.run(|| programs.attach_xdp("xdp_pass", name))?;
+        }
+        namespace.command("ip link set uplink address 02:01:01:01:01:01")?;
+        namespace.command(&format!("ip addr add {HERE}/24 dev uplink"))?;
+        for droplet in [SECOND, THIRD] {
+            namespace.command(&format!(
+                "ip neigh replace {droplet} lladdr 02:02:02:02:02:02 dev uplink nud permanent"
+            ))?;
+        }
+        namespace.sysctl("ipv4/ip_forward", "1")?;
+        let [uplink, pod, neighbour] = ["uplink", "pod0", "pod1"].map(|name| namespace.interface(name));
+        let mut world = Self {
+            uplink: uplink?,
+            pod: pod?,
+            namespace,
+            programs,
+        };
+        world.fill(neighbour?)?;
+        Ok(world)
+    }
+
+    fn fill(&mut self, neighbour: u32) -> Result<()> {
+        let programs = &mut self.programs;
+        programs.configure(ConfigEntry {
+            droplet: HERE.octets(),
+            uplink: self.uplink,
+            mtu: 1500,
+            flags: 0,
+        })?;
+        for droplet in [HERE, SECOND, THIRD] {
+            programs.insert("DROPLETS", droplet.octets(), DropletEntry { flags: 0 })?;
+        }
+        for (ifindex, address, mac) in [
+            (self.pod, POD, POD_MAC),
+            (neighbour, NEIGHBOUR, [2, 0, 0, 0, 0, 12]),
+        ] {
+            let key = key(VNI, address);
+            let attachment = AttachmentEntry {
+                vni: VNI,
+                network: 1,
+                address: key.address,
+                mac,
+                flags: 0,
+            };
+            programs.insert("ATTACHMENTS", ifindex, attachment)?;
+            let local = LocalEntry {
+                ifindex,
+                network: 1,
+                mac,
+                flags: LOCAL_TAKES_XDP,
+            };
+            programs.insert("LOCAL_ENDPOINTS", key, local)?;
+        }
+        for (vni, base, prefix, network, flags, bouncer) in [
+            (VNI, [10, 0, 1, 0], 24, 1, 0, THIRD),
+            (VNI, [10, 3, 0, 0], 16, 3, SUBNET_BOUNCER_HERE, HERE),
+            (VNI, [11, 0, 0, 0], 8, 4, SUBNET_BOUNCER_HERE, HERE),
+            (DIVIDED_VNI, [10, 7, 1, 0], 24, 9, 0, THIRD),
+        ] {
+            let entry = SubnetEntry {
+                network,
+                flags,
+                bouncers: members(&[bouncer]),
+            };
+            programs.insert_subnet(vni, Ipv4Addr::from(base), prefix, entry)?;
+        }
+        for (vni, flags, divider) in [(VNI, 0, SECOND), (DIVIDED_VNI, VPC_DIVIDER_HERE, HERE)] {
+            let dividers = members(&[divider]);
+            programs.insert("VPCS", vni, VpcEntry { flags, dividers })?;
+        }
+        self.row("DIRECT_ROWS", REMOTE, SECOND)?;
+        self.row("BOUNCER_ROWS", BOUNCED, THIRD)
+    }
+
+    /// A row of VPC 100.
+    pub fn row(&mut self, map: &str, address: Ipv4Addr, droplet: Ipv4Addr) -> Result<()> {
+        let entry = RemoteEntry {
+            droplet: droplet.octets(),
+            used: 0,
+        };
+        self.programs.insert(map, key(VNI, address), entry)
+    }
+
+    /// A program's file descriptor.
+    pub fn program(&self, name: &str) -> Result<BorrowedFd<'_>> {
+        let program: &Program = self
+            .programs
+            .ebpf
+            .program(name)
+            .with_context(|| format!("no program {name}"))?;
+        Ok(program.fd()?.as_fd())
+    }
+}
+
+/// A frame of the pod.
+pub fn from_pod(source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
+    frames::plain(GATEWAY_MAC, POD_MAC, source, destination)
+}
+
+/// A frame from the second droplet.
+pub fn from_wire(vni: u32, source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
+    let inner = frames::plain(GATEWAY_MAC, [2, 0, 0, 0, 0, 50], source, destination);
+    frames::tunnelled([UPLINK_MAC, PEER_MAC], SECOND, HERE, vni, &inner)
+}
+
+/// Every program and map, BOUNCER_ROWS as large as asked for.
+fn load(bouncer_rows: Option<u32>) -> Result<Programs> {
+    let Some(rows) = bouncer_rows else {
+        return Programs::load();
+    };
+    let path = object();
+    let mut loader = EbpfLoader::new();
+    loader.map_max_entries("BOUNCER_ROWS", rows);
+    let mut ebpf = loader
+        .load_file(&path)
+        .with_context(|| format!("loading {}", path.display()))?;
+    for name in ["transit_xdp", "xdp_pass"] {
+        let program = ebpf
+            .program_mut(name)
+            .with_context(|| format!("no program {name}"))?;
+        <&mut aya::programs::Xdp>::try_from(program)?.load()?;
+    }
+    Ok(Programs { ebpf })
+}
