@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -181,7 +181,8 @@ impl Pod {
     }
 
     /// Who answers `GET /hostname` at `address`, seen from this pod.
-    pub fn tcp(&self, address: Ipv4Addr, patience: Duration) -> Result<String> {
+    pub fn tcp(&self, address: impl Into<IpAddr>, patience: Duration) -> Result<String> {
+        let address = address.into();
         self.inside(move || http_hostname(address, patience))
     }
 
@@ -242,8 +243,8 @@ pub fn inside<T: Send>(netns: File, work: impl FnOnce() -> Result<T> + Send) -> 
 }
 
 /// Who answers `GET /hostname` at `address`, from the namespace of the calling thread.
-pub fn http_hostname(address: Ipv4Addr, patience: Duration) -> Result<String> {
-    let mut stream = TcpStream::connect_timeout(&SocketAddr::from((address, PORT)), patience)?;
+pub fn http_hostname(address: impl Into<IpAddr>, patience: Duration) -> Result<String> {
+    let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address.into(), PORT), patience)?;
     stream.set_read_timeout(Some(patience))?;
     stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n")?;
     let mut answer = String::new();
