@@ -191,3 +191,33 @@ pub fn internal_ips(node: &Node) -> Vec<IpAddr> {
         .filter_map(|address| address.address.parse().ok())
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use thuban_api::cidr::Cidr;
+
+    use super::Reservations;
+    use crate::model::allocation::propose;
+
+    #[test]
+    fn an_endpoint_reserves_an_address_of_each_family_until_it_is_forgotten() {
+        let reservations = Reservations::default();
+        let reserve = |uid: &str, vpc: &str, droplet: &str, range: &str| -> IpAddr {
+            let range: [Cidr; 1] = [range.parse().unwrap()];
+            let pick = reservations.reserve(uid, vpc, droplet, |is_reserved| propose(&range, is_reserved));
+            pick.unwrap().0
+        };
+        let both = |uid: &str, vpc: &str, droplet: &str| {
+            ["10.0.1.0/24", "fd00:1::/64"].map(|range| reserve(uid, vpc, droplet, range).to_string())
+        };
+        assert_eq!(both("a", "red", "d1"), ["10.0.1.2", "fd00:1::2"]);
+        assert_eq!(both("a", "red", "d1"), ["10.0.1.2", "fd00:1::2"], "its own");
+        assert_eq!(both("b", "red", "d2"), ["10.0.1.3", "fd00:1::3"], "same VPC");
+        assert_eq!(both("c", "blue", "d1"), ["10.0.1.3", "fd00:1::3"], "same droplet");
+        assert_eq!(both("d", "blue", "d3"), ["10.0.1.2", "fd00:1::2"]);
+        reservations.forget("a");
+        assert_eq!(both("e", "red", "d1"), ["10.0.1.2", "fd00:1::2"]);
+    }
+}
