@@ -30,7 +30,10 @@ pub enum Expect {
         mac: [u8; 6],
     },
     /// These bytes back to the pod; XDP leaves it to tc.
-    Reply(Vec<u8>),
+    Reply {
+        bytes: Vec<u8>,
+        counter: Counter,
+    },
     /// The outer header rewritten for the next droplet.
     Hop {
         to: Ipv4Addr,
@@ -143,11 +146,11 @@ fn check(fixture: &Fixture, hook: Hook, outcome: &Outcome) -> Result<()> {
             hopped(outcome, hook, input, *to)?;
             ended(outcome, at(REDIRECT), &[*counter])
         }
-        Expect::Reply(bytes) if is_tc => {
+        Expect::Reply { bytes, counter } if is_tc => {
             same(&outcome.frame, bytes)?;
-            ended(outcome, at(REDIRECT), &[Counter::ArpReplies])
+            ended(outcome, at(REDIRECT), &[*counter])
         }
-        Expect::Reply(_) | Expect::HopAtTc { .. } | Expect::EncapsulatedAtTc { .. } => {
+        Expect::Reply { .. } | Expect::HopAtTc { .. } | Expect::EncapsulatedAtTc { .. } => {
             same(&outcome.frame, input)?;
             ended(outcome, at(PASS), &[])
         }

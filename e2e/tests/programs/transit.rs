@@ -168,7 +168,7 @@ fn wrong_geneve_is_dropped() -> Result<()> {
     };
     let mut bad_inner = inner(local);
     bad_inner[14] = 0x54;
-    let ipv6 = other([2; 6], 0x86dd, &[0; 60]);
+    let arp = other([2; 6], 0x0806, &[0; 60]);
     let mut used_up = tunnel();
     used_up.ttl = 1;
     fixture::run(
@@ -223,7 +223,7 @@ fn wrong_geneve_is_dropped() -> Result<()> {
                     .around(ETHERNET, &inner(local)),
                 Counter::BadHeader,
             ),
-            dropped("IPv6 inside", tunnel().around(ETHERNET, &ipv6), Counter::NotIpv4),
+            dropped("ARP inside", tunnel().around(ETHERNET, &arp), Counter::NotIpv4),
             dropped(
                 "broken inner header",
                 tunnel().around(ETHERNET, &bad_inner),
