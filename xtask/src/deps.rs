@@ -104,16 +104,10 @@ const EBPF_PACKAGES: [Package; 4] = [
 const LLVM: &str = "/usr/lib/llvm-22/lib/libLLVM.so";
 
 /// What makes the traffic of benchmarks.
-const TRAFFIC_PACKAGES: [Package; 2] = [
-    Package {
-        name: "iperf3",
-        sign: "iperf3",
-    },
-    Package {
-        name: "sockperf",
-        sign: "sockperf",
-    },
-];
+const TRAFFIC_PACKAGES: [Package; 1] = [Package {
+    name: "iperf3",
+    sign: "iperf3",
+}];
 
 /// Installs what is missing; takes no time when all is there.
 pub fn ensure() -> Result<()> {

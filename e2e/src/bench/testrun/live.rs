@@ -4,7 +4,8 @@
 //! BPF_PROG_TEST_RUN with live frames "received" at `live1`: it writes the headers anew (frames come back as the last
 //! program left them) and sends them to `live0`. Transit sends them back, a program at `live1` drops them. Each end is
 //! served by a kernel thread of its own (threaded NAPI): core 1 does nothing but what a bouncer's core does (takes a
-//! frame off the ring, runs transit, puts it onto the other ring), core 0 does the rest. `offered_mpps` is what came to
+//! frame off the ring, runs transit, puts it onto the other ring), core 0 does the rest (dropping
+//! before generating). `offered_mpps` is what came to
 //! the ring: where it is above `mpps`, the bouncer's core was busy all the time, and `mpps` is what it can do.
 
 use std::{
@@ -17,7 +18,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::{sched::sched_setaffinity, unistd::Pid};
 use thuban_common::{counters::Counter, tables::ConfigEntry};
 
 use super::{
@@ -28,7 +28,7 @@ use super::{
 use crate::{
     bench::{
         Case, Plan, Sample, float,
-        process::{one_core, pin},
+        process::{pin, place},
     },
     rig::namespace::Namespace,
 };
@@ -170,7 +170,7 @@ fn serve(namespace: &Namespace, interface: &str, core: usize) -> Result<()> {
     for _ in 0..50 {
         let threads = threads(&prefix)?;
         for thread in &threads {
-            sched_setaffinity(Pid::from_raw(*thread), &one_core(core)?).context("pinning a kernel thread")?;
+            place(*thread, core, 2)?;
         }
         if !threads.is_empty() {
             return Ok(());

@@ -18,6 +18,9 @@ use anyhow::{Context, Result};
 
 use super::{Case, Plan};
 
+/// Where programs run.
+const CORE: usize = 1;
+
 /// Sets up every case that is asked for.
 pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
     verdicts::add_cases(plan, cases).context("setting up verdicts")?;

@@ -13,12 +13,13 @@ use anyhow::{Result, ensure};
 use thuban_common::counters::Counter;
 
 use super::{
+    CORE,
     assembly::{XDP_PASS, XDP_TX, answer},
     raw::{self, Type},
     world::{REMOTE, THIRD, VNI, World, from_wire},
 };
 use crate::{
-    bench::{Case, Plan, Sample, float},
+    bench::{Case, Plan, Sample, float, process::pin},
     rig::traffic::checksum,
 };
 
@@ -80,6 +81,7 @@ impl RowsCase {
         let program = self.world.program("transit_xdp")?;
         let before = self.world.programs.counter(Counter::Bounced)?;
         let (own, idle) = self.world.namespace.run(|| {
+            pin(CORE)?;
             let (mut own, mut idle) = (Vec::new(), Vec::new());
             for number in endpoints {
                 address(&mut frame, endpoint(*number));

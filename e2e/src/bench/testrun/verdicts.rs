@@ -11,13 +11,14 @@ use anyhow::{Result, ensure};
 use thuban_common::counters::Counter;
 
 use super::{
+    CORE,
     assembly::{TC_OK, TC_REDIRECT, TC_SHOT, XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, answer},
     raw::{self, Type},
     world::{
         BOUNCED, DIVIDED, DIVIDED_VNI, NEIGHBOUR, POD, REMOTE, UNKNOWN, VNI, World, from_pod, from_wire,
     },
 };
-use crate::bench::{Case, Plan, Sample};
+use crate::bench::{Case, Plan, Sample, process::pin};
 
 /// Single runs that a sample is the median of.
 const CALLS: usize = 20_000;
@@ -179,6 +180,7 @@ impl Case for VerdictCase {
         let program = world.program(self.program)?;
         let context = raw::context(self.hook, &self.frame, self.interface());
         let (own, idle) = world.namespace.run(|| {
+            pin(CORE)?;
             let (mut own, mut nothing) = (Vec::new(), Vec::new());
             for _ in 0..CALLS {
                 own.push(raw::run(program, &self.frame, &context)?.1);

@@ -11,10 +11,14 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
+
 use super::{CLIENT_CORE, Ends, SERVER_CORE};
 use crate::bench::{Sample, float, process::pin};
 
 const PORT: u16 = 7001;
+/// Bytes that wait for the receiver: enough for the moments in which its core does something else.
+const BUFFER: usize = 8 << 20;
 const SIZE: usize = 64;
 /// Until queues and caches are as they stay.
 const WARM_UP: Duration = Duration::from_millis(300);
@@ -25,6 +29,7 @@ pub fn per_second(ends: Ends, time: Duration) -> Result<Vec<Sample>> {
         .server
         .run(|| UdpSocket::bind(address).context("binding the server"))?;
     server.set_read_timeout(Some(Duration::from_millis(100)))?;
+    setsockopt(&server, RcvBufForce, &BUFFER).context("a large buffer")?;
     let client = ends.client.run(|| {
         let client = UdpSocket::bind("0.0.0.0:0").context("binding the client")?;
         client.connect(address).context("connecting")?;

@@ -1,54 +1,77 @@
-//! Ping-pong by sockperf: round trips, not the halves that sockperf calls latency.
+//! Ping-pong of 64 bytes over one TCP connection: times from sending to having the whole answer, round trips.
 
-use std::time::Duration;
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use super::{CLIENT_CORE, Ends, SERVER_CORE};
-use crate::bench::{Sample, process::Process};
+use crate::bench::{Sample, process::pin};
 
 const PORT: u16 = 6000;
+const SIZE: usize = 64;
+const WAIT: Duration = Duration::from_secs(3);
+/// Until both ends and their caches are as they stay.
+const WARM_UP: Duration = Duration::from_millis(200);
 
 pub fn round_trips(ends: Ends, time: Duration) -> Result<Vec<Sample>> {
-    let address = ends.address;
-    let line = format!("sockperf server --tcp -i {address} -p {PORT}");
-    let mut server = Process::start(ends.server, SERVER_CORE, &line)?;
-    server.await_listener(ends.server, PORT)?;
-    let line = format!(
-        "sockperf ping-pong --tcp --full-rtt -m 64 -i {address} -p {PORT} -t {}",
-        time.as_secs().max(1)
-    );
-    let client = Process::start(ends.client, CLIENT_CORE, &line)?;
-    let text = client.output(time + Duration::from_secs(15))?;
+    let address = SocketAddr::from((ends.address, PORT));
+    let listener = ends
+        .server
+        .run(|| TcpListener::bind(address).context("listening"))?;
+    let mut times = thread::scope(|scope| {
+        let client = ends
+            .client
+            .run(|| TcpStream::connect_timeout(&address, WAIT).context("connecting"))?;
+        let server = scope.spawn(|| answer(&listener));
+        let times = scope.spawn(move || ask(client, time)).join();
+        // The client has closed, which ends the server.
+        server.join().map_err(|_| anyhow!("the server panicked"))??;
+        times.map_err(|_| anyhow!("the client panicked"))?
+    })?;
+    times.sort_unstable();
+    ensure!(times.len() > 100, "only {} round trips", times.len());
+    let percentile = |percent: usize| times[times.len() * percent / 100].as_secs_f64() * 1e6;
     Ok(vec![
-        Sample::new("rr_p50_us", "us", percentile(&text, "50.000")?),
-        Sample::new("rr_p99_us", "us", percentile(&text, "99.000")?),
+        Sample::new("rr_p50_us", "us", percentile(50)),
+        Sample::new("rr_p99_us", "us", percentile(99)),
     ])
 }
 
-/// Of a line such as `sockperf: ---> percentile 50.000 =   13.370`, which may have colours in it.
-fn percentile(text: &str, which: &str) -> Result<f64> {
-    let line = text
-        .lines()
-        .find(|line| line.contains(&format!("percentile {which}")))
-        .with_context(|| format!("sockperf says no percentile {which}"))?;
-    let (_, value) = line.split_once('=').context("a value")?;
-    let number: String = value
-        .trim()
-        .chars()
-        .take_while(|character| character.is_ascii_digit() || *character == '.')
-        .collect();
-    number.parse().with_context(|| format!("reading {line}"))
+fn ask(mut stream: TcpStream, time: Duration) -> Result<Vec<Duration>> {
+    pin(CLIENT_CORE)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(WAIT))?;
+    let mut message = [0x55; SIZE];
+    let mut times = Vec::new();
+    let start = Instant::now();
+    while start.elapsed() < WARM_UP + time {
+        let sent = Instant::now();
+        stream.write_all(&message)?;
+        stream
+            .read_exact(&mut message)
+            .with_context(|| format!("no answer after {} round trips", times.len()))?;
+        if start.elapsed() > WARM_UP {
+            times.push(sent.elapsed());
+        }
+    }
+    Ok(times)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::percentile;
-
-    #[test]
-    fn percentiles_are_read_from_lines_of_sockperf() {
-        let text = "sockperf: ---> percentile 99.000 =   21.114\nsockperf: ---> percentile 50.000 =   13.370\u{1b}[0m\n";
-        assert!((percentile(text, "50.000").unwrap() - 13.37).abs() < 1e-9);
-        assert!(percentile(text, "75.000").is_err());
+fn answer(listener: &TcpListener) -> Result<()> {
+    pin(SERVER_CORE)?;
+    let (mut stream, _) = listener.accept().context("accepting")?;
+    stream.set_nodelay(true)?;
+    let mut message = [0; SIZE];
+    // The end of the connection is the end of the measurement; what went wrong before is the client's error.
+    while stream.read_exact(&mut message).is_ok() {
+        if stream.write_all(&message).is_err() {
+            break;
+        }
     }
+    Ok(())
 }

@@ -1,5 +1,6 @@
-//! What is measured between two pods. The client's end is kept on core 0 and the server's on core 1: without that,
-//! latencies vary by a fifth from run to run.
+//! What is measured between two pods. The client's end is kept on core 0 and the server's on core 1, both with
+//! real-time priority: without the first, latencies vary by a fifth from run to run; without the second, other work
+//! of the machine is measured.
 
 mod connections;
 mod datagrams;
