@@ -1,19 +1,13 @@
 //! The agent: every verdict and every reason to drop.
 
 use anyhow::{Result, ensure};
-use thuban_common::{
-    counters::Counter,
-    tables::{RemoteEntry, VpcEntry},
-};
-use thuban_e2e::programs::key;
+use thuban_common::{counters::Counter, tables::VpcEntry};
 
 use crate::{
     fixture::{self, Expect, Fixture},
     frames::{Packet, arp, other, tcp, udp},
-    world::{
-        BOUNCED, DIVIDED, Endpoint, GUEST, HERE, Hook, LOCAL_MAC, Role, SECOND, STRAY, TENANT, THIRD,
-        UNREACHED, World, ip,
-    },
+    rows::{BOUNCED, DIVIDED, Endpoint, GUEST, HERE, LOCAL_MAC, SECOND, STRAY, TENANT, THIRD, UNREACHED, ip},
+    world::{Hook, Role, World},
 };
 
 const GATEWAY: [u8; 6] = [0x02, 0x54, 0x68, 0x75, 0x62, 0x61];
@@ -53,6 +47,12 @@ fn packets_find_their_way() -> Result<()> {
                 TENANT,
                 packet(TENANT, ip(10, 0, 1, 12)).bytes(),
                 Expect::Local { mac: LOCAL_MAC },
+            ),
+            fixture(
+                "same droplet, a veth that takes nothing from XDP",
+                TENANT,
+                packet(TENANT, ip(10, 0, 1, 15)).bytes(),
+                Expect::LocalAtTc { mac: LOCAL_MAC },
             ),
             fixture(
                 "direct row",
@@ -228,22 +228,6 @@ fn forged_and_broken_packets_are_dropped() -> Result<()> {
 }
 
 #[test]
-fn the_largest_packet_of_the_path_is_sent() -> Result<()> {
-    let frame = packet(TENANT, ip(10, 0, 1, 50))
-        .carrying(17, &udp(1, 2, &[0; 1422]))
-        .bytes();
-    fixture::run(
-        &mut World::new()?,
-        &[fixture(
-            "1450",
-            TENANT,
-            frame,
-            sent(SECOND, 100, Counter::SentDirect),
-        )],
-    )
-}
-
-#[test]
 fn arp_is_answered_for_all_but_the_pod_itself() -> Result<()> {
     let (mac, address) = (TENANT.mac(), TENANT.address);
     let ask = |sender, target| arp(mac, 1, mac, sender, target);
@@ -379,64 +363,6 @@ fn only_answers_and_allowed_packets_reach_the_host() -> Result<()> {
             ),
         ],
     )
-}
-
-#[test]
-fn a_gso_frame_without_room_is_dropped() -> Result<()> {
-    // The kernel refuses to grow a GSO frame in test runs, which has no type.
-    let segments = [tcp(0x10), vec![0; 3000]].concat();
-    let frame = packet(TENANT, ip(10, 0, 1, 50)).carrying(6, &segments).bytes();
-    let mut world = World::new()?;
-    let outcome = world.run_segmented(Role::Agent(TENANT.index), Hook::Tc, &frame, 1000)?;
-    ensure!(
-        outcome.verdict == 2 && outcome.counted.contains_key("adjust_room_failed"),
-        "{:?}",
-        outcome.counted
-    );
-    // Segments larger than the path are answered; the answer is a plain frame.
-    let outcome = world.run_segmented(Role::Agent(TENANT.index), Hook::Tc, &frame, 1411)?;
-    ensure!(
-        outcome.verdict == 7 && outcome.counted.contains_key(Counter::TooBigAnswered.name()),
-        "{:?}",
-        outcome.counted
-    );
-    ensure!(outcome.frame.len() == 14 + 28 + 128, "{}", outcome.frame.len());
-    let outcome = world.run_segmented(Role::Agent(TENANT.index), Hook::Tc, &frame, 1410)?;
-    ensure!(
-        outcome.counted.contains_key(Counter::AdjustRoomFailed.name()),
-        "a segment of the path's size fits: {:?}",
-        outcome.counted
-    );
-    Ok(())
-}
-
-#[test]
-fn flows_that_stay_are_announced() -> Result<()> {
-    let mut world = World::new()?;
-    let wanted = |world: &mut World| world.programs.take_wanted();
-    let frame = packet(TENANT, ip(10, 0, 2, 90)).bytes();
-    let mut announced = Vec::new();
-    for number in 1..=20 {
-        world.run(Role::Agent(TENANT.index), Hook::Tc, &frame)?;
-        for event in wanted(&mut world)? {
-            ensure!(event == key(100, ip(10, 0, 2, 90)), "{event:?}");
-            announced.push(number);
-        }
-    }
-    ensure!(announced == [3, 4, 8, 16], "{announced:?}");
-    ensure!(world.programs.counter(Counter::DirectWanted)? == 4);
-    // A direct row ends that, and is marked as used.
-    let direct = key(100, ip(10, 0, 1, 50));
-    for _ in 0..5 {
-        world.run(
-            Role::Agent(TENANT.index),
-            Hook::Tc,
-            &packet(TENANT, ip(10, 0, 1, 50)).bytes(),
-        )?;
-    }
-    ensure!(wanted(&mut world)?.is_empty());
-    ensure!(world.programs.get::<_, RemoteEntry>("DIRECT_ROWS", &direct)?.used == 1);
-    Ok(())
 }
 
 #[test]

@@ -10,6 +10,7 @@ use thuban_common::{
 
 use crate::{
     frames::Tunnel,
+    rows::HERE,
     world::{Hook, Outcome, Role, UPLINK_MAC, World, neighbour_mac},
 };
 
@@ -39,12 +40,24 @@ pub enum Expect {
         to: Ipv4Addr,
         counter: Counter,
     },
+    /// Local, where the veth takes no frames from XDP, which leaves it to tc.
+    LocalAtTc {
+        mac: [u8; 6],
+    },
     /// The inner frame with the endpoint's MACs; `length` bytes of headers came off.
     Delivered {
         mac: [u8; 6],
         length: usize,
         vni: u32,
     },
+    /// As [`Expect::Delivered`], but the inner frame is this one.
+    DeliveredAs {
+        inner: Vec<u8>,
+        mac: [u8; 6],
+        vni: u32,
+    },
+    /// A drop that XDP leaves to tc.
+    DropAtTc(Counter),
     /// A hop that XDP can't make and leaves to tc.
     HopAtTc {
         to: Ipv4Addr,
@@ -119,6 +132,7 @@ fn check(fixture: &Fixture, hook: Hook, outcome: &Outcome) -> Result<()> {
     let input = &fixture.frame;
     let is_tc = hook == Hook::Tc;
     match &fixture.expect {
+        Expect::DropAtTc(reason) if is_tc => ended(outcome, at(DROP), &[*reason]),
         Expect::Drop(reason) => ended(outcome, at(DROP), &[*reason]),
         Expect::Pass(counter) => {
             let counted: Vec<Counter> = counter.iter().copied().filter(|_| is_tc).collect();
@@ -150,7 +164,15 @@ fn check(fixture: &Fixture, hook: Hook, outcome: &Outcome) -> Result<()> {
             same(&outcome.frame, bytes)?;
             ended(outcome, at(REDIRECT), &[*counter])
         }
-        Expect::Reply { .. } | Expect::HopAtTc { .. } | Expect::EncapsulatedAtTc { .. } => {
+        Expect::LocalAtTc { mac } if is_tc => {
+            same(&outcome.frame, &with_macs(input, *mac))?;
+            ended(outcome, at(REDIRECT), &[Counter::DeliveredLocal])
+        }
+        Expect::Reply { .. }
+        | Expect::DropAtTc(_)
+        | Expect::LocalAtTc { .. }
+        | Expect::HopAtTc { .. }
+        | Expect::EncapsulatedAtTc { .. } => {
             same(&outcome.frame, input)?;
             ended(outcome, at(PASS), &[])
         }
@@ -158,33 +180,38 @@ fn check(fixture: &Fixture, hook: Hook, outcome: &Outcome) -> Result<()> {
             same(&outcome.frame, &with_macs(input, *mac))?;
             ended(outcome, at(REDIRECT), &[Counter::DeliveredLocal])
         }
-        Expect::Delivered { mac, length, vni } => {
-            let frame = with_macs(&input[*length..], *mac);
-            if is_tc {
-                same(&outcome.frame, &frame)?;
-                return ended(outcome, at(REDIRECT), &[Counter::Delivered]);
-            }
-            let (metadata, inner) = outcome.frame.split_at_checked(12).context("no metadata")?;
-            same(inner, &frame)?;
-            let words: Vec<u8> = [TRANSIT_MAGIC, *vni]
-                .iter()
-                .flat_map(|word| word.to_ne_bytes())
-                .collect();
-            same(&metadata[..8], &words)?;
-            ended(outcome, at(PASS), &[Counter::DecapsulatedXdp])
-        }
+        Expect::Delivered { mac, length, vni } => delivered(outcome, hook, &input[*length..], *mac, *vni),
+        Expect::DeliveredAs { inner, mac, vni } => delivered(outcome, hook, inner, *mac, *vni),
     }
+}
+
+/// The inner frame with the endpoint's MACs: redirected at tc, behind metadata at XDP.
+fn delivered(outcome: &Outcome, hook: Hook, inner: &[u8], mac: [u8; 6], vni: u32) -> Result<()> {
+    let inner = with_macs(inner, mac);
+    if hook == Hook::Tc {
+        same(&outcome.frame, &inner)?;
+        return ended(outcome, REDIRECT[0], &[Counter::Delivered]);
+    }
+    let (metadata, frame) = outcome.frame.split_at_checked(12).context("no metadata")?;
+    same(frame, &inner)?;
+    let words: Vec<u8> = [TRANSIT_MAGIC, vni]
+        .iter()
+        .flat_map(|word| word.to_ne_bytes())
+        .collect();
+    same(&metadata[..8], &words)?;
+    ended(outcome, PASS[1], &[Counter::DecapsulatedXdp])
 }
 
 fn with_macs(frame: &[u8], mac: [u8; 6]) -> Vec<u8> {
     [&mac[..], &GATEWAY_MAC, &frame[12..]].concat()
 }
 
-/// tc's neighbour code writes the MACs after the program.
-fn without_macs(hook: Hook, frame: &[u8], to: Ipv4Addr) -> Result<&[u8]> {
-    let (ethernet, rest) = frame.split_at_checked(12).context("too short")?;
+/// The outer packet. tc's neighbour code writes the Ethernet header after the program.
+fn without_ethernet(hook: Hook, frame: &[u8], to: Ipv4Addr) -> Result<&[u8]> {
+    let (ethernet, rest) = frame.split_at_checked(14).context("too short")?;
     if hook == Hook::Xdp {
-        same(ethernet, &[neighbour_mac(to), UPLINK_MAC].concat())?;
+        let expected = [&neighbour_mac(to)[..], &UPLINK_MAC, &[8, 0]].concat();
+        same(ethernet, &expected)?;
     }
     Ok(rest)
 }
@@ -197,27 +224,27 @@ fn encapsulated(
     vni: u32,
     class: u8,
 ) -> Result<()> {
-    let rest = without_macs(hook, &outcome.frame, to)?;
-    let source_port = u16::from_be_bytes([rest[22], rest[23]]);
+    let rest = without_ethernet(hook, &outcome.frame, to)?;
+    let source_port = u16::from_be_bytes([rest[20], rest[21]]);
     ensure!(source_port >= 49152, "source port {source_port}");
     let tunnel = Tunnel {
         source_port,
         traffic_class: class,
-        ..Tunnel::new(crate::world::HERE, to, vni)
+        ..Tunnel::new(HERE, to, vni)
     };
-    same(rest, &tunnel.around([0; 12], input)[12..])
+    same(rest, &tunnel.around([0; 12], input)[14..])
 }
 
 /// Outer source and destination new, TTL one less, checksum right; all else as it was.
 fn hopped(outcome: &Outcome, hook: Hook, input: &[u8], to: Ipv4Addr) -> Result<()> {
-    let rest = without_macs(hook, &outcome.frame, to)?;
-    let mut expected = input[12..].to_vec();
-    expected[10] -= 1;
-    expected[12..14].fill(0);
-    expected[14..18].copy_from_slice(&crate::world::HERE.octets());
-    expected[18..22].copy_from_slice(&to.octets());
-    let sum = thuban_e2e::rig::traffic::checksum(&expected[2..22]);
-    expected[12..14].copy_from_slice(&sum.to_be_bytes());
+    let rest = without_ethernet(hook, &outcome.frame, to)?;
+    let mut expected = input[14..].to_vec();
+    expected[8] -= 1;
+    expected[10..12].fill(0);
+    expected[12..16].copy_from_slice(&HERE.octets());
+    expected[16..20].copy_from_slice(&to.octets());
+    let sum = thuban_e2e::rig::traffic::checksum(&expected[..20]);
+    expected[10..12].copy_from_slice(&sum.to_be_bytes());
     same(rest, &expected)
 }
 

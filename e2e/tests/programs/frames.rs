@@ -1,6 +1,6 @@
 //! Frames byte by byte, written apart from the code under test.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use thuban_e2e::rig::traffic::checksum;
 
@@ -174,4 +174,84 @@ pub fn other(source_mac: [u8; 6], ethertype: u16, payload: &[u8]) -> Vec<u8> {
     frame.extend(ethertype.to_be_bytes());
     frame.extend(payload);
     frame
+}
+
+/// An IPv6 packet in an Ethernet frame.
+#[derive(Clone)]
+pub struct Packet6 {
+    pub source_mac: [u8; 6],
+    pub from: Ipv6Addr,
+    pub to: Ipv6Addr,
+    pub next: u8,
+    pub hop_limit: u8,
+    pub traffic_class: u8,
+    pub payload: Vec<u8>,
+}
+
+impl Packet6 {
+    /// A datagram to port 80.
+    pub fn udp(source_mac: [u8; 6], from: Ipv6Addr, to: Ipv6Addr) -> Self {
+        Self {
+            source_mac,
+            from,
+            to,
+            next: 17,
+            hop_limit: 63,
+            traffic_class: 0,
+            payload: udp(1234, 80, b"hello"),
+        }
+    }
+
+    pub fn carrying(mut self, next: u8, payload: &[u8]) -> Self {
+        self.next = next;
+        self.payload = payload.to_vec();
+        self
+    }
+
+    /// The same with an extension header of 8 bytes before a datagram.
+    pub fn extended(&self, kind: u8) -> Self {
+        let payload = [&[17, 0, 1, 4, 0, 0, 0, 0][..], &udp(1, 80, b"hello")].concat();
+        self.clone().carrying(kind, &payload)
+    }
+
+    /// With ICMPv6 of a type, whose checksum is written; `rest` follows it. Hop limit 255.
+    pub fn icmp(mut self, kind: u8, rest: &[u8]) -> Self {
+        let mut message = vec![kind, 0, 0, 0];
+        message.extend(rest);
+        let sum = checksum(&[&self.pseudo_header(message.len(), 58), &message[..]].concat());
+        message[2..4].copy_from_slice(&sum.to_be_bytes());
+        self.hop_limit = 255;
+        self.carrying(58, &message)
+    }
+
+    fn pseudo_header(&self, length: usize, next: u8) -> Vec<u8> {
+        let mut bytes = [self.from.octets(), self.to.octets()].concat();
+        bytes.extend((length as u32).to_be_bytes());
+        bytes.extend([0, 0, 0, next]);
+        bytes
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut frame = vec![0x02, 0x54, 0x68, 0x75, 0x62, 0x61];
+        frame.extend(self.source_mac);
+        frame.extend([
+            0x86,
+            0xdd,
+            0x60 | self.traffic_class >> 4,
+            self.traffic_class << 4,
+            0,
+            0,
+        ]);
+        frame.extend((self.payload.len() as u16).to_be_bytes());
+        frame.extend([self.next, self.hop_limit]);
+        frame.extend(self.from.octets());
+        frame.extend(self.to.octets());
+        frame.extend(&self.payload);
+        frame
+    }
+}
+
+/// `::ffff:10.0.1.<host>`, which is how tables key 10.0.1.<host>.
+pub fn mapped(host: u8) -> Ipv6Addr {
+    Ipv4Addr::new(10, 0, 1, host).to_ipv6_mapped()
 }

@@ -2,8 +2,17 @@
 //! Needs root and the object that `cargo xtask build-ebpf` makes.
 
 mod agent;
+mod announcements;
+mod discovery;
+mod ecn;
 mod fixture;
 mod frames;
+mod ipv6;
+mod ipv6_transit;
+mod rows;
+mod sources;
+mod too_big;
+mod trace;
 mod transit;
 mod world;
 
@@ -33,7 +42,15 @@ fn every_program_passes_the_verifier_with_room_to_spare() -> Result<()> {
 fn every_counter_has_a_test() {
     let tests = [
         include_str!("agent.rs"),
+        include_str!("announcements.rs"),
+        include_str!("discovery.rs"),
+        include_str!("ecn.rs"),
         include_str!("fixture.rs"),
+        include_str!("ipv6.rs"),
+        include_str!("ipv6_transit.rs"),
+        include_str!("sources.rs"),
+        include_str!("too_big.rs"),
+        include_str!("trace.rs"),
         include_str!("transit.rs"),
         include_str!("../datapath/paths.rs"),
         include_str!("../datapath/isolation.rs"),

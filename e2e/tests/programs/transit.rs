@@ -6,7 +6,8 @@ use thuban_common::{counters::Counter, tables::ConfigEntry};
 use crate::{
     fixture::{self, Expect, Fixture},
     frames::{Packet, Tunnel, header, other, udp},
-    world::{HERE, Hook, LOCAL_MAC, Role, SECOND, THIRD, UNREACHED, UPLINK_MAC, World, ip},
+    rows::{HERE, LOCAL_MAC, SECOND, THIRD, UNREACHED, ip},
+    world::{Hook, Role, UPLINK_MAC, World},
 };
 
 const ETHERNET: [u8; 12] = [2, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2];
@@ -283,72 +284,6 @@ fn wrong_geneve_is_dropped() -> Result<()> {
                     &Packet::udp([2; 6], ip(10, 7, 0, 40), ip(10, 7, 3, 1)).bytes(),
                 ),
                 Counter::NoBouncer,
-            ),
-        ],
-    )
-}
-
-#[test]
-fn sources_must_live_where_their_rows_say() -> Result<()> {
-    let from = |sender, source, to| {
-        Tunnel::new(sender, HERE, 100).around(ETHERNET, &Packet::udp([2; 6], source, to).bytes())
-    };
-    let local = ip(10, 0, 1, 12);
-    let delivered = || Expect::Delivered {
-        mac: LOCAL_MAC,
-        length: 50,
-        vni: 100,
-    };
-    let mismatch = || Expect::Drop(Counter::SourceMismatch);
-    // By rows: 10.0.1.50 and 10.0.3.30 live on the second droplet. The second is the VPC's divider, the third the
-    // bouncer of network 1.
-    fixture::run(
-        &mut World::new()?,
-        &[
-            fixture(
-                "direct row, its droplet",
-                from(SECOND, ip(10, 0, 1, 50), local),
-                delivered(),
-            ),
-            fixture(
-                "bouncer's row, its droplet",
-                from(SECOND, ip(10, 0, 3, 30), local),
-                delivered(),
-            ),
-            fixture(
-                "direct row, a stranger",
-                from(UNREACHED, ip(10, 0, 1, 50), local),
-                mismatch(),
-            ),
-            fixture(
-                "bouncer's row, a stranger",
-                from(UNREACHED, ip(10, 0, 3, 30), local),
-                mismatch(),
-            ),
-            fixture(
-                "an endpoint of this droplet",
-                from(UNREACHED, ip(10, 0, 1, 11), local),
-                mismatch(),
-            ),
-            fixture(
-                "by the destination's bouncer",
-                from(THIRD, ip(10, 0, 1, 50), local),
-                delivered(),
-            ),
-            fixture(
-                "by the divider",
-                from(SECOND, ip(10, 0, 3, 33), local),
-                delivered(),
-            ),
-            fixture(
-                "this droplet's, by the divider",
-                from(SECOND, ip(10, 0, 1, 11), local),
-                delivered(),
-            ),
-            fixture(
-                "nobody's row",
-                from(UNREACHED, ip(10, 0, 1, 44), local),
-                delivered(),
             ),
         ],
     )

@@ -1,17 +1,17 @@
-//! One set of tables in which every verdict has an address, interfaces to stand on, and the run of a frame at a hook.
-//!
-//! Droplets: 192.0.2.1 (this one), .2 and .3 (neighbours known), .4 (neighbour unknown).
-//! VPC 100: no way out, divider .2. VPC 101: host access, no divider. VPC 102: this droplet is its divider.
+//! The tables of [`crate::rows`] in the kernel, interfaces to stand on, and the run of a frame at a hook.
 
-use std::{collections::BTreeMap, net::Ipv4Addr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+};
 
 use anyhow::{Context, Result};
 use aya::programs::{TestRun, TestRunOptions};
 use thuban_common::{
     counters::Counter,
     tables::{
-        AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, LOCAL_TAKES_XDP, LocalEntry,
-        RemoteEntry, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VPC_HOST_ACCESS, VpcEntry,
+        AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, EndpointKey, LOCAL_TAKES_XDP,
+        LocalEntry, RemoteEntry, SubnetEntry, VpcEntry,
     },
 };
 use thuban_e2e::{
@@ -19,72 +19,16 @@ use thuban_e2e::{
     rig::namespace::Namespace,
 };
 
-pub const fn ip(a: u8, b: u8, c: u8, d: u8) -> Ipv4Addr {
-    Ipv4Addr::new(a, b, c, d)
-}
+use crate::rows::{
+    ATTACHED, BOUNCED, DROPLETS, Endpoint, HERE, INTERFACES, LOCAL_MAC, LOCALS, MTU, REMOTES, SUBNETS, VPCS,
+};
 
-pub const HERE: Ipv4Addr = ip(192, 0, 2, 1);
-pub const SECOND: Ipv4Addr = ip(192, 0, 2, 2);
-pub const THIRD: Ipv4Addr = ip(192, 0, 2, 3);
-pub const UNREACHED: Ipv4Addr = ip(192, 0, 2, 4);
 pub const UPLINK_MAC: [u8; 6] = [2, 1, 1, 1, 1, 1];
-pub const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 12];
 
 /// MAC of a neighbour on the underlay.
 pub fn neighbour_mac(droplet: Ipv4Addr) -> [u8; 6] {
     [2, 2, 2, 2, 2, droplet.octets()[3]]
 }
-
-/// A pod's own side: interface number, address, MAC.
-#[derive(Clone, Copy, Debug)]
-pub struct Endpoint {
-    pub index: u8,
-    pub vni: u32,
-    pub network: u32,
-    pub address: Ipv4Addr,
-}
-
-impl Endpoint {
-    pub const fn mac(self) -> [u8; 6] {
-        [2, 0, 0, 0, 0, 100 + self.index]
-    }
-}
-
-/// VPC 100, network 1 (bouncer: third droplet).
-pub const TENANT: Endpoint = Endpoint {
-    index: 0,
-    vni: 100,
-    network: 1,
-    address: ip(10, 0, 1, 11),
-};
-/// VPC 101, which has access to the host.
-pub const GUEST: Endpoint = Endpoint {
-    index: 1,
-    vni: 101,
-    network: 5,
-    address: ip(10, 5, 0, 11),
-};
-/// VPC 102, divided here.
-pub const DIVIDED: Endpoint = Endpoint {
-    index: 2,
-    vni: 102,
-    network: 7,
-    address: ip(10, 7, 0, 11),
-};
-/// VPC 100, network 3, bounced here.
-pub const BOUNCED: Endpoint = Endpoint {
-    index: 3,
-    vni: 100,
-    network: 3,
-    address: ip(10, 0, 3, 11),
-};
-/// An interface without a row.
-pub const STRAY: Endpoint = Endpoint {
-    index: 4,
-    vni: 100,
-    network: 1,
-    address: ip(10, 0, 1, 14),
-};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
@@ -117,7 +61,7 @@ impl World {
         let namespace = Namespace::new("world")?;
         let mut programs = Programs::load()?;
         let mut interfaces = Vec::new();
-        for index in 0..5 {
+        for index in 0..INTERFACES {
             add_interface(&namespace, &mut programs, &format!("pod{index}"))?;
             interfaces.push(namespace.interface(&format!("pod{index}"))?);
         }
@@ -145,88 +89,83 @@ impl World {
     }
 
     pub fn configure(&mut self) -> Result<()> {
+        self.configure_with(CONFIG_TRANSIT_AT_XDP)
+    }
+
+    pub fn configure_with(&mut self, flags: u32) -> Result<()> {
         self.programs.configure(ConfigEntry {
             droplet: HERE.octets(),
             uplink: self.uplink,
-            mtu: 1500,
-            flags: CONFIG_TRANSIT_AT_XDP,
+            mtu: MTU,
+            flags,
         })
     }
 
     fn fill_endpoints(&mut self) -> Result<()> {
-        for endpoint in [TENANT, GUEST, DIVIDED, BOUNCED] {
-            let interface = self.interfaces[usize::from(endpoint.index)];
+        for endpoint in ATTACHED {
             let Endpoint { vni, network, .. } = endpoint;
-            let address = key(vni, endpoint.address);
+            let interface = self.interfaces[usize::from(endpoint.index)];
             let mac = endpoint.mac();
             let attachment = AttachmentEntry {
                 vni,
                 network,
-                address: address.address,
+                address: key(vni, endpoint.address).address,
                 mac,
                 flags: 0,
             };
             self.programs.insert("ATTACHMENTS", interface, attachment)?;
-            self.programs.insert(
-                "LOCAL_ENDPOINTS",
-                address,
-                LocalEntry {
-                    ifindex: interface,
-                    network,
-                    mac,
-                    flags: LOCAL_TAKES_XDP,
-                },
-            )?;
+            for address in [IpAddr::V4(endpoint.address), IpAddr::V6(endpoint.v6)] {
+                self.insert_local(key(vni, address), interface, network, mac, LOCAL_TAKES_XDP)?;
+            }
         }
-        let local = LocalEntry {
-            ifindex: self.interfaces[3],
-            network: 1,
-            mac: LOCAL_MAC,
-            flags: LOCAL_TAKES_XDP,
-        };
-        self.programs
-            .insert("LOCAL_ENDPOINTS", key(100, ip(10, 0, 1, 12)), local)?;
-        for (map, vni, address, droplet) in [
-            ("DIRECT_ROWS", 100, ip(10, 0, 1, 50), SECOND),
-            ("DIRECT_ROWS", 100, ip(10, 0, 1, 51), HERE),
-            ("DIRECT_ROWS", 100, ip(10, 0, 1, 60), UNREACHED),
-            ("FORWARD_ROWS", 100, ip(10, 0, 1, 70), THIRD),
-            ("FORWARD_ROWS", 100, ip(10, 0, 1, 71), HERE),
-            ("FORWARD_ROWS", 100, ip(10, 0, 1, 72), UNREACHED),
-            ("BOUNCER_ROWS", 100, ip(10, 0, 3, 30), SECOND),
-            ("BOUNCER_ROWS", 100, ip(10, 0, 3, 31), HERE),
-            ("BOUNCER_ROWS", 100, ip(10, 0, 3, 33), THIRD),
-            ("BOUNCER_ROWS", 102, ip(10, 7, 2, 30), SECOND),
-        ] {
-            self.programs.insert(
-                map,
-                key(vni, address),
-                RemoteEntry {
-                    droplet: droplet.octets(),
-                    used: 0,
-                },
-            )?;
+        for (vni, address, flags) in LOCALS {
+            let interface = self.interfaces[usize::from(BOUNCED.index)];
+            self.insert_local(key(vni, address), interface, 1, LOCAL_MAC, flags)?;
+        }
+        for (map, vni, address, droplet) in REMOTES {
+            self.insert_remote(map, vni, address, droplet)?;
         }
         Ok(())
     }
 
+    fn insert_local(
+        &mut self,
+        key: EndpointKey,
+        ifindex: u32,
+        network: u32,
+        mac: [u8; 6],
+        flags: u16,
+    ) -> Result<()> {
+        let entry = LocalEntry {
+            ifindex,
+            network,
+            mac,
+            flags,
+        };
+        self.programs.insert("LOCAL_ENDPOINTS", key, entry)
+    }
+
+    /// Writes a row that names a droplet.
+    pub fn insert_remote(
+        &mut self,
+        map: &str,
+        vni: u32,
+        address: impl Into<IpAddr>,
+        droplet: Ipv4Addr,
+    ) -> Result<()> {
+        let entry = RemoteEntry {
+            droplet: droplet.octets(),
+            used: 0,
+        };
+        self.programs.insert(map, key(vni, address), entry)
+    }
+
     fn fill_networks(&mut self) -> Result<()> {
-        for droplet in [HERE, SECOND, THIRD, UNREACHED] {
+        for droplet in DROPLETS {
             self.programs
                 .insert("DROPLETS", droplet.octets(), DropletEntry { flags: 0 })?;
         }
-        for (vni, base, prefix, network, flags, bouncers) in [
-            (100, ip(10, 0, 0, 0), 16, 0, 0, &[][..]),
-            (100, ip(10, 0, 1, 0), 24, 1, 0, &[THIRD]),
-            (100, ip(10, 0, 2, 0), 24, 2, 0, &[THIRD]),
-            (100, ip(10, 0, 3, 0), 24, 3, SUBNET_BOUNCER_HERE, &[HERE]),
-            (101, ip(10, 5, 0, 0), 24, 5, 0, &[]),
-            (101, ip(10, 5, 1, 0), 24, 6, 0, &[THIRD]),
-            (102, ip(10, 7, 0, 0), 24, 7, 0, &[THIRD]),
-            (102, ip(10, 7, 1, 0), 24, 8, 0, &[THIRD]),
-            (102, ip(10, 7, 2, 0), 24, 9, 0, &[HERE]),
-            (102, ip(10, 7, 3, 0), 24, 10, 0, &[]),
-        ] {
+        for (vni, base, prefix, network, flags, bouncers) in SUBNETS {
             let entry = SubnetEntry {
                 network,
                 flags,
@@ -234,19 +173,9 @@ impl World {
             };
             self.programs.insert_subnet(vni, base, prefix, entry)?;
         }
-        for (vni, flags, dividers) in [
-            (100, 0, &[SECOND][..]),
-            (101, VPC_HOST_ACCESS, &[]),
-            (102, VPC_DIVIDER_HERE, &[HERE]),
-        ] {
-            self.programs.insert(
-                "VPCS",
-                vni,
-                VpcEntry {
-                    flags,
-                    dividers: members(dividers),
-                },
-            )?;
+        for (vni, flags, dividers) in VPCS {
+            let dividers = members(dividers);
+            self.programs.insert("VPCS", vni, VpcEntry { flags, dividers })?;
         }
         Ok(())
     }

@@ -1,0 +1,160 @@
+//! The rows of the test world, one table each, so that the world and its model are filled from the same.
+//!
+//! Droplets: 192.0.2.1 (this one), .2 and .3 (neighbours known), .4 (neighbour unknown).
+//! VPC 100: no way out, divider .2. VPC 101: host access, no divider. VPC 102: this droplet is its divider.
+//! VPC 103: two dividers, and the addresses of VPC 100 once more.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use thuban_common::tables::{LOCAL_TAKES_XDP, SUBNET_BOUNCER_HERE, VPC_DIVIDER_HERE, VPC_HOST_ACCESS};
+
+pub const fn ip(a: u8, b: u8, c: u8, d: u8) -> Ipv4Addr {
+    Ipv4Addr::new(a, b, c, d)
+}
+
+/// `fd<vpc>:0:0:<network>::<host>`, the numbers hexadecimal as they are written.
+pub const fn ip6(vpc: u16, network: u16, host: u16) -> Ipv6Addr {
+    Ipv6Addr::new(0xfd00 | vpc, 0, 0, network, 0, 0, 0, host)
+}
+
+const fn v4(a: u8, b: u8, c: u8, d: u8) -> IpAddr {
+    IpAddr::V4(ip(a, b, c, d))
+}
+
+const fn v6(vpc: u16, network: u16, host: u16) -> IpAddr {
+    IpAddr::V6(ip6(vpc, network, host))
+}
+
+pub const HERE: Ipv4Addr = ip(192, 0, 2, 1);
+pub const SECOND: Ipv4Addr = ip(192, 0, 2, 2);
+pub const THIRD: Ipv4Addr = ip(192, 0, 2, 3);
+pub const UNREACHED: Ipv4Addr = ip(192, 0, 2, 4);
+pub const DROPLETS: [Ipv4Addr; 4] = [HERE, SECOND, THIRD, UNREACHED];
+/// MTU of the uplink.
+pub const MTU: u32 = 1500;
+
+/// A pod's own side: interface number, addresses, MAC.
+#[derive(Clone, Copy, Debug)]
+pub struct Endpoint {
+    pub index: u8,
+    pub vni: u32,
+    pub network: u32,
+    pub address: Ipv4Addr,
+    pub v6: Ipv6Addr,
+}
+
+impl Endpoint {
+    pub const fn mac(self) -> [u8; 6] {
+        [2, 0, 0, 0, 0, 100 + self.index]
+    }
+
+    const fn new(index: u8, vni: u32, network: u32, address: Ipv4Addr, v6: Ipv6Addr) -> Self {
+        Self {
+            index,
+            vni,
+            network,
+            address,
+            v6,
+        }
+    }
+}
+
+/// VPC 100, network 1 (bouncer: third droplet).
+pub const TENANT: Endpoint = Endpoint::new(0, 100, 1, ip(10, 0, 1, 11), ip6(0, 1, 0x11));
+/// VPC 101, which has access to the host.
+pub const GUEST: Endpoint = Endpoint::new(1, 101, 5, ip(10, 5, 0, 11), ip6(5, 0, 0x11));
+/// VPC 102, divided here.
+pub const DIVIDED: Endpoint = Endpoint::new(2, 102, 7, ip(10, 7, 0, 11), ip6(7, 0, 0x11));
+/// VPC 100, network 3, bounced here.
+pub const BOUNCED: Endpoint = Endpoint::new(3, 100, 3, ip(10, 0, 3, 11), ip6(0, 3, 0x11));
+/// An interface without a row.
+pub const STRAY: Endpoint = Endpoint::new(4, 100, 1, ip(10, 0, 1, 14), ip6(0, 1, 0x14));
+/// VPC 103, whose roles have two members each.
+pub const SPREAD: Endpoint = Endpoint::new(5, 103, 11, ip(10, 0, 1, 21), ip6(0, 1, 0x21));
+/// Endpoints with an attachment.
+pub const ATTACHED: [Endpoint; 5] = [TENANT, GUEST, DIVIDED, BOUNCED, SPREAD];
+/// Interfaces for pods.
+pub const INTERFACES: u8 = 6;
+
+pub const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 12];
+
+/// Further endpoints of this droplet, of network 1 behind the interface of [`BOUNCED`]: VNI, address, flags.
+pub const LOCALS: [(u32, IpAddr, u16); 6] = [
+    (100, v4(10, 0, 1, 12), LOCAL_TAKES_XDP),
+    (100, v4(10, 0, 1, 13), LOCAL_TAKES_XDP),
+    (100, v4(10, 0, 1, 15), 0),
+    (100, v6(0, 1, 0x12), LOCAL_TAKES_XDP),
+    (100, v6(0, 1, 0x13), LOCAL_TAKES_XDP),
+    (100, v6(0, 1, 0x15), 0),
+];
+
+/// Rows that name a droplet: map, VNI, address, droplet.
+pub const REMOTES: [(&str, u32, IpAddr, Ipv4Addr); 25] = [
+    ("DIRECT_ROWS", 100, v4(10, 0, 1, 50), SECOND),
+    ("DIRECT_ROWS", 100, v4(10, 0, 1, 51), HERE),
+    ("DIRECT_ROWS", 100, v4(10, 0, 1, 60), UNREACHED),
+    ("DIRECT_ROWS", 103, v4(10, 0, 1, 50), THIRD),
+    ("DIRECT_ROWS", 100, v6(0, 1, 0x50), SECOND),
+    ("DIRECT_ROWS", 100, v6(0, 1, 0x51), HERE),
+    ("DIRECT_ROWS", 100, v6(0, 1, 0x60), UNREACHED),
+    ("DIRECT_ROWS", 103, v6(0, 1, 0x50), THIRD),
+    ("FORWARD_ROWS", 100, v4(10, 0, 1, 70), THIRD),
+    ("FORWARD_ROWS", 100, v4(10, 0, 1, 71), HERE),
+    ("FORWARD_ROWS", 100, v4(10, 0, 1, 72), UNREACHED),
+    ("FORWARD_ROWS", 100, v6(0, 1, 0x70), THIRD),
+    ("FORWARD_ROWS", 100, v6(0, 1, 0x72), UNREACHED),
+    ("BOUNCER_ROWS", 100, v4(10, 0, 3, 30), SECOND),
+    ("BOUNCER_ROWS", 100, v4(10, 0, 3, 31), HERE),
+    ("BOUNCER_ROWS", 100, v4(10, 0, 3, 33), THIRD),
+    ("BOUNCER_ROWS", 102, v4(10, 7, 2, 30), SECOND),
+    ("BOUNCER_ROWS", 100, v6(0, 3, 0x30), SECOND),
+    ("BOUNCER_ROWS", 100, v6(0, 3, 0x31), HERE),
+    ("BOUNCER_ROWS", 100, v6(0, 3, 0x33), THIRD),
+    ("BOUNCER_ROWS", 102, v6(7, 2, 0x30), SECOND),
+    // What the endpoint's former droplet sends on comes from there.
+    ("FORWARDERS", 100, v4(10, 0, 1, 13), UNREACHED),
+    ("FORWARDERS", 100, v6(0, 1, 0x13), UNREACHED),
+    ("FORWARDERS", 100, v4(10, 0, 1, 15), THIRD),
+    ("FORWARDERS", 103, v4(10, 0, 1, 12), UNREACHED),
+];
+
+/// VNI, base, prefix, network, flags, bouncers.
+pub type Subnet = (u32, IpAddr, u32, u32, u32, &'static [Ipv4Addr]);
+
+/// Networks; 0 is a VPC's own range.
+pub const SUBNETS: [Subnet; 26] = [
+    (100, v4(10, 0, 0, 0), 16, 0, 0, &[]),
+    (100, v4(10, 0, 1, 0), 24, 1, 0, &[THIRD]),
+    (100, v4(10, 0, 2, 0), 24, 2, 0, &[THIRD]),
+    (100, v4(10, 0, 3, 0), 24, 3, SUBNET_BOUNCER_HERE, &[HERE]),
+    (101, v4(10, 5, 0, 0), 24, 5, 0, &[]),
+    (101, v4(10, 5, 1, 0), 24, 6, 0, &[THIRD]),
+    (102, v4(10, 7, 0, 0), 24, 7, 0, &[THIRD]),
+    (102, v4(10, 7, 1, 0), 24, 8, 0, &[THIRD]),
+    (102, v4(10, 7, 2, 0), 24, 9, 0, &[HERE]),
+    (102, v4(10, 7, 3, 0), 24, 10, 0, &[]),
+    (103, v4(10, 0, 0, 0), 16, 0, 0, &[]),
+    (103, v4(10, 0, 1, 0), 24, 11, 0, &[SECOND, THIRD]),
+    (103, v4(10, 0, 2, 0), 24, 12, 0, &[SECOND, THIRD]),
+    (100, v6(0, 0, 0), 48, 0, 0, &[]),
+    (100, v6(0, 1, 0), 64, 1, 0, &[THIRD]),
+    (100, v6(0, 2, 0), 64, 2, 0, &[THIRD]),
+    (100, v6(0, 3, 0), 64, 3, SUBNET_BOUNCER_HERE, &[HERE]),
+    (101, v6(5, 0, 0), 64, 5, 0, &[]),
+    (101, v6(5, 1, 0), 64, 6, 0, &[THIRD]),
+    (102, v6(7, 0, 0), 64, 7, 0, &[THIRD]),
+    (102, v6(7, 1, 0), 64, 8, 0, &[THIRD]),
+    (102, v6(7, 2, 0), 64, 9, 0, &[HERE]),
+    (102, v6(7, 3, 0), 64, 10, 0, &[]),
+    (103, v6(0, 0, 0), 48, 0, 0, &[]),
+    (103, v6(0, 1, 0), 64, 11, 0, &[SECOND, THIRD]),
+    (103, v6(0, 2, 0), 64, 12, 0, &[SECOND, THIRD]),
+];
+
+/// VPCs: VNI, flags, dividers.
+pub const VPCS: [(u32, u32, &[Ipv4Addr]); 4] = [
+    (100, 0, &[SECOND]),
+    (101, VPC_HOST_ACCESS, &[]),
+    (102, VPC_DIVIDER_HERE, &[HERE]),
+    (103, 0, &[SECOND, THIRD]),
+];

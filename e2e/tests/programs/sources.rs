@@ -1,0 +1,103 @@
+//! Whom transit believes: who may send what an endpoint said.
+
+use anyhow::Result;
+use thuban_common::counters::Counter;
+
+use crate::{
+    fixture::{self, Expect, Fixture},
+    frames::{Packet, Tunnel},
+    rows::{HERE, LOCAL_MAC, SECOND, THIRD, UNREACHED, ip},
+    world::{Role, World},
+};
+
+const ETHERNET: [u8; 12] = [2, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2];
+
+fn fixture(description: &'static str, frame: Vec<u8>, expect: Expect) -> Fixture {
+    Fixture::new(description, Role::Transit, frame, expect)
+}
+
+#[test]
+fn sources_must_live_where_their_rows_say() -> Result<()> {
+    let from = |sender, source, to| {
+        Tunnel::new(sender, HERE, 100).around(ETHERNET, &Packet::udp([2; 6], source, to).bytes())
+    };
+    let local = ip(10, 0, 1, 12);
+    let delivered = || Expect::Delivered {
+        mac: LOCAL_MAC,
+        length: 50,
+        vni: 100,
+    };
+    let mismatch = || Expect::Drop(Counter::SourceMismatch);
+    // By rows: 10.0.1.50 and 10.0.3.30 live on the second droplet. The second is the VPC's divider, the third the
+    // bouncer of network 1.
+    fixture::run(
+        &mut World::new()?,
+        &[
+            fixture(
+                "direct row, its droplet",
+                from(SECOND, ip(10, 0, 1, 50), local),
+                delivered(),
+            ),
+            fixture(
+                "bouncer's row, its droplet",
+                from(SECOND, ip(10, 0, 3, 30), local),
+                delivered(),
+            ),
+            fixture(
+                "direct row, a stranger",
+                from(UNREACHED, ip(10, 0, 1, 50), local),
+                mismatch(),
+            ),
+            fixture(
+                "bouncer's row, a stranger",
+                from(UNREACHED, ip(10, 0, 3, 30), local),
+                mismatch(),
+            ),
+            fixture(
+                "an endpoint of this droplet",
+                from(UNREACHED, ip(10, 0, 1, 11), local),
+                mismatch(),
+            ),
+            fixture(
+                "by the destination's bouncer",
+                from(THIRD, ip(10, 0, 1, 50), local),
+                delivered(),
+            ),
+            fixture(
+                "by the divider",
+                from(SECOND, ip(10, 0, 3, 33), local),
+                delivered(),
+            ),
+            fixture(
+                "this droplet's, by the divider",
+                from(SECOND, ip(10, 0, 1, 11), local),
+                delivered(),
+            ),
+            fixture(
+                "this droplet's, by the destination's former droplet",
+                from(UNREACHED, ip(10, 0, 1, 11), ip(10, 0, 1, 13)),
+                delivered(),
+            ),
+            fixture(
+                "direct row, by the destination's former droplet",
+                from(UNREACHED, ip(10, 0, 1, 50), ip(10, 0, 1, 13)),
+                delivered(),
+            ),
+            fixture(
+                "another destination's former droplet",
+                from(UNREACHED, ip(10, 0, 1, 11), ip(10, 0, 1, 15)),
+                mismatch(),
+            ),
+            fixture(
+                "the same destination's in another VPC",
+                from(UNREACHED, ip(10, 0, 1, 11), ip(10, 0, 1, 12)),
+                mismatch(),
+            ),
+            fixture(
+                "nobody's row",
+                from(UNREACHED, ip(10, 0, 1, 44), local),
+                delivered(),
+            ),
+        ],
+    )
+}
