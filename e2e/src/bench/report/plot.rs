@@ -22,6 +22,7 @@ const PANELS: &[Panel] = &[
         cases: &[
             "plain-seg",
             "vxlan-seg",
+            "vxlan-seg-xdp",
             "thuban-seg",
             "thuban-seg-tc",
             "thuban-xdp-agent",
@@ -56,7 +57,18 @@ const METRICS: &[(&str, &str, &str)] = &[
     ("rr_p99_us", "round trip, 99 %", "less is better"),
 ];
 
-const COLOURS: [&str; 5] = ["#b8b8b8", "#e09f3e", "#1f6f8b", "#5aa9c4", "#3d405b"];
+/// Colours by how a case's name begins; the first that fits.
+const COLOURS: &[(&str, &str)] = &[
+    ("plain", "#b8b8b8"),
+    ("direct", "#b8b8b8"),
+    ("vxlan-seg-xdp", "#f2cc8f"),
+    ("vxlan", "#e09f3e"),
+    ("thuban-seg-tc", "#5aa9c4"),
+    ("thuban-xdp-agent", "#3d405b"),
+    ("bounced", "#5aa9c4"),
+    ("divided", "#3d405b"),
+    ("", "#1f6f8b"),
+];
 const WIDTH: f64 = 1180.0;
 const MARGIN: f64 = 50.0;
 const PLOT: f64 = 190.0;
@@ -128,7 +140,7 @@ fn draw(panel: &Panel, results: &Results) -> Option<String> {
         let start = left + (slot - bar * float(group.bars.len() as u64)) / 2.0;
         let mut x = start;
         for (index, ratio) in &group.bars {
-            draw_bar(&mut text, x, bar, *ratio, COLOURS[index % COLOURS.len()]);
+            draw_bar(&mut text, x, bar, *ratio, colour(panel.cases[*index]));
             x += bar;
         }
         let (middle, y) = (left + slot / 2.0, bottom());
@@ -146,6 +158,11 @@ fn draw(panel: &Panel, results: &Results) -> Option<String> {
     Some(text)
 }
 
+fn colour(case: &str) -> &'static str {
+    let fits = COLOURS.iter().find(|(start, _)| case.starts_with(start));
+    fits.map_or("black", |(_, colour)| colour)
+}
+
 /// Where bars stand.
 fn bottom() -> f64 {
     60.0 + PLOT
@@ -161,7 +178,8 @@ fn draw_bar(text: &mut String, x: f64, width: f64, ratio: f64, colour: &str) {
     let _ = writeln!(
         text,
         "<rect x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{tall:.1}\" fill=\"{colour}\"/>\
-         <text x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\" font-size=\"10\">{ratio:.2}</text>",
+         <text x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\" font-size=\"10\" \
+         stroke=\"white\" stroke-width=\"3\" paint-order=\"stroke\">{ratio:.2}</text>",
         x + 1.0,
         width - 2.0,
         top - 4.0
@@ -170,7 +188,8 @@ fn draw_bar(text: &mut String, x: f64, width: f64, ratio: f64, colour: &str) {
 
 fn legend(text: &mut String, panel: &Panel) {
     let mut x = MARGIN;
-    for (case, colour) in panel.cases.iter().zip(COLOURS) {
+    for case in panel.cases {
+        let colour = colour(case);
         let _ = writeln!(
             text,
             "<rect x=\"{x:.1}\" y=\"25\" width=\"11\" height=\"11\" fill=\"{colour}\"/>\

@@ -2,7 +2,7 @@
 //! measured.
 //!
 //! Every path has its proof: counters of the programs that a measurement must raise and others that it must not, so
-//! that a case is what its name says. Cases without Thuban have no program loaded at all.
+//! that a case is what its name says. Cases without Thuban have none of its programs attached.
 
 pub mod cable;
 pub mod node;

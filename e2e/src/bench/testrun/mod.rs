@@ -37,3 +37,9 @@ pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
     }
     Ok(())
 }
+
+/// Nanoseconds of the run in the middle.
+fn median(mut times: Vec<u32>) -> f64 {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().map_or(f64::NAN, f64::from)
+}

@@ -2,7 +2,7 @@
 //!
 //! `ns_active`: packets to a thousand endpoints in turn (all of them where there are fewer), as caches know the rows in
 //! use. `ns_random`: each packet to any row, so that with many rows nearly every look misses the caches. The map has
-//! room for the largest size in every case. A sample is the mean without the slowest fiftieth, which interrupts hit.
+//! room for the largest size in every case. A sample is the median of all its packets.
 
 use std::{
     net::Ipv4Addr,
@@ -15,11 +15,12 @@ use thuban_common::counters::Counter;
 use super::{
     CORE,
     assembly::{XDP_PASS, XDP_TX, answer},
+    median,
     raw::{self, Type},
     world::{REMOTE, THIRD, VNI, World, from_wire},
 };
 use crate::{
-    bench::{Case, Plan, Sample, float, process::pin},
+    bench::{Case, Plan, Sample, process::pin},
     rig::traffic::checksum,
 };
 
@@ -83,14 +84,16 @@ impl RowsCase {
         let (own, idle) = self.world.namespace.run(|| {
             pin(CORE)?;
             let (mut own, mut idle) = (Vec::new(), Vec::new());
+            for _ in 0..ACTIVE {
+                idle.push(raw::run(self.idle.as_fd(), &frame, &context)?.1);
+            }
             for number in endpoints {
                 address(&mut frame, endpoint(*number));
-                idle.push(raw::run(self.idle.as_fd(), &frame, &context)?.1);
                 let (verdict, time) = raw::run(program, &frame, &context)?;
                 ensure!(verdict == XDP_TX, "verdict {verdict} instead of XDP_TX");
                 own.push(time);
             }
-            Ok((mean(own), mean(idle)))
+            Ok((median(own), median(idle)))
         })?;
         let bounced = self.world.programs.counter(Counter::Bounced)? - before;
         ensure!(bounced == endpoints.len() as u64, "only {bounced} bounced");
@@ -128,11 +131,4 @@ fn address(frame: &mut [u8], destination: Ipv4Addr) {
     header[10..12].fill(0);
     let sum = checksum(header);
     header[10..12].copy_from_slice(&sum.to_be_bytes());
-}
-
-fn mean(mut times: Vec<u32>) -> f64 {
-    times.sort_unstable();
-    times.truncate(times.len() * 49 / 50);
-    let sum: u64 = times.iter().copied().map(u64::from).sum();
-    float(sum) / float(times.len() as u64)
 }

@@ -13,6 +13,7 @@ use thuban_common::counters::Counter;
 use super::{
     CORE,
     assembly::{TC_OK, TC_REDIRECT, TC_SHOT, XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, answer},
+    median,
     raw::{self, Type},
     world::{
         BOUNCED, DIVIDED, DIVIDED_VNI, NEIGHBOUR, POD, REMOTE, UNKNOWN, VNI, World, from_pod, from_wire,
@@ -190,9 +191,4 @@ impl Case for VerdictCase {
         })?;
         Ok(vec![Sample::new("ns_per_packet", "ns", own - idle)])
     }
-}
-
-fn median(mut times: Vec<u32>) -> f64 {
-    times.sort_unstable();
-    times.get(times.len() / 2).copied().map_or(f64::NAN, f64::from)
 }
