@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rtnetlink::Handle;
 use thiserror::Error;
-use thuban_common::tables::ConfigEntry;
+use thuban_common::tables::{CONFIG_TRANSIT_AT_XDP, ConfigEntry};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
@@ -136,19 +136,15 @@ async fn start(
     let maps = settings.pins.maps();
     let mut ebpf = loader::load(&settings.programs, &settings.pins)?;
     events::watch_log(&mut ebpf);
-    let config = ConfigEntry {
-        droplet: uplink.address.octets(),
-        uplink: uplink.ifindex,
-        mtu: uplink.mtu,
-        flags: 0,
-    };
-    write_config(&maps, config)?;
+    // With the flag while it isn't known yet where transit will be: what XDP decapsulates must be taken behind it.
+    write_config(&maps, config(&uplink, TransitHook::Xdp))?;
     let mut state = State::new(
         Tables::open(&maps)?,
         Links::new(ebpf, settings.pins.links()),
         attachments,
     );
     let transit_hook = attach_transit(&mut state.links, &settings, &uplink)?;
+    write_config(&maps, config(&uplink, transit_hook))?;
     settings.agent_hook = hooks::agent(settings.agent_hook, transit_hook);
     adopt(&mut state, &netlink, settings.agent_hook).await?;
 
@@ -162,6 +158,19 @@ async fn start(
         boot_id,
     };
     Ok((Arc::new(Node::new(settings, fixed, state)), wanted))
+}
+
+fn config(uplink: &Uplink, transit: TransitHook) -> ConfigEntry {
+    let flags = match transit {
+        TransitHook::Xdp => CONFIG_TRANSIT_AT_XDP,
+        TransitHook::Tc => 0,
+    };
+    ConfigEntry {
+        droplet: uplink.address.octets(),
+        uplink: uplink.ifindex,
+        mtu: uplink.mtu,
+        flags,
+    }
 }
 
 fn attach_transit(

@@ -1,6 +1,7 @@
 //! transitd: the daemon that owns a droplet's veths, programs, tables and attachments.
 //!
-//! `run` is the daemon; `status`, `counters` and `rows` look at a running one and change nothing.
+//! `run` is the daemon; `status`, `counters` and `rows` look at a running one and change nothing, `trace` only what
+//! it says.
 
 mod attachments;
 mod cni;
@@ -16,6 +17,7 @@ mod reclaim;
 mod settings;
 mod state;
 mod subscriptions;
+mod trace;
 
 use std::path::PathBuf;
 
@@ -49,6 +51,8 @@ enum Command {
     Counters(PinSettings),
     /// Print the tables, one JSON object a row.
     Rows(PinSettings),
+    /// Print each packet of an endpoint as this node's programs see it, until interrupted.
+    Trace(Box<trace::TraceSettings>),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -70,6 +74,12 @@ fn main() -> anyhow::Result<()> {
                 serde_json::to_string(&dataplane::counters::read(&pins.maps())?)?
             );
             Ok(())
+        }
+        Command::Trace(settings) => {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?;
+            Ok(runtime.block_on(trace::run(*settings))?)
         }
         Command::Rows(pins) => {
             let tables =

@@ -1,4 +1,5 @@
-//! Finds attachments that a lost DEL left: both the pod's namespace and the veth must be gone.
+//! Finds what was left: by a killed trace, and attachments by a lost DEL. Of those both the pod's namespace and the veth
+//! must be gone.
 //!
 //! Conservative: one source alone proves nothing, and a look must say so twice in a row.
 
@@ -13,6 +14,7 @@ use crate::attachments::AttachmentId;
 use crate::cni::del;
 use crate::netlink::{find_link, namespace};
 use crate::node::Node;
+use crate::trace;
 
 /// Runs until the daemon ends.
 pub async fn run(node: Arc<Node>) {
@@ -21,6 +23,12 @@ pub async fn run(node: Arc<Node>) {
     let mut suspects = BTreeSet::new();
     loop {
         interval.tick().await;
+        if let Err(error) = trace::sweep(&node.settings.pins.maps()) {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "a killed trace could not be cleared"
+            );
+        }
         let gone = gone(&node).await;
         for id in gone.intersection(&suspects) {
             match del::remove(&node, id).await {

@@ -4,7 +4,7 @@
 use thuban_common::{
     counters::Counter,
     packet::{
-        ethernet,
+        ethernet, flow,
         ip::IpPacket,
         ipv6::{self, ICMPV6},
         nd, words3,
@@ -49,9 +49,11 @@ pub fn run<F: Frame>(frame: &mut F, point: TracePoint) -> Verdict {
 fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
     let attachment = maps::attachment(frame.interface()).ok_or(Counter::NoAttachment)?;
     let config = maps::config().ok_or(Counter::NoConfig)?;
-    // What ends before its addresses are read is the pod's all the same.
     observed.vni = attachment.vni;
-    observed.packet.source = attachment.address;
+    if observed.is_traced() {
+        // What ends before its addresses are read is the pod's all the same.
+        observed.packet.source = attachment.address;
+    }
     if frame.is_vlan_tagged() {
         return Err(Counter::VlanTagged);
     }
@@ -106,9 +108,6 @@ fn packet<F: Frame>(
     if packet.is_from_dhcp_server() {
         return Err(Counter::RouterForbidden);
     }
-    let Some(subnet) = maps::subnet(attachment.vni, packet.destination) else {
-        return host::leave(frame, attachment, packet);
-    };
     let key = maps::key(attachment.vni, packet.destination);
     if let Some(local) = maps::local(&key) {
         if !F::IS_LAST && local.flags & LOCAL_TAKES_XDP == 0 {
@@ -116,12 +115,24 @@ fn packet<F: Frame>(
         }
         return deliver::from_agent(frame, local, ethertype);
     }
-    let way = find(attachment, config, subnet, &key, packet)?;
+    let hash = flow::hash(packet);
+    let way = match maps::use_direct(&key) {
+        Some(droplet) if droplet == config.droplet => return Err(Counter::NoEndpoint),
+        Some(droplet) => Way {
+            droplet,
+            counter: Counter::SentDirect,
+            is_detour: false,
+        },
+        None => match maps::subnet(attachment.vni, packet.destination) {
+            Some(subnet) => find(attachment, config, subnet, &key, hash)?,
+            None => return host::leave(frame, attachment, packet),
+        },
+    };
     observed.next = way.droplet;
     if let Some(mtu) = too_big::exceeded(frame, config, packet, way.droplet) {
         return too_big::answer(frame, attachment, packet, mtu);
     }
-    let Some(verdict) = encapsulate(frame, config, way.droplet, attachment.vni, packet)? else {
+    let Some(verdict) = encapsulate(frame, config, way.droplet, attachment.vni, packet, hash)? else {
         return Ok((F::PASS, None));
     };
     if way.is_detour {
@@ -146,28 +157,18 @@ fn discovery<F: Frame>(frame: &F, packet: &IpPacket) -> Option<u8> {
     }
 }
 
-/// Direct row, else bouncer (own network) or divider (any other). Roles of this very droplet run here.
+/// A bouncer (own network) or a divider (any other). Roles of this very droplet run here.
 #[inline(always)]
 fn find(
     attachment: &AttachmentEntry,
     config: &ConfigEntry,
     subnet: &SubnetEntry,
     key: &EndpointKey,
-    packet: &IpPacket,
+    hash: u32,
 ) -> Result<Way, Counter> {
-    if let Some(droplet) = maps::use_direct(key) {
-        if droplet == config.droplet {
-            return Err(Counter::NoEndpoint);
-        }
-        return Ok(Way {
-            droplet,
-            counter: Counter::SentDirect,
-            is_detour: false,
-        });
-    }
     let mut counter = Counter::SentToBouncer;
     if subnet.network == 0 || subnet.network != attachment.network {
-        let divider = divide::divider(attachment.vni, packet.hash)?;
+        let divider = divide::divider(attachment.vni, hash)?;
         if divider != config.droplet {
             return Ok(Way {
                 droplet: divider,
@@ -177,7 +178,7 @@ fn find(
         }
         counter = Counter::Divided;
     }
-    let bouncer = divide::bouncer(subnet, packet.hash)?;
+    let bouncer = divide::bouncer(subnet, hash)?;
     if bouncer != config.droplet {
         return Ok(Way {
             droplet: bouncer,

@@ -20,6 +20,7 @@ pub fn encapsulate<F: Frame>(
     droplet: DropletAddress,
     vni: u32,
     packet: &IpPacket,
+    hash: u32,
 ) -> Exit {
     let length = frame.length();
     let Some(next_hop) = frame.next_hop(config, droplet) else {
@@ -33,7 +34,7 @@ pub fn encapsulate<F: Frame>(
         vni,
         length,
         packet.traffic_class,
-        flow::source_port(packet.hash),
+        flow::source_port(hash),
     );
     frame.store(ethernet::LENGTH, &outer).ok_or(Counter::Truncated)?;
     frame

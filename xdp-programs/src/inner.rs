@@ -21,25 +21,23 @@ pub fn read<F: Frame>(
     far: u32,
     packet: &mut IpPacket,
 ) -> Result<(), Counter> {
-    let mut ports = [0; 2];
     match ethertype {
         ethernet::IPV4 => {
             let header: Ipv4Header = at(frame, offset, far).ok_or(Counter::Truncated)?;
             *packet = IpPacket::from_v4(&header)?;
             if packet.has_ports() {
-                ports = at(frame, offset + ipv4::LENGTH, far).ok_or(Counter::Truncated)?;
+                packet.ports = at(frame, offset + ipv4::LENGTH, far).ok_or(Counter::Truncated)?;
             }
         }
         ethernet::IPV6 => {
             let header: Ipv6Header = at(frame, offset, far).ok_or(Counter::Truncated)?;
             *packet = IpPacket::from_v6(&header)?;
             if packet.has_ports() {
-                ports = at(frame, offset + ipv6::LENGTH, far).ok_or(Counter::Truncated)?;
+                packet.ports = at(frame, offset + ipv6::LENGTH, far).ok_or(Counter::Truncated)?;
             }
         }
         _ => return Err(Counter::NotIpv4),
     }
-    packet.set_ports(ports);
     Ok(())
 }
 

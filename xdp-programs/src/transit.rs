@@ -5,6 +5,7 @@ use thuban_common::{
     counters::Counter,
     packet::{
         ethernet::{self, EthernetHeader},
+        flow,
         geneve::{self, GeneveHeader, OuterHeaders},
         ip::IpPacket,
         ipv4::{self, Ipv4Header},
@@ -69,19 +70,20 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
     let headers: OuterHeaders = frame.load(ethernet::LENGTH).ok_or(Counter::Truncated)?;
     let options = options(frame, &headers.geneve)?;
     let vni = headers.geneve.vni();
-    let vpc = maps::vpc(vni).ok_or(Counter::UnknownVni)?;
     let header: EthernetHeader = inner::at(frame, ENCAPSULATION_LENGTH, options).ok_or(Counter::Truncated)?;
     observed.vni = vni;
     let offset = ENCAPSULATION_LENGTH + ethernet::LENGTH;
     inner::read(frame, header.ethertype, offset, options, &mut observed.packet)?;
     let packet = &observed.packet;
     let key = maps::key(vni, packet.destination);
-    check_source(&key, vpc, packet, sender)?;
+    let local = maps::local(&key);
+    check_source(&key, packet, sender)?;
 
-    if let Some(local) = maps::local(&key) {
+    if let Some(local) = local {
         let length = ENCAPSULATION_LENGTH as u32 + options;
         return deliver::from_wire(frame, length, outer.traffic_class(), vni, local, packet);
     }
+    let vpc = maps::vpc(vni).ok_or(Counter::UnknownVni)?;
     let (droplet, counter) = find(&key, vpc, packet, config, sender)?;
     observed.next = droplet;
     match bounce::hop(frame, config, &outer, droplet)? {
@@ -121,6 +123,10 @@ fn options<F: Frame>(frame: &F, header: &GeneveHeader) -> Result<u32, Counter> {
     header.check()?;
     let length = header.options_length();
     if length != 0 {
+        // No aggregation understood them.
+        if frame.segment_size() != 0 {
+            return Err(Counter::BadHeader);
+        }
         geneve::check_options(length, |offset| {
             frame.load_far(ENCAPSULATION_LENGTH as u32 + offset)
         })?;
@@ -131,21 +137,16 @@ fn options<F: Frame>(frame: &F, header: &GeneveHeader) -> Result<u32, Counter> {
 /// Where a row says that the inner source lives, only that droplet may send it, or one that passes packets on:
 /// dividers, bouncers of the destination's network, the destination's former droplet.
 #[inline(always)]
-fn check_source(
-    destination: &EndpointKey,
-    vpc: &VpcEntry,
-    packet: &IpPacket,
-    sender: DropletAddress,
-) -> Result<(), Counter> {
-    let key = maps::key(destination.vni, packet.source);
+fn check_source(destination: &EndpointKey, packet: &IpPacket, sender: DropletAddress) -> Result<(), Counter> {
+    let vni = destination.vni;
+    let key = maps::key(vni, packet.source);
     let here = maps::local(&key).is_some();
-    let row = maps::bouncer_row(&key).or_else(|| maps::direct(&key));
+    let row = maps::direct(&key).or_else(|| maps::bouncer_row(&key));
     if !here && may_send(row, sender, false) {
         return Ok(());
     }
-    let relays = contains(&vpc.dividers, sender)
-        || maps::subnet(destination.vni, packet.destination)
-            .is_some_and(|subnet| contains(&subnet.bouncers, sender))
+    let relays = maps::vpc(vni).is_some_and(|vpc| contains(&vpc.dividers, sender))
+        || maps::subnet(vni, packet.destination).is_some_and(|subnet| contains(&subnet.bouncers, sender))
         || maps::forwarder(destination) == Some(sender);
     if relays {
         Ok(())
@@ -168,7 +169,7 @@ fn find(
         let subnet = maps::subnet(key.vni, packet.destination).ok_or(Counter::NoEndpoint)?;
         let mut bounces = subnet.flags & SUBNET_BOUNCER_HERE != 0;
         if !bounces && vpc.flags & VPC_DIVIDER_HERE != 0 {
-            let bouncer = divide::bouncer(subnet, packet.hash)?;
+            let bouncer = divide::bouncer(subnet, flow::hash(packet))?;
             if bouncer != config.droplet {
                 // Back to the sender too: it may be the divider's client and a bouncer.
                 return Ok((bouncer, Counter::Divided));

@@ -14,7 +14,7 @@ use thiserror::Error;
 use crate::settings::PinSettings;
 
 /// Maps that are pinned under their names.
-pub const PINNED_MAPS: [&str; 12] = [
+pub const PINNED_MAPS: [&str; 17] = [
     "CONFIG",
     "ATTACHMENTS",
     "LOCAL_ENDPOINTS",
@@ -27,6 +27,11 @@ pub const PINNED_MAPS: [&str; 12] = [
     "MISSES",
     "DIRECT_WANTED",
     "COUNTERS",
+    "FORWARDERS",
+    "PATH_MTUS",
+    "ANNOUNCED",
+    "TRACED",
+    "TRACE",
 ];
 
 #[derive(Debug, Error)]

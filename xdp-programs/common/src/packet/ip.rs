@@ -3,7 +3,6 @@
 //! Invariant: an IPv6 packet never has a mapped IPv4 address, so that its keys are never an IPv4 endpoint's.
 
 use super::{
-    flow,
     ipv4::{self, Ipv4Header},
     ipv6::{self, Ipv6Header},
 };
@@ -21,8 +20,7 @@ pub struct IpPacket {
     pub source: Address,
     /// As tables key it.
     pub destination: Address,
-    /// Hash of the flow; [`IpPacket::set_ports`] computes it.
-    pub hash: u32,
+    padding: u32,
     /// Bytes from the IP header on, as the header says; for IPv6 beyond 65535 only the header's 40.
     pub length: u32,
     /// Raw source and destination port, 0 where [`IpPacket::has_ports`] says no.
@@ -32,7 +30,7 @@ pub struct IpPacket {
     /// DSCP and ECN.
     pub traffic_class: u8,
     flags: u8,
-    padding: u8,
+    padding_end: u8,
 }
 
 const V6: u8 = 1;
@@ -50,7 +48,7 @@ impl IpPacket {
         Ok(Self {
             source: ipv4::mapped(header.source()),
             destination: ipv4::mapped(header.destination()),
-            hash: 0,
+            padding: 0,
             length: header.total_length() as u32,
             ports: [0; 2],
             protocol: header.protocol(),
@@ -58,7 +56,7 @@ impl IpPacket {
             flags: flag(header.is_fragment(), FRAGMENT)
                 | flag(header.is_later_fragment(), LATER_FRAGMENT)
                 | flag(header.has_options(), OPTIONS),
-            padding: 0,
+            padding_end: 0,
         })
     }
 
@@ -78,21 +76,14 @@ impl IpPacket {
         Ok(Self {
             source,
             destination,
-            hash: 0,
+            padding: 0,
             length: ipv6::LENGTH as u32 + header.payload_length() as u32,
             ports: [0; 2],
             protocol: next,
             traffic_class: header.traffic_class(),
             flags: V6 | kind,
-            padding: 0,
+            padding_end: 0,
         })
-    }
-
-    /// Sets the ports that lie behind the header, zero unless [`IpPacket::has_ports`], and computes the hash.
-    #[inline(always)]
-    pub const fn set_ports(&mut self, ports: [u16; 2]) {
-        self.ports = ports;
-        self.hash = flow::hash(self);
     }
 
     #[inline(always)]
@@ -168,6 +159,7 @@ mod tests {
     use crate::{
         counters::Counter,
         packet::{
+            flow,
             ipv4::{Ipv4Header, mapped},
             ipv6::{ICMPV6, Ipv6Header},
         },
@@ -233,7 +225,8 @@ mod tests {
             };
             for packet in [IpPacket::from_v4(&v4), IpPacket::from_v6(&Ipv6Header { words })] {
                 let Ok(mut packet) = packet else { continue };
-                packet.set_ports(if packet.has_ports() { ports } else { [0; 2] });
+                packet.ports = if packet.has_ports() { ports } else { [0; 2] };
+                assert!(flow::source_port(flow::hash(&packet)) >= 49152);
                 assert!(packet.length >= 20, "seed {}", random.seed());
                 assert_eq!(
                     packet.is_v6(),
