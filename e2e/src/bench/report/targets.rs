@@ -55,6 +55,13 @@ const TARGETS: &[Target] = &[
         bound: Some(AtMost(1.15)),
     },
     Target {
+        case: "rows-1000000",
+        metric: "mpps_active",
+        // The least that has as many active destinations.
+        against: Some(("rows-1000", "mpps_active")),
+        bound: Some(AtLeast(0.87)),
+    },
+    Target {
         case: "maps-100-pods-10k-rows",
         metric: "map_mib",
         against: None,
@@ -87,6 +94,9 @@ const TARGETS: &[Target] = &[
     known("bounced-seg", "direct-switch-seg", "tcp1_gbps"),
     known("divided", "direct-switch", "rr_p50_us"),
     known("divided-seg", "direct-switch-seg", "rr_p50_us"),
+    known("rows-1000000", "rows-1000", "ns_active"),
+    known("rows-1000000", "rows-100", "mpps_active"),
+    known("rows-1000000", "rows-100", "mpps_random"),
     known("rows-1000000", "rows-100", "ns_random"),
 ];
 

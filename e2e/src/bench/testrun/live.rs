@@ -10,7 +10,7 @@
 
 use std::{
     fs,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     process::Command,
     sync::Arc,
     thread,
@@ -35,12 +35,13 @@ use crate::{
 
 const FRAMES: u32 = 1 << 16;
 /// Ethernet and outer IPv4, rounded up to words.
-const REWRITTEN: usize = 40;
+pub const REWRITTEN: usize = 40;
 const GENERATOR_CORE: usize = 0;
 const BOUNCER_CORE: usize = 1;
 
-struct Rig {
-    world: World,
+/// A world with the veth of live frames as its uplink.
+pub struct Rig {
+    pub world: World,
     far: u32,
     // Drops at the far end while it lives.
     _drop: OwnedFd,
@@ -64,13 +65,13 @@ pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }
-    let rig = Arc::new(Rig::new()?);
+    let rig = Arc::new(Rig::new(None)?);
     for (name, frame, counter) in wanted {
         let (beginning, _) = frame[..REWRITTEN].as_chunks();
         cases.push(Box::new(LiveCase {
             name,
             rig: Arc::clone(&rig),
-            generator: raw::load(Type::Xdp, &restore_and_send(beginning))?,
+            generator: raw::load(Type::Xdp, &restore_and_send(beginning, None))?,
             frame,
             counter,
         }));
@@ -79,9 +80,9 @@ pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
 }
 
 impl Rig {
-    /// The world with an uplink of its own instead of that for single runs.
-    fn new() -> Result<Self> {
-        let mut world = World::new(None)?;
+    /// With room for more bouncer rows, if a number is given.
+    pub fn new(bouncer_rows: Option<u32>) -> Result<Self> {
+        let mut world = World::new(bouncer_rows)?;
         let namespace = &world.namespace;
         namespace.command("ip addr del 192.0.2.1/24 dev uplink")?;
         namespace.command("ip link add live0 type veth peer name live1")?;
@@ -116,6 +117,35 @@ impl Rig {
             _drop: drop,
         })
     }
+
+    /// Millions of packets a second that transit sent on, by its counter, and that a generator offered. Takes a third
+    /// of the time given, and at least a second.
+    pub fn rates(
+        &self,
+        generator: BorrowedFd,
+        frame: &[u8],
+        counter: Counter,
+        time: Duration,
+    ) -> Result<(f64, f64)> {
+        let context = raw::context(Type::Xdp, frame, self.far);
+        let time = (time / 3).max(Duration::from_secs(1));
+        let count = || self.world.programs.counter(counter);
+        let before = count()?;
+        let (frames, elapsed) = self.world.namespace.run(|| {
+            pin(GENERATOR_CORE)?;
+            let start = Instant::now();
+            let mut frames = 0;
+            while start.elapsed() < time {
+                raw::run_live(generator, frame, &context, FRAMES)?;
+                frames += u64::from(FRAMES);
+            }
+            Ok((frames, start.elapsed()))
+        })?;
+        let done = count()? - before;
+        ensure!(done > 10_000, "only {done} of {frames} frames were sent on");
+        let rate = |count| float(count) / elapsed.as_secs_f64() / 1e6;
+        Ok((rate(done), rate(frames)))
+    }
 }
 
 impl Case for LiveCase {
@@ -128,27 +158,12 @@ impl Case for LiveCase {
     }
 
     fn measure(&mut self, plan: &Plan) -> Result<Vec<Sample>> {
-        let Rig { world, far, .. } = &*self.rig;
-        let context = raw::context(Type::Xdp, &self.frame, *far);
-        let time = (plan.time / 3).max(Duration::from_secs(1));
-        let count = || world.programs.counter(self.counter);
-        let before = count()?;
-        let (frames, elapsed) = world.namespace.run(|| {
-            pin(GENERATOR_CORE)?;
-            let start = Instant::now();
-            let mut frames = 0;
-            while start.elapsed() < time {
-                raw::run_live(self.generator.as_fd(), &self.frame, &context, FRAMES)?;
-                frames += u64::from(FRAMES);
-            }
-            Ok((frames, start.elapsed()))
-        })?;
-        let done = count()? - before;
-        ensure!(done > 10_000, "only {done} of {frames} frames were sent on");
-        let rate = |count| float(count) / elapsed.as_secs_f64() / 1e6;
+        let (done, offered) = self
+            .rig
+            .rates(self.generator.as_fd(), &self.frame, self.counter, plan.time)?;
         Ok(vec![
-            Sample::new("mpps", "Mpps", rate(done)),
-            Sample::new("offered_mpps", "Mpps", rate(frames)),
+            Sample::new("mpps", "Mpps", done),
+            Sample::new("offered_mpps", "Mpps", offered),
         ])
     }
 }

@@ -1,8 +1,13 @@
-//! What a bounce costs as BOUNCER_ROWS grows: transit at XDP, single runs as in [`super`].
+//! What a bounce costs as BOUNCER_ROWS grows: transit at XDP.
 //!
-//! `ns_active`: packets to a thousand endpoints in turn (all of them where there are fewer), as caches know the rows in
-//! use. `ns_random`: each packet to any row, so that with many rows nearly every look misses the caches. The map has
-//! room for the largest size in every case. A sample is the median of all its packets.
+//! `mpps_active` and `mpps_random`: packets a second of one core by live frames, as in [`super::live`]: what a bouncer
+//! feels. `ns_active` and `ns_random`: the program alone by single runs, as in [`super`], between which 3 ms pass until a
+//! row is looked at again, so that other work of the machine has taken the caches.
+//!
+//! `active`: packets to a thousand endpoints in turn (all of them where there are fewer), as caches know the rows in
+//! use. `random`: each packet to any row, so that with many rows nearly every look misses the caches. The map has
+//! room for the largest size in every case. A sample in
+//! nanoseconds is the median of all its packets.
 
 use std::{
     net::Ipv4Addr,
@@ -14,10 +19,11 @@ use thuban_common::counters::Counter;
 
 use super::{
     CORE,
-    assembly::{XDP_PASS, XDP_TX, answer},
+    assembly::{Scatter, XDP_PASS, XDP_TX, answer, restore_and_send},
+    live::{REWRITTEN, Rig},
     median,
     raw::{self, Type},
-    world::{REMOTE, THIRD, VNI, World, from_wire},
+    world::{REMOTE, THIRD, VNI, from_wire},
 };
 use crate::{
     bench::{Case, Plan, Sample, process::pin},
@@ -38,7 +44,7 @@ pub fn name(rows: u32) -> String {
 pub struct RowsCase {
     name: String,
     rows: u32,
-    world: World,
+    rig: Rig,
     idle: OwnedFd,
     random: Random,
 }
@@ -62,14 +68,14 @@ fn endpoint(number: u32) -> Ipv4Addr {
 
 impl RowsCase {
     pub fn new(rows: u32) -> Result<Self> {
-        let mut world = World::new(Some(ROOM))?;
+        let mut rig = Rig::new(Some(ROOM))?;
         for number in 0..rows {
-            world.row("BOUNCER_ROWS", endpoint(number), THIRD)?;
+            rig.world.row("BOUNCER_ROWS", endpoint(number), THIRD)?;
         }
         Ok(Self {
             name: name(rows),
             rows,
-            world,
+            rig,
             idle: raw::load(Type::Xdp, &answer(XDP_PASS))?,
             random: Random(0x9e37_79b9),
         })
@@ -78,10 +84,10 @@ impl RowsCase {
     /// Nanoseconds of a bounce to endpoints in turn, less those of nothing.
     fn bounce(&self, endpoints: &[u32]) -> Result<f64> {
         let mut frame = from_wire(VNI, REMOTE, endpoint(0));
-        let context = raw::context(Type::Xdp, &frame, self.world.uplink);
-        let program = self.world.program("transit_xdp")?;
-        let before = self.world.programs.counter(Counter::Bounced)?;
-        let (own, idle) = self.world.namespace.run(|| {
+        let context = raw::context(Type::Xdp, &frame, self.rig.world.uplink);
+        let program = self.rig.world.program("transit_xdp")?;
+        let before = self.rig.world.programs.counter(Counter::Bounced)?;
+        let (own, idle) = self.rig.world.namespace.run(|| {
             pin(CORE)?;
             let (mut own, mut idle) = (Vec::new(), Vec::new());
             for _ in 0..ACTIVE {
@@ -95,9 +101,26 @@ impl RowsCase {
             }
             Ok((median(own), median(idle)))
         })?;
-        let bounced = self.world.programs.counter(Counter::Bounced)? - before;
+        let bounced = self.rig.world.programs.counter(Counter::Bounced)? - before;
         ensure!(bounced == endpoints.len() as u64, "only {bounced} bounced");
         Ok(own - idle)
+    }
+
+    /// Millions of live frames a second, to as many endpoints, evenly spread over the rows.
+    fn rate(&self, endpoints: u32, plan: &Plan) -> Result<f64> {
+        let frame = from_wire(VNI, REMOTE, endpoint(0));
+        let (beginning, _) = frame[..REWRITTEN].as_chunks();
+        let scatter = Scatter {
+            offset: INNER as u16 + 16,
+            first: endpoint(0).to_bits(),
+            step: self.rows / endpoints,
+            count: endpoints,
+        };
+        let generator = raw::load(Type::Xdp, &restore_and_send(beginning, Some(scatter)))?;
+        let rates = self
+            .rig
+            .rates(generator.as_fd(), &frame, Counter::Bounced, plan.time)?;
+        Ok(rates.0)
     }
 }
 
@@ -107,17 +130,20 @@ impl Case for RowsCase {
     }
 
     fn metrics(&self) -> Vec<&'static str> {
-        vec!["ns_active", "ns_random"]
+        vec!["mpps_active", "mpps_random", "ns_active", "ns_random"]
     }
 
-    fn measure(&mut self, _plan: &Plan) -> Result<Vec<Sample>> {
+    fn measure(&mut self, plan: &Plan) -> Result<Vec<Sample>> {
         let mut any =
             |count: u32| -> Vec<u32> { (0..count).map(|_| self.random.next() % self.rows).collect() };
         let chosen = any(ACTIVE.min(self.rows));
         let random = any(CALLS);
         let active: Vec<u32> = chosen.iter().copied().cycle().take(CALLS as usize).collect();
         self.bounce(&chosen)?;
+        let few = ACTIVE.min(self.rows);
         Ok(vec![
+            Sample::new("mpps_active", "Mpps", self.rate(few, plan)?),
+            Sample::new("mpps_random", "Mpps", self.rate(self.rows, plan)?),
             Sample::new("ns_active", "ns", self.bounce(&active)?),
             Sample::new("ns_random", "ns", self.bounce(&random)?),
         ])
