@@ -4,13 +4,13 @@ use anyhow::{Result, ensure};
 use thuban_common::{counters::Counter, tables::VpcEntry};
 
 use crate::{
+    answers::arp_reply,
     fixture::{self, Expect, Fixture},
     frames::{Packet, arp, other, tcp, udp},
     rows::{BOUNCED, DIVIDED, Endpoint, GUEST, HERE, LOCAL_MAC, SECOND, STRAY, TENANT, THIRD, UNREACHED, ip},
     world::{Hook, Role, World},
 };
 
-const GATEWAY: [u8; 6] = [0x02, 0x54, 0x68, 0x75, 0x62, 0x61];
 const HOST: std::net::Ipv4Addr = ip(169, 254, 64, 1);
 
 fn packet(endpoint: Endpoint, to: std::net::Ipv4Addr) -> Packet {
@@ -231,14 +231,9 @@ fn forged_and_broken_packets_are_dropped() -> Result<()> {
 fn arp_is_answered_for_all_but_the_pod_itself() -> Result<()> {
     let (mac, address) = (TENANT.mac(), TENANT.address);
     let ask = |sender, target| arp(mac, 1, mac, sender, target);
-    let reply = |target: std::net::Ipv4Addr| {
-        let mut bytes = arp(GATEWAY, 2, GATEWAY, target, address);
-        bytes[..6].copy_from_slice(&mac);
-        bytes[32..38].copy_from_slice(&mac);
-        Expect::Reply {
-            bytes,
-            counter: Counter::ArpReplies,
-        }
+    let reply = |target| Expect::Reply {
+        bytes: arp_reply(TENANT, target),
+        counter: Counter::ArpReplies,
     };
     let mut world = World::new()?;
     for (description, frame, expect) in [

@@ -6,13 +6,13 @@ use anyhow::Result;
 use thuban_common::counters::Counter;
 
 use crate::{
+    answers::advertisement,
     fixture::{self, Expect, Fixture},
     frames::{Packet, Packet6, udp},
     rows::{GUEST, TENANT, ip, ip6},
     world::{Role, World},
 };
 
-const GATEWAY: [u8; 6] = [0x02, 0x54, 0x68, 0x75, 0x62, 0x61];
 /// Link-local address that TENANT's kernel gives itself.
 const LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0xff, 0xfe00, 0x64);
 
@@ -41,13 +41,9 @@ fn solicitation(source: Ipv6Addr, target: Ipv6Addr) -> Packet6 {
     Packet6::udp(TENANT.mac(), source, solicited_node(target)).icmp(135, &rest)
 }
 
-/// The gateway's advertisement of the target: from a router, solicited, overrides.
-fn advertisement(source: Ipv6Addr, target: Ipv6Addr) -> Expect {
-    let rest = [&[0xe0, 0, 0, 0][..], &target.octets(), &[2, 1], &GATEWAY].concat();
-    let mut bytes = Packet6::udp(GATEWAY, target, source).icmp(136, &rest).bytes();
-    bytes[..6].copy_from_slice(&TENANT.mac());
+fn advertised(source: Ipv6Addr, target: Ipv6Addr) -> Expect {
     Expect::Reply {
-        bytes,
+        bytes: advertisement(TENANT, source, target),
         counter: Counter::NeighbourReplies,
     }
 }
@@ -64,7 +60,7 @@ fn solicitations_are_answered_with_the_gateways_mac() -> Result<()> {
         fixture(
             description,
             &solicitation(source, target),
-            advertisement(source, target),
+            advertised(source, target),
         )
     };
     fixture::run(
@@ -77,7 +73,7 @@ fn solicitations_are_answered_with_the_gateways_mac() -> Result<()> {
             fixture(
                 "to the neighbour alone",
                 &unicast,
-                advertisement(TENANT.v6, neighbour),
+                advertised(TENANT.v6, neighbour),
             ),
         ],
     )

@@ -3,12 +3,18 @@
 
 mod agent;
 mod announcements;
+mod answers;
+mod differential;
 mod discovery;
 mod ecn;
 mod fixture;
 mod frames;
 mod ipv6;
 mod ipv6_transit;
+mod model;
+mod model_agent;
+mod model_transit;
+mod random;
 mod rows;
 mod sources;
 mod too_big;

@@ -10,15 +10,13 @@ use thuban_common::{
 use thuban_e2e::rig::traffic::checksum;
 
 use crate::{
+    answers::{too_big, too_big6},
     fixture::{self, Expect, Fixture},
     frames::{Packet, Packet6, Tunnel, header, tcp, udp},
     rows::{Endpoint, HERE, MTU, SECOND, TENANT, THIRD, ip, ip6},
     world::{Hook, Role, World},
 };
 
-/// Bytes of the packet that an error quotes.
-const QUOTE: usize = 128;
-const GATEWAY: [u8; 6] = [0x02, 0x54, 0x68, 0x75, 0x62, 0x61];
 const ETHERNET: [u8; 12] = [2, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2];
 
 fn fixture(description: &'static str, frame: Vec<u8>, expect: Expect) -> Fixture {
@@ -36,43 +34,6 @@ fn sized(length: usize) -> Packet {
 
 fn sized6(length: usize) -> Packet6 {
     Packet6::udp(TENANT.mac(), TENANT.v6, ip6(0, 1, 0x50)).carrying(17, &udp(1, 2, &vec![7; length - 48]))
-}
-
-/// Bytes of an error's ICMP part: type, code, checksum still zero, MTU, quote.
-fn message(kind: u8, code: u8, mtu: u16, frame: &[u8]) -> Vec<u8> {
-    let mut message = vec![kind, code, 0, 0, 0, 0];
-    message.extend(mtu.to_be_bytes());
-    message.extend(&frame[14..14 + QUOTE]);
-    message
-}
-
-/// The whole answer to an IPv4 packet of TENANT.
-fn error_v4(frame: &[u8], mtu: u16) -> Vec<u8> {
-    let mut icmp = message(3, 4, mtu, frame);
-    let sum = checksum(&icmp);
-    icmp[2..4].copy_from_slice(&sum.to_be_bytes());
-    let mut answer = [&TENANT.mac()[..], &GATEWAY, &[8, 0]].concat();
-    answer.extend(header(
-        0,
-        icmp.len(),
-        0,
-        64,
-        1,
-        ip(169, 254, 64, 1),
-        TENANT.address,
-    ));
-    answer.extend(icmp);
-    answer
-}
-
-/// The whole answer to an IPv6 packet of TENANT.
-fn error_v6(frame: &[u8], mtu: u16) -> Result<Vec<u8>> {
-    let mut from_host = Packet6::udp(GATEWAY, "fe80::5468:7562:6101".parse()?, TENANT.v6)
-        .icmp(2, &message(2, 0, mtu, frame)[4..]);
-    from_host.hop_limit = 64;
-    let mut answer = from_host.bytes();
-    answer[..6].copy_from_slice(&TENANT.mac());
-    Ok(answer)
 }
 
 fn answered(bytes: Vec<u8>) -> Expect {
@@ -130,7 +91,7 @@ fn larger_packets_are_answered_with_the_paths_mtu() -> Result<()> {
         ("a ping", ping),
         ("far too large", sized(3000).bytes()),
     ] {
-        let answer = error_v4(&frame, 1450);
+        let answer = too_big(TENANT, &frame, 1450);
         fixtures.push(fixture(description, frame, answered(answer)));
     }
     for (description, frame) in [
@@ -139,7 +100,7 @@ fn larger_packets_are_answered_with_the_paths_mtu() -> Result<()> {
         ("IPv6, a ping", ping6.bytes()),
         ("IPv6, far too large", sized6(3000).bytes()),
     ] {
-        let answer = error_v6(&frame, 1450)?;
+        let answer = too_big6(TENANT, &frame, 1450);
         fixtures.push(fixture(description, frame, answered(answer)));
     }
     fixture::run(&mut World::new()?, &fixtures)
@@ -200,7 +161,7 @@ fn a_gso_frame_is_measured_by_its_segments() -> Result<()> {
     let frame = sized(3000).bytes();
     let outcome = world.run_segmented(Role::Agent(TENANT.index), Hook::Tc, &frame, 1423)?;
     ensure!(
-        outcome.verdict == 7 && outcome.frame == error_v4(&frame, 1450),
+        outcome.verdict == 7 && outcome.frame == too_big(TENANT, &frame, 1450),
         "{:02x?}",
         outcome.frame
     );
@@ -269,7 +230,7 @@ fn what_a_router_says_of_a_path_is_learnt_and_believed_for_a_while() -> Result<(
     let (fits, large, large6) = (sized(1350).bytes(), sized(1351).bytes(), sized6(1351).bytes());
     let mut elsewhere = sized(1450);
     elsewhere.to = ip(10, 0, 1, 90);
-    let (answer, answer6) = (error_v4(&large, 1350), error_v6(&large6, 1350)?);
+    let (answer, answer6) = (too_big(TENANT, &large, 1350), too_big6(TENANT, &large6, 1350));
     fixture::run(
         &mut world,
         &[
@@ -306,7 +267,7 @@ fn less_than_any_path_carries_is_not_believed() -> Result<()> {
     ensure!(learns(&mut world, &Said::of(SECOND, 68).frame(|_| ()))?);
     // IPv6 has no paths below 1280, whatever is said.
     let (large, large6) = (sized(577).bytes(), sized6(577).bytes());
-    let (answer, answer6) = (error_v4(&large, 576), error_v6(&large6, 1280)?);
+    let (answer, answer6) = (too_big(TENANT, &large, 576), too_big6(TENANT, &large6, 1280));
     fixture::run(
         &mut world,
         &[

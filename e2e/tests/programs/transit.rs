@@ -290,6 +290,29 @@ fn wrong_geneve_is_dropped() -> Result<()> {
 }
 
 #[test]
+fn options_in_an_aggregated_frame_are_refused() -> Result<()> {
+    // No aggregation understood them: those of the first segment would count for all.
+    let with = |options: &[u8]| {
+        let segments = Packet::udp([2; 6], ip(10, 0, 1, 40), ip(10, 0, 1, 12)).carrying(17, &[0; 1200]);
+        tunnel().with_options(options).around(ETHERNET, &segments.bytes())
+    };
+    let mut world = World::new()?;
+    let outcome = world.run_segmented(Role::Transit, Hook::Tc, &with(&[1, 2, 3, 0]), 600)?;
+    ensure!(
+        outcome.verdict == 2 && outcome.counted.contains_key(Counter::BadHeader.name()),
+        "{:?}",
+        outcome.counted
+    );
+    let outcome = world.run_segmented(Role::Transit, Hook::Tc, &with(&[]), 600)?;
+    ensure!(
+        !outcome.counted.contains_key(Counter::BadHeader.name()),
+        "{:?}",
+        outcome.counted
+    );
+    Ok(())
+}
+
+#[test]
 fn nothing_is_ours_before_the_droplet_is_configured() -> Result<()> {
     let mut world = World::new()?;
     world.programs.configure(ConfigEntry {

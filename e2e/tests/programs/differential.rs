@@ -1,0 +1,156 @@
+//! Random frames through the programs and through their model: verdict, frame and counters must be the same.
+//!
+//! `THUBAN_DIFFERENTIAL` says how many frames, `THUBAN_SEED` repeats a run.
+
+use std::{collections::BTreeMap, env, time::SystemTime};
+
+use anyhow::{Context, Result, ensure};
+use thuban_common::{counters::Counter, tables::PathMtuEntry};
+
+use crate::{
+    fixture::judge,
+    model::Model,
+    random::Random,
+    rows::DROPLETS,
+    world::{Hook, Role, World},
+};
+
+/// Frames of a run that nobody says more about.
+const FRAMES: u64 = 100_000;
+/// Frames between two looks at the counters, which take longer than a frame.
+const BATCH: u64 = 128;
+/// Frames between two worlds without learnt paths: what is learnt would soon be all there is.
+const FORGET: u64 = 4096;
+
+type Counts = BTreeMap<&'static str, u64>;
+
+fn number(name: &str) -> Result<Option<u64>> {
+    let Ok(text) = env::var(name) else {
+        return Ok(None);
+    };
+    let number = text.parse().with_context(|| format!("{name}={text}"))?;
+    Ok(Some(number))
+}
+
+/// Test runs at tc refuse IP packets that are shorter than the header.
+fn runs(hook: Hook, frame: &[u8]) -> bool {
+    let least = match [frame[12], frame[13]] {
+        [0x08, 0x00] => 34,
+        [0x86, 0xdd] => 54,
+        _ => 14,
+    };
+    hook == Hook::Xdp || frame.len() >= least
+}
+
+/// Runs a frame at both hooks and says what the model counted.
+fn compare(world: &mut World, model: &mut Model, role: Role, frame: &[u8]) -> Result<Vec<Counter>> {
+    let mut counted = Vec::new();
+    for hook in [Hook::Xdp, Hook::Tc] {
+        if !runs(hook, frame) {
+            continue;
+        }
+        let expect = match role {
+            Role::Agent(index) => model.agent(index, hook, frame),
+            Role::Transit => model.transit(hook, frame),
+        };
+        let said = || format!("{role:?} at {hook:?}, the model says {expect:02x?}: {frame:02x?}");
+        let outcome = world.run_uncounted(role, hook, frame, 0).with_context(said)?;
+        let counter = judge(&expect, hook, frame, &outcome)
+            .with_context(|| format!("verdict {}", outcome.verdict))
+            .with_context(said)?;
+        counted.extend(counter);
+    }
+    Ok(counted)
+}
+
+/// Counters of packets' ends.
+fn ends(world: &World) -> Result<Counts> {
+    let mut counters = world.programs.counters()?;
+    for event in [Counter::DirectWanted, Counter::DirectPaced] {
+        counters.remove(event.name());
+    }
+    Ok(counters)
+}
+
+fn add(counts: &mut Counts, counted: &[Counter]) {
+    for counter in counted {
+        *counts.entry(counter.name()).or_default() += 1;
+    }
+}
+
+/// The frame whose counters aren't the model's, found by running the batch once more.
+fn find(world: &mut World, model: &mut Model, batch: &[(Role, Vec<u8>)]) -> Result<()> {
+    for (role, frame) in batch {
+        let mut counts = ends(world)?;
+        add(&mut counts, &compare(world, model, *role, frame)?);
+        let counted = ends(world)?;
+        ensure!(
+            counts == counted,
+            "{role:?}: {counted:?} instead of {counts:?}: {frame:02x?}"
+        );
+    }
+    Ok(())
+}
+
+fn forget(world: &mut World, model: &mut Model) {
+    model.paths.clear();
+    for droplet in DROPLETS {
+        // Maybe nothing was learnt.
+        let _ = world
+            .programs
+            .remove::<_, PathMtuEntry>("PATH_MTUS", &droplet.octets());
+    }
+}
+
+#[test]
+fn programs_do_what_their_model_does() -> Result<()> {
+    let clock = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)?
+        .as_nanos() as u64;
+    let seed = number("THUBAN_SEED")?.unwrap_or(clock);
+    let frames = number("THUBAN_DIFFERENTIAL")?.unwrap_or(FRAMES);
+    println!("THUBAN_SEED={seed} THUBAN_DIFFERENTIAL={frames}");
+    let mut random = Random::new(seed);
+    let mut world = World::new()?;
+    world.enter()?;
+    let mut model = Model::new();
+    let mut counts = Counts::new();
+    let mut batch = Vec::new();
+    for number in 1..=frames {
+        let (role, frame) = random.frame();
+        let counted =
+            compare(&mut world, &mut model, role, &frame).with_context(|| format!("frame {number}"))?;
+        add(&mut counts, &counted);
+        batch.push((role, frame));
+        if number % BATCH == 0 || number == frames {
+            let is = ends(&world)?;
+            if is != counts {
+                find(&mut world, &mut model, &batch).with_context(|| format!("before frame {number}"))?;
+            }
+            ensure!(
+                is == counts,
+                "before frame {number}: {is:?} instead of {counts:?}"
+            );
+            batch.clear();
+            world.programs.take_wanted()?;
+        }
+        if number % FORGET == 0 {
+            forget(&mut world, &mut model);
+        }
+    }
+    println!("{counts:#?}");
+    // A generator that reaches little proves little.
+    let unreached: Vec<&str> = Counter::ALL
+        .iter()
+        .map(|counter| counter.name())
+        .filter(|name| !counts.contains_key(name) && !UNREACHABLE.contains(name))
+        .collect();
+    ensure!(
+        frames < FRAMES || unreached.is_empty(),
+        "no frame was counted as {unreached:?}"
+    );
+    Ok(())
+}
+
+/// What no frame brings about: events, and failures of the world around.
+const UNREACHABLE: [&str; 4] = ["direct_wanted", "direct_paced", "adjust_room_failed", "no_config"];

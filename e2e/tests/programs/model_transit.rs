@@ -1,0 +1,209 @@
+//! The model of transit.
+
+use std::net::Ipv4Addr;
+
+use thuban_common::{
+    counters::Counter,
+    tables::{LEAST_PATH_MTU, SUBNET_BOUNCER_HERE, VPC_DIVIDER_HERE},
+};
+
+use crate::{
+    fixture::Expect,
+    model::{Local, Model, Packet, Refusal, TO_TC, elsewhere, first, member, reaches, settle, subnet, vpc},
+    rows::{DROPLETS, HERE, MTU},
+    world::Hook,
+};
+
+/// More fragments, or an offset.
+const FRAGMENT: u16 = 0x3fff;
+/// Outer Ethernet, IP, UDP and Geneve without options.
+const OUTER: usize = 14 + 20 + 8 + 8;
+
+fn address(bytes: &[u8], at: usize) -> Ipv4Addr {
+    Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3])
+}
+
+/// What the outer packet is to this droplet.
+enum Outer {
+    Foreign,
+    Geneve,
+    Icmp,
+}
+
+fn outer(frame: &[u8]) -> Outer {
+    let is_ours = frame[12..14] == [8, 0]
+        && frame.len() >= 34
+        && frame[14] == 0x45
+        && u16::from_be_bytes([frame[16], frame[17]]) >= 20
+        && u16::from_be_bytes([frame[20], frame[21]]) & FRAGMENT == 0
+        && address(frame, 30) == HERE;
+    match frame.get(23) {
+        Some(17) if is_ours && frame.len() >= 42 && frame[36..38] == 6081_u16.to_be_bytes() => Outer::Geneve,
+        Some(1) if is_ours => Outer::Icmp,
+        _ => Outer::Foreign,
+    }
+}
+
+impl Model {
+    pub fn transit(&mut self, hook: Hook, frame: &[u8]) -> Expect {
+        match outer(frame) {
+            Outer::Geneve => settle(self.arrived(hook, frame)),
+            Outer::Icmp if hook == Hook::Tc => Expect::Pass(self.learn(&frame[34..])),
+            _ => Expect::Pass(None),
+        }
+    }
+
+    /// From ICMP "fragmentation needed" about Geneve of this droplet to another one.
+    fn learn(&mut self, icmp: &[u8]) -> Option<Counter> {
+        let quoted = icmp.get(8..36)?;
+        let droplet = address(quoted, 16);
+        let mtu = u32::from(u16::from_be_bytes([icmp[6], icmp[7]]));
+        let is_about_us = icmp[..2] == [3, 4]
+            && quoted[0] & 15 == 5
+            && quoted[9] == 17
+            && address(quoted, 12) == HERE
+            && quoted[22..24] == 6081_u16.to_be_bytes();
+        if !is_about_us || !DROPLETS.contains(&droplet) || mtu == 0 || mtu >= MTU {
+            return None;
+        }
+        self.paths.insert(droplet, mtu.max(LEAST_PATH_MTU));
+        Some(Counter::PathMtuLearnt)
+    }
+
+    fn arrived(&self, hook: Hook, frame: &[u8]) -> Result<Expect, Refusal> {
+        let sender = address(frame, 26);
+        if sender == HERE || !DROPLETS.contains(&sender) {
+            return Err(Counter::UnknownDroplet);
+        }
+        let geneve: [u8; 8] = first(&frame[42..])?;
+        let length = options(geneve, &frame[OUTER..])?;
+        let vni = u32::from_be_bytes([0, geneve[4], geneve[5], geneve[6]]);
+        let inner = &frame[(OUTER + length).min(frame.len())..];
+        let ethernet: [u8; 14] = first(inner)?;
+        let packet = Packet::read([ethernet[12], ethernet[13]], &inner[14..])?;
+        let (vpc_flags, dividers) = vpc(vni).ok_or(Counter::UnknownVni)?;
+        let destination = (vni, packet.destination);
+        let network = subnet(vni, packet.destination);
+
+        // Where a row says that the source lives; nobody else sends it but those who pass on what others sent.
+        let source = (vni, packet.source);
+        let home = self.bouncer.get(&source).or_else(|| self.direct.get(&source));
+        let is_foreign = self.locals.contains_key(&source) || home.is_some_and(|home| *home != sender);
+        let passes_on = dividers.contains(&sender)
+            || network.is_some_and(|(.., bouncers)| bouncers.contains(&sender))
+            || self.forwarders.get(&destination) == Some(&sender);
+        if is_foreign && !passes_on {
+            return Err(Counter::SourceMismatch);
+        }
+
+        if let Some(local) = self.locals.get(&destination) {
+            return deliver(*local, vni, frame[15], &packet, inner, OUTER + length);
+        }
+        let next = self.next(vni, vpc_flags, sender, &packet)?;
+        if frame[22] <= 1 {
+            return Err(Counter::TtlExpired);
+        }
+        Ok(if reaches(hook, next.0) {
+            Expect::Hop {
+                to: next.0,
+                counter: next.1,
+            }
+        } else {
+            TO_TC
+        })
+    }
+
+    /// Forward row, else the bouncer's role, else the divider's.
+    fn next(
+        &self,
+        vni: u32,
+        vpc_flags: u32,
+        sender: Ipv4Addr,
+        packet: &Packet,
+    ) -> Result<(Ipv4Addr, Counter), Refusal> {
+        let key = (vni, packet.destination);
+        let (droplet, counter) = if let Some(droplet) = self.forward.get(&key) {
+            (elsewhere(Some(*droplet))?, Counter::Forwarded)
+        } else {
+            let (.., flags, bouncers) = subnet(vni, packet.destination).ok_or(Counter::NoEndpoint)?;
+            let is_bouncer = flags & SUBNET_BOUNCER_HERE != 0;
+            if !is_bouncer {
+                if vpc_flags & VPC_DIVIDER_HERE == 0 {
+                    return Err(Counter::NoEndpoint);
+                }
+                let bouncer = member(bouncers, packet).ok_or(Counter::NoBouncer)?;
+                if bouncer != HERE {
+                    return Ok((bouncer, Counter::Divided));
+                }
+            }
+            (elsewhere(self.bouncer.get(&key).copied())?, Counter::Bounced)
+        };
+        if droplet == sender {
+            return Err(Counter::WouldReturn);
+        }
+        Ok((droplet, counter))
+    }
+}
+
+/// Bytes of Geneve's options, none of them critical.
+fn options(geneve: [u8; 8], behind: &[u8]) -> Result<usize, Refusal> {
+    let is_control = geneve[1] & 0x80 != 0;
+    if geneve[0] >> 6 != 0 || is_control || geneve[2..4] != [0x65, 0x58] {
+        return Err(Counter::BadHeader);
+    }
+    if geneve[1] & 0x40 != 0 {
+        return Err(Counter::CriticalOption);
+    }
+    let length = usize::from(geneve[0] & 0x3f) * 4;
+    let mut at = 0;
+    while at < length {
+        let option: [u8; 4] = first(behind.get(at..).unwrap_or_default())?;
+        if option[2] & 0x80 != 0 {
+            return Err(Counter::CriticalOption);
+        }
+        at += 4 + usize::from(option[3] & 0x1f) * 4;
+    }
+    if at == length {
+        Ok(length)
+    } else {
+        Err(Counter::BadHeader)
+    }
+}
+
+/// To the endpoint, the outer congestion mark combined with the inner (RFC 6040).
+fn deliver(
+    local: Local,
+    vni: u32,
+    outer_class: u8,
+    packet: &Packet,
+    inner: &[u8],
+    length: usize,
+) -> Result<Expect, Refusal> {
+    const CONGESTED: u8 = 3;
+    let mark = match (outer_class & 3, packet.class & 3) {
+        (CONGESTED, 0) => return Err(Counter::CongestionUnknown),
+        (CONGESTED, _) => CONGESTED,
+        (1, 2) => 1,
+        (_, inside) => inside,
+    };
+    let mac = local.mac;
+    if mark == packet.class & 3 {
+        return Ok(Expect::Delivered { mac, length, vni });
+    }
+    let mut inner = inner.to_vec();
+    if packet.is_v6() {
+        inner[15] = inner[15] & 0xcf | mark << 4;
+    } else {
+        // Equation 3 of RFC 1624, so that a wrong checksum stays wrong.
+        let old = u16::from_be_bytes([inner[14], inner[15]]);
+        inner[15] = inner[15] & 0xfc | mark;
+        let new = u16::from_be_bytes([inner[14], inner[15]]);
+        let checksum = u16::from_be_bytes([inner[24], inner[25]]);
+        let mut sum = u32::from(!checksum) + u32::from(!old) + u32::from(new);
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        inner[24..26].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    }
+    Ok(Expect::DeliveredAs { inner, mac, vni })
+}
