@@ -24,12 +24,12 @@ use crate::dataplane::loader::{self, LoadError};
 use crate::dataplane::tables::{TableError, Tables, write_config};
 use crate::install::{self, InstallError};
 use crate::netlink::uplink::{self, Uplink};
-use crate::netlink::{self, NetlinkError, host, veth};
+use crate::netlink::{self, NetlinkError, aggregation, ethtool, host, veth};
 use crate::node::{Fixed, Node};
 use crate::operator::client;
 use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
-use crate::settings::{AgentHook, RunSettings};
+use crate::settings::{AgentHook, Aggregation, RunSettings, TransitHookChoice};
 use crate::state::State;
 use crate::{droplet, reclaim, subscriptions};
 
@@ -143,7 +143,7 @@ async fn start(
         Links::new(ebpf, settings.pins.links()),
         attachments,
     );
-    let transit_hook = attach_transit(&mut state.links, &settings, &uplink)?;
+    let transit_hook = attach_transit(&mut state.links, &netlink, &settings, &uplink).await?;
     write_config(&maps, config(&uplink, transit_hook))?;
     settings.agent_hook = hooks::agent(settings.agent_hook, transit_hook);
     adopt(&mut state, &netlink, settings.agent_hook).await?;
@@ -173,15 +173,51 @@ fn config(uplink: &Uplink, transit: TransitHook) -> ConfigEntry {
     }
 }
 
-fn attach_transit(
+/// Chooses transit's hook and, where that is tc and frames come segmented, has them aggregated.
+async fn attach_transit(
     links: &mut Links,
+    netlink: &Handle,
     settings: &RunSettings,
     uplink: &Uplink,
 ) -> Result<TransitHook, DaemonError> {
-    let wanted = hooks::examine(settings.transit_hook, &uplink.name)?;
-    let hook = hooks::attach(links, settings.transit_hook, wanted, &uplink.name)?;
-    info!(uplink = uplink.name, address = %uplink.address, mtu = uplink.mtu, hook = hook.name(), "transit attached");
+    let nic = hooks::examine(&uplink.name)?;
+    let choice = settings.transit_hook;
+    // Agents at XDP need transit there.
+    let wanted = settings.aggregation == Aggregation::Auto
+        && settings.agent_hook == AgentHook::Tc
+        && choice != TransitHookChoice::Xdp
+        && !nic.passes_gso;
+    let mut aggregates = wanted && has_aggregation(netlink).await;
+    let preferred = hooks::preferred(choice, &nic, aggregates);
+    let hook = hooks::attach(links, choice, preferred, &uplink.name)?;
+    aggregates &= hook == TransitHook::Tc;
+    if aggregates {
+        ethtool::turn_on(&uplink.name, &["rx-gro"])?;
+    } else {
+        aggregation::teardown(netlink).await?;
+    }
+    info!(
+        uplink = uplink.name,
+        address = %uplink.address,
+        mtu = uplink.mtu,
+        hook = hook.name(),
+        aggregates,
+        "transit attached"
+    );
     Ok(hook)
+}
+
+async fn has_aggregation(netlink: &Handle) -> bool {
+    match aggregation::setup(netlink).await {
+        Ok(()) => true,
+        Err(error) => {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "received segments are not aggregated: no VXLAN in this kernel, or UDP port 6081 is taken"
+            );
+            false
+        }
+    }
 }
 
 fn load_attachments(store: &Store, boot_id: &str) -> Result<BTreeMap<AttachmentId, Attachment>, DaemonError> {

@@ -23,6 +23,13 @@ pub enum AgentHook {
     Xdp,
 }
 
+/// Whether received segments are aggregated before transit at tc.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Aggregation {
+    Auto,
+    Off,
+}
+
 /// Where the pinned maps and links are.
 #[derive(Args, Clone, Debug)]
 pub struct PinSettings {
@@ -58,6 +65,10 @@ pub struct RunSettings {
     pub transit_hook: TransitHookChoice,
     #[arg(long, env = "THUBAN_AGENT_HOOK", value_enum, default_value = "tc")]
     pub agent_hook: AgentHook,
+    /// auto: where transit runs at tc and frames arrive segmented, a VXLAN device holds UDP port 6081, so that the kernel
+    /// aggregates Geneve segments; off: no such device, and veth uplinks take XDP instead.
+    #[arg(long, env = "THUBAN_AGGREGATION", value_enum, default_value = "auto")]
+    pub aggregation: Aggregation,
     /// The object file with the eBPF programs.
     #[arg(
         long,

@@ -72,7 +72,10 @@ pub fn manifest_for(path: &Path, instance: &Instance) -> Result<String> {
         return Ok(text);
     }
     let mut config: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text)?;
+    // Uplinks are veths: the demo runs as a user would have it, the tests have transit at XDP where they can.
+    let aggregation = if instance.name() == "test" { "off" } else { "auto" };
     let values = [
+        ("THUBAN_AGGREGATION", aggregation.to_owned()),
         ("KUBERNETES_SERVICE_HOST", instance.gateway().to_string()),
         ("KUBERNETES_SERVICE_PORT", instance.api_port().to_string()),
         ("THUBAN_UNDERLAY_CIDRS", instance.subnet()),

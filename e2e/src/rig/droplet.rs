@@ -97,10 +97,17 @@ impl Droplet {
                 0
             },
         })?;
-        if transit == Transit::Xdp {
+        if transit != Transit::Tc {
             namespace.command(&format!("ethtool -K uplink {SEGMENTED}"))?;
             bridge.command(&format!("ethtool -K {far} {SEGMENTED}"))?;
-            namespace.run(|| programs.attach_xdp("transit_xdp", "uplink"))?;
+        }
+        match transit {
+            Transit::Tc => {}
+            Transit::Xdp => namespace.run(|| programs.attach_xdp("transit_xdp", "uplink"))?,
+            Transit::Aggregated => {
+                namespace.command("ip link add thuban-gro type vxlan external dstport 6081")?;
+                namespace.command("ip link set thuban-gro up")?;
+            }
         }
         namespace.run(|| programs.attach_tc("transit_tc", "uplink"))?;
         Ok(Self {

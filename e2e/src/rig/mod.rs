@@ -29,6 +29,13 @@ pub enum Transit {
     Xdp,
     /// Whole GSO frames, as veths pass them: transit at tc.
     Tc,
+    /// Segmented, and aggregated by the receiving stack before transit at tc.
+    Aggregated,
+}
+
+impl Transit {
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::Xdp, Self::Tc, Self::Aggregated];
 }
 
 /// What lies between droplets.
@@ -85,7 +92,7 @@ impl Rig {
             }
             droplets.push(droplet);
         }
-        if transit == Transit::Xdp {
+        if transit != Transit::Tc {
             // XDP at a veth's one end turns GRO at the other off: asked for again when all are there.
             for (index, droplet) in (1..).zip(&droplets) {
                 droplet.namespace.command("ethtool -K uplink gro on")?;

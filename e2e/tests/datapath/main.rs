@@ -1,4 +1,4 @@
-//! The data plane between three droplets: real sockets over real veths, both ways of transit.
+//! The data plane between three droplets: real sockets over real veths, every way of transit.
 
 mod isolation;
 mod offloads;
@@ -9,9 +9,9 @@ use anyhow::Result;
 use thuban_common::counters::Counter;
 use thuban_e2e::rig::{Transit, topology::Topology};
 
-/// Runs a scenario with transit at XDP and at tc.
-fn both(scenario: impl Fn(&mut Topology) -> Result<()>) -> Result<()> {
-    for transit in [Transit::Xdp, Transit::Tc] {
+/// Runs a scenario with every way of transit.
+fn each(scenario: impl Fn(&mut Topology) -> Result<()>) -> Result<()> {
+    for transit in Transit::ALL {
         run(&mut Topology::new(transit)?, &scenario)?;
     }
     Ok(())

@@ -18,7 +18,7 @@ use thuban_common::counters::Counter;
 use thuban_e2e::rig::{droplet::Pod, traffic::End};
 
 use crate::{
-    both, counter,
+    counter, each,
     paths::{exchange, exchange_between},
 };
 
@@ -46,7 +46,7 @@ fn send_segmented(from: End, to: End) -> Result<()> {
 
 #[test]
 fn udp_segments_arrive_as_datagrams() -> Result<()> {
-    both(|topology| {
+    each(|topology| {
         for direct in [false, true] {
             if direct {
                 topology.make_direct()?;
@@ -62,7 +62,7 @@ fn udp_segments_arrive_as_datagrams() -> Result<()> {
 
 #[test]
 fn pods_without_offloads_are_served_as_well() -> Result<()> {
-    both(|topology| {
+    each(|topology| {
         for pod in [&topology.first, &topology.second] {
             pod.namespace
                 .command("ethtool -K eth0 tx off rx off tso off gso off gro off sg off")?;
@@ -76,7 +76,7 @@ fn pods_without_offloads_are_served_as_well() -> Result<()> {
 /// The kernel here has no SCTP: what matters to a network is that the packets arrive as they were sent.
 #[test]
 fn sctp_packets_arrive_unchanged() -> Result<()> {
-    both(|topology| {
+    each(|topology| {
         let raw = |pod: &Pod| {
             pod.namespace.run(|| {
                 // SAFETY: a plain system call. nix has no name for the protocol.
@@ -112,7 +112,7 @@ fn sctp_packets_arrive_unchanged() -> Result<()> {
 /// encapsulated again.
 #[test]
 fn a_pod_forwards_between_its_own_tunnels() -> Result<()> {
-    both(|topology| {
+    each(|topology| {
         let middle = &topology.second;
         middle.namespace.sysctl("ipv4/ip_forward", "1")?;
         let mut ends = Vec::new();
@@ -145,7 +145,7 @@ fn a_pod_forwards_between_its_own_tunnels() -> Result<()> {
 /// A pod that raises its own MTU hears what the path takes.
 #[test]
 fn pods_that_raise_their_mtu_are_told() -> Result<()> {
-    both(|topology| {
+    each(|topology| {
         topology.make_direct()?;
         for pod in [&topology.first, &topology.second] {
             pod.namespace.command("ip link set eth0 mtu 1500")?;

@@ -11,7 +11,7 @@ use thuban_e2e::rig::{
 use crate::{counter, paths::exchange};
 
 fn routed(scenario: impl Fn(&mut Topology) -> Result<()>) -> Result<()> {
-    for transit in [Transit::Xdp, Transit::Tc] {
+    for transit in Transit::ALL {
         let mut topology = Topology::routed(transit)?;
         crate::run(&mut topology, &scenario)?;
     }

@@ -24,11 +24,20 @@ impl TransitHook {
     }
 }
 
-/// What `auto` prefers for a NIC: a veth that passes GSO frames whole wants tc, everything else XDP.
-pub fn preferred(choice: TransitHookChoice, driver: &str, passes_gso: bool) -> TransitHook {
+/// What is known of a NIC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nic {
+    pub is_veth: bool,
+    /// Whole GSO frames arrive.
+    pub passes_gso: bool,
+}
+
+/// What `auto` prefers for a NIC. On a veth XDP copies each frame: tc, where frames come whole or are aggregated before.
+/// Everything else gets XDP.
+pub fn preferred(choice: TransitHookChoice, nic: &Nic, aggregates: bool) -> TransitHook {
     match choice {
         TransitHookChoice::Tc => TransitHook::Tc,
-        TransitHookChoice::Auto if driver == "veth" && passes_gso => TransitHook::Tc,
+        TransitHookChoice::Auto if nic.is_veth && (nic.passes_gso || aggregates) => TransitHook::Tc,
         TransitHookChoice::Auto | TransitHookChoice::Xdp => TransitHook::Xdp,
     }
 }
@@ -43,12 +52,14 @@ pub fn agent(wanted: AgentHook, transit: TransitHook) -> AgentHook {
 }
 
 /// Looks at the NIC.
-pub fn examine(choice: TransitHookChoice, uplink: &str) -> Result<TransitHook, NetlinkError> {
-    let driver = ethtool::driver(uplink)?;
+pub fn examine(uplink: &str) -> Result<Nic, NetlinkError> {
     let passes_gso = ethtool::is_on(uplink, "tx-tcp-segmentation")?
         || ethtool::is_on(uplink, "tx-generic-segmentation")?
         || ethtool::is_on(uplink, "tx-udp_tnl-segmentation")?;
-    Ok(preferred(choice, &driver, passes_gso))
+    Ok(Nic {
+        is_veth: ethtool::driver(uplink)? == "veth",
+        passes_gso,
+    })
 }
 
 /// Attaches transit. Where native XDP is refused and was not demanded, tc does all of it.
@@ -89,12 +100,18 @@ mod tests {
     }
 
     #[test]
-    fn a_veth_that_passes_gso_whole_gets_tc_and_others_xdp() {
+    fn a_veth_gets_tc_where_frames_come_whole_and_others_xdp() {
         let auto = TransitHookChoice::Auto;
-        assert_eq!(preferred(auto, "veth", true), TransitHook::Tc);
-        assert_eq!(preferred(auto, "veth", false), TransitHook::Xdp);
-        assert_eq!(preferred(auto, "mlx5_core", true), TransitHook::Xdp);
-        assert_eq!(preferred(TransitHookChoice::Xdp, "veth", true), TransitHook::Xdp);
-        assert_eq!(preferred(TransitHookChoice::Tc, "ena", false), TransitHook::Tc);
+        let nic = |is_veth, passes_gso| Nic { is_veth, passes_gso };
+        assert_eq!(preferred(auto, &nic(true, true), false), TransitHook::Tc);
+        assert_eq!(preferred(auto, &nic(true, false), true), TransitHook::Tc);
+        assert_eq!(preferred(auto, &nic(true, false), false), TransitHook::Xdp);
+        assert_eq!(preferred(auto, &nic(false, true), true), TransitHook::Xdp);
+        let forced = preferred(TransitHookChoice::Xdp, &nic(true, true), true);
+        assert_eq!(forced, TransitHook::Xdp);
+        assert_eq!(
+            preferred(TransitHookChoice::Tc, &nic(false, false), false),
+            TransitHook::Tc
+        );
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Invariant: nothing here changes the uplink's MTU or touches links that are not Thuban's.
 
+pub mod aggregation;
 pub mod ethtool;
 pub mod host;
 pub mod namespace;

@@ -29,12 +29,43 @@ const SEGMENTED: &str =
     "ethtool -K up0 tx off tso off gso off tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off";
 
 #[test]
-fn auto_runs_transit_at_xdp_on_a_segmented_uplink_and_at_tc_where_gso_passes() {
-    assert_eq!(
-        links(&started(&[], SEGMENTED)),
-        ["transit_tc_up0", "transit_xdp_up0"]
+fn auto_runs_transit_at_tc_on_a_veth_with_segments_aggregated_before() {
+    let rig = started(&[], SEGMENTED);
+    assert_eq!(links(&rig), ["transit_tc_up0"]);
+    assert!(rig.on_node("ip -d link show thuban-gro").contains("dstport 6081"));
+    assert!(
+        rig.on_node("ethtool -k up0")
+            .contains("generic-receive-offload: on")
     );
-    assert_eq!(links(&started(&[], "true")), ["transit_tc_up0"]);
+    let rig = started(&[], "true");
+    assert_eq!(links(&rig), ["transit_tc_up0"], "frames come whole");
+    assert!(!rig.on_node("ip link").contains("thuban-gro"));
+}
+
+#[test]
+fn without_aggregation_transit_is_at_xdp_on_a_segmented_uplink() {
+    let off = ["--aggregation", "off"];
+    let mut rig = started(&off, SEGMENTED);
+    assert_eq!(links(&rig), ["transit_tc_up0", "transit_xdp_up0"]);
+    assert!(!rig.on_node("ip link").contains("thuban-gro"));
+    // And back again, by a restart.
+    for (flags, is_there) in [(vec![], true), (off.to_vec(), false)] {
+        rig.kill();
+        rig.flags = flags.iter().map(ToString::to_string).collect();
+        rig.start();
+        rig.operator.wait_for_ack();
+        assert_eq!(rig.on_node("ip link").contains("thuban-gro"), is_there);
+    }
+}
+
+#[test]
+fn a_taken_port_is_no_reason_to_fail() {
+    let taken = format!(
+        "{SEGMENTED} && ip link add other type vxlan external dstport 6081 udp6zerocsumrx \
+                         && ip link set other up"
+    );
+    let rig = started(&[], &taken);
+    assert!(!links(&rig).is_empty());
 }
 
 #[test]

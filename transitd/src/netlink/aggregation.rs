@@ -1,0 +1,45 @@
+//! Generic receive offload for Geneve: a VXLAN device that holds UDP port 6081.
+//!
+//! The kernel aggregates the segments of a tunnel only where a socket of a tunnel waits for them. A VXLAN header is as
+//! long as a Geneve header without options, has the VNI at the same place, and the kernel compares but doesn't interpret
+//! it there; so segments of one inner flow reach the tc hook as one frame. The device itself never gets a packet:
+//! transit takes all Geneve for this droplet before, and what else comes to the port has no VXLAN header and is dropped.
+
+use rtnetlink::{Handle, LinkVxlan};
+use thuban_common::tables::GENEVE_PORT;
+
+use super::{NetlinkError, failed, find_link, tolerate_exists, tolerate_missing};
+
+/// Name of the device.
+pub const LINK: &str = "thuban-gro";
+
+/// Idempotent. Fails where the kernel has no VXLAN or another tunnel has the port.
+pub async fn setup(handle: &Handle) -> Result<(), NetlinkError> {
+    let link = LinkVxlan::new(LINK, 0)
+        .collect_metadata(true)
+        .learning(false)
+        .port(GENEVE_PORT)
+        .build();
+    tolerate_exists(handle.link().add(link).execute().await).map_err(failed("create", LINK))?;
+    let link = find_link(handle, LINK)
+        .await?
+        .ok_or_else(|| NetlinkError::NoInterface(LINK.into()))?;
+    // The socket is there while the device is up.
+    let up = rtnetlink::LinkUnspec::new_with_index(link.header.index)
+        .up()
+        .build();
+    handle
+        .link()
+        .change(up)
+        .execute()
+        .await
+        .map_err(failed("set up", LINK))
+}
+
+/// Missing is success.
+pub async fn teardown(handle: &Handle) -> Result<(), NetlinkError> {
+    let Some(link) = find_link(handle, LINK).await? else {
+        return Ok(());
+    };
+    tolerate_missing(handle.link().del(link.header.index).execute().await).map_err(failed("delete", LINK))
+}
