@@ -175,10 +175,12 @@ fn height(ratio: f64) -> f64 {
 fn draw_bar(text: &mut String, x: f64, width: f64, ratio: f64, colour: &str) {
     let top = bottom() - height(ratio);
     let (tall, middle) = (height(ratio), x + width / 2.0);
+    // Numbers of narrow bars must not touch.
+    let size = (width * 0.38).clamp(7.5, 10.0);
     let _ = writeln!(
         text,
         "<rect x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{tall:.1}\" fill=\"{colour}\"/>\
-         <text x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\" font-size=\"10\" \
+         <text x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\" font-size=\"{size:.1}\" \
          stroke=\"white\" stroke-width=\"3\" paint-order=\"stroke\">{ratio:.2}</text>",
         x + 1.0,
         width - 2.0,
