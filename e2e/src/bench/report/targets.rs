@@ -81,6 +81,8 @@ const TARGETS: &[Target] = &[
     known("thuban-seg", "vxlan-seg", "rr_p50_us"),
     known("thuban-seg", "vxlan-seg", "crr_per_s"),
     known("thuban-seg", "vxlan-seg", "udp64_pps"),
+    known("thuban-seg-tc", "vxlan-seg", "tcp1_gbps"),
+    known("thuban-seg-tc", "vxlan-seg", "cpu_ms_per_gb"),
     known("thuban-seg-tc", "thuban-seg", "tcp1_gbps"),
     known("thuban-seg-tc", "thuban-seg", "udp64_pps"),
     known("thuban-xdp-agent", "thuban-seg", "tcp1_gbps"),
