@@ -135,13 +135,18 @@ fn options<F: Frame>(frame: &F, header: &GeneveHeader) -> Result<u32, Counter> {
 }
 
 /// Where a row says that the inner source lives, only that droplet may send it, or one that passes packets on:
-/// dividers, bouncers of the destination's network, the destination's former droplet.
+/// dividers, bouncers of the destination's network, the destination's former droplet. A source without a row must at
+/// least be an address of the VPC.
 #[inline(always)]
 fn check_source(destination: &EndpointKey, packet: &IpPacket, sender: DropletAddress) -> Result<(), Counter> {
     let vni = destination.vni;
     let key = maps::key(vni, packet.source);
     let here = maps::local(&key).is_some();
     let row = maps::direct(&key).or_else(|| maps::bouncer_row(&key));
+    // Nobody of the VPC has an address outside of it.
+    if !here && row.is_none() && maps::subnet(vni, packet.source).is_none() {
+        return Err(Counter::SourceMismatch);
+    }
     if !here && may_send(row, sender, false) {
         return Ok(());
     }

@@ -9,6 +9,7 @@ mod admission;
 mod agent_xdp;
 mod capacity;
 mod connectivity;
+mod direct;
 mod dual_stack;
 mod installation;
 mod intruder;

@@ -23,7 +23,7 @@ use thuban_e2e::rig::{
 use crate::{counter, each};
 
 /// A socket of a pod that waits a moment for a datagram.
-fn listen(
+pub fn listen(
     namespace: &thuban_e2e::rig::namespace::Namespace,
     address: Ipv4Addr,
     port: u16,
@@ -38,7 +38,7 @@ fn words(words: &[u16]) -> Vec<u8> {
 }
 
 /// An inner Ethernet frame with a datagram.
-fn datagram(from: Ipv4Addr, to: Ipv4Addr, port: u16) -> Vec<u8> {
+pub fn datagram(from: Ipv4Addr, to: Ipv4Addr, port: u16) -> Vec<u8> {
     let mut ip = Ipv4Header { words: [0; 10] };
     ip.words[0] = u16::from_ne_bytes([0x45, 0]);
     ip.words[1] = 30_u16.to_be();
@@ -61,7 +61,13 @@ fn datagram(from: Ipv4Addr, to: Ipv4Addr, port: u16) -> Vec<u8> {
 }
 
 /// Geneve around an inner frame, to a droplet's MAC.
-fn geneve(topology: &Topology, from: Ipv4Addr, droplet: usize, vni: u32, inner: &[u8]) -> Result<Vec<u8>> {
+pub fn geneve(
+    topology: &Topology,
+    from: Ipv4Addr,
+    droplet: usize,
+    vni: u32,
+    inner: &[u8],
+) -> Result<Vec<u8>> {
     let droplet = &topology.rig.droplets[droplet - 1];
     let mac = droplet.namespace.command("cat /sys/class/net/uplink/address")?;
     let mut frame = Vec::new();

@@ -1,5 +1,6 @@
 //! The data plane between three droplets: real sockets over real veths, every way of transit.
 
+mod forger;
 mod isolation;
 mod offloads;
 mod paths;

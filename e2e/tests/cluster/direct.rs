@@ -1,0 +1,103 @@
+//! How long a flow stays on its bouncer: from its first packet to the first that goes direct, seen by `transitd trace`.
+//!
+//! Times are printed, never judged; that every flow becomes direct without a loss is.
+
+use std::{
+    collections::HashMap,
+    net::{Ipv4Addr, UdpSocket},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use thuban_cluster::Cluster;
+
+use crate::support::Pod;
+
+/// Packets of a flow, a millisecond apart.
+const PACKETS: u64 = 100;
+/// A port that nobody listens at: what comes back doesn't matter.
+const PORT: u16 = 9;
+
+/// Sends a flow from the client to each address and answers how long those that take a bouncer elsewhere need to become
+/// direct, sorted.
+pub fn times(cluster: &Cluster, client: &Pod, addresses: &[Ipv4Addr]) -> Result<Vec<Duration>> {
+    let transitd = cluster.transitd_pod(&client.node)?;
+    let pod = format!("{}/{}", client.namespace, client.name);
+    let trace = ["transitd", "trace", "--json", "--seconds", "20", "--pod", &pod];
+    let lines = thread::scope(|scope| {
+        let lines = scope.spawn(|| cluster.pod_exec("thuban-system", &transitd, &trace));
+        thread::sleep(Duration::from_secs(2));
+        let sent = client.inside(|| {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+            for address in addresses {
+                for _ in 0..PACKETS {
+                    // An error tells of an earlier packet's ICMP answer.
+                    let _ = socket.send_to(b"flow", (*address, PORT));
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+            Ok(())
+        });
+        let lines = lines.join();
+        sent?;
+        lines.unwrap_or_else(|_| Err(anyhow::anyhow!("the trace's thread panicked")))
+    })?;
+    let mut flows: HashMap<String, Flow> = HashMap::new();
+    for line in lines.lines() {
+        let record: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+        if record["source"] == client.address.to_string() && record["destinationPort"] == PORT {
+            let destination = record["destination"].as_str().unwrap_or_default().to_owned();
+            flows.entry(destination).or_default().add(&record)?;
+        }
+    }
+    let mut times = Vec::new();
+    for address in addresses {
+        let flow = flows.get(&address.to_string());
+        let flow = flow.with_context(|| format!("no packet to {address} was traced"))?;
+        ensure!(
+            flow.packets == PACKETS,
+            "{} packets to {address} traced",
+            flow.packets
+        );
+        let direct = flow
+            .direct
+            .with_context(|| format!("{address} never became direct"))?;
+        times.push(Duration::from_nanos(direct - flow.first));
+    }
+    times.sort();
+    Ok(times)
+}
+
+#[derive(Default)]
+struct Flow {
+    packets: u64,
+    first: u64,
+    is_at_bouncer: bool,
+    direct: Option<u64>,
+}
+
+impl Flow {
+    fn add(&mut self, record: &Value) -> Result<()> {
+        let time = record["monotonicNs"].as_u64().context("no time")?;
+        let verdict = record["verdict"].as_str().context("no verdict")?;
+        ensure!(!verdict.starts_with("dropped"), "{record}");
+        if self.packets == 0 {
+            self.first = time;
+            // On the bouncer's own droplet its role sends straight to the endpoint.
+            self.is_at_bouncer = verdict == "bounced";
+        }
+        self.packets += 1;
+        if self.direct.is_none() && verdict == "sent_direct" {
+            self.direct = Some(time);
+        }
+        Ok(())
+    }
+}
+
+/// The value that a share of the sorted times doesn't exceed.
+pub fn percentile(times: &[Duration], share: f64) -> Duration {
+    let index = (times.len() as f64 * share).ceil() as usize;
+    times[index.clamp(1, times.len()) - 1]
+}
