@@ -4,9 +4,11 @@
 //! A veth passes GSO frames whole, as a NIC does that segments and aggregates inside tunnels. The `-seg` cases turn
 //! that off, as most NICs have it: frames cross one by one, and the receiver's stack aggregates (GRO) for all alike.
 //!
-//! A veth must copy every frame before it can show it to XDP (`skb_pp_cow_data`: senders' buffers are shared and have no
-//! headroom); a NIC's driver has them as XDP wants them. That copy is the rig's, and about a seventh of `thuban-seg`'s
-//! time. `vxlan-seg-xdp` pays it too, so that what is left between the two is Thuban's.
+//! `thuban-seg` is what transitd chooses there by itself: transit at tc, Geneve segments aggregated before it.
+//!
+//! `thuban-seg-xdp` has transit at XDP, as a NIC with native XDP gets it. A veth must copy every frame before it can show
+//! it to XDP (`skb_pp_cow_data`: senders' buffers are shared and have no headroom); a NIC's driver has them as XDP wants
+//! them. That copy is the rig's; `vxlan-seg-xdp` pays it too, so that what is left between the two is Thuban's.
 
 use std::{net::Ipv4Addr, rc::Rc};
 
@@ -74,15 +76,15 @@ pub const SPECS: &[Spec] = &[
     spec("plain-seg", Network::Plain, true, 1500),
     spec("vxlan-seg", Network::Vxlan, true, 1500),
     spec("vxlan-seg-xdp", Network::VxlanBehindXdp, true, 1500),
-    spec("thuban-seg", MIXED, true, 1500),
-    spec("thuban-seg-tc", TC, true, 1500),
+    spec("thuban-seg", TC, true, 1500),
+    spec("thuban-seg-xdp", MIXED, true, 1500),
     spec("thuban-xdp-agent", XDP, true, 1500),
     spec("plain-9000", Network::Plain, false, JUMBO),
     spec("vxlan-9000", Network::Vxlan, false, JUMBO),
     spec("thuban-9000", TC, false, JUMBO),
     spec("plain-seg-9000", Network::Plain, true, JUMBO),
     spec("vxlan-seg-9000", Network::Vxlan, true, JUMBO),
-    spec("thuban-seg-9000", MIXED, true, JUMBO),
+    spec("thuban-seg-9000", TC, true, JUMBO),
 ];
 
 const fn droplet(index: u8) -> Ipv4Addr {
