@@ -92,8 +92,8 @@ fn sctp_packets_arrive_unchanged() -> Result<()> {
         for to in [&topology.neighbour, &topology.second, &topology.other] {
             let (sender, receiver) = (raw(&topology.first)?, raw(to)?);
             setsockopt(&receiver, ReceiveTimeout, &TimeVal::seconds(2))?;
-            for size in [12, 500, 1430] {
-                let mut packet: Vec<u8> = (0..size).map(|index| (index * 7) as u8).collect();
+            for size in [12_u32, 500, 1430] {
+                let mut packet: Vec<u8> = (0..size).map(|index: u32| (index * 7) as u8).collect();
                 packet[..4].copy_from_slice(&[0x1f, 0x40, 0x1f, 0x41]);
                 let [a, b, c, d] = to.address.octets();
                 let address = SockaddrIn::new(a, b, c, d, 0);

@@ -79,6 +79,7 @@ impl Ipv4Header {
 
     /// The same header with other DSCP and ECN bits, the checksum updated.
     #[inline(always)]
+    #[must_use]
     pub const fn with_traffic_class(mut self, class: u8) -> Self {
         let [first, _] = self.words[0].to_ne_bytes();
         self.replace(0, u16::from_ne_bytes([first, class]));

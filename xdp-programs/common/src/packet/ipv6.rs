@@ -68,6 +68,7 @@ impl Ipv6Header {
 
     /// The same header with other DSCP and ECN bits. No checksum covers them.
     #[inline(always)]
+    #[must_use]
     pub const fn with_traffic_class(mut self, class: u8) -> Self {
         self.words[0] = (u16::from_be(self.words[0]) & 0xf00f | (class as u16) << 4).to_be();
         self

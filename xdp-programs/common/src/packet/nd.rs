@@ -61,6 +61,7 @@ impl NeighbourPacket {
 
     /// The advertisement that answers this solicitation: the target is at the gateway's MAC.
     #[inline(always)]
+    #[must_use]
     pub fn answer(&self, target: &Address) -> Self {
         let ip = Ipv6Header::new(target, &self.ip.source(), ICMPV6, HOP_LIMIT, LENGTH);
         let mut answer = Self {
