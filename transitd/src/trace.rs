@@ -20,6 +20,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::attachments::Attachment;
 use crate::attachments::store::{Store, StoreError};
 use crate::settings::PinSettings;
 
@@ -97,7 +98,7 @@ fn endpoints(settings: &TraceSettings) -> Result<Vec<EndpointKey>, TraceError> {
     let keys: Vec<EndpointKey> = attachments
         .iter()
         .filter(|attachment| format!("{}/{}", attachment.pod_namespace, attachment.pod_name) == pod)
-        .flat_map(|attachment| attachment.keys())
+        .flat_map(Attachment::keys)
         .collect();
     if keys.is_empty() {
         return Err(TraceError::NoPod(pod));

@@ -10,8 +10,9 @@ use thuban_common::tables::TraceRecord;
 pub fn to_text(record: &TraceRecord, start: u64) -> String {
     let micros = record.time.saturating_sub(start) / 1000;
     let [from, to] = ends(record);
-    let mut text = format!(
-        "+{}.{:06} {:<11} {:<15} vni {} {from} > {to} {} {} bytes: {}",
+    let next = next(record).map_or_else(String::new, |next| format!(" to {next}"));
+    format!(
+        "+{}.{:06} {:<11} {:<15} vni {} {from} > {to} {} {} bytes: {}{next}",
         micros / 1_000_000,
         micros % 1_000_000,
         point(record.point),
@@ -20,11 +21,7 @@ pub fn to_text(record: &TraceRecord, start: u64) -> String {
         protocol(record.protocol),
         record.length,
         verdict(record.counter),
-    );
-    if let Some(next) = next(record) {
-        text.push_str(&format!(" to {next}"));
-    }
-    text
+    )
 }
 
 pub fn to_json(record: &TraceRecord) -> Value {

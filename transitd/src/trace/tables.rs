@@ -30,7 +30,7 @@ pub fn now() -> u64 {
     unsafe {
         libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time)
     };
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32).as_nanos() as u64
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
 pub struct TraceTables {
