@@ -27,7 +27,7 @@ pub enum AgentHook {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Aggregation {
     Auto,
-    Off,
+    Never,
 }
 
 /// Where the pinned maps and links are.
@@ -66,7 +66,7 @@ pub struct RunSettings {
     #[arg(long, env = "THUBAN_AGENT_HOOK", value_enum, default_value = "tc")]
     pub agent_hook: AgentHook,
     /// auto: where transit runs at tc and frames arrive segmented, a VXLAN device holds UDP port 6081, so that the kernel
-    /// aggregates Geneve segments; off: no such device, and veth uplinks take XDP instead.
+    /// aggregates Geneve segments; never: no such device, and veth uplinks take XDP instead.
     #[arg(long, env = "THUBAN_AGGREGATION", value_enum, default_value = "auto")]
     pub aggregation: Aggregation,
     /// The object file with the eBPF programs.

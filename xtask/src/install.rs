@@ -73,7 +73,11 @@ pub fn manifest_for(path: &Path, instance: &Instance) -> Result<String> {
     }
     let mut config: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text)?;
     // Uplinks are veths: the demo runs as a user would have it, the tests have transit at XDP where they can.
-    let aggregation = if instance.name() == "test" { "off" } else { "auto" };
+    let aggregation = if instance.name() == "test" {
+        "never"
+    } else {
+        "auto"
+    };
     let values = [
         ("THUBAN_AGGREGATION", aggregation.to_owned()),
         ("KUBERNETES_SERVICE_HOST", instance.gateway().to_string()),

@@ -68,9 +68,9 @@ fn flows_become_direct(pods: &Value) {
     eprintln!(
         "{} flows became direct, none lost a packet: p50 {:?}, p99 {:?}, slowest {:?}",
         all.len(),
-        direct::percentile(&all, 0.5),
-        direct::percentile(&all, 0.99),
-        direct::percentile(&all, 1.0)
+        direct::percentile(&all, 50),
+        direct::percentile(&all, 99),
+        direct::percentile(&all, 100)
     );
 }
 

@@ -96,8 +96,8 @@ impl Flow {
     }
 }
 
-/// The value that a share of the sorted times doesn't exceed.
-pub fn percentile(times: &[Duration], share: f64) -> Duration {
-    let index = (times.len() as f64 * share).ceil() as usize;
+/// The time that so many percent of the sorted ones don't exceed.
+pub fn percentile(times: &[Duration], percent: usize) -> Duration {
+    let index = (times.len() * percent).div_ceil(100);
     times[index.clamp(1, times.len()) - 1]
 }

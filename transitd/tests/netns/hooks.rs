@@ -44,12 +44,12 @@ fn auto_runs_transit_at_tc_on_a_veth_with_segments_aggregated_before() {
 
 #[test]
 fn without_aggregation_transit_is_at_xdp_on_a_segmented_uplink() {
-    let off = ["--aggregation", "off"];
-    let mut rig = started(&off, SEGMENTED);
+    let never = ["--aggregation", "never"];
+    let mut rig = started(&never, SEGMENTED);
     assert_eq!(links(&rig), ["transit_tc_up0", "transit_xdp_up0"]);
     assert!(!rig.on_node("ip link").contains("thuban-gro"));
     // And back again, by a restart.
-    for (flags, is_there) in [(vec![], true), (off.to_vec(), false)] {
+    for (flags, is_there) in [(vec![], true), (never.to_vec(), false)] {
         rig.kill();
         rig.flags = flags.iter().map(ToString::to_string).collect();
         rig.start();
