@@ -375,3 +375,23 @@ fn a_vpc_without_a_row_has_no_dividers() -> Result<()> {
         )],
     )
 }
+
+#[test]
+fn fragments_of_a_datagram_go_one_way() -> Result<()> {
+    let mut world = World::new()?;
+    let mut ports = Vec::new();
+    // The first shows ports, the others anything.
+    for (fragment, payload) in [
+        (0x2000, udp(1234, 80, b"first")),
+        (0x2001, udp(9, 9, b"more")),
+        (0x0002, vec![7; 20]),
+    ] {
+        let mut packet = packet(TENANT, ip(10, 0, 1, 50)).carrying(17, &payload);
+        packet.fragment = fragment;
+        let outcome = world.run(Role::Agent(TENANT.index), Hook::Tc, &packet.bytes())?;
+        ensure!(outcome.verdict == 7, "{:?}", outcome.counted);
+        ports.push(outcome.frame[34..36].to_vec());
+    }
+    ensure!(ports[1] == ports[0] && ports[2] == ports[0], "{ports:?}");
+    Ok(())
+}

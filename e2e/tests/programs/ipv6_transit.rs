@@ -131,6 +131,11 @@ fn what_arrives_is_checked() -> Result<()> {
                 Counter::SourceMismatch,
             ),
             dropped(
+                "a source outside the VPC",
+                from(SECOND, ip6(7, 0, 0x40)),
+                Counter::SourceMismatch,
+            ),
+            dropped(
                 "another VPC's range",
                 wrapped(&remote(ip6(7, 0, 0x11))),
                 Counter::NoEndpoint,

@@ -85,10 +85,15 @@ impl Model {
         let destination = (vni, packet.destination);
         let network = subnet(vni, packet.destination);
 
-        // Where a row says that the source lives; nobody else sends it but those who pass on what others sent.
+        // Where a row says that the source lives; nobody else sends it but those who pass on what others sent. Without a
+        // row it is an address of the VPC at least.
         let source = (vni, packet.source);
+        let is_here = self.locals.contains_key(&source);
         let home = self.bouncer.get(&source).or_else(|| self.direct.get(&source));
-        let is_foreign = self.locals.contains_key(&source) || home.is_some_and(|home| *home != sender);
+        if !is_here && home.is_none() && subnet(vni, packet.source).is_none() {
+            return Err(Counter::SourceMismatch);
+        }
+        let is_foreign = is_here || home.is_some_and(|home| *home != sender);
         let passes_on = dividers.contains(&sender)
             || network.is_some_and(|(.., bouncers)| bouncers.contains(&sender))
             || self.forwarders.get(&destination) == Some(&sender);

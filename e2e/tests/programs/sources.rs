@@ -93,6 +93,12 @@ fn sources_must_live_where_their_rows_say() -> Result<()> {
                 from(UNREACHED, ip(10, 0, 1, 11), ip(10, 0, 1, 12)),
                 mismatch(),
             ),
+            fixture("outside the VPC", from(SECOND, ip(8, 8, 8, 8), local), mismatch()),
+            fixture(
+                "another VPC's range, by the destination's bouncer",
+                from(THIRD, ip(10, 7, 0, 40), local),
+                mismatch(),
+            ),
             fixture(
                 "nobody's row",
                 from(UNREACHED, ip(10, 0, 1, 44), local),
