@@ -99,6 +99,9 @@ fn packet<F: Frame>(
     if !is_own(frame, attachment, &packet.source) {
         return Err(Counter::SpoofedSource);
     }
+    if packet.is_v6() && packet.has_options() && hop_limit(frame) == Some(nd::HOP_LIMIT) {
+        return Err(Counter::RouterForbidden);
+    }
     if packet.is_to_host() {
         return host::reply(frame, attachment, packet);
     }
@@ -139,6 +142,14 @@ fn packet<F: Frame>(
         misses::note(&key);
     }
     Ok((verdict, Some(way.counter)))
+}
+
+/// The hop limit of an IPv6 packet. With 255 and extension headers it may be discovery in hiding (RFC 6980), which a
+/// receiver takes for its link's.
+#[inline(always)]
+fn hop_limit<F: Frame>(frame: &F) -> Option<u8> {
+    let word: [u16; 1] = frame.load(ethernet::LENGTH + 6)?;
+    Some(word[0].to_ne_bytes()[1])
 }
 
 /// The type, if the packet is neighbour discovery; listener reports (ICMPv6, maybe behind a hop-by-hop header, to a

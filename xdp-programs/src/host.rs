@@ -2,7 +2,7 @@
 
 use thuban_common::{
     counters::Counter,
-    packet::{geneve::UdpHeader, ip::IpPacket, ipv4},
+    packet::{geneve::UdpHeader, ip::IpPacket, ipv4, ipv6},
     source::{Transport, is_reply},
     tables::{AttachmentEntry, VPC_HOST_ACCESS},
 };
@@ -13,8 +13,8 @@ use crate::{
     maps,
 };
 
-/// Bytes of an IPv4 and a TCP header.
-const LEAST_TCP: u32 = 20 + 20;
+/// Bytes of a TCP header without options.
+const LEAST_TCP: u32 = 20;
 
 /// To the host's own address towards pods: answers to kubelet's probes.
 #[inline(always)]
@@ -48,14 +48,23 @@ fn is_answer<F: Frame>(frame: &F, packet: &IpPacket) -> Result<bool, Counter> {
     let first: [u16; 1] = transport(frame, packet, 0).ok_or(Counter::Truncated)?;
     let mut tcp_flags = 0;
     if packet.protocol == ipv4::TCP {
-        if packet.length < LEAST_TCP {
+        let header = if packet.is_v6() {
+            ipv6::LENGTH
+        } else {
+            ipv4::LENGTH
+        };
+        if packet.length < header as u32 + LEAST_TCP {
             return Ok(false);
         }
         let word: [u16; 1] = transport(frame, packet, 12).ok_or(Counter::Truncated)?;
         tcp_flags = word[0].to_ne_bytes()[1];
     }
-    let icmp_type = first[0].to_ne_bytes()[0];
-    Ok(is_reply(packet.protocol, Transport { icmp_type, tcp_flags }))
+    let transport = Transport {
+        is_v6: packet.is_v6(),
+        icmp_type: first[0].to_ne_bytes()[0],
+        tcp_flags,
+    };
+    Ok(is_reply(packet.protocol, transport))
 }
 
 /// Passes to the stack, but no Geneve: nobody else may speak to droplets in the host's name. Droplets take it by IPv4

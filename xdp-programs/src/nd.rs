@@ -4,7 +4,7 @@ use thuban_common::{
     counters::Counter,
     packet::{
         ethernet::{self, EthernetHeader},
-        ipv6::is_link_local,
+        ipv6::{is_link_local, is_mapped},
         nd::{NEIGHBOUR_SOLICITATION, NeighbourPacket, refusal},
     },
     tables::{AttachmentEntry, GATEWAY_MAC},
@@ -37,7 +37,9 @@ pub fn answer<F: Frame>(
     if !is_link_local(&source) && !is_own(frame, attachment, &source) {
         return Err(Counter::SpoofedSource);
     }
-    if is_own(frame, attachment, &target) {
+    // Nobody has such an address, and a mapped one would find an IPv4 endpoint's row.
+    let is_nobodys = target[0] == 0xff || is_mapped(&target);
+    if is_nobodys || is_own(frame, attachment, &target) {
         return Err(Counter::Ipv6Discovery);
     }
     let header = EthernetHeader::new(attachment.mac, GATEWAY_MAC, ethernet::IPV6);

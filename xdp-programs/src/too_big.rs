@@ -113,6 +113,9 @@ fn write<F: Frame, H: Header>(
 
 #[inline(always)]
 fn is_icmp_error<F: Frame>(frame: &F, packet: &IpPacket) -> bool {
+    if !packet.shows_transport() {
+        return false;
+    }
     let kind = transport(frame, packet, 0).map_or(0, |first: [u16; 1]| first[0].to_ne_bytes()[0]);
     match packet.protocol {
         ipv4::ICMP => !matches!(kind, 0 | 8),

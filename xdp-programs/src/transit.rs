@@ -145,7 +145,7 @@ fn check_source(destination: &EndpointKey, packet: &IpPacket, sender: DropletAdd
     let row = maps::direct(&key).or_else(|| maps::bouncer_row(&key));
     // Nobody of the VPC has an address outside of it.
     if !here && row.is_none() && maps::subnet(vni, packet.source).is_none() {
-        return Err(Counter::SourceMismatch);
+        return Err(maps::vpc(vni).map_or(Counter::UnknownVni, |_| Counter::SourceMismatch));
     }
     if !here && may_send(row, sender, false) {
         return Ok(());

@@ -3,7 +3,7 @@
 //! Times are printed, never judged; that every flow becomes direct without a loss is.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     net::{Ipv4Addr, UdpSocket},
     thread,
     time::Duration,
@@ -16,7 +16,7 @@ use thuban_cluster::Cluster;
 use crate::support::Pod;
 
 /// Packets of a flow, a millisecond apart.
-const PACKETS: u64 = 100;
+const PACKETS: u64 = 300;
 /// A port that nobody listens at: what comes back doesn't matter.
 const PORT: u16 = 9;
 
@@ -25,7 +25,7 @@ const PORT: u16 = 9;
 pub fn times(cluster: &Cluster, client: &Pod, addresses: &[Ipv4Addr]) -> Result<Vec<Duration>> {
     let transitd = cluster.transitd_pod(&client.node)?;
     let pod = format!("{}/{}", client.namespace, client.name);
-    let trace = ["transitd", "trace", "--json", "--seconds", "20", "--pod", &pod];
+    let trace = ["transitd", "trace", "--json", "--seconds", "35", "--pod", &pod];
     let lines = thread::scope(|scope| {
         let lines = scope.spawn(|| cluster.pod_exec("thuban-system", &transitd, &trace));
         thread::sleep(Duration::from_secs(2));
@@ -63,7 +63,7 @@ pub fn times(cluster: &Cluster, client: &Pod, addresses: &[Ipv4Addr]) -> Result<
         );
         let direct = flow
             .direct
-            .with_context(|| format!("{address} never became direct"))?;
+            .with_context(|| format!("{address} never became direct: {:?}", flow.verdicts))?;
         times.push(Duration::from_nanos(direct - flow.first));
     }
     times.sort();
@@ -76,6 +76,7 @@ struct Flow {
     first: u64,
     is_at_bouncer: bool,
     direct: Option<u64>,
+    verdicts: BTreeMap<String, u64>,
 }
 
 impl Flow {
@@ -89,6 +90,7 @@ impl Flow {
             self.is_at_bouncer = verdict == "bounced";
         }
         self.packets += 1;
+        *self.verdicts.entry(verdict.to_owned()).or_default() += 1;
         if self.direct.is_none() && verdict == "sent_direct" {
             self.direct = Some(time);
         }

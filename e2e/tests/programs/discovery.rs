@@ -9,8 +9,8 @@ use crate::{
     answers::advertisement,
     fixture::{self, Expect, Fixture},
     frames::{Packet, Packet6, udp},
-    rows::{GUEST, TENANT, ip, ip6},
-    world::{Role, World},
+    rows::{GUEST, LOCAL_MAC, TENANT, ip, ip6},
+    world::{Hook, Role, World},
 };
 
 /// Link-local address that TENANT's kernel gives itself.
@@ -192,4 +192,37 @@ fn no_pod_gives_addresses_to_others() -> Result<()> {
             agent("DHCP's ports in TCP", tcp, true),
         ],
     )
+}
+
+#[test]
+fn discovery_hides_behind_no_extension_header() -> Result<()> {
+    let neighbour = ip6(0, 1, 0x12);
+    let mut fixtures = Vec::new();
+    for kind in [0, 43, 60] {
+        let mut hidden = Packet6::udp(TENANT.mac(), TENANT.v6, neighbour).extended(kind);
+        fixtures.push(fixture(
+            "extension header as packets have it",
+            &hidden,
+            Expect::Local { mac: LOCAL_MAC },
+        ));
+        hidden.hop_limit = 255;
+        fixtures.push(fixture(
+            "extension header with discovery's hop limit",
+            &hidden,
+            Expect::Drop(Counter::RouterForbidden),
+        ));
+    }
+    for target in [ip(10, 0, 1, 12).to_ipv6_mapped(), "ff02::5".parse()?] {
+        fixtures.push(fixture(
+            "nobody's address",
+            &solicitation(TENANT.v6, target),
+            Expect::Drop(Counter::Ipv6Discovery),
+        ));
+    }
+    // At XDP solicitations are tc's.
+    let hooks: &[Hook] = &[Hook::Tc];
+    for fixture in fixtures.iter_mut().rev().take(2) {
+        fixture.hooks = hooks;
+    }
+    fixture::run(&mut World::new()?, &fixtures)
 }

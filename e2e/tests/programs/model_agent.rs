@@ -69,6 +69,10 @@ impl Model {
         if !self.is_own(endpoint, packet.source) {
             return Err(Counter::SpoofedSource);
         }
+        // Discovery may hide behind extension headers.
+        if packet.is_v6() && packet.has_options && sent.frame[21] == 255 {
+            return Err(Counter::RouterForbidden);
+        }
         if packet.destination == IpAddr::V4(HOST) || packet.destination == IpAddr::V6(HOST6) {
             return if has_host_access(endpoint) || is_answer(packet)? {
                 to_host(packet)
@@ -180,7 +184,8 @@ impl Model {
             return Err(Counter::SpoofedSource);
         }
         let target: Ipv6Addr = first::<16>(&packet.rest[8..])?.into();
-        if self.is_own(sent.endpoint, target.into()) {
+        let is_nobodys = target.is_multicast() || target.to_ipv4_mapped().is_some();
+        if is_nobodys || self.is_own(sent.endpoint, target.into()) {
             return Err(Counter::Ipv6Discovery);
         }
         let mut bytes = advertisement(sent.endpoint, source, target);
@@ -224,14 +229,14 @@ fn is_answer(packet: &Packet) -> Result<bool, Refusal> {
     }
     let [kind, _] = first(&packet.rest)?;
     Ok(match packet.protocol {
-        6 if packet.length < 40 => false,
+        6 if packet.length < if packet.is_v6() { 60 } else { 40 } => false,
         6 => {
             let header: [u8; 14] = first(&packet.rest)?;
             let (syn, ack) = (header[13] & 0x02 != 0, header[13] & 0x10 != 0);
             !syn || ack
         }
-        1 => matches!(kind, 0 | 3 | 11 | 12),
-        58 => matches!(kind, 1..=4 | 129),
+        1 if !packet.is_v6() => matches!(kind, 0 | 3 | 11 | 12),
+        58 if packet.is_v6() => matches!(kind, 1..=4 | 129),
         _ => false,
     })
 }
@@ -279,6 +284,7 @@ fn too_large(sent: &Sent, packet: &Packet, mtu: u32) -> Result<Expect, Refusal> 
     }
     let kind = packet.rest.first().copied().unwrap_or(0);
     let is_error = match packet.protocol {
+        _ if packet.has_options || packet.is_fragment => false,
         1 => kind != 0 && kind != 8,
         58 => kind < 128,
         _ => false,

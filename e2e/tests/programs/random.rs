@@ -72,27 +72,23 @@ impl Random {
 
     /// A frame and the role that gets it.
     pub fn frame(&mut self) -> (Role, Vec<u8>) {
-        loop {
-            let (role, mut frame) = if self.once_in(2) {
-                let endpoint = if self.once_in(30) {
-                    STRAY
-                } else {
-                    self.one_of(&ATTACHED)
-                };
-                (Role::Agent(endpoint.index), self.of_pod(endpoint))
+        let (role, mut frame) = if self.once_in(2) {
+            let endpoint = if self.once_in(30) {
+                STRAY
             } else {
-                (Role::Transit, self.of_wire())
+                self.one_of(&ATTACHED)
             };
-            if self.once_in(6) {
-                self.damage(&mut frame);
-            }
-            if self.once_in(16) {
-                frame.truncate(14 + self.below(frame.len() - 13));
-            }
-            if !is_undecided(&frame) {
-                return (role, frame);
-            }
+            (Role::Agent(endpoint.index), self.of_pod(endpoint))
+        } else {
+            (Role::Transit, self.of_wire())
+        };
+        if self.once_in(6) {
+            self.damage(&mut frame);
         }
+        if self.once_in(16) {
+            frame.truncate(14 + self.below(frame.len() - 13));
+        }
+        (role, frame)
     }
 
     /// Changes some bytes of the headers.
@@ -381,20 +377,5 @@ const fn second_byte(vni: u32) -> u8 {
         101 => 5,
         102 => 7,
         _ => 0,
-    }
-}
-
-/// Frames that are of no use to anybody, where a refusal sooner or later makes no difference: ICMP of the other family,
-/// TCP over IPv6 without a header, solicitations of a mapped address.
-fn is_undecided(frame: &[u8]) -> bool {
-    let is = |place: usize, byte: u8| frame.get(place) == Some(&byte);
-    match frame[12..14] {
-        [0x08, 0x00] => is(23, 58),
-        [0x86, 0xdd] => {
-            let is_short = is(18, 0) && frame.get(19).is_some_and(|length| *length < 20);
-            let is_of_mapped = frame.get(62..74) == Some(&mapped(0).octets()[..12]);
-            is(20, 1) || is(20, 6) && is_short || is(20, 58) && is(54, 135) && is_of_mapped
-        }
-        _ => false,
     }
 }

@@ -19,9 +19,10 @@ pub fn may_send(row: Option<DropletAddress>, outer_source: DropletAddress, relay
     }
 }
 
-/// What tells answers from questions: ICMP's type, or TCP's byte of flags.
+/// What tells answers from questions: the family with ICMP's type, or TCP's byte of flags.
 #[derive(Clone, Copy, Debug)]
 pub struct Transport {
+    pub is_v6: bool,
     pub icmp_type: u8,
     pub tcp_flags: u8,
 }
@@ -35,8 +36,8 @@ pub const fn is_reply(protocol: u8, transport: Transport) -> bool {
     const SYN: u8 = 0x02;
     match protocol {
         TCP => transport.tcp_flags & SYN_ACK != SYN,
-        ICMP => matches!(transport.icmp_type, 0 | 3 | 11 | 12),
-        ICMPV6 => matches!(transport.icmp_type, 1..=4 | 129),
+        ICMP if !transport.is_v6 => matches!(transport.icmp_type, 0 | 3 | 11 | 12),
+        ICMPV6 if transport.is_v6 => matches!(transport.icmp_type, 1..=4 | 129),
         _ => false,
     }
 }
@@ -58,7 +59,22 @@ mod tests {
 
     #[test]
     fn only_answers_reach_the_host() {
-        let says = |protocol, icmp_type, tcp_flags| is_reply(protocol, Transport { icmp_type, tcp_flags });
+        let says = |protocol, icmp_type, tcp_flags| {
+            is_reply(
+                protocol,
+                Transport {
+                    is_v6: protocol == 58,
+                    icmp_type,
+                    tcp_flags,
+                },
+            )
+        };
+        let of_other_family = Transport {
+            is_v6: true,
+            icmp_type: 0,
+            tcp_flags: 0,
+        };
+        assert!(!is_reply(1, of_other_family));
         let tcp = |flags| says(6, 0, flags);
         assert!(!tcp(0x02) && !tcp(0xc2) && tcp(0x12) && tcp(0x10) && tcp(0x04) && tcp(0x11));
         let icmp = |kind| says(1, kind, 0);

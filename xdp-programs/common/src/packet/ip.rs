@@ -213,7 +213,9 @@ mod tests {
         let mut random = Random::from_clock();
         for _ in 0..200_000 {
             let mut words = [0_u16; 20];
-            words.iter_mut().for_each(|word| *word = random.u32() as u16);
+            for word in &mut words {
+                *word = random.u32() as u16;
+            }
             if random.below(2) == 0 {
                 words[0] = u16::from_ne_bytes([0x45 + random.below(3) as u8, 0]);
             } else {

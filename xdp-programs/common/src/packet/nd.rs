@@ -16,7 +16,7 @@ pub const ROUTER_ADVERTISEMENT: u8 = 134;
 pub const NEIGHBOUR_SOLICITATION: u8 = 135;
 pub const REDIRECT: u8 = 137;
 /// Neighbour messages must not have crossed a router (RFC 4861 section 7.1.1).
-const HOP_LIMIT: u8 = 255;
+pub const HOP_LIMIT: u8 = 255;
 /// Raw option header: target link-layer address, 8 bytes.
 const TARGET_MAC: u16 = u16::from_ne_bytes([2, 1]);
 /// Raw: from a router, solicited, overrides.
