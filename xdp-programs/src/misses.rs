@@ -15,8 +15,11 @@ use crate::{
 
 /// Packets of a destination before it is announced.
 const FEW: u32 = 3;
+/// Packets after which it is announced again at the latest.
+const MANY: u32 = 64;
 
-/// Counts a packet; announces the third, and again at each power of two, so that a lost event heals.
+/// Counts a packet; announces the third, and again at powers of two up to [`MANY`] and its multiples, so that a lost
+/// event heals.
 #[inline(always)]
 pub fn note(key: &EndpointKey) {
     let Some(entry) = MISSES.get_ptr_mut(key) else {
@@ -29,7 +32,8 @@ pub fn note(key: &EndpointKey) {
         (*entry).packets = (*entry).packets.saturating_add(1);
         (*entry).packets
     };
-    let is_announced = packets == FEW || packets > FEW && packets & (packets - 1) == 0;
+    let is_announced =
+        packets == FEW || packets > FEW && (packets & (packets - 1) == 0 || packets % MANY == 0);
     if !is_announced {
         return;
     }

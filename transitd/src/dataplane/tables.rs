@@ -11,7 +11,7 @@ use aya::maps::lpm_trie::Key as LpmKey;
 use aya::maps::{Array, HashMap as BpfHash, LpmTrie, Map, MapData, MapError};
 use thiserror::Error;
 use thuban_common::tables::{
-    Address, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey, LocalEntry,
+    Address, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey, LocalEntry, MissEntry,
     RemoteEntry, SubnetEntry, SubnetKey, VpcEntry,
 };
 
@@ -67,6 +67,7 @@ pub struct Tables {
     attachments: Hash<u32, AttachmentEntry>,
     local: Hash<EndpointKey, LocalEntry>,
     direct: Hash<EndpointKey, RemoteEntry>,
+    misses: Hash<EndpointKey, MissEntry>,
     bouncer: Hash<EndpointKey, RemoteEntry>,
     forward: Hash<EndpointKey, RemoteEntry>,
     subnets: LpmTrie<MapData, SubnetKey, SubnetEntry>,
@@ -82,6 +83,7 @@ impl Tables {
             attachments: hash(maps, "ATTACHMENTS")?,
             local: hash(maps, "LOCAL_ENDPOINTS")?,
             direct: hash(maps, "DIRECT_ROWS")?,
+            misses: BpfHash::try_from(Map::LruHashMap(data(maps, "MISSES")?)).map_err(open("MISSES"))?,
             bouncer: hash(maps, "BOUNCER_ROWS")?,
             forward: hash(maps, "FORWARD_ROWS")?,
             subnets: LpmTrie::try_from(Map::LpmTrie(data(maps, "SUBNETS")?)).map_err(open("SUBNETS"))?,
@@ -112,7 +114,9 @@ impl Tables {
                 put(&mut self.attachments, "ATTACHMENTS", k, v)
             }
             (TableKey::Local(k), TableEntry::Local(v)) => put(&mut self.local, "LOCAL_ENDPOINTS", k, v),
-            (TableKey::Direct(k), TableEntry::Remote(v)) => put(&mut self.direct, "DIRECT_ROWS", k, v),
+            (TableKey::Direct(k), TableEntry::Remote(v)) => {
+                put(&mut self.direct, "DIRECT_ROWS", k, v).and_then(|()| self.forget_misses(&k))
+            }
             (TableKey::Bouncer(k), TableEntry::Remote(v)) => put(&mut self.bouncer, "BOUNCER_ROWS", k, v),
             (TableKey::Forward(k), TableEntry::Remote(v)) => put(&mut self.forward, "FORWARD_ROWS", k, v),
             (TableKey::Subnet { vni, address, prefix }, TableEntry::Subnet(v)) => self
@@ -145,6 +149,14 @@ impl Tables {
         }
         self.mirror.remove(key);
         Ok(())
+    }
+
+    /// A destination that has a row counts from the beginning when it has lost it: else it would be announced late.
+    fn forget_misses(&mut self, key: &EndpointKey) -> Result<(), TableError> {
+        match self.misses.remove(key) {
+            Err(error) if !is_missing(&error) => Err(access("remove from", "MISSES")(error)),
+            _ => Ok(()),
+        }
     }
 
     /// Whether a direct row was used since the last call; clears the mark.

@@ -146,13 +146,12 @@ fn a_flow_that_stays_subscribes_and_an_idle_row_is_given_back() {
         ],
         vec![],
     );
-    for _ in 0..3 {
+    let subscribed =
+        |m: &Message| matches!(m, Message::Subscribe(s) if s.vni == 7 && s.address == mapped(50));
+    for _ in 0..9 {
         rig.ping("p1", "10.0.1.50");
     }
-    rig.operator.wait_for(
-        "a subscription",
-        |m| matches!(m, Message::Subscribe(s) if s.vni == 7 && s.address == mapped(50)),
-    );
+    rig.operator.wait_for("a subscription", subscribed);
     let direct = Row::Direct(DirectRow {
         vni: 7,
         address: mapped(50),
@@ -168,4 +167,9 @@ fn a_flow_that_stays_subscribes_and_an_idle_row_is_given_back() {
         |m| matches!(m, Message::Unsubscribe(s) if s.vni == 7 && s.address == mapped(50)),
     );
     eventually("the row is gone", || rig.rows("DIRECT_ROWS").is_empty());
+    // The next flow counts from the beginning.
+    for _ in 0..3 {
+        rig.ping("p1", "10.0.1.50");
+    }
+    rig.operator.wait_for("another subscription", subscribed);
 }
