@@ -115,6 +115,7 @@ impl World {
             (VNI, [10, 0, 1, 0], 24, 1, 0, THIRD),
             (VNI, [10, 3, 0, 0], 16, 3, SUBNET_BOUNCER_HERE, HERE),
             (VNI, [11, 0, 0, 0], 8, 4, SUBNET_BOUNCER_HERE, HERE),
+            (DIVIDED_VNI, [10, 7, 0, 0], 16, 0, 0, THIRD),
             (DIVIDED_VNI, [10, 7, 1, 0], 24, 9, 0, THIRD),
         ] {
             let entry = SubnetEntry {
