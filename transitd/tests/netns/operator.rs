@@ -117,6 +117,12 @@ impl Operator {
         }
     }
 
+    /// How many messages that fit have come.
+    pub fn count(&self, fits: impl Fn(&Message) -> bool) -> usize {
+        let shared = self.shared.lock().unwrap();
+        shared.received.iter().filter(|message| fits(message)).count()
+    }
+
     pub fn wait_for_ack(&self) {
         self.wait_for("an ack", |m| matches!(m, Message::Ack(_)));
     }
