@@ -2,6 +2,7 @@
 
 mod forger;
 mod isolation;
+mod moves;
 mod offloads;
 mod paths;
 mod underlay;

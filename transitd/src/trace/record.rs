@@ -70,6 +70,7 @@ fn interface(index: u32) -> String {
     nix::net::if_::if_indextoname(index)
         .ok()
         .and_then(|name| name.into_string().ok())
+        .filter(|name| !name.is_empty())
         .unwrap_or_else(|| format!("interface {index}"))
 }
 
