@@ -1,6 +1,6 @@
 //! Geneve (RFC 8926) inside UDP inside IPv4: what we write, and what we accept.
 
-use super::{Header, ethernet::EthernetHeader, ipv4::Ipv4Header, words2};
+use super::{Header, ethernet::EthernetHeader, ipv4::Ipv4Header};
 use crate::{
     counters::Counter,
     tables::{DropletAddress, ENCAPSULATION_LENGTH, GENEVE_PORT},
@@ -8,8 +8,6 @@ use crate::{
 
 /// Bytes of the outer IPv4 packet before the inner frame, without options.
 pub const OUTER_IP_LENGTH: usize = ENCAPSULATION_LENGTH - 14;
-/// TTL of what an agent sends.
-pub const TTL: u8 = 64;
 /// Raw protocol type of an inner Ethernet frame.
 const ETHERNET_FRAMES: u16 = 0x6558_u16.to_be();
 
@@ -121,23 +119,8 @@ impl OuterHeaders {
         traffic_class: u8,
         source_port: u16,
     ) -> Self {
-        let (from, to) = (words2(source), words2(destination));
         let total = inner_length.wrapping_add(OUTER_IP_LENGTH as u32) as u16;
-        let mut ip = Ipv4Header {
-            words: [
-                u16::from_ne_bytes([0x45, traffic_class]),
-                total.to_be(),
-                0,
-                0x4000_u16.to_be(),
-                u16::from_ne_bytes([TTL, super::ipv4::UDP]),
-                0,
-                from[0],
-                from[1],
-                to[0],
-                to[1],
-            ],
-        };
-        ip.words[5] = ip.checksum();
+        let ip = Ipv4Header::new(source, destination, super::ipv4::UDP, traffic_class, total).whole();
         Self {
             ip,
             udp: UdpHeader {

@@ -5,7 +5,6 @@ use super::{
     Header, checksum,
     ipv4::{self, Ipv4Header},
     ipv6::{ICMPV6, Ipv6Header},
-    words2,
 };
 use crate::tables::{Address, HOST_SOURCE, HOST_SOURCE_V6};
 
@@ -55,23 +54,8 @@ impl TooBigV4 {
     /// To a pod, from the host's address towards pods; `quote` is the sum of the quoted words.
     #[inline(always)]
     pub const fn new(pod: [u8; 4], mtu: u16, quote: u32) -> Self {
-        let (from, to) = (words2(HOST_SOURCE), words2(pod));
         let length = (size_of::<Self>() + QUOTE) as u16;
-        let mut ip = Ipv4Header {
-            words: [
-                u16::from_ne_bytes([0x45, 0]),
-                length.to_be(),
-                0,
-                0,
-                u16::from_ne_bytes([64, ipv4::ICMP]),
-                0,
-                from[0],
-                from[1],
-                to[0],
-                to[1],
-            ],
-        };
-        ip.words[5] = ip.checksum();
+        let ip = Ipv4Header::new(HOST_SOURCE, pod, ipv4::ICMP, 0, length);
         Self {
             ip,
             icmp: IcmpHeader::new(FRAGMENTATION_NEEDED, mtu, quote),

@@ -5,6 +5,8 @@ use crate::tables::Address;
 
 /// Bytes of the header without options.
 pub const LENGTH: usize = 20;
+/// TTL of what is written here.
+pub const TTL: u8 = 64;
 pub const ICMP: u8 = 1;
 pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
@@ -21,6 +23,36 @@ pub struct Ipv4Header {
 unsafe impl Header for Ipv4Header {}
 
 impl Ipv4Header {
+    /// A header without options and with its checksum; `length` counts it.
+    #[inline(always)]
+    pub const fn new(source: [u8; 4], destination: [u8; 4], protocol: u8, class: u8, length: u16) -> Self {
+        let (from, to) = (words2(source), words2(destination));
+        let mut header = Self {
+            words: [
+                u16::from_ne_bytes([0x45, class]),
+                length.to_be(),
+                0,
+                0,
+                u16::from_ne_bytes([TTL, protocol]),
+                0,
+                from[0],
+                from[1],
+                to[0],
+                to[1],
+            ],
+        };
+        header.words[5] = header.checksum();
+        header
+    }
+
+    /// The same header with don't-fragment.
+    #[inline(always)]
+    #[must_use]
+    pub const fn whole(mut self) -> Self {
+        self.replace(3, self.words[3] | 0x4000_u16.to_be());
+        self
+    }
+
     /// Version 4 and a header length of at least 20 bytes that fits in the packet.
     #[inline(always)]
     pub const fn is_valid(&self) -> bool {
