@@ -38,5 +38,8 @@ pub struct BouncerSpec {
 #[serde(rename_all = "camelCase", default)]
 pub struct RoleStatus {
     pub phase: Phase,
+    /// Where it serves; until this is `spec.droplet`, that one is being made ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub droplet: Option<String>,
     pub conditions: Vec<Condition>,
 }

@@ -26,7 +26,8 @@ pub struct IpClaimSpec {
     pub address: String,
     pub endpoint_namespace: String,
     pub endpoint_name: String,
-    pub endpoint_uid: String,
+    /// UID of the pod; of the Endpoint, if a user made it.
+    pub owner_uid: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -1,4 +1,5 @@
-//! Endpoint: a member of a network. Named `<pod>-<first 8 of its UID>`.
+//! Endpoint: a member of a network. A pod's is named `<pod>-<first 8 of its UID>` and made by the operator; others are
+//! made and named by their users, and serve the pod that names them by annotation, one after the other.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -14,7 +15,7 @@ pub enum EndpointType {
     Simple,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodRef {
     pub name: String,
@@ -37,7 +38,7 @@ pub struct PodRef {
     printcolumn(name = "Network", type_ = "string", json_path = ".spec.network"),
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0]"),
     printcolumn(name = "IPv6", type_ = "string", json_path = ".status.addresses[1]"),
-    printcolumn(name = "Droplet", type_ = "string", json_path = ".spec.droplet"),
+    printcolumn(name = "Droplet", type_ = "string", json_path = ".status.droplet"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
         name = "Reason",
@@ -54,10 +55,23 @@ pub struct EndpointSpec {
     /// Empty while the network is not known.
     #[serde(default)]
     pub vpc: String,
+    #[schemars(length(min = 1, max = 63))]
     pub network: String,
-    pub pod_ref: PodRef,
-    /// The node that the pod is bound to.
+    /// The pod that it was made for; none if a user made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_ref: Option<PodRef>,
+    /// The node that the pod is bound to; empty if a user made it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub droplet: String,
+    /// At most one of each family: asked for by annotation or by its user (the network must allow it), or claimed by the operator before it
+    /// made the object. None: the operator picks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 2), inner(length(max = 39)))]
+    pub addresses: Vec<String>,
+    /// A unicast MAC address, as 02:00:00:00:00:01. None: made from the address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 17))]
+    pub mac: Option<String>,
 }
 
 /// Written by the operator alone. An address counts once it stands here.
@@ -78,7 +92,14 @@ pub struct EndpointStatus {
     /// Prefix length of the pod's IPv6 address within its network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_length6: Option<u8>,
+    /// Where it lives.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub droplet: Option<String>,
+    /// The pod that has it now, if a user made it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_ref: Option<PodRef>,
+    /// Where it lived before: packets follow it from there until all who had it there know.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub previous_droplet: Option<String>,
     pub conditions: Vec<Condition>,
 }

@@ -23,9 +23,9 @@ pub use condition::{Condition, ConditionStatus};
 pub use divider::{Divider, DividerSpec};
 pub use droplet::{Droplet, DropletSpec, DropletStatus};
 pub use endpoint::{Endpoint, EndpointSpec, EndpointStatus, EndpointType, PodRef};
-pub use network::{Network, NetworkSpec, NetworkStatus};
+pub use network::{BouncerAutoscale, Network, NetworkSpec, NetworkStatus};
 pub use phase::Phase;
-pub use vpc::{Vpc, VpcSpec, VpcStatus};
+pub use vpc::{DividerAutoscale, Vpc, VpcSpec, VpcStatus};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -35,6 +35,12 @@ pub const GROUP: &str = "thuban.dev";
 pub const FINALIZER: &str = "thuban.dev/rows";
 /// Annotation of pods and namespaces: the network of the pod.
 pub const NETWORK_ANNOTATION: &str = "thuban.dev/network";
+/// Annotation of pods: their addresses, at most one of each family, separated by a comma.
+pub const IP_ANNOTATION: &str = "thuban.dev/ip";
+/// Annotation of pods: their MAC address.
+pub const MAC_ANNOTATION: &str = "thuban.dev/mac";
+/// Annotation of pods: the Endpoint of their namespace that they have while they run, made by a user.
+pub const ENDPOINT_ANNOTATION: &str = "thuban.dev/endpoint";
 /// Name of the VPC and of the network for pods that name none.
 pub const DEFAULT_NAME: &str = "default";
 /// Namespace of the operator, transitd and their Leases.

@@ -40,16 +40,40 @@ pub struct NetworkSpec {
     )]
     #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
-    /// How many bouncers serve the network.
+    /// How many bouncers serve the network; the least, with `autoscale`.
     #[serde(default = "crate::vpc::one")]
     #[schemars(range(min = 1, max = 8))]
     pub bouncers: u32,
+    /// Lets the operator add bouncers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autoscale: Option<BouncerAutoscale>,
     /// Namespaces whose pods may enter, if the VPC admits them too: none admits nobody, `{}` admits all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed_namespaces: Option<LabelSelector>,
-    /// Whether pods may ask for an address of their choice. Not served yet.
+    /// Whether pods and endpoints may ask for addresses of their choice.
     #[serde(default)]
     pub allow_static_ips: bool,
+}
+
+/// When a network gets more bouncers than `bouncers`: at once by need, fewer again after five minutes without need.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BouncerAutoscale {
+    /// The most.
+    #[schemars(range(min = 1, max = 8))]
+    pub max_bouncers: u32,
+    /// Endpoints for each bouncer.
+    #[serde(default = "endpoints_per_bouncer")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub endpoints_per_bouncer: u32,
+    /// Packets a second that a bouncer of the network may pass on, as its droplet reports.
+    #[serde(default = "crate::vpc::packets_per_second")]
+    #[schemars(range(min = 1, max = 100_000_000))]
+    pub packets_per_second: u32,
+}
+
+fn endpoints_per_bouncer() -> u32 {
+    2000
 }
 
 /// Written by the operator alone.
@@ -66,6 +90,9 @@ pub struct NetworkStatus {
     /// IPv4 addresses claimed, resting ones included; written at most once a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocated: Option<u64>,
+    /// How many bouncers there should be now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bouncers: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     pub conditions: Vec<Condition>,

@@ -31,13 +31,33 @@ pub struct VpcSpec {
     )]
     #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
-    /// How many dividers serve the VPC.
+    /// How many dividers serve the VPC; the least, with `autoscale`.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 8))]
     pub dividers: u32,
+    /// Lets the operator add dividers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autoscale: Option<DividerAutoscale>,
     /// Namespaces whose pods may enter: none admits nobody, `{}` admits all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed_namespaces: Option<LabelSelector>,
+}
+
+/// When a VPC gets more dividers than `dividers`: at once by need, fewer again after five minutes without need.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DividerAutoscale {
+    /// The most.
+    #[schemars(range(min = 1, max = 8))]
+    pub max_dividers: u32,
+    /// Packets a second that a divider of the VPC may pass on, as its droplet reports.
+    #[serde(default = "packets_per_second")]
+    #[schemars(range(min = 1, max = 100_000_000))]
+    pub packets_per_second: u32,
+}
+
+pub(crate) fn packets_per_second() -> u32 {
+    200_000
 }
 
 /// Written by the operator alone.
@@ -50,6 +70,9 @@ pub struct VpcStatus {
     pub cidrs: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vni: Option<u32>,
+    /// How many dividers there should be now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dividers: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     pub conditions: Vec<Condition>,

@@ -3,15 +3,15 @@
 //!
 //! Invariant: what is sent to a droplet is what the world says, in order of sequence; nothing else sends.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use tokio::time::Instant;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, Vpc};
-use thuban_proto::transit::{Attachment, NackReason, OperatorMessage, Program, operator_message};
+use thuban_proto::transit::{Attachment, Load, NackReason, OperatorMessage, Program, operator_message};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::model::acks::Acks;
@@ -77,6 +77,8 @@ struct State {
     waiters: HashMap<String, HashSet<Waiter>>,
     /// Endpoints whose droplet has the address already.
     in_use: HashSet<EndpointName>,
+    /// Packets a second that roles passed on, by (VNI, network id; 0 for the divider) and droplet.
+    loads: HashMap<(u32, u32), BTreeMap<String, u64>>,
     next_id: u64,
 }
 
@@ -100,6 +102,7 @@ impl Hub {
             attachments: HashMap::new(),
             waiters: HashMap::new(),
             in_use: HashSet::new(),
+            loads: HashMap::new(),
             next_id: 1,
         };
         Self {
@@ -208,6 +211,7 @@ impl Hub {
     pub fn close(&self, droplet: &str, id: u64) {
         let state = &mut *self.lock();
         if state.acks.close(droplet, id, self.now()) {
+            forget_load(state, droplet);
             state.senders.remove(droplet);
         }
     }
@@ -260,6 +264,27 @@ impl Hub {
         };
         self.send(state);
         is_taken
+    }
+
+    /// What a droplet's roles pass on, instead of what it said before.
+    pub fn report(&self, droplet: &str, load: &Load) {
+        let state = &mut *self.lock();
+        forget_load(state, droplet);
+        for role in &load.roles {
+            let droplets = state.loads.entry((role.vni, role.network)).or_default();
+            droplets.insert(droplet.to_owned(), role.packets_per_second);
+        }
+    }
+
+    /// Packets a second that the bouncers of a network, or with network 0 the dividers of a VPC, passed on together.
+    pub fn load(&self, vni: u32, network: u32) -> u64 {
+        let state = self.lock();
+        state
+            .loads
+            .get(&(vni, network))
+            .into_iter()
+            .flat_map(BTreeMap::values)
+            .sum()
     }
 
     /// An attachment came or went.
@@ -361,6 +386,13 @@ fn wait_for<'a>(state: &mut State, droplets: impl IntoIterator<Item = &'a String
             .or_default()
             .insert(waiter.clone());
     }
+}
+
+fn forget_load(state: &mut State, droplet: &str) {
+    state.loads.retain(|_, droplets| {
+        droplets.remove(droplet);
+        !droplets.is_empty()
+    });
 }
 
 fn message(program: Program) -> OperatorMessage {

@@ -135,14 +135,12 @@ async fn run(
     outranked: tokio::sync::mpsc::Sender<u64>,
 ) -> Result<()> {
     let mut tasks = JoinSet::new();
-    let hub = run::start(
-        client.clone(),
+    let options = run::Options {
         epoch,
         refused,
-        settings.default_vpc_cidr,
-        &mut tasks,
-    )
-    .await;
+        default_range: settings.default_vpc_cidr,
+    };
+    let hub = run::start(client.clone(), options, &mut tasks).await;
     let default_cidr = settings.default_vpc_cidr.to_string();
     let defaults = async {
         while let Err(error) = defaults::ensure(&client, &default_cidr).await {

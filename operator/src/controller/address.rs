@@ -87,7 +87,7 @@ async fn claim(
             address: address.to_string(),
             endpoint_namespace: endpoint.namespace().unwrap_or_default(),
             endpoint_name: endpoint.name_any(),
-            endpoint_uid: uid.clone(),
+            owner_uid: uid.clone(),
         };
         match create(&claims, &IpClaim::new(&ip_claim_name(vpc, address), spec)).await {
             Ok(_) => return Ok(Some((address, range))),
@@ -106,7 +106,7 @@ pub async fn release_all(endpoint: &Endpoint, context: &Context) -> Result<(), W
     for address in addresses_of(endpoint) {
         let name = ip_claim_name(&vpc, address);
         let claim = claims.get_opt(&name).await.map_err(failed("get", &name))?;
-        let own = claim.filter(|claim| Some(claim.spec.endpoint_uid.as_str()) == endpoint.uid().as_deref());
+        let own = claim.filter(|claim| Some(claim.spec.owner_uid.as_str()) == endpoint.uid().as_deref());
         if let Some(claim) = own {
             release(&claims, &claim).await?;
         }

@@ -1,13 +1,14 @@
 //! IpClaim: rests after its release, then goes; one that no Endpoint counts is released.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::{Endpoint, IpClaim, IpClaimSpec, IpClaimStatus};
+use tokio::time::Instant;
 use tracing::info;
 
 use super::context::{Context, ReconcileError};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, ObjectReference, Pod};
 use kube::runtime::controller::Action;
@@ -13,6 +13,7 @@ use kube::{Client, Resource, ResourceExt};
 use thiserror::Error;
 use thuban_api::cidr::Cidr;
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::address::ClaimError;

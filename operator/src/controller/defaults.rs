@@ -12,6 +12,7 @@ pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
     let spec = VpcSpec {
         cidrs: vec![cidr.to_owned()],
         dividers: 1,
+        autoscale: None,
         allowed_namespaces: None,
     };
     if vpcs
@@ -36,6 +37,7 @@ pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
         vpc: DEFAULT_NAME.to_owned(),
         cidrs: vec![cidr.to_owned()],
         bouncers: 1,
+        autoscale: None,
         allowed_namespaces: None,
         allow_static_ips: false,
     };

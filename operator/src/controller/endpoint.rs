@@ -11,7 +11,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::condition::set;
 use thuban_api::identifiers::MacAddr;
-use thuban_api::{Endpoint, EndpointStatus, Network, Phase};
+use thuban_api::{Endpoint, EndpointStatus, Network, Phase, PodRef};
 use tracing::info;
 
 use super::address::{ClaimError, claim_all, release_all};
@@ -38,7 +38,7 @@ pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result
         // CNI DEL ends the attachment; only then is the address out of use.
         if context
             .hub
-            .may_be_attached(&endpoint.spec.pod_ref.cni_uid, &endpoint.spec.droplet)
+            .may_be_attached(&pod_of(&endpoint).cni_uid, &endpoint.spec.droplet)
         {
             return Ok(Action::requeue(Duration::from_secs(5)));
         }
@@ -63,10 +63,10 @@ pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result
 
 /// Whether its pod lives.
 fn is_needed(endpoint: &Endpoint, context: &Context) -> bool {
-    let reference = &endpoint.spec.pod_ref;
+    let reference = pod_of(endpoint);
     let pod = ObjectRef::<Pod>::new(&reference.name).within(&endpoint.namespace().unwrap_or_default());
     let pod = context.stores.pods.get(&pod);
-    pod.is_some_and(|pod| pod.uid().as_deref() == Some(&reference.uid) && is_alive(&pod))
+    pod.is_some_and(|pod| pod.uid().as_ref() == Some(&reference.uid) && is_alive(&pod))
 }
 
 /// Admission and address: steps 1 and 2 of the workflow.
@@ -254,11 +254,11 @@ async fn remove(
         return Ok(Action::await_change());
     }
     let name = (endpoint.namespace().unwrap_or_default(), endpoint.name_any());
-    let uid = &endpoint.spec.pod_ref.cni_uid;
+    let uid = &pod_of(endpoint).cni_uid;
     let mut status = endpoint.status.clone().unwrap_or_default();
     if is_needed(endpoint, context) || context.hub.may_be_attached(uid, &endpoint.spec.droplet) {
         // Somebody deleted it under a running pod, which keeps its network until it ends.
-        let message = format!("waits until pod {} is gone", endpoint.spec.pod_ref.name);
+        let message = format!("waits until pod {} is gone", pod_of(endpoint).name);
         if set(
             &mut status.conditions,
             condition("Deleting", false, "WaitsForPod", &message, None),
@@ -298,14 +298,19 @@ async fn remove(
     Ok(Action::await_change())
 }
 
+/// The pod that has the endpoint.
+fn pod_of(endpoint: &Endpoint) -> PodRef {
+    endpoint.spec.pod_ref.clone().unwrap_or_default()
+}
+
 /// The pod, for events that its owner reads.
 fn pod_reference(endpoint: &Endpoint) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".into()),
         kind: Some("Pod".into()),
-        name: Some(endpoint.spec.pod_ref.name.clone()),
+        name: Some(pod_of(endpoint).name),
         namespace: endpoint.namespace(),
-        uid: Some(endpoint.spec.pod_ref.uid.clone()),
+        uid: Some(pod_of(endpoint).uid),
         ..ObjectReference::default()
     }
 }

@@ -1,7 +1,7 @@
 //! Network: checked against its VPC and siblings, served by bouncers; goes after its endpoints.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kube::api::ObjectMeta;
 use kube::runtime::controller::Action;
@@ -11,6 +11,7 @@ use thuban_api::cidr::Cidr;
 use thuban_api::condition::{find, set};
 use thuban_api::identifiers::NetworkId;
 use thuban_api::{Bouncer, BouncerSpec, Endpoint, FINALIZER, IpClaim, Network, NetworkStatus, Phase};
+use tokio::time::Instant;
 
 use super::context::{Context, ReconcileError};
 use super::objects::{

@@ -29,7 +29,12 @@ pub fn on_pod(context: &Context, change: Change<Pod>) {
             let namespace = pod.namespace.clone().unwrap_or_default();
             let all = context.stores.endpoints.state();
             let own = all.iter().filter(|endpoint| {
-                endpoint.spec.pod_ref.name == pod.name && endpoint.namespace().as_deref() == Some(&namespace)
+                endpoint
+                    .spec
+                    .pod_ref
+                    .as_ref()
+                    .is_some_and(|own| own.name == pod.name)
+                    && endpoint.namespace().as_deref() == Some(&namespace)
             });
             own.for_each(|endpoint| triggers.endpoint(&(namespace.clone(), endpoint.name_any())));
         }
@@ -291,13 +296,14 @@ fn world_endpoint(endpoint: &Endpoint) -> world::Endpoint {
             mac: status.mac.as_ref()?.parse().ok()?,
         }))
     };
+    let reference = endpoint.spec.pod_ref.clone().unwrap_or_default();
     world::Endpoint {
         network: endpoint.spec.network.clone(),
         droplet: endpoint.spec.droplet.clone(),
         pod: world::Pod {
             namespace: endpoint.namespace().unwrap_or_default(),
-            name: endpoint.spec.pod_ref.name.clone(),
-            uid: endpoint.spec.pod_ref.cni_uid.clone(),
+            name: reference.name,
+            uid: reference.cni_uid,
         },
         membership: member().or(refused).unwrap_or(Membership::Waiting),
         ready: status.phase == Phase::Provisioned,

@@ -49,12 +49,14 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
         kind: EndpointType::Simple,
         vpc,
         network,
-        pod_ref: PodRef {
+        pod_ref: Some(PodRef {
             name: pod.name_any(),
             uid,
             cni_uid,
-        },
+        }),
         droplet: node,
+        addresses: Vec::new(),
+        mac: None,
     };
     let mut endpoint = Endpoint::new(&name, spec);
     endpoint.metadata = ObjectMeta {

@@ -73,14 +73,23 @@ fn channels() -> (Triggers, Receivers) {
     (triggers, receivers)
 }
 
+/// What one leadership is run with.
+#[derive(Debug)]
+pub struct Options {
+    pub epoch: u64,
+    /// Ranges that no VPC may touch.
+    pub refused: RefusedRanges,
+    /// Range of the default VPC.
+    pub default_range: Cidr,
+}
+
 /// Starts watches and controllers, and returns once every store and the world are filled.
-pub async fn start(
-    client: Client,
-    epoch: u64,
-    refused: RefusedRanges,
-    default_range: Cidr,
-    tasks: &mut JoinSet<()>,
-) -> Arc<Hub> {
+pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) -> Arc<Hub> {
+    let Options {
+        epoch,
+        refused,
+        default_range,
+    } = options;
     let (triggers, receivers) = channels();
     let hub = Arc::new(Hub::new(epoch, triggers));
     let (pods, pod_writer) = store::<Pod>();

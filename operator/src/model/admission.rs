@@ -170,6 +170,7 @@ mod tests {
             Vpc::new(
                 "red",
                 VpcSpec {
+                    autoscale: None,
                     cidrs: vec![],
                     dividers: 1,
                     allowed_namespaces: allowed.clone(),
@@ -178,6 +179,7 @@ mod tests {
         };
         let network = |allowed: &Option<LabelSelector>| {
             let spec = NetworkSpec {
+                autoscale: None,
                 vpc: "red".into(),
                 cidrs: vec![],
                 bouncers: 1,

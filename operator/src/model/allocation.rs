@@ -68,7 +68,7 @@ pub fn addresses_of(endpoint: &Endpoint) -> Vec<IpAddr> {
 /// The address of this family that the endpoint has a claim of already, and the range that it is of.
 pub fn own_claim<'a>(
     claims: impl IntoIterator<Item = &'a IpClaim>,
-    endpoint_uid: &str,
+    owner_uid: &str,
     family: Family,
     ranges: &[Cidr],
 ) -> Option<(IpAddr, Cidr)> {
@@ -80,7 +80,7 @@ pub fn own_claim<'a>(
     };
     claims
         .into_iter()
-        .filter(|claim| claim.spec.endpoint_uid == endpoint_uid && !is_released(claim))
+        .filter(|claim| claim.spec.owner_uid == owner_uid && !is_released(claim))
         .filter_map(|claim| claim.spec.address.parse::<IpAddr>().ok())
         .filter(|address| Family::of(*address) == family)
         .find_map(|address| {
@@ -101,7 +101,7 @@ pub enum Standing {
 }
 
 pub fn standing(claim: &IpClaimSpec, endpoint: Option<&Endpoint>) -> Standing {
-    let own = endpoint.filter(|endpoint| endpoint.uid().as_deref() == Some(&claim.endpoint_uid));
+    let own = endpoint.filter(|endpoint| endpoint.uid().as_deref() == Some(&claim.owner_uid));
     let Some(endpoint) = own else {
         return Standing::Void;
     };
@@ -140,7 +140,9 @@ mod tests {
             kind: thuban_api::EndpointType::Simple,
             vpc: "red".into(),
             network: "web".into(),
-            pod_ref,
+            pod_ref: Some(pod_ref),
+            addresses: Vec::new(),
+            mac: None,
             droplet: "d".into(),
         };
         let mut endpoint = Endpoint::new("web-u", spec);
@@ -159,7 +161,7 @@ mod tests {
             address: address.into(),
             endpoint_namespace: "ns".into(),
             endpoint_name: "web-u".into(),
-            endpoint_uid: uid.into(),
+            owner_uid: uid.into(),
         };
         IpClaim::new("name", spec)
     }

@@ -165,9 +165,9 @@ fn check(hello: &Hello, identity: &Identity) -> Result<(), Status> {
         );
         return Err(Status::permission_denied(message));
     }
-    if hello.protocol_version != PROTOCOL_VERSION {
+    if hello.protocol_version.abs_diff(PROTOCOL_VERSION) > 1 {
         let message = format!(
-            "protocol version {}, expected {PROTOCOL_VERSION}",
+            "protocol version {}, expected {PROTOCOL_VERSION} or one apart; update transitd or the operator",
             hello.protocol_version
         );
         return Err(Status::failed_precondition(message));
@@ -247,6 +247,7 @@ impl DropletStream {
                     self.hub.attach(droplet, attachment, change.removed);
                 }
             }
+            Some(Message::Load(load)) => self.hub.report(droplet, &load),
             Some(Message::Hello(_)) => return Err(Status::invalid_argument("Hello comes once")),
             // A newer droplet's message: nothing that must be understood.
             None => {}

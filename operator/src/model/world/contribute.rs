@@ -137,6 +137,7 @@ impl World {
             network_name: endpoint.network.clone(),
             ready: endpoint.ready,
             address6: rows::optional(address6),
+            moved_from: Vec::new(),
             prefix_length6: member.address6.map_or(0, |(_, prefix)| prefix.into()),
         };
         let key = (endpoint.droplet.clone(), Key::Local(vni, member.address.into()));
