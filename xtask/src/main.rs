@@ -56,19 +56,19 @@ enum Command {
     Demo,
     /// Apply install/ to a local cluster
     Install {
-        /// demo or test
+        /// demo, test, or any short name
         #[arg(long, default_value = "demo")]
         name: String,
     },
     /// Remove Thuban from a local cluster
     Uninstall {
-        /// demo or test
+        /// demo, test, or any short name
         #[arg(long, default_value = "demo")]
         name: String,
     },
     /// A real Kubernetes cluster of three nodes on this machine
     Cluster {
-        /// demo or test
+        /// demo, test, or any short name
         #[arg(long, default_value = "demo", global = true)]
         name: String,
         #[command(subcommand)]

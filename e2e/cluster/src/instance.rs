@@ -10,13 +10,18 @@ use anyhow::{Result, bail};
 /// Node names, in order of their addresses (.11, .12, .13).
 pub const NODES: [&str; 3] = ["node-a", "node-b", "node-c"];
 
+/// `thuban-<name>` is the name of a link.
+const LONGEST_NAME: usize = 8;
+const FIRST_SUBNET: u8 = 77;
+/// Of subnets and sets of ports, those of demo and test included.
+const NUMBERS: u8 = 100;
 const STATE: &str = "/var/lib/thuban-cluster";
 
 /// One cluster. Two instances with different names can be up at once.
 #[derive(Clone, Debug)]
 pub struct Instance {
-    name: &'static str,
-    bridge: &'static str,
+    name: String,
+    bridge: String,
     /// Third octet of 172.31.x.0/24.
     subnet: u8,
     /// Added to every port.
@@ -24,32 +29,32 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// `demo` or `test`.
+    /// `demo`, `test`, or another name of at most 8 letters and digits, whose numbers follow from it.
     pub fn named(name: &str) -> Result<Self> {
-        match name {
-            "demo" => Ok(Self {
-                name: "demo",
-                bridge: "thuban-demo",
-                subnet: 77,
-                port_offset: 0,
-            }),
-            "test" => Ok(Self {
-                name: "test",
-                bridge: "thuban-test",
-                subnet: 78,
-                port_offset: 100,
-            }),
-            _ => bail!("no cluster is called {name}: take demo or test"),
+        let is_short = (1..=LONGEST_NAME).contains(&name.len());
+        if !is_short
+            || !name
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+        {
+            bail!("no cluster can be called {name:?}: take 1 to {LONGEST_NAME} of a-z and 0-9");
         }
+        let number = number(name);
+        Ok(Self {
+            name: name.to_owned(),
+            bridge: format!("thuban-{name}"),
+            subnet: FIRST_SUBNET + number,
+            port_offset: 100 * u16::from(number),
+        })
     }
 
-    pub fn name(&self) -> &'static str {
-        self.name
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The bridge that plays the underlay; also the prefix of the nodes' network namespaces.
-    pub fn bridge(&self) -> &'static str {
-        self.bridge
+    pub fn bridge(&self) -> &str {
+        &self.bridge
     }
 
     /// The bridge's own address: the control plane's, and the nodes' default gateway.
@@ -106,7 +111,7 @@ impl Instance {
 
     /// Everything that this instance keeps on disk.
     pub fn state(&self) -> PathBuf {
-        Self::all_state().join(self.name)
+        Self::all_state().join(&self.name)
     }
 
     /// Folder with the cluster's own kubectl.
@@ -150,13 +155,28 @@ impl Instance {
     }
 }
 
+/// Tells instances apart: 0 and 1 are demo and test, the others share the rest by the sum of their letters, weighed by
+/// place. Two whose numbers are equal can't be up at once.
+fn number(name: &str) -> u8 {
+    match name {
+        "demo" => 0,
+        "test" => 1,
+        _ => {
+            let sum = name
+                .bytes()
+                .fold(0_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+            2 + (sum % u32::from(NUMBERS - 2)) as u8
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn instances_share_no_name_and_no_port() {
-        let [demo, test] = ["demo", "test"].map(|name| Instance::named(name).unwrap());
+        let [demo, test, other] = ["demo", "test", "other"].map(|name| Instance::named(name).unwrap());
         let ports = |instance: &Instance| {
             [
                 instance.api_port(),
@@ -166,15 +186,29 @@ mod tests {
                 instance.scheduler_port(),
             ]
         };
-        assert!(ports(&demo).iter().all(|port| !ports(&test).contains(port)));
+        for (one, another) in [(&demo, &test), (&demo, &other), (&test, &other)] {
+            assert!(ports(one).iter().all(|port| !ports(another).contains(port)));
+        }
+        assert!(
+            ports(&Instance::named("zzzzzzzz").unwrap())
+                .iter()
+                .all(|port| *port < 32768)
+        );
         assert_ne!(demo.subnet(), test.subnet());
         assert_ne!(demo.state(), test.state());
         assert_ne!(demo.cgroup(), test.cgroup());
     }
 
     #[test]
+    fn names_that_are_no_links_are_refused() {
+        for name in ["", "nineteen9", "Test", "a-b", "a/b"] {
+            assert!(Instance::named(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
     fn link_names_fit() {
-        for name in ["demo", "test"] {
+        for name in ["demo", "test", "8letters"] {
             let instance = Instance::named(name).unwrap();
             assert!(instance.bridge().len() <= 15);
             assert!(NODES.iter().all(|node| instance.uplink(node).len() <= 15));
