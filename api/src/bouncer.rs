@@ -20,16 +20,19 @@ use crate::{Condition, Phase};
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
+#[kube(validation = Rule::new("self.metadata.name.startsWith(self.spec.network + '-b') && self.metadata.name.size() == self.spec.network.size() + 3 && self.metadata.name.matches('[0-7]$')")
+    .message("metadata.name must be <spec.network>-b<number>, 0 to 7, such as red-web-b0"))]
 #[serde(rename_all = "camelCase")]
 pub struct BouncerSpec {
-    #[x_kube(validation = Rule::new("self == oldSelf").message("spec.vpc is immutable"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("spec.vpc is immutable: a Bouncer serves one network all its life"))]
     #[schemars(length(min = 1, max = 63))]
     pub vpc: String,
-    #[x_kube(validation = Rule::new("self == oldSelf").message("spec.network is immutable"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("spec.network is immutable: a Bouncer serves one network all its life"))]
     #[schemars(length(min = 1, max = 63))]
     pub network: String,
     /// Where it is placed; written by the operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
     pub droplet: Option<String>,
 }
 

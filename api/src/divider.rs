@@ -18,12 +18,15 @@ use crate::RoleStatus;
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
+#[kube(validation = Rule::new("self.metadata.name.startsWith(self.spec.vpc + '-d') && self.metadata.name.size() == self.spec.vpc.size() + 3 && self.metadata.name.matches('[0-7]$')")
+    .message("metadata.name must be <spec.vpc>-d<number>, 0 to 7, such as red-d0"))]
 #[serde(rename_all = "camelCase")]
 pub struct DividerSpec {
-    #[x_kube(validation = Rule::new("self == oldSelf").message("spec.vpc is immutable"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("spec.vpc is immutable: a Divider serves one VPC all its life"))]
     #[schemars(length(min = 1, max = 63))]
     pub vpc: String,
     /// Where it is placed; written by the operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
     pub droplet: Option<String>,
 }

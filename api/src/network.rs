@@ -21,12 +21,14 @@ use crate::{Condition, Phase};
     validation = Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
         .message("metadata.name must be a DNS label: at most 63 of a-z, 0-9 and -"),
     validation = Rule::new("!has(self.status) || !has(self.status.cidrs) || self.status.cidrs.size() == 0 || self.spec.cidrs[0] == self.status.cidrs[0] && self.status.cidrs.all(c, c in self.spec.cidrs)")
-        .message("spec.cidrs may only be appended to: ranges in force (status.cidrs) can not be taken away")
+        .message("spec.cidrs may only be appended to: ranges in force (status.cidrs) can not be taken away"),
+    validation = Rule::new("!has(self.spec.autoscale) || self.spec.autoscale.maxBouncers >= self.spec.bouncers")
+        .message("spec.autoscale.maxBouncers must be at least spec.bouncers, the least number: raise it, or lower spec.bouncers")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkSpec {
     /// The VPC; never changes.
-    #[x_kube(validation = Rule::new("self == oldSelf").message("spec.vpc is immutable"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("spec.vpc is immutable: delete the Network and make it again in the other VPC"))]
     #[schemars(length(min = 1, max = 63))]
     pub vpc: String,
     /// Ranges within the VPC's: networks without host bits, at most 8; only appended. The first one is IPv4; endpoints
@@ -36,7 +38,9 @@ pub struct NetworkSpec {
         validation = Rule::new("self.all(c, isCIDR(c) && cidr(c).masked() == cidr(c) && (cidr(c).ip().family() == 4 ? cidr(c).prefixLength() <= 30 : cidr(c).prefixLength() >= 64 && cidr(c).prefixLength() <= 120))")
             .message("spec.cidrs must be networks without host bits: IPv4 of /30 or larger, such as 10.0.1.0/24, or IPv6 of /64 to /120, such as fd00:0:0:1::/64"),
         validation = Rule::new("self.size() == 0 || !isCIDR(self[0]) || cidr(self[0]).ip().family() == 4")
-            .message("spec.cidrs must begin with an IPv4 range, which every network needs; put IPv6 ranges after it")
+            .message("spec.cidrs must begin with an IPv4 range, which every network needs; put IPv6 ranges after it"),
+        validation = Rule::new("self.size() > 8 || self.all(c, self.filter(d, isCIDR(c) && isCIDR(d) && cidr(c).containsCIDR(d)).size() <= 1)")
+            .message("spec.cidrs has a range twice, or one within another: keep the larger one alone")
     )]
     #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,

@@ -19,7 +19,9 @@ use crate::{Condition, Phase};
     validation = Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
         .message("metadata.name must be a DNS label: at most 63 of a-z, 0-9 and -"),
     validation = Rule::new("!has(self.status) || !has(self.status.cidrs) || self.status.cidrs.size() == 0 || self.spec.cidrs[0] == self.status.cidrs[0] && self.status.cidrs.all(c, c in self.spec.cidrs)")
-        .message("spec.cidrs may only be appended to: ranges in force (status.cidrs) can not be taken away")
+        .message("spec.cidrs may only be appended to: ranges in force (status.cidrs) can not be taken away"),
+    validation = Rule::new("!has(self.spec.autoscale) || self.spec.autoscale.maxDividers >= self.spec.dividers")
+        .message("spec.autoscale.maxDividers must be at least spec.dividers, the least number: raise it, or lower spec.dividers")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VpcSpec {
@@ -27,7 +29,9 @@ pub struct VpcSpec {
     #[x_kube(
         validation = Rule::new("self.size() >= 1 && self.size() <= 8").message("spec.cidrs must have 1 to 8 ranges"),
         validation = Rule::new("self.all(c, isCIDR(c) && cidr(c).masked() == cidr(c) && (cidr(c).ip().family() == 4 || cidr(c).prefixLength() <= 120))")
-            .message("spec.cidrs must be networks without host bits: IPv4, such as 10.0.0.0/16, or IPv6 of /120 or larger, such as fd00::/48")
+            .message("spec.cidrs must be networks without host bits: IPv4, such as 10.0.0.0/16, or IPv6 of /120 or larger, such as fd00::/48"),
+        validation = Rule::new("self.size() > 8 || self.all(c, self.filter(d, isCIDR(c) && isCIDR(d) && cidr(c).containsCIDR(d)).size() <= 1)")
+            .message("spec.cidrs has a range twice, or one within another: keep the larger one alone")
     )]
     #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,

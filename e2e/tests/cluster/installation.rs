@@ -76,10 +76,8 @@ fn endpoints_are_provisioned_and_hold_their_claims() {
             ],
         )
         .unwrap();
-        assert_eq!(
-            claim["spec"]["endpointUid"], endpoint["metadata"]["uid"],
-            "{}",
-            pod.name
-        );
+        let owner = &claim["spec"]["ownerUid"];
+        let owners = [&endpoint["metadata"]["uid"], &endpoint["spec"]["podRef"]["uid"]];
+        assert!(owners.contains(&owner), "{}: {owner}", pod.name);
     }
 }
