@@ -62,6 +62,18 @@ impl Cidr {
         numbers.map(move |number| self.address(number))
     }
 
+    /// As [`Self::hosts`], from an address on.
+    pub fn hosts_from(self, first: IpAddr) -> impl Iterator<Item = IpAddr> {
+        let lowest = number(self.gateway()).saturating_add(1);
+        let numbers = lowest.max(number(first))..number(self.last());
+        numbers.map(move |number| self.address(number))
+    }
+
+    /// Whether endpoints may get the address.
+    pub fn is_host(self, address: IpAddr) -> bool {
+        self.contains_address(address) && ![self.base(), self.gateway(), self.last()].contains(&address)
+    }
+
     /// How many addresses [`Self::hosts`] has; of a large IPv6 network, as many as the type can say.
     pub fn capacity(self) -> u64 {
         let gateway = number(self.gateway());

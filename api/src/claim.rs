@@ -26,6 +26,9 @@ pub struct IpClaimSpec {
     pub address: String,
     pub endpoint_namespace: String,
     pub endpoint_name: String,
+    /// Name of the pod; empty if a user made the Endpoint.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub pod: String,
     /// UID of the pod; of the Endpoint, if a user made it.
     pub owner_uid: String,
 }

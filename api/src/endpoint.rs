@@ -63,11 +63,15 @@ pub struct EndpointSpec {
     /// The node that the pod is bound to; empty if a user made it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub droplet: String,
-    /// At most one of each family: asked for by annotation or by its user (the network must allow it), or claimed by the operator before it
-    /// made the object. None: the operator picks.
+    /// Asked for by annotation or by its user, at most one of each family; the network must allow it. None: the
+    /// operator picks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 2), inner(length(max = 39)))]
     pub addresses: Vec<String>,
+    /// Claimed by the operator before it made the object; `status.addresses` goes before it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 2), inner(length(max = 39)))]
+    pub claimed: Vec<String>,
     /// A unicast MAC address, as 02:00:00:00:00:01. None: made from the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 17))]

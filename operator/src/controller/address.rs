@@ -1,7 +1,8 @@
 //! An endpoint's addresses, one of each family that its network has ranges of: claimed by creating objects, released
 //! together.
 //!
-//! Invariant: an address counts only in the Endpoint's status; a claim that never gets there is released by `claim`.
+//! Invariant: an address counts only once an Endpoint says that it has it; a claim that never gets there is released by
+//! `claim`.
 
 use std::net::IpAddr;
 
@@ -13,103 +14,245 @@ use thuban_api::{Endpoint, IpClaim, IpClaimSpec, Network};
 
 use super::claim::release;
 use super::context::Context;
-use super::objects::{WriteError, create, failed};
-use crate::model::allocation::{Family, addresses_of, ip_claim_name, own_claim, propose};
+use super::objects::{WriteError, create, delete, failed};
+use crate::model::allocation::{Family, Owner, addresses_of, ip_claim_name, is_released, own_claim, propose};
 
 /// Claims lost to others in one go before it is left to the next.
 const MOST_LOST: usize = 1000;
 
 #[derive(Debug, Error)]
 pub enum ClaimError {
-    #[error("network {network:?} has no free {family} address; append an {family} range to its spec.cidrs")]
+    #[error(
+        "network {network:?} has no free {family} address; append an {family} range to its spec.cidrs, or wait until addresses of endpoints that went have rested"
+    )]
     Full { network: String, family: &'static str },
+    #[error("address {address}: {wrong}")]
+    Unfit { address: IpAddr, wrong: &'static str },
+    #[error(
+        "address {address} is taken by another endpoint of the VPC; ask for another one or wait until it is free"
+    )]
+    Taken { address: IpAddr },
     #[error(transparent)]
     Write(#[from] WriteError),
 }
 
-/// Claims what the endpoint needs, each with its range, IPv4 first. What was claimed before an error is found again
-/// at the next try.
-pub async fn claim_all(
-    endpoint: &Endpoint,
-    network: &Network,
-    ranges: &[Cidr],
-    context: &Context,
-) -> Result<Vec<(IpAddr, Cidr)>, ClaimError> {
-    let mut claimed = Vec::new();
-    for family in Family::ALL {
-        let ranges = family.ranges(ranges);
-        if ranges.is_empty() && family == Family::V6 {
-            continue;
+impl ClaimError {
+    /// For conditions and events; none of what is tried again in silence.
+    pub fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::Full { .. } => Some("NetworkFull"),
+            Self::Unfit { .. } => Some("AddressUnfit"),
+            Self::Taken { .. } => Some("AddressTaken"),
+            Self::Write(_) => None,
         }
-        let address = claim(endpoint, network, family, &ranges, context).await?;
-        claimed.push(address.ok_or_else(|| ClaimError::Full {
-            network: network.name_any(),
-            family: family.name(),
-        })?);
     }
-    Ok(claimed)
 }
 
-/// Creates the claim of a free address; the creation decides who has it.
-async fn claim(
-    endpoint: &Endpoint,
-    network: &Network,
-    family: Family,
-    ranges: &[Cidr],
-    context: &Context,
-) -> Result<Option<(IpAddr, Cidr)>, WriteError> {
-    let uid = endpoint.uid().unwrap_or_default();
-    let vpc = &network.spec.vpc;
-    let claims: Api<IpClaim> = Api::all(context.client.clone());
-    // Made before a crash or a lost race of the other family, its address not written yet.
-    let known = context.stores.ip_claims.state();
-    if let Some(own) = own_claim(known.iter().map(AsRef::as_ref), &uid, family, ranges) {
-        return Ok(Some(own));
+/// What is claimed, and for whom.
+pub struct Claimant<'a> {
+    pub owner: &'a Owner,
+    /// UID that kubelet tells the CNI plugin; empty without a pod.
+    pub cni_uid: &'a str,
+    /// Where it lives; empty without a pod.
+    pub droplet: &'a str,
+    pub network: &'a Network,
+    /// Ranges in force.
+    pub ranges: &'a [Cidr],
+    /// Addresses asked for.
+    pub asked: &'a [IpAddr],
+    /// Addresses that its droplet refused.
+    pub refused: &'a [IpAddr],
+}
+
+impl Claimant<'_> {
+    /// Claims what the endpoint needs, each with its range, IPv4 first. What was claimed before an error is found again
+    /// at the next try.
+    pub async fn claim_all(&self, context: &Context) -> Result<Vec<(IpAddr, Cidr)>, ClaimError> {
+        let mut claimed = Vec::new();
+        for family in Family::ALL {
+            let ranges = family.ranges(self.ranges);
+            let asked = self.asked.iter().find(|address| Family::of(**address) == family);
+            if let Some(asked) = asked {
+                claimed.push(self.claim_asked(*asked, &ranges, context).await?);
+            } else if !ranges.is_empty() || family == Family::V4 {
+                claimed.push(self.claim_any(family, &ranges, context).await?);
+            }
+        }
+        Ok(claimed)
     }
-    let mut lost: Vec<IpAddr> = Vec::new();
-    loop {
-        let droplet = &endpoint.spec.droplet;
-        let is_claimed = |address| {
-            let name = ip_claim_name(vpc, address);
-            lost.contains(&address)
-                || context.stores.ip_claims.get(&ObjectRef::new(&name)).is_some()
-                || context.hub.read(|world| world.is_used_on(droplet, address))
-        };
-        let pick = context.reservations.reserve(&uid, vpc, droplet, |is_reserved| {
-            propose(ranges, |address| is_reserved(address) || is_claimed(address))
+
+    async fn claim_asked(
+        &self,
+        address: IpAddr,
+        ranges: &[Cidr],
+        context: &Context,
+    ) -> Result<(IpAddr, Cidr), ClaimError> {
+        let unfit = |wrong| ClaimError::Unfit { address, wrong };
+        if !self.network.spec.allow_static_ips {
+            return Err(unfit(
+                "the network has no allowStaticIPs; set it, or ask for no address",
+            ));
+        }
+        let range = ranges.iter().find(|range| range.contains_address(address));
+        let range =
+            range.ok_or_else(|| unfit("not in a range of the network; ask for one of its spec.cidrs"))?;
+        if !range.is_host(address) {
+            return Err(unfit(
+                "the first, second and last address of a range are never given out; ask for another one",
+            ));
+        }
+        if self.refused.contains(&address) {
+            return Err(unfit(
+                "an endpoint on the same node has it already; ask for another one, or run the pod on another node",
+            ));
+        }
+        let is_own = self.try_claim(address, context).await?;
+        is_own
+            .then_some((address, *range))
+            .ok_or(ClaimError::Taken { address })
+    }
+
+    async fn claim_any(
+        &self,
+        family: Family,
+        ranges: &[Cidr],
+        context: &Context,
+    ) -> Result<(IpAddr, Cidr), ClaimError> {
+        // Made before a crash or a lost race of the other family, its address not written yet.
+        let known = context.stores.ip_claims.state();
+        let known = own_claim(known.iter().map(AsRef::as_ref), self.owner, family, ranges);
+        // Had before etcd forgot it.
+        let vni = context
+            .hub
+            .read(|world| world.network_vni(&self.network.name_any()));
+        let attached = vni.map(|vni| context.hub.attached_addresses(self.cni_uid, self.droplet, vni));
+        let attached = attached.into_iter().flatten().find_map(|address| {
+            let range = ranges.iter().find(|range| range.is_host(address))?;
+            Some((address, *range))
         });
-        let Some((address, range)) = pick else {
-            return Ok(None);
+        for (address, range) in known.into_iter().chain(attached) {
+            if !self.refused.contains(&address) && self.try_claim(address, context).await? {
+                return Ok((address, range));
+            }
+        }
+        let mut lost: Vec<IpAddr> = self.refused.to_vec();
+        loop {
+            let pick = self.pick(family, ranges, &lost, context);
+            let (address, range) = pick.ok_or_else(|| ClaimError::Full {
+                network: self.network.name_any(),
+                family: family.name(),
+            })?;
+            if self.try_claim(address, context).await? {
+                return Ok((address, range));
+            }
+            lost.push(address);
+            if lost.len() > MOST_LOST {
+                return Err(ClaimError::Taken { address });
+            }
+        }
+    }
+
+    /// The lowest address that seems to be free.
+    fn pick(
+        &self,
+        family: Family,
+        ranges: &[Cidr],
+        lost: &[IpAddr],
+        context: &Context,
+    ) -> Option<(IpAddr, Cidr)> {
+        let vpc = &self.network.spec.vpc;
+        let network = self.network.name_any();
+        let vni = context.hub.read(|world| world.network_vni(&network));
+        let floor = context.index.floor(&network, family);
+        let reserve = |is_reserved: &dyn Fn(IpAddr) -> bool| {
+            let mut first_free = None;
+            let picked = propose(ranges, floor, |address| {
+                let name = ip_claim_name(vpc, address);
+                if context.stores.ip_claims.get(&ObjectRef::new(&name)).is_some() {
+                    return true;
+                }
+                first_free.get_or_insert(address);
+                lost.contains(&address)
+                    || is_reserved(address)
+                    || !self.droplet.is_empty()
+                        && context.hub.read(|world| world.is_used_on(self.droplet, address))
+                    || vni.is_some_and(|vni| context.hub.is_live(vni, address, self.cni_uid))
+            });
+            if let Some(first) = first_free
+                && let Some(range) = ranges.iter().find(|range| range.contains_address(first))
+            {
+                context.index.raise_floor(&network, *range, first);
+            }
+            picked
         };
+        let uid = &self.owner.uid;
+        context.reservations.reserve(uid, vpc, self.droplet, reserve)
+    }
+
+    /// Creates the claim of an address: the creation decides who has it. Also true if it is the owner's already.
+    async fn try_claim(&self, address: IpAddr, context: &Context) -> Result<bool, WriteError> {
+        let claims: Api<IpClaim> = Api::all(context.client.clone());
+        let name = ip_claim_name(&self.network.spec.vpc, address);
         let spec = IpClaimSpec {
-            vpc: vpc.clone(),
-            network: endpoint.spec.network.clone(),
+            vpc: self.network.spec.vpc.clone(),
+            network: self.network.name_any(),
             address: address.to_string(),
-            endpoint_namespace: endpoint.namespace().unwrap_or_default(),
-            endpoint_name: endpoint.name_any(),
-            owner_uid: uid.clone(),
+            endpoint_namespace: self.owner.namespace.clone(),
+            endpoint_name: self.owner.endpoint.clone(),
+            pod: self.owner.pod.clone(),
+            owner_uid: self.owner.uid.clone(),
         };
-        match create(&claims, &IpClaim::new(&ip_claim_name(vpc, address), spec)).await {
-            Ok(_) => return Ok(Some((address, range))),
-            Err(error) if error.is_conflict() && lost.len() < MOST_LOST => lost.push(address),
+        let claim = IpClaim::new(&name, spec);
+        match create(&claims, &claim).await {
+            Ok(_) => return Ok(true),
+            Err(error) if error.is_conflict() => {}
             Err(error) => return Err(error),
         }
+        // The cache may not show it yet, or not show its release.
+        let Some(known) = claims.get_opt(&name).await.map_err(failed("get", &name))? else {
+            return Ok(false);
+        };
+        if self.owner.has(&known.spec) && !is_released(&known) {
+            return Ok(true);
+        }
+        let is_namesakes = is_released(&known) && self.owner.had(&known.spec);
+        if !is_namesakes || !self.asked.contains(&address) {
+            return Ok(false);
+        }
+        // Everybody acked that it is free; its rest is for strangers.
+        delete(&claims, &known).await?;
+        match create(&claims, &claim).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_conflict() => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 }
 
-/// Releases the claims of all addresses in the Endpoint's status; others' claims and those that are gone are passed
-/// over, so that it can be repeated.
-pub async fn release_all(endpoint: &Endpoint, context: &Context) -> Result<(), WriteError> {
+/// Releases the claims of all addresses that the Endpoint has or was made with; others' claims and those that are gone
+/// are passed over, so that it can be repeated. `keep`: addresses that it goes on with.
+pub async fn release_all(endpoint: &Endpoint, keep: &[IpAddr], context: &Context) -> Result<(), WriteError> {
     let network = context.network(&endpoint.spec.network);
     let vpc = network.map_or_else(|| endpoint.spec.vpc.clone(), |network| network.spec.vpc.clone());
     let claims: Api<IpClaim> = Api::all(context.client.clone());
-    for address in addresses_of(endpoint) {
+    let owner = Owner::of(endpoint);
+    for address in all_addresses(endpoint)
+        .into_iter()
+        .filter(|address| !keep.contains(address))
+    {
         let name = ip_claim_name(&vpc, address);
         let claim = claims.get_opt(&name).await.map_err(failed("get", &name))?;
-        let own = claim.filter(|claim| Some(claim.spec.owner_uid.as_str()) == endpoint.uid().as_deref());
-        if let Some(claim) = own {
+        if let Some(claim) = claim.filter(|claim| owner.has(&claim.spec) && !is_released(claim)) {
             release(&claims, &claim).await?;
         }
     }
     Ok(())
+}
+
+/// The addresses that the Endpoint has and those that it was made with.
+pub fn all_addresses(endpoint: &Endpoint) -> Vec<IpAddr> {
+    let mut addresses = addresses_of(endpoint);
+    let claimed = endpoint.spec.claimed.iter().filter_map(|text| text.parse().ok());
+    addresses.extend(claimed.filter(|address| !addresses_of(endpoint).contains(address)));
+    addresses
 }

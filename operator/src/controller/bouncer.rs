@@ -8,9 +8,11 @@ use super::network::has_endpoints;
 use super::role::Role;
 use crate::hub::Waiter;
 use crate::model::rows::Key;
-use crate::model::world::World;
+use crate::model::world::{self, World};
 
 impl Role for Bouncer {
+    const KIND: &'static str = "Bouncer";
+
     fn parent(&self) -> &str {
         &self.spec.network
     }
@@ -39,17 +41,35 @@ impl Role for Bouncer {
         Waiter::Bouncer(name)
     }
 
-    fn rows(&self, world: &World, droplet: &str) -> Vec<(String, Key)> {
-        world.network_rows(&self.spec.network, droplet)
+    fn tables(&self, world: &World, droplet: &str) -> Vec<(String, Key)> {
+        world.bouncer_tables(&self.spec.network, droplet)
+    }
+
+    fn lists(&self, world: &World) -> Vec<(String, Key)> {
+        world.bouncer_lists(&self.spec.network)
+    }
+
+    fn set(world: &mut World, name: &str, role: Option<world::Role>) {
+        world.set_bouncer(name, role);
+    }
+
+    fn list(world: &mut World, name: &str) {
+        world.list_bouncer(name);
+    }
+
+    fn leave(world: &mut World, name: &str) {
+        world.leave_bouncer(name);
     }
 
     fn forget(world: &mut World, name: &str) {
-        world.set_bouncer(name, None);
+        world.forget_bouncer(name);
     }
 
-    fn is_held(&self, context: &Context) -> bool {
-        let network = context.network(&self.spec.network);
-        let is_leaving = network.is_some_and(|network| network.metadata.deletion_timestamp.is_some());
-        is_leaving && has_endpoints(&self.spec.network, context)
+    fn has_other(world: &World, name: &str) -> bool {
+        world.has_other_bouncer(name)
+    }
+
+    fn is_in_use(&self, context: &Context) -> bool {
+        has_endpoints(&self.spec.network, context)
     }
 }

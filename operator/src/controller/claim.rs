@@ -8,7 +8,6 @@ use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::{Endpoint, IpClaim, IpClaimSpec, IpClaimStatus};
-use tokio::time::Instant;
 use tracing::info;
 
 use super::context::{Context, ReconcileError};
@@ -45,6 +44,7 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     }
     let endpoint = ObjectRef::<Endpoint>::new(&spec.endpoint_name).within(&spec.endpoint_namespace);
     if standing(spec, context.stores.endpoints.get(&endpoint).as_deref()) == Standing::Counted {
+        context.forget(&format!("orphan/{uid}"));
         return Ok(Action::requeue(LOOK_AGAIN));
     }
     // Its operator died before the status was written, or it lost to another claim.
@@ -74,17 +74,14 @@ async fn holder(context: &Context, spec: &IpClaimSpec) -> Result<Option<Endpoint
 
 /// What is left of `time` since this leader first asked about `key`.
 fn remaining(context: &Context, key: &str, time: Duration) -> Option<Duration> {
-    let mut seen = context.seen.lock().ok()?;
-    let since = *seen.entry(key.to_owned()).or_insert_with(Instant::now);
-    time.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
+    time.checked_sub(context.known_for(key))
+        .filter(|left| !left.is_zero())
 }
 
 fn forget(context: &Context, claim: &IpClaim) {
     let uid = claim.uid().unwrap_or_default();
-    if let Ok(mut seen) = context.seen.lock() {
-        seen.remove(&format!("released/{uid}"));
-        seen.remove(&format!("orphan/{uid}"));
-    }
+    context.forget(&format!("released/{uid}"));
+    context.forget(&format!("orphan/{uid}"));
 }
 
 /// Marks a claim whose rows are gone everywhere.

@@ -17,7 +17,10 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::address::ClaimError;
+use super::heartbeat::Heartbeats;
+use super::index::Index;
 use super::objects::{Object, WriteError};
+use super::role::Placements;
 use crate::hub::Hub;
 use crate::model::allocation::Family;
 use crate::model::validation::RefusedRanges;
@@ -94,7 +97,10 @@ pub struct Context {
     /// The default VPC's first, whose packets nodes see: refused to all others.
     pub default_range: Cidr,
     pub reservations: Reservations,
-    /// When this leader first saw a claim released, and last wrote a network's numbers.
+    pub placements: Placements,
+    pub index: Index,
+    pub heartbeats: Heartbeats,
+    /// Since when this leader has known something: see [`Context::known_for`].
     pub seen: Mutex<HashMap<String, Instant>>,
 }
 
@@ -111,7 +117,7 @@ impl ReconcileError {
     fn is_conflict(&self) -> bool {
         match self {
             Self::Write(write) | Self::Claim(ClaimError::Write(write)) => write.is_conflict(),
-            Self::Claim(ClaimError::Full { .. }) => false,
+            Self::Claim(_) => false,
         }
     }
 }
@@ -134,6 +140,29 @@ impl Context {
 
     pub fn network(&self, name: &str) -> Option<Arc<Network>> {
         self.stores.networks.get(&ObjectRef::new(name))
+    }
+
+    pub fn node(&self, name: &str) -> Option<Arc<Node>> {
+        self.stores.nodes.get(&ObjectRef::new(name))
+    }
+
+    /// How long this leader has known about `key`: nothing at the first time of asking.
+    pub fn known_for(&self, key: &str) -> Duration {
+        let Ok(mut seen) = self.seen.lock() else {
+            return Duration::ZERO;
+        };
+        if let Some(since) = seen.get(key) {
+            return since.elapsed();
+        }
+        seen.insert(key.to_owned(), Instant::now());
+        Duration::ZERO
+    }
+
+    /// Asked again, `key` is new.
+    pub fn forget(&self, key: &str) {
+        if let Ok(mut seen) = self.seen.lock() {
+            seen.remove(key);
+        }
     }
 
     /// Addresses of all nodes, with their names.
@@ -207,7 +236,9 @@ mod tests {
         let reservations = Reservations::default();
         let reserve = |uid: &str, vpc: &str, droplet: &str, range: &str| -> IpAddr {
             let range: [Cidr; 1] = [range.parse().unwrap()];
-            let pick = reservations.reserve(uid, vpc, droplet, |is_reserved| propose(&range, is_reserved));
+            let pick = reservations.reserve(uid, vpc, droplet, |is_reserved| {
+                propose(&range, None, is_reserved)
+            });
             pick.unwrap().0
         };
         let both = |uid: &str, vpc: &str, droplet: &str| {

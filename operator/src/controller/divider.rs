@@ -8,9 +8,11 @@ use super::network::is_accepted;
 use super::role::Role;
 use crate::hub::Waiter;
 use crate::model::rows::Key;
-use crate::model::world::World;
+use crate::model::world::{self, World};
 
 impl Role for Divider {
+    const KIND: &'static str = "Divider";
+
     fn parent(&self) -> &str {
         &self.spec.vpc
     }
@@ -39,21 +41,38 @@ impl Role for Divider {
         Waiter::Divider(name)
     }
 
-    fn rows(&self, world: &World, droplet: &str) -> Vec<(String, Key)> {
-        world.divider_rows(&self.spec.vpc, droplet)
+    fn tables(&self, world: &World, droplet: &str) -> Vec<(String, Key)> {
+        world.divider_tables(&self.spec.vpc, droplet)
+    }
+
+    fn lists(&self, world: &World) -> Vec<(String, Key)> {
+        world.divider_lists(&self.spec.vpc)
+    }
+
+    fn set(world: &mut World, name: &str, role: Option<world::Role>) {
+        world.set_divider(name, role);
+    }
+
+    fn list(world: &mut World, name: &str) {
+        world.list_divider(name);
+    }
+
+    fn leave(world: &mut World, name: &str) {
+        world.leave_divider(name);
     }
 
     fn forget(world: &mut World, name: &str) {
-        world.set_divider(name, None);
+        world.forget_divider(name);
     }
 
-    fn is_held(&self, context: &Context) -> bool {
-        let vpc = context.vpc(&self.spec.vpc);
-        let is_leaving = vpc.is_some_and(|vpc| vpc.metadata.deletion_timestamp.is_some());
+    fn has_other(world: &World, name: &str) -> bool {
+        world.has_other_divider(name)
+    }
+
+    fn is_in_use(&self, context: &Context) -> bool {
         let networks = context.stores.networks.state();
-        is_leaving
-            && networks
-                .iter()
-                .any(|network| network.spec.vpc == self.spec.vpc && is_accepted(network))
+        networks
+            .iter()
+            .any(|network| network.spec.vpc == self.spec.vpc && is_accepted(network))
     }
 }

@@ -4,18 +4,26 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::condition::{find, set};
-use thuban_api::{ConditionStatus, Droplet, Phase};
+use thuban_api::{Condition, ConditionStatus, Droplet, Phase};
 
 use super::context::{Context, ReconcileError, internal_ips};
+use super::heartbeat::PATIENCE;
 use super::objects::{condition, owner, replace, replace_status};
+use super::observe::wake_unplaced;
+use crate::hub::Health;
 use crate::model::validation::parse;
 
 /// Why a droplet is not used: (reason, message).
 type Refusal = (&'static str, String);
+
+/// Between two looks at the heartbeat of a droplet without a stream.
+const LISTEN_EVERY: Duration = Duration::from_secs(5);
+/// Set by a person on the Node of a machine that is switched off for sure.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     if droplet.metadata.deletion_timestamp.is_some() {
@@ -23,7 +31,7 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     }
     let name = droplet.name_any();
     let droplets: Api<Droplet> = Api::all(context.client.clone());
-    let Some(node) = context.stores.nodes.get(&ObjectRef::new(&droplet.spec.node)) else {
+    let Some(node) = context.node(&droplet.spec.node) else {
         return Ok(Action::requeue(Duration::from_secs(5)));
     };
     if droplet.owner_references().is_empty() {
@@ -50,17 +58,146 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
         status.phase = Phase::Provisioned;
         status.address = Some(droplet.spec.ip.clone());
     }
-    status.roles = context.hub.read(|world| world.roles(&name));
+    let (state, action) = listen(&name, &node, &context).await?;
+    let is_changed = state.is_some_and(|state| set(&mut status.conditions, state.condition(generation)));
+    let (dividers, bouncers) = context.hub.read(|world| world.roles(&name));
+    status.roles = dividers.into_iter().chain(bouncers).collect();
     status.observed_generation = generation;
     if droplet.status.as_ref() != Some(&status) {
         let mut changed = (*droplet).clone();
-        changed.status = Some(status);
+        changed.status = Some(status.clone());
         replace_status(&droplets, &changed).await?;
+    }
+    let mut current = (*droplet).clone();
+    current.status = Some(status);
+    apply(&current, state, &context);
+    if is_changed && state == Some(State::Connected) {
+        wake_unplaced(&context);
     }
     if let (true, Err((reason, message))) = (is_news, &verdict) {
         context.event(&*droplet, true, reason, message).await;
     }
-    Ok(Action::await_change())
+    if let (true, Some(state)) = (is_changed, state) {
+        let (reason, message) = state.words();
+        context
+            .event(&*droplet, state != State::Connected, reason, message)
+            .await;
+    }
+    Ok(action)
+}
+
+/// What is known of a droplet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Connected,
+    /// No stream: its roles move.
+    Suspect,
+    /// Neither stream nor heartbeat: direct paths to it end.
+    NotReady,
+    /// A person says that it is switched off: as if it were deleted.
+    OutOfService,
+}
+
+impl State {
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Connected => ("Connected", "its stream is open"),
+            Self::Suspect => (
+                "Suspect",
+                "no stream for 10 s or longer, the heartbeat goes on: its roles move; look at transitd's log on the node",
+            ),
+            Self::NotReady => (
+                "NotReady",
+                "neither stream nor heartbeat: its roles move and direct paths to it end; look at the node",
+            ),
+            Self::OutOfService => (
+                "OutOfService",
+                "the node is tainted out-of-service and has no stream: what it held counts as gone",
+            ),
+        }
+    }
+
+    fn condition(self, generation: Option<i64>) -> Condition {
+        let (reason, message) = self.words();
+        condition("Ready", self == Self::Connected, reason, message, generation)
+    }
+}
+
+/// Its state, if there is a verdict, and when to look again.
+async fn listen(
+    name: &str,
+    node: &Node,
+    context: &Context,
+) -> Result<(Option<State>, Action), ReconcileError> {
+    let health = context.hub.health(name);
+    if health == Health::Connected {
+        context.heartbeats.forget(name);
+        return Ok((Some(State::Connected), Action::await_change()));
+    }
+    if is_out_of_service(node) {
+        return Ok((Some(State::OutOfService), Action::requeue(LISTEN_EVERY)));
+    }
+    if let Health::Missing(left) = health {
+        return Ok((None, Action::requeue(left)));
+    }
+    let stopped = context
+        .heartbeats
+        .stopped_for(context.client.clone(), name)
+        .await?;
+    let state = if stopped >= PATIENCE {
+        State::NotReady
+    } else {
+        State::Suspect
+    };
+    Ok((Some(state), Action::requeue(LISTEN_EVERY)))
+}
+
+fn is_out_of_service(node: &Node) -> bool {
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    taints.into_iter().any(|taint| taint.key == OUT_OF_SERVICE)
+}
+
+/// The address that rows go by; none while the droplet counts for none.
+pub fn address_in_force(droplet: &Droplet, context: &Context) -> Option<Ipv4Addr> {
+    let name = droplet.name_any();
+    let node = context.node(&name)?;
+    if is_out_of_service(&node) && !context.hub.is_connected(&name) {
+        return None;
+    }
+    droplet.status.as_ref()?.address.as_ref()?.parse().ok()
+}
+
+/// What the state means to others.
+fn apply(droplet: &Droplet, state: Option<State>, context: &Context) {
+    let name = &droplet.name_any();
+    let address = address_in_force(droplet, context);
+    let was = context.hub.update(|world| {
+        let was = world.is_droplet(name);
+        world.set_droplet(name, address);
+        if let Some(state) = state {
+            world.set_away(name, matches!(state, State::NotReady | State::OutOfService));
+        }
+        was
+    });
+    let is_lost = matches!(state, Some(state) if state != State::Connected);
+    if is_lost {
+        context.hub.wake_waiters(name);
+    }
+    if was != address.is_some() || is_lost {
+        wake_roles(name, context);
+    }
+}
+
+/// Wakes the roles on a droplet.
+pub fn wake_roles(name: &str, context: &Context) {
+    let (dividers, bouncers) = context.hub.read(|world| world.roles(name));
+    let triggers = &context.hub.triggers;
+    for name in &dividers {
+        triggers.divider(name);
+    }
+    for name in &bouncers {
+        triggers.bouncer(name);
+    }
 }
 
 fn judge(droplet: &Droplet, node_addresses: &[IpAddr], context: &Context) -> Result<(), Refusal> {

@@ -5,162 +5,239 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Namespace, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{Namespace, ObjectReference};
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Api, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
+use thuban_api::cidr::Cidr;
 use thuban_api::condition::set;
 use thuban_api::identifiers::MacAddr;
-use thuban_api::{Endpoint, EndpointStatus, Network, Phase, PodRef};
+use thuban_api::{Condition, Endpoint, EndpointStatus, Network, Phase};
 use tracing::info;
 
-use super::address::{ClaimError, claim_all, release_all};
+use super::address::{Claimant, all_addresses, release_all};
+use super::attach::{self, droplet_of, is_users, name_of, pod_of};
 use super::context::{Context, ReconcileError};
 use super::network::in_force;
 use super::objects::{WriteError, condition, delete, has_finalizer, remove_finalizer, replace_status};
-use super::pod::is_alive;
+use super::pod::unicast;
+pub use super::show::show;
 use crate::hub::Waiter;
-use crate::model::admission::admit;
-use crate::model::allocation::addresses_of;
+use crate::model::admission::{Refusal, admit};
+use crate::model::allocation::{Owner, addresses_of};
 use crate::model::validation::parse;
 
 /// Steady ones are looked at again, should a watch have missed the end of their pod.
 const LOOK_AGAIN: Duration = Duration::from_mins(5);
+/// What acks and watches should have woken.
+const SOON: Duration = Duration::from_secs(2);
+/// What a person has to mend.
+const LATER: Duration = Duration::from_secs(10);
 
 pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result<Action, ReconcileError> {
-    let namespace = endpoint.namespace().unwrap_or_default();
-    let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
+    let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &name_of(&endpoint).0);
     if endpoint.metadata.deletion_timestamp.is_some() {
         return remove(&endpoint, &endpoints, &context).await;
     }
-    let is_needed = is_needed(&endpoint, &context);
-    if !is_needed {
+    if is_users(&endpoint) {
+        if !has_finalizer(&*endpoint) {
+            super::objects::add_finalizer(&endpoints, &*endpoint).await?;
+            return Ok(Action::await_change());
+        }
+        if let Some(status) = next_pod(&endpoint, &context).await {
+            write(&endpoint, &endpoints, status).await?;
+            return Ok(Action::await_change());
+        }
+    } else if !pod_of(&endpoint).is_some_and(|pod| attach::lives(pod, &name_of(&endpoint).0, &context)) {
         // CNI DEL ends the attachment; only then is the address out of use.
-        if context
-            .hub
-            .may_be_attached(&pod_of(&endpoint).cni_uid, &endpoint.spec.droplet)
-        {
+        if attach::is_needed(&endpoint, &context) {
             return Ok(Action::requeue(Duration::from_secs(5)));
         }
         delete(&endpoints, &*endpoint).await?;
         return Ok(Action::await_change());
     }
+    if !has_addresses(&endpoint) {
+        return allocate(&endpoint, &endpoints, &context).await;
+    }
     let status = endpoint.status.clone().unwrap_or_default();
-    let name = (namespace.clone(), endpoint.name_any());
-    if context.hub.is_in_use(&name) && status.phase == Phase::Init && !status.addresses.is_empty() {
-        let action = give_back(&endpoint, &endpoints, status, &context).await?;
-        context.hub.forget_in_use(&name);
-        return Ok(action);
+    let has_moved = status.previous_droplet.is_none();
+    match status.phase {
+        Phase::Init if context.hub.is_in_use(&name_of(&endpoint)) => {
+            give_back(&endpoint, &endpoints, &context).await
+        }
+        Phase::Init => provision(&endpoint, &endpoints, status, &context).await,
+        Phase::Provisioned if !has_moved => provision(&endpoint, &endpoints, status, &context).await,
+        Phase::Provisioned => keep(&endpoint, &endpoints, status, &context).await,
     }
-    if status.addresses.is_empty() {
-        return allocate(&endpoint, &endpoints, status, &context).await;
-    }
-    if status.phase == Phase::Init {
-        return provision(&endpoint, &endpoints, status, &context).await;
-    }
-    Ok(Action::requeue(LOOK_AGAIN))
 }
 
-/// Whether its pod lives.
-fn is_needed(endpoint: &Endpoint, context: &Context) -> bool {
-    let reference = pod_of(endpoint);
-    let pod = ObjectRef::<Pod>::new(&reference.name).within(&endpoint.namespace().unwrap_or_default());
-    let pod = context.stores.pods.get(&pod);
-    pod.is_some_and(|pod| pod.uid().as_ref() == Some(&reference.uid) && is_alive(&pod))
+/// Whether addresses are its own, by its status or by claims made before it.
+pub fn has_addresses(endpoint: &Endpoint) -> bool {
+    !addresses_of(endpoint).is_empty()
 }
 
-/// Admission and address: steps 1 and 2 of the workflow.
-async fn allocate(
+/// Why a network can't be used.
+pub enum Unusable {
+    Refused(Refusal),
+    NotProvisioned,
+}
+
+impl Unusable {
+    fn condition(&self, network: &str) -> Condition {
+        match self {
+            Self::Refused(refusal) => {
+                condition("Accepted", false, refusal.reason(), &refusal.to_string(), None)
+            }
+            Self::NotProvisioned => {
+                let message = format!("network {network:?} is not Provisioned yet");
+                condition("Ready", false, "NetworkNotProvisioned", &message, None)
+            }
+        }
+    }
+}
+
+/// The network, if it may be entered from the namespace and works.
+pub fn usable_network(namespace: &str, network: &str, context: &Context) -> Result<Arc<Network>, Unusable> {
+    let name = network;
+    let network = context.network(name);
+    admitted(namespace, name, network.as_deref(), context).map_err(Unusable::Refused)?;
+    network
+        .filter(|network| is_provisioned(network))
+        .ok_or(Unusable::NotProvisioned)
+}
+
+fn admitted(
+    namespace: &str,
+    name: &str,
+    network: Option<&Network>,
+    context: &Context,
+) -> Result<(), Refusal> {
+    let vpc = network.and_then(|network| context.vpc(&network.spec.vpc));
+    let space = context
+        .stores
+        .namespaces
+        .get(&ObjectRef::<Namespace>::new(namespace));
+    let nothing = std::collections::BTreeMap::new();
+    let labels = space.as_ref().map_or(&nothing, |space| space.labels());
+    admit(namespace, labels, name, network, vpc.as_deref())
+}
+
+fn is_provisioned(network: &Network) -> bool {
+    let status = network.status.as_ref();
+    network.metadata.deletion_timestamp.is_none()
+        && status.is_some_and(|status| status.phase == Phase::Provisioned)
+}
+
+/// What its network thinks of it now. It keeps what it has.
+async fn keep(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
     mut status: EndpointStatus,
     context: &Context,
 ) -> Result<Action, ReconcileError> {
-    let namespace = endpoint.namespace().unwrap_or_default();
-    let network = context.network(&endpoint.spec.network);
-    let vpc = network
-        .as_ref()
-        .and_then(|network| context.vpc(&network.spec.vpc));
-    let space = context
-        .stores
-        .namespaces
-        .get(&ObjectRef::<Namespace>::new(&namespace));
-    let nothing = std::collections::BTreeMap::new();
-    let labels = space.as_ref().map_or(&nothing, |space| space.labels());
-    if let Err(refusal) = admit(
-        &namespace,
-        labels,
-        &endpoint.spec.network,
-        network.as_deref(),
-        vpc.as_deref(),
-    ) {
-        let message = refusal.to_string();
-        if set(
-            &mut status.conditions,
-            condition("Accepted", false, refusal.reason(), &message, None),
-        ) {
-            write(endpoint, endpoints, status).await?;
-            context
-                .event_about(&pod_reference(endpoint), true, refusal.reason(), &message)
-                .await;
+    let (network, namespace) = (&endpoint.spec.network, name_of(endpoint).0);
+    let accepted = match admitted(&namespace, network, context.network(network).as_deref(), context) {
+        Ok(()) => condition("Accepted", true, "Admitted", "", None),
+        Err(refusal) => {
+            let message = format!("{refusal}; it keeps what it has until it ends");
+            condition("Accepted", false, refusal.reason(), &message, None)
         }
-        return Ok(Action::requeue(Duration::from_mins(1)));
-    }
-    let Some(network) = network.filter(|network| is_provisioned(network)) else {
-        let message = format!("network {:?} is not Provisioned yet", endpoint.spec.network);
-        if set(
-            &mut status.conditions,
-            condition("Accepted", true, "Admitted", "", None),
-        ) | set(
-            &mut status.conditions,
-            condition("Ready", false, "NetworkNotProvisioned", &message, None),
-        ) {
-            write(endpoint, endpoints, status).await?;
-        }
-        return Ok(Action::requeue(Duration::from_secs(5)));
     };
-    let ranges = parse(in_force(&network)).unwrap_or_default();
-    let claimed = claim_all(endpoint, &network, &ranges, context).await;
-    if let Err(full @ ClaimError::Full { .. }) = &claimed {
-        let message = full.to_string();
-        if set(
-            &mut status.conditions,
-            condition("Ready", false, "NetworkFull", &message, None),
-        ) {
-            write(endpoint, endpoints, status).await?;
-            context
-                .event_about(&pod_reference(endpoint), true, "NetworkFull", &message)
-                .await;
-        }
-        return Ok(Action::requeue(Duration::from_secs(5)));
+    if set(&mut status.conditions, accepted) {
+        write(endpoint, endpoints, status).await?;
     }
-    for (address, range) in claimed? {
-        status.addresses.push(address.to_string());
-        match address {
-            IpAddr::V4(address) => {
-                status.mac = Some(MacAddr::of(address).to_string());
-                status.gateway = Some(range.gateway().to_string());
-                status.prefix_length = Some(range.prefix_length());
-            }
-            IpAddr::V6(_) => status.prefix_length6 = Some(range.prefix_length()),
+    Ok(Action::requeue(LOOK_AGAIN))
+}
+
+/// The status with the pod that has a user's Endpoint from now on, if that changes.
+async fn next_pod(endpoint: &Endpoint, context: &Context) -> Option<EndpointStatus> {
+    let mut status = endpoint.status.clone().unwrap_or_default();
+    let next = attach::next(endpoint, context);
+    if attach::is_needed(endpoint, context) {
+        let (waiting, _) = next.filter(|(next, _)| Some(next) != status.pod_ref.as_ref())?;
+        if context.known_for(&format!("in-use/{}", waiting.uid)).is_zero() {
+            let note = format!(
+                "Endpoint {:?} is another pod's until that one ends",
+                endpoint.name_any()
+            );
+            let about = pod_reference(endpoint, &waiting.name, &waiting.uid);
+            context.event_about(&about, true, "EndpointInUse", &note).await;
         }
+        return None;
     }
-    let addresses = status.addresses.join(", ");
-    status.droplet = Some(endpoint.spec.droplet.clone());
+    let (pod, droplet) = next.unzip();
+    if pod.is_none() && status.pod_ref.is_none() {
+        return None;
+    }
+    status.previous_droplet = status
+        .droplet
+        .take()
+        .filter(|old| droplet.as_ref().is_some_and(|new| new != old));
+    status.droplet = droplet;
+    status.pod_ref = pod;
+    status.phase = Phase::Init;
+    let ready = if status.pod_ref.is_some() {
+        waits_for_acks()
+    } else {
+        unattached()
+    };
+    set(&mut status.conditions, ready);
+    Some(status)
+}
+
+fn waits_for_acks() -> Condition {
+    let message = "waits for its bouncers and its droplet";
+    condition("Ready", false, "WaitsForAcks", message, None)
+}
+
+fn unattached() -> Condition {
+    let message = "its address is kept; no pod that runs names it by the annotation thuban.dev/endpoint";
+    condition("Ready", false, "Unattached", message, None)
+}
+
+/// Admission and addresses: steps 1 and 2 of the workflow, for those that were made without.
+async fn allocate(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let mut status = endpoint.status.clone().unwrap_or_default();
+    let network = match usable_network(&name_of(endpoint).0, &endpoint.spec.network, context) {
+        Ok(network) => network,
+        Err(unusable) => {
+            let told = unusable.condition(&endpoint.spec.network);
+            let is_refused = matches!(unusable, Unusable::Refused(_));
+            say(endpoint, endpoints, status, told, is_refused, context).await?;
+            return Ok(Action::requeue(if is_refused {
+                Duration::from_mins(1)
+            } else {
+                SOON
+            }));
+        }
+    };
+    if !context.hub.is_whole() {
+        return Ok(Action::requeue(SOON));
+    }
+    let claimed = match claim(endpoint, &network, &[], context).await {
+        Ok(claimed) => claimed,
+        Err(Told::Condition(told)) => {
+            say(endpoint, endpoints, status, told, true, context).await?;
+            return Ok(Action::requeue(LATER));
+        }
+        Err(Told::Error(error)) => return Err(error),
+    };
+    fill(&mut status, &claimed, endpoint);
     set(
         &mut status.conditions,
         condition("Accepted", true, "Admitted", "", None),
     );
-    set(
-        &mut status.conditions,
-        condition(
-            "Ready",
-            false,
-            "WaitsForAcks",
-            "waits for its bouncers and its droplet",
-            None,
-        ),
-    );
+    let ready = if droplet_of(endpoint).is_empty() {
+        unattached()
+    } else {
+        waits_for_acks()
+    };
+    set(&mut status.conditions, ready);
+    let addresses = status.addresses.join(", ");
     write(endpoint, endpoints, status).await?;
     info!(
         endpoint = endpoint.name_any(),
@@ -171,12 +248,88 @@ async fn allocate(
     Ok(Action::await_change())
 }
 
-fn is_provisioned(network: &Network) -> bool {
-    network.metadata.deletion_timestamp.is_none()
-        && network
-            .status
-            .as_ref()
-            .is_some_and(|status| status.phase == Phase::Provisioned)
+/// Why there are no addresses.
+enum Told {
+    Condition(Condition),
+    Error(ReconcileError),
+}
+
+async fn claim(
+    endpoint: &Endpoint,
+    network: &Network,
+    refused: &[IpAddr],
+    context: &Context,
+) -> Result<Vec<(IpAddr, Cidr)>, Told> {
+    let asked: Vec<IpAddr> = endpoint
+        .spec
+        .addresses
+        .iter()
+        .filter_map(|text| text.parse().ok())
+        .collect();
+    let claimant = Claimant {
+        owner: &Owner::of(endpoint),
+        cni_uid: pod_of(endpoint).map_or("", |pod| &pod.cni_uid),
+        droplet: droplet_of(endpoint),
+        network,
+        ranges: &parse(in_force(network)).unwrap_or_default(),
+        asked: &asked,
+        refused,
+    };
+    claimant
+        .claim_all(context)
+        .await
+        .map_err(|error| match error.reason() {
+            Some(reason) => Told::Condition(condition("Ready", false, reason, &error.to_string(), None)),
+            None => Told::Error(error.into()),
+        })
+}
+
+/// Writes a condition, and an event if asked to, if it is news.
+async fn say(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    mut status: EndpointStatus,
+    told: Condition,
+    with_event: bool,
+    context: &Context,
+) -> Result<(), WriteError> {
+    let (reason, message) = (told.reason.clone(), told.message.clone());
+    let is_accepted = told.kind == "Accepted"
+        || set(
+            &mut status.conditions,
+            condition("Accepted", true, "Admitted", "", None),
+        );
+    if !set(&mut status.conditions, told) && is_accepted {
+        return Ok(());
+    }
+    write(endpoint, endpoints, status).await?;
+    if with_event {
+        let about = match pod_of(endpoint) {
+            Some(pod) => pod_reference(endpoint, &pod.name, &pod.uid),
+            None => endpoint.object_ref(&()),
+        };
+        context.event_about(&about, true, &reason, &message).await;
+    }
+    Ok(())
+}
+
+/// What follows from the addresses.
+pub fn fill(status: &mut EndpointStatus, claimed: &[(IpAddr, Cidr)], endpoint: &Endpoint) {
+    status.addresses = claimed.iter().map(|(address, _)| address.to_string()).collect();
+    let asked = endpoint.spec.mac.as_deref().and_then(unicast);
+    for (address, range) in claimed {
+        match address {
+            IpAddr::V4(address) => {
+                status.mac = Some(asked.unwrap_or_else(|| MacAddr::of(*address)).to_string());
+                status.gateway = Some(range.gateway().to_string());
+                status.prefix_length = Some(range.prefix_length());
+            }
+            IpAddr::V6(_) => status.prefix_length6 = Some(range.prefix_length()),
+        }
+    }
+    if !is_users(endpoint) {
+        status.droplet = Some(endpoint.spec.droplet.clone());
+    }
 }
 
 /// Waits for the acks of steps 4 and 5, then says Provisioned, which the droplet is told in turn (steps 6 and 8).
@@ -186,52 +339,117 @@ async fn provision(
     mut status: EndpointStatus,
     context: &Context,
 ) -> Result<Action, ReconcileError> {
-    let name = (endpoint.namespace().unwrap_or_default(), endpoint.name_any());
-    let home = &endpoint.spec.droplet;
-    let rows = context.hub.read(|world| world.endpoint_rows(&name));
+    let name = name_of(endpoint);
+    let home = droplet_of(endpoint);
+    if home.is_empty() {
+        say(endpoint, endpoints, status, unattached(), false, context).await?;
+        return Ok(Action::await_change());
+    }
+    let (rows, followers) = context
+        .hub
+        .read(|world| (world.endpoint_rows(&name), world.followers(&name)));
     let is_known = rows.iter().any(|(droplet, _)| droplet == home);
-    let missing = context.hub.missing(&rows, Some(home), &Waiter::Endpoint(name));
+    let waiter = Waiter::Endpoint(name);
+    let missing = context.hub.missing(&rows, Some(home), &waiter);
     if !is_known || !missing.is_empty() {
-        return Ok(Action::requeue(Duration::from_secs(2)));
+        return wait(endpoint, endpoints, status, home, &missing, context).await;
+    }
+    if status.addresses.is_empty() {
+        let Some(claimed) = super::show::ranges_of(endpoint, context) else {
+            return Ok(Action::requeue(SOON));
+        };
+        fill(&mut status, &claimed, endpoint);
+    }
+    if context.hub.missing(&followers, None, &waiter).is_empty() {
+        status.previous_droplet = None;
     }
     status.phase = Phase::Provisioned;
     set(
         &mut status.conditions,
-        condition(
-            "Ready",
-            true,
-            "Acknowledged",
-            "its bouncers and its droplet have its rows",
-            None,
-        ),
+        condition("Accepted", true, "Admitted", "", None),
     );
+    let message = "its bouncers and its droplet have its rows";
+    set(
+        &mut status.conditions,
+        condition("Ready", true, "Acknowledged", message, None),
+    );
+    context.forget(&waiting_key(endpoint));
+    if endpoint.status.as_ref() == Some(&status) {
+        return Ok(Action::requeue(SOON));
+    }
     write(endpoint, endpoints, status).await?;
     Ok(Action::await_change())
 }
 
-/// The droplet has one of these addresses in another VPC already: the claims rest and other addresses are picked.
+fn waiting_key(endpoint: &Endpoint) -> String {
+    format!("Endpoint/{}", endpoint.uid().unwrap_or_default())
+}
+
+/// Says whose acks it waits for, if it has waited for a while.
+async fn wait(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    status: EndpointStatus,
+    home: &str,
+    missing: &[String],
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    if context.known_for(&waiting_key(endpoint)) < Duration::from_secs(5) {
+        return Ok(Action::requeue(SOON));
+    }
+    let message = if context.hub.read(|world| world.is_droplet(home)) {
+        format!("waits for acks of droplets: {}", missing.join(", "))
+    } else {
+        format!(
+            "waits for droplet {home}: transitd has not registered it, or it is not Accepted: kubectl get droplet {home}"
+        )
+    };
+    let told = condition("Ready", false, "WaitsForAcks", &message, None);
+    say(endpoint, endpoints, status, told, false, context).await?;
+    Ok(Action::requeue(SOON))
+}
+
+/// The droplet has one of these addresses in another VPC already. Others are claimed before these are released; those
+/// that were asked for are tried again.
 async fn give_back(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
-    mut status: EndpointStatus,
     context: &Context,
 ) -> Result<Action, ReconcileError> {
-    release_all(endpoint, context).await?;
-    status.addresses.clear();
-    status.mac = None;
-    status.gateway = None;
-    status.prefix_length = None;
-    status.prefix_length6 = None;
-    let message = "its address is in use on its node; another one is picked";
-    set(
-        &mut status.conditions,
-        condition("Ready", false, "AddressInUseOnNode", message, None),
-    );
-    write(endpoint, endpoints, status).await?;
-    context
-        .event_about(&pod_reference(endpoint), true, "AddressInUseOnNode", message)
-        .await;
-    Ok(Action::await_change())
+    let name = name_of(endpoint);
+    let mut status = endpoint.status.clone().unwrap_or_default();
+    let network = context.network(&endpoint.spec.network);
+    let refused = addresses_of(endpoint);
+    if let (true, Some(network)) = (endpoint.spec.addresses.is_empty() && !is_users(endpoint), network) {
+        match claim(endpoint, &network, &refused, context).await {
+            Ok(claimed) => {
+                fill(&mut status, &claimed, endpoint);
+                let message = "its address is in use on its node; another one was picked";
+                let told = condition("Ready", false, "AddressInUseOnNode", message, None);
+                let kept: Vec<IpAddr> = claimed.iter().map(|(address, _)| *address).collect();
+                say(endpoint, endpoints, status, told, true, context).await?;
+                context.hub.forget_in_use(&name);
+                release_all(endpoint, &kept, context).await?;
+                return Ok(Action::await_change());
+            }
+            Err(Told::Condition(told)) => {
+                say(endpoint, endpoints, status, told, true, context).await?;
+                return Ok(Action::requeue(LATER));
+            }
+            Err(Told::Error(error)) => return Err(error),
+        }
+    }
+    let message = "the address asked for is in use on its node in another VPC; ask for another one, or run the pod on another node";
+    let told = condition("Ready", false, "AddressInUseOnNode", message, None);
+    say(endpoint, endpoints, status, told, true, context).await?;
+    let key = format!("asked-again/{}", endpoint.uid().unwrap_or_default());
+    if context.known_for(&key) >= LATER {
+        context.forget(&key);
+        context.hub.forget_in_use(&name);
+        context.hub.update(|world| world.set_endpoint(&name, None));
+        show(endpoint, context);
+    }
+    Ok(Action::requeue(LATER))
 }
 
 async fn write(
@@ -253,12 +471,11 @@ async fn remove(
     if !has_finalizer(endpoint) {
         return Ok(Action::await_change());
     }
-    let name = (endpoint.namespace().unwrap_or_default(), endpoint.name_any());
-    let uid = &pod_of(endpoint).cni_uid;
-    let mut status = endpoint.status.clone().unwrap_or_default();
-    if is_needed(endpoint, context) || context.hub.may_be_attached(uid, &endpoint.spec.droplet) {
+    if attach::is_needed(endpoint, context) {
         // Somebody deleted it under a running pod, which keeps its network until it ends.
-        let message = format!("waits until pod {} is gone", pod_of(endpoint).name);
+        let mut status = endpoint.status.clone().unwrap_or_default();
+        let pod = pod_of(endpoint).map_or("", |pod| &pod.name);
+        let message = format!("waits until pod {pod} is gone");
         if set(
             &mut status.conditions,
             condition("Deleting", false, "WaitsForPod", &message, None),
@@ -267,50 +484,41 @@ async fn remove(
         }
         return Ok(Action::requeue(Duration::from_secs(5)));
     }
+    let name = name_of(endpoint);
+    let uid = endpoint.uid().unwrap_or_default();
+    context.index.leave(&uid);
     context.hub.update(|world| world.set_endpoint(&name, None));
-    let addresses = addresses_of(endpoint);
-    let vni = context
-        .hub
-        .read(|world| world.network_vni(&endpoint.spec.network));
+    let addresses = all_addresses(endpoint);
+    let network = &endpoint.spec.network;
+    let vni = context.hub.read(|world| world.network_vni(network));
     if let (false, Some(vni)) = (addresses.is_empty(), vni) {
-        let bouncers: Vec<String> = context.hub.read(|world| {
-            world
-                .bouncer_droplets(&endpoint.spec.network)
-                .into_iter()
-                .map(str::to_owned)
-                .collect()
+        let bouncers = context.hub.read(|world| {
+            let droplets = world.bouncer_droplets(network);
+            droplets.into_iter().map(str::to_owned).collect::<Vec<_>>()
         });
-        let required: Vec<&str> = bouncers
-            .iter()
-            .map(String::as_str)
-            .chain([endpoint.spec.droplet.as_str()])
-            .collect();
-        let holding = context
-            .hub
-            .holding(vni, &addresses, &required, &Waiter::Endpoint(name));
+        let home = Some(droplet_of(endpoint)).filter(|home| !home.is_empty());
+        let required: Vec<&str> = bouncers.iter().map(String::as_str).chain(home).collect();
+        let waiter = Waiter::Endpoint(name);
+        let holding = context.hub.holding(vni, &addresses, &required, &waiter);
         if !holding.is_empty() {
             return Ok(Action::requeue(Duration::from_secs(3)));
         }
     }
-    release_all(endpoint, context).await?;
+    release_all(endpoint, &[], context).await?;
     remove_finalizer(endpoints, endpoint).await?;
-    context.reservations.forget(&endpoint.uid().unwrap_or_default());
+    context.reservations.forget(&Owner::of(endpoint).uid);
+    context.forget(&waiting_key(endpoint));
     Ok(Action::await_change())
 }
 
-/// The pod that has the endpoint.
-fn pod_of(endpoint: &Endpoint) -> PodRef {
-    endpoint.spec.pod_ref.clone().unwrap_or_default()
-}
-
-/// The pod, for events that its owner reads.
-fn pod_reference(endpoint: &Endpoint) -> ObjectReference {
+/// A pod of the endpoint's namespace, for events that its owner reads.
+fn pod_reference(endpoint: &Endpoint, name: &str, uid: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".into()),
         kind: Some("Pod".into()),
-        name: Some(pod_of(endpoint).name),
+        name: Some(name.to_owned()),
         namespace: endpoint.namespace(),
-        uid: Some(pod_of(endpoint).uid),
+        uid: Some(uid.to_owned()),
         ..ObjectReference::default()
     }
 }

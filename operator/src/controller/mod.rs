@@ -3,6 +3,7 @@
 //! Every write carries a resourceVersion, every delete UID and resourceVersion; a conflict means trying again.
 
 mod address;
+mod attach;
 pub mod bouncer;
 pub mod claim;
 pub mod context;
@@ -10,11 +11,16 @@ pub mod defaults;
 pub mod divider;
 pub mod droplet;
 pub mod endpoint;
+mod heartbeat;
+mod index;
 pub mod network;
 pub mod objects;
 pub mod observe;
+mod pick;
 pub mod pod;
 pub mod role;
 pub mod run;
+mod scale;
+mod show;
 pub mod vpc;
 pub mod watch;

@@ -3,28 +3,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::api::ObjectMeta;
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::condition::{find, set};
 use thuban_api::identifiers::NetworkId;
-use thuban_api::{Bouncer, BouncerSpec, Endpoint, FINALIZER, IpClaim, Network, NetworkStatus, Phase};
-use tokio::time::Instant;
+use thuban_api::{Bouncer, BouncerSpec, Network, NetworkStatus, Phase};
 
 use super::context::{Context, ReconcileError};
 use super::objects::{
-    WriteError, add_finalizer, condition, create, delete, has_finalizer, owner, remove_finalizer,
-    replace_status,
+    WriteError, add_finalizer, condition, delete, has_finalizer, remove_finalizer, replace_status,
 };
+use super::scale::{self, Team};
 use crate::hub::Waiter;
 use crate::model::allocation::capacity;
 use crate::model::rows::Key;
+use crate::model::scaling::{Bounds, Demand};
 use crate::model::validation::{self, RangeError};
 
-/// Numbers in the status are written no more often.
-const COUNT_EVERY: Duration = Duration::from_secs(1);
+/// How long numbers in the status may be old, so that a burst of pods costs one write.
+const COUNT_EVERY: Duration = Duration::from_secs(10);
 
 /// Whether ranges of the network are in force.
 pub fn is_accepted(network: &Network) -> bool {
@@ -81,13 +79,16 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
             }
             if is_accepted(&network) {
                 // What is in force goes on being served.
-                ensure_bouncers(&network, &context).await?;
+                let number = network.status.as_ref().and_then(|status| status.bouncers);
+                ensure_bouncers(&network, number.unwrap_or(network.spec.bouncers), &context).await?;
             }
             return Ok(Action::requeue(Duration::from_mins(1)));
         }
     };
     status.cidrs.clone_from(&network.spec.cidrs);
-    let waiting = ensure_bouncers(&network, &context).await?;
+    let number = wanted(&network, &status, &context);
+    status.bouncers = Some(number);
+    let waiting = ensure_bouncers(&network, number, &context).await?;
     let was = status.phase;
     if was == Phase::Init {
         let vpc = context
@@ -119,7 +120,7 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
             .event(&*network, false, "Provisioned", "endpoints can be served")
             .await;
     }
-    Ok(if is_counted {
+    Ok(if is_counted && network.spec.autoscale.is_none() {
         Action::await_change()
     } else {
         Action::requeue(COUNT_EVERY)
@@ -128,26 +129,16 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
 
 /// Brings the numbers up to date, unless they were written a moment ago.
 fn count(status: &mut NetworkStatus, capacity: u64, name: &str, context: &Context) -> bool {
-    let claims = context.stores.ip_claims.state();
-    // Every endpoint has one IPv4 address.
-    let is_counted = |claim: &IpClaim| {
-        claim.spec.network == name && claim.spec.address.parse::<std::net::Ipv4Addr>().is_ok()
-    };
-    let allocated = Some(claims.iter().filter(|claim| is_counted(claim)).count() as u64);
+    let allocated = Some(context.index.claimed(name));
     if status.allocated == allocated && status.capacity == Some(capacity) {
         return true;
     }
-    let Ok(mut seen) = context.seen.lock() else {
-        return false;
-    };
     let key = format!("network/{name}");
-    if seen
-        .get(&key)
-        .is_some_and(|written| written.elapsed() < COUNT_EVERY)
-    {
+    let is_first = status.allocated.is_none();
+    if !is_first && context.known_for(&key) < COUNT_EVERY {
         return false;
     }
-    seen.insert(key, Instant::now());
+    context.forget(&key);
     status.allocated = allocated;
     status.capacity = Some(capacity);
     true
@@ -192,62 +183,66 @@ async fn write(network: &Network, networks: &Api<Network>, status: NetworkStatus
     replace_status(networks, &network).await.map(|_| ())
 }
 
-/// Creates missing bouncers; the names of those that don't work yet.
-async fn ensure_bouncers(network: &Network, context: &Context) -> Result<Vec<String>, WriteError> {
-    let bouncers: Api<Bouncer> = Api::all(context.client.clone());
-    let mut waiting = Vec::new();
-    for number in 0..network.spec.bouncers {
-        let name = format!("{}-b{number}", network.name_any());
-        let known = context.stores.bouncers.get(&ObjectRef::new(&name));
-        if known
-            .as_ref()
-            .and_then(|bouncer| bouncer.status.as_ref())
-            .is_none_or(|status| status.phase == Phase::Init)
-        {
-            waiting.push(name.clone());
-        }
-        if known.is_some() {
-            continue;
-        }
+/// How many bouncers there should be now.
+fn wanted(network: &Network, status: &NetworkStatus, context: &Context) -> u32 {
+    let least = network.spec.bouncers;
+    let Some(scaling) = &network.spec.autoscale else {
+        let bounds = Bounds { least, most: least };
+        return scale::wanted("", None, bounds, &[], context);
+    };
+    let name = network.name_any();
+    let vni = context.hub.read(|world| world.network_vni(&name));
+    let load = vni
+        .zip(id(network))
+        .map_or(0, |(vni, id)| context.hub.load(vni, id));
+    let demands = [
+        Demand {
+            amount: context.hub.read(|world| world.population(&name)) as u64,
+            each: scaling.endpoints_per_bouncer.into(),
+        },
+        Demand {
+            amount: load,
+            each: scaling.packets_per_second.into(),
+        },
+    ];
+    let bounds = Bounds {
+        least,
+        most: scaling.max_bouncers,
+    };
+    scale::wanted(
+        &format!("network/{name}"),
+        status.bouncers,
+        bounds,
+        &demands,
+        context,
+    )
+}
+
+/// Creates missing bouncers and removes those too many; the names of those that don't work yet.
+async fn ensure_bouncers(
+    network: &Network,
+    wanted: u32,
+    context: &Context,
+) -> Result<Vec<String>, WriteError> {
+    let make = |name: &str| {
         let spec = BouncerSpec {
             vpc: network.spec.vpc.clone(),
             network: network.name_any(),
             droplet: None,
         };
-        let mut bouncer = Bouncer::new(&name, spec);
-        bouncer.metadata = ObjectMeta {
-            name: Some(name.clone()),
-            finalizers: Some(vec![FINALIZER.to_owned()]),
-            owner_references: owner(network).map(|reference| vec![reference]),
-            ..ObjectMeta::default()
-        };
-        match create(&bouncers, &bouncer).await {
-            Ok(_) => context.event(network, false, "BouncerCreated", &name).await,
-            Err(error) if error.is_conflict() => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(waiting)
-}
-
-/// How many endpoints of the network have an address.
-fn addressed(name: &str, context: &Context) -> usize {
-    let endpoints = context.stores.endpoints.state();
-    let has_address = |endpoint: &Endpoint| {
-        endpoint
-            .status
-            .as_ref()
-            .is_some_and(|status| !status.addresses.is_empty())
+        Bouncer::new(name, spec)
     };
-    endpoints
-        .iter()
-        .filter(|endpoint| endpoint.spec.network == name && has_address(endpoint))
-        .count()
+    let team = Team {
+        parent: network,
+        letter: 'b',
+        make: &make,
+    };
+    team.ensure(wanted, context).await
 }
 
 /// Whether a network still serves somebody.
 pub fn has_endpoints(name: &str, context: &Context) -> bool {
-    addressed(name, context) > 0
+    context.hub.read(|world| world.population(name)) > 0
 }
 
 /// Endpoints first, then bouncers, then the rows everywhere, then the object.
@@ -260,7 +255,7 @@ async fn remove(
         return Ok(Action::await_change());
     }
     let name = network.name_any();
-    let waiting = addressed(&name, context);
+    let waiting = context.hub.read(|world| world.population(&name));
     if waiting > 0 {
         let mut status = network.status.clone().unwrap_or_default();
         let message =

@@ -54,25 +54,25 @@ impl<T: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwne
 }
 
 pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError> {
-    api.create(&PostParams::default(), object)
-        .await
-        .map_err(failed("create", &object.name_any()))
+    let result = api.create(&PostParams::default(), object).await;
+    crash_point::<K>("create");
+    result.map_err(failed("create", &object.name_any()))
 }
 
 /// Replaces metadata and spec.
 pub async fn replace<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError> {
     let name = object.name_any();
-    api.replace(&name, &PostParams::default(), object)
-        .await
-        .map_err(failed("update", &name))
+    let result = api.replace(&name, &PostParams::default(), object).await;
+    crash_point::<K>("update");
+    result.map_err(failed("update", &name))
 }
 
 /// Replaces the status.
 pub async fn replace_status<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError> {
     let name = object.name_any();
-    api.replace_status(&name, &PostParams::default(), object)
-        .await
-        .map_err(failed("update the status of", &name))
+    let result = api.replace_status(&name, &PostParams::default(), object).await;
+    crash_point::<K>("status");
+    result.map_err(failed("update the status of", &name))
 }
 
 /// Deletes exactly this version of this object; an object that is gone is a success.
@@ -82,15 +82,26 @@ pub async fn delete<K: Object>(api: &Api<K>, object: &K) -> Result<(), WriteErro
         resource_version: object.meta().resource_version.clone(),
     };
     let name = object.name_any();
-    match api
-        .delete(&name, &DeleteParams::background().preconditions(preconditions))
-        .await
-    {
+    let parameters = DeleteParams::background().preconditions(preconditions);
+    let result = api.delete(&name, &parameters).await;
+    crash_point::<K>("delete");
+    match result {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(error) => Err(failed("delete", &name)(error)),
     }
 }
+
+/// For tests of crashes: `THUBAN_CRASH=create/IpClaim` ends the process after the first such write.
+#[cfg(feature = "failpoints")]
+fn crash_point<K: Object>(operation: &str) {
+    if std::env::var("THUBAN_CRASH").is_ok_and(|armed| armed == format!("{operation}/{}", K::kind(&()))) {
+        std::process::abort();
+    }
+}
+
+#[cfg(not(feature = "failpoints"))]
+fn crash_point<K: Object>(_: &str) {}
 
 pub fn has_finalizer<K: Object>(object: &K) -> bool {
     object.finalizers().iter().any(|finalizer| finalizer == FINALIZER)

@@ -1,5 +1,7 @@
-//! Pod: one that is bound to a node gets an Endpoint in Init (the seed's first trigger of the endpoint workflow).
+//! Pod: one that is bound to a node gets an Endpoint (the seed's first trigger of the endpoint workflow), its addresses
+//! claimed before, so that the workflow costs three writes.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,30 +10,54 @@ use kube::api::ObjectMeta;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
-use thuban_api::{Endpoint, EndpointSpec, EndpointType, FINALIZER, PodRef};
+use thiserror::Error;
+use thuban_api::identifiers::MacAddr;
+use thuban_api::{
+    ENDPOINT_ANNOTATION, Endpoint, EndpointSpec, EndpointType, FINALIZER, IP_ANNOTATION, MAC_ANNOTATION,
+    PodRef,
+};
 use tracing::info;
 
+use super::address::{ClaimError, Claimant};
 use super::context::{Context, ReconcileError};
+use super::endpoint::usable_network;
+use super::network::in_force;
 use super::objects::create;
 use crate::model::admission::network_of;
+use crate::model::allocation::{Family, Owner};
+use crate::model::validation::parse;
 
 /// UID that kubelet tells the CNI plugin: a static pod's mirror carries it in this annotation.
 const MIRROR: &str = "kubernetes.io/config.mirror";
+/// What a pod waits for that nothing wakes it for.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, ReconcileError> {
-    let (Some(namespace), Some(uid)) = (pod.namespace(), pod.uid()) else {
+    let (Some(namespace), Some(reference)) = (pod.namespace(), reference(&pod)) else {
         return Ok(Action::await_change());
     };
     let Some(node) = node_of(&pod).filter(|_| is_alive(&pod)) else {
         return Ok(Action::await_change());
     };
+    let known = |name: &str| {
+        let endpoint = ObjectRef::<Endpoint>::new(name).within(&namespace);
+        context.stores.endpoints.get(&endpoint).is_some()
+    };
+    if let Some(named) = pod.annotations().get(ENDPOINT_ANNOTATION) {
+        if known(named) {
+            // Its reconciler is woken by the pod too.
+            return Ok(Action::await_change());
+        }
+        if context.known_for(&format!("named/{}", reference.uid)).is_zero() {
+            let note = format!(
+                "{ENDPOINT_ANNOTATION}: there is no Endpoint {named:?} in namespace {namespace}; create it"
+            );
+            context.event(&*pod, true, "EndpointNotFound", &note).await;
+        }
+        return Ok(Action::requeue(LOOK_AGAIN));
+    }
     let name = endpoint_name(&pod);
-    if context
-        .stores
-        .endpoints
-        .get(&ObjectRef::new(&name).within(&namespace))
-        .is_some()
-    {
+    if known(&name) {
         return Ok(Action::await_change());
     }
     let space = ObjectRef::<Namespace>::new(&namespace);
@@ -39,24 +65,42 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
         // Its annotation counts; the watch of namespaces may lag behind that of pods.
         return Ok(Action::requeue(Duration::from_millis(500)));
     };
+    if !context.hub.is_whole() {
+        return Ok(Action::requeue(Duration::from_millis(500)));
+    }
     let network = network_of(pod.annotations(), space.annotations());
+    let owner = Owner {
+        namespace: namespace.clone(),
+        endpoint: name.clone(),
+        pod: reference.name.clone(),
+        uid: reference.uid.clone(),
+    };
+    let asked = match Asked::of(&pod) {
+        Ok(asked) => asked,
+        Err(error) => {
+            if context.known_for(&format!("asked/{}", reference.uid)).is_zero() {
+                context
+                    .event(&*pod, true, "InvalidAnnotation", &error.to_string())
+                    .await;
+            }
+            return Ok(Action::await_change());
+        }
+    };
+    let addresses = &asked.addresses;
+    let claimed = claim(&owner, &reference.cni_uid, &node, &network, addresses, &context).await?;
     let vpc = context
         .network(&network)
         .map(|network| network.spec.vpc.clone())
         .unwrap_or_default();
-    let cni_uid = mirrored(&pod).unwrap_or_else(|| uid.clone());
     let spec = EndpointSpec {
         kind: EndpointType::Simple,
         vpc,
         network,
-        pod_ref: Some(PodRef {
-            name: pod.name_any(),
-            uid,
-            cni_uid,
-        }),
+        pod_ref: Some(reference),
         droplet: node,
-        addresses: Vec::new(),
-        mac: None,
+        addresses: asked.addresses.iter().map(ToString::to_string).collect(),
+        claimed: claimed.iter().map(ToString::to_string).collect(),
+        mac: asked.mac.map(|mac| mac.to_string()),
     };
     let mut endpoint = Endpoint::new(&name, spec);
     endpoint.metadata = ObjectMeta {
@@ -71,6 +115,7 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
             namespace,
             endpoint = name,
             network = endpoint.spec.network,
+            addresses = endpoint.spec.claimed.join(", "),
             "endpoint created"
         ),
         Err(error) if error.is_conflict() => {}
@@ -81,8 +126,94 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
     Ok(Action::await_change())
 }
 
+/// Claims addresses ahead, if the pod may have them. Whatever stands in the way is the Endpoint's to say.
+async fn claim(
+    owner: &Owner,
+    cni_uid: &str,
+    node: &str,
+    network: &str,
+    asked: &[IpAddr],
+    context: &Context,
+) -> Result<Vec<IpAddr>, ReconcileError> {
+    let Ok(network) = usable_network(&owner.namespace, network, context) else {
+        return Ok(Vec::new());
+    };
+    let claimant = Claimant {
+        owner,
+        cni_uid,
+        droplet: node,
+        network: &network,
+        ranges: &parse(in_force(&network)).unwrap_or_default(),
+        asked,
+        refused: &[],
+    };
+    match claimant.claim_all(context).await {
+        Ok(claimed) => Ok(claimed.into_iter().map(|(address, _)| address).collect()),
+        Err(ClaimError::Write(error)) => Err(error.into()),
+        Err(_) => Ok(Vec::new()),
+    }
+}
+
+/// What a pod asks for by annotations.
+struct Asked {
+    /// At most one of each family.
+    addresses: Vec<IpAddr>,
+    mac: Option<MacAddr>,
+}
+
+#[derive(Debug, Error)]
+enum AskedError {
+    #[error("{IP_ANNOTATION}: {0:?} is not an address, such as 10.0.1.50 or fd00:1::50")]
+    Address(String),
+    #[error("{IP_ANNOTATION}: at most one address of each family, separated by a comma")]
+    TooMany,
+    #[error("{MAC_ANNOTATION}: {0:?} is not a unicast MAC address, such as 02:00:00:00:00:01")]
+    Mac(String),
+}
+
+impl Asked {
+    fn of(pod: &Pod) -> Result<Self, AskedError> {
+        let value = pod.annotations().get(IP_ANNOTATION).map(String::as_str);
+        let parts = value.unwrap_or_default().split(',').map(str::trim);
+        let mut addresses: Vec<IpAddr> = Vec::new();
+        for part in parts.filter(|part| !part.is_empty()) {
+            let address: IpAddr = part.parse().map_err(|_| AskedError::Address(part.to_owned()))?;
+            if addresses
+                .iter()
+                .any(|other| Family::of(*other) == Family::of(address))
+            {
+                return Err(AskedError::TooMany);
+            }
+            addresses.push(address);
+        }
+        addresses.sort_unstable();
+        let mac = pod.annotations().get(MAC_ANNOTATION);
+        let mac = mac.map(|text| unicast(text).ok_or_else(|| AskedError::Mac(text.clone())));
+        Ok(Self {
+            addresses,
+            mac: mac.transpose()?,
+        })
+    }
+}
+
+/// A MAC address that an interface can have.
+pub fn unicast(text: &str) -> Option<MacAddr> {
+    let mac: MacAddr = text.parse().ok()?;
+    (mac.0[0] & 1 == 0 && mac.0 != [0; 6]).then_some(mac)
+}
+
+/// The pod as an Endpoint names it.
+pub fn reference(pod: &Pod) -> Option<PodRef> {
+    let uid = pod.uid()?;
+    Some(PodRef {
+        name: pod.name_any(),
+        cni_uid: mirrored(pod).unwrap_or_else(|| uid.clone()),
+        uid,
+    })
+}
+
 /// The node of a pod that needs a network of ours.
-fn node_of(pod: &Pod) -> Option<String> {
+pub fn node_of(pod: &Pod) -> Option<String> {
     let spec = pod.spec.as_ref()?;
     if spec.host_network == Some(true) {
         return None;
@@ -116,7 +247,35 @@ mod tests {
     use k8s_openapi::api::core::v1::Pod;
     use serde_json::json;
 
-    use super::mirrored;
+    use super::{Asked, mirrored};
+
+    #[test]
+    fn annotations_ask_for_one_address_of_each_family_and_a_unicast_mac() {
+        let asked = |ip: &str, mac: &str| {
+            let annotations = json!({"thuban.dev/ip": ip, "thuban.dev/mac": mac});
+            let pod: Pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
+            Asked::of(&pod).map(|asked| (asked.addresses, asked.mac.map(|mac| mac.to_string())))
+        };
+        let (addresses, mac) = asked("fd00:1::5 , 10.0.1.5", "02:00:00:00:00:0a").unwrap();
+        assert_eq!(
+            addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["10.0.1.5", "fd00:1::5"]
+        );
+        assert_eq!(mac.as_deref(), Some("02:00:00:00:00:0a"));
+        for (ip, mac, wrong) in [
+            ("10.0.1", "02:00:00:00:00:0a", "thuban.dev/ip: \"10.0.1\""),
+            (
+                "10.0.1.5,10.0.1.6",
+                "02:00:00:00:00:0a",
+                "one address of each family",
+            ),
+            ("10.0.1.5", "01:00:00:00:00:0a", "unicast"),
+            ("10.0.1.5", "02-00", "unicast"),
+        ] {
+            let error = asked(ip, mac).unwrap_err().to_string();
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
 
     #[test]
     fn a_mirror_annotation_can_not_name_the_uid_of_a_pod() {

@@ -1,27 +1,38 @@
-//! What dividers and bouncers share: placed on a droplet, Provisioned once those who use them have acked, taken out
-//! of all tables before they go.
+//! What dividers and bouncers share: placed on a droplet, made ready there before users are told of it, Provisioned
+//! once they know; taken from its users before its tables go.
+//!
+//! Invariant: `status.droplet` is where users have it, and its tables are there until that is written anew.
 
-use std::collections::HashMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Node;
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::reflector::Store;
 use kube::{Api, ResourceExt};
 use thuban_api::condition::set;
 use thuban_api::{Phase, RoleStatus};
 
 use super::context::{Context, ReconcileError};
-use super::droplet::is_accepted;
-use super::objects::{Object, condition, has_finalizer, remove_finalizer, replace, replace_status};
+use super::objects::{
+    Object, WriteError, condition, has_finalizer, remove_finalizer, replace, replace_status,
+};
+pub use super::pick::Placements;
+use super::pick::{Move, place, should_move};
 use crate::hub::Waiter;
-use crate::model::placement::{Candidate, pick};
 use crate::model::rows::Key;
-use crate::model::world::World;
+use crate::model::world::{self, World};
+
+/// What waits longer than this says so in a condition.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Between two looks at what acks should have woken.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// One that shares its droplet with a sibling looks for another one so often.
+const SPREAD: Duration = Duration::from_mins(1);
 
 /// A divider or a bouncer.
 pub trait Role: Object + 'static {
+    const KIND: &'static str;
     /// The divider's VPC, the bouncer's network.
     fn parent(&self) -> &str;
     fn droplet(&self) -> Option<&str>;
@@ -30,111 +41,188 @@ pub trait Role: Object + 'static {
     fn set_status(&mut self, status: RoleStatus);
     fn all(context: &Context) -> &Store<Self>;
     fn waiter(name: String) -> Waiter;
-    /// The rows that must be acked before it is Provisioned on `droplet`.
-    fn rows(&self, world: &World, droplet: &str) -> Vec<(String, Key)>;
+    /// The rows that the droplet needs to serve.
+    fn tables(&self, world: &World, droplet: &str) -> Vec<(String, Key)>;
+    /// The rows that tell users where it is.
+    fn lists(&self, world: &World) -> Vec<(String, Key)>;
+    fn set(world: &mut World, name: &str, role: Option<world::Role>);
+    fn list(world: &mut World, name: &str);
+    fn leave(world: &mut World, name: &str);
     fn forget(world: &mut World, name: &str);
-    /// Whether it serves on although its deletion was asked for: its parent is being deleted and still has members.
-    fn is_held(&self, context: &Context) -> bool;
+    fn has_other(world: &World, name: &str) -> bool;
+    /// Whether somebody may be using its parent's roles.
+    fn is_in_use(&self, context: &Context) -> bool;
+
+    /// As the world has it.
+    fn in_world(&self) -> world::Role {
+        world::Role {
+            parent: self.parent().to_owned(),
+            serves_on: self.status().and_then(|status| status.droplet.clone()),
+            placed_on: self.droplet().map(str::to_owned),
+        }
+    }
 }
 
 pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<Action, ReconcileError> {
-    let name = role.name_any();
     let roles: Api<R> = Api::all(context.client.clone());
     if role.meta().deletion_timestamp.is_some() {
-        if role.is_held(&context) {
-            return Ok(Action::requeue(Duration::from_secs(2)));
-        }
-        context.hub.update(|world| R::forget(world, &name));
-        if has_finalizer(&*role) {
-            remove_finalizer(&roles, &*role).await?;
-        }
-        return Ok(Action::await_change());
+        return remove(&*role, &roles, &context).await;
     }
-    let Some(droplet) = role.droplet().filter(|droplet| !is_gone(&context, droplet)) else {
-        let all = R::all(&context).state();
-        let siblings = all
-            .iter()
-            .filter(|other| other.parent() == role.parent() && other.name_any() != name);
-        let siblings: Vec<String> = siblings
-            .filter_map(|other| other.droplet().map(str::to_owned))
-            .collect();
-        let Some(droplet) = place(&context, &siblings) else {
-            return Ok(Action::requeue(Duration::from_secs(2)));
-        };
-        let mut placed = (*role).clone();
-        placed.place_on(droplet.clone());
-        replace(&roles, &placed).await?;
-        context
-            .event(&*role, false, "Placed", &format!("placed on droplet {droplet}"))
-            .await;
-        return Ok(Action::await_change());
+    let why = should_move(&*role, &context);
+    if let Some(why) = why
+        && let Some(droplet) = place(&*role, why, &context)
+    {
+        return settle_on(&*role, droplet, why, &roles, &context).await;
+    }
+    let Some(droplet) = role.droplet() else {
+        let message = "waits for a droplet that is connected and Accepted: kubectl get droplets";
+        return wait(&*role, &roles, &context, ("NoDroplet", message.to_owned())).await;
     };
     let mut status = role.status().cloned().unwrap_or_default();
-    if status.phase == Phase::Provisioned {
-        return Ok(Action::await_change());
+    if status.phase == Phase::Provisioned && status.droplet.as_deref() == Some(droplet) {
+        context.forget(&waiting_key(&*role));
+        return Ok(match why {
+            Some(Move::Crowded) => Action::requeue(SPREAD),
+            Some(_) => Action::requeue(LOOK_AGAIN),
+            None => Action::await_change(),
+        });
     }
-    let rows = context.hub.read(|world| role.rows(world, droplet));
-    let is_known = rows.iter().any(|(at, _)| at == droplet);
-    let missing = context.hub.missing(&rows, Some(droplet), &R::waiter(name));
-    if !is_known || !missing.is_empty() {
-        return Ok(Action::requeue(Duration::from_secs(3)));
+    let name = role.name_any();
+    let tables = context.hub.read(|world| role.tables(world, droplet));
+    let missing = context
+        .hub
+        .missing(&tables, Some(droplet), &R::waiter(name.clone()));
+    if tables.is_empty() || !missing.is_empty() {
+        let message = format!("waits until droplet {droplet} has its tables");
+        return wait(&*role, &roles, &context, ("Filling", message)).await;
+    }
+    context.hub.update(|world| R::list(world, &name));
+    let lists = context.hub.read(|world| role.lists(world));
+    let missing = context.hub.missing(&lists, Some(droplet), &R::waiter(name));
+    if !missing.is_empty() {
+        let message = format!("waits until these droplets know of it: {}", few(&missing));
+        return wait(&*role, &roles, &context, ("Announcing", message)).await;
     }
     status.phase = Phase::Provisioned;
-    let message = "all droplets concerned have its rows";
-    set(
-        &mut status.conditions,
-        condition("Ready", true, "Acknowledged", message, role.meta().generation),
-    );
-    let mut provisioned = (*role).clone();
-    provisioned.set_status(status);
-    replace_status(&roles, &provisioned).await?;
-    context
-        .event(
-            &*role,
-            false,
-            "Provisioned",
-            &format!("works on droplet {droplet}"),
-        )
-        .await;
+    let moved_from = status.droplet.replace(droplet.to_owned());
+    let message = "its tables are there and all droplets concerned know of it";
+    let ready = condition("Ready", true, "Acknowledged", message, role.meta().generation);
+    set(&mut status.conditions, ready);
+    write(&*role, &roles, status).await?;
+    context.forget(&waiting_key(&*role));
+    let note = match moved_from {
+        Some(old) => format!("works on droplet {droplet}, no more on {old}"),
+        None => format!("works on droplet {droplet}"),
+    };
+    context.event(&*role, false, "Provisioned", &note).await;
     Ok(Action::await_change())
 }
 
-/// Set on Nodes that should carry roles; kubelets can't set it.
-const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
-
-/// Picks a droplet for a role; `siblings` are the droplets of the other roles of its parent.
-fn place(context: &Context, siblings: &[String]) -> Option<String> {
-    let mut roles: HashMap<String, usize> = HashMap::new();
-    let dividers = context.stores.dividers.state();
-    let bouncers = context.stores.bouncers.state();
-    let placed = dividers.iter().filter_map(|role| role.spec.droplet.clone());
-    for droplet in placed.chain(bouncers.iter().filter_map(|role| role.spec.droplet.clone())) {
-        *roles.entry(droplet).or_default() += 1;
+async fn settle_on<R: Role>(
+    role: &R,
+    droplet: String,
+    why: Move,
+    roles: &Api<R>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let mut placed = role.clone();
+    placed.place_on(droplet.clone());
+    if let Err(error) = replace(roles, &placed).await {
+        context.placements.forget(R::KIND, &role.name_any());
+        return Err(error.into());
     }
-    let known: Vec<String> = context
-        .hub
-        .read(|world| world.droplets().map(|(name, _)| name.clone()).collect());
-    let candidates: Vec<Candidate> = known
-        .into_iter()
-        .filter(|name| {
-            let droplet = context.stores.droplets.get(&ObjectRef::new(name));
-            droplet.is_some_and(|droplet| is_accepted(&droplet))
-        })
-        .map(|name| Candidate {
-            roles: roles.get(&name).copied().unwrap_or_default(),
-            has_sibling: siblings.contains(&name),
-            is_preferred: context
-                .stores
-                .nodes
-                .get(&ObjectRef::<Node>::new(&name))
-                .is_some_and(|node| node.labels().contains_key(PREFERENCE)),
-            name,
-        })
-        .collect();
-    pick(&candidates).map(str::to_owned)
+    let note = match role.droplet() {
+        Some(old) => format!("placed on droplet {droplet} instead of {old}"),
+        None => format!("placed on droplet {droplet}"),
+    };
+    context.event(role, false, why.reason(), &note).await;
+    Ok(Action::await_change())
 }
 
-/// Whether the droplet object is gone, and with it what was placed there.
-fn is_gone(context: &Context, droplet: &str) -> bool {
-    context.stores.droplets.get(&ObjectRef::new(droplet)).is_none()
+fn waiting_key<R: Role>(role: &R) -> String {
+    format!("{}/{}", R::KIND, role.uid().unwrap_or_default())
+}
+
+/// The first names of a list that may be long.
+fn few(names: &[String]) -> String {
+    const FEW: usize = 5;
+    let more = names.len().saturating_sub(FEW);
+    let first = names[..names.len().min(FEW)].join(", ");
+    if more > 0 {
+        format!("{first} and {more} more")
+    } else {
+        first
+    }
+}
+
+/// Says what it waits for, if it has waited for a while.
+async fn wait<R: Role>(
+    role: &R,
+    roles: &Api<R>,
+    context: &Context,
+    (reason, message): (&str, String),
+) -> Result<Action, ReconcileError> {
+    if context.known_for(&waiting_key(role)) < PATIENCE {
+        return Ok(Action::requeue(PATIENCE));
+    }
+    let kind = if role.meta().deletion_timestamp.is_some() {
+        "Deleting"
+    } else {
+        "Ready"
+    };
+    let mut status = role.status().cloned().unwrap_or_default();
+    if set(
+        &mut status.conditions,
+        condition(kind, false, reason, &message, role.meta().generation),
+    ) {
+        write(role, roles, status).await?;
+    }
+    Ok(Action::requeue(LOOK_AGAIN))
+}
+
+async fn write<R: Role>(role: &R, roles: &Api<R>, status: RoleStatus) -> Result<(), WriteError> {
+    let mut changed = role.clone();
+    changed.set_status(status);
+    replace_status(roles, &changed).await.map(|_| ())
+}
+
+/// From its users first, then its tables, then the object.
+async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<Action, ReconcileError> {
+    let name = role.name_any();
+    if !has_finalizer(role) {
+        return Ok(Action::await_change());
+    }
+    let is_in_use = role.is_in_use(context);
+    // One step, so that of two that leave at the same time one stays.
+    let is_held = context.hub.update(|world| {
+        let is_held = is_in_use && !R::has_other(world, &name);
+        if !is_held {
+            R::leave(world, &name);
+        }
+        is_held
+    });
+    if is_held {
+        let message = format!("{} is in use and this is the last that serves it", role.parent());
+        return wait(role, roles, context, ("WaitsForAnother", message)).await;
+    }
+    let lists = context.hub.read(|world| role.lists(world));
+    let missing = context.hub.missing(&lists, None, &R::waiter(name.clone()));
+    if !missing.is_empty() {
+        let message = format!("waits until these droplets use it no more: {}", few(&missing));
+        return wait(role, roles, context, ("WaitsForUsers", message)).await;
+    }
+    context.hub.update(|world| R::forget(world, &name));
+    let serves_on = role.status().and_then(|status| status.droplet.clone());
+    let holders: BTreeSet<String> = serves_on
+        .into_iter()
+        .chain(role.droplet().map(str::to_owned))
+        .collect();
+    let unsettled = context.hub.unsettled(&holders, &R::waiter(name));
+    if !unsettled.is_empty() {
+        let message = format!("waits until its tables are gone from {}", few(&unsettled));
+        return wait(role, roles, context, ("WaitsForTables", message)).await;
+    }
+    remove_finalizer(roles, role).await?;
+    context.forget(&waiting_key(role));
+    Ok(Action::await_change())
 }

@@ -21,6 +21,8 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tracing::info;
 
 use super::context::{Context, ReconcileError, Reservations, Stores, retry};
+use super::heartbeat::Heartbeats;
+use super::index::Index;
 use super::objects::Object;
 use super::watch::{Change, watch};
 use super::{claim, droplet, endpoint, network, observe, pod, role, vpc};
@@ -128,6 +130,9 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         refused,
         default_range,
         reservations: Reservations::default(),
+        placements: role::Placements::default(),
+        index: Index::default(),
+        heartbeats: Heartbeats::default(),
         seen: Mutex::new(HashMap::new()),
     });
     let mut feed = Feed {
@@ -222,13 +227,13 @@ impl Feed {
         &mut self,
         tasks: &mut JoinSet<()>,
         writer: Writer<K>,
-        handle: fn(&Context, Change<K>),
+        handle: fn(&Context, &Change<K>),
     ) {
         let api: Api<K> = Api::all(self.client.clone());
         let context = self.context.clone();
         let (sender, filled) = oneshot::channel();
         self.filling.push(filled);
-        tasks.spawn(async move { watch(api, writer, sender, |change| handle(&context, change)).await });
+        tasks.spawn(async move { watch(api, writer, sender, |change| handle(&context, &change)).await });
     }
 }
 

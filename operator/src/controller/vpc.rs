@@ -3,24 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::api::ObjectMeta;
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::condition::set;
-use thuban_api::{
-    DEFAULT_NAME, Divider, DividerSpec, FINALIZER, Phase, VniClaim, VniClaimSpec, Vpc, VpcStatus,
-};
+use thuban_api::{DEFAULT_NAME, Divider, DividerSpec, Phase, VniClaim, VniClaimSpec, Vpc, VpcStatus};
 
 use super::context::{Context, ReconcileError};
 use super::network::is_accepted;
 use super::objects::{
-    WriteError, add_finalizer, condition, create, delete, has_finalizer, owner, remove_finalizer,
-    replace_status,
+    WriteError, add_finalizer, condition, create, delete, has_finalizer, remove_finalizer, replace_status,
 };
+use super::scale::{self, Team};
 use crate::hub::Waiter;
 use crate::model::allocation::propose_vni;
+use crate::model::scaling::{Bounds, Demand};
 use crate::model::validation::{self, RefusedRanges};
 
 pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -57,7 +54,12 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
         }
         if status_in_force(&vpc) {
             // What is in force goes on being served.
-            ensure_dividers(&vpc, &context).await?;
+            ensure_dividers(
+                &vpc,
+                wanted(&vpc, &vpc.status.clone().unwrap_or_default(), &context),
+                &context,
+            )
+            .await?;
         }
         return Ok(Action::requeue(Duration::from_mins(1)));
     }
@@ -67,7 +69,9 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
         write(&vpc, &vpcs, status).await?;
         return Ok(Action::await_change());
     }
-    let waiting = ensure_dividers(&vpc, &context).await?;
+    let number = wanted(&vpc, &status, &context);
+    status.dividers = Some(number);
+    let waiting = ensure_dividers(&vpc, number, &context).await?;
     let was = status.phase;
     if was == Phase::Init {
         let ready = if waiting.is_empty() {
@@ -86,7 +90,11 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
             .event(&*vpc, false, "Provisioned", "networks can be served")
             .await;
     }
-    Ok(Action::await_change())
+    Ok(if vpc.spec.autoscale.is_some() {
+        Action::requeue(scale::LOOK_AT_LOAD)
+    } else {
+        Action::await_change()
+    })
 }
 
 /// What this VPC may not have. Nodes reach the default VPC by its addresses, so no other VPC may have them; those that
@@ -161,43 +169,37 @@ async fn claim_vni(vpc: &Vpc, context: &Context) -> Result<u32, WriteError> {
     }
 }
 
-/// Creates missing dividers; the names of those that don't work yet.
-async fn ensure_dividers(vpc: &Vpc, context: &Context) -> Result<Vec<String>, WriteError> {
-    let dividers: Api<Divider> = Api::all(context.client.clone());
-    let mut waiting = Vec::new();
-    for number in 0..vpc.spec.dividers {
-        let name = format!("{}-d{number}", vpc.name_any());
-        let known = context.stores.dividers.get(&ObjectRef::new(&name));
-        if known
-            .as_ref()
-            .and_then(|divider| divider.status.as_ref())
-            .is_none_or(|status| status.phase == Phase::Init)
-        {
-            waiting.push(name.clone());
-        }
-        if known.is_some() {
-            continue;
-        }
-        let mut divider = Divider::new(
-            &name,
-            DividerSpec {
-                vpc: vpc.name_any(),
-                droplet: None,
-            },
-        );
-        divider.metadata = ObjectMeta {
-            name: Some(name.clone()),
-            finalizers: Some(vec![FINALIZER.to_owned()]),
-            owner_references: owner(vpc).map(|reference| vec![reference]),
-            ..ObjectMeta::default()
+/// How many dividers there should be now.
+fn wanted(vpc: &Vpc, status: &VpcStatus, context: &Context) -> u32 {
+    let least = vpc.spec.dividers;
+    let scaling = vpc.spec.autoscale.as_ref();
+    let bounds = Bounds {
+        least,
+        most: scaling.map_or(least, |scaling| scaling.max_dividers),
+    };
+    let demands = scaling.map(|scaling| Demand {
+        amount: status.vni.map_or(0, |vni| context.hub.load(vni, 0)),
+        each: scaling.packets_per_second.into(),
+    });
+    let key = format!("vpc/{}", vpc.name_any());
+    scale::wanted(&key, status.dividers, bounds, demands.as_slice(), context)
+}
+
+/// Creates missing dividers and removes those too many; the names of those that don't work yet.
+async fn ensure_dividers(vpc: &Vpc, wanted: u32, context: &Context) -> Result<Vec<String>, WriteError> {
+    let make = |name: &str| {
+        let spec = DividerSpec {
+            vpc: vpc.name_any(),
+            droplet: None,
         };
-        match create(&dividers, &divider).await {
-            Ok(_) => context.event(vpc, false, "DividerCreated", &name).await,
-            Err(error) if error.is_conflict() => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(waiting)
+        Divider::new(name, spec)
+    };
+    let team = Team {
+        parent: vpc,
+        letter: 'd',
+        make: &make,
+    };
+    team.ensure(wanted, context).await
 }
 
 /// Networks first, then dividers, then the rows everywhere, then the VNI, then the object.

@@ -1,11 +1,12 @@
 //! One list+watch of a kind: fills its store and hands every change on, re-lists included.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::sync::Arc;
 
 use futures::StreamExt;
-use kube::Api;
 use kube::runtime::reflector::{ObjectRef, store::Writer};
 use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, ResourceExt};
 use tokio::sync::oneshot;
 use tracing::warn;
 
@@ -14,7 +15,8 @@ use super::objects::Object;
 /// A change of one object, after its store shows it.
 pub enum Change<K: Object> {
     Applied(K),
-    Gone(ObjectRef<K>),
+    /// As it was last known.
+    Gone(Arc<K>),
 }
 
 /// Watches until the process ends. A watch that breaks is backed off and taken up again. `filled` is told once all
@@ -28,7 +30,7 @@ pub async fn watch<K>(
     K: Object + 'static,
 {
     let mut filled = Some(filled);
-    let mut known: HashMap<ObjectRef<K>, Option<String>> = HashMap::new();
+    let reader = writer.as_reader();
     let mut listed: Vec<K> = Vec::new();
     let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
     while let Some(event) = events.next().await {
@@ -39,46 +41,44 @@ pub async fn watch<K>(
                 continue;
             }
         };
-        writer.apply_watcher_event(&event);
-        match event {
-            watcher::Event::Init => listed.clear(),
-            watcher::Event::InitApply(object) => listed.push(object),
+        match &event {
             watcher::Event::InitDone => {
-                let now: HashSet<_> = listed.iter().map(ObjectRef::from_obj).collect();
-                for gone in known.keys().filter(|reference| !now.contains(*reference)) {
-                    handle(Change::Gone(gone.clone()));
+                let before = reader.state();
+                writer.apply_watcher_event(&event);
+                let uids: HashSet<_> = listed.iter().filter_map(ResourceExt::uid).collect();
+                for gone in before {
+                    if gone.uid().is_none_or(|uid| !uids.contains(&uid)) {
+                        handle(Change::Gone(gone));
+                    }
                 }
-                known.retain(|reference, _| now.contains(reference));
                 for object in listed.drain(..) {
-                    apply(&mut known, object, &mut handle);
+                    handle(Change::Applied(object));
                 }
                 if let Some(filled) = filled.take() {
                     let _ = filled.send(());
                 }
+                continue;
             }
-            watcher::Event::Apply(object) => apply(&mut known, object, &mut handle),
-            watcher::Event::Delete(object) => {
-                let reference = ObjectRef::from_obj(&object);
-                known.remove(&reference);
-                handle(Change::Gone(reference));
+            watcher::Event::Init => listed.clear(),
+            watcher::Event::InitApply(object) => listed.push(object.clone()),
+            watcher::Event::Apply(_) | watcher::Event::Delete(_) => {}
+        }
+        // An object made again under its name while the watch was away is another one: the old one went.
+        let old = match &event {
+            watcher::Event::Apply(object) => {
+                let old = reader.get(&ObjectRef::from_obj(object));
+                old.filter(|old| old.uid() != object.uid())
             }
+            _ => None,
+        };
+        writer.apply_watcher_event(&event);
+        if let Some(old) = old {
+            handle(Change::Gone(old));
+        }
+        match event {
+            watcher::Event::Apply(object) => handle(Change::Applied(object)),
+            watcher::Event::Delete(object) => handle(Change::Gone(Arc::new(object))),
+            watcher::Event::Init | watcher::Event::InitApply(_) | watcher::Event::InitDone => {}
         }
     }
-}
-
-/// An object made again under its name while the watch was away is another one: the old one went.
-fn apply<K: Object>(
-    known: &mut HashMap<ObjectRef<K>, Option<String>>,
-    object: K,
-    handle: &mut impl FnMut(Change<K>),
-) {
-    let reference = ObjectRef::from_obj(&object);
-    let uid = object.meta().uid.clone();
-    if known
-        .insert(reference.clone(), uid.clone())
-        .is_some_and(|old| old != uid)
-    {
-        handle(Change::Gone(reference));
-    }
-    handle(Change::Applied(object));
 }

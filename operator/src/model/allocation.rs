@@ -34,13 +34,19 @@ impl Family {
     }
 }
 
-/// The lowest address of the ranges that is not taken, and the range that it is of.
-pub fn propose(ranges: &[Cidr], is_taken: impl Fn(IpAddr) -> bool) -> Option<(IpAddr, Cidr)> {
-    ranges.iter().find_map(|range| {
-        range
-            .hosts()
-            .find(|address| !is_taken(*address))
-            .map(|address| (address, *range))
+/// The lowest address of the ranges that is not taken, and the range that it is of. `from` skips what is below it, in
+/// its own range.
+pub fn propose(
+    ranges: &[Cidr],
+    from: Option<IpAddr>,
+    mut is_taken: impl FnMut(IpAddr) -> bool,
+) -> Option<(IpAddr, Cidr)> {
+    let own = |range: &&Cidr| from.is_some_and(|from| range.contains_address(from));
+    let skipped = ranges.iter().position(|range| own(&range)).unwrap_or_default();
+    ranges.iter().skip(skipped).find_map(|range| {
+        let first = from.filter(|_| own(&range)).unwrap_or(range.base());
+        let address = range.hosts_from(first).find(|address| !is_taken(*address));
+        address.map(|address| (address, *range))
     })
 }
 
@@ -58,29 +64,76 @@ pub fn ip_claim_name(vpc: &str, address: IpAddr) -> String {
     }
 }
 
-/// The addresses that stand in an Endpoint's status, IPv4 first.
+/// The addresses that an Endpoint has, IPv4 first: those of its status, else those claimed before it was made.
 pub fn addresses_of(endpoint: &Endpoint) -> Vec<IpAddr> {
-    let status = endpoint.status.as_ref();
-    let addresses = status.into_iter().flat_map(|status| &status.addresses);
-    addresses.filter_map(|text| text.parse().ok()).collect()
+    let status = endpoint.status.as_ref().map(|status| &status.addresses);
+    let texts = status.filter(|addresses| !addresses.is_empty());
+    let texts = texts.unwrap_or(&endpoint.spec.claimed);
+    texts.iter().filter_map(|text| text.parse().ok()).collect()
 }
 
-/// The address of this family that the endpoint has a claim of already, and the range that it is of.
+pub fn family_of(claim: &IpClaimSpec) -> Option<Family> {
+    claim.address.parse().ok().map(Family::of)
+}
+
+/// For whom a claim is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Owner {
+    pub namespace: String,
+    /// Of the Endpoint.
+    pub endpoint: String,
+    /// Name of the pod; empty if a user made the Endpoint.
+    pub pod: String,
+    /// UID of the pod; of the Endpoint, if a user made it.
+    pub uid: String,
+}
+
+impl Owner {
+    /// Whether the claim was made for it.
+    pub fn has(&self, claim: &IpClaimSpec) -> bool {
+        claim.endpoint_namespace == self.namespace
+            && claim.endpoint_name == self.endpoint
+            && claim.owner_uid == self.uid
+    }
+
+    /// Whether the claim was made for the same pod or Endpoint by name, maybe in an earlier life.
+    pub fn had(&self, claim: &IpClaimSpec) -> bool {
+        let is_same = if self.pod.is_empty() {
+            claim.endpoint_name == self.endpoint
+        } else {
+            claim.pod == self.pod
+        };
+        claim.endpoint_namespace == self.namespace && claim.pod.is_empty() == self.pod.is_empty() && is_same
+    }
+
+    pub fn of(endpoint: &Endpoint) -> Self {
+        let pod = endpoint.spec.pod_ref.clone();
+        let own = endpoint.uid().unwrap_or_default();
+        let (pod, uid) = pod.map_or((String::new(), own), |pod| (pod.name, pod.uid));
+        Self {
+            namespace: endpoint.namespace().unwrap_or_default(),
+            endpoint: endpoint.name_any(),
+            pod,
+            uid,
+        }
+    }
+}
+
+pub fn is_released(claim: &IpClaim) -> bool {
+    let status = claim.status.as_ref();
+    status.is_some_and(|status| status.released_at.is_some())
+}
+
+/// The address of this family that the owner has a claim of already, and the range that it is of.
 pub fn own_claim<'a>(
     claims: impl IntoIterator<Item = &'a IpClaim>,
-    owner_uid: &str,
+    owner: &Owner,
     family: Family,
     ranges: &[Cidr],
 ) -> Option<(IpAddr, Cidr)> {
-    let is_released = |claim: &IpClaim| {
-        claim
-            .status
-            .as_ref()
-            .is_some_and(|status| status.released_at.is_some())
-    };
     claims
         .into_iter()
-        .filter(|claim| claim.spec.owner_uid == owner_uid && !is_released(claim))
+        .filter(|claim| owner.has(&claim.spec) && !is_released(claim))
         .filter_map(|claim| claim.spec.address.parse::<IpAddr>().ok())
         .filter(|address| Family::of(*address) == family)
         .find_map(|address| {
@@ -92,20 +145,20 @@ pub fn own_claim<'a>(
 /// What a claim is to the Endpoint that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Its address stands in the status.
+    /// The Endpoint has its address.
     Counted,
-    /// The Endpoint has no address yet and may still write this one.
+    /// The Endpoint has no address yet and may still take this one.
     Open,
     /// The Endpoint is gone, or has its addresses, and this is none of them.
     Void,
 }
 
 pub fn standing(claim: &IpClaimSpec, endpoint: Option<&Endpoint>) -> Standing {
-    let own = endpoint.filter(|endpoint| endpoint.uid().as_deref() == Some(&claim.owner_uid));
+    let own = endpoint.filter(|endpoint| Owner::of(endpoint).has(claim));
     let Some(endpoint) = own else {
         return Standing::Void;
     };
-    // All addresses are written at once: with one there, no other comes.
+    // All addresses are taken at once: with one there, no other comes.
     let addresses = addresses_of(endpoint);
     let address = claim.address.parse();
     if address.is_ok_and(|address| addresses.contains(&address)) {
@@ -128,12 +181,12 @@ mod tests {
 
     use thuban_api::{Endpoint, EndpointSpec, EndpointStatus, IpClaim, IpClaimSpec, IpClaimStatus, PodRef};
 
-    use super::{Family, Standing, capacity, ip_claim_name, own_claim, propose, standing};
+    use super::{Family, Owner, Standing, capacity, ip_claim_name, own_claim, propose, standing};
 
     fn endpoint(uid: &str, addresses: &[&str]) -> Endpoint {
         let pod_ref = PodRef {
             name: "web".into(),
-            uid: "u".into(),
+            uid: uid.into(),
             cni_uid: "u".into(),
         };
         let spec = EndpointSpec {
@@ -142,11 +195,13 @@ mod tests {
             network: "web".into(),
             pod_ref: Some(pod_ref),
             addresses: Vec::new(),
+            claimed: Vec::new(),
             mac: None,
             droplet: "d".into(),
         };
         let mut endpoint = Endpoint::new("web-u", spec);
         endpoint.metadata.uid = Some(uid.into());
+        endpoint.metadata.namespace = Some("ns".into());
         endpoint.status = Some(EndpointStatus {
             addresses: addresses.iter().map(|text| (*text).to_owned()).collect(),
             ..EndpointStatus::default()
@@ -161,6 +216,7 @@ mod tests {
             address: address.into(),
             endpoint_namespace: "ns".into(),
             endpoint_name: "web-u".into(),
+            pod: "web".into(),
             owner_uid: uid.into(),
         };
         IpClaim::new("name", spec)
@@ -174,8 +230,9 @@ mod tests {
             claim("e1", "fd00:1::7"),
             claim("e1", "10.0.1.3"),
         ];
+        let owner = Owner::of(&endpoint("e1", &[]));
         let find = |claims: &[IpClaim], family| {
-            let own = own_claim(claims, "e1", family, &ranges);
+            let own = own_claim(claims, &owner, family, &ranges);
             own.map(|(address, _)| address.to_string())
         };
         assert_eq!(find(&claims, Family::V4).as_deref(), Some("10.0.1.3"));
@@ -208,7 +265,7 @@ mod tests {
     fn the_lowest_free_address_is_proposed_and_the_next_range_when_one_is_full() {
         let ranges = ["10.0.1.0/30".parse().unwrap(), "10.0.9.0/29".parse().unwrap()];
         let mut taken = Vec::new();
-        while let Some((address, range)) = propose(&ranges, |address| taken.contains(&address)) {
+        while let Some((address, range)) = propose(&ranges, None, |address| taken.contains(&address)) {
             assert!(range.contains_address(address));
             taken.push(address);
         }
@@ -218,6 +275,34 @@ mod tests {
         ];
         assert_eq!(last, all);
         assert_eq!(capacity(&ranges), 6);
+        let from = |text: &str| {
+            let from = propose(&ranges, text.parse().ok(), |_| false);
+            from.map(|(address, _)| address.to_string())
+        };
+        assert_eq!(from("10.0.9.4").as_deref(), Some("10.0.9.4"));
+        assert_eq!(
+            from("10.0.1.3").as_deref(),
+            Some("10.0.9.2"),
+            "the last of its range"
+        );
+        assert_eq!(from("10.7.7.7").as_deref(), Some("10.0.1.2"), "of no range");
+    }
+
+    #[test]
+    fn an_owner_has_its_claims_and_had_those_of_its_namesake() {
+        let now = Owner::of(&endpoint("e2", &[]));
+        let before = claim("e1", "10.0.1.2").spec;
+        assert!(!now.has(&before) && now.had(&before));
+        assert!(Owner::of(&endpoint("e1", &[])).has(&before));
+        let other = Owner {
+            namespace: "other".into(),
+            ..now.clone()
+        };
+        let user = Owner {
+            pod: String::new(),
+            ..now
+        };
+        assert!(!other.had(&before) && !user.had(&before));
     }
 
     #[test]
@@ -227,8 +312,11 @@ mod tests {
         assert_eq!(Family::V6.ranges(&ranges), [ranges[1]]);
         assert_eq!(capacity(&ranges), 6);
         let first: IpAddr = "fd00:1::2".parse().unwrap();
-        let pick =
-            |taken: &[IpAddr]| propose(&Family::V6.ranges(&ranges), |address| taken.contains(&address));
+        let pick = |taken: &[IpAddr]| {
+            propose(&Family::V6.ranges(&ranges), None, |address| {
+                taken.contains(&address)
+            })
+        };
         assert_eq!(pick(&[]), Some((first, ranges[1])));
         assert_eq!(pick(&[first]), Some(("fd00:1::3".parse().unwrap(), ranges[1])));
     }

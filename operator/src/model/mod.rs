@@ -5,5 +5,6 @@ pub mod admission;
 pub mod allocation;
 pub mod placement;
 pub mod rows;
+pub mod scaling;
 pub mod validation;
 pub mod world;

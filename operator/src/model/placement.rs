@@ -1,65 +1,92 @@
 //! Which droplet carries a divider or bouncer.
 
 /// A droplet that could carry it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Candidate {
     pub name: String,
     /// Roles that it carries already.
     pub roles: usize,
     /// It carries a role of the same parent.
     pub has_sibling: bool,
+    /// Roles of the same parent in its zone.
+    pub zone_siblings: usize,
     /// Its Node is labelled for transit.
     pub is_preferred: bool,
+    /// Its Node takes no new pods: it is about to be drained.
+    pub is_cordoned: bool,
 }
 
-/// Never a sibling's droplet while another is free, then preferred ones, then the fewest roles, then by name.
-pub fn pick(candidates: &[Candidate]) -> Option<&str> {
+/// Never a cordoned droplet and never a sibling's while another is free; then preferred ones, then the zone with the
+/// fewest siblings, then the fewest roles, then by name.
+pub fn pick(candidates: &[Candidate]) -> Option<&Candidate> {
     let rank = |candidate: &&Candidate| {
         (
+            candidate.is_cordoned,
             candidate.has_sibling,
             !candidate.is_preferred,
+            candidate.zone_siblings,
             candidate.roles,
             candidate.name.clone(),
         )
     };
-    candidates
-        .iter()
-        .min_by_key(rank)
-        .map(|candidate| candidate.name.as_str())
+    candidates.iter().min_by_key(rank)
 }
 
 #[cfg(test)]
 mod tests {
     use super::{Candidate, pick};
 
-    fn candidate(name: &str, roles: usize, has_sibling: bool, is_preferred: bool) -> Candidate {
+    fn candidate(name: &str) -> Candidate {
         Candidate {
             name: name.into(),
-            roles,
-            has_sibling,
-            is_preferred,
+            ..Candidate::default()
         }
     }
 
+    fn picked(candidates: &[Candidate]) -> Option<&str> {
+        pick(candidates).map(|candidate| candidate.name.as_str())
+    }
+
     #[test]
-    fn roles_spread_and_siblings_avoid_each_other() {
-        assert_eq!(pick(&[]), None);
+    fn roles_spread_over_droplets_and_zones_and_siblings_avoid_each_other() {
+        let (a, b) = (candidate("a"), candidate("b"));
+        let busy = |roles, candidate: &Candidate| Candidate {
+            roles,
+            ..candidate.clone()
+        };
+        let sibling = Candidate {
+            has_sibling: true,
+            is_preferred: true,
+            ..a.clone()
+        };
+        let cordoned = Candidate {
+            is_cordoned: true,
+            ..a.clone()
+        };
+        let same_zone = Candidate {
+            zone_siblings: 1,
+            ..a.clone()
+        };
+        let preferred = Candidate {
+            is_preferred: true,
+            ..busy(5, &b)
+        };
+        assert_eq!(picked(&[]), None);
+        assert_eq!(picked(&[busy(2, &a), busy(1, &b)]), Some("b"));
+        assert_eq!(picked(&[sibling.clone(), busy(9, &b)]), Some("b"));
+        assert_eq!(picked(&[a.clone(), preferred]), Some("b"));
+        assert_eq!(picked(&[same_zone, busy(9, &b)]), Some("b"));
         assert_eq!(
-            pick(&[candidate("a", 2, false, false), candidate("b", 1, false, false)]),
+            picked(&[
+                cordoned.clone(),
+                Candidate {
+                    has_sibling: true,
+                    ..b
+                }
+            ]),
             Some("b")
         );
-        assert_eq!(
-            pick(&[candidate("a", 0, true, true), candidate("b", 9, false, false)]),
-            Some("b")
-        );
-        assert_eq!(
-            pick(&[candidate("a", 0, false, false), candidate("b", 5, false, true)]),
-            Some("b")
-        );
-        assert_eq!(
-            pick(&[candidate("a", 0, true, false)]),
-            Some("a"),
-            "better there than nowhere"
-        );
+        assert_eq!(picked(&[sibling]), Some("a"), "better there than nowhere");
+        assert_eq!(picked(&[cordoned]), Some("a"), "better there than nowhere");
     }
 }

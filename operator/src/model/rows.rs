@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{
-    AddressKey, BouncerRow, DirectRow, DropletRow, NetworkKey, NetworkRow, RefusedRow, Row, RowKey, VpcRow,
-    row, row_key,
+    AddressKey, BouncerRow, DirectRow, DropletRow, ForwardRow, NetworkKey, NetworkRow, RefusedRow, Row,
+    RowKey, VpcRow, row, row_key,
 };
 
 /// Which row: ordered, so that programs are compared and sent in a stable order.
@@ -22,6 +22,8 @@ pub enum Key {
     Bouncer(u32, IpAddr),
     /// VNI, either address of the endpoint.
     Direct(u32, IpAddr),
+    /// As [`Self::Direct`].
+    Forward(u32, IpAddr),
     /// UID that kubelet tells the CNI plugin.
     Refused(String),
 }
@@ -46,6 +48,7 @@ impl Key {
             Self::Local(vni, address) => row_key::Key::Local(address_key(*vni, *address)),
             Self::Bouncer(vni, address) => row_key::Key::Bouncer(address_key(*vni, *address)),
             Self::Direct(vni, address) => row_key::Key::Direct(address_key(*vni, *address)),
+            Self::Forward(vni, address) => row_key::Key::Forward(address_key(*vni, *address)),
             Self::Refused(uid) => row_key::Key::Refused(uid.clone()),
         };
         RowKey { key: Some(key) }
@@ -59,7 +62,8 @@ impl Key {
             | Self::Network(vni, _)
             | Self::Local(vni, _)
             | Self::Bouncer(vni, _)
-            | Self::Direct(vni, _) => Some(*vni),
+            | Self::Direct(vni, _)
+            | Self::Forward(vni, _) => Some(*vni),
         }
     }
 }
@@ -141,6 +145,16 @@ pub fn direct(vni: u32, address: IpAddr, droplet: Ipv4Addr) -> (Key, Row) {
         droplet: droplet.octets().to_vec(),
     });
     (Key::Direct(vni, address), Row { row: Some(row) })
+}
+
+/// Where an endpoint that lived here lives now.
+pub fn forward(vni: u32, address: IpAddr, droplet: Ipv4Addr) -> (Key, Row) {
+    let row = row::Row::Forward(ForwardRow {
+        vni,
+        address: mapped(address).to_vec(),
+        droplet: droplet.octets().to_vec(),
+    });
+    (Key::Forward(vni, address), Row { row: Some(row) })
 }
 
 pub fn refused(pod_uid: &str, reason: &str, message: &str) -> (Key, Row) {

@@ -279,7 +279,7 @@ fn read_key(key: &RowKey) -> Option<Key> {
         row_key::Key::Local(key) => Key::Local(key.vni, rows::address(&key.address)?),
         row_key::Key::Bouncer(key) => Key::Bouncer(key.vni, rows::address(&key.address)?),
         row_key::Key::Direct(key) => Key::Direct(key.vni, rows::address(&key.address)?),
-        row_key::Key::Forward(_) => return None,
+        row_key::Key::Forward(key) => Key::Forward(key.vni, rows::address(&key.address)?),
         row_key::Key::Refused(uid) => Key::Refused(uid.clone()),
     })
 }

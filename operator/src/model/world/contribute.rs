@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{LocalRow, Row, row};
 
-use super::{EndpointName, Membership, Owner, World, role_droplets};
+use super::{EndpointName, Membership, Owner, Rows, World};
 use crate::model::rows::{self, Key};
 
 /// Most bouncers of a network, and most dividers of a VPC, that a row has room for.
@@ -14,97 +15,57 @@ const MAX_MEMBERS: usize = 8;
 
 impl World {
     /// Underlay addresses of droplets, sorted, as many as a row has room for.
-    fn addresses(&self, droplets: &[&str]) -> Vec<Ipv4Addr> {
-        let mut addresses: Vec<_> = droplets
+    fn addresses(&self, droplets: &BTreeSet<&str>) -> Vec<Ipv4Addr> {
+        let addresses = droplets
             .iter()
-            .filter_map(|name| self.droplets.get(*name).copied())
-            .collect();
+            .filter_map(|name| self.droplets.get(*name).copied());
+        let mut addresses: Vec<_> = addresses.collect();
         addresses.sort_unstable();
         addresses.dedup();
         addresses.truncate(MAX_MEMBERS);
         addresses
     }
 
+    /// Droplets on which endpoints of the network live.
     fn endpoint_droplets(&self, network: &str) -> impl Iterator<Item = &str> {
-        self.members
-            .get(network)
-            .into_iter()
-            .flat_map(BTreeMap::keys)
-            .map(String::as_str)
+        let droplets = self.members.get(network).into_iter().flat_map(BTreeMap::keys);
+        droplets.map(String::as_str).filter(|droplet| !droplet.is_empty())
     }
 
-    pub(super) fn contribute(&self, owner: &Owner) -> BTreeMap<(String, Key), Row> {
+    pub(super) fn contribute(&self, owner: &Owner) -> Rows {
         match owner {
-            Owner::Droplet(name) => self.contribute_droplets(name),
             Owner::Vpc(name) => self.contribute_vpc(name).unwrap_or_default(),
             Owner::Network(name) => self.contribute_network(name).unwrap_or_default(),
             Owner::Endpoint(name) => self.contribute_endpoint(name).unwrap_or_default(),
         }
     }
 
-    /// The other droplets, as known to this one.
-    fn contribute_droplets(&self, name: &str) -> BTreeMap<(String, Key), Row> {
-        if !self.droplets.contains_key(name) {
-            return BTreeMap::new();
-        }
-        let others = self.droplets.iter().filter(|(other, _)| *other != name);
-        others
-            .map(|(_, address)| at(name, rows::droplet(*address)))
-            .collect()
-    }
-
-    fn contribute_vpc(&self, name: &str) -> Option<BTreeMap<(String, Key), Row>> {
+    fn contribute_vpc(&self, name: &str) -> Option<Rows> {
         let vpc = self.vpcs.get(name)?;
-        let dividers = role_droplets(&self.dividers, name);
-        let members = self.addresses(&dividers);
-        let mut targets: BTreeSet<&str> = dividers.iter().copied().collect();
+        let dividers = self.dividers.holders(name);
+        let members = self.addresses(&self.dividers.members(name));
+        let mut targets = dividers.clone();
         for (network, _) in self.networks.iter().filter(|(_, network)| network.vpc == name) {
             targets.extend(self.endpoint_droplets(network));
-            targets.extend(role_droplets(&self.bouncers, network));
+            targets.extend(self.bouncers.holders(network));
         }
-        let row = |droplet: &str| {
-            rows::vpc(
-                vpc.vni,
-                &vpc.cidrs,
-                &members,
-                dividers.contains(&droplet),
-                vpc.host_access,
-            )
-        };
-        Some(
-            targets
-                .into_iter()
-                .map(|droplet| at(droplet, row(droplet)))
-                .collect(),
-        )
+        let row = |is_here| rows::vpc(vpc.vni, &vpc.cidrs, &members, is_here, vpc.host_access);
+        Some(share(&targets, &dividers, row))
     }
 
-    fn contribute_network(&self, name: &str) -> Option<BTreeMap<(String, Key), Row>> {
+    fn contribute_network(&self, name: &str) -> Option<Rows> {
         let network = self.networks.get(name)?;
         let vni = self.vni(&network.vpc)?;
-        let bouncers = role_droplets(&self.bouncers, name);
-        let members = self.addresses(&bouncers);
-        let mut targets: BTreeSet<&str> = bouncers.iter().copied().collect();
-        targets.extend(role_droplets(&self.dividers, &network.vpc));
+        let bouncers = self.bouncers.holders(name);
+        let members = self.addresses(&self.bouncers.members(name));
+        let mut targets = bouncers.clone();
+        targets.extend(self.dividers.holders(&network.vpc));
         targets.extend(self.endpoint_droplets(name));
-        let row = |droplet: &str| {
-            rows::network(
-                vni,
-                network.id,
-                &network.cidrs,
-                &members,
-                bouncers.contains(&droplet),
-            )
-        };
-        Some(
-            targets
-                .into_iter()
-                .map(|droplet| at(droplet, row(droplet)))
-                .collect(),
-        )
+        let row = |is_here| rows::network(vni, network.id, &network.cidrs, &members, is_here);
+        Some(share(&targets, &bouncers, row))
     }
 
-    fn contribute_endpoint(&self, name: &EndpointName) -> Option<BTreeMap<(String, Key), Row>> {
+    fn contribute_endpoint(&self, name: &EndpointName) -> Option<Rows> {
         let endpoint = self.endpoints.get(name)?;
         let member = match &endpoint.membership {
             Membership::Waiting => return None,
@@ -122,6 +83,9 @@ impl World {
         let network = self.networks.get(&endpoint.network)?;
         let vni = self.vni(&network.vpc)?;
         let home = *self.droplets.get(&endpoint.droplet)?;
+        let previous = endpoint.previous.as_ref();
+        let previous = previous.filter(|previous| **previous != endpoint.droplet);
+        let previous = previous.and_then(|name| Some((name, self.droplets.get(name)?)));
         let address6 = member.address6.map(|(address, _)| address);
         let local = LocalRow {
             vni,
@@ -137,20 +101,26 @@ impl World {
             network_name: endpoint.network.clone(),
             ready: endpoint.ready,
             address6: rows::optional(address6),
-            moved_from: Vec::new(),
+            moved_from: previous
+                .map(|(_, address)| address.octets().to_vec())
+                .unwrap_or_default(),
             prefix_length6: member.address6.map_or(0, |(_, prefix)| prefix.into()),
         };
         let key = (endpoint.droplet.clone(), Key::Local(vni, member.address.into()));
-        let mut rows = BTreeMap::from([(
-            key,
-            Row {
-                row: Some(row::Row::Local(local)),
-            },
-        )]);
+        let local = Row {
+            row: Some(row::Row::Local(local)),
+        };
+        let mut rows = Rows::from([(key, Arc::new(local))]);
         for bouncer in self.bouncer_droplets(&endpoint.network) {
             rows.extend([at(bouncer, rows::bouncer(vni, member.address, address6, home))]);
         }
         for address in member.all() {
+            if let Some((previous, _)) = previous {
+                rows.extend([at(previous, rows::forward(vni, address, home))]);
+            }
+            if self.away.contains(&endpoint.droplet) {
+                continue;
+            }
             let subscribers = self.subscriptions.get(&(vni, address)).into_iter().flatten();
             for subscriber in subscribers.filter(|subscriber| **subscriber != endpoint.droplet) {
                 rows.extend([at(subscriber, rows::direct(vni, address, home))]);
@@ -160,6 +130,17 @@ impl World {
     }
 }
 
-fn at(droplet: &str, (key, row): (Key, Row)) -> ((String, Key), Row) {
-    ((droplet.to_owned(), key), row)
+fn at(droplet: &str, (key, row): (Key, Row)) -> ((String, Key), Arc<Row>) {
+    ((droplet.to_owned(), key), Arc::new(row))
+}
+
+/// The same row for all targets but for one flag: whether the target is among `holders`.
+fn share(targets: &BTreeSet<&str>, holders: &BTreeSet<&str>, row: impl Fn(bool) -> (Key, Row)) -> Rows {
+    let (key, with) = row(true);
+    let (with, without) = (Arc::new(with), Arc::new(row(false).1));
+    let row = |target| if holders.contains(target) { &with } else { &without };
+    targets
+        .iter()
+        .map(|target| (((*target).to_owned(), key.clone()), row(target).clone()))
+        .collect()
 }

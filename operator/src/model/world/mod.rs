@@ -4,14 +4,19 @@
 //! touches. Invariant (tested): the incremental programs equal those made from scratch.
 
 mod contribute;
+mod roles;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use thuban_api::identifiers::MacAddr;
 use thuban_proto::transit::Row;
 
-use super::rows::Key;
+use super::rows::{self, Key};
+use roles::Roles;
+
+pub use roles::Role;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vpc {
@@ -25,13 +30,6 @@ pub struct Network {
     pub vpc: String,
     pub id: u32,
     pub cidrs: Vec<String>,
-}
-
-/// A placed role: `parent` is the divider's VPC or the bouncer's network.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Role {
-    pub parent: String,
-    pub droplet: String,
 }
 
 /// (namespace, name).
@@ -76,7 +74,10 @@ pub enum Membership {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     pub network: String,
+    /// Where it lives; empty while no pod has it.
     pub droplet: String,
+    /// Where it lived before; its packets follow it from there.
+    pub previous: Option<String>,
     pub pod: Pod,
     pub membership: Membership,
     /// Provisioned.
@@ -86,31 +87,40 @@ pub struct Endpoint {
 /// Who contributes rows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Owner {
-    Droplet(String),
     Vpc(String),
     Network(String),
     Endpoint(EndpointName),
 }
 
 /// Rows that changed on one droplet; `None` is gone.
-pub type Delta = BTreeMap<Key, Option<Row>>;
+pub type Delta = BTreeMap<Key, Option<Arc<Row>>>;
+
+/// Rows by droplet and key.
+type Rows = BTreeMap<(String, Key), Arc<Row>>;
 
 #[derive(Debug, Default)]
 pub struct World {
     droplets: BTreeMap<String, Ipv4Addr>,
+    /// What changed of them since the last flush: the old addresses.
+    moved_droplets: BTreeMap<String, Option<Ipv4Addr>>,
+    /// Droplets that nobody hears of: direct rows don't lead there.
+    away: BTreeSet<String>,
     vpcs: BTreeMap<String, Vpc>,
     networks: BTreeMap<String, Network>,
-    dividers: BTreeMap<String, Role>,
-    bouncers: BTreeMap<String, Role>,
+    dividers: Roles,
+    bouncers: Roles,
     endpoints: HashMap<EndpointName, Endpoint>,
     /// (VNI, address) -> droplets that asked.
     subscriptions: HashMap<(u32, IpAddr), BTreeSet<String>>,
     /// Endpoints of a network by droplet.
     members: HashMap<String, BTreeMap<String, BTreeSet<EndpointName>>>,
-    /// Who has an address, by VPC name.
-    holders: HashMap<(String, IpAddr), EndpointName>,
-    contributions: HashMap<Owner, BTreeMap<(String, Key), Row>>,
-    programs: BTreeMap<String, BTreeMap<Key, Row>>,
+    /// Endpoints that have an address, in whatever VPC.
+    by_address: HashMap<IpAddr, BTreeSet<EndpointName>>,
+    /// Endpoints with a previous droplet.
+    moving: BTreeSet<EndpointName>,
+    contributions: HashMap<Owner, Rows>,
+    /// What the owners contributed; the known droplets, which all have alike, are not in it.
+    programs: BTreeMap<String, BTreeMap<Key, Arc<Row>>>,
     dirty: BTreeSet<Owner>,
 }
 
@@ -123,15 +133,36 @@ impl World {
         if old == address {
             return;
         }
-        // Its address is in the rows of everything that lives or works there, and in everybody's known droplets.
+        self.moved_droplets.entry(name.to_owned()).or_insert(old);
+        // Its address is in the rows of everything that lives or works there.
+        self.touch_residents(name);
+        let vpcs = self.dividers.parents_on(name);
+        self.dirty.extend(vpcs.into_iter().map(Owner::Vpc));
+        let networks = self.bouncers.parents_on(name);
+        self.dirty.extend(networks.into_iter().map(Owner::Network));
+    }
+
+    /// Whether direct rows may lead to the droplet.
+    pub fn set_away(&mut self, name: &str, is_away: bool) {
+        let is_changed = if is_away {
+            self.away.insert(name.to_owned())
+        } else {
+            self.away.remove(name)
+        };
+        if is_changed {
+            self.touch_residents(name);
+        }
+    }
+
+    /// Endpoints that live, or lived, on a droplet.
+    fn touch_residents(&mut self, droplet: &str) {
+        let here = self.members.values().filter_map(|droplets| droplets.get(droplet));
+        let moved = self.moving.iter().filter(|name| {
+            let endpoint = self.endpoints.get(*name);
+            endpoint.is_some_and(|endpoint| endpoint.previous.as_deref() == Some(droplet))
+        });
         self.dirty
-            .extend(self.droplets.keys().cloned().map(Owner::Droplet));
-        self.dirty.insert(Owner::Droplet(name.to_owned()));
-        self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
-        self.dirty
-            .extend(self.networks.keys().cloned().map(Owner::Network));
-        self.dirty
-            .extend(self.endpoints.keys().cloned().map(Owner::Endpoint));
+            .extend(here.flatten().chain(moved).cloned().map(Owner::Endpoint));
     }
 
     pub fn set_vpc(&mut self, name: &str, vpc: Option<Vpc>) {
@@ -146,7 +177,6 @@ impl World {
         let old = self.networks.get(name).map(|network| network.vpc.clone());
         if set(&mut self.networks, name, network) {
             let new = self.networks.get(name).map(|network| network.vpc.clone());
-            self.index_holders(name);
             self.touch_network(name);
             for vpc in old.into_iter().chain(new) {
                 self.touch_vpc(&vpc);
@@ -155,23 +185,63 @@ impl World {
     }
 
     pub fn set_divider(&mut self, name: &str, role: Option<Role>) {
-        let old = self.dividers.get(name).cloned();
-        let new = role.clone();
-        if set(&mut self.dividers, name, role) {
-            for role in old.into_iter().chain(new) {
-                self.touch_vpc(&role.parent);
-            }
+        for parent in self.dividers.set(name, role) {
+            self.touch_vpc(&parent);
         }
     }
 
     pub fn set_bouncer(&mut self, name: &str, role: Option<Role>) {
-        let old = self.bouncers.get(name).cloned();
-        let new = role.clone();
-        if set(&mut self.bouncers, name, role) {
-            for role in old.into_iter().chain(new) {
-                self.touch_network(&role.parent);
-            }
+        for parent in self.bouncers.set(name, role) {
+            self.touch_network(&parent);
         }
+    }
+
+    /// The divider is ready at its new place: users may have it there.
+    pub fn list_divider(&mut self, name: &str) {
+        let parent = self.dividers.list(name);
+        self.dirty.extend(parent.map(Owner::Vpc));
+    }
+
+    /// As [`Self::list_divider`].
+    pub fn list_bouncer(&mut self, name: &str) {
+        let parent = self.bouncers.list(name);
+        self.dirty.extend(parent.map(Owner::Network));
+    }
+
+    /// Users are to forget the divider; its tables stay.
+    pub fn leave_divider(&mut self, name: &str) {
+        let parent = self.dividers.leave(name);
+        self.dirty.extend(parent.map(Owner::Vpc));
+    }
+
+    /// The divider's tables go.
+    pub fn forget_divider(&mut self, name: &str) {
+        if let Some(parent) = self.dividers.forget(name) {
+            self.touch_vpc(&parent);
+        }
+    }
+
+    /// Whether users have another divider of the same parent.
+    pub fn has_other_divider(&self, name: &str) -> bool {
+        self.dividers.has_other(name)
+    }
+
+    /// As [`Self::leave_divider`].
+    pub fn leave_bouncer(&mut self, name: &str) {
+        let parent = self.bouncers.leave(name);
+        self.dirty.extend(parent.map(Owner::Network));
+    }
+
+    /// The bouncer's tables go.
+    pub fn forget_bouncer(&mut self, name: &str) {
+        if let Some(parent) = self.bouncers.forget(name) {
+            self.touch_network(&parent);
+        }
+    }
+
+    /// Whether users have another bouncer of the same parent.
+    pub fn has_other_bouncer(&self, name: &str) -> bool {
+        self.bouncers.has_other(name)
     }
 
     pub fn set_endpoint(&mut self, name: &EndpointName, endpoint: Option<Endpoint>) {
@@ -188,6 +258,10 @@ impl World {
         self.dirty.insert(Owner::Endpoint(name.clone()));
     }
 
+    pub fn endpoint(&self, name: &EndpointName) -> Option<&Endpoint> {
+        self.endpoints.get(name)
+    }
+
     /// Adds or takes away a subscription; false if nothing changed.
     pub fn subscribe(&mut self, droplet: &str, vni: u32, address: IpAddr, wanted: bool) -> bool {
         let droplets = self.subscriptions.entry((vni, address)).or_default();
@@ -200,13 +274,8 @@ impl World {
             self.subscriptions.remove(&(vni, address));
         }
         if is_changed {
-            let vpc = self
-                .vpcs
-                .iter()
-                .find(|(_, vpc)| vpc.vni == vni)
-                .map(|(name, _)| name.clone());
-            let holder = vpc.and_then(|vpc| self.holders.get(&(vpc, address)));
-            self.dirty.extend(holder.cloned().map(Owner::Endpoint));
+            let holder = self.holder(vni, address).cloned();
+            self.dirty.extend(holder.map(Owner::Endpoint));
         }
         is_changed
     }
@@ -221,6 +290,7 @@ impl World {
     /// Makes the rows of all touched objects anew and says what changed, by droplet.
     pub fn flush(&mut self) -> BTreeMap<String, Delta> {
         let mut deltas: BTreeMap<String, Delta> = BTreeMap::new();
+        self.flush_droplets(&mut deltas);
         let mut upserts = Vec::new();
         for owner in std::mem::take(&mut self.dirty) {
             let new = self.contribute(&owner);
@@ -254,9 +324,51 @@ impl World {
         deltas
     }
 
+    /// Every droplet knows all others. Their addresses are unique: the controller of droplets sees to it.
+    fn flush_droplets(&mut self, deltas: &mut BTreeMap<String, Delta>) {
+        for (name, old) in std::mem::take(&mut self.moved_droplets) {
+            let new = self.droplets.get(&name).copied();
+            if old == new {
+                continue;
+            }
+            let lost = old.filter(|old| !self.droplets.values().any(|address| address == old));
+            for other in self.droplets.keys().filter(|other| **other != name) {
+                let delta = deltas.entry(other.clone()).or_default();
+                if let Some(lost) = lost {
+                    delta.insert(Key::Droplet(lost), None);
+                }
+                if let Some(new) = new {
+                    let (key, row) = rows::droplet(new);
+                    delta.insert(key, Some(Arc::new(row)));
+                }
+            }
+            // What the droplet itself knows begins or ends with it.
+            let others: Vec<_> = self
+                .droplets
+                .iter()
+                .filter(|(other, _)| **other != name)
+                .collect();
+            if old.is_none() != new.is_none() && !others.is_empty() {
+                let delta = deltas.entry(name.clone()).or_default();
+                for (_, address) in others {
+                    let (key, row) = rows::droplet(*address);
+                    delta.insert(key, new.map(|_| Arc::new(row)));
+                }
+            }
+        }
+    }
+
     /// The whole program of a droplet.
-    pub fn program(&self, droplet: &str) -> BTreeMap<Key, Row> {
-        self.programs.get(droplet).cloned().unwrap_or_default()
+    pub fn program(&self, droplet: &str) -> BTreeMap<Key, Arc<Row>> {
+        let mut program = self.programs.get(droplet).cloned().unwrap_or_default();
+        if self.droplets.contains_key(droplet) {
+            let others = self.droplets.iter().filter(|(other, _)| *other != droplet);
+            program.extend(others.map(|(_, address)| {
+                let (key, row) = rows::droplet(*address);
+                (key, Arc::new(row))
+            }));
+        }
+        program
     }
 
     pub fn is_droplet(&self, name: &str) -> bool {
@@ -285,89 +397,113 @@ impl World {
 
     /// Whether an endpoint of any VPC on this droplet has the address.
     pub fn is_used_on(&self, droplet: &str, address: IpAddr) -> bool {
-        let at_droplet = |vpc: &String| {
-            let holder = self.holders.get(&(vpc.clone(), address));
-            holder
-                .and_then(|name| self.endpoints.get(name))
-                .is_some_and(|endpoint| endpoint.droplet == droplet)
-        };
-        self.vpcs.keys().any(at_droplet)
+        let names = self.by_address.get(&address).into_iter().flatten();
+        let mut endpoints = names.filter_map(|name| self.endpoints.get(name));
+        endpoints.any(|endpoint| endpoint.droplet == droplet)
     }
 
     /// The endpoint that has an address, by VNI.
     pub fn holder(&self, vni: u32, address: IpAddr) -> Option<&EndpointName> {
-        let (vpc, _) = self.vpcs.iter().find(|(_, vpc)| vpc.vni == vni)?;
-        self.holders.get(&(vpc.clone(), address))
+        let mut names = self.by_address.get(&address).into_iter().flatten();
+        names.find(|name| {
+            let endpoint = self.endpoints.get(*name);
+            endpoint.is_some_and(|endpoint| self.network_vni(&endpoint.network) == Some(vni))
+        })
     }
 
-    /// Droplets of the placed bouncers of a network.
-    pub fn bouncer_droplets(&self, network: &str) -> Vec<&str> {
-        role_droplets(&self.bouncers, network)
+    /// Droplets with tables of the network's bouncers.
+    pub fn bouncer_droplets(&self, network: &str) -> BTreeSet<&str> {
+        self.bouncers.holders(network)
     }
 
     /// The rows that must be acked before the endpoint is Provisioned: its own, not its subscribers'.
     pub fn endpoint_rows(&self, name: &EndpointName) -> Vec<(String, Key)> {
-        let rows = self.contributions.get(&Owner::Endpoint(name.clone()));
-        let keys = rows.into_iter().flat_map(BTreeMap::keys);
-        keys.filter(|(_, key)| !matches!(key, Key::Direct(..)))
+        let keys = self.keys_of(&Owner::Endpoint(name.clone()));
+        keys.filter(|(_, key)| matches!(key, Key::Local(..) | Key::Bouncer(..)))
             .cloned()
             .collect()
     }
 
-    /// The rows that must be acked before a divider of the VPC on `droplet` is Provisioned: the VPC's rows
-    /// everywhere, and the divider's row of every network.
-    pub fn divider_rows(&self, vpc: &str, droplet: &str) -> Vec<(String, Key)> {
-        let rows = self.contributions.get(&Owner::Vpc(vpc.to_owned()));
-        let mut keys: Vec<_> = rows.into_iter().flat_map(BTreeMap::keys).cloned().collect();
-        for (network, _) in self.networks.iter().filter(|(_, network)| network.vpc == vpc) {
-            let rows = self.contributions.get(&Owner::Network(network.clone()));
-            keys.extend(
-                rows.into_iter()
-                    .flat_map(BTreeMap::keys)
-                    .filter(|(at, _)| at == droplet)
-                    .cloned(),
-            );
-        }
-        keys
+    /// Droplets with a row that leads to the endpoint's previous droplet unless they acked the newer one: bouncers and
+    /// subscribers.
+    pub fn followers(&self, name: &EndpointName) -> Vec<(String, Key)> {
+        let keys = self.keys_of(&Owner::Endpoint(name.clone()));
+        keys.filter(|(_, key)| matches!(key, Key::Bouncer(..) | Key::Direct(..)))
+            .cloned()
+            .collect()
     }
 
-    /// The rows that must be acked before a bouncer of the network on `droplet` is Provisioned: the network's rows
-    /// everywhere, and the bouncer's row of every endpoint.
-    pub fn network_rows(&self, network: &str, droplet: &str) -> Vec<(String, Key)> {
-        let rows = self.contributions.get(&Owner::Network(network.to_owned()));
-        let mut keys: Vec<_> = rows.into_iter().flat_map(BTreeMap::keys).cloned().collect();
-        let endpoints = self
-            .members
-            .get(network)
-            .into_iter()
-            .flat_map(BTreeMap::values)
-            .flatten();
-        for name in endpoints {
-            let rows = self.contributions.get(&Owner::Endpoint(name.clone()));
-            let here = rows.into_iter().flat_map(BTreeMap::keys);
-            keys.extend(
-                here.filter(|(at, key)| at == droplet && matches!(key, Key::Bouncer(..)))
-                    .cloned(),
-            );
-        }
-        keys
+    fn keys_of<'a>(&'a self, owner: &Owner) -> impl Iterator<Item = &'a (String, Key)> + use<'a> {
+        self.contributions.get(owner).into_iter().flat_map(BTreeMap::keys)
+    }
+
+    /// The tables of the VPC's divider on a droplet.
+    pub fn divider_tables(&self, vpc: &str, droplet: &str) -> Vec<(String, Key)> {
+        let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
+        let owners = networks.map(|(name, _)| Owner::Network(name.clone()));
+        let owners = owners.chain([Owner::Vpc(vpc.to_owned())]);
+        let keys = owners.flat_map(|owner| self.keys_of(&owner));
+        keys.filter(|(at, _)| at == droplet).cloned().collect()
+    }
+
+    /// The tables of the network's bouncer on a droplet: a row for each endpoint.
+    pub fn bouncer_tables(&self, network: &str, droplet: &str) -> Vec<(String, Key)> {
+        let members = self.members.get(network).into_iter().flat_map(BTreeMap::values);
+        let owners = members.flatten().cloned().map(Owner::Endpoint);
+        let parent = self.networks.get(network).map(|network| network.vpc.clone());
+        let owners = owners
+            .chain([Owner::Network(network.to_owned())])
+            .chain(parent.map(Owner::Vpc));
+        let keys = owners.flat_map(|owner| self.keys_of(&owner));
+        keys.filter(|(at, key)| at == droplet && !matches!(key, Key::Local(..) | Key::Direct(..)))
+            .cloned()
+            .collect()
+    }
+
+    /// The rows that tell who the VPC's dividers are.
+    pub fn divider_lists(&self, vpc: &str) -> Vec<(String, Key)> {
+        self.keys_of(&Owner::Vpc(vpc.to_owned())).cloned().collect()
+    }
+
+    /// The rows that tell who the network's bouncers are.
+    pub fn bouncer_lists(&self, network: &str) -> Vec<(String, Key)> {
+        self.keys_of(&Owner::Network(network.to_owned()))
+            .cloned()
+            .collect()
+    }
+
+    /// Where users are told that the VPC's dividers are.
+    pub fn divider_members(&self, vpc: &str) -> BTreeSet<&str> {
+        self.dividers.members(vpc)
+    }
+
+    /// Where users are told that the network's bouncers are.
+    pub fn bouncer_members(&self, network: &str) -> BTreeSet<&str> {
+        self.bouncers.members(network)
     }
 
     /// Whether anything of the network is left: endpoints with an address, or bouncers.
     pub fn is_in_use(&self, network: &str) -> bool {
-        self.members
-            .get(network)
-            .is_some_and(|droplets| !droplets.is_empty())
-            || self.bouncers.values().any(|role| role.parent == network)
+        let members = self.members.get(network);
+        members.is_some_and(|droplets| !droplets.is_empty()) || self.bouncers.is_parent(network)
     }
 
-    /// Roles by droplet: names of dividers and bouncers.
-    pub fn roles(&self, droplet: &str) -> Vec<String> {
-        let roles = self.dividers.iter().chain(&self.bouncers);
-        roles
-            .filter(|(_, role)| role.droplet == droplet)
-            .map(|(name, _)| name.clone())
-            .collect()
+    /// Endpoints of a network that live somewhere.
+    pub fn population(&self, network: &str) -> usize {
+        let droplets = self.members.get(network).into_iter().flat_map(BTreeMap::values);
+        droplets.map(BTreeSet::len).sum()
+    }
+
+    /// Names of the dividers and of the bouncers on a droplet.
+    pub fn roles(&self, droplet: &str) -> (Vec<String>, Vec<String>) {
+        let dividers = self.dividers.on(droplet).cloned().collect();
+        (dividers, self.bouncers.on(droplet).cloned().collect())
+    }
+
+    /// Endpoints that live on a droplet.
+    pub fn residents(&self, droplet: &str) -> Vec<EndpointName> {
+        let here = self.members.values().filter_map(|droplets| droplets.get(droplet));
+        here.flatten().cloned().collect()
     }
 
     fn touch_vpc(&mut self, vpc: &str) {
@@ -378,28 +514,15 @@ impl World {
     }
 
     fn touch_network(&mut self, network: &str) {
-        self.dirty.insert(Owner::Network(network.to_owned()));
-        self.dirty.extend(
-            self.networks
-                .get(network)
-                .map(|network| Owner::Vpc(network.vpc.clone())),
-        );
-        let endpoints = self
-            .members
-            .get(network)
-            .into_iter()
-            .flat_map(BTreeMap::values)
-            .flatten();
-        self.dirty.extend(endpoints.cloned().map(Owner::Endpoint));
+        self.touch_participation(network);
+        let droplets = self.members.get(network).into_iter().flat_map(BTreeMap::values);
+        self.dirty
+            .extend(droplets.flatten().cloned().map(Owner::Endpoint));
     }
 
     fn endpoints_where(&self, accepts: impl Fn(&Network) -> bool) -> Vec<Owner> {
-        let names = self
-            .networks
-            .iter()
-            .filter(|(_, network)| accepts(network))
-            .map(|(name, _)| name);
-        let members = names.filter_map(|name| self.members.get(name));
+        let networks = self.networks.iter().filter(|(_, network)| accepts(network));
+        let members = networks.filter_map(|(name, _)| self.members.get(name));
         members
             .flat_map(BTreeMap::values)
             .flatten()
@@ -408,40 +531,15 @@ impl World {
             .collect()
     }
 
-    fn vpc_of(&self, endpoint: &Endpoint) -> Option<&String> {
-        self.networks.get(&endpoint.network).map(|network| &network.vpc)
-    }
-
-    /// Endpoints may be known before their network is.
-    fn index_holders(&mut self, network: &str) {
-        let Some(vpc) = self.networks.get(network).map(|network| network.vpc.clone()) else {
-            return;
-        };
-        let members = self
-            .members
-            .get(network)
-            .into_iter()
-            .flat_map(BTreeMap::values)
-            .flatten();
-        for name in members {
-            if let Some(Membership::Member(address)) =
-                self.endpoints.get(name).map(|endpoint| &endpoint.membership)
-            {
-                for address in address.all() {
-                    self.holders.insert((vpc.clone(), address), name.clone());
-                }
-            }
-        }
-    }
-
     fn note_member(&mut self, name: &EndpointName, endpoint: &Endpoint) {
         let Membership::Member(address) = &endpoint.membership else {
             return;
         };
-        if let Some(vpc) = self.vpc_of(endpoint).cloned() {
-            for address in address.all() {
-                self.holders.insert((vpc.clone(), address), name.clone());
-            }
+        for address in address.all() {
+            self.by_address.entry(address).or_default().insert(name.clone());
+        }
+        if endpoint.previous.is_some() {
+            self.moving.insert(name.clone());
         }
         let droplets = self.members.entry(endpoint.network.clone()).or_default();
         let here = droplets.entry(endpoint.droplet.clone()).or_default();
@@ -455,14 +553,15 @@ impl World {
         let Membership::Member(address) = &endpoint.membership else {
             return;
         };
-        if let Some(vpc) = self.vpc_of(endpoint).cloned() {
-            for address in address.all() {
-                let at = (vpc.clone(), address);
-                if self.holders.get(&at) == Some(name) {
-                    self.holders.remove(&at);
+        for address in address.all() {
+            if let Some(names) = self.by_address.get_mut(&address) {
+                names.remove(name);
+                if names.is_empty() {
+                    self.by_address.remove(&address);
                 }
             }
         }
+        self.moving.remove(name);
         let Some(droplets) = self.members.get_mut(&endpoint.network) else {
             return;
         };
@@ -478,20 +577,9 @@ impl World {
     /// The first endpoint of a network came to a droplet, or the last one went.
     fn touch_participation(&mut self, network: &str) {
         self.dirty.insert(Owner::Network(network.to_owned()));
-        self.dirty.extend(
-            self.networks
-                .get(network)
-                .map(|network| Owner::Vpc(network.vpc.clone())),
-        );
+        let vpc = self.networks.get(network).map(|network| network.vpc.clone());
+        self.dirty.extend(vpc.map(Owner::Vpc));
     }
-}
-
-fn role_droplets<'a>(roles: &'a BTreeMap<String, Role>, parent: &str) -> Vec<&'a str> {
-    roles
-        .values()
-        .filter(|role| role.parent == parent)
-        .map(|role| role.droplet.as_str())
-        .collect()
 }
 
 /// Inserts or removes; true if that changed anything.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use thuban_api::identifiers::MacAddr;
 use thuban_proto::transit::row;
@@ -17,6 +18,19 @@ impl Random {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0 % bound
+    }
+
+    fn droplet(&mut self) -> Option<String> {
+        let number = self.below(6);
+        (number < 5).then(|| format!("d{number}"))
+    }
+
+    fn role(&mut self, parent: String) -> Role {
+        Role {
+            parent,
+            serves_on: self.droplet(),
+            placed_on: self.droplet(),
+        }
     }
 }
 
@@ -42,6 +56,7 @@ fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
     Endpoint {
         network: network.into(),
         droplet: format!("d{droplet}"),
+        previous: None,
         pod: Pod {
             namespace: "ns".into(),
             name: format!("p{host}"),
@@ -74,6 +89,14 @@ fn network(vpc: &str, id: u32) -> Network {
     }
 }
 
+fn settled(parent: &str, droplet: &str) -> Role {
+    Role {
+        parent: parent.into(),
+        serves_on: Some(droplet.into()),
+        placed_on: Some(droplet.into()),
+    }
+}
+
 /// One VPC with one network on `droplets` droplets, its bouncer and divider placed.
 fn small(droplets: u64) -> World {
     let mut world = World::default();
@@ -82,20 +105,8 @@ fn small(droplets: u64) -> World {
     }
     world.set_vpc("red", Some(vpc(7)));
     world.set_network("web", Some(network("red", 1)));
-    world.set_divider(
-        "red-d0",
-        Some(Role {
-            parent: "red".into(),
-            droplet: "d0".into(),
-        }),
-    );
-    world.set_bouncer(
-        "web-b0",
-        Some(Role {
-            parent: "web".into(),
-            droplet: "d1".into(),
-        }),
-    );
+    world.set_divider("red-d0", Some(settled("red", "d0")));
+    world.set_bouncer("web-b0", Some(settled("web", "d1")));
     world.flush();
     world
 }
@@ -153,13 +164,7 @@ fn equal_addresses_of_two_vpcs_never_share_a_row() {
     let mut world = small(3);
     world.set_vpc("blue", Some(vpc(8)));
     world.set_network("shop", Some(network("blue", 1)));
-    world.set_bouncer(
-        "shop-b0",
-        Some(Role {
-            parent: "shop".into(),
-            droplet: "d1".into(),
-        }),
-    );
+    world.set_bouncer("shop-b0", Some(settled("shop", "d1")));
     world.set_endpoint(&("r".into(), "e".into()), Some(endpoint("web", 2, 10)));
     world.set_endpoint(&("b".into(), "e".into()), Some(endpoint("shop", 0, 10)));
     world.flush();
@@ -267,17 +272,13 @@ fn ipv6_ranges_are_sent_beside_the_ipv4_ones() {
 }
 
 /// Applies the same objects to a new world at once.
-fn from_scratch(world: &World) -> BTreeMap<String, BTreeMap<Key, Row>> {
+fn from_scratch(world: &World) -> BTreeMap<String, BTreeMap<Key, Arc<Row>>> {
     let mut fresh = World::default();
     for (name, endpoint) in &world.endpoints {
         fresh.set_endpoint(name, Some(endpoint.clone()));
     }
-    for (name, role) in &world.bouncers {
-        fresh.set_bouncer(name, Some(role.clone()));
-    }
-    for (name, role) in &world.dividers {
-        fresh.set_divider(name, Some(role.clone()));
-    }
+    fresh.bouncers = world.bouncers.copy();
+    fresh.dividers = world.dividers.copy();
     for (name, network) in &world.networks {
         fresh.set_network(name, Some(network.clone()));
     }
@@ -287,21 +288,23 @@ fn from_scratch(world: &World) -> BTreeMap<String, BTreeMap<Key, Row>> {
     for (name, address) in &world.droplets {
         fresh.set_droplet(name, Some(*address));
     }
+    for name in &world.away {
+        fresh.set_away(name, true);
+    }
     for ((vni, address), droplets) in &world.subscriptions {
         for droplet in droplets {
             fresh.subscribe(droplet, *vni, *address, true);
         }
     }
     fresh.flush();
-    without_empty(&fresh.programs)
+    programs(&fresh)
 }
 
-fn without_empty(programs: &BTreeMap<String, BTreeMap<Key, Row>>) -> BTreeMap<String, BTreeMap<Key, Row>> {
-    programs
-        .iter()
-        .filter(|(_, program)| !program.is_empty())
-        .map(|(name, program)| (name.clone(), program.clone()))
-        .collect()
+/// All programs that are not empty.
+fn programs(world: &World) -> BTreeMap<String, BTreeMap<Key, Arc<Row>>> {
+    let names = world.programs.keys().chain(world.droplets.keys());
+    let all = names.map(|name| (name.clone(), world.program(name)));
+    all.filter(|(_, program)| !program.is_empty()).collect()
 }
 
 #[test]
@@ -313,11 +316,12 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
     println!("THUBAN_SEED={seed}");
     let mut random = Random(seed);
     let mut world = World::default();
-    let mut mirror: BTreeMap<String, BTreeMap<Key, Row>> = BTreeMap::new();
+    let mut mirror: BTreeMap<String, BTreeMap<Key, Arc<Row>>> = BTreeMap::new();
     for step in 0..3000 {
         let number = random.below(5);
         let present = random.below(4) > 0;
-        match random.below(8) {
+        match random.below(9) {
+            8 => world.set_away(&format!("d{number}"), present),
             0 => world.set_droplet(&format!("d{number}"), present.then(|| droplet_address(number))),
             1 => world.set_vpc(
                 &format!("v{}", number % 2),
@@ -331,18 +335,24 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                 );
             }
             3 => {
-                let role = Role {
-                    parent: format!("v{}", number % 2),
-                    droplet: format!("d{}", random.below(5)),
-                };
-                world.set_divider(&format!("div{number}"), present.then_some(role));
+                let role = random.role(format!("v{}", number % 2));
+                let name = format!("div{number}");
+                match random.below(5) {
+                    0 => world.list_divider(&name),
+                    1 => world.leave_divider(&name),
+                    2 => world.forget_divider(&name),
+                    _ => world.set_divider(&name, present.then_some(role)),
+                }
             }
             4 => {
-                let role = Role {
-                    parent: format!("n{number}"),
-                    droplet: format!("d{}", random.below(5)),
-                };
-                world.set_bouncer(&format!("bnc{number}"), present.then_some(role));
+                let role = random.role(format!("n{number}"));
+                let name = format!("bnc{number}");
+                match random.below(5) {
+                    0 => world.list_bouncer(&name),
+                    1 => world.leave_bouncer(&name),
+                    2 => world.forget_bouncer(&name),
+                    _ => world.set_bouncer(&name, present.then_some(role)),
+                }
             }
             5 => {
                 let host = random.below(40);
@@ -362,7 +372,11 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                 // Every host has its own network, as a claim guarantees within a VPC.
                 let host = random.below(40);
                 let make = if random.below(2) == 0 { endpoint } else { dual };
-                let new = make(&format!("n{}", host % 5), random.below(5), host);
+                let mut new = make(&format!("n{}", host % 5), random.below(5), host);
+                new.previous = random.droplet();
+                if random.below(5) == 0 {
+                    new.droplet.clear();
+                }
                 world.set_endpoint(&("ns".into(), format!("e{host}")), present.then_some(new));
             }
         }
@@ -379,17 +393,97 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
             world.flush().is_empty(),
             "step {step}: a second flush changes nothing"
         );
-        assert_eq!(
-            without_empty(&mirror),
-            without_empty(&world.programs),
-            "step {step}: deltas"
-        );
+        mirror.retain(|_, program| !program.is_empty());
+        assert_eq!(mirror, programs(&world), "step {step}: deltas");
         if step % 20 == 0 {
-            assert_eq!(
-                without_empty(&world.programs),
-                from_scratch(&world),
-                "step {step}: incremental"
-            );
+            assert_eq!(programs(&world), from_scratch(&world), "step {step}: incremental");
         }
     }
+}
+
+#[test]
+fn an_endpoint_that_moved_is_followed_until_it_is_settled() {
+    let mut world = small(4);
+    let name = ("ns".into(), "e".into());
+    let address = IpAddr::from([10, 0, 0, 10]);
+    let mut moved = endpoint("web", 3, 10);
+    moved.previous = Some("d2".into());
+    world.set_endpoint(&name, Some(moved.clone()));
+    world.flush();
+    let Some(row::Row::Forward(forward)) = world.program("d2")[&Key::Forward(7, address)].row.clone() else {
+        panic!("no forward row")
+    };
+    assert_eq!(forward.droplet, droplet_address(3).octets());
+    let Some(row::Row::Local(local)) = world.program("d3")[&Key::Local(7, address)].row.clone() else {
+        panic!("no local row")
+    };
+    assert_eq!(local.moved_from, droplet_address(2).octets());
+    let rows = world.endpoint_rows(&name);
+    assert!(
+        rows.iter().all(|(droplet, _)| droplet != "d2"),
+        "nobody waits for the old droplet"
+    );
+    moved.previous = None;
+    world.set_endpoint(&name, Some(moved));
+    world.flush();
+    assert!(!world.program("d2").contains_key(&Key::Forward(7, address)));
+}
+
+#[test]
+fn direct_rows_do_not_lead_to_a_droplet_that_is_away() {
+    let mut world = small(4);
+    let address = IpAddr::from([10, 0, 0, 10]);
+    world.subscribe("d3", 7, address, true);
+    world.set_endpoint(&("ns".into(), "e".into()), Some(endpoint("web", 2, 10)));
+    world.flush();
+    let key = Key::Direct(7, address);
+    assert!(world.program("d3").contains_key(&key));
+    world.set_away("d2", true);
+    assert_eq!(world.flush()["d3"].get(&key), Some(&None));
+    assert!(
+        world.program("d1").contains_key(&Key::Bouncer(7, address)),
+        "bouncers go on"
+    );
+    world.set_away("d2", false);
+    world.flush();
+    assert!(world.program("d3").contains_key(&key));
+}
+
+#[test]
+fn a_bouncer_is_filled_before_it_is_listed() {
+    let mut world = small(4);
+    world.set_endpoint(&("ns".into(), "e".into()), Some(endpoint("web", 2, 10)));
+    world.flush();
+    let listed = |world: &World, droplet: &str| match &world.program(droplet)[&Key::Network(7, 1)].row {
+        Some(row::Row::Network(network)) => (network.bouncers.len(), network.bouncer_here),
+        other => panic!("{other:?}"),
+    };
+    let role = Role {
+        serves_on: None,
+        ..settled("web", "d3")
+    };
+    world.set_bouncer("web-b1", Some(role));
+    world.flush();
+    assert_eq!(
+        (listed(&world, "d2"), listed(&world, "d3")),
+        ((1, false), (1, true))
+    );
+    let tables = world.bouncer_tables("web", "d3");
+    let address = IpAddr::from([10, 0, 0, 10]);
+    for key in [Key::Bouncer(7, address), Key::Network(7, 1), Key::Vpc(7)] {
+        assert!(tables.contains(&("d3".to_owned(), key)));
+    }
+    world.list_bouncer("web-b1");
+    world.flush();
+    assert_eq!(listed(&world, "d2"), (2, false));
+    world.leave_bouncer("web-b1");
+    world.flush();
+    assert_eq!(
+        (listed(&world, "d2"), listed(&world, "d3")),
+        ((1, false), (1, true))
+    );
+    assert!(world.program("d3").contains_key(&Key::Bouncer(7, address)));
+    world.forget_bouncer("web-b1");
+    world.flush();
+    assert!(!world.program("d3").contains_key(&Key::Bouncer(7, address)));
 }

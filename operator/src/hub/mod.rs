@@ -3,76 +3,35 @@
 //!
 //! Invariant: what is sent to a droplet is what the world says, in order of sequence; nothing else sends.
 
+mod attachments;
+mod triggers;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tokio::time::Instant;
+use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::reflector::ObjectRef;
-use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, Vpc};
 use thuban_proto::transit::{Attachment, Load, NackReason, OperatorMessage, Program, operator_message};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::Instant;
 
-use crate::model::acks::Acks;
+use crate::model::acks::{Acks, SUSPECT_AFTER};
 use crate::model::rows::Key;
 use crate::model::world::{EndpointName, World};
+use attachments::Attachments;
 
+pub use triggers::{Triggers, Waiter};
+
+/// How long a new leader waits for the droplets' word of what they hold before it gives out addresses, milliseconds.
+const ADOPTION: u64 = 10_000;
 /// Most direct rows that a droplet may hold of one VPC.
 const SUBSCRIPTIONS_PER_VPC: usize = 4096;
-
-/// An object that waits for a droplet's ack.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Waiter {
-    Vpc(String),
-    Network(String),
-    Divider(String),
-    Bouncer(String),
-    Endpoint(EndpointName),
-}
-
-/// One sender of references for each controller.
-#[derive(Clone, Debug)]
-pub struct Triggers {
-    pub vpcs: UnboundedSender<ObjectRef<Vpc>>,
-    pub networks: UnboundedSender<ObjectRef<Network>>,
-    pub dividers: UnboundedSender<ObjectRef<Divider>>,
-    pub bouncers: UnboundedSender<ObjectRef<Bouncer>>,
-    pub droplets: UnboundedSender<ObjectRef<Droplet>>,
-    pub endpoints: UnboundedSender<ObjectRef<Endpoint>>,
-    pub pods: UnboundedSender<ObjectRef<Pod>>,
-    pub claims: UnboundedSender<ObjectRef<IpClaim>>,
-}
-
-impl Triggers {
-    pub fn endpoint(&self, (namespace, name): &EndpointName) {
-        // A closed channel means that the operator is stopping.
-        let _ = self.endpoints.send(ObjectRef::new(name).within(namespace));
-    }
-
-    fn waiter(&self, waiter: &Waiter) {
-        let _ = match waiter {
-            Waiter::Vpc(name) => self.vpcs.send(ObjectRef::new(name)).is_ok(),
-            Waiter::Network(name) => self.networks.send(ObjectRef::new(name)).is_ok(),
-            Waiter::Divider(name) => self.dividers.send(ObjectRef::new(name)).is_ok(),
-            Waiter::Bouncer(name) => self.bouncers.send(ObjectRef::new(name)).is_ok(),
-            Waiter::Endpoint(name) => {
-                self.endpoint(name);
-                true
-            }
-        };
-    }
-}
-
-/// (droplet, container id, interface name).
-type AttachmentKey = (String, String, String);
 
 struct State {
     world: World,
     acks: Acks,
     senders: HashMap<String, UnboundedSender<OperatorMessage>>,
-    /// By UID of the pod, as kubelet tells the CNI plugin.
-    attachments: HashMap<String, BTreeSet<AttachmentKey>>,
+    attachments: Attachments,
     /// By droplet.
     waiters: HashMap<String, HashSet<Waiter>>,
     /// Endpoints whose droplet has the address already.
@@ -80,6 +39,28 @@ struct State {
     /// Packets a second that roles passed on, by (VNI, network id; 0 for the divider) and droplet.
     loads: HashMap<(u32, u32), BTreeMap<String, u64>>,
     next_id: u64,
+}
+
+impl State {
+    fn is_judging(&self, now: u64) -> bool {
+        self.acks
+            .is_judging(self.world.droplets().map(|(name, _)| name), now)
+    }
+
+    /// No stream for [`SUSPECT_AFTER`], and droplets may be judged.
+    fn is_suspect(&self, droplet: &str, now: u64) -> bool {
+        let lost = self.acks.lost_for(droplet, now);
+        lost.is_some_and(|lost| lost >= SUSPECT_AFTER) && self.is_judging(now)
+    }
+}
+
+/// What is known of a droplet by its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    Connected,
+    /// No stream, and no verdict before this.
+    Missing(Duration),
+    Suspect,
 }
 
 pub struct Hub {
@@ -99,7 +80,7 @@ impl Hub {
             world: World::default(),
             acks: Acks::new(0),
             senders: HashMap::new(),
-            attachments: HashMap::new(),
+            attachments: Attachments::default(),
             waiters: HashMap::new(),
             in_use: HashSet::new(),
             loads: HashMap::new(),
@@ -150,7 +131,7 @@ impl Hub {
             };
             for (key, row) in delta {
                 match row {
-                    Some(row) => program.upserts.push(row),
+                    Some(row) => program.upserts.push((*row).clone()),
                     None => program.deletes.push(key.to_proto()),
                 }
             }
@@ -176,22 +157,7 @@ impl Hub {
             subscribe(state, droplet, *vni, *address);
         }
         self.send(state);
-        for keys in state.attachments.values_mut() {
-            keys.retain(|(at, ..)| at != droplet);
-        }
-        for attachment in attachments {
-            let key = (
-                droplet.to_owned(),
-                attachment.container_id.clone(),
-                attachment.ifname.clone(),
-            );
-            state
-                .attachments
-                .entry(attachment.pod_uid.clone())
-                .or_default()
-                .insert(key);
-        }
-        state.attachments.retain(|_, keys| !keys.is_empty());
+        state.attachments.replace(droplet, attachments);
         let program = state.world.program(droplet);
         let sequence = state.acks.open(droplet, id, program.keys());
         let (messages, receiver) = unbounded_channel();
@@ -199,12 +165,12 @@ impl Hub {
             epoch: self.epoch,
             sequence,
             snapshot: true,
-            upserts: program.into_values().collect(),
+            upserts: program.into_values().map(|row| (*row).clone()).collect(),
             deletes: Vec::new(),
         };
         let _ = messages.send(message(snapshot));
         state.senders.insert(droplet.to_owned(), messages);
-        let _ = self.triggers.droplets.send(ObjectRef::new(droplet));
+        self.triggers.droplet(droplet);
         (id, receiver)
     }
 
@@ -213,6 +179,7 @@ impl Hub {
         if state.acks.close(droplet, id, self.now()) {
             forget_load(state, droplet);
             state.senders.remove(droplet);
+            self.triggers.droplet(droplet);
         }
     }
 
@@ -290,19 +257,10 @@ impl Hub {
     /// An attachment came or went.
     pub fn attach(&self, droplet: &str, attachment: &Attachment, removed: bool) {
         let state = &mut *self.lock();
-        let key = (
-            droplet.to_owned(),
-            attachment.container_id.clone(),
-            attachment.ifname.clone(),
-        );
-        let keys = state.attachments.entry(attachment.pod_uid.clone()).or_default();
         if removed {
-            keys.remove(&key);
+            state.attachments.remove(droplet, attachment);
         } else {
-            keys.insert(key);
-        }
-        if keys.is_empty() {
-            state.attachments.remove(&attachment.pod_uid);
+            state.attachments.add(droplet, attachment);
         }
         let name = crate::model::rows::address(&attachment.address)
             .and_then(|address| state.world.holder(attachment.vni, address).cloned());
@@ -315,9 +273,50 @@ impl Hub {
     /// other droplets say of the pod doesn't count, and one that is no droplet any more holds nothing.
     pub fn may_be_attached(&self, pod_uid: &str, droplet: &str) -> bool {
         let state = self.lock();
-        let reported = |keys: &BTreeSet<AttachmentKey>| keys.iter().any(|(at, ..)| at == droplet);
         state.world.is_droplet(droplet)
-            && (!state.acks.is_connected(droplet) || state.attachments.get(pod_uid).is_some_and(reported))
+            && (!state.acks.is_connected(droplet) || state.attachments.has(pod_uid, droplet))
+    }
+
+    /// The addresses in a VPC that the pod has on a droplet already, by the droplet's word.
+    pub fn attached_addresses(&self, pod_uid: &str, droplet: &str, vni: u32) -> Vec<IpAddr> {
+        self.lock().attachments.addresses(pod_uid, droplet, vni)
+    }
+
+    /// Whether another pod has the address, by its droplet's word.
+    pub fn is_live(&self, vni: u32, address: IpAddr, except: &str) -> bool {
+        self.lock().attachments.is_live(vni, address, except)
+    }
+
+    pub fn is_connected(&self, droplet: &str) -> bool {
+        self.lock().acks.is_connected(droplet)
+    }
+
+    /// Whether all droplets have dialled, or had the time to: what they hold is known then.
+    pub fn is_whole(&self) -> bool {
+        let state = self.lock();
+        let mut droplets = state.world.droplets().map(|(name, _)| name);
+        self.now() >= ADOPTION || droplets.all(|name| state.acks.is_connected(name))
+    }
+
+    pub fn health(&self, droplet: &str) -> Health {
+        let state = self.lock();
+        let now = self.now();
+        match state.acks.lost_for(droplet, now) {
+            None => Health::Connected,
+            Some(lost) if lost < SUSPECT_AFTER => {
+                Health::Missing(Duration::from_millis(SUSPECT_AFTER - lost))
+            }
+            Some(_) if state.is_judging(now) => Health::Suspect,
+            Some(_) => Health::Missing(Duration::from_millis(SUSPECT_AFTER)),
+        }
+    }
+
+    /// Wakes all who wait for a droplet's ack: it may be excused now.
+    pub fn wake_waiters(&self, droplet: &str) {
+        let state = &mut *self.lock();
+        for waiter in state.waiters.remove(droplet).into_iter().flatten() {
+            self.triggers.waiter(&waiter);
+        }
     }
 
     /// Droplets whose ack is missing; `waiter` is triggered when one of them acks. Suspects don't count, but
@@ -327,11 +326,11 @@ impl Hub {
         let now = self.now();
         let mut missing = BTreeSet::new();
         for (droplet, key) in rows {
-            let is_excused = home != Some(droplet) && state.acks.is_suspect(droplet, now);
-            if !is_excused && !state.acks.is_acked(droplet, key) {
+            if !missing.contains(droplet) && !state.acks.is_acked(droplet, key) {
                 missing.insert(droplet.clone());
             }
         }
+        missing.retain(|droplet| home == Some(droplet) || !state.is_suspect(droplet, now));
         wait_for(state, &missing, waiter);
         missing.into_iter().collect()
     }
@@ -354,6 +353,10 @@ impl Hub {
             .iter()
             .filter(|droplet| state.world.is_droplet(droplet) && !state.acks.is_connected(droplet));
         holding.extend(away.map(|droplet| (*droplet).to_owned()));
+        if required.iter().any(|droplet| !state.world.is_droplet(droplet)) {
+            // What it sends counts no more only when nobody knows it.
+            holding.extend(state.acks.forgetting().map(str::to_owned));
+        }
         wait_for(state, &holding, waiter);
         holding.into_iter().collect()
     }
@@ -364,6 +367,20 @@ impl Hub {
         let holding: Vec<String> = state.acks.holding(key).map(str::to_owned).collect();
         wait_for(state, &holding, waiter);
         holding
+    }
+
+    /// Which of the droplets have not acked all that was sent to them. Suspects and those that are none don't count.
+    pub fn unsettled(&self, droplets: &BTreeSet<String>, waiter: &Waiter) -> Vec<String> {
+        let state = &mut *self.lock();
+        let now = self.now();
+        let is_waited_for = |droplet: &&String| {
+            state.world.is_droplet(droplet)
+                && !state.acks.is_settled(droplet)
+                && !state.is_suspect(droplet, now)
+        };
+        let unsettled: Vec<String> = droplets.iter().filter(is_waited_for).cloned().collect();
+        wait_for(state, &unsettled, waiter);
+        unsettled
     }
 
     /// Droplets that may still hold rows of a VPC.
@@ -415,5 +432,4 @@ fn subscribe(state: &mut State, droplet: &str, vni: u32, address: IpAddr) -> boo
 }
 
 #[cfg(test)]
-#[path = "hub_tests.rs"]
 mod tests;

@@ -62,14 +62,16 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
             "red-d0",
             Some(Role {
                 parent: "red".into(),
-                droplet: "a".into(),
+                serves_on: Some("a".into()),
+                placed_on: Some("a".into()),
             }),
         );
         world.set_bouncer(
             "web-b0",
             Some(Role {
                 parent: "web".into(),
-                droplet: "b".into(),
+                serves_on: Some("b".into()),
+                placed_on: Some("b".into()),
             }),
         );
     });
@@ -80,6 +82,7 @@ fn endpoint() -> world::Endpoint {
     world::Endpoint {
         network: "web".into(),
         droplet: "c".into(),
+        previous: None,
         pod: world::Pod {
             namespace: "red".into(),
             name: "web".into(),
@@ -184,7 +187,13 @@ fn an_address_is_held_until_everybody_acked_its_removal() {
     hub.close("b", ids[1]);
     assert_eq!(holding(), ["b"], "a bouncer that can't be asked still counts");
     hub.update(|world| world.set_droplet("b", None));
-    assert_eq!(holding(), [""; 0], "one that is no droplet any more doesn't");
+    assert_eq!(
+        holding(),
+        ["a", "c"],
+        "one that is no droplet any more, until nobody knows it"
+    );
+    assert!(hub.ack("a", ids[0], 4) && hub.ack("c", ids[2], 4));
+    assert_eq!(holding(), [""; 0]);
 }
 
 #[test]

@@ -1,0 +1,74 @@
+//! Which pod has an Endpoint. One that was made for a pod has that pod for life; one that a user made has, one after
+//! the other, the pods of its namespace that name it.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+use thuban_api::{Endpoint, PodRef};
+
+use super::context::Context;
+use super::pod::{is_alive, node_of, reference};
+use crate::model::world::EndpointName;
+
+pub fn name_of(endpoint: &Endpoint) -> EndpointName {
+    (endpoint.namespace().unwrap_or_default(), endpoint.name_any())
+}
+
+/// Whether a user made it.
+pub fn is_users(endpoint: &Endpoint) -> bool {
+    endpoint.spec.pod_ref.is_none()
+}
+
+/// The pod that has it.
+pub fn pod_of(endpoint: &Endpoint) -> Option<&PodRef> {
+    let current = endpoint
+        .status
+        .as_ref()
+        .and_then(|status| status.pod_ref.as_ref());
+    endpoint.spec.pod_ref.as_ref().or(current)
+}
+
+/// Where it lives; empty while no pod has it.
+pub fn droplet_of(endpoint: &Endpoint) -> &str {
+    if is_users(endpoint) {
+        let status = endpoint.status.as_ref();
+        status
+            .and_then(|status| status.droplet.as_deref())
+            .unwrap_or_default()
+    } else {
+        &endpoint.spec.droplet
+    }
+}
+
+/// Whether the pod lives.
+pub fn lives(pod: &PodRef, namespace: &str, context: &Context) -> bool {
+    let known = find(&pod.name, namespace, context);
+    known.is_some_and(|known| known.uid().as_ref() == Some(&pod.uid) && is_alive(&known))
+}
+
+fn find(pod: &str, namespace: &str, context: &Context) -> Option<std::sync::Arc<Pod>> {
+    context
+        .stores
+        .pods
+        .get(&ObjectRef::<Pod>::new(pod).within(namespace))
+}
+
+/// Whether the pod that has it still may need it: it lives, or its droplet has not said that the attachment is gone.
+pub fn is_needed(endpoint: &Endpoint, context: &Context) -> bool {
+    let namespace = endpoint.namespace().unwrap_or_default();
+    let droplet = droplet_of(endpoint);
+    pod_of(endpoint).is_some_and(|pod| {
+        lives(pod, &namespace, context) || context.hub.may_be_attached(&pod.cni_uid, droplet)
+    })
+}
+
+/// The next pod to have an Endpoint that a user made, and its node: the oldest that names it.
+pub fn next(endpoint: &Endpoint, context: &Context) -> Option<(PodRef, String)> {
+    let name = name_of(endpoint);
+    let pods = context.index.pods_of(&name);
+    let pods = pods.iter().filter_map(|pod| find(pod, &name.0, context));
+    let ready = pods.filter(|pod| is_alive(pod) && pod.metadata.deletion_timestamp.is_none());
+    let bound = ready.filter_map(|pod| Some((node_of(&pod)?, pod)));
+    let (node, pod) = bound.min_by_key(|(_, pod)| (pod.creation_timestamp(), pod.name_any()))?;
+    Some((reference(&pod)?, node))
+}

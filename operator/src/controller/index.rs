@@ -1,0 +1,112 @@
+//! What reconcilers look up often: kept by the watches, so that nobody goes through all objects of a kind.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use thuban_api::cidr::Cidr;
+
+use crate::model::allocation::Family;
+use crate::model::world::EndpointName;
+
+#[derive(Debug, Default)]
+struct Sets {
+    /// Names of IPv4 claims by network.
+    claims: HashMap<String, BTreeSet<String>>,
+    /// By network and family: every address below has a claim.
+    floors: HashMap<(String, Family), (Cidr, IpAddr)>,
+    /// Endpoints without an address by network.
+    waiting: HashMap<String, BTreeSet<EndpointName>>,
+    /// UIDs of endpoints whose rows are being taken back.
+    leaving: HashSet<String>,
+    /// Names of the pods that name an Endpoint made by a user.
+    pods: HashMap<EndpointName, BTreeSet<String>>,
+}
+
+#[derive(Debug, Default)]
+pub struct Index(Mutex<Sets>);
+
+fn put<K: Eq + std::hash::Hash, V: Ord>(sets: &mut HashMap<K, BTreeSet<V>>, key: K, value: V, is_in: bool) {
+    if is_in {
+        sets.entry(key).or_default().insert(value);
+    } else if let Some(set) = sets.get_mut(&key) {
+        set.remove(&value);
+        if set.is_empty() {
+            sets.remove(&key);
+        }
+    }
+}
+
+impl Index {
+    fn sets<T>(&self, work: impl FnOnce(&mut Sets) -> T) -> T {
+        // No code under the lock panics half-way through a change.
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub fn claim(&self, network: &str, name: &str, is_there: bool) {
+        self.sets(|sets| put(&mut sets.claims, network.to_owned(), name.to_owned(), is_there));
+    }
+
+    /// How many IPv4 addresses of a network are claimed.
+    pub fn claimed(&self, network: &str) -> u64 {
+        self.sets(|sets| sets.claims.get(network).map_or(0, |names| names.len() as u64))
+    }
+
+    /// Below this address, all of the network's are claimed.
+    pub fn floor(&self, network: &str, family: Family) -> Option<IpAddr> {
+        let key = (network.to_owned(), family);
+        self.sets(|sets| sets.floors.get(&key).map(|(_, floor)| *floor))
+    }
+
+    /// All addresses below it, those of earlier ranges included, are claimed.
+    pub fn raise_floor(&self, network: &str, range: Cidr, address: IpAddr) {
+        let key = (network.to_owned(), Family::of(address));
+        self.sets(|sets| sets.floors.insert(key, (range, address)));
+    }
+
+    /// The address may be free again. In another range than the floor's, the next search begins anew.
+    pub fn drop_floor(&self, network: &str, address: IpAddr) {
+        let key = (network.to_owned(), Family::of(address));
+        self.sets(|sets| match sets.floors.get_mut(&key) {
+            Some((range, floor)) if range.contains_address(address) => *floor = address.min(*floor),
+            _ => drop(sets.floors.remove(&key)),
+        });
+    }
+
+    pub fn waiting(&self, network: &str, name: &EndpointName, is_waiting: bool) {
+        self.sets(|sets| put(&mut sets.waiting, network.to_owned(), name.clone(), is_waiting));
+    }
+
+    /// Endpoints of a network that wait for an address.
+    pub fn waiting_of(&self, network: &str) -> Vec<EndpointName> {
+        self.sets(|sets| sets.waiting.get(network).into_iter().flatten().cloned().collect())
+    }
+
+    /// All endpoints that wait for an address.
+    pub fn all_waiting(&self) -> Vec<EndpointName> {
+        self.sets(|sets| sets.waiting.values().flatten().cloned().collect())
+    }
+
+    /// Its rows go, and are not to come back.
+    pub fn leave(&self, uid: &str) {
+        self.sets(|sets| sets.leaving.insert(uid.to_owned()));
+    }
+
+    pub fn is_leaving(&self, uid: &str) -> bool {
+        self.sets(|sets| sets.leaving.contains(uid))
+    }
+
+    /// The object is gone.
+    pub fn forget_leaving(&self, uid: &str) {
+        self.sets(|sets| sets.leaving.remove(uid));
+    }
+
+    pub fn pod(&self, endpoint: EndpointName, pod: &str, is_naming: bool) {
+        self.sets(|sets| put(&mut sets.pods, endpoint, pod.to_owned(), is_naming));
+    }
+
+    /// Names of the pods that name an endpoint.
+    pub fn pods_of(&self, endpoint: &EndpointName) -> Vec<String> {
+        self.sets(|sets| sets.pods.get(endpoint).into_iter().flatten().cloned().collect())
+    }
+}

@@ -1,0 +1,168 @@
+//! Where a role should be, and whether it should be elsewhere.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+
+use super::context::Context;
+use super::droplet::is_accepted;
+use super::role::Role;
+use crate::hub::Health;
+use crate::model::placement::{Candidate, pick};
+
+/// Set on Nodes that should carry roles; kubelets can't set it.
+const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
+const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// By kind and name: parent and droplet.
+type Placed = HashMap<(&'static str, String), (String, String)>;
+
+/// Roles that were placed a moment ago, which their store may not show yet.
+#[derive(Debug, Default)]
+pub struct Placements(Mutex<Placed>);
+
+impl Placements {
+    /// The store shows it, or it is gone.
+    pub fn forget(&self, kind: &'static str, name: &str) {
+        let mut placed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        placed.remove(&(kind, name.to_owned()));
+    }
+}
+
+/// Why a role should not be where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Move {
+    /// It is nowhere.
+    Unplaced,
+    /// Its droplet is none any more, or is not accepted.
+    Gone,
+    /// Its droplet has no stream.
+    Suspect,
+    /// Its droplet's Node is cordoned.
+    Cordoned,
+    /// A sibling is on the same droplet.
+    Crowded,
+}
+
+impl Move {
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Unplaced => "Placed",
+            Self::Gone => "DropletGone",
+            Self::Suspect => "DropletSuspect",
+            Self::Cordoned => "NodeCordoned",
+            Self::Crowded => "DropletShared",
+        }
+    }
+
+    /// Whether any other droplet is better, a cordoned or crowded one too.
+    fn is_forced(self) -> bool {
+        matches!(self, Self::Unplaced | Self::Gone | Self::Suspect)
+    }
+}
+
+/// Whether the role should be elsewhere.
+pub fn should_move<R: Role>(role: &R, context: &Context) -> Option<Move> {
+    let Some(droplet) = role.droplet() else {
+        return Some(Move::Unplaced);
+    };
+    let object = context.stores.droplets.get(&ObjectRef::new(droplet));
+    let is_usable = object.is_some_and(|object| is_accepted(&object));
+    if !is_usable || !context.hub.read(|world| world.is_droplet(droplet)) {
+        return Some(Move::Gone);
+    }
+    if context.hub.health(droplet) == Health::Suspect {
+        return Some(Move::Suspect);
+    }
+    if context.node(droplet).is_some_and(|node| is_cordoned(&node)) {
+        return Some(Move::Cordoned);
+    }
+    // Of two on one droplet, the later by name goes.
+    let name = role.name_any();
+    let all = R::all(context).state();
+    let is_crowding = |other: &R| {
+        other.parent() == role.parent() && other.droplet() == Some(droplet) && other.name_any() < name
+    };
+    all.iter()
+        .any(|other| is_crowding(other) && other.meta().deletion_timestamp.is_none())
+        .then_some(Move::Crowded)
+}
+
+pub fn is_cordoned(node: &Node) -> bool {
+    let spec = node.spec.as_ref();
+    spec.is_some_and(|spec| spec.unschedulable == Some(true))
+}
+
+fn zone(context: &Context, droplet: &str) -> Option<String> {
+    let node = context.node(droplet)?;
+    node.labels().get(ZONE).cloned()
+}
+
+/// Picks a droplet for a role, one better than where it is, and remembers it until the store shows it.
+pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> {
+    let name = role.name_any();
+    let mut placements = context
+        .placements
+        .0
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let mut placed = Placed::new();
+    note(&mut placed, &context.stores.dividers.state());
+    note(&mut placed, &context.stores.bouncers.state());
+    placed.extend(placements.iter().map(|(key, value)| (key.clone(), value.clone())));
+    placed.remove(&(R::KIND, name.clone()));
+    let mut roles: HashMap<&str, usize> = HashMap::new();
+    let mut siblings: Vec<&str> = Vec::new();
+    for ((kind, _), (parent, droplet)) in &placed {
+        *roles.entry(droplet).or_default() += 1;
+        if *kind == R::KIND && parent == role.parent() {
+            siblings.push(droplet);
+        }
+    }
+    let zones: Vec<Option<String>> = siblings.iter().map(|droplet| zone(context, droplet)).collect();
+    let candidate = |droplet: &String| {
+        let node = context.node(droplet);
+        let own_zone = zone(context, droplet);
+        let in_zone = |other: &&Option<String>| own_zone.is_some() && **other == own_zone;
+        Candidate {
+            name: droplet.clone(),
+            roles: roles.get(droplet.as_str()).copied().unwrap_or_default(),
+            has_sibling: siblings.contains(&droplet.as_str()),
+            zone_siblings: zones.iter().filter(in_zone).count(),
+            is_preferred: node
+                .as_ref()
+                .is_some_and(|node| node.labels().contains_key(PREFERENCE)),
+            is_cordoned: node.is_none_or(|node| is_cordoned(&node)),
+        }
+    };
+    let known: Vec<String> = context
+        .hub
+        .read(|world| world.droplets().map(|(name, _)| name.clone()).collect());
+    let candidates: Vec<Candidate> = known
+        .iter()
+        .filter(|droplet| Some(droplet.as_str()) != role.droplet() && context.hub.is_connected(droplet))
+        .filter(|droplet| {
+            let object = context.stores.droplets.get(&ObjectRef::new(droplet));
+            object.is_some_and(|object| is_accepted(&object))
+        })
+        .map(candidate)
+        .collect();
+    let picked = pick(&candidates)
+        .filter(|picked| why.is_forced() || !picked.is_cordoned && !picked.has_sibling)?
+        .name
+        .clone();
+    placements.insert((R::KIND, name), (role.parent().to_owned(), picked.clone()));
+    Some(picked)
+}
+
+fn note<R: Role>(placed: &mut Placed, roles: &[Arc<R>]) {
+    for role in roles {
+        if let Some(droplet) = role.droplet() {
+            let at = (role.parent().to_owned(), droplet.to_owned());
+            placed.insert((R::KIND, role.name_any()), at);
+        }
+    }
+}

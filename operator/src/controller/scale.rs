@@ -1,0 +1,117 @@
+//! How many roles a parent has: missing ones are created, those beyond the number go once the others work.
+
+use std::time::Duration;
+
+use kube::api::ObjectMeta;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, Resource, ResourceExt};
+use thuban_api::{FINALIZER, Phase};
+
+use super::context::Context;
+use super::objects::{Object, WriteError, create, delete, owner};
+use super::role::Role;
+use crate::model::scaling::{Bounds, Demand, Scaling, scale};
+
+/// How long less need must last before a role goes.
+const CALM: Duration = Duration::from_mins(5);
+
+/// How often loads are looked at.
+pub const LOOK_AT_LOAD: Duration = Duration::from_secs(10);
+
+/// The number wanted now. `known`: the number so far.
+pub fn wanted(key: &str, known: Option<u32>, bounds: Bounds, demands: &[Demand], context: &Context) -> u32 {
+    let current = known.unwrap_or(bounds.least);
+    let key = format!("scale/{key}");
+    match scale(current, bounds, demands) {
+        Scaling::Now(number) => {
+            context.forget(&key);
+            number
+        }
+        Scaling::Fewer(number) if context.known_for(&key) >= CALM => {
+            context.forget(&key);
+            number
+        }
+        Scaling::Fewer(_) => current.clamp(bounds.least, bounds.most.max(bounds.least)),
+    }
+}
+
+/// Roles of one parent, numbered from 0.
+pub struct Team<'a, P, R> {
+    pub parent: &'a P,
+    /// `d` of `<vpc>-d0`.
+    pub letter: char,
+    pub make: &'a (dyn Fn(&str) -> R + Sync),
+}
+
+impl<P, R> Team<'_, P, R>
+where
+    P: Object,
+    R: Role,
+{
+    fn number(&self, name: &str) -> Option<u32> {
+        let prefix = format!("{}-{}", self.parent.name_any(), self.letter);
+        name.strip_prefix(&prefix)?.parse().ok()
+    }
+
+    /// Creates and deletes; the names of those of the wanted that don't work yet.
+    pub async fn ensure(&self, wanted: u32, context: &Context) -> Result<Vec<String>, WriteError> {
+        let api: Api<R> = Api::all(context.client.clone());
+        let mut waiting = Vec::new();
+        for number in 0..wanted {
+            let name = format!("{}-{}{number}", self.parent.name_any(), self.letter);
+            let known = R::all(context).get(&ObjectRef::new(&name));
+            let works = |role: &R| {
+                let status = role.status();
+                role.meta().deletion_timestamp.is_none()
+                    && status.is_some_and(|status| status.phase == Phase::Provisioned)
+            };
+            if !known.as_ref().is_some_and(|role| works(role)) {
+                waiting.push(name.clone());
+            }
+            if known.is_some() {
+                continue;
+            }
+            let mut role = (self.make)(&name);
+            *role.meta_mut() = ObjectMeta {
+                name: Some(name.clone()),
+                finalizers: Some(vec![FINALIZER.to_owned()]),
+                owner_references: owner(self.parent).map(|reference| vec![reference]),
+                ..ObjectMeta::default()
+            };
+            match create(&api, &role).await {
+                Ok(_) => self.tell(context, "Created", &name).await,
+                Err(error) if error.is_conflict() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if waiting.is_empty() {
+            self.shrink(&api, wanted, context).await?;
+        }
+        Ok(waiting)
+    }
+
+    async fn shrink(&self, api: &Api<R>, wanted: u32, context: &Context) -> Result<(), WriteError> {
+        for role in R::all(context).state() {
+            let is_own = role.parent() == self.parent.name_any();
+            let name = role.name_any();
+            let is_beyond = is_own && self.number(&name).is_some_and(|number| number >= wanted);
+            if !is_beyond || role.meta().deletion_timestamp.is_some() {
+                continue;
+            }
+            match delete(api, &*role).await {
+                Ok(()) => self.tell(context, "Removed", &name).await,
+                Err(error) if error.is_conflict() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    async fn tell(&self, context: &Context, what: &str, name: &str)
+    where
+        P: Resource<DynamicType = ()>,
+    {
+        let reason = format!("{}{what}", R::KIND);
+        context.event(self.parent, false, &reason, name).await;
+    }
+}

@@ -1,0 +1,91 @@
+//! What the world knows of an endpoint.
+
+use std::net::IpAddr;
+
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+use thuban_api::cidr::Cidr;
+use thuban_api::{ConditionStatus, Endpoint, EndpointStatus, IpClaim, Phase, condition};
+
+use super::attach::{droplet_of, name_of, pod_of};
+use super::context::Context;
+use super::endpoint::fill;
+use super::network::in_force;
+use crate::model::allocation::{Owner, addresses_of, ip_claim_name};
+use crate::model::validation::parse;
+use crate::model::world::{self, Membership};
+
+/// Brings the world up to date. One that is being deleted stays until its reconciler takes it out.
+pub fn show(endpoint: &Endpoint, context: &Context) {
+    if context.index.is_leaving(&endpoint.uid().unwrap_or_default()) {
+        return;
+    }
+    let shown = world_endpoint(endpoint, context);
+    let name = name_of(endpoint);
+    context.hub.update(|world| world.set_endpoint(&name, Some(shown)));
+}
+
+/// The endpoint's addresses, each with its range of its network; none while the network doesn't have them.
+pub fn ranges_of(endpoint: &Endpoint, context: &Context) -> Option<Vec<(IpAddr, Cidr)>> {
+    let network = context.network(&endpoint.spec.network)?;
+    let ranges = parse(in_force(&network)).ok()?;
+    let with_range = |address: IpAddr| {
+        let range = ranges.iter().find(|range| range.contains_address(address))?;
+        Some((address, *range))
+    };
+    addresses_of(endpoint).into_iter().map(with_range).collect()
+}
+
+/// The status that follows from claims made before the object, if they are all there.
+fn claimed(endpoint: &Endpoint, context: &Context) -> Option<EndpointStatus> {
+    let network = context.network(&endpoint.spec.network)?;
+    let owner = Owner::of(endpoint);
+    let is_own = |address: &IpAddr| {
+        let name = ip_claim_name(&network.spec.vpc, *address);
+        let claim = context.stores.ip_claims.get(&ObjectRef::<IpClaim>::new(&name));
+        claim.is_some_and(|claim| owner.has(&claim.spec))
+    };
+    let addresses = ranges_of(endpoint, context)?;
+    if addresses.is_empty() || !addresses.iter().all(|(address, _)| is_own(address)) {
+        return None;
+    }
+    let mut status = EndpointStatus::default();
+    fill(&mut status, &addresses, endpoint);
+    Some(status)
+}
+
+fn member(status: &EndpointStatus) -> Option<Membership> {
+    let address6 = status.addresses.iter().find_map(|text| text.parse().ok());
+    Some(Membership::Member(world::Address {
+        address: status.addresses.iter().find_map(|text| text.parse().ok())?,
+        address6: address6.zip(status.prefix_length6),
+        prefix_length: status.prefix_length?,
+        gateway: status.gateway.as_ref()?.parse().ok()?,
+        mac: status.mac.as_ref()?.parse().ok()?,
+    }))
+}
+
+fn world_endpoint(endpoint: &Endpoint, context: &Context) -> world::Endpoint {
+    let status = endpoint.status.clone().unwrap_or_default();
+    let membership = if status.addresses.is_empty() {
+        claimed(endpoint, context).and_then(|status| member(&status))
+    } else {
+        member(&status)
+    };
+    let refused = condition::find(&status.conditions, "Accepted")
+        .filter(|accepted| accepted.status == ConditionStatus::False)
+        .map(|accepted| Membership::Refused(accepted.reason.clone(), accepted.message.clone()));
+    let pod = pod_of(endpoint).cloned().unwrap_or_default();
+    world::Endpoint {
+        network: endpoint.spec.network.clone(),
+        droplet: droplet_of(endpoint).to_owned(),
+        previous: status.previous_droplet,
+        pod: world::Pod {
+            namespace: endpoint.namespace().unwrap_or_default(),
+            name: pod.name,
+            uid: pod.cni_uid,
+        },
+        membership: membership.or(refused).unwrap_or(Membership::Waiting),
+        ready: status.phase == Phase::Provisioned,
+    }
+}

@@ -1,0 +1,71 @@
+//! Who is woken: a sender of references for each controller.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::reflector::ObjectRef;
+use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, Vpc};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::model::world::EndpointName;
+
+/// An object that waits for a droplet's ack.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Waiter {
+    Vpc(String),
+    Network(String),
+    Divider(String),
+    Bouncer(String),
+    Endpoint(EndpointName),
+}
+
+/// One sender of references for each controller. A closed channel means that the operator is stopping.
+#[derive(Clone, Debug)]
+pub struct Triggers {
+    pub vpcs: UnboundedSender<ObjectRef<Vpc>>,
+    pub networks: UnboundedSender<ObjectRef<Network>>,
+    pub dividers: UnboundedSender<ObjectRef<Divider>>,
+    pub bouncers: UnboundedSender<ObjectRef<Bouncer>>,
+    pub droplets: UnboundedSender<ObjectRef<Droplet>>,
+    pub endpoints: UnboundedSender<ObjectRef<Endpoint>>,
+    pub pods: UnboundedSender<ObjectRef<Pod>>,
+    pub claims: UnboundedSender<ObjectRef<IpClaim>>,
+}
+
+impl Triggers {
+    pub fn vpc(&self, name: &str) {
+        let _ = self.vpcs.send(ObjectRef::new(name));
+    }
+
+    pub fn network(&self, name: &str) {
+        let _ = self.networks.send(ObjectRef::new(name));
+    }
+
+    pub fn divider(&self, name: &str) {
+        let _ = self.dividers.send(ObjectRef::new(name));
+    }
+
+    pub fn bouncer(&self, name: &str) {
+        let _ = self.bouncers.send(ObjectRef::new(name));
+    }
+
+    pub fn droplet(&self, name: &str) {
+        let _ = self.droplets.send(ObjectRef::new(name));
+    }
+
+    pub fn endpoint(&self, (namespace, name): &EndpointName) {
+        let _ = self.endpoints.send(ObjectRef::new(name).within(namespace));
+    }
+
+    pub fn pod(&self, namespace: &str, name: &str) {
+        let _ = self.pods.send(ObjectRef::new(name).within(namespace));
+    }
+
+    pub(super) fn waiter(&self, waiter: &Waiter) {
+        match waiter {
+            Waiter::Vpc(name) => self.vpc(name),
+            Waiter::Network(name) => self.network(name),
+            Waiter::Divider(name) => self.divider(name),
+            Waiter::Bouncer(name) => self.bouncer(name),
+            Waiter::Endpoint(name) => self.endpoint(name),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! How many bouncers a network needs, and how many dividers a VPC.
+
+/// An amount, and how much of it one role is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    pub amount: u64,
+    pub each: u64,
+}
+
+/// The bounds of a number of roles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    pub least: u32,
+    pub most: u32,
+}
+
+/// What to do about the number of roles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scaling {
+    /// So many, now.
+    Now(u32),
+    /// Fewer would do, with room to spare: so many, if it stays so for a while.
+    Fewer(u32),
+}
+
+/// Percent of a role's measure that may be taken when there is one role less.
+const ROOM: u64 = 80;
+
+/// More at once; fewer only with room to spare, and not at once.
+pub fn scale(current: u32, bounds: Bounds, demands: &[Demand]) -> Scaling {
+    let most = bounds.most.max(bounds.least);
+    let needed = |percent: u64| {
+        let needs = demands.iter().map(|demand| {
+            let each = (demand.each * percent / 100).max(1);
+            u32::try_from(demand.amount.div_ceil(each)).unwrap_or(u32::MAX)
+        });
+        needs.max().unwrap_or_default().clamp(bounds.least, most)
+    };
+    let current = current.clamp(bounds.least, most);
+    let now = needed(100);
+    let fewer = needed(ROOM);
+    if now >= current {
+        Scaling::Now(now)
+    } else if fewer < current {
+        Scaling::Fewer(fewer)
+    } else {
+        Scaling::Now(current)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Bounds, Demand, Scaling, scale};
+
+    #[test]
+    fn need_adds_roles_at_once_and_takes_them_away_only_with_room_to_spare() {
+        let bounds = Bounds { least: 1, most: 4 };
+        let endpoints = |amount| [Demand { amount, each: 100 }];
+        assert_eq!(scale(1, bounds, &endpoints(0)), Scaling::Now(1));
+        assert_eq!(scale(1, bounds, &endpoints(101)), Scaling::Now(2));
+        assert_eq!(
+            scale(2, bounds, &endpoints(90)),
+            Scaling::Now(2),
+            "no room to spare"
+        );
+        assert_eq!(scale(2, bounds, &endpoints(80)), Scaling::Fewer(1));
+        assert_eq!(scale(1, bounds, &endpoints(100_000)), Scaling::Now(4));
+        let load = Demand {
+            amount: 900,
+            each: 300,
+        };
+        assert_eq!(
+            scale(1, bounds, &[endpoints(101)[0], load]),
+            Scaling::Now(3),
+            "the larger need"
+        );
+    }
+
+    #[test]
+    fn without_demands_the_bounds_decide() {
+        let fixed = |least| Bounds { least, most: least };
+        assert_eq!(scale(1, fixed(3), &[]), Scaling::Now(3));
+        assert_eq!(
+            scale(3, fixed(1), &[]),
+            Scaling::Now(1),
+            "a person's word counts at once"
+        );
+        assert_eq!(scale(9, Bounds { least: 2, most: 1 }, &[]), Scaling::Now(2));
+    }
+}
