@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests fail as tests do
 
+mod actor;
 mod admission;
 mod agent_xdp;
 mod capacity;
@@ -18,6 +19,7 @@ mod packets;
 mod paths;
 mod probes;
 mod restarts;
+mod rights;
 mod support;
 mod tenants;
 mod transfer;

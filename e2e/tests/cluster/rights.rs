@@ -1,0 +1,485 @@
+//! Who may do what: the rights of operator, transitd and tenants, tried with their own tokens.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use thuban_cluster::Cluster;
+
+use crate::actor::{Actor, token_of_node};
+use crate::support::{condition, delete, get, netexec_manifest};
+use crate::tenants::tenants;
+
+const SYSTEM: &str = "thuban-system";
+const HEARTBEATS: &str = "thuban-heartbeats";
+const NODE: &str = "node-a";
+const OTHER: &str = "node-b";
+
+fn thief(audience: &str) -> Actor {
+    let cluster = &tenants().cluster;
+    let token = token_of_node(cluster, NODE, audience).unwrap();
+    Actor::new(cluster, "the thief of node-a's token", &token).unwrap()
+}
+
+fn droplet(cluster: &Cluster, name: &str) -> Value {
+    get(cluster, &["droplets.thuban.dev", name]).unwrap()
+}
+
+#[test]
+fn the_operator_is_granted_what_it_uses_and_no_more() {
+    let operator = Actor::service_account(&tenants().cluster, SYSTEM, "thuban-operator").unwrap();
+    let everywhere = [
+        "bouncers.thuban.dev []: create delete list update watch",
+        "bouncers.thuban.dev/status []: update",
+        "dividers.thuban.dev []: create delete list update watch",
+        "dividers.thuban.dev/status []: update",
+        "droplets.thuban.dev []: list update watch",
+        "droplets.thuban.dev/status []: update",
+        "endpoints.thuban.dev []: create delete get list update watch",
+        "endpoints.thuban.dev/status []: update",
+        "events.events.k8s.io []: create patch",
+        "ipclaims.thuban.dev []: create delete get list watch",
+        "ipclaims.thuban.dev/status []: update",
+        "namespaces []: list watch",
+        "networks.thuban.dev []: create get list update watch",
+        "networks.thuban.dev/finalizers []: update",
+        "networks.thuban.dev/status []: update",
+        "nodes []: list watch",
+        "nodes/finalizers []: update",
+        "pods []: list watch",
+        "tokenreviews.authentication.k8s.io []: create",
+        "vniclaims.thuban.dev []: create delete list watch",
+        "vpcs.thuban.dev []: create get list update watch",
+        "vpcs.thuban.dev/finalizers []: update",
+        "vpcs.thuban.dev/status []: update",
+    ];
+    assert_eq!(operator.grants("red").unwrap(), everywhere);
+    let with = |more: &[&str]| {
+        let mut all: Vec<String> = everywhere
+            .iter()
+            .chain(more)
+            .map(|grant| (*grant).to_owned())
+            .collect();
+        all.sort();
+        all
+    };
+    let at_home = with(&[
+        "leases.coordination.k8s.io []: create",
+        "leases.coordination.k8s.io [thuban-operator]: get update",
+        "secrets []: create",
+        "secrets [thuban-operator-ca]: get",
+    ]);
+    assert_eq!(operator.grants(SYSTEM).unwrap(), at_home);
+    let heartbeats = with(&["leases.coordination.k8s.io []: get"]);
+    assert_eq!(operator.grants(HEARTBEATS).unwrap(), heartbeats);
+    operator
+        .get(&["lease", "-n", HEARTBEATS, &format!("droplet-{NODE}")])
+        .unwrap();
+    for arguments in [
+        &["get", "secrets", "-A"][..],
+        &["get", "configmap", "-n", SYSTEM, "thuban-config"],
+        &["delete", "--dry-run=server", "vpc", "red"],
+        &["delete", "--dry-run=server", "pod", "-n", "red", "red-web-node-a"],
+        &["label", "--dry-run=server", "droplet", NODE, "a=b"],
+        &["label", "--dry-run=server", "node", NODE, "a=b"],
+    ] {
+        operator.is_refused(
+            &arguments.join(" "),
+            operator.kubectl(arguments),
+            &["thuban-operator", "cannot"],
+        );
+    }
+}
+
+#[test]
+fn a_stolen_token_of_a_node_writes_the_droplet_and_the_heartbeat_of_that_node_only() {
+    let cluster = &tenants().cluster;
+    let thief = thief("api");
+    assert_eq!(
+        thief.grants("red").unwrap(),
+        ["droplets.thuban.dev []: create get update"]
+    );
+    assert_eq!(
+        thief.grants(SYSTEM).unwrap(),
+        [
+            "droplets.thuban.dev []: create get update",
+            "leases.coordination.k8s.io [thuban-operator]: get"
+        ]
+    );
+    assert_eq!(
+        thief.grants(HEARTBEATS).unwrap(),
+        [
+            "droplets.thuban.dev []: create get update",
+            "leases.coordination.k8s.io []: create get update"
+        ]
+    );
+
+    // Its own: as transitd does.
+    let mut own = droplet(cluster, NODE);
+    own["spec"]["mtu"] = json!(1400);
+    thief.write("replace", &own, &[]).unwrap();
+    for (field, value) in [
+        ("ownerReferences", json!([])),
+        ("finalizers", json!(["example.com/stay"])),
+        ("labels", json!({"a": "b"})),
+        ("annotations", json!({"a": "b"})),
+    ] {
+        let mut own = droplet(cluster, NODE);
+        own["metadata"][field] = value;
+        let answer = thief.write("replace", &own, &[]);
+        thief.is_refused(
+            &format!("write {field} of its Droplet"),
+            answer,
+            &["metadata", field],
+        );
+    }
+    let mut own = droplet(cluster, NODE);
+    own["status"]["address"] = json!("10.9.9.9");
+    let answer = thief.write("replace", &own, &["--subresource=status"]);
+    thief.is_refused("write the status of its Droplet", answer, &["droplets", "status"]);
+
+    // Another's, there or not.
+    let mut other = droplet(cluster, OTHER);
+    other["spec"]["ip"] = droplet(cluster, NODE)["spec"]["ip"].clone();
+    let words = &["transitd of node node-a may write the Droplet node-a only", OTHER];
+    thief.is_refused(
+        "replace another's Droplet",
+        thief.write("replace", &other, &[]),
+        words,
+    );
+    let made = |name: &str, node: &str| {
+        json!({
+            "apiVersion": "thuban.dev/v1alpha1", "kind": "Droplet", "metadata": {"name": name},
+            "spec": {"node": node, "ip": "172.31.1.9", "interface": "eth0", "mtu": 1500},
+        })
+    };
+    let answer = thief.write("create", &made("node-z", "node-z"), &[]);
+    thief.is_refused(
+        "make another's Droplet",
+        answer,
+        &["may write the Droplet node-a only"],
+    );
+    for arguments in [
+        &["get", "droplets"][..],
+        &["delete", "--dry-run=server", "droplet", OTHER],
+        &["delete", "--dry-run=server", "droplet", NODE],
+    ] {
+        thief.is_refused(&arguments.join(" "), thief.kubectl(arguments), &["cannot"]);
+    }
+
+    // Heartbeats.
+    let lease = |name: &str, holder: &str, namespace: &str| {
+        let name = format!("droplet-{name}");
+        let mut lease = get(cluster, &["lease", "-n", HEARTBEATS, &name]).unwrap_or_else(|_| {
+            json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+                   "metadata": {"name": name}, "spec": {}})
+        });
+        lease["spec"]["holderIdentity"] = json!(holder);
+        lease["metadata"]["namespace"] = json!(namespace);
+        lease
+    };
+    // Its holder renews it in between.
+    let renew = |name: &str, holder: &str| loop {
+        let answer = thief.write("replace", &lease(name, holder, HEARTBEATS), &[]);
+        let is_overtaken = |error: &anyhow::Error| error.to_string().contains("has been modified");
+        if !answer.as_ref().is_err_and(is_overtaken) {
+            return answer;
+        }
+    };
+    renew(NODE, NODE).unwrap();
+    let words = &["may write the Lease droplet-node-a only", "droplet-node-b"];
+    let answer = renew(OTHER, OTHER);
+    thief.is_refused("renew another's heartbeat", answer, words);
+    let answer = renew(NODE, OTHER);
+    thief.is_refused(
+        "write another's name into its heartbeat",
+        answer,
+        &["spec.holderIdentity"],
+    );
+    let answer = thief.write("create", &lease("node-z", "node-z", HEARTBEATS), &[]);
+    thief.is_refused("make a heartbeat of no node", answer, &["droplet-node-z"]);
+    let answer = thief.write("create", &lease("node-z", NODE, SYSTEM), &[]);
+    thief.is_refused("make a Lease beside the operator's", answer, &["cannot create"]);
+
+    // All else.
+    let operators = thief.get(&["lease", "-n", SYSTEM, "thuban-operator"]).unwrap();
+    let answer = thief.write("replace", &operators, &[]);
+    thief.is_refused("take the operator's Lease", answer, &["cannot update"]);
+    for kind in [
+        "endpoints.thuban.dev",
+        "ipclaims",
+        "vpcs",
+        "networks.thuban.dev",
+        "bouncers",
+        "dividers",
+        "pods",
+        "secrets",
+        "configmaps",
+        "nodes",
+    ] {
+        thief.is_refused(
+            &format!("get {kind}"),
+            thief.kubectl(&["get", kind, "-A"]),
+            &["cannot list"],
+        );
+    }
+    let endpoint = json!({
+        "apiVersion": "thuban.dev/v1alpha1", "kind": "Endpoint",
+        "metadata": {"name": "a", "namespace": "red"}, "spec": {"network": "red-web"},
+    });
+    let answer = thief.write("create", &endpoint, &[]);
+    thief.is_refused("make an Endpoint", answer, &["cannot create"]);
+}
+
+#[test]
+fn a_token_that_names_no_node_or_has_the_wrong_audience_writes_nothing() {
+    let cluster = &tenants().cluster;
+    let nowhere = Actor::service_account(cluster, SYSTEM, "transitd").unwrap();
+    let answer = nowhere.write("replace", &droplet(cluster, NODE), &[]);
+    nowhere.is_refused("write a Droplet", answer, &["the token names no node"]);
+    let lease = get(cluster, &["lease", "-n", HEARTBEATS, &format!("droplet-{NODE}")]).unwrap();
+    let answer = nowhere.write("replace", &lease, &[]);
+    nowhere.is_refused("write a heartbeat", answer, &["the token names no node"]);
+    let stream_only = thief("thuban-operator");
+    let answer = stream_only.kubectl(&["get", "droplet", NODE]);
+    stream_only.is_refused("ask the API server", answer, &["Unauthorized"]);
+}
+
+#[test]
+fn roles_claims_and_statuses_are_the_operators_even_for_an_administrator() {
+    let cluster = &tenants().cluster;
+    let admin = Actor::administrator(cluster).unwrap();
+    let thuban = |kind: &str, name: &str, spec: &Value| {
+        json!({"apiVersion": "thuban.dev/v1alpha1", "kind": kind,
+               "metadata": {"name": name, "namespace": "red"}, "spec": spec})
+    };
+    let claim = json!({"vpc": "red", "network": "red-web", "address": "10.0.1.200",
+                       "endpointNamespace": "red", "endpointName": "a", "ownerUid": "b"});
+    for (object, expected) in [
+        (
+            thuban("Divider", "red-d7", &json!({"vpc": "red"})),
+            "spec.dividers",
+        ),
+        (
+            thuban(
+                "Bouncer",
+                "red-web-b7",
+                &json!({"vpc": "red", "network": "red-web"}),
+            ),
+            "spec.bouncers",
+        ),
+        (thuban("IpClaim", "red.10.0.1.200", &claim), "thuban.dev/ip"),
+        (
+            thuban("VniClaim", "77777", &json!({"vpc": "red", "vpcUid": "a"})),
+            "by itself",
+        ),
+    ] {
+        let answer = admin.write("create", &object, &[]);
+        admin.is_refused("make it", answer, &["by the operator alone", expected]);
+    }
+    let bouncer = get(cluster, &["bouncers.thuban.dev", "red-web-b0"]).unwrap();
+    let mut moved = bouncer.clone();
+    let elsewhere = if bouncer["spec"]["droplet"] == NODE {
+        OTHER
+    } else {
+        NODE
+    };
+    moved["spec"]["droplet"] = json!(elsewhere);
+    let answer = admin.write("replace", &moved, &[]);
+    admin.is_refused(
+        "move a bouncer",
+        answer,
+        &["spec of Bouncers is written by the operator alone"],
+    );
+    // Repair: metadata, and deletion.
+    admin
+        .kubectl(&["label", "--dry-run=server", "bouncer", "red-web-b0", "a=b"])
+        .unwrap();
+    admin
+        .kubectl(&["delete", "--dry-run=server", "bouncer", "red-web-b0"])
+        .unwrap();
+    for object in [
+        "vpcs.thuban.dev/red",
+        "networks.thuban.dev/red-web",
+        "bouncers.thuban.dev/red-web-b0",
+        "dividers.thuban.dev/red-d0",
+        "droplets.thuban.dev/node-a",
+    ] {
+        let object = get(cluster, &[object]).unwrap();
+        let answer = admin.write("replace", &object, &["--subresource=status"]);
+        admin.is_refused(
+            "write a status",
+            answer,
+            &["status of", "is written by the operator alone"],
+        );
+    }
+    // In the operator's name, as docs/guide.md says.
+    let operator = "--as=system:serviceaccount:thuban-system:thuban-operator";
+    admin.write("replace", &moved, &[operator]).unwrap();
+}
+
+/// A tenant with the role `edit` in its namespace.
+fn editor(cluster: &Cluster, namespace: &str) -> Actor {
+    let ignore = |arguments: &[&str]| {
+        if let Err(error) = cluster.kubectl(arguments) {
+            assert!(error.to_string().contains("already exists"), "{error}");
+        }
+    };
+    ignore(&["create", "serviceaccount", "-n", namespace, "editor"]);
+    ignore(&[
+        "create",
+        "rolebinding",
+        "-n",
+        namespace,
+        "editor",
+        "--clusterrole=edit",
+        &format!("--serviceaccount={namespace}:editor"),
+    ]);
+    Actor::service_account(cluster, namespace, "editor").unwrap()
+}
+
+#[test]
+fn a_tenant_with_edit_rights_reads_why_it_waits_and_enters_no_vpc_that_does_not_admit_it() {
+    let cluster = &tenants().cluster;
+    let tenant = editor(cluster, "red");
+    tenant
+        .with_input(
+            &["create", "-f", "-"],
+            &netexec_manifest("red", "burglar", NODE, Some("blue-web")).to_string(),
+        )
+        .unwrap();
+    let mut endpoint = Value::Null;
+    cluster
+        .wait_for("the tenant's own words", Duration::from_secs(20), || {
+            let all = tenant.get(&["endpoints.thuban.dev", "-n", "red"])?;
+            let of_pod = |endpoint: &&Value| endpoint["spec"]["podRef"]["name"] == "burglar";
+            endpoint = all["items"]
+                .as_array()
+                .and_then(|items| items.iter().find(of_pod))
+                .cloned()
+                .unwrap_or_default();
+            Ok(condition(&endpoint, "Accepted").is_some())
+        })
+        .unwrap();
+    let accepted = condition(&endpoint, "Accepted").unwrap();
+    assert_eq!(accepted["status"], "False");
+    assert_eq!(accepted["reason"], "NamespaceNotAllowed");
+    assert!(
+        endpoint["status"]["addresses"]
+            .as_array()
+            .is_none_or(Vec::is_empty)
+    );
+    let mut said = String::new();
+    cluster
+        .wait_for("the event on its pod", Duration::from_secs(20), || {
+            let selector = "--field-selector=involvedObject.name=burglar,reason=NamespaceNotAllowed";
+            said = tenant.get(&["events", "-n", "red", selector])?["items"][0]["message"].to_string();
+            Ok(said.contains("allowedNamespaces"))
+        })
+        .unwrap();
+    assert!(
+        said.contains("red") && said.contains("thuban.dev/network"),
+        "{said}"
+    );
+    let name = endpoint["metadata"]["name"].as_str().unwrap().to_owned();
+    tenant
+        .kubectl(&["describe", "endpoints.thuban.dev", "-n", "red", &name])
+        .unwrap();
+    // What guards the address of an endpoint is not the tenant's to write.
+    for arguments in [
+        &["label", "endpoints.thuban.dev", "-n", "red", &name, "a=b"][..],
+        &[
+            "patch",
+            "endpoints.thuban.dev",
+            "-n",
+            "red",
+            &name,
+            "--type=merge",
+            "-p",
+            r#"{"metadata":{"finalizers":[]}}"#,
+        ],
+    ] {
+        tenant.is_refused(&arguments.join(" "), tenant.kubectl(arguments), &["cannot patch"]);
+    }
+    let answer = tenant.write("replace", &endpoint, &["--subresource=status"]);
+    tenant.is_refused("write the status of its Endpoint", answer, &["cannot"]);
+    for arguments in [
+        &["get", "endpoints.thuban.dev", "-n", "blue"][..],
+        &["get", "pods", "-n", "blue"],
+        &[
+            "patch",
+            "vpc",
+            "blue",
+            "--type=merge",
+            "-p",
+            r#"{"spec":{"allowedNamespaces":{}}}"#,
+        ],
+        &["delete", "--dry-run=server", "vpc", "red"],
+        &["delete", "--dry-run=server", "networks.thuban.dev", "red-web"],
+        &["delete", "--dry-run=server", "bouncer", "red-web-b0"],
+        &["delete", "--dry-run=server", "ipclaims.thuban.dev", "--all"],
+        &[
+            "annotate",
+            "namespace",
+            "red",
+            "thuban.dev/network=blue-web",
+            "--overwrite",
+        ],
+        &[
+            "label",
+            "namespace",
+            "red",
+            "kubernetes.io/metadata.name=blue",
+            "--overwrite",
+        ],
+    ] {
+        tenant.is_refused(&arguments.join(" "), tenant.kubectl(arguments), &["cannot"]);
+    }
+    for kind in ["vpcs", "networks.thuban.dev", "droplets", "bouncers", "dividers"] {
+        tenant.is_refused(
+            &format!("get {kind}"),
+            tenant.kubectl(&["get", kind]),
+            &["cannot list"],
+        );
+    }
+    delete(cluster, &["pod", "-n", "red", "burglar"]).unwrap();
+}
+
+#[test]
+fn an_endpoint_that_a_tenant_makes_names_no_pod_and_no_place() {
+    let cluster = &tenants().cluster;
+    let tenant = editor(cluster, "red");
+    let endpoint = |more: &Value| {
+        let mut spec = json!({"network": "red-web"});
+        for (field, value) in more.as_object().unwrap() {
+            spec[field] = value.clone();
+        }
+        json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "Endpoint",
+               "metadata": {"name": "kept", "namespace": "red"}, "spec": spec})
+    };
+    tenant.write("create", &endpoint(&json!({})), &[]).unwrap();
+    let chosen = json!({"addresses": ["10.0.1.77"], "mac": "02:00:00:00:00:77"});
+    tenant.write("create", &endpoint(&chosen), &[]).unwrap();
+    let victim = &tenants().network("red-web")[0];
+    let uid = get(cluster, &["pod", "-n", "red", &victim.name]).unwrap()["metadata"]["uid"].clone();
+    let spoof = json!({"podRef": {"name": victim.name, "uid": uid, "cniUid": uid}, "droplet": NODE});
+    for (more, expected) in [
+        (spoof, "spec.podRef"),
+        (json!({"vpc": "blue"}), "spec.vpc"),
+        (json!({"droplet": NODE}), "spec.droplet"),
+        (json!({"addresses": ["10.0.1.300"]}), "spec.addresses"),
+    ] {
+        let answer = tenant.write("create", &endpoint(&more), &[]);
+        tenant.is_refused(&format!("set {more}"), answer, &[expected]);
+    }
+    let mut endless = endpoint(&json!({}));
+    endless["metadata"]["finalizers"] = json!(["example.com/stay"]);
+    tenant.is_refused(
+        "keep its Endpoint by a finalizer",
+        tenant.write("create", &endless, &[]),
+        &["metadata.finalizers"],
+    );
+    let mut elsewhere = endpoint(&json!({}));
+    elsewhere["metadata"]["namespace"] = json!("blue");
+    let answer = tenant.write("create", &elsewhere, &[]);
+    tenant.is_refused("make one in another namespace", answer, &["cannot create"]);
+}
