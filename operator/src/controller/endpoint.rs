@@ -294,12 +294,10 @@ async fn say(
     context: &Context,
 ) -> Result<(), WriteError> {
     let (reason, message) = (told.reason.clone(), told.message.clone());
-    let is_accepted = told.kind == "Accepted"
-        || set(
-            &mut status.conditions,
-            condition("Accepted", true, "Admitted", "", None),
-        );
-    if !set(&mut status.conditions, told) && is_accepted {
+    let admitted = condition("Accepted", true, "Admitted", "", None);
+    let mut is_news = told.kind != "Accepted" && set(&mut status.conditions, admitted);
+    is_news |= set(&mut status.conditions, told);
+    if !is_news {
         return Ok(());
     }
     write(endpoint, endpoints, status).await?;
@@ -345,6 +343,8 @@ async fn provision(
         say(endpoint, endpoints, status, unattached(), false, context).await?;
         return Ok(Action::await_change());
     }
+    // Claims or ranges may have come after it.
+    show(endpoint, context);
     let (rows, followers) = context
         .hub
         .read(|world| (world.endpoint_rows(&name), world.followers(&name)));
@@ -360,9 +360,8 @@ async fn provision(
         };
         fill(&mut status, &claimed, endpoint);
     }
-    if context.hub.missing(&followers, None, &waiter).is_empty() {
-        status.previous_droplet = None;
-    }
+    let is_followed = |_: &String| !context.hub.missing(&followers, None, &waiter).is_empty();
+    status.previous_droplet = status.previous_droplet.filter(is_followed);
     status.phase = Phase::Provisioned;
     set(
         &mut status.conditions,

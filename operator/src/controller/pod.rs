@@ -19,6 +19,7 @@ use thuban_api::{
 use tracing::info;
 
 use super::address::{ClaimError, Claimant};
+use super::attach::is_users;
 use super::context::{Context, ReconcileError};
 use super::endpoint::usable_network;
 use super::network::in_force;
@@ -41,23 +42,23 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
     };
     let known = |name: &str| {
         let endpoint = ObjectRef::<Endpoint>::new(name).within(&namespace);
-        context.stores.endpoints.get(&endpoint).is_some()
+        context.stores.endpoints.get(&endpoint)
     };
     if let Some(named) = pod.annotations().get(ENDPOINT_ANNOTATION) {
-        if known(named) {
+        if known(named).is_some_and(|endpoint| is_users(&endpoint)) {
             // Its reconciler is woken by the pod too.
             return Ok(Action::await_change());
         }
         if context.known_for(&format!("named/{}", reference.uid)).is_zero() {
             let note = format!(
-                "{ENDPOINT_ANNOTATION}: there is no Endpoint {named:?} in namespace {namespace}; create it"
+                "{ENDPOINT_ANNOTATION}: namespace {namespace} has no Endpoint {named:?} of a user; create it"
             );
             context.event(&*pod, true, "EndpointNotFound", &note).await;
         }
         return Ok(Action::requeue(LOOK_AGAIN));
     }
     let name = endpoint_name(&pod);
-    if known(&name) {
+    if known(&name).is_some() {
         return Ok(Action::await_change());
     }
     let space = ObjectRef::<Namespace>::new(&namespace);

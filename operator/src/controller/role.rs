@@ -27,8 +27,8 @@ use crate::model::world::{self, World};
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Between two looks at what acks should have woken.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// One that shares its droplet with a sibling looks for another one so often.
-const SPREAD: Duration = Duration::from_mins(1);
+/// One that found no better droplet than a shared or cordoned one looks again so often.
+const SPREAD: Duration = Duration::from_secs(20);
 
 /// A divider or a bouncer.
 pub trait Role: Object + 'static {
@@ -53,11 +53,18 @@ pub trait Role: Object + 'static {
     /// Whether somebody may be using its parent's roles.
     fn is_in_use(&self, context: &Context) -> bool;
 
+    /// Where users have it. Roles of operators that wrote no `status.droplet` serve where they are.
+    fn serves_on(&self) -> Option<&str> {
+        let status = self.status()?;
+        let provisioned = self.droplet().filter(|_| status.phase == Phase::Provisioned);
+        status.droplet.as_deref().or(provisioned)
+    }
+
     /// As the world has it.
     fn in_world(&self) -> world::Role {
         world::Role {
             parent: self.parent().to_owned(),
-            serves_on: self.status().and_then(|status| status.droplet.clone()),
+            serves_on: self.serves_on().map(str::to_owned),
             placed_on: self.droplet().map(str::to_owned),
         }
     }
@@ -82,7 +89,7 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     if status.phase == Phase::Provisioned && status.droplet.as_deref() == Some(droplet) {
         context.forget(&waiting_key(&*role));
         return Ok(match why {
-            Some(Move::Crowded) => Action::requeue(SPREAD),
+            Some(Move::Crowded | Move::Cordoned) => Action::requeue(SPREAD),
             Some(_) => Action::requeue(LOOK_AGAIN),
             None => Action::await_change(),
         });
@@ -212,11 +219,8 @@ async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<
         return wait(role, roles, context, ("WaitsForUsers", message)).await;
     }
     context.hub.update(|world| R::forget(world, &name));
-    let serves_on = role.status().and_then(|status| status.droplet.clone());
-    let holders: BTreeSet<String> = serves_on
-        .into_iter()
-        .chain(role.droplet().map(str::to_owned))
-        .collect();
+    let droplets = role.serves_on().into_iter().chain(role.droplet());
+    let holders: BTreeSet<String> = droplets.map(str::to_owned).collect();
     let unsettled = context.hub.unsettled(&holders, &R::waiter(name));
     if !unsettled.is_empty() {
         let message = format!("waits until its tables are gone from {}", few(&unsettled));
