@@ -10,13 +10,13 @@ use std::{
 use anyhow::{Context, Result};
 use aya::{
     Ebpf, EbpfLoader, Pod,
-    maps::{Array, HashMap, LpmTrie, PerCpuArray, RingBuf, lpm_trie::Key},
+    maps::{Array, HashMap, LpmTrie, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf, lpm_trie::Key},
     programs::{SchedClassifier, TcAttachType, Xdp, XdpMode},
 };
 use thuban_common::{
     counters::Counter,
     packet::ipv4::mapped,
-    tables::{ConfigEntry, EndpointKey, MAX_MEMBERS, Members, SubnetEntry, SubnetKey},
+    tables::{ConfigEntry, EndpointKey, LoadKey, MAX_MEMBERS, Members, SubnetEntry, SubnetKey},
 };
 
 /// Where `cargo xtask build-ebpf` puts the object; THUBAN_PROGRAMS names another one.
@@ -130,6 +130,15 @@ impl Programs {
             .try_into()?;
         rows.insert(key, entry, 0)
             .with_context(|| format!("inserting into {map}"))
+    }
+
+    /// Makes the entry in which a role's packets are counted, as transitd does for a role that is here.
+    pub fn count_load(&mut self, role: LoadKey) -> Result<()> {
+        let mut loads: PerCpuHashMap<_, LoadKey, u64> =
+            self.ebpf.map_mut("LOADS").context("LOADS")?.try_into()?;
+        let cpus = aya::util::nr_cpus().map_err(|(_, error)| error);
+        let zeros = PerCpuValues::try_from(vec![0; cpus?])?;
+        loads.insert(role, zeros, 0).context("inserting into LOADS")
     }
 
     pub fn remove<K: Pod, V: Pod>(&mut self, map: &str, key: &K) -> Result<()> {

@@ -31,7 +31,7 @@ use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
 use crate::settings::{AgentHook, Aggregation, RunSettings, TransitHookChoice};
 use crate::state::State;
-use crate::{droplet, reclaim, subscriptions};
+use crate::{droplet, loads, reclaim, subscriptions};
 
 /// Wanted rows that wait to be asked for; more are asked for again by the agents.
 const WANTED_QUEUE: usize = 1024;
@@ -91,6 +91,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     let epoch = Epoch::open(node.settings.state_dir.join("epoch"))?;
     tokio::spawn(client::run(Arc::clone(&node), locator, epoch));
     tokio::spawn(subscriptions::run(Arc::clone(&node), wanted));
+    tokio::spawn(loads::run(Arc::clone(&node)));
     tokio::spawn(reclaim::run(Arc::clone(&node)));
     tokio::spawn(install::when_synced(Arc::clone(&node)));
     if let Some(client) = kubernetes {

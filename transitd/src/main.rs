@@ -9,6 +9,7 @@ mod daemon;
 mod dataplane;
 mod droplet;
 mod install;
+mod loads;
 mod netlink;
 mod node;
 mod operator;

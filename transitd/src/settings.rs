@@ -114,6 +114,9 @@ pub struct RunSettings {
     /// Time between scans of idle direct rows, and between looks for attachments whose pod is gone, seconds.
     #[arg(long, env = "THUBAN_SCAN_INTERVAL", default_value_t = 30)]
     pub scan_interval: u64,
+    /// Time between reports of what this droplet's roles pass on, seconds.
+    #[arg(long, env = "THUBAN_LOAD_INTERVAL", default_value_t = 10)]
+    pub load_interval: u64,
     #[command(flatten)]
     pub pins: PinSettings,
 }

@@ -10,8 +10,8 @@ use thuban_common::{
         nd, words3,
     },
     tables::{
-        Address, AttachmentEntry, ConfigEntry, DropletAddress, EndpointKey, LOCAL_TAKES_XDP, SubnetEntry,
-        TracePoint,
+        Address, AttachmentEntry, ConfigEntry, DropletAddress, EndpointKey, LOAD_OF_DIVIDER, LOCAL_TAKES_XDP,
+        SubnetEntry, TracePoint,
     },
 };
 
@@ -19,7 +19,7 @@ use crate::{
     arp, bounce, deliver, divide,
     encapsulate::encapsulate,
     frame::{Frame, Outcome, Verdict},
-    host, inner, maps, misses, nd as neighbours, too_big,
+    host, inner, load, maps, misses, nd as neighbours, too_big,
     trace::{Observed, settle},
 };
 
@@ -34,6 +34,8 @@ struct Way {
     counter: Counter,
     /// Not the endpoint's droplet: worth a direct row if the flow stays.
     is_detour: bool,
+    /// [`thuban_common::tables::LoadKey::network`] of this droplet's role that passes the packet on.
+    role: Option<u32>,
 }
 
 #[inline(always)]
@@ -125,6 +127,7 @@ fn packet<F: Frame>(
             droplet,
             counter: Counter::SentDirect,
             is_detour: false,
+            role: None,
         },
         None => match maps::subnet(attachment.vni, packet.destination) {
             Some(subnet) => find(attachment, config, subnet, &key, hash)?,
@@ -138,6 +141,9 @@ fn packet<F: Frame>(
     let Some(verdict) = encapsulate(frame, config, way.droplet, attachment.vni, packet, hash)? else {
         return Ok((F::PASS, None));
     };
+    if let Some(network) = way.role {
+        load::count(attachment.vni, network);
+    }
     if way.is_detour {
         misses::note(&key);
     }
@@ -177,7 +183,7 @@ fn find(
     key: &EndpointKey,
     hash: u32,
 ) -> Result<Way, Counter> {
-    let mut counter = Counter::SentToBouncer;
+    let (mut counter, mut role) = (Counter::SentToBouncer, None);
     if subnet.network == 0 || subnet.network != attachment.network {
         let divider = divide::divider(attachment.vni, hash)?;
         if divider != config.droplet {
@@ -185,9 +191,10 @@ fn find(
                 droplet: divider,
                 counter: Counter::SentToDivider,
                 is_detour: true,
+                role,
             });
         }
-        counter = Counter::Divided;
+        (counter, role) = (Counter::Divided, Some(LOAD_OF_DIVIDER));
     }
     let bouncer = divide::bouncer(subnet, hash)?;
     if bouncer != config.droplet {
@@ -195,6 +202,7 @@ fn find(
             droplet: bouncer,
             counter,
             is_detour: true,
+            role,
         });
     }
     let droplet = bounce::home(key, config.droplet)?;
@@ -202,5 +210,6 @@ fn find(
         droplet,
         counter: Counter::Bounced,
         is_detour: false,
+        role: Some(subnet.network),
     })
 }

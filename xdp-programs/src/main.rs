@@ -22,6 +22,7 @@ mod encapsulate;
 mod frame;
 mod host;
 mod inner;
+mod load;
 mod maps;
 mod misses;
 mod nd;

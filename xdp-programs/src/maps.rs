@@ -4,13 +4,13 @@
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
     macros::map,
-    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, lpm_trie::Key},
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf, lpm_trie::Key},
 };
 use thuban_common::{
     counters::COUNTERS_CAPACITY,
     tables::{
         Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey,
-        LocalEntry, MissEntry, PathMtuEntry, RemoteEntry, SubnetEntry, SubnetKey, VpcEntry,
+        LoadKey, LocalEntry, MissEntry, PathMtuEntry, RemoteEntry, SubnetEntry, SubnetKey, VpcEntry,
     },
 };
 
@@ -48,6 +48,8 @@ pub static TRACED: HashMap<EndpointKey, u64> = HashMap::with_max_entries(64, BPF
 pub static TRACE: RingBuf = RingBuf::with_byte_size(1 << 18, 0);
 #[map]
 pub static DIRECT_WANTED: RingBuf = RingBuf::with_byte_size(65536, 0);
+#[map]
+pub static LOADS: PerCpuHashMap<LoadKey, u64> = PerCpuHashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
 #[map]
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS_CAPACITY, 0);
 

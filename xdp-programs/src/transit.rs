@@ -14,20 +14,28 @@ use thuban_common::{
     select::contains,
     source::may_send,
     tables::{
-        ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey, SUBNET_BOUNCER_HERE, TracePoint,
-        TransitMetadata, VPC_DIVIDER_HERE, VpcEntry,
+        ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey, LOAD_OF_DIVIDER, SUBNET_BOUNCER_HERE,
+        TracePoint, TransitMetadata, VPC_DIVIDER_HERE, VpcEntry,
     },
 };
 
 use crate::{
     bounce, deliver, divide,
     frame::{Frame, Outcome, Verdict, tc::TcFrame},
-    inner, maps, path_mtu,
+    inner, load, maps, path_mtu,
     trace::{Observed, settle},
 };
 
 /// Outer headers, inner Ethernet and IPv6, ports.
 const HEADERS: u32 = (ENCAPSULATION_LENGTH + ethernet::LENGTH + ipv6::LENGTH + 4) as u32;
+
+/// The next droplet, and who says so.
+struct Hop {
+    droplet: DropletAddress,
+    counter: Counter,
+    /// [`thuban_common::tables::LoadKey::network`] of the role that passes the packet on.
+    role: Option<u32>,
+}
 
 #[inline(always)]
 pub fn run<F: Frame>(frame: &mut F, point: TracePoint) -> Verdict {
@@ -84,12 +92,15 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
         return deliver::from_wire(frame, length, outer.traffic_class(), vni, local, packet);
     }
     let vpc = maps::vpc(vni).ok_or(Counter::UnknownVni)?;
-    let (droplet, counter) = find(&key, vpc, packet, config, sender)?;
-    observed.next = droplet;
-    match bounce::hop(frame, config, &outer, droplet)? {
-        Some(verdict) => Ok((verdict, Some(counter))),
-        None => Ok((F::PASS, None)),
+    let hop = find(&key, vpc, packet, config, sender)?;
+    observed.next = hop.droplet;
+    let Some(verdict) = bounce::hop(frame, config, &outer, hop.droplet)? else {
+        return Ok((F::PASS, None));
+    };
+    if let Some(network) = hop.role {
+        load::count(vni, network);
     }
+    Ok((verdict, Some(hop.counter)))
 }
 
 /// The outer IPv4 header, if the frame is Geneve for this droplet: whole, without IP options, as droplets send it.
@@ -160,7 +171,7 @@ fn check_source(destination: &EndpointKey, packet: &IpPacket, sender: DropletAdd
     }
 }
 
-/// The next droplet and the role that says so.
+/// Where a packet for nobody here goes.
 #[inline(always)]
 fn find(
     key: &EndpointKey,
@@ -168,8 +179,12 @@ fn find(
     packet: &IpPacket,
     config: &ConfigEntry,
     sender: DropletAddress,
-) -> Result<(DropletAddress, Counter), Counter> {
-    let mut next = maps::forward_row(key).map(|droplet| (droplet, Counter::Forwarded));
+) -> Result<Hop, Counter> {
+    let mut next = maps::forward_row(key).map(|droplet| Hop {
+        droplet,
+        counter: Counter::Forwarded,
+        role: None,
+    });
     if next.is_none() {
         let subnet = maps::subnet(key.vni, packet.destination).ok_or(Counter::NoEndpoint)?;
         let mut bounces = subnet.flags & SUBNET_BOUNCER_HERE != 0;
@@ -177,18 +192,26 @@ fn find(
             let bouncer = divide::bouncer(subnet, flow::hash(packet))?;
             if bouncer != config.droplet {
                 // Back to the sender too: it may be the divider's client and a bouncer.
-                return Ok((bouncer, Counter::Divided));
+                return Ok(Hop {
+                    droplet: bouncer,
+                    counter: Counter::Divided,
+                    role: Some(LOAD_OF_DIVIDER),
+                });
             }
             bounces = true;
         }
         if bounces {
-            next = Some((bounce::home(key, config.droplet)?, Counter::Bounced));
+            next = Some(Hop {
+                droplet: bounce::home(key, config.droplet)?,
+                counter: Counter::Bounced,
+                role: Some(subnet.network),
+            });
         }
     }
     match next {
-        Some((droplet, _)) if droplet == config.droplet => Err(Counter::NoEndpoint),
+        Some(hop) if hop.droplet == config.droplet => Err(Counter::NoEndpoint),
         // The sender has no such endpoint, or it would not have sent it here: a stale row.
-        Some((droplet, _)) if droplet == sender => Err(Counter::WouldReturn),
+        Some(hop) if hop.droplet == sender => Err(Counter::WouldReturn),
         Some(found) => Ok(found),
         None => Err(Counter::NoEndpoint),
     }

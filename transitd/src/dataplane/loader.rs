@@ -14,7 +14,7 @@ use thiserror::Error;
 use crate::settings::PinSettings;
 
 /// Maps that are pinned under their names.
-pub const PINNED_MAPS: [&str; 17] = [
+pub const PINNED_MAPS: [&str; 18] = [
     "CONFIG",
     "ATTACHMENTS",
     "LOCAL_ENDPOINTS",
@@ -32,6 +32,7 @@ pub const PINNED_MAPS: [&str; 17] = [
     "ANNOUNCED",
     "TRACED",
     "TRACE",
+    "LOADS",
 ];
 
 #[derive(Debug, Error)]

@@ -7,5 +7,6 @@ pub mod events;
 pub mod hooks;
 pub mod links;
 pub mod loader;
+pub mod loads;
 pub mod rows;
 pub mod tables;

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde_json::{Value, json};
 use thuban_common::tables::{
-    Address, EndpointKey, Members, SUBNET_BOUNCER_HERE, VPC_DIVIDER_HERE, VPC_HOST_ACCESS,
+    Address, EndpointKey, LoadKey, Members, SUBNET_BOUNCER_HERE, VPC_DIVIDER_HERE, VPC_HOST_ACCESS,
 };
 
 use super::tables::{TableEntry, TableKey};
@@ -21,7 +21,8 @@ fn key_json(key: &TableKey) -> Value {
         TableKey::Local(EndpointKey { vni, address })
         | TableKey::Direct(EndpointKey { vni, address })
         | TableKey::Bouncer(EndpointKey { vni, address })
-        | TableKey::Forward(EndpointKey { vni, address }) => json!({"vni": vni, "address": text(address)}),
+        | TableKey::Forward(EndpointKey { vni, address })
+        | TableKey::Forwarder(EndpointKey { vni, address }) => json!({"vni": vni, "address": text(address)}),
         TableKey::Subnet { vni, address, prefix } => {
             let ip = Ipv6Addr::from(*address);
             let cidr = match ip.to_ipv4_mapped() {
@@ -32,6 +33,7 @@ fn key_json(key: &TableKey) -> Value {
         }
         TableKey::Vpc(vni) => json!({"vni": vni}),
         TableKey::Droplet(address) => json!({"droplet": Ipv4Addr::from(*address).to_string()}),
+        TableKey::Load(LoadKey { vni, network: id }) => json!({"vni": vni, "network": network(*id)}),
     }
 }
 
@@ -54,7 +56,7 @@ fn entry_json(entry: &TableEntry) -> Value {
             "divider_here": e.flags & VPC_DIVIDER_HERE != 0,
             "host_access": e.flags & VPC_HOST_ACCESS != 0,
         }),
-        TableEntry::Droplet(_) => json!({}),
+        TableEntry::Droplet(_) | TableEntry::Load => json!({}),
     }
 }
 

@@ -1,19 +1,21 @@
 //! The pinned maps as typed tables, with a mirror of what they hold.
 //!
-//! Invariant: the mirror equals the maps (the `used` word of direct rows, which the agent writes, aside), so that only
-//! differences are written. Must not decide what rows there should be: `program` does.
+//! Invariant: the mirror equals the maps (what programs write, the `used` word of direct rows and what LOADS counts,
+//! aside), so that only differences are written. Must not decide what rows there should be: `program` does.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use aya::Pod;
 use aya::maps::lpm_trie::Key as LpmKey;
-use aya::maps::{Array, HashMap as BpfHash, LpmTrie, Map, MapData, MapError};
+use aya::maps::{Array, HashMap as BpfHash, LpmTrie, Map, MapData, MapError, PerCpuHashMap};
 use thiserror::Error;
 use thuban_common::tables::{
-    Address, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey, LocalEntry, MissEntry,
-    RemoteEntry, SubnetEntry, SubnetKey, VpcEntry,
+    Address, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey, LoadKey, LocalEntry,
+    MissEntry, RemoteEntry, SubnetEntry, SubnetKey, VpcEntry,
 };
+
+use super::loads::Loads;
 
 #[derive(Debug, Error)]
 pub enum TableError {
@@ -39,6 +41,7 @@ pub enum TableKey {
     Direct(EndpointKey),
     Bouncer(EndpointKey),
     Forward(EndpointKey),
+    Forwarder(EndpointKey),
     /// `prefix` counts bits of the 128-bit address.
     Subnet {
         vni: u32,
@@ -47,6 +50,7 @@ pub enum TableKey {
     },
     Vpc(u32),
     Droplet(DropletAddress),
+    Load(LoadKey),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +61,8 @@ pub enum TableEntry {
     Subnet(SubnetEntry),
     Vpc(VpcEntry),
     Droplet(DropletEntry),
+    /// What it counts is read by [`Tables::loads`].
+    Load,
 }
 
 type Hash<K, V> = BpfHash<MapData, K, V>;
@@ -70,9 +76,11 @@ pub struct Tables {
     misses: Hash<EndpointKey, MissEntry>,
     bouncer: Hash<EndpointKey, RemoteEntry>,
     forward: Hash<EndpointKey, RemoteEntry>,
+    forwarders: Hash<EndpointKey, RemoteEntry>,
     subnets: LpmTrie<MapData, SubnetKey, SubnetEntry>,
     vpcs: Hash<u32, VpcEntry>,
     droplets: Hash<DropletAddress, DropletEntry>,
+    loads: Loads,
     mirror: HashMap<TableKey, TableEntry>,
 }
 
@@ -86,9 +94,13 @@ impl Tables {
             misses: BpfHash::try_from(Map::LruHashMap(data(maps, "MISSES")?)).map_err(open("MISSES"))?,
             bouncer: hash(maps, "BOUNCER_ROWS")?,
             forward: hash(maps, "FORWARD_ROWS")?,
+            forwarders: hash(maps, "FORWARDERS")?,
             subnets: LpmTrie::try_from(Map::LpmTrie(data(maps, "SUBNETS")?)).map_err(open("SUBNETS"))?,
             vpcs: hash(maps, "VPCS")?,
             droplets: hash(maps, "DROPLETS")?,
+            loads: PerCpuHashMap::try_from(Map::PerCpuHashMap(data(maps, "LOADS")?))
+                .map(Loads::new)
+                .map_err(open("LOADS"))?,
             mirror: HashMap::new(),
         };
         tables.mirror = tables.read_back()?;
@@ -119,12 +131,14 @@ impl Tables {
             }
             (TableKey::Bouncer(k), TableEntry::Remote(v)) => put(&mut self.bouncer, "BOUNCER_ROWS", k, v),
             (TableKey::Forward(k), TableEntry::Remote(v)) => put(&mut self.forward, "FORWARD_ROWS", k, v),
+            (TableKey::Forwarder(k), TableEntry::Remote(v)) => put(&mut self.forwarders, "FORWARDERS", k, v),
             (TableKey::Subnet { vni, address, prefix }, TableEntry::Subnet(v)) => self
                 .subnets
                 .insert(&lpm(vni, address, prefix), v, 0)
                 .map_err(access("write", "SUBNETS")),
             (TableKey::Vpc(k), TableEntry::Vpc(v)) => put(&mut self.vpcs, "VPCS", k, v),
             (TableKey::Droplet(k), TableEntry::Droplet(v)) => put(&mut self.droplets, "DROPLETS", k, v),
+            (TableKey::Load(k), TableEntry::Load) => self.loads.begin(k).map_err(access("write", "LOADS")),
             (other, _) => Err(TableError::Mismatch { name: other.table() }),
         }?;
         self.mirror.insert(key, entry);
@@ -139,9 +153,11 @@ impl Tables {
             TableKey::Direct(k) => self.direct.remove(k),
             TableKey::Bouncer(k) => self.bouncer.remove(k),
             TableKey::Forward(k) => self.forward.remove(k),
+            TableKey::Forwarder(k) => self.forwarders.remove(k),
             TableKey::Subnet { vni, address, prefix } => self.subnets.remove(&lpm(*vni, *address, *prefix)),
             TableKey::Vpc(k) => self.vpcs.remove(k),
             TableKey::Droplet(k) => self.droplets.remove(k),
+            TableKey::Load(k) => self.loads.remove(*k),
         };
         match result {
             Err(error) if !is_missing(&error) => return Err(access("remove from", key.table())(error)),
@@ -175,6 +191,14 @@ impl Tables {
             )?;
         }
         Ok(entry.used != 0)
+    }
+
+    /// Packets that each role of this droplet has passed on since it is here.
+    pub fn loads(&self) -> Result<Vec<(LoadKey, u64)>, TableError> {
+        self.loads
+            .totals()
+            .collect::<Result<_, _>>()
+            .map_err(access("read", "LOADS"))
     }
 
     fn read_back(&self) -> Result<HashMap<TableKey, TableEntry>, TableError> {
@@ -215,6 +239,16 @@ impl Tables {
             TableKey::Forward,
             remote,
         )?;
+        read(
+            &mut rows,
+            "FORWARDERS",
+            self.forwarders.iter(),
+            TableKey::Forwarder,
+            remote,
+        )?;
+        read(&mut rows, "LOADS", self.loads.totals(), TableKey::Load, |_| {
+            TableEntry::Load
+        })?;
         let subnet = |key: LpmKey<SubnetKey>| {
             let SubnetKey { vni, address } = key.data();
             let prefix = key.prefix_len().saturating_sub(32) as u8;
@@ -258,9 +292,11 @@ impl TableKey {
             Self::Direct(_) => "DIRECT_ROWS",
             Self::Bouncer(_) => "BOUNCER_ROWS",
             Self::Forward(_) => "FORWARD_ROWS",
+            Self::Forwarder(_) => "FORWARDERS",
             Self::Subnet { .. } => "SUBNETS",
             Self::Vpc(_) => "VPCS",
             Self::Droplet(_) => "DROPLETS",
+            Self::Load(_) => "LOADS",
         }
     }
 }

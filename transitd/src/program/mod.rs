@@ -61,7 +61,7 @@ impl Program {
         others().any(is_same).then_some(address6.into())
     }
 
-    /// Puts a row and tells what changes in the tables. Local rows change none here: they need an attachment.
+    /// Puts a row and tells what changes in the tables. The delivery of a local row isn't among it: it needs an attachment.
     pub fn upsert(&mut self, row: Row) -> Vec<Change> {
         let key = row.key();
         let mut changes = Vec::new();

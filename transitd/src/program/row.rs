@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use thiserror::Error;
 use thuban_common::tables::{
-    Address, DropletAddress, DropletEntry, EndpointKey, MAX_MEMBERS, Members, RemoteEntry,
-    SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VPC_HOST_ACCESS, VpcEntry,
+    Address, DropletAddress, DropletEntry, EndpointKey, GATEWAY_MAC, LOAD_OF_DIVIDER, LoadKey, MAX_MEMBERS,
+    Members, RemoteEntry, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VPC_HOST_ACCESS, VpcEntry,
 };
 use thuban_proto::transit as proto;
 
@@ -40,6 +40,8 @@ pub struct LocalEndpoint {
     pub vpc_name: String,
     pub network_name: String,
     pub ready: bool,
+    /// The droplet that had it before and may send on what others still send there.
+    pub moved_from: Option<DropletAddress>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,6 +206,8 @@ impl Row {
                     },
                 };
                 let mut rows = vec![(TableKey::Vpc(*vni), TableEntry::Vpc(*entry))];
+                let is_here = entry.flags & VPC_DIVIDER_HERE != 0;
+                rows.extend(is_here.then(|| load(*vni, LOAD_OF_DIVIDER)));
                 rows.extend(
                     cidrs
                         .iter()
@@ -212,11 +216,32 @@ impl Row {
                 rows
             }
             Self::Network {
-                vni, cidrs, entry, ..
-            } => cidrs
-                .iter()
-                .map(|cidr| (subnet(*vni, *cidr), TableEntry::Subnet(*entry)))
-                .collect(),
+                vni,
+                network,
+                cidrs,
+                entry,
+            } => {
+                let is_here = entry.flags & SUBNET_BOUNCER_HERE != 0;
+                let ranges = cidrs
+                    .iter()
+                    .map(|cidr| (subnet(*vni, *cidr), TableEntry::Subnet(*entry)));
+                ranges.chain(is_here.then(|| load(*vni, *network))).collect()
+            }
+            Self::Local(LocalEndpoint {
+                moved_from: Some(droplet),
+                vni,
+                address,
+                address6,
+                ..
+            }) => {
+                let addresses = [Some(address.to_ipv6_mapped()), address6.map(|net| net.addr())];
+                let keys = addresses.into_iter().flatten().map(|address| EndpointKey {
+                    vni: *vni,
+                    address: address.octets(),
+                });
+                keys.map(|key| (TableKey::Forwarder(key), remote(droplet)))
+                    .collect()
+            }
             Self::Bouncer { key, key6, droplet } => {
                 let keys = [Some(key), key6.as_ref()].into_iter().flatten();
                 keys.map(|key| (TableKey::Bouncer(*key), remote(droplet)))
@@ -314,15 +339,22 @@ fn local(row: proto::LocalRow) -> Result<LocalEndpoint, InvalidRow> {
             expected: "an IPv4 address",
         })?,
         mac: mac
-            .filter(|mac| mac[0] & 1 == 0 && *mac != [0; 6])
+            .filter(|mac| mac[0] & 1 == 0 && *mac != [0; 6] && *mac != GATEWAY_MAC)
             .ok_or(InvalidRow::Field {
                 field: "local.mac",
-                expected: "6 bytes, a unicast MAC address",
+                expected: "6 bytes, a unicast MAC address that is not the gateway's",
             })?,
         pod_uid: pod_uid(row.pod_uid)?,
         vpc_name: row.vpc_name,
         network_name: row.network_name,
         ready: row.ready,
+        moved_from: match row.moved_from.as_slice() {
+            [] => None,
+            address => Some(address.try_into().map_err(|_| InvalidRow::Field {
+                field: "local.moved_from",
+                expected: "empty, or an IPv4 address of 4 bytes",
+            })?),
+        },
     })
 }
 
@@ -435,6 +467,10 @@ fn cidrs(list: &[String], list6: &[String]) -> Result<Vec<IpNet>, InvalidRow> {
             })
     });
     v4.chain(v6).collect()
+}
+
+fn load(vni: u32, network: u32) -> (TableKey, TableEntry) {
+    (TableKey::Load(LoadKey { vni, network }), TableEntry::Load)
 }
 
 fn subnet(vni: u32, cidr: IpNet) -> TableKey {

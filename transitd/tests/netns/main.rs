@@ -8,7 +8,11 @@
 mod attach;
 mod dual_stack;
 mod hooks;
+mod loads;
+mod moves;
 mod operator;
 mod program;
+mod reconnect;
 mod restart;
 mod rig;
+mod wire;

@@ -24,6 +24,8 @@ pub struct Shared {
     pub epoch: u64,
     pub received: Vec<Message>,
     pub tokens: Vec<String>,
+    /// The only version that it takes; none: any.
+    pub speaks: Option<u32>,
     stream: Option<(mpsc::UnboundedSender<Result<OperatorMessage, Status>>, u64)>,
 }
 
@@ -76,12 +78,17 @@ impl Operator {
 
     /// Sends a delta and remembers it for later snapshots. Answers its sequence.
     pub fn push(&self, upserts: Vec<row::Row>, deletes: Vec<RowKey>) -> u64 {
+        self.shared.lock().unwrap().rows.extend(upserts.iter().cloned());
+        let upserts = upserts.into_iter().map(|row| Row { row: Some(row) });
+        self.push_raw(upserts.collect(), deletes)
+    }
+
+    /// Sends a delta, whatever it holds, and forgets it.
+    pub fn push_raw(&self, upserts: Vec<Row>, deletes: Vec<RowKey>) -> u64 {
         let mut shared = self.shared.lock().unwrap();
-        shared.rows.extend(upserts.iter().cloned());
         let epoch = shared.epoch;
         let (sender, sequence) = shared.stream.as_mut().expect("no stream");
         *sequence += 1;
-        let upserts = upserts.into_iter().map(|row| Row { row: Some(row) }).collect();
         let program = Program {
             epoch,
             sequence: *sequence,
@@ -99,6 +106,10 @@ impl Operator {
 
     pub fn push_and_wait(&self, upserts: Vec<row::Row>, deletes: Vec<RowKey>) {
         let sequence = self.push(upserts, deletes);
+        self.wait_for_ack_of(sequence);
+    }
+
+    pub fn wait_for_ack_of(&self, sequence: u64) {
         self.wait_for(
             "the ack of a delta",
             |m| matches!(m, Message::Ack(ack) if ack.sequence >= sequence),
@@ -176,11 +187,19 @@ impl Transit for Service {
             .get("authorization")
             .map(|v| v.to_str().unwrap().to_owned());
         let mut inbound = request.into_inner();
+        let first = inbound.message().await?.and_then(|message| message.message);
+        if let Some(Message::Hello(hello)) = &first {
+            let speaks = self.0.lock().unwrap().speaks;
+            if speaks.is_some_and(|version| version != hello.protocol_version) {
+                return Err(Status::failed_precondition("protocol version"));
+            }
+        }
         let (sender, receiver) = mpsc::unbounded_channel();
         let shared = Arc::clone(&self.0);
         {
             let mut shared = shared.lock().unwrap();
             shared.tokens.extend(token);
+            shared.received.extend(first);
             let upserts = shared
                 .rows
                 .iter()

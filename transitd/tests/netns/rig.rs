@@ -155,6 +155,11 @@ impl Rig {
         &self.namespaces[0]
     }
 
+    /// The namespace at the other end of the uplink: 192.0.2.2, any other droplet.
+    pub fn far(&self) -> &str {
+        &self.namespaces[1]
+    }
+
     pub fn start(&mut self) {
         self.operator.forget_received();
         let path = |part: &str| self.directory.join(part).display().to_string();
@@ -312,6 +317,12 @@ impl Rig {
         let output = Self::try_in(self.node(), command);
         assert!(output.status.success(), "{command}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs at the other end of the uplink.
+    pub fn on_far(&self, command: &str) {
+        let output = Self::try_in(self.far(), command);
+        assert!(output.status.success(), "{command}: {output:?}");
     }
 
     /// Runs in a pod's namespace; answers whether it succeeded.
@@ -486,7 +497,7 @@ impl Drop for Rig {
 }
 
 /// Runs on a thread of its own in that namespace.
-fn in_namespace<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+pub fn in_namespace<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let file = File::open(format!("/run/netns/{name}")).unwrap();
     std::thread::spawn(move || {
         setns(&file, CloneFlags::CLONE_NEWNET).unwrap();

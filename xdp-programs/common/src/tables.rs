@@ -124,6 +124,16 @@ pub struct MissEntry {
     pub packets: u32,
 }
 
+/// Key of LOADS: packets that a role of this droplet passed on, per CPU. transitd makes the entries, programs count where
+/// there is one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LoadKey {
+    pub vni: u32,
+    /// The network whose bouncer it is, or [`LOAD_OF_DIVIDER`].
+    pub network: u32,
+}
+
 /// PATH_MTUS[droplet], LRU: what a router on the underlay said of the way to a droplet. Written by transit.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,6 +191,8 @@ pub enum TracePoint {
 
 /// [`TraceRecord::counter`] of a packet that went on to the next hook or the host's stack uncounted.
 pub const NO_COUNTER: u32 = u32::MAX;
+/// [`LoadKey::network`] of the VPC's divider.
+pub const LOAD_OF_DIVIDER: u32 = 0;
 /// How long a path's MTU is believed, ns: ten minutes (RFC 1191 section 6.3).
 pub const PATH_MTU_LIFE: u64 = 600_000_000_000;
 /// The least path MTU that is believed: 576 (RFC 791) and the encapsulation.
@@ -227,6 +239,7 @@ const _: () = {
     assert!(size_of::<SubnetEntry>() == 44);
     assert!(size_of::<VpcEntry>() == 40);
     assert!(size_of::<TransitMetadata>() == 12);
+    assert!(size_of::<LoadKey>() == 8);
     assert!(size_of::<PathMtuEntry>() == 16);
     assert!(size_of::<AnnouncedEntry>() == 8);
     assert!(size_of::<TraceRecord>() == 72);
@@ -235,8 +248,8 @@ const _: () = {
 #[cfg(feature = "user")]
 mod pod {
     use super::{
-        AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletEntry, EndpointKey, LocalEntry, MissEntry,
-        PathMtuEntry, RemoteEntry, SubnetEntry, SubnetKey, TraceRecord, VpcEntry,
+        AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletEntry, EndpointKey, LoadKey, LocalEntry,
+        MissEntry, PathMtuEntry, RemoteEntry, SubnetEntry, SubnetKey, TraceRecord, VpcEntry,
     };
     macro_rules! pod {
         ($($t:ty),*) => {
@@ -257,6 +270,7 @@ mod pod {
         SubnetEntry,
         SubnetKey,
         VpcEntry,
+        LoadKey,
         PathMtuEntry,
         AnnouncedEntry,
         TraceRecord

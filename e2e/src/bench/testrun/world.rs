@@ -11,8 +11,8 @@ use std::{
 use anyhow::{Context, Result};
 use aya::{EbpfLoader, programs::Program};
 use thuban_common::tables::{
-    AttachmentEntry, ConfigEntry, DropletEntry, GATEWAY_MAC, LOCAL_TAKES_XDP, LocalEntry, RemoteEntry,
-    SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
+    AttachmentEntry, ConfigEntry, DropletEntry, GATEWAY_MAC, LOAD_OF_DIVIDER, LOCAL_TAKES_XDP, LoadKey,
+    LocalEntry, RemoteEntry, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
 };
 
 use super::frames;
@@ -128,6 +128,9 @@ impl World {
         for (vni, flags, divider) in [(VNI, 0, SECOND), (DIVIDED_VNI, VPC_DIVIDER_HERE, HERE)] {
             let dividers = members(&[divider]);
             programs.insert("VPCS", vni, VpcEntry { flags, dividers })?;
+        }
+        for (vni, network) in [(VNI, 3), (VNI, 4), (DIVIDED_VNI, LOAD_OF_DIVIDER)] {
+            programs.count_load(LoadKey { vni, network })?;
         }
         self.row("DIRECT_ROWS", REMOTE, SECOND)?;
         self.row("BOUNCER_ROWS", BOUNCED, THIRD)

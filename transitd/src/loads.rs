@@ -1,0 +1,131 @@
+//! What the roles of this droplet pass on, told to the operator while it is anything, and once when it ends.
+//!
+//! Observes only: the programs count, rows of the program make and remove what they count in.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thuban_common::tables::LoadKey;
+use thuban_proto::transit::{Load, RoleLoad, droplet_message::Message};
+use tokio::time::Instant;
+use tracing::warn;
+
+use crate::node::Node;
+
+/// What was counted when it was looked at last, and what the operator knows. The first look finds what was counted
+/// for an earlier transitd.
+#[derive(Debug, Default)]
+struct Meter {
+    counted: Option<HashMap<LoadKey, u64>>,
+    is_told: bool,
+}
+
+impl Meter {
+    /// The roles that passed packets on since the last look.
+    fn look(&mut self, counted: Vec<(LoadKey, u64)>, since: Duration) -> Vec<RoleLoad> {
+        let Some(last) = self.counted.replace(counted.iter().copied().collect()) else {
+            return Vec::new();
+        };
+        let mut roles: Vec<RoleLoad> = counted
+            .into_iter()
+            .filter_map(|(key, packets)| {
+                let before = last.get(&key).copied().unwrap_or_default();
+                // Less than before: the role went and came back between two looks.
+                let new = packets.checked_sub(before).unwrap_or(packets);
+                (new > 0).then(|| RoleLoad {
+                    vni: key.vni,
+                    network: key.network,
+                    packets_per_second: rate(new, since),
+                })
+            })
+            .collect();
+        roles.sort_unstable_by_key(|role| (role.vni, role.network));
+        roles
+    }
+
+    /// Whether to tell it: nothing is told once.
+    fn is_news(&self, roles: &[RoleLoad]) -> bool {
+        self.is_told || !roles.is_empty()
+    }
+}
+
+/// Packets a second, rounded up: a role that passes anything on isn't idle.
+fn rate(packets: u64, since: Duration) -> u64 {
+    let milliseconds = u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1);
+    packets.saturating_mul(1000).div_ceil(milliseconds)
+}
+
+/// Runs until the daemon ends.
+pub async fn run(node: Arc<Node>) {
+    let mut interval = tokio::time::interval(Duration::from_secs(node.settings.load_interval));
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut meter = Meter::default();
+    let mut last = Instant::now();
+    loop {
+        let now = interval.tick().await;
+        let state = node.state();
+        let counted = match state.tables.loads() {
+            Ok(counted) => counted,
+            Err(error) => {
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the load of roles could not be read"
+                );
+                continue;
+            }
+        };
+        let roles = meter.look(counted, now.duration_since(last));
+        last = now;
+        if state.outbox.is_none() {
+            // A stream begins with no load known.
+            meter.is_told = false;
+        } else if meter.is_news(&roles) {
+            meter.is_told = !roles.is_empty();
+            state.send(Message::Load(Load { roles }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const KEY: LoadKey = LoadKey { vni: 7, network: 5 };
+
+    fn look(meter: &mut Meter, packets: u64, since: Duration) -> Vec<u64> {
+        let roles = meter.look(vec![(KEY, packets)], since);
+        roles.iter().map(|role| role.packets_per_second).collect()
+    }
+
+    #[test]
+    fn a_rate_is_of_the_time_between_two_looks_and_never_rounded_to_nothing() {
+        let mut meter = Meter::default();
+        assert!(
+            look(&mut meter, 1_000_000, SECOND).is_empty(),
+            "of an earlier transitd"
+        );
+        assert_eq!(look(&mut meter, 1_005_000, 10 * SECOND), [500]);
+        assert_eq!(look(&mut meter, 1_005_001, 10 * SECOND), [1]);
+        assert!(look(&mut meter, 1_005_001, 10 * SECOND).is_empty());
+    }
+
+    #[test]
+    fn a_role_that_went_and_came_back_counts_from_nothing() {
+        let mut meter = Meter::default();
+        look(&mut meter, 500, SECOND);
+        assert_eq!(look(&mut meter, 20, SECOND), [20]);
+        assert!(meter.look(vec![], SECOND).is_empty());
+        assert_eq!(look(&mut meter, 90, SECOND), [90]);
+    }
+
+    #[test]
+    fn the_end_of_a_load_is_told_once() {
+        let mut meter = Meter::default();
+        assert!(!meter.is_news(&[]));
+        assert!(meter.is_news(&[RoleLoad::default()]));
+        meter.is_told = true;
+        assert!(meter.is_news(&[]));
+    }
+}

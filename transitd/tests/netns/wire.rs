@@ -1,0 +1,70 @@
+//! Frames of other droplets, made by hand and sent from the other end of the uplink.
+
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::time::Duration;
+
+use crate::rig::{NODE, Rig, in_namespace};
+
+/// A droplet beside the node, with an address of its own at the other end of the uplink.
+pub struct Peer {
+    socket: UdpSocket,
+}
+
+impl Peer {
+    /// 192.0.2.`last`, not 1.
+    pub fn new(rig: &Rig, last: u8) -> Self {
+        let address = Ipv4Addr::new(192, 0, 2, last);
+        let far = rig.far().to_owned();
+        if last != 2 {
+            rig.on_far(&format!("ip address add {address}/24 dev far"));
+        }
+        let socket = in_namespace(&far, move || UdpSocket::bind((address, 6081)).unwrap());
+        socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        Self { socket }
+    }
+
+    /// Sends a UDP datagram of an endpoint to port 7 of another one, encapsulated, to the node.
+    pub fn send(&self, vni: u32, source: IpAddr, destination: IpAddr) {
+        let frame = frame(vni, source, destination);
+        self.socket.send_to(&frame, (Ipv4Addr::from(NODE), 6081)).unwrap();
+    }
+
+    /// Whether something came from the node within half a second: the inner packet's destination.
+    pub fn received(&self) -> Option<IpAddr> {
+        let mut buffer = [0; 2048];
+        let length = self.socket.recv(&mut buffer).ok()?;
+        let inner = &buffer[8 + 14..length];
+        Some(if inner[0] >> 4 == 4 {
+            IpAddr::from(<[u8; 4]>::try_from(&inner[16..20]).unwrap())
+        } else {
+            IpAddr::from(<[u8; 16]>::try_from(&inner[24..40]).unwrap())
+        })
+    }
+}
+
+/// Geneve, Ethernet, IP, UDP and four bytes.
+fn frame(vni: u32, source: IpAddr, destination: IpAddr) -> Vec<u8> {
+    let [_, vni @ ..] = vni.to_be_bytes();
+    let udp = [&[0x30, 0x39, 0, 7, 0, 12, 0, 0][..], b"thub"].concat();
+    let (ethertype, ip) = match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let mut ip = vec![0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0];
+            ip.extend(source.octets());
+            ip.extend(destination.octets());
+            let words = ip.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
+            let sum: u32 = words.sum();
+            let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
+            ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+            ([8, 0], ip)
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let mut ip = vec![0x60, 0, 0, 0, 0, 12, 17, 64];
+            ip.extend(source.octets());
+            ip.extend(destination.octets());
+            ([0x86, 0xdd], ip)
+        }
+        mixed => panic!("{mixed:?}"),
+    };
+    let geneve = [0, 0, 0x65, 0x58, vni[0], vni[1], vni[2], 0];
+    [&geneve[..], &[2; 12], &ethertype, &ip, &udp].concat()
+}

@@ -1,0 +1,15 @@
+//! What the roles of this droplet pass on, counted where user space has made an entry for the role.
+
+use thuban_common::tables::LoadKey;
+
+use crate::maps::LOADS;
+
+/// One packet more that a role passed on; `network` as in [`LoadKey`].
+#[inline(always)]
+pub fn count(vni: u32, network: u32) {
+    if let Some(packets) = LOADS.get_ptr_mut(&LoadKey { vni, network }) {
+        // SAFETY: this CPU's value, and an element stays until a grace period after its removal; programs at these
+        // hooks don't preempt each other on it.
+        unsafe { *packets += 1 };
+    }
+}
