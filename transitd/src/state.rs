@@ -109,10 +109,11 @@ impl State {
         };
         let (mut nacks, mut pods) = (Vec::new(), BTreeSet::new());
         let mut wanted = BTreeSet::new();
-        let mut rows = Vec::new();
+        let (mut rows, mut unknown) = (Vec::new(), 0_usize);
         for row in program.upserts {
             let key = proto_key(&row);
             match Row::try_from(row) {
+                Err(InvalidRow::UnknownKind) => unknown += 1,
                 Ok(row) => {
                     wanted.insert(row.key());
                     rows.push((key, row));
@@ -123,9 +124,17 @@ impl State {
         let mut deletes = Vec::new();
         for key in &program.deletes {
             match RowKey::try_from(key) {
+                Err(InvalidRow::UnknownKind) => unknown += 1,
                 Ok(valid) => deletes.push(valid),
                 Err(error) => nacks.push(nack(Some(key.clone()), error.into())),
             }
+        }
+        if unknown > 0 {
+            // Of a newer operator, which has our version from Hello. A nack could not name them.
+            warn!(
+                unknown,
+                "rows of a kind that this transitd does not know are ignored"
+            );
         }
         if program.snapshot {
             deletes.extend(self.program.keys().filter(|key| !wanted.contains(*key)).cloned());

@@ -1,4 +1,7 @@
-//! Dials the operator again and again: TLS with the fixed name, the node's token, jittered back-off.
+//! Dials the operator again and again: TLS with the fixed name, the node's token, jittered pauses that grow with the
+//! time without a stream.
+//!
+//! Invariant: every step of an attempt has a limit, so that a droplet never waits for an operator that is gone.
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
@@ -6,8 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thiserror::Error;
-use thuban_proto::OPERATOR_TLS_NAME;
 use thuban_proto::transit::transit_client::TransitClient;
+use thuban_proto::{OPERATOR_TLS_NAME, PROTOCOL_VERSION};
+use tokio::time::{Instant, timeout};
+use tonic::Code;
 use tonic::metadata::errors::InvalidMetadataValue;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
@@ -20,8 +25,13 @@ use crate::node::Node;
 
 const LEAST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The pause is this part of the time without a stream: soon with a new leader, and no crowd after a long absence.
+const PAUSE_PART: u32 = 8;
+/// A stream that lived for so long was one.
+const LASTING: Duration = Duration::from_secs(5);
 const KEEPALIVE: Duration = Duration::from_secs(3);
-const CONNECT: Duration = Duration::from_secs(5);
+/// Of reading the Lease, and of connecting: while the Lease still names a dead node, nobody answers there.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Error)]
 pub enum ClientError {
@@ -36,15 +46,17 @@ pub enum ClientError {
         address: String,
         source: tonic::transport::Error,
     },
+    #[error("nobody answers within {} s at {address}", PATIENCE.as_secs())]
+    Silent { address: String },
     #[error(transparent)]
     Session(#[from] SessionError),
 }
 
 /// Runs until the daemon ends.
 pub async fn run(node: Arc<Node>, locator: Locator, mut epoch: Epoch) {
-    let mut pause = LEAST_PAUSE;
+    let mut lost = Instant::now();
     loop {
-        let started = tokio::time::Instant::now();
+        let started = Instant::now();
         if let Err(error) = attempt(&node, &locator, &mut epoch).await {
             warn!(
                 error = &error as &dyn std::error::Error,
@@ -53,17 +65,19 @@ pub async fn run(node: Arc<Node>, locator: Locator, mut epoch: Epoch) {
         } else {
             info!("the operator closed the stream");
         }
-        pause = if started.elapsed() > LONGEST_PAUSE {
-            LEAST_PAUSE
-        } else {
-            (pause * 2).min(LONGEST_PAUSE)
-        };
-        tokio::time::sleep(jittered(pause)).await;
+        if started.elapsed() > LASTING {
+            lost = Instant::now();
+        }
+        tokio::time::sleep(jittered(pause(lost.elapsed()))).await;
     }
 }
 
+fn pause(without_stream: Duration) -> Duration {
+    (without_stream / PAUSE_PART).clamp(LEAST_PAUSE, LONGEST_PAUSE)
+}
+
 async fn attempt(node: &Arc<Node>, locator: &Locator, epoch: &mut Epoch) -> Result<(), ClientError> {
-    let location = locator.locate().await?;
+    let location = locator.locate(PATIENCE).await?;
     let token = bearer(&node.settings.token_file)?;
     let connect = |source| ClientError::Connect {
         address: location.address.clone(),
@@ -72,18 +86,33 @@ async fn attempt(node: &Arc<Node>, locator: &Locator, epoch: &mut Epoch) -> Resu
     let tls = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(&location.ca_bundle))
         .domain_name(OPERATOR_TLS_NAME);
-    let channel: Channel = Endpoint::from_shared(format!("https://{}", location.address))
+    let endpoint = Endpoint::from_shared(format!("https://{}", location.address))
         .and_then(|endpoint| endpoint.tls_config(tls))
         .map_err(connect)?
-        .connect_timeout(CONNECT)
         .http2_keep_alive_interval(KEEPALIVE)
         .keep_alive_timeout(KEEPALIVE)
-        .keep_alive_while_idle(true)
-        .connect()
+        .keep_alive_while_idle(true);
+    let channel: Channel = timeout(PATIENCE, endpoint.connect())
         .await
+        .map_err(|_| ClientError::Silent {
+            address: location.address.clone(),
+        })?
         .map_err(connect)?;
     info!(address = location.address, "connected to the operator");
-    Ok(session::run(node, TransitClient::new(channel), token, epoch).await?)
+    let client = TransitClient::new(channel);
+    match session::run(node, client.clone(), token.clone(), epoch, PROTOCOL_VERSION).await {
+        // During a rolling update the operator may be one version behind.
+        Err(SessionError::Stream(status)) if status.code() == Code::FailedPrecondition => {
+            let older = PROTOCOL_VERSION - 1;
+            info!(
+                message = status.message(),
+                version = older,
+                "speaking an older version"
+            );
+            Ok(session::run(node, client, token, epoch, older).await?)
+        }
+        result => Ok(result?),
+    }
 }
 
 /// Read again at each connect: kubelet renews the projected token.
@@ -108,6 +137,15 @@ fn jittered(pause: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_short_absence_is_followed_closely_and_a_long_one_from_afar() {
+        let seconds = Duration::from_secs;
+        assert_eq!(pause(Duration::ZERO), LEAST_PAUSE);
+        assert_eq!(pause(seconds(2)), Duration::from_millis(250));
+        assert_eq!(pause(seconds(12)), Duration::from_millis(1500));
+        assert_eq!(pause(seconds(3600)), LONGEST_PAUSE);
+    }
 
     #[test]
     fn pauses_are_jittered_within_their_bounds() {

@@ -1,10 +1,13 @@
 //! Where the operator is: from its Lease, read only while disconnected; or fixed by flags.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
+use kube::api::GetParams;
 use thiserror::Error;
+use tokio::time::timeout;
 
 /// Name of the operator's Lease.
 const OPERATOR_LEASE: &str = "thuban-operator";
@@ -17,6 +20,8 @@ const CA_BUNDLE: &str = "thuban.dev/ca-bundle";
 pub enum LeaseError {
     #[error("cannot read the Lease {OPERATOR_LEASE}")]
     Read(#[source] kube::Error),
+    #[error("the API server does not answer")]
+    Silent,
     #[error("the Lease {OPERATOR_LEASE} has no annotation {0}; no operator leads yet")]
     Annotation(&'static str),
     #[error("cannot read the CA bundle {path}")]
@@ -39,7 +44,8 @@ pub struct Location {
 }
 
 impl Locator {
-    pub async fn locate(&self) -> Result<Location, LeaseError> {
+    /// Within `patience`.
+    pub async fn locate(&self, patience: Duration) -> Result<Location, LeaseError> {
         match self {
             Self::Fixed { address, bundle } => {
                 let ca_bundle = std::fs::read_to_string(bundle).map_err(|source| LeaseError::Bundle {
@@ -52,7 +58,12 @@ impl Locator {
                 })
             }
             Self::Lease(api) => {
-                let lease = api.get(OPERATOR_LEASE).await.map_err(LeaseError::Read)?;
+                // From the API server's cache: all droplets ask at once when the operator is gone.
+                let parameters = GetParams::any();
+                let lease = timeout(patience, api.get_with(OPERATOR_LEASE, &parameters))
+                    .await
+                    .map_err(|_| LeaseError::Silent)?
+                    .map_err(LeaseError::Read)?;
                 let annotations = lease.metadata.annotations.unwrap_or_default();
                 let value = |name| annotations.get(name).cloned().ok_or(LeaseError::Annotation(name));
                 Ok(Location {

@@ -1,13 +1,14 @@
 //! One stream: Hello, then programs in, acks and nacks, subscriptions and attachment changes out.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use thiserror::Error;
-use thuban_proto::PROTOCOL_VERSION;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_client::TransitClient;
 use thuban_proto::transit::{self as proto, DropletMessage, Hello, Subscribe, operator_message};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Request;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -28,21 +29,27 @@ pub enum SessionError {
     Sequence { given: u64, last: u64 },
     #[error("the stream's first program is not a snapshot")]
     NoSnapshot,
+    #[error("the operator took the stream and says nothing")]
+    Silent,
 }
 
-/// Runs one stream to its end.
+/// Of opening the stream: the operator has the token reviewed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs one stream to its end, in a version of the contract that the operator may know.
 pub async fn run(
     node: &Arc<Node>,
     mut client: TransitClient<Channel>,
     token: MetadataValue<Ascii>,
     epoch: &mut Epoch,
+    version: u32,
 ) -> Result<(), SessionError> {
     let (sender, receiver) = mpsc::unbounded_channel();
     {
         // Under one lock: what changes after Hello goes to the new outbox.
         let mut state = node.state();
         let hello = Hello {
-            protocol_version: PROTOCOL_VERSION,
+            protocol_version: version,
             droplet: node.settings.node_name.clone(),
             highest_epoch: epoch.highest(),
             attachments: state.attachments.values().map(attachment).collect(),
@@ -77,7 +84,11 @@ async fn receive(
     let broken = |status| SessionError::Stream(Box::new(status));
     let mut request = Request::new(UnboundedReceiverStream::new(receiver));
     request.metadata_mut().insert("authorization", token);
-    let mut stream = client.connect(request).await.map_err(broken)?.into_inner();
+    let opened = timeout(PATIENCE, client.connect(request)).await;
+    let mut stream = opened
+        .map_err(|_| SessionError::Silent)?
+        .map_err(broken)?
+        .into_inner();
     let mut last = 0;
     while let Some(message) = stream.message().await.map_err(broken)? {
         let Some(operator_message::Message::Program(program)) = message.message else {
