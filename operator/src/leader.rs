@@ -9,20 +9,24 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use thuban_api::{ADDRESS_ANNOTATION, CA_BUNDLE_ANNOTATION, OPERATOR_LEASE, SYSTEM_NAMESPACE};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{info, warn};
 
 /// A holder that has not renewed for so long has lost it.
-const DURATION: Duration = Duration::from_secs(15);
+const DURATION: Duration = Duration::from_secs(10);
 const RENEW_EVERY: Duration = Duration::from_secs(2);
 /// The leader itself gives up earlier.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
-
+const GIVE_UP_AFTER: Duration = Duration::from_secs(8);
 /// An API server that does not answer for so long is away.
-const PATIENCE: Duration = Duration::from_secs(4);
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How often one that waits looks at the Lease.
+const LOOK_EVERY: Duration = Duration::from_millis(300);
+/// How long one that gave the Lease up keeps its streams for the next leader to come.
+const HANDOVER: Duration = Duration::from_secs(2);
 
-fn silent() -> kube::Error {
-    kube::Error::Service("the API server does not answer".into())
+async fn within_patience<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
+    let silent = || kube::Error::Service("the API server does not answer".into());
+    timeout(PATIENCE, request).await.unwrap_or_else(|_| Err(silent()))
 }
 
 /// What the Lease says of its holder.
@@ -57,7 +61,7 @@ pub async fn acquire(client: Client, candidate: Candidate) -> Leadership {
             Ok(None) => {}
             Err(error) => warn!(error = %error, "lease could not be read or taken; trying again"),
         }
-        sleep(RENEW_EVERY / 2).await;
+        sleep(LOOK_EVERY).await;
     }
 }
 
@@ -66,15 +70,13 @@ async fn attempt(
     candidate: &Candidate,
     seen: &mut Option<(Option<String>, Instant)>,
 ) -> Result<Option<Lease>, kube::Error> {
-    let Some(lease) = leases.get_opt(OPERATOR_LEASE).await? else {
+    let parameters = PostParams::default();
+    let Some(lease) = within_patience(leases.get_opt(OPERATOR_LEASE)).await? else {
         let lease = taken(Lease::default(), candidate);
-        return leases.create(&PostParams::default(), &lease).await.map(Some);
+        return within_patience(leases.create(&parameters, &lease))
+            .await
+            .map(Some);
     };
-    let holder = lease
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.holder_identity.clone())
-        .unwrap_or_default();
     let version = lease.metadata.resource_version.clone();
     let is_expired = match seen {
         Some((known, since)) if *known == version => since.elapsed() >= DURATION,
@@ -83,11 +85,11 @@ async fn attempt(
             false
         }
     };
-    if !holder.is_empty() && !is_expired {
+    if !holder(&lease).is_empty() && !is_expired {
         return Ok(None);
     }
-    leases
-        .replace(OPERATOR_LEASE, &PostParams::default(), &taken(lease, candidate))
+    let lease = taken(lease, candidate);
+    within_patience(leases.replace(OPERATOR_LEASE, &parameters, &lease))
         .await
         .map(Some)
 }
@@ -95,6 +97,13 @@ async fn attempt(
 fn epoch(lease: &Lease) -> u64 {
     let transitions = lease.spec.as_ref().and_then(|spec| spec.lease_transitions);
     u64::try_from(transitions.unwrap_or_default()).unwrap_or_default()
+}
+
+/// Empty for a Lease that was given up.
+fn holder(lease: &Lease) -> &str {
+    let spec = lease.spec.as_ref();
+    spec.and_then(|spec| spec.holder_identity.as_deref())
+        .unwrap_or_default()
 }
 
 /// The lease as its new holder writes it.
@@ -144,55 +153,79 @@ impl Leadership {
         let mut renewed = Instant::now();
         loop {
             sleep(RENEW_EVERY).await;
+            let asked = Instant::now();
+            match timeout_at(renewed + GIVE_UP_AFTER, self.renew()).await {
+                Ok(true) => renewed = asked,
+                Ok(false) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Tries until the Lease is renewed, or is another's.
+    async fn renew(&mut self) -> bool {
+        let parameters = PostParams::default();
+        loop {
             let mut lease = self.lease.clone();
             if let Some(spec) = &mut lease.spec {
                 spec.renew_time = Some(MicroTime(Timestamp::now()));
             }
-            let parameters = PostParams::default();
             let replaced = self.leases.replace(OPERATOR_LEASE, &parameters, &lease);
-            match timeout(PATIENCE, replaced)
-                .await
-                .unwrap_or_else(|_| Err(silent()))
-            {
+            match within_patience(replaced).await {
                 Ok(lease) => {
                     self.lease = lease;
-                    renewed = Instant::now();
+                    return true;
                 }
-                Err(error) => {
-                    warn!(error = %error, "lease could not be renewed");
-                    match timeout(PATIENCE, self.leases.get_opt(OPERATOR_LEASE))
-                        .await
-                        .unwrap_or_else(|_| Err(silent()))
-                    {
-                        Ok(Some(lease)) if self.is_ours(&lease) => self.lease = lease,
-                        Ok(_) => return,
-                        Err(_) => {}
-                    }
-                    if renewed.elapsed() >= GIVE_UP_AFTER {
-                        return;
-                    }
-                }
+                Err(error) => warn!(error = %error, "lease could not be renewed"),
             }
+            match within_patience(self.leases.get_opt(OPERATOR_LEASE)).await {
+                Ok(Some(lease)) if self.is_ours(&lease) => self.lease = lease,
+                Ok(_) => return false,
+                Err(_) => {}
+            }
+            sleep(LOOK_EVERY).await;
         }
     }
 
     fn is_ours(&self, lease: &Lease) -> bool {
-        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_ref());
-        holder == Some(&self.candidate.identity) && epoch(lease) == self.epoch()
+        holder(lease) == self.candidate.identity && epoch(lease) == self.epoch()
     }
 
-    /// Gives the lease up, so that the next leader need not wait for its expiry.
+    /// Gives the Lease up, so that the next leader need not wait for its expiry, and waits a little for that one: streams
+    /// that end then are dialled again where somebody is.
     pub async fn release(mut self) {
-        if let Some(spec) = &mut self.lease.spec {
+        // A renewal may have been under way: then the Lease is not the one that we know.
+        if self.give_up().await.is_err()
+            && let Ok(Some(lease)) = within_patience(self.leases.get_opt(OPERATOR_LEASE)).await
+            && self.is_ours(&lease)
+        {
+            self.lease.metadata = lease.metadata;
+            if let Err(error) = self.give_up().await {
+                warn!(error = %error, "lease could not be released");
+                return;
+            }
+        }
+        let succeeded = async {
+            loop {
+                sleep(LOOK_EVERY / 3).await;
+                match self.leases.get_opt(OPERATOR_LEASE).await {
+                    Ok(Some(lease)) if holder(&lease).is_empty() => {}
+                    _ => return,
+                }
+            }
+        };
+        if timeout(HANDOVER, succeeded).await.is_err() {
+            info!("no other operator has come to lead");
+        }
+    }
+
+    async fn give_up(&self) -> Result<(), kube::Error> {
+        let mut lease = self.lease.clone();
+        if let Some(spec) = &mut lease.spec {
             spec.holder_identity = Some(String::new());
         }
-        if let Err(error) = self
-            .leases
-            .replace(OPERATOR_LEASE, &PostParams::default(), &self.lease)
-            .await
-        {
-            warn!(error = %error, "lease could not be released");
-        }
+        let parameters = PostParams::default();
+        let given_up = self.leases.replace(OPERATOR_LEASE, &parameters, &lease);
+        within_patience(given_up).await.map(|_| ())
     }
 }
 
