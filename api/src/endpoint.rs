@@ -18,10 +18,13 @@ pub enum EndpointType {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodRef {
+    #[schemars(length(min = 1, max = 253))]
     pub name: String,
     /// UID of the Pod object.
+    #[schemars(length(min = 1, max = 63))]
     pub uid: String,
     /// UID that kubelet tells the CNI plugin; another one for static pods (their mirror's annotation).
+    #[schemars(length(min = 1, max = 63))]
     pub cni_uid: String,
 }
 
@@ -47,13 +50,19 @@ pub struct PodRef {
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
-#[kube(validation = Rule::new("self.spec == oldSelf.spec").message("spec is immutable"))]
+#[kube(
+    validation = Rule::new("self.spec == oldSelf.spec")
+        .message("spec is immutable: delete the Endpoint and make it again"),
+    validation = Rule::new("has(self.spec.podRef) == (has(self.spec.droplet) && self.spec.droplet != '')")
+        .message("spec.podRef and spec.droplet go together: the operator sets both, people leave both out")
+)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSpec {
     #[serde(rename = "type", default)]
     pub kind: EndpointType,
-    /// Empty while the network is not known.
+    /// Empty while the network is not known, and if a user made it.
     #[serde(default)]
+    #[schemars(length(max = 63))]
     pub vpc: String,
     #[schemars(length(min = 1, max = 63))]
     pub network: String,
@@ -62,17 +71,33 @@ pub struct EndpointSpec {
     pub pod_ref: Option<PodRef>,
     /// The node that the pod is bound to; empty if a user made it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 253))]
     pub droplet: String,
     /// Asked for by annotation or by its user, at most one of each family; the network must allow it. None: the
     /// operator picks.
+    #[x_kube(
+        validation = Rule::new("self.all(a, isIP(a))")
+            .message("spec.addresses must be addresses such as 10.0.1.7 or fd00:1::7, without prefix length"),
+        validation = Rule::new("self.size() < 2 || !self.all(a, isIP(a)) || ip(self[0]).family() != ip(self[1]).family()")
+            .message("spec.addresses may have one address of each family, not two of one: make an Endpoint for each")
+    )]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 2), inner(length(max = 39)))]
     pub addresses: Vec<String>,
     /// Claimed by the operator before it made the object; `status.addresses` goes before it.
+    #[x_kube(
+        validation = Rule::new("self.all(a, isIP(a))").message("spec.claimed must be IP addresses")
+    )]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 2), inner(length(max = 39)))]
     pub claimed: Vec<String>,
     /// A unicast MAC address, as 02:00:00:00:00:01. None: made from the address.
+    #[x_kube(
+        validation = Rule::new("self.matches('^[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}$') && self != '00:00:00:00:00:00'")
+            .message("spec.mac must be a unicast MAC address, such as 02:00:00:00:00:01: six bytes, the first one even"),
+        validation = Rule::new("self != '02:54:68:75:62:61'")
+            .message("spec.mac is the gateway's, 02:54:68:75:62:61: choose another one")
+    )]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 17))]
     pub mac: Option<String>,
