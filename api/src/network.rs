@@ -55,7 +55,7 @@ pub struct NetworkSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed_namespaces: Option<LabelSelector>,
     /// Whether pods and endpoints may ask for addresses of their choice.
-    #[serde(default)]
+    #[serde(default, rename = "allowStaticIPs")]
     pub allow_static_ips: bool,
 }
 

@@ -20,6 +20,7 @@ mod paths;
 mod probes;
 mod restarts;
 mod rights;
+mod rules;
 mod support;
 mod tenants;
 mod transfer;

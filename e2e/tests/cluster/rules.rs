@@ -1,0 +1,441 @@
+//! Every rule of the CRDs: an object that breaks it is refused by the API server, in words that name field and remedy.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::actor::Actor;
+use crate::support::get;
+use crate::tenants::tenants;
+
+/// An object that breaks one rule, and what the API server must say.
+struct Case(Value, &'static str);
+
+fn object(kind: &str, name: &str, spec: Value) -> Value {
+    json!({
+        "apiVersion": "thuban.dev/v1alpha1", "kind": kind,
+        "metadata": {"name": name, "namespace": "default"}, "spec": spec,
+    })
+}
+
+fn with(mut spec: Value, field: &str, value: Value) -> Value {
+    spec[field] = value;
+    spec
+}
+
+fn vpcs() -> Vec<Case> {
+    let vpc = |field: &str, value: Value| {
+        object(
+            "Vpc",
+            "rule",
+            with(json!({"cidrs": ["10.0.0.0/16"]}), field, value),
+        )
+    };
+    let most = json!({"maxDividers": 2});
+    let cidrs: Vec<String> = (0..9).map(|number| format!("10.{number}.0.0/16")).collect();
+    vec![
+        Case(
+            object("Vpc", "red.blue", json!({"cidrs": ["10.0.0.0/16"]})),
+            "metadata.name must be a DNS label",
+        ),
+        Case(vpc("cidrs", json!([])), "spec.cidrs must have 1 to 8 ranges"),
+        Case(vpc("cidrs", json!(cidrs)), "spec.cidrs"),
+        Case(
+            vpc("cidrs", json!(["banana"])),
+            "spec.cidrs must be networks without host bits",
+        ),
+        Case(vpc("cidrs", json!(["10.0.0.1/16"])), "such as 10.0.0.0/16"),
+        Case(
+            vpc("cidrs", json!(["10.0.0.0/33"])),
+            "spec.cidrs must be networks",
+        ),
+        Case(vpc("cidrs", json!(["fd00::/121"])), "IPv6 of /120 or larger"),
+        Case(
+            vpc("cidrs", json!(["10.0.0.0/16", "10.0.3.0/24"])),
+            "spec.cidrs has a range twice, or one within another: keep the larger one alone",
+        ),
+        Case(
+            vpc("dividers", json!(0)),
+            "spec.dividers in body should be greater than or equal to 1",
+        ),
+        Case(
+            vpc("dividers", json!(9)),
+            "spec.dividers in body should be less than or equal to 8",
+        ),
+        Case(
+            vpc("autoscale", json!({"maxDividers": 9})),
+            "spec.autoscale.maxDividers in body should be less than or equal to 8",
+        ),
+        Case(
+            vpc("autoscale", json!({})),
+            "spec.autoscale.maxDividers: Required value",
+        ),
+        Case(
+            vpc("autoscale", json!({"maxDividers": 2, "packetsPerSecond": 0})),
+            "spec.autoscale.packetsPerSecond",
+        ),
+        Case(
+            object(
+                "Vpc",
+                "rule",
+                json!({"cidrs": ["10.0.0.0/16"], "dividers": 3, "autoscale": most}),
+            ),
+            "spec.autoscale.maxDividers must be at least spec.dividers, the least number: raise it, or lower spec.dividers",
+        ),
+        Case(vpc("allowedNamespaces", json!("red")), "spec.allowedNamespaces"),
+    ]
+}
+
+fn networks() -> Vec<Case> {
+    let good = json!({"vpc": "red", "cidrs": ["10.0.1.0/24"]});
+    let network = |field: &str, value: Value| object("Network", "rule", with(good.clone(), field, value));
+    vec![
+        Case(
+            object("Network", "red.web", good.clone()),
+            "metadata.name must be a DNS label",
+        ),
+        Case(network("vpc", json!("")), "spec.vpc"),
+        Case(network("cidrs", json!([])), "spec.cidrs must have 1 to 8 ranges"),
+        Case(network("cidrs", json!(["10.0.1.0/31"])), "IPv4 of /30 or larger"),
+        Case(
+            network("cidrs", json!(["10.0.1.0/24", "fd00::/63"])),
+            "spec.cidrs must be networks without host bits: IPv4 of /30 or larger, such as 10.0.1.0/24, or IPv6 of /64 to /120",
+        ),
+        Case(
+            network("cidrs", json!(["fd00::/64", "10.0.1.0/24"])),
+            "spec.cidrs must begin with an IPv4 range, which every network needs; put IPv6 ranges after it",
+        ),
+        Case(
+            network("cidrs", json!(["10.0.1.0/24", "10.0.1.0/24"])),
+            "spec.cidrs has a range twice",
+        ),
+        Case(
+            network("bouncers", json!(0)),
+            "spec.bouncers in body should be greater than or equal to 1",
+        ),
+        Case(
+            network("bouncers", json!(9)),
+            "spec.bouncers in body should be less than or equal to 8",
+        ),
+        Case(
+            network("autoscale", json!({"maxBouncers": 9})),
+            "spec.autoscale.maxBouncers in body should be less than or equal to 8",
+        ),
+        Case(
+            network("autoscale", json!({"maxBouncers": 2, "endpointsPerBouncer": 0})),
+            "spec.autoscale.endpointsPerBouncer",
+        ),
+        Case(
+            object(
+                "Network",
+                "rule",
+                json!({"vpc": "red", "cidrs": ["10.0.1.0/24"], "bouncers": 3, "autoscale": {"maxBouncers": 2}}),
+            ),
+            "spec.autoscale.maxBouncers must be at least spec.bouncers, the least number: raise it, or lower spec.bouncers",
+        ),
+        Case(network("allowStaticIPs", json!("yes")), "spec.allowStaticIPs"),
+    ]
+}
+
+fn endpoints() -> Vec<Case> {
+    let endpoint = |field: &str, value: Value| {
+        object(
+            "Endpoint",
+            "rule",
+            with(json!({"network": "red-web"}), field, value),
+        )
+    };
+    let pod = json!({"name": "a", "uid": "b", "cniUid": "b"});
+    vec![
+        Case(endpoint("network", json!("")), "spec.network"),
+        Case(endpoint("type", json!("Scaled")), "spec.type: Unsupported value"),
+        Case(
+            endpoint("addresses", json!(["10.0.1.300"])),
+            "spec.addresses must be addresses such as 10.0.1.7 or fd00:1::7, without prefix length",
+        ),
+        Case(
+            endpoint("addresses", json!(["10.0.1.7/24"])),
+            "without prefix length",
+        ),
+        Case(
+            endpoint("addresses", json!(["10.0.1.7", "10.0.1.8"])),
+            "spec.addresses may have one address of each family, not two of one: make an Endpoint for each",
+        ),
+        Case(
+            endpoint("addresses", json!(["10.0.1.7", "fd00::1", "fd00::2"])),
+            "spec.addresses",
+        ),
+        Case(
+            endpoint("claimed", json!(["banana"])),
+            "spec.claimed must be IP addresses",
+        ),
+        Case(
+            endpoint("mac", json!("01:00:5e:00:00:01")),
+            "spec.mac must be a unicast MAC address, such as 02:00:00:00:00:01: six bytes, the first one even",
+        ),
+        Case(
+            endpoint("mac", json!("02-00-00-00-00-01")),
+            "spec.mac must be a unicast MAC address",
+        ),
+        Case(
+            endpoint("mac", json!("00:00:00:00:00:00")),
+            "spec.mac must be a unicast MAC address",
+        ),
+        Case(
+            endpoint("mac", json!("02:54:68:75:62:61")),
+            "spec.mac is the gateway's, 02:54:68:75:62:61: choose another one",
+        ),
+        Case(
+            endpoint("podRef", pod),
+            "spec.podRef and spec.droplet go together: the operator sets both, people leave both out",
+        ),
+        Case(
+            endpoint("droplet", json!("node-a")),
+            "spec.podRef and spec.droplet go together",
+        ),
+    ]
+}
+
+fn roles_and_droplets() -> Vec<Case> {
+    let droplet = json!({"node": "node-x", "ip": "10.9.0.1", "interface": "eth0", "mtu": 1500});
+    let droplet =
+        |field: &str, value: Value| object("Droplet", "node-x", with(droplet.clone(), field, value));
+    vec![
+        Case(
+            object("Divider", "red-d8", json!({"vpc": "red"})),
+            "metadata.name must be <spec.vpc>-d<number>, 0 to 7, such as red-d0",
+        ),
+        Case(
+            object("Divider", "blue-d0", json!({"vpc": "red"})),
+            "metadata.name must be <spec.vpc>-d",
+        ),
+        Case(
+            object("Divider", "red-d0", json!({"vpc": "red", "droplet": ""})),
+            "spec.droplet",
+        ),
+        Case(
+            object(
+                "Bouncer",
+                "red-web-d0",
+                json!({"vpc": "red", "network": "red-web"}),
+            ),
+            "metadata.name must be <spec.network>-b<number>, 0 to 7, such as red-web-b0",
+        ),
+        Case(
+            object(
+                "Bouncer",
+                "red-web-b00",
+                json!({"vpc": "red", "network": "red-web"}),
+            ),
+            "metadata.name must be <spec.network>-b<number>",
+        ),
+        Case(
+            droplet("node", json!("node-y")),
+            "spec.node must be metadata.name: a Droplet is named as its Node",
+        ),
+        Case(
+            droplet("ip", json!("fd00::1")),
+            "spec.ip must be a unicast IPv4 address, one of the Node's InternalIPs",
+        ),
+        Case(
+            droplet("ip", json!("127.0.0.1")),
+            "spec.ip must be a unicast IPv4 address",
+        ),
+        Case(
+            droplet("ip", json!("node-x")),
+            "spec.ip must be a unicast IPv4 address",
+        ),
+        Case(
+            droplet("interface", json!("a-link-of-16-chars")),
+            "spec.interface",
+        ),
+        Case(
+            droplet("mtu", json!(600)),
+            "spec.mtu must be 626 to 65535 bytes: pods get 50 less, and IPv4 needs 576; raise the MTU of spec.interface",
+        ),
+        Case(
+            droplet("mtu", json!(70000)),
+            "spec.mtu must be 626 to 65535 bytes",
+        ),
+        Case(
+            droplet("transitHook", json!("dpdk")),
+            "spec.transitHook must be xdp or tc",
+        ),
+        Case(
+            droplet("agentHook", json!("dpdk")),
+            "spec.agentHook must be xdp or tc",
+        ),
+    ]
+}
+
+fn claims() -> Vec<Case> {
+    let claim = |name: &str, address: &str| {
+        let spec = json!({"vpc": "red", "network": "red-web", "address": address,
+                          "endpointNamespace": "red", "endpointName": "a", "ownerUid": "b"});
+        object("IpClaim", name, spec)
+    };
+    vec![
+        Case(
+            claim("red.10.0.1.8", "10.0.1.9"),
+            "metadata.name must be <spec.vpc>.<spec.address>, IPv6 as 32 hex digits, such as red.10.0.1.2",
+        ),
+        Case(
+            claim("blue.10.0.1.9", "10.0.1.9"),
+            "metadata.name must be <spec.vpc>.<spec.address>",
+        ),
+        Case(claim("red.fd00--9", "fd00::9"), "IPv6 as 32 hex digits"),
+        Case(
+            claim("red.10.0.1.9", "fd00::0009"),
+            "spec.address must be an IP address in its shortest form, such as 10.0.1.2 or fd00::2",
+        ),
+        Case(
+            claim("red.10.0.1.9", "10.0.1"),
+            "spec.address must be an IP address",
+        ),
+        Case(
+            object("VniClaim", "16777216", json!({"vpc": "red", "vpcUid": "a"})),
+            "metadata.name must be the VNI, a number from 1 to 16777215",
+        ),
+        Case(
+            object("VniClaim", "red", json!({"vpc": "red", "vpcUid": "a"})),
+            "metadata.name must be the VNI",
+        ),
+        Case(
+            object("VniClaim", "7", json!({"vpc": "", "vpcUid": "a"})),
+            "spec.vpc",
+        ),
+    ]
+}
+
+/// Objects that exist, with what can't be changed changed.
+fn changes() -> Vec<Case> {
+    let cluster = &tenants().cluster;
+    let changed = |kind: &str, name: &str, field: &str, value: Value| {
+        let mut object = get(cluster, &[kind, name, "-n", "red"]).unwrap();
+        object["spec"][field] = value;
+        object
+    };
+    let endpoints = get(cluster, &["endpoints.thuban.dev", "-n", "red"]).unwrap();
+    let endpoint = endpoints["items"][0]["metadata"]["name"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let claim = get(cluster, &["ipclaims.thuban.dev"]).unwrap();
+    let claim = claim["items"][0]["metadata"]["name"].as_str().unwrap().to_owned();
+    let vnis = get(cluster, &["vniclaims.thuban.dev"]).unwrap();
+    let vni = vnis["items"][0]["metadata"]["name"].as_str().unwrap().to_owned();
+    let web = "red-web-b0";
+    vec![
+        Case(
+            changed("vpcs.thuban.dev", "red", "cidrs", json!(["10.7.0.0/16"])),
+            "spec.cidrs may only be appended to: ranges in force (status.cidrs) can not be taken away",
+        ),
+        Case(
+            changed("networks.thuban.dev", "red-web", "cidrs", json!(["10.0.7.0/24"])),
+            "spec.cidrs may only be appended to: ranges in force (status.cidrs) can not be taken away",
+        ),
+        Case(
+            changed("networks.thuban.dev", "red-web", "vpc", json!("blue")),
+            "spec.vpc is immutable: delete the Network and make it again in the other VPC",
+        ),
+        Case(
+            changed("endpoints.thuban.dev", &endpoint, "network", json!("blue-web")),
+            "spec is immutable: delete the Endpoint and make it again",
+        ),
+        Case(
+            changed("dividers.thuban.dev", "red-d0", "vpc", json!("blue")),
+            "spec.vpc is immutable: a Divider serves one VPC all its life",
+        ),
+        Case(
+            changed("bouncers.thuban.dev", web, "network", json!("red-db")),
+            "spec.network is immutable: a Bouncer serves one network all its life",
+        ),
+        Case(
+            changed("bouncers.thuban.dev", web, "vpc", json!("blue")),
+            "spec.vpc is immutable: a Bouncer serves one network all its life",
+        ),
+        Case(
+            changed("ipclaims.thuban.dev", &claim, "ownerUid", json!("mallory")),
+            "spec is immutable: a claim is what it was made for, or is deleted",
+        ),
+        Case(
+            changed("vniclaims.thuban.dev", &vni, "vpcUid", json!("mallory")),
+            "spec is immutable: a claim is what it was made for, or is deleted",
+        ),
+    ]
+}
+
+/// One request of kubectl for all; it answers with a line for each.
+fn refusals(verb: &str, cases: &[Case]) -> Vec<String> {
+    let admin = Actor::administrator(&tenants().cluster).unwrap();
+    let stream: Vec<String> = cases.iter().map(|case| case.0.to_string()).collect();
+    let arguments = [verb, "--dry-run=server", "--validate=false", "-f", "-"];
+    let error = admin
+        .with_input(&arguments, &stream.join("\n---\n"))
+        .expect_err("the API server took them all")
+        .to_string();
+    error.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn every_rule_refuses_what_breaks_it_and_says_what_to_do() {
+    let made: Vec<Case> = [vpcs(), networks(), endpoints(), roles_and_droplets(), claims()]
+        .into_iter()
+        .flatten()
+        .collect();
+    let mut said = String::new();
+    for (verb, cases) in [("create", made), ("replace", changes())] {
+        let lines = refusals(verb, &cases);
+        if lines.len() != cases.len() {
+            let is_unsaid = |case: &&Case| !lines.iter().any(|line| line.contains(case.1));
+            let unsaid: Vec<_> = cases.iter().filter(is_unsaid).map(|case| case.1).collect();
+            panic!(
+                "{} of {} objects are refused; nobody says {unsaid:#?}",
+                lines.len(),
+                cases.len()
+            );
+        }
+        for (Case(object, expected), line) in cases.iter().zip(&lines) {
+            assert!(
+                line.contains(expected),
+                "{object} is refused, but {line:?} does not say {expected:?}"
+            );
+            // A rule that can't be judged is no message.
+            assert!(!line.contains("no such"), "{line}");
+            said.push_str(line);
+        }
+    }
+    let untested: Vec<String> = rules().into_iter().filter(|rule| !said.contains(rule)).collect();
+    assert!(
+        untested.is_empty(),
+        "rules without an object that breaks them: {untested:#?}"
+    );
+}
+
+/// The messages of all rules that the API server has for our kinds.
+fn rules() -> BTreeSet<String> {
+    fn walk(value: &Value, found: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    if name == "x-kubernetes-validations" {
+                        let rules = value.as_array().into_iter().flatten();
+                        found.extend(
+                            rules
+                                .filter_map(|rule| rule["message"].as_str())
+                                .map(str::to_owned),
+                        );
+                    }
+                    walk(value, found);
+                }
+            }
+            Value::Array(items) => items.iter().for_each(|item| walk(item, found)),
+            _ => {}
+        }
+    }
+    let crds = get(&tenants().cluster, &["customresourcedefinitions"]).unwrap();
+    let mut found = BTreeSet::new();
+    walk(&crds, &mut found);
+    assert!(found.len() > 20, "{found:#?}");
+    found
+}
