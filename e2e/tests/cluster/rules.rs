@@ -12,10 +12,12 @@ use crate::tenants::tenants;
 struct Case(Value, &'static str);
 
 fn object(kind: &str, name: &str, spec: Value) -> Value {
-    json!({
-        "apiVersion": "thuban.dev/v1alpha1", "kind": kind,
-        "metadata": {"name": name, "namespace": "default"}, "spec": spec,
-    })
+    let metadata = json!({"name": name, "namespace": "default"});
+    with(
+        json!({"apiVersion": "thuban.dev/v1alpha1", "kind": kind, "metadata": metadata}),
+        "spec",
+        spec,
+    )
 }
 
 fn with(mut spec: Value, field: &str, value: Value) -> Value {
