@@ -3,30 +3,14 @@
 //! `run` is the daemon; `status`, `counters` and `rows` look at a running one and change nothing, `trace` only what
 //! it says.
 
-mod attachments;
-mod cni;
-mod daemon;
-mod dataplane;
-mod droplet;
-mod install;
-mod loads;
-mod netlink;
-mod node;
-mod operator;
-mod program;
-mod reclaim;
-mod settings;
-mod state;
-mod subscriptions;
-mod trace;
-
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use crate::settings::{PinSettings, RunSettings};
+use transitd::settings::{PinSettings, RunSettings};
+use transitd::{daemon, dataplane, trace};
 
 /// Thuban's node daemon.
 #[derive(Debug, Parser)]

@@ -135,7 +135,7 @@ pub fn mac_text(mac: [u8; 6]) -> String {
 pub mod tests {
     use super::*;
 
-    pub fn attachment(container_id: &str, generation: u64) -> Attachment {
+    pub(crate) fn attachment(container_id: &str, generation: u64) -> Attachment {
         let id = AttachmentId::new(container_id, "eth0").unwrap();
         Attachment {
             host_interface: id.host_interface(),

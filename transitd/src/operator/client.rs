@@ -20,8 +20,8 @@ use tracing::{info, warn};
 
 use super::epoch::Epoch;
 use super::lease::{LeaseError, Locator};
+use super::peer::Peer;
 use super::session::{self, SessionError};
-use crate::node::Node;
 
 const LEAST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -53,11 +53,11 @@ pub enum ClientError {
 }
 
 /// Runs until the daemon ends.
-pub async fn run(node: Arc<Node>, locator: Locator, mut epoch: Epoch) {
+pub async fn run(peer: Arc<impl Peer>, locator: Locator, mut epoch: Epoch) {
     let mut lost = Instant::now();
     loop {
         let started = Instant::now();
-        if let Err(error) = attempt(&node, &locator, &mut epoch).await {
+        if let Err(error) = attempt(&*peer, &locator, &mut epoch).await {
             warn!(
                 error = &error as &dyn std::error::Error,
                 "no stream to the operator, the data plane goes on"
@@ -76,9 +76,9 @@ fn pause(without_stream: Duration) -> Duration {
     (without_stream / PAUSE_PART).clamp(LEAST_PAUSE, LONGEST_PAUSE)
 }
 
-async fn attempt(node: &Arc<Node>, locator: &Locator, epoch: &mut Epoch) -> Result<(), ClientError> {
+async fn attempt(peer: &impl Peer, locator: &Locator, epoch: &mut Epoch) -> Result<(), ClientError> {
     let location = locator.locate(PATIENCE).await?;
-    let token = bearer(&node.settings.token_file)?;
+    let token = bearer(peer.token_file())?;
     let connect = |source| ClientError::Connect {
         address: location.address.clone(),
         source,
@@ -100,7 +100,7 @@ async fn attempt(node: &Arc<Node>, locator: &Locator, epoch: &mut Epoch) -> Resu
         .map_err(connect)?;
     info!(address = location.address, "connected to the operator");
     let client = TransitClient::new(channel);
-    match session::run(node, client.clone(), token.clone(), epoch, PROTOCOL_VERSION).await {
+    match session::run(peer, client.clone(), token.clone(), epoch, PROTOCOL_VERSION).await {
         // During a rolling update the operator may be one version behind.
         Err(SessionError::Stream(status)) if status.code() == Code::FailedPrecondition => {
             let older = PROTOCOL_VERSION - 1;
@@ -109,7 +109,7 @@ async fn attempt(node: &Arc<Node>, locator: &Locator, epoch: &mut Epoch) -> Resu
                 version = older,
                 "speaking an older version"
             );
-            Ok(session::run(node, client, token, epoch, older).await?)
+            Ok(session::run(peer, client, token, epoch, older).await?)
         }
         result => Ok(result?),
     }

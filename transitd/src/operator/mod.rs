@@ -5,4 +5,5 @@
 pub mod client;
 pub mod epoch;
 pub mod lease;
+pub mod peer;
 pub mod session;

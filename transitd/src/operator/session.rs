@@ -1,12 +1,11 @@
 //! One stream: Hello, then programs in, acks and nacks, subscriptions and attachment changes out.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use thiserror::Error;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_client::TransitClient;
-use thuban_proto::transit::{self as proto, DropletMessage, Hello, Subscribe, operator_message};
+use thuban_proto::transit::{self as proto, DropletMessage, Hello, operator_message};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -16,8 +15,8 @@ use tonic::transport::Channel;
 use tracing::debug;
 
 use super::epoch::{Epoch, EpochError};
+use super::peer::{Outbox, Peer};
 use crate::attachments::Attachment;
-use crate::node::Node;
 
 #[derive(Debug, Error)]
 pub enum SessionError {
@@ -38,47 +37,30 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Runs one stream to its end, in a version of the contract that the operator may know.
 pub async fn run(
-    node: &Arc<Node>,
+    peer: &impl Peer,
     mut client: TransitClient<Channel>,
     token: MetadataValue<Ascii>,
     epoch: &mut Epoch,
     version: u32,
 ) -> Result<(), SessionError> {
     let (sender, receiver) = mpsc::unbounded_channel();
-    {
-        // Under one lock: what changes after Hello goes to the new outbox.
-        let mut state = node.state();
-        let hello = Hello {
-            protocol_version: version,
-            droplet: node.settings.node_name.clone(),
-            highest_epoch: epoch.highest(),
-            attachments: state.attachments.values().map(attachment).collect(),
-            subscriptions: state
-                .subscriptions
-                .keys()
-                .map(|key| Subscribe {
-                    vni: key.vni,
-                    address: key.address.to_vec(),
-                })
-                .collect(),
-        };
-        // The receiver lives in this function.
-        let _ = sender.send(DropletMessage {
-            message: Some(Message::Hello(hello)),
-        });
-        state.outbox = Some(sender.clone());
-    }
-    let result = receive(node, &mut client, token, epoch, &sender, receiver).await;
-    node.state().outbox = None;
+    let hello = Hello {
+        protocol_version: version,
+        highest_epoch: epoch.highest(),
+        ..Hello::default()
+    };
+    peer.open(hello, &sender);
+    let result = receive(peer, &mut client, token, epoch, &sender, receiver).await;
+    peer.close();
     result
 }
 
 async fn receive(
-    node: &Arc<Node>,
+    peer: &impl Peer,
     client: &mut TransitClient<Channel>,
     token: MetadataValue<Ascii>,
     epoch: &mut Epoch,
-    sender: &mpsc::UnboundedSender<DropletMessage>,
+    sender: &Outbox,
     receiver: mpsc::UnboundedReceiver<DropletMessage>,
 ) -> Result<(), SessionError> {
     let broken = |status| SessionError::Stream(Box::new(status));
@@ -116,8 +98,7 @@ async fn receive(
             deletes = program.deletes.len(),
             "program received"
         );
-        let nacks = node.state().apply(program);
-        node.announce();
+        let nacks = peer.apply(program);
         for message in nacks.into_iter().map(Message::Nack).chain([Message::Ack(ack)]) {
             // A stream that is gone shows in the next read.
             let _ = sender.send(DropletMessage {
@@ -136,7 +117,7 @@ pub fn attachment_change(of: &Attachment, removed: bool) -> Message {
     })
 }
 
-fn attachment(of: &Attachment) -> proto::Attachment {
+pub(super) fn attachment(of: &Attachment) -> proto::Attachment {
     proto::Attachment {
         container_id: of.id.container_id.clone(),
         ifname: of.id.ifname.clone(),

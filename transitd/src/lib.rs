@@ -1,0 +1,18 @@
+//! The parts of transitd, for the daemon, and for who plays its side of the operator's stream without a data plane.
+
+pub mod attachments;
+pub mod cni;
+pub mod daemon;
+pub mod dataplane;
+pub mod droplet;
+pub mod install;
+pub mod loads;
+pub mod netlink;
+pub mod node;
+pub mod operator;
+pub mod program;
+pub mod reclaim;
+pub mod settings;
+pub mod state;
+pub mod subscriptions;
+pub mod trace;
