@@ -21,6 +21,7 @@ mod probes;
 mod restarts;
 mod rights;
 mod rules;
+mod stolen_token;
 mod support;
 mod tenants;
 mod transfer;
