@@ -150,6 +150,9 @@ impl Leadership {
 
     /// Renews until leadership is lost.
     pub async fn hold(&mut self) {
+        if is_deaf() {
+            std::future::pending::<()>().await;
+        }
         let mut renewed = Instant::now();
         loop {
             sleep(RENEW_EVERY).await;
@@ -227,6 +230,17 @@ impl Leadership {
         let given_up = self.leases.replace(OPERATOR_LEASE, &parameters, &lease);
         within_patience(given_up).await.map(|_| ())
     }
+}
+
+/// For tests with two leaders: `THUBAN_DEAF=1` neither renews nor gives up.
+#[cfg(feature = "failpoints")]
+fn is_deaf() -> bool {
+    std::env::var_os("THUBAN_DEAF").is_some()
+}
+
+#[cfg(not(feature = "failpoints"))]
+fn is_deaf() -> bool {
+    false
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, Resource, ResourceExt};
 use thiserror::Error;
 use thuban_api::cidr::Cidr;
-use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
+use thuban_api::{Bouncer, Divider, Droplet, Endpoint, GROUP, IpClaim, Network, VniClaim, Vpc};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -191,6 +191,29 @@ impl Context {
     }
 
     pub async fn event_about(&self, object: &ObjectReference, is_warning: bool, reason: &str, note: &str) {
+        self.publish(object, None, is_warning, reason, note).await;
+    }
+
+    /// An event in which a droplet or a role takes part: events that differ in it are told apart.
+    pub async fn event_with<K: Resource<DynamicType = ()>>(
+        &self,
+        object: &K,
+        related: ObjectReference,
+        reason: &str,
+        note: &str,
+    ) {
+        self.publish(&object.object_ref(&()), Some(related), false, reason, note)
+            .await;
+    }
+
+    async fn publish(
+        &self,
+        object: &ObjectReference,
+        secondary: Option<ObjectReference>,
+        is_warning: bool,
+        reason: &str,
+        note: &str,
+    ) {
         let event = Event {
             type_: if is_warning {
                 EventType::Warning
@@ -200,11 +223,21 @@ impl Context {
             reason: reason.to_owned(),
             note: Some(note.chars().take(1000).collect()),
             action: "Reconcile".into(),
-            secondary: None,
+            secondary,
         };
         if let Err(error) = self.recorder.publish(&event, object).await {
             warn!(reason, %error, "event could not be written");
         }
+    }
+}
+
+/// A cluster's object of ours, to be named in an event.
+pub fn related(kind: &str, name: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(format!("{GROUP}/v1alpha1")),
+        kind: Some(kind.to_owned()),
+        name: Some(name.to_owned()),
+        ..ObjectReference::default()
     }
 }
 

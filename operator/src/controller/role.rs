@@ -13,7 +13,7 @@ use kube::{Api, ResourceExt};
 use thuban_api::condition::set;
 use thuban_api::{Phase, RoleStatus};
 
-use super::context::{Context, ReconcileError};
+use super::context::{Context, ReconcileError, related};
 use super::objects::{
     Object, WriteError, condition, has_finalizer, remove_finalizer, replace, replace_status,
 };
@@ -121,7 +121,8 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         Some(old) => format!("works on droplet {droplet}, no more on {old}"),
         None => format!("works on droplet {droplet}"),
     };
-    context.event(&*role, false, "Provisioned", &note).await;
+    let place = related("Droplet", droplet);
+    context.event_with(&*role, place, "Provisioned", &note).await;
     Ok(Action::await_change())
 }
 
@@ -142,7 +143,8 @@ async fn settle_on<R: Role>(
         Some(old) => format!("placed on droplet {droplet} instead of {old}"),
         None => format!("placed on droplet {droplet}"),
     };
-    context.event(role, false, why.reason(), &note).await;
+    let place = related("Droplet", &droplet);
+    context.event_with(role, place, why.reason(), &note).await;
     Ok(Action::await_change())
 }
 

@@ -7,7 +7,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 use thuban_api::{FINALIZER, Phase};
 
-use super::context::Context;
+use super::context::{Context, related};
 use super::objects::{Object, WriteError, create, delete, owner};
 use super::role::Role;
 use crate::model::scaling::{Bounds, Demand, Scaling, scale};
@@ -112,6 +112,7 @@ where
         P: Resource<DynamicType = ()>,
     {
         let reason = format!("{}{what}", R::KIND);
-        context.event(self.parent, false, &reason, name).await;
+        let role = related(R::KIND, name);
+        context.event_with(self.parent, role, &reason, name).await;
     }
 }
