@@ -48,7 +48,7 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-fn make_tenants(cluster: &Cluster) -> Result<Vec<Pod>> {
+pub fn make_tenants(cluster: &Cluster) -> Result<Vec<Pod>> {
     for file in ["10-vpcs.yaml", "20-networks.yaml", "30-namespaces.yaml"] {
         let path = root().join("e2e/demo").join(file);
         let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;

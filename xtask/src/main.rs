@@ -17,6 +17,7 @@ mod images;
 mod install;
 mod kube;
 mod progress;
+mod removal;
 mod test;
 mod uninstall;
 

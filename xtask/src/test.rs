@@ -11,7 +11,7 @@ use thuban_cluster::Cluster;
 
 use crate::{
     build::{self, root, run_command, step},
-    check, cluster, deps, diagnostics, ebpf, install,
+    check, cluster, deps, diagnostics, ebpf, install, removal,
 };
 
 const CLUSTER: &str = "test";
@@ -130,6 +130,9 @@ fn run_e2e() -> Sum {
         match run_tests(&["--test", E2E], &["--test-threads=1"]) {
             Ok(tests) => sum.add(tests),
             Err(error) => sum.add(Sum::one("e2e", Err(error))),
+        }
+        for (name, test) in removal::TESTS {
+            sum.add(Sum::one(name, test(CLUSTER)));
         }
         if let (true, Ok(cluster)) = (sum.failed > 0, Cluster::named(CLUSTER)) {
             diagnostics::print(&cluster);

@@ -13,11 +13,13 @@ use anyhow::{Context, Result, anyhow, bail};
 use nix::sched::{CloneFlags, setns};
 
 use crate::{
+    cgroups,
     command::{output, output_with_input},
     control_plane::kubectl,
     instance::{Instance, NODES},
     lifecycle::first_process,
     network::namespace_path,
+    node::group,
 };
 
 /// Names the instance that [`Cluster::from_env`] takes.
@@ -74,6 +76,12 @@ impl Cluster {
     /// The node's first process, as the root PID namespace sees it.
     pub fn node_pid(&self, node: &str) -> Result<u32> {
         first_process(&self.instance, node)
+    }
+
+    /// Ends all processes of a node at once, as a power cut does.
+    pub fn kill_node(&self, node: &str) -> Result<()> {
+        self.instance.node_address(node)?;
+        cgroups::kill_all(&group(&self.instance, node), Duration::from_secs(30))
     }
 
     /// Runs `work` on a thread of its own in the node's network namespace.

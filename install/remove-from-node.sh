@@ -1,0 +1,52 @@
+#!/bin/sh
+# Takes what Thuban left off a node: run as root on each node after Thuban is deleted from the cluster, or at any time on a
+# node that is to have it no more. Pods that still have an interface of Thuban's lose it. It can be repeated.
+# `remove-from-node.sh check` only says what is there, and fails if anything is.
+# Not undone: sysctls (net.ipv4.conf.{all,NIC}.rp_filter 0, forwarding on) until the node's next start.
+
+left() {
+    for file in /etc/cni/net.d/05-thuban.conflist /opt/cni/bin/thuban /var/lib/thuban /run/thuban /sys/fs/bpf/thuban; do
+        [ -e "$file" ] && [ -z "$(empty_mount "$file")" ] && echo "file $file"
+    done
+    ip -o link show | sed -n 's/^[0-9]*: \(thb[0-9a-f]*\|thuban-gro\)[@:].*/link \1/p'
+    ip rule show priority 6081 | sed -n 's/^6081:.*/IPv4 rule 6081/p'
+    ip -6 rule show priority 6081 2>/dev/null | sed -n 's/^6081:.*/IPv6 rule 6081/p'
+    ip -o addr show dev lo | sed -n 's/.*\(169\.254\.64\.1\/32\).*/address \1 on lo/p'
+    ip -6 -o addr show dev lo 2>/dev/null | sed -n 's/.*\(fe80::5468:7562:6101\/[0-9]*\).*/address \1 on lo/p'
+}
+
+# A folder that is a mount point can't go: empty is enough.
+empty_mount() {
+    if [ -d "$1" ] && grep -q " $1 " /proc/self/mounts && [ -z "$(ls -A "$1")" ]; then
+        echo yes
+    fi
+}
+
+if [ "$1" = check ]; then
+    found=$(left)
+    [ -z "$found" ] && exit 0
+    echo "$found"
+    exit 1
+fi
+
+# No new pod may come: without its configuration the runtime says that the node is not ready.
+rm -f /etc/cni/net.d/05-thuban.conflist
+# Agents and transit go with their pinned links, maps with their last user.
+rm -rf /sys/fs/bpf/thuban
+ip -o link show | sed -n 's/^[0-9]*: \(thb[0-9a-f]*\|thuban-gro\)[@:].*/\1/p' | while read -r link; do
+    ip link del "$link"
+done
+while ip rule del priority 6081 2>/dev/null; do :; done
+while ip -6 rule del priority 6081 2>/dev/null; do :; done
+ip route flush table 6081 2>/dev/null
+ip -6 route flush table 6081 2>/dev/null
+ip addr del 169.254.64.1/32 dev lo 2>/dev/null
+ip -6 addr del fe80::5468:7562:6101/128 dev lo 2>/dev/null
+rm -f /opt/cni/bin/thuban
+for folder in /run/thuban /var/lib/thuban; do
+    rm -rf "$folder" 2>/dev/null || rm -rf "$folder"/* 2>/dev/null
+done
+found=$(left)
+[ -z "$found" ] && exit 0
+echo "still there: $found" >&2
+exit 1

@@ -1,0 +1,74 @@
+//! Tests of `cargo xtask uninstall`, on the cluster of the end-to-end tests and after them.
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use thuban_cluster::Cluster;
+
+use crate::{demo, images, install, uninstall};
+
+type Test = (&'static str, fn(&str) -> Result<()>);
+
+/// In this order; the cluster comes with Thuban and with pods of tenants, and is left with neither.
+pub const TESTS: [Test; 2] = [
+    ("removal under running pods, and again", under_running_pods),
+    (
+        "removal when the operator is gone and a node with pods too",
+        without_operator_and_node,
+    ),
+];
+
+fn under_running_pods(name: &str) -> Result<()> {
+    let cluster = Cluster::named(name)?;
+    if !has_endpoints(&cluster)? {
+        bail!("no tenant's pod runs: nothing would be shown");
+    }
+    uninstall::run(name)?;
+    uninstall::run(name).context("the second time")
+}
+
+fn without_operator_and_node(name: &str) -> Result<()> {
+    install::run(name)?;
+    let cluster = Cluster::named(name)?;
+    demo::make_tenants(&cluster)?;
+    cluster.kubectl_apply(&patient().to_string())?;
+    install::wait("deployment/patient", || {
+        let ready = install::get(&cluster, &["deployment", "patient"])?["status"]["readyReplicas"].as_u64();
+        Ok((ready == Some(3), format!("{} of 3", ready.unwrap_or(0))))
+    })?;
+    cluster.kubectl(&[
+        "delete",
+        "deployment",
+        "-n",
+        install::NAMESPACE,
+        "thuban-operator",
+        "--wait",
+    ])?;
+    let nodes = cluster.nodes()?;
+    cluster.kill_node(&nodes[nodes.len() - 1])?;
+    if !has_endpoints(&cluster)? {
+        bail!("no tenant's pod runs: nothing would be shown");
+    }
+    uninstall::run(name)
+}
+
+/// Pods that take their time to end, one on each node, and are made again.
+fn patient() -> Value {
+    let labels = json!({"app": "patient"});
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": "patient", "namespace": "default"},
+        "spec": {"replicas": 3, "selector": {"matchLabels": labels}, "template": {
+            "metadata": {"labels": labels},
+            "spec": {
+                "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+                    {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}]}},
+                "containers": [{"name": "agnhost", "image": images::AGNHOST, "args": ["pause"]}],
+            },
+        }},
+    })
+}
+
+fn has_endpoints(cluster: &Cluster) -> Result<bool> {
+    let endpoints = cluster.kubectl(&["get", "endpoints.thuban.dev", "-A", "-o", "name"])?;
+    Ok(!endpoints.trim().is_empty())
+}
