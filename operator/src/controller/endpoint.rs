@@ -470,7 +470,7 @@ async fn remove(
     if !has_finalizer(endpoint) {
         return Ok(Action::await_change());
     }
-    if attach::is_needed(endpoint, context) {
+    if has_addresses(endpoint) && attach::is_needed(endpoint, context) {
         // Somebody deleted it under a running pod, which keeps its network until it ends.
         let mut status = endpoint.status.clone().unwrap_or_default();
         let pod = pod_of(endpoint).map_or("", |pod| &pod.name);

@@ -17,6 +17,8 @@ struct Sets {
     floors: HashMap<(String, Family), (Cidr, IpAddr)>,
     /// Endpoints without an address by network.
     waiting: HashMap<String, BTreeSet<EndpointName>>,
+    /// VNIs that this process has tried to claim, by UID of the VPC.
+    vnis: HashMap<u32, String>,
     /// UIDs of endpoints whose rows are being taken back.
     leaving: HashSet<String>,
     /// Names of the pods that name an Endpoint made by a user.
@@ -85,6 +87,21 @@ impl Index {
     /// All endpoints that wait for an address.
     pub fn all_waiting(&self) -> Vec<EndpointName> {
         self.sets(|sets| sets.waiting.values().flatten().cloned().collect())
+    }
+
+    /// Picks a VNI that nobody else in this process picked. Only saves conflicts: the claim decides.
+    pub fn pick_vni(&self, vpc_uid: &str, pick: impl FnOnce(&dyn Fn(u32) -> bool) -> u32) -> u32 {
+        self.sets(|sets| {
+            let is_others = |vni| sets.vnis.get(&vni).is_some_and(|uid| uid != vpc_uid);
+            let vni = pick(&is_others);
+            sets.vnis.insert(vni, vpc_uid.to_owned());
+            vni
+        })
+    }
+
+    /// The VPC has a VNI, or is gone.
+    pub fn forget_vnis(&self, vpc_uid: &str) {
+        self.sets(|sets| sets.vnis.retain(|_, uid| uid != vpc_uid));
     }
 
     /// Its rows go, and are not to come back.

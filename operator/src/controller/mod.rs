@@ -22,5 +22,6 @@ pub mod role;
 pub mod run;
 mod scale;
 mod show;
+pub mod vni_claim;
 pub mod vpc;
 pub mod watch;

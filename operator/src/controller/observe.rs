@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::{
-    Bouncer, DEFAULT_NAME, Divider, Droplet, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network, Vpc,
+    Bouncer, DEFAULT_NAME, Divider, Droplet, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network, VniClaim, Vpc,
 };
 
 use super::context::Context;
@@ -96,7 +96,18 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
             });
             (name, vpc)
         }
-        Change::Gone(vpc) => (vpc.name_any(), None),
+        Change::Gone(vpc) => {
+            context.index.forget_vnis(&vpc.uid().unwrap_or_default());
+            let claims = context.stores.vni_claims.state();
+            for claim in claims.iter().filter(|claim| claim.spec.vpc == vpc.name_any()) {
+                let _ = context
+                    .hub
+                    .triggers
+                    .vni_claims
+                    .send(ObjectRef::from_obj(&**claim));
+            }
+            (vpc.name_any(), None)
+        }
     };
     context.hub.update(|world| world.set_vpc(&name, vpc));
     let triggers = &context.hub.triggers;
@@ -287,5 +298,11 @@ pub fn on_ip_claim(context: &Context, change: &Change<IpClaim>) {
         }
         // Somebody may be waiting for the address.
         wake_endpoints(context, network);
+    }
+}
+
+pub fn on_vni_claim(context: &Context, change: &Change<VniClaim>) {
+    if let Change::Applied(claim) = change {
+        let _ = context.hub.triggers.vni_claims.send(ObjectRef::from_obj(claim));
     }
 }

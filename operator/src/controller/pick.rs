@@ -45,6 +45,8 @@ pub enum Move {
     Cordoned,
     /// A sibling is on the same droplet.
     Crowded,
+    /// Its droplet does not take its tables.
+    Refused,
 }
 
 impl Move {
@@ -55,6 +57,7 @@ impl Move {
             Self::Suspect => "DropletSuspect",
             Self::Cordoned => "NodeCordoned",
             Self::Crowded => "DropletShared",
+            Self::Refused => "DropletRefused",
         }
     }
 

@@ -25,6 +25,8 @@ use crate::model::world::{self, World};
 
 /// What waits longer than this says so in a condition.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// A droplet that has not taken the tables for so long will not.
+const REFUSED: Duration = Duration::from_secs(30);
 /// Between two looks at what acks should have woken.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// One that found no better droplet than a shared or cordoned one looks again so often.
@@ -100,6 +102,12 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         .hub
         .missing(&tables, Some(droplet), &R::waiter(name.clone()));
     if tables.is_empty() || !missing.is_empty() {
+        if context.known_for(&waiting_key(&*role)) > REFUSED
+            && let Some(other) = place(&*role, Move::Refused, &context)
+        {
+            context.forget(&waiting_key(&*role));
+            return settle_on(&*role, other, Move::Refused, &roles, &context).await;
+        }
         let message = format!("waits until droplet {droplet} has its tables");
         return wait(&*role, &roles, &context, ("Filling", message)).await;
     }

@@ -25,7 +25,7 @@ use super::heartbeat::Heartbeats;
 use super::index::Index;
 use super::objects::Object;
 use super::watch::{Change, watch};
-use super::{claim, droplet, endpoint, network, observe, pod, role, vpc};
+use super::{claim, droplet, endpoint, network, observe, pod, role, vni_claim, vpc};
 use crate::hub::{Hub, Triggers};
 use crate::model::validation::RefusedRanges;
 
@@ -41,6 +41,7 @@ struct Receivers {
     endpoints: UnboundedReceiver<ObjectRef<Endpoint>>,
     pods: UnboundedReceiver<ObjectRef<Pod>>,
     claims: UnboundedReceiver<ObjectRef<IpClaim>>,
+    vni_claims: UnboundedReceiver<ObjectRef<VniClaim>>,
 }
 
 fn channels() -> (Triggers, Receivers) {
@@ -52,6 +53,7 @@ fn channels() -> (Triggers, Receivers) {
     let (endpoints, endpoint_receiver) = unbounded_channel();
     let (pods, pod_receiver) = unbounded_channel();
     let (claims, claim_receiver) = unbounded_channel();
+    let (vni_claims, vni_claim_receiver) = unbounded_channel();
     let triggers = Triggers {
         vpcs,
         networks,
@@ -61,6 +63,7 @@ fn channels() -> (Triggers, Receivers) {
         endpoints,
         pods,
         claims,
+        vni_claims,
     };
     let receivers = Receivers {
         vpcs: vpc_receiver,
@@ -71,6 +74,7 @@ fn channels() -> (Triggers, Receivers) {
         endpoints: endpoint_receiver,
         pods: pod_receiver,
         claims: claim_receiver,
+        vni_claims: vni_claim_receiver,
     };
     (triggers, receivers)
 }
@@ -150,7 +154,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     feed.watch(tasks, bouncer_writer, observe::on_bouncer);
     feed.watch(tasks, droplet_writer, observe::on_droplet);
     feed.watch(tasks, ip_claim_writer, observe::on_ip_claim);
-    feed.watch(tasks, vni_claim_writer, |_, _| {});
+    feed.watch(tasks, vni_claim_writer, observe::on_vni_claim);
     // Whoever is served or reconciled before the world is whole would be taken for gone.
     for filled in feed.filling {
         let _ = filled.await;
@@ -212,6 +216,13 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         stores.ip_claims.clone(),
         receivers.claims,
         claim::reconcile,
+    );
+    control(
+        tasks,
+        &context,
+        stores.vni_claims.clone(),
+        receivers.vni_claims,
+        vni_claim::reconcile,
     );
     hub
 }

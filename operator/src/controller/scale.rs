@@ -57,9 +57,14 @@ where
     pub async fn ensure(&self, wanted: u32, context: &Context) -> Result<Vec<String>, WriteError> {
         let api: Api<R> = Api::all(context.client.clone());
         let mut waiting = Vec::new();
-        for number in 0..wanted {
-            let name = format!("{}-{}{number}", self.parent.name_any(), self.letter);
-            let known = R::all(context).get(&ObjectRef::new(&name));
+        let name_of = |number: u32| format!("{}-{}{number}", self.parent.name_any(), self.letter);
+        let known_as = |name: &str| R::all(context).get(&ObjectRef::new(name));
+        // The only one is deleted by hand: it serves on until there is another.
+        let only = known_as(&name_of(0)).filter(|_| wanted == 1);
+        let is_replaced = only.is_some_and(|role| role.meta().deletion_timestamp.is_some());
+        for number in 0..wanted + u32::from(is_replaced) {
+            let name = name_of(number);
+            let known = known_as(&name);
             let works = |role: &R| {
                 let status = role.status();
                 role.meta().deletion_timestamp.is_none()

@@ -156,7 +156,10 @@ async fn claim_vni(vpc: &Vpc, context: &Context) -> Result<u32, WriteError> {
         .filter_map(|claim| claim.name_any().parse().ok())
         .collect();
     loop {
-        let vni = propose_vni(|vni| taken.contains(&vni)).unwrap_or(thuban_api::identifiers::Vni::MAX);
+        let vni = context.index.pick_vni(&uid, |is_others| {
+            let free = propose_vni(|vni| is_others(vni) || taken.contains(&vni));
+            free.unwrap_or(thuban_api::identifiers::Vni::MAX)
+        });
         let spec = VniClaimSpec {
             vpc: vpc.name_any(),
             vpc_uid: uid.clone(),

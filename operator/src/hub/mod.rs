@@ -47,10 +47,18 @@ impl State {
             .is_judging(self.world.droplets().map(|(name, _)| name), now)
     }
 
-    /// No stream for [`SUSPECT_AFTER`], and droplets may be judged.
-    fn is_suspect(&self, droplet: &str, now: u64) -> bool {
-        let lost = self.acks.lost_for(droplet, now);
-        lost.is_some_and(|lost| lost >= SUSPECT_AFTER) && self.is_judging(now)
+    /// Those of the droplets without stream for [`SUSPECT_AFTER`], if droplets may be judged.
+    fn suspects<'a>(&self, droplets: impl Iterator<Item = &'a String>, now: u64) -> HashSet<String> {
+        let is_lost = |droplet: &&String| {
+            let lost = self.acks.lost_for(droplet, now);
+            lost.is_some_and(|lost| lost >= SUSPECT_AFTER)
+        };
+        let lost: HashSet<String> = droplets.filter(is_lost).cloned().collect();
+        if lost.is_empty() || self.is_judging(now) {
+            lost
+        } else {
+            HashSet::new()
+        }
     }
 }
 
@@ -330,7 +338,8 @@ impl Hub {
                 missing.insert(droplet.clone());
             }
         }
-        missing.retain(|droplet| home == Some(droplet) || !state.is_suspect(droplet, now));
+        let suspects = state.suspects(missing.iter(), now);
+        missing.retain(|droplet| home == Some(droplet) || !suspects.contains(droplet));
         wait_for(state, &missing, waiter);
         missing.into_iter().collect()
     }
@@ -373,10 +382,9 @@ impl Hub {
     pub fn unsettled(&self, droplets: &BTreeSet<String>, waiter: &Waiter) -> Vec<String> {
         let state = &mut *self.lock();
         let now = self.now();
+        let suspects = state.suspects(droplets.iter(), now);
         let is_waited_for = |droplet: &&String| {
-            state.world.is_droplet(droplet)
-                && !state.acks.is_settled(droplet)
-                && !state.is_suspect(droplet, now)
+            state.world.is_droplet(droplet) && !state.acks.is_settled(droplet) && !suspects.contains(*droplet)
         };
         let unsettled: Vec<String> = droplets.iter().filter(is_waited_for).cloned().collect();
         wait_for(state, &unsettled, waiter);

@@ -35,6 +35,7 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
         endpoints,
         pods: unbounded_channel().0,
         claims: unbounded_channel().0,
+        vni_claims: unbounded_channel().0,
     };
     let hub = Hub::new(3, triggers);
     hub.update(|world| {

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::ObjectRef;
-use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, Vpc};
+use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::model::world::EndpointName;
@@ -28,6 +28,7 @@ pub struct Triggers {
     pub endpoints: UnboundedSender<ObjectRef<Endpoint>>,
     pub pods: UnboundedSender<ObjectRef<Pod>>,
     pub claims: UnboundedSender<ObjectRef<IpClaim>>,
+    pub vni_claims: UnboundedSender<ObjectRef<VniClaim>>,
 }
 
 impl Triggers {

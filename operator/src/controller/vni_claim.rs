@@ -1,0 +1,51 @@
+//! VniClaim: one that no VPC counts goes. Two operators at a time may both have made one for a VPC; it counts one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt};
+use thuban_api::{VniClaim, Vpc};
+use tracing::info;
+
+use super::context::{Context, ReconcileError};
+use super::objects::{delete, failed};
+
+/// Steady ones are looked at again, should a watch have missed the end of their VPC.
+const LOOK_AGAIN: Duration = Duration::from_mins(5);
+/// How long a claim may wait for the VPC's status to name it.
+const GRACE: Duration = Duration::from_secs(20);
+
+pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let spec = &claim.spec;
+    let key = format!("vni/{}", claim.uid().unwrap_or_default());
+    if !is_void(&claim, context.vpc(&spec.vpc).as_deref()) {
+        context.forget(&key);
+        return Ok(Action::requeue(LOOK_AGAIN));
+    }
+    if let Some(left) = GRACE.checked_sub(context.known_for(&key)) {
+        return Ok(Action::requeue(left.max(Duration::from_secs(1))));
+    }
+    let vpcs: Api<Vpc> = Api::all(context.client.clone());
+    let vpc = vpcs.get_opt(&spec.vpc).await.map_err(failed("get", &spec.vpc))?;
+    if !is_void(&claim, vpc.as_ref()) {
+        return Ok(Action::requeue(LOOK_AGAIN));
+    }
+    let claims: Api<VniClaim> = Api::all(context.client.clone());
+    delete(&claims, &*claim).await?;
+    context.forget(&key);
+    info!(
+        claim = claim.name_any(),
+        vpc = spec.vpc,
+        "VNI that no VPC counts released"
+    );
+    Ok(Action::await_change())
+}
+
+/// Whether the VPC that it names is gone, or has another VNI.
+fn is_void(claim: &VniClaim, vpc: Option<&Vpc>) -> bool {
+    let own = vpc.filter(|vpc| vpc.uid().as_deref() == Some(&claim.spec.vpc_uid));
+    let Some(vpc) = own else { return true };
+    let counted = vpc.status.as_ref().and_then(|status| status.vni);
+    counted.is_some_and(|vni| vni.to_string() != claim.name_any())
+}
