@@ -203,22 +203,37 @@ async fn write<R: Role>(role: &R, roles: &Api<R>, status: RoleStatus) -> Result<
     replace_status(roles, &changed).await.map(|_| ())
 }
 
+/// Takes a role that is deleted from its users; false if it is the last that they have.
+fn leave<R: Role>(role: &R, context: &Context) -> bool {
+    let name = role.name_any();
+    let is_in_use = role.is_in_use(context);
+    // One step, so that of two that leave at the same time one stays.
+    context.hub.update(|world| {
+        let is_held = is_in_use && !R::has_other(world, &name);
+        if !is_held {
+            R::leave(world, &name);
+        }
+        !is_held
+    })
+}
+
+/// Before a new leader serves anybody: the one before may have taken tables of deleted roles away already.
+pub fn leave_deleted<R: Role>(context: &Context) {
+    let mut roles = R::all(context).state();
+    roles.retain(|role| role.meta().deletion_timestamp.is_some() && has_finalizer(&**role));
+    roles.sort_by_key(|role| role.name_any());
+    for role in roles {
+        leave(&*role, context);
+    }
+}
+
 /// From its users first, then its tables, then the object.
 async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<Action, ReconcileError> {
     let name = role.name_any();
     if !has_finalizer(role) {
         return Ok(Action::await_change());
     }
-    let is_in_use = role.is_in_use(context);
-    // One step, so that of two that leave at the same time one stays.
-    let is_held = context.hub.update(|world| {
-        let is_held = is_in_use && !R::has_other(world, &name);
-        if !is_held {
-            R::leave(world, &name);
-        }
-        is_held
-    });
-    if is_held {
+    if !leave(role, context) {
         let message = format!("{} is in use and this is the last that serves it", role.parent());
         return wait(role, roles, context, ("WaitsForAnother", message)).await;
     }

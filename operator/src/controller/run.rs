@@ -160,6 +160,8 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         let _ = filled.await;
     }
     info!("caches are filled");
+    role::leave_deleted::<Divider>(&context);
+    role::leave_deleted::<Bouncer>(&context);
     let stores = &context.stores;
     control(
         tasks,
