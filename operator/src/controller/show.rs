@@ -15,14 +15,17 @@ use crate::model::allocation::{Owner, addresses_of, ip_claim_name};
 use crate::model::validation::parse;
 use crate::model::world::{self, Membership};
 
-/// Brings the world up to date. One that is being deleted stays until its reconciler takes it out.
+/// Brings the world up to date with the endpoint as its store has it now: whoever comes last shows the newest. One that
+/// is being deleted stays until its reconciler takes it out.
 pub fn show(endpoint: &Endpoint, context: &Context) {
-    if context.index.is_leaving(&endpoint.uid().unwrap_or_default()) {
-        return;
-    }
-    let shown = world_endpoint(endpoint, context);
     let name = name_of(endpoint);
-    context.hub.update(|world| world.set_endpoint(&name, Some(shown)));
+    context.hub.update(|world| {
+        let latest = context.stores.endpoints.get(&ObjectRef::from_obj(endpoint));
+        let latest = latest.filter(|latest| !context.index.is_leaving(&latest.uid().unwrap_or_default()));
+        if let Some(latest) = latest {
+            world.set_endpoint(&name, Some(world_endpoint(&latest, context)));
+        }
+    });
 }
 
 /// The endpoint's addresses, each with its range of its network; none while the network doesn't have them.

@@ -1,14 +1,15 @@
 //! Droplets played by their streams: what they are sent, and what their answers lead to.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::Endpoint;
 use thuban_api::identifiers::{MacAddr, mapped};
-use thuban_proto::transit::{Attachment, NackReason, Program, operator_message, row};
+use thuban_proto::transit::{Attachment, Load, NackReason, Program, RoleLoad, operator_message, row};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::{Hub, Triggers, Waiter};
+use super::{Health, Hub, Triggers, Waiter};
 use crate::model::rows::Key;
 use crate::model::world::{self, EndpointName, Membership, Role};
 
@@ -286,4 +287,75 @@ fn a_pod_may_be_attached_until_its_droplet_says_otherwise() {
         !hub.may_be_attached("u1", "gone"),
         "a node that is no droplet holds nothing"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bouncer_without_stream_is_excused_when_it_may_be_judged() {
+    let (hub, _woken) = hub();
+    let open = |droplet: &str| {
+        let (id, _) = hub.open(droplet, &[], &[]);
+        assert!(hub.ack(droplet, id, 1));
+        id
+    };
+    let (a, b, c) = (open("a"), open("b"), open("c"));
+    assert_eq!(hub.health("b"), Health::Connected);
+    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
+    assert!(hub.ack("c", c, 2));
+    hub.close("b", b);
+    let rows = hub.read(|world| world.endpoint_rows(&name()));
+    let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name()));
+    tokio::time::advance(Duration::from_secs(30)).await;
+    assert_eq!(missing(), ["b"], "too early after this leader began");
+    assert!(matches!(hub.health("b"), Health::Missing(_)));
+    tokio::time::advance(Duration::from_secs(31)).await;
+    assert_eq!((missing(), hub.health("b")), (Vec::new(), Health::Suspect));
+    hub.close("a", a);
+    tokio::time::advance(Duration::from_secs(11)).await;
+    assert_eq!(missing(), ["b"], "two of three are missing: nobody is judged");
+    hub.close("c", c);
+    assert_eq!(
+        hub.missing(&rows, Some("c"), &Waiter::Endpoint(name())),
+        ["b", "c"]
+    );
+    open("a");
+    open("b");
+    tokio::time::advance(Duration::from_secs(11)).await;
+    assert_eq!(hub.health("c"), Health::Suspect);
+    assert_eq!(missing(), ["c"], "its own droplet is never excused");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_leader_knows_what_is_held_when_all_dialled_or_had_the_time() {
+    let (hub, _woken) = hub();
+    hub.open("a", &[attachment()], &[]);
+    hub.open("b", &[], &[]);
+    assert!(!hub.is_whole());
+    let uid = &attachment().pod_uid;
+    assert_eq!(hub.attached_addresses(uid, "a", VNI), [V4]);
+    assert!(hub.is_live(VNI, V4, "another") && !hub.is_live(VNI, V4, uid));
+    hub.open("c", &[], &[]);
+    assert!(hub.is_whole());
+    let (hub, _woken) = self::hub();
+    tokio::time::advance(Duration::from_secs(10)).await;
+    assert!(hub.is_whole(), "one that is down for long is not waited for");
+}
+
+#[test]
+fn load_is_what_droplets_said_last_and_goes_with_their_stream() {
+    let (hub, _woken) = hub();
+    let (id, _stream) = hub.open("b", &[], &[]);
+    let load = |network, packets_per_second| Load {
+        roles: vec![RoleLoad {
+            vni: VNI,
+            network,
+            packets_per_second,
+        }],
+    };
+    hub.report("b", &load(1, 500));
+    hub.report("a", &load(1, 20));
+    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (520, 0));
+    hub.report("b", &load(0, 7));
+    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (20, 7));
+    hub.close("b", id);
+    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (20, 0));
 }
