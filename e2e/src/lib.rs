@@ -3,3 +3,4 @@
 pub mod bench;
 pub mod programs;
 pub mod rig;
+pub mod scale;

@@ -6,8 +6,8 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 
 use crate::{
-    build::{root, run_command, step},
-    deps, ebpf,
+    build::{self, root, run_command, step},
+    deps, ebpf, kube,
 };
 
 #[derive(Subcommand)]
@@ -19,11 +19,19 @@ pub enum Benchmark {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// The operator with a real API server and a thousand droplets without a data plane; `--help` says more
+    #[command(disable_help_flag = true)]
+    Scale {
+        /// Arguments of the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
 }
 
 pub fn run(benchmark: &Benchmark) -> Result<ExitCode> {
     match benchmark {
         Benchmark::Datapath { arguments } => datapath(arguments),
+        Benchmark::Scale { arguments } => scale(arguments),
     }
 }
 
@@ -34,6 +42,26 @@ fn datapath(arguments: &[String]) -> Result<ExitCode> {
     deps::ensure()?;
     deps::ensure_traffic()?;
     step("eBPF programs", ebpf::build)?;
+    run_benchmark("datapath-bench", arguments)
+}
+
+fn scale(arguments: &[String]) -> Result<ExitCode> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("the benchmark makes a bridge and cgroups for its control plane: run it as root");
+    }
+    deps::ensure()?;
+    let binaries = kube::binaries()?;
+    let operator = step("operator", build::operator)?;
+    let mut own: Vec<String> = Vec::new();
+    for (flag, path) in [("--binaries", binaries), ("--operator", operator)] {
+        own.extend([flag.to_owned(), path.display().to_string()]);
+    }
+    own.extend_from_slice(arguments);
+    run_benchmark("scale-bench", &own)
+}
+
+/// Builds a benchmark and runs it.
+fn run_benchmark(name: &str, arguments: &[String]) -> Result<ExitCode> {
     step("benchmark", || {
         run_command(Command::new("cargo").current_dir(root()).args([
             "build",
@@ -42,14 +70,14 @@ fn datapath(arguments: &[String]) -> Result<ExitCode> {
             "-p",
             "thuban-e2e",
             "--bin",
-            "datapath-bench",
+            name,
         ]))
     })?;
-    let status = Command::new(root().join("target/release/datapath-bench"))
+    let status = Command::new(root().join("target/release").join(name))
         .current_dir(root())
         .args(arguments)
         .status()
-        .context("starting datapath-bench")?;
+        .with_context(|| format!("starting {name}"))?;
     // It has said why.
     Ok(if status.success() {
         ExitCode::SUCCESS

@@ -59,6 +59,12 @@ fn binaries() -> Result<()> {
     )
 }
 
+/// Builds what images have, and answers the operator's binary.
+pub fn operator() -> Result<PathBuf> {
+    binaries()?;
+    Ok(root().join("target").join(TARGET).join("release/thuban-operator"))
+}
+
 fn make_images(object: &Path, tools: &Path) -> Result<()> {
     let work = root().join("target/images/files");
     fs::create_dir_all(&work).with_context(|| format!("making {}", work.display()))?;

@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use thuban_cluster::{Instance, NODES, Options, Status};
 
@@ -34,6 +34,9 @@ pub fn run(name: &str, action: Action) -> Result<ExitCode> {
     let instance = Instance::named(name)?;
     match action {
         Action::Up => {
+            if name == "scale" {
+                bail!("cluster scale has no nodes: `cargo xtask bench scale` brings it up and takes it down");
+            }
             up(name)?;
             println!("kubectl: eval \"$(cargo xtask cluster --name {name} env)\"");
         }

@@ -4,6 +4,7 @@
 //! Everything of an instance is found by its name: cgroups, network namespaces, links and one state folder. So an
 //! instance can be taken down whatever became of the process that brought it up.
 
+pub mod bare;
 mod cgroups;
 mod command;
 mod control_plane;

@@ -145,7 +145,7 @@ pub fn down(instance: &Instance) -> Result<()> {
     Ok(())
 }
 
-fn take_down(instance: &Instance) -> Result<()> {
+pub(crate) fn take_down(instance: &Instance) -> Result<()> {
     let group = instance.cgroup();
     // Not SIGTERM: the API server would wait a minute for its watchers.
     cgroups::kill_all(&group, Duration::from_secs(30))?;
@@ -159,7 +159,7 @@ fn take_down(instance: &Instance) -> Result<()> {
 }
 
 /// Everything of the instance that exists, described.
-fn leftovers(instance: &Instance) -> Result<Vec<String>> {
+pub(crate) fn leftovers(instance: &Instance) -> Result<Vec<String>> {
     let group = instance.cgroup();
     let mut left = network::leftovers(instance);
     left.extend(
@@ -270,7 +270,7 @@ fn lock_path(instance: &Instance) -> PathBuf {
 }
 
 /// Keeps two processes from changing one instance at once.
-fn lock(instance: &Instance) -> Result<Flock<File>> {
+pub(crate) fn lock(instance: &Instance) -> Result<Flock<File>> {
     if !nix::unistd::geteuid().is_root() {
         bail!("a cluster needs root");
     }

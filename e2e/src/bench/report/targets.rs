@@ -4,8 +4,9 @@ use std::fmt::Write;
 
 use super::results::Results;
 
+/// What is promised of a value.
 #[derive(Clone, Copy, Debug)]
-enum Bound {
+pub enum Bound {
     AtLeast(f64),
     AtMost(f64),
 }
@@ -126,7 +127,8 @@ fn value(results: &Results, target: &Target) -> Option<f64> {
     }
 }
 
-fn judge(value: f64, bound: Bound) -> String {
+/// The bound, and whether the value keeps it.
+pub fn judge(value: f64, bound: Bound) -> String {
     let (is_met, text) = match bound {
         AtLeast(least) => (value >= least, format!(">= {least}")),
         AtMost(most) => (value <= most, format!("<= {most}")),

@@ -1,0 +1,33 @@
+//! etcd and an API server alone: no nodes, no scheduler, no controllers. What is measured there is the operator's.
+
+use std::{fs, os::unix::fs::symlink, path::Path};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    cgroups, control_plane,
+    instance::Instance,
+    lifecycle::{leftovers, lock, take_down},
+    network, pki,
+};
+
+/// Brings it up, always anew: what is left of an earlier one is removed first.
+pub fn up(instance: &Instance, binaries: &Path) -> Result<()> {
+    let _lock = lock(instance)?;
+    if !leftovers(instance)?.is_empty() {
+        take_down(instance)?;
+    }
+    fs::create_dir_all(instance.logs())?;
+    fs::create_dir_all(instance.bin())?;
+    symlink(binaries.join("kubectl"), instance.bin().join("kubectl")).context("linking kubectl")?;
+    pki::create(instance)?;
+    cgroups::create(&instance.cgroup())?;
+    network::create_bridge(instance)?;
+    control_plane::start_api_server(instance, binaries)
+}
+
+/// Processes of `etcd` or `apiserver`.
+pub fn processes(instance: &Instance, component: &str) -> Result<Vec<i32>> {
+    let found = cgroups::processes(&control_plane::group(instance, component))?;
+    Ok(found.into_iter().collect())
+}

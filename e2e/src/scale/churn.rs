@@ -1,0 +1,140 @@
+//! Endpoints that come and go at a steady rate, whatever the operator does meanwhile: how long each waits.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use tokio::task::JoinSet;
+
+use super::{Bench, metrics, progress::until, track::Step};
+use crate::bench::float;
+
+const AFTER: Duration = Duration::from_mins(1);
+
+impl Bench {
+    pub(super) async fn churn(&mut self) -> Result<()> {
+        let (rate, seconds) = (self.plan.churn, self.plan.seconds);
+        let total = rate * seconds;
+        if total == 0 {
+            return Ok(());
+        }
+        self.phase(&format!("churn: {rate} endpoints/s made, {rate}/s removed"));
+        let hand = self.hand(self.plan.droplets, self.plan.networks);
+        let before = metrics::read(&self.plane.admin).await?;
+        let rows = self.book.tally.now();
+        let cpu = self.operator.usage()?.cpu_seconds;
+        let server = self.plane.usage("apiserver").cpu_seconds;
+        let (first, gone) = (self.book.track.added(), self.book.track.count(Step::Gone));
+        self.watches.probes.take();
+        let mut tasks = JoinSet::new();
+        let (start, mut said) = (Instant::now(), Instant::now());
+        let mut deleted = Vec::new();
+        let mut latest = Duration::ZERO;
+        for number in 0..total {
+            let due = start + Duration::from_secs_f64(float(number as u64) / float(rate as u64));
+            tokio::time::sleep_until(due.into()).await;
+            latest = latest.max(due.elapsed());
+            let created = hand.add()?;
+            self.live.push_back(created);
+            let own = hand.clone();
+            tasks.spawn(async move { own.create(created).await });
+            // One that has been there, so that both ends of a life are measured.
+            let track = &self.book.track;
+            if self
+                .live
+                .front()
+                .is_some_and(|oldest| track.has(*oldest, Step::Ready))
+                && let Some(oldest) = self.live.pop_front()
+            {
+                deleted.push(oldest);
+                let own = hand.clone();
+                tasks.spawn(async move { own.delete(oldest).await });
+            }
+            while let Some(done) = tasks.try_join_next() {
+                done.context("a task")??;
+            }
+            if said.elapsed() > Duration::from_secs(5) {
+                said = Instant::now();
+                println!(
+                    "  {} s: {} on the way",
+                    start.elapsed().as_secs(),
+                    self.on_the_way()
+                );
+                super::go_on()?;
+            }
+        }
+        let elapsed = start.elapsed().as_secs_f64();
+        let left = self.on_the_way();
+        let cpu = self.operator.usage()?.cpu_seconds - cpu;
+        let server = self.plane.usage("apiserver").cpu_seconds - server;
+        while let Some(done) = tasks.join_next().await {
+            done.context("a task")??;
+        }
+        let probes = self.watches.probes.take();
+        let all = first..first + total;
+        let track = &self.book.track;
+        let mut problems = Vec::new();
+        let waited = until("of the churn ready", total, AFTER, || {
+            Ok(all
+                .clone()
+                .filter(|number| track.has(*number, Step::Ready))
+                .count())
+        });
+        problems.extend(waited.await.err());
+        let waited = until("of the churn Provisioned", total, AFTER, || {
+            Ok(all
+                .clone()
+                .filter(|number| track.has(*number, Step::Provisioned))
+                .count())
+        });
+        problems.extend(waited.await.err());
+        let waited = until("of the churn gone", deleted.len(), AFTER, || {
+            Ok((track.count(Step::Gone) - gone) as usize)
+        });
+        problems.extend(waited.await.err());
+        super::go_on()?;
+        let change = metrics::read(&self.plane.admin).await?.since(&before);
+        let counts = self.book.tally.since(&rows);
+        let between = |from, to| track.between(all.clone(), from, to);
+        let report = &mut self.report;
+        report.churned = all.clone();
+        report.add_times("provisioned", &between(Step::Sent, Step::Provisioned));
+        report.add_times("ready", &between(Step::Sent, Step::Ready));
+        report.add_times("pod_create", &between(Step::Sent, Step::Answered));
+        report.add_times("configmap_watch", &probes);
+        let gone = track.between(deleted.iter().copied(), Step::Deleted, Step::Gone);
+        report.add_times("gone", &gone);
+        for (name, part) in [("api_write_p50_ms", 0.5), ("api_write_p99_ms", 0.99)] {
+            if let Some(bound) = change.quantile_ms(part) {
+                report.add(name, "ms", bound);
+            }
+        }
+        report.add("churn_rate", "1/s", float(total as u64) / elapsed);
+        report.add("churn_left", "", float(left as u64));
+        report.add("operator_cpu_s", "s", cpu);
+        report.add("operator_cores", "", cpu / elapsed);
+        report.add("api_server_cores", "", server / elapsed);
+        report.add(
+            "churn_rows_per_endpoint",
+            "",
+            float(counts.endpoint_rows()) / float(total as u64),
+        );
+        for problem in problems {
+            report.problem(format!("{problem:#}"));
+        }
+        println!(
+            "  the bench itself was at most {:.1} ms late; operator {:.2} cores, API server {:.2} cores",
+            latest.as_secs_f64() * 1000.0,
+            cpu / elapsed,
+            server / elapsed
+        );
+        Ok(())
+    }
+
+    /// Endpoints that were made and are not Provisioned yet.
+    fn on_the_way(&self) -> usize {
+        let track = &self.book.track;
+        track
+            .count(Step::Sent)
+            .saturating_sub(track.count(Step::Provisioned)) as usize
+    }
+}

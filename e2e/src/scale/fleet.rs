@@ -1,0 +1,173 @@
+//! Nodes on paper and their hollow droplets: each with its Node, its transitd pod, that pod's token, its Droplet, its
+//! heartbeat Lease and its stream.
+
+use std::{
+    fs,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{Node, Pod},
+};
+use kube::{Api, ResourceExt, api::PostParams};
+use serde_json::json;
+use thuban_api::{Droplet, HEARTBEAT_NAMESPACE, SYSTEM_NAMESPACE};
+use tokio::task::JoinHandle;
+use transitd::operator::{client, epoch::Epoch, lease::Locator};
+
+use super::{
+    hollow::{Book, Hollow},
+    plane::{self, Plane},
+    progress::until,
+};
+
+/// Requests at a time while a droplet is made.
+const PARALLEL: usize = 24;
+
+pub struct Fleet {
+    pub droplets: Vec<Arc<Hollow>>,
+    streams: Vec<JoinHandle<()>>,
+    folder: Folder,
+}
+
+/// Tokens and epochs of all droplets; in memory, for a thousand nodes have a thousand disks.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+pub fn node_name(number: usize) -> String {
+    format!("d{number}")
+}
+
+fn address(number: usize) -> Ipv4Addr {
+    // 100.64.0.0/16, none of whose last octets is 0 or 255.
+    Ipv4Addr::new(100, 64, (number / 250) as u8, (number % 250 + 1) as u8)
+}
+
+impl Fleet {
+    pub fn new(plane: &Plane) -> Result<Self> {
+        let memory = Path::new("/dev/shm");
+        let base = if memory.is_dir() {
+            memory.to_owned()
+        } else {
+            plane.state()
+        };
+        let folder = base.join(format!("thuban-scale-{}", std::process::id()));
+        fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+        Ok(Self {
+            droplets: Vec::new(),
+            streams: Vec::new(),
+            folder: Folder(folder),
+        })
+    }
+
+    /// Adds droplets until there are so many, and waits until each has applied its snapshot and is accepted.
+    pub async fn grow(&mut self, plane: &Plane, book: &Arc<Book>, total: usize) -> Result<()> {
+        let from = self.droplets.len();
+        let folder = self.folder.0.clone();
+        let mut made = stream::iter(from..total)
+            .map(|number| make(plane, number, folder.join(node_name(number))))
+            .buffered(PARALLEL);
+        let mut said = std::time::Instant::now();
+        while let Some(token) = made.try_next().await? {
+            self.dial(plane, book, token)?;
+            if said.elapsed() > Duration::from_secs(5) {
+                println!("  droplets: {} of {total} made", self.droplets.len());
+                said = std::time::Instant::now();
+            }
+        }
+        drop(made);
+        until("droplets with a snapshot", total, Duration::from_mins(3), || {
+            let synced = self.droplets.iter().filter(|droplet| droplet.synced().is_some());
+            Ok(synced.count())
+        })
+        .await
+    }
+
+    /// Starts a droplet's stream with the token in that file.
+    fn dial(&mut self, plane: &Plane, book: &Arc<Book>, token: PathBuf) -> Result<()> {
+        let name = node_name(self.droplets.len());
+        let epoch = Epoch::open(token.with_extension("epoch"))?;
+        let droplet = Arc::new(Hollow::new(name, token, Arc::clone(book)));
+        let leases = Api::namespaced(plane.transitd.clone(), SYSTEM_NAMESPACE);
+        let locator = Locator::Lease(Box::new(leases));
+        self.streams
+            .push(tokio::spawn(client::run(Arc::clone(&droplet), locator, epoch)));
+        self.droplets.push(droplet);
+        Ok(())
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        for stream in &self.streams {
+            stream.abort();
+        }
+    }
+}
+
+/// Makes all objects of a droplet; answers the file with its token.
+async fn make(plane: &Plane, number: usize, file: PathBuf) -> Result<PathBuf> {
+    let name = node_name(number);
+    let admin = || plane.admin.clone();
+    let parameters = PostParams::default();
+    let failed = || format!("making droplet {name}");
+    let address = address(number).to_string();
+    let node: Node = serde_json::from_value(json!({
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}},
+        "status": {
+            "addresses": [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": name}],
+            "capacity": {"cpu": "64", "memory": "256Gi", "pods": "250"},
+            "allocatable": {"cpu": "64", "memory": "256Gi", "pods": "250"},
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready"}],
+        },
+    }))?;
+    Api::<Node>::all(admin())
+        .create(&parameters, &node)
+        .await
+        .with_context(failed)?;
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": format!("transitd-{name}"), "labels": {"app.kubernetes.io/name": "transitd"}},
+        "spec": {
+            "nodeName": name, "hostNetwork": true, "serviceAccountName": "transitd",
+            "containers": [{"name": "transitd", "image": "thuban.dev/transitd:0.1.0"}],
+        },
+    }))?;
+    let pod = Api::<Pod>::namespaced(admin(), SYSTEM_NAMESPACE)
+        .create(&parameters, &pod)
+        .await
+        .with_context(failed)?;
+    let bound = (pod.name_any(), pod.uid().unwrap_or_default());
+    let token = plane::token(&plane.admin, "transitd", Some(bound)).await?;
+    fs::write(&file, token).with_context(|| format!("writing {}", file.display()))?;
+    let droplet: Droplet = serde_json::from_value(json!({
+        "apiVersion": "thuban.dev/v1alpha1", "kind": "Droplet", "metadata": {"name": name},
+        "spec": {
+            "node": name, "ip": address, "interface": "eth0", "mtu": 1500, "transitHook": "tc", "agentHook": "tc",
+            "programVersion": env!("CARGO_PKG_VERSION"),
+        },
+    }))?;
+    Api::<Droplet>::all(admin())
+        .create(&parameters, &droplet)
+        .await
+        .with_context(failed)?;
+    let lease: Lease = serde_json::from_value(json!({
+        "metadata": {"name": format!("droplet-{name}")},
+        "spec": {"holderIdentity": name, "leaseDurationSeconds": 40},
+    }))?;
+    Api::<Lease>::namespaced(admin(), HEARTBEAT_NAMESPACE)
+        .create(&parameters, &lease)
+        .await
+        .with_context(failed)?;
+    Ok(file)
+}

@@ -1,0 +1,288 @@
+//! A droplet without a data plane: what transitd's client applies programs to when there are no maps to write.
+//!
+//! It does what a node's would do with rows: validates them with transitd's own code, refuses an address that another
+//! VPC's endpoint here has, holds the program, and reports attachments as CNI ADD and DEL would. It counts what comes.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use thuban_proto::transit::{
+    Attachment, AttachmentChange, DropletMessage, Hello, Nack, NackReason, Program, Row as ProtoRow,
+    droplet_message::Message, row::Row as Kind,
+};
+use transitd::{
+    operator::peer::{Outbox, Peer},
+    program::{
+        self,
+        row::{Row, RowKey, proto_key},
+    },
+};
+
+use super::{
+    tally::{Count, Tally},
+    track::{Step, Track, pod_number},
+};
+
+/// What all hollow droplets of a run write to.
+#[derive(Debug)]
+pub struct Book {
+    pub track: Track,
+    pub tally: Tally,
+}
+
+/// The snapshot that a droplet applied last.
+#[derive(Clone, Copy, Debug)]
+pub struct Synced {
+    pub epoch: u64,
+    pub at: Instant,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    program: program::Program,
+    /// Known droplets: so many, and all alike, that the program's table rows would be most of this process's memory.
+    droplets: HashSet<RowKey>,
+    attachments: BTreeMap<usize, Attachment>,
+    outbox: Option<Outbox>,
+    synced: Option<Synced>,
+}
+
+#[derive(Debug)]
+pub struct Hollow {
+    pub name: String,
+    token_file: PathBuf,
+    book: Arc<Book>,
+    state: Mutex<State>,
+    pub acks: AtomicU64,
+}
+
+impl Hollow {
+    pub fn new(name: String, token_file: PathBuf, book: Arc<Book>) -> Self {
+        Self {
+            name,
+            token_file,
+            book,
+            state: Mutex::default(),
+            acks: AtomicU64::new(0),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn synced(&self) -> Option<Synced> {
+        self.state().synced
+    }
+
+    /// Endpoints that live here, and rows of them as a bouncer.
+    pub fn endpoint_rows(&self) -> (usize, usize) {
+        let state = self.state();
+        let bouncer = |key: &&RowKey| matches!(key, RowKey::Bouncer { .. });
+        (
+            state.program.locals().count(),
+            state.program.keys().filter(bouncer).count(),
+        )
+    }
+
+    /// CNI DEL.
+    pub fn detach(&self, number: usize) {
+        let mut state = self.state();
+        if let Some(attachment) = state.attachments.remove(&number) {
+            state.send(attachment, true);
+        }
+    }
+}
+
+impl State {
+    fn send(&self, attachment: Attachment, removed: bool) {
+        let Some(outbox) = &self.outbox else { return };
+        // A stream that is gone shows in its session; Hello tells the rest.
+        let _ = outbox.send(DropletMessage {
+            message: Some(Message::Attachment(AttachmentChange {
+                attachment: Some(attachment),
+                removed,
+            })),
+        });
+    }
+
+    fn delete(&mut self, key: &RowKey) {
+        if !self.droplets.remove(key) {
+            self.program.delete(key);
+        }
+    }
+
+    /// Holds the row; an error is a refusal.
+    fn upsert(&mut self, row: Row) -> Result<(), String> {
+        match &row {
+            Row::Droplet(_) => {
+                self.droplets.insert(row.key());
+                return Ok(());
+            }
+            Row::Local(endpoint) => {
+                if let Some(address) = self.program.address_taken(endpoint) {
+                    return Err(format!("another VPC's endpoint on this droplet has {address}"));
+                }
+            }
+            _ => {}
+        }
+        self.program.upsert(row);
+        Ok(())
+    }
+
+    /// What kind of news a row is, before it is held.
+    fn classify(&self, row: &Row) -> Count {
+        let known = match row {
+            Row::Droplet(_) => return Count::Droplet,
+            Row::Vpc { .. } => return Count::Vpc,
+            Row::Network { .. } => return Count::Network,
+            Row::Direct { .. } | Row::Forward { .. } => return Count::Direct,
+            Row::Refused { .. } => return Count::Refused,
+            Row::Local(_) | Row::Bouncer { .. } => self.program.get(&row.key()),
+        };
+        match (row, known) {
+            (Row::Local(_), None) => Count::Local,
+            (Row::Local(new), Some(Row::Local(old))) if old.pod_uid != new.pod_uid => Count::Local,
+            (Row::Local(new), Some(Row::Local(old))) if new.ready && !old.ready => Count::Ready,
+            (Row::Bouncer { droplet: new, .. }, Some(Row::Bouncer { droplet: old, .. })) if new != old => {
+                Count::Bouncer
+            }
+            (Row::Bouncer { .. }, None) => Count::Bouncer,
+            _ => Count::Repeated,
+        }
+    }
+}
+
+impl Hollow {
+    fn upsert(
+        &self,
+        state: &mut State,
+        row: ProtoRow,
+        is_snapshot: bool,
+    ) -> Result<RowKey, (NackReason, String)> {
+        // ADD waits for this row.
+        let attaching = match &row.row {
+            Some(Kind::Local(local)) if local.ready => pod_number(&local.pod_name).map(|number| {
+                let attachment = Attachment {
+                    container_id: local.pod_uid.replace('-', "").repeat(2),
+                    ifname: "eth0".into(),
+                    pod_uid: local.pod_uid.clone(),
+                    pod_namespace: local.pod_namespace.clone(),
+                    pod_name: local.pod_name.clone(),
+                    vni: local.vni,
+                    address: local.address.clone(),
+                    address6: local.address6.clone(),
+                };
+                (number, attachment)
+            }),
+            _ => None,
+        };
+        let row = Row::try_from(row).map_err(|error| (NackReason::Invalid, error.to_string()))?;
+        let key = row.key();
+        let count = if is_snapshot {
+            Count::Snapshot
+        } else {
+            state.classify(&row)
+        };
+        self.book.tally.add(count, 1);
+        state
+            .upsert(row)
+            .map_err(|message| (NackReason::AddressInUseOnNode, message))?;
+        if let Some((number, attachment)) = attaching
+            && !self.book.track.has(number, Step::Deleted)
+        {
+            self.book.track.note(number, Step::Ready);
+            if state.attachments.insert(number, attachment.clone()).is_none() {
+                state.send(attachment, false);
+            }
+        }
+        Ok(key)
+    }
+}
+
+impl Peer for Hollow {
+    fn token_file(&self) -> &Path {
+        &self.token_file
+    }
+
+    fn open(&self, hello: Hello, outbox: &Outbox) {
+        let mut state = self.state();
+        let hello = Hello {
+            droplet: self.name.clone(),
+            attachments: state.attachments.values().cloned().collect(),
+            ..hello
+        };
+        // The receiver lives as long as the session.
+        let _ = outbox.send(DropletMessage {
+            message: Some(Message::Hello(hello)),
+        });
+        state.outbox = Some(outbox.clone());
+        self.book.tally.add(Count::Hello, 1);
+    }
+
+    fn close(&self) {
+        self.state().outbox = None;
+    }
+
+    /// As transitd does: deletes first, then upserts; a snapshot leaves nothing else.
+    fn apply(&self, program: Program) -> Vec<Nack> {
+        let state = &mut *self.state();
+        let (epoch, sequence, is_snapshot) = (program.epoch, program.sequence, program.snapshot);
+        let mut nacks = Vec::new();
+        let mut nack = |key, reason: NackReason, message| {
+            nacks.push(Nack {
+                epoch,
+                sequence,
+                key,
+                reason: reason.into(),
+                message,
+            });
+        };
+        self.book.tally.add(Count::Program, 1);
+        for key in &program.deletes {
+            self.book.tally.add(Count::Delete, 1);
+            match RowKey::try_from(key) {
+                Ok(valid) => state.delete(&valid),
+                Err(error) => nack(Some(key.clone()), NackReason::Invalid, error.to_string()),
+            }
+        }
+        let mut wanted = HashSet::new();
+        for row in program.upserts {
+            let key = proto_key(&row);
+            match self.upsert(state, row, is_snapshot) {
+                Ok(key) => {
+                    if is_snapshot {
+                        wanted.insert(key);
+                    }
+                }
+                Err((reason, message)) => nack(key, reason, message),
+            }
+        }
+        if is_snapshot {
+            state.droplets.retain(|key| wanted.contains(key));
+            let stale: Vec<RowKey> = state
+                .program
+                .keys()
+                .filter(|key| !wanted.contains(*key))
+                .cloned()
+                .collect();
+            for key in stale {
+                state.delete(&key);
+            }
+            state.synced = Some(Synced {
+                epoch,
+                at: Instant::now(),
+            });
+        }
+        self.book.tally.add(Count::Nack, nacks.len() as u64);
+        self.acks.fetch_add(1, Ordering::Relaxed);
+        nacks
+    }
+}

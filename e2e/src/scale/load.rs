@@ -1,0 +1,323 @@
+//! Endpoints made and removed in bulk: what one costs in rows and in writes.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client, api::PostParams};
+
+use super::{
+    Bench, FEW_ENDPOINTS,
+    hollow::{Book, Hollow},
+    metrics::{self, Metrics},
+    progress::until,
+    tally::Count,
+    tenants::{Tenants, at_once},
+    track::{Place, Step, pod_name},
+};
+use crate::bench::float;
+
+/// Requests at a time.
+const PARALLEL: usize = 32;
+/// Endpoints at a time that are on the way: the operator is kept busy, not buried.
+const WINDOW: u64 = 200;
+/// Endpoints of the drain: enough for a mean.
+const DRAINED: usize = 2000;
+const PATIENCE: Duration = Duration::from_mins(8);
+/// What the operator writes of an endpoint.
+const OF_ENDPOINTS: [&str; 4] = ["endpoints", "endpoints/status", "ipclaims", "ipclaims/status"];
+
+/// Makes and removes single pods; cheap to clone into tasks.
+#[derive(Clone)]
+pub struct Hand {
+    pub admin: Client,
+    pub book: Arc<Book>,
+    pub tenants: Tenants,
+    pub droplets: Arc<[Arc<Hollow>]>,
+    pub networks: usize,
+}
+
+impl Hand {
+    /// A new pod's number; where it goes is a function of it, different for the endpoints of one network.
+    pub fn add(&self) -> Result<usize> {
+        self.book.track.add(|number| Place {
+            network: number % self.networks,
+            droplet: scatter(number as u64) as usize % self.droplets.len(),
+        })
+    }
+
+    pub async fn create(&self, number: usize) -> Result<()> {
+        let place = self.book.track.place(number).context("a pod without a place")?;
+        let pod = self.tenants.pod(number, place.network, place.droplet)?;
+        let api: Api<Pod> = Api::namespaced(self.admin.clone(), &self.tenants.namespace(place.network));
+        self.book.track.note(number, Step::Sent);
+        api.create(&PostParams::default(), &pod)
+            .await
+            .with_context(|| format!("pod {number}"))?;
+        self.book.track.note(number, Step::Answered);
+        Ok(())
+    }
+
+    /// As kubelet ends a pod: CNI DEL, then the object goes.
+    pub async fn delete(&self, number: usize) -> Result<()> {
+        let place = self.book.track.place(number).context("a pod without a place")?;
+        let api: Api<Pod> = Api::namespaced(self.admin.clone(), &self.tenants.namespace(place.network));
+        self.book.track.note(number, Step::Deleted);
+        self.droplets[place.droplet].detach(number);
+        api.delete(&pod_name(number), &at_once())
+            .await
+            .with_context(|| format!("deleting pod {number}"))?;
+        Ok(())
+    }
+}
+
+/// Numbers that follow each other go far apart (the finalizer of splitmix64).
+fn scatter(number: u64) -> u64 {
+    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (mixed ^ (mixed >> 31)) >> 1
+}
+
+impl Bench {
+    pub(super) fn hand(&self, droplets: usize, networks: usize) -> Hand {
+        Hand {
+            admin: self.plane.admin.clone(),
+            book: Arc::clone(&self.book),
+            tenants: self.tenants,
+            droplets: self.fleet.droplets.iter().take(droplets).cloned().collect(),
+            networks,
+        }
+    }
+
+    /// Rows of an endpoint while there are few droplets.
+    pub(super) async fn few(&mut self, droplets: usize, networks: usize) -> Result<()> {
+        let hand = self.hand(droplets, networks);
+        let endpoints = FEW_ENDPOINTS.min(self.plan.endpoints);
+        self.make(&hand, endpoints, "10").await
+    }
+
+    /// All endpoints but those that are there already.
+    pub(super) async fn load(&mut self) -> Result<()> {
+        let endpoints = self.plan.endpoints.saturating_sub(self.live.len());
+        if endpoints == 0 {
+            return Ok(());
+        }
+        self.phase(&format!("{endpoints} endpoints"));
+        let hand = self.hand(self.plan.droplets, self.plan.networks);
+        let before = metrics::read(&self.plane.admin).await?;
+        let (start, cpu) = (Instant::now(), self.operator.usage()?.cpu_seconds);
+        self.make(&hand, endpoints, "1000").await?;
+        let seconds = start.elapsed().as_secs_f64();
+        let cpu = self.operator.usage()?.cpu_seconds - cpu;
+        let made = float(endpoints as u64);
+        self.report.add("load_rate", "1/s", made / seconds);
+        self.report
+            .add("load_cpu_ms_per_endpoint", "ms", cpu * 1000.0 / made);
+        let change = metrics::read(&self.plane.admin).await?.since(&before);
+        tell(&change, endpoints);
+        let per = |resources: &[&str]| change.writes(|request| request.is(resources)) / made;
+        self.report.add("writes_per_endpoint", "", per(&OF_ENDPOINTS));
+        self.report.add("events_per_endpoint", "", per(&["events"]));
+        self.report.add(
+            "network_writes_per_endpoint",
+            "",
+            per(&["networks/status", "networks"]),
+        );
+        self.report.add(
+            "refused_writes_per_endpoint",
+            "",
+            change.refused.values().sum::<f64>() / made,
+        );
+        Ok(())
+    }
+
+    /// Makes so many endpoints, waits until their droplets may go on with ADD, and counts rows.
+    async fn make(&mut self, hand: &Hand, endpoints: usize, name: &str) -> Result<()> {
+        let rows = self.book.tally.now();
+        let track = &self.book.track;
+        let first = track.added();
+        let numbers: Vec<usize> = (0..endpoints).map(|_| hand.add()).collect::<Result<_>>()?;
+        let (provisioned, ready) = (track.count(Step::Provisioned), track.count(Step::Ready));
+        let sent = AtomicUsize::new(0);
+        let make = |number: usize| {
+            let sent = &sent;
+            async move {
+                let on_the_way = || {
+                    let sent = sent.load(Ordering::Relaxed) as u64;
+                    sent.saturating_sub(track.count(Step::Provisioned) - provisioned)
+                };
+                while on_the_way() > WINDOW {
+                    super::go_on()?;
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                sent.fetch_add(1, Ordering::Relaxed);
+                hand.create(number).await
+            }
+        };
+        let all = stream::iter(numbers.iter().copied())
+            .map(make)
+            .buffer_unordered(PARALLEL)
+            .try_for_each(|()| std::future::ready(Ok(())));
+        let wait = until("endpoints Provisioned", endpoints, PATIENCE, || {
+            Ok((track.count(Step::Provisioned) - provisioned) as usize)
+        });
+        let wait = async { wait.await.err() };
+        let (made, waited) = futures::future::join(all, wait).await;
+        made?;
+        let ready_all = until(
+            "endpoints ready at their droplets",
+            endpoints,
+            Duration::from_secs(20),
+            || Ok((track.count(Step::Ready) - ready) as usize),
+        );
+        let problem = waited.or(ready_all.await.err());
+        let counts = self.book.tally.since(&rows);
+        let per = |count: u64| float(count) / float(endpoints as u64);
+        let all = first..first + endpoints;
+        println!(
+            "  rows per endpoint: {:.3} new (local {:.3}, bouncers {:.3}), {:.3} ready, {:.3} repeated; \
+             others: {:.3} of VPCs and networks, {} of droplets, {} snapshots' rows",
+            per(counts.endpoint_rows()),
+            per(counts.of(Count::Local)),
+            per(counts.of(Count::Bouncer)),
+            per(counts.of(Count::Ready)),
+            per(counts.of(Count::Repeated)),
+            per(counts.of(Count::Vpc) + counts.of(Count::Network)),
+            counts.of(Count::Droplet),
+            counts.of(Count::Snapshot)
+        );
+        let times = track.between(all, Step::Sent, Step::Provisioned);
+        self.report.add_times(&format!("load_provisioned_{name}"), &times);
+        let name = |metric: &str| format!("{metric}_{name}");
+        self.report
+            .add(&name("rows_per_endpoint"), "", per(counts.endpoint_rows()));
+        self.report
+            .add(&name("ready_rows_per_endpoint"), "", per(counts.of(Count::Ready)));
+        self.report.add(
+            &name("repeated_rows_per_endpoint"),
+            "",
+            per(counts.of(Count::Repeated)),
+        );
+        self.report.add(
+            &name("role_rows_per_endpoint"),
+            "",
+            per(counts.of(Count::Vpc) + counts.of(Count::Network)),
+        );
+        if let Some(problem) = problem {
+            super::go_on()?;
+            let left = track.left(Step::Sent, Step::Provisioned);
+            let some = left.iter().take(5).map(|number| pod_name(*number));
+            let some = some.collect::<Vec<_>>().join(" ");
+            self.report
+                .problem(format!("{problem:#}; not Provisioned: {some} …"));
+        }
+        self.live.extend(numbers);
+        Ok(())
+    }
+
+    /// Removes endpoints and waits until their claims are gone, too.
+    pub(super) async fn drain(&mut self) -> Result<()> {
+        let endpoints = DRAINED.min(self.live.len());
+        self.phase(&format!("{endpoints} endpoints go"));
+        let hand = self.hand(self.plan.droplets, self.plan.networks);
+        let gone = self.book.track.count(Step::Gone);
+        // Claims of the churn may still rest.
+        let before = self.await_claims(&Metrics::default(), gone).await?;
+        let numbers: Vec<usize> = self.live.drain(..endpoints).collect();
+        let start = Instant::now();
+        stream::iter(numbers.iter().copied())
+            .map(|number| hand.delete(number))
+            .buffer_unordered(PARALLEL)
+            .try_for_each(|()| std::future::ready(Ok(())))
+            .await?;
+        let track = &self.book.track;
+        let waited = until("endpoints gone", endpoints, Duration::from_mins(3), || {
+            Ok((track.count(Step::Gone) - gone) as usize)
+        });
+        if let Err(error) = waited.await {
+            super::go_on()?;
+            self.report.problem(format!("{error:#}"));
+        }
+        let rate = float(endpoints as u64) / start.elapsed().as_secs_f64();
+        self.report.add("drain_rate", "1/s", rate);
+        let after = self.await_claims(&before, endpoints as u64).await?;
+        let change = after.since(&before);
+        tell(&change, endpoints);
+        let writes = change.writes(|request| request.is(&OF_ENDPOINTS));
+        self.report
+            .add("writes_to_gone", "", writes / float(endpoints as u64));
+        Ok(())
+    }
+
+    /// Waits until so many claims were deleted since; they rest for 30 s before.
+    async fn await_claims(&mut self, since: &Metrics, wanted: u64) -> Result<Metrics> {
+        let end = Instant::now() + Duration::from_mins(2);
+        loop {
+            let now = metrics::read(&self.plane.admin).await?;
+            let freed = now
+                .since(since)
+                .writes(|request| request.verb == "DELETE" && request.resource == "ipclaims");
+            if freed >= float(wanted) {
+                return Ok(now);
+            }
+            if Instant::now() > end {
+                self.report
+                    .problem(format!("{freed} of {wanted} claims are gone after two minutes"));
+                return Ok(now);
+            }
+            super::go_on()?;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Whether the droplets hold the rows of exactly the endpoints that are there.
+    pub(super) async fn check_rows(&mut self) {
+        let live = self.live.len();
+        let wanted = (live, live * self.plan.bouncers as usize);
+        let held = || {
+            let rows = self.fleet.droplets.iter().map(|droplet| droplet.endpoint_rows());
+            rows.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+        };
+        for _ in 0..100 {
+            if held() == wanted {
+                println!("  droplets hold {} local and {} bouncer rows", wanted.0, wanted.1);
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let held = held();
+        self.report.problem(format!(
+            "droplets hold {} local and {} bouncer rows instead of {} and {}",
+            held.0, held.1, wanted.0, wanted.1
+        ));
+    }
+}
+
+/// Writes per endpoint by verb and resource.
+fn tell(change: &Metrics, endpoints: usize) {
+    let endpoints = float(endpoints as u64);
+    for (request, count) in &change.done {
+        if count / endpoints > 0.002 {
+            println!(
+                "  {:<7} {:<22} {:.3} per endpoint",
+                request.verb,
+                request.resource,
+                count / endpoints
+            );
+        }
+    }
+    for (request, count) in &change.refused {
+        println!(
+            "  {:<7} {:<22} {count:.0} refused",
+            request.verb, request.resource
+        );
+    }
+}

@@ -1,0 +1,203 @@
+//! The control plane that the operator is measured with: etcd and an API server, Thuban's objects of `install/`, and
+//! clients with the rights that operator and transitd have on a cluster. Taken down when dropped.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::{
+    authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec},
+    core::v1::ServiceAccount,
+};
+use kube::{
+    Api, Client, Config,
+    api::PostParams,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use thuban_api::SYSTEM_NAMESPACE;
+use thuban_cluster::{Cluster, Instance, bare};
+use thuban_proto::OPERATOR_TOKEN_AUDIENCE;
+
+use super::process::{Launch, Usage, usage};
+
+/// What the run needs that is built elsewhere.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    /// Folder with etcd, kube-apiserver and kubectl.
+    pub binaries: PathBuf,
+    /// The operator's release binary.
+    pub operator: PathBuf,
+    /// Folder of the manifests.
+    pub install: PathBuf,
+}
+
+/// Underlay of the nodes, which exist on paper only.
+pub const UNDERLAY: &str = "100.64.0.0/16";
+const PORT: u16 = 16282;
+
+pub struct Plane {
+    instance: Instance,
+    /// As the cluster's administrator.
+    pub admin: Client,
+    /// As transitd: reads the operator's Lease.
+    pub transitd: Client,
+    pub launch: Launch,
+}
+
+impl Plane {
+    pub async fn up(parts: &Parts) -> Result<Self> {
+        let instance = Instance::named("scale")?;
+        let guard = Down(Some(instance.clone()));
+        bare::up(&instance, &parts.binaries).context("the control plane")?;
+        apply(&parts.install)?;
+        let admin = client(&instance.kubeconfig()).await?;
+        let log = instance.logs().join("operator.log");
+        let operator = kubeconfig_for(&admin, &instance, "thuban-operator").await?;
+        let transitd = kubeconfig_for(&admin, &instance, "transitd").await?;
+        let launch = Launch {
+            binary: parts.operator.clone(),
+            kubeconfig: operator,
+            log,
+            address: instance.gateway().to_string(),
+            port: PORT,
+            underlay: format!("{UNDERLAY},{}", instance.subnet()),
+        };
+        let transitd = client(&transitd).await?;
+        guard.keep();
+        Ok(Self {
+            instance,
+            admin,
+            transitd,
+            launch,
+        })
+    }
+
+    /// Of etcd or the API server.
+    pub fn processes(&self, component: &str) -> Vec<i32> {
+        bare::processes(&self.instance, component).unwrap_or_default()
+    }
+
+    /// Of all processes of etcd or the API server.
+    pub fn usage(&self, component: &str) -> Usage {
+        let processes = self.processes(component);
+        let usages = processes
+            .iter()
+            .filter_map(|process| usage(u32::try_from(*process).ok()?).ok());
+        usages.fold(Usage::default(), |sum, one| Usage {
+            cpu_seconds: sum.cpu_seconds + one.cpu_seconds,
+            rss_mib: sum.rss_mib + one.rss_mib,
+            most_rss_mib: sum.most_rss_mib + one.most_rss_mib,
+        })
+    }
+
+    pub fn state(&self) -> PathBuf {
+        self.instance.state()
+    }
+
+    /// Copies what the operator said, for it goes with the control plane.
+    pub fn save_log(&self, folder: &Path) {
+        let _ = fs::copy(&self.launch.log, folder.join("scale-operator.log"));
+    }
+}
+
+impl Drop for Plane {
+    fn drop(&mut self) {
+        drop(Down(Some(self.instance.clone())));
+    }
+}
+
+/// Takes the instance down unless it is kept.
+struct Down(Option<Instance>);
+
+impl Down {
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Down {
+    fn drop(&mut self) {
+        if let Some(instance) = &self.0
+            && let Err(error) = thuban_cluster::down(instance)
+        {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+/// Every manifest, in order. Without controllers the workloads among them start nothing.
+fn apply(folder: &Path) -> Result<()> {
+    let cluster = Cluster::named("scale")?;
+    let entries = fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;
+    let mut files: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .collect();
+    files.sort();
+    for file in files {
+        let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        cluster
+            .kubectl_apply(&text)
+            .with_context(|| format!("applying {}", file.display()))?;
+    }
+    let crds = ["vpcs", "networks", "endpoints", "dividers", "bouncers"]
+        .iter()
+        .chain(&["droplets", "ipclaims", "vniclaims"])
+        .map(|plural| format!("crd/{plural}.thuban.dev"))
+        .collect::<Vec<_>>();
+    let mut wait = vec!["wait", "--for=condition=Established", "--timeout=60s"];
+    wait.extend(crds.iter().map(String::as_str));
+    cluster.kubectl(&wait).map(|_| ())
+}
+
+async fn client(kubeconfig: &Path) -> Result<Client> {
+    let read =
+        Kubeconfig::read_from(kubeconfig).with_context(|| format!("reading {}", kubeconfig.display()))?;
+    let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default())
+        .await
+        .with_context(|| format!("reading {}", kubeconfig.display()))?;
+    Client::try_from(config).with_context(|| format!("a client by {}", kubeconfig.display()))
+}
+
+/// A kubeconfig with the token of one of Thuban's ServiceAccounts.
+async fn kubeconfig_for(admin: &Client, instance: &Instance, account: &str) -> Result<PathBuf> {
+    let token = token(admin, account, None).await?;
+    let text = fs::read_to_string(instance.kubeconfig()).context("reading the administrator's kubeconfig")?;
+    let mut config: serde_json::Value = serde_json::from_str(&text).context("a kubeconfig")?;
+    config["users"][0]["user"] = serde_json::json!({ "token": token });
+    let path = instance.state().join(format!("{account}.conf"));
+    fs::write(&path, config.to_string()).with_context(|| format!("writing {}", path.display()))?;
+    Ok(path)
+}
+
+/// A token as kubelet projects it: for the operator's stream and bound to a pod (name, UID), or for the API server.
+pub async fn token(admin: &Client, account: &str, pod: Option<(String, String)>) -> Result<String> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(admin.clone(), SYSTEM_NAMESPACE);
+    let audiences = pod.is_some().then(|| vec![OPERATOR_TOKEN_AUDIENCE.to_owned()]);
+    let bound = pod.map(|(name, uid)| BoundObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        name: Some(name),
+        uid: Some(uid),
+    });
+    let request = TokenRequest {
+        spec: Some(TokenRequestSpec {
+            audiences,
+            bound_object_ref: bound,
+            expiration_seconds: Some(7200),
+            ..TokenRequestSpec::default()
+        }),
+        ..TokenRequest::default()
+    };
+    let answer = accounts
+        .create_token_request(account, &PostParams::default(), &request)
+        .await
+        .with_context(|| format!("a token of {account}"))?;
+    answer
+        .status
+        .and_then(|status| status.token)
+        .context("a token request without a token")
+}

@@ -1,0 +1,39 @@
+//! Waiting that says how it goes.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::bench::float;
+
+const LOOK: Duration = Duration::from_millis(20);
+const SAY: Duration = Duration::from_secs(5);
+
+/// Waits until the count comes to the total; says how far it is and how fast every few seconds.
+pub async fn until(
+    what: &str,
+    total: usize,
+    patience: Duration,
+    mut count: impl FnMut() -> Result<usize>,
+) -> Result<()> {
+    let start = Instant::now();
+    let (mut said, mut last) = (start, count()?);
+    loop {
+        let now = count()?;
+        if now >= total {
+            let seconds = start.elapsed().as_secs_f64();
+            println!("  {what}: {now} ({seconds:.1} s)");
+            return Ok(());
+        }
+        if start.elapsed() > patience {
+            bail!("{what}: {now} of {total} after {} s", patience.as_secs());
+        }
+        if said.elapsed() > SAY {
+            let rate = float(now.saturating_sub(last) as u64) / said.elapsed().as_secs_f64();
+            println!("  {what}: {now} of {total}, {rate:.0}/s");
+            (said, last) = (Instant::now(), now);
+        }
+        super::go_on()?;
+        tokio::time::sleep(LOOK).await;
+    }
+}
