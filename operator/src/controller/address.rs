@@ -14,7 +14,7 @@ use thuban_api::{Endpoint, IpClaim, IpClaimSpec, Network};
 
 use super::claim::release;
 use super::context::Context;
-use super::objects::{WriteError, create, delete, failed};
+use super::objects::{WriteError, create, delete, get};
 use crate::model::allocation::{Family, Owner, addresses_of, ip_claim_name, is_released, own_claim, propose};
 
 /// Claims lost to others in one go before it is left to the next.
@@ -209,7 +209,7 @@ impl Claimant<'_> {
             Err(error) => return Err(error),
         }
         // The cache may not show it yet, or not show its release.
-        let Some(known) = claims.get_opt(&name).await.map_err(failed("get", &name))? else {
+        let Some(known) = get(&claims, &name).await? else {
             return Ok(false);
         };
         if self.owner.has(&known.spec) && !is_released(&known) {
@@ -241,7 +241,7 @@ pub async fn release_all(endpoint: &Endpoint, keep: &[IpAddr], context: &Context
         .filter(|address| !keep.contains(address))
     {
         let name = ip_claim_name(&vpc, address);
-        let claim = claims.get_opt(&name).await.map_err(failed("get", &name))?;
+        let claim = get(&claims, &name).await?;
         if let Some(claim) = claim.filter(|claim| owner.has(&claim.spec) && !is_released(claim)) {
             release(&claims, &claim).await?;
         }

@@ -11,7 +11,7 @@ use thuban_api::{Endpoint, IpClaim, IpClaimSpec, IpClaimStatus};
 use tracing::info;
 
 use super::context::{Context, ReconcileError};
-use super::objects::{WriteError, delete, failed, replace_status};
+use super::objects::{WriteError, delete, get, replace_status};
 use crate::model::allocation::{Standing, standing};
 
 /// How long a released address rests before it may be given out again.
@@ -66,10 +66,7 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
 /// The Endpoint of the claim's name as the API server has it now.
 async fn holder(context: &Context, spec: &IpClaimSpec) -> Result<Option<Endpoint>, WriteError> {
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &spec.endpoint_namespace);
-    endpoints
-        .get_opt(&spec.endpoint_name)
-        .await
-        .map_err(failed("get", &spec.endpoint_name))
+    get(&endpoints, &spec.endpoint_name).await
 }
 
 /// What is left of `time` since this leader first asked about `key`.

@@ -19,7 +19,7 @@ use tracing::{debug, warn};
 use super::address::ClaimError;
 use super::heartbeat::Heartbeats;
 use super::index::Index;
-use super::objects::{Object, WriteError};
+use super::objects::{Object, WriteError, bounded};
 use super::role::Placements;
 use crate::hub::Hub;
 use crate::model::allocation::Family;
@@ -225,7 +225,7 @@ impl Context {
             action: "Reconcile".into(),
             secondary,
         };
-        if let Err(error) = self.recorder.publish(&event, object).await {
+        if let Err(error) = bounded(self.recorder.publish(&event, object)).await {
             warn!(reason, %error, "event could not be written");
         }
     }

@@ -4,7 +4,7 @@ use kube::{Api, Client};
 use thuban_api::{DEFAULT_NAME, Network, NetworkSpec, Vpc, VpcSpec};
 use tracing::info;
 
-use super::objects::{WriteError, create, failed};
+use super::objects::{WriteError, create, get};
 
 /// Creates what is missing; what is there stays as it is.
 pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
@@ -15,19 +15,12 @@ pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
         autoscale: None,
         allowed_namespaces: None,
     };
-    if vpcs
-        .get_opt(DEFAULT_NAME)
-        .await
-        .map_err(failed("get", DEFAULT_NAME))?
-        .is_none()
-    {
+    if get(&vpcs, DEFAULT_NAME).await?.is_none() {
         ignore_existing(create(&vpcs, &Vpc::new(DEFAULT_NAME, spec)).await)?;
         info!(vpc = DEFAULT_NAME, cidr, "default VPC created");
     }
-    while vpcs
-        .get_opt(DEFAULT_NAME)
-        .await
-        .map_err(failed("get", DEFAULT_NAME))?
+    while get(&vpcs, DEFAULT_NAME)
+        .await?
         .is_none_or(|vpc| vpc.status.is_none_or(|status| status.vni.is_none()))
     {
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
@@ -41,12 +34,7 @@ pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
         allowed_namespaces: None,
         allow_static_ips: false,
     };
-    if networks
-        .get_opt(DEFAULT_NAME)
-        .await
-        .map_err(failed("get", DEFAULT_NAME))?
-        .is_none()
-    {
+    if get(&networks, DEFAULT_NAME).await?.is_none() {
         ignore_existing(create(&networks, &Network::new(DEFAULT_NAME, spec)).await)?;
         info!(network = DEFAULT_NAME, cidr, "default network created");
     }

@@ -9,7 +9,7 @@ use kube::{Api, Client};
 use thuban_api::HEARTBEAT_NAMESPACE;
 use tokio::time::Instant;
 
-use super::objects::{WriteError, failed};
+use super::objects::{WriteError, get};
 
 /// A heartbeat that does not change for so long, by this process's own clock, has stopped.
 pub const PATIENCE: Duration = Duration::from_secs(40);
@@ -23,7 +23,7 @@ impl Heartbeats {
     pub async fn stopped_for(&self, client: Client, droplet: &str) -> Result<Duration, WriteError> {
         let name = format!("droplet-{droplet}");
         let leases: Api<Lease> = Api::namespaced(client, HEARTBEAT_NAMESPACE);
-        let lease = leases.get_opt(&name).await.map_err(failed("get", &name))?;
+        let lease = get(&leases, &name).await?;
         let version = lease.and_then(|lease| lease.metadata.resource_version);
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();

@@ -2,6 +2,7 @@
 //! finalizer helper.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
@@ -44,6 +45,21 @@ pub fn failed<'a>(operation: &'static str, object: &'a str) -> impl FnOnce(kube:
     }
 }
 
+/// An API server that does not answer for so long is away. What was asked for may have happened all the same.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// No request keeps its object from being looked at again.
+pub async fn bounded<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
+    let silent = || kube::Error::Service("the API server does not answer".into());
+    let answer = tokio::time::timeout(PATIENCE, request).await;
+    answer.unwrap_or_else(|_| Err(silent()))
+}
+
+/// The object as the API server has it now.
+pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, WriteError> {
+    bounded(api.get_opt(name)).await.map_err(failed("get", name))
+}
+
 pub trait Object:
     Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync
 {
@@ -54,7 +70,7 @@ impl<T: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwne
 }
 
 pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError> {
-    let result = api.create(&PostParams::default(), object).await;
+    let result = bounded(api.create(&PostParams::default(), object)).await;
     crash_point::<K>("create");
     result.map_err(failed("create", &object.name_any()))
 }
@@ -62,7 +78,7 @@ pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError
 /// Replaces metadata and spec.
 pub async fn replace<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError> {
     let name = object.name_any();
-    let result = api.replace(&name, &PostParams::default(), object).await;
+    let result = bounded(api.replace(&name, &PostParams::default(), object)).await;
     crash_point::<K>("update");
     result.map_err(failed("update", &name))
 }
@@ -70,7 +86,7 @@ pub async fn replace<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteErro
 /// Replaces the status.
 pub async fn replace_status<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError> {
     let name = object.name_any();
-    let result = api.replace_status(&name, &PostParams::default(), object).await;
+    let result = bounded(api.replace_status(&name, &PostParams::default(), object)).await;
     crash_point::<K>("status");
     result.map_err(failed("update the status of", &name))
 }
@@ -83,7 +99,7 @@ pub async fn delete<K: Object>(api: &Api<K>, object: &K) -> Result<(), WriteErro
     };
     let name = object.name_any();
     let parameters = DeleteParams::background().preconditions(preconditions);
-    let result = api.delete(&name, &parameters).await;
+    let result = bounded(api.delete(&name, &parameters)).await;
     crash_point::<K>("delete");
     match result {
         Ok(_) => Ok(()),

@@ -74,7 +74,11 @@ pub trait Role: Object + 'static {
 
 pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let roles: Api<R> = Api::all(context.client.clone());
-    if role.meta().deletion_timestamp.is_some() {
+    let is_deleted = role.meta().deletion_timestamp.is_some();
+    if is_deleted && !has_finalizer(&*role) {
+        return Ok(Action::await_change());
+    }
+    if is_deleted && leave(&*role, &context) {
         return remove(&*role, &roles, &context).await;
     }
     let why = should_move(&*role, &context);
@@ -89,6 +93,10 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     };
     let mut status = role.status().cloned().unwrap_or_default();
     if status.phase == Phase::Provisioned && status.droplet.as_deref() == Some(droplet) {
+        if is_deleted {
+            let message = format!("{} is in use and this is the last that serves it", role.parent());
+            return wait(&*role, &roles, &context, ("WaitsForAnother", message)).await;
+        }
         context.forget(&waiting_key(&*role));
         return Ok(match why {
             Some(Move::Crowded | Move::Cordoned) => Action::requeue(SPREAD),
@@ -230,13 +238,6 @@ pub fn leave_deleted<R: Role>(context: &Context) {
 /// From its users first, then its tables, then the object.
 async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<Action, ReconcileError> {
     let name = role.name_any();
-    if !has_finalizer(role) {
-        return Ok(Action::await_change());
-    }
-    if !leave(role, context) {
-        let message = format!("{} is in use and this is the last that serves it", role.parent());
-        return wait(role, roles, context, ("WaitsForAnother", message)).await;
-    }
     let lists = context.hub.read(|world| role.lists(world));
     let missing = context.hub.missing(&lists, None, &R::waiter(name.clone()));
     if !missing.is_empty() {

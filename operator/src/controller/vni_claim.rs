@@ -9,7 +9,7 @@ use thuban_api::{VniClaim, Vpc};
 use tracing::info;
 
 use super::context::{Context, ReconcileError};
-use super::objects::{delete, failed};
+use super::objects::{delete, get};
 
 /// Steady ones are looked at again, should a watch have missed the end of their VPC.
 const LOOK_AGAIN: Duration = Duration::from_mins(5);
@@ -27,7 +27,7 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
         return Ok(Action::requeue(left.max(Duration::from_secs(1))));
     }
     let vpcs: Api<Vpc> = Api::all(context.client.clone());
-    let vpc = vpcs.get_opt(&spec.vpc).await.map_err(failed("get", &spec.vpc))?;
+    let vpc = get(&vpcs, &spec.vpc).await?;
     if !is_void(&claim, vpc.as_ref()) {
         return Ok(Action::requeue(LOOK_AGAIN));
     }
