@@ -110,7 +110,10 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         .hub
         .missing(&tables, Some(droplet), &R::waiter(name.clone()));
     if tables.is_empty() || !missing.is_empty() {
-        if context.known_for(&waiting_key(&*role)) > REFUSED
+        // Without a parent there are no tables to refuse.
+        let has_time = context.known_for(&waiting_key(&*role)) <= REFUSED;
+        if !tables.is_empty()
+            && !has_time
             && let Some(other) = place(&*role, Move::Refused, &context)
         {
             context.forget(&waiting_key(&*role));
