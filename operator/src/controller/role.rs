@@ -122,9 +122,17 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         let message = format!("waits until droplet {droplet} has its tables");
         return wait(&*role, &roles, &context, ("Filling", message)).await;
     }
-    context.hub.update(|world| R::list(world, &name));
-    let lists = context.hub.read(|world| role.lists(world));
-    let missing = context.hub.missing(&lists, Some(droplet), &R::waiter(name));
+    // First all take what it passes on, then they use it: a packet may be faster than the news.
+    let unaware = || {
+        let lists = context.hub.read(|world| role.lists(world));
+        let waiter = R::waiter(name.clone());
+        context.hub.missing(&lists, Some(droplet), &waiter)
+    };
+    let mut missing = unaware();
+    if missing.is_empty() {
+        context.hub.update(|world| R::list(world, &name));
+        missing = unaware();
+    }
     if !missing.is_empty() {
         let message = format!("waits until these droplets know of it: {}", few(&missing));
         return wait(&*role, &roles, &context, ("Announcing", message)).await;

@@ -80,22 +80,35 @@ pub fn droplet(address: Ipv4Addr) -> (Key, Row) {
     (Key::Droplet(address), Row { row: Some(row) })
 }
 
+/// Droplets whose role is used, and those that only pass on what still comes to them.
+pub struct Members {
+    pub used: Vec<Ipv4Addr>,
+    pub relays: Vec<Ipv4Addr>,
+}
+
+fn octets(addresses: &[Ipv4Addr]) -> Vec<Vec<u8>> {
+    addresses
+        .iter()
+        .map(|address| address.octets().to_vec())
+        .collect()
+}
+
 pub fn vpc(
     vni: u32,
     cidrs: &[String],
-    dividers: &[Ipv4Addr],
+    dividers: &Members,
     divider_here: bool,
     host_access: bool,
 ) -> (Key, Row) {
-    let dividers = dividers.iter().map(|address| address.octets().to_vec()).collect();
     let (cidrs6, cidrs) = by_family(cidrs);
     let row = row::Row::Vpc(VpcRow {
         vni,
         cidrs,
         cidrs6,
-        dividers,
+        dividers: octets(&dividers.used),
         divider_here,
         host_access,
+        relays: octets(&dividers.relays),
     });
     (Key::Vpc(vni), Row { row: Some(row) })
 }
@@ -104,18 +117,18 @@ pub fn network(
     vni: u32,
     network: u32,
     cidrs: &[String],
-    bouncers: &[Ipv4Addr],
+    bouncers: &Members,
     bouncer_here: bool,
 ) -> (Key, Row) {
-    let bouncers = bouncers.iter().map(|address| address.octets().to_vec()).collect();
     let (cidrs6, cidrs) = by_family(cidrs);
     let row = row::Row::Network(NetworkRow {
         vni,
         network,
         cidrs,
         cidrs6,
-        bouncers,
+        bouncers: octets(&bouncers.used),
         bouncer_here,
+        relays: octets(&bouncers.relays),
     });
     (Key::Network(vni, network), Row { row: Some(row) })
 }

@@ -49,10 +49,12 @@ fn entry_json(entry: &TableEntry) -> Value {
         TableEntry::Subnet(e) => json!({
             "network": network(e.network),
             "bouncers": members(&e.bouncers),
+            "relays": relays(&e.bouncers),
             "bouncer_here": e.flags & SUBNET_BOUNCER_HERE != 0,
         }),
         TableEntry::Vpc(e) => json!({
             "dividers": members(&e.dividers),
+            "relays": relays(&e.dividers),
             "divider_here": e.flags & VPC_DIVIDER_HERE != 0,
             "host_access": e.flags & VPC_HOST_ACCESS != 0,
         }),
@@ -73,6 +75,12 @@ fn members(members: &Members) -> Vec<String> {
         .take(count)
         .map(|droplet| Ipv4Addr::from(*droplet).to_string())
         .collect()
+}
+
+fn relays(members: &Members) -> Vec<String> {
+    let behind = members.droplets.iter().skip(members.count as usize);
+    let used = behind.take_while(|droplet| **droplet != [0; 4]);
+    used.map(|droplet| Ipv4Addr::from(*droplet).to_string()).collect()
 }
 
 fn text(address: &Address) -> String {

@@ -103,7 +103,7 @@ impl TryFrom<proto::Row> for Row {
                 let flags = flag(row.divider_here, VPC_DIVIDER_HERE) | flag(row.host_access, VPC_HOST_ACCESS);
                 let entry = VpcEntry {
                     flags,
-                    dividers: members(&row.dividers)?,
+                    dividers: members(&row.dividers, &row.relays)?,
                 };
                 Self::Vpc {
                     vni: vni(row.vni)?,
@@ -117,7 +117,7 @@ impl TryFrom<proto::Row> for Row {
                 let entry = SubnetEntry {
                     network,
                     flags,
-                    bouncers: members(&row.bouncers)?,
+                    bouncers: members(&row.bouncers, &row.relays)?,
                 };
                 Self::Network {
                     vni: vni(row.vni)?,
@@ -425,7 +425,8 @@ fn address6(bytes: &[u8]) -> Result<Option<Ipv6Addr>, InvalidRow> {
     })
 }
 
-fn members(list: &[Vec<u8>]) -> Result<Members, InvalidRow> {
+/// `relays` stand behind the members, as many as there is room for.
+fn members(list: &[Vec<u8>], relays: &[Vec<u8>]) -> Result<Members, InvalidRow> {
     if list.len() > MAX_MEMBERS {
         return Err(InvalidRow::Field {
             field: "members",
@@ -438,6 +439,9 @@ fn members(list: &[Vec<u8>]) -> Result<Members, InvalidRow> {
     }
     // Every droplet must rank the same list.
     droplets[..list.len()].sort_unstable();
+    for (slot, address) in droplets[list.len()..].iter_mut().zip(relays) {
+        *slot = droplet(address)?;
+    }
     Ok(Members {
         count: list.len() as u32,
         droplets,

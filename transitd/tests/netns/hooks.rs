@@ -132,12 +132,11 @@ fn a_flow_that_stays_subscribes_and_an_idle_row_is_given_back() {
     let far = vec![192, 0, 2, 2];
     // The network's bouncer is on another droplet.
     let network = NetworkRow {
-        cidrs6: vec![],
         vni: 7,
         network: 0x0a00_0100,
         cidrs: vec!["10.0.1.0/24".into()],
         bouncers: vec![far.clone()],
-        bouncer_here: false,
+        ..NetworkRow::default()
     };
     rig.operator.push_and_wait(
         vec![

@@ -4,11 +4,11 @@
 use std::net::IpAddr;
 
 use thuban_proto::transit::{
-    AddressKey, BouncerRow, DropletRow, ForwardRow, NackReason, RowKey, droplet_message::Message, row::Row,
-    row_key::Key,
+    AddressKey, BouncerRow, DropletRow, ForwardRow, NackReason, NetworkRow, RowKey, droplet_message::Message,
+    row::Row, row_key::Key,
 };
 
-use crate::rig::{Rig, dual, dual_rows, eventually, local, mapped};
+use crate::rig::{NODE, Rig, dual, dual_rows, eventually, local, mapped};
 use crate::wire::Peer;
 
 const OLD: [u8; 4] = [192, 0, 2, 2];
@@ -146,6 +146,45 @@ fn the_old_droplet_forwards_both_addresses_in_the_step_that_takes_the_endpoint_a
     rig.operator.push_and_wait(vec![], deletes.to_vec());
     assert!(rig.rows("FORWARD_ROWS").is_empty());
     assert_eq!(both.map(ask), [None, None]);
+}
+
+#[test]
+fn what_a_role_passes_on_is_taken_before_it_is_listed_and_after_it_is_not_any_more() {
+    let mut rig = Rig::new(rows());
+    rig.operator.push_and_wait(vec![local(7, "p", 5)], vec![]);
+    rig.add_pod("p");
+    let other = Peer::new(&rig, 2);
+    // From the third droplet's endpoint by the second one.
+    let is_taken = || {
+        let count = || [rig.counter("delivered"), rig.counter("source_mismatch")];
+        let before = count();
+        other.send(7, "10.0.1.99".parse().unwrap(), "10.0.1.5".parse().unwrap());
+        eventually("it is judged", || count() != before);
+        count()[0] > before[0]
+    };
+    let network = |bouncers: &[[u8; 4]], relays: &[[u8; 4]]| {
+        let droplets = |list: &[[u8; 4]]| list.iter().map(|droplet| droplet.to_vec()).collect();
+        Row::Network(NetworkRow {
+            vni: 7,
+            network: 0x0a00_0100,
+            cidrs: vec!["10.0.1.0/24".into()],
+            bouncers: droplets(bouncers),
+            relays: droplets(relays),
+            ..NetworkRow::default()
+        })
+    };
+    assert!(!is_taken(), "it is no bouncer");
+    for (bouncers, relays, taken) in [
+        (&[NODE][..], &[OLD][..], true),
+        (&[OLD], &[NODE], true),
+        (&[NODE], &[OLD, THIRD], true),
+        (&[NODE], &[THIRD], false),
+        (&[NODE, THIRD], &[], false),
+    ] {
+        rig.operator
+            .push_and_wait(vec![network(bouncers, relays)], vec![]);
+        assert_eq!(is_taken(), taken, "{bouncers:?} {relays:?}");
+    }
 }
 
 #[test]

@@ -42,7 +42,7 @@ pub fn base_rows() -> Vec<Row> {
             dividers: vec![NODE.to_vec()],
             divider_here: true,
             host_access: false,
-            cidrs6: vec![],
+            ..VpcRow::default()
         }));
         rows.push(Row::Network(NetworkRow {
             vni,
@@ -50,7 +50,7 @@ pub fn base_rows() -> Vec<Row> {
             cidrs: vec!["10.0.1.0/24".into()],
             bouncers: vec![NODE.to_vec()],
             bouncer_here: true,
-            cidrs6: vec![],
+            ..NetworkRow::default()
         }));
     }
     rows

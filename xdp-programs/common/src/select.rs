@@ -6,6 +6,9 @@ use crate::{
     tables::{DropletAddress, MAX_MEMBERS, Members},
 };
 
+/// An unused place.
+const NOBODY: DropletAddress = [0; 4];
+
 /// The member for a flow's hash; `None` when there is none.
 #[inline(always)]
 pub fn pick(members: &Members, hash: u32) -> Option<DropletAddress> {
@@ -24,11 +27,11 @@ pub fn pick(members: &Members, hash: u32) -> Option<DropletAddress> {
     chosen
 }
 
-/// Whether the droplet is a member.
+/// Whether the droplet may pass packets on: a member, or one that is to be or was one, behind them.
 #[inline(always)]
 pub fn contains(members: &Members, droplet: DropletAddress) -> bool {
-    for (index, member) in members.droplets.iter().enumerate().take(MAX_MEMBERS) {
-        if index >= members.count as usize {
+    for member in members.droplets.iter().take(MAX_MEMBERS) {
+        if *member == NOBODY {
             break;
         }
         if *member == droplet {
@@ -61,6 +64,14 @@ mod tests {
     fn nobody_is_picked_from_nobody() {
         assert_eq!(pick(&members(0), 7), None);
         assert!(!contains(&members(0), [0; 4]), "unused places are no members");
+    }
+
+    #[test]
+    fn who_stands_behind_the_members_may_pass_packets_on_and_is_never_picked() {
+        let mut members = members(1);
+        members.droplets[1] = [9; 4];
+        assert!(contains(&members, [9; 4]) && !contains(&members, [8; 4]) && !contains(&members, [0; 4]));
+        assert!((0..1000).all(|hash| pick(&members, hash) == Some([10, 0, 0, 1])));
     }
 
     #[test]

@@ -85,7 +85,8 @@ pub struct RemoteEntry {
     pub used: u32,
 }
 
-/// Droplets that carry a role, sorted, the first `count` valid.
+/// Droplets that carry a role, sorted: the first `count`. Behind them those that are to carry it or did: they are never
+/// picked, but may pass packets on, because not all droplets learn of a change at the same moment. Then zeros.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Members {

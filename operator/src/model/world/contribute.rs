@@ -7,6 +7,7 @@ use std::sync::Arc;
 use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{LocalRow, Row, row};
 
+use super::roles::Roles;
 use super::{EndpointName, Membership, Owner, Rows, World};
 use crate::model::rows::{self, Key};
 
@@ -26,6 +27,17 @@ impl World {
         addresses
     }
 
+    /// Those that hold tables without being listed pass on what comes to them: others hear of them earlier, or later.
+    fn members_of(&self, roles: &Roles, parent: &str) -> rows::Members {
+        let used = roles.members(parent);
+        let relays = roles.holders(parent);
+        let relays = relays.difference(&used).copied().collect();
+        rows::Members {
+            used: self.addresses(&used),
+            relays: self.addresses(&relays),
+        }
+    }
+
     /// Droplets on which endpoints of the network live.
     fn endpoint_droplets(&self, network: &str) -> impl Iterator<Item = &str> {
         let droplets = self.members.get(network).into_iter().flat_map(BTreeMap::keys);
@@ -43,7 +55,7 @@ impl World {
     fn contribute_vpc(&self, name: &str) -> Option<Rows> {
         let vpc = self.vpcs.get(name)?;
         let dividers = self.dividers.holders(name);
-        let members = self.addresses(&self.dividers.members(name));
+        let members = self.members_of(&self.dividers, name);
         let mut targets = dividers.clone();
         for (network, _) in self.networks.iter().filter(|(_, network)| network.vpc == name) {
             targets.extend(self.endpoint_droplets(network));
@@ -57,7 +69,7 @@ impl World {
         let network = self.networks.get(name)?;
         let vni = self.vni(&network.vpc)?;
         let bouncers = self.bouncers.holders(name);
-        let members = self.addresses(&self.bouncers.members(name));
+        let members = self.members_of(&self.bouncers, name);
         let mut targets = bouncers.clone();
         targets.extend(self.dividers.holders(&network.vpc));
         targets.extend(self.endpoint_droplets(name));
