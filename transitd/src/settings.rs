@@ -30,6 +30,13 @@ pub enum Aggregation {
     Never,
 }
 
+/// Whether destinations of flows that stay are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DirectPaths {
+    Auto,
+    Never,
+}
+
 /// Where the pinned maps and links are.
 #[derive(Args, Clone, Debug)]
 pub struct PinSettings {
@@ -108,6 +115,9 @@ pub struct RunSettings {
     /// The CA bundle (PEM) that the operator's certificate must chain to; together with --operator-address.
     #[arg(long, env = "THUBAN_OPERATOR_CA", requires = "operator_address")]
     pub operator_ca: Option<PathBuf>,
+    /// never: everything goes by bouncers and dividers, for finding out whether a fault is theirs.
+    #[arg(long, env = "THUBAN_DIRECT_PATHS", value_enum, default_value = "auto")]
+    pub direct_paths: DirectPaths,
     /// How long an ADD waits for its endpoint, seconds.
     #[arg(long, env = "THUBAN_ADD_DEADLINE", default_value_t = 30)]
     pub add_deadline: u64,

@@ -12,6 +12,8 @@ use tokio::sync::mpsc;
 use tracing::debug;
 
 use crate::node::Node;
+use crate::settings::DirectPaths;
+use crate::state::State;
 
 /// Direct rows that one VPC may have on this droplet.
 const CAP: usize = 4096;
@@ -69,10 +71,25 @@ pub async fn run(node: Arc<Node>, mut wanted: mpsc::Receiver<EndpointKey>) {
     let mut interval = tokio::time::interval(Duration::from_secs(node.settings.scan_interval));
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     interval.tick().await;
+    let is_off = node.settings.direct_paths == DirectPaths::Never;
+    if is_off {
+        // Those of an earlier transitd.
+        let given_back: Vec<_> = node
+            .state()
+            .subscriptions
+            .idle
+            .drain()
+            .map(|(key, _)| key)
+            .collect();
+        give_back(&mut node.state(), given_back);
+    }
     loop {
         tokio::select! {
             key = wanted.recv() => {
                 let Some(key) = key else { return };
+                if is_off {
+                    continue;
+                }
                 let mut state = node.state();
                 if state.subscriptions.want(key) {
                     debug!(vni = key.vni, address = ?key.address, "subscribing");
@@ -84,12 +101,19 @@ pub async fn run(node: Arc<Node>, mut wanted: mpsc::Receiver<EndpointKey>) {
                 let mut subscriptions = std::mem::take(&mut state.subscriptions);
                 let given_back = subscriptions.scan(|key| state.direct_used(key));
                 state.subscriptions = subscriptions;
-                for key in given_back {
-                    state.drop_direct(&key);
-                    state.send(Message::Unsubscribe(Unsubscribe { vni: key.vni, address: key.address.to_vec() }));
-                }
+                give_back(&mut state, given_back);
             }
         }
+    }
+}
+
+fn give_back(state: &mut State, keys: Vec<EndpointKey>) {
+    for key in keys {
+        state.drop_direct(&key);
+        state.send(Message::Unsubscribe(Unsubscribe {
+            vni: key.vni,
+            address: key.address.to_vec(),
+        }));
     }
 }
 

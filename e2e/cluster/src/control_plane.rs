@@ -50,6 +50,30 @@ pub fn start_api_server(instance: &Instance, binaries: &Path) -> Result<()> {
     wait_ready(instance, Duration::from_mins(1))
 }
 
+/// Ends components as a crash does, those that others need last.
+pub fn stop(instance: &Instance, components: &[&str]) -> Result<()> {
+    for component in COMPONENTS.iter().rev().filter(|name| components.contains(name)) {
+        cgroups::kill_all(&group(instance, component), Duration::from_secs(10))?;
+    }
+    Ok(())
+}
+
+/// Starts etcd, the API server or both again, on the state that there is, and waits until the API server is ready.
+pub fn resume(instance: &Instance, components: &[&str]) -> Result<()> {
+    let kubectl = instance.bin().join("kubectl");
+    let kubectl = kubectl.read_link().context("the link to kubectl")?;
+    let binaries = kubectl.parent().context("the folder of kubectl")?;
+    for component in components {
+        let (binary, arguments) = match *component {
+            "etcd" => ("etcd", etcd(instance)),
+            "apiserver" => ("kube-apiserver", api_server(instance)),
+            other => bail!("{other} is not started again: only etcd and apiserver"),
+        };
+        start_component(instance, binaries, component, binary, &arguments)?;
+    }
+    wait_ready(instance, Duration::from_mins(1))
+}
+
 /// The cgroup of a component.
 pub fn group(instance: &Instance, component: &str) -> String {
     format!("{}/cp/{component}", instance.cgroup())

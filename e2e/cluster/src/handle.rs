@@ -15,7 +15,7 @@ use nix::sched::{CloneFlags, setns};
 use crate::{
     cgroups,
     command::{output, output_with_input},
-    control_plane::kubectl,
+    control_plane::{self, kubectl},
     instance::{Instance, NODES},
     lifecycle::first_process,
     network::namespace_path,
@@ -71,6 +71,16 @@ impl Cluster {
 
     pub fn node_address(&self, node: &str) -> Result<Ipv4Addr> {
         self.instance.node_address(node)
+    }
+
+    /// Ends parts of the control plane (`etcd`, `apiserver`) as a crash does.
+    pub fn stop_control_plane(&self, components: &[&str]) -> Result<()> {
+        control_plane::stop(&self.instance, components)
+    }
+
+    /// Starts them again and waits until the API server is ready.
+    pub fn resume_control_plane(&self, components: &[&str]) -> Result<()> {
+        control_plane::resume(&self.instance, components)
     }
 
     /// The node's first process, as the root PID namespace sees it.
@@ -208,11 +218,16 @@ impl Cluster {
         serde_json::from_str(&text).with_context(|| format!("counters of {node}: {text}"))
     }
 
-    /// How many rows of a VPC the node's tables hold.
-    pub fn rows(&self, node: &str, vni: u64) -> Result<usize> {
+    /// All rows of the node's tables, as `transitd rows` prints them.
+    pub fn table_rows(&self, node: &str) -> Result<Vec<serde_json::Value>> {
         let text = self.pod_exec(NAMESPACE, &self.transitd_pod(node)?, &["/bin/transitd", "rows"])?;
         let rows = text.lines().map(serde_json::from_str::<serde_json::Value>);
-        let rows = rows.collect::<Result<Vec<_>, _>>().context("rows of transitd")?;
+        rows.collect::<Result<Vec<_>, _>>().context("rows of transitd")
+    }
+
+    /// How many rows of a VPC the node's tables hold.
+    pub fn rows(&self, node: &str, vni: u64) -> Result<usize> {
+        let rows = self.table_rows(node)?;
         let is_of = |row: &&serde_json::Value| row["key"]["vni"] == vni || row["entry"]["vni"] == vni;
         Ok(rows.iter().filter(is_of).count())
     }

@@ -1,0 +1,163 @@
+//! Flows that are always new: each is one question by UDP from a port of its own, and its answer. What is lost is told.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use thuban_cluster::Cluster;
+
+use crate::support::{PORT, Pod, REACHED, get};
+use crate::tenants::tenants;
+
+/// An answer that takes longer is lost. Machines of tests are busy.
+const PATIENCE: Duration = Duration::from_secs(4);
+const PAUSE: Duration = Duration::from_millis(4);
+
+/// What became of the flows of one sender.
+#[derive(Debug, Default)]
+pub struct Tally {
+    pub sent: usize,
+    /// When each lost one began, since the first.
+    pub lost: Vec<Duration>,
+}
+
+/// Sends flows from each pod to its address while `work` runs, and asserts that none is lost.
+pub fn none_lost_while(what: &str, ways: &[(&Pod, Ipv4Addr)], work: impl FnOnce() -> Result<()>) {
+    let cluster = &tenants().cluster;
+    let before = counters(cluster).unwrap_or_default();
+    let tallies = while_flowing(ways, work).unwrap_or_else(|error| panic!("{what}: {error:#}"));
+    let sent: usize = tallies.iter().map(|tally| tally.sent).sum();
+    let lost: Vec<&Duration> = tallies.iter().flat_map(|tally| &tally.lost).collect();
+    eprintln!("{what}: {sent} flows, {} lost", lost.len());
+    if !lost.is_empty() {
+        let after = counters(cluster).unwrap_or_default();
+        let grown = after.iter().filter(|(at, count)| before.get(at) != Some(count));
+        for ((node, name), count) in grown {
+            let more = count
+                - before
+                    .get(&(node.clone(), name.clone()))
+                    .copied()
+                    .unwrap_or_default();
+            eprintln!("  {node} {name} {more} more");
+        }
+    }
+    assert!(sent > 20, "{what}: only {sent} flows");
+    assert!(
+        lost.is_empty(),
+        "{what}: {} of {sent} lost, at {lost:?}",
+        lost.len()
+    );
+}
+
+/// Sends flows while `work` runs, and tells what became of them.
+pub fn while_flowing(ways: &[(&Pod, Ipv4Addr)], work: impl FnOnce() -> Result<()>) -> Result<Vec<Tally>> {
+    for (pod, address) in ways {
+        pod.udp(*address, REACHED)?;
+    }
+    let is_over = AtomicBool::new(false);
+    let failure = Mutex::new(None);
+    let tallies = thread::scope(|scope| {
+        let senders: Vec<_> = ways
+            .iter()
+            .map(|(pod, address)| {
+                let is_over = &is_over;
+                scope.spawn(move || pod.inside(|| send(*address, is_over)))
+            })
+            .collect();
+        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        is_over.store(true, Ordering::Relaxed);
+        match worked {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => *failure.lock().unwrap() = Some(error),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+        senders
+            .into_iter()
+            .map(|sender| {
+                sender
+                    .join()
+                    .unwrap_or_else(|_| Err(anyhow!("a sender panicked")))
+            })
+            .collect::<Result<Vec<_>>>()
+    });
+    match failure.into_inner().unwrap() {
+        Some(error) => Err(error),
+        None => tallies,
+    }
+}
+
+fn send(address: Ipv4Addr, is_over: &AtomicBool) -> Result<Tally> {
+    let begin = Instant::now();
+    let mut tally = Tally::default();
+    while !is_over.load(Ordering::Relaxed) {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.connect((address, PORT))?;
+        let at = begin.elapsed();
+        tally.sent += 1;
+        let answer = socket.send(b"hostname").and_then(|_| socket.recv(&mut [0; 256]));
+        if answer.is_err() {
+            tally.lost.push(at);
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(tally)
+}
+
+/// By node and name.
+fn counters(cluster: &Cluster) -> Result<BTreeMap<(String, String), u64>> {
+    let mut all = BTreeMap::new();
+    for node in cluster.nodes()? {
+        for (name, count) in cluster.counters(&node)? {
+            all.insert((node.clone(), name), count);
+        }
+    }
+    Ok(all)
+}
+
+/// How many packets bouncers and dividers of all nodes have passed on.
+pub fn passed_on(cluster: &Cluster) -> Result<u64> {
+    let counters = counters(cluster)?;
+    let of_roles = counters
+        .iter()
+        .filter(|((_, name), _)| name == "bounced" || name == "divided");
+    Ok(of_roles.map(|(_, count)| count).sum())
+}
+
+/// Where the roles of a parent work: `kind` is `bouncers` or `dividers`; none while one of them is on the way, or
+/// their number isn't that.
+pub fn settled(cluster: &Cluster, kind: &str, parent: &str, number: usize) -> Result<Option<Vec<String>>> {
+    let field = if kind == "bouncers" { "network" } else { "vpc" };
+    let list = get(cluster, &[&format!("{kind}.thuban.dev")])?;
+    let mut droplets = Vec::new();
+    for role in list["items"].as_array().into_iter().flatten() {
+        if role["spec"][field] != parent {
+            continue;
+        }
+        let is_settled = role["metadata"]["deletionTimestamp"].is_null()
+            && role["status"]["phase"] == "Provisioned"
+            && role["status"]["droplet"] == role["spec"]["droplet"];
+        match role["spec"]["droplet"].as_str() {
+            Some(droplet) if is_settled => droplets.push(droplet.to_owned()),
+            _ => return Ok(None),
+        }
+    }
+    Ok((droplets.len() == number).then_some(droplets))
+}
+
+/// Waits until they are, and answers where.
+pub fn wait_settled(cluster: &Cluster, kind: &str, parent: &str, number: usize) -> Result<Vec<String>> {
+    let mut droplets = Vec::new();
+    let what = format!("{number} {kind} of {parent} at work");
+    cluster.wait_for(&what, Duration::from_mins(1), || {
+        Ok(settled(cluster, kind, parent, number)?.is_some_and(|found| {
+            droplets = found;
+            true
+        }))
+    })?;
+    Ok(droplets)
+}
