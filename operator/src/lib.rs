@@ -5,5 +5,6 @@
 pub mod controller;
 pub mod hub;
 pub mod leader;
+pub mod metrics;
 pub mod model;
 pub mod stream;

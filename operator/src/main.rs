@@ -9,6 +9,7 @@ use kube::Client;
 use thuban_api::cidr::Cidr;
 use thuban_operator::controller::{defaults, run};
 use thuban_operator::leader::{self, Candidate};
+use thuban_operator::metrics::serve as metrics;
 use thuban_operator::model::validation::RefusedRanges;
 use thuban_operator::stream::server::{TransitService, serve};
 use thuban_operator::stream::tls;
@@ -30,6 +31,9 @@ struct Settings {
     /// Port of the stream server.
     #[arg(long, env = "THUBAN_LISTEN_PORT", default_value_t = 6082)]
     listen_port: u16,
+    /// Port of metrics and health on the same address; 0 serves none.
+    #[arg(long, env = "THUBAN_METRICS_PORT", default_value_t = 6083)]
+    metrics_port: u16,
     /// Service ranges of the cluster, comma separated: no VPC may touch them.
     #[arg(long, env = "THUBAN_SERVICE_CIDRS", value_delimiter = ',')]
     service_cidrs: Vec<Cidr>,
@@ -80,6 +84,10 @@ impl Stop {
 
 async fn lead(settings: &Settings) -> Result<()> {
     let mut stop = Stop::new()?;
+    if settings.metrics_port != 0 {
+        let address = SocketAddr::new(settings.pod_ip, settings.metrics_port);
+        tokio::spawn(metrics::serve(address));
+    }
     let refused = RefusedRanges::new(&settings.service_cidrs, &settings.underlay_cidrs)?;
     let client = Client::try_default()
         .await
@@ -99,12 +107,14 @@ async fn lead(settings: &Settings) -> Result<()> {
             ca_bundle: tls.ca_bundle.clone(),
         };
         info!(identity = candidate.identity, "waiting for leadership");
+        metrics::ready(true);
         anyhow::Ok((tls, leader::acquire(client.clone(), candidate).await))
     };
     let (tls, mut leadership) = tokio::select! {
         acquired = waiting => acquired?,
         () = stop.wait() => return Ok(()),
     };
+    metrics::ready(false);
     let (outranked, mut higher) = tokio::sync::mpsc::channel(1);
     let epoch = leadership.epoch();
     let work = run(settings, client, epoch, refused, &tls, outranked);
@@ -141,6 +151,7 @@ async fn run(
         default_range: settings.default_vpc_cidr,
     };
     let hub = run::start(client.clone(), options, &mut tasks).await;
+    metrics::ready(true);
     let default_cidr = settings.default_vpc_cidr.to_string();
     let defaults = async {
         while let Err(error) = defaults::ensure(&client, &default_cidr).await {

@@ -19,6 +19,7 @@ mod installation;
 mod intruder;
 mod isolation;
 mod leaders;
+mod metrics;
 mod packets;
 mod paths;
 mod probes;

@@ -113,6 +113,15 @@ pub enum ReconcileError {
 }
 
 impl ReconcileError {
+    /// For counting.
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::Write(write) | Self::Claim(ClaimError::Write(write)) => write.category(),
+            Self::Claim(ClaimError::Full { .. }) => "full",
+            Self::Claim(ClaimError::Unfit { .. } | ClaimError::Taken { .. }) => "address",
+        }
+    }
+
     /// Somebody else wrote meanwhile.
     fn is_conflict(&self) -> bool {
         match self {

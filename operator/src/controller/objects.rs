@@ -28,6 +28,21 @@ impl WriteError {
         matches!(&*self.source, kube::Error::Api(status) if status.code == 409)
     }
 
+    /// For counting: what kind of answer it was.
+    pub fn category(&self) -> &'static str {
+        match &*self.source {
+            kube::Error::Api(status) => match status.code {
+                403 => "forbidden",
+                404 => "not_found",
+                409 => "conflict",
+                400 | 422 => "invalid",
+                429 => "throttled",
+                _ => "server",
+            },
+            _ => "unreachable",
+        }
+    }
+
     pub fn is_forbidden(&self) -> bool {
         matches!(&*self.source, kube::Error::Api(status) if status.code == 403)
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
-use kube::runtime::controller::{Action, Config};
+use kube::runtime::controller::{self, Action, Config};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store, store};
@@ -27,6 +27,7 @@ use super::objects::Object;
 use super::watch::{Change, watch};
 use super::{claim, droplet, endpoint, network, observe, pod, role, vni_claim, vpc};
 use crate::hub::{Hub, Triggers};
+use crate::metrics::{self, Queue};
 use crate::model::validation::RefusedRanges;
 
 /// How many objects of a kind are reconciled at the same time.
@@ -162,6 +163,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     info!("caches are filled");
     role::leave_deleted::<Divider>(&context);
     role::leave_deleted::<Bouncer>(&context);
+    metrics::leads(&context);
     let stores = &context.stores;
     control(
         tasks,
@@ -261,15 +263,27 @@ fn control<K, F>(
     F: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
 {
     let objects = futures::stream::pending::<Result<K, watcher::Error>>();
+    let queue = Queue::<K>::default();
+    let waiting = queue.clone();
+    let triggers = UnboundedReceiverStream::new(triggers).inspect(move |object| waiting.add(object));
     let controller = Controller::for_stream(objects, reader)
         .with_config(Config::default().concurrency(CONCURRENCY))
-        .reconcile_on(UnboundedReceiverStream::new(triggers));
+        .reconcile_on(triggers);
     let context = context.clone();
+    let looked_at = queue.clone();
+    let observe = move |object: Arc<K>, context| {
+        metrics::observed(looked_at.clone(), object.clone(), reconcile(object, context))
+    };
     tasks.spawn(async move {
         // Errors were logged and backed off by `retry`.
         controller
-            .run(reconcile, retry, context)
-            .for_each(|_| std::future::ready(()))
+            .run(observe, retry, context)
+            .for_each(|result| {
+                if let Err(controller::Error::ObjectNotFound(object)) = result {
+                    queue.gone(&object.name, object.namespace.as_deref());
+                }
+                std::future::ready(())
+            })
             .await;
     });
 }

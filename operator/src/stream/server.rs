@@ -21,6 +21,7 @@ use tracing::{info, warn};
 use super::identity::{self, Identity, IdentityError};
 use super::tls::ServerTls;
 use crate::hub::Hub;
+use crate::metrics;
 use crate::model::rows::{self, Key};
 
 /// How long a stream may take to say Hello.
@@ -77,10 +78,13 @@ impl Transit for TransitService {
         &self,
         request: Request<Streaming<DropletMessage>>,
     ) -> Result<Response<Messages>, Status> {
-        let identity = self.identify(&request).await?;
+        let identity = self
+            .identify(&request)
+            .await
+            .inspect_err(|_| metrics::Stream::ends("identity"))?;
         let mut incoming = request.into_inner();
         let hello = hello(&mut incoming).await?;
-        check(&hello, &identity)?;
+        check(&hello, &identity).inspect_err(|_| metrics::Stream::ends("hello"))?;
         if hello.highest_epoch > self.hub.epoch() {
             // No more than a Lease can carry on from: what a droplet makes up must not end all leadership.
             if hello.highest_epoch - self.hub.epoch() <= LARGEST_LEAP {
@@ -191,6 +195,7 @@ impl DropletStream {
     ) {
         let expiry = tokio::time::sleep(self.identity.valid_for);
         tokio::pin!(expiry);
+        let mut counted = metrics::Stream::default();
         let end = loop {
             tokio::select! {
                 program = programs.recv() => {
@@ -199,15 +204,19 @@ impl DropletStream {
                         let _ = outgoing.send(Err(end)).await;
                         break "replaced or not a droplet any more";
                     };
+                    counted.sends(&program);
                     if outgoing.send(Ok(program)).await.is_err() {
                         break "the droplet went away";
                     }
                 }
                 message = incoming.message() => match message {
-                    Ok(Some(message)) => if let Err(status) = self.receive(message) {
-                        let _ = outgoing.send(Err(status)).await;
-                        break "a message could not be read";
-                    },
+                    Ok(Some(message)) => {
+                        counted.receives(&message);
+                        if let Err(status) = self.receive(message) {
+                            let _ = outgoing.send(Err(status)).await;
+                            break "a message could not be read";
+                        }
+                    }
                     Ok(None) | Err(_) => break "the droplet went away",
                 },
                 () = &mut expiry => {
@@ -217,6 +226,7 @@ impl DropletStream {
             }
         };
         self.hub.close(&self.identity.node, self.id);
+        metrics::Stream::ends(end);
         info!(droplet = self.identity.node, end, "stream closed");
     }
 

@@ -1,0 +1,465 @@
+//! What the operator counts, as text for Prometheus.
+//!
+//! Invariant: no label holds the name of an object, a pod or a tenant, so that the number of series is bounded and whoever
+//! may scrape learns nothing of tenants. Hooks are one call each; counts are of the process, states of its leadership.
+
+pub mod serve;
+
+use std::collections::{HashSet, VecDeque};
+use std::fmt;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+
+use kube::Resource;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use thuban_api::Phase;
+use thuban_proto::transit::{DropletMessage, OperatorMessage, droplet_message, operator_message};
+use tokio::time::Instant;
+use tracing::{Instrument, info_span};
+
+use crate::controller::context::{Context, ReconcileError};
+use crate::controller::objects::Object;
+use crate::hub::Health;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reconciled {
+    kind: &'static str,
+    result: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfKind {
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct InPhase {
+    kind: &'static str,
+    phase: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct InState {
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Sent {
+    change: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Because {
+    reason: &'static str,
+}
+
+type Histograms = Family<OfKind, Histogram, fn() -> Histogram>;
+
+struct Metrics {
+    registry: Registry,
+    reconciles: Family<Reconciled, Counter>,
+    seconds: Histograms,
+    queue: Family<OfKind, Gauge>,
+    rows: Family<Sent, Counter>,
+    snapshots: Counter,
+    acks: Histogram,
+    nacks: Family<Because, Counter>,
+    streams: Family<Because, Counter>,
+    leader: Gauge,
+    epoch: Gauge,
+    droplets: Family<InState, Gauge>,
+    objects: Family<InPhase, Gauge>,
+}
+
+static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
+/// Of the leadership that this process has.
+static LEADERSHIP: Mutex<Weak<Context>> = Mutex::new(Weak::new());
+
+fn seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.0005, 2.0, 17))
+}
+
+impl Metrics {
+    fn new() -> Self {
+        let mut metrics = Self {
+            registry: Registry::with_prefix("thuban_operator"),
+            reconciles: Family::default(),
+            seconds: Family::new_with_constructor(seconds as fn() -> Histogram),
+            queue: Family::default(),
+            rows: Family::default(),
+            snapshots: Counter::default(),
+            acks: seconds(),
+            nacks: Family::default(),
+            streams: Family::default(),
+            leader: Gauge::default(),
+            epoch: Gauge::default(),
+            droplets: Family::default(),
+            objects: Family::default(),
+        };
+        let registry = &mut metrics.registry;
+        registry.register(
+            "reconciles",
+            "Looks at objects, by kind and result",
+            metrics.reconciles.clone(),
+        );
+        registry.register("reconcile_seconds", "How long they took", metrics.seconds.clone());
+        registry.register(
+            "queue_depth",
+            "Objects that wait for a look",
+            metrics.queue.clone(),
+        );
+        registry.register(
+            "rows_sent",
+            "Rows sent to droplets, by change",
+            metrics.rows.clone(),
+        );
+        registry.register(
+            "snapshots_sent",
+            "Whole programs sent to droplets",
+            metrics.snapshots.clone(),
+        );
+        registry.register(
+            "ack_seconds",
+            "From sending rows to their ack",
+            metrics.acks.clone(),
+        );
+        registry.register("nacks", "Rows that droplets refused", metrics.nacks.clone());
+        registry.register(
+            "streams_ended",
+            "Streams of droplets that ended or were refused",
+            metrics.streams.clone(),
+        );
+        registry.register("leader", "1 while this process leads", metrics.leader.clone());
+        registry.register("epoch", "Number of its leadership", metrics.epoch.clone());
+        registry.register(
+            "droplets",
+            "Droplets by the state of their stream",
+            metrics.droplets.clone(),
+        );
+        registry.register("objects", "Objects by kind and phase", metrics.objects.clone());
+        metrics
+    }
+
+    /// States are looked up when they are asked for.
+    fn refresh(&self) {
+        let Some(context) = leadership() else {
+            self.droplets.clear();
+            self.objects.clear();
+            return;
+        };
+        let droplets: Vec<String> = context
+            .hub
+            .read(|world| world.droplets().map(|(name, _)| name.clone()).collect());
+        let mut counts = [("connected", 0), ("missing", 0), ("suspect", 0)];
+        for droplet in droplets {
+            let state = match context.hub.health(&droplet) {
+                Health::Connected => 0,
+                Health::Missing(_) => 1,
+                Health::Suspect => 2,
+            };
+            counts[state].1 += 1;
+        }
+        for (state, count) in counts {
+            self.droplets.get_or_create(&InState { state }).set(count);
+        }
+        let stores = &context.stores;
+        self.phases(
+            "Vpc",
+            stores
+                .vpcs
+                .state()
+                .iter()
+                .map(|o| o.status.as_ref().map(|s| s.phase)),
+        );
+        self.phases(
+            "Network",
+            stores
+                .networks
+                .state()
+                .iter()
+                .map(|o| o.status.as_ref().map(|s| s.phase)),
+        );
+        self.phases(
+            "Endpoint",
+            stores
+                .endpoints
+                .state()
+                .iter()
+                .map(|o| o.status.as_ref().map(|s| s.phase)),
+        );
+        self.phases(
+            "Divider",
+            stores
+                .dividers
+                .state()
+                .iter()
+                .map(|o| o.status.as_ref().map(|s| s.phase)),
+        );
+        self.phases(
+            "Bouncer",
+            stores
+                .bouncers
+                .state()
+                .iter()
+                .map(|o| o.status.as_ref().map(|s| s.phase)),
+        );
+        self.phases(
+            "Droplet",
+            stores
+                .droplets
+                .state()
+                .iter()
+                .map(|o| o.status.as_ref().map(|s| s.phase)),
+        );
+    }
+
+    fn phases(&self, kind: &'static str, phases: impl Iterator<Item = Option<Phase>>) {
+        let (mut init, mut provisioned) = (0, 0);
+        for phase in phases {
+            match phase {
+                Some(Phase::Provisioned) => provisioned += 1,
+                Some(Phase::Init) | None => init += 1,
+            }
+        }
+        for (phase, count) in [("Init", init), ("Provisioned", provisioned)] {
+            self.objects.get_or_create(&InPhase { kind, phase }).set(count);
+        }
+    }
+}
+
+fn leadership() -> Option<Arc<Context>> {
+    LEADERSHIP
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .upgrade()
+}
+
+/// This process leads with this context, until it is dropped.
+pub fn leads(context: &Arc<Context>) {
+    *LEADERSHIP.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(context);
+    METRICS.leader.set(1);
+    METRICS
+        .epoch
+        .set(i64::try_from(context.hub.epoch()).unwrap_or(i64::MAX));
+}
+
+/// All metrics, as Prometheus reads them.
+pub fn text() -> Result<String, fmt::Error> {
+    METRICS.refresh();
+    let mut text = String::new();
+    encode(&mut text, &METRICS.registry)?;
+    Ok(text)
+}
+
+fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
+    match K::kind(&()) {
+        std::borrow::Cow::Borrowed(kind) => kind,
+        std::borrow::Cow::Owned(_) => "other",
+    }
+}
+
+/// Objects of a kind that were triggered and not looked at since.
+pub struct Queue<K: Object>(Arc<Mutex<HashSet<ObjectRef<K>>>>);
+
+impl<K: Object> Clone for Queue<K> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<K: Object> Default for Queue<K> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<K: Object> Queue<K> {
+    pub fn add(&self, object: &ObjectRef<K>) {
+        self.change(|waiting| waiting.insert(object.clone()));
+    }
+
+    /// It went before it was looked at.
+    pub fn gone(&self, name: &str, namespace: Option<&str>) {
+        let mut object = ObjectRef::new(name);
+        object.namespace = namespace.map(str::to_owned);
+        self.remove(&object);
+    }
+
+    pub fn remove(&self, object: &ObjectRef<K>) {
+        self.change(|waiting| waiting.remove(object));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut HashSet<ObjectRef<K>>) -> bool) {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if change(&mut waiting) {
+            let depth = i64::try_from(waiting.len()).unwrap_or(i64::MAX);
+            METRICS
+                .queue
+                .get_or_create(&OfKind { kind: kind::<K>() })
+                .set(depth);
+        }
+    }
+}
+
+/// Reconciles in a span of its own, counted and timed.
+pub async fn observed<K: Object>(
+    queue: Queue<K>,
+    object: Arc<K>,
+    reconcile: impl Future<Output = Result<Action, ReconcileError>>,
+) -> Result<Action, ReconcileError> {
+    let (kind, reference) = (kind::<K>(), ObjectRef::from_obj(&*object));
+    queue.remove(&reference);
+    let start = Instant::now();
+    let span = info_span!(
+        "reconcile",
+        kind,
+        namespace = reference.namespace,
+        object = reference.name
+    );
+    let result = reconcile.instrument(span).await;
+    METRICS
+        .seconds
+        .get_or_create(&OfKind { kind })
+        .observe(start.elapsed().as_secs_f64());
+    let (word, reason) = match &result {
+        Ok(_) => ("ok", ""),
+        Err(error) => ("error", error.category()),
+    };
+    let labels = Reconciled {
+        kind,
+        result: word,
+        reason,
+    };
+    METRICS.reconciles.get_or_create(&labels).inc();
+    result
+}
+
+/// What one stream carries: rows, and how long their acks take.
+#[derive(Debug, Default)]
+pub struct Stream {
+    /// Sequences without an ack, and when they were sent.
+    sent: VecDeque<(u64, Instant)>,
+}
+
+impl Stream {
+    pub fn sends(&mut self, message: &OperatorMessage) {
+        let Some(operator_message::Message::Program(program)) = &message.message else {
+            return;
+        };
+        for (change, rows) in [
+            ("upsert", program.upserts.len()),
+            ("delete", program.deletes.len()),
+        ] {
+            METRICS.rows.get_or_create(&Sent { change }).inc_by(rows as u64);
+        }
+        if program.snapshot {
+            METRICS.snapshots.inc();
+        }
+        self.sent.push_back((program.sequence, Instant::now()));
+    }
+
+    pub fn receives(&mut self, message: &DropletMessage) {
+        match &message.message {
+            Some(droplet_message::Message::Ack(ack)) => {
+                while let Some((_, sent)) = self.sent.pop_front_if(|(sequence, _)| *sequence <= ack.sequence)
+                {
+                    METRICS.acks.observe(sent.elapsed().as_secs_f64());
+                }
+            }
+            Some(droplet_message::Message::Nack(nack)) => {
+                let reason = nack.reason().as_str_name();
+                METRICS.nacks.get_or_create(&Because { reason }).inc();
+            }
+            _ => {}
+        }
+    }
+
+    /// `reason`: one of few.
+    pub fn ends(reason: &'static str) {
+        METRICS.streams.get_or_create(&Because { reason }).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thuban_api::Vpc;
+    use thuban_proto::transit::{Ack, Program, Row};
+
+    use super::*;
+
+    fn program(sequence: u64, rows: usize, snapshot: bool) -> OperatorMessage {
+        let program = Program {
+            sequence,
+            snapshot,
+            upserts: vec![Row::default(); rows],
+            ..Program::default()
+        };
+        OperatorMessage {
+            message: Some(operator_message::Message::Program(program)),
+        }
+    }
+
+    /// The value of the series whose line starts so.
+    fn value(series: &str) -> f64 {
+        let text = text().unwrap();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(series)?.trim().parse().ok());
+        line.unwrap_or(0.0)
+    }
+
+    #[test]
+    fn rows_and_acks_are_counted_once() {
+        let mut stream = Stream::default();
+        let (rows, acks) = (
+            r#"thuban_operator_rows_sent_total{change="upsert"}"#,
+            "thuban_operator_ack_seconds_count",
+        );
+        let before = (value(rows), value(acks));
+        stream.sends(&program(1, 3, true));
+        stream.sends(&program(2, 1, false));
+        let ack = |sequence| DropletMessage {
+            message: Some(droplet_message::Message::Ack(Ack { epoch: 1, sequence })),
+        };
+        stream.receives(&ack(1));
+        assert!(value(acks) >= before.1 + 1.0);
+        stream.receives(&ack(2));
+        stream.receives(&ack(2));
+        assert!(stream.sent.is_empty());
+        assert!(value(rows) >= before.0 + 4.0);
+    }
+
+    #[test]
+    fn a_queue_counts_an_object_once_until_it_is_looked_at() {
+        let queue = Queue::<Vpc>::default();
+        let depth = r#"thuban_operator_queue_depth{kind="Vpc"}"#;
+        queue.add(&ObjectRef::new("red"));
+        queue.add(&ObjectRef::new("red"));
+        queue.add(&ObjectRef::new("blue"));
+        assert!((value(depth) - 2.0).abs() < 0.1, "{}", value(depth));
+        queue.remove(&ObjectRef::new("red"));
+        queue.remove(&ObjectRef::new("red"));
+        assert!((value(depth) - 1.0).abs() < 0.1, "{}", value(depth));
+    }
+
+    #[tokio::test]
+    async fn reconciles_are_counted_by_kind_and_result() {
+        let series = r#"thuban_operator_reconciles_total{kind="Vpc",result="ok",reason=""}"#;
+        let before = value(series);
+        let vpc: Vpc = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "red"}, "spec": {"cidrs": ["10.0.0.0/16"]}
+        }))
+        .unwrap();
+        let done = async { Ok(Action::await_change()) };
+        observed(Queue::default(), Arc::new(vpc), done).await.unwrap();
+        assert!(value(series) >= before + 1.0);
+    }
+}
