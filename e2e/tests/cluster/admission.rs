@@ -183,6 +183,20 @@ fn an_unknown_network_in_an_annotation_is_named_and_heals_when_it_appears() {
 }
 
 #[test]
+fn a_pod_whose_annotations_break_a_rule_of_endpoints_is_told_so() {
+    let cluster = &tenants().cluster;
+    let node = &cluster.nodes().unwrap()[0];
+    let long = "a".repeat(64);
+    apply(cluster, &[netexec_manifest("red", "long", node, Some(&long))]).unwrap();
+    let event = warning(cluster, "red", "long");
+    assert!(
+        event.contains("InvalidAnnotation") && event.contains("spec.network"),
+        "{event}"
+    );
+    delete(cluster, &["pod", "-n", "red", "long"]).unwrap();
+}
+
+#[test]
 fn a_pod_of_a_namespace_that_is_not_admitted_gets_an_event_and_no_address() {
     let cluster = &tenants().cluster;
     let node = &cluster.nodes().unwrap()[0];

@@ -47,6 +47,11 @@ impl WriteError {
         matches!(&*self.source, kube::Error::Api(status) if status.code == 403)
     }
 
+    /// The object breaks a rule of its kind: trying again changes nothing.
+    pub fn is_invalid(&self) -> bool {
+        matches!(&*self.source, kube::Error::Api(status) if status.code == 422)
+    }
+
     pub fn is_not_found(&self) -> bool {
         matches!(&*self.source, kube::Error::Api(status) if status.code == 404)
     }
