@@ -22,6 +22,7 @@ pub mod role;
 pub mod run;
 mod scale;
 mod show;
+mod trim;
 pub mod vni_claim;
 pub mod vpc;
 pub mod watch;

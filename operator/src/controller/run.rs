@@ -25,7 +25,7 @@ use super::heartbeat::Heartbeats;
 use super::index::Index;
 use super::objects::Object;
 use super::watch::{Change, watch};
-use super::{claim, droplet, endpoint, network, observe, pod, role, vni_claim, vpc};
+use super::{claim, droplet, endpoint, network, observe, pod, role, trim, vni_claim, vpc};
 use crate::hub::{Hub, Triggers};
 use crate::metrics::{self, Queue};
 use crate::model::validation::RefusedRanges;
@@ -145,17 +145,17 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         context: context.clone(),
         filling: Vec::new(),
     };
-    feed.watch(tasks, pod_writer, observe::on_pod);
-    feed.watch(tasks, namespace_writer, observe::on_namespace);
-    feed.watch(tasks, node_writer, observe::on_node);
-    feed.watch(tasks, vpc_writer, observe::on_vpc);
-    feed.watch(tasks, network_writer, observe::on_network);
-    feed.watch(tasks, endpoint_writer, observe::on_endpoint);
-    feed.watch(tasks, divider_writer, observe::on_divider);
-    feed.watch(tasks, bouncer_writer, observe::on_bouncer);
-    feed.watch(tasks, droplet_writer, observe::on_droplet);
-    feed.watch(tasks, ip_claim_writer, observe::on_ip_claim);
-    feed.watch(tasks, vni_claim_writer, observe::on_vni_claim);
+    feed.watch(tasks, pod_writer, trim::pod, observe::on_pod);
+    feed.watch(tasks, namespace_writer, trim::namespace, observe::on_namespace);
+    feed.watch(tasks, node_writer, trim::node, observe::on_node);
+    feed.watch(tasks, vpc_writer, trim::any, observe::on_vpc);
+    feed.watch(tasks, network_writer, trim::any, observe::on_network);
+    feed.watch(tasks, endpoint_writer, trim::any, observe::on_endpoint);
+    feed.watch(tasks, divider_writer, trim::any, observe::on_divider);
+    feed.watch(tasks, bouncer_writer, trim::any, observe::on_bouncer);
+    feed.watch(tasks, droplet_writer, trim::any, observe::on_droplet);
+    feed.watch(tasks, ip_claim_writer, trim::any, observe::on_ip_claim);
+    feed.watch(tasks, vni_claim_writer, trim::any, observe::on_vni_claim);
     // Whoever is served or reconciled before the world is whole would be taken for gone.
     for filled in feed.filling {
         let _ = filled.await;
@@ -242,13 +242,15 @@ impl Feed {
         &mut self,
         tasks: &mut JoinSet<()>,
         writer: Writer<K>,
+        trim: fn(&mut K),
         handle: fn(&Context, &Change<K>),
     ) {
         let api: Api<K> = Api::all(self.client.clone());
         let context = self.context.clone();
         let (sender, filled) = oneshot::channel();
         self.filling.push(filled);
-        tasks.spawn(async move { watch(api, writer, sender, |change| handle(&context, &change)).await });
+        tasks
+            .spawn(async move { watch(api, writer, trim, sender, |change| handle(&context, &change)).await });
     }
 }
 

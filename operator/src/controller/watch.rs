@@ -19,11 +19,12 @@ pub enum Change<K: Object> {
     Gone(Arc<K>),
 }
 
-/// Watches until the process ends. A watch that breaks is backed off and taken up again. `filled` is told once all
+/// Watches until the process ends; `trim` sees objects before anybody else. A watch that breaks is backed off and taken up again. `filled` is told once all
 /// that was there at the start has been handled.
 pub async fn watch<K>(
     api: Api<K>,
     mut writer: Writer<K>,
+    trim: fn(&mut K),
     filled: oneshot::Sender<()>,
     mut handle: impl FnMut(Change<K>),
 ) where
@@ -32,7 +33,10 @@ pub async fn watch<K>(
     let mut filled = Some(filled);
     let reader = writer.as_reader();
     let mut listed: Vec<K> = Vec::new();
-    let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
+    let mut events = watcher(api, watcher::Config::default())
+        .default_backoff()
+        .modify(trim)
+        .boxed();
     while let Some(event) = events.next().await {
         let event = match event {
             Ok(event) => event,

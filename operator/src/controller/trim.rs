@@ -1,0 +1,151 @@
+//! What of an object is kept in memory: what reconcilers read. A cluster has tens of thousands of pods, whose specs are
+//! most of what a watch brings.
+//!
+//! Invariant: objects that are written again lose nothing but `managedFields`, which the API server then takes from the
+//! object that it has. Of pods, nodes and namespaces, which are never written, only what is named here is left.
+
+use k8s_openapi::api::core::v1::{Namespace, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::objects::Object;
+
+/// Annotations that say something to the operator begin so: its own, and those of static pods.
+const ANNOTATIONS: [&str; 2] = ["thuban.dev/", "kubernetes.io/config."];
+
+pub fn any<K: Object>(object: &mut K) {
+    object.meta_mut().managed_fields = None;
+}
+
+/// Leaves the node, host network, phase, identity and the annotations above.
+pub fn pod(pod: &mut Pod) {
+    metadata(&mut pod.metadata);
+    pod.metadata.labels = None;
+    pod.metadata.owner_references = None;
+    pod.spec = pod.spec.take().map(|spec| PodSpec {
+        node_name: spec.node_name,
+        host_network: spec.host_network,
+        ..PodSpec::default()
+    });
+    pod.status = pod.status.take().map(|status| PodStatus {
+        phase: status.phase,
+        ..PodStatus::default()
+    });
+}
+
+/// Leaves taints, cordon, addresses, labels and identity.
+pub fn node(node: &mut Node) {
+    metadata(&mut node.metadata);
+    node.spec = node.spec.take().map(|spec| NodeSpec {
+        taints: spec.taints,
+        unschedulable: spec.unschedulable,
+        ..NodeSpec::default()
+    });
+    node.status = node.status.take().map(|status| NodeStatus {
+        addresses: status.addresses,
+        ..NodeStatus::default()
+    });
+}
+
+pub fn namespace(namespace: &mut Namespace) {
+    metadata(&mut namespace.metadata);
+    namespace.spec = None;
+    namespace.status = None;
+}
+
+fn metadata(metadata: &mut ObjectMeta) {
+    metadata.managed_fields = None;
+    if let Some(annotations) = &mut metadata.annotations {
+        annotations.retain(|name, _| ANNOTATIONS.iter().any(|start| name.starts_with(start)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+    use serde_json::json;
+
+    use super::{namespace, node, pod};
+    use crate::controller::context::internal_ips;
+    use crate::controller::pod::{endpoint_name, is_alive, node_of, reference};
+
+    #[test]
+    fn a_trimmed_pod_is_read_as_the_whole_one() {
+        let whole: Pod = serde_json::from_value(json!({
+            "metadata": {
+                "name": "web", "namespace": "red", "uid": "0b1c2d3e-4f50-6172-8394-a5b6c7d8e9f0", "resourceVersion": "7",
+                "deletionTimestamp": "2026-01-01T00:00:00Z", "labels": {"app": "web"},
+                "annotations": {
+                    "thuban.dev/ip": "10.0.1.5", "kubernetes.io/config.mirror": "0123456789abcdef0123456789abcdef",
+                    "example.org/long": "x",
+                },
+                "managedFields": [{"manager": "kubelet"}],
+            },
+            "spec": {"nodeName": "a", "hostNetwork": false, "containers": [{"name": "web", "image": "web:1"}]},
+            "status": {"phase": "Succeeded", "message": "done"},
+        }))
+        .unwrap();
+        let mut trimmed = whole.clone();
+        pod(&mut trimmed);
+        assert_eq!(reference(&trimmed), reference(&whole));
+        assert_eq!(node_of(&trimmed), node_of(&whole));
+        assert_eq!(endpoint_name(&trimmed), endpoint_name(&whole));
+        assert_eq!(is_alive(&trimmed), is_alive(&whole));
+        assert_eq!(
+            trimmed.metadata.deletion_timestamp,
+            whole.metadata.deletion_timestamp
+        );
+        assert_eq!(trimmed.metadata.resource_version, whole.metadata.resource_version);
+        let annotations = trimmed.metadata.annotations.unwrap();
+        assert_eq!(
+            annotations.into_keys().collect::<Vec<_>>(),
+            ["kubernetes.io/config.mirror", "thuban.dev/ip"]
+        );
+        assert!(trimmed.spec.unwrap().containers.is_empty() && trimmed.metadata.managed_fields.is_none());
+    }
+
+    #[test]
+    fn a_trimmed_node_keeps_what_places_roles() {
+        let whole: Node = serde_json::from_value(json!({
+            "metadata": {"name": "a", "uid": "u", "labels": {"topology.kubernetes.io/zone": "z"}},
+            "spec": {
+                "unschedulable": true, "podCIDR": "10.1.0.0/24",
+                "taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}],
+            },
+            "status": {
+                "addresses": [{"type": "InternalIP", "address": "192.0.2.1"}],
+                "images": [{"names": ["web:1"], "sizeBytes": 1}],
+            },
+        }))
+        .unwrap();
+        let mut trimmed = whole.clone();
+        node(&mut trimmed);
+        assert_eq!(internal_ips(&trimmed), internal_ips(&whole));
+        assert_eq!(trimmed.metadata.labels, whole.metadata.labels);
+        let (left, all) = (trimmed.spec.unwrap(), whole.spec.unwrap());
+        assert_eq!((left.taints, left.unschedulable), (all.taints, all.unschedulable));
+        assert!(trimmed.status.unwrap().images.is_none());
+    }
+
+    #[test]
+    fn a_trimmed_namespace_keeps_what_admission_reads() {
+        let mut space: Namespace = serde_json::from_value(json!({
+            "metadata": {
+                "name": "red", "labels": {"team": "red"},
+                "annotations": {"thuban.dev/network": "red-web", "example.org/long": "x"},
+            },
+            "status": {"phase": "Active"},
+        }))
+        .unwrap();
+        namespace(&mut space);
+        assert_eq!(
+            space
+                .metadata
+                .annotations
+                .unwrap()
+                .into_keys()
+                .collect::<Vec<_>>(),
+            ["thuban.dev/network"]
+        );
+        assert_eq!(space.metadata.labels.unwrap()["team"], "red");
+    }
+}
