@@ -1,6 +1,9 @@
 //! `cargo xtask bench`: builds what a benchmark runs, and runs it.
 
-use std::process::{Command, ExitCode};
+use std::{
+    path::Path,
+    process::{Command, ExitCode},
+};
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
@@ -42,26 +45,6 @@ fn datapath(arguments: &[String]) -> Result<ExitCode> {
     deps::ensure()?;
     deps::ensure_traffic()?;
     step("eBPF programs", ebpf::build)?;
-    run_benchmark("datapath-bench", arguments)
-}
-
-fn scale(arguments: &[String]) -> Result<ExitCode> {
-    if !nix::unistd::geteuid().is_root() {
-        bail!("the benchmark makes a bridge and cgroups for its control plane: run it as root");
-    }
-    deps::ensure()?;
-    let binaries = kube::binaries()?;
-    let operator = step("operator", build::operator)?;
-    let mut own: Vec<String> = Vec::new();
-    for (flag, path) in [("--binaries", binaries), ("--operator", operator)] {
-        own.extend([flag.to_owned(), path.display().to_string()]);
-    }
-    own.extend_from_slice(arguments);
-    run_benchmark("scale-bench", &own)
-}
-
-/// Builds a benchmark and runs it.
-fn run_benchmark(name: &str, arguments: &[String]) -> Result<ExitCode> {
     step("benchmark", || {
         run_command(Command::new("cargo").current_dir(root()).args([
             "build",
@@ -70,14 +53,36 @@ fn run_benchmark(name: &str, arguments: &[String]) -> Result<ExitCode> {
             "-p",
             "thuban-e2e",
             "--bin",
-            name,
+            "datapath-bench",
         ]))
     })?;
-    let status = Command::new(root().join("target/release").join(name))
+    execute(&root().join("target/release/datapath-bench"), arguments)
+}
+
+fn scale(arguments: &[String]) -> Result<ExitCode> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("the benchmark makes a bridge and cgroups for its control plane: run it as root");
+    }
+    deps::ensure()?;
+    let binaries = kube::binaries()?;
+    let built = step("operator and benchmark", build::scale)?;
+    let mut own: Vec<String> = Vec::new();
+    for (flag, path) in [
+        ("--binaries", binaries),
+        ("--operator", built.join("thuban-operator")),
+    ] {
+        own.extend([flag.to_owned(), path.display().to_string()]);
+    }
+    own.extend_from_slice(arguments);
+    execute(&built.join("scale-bench"), &own)
+}
+
+fn execute(benchmark: &Path, arguments: &[String]) -> Result<ExitCode> {
+    let status = Command::new(benchmark)
         .current_dir(root())
         .args(arguments)
         .status()
-        .with_context(|| format!("starting {name}"))?;
+        .with_context(|| format!("starting {}", benchmark.display()))?;
     // It has said why.
     Ok(if status.success() {
         ExitCode::SUCCESS

@@ -47,11 +47,17 @@ pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 fn binaries() -> Result<()> {
+    release(&[])
+}
+
+/// Builds what images have; with `more`, of these only what it names, and the like.
+fn release(more: &[&str]) -> Result<()> {
     run_command(
         Command::new("cargo")
             .current_dir(root())
             .args(["build", "--release", "--target", TARGET])
             .args(["-p", "thuban-operator", "-p", "transitd", "-p", "thuban-cni"])
+            .args(more)
             .env(
                 "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
                 "-C target-feature=+crt-static",
@@ -59,10 +65,17 @@ fn binaries() -> Result<()> {
     )
 }
 
-/// Builds what images have, and answers the operator's binary.
-pub fn operator() -> Result<PathBuf> {
-    binaries()?;
-    Ok(root().join("target").join(TARGET).join("release/thuban-operator"))
+/// Builds the operator and its benchmark, with the dependencies of the images' binaries; answers their folder.
+pub fn scale() -> Result<PathBuf> {
+    release(&[
+        "-p",
+        "thuban-e2e",
+        "--bin",
+        "thuban-operator",
+        "--bin",
+        "scale-bench",
+    ])?;
+    Ok(root().join("target").join(TARGET).join("release"))
 }
 
 fn make_images(object: &Path, tools: &Path) -> Result<()> {

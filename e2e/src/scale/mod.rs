@@ -76,10 +76,16 @@ const FEW_NETWORKS: usize = 20;
 const FEW_ENDPOINTS: usize = 200;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// It ended without being asked to.
+static OPERATOR_GONE: AtomicBool = AtomicBool::new(false);
 
-/// An error if the run was interrupted.
+/// An error if there is nothing to wait for any more.
 fn go_on() -> Result<()> {
     ensure!(!INTERRUPTED.load(Ordering::Relaxed), "interrupted");
+    ensure!(
+        !OPERATOR_GONE.load(Ordering::Relaxed),
+        "the operator has ended, the end of scale-operator.log says why"
+    );
     Ok(())
 }
 
@@ -119,7 +125,10 @@ pub async fn run(plan: Plan, parts: &Parts, folder: &Path) -> Result<()> {
     let result = bench.measure().await;
     std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     bench.plane.save_log(folder);
-    result?;
+    if let Err(error) = result {
+        // What was measured until then is told all the same.
+        bench.report.problem(format!("{error:#}"));
+    }
     let points = bench.sampler.points();
     bench
         .report
@@ -128,7 +137,7 @@ pub async fn run(plan: Plan, parts: &Parts, folder: &Path) -> Result<()> {
     let problems = bench.report.problems.len();
     drop(bench);
     if problems > 0 {
-        bail!("{problems} things did not come to their end, see above");
+        bail!("{problems} things did not come to their end, see PROBLEM above");
     }
     Ok(())
 }

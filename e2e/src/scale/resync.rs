@@ -22,8 +22,8 @@ impl Bench {
         self.operators += 1;
         // The old one is killed here; the Lease stays taken until it expires.
         let started = next.started;
+        self.sampler.operator(next.process());
         std::mem::replace(&mut self.operator, next).kill()?;
-        self.sampler.operator(self.operator.process());
         let leases: Api<Lease> = Api::namespaced(self.plane.admin.clone(), SYSTEM_NAMESPACE);
         let leads = loop {
             let lease = leases

@@ -88,7 +88,11 @@ fn sample(shared: &Shared, server: &[i32], etcd: &[i32]) {
     while !shared.stop.load(Ordering::Relaxed) {
         thread::sleep(EVERY);
         let process = shared.operator.load(Ordering::Relaxed);
-        let operator = usage(process).unwrap_or_default();
+        let operator = usage(process);
+        if process != 0 && operator.is_err() && shared.operator.load(Ordering::Relaxed) == process {
+            super::OPERATOR_GONE.store(true, Ordering::Relaxed);
+        }
+        let operator = operator.unwrap_or_default();
         let now = [operator.cpu_seconds, cpu(server), cpu(etcd), cpu(&own)];
         let at = Instant::now();
         if let Some((then, known, before)) = last
