@@ -67,7 +67,7 @@ fn one_replica_leads_and_counts_what_it_does() {
     };
     assert!(value(r#"droplets{state="connected"}"#) >= 3.0, "{leader:#?}");
     assert!(value(r#"droplets{state="suspect"}"#).abs() < 0.1, "{leader:#?}");
-    let pods = tenants().pods.len() as f64;
+    let pods = f64::from(u32::try_from(tenants().pods.len()).unwrap());
     assert!(
         value(r#"objects{kind="Endpoint",phase="Provisioned"}"#) >= pods,
         "{leader:#?}"
