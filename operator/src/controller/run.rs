@@ -161,6 +161,14 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         let _ = filled.await;
     }
     info!("caches are filled");
+    // What depends on objects of other kinds was judged in the order in which the lists came: a droplet without its
+    // Node, a network that leaves without its endpoints. Claims would be freed and rows lost by that.
+    for droplet in context.stores.droplets.state() {
+        observe::on_droplet(&context, &Change::Applied((*droplet).clone()));
+    }
+    for network in context.stores.networks.state() {
+        observe::on_network(&context, &Change::Applied((*network).clone()));
+    }
     role::leave_deleted::<Divider>(&context);
     role::leave_deleted::<Bouncer>(&context);
     metrics::leads(&context);
