@@ -1,6 +1,7 @@
 //! `cargo xtask test`: every test there is, in groups that all run even when one fails, and one sum at the end.
 
 use std::{
+    fs,
     io::{BufRead, BufReader, Write},
     process::{Command, ExitCode, Stdio},
     time::Instant,
@@ -122,6 +123,7 @@ fn run_group(group: &str) -> Result<Sum> {
 fn run_e2e() -> Sum {
     let prepared = cluster::down(CLUSTER)
         .and_then(|()| build::run())
+        .and_then(|()| step("operator with failpoints", failpoints))
         .and_then(|()| cluster::up(CLUSTER))
         .and_then(|()| install::run(CLUSTER));
     let is_prepared = prepared.is_ok();
@@ -140,6 +142,26 @@ fn run_e2e() -> Sum {
     }
     sum.add(Sum::one("cluster without a trace left", cluster::down(CLUSTER)));
     sum
+}
+
+/// An operator that tests of the cluster end after a write of their choice, at `target/failpoints/thuban-operator`.
+fn failpoints() -> Result<()> {
+    run_command(Command::new("cargo").current_dir(root()).args([
+        "build",
+        "--quiet",
+        "-p",
+        "thuban-operator",
+        "--features",
+        "failpoints",
+    ]))?;
+    let folder = root().join("target/failpoints");
+    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    let built = root().join("target/debug/thuban-operator");
+    let copy = folder.join("thuban-operator");
+    // Not over a file that runs.
+    let partial = copy.with_extension("partial");
+    fs::copy(&built, &partial).with_context(|| format!("copying {}", built.display()))?;
+    fs::rename(&partial, &copy).with_context(|| format!("renaming to {}", copy.display()))
 }
 
 fn cargo_test(targets: &[&str]) -> Command {

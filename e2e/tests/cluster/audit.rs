@@ -1,0 +1,186 @@
+//! Whether objects, claims and the droplets' tables agree: nothing leaked, nothing double.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::Value;
+use thuban_cluster::Cluster;
+
+use crate::support::get;
+
+/// (VPC, address), or (VNI, address).
+type At<T> = (T, String);
+
+/// Waits until they agree.
+pub fn wait_sound(cluster: &Cluster) {
+    let mut faults = Vec::new();
+    cluster
+        .wait_for("objects and tables agree", Duration::from_mins(2), || {
+            faults = audit(cluster)?;
+            Ok(faults.is_empty())
+        })
+        .unwrap_or_else(|error| panic!("{error:#}:\n{}", faults.join("\n")));
+}
+
+fn items(cluster: &Cluster, arguments: &[&str]) -> Result<Vec<Value>> {
+    let list = get(cluster, arguments)?;
+    Ok(list["items"].as_array().cloned().unwrap_or_default())
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// What does not agree.
+pub fn audit(cluster: &Cluster) -> Result<Vec<String>> {
+    let endpoints = items(cluster, &["endpoints.thuban.dev", "-A"])?;
+    let mut faults = Vec::new();
+    let held = held(&endpoints, &mut faults);
+    claims(cluster, &held, &mut faults)?;
+    pods(cluster, &endpoints, &mut faults)?;
+    roles(cluster, &mut faults)?;
+    tables(cluster, &endpoints, &mut faults)?;
+    Ok(faults)
+}
+
+/// Addresses of endpoints.
+fn held(endpoints: &[Value], faults: &mut Vec<String>) -> BTreeSet<At<String>> {
+    let mut held = BTreeSet::new();
+    for endpoint in endpoints {
+        let name = &endpoint["metadata"]["name"];
+        for address in endpoint["status"]["addresses"].as_array().into_iter().flatten() {
+            let at = (text(&endpoint["spec"]["vpc"]), text(address));
+            if !held.insert(at.clone()) {
+                faults.push(format!("{name} has {at:?}, and so has another endpoint"));
+            }
+        }
+    }
+    held
+}
+
+/// Each address has a claim, and each claim that doesn't rest an endpoint.
+fn claims(cluster: &Cluster, held: &BTreeSet<At<String>>, faults: &mut Vec<String>) -> Result<()> {
+    let mut claimed = BTreeSet::new();
+    for claim in items(cluster, &["ipclaims.thuban.dev"])? {
+        let name = text(&claim["metadata"]["name"]);
+        let Some((vpc, address)) = name.split_once('.') else {
+            faults.push(format!("claim {name}"));
+            continue;
+        };
+        let is_resting = !claim["status"]["releasedAt"].is_null();
+        let at = (vpc.to_owned(), address_of(address));
+        if !is_resting && !held.contains(&at) {
+            faults.push(format!("claim {name} is nobody's"));
+        }
+        if !is_resting {
+            claimed.insert(at);
+        }
+    }
+    for at in held.difference(&claimed) {
+        faults.push(format!("{at:?} is held without a claim"));
+    }
+    Ok(())
+}
+
+/// IPv6 stands in names as 32 hex digits.
+fn address_of(name: &str) -> String {
+    match u128::from_str_radix(name, 16) {
+        Ok(number) if name.len() == 32 => std::net::Ipv6Addr::from(number).to_string(),
+        _ => name.to_owned(),
+    }
+}
+
+/// Each endpoint that was made for a pod has it, and no pod has two.
+fn pods(cluster: &Cluster, endpoints: &[Value], faults: &mut Vec<String>) -> Result<()> {
+    let pods = items(cluster, &["pods", "-A"])?;
+    let living: BTreeSet<String> = pods.iter().map(|pod| text(&pod["metadata"]["uid"])).collect();
+    let mut had = BTreeSet::new();
+    for endpoint in endpoints {
+        let Some(uid) = endpoint["spec"]["podRef"]["uid"].as_str() else {
+            continue;
+        };
+        let name = &endpoint["metadata"]["name"];
+        if !living.contains(uid) {
+            faults.push(format!("endpoint {name} is of a pod that is gone"));
+        }
+        if !had.insert(uid) {
+            faults.push(format!("pod {uid} has two endpoints"));
+        }
+    }
+    Ok(())
+}
+
+/// Roles work where they are placed, each once.
+fn roles(cluster: &Cluster, faults: &mut Vec<String>) -> Result<()> {
+    for kind in ["bouncers.thuban.dev", "dividers.thuban.dev"] {
+        for role in items(cluster, &[kind])? {
+            let is_settled = role["status"]["phase"] == "Provisioned"
+                && role["status"]["droplet"] == role["spec"]["droplet"]
+                && role["metadata"]["deletionTimestamp"].is_null();
+            if !is_settled {
+                faults.push(format!("{kind} {} is on the way", role["metadata"]["name"]));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Droplets deliver to the endpoints that live there, and bouncers know those of their networks: no more, no fewer.
+fn tables(cluster: &Cluster, endpoints: &[Value], faults: &mut Vec<String>) -> Result<()> {
+    let mut vnis = BTreeMap::new();
+    for vpc in items(cluster, &["vpcs.thuban.dev"])? {
+        vnis.insert(
+            text(&vpc["metadata"]["name"]),
+            vpc["status"]["vni"].as_u64().unwrap_or_default(),
+        );
+    }
+    let mut bouncers: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for bouncer in items(cluster, &["bouncers.thuban.dev"])? {
+        let on = bouncers.entry(text(&bouncer["spec"]["droplet"])).or_default();
+        on.insert(text(&bouncer["spec"]["network"]));
+    }
+    for node in cluster.nodes()? {
+        let rows = cluster.table_rows(&node)?;
+        let keys = |table: &str| -> BTreeSet<At<u64>> {
+            let of_table = rows.iter().filter(|row| row["table"] == table);
+            of_table
+                .map(|row| {
+                    (
+                        row["key"]["vni"].as_u64().unwrap_or_default(),
+                        text(&row["key"]["address"]),
+                    )
+                })
+                .collect()
+        };
+        let expected = |fits: &dyn Fn(&Value) -> bool| -> BTreeSet<At<u64>> {
+            let fitting = endpoints.iter().filter(|endpoint| fits(endpoint));
+            fitting
+                .flat_map(|endpoint| {
+                    let vni = vnis
+                        .get(&text(&endpoint["spec"]["vpc"]))
+                        .copied()
+                        .unwrap_or_default();
+                    let addresses = endpoint["status"]["addresses"].as_array();
+                    addresses
+                        .into_iter()
+                        .flatten()
+                        .map(move |address| (vni, text(address)))
+                })
+                .collect()
+        };
+        let here = expected(&|endpoint| endpoint["status"]["droplet"] == node.as_str());
+        let networks = bouncers.get(&node).cloned().unwrap_or_default();
+        let bounced = expected(&|endpoint| {
+            !endpoint["status"]["droplet"].is_null() && networks.contains(&text(&endpoint["spec"]["network"]))
+        });
+        for (table, expected) in [("LOCAL_ENDPOINTS", here), ("BOUNCER_ROWS", bounced)] {
+            let found = keys(table);
+            for at in found.symmetric_difference(&expected) {
+                let what = if found.contains(at) { "too much" } else { "missing" };
+                faults.push(format!("{node} {table} {at:?}: {what}"));
+            }
+        }
+    }
+    Ok(())
+}
