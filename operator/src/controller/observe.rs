@@ -98,20 +98,17 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
         }
         Change::Gone(vpc) => {
             context.index.forget_vnis(&vpc.uid().unwrap_or_default());
-            let claims = context.stores.vni_claims.state();
-            for claim in claims.iter().filter(|claim| claim.spec.vpc == vpc.name_any()) {
-                let _ = context
-                    .hub
-                    .triggers
-                    .vni_claims
-                    .send(ObjectRef::from_obj(&**claim));
-            }
             (vpc.name_any(), None)
         }
     };
     context.hub.update(|world| world.set_vpc(&name, vpc));
     let triggers = &context.hub.triggers;
     triggers.vpc(&name);
+    // One that it does not count, or not any more, goes.
+    let claims = context.stores.vni_claims.state();
+    for claim in claims.iter().filter(|claim| claim.spec.vpc == name) {
+        let _ = triggers.vni_claims.send(ObjectRef::from_obj(&**claim));
+    }
     let networks = context.stores.networks.state();
     for network in networks.iter().filter(|network| network.spec.vpc == name) {
         let network = network.name_any();
