@@ -1,0 +1,309 @@
+//! What a cluster does by itself: nodes, kubelets with their CNI calls, scheduler, garbage collector, namespaces.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use thuban_proto::transit::Attachment;
+
+use crate::droplet::{self, Droplet, Report};
+use crate::kind::Kind;
+use crate::simulation::{Simulation, State};
+use crate::store::{Preconditions, is_deleting, text};
+
+/// A node with its transitd and kubelet.
+pub fn add_node(simulation: &Arc<Simulation>, number: u8) {
+    let name = format!("n{number}");
+    let address = Ipv4Addr::new(192, 168, 0, number + 1);
+    let is_new = simulation.with(|state| {
+        if state.droplets.contains_key(&name) || state.store.get(Kind::Droplet, "", &name).is_some() {
+            return false;
+        }
+        state.note(|| format!("node {name} joins"));
+        let node = json!({
+            "metadata": {"labels": {"zone": format!("z{}", number % 2)}},
+            "spec": {},
+            "status": {"addresses": [{"type": "InternalIP", "address": address.to_string()}]},
+        });
+        let droplet = json!({
+            "metadata": {},
+            "spec": {"node": name, "ip": address.to_string(), "interface": "eth0", "mtu": 1500},
+        });
+        let _ = state.store.create(Kind::Node, "", &name, node);
+        let _ = state.store.create(Kind::Droplet, "", &name, droplet);
+        state.droplets.insert(name.clone(), Droplet::new(&name, address));
+        true
+    });
+    if is_new {
+        tokio::spawn(droplet::live(simulation.clone(), name.clone()));
+        tokio::spawn(kubelet(simulation.clone(), name));
+    }
+}
+
+/// The machine is off, or only its tables and pods' sandboxes are gone (it started again).
+pub fn power(state: &mut State, name: &str, is_on: bool) {
+    let now = state.elapsed();
+    let Some(droplet) = state.droplets.get_mut(name) else {
+        return;
+    };
+    droplet.report(Report::Break);
+    droplet.stream = None;
+    droplet.tables.rows.clear();
+    droplet.attachments.clear();
+    droplet.subscriptions.clear();
+    droplet.since = now;
+    if is_on {
+        droplet.is_heart_beating = true;
+    } else {
+        droplet.stop_heart(now);
+    }
+    droplet.is_on = is_on;
+    state.note(|| format!("node {name} is {}", if is_on { "started again" } else { "off" }));
+}
+
+/// The Node of a machine that is off is deleted; what it owned and its pods follow.
+pub fn remove_node(state: &mut State, name: &str) {
+    power(state, name, false);
+    state.droplets.remove(name);
+    state.note(|| format!("node {name} is deleted"));
+    let is_owned = state
+        .store
+        .value(Kind::Droplet, "", name)
+        .is_some_and(|droplet| droplet.pointer("/metadata/ownerReferences/0").is_some());
+    state.store.purge(Kind::Node, "", name);
+    if !is_owned {
+        let _ = state
+            .store
+            .delete(Kind::Droplet, "", name, &Preconditions::default(), false);
+    }
+    for (namespace, pod) in pods_on(state, name) {
+        state.store.purge(Kind::Pod, &namespace, &pod);
+    }
+}
+
+pub fn pods_on(state: &State, node: &str) -> Vec<(String, String)> {
+    let pods = state.store.all(Kind::Pod);
+    pods.filter(|(_, pod)| text(&pod.value, "/spec/nodeName") == node)
+        .map(|((_, namespace, name), _)| (namespace.clone(), name.clone()))
+        .collect()
+}
+
+/// Not finished.
+pub fn is_alive(pod: &Value) -> bool {
+    !matches!(text(pod, "/status/phase"), "Succeeded" | "Failed")
+}
+
+pub fn add_pod(state: &mut State, namespace: &str, name: &str, node: &str, annotations: &Value) {
+    let pod = json!({
+        "metadata": {"annotations": annotations},
+        "spec": {"containers": [], "nodeName": node},
+        "status": {"phase": "Pending"},
+    });
+    if state.store.create(Kind::Pod, namespace, name, pod).is_ok() {
+        state.note(|| format!("pod {namespace}/{name} is bound to {node}: {annotations}"));
+    }
+}
+
+/// What a kubelet may do next.
+#[derive(Debug)]
+enum Chore {
+    /// CNI ADD.
+    Attach(String),
+    /// CNI DEL.
+    Detach(String),
+    /// The pod has ended.
+    Purge(String, String),
+}
+
+fn chores(state: &State, node: &str) -> Vec<Chore> {
+    let Some(droplet) = state.droplets.get(node).filter(|droplet| droplet.is_on) else {
+        return Vec::new();
+    };
+    let mut chores = Vec::new();
+    let mut wanted = Vec::new();
+    for ((_, namespace, name), pod) in state.store.all(Kind::Pod) {
+        let pod = &*pod.value;
+        if text(pod, "/spec/nodeName") != node {
+            continue;
+        }
+        let uid = text(pod, "/metadata/uid");
+        let is_attached = droplet.attachments.contains_key(uid);
+        if is_alive(pod) && !is_deleting(pod) {
+            wanted.push(uid);
+            if !is_attached && droplet.tables.ready(uid).is_some() {
+                chores.push(Chore::Attach(uid.to_owned()));
+            }
+        } else if is_deleting(pod) && !is_attached {
+            chores.push(Chore::Purge(namespace.clone(), name.clone()));
+        }
+    }
+    let ended = droplet
+        .attachments
+        .keys()
+        .filter(|uid| !wanted.contains(&uid.as_str()));
+    chores.extend(ended.map(|uid| Chore::Detach(uid.clone())));
+    chores
+}
+
+async fn kubelet(simulation: Arc<Simulation>, node: String) {
+    let mut has_more = false;
+    loop {
+        if !has_more {
+            simulation.stirred.notified().await;
+        }
+        simulation.pause(5, 400).await;
+        has_more = simulation.with(|state| {
+            if !state.droplets.contains_key(&node) {
+                return None;
+            }
+            let chores = chores(state, &node);
+            if let Some(chore) = state.random.pick(&chores) {
+                state.note(|| format!("kubelet {node}: {chore:?}"));
+                perform(state, &node, chore);
+            }
+            Some(chores.len() > 1)
+        }) == Some(true);
+        if !simulation.lock().droplets.contains_key(&node) {
+            return;
+        }
+    }
+}
+
+fn perform(state: &mut State, node: &str, chore: &Chore) {
+    let Some(droplet) = state.droplets.get_mut(node) else {
+        return;
+    };
+    match chore {
+        Chore::Attach(uid) => {
+            let Some(row) = droplet.tables.ready(uid).cloned() else {
+                return;
+            };
+            droplet.containers += 1;
+            let attachment = Attachment {
+                container_id: format!("{node}-{}", droplet.containers),
+                ifname: "eth0".into(),
+                pod_uid: uid.clone(),
+                pod_namespace: row.pod_namespace,
+                pod_name: row.pod_name,
+                vni: row.vni,
+                address: row.address,
+                address6: row.address6,
+            };
+            droplet.report(Report::Attached(attachment.clone()));
+            droplet.attachments.insert(uid.clone(), attachment);
+            crate::invariants::after_attach(state, node, uid);
+        }
+        Chore::Detach(uid) => detach(state, node, uid),
+        Chore::Purge(namespace, name) => state.store.purge(Kind::Pod, namespace, name),
+    }
+}
+
+pub fn detach(state: &mut State, node: &str, uid: &str) {
+    let Some(droplet) = state.droplets.get_mut(node) else {
+        return;
+    };
+    if let Some(attachment) = droplet.attachments.remove(uid) {
+        droplet.report(Report::Detached(attachment));
+    }
+}
+
+/// Kubernetes' garbage collector: what has no owner any more goes; owners deleted in the foreground wait for it.
+pub async fn collect(simulation: Arc<Simulation>) {
+    loop {
+        simulation.collect.notified().await;
+        simulation.pause(5, 800).await;
+        simulation.with(sweep);
+    }
+}
+
+fn sweep(state: &mut State) {
+    let owners: Vec<(String, bool)> = [Kind::Node, Kind::Vpc, Kind::Network]
+        .into_iter()
+        .flat_map(|kind| state.store.values(kind))
+        .map(|owner| (text(owner, "/metadata/uid").to_owned(), is_foreground(owner)))
+        .collect();
+    let mut blocking = Vec::new();
+    let mut ended = Vec::new();
+    for kind in [Kind::Droplet, Kind::Divider, Kind::Bouncer] {
+        for ((_, _, name), object) in state.store.all(kind) {
+            let uid = text(&object.value, "/metadata/ownerReferences/0/uid");
+            if uid.is_empty() {
+                continue;
+            }
+            let owner = owners.iter().find(|(owner, _)| owner == uid);
+            let is_foreground = owner.is_some_and(|(_, is_foreground)| *is_foreground);
+            if is_foreground {
+                blocking.push(uid.to_owned());
+            }
+            if (owner.is_none() || is_foreground) && !is_deleting(&object.value) {
+                ended.push((
+                    kind,
+                    name.clone(),
+                    text(&object.value, "/metadata/uid").to_owned(),
+                ));
+            }
+        }
+    }
+    for (kind, name, uid) in ended {
+        let preconditions = Preconditions {
+            uid: Some(uid),
+            version: None,
+        };
+        state.note(|| format!("garbage collector deletes {kind:?} {name}"));
+        let _ = state.store.delete(kind, "", &name, &preconditions, false);
+    }
+    let waiting: Vec<_> = [Kind::Vpc, Kind::Network]
+        .into_iter()
+        .flat_map(|kind| state.store.all(kind))
+        .filter(|(_, owner)| {
+            is_foreground(&owner.value)
+                && !blocking
+                    .iter()
+                    .any(|uid| uid == text(&owner.value, "/metadata/uid"))
+        })
+        .map(|((kind, _, name), _)| (*kind, name.clone()))
+        .collect();
+    for (kind, name) in waiting {
+        state.store.edit(kind, "", &name, |owner| {
+            if let Some(finalizers) = owner["metadata"]["finalizers"].as_array_mut() {
+                finalizers.retain(|finalizer| finalizer != "foregroundDeletion");
+            }
+        });
+    }
+    end_namespaces(state);
+}
+
+fn is_foreground(owner: &Value) -> bool {
+    let finalizers = owner.pointer("/metadata/finalizers").and_then(Value::as_array);
+    finalizers.is_some_and(|all| all.iter().any(|finalizer| finalizer == "foregroundDeletion"))
+}
+
+/// A namespace that is deleted takes all that is in it along, without asking in what order.
+fn end_namespaces(state: &mut State) {
+    let ending: Vec<String> = state
+        .store
+        .all(Kind::Namespace)
+        .filter(|(_, space)| is_deleting(&space.value))
+        .map(|((_, _, name), _)| name.clone())
+        .collect();
+    for space in ending {
+        let mut is_empty = true;
+        for kind in [Kind::Pod, Kind::Endpoint] {
+            let within: Vec<_> = state
+                .store
+                .all(kind)
+                .filter(|((_, namespace, _), _)| *namespace == space)
+                .map(|((_, _, name), _)| name.clone())
+                .collect();
+            for name in within {
+                is_empty = false;
+                let _ = state
+                    .store
+                    .delete(kind, &space, &name, &Preconditions::default(), false);
+            }
+        }
+        if is_empty {
+            state.store.purge(Kind::Namespace, "", &space);
+        }
+    }
+}

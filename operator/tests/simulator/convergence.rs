@@ -1,0 +1,339 @@
+//! When faults stop, everything comes right within a bound, and then nothing is written any more.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use thuban_proto::transit::Row;
+
+use crate::cluster::is_alive;
+use crate::invariants::{held, vpc_of};
+use crate::kind::Kind;
+use crate::operators;
+use crate::simulation::{Simulation, State};
+use crate::store::{is_deleting, text};
+use crate::tables::Slot;
+use crate::walk;
+
+/// Faults have stopped for so long: all is right.
+const BOUND: Duration = Duration::from_secs(300);
+/// Nothing is written for so long.
+const QUIET: Duration = Duration::from_secs(600);
+
+/// Ends all faults, and waits.
+pub async fn settle(simulation: &Arc<Simulation>) {
+    let has_leader = {
+        let state = &mut *simulation.lock();
+        state.weather = state.weather.fair();
+        state.is_fair = true;
+        state.note(|| "faults stop".into());
+        for droplet in state.droplets.values_mut() {
+            droplet.is_reachable = true;
+            droplet.is_on = true;
+            droplet.is_heart_beating = true;
+        }
+        let youngest = state.epoch;
+        let alive: Vec<_> = state
+            .operators
+            .iter()
+            .filter(|operator| operator.is_alive())
+            .cloned()
+            .collect();
+        for operator in &alive {
+            operator.crash_after(-1);
+            if operator.epoch != youngest {
+                operator.crash();
+            }
+        }
+        alive.iter().any(|operator| operator.epoch == youngest)
+    };
+    if !has_leader {
+        operators::start(simulation);
+    }
+    simulation.stirred.notify_waiters();
+    if !converge(simulation).await {
+        return;
+    }
+    if !stay_quiet(simulation, "at rest").await {
+        return;
+    }
+    // One that starts anew sees the same, wants the same rows, and has nothing to do.
+    let is_restarted = simulation.lock().random.permille(250);
+    if is_restarted {
+        let old: Vec<_> = simulation.lock().operators.clone();
+        old.iter().for_each(|operator| operator.crash());
+        operators::start(simulation);
+        if converge(simulation).await {
+            stay_quiet(simulation, "after a restart").await;
+        }
+    }
+}
+
+async fn converge(simulation: &Arc<Simulation>) -> bool {
+    let start = tokio::time::Instant::now();
+    loop {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        if simulation.is_broken() {
+            return false;
+        }
+        let Err(reason) = verdict(&simulation.lock()) else {
+            let state = &mut *simulation.lock();
+            state.note(|| format!("converged in {} s", start.elapsed().as_secs()));
+            return true;
+        };
+        if start.elapsed() > BOUND {
+            simulation
+                .lock()
+                .violation(format!("not converged after {BOUND:?}: {reason}"));
+            return false;
+        }
+    }
+}
+
+async fn stay_quiet(simulation: &Arc<Simulation>, when: &str) -> bool {
+    // Numbers in statuses are written a moment later.
+    tokio::time::sleep(Duration::from_secs(45)).await;
+    let since = simulation.lock().elapsed();
+    tokio::time::sleep(QUIET).await;
+    let state = &mut *simulation.lock();
+    let writes: Vec<String> = state
+        .operators
+        .iter()
+        .flat_map(|operator| operator.writes_since(since))
+        .collect();
+    if !writes.is_empty() {
+        state.violation(format!(
+            "{when} the operator goes on writing: {}",
+            writes.join(", ")
+        ));
+    }
+    if let Err(reason) = verdict(state) {
+        state.violation(format!("{when} it came apart again: {reason}"));
+    }
+    state.violations.is_empty()
+}
+
+fn all(state: &State, kind: Kind) -> impl Iterator<Item = (&str, &Value)> {
+    state
+        .store
+        .all(kind)
+        .map(|((_, _, name), object)| (name.as_str(), &*object.value))
+}
+
+fn is_provisioned(object: &Value) -> bool {
+    text(object, "/status/phase") == "Provisioned"
+}
+
+fn verdict(state: &State) -> Result<(), String> {
+    parents(state)?;
+    endpoints(state)?;
+    claims(state)?;
+    roles(state)?;
+    programs(state)?;
+    walk::everything(state)
+}
+
+/// Networks and VPCs work, or wait for what still lives.
+fn parents(state: &State) -> Result<(), String> {
+    for (name, network) in all(state, Kind::Network) {
+        if is_deleting(network) {
+            let is_used = all(state, Kind::Endpoint)
+                .any(|(_, endpoint)| text(endpoint, "/spec/network") == name && !held(endpoint).is_empty());
+            if !is_used {
+                return Err(format!("network {name} is deleted, but doesn't go"));
+            }
+        } else if !is_provisioned(network) && vpc_lives(state, text(network, "/spec/vpc")) {
+            return Err(format!("network {name} is not Provisioned"));
+        }
+    }
+    for (name, vpc) in all(state, Kind::Vpc) {
+        let is_used = all(state, Kind::Network).any(|(_, network)| {
+            text(network, "/spec/vpc") == name && network.pointer("/status/cidrs/0").is_some()
+        });
+        if is_deleting(vpc) && !is_used {
+            return Err(format!("VPC {name} is deleted, but doesn't go"));
+        }
+        if !is_deleting(vpc) && !is_provisioned(vpc) {
+            return Err(format!("VPC {name} is not Provisioned"));
+        }
+    }
+    Ok(())
+}
+
+fn vpc_lives(state: &State, vpc: &str) -> bool {
+    state
+        .store
+        .value(Kind::Vpc, "", vpc)
+        .is_some_and(|vpc| !is_deleting(vpc))
+}
+
+/// Whether a new pod of the namespace gets an address there.
+fn is_open(state: &State, namespace: &str, network: &str) -> bool {
+    let Some(network) = state
+        .store
+        .value(Kind::Network, "", network)
+        .filter(|network| is_provisioned(network))
+    else {
+        return false;
+    };
+    let Some(vpc) = state.store.value(Kind::Vpc, "", text(network, "/spec/vpc")) else {
+        return false;
+    };
+    let Some(space) = state.store.value(Kind::Namespace, "", namespace) else {
+        return false;
+    };
+    let selects = |of: &Value| {
+        if text(of, "/metadata/name") == "default" {
+            return true;
+        }
+        let Some(selector) = of.pointer("/spec/allowedNamespaces") else {
+            return false;
+        };
+        let labels = selector.pointer("/matchLabels").and_then(Value::as_object);
+        labels
+            .into_iter()
+            .flatten()
+            .all(|(key, value)| space["metadata"]["labels"].get(key) == Some(value))
+    };
+    !is_deleting(network) && selects(network) && selects(vpc)
+}
+
+fn endpoints(state: &State) -> Result<(), String> {
+    let mut by_pod: BTreeMap<&str, (&str, &Value)> = BTreeMap::new();
+    for (name, endpoint) in all(state, Kind::Endpoint) {
+        let uid = text(endpoint, "/spec/podRef/uid");
+        if by_pod.insert(uid, (name, endpoint)).is_some() {
+            return Err(format!("pod {uid} has two endpoints"));
+        }
+        let lives = state
+            .store
+            .values(Kind::Pod)
+            .any(|pod| text(pod, "/metadata/uid") == uid && is_alive(pod));
+        if !lives {
+            return Err(format!("endpoint {name} outlives its pod"));
+        }
+    }
+    for pod in state.store.values(Kind::Pod) {
+        let (uid, name) = (text(pod, "/metadata/uid"), text(pod, "/metadata/name"));
+        let node = text(pod, "/spec/nodeName");
+        if !is_alive(pod) || is_deleting(pod) || !state.droplets.contains_key(node) {
+            continue;
+        }
+        let Some((_, endpoint)) = by_pod.get(uid) else {
+            return Err(format!("pod {name} has no endpoint"));
+        };
+        let network = text(endpoint, "/spec/network");
+        if is_deleting(endpoint) && held(endpoint).is_empty() {
+            return Err(format!("endpoint of pod {name} is deleted, but doesn't go"));
+        }
+        if is_open(state, text(pod, "/metadata/namespace"), network) && !is_provisioned(endpoint) {
+            return Err(format!("endpoint of pod {name} in {network} is not Provisioned"));
+        }
+        if is_provisioned(endpoint) && !state.droplets[node].attachments.contains_key(uid) {
+            return Err(format!("pod {name} is Provisioned, but not attached"));
+        }
+    }
+    Ok(())
+}
+
+fn claims(state: &State) -> Result<(), String> {
+    let mut wanted: Vec<String> = Vec::new();
+    for (_, endpoint) in all(state, Kind::Endpoint) {
+        let vpc = vpc_of(state, endpoint);
+        let addresses = endpoint.pointer("/status/addresses").and_then(Value::as_array);
+        wanted.extend(
+            addresses
+                .into_iter()
+                .flatten()
+                .filter_map(|address| Some(format!("{vpc}/{}", address.as_str()?))),
+        );
+    }
+    let mut claimed: Vec<String> = Vec::new();
+    for (name, claim) in all(state, Kind::IpClaim) {
+        if claim.pointer("/status/releasedAt").is_some() {
+            return Err(format!("claim {name} is released, but doesn't go"));
+        }
+        claimed.push(format!(
+            "{}/{}",
+            text(claim, "/spec/vpc"),
+            text(claim, "/spec/address")
+        ));
+    }
+    wanted.sort();
+    claimed.sort();
+    if wanted != claimed {
+        return Err(format!("addresses {wanted:?}, but claims {claimed:?}"));
+    }
+    let numbers = state.store.names(Kind::VniClaim);
+    let mut used: Vec<String> = all(state, Kind::Vpc)
+        .filter_map(|(_, vpc)| vpc.pointer("/status/vni").map(ToString::to_string))
+        .collect();
+    used.sort();
+    if numbers != used {
+        return Err(format!("VNIs {used:?}, but claims {numbers:?}"));
+    }
+    Ok(())
+}
+
+fn roles(state: &State) -> Result<(), String> {
+    for (kind, parent_kind, field, count) in [
+        (Kind::Divider, Kind::Vpc, "/spec/vpc", "/spec/dividers"),
+        (Kind::Bouncer, Kind::Network, "/spec/network", "/spec/bouncers"),
+    ] {
+        for (name, role) in all(state, kind) {
+            let parent = text(role, field);
+            let Some(parent) = state.store.value(parent_kind, "", parent) else {
+                return Err(format!("{kind:?} {name} outlives {parent}"));
+            };
+            if is_deleting(role) && !is_deleting(parent) {
+                return Err(format!("{kind:?} {name} is deleted, but doesn't go"));
+            }
+            if !is_deleting(parent) && !is_provisioned(role) {
+                return Err(format!("{kind:?} {name} is not Provisioned"));
+            }
+            let droplet = text(role, "/spec/droplet");
+            if !state.droplets.contains_key(droplet) {
+                return Err(format!("{kind:?} {name} is on {droplet:?}, which is no droplet"));
+            }
+        }
+        for (name, parent) in all(state, parent_kind) {
+            let least = parent.pointer(count).and_then(Value::as_u64).unwrap_or(1) as usize;
+            let there = all(state, kind)
+                .filter(|(_, role)| text(role, field) == name)
+                .count();
+            if !is_deleting(parent) && is_provisioned(parent) && there < least {
+                return Err(format!("{parent_kind:?} {name} has {there} of {least} roles"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Every droplet holds what its leader wants, no more and no less.
+fn programs(state: &State) -> Result<(), String> {
+    let Some(hub) = state.leaders().next().and_then(|operator| operator.hub()) else {
+        return Err("no operator leads".into());
+    };
+    for droplet in state.droplets.values() {
+        if droplet.stream.is_none() || !droplet.is_applied {
+            return Err(format!("{} has no stream", droplet.name));
+        }
+        let wanted: BTreeMap<Slot, Row> = hub
+            .read(|world| world.program(&droplet.name))
+            .into_values()
+            .map(|row| (Slot::of_row(&row), row))
+            .collect();
+        if wanted != droplet.tables.rows {
+            let more = droplet.tables.rows.keys().find(|slot| !wanted.contains_key(slot));
+            let less = wanted
+                .iter()
+                .find(|(slot, row)| droplet.tables.rows.get(*slot) != Some(row));
+            return Err(format!(
+                "{} lacks {less:?} and has {more:?} too much",
+                droplet.name
+            ));
+        }
+    }
+    Ok(())
+}

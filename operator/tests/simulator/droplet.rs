@@ -1,0 +1,320 @@
+//! Droplets: tables, attachments and subscriptions that outlive their streams, and the task that dials operators.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use thuban_operator::hub::Hub;
+use thuban_operator::model::rows::Key;
+use thuban_proto::transit::{
+    Attachment, Load, NackReason, OperatorMessage, Program, RoleLoad, operator_message, row,
+};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::sleep;
+
+use crate::invariants;
+use crate::operators::Operator;
+use crate::simulation::Simulation;
+use crate::tables::Tables;
+
+/// What a droplet says on its stream besides acks.
+#[derive(Clone, Debug)]
+pub enum Report {
+    Attached(Attachment),
+    Detached(Attachment),
+    Subscribe(u32, IpAddr),
+    Unsubscribe(u32, IpAddr),
+    Load(Load),
+    /// The stream breaks; the operator hears of it later.
+    Break,
+}
+
+pub struct Stream {
+    pub outbox: UnboundedSender<Report>,
+}
+
+pub struct Droplet {
+    pub name: String,
+    pub address: Ipv4Addr,
+    /// The machine is on: its data plane forwards.
+    pub is_on: bool,
+    /// transitd runs and reaches the operator.
+    pub is_reachable: bool,
+    pub is_heart_beating: bool,
+    beats: u64,
+    highest_epoch: u64,
+    pub tables: Tables,
+    /// By UID of the pod.
+    pub attachments: BTreeMap<String, Attachment>,
+    pub subscriptions: BTreeSet<(u32, IpAddr)>,
+    pub stream: Option<Stream>,
+    /// When it last got or lost a stream, and when its machine last lost its tables.
+    pub since: Duration,
+    pub is_applied: bool,
+    pub containers: u64,
+}
+
+impl Droplet {
+    pub fn new(name: &str, address: Ipv4Addr) -> Self {
+        Self {
+            name: name.to_owned(),
+            address,
+            is_on: true,
+            is_reachable: true,
+            is_heart_beating: true,
+            beats: 0,
+            highest_epoch: 0,
+            tables: Tables::default(),
+            attachments: BTreeMap::new(),
+            subscriptions: BTreeSet::new(),
+            stream: None,
+            since: Duration::ZERO,
+            is_applied: false,
+            containers: 0,
+        }
+    }
+
+    /// Heartbeats so far.
+    pub fn beats(&self, now: Duration) -> u64 {
+        if self.is_on && self.is_heart_beating {
+            now.as_secs() / 10
+        } else {
+            self.beats
+        }
+    }
+
+    pub fn stop_heart(&mut self, now: Duration) {
+        self.beats = self.beats(now);
+        self.is_heart_beating = false;
+    }
+
+    pub fn report(&self, report: Report) {
+        if let Some(stream) = &self.stream {
+            let _ = stream.outbox.send(report);
+        }
+    }
+
+    /// Whether it delivers to the address: a row and the pod's attachment.
+    pub fn delivers(&self, vni: u32, address: IpAddr) -> bool {
+        self.is_on
+            && self
+                .tables
+                .local(vni, address)
+                .is_some_and(|row| self.attachments.contains_key(&row.pod_uid))
+    }
+}
+
+/// The life of a droplet's transitd, until its Droplet goes.
+pub async fn live(simulation: Arc<Simulation>, name: String) {
+    loop {
+        simulation.pause(20, 900).await;
+        let (operator, hub, epoch) = {
+            let state = &mut *simulation.lock();
+            let Some(droplet) = state.droplets.get(&name) else {
+                return;
+            };
+            if !droplet.is_reachable || !droplet.is_on {
+                continue;
+            }
+            let epoch = droplet.highest_epoch;
+            let leaders: Vec<_> = state.leaders().cloned().collect();
+            let Some(operator) = state.random.pick(&leaders).cloned() else {
+                continue;
+            };
+            let hub = operator.hub().unwrap();
+            (operator, hub, epoch)
+        };
+        // As the stream server refuses a Hello that has seen a higher epoch.
+        if epoch > operator.epoch {
+            continue;
+        }
+        session(&simulation, &name, &operator, &hub).await;
+    }
+}
+
+async fn session(simulation: &Arc<Simulation>, name: &str, operator: &Arc<Operator>, hub: &Arc<Hub>) {
+    let (outbox, mut reports) = unbounded_channel();
+    let (attachments, subscriptions) = {
+        let state = &mut *simulation.lock();
+        let now = state.elapsed();
+        let Some(droplet) = state.droplets.get_mut(name) else {
+            return;
+        };
+        droplet.stream = Some(Stream { outbox });
+        droplet.since = now;
+        droplet.is_applied = false;
+        let attachments: Vec<Attachment> = droplet.attachments.values().cloned().collect();
+        let subscriptions: Vec<_> = droplet.subscriptions.iter().copied().collect();
+        let (held, asked) = (attachments.len(), subscriptions.len());
+        state.note(|| {
+            format!(
+                "{name} dials {} ({held} attachments, {asked} subscriptions)",
+                operator.id
+            )
+        });
+        (attachments, subscriptions)
+    };
+    let (id, mut programs) = hub.open(name, &attachments, &subscriptions);
+    let mut acked = 0;
+    serve(
+        simulation,
+        name,
+        operator,
+        hub,
+        id,
+        &mut programs,
+        &mut reports,
+        &mut acked,
+    )
+    .await;
+    {
+        let state = &mut *simulation.lock();
+        let now = state.elapsed();
+        state.note(|| format!("{name} loses its stream to {}", operator.id));
+        if let Some(droplet) = state.droplets.get_mut(name) {
+            droplet.stream = None;
+            droplet.since = now;
+        }
+    }
+    // The operator may hear a last ack, and of the end, long after the droplet has dialled again.
+    let (simulation, name, operator, hub) =
+        (simulation.clone(), name.to_owned(), operator.clone(), hub.clone());
+    tokio::spawn(async move {
+        let is_late = simulation.lock().random.permille(500);
+        if is_late {
+            simulation.pause(0, 8000).await;
+        }
+        if operator.is_alive() {
+            if is_late && acked > 0 {
+                hub.ack(&name, id, acked);
+            }
+            hub.close(&name, id);
+        }
+    });
+}
+
+#[allow(clippy::too_many_arguments)] // the ends of one stream
+async fn serve(
+    simulation: &Arc<Simulation>,
+    name: &str,
+    operator: &Arc<Operator>,
+    hub: &Arc<Hub>,
+    id: u64,
+    programs: &mut UnboundedReceiver<OperatorMessage>,
+    reports: &mut UnboundedReceiver<Report>,
+    acked: &mut u64,
+) {
+    loop {
+        tokio::select! {
+            biased;
+            () = operator.died() => return,
+            report = reports.recv() => {
+                let Some(report) = report else { return };
+                let late = delay(simulation, 30);
+                sleep(late).await;
+                if !operator.is_alive() || !say(name, hub, report) {
+                    return;
+                }
+            }
+            message = programs.recv() => {
+                let Some(message) = message else { return };
+                let Some(operator_message::Message::Program(program)) = message.message else { continue };
+                sleep(delay(simulation, 5)).await;
+                if !operator.is_alive() {
+                    return;
+                }
+                let sequence = program.sequence;
+                let Some(refused) = apply(simulation, name, program) else { return };
+                *acked = sequence;
+                let (late, is_lost) = {
+                    let late = delay(simulation, 5);
+                    let state = &mut *simulation.lock();
+                    let chance = state.weather.stream_lost;
+                    (late, state.random.permille(chance))
+                };
+                sleep(late).await;
+                if is_lost || !operator.is_alive() {
+                    return;
+                }
+                for (vni, address) in refused {
+                    hub.nack(name, id, sequence, &Key::Local(vni, address), NackReason::AddressInUseOnNode);
+                }
+                if !hub.ack(name, id, sequence) {
+                    // As the stream server, which ends the stream: another one is open, or nothing was sent.
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn delay(simulation: &Simulation, most: u64) -> Duration {
+    let state = &mut *simulation.lock();
+    let chance = state.weather.late_ack;
+    if state.random.permille(chance) {
+        state.random.millis(0, 4000)
+    } else {
+        state.random.millis(0, most)
+    }
+}
+
+fn say(name: &str, hub: &Hub, report: Report) -> bool {
+    match report {
+        Report::Attached(attachment) => hub.attach(name, &attachment, false),
+        Report::Detached(attachment) => hub.attach(name, &attachment, true),
+        Report::Subscribe(vni, address) => {
+            hub.subscribe(name, vni, address, true);
+        }
+        Report::Unsubscribe(vni, address) => {
+            hub.subscribe(name, vni, address, false);
+        }
+        Report::Load(load) => hub.report(name, &load),
+        Report::Break => return false,
+    }
+    true
+}
+
+/// The refused local rows; none if the stream must end.
+fn apply(simulation: &Simulation, name: &str, program: Program) -> Option<Vec<(u32, IpAddr)>> {
+    let refused = simulation.with(|state| {
+        let droplet = state.droplets.get_mut(name)?;
+        if !droplet.is_on || !droplet.is_reachable || program.epoch < droplet.highest_epoch {
+            return None;
+        }
+        droplet.highest_epoch = program.epoch;
+        droplet.is_applied = true;
+        let line = format!(
+            "{name} applies {}{} of epoch {}: {} rows, {} deletes",
+            program.sequence,
+            if program.snapshot { " (snapshot)" } else { "" },
+            program.epoch,
+            program.upserts.len(),
+            program.deletes.len()
+        );
+        for row in &program.upserts {
+            if let Some(row::Row::Direct(row)) = &row.row {
+                droplet
+                    .subscriptions
+                    .insert((row.vni, crate::tables::address(&row.address)));
+            }
+        }
+        let refused = droplet.tables.apply(program);
+        state.note(|| line);
+        invariants::after_apply(state, name);
+        Some(refused)
+    });
+    simulation.stirred.notify_waiters();
+    refused
+}
+
+/// What roles say that they pass on.
+pub fn load(vni: u32, network: u32, packets_per_second: u64) -> Report {
+    Report::Load(Load {
+        roles: vec![RoleLoad {
+            vni,
+            network,
+            packets_per_second,
+        }],
+    })
+}

@@ -1,0 +1,305 @@
+//! What must hold after every step: each check looks at the true objects and the true tables, not at what the
+//! operator believes.
+
+use std::net::IpAddr;
+
+use serde_json::Value;
+use thuban_proto::transit::row;
+
+use crate::kind::Kind;
+use crate::simulation::State;
+use crate::store::{Change, is_deleting, text};
+use crate::tables::{Slot, address};
+
+/// A write of anybody.
+pub fn after_write(state: &mut State, change: &Change) {
+    let (kind, _, name) = &change.name;
+    let (old, new) = (change.old.as_deref(), change.new.as_deref());
+    match (kind, new) {
+        (Kind::Vpc, Some(vpc)) => one_vpc_a_vni(state, name, vpc),
+        (Kind::Endpoint, Some(endpoint)) => {
+            one_holder_in_status(state, change);
+            let was = old.map_or("", |old| text(old, "/status/phase"));
+            if was != "Provisioned" && text(endpoint, "/status/phase") == "Provisioned" {
+                provisioned_means_acked(state, name, endpoint);
+            }
+        }
+        (Kind::Endpoint, None) => gone_means_out_of_use(state, name, old),
+        (Kind::IpClaim, _) => claims_outlive_rows(state, name, old, new),
+        (Kind::VniClaim, None) => numbers_outlive_rows(state, name),
+        _ => {}
+    }
+}
+
+fn one_vpc_a_vni(state: &mut State, name: &str, vpc: &Value) {
+    let Some(vni) = vpc.pointer("/status/vni") else {
+        return;
+    };
+    let others = state.store.all(Kind::Vpc);
+    let twin = others
+        .filter(|((_, _, other), _)| other != name)
+        .find(|(_, other)| other.value.pointer("/status/vni") == Some(vni))
+        .map(|((_, _, other), _)| other.clone());
+    if let Some(twin) = twin {
+        state.violation(format!("VPCs {name} and {twin} have VNI {vni}"));
+    }
+}
+
+/// (VPC, address) of an Endpoint.
+pub fn held(endpoint: &Value) -> Vec<String> {
+    let addresses = endpoint.pointer("/status/addresses").and_then(Value::as_array);
+    addresses
+        .into_iter()
+        .flatten()
+        .filter_map(|address| Some(format!("{}/{}", text(endpoint, "/spec/vpc"), address.as_str()?)))
+        .collect()
+}
+
+fn one_holder_in_status(state: &mut State, change: &Change) {
+    let Some(new) = &change.new else { return };
+    let mine = held(new);
+    if mine.is_empty() || change.old.as_ref().is_some_and(|old| held(old) == mine) {
+        return;
+    }
+    let twin = state.store.all(Kind::Endpoint).find_map(|(name, other)| {
+        let theirs = held(&other.value);
+        let shared = theirs.iter().find(|address| mine.contains(address))?;
+        (*name != change.name).then(|| format!("{} and {} both hold {shared}", name.2, change.name.2))
+    });
+    if let Some(twin) = twin {
+        state.violation(format!("endpoints {twin}"));
+    }
+}
+
+/// VNI of a VPC.
+pub fn vni(state: &State, vpc: &str) -> Option<u32> {
+    let vpc = state.store.value(Kind::Vpc, "", vpc)?;
+    vpc.pointer("/status/vni")?.as_u64().map(|vni| vni as u32)
+}
+
+pub fn vpc_of(state: &State, endpoint: &Value) -> String {
+    let network = state
+        .store
+        .value(Kind::Network, "", text(endpoint, "/spec/network"));
+    network.map_or_else(
+        || text(endpoint, "/spec/vpc").to_owned(),
+        |network| text(network, "/spec/vpc").to_owned(),
+    )
+}
+
+pub fn first_address(endpoint: &Value) -> Option<IpAddr> {
+    text(endpoint, "/status/addresses/0").parse().ok()
+}
+
+/// Its droplet delivers, and every bouncer that its operator can hear has its row.
+fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
+    // With two that lead, one may not know yet where the other placed a bouncer.
+    if state.alive() != 1 {
+        return;
+    }
+    let vpc = vpc_of(state, endpoint);
+    let (Some(vni), Some(address)) = (vni(state, &vpc), first_address(endpoint)) else {
+        state.violation(format!("endpoint {name} is Provisioned without VNI or address"));
+        return;
+    };
+    let home = text(endpoint, "/status/droplet").to_owned();
+    let Some(droplet) = state.droplets.get(&home) else {
+        return;
+    };
+    let underlay = droplet.address.octets().to_vec();
+    let was_lost = droplet.tables.rows.is_empty();
+    if droplet.tables.local(vni, address).is_none() && !was_lost {
+        state.violation(format!(
+            "endpoint {name} is Provisioned, but {home} has no row of {vni}/{address}"
+        ));
+        return;
+    }
+    let network = text(endpoint, "/spec/network");
+    let bouncers: Vec<String> = state
+        .store
+        .values(Kind::Bouncer)
+        .filter(|bouncer| text(bouncer, "/spec/network") == network && !is_deleting(bouncer))
+        .filter(|bouncer| text(bouncer, "/status/phase") == "Provisioned")
+        .map(|bouncer| serving(bouncer).to_owned())
+        .collect();
+    for bouncer in bouncers {
+        let Some(droplet) = state.droplets.get(&bouncer) else {
+            continue;
+        };
+        // Away is suspect, unless it just went; back but not yet applied is not acked.
+        if droplet.stream.is_none() || !droplet.is_applied {
+            continue;
+        }
+        let leads_home = matches!(
+            droplet.tables.rows.get(&Slot::Bouncer(vni, address)).and_then(|row| row.row.as_ref()),
+            Some(row::Row::Bouncer(row)) if row.droplet == underlay
+        );
+        if !leads_home {
+            state.violation(format!(
+                "endpoint {name} is Provisioned, but bouncer droplet {bouncer} has no row of {vni}/{address}"
+            ));
+            return;
+        }
+    }
+}
+
+/// Where a role serves.
+pub fn serving(role: &Value) -> &str {
+    match text(role, "/status/droplet") {
+        "" => text(role, "/spec/droplet"),
+        droplet => droplet,
+    }
+}
+
+/// An Endpoint goes after its pod, and nobody who is connected has rows of it.
+fn gone_means_out_of_use(state: &mut State, name: &str, old: Option<&Value>) {
+    let Some(old) = old else { return };
+    let (Some(vni), Some(address)) = (vni(state, &vpc_of(state, old)), first_address(old)) else {
+        return;
+    };
+    let uid = text(old, "/spec/podRef/uid");
+    let holder = state
+        .droplets
+        .values()
+        .find(|droplet| droplet.is_on && droplet.attachments.contains_key(uid))
+        .map(|droplet| droplet.name.clone());
+    if let (Some(holder), false) = (holder, uid.is_empty()) {
+        state.violation(format!(
+            "endpoint {name} is gone, but {holder} has its pod attached at {vni}/{address}"
+        ));
+        return;
+    }
+    out_of_tables(state, vni, address, &format!("endpoint {name} is gone"), uid);
+}
+
+/// Rows of an address that is released must be gone wherever somebody would deliver or bounce by them.
+fn out_of_tables(state: &mut State, vni: u32, address: IpAddr, what: &str, uid: &str) {
+    let slots = [Slot::Local(vni, address), Slot::Bouncer(vni, address)];
+    let is_old = |droplet: &crate::droplet::Droplet| {
+        slots.iter().any(
+            |slot| match droplet.tables.rows.get(slot).and_then(|row| row.row.as_ref()) {
+                Some(row::Row::Local(row)) => uid.is_empty() || row.pod_uid == uid,
+                Some(_) => uid.is_empty() || !is_held_by_another(state, vni, address, uid),
+                None => false,
+            },
+        )
+    };
+    let holder = state
+        .droplets
+        .values()
+        .find(|droplet| droplet.is_on && droplet.stream.is_some() && droplet.is_applied && is_old(droplet))
+        .map(|droplet| droplet.name.clone());
+    if let Some(holder) = holder {
+        state.violation(format!("{what}, but {holder} has rows of {vni}/{address}"));
+    }
+}
+
+fn is_held_by_another(state: &State, vni: u32, address: IpAddr, uid: &str) -> bool {
+    state.store.values(Kind::Endpoint).any(|other| {
+        first_address(other) == Some(address)
+            && text(other, "/spec/podRef/uid") != uid
+            && crate::invariants::vni(state, &vpc_of(state, other)) == Some(vni)
+    })
+}
+
+/// A claim is released, or goes, only when no Endpoint has its address and no table leads to the old one.
+fn claims_outlive_rows(state: &mut State, name: &str, old: Option<&Value>, new: Option<&Value>) {
+    let was_released = old.is_some_and(|old| old.pointer("/status/releasedAt").is_some());
+    let is_released = new.is_none_or(|new| new.pointer("/status/releasedAt").is_some());
+    let Some(claim) = old.or(new).filter(|_| is_released && !was_released) else {
+        return;
+    };
+    let vpc = text(claim, "/spec/vpc");
+    let (Some(vni), Ok(address)) = (vni(state, vpc), text(claim, "/spec/address").parse()) else {
+        return;
+    };
+    out_of_tables(state, vni, address, &format!("claim {name} is released"), "");
+    let attached = state
+        .droplets
+        .values()
+        .find(|droplet| {
+            droplet.is_on
+                && droplet
+                    .attachments
+                    .values()
+                    .any(|held| held.vni == vni && crate::tables::address(&held.address) == address)
+        })
+        .map(|droplet| droplet.name.clone());
+    if let Some(attached) = attached {
+        state.violation(format!(
+            "claim {name} is released, but a pod on {attached} has the address"
+        ));
+    }
+}
+
+fn numbers_outlive_rows(state: &mut State, name: &str) {
+    let Ok(vni) = name.parse::<u32>() else { return };
+    let holder = state
+        .droplets
+        .values()
+        .find(|droplet| droplet.is_on && droplet.tables.rows.keys().any(|slot| slot.vni() == Some(vni)))
+        .map(|droplet| droplet.name.clone());
+    if let Some(holder) = holder {
+        state.violation(format!("VNI {vni} is free, but {holder} has rows of it"));
+    }
+}
+
+/// A droplet's tables changed.
+pub fn after_apply(state: &mut State, name: &str) {
+    let Some(droplet) = state.droplets.get(name) else {
+        return;
+    };
+    let delivered: Vec<(u32, IpAddr)> = droplet
+        .tables
+        .locals()
+        .filter(|row| droplet.attachments.contains_key(&row.pod_uid))
+        .map(|row| (row.vni, address(&row.address)))
+        .collect();
+    let foreign = droplet.tables.locals().find_map(|row| {
+        let owner = vni(state, &row.vpc_name);
+        (owner.is_some_and(|owner| owner != row.vni)).then(|| format!("{} at VNI {}", row.vpc_name, row.vni))
+    });
+    if let Some(foreign) = foreign {
+        state.violation(format!("{name} has a row of VPC {foreign}"));
+    }
+    for (vni, address) in delivered {
+        one_deliverer(state, name, vni, address);
+    }
+}
+
+/// A pod got its address.
+pub fn after_attach(state: &mut State, name: &str, uid: &str) {
+    let Some(attachment) = state
+        .droplets
+        .get(name)
+        .and_then(|droplet| droplet.attachments.get(uid))
+    else {
+        return;
+    };
+    let (vni, address) = (attachment.vni, address(&attachment.address));
+    one_deliverer(state, name, vni, address);
+    let twin = state.droplets.values().find_map(|droplet| {
+        let twins = droplet.attachments.values().filter(|other| {
+            other.pod_uid != uid && other.vni == vni && crate::tables::address(&other.address) == address
+        });
+        twins
+            .map(|other| format!("{} on {}", other.pod_name, droplet.name))
+            .next()
+    });
+    if let Some(twin) = twin {
+        state.violation(format!(
+            "pod {uid} on {name} has {vni}/{address}, which pod {twin} has too"
+        ));
+    }
+}
+
+fn one_deliverer(state: &mut State, name: &str, vni: u32, address: IpAddr) {
+    let twin = state
+        .droplets
+        .values()
+        .find(|other| other.name != name && other.delivers(vni, address))
+        .map(|other| other.name.clone());
+    if let Some(twin) = twin {
+        state.violation(format!("{name} and {twin} both deliver {vni}/{address}"));
+    }
+}

@@ -1,0 +1,80 @@
+//! Kinds of objects that the fake API server keeps.
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    Pod,
+    Namespace,
+    Node,
+    Vpc,
+    Network,
+    Endpoint,
+    Divider,
+    Bouncer,
+    Droplet,
+    IpClaim,
+    VniClaim,
+}
+
+impl Kind {
+    pub const ALL: [Self; 11] = [
+        Self::Pod,
+        Self::Namespace,
+        Self::Node,
+        Self::Vpc,
+        Self::Network,
+        Self::Endpoint,
+        Self::Divider,
+        Self::Bouncer,
+        Self::Droplet,
+        Self::IpClaim,
+        Self::VniClaim,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pod => "Pod",
+            Self::Namespace => "Namespace",
+            Self::Node => "Node",
+            Self::Vpc => "Vpc",
+            Self::Network => "Network",
+            Self::Endpoint => "Endpoint",
+            Self::Divider => "Divider",
+            Self::Bouncer => "Bouncer",
+            Self::Droplet => "Droplet",
+            Self::IpClaim => "IpClaim",
+            Self::VniClaim => "VniClaim",
+        }
+    }
+
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Pod => "pods",
+            Self::Namespace => "namespaces",
+            Self::Node => "nodes",
+            Self::Vpc => "vpcs",
+            Self::Network => "networks",
+            Self::Endpoint => "endpoints",
+            Self::Divider => "dividers",
+            Self::Bouncer => "bouncers",
+            Self::Droplet => "droplets",
+            Self::IpClaim => "ipclaims",
+            Self::VniClaim => "vniclaims",
+        }
+    }
+
+    pub fn of(plural: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.plural() == plural)
+    }
+
+    pub fn is_ours(self) -> bool {
+        !matches!(self, Self::Pod | Self::Namespace | Self::Node)
+    }
+
+    pub fn api_version(self) -> &'static str {
+        if self.is_ours() {
+            "thuban.dev/v1alpha1"
+        } else {
+            "v1"
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The simulator of the control plane: the real controllers against a fake API server and simulated droplets, in
+//! virtual time, by random schedules that a seed repeats.
+//!
+//! `THUBAN_SCHEDULES=N` sets how many schedules are run (10,000), `THUBAN_SIMULATOR_SEED=S` runs one and prints what
+//! happens in it. The seed decides everything but the order of hash maps (kube's stores, tokio, the operator's own), so
+//! a seed may have to be run more than once: `THUBAN_SIMULATOR_TRIES=N` runs it until it fails. What happened in a
+//! schedule that failed is kept in a file, so it need not be repeated.
+
+mod cluster;
+mod convergence;
+mod droplet;
+mod invariants;
+mod kind;
+mod operators;
+mod random;
+mod schedule;
+mod server;
+mod simulation;
+mod store;
+mod tables;
+mod walk;
+mod weather;
+
+use std::io::Write as _;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+const SCHEDULES: u64 = 10_000;
+const PROGRESS_EVERY: u64 = 1000;
+
+fn number(variable: &str) -> Option<u64> {
+    let value = std::env::var(variable).ok()?;
+    Some(
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("{variable}: expected a number, not {value:?}")),
+    )
+}
+
+/// Past cargo's capture: the run takes minutes.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// What happened in a schedule that failed.
+fn keep(seed: u64, trace: &[String]) {
+    let path = format!("{}/simulator-{seed}.txt", env!("CARGO_TARGET_TMPDIR"));
+    if std::fs::write(&path, trace.join("\n")).is_ok() {
+        say(&format!("seed {seed}: what happened is in {path}"));
+    }
+}
+
+#[test]
+fn the_control_plane_keeps_its_promises_whatever_happens() {
+    if std::env::var_os("RUST_LOG").is_some() {
+        tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+            .init();
+    }
+    if let Some(seed) = number("THUBAN_SIMULATOR_SEED") {
+        let tries = number("THUBAN_SIMULATOR_TRIES").unwrap_or(1);
+        let failure = (0..tries)
+            .map(|_| schedule::run(seed))
+            .find(|(violations, _)| !violations.is_empty());
+        let (violations, trace) = failure.unwrap_or_else(|| schedule::run(seed));
+        say(&trace.join("\n"));
+        assert!(violations.is_empty(), "seed {seed}: {}", violations.join("; "));
+        return;
+    }
+    let schedules = number("THUBAN_SCHEDULES").unwrap_or(SCHEDULES);
+    let first = number("THUBAN_FIRST_SEED").unwrap_or(1);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let start = Instant::now();
+    let (next, done, is_over) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let failures: Mutex<Vec<(u64, Vec<String>)>> = Mutex::default();
+    let most = number("THUBAN_FAILURES").unwrap_or(5) as usize;
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= schedules {
+                        return;
+                    }
+                    let seed = first + number;
+                    let (violations, trace) = schedule::run(seed);
+                    if !violations.is_empty() {
+                        say(&format!("seed {seed}: {}", violations.join("; ")));
+                        keep(seed, &trace);
+                        let mut failures = failures.lock().unwrap();
+                        failures.push((seed, violations));
+                        is_over.store(failures.len() >= most, Ordering::Relaxed);
+                    }
+                    let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                    if done.is_multiple_of(PROGRESS_EVERY) {
+                        let time = start.elapsed().as_secs_f32();
+                        say(&format!("{done} of {schedules} schedules in {time:.0} s"));
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().unwrap();
+    let done = done.into_inner();
+    say(&format!(
+        "{done} schedules from seed {first} in {:.1} s",
+        start.elapsed().as_secs_f32()
+    ));
+    assert!(
+        failures.is_empty(),
+        "{} of {done} schedules failed, the first with THUBAN_SIMULATOR_SEED={}: {}",
+        failures.len(),
+        failures[0].0,
+        failures[0].1.join("; ")
+    );
+}

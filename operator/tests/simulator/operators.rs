@@ -1,0 +1,133 @@
+//! Operators: started, crashed between any two of their writes, two at a time.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use http::Method;
+use kube::Client;
+use thuban_operator::controller::{defaults, run};
+use thuban_operator::hub::Hub;
+use thuban_operator::model::validation::RefusedRanges;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::server::Connection;
+use crate::simulation::Simulation;
+
+pub const DEFAULT_RANGE: &str = "10.244.0.0/24";
+
+pub struct Operator {
+    pub id: String,
+    pub epoch: u64,
+    is_dead: watch::Sender<bool>,
+    /// Dies right after so many writes; negative: never.
+    left: AtomicI64,
+    hub: OnceLock<Arc<Hub>>,
+    /// When, and how often, by what was asked for.
+    pub writes: Mutex<BTreeMap<String, (u64, Duration)>>,
+}
+
+impl Operator {
+    pub fn is_alive(&self) -> bool {
+        !*self.is_dead.borrow()
+    }
+
+    pub fn hub(&self) -> Option<Arc<Hub>> {
+        self.hub.get().cloned()
+    }
+
+    pub fn crash(&self) {
+        self.is_dead.send_replace(true);
+    }
+
+    /// Waits for its death.
+    pub async fn died(&self) {
+        let _ = self.is_dead.subscribe().wait_for(|is_dead| *is_dead).await;
+    }
+
+    /// Dies right after its `writes`th write from now.
+    pub fn crash_after(&self, writes: i64) {
+        self.left.store(writes, Ordering::Relaxed);
+    }
+
+    pub fn wrote(&self, method: &Method, what: &str, now: Duration, is_done: bool) {
+        let mut writes = self.writes.lock().unwrap();
+        let entry = writes.entry(format!("{method} {what}")).or_default();
+        entry.0 += 1;
+        entry.1 = now;
+        drop(writes);
+        if is_done && self.left.load(Ordering::Relaxed) > 0 && self.left.fetch_sub(1, Ordering::Relaxed) == 1
+        {
+            self.crash();
+        }
+    }
+
+    /// What it wrote after a point in time.
+    pub fn writes_since(&self, since: Duration) -> Vec<String> {
+        let writes = self.writes.lock().unwrap();
+        let late = writes.iter().filter(|(_, (_, last))| *last > since);
+        late.map(|(what, (times, last))| format!("{what} ({times} times, last at {:.1})", last.as_secs_f64()))
+            .collect()
+    }
+}
+
+/// Starts one with the next epoch.
+pub fn start(simulation: &Arc<Simulation>) -> Arc<Operator> {
+    let operator = {
+        let state = &mut *simulation.lock();
+        state.epoch += 1;
+        let operator = Arc::new(Operator {
+            id: format!("operator{}", state.epoch),
+            epoch: state.epoch,
+            is_dead: watch::Sender::new(false),
+            left: AtomicI64::new(-1),
+            hub: OnceLock::new(),
+            writes: Mutex::default(),
+        });
+        state.operators.push(operator.clone());
+        state.note(|| format!("{} starts", operator.id));
+        operator
+    };
+    tokio::spawn(life(simulation.clone(), operator.clone()));
+    operator
+}
+
+async fn life(simulation: Arc<Simulation>, operator: Arc<Operator>) {
+    let connection = Connection {
+        simulation: simulation.clone(),
+        operator: operator.clone(),
+    };
+    let client = Client::new(connection, "default");
+    let options = run::Options {
+        epoch: operator.epoch,
+        refused: RefusedRanges::new(
+            &["10.96.0.0/12".parse().unwrap()],
+            &["192.168.0.0/16".parse().unwrap()],
+        )
+        .unwrap(),
+        default_range: DEFAULT_RANGE.parse().unwrap(),
+    };
+    let work = async {
+        let mut tasks = JoinSet::new();
+        let hub = run::start(client.clone(), options, &mut tasks).await;
+        let _ = operator.hub.set(hub);
+        simulation.lock().note(|| format!("{} leads", operator.id));
+        let has_default = simulation.lock().weather.has_default;
+        while has_default && defaults::ensure(&client, DEFAULT_RANGE).await.is_err() {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+        if tasks.join_next().await.is_some() {
+            simulation.lock().violation("a watch or controller ended".into());
+        }
+    };
+    tokio::select! {
+        biased;
+        () = operator.died() => {}
+        () = work => {}
+    }
+    operator.crash();
+    let state = &mut *simulation.lock();
+    state.note(|| format!("{} is dead", operator.id));
+}

@@ -1,0 +1,497 @@
+//! The fake API server behind kube's client: routes requests to the store, with the weather's faults.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use http::{Method, Request, Response};
+use http_body::Frame;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::kind::Kind;
+use crate::operators::Operator;
+use crate::simulation::{Simulation, State};
+use crate::store::{Failure, GONE, INTERNAL, INVALID, NOT_FOUND, Preconditions, text};
+
+type Broken = Box<dyn std::error::Error + Send + Sync>;
+type Reply = Response<UnsyncBoxBody<Bytes, Broken>>;
+
+/// One operator's way to the API server.
+#[derive(Clone)]
+pub struct Connection {
+    pub simulation: Arc<Simulation>,
+    pub operator: Arc<Operator>,
+}
+
+impl tower::Service<Request<Body>> for Connection {
+    type Response = Reply;
+    type Error = Broken;
+    type Future = Pin<Box<dyn Future<Output = Result<Reply, Broken>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Broken>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let connection = self.clone();
+        Box::pin(async move { connection.serve(request).await })
+    }
+}
+
+/// What a request asks for.
+#[derive(Debug)]
+enum Target {
+    Object {
+        kind: Kind,
+        namespace: String,
+        /// Empty: the collection.
+        name: String,
+        is_status: bool,
+    },
+    Event,
+    Lease(String),
+}
+
+/// What happens to a request, besides being slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Good,
+    Touched,
+    Refused,
+    LostAnswer,
+    TimedOut,
+    LostAnswerTimedOut,
+}
+
+fn target(path: &str) -> Option<Target> {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let rest = match parts.as_slice() {
+        ["api", "v1", rest @ ..]
+        | [
+            "apis",
+            "thuban.dev" | "events.k8s.io" | "coordination.k8s.io",
+            _,
+            rest @ ..,
+        ] => rest,
+        _ => return None,
+    };
+    let (namespace, rest) = match rest {
+        ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
+        _ => ("", rest),
+    };
+    match rest {
+        ["events", ..] => return Some(Target::Event),
+        ["leases", name] => return Some(Target::Lease((*name).to_owned())),
+        _ => {}
+    }
+    let (plural, name, is_status) = match rest {
+        [plural] => (*plural, "", false),
+        [plural, name] => (*plural, *name, false),
+        [plural, name, "status"] => (*plural, *name, true),
+        _ => return None,
+    };
+    Some(Target::Object {
+        kind: Kind::of(plural)?,
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        is_status,
+    })
+}
+
+fn answer(code: u16, body: impl Into<Bytes>) -> Reply {
+    let body: Bytes = body.into();
+    Response::builder()
+        .status(code)
+        .header("content-type", "application/json")
+        .body(Full::new(body).map_err(|never| match never {}).boxed_unsync())
+        .unwrap()
+}
+
+fn refusal(failure: Failure) -> Reply {
+    answer(failure.code, serde_json::to_vec(&failure.status()).unwrap())
+}
+
+fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    query
+        .split('&')
+        .find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
+}
+
+impl Connection {
+    async fn serve(self, request: Request<Body>) -> Result<Reply, Broken> {
+        let (head, body) = request.into_parts();
+        let path = head.uri.path();
+        let query = head.uri.query().unwrap_or_default();
+        let target = target(path).ok_or_else(|| format!("the fake API server has no {path}"))?;
+        if head.method == Method::GET && parameter(query, "watch").is_some() {
+            let version = parameter(query, "resourceVersion").and_then(|version| version.parse().ok());
+            return self.watch(target, version.unwrap_or_default()).await;
+        }
+        let body = body.collect_bytes().await?;
+        let is_write = head.method != Method::GET;
+        let (before, after, fate) = {
+            let state = &mut *self.simulation.lock();
+            let fate = fate(state, is_write);
+            let weather = state.weather.clone();
+            (
+                weather.latency(&mut state.random),
+                weather.latency(&mut state.random),
+                fate,
+            )
+        };
+        sleep(before).await;
+        if fate == Fate::TimedOut {
+            sleep(Duration::from_secs(5)).await;
+        }
+        self.halt_if_dead().await;
+        if matches!(fate, Fate::Refused | Fate::TimedOut) {
+            self.simulation
+                .lock()
+                .note(|| format!("{} {} {path}: {fate:?}", self.operator.id, head.method));
+            return if fate == Fate::Refused {
+                Ok(refusal(INTERNAL))
+            } else {
+                Err("timed out".into())
+            };
+        }
+        let result = self.simulation.with(|state| {
+            if let (
+                Fate::Touched,
+                Target::Object {
+                    kind,
+                    namespace,
+                    name,
+                    ..
+                },
+            ) = (fate, &target)
+            {
+                touch(state, *kind, namespace, name);
+            }
+            let result = perform(state, &head.method, &target, query, &body);
+            if is_write {
+                let operator = &self.operator;
+                state.note(|| {
+                    let code = result
+                        .as_ref()
+                        .map_or_else(|failure| failure.code, |(code, _)| *code);
+                    let sent = if state_is_verbose() {
+                        String::from_utf8_lossy(&body).into_owned()
+                    } else {
+                        String::new()
+                    };
+                    format!("{} {} {path} -> {code} {fate:?} {sent}", operator.id, head.method)
+                });
+                operator.wrote(
+                    &head.method,
+                    &target_name(&target),
+                    state.elapsed(),
+                    result.is_ok(),
+                );
+            }
+            result
+        });
+        if fate == Fate::LostAnswerTimedOut {
+            sleep(Duration::from_secs(5)).await;
+        }
+        sleep(after).await;
+        self.halt_if_dead().await;
+        match fate {
+            Fate::LostAnswer => return Ok(refusal(INTERNAL)),
+            Fate::LostAnswerTimedOut => return Err("timed out".into()),
+            _ => {}
+        }
+        Ok(match result {
+            Ok((code, body)) => answer(code, body),
+            Err(failure) => refusal(failure),
+        })
+    }
+
+    /// A process that died hears and says nothing.
+    async fn halt_if_dead(&self) {
+        if !self.operator.is_alive() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    async fn watch(self, target: Target, version: u64) -> Result<Reply, Broken> {
+        let Target::Object { kind, .. } = target else {
+            return Err("only objects are watched".into());
+        };
+        let latency = {
+            let state = &mut *self.simulation.lock();
+            let weather = state.weather.clone();
+            weather.latency(&mut state.random)
+        };
+        sleep(latency).await;
+        self.halt_if_dead().await;
+        let (changed, is_stale) = {
+            let state = &mut *self.simulation.lock();
+            let chance = state.weather.stale_watch;
+            (state.subscribe(kind), state.random.permille(chance))
+        };
+        let watch = Watch {
+            connection: self,
+            kind,
+            version,
+            changed,
+            is_stale,
+            until: Instant::now() + Duration::from_secs(290),
+            is_over: false,
+        };
+        let frames = futures::stream::unfold(watch, |mut watch| async move {
+            let next = watch.next().await?;
+            Some((next.map(Frame::data), watch))
+        });
+        let body = StreamBody::new(frames.boxed());
+        Ok(Response::new(body.boxed_unsync()))
+    }
+}
+
+fn state_is_verbose() -> bool {
+    std::env::var_os("THUBAN_SIMULATOR_BODIES").is_some()
+}
+
+fn target_name(target: &Target) -> String {
+    match target {
+        Target::Object {
+            kind,
+            namespace,
+            name,
+            is_status,
+        } => {
+            let status = if *is_status { "/status" } else { "" };
+            format!("{}/{namespace}/{name}{status}", kind.plural())
+        }
+        Target::Event => "events".into(),
+        Target::Lease(name) => format!("leases/{name}"),
+    }
+}
+
+fn fate(state: &mut State, is_write: bool) -> Fate {
+    let weather = state.weather.clone();
+    let random = &mut state.random;
+    if random.permille(weather.refused) {
+        return if random.permille(500) {
+            Fate::Refused
+        } else {
+            Fate::TimedOut
+        };
+    }
+    if !is_write {
+        return Fate::Good;
+    }
+    if random.permille(weather.lost_answer) {
+        return if random.permille(500) {
+            Fate::LostAnswer
+        } else {
+            Fate::LostAnswerTimedOut
+        };
+    }
+    if random.permille(weather.touched) {
+        return Fate::Touched;
+    }
+    Fate::Good
+}
+
+/// Somebody else writes something that means nothing.
+fn touch(state: &mut State, kind: Kind, namespace: &str, name: &str) {
+    let number = state.random.next();
+    state.store.edit(kind, namespace, name, |value| {
+        value["metadata"]["annotations"]["touched"] = number.to_string().into();
+    });
+}
+
+fn perform(
+    state: &mut State,
+    method: &Method,
+    target: &Target,
+    query: &str,
+    body: &Bytes,
+) -> Result<(u16, Bytes), Failure> {
+    let (kind, namespace, name, is_status) = match target {
+        Target::Event => return Ok((if method == Method::POST { 201 } else { 200 }, body.clone())),
+        Target::Lease(name) => return lease(state, name).map(|body| (200, body)),
+        Target::Object {
+            kind,
+            namespace,
+            name,
+            is_status,
+        } => (*kind, namespace, name, *is_status),
+    };
+    let read = || serde_json::from_slice::<Value>(body).map_err(|_| INVALID);
+    match method.as_str() {
+        "GET" if name.is_empty() => list(state, kind, query).map(|body| (200, body)),
+        "GET" => {
+            let object = state.store.get(kind, namespace, name).ok_or(NOT_FOUND)?;
+            Ok((200, object.bytes.clone()))
+        }
+        "POST" => {
+            let value = read()?;
+            let name = text(&value, "/metadata/name").to_owned();
+            let created = state.store.create(kind, namespace, &name, value)?;
+            Ok((201, created))
+        }
+        "PUT" => {
+            let replaced = state.store.replace(kind, namespace, name, read()?, is_status)?;
+            Ok((200, replaced))
+        }
+        "DELETE" => {
+            let options = if body.is_empty() { Value::Null } else { read()? };
+            let precondition = |path: &str| {
+                let value = options.pointer(path).and_then(Value::as_str);
+                value.map(str::to_owned)
+            };
+            let preconditions = Preconditions {
+                uid: precondition("/preconditions/uid"),
+                version: precondition("/preconditions/resourceVersion"),
+            };
+            let foreground = text(&options, "/propagationPolicy") == "Foreground";
+            let deleted = state
+                .store
+                .delete(kind, namespace, name, &preconditions, foreground)?;
+            Ok((200, deleted))
+        }
+        _ => Err(INVALID),
+    }
+}
+
+fn list(state: &mut State, kind: Kind, query: &str) -> Result<Bytes, Failure> {
+    let limit = if state.weather.small_pages { 2 } else { 500 };
+    let (mut items, version) = match parameter(query, "continue") {
+        Some(token) => {
+            let version = token.split("-").next().unwrap_or_default().to_owned();
+            (state.pages.remove(token).ok_or(GONE)?, version)
+        }
+        None => {
+            let items = state.store.all(kind).map(|(_, object)| object.bytes.clone());
+            (items.collect(), state.store.version().to_string())
+        }
+    };
+    let rest = items.split_off(items.len().min(limit));
+    let mut token = String::new();
+    if !rest.is_empty() {
+        state.next_page += 1;
+        token = format!("{version}-{}", state.next_page);
+        state.pages.insert(token.clone(), rest);
+    }
+    let head = json!({"resourceVersion": version, "continue": token});
+    let mut body = format!(
+        r#"{{"kind":"{}List","apiVersion":"{}","metadata":{head},"items":["#,
+        kind.name(),
+        kind.api_version()
+    )
+    .into_bytes();
+    for (number, item) in items.iter().enumerate() {
+        if number > 0 {
+            body.push(b',');
+        }
+        body.extend_from_slice(item);
+    }
+    body.extend_from_slice(b"]}");
+    Ok(body.into())
+}
+
+/// The heartbeat of a droplet, which its node renews every ten seconds while it lives.
+fn lease(state: &State, name: &str) -> Result<Bytes, Failure> {
+    let droplet = name.strip_prefix("droplet-").ok_or(NOT_FOUND)?;
+    let beats = state
+        .droplets
+        .get(droplet)
+        .ok_or(NOT_FOUND)?
+        .beats(state.elapsed());
+    let time = format!(
+        "2026-01-01T{:02}:{:02}:{:02}.000000Z",
+        beats / 360 % 24,
+        beats / 6 % 60,
+        beats % 6 * 10
+    );
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {
+            "name": name, "namespace": "thuban-heartbeats", "uid": format!("lease-{droplet}"),
+            "resourceVersion": (1000 + beats).to_string(),
+        },
+        "spec": {"holderIdentity": droplet, "leaseDurationSeconds": 40, "renewTime": time},
+    });
+    Ok(serde_json::to_vec(&lease).unwrap().into())
+}
+
+/// One open watch.
+struct Watch {
+    connection: Connection,
+    kind: Kind,
+    version: u64,
+    changed: tokio::sync::watch::Receiver<u64>,
+    is_stale: bool,
+    until: Instant,
+    is_over: bool,
+}
+
+impl Watch {
+    /// Lines of events, or the end.
+    async fn next(&mut self) -> Option<Result<Bytes, Broken>> {
+        if self.is_over {
+            return None;
+        }
+        loop {
+            self.connection.halt_if_dead().await;
+            let last = *self.changed.borrow_and_update();
+            let delay = {
+                let state = &mut *self.connection.simulation.lock();
+                if self.version < state.store.compacted
+                    && !state.store.events_after(self.kind, self.version).is_empty()
+                {
+                    self.is_over = true;
+                    let line = format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", GONE.status());
+                    return Some(Ok(line.into()));
+                }
+                if last > self.version {
+                    let is_stale = self.is_stale && !state.is_fair;
+                    Some(state.random.millis(0, if is_stale { 8000 } else { 10 }))
+                } else {
+                    None
+                }
+            };
+            let Some(delay) = delay else {
+                tokio::select! {
+                    biased;
+                    changed = self.changed.changed() => {
+                        changed.ok()?;
+                        continue;
+                    }
+                    () = sleep_until(self.until) => return None,
+                }
+            };
+            sleep(delay).await;
+            self.connection.halt_if_dead().await;
+            let state = &mut *self.connection.simulation.lock();
+            let chance = state.weather.dropped_watch;
+            if state.random.permille(chance) {
+                self.is_over = true;
+                return state.random.permille(500).then(|| Err("connection reset".into()));
+            }
+            let mut lines = Vec::new();
+            for event in state.store.events_after(self.kind, self.version) {
+                lines.extend_from_slice(b"{\"type\":\"");
+                lines.extend_from_slice(match event.kind {
+                    crate::store::EventKind::Added => b"ADDED",
+                    crate::store::EventKind::Modified => b"MODIFIED",
+                    crate::store::EventKind::Deleted => b"DELETED",
+                });
+                lines.extend_from_slice(b"\",\"object\":");
+                lines.extend_from_slice(&event.object);
+                lines.extend_from_slice(b"}\n");
+                self.version = event.version;
+            }
+            return Some(Ok(lines.into()));
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Everything of one schedule under one lock: objects, droplets, operators, weather, what went wrong.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::droplet::Droplet;
+use crate::invariants;
+use crate::kind::Kind;
+use crate::operators::Operator;
+use crate::random::Random;
+use crate::store::Store;
+use crate::weather::Weather;
+
+pub struct State {
+    pub random: Random,
+    pub weather: Weather,
+    pub store: Store,
+    pub droplets: BTreeMap<String, Droplet>,
+    pub operators: Vec<Arc<Operator>>,
+    pub epoch: u64,
+    pub violations: Vec<String>,
+    /// Pages of lists that are still to be fetched.
+    pub pages: BTreeMap<String, Vec<Bytes>>,
+    pub next_page: u64,
+    /// Faults have stopped.
+    pub is_fair: bool,
+    trace: Vec<String>,
+    started: Instant,
+    kinds: BTreeMap<Kind, watch::Sender<u64>>,
+}
+
+pub struct Simulation {
+    state: Mutex<State>,
+    /// Something happened that kubelets may wait for.
+    pub stirred: Notify,
+    /// Something happened that the garbage collector may want to know.
+    pub collect: Notify,
+}
+
+impl Simulation {
+    pub fn new(seed: u64) -> Arc<Self> {
+        let mut random = Random::new(seed);
+        let weather = Weather::random(&mut random);
+        let kinds = Kind::ALL.into_iter().map(|kind| (kind, watch::Sender::new(0)));
+        let state = State {
+            random,
+            weather,
+            store: Store::default(),
+            droplets: BTreeMap::new(),
+            operators: Vec::new(),
+            epoch: 0,
+            violations: Vec::new(),
+            pages: BTreeMap::new(),
+            next_page: 0,
+            is_fair: false,
+            trace: Vec::new(),
+            started: Instant::now(),
+            kinds: kinds.collect(),
+        };
+        Arc::new(Self {
+            state: Mutex::new(state),
+            stirred: Notify::new(),
+            collect: Notify::new(),
+        })
+    }
+
+    /// Changes the state; what follows from a change of objects is done before anybody else sees it.
+    pub fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.lock();
+        state.store.seconds = state.started.elapsed().as_secs();
+        let result = change(&mut state);
+        let changes = state.store.take_changes();
+        if !changes.is_empty() {
+            for change in &changes {
+                invariants::after_write(&mut state, change);
+                let kind = change.name.0;
+                let last = state.store.last_event(kind);
+                state.kinds[&kind].send_replace(last);
+            }
+            self.stirred.notify_waiters();
+            self.collect.notify_one();
+        }
+        result
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    pub fn is_broken(&self) -> bool {
+        !self.lock().violations.is_empty()
+    }
+
+    pub async fn pause(&self, from: u64, to: u64) {
+        let time = self.lock().random.millis(from, to);
+        tokio::time::sleep(time).await;
+    }
+}
+
+impl State {
+    pub fn subscribe(&self, kind: Kind) -> watch::Receiver<u64> {
+        self.kinds[&kind].subscribe()
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub fn note(&mut self, line: impl FnOnce() -> String) {
+        let now = self.started.elapsed();
+        self.trace.push(format!("{:>9.3} {}", now.as_secs_f64(), line()));
+    }
+
+    pub fn violation(&mut self, what: String) {
+        self.note(|| format!("VIOLATION {what}"));
+        if self.violations.len() < 5 {
+            let now = self.elapsed().as_secs_f64();
+            self.violations.push(format!("{now:.3} {what}"));
+        }
+    }
+
+    pub fn take_trace(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.trace)
+    }
+
+    /// Operators that are alive and have filled their caches.
+    pub fn leaders(&self) -> impl Iterator<Item = &Arc<Operator>> {
+        self.operators
+            .iter()
+            .filter(|operator| operator.is_alive() && operator.hub().is_some())
+    }
+
+    pub fn alive(&self) -> usize {
+        self.operators
+            .iter()
+            .filter(|operator| operator.is_alive())
+            .count()
+    }
+}
