@@ -8,7 +8,7 @@ use serde_json::Value;
 use thuban_proto::transit::Row;
 
 use crate::cluster::is_alive;
-use crate::invariants::{held, vpc_of};
+use crate::invariants::{addresses, pod_uid, serving, vpc_of};
 use crate::kind::Kind;
 use crate::operators;
 use crate::simulation::{Simulation, State};
@@ -138,8 +138,9 @@ fn verdict(state: &State) -> Result<(), String> {
 fn parents(state: &State) -> Result<(), String> {
     for (name, network) in all(state, Kind::Network) {
         if is_deleting(network) {
-            let is_used = all(state, Kind::Endpoint)
-                .any(|(_, endpoint)| text(endpoint, "/spec/network") == name && !held(endpoint).is_empty());
+            let is_used = all(state, Kind::Endpoint).any(|(_, endpoint)| {
+                text(endpoint, "/spec/network") == name && !addresses(endpoint).is_empty()
+            });
             if !is_used {
                 return Err(format!("network {name} is deleted, but doesn't go"));
             }
@@ -202,16 +203,17 @@ fn is_open(state: &State, namespace: &str, network: &str) -> bool {
 fn endpoints(state: &State) -> Result<(), String> {
     let mut by_pod: BTreeMap<&str, (&str, &Value)> = BTreeMap::new();
     for (name, endpoint) in all(state, Kind::Endpoint) {
-        let uid = text(endpoint, "/spec/podRef/uid");
-        if by_pod.insert(uid, (name, endpoint)).is_some() {
-            return Err(format!("pod {uid} has two endpoints"));
-        }
+        let uid = pod_uid(endpoint);
         let lives = state
             .store
             .values(Kind::Pod)
             .any(|pod| text(pod, "/metadata/uid") == uid && is_alive(pod));
-        if !lives {
+        let is_users = text(endpoint, "/spec/podRef/uid").is_empty();
+        if !lives && !(is_users && uid.is_empty() && !is_deleting(endpoint)) {
             return Err(format!("endpoint {name} outlives its pod"));
+        }
+        if !uid.is_empty() && by_pod.insert(uid, (name, endpoint)).is_some() {
+            return Err(format!("pod {uid} has two endpoints"));
         }
     }
     for pod in state.store.values(Kind::Pod) {
@@ -220,19 +222,44 @@ fn endpoints(state: &State) -> Result<(), String> {
         if !is_alive(pod) || is_deleting(pod) || !state.droplets.contains_key(node) {
             continue;
         }
-        let Some((_, endpoint)) = by_pod.get(uid) else {
-            return Err(format!("pod {name} has no endpoint"));
-        };
-        let network = text(endpoint, "/spec/network");
-        if is_deleting(endpoint) && held(endpoint).is_empty() {
-            return Err(format!("endpoint of pod {name} is deleted, but doesn't go"));
-        }
-        if is_open(state, text(pod, "/metadata/namespace"), network) && !is_provisioned(endpoint) {
-            return Err(format!("endpoint of pod {name} in {network} is not Provisioned"));
-        }
-        if is_provisioned(endpoint) && !state.droplets[node].attachments.contains_key(uid) {
+        let found = by_pod.get(uid);
+        let is_attached = state.droplets[node].attachments.contains_key(uid);
+        if found.is_some_and(|(_, endpoint)| is_provisioned(endpoint)) && !is_attached {
             return Err(format!("pod {name} is Provisioned, but not attached"));
         }
+        let annotation = |name: &str| pod["metadata"]["annotations"].get(name).and_then(Value::as_str);
+        let namespace = text(pod, "/metadata/namespace");
+        if let Some(named) = annotation("thuban.dev/endpoint") {
+            users_endpoint(state, namespace, named)?;
+            continue;
+        }
+        let network = annotation("thuban.dev/network").unwrap_or("default");
+        if let Some((_, endpoint)) = found
+            && is_deleting(endpoint)
+            && addresses(endpoint).is_empty()
+        {
+            return Err(format!("endpoint of pod {name} is deleted, but doesn't go"));
+        }
+        // An address of its own choice may be another's.
+        let is_choosy = annotation("thuban.dev/ip").is_some();
+        let is_provisioned = found.is_some_and(|(_, endpoint)| is_provisioned(endpoint));
+        if is_open(state, namespace, network) && !is_choosy && !is_provisioned {
+            return Err(format!("pod {name} in {network} has no Provisioned endpoint"));
+        }
+    }
+    Ok(())
+}
+
+/// Somebody has it, if somebody wants it.
+fn users_endpoint(state: &State, namespace: &str, name: &str) -> Result<(), String> {
+    let Some(endpoint) = state.store.value(Kind::Endpoint, namespace, name) else {
+        return Ok(());
+    };
+    let is_usable = is_open(state, namespace, text(endpoint, "/spec/network"));
+    if is_usable && !is_deleting(endpoint) && !is_provisioned(endpoint) {
+        return Err(format!(
+            "endpoint {name} of a user is wanted by a pod, but not Provisioned"
+        ));
     }
     Ok(())
 }
@@ -241,12 +268,10 @@ fn claims(state: &State) -> Result<(), String> {
     let mut wanted: Vec<String> = Vec::new();
     for (_, endpoint) in all(state, Kind::Endpoint) {
         let vpc = vpc_of(state, endpoint);
-        let addresses = endpoint.pointer("/status/addresses").and_then(Value::as_array);
         wanted.extend(
-            addresses
-                .into_iter()
-                .flatten()
-                .filter_map(|address| Some(format!("{vpc}/{}", address.as_str()?))),
+            addresses(endpoint)
+                .iter()
+                .map(|address| format!("{vpc}/{address}")),
         );
     }
     let mut claimed: Vec<String> = Vec::new();
@@ -286,13 +311,23 @@ fn roles(state: &State) -> Result<(), String> {
             let Some(parent) = state.store.value(parent_kind, "", parent) else {
                 return Err(format!("{kind:?} {name} outlives {parent}"));
             };
-            if is_deleting(role) && !is_deleting(parent) {
+            // The last one of a parent that is in use serves on.
+            let siblings = all(state, kind)
+                .filter(|(_, other)| text(other, field) == text(role, field))
+                .count();
+            if is_deleting(role) && !is_deleting(parent) && siblings > 1 {
                 return Err(format!("{kind:?} {name} is deleted, but doesn't go"));
             }
             if !is_deleting(parent) && !is_provisioned(role) {
                 return Err(format!("{kind:?} {name} is not Provisioned"));
             }
             let droplet = text(role, "/spec/droplet");
+            if serving(role) != droplet {
+                return Err(format!(
+                    "{kind:?} {name} is on its way from {} to {droplet}",
+                    serving(role)
+                ));
+            }
             if !state.droplets.contains_key(droplet) {
                 return Err(format!("{kind:?} {name} is on {droplet:?}, which is no droplet"));
             }
@@ -302,7 +337,7 @@ fn roles(state: &State) -> Result<(), String> {
             let there = all(state, kind)
                 .filter(|(_, role)| text(role, field) == name)
                 .count();
-            if !is_deleting(parent) && is_provisioned(parent) && there < least {
+            if !is_deleting(parent) && is_provisioned(parent) && there != least {
                 return Err(format!("{parent_kind:?} {name} has {there} of {least} roles"));
             }
         }
@@ -322,7 +357,7 @@ fn programs(state: &State) -> Result<(), String> {
         let wanted: BTreeMap<Slot, Row> = hub
             .read(|world| world.program(&droplet.name))
             .into_values()
-            .map(|row| (Slot::of_row(&row), row))
+            .map(|row| (Slot::of_row(&row), Row::clone(&row)))
             .collect();
         if wanted != droplet.tables.rows {
             let more = droplet.tables.rows.keys().find(|slot| !wanted.contains_key(slot));

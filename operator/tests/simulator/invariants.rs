@@ -10,6 +10,7 @@ use crate::kind::Kind;
 use crate::simulation::State;
 use crate::store::{Change, is_deleting, text};
 use crate::tables::{Slot, address};
+use crate::walk;
 
 /// A write of anybody.
 pub fn after_write(state: &mut State, change: &Change) {
@@ -22,6 +23,7 @@ pub fn after_write(state: &mut State, change: &Change) {
             let was = old.map_or("", |old| text(old, "/status/phase"));
             if was != "Provisioned" && text(endpoint, "/status/phase") == "Provisioned" {
                 provisioned_means_acked(state, name, endpoint);
+                packets_arrive(state);
             }
         }
         (Kind::Endpoint, None) => gone_means_out_of_use(state, name, old),
@@ -45,26 +47,56 @@ fn one_vpc_a_vni(state: &mut State, name: &str, vpc: &Value) {
     }
 }
 
-/// (VPC, address) of an Endpoint.
-pub fn held(endpoint: &Value) -> Vec<String> {
-    let addresses = endpoint.pointer("/status/addresses").and_then(Value::as_array);
-    addresses
-        .into_iter()
-        .flatten()
-        .filter_map(|address| Some(format!("{}/{}", text(endpoint, "/spec/vpc"), address.as_str()?)))
-        .collect()
+/// Addresses that an Endpoint has: those of its status, before that those claimed for it.
+pub fn addresses(endpoint: &Value) -> Vec<&str> {
+    let list = |path| {
+        let list = endpoint.pointer(path).and_then(Value::as_array);
+        list.into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect::<Vec<_>>()
+    };
+    let own = list("/status/addresses");
+    if own.is_empty() {
+        list("/spec/claimed")
+    } else {
+        own
+    }
+}
+
+/// The pod that has it now.
+pub fn pod_uid(endpoint: &Value) -> &str {
+    match text(endpoint, "/spec/podRef/uid") {
+        "" => text(endpoint, "/status/podRef/uid"),
+        uid => uid,
+    }
+}
+
+/// Where it lives.
+pub fn home(endpoint: &Value) -> &str {
+    match text(endpoint, "/spec/droplet") {
+        "" => text(endpoint, "/status/droplet"),
+        droplet => droplet,
+    }
 }
 
 fn one_holder_in_status(state: &mut State, change: &Change) {
     let Some(new) = &change.new else { return };
-    let mine = held(new);
-    if mine.is_empty() || change.old.as_ref().is_some_and(|old| held(old) == mine) {
+    let mine = addresses(new);
+    if mine.is_empty() || change.old.as_ref().is_some_and(|old| addresses(old) == mine) {
         return;
     }
+    let vpc = vpc_of(state, new);
     let twin = state.store.all(Kind::Endpoint).find_map(|(name, other)| {
-        let theirs = held(&other.value);
+        if *name == change.name || vpc_of(state, &other.value) != vpc {
+            return None;
+        }
+        let theirs = addresses(&other.value);
         let shared = theirs.iter().find(|address| mine.contains(address))?;
-        (*name != change.name).then(|| format!("{} and {} both hold {shared}", name.2, change.name.2))
+        Some(format!(
+            "{} and {} both hold {shared} of {vpc}",
+            name.2, change.name.2
+        ))
     });
     if let Some(twin) = twin {
         state.violation(format!("endpoints {twin}"));
@@ -88,7 +120,7 @@ pub fn vpc_of(state: &State, endpoint: &Value) -> String {
 }
 
 pub fn first_address(endpoint: &Value) -> Option<IpAddr> {
-    text(endpoint, "/status/addresses/0").parse().ok()
+    addresses(endpoint).first()?.parse().ok()
 }
 
 /// Its droplet delivers, and every bouncer that its operator can hear has its row.
@@ -102,7 +134,7 @@ fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
         state.violation(format!("endpoint {name} is Provisioned without VNI or address"));
         return;
     };
-    let home = text(endpoint, "/status/droplet").to_owned();
+    let home = home(endpoint).to_owned();
     let Some(droplet) = state.droplets.get(&home) else {
         return;
     };
@@ -157,7 +189,7 @@ fn gone_means_out_of_use(state: &mut State, name: &str, old: Option<&Value>) {
     let (Some(vni), Some(address)) = (vni(state, &vpc_of(state, old)), first_address(old)) else {
         return;
     };
-    let uid = text(old, "/spec/podRef/uid");
+    let uid = pod_uid(old);
     let holder = state
         .droplets
         .values()
@@ -197,7 +229,7 @@ fn out_of_tables(state: &mut State, vni: u32, address: IpAddr, what: &str, uid: 
 fn is_held_by_another(state: &State, vni: u32, address: IpAddr, uid: &str) -> bool {
     state.store.values(Kind::Endpoint).any(|other| {
         first_address(other) == Some(address)
-            && text(other, "/spec/podRef/uid") != uid
+            && pod_uid(other) != uid
             && crate::invariants::vni(state, &vpc_of(state, other)) == Some(vni)
     })
 }
@@ -265,6 +297,16 @@ pub fn after_apply(state: &mut State, name: &str) {
     for (vni, address) in delivered {
         one_deliverer(state, name, vni, address);
     }
+    packets_arrive(state);
+}
+
+/// While no machine is lost, packets between endpoints that are Provisioned arrive, whatever roles do meanwhile.
+fn packets_arrive(state: &mut State) {
+    if state.weather.is_steady
+        && let Err(lost) = walk::everything(state)
+    {
+        state.violation(lost);
+    }
 }
 
 /// A pod got its address.
@@ -277,6 +319,7 @@ pub fn after_attach(state: &mut State, name: &str, uid: &str) {
         return;
     };
     let (vni, address) = (attachment.vni, address(&attachment.address));
+    packets_arrive(state);
     one_deliverer(state, name, vni, address);
     let twin = state.droplets.values().find_map(|droplet| {
         let twins = droplet.attachments.values().filter(|other| {

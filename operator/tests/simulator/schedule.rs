@@ -96,7 +96,8 @@ fn tear_down(state: &mut State, random: &mut Random) {
 }
 
 fn step(simulation: &Arc<Simulation>, random: &mut Random) {
-    match random.below(100) {
+    let is_steady = simulation.lock().weather.is_steady;
+    match random.below(120) {
         0..34 => simulation.with(|state| new_pod(state, random)),
         34..46 => simulation.with(|state| end_pod(state, random)),
         46..50 => simulation.with(|state| sandbox_again(state, random)),
@@ -105,20 +106,86 @@ fn step(simulation: &Arc<Simulation>, random: &mut Random) {
         60..64 => simulation.with(|state| delete_parent(state, random)),
         64..67 => simulation.with(|state| delete_by_hand(state, random)),
         67..71 => add_node(simulation, random.below(u64::from(NODES)) as u8),
-        71..73 => simulation.with(|state| lose_node(state, random)),
-        73..75 => simulation
+        71..76 => simulation.with(|state| with_droplet(state, random, break_stream)),
+        76..80 => simulation.with(|state| subscribe(state, random)),
+        80..86 => crash(simulation, random),
+        86..88 => simulation.with(|state| state.store.compacted = state.store.version()),
+        88..91 => simulation.with(|state| widen(state, random)),
+        91..98 => simulation.with(|state| scale(state, random)),
+        98..103 => simulation.with(|state| cordon(state, random)),
+        103..107 => simulation.with(|state| users_endpoint(state, random)),
+        _ if is_steady => {}
+        107..109 => simulation.with(|state| lose_node(state, random)),
+        109..111 => simulation
             .with(|state| with_droplet(state, random, |state, name| cluster::power(state, name, true))),
-        75..80 => simulation.with(|state| with_droplet(state, random, break_stream)),
-        80..85 => simulation.with(|state| with_droplet(state, random, toggle_reach)),
-        85..89 => simulation.with(|state| subscribe(state, random)),
-        89..95 => crash(simulation, random),
-        95..97 => {
+        111..112 => simulation
+            .with(|state| with_droplet(state, random, |state, name| cluster::power(state, name, false))),
+        112..117 => simulation.with(|state| with_droplet(state, random, toggle_reach)),
+        _ => {
             if simulation.lock().alive() < 2 {
                 operators::start(simulation);
             }
         }
-        97..98 => simulation.with(|state| state.store.compacted = state.store.version()),
-        _ => simulation.with(|state| widen(state, random)),
+    }
+}
+
+/// More or fewer roles.
+fn scale(state: &mut State, random: &mut Random) {
+    let (kind, field) = if random.permille(600) {
+        (Kind::Network, "bouncers")
+    } else {
+        (Kind::Vpc, "dividers")
+    };
+    let names = state.store.names(kind);
+    let Some(name) = random.pick(&names).filter(|name| *name != "default") else {
+        return;
+    };
+    let count = 1 + random.below(3);
+    state.note(|| format!("{kind:?} {name} wants {count} {field}"));
+    state
+        .store
+        .edit(kind, "", name, |parent| parent["spec"][field] = count.into());
+}
+
+fn cordon(state: &mut State, random: &mut Random) {
+    let nodes = state.store.names(Kind::Node);
+    let Some(name) = random.pick(&nodes) else { return };
+    let is_cordoned = random.permille(600);
+    state.note(|| format!("node {name} is {}cordoned", if is_cordoned { "" } else { "un" }));
+    state.store.edit(Kind::Node, "", name, |node| {
+        if is_cordoned {
+            node["spec"]["unschedulable"] = true.into();
+        } else if let Some(spec) = node["spec"].as_object_mut() {
+            spec.remove("unschedulable");
+        }
+    });
+}
+
+/// One that a user makes, or takes away.
+fn users_endpoint(state: &mut State, random: &mut Random) {
+    let namespace = NAMESPACES[random.below(2) as usize];
+    if random.permille(300) {
+        let _ = state.store.delete(
+            Kind::Endpoint,
+            namespace,
+            "service",
+            &Preconditions::default(),
+            false,
+        );
+        state.note(|| format!("a user deletes the endpoint of {namespace}"));
+        return;
+    }
+    let networks = state.store.names(Kind::Network);
+    let Some(network) = random.pick(&networks) else {
+        return;
+    };
+    let endpoint = json!({"metadata": {}, "spec": {"type": "Simple", "vpc": "", "network": network}});
+    if state
+        .store
+        .create(Kind::Endpoint, namespace, "service", endpoint)
+        .is_ok()
+    {
+        state.note(|| format!("a user makes an endpoint of {network} in {namespace}"));
     }
 }
 
@@ -199,7 +266,7 @@ fn add_network(state: &mut State, random: &mut Random) {
         "metadata": {},
         "spec": {
             "vpc": vpc, "cidrs": [format!("10.0.{number}.0/24")], "bouncers": 1 + random.below(2),
-            "allowedNamespaces": selector(random),
+            "allowedNamespaces": selector(random), "allowStaticIPs": true,
         },
     });
     if state.store.create(Kind::Network, "", &name, network).is_ok() {

@@ -8,7 +8,7 @@ use thuban_proto::transit::row::Row as Kind_;
 use thuban_proto::transit::{NetworkRow, VpcRow};
 
 use crate::droplet::Droplet;
-use crate::invariants::{first_address, vni, vpc_of};
+use crate::invariants::{first_address, home, pod_uid, vni, vpc_of};
 use crate::kind::Kind;
 use crate::simulation::State;
 use crate::store::{is_deleting, text};
@@ -36,9 +36,9 @@ fn member(state: &State, name: &str, endpoint: &Value) -> Option<Member> {
         return None;
     }
     let (vni, address) = (vni(state, &vpc_of(state, endpoint))?, first_address(endpoint)?);
-    let home = text(endpoint, "/status/droplet");
+    let home = home(endpoint);
     let droplet = state.droplets.get(home).filter(|droplet| droplet.is_on)?;
-    let uid = text(endpoint, "/spec/podRef/uid");
+    let uid = pod_uid(endpoint);
     droplet.attachments.contains_key(uid).then(|| Member {
         name: name.to_owned(),
         vni,

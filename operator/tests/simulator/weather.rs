@@ -22,6 +22,8 @@ pub struct Weather {
     pub stream_lost: u64,
     pub small_pages: bool,
     pub has_default: bool,
+    /// No machine is lost, no droplet stays away, one operator leads at a time: every packet must arrive.
+    pub is_steady: bool,
 }
 
 impl Weather {
@@ -44,6 +46,7 @@ impl Weather {
             stream_lost: chance(20),
             small_pages: chance(1000) > 500,
             has_default: chance(1000) > 500,
+            is_steady: chance(1000) > 0,
         }
     }
 
@@ -59,6 +62,7 @@ impl Weather {
             stream_lost: 0,
             small_pages: false,
             has_default: self.has_default,
+            is_steady: self.is_steady,
         }
     }
 
