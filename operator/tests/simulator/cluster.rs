@@ -146,10 +146,11 @@ fn chores(state: &State, node: &str) -> Vec<Chore> {
 }
 
 async fn kubelet(simulation: Arc<Simulation>, node: String) {
+    let mut stirred = simulation.stirred.subscribe();
     let mut has_more = false;
     loop {
-        if !has_more {
-            simulation.stirred.notified().await;
+        if !has_more && stirred.changed().await.is_err() {
+            return;
         }
         simulation.pause(5, 400).await;
         has_more = simulation.with(|state| {

@@ -51,7 +51,7 @@ pub async fn settle(simulation: &Arc<Simulation>) {
     if !has_leader {
         operators::start(simulation);
     }
-    simulation.stirred.notify_waiters();
+    simulation.stir();
     if !converge(simulation).await {
         return;
     }
@@ -318,8 +318,16 @@ fn roles(state: &State) -> Result<(), String> {
             if is_deleting(role) && !is_deleting(parent) && siblings > 1 {
                 return Err(format!("{kind:?} {name} is deleted, but doesn't go"));
             }
+            // One that was made while its VPC went has nothing to serve.
+            if kind == Kind::Bouncer && !vpc_lives(state, text(role, "/spec/vpc")) {
+                continue;
+            }
             if !is_deleting(parent) && !is_provisioned(role) {
                 return Err(format!("{kind:?} {name} is not Provisioned"));
+            }
+            // A parent that goes replaces none.
+            if is_deleting(role) && is_deleting(parent) {
+                continue;
             }
             let droplet = text(role, "/spec/droplet");
             if serving(role) != droplet {

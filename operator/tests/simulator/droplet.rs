@@ -304,7 +304,7 @@ fn apply(simulation: &Simulation, name: &str, program: Program) -> Option<Vec<(u
         invariants::after_apply(state, name);
         Some(refused)
     });
-    simulation.stirred.notify_waiters();
+    simulation.stir();
     refused
 }
 

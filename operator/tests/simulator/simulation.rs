@@ -37,7 +37,7 @@ pub struct State {
 pub struct Simulation {
     state: Mutex<State>,
     /// Something happened that kubelets may wait for.
-    pub stirred: Notify,
+    pub stirred: watch::Sender<u64>,
     /// Something happened that the garbage collector may want to know.
     pub collect: Notify,
 }
@@ -64,7 +64,7 @@ impl Simulation {
         };
         Arc::new(Self {
             state: Mutex::new(state),
-            stirred: Notify::new(),
+            stirred: watch::Sender::new(0),
             collect: Notify::new(),
         })
     }
@@ -82,7 +82,7 @@ impl Simulation {
                 let last = state.store.last_event(kind);
                 state.kinds[&kind].send_replace(last);
             }
-            self.stirred.notify_waiters();
+            self.stir();
             self.collect.notify_one();
         }
         result
@@ -90,6 +90,10 @@ impl Simulation {
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
+    }
+
+    pub fn stir(&self) {
+        self.stirred.send_modify(|times| *times += 1);
     }
 
     pub fn is_broken(&self) -> bool {
