@@ -17,9 +17,9 @@ use crate::tables::Slot;
 use crate::walk;
 
 /// Faults have stopped for so long: all is right.
-const BOUND: Duration = Duration::from_secs(300);
+const BOUND: Duration = Duration::from_mins(5);
 /// Nothing is written for so long.
-const QUIET: Duration = Duration::from_secs(600);
+const QUIET: Duration = Duration::from_mins(10);
 
 /// Ends all faults, and waits.
 pub async fn settle(simulation: &Arc<Simulation>) {
@@ -62,7 +62,9 @@ pub async fn settle(simulation: &Arc<Simulation>) {
     let is_restarted = simulation.lock().random.permille(250);
     if is_restarted {
         let old: Vec<_> = simulation.lock().operators.clone();
-        old.iter().for_each(|operator| operator.crash());
+        for operator in &old {
+            operator.crash();
+        }
         operators::start(simulation);
         if converge(simulation).await {
             stay_quiet(simulation, "after a restart").await;
@@ -209,7 +211,8 @@ fn endpoints(state: &State) -> Result<(), String> {
             .values(Kind::Pod)
             .any(|pod| text(pod, "/metadata/uid") == uid && is_alive(pod));
         let is_users = text(endpoint, "/spec/podRef/uid").is_empty();
-        if !lives && !(is_users && uid.is_empty() && !is_deleting(endpoint)) {
+        let is_free = is_users && uid.is_empty() && !is_deleting(endpoint);
+        if !lives && !is_free {
             return Err(format!("endpoint {name} outlives its pod"));
         }
         if !uid.is_empty() && by_pod.insert(uid, (name, endpoint)).is_some() {

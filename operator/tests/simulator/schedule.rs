@@ -227,7 +227,7 @@ fn crash(simulation: &Arc<Simulation>, random: &mut Random) {
         if writes == 0 {
             operator.crash();
         } else {
-            operator.crash_after(writes as i64);
+            operator.crash_after(writes.cast_signed());
         }
     }
 }
@@ -375,7 +375,7 @@ fn end_pod(state: &mut State, random: &mut Random) {
         6..8 => {
             state.note(|| format!("pod {name} has finished"));
             state.store.edit(*kind, namespace, name, |pod| {
-                pod["status"]["phase"] = "Succeeded".into()
+                pod["status"]["phase"] = "Succeeded".into();
             });
         }
         _ => {

@@ -73,15 +73,15 @@ enum Fate {
 
 fn target(path: &str) -> Option<Target> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-    let rest = match parts.as_slice() {
-        ["api", "v1", rest @ ..]
-        | [
-            "apis",
-            "thuban.dev" | "events.k8s.io" | "coordination.k8s.io",
-            _,
-            rest @ ..,
-        ] => rest,
-        _ => return None,
+    let (["api", "v1", rest @ ..]
+    | [
+        "apis",
+        "thuban.dev" | "events.k8s.io" | "coordination.k8s.io",
+        _,
+        rest @ ..,
+    ]) = parts.as_slice()
+    else {
+        return None;
     };
     let (namespace, rest) = match rest {
         ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
@@ -365,15 +365,12 @@ fn perform(
 
 fn list(state: &mut State, kind: Kind, query: &str) -> Result<Bytes, Failure> {
     let limit = if state.weather.small_pages { 2 } else { 500 };
-    let (mut items, version) = match parameter(query, "continue") {
-        Some(token) => {
-            let version = token.split("-").next().unwrap_or_default().to_owned();
-            (state.pages.remove(token).ok_or(GONE)?, version)
-        }
-        None => {
-            let items = state.store.all(kind).map(|(_, object)| object.bytes.clone());
-            (items.collect(), state.store.version().to_string())
-        }
+    let (mut items, version) = if let Some(token) = parameter(query, "continue") {
+        let version = token.split('-').next().unwrap_or_default().to_owned();
+        (state.pages.remove(token).ok_or(GONE)?, version)
+    } else {
+        let items = state.store.all(kind).map(|(_, object)| object.bytes.clone());
+        (items.collect(), state.store.version().to_string())
     };
     let rest = items.split_off(items.len().min(limit));
     let mut token = String::new();

@@ -150,7 +150,7 @@ fn bounce(state: &State, from: &Droplet, row: &NetworkRow, vni: u32, address: Ip
             .and_then(|row| row.row.as_ref())
         {
             Some(Kind_::Bouncer(row)) if bounces => {
-                arrive(state, next, underlay(&row.droplet), vni, address)?
+                arrive(state, next, underlay(&row.droplet), vni, address)?;
             }
             _ => return Err(format!("{} doesn't bounce (role {bounces})", next.name)),
         }
