@@ -58,8 +58,7 @@ impl Cidr {
 
     /// Addresses that endpoints may get, lowest first: not the base, the gateway or the last one.
     pub fn hosts(self) -> impl Iterator<Item = IpAddr> {
-        let numbers = number(self.gateway()).saturating_add(1)..number(self.last());
-        numbers.map(move |number| self.address(number))
+        self.hosts_from(self.base())
     }
 
     /// As [`Self::hosts`], from an address on.

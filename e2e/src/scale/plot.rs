@@ -10,6 +10,14 @@ use super::{
     track::{Step, Track},
 };
 
+/// Marks of an axis of waits: milliseconds, and their words.
+const WAITS: [(f64, &str); 5] = [
+    (1.0, "1 ms"),
+    (10.0, "10 ms"),
+    (100.0, "100 ms"),
+    (1000.0, "1 s"),
+    (10_000.0, "10 s"),
+];
 const WIDTH: f64 = 1180.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 1110.0;
@@ -127,13 +135,7 @@ fn curves(report: &Report) -> String {
             &format!("{part:.2}"),
         );
     }
-    for (wait, words) in [
-        (1.0, "1 ms"),
-        (10.0, "10 ms"),
-        (100.0, "100 ms"),
-        (1000.0, "1 s"),
-        (10_000.0, "10 s"),
-    ] {
+    for (wait, words) in WAITS {
         let x = across(logarithmic(wait));
         rule(&mut text, (x, bottom()), (x, up(1.0)), "#e2e2e2");
         label(&mut text, (x, bottom() + 16.0), "middle", "#666", words);
@@ -182,13 +184,7 @@ fn seconds(report: &Report, track: &Track) -> String {
         }
         buckets[second].push((done - sent) * 1000.0);
     }
-    for (wait, words) in [
-        (1.0, "1 ms"),
-        (10.0, "10 ms"),
-        (100.0, "100 ms"),
-        (1000.0, "1 s"),
-        (10_000.0, "10 s"),
-    ] {
+    for (wait, words) in WAITS {
         let y = up(logarithmic(wait));
         rule(&mut text, (LEFT, y), (RIGHT, y), "#e2e2e2");
         label(&mut text, (LEFT - 6.0, y + 4.0), "end", "#666", words);

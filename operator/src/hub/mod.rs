@@ -200,9 +200,7 @@ impl Hub {
         let state = &mut *self.lock();
         let is_valid = state.acks.ack(droplet, id, sequence);
         if is_valid {
-            for waiter in state.waiters.remove(droplet).into_iter().flatten() {
-                self.triggers.waiter(&waiter);
-            }
+            self.wake(state, droplet);
         }
         is_valid
     }
@@ -321,7 +319,10 @@ impl Hub {
 
     /// Wakes all who wait for a droplet's ack: it may be excused now.
     pub fn wake_waiters(&self, droplet: &str) {
-        let state = &mut *self.lock();
+        self.wake(&mut self.lock(), droplet);
+    }
+
+    fn wake(&self, state: &mut State, droplet: &str) {
         for waiter in state.waiters.remove(droplet).into_iter().flatten() {
             self.triggers.waiter(&waiter);
         }
