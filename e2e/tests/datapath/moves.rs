@@ -109,7 +109,7 @@ fn a_one_way_flow_loses_nothing_when_its_receiver_moves() -> Result<()> {
         ensure!(all.len() == sent as usize, "{} of {sent} arrived", all.len());
         ensure!(all.is_sorted(), "out of order");
         ensure!(!before.is_empty() && !after.is_empty());
-        ensure!(counter(topology, 2, Counter::Forwarded)? > 100);
+        ensure!(counter(topology, 2, Counter::Forwarded)? > 0);
         ensure!(counter(topology, 3, Counter::SourceMismatch)? == 0);
         Ok(())
     })

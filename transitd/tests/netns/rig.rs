@@ -17,6 +17,8 @@ use tonic::transport::{Endpoint, Uri};
 
 use crate::operator::Operator;
 
+/// How long an answer may take on a machine that does much else.
+const PATIENCE: Duration = Duration::from_millis(1500);
 static NEXT: AtomicU32 = AtomicU32::new(0);
 /// The node's address on its uplink.
 pub const NODE: [u8; 4] = [192, 0, 2, 1];
@@ -189,7 +191,7 @@ impl Rig {
                 "--node-ip",
                 "192.0.2.1",
                 "--add-deadline",
-                "3",
+                "8",
                 "--scan-interval",
                 "1",
             ])
@@ -338,35 +340,29 @@ impl Rig {
 
     /// Whether both of two echo requests of the pod are answered.
     pub fn ping(&self, pod: &str, address: &str) -> bool {
-        ping(
-            &format!("{}-{pod}", self.name),
-            None,
-            address,
-            2,
-            Duration::from_millis(500),
-        ) == 2
+        pings(&format!("{}-{pod}", self.name), None, address)
+    }
+
+    /// Sends echo requests to an address that may be nobody's.
+    pub fn send_pings(&self, pod: &str, address: &str, count: u16) {
+        let namespace = format!("{}-{pod}", self.name);
+        ping(&namespace, None, address, count, Duration::from_millis(100));
     }
 
     /// As [`Self::ping`], from another source address of the pod.
     pub fn ping_from(&self, pod: &str, source: &str, address: &str) -> bool {
-        ping(
-            &format!("{}-{pod}", self.name),
-            Some(source),
-            address,
-            2,
-            Duration::from_millis(500),
-        ) > 0
+        let namespace = format!("{}-{pod}", self.name);
+        ping(&namespace, Some(source), address, 2, PATIENCE) > 0
     }
 
     pub fn ping_from_node(&self, address: &str) -> bool {
-        ping(self.node(), None, address, 2, Duration::from_millis(500)) == 2
+        pings(self.node(), None, address)
     }
 
     /// Whether a TCP connection from a pod (none: from the node) to `address` of the pod `server` comes about and
     /// carries a byte each way.
     pub fn connects(&self, client: Option<&str>, server: &str, address: &str) -> bool {
         use std::io::{Read, Write};
-        const PATIENCE: Duration = Duration::from_millis(800);
         let address: IpAddr = address.parse().unwrap();
         let server = format!("{}-{server}", self.name);
         let client = client.map_or(self.node().to_owned(), |pod| format!("{}-{pod}", self.name));
@@ -508,6 +504,11 @@ pub fn in_namespace<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Se
 }
 
 /// Sends ICMP echo requests from a namespace; answers how many were answered within `patience` each.
+/// Whether two echo requests in a row are answered.
+fn pings(namespace: &str, source: Option<&str>, address: &str) -> bool {
+    (0..2).all(|_| ping(namespace, source, address, 1, PATIENCE) == 1)
+}
+
 pub fn ping(namespace: &str, source: Option<&str>, address: &str, count: u16, patience: Duration) -> u16 {
     use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, SockaddrIn, bind, socket};
     let target: Ipv4Addr = address.parse().unwrap();
