@@ -119,7 +119,7 @@ impl Claimant<'_> {
         context: &Context,
     ) -> Result<(IpAddr, Cidr), ClaimError> {
         // Made before a crash or a lost race of the other family, its address not written yet.
-        let known = context.stores.ip_claims.state();
+        let known = context.claims_of(&self.owner.uid);
         let known = own_claim(known.iter().map(AsRef::as_ref), self.owner, family, ranges);
         // Had before etcd forgot it.
         let vni = context

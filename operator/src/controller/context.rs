@@ -20,7 +20,8 @@ use super::address::ClaimError;
 use super::heartbeat::Heartbeats;
 use super::index::Index;
 use super::objects::{Object, WriteError, bounded};
-use super::role::Placements;
+use super::pace::Pace;
+use super::role::{Placements, Role};
 use crate::hub::Hub;
 use crate::model::allocation::Family;
 use crate::model::validation::RefusedRanges;
@@ -99,6 +100,8 @@ pub struct Context {
     pub reservations: Reservations,
     pub placements: Placements,
     pub index: Index,
+    /// Of writes that only bring numbers in statuses up to date.
+    pub counts: Pace,
     pub heartbeats: Heartbeats,
     /// Since when this leader has known something: see [`Context::known_for`].
     pub seen: Mutex<HashMap<String, Instant>>,
@@ -172,6 +175,21 @@ impl Context {
         if let Ok(mut seen) = self.seen.lock() {
             seen.remove(key);
         }
+    }
+
+    /// Claims of an owner.
+    pub fn claims_of(&self, owner: &str) -> Vec<Arc<IpClaim>> {
+        found(&self.stores.ip_claims, self.index.owned_by(owner))
+    }
+
+    /// Roles of a parent.
+    pub fn team<R: Role>(&self, parent: &str) -> Vec<Arc<R>> {
+        found(R::all(self), self.index.team(R::KIND, parent))
+    }
+
+    /// Networks of a VPC.
+    pub fn networks_of(&self, vpc: &str) -> Vec<Arc<Network>> {
+        found(&self.stores.networks, self.index.networks_of(vpc))
     }
 
     /// Addresses of all nodes, with their names.
@@ -294,4 +312,12 @@ mod tests {
         reservations.forget("a");
         assert_eq!(both("e", "red", "d1"), ["10.0.1.2", "fd00:1::2"]);
     }
+}
+
+/// Those of the names that the store has.
+fn found<K: Object>(store: &Store<K>, names: Vec<String>) -> Vec<Arc<K>> {
+    names
+        .iter()
+        .filter_map(|name| store.get(&ObjectRef::new(name)))
+        .collect()
 }

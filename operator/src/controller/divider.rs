@@ -70,9 +70,7 @@ impl Role for Divider {
     }
 
     fn is_in_use(&self, context: &Context) -> bool {
-        let networks = context.stores.networks.state();
-        networks
-            .iter()
-            .any(|network| network.spec.vpc == self.spec.vpc && is_accepted(network))
+        let networks = context.networks_of(&self.spec.vpc);
+        networks.iter().any(|network| is_accepted(network))
     }
 }

@@ -13,6 +13,12 @@ use crate::model::world::EndpointName;
 struct Sets {
     /// Names of IPv4 claims by network.
     claims: HashMap<String, BTreeSet<String>>,
+    /// Names of claims by UID of their owner.
+    owned: HashMap<String, BTreeSet<String>>,
+    /// Names of roles by kind and parent.
+    teams: HashMap<(&'static str, String), BTreeSet<String>>,
+    /// Names of networks by VPC.
+    networks: HashMap<String, BTreeSet<String>>,
     /// By network and family: every address below has a claim.
     floors: HashMap<(String, Family), (Cidr, IpAddr)>,
     /// Endpoints without an address by network.
@@ -47,6 +53,41 @@ impl Index {
 
     pub fn claim(&self, network: &str, name: &str, is_there: bool) {
         self.sets(|sets| put(&mut sets.claims, network.to_owned(), name.to_owned(), is_there));
+    }
+
+    pub fn owned(&self, owner: &str, claim: &str, is_there: bool) {
+        self.sets(|sets| put(&mut sets.owned, owner.to_owned(), claim.to_owned(), is_there));
+    }
+
+    /// Names of the claims of an owner.
+    pub fn owned_by(&self, owner: &str) -> Vec<String> {
+        self.sets(|sets| sets.owned.get(owner).into_iter().flatten().cloned().collect())
+    }
+
+    pub fn role(&self, kind: &'static str, parent: &str, name: &str, is_there: bool) {
+        self.sets(|sets| {
+            put(
+                &mut sets.teams,
+                (kind, parent.to_owned()),
+                name.to_owned(),
+                is_there,
+            )
+        });
+    }
+
+    /// Names of the roles of a parent.
+    pub fn team(&self, kind: &'static str, parent: &str) -> Vec<String> {
+        let key = (kind, parent.to_owned());
+        self.sets(|sets| sets.teams.get(&key).into_iter().flatten().cloned().collect())
+    }
+
+    pub fn network(&self, vpc: &str, name: &str, is_there: bool) {
+        self.sets(|sets| put(&mut sets.networks, vpc.to_owned(), name.to_owned(), is_there));
+    }
+
+    /// Names of the networks of a VPC.
+    pub fn networks_of(&self, vpc: &str) -> Vec<String> {
+        self.sets(|sets| sets.networks.get(vpc).into_iter().flatten().cloned().collect())
     }
 
     /// How many IPv4 addresses of a network are claimed.

@@ -16,6 +16,7 @@ mod index;
 pub mod network;
 pub mod objects;
 pub mod observe;
+mod pace;
 mod pick;
 pub mod pod;
 pub mod role;

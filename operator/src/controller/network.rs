@@ -135,7 +135,7 @@ fn count(status: &mut NetworkStatus, capacity: u64, name: &str, context: &Contex
     }
     let key = format!("network/{name}");
     let is_first = status.allocated.is_none();
-    if !is_first && context.known_for(&key) < COUNT_EVERY {
+    if !is_first && (context.known_for(&key) < COUNT_EVERY || !context.counts.take()) {
         return false;
     }
     context.forget(&key);
@@ -151,11 +151,9 @@ fn check(network: &Network, context: &Context) -> Result<Vec<Cidr>, RangeError> 
         .ok_or_else(|| RangeError::NoVpc(vpc_name.clone()))?;
     let age = |network: &Network| (network.metadata.creation_timestamp.clone(), network.name_any());
     let siblings: Vec<_> = context
-        .stores
-        .networks
-        .state()
+        .networks_of(vpc_name)
         .iter()
-        .filter(|other| other.spec.vpc == *vpc_name && other.name_any() != network.name_any())
+        .filter(|other| other.name_any() != network.name_any())
         // Of two new ones that overlap the older one stays.
         .filter(|other| is_accepted(other) || !is_accepted(network) && age(other) < age(network))
         .map(|other| {
@@ -276,13 +274,7 @@ async fn remove(
         return Ok(Action::requeue(Duration::from_secs(10)));
     }
     let bouncers: Api<Bouncer> = Api::all(context.client.clone());
-    let own: Vec<_> = context
-        .stores
-        .bouncers
-        .state()
-        .into_iter()
-        .filter(|bouncer| bouncer.spec.network == name)
-        .collect();
+    let own = context.team::<Bouncer>(&name);
     for bouncer in &own {
         if bouncer.metadata.deletion_timestamp.is_none() {
             delete(&bouncers, &**bouncer).await?;

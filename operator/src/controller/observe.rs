@@ -109,9 +109,7 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
     for claim in claims.iter().filter(|claim| claim.spec.vpc == name) {
         let _ = triggers.vni_claims.send(ObjectRef::from_obj(&**claim));
     }
-    let networks = context.stores.networks.state();
-    for network in networks.iter().filter(|network| network.spec.vpc == name) {
-        let network = network.name_any();
+    for network in context.index.networks_of(&name) {
         triggers.network(&network);
         wake_endpoints(context, &network);
     }
@@ -122,6 +120,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
     let name = match change {
         Change::Applied(network) => {
             let name = network.name_any();
+            context.index.network(&network.spec.vpc, &name, true);
             let is_leaving = network.metadata.deletion_timestamp.is_some();
             let row = id(network).map(|id| world::Network {
                 vpc: network.spec.vpc.clone(),
@@ -137,6 +136,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
         }
         Change::Gone(network) => {
             let name = network.name_any();
+            context.index.network(&network.spec.vpc, &name, false);
             context.hub.update(|world| world.set_network(&name, None));
             triggers.vpc(&network.spec.vpc);
             // One that it overlapped may be accepted now.
@@ -171,6 +171,7 @@ fn on_role<R: Role>(context: &Context, change: &Change<R>) -> (String, String) {
         Change::Gone(role) => (&**role, None),
     };
     let name = role.name_any();
+    context.index.role(R::KIND, role.parent(), &name, now.is_some());
     if role.droplet().is_some() || now.is_none() {
         context.placements.forget(R::KIND, &name);
     }
@@ -283,6 +284,9 @@ pub fn on_ip_claim(context: &Context, change: &Change<IpClaim>) {
     if allocation::family_of(&claim.spec) == Some(Family::V4) {
         context.index.claim(network, &claim.name_any(), is_there);
     }
+    context
+        .index
+        .owned(&claim.spec.owner_uid, &claim.name_any(), is_there);
     triggers.network(network);
     if is_there {
         let _ = triggers.claims.send(ObjectRef::from_obj(claim));

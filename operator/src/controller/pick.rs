@@ -85,11 +85,10 @@ pub fn should_move<R: Role>(role: &R, context: &Context) -> Option<Move> {
     }
     // Of two on one droplet, the later by name goes.
     let name = role.name_any();
-    let all = R::all(context).state();
-    let is_crowding = |other: &R| {
-        other.parent() == role.parent() && other.droplet() == Some(droplet) && other.name_any() < name
-    };
-    all.iter()
+    let is_crowding = |other: &R| other.droplet() == Some(droplet) && other.name_any() < name;
+    context
+        .team::<R>(role.parent())
+        .iter()
         .any(|other| is_crowding(other) && other.meta().deletion_timestamp.is_none())
         .then_some(Move::Crowded)
 }

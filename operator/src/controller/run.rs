@@ -24,6 +24,7 @@ use super::context::{Context, ReconcileError, Reservations, Stores, retry};
 use super::heartbeat::Heartbeats;
 use super::index::Index;
 use super::objects::Object;
+use super::pace::Pace;
 use super::watch::{Change, watch};
 use super::{claim, droplet, endpoint, network, observe, pod, role, trim, vni_claim, vpc};
 use crate::hub::{Hub, Triggers};
@@ -32,6 +33,10 @@ use crate::model::validation::RefusedRanges;
 
 /// How many objects of a kind are reconciled at the same time.
 const CONCURRENCY: u16 = 64;
+
+/// Writes of numbers that only people look at: a large cluster's churn is not to double the writes.
+const COUNTS_A_SECOND: u32 = 10;
+const COUNTS_AT_ONCE: u32 = 50;
 
 struct Receivers {
     vpcs: UnboundedReceiver<ObjectRef<Vpc>>,
@@ -137,6 +142,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         reservations: Reservations::default(),
         placements: role::Placements::default(),
         index: Index::default(),
+        counts: Pace::new(COUNTS_A_SECOND, COUNTS_AT_ONCE),
         heartbeats: Heartbeats::default(),
         seen: Mutex::new(HashMap::new()),
     });

@@ -96,10 +96,9 @@ where
     }
 
     async fn shrink(&self, api: &Api<R>, wanted: u32, context: &Context) -> Result<(), WriteError> {
-        for role in R::all(context).state() {
-            let is_own = role.parent() == self.parent.name_any();
+        for role in context.team::<R>(&self.parent.name_any()) {
             let name = role.name_any();
-            let is_beyond = is_own && self.number(&name).is_some_and(|number| number >= wanted);
+            let is_beyond = self.number(&name).is_some_and(|number| number >= wanted);
             if !is_beyond || role.meta().deletion_timestamp.is_some() {
                 continue;
             }

@@ -213,11 +213,9 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
     let name = vpc.name_any();
     // A network that was never accepted has nothing in the VPC.
     let waiting: Vec<String> = context
-        .stores
-        .networks
-        .state()
+        .networks_of(&name)
         .iter()
-        .filter(|network| network.spec.vpc == name && is_accepted(network))
+        .filter(|network| is_accepted(network))
         .map(|network| network.name_any())
         .collect();
     let mut status = vpc.status.clone().unwrap_or_default();
@@ -238,13 +236,7 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
         return Ok(Action::requeue(Duration::from_secs(10)));
     }
     let dividers: Api<Divider> = Api::all(context.client.clone());
-    let own: Vec<_> = context
-        .stores
-        .dividers
-        .state()
-        .into_iter()
-        .filter(|divider| divider.spec.vpc == name)
-        .collect();
+    let own = context.team::<Divider>(&name);
     for divider in &own {
         if divider.metadata.deletion_timestamp.is_none() {
             delete(&dividers, &**divider).await?;

@@ -3,7 +3,8 @@
 //! Invariant: a row counts as applied (or as gone) only after the droplet acked the sequence that said so, on the
 //! stream that is open now.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use super::rows::Key;
 use super::world::Delta;
@@ -28,9 +29,48 @@ pub struct Session {
     removed: BTreeMap<Key, u64>,
 }
 
+/// Who may hold a row: so that asking costs nothing for those that never had it.
+#[derive(Debug, Default)]
+struct Holders {
+    /// Droplets by the keys of their sessions' `rows` and `removed`.
+    of: HashMap<Key, BTreeSet<Arc<str>>>,
+    /// Droplets that have acked nothing of their stream.
+    unknown: BTreeSet<Arc<str>>,
+}
+
+impl Holders {
+    fn add(&mut self, droplet: &Arc<str>, key: &Key) {
+        match self.of.get_mut(key) {
+            Some(holders) => {
+                holders.insert(droplet.clone());
+            }
+            None => {
+                self.of.insert(key.clone(), BTreeSet::from([droplet.clone()]));
+            }
+        }
+    }
+
+    fn remove(&mut self, droplet: &str, key: &Key) {
+        if let Some(holders) = self.of.get_mut(key) {
+            holders.remove(droplet);
+            if holders.is_empty() {
+                self.of.remove(key);
+            }
+        }
+    }
+
+    fn forget(&mut self, droplet: &str, session: &Session) {
+        for key in session.rows.keys().chain(session.removed.keys()) {
+            self.remove(droplet, key);
+        }
+        self.unknown.remove(droplet);
+    }
+}
+
 #[derive(Debug, Default)]
 pub struct Acks {
     sessions: HashMap<String, Session>,
+    holders: Holders,
     /// When the stream of a droplet ended.
     lost: HashMap<String, u64>,
     started: u64,
@@ -56,6 +96,14 @@ impl Acks {
                 .collect(),
             ..Session::default()
         };
+        if let Some(old) = self.sessions.remove(droplet) {
+            self.holders.forget(droplet, &old);
+        }
+        let name: Arc<str> = droplet.into();
+        for key in session.rows.keys() {
+            self.holders.add(&name, key);
+        }
+        self.holders.unknown.insert(name);
         self.sessions.insert(droplet.to_owned(), session);
         self.lost.remove(droplet);
         1
@@ -66,7 +114,9 @@ impl Acks {
         if self.sessions.get(droplet).is_none_or(|session| session.id != id) {
             return false;
         }
-        self.sessions.remove(droplet);
+        if let Some(session) = self.sessions.remove(droplet) {
+            self.holders.forget(droplet, &session);
+        }
         self.lost.insert(droplet.to_owned(), now);
         true
     }
@@ -75,15 +125,20 @@ impl Acks {
     pub fn send(&mut self, droplet: &str, delta: &Delta) -> Option<u64> {
         let session = self.sessions.get_mut(droplet)?;
         session.sequence += 1;
+        let name: Arc<str> = droplet.into();
         for (key, row) in delta {
-            if row.is_some() {
-                session.removed.remove(key);
-                if is_tracked(key) {
-                    session.rows.insert(key.clone(), session.sequence);
-                }
-            } else {
+            if row.is_none() {
                 session.rows.remove(key);
                 session.removed.insert(key.clone(), session.sequence);
+                self.holders.add(&name, key);
+                continue;
+            }
+            session.removed.remove(key);
+            if is_tracked(key) {
+                session.rows.insert(key.clone(), session.sequence);
+                self.holders.add(&name, key);
+            } else {
+                self.holders.remove(droplet, key);
             }
         }
         Some(session.sequence)
@@ -98,7 +153,17 @@ impl Acks {
             return false;
         }
         session.acked = session.acked.max(sequence);
-        session.removed.retain(|_, removed| *removed > sequence);
+        let holders = &mut self.holders;
+        session.removed.retain(|key, removed| {
+            let is_gone = *removed <= sequence;
+            if is_gone {
+                holders.remove(droplet, key);
+            }
+            !is_gone
+        });
+        if session.acked > 0 {
+            holders.unknown.remove(droplet);
+        }
         true
     }
 
@@ -126,20 +191,14 @@ impl Acks {
             .is_some_and(|sequence| *sequence <= session.acked)
     }
 
-    /// The droplet holds no such row: its program lacks it and that is acked.
-    pub fn is_gone(&self, droplet: &str, key: &Key) -> bool {
-        let Some(session) = self.sessions.get(droplet) else {
-            return false;
-        };
-        session.acked > 0 && !session.rows.contains_key(key) && !session.removed.contains_key(key)
-    }
-
     /// Droplets that hold, or may hold, a row with this key although their stream is open.
     pub fn holding<'a>(&'a self, key: &'a Key) -> impl Iterator<Item = &'a str> {
-        self.sessions
-            .keys()
-            .map(String::as_str)
-            .filter(move |droplet| !self.is_gone(droplet, key))
+        let holders = self.holders.of.get(key);
+        let unknown = self.holders.unknown.iter();
+        unknown
+            .filter(move |droplet| holders.is_none_or(|holders| !holders.contains(*droplet)))
+            .chain(holders.into_iter().flatten())
+            .map(AsRef::as_ref)
     }
 
     /// Droplets with an open stream that hold, or may hold, rows of a VPC.
@@ -200,7 +259,7 @@ fn is_tracked(key: &Key) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Acks, Key, SETTLE};
+    use super::{Acks, Key, SETTLE, Session};
     use crate::model::rows;
     use crate::model::world::Delta;
 
@@ -216,23 +275,78 @@ mod tests {
             .collect()
     }
 
+    fn is_gone(acks: &Acks, key: &Key) -> bool {
+        acks.holding(key).next().is_none()
+    }
+
+    /// As `holding`, by going through all sessions.
+    fn holding_by_session(acks: &Acks, key: &Key) -> Vec<String> {
+        let holds = |session: &Session| {
+            session.acked == 0 || session.rows.contains_key(key) || session.removed.contains_key(key)
+        };
+        let sessions = acks.sessions.iter().filter(|(_, session)| holds(session));
+        let mut names: Vec<String> = sessions.map(|(droplet, _)| droplet.clone()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn who_holds_a_row_is_known_without_asking_all() {
+        let mut acks = Acks::new(0);
+        let gone = Key::Droplet([1, 1, 1, 1].into());
+        let mut seed: u32 = 1;
+        let mut random = |below: u32| {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 16) % below
+        };
+        for step in 0..5000_u64 {
+            let droplet = ["a", "b", "c"][random(3) as usize];
+            let (one, two) = (random(4) as u8, random(4) as u8);
+            let session = acks.sessions.get(droplet);
+            let (id, sequence) = session.map_or((0, 0), |session| (session.id, session.sequence));
+            match random(12) {
+                0 => drop(acks.open(droplet, step, [&key(one), &key(two)].into_iter())),
+                1 => drop(acks.close(droplet, id, step)),
+                2..5 => drop(acks.send(droplet, &delta(&[one], &[two]))),
+                5 => drop(acks.send(droplet, &delta(&[], &[one, two]))),
+                6 => drop(acks.send(droplet, &Delta::from([(gone.clone(), None)]))),
+                7 => {
+                    let row = rows::droplet([1, 1, 1, 1].into()).1;
+                    acks.send(droplet, &Delta::from([(gone.clone(), Some(row.into()))]));
+                }
+                8 => drop(acks.nack(droplet, id, sequence, &key(one))),
+                _ => drop(acks.ack(droplet, id, sequence.saturating_sub(random(3).into()))),
+            }
+            for key in (0..4).map(key).chain([gone.clone()]) {
+                let mut holding: Vec<&str> = acks.holding(&key).collect();
+                holding.sort_unstable();
+                assert_eq!(holding, holding_by_session(&acks, &key), "step {step}");
+            }
+        }
+        for droplet in ["a", "b", "c"] {
+            let id = acks.sessions.get(droplet).map_or(0, |session| session.id);
+            acks.close(droplet, id, 0);
+        }
+        assert!(acks.holders.of.is_empty() && acks.holders.unknown.is_empty());
+    }
+
     #[test]
     fn a_row_counts_only_once_its_sequence_is_acked() {
         let mut acks = Acks::new(0);
-        assert!(!acks.is_acked("a", &key(1)) && !acks.is_gone("a", &key(1)));
+        assert!(!acks.is_acked("a", &key(1)));
         assert_eq!(acks.open("a", 1, [&key(1)].into_iter()), 1);
         assert!(
-            !acks.is_acked("a", &key(1)) && !acks.is_gone("a", &key(9)),
+            !acks.is_acked("a", &key(1)) && !is_gone(&acks, &key(9)),
             "the snapshot isn't acked yet"
         );
         assert!(acks.ack("a", 1, 1));
-        assert!(acks.is_acked("a", &key(1)) && acks.is_gone("a", &key(9)));
+        assert!(acks.is_acked("a", &key(1)) && is_gone(&acks, &key(9)));
         assert_eq!(acks.send("a", &delta(&[1, 2], &[])), Some(2));
         assert!(!acks.is_acked("a", &key(1)), "it was changed since");
         assert!(acks.ack("a", 1, 2) && acks.is_acked("a", &key(2)));
         acks.send("a", &delta(&[], &[2]));
-        assert!(!acks.is_gone("a", &key(2)) && acks.holding(&key(2)).count() == 1);
-        assert!(acks.ack("a", 1, 3) && acks.is_gone("a", &key(2)));
+        assert_eq!(acks.holding(&key(2)).collect::<Vec<_>>(), ["a"]);
+        assert!(acks.ack("a", 1, 3) && is_gone(&acks, &key(2)));
     }
 
     #[test]
