@@ -230,16 +230,13 @@ impl Claimant<'_> {
 }
 
 /// Releases the claims of all addresses that the Endpoint has or was made with; others' claims and those that are gone
-/// are passed over, so that it can be repeated. `keep`: addresses that it goes on with.
-pub async fn release_all(endpoint: &Endpoint, keep: &[IpAddr], context: &Context) -> Result<(), WriteError> {
+/// are passed over, so that it can be repeated.
+pub async fn release_all(endpoint: &Endpoint, context: &Context) -> Result<(), WriteError> {
     let network = context.network(&endpoint.spec.network);
     let vpc = network.map_or_else(|| endpoint.spec.vpc.clone(), |network| network.spec.vpc.clone());
     let claims: Api<IpClaim> = Api::all(context.client.clone());
     let owner = Owner::of(endpoint);
-    for address in all_addresses(endpoint)
-        .into_iter()
-        .filter(|address| !keep.contains(address))
-    {
+    for address in all_addresses(endpoint) {
         let name = ip_claim_name(&vpc, address);
         let claim = get(&claims, &name).await?;
         if let Some(claim) = claim.filter(|claim| owner.has(&claim.spec) && !is_released(claim)) {

@@ -4,7 +4,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use thuban_api::{Endpoint, PodRef};
+use thuban_api::{Endpoint, Phase, PodRef};
 
 use super::context::Context;
 use super::pod::{is_alive, node_of, reference};
@@ -56,10 +56,21 @@ fn find(pod: &str, namespace: &str, context: &Context) -> Option<std::sync::Arc<
 /// Whether the pod that has it still may need it: it lives, or its droplet has not said that the attachment is gone.
 pub fn is_needed(endpoint: &Endpoint, context: &Context) -> bool {
     let namespace = endpoint.namespace().unwrap_or_default();
+    let pod = pod_of(endpoint);
+    pod.is_some_and(|pod| lives(pod, &namespace, context)) || may_be_attached(endpoint, context)
+}
+
+/// Whether the pod that has it may have its addresses. Before it is Provisioned no ADD ends well, and it never becomes so
+/// once it is deleted: both writes are of one version of the object.
+pub fn is_in_use(endpoint: &Endpoint, context: &Context) -> bool {
+    let status = endpoint.status.as_ref();
+    let was_ready = status.is_some_and(|status| status.phase == Phase::Provisioned);
+    was_ready && is_needed(endpoint, context) || may_be_attached(endpoint, context)
+}
+
+fn may_be_attached(endpoint: &Endpoint, context: &Context) -> bool {
     let droplet = droplet_of(endpoint);
-    pod_of(endpoint).is_some_and(|pod| {
-        lives(pod, &namespace, context) || context.hub.may_be_attached(&pod.cni_uid, droplet)
-    })
+    pod_of(endpoint).is_some_and(|pod| context.hub.may_be_attached(&pod.cni_uid, droplet))
 }
 
 /// The next pod to have an Endpoint that a user made, and its node: the oldest that names it.

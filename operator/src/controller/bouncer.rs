@@ -61,6 +61,14 @@ impl Role for Bouncer {
         world.leave_bouncer(name);
     }
 
+    fn take_back(world: &mut World, name: &str) {
+        world.take_bouncer_back(name);
+    }
+
+    fn is_listed(world: &World, name: &str) -> bool {
+        world.is_bouncer_listed(name)
+    }
+
     fn forget(world: &mut World, name: &str) {
         world.forget_bouncer(name);
     }

@@ -12,6 +12,7 @@ use tracing::info;
 
 use super::context::{Context, ReconcileError};
 use super::objects::{WriteError, delete, get, replace_status};
+use crate::hub::Waiter;
 use crate::model::allocation::{Standing, standing};
 
 /// How long a released address rests before it may be given out again.
@@ -53,6 +54,13 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     }
     if standing(spec, holder(&context, spec).await?.as_ref()) != Standing::Void {
         return Ok(Action::requeue(GRACE));
+    }
+    let vni = context.hub.read(|world| world.network_vni(&spec.network));
+    if let (Some(vni), Ok(address)) = (vni, spec.address.parse()) {
+        let waiter = Waiter::IpClaim(claim.name_any());
+        if !context.hub.holding(vni, &[address], &[], &waiter).is_empty() {
+            return Ok(Action::requeue(GRACE));
+        }
     }
     info!(
         claim = claim.name_any(),

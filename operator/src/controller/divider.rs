@@ -61,6 +61,14 @@ impl Role for Divider {
         world.leave_divider(name);
     }
 
+    fn take_back(world: &mut World, name: &str) {
+        world.take_divider_back(name);
+    }
+
+    fn is_listed(world: &World, name: &str) -> bool {
+        world.is_divider_listed(name)
+    }
+
     fn forget(world: &mut World, name: &str) {
         world.forget_divider(name);
     }

@@ -25,6 +25,7 @@ pub use super::show::show;
 use crate::hub::Waiter;
 use crate::model::admission::{Refusal, admit};
 use crate::model::allocation::{Owner, addresses_of};
+use crate::model::rows::Key;
 use crate::model::validation::parse;
 
 /// Steady ones are looked at again, should a watch have missed the end of their pod.
@@ -345,14 +346,36 @@ async fn provision(
     }
     // Claims or ranges may have come after it.
     show(endpoint, context);
-    let (rows, followers) = context
-        .hub
-        .read(|world| (world.endpoint_rows(&name), world.followers(&name)));
-    let is_known = rows.iter().any(|(droplet, _)| droplet == home);
+    let network = &endpoint.spec.network;
+    let (rows, followers, dividers, has_bouncer) = context.hub.read(|world| {
+        (
+            world.endpoint_rows(&name),
+            world.followers(&name),
+            world.dividers_of(&name),
+            world.has_bouncer(network),
+        )
+    });
+    let is_known = rows
+        .iter()
+        .any(|(droplet, key)| droplet == home && matches!(key, Key::Local(..)));
     let waiter = Waiter::Endpoint(name);
-    let missing = context.hub.missing(&rows, Some(home), &waiter);
-    if !is_known || !missing.is_empty() {
-        return wait(endpoint, endpoints, status, home, &missing, context).await;
+    let mut missing = context.hub.missing(&rows, Some(home), &waiter);
+    missing.extend(context.hub.unaware(home, dividers, &waiter));
+    let waits_for = if !is_known {
+        Some(format!(
+            "waits for droplet {home}: transitd has not registered it, or it is not Accepted: kubectl get droplet {home}"
+        ))
+    } else if !has_bouncer {
+        Some(format!(
+            "waits for a bouncer of network {network}: kubectl get bouncers"
+        ))
+    } else if !missing.is_empty() {
+        Some(format!("waits for acks of droplets: {}", missing.join(", ")))
+    } else {
+        None
+    };
+    if let Some(message) = waits_for {
+        return wait(endpoint, endpoints, status, &message, context).await;
     }
     if status.addresses.is_empty() {
         let Some(claimed) = super::show::ranges_of(endpoint, context) else {
@@ -384,31 +407,23 @@ fn waiting_key(endpoint: &Endpoint) -> String {
     format!("Endpoint/{}", endpoint.uid().unwrap_or_default())
 }
 
-/// Says whose acks it waits for, if it has waited for a while.
+/// Says what it waits for, if it has waited for a while.
 async fn wait(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
     status: EndpointStatus,
-    home: &str,
-    missing: &[String],
+    message: &str,
     context: &Context,
 ) -> Result<Action, ReconcileError> {
     if context.known_for(&waiting_key(endpoint)) < Duration::from_secs(5) {
         return Ok(Action::requeue(SOON));
     }
-    let message = if context.hub.read(|world| world.is_droplet(home)) {
-        format!("waits for acks of droplets: {}", missing.join(", "))
-    } else {
-        format!(
-            "waits for droplet {home}: transitd has not registered it, or it is not Accepted: kubectl get droplet {home}"
-        )
-    };
-    let told = condition("Ready", false, "WaitsForAcks", &message, None);
+    let told = condition("Ready", false, "WaitsForAcks", message, None);
     say(endpoint, endpoints, status, told, false, context).await?;
     Ok(Action::requeue(SOON))
 }
 
-/// The droplet has one of these addresses in another VPC already. Others are claimed before these are released; those
+/// The droplet has one of these addresses in another VPC already. Others are claimed before these are given up; those
 /// that were asked for are tried again.
 async fn give_back(
     endpoint: &Endpoint,
@@ -425,10 +440,9 @@ async fn give_back(
                 fill(&mut status, &claimed, endpoint);
                 let message = "its address is in use on its node; another one was picked";
                 let told = condition("Ready", false, "AddressInUseOnNode", message, None);
-                let kept: Vec<IpAddr> = claimed.iter().map(|(address, _)| *address).collect();
+                // The claims of the others count for nothing then, and go once nobody has their rows.
                 say(endpoint, endpoints, status, told, true, context).await?;
                 context.hub.forget_in_use(&name);
-                release_all(endpoint, &kept, context).await?;
                 return Ok(Action::await_change());
             }
             Err(Told::Condition(told)) => {
@@ -470,7 +484,7 @@ async fn remove(
     if !has_finalizer(endpoint) {
         return Ok(Action::await_change());
     }
-    if has_addresses(endpoint) && attach::is_needed(endpoint, context) {
+    if has_addresses(endpoint) && attach::is_in_use(endpoint, context) {
         // Somebody deleted it under a running pod, which keeps its network until it ends.
         let mut status = endpoint.status.clone().unwrap_or_default();
         let pod = pod_of(endpoint).map_or("", |pod| &pod.name);
@@ -503,7 +517,7 @@ async fn remove(
             return Ok(Action::requeue(Duration::from_secs(3)));
         }
     }
-    release_all(endpoint, &[], context).await?;
+    release_all(endpoint, context).await?;
     remove_finalizer(endpoints, endpoint).await?;
     context.reservations.forget(&Owner::of(endpoint).uid);
     context.forget(&waiting_key(endpoint));

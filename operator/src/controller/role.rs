@@ -50,6 +50,8 @@ pub trait Role: Object + 'static {
     fn set(world: &mut World, name: &str, role: Option<world::Role>);
     fn list(world: &mut World, name: &str);
     fn leave(world: &mut World, name: &str);
+    fn take_back(world: &mut World, name: &str);
+    fn is_listed(world: &World, name: &str) -> bool;
     fn forget(world: &mut World, name: &str);
     fn has_other(world: &World, name: &str) -> bool;
     /// Whether somebody may be using its parent's roles.
@@ -92,7 +94,8 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         return wait(&*role, &roles, &context, ("NoDroplet", message.to_owned())).await;
     };
     let mut status = role.status().cloned().unwrap_or_default();
-    if status.phase == Phase::Provisioned && status.droplet.as_deref() == Some(droplet) {
+    let is_listed = context.hub.read(|world| R::is_listed(world, &role.name_any()));
+    if is_listed && status.phase == Phase::Provisioned && status.droplet.as_deref() == Some(droplet) {
         if is_deleted {
             let message = format!("{} is in use and this is the last that serves it", role.parent());
             return wait(&*role, &roles, &context, ("WaitsForAnother", message)).await;
@@ -142,8 +145,12 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     let message = "its tables are there and all droplets concerned know of it";
     let ready = condition("Ready", true, "Acknowledged", message, role.meta().generation);
     set(&mut status.conditions, ready);
-    write(&*role, &roles, status).await?;
     context.forget(&waiting_key(&*role));
+    if role.status() == Some(&status) {
+        // It was taken back where it was.
+        return Ok(Action::requeue(LOOK_AGAIN));
+    }
+    write(&*role, &roles, status).await?;
     let note = match moved_from {
         Some(old) => format!("works on droplet {droplet}, no more on {old}"),
         None => format!("works on droplet {droplet}"),
@@ -229,7 +236,9 @@ fn leave<R: Role>(role: &R, context: &Context) -> bool {
     // One step, so that of two that leave at the same time one stays.
     context.hub.update(|world| {
         let is_held = is_in_use && !R::has_other(world, &name);
-        if !is_held {
+        if is_held {
+            R::take_back(world, &name);
+        } else {
             R::leave(world, &name);
         }
         !is_held

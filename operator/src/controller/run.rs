@@ -175,6 +175,9 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     for network in context.stores.networks.state() {
         observe::on_network(&context, &Change::Applied((*network).clone()));
     }
+    for endpoint in context.stores.endpoints.state() {
+        endpoint::show(&endpoint, &context);
+    }
     role::leave_deleted::<Divider>(&context);
     role::leave_deleted::<Bouncer>(&context);
     metrics::leads(&context);

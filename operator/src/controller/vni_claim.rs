@@ -1,4 +1,5 @@
-//! VniClaim: one that no VPC counts goes. Two operators at a time may both have made one for a VPC; it counts one.
+//! VniClaim: one that no VPC counts goes, once no droplet has rows of it. Two operators at a time may both have made one
+//! for a VPC; it counts one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +11,11 @@ use tracing::info;
 
 use super::context::{Context, ReconcileError};
 use super::objects::{delete, get};
+use crate::hub::Waiter;
 
 /// Steady ones are looked at again, should a watch have missed the end of their VPC.
 const LOOK_AGAIN: Duration = Duration::from_mins(5);
-/// How long a claim may wait for the VPC's status to name it.
+/// How long a claim may wait for the VPC's status to name it, and how long a number rests.
 const GRACE: Duration = Duration::from_secs(20);
 
 pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -22,6 +24,14 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
     if !is_void(&claim, context.vpc(&spec.vpc).as_deref()) {
         context.forget(&key);
         return Ok(Action::requeue(LOOK_AGAIN));
+    }
+    let vni = claim.name_any().parse().unwrap_or_default();
+    if !context
+        .hub
+        .holding_vni(vni, &Waiter::VniClaim(claim.name_any()))
+        .is_empty()
+    {
+        return Ok(Action::requeue(Duration::from_secs(3)));
     }
     if let Some(left) = GRACE.checked_sub(context.known_for(&key)) {
         return Ok(Action::requeue(left.max(Duration::from_secs(1))));

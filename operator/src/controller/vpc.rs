@@ -205,7 +205,7 @@ async fn ensure_dividers(vpc: &Vpc, wanted: u32, context: &Context) -> Result<Ve
     team.ensure(wanted, context).await
 }
 
-/// Networks first, then dividers, then the rows everywhere, then the VNI, then the object.
+/// Networks first, then dividers, then the rows everywhere, then the object, then its VNI.
 async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action, ReconcileError> {
     if !has_finalizer(vpc) {
         return Ok(Action::await_change());
@@ -250,17 +250,8 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
     {
         return Ok(Action::requeue(Duration::from_secs(3)));
     }
-    let uid = vpc.uid().unwrap_or_default();
-    let claims: Api<VniClaim> = Api::all(context.client.clone());
-    for claim in context
-        .stores
-        .vni_claims
-        .state()
-        .iter()
-        .filter(|claim| claim.spec.vpc_uid == uid)
-    {
-        delete(&claims, &**claim).await?;
-    }
+    // Its VNI is free once it is gone: another operator may be accepting a network of it at this moment, and then this
+    // write is refused.
     remove_finalizer(vpcs, vpc).await?;
     Ok(Action::await_change())
 }

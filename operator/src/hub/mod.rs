@@ -345,6 +345,23 @@ impl Hub {
         missing.into_iter().collect()
     }
 
+    /// Droplets that would not take packets from a droplet yet: those that were told of it and have not acked that, and
+    /// those of `users` that have acked nothing yet. Suspects don't count.
+    pub fn unaware(&self, of: &str, users: BTreeSet<String>, waiter: &Waiter) -> Vec<String> {
+        let state = &mut *self.lock();
+        let now = self.now();
+        let mut unaware = users;
+        unaware.retain(|droplet| !state.acks.is_synced(droplet));
+        if let Some(address) = state.world.droplet_address(of) {
+            let key = Key::Droplet(address);
+            unaware.extend(state.acks.unaware(&key).map(str::to_owned));
+        }
+        let suspects = state.suspects(unaware.iter(), now);
+        unaware.retain(|droplet| !suspects.contains(droplet));
+        wait_for(state, &unaware, waiter);
+        unaware.into_iter().collect()
+    }
+
     /// Droplets that may still hold rows of any of an endpoint's addresses. `required` must say so themselves, unless
     /// they are no droplets any more.
     pub fn holding(&self, vni: u32, addresses: &[IpAddr], required: &[&str], waiter: &Waiter) -> Vec<String> {

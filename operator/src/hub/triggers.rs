@@ -15,6 +15,8 @@ pub enum Waiter {
     Divider(String),
     Bouncer(String),
     Endpoint(EndpointName),
+    IpClaim(String),
+    VniClaim(String),
 }
 
 /// One sender of references for each controller. A closed channel means that the operator is stopping.
@@ -67,6 +69,8 @@ impl Triggers {
             Waiter::Divider(name) => self.divider(name),
             Waiter::Bouncer(name) => self.bouncer(name),
             Waiter::Endpoint(name) => self.endpoint(name),
+            Waiter::IpClaim(name) => drop(self.claims.send(ObjectRef::new(name))),
+            Waiter::VniClaim(name) => drop(self.vni_claims.send(ObjectRef::new(name))),
         }
     }
 }

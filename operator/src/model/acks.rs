@@ -27,6 +27,8 @@ pub struct Session {
     rows: BTreeMap<Key, u64>,
     /// Sequence that removed the row; forgotten once acked.
     removed: BTreeMap<Key, u64>,
+    /// Sequence that introduced another droplet; forgotten once acked.
+    introduced: BTreeMap<Key, u64>,
 }
 
 /// Who may hold a row: so that asking costs nothing for those that never had it.
@@ -36,6 +38,17 @@ struct Holders {
     of: HashMap<Key, BTreeSet<Arc<str>>>,
     /// Droplets that have acked nothing of their stream.
     unknown: BTreeSet<Arc<str>>,
+    /// Droplets by the keys of their sessions' `introduced`.
+    unaware: HashMap<Key, BTreeSet<Arc<str>>>,
+}
+
+fn drop_holder(holders: &mut HashMap<Key, BTreeSet<Arc<str>>>, droplet: &str, key: &Key) {
+    if let Some(droplets) = holders.get_mut(key) {
+        droplets.remove(droplet);
+        if droplets.is_empty() {
+            holders.remove(key);
+        }
+    }
 }
 
 impl Holders {
@@ -51,17 +64,15 @@ impl Holders {
     }
 
     fn remove(&mut self, droplet: &str, key: &Key) {
-        if let Some(holders) = self.of.get_mut(key) {
-            holders.remove(droplet);
-            if holders.is_empty() {
-                self.of.remove(key);
-            }
-        }
+        drop_holder(&mut self.of, droplet, key);
     }
 
     fn forget(&mut self, droplet: &str, session: &Session) {
         for key in session.rows.keys().chain(session.removed.keys()) {
             self.remove(droplet, key);
+        }
+        for key in session.introduced.keys() {
+            drop_holder(&mut self.unaware, droplet, key);
         }
         self.unknown.remove(droplet);
     }
@@ -131,6 +142,9 @@ impl Acks {
                 session.rows.remove(key);
                 session.removed.insert(key.clone(), session.sequence);
                 self.holders.add(&name, key);
+                if session.introduced.remove(key).is_some() {
+                    drop_holder(&mut self.holders.unaware, droplet, key);
+                }
                 continue;
             }
             session.removed.remove(key);
@@ -139,6 +153,9 @@ impl Acks {
                 self.holders.add(&name, key);
             } else {
                 self.holders.remove(droplet, key);
+                session.introduced.insert(key.clone(), session.sequence);
+                let unaware = self.holders.unaware.entry(key.clone()).or_default();
+                unaware.insert(name.clone());
             }
         }
         Some(session.sequence)
@@ -160,6 +177,13 @@ impl Acks {
                 holders.remove(droplet, key);
             }
             !is_gone
+        });
+        session.introduced.retain(|key, introduced| {
+            let is_known = *introduced <= sequence;
+            if is_known {
+                drop_holder(&mut holders.unaware, droplet, key);
+            }
+            !is_known
         });
         if session.acked > 0 {
             holders.unknown.remove(droplet);
@@ -199,6 +223,19 @@ impl Acks {
             .filter(move |droplet| holders.is_none_or(|holders| !holders.contains(*droplet)))
             .chain(holders.into_iter().flatten())
             .map(AsRef::as_ref)
+    }
+
+    /// Droplets with an open stream that were told of a droplet and have not acked it.
+    pub fn unaware(&self, droplet: &Key) -> impl Iterator<Item = &str> {
+        let unaware = self.holders.unaware.get(droplet);
+        unaware.into_iter().flatten().map(AsRef::as_ref)
+    }
+
+    /// Whether the droplet has acked the snapshot of its stream.
+    pub fn is_synced(&self, droplet: &str) -> bool {
+        self.sessions
+            .get(droplet)
+            .is_some_and(|session| session.acked > 0)
     }
 
     /// Droplets with an open stream that hold, or may hold, rows of a VPC.
@@ -327,7 +364,8 @@ mod tests {
             let id = acks.sessions.get(droplet).map_or(0, |session| session.id);
             acks.close(droplet, id, 0);
         }
-        assert!(acks.holders.of.is_empty() && acks.holders.unknown.is_empty());
+        let holders = &acks.holders;
+        assert!(holders.of.is_empty() && holders.unknown.is_empty() && holders.unaware.is_empty());
     }
 
     #[test]
@@ -383,6 +421,26 @@ mod tests {
         assert_eq!(acks.lost_for("d0", 60), Some(10));
         assert_eq!(acks.lost_for("d9", 60), None);
         assert_eq!(acks.lost_for("never seen", 160), Some(60));
+    }
+
+    #[test]
+    fn a_droplet_is_known_once_its_introduction_is_acked() {
+        let mut acks = Acks::new(0);
+        let new = Key::Droplet([1, 1, 1, 1].into());
+        let row = rows::droplet([1, 1, 1, 1].into()).1;
+        acks.open("a", 1, [&new].into_iter());
+        assert!(!acks.is_synced("a"));
+        acks.ack("a", 1, 1);
+        assert!(acks.is_synced("a") && acks.unaware(&new).next().is_none());
+        acks.send("a", &Delta::from([(new.clone(), Some(row.clone().into()))]));
+        assert_eq!(acks.unaware(&new).collect::<Vec<_>>(), ["a"]);
+        acks.ack("a", 1, 1);
+        assert!(acks.unaware(&new).next().is_some(), "an older ack");
+        acks.ack("a", 1, 2);
+        assert!(acks.unaware(&new).next().is_none());
+        acks.send("a", &Delta::from([(new.clone(), Some(row.into()))]));
+        acks.send("a", &Delta::from([(new.clone(), None)]));
+        assert!(acks.unaware(&new).next().is_none(), "it left again");
     }
 
     #[test]

@@ -31,12 +31,16 @@ pub fn add_node(simulation: &Arc<Simulation>, number: u8) {
         });
         let _ = state.store.create(Kind::Node, "", &name, node);
         let _ = state.store.create(Kind::Droplet, "", &name, droplet);
-        state.droplets.insert(name.clone(), Droplet::new(&name, address));
+        let incarnation = state.random.next();
+        state
+            .droplets
+            .insert(name.clone(), Droplet::new(&name, incarnation, address));
         true
     });
     if is_new {
-        tokio::spawn(droplet::live(simulation.clone(), name.clone()));
-        tokio::spawn(kubelet(simulation.clone(), name));
+        let incarnation = simulation.lock().droplets[&name].incarnation;
+        tokio::spawn(droplet::live(simulation.clone(), name.clone(), incarnation));
+        tokio::spawn(kubelet(simulation.clone(), name, incarnation));
     }
 }
 
@@ -145,7 +149,11 @@ fn chores(state: &State, node: &str) -> Vec<Chore> {
     chores
 }
 
-async fn kubelet(simulation: Arc<Simulation>, node: String) {
+async fn kubelet(simulation: Arc<Simulation>, node: String, incarnation: u64) {
+    let lives = |state: &State| {
+        let droplet = state.droplets.get(&node);
+        droplet.is_some_and(|droplet| droplet.incarnation == incarnation)
+    };
     let mut stirred = simulation.stirred.subscribe();
     let mut has_more = false;
     loop {
@@ -154,7 +162,7 @@ async fn kubelet(simulation: Arc<Simulation>, node: String) {
         }
         simulation.pause(5, 400).await;
         has_more = simulation.with(|state| {
-            if !state.droplets.contains_key(&node) {
+            if !lives(state) {
                 return None;
             }
             let chores = chores(state, &node);
@@ -164,7 +172,7 @@ async fn kubelet(simulation: Arc<Simulation>, node: String) {
             }
             Some(chores.len() > 1)
         }) == Some(true);
-        if !simulation.lock().droplets.contains_key(&node) {
+        if !lives(&simulation.lock()) {
             return;
         }
     }

@@ -128,6 +128,14 @@ fn is_provisioned(object: &Value) -> bool {
 }
 
 fn verdict(state: &State) -> Result<(), String> {
+    let mut pods = state.store.values(Kind::Pod);
+    if let Some(pod) = pods.find(|pod| is_deleting(pod)) {
+        return Err(format!("pod {} is still ending", text(pod, "/metadata/name")));
+    }
+    let mut droplets = all(state, Kind::Droplet);
+    if let Some((name, _)) = droplets.find(|(name, _)| !state.droplets.contains_key(*name)) {
+        return Err(format!("droplet {name} outlives its node"));
+    }
     parents(state)?;
     endpoints(state)?;
     claims(state)?;
@@ -269,7 +277,16 @@ fn users_endpoint(state: &State, namespace: &str, name: &str) -> Result<(), Stri
 
 fn claims(state: &State) -> Result<(), String> {
     let mut wanted: Vec<String> = Vec::new();
-    for (_, endpoint) in all(state, Kind::Endpoint) {
+    // Those whose network is not there keep what was claimed for them.
+    let mut open: Vec<(&str, &str)> = Vec::new();
+    for (name, endpoint) in all(state, Kind::Endpoint) {
+        let network = state
+            .store
+            .value(Kind::Network, "", text(endpoint, "/spec/network"));
+        if network.is_none() || addresses(endpoint).is_empty() {
+            open.push((text(endpoint, "/metadata/namespace"), name));
+            continue;
+        }
         let vpc = vpc_of(state, endpoint);
         wanted.extend(
             addresses(endpoint)
@@ -281,6 +298,13 @@ fn claims(state: &State) -> Result<(), String> {
     for (name, claim) in all(state, Kind::IpClaim) {
         if claim.pointer("/status/releasedAt").is_some() {
             return Err(format!("claim {name} is released, but doesn't go"));
+        }
+        let owner = (
+            text(claim, "/spec/endpointNamespace"),
+            text(claim, "/spec/endpointName"),
+        );
+        if open.contains(&owner) {
+            continue;
         }
         claimed.push(format!(
             "{}/{}",

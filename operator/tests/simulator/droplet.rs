@@ -32,10 +32,14 @@ pub enum Report {
 
 pub struct Stream {
     pub outbox: UnboundedSender<Report>,
+    /// Of the operator at the other end.
+    pub epoch: u64,
 }
 
 pub struct Droplet {
     pub name: String,
+    /// Of those that had the name.
+    pub incarnation: u64,
     pub address: Ipv4Addr,
     /// The machine is on: its data plane forwards.
     pub is_on: bool,
@@ -56,9 +60,10 @@ pub struct Droplet {
 }
 
 impl Droplet {
-    pub fn new(name: &str, address: Ipv4Addr) -> Self {
+    pub fn new(name: &str, incarnation: u64, address: Ipv4Addr) -> Self {
         Self {
             name: name.to_owned(),
+            incarnation,
             address,
             is_on: true,
             is_reachable: true,
@@ -95,6 +100,12 @@ impl Droplet {
         }
     }
 
+    /// Whether its stream is to this operator, and all that came by it is in its tables.
+    pub fn follows(&self, epoch: u64) -> bool {
+        let stream = self.stream.as_ref();
+        self.is_applied && stream.is_some_and(|stream| stream.epoch == epoch)
+    }
+
     /// Whether it delivers to the address: a row and the pod's attachment.
     pub fn delivers(&self, vni: u32, address: IpAddr) -> bool {
         self.is_on
@@ -106,12 +117,13 @@ impl Droplet {
 }
 
 /// The life of a droplet's transitd, until its Droplet goes.
-pub async fn live(simulation: Arc<Simulation>, name: String) {
+pub async fn live(simulation: Arc<Simulation>, name: String, incarnation: u64) {
     loop {
         simulation.pause(20, 900).await;
         let (operator, hub, epoch) = {
             let state = &mut *simulation.lock();
-            let Some(droplet) = state.droplets.get(&name) else {
+            let droplet = state.droplets.get(&name);
+            let Some(droplet) = droplet.filter(|droplet| droplet.incarnation == incarnation) else {
                 return;
             };
             if !droplet.is_reachable || !droplet.is_on {
@@ -129,11 +141,16 @@ pub async fn live(simulation: Arc<Simulation>, name: String) {
         if epoch > operator.epoch {
             continue;
         }
-        session(&simulation, &name, &operator, &hub).await;
+        session(&simulation, (&name, incarnation), &operator, &hub).await;
     }
 }
 
-async fn session(simulation: &Arc<Simulation>, name: &str, operator: &Arc<Operator>, hub: &Arc<Hub>) {
+async fn session(
+    simulation: &Arc<Simulation>,
+    (name, incarnation): (&str, u64),
+    operator: &Arc<Operator>,
+    hub: &Arc<Hub>,
+) {
     let (outbox, mut reports) = unbounded_channel();
     let (attachments, subscriptions) = {
         let state = &mut *simulation.lock();
@@ -141,7 +158,10 @@ async fn session(simulation: &Arc<Simulation>, name: &str, operator: &Arc<Operat
         let Some(droplet) = state.droplets.get_mut(name) else {
             return;
         };
-        droplet.stream = Some(Stream { outbox });
+        droplet.stream = Some(Stream {
+            outbox,
+            epoch: operator.epoch,
+        });
         droplet.since = now;
         droplet.is_applied = false;
         let attachments: Vec<Attachment> = droplet.attachments.values().cloned().collect();
@@ -172,7 +192,8 @@ async fn session(simulation: &Arc<Simulation>, name: &str, operator: &Arc<Operat
         let state = &mut *simulation.lock();
         let now = state.elapsed();
         state.note(|| format!("{name} loses its stream to {}", operator.id));
-        if let Some(droplet) = state.droplets.get_mut(name) {
+        let droplet = state.droplets.get_mut(name);
+        if let Some(droplet) = droplet.filter(|droplet| droplet.incarnation == incarnation) {
             droplet.stream = None;
             droplet.since = now;
         }
@@ -279,7 +300,8 @@ fn say(name: &str, hub: &Hub, report: Report) -> bool {
 fn apply(simulation: &Simulation, name: &str, program: Program) -> Option<Vec<(u32, IpAddr)>> {
     let refused = simulation.with(|state| {
         let droplet = state.droplets.get_mut(name)?;
-        if !droplet.is_on || !droplet.is_reachable || program.epoch < droplet.highest_epoch {
+        let is_cut = droplet.stream.is_none() || !droplet.is_on || !droplet.is_reachable;
+        if is_cut || program.epoch < droplet.highest_epoch {
             return None;
         }
         droplet.highest_epoch = program.epoch;

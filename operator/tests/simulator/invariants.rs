@@ -126,9 +126,9 @@ pub fn first_address(endpoint: &Value) -> Option<IpAddr> {
 /// Its droplet delivers, and every bouncer that its operator can hear has its row.
 fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
     // With two that lead, one may not know yet where the other placed a bouncer.
-    if state.alive() != 1 {
+    let (1, Some(writer)) = (state.alive(), state.writer) else {
         return;
-    }
+    };
     let vpc = vpc_of(state, endpoint);
     let (Some(vni), Some(address)) = (vni(state, &vpc), first_address(endpoint)) else {
         state.violation(format!("endpoint {name} is Provisioned without VNI or address"));
@@ -159,7 +159,7 @@ fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
             continue;
         };
         // Away is suspect, unless it just went; back but not yet applied is not acked.
-        if droplet.stream.is_none() || !droplet.is_applied {
+        if !droplet.follows(writer) {
             continue;
         }
         let leads_home = matches!(
@@ -216,10 +216,15 @@ fn out_of_tables(state: &mut State, vni: u32, address: IpAddr, what: &str, uid: 
             },
         )
     };
+    // Of two that lead, each knows of those that follow it; the rest of the claim covers the others.
+    let is_followed = |droplet: &crate::droplet::Droplet| match state.writer {
+        Some(writer) => droplet.follows(writer),
+        None => droplet.stream.is_some() && droplet.is_applied,
+    };
     let holder = state
         .droplets
         .values()
-        .find(|droplet| droplet.is_on && droplet.stream.is_some() && droplet.is_applied && is_old(droplet))
+        .find(|droplet| droplet.is_on && is_followed(droplet) && is_old(droplet))
         .map(|droplet| droplet.name.clone());
     if let Some(holder) = holder {
         state.violation(format!("{what}, but {holder} has rows of {vni}/{address}"));

@@ -175,6 +175,7 @@ impl Connection {
             {
                 touch(state, *kind, namespace, name);
             }
+            state.writer = Some(self.operator.epoch);
             let result = perform(state, &head.method, &target, query, &body);
             if is_write {
                 let operator = &self.operator;

@@ -23,6 +23,8 @@ pub struct State {
     pub droplets: BTreeMap<String, Droplet>,
     pub operators: Vec<Arc<Operator>>,
     pub epoch: u64,
+    /// The operator whose write this is.
+    pub writer: Option<u64>,
     pub violations: Vec<String>,
     /// Pages of lists that are still to be fetched.
     pub pages: BTreeMap<String, Vec<Bytes>>,
@@ -54,6 +56,7 @@ impl Simulation {
             droplets: BTreeMap::new(),
             operators: Vec::new(),
             epoch: 0,
+            writer: None,
             violations: Vec::new(),
             pages: BTreeMap::new(),
             next_page: 0,
@@ -85,6 +88,7 @@ impl Simulation {
             self.stir();
             self.collect.notify_one();
         }
+        state.writer = None;
         result
     }
 

@@ -214,6 +214,18 @@ impl World {
         self.dirty.extend(parent.map(Owner::Vpc));
     }
 
+    /// A divider that left serves on: its tables come back, users are told of it by [`Self::list_divider`].
+    pub fn take_divider_back(&mut self, name: &str) {
+        if let Some(parent) = self.dividers.take_back(name) {
+            self.touch_vpc(&parent);
+        }
+    }
+
+    /// Whether users are told of the divider.
+    pub fn is_divider_listed(&self, name: &str) -> bool {
+        self.dividers.is_listed(name)
+    }
+
     /// The divider's tables go.
     pub fn forget_divider(&mut self, name: &str) {
         if let Some(parent) = self.dividers.forget(name) {
@@ -230,6 +242,23 @@ impl World {
     pub fn leave_bouncer(&mut self, name: &str) {
         let parent = self.bouncers.leave(name);
         self.dirty.extend(parent.map(Owner::Network));
+    }
+
+    /// As [`Self::take_divider_back`].
+    pub fn take_bouncer_back(&mut self, name: &str) {
+        if let Some(parent) = self.bouncers.take_back(name) {
+            self.touch_network(&parent);
+        }
+    }
+
+    /// As [`Self::is_divider_listed`].
+    pub fn is_bouncer_listed(&self, name: &str) -> bool {
+        self.bouncers.is_listed(name)
+    }
+
+    /// Whether users of the network are told of any bouncer.
+    pub fn has_bouncer(&self, network: &str) -> bool {
+        !self.bouncers.members(network).is_empty()
     }
 
     /// The bouncer's tables go.
@@ -375,6 +404,10 @@ impl World {
         self.droplets.contains_key(name)
     }
 
+    pub fn droplet_address(&self, name: &str) -> Option<Ipv4Addr> {
+        self.droplets.get(name).copied()
+    }
+
     pub fn droplets(&self) -> impl Iterator<Item = (&String, &Ipv4Addr)> {
         self.droplets.iter()
     }
@@ -416,12 +449,34 @@ impl World {
         self.bouncers.holders(network)
     }
 
-    /// The rows that must be acked before the endpoint is Provisioned: its own, not its subscribers'.
+    /// The rows that must be acked before the endpoint is Provisioned: its own, not its subscribers', and those by which
+    /// its droplet finds the bouncers and dividers.
     pub fn endpoint_rows(&self, name: &EndpointName) -> Vec<(String, Key)> {
         let keys = self.keys_of(&Owner::Endpoint(name.clone()));
-        keys.filter(|(_, key)| matches!(key, Key::Local(..) | Key::Bouncer(..)))
-            .cloned()
-            .collect()
+        let own = keys.filter(|(_, key)| matches!(key, Key::Local(..) | Key::Bouncer(..)));
+        own.cloned().chain(self.ways_of(name)).collect()
+    }
+
+    fn ways_of(&self, name: &EndpointName) -> Vec<(String, Key)> {
+        let ways = || {
+            let endpoint = self.endpoints.get(name)?;
+            let network = self.networks.get(&endpoint.network)?;
+            let vni = self.vni(&network.vpc)?;
+            let home = &endpoint.droplet;
+            let keys = [Key::Vpc(vni), Key::Network(vni, network.id)];
+            Some(keys.map(|key| (home.clone(), key)))
+        };
+        ways().into_iter().flatten().collect()
+    }
+
+    /// Droplets that must take packets from wherever the endpoint lives: its VPC's dividers; bouncers have its row.
+    pub fn dividers_of(&self, name: &EndpointName) -> BTreeSet<String> {
+        let network = self
+            .endpoints
+            .get(name)
+            .and_then(|endpoint| self.networks.get(&endpoint.network));
+        let dividers = network.map(|network| self.dividers.holders(&network.vpc));
+        dividers.into_iter().flatten().map(str::to_owned).collect()
     }
 
     /// Droplets with a row that leads to the endpoint's previous droplet unless they acked the newer one: bouncers and

@@ -27,6 +27,8 @@ impl Role {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
+    /// It left and is taken back: its tables are filled again, users are not told yet.
+    Returning,
     /// Users have it where it serves.
     Serving,
     /// Users are told of the new place.
@@ -48,7 +50,7 @@ impl Placed {
         match self.stage {
             Stage::Serving => self.role.serves_on.as_deref(),
             Stage::Listed => self.role.placed_on.as_deref(),
-            Stage::Leaving | Stage::Gone => None,
+            Stage::Returning | Stage::Leaving | Stage::Gone => None,
         }
     }
 
@@ -73,7 +75,7 @@ impl Roles {
             return Vec::new();
         }
         let stage = match (old, &role) {
-            (Some(old), _) if old.stage >= Stage::Leaving => old.stage,
+            (Some(old), _) if old.stage >= Stage::Leaving || old.stage == Stage::Returning => old.stage,
             (Some(old), Some(new)) if old.role.placed_on == new.placed_on => old.stage,
             _ => Stage::Serving,
         };
@@ -109,6 +111,23 @@ impl Roles {
     /// Its tables go. Answers its parent, if that changes anything.
     pub fn forget(&mut self, name: &str) -> Option<String> {
         self.change(name, Stage::Gone)
+    }
+
+    /// One that left is needed after all. Answers its parent, if that changes anything.
+    pub fn take_back(&mut self, name: &str) -> Option<String> {
+        let placed = self.roles.get_mut(name)?;
+        if placed.stage < Stage::Leaving {
+            return None;
+        }
+        placed.stage = Stage::Returning;
+        Some(placed.role.parent.clone())
+    }
+
+    /// Whether users are told of it.
+    pub fn is_listed(&self, name: &str) -> bool {
+        self.roles
+            .get(name)
+            .is_some_and(|placed| placed.member().is_some())
     }
 
     /// Whether users have another role of the same parent.
