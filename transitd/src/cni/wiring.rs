@@ -39,7 +39,13 @@ pub async fn setup(
     };
     // Left of an ADD that a crash cut off; no attachment of that name exists.
     veth::delete(&node.netlink, &plan.host_interface).await?;
-    let host_ifindex = veth::create(&node.netlink, &plan, &pod_namespace).await?;
+    let host_ifindex = match veth::create(&node.netlink, &plan, &pod_namespace).await {
+        Ok(index) => index,
+        Err(error) => {
+            undo(node, &request.id, None).await;
+            return Err(error.into());
+        }
+    };
     let attachment = Attachment {
         id: request.id.clone(),
         netns: request.netns.clone(),
@@ -58,19 +64,26 @@ pub async fn setup(
         host_ifindex,
         generation: next_generation(node),
         takes_xdp: node.settings.agent_hook == AgentHook::Xdp,
+        asked_at: request.asked_at,
+        cni_network: request.cni_network.clone(),
         boot_id: node.boot_id.clone(),
     };
     match finish(node, &attachment, &plan, pod_namespace).await {
         Ok(()) => Ok(attachment),
         Err(error) => {
-            if let Err(undo) = teardown(node, &attachment.id, Some(&attachment)).await {
-                warn!(
-                    error = &undo as &dyn std::error::Error,
-                    "a failed ADD could not be undone entirely"
-                );
-            }
+            undo(node, &attachment.id, Some(&attachment)).await;
             Err(error)
         }
+    }
+}
+
+/// After a failure, whatever was made of the attachment: its names are functions of its key.
+async fn undo(node: &Node, id: &AttachmentId, attachment: Option<&Attachment>) {
+    if let Err(error) = teardown(node, id, attachment).await {
+        warn!(
+            error = &error as &dyn std::error::Error,
+            "a failed ADD could not be undone entirely"
+        );
     }
 }
 

@@ -110,6 +110,27 @@ pub async fn delete_route(handle: &Handle, address: IpAddr, ifindex: u32) -> Res
     tolerate_missing(result).map_err(failed("delete the route to", address))
 }
 
+/// Whether the table of pods leads an address to this host end.
+pub async fn has_route(handle: &Handle, address: IpAddr, ifindex: u32) -> Result<bool, NetlinkError> {
+    let query = match address {
+        IpAddr::V4(_) => RouteMessageBuilder::<Ipv4Addr>::new().build(),
+        IpAddr::V6(_) => RouteMessageBuilder::<Ipv6Addr>::new().build(),
+    };
+    let wanted = [
+        RouteAttribute::Table(POD_TABLE),
+        RouteAttribute::Destination(address.into()),
+        RouteAttribute::Oif(ifindex),
+    ];
+    let mut routes = handle.route().get(query).execute();
+    let mut found = false;
+    while let Some(route) = routes.try_next().await.map_err(failed("list", "routes"))? {
+        found |= wanted
+            .iter()
+            .all(|attribute| route.attributes.contains(attribute));
+    }
+    Ok(found)
+}
+
 /// Names and ifindexes of all host ends on this node.
 pub async fn list(handle: &Handle) -> Result<Vec<(String, u32)>, NetlinkError> {
     let mut links = handle.link().get().execute();
