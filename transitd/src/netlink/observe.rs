@@ -13,7 +13,7 @@ use super::{NetlinkError, connect, failed, find_link, is_up, mac};
 /// One interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observed {
-    /// Index of a veth's other end, in its namespace.
+    /// Index of a veth's other end, if that is in another namespace.
     pub peer: Option<u32>,
     pub mac: Vec<u8>,
     pub is_up: bool,
@@ -44,11 +44,16 @@ pub async fn interface(name: &str) -> Result<Option<Observed>, NetlinkError> {
     let mut gateways =
         default_gateways(&handle, index, RouteMessageBuilder::<Ipv4Addr>::new().build()).await?;
     gateways.extend(default_gateways(&handle, index, RouteMessageBuilder::<Ipv6Addr>::new().build()).await?);
+    let is_elsewhere = link
+        .attributes
+        .iter()
+        .any(|attribute| matches!(attribute, LinkAttribute::LinkNetNsId(_)));
+    let peer = link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Link(index) => Some(*index),
+        _ => None,
+    });
     Ok(Some(Observed {
-        peer: link.attributes.iter().find_map(|attribute| match attribute {
-            LinkAttribute::Link(index) => Some(*index),
-            _ => None,
-        }),
+        peer: peer.filter(|_| is_elsewhere),
         mac: mac(&link).unwrap_or_default().to_vec(),
         is_up: is_up(&link),
         addresses,

@@ -17,6 +17,7 @@ mod operator;
 mod plugin;
 mod program;
 mod reconnect;
+mod refused;
 mod restart;
 mod rig;
 mod spool;
