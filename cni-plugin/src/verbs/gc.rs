@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::error::PluginError;
 use crate::transitd;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Deserialize)]
 struct Entry {

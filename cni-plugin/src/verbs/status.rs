@@ -14,7 +14,7 @@ use crate::{clock, file, transitd};
 /// Runtimes ask every few seconds and want an answer within one.
 const LIMIT: Duration = Duration::from_millis(900);
 /// Longer than an upgrade with its image there, shorter than pods are evicted in.
-const BRIDGE: Duration = Duration::from_secs(120);
+const BRIDGE: Duration = Duration::from_mins(2);
 
 pub fn run(config: &Config) -> Result<(), PluginError> {
     config.require_1_1("STATUS")?;

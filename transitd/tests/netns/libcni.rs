@@ -10,9 +10,7 @@ use crate::rig::{Rig, base_rows, eventually, local};
 
 /// Go tools, built by xtask from `e2e/cni`.
 fn tools() -> PathBuf {
-    let built = std::env::var_os("THUBAN_CNI_TOOLS").map(PathBuf::from);
-    let folder =
-        built.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/cni-tools"));
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/cni-tools");
     assert!(
         folder.join("cnitool").exists(),
         "build the tools first: cargo xtask cni-tools"

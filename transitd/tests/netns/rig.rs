@@ -246,7 +246,7 @@ impl Rig {
     }
 
     fn signal(&self, signal: nix::sys::signal::Signal) {
-        let daemon = nix::unistd::Pid::from_raw(self.daemon.as_ref().unwrap().id() as i32);
+        let daemon = nix::unistd::Pid::from_raw(self.daemon.as_ref().unwrap().id().cast_signed());
         nix::sys::signal::kill(daemon, signal).unwrap();
     }
 
