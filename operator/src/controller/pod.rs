@@ -272,7 +272,7 @@ mod tests {
     use k8s_openapi::api::core::v1::Pod;
     use serde_json::json;
 
-    use super::{Asked, mirrored};
+    use super::{Asked, mirrored, shaping};
 
     #[test]
     fn a_limit_of_bandwidth_is_seen_in_either_direction() {
