@@ -1,6 +1,7 @@
 //! STATUS: whether an ADD would be served, by what is known of this node; never by one tenant's network.
 
 use thiserror::Error;
+use tracing::warn;
 
 use super::error::AttachmentError;
 use crate::netlink;
@@ -13,6 +14,8 @@ pub enum NotReady {
     NoProgram,
     #[error("the kernel refuses this version's {0}, the old one is in place; see transitd's log")]
     OldProgram(&'static str),
+    #[error("the kernel cannot be asked about the uplink; see transitd's log")]
+    NoNetlink,
     #[error("the uplink is missing or down: pods of other nodes are out of reach")]
     NoUplink,
 }
@@ -21,7 +24,7 @@ impl NotReady {
     /// 50: no ADD. 51: besides, pods that are there have limited connectivity.
     pub fn code(self) -> u32 {
         match self {
-            Self::NoProgram | Self::OldProgram(_) => 50,
+            Self::NoProgram | Self::OldProgram(_) | Self::NoNetlink => 50,
             Self::NoUplink => 51,
         }
     }
@@ -37,9 +40,15 @@ pub async fn run(node: &Node) -> Result<(), AttachmentError> {
             return Err(NotReady::NoProgram.into());
         }
     }
-    let uplink = netlink::find_link(&node.netlink, &node.uplink.name).await;
-    if uplink?.is_none_or(|link| !netlink::is_up(&link)) {
-        return Err(NotReady::NoUplink.into());
+    match netlink::find_link(&node.netlink, &node.uplink.name).await {
+        Ok(Some(link)) if netlink::is_up(&link) => Ok(()),
+        Ok(_) => Err(NotReady::NoUplink.into()),
+        Err(error) => {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "the uplink cannot be looked at"
+            );
+            Err(NotReady::NoNetlink.into())
+        }
     }
-    Ok(())
 }

@@ -90,6 +90,32 @@ fn an_add_of_the_same_container_is_not_undone_by_a_del_from_before() {
 }
 
 #[test]
+fn a_del_that_waits_is_done_before_the_next_add_of_the_same_container() {
+    use prost::Message as _;
+    let rig = rig();
+    let directory = rig.directory.join("state/spool");
+    std::fs::create_dir_all(&directory).unwrap();
+    // More than once: now and then it is found before the ADD comes.
+    for _ in 0..3 {
+        let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).unwrap();
+        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        let del = thuban_proto::cni::SpooledDel {
+            container_id: "p1".into(),
+            ifname: "eth0".into(),
+            netns: String::new(),
+            boot_id: boot_id.trim().into(),
+            asked_at: Duration::from(now).as_nanos() as u64,
+        };
+        std::fs::write(directory.join("aside"), del.encode_to_vec()).unwrap();
+        std::fs::rename(directory.join("aside"), directory.join("p1_eth0.del")).unwrap();
+        rig.plugin_add("p1");
+        assert!(!directory.join("p1_eth0.del").exists());
+    }
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(rig.ping("p1", "10.0.1.6"), "{}", rig.log());
+}
+
+#[test]
 fn files_that_are_no_dels_of_this_boot_do_nothing_and_go() {
     use prost::Message as _;
     let rig = rig();
