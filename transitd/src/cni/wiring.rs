@@ -39,13 +39,7 @@ pub async fn setup(
     };
     // Left of an ADD that a crash cut off; no attachment of that name exists.
     veth::delete(&node.netlink, &plan.host_interface).await?;
-    let host_ifindex = match veth::create(&node.netlink, &plan, &pod_namespace).await {
-        Ok(index) => index,
-        Err(error) => {
-            undo(node, &request.id, None).await;
-            return Err(error.into());
-        }
-    };
+    let host_ifindex = veth::create(&node.netlink, &plan, &pod_namespace).await?;
     let attachment = Attachment {
         id: request.id.clone(),
         netns: request.netns.clone(),
@@ -71,19 +65,14 @@ pub async fn setup(
     match finish(node, &attachment, &plan, pod_namespace).await {
         Ok(()) => Ok(attachment),
         Err(error) => {
-            undo(node, &attachment.id, Some(&attachment)).await;
+            if let Err(undo) = teardown(node, &attachment.id, Some(&attachment)).await {
+                warn!(
+                    error = &undo as &dyn std::error::Error,
+                    "a failed ADD could not be undone entirely"
+                );
+            }
             Err(error)
         }
-    }
-}
-
-/// After a failure, whatever was made of the attachment: its names are functions of its key.
-async fn undo(node: &Node, id: &AttachmentId, attachment: Option<&Attachment>) {
-    if let Err(error) = teardown(node, id, attachment).await {
-        warn!(
-            error = &error as &dyn std::error::Error,
-            "a failed ADD could not be undone entirely"
-        );
     }
 }
 

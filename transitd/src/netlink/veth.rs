@@ -6,10 +6,11 @@ use std::os::fd::AsRawFd;
 
 use futures::TryStreamExt;
 use netlink_packet_route::address::AddressHeaderFlags;
-use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute};
+use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteScope};
 use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
 use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE, HOST_SOURCE_V6};
+use tracing::warn;
 
 use super::{NetlinkError, POD_TABLE, error_number, failed, find_link, tolerate_exists, tolerate_missing};
 
@@ -31,8 +32,19 @@ impl VethPlan {
     }
 }
 
-/// Both ends, down. Returns the host end's ifindex. An interface of that name in the pod is an error and nothing is made.
+/// Both ends, down. Returns the host end's ifindex. An interface of that name in the pod is an error. After an error
+/// nothing is there.
 pub async fn create(handle: &Handle, plan: &VethPlan, pod: &File) -> Result<u32, NetlinkError> {
+    create_and_look(handle, plan, pod, find_link).await
+}
+
+/// As [`create`]; `look` finds the host's end once it is made.
+pub async fn create_and_look(
+    handle: &Handle,
+    plan: &VethPlan,
+    pod: &File,
+    look: impl AsyncFnOnce(&Handle, &str) -> Result<Option<LinkMessage>, NetlinkError>,
+) -> Result<u32, NetlinkError> {
     let peer = LinkUnspec::new_with_name(&plan.pod_interface)
         .address(plan.pod_mac.to_vec())
         .mtu(plan.mtu)
@@ -56,9 +68,20 @@ pub async fn create(handle: &Handle, plan: &VethPlan, pod: &File) -> Result<u32,
             });
         }
     }
-    let link = find_link(handle, &plan.host_interface).await?;
-    link.map(|link| link.header.index)
-        .ok_or_else(|| NetlinkError::NoInterface(plan.host_interface.clone()))
+    let name = &plan.host_interface;
+    let found = match look(handle, name).await {
+        Ok(Some(link)) => return Ok(link.header.index),
+        Ok(None) => NetlinkError::NoInterface(name.clone()),
+        Err(error) => error,
+    };
+    if let Err(error) = delete(handle, name).await {
+        warn!(
+            interface = name,
+            error = &error as &dyn std::error::Error,
+            "a veth that could not be looked up could not be deleted"
+        );
+    }
+    Err(found)
 }
 
 /// The host's end up, with the pod's permanent neighbours and its routes in the table of pods. With an IPv6 address,

@@ -22,4 +22,5 @@ mod restart;
 mod rig;
 mod spool;
 mod status;
+mod veth;
 mod wire;
