@@ -21,6 +21,7 @@ pub async fn run(node: Arc<Node>) {
     let mut interval = tokio::time::interval(Duration::from_secs(node.settings.scan_interval.div_ceil(2)));
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut suspects = BTreeSet::new();
+    spool::sweep(&node);
     loop {
         interval.tick().await;
         if let Err(error) = trace::sweep(&node.settings.pins.maps()) {

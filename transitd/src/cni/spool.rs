@@ -47,6 +47,19 @@ pub async fn drain(node: &Arc<Node>) {
     }
 }
 
+/// Removes what plugins that were killed left half-written: nobody was told that those DELs are done. Once at start: a
+/// plugin that writes just then fails, and its runtime repeats the DEL.
+pub fn sweep(node: &Node) {
+    let Ok(entries) = std::fs::read_dir(node.settings.state_dir.join(DIRECTORY)) else {
+        return;
+    };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.extension().is_some_and(|extension| extension == "tmp") {
+            remove(&path);
+        }
+    }
+}
+
 /// The one that waits for this attachment, if any.
 pub async fn drain_one(node: &Arc<Node>, id: &AttachmentId) {
     let path = file(node, id);
