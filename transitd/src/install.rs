@@ -109,7 +109,8 @@ fn tell_ready(node: &Node) -> std::io::Result<()> {
     if node.state().links.kept().next().is_some() {
         return Ok(());
     }
-    std::fs::write(file(thuban_proto::SERVED_FILE), &node.boot_id)?;
+    // Whole at any time: a plugin may be reading it.
+    replace_file(&file(thuban_proto::SERVED_FILE), node.boot_id.as_bytes(), 0o600)?;
     if let Err(error) = std::fs::remove_file(file(thuban_proto::AWAY_FILE))
         && error.kind() != std::io::ErrorKind::NotFound
     {
