@@ -236,18 +236,8 @@ impl Rig {
         }
     }
 
-    /// SIGSTOP: as a daemon that gets no time.
-    pub fn freeze(&mut self) {
-        self.signal(nix::sys::signal::Signal::SIGSTOP);
-    }
-
-    pub fn thaw(&mut self) {
-        self.signal(nix::sys::signal::Signal::SIGCONT);
-    }
-
-    fn signal(&self, signal: nix::sys::signal::Signal) {
-        let daemon = nix::unistd::Pid::from_raw(self.daemon.as_ref().unwrap().id().cast_signed());
-        nix::sys::signal::kill(daemon, signal).unwrap();
+    pub fn daemon_id(&self) -> u32 {
+        self.daemon.as_ref().unwrap().id()
     }
 
     /// Whether the daemon ended by itself, with its exit code.

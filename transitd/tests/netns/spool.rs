@@ -149,11 +149,13 @@ fn files_that_are_no_dels_of_this_boot_do_nothing_and_go() {
 
 #[test]
 fn a_del_that_transitd_is_too_busy_for_waits_too() {
-    let mut rig = rig();
-    rig.freeze();
+    use nix::sys::signal::{Signal, kill};
+    let rig = rig();
+    let daemon = nix::unistd::Pid::from_raw(rig.daemon_id().cast_signed());
+    kill(daemon, Signal::SIGSTOP).unwrap();
     del(&rig, "p1");
     assert_eq!(spooled(&rig).len(), 1);
-    rig.thaw();
+    kill(daemon, Signal::SIGCONT).unwrap();
     eventually("done", || spooled(&rig).is_empty());
     eventually("and gone", || !rig.in_pod("p1", "ip link show eth0"));
     rig.plugin_add("p1");
