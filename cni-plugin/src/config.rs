@@ -14,19 +14,31 @@ use crate::error::PluginError;
 pub struct Config {
     /// One of [`SUPPORTED_VERSIONS`].
     pub cni_version: String,
+    /// The CNI network's name.
+    pub network: String,
     /// Where transitd listens.
     pub socket: PathBuf,
+    /// Where DELs wait while transitd is away.
+    pub spool: PathBuf,
+    /// Goes into the result of ADD as it is: names are no business of Thuban's.
+    pub dns: Map<String, Value>,
+    /// `prevResult`.
+    pub previous: Option<Value>,
+    /// `cni.dev/valid-attachments`, or `cni.dev/attachments`, as the first text of spec 1.1 called it.
+    pub valid_attachments: Option<Value>,
 }
 
 impl Config {
     pub fn parse(input: &[u8]) -> Result<Self, PluginError> {
-        let fields = object(input)?;
+        let mut fields = object(input)?;
         let cni_version = version(&fields)?;
-        let name = string(&fields, "name", "the network's name")?.unwrap_or_default();
-        if name.is_empty() {
+        let expected =
+            "the network's name: a letter or digit followed by letters, digits, _ . -, a non-empty string";
+        let network = string(&fields, "name", expected)?.unwrap_or_default().to_owned();
+        if !is_identifier(&network) {
             return Err(PluginError::Config {
                 field: "name",
-                expected: "the network's name, a non-empty string",
+                expected,
             });
         }
         if let Some(kind) = string(&fields, "type", "\"thuban\"")?
@@ -37,19 +49,57 @@ impl Config {
                 expected: "\"thuban\"",
             });
         }
-        let expected = "an absolute path of transitd's Unix socket";
-        let socket = string(&fields, "socket", expected)?.unwrap_or(thuban_proto::DEFAULT_CNI_SOCKET);
-        if !socket.starts_with('/') {
-            return Err(PluginError::Config {
-                field: "socket",
-                expected,
-            });
-        }
+        let socket = path(
+            &fields,
+            "socket",
+            thuban_proto::DEFAULT_CNI_SOCKET,
+            "an absolute path of transitd's Unix socket",
+        )?;
+        let spool = path(
+            &fields,
+            "spool",
+            thuban_proto::DEFAULT_CNI_SPOOL,
+            "an absolute path of a directory",
+        )?;
+        let dns = match fields.remove("dns") {
+            None | Some(Value::Null) => Map::new(),
+            Some(Value::Object(dns)) => dns,
+            Some(_) => {
+                return Err(PluginError::Config {
+                    field: "dns",
+                    expected: "an object",
+                });
+            }
+        };
+        let mut take = |name| fields.remove(name).filter(|value| !value.is_null());
         Ok(Self {
             cni_version,
-            socket: PathBuf::from(socket),
+            network,
+            socket,
+            spool,
+            dns,
+            previous: take("prevResult"),
+            valid_attachments: take("cni.dev/valid-attachments").or_else(|| take("cni.dev/attachments")),
         })
     }
+
+    /// CHECK is in every supported version, STATUS and GC came with 1.1.0.
+    pub fn require_1_1(&self, verb: &'static str) -> Result<(), PluginError> {
+        if self.cni_version == "1.1.0" {
+            return Ok(());
+        }
+        Err(PluginError::VerbVersion {
+            verb,
+            version: self.cni_version.clone(),
+        })
+    }
+}
+
+/// Starts with a letter or digit, then letters, digits, `_`, `.`, `-` (CNI spec, container ids and network names).
+pub fn is_identifier(text: &str) -> bool {
+    let mut characters = text.chars();
+    characters.next().is_some_and(|c| c.is_ascii_alphanumeric())
+        && characters.all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
 }
 
 /// The JSON object that stdin must hold.
@@ -73,6 +123,20 @@ fn version(fields: &Map<String, Value>) -> Result<String, PluginError> {
         Ok(version.to_owned())
     } else {
         Err(PluginError::Version(version.to_owned()))
+    }
+}
+
+fn path(
+    fields: &Map<String, Value>,
+    field: &'static str,
+    default: &str,
+    expected: &'static str,
+) -> Result<PathBuf, PluginError> {
+    let path = string(fields, field, expected)?.unwrap_or(default);
+    if path.starts_with('/') {
+        Ok(PathBuf::from(path))
+    } else {
+        Err(PluginError::Config { field, expected })
     }
 }
 
@@ -105,6 +169,8 @@ mod tests {
             Config::parse(br#"{"cniVersion":"1.1.0","name":"thuban","type":"thuban","ipam":{}}"#).unwrap();
         assert_eq!(config.cni_version, "1.1.0");
         assert_eq!(config.socket, PathBuf::from("/run/thuban/cni.sock"));
+        assert_eq!(config.spool, PathBuf::from("/var/lib/thuban/spool"));
+        assert!(config.valid_attachments.is_none() && config.previous.is_none() && config.dns.is_empty());
     }
 
     #[test]
@@ -137,6 +203,25 @@ mod tests {
                 7,
                 "socket",
                 "absolute path",
+            ),
+            (r#"{"cniVersion":"1.0.0","name":"../n"}"#, 7, "name", "letters"),
+            (
+                r#"{"cniVersion":"1.0.0","name":"n","dns":[]}"#,
+                7,
+                "dns",
+                "object",
+            ),
+            (
+                r#"{"cniVersion":"1.0.0","name":"n","spool":"x"}"#,
+                7,
+                "spool",
+                "absolute path",
+            ),
+            (
+                r#"{"cniVersion":"1.2.0","name":"n","type":"thuban"}"#,
+                1,
+                "1.2.0",
+                "0.4.0, 1.0.0, 1.1.0",
             ),
             (
                 r#"{"cniVersion":"0.2.0","name":"n"}"#,

@@ -1,5 +1,6 @@
 //! The environment by which a runtime tells the verb and the attachment (CNI spec 1.1, "Parameters").
 
+use crate::config::is_identifier;
 use crate::error::PluginError;
 
 /// What the runtime asks for.
@@ -44,7 +45,7 @@ impl Environment {
             _ => {
                 return Err(PluginError::Environment {
                     variable: "CNI_COMMAND",
-                    expected: "ADD, DEL, STATUS or VERSION",
+                    expected: "ADD, DEL, CHECK, GC, STATUS or VERSION",
                 });
             }
         };
@@ -57,16 +58,14 @@ impl Environment {
         })
     }
 
-    /// Starts with a letter or digit, then letters, digits, `_`, `.`, `-`.
+    /// At most 128 bytes: it becomes part of file names.
     pub fn container_id(&self) -> Result<&str, PluginError> {
-        let mut characters = self.container_id.chars();
-        let first = characters.next().is_some_and(|c| c.is_ascii_alphanumeric());
-        if first && characters.all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-')) {
+        if is_identifier(&self.container_id) && self.container_id.len() <= 128 {
             Ok(&self.container_id)
         } else {
             Err(PluginError::Environment {
                 variable: "CNI_CONTAINERID",
-                expected: "a letter or digit followed by letters, digits, _ . -",
+                expected: "a letter or digit followed by letters, digits, _ . -, at most 128 bytes",
             })
         }
     }

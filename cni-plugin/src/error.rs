@@ -1,11 +1,10 @@
 //! What can go wrong, and the CNI error code of each (CNI spec 1.1, "Error"; from 100 our own, set by transitd).
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
 use thiserror::Error;
-
-use crate::environment::Verb;
 
 #[derive(Debug, Error)]
 pub enum PluginError {
@@ -14,8 +13,10 @@ pub enum PluginError {
         variable: &'static str,
         expected: &'static str,
     },
-    #[error("CNI_COMMAND: {0:?} is not supported by this version, expected ADD, DEL, STATUS or VERSION")]
-    UnsupportedVerb(Verb),
+    #[error("network configuration: cniVersion: {verb} is not in {version}, expected 1.1.0")]
+    VerbVersion { verb: &'static str, version: String },
+    #[error("network configuration: prevResult: expected none, thuban must be the first plugin of its list")]
+    NotFirst,
     #[error("cannot read the network configuration from stdin")]
     ReadStdin(#[source] std::io::Error),
     #[error("network configuration: expected a JSON object")]
@@ -40,6 +41,18 @@ pub enum PluginError {
     Call(#[source] Box<tonic::Status>),
     #[error("transitd answered without a result")]
     EmptyReply,
+    #[error("transitd has not been ready for {seconds} s; look at the transitd pod of this node")]
+    Away { seconds: u64, source: Box<PluginError> },
+    #[error("transitd has not served this node since it was started; look at the transitd pod of this node")]
+    NeverServed(#[source] Box<PluginError>),
+    #[error("cannot {action} {path}")]
+    Spool {
+        action: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("transitd is away and {count} removals wait for it in {path} already")]
+    SpoolFull { count: usize, path: PathBuf },
     #[error("{}", .0.message)]
     Transitd(thuban_proto::cni::CniError),
 }
@@ -47,14 +60,20 @@ pub enum PluginError {
 impl PluginError {
     pub fn code(&self) -> u32 {
         match self {
-            Self::Version(_) => 1,
-            Self::Environment { .. } | Self::UnsupportedVerb(_) => 4,
-            Self::ReadStdin(_) | Self::Runtime(_) => 5,
+            Self::Version(_) | Self::VerbVersion { .. } => 1,
+            Self::Environment { .. } => 4,
+            Self::ReadStdin(_) | Self::Runtime(_) | Self::Spool { .. } => 5,
             Self::Decode(_) | Self::EmptyReply => 6,
-            Self::Config { .. } => 7,
-            Self::Connect { .. } | Self::Timeout(_) | Self::Call(_) => 11,
+            Self::Config { .. } | Self::NotFirst => 7,
+            Self::Connect { .. } | Self::Timeout(_) | Self::Call(_) | Self::SpoolFull { .. } => 11,
+            Self::Away { .. } | Self::NeverServed(_) => 50,
             Self::Transitd(error) => error.code,
         }
+    }
+
+    /// transitd did not answer: not there, not in time, or it ended in the middle of the call.
+    pub fn is_away(&self) -> bool {
+        matches!(self, Self::Connect { .. } | Self::Timeout(_) | Self::Call(_))
     }
 
     fn details(&self) -> String {

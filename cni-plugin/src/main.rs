@@ -1,12 +1,16 @@
 //! The CNI plugin binary `thuban`: environment and stdin, one call to transitd, CNI JSON on stdout.
 //!
 //! Invariant: stdout carries exactly one JSON document or nothing; every failure is a CNI error object with exit code 1.
-//! Holds no state and touches no network itself: transitd does.
+//! Touches no network itself: transitd does. While transitd is away, DELs wait in the spool and STATUS bridges a restart.
 
+mod clock;
 mod config;
 mod environment;
 mod error;
+mod file;
+mod previous;
 mod result;
+mod spool;
 mod transitd;
 mod verbs;
 
@@ -23,7 +27,7 @@ pub const SUPPORTED_VERSIONS: [&str; 3] = ["0.4.0", "1.0.0", "1.1.0"];
 const MAXIMUM_CONFIG: u64 = 1 << 20;
 
 fn main() -> ExitCode {
-    let mut version = SUPPORTED_VERSIONS[1].to_owned();
+    let mut version = SUPPORTED_VERSIONS[2].to_owned();
     let (document, code) = match run(&mut version) {
         Ok(document) => (document, ExitCode::SUCCESS),
         Err(error) => (ErrorDocument::new(&version, &error).to_json(), ExitCode::FAILURE),
@@ -53,7 +57,9 @@ fn run(version: &mut String) -> Result<Option<serde_json::Value>, PluginError> {
     match environment.verb {
         Verb::Add => verbs::add::run(&config, &environment).map(Some),
         Verb::Del => verbs::del::run(&config, &environment).map(|()| None),
+        Verb::Check => verbs::check::run(&config, &environment).map(|()| None),
+        Verb::Gc => verbs::gc::run(&config).map(|()| None),
         Verb::Status => verbs::status::run(&config).map(|()| None),
-        Verb::Check | Verb::Gc | Verb::Version => Err(PluginError::UnsupportedVerb(environment.verb)),
+        Verb::Version => verbs::version::run(&input).map(Some),
     }
 }

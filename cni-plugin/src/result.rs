@@ -2,11 +2,17 @@
 //!
 //! 0.4.0 has `version` in each address; 1.1.0 has `mtu` in each interface; 1.0.0 has neither.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use thuban_proto::cni::Attached;
 
-/// `interfaces[0]` is the host's end, `interfaces[1]` the pod's.
-pub fn document(version: &str, ifname: &str, netns: &str, attached: &Attached) -> Value {
+/// `interfaces[0]` is the host's end, `interfaces[1]` the pod's; `dns` is the configuration's.
+pub fn document(
+    version: &str,
+    ifname: &str,
+    netns: &str,
+    attached: &Attached,
+    dns: &Map<String, Value>,
+) -> Value {
     let mut host = json!({"name": attached.host_interface, "mac": attached.host_mac});
     let mut pod = json!({"name": ifname, "mac": attached.pod_mac, "sandbox": netns});
     if version == "1.1.0" {
@@ -29,5 +35,5 @@ pub fn document(version: &str, ifname: &str, netns: &str, attached: &Attached) -
         .iter()
         .map(|route| json!({"dst": route.destination, "gw": route.gateway}))
         .collect();
-    json!({"cniVersion": version, "interfaces": [host, pod], "ips": addresses, "routes": routes, "dns": {}})
+    json!({"cniVersion": version, "interfaces": [host, pod], "ips": addresses, "routes": routes, "dns": dns})
 }

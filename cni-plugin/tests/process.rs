@@ -8,10 +8,12 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use prost::Message;
 use serde_json::{Value, json};
 use thuban_proto::cni::cni_server::{Cni, CniServer};
 use thuban_proto::cni::{
-    AddReply, AddRequest, Address, Attached, CniError, DelReply, DelRequest, Route, add_reply,
+    AddReply, AddRequest, Address, Attached, AttachmentKey, CheckReply, CheckRequest, CniError, DelReply,
+    DelRequest, GcReply, GcRequest, Route, SpooledDel, StatusReply, StatusRequest, add_reply,
 };
 use tonic::{Request, Response, Status};
 
@@ -20,38 +22,83 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// transitd, as far as the plugin sees it. Dropping it ends it.
 struct Transitd {
     socket: PathBuf,
-    requests: Arc<Mutex<Vec<AddRequest>>>,
+    folder: Folder,
+    requests: Arc<Mutex<Requests>>,
     _runtime: tokio::runtime::Runtime,
+}
+
+/// What was asked.
+#[derive(Default)]
+struct Requests {
+    adds: Vec<AddRequest>,
+    checks: Vec<CheckRequest>,
+    gcs: Vec<GcRequest>,
 }
 
 struct Service {
     add: add_reply::Result,
-    del: Option<CniError>,
-    requests: Arc<Mutex<Vec<AddRequest>>>,
+    /// Of every other verb.
+    error: Option<CniError>,
+    requests: Arc<Mutex<Requests>>,
 }
 
 #[tonic::async_trait]
 impl Cni for Service {
     async fn add(&self, request: Request<AddRequest>) -> Result<Response<AddReply>, Status> {
-        self.requests.lock().unwrap().push(request.into_inner());
+        self.requests.lock().unwrap().adds.push(request.into_inner());
         Ok(Response::new(AddReply {
             result: Some(self.add.clone()),
         }))
     }
     async fn del(&self, _: Request<DelRequest>) -> Result<Response<DelReply>, Status> {
-        Ok(Response::new(DelReply {
-            error: self.del.clone(),
-        }))
+        let error = self.error.clone();
+        Ok(Response::new(DelReply { error }))
+    }
+    async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckReply>, Status> {
+        self.requests.lock().unwrap().checks.push(request.into_inner());
+        let error = self.error.clone();
+        Ok(Response::new(CheckReply { error }))
+    }
+    async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcReply>, Status> {
+        self.requests.lock().unwrap().gcs.push(request.into_inner());
+        let error = self.error.clone();
+        Ok(Response::new(GcReply { error }))
+    }
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let error = self.error.clone();
+        Ok(Response::new(StatusReply { error }))
     }
 }
 
-fn socket_path() -> PathBuf {
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    std::env::temp_dir().join(format!("thuban-cni-{}-{number}.sock", std::process::id()))
+/// A folder of one test, with the socket, the spool and what lies beside; removed when dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("thuban-cni-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+    fn socket(&self) -> PathBuf {
+        self.0.join("cni.sock")
+    }
+    fn spooled(&self) -> Vec<PathBuf> {
+        let Ok(entries) = std::fs::read_dir(self.0.join("spool")) else {
+            return vec![];
+        };
+        entries.map(|entry| entry.unwrap().path()).collect()
+    }
 }
 
-fn transitd(add: add_reply::Result, del: Option<CniError>) -> Transitd {
-    let (socket, requests) = (socket_path(), Arc::new(Mutex::new(Vec::new())));
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn transitd(add: add_reply::Result, error: Option<CniError>) -> Transitd {
+    let (folder, requests) = (Folder::new(), Arc::default());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -59,11 +106,11 @@ fn transitd(add: add_reply::Result, del: Option<CniError>) -> Transitd {
         .unwrap();
     let listener = {
         let _context = runtime.enter();
-        tokio::net::UnixListener::bind(&socket).unwrap()
+        tokio::net::UnixListener::bind(folder.socket()).unwrap()
     };
     let service = Service {
         add,
-        del,
+        error,
         requests: Arc::clone(&requests),
     };
     runtime.spawn(
@@ -72,15 +119,10 @@ fn transitd(add: add_reply::Result, del: Option<CniError>) -> Transitd {
             .serve_with_incoming(tokio_stream::wrappers::UnixListenerStream::new(listener)),
     );
     Transitd {
-        socket,
+        socket: folder.socket(),
+        folder,
         requests,
         _runtime: runtime,
-    }
-}
-
-impl Drop for Transitd {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.socket);
     }
 }
 
@@ -141,7 +183,16 @@ fn parsed(variables: &[(&str, &str)], input: &str) -> (i32, Value) {
 }
 
 fn config(version: &str, socket: &std::path::Path) -> String {
-    json!({"cniVersion": version, "name": "thuban", "type": "thuban", "socket": socket}).to_string()
+    with(version, socket, json!({}))
+}
+
+/// A configuration with more keys.
+fn with(version: &str, socket: &std::path::Path, more: Value) -> String {
+    let spool = socket.with_file_name("spool");
+    let mut config = json!({"cniVersion": version, "name": "thuban", "type": "thuban", "socket": socket, "spool": spool, "x": 1});
+    let Value::Object(more) = more else { unreachable!() };
+    config.as_object_mut().unwrap().extend(more);
+    config.to_string()
 }
 
 const POD: &str =
@@ -180,10 +231,11 @@ fn add_prints_the_result_in_the_shape_of_each_version() {
                 {"dst": "0.0.0.0/0", "gw": "10.0.1.1"},
                 {"dst": "::/0", "gw": "fe80::5468:7562:6101"},
             ],
-            "dns": {},
+            "dns": {"nameservers": ["10.0.0.10"], "search": ["svc"]},
         });
+        let dns = json!({"dns": {"nameservers": ["10.0.0.10"], "search": ["svc"]}});
         assert_eq!(
-            parsed(&environment("ADD"), &config(version, &transitd.socket)),
+            parsed(&environment("ADD"), &with(version, &transitd.socket, dns)),
             (0, expected)
         );
     }
@@ -194,8 +246,9 @@ fn add_prints_the_result_in_the_shape_of_each_version() {
         pod_namespace: "red".into(),
         pod_name: "web".into(),
         pod_uid: "u-1".into(),
+        network: "thuban".into(),
     };
-    assert_eq!(transitd.requests.lock().unwrap()[0], expected);
+    assert_eq!(transitd.requests.lock().unwrap().adds[0], expected);
 }
 
 #[test]
@@ -207,13 +260,25 @@ fn transitds_error_is_printed_with_its_code_and_exit_1() {
     };
     let transitd = transitd(add_reply::Result::Error(error.clone()), Some(error));
     let expected =
-        json!({"cniVersion": "1.0.0", "code": 101, "msg": "pod red/web is refused", "details": "why"});
-    for command in ["ADD", "DEL"] {
+        json!({"cniVersion": "1.1.0", "code": 101, "msg": "pod red/web is refused", "details": "why"});
+    for (command, more) in [
+        ("ADD", json!({})),
+        ("DEL", json!({})),
+        ("CHECK", json!({"prevResult": previous()})),
+        ("GC", json!({"cni.dev/valid-attachments": []})),
+        ("STATUS", json!({})),
+    ] {
         assert_eq!(
-            parsed(&environment(command), &config("1.0.0", &transitd.socket)),
-            (1, expected.clone())
+            parsed(&environment(command), &with("1.1.0", &transitd.socket, more)),
+            (1, expected.clone()),
+            "{command}"
         );
     }
+    assert_eq!(
+        transitd.folder.spooled(),
+        Vec::<PathBuf>::new(),
+        "a DEL that fails is the runtime's to repeat"
+    );
 }
 
 #[test]
@@ -231,11 +296,21 @@ fn del_prints_nothing_and_needs_no_netns_and_no_pod() {
     );
 }
 
+/// The result of ADD as a runtime keeps it.
+fn previous() -> Value {
+    json!({
+        "cniVersion": "1.0.0",
+        "interfaces": [{"name": "thb0"}, {"name": "eth0", "mac": "02:00:0a:00:01:05", "sandbox": "/run/netns/x"}],
+        "ips": [{"interface": 1, "address": "10.0.1.5/24"}],
+        "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.1.1"}],
+    })
+}
+
 #[test]
-fn without_transitd_add_and_del_ask_to_try_again_and_status_keeps_the_node() {
-    let socket = socket_path();
-    for command in ["ADD", "DEL"] {
-        let (code, error) = parsed(&environment(command), &config("1.0.0", &socket));
+fn without_transitd_an_add_is_to_be_tried_again() {
+    let folder = Folder::new();
+    for (command, more) in [("ADD", json!({})), ("CHECK", json!({"prevResult": previous()}))] {
+        let (code, error) = parsed(&environment(command), &with("1.0.0", &folder.socket(), more));
         assert_eq!((code, &error["code"]), (1, &json!(11)));
         assert!(
             error["msg"]
@@ -245,10 +320,143 @@ fn without_transitd_add_and_del_ask_to_try_again_and_status_keeps_the_node() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn without_transitd_a_del_waits_in_the_spool_once_however_often_it_comes() {
+    let folder = Folder::new();
+    // Nobody listens; then somebody who never answers.
+    for hangs in [false, false, true] {
+        let _listener = hangs.then(|| std::os::unix::net::UnixListener::bind(folder.socket()).unwrap());
+        let start = std::time::Instant::now();
+        assert_eq!(
+            run(&environment("DEL"), &config("1.0.0", &folder.socket())),
+            (0, String::new())
+        );
+        assert!(
+            start.elapsed() < std::time::Duration::from_secs(2),
+            "{:?}",
+            start.elapsed()
+        );
+    }
+    let spooled = folder.spooled();
+    assert_eq!(spooled, [folder.0.join("spool/c1_eth0.del")]);
+    let del = SpooledDel::decode(&*std::fs::read(&spooled[0]).unwrap()).unwrap();
+    assert_eq!((del.container_id.as_str(), del.ifname.as_str()), ("c1", "eth0"));
+    assert_eq!(del.netns, "/run/netns/x");
+    assert!(del.asked_at > 0 && del.boot_id.len() == 36, "{del:?}");
+}
+
+#[test]
+fn the_spool_is_bounded_and_what_is_in_it_can_still_be_repeated() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.0.join("spool")).unwrap();
+    for number in 0..1024 {
+        std::fs::write(folder.0.join(format!("spool/{number}_eth0.del")), "").unwrap();
+    }
+    let (exit, error) = parsed(&environment("DEL"), &config("1.0.0", &folder.socket()));
+    assert_eq!((exit, &error["code"]), (1, &json!(11)), "{error}");
+    assert!(
+        !error.to_string().contains("not found"),
+        "runtimes take that for success: {error}"
+    );
+    std::fs::write(folder.0.join("spool/c1_eth0.del"), "").unwrap();
+    assert_eq!(run(&environment("DEL"), &config("1.0.0", &folder.socket())).0, 0);
+    // Where there can be no spool, the runtime repeats it.
+    let nowhere = with("1.0.0", &folder.socket(), json!({"spool": "/dev/null/spool"}));
+    let (exit, error) = parsed(&environment("DEL"), &nowhere);
+    assert_eq!((exit, &error["code"]), (1, &json!(5)), "{error}");
+}
+
+#[test]
+fn status_bridges_a_transitd_that_is_away_for_a_while_if_it_has_served_in_this_boot() {
+    let folder = Folder::new();
+    let status = || run(&environment("STATUS"), &config("1.1.0", &folder.socket()));
+    let code = || {
+        let (exit, text) = status();
+        assert_eq!(exit, 1);
+        serde_json::from_str::<Value>(&text).unwrap()["code"].clone()
+    };
+    assert_eq!(code(), 50, "never served");
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let boot_id = boot_id.trim();
+    std::fs::write(folder.0.join("served"), "another boot").unwrap();
+    assert_eq!(code(), 50, "served before the node was started again");
+    std::fs::write(folder.0.join("served"), boot_id).unwrap();
+    assert_eq!(status(), (0, String::new()));
+    assert_eq!(status(), (0, String::new()));
+    let away = std::fs::read_to_string(folder.0.join("away")).unwrap();
+    let since: u64 = away.trim().split_once(' ').unwrap().1.parse().unwrap();
+    std::fs::write(folder.0.join("away"), format!("{boot_id} {}", since - 121)).unwrap();
+    assert_eq!(code(), 50, "away for too long");
+    std::fs::write(folder.0.join("away"), format!("{boot_id} {}", since - 60)).unwrap();
+    assert_eq!(status(), (0, String::new()));
+    // One that hangs is away too, and is found out within a second.
+    let _listener = std::os::unix::net::UnixListener::bind(folder.socket()).unwrap();
+    let start = std::time::Instant::now();
+    assert_eq!(status(), (0, String::new()));
+    assert!(start.elapsed() < std::time::Duration::from_millis(1500));
+}
+
+#[test]
+fn status_passes_transitds_word_on_and_forgets_an_absence_when_it_is_good() {
+    let good = transitd(attached(), None);
+    std::fs::write(good.folder.0.join("away"), "x").unwrap();
     assert_eq!(
-        run(&environment("STATUS"), &config("1.1.0", &socket)),
+        run(&environment("STATUS"), &config("1.1.0", &good.socket)),
         (0, String::new())
     );
+    assert!(!good.folder.0.join("away").exists());
+    let (exit, error) = parsed(&environment("STATUS"), &config("1.0.0", &good.socket));
+    assert_eq!((exit, &error["code"]), (1, &json!(1)), "STATUS is not in 1.0.0");
+}
+
+#[test]
+fn check_tells_transitd_what_the_runtime_remembers() {
+    let transitd = transitd(attached(), None);
+    let input = with("0.4.0", &transitd.socket, json!({"prevResult": previous()}));
+    assert_eq!(run(&environment("CHECK"), &input), (0, String::new()));
+    let request = transitd.requests.lock().unwrap().checks[0].clone();
+    assert_eq!(
+        (request.container_id.as_str(), request.netns.as_str()),
+        ("c1", "/run/netns/x")
+    );
+    let previous = request.previous.unwrap();
+    assert_eq!(previous.host_interfaces, ["thb0"]);
+    assert_eq!(previous.addresses, ["10.0.1.5/24"]);
+}
+
+#[test]
+fn gc_needs_a_list_and_an_absent_one_is_not_empty() {
+    let transitd = transitd(attached(), None);
+    let gc = |more: Value| run(&[("CNI_COMMAND", "GC")], &with("1.1.0", &transitd.socket, more));
+    let list = json!([{"containerID": "c1", "ifname": "eth0", "more": 1}]);
+    assert_eq!(gc(json!({"cni.dev/valid-attachments": list})), (0, String::new()));
+    assert_eq!(gc(json!({"cni.dev/attachments": list})), (0, String::new()));
+    assert_eq!(gc(json!({"cni.dev/valid-attachments": []})), (0, String::new()));
+    for absent in [json!({}), json!({"cni.dev/valid-attachments": null})] {
+        let (exit, text) = gc(absent);
+        assert!(
+            exit == 1 && text.contains("cni.dev/valid-attachments") && text.contains("\"code\":7"),
+            "{text}"
+        );
+    }
+    assert!(
+        gc(json!({"cni.dev/valid-attachments": ["c1"]}))
+            .1
+            .contains("\"code\":6")
+    );
+    let gcs = &transitd.requests.lock().unwrap().gcs;
+    let key = AttachmentKey {
+        container_id: "c1".into(),
+        ifname: "eth0".into(),
+    };
+    assert_eq!(gcs.len(), 3, "the others never came to transitd");
+    assert_eq!(
+        (gcs[0].network.as_str(), &gcs[0].valid, &gcs[1].valid),
+        ("thuban", &vec![key.clone()], &vec![key])
+    );
+    assert!(gcs[2].valid.is_empty());
 }
 
 #[test]
@@ -257,6 +465,12 @@ fn version_tells_what_is_supported() {
     assert_eq!(
         parsed(&[("CNI_COMMAND", "VERSION")], r#"{"cniVersion":"1.1.0"}"#),
         (0, expected)
+    );
+    let (exit, answer) = parsed(&[("CNI_COMMAND", "VERSION")], r#"{"cniVersion":"9.0.0"}"#);
+    assert_eq!(
+        (exit, &answer["cniVersion"]),
+        (0, &json!("9.0.0")),
+        "that is the question's"
     );
 }
 
@@ -289,8 +503,20 @@ fn bad_configurations_and_environments_name_the_field() {
         (without("CNI_NETNS"), good, 4, "CNI_NETNS"),
         (without("CNI_IFNAME"), good, 4, "CNI_IFNAME"),
         (without("CNI_ARGS"), good, 4, "K8S_POD_UID"),
-        (environment("CHECK"), good, 4, "CNI_COMMAND"),
-        (environment("GC"), good, 4, "CNI_COMMAND"),
+        (environment("CHECK"), good, 7, "prevResult"),
+        (environment("GC"), good, 1, "1.1.0"),
+        (
+            environment("ADD"),
+            r#"{"cniVersion":"1.2.0","name":"n"}"#,
+            1,
+            "0.4.0, 1.0.0, 1.1.0",
+        ),
+        (
+            environment("ADD"),
+            r#"{"cniVersion":"1.0.0","name":"n","prevResult":{}}"#,
+            7,
+            "first plugin",
+        ),
     ] {
         let (exit, error) = parsed(&variables, input);
         assert_eq!(

@@ -26,3 +26,9 @@ pub const OPERATOR_TOKEN_AUDIENCE: &str = "thuban-operator";
 pub const PROTOCOL_VERSION: u32 = 2;
 /// Where transitd listens for the CNI plugin, unless the CNI configuration names another path.
 pub const DEFAULT_CNI_SOCKET: &str = "/run/thuban/cni.sock";
+/// Where the CNI plugin leaves DELs while transitd is away, unless the CNI configuration names another path.
+pub const DEFAULT_CNI_SPOOL: &str = "/var/lib/thuban/spool";
+/// Beside the socket, with the boot id in it: a transitd of this boot has served pods, so its absence may be a restart.
+pub const SERVED_FILE: &str = "served";
+/// Beside the socket: since when STATUS found transitd not ready. Written by the plugin, removed when transitd is ready.
+pub const AWAY_FILE: &str = "away";

@@ -31,7 +31,7 @@ use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
 use crate::settings::{AgentHook, Aggregation, RunSettings, TransitHookChoice};
 use crate::state::State;
-use crate::{droplet, loads, reclaim, subscriptions};
+use crate::{boot, droplet, loads, reclaim, subscriptions};
 
 /// Wanted rows that wait to be asked for; more are asked for again by the agents.
 const WANTED_QUEUE: usize = 1024;
@@ -128,8 +128,7 @@ async fn start(
 ) -> Result<(Arc<Node>, mpsc::Receiver<thuban_common::tables::EndpointKey>), DaemonError> {
     let netlink = netlink::connect()?;
     let uplink = uplink::find(&netlink, settings.interface.as_deref(), settings.node_ip).await?;
-    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(DaemonError::BootId)?;
-    let boot_id = boot_id.trim().to_owned();
+    let boot_id = boot::id().map_err(DaemonError::BootId)?;
     let store = Store::open(settings.state_dir.join("attachments"))?;
     let attachments = load_attachments(&store, &boot_id)?;
 
@@ -265,11 +264,11 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
     }
     let names: Vec<String> = known.into_iter().map(|(name, _)| name).collect();
     for name in &names {
-        state.links.ensure(Hook::AgentTc, name)?;
+        state.links.ensure_or_keep(Hook::AgentTc, name)?;
         // A pod made for tc sends unsummed and unsegmented frames, which XDP can't redirect.
         let takes_xdp = |a: &Attachment| a.host_interface == *name && a.takes_xdp;
         if agent_hook == AgentHook::Xdp && state.attachments.values().any(takes_xdp) {
-            state.links.ensure(Hook::AgentXdp, name)?;
+            state.links.ensure_or_keep(Hook::AgentXdp, name)?;
         } else {
             state.links.release(Hook::AgentXdp, name)?;
         }

@@ -11,6 +11,7 @@ use thiserror::Error;
 use tracing::{error, info};
 
 use crate::attachments::store::replace_file;
+use crate::cni;
 use crate::node::Node;
 
 const CONFLIST: &str = "05-thuban.conflist";
@@ -46,18 +47,19 @@ pub fn binary(source: &Path, directory: &Path) -> Result<(), InstallError> {
     Ok(())
 }
 
-/// The network configuration list, `socket` only where it is not the default.
-pub fn conflist(socket: &Path) -> serde_json::Value {
+/// The network configuration list, `socket` and `spool` only where they are not the default.
+pub fn conflist(socket: &Path, spool: &Path) -> serde_json::Value {
     let mut plugin = json!({"type": BINARY});
     if socket != Path::new(thuban_proto::DEFAULT_CNI_SOCKET) {
         plugin["socket"] = json!(socket);
+    }
+    if spool != Path::new(thuban_proto::DEFAULT_CNI_SPOOL) {
+        plugin["spool"] = json!(spool);
     }
     json!({
         "cniVersion": "1.0.0",
         "cniVersions": ["0.4.0", "1.0.0", "1.1.0"],
         "name": "thuban",
-        "disableCheck": true,
-        "disableGC": true,
         "plugins": [plugin],
     })
 }
@@ -71,9 +73,7 @@ pub async fn when_synced(node: Arc<Node>) {
         }
     }
     let settings = &node.settings;
-    if let Some(directory) = settings.socket.parent()
-        && let Err(failure) = std::fs::write(directory.join(READY_FILE), "")
-    {
+    if let Err(failure) = tell_ready(&node) {
         error!(
             error = &failure as &dyn std::error::Error,
             "cannot write the ready file"
@@ -83,7 +83,8 @@ pub async fn when_synced(node: Arc<Node>) {
         return;
     }
     let path = settings.cni_conf_dir.join(CONFLIST);
-    let text = format!("{:#}\n", conflist(&settings.socket));
+    let spool = settings.state_dir.join(cni::spool::DIRECTORY);
+    let text = format!("{:#}\n", conflist(&settings.socket, &spool));
     if std::fs::read_to_string(&path).is_ok_and(|held| held == text) {
         return;
     }
@@ -101,19 +102,39 @@ pub async fn when_synced(node: Arc<Node>) {
     }
 }
 
+/// For the probe and for the plugin's STATUS. Not ready is who cannot put this version's programs in place: then a
+/// rolling update of the DaemonSet stops here.
+fn tell_ready(node: &Node) -> std::io::Result<()> {
+    let file = |name| node.settings.socket.with_file_name(name);
+    if node.state().links.kept().next().is_some() {
+        return Ok(());
+    }
+    // Whole at any time: a plugin may be reading it.
+    replace_file(&file(thuban_proto::SERVED_FILE), node.boot_id.as_bytes(), 0o600)?;
+    if let Err(error) = std::fs::remove_file(file(thuban_proto::AWAY_FILE))
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(error);
+    }
+    std::fs::write(file(READY_FILE), "")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_conflist_offers_every_version_and_runs_on_old_runtimes() {
-        let list = conflist(Path::new("/run/thuban/cni.sock"));
+        let list = conflist(
+            Path::new("/run/thuban/cni.sock"),
+            Path::new("/var/lib/thuban/spool"),
+        );
         assert_eq!(list["cniVersion"], "1.0.0");
         assert_eq!(list["cniVersions"], json!(["0.4.0", "1.0.0", "1.1.0"]));
         assert_eq!(list["plugins"], json!([{"type": "thuban"}]));
         assert_eq!(
-            conflist(Path::new("/x/y.sock"))["plugins"][0]["socket"],
-            "/x/y.sock"
+            conflist(Path::new("/x/y.sock"), Path::new("/x/spool"))["plugins"][0],
+            json!({"type": "thuban", "socket": "/x/y.sock", "spool": "/x/spool"})
         );
     }
 }

@@ -1,6 +1,7 @@
 //! The parts of transitd, for the daemon, and for who plays its side of the operator's stream without a data plane.
 
 pub mod attachments;
+pub mod boot;
 pub mod cni;
 pub mod daemon;
 pub mod dataplane;

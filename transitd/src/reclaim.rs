@@ -1,5 +1,5 @@
-//! Finds what was left: by a killed trace, and attachments by a lost DEL. Of those both the pod's namespace and the veth
-//! must be gone.
+//! Finds what was left: by a killed trace, DELs that the plugin spooled, and attachments by a lost DEL. Of those both the
+//! pod's namespace and the veth must be gone.
 //!
 //! Conservative: one source alone proves nothing, and a look must say so twice in a row.
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 use crate::attachments::AttachmentId;
-use crate::cni::del;
+use crate::cni::{del, spool};
 use crate::netlink::{find_link, namespace};
 use crate::node::Node;
 use crate::trace;
@@ -21,6 +21,7 @@ pub async fn run(node: Arc<Node>) {
     let mut interval = tokio::time::interval(Duration::from_secs(node.settings.scan_interval.div_ceil(2)));
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut suspects = BTreeSet::new();
+    spool::sweep(&node);
     loop {
         interval.tick().await;
         if let Err(error) = trace::sweep(&node.settings.pins.maps()) {
@@ -29,6 +30,7 @@ pub async fn run(node: Arc<Node>) {
                 "a killed trace could not be cleared"
             );
         }
+        spool::drain(&node).await;
         let gone = gone(&node).await;
         for id in gone.intersection(&suspects) {
             match del::remove(&node, id).await {

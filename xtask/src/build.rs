@@ -82,8 +82,10 @@ fn make_images(object: &Path, tools: &Path) -> Result<()> {
     let work = root().join("target/images/files");
     fs::create_dir_all(&work).with_context(|| format!("making {}", work.display()))?;
     let release = root().join("target").join(TARGET).join("release");
-    let [operator, transitd, plugin] =
-        ["thuban-operator", "transitd", "thuban"].map(|name| stripped(&release.join(name), &work.join(name)));
+    let [operator, transitd] = ["thuban-operator", "transitd"]
+        .map(|name| stripped(&release.join(name), &work.join(name), "--strip-debug"));
+    // Started for every pod and every few seconds for STATUS: as small as it gets.
+    let plugin = stripped(&release.join("thuban"), &work.join("thuban"), "--strip-all").and_then(limited);
     let pause = compile_pause(&work.join("pause"))?;
     let list = [
         Image {
@@ -129,16 +131,22 @@ fn make_images(object: &Path, tools: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A copy without debug information.
-fn stripped(source: &Path, copy: &Path) -> Result<PathBuf> {
+/// The CNI plugin, if it is as small as it must be.
+fn limited(plugin: PathBuf) -> Result<PathBuf> {
+    const LARGEST: u64 = 4 << 20;
+    let size = fs::metadata(&plugin)
+        .with_context(|| format!("reading {}", plugin.display()))?
+        .len();
+    if size > LARGEST {
+        bail!("{} has {size} bytes, more than {LARGEST}", plugin.display());
+    }
+    Ok(plugin)
+}
+
+/// A copy without debug information, or without any symbols.
+fn stripped(source: &Path, copy: &Path, how: &str) -> Result<PathBuf> {
     if !is_newer(copy, source) {
-        run_command(
-            Command::new("strip")
-                .arg("--strip-debug")
-                .arg("-o")
-                .arg(copy)
-                .arg(source),
-        )?;
+        run_command(Command::new("strip").arg(how).arg("-o").arg(copy).arg(source))?;
     }
     Ok(copy.to_path_buf())
 }

@@ -19,7 +19,7 @@ struct Package {
     sign: &'static str,
 }
 
-const PACKAGES: [Package; 15] = [
+const PACKAGES: [Package; 16] = [
     Package {
         name: "binutils",
         sign: "strip",
@@ -47,6 +47,10 @@ const PACKAGES: [Package; 15] = [
     Package {
         name: "iproute2",
         sign: "ip",
+    },
+    Package {
+        name: "iptables",
+        sign: "iptables",
     },
     Package {
         name: "libc6-dev",

@@ -19,7 +19,7 @@ use crate::{
 
 const VERSION: &str = "v1.36.3";
 const OLDEST_ETCD: (u32, u32, u32) = (3, 5, 13);
-const OLDEST_GO: &str = "1.26";
+pub const OLDEST_GO: &str = "1.26";
 const NAMES: [&str; 7] = [
     "agnhost",
     "etcd",
@@ -46,7 +46,8 @@ fn is_complete(folder: &Path) -> bool {
     NAMES.iter().all(|name| folder.join(name).exists())
 }
 
-fn cache() -> Result<PathBuf> {
+/// Where built tools are kept.
+pub fn cache() -> Result<PathBuf> {
     let base = match env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()) {
         Some(path) => PathBuf::from(path),
         None => PathBuf::from(env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?)

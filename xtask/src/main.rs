@@ -8,6 +8,7 @@ mod bench;
 mod build;
 mod check;
 mod cluster;
+mod cni_tools;
 mod crds;
 mod demo;
 mod deps;
@@ -77,6 +78,8 @@ enum Command {
     },
     /// Install the programs that the other commands need
     Deps,
+    /// Build cnitool and the other programs that tests run against the CNI plugin
+    CniTools,
 }
 
 fn main() -> ExitCode {
@@ -105,6 +108,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Uninstall { name } => uninstall::run(&name)?,
         Command::Cluster { name, action } => return cluster::run(&name, action),
         Command::Deps => deps::ensure()?,
+        Command::CniTools => cni_tools::ensure()?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -12,7 +12,7 @@ use thuban_cluster::Cluster;
 
 use crate::{
     build::{self, root, run_command, step},
-    check, cluster, deps, diagnostics, ebpf, install, removal,
+    check, cluster, cni_tools, deps, diagnostics, ebpf, install, removal,
 };
 
 const CLUSTER: &str = "test";
@@ -112,6 +112,7 @@ fn run_group(group: &str) -> Result<Sum> {
         }
         "programs" => run_tests(&["--test", PROGRAMS], &[]),
         "netns" => {
+            step("cnitool and others", cni_tools::ensure)?;
             let arguments: Vec<&str> = NETNS.iter().flat_map(|target| ["--test", target]).collect();
             run_tests(&arguments, &[])
         }

@@ -13,6 +13,9 @@ use crate::{result, transitd};
 const LIMIT: Duration = Duration::from_secs(40);
 
 pub fn run(config: &Config, environment: &Environment) -> Result<serde_json::Value, PluginError> {
+    if config.previous.is_some() {
+        return Err(PluginError::NotFirst);
+    }
     let pod = environment.pod()?;
     let (ifname, netns) = (environment.ifname()?, environment.netns()?);
     let request = AddRequest {
@@ -22,13 +25,15 @@ pub fn run(config: &Config, environment: &Environment) -> Result<serde_json::Val
         pod_namespace: pod.namespace,
         pod_name: pod.name,
         pod_uid: pod.uid,
+        network: config.network.clone(),
     };
     let reply = transitd::call(&config.socket, LIMIT, async |mut client| {
         client.add(request).await
     })?;
     match reply.result {
         Some(add_reply::Result::Attached(attached)) => {
-            Ok(result::document(&config.cni_version, ifname, netns, &attached))
+            let version = &config.cni_version;
+            Ok(result::document(version, ifname, netns, &attached, &config.dns))
         }
         Some(add_reply::Result::Error(error)) => Err(PluginError::Transitd(error)),
         None => Err(PluginError::EmptyReply),

@@ -1,4 +1,5 @@
-//! DEL: idempotent; what is not there is success. Without transitd it fails with code 11, and the runtime repeats it.
+//! DEL: idempotent; what is not there is success. While transitd is away it is kept in the spool, which is success too:
+//! the runtime removes the pod's namespace then, and the veth with it.
 
 use std::time::Duration;
 
@@ -7,20 +8,25 @@ use thuban_proto::cni::DelRequest;
 use crate::config::Config;
 use crate::environment::Environment;
 use crate::error::PluginError;
-use crate::transitd;
+use crate::{clock, spool, transitd};
 
-const LIMIT: Duration = Duration::from_secs(20);
+/// With what spooling takes: 2 s.
+const LIMIT: Duration = Duration::from_millis(1500);
 
 pub fn run(config: &Config, environment: &Environment) -> Result<(), PluginError> {
+    let asked_at = clock::since_boot();
     let request = DelRequest {
         container_id: environment.container_id()?.to_owned(),
         netns: environment.optional_netns().to_owned(),
         ifname: environment.ifname()?.to_owned(),
     };
-    let reply = transitd::call(&config.socket, LIMIT, async |mut client| {
-        client.del(request).await
-    })?;
-    reply
-        .error
-        .map_or(Ok(()), |error| Err(PluginError::Transitd(error)))
+    let sent = request.clone();
+    let reply = transitd::call(&config.socket, LIMIT, async |mut client| client.del(sent).await);
+    match reply {
+        Ok(reply) => reply
+            .error
+            .map_or(Ok(()), |error| Err(PluginError::Transitd(error))),
+        Err(error) if error.is_away() => spool::keep(&config.spool, request, asked_at),
+        Err(error) => Err(error),
+    }
 }

@@ -1,6 +1,8 @@
-//! One file a verb. CHECK and GC are not supported: the conflist says so, and asking is answered with code 4.
+//! One file a verb.
 
 pub mod add;
+pub mod check;
 pub mod del;
+pub mod gc;
 pub mod status;
 pub mod version;

@@ -112,13 +112,19 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
     };
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
     match create(&endpoints, &endpoint).await {
-        Ok(_) => info!(
-            namespace,
-            endpoint = name,
-            network = endpoint.spec.network,
-            addresses = endpoint.spec.claimed.join(", "),
-            "endpoint created"
-        ),
+        Ok(_) => {
+            info!(
+                namespace,
+                endpoint = name,
+                network = endpoint.spec.network,
+                addresses = endpoint.spec.claimed.join(", "),
+                "endpoint created"
+            );
+            if let Some(annotation) = shaping(&pod) {
+                let note = format!("{annotation} has no effect: this network shapes no traffic");
+                context.event(&*pod, true, "BandwidthNotShaped", &note).await;
+            }
+        }
         Err(error) if error.is_conflict() => {}
         // The namespace is going away; so is the pod.
         Err(error) if error.is_forbidden() => {}
@@ -160,6 +166,17 @@ async fn claim(
         Err(ClaimError::Write(error)) => Err(error.into()),
         Err(_) => Ok(Vec::new()),
     }
+}
+
+/// The annotation by which a pod asks for a limit of its bandwidth. The bandwidth plugin, which reads it, shapes at a
+/// veth that packets between pods pass by.
+fn shaping(pod: &Pod) -> Option<&'static str> {
+    [
+        "kubernetes.io/ingress-bandwidth",
+        "kubernetes.io/egress-bandwidth",
+    ]
+    .into_iter()
+    .find(|annotation| pod.annotations().contains_key(*annotation))
 }
 
 /// What a pod asks for by annotations.
@@ -255,7 +272,26 @@ mod tests {
     use k8s_openapi::api::core::v1::Pod;
     use serde_json::json;
 
-    use super::{Asked, mirrored};
+    use super::{Asked, mirrored, shaping};
+
+    #[test]
+    fn a_limit_of_bandwidth_is_seen_in_either_direction() {
+        for (annotations, found) in [
+            (json!({}), None),
+            (json!({"kubernetes.io/other": "10M"}), None),
+            (
+                json!({"kubernetes.io/ingress-bandwidth": "10M"}),
+                Some("kubernetes.io/ingress-bandwidth"),
+            ),
+            (
+                json!({"kubernetes.io/egress-bandwidth": "10M"}),
+                Some("kubernetes.io/egress-bandwidth"),
+            ),
+        ] {
+            let pod: Pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
+            assert_eq!(shaping(&pod), found);
+        }
+    }
 
     #[test]
     fn annotations_ask_for_one_address_of_each_family_and_a_unicast_mac() {

@@ -44,6 +44,12 @@ pub struct Attachment {
     /// Made with the agent at XDP: the pod's end takes frames that XDP redirects to it.
     #[serde(default)]
     pub takes_xdp: bool,
+    /// When the runtime asked for it, nanoseconds since boot: a DEL that was spooled before is not meant for it.
+    #[serde(default)]
+    pub asked_at: u64,
+    /// The CNI network that it was asked for in; empty in files of a transitd that kept none.
+    #[serde(default)]
+    pub cni_network: String,
     /// The boot in which the veth was made; after another boot nothing of it exists.
     pub boot_id: String,
 }
@@ -155,6 +161,8 @@ pub mod tests {
             host_ifindex: 9,
             generation,
             takes_xdp: false,
+            asked_at: 0,
+            cni_network: String::new(),
             boot_id: "boot".into(),
         }
     }

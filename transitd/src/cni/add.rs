@@ -9,8 +9,9 @@ use thuban_proto::cni::{AddRequest, Address, Attached, Route};
 use tracing::info;
 
 use super::error::AttachmentError;
-use super::wiring;
+use super::{spool, wiring};
 use crate::attachments::{Attachment, AttachmentId, mac_text};
+use crate::boot;
 use crate::netlink::namespace;
 use crate::node::Node;
 use crate::program::row::LocalEndpoint;
@@ -24,11 +25,16 @@ pub struct ValidatedAdd {
     pub pod_uid: String,
     pub pod_namespace: String,
     pub pod_name: String,
+    pub cni_network: String,
+    /// Nanoseconds since boot.
+    pub asked_at: u64,
 }
 
 /// Dropping the returned future cancels the wait, not the wiring: that runs to its end or its undoing.
 pub async fn run(node: &Arc<Node>, request: AddRequest) -> Result<Attached, AttachmentError> {
     let request = validate(request)?;
+    // A DEL that waits is older than this ADD.
+    spool::drain_one(node, &request.id).await;
     exists(node, &request.id)?;
     // Refuse a bad namespace before waiting.
     drop(namespace::open(request.netns.as_ref())?);
@@ -73,6 +79,7 @@ fn validate(request: AddRequest) -> Result<ValidatedAdd, AttachmentError> {
         pod_uid,
         pod_namespace,
         pod_name,
+        network,
         ..
     } = request;
     Ok(ValidatedAdd {
@@ -81,6 +88,8 @@ fn validate(request: AddRequest) -> Result<ValidatedAdd, AttachmentError> {
         pod_uid,
         pod_namespace,
         pod_name,
+        cni_network: network,
+        asked_at: boot::nanoseconds(),
     })
 }
 

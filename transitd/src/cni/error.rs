@@ -1,8 +1,10 @@
-//! What fails in ADD and DEL, and the CNI code of each (CNI spec 1.1; from 100 Thuban's own).
+//! What fails in the verbs, and the CNI code of each (CNI spec 1.1; from 100 Thuban's own).
 
 use thiserror::Error;
 use thuban_proto::cni::CniError;
 
+use super::check::Difference;
+use super::status::NotReady;
 use crate::attachments::InvalidId;
 use crate::attachments::store::StoreError;
 use crate::dataplane::links::LinkingError;
@@ -36,6 +38,12 @@ pub enum AttachmentError {
     },
     #[error("the endpoint of pod {namespace}/{name} changed while it was wired")]
     Changed { namespace: String, name: String },
+    #[error("container {container_id} has no interface {ifname} of this network")]
+    Unknown { container_id: String, ifname: String },
+    #[error(transparent)]
+    Difference(#[from] Difference),
+    #[error(transparent)]
+    Status(#[from] NotReady),
     #[error("cannot set up the pod's interface")]
     Netlink(#[from] NetlinkError),
     #[error("cannot attach the agent")]
@@ -51,12 +59,14 @@ pub enum AttachmentError {
 }
 
 impl AttachmentError {
-    /// 3, 4, 5, 11: the spec's. 100: interface exists. 101: refused. 102: could not be wired. 103: could not be removed.
+    /// 3, 4, 5, 11, 50, 51: the spec's. 100: interface exists. 101: refused. 102: could not be wired. 103: could not be
+    /// removed. 104: not as ADD made it.
     pub fn code(&self) -> u32 {
         match self {
             Self::Id(_)
             | Self::Request { .. }
             | Self::Netlink(NetlinkError::NotANamespace { .. } | NetlinkError::Namespace { .. }) => 4,
+            Self::Unknown { .. } => 3,
             Self::Store(_) => 5,
             Self::NotReady { .. }
             | Self::Changed { .. }
@@ -66,6 +76,8 @@ impl AttachmentError {
             Self::Refused { .. } => 101,
             Self::Netlink(_) | Self::Links(_) | Self::Tables(_) => 102,
             Self::Teardown(_) => 103,
+            Self::Difference(_) => 104,
+            Self::Status(reason) => reason.code(),
         }
     }
 }

@@ -3,8 +3,12 @@
 //! One verb a file. The socket's directory is 0700, the socket 0600, and each connection's peer must have uid 0.
 
 pub mod add;
+pub mod check;
 pub mod del;
 pub mod error;
+pub mod gc;
+pub mod spool;
+pub mod status;
 mod wiring;
 
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -13,13 +17,17 @@ use std::sync::Arc;
 
 use thiserror::Error;
 use thuban_proto::cni::cni_server::{Cni, CniServer};
-use thuban_proto::cni::{AddReply, AddRequest, CniError, DelReply, DelRequest, add_reply};
+use thuban_proto::cni::{
+    AddReply, AddRequest, CheckReply, CheckRequest, CniError, DelReply, DelRequest, GcReply, GcRequest,
+    StatusReply, StatusRequest, add_reply,
+};
 use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
+use self::error::AttachmentError;
 use crate::node::Node;
 
 #[derive(Debug, Error)]
@@ -125,22 +133,41 @@ impl Cni for Service {
     async fn del(&self, request: Request<DelRequest>) -> Result<Response<DelReply>, Status> {
         let request = request.into_inner();
         let container_id = request.container_id.clone();
-        let error = match del::run(&self.node, request).await {
-            Ok(()) => {
-                info!(container_id, "DEL done");
-                None
-            }
-            Err(error) => {
-                let error = CniError::from(&error);
-                warn!(
-                    container_id,
-                    message = error.message,
-                    details = error.details,
-                    "DEL failed"
-                );
-                Some(error)
-            }
-        };
+        let error = told("DEL", &container_id, del::run(&self.node, request).await);
+        if error.is_none() {
+            info!(container_id, "DEL done");
+        }
         Ok(Response::new(DelReply { error }))
     }
+
+    async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckReply>, Status> {
+        let request = request.into_inner();
+        let container_id = request.container_id.clone();
+        let error = told("CHECK", &container_id, check::run(&self.node, request).await);
+        Ok(Response::new(CheckReply { error }))
+    }
+
+    async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcReply>, Status> {
+        let error = told("GC", "", gc::run(&self.node, request.into_inner()).await);
+        Ok(Response::new(GcReply { error }))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let error = told("STATUS", "", status::run(&self.node).await);
+        Ok(Response::new(StatusReply { error }))
+    }
+}
+
+/// A failure in the form of CNI, after it was logged.
+fn told(verb: &'static str, container_id: &str, result: Result<(), AttachmentError>) -> Option<CniError> {
+    let error = CniError::from(&result.err()?);
+    warn!(
+        verb,
+        container_id,
+        code = error.code,
+        message = error.message,
+        details = error.details,
+        "a CNI verb failed"
+    );
+    Some(error)
 }

@@ -58,6 +58,8 @@ pub async fn setup(
         host_ifindex,
         generation: next_generation(node),
         takes_xdp: node.settings.agent_hook == AgentHook::Xdp,
+        asked_at: request.asked_at,
+        cni_network: request.cni_network.clone(),
         boot_id: node.boot_id.clone(),
     };
     match finish(node, &attachment, &plan, pod_namespace).await {

@@ -70,9 +70,9 @@ pub fn attach(
     uplink: &str,
 ) -> Result<TransitHook, LinkingError> {
     // tc first: what XDP passes on must be met by the program behind it.
-    links.ensure(Hook::TransitTc, uplink)?;
+    links.ensure_or_keep(Hook::TransitTc, uplink)?;
     if wanted == TransitHook::Xdp {
-        match links.ensure(Hook::TransitXdp, uplink) {
+        match links.ensure_or_keep(Hook::TransitXdp, uplink) {
             Ok(()) => return Ok(TransitHook::Xdp),
             Err(error) if choice == TransitHookChoice::Auto => {
                 warn!(

@@ -1,8 +1,10 @@
 //! Programs in the kernel and their pinned links.
 //!
 //! Invariant: a pinned link is updated in place to this version's program (the kernel swaps it atomically) and never
-//! unpinned and pinned again; only a link whose interface is gone, or whose hook was given up, loses its pin.
+//! unpinned and pinned again; only a link whose interface is gone, or whose hook was given up, loses its pin. A program
+//! that the kernel refuses leaves the old one in place.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use aya::Ebpf;
@@ -13,6 +15,7 @@ use aya::programs::{
     LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode, tc::TcAttachOptions,
 };
 use thiserror::Error;
+use tracing::error;
 
 use super::loader::LoadError;
 
@@ -32,6 +35,16 @@ pub enum LinkingError {
         interface: String,
         source: LinkError,
     },
+    #[error("the old {program} stays on {interface}: this version's cannot take its place")]
+    Kept {
+        program: &'static str,
+        interface: String,
+        source: Box<LinkingError>,
+    },
+    #[error("cannot open the pinned link {path}")]
+    Open { path: PathBuf, source: LinkError },
+    #[error("cannot ask which programs {interface} has")]
+    Query { interface: String, source: ProgramError },
     #[error("cannot pin {path}")]
     Pin {
         path: PathBuf,
@@ -43,11 +56,26 @@ pub enum LinkingError {
     List { path: PathBuf, source: std::io::Error },
 }
 
+impl LinkingError {
+    /// The link's interface is gone; another one may have its name now.
+    fn is_dead_link(&self) -> bool {
+        let number = match self {
+            Self::Attach {
+                source: ProgramError::SyscallError(error),
+                ..
+            } => error.io_error.raw_os_error(),
+            _ => None,
+        };
+        number == Some(libc::ENOLINK)
+    }
+}
+
 /// The programs of this version, each loaded when first attached.
 #[derive(Debug)]
 pub struct Links {
     ebpf: Ebpf,
     directory: PathBuf,
+    kept: BTreeSet<&'static str>,
 }
 
 /// One program at one interface; the pin's name is made of both.
@@ -81,18 +109,28 @@ impl Hook {
 
 impl Links {
     pub fn new(ebpf: Ebpf, directory: PathBuf) -> Self {
-        Self { ebpf, directory }
+        Self {
+            ebpf,
+            directory,
+            kept: BTreeSet::new(),
+        }
     }
 
     /// Puts this version's program at the hook: into the pinned link if there is a live one, else by a new link.
     pub fn ensure(&mut self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
         let path = self.directory.join(hook.pin_name(interface));
-        if let Ok(pinned) = PinnedLink::from_pin(&path) {
-            if self.replace(hook, pinned.into()).is_ok() {
-                return Ok(());
+        if let Some(pinned) = open(&path)? {
+            match self.replace(hook, interface, pinned) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.is_dead_link() => unpin(&path)?,
+                Err(error) => {
+                    return Err(LinkingError::Kept {
+                        program: hook.program(),
+                        interface: interface.to_owned(),
+                        source: Box::new(error),
+                    });
+                }
             }
-            // The interface that it was made for is gone, and another one has its name now.
-            unpin(&path)?;
         }
         let link = if hook.at_xdp() {
             self.attach_xdp(hook, interface)
@@ -102,6 +140,56 @@ impl Links {
         link.pin(&path)
             .map(drop)
             .map_err(|source| LinkingError::Pin { path, source })
+    }
+
+    /// As [`Self::ensure`], for what a former transitd attached: an old program that stays is no failure, but is
+    /// said and remembered.
+    pub fn ensure_or_keep(&mut self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
+        match self.ensure(hook, interface) {
+            Err(kept @ LinkingError::Kept { .. }) => {
+                error!(
+                    error = &kept as &dyn std::error::Error,
+                    interface, "an old program stays in place"
+                );
+                self.kept.insert(hook.program());
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Programs of this version that could not take their predecessors' places.
+    pub fn kept(&self) -> impl Iterator<Item = &'static str> {
+        self.kept.iter().copied()
+    }
+
+    /// Whether the pinned link's program is among those that the kernel runs at the interface; `at_xdp` is the one
+    /// that the interface has there.
+    pub fn is_attached(
+        &self,
+        hook: Hook,
+        interface: &str,
+        at_xdp: Option<u32>,
+    ) -> Result<bool, LinkingError> {
+        let path = self.directory.join(hook.pin_name(interface));
+        let Some(link) = open(&path)? else {
+            return Ok(false);
+        };
+        let program = match link.info() {
+            Ok(info) => info.program_id(),
+            Err(source) => return Err(LinkingError::Open { path, source }),
+        };
+        if hook.at_xdp() {
+            return Ok(at_xdp == Some(program));
+        }
+        let (_, programs) =
+            SchedClassifier::query_tcx(interface, TcAttachType::Ingress).map_err(|source| {
+                LinkingError::Query {
+                    interface: interface.to_owned(),
+                    source,
+                }
+            })?;
+        Ok(programs.iter().any(|info| info.id() == program))
     }
 
     /// Gives a hook up: the program leaves the interface. Missing is success.
@@ -130,16 +218,16 @@ impl Links {
         Ok(removed)
     }
 
-    fn replace(&mut self, hook: Hook, link: FdLink) -> Result<(), LinkingError> {
+    fn replace(&mut self, hook: Hook, interface: &str, link: FdLink) -> Result<(), LinkingError> {
         let program = hook.program();
         let attach = |source| LinkingError::Attach {
             program,
-            interface: String::from("its pinned link"),
+            interface: interface.to_owned(),
             source,
         };
         let convert = |source| LinkingError::Take {
             program,
-            interface: String::from("its pinned link"),
+            interface: interface.to_owned(),
             source,
         };
         // The FdLink that comes back is dropped: the pin alone keeps the link.
@@ -220,6 +308,19 @@ impl Links {
             program.load().map_err(verify)?;
         }
         Ok(program)
+    }
+}
+
+fn open(path: &Path) -> Result<Option<FdLink>, LinkingError> {
+    match PinnedLink::from_pin(path) {
+        Ok(pinned) => Ok(Some(pinned.into())),
+        Err(LinkError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => {
+            Ok(None)
+        }
+        Err(source) => Err(LinkingError::Open {
+            path: path.to_owned(),
+            source,
+        }),
     }
 }
 

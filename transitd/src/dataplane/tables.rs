@@ -116,6 +116,16 @@ impl Tables {
         self.mirror.get(key)
     }
 
+    /// What the kernel has for an interface, whatever the mirror says.
+    pub fn attachment_in_kernel(&self, ifindex: u32) -> Result<Option<AttachmentEntry>, TableError> {
+        lookup("ATTACHMENTS", self.attachments.get(&ifindex, 0))
+    }
+
+    /// As [`Self::attachment_in_kernel`], for an address.
+    pub fn local_in_kernel(&self, key: &EndpointKey) -> Result<Option<LocalEntry>, TableError> {
+        lookup("LOCAL_ENDPOINTS", self.local.get(key, 0))
+    }
+
     /// Writes a row unless it is there already.
     pub fn set(&mut self, key: TableKey, entry: TableEntry) -> Result<(), TableError> {
         if self.mirror.get(&key) == Some(&entry) {
@@ -328,6 +338,14 @@ fn data(maps: &Path, name: &'static str) -> Result<MapData, TableError> {
 
 fn hash<K: Pod, V: Pod>(maps: &Path, name: &'static str) -> Result<Hash<K, V>, TableError> {
     BpfHash::try_from(Map::HashMap(data(maps, name)?)).map_err(open(name))
+}
+
+fn lookup<V>(name: &'static str, found: Result<V, MapError>) -> Result<Option<V>, TableError> {
+    match found {
+        Ok(entry) => Ok(Some(entry)),
+        Err(MapError::KeyNotFound) => Ok(None),
+        Err(error) => Err(access("read", name)(error)),
+    }
 }
 
 fn put<K: Pod, V: Pod>(map: &mut Hash<K, V>, name: &'static str, key: K, value: V) -> Result<(), TableError> {

@@ -6,6 +6,7 @@ pub mod aggregation;
 pub mod ethtool;
 pub mod host;
 pub mod namespace;
+pub mod observe;
 pub mod pod;
 pub mod sysctl;
 pub mod uplink;
@@ -15,7 +16,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use futures::TryStreamExt;
-use netlink_packet_route::link::LinkMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, LinkXdp};
 use rtnetlink::Handle;
 use thiserror::Error;
 
@@ -98,6 +99,29 @@ pub async fn find_link(handle: &Handle, name: &str) -> Result<Option<LinkMessage
             source,
         }),
     }
+}
+
+pub fn is_up(link: &LinkMessage) -> bool {
+    link.header.flags.contains(LinkFlags::Up)
+}
+
+pub fn mac(link: &LinkMessage) -> Option<&[u8]> {
+    link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Address(mac) => Some(mac.as_slice()),
+        _ => None,
+    })
+}
+
+/// Id of the program that the link has at XDP.
+pub fn xdp_program(link: &LinkMessage) -> Option<u32> {
+    let xdp = link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Xdp(xdp) => Some(xdp),
+        _ => None,
+    })?;
+    xdp.iter().find_map(|attribute| match attribute {
+        LinkXdp::ProgId(id) => Some(*id),
+        _ => None,
+    })
 }
 
 /// Maps a request's error, naming the operation and the object.

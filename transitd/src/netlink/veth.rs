@@ -6,10 +6,11 @@ use std::os::fd::AsRawFd;
 
 use futures::TryStreamExt;
 use netlink_packet_route::address::AddressHeaderFlags;
-use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute};
+use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteScope};
 use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
 use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE, HOST_SOURCE_V6};
+use tracing::warn;
 
 use super::{NetlinkError, POD_TABLE, error_number, failed, find_link, tolerate_exists, tolerate_missing};
 
@@ -31,8 +32,19 @@ impl VethPlan {
     }
 }
 
-/// Both ends, down. Returns the host end's ifindex. An interface of that name in the pod is an error and nothing is made.
+/// Both ends, down. Returns the host end's ifindex. An interface of that name in the pod is an error. After an error
+/// nothing is there.
 pub async fn create(handle: &Handle, plan: &VethPlan, pod: &File) -> Result<u32, NetlinkError> {
+    create_and_look(handle, plan, pod, find_link).await
+}
+
+/// As [`create`]; `look` finds the host's end once it is made.
+pub async fn create_and_look(
+    handle: &Handle,
+    plan: &VethPlan,
+    pod: &File,
+    look: impl AsyncFnOnce(&Handle, &str) -> Result<Option<LinkMessage>, NetlinkError>,
+) -> Result<u32, NetlinkError> {
     let peer = LinkUnspec::new_with_name(&plan.pod_interface)
         .address(plan.pod_mac.to_vec())
         .mtu(plan.mtu)
@@ -56,9 +68,20 @@ pub async fn create(handle: &Handle, plan: &VethPlan, pod: &File) -> Result<u32,
             });
         }
     }
-    let link = find_link(handle, &plan.host_interface).await?;
-    link.map(|link| link.header.index)
-        .ok_or_else(|| NetlinkError::NoInterface(plan.host_interface.clone()))
+    let name = &plan.host_interface;
+    let found = match look(handle, name).await {
+        Ok(Some(link)) => return Ok(link.header.index),
+        Ok(None) => NetlinkError::NoInterface(name.clone()),
+        Err(error) => error,
+    };
+    if let Err(error) = delete(handle, name).await {
+        warn!(
+            interface = name,
+            error = &error as &dyn std::error::Error,
+            "a veth that could not be looked up could not be deleted"
+        );
+    }
+    Err(found)
 }
 
 /// The host's end up, with the pod's permanent neighbours and its routes in the table of pods. With an IPv6 address,
@@ -108,6 +131,27 @@ pub async fn delete(handle: &Handle, host_interface: &str) -> Result<(), Netlink
 pub async fn delete_route(handle: &Handle, address: IpAddr, ifindex: u32) -> Result<(), NetlinkError> {
     let result = handle.route().del(pod_route(address, ifindex)).execute().await;
     tolerate_missing(result).map_err(failed("delete the route to", address))
+}
+
+/// Whether the table of pods leads an address to this host end.
+pub async fn has_route(handle: &Handle, address: IpAddr, ifindex: u32) -> Result<bool, NetlinkError> {
+    let query = match address {
+        IpAddr::V4(_) => RouteMessageBuilder::<Ipv4Addr>::new().build(),
+        IpAddr::V6(_) => RouteMessageBuilder::<Ipv6Addr>::new().build(),
+    };
+    let wanted = [
+        RouteAttribute::Table(POD_TABLE),
+        RouteAttribute::Destination(address.into()),
+        RouteAttribute::Oif(ifindex),
+    ];
+    let mut routes = handle.route().get(query).execute();
+    let mut found = false;
+    while let Some(route) = routes.try_next().await.map_err(failed("list", "routes"))? {
+        found |= wanted
+            .iter()
+            .all(|attribute| route.attributes.contains(attribute));
+    }
+    Ok(found)
 }
 
 /// Names and ifindexes of all host ends on this node.

@@ -6,13 +6,21 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod attach;
+mod check;
 mod dual_stack;
+mod gc;
 mod hooks;
+mod libcni;
 mod loads;
 mod moves;
 mod operator;
+mod plugin;
 mod program;
 mod reconnect;
+mod refused;
 mod restart;
 mod rig;
+mod spool;
+mod status;
+mod veth;
 mod wire;

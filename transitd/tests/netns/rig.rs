@@ -28,6 +28,8 @@ pub struct Rig {
     pub directory: PathBuf,
     pub operator: Operator,
     pub flags: Vec<String>,
+    /// The object file with the programs.
+    pub programs: PathBuf,
     namespaces: Vec<String>,
     daemon: Option<Child>,
 }
@@ -148,6 +150,7 @@ impl Rig {
             directory,
             operator,
             flags: vec![],
+            programs: Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bpf/thuban-programs.o"),
             namespaces,
             daemon: None,
         }
@@ -170,7 +173,7 @@ impl Rig {
             .append(true)
             .open(self.directory.join("log"))
             .unwrap();
-        let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bpf/thuban-programs.o");
+        let programs = &self.programs;
         assert!(
             programs.exists(),
             "build the programs first: cargo xtask build-ebpf"
@@ -233,6 +236,10 @@ impl Rig {
         }
     }
 
+    pub fn daemon_id(&self) -> u32 {
+        self.daemon.as_ref().unwrap().id()
+    }
+
     /// Whether the daemon ended by itself, with its exit code.
     pub fn wait_for_exit(&mut self) -> Option<i32> {
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -265,6 +272,7 @@ impl Rig {
             pod_namespace: "ns".into(),
             pod_name: pod_uid.into(),
             pod_uid: pod_uid.into(),
+            network: String::new(),
         };
         match self
             .call(async |mut client| client.add(request).await.unwrap().into_inner())

@@ -1,0 +1,200 @@
+//! CHECK: is everything that ADD made still there, and does the runtime remember the same? Reads only.
+//!
+//! Compared are the runtime's `prevResult`, the attachment, and the kernel: both ends of the veth, addresses, routes,
+//! table rows, programs. What plugins after Thuban added is theirs; of the routes only those that `prevResult` lists
+//! count, for such a plugin may have taken one away.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use thiserror::Error;
+use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE_V6};
+use thuban_proto::cni::{CheckRequest, Previous};
+
+use super::error::AttachmentError;
+use crate::attachments::{Attachment, AttachmentId, mac_text};
+use crate::dataplane::links::Hook;
+use crate::netlink::{self, namespace, observe, veth};
+use crate::node::Node;
+
+/// What is not as ADD made it.
+#[derive(Debug, Error)]
+pub enum Difference {
+    #[error("prevResult: {field}: expected {expected}")]
+    Previous { field: &'static str, expected: String },
+    #[error("the host's end {0} of the pod's interface is missing, down, or another one")]
+    HostInterface(String),
+    #[error("the host's route to {0} is missing")]
+    HostRoute(IpAddr),
+    #[error("{program} is not attached to {interface}")]
+    Program {
+        program: &'static str,
+        interface: String,
+    },
+    #[error(
+        "no table row leads {0} to the pod: its endpoint is gone, or a newer sandbox of the pod took over"
+    )]
+    Row(IpAddr),
+    #[error("the pod's interface {0} is missing, down, or not the peer of the host's end")]
+    PodInterface(String),
+    #[error("the pod's interface has another MAC than {0}: nothing that it sends is taken")]
+    PodMac(String),
+    #[error("the pod's interface lacks the address {0}")]
+    Address(IpAddr),
+    #[error("the pod's default route via {0} is missing")]
+    Route(IpAddr),
+}
+
+pub async fn run(node: &Arc<Node>, request: CheckRequest) -> Result<(), AttachmentError> {
+    let id = AttachmentId::new(&request.container_id, &request.ifname)?;
+    let _lock = node.lock(&id).await;
+    let attachment = node.state().attachments.get(&id).cloned();
+    let Some(attachment) = attachment else {
+        let AttachmentId { container_id, ifname } = id;
+        return Err(AttachmentError::Unknown { container_id, ifname });
+    };
+    let previous = request.previous.unwrap_or_default();
+    compare(&attachment, &previous)?;
+    host(node, &attachment).await?;
+    rows(node, &attachment)?;
+    pod(&attachment, &previous, request.netns.into()).await
+}
+
+fn compare(attachment: &Attachment, previous: &Previous) -> Result<(), Difference> {
+    let differs = |field, expected| Err(Difference::Previous { field, expected });
+    if !previous.host_interfaces.contains(&attachment.host_interface) {
+        return differs("interfaces", attachment.host_interface.clone());
+    }
+    let mac = mac_text(attachment.mac);
+    if !previous.mac.is_empty() && !previous.mac.eq_ignore_ascii_case(&mac) {
+        return differs("interfaces", mac);
+    }
+    for address in attachment.addresses() {
+        let listed = previous.addresses.iter().any(|text| {
+            let text = text.split_once('/').map_or(text.as_str(), |(address, _)| address);
+            text.parse() == Ok(address)
+        });
+        if !listed {
+            return differs("ips", address.to_string());
+        }
+    }
+    Ok(())
+}
+
+async fn host(node: &Node, attachment: &Attachment) -> Result<(), AttachmentError> {
+    let name = &attachment.host_interface;
+    let link = netlink::find_link(&node.netlink, name).await?.filter(|link| {
+        let is_ours = link.header.index == attachment.host_ifindex;
+        is_ours && netlink::is_up(link) && netlink::mac(link) == Some(&GATEWAY_MAC[..])
+    });
+    let Some(link) = link else {
+        return Err(Difference::HostInterface(name.clone()).into());
+    };
+    for address in attachment.addresses() {
+        if !veth::has_route(&node.netlink, address, attachment.host_ifindex).await? {
+            return Err(Difference::HostRoute(address).into());
+        }
+    }
+    let state = node.state();
+    let hooks = [
+        Some(Hook::AgentTc),
+        attachment.takes_xdp.then_some(Hook::AgentXdp),
+    ];
+    for hook in hooks.into_iter().flatten() {
+        // A pod made for XDP runs at tc where transit went there.
+        let is_wanted = hook == Hook::AgentTc || node.settings.agent_hook == crate::settings::AgentHook::Xdp;
+        if is_wanted && !state.links.is_attached(hook, name, netlink::xdp_program(&link))? {
+            let (program, interface) = (hook.program(), name.clone());
+            return Err(Difference::Program { program, interface }.into());
+        }
+    }
+    Ok(())
+}
+
+fn rows(node: &Node, attachment: &Attachment) -> Result<(), AttachmentError> {
+    let state = node.state();
+    let index = attachment.host_ifindex;
+    let is_sender = state.tables.attachment_in_kernel(index)?.is_some_and(|entry| {
+        (entry.vni, entry.address, entry.mac) == (attachment.vni, attachment.key().address, attachment.mac)
+    });
+    if !is_sender {
+        return Err(Difference::Row(attachment.address.into()).into());
+    }
+    for (key, address) in attachment.keys().zip(attachment.addresses()) {
+        let leads_here = state
+            .tables
+            .local_in_kernel(&key)?
+            .is_some_and(|entry| entry.ifindex == index);
+        if !leads_here {
+            return Err(Difference::Row(address).into());
+        }
+    }
+    Ok(())
+}
+
+async fn pod(attachment: &Attachment, previous: &Previous, netns: PathBuf) -> Result<(), AttachmentError> {
+    let namespace = namespace::open(&netns)?;
+    let name = attachment.id.ifname.clone();
+    let seen = {
+        let name = name.clone();
+        namespace::run(namespace, &netns, async move || observe::interface(&name).await).await?
+    };
+    let seen = seen
+        .filter(|seen| seen.is_up && seen.peer == Some(attachment.host_ifindex))
+        .ok_or(Difference::PodInterface(name))?;
+    if seen.mac != attachment.mac {
+        return Err(Difference::PodMac(mac_text(attachment.mac)).into());
+    }
+    if let Some(lost) = attachment
+        .addresses()
+        .find(|address| !seen.addresses.contains(address))
+    {
+        return Err(Difference::Address(lost).into());
+    }
+    let gateways = attachment.addresses().map(|address| match address {
+        IpAddr::V4(_) => (IpAddr::from(attachment.gateway), "0.0.0.0/0"),
+        IpAddr::V6(_) => (Ipv6Addr::from(HOST_SOURCE_V6).into(), "::/0"),
+    });
+    for (gateway, destination) in gateways {
+        let listed = previous.routes.iter().any(|route| {
+            let via = route
+                .gateway
+                .parse()
+                .map_or(route.gateway.is_empty(), |via: IpAddr| via == gateway);
+            route.destination == destination && via
+        });
+        if listed && !seen.gateways.contains(&gateway) {
+            return Err(Difference::Route(gateway).into());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attachments::tests::attachment;
+
+    #[test]
+    fn a_remembered_result_must_be_that_of_the_attachment_and_may_have_more() {
+        let attachment = attachment("a", 1);
+        let previous = Previous {
+            host_interfaces: vec!["other".into(), attachment.host_interface.clone()],
+            mac: "02:00:0A:00:01:05".into(),
+            addresses: vec!["10.9.9.9/24".into(), "10.0.1.5/24".into()],
+            routes: vec![],
+        };
+        compare(&attachment, &previous).unwrap();
+        let changes: [fn(&mut Previous); 3] = [
+            |p| p.host_interfaces.truncate(1),
+            |p| p.mac = "02:00:0a:00:01:06".into(),
+            |p| p.addresses.truncate(1),
+        ];
+        for change in changes {
+            let mut other = previous.clone();
+            change(&mut other);
+            assert!(compare(&attachment, &other).is_err(), "{other:?}");
+        }
+    }
+}

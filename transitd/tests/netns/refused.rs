@@ -1,0 +1,131 @@
+//! Programs that cannot take their predecessors' places: the old ones stay, and that is said.
+
+use object::{Object, ObjectSection, ObjectSymbol};
+use serde_json::{Value, json};
+
+use crate::rig::{Rig, base_rows, eventually, local};
+
+fn rig() -> Rig {
+    let mut rows = base_rows();
+    rows.extend([local(7, "p1", 5), local(7, "p2", 6), local(7, "p3", 7)]);
+    let mut rig = Rig::new(rows);
+    for pod in ["p1", "p2", "p3"] {
+        rig.pod_namespace(pod);
+    }
+    rig.plugin_add("p1");
+    rig.plugin_add("p2");
+    rig
+}
+
+/// The same object, but these programs begin with an exit without a value, which the verifier does not take.
+fn broken(rig: &Rig, programs: &[&str]) -> std::path::PathBuf {
+    let mut bytes = std::fs::read(&rig.programs).unwrap();
+    let offsets: Vec<u64> = {
+        let file = object::File::parse(&*bytes).unwrap();
+        let offset = |name: &&str| {
+            let symbol = file.symbols().find(|symbol| symbol.name() == Ok(name)).unwrap();
+            let section = file.section_by_index(symbol.section_index().unwrap()).unwrap();
+            section.file_range().unwrap().0 + symbol.address()
+        };
+        programs.iter().map(offset).collect()
+    };
+    for offset in offsets {
+        bytes[offset as usize..offset as usize + 8].copy_from_slice(&[0x95, 0, 0, 0, 0, 0, 0, 0]);
+    }
+    let path = rig.directory.join("broken.o");
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// Pinned links with the ids of the programs that they run and their own.
+fn attached(rig: &Rig) -> Vec<(String, Value, Value)> {
+    let links = rig.directory.join("bpf/thuban/layout_1/links");
+    let mut found: Vec<_> = std::fs::read_dir(&links)
+        .unwrap()
+        .map(|entry| {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let shown = rig.on_node(&format!(
+                "bpftool -j link show pinned {}",
+                links.join(&name).display()
+            ));
+            let shown: Value = serde_json::from_str(&shown).unwrap();
+            (name, shown["prog_id"].clone(), shown["id"].clone())
+        })
+        .collect();
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    found
+}
+
+#[test]
+fn a_program_that_the_verifier_refuses_leaves_the_old_one_in_place_and_says_so() {
+    let mut rig = rig();
+    eventually("ready", || rig.directory.join("run/ready").exists());
+    let before = attached(&rig);
+    assert_eq!(before.len(), 3, "{before:?}");
+    let good = rig.programs.clone();
+    rig.kill();
+    rig.programs = broken(&rig, &["agent_tc", "transit_tc"]);
+    rig.start();
+    rig.operator.wait_for_ack();
+    assert_eq!(attached(&rig), before, "the very same programs\n{}", rig.log());
+    assert!(rig.ping("p1", "10.0.1.6") && rig.ping_from_node("10.0.1.5"));
+    for program in ["agent_tc", "transit_tc"] {
+        let said = format!("the old {program} stays on");
+        assert!(rig.log().contains(&said), "{said}: {}", rig.log());
+    }
+    // It cannot serve an ADD, and does not let a rolling update go on to the next node.
+    assert!(!rig.directory.join("run/ready").exists());
+    let (exit, error) = rig.plugin("ADD", "p3", "1.1.0", json!({}));
+    assert_eq!((exit, &error["code"]), (1, &json!(102)), "{error}");
+    assert!(!rig.in_pod("p3", "ip link show eth0"));
+    std::fs::remove_file(rig.directory.join("run/served")).unwrap();
+    let (_, error) = rig.plugin("STATUS", "p3", "1.1.0", json!({}));
+    assert_eq!(error["code"], 50);
+    assert!(
+        error["msg"].as_str().unwrap().contains("the kernel refuses"),
+        "{error}"
+    );
+    assert_eq!(rig.plugin("DEL", "p2", "1.1.0", json!({})), (0, Value::Null));
+    // With programs that are taken, they are swapped in the same links.
+    rig.kill();
+    rig.programs = good;
+    rig.start();
+    eventually("ready", || rig.directory.join("run/ready").exists());
+    let after = attached(&rig);
+    assert_eq!(after.len(), 2, "{after:?}");
+    for (name, program, link) in &after {
+        let (_, old, old_link) = before.iter().find(|(other, _, _)| other == name).unwrap();
+        assert!(program != old && link == old_link, "{name}");
+    }
+    rig.plugin_add("p3");
+    assert!(rig.ping("p3", "10.0.1.5"));
+}
+
+#[test]
+fn on_a_fresh_node_a_refused_program_stops_the_daemon_with_its_reason() {
+    let mut rig = Rig::prepare(base_rows());
+    rig.programs = broken(&rig, &["transit_tc"]);
+    rig.start();
+    assert_eq!(rig.wait_for_exit(), Some(1));
+    assert!(rig.log().contains("transit_tc"), "{}", rig.log());
+    assert!(!rig.directory.join("conf/05-thuban.conflist").exists());
+}
+
+#[test]
+fn a_link_whose_veth_was_replaced_under_its_name_is_made_anew() {
+    let mut rig = rig();
+    let before = attached(&rig);
+    let host = before[0].0.strip_prefix("agent_tc_").unwrap().to_owned();
+    rig.kill();
+    rig.on_node(&format!(
+        "ip link del {host} && ip link add {host} address 02:54:68:75:62:61 type veth peer name other"
+    ));
+    rig.start();
+    rig.operator.wait_for_ack();
+    let after = attached(&rig);
+    assert_eq!(after.len(), before.len());
+    for ((name, _, link), (_, _, old)) in after.iter().zip(&before) {
+        assert_eq!(name.ends_with(&host), link != old, "{name}: {before:?} {after:?}");
+    }
+    assert!(!rig.log().contains("stays in place"), "{}", rig.log());
+}

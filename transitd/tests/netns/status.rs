@@ -1,0 +1,109 @@
+//! STATUS by the real plugin: the truth, bridged over a restart of transitd.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use thuban_proto::transit::droplet_message::Message;
+
+use crate::rig::{Rig, base_rows, eventually};
+
+fn status(rig: &Rig) -> (i32, Value) {
+    rig.plugin("STATUS", "nobody", "1.1.0", json!({}))
+}
+
+#[test]
+fn a_restart_of_transitd_never_fails_status() {
+    let mut rig = Rig::new(base_rows());
+    eventually("ready", || rig.directory.join("run/ready").exists());
+    assert_eq!(status(&rig), (0, Value::Null));
+    for _ in 0..3 {
+        rig.kill();
+        assert_eq!(status(&rig), (0, Value::Null), "just gone");
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(status(&rig), (0, Value::Null), "away");
+        assert!(rig.directory.join("run/away").exists());
+        // Else the last transitd's would count until this one removes it.
+        std::fs::remove_file(rig.directory.join("run/ready")).unwrap();
+        rig.start();
+        while !rig.directory.join("run/ready").exists() {
+            assert_eq!(status(&rig), (0, Value::Null), "starting");
+        }
+        assert_eq!(status(&rig), (0, Value::Null), "back");
+        assert!(
+            !rig.directory.join("run/away").exists(),
+            "the absence is forgotten"
+        );
+    }
+}
+
+#[test]
+fn one_that_stays_away_or_without_a_program_fails_status_with_the_reason_in_the_end() {
+    let mut rig = Rig::new(base_rows());
+    eventually("ready", || rig.directory.join("run/ready").exists());
+    rig.kill();
+    assert_eq!(status(&rig), (0, Value::Null));
+    let note = rig.directory.join("run/away");
+    let age = || {
+        let text = std::fs::read_to_string(&note).unwrap();
+        let (boot, since) = text.trim().split_once(' ').unwrap();
+        let since: u64 = since.parse().unwrap();
+        std::fs::write(&note, format!("{boot} {}", since - 121)).unwrap();
+    };
+    age();
+    let (exit, error) = status(&rig);
+    assert_eq!((exit, &error["code"]), (1, &json!(50)), "{error}");
+    assert!(
+        error["details"].as_str().unwrap().contains("does not answer"),
+        "{error}"
+    );
+    // It answers, but has no program: the same absence.
+    rig.operator.shared.lock().unwrap().epoch = 0;
+    rig.start();
+    rig.operator
+        .wait_for("a hello", |m| matches!(m, Message::Hello(_)));
+    let (exit, error) = status(&rig);
+    assert_eq!((exit, &error["code"]), (1, &json!(50)), "{error}");
+    assert!(
+        error["details"]
+            .as_str()
+            .unwrap()
+            .contains("has not sent this node's program"),
+        "{error}"
+    );
+    rig.operator.shared.lock().unwrap().epoch = 2;
+    rig.operator.hang_up();
+    eventually("it has one", || status(&rig).0 == 0);
+}
+
+#[test]
+fn a_node_that_never_served_is_not_ready_at_once() {
+    let mut rig = Rig::prepare(base_rows());
+    assert_eq!(status(&rig).1["code"], 50);
+    rig.operator.shared.lock().unwrap().epoch = 0;
+    std::fs::write(rig.directory.join("state/epoch"), "1").unwrap();
+    rig.start();
+    rig.operator
+        .wait_for("a hello", |m| matches!(m, Message::Hello(_)));
+    let (exit, error) = status(&rig);
+    assert_eq!((exit, &error["code"]), (1, &json!(50)), "{error}");
+    assert!(
+        error["msg"]
+            .as_str()
+            .unwrap()
+            .contains("has not sent this node's program"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_dead_uplink_is_code_51() {
+    let rig = Rig::new(base_rows());
+    rig.on_node("ip link set up0 down");
+    // Bridged as a restart is, for links flap.
+    eventually("ready", || rig.directory.join("run/ready").exists());
+    assert_eq!(status(&rig).0, 0);
+    std::fs::remove_file(rig.directory.join("run/served")).unwrap();
+    assert_eq!(status(&rig).1["code"], 51);
+    rig.on_node("ip link set up0 up");
+    assert_eq!(status(&rig), (0, Value::Null));
+}
