@@ -179,17 +179,17 @@ impl Context {
 
     /// Claims of an owner.
     pub fn claims_of(&self, owner: &str) -> Vec<Arc<IpClaim>> {
-        found(&self.stores.ip_claims, self.index.owned_by(owner))
+        found(&self.stores.ip_claims, &self.index.owned_by(owner))
     }
 
     /// Roles of a parent.
     pub fn team<R: Role>(&self, parent: &str) -> Vec<Arc<R>> {
-        found(R::all(self), self.index.team(R::KIND, parent))
+        found(R::all(self), &self.index.team(R::KIND, parent))
     }
 
     /// Networks of a VPC.
     pub fn networks_of(&self, vpc: &str) -> Vec<Arc<Network>> {
-        found(&self.stores.networks, self.index.networks_of(vpc))
+        found(&self.stores.networks, &self.index.networks_of(vpc))
     }
 
     /// Addresses of all nodes, with their names.
@@ -282,6 +282,14 @@ pub fn internal_ips(node: &Node) -> Vec<IpAddr> {
         .collect()
 }
 
+/// Those of the names that the store has.
+fn found<K: Object>(store: &Store<K>, names: &[String]) -> Vec<Arc<K>> {
+    names
+        .iter()
+        .filter_map(|name| store.get(&ObjectRef::new(name)))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
@@ -312,12 +320,4 @@ mod tests {
         reservations.forget("a");
         assert_eq!(both("e", "red", "d1"), ["10.0.1.2", "fd00:1::2"]);
     }
-}
-
-/// Those of the names that the store has.
-fn found<K: Object>(store: &Store<K>, names: Vec<String>) -> Vec<Arc<K>> {
-    names
-        .iter()
-        .filter_map(|name| store.get(&ObjectRef::new(name)))
-        .collect()
 }

@@ -65,14 +65,8 @@ impl Index {
     }
 
     pub fn role(&self, kind: &'static str, parent: &str, name: &str, is_there: bool) {
-        self.sets(|sets| {
-            put(
-                &mut sets.teams,
-                (kind, parent.to_owned()),
-                name.to_owned(),
-                is_there,
-            )
-        });
+        let key = (kind, parent.to_owned());
+        self.sets(|sets| put(&mut sets.teams, key, name.to_owned(), is_there));
     }
 
     /// Names of the roles of a parent.

@@ -32,12 +32,11 @@ impl Pace {
     /// Whether one more may be done now.
     pub fn take(&self) -> bool {
         let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
-        let saved = since.elapsed().min(self.most);
-        if saved < self.each {
+        let Some(left) = since.elapsed().min(self.most).checked_sub(self.each) else {
             return false;
-        }
+        };
         let now = Instant::now();
-        *since = now.checked_sub(saved - self.each).unwrap_or(now);
+        *since = now.checked_sub(left).unwrap_or(now);
         true
     }
 }
