@@ -44,6 +44,16 @@ pub struct Leadership {
     lease: Lease,
 }
 
+/// Why a leadership is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Another one has the Lease, or the API server is away.
+    Lost,
+    /// The Lease is ours, but lacks a renewal that was accepted: the API server's state is a restored one, and what this
+    /// process knows is of the future.
+    Restored,
+}
+
 /// Waits until this process leads.
 pub async fn acquire(client: Client, candidate: Candidate) -> Leadership {
     let leases: Api<Lease> = Api::namespaced(client, SYSTEM_NAMESPACE);
@@ -99,6 +109,12 @@ fn epoch(lease: &Lease) -> u64 {
     u64::try_from(transitions.unwrap_or_default()).unwrap_or_default()
 }
 
+/// Whether a Lease lacks a renewal that the other one has, by the clock of their common holder.
+fn is_older(lease: &Lease, than: &Lease) -> bool {
+    let renewed = |lease: &Lease| Some(lease.spec.as_ref()?.renew_time.as_ref()?.0);
+    renewed(lease) < renewed(than)
+}
+
 /// Empty for a Lease that was given up.
 fn holder(lease: &Lease) -> &str {
     let spec = lease.spec.as_ref();
@@ -149,7 +165,7 @@ impl Leadership {
     }
 
     /// Renews until leadership is lost.
-    pub async fn hold(&mut self) {
+    pub async fn hold(&mut self) -> End {
         if is_deaf() {
             std::future::pending::<()>().await;
         }
@@ -158,14 +174,15 @@ impl Leadership {
             sleep(RENEW_EVERY).await;
             let asked = Instant::now();
             match timeout_at(renewed + GIVE_UP_AFTER, self.renew()).await {
-                Ok(true) => renewed = asked,
-                Ok(false) | Err(_) => return,
+                Ok(None) => renewed = asked,
+                Ok(Some(end)) => return end,
+                Err(_) => return End::Lost,
             }
         }
     }
 
-    /// Tries until the Lease is renewed, or is another's.
-    async fn renew(&mut self) -> bool {
+    /// Tries until the Lease is renewed, or can't be any more.
+    async fn renew(&mut self) -> Option<End> {
         let parameters = PostParams::default();
         loop {
             let mut lease = self.lease.clone();
@@ -176,13 +193,19 @@ impl Leadership {
             match within_patience(replaced).await {
                 Ok(lease) => {
                     self.lease = lease;
-                    return true;
+                    return None;
                 }
                 Err(error) => warn!(error = %error, "lease could not be renewed"),
             }
             match within_patience(self.leases.get_opt(OPERATOR_LEASE)).await {
-                Ok(Some(lease)) if self.is_ours(&lease) => self.lease = lease,
-                Ok(_) => return false,
+                Ok(Some(lease)) if self.is_ours(&lease) => {
+                    let is_older = is_older(&lease, &self.lease);
+                    self.lease = lease;
+                    if is_older {
+                        return Some(End::Restored);
+                    }
+                }
+                Ok(_) => return Some(End::Lost),
                 Err(_) => {}
             }
             sleep(LOOK_EVERY).await;
@@ -245,17 +268,30 @@ fn is_deaf() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Candidate, Lease, epoch, taken};
+    use super::{Candidate, Lease, epoch, is_older, taken};
 
-    #[test]
-    fn every_taking_raises_the_epoch() {
-        let candidate = Candidate {
+    fn candidate() -> Candidate {
+        Candidate {
             identity: "a".into(),
             address: "1.2.3.4:6082".into(),
             ca_bundle: "pem".into(),
-        };
-        let first = taken(Lease::default(), &candidate);
+        }
+    }
+
+    #[test]
+    fn every_taking_raises_the_epoch() {
+        let first = taken(Lease::default(), &candidate());
         assert_eq!(epoch(&first), 1);
-        assert_eq!(epoch(&taken(first, &candidate)), 2);
+        assert_eq!(epoch(&taken(first, &candidate())), 2);
+    }
+
+    #[test]
+    fn a_lease_that_lacks_a_renewal_is_older_and_one_that_others_touched_is_not() {
+        let first = taken(Lease::default(), &candidate());
+        let second = taken(first.clone(), &candidate());
+        assert!(is_older(&first, &second) && !is_older(&second, &first));
+        let mut annotated = first.clone();
+        annotated.metadata.resource_version = Some("7".into());
+        assert!(!is_older(&annotated, &first));
     }
 }

@@ -1,6 +1,8 @@
 //! The operator's process: waits for leadership, then runs the controllers and serves the droplets.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
@@ -8,14 +10,14 @@ use clap::Parser;
 use kube::Client;
 use thuban_api::cidr::Cidr;
 use thuban_operator::controller::{defaults, run};
-use thuban_operator::leader::{self, Candidate};
+use thuban_operator::leader::{self, Candidate, End};
 use thuban_operator::metrics::serve as metrics;
 use thuban_operator::model::validation::RefusedRanges;
 use thuban_operator::stream::server::{TransitService, serve};
 use thuban_operator::stream::tls;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 /// Runs the workflows of Thuban's objects and programs the droplets.
@@ -60,7 +62,28 @@ async fn main() -> Result<()> {
     {
         bail!("a TLS provider was installed twice");
     }
-    lead(&settings).await
+    match lead(&settings).await? {
+        Next::Stop => Ok(()),
+        Next::Again => Err(start_again()),
+    }
+}
+
+/// What follows a leadership.
+enum Next {
+    Stop,
+    /// Back among those who wait for the Lease.
+    Again,
+}
+
+/// Becomes a new process in place of this one: caches, streams and everything else of a leadership that was lost end for
+/// sure, and kubelet sees no crash that it would answer by a pause. Returns only if that fails.
+fn start_again() -> anyhow::Error {
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return anyhow::Error::new(error).context("looking for this program"),
+    };
+    let error = Command::new(&program).args(std::env::args_os().skip(1)).exec();
+    anyhow::Error::new(error).context(format!("starting {} again", program.display()))
 }
 
 /// SIGTERM or SIGINT; as PID 1 the process gets no default handlers.
@@ -82,7 +105,7 @@ impl Stop {
     }
 }
 
-async fn lead(settings: &Settings) -> Result<()> {
+async fn lead(settings: &Settings) -> Result<Next> {
     let mut stop = Stop::new()?;
     if settings.metrics_port != 0 {
         let address = SocketAddr::new(settings.pod_ip, settings.metrics_port);
@@ -112,27 +135,33 @@ async fn lead(settings: &Settings) -> Result<()> {
     };
     let (tls, mut leadership) = tokio::select! {
         acquired = waiting => acquired?,
-        () = stop.wait() => return Ok(()),
+        () = stop.wait() => return Ok(Next::Stop),
     };
     metrics::ready(false);
     let (outranked, mut higher) = tokio::sync::mpsc::channel(1);
     let epoch = leadership.epoch();
     let work = run(settings, client, epoch, refused, &tls, outranked);
-    let result = tokio::select! {
-        () = leadership.hold() => {
-            error!("leadership lost; another operator has it or the API server is away");
-            bail!("leadership lost");
-        }
-        result = work => result,
+    let next = tokio::select! {
+        end = leadership.hold() => match end {
+            End::Lost => {
+                warn!("leadership lost: another operator has it, or the API server is away");
+                return Ok(Next::Again);
+            }
+            End::Restored => {
+                warn!("the API server's state is older than what it confirmed: it was restored from a backup");
+                Ok(Next::Again)
+            }
+        },
+        result = work => result.map(|()| Next::Stop),
         Some(epoch) = higher.recv() => {
             warn!(epoch, "droplets have seen a higher epoch; the next leadership begins above it");
             leadership.raise(epoch);
-            Ok(())
+            Ok(Next::Again)
         }
-        () = stop.wait() => Ok(()),
+        () = stop.wait() => Ok(Next::Stop),
     };
     leadership.release().await;
-    result
+    next
 }
 
 /// Controllers and stream server, for as long as this process leads.

@@ -1,7 +1,8 @@
 //! etcd, API server, controller manager and scheduler: each in a cgroup of its own, on the bridge's address.
 
 use std::{
-    path::Path,
+    fs,
+    path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
 };
@@ -21,32 +22,14 @@ const SERVICE_RANGE: &str = "10.96.0.0/16";
 /// Starts all and waits until the API server is ready.
 pub fn start(instance: &Instance, binaries: &Path) -> Result<()> {
     start_api_server(instance, binaries)?;
-    start_component(
-        instance,
-        binaries,
-        "controller-manager",
-        "kube-controller-manager",
-        &controller_manager(instance),
-    )?;
-    start_component(
-        instance,
-        binaries,
-        "scheduler",
-        "kube-scheduler",
-        &scheduler(instance),
-    )
+    start_component(instance, binaries, "controller-manager")?;
+    start_component(instance, binaries, "scheduler")
 }
 
 /// Starts etcd and the API server alone and waits until it is ready.
 pub fn start_api_server(instance: &Instance, binaries: &Path) -> Result<()> {
-    start_component(instance, binaries, "etcd", "etcd", &etcd(instance))?;
-    start_component(
-        instance,
-        binaries,
-        "apiserver",
-        "kube-apiserver",
-        &api_server(instance),
-    )?;
+    start_component(instance, binaries, "etcd")?;
+    start_component(instance, binaries, "apiserver")?;
     wait_ready(instance, Duration::from_mins(1))
 }
 
@@ -58,20 +41,47 @@ pub fn stop(instance: &Instance, components: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Starts etcd, the API server or both again, on the state that there is, and waits until the API server is ready.
+/// Starts components again, on the state that there is, and waits until the API server is ready.
 pub fn resume(instance: &Instance, components: &[&str]) -> Result<()> {
-    let kubectl = instance.bin().join("kubectl");
-    let kubectl = kubectl.read_link().context("the link to kubectl")?;
-    let binaries = kubectl.parent().context("the folder of kubectl")?;
-    for component in components {
-        let (binary, arguments) = match *component {
-            "etcd" => ("etcd", etcd(instance)),
-            "apiserver" => ("kube-apiserver", api_server(instance)),
-            other => bail!("{other} is not started again: only etcd and apiserver"),
-        };
-        start_component(instance, binaries, component, binary, &arguments)?;
+    let binaries = binaries(instance)?;
+    for component in COMPONENTS.iter().filter(|name| components.contains(name)) {
+        start_component(instance, &binaries, component)?;
     }
     wait_ready(instance, Duration::from_mins(1))
+}
+
+/// The folder that the instance's binaries are in.
+pub fn binaries(instance: &Instance) -> Result<PathBuf> {
+    let kubectl = instance.bin().join("kubectl");
+    let kubectl = kubectl.read_link().context("the link to kubectl")?;
+    let folder = kubectl.parent().context("the folder of kubectl")?;
+    Ok(folder.to_owned())
+}
+
+/// Keeps a copy of etcd's state, in place of an older one. etcd must have ended.
+pub fn save_state(instance: &Instance) -> Result<()> {
+    copy_state(&state(instance), &saved_state(instance))
+}
+
+/// Puts the copy in the place of etcd's state: the store goes back in time. etcd must have ended.
+pub fn restore_state(instance: &Instance) -> Result<()> {
+    copy_state(&saved_state(instance), &state(instance))
+}
+
+fn copy_state(from: &Path, to: &Path) -> Result<()> {
+    if to.exists() {
+        fs::remove_dir_all(to).with_context(|| format!("removing {}", to.display()))?;
+    }
+    let [from, to] = [from, to].map(|path| path.display().to_string());
+    run("cp", &["-a", &from, &to]).map(|_| ())
+}
+
+fn state(instance: &Instance) -> PathBuf {
+    instance.state().join("etcd")
+}
+
+fn saved_state(instance: &Instance) -> PathBuf {
+    instance.state().join("etcd-saved")
 }
 
 /// The cgroup of a component.
@@ -116,7 +126,7 @@ fn wait_ready(instance: &Instance, patience: Duration) -> Result<()> {
     Ok(())
 }
 
-fn log(instance: &Instance, component: &str) -> std::path::PathBuf {
+fn log(instance: &Instance, component: &str) -> PathBuf {
     instance.logs().join(format!("{component}.log"))
 }
 
@@ -124,19 +134,19 @@ fn last_lines(path: &Path) -> String {
     run("tail", &["-n", "5", &path.display().to_string()]).unwrap_or_default()
 }
 
-fn start_component(
-    instance: &Instance,
-    binaries: &Path,
-    component: &str,
-    binary: &str,
-    arguments: &[String],
-) -> Result<()> {
-    let program = binaries.join(binary);
+fn start_component(instance: &Instance, binaries: &Path, component: &str) -> Result<()> {
+    let (binary, arguments) = match component {
+        "etcd" => ("etcd", etcd(instance)),
+        "apiserver" => ("kube-apiserver", api_server(instance)),
+        "controller-manager" => ("kube-controller-manager", controller_manager(instance)),
+        "scheduler" => ("kube-scheduler", scheduler(instance)),
+        other => bail!("{other}: expected one of {}", COMPONENTS.join(", ")),
+    };
     spawn(
         &group(instance, component),
         &log(instance, component),
-        &program,
-        arguments,
+        &binaries.join(binary),
+        &arguments,
     )
     .with_context(|| format!("starting {component}"))
 }
@@ -160,7 +170,7 @@ fn etcd(instance: &Instance) -> Vec<String> {
     let client = format!("http://127.0.0.1:{}", instance.etcd_port());
     let peer = format!("http://127.0.0.1:{}", instance.etcd_peer_port());
     vec![
-        format!("--data-dir={}", instance.state().join("etcd").display()),
+        format!("--data-dir={}", state(instance).display()),
         format!("--listen-client-urls={client}"),
         format!("--advertise-client-urls={client}"),
         format!("--listen-peer-urls={peer}"),

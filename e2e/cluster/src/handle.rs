@@ -19,7 +19,7 @@ use crate::{
     instance::{Instance, NODES},
     lifecycle::first_process,
     network::namespace_path,
-    node::group,
+    node::{self, group},
 };
 
 /// Names the instance that [`Cluster::from_env`] takes.
@@ -73,7 +73,7 @@ impl Cluster {
         self.instance.node_address(node)
     }
 
-    /// Ends parts of the control plane (`etcd`, `apiserver`) as a crash does.
+    /// Ends parts of the control plane ([`COMPONENTS`](crate::COMPONENTS)) as a crash does.
     pub fn stop_control_plane(&self, components: &[&str]) -> Result<()> {
         control_plane::stop(&self.instance, components)
     }
@@ -81,6 +81,27 @@ impl Cluster {
     /// Starts them again and waits until the API server is ready.
     pub fn resume_control_plane(&self, components: &[&str]) -> Result<()> {
         control_plane::resume(&self.instance, components)
+    }
+
+    /// Keeps a copy of etcd's state. It must have ended.
+    pub fn save_state(&self) -> Result<()> {
+        control_plane::save_state(&self.instance)
+    }
+
+    /// Takes etcd's state back to the copy. It must have ended.
+    pub fn restore_state(&self) -> Result<()> {
+        control_plane::restore_state(&self.instance)
+    }
+
+    /// Sends a signal (`KILL`, `STOP`) to the oldest process of that name on a node.
+    pub fn signal(&self, node: &str, process: &str, signal: &str) -> Result<()> {
+        let command = format!("kill -{signal} $(pgrep -o -x {process})");
+        self.exec_on_node(node, &["sh", "-c", &command]).map(|_| ())
+    }
+
+    /// Starts the kubelet of a node where it has ended.
+    pub fn start_kubelet(&self, node: &str) -> Result<()> {
+        node::start_kubelet(&self.instance, node)
     }
 
     /// The node's first process, as the root PID namespace sees it.

@@ -17,6 +17,7 @@ mod node;
 mod pki;
 mod uplink;
 
+pub use control_plane::COMPONENTS;
 pub use handle::Cluster;
 pub use instance::{Instance, NODES};
 pub use lifecycle::{Options, Status, down, env, exec, status, up};

@@ -8,7 +8,11 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    cgroups, control_plane::spawn, instance::Instance, mount_points::PRIVATE, network::namespace_path,
+    cgroups,
+    control_plane::{binaries, spawn},
+    instance::Instance,
+    mount_points::PRIVATE,
+    network::namespace_path,
 };
 
 const INIT: &str = include_str!("init.sh");
@@ -102,6 +106,29 @@ pub fn is_started(instance: &Instance, node: &str) -> Result<bool> {
         );
     }
     Ok(state.join("ready").exists())
+}
+
+/// Starts kubelet as [`INIT`] does, on a node where it has ended.
+pub fn start_kubelet(instance: &Instance, node: &str) -> Result<()> {
+    let Some(process) = first_process(instance, node)? else {
+        bail!("{node} is down");
+    };
+    let state = instance.node_state(node);
+    let text = |path: PathBuf| path.display().to_string();
+    let mut arguments: Vec<String> = ["-t", &process.to_string(), "-a", "--"].map(String::from).into();
+    arguments.push(text(binaries(instance)?.join("kubelet")));
+    arguments.extend(["--config".into(), text(state.join("kubelet.yaml"))]);
+    let config = instance.state().join(format!("{node}.conf"));
+    arguments.extend(["--kubeconfig".into(), text(config)]);
+    arguments.extend(["--hostname-override".into(), node.into()]);
+    arguments.extend(["--node-ip".into(), instance.node_address(node)?.to_string()]);
+    spawn(
+        &init_group(instance, node),
+        &state.join("log/kubelet-again.log"),
+        Path::new("nsenter"),
+        &arguments,
+    )
+    .with_context(|| format!("starting kubelet on {node}"))
 }
 
 /// The node's first process as this PID namespace sees it; none if the node is down.

@@ -49,12 +49,7 @@ fn number(variable: &str, default: usize) -> usize {
 
 /// Traffic of red's web pods, while `work` runs.
 fn under_traffic(what: &str, work: impl FnOnce() -> Result<()>) {
-    let pods = tenants().network("red-web");
-    let ways = [
-        (pods[0], pods[1].address),
-        (pods[1], pods[2].address),
-        (pods[2], pods[0].address),
-    ];
+    let ways = tenants().ring("red-web");
     none_lost_while(what, &ways, work);
 }
 
@@ -193,7 +188,7 @@ fn an_operator_that_is_killed_at_random_during_churn_leaves_nothing_behind() {
 }
 
 /// Addresses of a namespace's running pods; an error if two have the same.
-fn addresses(cluster: &Cluster, namespace: &str) -> Result<BTreeSet<String>> {
+pub fn addresses(cluster: &Cluster, namespace: &str) -> Result<BTreeSet<String>> {
     let pods = get(cluster, &["pods", "-n", namespace])?;
     let mut found = BTreeSet::new();
     for pod in pods["items"].as_array().into_iter().flatten() {

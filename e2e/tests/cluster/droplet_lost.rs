@@ -6,33 +6,12 @@ use anyhow::Result;
 use thuban_cluster::Cluster;
 
 use crate::flows::{none_lost_while, settled, wait_settled};
-use crate::support::{condition, get};
+use crate::support::{Hanging, condition, get};
 use crate::tenants::tenants;
 
 /// Also waits until the heartbeat counts as gone, a minute more.
 fn is_long() -> bool {
     std::env::var_os("THUBAN_E2E_LONG").is_some()
-}
-
-fn signal(cluster: &Cluster, node: &str, signal: &str) -> Result<()> {
-    let command = format!("kill -{signal} $(pgrep -o -x transitd)");
-    cluster.exec_on_node(node, &["sh", "-c", &command]).map(|_| ())
-}
-
-/// A transitd that hangs, until this is dropped.
-struct Hanging<'a>(&'a Cluster, &'a str);
-
-impl<'a> Hanging<'a> {
-    fn new(cluster: &'a Cluster, node: &'a str) -> Result<Self> {
-        signal(cluster, node, "STOP")?;
-        Ok(Self(cluster, node))
-    }
-}
-
-impl Drop for Hanging<'_> {
-    fn drop(&mut self) {
-        let _ = signal(self.0, self.1, "CONT");
-    }
 }
 
 fn reason(cluster: &Cluster, droplet: &str) -> Result<String> {
@@ -44,17 +23,12 @@ fn reason(cluster: &Cluster, droplet: &str) -> Result<String> {
 #[test]
 fn a_droplet_that_hangs_is_suspect_and_its_roles_move_without_a_loss() {
     let cluster = &tenants().cluster;
-    let pods = tenants().network("red-web");
-    let ways = [
-        (pods[0], pods[1].address),
-        (pods[1], pods[2].address),
-        (pods[2], pods[0].address),
-    ];
+    let ways = tenants().ring("red-web");
     let before = wait_settled(cluster, "bouncers", "red-web", 1).unwrap();
     let node = before[0].as_str();
     none_lost_while("transitd hangs", &ways, || {
         let since = Instant::now();
-        let hanging = Hanging::new(cluster, node)?;
+        let hanging = Hanging::new(cluster, node, "transitd")?;
         let is = |wanted: &str| {
             let wanted = wanted.to_owned();
             move || Ok(reason(cluster, node)? == wanted)

@@ -19,12 +19,7 @@ fn outage() -> Duration {
 
 fn away(what: &str, components: &[&str], time: Duration) {
     let cluster = &tenants().cluster;
-    let pods = tenants().network("red-web");
-    let ways = [
-        (pods[0], pods[1].address),
-        (pods[1], pods[2].address),
-        (pods[2], pods[0].address),
-    ];
+    let ways = tenants().ring("red-web");
     none_lost_while(what, &ways, || {
         let (holder, epoch) = leader(cluster)?;
         cluster.stop_control_plane(components)?;

@@ -146,6 +146,30 @@ pub fn running(cluster: &Cluster, namespace: &str, name: &str) -> Result<Pod> {
     })
 }
 
+/// A process of a node that hangs, until this is dropped.
+pub struct Hanging<'a> {
+    cluster: &'a Cluster,
+    node: String,
+    process: &'static str,
+}
+
+impl<'a> Hanging<'a> {
+    pub fn new(cluster: &'a Cluster, node: &str, process: &'static str) -> Result<Self> {
+        cluster.signal(node, process, "STOP")?;
+        Ok(Self {
+            cluster,
+            node: node.to_owned(),
+            process,
+        })
+    }
+}
+
+impl Drop for Hanging<'_> {
+    fn drop(&mut self) {
+        let _ = self.cluster.signal(&self.node, self.process, "CONT");
+    }
+}
+
 /// Deletes the object and waits until it is gone; a missing one is fine.
 pub fn delete(cluster: &Cluster, arguments: &[&str]) -> Result<()> {
     let arguments: Vec<&str> = ["delete", "--ignore-not-found", "--wait", "--timeout=120s"]

@@ -1,6 +1,7 @@
 //! The tenants that most tests look at: `red` and `blue` with equal addresses, `green` with others; one pod of each
 //! network on every node. Made once for the whole test binary.
 
+use std::net::Ipv4Addr;
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
@@ -39,10 +40,24 @@ impl Tenants {
             .collect()
     }
 
+    /// Ways from each pod of a network to the next, over all nodes.
+    pub fn ring(&self, network: &str) -> Vec<(&Pod, Ipv4Addr)> {
+        ring(&self.network(network))
+    }
+
     /// Pods of a VPC.
     pub fn vpc(&self, vpc: &str) -> Vec<&Pod> {
         self.pods.iter().filter(|pod| pod.namespace == vpc).collect()
     }
+}
+
+/// Ways from each pod to the next, and from the last to the first.
+pub fn ring<'a>(pods: &[&'a Pod]) -> Vec<(&'a Pod, Ipv4Addr)> {
+    let next = pods.iter().cycle().skip(1);
+    pods.iter()
+        .zip(next)
+        .map(|(pod, next)| (*pod, next.address))
+        .collect()
 }
 
 /// The tenants, made at the first call.
