@@ -34,7 +34,7 @@ fn text(value: &Value) -> String {
 
 /// What does not agree.
 pub fn audit(cluster: &Cluster) -> Result<Vec<String>> {
-    let endpoints = items(cluster, &["endpoints.thuban.dev", "-A"])?;
+    let endpoints = endpoints(cluster)?;
     let mut faults = Vec::new();
     let held = held(&endpoints, &mut faults);
     claims(cluster, &held, &mut faults)?;
@@ -42,6 +42,19 @@ pub fn audit(cluster: &Cluster) -> Result<Vec<String>> {
     roles(cluster, &mut faults)?;
     tables(cluster, &endpoints, &mut faults)?;
     Ok(faults)
+}
+
+/// All of them, with their VPC also where a user named the network alone.
+fn endpoints(cluster: &Cluster) -> Result<Vec<Value>> {
+    let networks = items(cluster, &["networks.thuban.dev"])?;
+    let mut endpoints = items(cluster, &["endpoints.thuban.dev", "-A"])?;
+    for endpoint in &mut endpoints {
+        let own = |network: &&Value| network["metadata"]["name"] == endpoint["spec"]["network"];
+        if let Some(network) = networks.iter().find(own) {
+            endpoint["spec"]["vpc"] = network["spec"]["vpc"].clone();
+        }
+    }
+    Ok(endpoints)
 }
 
 /// Addresses of endpoints.

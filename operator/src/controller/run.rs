@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
@@ -37,6 +38,9 @@ const CONCURRENCY: u16 = 64;
 /// Writes of numbers that only people look at: a large cluster's churn is not to double the writes.
 const COUNTS_A_SECOND: u32 = 10;
 const COUNTS_AT_ONCE: u32 = 50;
+
+/// Between two looks at whether all is adopted.
+const ADOPTION_LOOK: Duration = Duration::from_millis(20);
 
 struct Receivers {
     vpcs: UnboundedReceiver<ObjectRef<Vpc>>,
@@ -104,6 +108,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     } = options;
     let (triggers, receivers) = channels();
     let hub = Arc::new(Hub::new(epoch, triggers));
+    hub.hold_back();
     let (pods, pod_writer) = store::<Pod>();
     let (namespaces, namespace_writer) = store::<Namespace>();
     let (nodes, node_writer) = store::<Node>();
@@ -245,7 +250,23 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         receivers.vni_claims,
         vni_claim::reconcile,
     );
+    tasks.spawn(serve_when_adopted(context));
     hub
+}
+
+/// Pods may run whose Endpoint the API server has lost (a restore): they get it back before any droplet gets a program,
+/// which would lack their rows.
+async fn serve_when_adopted(context: Arc<Context>) {
+    let is_expected = |droplet: &str| {
+        let object = context.stores.droplets.get(&ObjectRef::new(droplet));
+        object.is_some_and(|object| droplet::was_ready(&object))
+    };
+    while !context.hub.is_adopted(is_expected) {
+        tokio::time::sleep(ADOPTION_LOOK).await;
+    }
+    context.hub.serve();
+    info!("droplets get their programs");
+    std::future::pending().await
 }
 
 struct Feed {

@@ -100,6 +100,11 @@ impl Attachments {
             .unwrap_or_default()
     }
 
+    /// All (VNI, address) that pods have.
+    pub fn live(&self) -> impl Iterator<Item = (u32, IpAddr)> {
+        self.live.keys().copied()
+    }
+
     /// Whether another pod has the address.
     pub fn is_live(&self, vni: u32, address: IpAddr, except: &str) -> bool {
         let pods = self.live.get(&(vni, address));

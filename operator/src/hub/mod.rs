@@ -24,13 +24,26 @@ pub use triggers::{Triggers, Waiter};
 
 /// How long a new leader waits for the droplets' word of what they hold before it gives out addresses, milliseconds.
 const ADOPTION: u64 = 10_000;
+/// How long it waits for their streams before it sends them programs, milliseconds.
+const DIALLING: u64 = 2_000;
+/// The same, if attachments are known that no Endpoint has: what they need would be missing in the programs.
+const MENDING: u64 = ADOPTION + 3_000;
 /// Most direct rows that a droplet may hold of one VPC.
 const SUBSCRIPTIONS_PER_VPC: usize = 4096;
+
+/// A stream that has no program yet.
+struct Opened {
+    id: u64,
+    /// What the droplet had asked for.
+    subscriptions: Vec<(u32, IpAddr)>,
+}
 
 struct State {
     world: World,
     acks: Acks,
     senders: HashMap<String, UnboundedSender<OperatorMessage>>,
+    /// Streams by droplet, while programs are held back.
+    held: Option<BTreeMap<String, Opened>>,
     attachments: Attachments,
     /// By droplet.
     waiters: HashMap<String, HashSet<Waiter>>,
@@ -45,6 +58,11 @@ impl State {
     fn is_judging(&self, now: u64) -> bool {
         self.acks
             .is_judging(self.world.droplets().map(|(name, _)| name), now)
+    }
+
+    fn has_dialled(&self, droplet: &str) -> bool {
+        let is_held = |held: &BTreeMap<_, _>| held.contains_key(droplet);
+        self.acks.is_connected(droplet) || self.held.as_ref().is_some_and(is_held)
     }
 
     /// Those of the droplets without stream for [`SUSPECT_AFTER`], if droplets may be judged.
@@ -88,6 +106,7 @@ impl Hub {
             world: World::default(),
             acks: Acks::new(0),
             senders: HashMap::new(),
+            held: None,
             attachments: Attachments::default(),
             waiters: HashMap::new(),
             in_use: HashSet::new(),
@@ -147,7 +166,8 @@ impl Hub {
         }
     }
 
-    /// A droplet's stream opened: it gets its whole program, and deltas from then on. An older stream ends.
+    /// A droplet's stream opened: it gets its whole program, and deltas from then on; not before [`Self::serve`], if
+    /// programs are held back. An older stream ends.
     pub fn open(
         &self,
         droplet: &str,
@@ -157,18 +177,40 @@ impl Hub {
         let state = &mut *self.lock();
         let id = state.next_id;
         state.next_id += 1;
+        let (messages, receiver) = unbounded_channel();
+        state.attachments.replace(droplet, attachments);
+        let opened = Opened {
+            id,
+            subscriptions: subscriptions.to_vec(),
+        };
+        // The older one's end shows in its receiver.
         state.senders.remove(droplet);
+        if let Some(held) = &mut state.held {
+            held.insert(droplet.to_owned(), opened);
+            state.senders.insert(droplet.to_owned(), messages);
+        } else {
+            self.begin(state, droplet, &opened, messages);
+        }
+        self.triggers.droplet(droplet);
+        (id, receiver)
+    }
+
+    fn begin(
+        &self,
+        state: &mut State,
+        droplet: &str,
+        opened: &Opened,
+        messages: UnboundedSender<OperatorMessage>,
+    ) {
         for (vni, address) in state.world.subscriptions_of(droplet) {
             state.world.subscribe(droplet, vni, address, false);
         }
-        for (vni, address) in subscriptions {
+        for (vni, address) in &opened.subscriptions {
             subscribe(state, droplet, *vni, *address);
         }
         self.send(state);
-        state.attachments.replace(droplet, attachments);
         let program = state.world.program(droplet);
-        let sequence = state.acks.open(droplet, id, program.keys());
-        let (messages, receiver) = unbounded_channel();
+        let sequence = state.acks.open(droplet, opened.id, program.keys());
         let snapshot = Program {
             epoch: self.epoch,
             sequence,
@@ -178,12 +220,46 @@ impl Hub {
         };
         let _ = messages.send(message(snapshot));
         state.senders.insert(droplet.to_owned(), messages);
-        self.triggers.droplet(droplet);
-        (id, receiver)
+    }
+
+    /// Holds programs back from now on: a snapshot takes out of a droplet whatever it lacks.
+    pub fn hold_back(&self) {
+        self.lock().held.get_or_insert_default();
+    }
+
+    /// Whether all droplets but those of which nothing is expected have dialled, and all that is attached there has its
+    /// Endpoint; or that took too long.
+    pub fn is_adopted(&self, is_expected: impl Fn(&str) -> bool) -> bool {
+        let state = &*self.lock();
+        let now = self.now();
+        let mut expected = state.world.droplets().filter(|(name, _)| is_expected(name));
+        if now < DIALLING && !expected.all(|(name, _)| state.has_dialled(name)) {
+            return false;
+        }
+        let is_orphan =
+            |(vni, address)| state.world.has_vni(vni) && state.world.holder(vni, address).is_none();
+        now >= MENDING || !state.attachments.live().any(is_orphan)
+    }
+
+    /// Sends the programs that were held back.
+    pub fn serve(&self) {
+        let state = &mut *self.lock();
+        for (droplet, opened) in state.held.take().into_iter().flatten() {
+            if let Some(messages) = state.senders.remove(&droplet) {
+                self.begin(state, &droplet, &opened, messages);
+            }
+            self.triggers.droplet(&droplet);
+        }
     }
 
     pub fn close(&self, droplet: &str, id: u64) {
         let state = &mut *self.lock();
+        if let Some(held) = &mut state.held
+            && held.get(droplet).is_some_and(|opened| opened.id == id)
+        {
+            held.remove(droplet);
+            state.senders.remove(droplet);
+        }
         if state.acks.close(droplet, id, self.now()) {
             forget_load(state, droplet);
             state.senders.remove(droplet);
@@ -301,7 +377,7 @@ impl Hub {
     pub fn is_whole(&self) -> bool {
         let state = self.lock();
         let mut droplets = state.world.droplets().map(|(name, _)| name);
-        self.now() >= ADOPTION || droplets.all(|name| state.acks.is_connected(name))
+        self.now() >= ADOPTION || droplets.all(|name| state.has_dialled(name))
     }
 
     pub fn health(&self, droplet: &str) -> Health {
@@ -380,6 +456,7 @@ impl Hub {
             .iter()
             .filter(|droplet| state.world.is_droplet(droplet) && !state.acks.is_connected(droplet));
         holding.extend(away.map(|droplet| (*droplet).to_owned()));
+        holding.extend(state.held.iter().flat_map(BTreeMap::keys).cloned());
         if required.iter().any(|droplet| !state.world.is_droplet(droplet)) {
             // What it sends counts no more only when nobody knows it.
             holding.extend(state.acks.forgetting().map(str::to_owned));
@@ -391,7 +468,8 @@ impl Hub {
     /// Droplets with an open stream that may still hold a row.
     pub fn holding_key(&self, key: &Key, waiter: &Waiter) -> Vec<String> {
         let state = &mut *self.lock();
-        let holding: Vec<String> = state.acks.holding(key).map(str::to_owned).collect();
+        let mut holding: Vec<String> = state.acks.holding(key).map(str::to_owned).collect();
+        holding.extend(state.held.iter().flat_map(BTreeMap::keys).cloned());
         wait_for(state, &holding, waiter);
         holding
     }

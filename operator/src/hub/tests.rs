@@ -359,3 +359,31 @@ fn load_is_what_droplets_said_last_and_goes_with_their_stream() {
     hub.close("b", id);
     assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (20, 0));
 }
+
+#[tokio::test(start_paused = true)]
+async fn programs_are_held_back_until_what_is_attached_has_its_endpoint() {
+    let (hub, _woken) = hub();
+    hub.update(|world| world.set_endpoint(&name(), None));
+    hub.hold_back();
+    let all = |_: &str| true;
+    let (_, mut bouncer) = hub.open("b", &[], &[]);
+    let (_, _divider) = hub.open("a", &[], &[]);
+    assert!(!hub.is_adopted(all), "one has not dialled");
+    assert!(
+        hub.is_adopted(|droplet| droplet != "c"),
+        "nothing is expected of it"
+    );
+    let (id, _stream) = hub.open("c", &[attachment()], &[]);
+    assert!(hub.is_whole(), "addresses may be given out");
+    assert!(!hub.is_adopted(all), "an attachment has no Endpoint");
+    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
+    assert!(hub.is_adopted(all) && received(&mut bouncer).is_empty());
+    hub.close("c", id);
+    assert!(!hub.is_adopted(all), "one went away again");
+    tokio::time::advance(Duration::from_secs(3)).await;
+    assert!(hub.is_adopted(all), "it is not waited for for ever");
+    hub.serve();
+    let programs = received(&mut bouncer);
+    assert!(programs.len() == 1 && programs[0].snapshot && !programs[0].upserts.is_empty());
+    assert!(hub.is_connected("b") && !hub.is_connected("c"));
+}

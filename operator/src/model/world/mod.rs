@@ -416,6 +416,10 @@ impl World {
         self.vpcs.get(vpc).map(|vpc| vpc.vni)
     }
 
+    pub fn has_vni(&self, vni: u32) -> bool {
+        self.vpcs.values().any(|vpc| vpc.vni == vni)
+    }
+
     /// The VNI that a network's rows carry.
     pub fn network_vni(&self, network: &str) -> Option<u32> {
         self.vni(&self.networks.get(network)?.vpc)
