@@ -16,6 +16,7 @@ use thuban_operator::model::validation::RefusedRanges;
 use thuban_operator::stream::server::{TransitService, serve};
 use thuban_operator::stream::tls;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
@@ -173,31 +174,38 @@ async fn run(
     tls: &tls::ServerTls,
     outranked: tokio::sync::mpsc::Sender<u64>,
 ) -> Result<()> {
-    let mut tasks = JoinSet::new();
     let options = run::Options {
         epoch,
         refused,
         default_range: settings.default_vpc_cidr,
     };
-    let hub = run::start(client.clone(), options, &mut tasks).await;
-    metrics::ready(true);
-    let default_cidr = settings.default_vpc_cidr.to_string();
-    let defaults = async {
-        while let Err(error) = defaults::ensure(&client, &default_cidr).await {
-            warn!(%error, "default VPC not created yet, trying again");
-            tokio::time::sleep(Duration::from_secs(2)).await;
-        }
-        std::future::pending::<()>().await;
-    };
     let listen = SocketAddr::new(settings.pod_ip, settings.listen_port);
+    let (started, hub) = watch::channel(None);
     let service = TransitService {
         hub,
         client: client.clone(),
         outranked,
     };
+    let control = async {
+        let mut tasks = JoinSet::new();
+        started.send_replace(Some(run::start(client.clone(), options, &mut tasks).await));
+        metrics::ready(true);
+        let default_cidr = settings.default_vpc_cidr.to_string();
+        let defaults = async {
+            while let Err(error) = defaults::ensure(&client, &default_cidr).await {
+                warn!(%error, "default VPC not created yet, trying again");
+                tokio::time::sleep(Duration::from_secs(2)).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = defaults => {}
+            _ = tasks.join_next() => {}
+        }
+    };
     tokio::select! {
+        // At once: droplets that dial while caches are filled need not dial again.
         result = serve(listen, tls, service) => result.context("stream server ended"),
-        () = defaults => Ok(()),
-        Some(_) = tasks.join_next() => bail!("a watch or controller ended"),
+        () = control => bail!("a watch or controller ended"),
     }
 }

@@ -266,7 +266,7 @@ async fn serve_when_adopted(context: Arc<Context>) {
     }
     context.hub.serve();
     info!("droplets get their programs");
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 struct Feed {

@@ -12,7 +12,7 @@ use thuban_proto::PROTOCOL_VERSION;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_server::{Transit, TransitServer};
 use thuban_proto::transit::{DropletMessage, Hello, Nack, OperatorMessage, RowKey, row_key};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Identity as TlsIdentity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
@@ -43,7 +43,8 @@ pub enum ServeError {
 }
 
 pub struct TransitService {
-    pub hub: Arc<Hub>,
+    /// None until its world is whole: droplets may dial already, and wait.
+    pub hub: watch::Receiver<Option<Arc<Hub>>>,
     pub client: Client,
     /// Told an epoch higher than ours that a droplet has followed.
     pub outranked: mpsc::Sender<u64>,
@@ -85,15 +86,16 @@ impl Transit for TransitService {
         let mut incoming = request.into_inner();
         let hello = hello(&mut incoming).await?;
         check(&hello, &identity).inspect_err(|_| metrics::Stream::ends("hello"))?;
-        if hello.highest_epoch > self.hub.epoch() {
+        let hub = self.hub().await?;
+        if hello.highest_epoch > hub.epoch() {
             // No more than a Lease can carry on from: what a droplet makes up must not end all leadership.
-            if hello.highest_epoch - self.hub.epoch() <= LARGEST_LEAP {
+            if hello.highest_epoch - hub.epoch() <= LARGEST_LEAP {
                 let _ = self.outranked.try_send(hello.highest_epoch);
             }
             let message = format!(
                 "epoch {} was seen, this leader's is {}",
                 hello.highest_epoch,
-                self.hub.epoch()
+                hub.epoch()
             );
             return Err(Status::unavailable(message));
         }
@@ -102,7 +104,7 @@ impl Transit for TransitService {
             .iter()
             .filter_map(|wanted| Some((wanted.vni, rows::address(&wanted.address)?)))
             .collect();
-        let (id, programs) = self.hub.open(&identity.node, &hello.attachments, &subscriptions);
+        let (id, programs) = hub.open(&identity.node, &hello.attachments, &subscriptions);
         info!(
             droplet = identity.node,
             attachments = hello.attachments.len(),
@@ -110,17 +112,20 @@ impl Transit for TransitService {
             "stream opened"
         );
         let (outgoing, receiver) = mpsc::channel(64);
-        let stream = DropletStream {
-            hub: self.hub.clone(),
-            identity,
-            id,
-        };
+        let stream = DropletStream { hub, identity, id };
         tokio::spawn(stream.run(incoming, programs, outgoing));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 }
 
 impl TransitService {
+    async fn hub(&self) -> Result<Arc<Hub>, Status> {
+        let mut hub = self.hub.clone();
+        let hub = hub.wait_for(Option::is_some).await;
+        let hub = hub.ok().and_then(|hub| hub.clone());
+        hub.ok_or_else(|| Status::unavailable("this operator is stopping; dial again"))
+    }
+
     async fn identify<T>(&self, request: &Request<T>) -> Result<Identity, Status> {
         let token = request
             .metadata()
