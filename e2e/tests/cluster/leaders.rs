@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::jiff::Timestamp;
 use thuban_cluster::Cluster;
 
 use crate::flows::none_lost_while;
@@ -29,28 +30,39 @@ pub fn pod_of(cluster: &Cluster, holder: &str) -> Result<(String, String)> {
     Ok((pod.to_owned(), node.to_owned()))
 }
 
-/// Waits until a leader of a higher epoch has the streams of all droplets; how long that took.
+/// Waits until a leader of a higher epoch has the streams of all droplets. By its log: how long after `since` it led, and
+/// how long after it all droplets had their programs.
 pub fn wait_served(cluster: &Cluster, epoch: u64, since: Instant) -> Result<[Duration; 2]> {
-    let mut leads = None;
+    let begin = Timestamp::now().checked_sub(since.elapsed())?;
+    let mut times = None;
     cluster.wait_for("streams of all droplets to a new leader", BOUND, || {
         let (holder, current) = leader(cluster)?;
         if holder.is_empty() || current <= epoch {
             return Ok(false);
         }
-        leads.get_or_insert_with(|| since.elapsed());
         let (pod, _) = pod_of(cluster, &holder)?;
         let log = cluster.kubectl(&["logs", "-n", SYSTEM, &pod])?;
         // Of this leadership: a process that lost one begins again under its old log.
         let lines: Vec<&str> = log.lines().collect();
-        let begin = lines.iter().rposition(|line| line.contains(" leading "));
-        let own = &lines[begin.unwrap_or_default()..];
-        let opened = |node: &String| {
-            own.iter()
-                .any(|line| line.contains("stream opened") && line.contains(&format!("droplet=\"{node}\"")))
+        let leads = lines.iter().rposition(|line| line.contains(" leading "));
+        let own = &lines[leads.unwrap_or_default()..];
+        let at = |words: &[&str]| {
+            let line = own
+                .iter()
+                .find(|line| words.iter().all(|word| line.contains(word)))?;
+            let written: Timestamp = line.split_whitespace().next()?.parse().ok()?;
+            Some(Duration::try_from(written.duration_since(begin)).unwrap_or_default())
         };
-        Ok(cluster.nodes()?.iter().all(opened))
+        let nodes = cluster.nodes()?;
+        let opened = nodes
+            .iter()
+            .map(|node| at(&["stream opened", &format!("droplet=\"{node}\"")]));
+        let served: Option<Vec<Duration>> = opened.chain([at(&["get their programs"])]).collect();
+        times = at(&[" leading "]).zip(served.and_then(|all| all.into_iter().max()));
+        Ok(times.is_some())
     })?;
-    Ok([leads.unwrap_or_default(), since.elapsed()])
+    let (leads, serves) = times.context("no times")?;
+    Ok([leads, serves])
 }
 
 fn replaced(what: &str, end: impl FnOnce(&Cluster, &str, &str) -> Result<()>) {

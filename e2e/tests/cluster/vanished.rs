@@ -173,7 +173,7 @@ fn follows(cluster: &Cluster, node: &str, address: Ipv4Addr) -> Result<()> {
 
 /// Node and droplet are there again.
 fn wait_back(cluster: &Cluster, node: &str) -> Result<()> {
-    cluster.wait_for(&format!("{node} back"), Duration::from_secs(60), || {
+    cluster.wait_for(&format!("{node} back"), Duration::from_mins(1), || {
         let is_ready = |object: &Value| {
             let ready = condition(object, "Ready");
             ready.is_some_and(|ready| ready["status"] == "True")
