@@ -42,6 +42,7 @@ pub struct Leadership {
     leases: Api<Lease>,
     candidate: Candidate,
     lease: Lease,
+    vacancy: Duration,
 }
 
 /// Why a leadership is over.
@@ -60,12 +61,13 @@ pub async fn acquire(client: Client, candidate: Candidate) -> Leadership {
     let mut seen: Option<(Option<String>, Instant)> = None;
     loop {
         match attempt(&leases, &candidate, &mut seen).await {
-            Ok(Some(lease)) => {
+            Ok(Some((lease, vacancy))) => {
                 info!(identity = candidate.identity, epoch = epoch(&lease), "leading");
                 return Leadership {
                     leases,
                     candidate,
                     lease,
+                    vacancy,
                 };
             }
             Ok(None) => {}
@@ -79,13 +81,13 @@ async fn attempt(
     leases: &Api<Lease>,
     candidate: &Candidate,
     seen: &mut Option<(Option<String>, Instant)>,
-) -> Result<Option<Lease>, kube::Error> {
+) -> Result<Option<(Lease, Duration)>, kube::Error> {
     let parameters = PostParams::default();
     let Some(lease) = within_patience(leases.get_opt(OPERATOR_LEASE)).await? else {
         let lease = taken(Lease::default(), candidate);
         return within_patience(leases.create(&parameters, &lease))
             .await
-            .map(Some);
+            .map(|lease| Some((lease, Duration::ZERO)));
     };
     let version = lease.metadata.resource_version.clone();
     let is_expired = match seen {
@@ -98,10 +100,18 @@ async fn attempt(
     if !holder(&lease).is_empty() && !is_expired {
         return Ok(None);
     }
+    let vacancy = vacancy(&lease);
     let lease = taken(lease, candidate);
     within_patience(leases.replace(OPERATOR_LEASE, &parameters, &lease))
         .await
-        .map(Some)
+        .map(|lease| Some((lease, vacancy)))
+}
+
+/// Since when nobody has renewed the Lease, by the clocks of two machines.
+fn vacancy(lease: &Lease) -> Duration {
+    let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref());
+    let since = renewed.map(|renewed| Timestamp::now().duration_since(renewed.0));
+    since.and_then(|since| since.try_into().ok()).unwrap_or_default()
 }
 
 fn epoch(lease: &Lease) -> u64 {
@@ -154,6 +164,11 @@ impl Leadership {
     /// Of this leadership; higher than any before.
     pub fn epoch(&self) -> u64 {
         epoch(&self.lease)
+    }
+
+    /// For how long nobody led before, as far as clocks agree. It is long after a restore, too.
+    pub fn vacancy(&self) -> Duration {
+        self.vacancy
     }
 
     /// Droplets have followed a higher epoch (the Lease was deleted, or restored from a backup): the next taking of the

@@ -140,8 +140,13 @@ async fn lead(settings: &Settings) -> Result<Next> {
     };
     metrics::ready(false);
     let (outranked, mut higher) = tokio::sync::mpsc::channel(1);
-    let epoch = leadership.epoch();
-    let work = run(settings, client, epoch, refused, &tls, outranked);
+    let options = run::Options {
+        epoch: leadership.epoch(),
+        vacancy: leadership.vacancy(),
+        refused,
+        default_range: settings.default_vpc_cidr,
+    };
+    let work = run(settings, client, options, &tls, outranked);
     let next = tokio::select! {
         end = leadership.hold() => match end {
             End::Lost => {
@@ -169,16 +174,10 @@ async fn lead(settings: &Settings) -> Result<Next> {
 async fn run(
     settings: &Settings,
     client: Client,
-    epoch: u64,
-    refused: RefusedRanges,
+    options: run::Options,
     tls: &tls::ServerTls,
     outranked: tokio::sync::mpsc::Sender<u64>,
 ) -> Result<()> {
-    let options = run::Options {
-        epoch,
-        refused,
-        default_range: settings.default_vpc_cidr,
-    };
     let listen = SocketAddr::new(settings.pod_ip, settings.listen_port);
     let (started, hub) = watch::channel(None);
     let service = TransitService {

@@ -93,6 +93,8 @@ fn channels() -> (Triggers, Receivers) {
 #[derive(Debug)]
 pub struct Options {
     pub epoch: u64,
+    /// For how long nobody led before.
+    pub vacancy: Duration,
     /// Ranges that no VPC may touch.
     pub refused: RefusedRanges,
     /// Range of the default VPC.
@@ -103,12 +105,13 @@ pub struct Options {
 pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) -> Arc<Hub> {
     let Options {
         epoch,
+        vacancy,
         refused,
         default_range,
     } = options;
     let (triggers, receivers) = channels();
     let hub = Arc::new(Hub::new(epoch, triggers));
-    hub.hold_back();
+    hub.hold_back(vacancy);
     let (pods, pod_writer) = store::<Pod>();
     let (namespaces, namespace_writer) = store::<Namespace>();
     let (nodes, node_writer) = store::<Node>();

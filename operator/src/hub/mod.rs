@@ -24,9 +24,10 @@ pub use triggers::{Triggers, Waiter};
 
 /// How long a new leader waits for the droplets' word of what they hold before it gives out addresses, milliseconds.
 const ADOPTION: u64 = 10_000;
-/// How long it waits for their streams before it sends them programs, milliseconds.
-const DIALLING: u64 = 2_000;
-/// The same, if attachments are known that no Endpoint has: what they need would be missing in the programs.
+/// How long it waits for their streams before it sends them programs: droplets dial less often the longer nobody answers
+/// (up to 7.5 s apart).
+const DIALLING: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(9)];
+/// How long it waits for Endpoints of attachments, milliseconds: what they need would be missing in the programs.
 const MENDING: u64 = ADOPTION + 3_000;
 /// Most direct rows that a droplet may hold of one VPC.
 const SUBSCRIPTIONS_PER_VPC: usize = 4096;
@@ -44,6 +45,8 @@ struct State {
     senders: HashMap<String, UnboundedSender<OperatorMessage>>,
     /// Streams by droplet, while programs are held back.
     held: Option<BTreeMap<String, Opened>>,
+    /// For how long droplets that don't dial are waited for.
+    dialling: Duration,
     attachments: Attachments,
     /// By droplet.
     waiters: HashMap<String, HashSet<Waiter>>,
@@ -107,6 +110,7 @@ impl Hub {
             acks: Acks::new(0),
             senders: HashMap::new(),
             held: None,
+            dialling: Duration::ZERO,
             attachments: Attachments::default(),
             waiters: HashMap::new(),
             in_use: HashSet::new(),
@@ -222,9 +226,13 @@ impl Hub {
         state.senders.insert(droplet.to_owned(), messages);
     }
 
-    /// Holds programs back from now on: a snapshot takes out of a droplet whatever it lacks.
-    pub fn hold_back(&self) {
-        self.lock().held.get_or_insert_default();
+    /// Holds programs back from now on: a snapshot takes out of a droplet whatever it lacks. `vacancy`: for how long
+    /// nobody has led.
+    pub fn hold_back(&self, vacancy: Duration) {
+        let state = &mut *self.lock();
+        state.held.get_or_insert_default();
+        let [least, most] = DIALLING;
+        state.dialling = (vacancy / 4).clamp(least, most);
     }
 
     /// Whether all droplets but those of which nothing is expected have dialled, and all that is attached there has its
@@ -233,7 +241,8 @@ impl Hub {
         let state = &*self.lock();
         let now = self.now();
         let mut expected = state.world.droplets().filter(|(name, _)| is_expected(name));
-        if now < DIALLING && !expected.all(|(name, _)| state.has_dialled(name)) {
+        let is_patient = self.started.elapsed() < state.dialling;
+        if is_patient && !expected.all(|(name, _)| state.has_dialled(name)) {
             return false;
         }
         let is_orphan =
@@ -404,8 +413,8 @@ impl Hub {
         }
     }
 
-    /// Droplets whose ack is missing; `waiter` is triggered when one of them acks. Suspects don't count, but
-    /// `home` always does.
+    /// Droplets whose ack is missing; `waiter` is triggered when one of them acks. Suspects and those that are none (any
+    /// more) don't count, but `home` always does.
     pub fn missing(&self, rows: &[(String, Key)], home: Option<&str>, waiter: &Waiter) -> Vec<String> {
         let state = &mut *self.lock();
         let now = self.now();
@@ -416,7 +425,8 @@ impl Hub {
             }
         }
         let suspects = state.suspects(missing.iter(), now);
-        missing.retain(|droplet| home == Some(droplet) || !suspects.contains(droplet));
+        let counts = |droplet: &String| state.world.is_droplet(droplet) && !suspects.contains(droplet);
+        missing.retain(|droplet| home == Some(droplet) || counts(droplet));
         wait_for(state, &missing, waiter);
         missing.into_iter().collect()
     }

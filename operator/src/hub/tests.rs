@@ -325,6 +325,22 @@ async fn a_bouncer_without_stream_is_excused_when_it_may_be_judged() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_bouncer_on_a_node_that_is_gone_is_excused_at_once() {
+    let (hub, _woken) = hub();
+    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
+    let (id, _stream) = hub.open("c", &[], &[]);
+    assert!(hub.ack("c", id, 1));
+    let rows = hub.read(|world| world.endpoint_rows(&name()));
+    let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name()));
+    assert_eq!(missing(), ["b"]);
+    hub.update(|world| world.set_droplet("b", None));
+    assert_eq!(missing(), [""; 0]);
+    hub.update(|world| world.set_droplet("c", None));
+    hub.close("c", id);
+    assert_eq!(missing(), ["c"], "its own droplet is never excused");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_new_leader_knows_what_is_held_when_all_dialled_or_had_the_time() {
     let (hub, _woken) = hub();
     hub.open("a", &[attachment()], &[]);
@@ -364,7 +380,7 @@ fn load_is_what_droplets_said_last_and_goes_with_their_stream() {
 async fn programs_are_held_back_until_what_is_attached_has_its_endpoint() {
     let (hub, _woken) = hub();
     hub.update(|world| world.set_endpoint(&name(), None));
-    hub.hold_back();
+    hub.hold_back(Duration::from_secs(10));
     let all = |_: &str| true;
     let (_, mut bouncer) = hub.open("b", &[], &[]);
     let (_, _divider) = hub.open("a", &[], &[]);

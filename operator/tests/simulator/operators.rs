@@ -102,6 +102,7 @@ async fn life(simulation: Arc<Simulation>, operator: Arc<Operator>) {
     let client = Client::new(connection, "default");
     let options = run::Options {
         epoch: operator.epoch,
+        vacancy: Duration::ZERO,
         refused: RefusedRanges::new(
             &["10.96.0.0/12".parse().unwrap()],
             &["192.168.0.0/16".parse().unwrap()],
