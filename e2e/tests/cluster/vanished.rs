@@ -22,6 +22,7 @@ use crate::tenants::tenants;
 const NAME: &str = "vanished";
 /// Roles go to Nodes with this label first.
 const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 const REPLICAS: usize = 4;
 
 /// Pods on all nodes, and an Endpoint of a user's whose pod is on `node`.
@@ -105,12 +106,31 @@ fn wait_left(cluster: &Cluster, node: &str, was: &[(String, String)]) -> Result<
     Ok(())
 }
 
-/// The node vanishes by `end`, which says so to Kubernetes, and comes back after `begin`.
-fn vanishes(
-    what: &str,
-    end: impl FnOnce(&Cluster, &str) -> Result<()>,
-    begin: impl FnOnce(&Cluster, &str) -> Result<()>,
-) {
+/// A node that does not answer, until this is dropped.
+struct Dead<'a>(&'a Cluster, &'a str);
+
+impl<'a> Dead<'a> {
+    fn new(cluster: &'a Cluster, node: &'a str) -> Result<Self> {
+        for process in ["kubelet", "transitd"] {
+            cluster.signal(node, process, "KILL")?;
+        }
+        Ok(Self(cluster, node))
+    }
+}
+
+impl Drop for Dead<'_> {
+    fn drop(&mut self) {
+        let Self(cluster, node) = self;
+        // It may have no taint, or not be registered.
+        let _ = cluster.kubectl(&["taint", "node", node, &format!("{OUT_OF_SERVICE}-")]);
+        if let Err(error) = cluster.start_kubelet(node) {
+            eprintln!("{node}: {error:#}");
+        }
+    }
+}
+
+/// The node vanishes, which `end` says to Kubernetes, and comes back.
+fn vanishes(what: &str, end: impl FnOnce(&Cluster, &str) -> Result<()>) {
     let cluster = &tenants().cluster;
     let nodes = cluster.nodes().unwrap();
     let (_, leads) = pod_of(cluster, &leader(cluster).unwrap().0).unwrap();
@@ -126,9 +146,7 @@ fn vanishes(
     let was = pods_on(cluster, node).unwrap();
     let address = running(cluster, NAME, "db-0").unwrap().address;
     assert!(was.len() >= 2, "{was:?}");
-    for process in ["kubelet", "transitd"] {
-        cluster.signal(node, process, "KILL").unwrap();
-    }
+    let dead = Dead::new(cluster, node).unwrap();
     let since = Instant::now();
     end(cluster, node).unwrap();
     // What Kubernetes does itself after a minute.
@@ -140,16 +158,16 @@ fn vanishes(
         "--force",
         "--grace-period=0",
         "--wait=false",
+        "--ignore-not-found",
     ];
     let names: Vec<&str> = was.iter().map(|(name, _)| name.as_str()).collect();
     cluster.kubectl(&[&force[..], &names].concat()).unwrap();
     apply(cluster, &[named(other)]).unwrap();
-    let left = wait_left(cluster, node, &was).and_then(|()| follows(cluster, other, address));
+    wait_left(cluster, node, &was).unwrap();
+    follows(cluster, other, address).unwrap();
     eprintln!("{what}: all is elsewhere after {:.1?}", since.elapsed());
     let since = Instant::now();
-    begin(cluster, node).unwrap();
-    cluster.start_kubelet(node).unwrap();
-    left.unwrap();
+    drop(dead);
     wait_back(cluster, node).unwrap();
     eprintln!("{what}: {node} is back after {:.1?}", since.elapsed());
     wait_sound(cluster);
@@ -185,27 +203,17 @@ fn wait_back(cluster: &Cluster, node: &str) -> Result<()> {
 
 #[test]
 fn all_leaves_a_node_that_is_deleted_and_it_comes_back_clean() {
-    vanishes(
-        "node deleted",
-        |cluster, node| {
-            cluster
-                .kubectl(&["delete", "node", node, "--wait=false"])
-                .map(|_| ())
-        },
-        |_, _| Ok(()),
-    );
+    vanishes("node deleted", |cluster, node| {
+        cluster
+            .kubectl(&["delete", "node", node, "--wait=false"])
+            .map(|_| ())
+    });
 }
 
 #[test]
 fn all_leaves_a_node_that_is_tainted_out_of_service_and_it_comes_back_clean() {
-    let taint = "node.kubernetes.io/out-of-service";
-    let taint = |cluster: &Cluster, node: &str, end: &str| {
-        let taint = format!("{taint}{end}");
+    vanishes("node out of service", |cluster, node| {
+        let taint = format!("{OUT_OF_SERVICE}=nodeshutdown:NoExecute");
         cluster.kubectl(&["taint", "node", node, &taint]).map(|_| ())
-    };
-    vanishes(
-        "node out of service",
-        |cluster, node| taint(cluster, node, "=nodeshutdown:NoExecute"),
-        |cluster, node| taint(cluster, node, "-"),
-    );
+    });
 }
