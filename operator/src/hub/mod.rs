@@ -432,7 +432,7 @@ impl Hub {
     }
 
     /// Droplets that would not take packets from a droplet yet: those that were told of it and have not acked that, and
-    /// those of `users` that have acked nothing yet. Suspects don't count.
+    /// those of `users` that have acked nothing yet. Suspects and those that are none don't count.
     pub fn unaware(&self, of: &str, users: BTreeSet<String>, waiter: &Waiter) -> Vec<String> {
         let state = &mut *self.lock();
         let now = self.now();
@@ -443,7 +443,7 @@ impl Hub {
             unaware.extend(state.acks.unaware(&key).map(str::to_owned));
         }
         let suspects = state.suspects(unaware.iter(), now);
-        unaware.retain(|droplet| !suspects.contains(droplet));
+        unaware.retain(|droplet| state.world.is_droplet(droplet) && !suspects.contains(droplet));
         wait_for(state, &unaware, waiter);
         unaware.into_iter().collect()
     }

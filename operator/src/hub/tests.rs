@@ -334,6 +334,8 @@ async fn a_bouncer_on_a_node_that_is_gone_is_excused_at_once() {
     let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name()));
     assert_eq!(missing(), ["b"]);
     hub.update(|world| world.set_droplet("b", None));
+    assert_eq!(missing(), ["c"], "its network has lost its bouncer");
+    assert!(hub.ack("c", id, 2));
     assert_eq!(missing(), [""; 0]);
     hub.update(|world| world.set_droplet("c", None));
     hub.close("c", id);
