@@ -503,7 +503,10 @@ async fn remove(
     context.hub.update(|world| world.set_endpoint(&name, None));
     let addresses = all_addresses(endpoint);
     let network = &endpoint.spec.network;
-    let vni = context.hub.read(|world| world.network_vni(network));
+    // The network doesn't wait for an endpoint that has left it, and may be gone.
+    let vpc = context.network(network);
+    let vpc = vpc.map_or_else(|| endpoint.spec.vpc.clone(), |network| network.spec.vpc.clone());
+    let vni = context.hub.read(|world| world.vni(&vpc));
     if let (false, Some(vni)) = (addresses.is_empty(), vni) {
         let bouncers = context.hub.read(|world| {
             let droplets = world.bouncer_droplets(network);

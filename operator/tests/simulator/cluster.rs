@@ -170,7 +170,7 @@ async fn kubelet(simulation: Arc<Simulation>, node: String, incarnation: u64) {
                 state.note(|| format!("kubelet {node}: {chore:?}"));
                 perform(state, &node, chore);
             }
-            Some(chores.len() > 1)
+            Some(!chores.is_empty())
         }) == Some(true);
         if !lives(&simulation.lock()) {
             return;
