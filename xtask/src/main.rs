@@ -48,6 +48,9 @@ enum Command {
         /// Only this part of the tests
         #[arg(long)]
         only: Option<String>,
+        /// How many schedules the simulator of the control plane runs
+        #[arg(long, default_value_t = test::SCHEDULES)]
+        schedules: u64,
     },
     /// Measure: as root
     Bench {
@@ -101,7 +104,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Crds { check } => crds::run(check)?,
         Command::Check => check::run()?,
-        Command::Test { only } => return test::run(only.as_deref()),
+        Command::Test { only, schedules } => return test::run(only.as_deref(), schedules),
         Command::Bench { benchmark } => return bench::run(&benchmark),
         Command::Demo => demo::run()?,
         Command::Install { name } => install::run(&name)?,

@@ -22,7 +22,10 @@ const PACKAGES: [&str; 4] = ["--workspace", "--exclude", "xdp-programs", "--no-f
 const PROGRAMS: &str = "programs";
 const NETNS: [&str; 2] = ["netns", "datapath"];
 const E2E: &str = "cluster";
-const GROUPS: [&str; 5] = ["check", "unit", "programs", "netns", "e2e"];
+/// Optimised, by a profile of its own: it runs thousands of schedules.
+const SIMULATOR: &str = "simulator";
+const GROUPS: [&str; 6] = ["check", "unit", SIMULATOR, "programs", "netns", "e2e"];
+pub const SCHEDULES: u64 = 10_000;
 
 /// Tests that passed and failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,7 +61,7 @@ impl Sum {
 }
 
 /// Runs all groups, or only one. The last line of output is `N passed, N failed`.
-pub fn run(only: Option<&str>) -> Result<ExitCode> {
+pub fn run(only: Option<&str>, schedules: u64) -> Result<ExitCode> {
     if let Some(group) = only.filter(|group| !GROUPS.contains(group)) {
         bail!(
             "no group of tests is called {group}: take one of {}",
@@ -81,7 +84,7 @@ pub fn run(only: Option<&str>) -> Result<ExitCode> {
         }
         println!("\n==> tests: {group}");
         let start = Instant::now();
-        let sum = run_group(group)?;
+        let sum = run_group(group, schedules)?;
         summary.push(format!(
             "{group:<10}{:>5} passed {:>4} failed {:>4} ignored {:>7.1} s",
             sum.passed,
@@ -101,7 +104,7 @@ pub fn run(only: Option<&str>) -> Result<ExitCode> {
     })
 }
 
-fn run_group(group: &str) -> Result<Sum> {
+fn run_group(group: &str, schedules: u64) -> Result<Sum> {
     match group {
         "check" => Ok(Sum::one("check", check::run())),
         "unit" => {
@@ -110,6 +113,7 @@ fn run_group(group: &str) -> Result<Sum> {
             arguments.extend(targets.iter().flat_map(|target| ["--test", target]));
             run_tests(&arguments, &[])
         }
+        SIMULATOR => run_simulator(schedules),
         "programs" => run_tests(&["--test", PROGRAMS], &[]),
         "netns" => {
             step("cnitool and others", cni_tools::ensure)?;
@@ -176,11 +180,31 @@ fn cargo_test(targets: &[&str]) -> Command {
     command
 }
 
+/// Its own build: other features and another profile than the workspace's.
+fn run_simulator(schedules: u64) -> Result<Sum> {
+    let mut command = Command::new("cargo");
+    command
+        .current_dir(root())
+        .args([
+            "test",
+            "--profile",
+            SIMULATOR,
+            "-p",
+            "thuban-operator",
+            "--test",
+            SIMULATOR,
+        ])
+        .env("THUBAN_SCHEDULES", schedules.to_string());
+    sum_of(&mut command)
+}
+
 /// Runs test targets, shows what they print, and adds up their results.
 fn run_tests(targets: &[&str], arguments: &[&str]) -> Result<Sum> {
-    let mut child = cargo_test(targets)
-        .arg("--")
-        .args(arguments)
+    sum_of(cargo_test(targets).arg("--").args(arguments))
+}
+
+fn sum_of(command: &mut Command) -> Result<Sum> {
+    let mut child = command
         .stdout(Stdio::piped())
         .spawn()
         .context("starting cargo test")?;
@@ -197,7 +221,7 @@ fn run_tests(targets: &[&str], arguments: &[&str]) -> Result<Sum> {
     let status = child.wait().context("waiting for cargo test")?;
     if !status.success() && sum.failed == 0 {
         // A test that took its whole process down has no result.
-        eprintln!("FAILED cargo test {targets:?}: {status}");
+        eprintln!("FAILED {command:?}: {status}");
         sum.failed += 1;
     }
     Ok(sum)
@@ -233,7 +257,9 @@ fn unit_targets() -> Result<Vec<String>> {
         .flatten()
         .filter(|target| target["kind"][0] == "test")
         .filter_map(|target| target["name"].as_str().map(str::to_owned))
-        .filter(|name| name != PROGRAMS && name != E2E && !NETNS.contains(&name.as_str()))
+        .filter(|name| {
+            ![PROGRAMS, E2E, SIMULATOR].contains(&name.as_str()) && !NETNS.contains(&name.as_str())
+        })
         .collect();
     names.sort();
     names.dedup();

@@ -167,6 +167,9 @@ fn check(network: &Network, context: &Context) -> Result<Vec<Cidr>, RangeError> 
             )
         })
         .collect();
+    if vpc.metadata.deletion_timestamp.is_some() && !is_accepted(network) {
+        return Err(RangeError::VpcLeaves(vpc_name.clone()));
+    }
     let status = vpc.status.as_ref().filter(|status| status.vni.is_some());
     let status = status.ok_or_else(|| RangeError::VpcNotAccepted(vpc_name.clone()))?;
     validation::network(&network.spec.cidrs, (vpc_name, &status.cidrs), &siblings)
@@ -270,6 +273,10 @@ async fn remove(
         write(network, networks, status).await?;
         if is_first {
             context.event(network, false, "WaitsForEndpoints", &message).await;
+        }
+        // Endpoints that came while it began to leave are served to their end.
+        if context.team::<Bouncer>(&name).is_empty() {
+            ensure_bouncers(network, 1, context).await?;
         }
         return Ok(Action::requeue(Duration::from_secs(10)));
     }

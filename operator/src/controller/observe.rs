@@ -248,13 +248,16 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
     } else {
         context.hub.update(|world| world.set_endpoint(&name, None));
         context.index.forget_leaving(&object.uid().unwrap_or_default());
-        // What it did not release counts for nothing now.
-        for claim in context.index.owned_by(&Owner::of(object).uid) {
-            let _ = triggers.claims.send(ObjectRef::new(&claim));
-        }
         // A pod that lives on, or was created again under its name, gets a new one.
         if let Some(pod) = &object.spec.pod_ref {
             triggers.pod(&name.0, &pod.name);
+        }
+    }
+    // Claims that it doesn't count, or not any more, go.
+    let claims = context.index.owned_by(&Owner::of(object).uid);
+    if !is_there || claims.len() > allocation::addresses_of(object).len() {
+        for claim in &claims {
+            let _ = triggers.claims.send(ObjectRef::new(claim));
         }
     }
     if object.metadata.deletion_timestamp.is_some() {

@@ -233,6 +233,10 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
         if is_news {
             context.event(vpc, false, "WaitsForNetworks", &message).await;
         }
+        // Networks that came while it began to leave are served to their end.
+        if context.team::<Divider>(&name).is_empty() {
+            ensure_dividers(vpc, 1, context).await?;
+        }
         return Ok(Action::requeue(Duration::from_secs(10)));
     }
     let dividers: Api<Divider> = Api::all(context.client.clone());

@@ -42,6 +42,8 @@ pub enum RangeError {
     NoVpc(String),
     #[error("spec.vpc: VPC {0:?} was not accepted; see its conditions")]
     VpcNotAccepted(String),
+    #[error("spec.vpc: VPC {0:?} is being deleted; name another, or make it anew once it is gone")]
+    VpcLeaves(String),
 }
 
 impl RangeError {
@@ -54,6 +56,7 @@ impl RangeError {
             Self::OutsideVpc { .. } => "OutsideVpc",
             Self::NoVpc(_) => "VpcNotFound",
             Self::VpcNotAccepted(_) => "VpcNotAccepted",
+            Self::VpcLeaves(_) => "VpcLeaves",
         }
     }
 }

@@ -11,6 +11,13 @@ use crate::kind::Kind;
 use crate::simulation::{Simulation, State};
 use crate::store::{Preconditions, is_deleting, text};
 
+pub fn droplet_object(name: &str, address: Ipv4Addr) -> Value {
+    json!({
+        "metadata": {},
+        "spec": {"node": name, "ip": address.to_string(), "interface": "eth0", "mtu": 1500},
+    })
+}
+
 /// A node with its transitd and kubelet.
 pub fn add_node(simulation: &Arc<Simulation>, number: u8) {
     let name = format!("n{number}");
@@ -25,10 +32,7 @@ pub fn add_node(simulation: &Arc<Simulation>, number: u8) {
             "spec": {},
             "status": {"addresses": [{"type": "InternalIP", "address": address.to_string()}]},
         });
-        let droplet = json!({
-            "metadata": {},
-            "spec": {"node": name, "ip": address.to_string(), "interface": "eth0", "mtu": 1500},
-        });
+        let droplet = droplet_object(&name, address);
         let _ = state.store.create(Kind::Node, "", &name, node);
         let _ = state.store.create(Kind::Droplet, "", &name, droplet);
         let incarnation = state.random.next();
@@ -40,6 +44,7 @@ pub fn add_node(simulation: &Arc<Simulation>, number: u8) {
     if is_new {
         let incarnation = simulation.lock().droplets[&name].incarnation;
         tokio::spawn(droplet::live(simulation.clone(), name.clone(), incarnation));
+        tokio::spawn(droplet::register(simulation.clone(), name.clone(), incarnation));
         tokio::spawn(kubelet(simulation.clone(), name, incarnation));
     }
 }

@@ -255,7 +255,11 @@ fn endpoints(state: &State) -> Result<(), String> {
         let is_choosy = annotation("thuban.dev/ip").is_some();
         let is_provisioned = found.is_some_and(|(_, endpoint)| is_provisioned(endpoint));
         if is_open(state, namespace, network) && !is_choosy && !is_provisioned {
-            return Err(format!("pod {name} in {network} has no Provisioned endpoint"));
+            let conditions = found.and_then(|(_, endpoint)| endpoint.pointer("/status/conditions"));
+            let said = conditions.map(ToString::to_string).unwrap_or_default();
+            return Err(format!(
+                "pod {name} in {network} has no Provisioned endpoint: {said}"
+            ));
         }
     }
     Ok(())

@@ -14,6 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::sleep;
 
 use crate::invariants;
+use crate::kind::Kind;
 use crate::operators::Operator;
 use crate::simulation::Simulation;
 use crate::tables::Tables;
@@ -142,6 +143,27 @@ pub async fn live(simulation: Arc<Simulation>, name: String, incarnation: u64) {
             continue;
         }
         session(&simulation, (&name, incarnation), &operator, &hub).await;
+    }
+}
+
+/// With each heartbeat, transitd registers a Droplet that somebody deleted.
+pub async fn register(simulation: Arc<Simulation>, name: String, incarnation: u64) {
+    loop {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let lives = simulation.with(|state| {
+            let droplet = state.droplets.get(&name);
+            let Some(droplet) = droplet.filter(|droplet| droplet.incarnation == incarnation) else {
+                return false;
+            };
+            if droplet.is_on && state.store.get(Kind::Droplet, "", &name).is_none() {
+                let object = crate::cluster::droplet_object(&name, droplet.address);
+                let _ = state.store.create(Kind::Droplet, "", &name, object);
+            }
+            true
+        });
+        if !lives {
+            return;
+        }
     }
 }
 

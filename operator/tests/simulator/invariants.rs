@@ -2,6 +2,7 @@
 //! operator believes.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use serde_json::Value;
 use thuban_proto::transit::row;
@@ -11,6 +12,9 @@ use crate::simulation::State;
 use crate::store::{Change, is_deleting, text};
 use crate::tables::{Slot, address};
 use crate::walk;
+
+/// How late a watch and a write may be together.
+const LONGEST_LAG: Duration = Duration::from_secs(15);
 
 /// A write of anybody.
 pub fn after_write(state: &mut State, change: &Change) {
@@ -125,8 +129,11 @@ pub fn first_address(endpoint: &Value) -> Option<IpAddr> {
 
 /// Its droplet delivers, and every bouncer that its operator can hear has its row.
 fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
-    // With two that lead, one may not know yet where the other placed a bouncer.
-    let (1, Some(writer)) = (state.alive(), state.writer) else {
+    // With two that lead, and while its watches lag, one may not know where the other placed a bouncer.
+    let is_alone = state
+        .crowded
+        .is_none_or(|last| state.elapsed() > last + LONGEST_LAG);
+    let (true, Some(writer)) = (is_alone, state.writer) else {
         return;
     };
     let vpc = vpc_of(state, endpoint);

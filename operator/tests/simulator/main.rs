@@ -1,13 +1,12 @@
 //! The simulator of the control plane: the real controllers against a fake API server and simulated droplets, in
 //! virtual time, by random schedules that a seed repeats.
 //!
-//! Not part of `cargo xtask test` yet: about one of sixty schedules finds something still to be mended, and a schedule takes
-//! half a second of an unoptimised build. `cargo test -p thuban-operator --test simulator -- --ignored` runs it;
-//! `THUBAN_SCHEDULES=N` sets how many schedules are run (100),
-//! `THUBAN_FIRST_SEED=S` with which seed they begin, `THUBAN_SIMULATOR_SEED=S` runs one and prints what
-//! happens in it. The seed decides everything but the order of hash maps (kube's stores, tokio, the operator's own), so
-//! a seed may have to be run more than once: `THUBAN_SIMULATOR_TRIES=N` runs it until it fails. What happened in a
-//! schedule that failed is kept in a file, so it need not be repeated.
+//! `cargo xtask test --only simulator` runs ten thousand of them, `--schedules N` more or less. By hand:
+//! `cargo test --profile simulator -p thuban-operator --test simulator`, with `THUBAN_SCHEDULES=N` (100),
+//! `THUBAN_FIRST_SEED=S` (1); `THUBAN_SIMULATOR_SEED=S` runs one and prints what happens in it. The seed decides
+//! everything but the order of hash maps (kube's stores, tokio, the operator's own), so a seed may have to be run more
+//! than once: `THUBAN_SIMULATOR_TRIES=N` runs it until it fails. What happened in a schedule that failed is kept in a
+//! file, so it need not be repeated.
 
 // Helpers of tests: what they find broken ends the test.
 #![allow(
@@ -64,7 +63,6 @@ fn keep(seed: u64, trace: &[String]) {
 }
 
 #[test]
-#[ignore = "finds what is still to be mended, in one of some sixty schedules: run with --ignored"]
 fn the_control_plane_keeps_its_promises_whatever_happens() {
     if std::env::var_os("RUST_LOG").is_some() {
         tracing_subscriber::fmt()

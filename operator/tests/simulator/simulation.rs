@@ -23,6 +23,8 @@ pub struct State {
     pub droplets: BTreeMap<String, Droplet>,
     pub operators: Vec<Arc<Operator>>,
     pub epoch: u64,
+    /// When more than one operator was last alive.
+    pub crowded: Option<Duration>,
     /// The operator whose write this is.
     pub writer: Option<u64>,
     pub violations: Vec<String>,
@@ -56,6 +58,7 @@ impl Simulation {
             droplets: BTreeMap::new(),
             operators: Vec::new(),
             epoch: 0,
+            crowded: None,
             writer: None,
             violations: Vec::new(),
             pages: BTreeMap::new(),
@@ -76,6 +79,9 @@ impl Simulation {
     pub fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         state.store.seconds = state.started.elapsed().as_secs();
+        if state.alive() > 1 {
+            state.crowded = Some(state.elapsed());
+        }
         let result = change(&mut state);
         let changes = state.store.take_changes();
         if !changes.is_empty() {
