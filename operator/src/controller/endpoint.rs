@@ -352,7 +352,7 @@ async fn provision(
             world.endpoint_rows(&name),
             world.followers(&name),
             world.dividers_of(&name),
-            world.has_bouncer(network),
+            !world.bouncer_members(network).is_empty(),
         )
     });
     let is_known = rows

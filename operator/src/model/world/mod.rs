@@ -5,6 +5,7 @@
 
 mod contribute;
 mod roles;
+mod staff;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -182,95 +183,6 @@ impl World {
                 self.touch_vpc(&vpc);
             }
         }
-    }
-
-    pub fn set_divider(&mut self, name: &str, role: Option<Role>) {
-        for parent in self.dividers.set(name, role) {
-            self.touch_vpc(&parent);
-        }
-    }
-
-    pub fn set_bouncer(&mut self, name: &str, role: Option<Role>) {
-        for parent in self.bouncers.set(name, role) {
-            self.touch_network(&parent);
-        }
-    }
-
-    /// The divider is ready at its new place: users may have it there.
-    pub fn list_divider(&mut self, name: &str) {
-        let parent = self.dividers.list(name);
-        self.dirty.extend(parent.map(Owner::Vpc));
-    }
-
-    /// As [`Self::list_divider`].
-    pub fn list_bouncer(&mut self, name: &str) {
-        let parent = self.bouncers.list(name);
-        self.dirty.extend(parent.map(Owner::Network));
-    }
-
-    /// Users are to forget the divider; its tables stay.
-    pub fn leave_divider(&mut self, name: &str) {
-        let parent = self.dividers.leave(name);
-        self.dirty.extend(parent.map(Owner::Vpc));
-    }
-
-    /// A divider that left serves on: its tables come back, users are told of it by [`Self::list_divider`].
-    pub fn take_divider_back(&mut self, name: &str) {
-        if let Some(parent) = self.dividers.take_back(name) {
-            self.touch_vpc(&parent);
-        }
-    }
-
-    /// Whether users are told of the divider.
-    pub fn is_divider_listed(&self, name: &str) -> bool {
-        self.dividers.is_listed(name)
-    }
-
-    /// The divider's tables go.
-    pub fn forget_divider(&mut self, name: &str) {
-        if let Some(parent) = self.dividers.forget(name) {
-            self.touch_vpc(&parent);
-        }
-    }
-
-    /// Whether users have another divider of the same parent.
-    pub fn has_other_divider(&self, name: &str) -> bool {
-        self.dividers.has_other(name)
-    }
-
-    /// As [`Self::leave_divider`].
-    pub fn leave_bouncer(&mut self, name: &str) {
-        let parent = self.bouncers.leave(name);
-        self.dirty.extend(parent.map(Owner::Network));
-    }
-
-    /// As [`Self::take_divider_back`].
-    pub fn take_bouncer_back(&mut self, name: &str) {
-        if let Some(parent) = self.bouncers.take_back(name) {
-            self.touch_network(&parent);
-        }
-    }
-
-    /// As [`Self::is_divider_listed`].
-    pub fn is_bouncer_listed(&self, name: &str) -> bool {
-        self.bouncers.is_listed(name)
-    }
-
-    /// Whether users of the network are told of any bouncer.
-    pub fn has_bouncer(&self, network: &str) -> bool {
-        !self.bouncers.members(network).is_empty()
-    }
-
-    /// The bouncer's tables go.
-    pub fn forget_bouncer(&mut self, name: &str) {
-        if let Some(parent) = self.bouncers.forget(name) {
-            self.touch_network(&parent);
-        }
-    }
-
-    /// Whether users have another bouncer of the same parent.
-    pub fn has_other_bouncer(&self, name: &str) -> bool {
-        self.bouncers.has_other(name)
     }
 
     pub fn set_endpoint(&mut self, name: &EndpointName, endpoint: Option<Endpoint>) {
@@ -517,28 +429,6 @@ impl World {
         keys.filter(|(at, key)| at == droplet && !matches!(key, Key::Local(..) | Key::Direct(..)))
             .cloned()
             .collect()
-    }
-
-    /// The rows that tell who the VPC's dividers are.
-    pub fn divider_lists(&self, vpc: &str) -> Vec<(String, Key)> {
-        self.keys_of(&Owner::Vpc(vpc.to_owned())).cloned().collect()
-    }
-
-    /// The rows that tell who the network's bouncers are.
-    pub fn bouncer_lists(&self, network: &str) -> Vec<(String, Key)> {
-        self.keys_of(&Owner::Network(network.to_owned()))
-            .cloned()
-            .collect()
-    }
-
-    /// Where users are told that the VPC's dividers are.
-    pub fn divider_members(&self, vpc: &str) -> BTreeSet<&str> {
-        self.dividers.members(vpc)
-    }
-
-    /// Where users are told that the network's bouncers are.
-    pub fn bouncer_members(&self, network: &str) -> BTreeSet<&str> {
-        self.bouncers.members(network)
     }
 
     /// Whether anything of the network is left: endpoints with an address, or bouncers.
