@@ -161,9 +161,10 @@ fn a_burst_of_pods_comes_up_and_leaves_nothing_behind() {
     }
     delete(cluster, &["networks.thuban.dev", "burst"]).unwrap();
     delete(cluster, &["vpcs.thuban.dev", "burst"]).unwrap();
-    let vnis = get(cluster, &["vniclaims.thuban.dev"]).unwrap();
-    assert!(
-        !vnis.to_string().contains("\"burst\""),
-        "the VNI of a deleted VPC is still claimed"
-    );
+    cluster
+        .wait_for("the VNI freed", Duration::from_mins(1), || {
+            let vnis = get(cluster, &["vniclaims.thuban.dev"])?;
+            Ok(!vnis.to_string().contains("\"burst\""))
+        })
+        .unwrap();
 }

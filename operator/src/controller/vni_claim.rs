@@ -15,13 +15,14 @@ use crate::hub::Waiter;
 
 /// Steady ones are looked at again, should a watch have missed the end of their VPC.
 const LOOK_AGAIN: Duration = Duration::from_mins(5);
-/// How long a claim may wait for the VPC's status to name it, and how long a number rests.
+/// How long one that a VPC doesn't count is left alone: its status may be about to name it.
 const GRACE: Duration = Duration::from_secs(20);
 
 pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let spec = &claim.spec;
     let key = format!("vni/{}", claim.uid().unwrap_or_default());
-    if !is_void(&claim, context.vpc(&spec.vpc).as_deref()) {
+    let known = context.vpc(&spec.vpc);
+    if !is_void(&claim, known.as_deref()) {
         context.forget(&key);
         return Ok(Action::requeue(LOOK_AGAIN));
     }
@@ -33,7 +34,8 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
     {
         return Ok(Action::requeue(Duration::from_secs(3)));
     }
-    if let Some(left) = GRACE.checked_sub(context.known_for(&key)) {
+    let is_made = own(&claim, known.as_deref()).is_some();
+    if is_made && let Some(left) = GRACE.checked_sub(context.known_for(&key)) {
         return Ok(Action::requeue(left.max(Duration::from_secs(1))));
     }
     let vpcs: Api<Vpc> = Api::all(context.client.clone());
@@ -52,10 +54,16 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
     Ok(Action::await_change())
 }
 
+/// The VPC, if it is the one that the claim was made for.
+fn own<'a>(claim: &VniClaim, vpc: Option<&'a Vpc>) -> Option<&'a Vpc> {
+    vpc.filter(|vpc| vpc.uid().as_deref() == Some(&claim.spec.vpc_uid))
+}
+
 /// Whether the VPC that it names is gone, or has another VNI.
 fn is_void(claim: &VniClaim, vpc: Option<&Vpc>) -> bool {
-    let own = vpc.filter(|vpc| vpc.uid().as_deref() == Some(&claim.spec.vpc_uid));
-    let Some(vpc) = own else { return true };
+    let Some(vpc) = own(claim, vpc) else {
+        return true;
+    };
     let counted = vpc.status.as_ref().and_then(|status| status.vni);
     counted.is_some_and(|vni| vni.to_string() != claim.name_any())
 }
