@@ -232,8 +232,7 @@ impl Claimant<'_> {
 /// Releases the claims of all addresses that the Endpoint has or was made with; others' claims and those that are gone
 /// are passed over, so that it can be repeated.
 pub async fn release_all(endpoint: &Endpoint, context: &Context) -> Result<(), WriteError> {
-    let network = context.network(&endpoint.spec.network);
-    let vpc = network.map_or_else(|| endpoint.spec.vpc.clone(), |network| network.spec.vpc.clone());
+    let vpc = context.vpc_name_of(endpoint);
     let claims: Api<IpClaim> = Api::all(context.client.clone());
     let owner = Owner::of(endpoint);
     for address in all_addresses(endpoint) {

@@ -177,6 +177,12 @@ impl Context {
         }
     }
 
+    /// The VPC of an endpoint's network; of one that is gone, what the endpoint was made with.
+    pub fn vpc_name_of(&self, endpoint: &Endpoint) -> String {
+        let network = self.network(&endpoint.spec.network);
+        network.map_or_else(|| endpoint.spec.vpc.clone(), |network| network.spec.vpc.clone())
+    }
+
     /// Claims of an owner.
     pub fn claims_of(&self, owner: &str) -> Vec<Arc<IpClaim>> {
         found(&self.stores.ip_claims, &self.index.owned_by(owner))

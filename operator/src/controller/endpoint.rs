@@ -504,8 +504,7 @@ async fn remove(
     let addresses = all_addresses(endpoint);
     let network = &endpoint.spec.network;
     // The network doesn't wait for an endpoint that has left it, and may be gone.
-    let vpc = context.network(network);
-    let vpc = vpc.map_or_else(|| endpoint.spec.vpc.clone(), |network| network.spec.vpc.clone());
+    let vpc = context.vpc_name_of(endpoint);
     let vni = context.hub.read(|world| world.vni(&vpc));
     if let (false, Some(vni)) = (addresses.is_empty(), vni) {
         let bouncers = context.hub.read(|world| {

@@ -34,12 +34,7 @@ pub async fn settle(simulation: &Arc<Simulation>) {
             droplet.is_heart_beating = true;
         }
         let youngest = state.epoch;
-        let alive: Vec<_> = state
-            .operators
-            .iter()
-            .filter(|operator| operator.is_alive())
-            .cloned()
-            .collect();
+        let alive: Vec<_> = state.living().cloned().collect();
         for operator in &alive {
             operator.crash_after(-1);
             if operator.epoch != youngest {

@@ -215,12 +215,7 @@ fn toggle_reach(state: &mut State, name: &str) {
 
 fn crash(simulation: &Arc<Simulation>, random: &mut Random) {
     let state = &mut *simulation.lock();
-    let alive: Vec<_> = state
-        .operators
-        .iter()
-        .filter(|operator| operator.is_alive())
-        .cloned()
-        .collect();
+    let alive: Vec<_> = state.living().cloned().collect();
     if let Some(operator) = random.pick(&alive) {
         let writes = random.below(12);
         state.note(|| format!("{} will crash after {writes} writes", operator.id));

@@ -149,10 +149,11 @@ impl State {
             .filter(|operator| operator.is_alive() && operator.hub().is_some())
     }
 
+    pub fn living(&self) -> impl Iterator<Item = &Arc<Operator>> {
+        self.operators.iter().filter(|operator| operator.is_alive())
+    }
+
     pub fn alive(&self) -> usize {
-        self.operators
-            .iter()
-            .filter(|operator| operator.is_alive())
-            .count()
+        self.living().count()
     }
 }
