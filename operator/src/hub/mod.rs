@@ -63,6 +63,11 @@ impl State {
             .is_judging(self.world.droplets().map(|(name, _)| name), now)
     }
 
+    /// Droplets whose programs are held back: what they hold is not known.
+    fn waiting_for_programs(&self) -> impl Iterator<Item = String> {
+        self.held.iter().flat_map(BTreeMap::keys).cloned()
+    }
+
     fn has_dialled(&self, droplet: &str) -> bool {
         let is_held = |held: &BTreeMap<_, _>| held.contains_key(droplet);
         self.acks.is_connected(droplet) || self.held.as_ref().is_some_and(is_held)
@@ -466,7 +471,7 @@ impl Hub {
             .iter()
             .filter(|droplet| state.world.is_droplet(droplet) && !state.acks.is_connected(droplet));
         holding.extend(away.map(|droplet| (*droplet).to_owned()));
-        holding.extend(state.held.iter().flat_map(BTreeMap::keys).cloned());
+        holding.extend(state.waiting_for_programs());
         if required.iter().any(|droplet| !state.world.is_droplet(droplet)) {
             // What it sends counts no more only when nobody knows it.
             holding.extend(state.acks.forgetting().map(str::to_owned));
@@ -479,7 +484,7 @@ impl Hub {
     pub fn holding_key(&self, key: &Key, waiter: &Waiter) -> Vec<String> {
         let state = &mut *self.lock();
         let mut holding: Vec<String> = state.acks.holding(key).map(str::to_owned).collect();
-        holding.extend(state.held.iter().flat_map(BTreeMap::keys).cloned());
+        holding.extend(state.waiting_for_programs());
         wait_for(state, &holding, waiter);
         holding
     }

@@ -13,7 +13,7 @@ use crate::kind::Kind;
 use crate::operators;
 use crate::simulation::{Simulation, State};
 use crate::store::{is_deleting, text};
-use crate::tables::Slot;
+use crate::tables::{Slot, slot_of_row};
 use crate::walk;
 
 /// Faults have stopped for so long: all is right.
@@ -391,7 +391,7 @@ fn programs(state: &State) -> Result<(), String> {
         let wanted: BTreeMap<Slot, Row> = hub
             .read(|world| world.program(&droplet.name))
             .into_values()
-            .map(|row| (Slot::of_row(&row), Row::clone(&row)))
+            .map(|row| (slot_of_row(&row), Row::clone(&row)))
             .collect();
         if wanted != droplet.tables.rows {
             let more = droplet.tables.rows.keys().find(|slot| !wanted.contains_key(slot));

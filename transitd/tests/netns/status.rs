@@ -11,6 +11,13 @@ fn status(rig: &Rig) -> (i32, Value) {
     rig.plugin("STATUS", "nobody", "1.1.0", json!({}))
 }
 
+/// Code 50, and why, in this part of the error.
+fn assert_not_ready(rig: &Rig, part: &str, text: &str) {
+    let (exit, error) = status(rig);
+    assert_eq!((exit, &error["code"]), (1, &json!(50)), "{error}");
+    assert!(error[part].as_str().unwrap().contains(text), "{error}");
+}
+
 #[test]
 fn a_restart_of_transitd_never_fails_status() {
     let mut rig = Rig::new(base_rows());
@@ -50,26 +57,13 @@ fn one_that_stays_away_or_without_a_program_fails_status_with_the_reason_in_the_
         std::fs::write(&note, format!("{boot} {}", since - 121)).unwrap();
     };
     age();
-    let (exit, error) = status(&rig);
-    assert_eq!((exit, &error["code"]), (1, &json!(50)), "{error}");
-    assert!(
-        error["details"].as_str().unwrap().contains("does not answer"),
-        "{error}"
-    );
+    assert_not_ready(&rig, "details", "does not answer");
     // It answers, but has no program: the same absence.
     rig.operator.shared.lock().unwrap().epoch = 0;
     rig.start();
     rig.operator
         .wait_for("a hello", |m| matches!(m, Message::Hello(_)));
-    let (exit, error) = status(&rig);
-    assert_eq!((exit, &error["code"]), (1, &json!(50)), "{error}");
-    assert!(
-        error["details"]
-            .as_str()
-            .unwrap()
-            .contains("has not sent this node's program"),
-        "{error}"
-    );
+    assert_not_ready(&rig, "details", "has not sent this node's program");
     rig.operator.shared.lock().unwrap().epoch = 2;
     rig.operator.hang_up();
     eventually("it has one", || status(&rig).0 == 0);
@@ -84,15 +78,7 @@ fn a_node_that_never_served_is_not_ready_at_once() {
     rig.start();
     rig.operator
         .wait_for("a hello", |m| matches!(m, Message::Hello(_)));
-    let (exit, error) = status(&rig);
-    assert_eq!((exit, &error["code"]), (1, &json!(50)), "{error}");
-    assert!(
-        error["msg"]
-            .as_str()
-            .unwrap()
-            .contains("has not sent this node's program"),
-        "{error}"
-    );
+    assert_not_ready(&rig, "msg", "has not sent this node's program");
 }
 
 #[test]
