@@ -55,7 +55,8 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     if standing(spec, holder(&context, spec).await?.as_ref()) != Standing::Void {
         return Ok(Action::requeue(GRACE));
     }
-    let vni = context.hub.read(|world| world.network_vni(&spec.network));
+    // By the VPC: the network may be gone.
+    let vni = context.hub.read(|world| world.vni(&spec.vpc));
     if let (Some(vni), Ok(address)) = (vni, spec.address.parse()) {
         let waiter = Waiter::IpClaim(claim.name_any());
         if !context.hub.holding(vni, &[address], &[], &waiter).is_empty() {
