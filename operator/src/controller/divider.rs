@@ -78,7 +78,8 @@ impl Role for Divider {
     }
 
     fn is_in_use(&self, context: &Context) -> bool {
+        // Networks whose VPC is gone are served no more.
         let networks = context.networks_of(&self.spec.vpc);
-        networks.iter().any(|network| is_accepted(network))
+        context.vpc(&self.spec.vpc).is_some() && networks.iter().any(|network| is_accepted(network))
     }
 }

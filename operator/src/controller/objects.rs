@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -78,6 +78,14 @@ pub async fn bounded<T>(request: impl Future<Output = Result<T, kube::Error>>) -
 /// The object as the API server has it now.
 pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, WriteError> {
     bounded(api.get_opt(name)).await.map_err(failed("get", name))
+}
+
+/// All objects of a kind as the API server has them now.
+pub async fn list<K: Object>(api: &Api<K>) -> Result<Vec<K>, WriteError> {
+    let answer = bounded(api.list(&ListParams::default())).await;
+    answer
+        .map(|list| list.items)
+        .map_err(failed("list", K::plural(&()).as_ref()))
 }
 
 pub trait Object:

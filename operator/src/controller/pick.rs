@@ -62,7 +62,7 @@ impl Move {
     }
 
     /// Whether any other droplet is better, a cordoned or crowded one too.
-    fn is_forced(self) -> bool {
+    pub fn is_forced(self) -> bool {
         matches!(self, Self::Unplaced | Self::Gone | Self::Suspect)
     }
 }

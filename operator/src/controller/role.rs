@@ -84,7 +84,14 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         return remove(&*role, &roles, &context).await;
     }
     let why = should_move(&*role, &context);
+    let is_listed = context.hub.read(|world| R::is_listed(world, &role.name_any()));
+    let serves_here = role.status().is_some_and(|status| {
+        status.phase == Phase::Provisioned && status.droplet.as_deref() == role.droplet()
+    });
+    // Others may have left because users are being told of this one: it moves once they know where it is.
+    let is_announced = is_listed && !serves_here;
     if let Some(why) = why
+        && (why.is_forced() || !is_announced)
         && let Some(droplet) = place(&*role, why, &context)
     {
         return settle_on(&*role, droplet, why, &roles, &context).await;
@@ -94,8 +101,7 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         return wait(&*role, &roles, &context, ("NoDroplet", message.to_owned())).await;
     };
     let mut status = role.status().cloned().unwrap_or_default();
-    let is_listed = context.hub.read(|world| R::is_listed(world, &role.name_any()));
-    if is_listed && status.phase == Phase::Provisioned && status.droplet.as_deref() == Some(droplet) {
+    if is_listed && serves_here {
         if is_deleted {
             let message = format!("{} is in use and this is the last that serves it", role.parent());
             return wait(&*role, &roles, &context, ("WaitsForAnother", message)).await;

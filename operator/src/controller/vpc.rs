@@ -7,12 +7,15 @@ use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::condition::set;
-use thuban_api::{DEFAULT_NAME, Divider, DividerSpec, Phase, VniClaim, VniClaimSpec, Vpc, VpcStatus};
+use thuban_api::{
+    DEFAULT_NAME, Divider, DividerSpec, Network, Phase, VniClaim, VniClaimSpec, Vpc, VpcStatus,
+};
 
 use super::context::{Context, ReconcileError};
 use super::network::is_accepted;
 use super::objects::{
-    WriteError, add_finalizer, condition, create, delete, has_finalizer, remove_finalizer, replace_status,
+    WriteError, add_finalizer, condition, create, delete, has_finalizer, list, remove_finalizer,
+    replace_status,
 };
 use super::scale::{self, Team};
 use crate::hub::Waiter;
@@ -250,9 +253,18 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
         return Ok(Action::requeue(Duration::from_secs(1)));
     }
     if let Some(vni) = status.vni
-        && !context.hub.holding_vni(vni, &Waiter::Vpc(name)).is_empty()
+        && !context
+            .hub
+            .holding_vni(vni, &Waiter::Vpc(name.clone()))
+            .is_empty()
     {
         return Ok(Action::requeue(Duration::from_secs(3)));
+    }
+    // This process accepts no more networks of it, but its view of those that it did accept may be old.
+    let networks = Api::<Network>::all(context.client.clone());
+    let serves = |network: &Network| network.spec.vpc == name && is_accepted(network);
+    if list(&networks).await?.iter().any(serves) {
+        return Ok(Action::requeue(Duration::from_secs(1)));
     }
     // Its VNI is free once it is gone: another operator may be accepting a network of it at this moment, and then this
     // write is refused.

@@ -123,11 +123,12 @@ impl Roles {
         Some(placed.role.parent.clone())
     }
 
-    /// Whether users are told of it.
+    /// Whether users are told of it where it should be.
     pub fn is_listed(&self, name: &str) -> bool {
-        self.roles
-            .get(name)
-            .is_some_and(|placed| placed.member().is_some())
+        self.roles.get(name).is_some_and(|placed| {
+            let member = placed.member();
+            member.is_some() && member == placed.role.placed_on.as_deref()
+        })
     }
 
     /// Whether users have another role of the same parent.

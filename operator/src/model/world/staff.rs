@@ -42,7 +42,7 @@ impl World {
         }
     }
 
-    /// Whether users are told of the divider.
+    /// Whether users are told of the divider where it should be.
     pub fn is_divider_listed(&self, name: &str) -> bool {
         self.dividers.is_listed(name)
     }
