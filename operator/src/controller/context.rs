@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, ObjectReference, Pod};
 use kube::runtime::controller::Action;
-use kube::runtime::events::{Event, EventType, Recorder};
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::{Client, Resource, ResourceExt};
+use kube::{Client, ResourceExt};
 use thiserror::Error;
 use thuban_api::cidr::Cidr;
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, GROUP, IpClaim, Network, VniClaim, Vpc};
@@ -17,9 +16,10 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::address::ClaimError;
+use super::events::Events;
 use super::heartbeat::Heartbeats;
 use super::index::Index;
-use super::objects::{Object, WriteError, bounded};
+use super::objects::{Object, WriteError};
 use super::pace::Pace;
 use super::role::{Placements, Role};
 use crate::hub::Hub;
@@ -93,7 +93,7 @@ pub struct Context {
     pub client: Client,
     pub hub: Arc<Hub>,
     pub stores: Stores,
-    pub recorder: Recorder,
+    pub events: Events,
     pub refused: RefusedRanges,
     /// The default VPC's first, whose packets nodes see: refused to all others.
     pub default_range: Cidr,
@@ -209,58 +209,6 @@ impl Context {
                 .collect::<Vec<_>>()
         };
         nodes.iter().flat_map(addresses).collect()
-    }
-
-    /// Tells people what happened to an object. An event that can't be written is only logged.
-    pub async fn event<K: Resource<DynamicType = ()>>(
-        &self,
-        object: &K,
-        is_warning: bool,
-        reason: &str,
-        note: &str,
-    ) {
-        self.event_about(&object.object_ref(&()), is_warning, reason, note)
-            .await;
-    }
-
-    pub async fn event_about(&self, object: &ObjectReference, is_warning: bool, reason: &str, note: &str) {
-        self.publish(object, None, is_warning, reason, note).await;
-    }
-
-    /// An event in which a droplet or a role takes part: events that differ in it are told apart.
-    pub async fn event_with<K: Resource<DynamicType = ()>>(
-        &self,
-        object: &K,
-        related: ObjectReference,
-        reason: &str,
-        note: &str,
-    ) {
-        self.publish(&object.object_ref(&()), Some(related), false, reason, note)
-            .await;
-    }
-
-    async fn publish(
-        &self,
-        object: &ObjectReference,
-        secondary: Option<ObjectReference>,
-        is_warning: bool,
-        reason: &str,
-        note: &str,
-    ) {
-        let event = Event {
-            type_: if is_warning {
-                EventType::Warning
-            } else {
-                EventType::Normal
-            },
-            reason: reason.to_owned(),
-            note: Some(note.chars().take(1000).collect()),
-            action: "Reconcile".into(),
-            secondary,
-        };
-        if let Err(error) = bounded(self.recorder.publish(&event, object)).await {
-            warn!(reason, %error, "event could not be written");
-        }
     }
 }
 

@@ -75,13 +75,13 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
         wake_unplaced(&context);
     }
     if let (true, Err((reason, message))) = (is_news, &verdict) {
-        context.event(&*droplet, true, reason, message).await;
+        context.events.event(&*droplet, true, reason, message);
     }
     if let (true, Some(state)) = (is_changed, state) {
         let (reason, message) = state.words();
         context
-            .event(&*droplet, state != State::Connected, reason, message)
-            .await;
+            .events
+            .event(&*droplet, state != State::Connected, reason, message);
     }
     Ok(action)
 }

@@ -45,7 +45,7 @@ pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result
             super::objects::add_finalizer(&endpoints, &*endpoint).await?;
             return Ok(Action::await_change());
         }
-        if let Some(status) = next_pod(&endpoint, &context).await {
+        if let Some(status) = next_pod(&endpoint, &context) {
             write(&endpoint, &endpoints, status).await?;
             return Ok(Action::await_change());
         }
@@ -151,7 +151,7 @@ async fn keep(
 }
 
 /// The status with the pod that has a user's Endpoint from now on, if that changes.
-async fn next_pod(endpoint: &Endpoint, context: &Context) -> Option<EndpointStatus> {
+fn next_pod(endpoint: &Endpoint, context: &Context) -> Option<EndpointStatus> {
     let mut status = endpoint.status.clone().unwrap_or_default();
     let next = attach::next(endpoint, context);
     if attach::is_needed(endpoint, context) {
@@ -162,7 +162,7 @@ async fn next_pod(endpoint: &Endpoint, context: &Context) -> Option<EndpointStat
                 endpoint.name_any()
             );
             let about = pod_reference(endpoint, &waiting.name, &waiting.uid);
-            context.event_about(&about, true, "EndpointInUse", &note).await;
+            context.events.event_about(about, true, "EndpointInUse", &note);
         }
         return None;
     }
@@ -307,7 +307,7 @@ async fn say(
             Some(pod) => pod_reference(endpoint, &pod.name, &pod.uid),
             None => endpoint.object_ref(&()),
         };
-        context.event_about(&about, true, &reason, &message).await;
+        context.events.event_about(about, true, &reason, &message);
     }
     Ok(())
 }

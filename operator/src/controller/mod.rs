@@ -11,6 +11,7 @@ pub mod defaults;
 pub mod divider;
 pub mod droplet;
 pub mod endpoint;
+mod events;
 mod heartbeat;
 mod index;
 pub mod network;

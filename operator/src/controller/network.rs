@@ -74,8 +74,8 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
             write(&network, &networks, status).await?;
             if is_news {
                 context
-                    .event(&*network, true, error.reason(), &error.to_string())
-                    .await;
+                    .events
+                    .event(&*network, true, error.reason(), &error.to_string());
             }
             if is_accepted(&network) {
                 // What is in force goes on being served.
@@ -117,8 +117,8 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
     write(&network, &networks, status).await?;
     if was == Phase::Init && is_provisioned {
         context
-            .event(&*network, false, "Provisioned", "endpoints can be served")
-            .await;
+            .events
+            .event(&*network, false, "Provisioned", "endpoints can be served");
     }
     Ok(if is_counted && network.spec.autoscale.is_none() {
         Action::await_change()
@@ -272,7 +272,9 @@ async fn remove(
         set(&mut status.conditions, deleting);
         write(network, networks, status).await?;
         if is_first {
-            context.event(network, false, "WaitsForEndpoints", &message).await;
+            context
+                .events
+                .event(network, false, "WaitsForEndpoints", &message);
         }
         // Endpoints that came while it began to leave are served to their end.
         if context.team::<Bouncer>(&name).is_empty() {

@@ -18,7 +18,7 @@ const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
 const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// By kind and name: parent and droplet.
-type Placed = HashMap<(&'static str, String), (String, String)>;
+type Placed = HashMap<&'static str, HashMap<String, (String, String)>>;
 
 /// Roles that were placed a moment ago, which their store may not show yet.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl Placements {
     /// The store shows it, or it is gone.
     pub fn forget(&self, kind: &'static str, name: &str) {
         let mut placed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        placed.remove(&(kind, name.to_owned()));
+        placed.get_mut(kind).and_then(|names| names.remove(name));
     }
 }
 
@@ -111,19 +111,22 @@ pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> 
         .0
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
-    let mut placed = Placed::new();
-    note(&mut placed, &context.stores.dividers.state());
-    note(&mut placed, &context.stores.bouncers.state());
-    placed.extend(placements.iter().map(|(key, value)| (key.clone(), value.clone())));
-    placed.remove(&(R::KIND, name.clone()));
-    let mut roles: HashMap<&str, usize> = HashMap::new();
-    let mut siblings: Vec<&str> = Vec::new();
-    for ((kind, _), (parent, droplet)) in &placed {
-        *roles.entry(droplet).or_default() += 1;
-        if *kind == R::KIND && parent == role.parent() {
-            siblings.push(droplet);
+    let mut crowd = Crowd {
+        kind: R::KIND,
+        name: &name,
+        parent: role.parent(),
+        roles: HashMap::new(),
+        siblings: Vec::new(),
+    };
+    let (dividers, bouncers) = (context.stores.dividers.state(), context.stores.bouncers.state());
+    crowd.add_stored(&dividers, &placements);
+    crowd.add_stored(&bouncers, &placements);
+    for (kind, names) in placements.iter() {
+        for (name, (parent, droplet)) in names {
+            crowd.add(kind, name, parent, droplet);
         }
     }
+    let Crowd { roles, siblings, .. } = crowd;
     let zones: Vec<Option<String>> = siblings.iter().map(|droplet| zone(context, droplet)).collect();
     let candidate = |droplet: &String| {
         let node = context.node(droplet);
@@ -156,15 +159,43 @@ pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> 
         .filter(|picked| why.is_forced() || !picked.is_cordoned && !picked.has_sibling)?
         .name
         .clone();
-    placements.insert((R::KIND, name), (role.parent().to_owned(), picked.clone()));
+    let at = (role.parent().to_owned(), picked.clone());
+    placements.entry(R::KIND).or_default().insert(name, at);
     Some(picked)
 }
 
-fn note<R: Role>(placed: &mut Placed, roles: &[Arc<R>]) {
-    for role in roles {
-        if let Some(droplet) = role.droplet() {
-            let at = (role.parent().to_owned(), droplet.to_owned());
-            placed.insert((R::KIND, role.name_any()), at);
+/// Who is where already, for one role that looks for a place.
+struct Crowd<'a> {
+    kind: &'static str,
+    name: &'a str,
+    parent: &'a str,
+    /// Roles of any kind by droplet.
+    roles: HashMap<&'a str, usize>,
+    /// Droplets of those of its kind and parent.
+    siblings: Vec<&'a str>,
+}
+
+impl<'a> Crowd<'a> {
+    fn add(&mut self, kind: &str, name: &str, parent: &str, droplet: &'a str) {
+        if kind == self.kind && name == self.name {
+            return;
+        }
+        *self.roles.entry(droplet).or_default() += 1;
+        if kind == self.kind && parent == self.parent {
+            self.siblings.push(droplet);
+        }
+    }
+
+    /// Those that were placed a moment ago are where they were placed.
+    fn add_stored<R: Role>(&mut self, stored: &'a [Arc<R>], placements: &Placed) {
+        let newer = placements.get(R::KIND);
+        for role in stored {
+            let name = role.name_any();
+            if let Some(droplet) = role.droplet()
+                && newer.is_none_or(|newer| !newer.contains_key(&name))
+            {
+                self.add(R::KIND, &name, role.parent(), droplet);
+            }
         }
     }
 }

@@ -53,7 +53,7 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
             let note = format!(
                 "{ENDPOINT_ANNOTATION}: namespace {namespace} has no Endpoint {named:?} of a user; create it"
             );
-            context.event(&*pod, true, "EndpointNotFound", &note).await;
+            context.events.event(&*pod, true, "EndpointNotFound", &note);
         }
         return Ok(Action::requeue(LOOK_AGAIN));
     }
@@ -81,8 +81,8 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
         Err(error) => {
             if context.known_for(&format!("asked/{}", reference.uid)).is_zero() {
                 context
-                    .event(&*pod, true, "InvalidAnnotation", &error.to_string())
-                    .await;
+                    .events
+                    .event(&*pod, true, "InvalidAnnotation", &error.to_string());
             }
             return Ok(Action::await_change());
         }
@@ -122,7 +122,7 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
             );
             if let Some(annotation) = shaping(&pod) {
                 let note = format!("{annotation} has no effect: this network shapes no traffic");
-                context.event(&*pod, true, "BandwidthNotShaped", &note).await;
+                context.events.event(&*pod, true, "BandwidthNotShaped", &note);
             }
         }
         Err(error) if error.is_conflict() => {}
@@ -132,7 +132,7 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
         Err(error) if error.is_invalid() => {
             if context.known_for(&format!("invalid/{}", owner.uid)).is_zero() {
                 let note = format!("its annotations, or its namespace's, make no Endpoint: {error}");
-                context.event(&*pod, true, "InvalidAnnotation", &note).await;
+                context.events.event(&*pod, true, "InvalidAnnotation", &note);
             }
         }
         Err(error) => return Err(error.into()),

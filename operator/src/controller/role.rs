@@ -162,7 +162,7 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         None => format!("works on droplet {droplet}"),
     };
     let place = related("Droplet", droplet);
-    context.event_with(&*role, place, "Provisioned", &note).await;
+    context.events.event_with(&*role, place, "Provisioned", &note);
     Ok(Action::await_change())
 }
 
@@ -184,7 +184,7 @@ async fn settle_on<R: Role>(
         None => format!("placed on droplet {droplet}"),
     };
     let place = related("Droplet", &droplet);
-    context.event_with(role, place, why.reason(), &note).await;
+    context.events.event_with(role, place, why.reason(), &note);
     Ok(Action::await_change())
 }
 

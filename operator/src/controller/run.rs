@@ -8,7 +8,6 @@ use std::time::Duration;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::runtime::controller::{self, Action, Config};
-use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::{Controller, watcher};
@@ -22,6 +21,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tracing::info;
 
 use super::context::{Context, ReconcileError, Reservations, Stores, retry};
+use super::events::Events;
 use super::heartbeat::Heartbeats;
 use super::index::Index;
 use super::objects::Object;
@@ -136,15 +136,11 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         ip_claims,
         vni_claims,
     };
-    let reporter = Reporter {
-        controller: "thuban-operator".into(),
-        instance: std::env::var("POD_NAME").ok(),
-    };
     let context = Arc::new(Context {
         client: client.clone(),
         hub: hub.clone(),
         stores,
-        recorder: Recorder::new(client.clone(), reporter),
+        events: Events::start(client.clone(), tasks),
         refused,
         default_range,
         reservations: Reservations::default(),

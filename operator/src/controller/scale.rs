@@ -9,6 +9,7 @@ use thuban_api::{FINALIZER, Phase};
 
 use super::context::{Context, related};
 use super::objects::{Object, WriteError, create, delete, owner};
+use super::pick::{Move, place};
 use super::role::Role;
 use crate::model::scaling::{Bounds, Demand, Scaling, scale};
 
@@ -83,8 +84,16 @@ where
                 owner_references: owner(self.parent).map(|reference| vec![reference]),
                 ..ObjectMeta::default()
             };
-            match create(&api, &role).await {
-                Ok(_) => self.tell(context, "Created", &name).await,
+            // With a place from the start, if there is one: that saves a write.
+            if let Some(droplet) = place(&role, Move::Unplaced, context) {
+                role.place_on(droplet);
+            }
+            let created = create(&api, &role).await;
+            if created.is_err() {
+                context.placements.forget(R::KIND, &name);
+            }
+            match created {
+                Ok(_) => self.tell(context, "Created", &role),
                 Err(error) if error.is_conflict() => {}
                 Err(error) => return Err(error),
             }
@@ -103,7 +112,7 @@ where
                 continue;
             }
             match delete(api, &*role).await {
-                Ok(()) => self.tell(context, "Removed", &name).await,
+                Ok(()) => self.tell(context, "Removed", &role),
                 Err(error) if error.is_conflict() => {}
                 Err(error) => return Err(error),
             }
@@ -111,12 +120,17 @@ where
         Ok(())
     }
 
-    async fn tell(&self, context: &Context, what: &str, name: &str)
+    fn tell(&self, context: &Context, what: &str, role: &R)
     where
         P: Resource<DynamicType = ()>,
     {
         let reason = format!("{}{what}", R::KIND);
-        let role = related(R::KIND, name);
-        context.event_with(self.parent, role, &reason, name).await;
+        let name = role.name_any();
+        let note = match role.droplet() {
+            Some(droplet) => format!("{name} on droplet {droplet}"),
+            None => name.clone(),
+        };
+        let role = related(R::KIND, &name);
+        context.events.event_with(self.parent, role, &reason, &note);
     }
 }

@@ -52,8 +52,8 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
         write(&vpc, &vpcs, status).await?;
         if is_news {
             context
-                .event(&*vpc, true, error.reason(), &error.to_string())
-                .await;
+                .events
+                .event(&*vpc, true, error.reason(), &error.to_string());
         }
         if status_in_force(&vpc) {
             // What is in force goes on being served.
@@ -90,8 +90,8 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
     write(&vpc, &vpcs, status).await?;
     if was == Phase::Init && is_provisioned {
         context
-            .event(&*vpc, false, "Provisioned", "networks can be served")
-            .await;
+            .events
+            .event(&*vpc, false, "Provisioned", "networks can be served");
     }
     Ok(if vpc.spec.autoscale.is_some() {
         Action::requeue(scale::LOOK_AT_LOAD)
@@ -234,7 +234,7 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
         let is_news = set(&mut status.conditions, deleting);
         write(vpc, vpcs, status).await?;
         if is_news {
-            context.event(vpc, false, "WaitsForNetworks", &message).await;
+            context.events.event(vpc, false, "WaitsForNetworks", &message);
         }
         // Networks that came while it began to leave are served to their end.
         if context.team::<Divider>(&name).is_empty() {
