@@ -27,6 +27,9 @@ struct Arguments {
     /// How long the churn takes
     #[arg(long, default_value_t = 60)]
     seconds: usize,
+    /// Rates that come before it, each for 15 s: what the machine carries
+    #[arg(long, value_delimiter = ',', default_value = "10,25,50")]
+    ladder: Vec<usize>,
     /// How often one VPC and fifty at once are made
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -51,6 +54,7 @@ struct Arguments {
 async fn main() -> ExitCode {
     let given = Arguments::parse();
     let mut plan = Plan {
+        ladder: given.ladder,
         droplets: given.droplets.max(1),
         vpcs: given.vpcs.max(1),
         networks: given.networks,

@@ -11,8 +11,8 @@ use crate::bench::float;
 const AFTER: Duration = Duration::from_mins(1);
 
 impl Bench {
-    pub(super) async fn churn(&mut self) -> Result<()> {
-        let (rate, seconds) = (self.plan.churn, self.plan.seconds);
+    /// So many a second for so long; metrics get the prefix.
+    pub(super) async fn churn(&mut self, rate: usize, seconds: usize, prefix: &str) -> Result<()> {
         let total = rate * seconds;
         if total == 0 {
             return Ok(());
@@ -95,26 +95,27 @@ impl Bench {
         let change = metrics::read(&self.plane.admin).await?.since(&before);
         let counts = self.book.tally.since(&rows);
         let between = |from, to| track.between(all.clone(), from, to);
+        let named = |metric: &str| format!("{prefix}{metric}");
         let report = &mut self.report;
         report.churned = all.clone();
-        report.add_times("provisioned", &between(Step::Sent, Step::Provisioned));
-        report.add_times("ready", &between(Step::Sent, Step::Ready));
-        report.add_times("pod_create", &between(Step::Sent, Step::Answered));
-        report.add_times("configmap_watch", &probes);
+        report.add_times(&named("provisioned"), &between(Step::Sent, Step::Provisioned));
+        report.add_times(&named("ready"), &between(Step::Sent, Step::Ready));
+        report.add_times(&named("pod_create"), &between(Step::Sent, Step::Answered));
+        report.add_times(&named("configmap_watch"), &probes);
         let gone = track.between(deleted.iter().copied(), Step::Deleted, Step::Gone);
-        report.add_times("gone", &gone);
+        report.add_times(&named("gone"), &gone);
         for (name, part) in [("api_write_p50_ms", 0.5), ("api_write_p99_ms", 0.99)] {
             if let Some(bound) = change.quantile_ms(part) {
-                report.add(name, "ms", bound);
+                report.add(&named(name), "ms", bound);
             }
         }
-        report.add("churn_rate", "1/s", float(total as u64) / elapsed);
-        report.add("churn_left", "", float(left as u64));
-        report.add("operator_cpu_s", "s", cpu);
-        report.add("operator_cores", "", cpu / elapsed);
-        report.add("api_server_cores", "", server / elapsed);
+        report.add(&named("churn_rate"), "1/s", float(total as u64) / elapsed);
+        report.add(&named("churn_left"), "", float(left as u64));
+        report.add(&named("operator_cpu_s"), "s", cpu);
+        report.add(&named("operator_cores"), "", cpu / elapsed);
+        report.add(&named("api_server_cores"), "", server / elapsed);
         report.add(
-            "churn_rows_per_endpoint",
+            &named("churn_rows_per_endpoint"),
             "",
             float(counts.endpoint_rows()) / float(total as u64),
         );

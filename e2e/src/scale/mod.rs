@@ -52,7 +52,7 @@ use track::Track;
 use watches::Watches;
 
 /// How much of everything.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Plan {
     pub droplets: usize,
     pub vpcs: usize,
@@ -64,12 +64,15 @@ pub struct Plan {
     pub churn: usize,
     /// How long.
     pub seconds: usize,
+    /// Rates of churn that come before it, for [`LADDER_SECONDS`] each.
+    pub ladder: Vec<usize>,
     /// Of VPCs made at once.
     pub rounds: usize,
 }
 
 /// Droplets at first, for rows that must not become more with more droplets.
 const FEW: usize = 10;
+const LADDER_SECONDS: usize = 15;
 /// Networks that are there while the droplets are few.
 const FEW_NETWORKS: usize = 20;
 /// Endpoints made while the droplets are few.
@@ -121,7 +124,7 @@ pub async fn run(plan: Plan, parts: &Parts, folder: &Path) -> Result<()> {
     );
     let start = Instant::now();
     let (machine, date) = (Machine::observe()?, machine::date()?);
-    let mut bench = Bench::up(plan, parts).await?;
+    let mut bench = Bench::up(plan.clone(), parts).await?;
     let result = bench.measure().await;
     std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     bench.plane.save_log(folder);
@@ -162,7 +165,8 @@ impl Bench {
             .create(&PostParams::default(), &serde_json::from_value(probes)?)
             .await
             .context("the namespace of probes")?;
-        let capacity = plan.endpoints + FEW_ENDPOINTS + plan.churn * plan.seconds + 10;
+        let ladder = plan.ladder.iter().sum::<usize>() * LADDER_SECONDS;
+        let capacity = plan.endpoints + FEW_ENDPOINTS + ladder + plan.churn * plan.seconds + 10;
         let book = Arc::new(Book {
             track: Track::new(capacity),
             tally: Tally::default(),
@@ -175,11 +179,11 @@ impl Bench {
         let probes = (Arc::clone(&watches.probes), plane.admin.clone());
         tasks.spawn(async move { probes.0.send(probes.1).await });
         Ok(Self {
-            plan,
             tenants: Tenants {
                 networks_per_vpc: plan.networks / plan.vpcs,
                 bouncers: plan.bouncers,
             },
+            plan,
             fleet: Fleet::new(&plane)?,
             book,
             live: VecDeque::new(),
@@ -194,7 +198,7 @@ impl Bench {
     }
 
     async fn measure(&mut self) -> Result<()> {
-        let plan = self.plan;
+        let plan = self.plan.clone();
         let few = FEW.min(plan.droplets);
         self.phase(&format!("{few} droplets"));
         self.fleet.grow(&self.plane, &self.book, few).await?;
@@ -213,7 +217,10 @@ impl Bench {
         self.make_tenants(few_networks, plan.networks).await?;
         self.load().await?;
         self.operator.check(&self.plane.launch)?;
-        self.churn().await?;
+        for &rate in &plan.ladder {
+            self.churn(rate, LADDER_SECONDS, &format!("at_{rate}_")).await?;
+        }
+        self.churn(plan.churn, plan.seconds, "").await?;
         self.operator.check(&self.plane.launch)?;
         let usage = self.operator.usage()?;
         self.report.add("operator_rss_mib", "MiB", usage.rss_mib);

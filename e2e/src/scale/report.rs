@@ -158,6 +158,13 @@ fn goals(plan: &Plan) -> Vec<(&'static str, Option<Bound>, &'static str)> {
         ("vpc_1_ms", None, "a VPC made to Provisioned"),
         ("vpcs_50_ms", None, "50 VPCs made at once"),
         ("vpcs_50_over_1", Some(AtMost(2.0)), "their ratio"),
+        ("vpcs_50_writes", None, "writes of these 50, events aside"),
+        (
+            "api_alone_ms",
+            None,
+            "API server alone: as many ConfigMaps, 50 at once",
+        ),
+        ("vpcs_50_over_api_alone", None, "50 VPCs beside that"),
         ("load_rate", None, "endpoints a second in bulk"),
         ("drain_rate", None, "endpoints a second removed in bulk"),
     ]
@@ -207,9 +214,37 @@ impl Report {
             // A String takes everything.
             let _ = writeln!(text, "{metric:<34}{:>10}  {meaning:<44}{goal}", number(value));
         }
+        text.push_str(&self.ladder(plan));
         for problem in &self.problems {
             let _ = writeln!(text, "PROBLEM: {problem}");
         }
+        text
+    }
+
+    /// Waits and cores by rate of the churn.
+    fn ladder(&self, plan: &Plan) -> String {
+        const COLUMNS: [(&str, &str); 7] = [
+            ("provisioned_p50_ms", "p50 ms"),
+            ("provisioned_p99_ms", "p99 ms"),
+            ("pod_create_p99_ms", "create p99"),
+            ("configmap_watch_p99_ms", "ConfigMap p99"),
+            ("operator_cores", "operator"),
+            ("api_server_cores", "API server"),
+            ("churn_left", "left"),
+        ];
+        let mut text = String::from("\nchurn/s");
+        for (_, title) in COLUMNS {
+            let _ = write!(text, "{title:>15}");
+        }
+        let steps = plan.ladder.iter().map(|rate| (rate, format!("at_{rate}_")));
+        for (rate, prefix) in steps.chain([(&plan.churn, String::new())]) {
+            let _ = write!(text, "\n{rate:>7}");
+            for (metric, _) in COLUMNS {
+                let value = self.value(&format!("{prefix}{metric}"));
+                let _ = write!(text, "{:>15}", value.map(number).unwrap_or_default());
+            }
+        }
+        text.push('\n');
         text
     }
 

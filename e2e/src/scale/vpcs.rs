@@ -7,13 +7,15 @@ use std::{
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
-    api::{DeleteParams, PostParams},
+    api::{DeleteParams, ListParams, PostParams},
 };
 use thuban_api::Vpc;
 
-use super::{Bench, progress::until, report::median, tenants::vpc};
+use super::{Bench, metrics, progress::until, report::median, tenants::vpc, watches::PROBES};
+use crate::bench::float;
 
 const MANY: usize = 50;
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -22,21 +24,66 @@ impl Bench {
     pub(super) async fn vpc_rounds(&mut self) -> Result<()> {
         self.phase(&format!("VPCs, one and {MANY} at once"));
         let (mut one, mut many) = (Vec::new(), Vec::new());
+        let (mut alone, mut writes) = (Vec::new(), 0);
         for round in 0..self.plan.rounds {
             one.push(self.vpc_round(round, 1).await?);
+            let before = metrics::read(&self.plane.admin).await?;
             many.push(self.vpc_round(round, MANY).await?);
+            let change = metrics::read(&self.plane.admin).await?.since(&before);
+            let is_made =
+                |request: &metrics::Request| request.verb != "DELETE" && request.resource != "events";
+            // Positive, and far below what a float holds exactly.
+            #[allow(clippy::cast_sign_loss)]
+            let made = change.writes(is_made) as usize;
+            writes = made;
+            alone.push(self.as_many_config_maps(writes).await?);
             println!(
-                "  round {}: one {:.0} ms, {MANY} {:.0} ms",
+                "  round {}: one {:.0} ms, {MANY} {:.0} ms; {writes} writes of ConfigMaps {:.0} ms",
                 round + 1,
                 one.last().copied().unwrap_or_default(),
-                many.last().copied().unwrap_or_default()
+                many.last().copied().unwrap_or_default(),
+                alone.last().copied().unwrap_or_default()
             );
         }
-        let (one, many) = (median(&one), median(&many));
+        let (one, many, alone) = (median(&one), median(&many), median(&alone));
         self.report.add("vpc_1_ms", "ms", one);
         self.report.add("vpcs_50_ms", "ms", many);
         self.report.add("vpcs_50_over_1", "", many / one);
+        self.report.add("vpcs_50_writes", "", float(writes as u64));
+        self.report.add("api_alone_ms", "ms", alone);
+        self.report.add("vpcs_50_over_api_alone", "", many / alone);
         Ok(())
+    }
+
+    /// Milliseconds that the API server takes for so many creates, in fifty rows of one after the other: what no operator
+    /// that writes so much can be faster than.
+    async fn as_many_config_maps(&self, number: usize) -> Result<f64> {
+        let api: Api<ConfigMap> = Api::namespaced(self.plane.admin.clone(), PROBES);
+        let start = Instant::now();
+        let row = |row: usize| {
+            let api = api.clone();
+            async move {
+                for index in (row..number).step_by(MANY) {
+                    let mut map = ConfigMap::default();
+                    map.metadata.name = Some(format!("row-{row}-{index}"));
+                    api.create(&PostParams::default(), &map)
+                        .await
+                        .context("creating a ConfigMap")?;
+                }
+                anyhow::Ok(())
+            }
+        };
+        stream::iter(0..MANY)
+            .map(row)
+            .buffer_unordered(MANY)
+            .try_collect::<()>()
+            .await?;
+        let took = start.elapsed().as_secs_f64() * 1000.0;
+        let all = ListParams::default();
+        api.delete_collection(&DeleteParams::default(), &all)
+            .await
+            .context("deleting ConfigMaps")?;
+        Ok(took)
     }
 
     /// Milliseconds until the last is Provisioned. They are removed again.

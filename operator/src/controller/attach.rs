@@ -1,13 +1,13 @@
 //! Which pod has an Endpoint. One that was made for a pod has that pod for life; one that a user made has, one after
 //! the other, the pods of its namespace that name it.
 
-use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::{Endpoint, Phase, PodRef};
 
 use super::context::Context;
 use super::pod::{is_alive, node_of, reference};
+use super::trim::Pod;
 use crate::model::world::EndpointName;
 
 pub fn name_of(endpoint: &Endpoint) -> EndpointName {

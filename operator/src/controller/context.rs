@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Namespace, Node, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, ObjectReference};
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt};
@@ -22,6 +22,7 @@ use super::index::Index;
 use super::objects::{Object, WriteError};
 use super::pace::Pace;
 use super::role::{Placements, Role};
+use super::trim::Pod;
 use crate::hub::Hub;
 use crate::model::allocation::Family;
 use crate::model::validation::RefusedRanges;

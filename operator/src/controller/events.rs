@@ -15,6 +15,8 @@ use super::objects::bounded;
 
 /// Events that may wait to be written.
 const MOST: usize = 4096;
+/// A recorder keeps each event for minutes, to count repetitions instead of writing them: after so many, a fresh one.
+const REMEMBERED: usize = 256;
 /// Kubernetes takes notes of 1,024 bytes.
 const LONGEST_NOTE: usize = 1000;
 
@@ -33,7 +35,7 @@ impl Events {
             instance: std::env::var("POD_NAME").ok(),
         };
         let (sender, receiver) = channel(MOST);
-        tasks.spawn(publish(Recorder::new(client, reporter), receiver));
+        tasks.spawn(publish(client, reporter, receiver));
         Self(sender)
     }
 
@@ -88,10 +90,16 @@ impl Events {
     }
 }
 
-async fn publish(recorder: Recorder, mut told: Receiver<Told>) {
-    while let Some(Told { event, object }) = told.recv().await {
-        if let Err(error) = bounded(recorder.publish(&event, &object)).await {
-            warn!(reason = event.reason, %error, "event could not be written");
+async fn publish(client: Client, reporter: Reporter, mut told: Receiver<Told>) {
+    loop {
+        let recorder = Recorder::new(client.clone(), reporter.clone());
+        for _ in 0..REMEMBERED {
+            let Some(Told { event, object }) = told.recv().await else {
+                return;
+            };
+            if let Err(error) = bounded(recorder.publish(&event, &object)).await {
+                warn!(reason = event.reason, %error, "event could not be written");
+            }
         }
     }
 }

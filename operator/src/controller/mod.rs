@@ -24,7 +24,7 @@ pub mod role;
 pub mod run;
 mod scale;
 mod show;
-mod trim;
+pub mod trim;
 pub mod vni_claim;
 pub mod vpc;
 pub mod watch;

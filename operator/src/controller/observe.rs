@@ -1,6 +1,6 @@
 //! What a change of an object means: rows of the world, and whom to wake.
 
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::{
@@ -12,6 +12,7 @@ use super::droplet::{address_in_force, wake_roles};
 use super::network::{id, in_force, is_accepted};
 use super::pod::endpoint_name;
 use super::role::Role;
+use super::trim::Pod;
 use super::watch::Change;
 use super::{attach, endpoint};
 use crate::model::allocation::{self, Family, Owner};

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::Namespace;
 use kube::api::ObjectMeta;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
@@ -24,6 +24,7 @@ use super::context::{Context, ReconcileError};
 use super::endpoint::usable_network;
 use super::network::in_force;
 use super::objects::create;
+use super::trim::Pod;
 use crate::model::admission::network_of;
 use crate::model::allocation::{Family, Owner};
 use crate::model::validation::parse;
@@ -269,10 +270,9 @@ pub fn endpoint_name(pod: &Pod) -> String {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::Pod;
     use serde_json::json;
 
-    use super::{Asked, mirrored, shaping};
+    use super::{Asked, Pod, mirrored, shaping};
 
     #[test]
     fn a_limit_of_bandwidth_is_seen_in_either_direction() {

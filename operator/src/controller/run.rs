@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::runtime::controller::{self, Action, Config};
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store, store};
@@ -26,6 +26,7 @@ use super::heartbeat::Heartbeats;
 use super::index::Index;
 use super::objects::Object;
 use super::pace::Pace;
+use super::trim::Pod;
 use super::watch::{Change, watch};
 use super::{claim, droplet, endpoint, network, observe, pod, role, trim, vni_claim, vpc};
 use crate::hub::{Hub, Triggers};

@@ -2,40 +2,47 @@
 //!
 //! Invariant: a droplet's word counts for that droplet alone.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use thuban_proto::transit::Attachment;
 
 use crate::model::rows;
 
-/// (droplet, container id, interface name).
-type Key = (String, String, String);
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Attached {
+    droplet: Arc<str>,
+    container: Box<str>,
+    interface: Box<str>,
     vni: u32,
-    addresses: Vec<IpAddr>,
+    addresses: Box<[IpAddr]>,
 }
 
-/// By UID of the pod, as kubelet tells the CNI plugin.
+impl Attached {
+    fn is(&self, droplet: &str, attachment: &Attachment) -> bool {
+        *self.droplet == *droplet
+            && *self.container == *attachment.container_id
+            && *self.interface == *attachment.ifname
+    }
+}
+
+/// Small lists, most of one element: a cluster has as many as it has pods.
 #[derive(Debug, Default)]
 pub struct Attachments {
-    pods: HashMap<String, BTreeMap<Key, Attached>>,
+    /// By UID of the pod, as kubelet tells the CNI plugin.
+    pods: HashMap<Arc<str>, Vec<Attached>>,
     /// Who has an address: UIDs of pods.
-    live: HashMap<(u32, IpAddr), BTreeSet<String>>,
+    live: HashMap<(u32, IpAddr), Vec<Arc<str>>>,
+    /// UIDs of the pods of a droplet.
+    on: HashMap<Arc<str>, HashSet<Arc<str>>>,
 }
 
 impl Attachments {
     /// All that a droplet has, instead of what it said before.
     pub fn replace(&mut self, droplet: &str, attachments: &[Attachment]) {
-        let mut gone = Vec::new();
-        for (pod, attached) in &self.pods {
-            let here = attached.keys().filter(|(at, ..)| at == droplet);
-            gone.extend(here.map(|key| (pod.clone(), key.clone())));
-        }
-        for (pod, key) in gone {
-            self.forget(&pod, &key);
+        for pod in self.on.remove(droplet).unwrap_or_default() {
+            self.forget(&pod, |attached| *attached.droplet == *droplet);
         }
         for attachment in attachments {
             self.add(droplet, attachment);
@@ -43,11 +50,20 @@ impl Attachments {
     }
 
     pub fn add(&mut self, droplet: &str, attachment: &Attachment) {
-        let key = key(droplet, attachment);
-        let pod = &attachment.pod_uid;
-        self.forget(pod, &key);
+        self.forget(&attachment.pod_uid, |attached| attached.is(droplet, attachment));
+        let pod: Arc<str> = match self.pods.get_key_value(attachment.pod_uid.as_str()) {
+            Some((pod, _)) => pod.clone(),
+            None => attachment.pod_uid.as_str().into(),
+        };
+        let droplet: Arc<str> = match self.on.get_key_value(droplet) {
+            Some((droplet, _)) => droplet.clone(),
+            None => droplet.into(),
+        };
         let addresses = [&attachment.address, &attachment.address6];
         let attached = Attached {
+            droplet: droplet.clone(),
+            container: attachment.container_id.as_str().into(),
+            interface: attachment.ifname.as_str().into(),
             vni: attachment.vni,
             addresses: addresses
                 .into_iter()
@@ -56,27 +72,45 @@ impl Attachments {
         };
         for address in &attached.addresses {
             let pods = self.live.entry((attached.vni, *address)).or_default();
-            pods.insert(pod.clone());
+            if !pods.contains(&pod) {
+                pods.reserve_exact(1);
+                pods.push(pod.clone());
+            }
         }
-        self.pods.entry(pod.clone()).or_default().insert(key, attached);
+        self.on.entry(droplet).or_default().insert(pod.clone());
+        let all = self.pods.entry(pod).or_default();
+        all.reserve_exact(1);
+        all.push(attached);
     }
 
     pub fn remove(&mut self, droplet: &str, attachment: &Attachment) {
-        self.forget(&attachment.pod_uid, &key(droplet, attachment));
+        self.forget(&attachment.pod_uid, |attached| attached.is(droplet, attachment));
     }
 
-    fn forget(&mut self, pod: &str, key: &Key) {
+    /// Forgets those of the pod that are gone.
+    fn forget(&mut self, pod: &str, is_gone: impl Fn(&Attached) -> bool) {
         let Some(all) = self.pods.get_mut(pod) else { return };
-        let Some(gone) = all.remove(key) else { return };
-        for address in gone.addresses {
-            let is_left = |other: &Attached| other.vni == gone.vni && other.addresses.contains(&address);
-            if all.values().any(is_left) {
-                continue;
+        let gone: Vec<Attached> = all.extract_if(.., |attached| is_gone(attached)).collect();
+        for attached in &gone {
+            for address in &attached.addresses {
+                let is_left =
+                    |other: &Attached| other.vni == attached.vni && other.addresses.contains(address);
+                if all.iter().any(is_left) {
+                    continue;
+                }
+                if let Some(pods) = self.live.get_mut(&(attached.vni, *address)) {
+                    pods.retain(|other| **other != *pod);
+                    if pods.is_empty() {
+                        self.live.remove(&(attached.vni, *address));
+                    }
+                }
             }
-            if let Some(pods) = self.live.get_mut(&(gone.vni, address)) {
+            if !all.iter().any(|other| other.droplet == attached.droplet)
+                && let Some(pods) = self.on.get_mut(&attached.droplet)
+            {
                 pods.remove(pod);
                 if pods.is_empty() {
-                    self.live.remove(&(gone.vni, address));
+                    self.on.remove(&attached.droplet);
                 }
             }
         }
@@ -87,16 +121,16 @@ impl Attachments {
 
     /// Whether the droplet said that the pod has a network there.
     pub fn has(&self, pod: &str, droplet: &str) -> bool {
-        let attached = self.pods.get(pod).into_iter().flat_map(BTreeMap::keys);
-        attached.into_iter().any(|(at, ..)| at == droplet)
+        let attached = self.pods.get(pod);
+        attached.is_some_and(|all| all.iter().any(|attached| *attached.droplet == *droplet))
     }
 
-    /// The addresses in a VPC that a pod has on a droplet.
+    /// The addresses in a VPC that a pod has on a droplet: of several sandboxes the last by name.
     pub fn addresses(&self, pod: &str, droplet: &str, vni: u32) -> Vec<IpAddr> {
         let attached = self.pods.get(pod).into_iter().flatten();
-        let mut here = attached.filter(|((at, ..), attached)| at == droplet && attached.vni == vni);
-        here.next_back()
-            .map(|(_, attached)| attached.addresses.clone())
+        let here = attached.filter(|attached| *attached.droplet == *droplet && attached.vni == vni);
+        let last = here.max_by_key(|attached| (&attached.container, &attached.interface));
+        last.map(|attached| attached.addresses.to_vec())
             .unwrap_or_default()
     }
 
@@ -108,13 +142,8 @@ impl Attachments {
     /// Whether another pod has the address.
     pub fn is_live(&self, vni: u32, address: IpAddr, except: &str) -> bool {
         let pods = self.live.get(&(vni, address));
-        pods.is_some_and(|pods| pods.iter().any(|pod| pod != except))
+        pods.is_some_and(|pods| pods.iter().any(|pod| **pod != *except))
     }
-}
-
-fn key(droplet: &str, attachment: &Attachment) -> Key {
-    let (container, interface) = (attachment.container_id.clone(), attachment.ifname.clone());
-    (droplet.to_owned(), container, interface)
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Who is woken: a sender of references for each controller.
 
-use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::controller::trim::Pod;
 use crate::model::world::EndpointName;
 
 /// An object that waits for a droplet's ack.

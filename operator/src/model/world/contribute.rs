@@ -123,9 +123,10 @@ impl World {
             row: Some(row::Row::Local(local)),
         };
         let mut rows = Rows::from([(key, Arc::new(local))]);
-        for bouncer in self.bouncer_droplets(&endpoint.network) {
-            rows.extend([at(bouncer, rows::bouncer(vni, member.address, address6, home))]);
-        }
+        let bouncers = self.bouncer_droplets(&endpoint.network);
+        rows.extend(share(&bouncers, &bouncers, |_| {
+            rows::bouncer(vni, member.address, address6, home)
+        }));
         for address in member.all() {
             if let Some((previous, _)) = previous {
                 rows.extend([at(previous, rows::forward(vni, address, home))]);

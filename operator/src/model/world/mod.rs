@@ -4,6 +4,7 @@
 //! touches. Invariant (tested): the incremental programs equal those made from scratch.
 
 mod contribute;
+mod names;
 mod roles;
 mod staff;
 
@@ -15,6 +16,7 @@ use thuban_api::identifiers::MacAddr;
 use thuban_proto::transit::Row;
 
 use super::rows::{self, Key};
+use names::Names;
 use roles::Roles;
 
 pub use roles::Role;
@@ -98,6 +100,8 @@ pub type Delta = BTreeMap<Key, Option<Arc<Row>>>;
 
 /// Rows by droplet and key.
 type Rows = BTreeMap<(String, Key), Arc<Row>>;
+/// The same, small: most owners are endpoints, which have three or four rows for as long as they live.
+type KeptRows = Box<[((String, Key), Arc<Row>)]>;
 
 #[derive(Debug, Default)]
 pub struct World {
@@ -114,12 +118,12 @@ pub struct World {
     /// (VNI, address) -> droplets that asked.
     subscriptions: HashMap<(u32, IpAddr), BTreeSet<String>>,
     /// Endpoints of a network by droplet.
-    members: HashMap<String, BTreeMap<String, BTreeSet<EndpointName>>>,
+    members: HashMap<String, BTreeMap<String, Names>>,
     /// Endpoints that have an address, in whatever VPC.
-    by_address: HashMap<IpAddr, BTreeSet<EndpointName>>,
+    by_address: HashMap<IpAddr, Names>,
     /// Endpoints with a previous droplet.
     moving: BTreeSet<EndpointName>,
-    contributions: HashMap<Owner, Rows>,
+    contributions: HashMap<Owner, KeptRows>,
     /// What the owners contributed; the known droplets, which all have alike, are not in it.
     programs: BTreeMap<String, BTreeMap<Key, Arc<Row>>>,
     dirty: BTreeSet<Owner>,
@@ -236,7 +240,7 @@ impl World {
         for owner in std::mem::take(&mut self.dirty) {
             let new = self.contribute(&owner);
             let old = self.contributions.remove(&owner).unwrap_or_default();
-            for (droplet, key) in old.keys().filter(|at| !new.contains_key(*at)) {
+            for ((droplet, key), _) in old.iter().filter(|(at, _)| !new.contains_key(at)) {
                 if let Some(program) = self.programs.get_mut(droplet) {
                     program.remove(key);
                 }
@@ -245,13 +249,17 @@ impl World {
                     .or_default()
                     .insert(key.clone(), None);
             }
+            let is_known = |at: &(String, Key), row: &Arc<Row>| {
+                let found = old.binary_search_by(|(known, _)| known.cmp(at));
+                found.is_ok_and(|index| old[index].1 == *row)
+            };
             upserts.extend(
                 new.iter()
-                    .filter(|(at, row)| old.get(*at) != Some(row))
+                    .filter(|(at, row)| !is_known(at, row))
                     .map(|(at, row)| (at.clone(), row.clone())),
             );
             if !new.is_empty() {
-                self.contributions.insert(owner, new);
+                self.contributions.insert(owner, new.into_iter().collect());
             }
         }
         // After all removals: a row may pass from one object to another, such as a reused address.
@@ -405,7 +413,8 @@ impl World {
     }
 
     fn keys_of<'a>(&'a self, owner: &Owner) -> impl Iterator<Item = &'a (String, Key)> + use<'a> {
-        self.contributions.get(owner).into_iter().flat_map(BTreeMap::keys)
+        let rows = self.contributions.get(owner).into_iter();
+        rows.flat_map(|rows| rows.iter().map(|(at, _)| at))
     }
 
     /// The tables of the VPC's divider on a droplet.
@@ -440,7 +449,7 @@ impl World {
     /// Endpoints of a network that live somewhere.
     pub fn population(&self, network: &str) -> usize {
         let droplets = self.members.get(network).into_iter().flat_map(BTreeMap::values);
-        droplets.map(BTreeSet::len).sum()
+        droplets.map(Names::len).sum()
     }
 
     /// Names of the dividers and of the bouncers on a droplet.
@@ -485,14 +494,14 @@ impl World {
             return;
         };
         for address in address.all() {
-            self.by_address.entry(address).or_default().insert(name.clone());
+            self.by_address.entry(address).or_default().insert(name);
         }
         if endpoint.previous.is_some() {
             self.moving.insert(name.clone());
         }
         let droplets = self.members.entry(endpoint.network.clone()).or_default();
         let here = droplets.entry(endpoint.droplet.clone()).or_default();
-        here.insert(name.clone());
+        here.insert(name);
         if here.len() == 1 {
             self.touch_participation(&endpoint.network);
         }
