@@ -26,15 +26,9 @@ impl Bench {
         let (mut one, mut many) = (Vec::new(), Vec::new());
         let (mut alone, mut writes) = (Vec::new(), 0);
         for round in 0..self.plan.rounds {
-            one.push(self.vpc_round(round, 1).await?);
-            let before = metrics::read(&self.plane.admin).await?;
-            many.push(self.vpc_round(round, MANY).await?);
-            let change = metrics::read(&self.plane.admin).await?.since(&before);
-            let is_made =
-                |request: &metrics::Request| request.verb != "DELETE" && request.resource != "events";
-            // Positive, and far below what a float holds exactly.
-            #[allow(clippy::cast_sign_loss)]
-            let made = change.writes(is_made) as usize;
+            one.push(self.vpc_round(round, 1).await?.0);
+            let (took, made) = self.vpc_round(round, MANY).await?;
+            many.push(took);
             writes = made;
             alone.push(self.as_many_config_maps(writes).await?);
             println!(
@@ -86,8 +80,9 @@ impl Bench {
         Ok(took)
     }
 
-    /// Milliseconds until the last is Provisioned. They are removed again.
-    async fn vpc_round(&mut self, round: usize, number: usize) -> Result<f64> {
+    /// Milliseconds until the last is Provisioned, and the writes until then, events aside. They are removed again.
+    async fn vpc_round(&mut self, round: usize, number: usize) -> Result<(f64, usize)> {
+        let before = metrics::read(&self.plane.admin).await?;
         let api: Api<Vpc> = Api::all(self.plane.admin.clone());
         let names: Vec<String> = (0..number)
             .map(|index| format!("r{round}-{number}-{index}"))
@@ -122,6 +117,10 @@ impl Bench {
             tokio::time::sleep(Duration::from_millis(2)).await;
         };
         let took = last.duration_since(start).as_secs_f64() * 1000.0;
+        let change = metrics::read(&self.plane.admin).await?.since(&before);
+        // Positive, and far below what a float holds exactly.
+        #[allow(clippy::cast_sign_loss)]
+        let writes = change.writes(|request| request.resource != "events") as usize;
         for name in &names {
             api.delete(name, &DeleteParams::default())
                 .await
@@ -133,6 +132,6 @@ impl Bench {
             super::go_on()?;
             self.report.problem(format!("{error:#}"));
         }
-        Ok(took)
+        Ok((took, writes))
     }
 }
