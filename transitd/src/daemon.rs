@@ -18,6 +18,7 @@ use crate::attachments::store::{Store, StoreError};
 use crate::attachments::{Attachment, AttachmentId};
 use crate::cni::{self, ServerError};
 use crate::dataplane::events::{self, EventError};
+use crate::dataplane::filter;
 use crate::dataplane::hooks::{self, TransitHook};
 use crate::dataplane::links::{Hook, LinkingError, Links};
 use crate::dataplane::loader::{self, LoadError};
@@ -262,9 +263,9 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
     if state.attachments.values().any(|a| a.address6.is_some()) {
         host::setup_ipv6(netlink).await?;
     }
-    let names: Vec<String> = known.into_iter().map(|(name, _)| name).collect();
-    for name in &names {
-        state.links.ensure_or_keep(Hook::AgentTc, name)?;
+    for (name, index) in &known {
+        let runs = filter::program(netlink, *index).await?;
+        state.links.ensure_or_keep_filter(name, runs)?;
         // A pod made for tc sends unsummed and unsegmented frames, which XDP can't redirect.
         let takes_xdp = |a: &Attachment| a.host_interface == *name && a.takes_xdp;
         if agent_hook == AgentHook::Xdp && state.attachments.values().any(takes_xdp) {
@@ -273,6 +274,7 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
             state.links.release(Hook::AgentXdp, name)?;
         }
     }
+    let names: Vec<String> = known.into_iter().map(|(name, _)| name).collect();
     let removed = state.links.sweep(&names)?;
     info!(
         attachments = names.len(),

@@ -1,4 +1,4 @@
-//! Programs in the kernel and their pinned links.
+//! Programs in the kernel and their pinned links; the agent at tc is a filter and has none.
 //!
 //! Invariant: a pinned link is updated in place to this version's program (the kernel swaps it atomically) and never
 //! unpinned and pinned again; only a link whose interface is gone, or whose hook was given up, loses its pin. A program
@@ -17,6 +17,7 @@ use aya::programs::{
 use thiserror::Error;
 use tracing::error;
 
+use super::filter;
 use super::loader::LoadError;
 
 #[derive(Debug, Error)]
@@ -43,8 +44,6 @@ pub enum LinkingError {
     },
     #[error("cannot open the pinned link {path}")]
     Open { path: PathBuf, source: LinkError },
-    #[error("cannot ask which programs {interface} has")]
-    Query { interface: String, source: ProgramError },
     #[error("cannot pin {path}")]
     Pin {
         path: PathBuf,
@@ -119,6 +118,16 @@ impl Links {
     /// Puts this version's program at the hook: into the pinned link if there is a live one, else by a new link.
     pub fn ensure(&mut self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
         let path = self.directory.join(hook.pin_name(interface));
+        if hook == Hook::AgentTc {
+            let attach = |source| LinkingError::Attach {
+                program: hook.program(),
+                interface: interface.to_owned(),
+                source,
+            };
+            filter::put(self.tc(hook)?, interface).map_err(attach)?;
+            // Where a former version had a link.
+            return unpin(&path);
+        }
         if let Some(pinned) = open(&path)? {
             match self.replace(hook, interface, pinned) {
                 Ok(()) => return Ok(()),
@@ -147,15 +156,36 @@ impl Links {
     pub fn ensure_or_keep(&mut self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
         match self.ensure(hook, interface) {
             Err(kept @ LinkingError::Kept { .. }) => {
-                error!(
-                    error = &kept as &dyn std::error::Error,
-                    interface, "an old program stays in place"
-                );
-                self.kept.insert(hook.program());
+                self.keep(hook, interface, &kept);
                 Ok(())
             }
             other => other,
         }
+    }
+
+    /// The same for the agent at tc of an interface where `runs` is already, if anything.
+    pub fn ensure_or_keep_filter(&mut self, interface: &str, runs: Option<u32>) -> Result<(), LinkingError> {
+        let hook = Hook::AgentTc;
+        match (self.ensure(hook, interface), runs) {
+            (Err(source), Some(_)) => {
+                let kept = LinkingError::Kept {
+                    program: hook.program(),
+                    interface: interface.to_owned(),
+                    source: Box::new(source),
+                };
+                self.keep(hook, interface, &kept);
+                Ok(())
+            }
+            (result, _) => result,
+        }
+    }
+
+    fn keep(&mut self, hook: Hook, interface: &str, kept: &LinkingError) {
+        error!(
+            error = kept as &dyn std::error::Error,
+            interface, "an old program stays in place"
+        );
+        self.kept.insert(hook.program());
     }
 
     /// Programs of this version that could not take their predecessors' places.
@@ -163,14 +193,11 @@ impl Links {
         self.kept.iter().copied()
     }
 
-    /// Whether the pinned link's program is among those that the kernel runs at the interface; `at_xdp` is the one
-    /// that the interface has there.
-    pub fn is_attached(
-        &self,
-        hook: Hook,
-        interface: &str,
-        at_xdp: Option<u32>,
-    ) -> Result<bool, LinkingError> {
+    /// Whether the hook's program is the one that `runs` at the interface there.
+    pub fn is_attached(&self, hook: Hook, interface: &str, runs: Option<u32>) -> Result<bool, LinkingError> {
+        if hook == Hook::AgentTc {
+            return Ok(runs.is_some());
+        }
         let path = self.directory.join(hook.pin_name(interface));
         let Some(link) = open(&path)? else {
             return Ok(false);
@@ -179,17 +206,7 @@ impl Links {
             Ok(info) => info.program_id(),
             Err(source) => return Err(LinkingError::Open { path, source }),
         };
-        if hook.at_xdp() {
-            return Ok(at_xdp == Some(program));
-        }
-        let (_, programs) =
-            SchedClassifier::query_tcx(interface, TcAttachType::Ingress).map_err(|source| {
-                LinkingError::Query {
-                    interface: interface.to_owned(),
-                    source,
-                }
-            })?;
-        Ok(programs.iter().any(|info| info.id() == program))
+        Ok(runs == Some(program))
     }
 
     /// Gives a hook up: the program leaves the interface. Missing is success.
