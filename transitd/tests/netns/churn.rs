@@ -114,17 +114,19 @@ fn live(rig: &Rig, pod: &str, vni: u32, last: u8) {
     receive(&socket, vni, last, usize::MAX).unwrap();
 }
 
-/// The address goes from one VPC's pod to the other's.
-fn hand_over(rig: &Rig, pod: &str, from: u32, to: u32, last: u8) {
+fn pod(vni: u32, last: u8) -> String {
+    format!("v{vni}s{last}")
+}
+
+/// The address goes from one VPC's pod to the other's. That one's ADD waits for it.
+fn hand_over(rig: &Rig, from: u32, to: u32, last: u8) {
     let key = Key::Local(AddressKey {
         vni: from,
         address: mapped(last),
     });
-    let upserts = vec![thuban_proto::transit::Row {
-        row: Some(local(to, pod, last)),
-    }];
-    let sequence = rig.operator.push_raw(upserts, vec![RowKey { key: Some(key) }]);
-    rig.operator.wait_for_ack_of(sequence);
+    let old = local(from, &pod(from, last), last);
+    let new = local(to, &pod(to, last), last);
+    rig.operator.replace(&old, vec![RowKey { key: Some(key) }], new);
 }
 
 #[test]
@@ -138,19 +140,19 @@ fn addresses_are_used_again_at_once_and_nothing_goes_astray_or_grows() {
         rig.pod_namespace(pod);
         rig.plugin_add(pod);
     }
-    // As many namespaces as addresses: a pod's leaves it as it found it.
-    for last in SHARED {
-        rig.pod_namespace(&format!("s{last}"));
+    // Used again and again: a pod leaves its namespace as it found it.
+    for (vni, last) in VPCS.into_iter().flat_map(|vni| SHARED.map(|last| (vni, last))) {
+        rig.pod_namespace(&pod(vni, last));
     }
     let neighbours = VPCS.map(|vni| Neighbour::new(format!("{}-n{vni}", rig.name), vni));
     let mut early = None;
     let tenth = (cycles / 10).max(1);
     for cycle in 0..cycles {
         let last = SHARED[cycle % SHARED.len()];
-        let (pod, round) = (format!("s{last}"), cycle / SHARED.len());
+        let round = cycle / SHARED.len();
         let [from, to] = [VPCS[(round + 1) % 2], VPCS[round % 2]];
-        hand_over(&rig, &pod, from, to, last);
-        live(&rig, &pod, to, last);
+        hand_over(&rig, from, to, last);
+        live(&rig, &pod(to, last), to, last);
         if cycle % 100 == 99 {
             rig.operator.forget_received();
         }
