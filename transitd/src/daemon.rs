@@ -264,8 +264,10 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
         host::setup_ipv6(netlink).await?;
     }
     for (name, index) in &known {
-        let runs = filter::program(netlink, *index).await?;
-        state.links.ensure_or_keep_filter(name, runs)?;
+        if filter::program(netlink, *index).await?.is_some() {
+            state.links.remember_filter(name);
+        }
+        state.links.ensure_or_keep(Hook::AgentTc, name)?;
         // A pod made for tc sends unsummed and unsegmented frames, which XDP can't redirect.
         let takes_xdp = |a: &Attachment| a.host_interface == *name && a.takes_xdp;
         if agent_hook == AgentHook::Xdp && state.attachments.values().any(takes_xdp) {

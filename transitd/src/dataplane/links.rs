@@ -75,6 +75,8 @@ pub struct Links {
     ebpf: Ebpf,
     directory: PathBuf,
     kept: BTreeSet<&'static str>,
+    /// Interfaces where a former transitd put a filter.
+    filters: BTreeSet<String>,
 }
 
 /// One program at one interface; the pin's name is made of both.
@@ -112,6 +114,7 @@ impl Links {
             ebpf,
             directory,
             kept: BTreeSet::new(),
+            filters: BTreeSet::new(),
         }
     }
 
@@ -119,12 +122,7 @@ impl Links {
     pub fn ensure(&mut self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
         let path = self.directory.join(hook.pin_name(interface));
         if hook == Hook::AgentTc {
-            let attach = |source| LinkingError::Attach {
-                program: hook.program(),
-                interface: interface.to_owned(),
-                source,
-            };
-            filter::put(self.tc(hook)?, interface).map_err(attach)?;
+            self.put_filter(interface)?;
             // Where a former version had a link.
             return unpin(&path);
         }
@@ -156,36 +154,43 @@ impl Links {
     pub fn ensure_or_keep(&mut self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
         match self.ensure(hook, interface) {
             Err(kept @ LinkingError::Kept { .. }) => {
-                self.keep(hook, interface, &kept);
+                error!(
+                    error = &kept as &dyn std::error::Error,
+                    interface, "an old program stays in place"
+                );
+                self.kept.insert(hook.program());
                 Ok(())
             }
             other => other,
         }
     }
 
-    /// The same for the agent at tc of an interface where `runs` is already, if anything.
-    pub fn ensure_or_keep_filter(&mut self, interface: &str, runs: Option<u32>) -> Result<(), LinkingError> {
-        let hook = Hook::AgentTc;
-        match (self.ensure(hook, interface), runs) {
-            (Err(source), Some(_)) => {
-                let kept = LinkingError::Kept {
-                    program: hook.program(),
-                    interface: interface.to_owned(),
-                    source: Box::new(source),
-                };
-                self.keep(hook, interface, &kept);
-                Ok(())
-            }
-            (result, _) => result,
-        }
+    /// A former transitd put its agent's filter there: it stays in place if this version's cannot take that.
+    pub fn remember_filter(&mut self, interface: &str) {
+        self.filters.insert(interface.to_owned());
     }
 
-    fn keep(&mut self, hook: Hook, interface: &str, kept: &LinkingError) {
-        error!(
-            error = kept as &dyn std::error::Error,
-            interface, "an old program stays in place"
-        );
-        self.kept.insert(hook.program());
+    fn put_filter(&mut self, interface: &str) -> Result<(), LinkingError> {
+        let program = Hook::AgentTc.program();
+        let attach = |source| LinkingError::Attach {
+            program,
+            interface: interface.to_owned(),
+            source,
+        };
+        let put = match self.tc(Hook::AgentTc) {
+            Ok(loaded) => filter::put(loaded, interface).map_err(attach),
+            Err(error) => Err(error.into()),
+        };
+        put.map_err(|source| {
+            if !self.filters.contains(interface) {
+                return source;
+            }
+            LinkingError::Kept {
+                program,
+                interface: interface.to_owned(),
+                source: Box::new(source),
+            }
+        })
     }
 
     /// Programs of this version that could not take their predecessors' places.
