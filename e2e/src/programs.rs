@@ -18,6 +18,7 @@ use thuban_common::{
     packet::ipv4::mapped,
     tables::{ConfigEntry, EndpointKey, LoadKey, MAX_MEMBERS, Members, SubnetEntry, SubnetKey},
 };
+use transitd::dataplane::filter;
 
 /// Where `cargo xtask build-ebpf` puts the object; THUBAN_PROGRAMS names another one.
 pub fn object() -> PathBuf {
@@ -98,9 +99,12 @@ impl Programs {
             .try_into()?)
     }
 
-    /// Attaches at tc ingress of an interface of the calling thread's network namespace.
+    /// Attaches at tc ingress of an interface of the calling thread's network namespace, the agent as transitd does.
     pub fn attach_tc(&mut self, name: &str, interface: &str) -> Result<()> {
         let context = || format!("attaching {name} to {interface}");
+        if name == "agent_tc" {
+            return filter::put(self.tc(name)?, interface).with_context(context);
+        }
         self.tc(name)?
             .attach(interface, TcAttachType::Ingress)
             .with_context(context)?;

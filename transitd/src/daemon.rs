@@ -18,6 +18,7 @@ use crate::attachments::store::{Store, StoreError};
 use crate::attachments::{Attachment, AttachmentId};
 use crate::cni::{self, ServerError};
 use crate::dataplane::events::{self, EventError};
+use crate::dataplane::filter;
 use crate::dataplane::hooks::{self, TransitHook};
 use crate::dataplane::links::{Hook, LinkingError, Links};
 use crate::dataplane::loader::{self, LoadError};
@@ -262,8 +263,10 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
     if state.attachments.values().any(|a| a.address6.is_some()) {
         host::setup_ipv6(netlink).await?;
     }
-    let names: Vec<String> = known.into_iter().map(|(name, _)| name).collect();
-    for name in &names {
+    for (name, index) in &known {
+        if filter::program(netlink, *index).await?.is_some() {
+            state.links.remember_filter(name);
+        }
         state.links.ensure_or_keep(Hook::AgentTc, name)?;
         // A pod made for tc sends unsummed and unsegmented frames, which XDP can't redirect.
         let takes_xdp = |a: &Attachment| a.host_interface == *name && a.takes_xdp;
@@ -273,6 +276,7 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
             state.links.release(Hook::AgentXdp, name)?;
         }
     }
+    let names: Vec<String> = known.into_iter().map(|(name, _)| name).collect();
     let removed = state.links.sweep(&names)?;
     info!(
         attachments = names.len(),

@@ -10,7 +10,7 @@ use clap::Subcommand;
 
 use crate::{
     build::{self, root, run_command, step},
-    deps, ebpf, kube,
+    cni_tools, deps, ebpf, kube,
 };
 
 #[derive(Subcommand)]
@@ -18,6 +18,13 @@ pub enum Benchmark {
     /// The data plane beside plain routing and VXLAN, in namespaces on this machine; `--help` says more
     #[command(disable_help_flag = true)]
     Datapath {
+        /// Arguments of the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// ADD and DEL of the CNI plugin beside ptp and bridge, in namespaces on this machine; `--help` says more
+    #[command(disable_help_flag = true)]
+    Cni {
         /// Arguments of the benchmark
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -34,6 +41,7 @@ pub enum Benchmark {
 pub fn run(benchmark: &Benchmark) -> Result<ExitCode> {
     match benchmark {
         Benchmark::Datapath { arguments } => datapath(arguments),
+        Benchmark::Cni { arguments } => cni(arguments),
         Benchmark::Scale { arguments } => scale(arguments),
     }
 }
@@ -57,6 +65,27 @@ fn datapath(arguments: &[String]) -> Result<ExitCode> {
         ]))
     })?;
     execute(&root().join("target/release/datapath-bench"), arguments)
+}
+
+fn cni(arguments: &[String]) -> Result<ExitCode> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("the benchmark makes network namespaces and loads eBPF programs: run it as root");
+    }
+    deps::ensure()?;
+    step("plugins to compare with", cni_tools::ensure)?;
+    let programs = step("eBPF programs", ebpf::build)?;
+    let built = step("transitd, plugin and benchmark", build::cni)?;
+    let mut own: Vec<String> = Vec::new();
+    for (flag, path) in [
+        ("--transitd", built.transitd),
+        ("--plugin", built.plugin),
+        ("--programs", programs),
+        ("--others", root().join("target/cni-tools")),
+    ] {
+        own.extend([flag.to_owned(), path.display().to_string()]);
+    }
+    own.extend_from_slice(arguments);
+    execute(&built.benchmark, &own)
 }
 
 fn scale(arguments: &[String]) -> Result<ExitCode> {

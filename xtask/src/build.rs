@@ -75,17 +75,58 @@ pub fn scale() -> Result<PathBuf> {
         "--bin",
         "scale-bench",
     ])?;
-    Ok(root().join("target").join(TARGET).join("release"))
+    Ok(release_folder())
+}
+
+/// What the benchmark of CNI runs: binaries as images have them, and itself.
+pub struct CniParts {
+    pub transitd: PathBuf,
+    pub plugin: PathBuf,
+    pub benchmark: PathBuf,
+}
+
+pub fn cni() -> Result<CniParts> {
+    release(&[
+        "-p",
+        "thuban-e2e",
+        "--bin",
+        "transitd",
+        "--bin",
+        "thuban",
+        "--bin",
+        "cni-bench",
+    ])?;
+    let work = images_files()?;
+    let release = release_folder();
+    Ok(CniParts {
+        transitd: stripped(&release.join("transitd"), &work.join("transitd"), "--strip-debug")?,
+        plugin: plugin(&release, &work)?,
+        benchmark: release.join("cni-bench"),
+    })
+}
+
+fn release_folder() -> PathBuf {
+    root().join("target").join(TARGET).join("release")
+}
+
+/// Folder of what goes into images.
+fn images_files() -> Result<PathBuf> {
+    let work = images_folder().join("files");
+    fs::create_dir_all(&work).with_context(|| format!("making {}", work.display()))?;
+    Ok(work)
+}
+
+/// Started for every pod and every few seconds for STATUS: as small as it gets.
+fn plugin(release: &Path, work: &Path) -> Result<PathBuf> {
+    stripped(&release.join("thuban"), &work.join("thuban"), "--strip-all").and_then(limited)
 }
 
 fn make_images(object: &Path, tools: &Path) -> Result<()> {
-    let work = root().join("target/images/files");
-    fs::create_dir_all(&work).with_context(|| format!("making {}", work.display()))?;
-    let release = root().join("target").join(TARGET).join("release");
+    let work = images_files()?;
+    let release = release_folder();
     let [operator, transitd] = ["thuban-operator", "transitd"]
         .map(|name| stripped(&release.join(name), &work.join(name), "--strip-debug"));
-    // Started for every pod and every few seconds for STATUS: as small as it gets.
-    let plugin = stripped(&release.join("thuban"), &work.join("thuban"), "--strip-all").and_then(limited);
+    let plugin = plugin(&release, &work);
     let pause = compile_pause(&work.join("pause"))?;
     let list = [
         Image {

@@ -1,4 +1,5 @@
-//! Others' code that tests run against the CNI plugin: cnitool, libcni in a small driver, portmap and tuning.
+//! Others' code that tests and benchmarks run against or beside the CNI plugin: cnitool, libcni in a small driver, portmap
+//! and tuning, ptp and bridge with host-local.
 //!
 //! Built once as Go tools from `e2e/cni`, kept in the user's cache under the digest of its files, and linked to
 //! `target/cni-tools`, where the tests look.
@@ -17,7 +18,15 @@ use crate::{
     kube,
 };
 
-const NAMES: [&str; 4] = ["cnitool", "driver", "portmap", "tuning"];
+const NAMES: [&str; 7] = [
+    "bridge",
+    "cnitool",
+    "driver",
+    "host-local",
+    "portmap",
+    "ptp",
+    "tuning",
+];
 
 /// Takes no time when they are there.
 pub fn ensure() -> Result<()> {

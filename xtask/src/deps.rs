@@ -19,7 +19,7 @@ struct Package {
     sign: &'static str,
 }
 
-const PACKAGES: [Package; 16] = [
+const PACKAGES: [Package; 17] = [
     Package {
         name: "binutils",
         sign: "strip",
@@ -71,6 +71,10 @@ const PACKAGES: [Package; 16] = [
     Package {
         name: "runc",
         sign: "runc",
+    },
+    Package {
+        name: "strace",
+        sign: "strace",
     },
     Package {
         name: "tcpdump",

@@ -19,6 +19,7 @@ mod install;
 mod kube;
 mod progress;
 mod removal;
+mod soak;
 mod test;
 mod uninstall;
 
@@ -51,6 +52,12 @@ enum Command {
         /// How many schedules the simulator of the control plane runs
         #[arg(long, default_value_t = test::SCHEDULES)]
         schedules: u64,
+    },
+    /// Run tests with large counts: as root
+    Soak {
+        /// Only this one
+        #[arg(long)]
+        only: Option<String>,
     },
     /// Measure: as root
     Bench {
@@ -105,6 +112,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Crds { check } => crds::run(check)?,
         Command::Check => check::run()?,
         Command::Test { only, schedules } => return test::run(only.as_deref(), schedules),
+        Command::Soak { only } => return soak::run(only.as_deref()),
         Command::Bench { benchmark } => return bench::run(&benchmark),
         Command::Demo => demo::run()?,
         Command::Install { name } => install::run(&name)?,

@@ -30,7 +30,13 @@ mount --make-rshared /
 export PATH="$binaries:$PATH"
 cd /
 
-containerd --config "$state/containerd.toml" > "$state/log/containerd.log" 2>&1 &
+# Started again when it ends, as a service manager would; what it runs goes on without it.
+(
+    while :; do
+        containerd --config "$state/containerd.toml" >> "$state/log/containerd.log" 2>&1
+        sleep 0.5
+    done
+) &
 tries=0
 until ctr version > /dev/null 2>&1; do
     tries=$((tries + 1))

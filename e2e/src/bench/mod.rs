@@ -68,8 +68,7 @@ impl Plan {
 
     /// An error if the run was interrupted.
     pub fn go_on(&self) -> Result<()> {
-        ensure!(!INTERRUPTED.load(Ordering::Relaxed), "interrupted");
-        Ok(())
+        go_on()
     }
 }
 
@@ -87,8 +86,14 @@ extern "C" fn interrupt(_signal: i32) {
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
+/// An error if the run was interrupted.
+pub fn go_on() -> Result<()> {
+    ensure!(!INTERRUPTED.load(Ordering::Relaxed), "interrupted");
+    Ok(())
+}
+
 /// Makes Ctrl-C end the run in order, so that everything that was made is removed.
-fn catch_interrupts() -> Result<()> {
+pub fn catch_interrupts() -> Result<()> {
     let action = SigAction::new(
         SigHandler::Handler(interrupt),
         SaFlags::SA_RESTART,

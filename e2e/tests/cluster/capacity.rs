@@ -20,7 +20,7 @@ fn pods_per_node() -> usize {
 }
 
 /// What a node holds of attachments: veths, map rows of the VPC, files and pins.
-fn holdings(node: &str, vni: u64) -> [usize; 4] {
+pub fn holdings(node: &str, vni: u64) -> [usize; 4] {
     let cluster = &tenants().cluster;
     let lines = |command: &str| {
         let output = cluster.exec_on_node(node, &["sh", "-c", command]).unwrap();

@@ -11,6 +11,7 @@ mod agent_xdp;
 mod audit;
 mod capacity;
 mod connectivity;
+mod containerd;
 mod crashes;
 mod direct;
 mod droplet_lost;

@@ -43,7 +43,7 @@ pub async fn run(node: &Arc<Node>, request: AddRequest) -> Result<Attached, Atta
     let wiring = tokio::spawn(async move {
         let _lock = node.lock(&request.id).await;
         exists(&node, &request.id)?;
-        wiring::setup(&node, &request, &endpoint).await
+        wiring::setup(&node, request, endpoint).await
     });
     let attachment = wiring.await.map_err(|_| AttachmentError::Interrupted)??;
     info!(

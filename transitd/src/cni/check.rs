@@ -14,9 +14,11 @@ use thuban_proto::cni::{CheckRequest, Previous};
 
 use super::error::AttachmentError;
 use crate::attachments::{Attachment, AttachmentId, mac_text};
+use crate::dataplane::filter;
 use crate::dataplane::links::Hook;
 use crate::netlink::{self, namespace, observe, veth};
 use crate::node::Node;
+use crate::settings::AgentHook;
 
 /// What is not as ADD made it.
 #[derive(Debug, Error)]
@@ -96,15 +98,17 @@ async fn host(node: &Node, attachment: &Attachment) -> Result<(), AttachmentErro
             return Err(Difference::HostRoute(address).into());
         }
     }
+    // Of its own: the kernel refuses a second listing on one connection.
+    let at_tc = filter::program(&netlink::connect()?, attachment.host_ifindex).await?;
     let state = node.state();
+    // A pod made for XDP runs at tc where transit went there.
+    let at_xdp = attachment.takes_xdp && node.settings.agent_hook == AgentHook::Xdp;
     let hooks = [
-        Some(Hook::AgentTc),
-        attachment.takes_xdp.then_some(Hook::AgentXdp),
+        Some((Hook::AgentTc, at_tc)),
+        at_xdp.then_some((Hook::AgentXdp, netlink::xdp_program(&link))),
     ];
-    for hook in hooks.into_iter().flatten() {
-        // A pod made for XDP runs at tc where transit went there.
-        let is_wanted = hook == Hook::AgentTc || node.settings.agent_hook == crate::settings::AgentHook::Xdp;
-        if is_wanted && !state.links.is_attached(hook, name, netlink::xdp_program(&link))? {
+    for (hook, runs) in hooks.into_iter().flatten() {
+        if !state.links.is_attached(hook, name, runs)? {
             let (program, interface) = (hook.program(), name.clone());
             return Err(Difference::Program { program, interface }.into());
         }

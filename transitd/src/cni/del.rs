@@ -18,13 +18,13 @@ pub async fn run(node: &Arc<Node>, request: DelRequest) -> Result<(), Attachment
 }
 
 /// As DEL does; also used for attachments whose pod is gone.
-pub async fn remove(node: &Node, id: &AttachmentId) -> Result<(), AttachmentError> {
+pub async fn remove(node: &Arc<Node>, id: &AttachmentId) -> Result<(), AttachmentError> {
     let _lock = node.lock(id).await;
     remove_locked(node, id).await
 }
 
 /// As [`remove`], by who holds the attachment's lock.
-pub(super) async fn remove_locked(node: &Node, id: &AttachmentId) -> Result<(), AttachmentError> {
+pub(super) async fn remove_locked(node: &Arc<Node>, id: &AttachmentId) -> Result<(), AttachmentError> {
     let attachment = node.state().attachments.get(id).cloned();
-    wiring::teardown(node, id, attachment.as_ref()).await
+    wiring::teardown(node, id, attachment).await
 }

@@ -28,7 +28,11 @@ pub async fn run(node: &Arc<Node>, request: GcRequest) -> Result<(), AttachmentE
     collection.await.map_err(|_| AttachmentError::Interrupted)?
 }
 
-async fn collect(node: &Node, network: &str, valid: &BTreeSet<AttachmentId>) -> Result<(), AttachmentError> {
+async fn collect(
+    node: &Arc<Node>,
+    network: &str,
+    valid: &BTreeSet<AttachmentId>,
+) -> Result<(), AttachmentError> {
     let unlisted: Vec<Attachment> = node
         .state()
         .attachments

@@ -3,8 +3,10 @@
 //! Invariant: rows and agent are in place before the pod's end is up, and the file before success is told; a failure
 //! undoes every step. Teardown fences first, goes through all steps whatever fails, and takes missing things as done.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rtnetlink::Handle;
 use tracing::warn;
 
 use super::add::ValidatedAdd;
@@ -13,13 +15,39 @@ use crate::attachments::{Attachment, AttachmentId};
 use crate::dataplane::links::Hook;
 use crate::dataplane::tables::TableKey;
 use crate::netlink::veth::{self, VethPlan};
-use crate::netlink::{host, namespace, pod, sysctl};
+use crate::netlink::{aside, host, namespace, pod, sysctl};
 use crate::node::Node;
 use crate::program::row::LocalEndpoint;
 use crate::settings::AgentHook;
 
+/// On a thread of its own, as [`aside`] says.
 pub async fn setup(
+    node: &Arc<Node>,
+    request: ValidatedAdd,
+    endpoint: LocalEndpoint,
+) -> Result<Attachment, AttachmentError> {
+    let node = Arc::clone(node);
+    aside(async move |netlink| make(&node, &netlink, &request, &endpoint).await)
+        .await?
+        .ok_or(AttachmentError::Interrupted)?
+}
+
+/// Removes what there is of an attachment; `attachment` is what is known of it, if anything. On a thread of its own, as
+/// [`aside`] says.
+pub async fn teardown(
+    node: &Arc<Node>,
+    id: &AttachmentId,
+    attachment: Option<Attachment>,
+) -> Result<(), AttachmentError> {
+    let (node, id) = (Arc::clone(node), id.clone());
+    aside(async move |netlink| take_apart(&node, &netlink, &id, attachment.as_ref()).await)
+        .await?
+        .ok_or(AttachmentError::Interrupted)?
+}
+
+async fn make(
     node: &Node,
+    netlink: &Handle,
     request: &ValidatedAdd,
     endpoint: &LocalEndpoint,
 ) -> Result<Attachment, AttachmentError> {
@@ -27,7 +55,7 @@ pub async fn setup(
     if endpoint.address6.is_some() {
         // Before anything is made. A pod without IPv6 changes nothing of the node's IPv6.
         sysctl::require_ipv6(&node.settings.proc_sys_net)?;
-        host::setup_ipv6(&node.netlink).await?;
+        host::setup_ipv6(netlink).await?;
     }
     let plan = VethPlan {
         host_interface: request.id.host_interface(),
@@ -38,8 +66,8 @@ pub async fn setup(
         address6: endpoint.address6.map(|net| net.addr()),
     };
     // Left of an ADD that a crash cut off; no attachment of that name exists.
-    veth::delete(&node.netlink, &plan.host_interface).await?;
-    let host_ifindex = veth::create(&node.netlink, &plan, &pod_namespace).await?;
+    veth::delete(netlink, &plan.host_interface).await?;
+    let host_ifindex = veth::create(netlink, &plan, &pod_namespace).await?;
     let attachment = Attachment {
         id: request.id.clone(),
         netns: request.netns.clone(),
@@ -62,10 +90,10 @@ pub async fn setup(
         cni_network: request.cni_network.clone(),
         boot_id: node.boot_id.clone(),
     };
-    match finish(node, &attachment, &plan, pod_namespace).await {
+    match finish(node, netlink, &attachment, &plan, pod_namespace).await {
         Ok(()) => Ok(attachment),
         Err(error) => {
-            if let Err(undo) = teardown(node, &attachment.id, Some(&attachment)).await {
+            if let Err(undo) = take_apart(node, netlink, &attachment.id, Some(&attachment)).await {
                 warn!(
                     error = &undo as &dyn std::error::Error,
                     "a failed ADD could not be undone entirely"
@@ -78,6 +106,7 @@ pub async fn setup(
 
 async fn finish(
     node: &Node,
+    netlink: &Handle,
     attachment: &Attachment,
     plan: &VethPlan,
     pod_namespace: std::fs::File,
@@ -107,7 +136,7 @@ async fn finish(
             return Err(AttachmentError::Changed { namespace, name });
         }
     }
-    veth::connect_host(&node.netlink, plan, attachment.host_ifindex).await?;
+    veth::connect_host(netlink, plan, attachment.host_ifindex).await?;
     node.store.write(attachment)?;
     let pod_plan = pod::PodPlan {
         interface: plan.pod_interface.clone(),
@@ -125,9 +154,9 @@ async fn finish(
     Ok(())
 }
 
-/// Removes what there is of an attachment; `attachment` is what is known of it, if anything.
-pub async fn teardown(
+async fn take_apart(
     node: &Node,
+    netlink: &Handle,
     id: &AttachmentId,
     attachment: Option<&Attachment>,
 ) -> Result<(), AttachmentError> {
@@ -141,7 +170,7 @@ pub async fn teardown(
         errors.extend(state.refresh(&attachment.pod_uid).err().map(Into::into));
     }
     if attachment.is_none()
-        && let Ok(Some(link)) = crate::netlink::find_link(&node.netlink, &host_interface).await
+        && let Ok(Some(link)) = crate::netlink::find_link(netlink, &host_interface).await
     {
         // Nothing is known but the name: rows that a crash left for this interface go all the same.
         errors.extend(
@@ -153,17 +182,15 @@ pub async fn teardown(
     }
     if let Some(attachment) = attachment {
         for address in attachment.addresses() {
-            let removed = veth::delete_route(&node.netlink, address, attachment.host_ifindex).await;
+            let removed = veth::delete_route(netlink, address, attachment.host_ifindex).await;
             errors.extend(removed.err().map(Into::into));
         }
     }
-    let deleted = veth::delete(&node.netlink, &host_interface).await;
+    let deleted = veth::delete(netlink, &host_interface).await;
     // A veth that stays keeps its agents.
     if deleted.is_ok() {
-        let state = node.state();
-        for hook in [Hook::AgentTc, Hook::AgentXdp] {
-            errors.extend(state.links.release(hook, &host_interface).err().map(Into::into));
-        }
+        let released = node.state().links.release(Hook::AgentXdp, &host_interface);
+        errors.extend(released.err().map(Into::into));
     }
     errors.extend(deleted.err().map(Into::into));
     errors.extend(node.store.remove(id).err().map(Into::into));

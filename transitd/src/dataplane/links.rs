@@ -1,4 +1,4 @@
-//! Programs in the kernel and their pinned links.
+//! Programs in the kernel and their pinned links; the agent at tc is a filter and has none.
 //!
 //! Invariant: a pinned link is updated in place to this version's program (the kernel swaps it atomically) and never
 //! unpinned and pinned again; only a link whose interface is gone, or whose hook was given up, loses its pin. A program
@@ -17,6 +17,7 @@ use aya::programs::{
 use thiserror::Error;
 use tracing::error;
 
+use super::filter;
 use super::loader::LoadError;
 
 #[derive(Debug, Error)]
@@ -43,8 +44,6 @@ pub enum LinkingError {
     },
     #[error("cannot open the pinned link {path}")]
     Open { path: PathBuf, source: LinkError },
-    #[error("cannot ask which programs {interface} has")]
-    Query { interface: String, source: ProgramError },
     #[error("cannot pin {path}")]
     Pin {
         path: PathBuf,
@@ -76,6 +75,8 @@ pub struct Links {
     ebpf: Ebpf,
     directory: PathBuf,
     kept: BTreeSet<&'static str>,
+    /// Interfaces where a former transitd put a filter.
+    filters: BTreeSet<String>,
 }
 
 /// One program at one interface; the pin's name is made of both.
@@ -113,12 +114,18 @@ impl Links {
             ebpf,
             directory,
             kept: BTreeSet::new(),
+            filters: BTreeSet::new(),
         }
     }
 
     /// Puts this version's program at the hook: into the pinned link if there is a live one, else by a new link.
     pub fn ensure(&mut self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
         let path = self.directory.join(hook.pin_name(interface));
+        if hook == Hook::AgentTc {
+            self.put_filter(interface)?;
+            // Where a former version had a link.
+            return unpin(&path);
+        }
         if let Some(pinned) = open(&path)? {
             match self.replace(hook, interface, pinned) {
                 Ok(()) => return Ok(()),
@@ -158,19 +165,44 @@ impl Links {
         }
     }
 
+    /// A former transitd put its agent's filter there: it stays in place if this version's cannot take that.
+    pub fn remember_filter(&mut self, interface: &str) {
+        self.filters.insert(interface.to_owned());
+    }
+
+    fn put_filter(&mut self, interface: &str) -> Result<(), LinkingError> {
+        let program = Hook::AgentTc.program();
+        let attach = |source| LinkingError::Attach {
+            program,
+            interface: interface.to_owned(),
+            source,
+        };
+        let put = match self.tc(Hook::AgentTc) {
+            Ok(loaded) => filter::put(loaded, interface).map_err(attach),
+            Err(error) => Err(error.into()),
+        };
+        put.map_err(|source| {
+            if !self.filters.contains(interface) {
+                return source;
+            }
+            LinkingError::Kept {
+                program,
+                interface: interface.to_owned(),
+                source: Box::new(source),
+            }
+        })
+    }
+
     /// Programs of this version that could not take their predecessors' places.
     pub fn kept(&self) -> impl Iterator<Item = &'static str> {
         self.kept.iter().copied()
     }
 
-    /// Whether the pinned link's program is among those that the kernel runs at the interface; `at_xdp` is the one
-    /// that the interface has there.
-    pub fn is_attached(
-        &self,
-        hook: Hook,
-        interface: &str,
-        at_xdp: Option<u32>,
-    ) -> Result<bool, LinkingError> {
+    /// Whether the hook's program is the one that `runs` at the interface there.
+    pub fn is_attached(&self, hook: Hook, interface: &str, runs: Option<u32>) -> Result<bool, LinkingError> {
+        if hook == Hook::AgentTc {
+            return Ok(runs.is_some());
+        }
         let path = self.directory.join(hook.pin_name(interface));
         let Some(link) = open(&path)? else {
             return Ok(false);
@@ -179,17 +211,7 @@ impl Links {
             Ok(info) => info.program_id(),
             Err(source) => return Err(LinkingError::Open { path, source }),
         };
-        if hook.at_xdp() {
-            return Ok(at_xdp == Some(program));
-        }
-        let (_, programs) =
-            SchedClassifier::query_tcx(interface, TcAttachType::Ingress).map_err(|source| {
-                LinkingError::Query {
-                    interface: interface.to_owned(),
-                    source,
-                }
-            })?;
-        Ok(programs.iter().any(|info| info.id() == program))
+        Ok(runs == Some(program))
     }
 
     /// Gives a hook up: the program leaves the interface. Missing is success.

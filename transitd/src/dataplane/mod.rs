@@ -4,6 +4,7 @@
 
 pub mod counters;
 pub mod events;
+pub mod filter;
 pub mod hooks;
 pub mod links;
 pub mod loader;

@@ -88,6 +88,24 @@ pub fn connect() -> Result<Handle, NetlinkError> {
     Ok(handle)
 }
 
+/// Runs `work` on a thread of its own, with a netlink connection of its own in this thread's network namespace: the
+/// kernel answers some requests (deleting a link) only after many milliseconds and serves one connection's in their
+/// order, so those of several pods would wait for each other. `None`: the thread died.
+pub async fn aside<T, F>(work: F) -> Result<Option<T>, NetlinkError>
+where
+    T: Send + 'static,
+    F: AsyncFnOnce(Handle) -> T + Send + 'static,
+{
+    let body = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(NetlinkError::Socket)?;
+        runtime.block_on(async { Ok(work(connect()?).await) })
+    };
+    tokio::task::spawn_blocking(body)
+        .await
+        .map_or(Ok(None), |result| result.map(Some))
+}
+
 /// The link of that name, or `None`.
 pub async fn find_link(handle: &Handle, name: &str) -> Result<Option<LinkMessage>, NetlinkError> {
     match handle.link().get().match_name(name).execute().try_next().await {

@@ -120,11 +120,10 @@ pub async fn connect_host(handle: &Handle, plan: &VethPlan, ifindex: u32) -> Res
 
 /// Removes the pair; routes and neighbours of the host's end go with it. Missing is success.
 pub async fn delete(handle: &Handle, host_interface: &str) -> Result<(), NetlinkError> {
-    let Some(link) = find_link(handle, host_interface).await? else {
-        return Ok(());
-    };
-    tolerate_missing(handle.link().del(link.header.index).execute().await)
-        .map_err(failed("delete", host_interface))
+    let mut request = handle.link().del(0);
+    let name = LinkAttribute::IfName(host_interface.to_owned());
+    request.message_mut().attributes.push(name);
+    tolerate_missing(request.execute().await).map_err(failed("delete", host_interface))
 }
 
 /// Removes the route of one host end; a newer attachment's route to the same address stays.

@@ -7,11 +7,14 @@
 
 mod attach;
 mod check;
+mod churn;
 mod dual_stack;
 mod gc;
 mod hooks;
+mod killed;
 mod libcni;
 mod loads;
+mod lost_dels;
 mod moves;
 mod operator;
 mod plugin;

@@ -83,6 +83,28 @@ impl Operator {
         self.push_raw(upserts.collect(), deletes)
     }
 
+    /// A row in the place of another one; without a stream by the next snapshot.
+    pub fn replace(&self, old: &row::Row, deletes: Vec<RowKey>, new: row::Row) {
+        let mut shared = self.shared.lock().unwrap();
+        shared.rows.retain(|row| row != old);
+        shared.rows.push(new.clone());
+        let epoch = shared.epoch;
+        if let Some((sender, sequence)) = &mut shared.stream {
+            *sequence += 1;
+            let program = Program {
+                epoch,
+                sequence: *sequence,
+                snapshot: false,
+                upserts: vec![Row { row: Some(new) }],
+                deletes,
+            };
+            // A stream that has ended is dialled again.
+            let _ = sender.send(Ok(OperatorMessage {
+                message: Some(operator_message::Message::Program(program)),
+            }));
+        }
+    }
+
     /// Sends a delta, whatever it holds, and forgets it.
     pub fn push_raw(&self, upserts: Vec<Row>, deletes: Vec<RowKey>) -> u64 {
         let mut shared = self.shared.lock().unwrap();

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
@@ -40,8 +40,26 @@ impl Rig {
 
     /// Runs a verb for a pod whose container has its name.
     pub fn plugin(&self, verb: &str, pod: &str, version: &str, more: Value) -> Answer {
+        let output = self.plugin_by(Command::new(binary()), verb, pod, version, more);
+        let value = if output.stdout.is_empty() {
+            Value::Null
+        } else {
+            serde_json::from_slice(&output.stdout).unwrap()
+        };
+        (output.status.code().unwrap(), value)
+    }
+
+    /// The same by a command of the caller's, which may not come to its end.
+    pub fn plugin_by(
+        &self,
+        mut command: Command,
+        verb: &str,
+        pod: &str,
+        version: &str,
+        more: Value,
+    ) -> Output {
         let arguments = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod};K8S_POD_UID={pod}");
-        let mut child = Command::new(binary())
+        let mut child = command
             .env_clear()
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", pod)
@@ -54,14 +72,9 @@ impl Rig {
             .spawn()
             .unwrap();
         let text = self.configuration(version, more).to_string();
-        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-        let output = child.wait_with_output().unwrap();
-        let value = if output.stdout.is_empty() {
-            Value::Null
-        } else {
-            serde_json::from_slice(&output.stdout).unwrap()
-        };
-        (output.status.code().unwrap(), value)
+        // One that is killed reads nothing.
+        let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
+        child.wait_with_output().unwrap()
     }
 
     pub fn plugin_add(&self, pod: &str) -> Value {

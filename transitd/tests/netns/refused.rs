@@ -37,7 +37,8 @@ fn broken(rig: &Rig, programs: &[&str]) -> std::path::PathBuf {
     path
 }
 
-/// Pinned links with the ids of the programs that they run and their own.
+/// Pinned links with the ids of the programs that they run and their own; and `agent_tc_<interface>` for each filter of
+/// an agent, with its interface's index as its own.
 fn attached(rig: &Rig) -> Vec<(String, Value, Value)> {
     let links = rig.directory.join("bpf/thuban/layout_1/links");
     let mut found: Vec<_> = std::fs::read_dir(&links)
@@ -52,6 +53,24 @@ fn attached(rig: &Rig) -> Vec<(String, Value, Value)> {
             (name, shown["prog_id"].clone(), shown["id"].clone())
         })
         .collect();
+    let interfaces: Value = serde_json::from_str(&rig.on_node("ip -j link show type veth")).unwrap();
+    for interface in interfaces.as_array().unwrap() {
+        let name = interface["ifname"].as_str().unwrap();
+        let filters = rig.on_node(&format!("tc -j filter show dev {name} ingress"));
+        let filters: Value = serde_json::from_str(&filters).unwrap();
+        let programs = filters
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|f| &f["options"]["prog"]["id"]);
+        for program in programs.filter(|id| id.is_number()) {
+            found.push((
+                format!("agent_tc_{name}"),
+                program.clone(),
+                interface["ifindex"].clone(),
+            ));
+        }
+    }
     found.sort_by(|a, b| a.0.cmp(&b.0));
     found
 }
@@ -86,7 +105,7 @@ fn a_program_that_the_verifier_refuses_leaves_the_old_one_in_place_and_says_so()
         "{error}"
     );
     assert_eq!(rig.plugin("DEL", "p2", "1.1.0", json!({})), (0, Value::Null));
-    // With programs that are taken, they are swapped in the same links.
+    // With programs that are taken, they are swapped in the same places.
     rig.kill();
     rig.programs = good;
     rig.start();
@@ -112,7 +131,7 @@ fn on_a_fresh_node_a_refused_program_stops_the_daemon_with_its_reason() {
 }
 
 #[test]
-fn a_link_whose_veth_was_replaced_under_its_name_is_made_anew() {
+fn a_veth_that_was_replaced_under_its_name_gets_its_agent_again() {
     let mut rig = rig();
     let before = attached(&rig);
     let host = before[0].0.strip_prefix("agent_tc_").unwrap().to_owned();

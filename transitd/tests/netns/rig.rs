@@ -236,6 +236,20 @@ impl Rig {
         }
     }
 
+    /// Whether the daemon has ended.
+    pub fn is_dead(&mut self) -> bool {
+        self.daemon
+            .as_mut()
+            .is_none_or(|daemon| daemon.try_wait().unwrap().is_some())
+    }
+
+    /// A pod's namespace goes, as when a runtime removes its sandbox.
+    pub fn remove_namespace(&mut self, pod: &str) {
+        let name = format!("{}-{pod}", self.name);
+        sh(&format!("ip netns del {name}"));
+        self.namespaces.retain(|other| *other != name);
+    }
+
     pub fn daemon_id(&self) -> u32 {
         self.daemon.as_ref().unwrap().id()
     }

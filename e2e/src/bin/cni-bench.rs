@@ -1,0 +1,80 @@
+//! `cargo xtask bench cni` builds and runs this as root.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Parser;
+use thuban_e2e::cni::{self, Parts, Plan};
+
+/// Measures ADD and DEL of Thuban's CNI plugin beside ptp and bridge with host-local, in namespaces of its own.
+#[derive(Parser)]
+#[command(name = "cargo xtask bench cni")]
+struct Arguments {
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// Pods of a run that come and go one after the other
+    #[arg(long, default_value_t = 40)]
+    single: usize,
+    /// How often in a run all pods come at once, and go at once
+    #[arg(long, default_value_t = 4)]
+    rounds: usize,
+    /// How many pods come at once
+    #[arg(long, default_value_t = 16)]
+    at_once: usize,
+    /// Pods that are there when the daemon's memory is read
+    #[arg(long, default_value_t = 100)]
+    pods: usize,
+    /// Compared, by name: thuban, ptp, bridge, link, ip-link
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// One short run: says whether everything works, no more
+    #[arg(long)]
+    quick: bool,
+    /// Where the results go
+    #[arg(long, default_value = "target/bench")]
+    output: PathBuf,
+    /// transitd as images have it
+    #[arg(long, hide = true)]
+    transitd: PathBuf,
+    /// The plugin as images have it
+    #[arg(long, hide = true)]
+    plugin: PathBuf,
+    /// The object with the programs
+    #[arg(long, hide = true)]
+    programs: PathBuf,
+    /// Folder with ptp, bridge and host-local
+    #[arg(long, hide = true)]
+    others: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let given = Arguments::parse();
+    let mut plan = Plan {
+        runs: given.runs.max(1),
+        single: given.single.max(1),
+        rounds: given.rounds.max(1),
+        at_once: given.at_once.max(1),
+        pods: given.pods,
+        only: given.only,
+    };
+    if given.quick {
+        plan = Plan {
+            runs: 1,
+            single: 5,
+            rounds: 1,
+            ..plan
+        };
+    }
+    let parts = Parts {
+        transitd: given.transitd,
+        plugin: given.plugin,
+        programs: given.programs,
+        others: given.others,
+    };
+    match cni::run(&plan, &parts, &given.output) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

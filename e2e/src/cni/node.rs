@@ -1,0 +1,64 @@
+//! Folders and mounts of a node; they go with their owner.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+/// On a disk, as `/var/lib` of a node is.
+#[derive(Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new(word: &str) -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("thuban-cni-{}-{word}", std::process::id()));
+        fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
+        Ok(Self(path))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A folder in it.
+    pub fn part(&self, name: &str) -> Result<PathBuf> {
+        let path = self.0.join(name);
+        fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("{}: {error}", self.0.display());
+        }
+    }
+}
+
+/// A bpffs of its own.
+#[derive(Debug)]
+pub struct Bpffs(PathBuf);
+
+impl Bpffs {
+    pub fn new(path: PathBuf) -> Result<Self> {
+        mount(Some("bpf"), &path, Some("bpf"), MsFlags::empty(), None::<&str>)
+            .with_context(|| format!("mounting a bpffs at {}", path.display()))?;
+        Ok(Self(path))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Bpffs {
+    fn drop(&mut self) {
+        if let Err(error) = umount2(&self.0, MntFlags::MNT_DETACH) {
+            eprintln!("{}: {error}", self.0.display());
+        }
+    }
+}

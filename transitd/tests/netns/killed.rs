@@ -1,0 +1,313 @@
+//! SIGKILL at the system calls of ADD and DEL, in the plugin and in transitd: what is left belongs to nobody and goes, and
+//! nothing that is somebody's is touched.
+//!
+//! strace ends the process when one of its threads comes to its n-th call of a kind; the kinds are those that something
+//! outside can see. Every fifth call of each kind, the first among them, or every `THUBAN_KILL_STRIDE`-th.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::plugin::binary;
+use crate::rig::{Rig, base_rows, eventually, local};
+
+/// Netlink; tables and pins; offloads; files; the pod's namespace, and its thread's end; answers.
+const OF_TRANSITD: [&str; 9] = [
+    "sendto", "bpf", "ioctl", "unlink", "rename", "fsync", "setns", "exit", "writev",
+];
+const OF_PLUGIN: [&str; 6] = ["connect", "writev", "recvfrom", "epoll_wait", "fsync", "write"];
+/// More calls of a kind than either makes for one verb.
+const MOST: usize = 100;
+
+fn rig() -> Rig {
+    let mut rows = base_rows();
+    rows.extend([local(7, "p1", 5), local(7, "p2", 6), local(8, "p3", 7)]);
+    let mut rig = Rig::new(rows);
+    for pod in ["p1", "p2", "p3"] {
+        rig.pod_namespace(pod);
+    }
+    rig.plugin_add("p2");
+    rig.plugin_add("p3");
+    rig
+}
+
+fn stride() -> usize {
+    let given = std::env::var("THUBAN_KILL_STRIDE").ok();
+    given.map_or(5, |text| text.parse().unwrap())
+}
+
+/// Everything of attachments, and what is neither done nor thrown away.
+fn traces(rig: &Rig) -> Vec<String> {
+    let mut traces = rig.traces();
+    for folder in ["state/spool", "state"] {
+        let entries = std::fs::read_dir(rig.directory.join(folder))
+            .into_iter()
+            .flatten();
+        traces.extend(entries.map(|entry| format!("{folder}/{}", entry.unwrap().file_name().display())));
+    }
+    // Made by the first DEL that waits.
+    traces.retain(|trace| trace != "state/spool");
+    traces.sort();
+    traces
+}
+
+/// Where to kill: the kind of call, and which of these. The rest of a kind is skipped once nothing dies there.
+fn boundaries(kinds: &[&'static str], mut dies_at: impl FnMut(&'static str, usize) -> bool) {
+    let stride = stride();
+    for kind in kinds {
+        for number in (1..MOST).step_by(stride) {
+            if !dies_at(kind, number) {
+                break;
+            }
+        }
+    }
+}
+
+fn strace(call: &str, number: usize) -> Command {
+    let mut strace = Command::new("/usr/bin/strace");
+    strace
+        .args(["-f", "-qq", "-o", "/dev/null", "-e"])
+        .arg(format!("trace={call}"))
+        .arg("-e")
+        .arg(format!("inject={call}:signal=SIGKILL:when={number}"));
+    strace
+}
+
+/// strace on all threads of a process, until it is dropped.
+struct Armed(Child);
+
+impl Armed {
+    fn new(process: u32, call: &str, number: usize) -> Self {
+        let child = strace(call, number)
+            .args(["-p", &process.to_string()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("strace is there: cargo xtask deps");
+        let armed = Self(child);
+        let tasks = Path::new("/proc").join(process.to_string()).join("task");
+        eventually("strace has all threads", || {
+            let Ok(entries) = std::fs::read_dir(&tasks) else {
+                return true;
+            };
+            entries.flatten().all(|task| {
+                // Gone, or dead already: it makes such calls at other times too.
+                std::fs::read_to_string(task.path().join("status")).map_or(true, |status| {
+                    !status.contains("TracerPid:\t0\n") || status.contains("State:\tZ")
+                })
+            })
+        });
+        armed
+    }
+}
+
+impl Drop for Armed {
+    fn drop(&mut self) {
+        // SIGKILL: the kernel lets go of the threads. strace itself may wait for a thread that is dead.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether the daemon is dead; a moment is given to it, for a process that was killed ends after its sockets.
+fn died(rig: &mut Rig) -> bool {
+    let end = Instant::now() + Duration::from_millis(300);
+    while Instant::now() < end {
+        if rig.is_dead() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    false
+}
+
+/// The runtime's part: a DEL, or none and the namespace goes.
+#[derive(Clone, Copy, Debug)]
+enum Runtime {
+    DeletesBeforeRestart,
+    DeletesAfterRestart,
+    Forgets,
+}
+
+const RUNTIMES: [Runtime; 3] = [
+    Runtime::DeletesBeforeRestart,
+    Runtime::DeletesAfterRestart,
+    Runtime::Forgets,
+];
+
+fn delete(rig: &Rig) {
+    assert_eq!(
+        rig.plugin("DEL", "p1", "1.1.0", json!({})),
+        (0, Value::Null),
+        "{}",
+        rig.log()
+    );
+}
+
+/// Brings the node back, and compares it with what it was like without the pod.
+fn recover(rig: &mut Rig, runtime: Runtime, before: &[String], what: &str) {
+    if matches!(runtime, Runtime::DeletesBeforeRestart) {
+        delete(rig);
+    }
+    if matches!(runtime, Runtime::Forgets) {
+        rig.remove_namespace("p1");
+    }
+    if rig.is_dead() {
+        rig.start();
+        rig.operator.wait_for_ack();
+    }
+    if matches!(runtime, Runtime::DeletesAfterRestart) {
+        delete(rig);
+    }
+    let start = Instant::now();
+    while traces(rig) != before {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "{what}, {runtime:?}: {:#?}\nbefore {before:#?}",
+            traces(rig)
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(
+        rig.ping_from_node("10.0.1.6") && rig.ping_from_node("10.0.1.7"),
+        "{what}: neighbours"
+    );
+    if matches!(runtime, Runtime::Forgets) {
+        rig.pod_namespace("p1");
+    }
+}
+
+/// The pod can come and go as if nothing had been.
+fn works(rig: &Rig, before: &[String]) {
+    rig.plugin_add("p1");
+    assert!(rig.ping("p1", "10.0.1.6"), "{}", rig.log());
+    delete(rig);
+    assert_eq!(traces(rig), before);
+}
+
+#[test]
+fn transitd_killed_in_an_add_leaves_nothing() {
+    let mut rig = rig();
+    let before = traces(&rig);
+    let mut kills = 0;
+    boundaries(&OF_TRANSITD, |call, number| {
+        let armed = Armed::new(rig.daemon_id(), call, number);
+        let (exit, _) = rig.plugin("ADD", "p1", "1.1.0", json!({}));
+        drop(armed);
+        let has_died = died(&mut rig);
+        // Where it died after the answer the ADD is one.
+        assert!(exit == 0 || has_died, "{}", rig.log());
+        let runtime = if has_died {
+            RUNTIMES[kills % 3]
+        } else {
+            Runtime::DeletesAfterRestart
+        };
+        recover(
+            &mut rig,
+            runtime,
+            &before,
+            &format!("killed at {call} {number} of ADD"),
+        );
+        kills += usize::from(has_died);
+        has_died
+    });
+    println!("transitd was killed at {kills} boundaries of ADD");
+    assert!(kills >= 7, "only {kills} boundaries");
+    works(&rig, &before);
+}
+
+#[test]
+fn transitd_killed_in_a_del_finishes_it_later() {
+    let mut rig = rig();
+    let before = traces(&rig);
+    let mut kills = 0;
+    boundaries(&OF_TRANSITD, |call, number| {
+        rig.plugin_add("p1");
+        let armed = Armed::new(rig.daemon_id(), call, number);
+        let (exit, error) = rig.plugin("DEL", "p1", "1.1.0", json!({}));
+        drop(armed);
+        assert_eq!(exit, 0, "{error}");
+        let has_died = died(&mut rig);
+        let runtime = if has_died {
+            RUNTIMES[kills % 3]
+        } else {
+            Runtime::DeletesAfterRestart
+        };
+        recover(
+            &mut rig,
+            runtime,
+            &before,
+            &format!("killed at {call} {number} of DEL"),
+        );
+        kills += usize::from(has_died);
+        has_died
+    });
+    println!("transitd was killed at {kills} boundaries of DEL");
+    assert!(kills >= 4, "only {kills} boundaries");
+    works(&rig, &before);
+}
+
+/// Runs the plugin until its `number`-th such call; whether it was killed there.
+fn cut_off(rig: &Rig, verb: &str, call: &str, number: usize) -> bool {
+    let mut command = strace(call, number);
+    command.arg(binary());
+    let output = rig.plugin_by(command, verb, "p1", "1.1.0", json!({}));
+    // strace ends as what it started.
+    let killed = std::os::unix::process::ExitStatusExt::signal(&output.status) == Some(9);
+    assert!(killed || output.status.success(), "{output:?}");
+    killed
+}
+
+#[test]
+fn a_plugin_killed_in_an_add_leaves_nothing_that_its_runtime_does_not_know() {
+    let mut rig = rig();
+    let before = traces(&rig);
+    let mut kills = 0;
+    boundaries(&OF_PLUGIN, |call, number| {
+        let killed = cut_off(&rig, "ADD", call, number);
+        // The DEL meets a wiring that goes on, or comes never.
+        let runtime = RUNTIMES[1 + kills % 2];
+        recover(
+            &mut rig,
+            runtime,
+            &before,
+            &format!("plugin killed at {call} {number} of ADD"),
+        );
+        kills += usize::from(killed);
+        killed
+    });
+    println!("the plugin was killed at {kills} boundaries of ADD");
+    assert!(kills >= 4, "only {kills} boundaries");
+    works(&rig, &before);
+}
+
+#[test]
+fn a_plugin_killed_in_a_del_leaves_nothing() {
+    let mut rig = rig();
+    let before = traces(&rig);
+    let mut kills = 0;
+    for is_away in [false, true] {
+        boundaries(&OF_PLUGIN, |call, number| {
+            rig.plugin_add("p1");
+            // With transitd away the plugin writes to its spool.
+            if is_away {
+                rig.kill();
+            }
+            let killed = cut_off(&rig, "DEL", call, number);
+            let runtime = RUNTIMES[1 + kills % 2];
+            recover(
+                &mut rig,
+                runtime,
+                &before,
+                &format!("plugin killed at {call} {number} of DEL"),
+            );
+            kills += usize::from(killed);
+            killed
+        });
+    }
+    println!("the plugin was killed at {kills} boundaries of DEL");
+    assert!(kills >= 5, "only {kills} boundaries");
+    works(&rig, &before);
+}

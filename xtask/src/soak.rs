@@ -1,0 +1,99 @@
+//! `cargo xtask soak`: tests that `cargo xtask test` runs with small counts, with large ones, one after the other.
+
+use std::{
+    process::{Command, ExitCode},
+    time::Instant,
+};
+
+use anyhow::{Result, bail};
+
+use crate::{
+    build::{root, run_command, step},
+    cni_tools, deps, ebpf,
+};
+
+/// One test.
+struct Soak {
+    name: &'static str,
+    package: &'static str,
+    /// Its test binary.
+    target: &'static str,
+    /// Tests whose names begin so.
+    tests: &'static str,
+    /// What its count is read from, and the large one.
+    variable: &'static str,
+    count: &'static str,
+}
+
+const SOAKS: [Soak; 2] = [
+    Soak {
+        name: "churn",
+        package: "transitd",
+        target: "netns",
+        tests: "churn::",
+        variable: "THUBAN_CHURN",
+        count: "10000",
+    },
+    Soak {
+        name: "killed",
+        package: "transitd",
+        target: "netns",
+        tests: "killed::",
+        // Every boundary.
+        variable: "THUBAN_KILL_STRIDE",
+        count: "1",
+    },
+];
+
+/// All, or one by name. A count that the environment has already stays.
+pub fn run(only: Option<&str>) -> Result<ExitCode> {
+    let chosen: Vec<&Soak> = SOAKS
+        .iter()
+        .filter(|soak| only.is_none_or(|only| only == soak.name))
+        .collect();
+    if chosen.is_empty() {
+        bail!(
+            "no soak is called so: take one of {}",
+            SOAKS.map(|soak| soak.name).join(", ")
+        );
+    }
+    if !nix::unistd::geteuid().is_root() {
+        bail!("the tests make network namespaces and load eBPF programs: run them as root");
+    }
+    deps::ensure()?;
+    step("eBPF programs", ebpf::build)?;
+    step("cnitool and others", cni_tools::ensure)?;
+    // Tests run the plugin that cargo puts beside them.
+    run_command(
+        Command::new("cargo")
+            .current_dir(root())
+            .args(["build", "--quiet", "-p", "thuban-cni"]),
+    )?;
+    let mut failed = Vec::new();
+    for soak in chosen {
+        println!("\n==> soak: {}", soak.name);
+        let start = Instant::now();
+        let count = std::env::var(soak.variable).unwrap_or_else(|_| soak.count.to_owned());
+        let status = Command::new("cargo")
+            .current_dir(root())
+            .args(["test", "-p", soak.package, "--test", soak.target, soak.tests])
+            .args(["--", "--nocapture", "--test-threads=1"])
+            .env(soak.variable, &count)
+            .status()?;
+        println!(
+            "{}: {} with {}={count}, {:.0} s",
+            soak.name,
+            status,
+            soak.variable,
+            start.elapsed().as_secs_f32()
+        );
+        if !status.success() {
+            failed.push(soak.name);
+        }
+    }
+    if failed.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("failed: {}", failed.join(", "));
+    Ok(ExitCode::FAILURE)
+}
