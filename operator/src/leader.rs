@@ -175,7 +175,8 @@ impl Leadership {
     /// released Lease begins above it.
     pub fn raise(&mut self, epoch: u64) {
         if let Some(spec) = &mut self.lease.spec {
-            spec.lease_transitions = i32::try_from(epoch).ok();
+            // Without a number, the next leadership would be the first of all.
+            spec.lease_transitions = Some(i32::try_from(epoch).unwrap_or(i32::MAX));
         }
     }
 

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
@@ -15,11 +16,16 @@ use thuban_operator::metrics::serve as metrics;
 use thuban_operator::model::validation::RefusedRanges;
 use thuban_operator::stream::server::{TransitService, serve};
 use thuban_operator::stream::tls;
+use tikv_jemallocator::Jemalloc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
+
+/// Gives back what bursts took, such as the one when all droplets dial: by glibc's allocator it stays with the process.
+#[global_allocator]
+static ALLOCATOR: Jemalloc = Jemalloc;
 
 /// Runs the workflows of Thuban's objects and programs the droplets.
 #[derive(Debug, Parser)]
@@ -184,6 +190,7 @@ async fn run(
         hub,
         client: client.clone(),
         outranked,
+        witnesses: Mutex::default(),
     };
     let control = async {
         let mut tasks = JoinSet::new();

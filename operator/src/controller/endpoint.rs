@@ -118,9 +118,13 @@ fn admitted(
         .stores
         .namespaces
         .get(&ObjectRef::<Namespace>::new(namespace));
-    let nothing = std::collections::BTreeMap::new();
-    let labels = space.as_ref().map_or(&nothing, |space| space.labels());
-    admit(namespace, labels, name, network, vpc.as_deref())
+    // The cache may not have it yet: what no selector knows is let in by none.
+    let Some(space) = space else {
+        return Err(Refusal::NamespaceNotFound {
+            namespace: namespace.to_owned(),
+        });
+    };
+    admit(namespace, space.labels(), name, network, vpc.as_deref())
 }
 
 fn is_provisioned(network: &Network) -> bool {
@@ -169,6 +173,24 @@ fn next_pod(endpoint: &Endpoint, context: &Context) -> Option<EndpointStatus> {
     let (pod, droplet) = next.unzip();
     if pod.is_none() && status.pod_ref.is_none() {
         return None;
+    }
+    let (namespace, network) = (name_of(endpoint).0, &endpoint.spec.network);
+    let allowed = admitted(&namespace, network, context.network(network).as_deref(), context);
+    if pod.is_some()
+        && let Err(refusal) = allowed
+    {
+        // Only pods that run keep what they have.
+        let message = refusal.to_string();
+        let is_news = set(
+            &mut status.conditions,
+            condition("Accepted", false, refusal.reason(), &message, None),
+        );
+        let is_given_back = status.pod_ref.take().is_some();
+        if is_given_back {
+            (status.droplet, status.previous_droplet) = (None, None);
+            status.phase = Phase::Init;
+        }
+        return (is_news || is_given_back).then_some(status);
     }
     status.previous_droplet = status
         .droplet

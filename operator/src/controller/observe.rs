@@ -35,7 +35,11 @@ pub fn on_pod(context: &Context, change: &Change<Pod>) {
     if is_there {
         triggers.pod(&namespace, &name);
     } else {
-        context.reservations.forget(&pod.uid().unwrap_or_default());
+        let uid = pod.uid().unwrap_or_default();
+        context.reservations.forget(&uid);
+        for told in ["named", "asked", "invalid", "in-use"] {
+            context.forget(&format!("{told}/{uid}"));
+        }
     }
 }
 
@@ -65,7 +69,7 @@ pub fn on_node(context: &Context, change: &Change<Node>) {
 }
 
 fn forget_droplet(context: &Context, name: &str) {
-    context.hub.disconnect(name);
+    context.hub.forget(name);
     wake_roles(name, context);
     let residents = context.hub.update(|world| {
         world.set_droplet(name, None);

@@ -123,6 +123,7 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         let has_time = context.known_for(&waiting_key(&*role)) <= REFUSED;
         if !tables.is_empty()
             && !has_time
+            && !is_announced
             && let Some(other) = place(&*role, Move::Refused, &context)
         {
             context.forget(&waiting_key(&*role));

@@ -70,7 +70,13 @@ fn member(status: &EndpointStatus) -> Option<Membership> {
 
 fn world_endpoint(endpoint: &Endpoint, context: &Context) -> world::Endpoint {
     let status = endpoint.status.clone().unwrap_or_default();
-    let membership = if status.addresses.is_empty() {
+    let network = context.network(&endpoint.spec.network);
+    // A network made again under its name in another VPC is another network: there, the addresses are not claimed.
+    let is_elsewhere =
+        network.is_some_and(|network| !endpoint.spec.vpc.is_empty() && network.spec.vpc != endpoint.spec.vpc);
+    let membership = if is_elsewhere {
+        None
+    } else if status.addresses.is_empty() {
         claimed(endpoint, context).and_then(|status| member(&status))
     } else {
         member(&status)

@@ -154,9 +154,13 @@ async fn claim_vni(vpc: &Vpc, context: &Context) -> Result<u32, WriteError> {
     if let Some(vni) = own {
         return Ok(vni);
     }
+    let others = context.stores.vpcs.state();
+    let in_use = others.iter().filter(|other| other.uid() != vpc.uid());
+    // A VPC whose claim was taken away has its VNI all the same.
     let mut taken: Vec<u32> = known
         .iter()
         .filter_map(|claim| claim.name_any().parse().ok())
+        .chain(in_use.filter_map(|other| other.status.as_ref()?.vni))
         .collect();
     loop {
         let vni = context.index.pick_vni(&uid, |is_others| {

@@ -10,6 +10,11 @@ use thuban_proto::transit::Attachment;
 
 use crate::model::rows;
 
+/// Pods of a droplet, and attachments of a pod, beyond which a droplet is not believed: no node has so many, and going
+/// through them holds everybody up.
+const MOST_PODS: usize = 4096;
+const MOST_OF_A_POD: usize = 64;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Attached {
     droplet: Arc<str>,
@@ -44,13 +49,19 @@ impl Attachments {
         for pod in self.on.remove(droplet).unwrap_or_default() {
             self.forget(&pod, |attached| *attached.droplet == *droplet);
         }
-        for attachment in attachments {
+        for attachment in attachments.iter().take(MOST_PODS * 2) {
             self.add(droplet, attachment);
         }
     }
 
     pub fn add(&mut self, droplet: &str, attachment: &Attachment) {
         self.forget(&attachment.pod_uid, |attached| attached.is(droplet, attachment));
+        let of_pod = self.pods.get(attachment.pod_uid.as_str()).map_or(0, Vec::len);
+        let here = self.on.get(droplet);
+        let is_new = here.is_none_or(|here| !here.contains(attachment.pod_uid.as_str()));
+        if of_pod >= MOST_OF_A_POD || is_new && here.map_or(0, HashSet::len) >= MOST_PODS {
+            return;
+        }
         let pod: Arc<str> = match self.pods.get_key_value(attachment.pod_uid.as_str()) {
             Some((pod, _)) => pod.clone(),
             None => attachment.pod_uid.as_str().into(),

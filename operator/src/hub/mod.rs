@@ -11,7 +11,9 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use thuban_proto::transit::{Attachment, Load, NackReason, OperatorMessage, Program, operator_message};
+use thuban_proto::transit::{
+    Attachment, Load, NackReason, OperatorMessage, Program, RoleLoad, operator_message,
+};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
@@ -154,7 +156,7 @@ impl Hub {
 
     fn send(&self, state: &mut State) {
         for (droplet, delta) in state.world.flush() {
-            let Some(sequence) = state.acks.send(&droplet, &delta) else {
+            let Some(sequence) = state.acks.send(&droplet, &delta, self.now()) else {
                 continue;
             };
             let Some(sender) = state.senders.get(&droplet) else {
@@ -219,7 +221,7 @@ impl Hub {
         }
         self.send(state);
         let program = state.world.program(droplet);
-        let sequence = state.acks.open(droplet, opened.id, program.keys());
+        let sequence = state.acks.open(droplet, opened.id, program.keys(), self.now());
         let snapshot = Program {
             epoch: self.epoch,
             sequence,
@@ -281,18 +283,29 @@ impl Hub {
         }
     }
 
-    /// Ends a droplet's stream, whoever holds it.
-    pub fn disconnect(&self, droplet: &str) {
-        self.lock().senders.remove(droplet);
+    /// Ends a droplet's stream, whoever holds it, and forgets what it said: nothing lives there any more.
+    pub fn forget(&self, droplet: &str) {
+        let state = &mut *self.lock();
+        state.senders.remove(droplet);
+        state.attachments.replace(droplet, &[]);
     }
 
     pub fn ack(&self, droplet: &str, id: u64, sequence: u64) -> bool {
         let state = &mut *self.lock();
-        let is_valid = state.acks.ack(droplet, id, sequence);
+        let is_valid = state.acks.ack(droplet, id, sequence, self.now());
         if is_valid {
             self.wake(state, droplet);
         }
         is_valid
+    }
+
+    /// Whether the droplet leaves what it is sent unacked for too long: its stream is to end.
+    pub fn is_silent(&self, droplet: &str, id: u64) -> bool {
+        let is_silent = self.lock().acks.is_silent(droplet, id, self.now());
+        if is_silent {
+            self.triggers.droplet(droplet);
+        }
+        is_silent
     }
 
     pub fn nack(&self, droplet: &str, id: u64, sequence: u64, key: &Key, reason: NackReason) {
@@ -333,7 +346,8 @@ impl Hub {
     pub fn report(&self, droplet: &str, load: &Load) {
         let state = &mut *self.lock();
         forget_load(state, droplet);
-        for role in &load.roles {
+        let carried = |role: &&RoleLoad| state.world.carries(droplet, role.vni, role.network);
+        for role in load.roles.iter().filter(carried) {
             let droplets = state.loads.entry((role.vni, role.network)).or_default();
             droplets.insert(droplet.to_owned(), role.packets_per_second);
         }
@@ -539,14 +553,8 @@ fn message(program: Program) -> OperatorMessage {
 
 /// Only addresses of VPCs that the droplet takes part in, and not without end.
 fn subscribe(state: &mut State, droplet: &str, vni: u32, address: IpAddr) -> bool {
-    let held = state
-        .world
-        .subscriptions_of(droplet)
-        .iter()
-        .filter(|(other, _)| *other == vni)
-        .count();
     state.world.takes_part(droplet, vni)
-        && held < SUBSCRIPTIONS_PER_VPC
+        && state.world.subscribed(droplet, vni) < SUBSCRIPTIONS_PER_VPC
         && state.world.subscribe(droplet, vni, address, true)
 }
 

@@ -11,6 +11,8 @@ use super::world::Delta;
 
 /// Stream gone for so long: the droplet is suspect.
 pub const SUSPECT_AFTER: u64 = 10_000;
+/// Nothing acked for so long of what was sent: the stream is taken for lost, though it is open.
+pub const SILENT_AFTER: u64 = 60_000;
 /// A new leader judges nobody for so long.
 pub const SETTLE: u64 = 60_000;
 /// Percent of the droplets that may be missing while the others are still judged.
@@ -23,6 +25,8 @@ pub struct Session {
     pub id: u64,
     sequence: u64,
     acked: u64,
+    /// Since when acks are missing: when the first of the unacked was sent, or the last ack came.
+    waiting: Option<u64>,
     /// Sequence that last changed the row.
     rows: BTreeMap<Key, u64>,
     /// Sequence that removed the row; forgotten once acked.
@@ -84,6 +88,8 @@ pub struct Acks {
     holders: Holders,
     /// When the stream of a droplet ended.
     lost: HashMap<String, u64>,
+    /// Droplets whose stream was ended because they were silent, and since when; until they ack something.
+    silent: HashMap<String, u64>,
     started: u64,
 }
 
@@ -97,10 +103,11 @@ impl Acks {
     }
 
     /// A stream opened and gets this snapshot; its sequence.
-    pub fn open<'a>(&mut self, droplet: &str, id: u64, rows: impl Iterator<Item = &'a Key>) -> u64 {
+    pub fn open<'a>(&mut self, droplet: &str, id: u64, rows: impl Iterator<Item = &'a Key>, now: u64) -> u64 {
         let session = Session {
             id,
             sequence: 1,
+            waiting: Some(now),
             rows: rows
                 .filter(|key| is_tracked(key))
                 .map(|key| (key.clone(), 1))
@@ -114,7 +121,10 @@ impl Acks {
         for key in session.rows.keys() {
             self.holders.add(&name, key);
         }
-        self.holders.unknown.insert(name);
+        // One that does not speak holds up nobody, as if it had no stream.
+        if !self.silent.contains_key(droplet) {
+            self.holders.unknown.insert(name);
+        }
         self.sessions.insert(droplet.to_owned(), session);
         self.lost.remove(droplet);
         1
@@ -133,9 +143,10 @@ impl Acks {
     }
 
     /// Notes a change that is about to be sent; its sequence, or none when no stream is open.
-    pub fn send(&mut self, droplet: &str, delta: &Delta) -> Option<u64> {
+    pub fn send(&mut self, droplet: &str, delta: &Delta, now: u64) -> Option<u64> {
         let session = self.sessions.get_mut(droplet)?;
         session.sequence += 1;
+        session.waiting.get_or_insert(now);
         let name: Arc<str> = droplet.into();
         for (key, row) in delta {
             if row.is_none() {
@@ -162,14 +173,18 @@ impl Acks {
     }
 
     /// The droplet acked everything up to `sequence`; false if it's not of the open stream or beyond what was sent.
-    pub fn ack(&mut self, droplet: &str, id: u64, sequence: u64) -> bool {
+    pub fn ack(&mut self, droplet: &str, id: u64, sequence: u64, now: u64) -> bool {
         let Some(session) = self.sessions.get_mut(droplet).filter(|session| session.id == id) else {
             return false;
         };
         if sequence > session.sequence {
             return false;
         }
-        session.acked = session.acked.max(sequence);
+        if sequence > session.acked {
+            session.acked = sequence;
+            session.waiting = (sequence < session.sequence).then_some(now);
+            self.silent.remove(droplet);
+        }
         let holders = &mut self.holders;
         session.removed.retain(|key, removed| {
             let is_gone = *removed <= sequence;
@@ -238,10 +253,15 @@ impl Acks {
             .is_some_and(|session| session.acked > 0)
     }
 
+    /// What it holds is not known; of one that does not speak, that is as if it had no stream.
+    fn is_unknown(&self, droplet: &str, session: &Session) -> bool {
+        session.acked == 0 && !self.silent.contains_key(droplet)
+    }
+
     /// Droplets with an open stream that hold, or may hold, rows of a VPC.
     pub fn holding_vni(&self, vni: u32) -> impl Iterator<Item = &str> {
-        let holds = move |session: &Session| {
-            session.acked == 0
+        let holds = move |droplet: &str, session: &Session| {
+            self.is_unknown(droplet, session)
                 || session
                     .rows
                     .keys()
@@ -250,18 +270,19 @@ impl Acks {
         };
         self.sessions
             .iter()
-            .filter(move |(_, session)| holds(session))
+            .filter(move |(droplet, session)| holds(droplet, session))
             .map(|(droplet, _)| droplet.as_str())
     }
 
     /// Droplets with an open stream that may not know yet that another droplet is gone.
     pub fn forgetting(&self) -> impl Iterator<Item = &str> {
-        let forgets = |session: &Session| {
-            session.acked == 0 || session.removed.keys().any(|key| matches!(key, Key::Droplet(_)))
+        let forgets = |droplet: &str, session: &Session| {
+            self.is_unknown(droplet, session)
+                || session.removed.keys().any(|key| matches!(key, Key::Droplet(_)))
         };
         self.sessions
             .iter()
-            .filter(move |(_, session)| forgets(session))
+            .filter(move |(droplet, session)| forgets(droplet, session))
             .map(|(droplet, _)| droplet.as_str())
     }
 
@@ -271,8 +292,22 @@ impl Acks {
         session.is_some_and(|session| session.acked == session.sequence)
     }
 
-    /// For how long the droplet has had no stream; none while it has one.
+    /// Whether the droplet has acked nothing for [`SILENT_AFTER`] of what it was sent; it is taken for lost from then on.
+    pub fn is_silent(&mut self, droplet: &str, id: u64, now: u64) -> bool {
+        let session = self.sessions.get(droplet).filter(|session| session.id == id);
+        let since = session.and_then(|session| session.waiting);
+        let is_silent = since.is_some_and(|since| now.saturating_sub(since) >= SILENT_AFTER);
+        if let Some(since) = since.filter(|_| is_silent) {
+            self.silent.entry(droplet.to_owned()).or_insert(since);
+        }
+        is_silent
+    }
+
+    /// For how long the droplet has had no stream on which it acks; none while it has one.
     pub fn lost_for(&self, droplet: &str, now: u64) -> Option<u64> {
+        if let Some(since) = self.silent.get(droplet) {
+            return Some(now.saturating_sub(*since));
+        }
         let since = self.lost.get(droplet).copied().unwrap_or(self.started);
         (!self.is_connected(droplet)).then(|| now.saturating_sub(since))
     }
@@ -283,7 +318,7 @@ impl Acks {
         let (mut total, mut missing) = (0, 0);
         for droplet in droplets {
             total += 1;
-            missing += usize::from(!self.is_connected(droplet));
+            missing += usize::from(self.lost_for(droplet, now).is_some());
         }
         now.saturating_sub(self.started) >= SETTLE && (missing <= 1 || missing * 100 <= total * MOST_MISSING)
     }
@@ -342,17 +377,17 @@ mod tests {
             let session = acks.sessions.get(droplet);
             let (id, sequence) = session.map_or((0, 0), |session| (session.id, session.sequence));
             match random(12) {
-                0 => drop(acks.open(droplet, step, [&key(one), &key(two)].into_iter())),
+                0 => drop(acks.open(droplet, step, [&key(one), &key(two)].into_iter(), 0)),
                 1 => drop(acks.close(droplet, id, step)),
-                2..5 => drop(acks.send(droplet, &delta(&[one], &[two]))),
-                5 => drop(acks.send(droplet, &delta(&[], &[one, two]))),
-                6 => drop(acks.send(droplet, &Delta::from([(gone.clone(), None)]))),
+                2..5 => drop(acks.send(droplet, &delta(&[one], &[two]), 0)),
+                5 => drop(acks.send(droplet, &delta(&[], &[one, two]), 0)),
+                6 => drop(acks.send(droplet, &Delta::from([(gone.clone(), None)]), 0)),
                 7 => {
                     let row = rows::droplet([1, 1, 1, 1].into()).1;
-                    acks.send(droplet, &Delta::from([(gone.clone(), Some(row.into()))]));
+                    acks.send(droplet, &Delta::from([(gone.clone(), Some(row.into()))]), 0);
                 }
                 8 => drop(acks.nack(droplet, id, sequence, &key(one))),
-                _ => drop(acks.ack(droplet, id, sequence.saturating_sub(random(3).into()))),
+                _ => drop(acks.ack(droplet, id, sequence.saturating_sub(random(3).into()), 0)),
             }
             for key in (0..4).map(key).chain([gone.clone()]) {
                 let mut holding: Vec<&str> = acks.holding(&key).collect();
@@ -372,29 +407,29 @@ mod tests {
     fn a_row_counts_only_once_its_sequence_is_acked() {
         let mut acks = Acks::new(0);
         assert!(!acks.is_acked("a", &key(1)));
-        assert_eq!(acks.open("a", 1, [&key(1)].into_iter()), 1);
+        assert_eq!(acks.open("a", 1, [&key(1)].into_iter(), 0), 1);
         assert!(
             !acks.is_acked("a", &key(1)) && !is_gone(&acks, &key(9)),
             "the snapshot isn't acked yet"
         );
-        assert!(acks.ack("a", 1, 1));
+        assert!(acks.ack("a", 1, 1, 0));
         assert!(acks.is_acked("a", &key(1)) && is_gone(&acks, &key(9)));
-        assert_eq!(acks.send("a", &delta(&[1, 2], &[])), Some(2));
+        assert_eq!(acks.send("a", &delta(&[1, 2], &[]), 0), Some(2));
         assert!(!acks.is_acked("a", &key(1)), "it was changed since");
-        assert!(acks.ack("a", 1, 2) && acks.is_acked("a", &key(2)));
-        acks.send("a", &delta(&[], &[2]));
+        assert!(acks.ack("a", 1, 2, 0) && acks.is_acked("a", &key(2)));
+        acks.send("a", &delta(&[], &[2]), 0);
         assert_eq!(acks.holding(&key(2)).collect::<Vec<_>>(), ["a"]);
-        assert!(acks.ack("a", 1, 3) && is_gone(&acks, &key(2)));
+        assert!(acks.ack("a", 1, 3, 0) && is_gone(&acks, &key(2)));
     }
 
     #[test]
     fn acks_of_an_old_stream_or_of_the_future_count_for_nothing() {
         let mut acks = Acks::new(0);
-        acks.open("a", 1, [].into_iter());
-        acks.open("a", 2, [&key(1)].into_iter());
-        assert!(!acks.ack("a", 1, 1) && !acks.ack("a", 2, 5));
+        acks.open("a", 1, [].into_iter(), 0);
+        acks.open("a", 2, [&key(1)].into_iter(), 0);
+        assert!(!acks.ack("a", 1, 1, 0) && !acks.ack("a", 2, 5, 0));
         assert!(!acks.close("a", 1, 0) && acks.is_connected("a"));
-        assert!(acks.ack("a", 2, 1));
+        assert!(acks.ack("a", 2, 1, 0));
         assert!(!acks.nack("a", 2, 0, &key(1)), "sent again since");
         assert!(!acks.nack("a", 2, 1, &key(5)), "never sent");
         assert!(acks.nack("a", 2, 1, &key(1)));
@@ -406,7 +441,7 @@ mod tests {
         let mut acks = Acks::new(100);
         let names: Vec<String> = (0..10).map(|number| format!("d{number}")).collect();
         for (id, name) in names.iter().enumerate() {
-            acks.open(name, id as u64, [].into_iter());
+            acks.open(name, id as u64, [].into_iter(), 0);
         }
         assert!(!acks.is_judging(names.iter(), 99 + SETTLE));
         assert!(acks.is_judging(names.iter(), 100 + SETTLE));
@@ -428,18 +463,18 @@ mod tests {
         let mut acks = Acks::new(0);
         let new = Key::Droplet([1, 1, 1, 1].into());
         let row = rows::droplet([1, 1, 1, 1].into()).1;
-        acks.open("a", 1, [&new].into_iter());
+        acks.open("a", 1, [&new].into_iter(), 0);
         assert!(!acks.is_synced("a"));
-        acks.ack("a", 1, 1);
+        acks.ack("a", 1, 1, 0);
         assert!(acks.is_synced("a") && acks.unaware(&new).next().is_none());
-        acks.send("a", &Delta::from([(new.clone(), Some(row.clone().into()))]));
+        acks.send("a", &Delta::from([(new.clone(), Some(row.clone().into()))]), 0);
         assert_eq!(acks.unaware(&new).collect::<Vec<_>>(), ["a"]);
-        acks.ack("a", 1, 1);
+        acks.ack("a", 1, 1, 0);
         assert!(acks.unaware(&new).next().is_some(), "an older ack");
-        acks.ack("a", 1, 2);
+        acks.ack("a", 1, 2, 0);
         assert!(acks.unaware(&new).next().is_none());
-        acks.send("a", &Delta::from([(new.clone(), Some(row.into()))]));
-        acks.send("a", &Delta::from([(new.clone(), None)]));
+        acks.send("a", &Delta::from([(new.clone(), Some(row.into()))]), 0);
+        acks.send("a", &Delta::from([(new.clone(), None)]), 0);
         assert!(acks.unaware(&new).next().is_none(), "it left again");
     }
 
@@ -447,13 +482,13 @@ mod tests {
     fn the_removal_of_a_known_droplet_is_pending_until_it_is_acked() {
         let mut acks = Acks::new(0);
         let gone = Key::Droplet([1, 1, 1, 1].into());
-        acks.open("a", 1, [&gone].into_iter());
+        acks.open("a", 1, [&gone].into_iter(), 0);
         assert_eq!(acks.forgetting().count(), 1, "its snapshot is not acked");
-        acks.ack("a", 1, 1);
+        acks.ack("a", 1, 1, 0);
         assert!(acks.forgetting().count() == 0 && acks.is_settled("a"));
-        acks.send("a", &Delta::from([(gone.clone(), None)]));
+        acks.send("a", &Delta::from([(gone.clone(), None)]), 0);
         assert!(acks.forgetting().count() == 1 && !acks.is_settled("a"));
-        acks.ack("a", 1, 2);
+        acks.ack("a", 1, 2, 0);
         assert!(acks.forgetting().count() == 0 && acks.is_settled("a"));
     }
 }

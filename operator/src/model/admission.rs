@@ -15,6 +15,8 @@ pub enum Refusal {
          name an existing one (kubectl get networks.thuban.dev) or create it"
     )]
     NetworkNotFound { network: String },
+    #[error("namespace {namespace:?} is not known yet")]
+    NamespaceNotFound { namespace: String },
     #[error("network {network:?} is in VPC {vpc:?}, which does not exist")]
     VpcNotFound { network: String, vpc: String },
     #[error(
@@ -38,6 +40,7 @@ impl Refusal {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::NetworkNotFound { .. } => "NetworkNotFound",
+            Self::NamespaceNotFound { .. } => "NamespaceNotFound",
             Self::VpcNotFound { .. } => "VpcNotFound",
             Self::VpcForbids { .. } | Self::NetworkForbids { .. } => "NamespaceNotAllowed",
         }

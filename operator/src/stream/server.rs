@@ -1,8 +1,9 @@
 //! One stream a droplet: Hello, then programs down and acks up.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures::Stream;
@@ -28,6 +29,10 @@ use crate::model::rows::{self, Key};
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// A silent peer is asked after this, and given up after it once more.
 const KEEPALIVE: Duration = Duration::from_secs(4);
+/// How often a stream is looked at for whether its droplet acks.
+const LOOK: Duration = Duration::from_secs(5);
+/// How long a droplet may take to make room for a program.
+const SLOWEST: Duration = Duration::from_secs(30);
 /// Epochs that a leader takes a droplet's word for.
 const LARGEST_LEAP: u64 = 1 << 20;
 /// A Hello of a droplet with 10,000 subscriptions fits well.
@@ -48,6 +53,8 @@ pub struct TransitService {
     pub client: Client,
     /// Told an epoch higher than ours that a droplet has followed.
     pub outranked: mpsc::Sender<u64>,
+    /// The highest epoch that each droplet has seen, if it is above this leader's.
+    pub witnesses: Mutex<HashMap<String, u64>>,
 }
 
 /// Serves until the process ends.
@@ -88,9 +95,11 @@ impl Transit for TransitService {
         check(&hello, &identity).inspect_err(|_| metrics::Stream::ends("hello"))?;
         let hub = self.hub().await?;
         if hello.highest_epoch > hub.epoch() {
-            // No more than a Lease can carry on from: what a droplet makes up must not end all leadership.
-            if hello.highest_epoch - hub.epoch() <= LARGEST_LEAP {
-                let _ = self.outranked.try_send(hello.highest_epoch);
+            // No more than a Lease can carry on from.
+            if hello.highest_epoch - hub.epoch() <= LARGEST_LEAP
+                && let Some(epoch) = self.witness(&hub, &identity.node, hello.highest_epoch)
+            {
+                let _ = self.outranked.try_send(epoch);
             }
             let message = format!(
                 "epoch {} was seen, this leader's is {}",
@@ -119,6 +128,18 @@ impl Transit for TransitService {
 }
 
 impl TransitService {
+    /// The epoch that more than a third of the droplets have seen, if there is one above this leader's: what a single
+    /// droplet makes up must not end all leadership.
+    fn witness(&self, hub: &Hub, droplet: &str, epoch: u64) -> Option<u64> {
+        let mut witnesses = self.witnesses.lock().unwrap_or_else(PoisonError::into_inner);
+        witnesses.insert(droplet.to_owned(), epoch);
+        let known = |name: &String| hub.read(|world| world.is_droplet(name));
+        witnesses.retain(|name, _| known(name));
+        let mut seen: Vec<u64> = witnesses.values().copied().collect();
+        seen.sort_unstable_by(|one, other| other.cmp(one));
+        seen.get(hub.read(|world| world.droplets().count()) / 3).copied()
+    }
+
     async fn hub(&self) -> Result<Arc<Hub>, Status> {
         let mut hub = self.hub.clone();
         let hub = hub.wait_for(Option::is_some).await;
@@ -200,32 +221,39 @@ impl DropletStream {
     ) {
         let expiry = tokio::time::sleep(self.identity.valid_for);
         tokio::pin!(expiry);
+        let mut look = tokio::time::interval(LOOK);
         let mut counted = metrics::Stream::default();
         let end = loop {
             tokio::select! {
                 program = programs.recv() => {
                     let Some(program) = program else {
                         let end = Status::aborted("replaced by a newer stream, or not a droplet any more");
-                        let _ = outgoing.send(Err(end)).await;
+                        let _ = outgoing.try_send(Err(end));
                         break "replaced or not a droplet any more";
                     };
                     counted.sends(&program);
-                    if outgoing.send(Ok(program)).await.is_err() {
-                        break "the droplet went away";
+                    match tokio::time::timeout(SLOWEST, outgoing.send(Ok(program))).await {
+                        Ok(Ok(())) => {}
+                        Ok(Err(_)) => break "the droplet went away",
+                        Err(_) => break "the droplet takes nothing",
                     }
                 }
                 message = incoming.message() => match message {
                     Ok(Some(message)) => {
                         counted.receives(&message);
                         if let Err(status) = self.receive(message) {
-                            let _ = outgoing.send(Err(status)).await;
+                            let _ = outgoing.try_send(Err(status));
                             break "a message could not be read";
                         }
                     }
                     Ok(None) | Err(_) => break "the droplet went away",
                 },
+                _ = look.tick() => if self.hub.is_silent(&self.identity.node, self.id) {
+                    let _ = outgoing.try_send(Err(Status::aborted("nothing was acked for a minute; dial again")));
+                    break "the droplet acks nothing";
+                },
                 () = &mut expiry => {
-                    let _ = outgoing.send(Err(Status::unauthenticated("the token has expired; dial again"))).await;
+                    let _ = outgoing.try_send(Err(Status::unauthenticated("the token has expired; dial again")));
                     break "the token has expired";
                 }
             }

@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use thuban_api::identifiers::MacAddr;
-use thuban_proto::transit::Row;
+use thuban_proto::transit::{Row, row};
 
 use super::rows::{self, Key};
 use names::Names;
@@ -117,6 +117,8 @@ pub struct World {
     endpoints: HashMap<EndpointName, Endpoint>,
     /// (VNI, address) -> droplets that asked.
     subscriptions: HashMap<(u32, IpAddr), BTreeSet<String>>,
+    /// The same by droplet and VNI.
+    subscribed: HashMap<String, HashMap<u32, BTreeSet<IpAddr>>>,
     /// Endpoints of a network by droplet.
     members: HashMap<String, BTreeMap<String, Names>>,
     /// Endpoints that have an address, in whatever VPC.
@@ -219,6 +221,19 @@ impl World {
             self.subscriptions.remove(&(vni, address));
         }
         if is_changed {
+            let own = self.subscribed.entry(droplet.to_owned()).or_default();
+            let addresses = own.entry(vni).or_default();
+            if wanted {
+                addresses.insert(address);
+            } else {
+                addresses.remove(&address);
+                if addresses.is_empty() {
+                    own.remove(&vni);
+                }
+                if own.is_empty() {
+                    self.subscribed.remove(droplet);
+                }
+            }
             let holder = self.holder(vni, address).cloned();
             self.dirty.extend(holder.map(Owner::Endpoint));
         }
@@ -227,9 +242,15 @@ impl World {
 
     /// All subscriptions of a droplet.
     pub fn subscriptions_of(&self, droplet: &str) -> Vec<(u32, IpAddr)> {
-        let holds =
-            |(key, droplets): (&(u32, IpAddr), &BTreeSet<String>)| droplets.contains(droplet).then_some(*key);
-        self.subscriptions.iter().filter_map(holds).collect()
+        let own = self.subscribed.get(droplet).into_iter().flatten();
+        own.flat_map(|(vni, addresses)| addresses.iter().map(|address| (*vni, *address)))
+            .collect()
+    }
+
+    /// How many subscriptions a droplet has in a VPC.
+    pub fn subscribed(&self, droplet: &str, vni: u32) -> usize {
+        let own = self.subscribed.get(droplet).and_then(|own| own.get(&vni));
+        own.map_or(0, BTreeSet::len)
     }
 
     /// Makes the rows of all touched objects anew and says what changed, by droplet.
@@ -350,6 +371,22 @@ impl World {
         self.programs
             .get(droplet)
             .is_some_and(|program| program.contains_key(&Key::Vpc(vni)))
+    }
+
+    /// Whether the droplet has a bouncer of the network, or with network 0 a divider of the VPC.
+    pub fn carries(&self, droplet: &str, vni: u32, network: u32) -> bool {
+        let key = if network == 0 {
+            Key::Vpc(vni)
+        } else {
+            Key::Network(vni, network)
+        };
+        let program = self.programs.get(droplet);
+        let row = program.and_then(|program| program.get(&key)?.row.as_ref());
+        row.is_some_and(|row| match row {
+            row::Row::Vpc(vpc) => vpc.divider_here,
+            row::Row::Network(network) => network.bouncer_here,
+            _ => false,
+        })
     }
 
     /// Whether an endpoint of any VPC on this droplet has the address.
