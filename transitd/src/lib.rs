@@ -8,6 +8,7 @@ pub mod dataplane;
 pub mod droplet;
 pub mod install;
 pub mod loads;
+pub mod metrics;
 pub mod netlink;
 pub mod node;
 pub mod operator;

@@ -37,6 +37,15 @@ pub enum DirectPaths {
     Never,
 }
 
+/// Whom metrics are served to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MetricsAddress {
+    /// Processes of this node, at 127.0.0.1.
+    Loopback,
+    /// Whoever reaches the node's address.
+    Node,
+}
+
 /// Where the pinned maps and links are.
 #[derive(Args, Clone, Debug)]
 pub struct PinSettings {
@@ -127,6 +136,16 @@ pub struct RunSettings {
     /// Time between reports of what this droplet's roles pass on, seconds.
     #[arg(long, env = "THUBAN_LOAD_INTERVAL", default_value_t = 10)]
     pub load_interval: u64,
+    /// Port of the metrics; 0 serves none.
+    #[arg(long, env = "THUBAN_TRANSITD_METRICS_PORT", default_value_t = 0)]
+    pub metrics_port: u16,
+    #[arg(
+        long,
+        env = "THUBAN_TRANSITD_METRICS_ADDRESS",
+        value_enum,
+        default_value = "loopback"
+    )]
+    pub metrics_address: MetricsAddress,
     #[command(flatten)]
     pub pins: PinSettings,
 }

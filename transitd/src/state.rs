@@ -26,6 +26,8 @@ pub struct State {
     pub attachments: BTreeMap<AttachmentId, Attachment>,
     pub subscriptions: Subscriptions,
     pub outbox: Option<mpsc::UnboundedSender<proto::DropletMessage>>,
+    /// The operator's epoch, while its stream is open and has sent a snapshot.
+    pub stream: Option<u64>,
     /// The first snapshot since this start is applied.
     pub synced: bool,
 }
@@ -62,6 +64,7 @@ impl State {
             attachments,
             subscriptions,
             outbox: None,
+            stream: None,
             synced: false,
         }
     }
@@ -168,6 +171,7 @@ impl State {
                 );
             }
             self.synced = true;
+            self.stream = Some(epoch);
         }
         for pod in pods {
             if let Err(error) = self.refresh(&pod) {

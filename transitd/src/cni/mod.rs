@@ -22,12 +22,14 @@ use thuban_proto::cni::{
     StatusReply, StatusRequest, add_reply,
 };
 use tokio::net::{UnixListener, UnixStream};
+use tokio::time::Instant;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
 use self::error::AttachmentError;
+use crate::metrics;
 use crate::node::Node;
 
 #[derive(Debug, Error)]
@@ -112,7 +114,11 @@ impl Cni for Service {
     async fn add(&self, request: Request<AddRequest>) -> Result<Response<AddReply>, Status> {
         let request = request.into_inner();
         let (container_id, pod) = (request.container_id.clone(), request.pod_name.clone());
-        let result = match add::run(&self.node, request).await {
+        let start = Instant::now();
+        let result = add::run(&self.node, request).await;
+        let code = result.as_ref().map_or_else(AttachmentError::code, |_| 0);
+        metrics::answered("ADD", code, start.elapsed());
+        let result = match result {
             Ok(attached) => add_reply::Result::Attached(attached),
             Err(error) => {
                 let error = CniError::from(&error);
@@ -133,7 +139,7 @@ impl Cni for Service {
     async fn del(&self, request: Request<DelRequest>) -> Result<Response<DelReply>, Status> {
         let request = request.into_inner();
         let container_id = request.container_id.clone();
-        let error = told("DEL", &container_id, del::run(&self.node, request).await);
+        let error = told("DEL", &container_id, del::run(&self.node, request)).await;
         if error.is_none() {
             info!(container_id, "DEL done");
         }
@@ -143,23 +149,31 @@ impl Cni for Service {
     async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckReply>, Status> {
         let request = request.into_inner();
         let container_id = request.container_id.clone();
-        let error = told("CHECK", &container_id, check::run(&self.node, request).await);
+        let error = told("CHECK", &container_id, check::run(&self.node, request)).await;
         Ok(Response::new(CheckReply { error }))
     }
 
     async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcReply>, Status> {
-        let error = told("GC", "", gc::run(&self.node, request.into_inner()).await);
+        let error = told("GC", "", gc::run(&self.node, request.into_inner())).await;
         Ok(Response::new(GcReply { error }))
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
-        let error = told("STATUS", "", status::run(&self.node).await);
+        let error = told("STATUS", "", status::run(&self.node)).await;
         Ok(Response::new(StatusReply { error }))
     }
 }
 
-/// A failure in the form of CNI, after it was logged.
-fn told(verb: &'static str, container_id: &str, result: Result<(), AttachmentError>) -> Option<CniError> {
+/// A failure in the form of CNI, after it was counted and logged.
+async fn told(
+    verb: &'static str,
+    container_id: &str,
+    work: impl Future<Output = Result<(), AttachmentError>>,
+) -> Option<CniError> {
+    let start = Instant::now();
+    let result = work.await;
+    let code = result.as_ref().map_or_else(AttachmentError::code, |()| 0);
+    metrics::answered(verb, code, start.elapsed());
     let error = CniError::from(&result.err()?);
     warn!(
         verb,

@@ -6,6 +6,7 @@ use thuban_proto::transit::{DropletMessage, Hello, Nack, Program, Subscribe, dro
 use tokio::sync::mpsc;
 
 use super::session::attachment;
+use crate::metrics;
 use crate::node::Node;
 
 /// The stream's outgoing side.
@@ -50,11 +51,14 @@ impl Peer for Node {
     }
 
     fn close(&self) {
-        self.state().outbox = None;
+        let mut state = self.state();
+        (state.outbox, state.stream) = (None, None);
     }
 
     fn apply(&self, program: Program) -> Vec<Nack> {
+        metrics::receives(&program);
         let nacks = self.state().apply(program);
+        metrics::refuses(&nacks);
         self.announce();
         nacks
     }
