@@ -258,23 +258,29 @@ fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -
     }
 }
 
-/// Writes a file so that readers, also after a crash, see the old content or the new one.
+/// Writes a file so that readers, also after a crash, see the old content or the new one. A failure leaves nothing.
 pub fn replace_file(path: &Path, content: &[u8], mode: u32) -> std::io::Result<()> {
-    use std::os::unix::fs::OpenOptionsExt;
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".tmp");
     let temporary = PathBuf::from(temporary);
     let _ = fs::remove_file(&temporary);
+    let written = create(&temporary, content, mode).and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written?;
+    path.parent().map_or(Ok(()), sync_directory)
+}
+
+fn create(path: &Path, content: &[u8], mode: u32) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
     let mut file = File::options()
         .write(true)
         .create_new(true)
         .mode(mode)
-        .open(&temporary)?;
+        .open(path)?;
     file.write_all(content)?;
-    file.sync_all()?;
-    drop(file);
-    fs::rename(&temporary, path)?;
-    path.parent().map_or(Ok(()), sync_directory)
+    file.sync_all()
 }
 
 fn sync_directory(directory: &Path) -> std::io::Result<()> {

@@ -39,10 +39,7 @@ fn summed(text: &str) -> String {
     let (head, body) = text.split_once(r#""attachment":"#).unwrap();
     let body = body.strip_suffix('}').unwrap();
     let (head, _) = head.split_once(r#""sha256":"#).unwrap();
-    let sum: String = Sha256::digest(body)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let sum = transitd::attachments::hex(&Sha256::digest(body));
     format!(r#"{head}"sha256":"{sum}","attachment":{body}}}"#)
 }
 

@@ -315,8 +315,15 @@ impl Rig {
             .error
     }
 
-    fn call<T>(&self, call: impl AsyncFnOnce(CniClient<tonic::transport::Channel>) -> T) -> T {
-        let socket = self.directory.join("run/cni.sock");
+    pub fn call<T>(&self, call: impl AsyncFnOnce(CniClient<tonic::transport::Channel>) -> T) -> T {
+        self.call_at(self.directory.join("run/cni.sock"), call)
+    }
+
+    pub fn call_at<T>(
+        &self,
+        socket: PathBuf,
+        call: impl AsyncFnOnce(CniClient<tonic::transport::Channel>) -> T,
+    ) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
