@@ -67,6 +67,8 @@ pub enum DaemonError {
     NodeName,
     #[error("cannot read the boot id")]
     BootId(#[source] std::io::Error),
+    #[error("cannot look for layouts in the bpffs")]
+    Layouts(#[source] std::io::Error),
     #[error("cannot make a client for the API server")]
     Kubernetes(#[source] Box<kube::Error>),
     #[error("cannot find the API server")]
@@ -181,13 +183,20 @@ async fn start(
 
     host::setup(&netlink, &settings.proc_sys_net, &uplink.name).await?;
     let maps = settings.pins.maps();
+    let layouts = settings.pins.other_layouts().map_err(DaemonError::Layouts)?;
+    if !layouts.is_empty() {
+        info!(
+            ?layouts,
+            "programs of another layout stay in place until the operator's rows are here"
+        );
+    }
     let mut ebpf = loader::load(&settings.programs, &settings.pins)?;
     events::watch_log(&mut ebpf);
     // With the flag while it isn't known yet where transit will be: what XDP decapsulates must be taken behind it.
     write_config(&maps, config(&uplink, TransitHook::Xdp))?;
     let mut state = State::new(
         Tables::open(&maps)?,
-        Links::new(ebpf, settings.pins.links()),
+        Links::new(ebpf, settings.pins.links(), layouts),
         attachments,
     );
     let transit_hook = attach_transit(&mut state.links, &netlink, &settings, &uplink).await?;
@@ -323,7 +332,7 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
         if agent_hook == AgentHook::Xdp && state.attachments.values().any(takes_xdp) {
             state.links.ensure_or_keep(Hook::AgentXdp, name)?;
         } else {
-            state.links.release(Hook::AgentXdp, name)?;
+            state.links.give_up(Hook::AgentXdp, name)?;
         }
     }
     let names: Vec<String> = known.into_iter().map(|(name, _)| name).collect();

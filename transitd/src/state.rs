@@ -9,7 +9,7 @@ use ipnet::Ipv6Net;
 use thuban_common::tables::{AttachmentEntry, EndpointKey, LOCAL_TAKES_XDP, LocalEntry};
 use thuban_proto::transit as proto;
 use tokio::sync::mpsc;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::attachments::{Attachment, AttachmentId};
 use crate::dataplane::links::Links;
@@ -156,6 +156,7 @@ impl State {
                 nacks.push(nack(key, rejection));
             }
         }
+        let is_first = program.snapshot && !self.synced;
         if program.snapshot {
             self.sweep();
             pods.extend(
@@ -163,7 +164,7 @@ impl State {
                     .values()
                     .map(|attachment| attachment.pod_uid.clone()),
             );
-            if !self.synced {
+            if is_first {
                 info!(
                     epoch,
                     rows = self.program.keys().count(),
@@ -189,6 +190,12 @@ impl State {
                     },
                 ));
             }
+        }
+        if is_first && let Err(error) = self.links.take_over() {
+            error!(
+                error = &error as &dyn std::error::Error,
+                "programs of another layout could not all be replaced"
+            );
         }
         nacks
     }

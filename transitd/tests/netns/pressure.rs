@@ -94,7 +94,7 @@ fn a_full_disk_refuses_adds_by_name_and_harms_no_pod() {
 }
 
 /// The same programs with a smaller map.
-fn shrunk(rig: &Rig, map: &str, entries: u32) -> PathBuf {
+pub fn shrunk(rig: &Rig, map: &str, entries: u32) -> PathBuf {
     let mut bytes = std::fs::read(&rig.programs).unwrap();
     let offset = {
         let file = object::File::parse(&*bytes).unwrap();
