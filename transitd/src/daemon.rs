@@ -30,6 +30,7 @@ use crate::dataplane::hooks::{self, TransitHook};
 use crate::dataplane::links::{Hook, LinkingError, Links};
 use crate::dataplane::loader::{self, LoadError};
 use crate::dataplane::tables::{TableError, Tables, write_config};
+use crate::endpoints::Endpoints;
 use crate::install::{self, InstallError};
 use crate::metrics::Reclaimed;
 use crate::netlink::uplink::{self, Uplink};
@@ -177,7 +178,8 @@ async fn start(
         node: settings.node_name.clone(),
         boot_id: boot_id.clone(),
     };
-    let store = Store::open(settings.state_dir.join("attachments"), owner)?;
+    let store = Store::open(settings.state_dir.join("attachments"), owner.clone())?;
+    let endpoints = Endpoints::new(settings.state_dir.join("endpoints"), owner);
     let attachments = load_attachments(&store)?;
     metrics::adopts(attachments.len());
 
@@ -199,6 +201,7 @@ async fn start(
         Links::new(ebpf, settings.pins.links(), layouts),
         attachments,
     );
+    state.remember(endpoints.load());
     let transit_hook = attach_transit(&mut state.links, &netlink, &settings, &uplink).await?;
     write_config(&maps, config(&uplink, transit_hook))?;
     settings.agent_hook = hooks::agent(settings.agent_hook, transit_hook);
@@ -212,6 +215,7 @@ async fn start(
         store,
         netlink,
         boot_id,
+        endpoints,
     };
     Ok((Arc::new(Node::new(settings, fixed, state)), wanted))
 }

@@ -6,6 +6,7 @@ pub mod cni;
 pub mod daemon;
 pub mod dataplane;
 pub mod droplet;
+pub mod endpoints;
 pub mod install;
 pub mod loads;
 pub mod metrics;

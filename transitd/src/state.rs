@@ -69,6 +69,14 @@ impl State {
         }
     }
 
+    /// Endpoints that an earlier transitd had here: their pods can be served before the first snapshot, which decides. What
+    /// they mean in the tables is there still.
+    pub fn remember(&mut self, endpoints: Vec<LocalEndpoint>) {
+        for endpoint in endpoints {
+            let _ = self.program.upsert(Row::Local(endpoint));
+        }
+    }
+
     /// Sends to the operator; without a stream nothing is lost, because Hello tells the state.
     pub fn send(&self, message: proto::droplet_message::Message) {
         if let Some(outbox) = &self.outbox {
@@ -87,6 +95,11 @@ impl State {
                 reason: reason.clone(),
                 message: message.clone(),
             };
+        }
+        if self.links.is_replacing() {
+            return Readiness::NotYet(
+                "programs of another layout are in place until the operator's rows are here",
+            );
         }
         match self.program.local_of_pod(pod_uid) {
             Some(endpoint) if endpoint.ready => Readiness::Ready(endpoint.clone()),

@@ -232,6 +232,11 @@ impl Links {
         })
     }
 
+    /// Whether programs of another layout are in place until [`Self::take_over`].
+    pub fn is_replacing(&self) -> bool {
+        self.inherited.is_in_place()
+    }
+
     /// Programs of this version that could not take their predecessors' places.
     pub fn kept(&self) -> impl Iterator<Item = &'static str> {
         self.kept.iter().copied()

@@ -6,8 +6,8 @@ use thuban_proto::transit::{DropletMessage, Hello, Nack, Program, Subscribe, dro
 use tokio::sync::mpsc;
 
 use super::session::attachment;
-use crate::metrics;
 use crate::node::Node;
+use crate::{endpoints, metrics};
 
 /// The stream's outgoing side.
 pub type Outbox = mpsc::UnboundedSender<DropletMessage>;
@@ -57,7 +57,15 @@ impl Peer for Node {
 
     fn apply(&self, program: Program) -> Vec<Nack> {
         metrics::receives(&program);
-        let nacks = self.state().apply(program);
+        let is_kept = endpoints::concern(&program);
+        let nacks = {
+            let mut state = self.state();
+            let nacks = state.apply(program);
+            if is_kept {
+                self.endpoints.keep(state.program.locals());
+            }
+            nacks
+        };
         metrics::refuses(&nacks);
         self.announce();
         nacks

@@ -6,8 +6,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod attach;
+mod away;
 mod check;
 mod churn;
+mod clock;
 mod dual_stack;
 mod files;
 mod flow;
@@ -27,6 +29,7 @@ mod reconnect;
 mod refused;
 mod restart;
 mod rig;
+mod rows;
 mod socket;
 mod spool;
 mod status;
