@@ -1,9 +1,15 @@
 //! The operator is out of reach while transitd starts anew: pods that it has placed here are served all the same.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 use thuban_proto::transit::{AddressKey, RowKey, droplet_message::Message, row_key::Key};
 
+use crate::flow::{Flow, datagrams, port};
 use crate::rig::{Rig, base_rows, eventually, local, mapped};
+
+/// Of the outage; `THUBAN_SOAK_AWAY` says how many else.
+const SECONDS: u64 = 4;
 
 fn rig() -> Rig {
     let mut rows = base_rows();
@@ -107,4 +113,45 @@ fn a_file_of_endpoints_that_is_torn_or_forged_is_not_believed() {
     rig.operator.wait_for_ack();
     rig.plugin_add("p1");
     eventually("kept again", || path.exists());
+}
+
+#[test]
+fn an_outage_with_restarts_loses_no_packet_and_serves_adds_and_dels_all_along() {
+    let seconds = std::env::var("THUBAN_SOAK_AWAY").map_or(SECONDS, |text| text.parse().unwrap());
+    let mut rig = rig();
+    for pod in ["p1", "p2"] {
+        rig.plugin_add(pod);
+    }
+    let of = |rig: &Rig, pod: &str| format!("{}-{pod}", rig.name);
+    assert!(rig.ping("p1", "10.0.1.6"));
+    let flow = Flow::start(
+        1,
+        datagrams(&of(&rig, "p1"), "10.0.1.6:7", 1),
+        port(&of(&rig, "p2"), 7),
+    );
+    rig.on_node("ip link set lo down");
+    let (start, mut restarts, mut served) = (Instant::now(), 0, 0);
+    while start.elapsed() < Duration::from_secs(seconds) {
+        rig.kill();
+        rig.start();
+        eventually("alive", || rig.probe(true).0 == 0);
+        restarts += 1;
+        for _ in 0..3 {
+            rig.plugin_add("p3");
+            assert!(rig.ping("p3", "10.0.1.5"));
+            assert_eq!(rig.plugin("DEL", "p3", "1.1.0", json!({})), (0, Value::Null));
+            served += 1;
+        }
+    }
+    let away = start.elapsed();
+    rig.operator.forget_received();
+    rig.on_node("ip link set lo up");
+    let back = Instant::now();
+    rig.operator.wait_for_ack();
+    let healed = back.elapsed();
+    let outcome = flow.stop();
+    println!(
+        "away {away:?}: {restarts} restarts, {served} ADDs and DELs, {outcome:?}; a stream again after {healed:?}"
+    );
+    assert_eq!((outcome.lost, outcome.foreign), (0, 0));
 }

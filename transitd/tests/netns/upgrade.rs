@@ -18,7 +18,7 @@ use crate::wire::Peer;
 const ROUNDS: usize = 6;
 
 /// p1 and p2 of VPC 7, q of VPC 8 on this node; 10.0.1.20 of VPC 7 lives on 192.0.2.2.
-fn rig() -> Rig {
+fn rig(flags: &[&str]) -> Rig {
     let mut rows = base_rows();
     rows.extend([
         local(7, "p1", 5),
@@ -35,7 +35,10 @@ fn rig() -> Rig {
         droplet: vec![192, 0, 2, 2],
         ..BouncerRow::default()
     }));
-    let mut rig = Rig::new(rows);
+    let mut rig = Rig::prepare(rows);
+    rig.flags = flags.iter().map(ToString::to_string).collect();
+    rig.start();
+    rig.operator.wait_for_ack();
     for pod in ["p1", "p2", "q"] {
         rig.add_pod(pod);
     }
@@ -45,7 +48,7 @@ fn rig() -> Rig {
 /// The programs of this build with maps of another shape, as of the next layout.
 fn next_layout(rig: &mut Rig) {
     rig.programs = shrunk(rig, "VPCS", 8192);
-    rig.flags = vec!["--layout".into(), "2".into()];
+    rig.flags.extend(["--layout".into(), "2".into()]);
 }
 
 fn layouts(rig: &Rig) -> Vec<String> {
@@ -130,9 +133,18 @@ impl Traffic {
 
 #[test]
 fn stops_kills_upgrades_and_downgrades_lose_nothing_and_let_nothing_through() {
+    restarts(&[]);
+}
+
+#[test]
+fn nor_do_they_with_transit_at_xdp() {
+    restarts(&["--aggregation", "never"]);
+}
+
+fn restarts(flags: &[&str]) {
     let rounds = std::env::var("THUBAN_SOAK_RESTARTS").map_or(ROUNDS, |text| text.parse().unwrap());
-    let mut rig = rig();
-    let programs = rig.programs.clone();
+    let mut rig = rig(flags);
+    let (programs, flags) = (rig.programs.clone(), rig.flags.clone());
     let traffic = Traffic::start(&rig);
     let (mut served, mut new) = (Vec::new(), true);
     for round in 0..rounds {
@@ -145,7 +157,7 @@ fn stops_kills_upgrades_and_downgrades_lose_nothing_and_let_nothing_through() {
                     next_layout(&mut rig);
                 } else {
                     rig.programs.clone_from(&programs);
-                    rig.flags.clear();
+                    rig.flags.clone_from(&flags);
                 }
                 new = !new;
             }
@@ -171,7 +183,7 @@ fn stops_kills_upgrades_and_downgrades_lose_nothing_and_let_nothing_through() {
 
 #[test]
 fn another_layout_takes_over_only_when_its_rows_are_here_and_a_cut_off_one_goes_on() {
-    let mut rig = rig();
+    let mut rig = rig(&[]);
     let traffic = Traffic::start(&rig);
     rig.kill();
     // No rows come: the old programs stay, with their maps.
