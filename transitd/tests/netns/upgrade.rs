@@ -144,7 +144,7 @@ fn stops_kills_upgrades_and_downgrades_lose_nothing_and_let_nothing_through() {
 
 #[test]
 fn nor_do_they_with_transit_at_xdp() {
-    restarts(&["--aggregation", "never"]);
+    restarts(&["--transit-hook", "xdp"]);
 }
 
 fn restarts(flags: &[&str]) {
