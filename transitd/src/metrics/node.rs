@@ -16,8 +16,9 @@ use thuban_telemetry::{Answer, Pages};
 use super::{Because, InTable, METRICS};
 use crate::cni::{spool, status};
 use crate::dataplane::counters::{self, CounterError};
-use crate::dataplane::links::Hook;
+use crate::dataplane::filter;
 use crate::dataplane::tables::{self, TableError};
+use crate::netlink::NetlinkError;
 use crate::node::Node;
 
 /// Why nothing is told.
@@ -27,6 +28,8 @@ enum ScrapeError {
     Counters(#[from] CounterError),
     #[error(transparent)]
     Tables(#[from] TableError),
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
     #[error("cannot encode the metrics")]
     Encode(#[from] std::fmt::Error),
 }
@@ -98,12 +101,8 @@ impl States {
             for (key, _) in state.tables.held() {
                 *rows.entry(key.table()).or_default() += 1;
             }
-            let names: Vec<String> = state
-                .attachments
-                .values()
-                .map(|a| a.host_interface.clone())
-                .collect();
-            (rows, names, state.stream)
+            let indexes: Vec<u32> = state.attachments.values().map(|a| a.host_ifindex).collect();
+            (rows, indexes, state.stream)
         };
         for table in tables::NAMES {
             let of = InTable { table };
@@ -114,14 +113,10 @@ impl States {
         }
         let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         self.attachments.set(count(attachments.len()));
-        // A lock a time: a scrape keeps no ADD waiting.
-        let without = attachments
-            .iter()
-            .filter(|name| {
-                let attached = node.state().links.is_attached(Hook::AgentTc, name, None);
-                !matches!(attached, Ok(true))
-            })
-            .count();
+        let mut without = 0;
+        for index in attachments {
+            without += usize::from(filter::program(&node.netlink, index).await?.is_none());
+        }
         self.without_agent.set(count(without));
         self.stream.set(i64::from(epoch.is_some()));
         if let Some(epoch) = epoch {

@@ -140,7 +140,6 @@ fn what_happens_on_the_node_is_counted() {
         ("attachments", 0),
         ("attachments_adopted", 1),
         (r#"reclaimed_total{kind="veth"}"#, 1),
-        (r#"reclaimed_total{kind="pin"}"#, 1),
         (r#"reclaimed_total{kind="spooled_del"}"#, 1),
         (r#"drops_total{reason="outside_vpc"}"#, 3),
         ("ready", 1),
@@ -201,12 +200,7 @@ fn the_probes_tell_what_is_wrong_and_a_lost_operator_kills_nobody() {
     rig.assert_unready("uplink is missing or down");
     rig.on_node("ip link set up0 up");
     // An agent that is gone is one pod's trouble, and is seen.
-    let links = rig.directory.join("bpf/thuban/layout_1/links");
-    let agent = std::fs::read_dir(&links)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .find(|path| path.to_string_lossy().contains("agent_tc"));
-    std::fs::remove_file(agent.unwrap()).unwrap();
+    rig.on_node("for link in $(ip -o link | grep -o 'thb[0-9a-f]*'); do tc qdisc del dev $link clsact; done");
     assert_eq!(rig.metrics()["attachments_without_agent"], 1);
     assert_eq!(rig.probe(false).0, 0);
     // One that is stuck answers nobody, though the kernel takes connections for it.

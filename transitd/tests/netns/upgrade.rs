@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::{Value, json};
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::{BouncerRow, DropletRow, row::Row};
 
@@ -189,8 +190,12 @@ fn restarts(flags: &[&str]) {
 
 #[test]
 fn another_layout_takes_over_only_when_its_rows_are_here_and_a_cut_off_one_goes_on() {
-    let mut rig = rig(&[]);
+    // Two links: of transit at tc and at XDP.
+    let mut rig = rig(&["--transit-hook", "xdp"]);
+    let flags = rig.flags.clone();
     let traffic = Traffic::start(&rig);
+    let (before, names) = (agents(&rig), links(&rig, 1));
+    assert_eq!((before.len(), names.len()), (3, 2), "{before:?}, {names:?}");
     rig.kill();
     // No rows come: the old programs stay, with their maps.
     rig.operator.shared.lock().unwrap().epoch = 0;
@@ -201,15 +206,24 @@ fn another_layout_takes_over_only_when_its_rows_are_here_and_a_cut_off_one_goes_
     rig.operator
         .wait_for("a hello", |m| matches!(m, Message::Hello(_)));
     assert_eq!(layouts(&rig), ["layout_1", "layout_2"]);
-    assert_eq!(links(&rig, 1).len(), 4, "nothing moved");
+    assert_eq!(
+        (agents(&rig), links(&rig, 1)),
+        (before.clone(), names.clone()),
+        "nothing moved"
+    );
     assert_eq!(links(&rig, 2), [] as [String; 0]);
-    // A pod that ends meanwhile is taken apart, program and all.
+    // A pod that ends meanwhile is taken apart, program and all; none begins.
     assert_eq!(rig.del("q"), None);
-    assert_eq!(links(&rig, 1).len(), 3);
+    assert_eq!(agents(&rig).len(), 2);
+    rig.pod_namespace("p3");
+    let (_, error) = rig.plugin("ADD", "p3", "1.1.0", json!({}));
+    assert!(
+        error["code"] == 11 && error["msg"].as_str().unwrap().contains("another layout"),
+        "{error}"
+    );
     // Killed in the middle of taking over: one link is in both places, as between pinning and unpinning, one in the new.
     rig.kill();
     let (old, new) = (pins(&rig, 1), pins(&rig, 2));
-    let names = links(&rig, 1);
     rig.on_node(&format!(
         "bpftool link pin pinned {0}/{2} {1}/{2}; bpftool link pin pinned {0}/{3} {1}/{3} && rm {0}/{3}",
         old.display(),
@@ -221,15 +235,43 @@ fn another_layout_takes_over_only_when_its_rows_are_here_and_a_cut_off_one_goes_
     started(&mut rig);
     assert_eq!(layouts(&rig), ["layout_2"], "{}", rig.log());
     assert_eq!(links(&rig, 2), names);
+    let after = agents(&rig);
+    assert_eq!(after.len(), 2);
+    assert!(
+        after.iter().all(|agent| !before.contains(agent)),
+        "{before:?} {after:?}"
+    );
     // And back.
     rig.kill();
     rig.programs = programs;
-    rig.flags.clear();
+    rig.flags = flags;
     started(&mut rig);
     assert_eq!(layouts(&rig), ["layout_1"]);
     assert_eq!(links(&rig, 1), names);
     let (sent, lost, foreign) = traffic.stop();
     assert_eq!((lost, foreign), (0, 0), "of {sent}");
+}
+
+/// Interfaces of pods and the ids of the programs in their agents' filters.
+fn agents(rig: &Rig) -> Vec<(String, u64)> {
+    let links: Value = serde_json::from_str(&rig.on_node("ip -j link show type veth")).unwrap();
+    let links = links.as_array().unwrap().iter();
+    let names = links.map(|link| link["ifname"].as_str().unwrap().to_owned());
+    let mut agents: Vec<_> = names
+        .filter(|name| name.starts_with("thb"))
+        .filter_map(|name| {
+            let filters = rig.on_node(&format!("tc -j filter show dev {name} ingress"));
+            let filters: Value = serde_json::from_str(&filters).unwrap();
+            let program = filters
+                .as_array()
+                .unwrap()
+                .iter()
+                .find_map(|filter| filter["options"]["prog"]["id"].as_u64());
+            Some((name, program?))
+        })
+        .collect();
+    agents.sort();
+    agents
 }
 
 fn pins(rig: &Rig, layout: u32) -> PathBuf {
