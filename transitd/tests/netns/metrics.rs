@@ -106,13 +106,12 @@ fn what_happens_on_the_node_is_counted() {
         ("stream", 1),
         ("epoch", 1),
         ("ready", 1),
-        ("snapshots_total", 1),
-        ("stream_attempts_total", 1),
         ("spooled_dels", 0),
     ];
     for (series, value) in expected {
         assert_eq!(seen.get(*series), Some(value), "{series}: {seen:#?}");
     }
+    assert!(seen["snapshots_total"] >= 1 && seen["stream_attempts_total"] >= 1);
     for name in ["p1", "stranger", "vpc-7"] {
         assert!(
             !seen.keys().any(|series| series.contains(name)),

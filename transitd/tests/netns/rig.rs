@@ -188,7 +188,7 @@ impl Rig {
 
     /// Whether the daemon ended by itself, with its exit code.
     pub fn wait_for_exit(&mut self) -> Option<i32> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + IN_THE_END;
         while Instant::now() < deadline {
             if let Some(status) = self.daemon.as_mut().unwrap().try_wait().unwrap() {
                 return status.code();
@@ -537,9 +537,12 @@ fn sh(script: &str) {
     assert!(status.success(), "{script}");
 }
 
+/// Of what must happen in the end: on a machine that does much else the kernel's locks and the disk keep all waiting.
+pub const IN_THE_END: Duration = Duration::from_mins(1);
+
 /// Waits until something holds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + IN_THE_END;
     while !holds() {
         assert!(Instant::now() < deadline, "never happened: {what}");
         std::thread::sleep(Duration::from_millis(100));

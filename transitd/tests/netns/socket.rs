@@ -33,7 +33,7 @@ fn path(rig: &Rig) -> PathBuf {
 fn connect(rig: &Rig) -> UnixStream {
     let stream = UnixStream::connect(path(rig)).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
     stream
 }
 

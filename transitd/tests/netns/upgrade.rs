@@ -2,7 +2,7 @@
 //! through that must not.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -64,19 +64,13 @@ fn layouts(rig: &Rig) -> Vec<String> {
 /// The next transitd is here and serves.
 fn started(rig: &mut Rig) {
     rig.start();
-    // On a machine that does much else programs wait for the kernel's locks.
-    let deadline = Instant::now() + Duration::from_secs(90);
-    while rig.probe(false).0 != 0 {
-        assert!(Instant::now() < deadline, "never ready");
-    }
+    eventually("ready", || rig.probe(false).0 == 0);
     rig.operator.wait_for_ack();
 }
 
 fn terminate(rig: &mut Rig) {
     kill(Pid::from_raw(rig.daemon_id().cast_signed()), Signal::SIGTERM).unwrap();
-    // It ends when what it writes to disk is there.
-    let ended = (0..9).find_map(|_| rig.wait_for_exit());
-    assert_eq!(ended, Some(0));
+    assert_eq!(rig.wait_for_exit(), Some(0));
     rig.kill();
 }
 
