@@ -23,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// How long one that gave the Lease up keeps its streams for the next leader to come.
 const HANDOVER: Duration = Duration::from_secs(2);
+/// Between renewals as they are written, when the clock doesn't say more.
+const LEAST_STEP: Duration = Duration::from_micros(1);
 
 async fn within_patience<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
     let silent = || kube::Error::Service("the API server does not answer".into());
@@ -125,6 +127,12 @@ fn is_older(lease: &Lease, than: &Lease) -> bool {
     renewed(lease) < renewed(than)
 }
 
+/// When it is renewed: later than the last time, also when the clock went back, else it would look restored.
+fn renewal(last: Option<&MicroTime>, now: Timestamp) -> MicroTime {
+    let least = last.and_then(|last| last.0.checked_add(LEAST_STEP).ok());
+    MicroTime(least.map_or(now, |least| least.max(now)))
+}
+
 /// Empty for a Lease that was given up.
 fn holder(lease: &Lease) -> &str {
     let spec = lease.spec.as_ref();
@@ -203,7 +211,7 @@ impl Leadership {
         loop {
             let mut lease = self.lease.clone();
             if let Some(spec) = &mut lease.spec {
-                spec.renew_time = Some(MicroTime(Timestamp::now()));
+                spec.renew_time = Some(renewal(spec.renew_time.as_ref(), Timestamp::now()));
             }
             let replaced = self.leases.replace(OPERATOR_LEASE, &parameters, &lease);
             match within_patience(replaced).await {
@@ -284,7 +292,9 @@ fn is_deaf() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Candidate, Lease, epoch, is_older, taken};
+    use std::time::Duration;
+
+    use super::{Candidate, Lease, Timestamp, epoch, is_older, renewal, taken};
 
     fn candidate() -> Candidate {
         Candidate {
@@ -309,5 +319,16 @@ mod tests {
         let mut annotated = first.clone();
         annotated.metadata.resource_version = Some("7".into());
         assert!(!is_older(&annotated, &first));
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_does_not_make_a_renewal_look_restored() {
+        let now = Timestamp::now();
+        let first = renewal(None, now);
+        assert_eq!(first.0, now);
+        let back = renewal(Some(&first), now - Duration::from_hours(1));
+        assert!(back.0 > first.0);
+        let forth = now + Duration::from_secs(2);
+        assert_eq!(renewal(Some(&first), forth).0, forth);
     }
 }

@@ -116,7 +116,11 @@ async fn lead(settings: &Settings) -> Result<Next> {
     let mut stop = Stop::new()?;
     if settings.metrics_port != 0 {
         let address = SocketAddr::new(settings.pod_ip, settings.metrics_port);
-        tokio::spawn(metrics::serve(address));
+        tokio::spawn(thuban_telemetry::serve(
+            address,
+            "THUBAN_METRICS_PORT",
+            metrics::OperatorPages,
+        ));
     }
     let refused = RefusedRanges::new(&settings.service_cidrs, &settings.underlay_cidrs)?;
     let client = Client::try_default()

@@ -4,17 +4,24 @@
 //! back-off. Stopping leaves maps, links, veths, routes and files in place.
 
 use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+use hyper_util::rt::TokioIo;
 use rtnetlink::Handle;
 use thiserror::Error;
 use thuban_common::tables::{CONFIG_TRANSIT_AT_XDP, ConfigEntry};
+use thuban_proto::cni::cni_client::CniClient;
+use thuban_proto::cni::{CniError, StatusRequest};
+use tokio::net::UnixStream;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tonic::transport::{Endpoint, Uri};
 use tracing::{error, info, warn};
 
-use crate::attachments::store::{Store, StoreError};
+use crate::attachments::store::{Loaded, Owner, Store, StoreError};
 use crate::attachments::{Attachment, AttachmentId};
 use crate::cni::{self, ServerError};
 use crate::dataplane::events::{self, EventError};
@@ -23,19 +30,37 @@ use crate::dataplane::hooks::{self, TransitHook};
 use crate::dataplane::links::{Hook, LinkingError, Links};
 use crate::dataplane::loader::{self, LoadError};
 use crate::dataplane::tables::{TableError, Tables, write_config};
+use crate::endpoints::Endpoints;
 use crate::install::{self, InstallError};
+use crate::metrics::Reclaimed;
 use crate::netlink::uplink::{self, Uplink};
 use crate::netlink::{self, NetlinkError, aggregation, ethtool, host, veth};
 use crate::node::{Fixed, Node};
 use crate::operator::client;
 use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
-use crate::settings::{AgentHook, Aggregation, RunSettings, TransitHookChoice};
+use crate::settings::{AgentHook, Aggregation, MetricsAddress, RunSettings, TransitHookChoice};
 use crate::state::State;
-use crate::{boot, droplet, loads, reclaim, subscriptions};
+use crate::{boot, droplet, loads, metrics, reclaim, subscriptions};
 
 /// Wanted rows that wait to be asked for; more are asked for again by the agents.
 const WANTED_QUEUE: usize = 1024;
+
+/// Less than kubelet's patience with the probe.
+const PROBE_PATIENCE: Duration = Duration::from_secs(4);
+
+/// Why a probe fails.
+#[derive(Debug, Error)]
+pub enum ProbeError {
+    #[error("nobody listens")]
+    Connect(#[from] tonic::transport::Error),
+    #[error("it does not answer within {} s", PROBE_PATIENCE.as_secs())]
+    Silent,
+    #[error("it cannot answer")]
+    Call(#[from] tonic::Status),
+    #[error("it serves no ADD: {0}")]
+    NotReady(String),
+}
 
 #[derive(Debug, Error)]
 pub enum DaemonError {
@@ -43,6 +68,8 @@ pub enum DaemonError {
     NodeName,
     #[error("cannot read the boot id")]
     BootId(#[source] std::io::Error),
+    #[error("cannot look for layouts in the bpffs")]
+    Layouts(#[source] std::io::Error),
     #[error("cannot make a client for the API server")]
     Kubernetes(#[source] Box<kube::Error>),
     #[error("cannot find the API server")]
@@ -95,6 +122,14 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(loads::run(Arc::clone(&node)));
     tokio::spawn(reclaim::run(Arc::clone(&node)));
     tokio::spawn(install::when_synced(Arc::clone(&node)));
+    if let Some(address) = metrics_address(&node) {
+        let pages = metrics::TransitdPages(Arc::clone(&node));
+        tokio::spawn(thuban_telemetry::serve(
+            address,
+            "THUBAN_TRANSITD_METRICS_PORT",
+            pages,
+        ));
+    }
     if let Some(client) = kubernetes {
         tokio::spawn(droplet::run(Arc::clone(&node), client));
     }
@@ -108,6 +143,15 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
         info!("stopping; the data plane stays as it is");
     };
     Ok(cni::serve(node, stop).await?)
+}
+
+fn metrics_address(node: &Node) -> Option<SocketAddr> {
+    let address = match node.settings.metrics_address {
+        MetricsAddress::Loopback => Ipv4Addr::LOCALHOST,
+        MetricsAddress::Node => node.uplink.address,
+    };
+    let port = node.settings.metrics_port;
+    (port != 0).then(|| SocketAddr::new(address.into(), port))
 }
 
 fn locator(settings: &RunSettings, kubernetes: Option<&kube::Client>) -> Locator {
@@ -130,20 +174,34 @@ async fn start(
     let netlink = netlink::connect()?;
     let uplink = uplink::find(&netlink, settings.interface.as_deref(), settings.node_ip).await?;
     let boot_id = boot::id().map_err(DaemonError::BootId)?;
-    let store = Store::open(settings.state_dir.join("attachments"))?;
-    let attachments = load_attachments(&store, &boot_id)?;
+    let owner = Owner {
+        node: settings.node_name.clone(),
+        boot_id: boot_id.clone(),
+    };
+    let store = Store::open(settings.state_dir.join("attachments"), owner.clone())?;
+    let endpoints = Endpoints::new(settings.state_dir.join("endpoints"), owner);
+    let attachments = load_attachments(&store)?;
+    metrics::adopts(attachments.len());
 
     host::setup(&netlink, &settings.proc_sys_net, &uplink.name).await?;
     let maps = settings.pins.maps();
+    let layouts = settings.pins.other_layouts().map_err(DaemonError::Layouts)?;
+    if !layouts.is_empty() {
+        info!(
+            ?layouts,
+            "programs of another layout stay in place until the operator's rows are here"
+        );
+    }
     let mut ebpf = loader::load(&settings.programs, &settings.pins)?;
     events::watch_log(&mut ebpf);
     // With the flag while it isn't known yet where transit will be: what XDP decapsulates must be taken behind it.
     write_config(&maps, config(&uplink, TransitHook::Xdp))?;
     let mut state = State::new(
         Tables::open(&maps)?,
-        Links::new(ebpf, settings.pins.links()),
+        Links::new(ebpf, settings.pins.links(), layouts),
         attachments,
     );
+    state.remember(endpoints.load());
     let transit_hook = attach_transit(&mut state.links, &netlink, &settings, &uplink).await?;
     write_config(&maps, config(&uplink, transit_hook))?;
     settings.agent_hook = hooks::agent(settings.agent_hook, transit_hook);
@@ -157,6 +215,7 @@ async fn start(
         store,
         netlink,
         boot_id,
+        endpoints,
     };
     Ok((Arc::new(Node::new(settings, fixed, state)), wanted))
 }
@@ -221,24 +280,28 @@ async fn has_aggregation(netlink: &Handle) -> bool {
     }
 }
 
-fn load_attachments(store: &Store, boot_id: &str) -> Result<BTreeMap<AttachmentId, Attachment>, DaemonError> {
-    let (loaded, errors) = store.load()?;
+fn load_attachments(store: &Store) -> Result<BTreeMap<AttachmentId, Attachment>, DaemonError> {
+    let Loaded {
+        attachments,
+        of_other_boots,
+        errors,
+    } = store.load()?;
     for failure in errors {
+        metrics::disbelieves(&failure);
         error!(
             error = &failure as &dyn std::error::Error,
             "an attachment file was put aside; its pod must be made again"
         );
     }
-    let mut attachments = BTreeMap::new();
-    for attachment in loaded {
-        if attachment.boot_id == boot_id {
-            attachments.insert(attachment.id.clone(), attachment);
-        } else {
-            // Nothing of it outlived the reboot, and interface indexes start again.
-            store.remove(&attachment.id)?;
-        }
+    if of_other_boots > 0 {
+        metrics::reclaims(Reclaimed::Rebooted, of_other_boots);
+        info!(
+            attachments = of_other_boots,
+            "the node was booted again: nothing of its attachments is there any more"
+        );
     }
-    Ok(attachments)
+    let keyed = attachments.into_iter().map(|a| (a.id.clone(), a));
+    Ok(keyed.collect())
 }
 
 /// Agents of living veths get this version's program; veths, rows, routes and pins without an attachment go.
@@ -248,17 +311,17 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
         .into_iter()
         .partition(|(name, _)| state.attachments.values().any(|a| a.host_interface == *name));
     let indexes: Vec<u32> = known.iter().map(|(_, index)| *index).collect();
-    for index in state
-        .interfaces()
-        .into_iter()
-        .filter(|index| !indexes.contains(index))
-    {
-        state.fence_interface(index)?;
+    let mut gone = state.interfaces();
+    gone.retain(|index| !indexes.contains(index));
+    for index in &gone {
+        state.fence_interface(*index)?;
     }
+    metrics::reclaims(Reclaimed::Rows, gone.len());
     for (name, _) in &orphans {
         warn!(interface = name, "removing a veth without an attachment");
         veth::delete(netlink, name).await?;
     }
+    metrics::reclaims(Reclaimed::Veth, orphans.len());
     veth::sweep_routes(netlink, &indexes).await?;
     if state.attachments.values().any(|a| a.address6.is_some()) {
         host::setup_ipv6(netlink).await?;
@@ -273,11 +336,12 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
         if agent_hook == AgentHook::Xdp && state.attachments.values().any(takes_xdp) {
             state.links.ensure_or_keep(Hook::AgentXdp, name)?;
         } else {
-            state.links.release(Hook::AgentXdp, name)?;
+            state.links.give_up(Hook::AgentXdp, name)?;
         }
     }
     let names: Vec<String> = known.into_iter().map(|(name, _)| name).collect();
     let removed = state.links.sweep(&names)?;
+    metrics::reclaims(Reclaimed::Pin, removed.len());
     info!(
         attachments = names.len(),
         orphans = orphans.len(),
@@ -287,12 +351,24 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
     Ok(())
 }
 
-/// The socket answers, and unless `alive` is enough, a snapshot is applied.
-pub fn status(socket: &std::path::Path, alive: bool) -> Result<(), std::io::Error> {
-    std::os::unix::net::UnixStream::connect(socket)?;
-    if !alive {
-        let ready: PathBuf = socket.with_file_name(install::READY_FILE);
-        std::fs::metadata(ready)?;
+/// What the probes ask: that the daemon answers, and unless `alive`, that it would serve an ADD.
+pub async fn status(socket: PathBuf, alive: bool) -> Result<(), ProbeError> {
+    let connector = tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    let work = async {
+        let channel = Endpoint::from_static("http://transitd")
+            .connect_with_connector(connector)
+            .await?;
+        let reply = CniClient::new(channel).status(StatusRequest {}).await?;
+        Ok(reply.into_inner())
+    };
+    let reply = tokio::time::timeout(PROBE_PATIENCE, work)
+        .await
+        .unwrap_or(Err(ProbeError::Silent))?;
+    match reply.error {
+        Some(CniError { message, .. }) if !alive => Err(ProbeError::NotReady(message)),
+        _ => Ok(()),
     }
-    Ok(())
 }

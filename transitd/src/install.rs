@@ -16,7 +16,7 @@ use crate::node::Node;
 
 const CONFLIST: &str = "05-thuban.conflist";
 const BINARY: &str = "thuban";
-/// Beside the socket; there while this transitd has applied a snapshot.
+/// Beside the socket, for who looks: there once this transitd has applied a snapshot and the plugin can know it.
 pub const READY_FILE: &str = "ready";
 
 #[derive(Debug, Error)]
@@ -102,7 +102,7 @@ pub async fn when_synced(node: Arc<Node>) {
     }
 }
 
-/// For the probe and for the plugin's STATUS. Not ready is who cannot put this version's programs in place: then a
+/// For the plugin's STATUS. Not ready is who cannot put this version's programs in place: then a
 /// rolling update of the DaemonSet stops here.
 fn tell_ready(node: &Node) -> std::io::Result<()> {
     let file = |name| node.settings.socket.with_file_name(name);

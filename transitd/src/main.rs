@@ -24,7 +24,7 @@ struct Arguments {
 enum Command {
     /// Serve this node.
     Run(Box<RunSettings>),
-    /// Exit 0 when the daemon answers and has applied a snapshot.
+    /// Exit 0 when the daemon would serve an ADD; says why not.
     Status {
         #[arg(long, env = "THUBAN_SOCKET", default_value = thuban_proto::DEFAULT_CNI_SOCKET)]
         socket: PathBuf,
@@ -51,8 +51,12 @@ fn main() -> anyhow::Result<()> {
     }
     match Arguments::parse_from(arguments).command {
         Command::Run(settings) => run(*settings),
-        Command::Status { socket, alive } => daemon::status(&socket, alive)
-            .with_context(|| format!("transitd at {} is not ready", socket.display())),
+        Command::Status { socket, alive } => {
+            let path = socket.display().to_string();
+            runtime()?
+                .block_on(daemon::status(socket, alive))
+                .with_context(|| format!("transitd at {path} is not ready"))
+        }
         Command::Counters(pins) => {
             println!(
                 "{}",
@@ -60,12 +64,7 @@ fn main() -> anyhow::Result<()> {
             );
             Ok(())
         }
-        Command::Trace(settings) => {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()?;
-            Ok(runtime.block_on(trace::run(*settings))?)
-        }
+        Command::Trace(settings) => Ok(runtime()?.block_on(trace::run(*settings))?),
         Command::Rows(pins) => {
             let tables =
                 dataplane::tables::Tables::open(&pins.maps()).context("has transitd run on this node?")?;
@@ -80,6 +79,11 @@ fn main() -> anyhow::Result<()> {
             Ok(())
         }
     }
+}
+
+/// For the commands that look.
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
 fn is_global(argument: &std::ffi::OsStr) -> bool {

@@ -9,6 +9,7 @@ use tokio::sync::{OwnedMutexGuard, watch};
 use crate::attachments::AttachmentId;
 use crate::attachments::store::Store;
 use crate::dataplane::hooks::TransitHook;
+use crate::endpoints::Endpoints;
 use crate::netlink::uplink::Uplink;
 use crate::settings::RunSettings;
 use crate::state::State;
@@ -25,6 +26,7 @@ pub struct Node {
     pub store: Store,
     pub netlink: Handle,
     pub boot_id: String,
+    pub endpoints: Endpoints,
     state: Mutex<State>,
     changed: watch::Sender<u64>,
     locks: Mutex<HashMap<AttachmentId, Arc<tokio::sync::Mutex<()>>>>,
@@ -38,6 +40,7 @@ pub struct Fixed {
     pub store: Store,
     pub netlink: Handle,
     pub boot_id: String,
+    pub endpoints: Endpoints,
 }
 
 impl Node {
@@ -48,6 +51,7 @@ impl Node {
             store,
             netlink,
             boot_id,
+            endpoints,
         } = fixed;
         let (changed, _) = watch::channel(0);
         let locks = Mutex::default();
@@ -58,6 +62,7 @@ impl Node {
             store,
             netlink,
             boot_id,
+            endpoints,
             state: Mutex::new(state),
             changed,
             locks,

@@ -12,6 +12,7 @@ use tracing::{info, warn};
 
 use crate::attachments::AttachmentId;
 use crate::cni::{del, spool};
+use crate::metrics::{self, Reclaimed};
 use crate::netlink::{find_link, namespace};
 use crate::node::Node;
 use crate::trace;
@@ -34,10 +35,13 @@ pub async fn run(node: Arc<Node>) {
         let gone = gone(&node).await;
         for id in gone.intersection(&suspects) {
             match del::remove(&node, id).await {
-                Ok(()) => info!(
-                    container_id = id.container_id,
-                    "an attachment without its pod was removed"
-                ),
+                Ok(()) => {
+                    metrics::reclaims(Reclaimed::Attachment, 1);
+                    info!(
+                        container_id = id.container_id,
+                        "an attachment without its pod was removed"
+                    );
+                }
                 Err(error) => {
                     warn!(
                         container_id = id.container_id,

@@ -37,23 +37,54 @@ pub enum DirectPaths {
     Never,
 }
 
+/// Whom metrics are served to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MetricsAddress {
+    /// Processes of this node, at 127.0.0.1.
+    Loopback,
+    /// Whoever reaches the node's address.
+    Node,
+}
+
 /// Where the pinned maps and links are.
 #[derive(Args, Clone, Debug)]
 pub struct PinSettings {
     /// The bpffs of this node.
     #[arg(long, env = "THUBAN_BPFFS", default_value = "/sys/fs/bpf", global = true)]
     pub bpffs: PathBuf,
+    /// Number of the layout of maps that the programs were built for; another one than this build's is for tests of
+    /// upgrades.
+    #[arg(long, env = "THUBAN_LAYOUT", default_value_t = LAYOUT_VERSION, hide = true, global = true)]
+    pub layout: u32,
 }
 
 impl PinSettings {
-    pub fn layout(&self) -> PathBuf {
-        self.bpffs.join("thuban").join(format!("layout_{LAYOUT_VERSION}"))
+    fn layout(&self) -> PathBuf {
+        self.bpffs.join("thuban").join(format!("layout_{}", self.layout))
     }
     pub fn maps(&self) -> PathBuf {
         self.layout().join("maps")
     }
     pub fn links(&self) -> PathBuf {
         self.layout().join("links")
+    }
+    /// Directories of the layouts of other versions that ran on this node, sorted.
+    pub fn other_layouts(&self) -> std::io::Result<Vec<PathBuf>> {
+        let own = self.layout();
+        let entries = match std::fs::read_dir(self.bpffs.join("thuban")) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let mut others = Vec::new();
+        for entry in entries {
+            let path = entry?.path();
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+            if path != own && name.is_some_and(|name| name.starts_with("layout_")) {
+                others.push(path);
+            }
+        }
+        others.sort();
+        Ok(others)
     }
 }
 
@@ -127,6 +158,16 @@ pub struct RunSettings {
     /// Time between reports of what this droplet's roles pass on, seconds.
     #[arg(long, env = "THUBAN_LOAD_INTERVAL", default_value_t = 10)]
     pub load_interval: u64,
+    /// Port of the metrics; 0 serves none.
+    #[arg(long, env = "THUBAN_TRANSITD_METRICS_PORT", default_value_t = 0)]
+    pub metrics_port: u16,
+    #[arg(
+        long,
+        env = "THUBAN_TRANSITD_METRICS_ADDRESS",
+        value_enum,
+        default_value = "loopback"
+    )]
+    pub metrics_address: MetricsAddress,
     #[command(flatten)]
     pub pins: PinSettings,
 }

@@ -9,7 +9,7 @@ use ipnet::Ipv6Net;
 use thuban_common::tables::{AttachmentEntry, EndpointKey, LOCAL_TAKES_XDP, LocalEntry};
 use thuban_proto::transit as proto;
 use tokio::sync::mpsc;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::attachments::{Attachment, AttachmentId};
 use crate::dataplane::links::Links;
@@ -26,6 +26,8 @@ pub struct State {
     pub attachments: BTreeMap<AttachmentId, Attachment>,
     pub subscriptions: Subscriptions,
     pub outbox: Option<mpsc::UnboundedSender<proto::DropletMessage>>,
+    /// The operator's epoch, while its stream is open and has sent a snapshot.
+    pub stream: Option<u64>,
     /// The first snapshot since this start is applied.
     pub synced: bool,
 }
@@ -62,7 +64,16 @@ impl State {
             attachments,
             subscriptions,
             outbox: None,
+            stream: None,
             synced: false,
+        }
+    }
+
+    /// Endpoints that an earlier transitd had here: their pods can be served before the first snapshot, which decides. What
+    /// they mean in the tables is there still.
+    pub fn remember(&mut self, endpoints: Vec<LocalEndpoint>) {
+        for endpoint in endpoints {
+            let _ = self.program.upsert(Row::Local(endpoint));
         }
     }
 
@@ -84,6 +95,11 @@ impl State {
                 reason: reason.clone(),
                 message: message.clone(),
             };
+        }
+        if self.links.is_replacing() {
+            return Readiness::NotYet(
+                "programs of another layout are in place until the operator's rows are here",
+            );
         }
         match self.program.local_of_pod(pod_uid) {
             Some(endpoint) if endpoint.ready => Readiness::Ready(endpoint.clone()),
@@ -153,6 +169,7 @@ impl State {
                 nacks.push(nack(key, rejection));
             }
         }
+        let is_first = program.snapshot && !self.synced;
         if program.snapshot {
             self.sweep();
             pods.extend(
@@ -160,7 +177,7 @@ impl State {
                     .values()
                     .map(|attachment| attachment.pod_uid.clone()),
             );
-            if !self.synced {
+            if is_first {
                 info!(
                     epoch,
                     rows = self.program.keys().count(),
@@ -168,6 +185,7 @@ impl State {
                 );
             }
             self.synced = true;
+            self.stream = Some(epoch);
         }
         for pod in pods {
             if let Err(error) = self.refresh(&pod) {
@@ -185,6 +203,12 @@ impl State {
                     },
                 ));
             }
+        }
+        if is_first && let Err(error) = self.links.take_over() {
+            error!(
+                error = &error as &dyn std::error::Error,
+                "programs of another layout could not all be replaced"
+            );
         }
         nacks
     }

@@ -21,7 +21,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::attachments::Attachment;
-use crate::attachments::store::{Store, StoreError};
+use crate::attachments::store::{self, StoreError};
 use crate::settings::PinSettings;
 
 pub use tables::sweep;
@@ -94,7 +94,7 @@ fn endpoints(settings: &TraceSettings) -> Result<Vec<EndpointKey>, TraceError> {
         return Ok(vec![EndpointKey { vni, address }]);
     }
     let pod = settings.pod.clone().unwrap_or_default();
-    let (attachments, _) = Store::open(settings.state_dir.join("attachments"))?.load()?;
+    let attachments = store::observe(&settings.state_dir.join("attachments"))?;
     let keys: Vec<EndpointKey> = attachments
         .iter()
         .filter(|attachment| format!("{}/{}", attachment.pod_namespace, attachment.pod_name) == pod)

@@ -25,7 +25,7 @@ struct Soak {
     count: &'static str,
 }
 
-const SOAKS: [Soak; 2] = [
+const SOAKS: [Soak; 5] = [
     Soak {
         name: "churn",
         package: "transitd",
@@ -42,6 +42,31 @@ const SOAKS: [Soak; 2] = [
         // Every boundary.
         variable: "THUBAN_KILL_STRIDE",
         count: "1",
+    },
+    Soak {
+        name: "restarts",
+        package: "transitd",
+        target: "netns",
+        tests: "upgrade::",
+        variable: "THUBAN_SOAK_RESTARTS",
+        count: "100",
+    },
+    Soak {
+        name: "outage",
+        package: "transitd",
+        target: "netns",
+        tests: "away::an_outage",
+        // Seconds.
+        variable: "THUBAN_SOAK_AWAY",
+        count: "300",
+    },
+    Soak {
+        name: "socket",
+        package: "transitd",
+        target: "netns",
+        tests: "socket::whatever",
+        variable: "THUBAN_SOAK_SOCKET",
+        count: "20000",
     },
 ];
 

@@ -13,6 +13,7 @@ use tracing::{info, warn};
 use super::del;
 use super::error::AttachmentError;
 use crate::attachments::{Attachment, AttachmentId};
+use crate::metrics::{self, Reclaimed};
 use crate::netlink::{find_link, namespace};
 use crate::node::Node;
 
@@ -53,7 +54,10 @@ async fn collect(
             continue;
         }
         match del::remove(node, id).await {
-            Ok(()) => info!(container_id = id.container_id, "GC removed an attachment"),
+            Ok(()) => {
+                metrics::reclaims(Reclaimed::Collected, 1);
+                info!(container_id = id.container_id, "GC removed an attachment");
+            }
             Err(error) => errors.push(error),
         }
     }

@@ -12,6 +12,7 @@ use tracing::{info, warn};
 
 use super::del;
 use crate::attachments::AttachmentId;
+use crate::metrics::{self, Reclaimed};
 use crate::node::Node;
 
 /// In the state directory.
@@ -47,6 +48,17 @@ pub async fn drain(node: &Arc<Node>) {
     }
 }
 
+/// How many wait.
+pub fn waiting(node: &Node) -> usize {
+    let entries = std::fs::read_dir(node.settings.state_dir.join(DIRECTORY));
+    entries.map_or(0, |entries| {
+        let paths = entries.flatten().map(|entry| entry.path());
+        paths
+            .filter(|path| path.extension().is_some_and(|e| e == "del"))
+            .count()
+    })
+}
+
 /// Removes what plugins that were killed left half-written: nobody was told that those DELs are done. Once at start: a
 /// plugin that writes just then fails, and its runtime repeats the DEL.
 pub fn sweep(node: &Node) {
@@ -79,6 +91,7 @@ pub async fn drain_one(node: &Arc<Node>, id: &AttachmentId) {
             );
             return;
         }
+        metrics::reclaims(Reclaimed::SpooledDel, 1);
         info!(container_id = id.container_id, "spooled DEL done");
     } else {
         info!(

@@ -4,6 +4,8 @@ use thiserror::Error;
 use tracing::warn;
 
 use super::error::AttachmentError;
+use crate::dataplane::hooks::TransitHook;
+use crate::dataplane::links::Hook;
 use crate::netlink;
 use crate::node::Node;
 
@@ -14,6 +16,8 @@ pub enum NotReady {
     NoProgram,
     #[error("the kernel refuses this version's {0}, the old one is in place; see transitd's log")]
     OldProgram(&'static str),
+    #[error("{0} is not attached to the uplink: no packet of another node is handled; restart transitd")]
+    NotAttached(&'static str),
     #[error("the kernel cannot be asked about the uplink; see transitd's log")]
     NoNetlink,
     #[error("the uplink is missing or down: pods of other nodes are out of reach")]
@@ -25,7 +29,7 @@ impl NotReady {
     pub fn code(self) -> u32 {
         match self {
             Self::NoProgram | Self::OldProgram(_) | Self::NoNetlink => 50,
-            Self::NoUplink => 51,
+            Self::NoUplink | Self::NotAttached(_) => 51,
         }
     }
 }
@@ -41,7 +45,7 @@ pub async fn run(node: &Node) -> Result<(), AttachmentError> {
         }
     }
     match netlink::find_link(&node.netlink, &node.uplink.name).await {
-        Ok(Some(link)) if netlink::is_up(&link) => Ok(()),
+        Ok(Some(link)) if netlink::is_up(&link) => attached(node, netlink::xdp_program(&link)),
         Ok(_) => Err(NotReady::NoUplink.into()),
         Err(error) => {
             warn!(
@@ -51,4 +55,19 @@ pub async fn run(node: &Node) -> Result<(), AttachmentError> {
             Err(NotReady::NoNetlink.into())
         }
     }
+}
+
+/// Whether transit is where it was put; `at_xdp` is the program that the uplink has there.
+fn attached(node: &Node, at_xdp: Option<u32>) -> Result<(), AttachmentError> {
+    let state = node.state();
+    let hooks = [
+        Some(Hook::TransitTc),
+        (node.transit_hook == TransitHook::Xdp).then_some(Hook::TransitXdp),
+    ];
+    for hook in hooks.into_iter().flatten() {
+        if !state.links.is_attached(hook, &node.uplink.name, at_xdp)? {
+            return Err(NotReady::NotAttached(hook.program()).into());
+        }
+    }
+    Ok(())
 }

@@ -4,7 +4,6 @@
 //! undoes every step. Teardown fences first, goes through all steps whatever fails, and takes missing things as done.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rtnetlink::Handle;
 use tracing::warn;
@@ -12,6 +11,7 @@ use tracing::warn;
 use super::add::ValidatedAdd;
 use super::error::AttachmentError;
 use crate::attachments::{Attachment, AttachmentId};
+use crate::boot;
 use crate::dataplane::links::Hook;
 use crate::dataplane::tables::TableKey;
 use crate::netlink::veth::{self, VethPlan};
@@ -209,11 +209,9 @@ async fn take_apart(
     Err(AttachmentError::Teardown(errors))
 }
 
-/// Later than every attachment there is, also when the clock went back.
+/// Later than every attachment there is, whatever clock its transitd went by.
 fn next_generation(node: &Node) -> u64 {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_nanos() as u64);
+    let now = boot::nanoseconds();
     let highest = node
         .state()
         .attachments

@@ -84,7 +84,7 @@ pub fn attach(
             Err(error) => return Err(error),
         }
     }
-    links.release(Hook::TransitXdp, uplink)?;
+    links.give_up(Hook::TransitXdp, uplink)?;
     Ok(TransitHook::Tc)
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Invariant: a pinned link is updated in place to this version's program (the kernel swaps it atomically) and never
 //! unpinned and pinned again; only a link whose interface is gone, or whose hook was given up, loses its pin. A program
-//! that the kernel refuses leaves the old one in place.
+//! that the kernel refuses leaves the old one in place. Programs of another layout, which have maps of their own, stay until
+//! the maps of this one are filled.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use thiserror::Error;
 use tracing::error;
 
 use super::filter;
+use super::inherited::{Inherited, Wanted};
 use super::loader::LoadError;
 
 #[derive(Debug, Error)]
@@ -44,6 +46,8 @@ pub enum LinkingError {
     },
     #[error("cannot open the pinned link {path}")]
     Open { path: PathBuf, source: LinkError },
+    #[error("cannot ask which programs {interface} has")]
+    Query { interface: String, source: ProgramError },
     #[error("cannot pin {path}")]
     Pin {
         path: PathBuf,
@@ -56,6 +60,14 @@ pub enum LinkingError {
 }
 
 impl LinkingError {
+    fn kept(self, hook: Hook, interface: &str) -> Self {
+        Self::Kept {
+            program: hook.program(),
+            interface: interface.to_owned(),
+            source: Box::new(self),
+        }
+    }
+
     /// The link's interface is gone; another one may have its name now.
     fn is_dead_link(&self) -> bool {
         let number = match self {
@@ -74,6 +86,7 @@ impl LinkingError {
 pub struct Links {
     ebpf: Ebpf,
     directory: PathBuf,
+    inherited: Inherited,
     kept: BTreeSet<&'static str>,
     /// Interfaces where a former transitd put a filter.
     filters: BTreeSet<String>,
@@ -103,40 +116,53 @@ impl Hook {
     }
 
     /// bpffs takes no dots, interface names may have them.
-    fn pin_name(self, interface: &str) -> String {
+    pub(super) fn pin_name(self, interface: &str) -> String {
         format!("{}_{}", self.program(), interface.replace('.', "_"))
     }
 }
 
 impl Links {
-    pub fn new(ebpf: Ebpf, directory: PathBuf) -> Self {
+    /// `layouts`: directories of other layouts, whose programs may still be in place.
+    pub fn new(ebpf: Ebpf, directory: PathBuf, layouts: Vec<PathBuf>) -> Self {
         Self {
             ebpf,
             directory,
+            inherited: Inherited::new(layouts),
             kept: BTreeSet::new(),
             filters: BTreeSet::new(),
         }
     }
 
-    /// Puts this version's program at the hook: into the pinned link if there is a live one, else by a new link.
+    /// Puts this version's program at the hook: into the pinned link if there is a live one, else by a new link. Where
+    /// another layout's programs still are, all waits for [`Self::take_over`].
     pub fn ensure(&mut self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
+        if self.inherited.is_in_place() {
+            self.inherited.wait(hook, interface, Wanted::Here);
+            return Ok(());
+        }
         let path = self.directory.join(hook.pin_name(interface));
         if hook == Hook::AgentTc {
             self.put_filter(interface)?;
             // Where a former version had a link.
-            return unpin(&path);
+            return unpin(&path).and(self.inherited.release(&hook.pin_name(interface)));
         }
         if let Some(pinned) = open(&path)? {
             match self.replace(hook, interface, pinned) {
-                Ok(()) => return Ok(()),
+                // Pinned there too, if a take-over was cut off.
+                Ok(_) => return self.inherited.release(&hook.pin_name(interface)),
                 Err(error) if error.is_dead_link() => unpin(&path)?,
-                Err(error) => {
-                    return Err(LinkingError::Kept {
-                        program: hook.program(),
-                        interface: interface.to_owned(),
-                        source: Box::new(error),
-                    });
+                Err(error) => return Err(error.kept(hook, interface)),
+            }
+        }
+        if let Some((old, pinned)) = self.inherited.open(&hook.pin_name(interface))? {
+            match self.replace(hook, interface, pinned) {
+                // In this order: a link without a pin is gone.
+                Ok(link) => {
+                    pin(link, path)?;
+                    return unpin(&old);
                 }
+                Err(error) if error.is_dead_link() => unpin(&old)?,
+                Err(error) => return Err(error.kept(hook, interface)),
             }
         }
         let link = if hook.at_xdp() {
@@ -144,9 +170,26 @@ impl Links {
         } else {
             self.attach_tc(hook, interface)
         }?;
-        link.pin(&path)
-            .map(drop)
-            .map_err(|source| LinkingError::Pin { path, source })
+        pin(link, path)
+    }
+
+    /// The tables of this layout are filled: its programs take the places of another layout's, link by link, and what is
+    /// left of that goes. What the kernel refuses stays, with its maps.
+    pub fn take_over(&mut self) -> Result<(), LinkingError> {
+        self.inherited.is_ready = true;
+        let mut waiting = std::mem::take(&mut self.inherited.waiting);
+        // First what comes: no packet meets a hook that is given up and no other yet.
+        waiting.sort_by_key(|(_, _, wanted)| *wanted);
+        for (hook, interface, wanted) in waiting {
+            match wanted {
+                Wanted::Here => self.ensure_or_keep(hook, &interface)?,
+                Wanted::Gone => self.release(hook, &interface)?,
+            }
+        }
+        if self.kept.is_empty() {
+            self.inherited.remove()?;
+        }
+        Ok(())
     }
 
     /// As [`Self::ensure`], for what a former transitd attached: an old program that stays is no failure, but is
@@ -185,12 +228,13 @@ impl Links {
             if !self.filters.contains(interface) {
                 return source;
             }
-            LinkingError::Kept {
-                program,
-                interface: interface.to_owned(),
-                source: Box::new(source),
-            }
+            source.kept(Hook::AgentTc, interface)
         })
+    }
+
+    /// Whether programs of another layout are in place until [`Self::take_over`].
+    pub fn is_replacing(&self) -> bool {
+        self.inherited.is_in_place()
     }
 
     /// Programs of this version that could not take their predecessors' places.
@@ -198,49 +242,70 @@ impl Links {
         self.kept.iter().copied()
     }
 
-    /// Whether the hook's program is the one that `runs` at the interface there.
+    /// Whether the hook's program is among those that the kernel runs at the interface; `runs` is the one that it has at
+    /// XDP, or in the agent's filter.
     pub fn is_attached(&self, hook: Hook, interface: &str, runs: Option<u32>) -> Result<bool, LinkingError> {
         if hook == Hook::AgentTc {
             return Ok(runs.is_some());
         }
-        let path = self.directory.join(hook.pin_name(interface));
-        let Some(link) = open(&path)? else {
+        let name = hook.pin_name(interface);
+        let path = self.directory.join(&name);
+        let own = open(&path)?.map(|link| (path, link));
+        let Some((path, link)) = own.map_or_else(|| self.inherited.open(&name), |own| Ok(Some(own)))? else {
             return Ok(false);
         };
         let program = match link.info() {
             Ok(info) => info.program_id(),
             Err(source) => return Err(LinkingError::Open { path, source }),
         };
-        Ok(runs == Some(program))
+        if hook.at_xdp() {
+            return Ok(runs == Some(program));
+        }
+        let (_, programs) =
+            SchedClassifier::query_tcx(interface, TcAttachType::Ingress).map_err(|source| {
+                LinkingError::Query {
+                    interface: interface.to_owned(),
+                    source,
+                }
+            })?;
+        Ok(programs.iter().any(|info| info.id() == program))
     }
 
-    /// Gives a hook up: the program leaves the interface. Missing is success.
+    /// Takes the program off the interface. Missing is success.
     pub fn release(&self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
-        unpin(&self.directory.join(hook.pin_name(interface)))
+        let name = hook.pin_name(interface);
+        unpin(&self.directory.join(&name)).and(self.inherited.release(&name))
+    }
+
+    /// As [`Self::release`], of a hook that this version does not use; another layout's program goes when the other
+    /// hooks are taken over.
+    pub fn give_up(&mut self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
+        if self.inherited.is_in_place() {
+            self.inherited.wait(hook, interface, Wanted::Gone);
+            return Ok(());
+        }
+        self.release(hook, interface)
     }
 
     /// Removes agent pins of veths that are not in `known`.
     pub fn sweep(&self, known: &[String]) -> Result<Vec<String>, LinkingError> {
-        let failed = |source| LinkingError::List {
-            path: self.directory.clone(),
-            source,
-        };
         let mut removed = Vec::new();
-        for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
-            let veth = [Hook::AgentTc, Hook::AgentXdp].iter().find_map(|hook| {
-                name.strip_prefix(hook.program())
-                    .and_then(|rest| rest.strip_prefix('_'))
-            });
-            if veth.is_some_and(|veth| !known.iter().any(|k| k == veth)) {
-                unpin(&self.directory.join(&name))?;
-                removed.push(name);
+        for directory in std::iter::once(&self.directory).chain(&self.inherited.directories) {
+            for name in names(directory)? {
+                let veth = [Hook::AgentTc, Hook::AgentXdp].iter().find_map(|hook| {
+                    name.strip_prefix(hook.program())
+                        .and_then(|rest| rest.strip_prefix('_'))
+                });
+                if veth.is_some_and(|veth| !known.iter().any(|k| k == veth)) {
+                    unpin(&directory.join(&name))?;
+                    removed.push(name);
+                }
             }
         }
         Ok(removed)
     }
 
-    fn replace(&mut self, hook: Hook, interface: &str, link: FdLink) -> Result<(), LinkingError> {
+    fn replace(&mut self, hook: Hook, interface: &str, link: FdLink) -> Result<FdLink, LinkingError> {
         let program = hook.program();
         let attach = |source| LinkingError::Attach {
             program,
@@ -252,17 +317,19 @@ impl Links {
             interface: interface.to_owned(),
             source,
         };
-        // The FdLink that comes back is dropped: the pin alone keeps the link.
+        // Dropped, the FdLink that comes back leaves the link to its pin.
         if hook.at_xdp() {
             let link = XdpLink::try_from(link).map_err(convert)?;
             let loaded = self.xdp(hook)?;
             let id = loaded.attach_to_link(link).map_err(attach)?;
-            loaded.take_link(id).map(drop).map_err(attach)
+            let link = loaded.take_link(id).map_err(attach)?;
+            link.try_into().map_err(convert)
         } else {
             let link = SchedClassifierLink::try_from(link).map_err(convert)?;
             let loaded = self.tc(hook)?;
             let id = loaded.attach_to_link(link).map_err(attach)?;
-            loaded.take_link(id).map(drop).map_err(attach)
+            let link = loaded.take_link(id).map_err(attach)?;
+            link.try_into().map_err(convert)
         }
     }
 
@@ -333,7 +400,13 @@ impl Links {
     }
 }
 
-fn open(path: &Path) -> Result<Option<FdLink>, LinkingError> {
+fn pin(link: FdLink, path: PathBuf) -> Result<(), LinkingError> {
+    link.pin(&path)
+        .map(drop)
+        .map_err(|source| LinkingError::Pin { path, source })
+}
+
+pub(super) fn open(path: &Path) -> Result<Option<FdLink>, LinkingError> {
     match PinnedLink::from_pin(path) {
         Ok(pinned) => Ok(Some(pinned.into())),
         Err(LinkError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => {
@@ -346,7 +419,7 @@ fn open(path: &Path) -> Result<Option<FdLink>, LinkingError> {
     }
 }
 
-fn unpin(path: &Path) -> Result<(), LinkingError> {
+pub(super) fn unpin(path: &Path) -> Result<(), LinkingError> {
     match std::fs::remove_file(path) {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(LinkingError::Unpin {
             path: path.to_owned(),
@@ -354,4 +427,18 @@ fn unpin(path: &Path) -> Result<(), LinkingError> {
         }),
         _ => Ok(()),
     }
+}
+
+pub(super) fn names(directory: &Path) -> Result<Vec<String>, LinkingError> {
+    let failed = |source| LinkingError::List {
+        path: directory.to_owned(),
+        source,
+    };
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?,
+    };
+    let name =
+        |entry: std::io::Result<std::fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+    entries.map(name).collect::<Result<_, _>>().map_err(failed)
 }

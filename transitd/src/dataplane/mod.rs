@@ -6,6 +6,7 @@ pub mod counters;
 pub mod events;
 pub mod filter;
 pub mod hooks;
+mod inherited;
 pub mod links;
 pub mod loader;
 pub mod loads;

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use aya::Pod;
 use aya::maps::lpm_trie::Key as LpmKey;
-use aya::maps::{Array, HashMap as BpfHash, LpmTrie, Map, MapData, MapError, PerCpuHashMap};
+use aya::maps::{Array, HashMap as BpfHash, LpmTrie, Map, MapData, MapError, MapInfo, PerCpuHashMap};
 use thiserror::Error;
 use thuban_common::tables::{
     Address, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey, LoadKey, LocalEntry,
@@ -64,6 +64,20 @@ pub enum TableEntry {
     /// What it counts is read by [`Tables::loads`].
     Load,
 }
+
+/// Every table, by its map's name.
+pub const NAMES: [&str; 10] = [
+    "ATTACHMENTS",
+    "LOCAL_ENDPOINTS",
+    "DIRECT_ROWS",
+    "BOUNCER_ROWS",
+    "FORWARD_ROWS",
+    "FORWARDERS",
+    "SUBNETS",
+    "VPCS",
+    "DROPLETS",
+    "LOADS",
+];
 
 type Hash<K, V> = BpfHash<MapData, K, V>;
 
@@ -309,6 +323,13 @@ impl TableKey {
             Self::Load(_) => "LOADS",
         }
     }
+}
+
+/// How many rows a table holds.
+pub fn capacity(maps: &Path, name: &'static str) -> Result<u32, TableError> {
+    MapInfo::from_pin(maps.join(name))
+        .map(|info| info.max_entries())
+        .map_err(open(name))
 }
 
 /// CONFIG[0]; written before any program is attached.

@@ -22,6 +22,7 @@ use super::epoch::Epoch;
 use super::lease::{LeaseError, Locator};
 use super::peer::Peer;
 use super::session::{self, SessionError};
+use crate::metrics;
 
 const LEAST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -57,6 +58,7 @@ pub async fn run(peer: Arc<impl Peer>, locator: Locator, mut epoch: Epoch) {
     let mut lost = Instant::now();
     loop {
         let started = Instant::now();
+        metrics::dials();
         if let Err(error) = attempt(&*peer, &locator, &mut epoch).await {
             warn!(
                 error = &error as &dyn std::error::Error,

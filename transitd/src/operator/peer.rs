@@ -7,6 +7,7 @@ use tokio::sync::mpsc;
 
 use super::session::attachment;
 use crate::node::Node;
+use crate::{endpoints, metrics};
 
 /// The stream's outgoing side.
 pub type Outbox = mpsc::UnboundedSender<DropletMessage>;
@@ -50,11 +51,22 @@ impl Peer for Node {
     }
 
     fn close(&self) {
-        self.state().outbox = None;
+        let mut state = self.state();
+        (state.outbox, state.stream) = (None, None);
     }
 
     fn apply(&self, program: Program) -> Vec<Nack> {
-        let nacks = self.state().apply(program);
+        metrics::receives(&program);
+        let is_kept = endpoints::concern(&program);
+        let nacks = {
+            let mut state = self.state();
+            let nacks = state.apply(program);
+            if is_kept {
+                self.endpoints.keep(state.program.locals());
+            }
+            nacks
+        };
+        metrics::refuses(&nacks);
         self.announce();
         nacks
     }

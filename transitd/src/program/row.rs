@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use thuban_common::tables::{
     Address, DropletAddress, DropletEntry, EndpointKey, GATEWAY_MAC, LOAD_OF_DIVIDER, LoadKey, MAX_MEMBERS,
@@ -26,7 +27,7 @@ pub enum RowKey {
 }
 
 /// An endpoint that lives on this droplet.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalEndpoint {
     pub vni: u32,
     pub address: Ipv4Addr,

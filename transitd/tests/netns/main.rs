@@ -6,24 +6,33 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod attach;
+mod away;
 mod check;
 mod churn;
+mod clock;
 mod dual_stack;
+mod files;
+mod flow;
 mod gc;
 mod hooks;
 mod killed;
 mod libcni;
 mod loads;
 mod lost_dels;
+mod metrics;
 mod moves;
 mod operator;
 mod plugin;
+mod pressure;
 mod program;
 mod reconnect;
 mod refused;
 mod restart;
 mod rig;
+mod rows;
+mod socket;
 mod spool;
 mod status;
+mod upgrade;
 mod veth;
 mod wire;

@@ -17,6 +17,8 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::rig::IN_THE_END;
+
 /// What all streams share.
 #[derive(Default)]
 pub struct Shared {
@@ -140,7 +142,7 @@ impl Operator {
 
     /// The first received message that fits, or a panic after a while.
     pub fn wait_for(&self, what: &str, fits: impl Fn(&Message) -> bool) -> Message {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + IN_THE_END;
         loop {
             if let Some(message) = self.shared.lock().unwrap().received.iter().find(|m| fits(m)) {
                 return message.clone();

@@ -12,10 +12,11 @@ use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 use thuban_proto::cni::cni_client::CniClient;
 use thuban_proto::cni::{AddRequest, Attached, CniError, DelRequest, add_reply};
-use thuban_proto::transit::{DropletRow, LocalRow, NetworkRow, VpcRow, row::Row};
+use thuban_proto::transit::row::Row;
 use tonic::transport::{Endpoint, Uri};
 
 use crate::operator::Operator;
+pub use crate::rows::{base_rows, dual, dual_rows, local, mapped};
 
 /// How long an answer may take on a machine that does much else.
 const PATIENCE: Duration = Duration::from_millis(1500);
@@ -28,83 +29,12 @@ pub struct Rig {
     pub directory: PathBuf,
     pub operator: Operator,
     pub flags: Vec<String>,
+    /// Of the daemon.
+    pub environment: Vec<(String, String)>,
     /// The object file with the programs.
     pub programs: PathBuf,
     namespaces: Vec<String>,
     daemon: Option<Child>,
-}
-
-/// VPCs 7 and 8, each 10.0.0.0/16, network 10.0.1.0/24; this droplet has every role.
-pub fn base_rows() -> Vec<Row> {
-    let mut rows = vec![Row::Droplet(DropletRow {
-        address: NODE.to_vec(),
-    })];
-    for vni in [7, 8] {
-        rows.push(Row::Vpc(VpcRow {
-            vni,
-            cidrs: vec!["10.0.0.0/16".into()],
-            dividers: vec![NODE.to_vec()],
-            divider_here: true,
-            host_access: false,
-            ..VpcRow::default()
-        }));
-        rows.push(Row::Network(NetworkRow {
-            vni,
-            network: 0x0a00_0100,
-            cidrs: vec!["10.0.1.0/24".into()],
-            bouncers: vec![NODE.to_vec()],
-            bouncer_here: true,
-            ..NetworkRow::default()
-        }));
-    }
-    rows
-}
-
-pub fn mapped(last: u8) -> Vec<u8> {
-    Ipv4Addr::new(10, 0, 1, last).to_ipv6_mapped().octets().to_vec()
-}
-
-/// The pod `uid` at 10.0.1.`last`.
-pub fn local(vni: u32, uid: &str, last: u8) -> Row {
-    Row::Local(LocalRow {
-        vni,
-        address: mapped(last),
-        network: 0x0a00_0100,
-        prefix_length: 24,
-        gateway: "10.0.1.1".into(),
-        mac: vec![2, vni as u8, 10, 0, 1, last],
-        pod_uid: uid.into(),
-        pod_namespace: "ns".into(),
-        pod_name: uid.into(),
-        vpc_name: format!("vpc-{vni}"),
-        network_name: "net".into(),
-        ready: true,
-        ..LocalRow::default()
-    })
-}
-
-/// As [`base_rows`], with fd00:1::/48 for the VPCs and fd00:1::/64 for the networks besides.
-pub fn dual_rows() -> Vec<Row> {
-    let mut rows = base_rows();
-    for row in &mut rows {
-        match row {
-            Row::Vpc(vpc) => vpc.cidrs6.push("fd00:1::/48".into()),
-            Row::Network(network) => network.cidrs6.push("fd00:1::/64".into()),
-            _ => {}
-        }
-    }
-    rows
-}
-
-/// As [`local`], with fd00:1::`last` (in decimal) besides.
-pub fn dual(vni: u32, uid: &str, last: u8) -> Row {
-    let Row::Local(mut row) = local(vni, uid, last) else {
-        unreachable!()
-    };
-    let address: Ipv6Addr = format!("fd00:1::{last}").parse().unwrap();
-    row.address6 = address.octets().to_vec();
-    row.prefix_length6 = 64;
-    Row::Local(row)
 }
 
 impl Rig {
@@ -150,6 +80,7 @@ impl Rig {
             directory,
             operator,
             flags: vec![],
+            environment: vec![],
             programs: Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bpf/thuban-programs.o"),
             namespaces,
             daemon: None,
@@ -222,6 +153,7 @@ impl Rig {
             .args(["--token-file", &path("token")])
             .args(&self.flags)
             .env("RUST_BACKTRACE", "0")
+            .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log);
@@ -256,7 +188,7 @@ impl Rig {
 
     /// Whether the daemon ended by itself, with its exit code.
     pub fn wait_for_exit(&mut self) -> Option<i32> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + IN_THE_END;
         while Instant::now() < deadline {
             if let Some(status) = self.daemon.as_mut().unwrap().try_wait().unwrap() {
                 return status.code();
@@ -315,8 +247,15 @@ impl Rig {
             .error
     }
 
-    fn call<T>(&self, call: impl AsyncFnOnce(CniClient<tonic::transport::Channel>) -> T) -> T {
-        let socket = self.directory.join("run/cni.sock");
+    pub fn call<T>(&self, call: impl AsyncFnOnce(CniClient<tonic::transport::Channel>) -> T) -> T {
+        self.call_at(self.directory.join("run/cni.sock"), call)
+    }
+
+    pub fn call_at<T>(
+        &self,
+        socket: PathBuf,
+        call: impl AsyncFnOnce(CniClient<tonic::transport::Channel>) -> T,
+    ) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -598,9 +537,12 @@ fn sh(script: &str) {
     assert!(status.success(), "{script}");
 }
 
+/// Of what must happen in the end: on a machine that does much else the kernel's locks and the disk keep all waiting.
+pub const IN_THE_END: Duration = Duration::from_mins(1);
+
 /// Waits until something holds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + IN_THE_END;
     while !holds() {
         assert!(Instant::now() < deadline, "never happened: {what}");
         std::thread::sleep(Duration::from_millis(100));

@@ -3,6 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
+use nix::sys::socket::{setsockopt, sockopt};
+
+use crate::flow::word;
 use crate::rig::{NODE, Rig, in_namespace};
 
 /// A droplet beside the node, with an address of its own at the other end of the uplink.
@@ -25,8 +28,44 @@ impl Peer {
 
     /// Sends a UDP datagram of an endpoint to port 7 of another one, encapsulated, to the node.
     pub fn send(&self, vni: u32, source: IpAddr, destination: IpAddr) {
-        let frame = frame(vni, source, destination);
+        let frame = frame(vni, source, destination, *b"thub");
         self.socket.send_to(&frame, (Ipv4Addr::from(NODE), 6081)).unwrap();
+    }
+
+    /// As [`Self::send`], of numbers after a mark: 9 to what must not come, else the one that [`Self::receiver`] has not.
+    pub fn sender(&self, vni: u32, mark: u8, source: &str, destination: &str) -> Box<dyn FnMut(u32) + Send> {
+        let (socket, source, destination) = (
+            self.socket.try_clone().unwrap(),
+            source.parse().unwrap(),
+            destination.parse().unwrap(),
+        );
+        Box::new(move |number| {
+            let frame = frame(vni, source, destination, word(mark, number));
+            let _ = socket.send_to(&frame, (Ipv4Addr::from(NODE), 6081));
+        })
+    }
+
+    /// The first four bytes of each UDP datagram that the node sends here.
+    pub fn receiver(&self) -> Box<dyn FnMut() -> Option<[u8; 4]> + Send> {
+        let socket = self.socket.try_clone().unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        setsockopt(&socket, sockopt::RcvBufForce, &(8 << 20)).unwrap();
+        Box::new(move || {
+            loop {
+                let mut buffer = [0; 2048];
+                let length = socket.recv(&mut buffer).ok()?;
+                let inner = buffer[..length].get(8 + 14..).unwrap_or_default();
+                // Pings before the flows are no part of them.
+                if inner.get(9) == Some(&17) {
+                    return Some(
+                        inner
+                            .get(28..32)
+                            .and_then(|w| w.try_into().ok())
+                            .unwrap_or_default(),
+                    );
+                }
+            }
+        })
     }
 
     /// Whether something came from the node within half a second: the inner packet's destination.
@@ -43,9 +82,9 @@ impl Peer {
 }
 
 /// Geneve, Ethernet, IP, UDP and four bytes.
-fn frame(vni: u32, source: IpAddr, destination: IpAddr) -> Vec<u8> {
+fn frame(vni: u32, source: IpAddr, destination: IpAddr, word: [u8; 4]) -> Vec<u8> {
     let [_, vni @ ..] = vni.to_be_bytes();
-    let udp = [&[0x30, 0x39, 0, 7, 0, 12, 0, 0][..], b"thub"].concat();
+    let udp = [&[0x30, 0x39, 0, 7, 0, 12, 0, 0][..], &word].concat();
     let (ethertype, ip) = match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let mut ip = vec![0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0];

@@ -1,0 +1,249 @@
+//! What transitd counts, as text for Prometheus.
+//!
+//! Invariant: no label holds the name of a pod, a VPC or a tenant, so that the number of series is bounded and whoever may
+//! scrape learns nothing of tenants. Hooks are one call each and count since the process began; what the node has, and what
+//! its programs counted, is looked up when it is asked for.
+
+mod node;
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use thuban_proto::transit::{Nack, Program};
+
+use crate::attachments::store::StoreError;
+
+pub use node::TransitdPages;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfVerb {
+    verb: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Answered {
+    verb: &'static str,
+    code: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfKind {
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct InTable {
+    table: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Because {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Changed {
+    change: &'static str,
+}
+
+/// What was found without an owner and removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reclaimed {
+    /// An attachment whose pod is gone, by transitd's own look.
+    Attachment,
+    /// An attachment that the runtime's GC does not list.
+    Collected,
+    /// An attachment of another boot.
+    Rebooted,
+    /// A veth without an attachment.
+    Veth,
+    /// Rows that led to interfaces that are gone.
+    Rows,
+    /// A pin of a veth that is gone.
+    Pin,
+    /// A DEL that had waited in the spool.
+    SpooledDel,
+}
+
+impl Reclaimed {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Attachment => "attachment",
+            Self::Collected => "collected",
+            Self::Rebooted => "rebooted",
+            Self::Veth => "veth",
+            Self::Rows => "rows",
+            Self::Pin => "pin",
+            Self::SpooledDel => "spooled_del",
+        }
+    }
+}
+
+type Histograms = Family<OfVerb, Histogram, fn() -> Histogram>;
+
+struct Metrics {
+    registry: Registry,
+    verbs: Family<Answered, Counter>,
+    seconds: Histograms,
+    attempts: Counter,
+    snapshots: Counter,
+    received: Family<Changed, Counter>,
+    nacks: Family<Because, Counter>,
+    adopted: Gauge,
+    refused: Family<Because, Counter>,
+    reclaimed: Family<OfKind, Counter>,
+    states: node::States,
+}
+
+static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
+
+fn seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.0005, 2.0, 17))
+}
+
+impl Metrics {
+    fn new() -> Self {
+        let mut registry = Registry::with_prefix("thuban_transitd");
+        let states = node::States::new(&mut registry);
+        let mut metrics = Self {
+            registry,
+            verbs: Family::default(),
+            seconds: Family::new_with_constructor(seconds as fn() -> Histogram),
+            attempts: Counter::default(),
+            snapshots: Counter::default(),
+            received: Family::default(),
+            nacks: Family::default(),
+            adopted: Gauge::default(),
+            refused: Family::default(),
+            reclaimed: Family::default(),
+            states,
+        };
+        let registry = &mut metrics.registry;
+        registry.register("cni", "CNI verbs answered, by code", metrics.verbs.clone());
+        registry.register("cni_seconds", "How long they took", metrics.seconds.clone());
+        registry.register(
+            "stream_attempts",
+            "Times that the operator was dialled",
+            metrics.attempts.clone(),
+        );
+        registry.register(
+            "snapshots",
+            "Whole programs of this node received",
+            metrics.snapshots.clone(),
+        );
+        registry.register(
+            "rows_received",
+            "Rows received, by change",
+            metrics.received.clone(),
+        );
+        registry.register("nacks", "Rows refused", metrics.nacks.clone());
+        registry.register(
+            "attachments_adopted",
+            "Attachments that this process found at its start",
+            metrics.adopted.clone(),
+        );
+        registry.register(
+            "attachment_files_refused",
+            "Attachment files put aside at the start",
+            metrics.refused.clone(),
+        );
+        registry.register(
+            "reclaimed",
+            "What had no owner any more and was removed",
+            metrics.reclaimed.clone(),
+        );
+        metrics
+    }
+}
+
+/// A CNI verb was answered; code 0 is success.
+pub fn answered(verb: &'static str, code: u32, took: Duration) {
+    METRICS.verbs.get_or_create(&Answered { verb, code }).inc();
+    METRICS
+        .seconds
+        .get_or_create(&OfVerb { verb })
+        .observe(took.as_secs_f64());
+}
+
+/// The operator is dialled.
+pub fn dials() {
+    METRICS.attempts.inc();
+}
+
+/// Rows came.
+pub fn receives(program: &Program) {
+    if program.snapshot {
+        METRICS.snapshots.inc();
+    }
+    let rows = [
+        ("upsert", program.upserts.len()),
+        ("delete", program.deletes.len()),
+    ];
+    for (change, count) in rows {
+        METRICS
+            .received
+            .get_or_create(&Changed { change })
+            .inc_by(count as u64);
+    }
+}
+
+/// Rows were refused.
+pub fn refuses(nacks: &[Nack]) {
+    for nack in nacks {
+        let reason = nack.reason().as_str_name();
+        METRICS.nacks.get_or_create(&Because { reason }).inc();
+    }
+}
+
+/// Of an earlier transitd.
+pub fn adopts(attachments: usize) {
+    METRICS
+        .adopted
+        .set(i64::try_from(attachments).unwrap_or(i64::MAX));
+}
+
+/// An attachment file is not believed.
+pub fn disbelieves(error: &StoreError) {
+    let reason = error.reason();
+    METRICS.refused.get_or_create(&Because { reason }).inc();
+}
+
+/// So many of a kind.
+pub fn reclaims(what: Reclaimed, count: usize) {
+    if count > 0 {
+        METRICS
+            .reclaimed
+            .get_or_create(&OfKind { kind: what.name() })
+            .inc_by(count as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+
+    #[test]
+    fn what_is_counted_is_in_the_text_under_its_name() {
+        answered("ADD", 11, Duration::from_millis(3));
+        reclaims(Reclaimed::Veth, 2);
+        reclaims(Reclaimed::Pin, 0);
+        let mut text = String::new();
+        encode(&mut text, &METRICS.registry).unwrap();
+        for line in [
+            r#"thuban_transitd_cni_total{verb="ADD",code="11"} 1"#,
+            r#"thuban_transitd_reclaimed_total{kind="veth"} 2"#,
+            r#"thuban_transitd_cni_seconds_count{verb="ADD"} 1"#,
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        assert!(!text.contains("pin"), "{text}");
+    }
+}

@@ -1,0 +1,80 @@
+//! Rows that most rigs begin with.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use thuban_proto::transit::{DropletRow, LocalRow, NetworkRow, VpcRow, row::Row};
+
+use crate::rig::NODE;
+
+/// VPCs 7 and 8, each 10.0.0.0/16, network 10.0.1.0/24; this droplet has every role.
+pub fn base_rows() -> Vec<Row> {
+    let mut rows = vec![Row::Droplet(DropletRow {
+        address: NODE.to_vec(),
+    })];
+    for vni in [7, 8] {
+        rows.push(Row::Vpc(VpcRow {
+            vni,
+            cidrs: vec!["10.0.0.0/16".into()],
+            dividers: vec![NODE.to_vec()],
+            divider_here: true,
+            host_access: false,
+            ..VpcRow::default()
+        }));
+        rows.push(Row::Network(NetworkRow {
+            vni,
+            network: 0x0a00_0100,
+            cidrs: vec!["10.0.1.0/24".into()],
+            bouncers: vec![NODE.to_vec()],
+            bouncer_here: true,
+            ..NetworkRow::default()
+        }));
+    }
+    rows
+}
+
+pub fn mapped(last: u8) -> Vec<u8> {
+    Ipv4Addr::new(10, 0, 1, last).to_ipv6_mapped().octets().to_vec()
+}
+
+/// The pod `uid` at 10.0.1.`last`.
+pub fn local(vni: u32, uid: &str, last: u8) -> Row {
+    Row::Local(LocalRow {
+        vni,
+        address: mapped(last),
+        network: 0x0a00_0100,
+        prefix_length: 24,
+        gateway: "10.0.1.1".into(),
+        mac: vec![2, vni as u8, 10, 0, 1, last],
+        pod_uid: uid.into(),
+        pod_namespace: "ns".into(),
+        pod_name: uid.into(),
+        vpc_name: format!("vpc-{vni}"),
+        network_name: "net".into(),
+        ready: true,
+        ..LocalRow::default()
+    })
+}
+
+/// As [`base_rows`], with fd00:1::/48 for the VPCs and fd00:1::/64 for the networks besides.
+pub fn dual_rows() -> Vec<Row> {
+    let mut rows = base_rows();
+    for row in &mut rows {
+        match row {
+            Row::Vpc(vpc) => vpc.cidrs6.push("fd00:1::/48".into()),
+            Row::Network(network) => network.cidrs6.push("fd00:1::/64".into()),
+            _ => {}
+        }
+    }
+    rows
+}
+
+/// As [`local`], with fd00:1::`last` (in decimal) besides.
+pub fn dual(vni: u32, uid: &str, last: u8) -> Row {
+    let Row::Local(mut row) = local(vni, uid, last) else {
+        unreachable!()
+    };
+    let address: Ipv6Addr = format!("fd00:1::{last}").parse().unwrap();
+    row.address6 = address.octets().to_vec();
+    row.prefix_length6 = 64;
+    Row::Local(row)
+}

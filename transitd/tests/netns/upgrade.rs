@@ -1,0 +1,282 @@
+//! transitd stops, is killed, goes to the next layout of maps and back, under traffic: nothing is lost, and nothing comes
+//! through that must not.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use thuban_proto::transit::droplet_message::Message;
+use thuban_proto::transit::{BouncerRow, DropletRow, row::Row};
+
+use crate::flow::{Flow, Stream, datagrams, port};
+use crate::pressure::shrunk;
+use crate::rig::{Rig, base_rows, eventually, local, mapped};
+use crate::wire::Peer;
+
+/// Ends and starts of transitd; `THUBAN_SOAK_RESTARTS` says how many else.
+const ROUNDS: usize = 6;
+
+/// p1 and p2 of VPC 7, q of VPC 8 on this node; 10.0.1.20 of VPC 7 lives on 192.0.2.2.
+fn rig(flags: &[&str]) -> Rig {
+    let mut rows = base_rows();
+    rows.extend([
+        local(7, "p1", 5),
+        local(7, "p2", 6),
+        local(7, "p3", 7),
+        local(8, "q", 9),
+    ]);
+    rows.push(Row::Droplet(DropletRow {
+        address: vec![192, 0, 2, 2],
+    }));
+    rows.push(Row::Bouncer(BouncerRow {
+        vni: 7,
+        address: mapped(20),
+        droplet: vec![192, 0, 2, 2],
+        ..BouncerRow::default()
+    }));
+    let mut rig = Rig::prepare(rows);
+    rig.flags = flags.iter().map(ToString::to_string).collect();
+    rig.start();
+    rig.operator.wait_for_ack();
+    for pod in ["p1", "p2", "q"] {
+        rig.add_pod(pod);
+    }
+    rig
+}
+
+/// The programs of this build with maps of another shape, as of the next layout.
+fn next_layout(rig: &mut Rig) {
+    rig.programs = shrunk(rig, "VPCS", 8192);
+    rig.flags.extend(["--layout".into(), "2".into()]);
+}
+
+fn layouts(rig: &Rig) -> Vec<String> {
+    let entries = std::fs::read_dir(rig.directory.join("bpf/thuban")).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// The next transitd is here and serves.
+fn started(rig: &mut Rig) {
+    rig.start();
+    eventually("ready", || rig.probe(false).0 == 0);
+    rig.operator.wait_for_ack();
+}
+
+fn terminate(rig: &mut Rig) {
+    kill(Pid::from_raw(rig.daemon_id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert_eq!(rig.wait_for_exit(), Some(0));
+    rig.kill();
+}
+
+struct Traffic {
+    flows: Vec<(&'static str, Flow)>,
+    stream: Stream,
+    probes: Vec<Flow>,
+}
+
+impl Traffic {
+    fn start(rig: &Rig) -> Self {
+        let of = |pod: &str| format!("{}-{pod}", rig.name);
+        let peer = Peer::new(rig, 2);
+        let (sending, receiving) = (peer.sender(7, 3, "10.0.1.20", "10.0.1.5"), peer.receiver());
+        // Neighbours are known before anything counts.
+        assert!(rig.ping("p1", "10.0.1.6"));
+        rig.send_pings("p1", "10.0.1.20", 3);
+        let flows = vec![
+            (
+                "pod to pod",
+                Flow::start(1, datagrams(&of("p1"), "10.0.1.6:7", 1), port(&of("p2"), 7)),
+            ),
+            (
+                "pod to wire",
+                Flow::start(2, datagrams(&of("p2"), "10.0.1.20:7", 2), receiving),
+            ),
+            ("wire to pod", Flow::start(3, sending, port(&of("p1"), 7))),
+        ];
+        let stream = Stream::start(&of("p2"), &of("p1"), "10.0.1.5");
+        // Of another VPC, by the wire and from a pod; nobody has a mark of 9, so each that comes is foreign somewhere.
+        let silent = || Box::new(|| None);
+        let probes = vec![
+            Flow::start(9, datagrams(&of("q"), "10.0.1.6:7", 9), silent()),
+            Flow::start(9, peer.sender(8, 9, "10.0.1.20", "10.0.1.5"), silent()),
+            // And of this one, by a droplet that the source is not on.
+            Flow::start(9, peer.sender(7, 9, "10.0.1.5", "10.0.1.6"), silent()),
+        ];
+        Self {
+            flows,
+            stream,
+            probes,
+        }
+    }
+
+    /// What was sent, lost, and came though it must not.
+    fn stop(self) -> (u64, u64, u64) {
+        let probed: u64 = self.probes.into_iter().map(|flow| flow.stop().sent).sum();
+        let bytes = self.stream.stop();
+        let mut sums = (0, 0, 0);
+        for (name, flow) in self.flows {
+            let outcome = flow.stop();
+            println!("{name}: {outcome:?}");
+            sums.0 += outcome.sent;
+            sums.1 += outcome.lost;
+            sums.2 += outcome.foreign;
+        }
+        println!("{bytes} bytes by TCP, {probed} probes");
+        sums
+    }
+}
+
+#[test]
+fn stops_kills_upgrades_and_downgrades_lose_nothing_and_let_nothing_through() {
+    restarts(&[]);
+}
+
+#[test]
+fn nor_do_they_with_transit_at_xdp() {
+    restarts(&["--transit-hook", "xdp"]);
+}
+
+fn restarts(flags: &[&str]) {
+    let rounds = std::env::var("THUBAN_SOAK_RESTARTS").map_or(ROUNDS, |text| text.parse().unwrap());
+    let mut rig = rig(flags);
+    let (programs, flags) = (rig.programs.clone(), rig.flags.clone());
+    let traffic = Traffic::start(&rig);
+    let (mut served, mut new) = (Vec::new(), true);
+    for round in 0..rounds {
+        match round % 3 {
+            0 => terminate(&mut rig),
+            1 => rig.kill(),
+            _ => {
+                rig.kill();
+                if new {
+                    next_layout(&mut rig);
+                } else {
+                    rig.programs.clone_from(&programs);
+                    rig.flags.clone_from(&flags);
+                }
+                new = !new;
+            }
+        }
+        let start = Instant::now();
+        started(&mut rig);
+        served.push(start.elapsed());
+        let layout = if new { "layout_1" } else { "layout_2" };
+        assert_eq!(layouts(&rig), [layout], "round {round}: {}", rig.log());
+    }
+    let (sent, lost, foreign) = traffic.stop();
+    served.sort();
+    println!(
+        "{rounds} rounds: {sent} sent, {lost} lost, {foreign} let through; ready after {:?} (median), {:?} (longest)",
+        served[served.len() / 2],
+        served.last().unwrap()
+    );
+    assert_eq!((lost, foreign), (0, 0));
+    assert!(sent > 0);
+    rig.add_pod("p3");
+    assert!(rig.ping("p3", "10.0.1.5"));
+}
+
+#[test]
+fn another_layout_takes_over_only_when_its_rows_are_here_and_a_cut_off_one_goes_on() {
+    // Two links: of transit at tc and at XDP.
+    let mut rig = rig(&["--transit-hook", "xdp"]);
+    let flags = rig.flags.clone();
+    let traffic = Traffic::start(&rig);
+    let (before, names) = (agents(&rig), links(&rig, 1));
+    assert_eq!((before.len(), names.len()), (3, 2), "{before:?}, {names:?}");
+    rig.kill();
+    // No rows come: the old programs stay, with their maps.
+    rig.operator.shared.lock().unwrap().epoch = 0;
+    let programs = rig.programs.clone();
+    next_layout(&mut rig);
+    rig.start();
+    eventually("alive", || rig.probe(true).0 == 0);
+    rig.operator
+        .wait_for("a hello", |m| matches!(m, Message::Hello(_)));
+    assert_eq!(layouts(&rig), ["layout_1", "layout_2"]);
+    assert_eq!(
+        (agents(&rig), links(&rig, 1)),
+        (before.clone(), names.clone()),
+        "nothing moved"
+    );
+    assert_eq!(links(&rig, 2), [] as [String; 0]);
+    // A pod that ends meanwhile is taken apart, program and all; none begins.
+    assert_eq!(rig.del("q"), None);
+    assert_eq!(agents(&rig).len(), 2);
+    rig.pod_namespace("p3");
+    let (_, error) = rig.plugin("ADD", "p3", "1.1.0", json!({}));
+    assert!(
+        error["code"] == 11 && error["msg"].as_str().unwrap().contains("another layout"),
+        "{error}"
+    );
+    // Killed in the middle of taking over: one link is in both places, as between pinning and unpinning, one in the new.
+    rig.kill();
+    let (old, new) = (pins(&rig, 1), pins(&rig, 2));
+    rig.on_node(&format!(
+        "bpftool link pin pinned {0}/{2} {1}/{2}; bpftool link pin pinned {0}/{3} {1}/{3} && rm {0}/{3}",
+        old.display(),
+        new.display(),
+        names[0],
+        names[1]
+    ));
+    rig.operator.shared.lock().unwrap().epoch = 3;
+    started(&mut rig);
+    assert_eq!(layouts(&rig), ["layout_2"], "{}", rig.log());
+    assert_eq!(links(&rig, 2), names);
+    let after = agents(&rig);
+    assert_eq!(after.len(), 2);
+    assert!(
+        after.iter().all(|agent| !before.contains(agent)),
+        "{before:?} {after:?}"
+    );
+    // And back.
+    rig.kill();
+    rig.programs = programs;
+    rig.flags = flags;
+    started(&mut rig);
+    assert_eq!(layouts(&rig), ["layout_1"]);
+    assert_eq!(links(&rig, 1), names);
+    let (sent, lost, foreign) = traffic.stop();
+    assert_eq!((lost, foreign), (0, 0), "of {sent}");
+}
+
+/// Interfaces of pods and the ids of the programs in their agents' filters.
+fn agents(rig: &Rig) -> Vec<(String, u64)> {
+    let links: Value = serde_json::from_str(&rig.on_node("ip -j link show type veth")).unwrap();
+    let links = links.as_array().unwrap().iter();
+    let names = links.map(|link| link["ifname"].as_str().unwrap().to_owned());
+    let mut agents: Vec<_> = names
+        .filter(|name| name.starts_with("thb"))
+        .filter_map(|name| {
+            let filters = rig.on_node(&format!("tc -j filter show dev {name} ingress"));
+            let filters: Value = serde_json::from_str(&filters).unwrap();
+            let program = filters
+                .as_array()
+                .unwrap()
+                .iter()
+                .find_map(|filter| filter["options"]["prog"]["id"].as_u64());
+            Some((name, program?))
+        })
+        .collect();
+    agents.sort();
+    agents
+}
+
+fn pins(rig: &Rig, layout: u32) -> PathBuf {
+    rig.directory.join(format!("bpf/thuban/layout_{layout}/links"))
+}
+
+fn links(rig: &Rig, layout: u32) -> Vec<String> {
+    let entries = std::fs::read_dir(pins(rig, layout)).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
