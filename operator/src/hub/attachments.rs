@@ -193,4 +193,21 @@ mod tests {
         assert!(!attachments.has("p", "a") && attachments.has("q", "a") && !attachments.has("q", "b"));
         assert!(!attachments.is_live(7, address, ""));
     }
+
+    #[test]
+    fn a_droplet_is_not_believed_without_end() {
+        let mut attachments = Attachments::default();
+        for number in 0..200 {
+            attachments.add("a", &attachment(&format!("c{number}"), "p", 2));
+        }
+        assert_eq!(attachments.pods["p"].len(), super::MOST_OF_A_POD);
+        for number in 0..super::MOST_PODS * 2 {
+            attachments.add("a", &attachment("c", &format!("p{number}"), 3));
+        }
+        assert_eq!(attachments.on["a"].len(), super::MOST_PODS);
+        attachments.add("b", &attachment("c", "q", 4));
+        assert!(attachments.has("q", "b"), "another one is");
+        attachments.replace("a", &[]);
+        assert!(attachments.pods.len() == 1 && attachments.live.len() == 1 && attachments.on.len() == 1);
+    }
 }

@@ -370,12 +370,59 @@ fn load_is_what_droplets_said_last_and_goes_with_their_stream() {
         }],
     };
     hub.report("b", &load(1, 500));
-    hub.report("a", &load(1, 20));
-    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (520, 0));
-    hub.report("b", &load(0, 7));
-    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (20, 7));
+    hub.report("a", &load(0, 20));
+    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (500, 20));
+    hub.report("b", &load(1, 7));
+    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (7, 20));
+    for (network, vni) in [(0, VNI), (2, VNI), (1, VNI + 1)] {
+        let mut made_up = load(network, 9);
+        made_up.roles[0].vni = vni;
+        hub.report("c", &made_up);
+    }
+    hub.report("a", &load(1, 9));
+    assert_eq!(
+        (hub.load(VNI, 1), hub.load(VNI, 0)),
+        (7, 0),
+        "only of roles that it has"
+    );
     hub.close("b", id);
-    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (20, 0));
+    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_droplet_that_acks_nothing_holds_nobody_up() {
+    let (hub, _woken) = hub();
+    let (a, _divider) = hub.open("a", &[], &[]);
+    let (b, _bouncer) = hub.open("b", &[], &[]);
+    hub.ack("a", a, 1);
+    hub.ack("b", b, 1);
+    let (c, _stream) = hub.open("c", &[], &[]);
+    let holding = |hub: &Hub| hub.holding(VNI, &[V4], &[], &Waiter::Endpoint(name()));
+    tokio::time::advance(Duration::from_secs(59)).await;
+    assert!(!hub.is_silent("c", c) && holding(&hub) == ["c"]);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert!(hub.is_silent("c", c) && !hub.is_silent("a", a));
+    assert_eq!(hub.health("c"), Health::Suspect, "its stream is open");
+    hub.close("c", c);
+    let (again, _stream) = hub.open("c", &[], &[]);
+    assert_eq!(hub.health("c"), Health::Suspect, "until it acks");
+    assert!(holding(&hub).is_empty() && hub.holding_vni(VNI + 1, &Waiter::Vpc("blue".into())).is_empty());
+    hub.ack("c", again, 1);
+    assert_eq!(hub.health("c"), Health::Connected);
+    tokio::time::advance(Duration::from_secs(70)).await;
+    assert!(!hub.is_silent("c", again), "there is nothing to ack");
+    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
+    tokio::time::advance(Duration::from_secs(60)).await;
+    assert!(hub.is_silent("c", again) && hub.is_silent("b", b) && !hub.is_silent("a", a));
+}
+
+#[test]
+fn what_a_droplet_said_goes_with_it() {
+    let (hub, _woken) = hub();
+    let (_, _stream) = hub.open("c", &[attachment()], &[]);
+    assert!(hub.is_live(VNI, V4, ""));
+    hub.forget("c");
+    assert!(!hub.is_live(VNI, V4, ""), "its addresses are free");
 }
 
 #[tokio::test(start_paused = true)]

@@ -135,9 +135,10 @@ impl TransitService {
         witnesses.insert(droplet.to_owned(), epoch);
         let known = |name: &String| hub.read(|world| world.is_droplet(name));
         witnesses.retain(|name, _| known(name));
-        let mut seen: Vec<u64> = witnesses.values().copied().collect();
-        seen.sort_unstable_by(|one, other| other.cmp(one));
-        seen.get(hub.read(|world| world.droplets().count()) / 3).copied()
+        seen_by_many(
+            witnesses.values().copied().collect(),
+            hub.read(|world| world.droplets().count()),
+        )
     }
 
     async fn hub(&self) -> Result<Arc<Hub>, Status> {
@@ -165,6 +166,12 @@ impl TransitService {
                 status(&error)
             })
     }
+}
+
+/// The highest epoch that more than a third of the droplets have seen.
+fn seen_by_many(mut epochs: Vec<u64>, droplets: usize) -> Option<u64> {
+    epochs.sort_unstable_by(|one, other| other.cmp(one));
+    epochs.get(droplets / 3).copied()
 }
 
 fn status(error: &IdentityError) -> Status {
@@ -325,4 +332,22 @@ fn read_key(key: &RowKey) -> Option<Key> {
         row_key::Key::Forward(key) => Key::Forward(key.vni, rows::address(&key.address)?),
         row_key::Key::Refused(uid) => Key::Refused(uid.clone()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::seen_by_many;
+
+    #[test]
+    fn one_droplet_of_many_can_not_end_leadership() {
+        assert_eq!(seen_by_many(vec![9], 1), Some(9));
+        assert_eq!(seen_by_many(vec![1 << 20], 3), None);
+        assert_eq!(
+            seen_by_many(vec![7, 1 << 20], 3),
+            Some(7),
+            "nor say how far it goes"
+        );
+        assert_eq!(seen_by_many(vec![7; 333], 1000), None);
+        assert_eq!(seen_by_many(vec![7; 334], 1000), Some(7));
+    }
 }
