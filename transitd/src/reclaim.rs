@@ -1,5 +1,7 @@
 //! Finds what was left: by a killed trace, DELs that the plugin spooled, and attachments by a lost DEL. Of those both the
-//! pod's namespace and the veth must be gone.
+//! pod's namespace and the veth must be gone; or its runtime had the same interface of the same pod made once more, which
+//! it does only when it knows of no sandbox of the pod (one that dies between ADD and remembering the sandbox keeps the
+//! namespace and never sends a DEL), and the operator still has one endpoint for both.
 //!
 //! Conservative: one source alone proves nothing, and a look must say so twice in a row.
 
@@ -10,11 +12,13 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use crate::attachments::AttachmentId;
+use crate::attachments::{Attachment, AttachmentId};
 use crate::cni::{del, spool};
+use crate::dataplane::tables::TableKey;
 use crate::metrics::{self, Reclaimed};
 use crate::netlink::{find_link, namespace};
 use crate::node::Node;
+use crate::state::State;
 use crate::trace;
 
 /// Runs until the daemon ends.
@@ -32,7 +36,8 @@ pub async fn run(node: Arc<Node>) {
             );
         }
         spool::drain(&node).await;
-        let gone = gone(&node).await;
+        let mut gone = gone(&node).await;
+        gone.extend(superseded(&node.state()));
         for id in gone.intersection(&suspects) {
             match del::remove(&node, id).await {
                 Ok(()) => {
@@ -53,6 +58,23 @@ pub async fn run(node: Arc<Node>) {
         }
         suspects = gone;
     }
+}
+
+/// Attachments whose pod has a newer one that carries its traffic.
+fn superseded(state: &State) -> Vec<AttachmentId> {
+    let carries = |newer: &Attachment| {
+        let key = TableKey::Attachment(newer.host_ifindex);
+        state.synced && state.tables.get(&key).is_some()
+    };
+    let all = state.attachments.values();
+    let old = all.clone().filter(|old| {
+        all.clone().any(|newer| {
+            (&newer.pod_uid, &newer.id.ifname) == (&old.pod_uid, &old.id.ifname)
+                && newer.generation > old.generation
+                && carries(newer)
+        })
+    });
+    old.map(|old| old.id.clone()).collect()
 }
 
 async fn gone(node: &Node) -> BTreeSet<AttachmentId> {

@@ -33,7 +33,7 @@ cd /
 # Started again when it ends, as a service manager would; what it runs goes on without it.
 (
     while :; do
-        containerd --config "$state/containerd.toml" >> "$state/log/containerd.log" 2>&1
+        containerd --config "$state/containerd.toml" >> "$state/log/containerd.log" 2>&1 || true
         sleep 0.5
     done
 ) &

@@ -1,6 +1,7 @@
 //! DELs that are lost, doubled, late, or come after their namespace: what is somebody's stays, the rest goes.
 
 use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -74,6 +75,24 @@ fn dels_doubled_at_once_and_after_their_namespace_succeed_and_lost_ones_are_made
     rig.operator.wait_for_ack();
     eventually("nothing of them is left", || sorted(&rig) == before);
     assert!(rig.ping_from_node("10.0.1.5"));
+}
+
+#[test]
+fn a_sandbox_that_its_runtime_forgot_goes_once_the_pod_has_another_and_that_one_stays() {
+    let mut rig = rig();
+    let netns = rig.pod_namespace("forgotten");
+    rig.add("forgotten", "p0", &netns).unwrap();
+    assert!(rig.in_pod("forgotten", "ip link show eth0"));
+    // The only one of its pod: it stays, whatever the runtime thinks.
+    thread::sleep(Duration::from_secs(3));
+    assert!(rig.ping("forgotten", "10.0.1.5"));
+    rig.plugin_add("p0");
+    eventually("the forgotten one goes", || {
+        !rig.in_pod("forgotten", "ip link show eth0")
+    });
+    thread::sleep(Duration::from_secs(2));
+    assert!(rig.ping("p0", "10.0.1.5"), "{}", rig.log());
+    assert_eq!(rig.plugin("DEL", "p0", "1.1.0", json!({})), (0, Value::Null));
 }
 
 #[test]
