@@ -15,6 +15,7 @@ use thuban_proto::cni::{AddRequest, Attached, CniError, DelRequest, add_reply};
 use thuban_proto::transit::row::Row;
 use tonic::transport::{Endpoint, Uri};
 
+use crate::operator::IN_THE_END;
 use crate::operator::Operator;
 pub use crate::rows::{base_rows, dual, dual_rows, local, mapped};
 
@@ -536,9 +537,6 @@ fn sh(script: &str) {
     let status = Command::new("sh").args(["-ec", script]).status().unwrap();
     assert!(status.success(), "{script}");
 }
-
-/// Of what must happen in the end: on a machine that does much else the kernel's locks and the disk keep all waiting.
-pub const IN_THE_END: Duration = Duration::from_mins(1);
 
 /// Waits until something holds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
