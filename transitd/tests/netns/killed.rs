@@ -187,6 +187,12 @@ fn works(rig: &Rig, before: &[String]) {
     assert_eq!(traces(rig), before);
 }
 
+/// What each runtime would do after the kill of this number, in turns; after none, the pod is removed as usual.
+fn go_on(rig: &mut Rig, kill: Option<usize>, before: &[String], what: &str) {
+    let runtime = kill.map_or(Runtime::DeletesAfterRestart, |kill| RUNTIMES[kill % 3]);
+    recover(rig, runtime, before, what);
+}
+
 #[test]
 fn transitd_killed_in_an_add_leaves_nothing() {
     let mut rig = rig();
@@ -199,17 +205,8 @@ fn transitd_killed_in_an_add_leaves_nothing() {
         let has_died = died(&mut rig);
         // Where it died after the answer the ADD is one.
         assert!(exit == 0 || has_died, "{}", rig.log());
-        let runtime = if has_died {
-            RUNTIMES[kills % 3]
-        } else {
-            Runtime::DeletesAfterRestart
-        };
-        recover(
-            &mut rig,
-            runtime,
-            &before,
-            &format!("killed at {call} {number} of ADD"),
-        );
+        let what = format!("killed at {call} {number} of ADD");
+        go_on(&mut rig, has_died.then_some(kills), &before, &what);
         kills += usize::from(has_died);
         has_died
     });
@@ -230,17 +227,8 @@ fn transitd_killed_in_a_del_finishes_it_later() {
         drop(armed);
         assert_eq!(exit, 0, "{error}");
         let has_died = died(&mut rig);
-        let runtime = if has_died {
-            RUNTIMES[kills % 3]
-        } else {
-            Runtime::DeletesAfterRestart
-        };
-        recover(
-            &mut rig,
-            runtime,
-            &before,
-            &format!("killed at {call} {number} of DEL"),
-        );
+        let what = format!("killed at {call} {number} of DEL");
+        go_on(&mut rig, has_died.then_some(kills), &before, &what);
         kills += usize::from(has_died);
         has_died
     });
