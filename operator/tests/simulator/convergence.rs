@@ -89,8 +89,8 @@ async fn converge(simulation: &Arc<Simulation>) -> bool {
 }
 
 async fn stay_quiet(simulation: &Arc<Simulation>, when: &str) -> bool {
-    // Numbers in statuses are written a moment later.
-    tokio::time::sleep(Duration::from_secs(45)).await;
+    // A request that was slow before may have left a claim, which is let go in its time; then numbers in statuses follow.
+    tokio::time::sleep(Duration::from_secs(90)).await;
     let since = simulation.lock().elapsed();
     tokio::time::sleep(QUIET).await;
     let state = &mut *simulation.lock();
