@@ -39,8 +39,9 @@ pub fn run() -> Result<()> {
     })?;
     print_addresses(&cluster, &pods)?;
     let networks = NETWORKS.map(|(network, _)| network);
-    let is_isolated = matrix::show(&pods, &networks)?;
+    // Before the matrix: there, clients try addresses that their VPC does not have yet, and droplets subscribe to them.
     let is_direct = ways::show(&cluster)?;
+    let is_isolated = matrix::show(&pods, &networks)?;
     print_hints();
     if !is_isolated || !is_direct {
         bail!("the demo found what it did not expect, see above");
