@@ -364,7 +364,13 @@ async fn provision(
     let home = droplet_of(endpoint);
     if home.is_empty() {
         say(endpoint, endpoints, status, unattached(), false, context).await?;
-        return Ok(Action::await_change());
+        // A pod that was refused may be admitted later: nothing wakes the Endpoint then.
+        let is_asked_for = attach::next(endpoint, context).is_some();
+        return Ok(if is_asked_for {
+            Action::requeue(LATER)
+        } else {
+            Action::await_change()
+        });
     }
     // Claims or ranges may have come after it.
     show(endpoint, context);
