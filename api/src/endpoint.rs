@@ -37,6 +37,7 @@ pub struct PodRef {
     shortname = "tep",
     namespaced,
     status = "EndpointStatus",
+    selectable = ".spec.network",
     printcolumn(name = "VPC", type_ = "string", json_path = ".spec.vpc"),
     printcolumn(name = "Network", type_ = "string", json_path = ".spec.network"),
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0]"),

@@ -41,9 +41,9 @@ pub enum PluginError {
     Call(#[source] Box<tonic::Status>),
     #[error("transitd answered without a result")]
     EmptyReply,
-    #[error("transitd has not been ready for {seconds} s; look at the transitd pod of this node")]
+    #[error("transitd has not been ready for {seconds} s")]
     Away { seconds: u64, source: Box<PluginError> },
-    #[error("transitd has not served this node since it was started; look at the transitd pod of this node")]
+    #[error("transitd has not served this node since it was started")]
     NeverServed(#[source] Box<PluginError>),
     #[error("cannot {action} {path}")]
     Spool {

@@ -6,10 +6,19 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use thuban_cluster::{Instance, NODES, Options, Status};
 
-use crate::{build, deps, kube};
+use crate::{build, deps, go_tools::GoTools, kube, progress};
 
 /// Images without which no pod runs.
 const BASE_IMAGES: [&str; 2] = ["pause.tar", "agnhost.tar"];
+
+/// Of one node of the tests' cluster: unlike Debian's version 1 it asks the CNI plugin for its STATUS.
+const CONTAINERD: GoTools = GoTools {
+    name: "containerd",
+    modules: "e2e/containerd",
+    files: &["go.mod", "go.sum"],
+    tags: "no_btrfs,no_devmapper,no_tracing,no_zfs",
+    binaries: &["containerd", "containerd-shim-runc-v2", "ctr"],
+};
 
 #[derive(Subcommand)]
 pub enum Action {
@@ -80,8 +89,15 @@ pub fn up(name: &str) -> Result<()> {
     } else {
         Vec::new()
     };
+    let runtimes = if name == "test" {
+        let folder = progress::watched("building containerd 2", || CONTAINERD.ensure())?;
+        vec![(NODES[1].to_owned(), folder)]
+    } else {
+        Vec::new()
+    };
     let options = Options {
         binaries,
+        runtimes,
         images: images()?,
         whole_gso,
         progress: |line| println!("{line}"),

@@ -14,6 +14,7 @@ mod demo;
 mod deps;
 mod diagnostics;
 mod ebpf;
+mod go_tools;
 mod images;
 mod install;
 mod kube;

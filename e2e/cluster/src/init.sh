@@ -1,8 +1,9 @@
 # First process of a node, in its own network, mount, UTS and PID namespaces.
-# Arguments: node name, its address, its state folder, the instance's state folder, folder of binaries, then images.
+# Arguments: node name, its address, its state folder, the instance's state folder, folder of binaries, folder of
+# another containerd (or of the binaries again), then images.
 set -eu
-node=$1 address=$2 state=$3 instance=$4 binaries=$5
-shift 5
+node=$1 address=$2 state=$3 instance=$4 binaries=$5 runtime=$6
+shift 6
 fail() {
     echo "$*" > "$state/failed"
     exit 1
@@ -27,7 +28,7 @@ mkdir -p /etc/cni/net.d /opt/cni/bin
 cp /usr/lib/cni/loopback /opt/cni/bin/
 # Last: earlier, unmounting one copy of the cgroups would unmount both.
 mount --make-rshared /
-export PATH="$binaries:$PATH"
+export PATH="$runtime:$binaries:$PATH"
 cd /
 
 # Started again when it ends, as a service manager would; what it runs goes on without it.

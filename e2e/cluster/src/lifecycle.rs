@@ -25,6 +25,8 @@ pub struct Options {
     pub binaries: PathBuf,
     /// OCI archives that every node imports before kubelet starts; the pause image must be among them.
     pub images: Vec<PathBuf>,
+    /// Nodes that run the containerd of another folder, its shim and ctr beside it.
+    pub runtimes: Vec<(String, PathBuf)>,
     /// Nodes whose uplink passes GSO frames whole; all others segment.
     pub whole_gso: Vec<String>,
     /// Gets a line at each step.
@@ -101,7 +103,9 @@ fn build(instance: &Instance, options: &Options) -> Result<()> {
             name,
             options.whole_gso.iter().any(|whole| whole == name),
         )?;
-        node::start(instance, name, &options.binaries, &options.images)?;
+        let runtime = options.runtimes.iter().find(|(node, _)| node == name);
+        let runtime = runtime.map(|(_, folder)| folder.as_path());
+        node::start(instance, name, &options.binaries, runtime, &options.images)?;
     }
     say("nodes started");
     control_plane::start(instance, &options.binaries)?;

@@ -50,7 +50,13 @@ fn init_group(instance: &Instance, node: &str) -> String {
 
 /// Starts the node's first process; images are imported and kubelet started when the API server is there.
 /// The node's network namespace exists already.
-pub fn start(instance: &Instance, node: &str, binaries: &Path, images: &[PathBuf]) -> Result<()> {
+pub fn start(
+    instance: &Instance,
+    node: &str,
+    binaries: &Path,
+    runtime: Option<&Path>,
+    images: &[PathBuf],
+) -> Result<()> {
     let state = instance.node_state(node);
     fs::create_dir_all(state.join("log"))?;
     cgroups::create(&group(instance, node))?;
@@ -85,6 +91,8 @@ pub fn start(instance: &Instance, node: &str, binaries: &Path, images: &[PathBuf
         instance.node_address(node)?.to_string(),
     ]);
     arguments.extend([text(&state), text(&instance.state()), text(binaries)]);
+    // First in the node's PATH.
+    arguments.push(text(runtime.unwrap_or(binaries)));
     arguments.extend(images.iter().map(|image| text(image)));
     spawn(
         &init_group(instance, node),

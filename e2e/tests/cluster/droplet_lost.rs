@@ -6,6 +6,7 @@ use anyhow::Result;
 use thuban_cluster::Cluster;
 
 use crate::flows::{none_lost_while, settled, wait_settled};
+use crate::leaders::{JUDGING, wait_led};
 use crate::support::{Hanging, condition, get};
 use crate::tenants::tenants;
 
@@ -26,6 +27,7 @@ fn a_droplet_that_hangs_is_suspect_and_its_roles_move_without_a_loss() {
     let ways = tenants().ring("red-web");
     let before = wait_settled(cluster, "bouncers", "red-web", 1).unwrap();
     let node = before[0].as_str();
+    wait_led(cluster, JUDGING).unwrap();
     none_lost_while("transitd hangs", &ways, || {
         let since = Instant::now();
         let hanging = Hanging::new(cluster, node, "transitd")?;
@@ -33,7 +35,6 @@ fn a_droplet_that_hangs_is_suspect_and_its_roles_move_without_a_loss() {
             let wanted = wanted.to_owned();
             move || Ok(reason(cluster, node)? == wanted)
         };
-        // A leader judges nobody in its first minute.
         cluster.wait_for("Suspect", Duration::from_secs(90), is("Suspect"))?;
         let suspect = since.elapsed();
         cluster.wait_for("its bouncer elsewhere", Duration::from_secs(30), || {

@@ -65,19 +65,24 @@ pub fn wait_served(cluster: &Cluster, epoch: u64, since: Instant) -> Result<[Dur
     Ok([leads, serves])
 }
 
-/// Waits until the streams of the last leader are as good as old ones: what dies at once is dialled again with pauses.
-fn wait_lasting(cluster: &Cluster) -> Result<()> {
-    cluster.wait_for("a leader that lasts", BOUND, || {
+/// Streams of a leader are then as good as old ones: what dies at once is dialled again with pauses.
+const LASTING: Duration = Duration::from_secs(8);
+/// A leader judges no droplet before.
+pub const JUDGING: Duration = Duration::from_mins(1);
+
+/// Waits until a leader has led for a time.
+pub fn wait_led(cluster: &Cluster, time: Duration) -> Result<()> {
+    cluster.wait_for("a leader that lasts", time + BOUND, || {
         let lease = get(cluster, &["lease", "-n", SYSTEM, "thuban-operator"])?;
         let acquired: Timestamp = lease["spec"]["acquireTime"].as_str().context("a time")?.parse()?;
-        Ok(Timestamp::now().duration_since(acquired) > Duration::from_secs(8).try_into()?)
+        Ok(Timestamp::now().duration_since(acquired) > time.try_into()?)
     })
 }
 
 fn replaced(what: &str, end: impl FnOnce(&Cluster, &str, &str) -> Result<()>) {
     let cluster = &tenants().cluster;
     let ways = tenants().ring("red-web");
-    wait_lasting(cluster).unwrap();
+    wait_led(cluster, LASTING).unwrap();
     none_lost_while(what, &ways, || {
         let (holder, epoch) = leader(cluster)?;
         let (pod, node) = pod_of(cluster, &holder)?;

@@ -1,23 +1,27 @@
-//! What the operator says about itself: metrics, and probes.
+//! What operator and transitd say about themselves: metrics, and probes.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use thuban_cluster::Cluster;
 
-use crate::support::get;
+use crate::support::{REACHED, get};
 use crate::tenants::tenants;
 
 const PORT: u16 = 6083;
+const TRANSITD_PORT: u16 = 6084;
 
 fn http(address: &str, path: &str) -> Result<String> {
-    let address = SocketAddr::new(address.parse()?, PORT);
+    ask(SocketAddr::new(address.parse()?, PORT), path)
+}
+
+fn ask(address: SocketAddr, path: &str) -> Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(3))?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: operator\r\n\r\n").as_bytes())?;
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: thuban\r\n\r\n").as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
@@ -38,7 +42,16 @@ fn replicas(cluster: &Cluster) -> Vec<String> {
 
 /// Series and their values.
 fn metrics(address: &str) -> Result<BTreeMap<String, f64>> {
-    let answer = http(address, "/metrics")?;
+    series(&http(address, "/metrics")?)
+}
+
+/// Of transitd, as scraped on its node.
+pub fn of_node(cluster: &Cluster, node: &str) -> Result<BTreeMap<String, f64>> {
+    let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), TRANSITD_PORT);
+    series(&cluster.in_node(node, || ask(address, "/metrics"))?)
+}
+
+fn series(answer: &str) -> Result<BTreeMap<String, f64>> {
     let (_, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
     let lines = body.lines().filter(|line| !line.starts_with('#'));
     Ok(lines
@@ -104,5 +117,56 @@ fn leader_and_standby_are_ready_and_alive() {
             let answer = http(&address, path).unwrap();
             assert!(answer.starts_with("HTTP/1.1 200"), "{address}{path}: {answer}");
         }
+    }
+}
+
+#[test]
+fn transitd_of_each_node_counts_what_it_has() {
+    let cluster = &tenants().cluster;
+    for (pod, address) in tenants().ring("red-web") {
+        pod.ping(address, REACHED).unwrap();
+    }
+    for node in cluster.nodes().unwrap() {
+        let seen = of_node(cluster, &node).unwrap();
+        let value = |name: &str| {
+            seen.get(&format!("thuban_transitd_{name}"))
+                .copied()
+                .unwrap_or(-1.0)
+        };
+        let own = tenants().pods.iter().filter(|pod| pod.node == node).count();
+        let own = f64::from(u32::try_from(own).unwrap());
+        assert!(value("attachments") >= own, "{node}: {seen:#?}");
+        assert!(
+            value(r#"rows{table="LOCAL_ENDPOINTS"}"#) >= own,
+            "{node}: {seen:#?}"
+        );
+        for series in ["stream", "ready", "attachments_without_agent"] {
+            let wanted = if series == "attachments_without_agent" {
+                0.0
+            } else {
+                1.0
+            };
+            assert!(
+                (value(series) - wanted).abs() < 0.1,
+                "{node}: {series}: {seen:#?}"
+            );
+        }
+        for series in [
+            "epoch",
+            r#"packets_total{reason="delivered"}"#,
+            r#"cni_total{verb="ADD",code="0"}"#,
+            "snapshots_total",
+        ] {
+            assert!(value(series) > 0.0, "{node}: {series}: {seen:#?}");
+        }
+        let names = || {
+            tenants()
+                .pods
+                .iter()
+                .map(|pod| pod.name.as_str())
+                .chain(["red-web", "blue"])
+        };
+        let is_named = |series: &String| names().any(|name| series.contains(name));
+        assert!(!seen.keys().any(is_named), "{node}: a tenant is named: {seen:#?}");
     }
 }

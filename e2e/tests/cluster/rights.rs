@@ -297,6 +297,17 @@ fn roles_claims_and_statuses_are_the_operators_even_for_an_administrator() {
     admin
         .kubectl(&["delete", "--dry-run=server", "bouncer", "red-web-b0"])
         .unwrap();
+    // Not claims: what somebody has would be given to another.
+    for kind in ["ipclaims.thuban.dev", "vniclaims.thuban.dev"] {
+        let claims = get(cluster, &[kind]).unwrap();
+        let name = claims["items"][0]["metadata"]["name"].as_str().unwrap();
+        let answer = admin.kubectl(&["delete", "--dry-run=server", kind, name]);
+        admin.is_refused(
+            "delete a claim",
+            answer,
+            &["are deleted by the operator alone", "once nobody uses"],
+        );
+    }
     for object in [
         "vpcs.thuban.dev/red",
         "networks.thuban.dev/red-web",

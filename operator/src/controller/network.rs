@@ -8,11 +8,11 @@ use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::condition::{find, set};
 use thuban_api::identifiers::NetworkId;
-use thuban_api::{Bouncer, BouncerSpec, Network, NetworkStatus, Phase};
+use thuban_api::{Bouncer, BouncerSpec, Endpoint, Network, NetworkStatus, Phase};
 
 use super::context::{Context, ReconcileError};
 use super::objects::{
-    WriteError, add_finalizer, condition, delete, has_finalizer, remove_finalizer, replace_status,
+    WriteError, add_finalizer, condition, delete, has, has_finalizer, remove_finalizer, replace_status,
 };
 use super::scale::{self, Team};
 use crate::hub::Waiter;
@@ -301,6 +301,11 @@ async fn remove(
         if !context.hub.holding_key(&key, &Waiter::Network(name)).is_empty() {
             return Ok(Action::requeue(Duration::from_secs(3)));
         }
+    }
+    // This process makes no more endpoints in it, but its view of those that were made may be old.
+    let endpoints = Api::<Endpoint>::all(context.client.clone());
+    if has(&endpoints, "spec.network", &network.name_any()).await? {
+        return Ok(Action::requeue(Duration::from_secs(1)));
     }
     remove_finalizer(networks, network).await?;
     Ok(Action::await_change())

@@ -82,10 +82,20 @@ pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, Write
 
 /// All objects of a kind as the API server has them now.
 pub async fn list<K: Object>(api: &Api<K>) -> Result<Vec<K>, WriteError> {
-    let answer = bounded(api.list(&ListParams::default())).await;
+    list_by(api, &ListParams::default()).await
+}
+
+async fn list_by<K: Object>(api: &Api<K>, parameters: &ListParams) -> Result<Vec<K>, WriteError> {
+    let answer = bounded(api.list(parameters)).await;
     answer
         .map(|list| list.items)
         .map_err(failed("list", K::plural(&()).as_ref()))
+}
+
+/// Whether the API server has an object with that field, one of the CRD's `selectableFields`.
+pub async fn has<K: Object>(api: &Api<K>, field: &str, value: &str) -> Result<bool, WriteError> {
+    let parameters = ListParams::default().fields(&format!("{field}={value}")).limit(1);
+    Ok(!list_by(api, &parameters).await?.is_empty())
 }
 
 pub trait Object:

@@ -44,7 +44,25 @@ pub fn on_pod(context: &Context, change: &Change<Pod>) {
 }
 
 pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
-    let Change::Applied(space) = change else { return };
+    let space = match change {
+        Change::Applied(space) => space,
+        Change::Gone(space) => {
+            context
+                .index
+                .forget_admission(&format!("namespace/{}", space.name_any()));
+            return;
+        }
+    };
+    let name = space.name_any();
+    let labels = format!("{:?}", space.labels());
+    if context
+        .index
+        .admission_changed(format!("namespace/{name}"), labels)
+    {
+        wake_where(context, |endpoint| {
+            endpoint.metadata.namespace.as_ref() == Some(&name)
+        });
+    }
     let waiting = context.index.all_waiting();
     let own = waiting
         .iter()
@@ -87,9 +105,23 @@ fn wake_endpoints(context: &Context, network: &str) {
     }
 }
 
+/// Wakes all endpoints that are so. It goes through all of them: for what changes by a person's hand.
+fn wake_where(context: &Context, is_so: impl Fn(&Endpoint) -> bool) {
+    let all = context.stores.endpoints.state();
+    for endpoint in all.iter().filter(|endpoint| is_so(endpoint)) {
+        context.hub.triggers.endpoint(&attach::name_of(endpoint));
+    }
+}
+
 pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
     let (name, vpc) = match change {
         Change::Applied(vpc) => {
+            let whose = format!("vpc/{}", vpc.name_any());
+            let admits = format!("{:?}", vpc.spec.allowed_namespaces);
+            if context.index.admission_changed(whose, admits) {
+                let networks = context.index.networks_of(&vpc.name_any());
+                wake_where(context, |endpoint| networks.contains(&endpoint.spec.network));
+            }
             let status = vpc.status.clone().unwrap_or_default();
             let vni = status.vni;
             let name = vpc.name_any();
@@ -102,6 +134,7 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
             (name, vpc)
         }
         Change::Gone(vpc) => {
+            context.index.forget_admission(&format!("vpc/{}", vpc.name_any()));
             context.index.forget_vnis(&vpc.uid().unwrap_or_default());
             (vpc.name_any(), None)
         }
@@ -125,6 +158,10 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
     let name = match change {
         Change::Applied(network) => {
             let name = network.name_any();
+            let admits = format!("{:?}", network.spec.allowed_namespaces);
+            if context.index.admission_changed(format!("network/{name}"), admits) {
+                wake_where(context, |endpoint| endpoint.spec.network == name);
+            }
             context.index.network(&network.spec.vpc, &name, true);
             let is_leaving = network.metadata.deletion_timestamp.is_some();
             let row = id(network).map(|id| world::Network {
@@ -141,6 +178,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
         }
         Change::Gone(network) => {
             let name = network.name_any();
+            context.index.forget_admission(&format!("network/{name}"));
             context.index.network(&network.spec.vpc, &name, false);
             context.hub.update(|world| world.set_network(&name, None));
             triggers.vpc(&network.spec.vpc);

@@ -370,7 +370,17 @@ fn list(state: &mut State, kind: Kind, query: &str) -> Result<Bytes, Failure> {
         let version = token.split('-').next().unwrap_or_default().to_owned();
         (state.pages.remove(token).ok_or(GONE)?, version)
     } else {
-        let items = state.store.all(kind).map(|(_, object)| object.bytes.clone());
+        let selected = parameter(query, "fieldSelector").map(|selector| {
+            let (field, value) = selector.split_once("%3D").unwrap_or_default();
+            (format!("/{}", field.replace('.', "/")), value.to_owned())
+        });
+        let is_selected = |object: &Value| {
+            let wanted = selected.as_ref();
+            wanted.is_none_or(|(field, value)| text(object, field) == value)
+        };
+        let all = state.store.all(kind);
+        let items = all.filter(|(_, object)| is_selected(&object.value));
+        let items = items.map(|(_, object)| object.bytes.clone());
         (items.collect(), state.store.version().to_string())
     };
     let rest = items.split_off(items.len().min(limit));

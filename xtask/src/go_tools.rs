@@ -1,0 +1,81 @@
+//! Others' programs that are built from their Go modules: a folder of the repository whose go.mod names them as tools.
+//!
+//! Built once, and kept in the user's cache under the digest of that folder's files. A folder in the cache is complete: it
+//! is filled aside and renamed.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    build::{root, run_command},
+    kube,
+};
+
+pub struct GoTools {
+    /// In the cache.
+    pub name: &'static str,
+    /// Folder of the go.mod.
+    pub modules: &'static str,
+    /// What the digest is of.
+    pub files: &'static [&'static str],
+    /// Build tags, with commas between them.
+    pub tags: &'static str,
+    pub binaries: &'static [&'static str],
+}
+
+impl GoTools {
+    /// The folder with the binaries; takes no time when they are there.
+    pub fn ensure(&self) -> Result<PathBuf> {
+        let modules = root().join(self.modules);
+        let mut digest = Sha256::new();
+        for file in self.files {
+            let path = modules.join(file);
+            digest.update(fs::read(&path).with_context(|| format!("reading {}", path.display()))?);
+        }
+        let digest = format!("{:x}", digest.finalize());
+        let folder = kube::cache()?.join(format!("{}-{}", self.name, &digest[..12]));
+        if !self.is_complete(&folder) {
+            self.build(&modules, &folder)?;
+        }
+        Ok(folder)
+    }
+
+    fn is_complete(&self, folder: &Path) -> bool {
+        self.binaries.iter().all(|name| folder.join(name).exists())
+    }
+
+    fn build(&self, modules: &Path, folder: &Path) -> Result<()> {
+        let go = Command::new("go").arg("version").stdout(Stdio::null()).status();
+        if go.is_err() {
+            bail!(
+                "no Go: install version {} or newer (https://go.dev/dl) to build {}",
+                kube::OLDEST_GO,
+                self.binaries.join(", ")
+            );
+        }
+        let partial = folder.with_extension(format!("partial-{}", std::process::id()));
+        fs::create_dir_all(&partial).with_context(|| format!("making {}", partial.display()))?;
+        let mut go = Command::new("go");
+        go.current_dir(modules)
+            .env("CGO_ENABLED", "0")
+            .env("GOBIN", &partial)
+            .args(["install", "-tags", self.tags, "-ldflags", "-s -w", "tool"]);
+        let result = run_command(&mut go).and_then(|()| {
+            if !self.is_complete(&partial) {
+                bail!("`go install` left out some of {}", self.binaries.join(", "));
+            }
+            let _ = fs::remove_dir_all(folder);
+            fs::rename(&partial, folder).with_context(|| format!("renaming to {}", folder.display()))
+        });
+        if result.is_err() {
+            let _ = fs::remove_dir_all(&partial);
+        }
+        result
+    }
+}
