@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 
 use crate::{
+    bench_cluster,
     build::{self, root, run_command, step},
     cni_tools, deps, ebpf, kube,
 };
@@ -22,7 +23,8 @@ pub enum Benchmark {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// ADD and DEL of the CNI plugin beside ptp and bridge, in namespaces on this machine; `--help` says more
+    /// ADD and DEL of the CNI plugin beside ptp and bridge, in namespaces on this machine; with `--cluster` first, bursts
+    /// of pods on a cluster; `--help` says more of either
     #[command(disable_help_flag = true)]
     Cni {
         /// Arguments of the benchmark
@@ -72,6 +74,9 @@ fn cni(arguments: &[String]) -> Result<ExitCode> {
         bail!("the benchmark makes network namespaces and loads eBPF programs: run it as root");
     }
     deps::ensure()?;
+    if let Some((_, rest)) = arguments.split_first().filter(|(first, _)| *first == "--cluster") {
+        return bench_cluster::run(rest);
+    }
     step("plugins to compare with", cni_tools::ensure)?;
     let programs = step("eBPF programs", ebpf::build)?;
     let built = step("transitd, plugin and benchmark", build::cni)?;

@@ -11,8 +11,9 @@ use thuban_api::identifiers::NetworkId;
 use thuban_api::{Bouncer, BouncerSpec, Endpoint, Network, NetworkStatus, Phase};
 
 use super::context::{Context, ReconcileError};
+use super::endpoint::has_addresses;
 use super::objects::{
-    WriteError, add_finalizer, condition, delete, has, has_finalizer, remove_finalizer, replace_status,
+    WriteError, add_finalizer, condition, delete, has_finalizer, list_where, remove_finalizer, replace_status,
 };
 use super::scale::{self, Team};
 use crate::hub::Waiter;
@@ -304,7 +305,9 @@ async fn remove(
     }
     // This process makes no more endpoints in it, but its view of those that were made may be old.
     let endpoints = Api::<Endpoint>::all(context.client.clone());
-    if has(&endpoints, "spec.network", &network.name_any()).await? {
+    let own = list_where(&endpoints, "spec.network", &network.name_any()).await?;
+    // One that never came in stays, and says so.
+    if own.iter().any(has_addresses) {
         return Ok(Action::requeue(Duration::from_secs(1)));
     }
     remove_finalizer(networks, network).await?;

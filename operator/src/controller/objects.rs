@@ -92,10 +92,10 @@ async fn list_by<K: Object>(api: &Api<K>, parameters: &ListParams) -> Result<Vec
         .map_err(failed("list", K::plural(&()).as_ref()))
 }
 
-/// Whether the API server has an object with that field, one of the CRD's `selectableFields`.
-pub async fn has<K: Object>(api: &Api<K>, field: &str, value: &str) -> Result<bool, WriteError> {
-    let parameters = ListParams::default().fields(&format!("{field}={value}")).limit(1);
-    Ok(!list_by(api, &parameters).await?.is_empty())
+/// Objects with that field, one of the CRD's `selectableFields`.
+pub async fn list_where<K: Object>(api: &Api<K>, field: &str, value: &str) -> Result<Vec<K>, WriteError> {
+    let parameters = ListParams::default().fields(&format!("{field}={value}"));
+    list_by(api, &parameters).await
 }
 
 pub trait Object:
