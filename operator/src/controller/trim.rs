@@ -2,7 +2,7 @@
 //! most of what a watch brings.
 //!
 //! Invariant: objects that are written again lose nothing but `managedFields`, which the API server then takes from the
-//! object that it has. Of pods, nodes and namespaces, which are never written, only what is named here is left.
+//! object that it has. Of pods, nodes, namespaces, Services and slices, which are never written, only what is named here is left.
 
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeSpec, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -10,6 +10,7 @@ use kube::Resource;
 use serde::{Deserialize, Serialize};
 
 use super::objects::Object;
+use crate::model::service::{EndpointSlice, SERVICE_LABEL, Service};
 
 /// Annotations that say something to the operator begin so: its own, and those of static pods.
 const ANNOTATIONS: [&str; 2] = ["thuban.dev/", "kubernetes.io/config."];
@@ -64,6 +65,23 @@ pub fn namespace(namespace: &mut Namespace) {
     metadata(&mut namespace.metadata);
     namespace.spec = None;
     namespace.status = None;
+}
+
+/// Leaves identity and the annotations above.
+pub fn service(service: &mut Service) {
+    metadata(&mut service.metadata);
+    service.metadata.labels = None;
+    service.metadata.owner_references = None;
+}
+
+/// Leaves identity and the name of its Service.
+pub fn slice(slice: &mut EndpointSlice) {
+    metadata(&mut slice.metadata);
+    slice.metadata.owner_references = None;
+    slice.metadata.annotations = None;
+    if let Some(labels) = &mut slice.metadata.labels {
+        labels.retain(|name, _| name == SERVICE_LABEL);
+    }
 }
 
 fn metadata(metadata: &mut ObjectMeta) {

@@ -6,6 +6,7 @@
 mod contribute;
 mod names;
 mod roles;
+mod services;
 mod staff;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -18,8 +19,10 @@ use thuban_proto::transit::{Row, row};
 use super::rows::{self, Key};
 use names::Names;
 use roles::Roles;
+use services::Services;
 
 pub use roles::Role;
+pub use services::Service;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vpc {
@@ -93,6 +96,8 @@ enum Owner {
     Vpc(String),
     Network(String),
     Endpoint(EndpointName),
+    /// By its scaled Endpoint.
+    Service(EndpointName),
 }
 
 /// Rows that changed on one droplet; `None` is gone.
@@ -115,6 +120,9 @@ pub struct World {
     dividers: Roles,
     bouncers: Roles,
     endpoints: HashMap<EndpointName, Endpoint>,
+    services: Services,
+    /// Where Services have their addresses, in every VPC.
+    service_ranges: Vec<String>,
     /// (VNI, address) -> droplets that asked.
     subscriptions: HashMap<(u32, IpAddr), BTreeSet<String>>,
     /// The same by droplet and VNI.
@@ -177,6 +185,7 @@ impl World {
             self.touch_vpc(name);
             let endpoints = self.endpoints_where(|network| network.vpc == name);
             self.dirty.extend(endpoints);
+            self.touch_services(name);
         }
     }
 
@@ -185,8 +194,10 @@ impl World {
         if set(&mut self.networks, name, network) {
             let new = self.networks.get(name).map(|network| network.vpc.clone());
             self.touch_network(name);
+            self.touch_services_of(name);
             for vpc in old.into_iter().chain(new) {
                 self.touch_vpc(&vpc);
+                self.touch_services(&vpc);
             }
         }
     }
@@ -236,6 +247,7 @@ impl World {
             }
             let holder = self.holder(vni, address).cloned();
             self.dirty.extend(holder.map(Owner::Endpoint));
+            self.touch_services_at(address);
         }
         is_changed
     }
@@ -463,7 +475,8 @@ impl World {
         keys.filter(|(at, _)| at == droplet).cloned().collect()
     }
 
-    /// The tables of the network's bouncer on a droplet: a row for each endpoint.
+    /// The tables of the network's bouncer on a droplet: a row for each endpoint, and one for each address of the VPC's
+    /// services.
     pub fn bouncer_tables(&self, network: &str, droplet: &str) -> Vec<(String, Key)> {
         let members = self.members.get(network).into_iter().flat_map(BTreeMap::values);
         let owners = members.flatten().cloned().map(Owner::Endpoint);
@@ -471,6 +484,9 @@ impl World {
         let owners = owners
             .chain([Owner::Network(network.to_owned())])
             .chain(parent.map(Owner::Vpc));
+        let services = self.networks.get(network).map(|network| network.vpc.as_str());
+        let services = services.into_iter().flat_map(|vpc| self.services_of_vpc(vpc));
+        let owners = owners.chain(services.cloned().map(Owner::Service));
         let keys = owners.flat_map(|owner| self.keys_of(&owner));
         keys.filter(|(at, key)| at == droplet && !matches!(key, Key::Local(..) | Key::Direct(..)))
             .cloned()

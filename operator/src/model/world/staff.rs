@@ -13,7 +13,16 @@ impl World {
 
     pub fn set_bouncer(&mut self, name: &str, role: Option<Role>) {
         for parent in self.bouncers.set(name, role) {
-            self.touch_network(&parent);
+            self.touch_bouncers(&parent);
+        }
+    }
+
+    /// Other droplets have the tables of the network's bouncers.
+    fn touch_bouncers(&mut self, network: &str) {
+        self.touch_network(network);
+        let vpc = self.networks.get(network).map(|network| network.vpc.clone());
+        if let Some(vpc) = vpc {
+            self.touch_services(&vpc);
         }
     }
 
@@ -68,7 +77,7 @@ impl World {
     /// As [`Self::take_divider_back`].
     pub fn take_bouncer_back(&mut self, name: &str) {
         if let Some(parent) = self.bouncers.take_back(name) {
-            self.touch_network(&parent);
+            self.touch_bouncers(&parent);
         }
     }
 
@@ -80,7 +89,7 @@ impl World {
     /// The bouncer's tables go.
     pub fn forget_bouncer(&mut self, name: &str) {
         if let Some(parent) = self.bouncers.forget(name) {
-            self.touch_network(&parent);
+            self.touch_bouncers(&parent);
         }
     }
 
