@@ -33,6 +33,7 @@ mod restore;
 mod rights;
 mod role_moves;
 mod rules;
+mod services;
 mod stolen_token;
 mod support;
 mod tenants;

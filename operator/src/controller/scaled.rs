@@ -34,7 +34,7 @@ const LOOK_AGAIN: Duration = Duration::from_mins(5);
 /// What acks and watches should have woken.
 const SOON: Duration = Duration::from_secs(2);
 /// What a person has to mend.
-const LATER: Duration = Duration::from_secs(60);
+const LATER: Duration = Duration::from_mins(1);
 /// How often at most a status follows backends that come and go.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 /// The API server's own Service, whose backends are on host network: there is nothing to mend.

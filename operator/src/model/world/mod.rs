@@ -466,33 +466,6 @@ impl World {
         rows.flat_map(|rows| rows.iter().map(|(at, _)| at))
     }
 
-    /// The tables of the VPC's divider on a droplet.
-    pub fn divider_tables(&self, vpc: &str, droplet: &str) -> Vec<(String, Key)> {
-        let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
-        let owners = networks.map(|(name, _)| Owner::Network(name.clone()));
-        let owners = owners.chain([Owner::Vpc(vpc.to_owned())]);
-        let keys = owners.flat_map(|owner| self.keys_of(&owner));
-        keys.filter(|(at, _)| at == droplet).cloned().collect()
-    }
-
-    /// The tables of the network's bouncer on a droplet: a row for each endpoint, and one for each address of the VPC's
-    /// services.
-    pub fn bouncer_tables(&self, network: &str, droplet: &str) -> Vec<(String, Key)> {
-        let members = self.members.get(network).into_iter().flat_map(BTreeMap::values);
-        let owners = members.flatten().cloned().map(Owner::Endpoint);
-        let parent = self.networks.get(network).map(|network| network.vpc.clone());
-        let owners = owners
-            .chain([Owner::Network(network.to_owned())])
-            .chain(parent.map(Owner::Vpc));
-        let services = self.networks.get(network).map(|network| network.vpc.as_str());
-        let services = services.into_iter().flat_map(|vpc| self.services_of_vpc(vpc));
-        let owners = owners.chain(services.cloned().map(Owner::Service));
-        let keys = owners.flat_map(|owner| self.keys_of(&owner));
-        keys.filter(|(at, key)| at == droplet && !matches!(key, Key::Local(..) | Key::Direct(..)))
-            .cloned()
-            .collect()
-    }
-
     /// Whether anything of the network is left: endpoints with an address, or bouncers.
     pub fn is_in_use(&self, network: &str) -> bool {
         let members = self.members.get(network);
