@@ -320,6 +320,11 @@ pub fn after_apply(state: &mut State, name: &str) {
     for (vni, address) in delivered {
         one_deliverer(state, name, vni, address);
     }
+    if state.weather.is_steady
+        && let Err(lost) = services::rows_stay(state, name)
+    {
+        state.violation(lost);
+    }
     packets_arrive(state);
 }
 

@@ -208,6 +208,46 @@ pub fn gone_means_out_of_tables(state: &mut State, name: &str, old: &Value) {
     }
 }
 
+/// While no machine is lost, the bouncers of a droplet that applied a program have the rows of all Services that are
+/// Provisioned: operators that come and go take none away.
+pub fn rows_stay(state: &State, droplet: &str) -> Result<(), String> {
+    let Some(tables) = state.droplets.get(droplet).map(|droplet| &droplet.tables) else {
+        return Ok(());
+    };
+    for endpoint in state
+        .store
+        .values(Kind::Endpoint)
+        .filter(|endpoint| is_scaled(endpoint))
+    {
+        let uid = text(endpoint, "/spec/serviceRef/uid");
+        let mut services = state.store.values(Kind::Service);
+        let is_wanted = services.any(|service| {
+            text(service, "/metadata/uid") == uid
+                && text(service, "/metadata/annotations/thuban.dev~1network")
+                    == text(endpoint, "/spec/network")
+        });
+        let network = state
+            .store
+            .value(Kind::Network, "", text(endpoint, "/spec/network"));
+        let is_served = is_wanted
+            && !is_deleting(endpoint)
+            && text(endpoint, "/status/phase") == "Provisioned"
+            && network.is_some_and(|network| !is_deleting(network));
+        let vpc = vpc_of(state, endpoint);
+        let (Some(vni), Some(address)) = (vni(state, &vpc), first(endpoint)) else {
+            continue;
+        };
+        let is_held = tables.rows.contains_key(&Slot::Service(vni, address));
+        if is_served && !is_held && bouncers(state, &vpc).contains(&droplet) {
+            let name = text(endpoint, "/metadata/name");
+            return Err(format!(
+                "{name} is Provisioned, but {droplet} with a bouncer lost its row of {vni}/{address}"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// In the end each Service is in its VPC with the backends that it has there, and nowhere else.
 pub fn verdict(state: &State) -> Result<(), String> {
     let mut expected: BTreeSet<(u32, IpAddr)> = BTreeSet::new();
