@@ -90,21 +90,26 @@ pub fn follow(state: &mut State, random: &mut Random) {
         .map(|((_, namespace, name), _)| (namespace.clone(), name.clone()))
         .collect();
     for (namespace, service) in &services {
+        // That of `s2` is made by hand, and names whatever its maker likes.
+        let is_by_hand = service == "s2";
         let attachments = state
             .droplets
             .values()
             .flat_map(|droplet| droplet.attachments.values());
-        let pods = attachments.filter(|attachment| attachment.pod_namespace == *namespace);
-        let mut endpoints: Vec<Value> = pods
-            .map(|pod| {
-                let mut endpoint = json!({"addresses": [address(&pod.address).to_string()], "conditions": {"ready": true}});
-                // That of `s2` is made by hand.
-                if service != "s2" {
-                    endpoint["targetRef"] = json!({"kind": "Pod", "namespace": namespace, "name": pod.pod_name, "uid": pod.pod_uid});
-                }
-                endpoint
-            })
-            .collect();
+        let pods = attachments.filter(|attachment| is_by_hand || attachment.pod_namespace == *namespace);
+        let mut endpoints: Vec<Value> = Vec::new();
+        for pod in pods {
+            let mut endpoint =
+                json!({"addresses": [address(&pod.address).to_string()], "conditions": {"ready": true}});
+            if !is_by_hand {
+                // One that went may still be named when another has its address.
+                let is_late = random.permille(100);
+                let uid = if is_late { "another" } else { &pod.pod_uid };
+                endpoint["targetRef"] =
+                    json!({"kind": "Pod", "namespace": namespace, "name": pod.pod_name, "uid": uid});
+            }
+            endpoints.push(endpoint);
+        }
         endpoints.push(json!({"addresses": ["192.168.0.1"], "conditions": {"ready": true}}));
         let ready = random.permille(800);
         for endpoint in &mut endpoints {
