@@ -140,7 +140,9 @@ fn a_service_without_backends_refuses_and_serves_once_it_has_some() {
         assert_eq!(kind, Some(ErrorKind::ConnectionRefused), "{error:#}");
     };
     let clients = tenants.vpc("red");
-    clients.iter().for_each(|pod| refused(pod));
+    for pod in &clients {
+        refused(pod);
+    }
     let mut late = netexec_manifest("red", "late", NODE, None);
     late["metadata"]["labels"]["app"] = json!("late");
     apply(cluster, &[late]).unwrap();
@@ -152,7 +154,9 @@ fn a_service_without_backends_refuses_and_serves_once_it_has_some() {
     }
     delete(cluster, &["pod", "-n", "red", "late"]).unwrap();
     wait_endpoint(cluster, "red", "late", "no backends again", serves(0));
-    clients.iter().for_each(|pod| refused(pod));
+    for pod in &clients {
+        refused(pod);
+    }
     delete(cluster, &["service", "-n", "red", "late"]).unwrap();
     for pod in &clients {
         pod.tcp(address, NOT_REACHED).expect_err("there is no service");

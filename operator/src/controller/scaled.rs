@@ -277,6 +277,8 @@ async fn serve(
         status.phase = Phase::Provisioned;
     }
     let counts = made.as_ref().copied().unwrap_or_default();
+    let addresses = addresses_of(endpoint);
+    status.addresses = addresses.iter().map(ToString::to_string).collect();
     status.backends = Some(u32::try_from(counts.used).unwrap_or(u32::MAX));
     let left_out = leave_out(&mut status, counts.left_out, endpoint);
     set(&mut status.conditions, accepted);

@@ -293,7 +293,13 @@ pub fn verdict(state: &State) -> Result<(), String> {
                 said.unwrap_or_default()
             ));
         }
+        if text(own, "/status/addresses/0") != address.to_string() {
+            return Err(format!("the status of service {name} does not say {address}"));
+        }
         let backends = backends(state, namespace, name, vni);
+        if own.pointer("/status/backends").and_then(Value::as_u64) != Some(backends.len() as u64) {
+            return Err(format!("the status of service {name} counts other backends"));
+        }
         for bouncer in bouncers(state, &vpc) {
             let rows = state.droplets.get(bouncer).map(|droplet| &droplet.tables.rows);
             let row = rows.and_then(|rows| rows.get(&Slot::Service(vni, address))?.row.as_ref());
