@@ -1,5 +1,6 @@
-//! Endpoint: a member of a network. A pod's is named `<pod>-<first 8 of its UID>` and made by the operator; others are
-//! made and named by their users, and serve the pod that names them by annotation, one after the other.
+//! Endpoint: a member of a network. A pod's is named `<pod>-<first 8 of its UID>` and made by the operator, a Service's
+//! (a scaled one) `<service>-<first 8 of its UID>`; others are made and named by their users, and serve the pod that names
+//! them by annotation, one after the other.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -7,12 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Condition, Phase};
 
-/// What kind of member it is. Only simple endpoints exist yet.
+/// What kind of member it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum EndpointType {
     /// A pod.
     #[default]
     Simple,
+    /// A Service: its addresses stand for backends.
+    Scaled,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -26,6 +29,16 @@ pub struct PodRef {
     /// UID that kubelet tells the CNI plugin; another one for static pods (their mirror's annotation).
     #[schemars(length(min = 1, max = 63))]
     pub cni_uid: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceRef {
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// UID of the Service object.
+    #[schemars(length(min = 1, max = 63))]
+    pub uid: String,
 }
 
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -43,6 +56,12 @@ pub struct PodRef {
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0]"),
     printcolumn(name = "IPv6", type_ = "string", json_path = ".status.addresses[1]"),
     printcolumn(name = "Droplet", type_ = "string", json_path = ".status.droplet"),
+    printcolumn(
+        name = "Backends",
+        type_ = "integer",
+        json_path = ".status.backends",
+        priority = 1
+    ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
         name = "Reason",
@@ -55,7 +74,11 @@ pub struct PodRef {
     validation = Rule::new("self.spec == oldSelf.spec")
         .message("spec is immutable: delete the Endpoint and make it again"),
     validation = Rule::new("has(self.spec.podRef) == (has(self.spec.droplet) && self.spec.droplet != '')")
-        .message("spec.podRef and spec.droplet go together: the operator sets both, people leave both out")
+        .message("spec.podRef and spec.droplet go together: the operator sets both, people leave both out"),
+    validation = Rule::new("has(self.spec.serviceRef) == (self.spec.type == 'Scaled')")
+        .message("spec.serviceRef and spec.type Scaled go together: the operator sets both for a Service, people leave both out"),
+    validation = Rule::new("!has(self.spec.serviceRef) || !has(self.spec.podRef) && !has(self.spec.mac) && (!has(self.spec.addresses) || self.spec.addresses.size() == 0)")
+        .message("spec.podRef, spec.addresses and spec.mac are of pods: leave them out of an Endpoint of type Scaled, which has its Service's addresses")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSpec {
@@ -67,10 +90,13 @@ pub struct EndpointSpec {
     pub vpc: String,
     #[schemars(length(min = 1, max = 63))]
     pub network: String,
-    /// The pod that it was made for; none if a user made it.
+    /// The pod that it was made for; none if a user made it, or if it is a Service's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_ref: Option<PodRef>,
-    /// The node that the pod is bound to; empty if a user made it.
+    /// The Service that it was made for, of the same namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_ref: Option<ServiceRef>,
+    /// The node that the pod is bound to; empty without `podRef`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253))]
     pub droplet: String,
@@ -85,7 +111,7 @@ pub struct EndpointSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 2), inner(length(max = 39)))]
     pub addresses: Vec<String>,
-    /// Claimed by the operator before it made the object; `status.addresses` goes before it.
+    /// Claimed by the operator before it made the object, or the Service's; `status.addresses` goes before it.
     #[x_kube(
         validation = Rule::new("self.all(a, isIP(a))").message("spec.claimed must be IP addresses")
     )]
@@ -109,7 +135,7 @@ pub struct EndpointSpec {
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointStatus {
     pub phase: Phase,
-    /// IPv4, then IPv6 if the network has an IPv6 range.
+    /// IPv4, then IPv6 if the network has an IPv6 range; of a Service its cluster IPs, in their order.
     pub addresses: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
@@ -131,5 +157,8 @@ pub struct EndpointStatus {
     /// Where it lived before: packets follow it from there until all who had it there know.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub previous_droplet: Option<String>,
+    /// How many addresses new connections to the Service go to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backends: Option<u32>,
     pub conditions: Vec<Condition>,
 }

@@ -22,7 +22,7 @@ pub use claim::{IpClaim, IpClaimSpec, IpClaimStatus, VniClaim, VniClaimSpec, Vni
 pub use condition::{Condition, ConditionStatus};
 pub use divider::{Divider, DividerSpec};
 pub use droplet::{Droplet, DropletSpec, DropletStatus};
-pub use endpoint::{Endpoint, EndpointSpec, EndpointStatus, EndpointType, PodRef};
+pub use endpoint::{Endpoint, EndpointSpec, EndpointStatus, EndpointType, PodRef, ServiceRef};
 pub use network::{BouncerAutoscale, Network, NetworkSpec, NetworkStatus};
 pub use phase::Phase;
 pub use vpc::{DividerAutoscale, Vpc, VpcSpec, VpcStatus};
@@ -33,7 +33,7 @@ use kube::CustomResourceExt;
 pub const GROUP: &str = "thuban.dev";
 /// Finalizer of every object that must be taken out of droplets before it goes.
 pub const FINALIZER: &str = "thuban.dev/rows";
-/// Annotation of pods and namespaces: the network of the pod.
+/// Annotation of pods, Services and namespaces: the network of the pod or Service.
 pub const NETWORK_ANNOTATION: &str = "thuban.dev/network";
 /// Annotation of pods: their addresses, at most one of each family, separated by a comma.
 pub const IP_ANNOTATION: &str = "thuban.dev/ip";

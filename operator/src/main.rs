@@ -43,7 +43,8 @@ struct Settings {
     /// Port of metrics and health on the same address; 0 serves none.
     #[arg(long, env = "THUBAN_METRICS_PORT", default_value_t = 6083)]
     metrics_port: u16,
-    /// Service ranges of the cluster, comma separated: no VPC may touch them.
+    /// Service ranges of the cluster, comma separated: no VPC may touch them; Services with addresses elsewhere are
+    /// not served.
     #[arg(long, env = "THUBAN_SERVICE_CIDRS", value_delimiter = ',')]
     service_cidrs: Vec<Cidr>,
     /// Ranges of nodes and underlay, comma separated: no VPC may touch them.
@@ -154,6 +155,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
         epoch: leadership.epoch(),
         vacancy: leadership.vacancy(),
         refused,
+        service_ranges: settings.service_cidrs.clone(),
         default_range: settings.default_vpc_cidr,
     };
     let work = run(settings, client, options, &tls, outranked);

@@ -68,7 +68,11 @@ fn patient() -> Value {
     })
 }
 
+/// Pods' endpoints: Services have theirs as long as there are Services.
 fn has_endpoints(cluster: &Cluster) -> Result<bool> {
-    let endpoints = cluster.kubectl(&["get", "endpoints.thuban.dev", "-A", "-o", "name"])?;
-    Ok(!endpoints.trim().is_empty())
+    let endpoints = install::get(cluster, &["endpoints.thuban.dev", "-A"])?;
+    let endpoints = endpoints["items"].as_array().into_iter().flatten();
+    Ok(endpoints
+        .into_iter()
+        .any(|endpoint| !uninstall::is_scaled(endpoint)))
 }

@@ -180,7 +180,10 @@ fn end_what_was_asked_for(cluster: &Cluster) -> Result<()> {
     let is_done = wait("objects", PATIENCE_WITH_OPERATOR, || {
         let mut left = Vec::new();
         for kind in ASKED_FOR {
-            left.extend(items(cluster, &[kind, "-A"])?.iter().map(waiting));
+            let objects = items(cluster, &[kind, "-A"])?;
+            // They stay as long as their Services, which are not Thuban's; their rows go with the networks.
+            let objects = objects.iter().filter(|object| !is_scaled(object));
+            left.extend(objects.map(waiting));
         }
         Ok(left)
     })?;
@@ -188,6 +191,11 @@ fn end_what_was_asked_for(cluster: &Cluster) -> Result<()> {
         println!("going on without the operator");
     }
     Ok(())
+}
+
+/// Whether it is a Service's Endpoint.
+pub fn is_scaled(object: &Value) -> bool {
+    object["spec"]["type"] == "Scaled"
 }
 
 /// An object and, if it says so, what it waits for.

@@ -34,11 +34,14 @@ fn text(value: &Value) -> String {
 
 /// What does not agree.
 pub fn audit(cluster: &Cluster) -> Result<Vec<String>> {
-    let endpoints = endpoints(cluster)?;
+    let (scaled, endpoints): (Vec<Value>, Vec<Value>) = endpoints(cluster)?
+        .into_iter()
+        .partition(|endpoint| endpoint["spec"]["type"] == "Scaled");
     let mut faults = Vec::new();
     let held = held(&endpoints, &mut faults);
     claims(cluster, &held, &mut faults)?;
     pods(cluster, &endpoints, &mut faults)?;
+    services(cluster, &scaled, &mut faults)?;
     roles(cluster, &mut faults)?;
     tables(cluster, &endpoints, &mut faults)?;
     Ok(faults)
@@ -121,6 +124,47 @@ fn pods(cluster: &Cluster, endpoints: &[Value], faults: &mut Vec<String>) -> Res
             faults.push(format!("pod {uid} has two endpoints"));
         }
     }
+    Ok(())
+}
+
+/// Each Service with addresses of its own has one scaled endpoint, with these addresses, and no other has.
+fn services(cluster: &Cluster, scaled: &[Value], faults: &mut Vec<String>) -> Result<()> {
+    let addresses = |list: &Value| -> Vec<String> {
+        let list = list.as_array().into_iter().flatten().map(text);
+        list.filter(|address| address != "None").collect()
+    };
+    let mut wanted = BTreeMap::new();
+    for service in items(cluster, &["services", "-A"])? {
+        let addresses = addresses(&service["spec"]["clusterIPs"]);
+        if !addresses.is_empty() {
+            wanted.insert(text(&service["metadata"]["uid"]), addresses);
+        }
+    }
+    for endpoint in scaled {
+        let (name, uid) = (
+            &endpoint["metadata"]["name"],
+            text(&endpoint["spec"]["serviceRef"]["uid"]),
+        );
+        let has = addresses(&endpoint["status"]["addresses"]);
+        let has = if has.is_empty() {
+            addresses(&endpoint["spec"]["claimed"])
+        } else {
+            has
+        };
+        match wanted.remove(&uid) {
+            None => faults.push(format!("scaled endpoint {name} is of no Service")),
+            // One that no network admits has none.
+            Some(addresses) if !has.is_empty() && has != addresses => {
+                faults.push(format!("scaled endpoint {name} has {has:?} of {addresses:?}"));
+            }
+            Some(_) => {}
+        }
+    }
+    faults.extend(
+        wanted
+            .into_values()
+            .map(|addresses| format!("the Service of {addresses:?} has no scaled endpoint")),
+    );
     Ok(())
 }
 

@@ -35,6 +35,7 @@ mod rights;
 mod role_moves;
 mod rules;
 mod runtime;
+mod services;
 mod stolen_token;
 mod support;
 mod tenants;

@@ -36,6 +36,7 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "droplets.thuban.dev/status []: update",
         "endpoints.thuban.dev []: create delete get list update watch",
         "endpoints.thuban.dev/status []: update",
+        "endpointslices.discovery.k8s.io []: list watch",
         "events.events.k8s.io []: create patch",
         "ipclaims.thuban.dev []: create delete get list watch",
         "ipclaims.thuban.dev/status []: update",
@@ -46,6 +47,7 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "nodes []: list watch",
         "nodes/finalizers []: update",
         "pods []: list watch",
+        "services []: list watch",
         "tokenreviews.authentication.k8s.io []: create",
         "vniclaims.thuban.dev []: create delete list watch",
         "vpcs.thuban.dev []: create get list update watch",
@@ -473,8 +475,11 @@ fn an_endpoint_that_a_tenant_makes_names_no_pod_and_no_place() {
     let victim = &tenants().network("red-web")[0];
     let uid = get(cluster, &["pod", "-n", "red", &victim.name]).unwrap()["metadata"]["uid"].clone();
     let spoof = json!({"podRef": {"name": victim.name, "uid": uid, "cniUid": uid}, "droplet": NODE});
+    let service =
+        json!({"type": "Scaled", "serviceRef": {"name": "kubernetes", "uid": "a"}, "network": "blue-web"});
     for (more, expected) in [
         (spoof, "spec.podRef"),
+        (service, "spec.serviceRef is written by the operator alone"),
         (json!({"vpc": "blue"}), "spec.vpc"),
         (json!({"droplet": NODE}), "spec.droplet"),
         (json!({"addresses": ["10.0.1.300"]}), "spec.addresses"),

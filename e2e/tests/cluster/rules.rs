@@ -148,9 +148,33 @@ fn endpoints() -> Vec<Case> {
         )
     };
     let pod = json!({"name": "a", "uid": "b", "cniUid": "b"});
+    let service = json!({"name": "a", "uid": "b"});
+    let of_service = json!({"network": "red-web", "type": "Scaled", "serviceRef": service});
+    let scaled =
+        |field: &str, value: Value| object("Endpoint", "rule", with(of_service.clone(), field, value));
     vec![
         Case(endpoint("network", json!("")), "spec.network"),
-        Case(endpoint("type", json!("Scaled")), "spec.type: Unsupported value"),
+        Case(endpoint("type", json!("Sized")), "spec.type: Unsupported value"),
+        Case(
+            endpoint("type", json!("Scaled")),
+            "spec.serviceRef and spec.type Scaled go together: the operator sets both for a Service, people leave both out",
+        ),
+        Case(
+            endpoint("serviceRef", service.clone()),
+            "spec.serviceRef and spec.type Scaled go together",
+        ),
+        Case(
+            scaled("serviceRef", json!({"name": "", "uid": "b"})),
+            "spec.serviceRef.name",
+        ),
+        Case(
+            scaled("addresses", json!(["10.0.1.7"])),
+            "spec.podRef, spec.addresses and spec.mac are of pods: leave them out of an Endpoint of type Scaled, which has its Service's addresses",
+        ),
+        Case(
+            scaled("mac", json!("02:00:00:00:00:01")),
+            "spec.podRef, spec.addresses and spec.mac are of pods",
+        ),
         Case(
             endpoint("addresses", json!(["10.0.1.300"])),
             "spec.addresses must be addresses such as 10.0.1.7 or fd00:1::7, without prefix length",

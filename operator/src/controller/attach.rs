@@ -14,9 +14,9 @@ pub fn name_of(endpoint: &Endpoint) -> EndpointName {
     (endpoint.namespace().unwrap_or_default(), endpoint.name_any())
 }
 
-/// Whether a user made it.
+/// Whether a user made it, for pods.
 pub fn is_users(endpoint: &Endpoint) -> bool {
-    endpoint.spec.pod_ref.is_none()
+    endpoint.spec.pod_ref.is_none() && endpoint.spec.service_ref.is_none()
 }
 
 /// The pod that has it.

@@ -22,9 +22,11 @@ use super::index::Index;
 use super::objects::{Object, WriteError};
 use super::pace::Pace;
 use super::role::{Placements, Role};
+use super::slices::Slices;
 use super::trim::Pod;
 use crate::hub::Hub;
 use crate::model::allocation::Family;
+use crate::model::service::{EndpointSlice, Service};
 use crate::model::validation::RefusedRanges;
 
 /// Caches of all kinds that reconcilers read.
@@ -40,6 +42,8 @@ pub struct Stores {
     pub droplets: Store<Droplet>,
     pub ip_claims: Store<IpClaim>,
     pub vni_claims: Store<VniClaim>,
+    pub services: Store<Service>,
+    pub slices: Store<EndpointSlice>,
 }
 
 /// Addresses that a reconciler is about to claim, by UID of the endpoint and family, so that two don't pick the same. Only
@@ -96,11 +100,14 @@ pub struct Context {
     pub stores: Stores,
     pub events: Events,
     pub refused: RefusedRanges,
+    /// Where Services have their addresses.
+    pub service_ranges: Vec<Cidr>,
     /// The default VPC's first, whose packets nodes see: refused to all others.
     pub default_range: Cidr,
     pub reservations: Reservations,
     pub placements: Placements,
     pub index: Index,
+    pub slices: Slices,
     /// Of writes that only bring numbers in statuses up to date.
     pub counts: Pace,
     pub heartbeats: Heartbeats,

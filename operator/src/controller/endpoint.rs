@@ -1,4 +1,4 @@
-//! Endpoint: admitted, given its addresses, told to its bouncers and its droplet, Provisioned when they acked; taken
+//! Endpoint of a pod: admitted, given its addresses, told to its bouncers and its droplet, Provisioned when they acked; taken
 //! out of them all before its addresses are released.
 
 use std::net::IpAddr;
@@ -21,6 +21,8 @@ use super::context::{Context, ReconcileError};
 use super::network::in_force;
 use super::objects::{WriteError, condition, delete, has_finalizer, remove_finalizer, replace_status};
 use super::pod::unicast;
+use super::scaled::{self, is_scaled};
+use super::show::hide;
 pub use super::show::show;
 use crate::hub::Waiter;
 use crate::model::admission::{Refusal, admit};
@@ -37,6 +39,9 @@ const LATER: Duration = Duration::from_secs(10);
 
 pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &name_of(&endpoint).0);
+    if is_scaled(&endpoint) {
+        return scaled::reconcile(&endpoint, &endpoints, &context).await;
+    }
     if endpoint.metadata.deletion_timestamp.is_some() {
         return remove(&endpoint, &endpoints, &context).await;
     }
@@ -84,7 +89,7 @@ pub enum Unusable {
 }
 
 impl Unusable {
-    fn condition(&self, network: &str) -> Condition {
+    pub fn condition(&self, network: &str) -> Condition {
         match self {
             Self::Refused(refusal) => {
                 condition("Accepted", false, refusal.reason(), &refusal.to_string(), None)
@@ -107,7 +112,8 @@ pub fn usable_network(namespace: &str, network: &str, context: &Context) -> Resu
         .ok_or(Unusable::NotProvisioned)
 }
 
-fn admitted(
+/// Whether a network and its VPC let a namespace in.
+pub fn admitted(
     namespace: &str,
     name: &str,
     network: Option<&Network>,
@@ -487,13 +493,13 @@ async fn give_back(
     if context.known_for(&key) >= LATER {
         context.forget(&key);
         context.hub.forget_in_use(&name);
-        context.hub.update(|world| world.set_endpoint(&name, None));
+        hide(&name, context);
         show(endpoint, context);
     }
     Ok(Action::requeue(LATER))
 }
 
-async fn write(
+pub async fn write(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
     status: EndpointStatus,
@@ -528,7 +534,7 @@ async fn remove(
     let name = name_of(endpoint);
     let uid = endpoint.uid().unwrap_or_default();
     context.index.leave(&uid);
-    context.hub.update(|world| world.set_endpoint(&name, None));
+    hide(&name, context);
     let addresses = all_addresses(endpoint);
     let network = &endpoint.spec.network;
     // The network doesn't wait for an endpoint that has left it, and may be gone.

@@ -36,7 +36,12 @@ struct Sets {
 #[derive(Debug, Default)]
 pub struct Index(Mutex<Sets>);
 
-fn put<K: Eq + std::hash::Hash, V: Ord>(sets: &mut HashMap<K, BTreeSet<V>>, key: K, value: V, is_in: bool) {
+pub(super) fn put<K: Eq + std::hash::Hash, V: Ord>(
+    sets: &mut HashMap<K, BTreeSet<V>>,
+    key: K,
+    value: V,
+    is_in: bool,
+) {
     if is_in {
         sets.entry(key).or_default().insert(value);
     } else if let Some(set) = sets.get_mut(&key) {

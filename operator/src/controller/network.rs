@@ -16,6 +16,7 @@ use super::objects::{
     WriteError, add_finalizer, condition, delete, has_finalizer, list_where, remove_finalizer, replace_status,
 };
 use super::scale::{self, Team};
+use super::scaled::is_scaled;
 use crate::hub::Waiter;
 use crate::model::allocation::capacity;
 use crate::model::rows::Key;
@@ -306,8 +307,11 @@ async fn remove(
     // This process makes no more endpoints in it, but its view of those that were made may be old.
     let endpoints = Api::<Endpoint>::all(context.client.clone());
     let own = list_where(&endpoints, "spec.network", &network.name_any()).await?;
-    // One that never came in stays, and says so.
-    if own.iter().any(has_addresses) {
+    // One that never came in stays, and says so; so does a Service's.
+    if own
+        .iter()
+        .any(|endpoint| has_addresses(endpoint) && !is_scaled(endpoint))
+    {
         return Ok(Action::requeue(Duration::from_secs(1)));
     }
     remove_finalizer(networks, network).await?;

@@ -10,8 +10,10 @@ use thuban_api::{
 use super::context::Context;
 use super::droplet::{address_in_force, wake_roles};
 use super::network::{id, in_force, is_accepted};
+use super::observe_services::wake_services_of;
 use super::pod::endpoint_name;
 use super::role::Role;
+use super::show::hide;
 use super::trim::Pod;
 use super::watch::Change;
 use super::{attach, endpoint};
@@ -70,6 +72,7 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
     for name in own {
         context.hub.triggers.endpoint(name);
     }
+    wake_services_of(&space.name_any(), context);
 }
 
 pub fn on_node(context: &Context, change: &Change<Node>) {
@@ -113,6 +116,16 @@ fn wake_where(context: &Context, is_so: impl Fn(&Endpoint) -> bool) {
     }
 }
 
+/// Wakes the scaled endpoints of a network, whose VPC is another one now, or none.
+fn wake_members(context: &Context, network: &str) {
+    let services: Vec<EndpointName> = context
+        .hub
+        .read(|world| world.services_of_network(network).cloned().collect());
+    for name in &services {
+        context.hub.triggers.endpoint(name);
+    }
+}
+
 pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
     let (name, vpc) = match change {
         Change::Applied(vpc) => {
@@ -139,7 +152,11 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
             (vpc.name_any(), None)
         }
     };
-    context.hub.update(|world| world.set_vpc(&name, vpc));
+    let is_another = context.hub.update(|world| {
+        let was = world.vni(&name);
+        world.set_vpc(&name, vpc);
+        was != world.vni(&name)
+    });
     let triggers = &context.hub.triggers;
     triggers.vpc(&name);
     // One that it does not count, or not any more, goes.
@@ -150,11 +167,19 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
     for network in context.index.networks_of(&name) {
         triggers.network(&network);
         wake_endpoints(context, &network);
+        if is_another {
+            wake_members(context, &network);
+        }
     }
 }
 
 pub fn on_network(context: &Context, change: &Change<Network>) {
     let triggers = &context.hub.triggers;
+    let vni = |name: &str| context.hub.read(|world| world.network_vni(name));
+    let was = vni(&match change {
+        Change::Applied(network) => network.name_any(),
+        Change::Gone(network) => network.name_any(),
+    });
     let name = match change {
         Change::Applied(network) => {
             let name = network.name_any();
@@ -193,6 +218,9 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
     };
     triggers.network(&name);
     wake_endpoints(context, &name);
+    if was != vni(&name) || matches!(change, Change::Gone(_)) {
+        wake_members(context, &name);
+    }
 }
 
 pub fn on_divider(context: &Context, change: &Change<Divider>) {
@@ -289,11 +317,15 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
     if is_there {
         endpoint::show(object, context);
     } else {
-        context.hub.update(|world| world.set_endpoint(&name, None));
+        hide(&name, context);
+        context.hub.update(|world| world.set_service(&name, None));
         context.index.forget_leaving(&object.uid().unwrap_or_default());
         // A pod that lives on, or was created again under its name, gets a new one.
         if let Some(pod) = &object.spec.pod_ref {
             triggers.pod(&name.0, &pod.name);
+        }
+        if let Some(service) = &object.spec.service_ref {
+            triggers.service(&name.0, &service.name);
         }
     }
     // Claims that it doesn't count, or not any more, go.

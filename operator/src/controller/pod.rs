@@ -99,6 +99,7 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
         vpc,
         network,
         pod_ref: Some(reference),
+        service_ref: None,
         droplet: node,
         addresses: asked.addresses.iter().map(ToString::to_string).collect(),
         claimed: claimed.iter().map(ToString::to_string).collect(),

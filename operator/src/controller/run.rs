@@ -26,11 +26,16 @@ use super::heartbeat::Heartbeats;
 use super::index::Index;
 use super::objects::Object;
 use super::pace::Pace;
+use super::slices::Slices;
 use super::trim::Pod;
 use super::watch::{Change, watch};
-use super::{claim, droplet, endpoint, network, observe, pod, role, trim, vni_claim, vpc};
+use super::{
+    claim, droplet, endpoint, network, observe, observe_services, pod, role, scaled, service, trim,
+    vni_claim, vpc,
+};
 use crate::hub::{Hub, Triggers};
 use crate::metrics::{self, Queue};
+use crate::model::service::{EndpointSlice, Service};
 use crate::model::validation::RefusedRanges;
 
 /// How many objects of a kind are reconciled at the same time.
@@ -53,6 +58,7 @@ struct Receivers {
     pods: UnboundedReceiver<ObjectRef<Pod>>,
     claims: UnboundedReceiver<ObjectRef<IpClaim>>,
     vni_claims: UnboundedReceiver<ObjectRef<VniClaim>>,
+    services: UnboundedReceiver<ObjectRef<Service>>,
 }
 
 fn channels() -> (Triggers, Receivers) {
@@ -65,6 +71,7 @@ fn channels() -> (Triggers, Receivers) {
     let (pods, pod_receiver) = unbounded_channel();
     let (claims, claim_receiver) = unbounded_channel();
     let (vni_claims, vni_claim_receiver) = unbounded_channel();
+    let (services, service_receiver) = unbounded_channel();
     let triggers = Triggers {
         vpcs,
         networks,
@@ -75,6 +82,7 @@ fn channels() -> (Triggers, Receivers) {
         pods,
         claims,
         vni_claims,
+        services,
     };
     let receivers = Receivers {
         vpcs: vpc_receiver,
@@ -86,6 +94,7 @@ fn channels() -> (Triggers, Receivers) {
         pods: pod_receiver,
         claims: claim_receiver,
         vni_claims: vni_claim_receiver,
+        services: service_receiver,
     };
     (triggers, receivers)
 }
@@ -98,6 +107,8 @@ pub struct Options {
     pub vacancy: Duration,
     /// Ranges that no VPC may touch.
     pub refused: RefusedRanges,
+    /// Where Services have their addresses.
+    pub service_ranges: Vec<Cidr>,
     /// Range of the default VPC.
     pub default_range: Cidr,
 }
@@ -108,11 +119,14 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         epoch,
         vacancy,
         refused,
+        service_ranges,
         default_range,
     } = options;
     let (triggers, receivers) = channels();
     let hub = Arc::new(Hub::new(epoch, triggers));
     hub.hold_back(vacancy);
+    let ranges = service_ranges.iter().map(ToString::to_string).collect();
+    hub.update(|world| world.set_service_ranges(ranges));
     let (pods, pod_writer) = store::<Pod>();
     let (namespaces, namespace_writer) = store::<Namespace>();
     let (nodes, node_writer) = store::<Node>();
@@ -124,6 +138,8 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     let (droplets, droplet_writer) = store::<Droplet>();
     let (ip_claims, ip_claim_writer) = store::<IpClaim>();
     let (vni_claims, vni_claim_writer) = store::<VniClaim>();
+    let (services, service_writer) = store::<Service>();
+    let (slices, slice_writer) = store::<EndpointSlice>();
     let stores = Stores {
         pods,
         namespaces,
@@ -136,6 +152,8 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         droplets,
         ip_claims,
         vni_claims,
+        services,
+        slices,
     };
     let context = Arc::new(Context {
         client: client.clone(),
@@ -143,10 +161,12 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         stores,
         events: Events::start(client.clone(), tasks),
         refused,
+        service_ranges,
         default_range,
         reservations: Reservations::default(),
         placements: role::Placements::default(),
         index: Index::default(),
+        slices: Slices::default(),
         counts: Pace::new(COUNTS_A_SECOND, COUNTS_AT_ONCE),
         heartbeats: Heartbeats::default(),
         seen: Mutex::new(HashMap::new()),
@@ -167,6 +187,8 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     feed.watch(tasks, droplet_writer, trim::any, observe::on_droplet);
     feed.watch(tasks, ip_claim_writer, trim::any, observe::on_ip_claim);
     feed.watch(tasks, vni_claim_writer, trim::any, observe::on_vni_claim);
+    feed.watch(tasks, service_writer, trim::service, observe_services::on_service);
+    feed.watch(tasks, slice_writer, trim::slice, observe_services::on_slice);
     // Whoever is served or reconciled before the world is whole would be taken for gone.
     for filled in feed.filling {
         let _ = filled.await;
@@ -182,6 +204,10 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     }
     for endpoint in context.stores.endpoints.state() {
         endpoint::show(&endpoint, &context);
+    }
+    // Their backends are endpoints.
+    for endpoint in context.stores.endpoints.state() {
+        scaled::show(&endpoint, &context);
     }
     role::leave_deleted::<Divider>(&context);
     role::leave_deleted::<Bouncer>(&context);
@@ -249,6 +275,13 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         stores.vni_claims.clone(),
         receivers.vni_claims,
         vni_claim::reconcile,
+    );
+    control(
+        tasks,
+        &context,
+        stores.services.clone(),
+        receivers.services,
+        service::reconcile,
     );
     tasks.spawn(serve_when_adopted(context));
     hub

@@ -11,21 +11,56 @@ use super::attach::{droplet_of, name_of, pod_of};
 use super::context::Context;
 use super::endpoint::fill;
 use super::network::in_force;
+use super::scaled::is_scaled;
+use super::service::wake_endpoint;
 use crate::model::allocation::{Owner, addresses_of, ip_claim_name};
 use crate::model::validation::parse;
-use crate::model::world::{self, Membership};
+use crate::model::world::{self, EndpointName, Membership, World};
 
-/// Brings the world up to date with the endpoint as its store has it now: whoever comes last shows the newest. One that
-/// is being deleted stays until its reconciler takes it out.
+/// Brings the world up to date with the endpoint of a pod as its store has it now: whoever comes last shows the newest.
+/// One that is being deleted stays until its reconciler takes it out. A Service's is shown by its own workflow.
 pub fn show(endpoint: &Endpoint, context: &Context) {
+    if is_scaled(endpoint) {
+        return;
+    }
     let name = name_of(endpoint);
-    context.hub.update(|world| {
+    let changed = context.hub.update(|world| {
         let latest = context.stores.endpoints.get(&ObjectRef::from_obj(endpoint));
         let latest = latest.filter(|latest| !context.index.is_leaving(&latest.uid().unwrap_or_default()));
-        if let Some(latest) = latest {
-            world.set_endpoint(&name, Some(world_endpoint(&latest, context)));
-        }
+        let latest = latest.map(|latest| world_endpoint(&latest, context));
+        latest.map(|latest| put(world, &name, Some(latest)))
     });
+    wake_services(&name.0, changed.unwrap_or_default(), context);
+}
+
+/// The world forgets an endpoint.
+pub fn hide(name: &EndpointName, context: &Context) {
+    let changed = context.hub.update(|world| put(world, name, None));
+    wake_services(&name.0, changed, context);
+}
+
+/// Answers the addresses that have, or had, another holder.
+fn put(world: &mut World, name: &EndpointName, new: Option<world::Endpoint>) -> Vec<IpAddr> {
+    let old = world.endpoint(name);
+    let held = |endpoint: Option<&world::Endpoint>| match endpoint.map(|endpoint| &endpoint.membership) {
+        Some(Membership::Member(address)) => address.all().collect(),
+        _ => Vec::new(),
+    };
+    let (mut changed, now) = (held(old), held(new.as_ref()));
+    let identity = |endpoint: &world::Endpoint| (endpoint.network.clone(), endpoint.pod.clone());
+    let is_same = changed == now && old.map(identity) == new.as_ref().map(identity);
+    changed.extend(now);
+    world.set_endpoint(name, new);
+    if is_same { Vec::new() } else { changed }
+}
+
+/// Services of the namespace that name one of the addresses: it may be a backend now, or not any more.
+fn wake_services(namespace: &str, addresses: Vec<IpAddr>, context: &Context) {
+    for address in addresses {
+        for service in context.slices.naming(namespace, address) {
+            wake_endpoint(namespace, &service, context);
+        }
+    }
 }
 
 /// The endpoint's addresses, each with its range of its network; none while the network doesn't have them.

@@ -2,7 +2,7 @@
 //! most of what a watch brings.
 //!
 //! Invariant: objects that are written again lose nothing but `managedFields`, which the API server then takes from the
-//! object that it has. Of pods, nodes and namespaces, which are never written, only what is named here is left.
+//! object that it has. Of pods, nodes, namespaces, Services and slices, which are never written, only what is named here is left.
 
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeSpec, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -10,6 +10,7 @@ use kube::Resource;
 use serde::{Deserialize, Serialize};
 
 use super::objects::Object;
+use crate::model::service::{EndpointSlice, SERVICE_LABEL, Service};
 
 /// Annotations that say something to the operator begin so: its own, and those of static pods.
 const ANNOTATIONS: [&str; 2] = ["thuban.dev/", "kubernetes.io/config."];
@@ -66,6 +67,23 @@ pub fn namespace(namespace: &mut Namespace) {
     namespace.status = None;
 }
 
+/// Leaves identity and the annotations above.
+pub fn service(service: &mut Service) {
+    metadata(&mut service.metadata);
+    service.metadata.labels = None;
+    service.metadata.owner_references = None;
+}
+
+/// Leaves identity and the name of its Service.
+pub fn slice(slice: &mut EndpointSlice) {
+    metadata(&mut slice.metadata);
+    slice.metadata.owner_references = None;
+    slice.metadata.annotations = None;
+    if let Some(labels) = &mut slice.metadata.labels {
+        labels.retain(|name, _| name == SERVICE_LABEL);
+    }
+}
+
 fn metadata(metadata: &mut ObjectMeta) {
     metadata.managed_fields = None;
     if let Some(annotations) = &mut metadata.annotations {
@@ -78,7 +96,7 @@ mod tests {
     use k8s_openapi::api::core::v1::{Namespace, Node};
     use serde_json::json;
 
-    use super::{Pod, namespace, node, pod};
+    use super::{EndpointSlice, Pod, Service, namespace, node, pod, service, slice};
     use crate::controller::context::internal_ips;
     use crate::controller::pod::{endpoint_name, is_alive, node_of, reference};
 
@@ -161,5 +179,45 @@ mod tests {
             ["thuban.dev/network"]
         );
         assert_eq!(space.metadata.labels.unwrap()["team"], "red");
+    }
+
+    #[test]
+    fn a_trimmed_slice_and_its_service_are_read_as_the_whole_ones() {
+        let mut read: EndpointSlice = serde_json::from_value(json!({
+            "metadata": {
+                "name": "web-x", "namespace": "red",
+                "labels": {"kubernetes.io/service-name": "web", "endpointslice.kubernetes.io/managed-by": "x"},
+                "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-01T00:00:00Z"},
+                "managedFields": [{"manager": "kube-controller-manager"}],
+            },
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.0.1.2"], "nodeName": "a", "zone": "z", "hints": {},
+                           "conditions": {"ready": true}, "targetRef": {"kind": "Pod", "name": "web-1"}}],
+            "ports": [{"name": "http", "port": 8080, "appProtocol": "http"}],
+        }))
+        .unwrap();
+        slice(&mut read);
+        assert_eq!(read.service(), Some("web"));
+        assert_eq!(
+            read.addresses().collect::<Vec<_>>(),
+            [std::net::IpAddr::from([10, 0, 1, 2])]
+        );
+        assert!(read.metadata.annotations.is_none() && read.metadata.managed_fields.is_none());
+        let mut web: Service = serde_json::from_value(json!({
+            "metadata": {
+                "name": "web", "uid": "0b1c2d3e-4f50-6172-8394-a5b6c7d8e9f0", "labels": {"app": "web"},
+                "annotations": {"thuban.dev/network": "red-web", "example.org/long": "x"},
+            },
+            "spec": {"clusterIPs": ["10.96.0.10"], "ports": [{"port": 80, "targetPort": 8080}], "selector": {"app": "web"}},
+        }))
+        .unwrap();
+        service(&mut web);
+        assert_eq!(web.endpoint_name(), "web-0b1c2d3e");
+        assert_eq!(web.cluster_ips().len(), 1);
+        let annotations = web.metadata.annotations.unwrap();
+        assert_eq!(
+            annotations.into_keys().collect::<Vec<_>>(),
+            ["thuban.dev/network"]
+        );
     }
 }

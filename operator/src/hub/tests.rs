@@ -37,6 +37,7 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
         pods: unbounded_channel().0,
         claims: unbounded_channel().0,
         vni_claims: unbounded_channel().0,
+        services: unbounded_channel().0,
     };
     let hub = Hub::new(3, triggers);
     hub.update(|world| {

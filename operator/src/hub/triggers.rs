@@ -5,6 +5,7 @@ use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::controller::trim::Pod;
+use crate::model::service::Service;
 use crate::model::world::EndpointName;
 
 /// An object that waits for a droplet's ack.
@@ -31,6 +32,7 @@ pub struct Triggers {
     pub pods: UnboundedSender<ObjectRef<Pod>>,
     pub claims: UnboundedSender<ObjectRef<IpClaim>>,
     pub vni_claims: UnboundedSender<ObjectRef<VniClaim>>,
+    pub services: UnboundedSender<ObjectRef<Service>>,
 }
 
 impl Triggers {
@@ -60,6 +62,10 @@ impl Triggers {
 
     pub fn pod(&self, namespace: &str, name: &str) {
         let _ = self.pods.send(ObjectRef::new(name).within(namespace));
+    }
+
+    pub fn service(&self, namespace: &str, name: &str) {
+        let _ = self.services.send(ObjectRef::new(name).within(namespace));
     }
 
     pub(super) fn waiter(&self, waiter: &Waiter) {

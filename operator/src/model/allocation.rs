@@ -7,7 +7,7 @@ use thuban_api::cidr::Cidr;
 use thuban_api::{Endpoint, IpClaim, IpClaimSpec};
 
 /// A family of addresses. An endpoint has one address of each that its network has ranges of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     V4,
     V6,
@@ -194,6 +194,7 @@ mod tests {
             vpc: "red".into(),
             network: "web".into(),
             pod_ref: Some(pod_ref),
+            service_ref: None,
             addresses: Vec::new(),
             claimed: Vec::new(),
             mac: None,

@@ -3,8 +3,10 @@
 pub mod acks;
 pub mod admission;
 pub mod allocation;
+pub mod backends;
 pub mod placement;
 pub mod rows;
 pub mod scaling;
+pub mod service;
 pub mod validation;
 pub mod world;

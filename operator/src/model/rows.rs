@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{
     AddressKey, BouncerRow, DirectRow, DropletRow, ForwardRow, NetworkKey, NetworkRow, RefusedRow, Row,
-    RowKey, VpcRow, row, row_key,
+    RowKey, ServicePort, ServiceRow, VpcRow, row, row_key,
 };
 
 /// Which row: ordered, so that programs are compared and sent in a stable order.
@@ -26,6 +26,8 @@ pub enum Key {
     Forward(u32, IpAddr),
     /// UID that kubelet tells the CNI plugin.
     Refused(String),
+    /// VNI, one of the service's addresses.
+    Service(u32, IpAddr),
 }
 
 fn address_key(vni: u32, address: IpAddr) -> AddressKey {
@@ -50,6 +52,7 @@ impl Key {
             Self::Direct(vni, address) => row_key::Key::Direct(address_key(*vni, *address)),
             Self::Forward(vni, address) => row_key::Key::Forward(address_key(*vni, *address)),
             Self::Refused(uid) => row_key::Key::Refused(uid.clone()),
+            Self::Service(vni, address) => row_key::Key::Service(address_key(*vni, *address)),
         };
         RowKey { key: Some(key) }
     }
@@ -63,7 +66,8 @@ impl Key {
             | Self::Local(vni, _)
             | Self::Bouncer(vni, _)
             | Self::Direct(vni, _)
-            | Self::Forward(vni, _) => Some(*vni),
+            | Self::Forward(vni, _)
+            | Self::Service(vni, _) => Some(*vni),
         }
     }
 }
@@ -96,6 +100,7 @@ fn octets(addresses: &[Ipv4Addr]) -> Vec<Vec<u8>> {
 pub fn vpc(
     vni: u32,
     cidrs: &[String],
+    service_cidrs: &[String],
     dividers: &Members,
     divider_here: bool,
     host_access: bool,
@@ -109,6 +114,7 @@ pub fn vpc(
         divider_here,
         host_access,
         relays: octets(&dividers.relays),
+        service_cidrs: service_cidrs.to_vec(),
     });
     (Key::Vpc(vni), Row { row: Some(row) })
 }
@@ -177,6 +183,16 @@ pub fn refused(pod_uid: &str, reason: &str, message: &str) -> (Key, Row) {
         message: message.to_owned(),
     });
     (Key::Refused(pod_uid.to_owned()), Row { row: Some(row) })
+}
+
+/// One address of a service; the backends of `ports` are of its family.
+pub fn service(vni: u32, address: IpAddr, ports: &[ServicePort]) -> (Key, Row) {
+    let row = row::Row::Service(ServiceRow {
+        vni,
+        address: mapped(address).to_vec(),
+        ports: ports.to_vec(),
+    });
+    (Key::Service(vni, address), Row { row: Some(row) })
 }
 
 /// An address of a droplet's message: 16 bytes, IPv4 mapped.

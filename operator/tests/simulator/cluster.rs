@@ -302,7 +302,7 @@ fn end_namespaces(state: &mut State) {
         .collect();
     for space in ending {
         let mut is_empty = true;
-        for kind in [Kind::Pod, Kind::Endpoint] {
+        for kind in [Kind::Pod, Kind::Service, Kind::EndpointSlice, Kind::Endpoint] {
             let within: Vec<_> = state
                 .store
                 .all(kind)

@@ -11,6 +11,7 @@ use crate::cluster::is_alive;
 use crate::invariants::{addresses, pod_uid, serving, vpc_of};
 use crate::kind::Kind;
 use crate::operators;
+use crate::services::{self, is_scaled};
 use crate::simulation::{Simulation, State};
 use crate::store::{is_deleting, text};
 use crate::tables::{Slot, slot_of_row};
@@ -47,6 +48,14 @@ pub async fn settle(simulation: &Arc<Simulation>) {
         operators::start(simulation);
     }
     simulation.stir();
+    if !converge(simulation).await {
+        return;
+    }
+    // Pods have come to rest: slices say so.
+    simulation.with(|state| {
+        let mut random = state.random.fork();
+        services::follow(state, &mut random);
+    });
     if !converge(simulation).await {
         return;
     }
@@ -136,6 +145,7 @@ fn verdict(state: &State) -> Result<(), String> {
     claims(state)?;
     roles(state)?;
     programs(state)?;
+    services::verdict(state)?;
     walk::everything(state)
 }
 
@@ -144,7 +154,9 @@ fn parents(state: &State) -> Result<(), String> {
     for (name, network) in all(state, Kind::Network) {
         if is_deleting(network) {
             let is_used = all(state, Kind::Endpoint).any(|(_, endpoint)| {
-                text(endpoint, "/spec/network") == name && !addresses(endpoint).is_empty()
+                text(endpoint, "/spec/network") == name
+                    && !addresses(endpoint).is_empty()
+                    && !is_scaled(endpoint)
             });
             if !is_used {
                 return Err(format!("network {name} is deleted, but doesn't go"));
@@ -175,7 +187,7 @@ fn vpc_lives(state: &State, vpc: &str) -> bool {
 }
 
 /// Whether a new pod of the namespace gets an address there.
-fn is_open(state: &State, namespace: &str, network: &str) -> bool {
+pub fn is_open(state: &State, namespace: &str, network: &str) -> bool {
     let Some(network) = state
         .store
         .value(Kind::Network, "", network)
@@ -207,7 +219,7 @@ fn is_open(state: &State, namespace: &str, network: &str) -> bool {
 
 fn endpoints(state: &State) -> Result<(), String> {
     let mut by_pod: BTreeMap<&str, (&str, &Value)> = BTreeMap::new();
-    for (name, endpoint) in all(state, Kind::Endpoint) {
+    for (name, endpoint) in all(state, Kind::Endpoint).filter(|(_, endpoint)| !is_scaled(endpoint)) {
         let uid = pod_uid(endpoint);
         let lives = state
             .store
@@ -278,7 +290,7 @@ fn claims(state: &State) -> Result<(), String> {
     let mut wanted: Vec<String> = Vec::new();
     // Those whose network is not there keep what was claimed for them.
     let mut open: Vec<(&str, &str)> = Vec::new();
-    for (name, endpoint) in all(state, Kind::Endpoint) {
+    for (name, endpoint) in all(state, Kind::Endpoint).filter(|(_, endpoint)| !is_scaled(endpoint)) {
         let network = state
             .store
             .value(Kind::Network, "", text(endpoint, "/spec/network"));

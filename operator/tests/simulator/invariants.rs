@@ -8,6 +8,7 @@ use serde_json::Value;
 use thuban_proto::transit::row;
 
 use crate::kind::Kind;
+use crate::services::{self, is_scaled};
 use crate::simulation::State;
 use crate::store::{Change, is_deleting, text};
 use crate::tables::{Slot, address};
@@ -23,7 +24,9 @@ pub fn after_write(state: &mut State, change: &Change) {
     match (kind, new) {
         (Kind::Vpc, Some(vpc)) => one_vpc_a_vni(state, name, vpc),
         (Kind::Endpoint, Some(endpoint)) => {
-            one_holder_in_status(state, change);
+            if !is_scaled(endpoint) {
+                one_holder_in_status(state, change);
+            }
             let was = old.map_or("", |old| text(old, "/status/phase"));
             if was != "Provisioned" && text(endpoint, "/status/phase") == "Provisioned" {
                 provisioned_means_acked(state, name, endpoint);
@@ -136,6 +139,10 @@ fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
     let (true, Some(writer)) = (is_alone, state.writer) else {
         return;
     };
+    if is_scaled(endpoint) {
+        services::provisioned_means_acked(state, name, endpoint, writer);
+        return;
+    }
     let vpc = vpc_of(state, endpoint);
     let (Some(vni), Some(address)) = (vni(state, &vpc), first_address(endpoint)) else {
         state.violation(format!("endpoint {name} is Provisioned without VNI or address"));
@@ -193,6 +200,10 @@ pub fn serving(role: &Value) -> &str {
 /// An Endpoint goes after its pod, and nobody who is connected has rows of it.
 fn gone_means_out_of_use(state: &mut State, name: &str, old: Option<&Value>) {
     let Some(old) = old else { return };
+    if is_scaled(old) {
+        services::gone_means_out_of_tables(state, name, old);
+        return;
+    }
     let (Some(vni), Some(address)) = (vni(state, &vpc_of(state, old)), first_address(old)) else {
         return;
     };
@@ -308,6 +319,11 @@ pub fn after_apply(state: &mut State, name: &str) {
     }
     for (vni, address) in delivered {
         one_deliverer(state, name, vni, address);
+    }
+    if state.weather.is_steady
+        && let Err(lost) = services::rows_stay(state, name)
+    {
+        state.violation(lost);
     }
     packets_arrive(state);
 }

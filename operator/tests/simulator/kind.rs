@@ -13,10 +13,12 @@ pub enum Kind {
     Droplet,
     IpClaim,
     VniClaim,
+    Service,
+    EndpointSlice,
 }
 
 impl Kind {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Pod,
         Self::Namespace,
         Self::Node,
@@ -28,6 +30,8 @@ impl Kind {
         Self::Droplet,
         Self::IpClaim,
         Self::VniClaim,
+        Self::Service,
+        Self::EndpointSlice,
     ];
 
     pub fn name(self) -> &'static str {
@@ -43,6 +47,8 @@ impl Kind {
             Self::Droplet => "Droplet",
             Self::IpClaim => "IpClaim",
             Self::VniClaim => "VniClaim",
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
         }
     }
 
@@ -59,6 +65,8 @@ impl Kind {
             Self::Droplet => "droplets",
             Self::IpClaim => "ipclaims",
             Self::VniClaim => "vniclaims",
+            Self::Service => "services",
+            Self::EndpointSlice => "endpointslices",
         }
     }
 
@@ -67,12 +75,17 @@ impl Kind {
     }
 
     pub fn is_ours(self) -> bool {
-        !matches!(self, Self::Pod | Self::Namespace | Self::Node)
+        !matches!(
+            self,
+            Self::Pod | Self::Namespace | Self::Node | Self::Service | Self::EndpointSlice
+        )
     }
 
     pub fn api_version(self) -> &'static str {
         if self.is_ours() {
             "thuban.dev/v1alpha1"
+        } else if self == Self::EndpointSlice {
+            "discovery.k8s.io/v1"
         } else {
             "v1"
         }

@@ -26,6 +26,7 @@ mod operators;
 mod random;
 mod schedule;
 mod server;
+mod services;
 mod simulation;
 mod store;
 mod tables;

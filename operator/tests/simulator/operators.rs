@@ -108,6 +108,7 @@ async fn life(simulation: Arc<Simulation>, operator: Arc<Operator>) {
             &["192.168.0.0/16".parse().unwrap()],
         )
         .unwrap(),
+        service_ranges: vec!["10.96.0.0/12".parse().unwrap()],
         default_range: DEFAULT_RANGE.parse().unwrap(),
     };
     let work = async {

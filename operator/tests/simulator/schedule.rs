@@ -10,11 +10,12 @@ use crate::droplet::{self, Report};
 use crate::kind::Kind;
 use crate::operators;
 use crate::random::Random;
+use crate::services;
 use crate::simulation::{Simulation, State};
 use crate::store::{Preconditions, is_deleting, text};
 
 const VPCS: [&str; 3] = ["red", "blue", "green"];
-const NAMESPACES: [&str; 2] = ["east", "west"];
+pub const NAMESPACES: [&str; 2] = ["east", "west"];
 const NODES: u8 = 4;
 const MOST_PODS: usize = 8;
 
@@ -97,7 +98,7 @@ fn tear_down(state: &mut State, random: &mut Random) {
 
 fn step(simulation: &Arc<Simulation>, random: &mut Random) {
     let is_steady = simulation.lock().weather.is_steady;
-    match random.below(120) {
+    match random.below(135) {
         0..34 => simulation.with(|state| new_pod(state, random)),
         34..46 => simulation.with(|state| end_pod(state, random)),
         46..50 => simulation.with(|state| sandbox_again(state, random)),
@@ -114,6 +115,7 @@ fn step(simulation: &Arc<Simulation>, random: &mut Random) {
         91..98 => simulation.with(|state| scale(state, random)),
         98..103 => simulation.with(|state| cordon(state, random)),
         103..107 => simulation.with(|state| users_endpoint(state, random)),
+        120.. => simulation.with(|state| services::step(state, random)),
         _ if is_steady => {}
         107..109 => simulation.with(|state| lose_node(state, random)),
         109..111 => simulation

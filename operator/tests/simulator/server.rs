@@ -76,7 +76,7 @@ fn target(path: &str) -> Option<Target> {
     let (["api", "v1", rest @ ..]
     | [
         "apis",
-        "thuban.dev" | "events.k8s.io" | "coordination.k8s.io",
+        "thuban.dev" | "events.k8s.io" | "coordination.k8s.io" | "discovery.k8s.io",
         _,
         rest @ ..,
     ]) = parts.as_slice()

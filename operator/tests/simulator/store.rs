@@ -179,7 +179,7 @@ impl Store {
         if self.objects.contains_key(&key) {
             return Err(EXISTS);
         }
-        if kind == Kind::Endpoint {
+        if matches!(kind, Kind::Endpoint | Kind::Service | Kind::EndpointSlice) {
             let space = self.value(Kind::Namespace, "", namespace).ok_or(NOT_FOUND)?;
             if is_deleting(space) {
                 return Err(FORBIDDEN);

@@ -18,6 +18,7 @@ pub fn slot_of_row(row: &Row) -> Slot {
         row::Row::Direct(row) => Slot::Direct(row.vni, address(&row.address)),
         row::Row::Forward(row) => Slot::Forward(row.vni, address(&row.address)),
         row::Row::Refused(row) => Slot::Refused(row.pod_uid.clone()),
+        row::Row::Service(row) => Slot::Service(row.vni, address(&row.address)),
     }
 }
 
@@ -32,6 +33,7 @@ fn slot_of_key(key: &RowKey) -> Slot {
         row_key::Key::Direct(key) => Slot::Direct(of(key).0, of(key).1),
         row_key::Key::Forward(key) => Slot::Forward(of(key).0, of(key).1),
         row_key::Key::Refused(uid) => Slot::Refused(uid.clone()),
+        row_key::Key::Service(key) => Slot::Service(of(key).0, of(key).1),
     }
 }
 

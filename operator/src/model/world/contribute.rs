@@ -49,6 +49,7 @@ impl World {
             Owner::Vpc(name) => self.contribute_vpc(name).unwrap_or_default(),
             Owner::Network(name) => self.contribute_network(name).unwrap_or_default(),
             Owner::Endpoint(name) => self.contribute_endpoint(name).unwrap_or_default(),
+            Owner::Service(name) => self.contribute_service(name).unwrap_or_default(),
         }
     }
 
@@ -61,7 +62,8 @@ impl World {
             targets.extend(self.endpoint_droplets(network));
             targets.extend(self.bouncers.holders(network));
         }
-        let row = |is_here| rows::vpc(vpc.vni, &vpc.cidrs, &members, is_here, vpc.host_access);
+        let services = &self.service_ranges;
+        let row = |is_here| rows::vpc(vpc.vni, &vpc.cidrs, services, &members, is_here, vpc.host_access);
         Some(share(&targets, &dividers, row))
     }
 

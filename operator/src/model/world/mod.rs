@@ -6,6 +6,7 @@
 mod contribute;
 mod names;
 mod roles;
+mod services;
 mod staff;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -18,8 +19,10 @@ use thuban_proto::transit::{Row, row};
 use super::rows::{self, Key};
 use names::Names;
 use roles::Roles;
+use services::Services;
 
 pub use roles::Role;
+pub use services::Service;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vpc {
@@ -93,6 +96,8 @@ enum Owner {
     Vpc(String),
     Network(String),
     Endpoint(EndpointName),
+    /// By its scaled Endpoint.
+    Service(EndpointName),
 }
 
 /// Rows that changed on one droplet; `None` is gone.
@@ -115,6 +120,9 @@ pub struct World {
     dividers: Roles,
     bouncers: Roles,
     endpoints: HashMap<EndpointName, Endpoint>,
+    services: Services,
+    /// Where Services have their addresses, in every VPC.
+    service_ranges: Vec<String>,
     /// (VNI, address) -> droplets that asked.
     subscriptions: HashMap<(u32, IpAddr), BTreeSet<String>>,
     /// The same by droplet and VNI.
@@ -177,6 +185,7 @@ impl World {
             self.touch_vpc(name);
             let endpoints = self.endpoints_where(|network| network.vpc == name);
             self.dirty.extend(endpoints);
+            self.touch_services(name);
         }
     }
 
@@ -185,8 +194,10 @@ impl World {
         if set(&mut self.networks, name, network) {
             let new = self.networks.get(name).map(|network| network.vpc.clone());
             self.touch_network(name);
+            self.touch_services_of(name);
             for vpc in old.into_iter().chain(new) {
                 self.touch_vpc(&vpc);
+                self.touch_services(&vpc);
             }
         }
     }
@@ -236,6 +247,7 @@ impl World {
             }
             let holder = self.holder(vni, address).cloned();
             self.dirty.extend(holder.map(Owner::Endpoint));
+            self.touch_services_at(address);
         }
         is_changed
     }
@@ -452,29 +464,6 @@ impl World {
     fn keys_of<'a>(&'a self, owner: &Owner) -> impl Iterator<Item = &'a (String, Key)> + use<'a> {
         let rows = self.contributions.get(owner).into_iter();
         rows.flat_map(|rows| rows.iter().map(|(at, _)| at))
-    }
-
-    /// The tables of the VPC's divider on a droplet.
-    pub fn divider_tables(&self, vpc: &str, droplet: &str) -> Vec<(String, Key)> {
-        let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
-        let owners = networks.map(|(name, _)| Owner::Network(name.clone()));
-        let owners = owners.chain([Owner::Vpc(vpc.to_owned())]);
-        let keys = owners.flat_map(|owner| self.keys_of(&owner));
-        keys.filter(|(at, _)| at == droplet).cloned().collect()
-    }
-
-    /// The tables of the network's bouncer on a droplet: a row for each endpoint.
-    pub fn bouncer_tables(&self, network: &str, droplet: &str) -> Vec<(String, Key)> {
-        let members = self.members.get(network).into_iter().flat_map(BTreeMap::values);
-        let owners = members.flatten().cloned().map(Owner::Endpoint);
-        let parent = self.networks.get(network).map(|network| network.vpc.clone());
-        let owners = owners
-            .chain([Owner::Network(network.to_owned())])
-            .chain(parent.map(Owner::Vpc));
-        let keys = owners.flat_map(|owner| self.keys_of(&owner));
-        keys.filter(|(at, key)| at == droplet && !matches!(key, Key::Local(..) | Key::Direct(..)))
-            .cloned()
-            .collect()
     }
 
     /// Whether anything of the network is left: endpoints with an address, or bouncers.

@@ -1,6 +1,6 @@
 //! Dividers and bouncers of the world: where they serve, and who is told of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Key, Owner, Role, World};
 
@@ -13,7 +13,16 @@ impl World {
 
     pub fn set_bouncer(&mut self, name: &str, role: Option<Role>) {
         for parent in self.bouncers.set(name, role) {
-            self.touch_network(&parent);
+            self.touch_bouncers(&parent);
+        }
+    }
+
+    /// Other droplets have the tables of the network's bouncers.
+    fn touch_bouncers(&mut self, network: &str) {
+        self.touch_network(network);
+        let vpc = self.networks.get(network).map(|network| network.vpc.clone());
+        if let Some(vpc) = vpc {
+            self.touch_services(&vpc);
         }
     }
 
@@ -68,7 +77,7 @@ impl World {
     /// As [`Self::take_divider_back`].
     pub fn take_bouncer_back(&mut self, name: &str) {
         if let Some(parent) = self.bouncers.take_back(name) {
-            self.touch_network(&parent);
+            self.touch_bouncers(&parent);
         }
     }
 
@@ -80,13 +89,40 @@ impl World {
     /// The bouncer's tables go.
     pub fn forget_bouncer(&mut self, name: &str) {
         if let Some(parent) = self.bouncers.forget(name) {
-            self.touch_network(&parent);
+            self.touch_bouncers(&parent);
         }
     }
 
     /// Whether users have another bouncer of the same parent.
     pub fn has_other_bouncer(&self, name: &str) -> bool {
         self.bouncers.has_other(name)
+    }
+
+    /// The tables of the VPC's divider on a droplet.
+    pub fn divider_tables(&self, vpc: &str, droplet: &str) -> Vec<(String, Key)> {
+        let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
+        let owners = networks.map(|(name, _)| Owner::Network(name.clone()));
+        let owners = owners.chain([Owner::Vpc(vpc.to_owned())]);
+        let keys = owners.flat_map(|owner| self.keys_of(&owner));
+        keys.filter(|(at, _)| at == droplet).cloned().collect()
+    }
+
+    /// The tables of the network's bouncer on a droplet: a row for each endpoint, and one for each address of the VPC's
+    /// services.
+    pub fn bouncer_tables(&self, network: &str, droplet: &str) -> Vec<(String, Key)> {
+        let members = self.members.get(network).into_iter().flat_map(BTreeMap::values);
+        let owners = members.flatten().cloned().map(Owner::Endpoint);
+        let parent = self.networks.get(network).map(|network| network.vpc.clone());
+        let owners = owners
+            .chain([Owner::Network(network.to_owned())])
+            .chain(parent.map(Owner::Vpc));
+        let services = self.networks.get(network).map(|network| network.vpc.as_str());
+        let services = services.into_iter().flat_map(|vpc| self.services_of_vpc(vpc));
+        let owners = owners.chain(services.cloned().map(Owner::Service));
+        let keys = owners.flat_map(|owner| self.keys_of(&owner));
+        keys.filter(|(at, key)| at == droplet && !matches!(key, Key::Local(..) | Key::Direct(..)))
+            .cloned()
+            .collect()
     }
 
     /// The rows that tell who the VPC's dividers are.

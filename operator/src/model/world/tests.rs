@@ -7,6 +7,7 @@ use std::sync::Arc;
 use thuban_api::identifiers::MacAddr;
 use thuban_proto::transit::row;
 
+use super::services::tests::service;
 use super::{Address, Endpoint, Key, Membership, Network, Pod, Role, Row, Vpc, World};
 
 /// xorshift: small, and its seed is printed.
@@ -38,6 +39,10 @@ fn droplet_address(number: u64) -> Ipv4Addr {
     Ipv4Addr::from(0xac10_0001 + number as u32)
 }
 
+fn service_address(number: u64) -> IpAddr {
+    Ipv4Addr::from(0x0a60_0000 + number as u32).into()
+}
+
 fn address6(host: u64) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, host as u16)
 }
@@ -51,7 +56,7 @@ fn dual(network: &str, droplet: u64, host: u64) -> Endpoint {
     endpoint
 }
 
-fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
+pub(super) fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
     let address = Ipv4Addr::from(0x0a00_0000 + host as u32);
     Endpoint {
         network: network.into(),
@@ -73,7 +78,7 @@ fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
     }
 }
 
-fn vpc(vni: u32) -> Vpc {
+pub(super) fn vpc(vni: u32) -> Vpc {
     Vpc {
         vni,
         cidrs: vec!["10.0.0.0/8".into()],
@@ -81,7 +86,7 @@ fn vpc(vni: u32) -> Vpc {
     }
 }
 
-fn network(vpc: &str, id: u32) -> Network {
+pub(super) fn network(vpc: &str, id: u32) -> Network {
     Network {
         vpc: vpc.into(),
         id,
@@ -89,7 +94,7 @@ fn network(vpc: &str, id: u32) -> Network {
     }
 }
 
-fn settled(parent: &str, droplet: &str) -> Role {
+pub(super) fn settled(parent: &str, droplet: &str) -> Role {
     Role {
         parent: parent.into(),
         serves_on: Some(droplet.into()),
@@ -98,7 +103,7 @@ fn settled(parent: &str, droplet: &str) -> Role {
 }
 
 /// One VPC with one network on `droplets` droplets, its bouncer and divider placed.
-fn small(droplets: u64) -> World {
+pub(super) fn small(droplets: u64) -> World {
     let mut world = World::default();
     for number in 0..droplets {
         world.set_droplet(&format!("d{number}"), Some(droplet_address(number)));
@@ -274,6 +279,9 @@ fn ipv6_ranges_are_sent_beside_the_ipv4_ones() {
 /// Applies the same objects to a new world at once.
 fn from_scratch(world: &World) -> BTreeMap<String, BTreeMap<Key, Arc<Row>>> {
     let mut fresh = World::default();
+    for (name, service) in world.services.iter() {
+        fresh.set_service(name, Some(service.clone()));
+    }
     for (name, endpoint) in &world.endpoints {
         fresh.set_endpoint(name, Some(endpoint.clone()));
     }
@@ -320,7 +328,19 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
     for step in 0..3000 {
         let number = random.below(5);
         let present = random.below(4) > 0;
-        match random.below(9) {
+        match random.below(11) {
+            9.. => {
+                // Ten services of five addresses: the younger of two has it.
+                let number = random.below(10);
+                let mut service = service(
+                    &format!("n{}", random.below(5)),
+                    &number.to_string(),
+                    random.below(3) as u8,
+                );
+                service.tables[0].0 = service_address(number % 5);
+                let name = ("ns".to_owned(), format!("s{number}"));
+                world.set_service(&name, present.then_some(service));
+            }
             8 => world.set_away(&format!("d{number}"), present),
             0 => world.set_droplet(&format!("d{number}"), present.then(|| droplet_address(number))),
             1 => world.set_vpc(
@@ -356,10 +376,10 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
             }
             5 => {
                 let host = random.below(40);
-                let address = if random.below(2) == 0 {
-                    Ipv4Addr::from(0x0a00_0000 + host as u32).into()
-                } else {
-                    address6(host).into()
+                let address = match random.below(3) {
+                    0 => Ipv4Addr::from(0x0a00_0000 + host as u32).into(),
+                    1 => service_address(host % 5),
+                    _ => address6(host).into(),
                 };
                 world.subscribe(
                     &format!("d{}", random.below(5)),

@@ -1,0 +1,412 @@
+//! A scaled Endpoint, which stands for a Service: admitted as pods are, told to all bouncers of its VPC with its backends,
+//! Provisioned when they acked; taken out of all droplets before it goes. Its addresses are the Service's, which the API
+//! server gives out and takes back.
+//!
+//! It lives as long as its Service wants it, whoever deletes it; a Service that names another network gets another one.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Namespace, ObjectReference};
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt};
+use thiserror::Error;
+use thuban_api::condition::{find, set};
+use thuban_api::{Condition, ConditionStatus, Endpoint, EndpointStatus, EndpointType, Phase};
+use tracing::info;
+
+use super::attach::{name_of, pod_of};
+use super::context::{Context, ReconcileError};
+use super::endpoint::{Unusable, admitted, has_addresses, usable_network, write};
+use super::objects::{condition, delete, has_finalizer, remove_finalizer};
+use crate::hub::Waiter;
+use crate::model::admission::{Refusal, network_of};
+use crate::model::allocation::addresses_of;
+use crate::model::backends::{TooLarge, backends};
+use crate::model::rows::Key;
+use crate::model::service::{EndpointSlice, Service, Target};
+use crate::model::world::{self, World};
+
+/// Steady ones are looked at again, should a watch have missed something.
+const LOOK_AGAIN: Duration = Duration::from_mins(5);
+/// What acks and watches should have woken.
+const SOON: Duration = Duration::from_secs(2);
+/// What a person has to mend.
+const LATER: Duration = Duration::from_mins(1);
+/// How often at most a status follows backends that come and go.
+const COUNT_EVERY: Duration = Duration::from_secs(1);
+/// The API server's own Service, whose backends are on host network: there is nothing to mend.
+const OF_THE_API_SERVER: (&str, &str) = ("default", "kubernetes");
+
+pub fn is_scaled(endpoint: &Endpoint) -> bool {
+    endpoint.spec.kind == EndpointType::Scaled
+}
+
+/// What the world was told, for the status.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    used: usize,
+    left_out: usize,
+}
+
+/// Why a Service has no rows.
+#[derive(Debug, Error)]
+enum Unfit {
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    #[error(
+        "its address {0} is in none of the service ranges that Thuban was installed with: add the range to \
+         THUBAN_SERVICE_CIDRS (install/05-config.yaml) and restart the operator"
+    )]
+    OutsideRanges(IpAddr),
+}
+
+impl Unfit {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::TooLarge(_) => "TooLarge",
+            Self::OutsideRanges(_) => "OutsideServiceRanges",
+        }
+    }
+}
+
+pub async fn reconcile(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let is_deleted = endpoint.metadata.deletion_timestamp.is_some();
+    let is_leaving = context.index.is_leaving(&endpoint.uid().unwrap_or_default());
+    let service = service_of(endpoint, context).filter(|_| !is_leaving);
+    let Some(service) = service.filter(|_| !is_deleted || has_addresses(endpoint)) else {
+        if is_deleted {
+            return remove(endpoint, endpoints, context).await;
+        }
+        delete(endpoints, endpoint).await?;
+        return Ok(Action::await_change());
+    };
+    let mut status = endpoint.status.clone().unwrap_or_default();
+    if is_deleted {
+        let message = format!("waits until Service {} is gone", service.name_any());
+        set(
+            &mut status.conditions,
+            condition("Deleting", false, "WaitsForService", &message, None),
+        );
+    }
+    let addresses = service.cluster_ips();
+    if !has_addresses(endpoint)
+        && let Err(unusable) = usable_network(&name_of(endpoint).0, &endpoint.spec.network, context)
+    {
+        let is_refused = matches!(unusable, Unusable::Refused(_));
+        let told = unusable.condition(&endpoint.spec.network);
+        let is_news = set(&mut status.conditions, told.clone());
+        if !is_refused {
+            set(
+                &mut status.conditions,
+                condition("Accepted", true, "Admitted", "", None),
+            );
+        }
+        write_if_new(endpoint, endpoints, status).await?;
+        if is_news && is_refused {
+            tell(endpoint, &told.reason, &told.message, context);
+        }
+        return Ok(Action::requeue(if is_refused { LATER } else { SOON }));
+    }
+    if addresses_of(endpoint) != addresses {
+        status.addresses = addresses.iter().map(ToString::to_string).collect();
+        set(
+            &mut status.conditions,
+            condition("Accepted", true, "Admitted", "", None),
+        );
+        write_if_new(endpoint, endpoints, status).await?;
+        return Ok(Action::await_change());
+    }
+    serve(endpoint, endpoints, status, context).await
+}
+
+/// The Service that wants it as it is.
+fn service_of(endpoint: &Endpoint, context: &Context) -> Option<Arc<Service>> {
+    let reference = endpoint.spec.service_ref.as_ref()?;
+    let namespace = name_of(endpoint).0;
+    let known = ObjectRef::<Service>::new(&reference.name).within(&namespace);
+    let service = context.stores.services.get(&known)?;
+    if service.uid().as_ref() != Some(&reference.uid) || service.cluster_ips().is_empty() {
+        return None;
+    }
+    let space = ObjectRef::<Namespace>::new(&namespace);
+    if let Some(space) = context.stores.namespaces.get(&space)
+        && network_of(service.annotations(), space.annotations()) != endpoint.spec.network
+    {
+        return None;
+    }
+    // A network made again under its name is another network: whether it admits the Service is asked anew.
+    let is_same = match context.network(&endpoint.spec.network) {
+        Some(network) => endpoint.spec.vpc.is_empty() || network.spec.vpc == endpoint.spec.vpc,
+        None => !has_addresses(endpoint),
+    };
+    is_same.then_some(service)
+}
+
+/// Brings the world up to date with the Endpoint, its Service and slices as their stores have them now; none while the
+/// Service wants no Endpoint, or another one.
+fn bring(endpoint: &Endpoint, context: &Context) -> Option<Result<Counts, Unfit>> {
+    let name = name_of(endpoint);
+    context.hub.update(|world| {
+        let latest = context.stores.endpoints.get(&ObjectRef::from_obj(endpoint))?;
+        if context.index.is_leaving(&latest.uid().unwrap_or_default()) {
+            return None;
+        }
+        let service = service_of(&latest, context)?;
+        let made = in_world(&latest, &service, world, context);
+        let (shown, counts) = match made {
+            Ok((shown, counts)) => (Some(shown), Ok(counts)),
+            Err(unfit) => (None, Err(unfit)),
+        };
+        world.set_service(&name, shown);
+        Some(counts)
+    })
+}
+
+/// Makes the world know a Service, if it may.
+pub fn show(endpoint: &Endpoint, context: &Context) {
+    let _ = bring(endpoint, context);
+}
+
+/// The rows that follow from a Service, its slices, and the endpoints of its VPC.
+fn in_world(
+    endpoint: &Endpoint,
+    service: &Service,
+    world: &World,
+    context: &Context,
+) -> Result<(world::Service, Counts), Unfit> {
+    let namespace = name_of(endpoint).0;
+    let addresses = addresses_of(endpoint);
+    let is_known = |address: &IpAddr| {
+        let ranges = &context.service_ranges;
+        ranges.iter().any(|range| range.contains_address(*address))
+    };
+    if let Some(outside) = addresses.iter().find(|address| !is_known(address)) {
+        return Err(Unfit::OutsideRanges(*outside));
+    }
+    let slices = context.slices.of(&namespace, &service.name_any());
+    let slices: Vec<_> = slices
+        .iter()
+        .filter_map(|slice| {
+            let slice = ObjectRef::<EndpointSlice>::new(slice).within(&namespace);
+            context.stores.slices.get(&slice)
+        })
+        .collect();
+    let vni = world.network_vni(&endpoint.spec.network);
+    let is_member = |address: IpAddr, target: Option<&Target>| {
+        let holder = vni.and_then(|vni| world.holder(vni, address));
+        let holder = holder.filter(|holder| holder.0 == namespace);
+        holder
+            .is_some_and(|(_, name)| target.is_none_or(|target| is_pod_of(name, &namespace, target, context)))
+    };
+    let made = backends(service, &addresses, slices.iter().map(AsRef::as_ref), is_member)?;
+    let counts = Counts {
+        used: made.used,
+        left_out: made.left_out,
+    };
+    let uid = service.uid().unwrap_or_default();
+    let service = world::Service {
+        network: endpoint.spec.network.clone(),
+        born: (service.metadata.creation_timestamp.clone(), uid),
+        tables: made.tables,
+    };
+    Ok((service, counts))
+}
+
+/// Whether the pod that has an Endpoint is the one that a slice means.
+fn is_pod_of(endpoint: &str, namespace: &str, target: &Target, context: &Context) -> bool {
+    let endpoint = ObjectRef::<Endpoint>::new(endpoint).within(namespace);
+    let endpoint = context.stores.endpoints.get(&endpoint);
+    let pod = endpoint.as_deref().and_then(pod_of);
+    pod.is_some_and(|pod| target.may_be(namespace, &pod.name, &pod.uid))
+}
+
+/// Rows first, then the status that says that they are there, and from then on how they are.
+async fn serve(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    mut status: EndpointStatus,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let Some(made) = bring(endpoint, context) else {
+        return Ok(Action::requeue(SOON));
+    };
+    let (name, network) = (name_of(endpoint), &endpoint.spec.network);
+    let rows = context.hub.read(|world| world.service_rows(&name));
+    let was = status.phase;
+    let missing = if was == Phase::Init {
+        context.hub.missing(&rows, None, &Waiter::Endpoint(name.clone()))
+    } else {
+        Vec::new()
+    };
+    let waits = |reason, message: &str| condition("Ready", false, reason, message, None);
+    let accepted = accepted(endpoint, context);
+    let ready = match &made {
+        Err(unfit) => waits(unfit.reason(), &unfit.to_string()),
+        Ok(_) if rows.is_empty() && accepted.status == ConditionStatus::False => {
+            waits(&accepted.reason, &accepted.message)
+        }
+        Ok(_) if rows.is_empty() => {
+            let message =
+                format!("waits for a bouncer of the VPC of network {network}: kubectl get bouncers");
+            waits("WaitsForAcks", &message)
+        }
+        Ok(_) if !missing.is_empty() => {
+            let message = format!("waits for acks of droplets: {}", missing.join(", "));
+            waits("WaitsForAcks", &message)
+        }
+        Ok(counts) if counts.used == 0 => {
+            let message = "new connections are refused: none of its pods is ready and in its VPC";
+            condition("Ready", true, "NoBackends", message, None)
+        }
+        Ok(_) => condition("Ready", true, "Acknowledged", "its bouncers have its rows", None),
+    };
+    let is_waiting = ready.reason == "WaitsForAcks";
+    let key = format!("scaled/{}", endpoint.uid().unwrap_or_default());
+    if is_waiting && was == Phase::Init && context.known_for(&key) < Duration::from_secs(5) {
+        return Ok(Action::requeue(SOON));
+    }
+    let is_serving = ready.status == ConditionStatus::True;
+    if is_serving {
+        status.phase = Phase::Provisioned;
+    }
+    let counts = made.as_ref().copied().unwrap_or_default();
+    let addresses = addresses_of(endpoint);
+    status.addresses = addresses.iter().map(ToString::to_string).collect();
+    status.backends = Some(u32::try_from(counts.used).unwrap_or(u32::MAX));
+    let left_out = leave_out(&mut status, counts.left_out, endpoint);
+    set(&mut status.conditions, accepted);
+    let told = (ready.reason.clone(), ready.message.clone());
+    let is_news = set(&mut status.conditions, ready) && made.is_err();
+    // Backends come and go in crowds: people who look need no write for each.
+    let is_steady = was == Phase::Provisioned && endpoint.status.as_ref() != Some(&status);
+    if is_steady && (context.known_for(&key) < COUNT_EVERY || !context.counts.take()) {
+        return Ok(Action::requeue(COUNT_EVERY));
+    }
+    context.forget(&key);
+    let is_first = was == Phase::Init && is_serving;
+    write_if_new(endpoint, endpoints, status).await?;
+    if is_first {
+        info!(
+            namespace = name.0,
+            endpoint = name.1,
+            backends = counts.used,
+            "scaled endpoint serves"
+        );
+    }
+    if is_news {
+        tell(endpoint, &told.0, &told.1, context);
+    }
+    if let Some(message) = left_out {
+        tell(endpoint, "BackendsLeftOut", &message, context);
+    }
+    Ok(Action::requeue(if is_waiting { SOON } else { LOOK_AGAIN }))
+}
+
+/// What its network thinks of it now. It keeps what it has while there is a network to keep it in.
+fn accepted(endpoint: &Endpoint, context: &Context) -> Condition {
+    let (network, namespace) = (&endpoint.spec.network, name_of(endpoint).0);
+    match admitted(&namespace, network, context.network(network).as_deref(), context) {
+        Ok(()) => condition("Accepted", true, "Admitted", "", None),
+        Err(refusal @ (Refusal::VpcForbids { .. } | Refusal::NetworkForbids { .. })) => {
+            let message = format!("{refusal}; it keeps what it has until its Service ends");
+            condition("Accepted", false, refusal.reason(), &message, None)
+        }
+        Err(refusal) => condition("Accepted", false, refusal.reason(), &refusal.to_string(), None),
+    }
+}
+
+/// Says how many backends are left out; what is to be told, if it is news.
+fn leave_out(status: &mut EndpointStatus, count: usize, endpoint: &Endpoint) -> Option<String> {
+    let was_complete = find(&status.conditions, "Complete").is_none();
+    if count == 0 {
+        status.conditions.retain(|condition| condition.kind != "Complete");
+        return None;
+    }
+    let message = format!(
+        "{count} ready addresses of its EndpointSlices are left out: no pod of namespace {} has them in the VPC of \
+         network {:?}; run its pods there, or name their network in its annotation thuban.dev/network",
+        name_of(endpoint).0,
+        endpoint.spec.network
+    );
+    set(
+        &mut status.conditions,
+        condition("Complete", false, "BackendsLeftOut", &message, None),
+    );
+    let service = endpoint
+        .spec
+        .service_ref
+        .as_ref()
+        .map(|service| service.name.as_str());
+    let of = (
+        endpoint.namespace().unwrap_or_default(),
+        service.unwrap_or_default(),
+    );
+    let is_expected = (of.0.as_str(), of.1) == OF_THE_API_SERVER;
+    (was_complete && !is_expected).then_some(message)
+}
+
+/// Events on the Service and on its Endpoint.
+fn tell(endpoint: &Endpoint, reason: &str, message: &str, context: &Context) {
+    if let Some(service) = &endpoint.spec.service_ref {
+        let about = ObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("Service".into()),
+            name: Some(service.name.clone()),
+            namespace: endpoint.namespace(),
+            uid: Some(service.uid.clone()),
+            ..ObjectReference::default()
+        };
+        context.events.event_about(about, true, reason, message);
+    }
+    context.events.event(endpoint, true, reason, message);
+}
+
+async fn write_if_new(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    status: EndpointStatus,
+) -> Result<(), ReconcileError> {
+    if endpoint.status.as_ref() != Some(&status) {
+        write(endpoint, endpoints, status).await?;
+    }
+    Ok(())
+}
+
+/// Rows first, of bouncers and subscribers, then the object. A droplet that nobody hears of is not waited for: its pods
+/// would reach the backends that the Service had, in their own VPC, and the address is free already.
+async fn remove(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    if !has_finalizer(endpoint) {
+        return Ok(Action::await_change());
+    }
+    let (name, uid) = (name_of(endpoint), endpoint.uid().unwrap_or_default());
+    context.index.leave(&uid);
+    context.hub.update(|world| world.set_service(&name, None));
+    let vpc = context.vpc_name_of(endpoint);
+    let vni = context.hub.read(|world| world.vni(&vpc));
+    let waiter = Waiter::Endpoint(name);
+    let mut addresses = super::address::all_addresses(endpoint);
+    // Another Service may have one by now: its rows are not this one's to wait for.
+    addresses.retain(|address| context.hub.read(|world| world.service_at(*address).is_none()));
+    let mut is_held = false;
+    for address in addresses {
+        let key = vni.map(|vni| Key::Service(vni, address));
+        is_held |= key.is_some_and(|key| !context.hub.holding_key(&key, &waiter).is_empty());
+    }
+    if is_held {
+        return Ok(Action::requeue(Duration::from_secs(3)));
+    }
+    remove_finalizer(endpoints, endpoint).await?;
+    context.forget(&format!("scaled/{uid}"));
+    Ok(Action::await_change())
+}

@@ -1,0 +1,199 @@
+//! Where new connections to a Service go, by its EndpointSlices: as kube-proxy decides it, but only to members of the
+//! Service's VPC.
+//!
+//! Invariant: no address that `is_member` refuses is in any table, whatever slices say: their writers may be tenants.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use thiserror::Error;
+use thuban_proto::transit::{ServiceBackend, ServicePort};
+
+use super::allocation::Family;
+use super::service::{Conditions, EndpointSlice, Port, Service, Target};
+
+/// Bounds of a droplet's tables.
+const MOST_PORTS: usize = 128;
+const MOST_BACKENDS: usize = 16_384;
+/// Seconds, as Kubernetes has it.
+const DEFAULT_AFFINITY: u32 = 10_800;
+
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum TooLarge {
+    #[error("it has {0} ports, and at most {MOST_PORTS} can be served: make a Service for each part of them")]
+    Ports(usize),
+    #[error(
+        "port {port} has {backends} backends of one address family, and at most {MOST_BACKENDS} can be served: make \
+         several Services with a part of the pods each"
+    )]
+    Backends { port: u16, backends: usize },
+}
+
+/// What a Service's rows are made of.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Backends {
+    /// Each of its addresses with its ports, in the order of the addresses.
+    pub tables: Vec<(IpAddr, Vec<ServicePort>)>,
+    /// Addresses that new connections go to.
+    pub used: usize,
+    /// Ready ones that are no members.
+    pub left_out: usize,
+}
+
+/// How good a backend is; the best ones of a port are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    /// It ends, but serves until then.
+    Ending,
+    Ready,
+}
+
+fn state(conditions: Option<&Conditions>) -> Option<State> {
+    let is = |condition: Option<bool>, default| condition.unwrap_or(default);
+    let Some(conditions) = conditions else {
+        return Some(State::Ready);
+    };
+    if is(conditions.ready, true) {
+        Some(State::Ready)
+    } else if is(conditions.serving, true) && is(conditions.terminating, false) {
+        Some(State::Ending)
+    } else {
+        None
+    }
+}
+
+/// IP protocol number; none of what droplets can't forward.
+fn protocol(port: &Port) -> Option<u32> {
+    match port.protocol.as_deref().unwrap_or("TCP") {
+        "TCP" => Some(6),
+        "UDP" => Some(17),
+        "SCTP" => Some(132),
+        _ => None,
+    }
+}
+
+fn number(port: &Port) -> Option<u16> {
+    port.port
+        .and_then(|port| u16::try_from(port).ok())
+        .filter(|port| *port > 0)
+}
+
+/// What joins a Service's port with those of its slices: protocol and name.
+type Joint<'a> = (u32, &'a str);
+
+fn joint(port: &Port) -> Option<Joint<'_>> {
+    Some((protocol(port)?, port.name.as_deref().unwrap_or_default()))
+}
+
+type Found = BTreeMap<(IpAddr, u16), State>;
+
+/// `addresses` are those of the Service that count; `is_member`: whether an address is an endpoint's of the Service's VPC
+/// and namespace, and of that pod, if the slice names one.
+pub fn backends<'a>(
+    service: &Service,
+    addresses: &[IpAddr],
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    is_member: impl Fn(IpAddr, Option<&Target>) -> bool,
+) -> Result<Backends, TooLarge> {
+    let ports = ports(service)?;
+    let mut left_out = BTreeSet::new();
+    let mut found: BTreeMap<(Family, Joint<'a>), Found> = BTreeMap::new();
+    for slice in slices {
+        let open: Vec<_> = slice.ports.iter().flatten().collect();
+        let open = open
+            .into_iter()
+            .filter_map(|port| Some((joint(port)?, number(port)?)));
+        let open: Vec<_> = open.collect();
+        for backend in slice.backends() {
+            let (Some(address), Some(state)) = (backend.address(), state(backend.conditions.as_ref())) else {
+                continue;
+            };
+            if !is_member(address, backend.target_ref.as_ref()) {
+                if state == State::Ready {
+                    left_out.insert(address);
+                }
+                continue;
+            }
+            for (joint, port) in &open {
+                let ways = found.entry((Family::of(address), *joint)).or_default();
+                // One that passes from a slice to another is in both for a while.
+                let best = ways.entry((address, *port)).or_insert(state);
+                *best = state.max(*best);
+            }
+        }
+    }
+    let mut used = BTreeSet::new();
+    let mut tables = Vec::with_capacity(addresses.len());
+    for address in addresses {
+        let table = ports.iter().map(|(port, joint)| {
+            let found = found.get(&(Family::of(*address), *joint));
+            let backends = chosen(found.into_iter().flatten());
+            if backends.len() > MOST_BACKENDS {
+                let backends = backends.len();
+                return Err(TooLarge::Backends {
+                    port: *port,
+                    backends,
+                });
+            }
+            used.extend(backends.iter().map(|(address, _)| *address));
+            Ok(ServicePort {
+                protocol: joint.0,
+                port: (*port).into(),
+                backends: backends.into_iter().map(backend).collect(),
+                affinity_seconds: affinity(service),
+            })
+        });
+        tables.push((*address, table.collect::<Result<_, _>>()?));
+    }
+    Ok(Backends {
+        tables,
+        used: used.len(),
+        left_out: left_out.len(),
+    })
+}
+
+/// Ready ones; if there is none, those that still serve.
+fn chosen<'a>(found: impl Iterator<Item = (&'a (IpAddr, u16), &'a State)> + Clone) -> Vec<(IpAddr, u16)> {
+    let best = found.clone().map(|(_, state)| state).max();
+    let chosen = found.filter(|(_, state)| Some(*state) == best);
+    chosen.map(|(backend, _)| *backend).collect()
+}
+
+fn backend((address, port): (IpAddr, u16)) -> ServiceBackend {
+    ServiceBackend {
+        address: thuban_api::identifiers::mapped(address).to_vec(),
+        port: port.into(),
+    }
+}
+
+/// The ports of a Service; the API server lets none be there twice, and neither may a row.
+fn ports(service: &Service) -> Result<Vec<(u16, Joint<'_>)>, TooLarge> {
+    let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref());
+    let ports = ports.unwrap_or_default();
+    let mut seen = BTreeSet::new();
+    let usable = ports
+        .iter()
+        .filter_map(|port| Some((number(port)?, joint(port)?)));
+    let usable: Vec<_> = usable
+        .filter(|(port, joint)| seen.insert((*port, joint.0)))
+        .collect();
+    if usable.len() > MOST_PORTS {
+        return Err(TooLarge::Ports(usable.len()));
+    }
+    Ok(usable)
+}
+
+/// For how long a client keeps its backend.
+fn affinity(service: &Service) -> u32 {
+    let spec = service.spec.as_ref();
+    let spec = spec.filter(|spec| spec.session_affinity.as_deref() == Some("ClientIP"));
+    let seconds = |config: &super::service::AffinityConfig| config.client_ip.as_ref()?.timeout_seconds;
+    spec.map_or(0, |spec| {
+        let seconds = spec.session_affinity_config.as_ref().and_then(seconds);
+        let seconds = seconds.and_then(|seconds| u32::try_from(seconds).ok());
+        seconds.unwrap_or(DEFAULT_AFFINITY)
+    })
+}
+
+#[cfg(test)]
+mod tests;

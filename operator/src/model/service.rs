@@ -1,0 +1,139 @@
+//! Services and their EndpointSlices as far as they are read: the whole types are many times as large, and a cluster has
+//! a slice for each hundred backends.
+
+use std::net::IpAddr;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Resource, ResourceExt};
+use serde::{Deserialize, Serialize};
+
+/// Label of a slice: the name of its Service.
+pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+
+#[derive(Clone, Debug, Default, Deserialize, Resource, Serialize)]
+#[resource(inherit = k8s_openapi::api::core::v1::Service)]
+pub struct Service {
+    pub metadata: ObjectMeta,
+    pub spec: Option<ServiceSpec>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceSpec {
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    #[serde(rename = "clusterIPs")]
+    pub cluster_ips: Option<Vec<String>>,
+    pub ports: Option<Vec<Port>>,
+    pub session_affinity: Option<String>,
+    pub session_affinity_config: Option<AffinityConfig>,
+}
+
+/// A port of a Service, or of a slice.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct Port {
+    pub name: Option<String>,
+    pub protocol: Option<String>,
+    /// A slice without one is not about a port.
+    pub port: Option<i32>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AffinityConfig {
+    #[serde(rename = "clientIP")]
+    pub client_ip: Option<ClientIp>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClientIp {
+    pub timeout_seconds: Option<i32>,
+}
+
+impl Service {
+    /// Its addresses in this cluster, the first of its preferred family; none of a headless one, or one that is another
+    /// name only.
+    pub fn cluster_ips(&self) -> Vec<IpAddr> {
+        let spec = self.spec.as_ref();
+        let spec = spec.filter(|spec| spec.kind.as_deref() != Some("ExternalName"));
+        let texts = spec.and_then(|spec| spec.cluster_ips.as_deref());
+        let texts = texts.unwrap_or_default().iter();
+        texts.filter_map(|text| text.parse().ok()).collect()
+    }
+
+    /// `<service>-<first 8 of its UID>`.
+    pub fn endpoint_name(&self) -> String {
+        let uid: String = self.uid().unwrap_or_default().chars().take(8).collect();
+        format!("{}-{uid}", self.name_any())
+    }
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Resource, Serialize)]
+#[resource(inherit = k8s_openapi::api::discovery::v1::EndpointSlice)]
+#[serde(rename_all = "camelCase")]
+pub struct EndpointSlice {
+    pub metadata: ObjectMeta,
+    pub endpoints: Option<Vec<Backend>>,
+    pub ports: Option<Vec<Port>>,
+}
+
+/// What a slice calls an endpoint.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Backend {
+    pub addresses: Vec<String>,
+    pub conditions: Option<Conditions>,
+    pub target_ref: Option<Target>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct Conditions {
+    pub ready: Option<bool>,
+    pub serving: Option<bool>,
+    pub terminating: Option<bool>,
+}
+
+/// Whose address it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Target {
+    pub kind: Option<String>,
+    pub namespace: Option<String>,
+    pub name: Option<String>,
+    pub uid: Option<String>,
+}
+
+impl Target {
+    /// Whether it means this pod, or nothing that is known to be another one.
+    pub fn may_be(&self, namespace: &str, name: &str, uid: &str) -> bool {
+        let agrees = |said: &Option<String>, is: &str| said.as_ref().is_none_or(|said| said == is);
+        self.kind.as_deref().is_none_or(|kind| kind == "Pod")
+            && agrees(&self.namespace, namespace)
+            && agrees(&self.name, name)
+            && agrees(&self.uid, uid)
+    }
+}
+
+impl EndpointSlice {
+    /// Name of the Service that it is of.
+    pub fn service(&self) -> Option<&str> {
+        let labels = self.metadata.labels.as_ref()?;
+        labels.get(SERVICE_LABEL).map(String::as_str)
+    }
+
+    /// Addresses that it names, in its order.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.backends().iter().filter_map(Backend::address)
+    }
+
+    pub fn backends(&self) -> &[Backend] {
+        self.endpoints.as_deref().unwrap_or_default()
+    }
+}
+
+impl Backend {
+    /// The first one: whatever else stands there reaches the same backend, and kube-proxy doesn't use it either.
+    pub fn address(&self) -> Option<IpAddr> {
+        self.addresses.first()?.parse().ok()
+    }
+}

@@ -1,0 +1,179 @@
+//! Services of the world: a row for each of their addresses, on every droplet with a bouncer of their VPC, and on those
+//! that asked for the address.
+//!
+//! Invariant: an address is one service's, the youngest that has it: the API server gives none out twice, but one that went
+//! may still be in a cache when another has its address. What endpoints do changes no service here: whoever knows its
+//! backends sets it anew.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use thuban_proto::transit::ServicePort;
+
+use super::names::Names;
+use super::{EndpointName, Key, Owner, Rows, World};
+use crate::model::rows;
+
+/// A Service as droplets are told of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Service {
+    /// That it is a member of; its VPC's endpoints reach it.
+    pub network: String,
+    /// Creation time and UID of its object.
+    pub born: (Option<Time>, String),
+    /// Its addresses, each with its ports.
+    pub tables: Vec<(IpAddr, Vec<ServicePort>)>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Services {
+    all: HashMap<EndpointName, Service>,
+    by_network: HashMap<String, BTreeSet<EndpointName>>,
+    by_address: HashMap<IpAddr, Names>,
+}
+
+impl Services {
+    fn note(&mut self, name: &EndpointName, service: Service) {
+        for (address, _) in &service.tables {
+            self.by_address.entry(*address).or_default().insert(name);
+        }
+        let members = self.by_network.entry(service.network.clone()).or_default();
+        members.insert(name.clone());
+        self.all.insert(name.clone(), service);
+    }
+
+    fn forget(&mut self, name: &EndpointName) -> Option<Service> {
+        let service = self.all.remove(name)?;
+        for (address, _) in &service.tables {
+            if let Some(names) = self.by_address.get_mut(address) {
+                names.remove(name);
+                if names.is_empty() {
+                    self.by_address.remove(address);
+                }
+            }
+        }
+        if let Some(members) = self.by_network.get_mut(&service.network) {
+            members.remove(name);
+            if members.is_empty() {
+                self.by_network.remove(&service.network);
+            }
+        }
+        Some(service)
+    }
+
+    fn at(&self, address: IpAddr) -> impl Iterator<Item = &EndpointName> {
+        self.by_address.get(&address).into_iter().flatten()
+    }
+
+    #[cfg(test)]
+    pub fn iter(&self) -> impl Iterator<Item = (&EndpointName, &Service)> {
+        self.all.iter()
+    }
+}
+
+impl World {
+    /// Ranges in which no VPC has endpoints: addresses there are services'. Set before there is any VPC.
+    pub fn set_service_ranges(&mut self, ranges: Vec<String>) {
+        self.service_ranges = ranges;
+        self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
+    }
+
+    /// By the name of its scaled Endpoint.
+    pub fn set_service(&mut self, name: &EndpointName, service: Option<Service>) {
+        if self.services.all.get(name) == service.as_ref() {
+            return;
+        }
+        let old = self.services.forget(name);
+        // Another one may have had the address before, or have it from now on.
+        for service in [&old, &service].into_iter().flatten() {
+            for (address, _) in &service.tables {
+                self.touch_services_at(*address);
+            }
+        }
+        if let Some(service) = service {
+            self.services.note(name, service);
+        }
+        self.dirty.insert(Owner::Service(name.clone()));
+    }
+
+    pub fn service(&self, name: &EndpointName) -> Option<&Service> {
+        self.services.all.get(name)
+    }
+
+    /// The service that has an address.
+    pub fn service_at(&self, address: IpAddr) -> Option<&EndpointName> {
+        let names = self.services.at(address);
+        names.max_by_key(|name| (self.services.all.get(*name).map(|service| &service.born), *name))
+    }
+
+    /// Services that are members of a network.
+    pub fn services_of_network(&self, network: &str) -> impl Iterator<Item = &EndpointName> {
+        self.services.by_network.get(network).into_iter().flatten()
+    }
+
+    pub(super) fn services_of_vpc(&self, vpc: &str) -> impl Iterator<Item = &EndpointName> {
+        let networks = self
+            .networks
+            .iter()
+            .filter(move |(_, network)| network.vpc == vpc);
+        networks.flat_map(|(name, _)| self.services_of_network(name))
+    }
+
+    /// Droplets with tables of the bouncers of a VPC's networks.
+    fn bouncers_of_vpc(&self, vpc: &str) -> BTreeSet<&str> {
+        let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
+        networks
+            .flat_map(|(name, _)| self.bouncers.holders(name))
+            .collect()
+    }
+
+    /// The rows that must be acked before the service is Provisioned: bouncers', not its subscribers'.
+    pub fn service_rows(&self, name: &EndpointName) -> Vec<(String, Key)> {
+        let network = self.service(name).map(|service| &service.network);
+        let Some(network) = network.and_then(|network| self.networks.get(network)) else {
+            return Vec::new();
+        };
+        let bouncers = self.bouncers_of_vpc(&network.vpc);
+        let keys = self.keys_of(&Owner::Service(name.clone()));
+        keys.filter(|(droplet, _)| bouncers.contains(droplet.as_str()))
+            .cloned()
+            .collect()
+    }
+
+    pub(super) fn touch_services(&mut self, vpc: &str) {
+        let services: Vec<_> = self.services_of_vpc(vpc).cloned().collect();
+        self.dirty.extend(services.into_iter().map(Owner::Service));
+    }
+
+    pub(super) fn touch_services_of(&mut self, network: &str) {
+        let services: Vec<_> = self.services_of_network(network).cloned().collect();
+        self.dirty.extend(services.into_iter().map(Owner::Service));
+    }
+
+    pub(super) fn touch_services_at(&mut self, address: IpAddr) {
+        self.dirty
+            .extend(self.services.at(address).cloned().map(Owner::Service));
+    }
+
+    pub(super) fn contribute_service(&self, name: &EndpointName) -> Option<Rows> {
+        let service = self.service(name)?;
+        let network = self.networks.get(&service.network)?;
+        let vni = self.vni(&network.vpc)?;
+        let bouncers = self.bouncers_of_vpc(&network.vpc);
+        let own = |(address, _): &&(IpAddr, _)| self.service_at(*address) == Some(name);
+        let mut made = Rows::new();
+        for (address, ports) in service.tables.iter().filter(own) {
+            let (key, row) = rows::service(vni, *address, ports);
+            let row = Arc::new(row);
+            let subscribers = self.subscriptions.get(&(vni, *address)).into_iter().flatten();
+            let droplets = bouncers.iter().copied().chain(subscribers.map(String::as_str));
+            made.extend(droplets.map(|droplet| ((droplet.to_owned(), key.clone()), row.clone())));
+        }
+        Some(made)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,376 @@
+//! Services: users make, move and take them, slices follow the pods and sometimes lie, and what must hold of their rows.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+use thuban_proto::transit::row;
+
+use crate::convergence::is_open;
+use crate::invariants::{addresses, pod_uid, serving, vni, vpc_of};
+use crate::kind::Kind;
+use crate::random::Random;
+use crate::schedule::NAMESPACES;
+use crate::simulation::State;
+use crate::store::{Preconditions, is_deleting, text};
+use crate::tables::{Slot, address};
+
+const LABEL: &str = "kubernetes.io~1service-name";
+const PORT: u32 = 8080;
+
+pub fn is_scaled(endpoint: &Value) -> bool {
+    text(endpoint, "/spec/type") == "Scaled"
+}
+
+/// What users and the slices' controller do.
+pub fn step(state: &mut State, random: &mut Random) {
+    let namespace = NAMESPACES[random.below(2) as usize];
+    let name = format!("s{}", random.below(3));
+    match random.below(10) {
+        0..3 => make(state, random, namespace, &name),
+        3 => {
+            state.note(|| format!("service {namespace}/{name} is deleted"));
+            let _ = state
+                .store
+                .delete(Kind::Service, namespace, &name, &Preconditions::default(), false);
+        }
+        4 => {
+            let networks = state.store.names(Kind::Network);
+            if let Some(network) = random.pick(&networks) {
+                state.note(|| format!("service {namespace}/{name} moves to {network}"));
+                state.store.edit(Kind::Service, namespace, &name, |service| {
+                    service["metadata"]["annotations"]["thuban.dev/network"] = network.clone().into();
+                });
+            }
+        }
+        _ => follow(state, random),
+    }
+}
+
+fn make(state: &mut State, random: &mut Random, namespace: &str, name: &str) {
+    let mut networks = state.store.names(Kind::Network);
+    networks.push("nowhere".into());
+    let Some(network) = random.pick(&networks) else {
+        return;
+    };
+    // As the API server: the lowest that nobody has, also if it was another's a moment ago.
+    let used: BTreeSet<String> = state
+        .store
+        .values(Kind::Service)
+        .map(|service| cluster_ip(service).to_owned())
+        .collect();
+    let free = (10..).map(|host: u32| format!("10.96.0.{host}"));
+    let Some(address) = free.into_iter().find(|address| !used.contains(address)) else {
+        return;
+    };
+    let address = if random.permille(50) {
+        "None".to_owned()
+    } else {
+        address
+    };
+    let service = json!({
+        "metadata": {"annotations": {"thuban.dev/network": network}},
+        "spec": {"type": "ClusterIP", "clusterIPs": [address],
+                 "ports": [{"name": "http", "protocol": "TCP", "port": 80}]},
+    });
+    if state
+        .store
+        .create(Kind::Service, namespace, name, service)
+        .is_ok()
+    {
+        state.note(|| format!("service {namespace}/{name} of {network} at {address}"));
+    }
+}
+
+/// Slices say which pods of the namespace are attached, in whatever VPC, and name an address of nobody's.
+pub fn follow(state: &mut State, random: &mut Random) {
+    let services: Vec<(String, String)> = state
+        .store
+        .all(Kind::Service)
+        .map(|((_, namespace, name), _)| (namespace.clone(), name.clone()))
+        .collect();
+    for (namespace, service) in &services {
+        // That of `s2` is made by hand, and names whatever its maker likes.
+        let is_by_hand = service == "s2";
+        let attachments = state
+            .droplets
+            .values()
+            .flat_map(|droplet| droplet.attachments.values());
+        let pods = attachments.filter(|attachment| is_by_hand || attachment.pod_namespace == *namespace);
+        let mut endpoints: Vec<Value> = Vec::new();
+        for pod in pods {
+            let mut endpoint =
+                json!({"addresses": [address(&pod.address).to_string()], "conditions": {"ready": true}});
+            if !is_by_hand {
+                // One that went may still be named when another has its address.
+                let is_late = random.permille(100);
+                let uid = if is_late { "another" } else { &pod.pod_uid };
+                endpoint["targetRef"] =
+                    json!({"kind": "Pod", "namespace": namespace, "name": pod.pod_name, "uid": uid});
+            }
+            endpoints.push(endpoint);
+        }
+        endpoints.push(json!({"addresses": ["192.168.0.1"], "conditions": {"ready": true}}));
+        let ready = random.permille(800);
+        for endpoint in &mut endpoints {
+            endpoint["conditions"]["ready"] = ready.into();
+        }
+        let slice = json!({
+            "metadata": {"labels": {"kubernetes.io/service-name": service}},
+            "addressType": "IPv4", "endpoints": endpoints,
+            "ports": [{"name": "http", "protocol": "TCP", "port": PORT}],
+        });
+        let name = format!("{service}-slice");
+        if state.store.get(Kind::EndpointSlice, namespace, &name).is_none() {
+            let _ = state.store.create(Kind::EndpointSlice, namespace, &name, slice);
+        } else {
+            state.store.edit(Kind::EndpointSlice, namespace, &name, |old| {
+                old["endpoints"] = slice["endpoints"].clone();
+            });
+        }
+    }
+    let all: Vec<_> = state
+        .store
+        .all(Kind::EndpointSlice)
+        .map(|((_, namespace, name), slice)| {
+            let service = text(&slice.value, &format!("/metadata/labels/{LABEL}"));
+            (namespace.clone(), name.clone(), service.to_owned())
+        })
+        .collect();
+    for (namespace, name, service) in all {
+        if !services.contains(&(namespace.clone(), service)) {
+            state.store.purge(Kind::EndpointSlice, &namespace, &name);
+        }
+    }
+}
+
+/// Empty of one without.
+fn cluster_ip(service: &Value) -> &str {
+    match text(service, "/spec/clusterIPs/0") {
+        "None" => "",
+        address => address,
+    }
+}
+
+/// Every bouncer of the VPC that its operator can hear has its row.
+pub fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value, writer: u64) {
+    let vpc = vpc_of(state, endpoint);
+    let (Some(vni), Some(address)) = (vni(state, &vpc), first(endpoint)) else {
+        return;
+    };
+    let lacks = |bouncer: &&str| {
+        let droplet = state.droplets.get(*bouncer);
+        droplet.is_some_and(|droplet| {
+            droplet.follows(writer) && !droplet.tables.rows.contains_key(&Slot::Service(vni, address))
+        })
+    };
+    let bouncer = bouncers(state, &vpc).into_iter().find(lacks).map(str::to_owned);
+    if let Some(bouncer) = bouncer {
+        state.violation(format!(
+            "scaled endpoint {name} is Provisioned, but bouncer droplet {bouncer} has no row of {vni}/{address}"
+        ));
+    }
+}
+
+fn first(endpoint: &Value) -> Option<IpAddr> {
+    addresses(endpoint).first()?.parse().ok()
+}
+
+/// Where bouncers of a VPC serve.
+fn bouncers<'a>(state: &'a State, vpc: &str) -> Vec<&'a str> {
+    let bouncers = state.store.values(Kind::Bouncer);
+    bouncers
+        .filter(|bouncer| text(bouncer, "/spec/vpc") == vpc && !is_deleting(bouncer))
+        .filter(|bouncer| text(bouncer, "/status/phase") == "Provisioned")
+        .map(|bouncer| serving(bouncer))
+        .collect()
+}
+
+/// Nobody who is heard of has rows of a scaled Endpoint that is gone, unless the address is another's already.
+pub fn gone_means_out_of_tables(state: &mut State, name: &str, old: &Value) {
+    let (Some(vni), Some(address)) = (vni(state, &vpc_of(state, old)), first(old)) else {
+        return;
+    };
+    let uid = text(old, "/spec/serviceRef/uid").to_owned();
+    let text_of = address.to_string();
+    let is_anothers = state.store.values(Kind::Endpoint).any(|other| {
+        is_scaled(other)
+            && addresses(other).contains(&text_of.as_str())
+            && text(other, "/spec/serviceRef/uid") != uid
+    });
+    let Some(writer) = state.writer.filter(|_| !is_anothers) else {
+        return;
+    };
+    let holder = state.droplets.values().find(|droplet| {
+        droplet.is_on
+            && droplet.follows(writer)
+            && droplet.tables.rows.contains_key(&Slot::Service(vni, address))
+    });
+    if let Some(holder) = holder.map(|droplet| droplet.name.clone()) {
+        state.violation(format!(
+            "scaled endpoint {name} is gone, but {holder} has its row of {vni}/{address}"
+        ));
+    }
+}
+
+/// While no machine is lost, the bouncers of a droplet that applied a program have the rows of all Services that are
+/// Provisioned: operators that come and go take none away.
+pub fn rows_stay(state: &State, droplet: &str) -> Result<(), String> {
+    let Some(tables) = state.droplets.get(droplet).map(|droplet| &droplet.tables) else {
+        return Ok(());
+    };
+    for endpoint in state
+        .store
+        .values(Kind::Endpoint)
+        .filter(|endpoint| is_scaled(endpoint))
+    {
+        let uid = text(endpoint, "/spec/serviceRef/uid");
+        let mut services = state.store.values(Kind::Service);
+        let is_wanted = services.any(|service| {
+            text(service, "/metadata/uid") == uid
+                && text(service, "/metadata/annotations/thuban.dev~1network")
+                    == text(endpoint, "/spec/network")
+        });
+        let network = state
+            .store
+            .value(Kind::Network, "", text(endpoint, "/spec/network"));
+        let is_served = is_wanted
+            && !is_deleting(endpoint)
+            && text(endpoint, "/status/phase") == "Provisioned"
+            && network.is_some_and(|network| !is_deleting(network));
+        let vpc = vpc_of(state, endpoint);
+        let (Some(vni), Some(address)) = (vni(state, &vpc), first(endpoint)) else {
+            continue;
+        };
+        let is_held = tables.rows.contains_key(&Slot::Service(vni, address));
+        if is_served && !is_held && bouncers(state, &vpc).contains(&droplet) {
+            let name = text(endpoint, "/metadata/name");
+            return Err(format!(
+                "{name} is Provisioned, but {droplet} with a bouncer lost its row of {vni}/{address}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// In the end each Service is in its VPC with the backends that it has there, and nowhere else.
+pub fn verdict(state: &State) -> Result<(), String> {
+    let mut expected: BTreeSet<(u32, IpAddr)> = BTreeSet::new();
+    for ((_, namespace, name), service) in state.store.all(Kind::Service) {
+        let service = &*service.value;
+        if cluster_ip(service).is_empty() || is_deleting(service) {
+            continue;
+        }
+        let uid = text(service, "/metadata/uid");
+        let mut own = state.store.values(Kind::Endpoint);
+        let own = own.find(|endpoint| text(endpoint, "/spec/serviceRef/uid") == uid);
+        let space = state.store.value(Kind::Namespace, "", namespace);
+        let Some(own) = own else {
+            if space.is_none_or(|space| is_deleting(space)) {
+                continue;
+            }
+            return Err(format!("service {name} has no scaled endpoint"));
+        };
+        let network = text(service, "/metadata/annotations/thuban.dev~1network");
+        if text(own, "/spec/network") != network {
+            return Err(format!("service {name} is not in {network}"));
+        }
+        let vpc = vpc_of(state, own);
+        let (Some(vni), Some(address)) = (vni(state, &vpc), first(own)) else {
+            if is_open(state, namespace, network) {
+                return Err(format!("service {name} has no address in {network}"));
+            }
+            continue;
+        };
+        expected.insert((vni, address));
+        if !is_open(state, namespace, network) {
+            continue;
+        }
+        if text(own, "/status/phase") != "Provisioned" {
+            let said = own.pointer("/status/conditions").map(ToString::to_string);
+            return Err(format!(
+                "service {name} is not Provisioned: {}",
+                said.unwrap_or_default()
+            ));
+        }
+        if text(own, "/status/addresses/0") != address.to_string() {
+            return Err(format!("the status of service {name} does not say {address}"));
+        }
+        let backends = backends(state, namespace, name, vni);
+        if own.pointer("/status/backends").and_then(Value::as_u64) != Some(backends.len() as u64) {
+            return Err(format!("the status of service {name} counts other backends"));
+        }
+        for bouncer in bouncers(state, &vpc) {
+            let rows = state.droplets.get(bouncer).map(|droplet| &droplet.tables.rows);
+            let row = rows.and_then(|rows| rows.get(&Slot::Service(vni, address))?.row.as_ref());
+            let Some(row::Row::Service(row)) = row else {
+                return Err(format!("service {name} has no row on bouncer droplet {bouncer}"));
+            };
+            let found = row.ports[0].backends.iter();
+            let found: BTreeSet<_> = found.map(|way| (self::address(&way.address), way.port)).collect();
+            if found != backends {
+                return Err(format!(
+                    "service {name} has {found:?} on {bouncer}, and should have {backends:?}"
+                ));
+            }
+        }
+    }
+    for endpoint in state
+        .store
+        .values(Kind::Endpoint)
+        .filter(|endpoint| is_scaled(endpoint))
+    {
+        let uid = text(endpoint, "/spec/serviceRef/uid");
+        let mut services = state.store.values(Kind::Service);
+        if !services.any(|service| text(service, "/metadata/uid") == uid) {
+            return Err(format!(
+                "{} outlives its service",
+                text(endpoint, "/metadata/name")
+            ));
+        }
+    }
+    for droplet in state.droplets.values() {
+        let foreign = droplet.tables.rows.keys().find_map(|slot| match slot {
+            Slot::Service(vni, address) => Some((*vni, *address)).filter(|at| !expected.contains(at)),
+            _ => None,
+        });
+        if let Some((vni, address)) = foreign {
+            return Err(format!(
+                "{} has a row of {vni}/{address}, which is no service's",
+                droplet.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What slices say, as far as it is the namespace's own and in the VPC.
+fn backends(state: &State, namespace: &str, service: &str, wanted: u32) -> BTreeSet<(IpAddr, u32)> {
+    let mut found = BTreeSet::new();
+    for ((_, own, _), slice) in state.store.all(Kind::EndpointSlice) {
+        if own != namespace || text(&slice.value, &format!("/metadata/labels/{LABEL}")) != service {
+            continue;
+        }
+        let endpoints = slice.value["endpoints"].as_array();
+        for said in endpoints
+            .into_iter()
+            .flatten()
+            .filter(|said| said["conditions"]["ready"] == true)
+        {
+            let at = text(said, "/addresses/0");
+            let uid = text(said, "/targetRef/uid");
+            let is_member = state.store.all(Kind::Endpoint).any(|((_, space, _), endpoint)| {
+                let endpoint = &*endpoint.value;
+                space == namespace
+                    && !is_scaled(endpoint)
+                    && addresses(endpoint).contains(&at)
+                    && vni(state, &vpc_of(state, endpoint)) == Some(wanted)
+                    && (uid.is_empty() || pod_uid(endpoint) == uid)
+            });
+            if let (true, Ok(at)) = (is_member, at.parse()) {
+                found.insert((at, PORT));
+            }
+        }
+    }
+    found
+}
