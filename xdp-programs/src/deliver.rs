@@ -14,8 +14,12 @@ use thuban_common::{
 
 use crate::{
     frame::{Frame, Outcome, tc::TcFrame},
-    maps,
+    maps, service,
+    trace::Observed,
 };
+
+/// Ethernet, IPv6 and what is read of the transport header.
+const HEADERS: u32 = 14 + 40 + 20;
 
 /// A plain frame of another endpoint of this droplet.
 #[inline(always)]
@@ -50,6 +54,7 @@ pub fn from_wire<F: Frame>(
         mark(frame, packet, class).ok_or(Counter::Truncated)?;
     }
     if F::IS_LAST {
+        service::restore(frame, vni, packet)?;
         Ok((frame.deliver(local), Some(Counter::Delivered)))
     } else {
         Ok((F::PASS, Some(Counter::DecapsulatedXdp)))
@@ -69,11 +74,17 @@ fn mark<F: Frame>(frame: &mut F, packet: &IpPacket, class: u8) -> Option<()> {
 
 /// A frame that XDP transit checked and decapsulated. The target is looked up again: it may have gone meanwhile.
 #[inline(always)]
-pub fn decapsulated(frame: &mut TcFrame, metadata: TransitMetadata) -> Outcome {
+pub fn decapsulated(frame: &mut TcFrame, metadata: TransitMetadata, observed: &mut Observed) -> Outcome {
     let is_right =
         maps::attachment(metadata.ifindex).is_some_and(|attachment| attachment.vni == metadata.vni);
     if !is_right {
         return Err(Counter::NoAttachment);
+    }
+    observed.vni = metadata.vni;
+    if service::is_used() || observed.is_traced() {
+        frame.make_linear(HEADERS);
+        observed.read(frame);
+        service::restore(frame, metadata.vni, &observed.packet)?;
     }
     Ok((frame.to_peer(metadata.ifindex), Some(Counter::Delivered)))
 }

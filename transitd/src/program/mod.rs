@@ -2,7 +2,9 @@
 //!
 //! Pure: state in, table changes out. Must not touch maps, interfaces or files.
 
+pub mod maglev;
 pub mod row;
+pub mod service;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
