@@ -166,7 +166,7 @@ fn route<F: Frame>(
                 translation = Some(work);
             }
             Choice::Unknown => is_unknown = true,
-            Choice::Refused => return refuse::answer(frame, attachment, packet),
+            Choice::Refused | Choice::New => return refuse::answer(frame, attachment, packet),
         }
     }
     let hash = flow::hash(packet);

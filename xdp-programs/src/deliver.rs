@@ -39,9 +39,30 @@ pub fn from_wire<F: Frame>(
     local: &LocalEntry,
     packet: &IpPacket,
 ) -> Outcome {
+    if !unwrap(frame, length, outer_class, vni, local, packet)? {
+        return Ok((F::PASS, None));
+    }
+    if F::IS_LAST {
+        service::restore(frame, vni, packet)?;
+        Ok((frame.deliver(local), Some(Counter::Delivered)))
+    } else {
+        Ok((F::PASS, Some(Counter::DecapsulatedXdp)))
+    }
+}
+
+/// Takes the outer headers off and writes the inner MACs; false when this hook can't and has left the frame unchanged.
+#[inline(always)]
+pub fn unwrap<F: Frame>(
+    frame: &mut F,
+    length: u32,
+    outer_class: u8,
+    vni: u32,
+    local: &LocalEntry,
+    packet: &IpPacket,
+) -> Result<bool, Counter> {
     let class = ecn::decapsulate(outer_class, packet.traffic_class).ok_or(Counter::CongestionUnknown)?;
     if !frame.decapsulate(length, packet.is_v6(), vni, local)? {
-        return Ok((F::PASS, None));
+        return Ok(false);
     }
     let ethertype = if packet.is_v6() {
         ethernet::IPV6
@@ -53,12 +74,7 @@ pub fn from_wire<F: Frame>(
     if class != packet.traffic_class {
         mark(frame, packet, class).ok_or(Counter::Truncated)?;
     }
-    if F::IS_LAST {
-        service::restore(frame, vni, packet)?;
-        Ok((frame.deliver(local), Some(Counter::Delivered)))
-    } else {
-        Ok((F::PASS, Some(Counter::DecapsulatedXdp)))
-    }
+    Ok(true)
 }
 
 #[inline(always)]

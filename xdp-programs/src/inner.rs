@@ -8,6 +8,7 @@ use thuban_common::{
         ipv4::{self, Ipv4Header},
         ipv6,
     },
+    tables::Address,
 };
 
 use crate::frame::Frame;
@@ -41,15 +42,25 @@ fn read_v4<F: Frame>(frame: &F, offset: usize, far: u32, packet: &mut IpPacket) 
 
 #[inline(never)]
 fn read_v6<F: Frame>(frame: &F, offset: usize, far: u32, packet: &mut IpPacket) -> Result<(), Counter> {
-    let source: [u16; 8] = at(frame, offset + 8, far).ok_or(Counter::Truncated)?;
-    packet.source = ipv6::bytes16(source);
-    let destination: [u16; 8] = at(frame, offset + 24, far).ok_or(Counter::Truncated)?;
-    packet.destination = ipv6::bytes16(destination);
+    if !read_address(frame, offset + 8, far, &mut packet.source)
+        || !read_address(frame, offset + 24, far, &mut packet.destination)
+    {
+        return Err(Counter::Truncated);
+    }
     packet.read_v6(at(frame, offset, far).ok_or(Counter::Truncated)?)?;
     if packet.has_ports() {
         packet.ports = at(frame, offset + ipv6::LENGTH, far).ok_or(Counter::Truncated)?;
     }
     Ok(())
+}
+
+#[inline(never)]
+fn read_address<F: Frame>(frame: &F, offset: usize, far: u32, to: &mut Address) -> bool {
+    let words: Option<[u16; 8]> = at(frame, offset, far);
+    words.is_some_and(|words| {
+        *to = ipv6::bytes16(words);
+        true
+    })
 }
 
 /// The header at `offset + far`: directly where the offset is constant.

@@ -31,11 +31,23 @@ pub enum Choice {
     Unknown,
     /// Nobody serves it.
     Refused,
+    /// Of no connection: to be chosen.
+    New,
 }
 
 /// Finds the backend of a packet to an address of services.
-#[inline(never)]
+#[inline(always)]
 pub fn to_backend(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
+    match known(frame, vni, packet, work)? {
+        // Not by `known` itself: together they are too deep for the stack.
+        Choice::New => choose(packet, work),
+        choice => Ok(choice),
+    }
+}
+
+/// What connections and rows say of it.
+#[inline(never)]
+fn known(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
     if !packet.has_ports() {
         return Err(Counter::ServiceUnreadable);
     }
@@ -67,15 +79,15 @@ pub fn to_backend(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work)
     }
     work.service.port = packet.ports[1];
     work.service.protocol = packet.protocol;
-    match maps::service(&work.service) {
-        Some(service) if service.slots != 0 => choose(packet, service, work),
-        _ => Ok(Choice::Refused),
-    }
+    Ok(Choice::New)
 }
 
 /// A backend for what has no connection.
 #[inline(never)]
-fn choose(packet: &IpPacket, service: &ServiceEntry, work: &mut Work) -> Result<Choice, Counter> {
+fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
+    let Some(service) = maps::service(&work.service).filter(|service| service.slots != 0) else {
+        return Ok(Choice::Refused);
+    };
     let first = slot(packet, service);
     let kept = kept(service, packet);
     for attempt in 0..ATTEMPTS {

@@ -220,7 +220,9 @@ fn serve(
     rewrite(frame, INNER_IP, packet, &work.to)?;
     if let Some(local) = local {
         let length = ENCAPSULATION_LENGTH as u32;
-        return deliver::from_wire(frame, length, outer.traffic_class(), key.vni, local, packet);
+        // What comes from a client is no answer.
+        deliver::unwrap(frame, length, outer.traffic_class(), key.vni, local, packet)?;
+        return Ok((frame.deliver(local), Some(Counter::Delivered)));
     }
     let Some(verdict) = bounce::hop(frame, config, outer, observed.next)? else {
         return Ok((TcFrame::PASS, None));
