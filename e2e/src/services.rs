@@ -56,7 +56,14 @@ impl Served {
             let entry = SlotsEntry {
                 backends: std::array::from_fn(|slot| ((first + slot) % backends.len()) as u16),
             };
-            programs.insert("SLOTS", SlotsKey { table: self.id, chunk }, entry)?;
+            programs.insert(
+                "SLOTS",
+                SlotsKey {
+                    table: self.id,
+                    chunk,
+                },
+                entry,
+            )?;
         }
         let entry = ServiceEntry {
             service: self.id,

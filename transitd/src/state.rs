@@ -435,13 +435,14 @@ impl State {
             .tables
             .take_used(key)
             .and_then(|used| Ok(self.services.take_used(key)? || used));
-        self.services_in_use.contains(key) || used.unwrap_or_else(|error| {
-            warn!(
-                error = &error as &dyn std::error::Error,
-                "a direct row could not be read"
-            );
-            true
-        })
+        self.services_in_use.contains(key)
+            || used.unwrap_or_else(|error| {
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "a direct row could not be read"
+                );
+                true
+            })
     }
 
     /// Gives a direct row back. A service's row stays until the operator takes it: this droplet may be a bouncer too.

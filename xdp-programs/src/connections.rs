@@ -3,14 +3,16 @@
 //! Invariant: an entry that leads to a backend stands only while one stands that leads back. Entries are written at a
 //! change of state and at intervals, never for each packet. Taken away by user space alone, but for what is used anew.
 
-use aya_ebpf::{bindings::BPF_ANY, bindings::BPF_NOEXIST, helpers::bpf_ktime_get_ns, macros::map, maps::PerCpuArray};
+use aya_ebpf::{
+    bindings::BPF_ANY, bindings::BPF_NOEXIST, helpers::bpf_ktime_get_ns, macros::map, maps::PerCpuArray,
+};
 use thuban_common::{
     counters::Counter,
     packet::{ip::IpPacket, ipv4},
     services::{
         AffinityEntry, AffinityKey, BackendEntry, CONNECTIONS_OF_CLIENT, ConnectionEntry, ConnectionKey,
-        FINISHED, FORWARD, HAIRPIN, PENDING_LIFE, PendingEntry, PendingKey, RESET, REVERSE, SEEN, ServiceEntry,
-        ServiceKey, Signal, refresh,
+        FINISHED, FORWARD, HAIRPIN, PENDING_LIFE, PendingEntry, PendingKey, RESET, REVERSE, SEEN,
+        ServiceEntry, ServiceKey, Signal, refresh,
     },
     tables::Address,
 };
@@ -195,7 +197,10 @@ pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Mad
     work.entry.port = port;
     work.entry.state = SEEN;
     work.entry.index = index;
-    if CONNECTIONS.insert(&work.key, &work.entry, u64::from(BPF_ANY)).is_err() {
+    if CONNECTIONS
+        .insert(&work.key, &work.entry, u64::from(BPF_ANY))
+        .is_err()
+    {
         let _ = CONNECTIONS.remove(&work.reverse);
         return Made::NoRoom;
     }

@@ -9,8 +9,8 @@ use aya_ebpf::{
 use thuban_common::{
     counters::COUNTERS_CAPACITY,
     services::{
-        AffinityEntry, AffinityKey, BackendEntry, BackendKey, CHUNK, ConnectionEntry, ConnectionKey, GatesEntry,
-        PendingEntry, PendingKey, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
+        AffinityEntry, AffinityKey, BackendEntry, BackendKey, CHUNK, ConnectionEntry, ConnectionKey,
+        GatesEntry, PendingEntry, PendingKey, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
     },
     tables::{
         Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey,
@@ -60,8 +60,7 @@ pub static SERVICES: HashMap<ServiceKey, ServiceEntry> =
 #[map]
 static SLOTS: HashMap<SlotsKey, SlotsEntry> = HashMap::with_max_entries(262_144, BPF_F_NO_PREALLOC);
 #[map]
-static BACKENDS: HashMap<BackendKey, BackendEntry> =
-    HashMap::with_max_entries(262_144, BPF_F_NO_PREALLOC);
+static BACKENDS: HashMap<BackendKey, BackendEntry> = HashMap::with_max_entries(262_144, BPF_F_NO_PREALLOC);
 #[map]
 pub static CONNECTIONS: HashMap<ConnectionKey, ConnectionEntry> =
     HashMap::with_max_entries(524_288, BPF_F_NO_PREALLOC);
@@ -175,7 +174,10 @@ pub fn slot(table: u32, slot: u32) -> Option<u32> {
     let chunk = slot / CHUNK as u32;
     // SAFETY: as in `attachment`.
     let slots = unsafe { SLOTS.get(&SlotsKey { table, chunk }) }?;
-    slots.backends.get(slot as usize % CHUNK).map(|index| u32::from(*index))
+    slots
+        .backends
+        .get(slot as usize % CHUNK)
+        .map(|index| u32::from(*index))
 }
 
 #[inline(always)]

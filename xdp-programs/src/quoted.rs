@@ -2,7 +2,7 @@
 //! it knows whose error it is.
 
 use aya_ebpf::{
-    bindings::{BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, __sk_buff},
+    bindings::{__sk_buff, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
     helpers::{bpf_csum_diff, bpf_l3_csum_replace, bpf_l4_csum_replace},
 };
 use thuban_common::{
@@ -33,8 +33,7 @@ const HEADERS: u32 = (ethernet::LENGTH + 2 * ipv6::LENGTH + ICMP + 4) as u32;
 /// Whether a packet may be an ICMP error, by its protocol.
 #[inline(always)]
 pub fn is_error(packet: &IpPacket) -> bool {
-    packet.shows_transport()
-        && packet.protocol == if packet.is_v6() { ipv6::ICMPV6 } else { ipv4::ICMP }
+    packet.shows_transport() && packet.protocol == if packet.is_v6() { ipv6::ICMPV6 } else { ipv4::ICMP }
 }
 
 /// Gives an error its service's address back, where it quotes a packet to a backend: in the quote, and as its own source

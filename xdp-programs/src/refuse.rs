@@ -43,13 +43,26 @@ pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &Ip
 #[inline(always)]
 fn reset<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket) -> Option<()> {
     let refused: TcpHeader = transport(frame, packet, 0)?;
-    let header = if packet.is_v6() { ipv6::LENGTH } else { ipv4::LENGTH };
+    let header = if packet.is_v6() {
+        ipv6::LENGTH
+    } else {
+        ipv4::LENGTH
+    };
     let reset = refused.reset(packet.length - header as u32)?;
     if packet.is_v6() {
-        let ip = Ipv6Header::new(&packet.destination, &packet.source, ipv4::TCP, 64, TcpHeader::LENGTH as u16);
+        let ip = Ipv6Header::new(
+            &packet.destination,
+            &packet.source,
+            ipv4::TCP,
+            64,
+            TcpHeader::LENGTH as u16,
+        );
         let sum = ip.pseudo_sum(TcpHeader::LENGTH as u16);
         frame.cut((ethernet::LENGTH + ipv6::LENGTH + TcpHeader::LENGTH) as u32)?;
-        frame.store(0, &EthernetHeader::new(attachment.mac, GATEWAY_MAC, ethernet::IPV6))?;
+        frame.store(
+            0,
+            &EthernetHeader::new(attachment.mac, GATEWAY_MAC, ethernet::IPV6),
+        )?;
         frame.store(ethernet::LENGTH, &ip)?;
         frame.store(ethernet::LENGTH + ipv6::LENGTH, &reset.with_checksum(sum))
     } else {
@@ -60,7 +73,10 @@ fn reset<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacke
         let sum = checksum::sum([words[6], words[7], words[8], words[9]])
             + checksum::sum([u16::from(ipv4::TCP).to_be(), (TcpHeader::LENGTH as u16).to_be()]);
         frame.cut((ethernet::LENGTH + ipv4::LENGTH + TcpHeader::LENGTH) as u32)?;
-        frame.store(0, &EthernetHeader::new(attachment.mac, GATEWAY_MAC, ethernet::IPV4))?;
+        frame.store(
+            0,
+            &EthernetHeader::new(attachment.mac, GATEWAY_MAC, ethernet::IPV4),
+        )?;
         frame.store(ethernet::LENGTH, &ip)?;
         frame.store(ethernet::LENGTH + ipv4::LENGTH, &reset.with_checksum(sum))
     }

@@ -42,7 +42,11 @@ enum Side {
 #[inline(never)]
 pub fn rewrite(frame: &TcFrame, offset: u32, packet: &IpPacket, to: &Flow) -> Result<(), Counter> {
     let skb = frame.skb();
-    let length = if packet.is_v6() { ipv6::LENGTH } else { ipv4::LENGTH };
+    let length = if packet.is_v6() {
+        ipv6::LENGTH
+    } else {
+        ipv4::LENGTH
+    };
     let transport = offset + length as u32;
     let (at, flags) = match packet.protocol {
         ipv4::TCP => (Some(transport + 16), 0),
@@ -52,14 +56,27 @@ pub fn rewrite(frame: &TcFrame, offset: u32, packet: &IpPacket, to: &Flow) -> Re
     };
     let sum = Sum { skb, at, flags };
     sum.address(offset, packet.is_v6(), Side::Source, &packet.source, &to.source)?;
-    sum.address(offset, packet.is_v6(), Side::Destination, &packet.destination, &to.destination)?;
+    sum.address(
+        offset,
+        packet.is_v6(),
+        Side::Destination,
+        &packet.destination,
+        &to.destination,
+    )?;
     sum.port(transport, packet.ports[0], to.ports[0])?;
     sum.port(transport + 2, packet.ports[1], to.ports[1])
 }
 
 impl Sum {
     #[inline(always)]
-    fn address(&self, offset: u32, is_v6: bool, side: Side, old: &Address, new: &Address) -> Result<(), Counter> {
+    fn address(
+        &self,
+        offset: u32,
+        is_v6: bool,
+        side: Side,
+        old: &Address,
+        new: &Address,
+    ) -> Result<(), Counter> {
         if old == new {
             return Ok(());
         }
@@ -113,7 +130,9 @@ impl Sum {
         }
         if let Some(at) = self.at {
             // SAFETY: helper on the program's own context.
-            done(unsafe { bpf_l4_csum_replace(self.skb, at, u64::from(old), u64::from(new), self.flags | 2) })?;
+            done(unsafe {
+                bpf_l4_csum_replace(self.skb, at, u64::from(old), u64::from(new), self.flags | 2)
+            })?;
         }
         store(self.skb, place, &new, 0)
     }
@@ -135,5 +154,9 @@ pub fn store<T>(skb: *mut __sk_buff, place: u32, value: &T, flags: u64) -> Resul
 
 #[inline(always)]
 pub fn done(result: i64) -> Result<(), Counter> {
-    if result == 0 { Ok(()) } else { Err(Counter::Truncated) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(Counter::Truncated)
+    }
 }

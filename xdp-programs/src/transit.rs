@@ -15,8 +15,7 @@ use thuban_common::{
     source::may_send,
     tables::{
         ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey, LOAD_OF_DIVIDER, SUBNET_BOUNCER_HERE,
-        SUBNET_SERVICES,
-        TracePoint, TransitMetadata, VPC_DIVIDER_HERE, VpcEntry,
+        SUBNET_SERVICES, TracePoint, TransitMetadata, VPC_DIVIDER_HERE, VpcEntry,
     },
 };
 

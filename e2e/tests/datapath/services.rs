@@ -78,7 +78,8 @@ fn exchange(from: &Pod, backend: &Pod) -> Result<()> {
                 "{size} bytes of UDP by {service}"
             );
         }
-        let time = transfer_by(client, server, BACKEND_PORT, seen, BULK).with_context(|| format!("TCP by {service}"))?;
+        let time = transfer_by(client, server, BACKEND_PORT, seen, BULK)
+            .with_context(|| format!("TCP by {service}"))?;
         let megabits = 2 * 8 * BULK as u128 / time.as_micros().max(1);
         println!("{} to {service}: {megabits} Mb/s", client.address);
     }
@@ -145,10 +146,18 @@ fn agents_at_xdp_leave_services_to_tc() -> Result<()> {
     crate::run(&mut topology, &|topology| {
         add_ranges(topology)?;
         for (backend, is_far) in [(false, "same droplet"), (true, "another droplet")] {
-            let pod = if backend { &topology.second } else { &topology.neighbour };
+            let pod = if backend {
+                &topology.second
+            } else {
+                &topology.neighbour
+            };
             let addresses = (pod.address, pod.address6);
             serve(topology, &[1], RED, addresses)?;
-            let pod = if backend { &topology.second } else { &topology.neighbour };
+            let pod = if backend {
+                &topology.second
+            } else {
+                &topology.neighbour
+            };
             exchange(&topology.first, pod).context(is_far)?;
         }
         Ok(())
@@ -176,11 +185,15 @@ fn what_nobody_serves_is_refused_to_sockets_at_once() -> Result<()> {
         serve(topology, &[1], RED, backend)?;
         for service in [SERVICE, SERVICE6] {
             let refused = SocketAddr::new(service, PORT + 1);
-            let error = topology.first.namespace.run(|| {
-                Ok(TcpStream::connect_timeout(&refused, Duration::from_secs(2)).err())
-            })?;
+            let error = topology
+                .first
+                .namespace
+                .run(|| Ok(TcpStream::connect_timeout(&refused, Duration::from_secs(2)).err()))?;
             let kind = error.map(|error| error.kind());
-            ensure!(kind == Some(std::io::ErrorKind::ConnectionRefused), "TCP to {service}: {kind:?}");
+            ensure!(
+                kind == Some(std::io::ErrorKind::ConnectionRefused),
+                "TCP to {service}: {kind:?}"
+            );
             let kind = topology.first.namespace.run(|| {
                 let any: SocketAddr = if service.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse()?;
                 let socket = UdpSocket::bind(any)?;
@@ -189,7 +202,10 @@ fn what_nobody_serves_is_refused_to_sockets_at_once() -> Result<()> {
                 socket.send(b"?")?;
                 Ok(socket.recv(&mut [0; 8]).err().map(|error| error.kind()))
             })?;
-            ensure!(kind == Some(std::io::ErrorKind::ConnectionRefused), "UDP to {service}: {kind:?}");
+            ensure!(
+                kind == Some(std::io::ErrorKind::ConnectionRefused),
+                "UDP to {service}: {kind:?}"
+            );
         }
         // A backend that has no such socket says so, and the client takes it for the service's word.
         for service in [SERVICE, SERVICE6] {
@@ -202,7 +218,10 @@ fn what_nobody_serves_is_refused_to_sockets_at_once() -> Result<()> {
                 socket.send(b"?")?;
                 Ok(socket.recv(&mut [0; 8]).err().map(|error| error.kind()))
             })?;
-            ensure!(kind == Some(std::io::ErrorKind::ConnectionRefused), "the backend's word by {service}: {kind:?}");
+            ensure!(
+                kind == Some(std::io::ErrorKind::ConnectionRefused),
+                "the backend's word by {service}: {kind:?}"
+            );
         }
         Ok(())
     })

@@ -6,9 +6,14 @@ use std::{collections::BTreeSet, net::IpAddr};
 use anyhow::{Result, ensure};
 use thuban_common::{
     counters::Counter,
-    services::{CONNECTIONS_OF_CLIENT, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, RESET, REVERSE, SEEN},
+    services::{
+        CONNECTIONS_OF_CLIENT, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, RESET, REVERSE, SEEN,
+    },
 };
-use thuban_e2e::{programs::{address, key}, services::Served};
+use thuban_e2e::{
+    programs::{address, key},
+    services::Served,
+};
 
 use crate::{
     rows::{BOUNCED, SECOND, TENANT, ip},
@@ -89,7 +94,10 @@ fn a_port_used_again_gets_a_backend_that_is_there() -> Result<()> {
     // Sent again: the same.
     ensure!(chosen(&mut world, &opening)? == [10, 0, 2, 40]);
     served.by(&mut world.programs, &[backend(41)])?;
-    ensure!(chosen(&mut world, &opening)? == [10, 0, 2, 41], "its backend is gone");
+    ensure!(
+        chosen(&mut world, &opening)? == [10, 0, 2, 41],
+        "its backend is gone"
+    );
     served.by(&mut world.programs, &[backend(41), backend(42)])?;
     for flags in [0x11, 0x14] {
         let first = chosen(&mut world, &opening)?;
@@ -108,14 +116,21 @@ fn both_sides_of_a_connection_are_written_down() -> Result<()> {
     let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
     Served::new(100, 1, SERVICE, 80, TCP).by(&mut world.programs, &[far])?;
     let request = segment(TCP, 40000);
-    ensure_sent(&send(&mut world, TENANT.index, &request)?, &request.sent_to(far), SECOND)?;
+    ensure_sent(
+        &send(&mut world, TENANT.index, &request)?,
+        &request.sent_to(far),
+        SECOND,
+    )?;
     let answer = request.sent_to(far).answer([9; 6]);
     ensure!(forward(&world, &request)?.state == SEEN && reverse(&world, &answer)?.state == 0);
     arrive(&mut world, SECOND, 100, &answer)?;
     ensure!(reverse(&world, &answer)?.state == SEEN);
     let before = forward(&world, &request)?;
     chosen(&mut world, &request.clone().with_flags(0x10))?;
-    ensure!(forward(&world, &request)? == before, "not written for each packet");
+    ensure!(
+        forward(&world, &request)? == before,
+        "not written for each packet"
+    );
     arrive(&mut world, SECOND, 100, &answer.clone().with_flags(0x11))?;
     ensure!(reverse(&world, &answer)?.state == SEEN | FINISHED);
     Ok(())
@@ -177,7 +192,10 @@ fn a_client_with_affinity_keeps_its_backend_while_it_is_there() -> Result<()> {
     // Others take its slots, but it is there still.
     let mut turned = backends.clone();
     turned.rotate_left(1);
-    let place = backends.iter().position(|b| b.0 == IpAddr::from(first)).unwrap_or_default();
+    let place = backends
+        .iter()
+        .position(|b| b.0 == IpAddr::from(first))
+        .unwrap_or_default();
     turned.swap((place + 9) % 10, place);
     served.by(&mut world.programs, &turned)?;
     ensure!(chosen(&mut world, &segment(TCP, 40030))? == first);

@@ -8,10 +8,7 @@ use thuban_common::{
     counters::Counter,
     tables::{GATEWAY_MAC, SUBNET_SERVICES, SubnetEntry},
 };
-use thuban_e2e::{
-    programs::members,
-    rig::traffic::checksum,
-};
+use thuban_e2e::{programs::members, rig::traffic::checksum};
 
 use crate::{
     frames::Tunnel,
@@ -189,7 +186,8 @@ pub fn arrive(world: &mut World, droplet: Ipv4Addr, vni: u32, segment: &Segment)
 /// The frame that went out, within its tunnel if there is one.
 pub fn inner(outcome: &Outcome) -> &[u8] {
     let frame = &outcome.frame;
-    let is_tunnel = frame.len() > 50 && frame[12..14] == [8, 0] && frame[23] == UDP && frame[36..38] == [0x17, 0xc1];
+    let is_tunnel =
+        frame.len() > 50 && frame[14] == 0x45 && frame[23] == UDP && frame[36..38] == [0x17, 0xc1];
     if is_tunnel { &frame[50..] } else { frame }
 }
 

@@ -10,7 +10,8 @@ use aya::maps::{HashMap as BpfHash, Map, MapData, MapError};
 use nix::time::{ClockId, clock_gettime};
 use thuban_common::packet::ipv4::UDP;
 use thuban_common::services::{
-    BackendEntry, BackendKey, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, HAIRPIN, RESET, REVERSE, SEEN,
+    BackendEntry, BackendKey, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, HAIRPIN, RESET, REVERSE,
+    SEEN,
 };
 use thuban_common::tables::EndpointKey;
 
@@ -100,11 +101,20 @@ impl Connections {
     }
 
     /// An entry that leads back and nothing leads there. It may be one that is just made.
-    fn is_orphan(&self, key: &ConnectionKey, entry: &ConnectionEntry, now: Duration) -> Result<bool, TableError> {
+    fn is_orphan(
+        &self,
+        key: &ConnectionKey,
+        entry: &ConnectionEntry,
+        now: Duration,
+    ) -> Result<bool, TableError> {
         if now.saturating_sub(Duration::from_nanos(entry.time)) < UNANSWERED_DATAGRAM {
             return Ok(false);
         }
-        let client = if key.direction == HAIRPIN { key.source } else { key.destination };
+        let client = if key.direction == HAIRPIN {
+            key.source
+        } else {
+            key.destination
+        };
         let forward = ConnectionKey {
             vni: key.vni,
             ports: [key.ports[1], entry.port],
@@ -174,7 +184,11 @@ fn life(seen: &Seen) -> Duration {
     } else {
         ESTABLISHED
     };
-    if seen.has_backend { usual } else { usual.min(ABANDONED) }
+    if seen.has_backend {
+        usual
+    } else {
+        usual.min(ABANDONED)
+    }
 }
 
 /// The key that leads back, of a forward one.
@@ -208,7 +222,11 @@ fn found<V>(name: &'static str, result: Result<V, MapError>) -> Result<Option<V>
     }
 }
 
-fn take<K: aya::Pod, V: aya::Pod>(map: &mut Hash<K, V>, name: &'static str, key: &K) -> Result<(), TableError> {
+fn take<K: aya::Pod, V: aya::Pod>(
+    map: &mut Hash<K, V>,
+    name: &'static str,
+    key: &K,
+) -> Result<(), TableError> {
     match map.remove(key) {
         Err(error) if !is_missing(&error) => Err(access("remove from", name)(error)),
         _ => Ok(()),

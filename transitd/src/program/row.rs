@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use thuban_common::tables::{
     Address, DropletAddress, DropletEntry, EndpointKey, GATEWAY_MAC, LOAD_OF_DIVIDER, LoadKey, MAX_MEMBERS,
-    Members, RemoteEntry, SUBNET_BOUNCER_HERE, SUBNET_SERVICES, SubnetEntry, VPC_DIVIDER_HERE, VPC_HOST_ACCESS, VpcEntry,
+    Members, RemoteEntry, SUBNET_BOUNCER_HERE, SUBNET_SERVICES, SubnetEntry, VPC_DIVIDER_HERE,
+    VPC_HOST_ACCESS, VpcEntry,
 };
 use thuban_proto::transit as proto;
 
@@ -288,9 +289,8 @@ impl TryFrom<&proto::RowKey> for RowKey {
             Key::Direct(k) => pair(k).map(|(vni, address)| Self::Direct { vni, address })?,
             Key::Forward(k) => pair(k).map(|(vni, address)| Self::Forward { vni, address })?,
             Key::Refused(uid) => Self::Refused(pod_uid(uid.clone())?),
-            Key::Service(k) => {
-                service_key(k.vni, &k.address).map(|EndpointKey { vni, address }| Self::Service { vni, address })?
-            }
+            Key::Service(k) => service_key(k.vni, &k.address)
+                .map(|EndpointKey { vni, address }| Self::Service { vni, address })?,
         })
     }
 }

@@ -44,7 +44,10 @@ impl TryFrom<proto::ServiceRow> for Service {
         }
         let read = row.ports.into_iter().map(|port| read(key, port));
         let ports = read.collect::<Result<Vec<_>, _>>()?;
-        let different: BTreeSet<_> = ports.iter().map(|port| (port.key.protocol, port.key.port)).collect();
+        let different: BTreeSet<_> = ports
+            .iter()
+            .map(|port| (port.key.protocol, port.key.port))
+            .collect();
         if different.len() != ports.len() {
             return Err(invalid("service.ports", "no two with the same protocol and port"));
         }
@@ -58,7 +61,10 @@ pub fn service_key(vni: u32, address: &[u8]) -> Result<EndpointKey, InvalidRow> 
     if is_usable(&key.address) {
         Ok(key)
     } else {
-        Err(invalid("service.address", "a unicast address that is not link-local"))
+        Err(invalid(
+            "service.address",
+            "a unicast address that is not link-local",
+        ))
     }
 }
 
@@ -79,8 +85,13 @@ fn read(of: EndpointKey, port: proto::ServicePort) -> Result<Port, InvalidRow> {
             .as_slice()
             .try_into()
             .ok()
-            .filter(|address| is_usable(address) && is_v4(address) == is_v4(&of.address) && *address != of.address)
-            .ok_or(invalid("service.backends.address", "a unicast address of the service's family, 16 bytes"))?;
+            .filter(|address| {
+                is_usable(address) && is_v4(address) == is_v4(&of.address) && *address != of.address
+            })
+            .ok_or(invalid(
+                "service.backends.address",
+                "a unicast address of the service's family, 16 bytes",
+            ))?;
         Ok(BackendEntry {
             address,
             port: number(backend.port, "service.backends.port")?.to_be(),
@@ -163,7 +174,10 @@ mod tests {
     #[test]
     fn a_row_is_read_in_both_families_and_backends_are_sorted_and_different() {
         let mut twice = port(80, "10.0.1.9");
-        twice.backends.extend([twice.backends[0].clone(), port(80, "10.0.1.5").backends[0].clone()]);
+        twice.backends.extend([
+            twice.backends[0].clone(),
+            port(80, "10.0.1.5").backends[0].clone(),
+        ]);
         let service = row("10.96.0.1", vec![twice, port(81, "10.0.1.5")]).unwrap();
         let last: Vec<u8> = service.ports[0].backends.iter().map(|b| b.address[15]).collect();
         assert_eq!(last, [5, 9]);
@@ -175,7 +189,15 @@ mod tests {
     #[test]
     fn what_no_packet_can_mean_is_refused_by_field() {
         let good = || port(80, "10.0.1.5");
-        for address in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "169.254.1.1", "fe80::1", "ff02::1", "::1"] {
+        for address in [
+            "0.0.0.0",
+            "127.0.0.1",
+            "224.0.0.1",
+            "169.254.1.1",
+            "fe80::1",
+            "ff02::1",
+            "::1",
+        ] {
             refused(address, good(), "service.address");
             refused("10.96.0.1", port(80, address), "service.backends.address");
         }
@@ -191,8 +213,16 @@ mod tests {
         };
         refused("10.96.0.1", with(&|port| port.protocol = 1), "service.protocol");
         refused("10.96.0.1", with(&|port| port.protocol = 262), "service.protocol");
-        refused("10.96.0.1", with(&|port| port.backends[0].port = 0), "service.backends.port");
-        refused("10.96.0.1", with(&|port| port.affinity_seconds = 86401), "service.affinity_seconds");
+        refused(
+            "10.96.0.1",
+            with(&|port| port.backends[0].port = 0),
+            "service.backends.port",
+        );
+        refused(
+            "10.96.0.1",
+            with(&|port| port.affinity_seconds = 86401),
+            "service.affinity_seconds",
+        );
         let many = with(&|port| port.backends = vec![port.backends[0].clone(); MAX_BACKENDS + 1]);
         refused("10.96.0.1", many, "service.backends");
         assert!(row("10.96.0.1", vec![good(), good()]).is_err());

@@ -276,7 +276,14 @@ mod pod {
             $(unsafe impl aya::Pod for $t {})*
         };
     }
-    pod!(ServiceKey, ServiceEntry, SlotsKey, SlotsEntry, BackendKey, BackendEntry);
+    pod!(
+        ServiceKey,
+        ServiceEntry,
+        SlotsKey,
+        SlotsEntry,
+        BackendKey,
+        BackendEntry
+    );
     pod!(ConnectionKey, ConnectionEntry, AffinityKey, AffinityEntry);
     pod!(PendingKey, PendingEntry, GatesEntry);
 }
@@ -298,7 +305,10 @@ mod tests {
         assert_eq!(tcp(0x14).state, SEEN | RESET);
         let sctp = Signal::of_sctp;
         assert!(sctp(1).opens && !sctp(2).opens);
-        assert_eq!((sctp(0).state, sctp(6).state, sctp(7).state), (SEEN, SEEN | RESET, SEEN | FINISHED));
+        assert_eq!(
+            (sctp(0).state, sctp(6).state, sctp(7).state),
+            (SEEN, SEEN | RESET, SEEN | FINISHED)
+        );
     }
 
     #[test]
@@ -319,7 +329,11 @@ mod tests {
             hits[slot(&packet, &entry(251, 0)) as usize] += 1;
             let kept = slot(&packet, &entry(251, 60));
             packet.ports[0] ^= 1;
-            assert_eq!(kept, slot(&packet, &entry(251, 60)), "a client's port decides nothing");
+            assert_eq!(
+                kept,
+                slot(&packet, &entry(251, 60)),
+                "a client's port decides nothing"
+            );
         }
         assert!(hits.iter().all(|hits| (40..200).contains(hits)), "{hits:?}");
     }

@@ -133,7 +133,7 @@ const _: () = {
 
 #[cfg(test)]
 mod tests {
-    use super::{QUOTE, ErrorV4, ErrorV6};
+    use super::{ErrorV4, ErrorV6, QUOTE};
     use crate::packet::checksum::fold;
 
     fn words<T: Copy>(header: &T) -> Vec<u16> {

@@ -37,7 +37,6 @@ impl TcpHeader {
             (0, self.number(2).wrapping_add(data), RST | ACK)
         };
 
-
         Some(Self {
             words: [
                 self.words[1],
@@ -90,10 +89,18 @@ mod tests {
     fn a_reset_is_in_the_window_of_who_gets_it() {
         let answer = segment(0x02).reset(24 + 3).unwrap();
         assert_eq!(answer.words[..2], [80_u16.to_be(), 1000_u16.to_be()]);
-        assert_eq!((answer.number(2), answer.number(4)), (0, 0x1234_ffff + 4), "SYN and 3 bytes");
+        assert_eq!(
+            (answer.number(2), answer.number(4)),
+            (0, 0x1234_ffff + 4),
+            "SYN and 3 bytes"
+        );
         assert_eq!(answer.words[6].to_ne_bytes(), [0x50, 0x14]);
         let answer = segment(0x11).reset(24).unwrap();
-        assert_eq!((answer.number(2), answer.number(4)), (77, 0), "what was acknowledged comes next");
+        assert_eq!(
+            (answer.number(2), answer.number(4)),
+            (77, 0),
+            "what was acknowledged comes next"
+        );
         assert_eq!(answer.words[6].to_ne_bytes(), [0x50, 0x04]);
         assert_eq!(segment(0x04).reset(24), None);
         assert_eq!(segment(0x14).reset(24), None);
