@@ -99,7 +99,7 @@ pub fn echo_udp(from: End, to: End, size: usize) -> Result<bool> {
 
 /// The same with a server at this port, which the client knows as `seen`: only answers from there count.
 pub fn echo_udp_by(from: End, to: End, port: u16, seen: SocketAddr, size: usize) -> Result<bool> {
-    let server = to.namespace.run(|| Ok(UdpSocket::bind((to.address, port))?))?;
+    let server = when_free(|| to.namespace.run(|| Ok(UdpSocket::bind((to.address, port))?)))?;
     server.set_read_timeout(Some(WAIT))?;
     let client = from.namespace.run(|| Ok(UdpSocket::bind((from.address, 0))?))?;
     client.set_read_timeout(Some(Duration::from_secs(2)))?;
@@ -128,6 +128,17 @@ pub fn echo_udp_by(from: End, to: End, port: u16, seen: SocketAddr, size: usize)
     })
 }
 
+/// Binds, and tries again for a while: the port's last socket may live on, see [`NEXT_PORT`].
+fn when_free<T>(bind: impl Fn() -> Result<T>) -> Result<T> {
+    let end = Instant::now() + WAIT;
+    loop {
+        match bind() {
+            Err(_) if Instant::now() < end => thread::sleep(Duration::from_millis(10)),
+            bound => return bound,
+        }
+    }
+}
+
 /// Sends `bytes` there and as many back over one connection, compares every byte, and returns how long it took.
 pub fn transfer(from: End, to: End, bytes: usize) -> Result<Duration> {
     let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
@@ -136,7 +147,7 @@ pub fn transfer(from: End, to: End, bytes: usize) -> Result<Duration> {
 
 /// The same with a server at this port, which the client knows as `seen`.
 pub fn transfer_by(from: End, to: End, port: u16, seen: SocketAddr, bytes: usize) -> Result<Duration> {
-    let listener = to.namespace.run(|| Ok(TcpListener::bind((to.address, port))?))?;
+    let listener = when_free(|| to.namespace.run(|| Ok(TcpListener::bind((to.address, port))?)))?;
     let start = Instant::now();
     thread::scope(|scope| {
         let server = scope.spawn(|| -> Result<()> {
