@@ -18,7 +18,7 @@ use thuban_common::{
     packet::ipv4::mapped,
     tables::{ConfigEntry, EndpointKey, LoadKey, MAX_MEMBERS, Members, SubnetEntry, SubnetKey},
 };
-use transitd::dataplane::filter;
+use transitd::dataplane::{filter, loader::verified};
 
 /// Where `cargo xtask build-ebpf` puts the object; THUBAN_PROGRAMS names another one.
 pub fn object() -> PathBuf {
@@ -72,8 +72,8 @@ impl Programs {
         for (name, program) in ebpf.programs_mut() {
             let name = name.to_owned();
             match program {
-                aya::programs::Program::Xdp(program) => program.load(),
-                aya::programs::Program::SchedClassifier(program) => program.load(),
+                aya::programs::Program::Xdp(program) => verified(|| program.load()),
+                aya::programs::Program::SchedClassifier(program) => verified(|| program.load()),
                 _ => continue,
             }
             .with_context(|| format!("verifying {name}"))?;

@@ -20,7 +20,7 @@ use tracing::error;
 
 use super::filter;
 use super::inherited::{Inherited, Wanted};
-use super::loader::LoadError;
+use super::loader::{LoadError, verified};
 
 #[derive(Debug, Error)]
 pub enum LinkingError {
@@ -380,7 +380,7 @@ impl Links {
         let verify = |source| LoadError::Verify { name, source };
         let program: &mut SchedClassifier = program.try_into().map_err(verify)?;
         if program.fd().is_err() {
-            program.load().map_err(verify)?;
+            verified(|| program.load()).map_err(verify)?;
         }
         Ok(program)
     }
@@ -394,7 +394,7 @@ impl Links {
         let verify = |source| LoadError::Verify { name, source };
         let program: &mut Xdp = program.try_into().map_err(verify)?;
         if program.fd().is_err() {
-            program.load().map_err(verify)?;
+            verified(|| program.load()).map_err(verify)?;
         }
         Ok(program)
     }

@@ -13,6 +13,9 @@ use thiserror::Error;
 
 use crate::settings::PinSettings;
 
+/// How often the verifier is asked in all.
+const ATTEMPTS: u32 = 8;
+
 /// Maps that are pinned under their names.
 pub const PINNED_MAPS: [&str; 26] = [
     "CONFIG",
@@ -108,6 +111,20 @@ pub fn load(programs: &Path, pins: &PinSettings) -> Result<Ebpf, LoadError> {
     loader.load(&data).map_err(LoadError::Load)
 }
 
+/// Has a program verified. The verifier gives up with EAGAIN when a signal comes for the thread (kernel/bpf/verifier.c,
+/// `do_check`), which says nothing of the program: it is asked again, as libbpf does.
+pub fn verified(mut load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
+    let is_interrupted = |result: &Result<(), ProgramError>| matches!(result, Err(ProgramError::LoadError { io_error, .. }) if io_error.raw_os_error() == Some(libc::EAGAIN));
+    let mut result = load();
+    for _ in 1..ATTEMPTS {
+        if !is_interrupted(&result) {
+            break;
+        }
+        result = load();
+    }
+    result
+}
+
 fn compare(path: &Path, map: &aya_obj::Map) -> Result<(), LoadError> {
     if !path.exists() {
         return Ok(());
@@ -135,4 +152,33 @@ fn compare(path: &Path, map: &aya_obj::Map) -> Result<(), LoadError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verifier_that_was_interrupted_is_asked_again_and_one_that_refuses_is_not() {
+        let failure = |errno| {
+            Err(ProgramError::LoadError {
+                io_error: std::io::Error::from_raw_os_error(errno),
+                verifier_log: aya_obj::VerifierLog::new(String::new()),
+            })
+        };
+        let mut asked = 0;
+        let result = verified(|| {
+            asked += 1;
+            if asked < 3 { failure(libc::EAGAIN) } else { Ok(()) }
+        });
+        assert!(result.is_ok() && asked == 3);
+        for (errno, tries) in [(libc::EINVAL, 1), (libc::EAGAIN, ATTEMPTS)] {
+            let mut asked = 0;
+            let result = verified(|| {
+                asked += 1;
+                failure(errno)
+            });
+            assert!(result.is_err() && asked == tries, "{errno}: {asked}");
+        }
+    }
 }
