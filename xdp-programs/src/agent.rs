@@ -11,15 +11,20 @@ use thuban_common::{
     },
     tables::{
         Address, AttachmentEntry, ConfigEntry, DropletAddress, EndpointKey, LOAD_OF_DIVIDER, LOCAL_TAKES_XDP,
-        SubnetEntry, TracePoint,
+        LocalEntry, SUBNET_SERVICES, SubnetEntry, TracePoint,
     },
 };
 
 use crate::{
-    arp, bounce, deliver, divide,
+    arp, bounce,
+    connections::Work,
+    deliver, divide,
     encapsulate::encapsulate,
     frame::{Frame, Outcome, Verdict},
-    host, inner, load, maps, misses, nd as neighbours, too_big,
+    host, inner, load, maps, misses, nd as neighbours, refuse,
+    rewrite::rewrite,
+    service::{self, Choice},
+    too_big,
     trace::{Observed, settle},
 };
 
@@ -113,31 +118,80 @@ fn packet<F: Frame>(
     if packet.is_from_dhcp_server() {
         return Err(Counter::RouterForbidden);
     }
-    let key = maps::key(attachment.vni, packet.destination);
-    if let Some(local) = maps::local(&key) {
-        if !F::IS_LAST && local.flags & LOCAL_TAKES_XDP == 0 {
+    route(frame, attachment, config, ethertype, observed)
+}
+
+/// What the tables say of a destination.
+enum Target {
+    Local(&'static LocalEntry),
+    Remote(DropletAddress),
+    Range(&'static SubnetEntry),
+    Outside,
+}
+
+#[inline(always)]
+fn look_up(key: &EndpointKey) -> Target {
+    if let Some(local) = maps::local(key) {
+        return Target::Local(local);
+    }
+    if let Some(droplet) = maps::use_direct(key) {
+        return Target::Remote(droplet);
+    }
+    maps::subnet(key.vni, key.address).map_or(Target::Outside, Target::Range)
+}
+
+#[inline(always)]
+fn route<F: Frame>(
+    frame: &mut F,
+    attachment: &AttachmentEntry,
+    config: &ConfigEntry,
+    ethertype: u16,
+    observed: &mut Observed,
+) -> Outcome {
+    let packet = &observed.packet;
+    let mut key = maps::key(attachment.vni, packet.destination);
+    let mut target = look_up(&key);
+    let mut translation = None;
+    let mut is_unknown = false;
+    if let Target::Range(subnet) = target
+        && subnet.flags & SUBNET_SERVICES != 0
+    {
+        let (Some(tc), Some(work)) = (frame.tc(), Work::get()) else {
             return Ok((F::PASS, None));
+        };
+        match service::to_backend(tc, attachment.vni, packet, work)? {
+            Choice::Backend => {
+                key.address = work.to.destination;
+                target = look_up(&key);
+                translation = Some(work);
+            }
+            Choice::Unknown => is_unknown = true,
+            Choice::Refused | Choice::New => return refuse::answer(frame, attachment, packet),
         }
-        return deliver::from_agent(frame, local, ethertype);
     }
     let hash = flow::hash(packet);
-    let way = match maps::use_direct(&key) {
-        Some(droplet) if droplet == config.droplet => return Err(Counter::NoEndpoint),
-        Some(droplet) => Way {
+    let way = match target {
+        Target::Local(local) => {
+            return to_local(frame, attachment, local, ethertype, packet, translation);
+        }
+        Target::Remote(droplet) if droplet == config.droplet => return Err(Counter::NoEndpoint),
+        Target::Remote(droplet) => Way {
             droplet,
             counter: Counter::SentDirect,
             is_detour: false,
             role: None,
         },
-        None => match maps::subnet(attachment.vni, packet.destination) {
-            Some(subnet) => find(attachment, config, subnet, &key, hash)?,
-            None => return host::leave(frame, attachment, packet),
-        },
+        Target::Range(_) if is_unknown => to_own_bouncer(attachment, config, packet, hash)?,
+        Target::Range(subnet) => find(attachment, config, subnet, &key, hash)?,
+        Target::Outside if translation.is_some() => return Err(Counter::NoEndpoint),
+        Target::Outside => return host::leave(frame, attachment, packet),
     };
     observed.next = way.droplet;
+    // Before anything is written: the error quotes what the pod sent.
     if let Some(mtu) = too_big::exceeded(frame, config, packet, way.droplet) {
         return too_big::answer(frame, attachment, packet, mtu);
     }
+    translate(frame, packet, translation)?;
     let Some(verdict) = encapsulate(frame, config, way.droplet, attachment.vni, packet, hash)? else {
         return Ok((F::PASS, None));
     };
@@ -145,9 +199,65 @@ fn packet<F: Frame>(
         load::count(attachment.vni, network);
     }
     if way.is_detour {
-        misses::note(&key);
+        misses::note(&key, if is_unknown { misses::FIRST } else { misses::FEW });
     }
     Ok((verdict, Some(way.counter)))
+}
+
+/// To an endpoint of this droplet: a backend, or who may be waiting for a service's answer.
+#[inline(always)]
+fn to_local<F: Frame>(
+    frame: &mut F,
+    attachment: &AttachmentEntry,
+    local: &LocalEntry,
+    ethertype: u16,
+    packet: &IpPacket,
+    translation: Option<&'static mut Work>,
+) -> Outcome {
+    if !F::IS_LAST && (local.flags & LOCAL_TAKES_XDP == 0 || service::may_be_answer(attachment.vni, packet)) {
+        return Ok((F::PASS, None));
+    }
+    if translation.is_some() {
+        translate(frame, packet, translation)?;
+    } else {
+        service::restore(frame, attachment.vni, packet)?;
+    }
+    deliver::from_agent(frame, local, ethertype)
+}
+
+/// Writes what a service made of the packet.
+#[inline(always)]
+fn translate<F: Frame>(
+    frame: &mut F,
+    packet: &IpPacket,
+    translation: Option<&'static mut Work>,
+) -> Result<(), Counter> {
+    match (frame.tc(), translation) {
+        (Some(frame), Some(work)) => rewrite(frame, ethernet::LENGTH as u32, packet, &work.to),
+        _ => Ok(()),
+    }
+}
+
+/// To a service without a row here: the bouncers of the pod's own network know all services of its VPC. One that is here
+/// would have known it.
+#[inline(always)]
+fn to_own_bouncer(
+    attachment: &AttachmentEntry,
+    config: &ConfigEntry,
+    packet: &IpPacket,
+    hash: u32,
+) -> Result<Way, Counter> {
+    let subnet = maps::subnet(attachment.vni, packet.source).ok_or(Counter::NoBouncer)?;
+    let droplet = divide::bouncer(subnet, hash)?;
+    if droplet == config.droplet {
+        return Err(Counter::NoBackend);
+    }
+    Ok(Way {
+        droplet,
+        counter: Counter::SentToBouncer,
+        is_detour: true,
+        role: None,
+    })
 }
 
 /// The hop limit of an IPv6 packet. With 255 and extension headers it may be discovery in hiding (RFC 6980), which a

@@ -14,8 +14,12 @@ use thuban_common::{
 
 use crate::{
     frame::{Frame, Outcome, tc::TcFrame},
-    maps,
+    maps, service,
+    trace::Observed,
 };
+
+/// Ethernet, IPv6 and what is read of the transport header.
+const HEADERS: u32 = 14 + 40 + 20;
 
 /// A plain frame of another endpoint of this droplet.
 #[inline(always)]
@@ -35,9 +39,30 @@ pub fn from_wire<F: Frame>(
     local: &LocalEntry,
     packet: &IpPacket,
 ) -> Outcome {
+    if !unwrap(frame, length, outer_class, vni, local, packet)? {
+        return Ok((F::PASS, None));
+    }
+    if F::IS_LAST {
+        service::restore(frame, vni, packet)?;
+        Ok((frame.deliver(local), Some(Counter::Delivered)))
+    } else {
+        Ok((F::PASS, Some(Counter::DecapsulatedXdp)))
+    }
+}
+
+/// Takes the outer headers off and writes the inner MACs; false when this hook can't and has left the frame unchanged.
+#[inline(always)]
+pub fn unwrap<F: Frame>(
+    frame: &mut F,
+    length: u32,
+    outer_class: u8,
+    vni: u32,
+    local: &LocalEntry,
+    packet: &IpPacket,
+) -> Result<bool, Counter> {
     let class = ecn::decapsulate(outer_class, packet.traffic_class).ok_or(Counter::CongestionUnknown)?;
     if !frame.decapsulate(length, packet.is_v6(), vni, local)? {
-        return Ok((F::PASS, None));
+        return Ok(false);
     }
     let ethertype = if packet.is_v6() {
         ethernet::IPV6
@@ -49,11 +74,7 @@ pub fn from_wire<F: Frame>(
     if class != packet.traffic_class {
         mark(frame, packet, class).ok_or(Counter::Truncated)?;
     }
-    if F::IS_LAST {
-        Ok((frame.deliver(local), Some(Counter::Delivered)))
-    } else {
-        Ok((F::PASS, Some(Counter::DecapsulatedXdp)))
-    }
+    Ok(true)
 }
 
 #[inline(always)]
@@ -69,11 +90,17 @@ fn mark<F: Frame>(frame: &mut F, packet: &IpPacket, class: u8) -> Option<()> {
 
 /// A frame that XDP transit checked and decapsulated. The target is looked up again: it may have gone meanwhile.
 #[inline(always)]
-pub fn decapsulated(frame: &mut TcFrame, metadata: TransitMetadata) -> Outcome {
+pub fn decapsulated(frame: &mut TcFrame, metadata: TransitMetadata, observed: &mut Observed) -> Outcome {
     let is_right =
         maps::attachment(metadata.ifindex).is_some_and(|attachment| attachment.vni == metadata.vni);
     if !is_right {
         return Err(Counter::NoAttachment);
+    }
+    observed.vni = metadata.vni;
+    if service::is_used() || observed.is_traced() {
+        frame.make_linear(HEADERS);
+        observed.read(frame);
+        service::restore(frame, metadata.vni, &observed.packet)?;
     }
     Ok((frame.to_peer(metadata.ifindex), Some(Counter::Delivered)))
 }

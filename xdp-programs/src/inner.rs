@@ -6,13 +6,15 @@ use thuban_common::{
         Header, ethernet,
         ip::IpPacket,
         ipv4::{self, Ipv4Header},
-        ipv6::{self, Ipv6Header},
+        ipv6,
     },
+    tables::Address,
 };
 
 use crate::frame::Frame;
 
-/// Reads the packet whose IP header lies at `offset + far` into `packet`, `far` being 0 unless the headers before it have options.
+/// Reads the packet whose IP header lies at `offset + far` into `packet`, `far` being 0 unless the headers before it have
+/// options. In functions of their own and piece by piece, for the stack.
 #[inline(always)]
 pub fn read<F: Frame>(
     frame: &F,
@@ -22,23 +24,43 @@ pub fn read<F: Frame>(
     packet: &mut IpPacket,
 ) -> Result<(), Counter> {
     match ethertype {
-        ethernet::IPV4 => {
-            let header: Ipv4Header = at(frame, offset, far).ok_or(Counter::Truncated)?;
-            *packet = IpPacket::from_v4(&header)?;
-            if packet.has_ports() {
-                packet.ports = at(frame, offset + ipv4::LENGTH, far).ok_or(Counter::Truncated)?;
-            }
-        }
-        ethernet::IPV6 => {
-            let header: Ipv6Header = at(frame, offset, far).ok_or(Counter::Truncated)?;
-            *packet = IpPacket::from_v6(&header)?;
-            if packet.has_ports() {
-                packet.ports = at(frame, offset + ipv6::LENGTH, far).ok_or(Counter::Truncated)?;
-            }
-        }
-        _ => return Err(Counter::NotIpv4),
+        ethernet::IPV4 => read_v4(frame, offset, far, packet),
+        ethernet::IPV6 => read_v6(frame, offset, far, packet),
+        _ => Err(Counter::NotIpv4),
+    }
+}
+
+#[inline(never)]
+fn read_v4<F: Frame>(frame: &F, offset: usize, far: u32, packet: &mut IpPacket) -> Result<(), Counter> {
+    let header: Ipv4Header = at(frame, offset, far).ok_or(Counter::Truncated)?;
+    packet.read_v4(&header)?;
+    if packet.has_ports() {
+        packet.ports = at(frame, offset + ipv4::LENGTH, far).ok_or(Counter::Truncated)?;
     }
     Ok(())
+}
+
+#[inline(never)]
+fn read_v6<F: Frame>(frame: &F, offset: usize, far: u32, packet: &mut IpPacket) -> Result<(), Counter> {
+    if !read_address(frame, offset + 8, far, &mut packet.source)
+        || !read_address(frame, offset + 24, far, &mut packet.destination)
+    {
+        return Err(Counter::Truncated);
+    }
+    packet.read_v6(at(frame, offset, far).ok_or(Counter::Truncated)?)?;
+    if packet.has_ports() {
+        packet.ports = at(frame, offset + ipv6::LENGTH, far).ok_or(Counter::Truncated)?;
+    }
+    Ok(())
+}
+
+#[inline(never)]
+fn read_address<F: Frame>(frame: &F, offset: usize, far: u32, to: &mut Address) -> bool {
+    let words: Option<[u16; 8]> = at(frame, offset, far);
+    words.is_some_and(|words| {
+        *to = ipv6::bytes16(words);
+        true
+    })
 }
 
 /// The header at `offset + far`: directly where the offset is constant.

@@ -2,8 +2,8 @@
 //!
 //! Roles are generic over [`frame::Frame`], so both hooks run the same code. Invariant: a program either takes a
 //! packet to its end (sent, delivered, dropped with a counted reason) or leaves it unchanged for the next hook. Tables are
-//! written by user space alone; programs write only counters, misses, the `used` mark, what routers say of paths, and
-//! traces.
+//! written by user space alone; programs write only counters, misses, the `used` mark, what routers say of paths, clients'
+//! connections to services, and traces.
 #![no_std]
 #![no_main]
 #![allow(unsafe_code)]
@@ -15,6 +15,7 @@
 mod agent;
 mod arp;
 mod bounce;
+mod connections;
 mod count;
 mod deliver;
 mod divide;
@@ -27,6 +28,10 @@ mod maps;
 mod misses;
 mod nd;
 mod path_mtu;
+mod quoted;
+mod refuse;
+mod rewrite;
+mod service;
 mod too_big;
 mod trace;
 mod transit;

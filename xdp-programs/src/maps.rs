@@ -8,6 +8,10 @@ use aya_ebpf::{
 };
 use thuban_common::{
     counters::COUNTERS_CAPACITY,
+    services::{
+        AffinityEntry, AffinityKey, BackendEntry, BackendKey, CHUNK, ConnectionEntry, ConnectionKey,
+        GatesEntry, PendingEntry, PendingKey, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
+    },
     tables::{
         Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey,
         LoadKey, LocalEntry, MissEntry, PathMtuEntry, RemoteEntry, SubnetEntry, SubnetKey, VpcEntry,
@@ -50,6 +54,25 @@ pub static TRACE: RingBuf = RingBuf::with_byte_size(1 << 18, 0);
 pub static DIRECT_WANTED: RingBuf = RingBuf::with_byte_size(65536, 0);
 #[map]
 pub static LOADS: PerCpuHashMap<LoadKey, u64> = PerCpuHashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
+#[map]
+pub static SERVICES: HashMap<ServiceKey, ServiceEntry> =
+    HashMap::with_max_entries(131_072, BPF_F_NO_PREALLOC);
+#[map]
+static SLOTS: HashMap<SlotsKey, SlotsEntry> = HashMap::with_max_entries(262_144, BPF_F_NO_PREALLOC);
+#[map]
+static BACKENDS: HashMap<BackendKey, BackendEntry> = HashMap::with_max_entries(262_144, BPF_F_NO_PREALLOC);
+#[map]
+pub static CONNECTIONS: HashMap<ConnectionKey, ConnectionEntry> =
+    HashMap::with_max_entries(524_288, BPF_F_NO_PREALLOC);
+/// Entries of CONNECTIONS that a client has.
+#[map]
+pub static SHARES: HashMap<EndpointKey, u32> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
+#[map]
+pub static AFFINITY: LruHashMap<AffinityKey, AffinityEntry> = LruHashMap::with_max_entries(16384, 0);
+#[map]
+pub static PENDING: LruHashMap<PendingKey, PendingEntry> = LruHashMap::with_max_entries(16384, 0);
+#[map]
+pub static GATES: Array<GatesEntry> = Array::with_max_entries(1, 0);
 #[map]
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS_CAPACITY, 0);
 
@@ -137,4 +160,34 @@ pub fn vpc(vni: u32) -> Option<&'static VpcEntry> {
 pub fn is_droplet(address: DropletAddress) -> bool {
     // SAFETY: as in `attachment`.
     unsafe { DROPLETS.get(&address) }.is_some()
+}
+
+#[inline(always)]
+pub fn service(key: &ServiceKey) -> Option<&'static ServiceEntry> {
+    // SAFETY: as in `attachment`.
+    unsafe { SERVICES.get(key) }
+}
+
+/// The backend's index in a slot of a table.
+#[inline(always)]
+pub fn slot(table: u32, slot: u32) -> Option<u32> {
+    let chunk = slot / CHUNK as u32;
+    // SAFETY: as in `attachment`.
+    let slots = unsafe { SLOTS.get(&SlotsKey { table, chunk }) }?;
+    slots
+        .backends
+        .get(slot as usize % CHUNK)
+        .map(|index| u32::from(*index))
+}
+
+#[inline(always)]
+pub fn backend(service: u32, index: u32) -> Option<&'static BackendEntry> {
+    // SAFETY: as in `attachment`.
+    unsafe { BACKENDS.get(&BackendKey { service, index }) }
+}
+
+#[inline(always)]
+pub fn connection(key: &ConnectionKey) -> Option<&'static mut ConnectionEntry> {
+    // SAFETY: as in `attachment`. Programs on several CPUs may write words of one entry; each is right by itself.
+    CONNECTIONS.get_ptr_mut(key).map(|entry| unsafe { &mut *entry })
 }

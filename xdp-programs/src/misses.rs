@@ -13,27 +13,30 @@ use crate::{
     maps::{ANNOUNCED, DIRECT_WANTED, MISSES},
 };
 
-/// Packets of a destination before it is announced.
-const FEW: u32 = 3;
+/// Packets to an endpoint before it is announced.
+pub const FEW: u32 = 3;
+/// The first packet to a service is: until its row comes its clients don't share the load of bouncers.
+pub const FIRST: u32 = 1;
 /// Packets after which it is announced again at the latest.
 const MANY: u32 = 64;
 
-/// Counts a packet; announces the third, and again at powers of two up to [`MANY`] and its multiples, so that a lost
-/// event heals.
+/// Counts a packet; announces the one of that number, and again at powers of two up to [`MANY`] and its multiples, so that
+/// a lost event heals.
 #[inline(always)]
-pub fn note(key: &EndpointKey) {
-    let Some(entry) = MISSES.get_ptr_mut(key) else {
+pub fn note(key: &EndpointKey, number: u32) {
+    let packets = if let Some(entry) = MISSES.get_ptr_mut(key) {
+        // SAFETY: a single word; a count lost between CPUs does no harm.
+        unsafe {
+            (*entry).packets = (*entry).packets.saturating_add(1);
+            (*entry).packets
+        }
+    } else {
         // A full table evicts; a failure costs one count.
         let _ = MISSES.insert(key, MissEntry { packets: 1 }, u64::from(BPF_ANY));
-        return;
-    };
-    // SAFETY: a single word; a count lost between CPUs does no harm.
-    let packets = unsafe {
-        (*entry).packets = (*entry).packets.saturating_add(1);
-        (*entry).packets
+        1
     };
     let is_announced =
-        packets == FEW || packets > FEW && (packets & (packets - 1) == 0 || packets % MANY == 0);
+        packets == number || packets > FEW && (packets & (packets - 1) == 0 || packets % MANY == 0);
     if !is_announced {
         return;
     }

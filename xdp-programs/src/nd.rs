@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// An ICMPv6 packet of discovery, of the given type.
-#[inline(always)]
+#[inline(never)]
 pub fn answer<F: Frame>(
     frame: &mut F,
     attachment: &AttachmentEntry,

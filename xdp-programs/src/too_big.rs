@@ -10,7 +10,7 @@ use thuban_common::{
         Header,
         ethernet::{self, EthernetHeader},
         geneve,
-        icmp::{QUOTE, TooBigV4, TooBigV6},
+        icmp::{ErrorV4, ErrorV6, QUOTE},
         ip::IpPacket,
         ipv4, ipv6,
     },
@@ -73,7 +73,7 @@ fn path_mtu(droplet: DropletAddress) -> Option<u32> {
 
 /// Turns the frame into an ICMP error to the pod. No error answers a later fragment or another error (RFC 1122 section
 /// 3.2.2, RFC 4443 section 2.4).
-#[inline(always)]
+#[inline(never)]
 pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket, mtu: u32) -> Outcome {
     if !F::IS_LAST {
         return Ok((F::PASS, None));
@@ -84,12 +84,12 @@ pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &Ip
     let mtu = mtu as u16;
     let [.., a, b, c, d] = packet.source;
     let is_written = if packet.is_v6() {
-        write(frame, attachment, ethernet::IPV6, |sum| {
-            TooBigV6::new(&packet.source, mtu, sum)
+        write::<F, _, QUOTE>(frame, attachment, ethernet::IPV6, |sum| {
+            ErrorV6::too_big(&packet.source, mtu, sum)
         })
     } else {
-        write(frame, attachment, ethernet::IPV4, |sum| {
-            TooBigV4::new([a, b, c, d], mtu, sum)
+        write::<F, _, QUOTE>(frame, attachment, ethernet::IPV4, |sum| {
+            ErrorV4::too_big([a, b, c, d], mtu, sum)
         })
     };
     is_written.ok_or(Counter::TooBig)?;
@@ -97,16 +97,16 @@ pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &Ip
     Ok((verdict, Some(Counter::TooBigAnswered)))
 }
 
-/// Puts the header that `header` makes of the quote's sum before the quote.
+/// Puts the header that `header` makes of the quote's sum before a quote of `N` bytes.
 #[inline(always)]
-fn write<F: Frame, H: Header>(
+pub fn write<F: Frame, H: Header, const N: usize>(
     frame: &mut F,
     attachment: &AttachmentEntry,
     ethertype: u16,
     header: impl FnOnce(u32) -> H,
 ) -> Option<()> {
-    frame.quote((ethernet::LENGTH + QUOTE) as u32, size_of::<H>() as u32)?;
-    let sum = frame.sum::<QUOTE>(ethernet::LENGTH + size_of::<H>())?;
+    frame.quote((ethernet::LENGTH + N) as u32, size_of::<H>() as u32)?;
+    let sum = frame.sum::<N>(ethernet::LENGTH + size_of::<H>())?;
     frame.store(ethernet::LENGTH, &header(sum))?;
     frame.store(0, &EthernetHeader::new(attachment.mac, GATEWAY_MAC, ethertype))
 }

@@ -60,6 +60,7 @@ impl Observed {
     /// The packet of a plain frame.
     #[inline(always)]
     pub fn read<F: Frame>(&mut self, frame: &F) {
+        self.packet = IpPacket::default();
         if let Some(header) = frame.load::<EthernetHeader>(0) {
             // What isn't read stays empty.
             let _ = inner::read(frame, header.ethertype, ethernet::LENGTH, 0, &mut self.packet);
@@ -83,7 +84,7 @@ pub fn settle<F: Frame>(point: TracePoint, observed: &Observed, outcome: Outcome
     verdict
 }
 
-#[inline(always)]
+#[inline(never)]
 fn write(point: TracePoint, observed: &Observed, counter: Option<Counter>) {
     // SAFETY: helper without arguments.
     let time = unsafe { bpf_ktime_get_ns() };

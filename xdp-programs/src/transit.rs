@@ -15,19 +15,26 @@ use thuban_common::{
     source::may_send,
     tables::{
         ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey, LOAD_OF_DIVIDER, SUBNET_BOUNCER_HERE,
-        TracePoint, TransitMetadata, VPC_DIVIDER_HERE, VpcEntry,
+        SUBNET_SERVICES, TracePoint, TransitMetadata, VPC_DIVIDER_HERE, VpcEntry,
     },
 };
 
 use crate::{
-    bounce, deliver, divide,
+    bounce,
+    connections::Work,
+    deliver, divide,
     frame::{Frame, Outcome, Verdict, tc::TcFrame},
     inner, load, maps, path_mtu,
+    rewrite::rewrite,
+    service,
     trace::{Observed, settle},
 };
 
 /// Outer headers, inner Ethernet and IPv6, ports.
 const HEADERS: u32 = (ENCAPSULATION_LENGTH + ethernet::LENGTH + ipv6::LENGTH + 4) as u32;
+
+/// Where an inner IP header begins.
+const INNER_IP: u32 = (ENCAPSULATION_LENGTH + ethernet::LENGTH) as u32;
 
 /// The next droplet, and who says so.
 struct Hop {
@@ -52,11 +59,7 @@ pub fn deliver(frame: &mut TcFrame, metadata: TransitMetadata) -> Verdict {
     let Some(observed) = Observed::new(frame) else {
         return TcFrame::DROP;
     };
-    let outcome = deliver::decapsulated(frame, metadata);
-    if observed.is_traced() {
-        observed.vni = metadata.vni;
-        observed.read(frame);
-    }
+    let outcome = deliver::decapsulated(frame, metadata, observed);
     settle::<TcFrame>(TracePoint::TransitTc, observed, outcome)
 }
 
@@ -92,6 +95,16 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
         return deliver::from_wire(frame, length, outer.traffic_class(), vni, local, packet);
     }
     let vpc = maps::vpc(vni).ok_or(Counter::UnknownVni)?;
+    if is_service(&key) {
+        let Some(tc) = frame.tc() else {
+            return Ok((F::PASS, None));
+        };
+        if options != 0 {
+            // No droplet of ours sends any.
+            return Err(Counter::BadHeader);
+        }
+        return serve(tc, config, vpc, &outer, observed);
+    }
     let hop = find(&key, vpc, packet, config, sender)?;
     observed.next = hop.droplet;
     let Some(verdict) = bounce::hop(frame, config, &outer, hop.droplet)? else {
@@ -148,14 +161,17 @@ fn options<F: Frame>(frame: &F, header: &GeneveHeader) -> Result<u32, Counter> {
 /// Where a row says that the inner source lives, only that droplet may send it, or one that passes packets on:
 /// dividers, bouncers of the destination's network, the destination's former droplet. A source without a row must at
 /// least be an address of the VPC.
-#[inline(always)]
+#[inline(never)]
 fn check_source(destination: &EndpointKey, packet: &IpPacket, sender: DropletAddress) -> Result<(), Counter> {
     let vni = destination.vni;
     let key = maps::key(vni, packet.source);
     let here = maps::local(&key).is_some();
     let row = maps::direct(&key).or_else(|| maps::bouncer_row(&key));
-    // Nobody of the VPC has an address outside of it.
-    if !here && row.is_none() && maps::subnet(vni, packet.source).is_none() {
+    // Nobody of the VPC has an address outside of it, or a service's.
+    if !here
+        && row.is_none()
+        && maps::subnet(vni, packet.source).is_none_or(|subnet| subnet.flags & SUBNET_SERVICES != 0)
+    {
         return Err(maps::vpc(vni).map_or(Counter::UnknownVni, |_| Counter::SourceMismatch));
     }
     if !here && may_send(row, sender, false) {
@@ -169,6 +185,51 @@ fn check_source(destination: &EndpointKey, packet: &IpPacket, sender: DropletAdd
     } else {
         Err(Counter::SourceMismatch)
     }
+}
+
+#[inline(always)]
+fn is_service(key: &EndpointKey) -> bool {
+    maps::subnet(key.vni, key.address).is_some_and(|subnet| subnet.flags & SUBNET_SERVICES != 0)
+}
+
+/// A client's packet to a service that its agent doesn't know yet: chosen as that one will, and sent on to the backend.
+/// Who has no row of the backend leaves it to a divider: its word is taken everywhere in the VPC.
+#[inline(never)]
+fn serve(
+    frame: &mut TcFrame,
+    config: &ConfigEntry,
+    vpc: &VpcEntry,
+    outer: &Ipv4Header,
+    observed: &mut Observed,
+) -> Outcome {
+    let packet = &observed.packet;
+    let work = Work::get().ok_or(Counter::NoBackend)?;
+    service::choose_for_other(observed.vni, packet, work)?;
+    let key = maps::key(observed.vni, work.to.destination);
+    let local = maps::local(&key);
+    if local.is_none() {
+        observed.next = match find(&key, vpc, packet, config, [0; 4]) {
+            Ok(hop) => hop.droplet,
+            Err(_) => divide::divider(key.vni, flow::hash(packet))?,
+        };
+        if observed.next == config.droplet {
+            return Err(Counter::NoEndpoint);
+        }
+    }
+    rewrite(frame, INNER_IP, packet, &work.to)?;
+    if let Some(local) = local {
+        let length = ENCAPSULATION_LENGTH as u32;
+        // What comes from a client is no answer.
+        deliver::unwrap(frame, length, outer.traffic_class(), key.vni, local, packet)?;
+        return Ok((frame.deliver(local), Some(Counter::Delivered)));
+    }
+    let Some(verdict) = bounce::hop(frame, config, outer, observed.next)? else {
+        return Ok((TcFrame::PASS, None));
+    };
+    if let Some(subnet) = maps::subnet(key.vni, packet.source) {
+        load::count(key.vni, subnet.network);
+    }
+    Ok((verdict, Some(Counter::Bounced)))
 }
 
 /// Where a packet for nobody here goes.
@@ -186,7 +247,7 @@ fn find(
         role: None,
     });
     if next.is_none() {
-        let subnet = maps::subnet(key.vni, packet.destination).ok_or(Counter::NoEndpoint)?;
+        let subnet = maps::subnet(key.vni, key.address).ok_or(Counter::NoEndpoint)?;
         let mut bounces = subnet.flags & SUBNET_BOUNCER_HERE != 0;
         if !bounces && vpc.flags & VPC_DIVIDER_HERE != 0 {
             let bouncer = divide::bouncer(subnet, flow::hash(packet))?;

@@ -67,6 +67,12 @@ counters! {
     PathMtuLearnt = 14, "path_mtu_learnt";
     /// Agent: events not put into DIRECT_WANTED, because the VPC asks for too many.
     DirectPaced = 15, "direct_paced";
+    /// Agent: connections to services that got an entry.
+    ServiceConnections = 16, "service_connections";
+    /// Agent: packets to services by a choice that no entry remembers, because there is no room for one.
+    ServiceStateless = 17, "service_stateless";
+    /// Agent: packets to services that nobody serves, answered by TCP reset or ICMP.
+    ServiceRefused = 18, "service_refused";
 
     /// Drop: source MAC is not the endpoint's.
     SpoofedMac = 32, "spoofed_mac";
@@ -124,6 +130,14 @@ counters! {
     RouterForbidden = 58, "router_forbidden";
     /// Drop: marked as congested on the underlay, and its sender knows no marks (RFC 6040).
     CongestionUnknown = 59, "congestion_unknown";
+    /// Drop: to a service's address without ports to choose by: a fragment, options, another protocol.
+    ServiceUnreadable = 60, "service_unreadable";
+    /// Drop: to a service that nobody here serves or knows, and no answer may be written.
+    NoBackend = 61, "no_backend";
+    /// Drop: every backend that was tried has such a connection already, by another service.
+    ServiceCollision = 62, "service_collision";
+    /// Drop: a port would have to change under a checksum that can't be updated (SCTP).
+    ServicePortFixed = 63, "service_port_fixed";
 }
 
 #[cfg(test)]

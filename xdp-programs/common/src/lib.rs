@@ -9,6 +9,7 @@
 pub mod counters;
 pub mod packet;
 pub mod select;
+pub mod services;
 pub mod source;
 pub mod tables;
 #[cfg(test)]

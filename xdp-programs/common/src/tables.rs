@@ -208,6 +208,8 @@ pub const CONFIG_TRACE: u32 = 2;
 pub const LOCAL_TAKES_XDP: u16 = 1;
 /// [`SubnetEntry::flags`]: this droplet is a bouncer of the network.
 pub const SUBNET_BOUNCER_HERE: u32 = 1;
+/// [`SubnetEntry::flags`]: addresses of services, which no endpoint has; `network` is 0.
+pub const SUBNET_SERVICES: u32 = 2;
 /// [`VpcEntry::flags`]: this droplet is a divider of the VPC.
 pub const VPC_DIVIDER_HERE: u32 = 1;
 /// [`VpcEntry::flags`]: packets to outside the VPC go to the host's stack.

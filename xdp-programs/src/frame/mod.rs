@@ -28,6 +28,8 @@ pub trait Frame {
     /// How to reach a droplet.
     type NextHop;
 
+    /// The frame, if this is tc: what only the stack can do.
+    fn tc(&mut self) -> Option<&mut tc::TcFrame>;
     /// The header at a constant offset, if the directly readable part holds it.
     fn load<H: Header>(&self, offset: usize) -> Option<H>;
     /// The header at any offset.
@@ -52,6 +54,8 @@ pub trait Frame {
     fn send(&mut self, next_hop: &Self::NextHop) -> Result<Verdict, Counter>;
     /// Sends the frame back by the interface that it came from.
     fn reply(&mut self) -> Option<Verdict>;
+    /// Keeps the first `length` bytes; `None` when it can't be done.
+    fn cut(&mut self, length: u32) -> Option<()>;
     /// Keeps the first `keep` bytes and makes `room` behind the Ethernet header; `None` when it can't be done.
     fn quote(&mut self, keep: u32, room: u32) -> Option<()>;
     /// The sum of the 16-bit words in `N` bytes at a constant offset, folded to less than 2^18.

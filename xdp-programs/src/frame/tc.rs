@@ -33,6 +33,8 @@ const ENCAPSULATION: u64 = FIXED
     | bpf_f_adj_room_encap_l2(LENGTH as u64);
 /// errno EALREADY: the frame is marked as encapsulated.
 const ALREADY: i64 = 114;
+/// Bytes of a TCP header without options: what services read of an answer.
+const LEAST_TCP: usize = 20;
 /// PACKET_HOST of linux/if_packet.h.
 const PACKET_HOST: u32 = 0;
 
@@ -47,7 +49,7 @@ impl TcFrame {
     }
 
     #[inline(always)]
-    fn skb(&self) -> *mut __sk_buff {
+    pub fn skb(&self) -> *mut __sk_buff {
         self.context.skb.skb
     }
 
@@ -82,6 +84,11 @@ impl Frame for TcFrame {
     const DROP: Verdict = TC_ACT_SHOT as Verdict;
     const IS_LAST: bool = true;
     type NextHop = u32;
+
+    #[inline(always)]
+    fn tc(&mut self) -> Option<&mut TcFrame> {
+        Some(self)
+    }
 
     #[inline(always)]
     fn load<H: Header>(&self, offset: usize) -> Option<H> {
@@ -195,6 +202,14 @@ impl Frame for TcFrame {
     }
 
     #[inline(always)]
+    fn cut(&mut self, length: u32) -> Option<()> {
+        // SAFETY: helper on our own context. It makes a GSO frame a plain one.
+        let result = unsafe { bpf_skb_change_tail(self.skb(), length, 0) };
+        self.make_linear(length);
+        (result == 0).then_some(())
+    }
+
+    #[inline(always)]
     fn quote(&mut self, keep: u32, room: u32) -> Option<()> {
         // SAFETY: helpers on our own context. The first makes a GSO frame a plain one.
         let result = unsafe {
@@ -246,7 +261,7 @@ impl Frame for TcFrame {
         if result != 0 {
             return Err(Counter::AdjustRoomFailed);
         }
-        self.make_linear((LENGTH + ipv6::LENGTH) as u32);
+        self.make_linear((LENGTH + ipv6::LENGTH + LEAST_TCP) as u32);
         Ok(true)
     }
 }

@@ -24,7 +24,7 @@ use thuban_common::{
     tables::{ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, LocalEntry, TRANSIT_MAGIC, TransitMetadata},
 };
 
-use super::{Frame, Verdict};
+use super::{Frame, Verdict, tc::TcFrame};
 
 /// AF_INET of linux/socket.h.
 const AF_INET: u8 = 2;
@@ -62,6 +62,11 @@ impl Frame for XdpFrame {
     const DROP: Verdict = XDP_DROP as Verdict;
     const IS_LAST: bool = false;
     type NextHop = XdpNextHop;
+
+    #[inline(always)]
+    fn tc(&mut self) -> Option<&mut TcFrame> {
+        None
+    }
 
     #[inline(always)]
     fn load<H: Header>(&self, offset: usize) -> Option<H> {
@@ -183,6 +188,11 @@ impl Frame for XdpFrame {
     fn deliver(&mut self, local: &LocalEntry) -> Verdict {
         // SAFETY: helper without pointers.
         unsafe { bpf_redirect(local.ifindex, 0) as Verdict }
+    }
+
+    #[inline(always)]
+    fn cut(&mut self, _length: u32) -> Option<()> {
+        None
     }
 
     #[inline(always)]

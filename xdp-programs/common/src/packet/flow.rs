@@ -5,6 +5,12 @@ use super::ip::IpPacket;
 /// Hash of a packet's flow.
 #[inline(always)]
 pub const fn hash(packet: &IpPacket) -> u32 {
+    hash_of(packet, true)
+}
+
+/// The same, or without the source port: of a client and what it asks for.
+#[inline(always)]
+pub const fn hash_of(packet: &IpPacket, with_source_port: bool) -> u32 {
     let mut hash = packet.protocol as u32;
     if packet.is_v6() {
         hash = half(half(hash, &packet.source, 0), &packet.source, 8);
@@ -14,6 +20,7 @@ pub const fn hash(packet: &IpPacket) -> u32 {
         hash = mix(hash, word(&packet.destination, 12));
     }
     let [from, to] = packet.ports;
+    let from = if with_source_port { from } else { 0 };
     finish(mix(
         hash,
         (u16::from_be(from) as u32) << 16 | u16::from_be(to) as u32,

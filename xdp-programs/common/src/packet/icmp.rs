@@ -1,10 +1,10 @@
-//! ICMP messages that agents write: "too big" to a pod (RFC 792, RFC 1191, RFC 4443), and what a router on the
-//! underlay says of the tunnel's path.
+//! ICMP messages that agents write: "too big" and "port unreachable" to a pod (RFC 792, RFC 1191, RFC 4443), and what a
+//! router on the underlay says of the tunnel's path.
 
 use super::{
     Header, checksum,
     ipv4::{self, Ipv4Header},
-    ipv6::{ICMPV6, Ipv6Header},
+    ipv6::{self, ICMPV6, Ipv6Header},
 };
 use crate::tables::{Address, HOST_SOURCE, HOST_SOURCE_V6};
 
@@ -15,13 +15,21 @@ pub const QUOTE: usize = 128;
 pub const FRAGMENTATION_NEEDED: u16 = u16::from_ne_bytes([3, 4]);
 /// Raw type and code: packet too big.
 const PACKET_TOO_BIG: u16 = u16::from_ne_bytes([2, 0]);
+/// Raw type and code: port unreachable.
+const UNREACHABLE_V4: u16 = u16::from_ne_bytes([3, 3]);
+/// The same, ICMPv6.
+const UNREACHABLE_V6: u16 = u16::from_ne_bytes([1, 4]);
+/// Bytes that "port unreachable" quotes: the IP header and 8 bytes, which every packet with ports has.
+pub const LEAST_QUOTE_V4: usize = ipv4::LENGTH + 8;
+/// The same, IPv6.
+pub const LEAST_QUOTE_V6: usize = ipv6::LENGTH + 8;
 /// The least MTU of an IPv6 link (RFC 8200 section 5).
 const LEAST_V6: u16 = 1280;
 
 /// Before the quote, IPv4: IP and ICMP header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooBigV4 {
+pub struct ErrorV4 {
     pub ip: Ipv4Header,
     pub icmp: IcmpHeader,
 }
@@ -29,7 +37,7 @@ pub struct TooBigV4 {
 /// Before the quote, IPv6.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooBigV6 {
+pub struct ErrorV6 {
     pub ip: Ipv6Header,
     pub icmp: IcmpHeader,
 }
@@ -46,32 +54,54 @@ pub struct IcmpHeader {
 // SAFETY: repr(C), u16 only.
 unsafe impl Header for IcmpHeader {}
 // SAFETY: repr(C), u16 only.
-unsafe impl Header for TooBigV4 {}
+unsafe impl Header for ErrorV4 {}
 // SAFETY: repr(C), u16 only.
-unsafe impl Header for TooBigV6 {}
+unsafe impl Header for ErrorV6 {}
 
-impl TooBigV4 {
-    /// To a pod, from the host's address towards pods; `quote` is the sum of the quoted words.
+impl ErrorV4 {
+    /// "Too big" to a pod, from the host's address towards pods; `quote` is the sum of the quoted words.
     #[inline(always)]
-    pub const fn new(pod: [u8; 4], mtu: u16, quote: u32) -> Self {
-        let length = (size_of::<Self>() + QUOTE) as u16;
+    pub const fn too_big(pod: [u8; 4], mtu: u16, quote: u32) -> Self {
+        Self::new(pod, FRAGMENTATION_NEEDED, mtu, QUOTE, quote)
+    }
+
+    /// "Port unreachable" likewise, with [`LEAST_QUOTE_V4`].
+    #[inline(always)]
+    pub const fn port_unreachable(pod: [u8; 4], quote: u32) -> Self {
+        Self::new(pod, UNREACHABLE_V4, 0, LEAST_QUOTE_V4, quote)
+    }
+
+    #[inline(always)]
+    const fn new(pod: [u8; 4], kind: u16, mtu: u16, quoted: usize, quote: u32) -> Self {
+        let length = (size_of::<Self>() + quoted) as u16;
         let ip = Ipv4Header::new(HOST_SOURCE, pod, ipv4::ICMP, 0, length);
         Self {
             ip,
-            icmp: IcmpHeader::new(FRAGMENTATION_NEEDED, mtu, quote),
+            icmp: IcmpHeader::new(kind, mtu, quote),
         }
     }
 }
 
-impl TooBigV6 {
-    /// The same; never less than IPv6's least MTU.
+impl ErrorV6 {
+    /// "Too big"; never less than IPv6's least MTU.
     #[inline(always)]
-    pub const fn new(pod: &Address, mtu: u16, quote: u32) -> Self {
-        let length = (size_of::<IcmpHeader>() + QUOTE) as u16;
-        let ip = Ipv6Header::new(&HOST_SOURCE_V6, pod, ICMPV6, 64, length);
+    pub const fn too_big(pod: &Address, mtu: u16, quote: u32) -> Self {
         let mtu = if mtu < LEAST_V6 { LEAST_V6 } else { mtu };
+        Self::new(pod, PACKET_TOO_BIG, mtu, QUOTE, quote)
+    }
+
+    /// "Port unreachable", with [`LEAST_QUOTE_V6`].
+    #[inline(always)]
+    pub const fn port_unreachable(pod: &Address, quote: u32) -> Self {
+        Self::new(pod, UNREACHABLE_V6, 0, LEAST_QUOTE_V6, quote)
+    }
+
+    #[inline(always)]
+    const fn new(pod: &Address, kind: u16, mtu: u16, quoted: usize, quote: u32) -> Self {
+        let length = (size_of::<IcmpHeader>() + quoted) as u16;
+        let ip = Ipv6Header::new(&HOST_SOURCE_V6, pod, ICMPV6, 64, length);
         Self {
-            icmp: IcmpHeader::new(PACKET_TOO_BIG, mtu, ip.pseudo_sum(length) + quote),
+            icmp: IcmpHeader::new(kind, mtu, ip.pseudo_sum(length) + quote),
             ip,
         }
     }
@@ -97,13 +127,13 @@ impl IcmpHeader {
 
 const _: () = {
     assert!(size_of::<IcmpHeader>() == 8);
-    assert!(size_of::<TooBigV4>() == 28);
-    assert!(size_of::<TooBigV6>() == 48);
+    assert!(size_of::<ErrorV4>() == 28);
+    assert!(size_of::<ErrorV6>() == 48);
 };
 
 #[cfg(test)]
 mod tests {
-    use super::{QUOTE, TooBigV4, TooBigV6};
+    use super::{ErrorV4, ErrorV6, QUOTE};
     use crate::packet::checksum::fold;
 
     fn words<T: Copy>(header: &T) -> Vec<u16> {
@@ -122,7 +152,7 @@ mod tests {
             .map(|n| n.wrapping_mul(40503) ^ 0x1234)
             .collect();
         let sum = quote.iter().map(|word| u32::from(*word)).sum();
-        let v4 = TooBigV4::new([10, 0, 0, 1], 1400, sum);
+        let v4 = ErrorV4::too_big([10, 0, 0, 1], 1400, sum);
         assert_eq!(v4.ip.words[5], v4.ip.checksum());
         assert_eq!((v4.ip.total_length(), v4.icmp.next_hop_mtu()), (156, 1400));
         let all: u32 = words(&v4.icmp)
@@ -132,7 +162,7 @@ mod tests {
             .sum();
         assert_eq!(fold(all), 0xffff);
 
-        let v6 = TooBigV6::new(&[0xfd; 16], 900, sum);
+        let v6 = ErrorV6::too_big(&[0xfd; 16], 900, sum);
         assert_eq!((v6.ip.payload_length(), v6.icmp.next_hop_mtu()), (136, 1280));
         let all: u32 = words(&v6.icmp)
             .iter()

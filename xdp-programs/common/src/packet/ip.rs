@@ -39,51 +39,64 @@ const LATER_FRAGMENT: u8 = 4;
 const OPTIONS: u8 = 8;
 
 impl IpPacket {
+    /// A packet of what the header says, its ports not read.
     #[inline(always)]
     pub fn from_v4(header: &Ipv4Header) -> Result<Self, Counter> {
+        let mut packet = Self::default();
+        packet.read_v4(header).map(|()| packet)
+    }
+
+    /// The same, IPv6.
+    #[inline(always)]
+    pub fn from_v6(header: &Ipv6Header) -> Result<Self, Counter> {
+        let mut packet = Self {
+            source: header.source(),
+            destination: header.destination(),
+            ..Self::default()
+        };
+        let [a, b, c, d, ..] = header.words;
+        packet.read_v6([a, b, c, d]).map(|()| packet)
+    }
+
+    /// As [`IpPacket::from_v4`], in place: programs have little stack.
+    #[inline(always)]
+    pub fn read_v4(&mut self, header: &Ipv4Header) -> Result<(), Counter> {
         if !header.is_valid() {
             return Err(Counter::BadHeader);
         }
         let flag = |is, bit| if is { bit } else { 0 };
-        Ok(Self {
-            source: ipv4::mapped(header.source()),
-            destination: ipv4::mapped(header.destination()),
-            padding: 0,
-            length: u32::from(header.total_length()),
-            ports: [0; 2],
-            protocol: header.protocol(),
-            traffic_class: header.traffic_class(),
-            flags: flag(header.is_fragment(), FRAGMENT)
-                | flag(header.is_later_fragment(), LATER_FRAGMENT)
-                | flag(header.has_options(), OPTIONS),
-            padding_end: 0,
-        })
+        self.source = ipv4::mapped(header.source());
+        self.destination = ipv4::mapped(header.destination());
+        self.length = u32::from(header.total_length());
+        self.ports = [0; 2];
+        self.protocol = header.protocol();
+        self.traffic_class = header.traffic_class();
+        self.flags = flag(header.is_fragment(), FRAGMENT)
+            | flag(header.is_later_fragment(), LATER_FRAGMENT)
+            | flag(header.has_options(), OPTIONS);
+        Ok(())
     }
 
+    /// As [`IpPacket::from_v6`], in place, of the header's first words: source and destination are there already.
     #[inline(always)]
-    pub fn from_v6(header: &Ipv6Header) -> Result<Self, Counter> {
-        let (source, destination) = (header.source(), header.destination());
-        if !header.is_valid() || ipv6::is_mapped(&source) || ipv6::is_mapped(&destination) {
+    pub fn read_v6(&mut self, first: [u16; 4]) -> Result<(), Counter> {
+        let is_version_6 = first[0].to_ne_bytes()[0] >> 4 == 6;
+        if !is_version_6 || ipv6::is_mapped(&self.source) || ipv6::is_mapped(&self.destination) {
             return Err(Counter::BadHeader);
         }
-        let next = header.next();
+        let next = first[3].to_ne_bytes()[0];
         let kind = match next {
             ipv6::FRAGMENT => FRAGMENT | LATER_FRAGMENT,
             // Hop-by-hop, routing, authentication, destination options, mobility, HIP, shim6.
             ipv6::HOP_BY_HOP | 43 | 51 | 60 | 135 | 139 | 140 => OPTIONS,
             _ => 0,
         };
-        Ok(Self {
-            source,
-            destination,
-            padding: 0,
-            length: ipv6::LENGTH as u32 + u32::from(header.payload_length()),
-            ports: [0; 2],
-            protocol: next,
-            traffic_class: header.traffic_class(),
-            flags: V6 | kind,
-            padding_end: 0,
-        })
+        self.length = ipv6::LENGTH as u32 + u32::from(u16::from_be(first[2]));
+        self.ports = [0; 2];
+        self.protocol = next;
+        self.traffic_class = (u16::from_be(first[0]) >> 4) as u8;
+        self.flags = V6 | kind;
+        Ok(())
     }
 
     #[inline(always)]

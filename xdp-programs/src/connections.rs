@@ -1,0 +1,447 @@
+//! CONNECTIONS and PENDING: which backend a client's flow goes to, and which service its answers come from.
+//!
+//! Invariant: an entry that leads to a backend stands only while one stands that leads back. Entries are written at a
+//! change of state and at intervals, never for each packet. Taken away by user space alone, but for what is used anew.
+
+use aya_ebpf::{
+    bindings::BPF_ANY, bindings::BPF_NOEXIST, helpers::bpf_ktime_get_ns, macros::map, maps::PerCpuArray,
+};
+use thuban_common::{
+    counters::Counter,
+    packet::{ip::IpPacket, ipv4},
+    services::{
+        AffinityEntry, AffinityKey, BackendEntry, CONNECTIONS_OF_CLIENT, ConnectionEntry, ConnectionKey,
+        FINISHED, FORWARD, HAIRPIN, PENDING_LIFE, PendingEntry, PendingKey, RESET, REVERSE, SEEN,
+        ServiceEntry, ServiceKey, Signal, refresh,
+    },
+    tables::Address,
+};
+
+use crate::{
+    count::count,
+    frame::tc::TcFrame,
+    inner::transport,
+    maps::{self, AFFINITY, CONNECTIONS, GATES, PENDING, SHARES},
+    quoted,
+    rewrite::Flow,
+    service::{Choice, signal},
+};
+
+/// [`ConnectionEntry::index`] where no row of the service was here.
+const NO_INDEX: u32 = u32::MAX;
+/// errno EEXIST.
+const EXISTS: i32 = -17;
+/// How often the gate of PENDING is pushed on, ns.
+const GATE: u64 = 1_000_000_000;
+
+/// What is too large for the stack.
+pub struct Work {
+    /// What the packet is to be.
+    pub to: Flow,
+    /// The flow as it came.
+    pub key: ConnectionKey,
+    pub service: ServiceKey,
+    /// What its transport header says.
+    pub signal: Signal,
+    reverse: ConnectionKey,
+    entry: ConnectionEntry,
+    pending: PendingKey,
+    expected: PendingEntry,
+}
+
+/// One a CPU is enough, see `trace`.
+#[map]
+static WORK: PerCpuArray<Work> = PerCpuArray::with_max_entries(1, 0);
+
+/// What became of a new connection.
+pub enum Made {
+    Connection,
+    /// The table or the client's share of it is full.
+    NoRoom,
+    /// Its answers would be another service's.
+    Collision,
+}
+
+impl Work {
+    #[inline(always)]
+    pub fn get() -> Option<&'static mut Self> {
+        // SAFETY: this CPU's only value, and nobody else has it now.
+        WORK.get_ptr_mut(0).map(|work| unsafe { &mut *work })
+    }
+
+    #[inline(always)]
+    pub fn begin(&mut self, packet: &IpPacket) {
+        self.to.source = packet.source;
+        self.to.destination = packet.destination;
+        self.to.ports = packet.ports;
+    }
+
+    #[inline(always)]
+    pub fn set_key(&mut self, vni: u32, packet: &IpPacket, direction: u8) {
+        self.key = ConnectionKey {
+            vni,
+            ports: packet.ports,
+            source: packet.source,
+            destination: packet.destination,
+            protocol: packet.protocol,
+            direction,
+            padding: 0,
+        };
+    }
+
+    /// To a backend; a client that is its own backend gets it from the service, because nobody takes a packet from itself.
+    #[inline(always)]
+    pub fn send_to(&mut self, packet: &IpPacket, backend: &Address, port: u16) {
+        self.to.destination = *backend;
+        self.to.ports[1] = port;
+        self.to.source = packet.source;
+        if *backend == packet.source {
+            self.to.source = packet.destination;
+        }
+    }
+
+    /// The key by which the answers of `backend` are found.
+    #[inline(always)]
+    fn set_reverse(&mut self, vni: u32, packet: &IpPacket, backend: &Address, port: u16) {
+        self.reverse = ConnectionKey {
+            vni,
+            ports: [port, packet.ports[0]],
+            source: *backend,
+            destination: packet.source,
+            protocol: packet.protocol,
+            direction: REVERSE,
+            padding: 0,
+        };
+        if *backend == packet.source {
+            self.reverse.destination = packet.destination;
+            self.reverse.direction = HAIRPIN;
+        }
+    }
+}
+
+#[inline(always)]
+pub fn now() -> u64 {
+    // SAFETY: helper without arguments.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// Whether there ever was a connection or something pending.
+#[inline(always)]
+pub fn is_open() -> bool {
+    GATES.get(0).is_some_and(|gates| gates.connections != 0)
+}
+
+/// A packet of the connection in this direction.
+#[inline(always)]
+pub fn touch(entry: &mut ConnectionEntry, signal: &Signal, protocol: u8) {
+    let (now, state) = (now(), entry.state | signal.state);
+    if state != entry.state {
+        entry.state = state;
+        entry.time = now;
+    } else if now.wrapping_sub(entry.time) > refresh(protocol) {
+        entry.time = now;
+    }
+}
+
+/// Whether a connection goes on when its client opens it once more: neither side ended it, and the service has the backend
+/// still. Else its way back is taken away.
+#[inline(never)]
+pub fn is_alive(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) -> bool {
+    let vni = work.key.vni;
+    work.set_reverse(vni, packet, &entry.address, entry.port);
+    let reverse = maps::connection(&work.reverse).map_or(0, |reverse| reverse.state);
+    let is_there = entry.index == NO_INDEX
+        || maps::backend(entry.service, entry.index)
+            .is_some_and(|backend| backend.address == entry.address && backend.port == entry.port);
+    let is_alive = is_there && (entry.state | reverse) & (FINISHED | RESET) == 0;
+    if !is_alive {
+        // Missing is as good.
+        let _ = CONNECTIONS.remove(&work.reverse);
+    }
+    is_alive
+}
+
+/// Writes both entries of a connection to [`Work::to`].
+#[inline(never)]
+pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Made {
+    let vni = work.key.vni;
+    if !has_share(vni, packet.source) {
+        return Made::NoRoom;
+    }
+    let (backend, port) = (work.to.destination, work.to.ports[1]);
+    work.set_reverse(vni, packet, &backend, port);
+    work.entry = ConnectionEntry {
+        time: now(),
+        address: packet.destination,
+        port: packet.ports[1],
+        state: 0,
+        service,
+        index: NO_INDEX,
+        padding: 0,
+    };
+    match CONNECTIONS.insert(&work.reverse, &work.entry, u64::from(BPF_NOEXIST)) {
+        Ok(()) => {}
+        Err(EXISTS) => {
+            let is_same = maps::connection(&work.reverse).is_some_and(|old| {
+                old.address == packet.destination && old.port == packet.ports[1] || old.state & RESET != 0
+            });
+            if !is_same {
+                return Made::Collision;
+            }
+            let _ = CONNECTIONS.insert(&work.reverse, &work.entry, u64::from(BPF_ANY));
+        }
+        Err(_) => return Made::NoRoom,
+    }
+    work.key.direction = FORWARD;
+    work.entry.address = backend;
+    work.entry.port = port;
+    work.entry.state = SEEN;
+    work.entry.index = index;
+    if CONNECTIONS
+        .insert(&work.key, &work.entry, u64::from(BPF_ANY))
+        .is_err()
+    {
+        let _ = CONNECTIONS.remove(&work.reverse);
+        return Made::NoRoom;
+    }
+    open(0);
+    take_share(vni, packet.source);
+    Made::Connection
+}
+
+/// Whether the client may have more entries.
+#[inline(never)]
+fn has_share(vni: u32, client: Address) -> bool {
+    // SAFETY: NO_PREALLOC: the element stays until a grace period after its removal.
+    let held = unsafe { SHARES.get(&maps::key(vni, client)) };
+    held.is_none_or(|held| *held < CONNECTIONS_OF_CLIENT)
+}
+
+/// Counts a connection's entries. What is lost between CPUs user space, which counts anew, puts right.
+#[inline(never)]
+fn take_share(vni: u32, client: Address) {
+    let client = maps::key(vni, client);
+    match SHARES.get_ptr_mut(&client) {
+        // SAFETY: as in `has_share`; a single word.
+        Some(share) => unsafe { *share += 2 },
+        None => {
+            let _ = SHARES.insert(&client, 2, u64::from(BPF_ANY));
+        }
+    }
+}
+
+/// The client keeps the backend for its next connections.
+#[inline(never)]
+pub fn keep(service: &ServiceEntry, packet: &IpPacket, index: u32, backend: &BackendEntry) {
+    let key = AffinityKey {
+        service: service.service,
+        client: packet.source,
+    };
+    let entry = AffinityEntry {
+        time: now(),
+        index,
+        backend: *backend,
+    };
+    let _ = AFFINITY.insert(&key, entry, u64::from(BPF_ANY));
+}
+
+/// Packets are to be looked up from now on: in CONNECTIONS, and if `pending_until` isn't past in PENDING.
+#[inline(always)]
+fn open(pending_until: u64) {
+    let Some(gates) = GATES.get_ptr_mut(0) else {
+        return;
+    };
+    // SAFETY: words of an array's element, which stays.
+    unsafe {
+        if (*gates).connections == 0 {
+            (*gates).connections = 1;
+        }
+        if (*gates).pending_until + GATE < pending_until {
+            (*gates).pending_until = pending_until;
+        }
+    }
+}
+
+#[inline(always)]
+fn is_pending_open(now: u64) -> bool {
+    GATES.get(0).is_some_and(|gates| now < gates.pending_until + GATE)
+}
+
+/// Key of the client's flow in PENDING.
+#[inline(always)]
+const fn pending_key(vni: u32, address: Address, port: u16, protocol: u8) -> PendingKey {
+    PendingKey {
+        vni,
+        address,
+        port,
+        protocol,
+        padding: 0,
+    }
+}
+
+/// A packet to a service without a row here: its answer decides the backend.
+#[inline(never)]
+pub fn expect_answer(frame: &TcFrame, packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
+    let now = now();
+    work.pending = pending_key(work.key.vni, packet.source, packet.ports[0], packet.protocol);
+    if let Some(old) = PENDING.get_ptr_mut(&work.pending) {
+        // SAFETY: words of a value that stays allocated (preallocated LRU).
+        let old = unsafe { &mut *old };
+        let is_same = old.service == packet.destination && old.service_port == packet.ports[1];
+        if is_same && !work.signal.opens {
+            if now.wrapping_sub(old.time) > refresh(packet.protocol) {
+                old.time = now;
+                open(now + PENDING_LIFE);
+            }
+            if old.backend != [0; 16] {
+                work.send_to(packet, &old.backend, old.backend_port);
+                return Ok(Choice::Backend);
+            }
+            return Ok(Choice::Unknown);
+        }
+    }
+    let mut acknowledgement = 0;
+    if packet.protocol == ipv4::TCP {
+        if !work.signal.opens {
+            // Nothing that came would be believed.
+            return Ok(Choice::Unknown);
+        }
+        let sequence: [u16; 2] = transport(frame, packet, 4).ok_or(Counter::Truncated)?;
+        acknowledgement = number(sequence).wrapping_add(1);
+    }
+    work.expected.backend = [0; 16];
+    work.expected.backend_port = 0;
+    expect(packet, work, now, acknowledgement);
+    Ok(Choice::Unknown)
+}
+
+/// A packet that got no connection goes to [`Work::to`]; answers from there, and from nobody else, find the service.
+#[inline(always)]
+pub fn expect_from(packet: &IpPacket, work: &mut Work) {
+    work.pending = pending_key(work.key.vni, packet.source, packet.ports[0], packet.protocol);
+    work.expected.backend = work.to.destination;
+    work.expected.backend_port = work.to.ports[1];
+    expect(packet, work, now(), 0);
+}
+
+#[inline(always)]
+fn expect(packet: &IpPacket, work: &mut Work, now: u64, acknowledgement: u32) {
+    work.expected.time = now;
+    work.expected.service = packet.destination;
+    work.expected.service_port = packet.ports[1];
+    work.expected.acknowledgement = acknowledgement;
+    let _ = PENDING.insert(&work.pending, &work.expected, u64::from(BPF_ANY));
+    open(now + PENDING_LIFE);
+}
+
+/// Two raw words as a number.
+#[inline(always)]
+fn number(words: [u16; 2]) -> u32 {
+    u32::from(u16::from_be(words[0])) << 16 | u32::from(u16::from_be(words[1]))
+}
+
+/// Whether tc must look at a packet to an endpoint of this droplet.
+#[inline(never)]
+pub fn may_be_answer(vni: u32, packet: &IpPacket) -> bool {
+    let Some(work) = Work::get() else {
+        return false;
+    };
+    if quoted::is_error(packet) {
+        return true;
+    }
+    if !packet.has_ports() {
+        return false;
+    }
+    work.set_key(vni, packet, REVERSE);
+    if maps::connection(&work.key).is_some() {
+        return true;
+    }
+    work.pending = pending_key(vni, packet.destination, packet.ports[1], packet.protocol);
+    // SAFETY: words of a value that stays allocated (preallocated LRU).
+    is_pending_open(now()) && unsafe { PENDING.get(&work.pending) }.is_some()
+}
+
+/// Whether a packet to an endpoint of this droplet is an answer of a backend; [`Work::to`] then says what it is to be.
+#[inline(never)]
+pub fn is_answer(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<bool, Counter> {
+    if !packet.has_ports() {
+        return Ok(false);
+    }
+    work.set_key(vni, packet, REVERSE);
+    work.begin(packet);
+    work.signal = signal(frame, packet)?;
+    if let Some(entry) = maps::connection(&work.key) {
+        touch(entry, &work.signal, packet.protocol);
+        work.to.source = entry.address;
+        work.to.ports[0] = entry.port;
+        return Ok(true);
+    }
+    if !is_pending_open(now()) {
+        return Ok(false);
+    }
+    take_pending(frame, vni, packet, work)
+}
+
+/// Whether the packet answers what is pending.
+#[inline(never)]
+fn take_pending(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<bool, Counter> {
+    work.pending = pending_key(vni, packet.destination, packet.ports[1], packet.protocol);
+    let Some(entry) = PENDING.get_ptr_mut(&work.pending) else {
+        return Ok(false);
+    };
+    // SAFETY: words of a value that stays allocated (preallocated LRU).
+    let entry = unsafe { &mut *entry };
+    if now().wrapping_sub(entry.time) > PENDING_LIFE {
+        return Ok(false);
+    }
+    work.to.source = entry.service;
+    work.to.ports[0] = entry.service_port;
+    if entry.backend != [0; 16] {
+        return Ok(entry.backend == packet.source && entry.backend_port == packet.ports[0]);
+    }
+    if !work.signal.decides {
+        return Ok(false);
+    }
+    if packet.protocol == ipv4::TCP {
+        let acknowledged: [u16; 2] = transport(frame, packet, 8).ok_or(Counter::Truncated)?;
+        if number(acknowledged) != entry.acknowledgement {
+            return Ok(false);
+        }
+    }
+    Ok(adopt(packet, work, entry))
+}
+
+/// The flow's backend is who answered, unless it has one.
+#[inline(always)]
+fn adopt(packet: &IpPacket, work: &mut Work, entry: &mut PendingEntry) -> bool {
+    let vni = work.key.vni;
+    work.reverse = work.key;
+    work.key.ports = [packet.ports[1], entry.service_port];
+    work.key.source = packet.destination;
+    work.key.destination = entry.service;
+    work.key.direction = FORWARD;
+    if maps::connection(&work.key).is_some() {
+        return false;
+    }
+    work.entry.time = now();
+    work.entry.address = entry.service;
+    work.entry.port = entry.service_port;
+    work.entry.state = SEEN;
+    work.entry.index = NO_INDEX;
+    let is_made = has_share(vni, packet.destination)
+        && CONNECTIONS
+            .insert(&work.reverse, &work.entry, u64::from(BPF_ANY))
+            .is_ok();
+    if is_made {
+        work.entry.address = packet.source;
+        work.entry.port = packet.ports[0];
+        let _ = CONNECTIONS.insert(&work.key, &work.entry, u64::from(BPF_ANY));
+        take_share(vni, packet.destination);
+        count(Counter::ServiceConnections);
+    } else {
+        entry.backend = packet.source;
+        entry.backend_port = packet.ports[0];
+        count(Counter::ServiceStateless);
+    }
+    true
+}

@@ -1,0 +1,83 @@
+//! To a service that nobody serves: the client hears so at once, by a TCP reset or ICMP "port unreachable".
+
+use thuban_common::{
+    counters::Counter,
+    packet::{
+        checksum,
+        ethernet::{self, EthernetHeader},
+        icmp::{ErrorV4, ErrorV6, LEAST_QUOTE_V4, LEAST_QUOTE_V6},
+        ip::IpPacket,
+        ipv4::{self, Ipv4Header},
+        ipv6::{self, Ipv6Header},
+        tcp::TcpHeader,
+    },
+    tables::{AttachmentEntry, GATEWAY_MAC},
+};
+
+use crate::{
+    frame::{Frame, Outcome},
+    inner::transport,
+    too_big,
+};
+
+/// Turns the frame into an answer to the pod. A reset is answered by nothing.
+#[inline(never)]
+pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
+    let [.., a, b, c, d] = packet.source;
+    let is_written = if packet.protocol == ipv4::TCP {
+        reset(frame, attachment, packet)
+    } else if packet.is_v6() {
+        too_big::write::<F, _, LEAST_QUOTE_V6>(frame, attachment, ethernet::IPV6, |sum| {
+            ErrorV6::port_unreachable(&packet.source, sum)
+        })
+    } else {
+        too_big::write::<F, _, LEAST_QUOTE_V4>(frame, attachment, ethernet::IPV4, |sum| {
+            ErrorV4::port_unreachable([a, b, c, d], sum)
+        })
+    };
+    is_written.ok_or(Counter::NoBackend)?;
+    let verdict = frame.reply().ok_or(Counter::NoBackend)?;
+    Ok((verdict, Some(Counter::ServiceRefused)))
+}
+
+#[inline(always)]
+fn reset<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket) -> Option<()> {
+    let refused: TcpHeader = transport(frame, packet, 0)?;
+    let header = if packet.is_v6() {
+        ipv6::LENGTH
+    } else {
+        ipv4::LENGTH
+    };
+    let reset = refused.reset(packet.length - header as u32)?;
+    if packet.is_v6() {
+        let ip = Ipv6Header::new(
+            &packet.destination,
+            &packet.source,
+            ipv4::TCP,
+            64,
+            TcpHeader::LENGTH as u16,
+        );
+        let sum = ip.pseudo_sum(TcpHeader::LENGTH as u16);
+        frame.cut((ethernet::LENGTH + ipv6::LENGTH + TcpHeader::LENGTH) as u32)?;
+        frame.store(
+            0,
+            &EthernetHeader::new(attachment.mac, GATEWAY_MAC, ethernet::IPV6),
+        )?;
+        frame.store(ethernet::LENGTH, &ip)?;
+        frame.store(ethernet::LENGTH + ipv6::LENGTH, &reset.with_checksum(sum))
+    } else {
+        let ([.., a, b, c, d], [.., e, f, g, h]) = (packet.destination, packet.source);
+        let length = (ipv4::LENGTH + TcpHeader::LENGTH) as u16;
+        let ip = Ipv4Header::new([a, b, c, d], [e, f, g, h], ipv4::TCP, 0, length);
+        let words = ip.words;
+        let sum = checksum::sum([words[6], words[7], words[8], words[9]])
+            + checksum::sum([u16::from(ipv4::TCP).to_be(), (TcpHeader::LENGTH as u16).to_be()]);
+        frame.cut((ethernet::LENGTH + ipv4::LENGTH + TcpHeader::LENGTH) as u32)?;
+        frame.store(
+            0,
+            &EthernetHeader::new(attachment.mac, GATEWAY_MAC, ethernet::IPV4),
+        )?;
+        frame.store(ethernet::LENGTH, &ip)?;
+        frame.store(ethernet::LENGTH + ipv4::LENGTH, &reset.with_checksum(sum))
+    }
+}

@@ -1,0 +1,236 @@
+//! Services: a client's packet to a service's address goes on to a backend, and the backend's answer comes from the
+//! service's address again, both at the client's agent and its veth.
+//!
+//! Invariant: a connection keeps its backend whatever becomes of the service; only what no entry of CONNECTIONS knows is
+//! chosen anew, and everywhere alike.
+
+use thuban_common::{
+    counters::Counter,
+    packet::{ethernet, ip::IpPacket, ipv4},
+    services::{AffinityKey, FORWARD, HAIRPIN, RESET, ServiceEntry, ServiceKey, Signal, slot},
+};
+
+use crate::{
+    connections::{self, Made, Work, now},
+    count::count,
+    frame::{Frame, tc::TcFrame},
+    inner::transport,
+    maps::{self, AFFINITY},
+    quoted,
+    rewrite::rewrite,
+};
+
+/// Slots that are tried for a backend whose connection wouldn't be another's.
+const ATTEMPTS: u32 = 4;
+
+/// What becomes of a packet to a service.
+pub enum Choice {
+    /// [`Work::to`] says what the packet is to be.
+    Backend,
+    /// No row of the service is here; its clients' bouncers know.
+    Unknown,
+    /// Nobody serves it.
+    Refused,
+    /// Of no connection: to be chosen.
+    New,
+}
+
+/// Finds the backend of a packet to an address of services.
+#[inline(always)]
+pub fn to_backend(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
+    match known(frame, vni, packet, work)? {
+        // Not by `known` itself: together they are too deep for the stack.
+        Choice::New => choose(packet, work),
+        choice => Ok(choice),
+    }
+}
+
+/// What connections and rows say of it.
+#[inline(never)]
+fn known(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
+    if !packet.has_ports() {
+        return Err(Counter::ServiceUnreadable);
+    }
+    work.signal = signal(frame, packet)?;
+    work.begin(packet);
+    work.set_key(vni, packet, FORWARD);
+    if let Some(entry) = maps::connection(&work.key) {
+        if !work.signal.opens || connections::is_alive(work, packet, entry) {
+            connections::touch(entry, &work.signal, packet.protocol);
+            work.send_to(packet, &entry.address, entry.port);
+            return Ok(Choice::Backend);
+        }
+    } else {
+        work.key.direction = HAIRPIN;
+        if let Some(entry) = maps::connection(&work.key) {
+            connections::touch(entry, &work.signal, packet.protocol);
+            work.to.source = entry.address;
+            work.to.ports[0] = entry.port;
+            work.to.destination = packet.source;
+            return Ok(Choice::Backend);
+        }
+    }
+    work.service.vni = vni;
+    work.service.address = packet.destination;
+    work.service.port = 0;
+    work.service.protocol = 0;
+    if !use_address(&work.service) {
+        return connections::expect_answer(frame, packet, work);
+    }
+    work.service.port = packet.ports[1];
+    work.service.protocol = packet.protocol;
+    Ok(Choice::New)
+}
+
+/// A backend for what has no connection.
+#[inline(never)]
+fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
+    let Some(service) = maps::service(&work.service).filter(|service| service.slots != 0) else {
+        return Ok(Choice::Refused);
+    };
+    let first = slot(packet, service);
+    let kept = kept(service, packet);
+    for attempt in 0..ATTEMPTS {
+        let index = match kept {
+            Some(index) if attempt == 0 => index,
+            _ => {
+                let slot = (first + attempt)
+                    .checked_rem(service.slots)
+                    .ok_or(Counter::NoBackend)?;
+                maps::slot(service.table, slot).ok_or(Counter::NoBackend)?
+            }
+        };
+        let backend = maps::backend(service.service, index).ok_or(Counter::NoBackend)?;
+        work.send_to(packet, &backend.address, backend.port);
+        if work.signal.state & RESET != 0 {
+            // Nothing follows it.
+            return Ok(Choice::Backend);
+        }
+        match connections::make(packet, work, service.service, index) {
+            Made::Connection => {
+                count(Counter::ServiceConnections);
+                if service.affinity != 0 {
+                    connections::keep(service, packet, index, backend);
+                }
+                return Ok(Choice::Backend);
+            }
+            Made::NoRoom => {
+                count(Counter::ServiceStateless);
+                connections::expect_from(packet, work);
+                return Ok(Choice::Backend);
+            }
+            Made::Collision => {}
+        }
+    }
+    Err(Counter::ServiceCollision)
+}
+
+/// At a bouncer: the backend of another droplet's client, which that one's agent would choose.
+#[inline(never)]
+pub fn choose_for_other(vni: u32, packet: &IpPacket, work: &mut Work) -> Result<(), Counter> {
+    if !packet.has_ports() {
+        return Err(Counter::ServiceUnreadable);
+    }
+    work.begin(packet);
+    work.service.vni = vni;
+    work.service.address = packet.destination;
+    work.service.port = packet.ports[1];
+    work.service.protocol = packet.protocol;
+    let service = maps::service(&work.service).ok_or(Counter::NoBackend)?;
+    let first = slot(packet, service);
+    for attempt in 0..ATTEMPTS {
+        let slot = (first + attempt)
+            .checked_rem(service.slots)
+            .ok_or(Counter::NoBackend)?;
+        let index = maps::slot(service.table, slot).ok_or(Counter::NoBackend)?;
+        let backend = maps::backend(service.service, index).ok_or(Counter::NoBackend)?;
+        // Only its own agent can give a client its own packet.
+        if backend.address != packet.source {
+            work.send_to(packet, &backend.address, backend.port);
+            return Ok(());
+        }
+    }
+    Err(Counter::NoBackend)
+}
+
+/// Whether the address has a row; marks it as used. The mark is written once, to keep the cache line shared.
+#[inline(always)]
+fn use_address(key: &ServiceKey) -> bool {
+    let Some(entry) = maps::SERVICES.get_ptr_mut(key) else {
+        return false;
+    };
+    // SAFETY: NO_PREALLOC: the element stays until a grace period after its removal; `used` is a single word that user
+    // space clears.
+    unsafe {
+        if (*entry).used == 0 {
+            (*entry).used = 1;
+        }
+    }
+    true
+}
+
+/// The backend that the client is to keep, if the service still has it.
+#[inline(never)]
+fn kept(service: &ServiceEntry, packet: &IpPacket) -> Option<u32> {
+    if service.affinity == 0 {
+        return None;
+    }
+    let key = AffinityKey {
+        service: service.service,
+        client: packet.source,
+    };
+    // SAFETY: words of a value that stays allocated (preallocated LRU).
+    let entry = unsafe { AFFINITY.get(&key) }?;
+    let life = u64::from(service.affinity) * 1_000_000_000;
+    let is_valid = now().wrapping_sub(entry.time) < life
+        && maps::backend(service.service, entry.index).is_some_and(|backend| *backend == entry.backend);
+    is_valid.then_some(entry.index)
+}
+
+/// What the transport header says of its connection.
+#[inline(always)]
+pub fn signal(frame: &TcFrame, packet: &IpPacket) -> Result<Signal, Counter> {
+    if packet.protocol == ipv4::UDP {
+        return Ok(Signal::DATAGRAM);
+    }
+    let word: [u16; 1] = transport(frame, packet, 12).ok_or(Counter::Truncated)?;
+    let [first, second] = word[0].to_ne_bytes();
+    Ok(if packet.protocol == ipv4::TCP {
+        Signal::of_tcp(second)
+    } else {
+        Signal::of_sctp(first)
+    })
+}
+
+/// Whether anybody ever used a service here.
+#[inline(always)]
+pub fn is_used() -> bool {
+    connections::is_open()
+}
+
+/// Whether an answer to an endpoint of this droplet may be a service's, so that tc must have it.
+#[inline(always)]
+pub fn may_be_answer(vni: u32, packet: &IpPacket) -> bool {
+    connections::is_open() && connections::may_be_answer(vni, packet)
+}
+
+/// Gives an answer to an endpoint of this droplet its service's address back. The frame is a plain one.
+#[inline(always)]
+pub fn restore<F: Frame>(frame: &mut F, vni: u32, packet: &IpPacket) -> Result<(), Counter> {
+    let Some(frame) = frame.tc() else {
+        return Ok(());
+    };
+    if !connections::is_open() {
+        return Ok(());
+    }
+    let Some(work) = Work::get() else {
+        return Ok(());
+    };
+    if quoted::is_error(packet) {
+        quoted::restore(frame, vni, packet, work)
+    } else if connections::is_answer(frame, vni, packet, work)? {
+        rewrite(frame, ethernet::LENGTH as u32, packet, &work.to)
+    } else {
+        Ok(())
+    }
+}
