@@ -29,6 +29,7 @@ use crate::dataplane::filter;
 use crate::dataplane::hooks::{self, TransitHook};
 use crate::dataplane::links::{Hook, LinkingError, Links};
 use crate::dataplane::loader::{self, LoadError};
+use crate::dataplane::services::Services;
 use crate::dataplane::tables::{TableError, Tables, write_config};
 use crate::endpoints::Endpoints;
 use crate::install::{self, InstallError};
@@ -41,7 +42,7 @@ use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
 use crate::settings::{AgentHook, Aggregation, MetricsAddress, RunSettings, TransitHookChoice};
 use crate::state::State;
-use crate::{boot, droplet, loads, metrics, reclaim, subscriptions};
+use crate::{boot, connections, droplet, loads, metrics, reclaim, subscriptions};
 
 /// Wanted rows that wait to be asked for; more are asked for again by the agents.
 const WANTED_QUEUE: usize = 1024;
@@ -120,6 +121,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(client::run(Arc::clone(&node), locator, epoch));
     tokio::spawn(subscriptions::run(Arc::clone(&node), wanted));
     tokio::spawn(loads::run(Arc::clone(&node)));
+    tokio::spawn(connections::run(Arc::clone(&node)));
     tokio::spawn(reclaim::run(Arc::clone(&node)));
     tokio::spawn(install::when_synced(Arc::clone(&node)));
     if let Some(address) = metrics_address(&node) {
@@ -198,6 +200,7 @@ async fn start(
     write_config(&maps, config(&uplink, TransitHook::Xdp))?;
     let mut state = State::new(
         Tables::open(&maps)?,
+        Services::open(&maps)?,
         Links::new(ebpf, settings.pins.links(), layouts),
         attachments,
     );

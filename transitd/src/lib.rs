@@ -3,6 +3,7 @@
 pub mod attachments;
 pub mod boot;
 pub mod cni;
+pub mod connections;
 pub mod daemon;
 pub mod dataplane;
 pub mod droplet;

@@ -3,16 +3,17 @@
 //! Invariant: an attachment's table rows exist exactly while the program has its pod's endpoint with that address and
 //! no newer attachment of the pod took over. Until the first snapshot the tables stay as the last transitd left them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use ipnet::Ipv6Net;
-use thuban_common::tables::{AttachmentEntry, EndpointKey, LOCAL_TAKES_XDP, LocalEntry};
+use thuban_common::tables::{AttachmentEntry, EndpointKey, LOCAL_TAKES_XDP, LocalEntry, SUBNET_BOUNCER_HERE};
 use thuban_proto::transit as proto;
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
 use crate::attachments::{Attachment, AttachmentId};
 use crate::dataplane::links::Links;
+use crate::dataplane::services::Services;
 use crate::dataplane::tables::{TableEntry, TableError, TableKey, Tables};
 use crate::program::row::{InvalidRow, LocalEndpoint, Row, RowKey, proto_key};
 use crate::program::{Change, Program};
@@ -22,6 +23,11 @@ use crate::subscriptions::Subscriptions;
 pub struct State {
     pub program: Program,
     pub tables: Tables,
+    pub services: Services,
+    /// Of the last look at them, see `connections`.
+    pub connections_held: usize,
+    /// Services that those connections lead to.
+    pub services_in_use: HashSet<EndpointKey>,
     pub links: Links,
     pub attachments: BTreeMap<AttachmentId, Attachment>,
     pub subscriptions: Subscriptions,
@@ -47,7 +53,12 @@ struct Rejection {
 }
 
 impl State {
-    pub fn new(tables: Tables, links: Links, attachments: BTreeMap<AttachmentId, Attachment>) -> Self {
+    pub fn new(
+        tables: Tables,
+        services: Services,
+        links: Links,
+        attachments: BTreeMap<AttachmentId, Attachment>,
+    ) -> Self {
         let direct = tables.held().filter_map(|(key, _)| {
             if let TableKey::Direct(key) = key {
                 Some(*key)
@@ -55,11 +66,26 @@ impl State {
                 None
             }
         });
-        let subscriptions = Subscriptions::new(direct);
+        let is_bouncer = |vni| {
+            tables.held().any(|(key, entry)| match (key, entry) {
+                (TableKey::Subnet { vni: of, .. }, TableEntry::Subnet(subnet)) => {
+                    *of == vni && subnet.flags & SUBNET_BOUNCER_HERE != 0
+                }
+                _ => false,
+            })
+        };
+        // Bouncers have a VPC's services unasked.
+        let vnis: BTreeSet<u32> = services.addresses().map(|key| key.vni).collect();
+        let subscribed: BTreeSet<u32> = vnis.into_iter().filter(|vni| !is_bouncer(*vni)).collect();
+        let known = services.addresses().filter(|key| subscribed.contains(&key.vni));
+        let subscriptions = Subscriptions::new(direct.chain(known.copied()));
         let program = Program::default();
         Self {
             program,
             tables,
+            services,
+            connections_held: 0,
+            services_in_use: HashSet::new(),
             links,
             attachments,
             subscriptions,
@@ -160,7 +186,7 @@ impl State {
                 pods.insert(endpoint.pod_uid.clone());
             }
             let changes = self.program.delete(&key);
-            if let Err(error) = self.write(changes) {
+            if let Err(error) = self.write(changes).and(self.remove_service(&key)) {
                 nacks.push(nack(None, error.into()));
             }
         }
@@ -230,8 +256,15 @@ impl State {
         if let Row::Direct { key, .. } = &row {
             self.subscriptions.adopt(*key);
         }
+        let service = match &row {
+            Row::Service(service) => Some(service.clone()),
+            _ => None,
+        };
         let changes = self.program.upsert(row);
-        self.write(changes).map_err(|error| {
+        let written = self
+            .write(changes)
+            .and_then(|()| service.map_or(Ok(()), |service| self.services.set(&service)));
+        written.map_err(|error| {
             // Nothing half-applied: the row goes again, whatever of it was written.
             let undo = self.program.delete(&key);
             if let Err(error) = self.write(undo) {
@@ -242,6 +275,16 @@ impl State {
             }
             error.into()
         })
+    }
+
+    fn remove_service(&mut self, key: &RowKey) -> Result<(), TableError> {
+        match key {
+            RowKey::Service { vni, address } => self.services.remove(&EndpointKey {
+                vni: *vni,
+                address: *address,
+            }),
+            _ => Ok(()),
+        }
     }
 
     fn write(&mut self, changes: Vec<Change>) -> Result<(), TableError> {
@@ -270,6 +313,17 @@ impl State {
                 other => !self.program.wants(other),
             })
             .collect();
+        let program = &self.program;
+        let is_wanted = |key: &EndpointKey| {
+            let (vni, address) = (key.vni, key.address);
+            program.get(&RowKey::Service { vni, address }).is_some()
+        };
+        if let Err(error) = self.services.keep(is_wanted) {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "stale services could not be removed"
+            );
+        }
         for key in stale {
             if let Err(error) = self.tables.remove(&key) {
                 warn!(
@@ -375,18 +429,23 @@ impl State {
             .collect()
     }
 
-    /// Whether a direct row was used since the last scan.
+    /// Whether a direct row or a service was used since the last scan; a service is while connections lead to it.
     pub fn direct_used(&mut self, key: &EndpointKey) -> bool {
-        self.tables.take_used(key).unwrap_or_else(|error| {
-            warn!(
-                error = &error as &dyn std::error::Error,
-                "a direct row could not be read"
-            );
-            true
-        })
+        let used = self
+            .tables
+            .take_used(key)
+            .and_then(|used| Ok(self.services.take_used(key)? || used));
+        self.services_in_use.contains(key)
+            || used.unwrap_or_else(|error| {
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "a direct row could not be read"
+                );
+                true
+            })
     }
 
-    /// Gives a direct row back.
+    /// Gives a direct row back. A service's row stays until the operator takes it: this droplet may be a bouncer too.
     pub fn drop_direct(&mut self, key: &EndpointKey) {
         let changes = self.program.delete(&RowKey::Direct {
             vni: key.vni,

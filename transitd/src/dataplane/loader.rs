@@ -14,7 +14,7 @@ use thiserror::Error;
 use crate::settings::PinSettings;
 
 /// Maps that are pinned under their names.
-pub const PINNED_MAPS: [&str; 18] = [
+pub const PINNED_MAPS: [&str; 26] = [
     "CONFIG",
     "ATTACHMENTS",
     "LOCAL_ENDPOINTS",
@@ -33,6 +33,14 @@ pub const PINNED_MAPS: [&str; 18] = [
     "TRACED",
     "TRACE",
     "LOADS",
+    "SERVICES",
+    "SLOTS",
+    "BACKENDS",
+    "CONNECTIONS",
+    "SHARES",
+    "AFFINITY",
+    "PENDING",
+    "GATES",
 ];
 
 #[derive(Debug, Error)]

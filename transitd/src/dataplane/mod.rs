@@ -2,6 +2,7 @@
 //!
 //! Invariant: maps and links outlive the daemon. Nothing here unpins what still carries traffic.
 
+pub mod connections;
 pub mod counters;
 pub mod events;
 pub mod filter;
@@ -11,4 +12,5 @@ pub mod links;
 pub mod loader;
 pub mod loads;
 pub mod rows;
+pub mod services;
 pub mod tables;

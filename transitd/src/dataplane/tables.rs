@@ -353,7 +353,7 @@ fn read<K, V>(
     Ok(())
 }
 
-fn data(maps: &Path, name: &'static str) -> Result<MapData, TableError> {
+pub(super) fn data(maps: &Path, name: &'static str) -> Result<MapData, TableError> {
     MapData::from_pin(maps.join(name)).map_err(open(name))
 }
 
@@ -383,11 +383,11 @@ fn lpm(vni: u32, address: Address, prefix: u8) -> LpmKey<SubnetKey> {
     )
 }
 
-fn open(name: &'static str) -> impl FnOnce(MapError) -> TableError {
+pub(super) fn open(name: &'static str) -> impl FnOnce(MapError) -> TableError {
     move |source| TableError::Open { name, source }
 }
 
-fn access(operation: &'static str, name: &'static str) -> impl FnOnce(MapError) -> TableError {
+pub(super) fn access(operation: &'static str, name: &'static str) -> impl FnOnce(MapError) -> TableError {
     move |source| match error_number(&source) {
         // Hash maps answer E2BIG, tries ENOSPC, memory limits ENOMEM.
         Some(libc::E2BIG | libc::ENOSPC | libc::ENOMEM) => TableError::Full { name },
@@ -399,7 +399,7 @@ fn access(operation: &'static str, name: &'static str) -> impl FnOnce(MapError) 
     }
 }
 
-fn is_missing(error: &MapError) -> bool {
+pub(super) fn is_missing(error: &MapError) -> bool {
     matches!(error, MapError::KeyNotFound | MapError::ElementNotFound)
         || error_number(error) == Some(libc::ENOENT)
 }

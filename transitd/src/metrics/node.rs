@@ -45,6 +45,7 @@ pub(super) struct States {
     epoch: Gauge,
     ready: Gauge,
     spooled: Gauge,
+    connections: Gauge,
 }
 
 impl States {
@@ -60,6 +61,7 @@ impl States {
             epoch: Gauge::default(),
             ready: Gauge::default(),
             spooled: Gauge::default(),
+            connections: Gauge::default(),
         };
         let mut gauge = |name: &str, help: &str, of: &Gauge| registry.register(name, help, of.clone());
         gauge("attachments", "Attachments on this node", &states.attachments);
@@ -76,6 +78,11 @@ impl States {
         gauge("epoch", "Of the operator that sent it", &states.epoch);
         gauge("ready", "1 while an ADD would be served", &states.ready);
         gauge("spooled_dels", "DELs that wait in the spool", &states.spooled);
+        gauge(
+            "service_connections_held",
+            "Connections of pods of this node to services that it remembers",
+            &states.connections,
+        );
         registry.register("rows", "Rows in the tables", states.rows.clone());
         registry.register("rows_capacity", "Rows that they hold", states.capacity.clone());
         registry.register(
@@ -95,14 +102,14 @@ impl States {
             let of = Because { reason: name };
             family.get_or_create(&of).inner().store(value, Ordering::Relaxed);
         }
-        let (rows, attachments, epoch) = {
+        let (rows, attachments, epoch, connections) = {
             let state = node.state();
             let mut rows: BTreeMap<&'static str, i64> = BTreeMap::new();
             for (key, _) in state.tables.held() {
                 *rows.entry(key.table()).or_default() += 1;
             }
             let indexes: Vec<u32> = state.attachments.values().map(|a| a.host_ifindex).collect();
-            (rows, indexes, state.stream)
+            (rows, indexes, state.stream, state.connections_held)
         };
         for table in tables::NAMES {
             let of = InTable { table };
@@ -124,6 +131,7 @@ impl States {
         }
         self.ready.set(i64::from(status::run(node).await.is_ok()));
         self.spooled.set(count(spool::waiting(node)));
+        self.connections.set(count(connections));
         Ok(())
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! Pure: state in, table changes out. Must not touch maps, interfaces or files.
 
+pub mod maglev;
 pub mod row;
+pub mod service;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -206,6 +208,40 @@ mod tests {
             assert_eq!(network_of(&tables, subnet(0, 0, 16)), Some(0));
             settle(&mut tables, program.delete(&RowKey::Vpc(7)));
             assert!(tables.is_empty(), "{tables:?}");
+        }
+    }
+
+    #[test]
+    fn ranges_of_services_are_marked_and_go_with_their_vpc() {
+        use thuban_common::tables::SUBNET_SERVICES;
+
+        let row = |cidrs: &[&str]| {
+            let proto::row::Row::Vpc(mut row) = vpc(&["10.0.0.0/16"]) else {
+                panic!("a VPC")
+            };
+            row.service_cidrs = cidrs.iter().map(ToString::to_string).collect();
+            row
+        };
+        let (mut program, mut tables) = (Program::default(), HashMap::new());
+        let both = row(&["10.96.0.0/16", "fd00:96::/108"]);
+        apply(&mut program, &mut tables, proto::row::Row::Vpc(both));
+        let marked = |tables: &HashMap<TableKey, TableEntry>| {
+            let is_marked = |entry: &&TableEntry| matches!(entry, TableEntry::Subnet(subnet) if subnet.flags == SUBNET_SERVICES && subnet.network == 0);
+            tables.values().filter(is_marked).count()
+        };
+        assert_eq!(marked(&tables), 2);
+        assert!(
+            matches!(tables.get(&subnet(96, 0, 16)), Some(TableEntry::Subnet(entry)) if entry.flags == SUBNET_SERVICES)
+        );
+        apply(&mut program, &mut tables, proto::row::Row::Vpc(row(&[])));
+        assert_eq!(marked(&tables), 0);
+        for bad in ["10.96.0.1/16", "::ffff:10.96.0.0/112", "x"] {
+            let bad = proto::row::Row::Vpc(row(&[bad]));
+            let error = Row::try_from(proto::Row { row: Some(bad) }).unwrap_err();
+            assert!(
+                error.to_string().starts_with("service_cidrs: expected"),
+                "{error}"
+            );
         }
     }
 

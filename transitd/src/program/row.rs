@@ -7,10 +7,12 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use thuban_common::tables::{
     Address, DropletAddress, DropletEntry, EndpointKey, GATEWAY_MAC, LOAD_OF_DIVIDER, LoadKey, MAX_MEMBERS,
-    Members, RemoteEntry, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VPC_HOST_ACCESS, VpcEntry,
+    Members, RemoteEntry, SUBNET_BOUNCER_HERE, SUBNET_SERVICES, SubnetEntry, VPC_DIVIDER_HERE,
+    VPC_HOST_ACCESS, VpcEntry,
 };
 use thuban_proto::transit as proto;
 
+use super::service::{Service, service_key};
 use crate::dataplane::tables::{TableEntry, TableKey};
 
 /// Identifies a row. The order matters: a network's row comes before its VPC's, see `Program::contributions`.
@@ -24,6 +26,7 @@ pub enum RowKey {
     Direct { vni: u32, address: Address },
     Forward { vni: u32, address: Address },
     Refused(String),
+    Service { vni: u32, address: Address },
 }
 
 /// An endpoint that lives on this droplet.
@@ -51,6 +54,8 @@ pub enum Row {
     Vpc {
         vni: u32,
         cidrs: Vec<IpNet>,
+        /// Addresses of services alone.
+        service_cidrs: Vec<IpNet>,
         entry: VpcEntry,
     },
     Network {
@@ -79,6 +84,7 @@ pub enum Row {
         reason: String,
         message: String,
     },
+    Service(Service),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -109,6 +115,7 @@ impl TryFrom<proto::Row> for Row {
                 Self::Vpc {
                     vni: vni(row.vni)?,
                     cidrs: cidrs(&row.cidrs, &row.cidrs6)?,
+                    service_cidrs: service_cidrs(&row.service_cidrs)?,
                     entry,
                 }
             }
@@ -149,6 +156,7 @@ impl TryFrom<proto::Row> for Row {
                 reason: row.reason,
                 message: row.message,
             },
+            Kind::Service(row) => Self::Service(Service::try_from(row)?),
         })
     }
 }
@@ -179,10 +187,14 @@ impl Row {
                 address: key.address,
             },
             Self::Refused { pod_uid, .. } => RowKey::Refused(pod_uid.clone()),
+            Self::Service(Service { key, .. }) => RowKey::Service {
+                vni: key.vni,
+                address: key.address,
+            },
         }
     }
 
-    /// What the row asks of the tables by itself.
+    /// What the row asks of the tables by itself. A service's tables are `dataplane::services`'.
     pub fn table_rows(&self) -> Vec<(TableKey, TableEntry)> {
         let remote = |droplet: &DropletAddress| {
             TableEntry::Remote(RemoteEntry {
@@ -197,10 +209,15 @@ impl Row {
                     TableEntry::Droplet(DropletEntry { flags: 0 }),
                 )]
             }
-            Self::Vpc { vni, cidrs, entry } => {
-                let own = SubnetEntry {
+            Self::Vpc {
+                vni,
+                cidrs,
+                service_cidrs,
+                entry,
+            } => {
+                let range = |flags| SubnetEntry {
                     network: 0,
-                    flags: 0,
+                    flags,
                     bouncers: Members {
                         count: 0,
                         droplets: [[0; 4]; MAX_MEMBERS],
@@ -209,11 +226,10 @@ impl Row {
                 let mut rows = vec![(TableKey::Vpc(*vni), TableEntry::Vpc(*entry))];
                 let is_here = entry.flags & VPC_DIVIDER_HERE != 0;
                 rows.extend(is_here.then(|| load(*vni, LOAD_OF_DIVIDER)));
-                rows.extend(
-                    cidrs
-                        .iter()
-                        .map(|cidr| (subnet(*vni, *cidr), TableEntry::Subnet(own))),
-                );
+                for (cidrs, flags) in [(cidrs, 0), (service_cidrs, SUBNET_SERVICES)] {
+                    let entry = TableEntry::Subnet(range(flags));
+                    rows.extend(cidrs.iter().map(|cidr| (subnet(*vni, *cidr), entry)));
+                }
                 rows
             }
             Self::Network {
@@ -250,7 +266,7 @@ impl Row {
             }
             Self::Direct { key, droplet } => vec![(TableKey::Direct(*key), remote(droplet))],
             Self::Forward { key, droplet } => vec![(TableKey::Forward(*key), remote(droplet))],
-            Self::Local(_) | Self::Refused { .. } => Vec::new(),
+            Self::Local(_) | Self::Refused { .. } | Self::Service(_) => Vec::new(),
         }
     }
 }
@@ -273,6 +289,8 @@ impl TryFrom<&proto::RowKey> for RowKey {
             Key::Direct(k) => pair(k).map(|(vni, address)| Self::Direct { vni, address })?,
             Key::Forward(k) => pair(k).map(|(vni, address)| Self::Forward { vni, address })?,
             Key::Refused(uid) => Self::Refused(pod_uid(uid.clone())?),
+            Key::Service(k) => service_key(k.vni, &k.address)
+                .map(|EndpointKey { vni, address }| Self::Service { vni, address })?,
         })
     }
 }
@@ -297,6 +315,7 @@ pub fn proto_key(row: &proto::Row) -> Option<proto::RowKey> {
         Kind::Direct(r) => Key::Direct(pair(r.vni, &r.address)),
         Kind::Forward(r) => Key::Forward(pair(r.vni, &r.address)),
         Kind::Refused(r) => Key::Refused(r.pod_uid.clone()),
+        Kind::Service(r) => Key::Service(pair(r.vni, &r.address)),
     };
     Some(proto::RowKey { key: Some(key) })
 }
@@ -396,7 +415,7 @@ fn droplet(address: &[u8]) -> Result<DropletAddress, InvalidRow> {
     })
 }
 
-fn key(number: u32, address: &[u8]) -> Result<EndpointKey, InvalidRow> {
+pub(super) fn key(number: u32, address: &[u8]) -> Result<EndpointKey, InvalidRow> {
     let address = address.try_into().map_err(|_| InvalidRow::Field {
         field: "address",
         expected: "an address of 16 bytes",
@@ -472,6 +491,21 @@ fn cidrs(list: &[String], list6: &[String]) -> Result<Vec<IpNet>, InvalidRow> {
             })
     });
     v4.chain(v6).collect()
+}
+
+/// Ranges of services, of both families in one field.
+fn service_cidrs(list: &[String]) -> Result<Vec<IpNet>, InvalidRow> {
+    let read = |text: &String| {
+        text.parse::<IpNet>()
+            .ok()
+            .filter(|cidr| cidr.addr() == cidr.network())
+            .filter(|cidr| !matches!(cidr, IpNet::V6(cidr) if cidr.addr().to_ipv4_mapped().is_some()))
+            .ok_or(InvalidRow::Field {
+                field: "service_cidrs",
+                expected: "CIDRs whose host bits are 0",
+            })
+    };
+    list.iter().map(read).collect()
 }
 
 fn load(vni: u32, network: u32) -> (TableKey, TableEntry) {

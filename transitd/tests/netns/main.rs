@@ -30,6 +30,7 @@ mod refused;
 mod restart;
 mod rig;
 mod rows;
+mod services;
 mod socket;
 mod spool;
 mod status;

@@ -1,0 +1,268 @@
+//! CONNECTIONS and SHARES: what agents remember of connections to services, and when it goes.
+//!
+//! Must not write anything that leads a packet: entries are only taken away, and shares counted anew.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::time::Duration;
+
+use aya::maps::{HashMap as BpfHash, Map, MapData, MapError};
+use nix::time::{ClockId, clock_gettime};
+use thuban_common::packet::ipv4::UDP;
+use thuban_common::services::{
+    BackendEntry, BackendKey, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, HAIRPIN, RESET, REVERSE,
+    SEEN,
+};
+use thuban_common::tables::EndpointKey;
+
+use super::tables::{TableError, access, data, is_missing, open};
+
+/// TCP and SCTP, both sides heard: as long as Linux's conntrack.
+const ESTABLISHED: Duration = Duration::from_hours(120);
+/// One side has ended it.
+const HALF_CLOSED: Duration = Duration::from_mins(2);
+/// Not answered yet, or ended by both sides or a reset.
+const TRANSITORY: Duration = Duration::from_mins(1);
+/// TCP and SCTP to a backend that its service has no longer, without a packet.
+const ABANDONED: Duration = Duration::from_mins(5);
+const DATAGRAMS: Duration = Duration::from_mins(2);
+const UNANSWERED_DATAGRAM: Duration = Duration::from_secs(30);
+/// Entries that one scan takes away at most; the rest is found by the next.
+const MOST: usize = 65_536;
+/// As [`ConnectionEntry::index`] has it: no row of the service was here.
+const NO_INDEX: u32 = u32::MAX;
+
+type Hash<K, V> = BpfHash<MapData, K, V>;
+
+#[derive(Debug)]
+pub struct Connections {
+    flows: Hash<ConnectionKey, ConnectionEntry>,
+    backends: Hash<BackendKey, BackendEntry>,
+    shares: Hash<EndpointKey, u32>,
+}
+
+/// What a scan found.
+#[derive(Debug, Default)]
+pub struct Scan {
+    /// Connections that stay.
+    pub held: usize,
+    pub expired: usize,
+    /// Services that they lead to.
+    pub services: HashSet<EndpointKey>,
+}
+
+impl Connections {
+    pub fn open(maps: &Path) -> Result<Self, TableError> {
+        Ok(Self {
+            flows: hash(maps, "CONNECTIONS")?,
+            backends: hash(maps, "BACKENDS")?,
+            shares: hash(maps, "SHARES")?,
+        })
+    }
+
+    /// Looks at every connection once, and takes away those whose time is over and those of clients that aren't here.
+    pub fn scan(&mut self, is_here: impl Fn(&EndpointKey) -> bool) -> Result<Scan, TableError> {
+        let now = now();
+        let (mut scan, mut doomed) = (Scan::default(), Vec::new());
+        let mut shares: HashMap<EndpointKey, u32> = HashMap::new();
+        for entry in &self.flows {
+            let (key, entry) = entry.map_err(access("read", "CONNECTIONS"))?;
+            if key.direction != FORWARD {
+                if doomed.len() < MOST && self.is_orphan(&key, &entry, now)? {
+                    doomed.push(key);
+                }
+                continue;
+            }
+            let client = endpoint(key.vni, key.source);
+            let back = reverse(&key, &entry);
+            let answered = self.connection(&back)?;
+            let seen = Seen {
+                protocol: key.protocol,
+                forward: entry.state,
+                reverse: answered.map_or(0, |answered| answered.state),
+                has_backend: self.has_backend(&entry)?,
+            };
+            let last = entry.time.max(answered.map_or(0, |answered| answered.time));
+            let is_over = now.saturating_sub(Duration::from_nanos(last)) > life(&seen);
+            if doomed.len() < MOST && (is_over || !is_here(&client)) {
+                scan.expired += 1;
+                doomed.extend([key, back]);
+            } else {
+                scan.held += 1;
+                *shares.entry(client).or_default() += 2;
+                scan.services.insert(endpoint(key.vni, key.destination));
+            }
+        }
+        for key in doomed {
+            take(&mut self.flows, "CONNECTIONS", &key)?;
+        }
+        self.count(&shares)?;
+        Ok(scan)
+    }
+
+    /// An entry that leads back and nothing leads there. It may be one that is just made.
+    fn is_orphan(
+        &self,
+        key: &ConnectionKey,
+        entry: &ConnectionEntry,
+        now: Duration,
+    ) -> Result<bool, TableError> {
+        if now.saturating_sub(Duration::from_nanos(entry.time)) < UNANSWERED_DATAGRAM {
+            return Ok(false);
+        }
+        let client = if key.direction == HAIRPIN {
+            key.source
+        } else {
+            key.destination
+        };
+        let forward = ConnectionKey {
+            vni: key.vni,
+            ports: [key.ports[1], entry.port],
+            source: client,
+            destination: entry.address,
+            protocol: key.protocol,
+            direction: FORWARD,
+            padding: 0,
+        };
+        let leads_here = |there: &ConnectionEntry| there.address == key.source && there.port == key.ports[0];
+        Ok(!self.connection(&forward)?.as_ref().is_some_and(leads_here))
+    }
+
+    fn connection(&self, key: &ConnectionKey) -> Result<Option<ConnectionEntry>, TableError> {
+        found("CONNECTIONS", self.flows.get(key, 0))
+    }
+
+    /// Whether the service has the backend still; true where nobody here knows the service.
+    fn has_backend(&self, entry: &ConnectionEntry) -> Result<bool, TableError> {
+        let (service, index) = (entry.service, entry.index);
+        if index == NO_INDEX {
+            return Ok(true);
+        }
+        let backend = found("BACKENDS", self.backends.get(&BackendKey { service, index }, 0))?;
+        Ok(backend.is_some_and(|backend| backend.address == entry.address && backend.port == entry.port))
+    }
+
+    fn count(&mut self, shares: &HashMap<EndpointKey, u32>) -> Result<(), TableError> {
+        let held: Result<Vec<EndpointKey>, _> = self.shares.keys().collect();
+        for client in held.map_err(access("read", "SHARES"))? {
+            match shares.get(&client) {
+                Some(share) => self
+                    .shares
+                    .insert(client, share, 0)
+                    .map_err(access("write", "SHARES"))?,
+                None => take(&mut self.shares, "SHARES", &client)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is known of a connection.
+struct Seen {
+    protocol: u8,
+    /// [`ConnectionEntry::state`] of both directions.
+    forward: u16,
+    reverse: u16,
+    has_backend: bool,
+}
+
+/// How long a connection may be without a packet.
+fn life(seen: &Seen) -> Duration {
+    let either = seen.forward | seen.reverse;
+    let is_answered = seen.reverse & SEEN != 0;
+    if seen.protocol == UDP {
+        return match (seen.has_backend, is_answered) {
+            (false, _) => Duration::ZERO,
+            (true, true) => DATAGRAMS,
+            (true, false) => UNANSWERED_DATAGRAM,
+        };
+    }
+    let usual = if !is_answered || either & RESET != 0 || seen.forward & seen.reverse & FINISHED != 0 {
+        TRANSITORY
+    } else if either & FINISHED != 0 {
+        HALF_CLOSED
+    } else {
+        ESTABLISHED
+    };
+    if seen.has_backend {
+        usual
+    } else {
+        usual.min(ABANDONED)
+    }
+}
+
+/// The key that leads back, of a forward one.
+fn reverse(key: &ConnectionKey, entry: &ConnectionEntry) -> ConnectionKey {
+    let is_own = entry.address == key.source;
+    ConnectionKey {
+        vni: key.vni,
+        ports: [entry.port, key.ports[0]],
+        source: entry.address,
+        destination: if is_own { key.destination } else { key.source },
+        protocol: key.protocol,
+        direction: if is_own { HAIRPIN } else { REVERSE },
+        padding: 0,
+    }
+}
+
+fn endpoint(vni: u32, address: [u8; 16]) -> EndpointKey {
+    EndpointKey { vni, address }
+}
+
+/// The programs' clock.
+fn now() -> Duration {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
+}
+
+fn found<V>(name: &'static str, result: Result<V, MapError>) -> Result<Option<V>, TableError> {
+    match result {
+        Ok(entry) => Ok(Some(entry)),
+        Err(MapError::KeyNotFound) => Ok(None),
+        Err(error) => Err(access("read", name)(error)),
+    }
+}
+
+fn take<K: aya::Pod, V: aya::Pod>(
+    map: &mut Hash<K, V>,
+    name: &'static str,
+    key: &K,
+) -> Result<(), TableError> {
+    match map.remove(key) {
+        Err(error) if !is_missing(&error) => Err(access("remove from", name)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn hash<K: aya::Pod, V: aya::Pod>(maps: &Path, name: &'static str) -> Result<Hash<K, V>, TableError> {
+    BpfHash::try_from(Map::HashMap(data(maps, name)?)).map_err(open(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lives(protocol: u8, forward: u16, reverse: u16, has_backend: bool) -> u64 {
+        let seen = Seen {
+            protocol,
+            forward,
+            reverse,
+            has_backend,
+        };
+        life(&seen).as_secs()
+    }
+
+    #[test]
+    fn connections_live_by_what_both_sides_said() {
+        for protocol in [6, 132] {
+            assert_eq!(lives(protocol, SEEN, 0, true), 60, "opening");
+            assert_eq!(lives(protocol, SEEN, SEEN, true), 432_000);
+            assert_eq!(lives(protocol, SEEN | FINISHED, SEEN, true), 120);
+            assert_eq!(lives(protocol, SEEN | FINISHED, SEEN | FINISHED, true), 60);
+            assert_eq!(lives(protocol, SEEN, SEEN | RESET, true), 60);
+            assert_eq!(lives(protocol, SEEN, SEEN, false), 300, "its backend is gone");
+        }
+        assert_eq!(lives(17, SEEN, 0, true), 30);
+        assert_eq!(lives(17, SEEN, SEEN, true), 120);
+        assert_eq!(lives(17, SEEN, SEEN, false), 0);
+    }
+}

@@ -1,0 +1,231 @@
+//! A service's row, validated: an address of one VPC, its ports and their backends.
+
+use std::collections::BTreeSet;
+use std::net::Ipv6Addr;
+
+use thuban_common::packet::ipv4::{SCTP, TCP, UDP, is_unicast};
+use thuban_common::packet::ipv6;
+use thuban_common::services::{BackendEntry, ServiceKey};
+use thuban_common::tables::{Address, EndpointKey};
+use thuban_proto::transit as proto;
+
+use super::row::{InvalidRow, key};
+
+/// Most ports of a service.
+pub const MAX_PORTS: usize = 128;
+/// Most backends of a port.
+pub const MAX_BACKENDS: usize = 16384;
+/// A day, as Kubernetes has it.
+const MAX_AFFINITY: u32 = 86400;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    pub key: EndpointKey,
+    /// No two with the same protocol and port.
+    pub ports: Vec<Port>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    pub key: ServiceKey,
+    /// Seconds; 0: none.
+    pub affinity: u32,
+    /// Of the service's family, all different.
+    pub backends: BTreeSet<BackendEntry>,
+}
+
+impl TryFrom<proto::ServiceRow> for Service {
+    type Error = InvalidRow;
+
+    fn try_from(row: proto::ServiceRow) -> Result<Self, InvalidRow> {
+        let key = service_key(row.vni, &row.address)?;
+        if row.ports.len() > MAX_PORTS {
+            return Err(invalid("service.ports", "at most 128"));
+        }
+        let read = row.ports.iter().map(|port| read(key, port));
+        let ports = read.collect::<Result<Vec<_>, _>>()?;
+        let different: BTreeSet<_> = ports
+            .iter()
+            .map(|port| (port.key.protocol, port.key.port))
+            .collect();
+        if different.len() != ports.len() {
+            return Err(invalid("service.ports", "no two with the same protocol and port"));
+        }
+        Ok(Self { key, ports })
+    }
+}
+
+/// The key of a service's row.
+pub fn service_key(vni: u32, address: &[u8]) -> Result<EndpointKey, InvalidRow> {
+    let key = key(vni, address)?;
+    if is_usable(&key.address) {
+        Ok(key)
+    } else {
+        Err(invalid(
+            "service.address",
+            "a unicast address that is not link-local",
+        ))
+    }
+}
+
+fn read(of: EndpointKey, port: &proto::ServicePort) -> Result<Port, InvalidRow> {
+    let protocol = u8::try_from(port.protocol)
+        .ok()
+        .filter(|protocol| matches!(*protocol, TCP | UDP | SCTP))
+        .ok_or(invalid("service.protocol", "6, 17 or 132"))?;
+    if port.affinity_seconds > MAX_AFFINITY {
+        return Err(invalid("service.affinity_seconds", "at most 86400"));
+    }
+    if port.backends.len() > MAX_BACKENDS {
+        return Err(invalid("service.backends", "at most 16384"));
+    }
+    let backends = port.backends.iter().map(|backend| {
+        let address: Address = backend
+            .address
+            .as_slice()
+            .try_into()
+            .ok()
+            .filter(|address| {
+                is_usable(address) && is_v4(address) == is_v4(&of.address) && *address != of.address
+            })
+            .ok_or(invalid(
+                "service.backends.address",
+                "a unicast address of the service's family, 16 bytes",
+            ))?;
+        Ok(BackendEntry {
+            address,
+            port: number(backend.port, "service.backends.port")?.to_be(),
+            padding: 0,
+        })
+    });
+    Ok(Port {
+        key: ServiceKey {
+            vni: of.vni,
+            address: of.address,
+            port: number(port.port, "service.port")?.to_be(),
+            protocol,
+            padding: 0,
+        },
+        affinity: port.affinity_seconds,
+        backends: backends.collect::<Result<_, _>>()?,
+    })
+}
+
+fn number(port: u32, field: &'static str) -> Result<u16, InvalidRow> {
+    u16::try_from(port)
+        .ok()
+        .filter(|port| *port != 0)
+        .ok_or(invalid(field, "1 to 65535"))
+}
+
+fn is_v4(address: &Address) -> bool {
+    ipv6::is_mapped(address)
+}
+
+/// What one host may have: no loopback, link-local, multicast.
+fn is_usable(address: &Address) -> bool {
+    match Ipv6Addr::from(*address).to_ipv4_mapped() {
+        Some(v4) => is_unicast(v4.octets()[0]) && !v4.is_link_local(),
+        None => ipv6::is_unicast(address),
+    }
+}
+
+const fn invalid(field: &'static str, expected: &'static str) -> InvalidRow {
+    InvalidRow::Field { field, expected }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapped(text: &str) -> Vec<u8> {
+        let address: std::net::IpAddr = text.parse().unwrap();
+        match address {
+            std::net::IpAddr::V4(v4) => v4.to_ipv6_mapped().octets().to_vec(),
+            std::net::IpAddr::V6(v6) => v6.octets().to_vec(),
+        }
+    }
+
+    fn port(number: u32, backend: &str) -> proto::ServicePort {
+        proto::ServicePort {
+            protocol: 6,
+            port: number,
+            backends: vec![proto::ServiceBackend {
+                address: mapped(backend),
+                port: 8080,
+            }],
+            affinity_seconds: 0,
+        }
+    }
+
+    fn row(address: &str, ports: Vec<proto::ServicePort>) -> Result<Service, InvalidRow> {
+        Service::try_from(proto::ServiceRow {
+            vni: 7,
+            address: mapped(address),
+            ports,
+        })
+    }
+
+    fn refused(address: &str, port: proto::ServicePort, field: &str) {
+        let error = row(address, vec![port]).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{field}: expected")), "{error}");
+    }
+
+    #[test]
+    fn a_row_is_read_in_both_families_and_backends_are_sorted_and_different() {
+        let mut twice = port(80, "10.0.1.9");
+        twice.backends.extend([
+            twice.backends[0].clone(),
+            port(80, "10.0.1.5").backends[0].clone(),
+        ]);
+        let service = row("10.96.0.1", vec![twice, port(81, "10.0.1.5")]).unwrap();
+        let last: Vec<u8> = service.ports[0].backends.iter().map(|b| b.address[15]).collect();
+        assert_eq!(last, [5, 9]);
+        assert_eq!(service.ports[0].key.port, 80_u16.to_be());
+        assert!(row("fd00:96::1", vec![port(80, "fd00::5")]).is_ok());
+        assert!(row("10.96.0.1", vec![]).unwrap().ports.is_empty());
+    }
+
+    #[test]
+    fn what_no_packet_can_mean_is_refused_by_field() {
+        let good = || port(80, "10.0.1.5");
+        for address in [
+            "0.0.0.0",
+            "127.0.0.1",
+            "224.0.0.1",
+            "169.254.1.1",
+            "fe80::1",
+            "ff02::1",
+            "::1",
+        ] {
+            refused(address, good(), "service.address");
+            refused("10.96.0.1", port(80, address), "service.backends.address");
+        }
+        refused("10.96.0.1", port(80, "fd00::5"), "service.backends.address");
+        refused("fd00:96::1", good(), "service.backends.address");
+        refused("10.96.0.1", port(80, "10.96.0.1"), "service.backends.address");
+        refused("10.96.0.1", port(0, "10.0.1.5"), "service.port");
+        refused("10.96.0.1", port(65536, "10.0.1.5"), "service.port");
+        let with = |change: &dyn Fn(&mut proto::ServicePort)| {
+            let mut port = good();
+            change(&mut port);
+            port
+        };
+        refused("10.96.0.1", with(&|port| port.protocol = 1), "service.protocol");
+        refused("10.96.0.1", with(&|port| port.protocol = 262), "service.protocol");
+        refused(
+            "10.96.0.1",
+            with(&|port| port.backends[0].port = 0),
+            "service.backends.port",
+        );
+        refused(
+            "10.96.0.1",
+            with(&|port| port.affinity_seconds = 86401),
+            "service.affinity_seconds",
+        );
+        let many = with(&|port| port.backends = vec![port.backends[0].clone(); MAX_BACKENDS + 1]);
+        refused("10.96.0.1", many, "service.backends");
+        assert!(row("10.96.0.1", vec![good(), good()]).is_err());
+        assert!(row("10.96.0.1", (1..=129).map(|n| port(n, "10.0.1.5")).collect()).is_err());
+    }
+}
