@@ -5,3 +5,4 @@ pub mod cni;
 pub mod programs;
 pub mod rig;
 pub mod scale;
+pub mod services;

@@ -94,10 +94,16 @@ pub fn checksum(bytes: &[u8]) -> u16 {
 /// A datagram there and its echo back, from fresh sockets. `Ok(false)` when no echo came.
 pub fn echo_udp(from: End, to: End, size: usize) -> Result<bool> {
     let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
-    let server = to.namespace.run(|| Ok(UdpSocket::bind((to.address, port))?))?;
+    echo_udp_by(from, to, port, SocketAddr::from((to.address, port)), size)
+}
+
+/// The same with a server at this port, which the client knows as `seen`: only answers from there count.
+pub fn echo_udp_by(from: End, to: End, port: u16, seen: SocketAddr, size: usize) -> Result<bool> {
+    let server = when_free(|| to.namespace.run(|| Ok(UdpSocket::bind((to.address, port))?)))?;
     server.set_read_timeout(Some(WAIT))?;
     let client = from.namespace.run(|| Ok(UdpSocket::bind((from.address, 0))?))?;
     client.set_read_timeout(Some(Duration::from_secs(2)))?;
+    from.namespace.run(|| Ok(client.connect(seen)?))?;
     let payload: Vec<u8> = (0..size).map(|index| index as u8 ^ 0x5a).collect();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -106,7 +112,7 @@ pub fn echo_udp(from: End, to: End, size: usize) -> Result<bool> {
                 let _ = server.send_to(&buffer[..length], peer);
             }
         });
-        client.send_to(&payload, SocketAddr::from((to.address, port)))?;
+        client.send(&payload)?;
         let mut buffer = vec![0; 65536];
         let answer = client
             .recv(&mut buffer)
@@ -122,10 +128,26 @@ pub fn echo_udp(from: End, to: End, size: usize) -> Result<bool> {
     })
 }
 
+/// Binds, and tries again for a while: the port's last socket may live on, see [`NEXT_PORT`].
+fn when_free<T>(bind: impl Fn() -> Result<T>) -> Result<T> {
+    let end = Instant::now() + WAIT;
+    loop {
+        match bind() {
+            Err(_) if Instant::now() < end => thread::sleep(Duration::from_millis(10)),
+            bound => return bound,
+        }
+    }
+}
+
 /// Sends `bytes` there and as many back over one connection, compares every byte, and returns how long it took.
 pub fn transfer(from: End, to: End, bytes: usize) -> Result<Duration> {
     let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
-    let listener = to.namespace.run(|| Ok(TcpListener::bind((to.address, port))?))?;
+    transfer_by(from, to, port, SocketAddr::from((to.address, port)), bytes)
+}
+
+/// The same with a server at this port, which the client knows as `seen`.
+pub fn transfer_by(from: End, to: End, port: u16, seen: SocketAddr, bytes: usize) -> Result<Duration> {
+    let listener = when_free(|| to.namespace.run(|| Ok(TcpListener::bind((to.address, port))?)))?;
     let start = Instant::now();
     thread::scope(|scope| {
         let server = scope.spawn(|| -> Result<()> {
@@ -136,10 +158,9 @@ pub fn transfer(from: End, to: End, bytes: usize) -> Result<Duration> {
             Ok(())
         });
         let client = || -> Result<()> {
-            let address = SocketAddr::from((to.address, port));
             let mut stream = from
                 .namespace
-                .run(|| Ok(TcpStream::connect_timeout(&address, WAIT)?))?;
+                .run(|| Ok(TcpStream::connect_timeout(&seen, WAIT)?))?;
             stream.set_read_timeout(Some(WAIT))?;
             stream.set_write_timeout(Some(WAIT))?;
             send(&mut stream, bytes, 1)?;

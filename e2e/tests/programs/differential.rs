@@ -152,5 +152,17 @@ fn programs_do_what_their_model_does() -> Result<()> {
     Ok(())
 }
 
-/// What no frame brings about: events, and failures of the world around.
-const UNREACHABLE: [&str; 4] = ["direct_wanted", "direct_paced", "adjust_room_failed", "no_config"];
+/// What no frame brings about: events, failures of the world around, and services, of which this world has none.
+const UNREACHABLE: [&str; 11] = [
+    "direct_wanted",
+    "direct_paced",
+    "adjust_room_failed",
+    "no_config",
+    "service_connections",
+    "service_stateless",
+    "service_refused",
+    "service_unreadable",
+    "no_backend",
+    "service_collision",
+    "service_port_fixed",
+];

@@ -4,6 +4,7 @@
 mod agent;
 mod announcements;
 mod answers;
+mod connections;
 mod differential;
 mod discovery;
 mod ecn;
@@ -16,6 +17,8 @@ mod model_agent;
 mod model_transit;
 mod random;
 mod rows;
+mod service_world;
+mod services;
 mod sources;
 mod too_big;
 mod trace;
@@ -49,11 +52,13 @@ fn every_counter_has_a_test() {
     let tests = [
         include_str!("agent.rs"),
         include_str!("announcements.rs"),
+        include_str!("connections.rs"),
         include_str!("discovery.rs"),
         include_str!("ecn.rs"),
         include_str!("fixture.rs"),
         include_str!("ipv6.rs"),
         include_str!("ipv6_transit.rs"),
+        include_str!("services.rs"),
         include_str!("sources.rs"),
         include_str!("too_big.rs"),
         include_str!("trace.rs"),

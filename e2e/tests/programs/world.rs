@@ -130,6 +130,13 @@ impl World {
         Ok(())
     }
 
+    /// Writes an endpoint's local row once more.
+    pub fn restore_local(&mut self, endpoint: Endpoint) -> Result<()> {
+        let interface = self.interfaces[usize::from(endpoint.index)];
+        let key = key(endpoint.vni, endpoint.address);
+        self.insert_local(key, interface, endpoint.network, endpoint.mac(), LOCAL_TAKES_XDP)
+    }
+
     fn insert_local(
         &mut self,
         key: EndpointKey,

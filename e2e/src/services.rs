@@ -1,0 +1,88 @@
+//! Rows of services as transitd writes them, without its order and its Maglev: backends have the slots in turn.
+
+use std::net::IpAddr;
+
+use anyhow::Result;
+use thuban_common::services::{
+    BackendEntry, BackendKey, CHUNK, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
+};
+
+use crate::programs::{Programs, address};
+
+/// Slots of the tables here.
+const SLOTS: u32 = 128;
+
+/// A service's port. `id` is its own.
+#[derive(Clone, Copy)]
+pub struct Served {
+    pub vni: u32,
+    pub id: u32,
+    pub service: IpAddr,
+    pub port: u16,
+    pub protocol: u8,
+    /// Seconds.
+    pub affinity: u32,
+}
+
+impl Served {
+    pub fn new(vni: u32, id: u32, service: IpAddr, port: u16, protocol: u8) -> Self {
+        Self {
+            vni,
+            id,
+            service,
+            port,
+            protocol,
+            affinity: 0,
+        }
+    }
+
+    /// Writes the rows with these backends, over those that were there.
+    pub fn by(&self, programs: &mut Programs, backends: &[(IpAddr, u16)]) -> Result<()> {
+        for (index, (backend, port)) in (0..).zip(backends) {
+            let key = BackendKey {
+                service: self.id,
+                index,
+            };
+            let entry = BackendEntry {
+                address: address(*backend),
+                port: port.to_be(),
+                padding: 0,
+            };
+            programs.insert("BACKENDS", key, entry)?;
+        }
+        let slots = if backends.is_empty() { 0 } else { SLOTS };
+        for chunk in 0..slots.div_ceil(CHUNK as u32) {
+            let first = chunk as usize * CHUNK;
+            let entry = SlotsEntry {
+                backends: std::array::from_fn(|slot| ((first + slot) % backends.len()) as u16),
+            };
+            programs.insert(
+                "SLOTS",
+                SlotsKey {
+                    table: self.id,
+                    chunk,
+                },
+                entry,
+            )?;
+        }
+        let entry = ServiceEntry {
+            service: self.id,
+            table: self.id,
+            slots,
+            affinity: self.affinity,
+            used: 0,
+        };
+        programs.insert("SERVICES", self.key(self.port, self.protocol), entry)?;
+        programs.insert("SERVICES", self.key(0, 0), entry)
+    }
+
+    fn key(&self, port: u16, protocol: u8) -> ServiceKey {
+        ServiceKey {
+            vni: self.vni,
+            address: address(self.service),
+            port: port.to_be(),
+            protocol,
+            padding: 0,
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! What is remembered of connections to services: a backend stays a connection's, new ones are chosen anew, and no client
+//! fills the table for others.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use anyhow::{Result, ensure};
+use thuban_common::{
+    counters::Counter,
+    services::{
+        CONNECTIONS_OF_CLIENT, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, RESET, REVERSE, SEEN,
+    },
+};
+use thuban_e2e::{
+    programs::{address, key},
+    services::Served,
+};
+
+use crate::{
+    rows::{BOUNCED, SECOND, TENANT, ip},
+    service_world::{
+        SERVICE, Segment, TCP, UDP, arrive, ensure_delivered, ensure_dropped, ensure_sent, inner, send, world,
+    },
+    world::World,
+};
+
+const CLIENT: IpAddr = IpAddr::V4(TENANT.address);
+
+fn backend(n: u8) -> (IpAddr, u16) {
+    (IpAddr::V4(ip(10, 0, 2, n)), 8080)
+}
+
+fn segment(protocol: u8, port: u16) -> Segment {
+    Segment::new(protocol, TENANT.mac(), (CLIENT, port), (SERVICE, 80))
+}
+
+/// The backend that a packet goes to.
+fn chosen(world: &mut World, segment: &Segment) -> Result<[u8; 4]> {
+    let outcome = send(world, TENANT.index, segment)?;
+    ensure!(outcome.verdict == 7, "{:?}", outcome.counted);
+    Ok(inner(&outcome)[30..34].try_into()?)
+}
+
+fn forward(world: &World, segment: &Segment) -> Result<ConnectionEntry> {
+    let key = ConnectionKey {
+        vni: 100,
+        ports: [segment.from.1.to_be(), segment.to.1.to_be()],
+        source: address(segment.from.0),
+        destination: address(segment.to.0),
+        protocol: segment.protocol,
+        direction: FORWARD,
+        padding: 0,
+    };
+    world.programs.get("CONNECTIONS", &key)
+}
+
+fn reverse(world: &World, segment: &Segment) -> Result<ConnectionEntry> {
+    let key = ConnectionKey {
+        vni: 100,
+        ports: [segment.from.1.to_be(), segment.to.1.to_be()],
+        source: address(segment.from.0),
+        destination: address(segment.to.0),
+        protocol: segment.protocol,
+        direction: REVERSE,
+        padding: 0,
+    };
+    world.programs.get("CONNECTIONS", &key)
+}
+
+#[test]
+fn a_connection_keeps_its_backend_when_the_service_changes_or_goes() -> Result<()> {
+    for protocol in [TCP, UDP] {
+        let mut world = world()?;
+        let served = Served::new(100, 1, SERVICE, 80, protocol);
+        served.by(&mut world.programs, &[backend(40)])?;
+        let request = segment(protocol, 40000);
+        ensure!(chosen(&mut world, &request)? == [10, 0, 2, 40]);
+        let next = request.clone().with_flags(0x10);
+        served.by(&mut world.programs, &[backend(41)])?;
+        ensure!(chosen(&mut world, &next)? == [10, 0, 2, 40]);
+        ensure!(chosen(&mut world, &segment(protocol, 40001))? == [10, 0, 2, 41]);
+        served.by(&mut world.programs, &[])?;
+        ensure!(chosen(&mut world, &next)? == [10, 0, 2, 40]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_port_used_again_gets_a_backend_that_is_there() -> Result<()> {
+    let mut world = world()?;
+    let served = Served::new(100, 1, SERVICE, 80, TCP);
+    served.by(&mut world.programs, &[backend(40)])?;
+    let opening = segment(TCP, 40000);
+    ensure!(chosen(&mut world, &opening)? == [10, 0, 2, 40]);
+    // Sent again: the same.
+    ensure!(chosen(&mut world, &opening)? == [10, 0, 2, 40]);
+    served.by(&mut world.programs, &[backend(41)])?;
+    ensure!(
+        chosen(&mut world, &opening)? == [10, 0, 2, 41],
+        "its backend is gone"
+    );
+    served.by(&mut world.programs, &[backend(41), backend(42)])?;
+    for flags in [0x11, 0x14] {
+        let first = chosen(&mut world, &opening)?;
+        ensure!(chosen(&mut world, &opening)? == first);
+        ensure!(chosen(&mut world, &opening.clone().with_flags(flags))? == first);
+        ensure!(forward(&world, &opening)?.state & (FINISHED | RESET) != 0);
+        chosen(&mut world, &opening)?;
+        ensure!(forward(&world, &opening)?.state == SEEN, "chosen anew");
+    }
+    Ok(())
+}
+
+#[test]
+fn both_sides_of_a_connection_are_written_down() -> Result<()> {
+    let mut world = world()?;
+    let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
+    Served::new(100, 1, SERVICE, 80, TCP).by(&mut world.programs, &[far])?;
+    let request = segment(TCP, 40000);
+    ensure_sent(
+        &send(&mut world, TENANT.index, &request)?,
+        &request.sent_to(far),
+        SECOND,
+    )?;
+    let answer = request.sent_to(far).answer([9; 6]);
+    ensure!(forward(&world, &request)?.state == SEEN && reverse(&world, &answer)?.state == 0);
+    arrive(&mut world, SECOND, 100, &answer)?;
+    ensure!(reverse(&world, &answer)?.state == SEEN);
+    let before = forward(&world, &request)?;
+    chosen(&mut world, &request.clone().with_flags(0x10))?;
+    ensure!(
+        forward(&world, &request)? == before,
+        "not written for each packet"
+    );
+    arrive(&mut world, SECOND, 100, &answer.clone().with_flags(0x11))?;
+    ensure!(reverse(&world, &answer)?.state == SEEN | FINISHED);
+    Ok(())
+}
+
+#[test]
+fn a_clients_share_bounds_its_entries_and_it_is_served_beyond() -> Result<()> {
+    let mut world = world()?;
+    let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
+    Served::new(100, 1, SERVICE, 80, UDP).by(&mut world.programs, &[far])?;
+    send(&mut world, TENANT.index, &segment(UDP, 40000))?;
+    let client = key(100, TENANT.address);
+    ensure!(world.programs.get::<_, u32>("SHARES", &client)? == 2);
+    world.programs.insert("SHARES", client, CONNECTIONS_OF_CLIENT)?;
+    let request = segment(UDP, 40001);
+    let outcome = send(&mut world, TENANT.index, &request)?;
+    ensure_sent(&outcome, &request.sent_to(far), SECOND)?;
+    ensure!(outcome.counted.contains_key(Counter::ServiceStateless.name()));
+    ensure!(forward(&world, &request).is_err());
+    let answer = request.sent_to(far).answer([9; 6]);
+    let outcome = arrive(&mut world, SECOND, 100, &answer)?;
+    ensure_delivered(&outcome, &answer.sent_from((SERVICE, 80)), TENANT.mac())?;
+    let other = answer.sent_from((IpAddr::V4(ip(10, 0, 1, 50)), 8081));
+    ensure_delivered(&arrive(&mut world, SECOND, 100, &other)?, &other, TENANT.mac())?;
+    // Another client isn't bound by it.
+    let other = Segment::new(UDP, BOUNCED.mac(), (BOUNCED.address.into(), 40000), (SERVICE, 80));
+    let outcome = send(&mut world, BOUNCED.index, &other)?;
+    ensure!(outcome.counted.contains_key(Counter::ServiceConnections.name()));
+    Ok(())
+}
+
+#[test]
+fn answers_that_two_services_could_have_given_are_not_made() -> Result<()> {
+    let mut world = world()?;
+    let second = IpAddr::V4(ip(10, 96, 0, 11));
+    Served::new(100, 1, SERVICE, 80, UDP).by(&mut world.programs, &[backend(40)])?;
+    Served::new(100, 2, second, 80, UDP).by(&mut world.programs, &[backend(40)])?;
+    let request = segment(UDP, 40000);
+    ensure!(chosen(&mut world, &request)? == [10, 0, 2, 40]);
+    let outcome = send(&mut world, TENANT.index, &request.sent_to((second, 80)))?;
+    ensure_dropped(&outcome, Counter::ServiceCollision)?;
+    // With another backend there is a way.
+    Served::new(100, 2, second, 80, UDP).by(&mut world.programs, &[backend(40), backend(41)])?;
+    ensure!(chosen(&mut world, &request.sent_to((second, 80)))? == [10, 0, 2, 41]);
+    Ok(())
+}
+
+#[test]
+fn a_client_with_affinity_keeps_its_backend_while_it_is_there() -> Result<()> {
+    let mut world = world()?;
+    let mut served = Served::new(100, 1, SERVICE, 80, TCP);
+    served.affinity = 60;
+    let backends: Vec<_> = (40..50).map(backend).collect();
+    served.by(&mut world.programs, &backends)?;
+    let first = chosen(&mut world, &segment(TCP, 40000))?;
+    for port in 40001..40020 {
+        ensure!(chosen(&mut world, &segment(TCP, port))? == first);
+    }
+    // Others take its slots, but it is there still.
+    let mut turned = backends.clone();
+    turned.rotate_left(1);
+    let place = backends
+        .iter()
+        .position(|b| b.0 == IpAddr::from(first))
+        .unwrap_or_default();
+    turned.swap((place + 9) % 10, place);
+    served.by(&mut world.programs, &turned)?;
+    ensure!(chosen(&mut world, &segment(TCP, 40030))? == first);
+    let others: Vec<_> = (60..70).map(backend).collect();
+    served.by(&mut world.programs, &others)?;
+    ensure!(chosen(&mut world, &segment(TCP, 40040))? != first);
+    Ok(())
+}
+
+#[test]
+fn connections_are_spread_over_the_backends() -> Result<()> {
+    let mut world = world()?;
+    let backends: Vec<_> = (40..50).map(backend).collect();
+    Served::new(100, 1, SERVICE, 80, TCP).by(&mut world.programs, &backends)?;
+    let mut seen = BTreeSet::new();
+    for port in 40000..40100 {
+        seen.insert(chosen(&mut world, &segment(TCP, port))?);
+    }
+    ensure!(seen.len() == 10, "{seen:?}");
+    Ok(())
+}
