@@ -119,26 +119,23 @@ impl Segment {
     pub fn bytes(&self) -> Vec<u8> {
         let transport = self.transport();
         let mut frame = [&GATEWAY_MAC[..], &self.source_mac].concat();
-        match (self.from.0, self.to.0) {
-            (IpAddr::V4(from), IpAddr::V4(to)) => {
-                frame.extend([8, 0]);
-                frame.extend(crate::frames::header(
-                    0,
-                    transport.len(),
-                    0x4000,
-                    63,
-                    self.protocol,
-                    from,
-                    to,
-                ));
-            }
-            _ => {
-                frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-                frame.extend((transport.len() as u16).to_be_bytes());
-                frame.extend([self.protocol, 63]);
-                frame.extend(octets(self.from.0));
-                frame.extend(octets(self.to.0));
-            }
+        if let (IpAddr::V4(from), IpAddr::V4(to)) = (self.from.0, self.to.0) {
+            frame.extend([8, 0]);
+            frame.extend(crate::frames::header(
+                0,
+                transport.len(),
+                0x4000,
+                63,
+                self.protocol,
+                from,
+                to,
+            ));
+        } else {
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+            frame.extend((transport.len() as u16).to_be_bytes());
+            frame.extend([self.protocol, 63]);
+            frame.extend(octets(self.from.0));
+            frame.extend(octets(self.to.0));
         }
         frame.extend(transport);
         frame

@@ -18,14 +18,14 @@ use thuban_common::tables::EndpointKey;
 use super::tables::{TableError, access, data, is_missing, open};
 
 /// TCP and SCTP, both sides heard: as long as Linux's conntrack.
-const ESTABLISHED: Duration = Duration::from_secs(432_000);
+const ESTABLISHED: Duration = Duration::from_hours(120);
 /// One side has ended it.
-const HALF_CLOSED: Duration = Duration::from_secs(120);
+const HALF_CLOSED: Duration = Duration::from_mins(2);
 /// Not answered yet, or ended by both sides or a reset.
-const TRANSITORY: Duration = Duration::from_secs(60);
+const TRANSITORY: Duration = Duration::from_mins(1);
 /// TCP and SCTP to a backend that its service has no longer, without a packet.
-const ABANDONED: Duration = Duration::from_secs(300);
-const DATAGRAMS: Duration = Duration::from_secs(120);
+const ABANDONED: Duration = Duration::from_mins(5);
+const DATAGRAMS: Duration = Duration::from_mins(2);
 const UNANSWERED_DATAGRAM: Duration = Duration::from_secs(30);
 /// Entries that one scan takes away at most; the rest is found by the next.
 const MOST: usize = 65_536;
@@ -36,7 +36,7 @@ type Hash<K, V> = BpfHash<MapData, K, V>;
 
 #[derive(Debug)]
 pub struct Connections {
-    connections: Hash<ConnectionKey, ConnectionEntry>,
+    flows: Hash<ConnectionKey, ConnectionEntry>,
     backends: Hash<BackendKey, BackendEntry>,
     shares: Hash<EndpointKey, u32>,
 }
@@ -54,7 +54,7 @@ pub struct Scan {
 impl Connections {
     pub fn open(maps: &Path) -> Result<Self, TableError> {
         Ok(Self {
-            connections: hash(maps, "CONNECTIONS")?,
+            flows: hash(maps, "CONNECTIONS")?,
             backends: hash(maps, "BACKENDS")?,
             shares: hash(maps, "SHARES")?,
         })
@@ -65,7 +65,7 @@ impl Connections {
         let now = now();
         let (mut scan, mut doomed) = (Scan::default(), Vec::new());
         let mut shares: HashMap<EndpointKey, u32> = HashMap::new();
-        for entry in self.connections.iter() {
+        for entry in &self.flows {
             let (key, entry) = entry.map_err(access("read", "CONNECTIONS"))?;
             if key.direction != FORWARD {
                 if doomed.len() < MOST && self.is_orphan(&key, &entry, now)? {
@@ -94,7 +94,7 @@ impl Connections {
             }
         }
         for key in doomed {
-            take(&mut self.connections, "CONNECTIONS", &key)?;
+            take(&mut self.flows, "CONNECTIONS", &key)?;
         }
         self.count(&shares)?;
         Ok(scan)
@@ -129,7 +129,7 @@ impl Connections {
     }
 
     fn connection(&self, key: &ConnectionKey) -> Result<Option<ConnectionEntry>, TableError> {
-        found("CONNECTIONS", self.connections.get(key, 0))
+        found("CONNECTIONS", self.flows.get(key, 0))
     }
 
     /// Whether the service has the backend still; true where nobody here knows the service.

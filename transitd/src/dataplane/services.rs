@@ -21,7 +21,7 @@ type Hash<K, V> = BpfHash<MapData, K, V>;
 
 #[derive(Debug)]
 pub struct Services {
-    services: Hash<ServiceKey, ServiceEntry>,
+    entries: Hash<ServiceKey, ServiceEntry>,
     slots: Hash<SlotsKey, SlotsEntry>,
     backends: Hash<BackendKey, BackendEntry>,
     /// Ports of each address; the address's own entry is there as long as this one.
@@ -43,7 +43,7 @@ impl Services {
     /// Opens the pinned maps, reads back what they hold, and takes away what nothing leads to.
     pub fn open(maps: &Path) -> Result<Self, TableError> {
         let mut services = Self {
-            services: hash(maps, "SERVICES")?,
+            entries: hash(maps, "SERVICES")?,
             slots: hash(maps, "SLOTS")?,
             backends: hash(maps, "BACKENDS")?,
             held: HashMap::new(),
@@ -105,8 +105,8 @@ impl Services {
             affinity: 0,
             used: 1,
         };
-        if matches!(self.services.get(&own, 0), Err(MapError::KeyNotFound)) {
-            self.services
+        if matches!(self.entries.get(&own, 0), Err(MapError::KeyNotFound)) {
+            self.entries
                 .insert(own, none, 0)
                 .map_err(access("write", "SERVICES"))?;
         }
@@ -117,7 +117,7 @@ impl Services {
     /// Removes a service; missing is success.
     pub fn remove(&mut self, key: &EndpointKey) -> Result<(), TableError> {
         // First: clients then ask bouncers, who may know better.
-        take(&mut self.services, "SERVICES", &own_key(key))?;
+        take(&mut self.entries, "SERVICES", &own_key(key))?;
         let ports: Vec<ServiceKey> = self
             .held
             .get(key)
@@ -139,14 +139,14 @@ impl Services {
     /// Whether a new connection used the service since the last call; clears the mark.
     pub fn take_used(&mut self, key: &EndpointKey) -> Result<bool, TableError> {
         let own = own_key(key);
-        let entry = match self.services.get(&own, 0) {
+        let entry = match self.entries.get(&own, 0) {
             Ok(entry) => entry,
             Err(MapError::KeyNotFound) => return Ok(false),
             Err(error) => return Err(access("read", "SERVICES")(error)),
         };
         if entry.used != 0 {
             let cleared = ServiceEntry { used: 0, ..entry };
-            self.services
+            self.entries
                 .insert(own, cleared, 0)
                 .map_err(access("write", "SERVICES"))?;
         }
@@ -190,7 +190,7 @@ impl Services {
             affinity: port.affinity,
             used: 0,
         };
-        self.services
+        self.entries
             .insert(port.key, entry, 0)
             .map_err(access("write", "SERVICES"))?;
         let backends = indexes
@@ -236,7 +236,7 @@ impl Services {
     }
 
     fn remove_port(&mut self, of: &EndpointKey, key: &ServiceKey) -> Result<(), TableError> {
-        take(&mut self.services, "SERVICES", key)?;
+        take(&mut self.entries, "SERVICES", key)?;
         let Some(held) = self.held.get_mut(of).and_then(|ports| ports.remove(key)) else {
             return Ok(());
         };
@@ -251,14 +251,14 @@ impl Services {
 
     fn read_back(&mut self) -> Result<(), TableError> {
         let mut backends: HashMap<u32, BTreeMap<u32, BackendEntry>> = HashMap::new();
-        for entry in self.backends.iter() {
+        for entry in &self.backends {
             let (key, backend) = entry.map_err(access("read", "BACKENDS"))?;
             backends
                 .entry(key.service)
                 .or_default()
                 .insert(key.index, backend);
         }
-        for entry in self.services.iter() {
+        for entry in &self.entries {
             let (key, entry) = entry.map_err(access("read", "SERVICES"))?;
             let of = EndpointKey {
                 vni: key.vni,

@@ -109,7 +109,9 @@ mod tests {
         for count in [1, 2, 3, 10, 37, 100, 600] {
             let slots = table(&backends(count));
             let mut shares = vec![0_u32; count.into()];
-            slots.iter().for_each(|index| shares[*index as usize] += 1);
+            for index in &slots {
+                shares[*index as usize] += 1;
+            }
             let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
             assert!(
                 most - least <= slots.len() as u32 / u32::from(count) / 20 + 1,
@@ -131,8 +133,8 @@ mod tests {
             let moved = old.iter().zip(&new).filter(|(old, new)| {
                 before[**old as usize] != after[**new as usize] && **old as usize != gone
             });
-            let share = moved.count() as f64 / old.len() as f64;
-            assert!(share < 0.08, "{count}: {share}");
+            let moved = moved.count();
+            assert!(moved * 100 < old.len() * 8, "{count}: {moved} of {}", old.len());
         }
     }
 
@@ -144,7 +146,7 @@ mod tests {
             .fold(0_u64, |sum, index| mix(sum ^ u64::from(*index)));
         assert_eq!(
             (slots.len(), sum),
-            (1021, 0),
+            (1021, 17_792_503_302_166_847_478),
             "other versions would choose other backends"
         );
     }
@@ -154,7 +156,9 @@ mod tests {
         let slots = table(&backends(16384));
         assert_eq!(slots.len(), MAX_SLOTS as usize);
         let mut shares = vec![0_u32; 16384];
-        slots.iter().for_each(|index| shares[*index as usize] += 1);
+        for index in &slots {
+            shares[*index as usize] += 1;
+        }
         assert!(shares.iter().all(|share| (15..=17).contains(share)));
     }
 }

@@ -42,7 +42,7 @@ impl TryFrom<proto::ServiceRow> for Service {
         if row.ports.len() > MAX_PORTS {
             return Err(invalid("service.ports", "at most 128"));
         }
-        let read = row.ports.into_iter().map(|port| read(key, port));
+        let read = row.ports.iter().map(|port| read(key, port));
         let ports = read.collect::<Result<Vec<_>, _>>()?;
         let different: BTreeSet<_> = ports
             .iter()
@@ -68,7 +68,7 @@ pub fn service_key(vni: u32, address: &[u8]) -> Result<EndpointKey, InvalidRow> 
     }
 }
 
-fn read(of: EndpointKey, port: proto::ServicePort) -> Result<Port, InvalidRow> {
+fn read(of: EndpointKey, port: &proto::ServicePort) -> Result<Port, InvalidRow> {
     let protocol = u8::try_from(port.protocol)
         .ok()
         .filter(|protocol| matches!(*protocol, TCP | UDP | SCTP))
