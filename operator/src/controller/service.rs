@@ -10,7 +10,7 @@ use kube::api::ObjectMeta;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
-use thuban_api::{Endpoint, EndpointSpec, EndpointType, FINALIZER, ServiceRef};
+use thuban_api::{DEFAULT_NAME, Endpoint, EndpointSpec, EndpointType, FINALIZER, ServiceRef};
 use tracing::info;
 
 use super::context::{Context, ReconcileError};
@@ -52,7 +52,11 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
         return Ok(Action::requeue(SOON));
     };
     let network = network_of(service.annotations(), space.annotations());
-    // Whatever stands in the way is the Endpoint's to say.
+    if network == DEFAULT_NAME && context.network(&network).is_none() {
+        // An installation that begins: this operator makes it.
+        return Ok(Action::requeue(SOON));
+    }
+    // Whatever else stands in the way is the Endpoint's to say.
     let usable = usable_network(&namespace, &network, &context).is_ok();
     let vpc = context
         .network(&network)
