@@ -144,7 +144,7 @@ pub fn touch(entry: &mut ConnectionEntry, signal: &Signal, protocol: u8) {
 }
 
 /// Whether a connection goes on when its client opens it once more: neither side ended it, and the service has the backend
-/// still. Else its way back is taken away.
+/// still. Else both its entries are taken away: whoever answers next may be adopted.
 #[inline(never)]
 pub fn is_alive(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) -> bool {
     let vni = work.key.vni;
@@ -157,6 +157,7 @@ pub fn is_alive(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) -> 
     if !is_alive {
         // Missing is as good.
         let _ = CONNECTIONS.remove(&work.reverse);
+        let _ = CONNECTIONS.remove(&work.key);
     }
     is_alive
 }

@@ -11,7 +11,7 @@ use crate::{
     rows::{BOUNCED, HERE, LOCAL_MAC, SECOND, SPREAD, TENANT, THIRD, ip, ip6},
     service_world::{
         SCTP, SERVICE, SERVICE6, Segment, TCP, UDP, arrive, ensure_delivered, ensure_dropped, ensure_same,
-        ensure_sent, send, world,
+        ensure_sent, inner, send, world,
     },
     world::{Hook, Role, World},
 };
@@ -269,6 +269,24 @@ fn an_unknown_service_is_left_to_the_bouncer_and_its_answer_decides() -> Result<
     Ok(())
 }
 
+#[test]
+fn a_port_used_again_while_its_service_is_unknown_gets_who_answers_then() -> Result<()> {
+    let mut world = world()?;
+    let request = segment(TCP, 40000);
+    let elsewhere = IpAddr::V4(ip(10, 0, 1, 77));
+    for backend in [FAR_BACKEND, elsewhere] {
+        ensure_sent(&send(&mut world, TENANT.index, &request)?, &request, THIRD)?;
+        let there = request.sent_to((backend, 80));
+        let answer = there.answer([9; 6]);
+        let outcome = arrive(&mut world, SECOND, 100, &answer)?;
+        ensure_delivered(&outcome, &answer.sent_from((SERVICE, 80)), TENANT.mac())?;
+        let end = request.clone().with_flags(0x11);
+        let outcome = send(&mut world, TENANT.index, &end)?;
+        ensure_same(inner(&outcome), &end.sent_to((backend, 80)).bytes())?;
+    }
+    Ok(())
+}
+
 /// A client of network 3, whose bouncer this droplet is, on the second droplet.
 fn foreign(protocol: u8) -> Segment {
     let client = IpAddr::V4(ip(10, 0, 3, 30));
@@ -322,10 +340,7 @@ fn a_bouncer_and_the_clients_agent_choose_alike() -> Result<()> {
         let frame = tunnel.around([2; 12], &request.bytes());
         let bounced = world.run(Role::Transit, Hook::Tc, &frame)?;
         world.restore_local(BOUNCED)?;
-        let (own, bounced) = (
-            crate::service_world::inner(&own),
-            crate::service_world::inner(&bounced),
-        );
+        let (own, bounced) = (inner(&own), inner(&bounced));
         ensure!(own[30..34] == bounced[30..34], "port {port}");
         chosen.insert(own[30..34].to_vec());
     }

@@ -24,6 +24,8 @@ use super::peer::Peer;
 use super::session::{self, SessionError};
 use crate::metrics;
 
+/// Bytes of a message: a snapshot is one, with the rows of large services in it.
+const MOST_OF_A_PROGRAM: usize = 256 << 20;
 const LEAST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The pause is this part of the time without a stream: soon with a new leader, and no crowd after a long absence.
@@ -101,7 +103,7 @@ async fn attempt(peer: &impl Peer, locator: &Locator, epoch: &mut Epoch) -> Resu
         })?
         .map_err(connect)?;
     info!(address = location.address, "connected to the operator");
-    let client = TransitClient::new(channel);
+    let client = TransitClient::new(channel).max_decoding_message_size(MOST_OF_A_PROGRAM);
     match session::run(peer, client.clone(), token.clone(), epoch, PROTOCOL_VERSION).await {
         // During a rolling update the operator may be one version behind.
         Err(SessionError::Stream(status)) if status.code() == Code::FailedPrecondition => {

@@ -15,6 +15,8 @@ use super::service::{Conditions, EndpointSlice, Port, Service, Target};
 /// Bounds of a droplet's tables.
 const MOST_PORTS: usize = 128;
 const MOST_BACKENDS: usize = 16_384;
+/// Of all its ports together: a row is one message's part, and a tenant writes slices.
+const MOST_WAYS: usize = 65_536;
 /// Seconds, as Kubernetes has it.
 const DEFAULT_AFFINITY: u32 = 10_800;
 
@@ -27,6 +29,11 @@ pub enum TooLarge {
          several Services with a part of the pods each"
     )]
     Backends { port: u16, backends: usize },
+    #[error(
+        "its ports have {0} backends together, and at most {MOST_WAYS} can be served: make a Service for each part of \
+         its ports"
+    )]
+    Ways(usize),
 }
 
 /// What a Service's rows are made of.
@@ -143,7 +150,12 @@ pub fn backends<'a>(
                 affinity_seconds: affinity(service),
             })
         });
-        tables.push((*address, table.collect::<Result<_, _>>()?));
+        let table: Vec<ServicePort> = table.collect::<Result<_, _>>()?;
+        let ways = table.iter().map(|port| port.backends.len()).sum();
+        if ways > MOST_WAYS {
+            return Err(TooLarge::Ways(ways));
+        }
+        tables.push((*address, table));
     }
     Ok(Backends {
         tables,

@@ -230,6 +230,17 @@ fn what_is_too_large_says_so_and_makes_no_table() {
             backends: 16_385
         })
     );
+    // Ports of a slice that its author chose, each with a backend.
+    let named: Vec<Value> = (0..9)
+        .map(|number| json!({"name": format!("p{number}"), "port": 80 + number}))
+        .collect();
+    let open: Vec<Value> = (0..9)
+        .map(|number| json!({"name": format!("p{number}"), "port": 8080}))
+        .collect();
+    let wide = service(&json!(named));
+    let slices = [slice(&json!(open), &json!(endpoints(8000)))];
+    let verdict = backends(&wide, &wide.cluster_ips(), &slices, |_, _| true);
+    assert_eq!(verdict, Err(TooLarge::Ways(72_000)));
 }
 
 #[test]
