@@ -119,14 +119,7 @@ fn known(cluster: &Cluster) -> Result<()> {
 
 fn wait_node(cluster: &Cluster) -> Result<()> {
     cluster.wait_for("the node", PATIENCE, || {
-        let node = install::get(cluster, &["node", NODE])?;
-        let conditions = node["status"]["conditions"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default();
-        Ok(conditions
-            .iter()
-            .any(|is| is["type"] == "Ready" && is["status"] == "True"))
+        Ok(install::is_ready(&install::get(cluster, &["node", NODE])?))
     })
 }
 

@@ -154,7 +154,7 @@ fn workload(cluster: &Cluster, name: &str, wanted: &str, ready: &str) -> Result<
     ))
 }
 
-fn is_ready(node: &Value) -> bool {
+pub fn is_ready(node: &Value) -> bool {
     let conditions = node["status"]["conditions"].as_array();
     conditions.is_some_and(|all| {
         all.iter()

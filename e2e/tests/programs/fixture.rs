@@ -142,12 +142,12 @@ fn check(fixture: &Fixture, hook: Hook, outcome: &Outcome) -> Result<()> {
 pub fn judge(expect: &Expect, hook: Hook, input: &[u8], outcome: &Outcome) -> Result<Option<Counter>> {
     let is_xdp = usize::from(hook == Hook::Xdp);
     let is_tc = hook == Hook::Tc;
-    let local = |mac: &[u8; 6]| same(&outcome.frame, &with_macs(input, *mac));
+    let local = |mac: &[u8; 6]| ensure_same(&outcome.frame, &with_macs(input, *mac));
     let (verdict, counter) = match expect {
         Expect::Drop(reason) => (DROP, Some(*reason)),
         Expect::DropAtTc(reason) if is_tc => (DROP, Some(*reason)),
         Expect::Pass(counter) => {
-            same(&outcome.frame, input)?;
+            ensure_same(&outcome.frame, input)?;
             (PASS, counter.filter(|_| is_tc))
         }
         Expect::Encapsulated {
@@ -172,7 +172,7 @@ pub fn judge(expect: &Expect, hook: Hook, input: &[u8], outcome: &Outcome) -> Re
             (REDIRECT, Some(*counter))
         }
         Expect::Reply { bytes, counter } if is_tc => {
-            same(&outcome.frame, bytes)?;
+            ensure_same(&outcome.frame, bytes)?;
             (REDIRECT, Some(*counter))
         }
         Expect::LocalAtTc { mac } if is_tc => {
@@ -188,7 +188,7 @@ pub fn judge(expect: &Expect, hook: Hook, input: &[u8], outcome: &Outcome) -> Re
         | Expect::LocalAtTc { .. }
         | Expect::HopAtTc { .. }
         | Expect::EncapsulatedAtTc { .. } => {
-            same(&outcome.frame, input)?;
+            ensure_same(&outcome.frame, input)?;
             (PASS, None)
         }
         Expect::Delivered { mac, length, vni } => {
@@ -212,15 +212,15 @@ pub fn judge(expect: &Expect, hook: Hook, input: &[u8], outcome: &Outcome) -> Re
 fn delivered(outcome: &Outcome, hook: Hook, inner: &[u8], mac: [u8; 6], vni: u32) -> Result<()> {
     let inner = with_macs(inner, mac);
     if hook == Hook::Tc {
-        return same(&outcome.frame, &inner);
+        return ensure_same(&outcome.frame, &inner);
     }
     let (metadata, frame) = outcome.frame.split_at_checked(12).context("no metadata")?;
-    same(frame, &inner)?;
+    ensure_same(frame, &inner)?;
     let words: Vec<u8> = [TRANSIT_MAGIC, vni]
         .iter()
         .flat_map(|word| word.to_ne_bytes())
         .collect();
-    same(&metadata[..8], &words)
+    ensure_same(&metadata[..8], &words)
 }
 
 fn with_macs(frame: &[u8], mac: [u8; 6]) -> Vec<u8> {
@@ -232,7 +232,7 @@ fn without_ethernet(hook: Hook, frame: &[u8], to: Ipv4Addr) -> Result<&[u8]> {
     let (ethernet, rest) = frame.split_at_checked(14).context("too short")?;
     if hook == Hook::Xdp {
         let expected = [&neighbour_mac(to)[..], &UPLINK_MAC, &[8, 0]].concat();
-        same(ethernet, &expected)?;
+        ensure_same(ethernet, &expected)?;
     }
     Ok(rest)
 }
@@ -253,7 +253,7 @@ fn encapsulated(
         traffic_class: class,
         ..Tunnel::new(HERE, to, vni)
     };
-    same(rest, &tunnel.around([0; 12], input)[14..])
+    ensure_same(rest, &tunnel.around([0; 12], input)[14..])
 }
 
 /// Outer source and destination new, TTL one less, checksum right; all else as it was.
@@ -272,10 +272,10 @@ fn hopped(outcome: &Outcome, hook: Hook, input: &[u8], to: Ipv4Addr) -> Result<(
         ensure!(checksum(&rest[..20]) != 0, "a wrong checksum became right");
         expected[10..12].copy_from_slice(&rest[10..12]);
     }
-    same(rest, &expected)
+    ensure_same(rest, &expected)
 }
 
-fn same(is: &[u8], should: &[u8]) -> Result<()> {
+pub fn ensure_same(is: &[u8], should: &[u8]) -> Result<()> {
     let differs = is.iter().zip(should).position(|(is, should)| is != should);
     ensure!(
         is == should,

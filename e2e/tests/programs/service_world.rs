@@ -11,6 +11,7 @@ use thuban_common::{
 use thuban_e2e::{programs::members, rig::traffic::checksum};
 
 use crate::{
+    fixture::ensure_same,
     frames::Tunnel,
     rows::{HERE, ip, ip6},
     world::{Hook, Outcome, Role, World},
@@ -214,17 +215,6 @@ pub fn ensure_dropped(outcome: &Outcome, reason: Counter) -> Result<()> {
         "verdict {} counted {:?}",
         outcome.verdict,
         outcome.counted
-    );
-    Ok(())
-}
-
-pub fn ensure_same(is: &[u8], should: &[u8]) -> Result<()> {
-    let differs = is.iter().zip(should).position(|(is, should)| is != should);
-    ensure!(
-        is == should,
-        "{} bytes instead of {}, first difference at {differs:?}:\n{is:02x?}\n{should:02x?}",
-        is.len(),
-        should.len()
     );
     Ok(())
 }

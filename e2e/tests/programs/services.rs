@@ -7,11 +7,12 @@ use thuban_common::{counters::Counter, tables::EndpointKey};
 use thuban_e2e::{programs::key, services::Served};
 
 use crate::{
+    fixture::ensure_same,
     frames::Tunnel,
     rows::{BOUNCED, HERE, LOCAL_MAC, SECOND, SPREAD, TENANT, THIRD, ip, ip6},
     service_world::{
-        SCTP, SERVICE, SERVICE6, Segment, TCP, UDP, arrive, ensure_delivered, ensure_dropped, ensure_same,
-        ensure_sent, inner, send, world,
+        SCTP, SERVICE, SERVICE6, Segment, TCP, UDP, arrive, ensure_delivered, ensure_dropped, ensure_sent,
+        inner, send, world,
     },
     world::{Hook, Role, World},
 };

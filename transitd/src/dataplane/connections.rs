@@ -6,7 +6,6 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Duration;
 
-use aya::maps::{HashMap as BpfHash, Map, MapData, MapError};
 use nix::time::{ClockId, clock_gettime};
 use thuban_common::packet::ipv4::UDP;
 use thuban_common::services::{
@@ -15,7 +14,7 @@ use thuban_common::services::{
 };
 use thuban_common::tables::EndpointKey;
 
-use super::tables::{TableError, access, data, is_missing, open};
+use super::tables::{Hash, TableError, access, hash, lookup, take};
 
 /// TCP and SCTP, both sides heard: as long as Linux's conntrack.
 const ESTABLISHED: Duration = Duration::from_hours(120);
@@ -31,8 +30,6 @@ const UNANSWERED_DATAGRAM: Duration = Duration::from_secs(30);
 const MOST: usize = 65_536;
 /// As [`ConnectionEntry::index`] has it: no row of the service was here.
 const NO_INDEX: u32 = u32::MAX;
-
-type Hash<K, V> = BpfHash<MapData, K, V>;
 
 #[derive(Debug)]
 pub struct Connections {
@@ -129,7 +126,7 @@ impl Connections {
     }
 
     fn connection(&self, key: &ConnectionKey) -> Result<Option<ConnectionEntry>, TableError> {
-        found("CONNECTIONS", self.flows.get(key, 0))
+        lookup("CONNECTIONS", self.flows.get(key, 0))
     }
 
     /// Whether the service has the backend still; true where nobody here knows the service.
@@ -138,7 +135,7 @@ impl Connections {
         if index == NO_INDEX {
             return Ok(true);
         }
-        let backend = found("BACKENDS", self.backends.get(&BackendKey { service, index }, 0))?;
+        let backend = lookup("BACKENDS", self.backends.get(&BackendKey { service, index }, 0))?;
         Ok(backend.is_some_and(|backend| backend.address == entry.address && backend.port == entry.port))
     }
 
@@ -212,29 +209,6 @@ fn endpoint(vni: u32, address: [u8; 16]) -> EndpointKey {
 /// The programs' clock.
 fn now() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
-}
-
-fn found<V>(name: &'static str, result: Result<V, MapError>) -> Result<Option<V>, TableError> {
-    match result {
-        Ok(entry) => Ok(Some(entry)),
-        Err(MapError::KeyNotFound) => Ok(None),
-        Err(error) => Err(access("read", name)(error)),
-    }
-}
-
-fn take<K: aya::Pod, V: aya::Pod>(
-    map: &mut Hash<K, V>,
-    name: &'static str,
-    key: &K,
-) -> Result<(), TableError> {
-    match map.remove(key) {
-        Err(error) if !is_missing(&error) => Err(access("remove from", name)(error)),
-        _ => Ok(()),
-    }
-}
-
-fn hash<K: aya::Pod, V: aya::Pod>(maps: &Path, name: &'static str) -> Result<Hash<K, V>, TableError> {
-    BpfHash::try_from(Map::HashMap(data(maps, name)?)).map_err(open(name))
 }
 
 #[cfg(test)]

@@ -7,17 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
-use aya::maps::{HashMap as BpfHash, Map, MapData, MapError};
+use aya::maps::MapError;
 use thuban_common::services::{
     BackendEntry, BackendKey, CHUNK, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
 };
 use thuban_common::tables::EndpointKey;
 
-use super::tables::{TableError, access, data, is_missing, open};
+use super::tables::{Hash, TableError, access, hash, take};
 use crate::program::maglev;
 use crate::program::service::{Port, Service};
-
-type Hash<K, V> = BpfHash<MapData, K, V>;
 
 #[derive(Debug)]
 pub struct Services {
@@ -332,21 +330,6 @@ fn indexes(
             .or_insert_with(|| free.next().unwrap_or_default());
     }
     indexes
-}
-
-fn hash<K: aya::Pod, V: aya::Pod>(maps: &Path, name: &'static str) -> Result<Hash<K, V>, TableError> {
-    BpfHash::try_from(Map::HashMap(data(maps, name)?)).map_err(open(name))
-}
-
-fn take<K: aya::Pod, V: aya::Pod>(
-    map: &mut Hash<K, V>,
-    name: &'static str,
-    key: &K,
-) -> Result<(), TableError> {
-    match map.remove(key) {
-        Err(error) if !is_missing(&error) => Err(access("remove from", name)(error)),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ pub const NAMES: [&str; 10] = [
     "LOADS",
 ];
 
-type Hash<K, V> = BpfHash<MapData, K, V>;
+pub(super) type Hash<K, V> = BpfHash<MapData, K, V>;
 
 /// All tables that user space writes.
 #[derive(Debug)]
@@ -357,11 +357,11 @@ pub(super) fn data(maps: &Path, name: &'static str) -> Result<MapData, TableErro
     MapData::from_pin(maps.join(name)).map_err(open(name))
 }
 
-fn hash<K: Pod, V: Pod>(maps: &Path, name: &'static str) -> Result<Hash<K, V>, TableError> {
+pub(super) fn hash<K: Pod, V: Pod>(maps: &Path, name: &'static str) -> Result<Hash<K, V>, TableError> {
     BpfHash::try_from(Map::HashMap(data(maps, name)?)).map_err(open(name))
 }
 
-fn lookup<V>(name: &'static str, found: Result<V, MapError>) -> Result<Option<V>, TableError> {
+pub(super) fn lookup<V>(name: &'static str, found: Result<V, MapError>) -> Result<Option<V>, TableError> {
     match found {
         Ok(entry) => Ok(Some(entry)),
         Err(MapError::KeyNotFound) => Ok(None),
@@ -381,6 +381,18 @@ fn lpm(vni: u32, address: Address, prefix: u8) -> LpmKey<SubnetKey> {
             address,
         },
     )
+}
+
+/// Missing is as good.
+pub(super) fn take<K: Pod, V: Pod>(
+    map: &mut Hash<K, V>,
+    name: &'static str,
+    key: &K,
+) -> Result<(), TableError> {
+    match map.remove(key) {
+        Err(error) if !is_missing(&error) => Err(access("remove from", name)(error)),
+        _ => Ok(()),
+    }
 }
 
 pub(super) fn open(name: &'static str) -> impl FnOnce(MapError) -> TableError {
