@@ -42,6 +42,15 @@ pub struct VpcSpec {
     /// Lets the operator add dividers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscale: Option<DividerAutoscale>,
+    /// Pods reach addresses outside of the VPC in their node's name; nodes, the underlay and other VPCs stay closed. Default:
+    /// only those of the VPC `default` do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<bool>,
+    /// Services of the VPC `default`, as `namespace/name`, that pods reach at their ordinary addresses: those that nodes
+    /// serve, because their backends are outside of every VPC, as the API server's are. Default: `default/kubernetes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16), inner(length(max = 127), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-a-z0-9]*[a-z0-9])?$")))]
+    pub shared_services: Option<Vec<String>>,
     /// Namespaces whose pods may enter: none admits nobody, `{}` admits all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed_namespaces: Option<LabelSelector>,

@@ -156,6 +156,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
         vacancy: leadership.vacancy(),
         refused,
         service_ranges: settings.service_cidrs.clone(),
+        underlay_ranges: settings.underlay_cidrs.clone(),
         default_range: settings.default_vpc_cidr,
     };
     let work = run(settings, client, options, &tls, outranked);

@@ -34,6 +34,7 @@ use crate::dataplane::tables::{TableError, Tables, write_config};
 use crate::endpoints::Endpoints;
 use crate::install::{self, InstallError};
 use crate::metrics::Reclaimed;
+use crate::netfilter::{Netfilter, NetfilterError};
 use crate::netlink::uplink::{self, Uplink};
 use crate::netlink::{self, NetlinkError, aggregation, ethtool, host, veth};
 use crate::node::{Fixed, Node};
@@ -79,6 +80,8 @@ pub enum DaemonError {
     Signal(#[source] std::io::Error),
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
+    #[error(transparent)]
+    Netfilter(#[from] NetfilterError),
     #[error(transparent)]
     Load(#[from] LoadError),
     #[error(transparent)]
@@ -186,6 +189,8 @@ async fn start(
     metrics::adopts(attachments.len());
 
     host::setup(&netlink, &settings.proc_sys_net, &uplink.name).await?;
+    let mut netfilter = Netfilter::new(settings.nft.clone());
+    netfilter.ensure()?;
     let maps = settings.pins.maps();
     let layouts = settings.pins.other_layouts().map_err(DaemonError::Layouts)?;
     if !layouts.is_empty() {
@@ -202,6 +207,7 @@ async fn start(
         Tables::open(&maps)?,
         Services::open(&maps)?,
         Links::new(ebpf, settings.pins.links(), layouts),
+        netfilter,
         attachments,
     );
     state.remember(endpoints.load());

@@ -11,6 +11,7 @@ pub mod endpoints;
 pub mod install;
 pub mod loads;
 pub mod metrics;
+pub mod netfilter;
 pub mod netlink;
 pub mod node;
 pub mod operator;

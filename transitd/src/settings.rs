@@ -123,6 +123,9 @@ pub struct RunSettings {
     /// A writable /proc/sys/net of the node's network namespace.
     #[arg(long, env = "THUBAN_PROC_SYS_NET", default_value = "/proc/sys/net")]
     pub proc_sys_net: PathBuf,
+    /// nft, which writes the rules of table `inet thuban`.
+    #[arg(long, env = "THUBAN_NFT", default_value = "nft")]
+    pub nft: PathBuf,
     /// The CNI binary to install; without it nothing is installed.
     #[arg(long, env = "THUBAN_CNI_BINARY")]
     pub cni_binary: Option<PathBuf>,

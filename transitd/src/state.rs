@@ -15,6 +15,7 @@ use crate::attachments::{Attachment, AttachmentId};
 use crate::dataplane::links::Links;
 use crate::dataplane::services::Services;
 use crate::dataplane::tables::{TableEntry, TableError, TableKey, Tables};
+use crate::netfilter::Netfilter;
 use crate::program::row::{InvalidRow, LocalEndpoint, Row, RowKey, proto_key};
 use crate::program::{Change, Program};
 use crate::subscriptions::Subscriptions;
@@ -29,6 +30,7 @@ pub struct State {
     /// Services that those connections lead to.
     pub services_in_use: HashSet<EndpointKey>,
     pub links: Links,
+    pub netfilter: Netfilter,
     pub attachments: BTreeMap<AttachmentId, Attachment>,
     pub subscriptions: Subscriptions,
     pub outbox: Option<mpsc::UnboundedSender<proto::DropletMessage>>,
@@ -57,6 +59,7 @@ impl State {
         tables: Tables,
         services: Services,
         links: Links,
+        netfilter: Netfilter,
         attachments: BTreeMap<AttachmentId, Attachment>,
     ) -> Self {
         let direct = tables.held().filter_map(|(key, _)| {
@@ -87,6 +90,7 @@ impl State {
             connections_held: 0,
             services_in_use: HashSet::new(),
             links,
+            netfilter,
             attachments,
             subscriptions,
             outbox: None,
@@ -196,6 +200,12 @@ impl State {
             }
         }
         let is_first = program.snapshot && !self.synced;
+        if let Err(error) = self.netfilter.set(self.program.served_by_node()) {
+            // Without a key: what the table had stays, and the operator begins anew.
+            let reason = proto::NackReason::Unspecified;
+            let message = error.to_string();
+            nacks.push(nack(None, Rejection { reason, message }));
+        }
         if program.snapshot {
             self.sweep();
             pods.extend(

@@ -11,7 +11,7 @@ use thuban_common::{
     },
     tables::{
         Address, AttachmentEntry, ConfigEntry, DropletAddress, EndpointKey, LOAD_OF_DIVIDER, LOCAL_TAKES_XDP,
-        LocalEntry, SUBNET_SERVICES, SubnetEntry, TracePoint,
+        LocalEntry, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_SERVICES, SubnetEntry, TracePoint,
     },
 };
 
@@ -153,6 +153,14 @@ fn route<F: Frame>(
     let mut target = look_up(&key);
     let mut translation = None;
     let mut is_unknown = false;
+    if let Target::Range(subnet) = target {
+        if subnet.flags & SUBNET_BY_NODE != 0 {
+            return host::ask_node(frame, attachment, packet);
+        }
+        if subnet.flags & SUBNET_CLOSED != 0 {
+            return Err(Counter::OutsideVpc);
+        }
+    }
     if let Target::Range(subnet) = target
         && subnet.flags & SUBNET_SERVICES != 0
     {

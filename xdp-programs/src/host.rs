@@ -4,7 +4,9 @@ use thuban_common::{
     counters::Counter,
     packet::{geneve::UdpHeader, ip::IpPacket, ipv4, ipv6},
     source::{Transport, is_reply},
-    tables::{AttachmentEntry, VPC_HOST_ACCESS},
+    tables::{
+        AttachmentEntry, MARK_EGRESS, MARK_EGRESS_HOST, VPC_EGRESS, VPC_HOST_ACCESS, mark_of,
+    },
 };
 
 use crate::{
@@ -19,7 +21,7 @@ const LEAST_TCP: u32 = 20;
 /// To the host's own address towards pods: answers to kubelet's probes.
 #[inline(always)]
 pub fn reply<F: Frame>(frame: &F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
-    if !has_access(attachment) && !is_answer(frame, packet)? {
+    if flags(attachment) & VPC_HOST_ACCESS == 0 && !is_answer(frame, packet)? {
         return Err(Counter::HostForbidden);
     }
     pass(frame, packet)
@@ -27,16 +29,46 @@ pub fn reply<F: Frame>(frame: &F, attachment: &AttachmentEntry, packet: &IpPacke
 
 /// To an address outside the VPC.
 #[inline(always)]
-pub fn leave<F: Frame>(frame: &F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
-    if !has_access(attachment) {
+pub fn leave<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
+    let flags = flags(attachment);
+    if flags & (VPC_HOST_ACCESS | VPC_EGRESS) == 0 {
         return Err(Counter::OutsideVpc);
     }
-    pass(frame, packet)
+    if flags & VPC_HOST_ACCESS == 0 && maps::is_droplet_at(&packet.destination) {
+        return Err(Counter::OutsideVpc);
+    }
+    let outcome = pass(frame, packet)?;
+    if flags & VPC_EGRESS != 0 {
+        mark(frame, flags);
+    }
+    Ok(outcome)
+}
+
+/// To an address that the node serves for the VPC.
+#[inline(always)]
+pub fn ask_node<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
+    let outcome = pass(frame, packet)?;
+    mark(frame, flags(attachment));
+    Ok(outcome)
+}
+
+/// Tells the stack that the packet leaves in the node's name, and whose it is.
+#[inline(always)]
+fn mark<F: Frame>(frame: &mut F, flags: u32) {
+    let kind = if flags & VPC_HOST_ACCESS == 0 {
+        MARK_EGRESS
+    } else {
+        MARK_EGRESS_HOST
+    };
+    let mark = mark_of(frame.interface(), kind);
+    if let Some(frame) = frame.tc() {
+        frame.mark(mark);
+    }
 }
 
 #[inline(always)]
-fn has_access(attachment: &AttachmentEntry) -> bool {
-    maps::vpc(attachment.vni).is_some_and(|vpc| vpc.flags & VPC_HOST_ACCESS != 0)
+fn flags(attachment: &AttachmentEntry) -> u32 {
+    maps::vpc(attachment.vni).map_or(0, |vpc| vpc.flags)
 }
 
 /// Answers to probes need no options and no fragments, whose later parts could not be judged.

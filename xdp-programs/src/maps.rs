@@ -8,6 +8,7 @@ use aya_ebpf::{
 };
 use thuban_common::{
     counters::COUNTERS_CAPACITY,
+    packet::ipv6,
     services::{
         AffinityEntry, AffinityKey, BackendEntry, BackendKey, CHUNK, ConnectionEntry, ConnectionKey,
         GatesEntry, PendingEntry, PendingKey, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
@@ -160,6 +161,13 @@ pub fn vpc(vni: u32) -> Option<&'static VpcEntry> {
 pub fn is_droplet(address: DropletAddress) -> bool {
     // SAFETY: as in `attachment`.
     unsafe { DROPLETS.get(&address) }.is_some()
+}
+
+/// Whether an address as packets have it is a known droplet's.
+#[inline(always)]
+pub fn is_droplet_at(address: &Address) -> bool {
+    let [.., a, b, c, d] = *address;
+    ipv6::is_mapped(address) && is_droplet([a, b, c, d])
 }
 
 #[inline(always)]

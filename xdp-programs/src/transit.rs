@@ -15,7 +15,7 @@ use thuban_common::{
     source::may_send,
     tables::{
         ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey, LOAD_OF_DIVIDER, SUBNET_BOUNCER_HERE,
-        SUBNET_SERVICES, TracePoint, TransitMetadata, VPC_DIVIDER_HERE, VpcEntry,
+        SUBNET_FOREIGN, SUBNET_SERVICES, TracePoint, TransitMetadata, VPC_DIVIDER_HERE, VpcEntry,
     },
 };
 
@@ -170,7 +170,7 @@ fn check_source(destination: &EndpointKey, packet: &IpPacket, sender: DropletAdd
     // Nobody of the VPC has an address outside of it, or a service's.
     if !here
         && row.is_none()
-        && maps::subnet(vni, packet.source).is_none_or(|subnet| subnet.flags & SUBNET_SERVICES != 0)
+        && maps::subnet(vni, packet.source).is_none_or(|subnet| subnet.flags & SUBNET_FOREIGN != 0)
     {
         return Err(maps::vpc(vni).map_or(Counter::UnknownVni, |_| Counter::SourceMismatch));
     }

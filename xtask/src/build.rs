@@ -128,36 +128,38 @@ fn make_images(object: &Path, tools: &Path) -> Result<()> {
         .map(|name| stripped(&release.join(name), &work.join(name), "--strip-debug"));
     let plugin = plugin(&release, &work);
     let pause = compile_pause(&work.join("pause"))?;
+    let mut daemon = vec![
+        (transitd?, "/bin/transitd".into()),
+        (plugin?, "/opt/thuban/thuban".into()),
+        (object.to_path_buf(), "/usr/lib/thuban/thuban-programs.o".into()),
+    ];
+    daemon.extend(images::with_libraries(&deps::program("nft")?)?);
     let list = [
         Image {
             archive: "operator.tar",
             name: images::OPERATOR,
-            files: vec![(operator?, "/bin/thuban-operator")],
+            files: vec![(operator?, "/bin/thuban-operator".into())],
             entrypoint: &["/bin/thuban-operator"],
             command: &[],
         },
         Image {
             archive: "transitd.tar",
             name: images::TRANSITD,
-            files: vec![
-                (transitd?, "/bin/transitd"),
-                (plugin?, "/opt/thuban/thuban"),
-                (object.to_path_buf(), "/usr/lib/thuban/thuban-programs.o"),
-            ],
+            files: daemon,
             entrypoint: &["/bin/transitd"],
             command: &["run"],
         },
         Image {
             archive: "pause.tar",
             name: images::PAUSE,
-            files: vec![(pause, "/pause")],
+            files: vec![(pause, "/pause".into())],
             entrypoint: &["/pause"],
             command: &[],
         },
         Image {
             archive: "agnhost.tar",
             name: images::AGNHOST,
-            files: vec![(tools.join("agnhost"), "/agnhost")],
+            files: vec![(tools.join("agnhost"), "/agnhost".into())],
             entrypoint: &["/agnhost"],
             command: &["pause"],
         },

@@ -19,7 +19,7 @@ struct Package {
     sign: &'static str,
 }
 
-const PACKAGES: [Package; 17] = [
+const PACKAGES: [Package; 18] = [
     Package {
         name: "binutils",
         sign: "strip",
@@ -55,6 +55,10 @@ const PACKAGES: [Package; 17] = [
     Package {
         name: "libc6-dev",
         sign: "/usr/lib/x86_64-linux-gnu/libc.a",
+    },
+    Package {
+        name: "nftables",
+        sign: "nft",
     },
     Package {
         name: "openssl",
@@ -235,8 +239,15 @@ fn is_there(sign: &str) -> bool {
     if sign.starts_with('/') {
         return Path::new(sign).exists();
     }
+    program(sign).is_ok()
+}
+
+/// Where PATH has a program.
+pub fn program(name: &str) -> Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&path).any(|folder| folder.join(sign).is_file())
+    let mut places = env::split_paths(&path).map(|folder| folder.join(name));
+    let place = places.find(|place| place.is_file());
+    place.with_context(|| format!("{name} is in no folder of PATH"))
 }
 
 fn home_folder(variable: &str, name: &str) -> Result<PathBuf> {

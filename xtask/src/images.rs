@@ -7,6 +7,7 @@ use std::{
     fs,
     io::Write,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context, Result};
@@ -34,7 +35,7 @@ pub struct Image<'a> {
     /// Repository and tag.
     pub name: &'a str,
     /// Files: where they are, and their absolute path in the image.
-    pub files: Vec<(PathBuf, &'a str)>,
+    pub files: Vec<(PathBuf, String)>,
     pub entrypoint: &'a [&'a str],
     pub command: &'a [&'a str],
 }
@@ -121,6 +122,26 @@ impl Image<'_> {
     }
 }
 
+/// A program of this system as /bin/NAME, and the libraries that it loads where it looks for them.
+pub fn with_libraries(program: &Path) -> Result<Vec<(PathBuf, String)>> {
+    let output = Command::new("ldd")
+        .arg(program)
+        .output()
+        .context("starting ldd")?;
+    let listed = String::from_utf8(output.stdout).context("what ldd says")?;
+    // `name => /path (address)`, or for the loader `/path (address)`.
+    let paths = listed.lines().filter_map(|line| {
+        let found = line.split_once("=> ").map_or(line, |(_, found)| found);
+        let path = found.split_whitespace().next()?;
+        path.starts_with('/').then(|| path.to_owned())
+    });
+    let name = program.file_name().context("a program's name")?.to_string_lossy();
+    let own = (program.to_path_buf(), format!("/bin/{name}"));
+    Ok(std::iter::once(own)
+        .chain(paths.map(|path| (PathBuf::from(&path), path)))
+        .collect())
+}
+
 /// Whether `made` exists and is at least as new as `source`.
 pub fn is_newer(made: &Path, source: &Path) -> bool {
     let time = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
@@ -167,7 +188,7 @@ mod tests {
         let image = Image {
             archive: "a.tar",
             name: "example.test/a:1",
-            files: vec![(file, "/opt/deep/a")],
+            files: vec![(file, "/opt/deep/a".into())],
             entrypoint: &["/opt/deep/a"],
             command: &[],
         };

@@ -8,6 +8,7 @@ mod connections;
 mod differential;
 mod discovery;
 mod ecn;
+mod egress;
 mod fixture;
 mod frames;
 mod ipv6;

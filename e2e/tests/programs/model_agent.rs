@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_common::{
     counters::Counter,
-    tables::{GENEVE_PORT, LEAST_PATH_MTU, VPC_HOST_ACCESS},
+    tables::{GENEVE_PORT, LEAST_PATH_MTU, SUBNET_BY_NODE, SUBNET_CLOSED, VPC_EGRESS, VPC_HOST_ACCESS},
 };
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
         Model, OVERHEAD, Packet, Refusal, TO_TC, attached, elsewhere, first, member, reaches, settle, subnet,
         vpc,
     },
-    rows::{Endpoint, HERE, Subnet},
+    rows::{DROPLETS, Endpoint, HERE, Subnet},
     world::Hook,
 };
 
@@ -88,12 +88,17 @@ impl Model {
             return Err(Counter::RouterForbidden);
         }
         let Some(network) = subnet(endpoint.vni, packet.destination) else {
-            return if has_host_access(endpoint) {
+            return if has_host_access(endpoint) || goes_out(endpoint) && !is_droplets(packet.destination) {
                 to_host(packet)
             } else {
                 Err(Counter::OutsideVpc)
             };
         };
+        match network.4 {
+            SUBNET_BY_NODE => return to_host(packet),
+            SUBNET_CLOSED => return Err(Counter::OutsideVpc),
+            _ => {}
+        }
         if let Some(local) = self.locals.get(&(endpoint.vni, packet.destination)) {
             return Ok(if sent.hook == Hook::Tc || local.takes_xdp {
                 Expect::Local { mac: local.mac }
@@ -216,6 +221,14 @@ fn arp(endpoint: Endpoint, frame: &[u8]) -> Result<Expect, Refusal> {
         bytes,
         counter: Counter::ArpReplies,
     })
+}
+
+fn goes_out(endpoint: Endpoint) -> bool {
+    vpc(endpoint.vni).is_some_and(|(flags, _)| flags & VPC_EGRESS != 0)
+}
+
+fn is_droplets(address: IpAddr) -> bool {
+    DROPLETS.iter().any(|droplet| address == *droplet)
 }
 
 fn has_host_access(endpoint: Endpoint) -> bool {

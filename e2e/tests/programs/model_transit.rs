@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use thuban_common::{
     counters::Counter,
-    tables::{LEAST_PATH_MTU, SUBNET_BOUNCER_HERE, VPC_DIVIDER_HERE},
+    tables::{LEAST_PATH_MTU, SUBNET_BOUNCER_HERE, SUBNET_FOREIGN, VPC_DIVIDER_HERE},
 };
 
 use crate::{
@@ -90,7 +90,8 @@ impl Model {
         let source = (vni, packet.source);
         let is_here = self.locals.contains_key(&source);
         let home = self.bouncer.get(&source).or_else(|| self.direct.get(&source));
-        if !is_here && home.is_none() && subnet(vni, packet.source).is_none() {
+        let is_of_vpc = subnet(vni, packet.source).is_some_and(|(.., flags, _)| flags & SUBNET_FOREIGN == 0);
+        if !is_here && home.is_none() && !is_of_vpc {
             return Err(Counter::SourceMismatch);
         }
         let is_foreign = is_here || home.is_some_and(|home| *home != sender);

@@ -7,7 +7,7 @@ use thuban_e2e::rig::traffic::checksum;
 use crate::{
     answers::{HOST, HOST6},
     frames::{Packet, Packet6, Tunnel, arp, header, mapped, other, udp},
-    rows::{ATTACHED, Endpoint, HERE, LOCALS, REMOTES, SECOND, STRAY, THIRD, UNREACHED, ip, ip6},
+    rows::{ATTACHED, Endpoint, HERE, LOCALS, OTHERS, REMOTES, SECOND, SPREAD, STRAY, THIRD, UNREACHED, ip, ip6},
     world::Role,
 };
 
@@ -368,7 +368,8 @@ fn known() -> impl Iterator<Item = (u32, IpAddr)> {
     });
     let local = LOCALS.into_iter().map(|(vni, address, _)| (vni, address));
     let remote = REMOTES.into_iter().map(|(_, vni, address, _)| (vni, address));
-    own.chain(local).chain(remote)
+    let others = OTHERS.into_iter().map(|address| (SPREAD.vni, address));
+    own.chain(local).chain(remote).chain(others)
 }
 
 /// Of the addresses of a VPC.

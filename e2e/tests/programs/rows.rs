@@ -6,7 +6,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use thuban_common::tables::{LOCAL_TAKES_XDP, SUBNET_BOUNCER_HERE, VPC_DIVIDER_HERE, VPC_HOST_ACCESS};
+use thuban_common::tables::{
+    LOCAL_TAKES_XDP, SUBNET_BOUNCER_HERE, SUBNET_BY_NODE, SUBNET_CLOSED, VPC_DIVIDER_HERE, VPC_EGRESS,
+    VPC_HOST_ACCESS,
+};
 
 pub const fn ip(a: u8, b: u8, c: u8, d: u8) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, d)
@@ -121,8 +124,8 @@ pub const REMOTES: [(&str, u32, IpAddr, Ipv4Addr); 25] = [
 /// VNI, base, prefix, network, flags, bouncers.
 pub type Subnet = (u32, IpAddr, u32, u32, u32, &'static [Ipv4Addr]);
 
-/// Networks; 0 is a VPC's own range.
-pub const SUBNETS: [Subnet; 26] = [
+/// Networks; 0 is a VPC's own range, or one that is nobody's.
+pub const SUBNETS: [Subnet; 32] = [
     (100, v4(10, 0, 0, 0), 16, 0, 0, &[]),
     (100, v4(10, 0, 1, 0), 24, 1, 0, &[THIRD]),
     (100, v4(10, 0, 2, 0), 24, 2, 0, &[THIRD]),
@@ -149,6 +152,28 @@ pub const SUBNETS: [Subnet; 26] = [
     (103, v6(0, 0, 0), 48, 0, 0, &[]),
     (103, v6(0, 1, 0), 64, 11, 0, &[SECOND, THIRD]),
     (103, v6(0, 2, 0), 64, 12, 0, &[SECOND, THIRD]),
+    (101, IpAddr::V4(BY_NODE), 32, 0, SUBNET_BY_NODE, &[]),
+    (102, IpAddr::V4(BY_NODE), 32, 0, SUBNET_BY_NODE, &[]),
+    (103, IpAddr::V4(BY_NODE), 32, 0, SUBNET_BY_NODE, &[]),
+    (103, IpAddr::V4(CLOSED), 24, 0, SUBNET_CLOSED, &[]),
+    (103, IpAddr::V6(BY_NODE6), 128, 0, SUBNET_BY_NODE, &[]),
+    (103, IpAddr::V6(CLOSED6), 64, 0, SUBNET_CLOSED, &[]),
+];
+
+/// What nodes serve, and what stays closed.
+pub const BY_NODE: Ipv4Addr = ip(10, 96, 0, 1);
+pub const BY_NODE6: Ipv6Addr = ip6(0x96, 0, 1);
+pub const CLOSED: Ipv4Addr = ip(203, 0, 113, 0);
+pub const CLOSED6: Ipv6Addr = ip6(0x113, 0, 0);
+/// Addresses of no endpoint: of those, and outside.
+pub const OTHERS: [IpAddr; 7] = [
+    IpAddr::V4(BY_NODE),
+    IpAddr::V6(BY_NODE6),
+    v4(203, 0, 113, 9),
+    v6(0x113, 0, 9),
+    v4(198, 51, 100, 9),
+    v6(0x198, 0, 9),
+    IpAddr::V4(SECOND),
 ];
 
 /// VPCs: VNI, flags, dividers.
@@ -156,5 +181,5 @@ pub const VPCS: [(u32, u32, &[Ipv4Addr]); 4] = [
     (100, 0, &[SECOND]),
     (101, VPC_HOST_ACCESS, &[]),
     (102, VPC_DIVIDER_HERE, &[HERE]),
-    (103, 0, &[SECOND, THIRD]),
+    (103, VPC_EGRESS, &[SECOND, THIRD]),
 ];

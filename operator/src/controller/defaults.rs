@@ -13,6 +13,8 @@ pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
         cidrs: vec![cidr.to_owned()],
         dividers: 1,
         autoscale: None,
+        egress: None,
+        shared_services: None,
         allowed_namespaces: None,
     };
     if get(&vpcs, DEFAULT_NAME).await?.is_none() {

@@ -126,6 +126,17 @@ fn wake_members(context: &Context, network: &str) {
     }
 }
 
+/// What a VPC's pods may reach of others, by namespace and name.
+fn shared_services(vpc: &Vpc) -> Vec<(String, String)> {
+    let Some(names) = &vpc.spec.shared_services else {
+        return vec![("default".to_owned(), "kubernetes".to_owned())];
+    };
+    let pairs = names.iter().filter_map(|name| name.split_once('/'));
+    pairs
+        .map(|(namespace, name)| (namespace.to_owned(), name.to_owned()))
+        .collect()
+}
+
 pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
     let (name, vpc) = match change {
         Change::Applied(vpc) => {
@@ -143,6 +154,8 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
                 vni,
                 cidrs: status.cidrs,
                 host_access,
+                egress: vpc.spec.egress.unwrap_or(host_access),
+                shared: shared_services(vpc),
             });
             (name, vpc)
         }
@@ -329,11 +342,15 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
         }
     }
     // Claims that it doesn't count, or not any more, go.
+    let vpc = context.vpc_name_of(object);
+    let counted = allocation::addresses_of(object);
+    let counted = counted
+        .iter()
+        .map(|address| allocation::ip_claim_name(&vpc, *address));
+    let counted: Vec<_> = counted.filter(|_| is_there).collect();
     let claims = context.index.owned_by(&Owner::of(object).uid);
-    if !is_there || claims.len() > allocation::addresses_of(object).len() {
-        for claim in &claims {
-            let _ = triggers.claims.send(ObjectRef::new(claim));
-        }
+    for claim in claims.iter().filter(|claim| !counted.contains(claim)) {
+        let _ = triggers.claims.send(ObjectRef::new(claim));
     }
     if object.metadata.deletion_timestamp.is_some() {
         triggers.network(&object.spec.network);

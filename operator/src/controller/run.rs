@@ -99,6 +99,9 @@ fn channels() -> (Triggers, Receivers) {
     (triggers, receivers)
 }
 
+/// Where clouds tell a node of itself, among others. Agents pass no IPv6 of that kind.
+const LINK_LOCAL: &str = "169.254.0.0/16";
+
 /// What one leadership is run with.
 #[derive(Debug)]
 pub struct Options {
@@ -109,6 +112,8 @@ pub struct Options {
     pub refused: RefusedRanges,
     /// Where Services have their addresses.
     pub service_ranges: Vec<Cidr>,
+    /// Ranges of nodes and underlay.
+    pub underlay_ranges: Vec<Cidr>,
     /// Range of the default VPC.
     pub default_range: Cidr,
 }
@@ -120,13 +125,19 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         vacancy,
         refused,
         service_ranges,
+        underlay_ranges,
         default_range,
     } = options;
     let (triggers, receivers) = channels();
     let hub = Arc::new(Hub::new(epoch, triggers));
     hub.hold_back(vacancy);
     let ranges = service_ranges.iter().map(ToString::to_string).collect();
-    hub.update(|world| world.set_service_ranges(ranges));
+    let closed = underlay_ranges.iter().map(ToString::to_string);
+    let closed = closed.chain([LINK_LOCAL.to_owned()]).collect();
+    hub.update(|world| {
+        world.set_service_ranges(ranges);
+        world.set_closed_ranges(closed);
+    });
     let (pods, pod_writer) = store::<Pod>();
     let (namespaces, namespace_writer) = store::<Namespace>();
     let (nodes, node_writer) = store::<Node>();

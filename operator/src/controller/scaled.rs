@@ -24,7 +24,7 @@ use super::objects::{condition, delete, has_finalizer, remove_finalizer};
 use crate::hub::Waiter;
 use crate::model::admission::{Refusal, network_of};
 use crate::model::allocation::addresses_of;
-use crate::model::backends::{TooLarge, backends};
+use crate::model::backends::{Place, TooLarge, backends};
 use crate::model::rows::Key;
 use crate::model::service::{EndpointSlice, Service, Target};
 use crate::model::world::{self, World};
@@ -37,8 +37,6 @@ const SOON: Duration = Duration::from_secs(2);
 const LATER: Duration = Duration::from_mins(1);
 /// How often at most a status follows backends that come and go.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
-/// The API server's own Service, whose backends are on host network: there is nothing to mend.
-const OF_THE_API_SERVER: (&str, &str) = ("default", "kubernetes");
 
 pub fn is_scaled(endpoint: &Endpoint) -> bool {
     endpoint.spec.kind == EndpointType::Scaled
@@ -199,13 +197,17 @@ fn in_world(
         })
         .collect();
     let vni = world.network_vni(&endpoint.spec.network);
-    let is_member = |address: IpAddr, target: Option<&Target>| {
+    let place_of = |address: IpAddr, target: Option<&Target>| {
+        if world.is_outside(&endpoint.spec.network, address) {
+            return Some(Place::Outside);
+        }
         let holder = vni.and_then(|vni| world.holder(vni, address));
         let holder = holder.filter(|holder| holder.0 == namespace);
-        holder
-            .is_some_and(|(_, name)| target.is_none_or(|target| is_pod_of(name, &namespace, target, context)))
+        let is_member = holder
+            .is_some_and(|(_, name)| target.is_none_or(|target| is_pod_of(name, &namespace, target, context)));
+        is_member.then_some(Place::Member)
     };
-    let made = backends(service, &addresses, slices.iter().map(AsRef::as_ref), is_member)?;
+    let made = backends(service, &addresses, slices.iter().map(AsRef::as_ref), place_of)?;
     let counts = Counts {
         used: made.used,
         left_out: made.left_out,
@@ -213,6 +215,8 @@ fn in_world(
     let uid = service.uid().unwrap_or_default();
     let service = world::Service {
         network: endpoint.spec.network.clone(),
+        name: service.name_any(),
+        by_node: made.by_node,
         born: (service.metadata.creation_timestamp.clone(), uid),
         tables: made.tables,
     };
@@ -339,17 +343,7 @@ fn leave_out(status: &mut EndpointStatus, count: usize, endpoint: &Endpoint) -> 
         &mut status.conditions,
         condition("Complete", false, "BackendsLeftOut", &message, None),
     );
-    let service = endpoint
-        .spec
-        .service_ref
-        .as_ref()
-        .map(|service| service.name.as_str());
-    let of = (
-        endpoint.namespace().unwrap_or_default(),
-        service.unwrap_or_default(),
-    );
-    let is_expected = (of.0.as_str(), of.1) == OF_THE_API_SERVER;
-    (was_complete && !is_expected).then_some(message)
+    was_complete.then_some(message)
 }
 
 /// Events on the Service and on its Endpoint.
@@ -400,8 +394,9 @@ async fn remove(
     addresses.retain(|address| context.hub.read(|world| world.service_at(*address).is_none()));
     let mut is_held = false;
     for address in addresses {
-        let key = vni.map(|vni| Key::Service(vni, address));
-        is_held |= key.is_some_and(|key| !context.hub.holding_key(&key, &waiter).is_empty());
+        let keys = vni.map(|vni| [Key::Service(vni, address), Key::NodeService(vni, address)]);
+        let is_key_held = |key: &Key| !context.hub.holding_key(key, &waiter).is_empty();
+        is_held |= keys.is_some_and(|keys| keys.iter().any(is_key_held));
     }
     if is_held {
         return Ok(Action::requeue(Duration::from_secs(3)));

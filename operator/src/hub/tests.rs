@@ -51,6 +51,8 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
                 vni: VNI,
                 cidrs: cidrs.clone(),
                 host_access: false,
+                egress: false,
+                shared: Vec::new(),
             }),
         );
         world.set_network(

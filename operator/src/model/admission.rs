@@ -174,6 +174,8 @@ mod tests {
                 "red",
                 VpcSpec {
                     autoscale: None,
+                    egress: None,
+                    shared_services: None,
                     cidrs: vec![],
                     dividers: 1,
                     allowed_namespaces: allowed.clone(),

@@ -28,6 +28,8 @@ pub enum Key {
     Refused(String),
     /// VNI, one of the service's addresses.
     Service(u32, IpAddr),
+    /// As [`Self::Service`]; the VNI is of the VPC whose pods reach it.
+    NodeService(u32, IpAddr),
 }
 
 fn address_key(vni: u32, address: IpAddr) -> AddressKey {
@@ -53,6 +55,7 @@ impl Key {
             Self::Forward(vni, address) => row_key::Key::Forward(address_key(*vni, *address)),
             Self::Refused(uid) => row_key::Key::Refused(uid.clone()),
             Self::Service(vni, address) => row_key::Key::Service(address_key(*vni, *address)),
+            Self::NodeService(vni, address) => row_key::Key::NodeService(address_key(*vni, *address)),
         };
         RowKey { key: Some(key) }
     }
@@ -67,7 +70,8 @@ impl Key {
             | Self::Bouncer(vni, _)
             | Self::Direct(vni, _)
             | Self::Forward(vni, _)
-            | Self::Service(vni, _) => Some(*vni),
+            | Self::Service(vni, _)
+            | Self::NodeService(vni, _) => Some(*vni),
         }
     }
 }
@@ -97,24 +101,33 @@ fn octets(addresses: &[Ipv4Addr]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-pub fn vpc(
-    vni: u32,
-    cidrs: &[String],
-    service_cidrs: &[String],
-    dividers: &Members,
-    divider_here: bool,
-    host_access: bool,
-) -> (Key, Row) {
-    let (cidrs6, cidrs) = by_family(cidrs);
+/// What a VPC's addresses mean.
+pub struct Ranges<'a> {
+    pub own: &'a [String],
+    pub services: &'a [String],
+    pub closed: &'a [String],
+}
+
+/// What a droplet's part in a VPC, and the VPC itself, allow.
+pub struct Access {
+    pub divider_here: bool,
+    pub host: bool,
+    pub egress: bool,
+}
+
+pub fn vpc(vni: u32, ranges: Ranges, dividers: &Members, access: Access) -> (Key, Row) {
+    let (cidrs6, cidrs) = by_family(ranges.own);
     let row = row::Row::Vpc(VpcRow {
         vni,
         cidrs,
         cidrs6,
         dividers: octets(&dividers.used),
-        divider_here,
-        host_access,
+        divider_here: access.divider_here,
+        host_access: access.host,
+        egress: access.egress,
         relays: octets(&dividers.relays),
-        service_cidrs: service_cidrs.to_vec(),
+        service_cidrs: ranges.services.to_vec(),
+        closed_cidrs: ranges.closed.to_vec(),
     });
     (Key::Vpc(vni), Row { row: Some(row) })
 }
@@ -187,12 +200,22 @@ pub fn refused(pod_uid: &str, reason: &str, message: &str) -> (Key, Row) {
 
 /// One address of a service; the backends of `ports` are of its family.
 pub fn service(vni: u32, address: IpAddr, ports: &[ServicePort]) -> (Key, Row) {
-    let row = row::Row::Service(ServiceRow {
+    let row = row::Row::Service(service_row(vni, address, ports));
+    (Key::Service(vni, address), Row { row: Some(row) })
+}
+
+/// The same of one that nodes serve, for the pods of a VPC.
+pub fn node_service(vni: u32, address: IpAddr, ports: &[ServicePort]) -> (Key, Row) {
+    let row = row::Row::NodeService(service_row(vni, address, ports));
+    (Key::NodeService(vni, address), Row { row: Some(row) })
+}
+
+fn service_row(vni: u32, address: IpAddr, ports: &[ServicePort]) -> ServiceRow {
+    ServiceRow {
         vni,
         address: mapped(address).to_vec(),
         ports: ports.to_vec(),
-    });
-    (Key::Service(vni, address), Row { row: Some(row) })
+    }
 }
 
 /// An address of a droplet's message: 16 bytes, IPv4 mapped.

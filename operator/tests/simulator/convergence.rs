@@ -308,7 +308,8 @@ fn claims(state: &State) -> Result<(), String> {
     let mut claimed: Vec<String> = Vec::new();
     for (name, claim) in all(state, Kind::IpClaim) {
         if claim.pointer("/status/releasedAt").is_some() {
-            return Err(format!("claim {name} is released, but doesn't go"));
+            let owner = text(claim, "/spec/endpointName");
+            return Err(format!("claim {name} of {owner} is released, but doesn't go"));
         }
         let owner = (
             text(claim, "/spec/endpointNamespace"),

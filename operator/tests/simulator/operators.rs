@@ -109,6 +109,7 @@ async fn life(simulation: Arc<Simulation>, operator: Arc<Operator>) {
         )
         .unwrap(),
         service_ranges: vec!["10.96.0.0/12".parse().unwrap()],
+        underlay_ranges: vec!["192.168.0.0/16".parse().unwrap()],
         default_range: DEFAULT_RANGE.parse().unwrap(),
     };
     let work = async {

@@ -52,6 +52,8 @@ pub enum AttachmentError {
     Tables(#[from] TableError),
     #[error("cannot write the attachment's file")]
     Store(#[from] StoreError),
+    #[error("cannot end the connections that conntrack knows of the pod")]
+    Conntrack(#[source] std::io::Error),
     #[error("wiring the pod was interrupted")]
     Interrupted,
     #[error("{} steps of the removal failed, the first: {}", .0.len(), .0.first().map_or(String::new(), |e| chain(e)))]
@@ -74,7 +76,7 @@ impl AttachmentError {
             | Self::Tables(TableError::Full { .. }) => 11,
             Self::Exists { .. } | Self::Netlink(NetlinkError::InterfaceExists(_)) => 100,
             Self::Refused { .. } => 101,
-            Self::Netlink(_) | Self::Links(_) | Self::Tables(_) => 102,
+            Self::Netlink(_) | Self::Links(_) | Self::Tables(_) | Self::Conntrack(_) => 102,
             Self::Teardown(_) => 103,
             Self::Difference(_) => 104,
             Self::Status(reason) => reason.code(),

@@ -14,6 +14,7 @@ use crate::attachments::{Attachment, AttachmentId};
 use crate::boot;
 use crate::dataplane::links::Hook;
 use crate::dataplane::tables::TableKey;
+use crate::netfilter::conntrack;
 use crate::netlink::veth::{self, VethPlan};
 use crate::netlink::{aside, host, namespace, pod, sysctl};
 use crate::node::Node;
@@ -193,6 +194,11 @@ async fn take_apart(
         errors.extend(released.err().map(Into::into));
     }
     errors.extend(deleted.err().map(Into::into));
+    // Nothing of it is on its way any more that could be remembered anew.
+    if let Some(attachment) = attachment {
+        let forgotten = conntrack::forget(attachment.host_ifindex);
+        errors.extend(forgotten.err().map(AttachmentError::Conntrack));
+    }
     errors.extend(node.store.remove(id).err().map(Into::into));
     if errors.is_empty() {
         // Only now may the address go to somebody else.

@@ -1,14 +1,14 @@
-//! What the node needs once, whatever pods it has: the source address towards pods, the rule to the table of pods, rp_filter.
-//! For IPv6 only the rule, and only once a pod has IPv6: the source address is link-local, on each host end.
+//! What the node needs once, whatever pods it has: the source address towards pods, the rules to the table of pods, rp_filter.
+//! For IPv6 only the rules, and only once a pod has IPv6: the source address is link-local, on each host end.
 //!
-//! IP forwarding is not touched: only a default VPC's way out of the node needs it, and Kubernetes nodes have it on.
+//! IP forwarding is not touched: only the way out of a VPC needs it, and Kubernetes nodes have it on.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-use netlink_packet_route::rule::RuleAction;
+use netlink_packet_route::rule::{RuleAction, RuleAttribute};
 use rtnetlink::{Handle, RuleAddRequest};
-use thuban_common::tables::HOST_SOURCE;
+use thuban_common::tables::{HOST_SOURCE, MARK_ANSWER, MARK_MASK};
 
 use super::{NetlinkError, POD_TABLE, failed, find_link, sysctl, tolerate_exists, veth};
 
@@ -25,21 +25,26 @@ pub async fn setup(handle: &Handle, proc_sys_net: &Path, uplink: &str) -> Result
         .await?
         .ok_or_else(|| NetlinkError::NoInterface(HOST_LINK.into()))?;
     veth::add_address(handle, link.header.index, Ipv4Addr::from(HOST_SOURCE).into(), 32).await?;
-    add_rule(handle.rule().add().v4()).await
+    add_rules(|| handle.rule().add().v4()).await
 }
 
 /// Idempotent; run before a pod with IPv6 is connected, and at each start with such pods.
 pub async fn setup_ipv6(handle: &Handle) -> Result<(), NetlinkError> {
-    add_rule(handle.rule().add().v6()).await
+    add_rules(|| handle.rule().add().v6()).await
 }
 
-/// What the host itself sends looks into the table of pods. The kernel knows whether the rule is there; to list rules
-/// first would fail while another request of this socket lists anything.
-async fn add_rule<T>(rule: RuleAddRequest<T>) -> Result<(), NetlinkError> {
-    let rule = rule
-        .input_interface("lo")
-        .table_id(POD_TABLE)
-        .priority(RULE_PRIORITY)
-        .action(RuleAction::ToTable);
-    tolerate_exists(rule.execute().await).map_err(failed("add the rule to table", POD_TABLE))
+/// What the host itself sends, and answers from outside, look into the table of pods. The kernel knows whether a rule is
+/// there; to list rules first would fail while another request of this socket lists anything.
+async fn add_rules<T>(rule: impl Fn() -> RuleAddRequest<T>) -> Result<(), NetlinkError> {
+    let mut answers = rule().fw_mark(MARK_ANSWER);
+    let mask = RuleAttribute::FwMask(MARK_MASK);
+    answers.message_mut().attributes.push(mask);
+    for rule in [rule().input_interface("lo"), answers] {
+        let rule = rule
+            .table_id(POD_TABLE)
+            .priority(RULE_PRIORITY)
+            .action(RuleAction::ToTable);
+        tolerate_exists(rule.execute().await).map_err(failed("add a rule to table", POD_TABLE))?;
+    }
+    Ok(())
 }

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use row::{LocalEndpoint, Row, RowKey};
+use service::Service;
 
 use crate::dataplane::tables::{TableEntry, TableKey};
 
@@ -49,6 +50,14 @@ impl Program {
             } else {
                 None
             }
+        })
+    }
+
+    /// Services of the node's own stack.
+    pub fn served_by_node(&self) -> impl Iterator<Item = &Service> {
+        self.rows.values().filter_map(|row| match row {
+            Row::NodeService(service) => Some(service),
+            _ => None,
         })
     }
 

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use thuban_common::tables::{
     Address, DropletAddress, DropletEntry, EndpointKey, GATEWAY_MAC, LOAD_OF_DIVIDER, LoadKey, MAX_MEMBERS,
-    Members, RemoteEntry, SUBNET_BOUNCER_HERE, SUBNET_SERVICES, SubnetEntry, VPC_DIVIDER_HERE,
-    VPC_HOST_ACCESS, VpcEntry,
+    Members, RemoteEntry, SUBNET_BOUNCER_HERE, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_SERVICES, SubnetEntry,
+    VPC_DIVIDER_HERE, VPC_EGRESS, VPC_HOST_ACCESS, VpcEntry,
 };
 use thuban_proto::transit as proto;
 
@@ -27,6 +27,7 @@ pub enum RowKey {
     Forward { vni: u32, address: Address },
     Refused(String),
     Service { vni: u32, address: Address },
+    NodeService { vni: u32, address: Address },
 }
 
 /// An endpoint that lives on this droplet.
@@ -56,6 +57,8 @@ pub enum Row {
         cidrs: Vec<IpNet>,
         /// Addresses of services alone.
         service_cidrs: Vec<IpNet>,
+        /// Outside, and not to be reached.
+        closed_cidrs: Vec<IpNet>,
         entry: VpcEntry,
     },
     Network {
@@ -85,6 +88,8 @@ pub enum Row {
         message: String,
     },
     Service(Service),
+    /// Served by this node's own stack.
+    NodeService(Service),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -107,7 +112,9 @@ impl TryFrom<proto::Row> for Row {
             Kind::Droplet(row) => Self::Droplet(droplet(&row.address)?),
             Kind::Vpc(row) => {
                 let flag = |on, bit| if on { bit } else { 0 };
-                let flags = flag(row.divider_here, VPC_DIVIDER_HERE) | flag(row.host_access, VPC_HOST_ACCESS);
+                let flags = flag(row.divider_here, VPC_DIVIDER_HERE)
+                    | flag(row.host_access, VPC_HOST_ACCESS)
+                    | flag(row.egress, VPC_EGRESS);
                 let entry = VpcEntry {
                     flags,
                     dividers: members(&row.dividers, &row.relays)?,
@@ -115,7 +122,8 @@ impl TryFrom<proto::Row> for Row {
                 Self::Vpc {
                     vni: vni(row.vni)?,
                     cidrs: cidrs(&row.cidrs, &row.cidrs6)?,
-                    service_cidrs: service_cidrs(&row.service_cidrs)?,
+                    service_cidrs: of_both_families(&row.service_cidrs, "service_cidrs")?,
+                    closed_cidrs: of_both_families(&row.closed_cidrs, "closed_cidrs")?,
                     entry,
                 }
             }
@@ -157,6 +165,7 @@ impl TryFrom<proto::Row> for Row {
                 message: row.message,
             },
             Kind::Service(row) => Self::Service(Service::try_from(row)?),
+            Kind::NodeService(row) => Self::NodeService(Service::try_from(row)?),
         })
     }
 }
@@ -191,6 +200,10 @@ impl Row {
                 vni: key.vni,
                 address: key.address,
             },
+            Self::NodeService(Service { key, .. }) => RowKey::NodeService {
+                vni: key.vni,
+                address: key.address,
+            },
         }
     }
 
@@ -213,24 +226,28 @@ impl Row {
                 vni,
                 cidrs,
                 service_cidrs,
+                closed_cidrs,
                 entry,
             } => {
-                let range = |flags| SubnetEntry {
-                    network: 0,
-                    flags,
-                    bouncers: Members {
-                        count: 0,
-                        droplets: [[0; 4]; MAX_MEMBERS],
-                    },
-                };
                 let mut rows = vec![(TableKey::Vpc(*vni), TableEntry::Vpc(*entry))];
                 let is_here = entry.flags & VPC_DIVIDER_HERE != 0;
                 rows.extend(is_here.then(|| load(*vni, LOAD_OF_DIVIDER)));
-                for (cidrs, flags) in [(cidrs, 0), (service_cidrs, SUBNET_SERVICES)] {
-                    let entry = TableEntry::Subnet(range(flags));
-                    rows.extend(cidrs.iter().map(|cidr| (subnet(*vni, *cidr), entry)));
-                }
+                // A range that is closed and the VPC's is the VPC's.
+                let own = |cidr: &&IpNet| !cidrs.contains(cidr) && !service_cidrs.contains(cidr);
+                let closed = closed_cidrs.iter().filter(own);
+                let ranges = cidrs.iter().map(|cidr| (cidr, 0));
+                let ranges = ranges.chain(service_cidrs.iter().map(|cidr| (cidr, SUBNET_SERVICES)));
+                let ranges = ranges.chain(closed.map(|cidr| (cidr, SUBNET_CLOSED)));
+                rows.extend(ranges.map(|(cidr, flags)| (subnet(*vni, *cidr), range(flags))));
                 rows
+            }
+            Self::NodeService(Service { key, .. }) => {
+                let key = TableKey::Subnet {
+                    vni: key.vni,
+                    address: key.address,
+                    prefix: 128,
+                };
+                vec![(key, range(SUBNET_BY_NODE))]
             }
             Self::Network {
                 vni,
@@ -291,6 +308,8 @@ impl TryFrom<&proto::RowKey> for RowKey {
             Key::Refused(uid) => Self::Refused(pod_uid(uid.clone())?),
             Key::Service(k) => service_key(k.vni, &k.address)
                 .map(|EndpointKey { vni, address }| Self::Service { vni, address })?,
+            Key::NodeService(k) => service_key(k.vni, &k.address)
+                .map(|EndpointKey { vni, address }| Self::NodeService { vni, address })?,
         })
     }
 }
@@ -316,6 +335,7 @@ pub fn proto_key(row: &proto::Row) -> Option<proto::RowKey> {
         Kind::Forward(r) => Key::Forward(pair(r.vni, &r.address)),
         Kind::Refused(r) => Key::Refused(r.pod_uid.clone()),
         Kind::Service(r) => Key::Service(pair(r.vni, &r.address)),
+        Kind::NodeService(r) => Key::NodeService(pair(r.vni, &r.address)),
     };
     Some(proto::RowKey { key: Some(key) })
 }
@@ -493,15 +513,15 @@ fn cidrs(list: &[String], list6: &[String]) -> Result<Vec<IpNet>, InvalidRow> {
     v4.chain(v6).collect()
 }
 
-/// Ranges of services, of both families in one field.
-fn service_cidrs(list: &[String]) -> Result<Vec<IpNet>, InvalidRow> {
+/// Ranges of both families in one field.
+fn of_both_families(list: &[String], field: &'static str) -> Result<Vec<IpNet>, InvalidRow> {
     let read = |text: &String| {
         text.parse::<IpNet>()
             .ok()
             .filter(|cidr| cidr.addr() == cidr.network())
             .filter(|cidr| !matches!(cidr, IpNet::V6(cidr) if cidr.addr().to_ipv4_mapped().is_some()))
             .ok_or(InvalidRow::Field {
-                field: "service_cidrs",
+                field,
                 expected: "CIDRs whose host bits are 0",
             })
     };
@@ -510,6 +530,18 @@ fn service_cidrs(list: &[String]) -> Result<Vec<IpNet>, InvalidRow> {
 
 fn load(vni: u32, network: u32) -> (TableKey, TableEntry) {
     (TableKey::Load(LoadKey { vni, network }), TableEntry::Load)
+}
+
+/// A range that is no network's.
+fn range(flags: u32) -> TableEntry {
+    TableEntry::Subnet(SubnetEntry {
+        network: 0,
+        flags,
+        bouncers: Members {
+            count: 0,
+            droplets: [[0; 4]; MAX_MEMBERS],
+        },
+    })
 }
 
 fn subnet(vni: u32, cidr: IpNet) -> TableKey {

@@ -11,6 +11,7 @@ mod check;
 mod churn;
 mod clock;
 mod dual_stack;
+mod egress;
 mod files;
 mod flow;
 mod gc;

@@ -210,10 +210,34 @@ pub const LOCAL_TAKES_XDP: u16 = 1;
 pub const SUBNET_BOUNCER_HERE: u32 = 1;
 /// [`SubnetEntry::flags`]: addresses of services, which no endpoint has; `network` is 0.
 pub const SUBNET_SERVICES: u32 = 2;
+/// [`SubnetEntry::flags`]: addresses that the node's own stack serves for the VPC; `network` is 0.
+pub const SUBNET_BY_NODE: u32 = 4;
+/// [`SubnetEntry::flags`]: outside of the VPC, and closed to it though it may go out; `network` is 0.
+pub const SUBNET_CLOSED: u32 = 8;
+/// Ranges that no endpoint of the VPC has an address in.
+pub const SUBNET_FOREIGN: u32 = SUBNET_SERVICES | SUBNET_BY_NODE | SUBNET_CLOSED;
 /// [`VpcEntry::flags`]: this droplet is a divider of the VPC.
 pub const VPC_DIVIDER_HERE: u32 = 1;
 /// [`VpcEntry::flags`]: packets to outside the VPC go to the host's stack.
 pub const VPC_HOST_ACCESS: u32 = 2;
+/// [`VpcEntry::flags`]: packets to outside the VPC leave in their node's name; without [`VPC_HOST_ACCESS`] not for nodes.
+pub const VPC_EGRESS: u32 = 4;
+
+/// Low half of a packet's mark: from a pod, to leave in the node's name. The high half is that of [`mark_of`].
+pub const MARK_EGRESS: u32 = 0x0054;
+/// The same, of a pod that may also reach the node itself.
+pub const MARK_EGRESS_HOST: u32 = 0x0056;
+/// Low half of the mark of answers to such packets: they are routed to pods.
+pub const MARK_ANSWER: u32 = 0x0055;
+/// The part of a mark that tells its kind. None of its bits is one that kubelet or kube-proxy use.
+pub const MARK_MASK: u32 = 0xffff;
+
+/// The mark of what comes from an attachment. Two whose interfaces' numbers differ by a multiple of 65536 share one, which
+/// costs them connections when one of them goes, and nothing else.
+#[inline(always)]
+pub const fn mark_of(ifindex: u32, kind: u32) -> u32 {
+    ifindex << 16 | kind
+}
 
 /// Record of the ring buffer DIRECT_WANTED: transitd subscribes to this address.
 pub type DirectWanted = EndpointKey;

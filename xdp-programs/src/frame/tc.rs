@@ -67,6 +67,13 @@ impl TcFrame {
         (metadata.magic == TRANSIT_MAGIC).then_some(metadata)
     }
 
+    /// What the host's stack is told of the packet: rules of its own match on it.
+    #[inline(always)]
+    pub fn mark(&mut self, mark: u32) {
+        // SAFETY: a field of the context that programs may write.
+        unsafe { (*self.skb()).mark = mark };
+    }
+
     /// Gives a frame to the pod's end of the veth. XDP transit may have written the pod's MAC, which the stack then
     /// took for another host's.
     #[inline(always)]

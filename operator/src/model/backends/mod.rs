@@ -1,7 +1,7 @@
 //! Where new connections to a Service go, by its EndpointSlices: as kube-proxy decides it, but only to members of the
-//! Service's VPC.
+//! Service's VPC, or by nodes to addresses outside of every VPC.
 //!
-//! Invariant: no address that `is_member` refuses is in any table, whatever slices say: their writers may be tenants.
+//! Invariant: no address that `place_of` refuses is in any table, whatever slices say: their writers may be tenants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -43,8 +43,19 @@ pub struct Backends {
     pub tables: Vec<(IpAddr, Vec<ServicePort>)>,
     /// Addresses that new connections go to.
     pub used: usize,
-    /// Ready ones that are no members.
+    /// Ready ones that can't be used.
     pub left_out: usize,
+    /// They are outside of every VPC: nodes serve it, for agents reach members alone.
+    pub by_node: bool,
+}
+
+/// Where an address of a slice is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// An endpoint of the Service's VPC has it.
+    Member,
+    /// Outside of every VPC, and the Service's may have backends there.
+    Outside,
 }
 
 /// How good a backend is; the best ones of a port are used.
@@ -94,17 +105,19 @@ fn joint(port: &Port) -> Option<Joint<'_>> {
 
 type Found = BTreeMap<(IpAddr, u16), State>;
 
-/// `addresses` are those of the Service that count; `is_member`: whether an address is an endpoint's of the Service's VPC
-/// and namespace, and of that pod, if the slice names one.
+/// `addresses` are those of the Service that count; `place_of` answers nothing for an address that is neither an endpoint's
+/// of the Service's VPC and namespace, and of that pod, if the slice names one, nor outside. A Service that has both has
+/// those outside.
 pub fn backends<'a>(
     service: &Service,
     addresses: &[IpAddr],
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
-    is_member: impl Fn(IpAddr, Option<&Target>) -> bool,
+    place_of: impl Fn(IpAddr, Option<&Target>) -> Option<Place>,
 ) -> Result<Backends, TooLarge> {
     let ports = ports(service)?;
     let mut left_out = BTreeSet::new();
     let mut found: BTreeMap<(Family, Joint<'a>), Found> = BTreeMap::new();
+    let mut places: BTreeMap<IpAddr, Place> = BTreeMap::new();
     for slice in slices {
         let open: Vec<_> = slice.ports.iter().flatten().collect();
         let open = open
@@ -115,18 +128,27 @@ pub fn backends<'a>(
             let (Some(address), Some(state)) = (backend.address(), state(backend.conditions.as_ref())) else {
                 continue;
             };
-            if !is_member(address, backend.target_ref.as_ref()) {
+            let Some(place) = place_of(address, backend.target_ref.as_ref()) else {
                 if state == State::Ready {
                     left_out.insert(address);
                 }
                 continue;
-            }
+            };
+            places.insert(address, place);
             for (joint, port) in &open {
                 let ways = found.entry((Family::of(address), *joint)).or_default();
                 // One that passes from a slice to another is in both for a while.
                 let best = ways.entry((address, *port)).or_insert(state);
                 *best = state.max(*best);
             }
+        }
+    }
+    let by_node = places.values().any(|place| *place == Place::Outside);
+    if by_node {
+        let is_used = |address: &IpAddr| places.get(address) == Some(&Place::Outside);
+        left_out.extend(places.keys().filter(|address| !is_used(address)));
+        for ways in found.values_mut() {
+            ways.retain(|(address, _), _| is_used(address));
         }
     }
     let mut used = BTreeSet::new();
@@ -161,6 +183,7 @@ pub fn backends<'a>(
         tables,
         used: used.len(),
         left_out: left_out.len(),
+        by_node,
     })
 }
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use thuban_api::identifiers::mapped;
 
-use super::{Backends, EndpointSlice, Service, TooLarge, backends};
+use super::{Backends, EndpointSlice, Place, Service, TooLarge, backends};
 
 fn service(ports: &Value) -> Service {
     let spec = json!({"type": "ClusterIP", "clusterIPs": ["10.96.0.10"], "ports": ports});
@@ -30,7 +30,7 @@ fn of_http(endpoints: &Value) -> EndpointSlice {
 }
 
 fn made(service: &Service, slices: &[EndpointSlice]) -> Backends {
-    backends(service, &service.cluster_ips(), slices, |_, _| true).unwrap()
+    backends(service, &service.cluster_ips(), slices, |_, _| Some(Place::Member)).unwrap()
 }
 
 /// (protocol, port, its backends) of the service's first address.
@@ -156,11 +156,33 @@ fn only_members_of_the_vpc_count_and_the_others_are_counted() {
         &http(),
         &http().cluster_ips(),
         &[of_http(&endpoints)],
-        |_, target| target.is_some_and(|target| target.may_be("red", "a", "1")),
+        |_, target| target?.may_be("red", "a", "1").then_some(Place::Member),
     )
     .unwrap();
     assert_eq!(ways(&made), ["10.0.1.2:8080"]);
     assert_eq!((made.used, made.left_out), (1, 2), "of those that are ready");
+}
+
+#[test]
+fn backends_outside_are_the_nodes_to_serve_and_members_beside_them_are_left_out() {
+    let place_of = |address: IpAddr, _: Option<&super::Target>| match address.to_string().as_str() {
+        "172.16.0.1" | "172.16.0.2" => Some(Place::Outside),
+        "10.0.1.2" => Some(Place::Member),
+        _ => None,
+    };
+    let made = |addresses: &[&str]| {
+        let endpoints = addresses.iter().map(|address| json!({"addresses": [address]}));
+        let endpoints = Value::Array(endpoints.collect());
+        let slices = [of_http(&endpoints)];
+        backends(&http(), &http().cluster_ips(), &slices, place_of).unwrap()
+    };
+    let mixed = made(&["172.16.0.1", "10.0.1.2", "172.16.0.2", "192.0.2.9"]);
+    assert!(mixed.by_node);
+    assert_eq!(ways(&mixed), ["172.16.0.1:8080", "172.16.0.2:8080"]);
+    assert_eq!((mixed.used, mixed.left_out), (2, 2));
+    let within = made(&["10.0.1.2"]);
+    assert!(!within.by_node);
+    assert_eq!((ways(&within), within.left_out), (vec!["10.0.1.2:8080".to_owned()], 0));
 }
 
 #[test]
@@ -206,7 +228,7 @@ fn what_is_too_large_says_so_and_makes_no_table() {
         .collect();
     let many = service(&json!(ports));
     assert_eq!(
-        backends(&many, &many.cluster_ips(), &[], |_, _| true),
+        backends(&many, &many.cluster_ips(), &[], |_, _| Some(Place::Member)),
         Err(TooLarge::Ports(129))
     );
     let fit = service(&json!(ports[..128]));
@@ -222,7 +244,7 @@ fn what_is_too_large_says_so_and_makes_no_table() {
     ];
     assert_eq!(ways(&made(&http(), &full)).len(), 16_384);
     let over = [of_http(&json!(endpoints(16_385)))];
-    let verdict = backends(&http(), &http().cluster_ips(), &over, |_, _| true);
+    let verdict = backends(&http(), &http().cluster_ips(), &over, |_, _| Some(Place::Member));
     assert_eq!(
         verdict,
         Err(TooLarge::Backends {
@@ -239,7 +261,7 @@ fn what_is_too_large_says_so_and_makes_no_table() {
         .collect();
     let wide = service(&json!(named));
     let slices = [slice(&json!(open), &json!(endpoints(8000)))];
-    let verdict = backends(&wide, &wide.cluster_ips(), &slices, |_, _| true);
+    let verdict = backends(&wide, &wide.cluster_ips(), &slices, |_, _| Some(Place::Member));
     assert_eq!(verdict, Err(TooLarge::Ways(72_000)));
 }
 

@@ -8,7 +8,7 @@ use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{LocalRow, Row, row};
 
 use super::roles::Roles;
-use super::{EndpointName, Membership, Owner, Rows, World};
+use super::{EndpointName, Membership, Owner, Rows, Vpc, World};
 use crate::model::rows::{self, Key};
 
 /// Most bouncers of a network, and most dividers of a VPC, that a row has room for.
@@ -62,9 +62,38 @@ impl World {
             targets.extend(self.endpoint_droplets(network));
             targets.extend(self.bouncers.holders(network));
         }
-        let services = &self.service_ranges;
-        let row = |is_here| rows::vpc(vpc.vni, &vpc.cidrs, services, &members, is_here, vpc.host_access);
-        Some(share(&targets, &dividers, row))
+        let row = |is_here| {
+            rows::vpc(
+                vpc.vni,
+                rows::Ranges {
+                    own: &vpc.cidrs,
+                    services: &self.service_ranges,
+                    closed: &self.closed_to(vpc),
+                },
+                &members,
+                rows::Access {
+                    divider_here: is_here,
+                    host: vpc.host_access,
+                    egress: vpc.egress,
+                },
+            )
+        };
+        let mut made = share(&targets, &dividers, row);
+        for (address, ports) in self.node_services_of(name, vpc) {
+            let row = |_| rows::node_service(vpc.vni, address, ports);
+            made.extend(share(&targets, &targets, row));
+        }
+        Some(made)
+    }
+
+    /// Where pods of a VPC don't get though they get outside: nodes, what no packet may leave for, and the VPC of nodes.
+    fn closed_to(&self, vpc: &Vpc) -> Vec<String> {
+        if !vpc.egress || vpc.host_access {
+            return Vec::new();
+        }
+        let of_hosts = self.vpcs.values().filter(|vpc| vpc.host_access);
+        let of_hosts = of_hosts.flat_map(|vpc| &vpc.cidrs);
+        self.closed_ranges.iter().chain(of_hosts).cloned().collect()
     }
 
     fn contribute_network(&self, name: &str) -> Option<Rows> {

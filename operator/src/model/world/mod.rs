@@ -29,6 +29,10 @@ pub struct Vpc {
     pub vni: u32,
     pub cidrs: Vec<String>,
     pub host_access: bool,
+    /// Its pods reach outside in their node's name.
+    pub egress: bool,
+    /// Services of other VPCs that its pods may reach, by namespace and name.
+    pub shared: Vec<(String, String)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,6 +127,8 @@ pub struct World {
     services: Services,
     /// Where Services have their addresses, in every VPC.
     service_ranges: Vec<String>,
+    /// Outside addresses that no VPC but one with access to hosts reaches.
+    closed_ranges: Vec<String>,
     /// (VNI, address) -> droplets that asked.
     subscriptions: HashMap<(u32, IpAddr), BTreeSet<String>>,
     /// The same by droplet and VNI.
@@ -181,6 +187,11 @@ impl World {
     }
 
     pub fn set_vpc(&mut self, name: &str, vpc: Option<Vpc>) {
+        // Closed to the others.
+        let open_ranges = |vpc: Option<&Vpc>| vpc.filter(|vpc| vpc.host_access).map(|vpc| vpc.cidrs.clone());
+        if open_ranges(self.vpcs.get(name)) != open_ranges(vpc.as_ref()) {
+            self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
+        }
         if set(&mut self.vpcs, name, vpc) {
             self.touch_vpc(name);
             let endpoints = self.endpoints_where(|network| network.vpc == name);

@@ -83,6 +83,8 @@ pub(super) fn vpc(vni: u32) -> Vpc {
         vni,
         cidrs: vec!["10.0.0.0/8".into()],
         host_access: false,
+        egress: false,
+        shared: Vec::new(),
     }
 }
 
@@ -339,13 +341,19 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                 );
                 service.tables[0].0 = service_address(number % 5);
                 let name = ("ns".to_owned(), format!("s{number}"));
+                service.by_node = random.below(3) == 0;
                 world.set_service(&name, present.then_some(service));
             }
             8 => world.set_away(&format!("d{number}"), present),
             0 => world.set_droplet(&format!("d{number}"), present.then(|| droplet_address(number))),
             1 => world.set_vpc(
                 &format!("v{}", number % 2),
-                present.then(|| vpc(1 + (number % 2) as u32)),
+                present.then(|| Vpc {
+                    host_access: number % 2 == 0 && random.below(4) > 0,
+                    egress: random.below(2) == 0,
+                    shared: vec![("ns".to_owned(), ["web", "db"][random.below(2) as usize].to_owned())],
+                    ..vpc(1 + (number % 2) as u32)
+                }),
             ),
             2 => {
                 let parent = format!("v{}", number % 2);

@@ -1,5 +1,5 @@
 //! Services of the world: a row for each of their addresses, on every droplet with a bouncer of their VPC, and on those
-//! that asked for the address.
+//! that asked for the address. Those that nodes serve are rows of the VPCs whose pods reach them.
 //!
 //! Invariant: an address is one service's, the youngest that has it: the API server gives none out twice, but one that went
 //! may still be in a cache when another has its address. What endpoints do changes no service here: whoever knows its
@@ -10,10 +10,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use thuban_api::cidr::Cidr;
 use thuban_proto::transit::ServicePort;
 
 use super::names::Names;
-use super::{EndpointName, Key, Owner, Rows, World};
+use super::{EndpointName, Key, Owner, Rows, Vpc, World};
 use crate::model::rows;
 
 /// A Service as droplets are told of it.
@@ -21,6 +22,10 @@ use crate::model::rows;
 pub struct Service {
     /// That it is a member of; its VPC's endpoints reach it.
     pub network: String,
+    /// Of the Service: its Endpoint has another one.
+    pub name: String,
+    /// Its backends are outside of every VPC.
+    pub by_node: bool,
     /// Creation time and UID of its object.
     pub born: (Option<Time>, String),
     /// Its addresses, each with its ports.
@@ -32,6 +37,8 @@ pub(super) struct Services {
     all: HashMap<EndpointName, Service>,
     by_network: HashMap<String, BTreeSet<EndpointName>>,
     by_address: HashMap<IpAddr, Names>,
+    /// Those that nodes serve.
+    by_node: BTreeSet<EndpointName>,
 }
 
 impl Services {
@@ -41,11 +48,15 @@ impl Services {
         }
         let members = self.by_network.entry(service.network.clone()).or_default();
         members.insert(name.clone());
+        if service.by_node {
+            self.by_node.insert(name.clone());
+        }
         self.all.insert(name.clone(), service);
     }
 
     fn forget(&mut self, name: &EndpointName) -> Option<Service> {
         let service = self.all.remove(name)?;
+        self.by_node.remove(name);
         for (address, _) in &service.tables {
             if let Some(names) = self.by_address.get_mut(address) {
                 names.remove(name);
@@ -80,11 +91,18 @@ impl World {
         self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
     }
 
+    /// Outside addresses that stay closed to VPCs whose pods get outside. Set before there is any VPC.
+    pub fn set_closed_ranges(&mut self, ranges: Vec<String>) {
+        self.closed_ranges = ranges;
+        self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
+    }
+
     /// By the name of its scaled Endpoint.
     pub fn set_service(&mut self, name: &EndpointName, service: Option<Service>) {
         if self.services.all.get(name) == service.as_ref() {
             return;
         }
+        self.touch_users(name);
         let old = self.services.forget(name);
         // Another one may have had the address before, or have it from now on.
         for service in [&old, &service].into_iter().flatten() {
@@ -95,7 +113,65 @@ impl World {
         if let Some(service) = service {
             self.services.note(name, service);
         }
+        self.touch_users(name);
         self.dirty.insert(Owner::Service(name.clone()));
+    }
+
+    /// Whether services of a network may have a backend at an address because it is nobody's of any VPC that nodes are in:
+    /// only a VPC with access to hosts reaches those.
+    pub fn is_outside(&self, network: &str, address: IpAddr) -> bool {
+        let home = self.networks.get(network).and_then(|network| self.vpcs.get(&network.vpc));
+        let Some(home) = home.filter(|home| home.host_access) else {
+            return false;
+        };
+        let is_local = match address {
+            IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local() || v4.is_multicast() || v4.is_unspecified(),
+            IpAddr::V6(v6) => {
+                v6.is_loopback() || v6.is_unicast_link_local() || v6.is_multicast() || v6.is_unspecified()
+            }
+        };
+        let mut ranges = home.cidrs.iter().chain(&self.service_ranges);
+        let is_in = |range: &String| range.parse().is_ok_and(|range: Cidr| range.contains_address(address));
+        !is_local && !ranges.any(is_in)
+    }
+
+    /// VPCs whose pods reach a service that nodes serve.
+    fn touch_users(&mut self, name: &EndpointName) {
+        let Some(service) = self.service(name).filter(|service| service.by_node) else {
+            return;
+        };
+        let own = self.networks.get(&service.network).map(|network| &network.vpc);
+        let of = (&name.0, &service.name);
+        let users = self.vpcs.iter().filter(|(vpc, known)| {
+            own == Some(*vpc)
+                || known
+                    .shared
+                    .iter()
+                    .any(|(namespace, name)| (namespace, name) == of)
+        });
+        let users: Vec<_> = users.map(|(vpc, _)| Owner::Vpc(vpc.clone())).collect();
+        self.dirty.extend(users);
+    }
+
+    /// What nodes serve for the pods of a VPC: its own services, and those of a VPC with access to hosts that it names.
+    pub(super) fn node_services_of(
+        &self,
+        vpc: &str,
+        known: &Vpc,
+    ) -> impl Iterator<Item = (IpAddr, &[ServicePort])> {
+        let services = self.services.by_node.iter();
+        let services = services.filter_map(|name| Some((name, self.services.all.get(name)?)));
+        let services = services.filter(move |(name, service)| {
+            let home = self.networks.get(&service.network).map(|network| &network.vpc);
+            let is_open = home.and_then(|home| self.vpcs.get(home)).is_some_and(|home| home.host_access);
+            let is_named = |(namespace, of): &(String, String)| *namespace == name.0 && *of == service.name;
+            home.is_some_and(|home| home == vpc) || is_open && known.shared.iter().any(is_named)
+        });
+        services.flat_map(move |(name, service)| {
+            let own = service.tables.iter();
+            let own = own.filter(move |(address, _)| self.service_at(*address) == Some(name));
+            own.map(|(address, ports)| (*address, ports.as_slice()))
+        })
     }
 
     pub fn service(&self, name: &EndpointName) -> Option<&Service> {
@@ -129,12 +205,21 @@ impl World {
             .collect()
     }
 
-    /// The rows that must be acked before the service is Provisioned: bouncers', not its subscribers'.
+    /// The rows that must be acked before the service is Provisioned: bouncers', not its subscribers'; of one that nodes
+    /// serve, those of its own VPC.
     pub fn service_rows(&self, name: &EndpointName) -> Vec<(String, Key)> {
         let network = self.service(name).map(|service| &service.network);
         let Some(network) = network.and_then(|network| self.networks.get(network)) else {
             return Vec::new();
         };
+        if let Some(service) = self.service(name).filter(|service| service.by_node) {
+            let keys = self.keys_of(&Owner::Vpc(network.vpc.clone()));
+            let is_own = |key: &Key| {
+                let mut addresses = service.tables.iter().map(|(address, _)| *address);
+                matches!(key, Key::NodeService(_, of) if addresses.any(|address| address == *of))
+            };
+            return keys.filter(|(_, key)| is_own(key)).cloned().collect();
+        }
         let bouncers = self.bouncers_of_vpc(&network.vpc);
         let keys = self.keys_of(&Owner::Service(name.clone()));
         keys.filter(|(droplet, _)| bouncers.contains(droplet.as_str()))
@@ -149,16 +234,23 @@ impl World {
 
     pub(super) fn touch_services_of(&mut self, network: &str) {
         let services: Vec<_> = self.services_of_network(network).cloned().collect();
-        self.dirty.extend(services.into_iter().map(Owner::Service));
+        self.touch_each(services);
     }
 
     pub(super) fn touch_services_at(&mut self, address: IpAddr) {
-        self.dirty
-            .extend(self.services.at(address).cloned().map(Owner::Service));
+        let services: Vec<_> = self.services.at(address).cloned().collect();
+        self.touch_each(services);
+    }
+
+    fn touch_each(&mut self, services: Vec<EndpointName>) {
+        for name in services {
+            self.touch_users(&name);
+            self.dirty.insert(Owner::Service(name));
+        }
     }
 
     pub(super) fn contribute_service(&self, name: &EndpointName) -> Option<Rows> {
-        let service = self.service(name)?;
+        let service = self.service(name).filter(|service| !service.by_node)?;
         let network = self.networks.get(&service.network)?;
         let vni = self.vni(&network.vpc)?;
         let bouncers = self.bouncers_of_vpc(&network.vpc);

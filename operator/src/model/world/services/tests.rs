@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use thuban_proto::transit::{ServiceBackend, ServicePort, row};
 
 use super::super::tests::{endpoint, network, settled, small, vpc};
-use super::{EndpointName, Key, Service, World};
+use super::{EndpointName, Key, Service, Vpc, World};
 
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 10));
 
@@ -27,6 +27,8 @@ pub fn service(network: &str, uid: &str, backend: u8) -> Service {
     };
     Service {
         network: network.into(),
+        name: "web".into(),
+        by_node: false,
         born: (None, uid.into()),
         tables: vec![(ADDRESS, vec![port])],
     }
@@ -177,6 +179,137 @@ fn a_new_bouncer_has_the_services_before_it_is_listed() {
     world.forget_bouncer("web-b1");
     world.flush();
     assert!(!has(&world, "d3", 7));
+}
+
+/// red has access to hosts and a service that nodes serve; blue names it, green doesn't.
+fn shared() -> World {
+    let mut world = small(5);
+    let hosts = Vpc {
+        host_access: true,
+        egress: true,
+        ..vpc(7)
+    };
+    world.set_vpc("red", Some(hosts));
+    for (name, vni, id, droplet) in [("blue", 8, 2, "d2"), ("green", 9, 3, "d3")] {
+        let shared = vec![("ns".to_owned(), "web".to_owned())];
+        let shared = if name == "blue" { shared } else { Vec::new() };
+        world.set_vpc(
+            name,
+            Some(Vpc {
+                cidrs: vec!["10.0.0.0/8".into()],
+                shared,
+                ..vpc(vni)
+            }),
+        );
+        world.set_network(name, Some(network(name, id)));
+        world.set_bouncer(&format!("{name}-b0"), Some(settled(name, droplet)));
+    }
+    world.set_service(&name("s"), Some(served("1", 10)));
+    world.flush();
+    world
+}
+
+/// One of network `web` that nodes serve.
+fn served(uid: &str, backend: u8) -> Service {
+    Service {
+        by_node: true,
+        ..service("web", uid, backend)
+    }
+}
+
+/// (droplet, VNI) of those that serve it.
+fn servers(world: &World) -> Vec<(String, u32)> {
+    let droplets = (0..5).map(|number| format!("d{number}"));
+    let keys = droplets.flat_map(|droplet| {
+        let keys = world.program(&droplet).into_keys();
+        keys.map(move |key| (droplet.clone(), key))
+    });
+    let served = keys.filter_map(|(droplet, key)| match key {
+        Key::NodeService(vni, ADDRESS) => Some((droplet, vni)),
+        _ => None,
+    });
+    served.collect()
+}
+
+#[test]
+fn what_nodes_serve_is_on_every_droplet_of_its_vpc_and_of_those_that_name_it() {
+    let mut world = shared();
+    let of = |droplet: &str, vni| (droplet.to_owned(), vni);
+    let roles = [of("d0", 7), of("d1", 7), of("d2", 8)];
+    assert_eq!(servers(&world), roles);
+    assert!((0..5).all(|number| !has(&world, &format!("d{number}"), 7)), "agents don't");
+    let rows: Vec<_> = world.service_rows(&name("s"));
+    let rows: Vec<_> = rows.iter().map(|(droplet, _)| droplet.as_str()).collect();
+    assert_eq!(rows, ["d0", "d1"], "its own VPC's");
+    // An endpoint brings its droplet in.
+    world.set_endpoint(&name("e"), Some(endpoint("blue", 4, 20)));
+    world.flush();
+    assert!(servers(&world).contains(&of("d4", 8)));
+    // A VPC that names it no more.
+    world.set_vpc("blue", Some(vpc(8)));
+    world.flush();
+    assert_eq!(servers(&world), [of("d0", 7), of("d1", 7)]);
+    // Backends among its VPC's endpoints: agents serve it.
+    world.set_service(&name("s"), Some(service("web", "1", 10)));
+    world.flush();
+    assert!(servers(&world).is_empty() && has(&world, "d1", 7));
+    world.set_service(&name("s"), Some(served("1", 10)));
+    world.flush();
+    assert!(servers(&world).len() == 2 && !has(&world, "d1", 7));
+    world.set_service(&name("s"), None);
+    world.flush();
+    assert!(servers(&world).is_empty());
+}
+
+#[test]
+fn no_service_of_a_vpc_without_access_to_hosts_is_shared_or_has_backends_outside() {
+    let mut world = shared();
+    let outside: IpAddr = "192.0.2.1".parse().unwrap();
+    assert!(world.is_outside("web", outside));
+    for inside in ["10.96.0.1", "10.1.2.3", "169.254.169.254", "127.0.0.1"] {
+        world.set_service_ranges(vec!["10.96.0.0/16".into()]);
+        assert!(!world.is_outside("web", inside.parse().unwrap()), "{inside}");
+    }
+    assert!(!world.is_outside("blue", outside));
+    // A tenant's own, of a name that another VPC shares.
+    let of_green = Service {
+        network: "green".into(),
+        ..served("2", 11)
+    };
+    world.set_service(&name("s"), Some(of_green));
+    world.flush();
+    assert!(servers(&world).iter().all(|(_, vni)| *vni == 9), "{:?}", servers(&world));
+}
+
+#[test]
+fn who_gets_outside_is_told_what_stays_closed() {
+    let mut world = shared();
+    world.set_closed_ranges(vec!["172.16.0.0/24".into()]);
+    let out = Vpc {
+        egress: true,
+        ..vpc(8)
+    };
+    world.set_vpc("blue", Some(out));
+    world.flush();
+    let row = |world: &World, droplet: &str, vni| match world.program(droplet)[&Key::Vpc(vni)].row.clone() {
+        Some(row::Row::Vpc(row)) => row,
+        other => panic!("{other:?}"),
+    };
+    let blue = row(&world, "d2", 8);
+    assert!(blue.egress && blue.closed_cidrs == ["172.16.0.0/24", "10.0.0.0/8"], "{blue:?}");
+    assert!(row(&world, "d3", 9).closed_cidrs.is_empty(), "it doesn't get there");
+    let red = row(&world, "d1", 7);
+    assert!(red.egress && red.host_access && red.closed_cidrs.is_empty());
+    // The VPC of nodes gets another range.
+    let more = Vpc {
+        host_access: true,
+        cidrs: vec!["10.0.0.0/8".into(), "fd00::/48".into()],
+        ..vpc(7)
+    };
+    world.set_vpc("red", Some(more));
+    world.flush();
+    let blue = row(&world, "d2", 8);
+    assert_eq!(blue.closed_cidrs, ["172.16.0.0/24", "10.0.0.0/8", "fd00::/48"]);
 }
 
 #[test]

@@ -1,0 +1,62 @@
+//! Ways out of a VPC: outside, to what the node serves, and what stays closed. VPC 103 may go out, 101 has access to hosts.
+
+use std::net::Ipv4Addr;
+
+use anyhow::Result;
+use thuban_common::counters::Counter;
+
+use crate::{
+    fixture::{self, Expect, Fixture},
+    frames::{Packet, Tunnel, udp},
+    rows::{BY_NODE, DIVIDED, Endpoint, GUEST, HERE, SECOND, SPREAD, TENANT, UNREACHED, ip},
+    world::{Role, World},
+};
+
+const OUTSIDE: Ipv4Addr = ip(198, 51, 100, 9);
+
+fn fixture(description: &'static str, of: Endpoint, packet: &Packet, expect: Expect) -> Fixture {
+    Fixture::new(description, Role::Agent(of.index), packet.bytes(), expect)
+}
+
+fn packet(of: Endpoint, to: Ipv4Addr) -> Packet {
+    Packet::udp(of.mac(), of.address, to)
+}
+
+#[test]
+fn packets_leave_where_their_vpc_may() -> Result<()> {
+    let passed = || Expect::Pass(Some(Counter::ToHost));
+    let forbidden = || Expect::Drop(Counter::OutsideVpc);
+    let mut forged = packet(SPREAD, OUTSIDE);
+    forged.from = SPREAD.address.to_bits().wrapping_add(1).into();
+    let geneve = |to| packet(SPREAD, to).carrying(17, &udp(50000, 6081, &[0; 20]));
+    fixture::run(
+        &mut World::new()?,
+        &[
+            fixture("outside", SPREAD, &packet(SPREAD, OUTSIDE), passed()),
+            fixture("outside, not one's own source", SPREAD, &forged, Expect::Drop(Counter::SpoofedSource)),
+            fixture("outside, from a VPC that may not", TENANT, &packet(TENANT, OUTSIDE), forbidden()),
+            fixture("closed", SPREAD, &packet(SPREAD, ip(203, 0, 113, 9)), forbidden()),
+            fixture("beside what is closed", SPREAD, &packet(SPREAD, ip(203, 0, 114, 9)), passed()),
+            fixture("another droplet", SPREAD, &packet(SPREAD, SECOND), forbidden()),
+            fixture("this droplet", SPREAD, &packet(SPREAD, HERE), forbidden()),
+            fixture("a droplet, with access to hosts", GUEST, &packet(GUEST, UNREACHED), passed()),
+            fixture("Geneve in the node's name", SPREAD, &geneve(OUTSIDE), Expect::Drop(Counter::GeneveForbidden)),
+            fixture("what nodes serve", SPREAD, &packet(SPREAD, BY_NODE), passed()),
+            fixture("the same of a VPC that may not go out", DIVIDED, &packet(DIVIDED, BY_NODE), passed()),
+            fixture("the same of a VPC that doesn't share it", TENANT, &packet(TENANT, BY_NODE), forbidden()),
+            fixture("Geneve to what nodes serve", SPREAD, &geneve(BY_NODE), Expect::Drop(Counter::GeneveForbidden)),
+        ],
+    )
+}
+
+#[test]
+fn nobody_in_the_vpc_has_an_address_outside() -> Result<()> {
+    let mut fixtures = Vec::new();
+    for source in [BY_NODE, ip(203, 0, 113, 9), OUTSIDE] {
+        let inner = Packet::udp([2; 6], source, SPREAD.address).bytes();
+        let frame = Tunnel::new(SECOND, HERE, SPREAD.vni).around([2; 12], &inner);
+        let expect = Expect::Drop(Counter::SourceMismatch);
+        fixtures.push(Fixture::new("from outside by a droplet", Role::Transit, frame, expect));
+    }
+    fixture::run(&mut World::new()?, &fixtures)
+}

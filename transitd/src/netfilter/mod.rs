@@ -1,0 +1,101 @@
+//! What the host's own stack does for pods: packets that leave a VPC go in the node's name, answers find their pod, and
+//! services whose backends are outside of every VPC are translated (ADR 13).
+//!
+//! Invariant: one table, `inet thuban`, is replaced as a whole in one transaction; connections that are known stay as they
+//! are. Nothing of other tables is touched.
+
+pub mod conntrack;
+pub mod ruleset;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use thiserror::Error;
+
+use crate::program::service::Service;
+
+#[derive(Debug, Error)]
+pub enum NetfilterError {
+    #[error("cannot run {program}; it is of Debian's package nftables, or name it with --nft", program = program.display())]
+    Start {
+        program: PathBuf,
+        source: std::io::Error,
+    },
+    #[error(
+        "the kernel refused table inet thuban, does it have nf_tables with NAT (modprobe nf_tables nft_chain_nat nft_masq)? {0}"
+    )]
+    Refused(String),
+    #[error("the kernel has no netlink interface to conntrack (modprobe nf_conntrack_netlink)")]
+    Conntrack(#[source] std::io::Error),
+}
+
+/// The table as it was last written.
+#[derive(Debug)]
+pub struct Netfilter {
+    program: PathBuf,
+    written: Option<String>,
+}
+
+impl Netfilter {
+    /// `program`: nft, by its path or found in PATH.
+    pub fn new(program: PathBuf) -> Self {
+        Self {
+            program,
+            written: None,
+        }
+    }
+
+    /// Makes the table if it isn't there, and finds out whether the kernel has what else is needed. One of an earlier transitd stays until the operator's rows are here.
+    pub fn ensure(&mut self) -> Result<(), NetfilterError> {
+        // Nobody has interface 0: a DEL must not be the first to find out.
+        conntrack::forget(0).map_err(NetfilterError::Conntrack)?;
+        let found = Command::new(&self.program)
+            .args(["list", "table", "inet", "thuban"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        if found.is_ok_and(|status| status.success()) {
+            return Ok(());
+        }
+        self.set(std::iter::empty())
+    }
+
+    /// Brings the table in line with the services that the node serves. Runs nft when something changed; some milliseconds.
+    pub fn set<'a>(&mut self, services: impl Iterator<Item = &'a Service>) -> Result<(), NetfilterError> {
+        let text = ruleset::ruleset(services);
+        if self.written.as_ref() == Some(&text) {
+            return Ok(());
+        }
+        self.written = None;
+        self.run(&text)?;
+        self.written = Some(text);
+        Ok(())
+    }
+
+    fn run(&self, text: &str) -> Result<(), NetfilterError> {
+        let failed = |source| NetfilterError::Start {
+            program: self.program.clone(),
+            source,
+        };
+        let mut child = Command::new(&self.program)
+            .args(["-f", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        // Taken, so that it is closed. A child that died says why by its status.
+        let written = child
+            .stdin
+            .take()
+            .map_or(Ok(()), |mut input| input.write_all(text.as_bytes()));
+        let output = child.wait_with_output().map_err(failed)?;
+        if output.status.success() {
+            return written.map_err(failed);
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.lines().next().unwrap_or("it said nothing");
+        Err(NetfilterError::Refused(said.to_owned()))
+    }
+}

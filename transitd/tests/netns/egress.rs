@@ -1,0 +1,208 @@
+//! The way out of a VPC by its node's stack: in the node's name, to what the node serves, and nowhere else.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use thuban_proto::transit::row::Row;
+use thuban_proto::transit::{AddressKey, RowKey, ServiceBackend, ServicePort, ServiceRow, row_key};
+
+use crate::rig::{NODE, Rig, base_rows, in_namespace, local};
+use crate::rows::mapped;
+
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// At the other end of the uplink, in no range of anybody.
+const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
+/// The other end of the uplink itself.
+const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+/// Served by nodes.
+const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
+
+/// VPC 7 may go out, 8 may not; p1 is of 7, p2 of 8.
+fn rig() -> Rig {
+    let mut rows = base_rows();
+    for row in &mut rows {
+        if let Row::Vpc(vpc) = row {
+            vpc.service_cidrs.push("10.96.0.0/16".into());
+            vpc.egress = vpc.vni == 7;
+            vpc.closed_cidrs.push("192.0.2.0/24".into());
+        }
+    }
+    rows.extend([local(7, "p1", 5), local(8, "p2", 6)]);
+    let mut rig = Rig::new(rows);
+    rig.on_far(&format!("ip address add {OUTSIDE}/32 dev lo"));
+    rig.on_node(&format!("ip route add {OUTSIDE} via {FAR}"));
+    for pod in ["p1", "p2"] {
+        rig.add_pod(pod);
+    }
+    rig
+}
+
+fn pod(rig: &Rig, name: &str) -> String {
+    format!("{}-{name}", rig.name)
+}
+
+/// A server that answers each byte with its own, and tells who connects first.
+fn serve(namespace: &str, address: Ipv4Addr, port: u16, own: u8) -> std::sync::mpsc::Receiver<IpAddr> {
+    let listener = in_namespace(namespace, move || TcpListener::bind((address, port)).unwrap());
+    let (sender, clients) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let _ = sender.send(stream.peer_addr().unwrap().ip());
+            std::thread::spawn(move || {
+                while stream.read_exact(&mut [0]).is_ok() && stream.write_all(&[own]).is_ok() {}
+            });
+        }
+    });
+    clients
+}
+
+fn connect(namespace: &str, to: Ipv4Addr, port: u16) -> Result<TcpStream, ErrorKind> {
+    let address = SocketAddr::from((to, port));
+    let stream = in_namespace(namespace, move || TcpStream::connect_timeout(&address, PATIENCE));
+    let stream = stream.map_err(|error| error.kind())?;
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    Ok(stream)
+}
+
+fn ask(stream: &mut TcpStream) -> u8 {
+    let mut answer = [0];
+    stream.write_all(&[1]).unwrap();
+    stream.read_exact(&mut answer).unwrap();
+    answer[0]
+}
+
+/// What nodes serve for a VPC on port 443, by these addresses of outside.
+fn served(vni: u32, backends: &[(Ipv4Addr, u32)]) -> Row {
+    let backends = backends.iter().map(|(address, port)| ServiceBackend {
+        address: address.to_ipv6_mapped().octets().to_vec(),
+        port: *port,
+    });
+    Row::NodeService(ServiceRow {
+        vni,
+        address: SERVICE.to_ipv6_mapped().octets().to_vec(),
+        ports: vec![ServicePort {
+            protocol: 6,
+            port: 443,
+            backends: backends.collect(),
+            affinity_seconds: 0,
+        }],
+    })
+}
+
+fn served_key(vni: u32) -> RowKey {
+    RowKey {
+        key: Some(row_key::Key::NodeService(AddressKey {
+            vni,
+            address: SERVICE.to_ipv6_mapped().octets().to_vec(),
+        })),
+    }
+}
+
+#[test]
+fn pods_reach_outside_in_their_nodes_name_if_their_vpc_may() {
+    let mut rig = rig();
+    let clients = serve(rig.far(), OUTSIDE, 8080, 9);
+    let mut stream = connect(&pod(&rig, "p1"), OUTSIDE, 8080).unwrap();
+    assert_eq!(ask(&mut stream), 9);
+    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(NODE));
+    assert!(rig.ping("p1", &OUTSIDE.to_string()));
+    assert!(connect(&pod(&rig, "p2"), OUTSIDE, 8080).is_err());
+    assert!(!rig.ping("p2", &OUTSIDE.to_string()));
+    assert_eq!(rig.counter("outside_vpc") > 0, true);
+    // Nodes and their network, and what else is the node's own.
+    let _far = serve(rig.far(), FAR, 8080, 2);
+    let _near = serve(rig.node(), NODE.into(), 8080, 1);
+    rig.on_node("ip address add 198.51.100.77/32 dev lo");
+    let _other = serve(rig.node(), Ipv4Addr::new(198, 51, 100, 77), 8080, 1);
+    for closed in [FAR, NODE.into(), Ipv4Addr::new(198, 51, 100, 77)] {
+        assert!(connect(&pod(&rig, "p1"), closed, 8080).is_err(), "{closed}");
+        assert!(connect(rig.node(), closed, 8080).is_ok(), "{closed} serves");
+    }
+    // A connection outlives its daemon, and new ones need none.
+    rig.kill();
+    assert_eq!(ask(&mut stream), 9);
+    assert_eq!(ask(&mut connect(&pod(&rig, "p1"), OUTSIDE, 8080).unwrap()), 9);
+    rig.start();
+    rig.operator.wait_for_ack();
+    assert_eq!(ask(&mut stream), 9);
+}
+
+#[test]
+fn answers_find_nobody_who_has_the_address_later() {
+    let mut rig = rig();
+    let server = in_namespace(rig.far(), || UdpSocket::bind((OUTSIDE, 53)).unwrap());
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    let client = in_namespace(&pod(&rig, "p1"), || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4000)).unwrap());
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.send_to(b"?", (OUTSIDE, 53)).unwrap();
+    let (_, from) = server.recv_from(&mut [0; 8]).unwrap();
+    assert_eq!(from.ip(), IpAddr::from(NODE));
+    server.send_to(b"1", from).unwrap();
+    assert!(client.recv(&mut [0; 8]).is_ok());
+
+    // The next tenant with this address, on this node, before conntrack forgets by itself.
+    assert_eq!(rig.del("p1"), None);
+    let gone = RowKey {
+        key: Some(row_key::Key::Local(AddressKey {
+            vni: 7,
+            address: mapped(5),
+        })),
+    };
+    rig.operator.push_and_wait(vec![local(8, "p3", 5)], vec![gone]);
+    rig.add_pod("p3");
+    let stranger = in_namespace(&pod(&rig, "p3"), || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4000)).unwrap());
+    stranger.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    server.send_to(b"2", from).unwrap();
+    assert!(stranger.recv(&mut [0; 8]).is_err(), "an answer for another tenant");
+}
+
+#[test]
+fn what_nodes_serve_is_reached_from_vpcs_that_have_it() {
+    let mut rig = rig();
+    let _first = serve(rig.far(), FAR, 6443, 1);
+    let _second = serve(rig.far(), FAR, 7443, 2);
+    let _here = serve(rig.node(), NODE.into(), 6443, 3);
+    let (p1, p2) = (pod(&rig, "p1"), pod(&rig, "p2"));
+    assert!(connect(&p1, SERVICE, 443).is_err());
+    rig.operator.push_and_wait(vec![served(7, &[(FAR, 6443)])], vec![]);
+    let mut first = connect(&p1, SERVICE, 443).unwrap();
+    assert_eq!(ask(&mut first), 1);
+    assert_eq!(connect(&p1, SERVICE, 444).unwrap_err(), ErrorKind::ConnectionRefused);
+    assert!(connect(&p2, SERVICE, 443).is_err(), "another VPC");
+    assert_eq!(ask(&mut connect(rig.node(), SERVICE, 443).unwrap()), 1, "the node itself");
+    // VPC 8 may not go out, but has this.
+    rig.operator.push_and_wait(vec![served(8, &[(FAR, 6443)])], vec![]);
+    assert_eq!(ask(&mut connect(&p2, SERVICE, 443).unwrap()), 1);
+    // Other backends: new connections alone go there.
+    let rows = [7, 8].map(|vni| served(vni, &[(FAR, 7443)]));
+    rig.operator.push_and_wait(rows.to_vec(), vec![]);
+    let mut second = connect(&p1, SERVICE, 443).unwrap();
+    assert_eq!((ask(&mut second), ask(&mut first)), (2, 1));
+    // One on this very node.
+    let rows = [7, 8].map(|vni| served(vni, &[(NODE.into(), 6443)]));
+    rig.operator.push_and_wait(rows.to_vec(), vec![]);
+    assert_eq!(ask(&mut connect(&p2, SERVICE, 443).unwrap()), 3);
+    rig.kill();
+    assert_eq!(ask(&mut connect(&p1, SERVICE, 443).unwrap()), 3, "without a daemon");
+    rig.start();
+    rig.operator.wait_for_ack();
+    assert_eq!(ask(&mut connect(&p1, SERVICE, 443).unwrap()), 3);
+    assert_eq!((ask(&mut second), ask(&mut first)), (2, 1));
+    let nobody = [7, 8].map(|vni| served(vni, &[]));
+    rig.operator.push_and_wait(nobody.to_vec(), vec![]);
+    assert_eq!(connect(&p1, SERVICE, 443).unwrap_err(), ErrorKind::ConnectionRefused);
+    rig.operator.push_and_wait(vec![], vec![served_key(7), served_key(8)]);
+    assert!(connect(&p1, SERVICE, 443).is_err());
+    assert_eq!(ask(&mut first), 1, "connections stay");
+}
+
+#[test]
+fn a_node_without_nft_says_so_before_it_serves() {
+    let mut rig = Rig::prepare(base_rows());
+    rig.flags = vec!["--nft".into(), "/nonexistent/nft".into()];
+    rig.start();
+    assert_ne!(rig.wait_for_exit(), Some(0));
+    assert!(rig.log().contains("cannot run /nonexistent/nft"), "{}", rig.log());
+}
