@@ -49,7 +49,13 @@ pub struct VpcSpec {
     /// Services of the VPC `default`, as `namespace/name`, that pods reach at their ordinary addresses: those that nodes
     /// serve, because their backends are outside of every VPC, as the API server's are. Default: `default/kubernetes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 16), inner(length(max = 127), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-a-z0-9]*[a-z0-9])?$")))]
+    #[schemars(
+        length(max = 16),
+        inner(
+            length(max = 127),
+            regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+        )
+    )]
     pub shared_services: Option<Vec<String>>,
     /// Namespaces whose pods may enter: none admits nobody, `{}` admits all.
     #[serde(default, skip_serializing_if = "Option::is_none")]

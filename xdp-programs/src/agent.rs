@@ -126,6 +126,10 @@ enum Target {
     Local(&'static LocalEntry),
     Remote(DropletAddress),
     Range(&'static SubnetEntry),
+    /// The node's own stack serves it for the VPC.
+    ByNode,
+    /// Outside, and not to be reached.
+    Closed,
     Outside,
 }
 
@@ -137,7 +141,12 @@ fn look_up(key: &EndpointKey) -> Target {
     if let Some(droplet) = maps::use_direct(key) {
         return Target::Remote(droplet);
     }
-    maps::subnet(key.vni, key.address).map_or(Target::Outside, Target::Range)
+    match maps::subnet(key.vni, key.address) {
+        None => Target::Outside,
+        Some(subnet) if subnet.flags & SUBNET_BY_NODE != 0 => Target::ByNode,
+        Some(subnet) if subnet.flags & SUBNET_CLOSED != 0 => Target::Closed,
+        Some(subnet) => Target::Range(subnet),
+    }
 }
 
 #[inline(always)]
@@ -153,14 +162,6 @@ fn route<F: Frame>(
     let mut target = look_up(&key);
     let mut translation = None;
     let mut is_unknown = false;
-    if let Target::Range(subnet) = target {
-        if subnet.flags & SUBNET_BY_NODE != 0 {
-            return host::ask_node(frame, attachment, packet);
-        }
-        if subnet.flags & SUBNET_CLOSED != 0 {
-            return Err(Counter::OutsideVpc);
-        }
-    }
     if let Target::Range(subnet) = target
         && subnet.flags & SUBNET_SERVICES != 0
     {
@@ -191,8 +192,12 @@ fn route<F: Frame>(
         },
         Target::Range(_) if is_unknown => to_own_bouncer(attachment, config, packet, hash)?,
         Target::Range(subnet) => find(attachment, config, subnet, &key, hash)?,
-        Target::Outside if translation.is_some() => return Err(Counter::NoEndpoint),
-        Target::Outside => return host::leave(frame, attachment, packet),
+        Target::Closed => return Err(Counter::OutsideVpc),
+        Target::ByNode | Target::Outside if translation.is_some() => return Err(Counter::NoEndpoint),
+        Target::ByNode | Target::Outside => {
+            let is_served = matches!(target, Target::ByNode);
+            return host::leave(frame, attachment, packet, is_served);
+        }
     };
     observed.next = way.droplet;
     // Before anything is written: the error quotes what the pod sent.

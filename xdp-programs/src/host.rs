@@ -4,9 +4,7 @@ use thuban_common::{
     counters::Counter,
     packet::{geneve::UdpHeader, ip::IpPacket, ipv4, ipv6},
     source::{Transport, is_reply},
-    tables::{
-        AttachmentEntry, MARK_EGRESS, MARK_EGRESS_HOST, VPC_EGRESS, VPC_HOST_ACCESS, mark_of,
-    },
+    tables::{AttachmentEntry, MARK_EGRESS, MARK_EGRESS_HOST, VPC_EGRESS, VPC_HOST_ACCESS, mark_of},
 };
 
 use crate::{
@@ -27,28 +25,25 @@ pub fn reply<F: Frame>(frame: &F, attachment: &AttachmentEntry, packet: &IpPacke
     pass(frame, packet)
 }
 
-/// To an address outside the VPC.
+/// To an address outside the VPC, or one that the node serves for it.
 #[inline(always)]
-pub fn leave<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
+pub fn leave<F: Frame>(
+    frame: &mut F,
+    attachment: &AttachmentEntry,
+    packet: &IpPacket,
+    is_served: bool,
+) -> Outcome {
     let flags = flags(attachment);
-    if flags & (VPC_HOST_ACCESS | VPC_EGRESS) == 0 {
-        return Err(Counter::OutsideVpc);
-    }
-    if flags & VPC_HOST_ACCESS == 0 && maps::is_droplet_at(&packet.destination) {
-        return Err(Counter::OutsideVpc);
+    if !is_served && flags & VPC_HOST_ACCESS == 0 {
+        let is_closed = flags & VPC_EGRESS == 0 || maps::is_droplet_at(&packet.destination);
+        if is_closed {
+            return Err(Counter::OutsideVpc);
+        }
     }
     let outcome = pass(frame, packet)?;
-    if flags & VPC_EGRESS != 0 {
+    if is_served || flags & VPC_EGRESS != 0 {
         mark(frame, flags);
     }
-    Ok(outcome)
-}
-
-/// To an address that the node serves for the VPC.
-#[inline(always)]
-pub fn ask_node<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
-    let outcome = pass(frame, packet)?;
-    mark(frame, flags(attachment));
     Ok(outcome)
 }
 

@@ -33,18 +33,58 @@ fn packets_leave_where_their_vpc_may() -> Result<()> {
         &mut World::new()?,
         &[
             fixture("outside", SPREAD, &packet(SPREAD, OUTSIDE), passed()),
-            fixture("outside, not one's own source", SPREAD, &forged, Expect::Drop(Counter::SpoofedSource)),
-            fixture("outside, from a VPC that may not", TENANT, &packet(TENANT, OUTSIDE), forbidden()),
+            fixture(
+                "outside, not one's own source",
+                SPREAD,
+                &forged,
+                Expect::Drop(Counter::SpoofedSource),
+            ),
+            fixture(
+                "outside, from a VPC that may not",
+                TENANT,
+                &packet(TENANT, OUTSIDE),
+                forbidden(),
+            ),
             fixture("closed", SPREAD, &packet(SPREAD, ip(203, 0, 113, 9)), forbidden()),
-            fixture("beside what is closed", SPREAD, &packet(SPREAD, ip(203, 0, 114, 9)), passed()),
+            fixture(
+                "beside what is closed",
+                SPREAD,
+                &packet(SPREAD, ip(203, 0, 114, 9)),
+                passed(),
+            ),
             fixture("another droplet", SPREAD, &packet(SPREAD, SECOND), forbidden()),
             fixture("this droplet", SPREAD, &packet(SPREAD, HERE), forbidden()),
-            fixture("a droplet, with access to hosts", GUEST, &packet(GUEST, UNREACHED), passed()),
-            fixture("Geneve in the node's name", SPREAD, &geneve(OUTSIDE), Expect::Drop(Counter::GeneveForbidden)),
+            fixture(
+                "a droplet, with access to hosts",
+                GUEST,
+                &packet(GUEST, UNREACHED),
+                passed(),
+            ),
+            fixture(
+                "Geneve in the node's name",
+                SPREAD,
+                &geneve(OUTSIDE),
+                Expect::Drop(Counter::GeneveForbidden),
+            ),
             fixture("what nodes serve", SPREAD, &packet(SPREAD, BY_NODE), passed()),
-            fixture("the same of a VPC that may not go out", DIVIDED, &packet(DIVIDED, BY_NODE), passed()),
-            fixture("the same of a VPC that doesn't share it", TENANT, &packet(TENANT, BY_NODE), forbidden()),
-            fixture("Geneve to what nodes serve", SPREAD, &geneve(BY_NODE), Expect::Drop(Counter::GeneveForbidden)),
+            fixture(
+                "the same of a VPC that may not go out",
+                DIVIDED,
+                &packet(DIVIDED, BY_NODE),
+                passed(),
+            ),
+            fixture(
+                "the same of a VPC that doesn't share it",
+                TENANT,
+                &packet(TENANT, BY_NODE),
+                forbidden(),
+            ),
+            fixture(
+                "Geneve to what nodes serve",
+                SPREAD,
+                &geneve(BY_NODE),
+                Expect::Drop(Counter::GeneveForbidden),
+            ),
         ],
     )
 }
@@ -56,7 +96,12 @@ fn nobody_in_the_vpc_has_an_address_outside() -> Result<()> {
         let inner = Packet::udp([2; 6], source, SPREAD.address).bytes();
         let frame = Tunnel::new(SECOND, HERE, SPREAD.vni).around([2; 12], &inner);
         let expect = Expect::Drop(Counter::SourceMismatch);
-        fixtures.push(Fixture::new("from outside by a droplet", Role::Transit, frame, expect));
+        fixtures.push(Fixture::new(
+            "from outside by a droplet",
+            Role::Transit,
+            frame,
+            expect,
+        ));
     }
     fixture::run(&mut World::new()?, &fixtures)
 }

@@ -7,7 +7,9 @@ use thuban_e2e::rig::traffic::checksum;
 use crate::{
     answers::{HOST, HOST6},
     frames::{Packet, Packet6, Tunnel, arp, header, mapped, other, udp},
-    rows::{ATTACHED, Endpoint, HERE, LOCALS, OTHERS, REMOTES, SECOND, SPREAD, STRAY, THIRD, UNREACHED, ip, ip6},
+    rows::{
+        ATTACHED, Endpoint, HERE, LOCALS, OTHERS, REMOTES, SECOND, SPREAD, STRAY, THIRD, UNREACHED, ip, ip6,
+    },
     world::Role,
 };
 

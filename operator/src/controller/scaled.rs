@@ -203,8 +203,9 @@ fn in_world(
         }
         let holder = vni.and_then(|vni| world.holder(vni, address));
         let holder = holder.filter(|holder| holder.0 == namespace);
-        let is_member = holder
-            .is_some_and(|(_, name)| target.is_none_or(|target| is_pod_of(name, &namespace, target, context)));
+        let is_member = holder.is_some_and(|(_, name)| {
+            target.is_none_or(|target| is_pod_of(name, &namespace, target, context))
+        });
         is_member.then_some(Place::Member)
     };
     let made = backends(service, &addresses, slices.iter().map(AsRef::as_ref), place_of)?;

@@ -119,9 +119,8 @@ impl Served {
                 &addresses,
             );
             let ports = self.ports.iter().enumerate();
-            let ports = ports.filter(|(_, (address, _, _, backends))| {
-                address.is_ipv6() == is_v6 && !backends.is_empty()
-            });
+            let ports = ports
+                .filter(|(_, (address, _, _, backends))| address.is_ipv6() == is_v6 && !backends.is_empty());
             let ports: Vec<_> = ports
                 .map(|(number, (address, protocol, port, _))| {
                     format!("{address} . {protocol} . {port} : goto port-{number}")
@@ -213,9 +212,14 @@ mod tests {
         let two = service("10.96.0.1", &[("172.31.0.1", 6443), ("172.31.0.2", 6443)]);
         let text = ruleset([&two, &two, &service("10.96.0.9", &[])].into_iter());
         assert!(text.contains("elements = { 10.96.0.1, 10.96.0.9 }"), "{text}");
-        assert!(text.contains("elements = { 10.96.0.1 . tcp . 443 : goto port-0 }"), "{text}");
         assert!(
-            text.contains("dnat ip to numgen random mod 2 map { 0 : 172.31.0.1 . 6443, 1 : 172.31.0.2 . 6443 }"),
+            text.contains("elements = { 10.96.0.1 . tcp . 443 : goto port-0 }"),
+            "{text}"
+        );
+        assert!(
+            text.contains(
+                "dnat ip to numgen random mod 2 map { 0 : 172.31.0.1 . 6443, 1 : 172.31.0.2 . 6443 }"
+            ),
             "{text}"
         );
     }
@@ -223,8 +227,14 @@ mod tests {
     #[test]
     fn both_families_have_tables_of_their_own() {
         let text = ruleset([&service("fd00:96::1", &[("fd00:1::1", 6443)])].into_iter());
-        assert!(text.contains("set addresses6 {\n    type ipv6_addr\n    elements = { fd00:96::1 }"), "{text}");
-        assert!(text.contains("dnat ip6 to numgen random mod 1 map { 0 : fd00:1::1 . 6443 }"), "{text}");
+        assert!(
+            text.contains("set addresses6 {\n    type ipv6_addr\n    elements = { fd00:96::1 }"),
+            "{text}"
+        );
+        assert!(
+            text.contains("dnat ip6 to numgen random mod 1 map { 0 : fd00:1::1 . 6443 }"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -134,7 +134,9 @@ fn answers_find_nobody_who_has_the_address_later() {
     let mut rig = rig();
     let server = in_namespace(rig.far(), || UdpSocket::bind((OUTSIDE, 53)).unwrap());
     server.set_read_timeout(Some(PATIENCE)).unwrap();
-    let client = in_namespace(&pod(&rig, "p1"), || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4000)).unwrap());
+    let client = in_namespace(&pod(&rig, "p1"), || {
+        UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4000)).unwrap()
+    });
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     client.send_to(b"?", (OUTSIDE, 53)).unwrap();
     let (_, from) = server.recv_from(&mut [0; 8]).unwrap();
@@ -152,10 +154,17 @@ fn answers_find_nobody_who_has_the_address_later() {
     };
     rig.operator.push_and_wait(vec![local(8, "p3", 5)], vec![gone]);
     rig.add_pod("p3");
-    let stranger = in_namespace(&pod(&rig, "p3"), || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4000)).unwrap());
-    stranger.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    let stranger = in_namespace(&pod(&rig, "p3"), || {
+        UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4000)).unwrap()
+    });
+    stranger
+        .set_read_timeout(Some(Duration::from_millis(500)))
+        .unwrap();
     server.send_to(b"2", from).unwrap();
-    assert!(stranger.recv(&mut [0; 8]).is_err(), "an answer for another tenant");
+    assert!(
+        stranger.recv(&mut [0; 8]).is_err(),
+        "an answer for another tenant"
+    );
 }
 
 #[test]
@@ -166,14 +175,23 @@ fn what_nodes_serve_is_reached_from_vpcs_that_have_it() {
     let _here = serve(rig.node(), NODE.into(), 6443, 3);
     let (p1, p2) = (pod(&rig, "p1"), pod(&rig, "p2"));
     assert!(connect(&p1, SERVICE, 443).is_err());
-    rig.operator.push_and_wait(vec![served(7, &[(FAR, 6443)])], vec![]);
+    rig.operator
+        .push_and_wait(vec![served(7, &[(FAR, 6443)])], vec![]);
     let mut first = connect(&p1, SERVICE, 443).unwrap();
     assert_eq!(ask(&mut first), 1);
-    assert_eq!(connect(&p1, SERVICE, 444).unwrap_err(), ErrorKind::ConnectionRefused);
+    assert_eq!(
+        connect(&p1, SERVICE, 444).unwrap_err(),
+        ErrorKind::ConnectionRefused
+    );
     assert!(connect(&p2, SERVICE, 443).is_err(), "another VPC");
-    assert_eq!(ask(&mut connect(rig.node(), SERVICE, 443).unwrap()), 1, "the node itself");
+    assert_eq!(
+        ask(&mut connect(rig.node(), SERVICE, 443).unwrap()),
+        1,
+        "the node itself"
+    );
     // VPC 8 may not go out, but has this.
-    rig.operator.push_and_wait(vec![served(8, &[(FAR, 6443)])], vec![]);
+    rig.operator
+        .push_and_wait(vec![served(8, &[(FAR, 6443)])], vec![]);
     assert_eq!(ask(&mut connect(&p2, SERVICE, 443).unwrap()), 1);
     // Other backends: new connections alone go there.
     let rows = [7, 8].map(|vni| served(vni, &[(FAR, 7443)]));
@@ -185,15 +203,23 @@ fn what_nodes_serve_is_reached_from_vpcs_that_have_it() {
     rig.operator.push_and_wait(rows.to_vec(), vec![]);
     assert_eq!(ask(&mut connect(&p2, SERVICE, 443).unwrap()), 3);
     rig.kill();
-    assert_eq!(ask(&mut connect(&p1, SERVICE, 443).unwrap()), 3, "without a daemon");
+    assert_eq!(
+        ask(&mut connect(&p1, SERVICE, 443).unwrap()),
+        3,
+        "without a daemon"
+    );
     rig.start();
     rig.operator.wait_for_ack();
     assert_eq!(ask(&mut connect(&p1, SERVICE, 443).unwrap()), 3);
     assert_eq!((ask(&mut second), ask(&mut first)), (2, 1));
     let nobody = [7, 8].map(|vni| served(vni, &[]));
     rig.operator.push_and_wait(nobody.to_vec(), vec![]);
-    assert_eq!(connect(&p1, SERVICE, 443).unwrap_err(), ErrorKind::ConnectionRefused);
-    rig.operator.push_and_wait(vec![], vec![served_key(7), served_key(8)]);
+    assert_eq!(
+        connect(&p1, SERVICE, 443).unwrap_err(),
+        ErrorKind::ConnectionRefused
+    );
+    rig.operator
+        .push_and_wait(vec![], vec![served_key(7), served_key(8)]);
     assert!(connect(&p1, SERVICE, 443).is_err());
     assert_eq!(ask(&mut first), 1, "connections stay");
 }

@@ -30,7 +30,10 @@ fn of_http(endpoints: &Value) -> EndpointSlice {
 }
 
 fn made(service: &Service, slices: &[EndpointSlice]) -> Backends {
-    backends(service, &service.cluster_ips(), slices, |_, _| Some(Place::Member)).unwrap()
+    backends(service, &service.cluster_ips(), slices, |_, _| {
+        Some(Place::Member)
+    })
+    .unwrap()
 }
 
 /// (protocol, port, its backends) of the service's first address.
@@ -182,7 +185,10 @@ fn backends_outside_are_the_nodes_to_serve_and_members_beside_them_are_left_out(
     assert_eq!((mixed.used, mixed.left_out), (2, 2));
     let within = made(&["10.0.1.2"]);
     assert!(!within.by_node);
-    assert_eq!((ways(&within), within.left_out), (vec!["10.0.1.2:8080".to_owned()], 0));
+    assert_eq!(
+        (ways(&within), within.left_out),
+        (vec!["10.0.1.2:8080".to_owned()], 0)
+    );
 }
 
 #[test]

@@ -351,7 +351,10 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                 present.then(|| Vpc {
                     host_access: number % 2 == 0 && random.below(4) > 0,
                     egress: random.below(2) == 0,
-                    shared: vec![("ns".to_owned(), ["web", "db"][random.below(2) as usize].to_owned())],
+                    shared: vec![(
+                        "ns".to_owned(),
+                        ["web", "db"][random.below(2) as usize].to_owned(),
+                    )],
                     ..vpc(1 + (number % 2) as u32)
                 }),
             ),

@@ -120,18 +120,27 @@ impl World {
     /// Whether services of a network may have a backend at an address because it is nobody's of any VPC that nodes are in:
     /// only a VPC with access to hosts reaches those.
     pub fn is_outside(&self, network: &str, address: IpAddr) -> bool {
-        let home = self.networks.get(network).and_then(|network| self.vpcs.get(&network.vpc));
+        let home = self
+            .networks
+            .get(network)
+            .and_then(|network| self.vpcs.get(&network.vpc));
         let Some(home) = home.filter(|home| home.host_access) else {
             return false;
         };
         let is_local = match address {
-            IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local() || v4.is_multicast() || v4.is_unspecified(),
+            IpAddr::V4(v4) => {
+                v4.is_loopback() || v4.is_link_local() || v4.is_multicast() || v4.is_unspecified()
+            }
             IpAddr::V6(v6) => {
                 v6.is_loopback() || v6.is_unicast_link_local() || v6.is_multicast() || v6.is_unspecified()
             }
         };
         let mut ranges = home.cidrs.iter().chain(&self.service_ranges);
-        let is_in = |range: &String| range.parse().is_ok_and(|range: Cidr| range.contains_address(address));
+        let is_in = |range: &String| {
+            range
+                .parse()
+                .is_ok_and(|range: Cidr| range.contains_address(address))
+        };
         !is_local && !ranges.any(is_in)
     }
 
@@ -163,7 +172,9 @@ impl World {
         let services = services.filter_map(|name| Some((name, self.services.all.get(name)?)));
         let services = services.filter(move |(name, service)| {
             let home = self.networks.get(&service.network).map(|network| &network.vpc);
-            let is_open = home.and_then(|home| self.vpcs.get(home)).is_some_and(|home| home.host_access);
+            let is_open = home
+                .and_then(|home| self.vpcs.get(home))
+                .is_some_and(|home| home.host_access);
             let is_named = |(namespace, of): &(String, String)| *namespace == name.0 && *of == service.name;
             home.is_some_and(|home| home == vpc) || is_open && known.shared.iter().any(is_named)
         });

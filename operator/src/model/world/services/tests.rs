@@ -237,7 +237,10 @@ fn what_nodes_serve_is_on_every_droplet_of_its_vpc_and_of_those_that_name_it() {
     let of = |droplet: &str, vni| (droplet.to_owned(), vni);
     let roles = [of("d0", 7), of("d1", 7), of("d2", 8)];
     assert_eq!(servers(&world), roles);
-    assert!((0..5).all(|number| !has(&world, &format!("d{number}"), 7)), "agents don't");
+    assert!(
+        (0..5).all(|number| !has(&world, &format!("d{number}"), 7)),
+        "agents don't"
+    );
     let rows: Vec<_> = world.service_rows(&name("s"));
     let rows: Vec<_> = rows.iter().map(|(droplet, _)| droplet.as_str()).collect();
     assert_eq!(rows, ["d0", "d1"], "its own VPC's");
@@ -278,7 +281,11 @@ fn no_service_of_a_vpc_without_access_to_hosts_is_shared_or_has_backends_outside
     };
     world.set_service(&name("s"), Some(of_green));
     world.flush();
-    assert!(servers(&world).iter().all(|(_, vni)| *vni == 9), "{:?}", servers(&world));
+    assert!(
+        servers(&world).iter().all(|(_, vni)| *vni == 9),
+        "{:?}",
+        servers(&world)
+    );
 }
 
 #[test]
@@ -296,8 +303,14 @@ fn who_gets_outside_is_told_what_stays_closed() {
         other => panic!("{other:?}"),
     };
     let blue = row(&world, "d2", 8);
-    assert!(blue.egress && blue.closed_cidrs == ["172.16.0.0/24", "10.0.0.0/8"], "{blue:?}");
-    assert!(row(&world, "d3", 9).closed_cidrs.is_empty(), "it doesn't get there");
+    assert!(
+        blue.egress && blue.closed_cidrs == ["172.16.0.0/24", "10.0.0.0/8"],
+        "{blue:?}"
+    );
+    assert!(
+        row(&world, "d3", 9).closed_cidrs.is_empty(),
+        "it doesn't get there"
+    );
     let red = row(&world, "d1", 7);
     assert!(red.egress && red.host_access && red.closed_cidrs.is_empty());
     // The VPC of nodes gets another range.
