@@ -41,16 +41,16 @@ pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>) -> String {
         ),
         (
             "translate-own",
-            "type nat hook output priority dstnat",
+            "type nat hook output priority -100",
             vec!["goto services".into()],
         ),
         (
-            "masquerade",
+            "leave",
             "type nat hook postrouting priority srcnat",
             vec![format!("{of_pods} masquerade")],
         ),
         (
-            "pass",
+            "serve",
             "type filter hook forward priority filter",
             vec![
                 format!("{of_pods} ip daddr @addresses goto refuse"),
