@@ -16,6 +16,7 @@ mod crashes;
 mod direct;
 mod droplet_lost;
 mod dual_stack;
+mod egress;
 mod endpoint_moves;
 mod flows;
 mod installation;
