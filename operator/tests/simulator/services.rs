@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
+use thuban_api::DEFAULT_NAME;
 use thuban_proto::transit::row;
 
 use crate::convergence::is_open;
@@ -13,10 +14,13 @@ use crate::random::Random;
 use crate::schedule::NAMESPACES;
 use crate::simulation::State;
 use crate::store::{Preconditions, is_deleting, text};
-use crate::tables::{Slot, address};
+use crate::tables::{Slot, Tables, address};
 
 const LABEL: &str = "kubernetes.io~1service-name";
 const PORT: u32 = 8080;
+
+/// In no VPC.
+const OUTSIDE: &str = "192.168.0.1";
 
 pub fn is_scaled(endpoint: &Value) -> bool {
     text(endpoint, "/spec/type") == "Scaled"
@@ -110,7 +114,7 @@ pub fn follow(state: &mut State, random: &mut Random) {
             }
             endpoints.push(endpoint);
         }
-        endpoints.push(json!({"addresses": ["192.168.0.1"], "conditions": {"ready": true}}));
+        endpoints.push(json!({"addresses": [OUTSIDE], "conditions": {"ready": true}}));
         let ready = random.permille(800);
         for endpoint in &mut endpoints {
             endpoint["conditions"]["ready"] = ready.into();
@@ -161,7 +165,7 @@ pub fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value, 
     let lacks = |bouncer: &&str| {
         let droplet = state.droplets.get(*bouncer);
         droplet.is_some_and(|droplet| {
-            droplet.follows(writer) && !droplet.tables.rows.contains_key(&Slot::Service(vni, address))
+            droplet.follows(writer) && !has_row(&droplet.tables, vni, address)
         })
     };
     let bouncer = bouncers(state, &vpc).into_iter().find(lacks).map(str::to_owned);
@@ -170,6 +174,12 @@ pub fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value, 
             "scaled endpoint {name} is Provisioned, but bouncer droplet {bouncer} has no row of {vni}/{address}"
         ));
     }
+}
+
+/// Of one that agents serve, or nodes.
+fn has_row(tables: &Tables, vni: u32, address: IpAddr) -> bool {
+    let slots = [Slot::Service(vni, address), Slot::NodeService(vni, address)];
+    slots.iter().any(|slot| tables.rows.contains_key(slot))
 }
 
 fn first(endpoint: &Value) -> Option<IpAddr> {
@@ -204,7 +214,7 @@ pub fn gone_means_out_of_tables(state: &mut State, name: &str, old: &Value) {
     let holder = state.droplets.values().find(|droplet| {
         droplet.is_on
             && droplet.follows(writer)
-            && droplet.tables.rows.contains_key(&Slot::Service(vni, address))
+            && has_row(&droplet.tables, vni, address)
     });
     if let Some(holder) = holder.map(|droplet| droplet.name.clone()) {
         state.violation(format!(
@@ -242,7 +252,7 @@ pub fn rows_stay(state: &State, droplet: &str) -> Result<(), String> {
         let (Some(vni), Some(address)) = (vni(state, &vpc), first(endpoint)) else {
             continue;
         };
-        let is_held = tables.rows.contains_key(&Slot::Service(vni, address));
+        let is_held = has_row(tables, vni, address);
         if is_served && !is_held && bouncers(state, &vpc).contains(&droplet) {
             let name = text(endpoint, "/metadata/name");
             return Err(format!(
@@ -255,7 +265,7 @@ pub fn rows_stay(state: &State, droplet: &str) -> Result<(), String> {
 
 /// In the end each Service is in its VPC with the backends that it has there, and nowhere else.
 pub fn verdict(state: &State) -> Result<(), String> {
-    let mut expected: BTreeSet<(u32, IpAddr)> = BTreeSet::new();
+    let mut expected: BTreeSet<Slot> = BTreeSet::new();
     for ((_, namespace, name), service) in state.store.all(Kind::Service) {
         let service = &*service.value;
         if cluster_ip(service).is_empty() || is_deleting(service) {
@@ -282,7 +292,14 @@ pub fn verdict(state: &State) -> Result<(), String> {
             }
             continue;
         };
-        expected.insert((vni, address));
+        let backends = backends(state, namespace, name, &vpc, vni);
+        let by_node = backends.iter().any(|(at, _)| at.to_string() == OUTSIDE);
+        let slot = if by_node {
+            Slot::NodeService(vni, address)
+        } else {
+            Slot::Service(vni, address)
+        };
+        expected.insert(slot.clone());
         if !is_open(state, namespace, network) {
             continue;
         }
@@ -296,15 +313,21 @@ pub fn verdict(state: &State) -> Result<(), String> {
         if text(own, "/status/addresses/0") != address.to_string() {
             return Err(format!("the status of service {name} does not say {address}"));
         }
-        let backends = backends(state, namespace, name, vni);
         if own.pointer("/status/backends").and_then(Value::as_u64) != Some(backends.len() as u64) {
             return Err(format!("the status of service {name} counts other backends"));
         }
-        for bouncer in bouncers(state, &vpc) {
+        let parts = state.droplets.values();
+        let parts = parts.filter(|droplet| droplet.tables.rows.contains_key(&Slot::Vpc(vni)));
+        let servers: Vec<&str> = if by_node {
+            parts.map(|droplet| droplet.name.as_str()).collect()
+        } else {
+            bouncers(state, &vpc)
+        };
+        for bouncer in servers {
             let rows = state.droplets.get(bouncer).map(|droplet| &droplet.tables.rows);
-            let row = rows.and_then(|rows| rows.get(&Slot::Service(vni, address))?.row.as_ref());
-            let Some(row::Row::Service(row)) = row else {
-                return Err(format!("service {name} has no row on bouncer droplet {bouncer}"));
+            let row = rows.and_then(|rows| rows.get(&slot)?.row.as_ref());
+            let Some(row::Row::Service(row) | row::Row::NodeService(row)) = row else {
+                return Err(format!("service {name} has no row on droplet {bouncer}"));
             };
             let found = row.ports[0].backends.iter();
             let found: BTreeSet<_> = found.map(|way| (self::address(&way.address), way.port)).collect();
@@ -331,22 +354,20 @@ pub fn verdict(state: &State) -> Result<(), String> {
     }
     for droplet in state.droplets.values() {
         let foreign = droplet.tables.rows.keys().find_map(|slot| match slot {
-            Slot::Service(vni, address) => Some((*vni, *address)).filter(|at| !expected.contains(at)),
+            Slot::Service(..) | Slot::NodeService(..) => Some(slot).filter(|slot| !expected.contains(slot)),
             _ => None,
         });
-        if let Some((vni, address)) = foreign {
-            return Err(format!(
-                "{} has a row of {vni}/{address}, which is no service's",
-                droplet.name
-            ));
+        if let Some(slot) = foreign {
+            return Err(format!("{} has a row of {slot:?}, which is no service's", droplet.name));
         }
     }
     Ok(())
 }
 
-/// What slices say, as far as it is the namespace's own and in the VPC.
-fn backends(state: &State, namespace: &str, service: &str, wanted: u32) -> BTreeSet<(IpAddr, u32)> {
+/// What slices say, as far as it is the namespace's own and in the VPC; of the VPC of nodes what is outside, if anything is.
+fn backends(state: &State, namespace: &str, service: &str, vpc: &str, wanted: u32) -> BTreeSet<(IpAddr, u32)> {
     let mut found = BTreeSet::new();
+    let mut is_outside = false;
     for ((_, own, _), slice) in state.store.all(Kind::EndpointSlice) {
         if own != namespace || text(&slice.value, &format!("/metadata/labels/{LABEL}")) != service {
             continue;
@@ -359,6 +380,7 @@ fn backends(state: &State, namespace: &str, service: &str, wanted: u32) -> BTree
         {
             let at = text(said, "/addresses/0");
             let uid = text(said, "/targetRef/uid");
+            is_outside |= vpc == DEFAULT_NAME && at == OUTSIDE;
             let is_member = state.store.all(Kind::Endpoint).any(|((_, space, _), endpoint)| {
                 let endpoint = &*endpoint.value;
                 space == namespace
@@ -371,6 +393,9 @@ fn backends(state: &State, namespace: &str, service: &str, wanted: u32) -> BTree
                 found.insert((at, PORT));
             }
         }
+    }
+    if is_outside {
+        return OUTSIDE.parse().map(|at| (at, PORT)).into_iter().collect();
     }
     found
 }
