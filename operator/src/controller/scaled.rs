@@ -198,7 +198,8 @@ fn in_world(
         .collect();
     let vni = world.network_vni(&endpoint.spec.network);
     let place_of = |address: IpAddr, target: Option<&Target>| {
-        if world.is_outside(&endpoint.spec.network, address) {
+        let is_pods = target.is_some_and(|target| target.kind.as_deref() == Some("Pod"));
+        if world.is_outside(&endpoint.spec.network, address, is_pods) {
             return Some(Place::Outside);
         }
         let holder = vni.and_then(|vni| world.holder(vni, address));

@@ -117,9 +117,9 @@ impl World {
         self.dirty.insert(Owner::Service(name.clone()));
     }
 
-    /// Whether services of a network may have a backend at an address because it is nobody's of any VPC that nodes are in:
-    /// only a VPC with access to hosts reaches those.
-    pub fn is_outside(&self, network: &str, address: IpAddr) -> bool {
+    /// Whether services of a network may have a backend at an address because it is outside of their VPC: only one with
+    /// access to hosts reaches those. Of pods only those on host network are.
+    pub fn is_outside(&self, network: &str, address: IpAddr, is_pods: bool) -> bool {
         let home = self
             .networks
             .get(network)
@@ -135,13 +135,17 @@ impl World {
                 v6.is_loopback() || v6.is_unicast_link_local() || v6.is_multicast() || v6.is_unspecified()
             }
         };
-        let mut ranges = home.cidrs.iter().chain(&self.service_ranges);
         let is_in = |range: &String| {
             range
                 .parse()
                 .is_ok_and(|range: Cidr| range.contains_address(address))
         };
-        !is_local && !ranges.any(is_in)
+        if is_local || home.cidrs.iter().chain(&self.service_ranges).any(is_in) {
+            return false;
+        }
+        !is_pods
+            || self.closed_ranges.iter().any(is_in)
+            || self.droplets.values().any(|droplet| address == *droplet)
     }
 
     /// VPCs whose pods reach a service that nodes serve.

@@ -268,12 +268,20 @@ fn what_nodes_serve_is_on_every_droplet_of_its_vpc_and_of_those_that_name_it() {
 fn no_service_of_a_vpc_without_access_to_hosts_is_shared_or_has_backends_outside() {
     let mut world = shared();
     let outside: IpAddr = "192.0.2.1".parse().unwrap();
-    assert!(world.is_outside("web", outside));
+    assert!(world.is_outside("web", outside, false));
+    world.set_closed_ranges(vec!["172.16.0.0/24".into()]);
+    let node = "172.16.0.9".parse().unwrap();
+    let is_outside = |address| world.is_outside("web", address, true);
+    assert!(!is_outside(outside), "a pod of another VPC");
+    assert!(is_outside(node), "one on host network");
     for inside in ["10.96.0.1", "10.1.2.3", "169.254.169.254", "127.0.0.1"] {
         world.set_service_ranges(vec!["10.96.0.0/16".into()]);
-        assert!(!world.is_outside("web", inside.parse().unwrap()), "{inside}");
+        assert!(
+            !world.is_outside("web", inside.parse().unwrap(), false),
+            "{inside}"
+        );
     }
-    assert!(!world.is_outside("blue", outside));
+    assert!(!world.is_outside("blue", outside, false));
     // A tenant's own, of a name that another VPC shares.
     let of_green = Service {
         network: "green".into(),
