@@ -4,15 +4,18 @@ use std::path::Path;
 
 use thuban_proto::transit::{DropletMessage, Hello, Nack, Program, Subscribe, droplet_message::Message};
 use tokio::sync::mpsc;
+use tracing::warn;
 
 use super::session::attachment;
+use crate::dataplane::connections::Connections;
 use crate::node::Node;
+use crate::services::Changes;
 use crate::{endpoints, metrics};
 
 /// The stream's outgoing side.
 pub type Outbox = mpsc::UnboundedSender<DropletMessage>;
 
-pub trait Peer: Send + Sync {
+pub trait Peer: Send + Sync + 'static {
     /// Read at each attempt.
     fn token_file(&self) -> &Path;
 
@@ -22,8 +25,11 @@ pub trait Peer: Send + Sync {
     /// The outbox leads nowhere any more.
     fn close(&self);
 
-    /// Applies a program; what could not be applied is answered.
-    fn apply(&self, program: Program) -> Vec<Nack>;
+    /// Applies a program but for what takes long; what could not be applied is answered.
+    fn apply(&self, program: Program) -> (Vec<Nack>, Changes);
+
+    /// Does the rest of programs that came, which may block; what could not be applied is answered.
+    fn finish(&self, changes: Changes) -> Vec<Nack>;
 }
 
 impl Peer for Node {
@@ -55,19 +61,38 @@ impl Peer for Node {
         (state.outbox, state.stream) = (None, None);
     }
 
-    fn apply(&self, program: Program) -> Vec<Nack> {
+    fn apply(&self, program: Program) -> (Vec<Nack>, Changes) {
         metrics::receives(&program);
         let is_kept = endpoints::concern(&program);
-        let nacks = {
+        let (nacks, changes) = {
             let mut state = self.state();
-            let nacks = state.apply(program);
+            let applied = state.apply(program);
             if is_kept {
                 self.endpoints.keep(state.program.locals());
             }
-            nacks
+            applied
         };
         metrics::refuses(&nacks);
         self.announce();
+        (nacks, changes)
+    }
+
+    fn finish(&self, mut changes: Changes) -> Vec<Nack> {
+        let gone = std::mem::take(&mut changes.gone);
+        let (nacks, rows) = {
+            let mut services = self.services();
+            (changes.write(&mut services), services.rows())
+        };
+        let forgotten = Connections::open(&self.settings.pins.maps())
+            .and_then(|mut connections| connections.forget(&gone, || self.services().vnis()));
+        if let Err(error) = forgotten {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "connections of endpoints that have left go later"
+            );
+        }
+        self.state().services_rows = rows;
+        metrics::refuses(&nacks);
         nacks
     }
 }

@@ -30,6 +30,8 @@ mod refused;
 mod restart;
 mod rig;
 mod rows;
+mod service_connections;
+mod service_tables;
 mod services;
 mod socket;
 mod spool;
