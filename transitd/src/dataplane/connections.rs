@@ -146,16 +146,16 @@ impl Connections {
     /// Takes away all that is remembered of endpoints that have left, as clients or as backends. `vnis`: of services.
     pub fn forget(
         &mut self,
-        gone: &HashSet<EndpointKey>,
+        has_left: impl Fn(&EndpointKey) -> bool,
         vnis: impl FnOnce() -> HashMap<u32, u32>,
     ) -> Result<(), TableError> {
         let gates = self.gates.get(&0, 0).map_err(access("read", "GATES"))?;
-        if gates.connections == 0 || gone.is_empty() {
+        if gates.connections == 0 {
             return Ok(());
         }
         let is_gone = |vni, addresses: &[Address]| {
             let mut ends = addresses.iter().map(|address| endpoint(vni, *address));
-            ends.any(|end| gone.contains(&end))
+            ends.any(|end| has_left(&end))
         };
         let mut flows = Vec::new();
         for entry in &self.flows {

@@ -1,13 +1,16 @@
 //! Whose stream it is: the node's, or that of a droplet without a data plane, which is how the operator is measured.
 
+use std::collections::HashSet;
 use std::path::Path;
 
+use thuban_common::tables::EndpointKey;
 use thuban_proto::transit::{DropletMessage, Hello, Nack, Program, Subscribe, droplet_message::Message};
 use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::session::attachment;
 use crate::dataplane::connections::Connections;
+use crate::dataplane::tables::TableError;
 use crate::node::Node;
 use crate::services::Changes;
 use crate::{endpoints, metrics};
@@ -32,6 +35,17 @@ pub trait Peer: Send + Sync + 'static {
     fn finish(&self, changes: Changes) -> Vec<Nack>;
 }
 
+impl Node {
+    /// Connections of endpoints that have left go before that is acked.
+    fn forget(&self, gone: &HashSet<EndpointKey>) -> Result<(), TableError> {
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let mut connections = Connections::open(&self.settings.pins.maps())?;
+        connections.forget(|endpoint| gone.contains(endpoint), || self.services().vnis())
+    }
+}
+
 impl Peer for Node {
     fn token_file(&self) -> &Path {
         &self.settings.token_file
@@ -39,7 +53,7 @@ impl Peer for Node {
 
     fn open(&self, hello: Hello, outbox: &Outbox) {
         let mut state = self.state();
-        let subscribe = |key: &thuban_common::tables::EndpointKey| Subscribe {
+        let subscribe = |key: &EndpointKey| Subscribe {
             vni: key.vni,
             address: key.address.to_vec(),
         };
@@ -83,9 +97,7 @@ impl Peer for Node {
             let mut services = self.services();
             (changes.write(&mut services), services.rows())
         };
-        let forgotten = Connections::open(&self.settings.pins.maps())
-            .and_then(|mut connections| connections.forget(&gone, || self.services().vnis()));
-        if let Err(error) = forgotten {
+        if let Err(error) = self.forget(&gone) {
             warn!(
                 error = &error as &dyn std::error::Error,
                 "connections of endpoints that have left go later"

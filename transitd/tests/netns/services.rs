@@ -9,7 +9,7 @@ use thuban_common::services::{ConnectionEntry, ConnectionKey};
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
-    AddressKey, NackReason, RowKey, ServiceBackend, ServicePort, ServiceRow, row_key,
+    AddressKey, ForwardRow, NackReason, RowKey, ServiceBackend, ServicePort, ServiceRow, row_key,
 };
 
 use crate::pressure::shrunk;
@@ -192,6 +192,7 @@ fn key_of(row: &Row) -> RowKey {
 fn a_service_that_finds_no_room_keeps_what_it_had_and_comes_by_itself() {
     let mut rig = prepare();
     rig.programs = shrunk(&rig, "SLOTS", 64);
+    rig.flags = ["--metrics-port", "6084"].map(str::to_owned).to_vec();
     start(&mut rig);
     answer_with(&rig, "p2", 2);
     answer_with(&rig, "p3", 3);
@@ -215,6 +216,17 @@ fn a_service_that_finds_no_room_keeps_what_it_had_and_comes_by_itself() {
     let is_refusal = |m: &Message| matches!(m, Message::Nack(nack) if nack.sequence == sequence && nack.reason() == NackReason::TableFull && nack.key == Some(key()));
     rig.operator.wait_for("a nack", is_refusal);
     assert_eq!(ask(&mut connect(&rig, "p1").unwrap()), 2, "as it was");
+    let metrics = rig.metrics();
+    for (series, value) in [
+        (r#"rows{table="SERVICES"}"#, 4),
+        (r#"rows{table="SLOTS"}"#, 20),
+        (r#"rows{table="BACKENDS"}"#, 4),
+        (r#"rows_capacity{table="SLOTS"}"#, 64),
+        (r#"rows_capacity{table="CONNECTIONS"}"#, 524_288),
+    ] {
+        assert_eq!(metrics.get(series), Some(&value), "{series}");
+    }
+    eventually("counted", || rig.metrics()[r#"rows{table="CONNECTIONS"}"#] == 4);
     rig.operator.hang_up();
     eventually("a snapshot", || rig.operator.hellos().len() > 1);
     eventually("refused again", || {
@@ -276,15 +288,33 @@ fn remembered(rig: &Rig, last: u8) -> usize {
     flows.keys().filter(|key| names(key.as_ref().unwrap())).count()
 }
 
-#[test]
-fn an_endpoint_that_left_is_forgotten_when_that_is_acked() {
-    let rig = rig();
-    let local_key = |last| RowKey {
+fn local_key(last: u8) -> RowKey {
+    RowKey {
         key: Some(row_key::Key::Local(AddressKey {
             vni: 7,
             address: mapped(last),
         })),
-    };
+    }
+}
+
+#[test]
+fn connections_to_a_backend_that_moves_stay() {
+    let rig = rig();
+    answer_with(&rig, "p2", 2);
+    rig.operator.push_and_wait(vec![service(&[6])], vec![]);
+    assert_eq!(ask(&mut connect(&rig, "p1").unwrap()), 2);
+    let forward = Row::Forward(ForwardRow {
+        vni: 7,
+        address: mapped(6),
+        droplet: vec![192, 0, 2, 2],
+    });
+    rig.operator.push_and_wait(vec![forward], vec![local_key(6)]);
+    assert_eq!(remembered(&rig, 5), 2);
+}
+
+#[test]
+fn an_endpoint_that_left_is_forgotten_when_that_is_acked() {
+    let rig = rig();
     answer_with(&rig, "p2", 2);
     rig.operator.push_and_wait(vec![service(&[6])], vec![]);
     for pod in ["p1", "p3"] {
