@@ -43,7 +43,7 @@ impl Rows {
         ports.fold(Self::OWN, Self::plus)
     }
 
-    pub fn plus(self, other: Self) -> Self {
+    pub(super) fn plus(self, other: Self) -> Self {
         self.zip(other, |own, other| own + other)
     }
 
