@@ -143,7 +143,7 @@ fn service(of: EndpointKey, backends: impl IntoIterator<Item = u16>) -> Service 
     }
 }
 
-fn is_over_share(written: Result<(), TableError>) -> bool {
+fn is_over_share(written: &Result<(), TableError>) -> bool {
     matches!(written, Err(TableError::Share { name: "SLOTS" }))
 }
 
@@ -156,13 +156,13 @@ fn a_vpc_fills_no_table_for_others_and_what_waits_comes_when_there_is_room() {
         services.set(&service(at(7, last), [1, 2])).unwrap();
     }
     assert!(
-        is_over_share(services.set(&service(at(7, 9), [1, 2]))),
+        is_over_share(&services.set(&service(at(7, 9), [1, 2]))),
         "half is its"
     );
     for vni in [8, 9] {
         services.set(&service(at(vni, 1), [1, 2, 3])).unwrap();
         assert!(
-            is_over_share(services.set(&service(at(vni, 2), [1]))),
+            is_over_share(&services.set(&service(at(vni, 2), [1]))),
             "a quarter"
         );
     }
@@ -174,7 +174,7 @@ fn a_vpc_fills_no_table_for_others_and_what_waits_comes_when_there_is_room() {
     // What stands stays, also when there is no room but for a moment.
     let (before, counts) = (pinned.entry(at(7, 1)), pinned.counts());
     assert_eq!(counts, [20, 64, 22]);
-    assert!(is_over_share(services.set(&service(at(7, 1), [1, 2, 3]))));
+    assert!(is_over_share(&services.set(&service(at(7, 1), [1, 2, 3]))));
     let changed = services.set(&service(at(7, 1), [2, 3]));
     assert!(
         matches!(changed, Err(TableError::Full { name: "SLOTS" })),
@@ -195,7 +195,7 @@ fn a_vpc_fills_no_table_for_others_and_what_waits_comes_when_there_is_room() {
     // The share is known again after a restart.
     drop(services);
     let mut services = pinned.open();
-    assert!(is_over_share(services.set(&service(at(7, 9), [1, 2]))));
+    assert!(is_over_share(&services.set(&service(at(7, 9), [1, 2]))));
     for last in 4..=7 {
         services.remove(&at(7, last)).unwrap();
     }
