@@ -1,6 +1,6 @@
 //! Certificates and kubeconfigs of an instance, by openssl. They live as long as the instance.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+use std::{fmt::Write as _, fs, os::unix::fs::PermissionsExt, path::Path};
 
 use anyhow::{Context, Result};
 
@@ -36,13 +36,15 @@ pub fn create(instance: &Instance) -> Result<()> {
         "openssl",
         &["genrsa", "-out", &file("service-accounts.key"), "2048"],
     )?;
-    fs::write(
-        folder.join("names.conf"),
-        format!(
-            "subjectAltName=IP:{},IP:127.0.0.1,IP:{SERVICE_ADDRESS},DNS:kubernetes,DNS:kubernetes.default.svc\n",
-            instance.gateway()
-        ),
-    )?;
+    let mut names = format!(
+        "subjectAltName=IP:{},IP:127.0.0.1,IP:{SERVICE_ADDRESS},DNS:kubernetes,DNS:kubernetes.default.svc",
+        instance.gateway()
+    );
+    // Pods of a node may know it by the node's relay.
+    for node in NODES {
+        let _ = write!(names, ",IP:{}", instance.node_address(node)?);
+    }
+    fs::write(folder.join("names.conf"), names)?;
     for (name, subject) in [
         ("apiserver", "/CN=kube-apiserver"),
         ("admin", "/O=system:masters/CN=admin"),
