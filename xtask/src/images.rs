@@ -35,6 +35,8 @@ pub struct Image<'a> {
     pub name: &'a str,
     /// Files: where they are, and their absolute path in the image.
     pub files: Vec<(PathBuf, &'a str)>,
+    /// Symbolic links: their absolute path in the image, and what they point at.
+    pub links: &'a [(&'a str, &'a str)],
     pub entrypoint: &'a [&'a str],
     pub command: &'a [&'a str],
 }
@@ -117,6 +119,11 @@ impl Image<'_> {
             let bytes = fs::read(source).with_context(|| format!("reading {}", source.display()))?;
             append(&mut layer, inside.trim_start_matches('/'), &bytes, 0o755)?;
         }
+        for (inside, target) in self.links {
+            let mut header = header(0o777, 0);
+            header.set_entry_type(tar::EntryType::Symlink);
+            layer.append_link(&mut header, inside.trim_start_matches('/'), target)?;
+        }
         layer.into_inner().context("closing the layer")
     }
 }
@@ -168,6 +175,7 @@ mod tests {
             archive: "a.tar",
             name: "example.test/a:1",
             files: vec![(file, "/opt/deep/a")],
+            links: &[("/a", "/opt/deep/a")],
             entrypoint: &["/opt/deep/a"],
             command: &[],
         };

@@ -1,0 +1,131 @@
+//! The images that the tests' pods have, made here under the names that the tests ask for.
+//!
+//! Kubernetes' own are Alpine with programs beside agnhost; here the same programs are Debian's, with the libraries that
+//! they load. What the tests call their image of glibc is the same.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    build::{images_folder, root},
+    images::{self, Image},
+    kube,
+};
+
+/// The name of the pause image that the tests ask for; kubelet's is older.
+const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
+const GLIBC: &str = "registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0";
+
+/// Programs of this machine, and where the tests look for them.
+const PROGRAMS: [(&str, &str); 8] = [
+    ("/bin/busybox", "/bin/busybox"),
+    ("/bin/ip", "/bin/ip"),
+    ("/bin/nc.openbsd", "/bin/nc"),
+    ("/bin/ss", "/bin/ss"),
+    ("/usr/bin/curl", "/bin/curl"),
+    ("/usr/bin/dig", "/bin/dig"),
+    ("/usr/bin/getent", "/bin/getent"),
+    ("/usr/bin/wget", "/bin/wget"),
+];
+
+/// Programs that busybox is by its name.
+const APPLETS: [&str; 24] = [
+    "awk", "cat", "cut", "date", "echo", "env", "grep", "head", "hostname", "id", "ls", "mkdir", "nslookup",
+    "ps", "rm", "sed", "seq", "sh", "sleep", "sort", "tail", "test", "true", "wc",
+];
+
+/// Archives of all images, made again when something in them is newer.
+pub fn images() -> Result<Vec<PathBuf>> {
+    let links: Vec<(String, &str)> = APPLETS
+        .iter()
+        .map(|applet| (format!("/bin/{applet}"), "busybox"))
+        .collect();
+    let links: Vec<(&str, &str)> = links
+        .iter()
+        .map(|(path, target)| (path.as_str(), *target))
+        .collect();
+    let libraries = libraries()?;
+    let certificates = source()?.join("test/images/agnhost/porter");
+    let mut files = vec![(kube::binaries()?.join("agnhost"), "/agnhost")];
+    files.push((root().join("e2e/images/wgetrc"), "/etc/wgetrc"));
+    files.extend(PROGRAMS.map(|(source, inside)| (source.into(), inside)));
+    files.extend(libraries.iter().map(|path| (path.into(), path.as_str())));
+    for name in ["/localhost.crt", "/localhost.key"] {
+        files.push((certificates.join(name.trim_start_matches('/')), name));
+    }
+    let with_programs = |archive, name, entrypoint, command| Image {
+        archive,
+        name,
+        files: files.clone(),
+        links: &links,
+        entrypoint,
+        command,
+    };
+    let list = [
+        with_programs("agnhost-programs.tar", images::AGNHOST, &["/agnhost"], &["pause"]),
+        with_programs("glibc.tar", GLIBC, &["/bin/sh"], &[]),
+        Image {
+            archive: "pause-tests.tar",
+            name: PAUSE,
+            files: vec![(images_folder().join("files/pause"), "/pause")],
+            links: &[],
+            entrypoint: &["/pause"],
+            command: &[],
+        },
+    ];
+    // Not among the images that every cluster imports.
+    let folder = images_folder().join("more");
+    list.iter().map(|image| image.write(&folder)).collect()
+}
+
+/// Kubernetes' source, by Go: the image has certificates of it.
+fn source() -> Result<PathBuf> {
+    let mut go = Command::new("go");
+    go.current_dir(root().join("e2e/kube"))
+        .args(["mod", "download", "-json", "k8s.io/kubernetes"]);
+    let output = go.output().context("starting go")?;
+    let module: serde_json::Value = serde_json::from_slice(&output.stdout).context("go mod download")?;
+    let folder = module["Dir"].as_str().context("no folder of k8s.io/kubernetes")?;
+    Ok(folder.into())
+}
+
+/// What the programs load at their start: the lines of ldd that name a path.
+fn libraries() -> Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
+    for (program, _) in PROGRAMS {
+        if !Path::new(program).exists() {
+            bail!("{program}: not there, although its package is");
+        }
+        let output = Command::new("ldd")
+            .arg(program)
+            .output()
+            .context("starting ldd")?;
+        found.extend(paths(&String::from_utf8_lossy(&output.stdout)).map(str::to_owned));
+    }
+    Ok(found)
+}
+
+/// `name => /path (0x…)`, or the loader's `/path (0x…)`. A static program has no such line.
+fn paths(ldd: &str) -> impl Iterator<Item = &str> {
+    ldd.lines()
+        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn libraries_are_the_paths_of_ldd() {
+        let ldd = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+        let paths: Vec<&str> = super::paths(ldd).collect();
+        assert_eq!(
+            paths,
+            ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"]
+        );
+        assert_eq!(super::paths("\tnot a dynamic executable\n").count(), 0);
+    }
+}
