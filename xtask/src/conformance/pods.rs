@@ -22,8 +22,10 @@ const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
 const GLIBC: &str = "registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0";
 
 /// Programs of this machine, and where the tests look for them.
-const PROGRAMS: [(&str, &str); 8] = [
+const PROGRAMS: [(&str, &str); 9] = [
     ("/bin/busybox", "/bin/busybox"),
+    // Debian's busybox as a shell would take its own nc and wget, whatever PATH says.
+    ("/bin/dash", "/bin/sh"),
     ("/bin/ip", "/bin/ip"),
     ("/bin/nc.openbsd", "/bin/nc"),
     ("/bin/ss", "/bin/ss"),
@@ -34,9 +36,9 @@ const PROGRAMS: [(&str, &str); 8] = [
 ];
 
 /// Programs that busybox is by its name.
-const APPLETS: [&str; 24] = [
+const APPLETS: [&str; 23] = [
     "awk", "cat", "cut", "date", "echo", "env", "grep", "head", "hostname", "id", "ls", "mkdir", "nslookup",
-    "ps", "rm", "sed", "seq", "sh", "sleep", "sort", "tail", "test", "true", "wc",
+    "ps", "rm", "sed", "seq", "sleep", "sort", "tail", "test", "true", "wc",
 ];
 
 /// Archives of all images, made again when something in them is newer.

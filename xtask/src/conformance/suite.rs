@@ -134,7 +134,8 @@ impl Lines {
     /// one after the other, the name came when the test began.
     fn next(&mut self, line: &str) -> Option<(String, String)> {
         if line.starts_with("[sig-") {
-            line.clone_into(&mut self.name);
+            // Where a test failed, its node is marked.
+            self.name = line.replace(" [It] ", " ");
         }
         let ended = self.heading.take().map(|result| (result, self.name.clone()));
         self.heading = result(line);
@@ -170,8 +171,7 @@ mod tests {
     fn a_test_is_named_whether_alone_or_beside_others() {
         let alone =
             "[sig-a] one\n  STEP: x\n• [1.000 seconds]\n-----\n[sig-a] two\n• [2.000 seconds]\n-----\n";
-        let beside =
-            "-----\n• [1.000 seconds]\n[sig-a] one\nx.go:1\n-----\n• [2.000 seconds]\n[sig-a] two\nx.go:2\n";
+        let beside = "-----\n• [1.000 seconds]\n[sig-a] one\nx.go:1\n-----\n• [2.000 seconds]\n[sig-a] [It] two\nx.go:2\n";
         let expected = [("passed in 1 s", "[sig-a] one"), ("passed in 2 s", "[sig-a] two")];
         for output in [alone, beside] {
             assert_eq!(
