@@ -188,5 +188,15 @@ mod tests {
         }
         assert_eq!(names[..2], ["oci-layout", "index.json"]);
         assert_eq!(names.len(), 5);
+        let layer = image.layer().unwrap();
+        let mut layer = tar::Archive::new(&layer[..]);
+        let mut links = layer.entries().unwrap().filter_map(|entry| {
+            entry
+                .unwrap()
+                .link_name()
+                .unwrap()
+                .map(|target| target.display().to_string())
+        });
+        assert_eq!(links.next().unwrap(), "/opt/deep/a");
     }
 }
