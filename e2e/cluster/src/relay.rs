@@ -247,7 +247,7 @@ mod tests {
             asked("CONNECT 10.244.0.5:80 HTTP/1.1").unwrap(),
             "10.244.0.5:80".parse().unwrap()
         );
-        assert!(asked("GET / HTTP/1.1").is_err());
+        assert!(asked("GET 10.244.0.5:80 HTTP/1.1").is_err());
         assert!(asked("CONNECT some.where:80 HTTP/1.1").is_err());
     }
 
