@@ -164,9 +164,7 @@ pub fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value, 
     };
     let lacks = |bouncer: &&str| {
         let droplet = state.droplets.get(*bouncer);
-        droplet.is_some_and(|droplet| {
-            droplet.follows(writer) && !has_row(&droplet.tables, vni, address)
-        })
+        droplet.is_some_and(|droplet| droplet.follows(writer) && !has_row(&droplet.tables, vni, address))
     };
     let bouncer = bouncers(state, &vpc).into_iter().find(lacks).map(str::to_owned);
     if let Some(bouncer) = bouncer {
@@ -211,11 +209,10 @@ pub fn gone_means_out_of_tables(state: &mut State, name: &str, old: &Value) {
     let Some(writer) = state.writer.filter(|_| !is_anothers) else {
         return;
     };
-    let holder = state.droplets.values().find(|droplet| {
-        droplet.is_on
-            && droplet.follows(writer)
-            && has_row(&droplet.tables, vni, address)
-    });
+    let holder = state
+        .droplets
+        .values()
+        .find(|droplet| droplet.is_on && droplet.follows(writer) && has_row(&droplet.tables, vni, address));
     if let Some(holder) = holder.map(|droplet| droplet.name.clone()) {
         state.violation(format!(
             "scaled endpoint {name} is gone, but {holder} has its row of {vni}/{address}"
@@ -358,14 +355,23 @@ pub fn verdict(state: &State) -> Result<(), String> {
             _ => None,
         });
         if let Some(slot) = foreign {
-            return Err(format!("{} has a row of {slot:?}, which is no service's", droplet.name));
+            return Err(format!(
+                "{} has a row of {slot:?}, which is no service's",
+                droplet.name
+            ));
         }
     }
     Ok(())
 }
 
 /// What slices say, as far as it is the namespace's own and in the VPC; of the VPC of nodes what is outside, if anything is.
-fn backends(state: &State, namespace: &str, service: &str, vpc: &str, wanted: u32) -> BTreeSet<(IpAddr, u32)> {
+fn backends(
+    state: &State,
+    namespace: &str,
+    service: &str,
+    vpc: &str,
+    wanted: u32,
+) -> BTreeSet<(IpAddr, u32)> {
     let mut found = BTreeSet::new();
     let mut is_outside = false;
     for ((_, own, _), slice) in state.store.all(Kind::EndpointSlice) {
