@@ -46,7 +46,10 @@ fn scan(node: &Node) -> Result<(), TableError> {
         held,
         expired,
         services,
-    } = Connections::open(&node.settings.pins.maps())?.scan(|client| here.contains(client))?;
+    } = Connections::open(&node.settings.pins.maps())?.scan(
+        |client| here.contains(client),
+        |service| node.services().backends(service),
+    )?;
     if expired > 0 {
         debug!(held, expired, "connections to services looked through");
     }

@@ -29,7 +29,7 @@ use crate::dataplane::filter;
 use crate::dataplane::hooks::{self, TransitHook};
 use crate::dataplane::links::{Hook, LinkingError, Links};
 use crate::dataplane::loader::{self, LoadError};
-use crate::dataplane::services::Services;
+use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableError, Tables, write_config};
 use crate::endpoints::Endpoints;
 use crate::install::{self, InstallError};
@@ -203,9 +203,11 @@ async fn start(
     events::watch_log(&mut ebpf);
     // With the flag while it isn't known yet where transit will be: what XDP decapsulates must be taken behind it.
     write_config(&maps, config(&uplink, TransitHook::Xdp))?;
+    let services = Services::open(&maps)?;
     let mut state = State::new(
         Tables::open(&maps)?,
-        Services::open(&maps)?,
+        &services,
+        Marks::open(&maps)?,
         Links::new(ebpf, settings.pins.links(), layouts),
         netfilter,
         attachments,
@@ -225,6 +227,7 @@ async fn start(
         netlink,
         boot_id,
         endpoints,
+        services,
     };
     Ok((Arc::new(Node::new(settings, fixed, state)), wanted))
 }

@@ -17,6 +17,7 @@ pub mod node;
 pub mod operator;
 pub mod program;
 pub mod reclaim;
+pub mod services;
 pub mod settings;
 pub mod state;
 pub mod subscriptions;

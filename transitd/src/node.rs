@@ -9,6 +9,7 @@ use tokio::sync::{OwnedMutexGuard, watch};
 use crate::attachments::AttachmentId;
 use crate::attachments::store::Store;
 use crate::dataplane::hooks::TransitHook;
+use crate::dataplane::services::Services;
 use crate::endpoints::Endpoints;
 use crate::netlink::uplink::Uplink;
 use crate::settings::RunSettings;
@@ -28,6 +29,7 @@ pub struct Node {
     pub boot_id: String,
     pub endpoints: Endpoints,
     state: Mutex<State>,
+    services: Mutex<Services>,
     changed: watch::Sender<u64>,
     locks: Mutex<HashMap<AttachmentId, Arc<tokio::sync::Mutex<()>>>>,
 }
@@ -41,6 +43,7 @@ pub struct Fixed {
     pub netlink: Handle,
     pub boot_id: String,
     pub endpoints: Endpoints,
+    pub services: Services,
 }
 
 impl Node {
@@ -52,6 +55,7 @@ impl Node {
             netlink,
             boot_id,
             endpoints,
+            services,
         } = fixed;
         let (changed, _) = watch::channel(0);
         let locks = Mutex::default();
@@ -64,6 +68,7 @@ impl Node {
             boot_id,
             endpoints,
             state: Mutex::new(state),
+            services: Mutex::new(services),
             changed,
             locks,
         }
@@ -72,6 +77,11 @@ impl Node {
     /// Never held across an await.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For long: whoever holds the state must not wait for it.
+    pub fn services(&self) -> MutexGuard<'_, Services> {
+        self.services.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn pod_mtu(&self) -> u32 {

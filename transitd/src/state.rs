@@ -13,18 +13,22 @@ use tracing::{error, info, warn};
 
 use crate::attachments::{Attachment, AttachmentId};
 use crate::dataplane::links::Links;
-use crate::dataplane::services::Services;
+use crate::dataplane::room::Rows;
+use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableEntry, TableError, TableKey, Tables};
 use crate::netfilter::Netfilter;
 use crate::program::row::{InvalidRow, LocalEndpoint, Row, RowKey, proto_key};
 use crate::program::{Change, Program};
+use crate::services::{self, Changes};
 use crate::subscriptions::Subscriptions;
 
 #[derive(Debug)]
 pub struct State {
     pub program: Program,
     pub tables: Tables,
-    pub services: Services,
+    pub marks: Marks,
+    /// Rows in the tables of services, see `services`.
+    pub services_rows: Rows,
     /// Of the last look at them, see `connections`.
     pub connections_held: usize,
     /// Services that those connections lead to.
@@ -49,15 +53,28 @@ pub enum Readiness {
 }
 
 /// Why one row was not applied.
-struct Rejection {
+pub struct Rejection {
     reason: proto::NackReason,
     message: String,
+}
+
+/// Tells the operator of a row that was not applied.
+pub fn refusal(epoch: u64, sequence: u64, key: Option<proto::RowKey>, rejection: Rejection) -> proto::Nack {
+    warn!(reason = ?rejection.reason, message = rejection.message, "row not applied");
+    proto::Nack {
+        epoch,
+        sequence,
+        key,
+        reason: rejection.reason.into(),
+        message: rejection.message,
+    }
 }
 
 impl State {
     pub fn new(
         tables: Tables,
-        services: Services,
+        services: &Services,
+        marks: Marks,
         links: Links,
         netfilter: Netfilter,
         attachments: BTreeMap<AttachmentId, Attachment>,
@@ -86,7 +103,8 @@ impl State {
         Self {
             program,
             tables,
-            services,
+            marks,
+            services_rows: services.rows(),
             connections_held: 0,
             services_in_use: HashSet::new(),
             links,
@@ -139,19 +157,20 @@ impl State {
         }
     }
 
-    /// Applies rows: deletes first, then upserts, then what attachments make of them. Answers a nack for each row not applied.
-    pub fn apply(&mut self, program: proto::Program) -> Vec<proto::Nack> {
+    /// Applies rows: deletes first, then upserts, then what attachments make of them. Answers a nack for each row not applied,
+    /// and what is to be written of services.
+    pub fn apply(&mut self, program: proto::Program) -> (Vec<proto::Nack>, Changes) {
         let (epoch, sequence) = (program.epoch, program.sequence);
-        let nack = |key, rejection: Rejection| {
-            warn!(reason = ?rejection.reason, message = rejection.message, "row not applied");
-            let reason = rejection.reason.into();
-            proto::Nack {
-                epoch,
-                sequence,
-                key,
-                reason,
-                message: rejection.message,
-            }
+        let nack = |key, rejection| refusal(epoch, sequence, key, rejection);
+        let mut changes = Changes {
+            is_all: program.snapshot,
+            ..Changes::default()
+        };
+        let change = |service, key| services::Change {
+            service,
+            key,
+            epoch,
+            sequence,
         };
         let (mut nacks, mut pods) = (Vec::new(), BTreeSet::new());
         let mut wanted = BTreeSet::new();
@@ -188,13 +207,22 @@ impl State {
         for key in deletes {
             if let Some(Row::Local(endpoint)) = self.program.get(&key) {
                 pods.insert(endpoint.pod_uid.clone());
+                changes.gone.extend(keys(endpoint));
             }
-            let changes = self.program.delete(&key);
-            if let Err(error) = self.write(changes).and(self.remove_service(&key)) {
+            if let RowKey::Service { vni, address } = key {
+                let of = EndpointKey { vni, address };
+                changes.rows.insert(of, change(None, None));
+            }
+            let gone = self.program.delete(&key);
+            if let Err(error) = self.write(gone) {
                 nacks.push(nack(None, error.into()));
             }
         }
         for (key, row) in rows {
+            if let Row::Service(service) = &row {
+                let change = change(Some(service.clone()), key.clone());
+                changes.rows.insert(service.key, change);
+            }
             if let Err(rejection) = self.upsert(row, &mut pods) {
                 nacks.push(nack(key, rejection));
             }
@@ -246,7 +274,12 @@ impl State {
                 "programs of another layout could not all be replaced"
             );
         }
-        nacks
+        // Of one that lives on elsewhere connections go on.
+        changes.gone.retain(|key| {
+            let (vni, address) = (key.vni, key.address);
+            self.program.get(&RowKey::Forward { vni, address }).is_none()
+        });
+        (nacks, changes)
     }
 
     fn upsert(&mut self, row: Row, pods: &mut BTreeSet<String>) -> Result<(), Rejection> {
@@ -266,15 +299,8 @@ impl State {
         if let Row::Direct { key, .. } = &row {
             self.subscriptions.adopt(*key);
         }
-        let service = match &row {
-            Row::Service(service) => Some(service.clone()),
-            _ => None,
-        };
         let changes = self.program.upsert(row);
-        let written = self
-            .write(changes)
-            .and_then(|()| service.map_or(Ok(()), |service| self.services.set(&service)));
-        written.map_err(|error| {
+        self.write(changes).map_err(|error| {
             // Nothing half-applied: the row goes again, whatever of it was written.
             let undo = self.program.delete(&key);
             if let Err(error) = self.write(undo) {
@@ -285,16 +311,6 @@ impl State {
             }
             error.into()
         })
-    }
-
-    fn remove_service(&mut self, key: &RowKey) -> Result<(), TableError> {
-        match key {
-            RowKey::Service { vni, address } => self.services.remove(&EndpointKey {
-                vni: *vni,
-                address: *address,
-            }),
-            _ => Ok(()),
-        }
     }
 
     fn write(&mut self, changes: Vec<Change>) -> Result<(), TableError> {
@@ -323,17 +339,6 @@ impl State {
                 other => !self.program.wants(other),
             })
             .collect();
-        let program = &self.program;
-        let is_wanted = |key: &EndpointKey| {
-            let (vni, address) = (key.vni, key.address);
-            program.get(&RowKey::Service { vni, address }).is_some()
-        };
-        if let Err(error) = self.services.keep(is_wanted) {
-            warn!(
-                error = &error as &dyn std::error::Error,
-                "stale services could not be removed"
-            );
-        }
         for key in stale {
             if let Err(error) = self.tables.remove(&key) {
                 warn!(
@@ -444,7 +449,7 @@ impl State {
         let used = self
             .tables
             .take_used(key)
-            .and_then(|used| Ok(self.services.take_used(key)? || used));
+            .and_then(|used| Ok(self.marks.take(key)? || used));
         self.services_in_use.contains(key)
             || used.unwrap_or_else(|error| {
                 warn!(
@@ -473,6 +478,16 @@ impl State {
     }
 }
 
+fn keys(endpoint: &LocalEndpoint) -> impl Iterator<Item = EndpointKey> {
+    let vni = endpoint.vni;
+    let second = endpoint.address6.map(|net| net.addr().octets());
+    let addresses = [Some(endpoint.address.to_ipv6_mapped().octets()), second];
+    addresses
+        .into_iter()
+        .flatten()
+        .map(move |address| EndpointKey { vni, address })
+}
+
 fn leads_to(key: &TableKey, entry: &TableEntry) -> Option<u32> {
     match (key, entry) {
         (TableKey::Attachment(ifindex), _) => Some(*ifindex),
@@ -493,7 +508,7 @@ impl From<InvalidRow> for Rejection {
 impl From<TableError> for Rejection {
     fn from(error: TableError) -> Self {
         let reason = match &error {
-            TableError::Full { .. } => proto::NackReason::TableFull,
+            TableError::Full { .. } | TableError::Share { .. } => proto::NackReason::TableFull,
             TableError::Open { .. } | TableError::Access { .. } | TableError::Mismatch { .. } => {
                 proto::NackReason::Unspecified
             }

@@ -10,9 +10,10 @@ use thuban_common::{
     counters::Counter,
     packet::{ip::IpPacket, ipv4},
     services::{
-        AffinityEntry, AffinityKey, BackendEntry, CONNECTIONS_OF_CLIENT, ConnectionEntry, ConnectionKey,
-        FINISHED, FORWARD, HAIRPIN, PENDING_LIFE, PendingEntry, PendingKey, RESET, REVERSE, SEEN,
-        ServiceEntry, ServiceKey, Signal, refresh,
+        ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, CONNECTIONS_OF_CLIENT,
+        CONNECTIONS_OF_VPC, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, HAIRPIN, NO_INDEX,
+        PENDING_LIFE, PENDING_OF_VPC, PendingEntry, PendingKey, RESET, REVERSE, SEEN, ServiceEntry,
+        ServiceKey, Signal, refresh,
     },
     tables::Address,
 };
@@ -27,8 +28,6 @@ use crate::{
     service::{Choice, signal},
 };
 
-/// [`ConnectionEntry::index`] where no row of the service was here.
-const NO_INDEX: u32 = u32::MAX;
 /// errno EEXIST.
 const EXISTS: i32 = -17;
 /// How often the gate of PENDING is pushed on, ns.
@@ -56,7 +55,7 @@ static WORK: PerCpuArray<Work> = PerCpuArray::with_max_entries(1, 0);
 /// What became of a new connection.
 pub enum Made {
     Connection,
-    /// The table or the client's share of it is full.
+    /// The table, or the client's or its VPC's share of it, is full.
     NoRoom,
     /// Its answers would be another service's.
     Collision,
@@ -150,9 +149,20 @@ pub fn is_alive(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) -> 
     let vni = work.key.vni;
     work.set_reverse(vni, packet, &entry.address, entry.port);
     let reverse = maps::connection(&work.reverse).map_or(0, |reverse| reverse.state);
-    let is_there = entry.index == NO_INDEX
-        || maps::backend(entry.service, entry.index)
-            .is_some_and(|backend| backend.address == entry.address && backend.port == entry.port);
+    let is_there = if entry.index == NO_INDEX {
+        // A row that has come since chooses.
+        work.service = ServiceKey {
+            vni,
+            address: packet.destination,
+            port: 0,
+            protocol: 0,
+            padding: 0,
+        };
+        maps::service(&work.service).is_none()
+    } else {
+        maps::backend(entry.service, entry.index)
+            .is_some_and(|backend| backend.address == entry.address && backend.port == entry.port)
+    };
     let is_alive = is_there && (entry.state | reverse) & (FINISHED | RESET) == 0;
     if !is_alive {
         // Missing is as good.
@@ -211,22 +221,34 @@ pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Mad
 }
 
 /// Whether the client may have more entries.
-#[inline(never)]
+#[inline(always)]
 fn has_share(vni: u32, client: Address) -> bool {
-    // SAFETY: NO_PREALLOC: the element stays until a grace period after its removal.
-    let held = unsafe { SHARES.get(&maps::key(vni, client)) };
-    held.is_none_or(|held| *held < CONNECTIONS_OF_CLIENT)
+    has_less(vni, client, CONNECTIONS_OF_CLIENT) && has_less(vni, ALL_CONNECTIONS, CONNECTIONS_OF_VPC)
 }
 
-/// Counts a connection's entries. What is lost between CPUs user space, which counts anew, puts right.
 #[inline(never)]
+fn has_less(vni: u32, of: Address, most: u32) -> bool {
+    // SAFETY: NO_PREALLOC: the element stays until a grace period after its removal.
+    let held = unsafe { SHARES.get(&maps::key(vni, of)) };
+    held.is_none_or(|held| *held < most)
+}
+
+/// Counts a connection's entries.
+#[inline(always)]
 fn take_share(vni: u32, client: Address) {
-    let client = maps::key(vni, client);
-    match SHARES.get_ptr_mut(&client) {
-        // SAFETY: as in `has_share`; a single word.
-        Some(share) => unsafe { *share += 2 },
+    add_share(vni, client, 2);
+    add_share(vni, ALL_CONNECTIONS, 2);
+}
+
+/// What is lost between CPUs user space, which counts anew, puts right.
+#[inline(never)]
+fn add_share(vni: u32, of: Address, more: u32) {
+    let of = maps::key(vni, of);
+    match SHARES.get_ptr_mut(&of) {
+        // SAFETY: as in `has_less`; a single word.
+        Some(share) => unsafe { *share += more },
         None => {
-            let _ = SHARES.insert(&client, 2, u64::from(BPF_ANY));
+            let _ = SHARES.insert(&of, more, u64::from(BPF_ANY));
         }
     }
 }
@@ -312,7 +334,9 @@ pub fn expect_answer(frame: &TcFrame, packet: &IpPacket, work: &mut Work) -> Res
     }
     work.expected.backend = [0; 16];
     work.expected.backend_port = 0;
-    expect(packet, work, now, acknowledgement);
+    if !expect(packet, work, now, acknowledgement) {
+        count(Counter::ServiceStateless);
+    }
     Ok(Choice::Unknown)
 }
 
@@ -325,14 +349,24 @@ pub fn expect_from(packet: &IpPacket, work: &mut Work) {
     expect(packet, work, now(), 0);
 }
 
+/// Whether there is room to note it: what is there already stays.
 #[inline(always)]
-fn expect(packet: &IpPacket, work: &mut Work, now: u64, acknowledgement: u32) {
+fn expect(packet: &IpPacket, work: &mut Work, now: u64, acknowledgement: u32) -> bool {
+    // SAFETY: only whether it is there.
+    let is_new = unsafe { PENDING.get(&work.pending) }.is_none();
+    if is_new {
+        if !has_less(work.pending.vni, ALL_PENDING, PENDING_OF_VPC) {
+            return false;
+        }
+        add_share(work.pending.vni, ALL_PENDING, 1);
+    }
     work.expected.time = now;
     work.expected.service = packet.destination;
     work.expected.service_port = packet.ports[1];
     work.expected.acknowledgement = acknowledgement;
     let _ = PENDING.insert(&work.pending, &work.expected, u64::from(BPF_ANY));
     open(now + PENDING_LIFE);
+    true
 }
 
 /// Two raw words as a number.

@@ -65,7 +65,8 @@ static BACKENDS: HashMap<BackendKey, BackendEntry> = HashMap::with_max_entries(2
 #[map]
 pub static CONNECTIONS: HashMap<ConnectionKey, ConnectionEntry> =
     HashMap::with_max_entries(524_288, BPF_F_NO_PREALLOC);
-/// Entries of CONNECTIONS that a client has.
+/// Entries of CONNECTIONS that a client has, and, by [`thuban_common::services::ALL_CONNECTIONS`] and
+/// [`thuban_common::services::ALL_PENDING`], all clients of a VPC.
 #[map]
 pub static SHARES: HashMap<EndpointKey, u32> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
 #[map]

@@ -53,7 +53,7 @@ fn datapath(arguments: &[String]) -> Result<ExitCode> {
         bail!("the benchmark makes network namespaces and loads eBPF programs: run it as root");
     }
     deps::ensure()?;
-    deps::ensure_traffic()?;
+    deps::ensure_more(&deps::TRAFFIC_PACKAGES)?;
     step("eBPF programs", ebpf::build)?;
     step("benchmark", || {
         run_command(Command::new("cargo").current_dir(root()).args([

@@ -4,9 +4,9 @@ use std::{fs, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
-use thuban_cluster::{Instance, NODES, Options, Status};
+use thuban_cluster::{Cluster, Instance, NODES, Options, Status, relay};
 
-use crate::{build, deps, go_tools::GoTools, kube, progress};
+use crate::{build, deps, dns, go_tools::GoTools, kube, progress};
 
 /// Images without which no pod runs.
 const BASE_IMAGES: [&str; 2] = ["pause.tar", "agnhost.tar"];
@@ -17,15 +17,24 @@ const CONTAINERD: GoTools = GoTools {
     modules: "e2e/containerd",
     files: &["go.mod", "go.sum"],
     tags: "no_btrfs,no_devmapper,no_tracing,no_zfs",
+    packages: &["tool"],
+    tests: &[],
     binaries: &["containerd", "containerd-shim-runc-v2", "ctr"],
 };
 
 #[derive(Subcommand)]
 pub enum Action {
     /// Start it, or leave it if it is up
-    Up,
+    Up {
+        /// With CoreDNS, and ways between the control plane and pods
+        #[arg(long)]
+        dns: bool,
+    },
     /// Remove every trace of it
     Down,
+    /// Pass bytes between the control plane and pods: what `up --dns` starts
+    #[command(hide = true)]
+    Relay,
     /// Show its parts; exit code 0 only if it is up
     Status,
     /// Print shell lines that point kubectl at it: eval "$(cargo xtask cluster env)"
@@ -42,17 +51,22 @@ pub enum Action {
 pub fn run(name: &str, action: Action) -> Result<ExitCode> {
     let instance = Instance::named(name)?;
     match action {
-        Action::Up => {
+        Action::Up { dns } => {
             if name == "scale" {
                 bail!("cluster scale has no nodes: `cargo xtask bench scale` brings it up and takes it down");
             }
-            up(name)?;
+            if dns {
+                up_with_dns(name)?;
+            } else {
+                up(name)?;
+            }
             println!("kubectl: eval \"$(cargo xtask cluster --name {name} env)\"");
         }
         Action::Down => {
             down(name)?;
             println!("cluster {name} is down");
         }
+        Action::Relay => thuban_cluster::relay::serve(&instance)?,
         Action::Status => {
             let status = thuban_cluster::status(&instance)?;
             print(&instance, &status);
@@ -74,6 +88,21 @@ pub fn run(name: &str, action: Action) -> Result<ExitCode> {
 
 /// Brings the cluster up with all images that there are.
 pub fn up(name: &str) -> Result<()> {
+    bring_up(name, None)
+}
+
+/// Like [`up`], with CoreDNS, whose pods run when Thuban is installed. A cluster that is up must have been brought up so.
+pub fn up_with_dns(name: &str) -> Result<()> {
+    let program = std::env::current_exe().context("finding this program")?;
+    bring_up(name, Some(program))?;
+    let cluster = Cluster::named(name)?;
+    if !relay::config(cluster.instance()).exists() {
+        bail!("cluster {name} was brought up without --dns: take it down first");
+    }
+    dns::apply(&cluster)
+}
+
+fn bring_up(name: &str, relay: Option<PathBuf>) -> Result<()> {
     let instance = Instance::named(name)?;
     deps::ensure()?;
     let binaries = kube::binaries()?;
@@ -100,6 +129,7 @@ pub fn up(name: &str) -> Result<()> {
         runtimes,
         images: images()?,
         whole_gso,
+        relay,
         progress: |line| println!("{line}"),
     };
     thuban_cluster::up(&instance, &options)

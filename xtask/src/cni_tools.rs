@@ -12,6 +12,8 @@ const TOOLS: GoTools = GoTools {
     modules: "e2e/cni",
     files: &["go.mod", "go.sum", "driver/main.go"],
     tags: "",
+    packages: &["tool"],
+    tests: &[],
     binaries: &[
         "bridge",
         "cnitool",

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use crate::build::run_command;
 
 /// A package, and what shows that it is there: a program in PATH, or a file.
-struct Package {
+pub struct Package {
     name: &'static str,
     sign: &'static str,
 }
@@ -116,10 +116,35 @@ const EBPF_PACKAGES: [Package; 4] = [
 const LLVM: &str = "/usr/lib/llvm-22/lib/libLLVM.so";
 
 /// What makes the traffic of benchmarks.
-const TRAFFIC_PACKAGES: [Package; 1] = [Package {
+pub const TRAFFIC_PACKAGES: [Package; 1] = [Package {
     name: "iperf3",
     sign: "iperf3",
 }];
+
+/// What Kubernetes' own tests run in their pods.
+pub const POD_PACKAGES: [Package; 5] = [
+    Package {
+        name: "bind9-dnsutils",
+        sign: "/usr/bin/dig",
+    },
+    Package {
+        name: "busybox-static",
+        sign: "/bin/busybox",
+    },
+    Package {
+        name: "curl",
+        sign: "/usr/bin/curl",
+    },
+    Package {
+        name: "netcat-openbsd",
+        sign: "/bin/nc.openbsd",
+    },
+    // Debian's busybox can't bound its wget's time.
+    Package {
+        name: "wget",
+        sign: "/usr/bin/wget",
+    },
+];
 
 /// Installs what is missing; takes no time when all is there.
 pub fn ensure() -> Result<()> {
@@ -140,9 +165,9 @@ pub fn ensure() -> Result<()> {
     Ok(())
 }
 
-/// Installs what benchmarks need beside [`ensure`]'s.
-pub fn ensure_traffic() -> Result<()> {
-    let missing: Vec<&str> = TRAFFIC_PACKAGES
+/// Installs what a command needs beside [`ensure`]'s.
+pub fn ensure_more(packages: &[Package]) -> Result<()> {
+    let missing: Vec<&str> = packages
         .iter()
         .filter(|package| !is_there(package.sign))
         .map(|package| package.name)

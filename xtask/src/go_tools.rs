@@ -26,6 +26,10 @@ pub struct GoTools {
     pub files: &'static [&'static str],
     /// Build tags, with commas between them.
     pub tags: &'static str,
+    /// What `go install` gets: packages, or `tool` for all that the go.mod lists.
+    pub packages: &'static [&'static str],
+    /// Packages whose tests become a program, after its name.
+    pub tests: &'static [(&'static str, &'static str)],
     pub binaries: &'static [&'static str],
 }
 
@@ -61,14 +65,9 @@ impl GoTools {
         }
         let partial = folder.with_extension(format!("partial-{}", std::process::id()));
         fs::create_dir_all(&partial).with_context(|| format!("making {}", partial.display()))?;
-        let mut go = Command::new("go");
-        go.current_dir(modules)
-            .env("CGO_ENABLED", "0")
-            .env("GOBIN", &partial)
-            .args(["install", "-tags", self.tags, "-ldflags", "-s -w", "tool"]);
-        let result = run_command(&mut go).and_then(|()| {
+        let result = self.fill(modules, &partial).and_then(|()| {
             if !self.is_complete(&partial) {
-                bail!("`go install` left out some of {}", self.binaries.join(", "));
+                bail!("go left out some of {}", self.binaries.join(", "));
             }
             let _ = fs::remove_dir_all(folder);
             fs::rename(&partial, folder).with_context(|| format!("renaming to {}", folder.display()))
@@ -77,5 +76,22 @@ impl GoTools {
             let _ = fs::remove_dir_all(&partial);
         }
         result
+    }
+
+    fn fill(&self, modules: &Path, partial: &Path) -> Result<()> {
+        let go = |verb: &[&str]| {
+            let mut go = Command::new("go");
+            go.current_dir(modules)
+                .env("CGO_ENABLED", "0")
+                .env("GOBIN", partial)
+                .args(verb)
+                .args(["-tags", self.tags, "-ldflags", "-s -w"]);
+            go
+        };
+        run_command(go(&["install"]).args(self.packages))?;
+        for (name, package) in self.tests {
+            run_command(go(&["test", "-c"]).arg("-o").arg(partial.join(name)).arg(package))?;
+        }
+        Ok(())
     }
 }

@@ -10,7 +10,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -36,6 +36,8 @@ pub struct Image<'a> {
     pub name: &'a str,
     /// Files: where they are, and their absolute path in the image.
     pub files: Vec<(PathBuf, String)>,
+    /// Symbolic links: their absolute path in the image, and what they point at.
+    pub links: &'a [(&'a str, &'a str)],
     pub entrypoint: &'a [&'a str],
     pub command: &'a [&'a str],
 }
@@ -118,28 +120,41 @@ impl Image<'_> {
             let bytes = fs::read(source).with_context(|| format!("reading {}", source.display()))?;
             append(&mut layer, inside.trim_start_matches('/'), &bytes, 0o755)?;
         }
+        for (inside, target) in self.links {
+            let mut header = header(0o777, 0);
+            header.set_entry_type(tar::EntryType::Symlink);
+            layer.append_link(&mut header, inside.trim_start_matches('/'), target)?;
+        }
         layer.into_inner().context("closing the layer")
     }
 }
 
-/// A program of this system as /bin/NAME, and the libraries that it loads where it looks for them.
+/// A program of this machine as /bin/NAME, and what it loads.
 pub fn with_libraries(program: &Path) -> Result<Vec<(PathBuf, String)>> {
+    let name = program.file_name().context("a program's name")?.to_string_lossy();
+    let own = (program.to_path_buf(), format!("/bin/{name}"));
+    let libraries = libraries(program)?.into_iter();
+    let libraries = libraries.map(|path| (PathBuf::from(&path), path));
+    Ok(std::iter::once(own).chain(libraries).collect())
+}
+
+/// Paths of what a program loads at its start.
+pub fn libraries(program: &Path) -> Result<Vec<String>> {
+    if !program.exists() {
+        bail!("{}: not there, although its package is", program.display());
+    }
     let output = Command::new("ldd")
         .arg(program)
         .output()
         .context("starting ldd")?;
-    let listed = String::from_utf8(output.stdout).context("what ldd says")?;
-    // `name => /path (address)`, or for the loader `/path (address)`.
-    let paths = listed.lines().filter_map(|line| {
-        let found = line.split_once("=> ").map_or(line, |(_, found)| found);
-        let path = found.split_whitespace().next()?;
-        path.starts_with('/').then(|| path.to_owned())
-    });
-    let name = program.file_name().context("a program's name")?.to_string_lossy();
-    let own = (program.to_path_buf(), format!("/bin/{name}"));
-    Ok(std::iter::once(own)
-        .chain(paths.map(|path| (PathBuf::from(&path), path)))
-        .collect())
+    let listed = String::from_utf8_lossy(&output.stdout);
+    Ok(paths(&listed).map(str::to_owned).collect())
+}
+
+/// `name => /path (0x…)`, or the loader's `/path (0x…)`. A static program has no such line.
+fn paths(ldd: &str) -> impl Iterator<Item = &str> {
+    ldd.lines()
+        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
 }
 
 /// Whether `made` exists and is at least as new as `source`.
@@ -180,7 +195,17 @@ pub fn hex_digest(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::Image;
+    use super::{Image, paths};
+
+    #[test]
+    fn libraries_are_the_paths_of_ldd() {
+        let ldd = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+        assert_eq!(
+            paths(ldd).collect::<Vec<_>>(),
+            ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"]
+        );
+        assert_eq!(paths("\tnot a dynamic executable\n").count(), 0);
+    }
 
     #[test]
     fn the_same_files_make_the_same_archive() {
@@ -189,6 +214,7 @@ mod tests {
             archive: "a.tar",
             name: "example.test/a:1",
             files: vec![(file, "/opt/deep/a".into())],
+            links: &[("/a", "/opt/deep/a")],
             entrypoint: &["/opt/deep/a"],
             command: &[],
         };
@@ -201,5 +227,15 @@ mod tests {
         }
         assert_eq!(names[..2], ["oci-layout", "index.json"]);
         assert_eq!(names.len(), 5);
+        let layer = image.layer().unwrap();
+        let mut layer = tar::Archive::new(&layer[..]);
+        let mut links = layer.entries().unwrap().filter_map(|entry| {
+            entry
+                .unwrap()
+                .link_name()
+                .unwrap()
+                .map(|target| target.display().to_string())
+        });
+        assert_eq!(links.next().unwrap(), "/opt/deep/a");
     }
 }

@@ -115,11 +115,18 @@ fn import_changed_images(cluster: &Cluster) -> Result<bool> {
 
 fn wait_installed(cluster: &Cluster) -> Result<()> {
     wait("operator", || {
-        workload(cluster, "deployment/thuban-operator", "replicas", "readyReplicas")
+        workload(
+            cluster,
+            NAMESPACE,
+            "deployment/thuban-operator",
+            "replicas",
+            "readyReplicas",
+        )
     })?;
     wait("transitd", || {
         workload(
             cluster,
+            NAMESPACE,
             "daemonset/transitd",
             "desiredNumberScheduled",
             "numberReady",
@@ -141,8 +148,14 @@ fn wait_installed(cluster: &Cluster) -> Result<()> {
 }
 
 /// Whether the newest template runs everywhere and is ready.
-fn workload(cluster: &Cluster, name: &str, wanted: &str, ready: &str) -> Result<(bool, String)> {
-    let object = get(cluster, &["-n", NAMESPACE, name])?;
+pub fn workload(
+    cluster: &Cluster,
+    namespace: &str,
+    name: &str,
+    wanted: &str,
+    ready: &str,
+) -> Result<(bool, String)> {
+    let object = get(cluster, &["-n", namespace, name])?;
     let status = &object["status"];
     let number = |field: &str| status[field].as_u64().unwrap_or(0);
     let updated = number("updatedReplicas").max(number("updatedNumberScheduled"));

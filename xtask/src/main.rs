@@ -10,10 +10,12 @@ mod build;
 mod check;
 mod cluster;
 mod cni_tools;
+mod conformance;
 mod crds;
 mod demo;
 mod deps;
 mod diagnostics;
+mod dns;
 mod ebpf;
 mod go_tools;
 mod images;
@@ -66,6 +68,8 @@ enum Command {
         #[command(subcommand)]
         benchmark: bench::Benchmark,
     },
+    /// Run Kubernetes' own conformance tests of the network, without kube-proxy: as root
+    Conformance(conformance::Arguments),
     /// Bring up a cluster with Thuban and show what it does
     Demo,
     /// Apply install/ to a local cluster
@@ -116,6 +120,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Test { only, schedules } => return test::run(only.as_deref(), schedules),
         Command::Soak { only } => return soak::run(only.as_deref()),
         Command::Bench { benchmark } => return bench::run(&benchmark),
+        Command::Conformance(arguments) => return conformance::run(&arguments),
         Command::Demo => demo::run()?,
         Command::Install { name } => install::run(&name)?,
         Command::Uninstall { name } => uninstall::run(&name)?,

@@ -13,6 +13,7 @@ use crate::{
     cgroups,
     command::{output, run},
     instance::Instance,
+    relay,
 };
 
 /// Name in the cgroup tree, in the order in which they start.
@@ -185,7 +186,11 @@ fn etcd(instance: &Instance) -> Vec<String> {
 
 fn api_server(instance: &Instance) -> Vec<String> {
     let pki = |name: &str| instance.pki().join(name).display().to_string();
-    vec![
+    let egress = relay::config(instance);
+    let egress = egress
+        .exists()
+        .then(|| format!("--egress-selector-config-file={}", egress.display()));
+    let arguments = vec![
         format!("--etcd-servers=http://127.0.0.1:{}", instance.etcd_port()),
         format!("--service-cluster-ip-range={SERVICE_RANGE}"),
         format!("--bind-address={}", instance.gateway()),
@@ -206,7 +211,8 @@ fn api_server(instance: &Instance) -> Vec<String> {
         format!("--kubelet-client-key={}", pki("admin.key")),
         "--kubelet-preferred-address-types=InternalIP".into(),
         "--allow-privileged=true".into(),
-    ]
+    ];
+    arguments.into_iter().chain(egress).collect()
 }
 
 fn controller_manager(instance: &Instance) -> Vec<String> {

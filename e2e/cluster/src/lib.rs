@@ -15,6 +15,7 @@ mod mount_points;
 mod network;
 mod node;
 mod pki;
+pub mod relay;
 mod uplink;
 
 pub use control_plane::COMPONENTS;

@@ -16,7 +16,7 @@ use crate::{
     command::output,
     control_plane,
     instance::{Instance, NODES},
-    mount_points, network, node, pki,
+    mount_points, network, node, pki, relay,
 };
 
 /// What an instance is made of.
@@ -29,6 +29,8 @@ pub struct Options {
     pub runtimes: Vec<(String, PathBuf)>,
     /// Nodes whose uplink passes GSO frames whole; all others segment.
     pub whole_gso: Vec<String>,
+    /// xtask, where the control plane and pods shall reach each other ([`relay`]).
+    pub relay: Option<PathBuf>,
     /// Gets a line at each step.
     pub progress: fn(&str),
 }
@@ -108,6 +110,9 @@ fn build(instance: &Instance, options: &Options) -> Result<()> {
         node::start(instance, name, &options.binaries, runtime, &options.images)?;
     }
     say("nodes started");
+    if let Some(program) = &options.relay {
+        relay::start(instance, program)?;
+    }
     control_plane::start(instance, &options.binaries)?;
     fs::write(instance.state().join("api-ready"), "")?;
     say("API server ready");

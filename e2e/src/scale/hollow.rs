@@ -23,6 +23,7 @@ use transitd::{
         self,
         row::{Row, RowKey, proto_key},
     },
+    services::Changes,
 };
 
 use super::{
@@ -233,7 +234,7 @@ impl Peer for Hollow {
     }
 
     /// As transitd does: deletes first, then upserts; a snapshot leaves nothing else.
-    fn apply(&self, program: Program) -> Vec<Nack> {
+    fn apply(&self, program: Program) -> (Vec<Nack>, Changes) {
         let state = &mut *self.state();
         let (epoch, sequence, is_snapshot) = (program.epoch, program.sequence, program.snapshot);
         let mut nacks = Vec::new();
@@ -284,6 +285,10 @@ impl Peer for Hollow {
         }
         self.book.tally.add(Count::Nack, nacks.len() as u64);
         self.acks.fetch_add(1, Ordering::Relaxed);
-        nacks
+        (nacks, Changes::default())
+    }
+
+    fn finish(&self, _: Changes) -> Vec<Nack> {
+        Vec::new()
     }
 }

@@ -7,8 +7,10 @@ use anyhow::{Result, ensure};
 use thuban_common::{
     counters::Counter,
     services::{
-        CONNECTIONS_OF_CLIENT, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, RESET, REVERSE, SEEN,
+        ALL_CONNECTIONS, ALL_PENDING, CONNECTIONS_OF_CLIENT, CONNECTIONS_OF_VPC, ConnectionEntry,
+        ConnectionKey, FINISHED, FORWARD, PENDING_OF_VPC, RESET, REVERSE, SEEN,
     },
+    tables::EndpointKey,
 };
 use thuban_e2e::{
     programs::{address, key},
@@ -16,7 +18,7 @@ use thuban_e2e::{
 };
 
 use crate::{
-    rows::{BOUNCED, SECOND, TENANT, ip},
+    rows::{BOUNCED, Endpoint, SECOND, SPREAD, TENANT, THIRD, ip},
     service_world::{
         SERVICE, Segment, TCP, UDP, arrive, ensure_delivered, ensure_dropped, ensure_sent, inner, send, world,
     },
@@ -159,6 +161,85 @@ fn a_clients_share_bounds_its_entries_and_it_is_served_beyond() -> Result<()> {
     let other = Segment::new(UDP, BOUNCED.mac(), (BOUNCED.address.into(), 40000), (SERVICE, 80));
     let outcome = send(&mut world, BOUNCED.index, &other)?;
     ensure!(outcome.counted.contains_key(Counter::ServiceConnections.name()));
+    Ok(())
+}
+
+#[test]
+fn a_vpcs_share_bounds_all_its_clients_together_and_no_others() -> Result<()> {
+    let mut world = world()?;
+    let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
+    for (vni, id) in [(100, 1), (103, 2)] {
+        Served::new(vni, id, SERVICE, 80, UDP).by(&mut world.programs, &[far])?;
+    }
+    let all = |vni| EndpointKey {
+        vni,
+        address: ALL_CONNECTIONS,
+    };
+    let from = |client: Endpoint, port| {
+        Segment::new(UDP, client.mac(), (client.address.into(), port), (SERVICE, 80))
+    };
+    send(&mut world, TENANT.index, &from(TENANT, 40000))?;
+    send(&mut world, BOUNCED.index, &from(BOUNCED, 40000))?;
+    ensure!(world.programs.get::<_, u32>("SHARES", &all(100))? == 4);
+    world.programs.insert("SHARES", all(100), CONNECTIONS_OF_VPC)?;
+    for client in [TENANT, BOUNCED] {
+        let request = from(client, 40001);
+        let outcome = send(&mut world, client.index, &request)?;
+        ensure_sent(&outcome, &request.sent_to(far), SECOND)?;
+        ensure!(outcome.counted.contains_key(Counter::ServiceStateless.name()));
+        ensure!(forward(&world, &request).is_err());
+    }
+    let outcome = send(&mut world, SPREAD.index, &from(SPREAD, 40000))?;
+    ensure!(outcome.counted.contains_key(Counter::ServiceConnections.name()));
+    ensure!(world.programs.get::<_, u32>("SHARES", &all(103))? == 2);
+    Ok(())
+}
+
+#[test]
+fn a_vpcs_share_of_flows_that_wait_for_an_answer_pushes_out_no_others() -> Result<()> {
+    let mut world = world()?;
+    let all = |vni| EndpointKey {
+        vni,
+        address: ALL_PENDING,
+    };
+    let held = |world: &World, vni| world.programs.get::<_, u32>("SHARES", &all(vni));
+    world.programs.insert("SHARES", all(100), PENDING_OF_VPC - 1)?;
+    // No row of the service is here.
+    let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
+    let (noted, beyond) = (segment(UDP, 40000), segment(UDP, 40001));
+    for _ in 0..2 {
+        let outcome = send(&mut world, TENANT.index, &noted)?;
+        ensure_sent(&outcome, &noted, THIRD)?;
+        ensure!(!outcome.counted.contains_key(Counter::ServiceStateless.name()));
+    }
+    ensure!(held(&world, 100)? == PENDING_OF_VPC, "counted once");
+    let outcome = send(&mut world, TENANT.index, &beyond)?;
+    ensure_sent(&outcome, &beyond, THIRD)?;
+    ensure!(outcome.counted.contains_key(Counter::ServiceStateless.name()));
+    let answer = beyond.sent_to(far).answer([9; 6]);
+    let outcome = arrive(&mut world, SECOND, 100, &answer)?;
+    ensure_delivered(&outcome, &answer, TENANT.mac())?;
+    let answer = noted.sent_to(far).answer([9; 6]);
+    let outcome = arrive(&mut world, SECOND, 100, &answer)?;
+    ensure_delivered(&outcome, &answer.sent_from((SERVICE, 80)), TENANT.mac())?;
+    let other = Segment::new(UDP, SPREAD.mac(), (SPREAD.address.into(), 40000), (SERVICE, 80));
+    send(&mut world, SPREAD.index, &other)?;
+    ensure!(held(&world, 103)? == 1);
+    Ok(())
+}
+
+#[test]
+fn a_port_used_again_after_its_services_row_came_gets_a_backend_of_it() -> Result<()> {
+    let mut world = world()?;
+    let opening = segment(TCP, 40000);
+    send(&mut world, TENANT.index, &opening)?;
+    let gone = opening.sent_to((IpAddr::V4(ip(10, 0, 1, 50)), 8080));
+    arrive(&mut world, SECOND, 100, &gone.answer([9; 6]))?;
+    ensure!(chosen(&mut world, &opening)? == [10, 0, 1, 50], "who answered");
+    Served::new(100, 1, SERVICE, 80, TCP).by(&mut world.programs, &[backend(40)])?;
+    let next = opening.clone().with_flags(0x10);
+    ensure!(chosen(&mut world, &next)? == [10, 0, 1, 50], "it goes on");
+    ensure!(chosen(&mut world, &opening)? == [10, 0, 2, 40], "opened anew");
     Ok(())
 }
 

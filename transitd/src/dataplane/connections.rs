@@ -1,4 +1,4 @@
-//! CONNECTIONS and SHARES: what agents remember of connections to services, and when it goes.
+//! CONNECTIONS, PENDING, AFFINITY and SHARES: what agents remember of connections to services, and when it goes.
 //!
 //! Must not write anything that leads a packet: entries are only taken away, and shares counted anew.
 
@@ -6,16 +6,20 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Duration;
 
+use aya::maps::{Array, Map, MapData};
 use nix::time::{ClockId, clock_gettime};
 use thuban_common::packet::ipv4::UDP;
 use thuban_common::services::{
-    BackendEntry, BackendKey, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, HAIRPIN, RESET, REVERSE,
-    SEEN,
+    ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, BackendKey, ConnectionEntry,
+    ConnectionKey, FINISHED, FORWARD, GatesEntry, HAIRPIN, NO_INDEX, PENDING_LIFE, PendingEntry, PendingKey,
+    RESET, REVERSE, SEEN, ServiceKey,
 };
-use thuban_common::tables::EndpointKey;
+use thuban_common::tables::{Address, EndpointKey};
 
-use super::tables::{Hash, TableError, access, hash, lookup, take};
+use super::tables::{Hash, TableError, access, data, hash, lookup, lru, open, take};
 
+/// The table of connections.
+pub const CONNECTIONS: &str = "CONNECTIONS";
 /// TCP and SCTP, both sides heard: as long as Linux's conntrack.
 const ESTABLISHED: Duration = Duration::from_hours(120);
 /// One side has ended it.
@@ -28,15 +32,17 @@ const DATAGRAMS: Duration = Duration::from_mins(2);
 const UNANSWERED_DATAGRAM: Duration = Duration::from_secs(30);
 /// Entries that one scan takes away at most; the rest is found by the next.
 const MOST: usize = 65_536;
-/// As [`ConnectionEntry::index`] has it: no row of the service was here.
-const NO_INDEX: u32 = u32::MAX;
 
-#[derive(Debug)]
 pub struct Connections {
     flows: Hash<ConnectionKey, ConnectionEntry>,
+    pending: Hash<PendingKey, PendingEntry>,
+    affinity: Hash<AffinityKey, AffinityEntry>,
     backends: Hash<BackendKey, BackendEntry>,
     shares: Hash<EndpointKey, u32>,
+    gates: Array<MapData, GatesEntry>,
 }
+
+type Backends = HashSet<BackendEntry>;
 
 /// What a scan found.
 #[derive(Debug, Default)]
@@ -51,19 +57,28 @@ pub struct Scan {
 impl Connections {
     pub fn open(maps: &Path) -> Result<Self, TableError> {
         Ok(Self {
-            flows: hash(maps, "CONNECTIONS")?,
+            flows: hash(maps, CONNECTIONS)?,
+            pending: lru(maps, "PENDING")?,
+            affinity: lru(maps, "AFFINITY")?,
             backends: hash(maps, "BACKENDS")?,
             shares: hash(maps, "SHARES")?,
+            gates: Array::try_from(Map::Array(data(maps, "GATES")?)).map_err(open("GATES"))?,
         })
     }
 
     /// Looks at every connection once, and takes away those whose time is over and those of clients that aren't here.
-    pub fn scan(&mut self, is_here: impl Fn(&EndpointKey) -> bool) -> Result<Scan, TableError> {
+    /// `backends` is asked once for a service; `None`: it isn't known.
+    pub fn scan(
+        &mut self,
+        is_here: impl Fn(&EndpointKey) -> bool,
+        backends: impl Fn(&ServiceKey) -> Option<Backends>,
+    ) -> Result<Scan, TableError> {
         let now = now();
+        let mut known: HashMap<ServiceKey, Option<Backends>> = HashMap::new();
         let (mut scan, mut doomed) = (Scan::default(), Vec::new());
         let mut shares: HashMap<EndpointKey, u32> = HashMap::new();
         for entry in &self.flows {
-            let (key, entry) = entry.map_err(access("read", "CONNECTIONS"))?;
+            let (key, entry) = entry.map_err(access("read", CONNECTIONS))?;
             if key.direction != FORWARD {
                 if doomed.len() < MOST && self.is_orphan(&key, &entry, now)? {
                     doomed.push(key);
@@ -77,7 +92,15 @@ impl Connections {
                 protocol: key.protocol,
                 forward: entry.state,
                 reverse: answered.map_or(0, |answered| answered.state),
-                has_backend: self.has_backend(&entry)?,
+                has_backend: if entry.index == NO_INDEX {
+                    let service = service(&key);
+                    let backends = known.entry(service).or_insert_with(|| backends(&service));
+                    backends
+                        .as_ref()
+                        .is_none_or(|there| there.contains(&backend(&entry)))
+                } else {
+                    self.has_backend(&entry)?
+                },
             };
             let last = entry.time.max(answered.map_or(0, |answered| answered.time));
             let is_over = now.saturating_sub(Duration::from_nanos(last)) > life(&seen);
@@ -86,15 +109,84 @@ impl Connections {
                 doomed.extend([key, back]);
             } else {
                 scan.held += 1;
-                *shares.entry(client).or_default() += 2;
+                for of in [client, endpoint(key.vni, ALL_CONNECTIONS)] {
+                    *shares.entry(of).or_default() += 2;
+                }
                 scan.services.insert(endpoint(key.vni, key.destination));
             }
         }
         for key in doomed {
-            take(&mut self.flows, "CONNECTIONS", &key)?;
+            take(&mut self.flows, CONNECTIONS, &key)?;
         }
+        self.scan_pending(now, &mut shares)?;
         self.count(&shares)?;
         Ok(scan)
+    }
+
+    /// Takes away what is believed no longer, and counts the rest.
+    fn scan_pending(
+        &mut self,
+        now: Duration,
+        shares: &mut HashMap<EndpointKey, u32>,
+    ) -> Result<(), TableError> {
+        let mut doomed = Vec::new();
+        for entry in &self.pending {
+            let (key, entry) = entry.map_err(access("read", "PENDING"))?;
+            if now.saturating_sub(Duration::from_nanos(entry.time)) > Duration::from_nanos(PENDING_LIFE) {
+                doomed.push(key);
+            } else {
+                *shares.entry(endpoint(key.vni, ALL_PENDING)).or_default() += 1;
+            }
+        }
+        doomed
+            .iter()
+            .try_for_each(|key| take(&mut self.pending, "PENDING", key))
+    }
+
+    /// Takes away all that is remembered of endpoints that have left, as clients or as backends. `vnis`: of services.
+    pub fn forget(
+        &mut self,
+        has_left: impl Fn(&EndpointKey) -> bool,
+        vnis: impl FnOnce() -> HashMap<u32, u32>,
+    ) -> Result<(), TableError> {
+        let gates = self.gates.get(&0, 0).map_err(access("read", "GATES"))?;
+        if gates.connections == 0 {
+            return Ok(());
+        }
+        let is_gone = |vni, addresses: &[Address]| {
+            let mut ends = addresses.iter().map(|address| endpoint(vni, *address));
+            ends.any(|end| has_left(&end))
+        };
+        let mut flows = Vec::new();
+        for entry in &self.flows {
+            let (key, entry) = entry.map_err(access("read", CONNECTIONS))?;
+            // The service's address, which is one of them, is no endpoint's.
+            if is_gone(key.vni, &[key.source, key.destination, entry.address]) {
+                flows.push(key);
+            }
+        }
+        let mut pending = Vec::new();
+        for entry in &self.pending {
+            let (key, entry) = entry.map_err(access("read", "PENDING"))?;
+            if is_gone(key.vni, &[key.address, entry.backend]) {
+                pending.push(key);
+            }
+        }
+        let (mut affinity, vnis) = (Vec::new(), vnis());
+        for entry in &self.affinity {
+            let (key, entry) = entry.map_err(access("read", "AFFINITY"))?;
+            let vni = vnis.get(&key.service);
+            // Of a service that has gone as well nobody asks.
+            if vni.is_some_and(|vni| is_gone(*vni, &[key.client, entry.backend.address])) {
+                affinity.push(key);
+            }
+        }
+        let mut flows = flows.iter();
+        flows.try_for_each(|key| take(&mut self.flows, CONNECTIONS, key))?;
+        let mut pending = pending.iter();
+        pending.try_for_each(|key| take(&mut self.pending, "PENDING", key))?;
+        let mut affinity = affinity.iter();
+        affinity.try_for_each(|key| take(&mut self.affinity, "AFFINITY", key))
     }
 
     /// An entry that leads back and nothing leads there. It may be one that is just made.
@@ -126,17 +218,14 @@ impl Connections {
     }
 
     fn connection(&self, key: &ConnectionKey) -> Result<Option<ConnectionEntry>, TableError> {
-        lookup("CONNECTIONS", self.flows.get(key, 0))
+        lookup(CONNECTIONS, self.flows.get(key, 0))
     }
 
-    /// Whether the service has the backend still; true where nobody here knows the service.
+    /// Whether the service has the backend still.
     fn has_backend(&self, entry: &ConnectionEntry) -> Result<bool, TableError> {
         let (service, index) = (entry.service, entry.index);
-        if index == NO_INDEX {
-            return Ok(true);
-        }
-        let backend = lookup("BACKENDS", self.backends.get(&BackendKey { service, index }, 0))?;
-        Ok(backend.is_some_and(|backend| backend.address == entry.address && backend.port == entry.port))
+        let there = lookup("BACKENDS", self.backends.get(&BackendKey { service, index }, 0))?;
+        Ok(there.is_some_and(|there| there == backend(entry)))
     }
 
     fn count(&mut self, shares: &HashMap<EndpointKey, u32>) -> Result<(), TableError> {
@@ -185,6 +274,26 @@ fn life(seen: &Seen) -> Duration {
         usual
     } else {
         usual.min(ABANDONED)
+    }
+}
+
+/// The service that a forward key leads to.
+fn service(key: &ConnectionKey) -> ServiceKey {
+    ServiceKey {
+        vni: key.vni,
+        address: key.destination,
+        port: key.ports[1],
+        protocol: key.protocol,
+        padding: 0,
+    }
+}
+
+/// The backend of a forward entry.
+fn backend(entry: &ConnectionEntry) -> BackendEntry {
+    BackendEntry {
+        address: entry.address,
+        port: entry.port,
+        padding: 0,
     }
 }
 

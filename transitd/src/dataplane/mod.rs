@@ -11,6 +11,7 @@ mod inherited;
 pub mod links;
 pub mod loader;
 pub mod loads;
+pub mod room;
 pub mod rows;
 pub mod services;
 pub mod tables;

@@ -2,32 +2,51 @@
 //!
 //! Invariant: the mirror equals the maps (the `used` word aside). An entry of SERVICES stands only while the slots and
 //! backends that it leads to do: they are written before it and taken away after it. A service keeps its id and a backend
-//! its index while they are there, also over restarts, so that connections and affinity know them.
+//! its index while they are there, also over restarts, so that connections and affinity know them. What finds no room
+//! changes nothing of what stands.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::Ipv6Addr;
 use std::path::Path;
 
 use aya::maps::MapError;
 use thuban_common::services::{
     BackendEntry, BackendKey, CHUNK, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
 };
-use thuban_common::tables::EndpointKey;
+use thuban_common::tables::{EndpointKey, MissEntry};
+use tracing::info;
 
-use super::tables::{Hash, TableError, access, hash, take};
+use super::room::{Room, Rows, TABLES};
+use super::tables::{Hash, TableError, access, capacity, hash, is_missing, lru, take};
 use crate::program::maglev;
 use crate::program::service::{Port, Service};
+
+/// Flag of an update: only what is there (`BPF_EXIST`).
+const IS_THERE: u64 = 2;
 
 #[derive(Debug)]
 pub struct Services {
     entries: Hash<ServiceKey, ServiceEntry>,
     slots: Hash<SlotsKey, SlotsEntry>,
     backends: Hash<BackendKey, BackendEntry>,
-    /// Ports of each address; the address's own entry is there as long as this one.
-    held: HashMap<EndpointKey, HashMap<ServiceKey, Held>>,
+    misses: Hash<EndpointKey, MissEntry>,
+    held: HashMap<EndpointKey, Address>,
+    room: Room,
+    /// Rows that found no room: tried again when something has gone.
+    waiting: HashMap<EndpointKey, Service>,
+    has_more_room: bool,
     ids: HashSet<u32>,
     tables: HashSet<u32>,
     last_id: u32,
     last_table: u32,
+}
+
+/// What there is of an address.
+#[derive(Debug, Default)]
+struct Address {
+    /// The entry that says that it is known.
+    has_own: bool,
+    ports: HashMap<ServiceKey, Held>,
 }
 
 /// A port's entry and its backends by index.
@@ -37,14 +56,54 @@ struct Held {
     backends: BTreeMap<u32, BackendEntry>,
 }
 
+/// Whether services are used, by marks of agents.
+#[derive(Debug)]
+pub struct Marks {
+    entries: Hash<ServiceKey, ServiceEntry>,
+}
+
+impl Marks {
+    pub fn open(maps: &Path) -> Result<Self, TableError> {
+        let entries = hash(maps, "SERVICES")?;
+        Ok(Self { entries })
+    }
+
+    /// Whether a new connection used the service since the last call; clears the mark.
+    pub fn take(&mut self, key: &EndpointKey) -> Result<bool, TableError> {
+        let own = own_key(key);
+        let entry = match self.entries.get(&own, 0) {
+            Ok(entry) => entry,
+            Err(MapError::KeyNotFound) => return Ok(false),
+            Err(error) => return Err(access("read", "SERVICES")(error)),
+        };
+        if entry.used != 0 {
+            let cleared = ServiceEntry { used: 0, ..entry };
+            match self.entries.insert(own, cleared, IS_THERE) {
+                Err(error) if !is_missing(&error) => return Err(access("write", "SERVICES")(error)),
+                // It may have gone meanwhile.
+                _ => {}
+            }
+        }
+        Ok(entry.used != 0)
+    }
+}
+
 impl Services {
     /// Opens the pinned maps, reads back what they hold, and takes away what nothing leads to.
     pub fn open(maps: &Path) -> Result<Self, TableError> {
+        let mut rows = Rows::default();
+        for (rows, table) in rows.0.iter_mut().zip(TABLES) {
+            *rows = capacity(maps, table)? as usize;
+        }
         let mut services = Self {
             entries: hash(maps, "SERVICES")?,
             slots: hash(maps, "SLOTS")?,
             backends: hash(maps, "BACKENDS")?,
+            misses: lru(maps, "MISSES")?,
             held: HashMap::new(),
+            room: Room::new(rows),
+            waiting: HashMap::new(),
+            has_more_room: false,
             ids: HashSet::new(),
             tables: HashSet::new(),
             last_id: 0,
@@ -59,41 +118,70 @@ impl Services {
         self.held.keys()
     }
 
-    pub fn len(&self) -> usize {
-        self.held.values().map(HashMap::len).sum()
+    /// Backends of a port; none of one that its address doesn't have, `None` where the address is unknown.
+    pub fn backends(&self, key: &ServiceKey) -> Option<HashSet<BackendEntry>> {
+        let held = self.held.get(&address_of(key)).filter(|held| held.has_own)?;
+        let port = held.ports.get(key);
+        Some(
+            port.map(|port| port.backends.values().copied().collect())
+                .unwrap_or_default(),
+        )
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.held.is_empty()
+    /// The VPC of each service's id.
+    pub fn vnis(&self) -> HashMap<u32, u32> {
+        let ports = self.held.iter().flat_map(|(key, held)| {
+            let ids = held.ports.values().map(|port| port.entry.service);
+            ids.map(|id| (id, key.vni))
+        });
+        ports.collect()
     }
 
-    /// Writes a service; if that fails, nothing of it stays.
+    /// Rows in each table.
+    pub fn rows(&self) -> Rows {
+        self.room.total()
+    }
+
+    /// Writes a service. If that fails, what stood before stays, and the service waits for room.
     pub fn set(&mut self, service: &Service) -> Result<(), TableError> {
-        let written = self.write(service);
-        if written.is_err() {
-            // The first error is the one to tell.
-            let _ = self.remove(&service.key);
+        let held = self.held.get(&service.key);
+        let is_new = held.is_none_or(|held| !held.has_own);
+        let old = held.map(Address::rows).unwrap_or_default();
+        let written = self
+            .room
+            .admit(service.key.vni, old, Rows::of(service))
+            .and_then(|()| self.write(service));
+        if written.is_ok() {
+            self.waiting.remove(&service.key);
+        } else {
+            if is_new {
+                // The first error is the one to tell.
+                let _ = self.remove_rows(&service.key);
+            }
+            self.waiting.insert(service.key, service.clone());
         }
         written
     }
 
+    /// Tries once more what found no room, if something has gone since.
+    pub fn retry(&mut self) {
+        if self.waiting.is_empty() || !std::mem::take(&mut self.has_more_room) {
+            return;
+        }
+        for (key, service) in std::mem::take(&mut self.waiting) {
+            if self.set(&service).is_ok() {
+                let address = Ipv6Addr::from(key.address).to_canonical();
+                info!(vni = key.vni, %address, "a service that waited for room has it");
+            }
+        }
+    }
+
     fn write(&mut self, service: &Service) -> Result<(), TableError> {
+        let vni = service.key.vni;
         self.held.entry(service.key).or_default();
         for port in &service.ports {
             self.write_port(service.key, port)?;
         }
-        let wanted: HashSet<ServiceKey> = service.ports.iter().map(|port| port.key).collect();
-        let gone: Vec<ServiceKey> = self
-            .held
-            .get(&service.key)
-            .map(|ports| {
-                ports
-                    .keys()
-                    .filter(|key| !wanted.contains(key))
-                    .copied()
-                    .collect()
-            })
-            .unwrap_or_default();
         // From here on what isn't served is refused.
         let own = own_key(&service.key);
         let none = ServiceEntry {
@@ -103,25 +191,40 @@ impl Services {
             affinity: 0,
             used: 1,
         };
-        if matches!(self.entries.get(&own, 0), Err(MapError::KeyNotFound)) {
+        if self.held.get(&service.key).is_some_and(|held| !held.has_own) {
             self.entries
                 .insert(own, none, 0)
                 .map_err(access("write", "SERVICES"))?;
+            self.room.add(vni, Rows::OWN);
+            if let Some(held) = self.held.get_mut(&service.key) {
+                held.has_own = true;
+            }
+            // When it has gone again it counts from the beginning: else it would be announced late.
+            take(&mut self.misses, "MISSES", &service.key)?;
         }
-        gone.into_iter()
+        let wanted: HashSet<ServiceKey> = service.ports.iter().map(|port| port.key).collect();
+        self.ports_of(&service.key)
+            .into_iter()
+            .filter(|key| !wanted.contains(key))
             .try_for_each(|key| self.remove_port(&service.key, &key))
     }
 
     /// Removes a service; missing is success.
     pub fn remove(&mut self, key: &EndpointKey) -> Result<(), TableError> {
+        self.waiting.remove(key);
+        self.remove_rows(key)
+    }
+
+    fn remove_rows(&mut self, key: &EndpointKey) -> Result<(), TableError> {
         // First: clients then ask bouncers, who may know better.
         take(&mut self.entries, "SERVICES", &own_key(key))?;
-        let ports: Vec<ServiceKey> = self
-            .held
-            .get(key)
-            .map(|ports| ports.keys().copied().collect())
-            .unwrap_or_default();
-        for port in ports {
+        if let Some(held) = self.held.get_mut(key)
+            && std::mem::take(&mut held.has_own)
+        {
+            self.room.take(key.vni, Rows::OWN);
+            self.has_more_room = true;
+        }
+        for port in self.ports_of(key) {
             self.remove_port(key, &port)?;
         }
         self.held.remove(key);
@@ -131,43 +234,73 @@ impl Services {
     /// Removes all but these.
     pub fn keep(&mut self, wanted: impl Fn(&EndpointKey) -> bool) -> Result<(), TableError> {
         let stale: Vec<EndpointKey> = self.held.keys().filter(|key| !wanted(key)).copied().collect();
+        self.waiting.retain(|key, _| wanted(key));
         stale.iter().try_for_each(|key| self.remove(key))
     }
 
-    /// Whether a new connection used the service since the last call; clears the mark.
-    pub fn take_used(&mut self, key: &EndpointKey) -> Result<bool, TableError> {
-        let own = own_key(key);
-        let entry = match self.entries.get(&own, 0) {
-            Ok(entry) => entry,
-            Err(MapError::KeyNotFound) => return Ok(false),
-            Err(error) => return Err(access("read", "SERVICES")(error)),
-        };
-        if entry.used != 0 {
-            let cleared = ServiceEntry { used: 0, ..entry };
-            self.entries
-                .insert(own, cleared, 0)
-                .map_err(access("write", "SERVICES"))?;
-        }
-        Ok(entry.used != 0)
+    fn ports_of(&self, key: &EndpointKey) -> Vec<ServiceKey> {
+        let ports = self.held.get(key).map(|held| held.ports.keys().copied());
+        ports.into_iter().flatten().collect()
     }
 
     fn write_port(&mut self, of: EndpointKey, port: &Port) -> Result<(), TableError> {
-        let old = self.held.get(&of).and_then(|ports| ports.get(&port.key));
-        let before: BTreeMap<BackendEntry, u32> = old
-            .map(|held| {
-                held.backends
-                    .iter()
-                    .map(|(index, backend)| (*backend, *index))
-                    .collect()
-            })
-            .unwrap_or_default();
+        let old = self.held.get(&of).and_then(|held| held.ports.get(&port.key));
+        let before: BTreeMap<BackendEntry, u32> = old.map(Held::indexes).unwrap_or_default();
         let is_same = before.keys().eq(port.backends.iter());
         if old.is_some_and(|old| is_same && old.entry.affinity == port.affinity) {
             return Ok(());
         }
-        let (old_entry, service) = (old.map(|old| old.entry), old.map(|old| old.entry.service));
-        let service = service.unwrap_or_else(|| next(&mut self.ids, &mut self.last_id));
+        let old_entry = old.map(|old| old.entry);
+        let service = old_entry.map_or_else(|| next(&mut self.ids, &mut self.last_id), |old| old.service);
+        let table = next(&mut self.tables, &mut self.last_table);
         let indexes = indexes(&before, &port.backends);
+        let entry = ServiceEntry {
+            service,
+            table,
+            slots: maglev::size(indexes.len()),
+            affinity: port.affinity,
+            used: 0,
+        };
+        if let Err(error) = self.write_rows(port.key, entry, &before, &indexes) {
+            // Nothing leads to them yet; what can't be taken away now goes at the next start.
+            let _ = self.remove_slots(table, entry.slots);
+            let new = indexes
+                .iter()
+                .filter(|(backend, _)| !before.contains_key(backend));
+            let _ = self.remove_backends(service, new.map(|(_, index)| *index));
+            if old_entry.is_none() {
+                self.ids.remove(&service);
+            }
+            return Err(error);
+        }
+        self.room.add(of.vni, Rows::of_port(indexes.len()));
+        let backends = indexes
+            .iter()
+            .map(|(backend, index)| (*index, *backend))
+            .collect();
+        let held = Held { entry, backends };
+        self.held.entry(of).or_default().ports.insert(port.key, held);
+        let Some(old) = old_entry else {
+            return Ok(());
+        };
+        self.room.take(of.vni, Rows::of_port(before.len()));
+        self.has_more_room |= indexes.len() < before.len();
+        self.remove_slots(old.table, old.slots)?;
+        let gone = before
+            .iter()
+            .filter(|(backend, _)| !indexes.contains_key(backend));
+        self.remove_backends(service, gone.map(|(_, index)| *index))
+    }
+
+    /// Writes new backends, the table's slots, and the entry that leads to them.
+    fn write_rows(
+        &mut self,
+        key: ServiceKey,
+        entry: ServiceEntry,
+        before: &BTreeMap<BackendEntry, u32>,
+        indexes: &BTreeMap<BackendEntry, u32>,
+    ) -> Result<(), TableError> {
+        let service = entry.service;
         for (backend, index) in indexes
             .iter()
             .filter(|(backend, _)| !before.contains_key(backend))
@@ -180,36 +313,13 @@ impl Services {
                 .insert(key, *backend, 0)
                 .map_err(access("write", "BACKENDS"))?;
         }
-        let table = next(&mut self.tables, &mut self.last_table);
-        let entry = ServiceEntry {
-            service,
-            table,
-            slots: self.write_slots(table, &indexes)?,
-            affinity: port.affinity,
-            used: 0,
-        };
+        self.write_slots(entry.table, indexes)?;
         self.entries
-            .insert(port.key, entry, 0)
-            .map_err(access("write", "SERVICES"))?;
-        let backends = indexes
-            .iter()
-            .map(|(backend, index)| (*index, *backend))
-            .collect();
-        let held = Held { entry, backends };
-        self.held.entry(of).or_default().insert(port.key, held);
-        if let Some(old) = old_entry {
-            self.remove_slots(old.table, old.slots)?;
-        }
-        for (backend, index) in before {
-            if !port.backends.contains(&backend) && !indexes.values().any(|taken| *taken == index) {
-                take(&mut self.backends, "BACKENDS", &BackendKey { service, index })?;
-            }
-        }
-        Ok(())
+            .insert(key, entry, 0)
+            .map_err(access("write", "SERVICES"))
     }
 
-    /// Writes the slots of a table; how many.
-    fn write_slots(&mut self, table: u32, indexes: &BTreeMap<BackendEntry, u32>) -> Result<u32, TableError> {
+    fn write_slots(&mut self, table: u32, indexes: &BTreeMap<BackendEntry, u32>) -> Result<(), TableError> {
         let backends: Vec<BackendEntry> = indexes.keys().copied().collect();
         let places: Vec<u32> = indexes.values().copied().collect();
         let slots = maglev::table(&backends);
@@ -222,7 +332,7 @@ impl Services {
                 .insert(SlotsKey { table, chunk }, entry, 0)
                 .map_err(access("write", "SLOTS"))?;
         }
-        Ok(slots.len() as u32)
+        Ok(())
     }
 
     fn remove_slots(&mut self, table: u32, slots: u32) -> Result<(), TableError> {
@@ -233,62 +343,116 @@ impl Services {
         Ok(())
     }
 
+    fn remove_backends(
+        &mut self,
+        service: u32,
+        mut indexes: impl Iterator<Item = u32>,
+    ) -> Result<(), TableError> {
+        indexes.try_for_each(|index| take(&mut self.backends, "BACKENDS", &BackendKey { service, index }))
+    }
+
     fn remove_port(&mut self, of: &EndpointKey, key: &ServiceKey) -> Result<(), TableError> {
         take(&mut self.entries, "SERVICES", key)?;
-        let Some(held) = self.held.get_mut(of).and_then(|ports| ports.remove(key)) else {
+        let Some(held) = self.held.get_mut(of).and_then(|held| held.ports.remove(key)) else {
             return Ok(());
         };
+        self.room.take(of.vni, Rows::of_port(held.backends.len()));
+        self.has_more_room = true;
         self.remove_slots(held.entry.table, held.entry.slots)?;
-        let service = held.entry.service;
-        for index in held.backends.into_keys() {
-            take(&mut self.backends, "BACKENDS", &BackendKey { service, index })?;
-        }
-        self.ids.remove(&service);
+        self.remove_backends(held.entry.service, held.backends.into_keys())?;
+        self.ids.remove(&held.entry.service);
         Ok(())
     }
 
     fn read_back(&mut self) -> Result<(), TableError> {
-        let mut backends: HashMap<u32, BTreeMap<u32, BackendEntry>> = HashMap::new();
-        for entry in &self.backends {
-            let (key, backend) = entry.map_err(access("read", "BACKENDS"))?;
-            backends
-                .entry(key.service)
-                .or_default()
-                .insert(key.index, backend);
-        }
+        let mut entries: Vec<(ServiceKey, ServiceEntry)> = Vec::new();
         for entry in &self.entries {
             let (key, entry) = entry.map_err(access("read", "SERVICES"))?;
-            let of = EndpointKey {
-                vni: key.vni,
-                address: key.address,
-            };
-            let ports = self.held.entry(of).or_default();
+            let address = self.held.entry(address_of(&key)).or_default();
             if key.port == 0 {
-                continue;
+                address.has_own = true;
+                self.room.add(key.vni, Rows::OWN);
+            } else {
+                self.ids.insert(entry.service);
+                self.tables.insert(entry.table);
+                entries.push((key, entry));
             }
-            self.ids.insert(entry.service);
-            self.tables.insert(entry.table);
-            let backends = backends.remove(&entry.service).unwrap_or_default();
-            ports.insert(key, Held { entry, backends });
         }
         self.last_id = self.ids.iter().max().copied().unwrap_or_default();
         self.last_table = self.tables.iter().max().copied().unwrap_or_default();
-        let keys: Result<BTreeSet<_>, _> = self
-            .slots
-            .keys()
-            .map(|key| key.map(|key| (key.table, key.chunk)))
-            .collect();
-        for (table, chunk) in keys.map_err(access("read", "SLOTS"))? {
-            if !self.tables.contains(&table) {
-                take(&mut self.slots, "SLOTS", &SlotsKey { table, chunk })?;
-            }
-        }
-        for (service, backends) in backends {
-            for index in backends.into_keys() {
-                take(&mut self.backends, "BACKENDS", &BackendKey { service, index })?;
-            }
+        let mut backends = self.read_backends(&entries)?;
+        for (key, entry) in entries {
+            let backends = backends.remove(&entry.service).unwrap_or_default();
+            self.room.add(key.vni, Rows::of_port(backends.len()));
+            let held = Held { entry, backends };
+            let address = self.held.entry(address_of(&key)).or_default();
+            address.ports.insert(key, held);
         }
         Ok(())
+    }
+
+    /// Backends of each service by index, as its slots name them. Slots and backends that no entry leads to, of a change
+    /// that was cut short, go.
+    fn read_backends(
+        &mut self,
+        entries: &[(ServiceKey, ServiceEntry)],
+    ) -> Result<HashMap<u32, BTreeMap<u32, BackendEntry>>, TableError> {
+        let tables: HashMap<u32, ServiceEntry> =
+            entries.iter().map(|(_, entry)| (entry.table, *entry)).collect();
+        let mut named: HashMap<u32, HashSet<u16>> = HashMap::new();
+        let mut stray_slots = Vec::new();
+        for entry in &self.slots {
+            let (key, slots) = entry.map_err(access("read", "SLOTS"))?;
+            let Some(of) = tables.get(&key.table) else {
+                stray_slots.push(key);
+                continue;
+            };
+            let rest = of.slots.saturating_sub(key.chunk * CHUNK as u32);
+            let slots = slots.backends.into_iter().take(rest as usize);
+            named.entry(of.service).or_default().extend(slots);
+        }
+        let mut backends: HashMap<u32, BTreeMap<u32, BackendEntry>> = HashMap::new();
+        let mut stray_backends = Vec::new();
+        for entry in &self.backends {
+            let (key, backend) = entry.map_err(access("read", "BACKENDS"))?;
+            let index = u16::try_from(key.index).ok();
+            let is_named = |named: &HashSet<u16>| index.is_some_and(|index| named.contains(&index));
+            if named.get(&key.service).is_some_and(is_named) {
+                let of = backends.entry(key.service).or_default();
+                of.insert(key.index, backend);
+            } else {
+                stray_backends.push(key);
+            }
+        }
+        for key in stray_slots {
+            take(&mut self.slots, "SLOTS", &key)?;
+        }
+        for key in stray_backends {
+            take(&mut self.backends, "BACKENDS", &key)?;
+        }
+        Ok(backends)
+    }
+}
+
+impl Address {
+    fn rows(&self) -> Rows {
+        let own = if self.has_own { Rows::OWN } else { Rows::default() };
+        let ports = self.ports.values().map(|held| Rows::of_port(held.backends.len()));
+        ports.fold(own, Rows::plus)
+    }
+}
+
+impl Held {
+    fn indexes(&self) -> BTreeMap<BackendEntry, u32> {
+        let pairs = self.backends.iter().map(|(index, backend)| (*backend, *index));
+        pairs.collect()
+    }
+}
+
+fn address_of(key: &ServiceKey) -> EndpointKey {
+    EndpointKey {
+        vni: key.vni,
+        address: key.address,
     }
 }
 
@@ -313,23 +477,19 @@ fn next(taken: &mut HashSet<u32>, last: &mut u32) -> u32 {
     }
 }
 
-/// The index of each backend: its own, or the least that is free.
+/// The index of each backend: its own, or the least that nobody had. The table that is replaced still means what it did.
 fn indexes(
     before: &BTreeMap<BackendEntry, u32>,
     backends: &BTreeSet<BackendEntry>,
 ) -> BTreeMap<BackendEntry, u32> {
-    let kept = backends
-        .iter()
-        .filter_map(|backend| Some((*backend, *before.get(backend)?)));
-    let mut indexes: BTreeMap<BackendEntry, u32> = kept.collect();
-    let taken: HashSet<u32> = indexes.values().copied().collect();
+    let taken: HashSet<u32> = before.values().copied().collect();
     let mut free = (0..).filter(|index| !taken.contains(index));
-    for backend in backends {
-        indexes
-            .entry(*backend)
-            .or_insert_with(|| free.next().unwrap_or_default());
-    }
-    indexes
+    let own = |backend: &BackendEntry| before.get(backend).copied();
+    let mut index = |backend: &BackendEntry| own(backend).or_else(|| free.next()).unwrap_or_default();
+    backends
+        .iter()
+        .map(|backend| (*backend, index(backend)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -345,14 +505,14 @@ mod tests {
     }
 
     #[test]
-    fn backends_keep_their_indexes_and_new_ones_take_what_is_free() {
+    fn backends_keep_their_indexes_and_new_ones_take_what_nobody_had() {
         let first: BTreeSet<_> = [5, 7, 9].map(backend).into();
         let before = indexes(&BTreeMap::new(), &first);
         assert_eq!(before.values().copied().collect::<Vec<_>>(), [0, 1, 2]);
         let after = indexes(&before, &[1, 5, 9, 11].map(backend).into());
         let index = |n| after.get(&backend(n)).copied();
         assert_eq!((index(5), index(9)), (Some(0), Some(2)));
-        assert_eq!((index(1), index(11)), (Some(1), Some(3)));
+        assert_eq!((index(1), index(11)), (Some(3), Some(4)));
     }
 
     #[test]

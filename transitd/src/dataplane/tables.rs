@@ -23,6 +23,8 @@ pub enum TableError {
     Open { name: &'static str, source: MapError },
     #[error("table {name} is full")]
     Full { name: &'static str },
+    #[error("the VPC has its share of table {name}")]
+    Share { name: &'static str },
     #[error("cannot {operation} table {name}")]
     Access {
         operation: &'static str,
@@ -105,7 +107,7 @@ impl Tables {
             attachments: hash(maps, "ATTACHMENTS")?,
             local: hash(maps, "LOCAL_ENDPOINTS")?,
             direct: hash(maps, "DIRECT_ROWS")?,
-            misses: BpfHash::try_from(Map::LruHashMap(data(maps, "MISSES")?)).map_err(open("MISSES"))?,
+            misses: lru(maps, "MISSES")?,
             bouncer: hash(maps, "BOUNCER_ROWS")?,
             forward: hash(maps, "FORWARD_ROWS")?,
             forwarders: hash(maps, "FORWARDERS")?,
@@ -151,7 +153,8 @@ impl Tables {
             }
             (TableKey::Local(k), TableEntry::Local(v)) => put(&mut self.local, "LOCAL_ENDPOINTS", k, v),
             (TableKey::Direct(k), TableEntry::Remote(v)) => {
-                put(&mut self.direct, "DIRECT_ROWS", k, v).and_then(|()| self.forget_misses(&k))
+                // When it has gone again it counts from the beginning: else it would be announced late.
+                put(&mut self.direct, "DIRECT_ROWS", k, v).and_then(|()| take(&mut self.misses, "MISSES", &k))
             }
             (TableKey::Bouncer(k), TableEntry::Remote(v)) => put(&mut self.bouncer, "BOUNCER_ROWS", k, v),
             (TableKey::Forward(k), TableEntry::Remote(v)) => put(&mut self.forward, "FORWARD_ROWS", k, v),
@@ -189,14 +192,6 @@ impl Tables {
         }
         self.mirror.remove(key);
         Ok(())
-    }
-
-    /// A destination that has a row counts from the beginning when it has lost it: else it would be announced late.
-    fn forget_misses(&mut self, key: &EndpointKey) -> Result<(), TableError> {
-        match self.misses.remove(key) {
-            Err(error) if !is_missing(&error) => Err(access("remove from", "MISSES")(error)),
-            _ => Ok(()),
-        }
     }
 
     /// Whether a direct row was used since the last call; clears the mark.
@@ -359,6 +354,11 @@ pub(super) fn data(maps: &Path, name: &'static str) -> Result<MapData, TableErro
 
 pub(super) fn hash<K: Pod, V: Pod>(maps: &Path, name: &'static str) -> Result<Hash<K, V>, TableError> {
     BpfHash::try_from(Map::HashMap(data(maps, name)?)).map_err(open(name))
+}
+
+/// As [`hash`], of one that evicts.
+pub(super) fn lru<K: Pod, V: Pod>(maps: &Path, name: &'static str) -> Result<Hash<K, V>, TableError> {
+    BpfHash::try_from(Map::LruHashMap(data(maps, name)?)).map_err(open(name))
 }
 
 pub(super) fn lookup<V>(name: &'static str, found: Result<V, MapError>) -> Result<Option<V>, TableError> {

@@ -15,8 +15,10 @@ use thuban_telemetry::{Answer, Pages};
 
 use super::{Because, InTable, METRICS};
 use crate::cni::{spool, status};
+use crate::dataplane::connections::CONNECTIONS;
 use crate::dataplane::counters::{self, CounterError};
 use crate::dataplane::filter;
+use crate::dataplane::room;
 use crate::dataplane::tables::{self, TableError};
 use crate::netlink::NetlinkError;
 use crate::node::Node;
@@ -102,23 +104,28 @@ impl States {
             let of = Because { reason: name };
             family.get_or_create(&of).inner().store(value, Ordering::Relaxed);
         }
+        let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         let (rows, attachments, epoch, connections) = {
             let state = node.state();
             let mut rows: BTreeMap<&'static str, i64> = BTreeMap::new();
             for (key, _) in state.tables.held() {
                 *rows.entry(key.table()).or_default() += 1;
             }
+            for (table, held) in room::TABLES.into_iter().zip(state.services_rows.0) {
+                rows.insert(table, count(held));
+            }
+            // Two entries each.
+            rows.insert(CONNECTIONS, count(state.connections_held * 2));
             let indexes: Vec<u32> = state.attachments.values().map(|a| a.host_ifindex).collect();
             (rows, indexes, state.stream, state.connections_held)
         };
-        for table in tables::NAMES {
+        for table in tables::NAMES.into_iter().chain(room::TABLES).chain([CONNECTIONS]) {
             let of = InTable { table };
             let held = rows.get(table).copied().unwrap_or_default();
             self.rows.get_or_create(&of).set(held);
             let capacity = tables::capacity(&maps, table)?;
             self.capacity.get_or_create(&of).set(i64::from(capacity));
         }
-        let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         self.attachments.set(count(attachments.len()));
         let mut without = 0;
         for index in attachments {

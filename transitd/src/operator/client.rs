@@ -61,7 +61,7 @@ pub async fn run(peer: Arc<impl Peer>, locator: Locator, mut epoch: Epoch) {
     loop {
         let started = Instant::now();
         metrics::dials();
-        if let Err(error) = attempt(&*peer, &locator, &mut epoch).await {
+        if let Err(error) = attempt(&peer, &locator, &mut epoch).await {
             warn!(
                 error = &error as &dyn std::error::Error,
                 "no stream to the operator, the data plane goes on"
@@ -80,7 +80,7 @@ fn pause(without_stream: Duration) -> Duration {
     (without_stream / PAUSE_PART).clamp(LEAST_PAUSE, LONGEST_PAUSE)
 }
 
-async fn attempt(peer: &impl Peer, locator: &Locator, epoch: &mut Epoch) -> Result<(), ClientError> {
+async fn attempt(peer: &Arc<impl Peer>, locator: &Locator, epoch: &mut Epoch) -> Result<(), ClientError> {
     let location = locator.locate(PATIENCE).await?;
     let token = bearer(peer.token_file())?;
     let connect = |source| ClientError::Connect {

@@ -1,18 +1,24 @@
 //! Whose stream it is: the node's, or that of a droplet without a data plane, which is how the operator is measured.
 
+use std::collections::HashSet;
 use std::path::Path;
 
+use thuban_common::tables::EndpointKey;
 use thuban_proto::transit::{DropletMessage, Hello, Nack, Program, Subscribe, droplet_message::Message};
 use tokio::sync::mpsc;
+use tracing::warn;
 
 use super::session::attachment;
+use crate::dataplane::connections::Connections;
+use crate::dataplane::tables::TableError;
 use crate::node::Node;
+use crate::services::Changes;
 use crate::{endpoints, metrics};
 
 /// The stream's outgoing side.
 pub type Outbox = mpsc::UnboundedSender<DropletMessage>;
 
-pub trait Peer: Send + Sync {
+pub trait Peer: Send + Sync + 'static {
     /// Read at each attempt.
     fn token_file(&self) -> &Path;
 
@@ -22,8 +28,22 @@ pub trait Peer: Send + Sync {
     /// The outbox leads nowhere any more.
     fn close(&self);
 
-    /// Applies a program; what could not be applied is answered.
-    fn apply(&self, program: Program) -> Vec<Nack>;
+    /// Applies a program but for what takes long; what could not be applied is answered.
+    fn apply(&self, program: Program) -> (Vec<Nack>, Changes);
+
+    /// Does the rest of programs that came, which may block; what could not be applied is answered.
+    fn finish(&self, changes: Changes) -> Vec<Nack>;
+}
+
+impl Node {
+    /// Connections of endpoints that have left go before that is acked.
+    fn forget(&self, gone: &HashSet<EndpointKey>) -> Result<(), TableError> {
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let mut connections = Connections::open(&self.settings.pins.maps())?;
+        connections.forget(|endpoint| gone.contains(endpoint), || self.services().vnis())
+    }
 }
 
 impl Peer for Node {
@@ -33,7 +53,7 @@ impl Peer for Node {
 
     fn open(&self, hello: Hello, outbox: &Outbox) {
         let mut state = self.state();
-        let subscribe = |key: &thuban_common::tables::EndpointKey| Subscribe {
+        let subscribe = |key: &EndpointKey| Subscribe {
             vni: key.vni,
             address: key.address.to_vec(),
         };
@@ -55,19 +75,36 @@ impl Peer for Node {
         (state.outbox, state.stream) = (None, None);
     }
 
-    fn apply(&self, program: Program) -> Vec<Nack> {
+    fn apply(&self, program: Program) -> (Vec<Nack>, Changes) {
         metrics::receives(&program);
         let is_kept = endpoints::concern(&program);
-        let nacks = {
+        let (nacks, changes) = {
             let mut state = self.state();
-            let nacks = state.apply(program);
+            let applied = state.apply(program);
             if is_kept {
                 self.endpoints.keep(state.program.locals());
             }
-            nacks
+            applied
         };
         metrics::refuses(&nacks);
         self.announce();
+        (nacks, changes)
+    }
+
+    fn finish(&self, mut changes: Changes) -> Vec<Nack> {
+        let gone = std::mem::take(&mut changes.gone);
+        let (nacks, rows) = {
+            let mut services = self.services();
+            (changes.write(&mut services), services.rows())
+        };
+        if let Err(error) = self.forget(&gone) {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "connections of endpoints that have left go later"
+            );
+        }
+        self.state().services_rows = rows;
+        metrics::refuses(&nacks);
         nacks
     }
 }

@@ -1,5 +1,6 @@
 //! One stream: Hello, then programs in, acks and nacks, subscriptions and attachment changes out.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -17,6 +18,7 @@ use tracing::debug;
 use super::epoch::{Epoch, EpochError};
 use super::peer::{Outbox, Peer};
 use crate::attachments::Attachment;
+use crate::services::Changes;
 
 #[derive(Debug, Error)]
 pub enum SessionError {
@@ -30,6 +32,8 @@ pub enum SessionError {
     NoSnapshot,
     #[error("the operator took the stream and says nothing")]
     Silent,
+    #[error("a program could not be applied to its end")]
+    Interrupted,
 }
 
 /// Of opening the stream: the operator has the token reviewed.
@@ -37,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Runs one stream to its end, in a version of the contract that the operator may know.
 pub async fn run(
-    peer: &impl Peer,
+    peer: &Arc<impl Peer>,
     mut client: TransitClient<Channel>,
     token: MetadataValue<Ascii>,
     epoch: &mut Epoch,
@@ -50,9 +54,76 @@ pub async fn run(
         ..Hello::default()
     };
     peer.open(hello, &sender);
-    let result = receive(peer, &mut client, token, epoch, &sender, receiver).await;
+    let (waker, woken) = mpsc::channel(1);
+    let work = Work::default();
+    let rest = Rest {
+        work: Arc::clone(&work),
+        waker,
+    };
+    let (result, ()) = tokio::join!(
+        receive(&**peer, &mut client, token, epoch, &sender, receiver, rest),
+        finish(peer, &work, woken, &sender),
+    );
     peer.close();
     result
+}
+
+/// What programs leave to be done, and the ack that waits for it.
+#[derive(Debug)]
+struct Rest {
+    work: Work,
+    waker: mpsc::Sender<()>,
+}
+
+type Work = Arc<Mutex<Option<(proto::Ack, Changes)>>>;
+
+impl Rest {
+    fn add(&self, ack: proto::Ack, changes: Changes) -> Result<(), SessionError> {
+        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *work {
+            Some((waiting, earlier)) => {
+                *waiting = ack;
+                earlier.add(changes);
+            }
+            None => *work = Some((ack, changes)),
+        }
+        match self.waker.try_send(()) {
+            // Full: it is woken already.
+            Ok(()) | Err(mpsc::error::TrySendError::Full(())) => Ok(()),
+            Err(mpsc::error::TrySendError::Closed(())) => Err(SessionError::Interrupted),
+        }
+    }
+}
+
+/// Does what programs left to do, all that came meanwhile at once, and acks; also what is left when the stream ends.
+async fn finish(peer: &Arc<impl Peer>, work: &Work, mut woken: mpsc::Receiver<()>, sender: &Outbox) {
+    while woken.recv().await.is_some() {
+        let taken = work.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some((ack, changes)) = taken else {
+            continue;
+        };
+        let mut nacks = Vec::new();
+        if !changes.is_empty() {
+            let peer = Arc::clone(peer);
+            match tokio::task::spawn_blocking(move || peer.finish(changes)).await {
+                Ok(refused) => nacks = refused,
+                Err(_) => return,
+            }
+        }
+        send(
+            sender,
+            nacks.into_iter().map(Message::Nack).chain([Message::Ack(ack)]),
+        );
+    }
+}
+
+fn send(sender: &Outbox, messages: impl Iterator<Item = Message>) {
+    for message in messages {
+        // A stream that is gone shows in the next read.
+        let _ = sender.send(DropletMessage {
+            message: Some(message),
+        });
+    }
 }
 
 async fn receive(
@@ -62,6 +133,7 @@ async fn receive(
     epoch: &mut Epoch,
     sender: &Outbox,
     receiver: mpsc::UnboundedReceiver<DropletMessage>,
+    rest: Rest,
 ) -> Result<(), SessionError> {
     let broken = |status| SessionError::Stream(Box::new(status));
     let mut request = Request::new(UnboundedReceiverStream::new(receiver));
@@ -98,13 +170,9 @@ async fn receive(
             deletes = program.deletes.len(),
             "program received"
         );
-        let nacks = peer.apply(program);
-        for message in nacks.into_iter().map(Message::Nack).chain([Message::Ack(ack)]) {
-            // A stream that is gone shows in the next read.
-            let _ = sender.send(DropletMessage {
-                message: Some(message),
-            });
-        }
+        let (nacks, changes) = peer.apply(program);
+        send(sender, nacks.into_iter().map(Message::Nack));
+        rest.add(ack, changes)?;
     }
     Ok(())
 }

@@ -13,16 +13,24 @@ const SLOTS_A_BACKEND: usize = 100;
 /// A slot that nobody has yet.
 const NOBODY: u32 = u32::MAX;
 
+/// Slots of a table for so many backends.
+pub fn size(backends: usize) -> u32 {
+    if backends == 0 {
+        return 0;
+    }
+    let wanted = backends * SLOTS_A_BACKEND;
+    SIZES
+        .into_iter()
+        .find(|size| *size as usize >= wanted)
+        .unwrap_or(MAX_SLOTS)
+}
+
 /// The table's slots, each an index into `backends`, which are sorted and different. None without backends.
 pub fn table(backends: &[BackendEntry]) -> Vec<u32> {
     if backends.is_empty() {
         return Vec::new();
     }
-    let wanted = backends.len() * SLOTS_A_BACKEND;
-    let size = SIZES
-        .into_iter()
-        .find(|size| *size as usize >= wanted)
-        .unwrap_or(MAX_SLOTS);
+    let size = size(backends.len());
     let mut turns: Vec<Turn> = backends.iter().map(|backend| Turn::new(backend, size)).collect();
     let mut slots = vec![NOBODY; size as usize];
     let mut free = slots.len();

@@ -31,6 +31,8 @@ mod refused;
 mod restart;
 mod rig;
 mod rows;
+mod service_connections;
+mod service_tables;
 mod services;
 mod socket;
 mod spool;

@@ -95,7 +95,13 @@ fn a_full_disk_refuses_adds_by_name_and_harms_no_pod() {
 
 /// The same programs with a smaller map.
 pub fn shrunk(rig: &Rig, map: &str, entries: u32) -> PathBuf {
-    let mut bytes = std::fs::read(&rig.programs).unwrap();
+    let path = rig.directory.join("shrunk.o");
+    shrink(&rig.programs, map, entries, &path);
+    path
+}
+
+pub fn shrink(programs: &Path, map: &str, entries: u32, to: &Path) {
+    let mut bytes = std::fs::read(programs).unwrap();
     let offset = {
         let file = object::File::parse(&*bytes).unwrap();
         let symbol = file.symbols().find(|symbol| symbol.name() == Ok(map)).unwrap();
@@ -104,9 +110,7 @@ pub fn shrunk(rig: &Rig, map: &str, entries: u32) -> PathBuf {
     } as usize;
     // Type, size of key, size of value, number of entries.
     bytes[offset + 12..offset + 16].copy_from_slice(&entries.to_le_bytes());
-    let path = rig.directory.join("shrunk.o");
-    std::fs::write(&path, bytes).unwrap();
-    path
+    std::fs::write(to, bytes).unwrap();
 }
 
 #[test]

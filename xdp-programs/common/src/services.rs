@@ -96,7 +96,8 @@ pub struct ConnectionEntry {
     pub port: u16,
     /// What this direction has seen: [`SEEN`], [`FINISHED`], [`RESET`].
     pub state: u16,
-    /// Of a forward entry: the backend's key, to ask whether the service still has it.
+    /// Of a forward entry: the backend's key, to ask whether the service still has it; index [`NO_INDEX`] where no row of
+    /// the service was here.
     pub service: u32,
     pub index: u32,
     pub padding: u32,
@@ -178,10 +179,21 @@ pub const FINISHED: u16 = 2;
 /// [`ConnectionEntry::state`]: TCP RST, SCTP ABORT.
 pub const RESET: u16 = 4;
 
+/// [`ConnectionEntry::index`]: who answered first is the backend.
+pub const NO_INDEX: u32 = u32::MAX;
+
 /// How long PENDING is believed, ns.
 pub const PENDING_LIFE: u64 = 120_000_000_000;
 /// Entries of CONNECTIONS that one client address may have.
 pub const CONNECTIONS_OF_CLIENT: u32 = 65_536;
+/// Entries of CONNECTIONS that the clients of one VPC may have: half of the table.
+pub const CONNECTIONS_OF_VPC: u32 = 262_144;
+/// Flows in PENDING that the clients of one VPC may have: half of the table.
+pub const PENDING_OF_VPC: u32 = 8192;
+/// The address, no client's, by which SHARES counts a VPC's entries of CONNECTIONS.
+pub const ALL_CONNECTIONS: Address = [0; 16];
+/// The address, no client's, by which SHARES counts a VPC's flows in PENDING.
+pub const ALL_PENDING: Address = [0xff; 16];
 
 /// What the first bytes of a transport header say of its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,283 @@
+//! The tables of services in the kernel, without a daemon: what finds no room, and what a crash cut short.
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use aya::Pod;
+use aya::maps::{Array, HashMap, Map, MapData};
+use thuban_common::services::{BackendEntry, BackendKey, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey};
+use thuban_common::tables::{EndpointKey, LAYOUT_VERSION, MissEntry};
+use transitd::dataplane::loader;
+use transitd::dataplane::services::{Marks, Services};
+use transitd::dataplane::tables::TableError;
+use transitd::program::service::{Port, Service};
+use transitd::settings::PinSettings;
+
+use crate::pressure::shrink;
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// Pinned maps of the programs.
+pub struct Pinned {
+    directory: PathBuf,
+    pub maps: PathBuf,
+}
+
+impl Pinned {
+    /// With a smaller map.
+    pub fn new(map: &str, entries: u32) -> Self {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let directory = std::env::temp_dir().join(format!("thm{}-{number}", std::process::id()));
+        let bpffs = directory.join("bpf");
+        std::fs::create_dir_all(&bpffs).unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "bpf", "none"])
+            .arg(&bpffs)
+            .status();
+        assert!(mounted.unwrap().success());
+        let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bpf/thuban-programs.o");
+        let shrunk = directory.join("shrunk.o");
+        shrink(&programs, map, entries, &shrunk);
+        let layout = LAYOUT_VERSION;
+        let pins = PinSettings { bpffs, layout };
+        loader::load(&shrunk, &pins).unwrap();
+        let maps = pins.maps();
+        Self { directory, maps }
+    }
+
+    fn open(&self) -> Services {
+        Services::open(&self.maps).unwrap()
+    }
+
+    pub fn map<K: Pod, V: Pod>(&self, name: &str) -> HashMap<MapData, K, V> {
+        let data = MapData::from_pin(self.maps.join(name)).unwrap();
+        let map = if ["MISSES", "PENDING", "AFFINITY"].contains(&name) {
+            Map::LruHashMap(data)
+        } else {
+            Map::HashMap(data)
+        };
+        HashMap::try_from(map).unwrap()
+    }
+
+    pub fn array<V: Pod>(&self, name: &str) -> Array<MapData, V> {
+        let data = MapData::from_pin(self.maps.join(name)).unwrap();
+        Array::try_from(Map::Array(data)).unwrap()
+    }
+
+    fn entry(&self, of: EndpointKey) -> Option<ServiceEntry> {
+        let map = self.map::<ServiceKey, ServiceEntry>("SERVICES");
+        map.get(&port_key(of), 0).ok()
+    }
+
+    /// How many rows SERVICES, SLOTS and BACKENDS hold.
+    fn counts(&self) -> [usize; 3] {
+        [
+            self.map::<ServiceKey, ServiceEntry>("SERVICES").keys().count(),
+            self.map::<SlotsKey, SlotsEntry>("SLOTS").keys().count(),
+            self.map::<BackendKey, BackendEntry>("BACKENDS").keys().count(),
+        ]
+    }
+
+    /// Last bytes of the backends that a service's slots lead to.
+    fn leads_to(&self, of: EndpointKey) -> BTreeSet<u16> {
+        let entry = self.entry(of).unwrap();
+        let (slots, backends) = (self.map::<SlotsKey, SlotsEntry>("SLOTS"), self.map("BACKENDS"));
+        let index = |slot: u32| {
+            let (table, chunk) = (entry.table, slot / 64);
+            slots.get(&SlotsKey { table, chunk }, 0).unwrap().backends[slot as usize % 64]
+        };
+        let backend = |index: u16| -> BackendEntry {
+            let (service, index) = (entry.service, u32::from(index));
+            backends.get(&BackendKey { service, index }, 0).unwrap()
+        };
+        let led = (0..entry.slots).map(|slot| backend(index(slot)).address);
+        led.map(|address| u16::from_be_bytes([address[14], address[15]]))
+            .collect()
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.directory.join("bpf")).status();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn at(vni: u32, last: u8) -> EndpointKey {
+    let address = Ipv4Addr::new(10, 96, 0, last).to_ipv6_mapped().octets();
+    EndpointKey { vni, address }
+}
+
+fn port_key(of: EndpointKey) -> ServiceKey {
+    ServiceKey {
+        vni: of.vni,
+        address: of.address,
+        port: 80_u16.to_be(),
+        protocol: 6,
+        padding: 0,
+    }
+}
+
+/// Backends 10.0.x.y by the number x.y.
+fn service(of: EndpointKey, backends: impl IntoIterator<Item = u16>) -> Service {
+    let backend = |number: u16| {
+        let [high, low] = number.to_be_bytes();
+        BackendEntry {
+            address: Ipv4Addr::new(10, 0, high, low).to_ipv6_mapped().octets(),
+            port: 8080_u16.to_be(),
+            padding: 0,
+        }
+    };
+    let port = Port {
+        key: port_key(of),
+        affinity: 0,
+        backends: backends.into_iter().map(backend).collect(),
+    };
+    Service {
+        key: of,
+        ports: vec![port],
+    }
+}
+
+fn is_over_share(written: &Result<(), TableError>) -> bool {
+    matches!(written, Err(TableError::Share { name: "SLOTS" }))
+}
+
+#[test]
+fn a_vpc_fills_no_table_for_others_and_what_waits_comes_when_there_is_room() {
+    let pinned = Pinned::new("SLOTS", 64);
+    let mut services = pinned.open();
+    // Two backends are four rows of slots, three are sixteen.
+    for last in 1..=8 {
+        services.set(&service(at(7, last), [1, 2])).unwrap();
+    }
+    assert!(
+        is_over_share(&services.set(&service(at(7, 9), [1, 2]))),
+        "half is its"
+    );
+    for vni in [8, 9] {
+        services.set(&service(at(vni, 1), [1, 2, 3])).unwrap();
+        assert!(
+            is_over_share(&services.set(&service(at(vni, 2), [1]))),
+            "a quarter"
+        );
+    }
+    let full = services.set(&service(at(10, 1), [1]));
+    assert!(
+        matches!(full, Err(TableError::Full { name: "SLOTS" })),
+        "{full:?}"
+    );
+    // What stands stays, also when there is no room but for a moment.
+    let (before, counts) = (pinned.entry(at(7, 1)), pinned.counts());
+    assert_eq!(counts, [20, 64, 22]);
+    assert!(is_over_share(&services.set(&service(at(7, 1), [1, 2, 3]))));
+    let changed = services.set(&service(at(7, 1), [2, 3]));
+    assert!(
+        matches!(changed, Err(TableError::Full { name: "SLOTS" })),
+        "{changed:?}"
+    );
+    assert_eq!((pinned.entry(at(7, 1)), pinned.counts()), (before, counts));
+    assert_eq!(pinned.leads_to(at(7, 1)), [1, 2].into());
+
+    services.retry();
+    assert_eq!(pinned.entry(at(10, 1)), None);
+    services.remove(&at(7, 8)).unwrap();
+    services.retry();
+    assert_eq!(pinned.leads_to(at(10, 1)), [1].into());
+    assert!(
+        pinned.entry(at(7, 9)).is_none(),
+        "more than a quarter, and less than half is free"
+    );
+    // The share is known again after a restart.
+    drop(services);
+    let mut services = pinned.open();
+    assert!(is_over_share(&services.set(&service(at(7, 9), [1, 2]))));
+    for last in 4..=7 {
+        services.remove(&at(7, last)).unwrap();
+    }
+    services.retry();
+    assert_eq!(pinned.leads_to(at(7, 9)), [1, 2].into());
+    services.keep(|_| false).unwrap();
+    assert_eq!((pinned.counts(), services.rows().0), ([0; 3], [0; 3]));
+}
+
+#[test]
+fn a_change_that_a_crash_cut_short_is_made_at_the_next_start() {
+    let pinned = Pinned::new("SLOTS", 1024);
+    let mut services = pinned.open();
+    services.set(&service(at(7, 1), [1, 2])).unwrap();
+    let entry = pinned.entry(at(7, 1)).unwrap();
+    drop(services);
+    // As far as `set` had come: backends are there, and some of the new table's slots.
+    let mut backends = pinned.map::<BackendKey, BackendEntry>("BACKENDS");
+    let key = |index| BackendKey {
+        service: entry.service,
+        index,
+    };
+    let new = BackendEntry {
+        address: Ipv4Addr::new(10, 0, 0, 3).to_ipv6_mapped().octets(),
+        ..backends.get(&key(0), 0).unwrap()
+    };
+    backends.insert(key(2), new, 0).unwrap();
+    let slots = SlotsKey {
+        table: entry.table + 1,
+        chunk: 0,
+    };
+    let none = SlotsEntry { backends: [0; 64] };
+    pinned.map("SLOTS").insert(slots, none, 0).unwrap();
+
+    let mut services = pinned.open();
+    assert_eq!(pinned.counts(), [2, 4, 2], "nothing leads to them");
+    services.set(&service(at(7, 1), [1, 2, 3])).unwrap();
+    assert_eq!(pinned.leads_to(at(7, 1)), [1, 2, 3].into());
+    let counts = pinned.counts();
+    services.set(&service(at(7, 1), [1, 2, 3])).unwrap();
+    assert_eq!(pinned.counts(), counts);
+    // All backends are others: the old table means the old ones until the end.
+    services.set(&service(at(7, 1), [4, 5])).unwrap();
+    assert_eq!(pinned.leads_to(at(7, 1)), [4, 5].into());
+    assert_eq!(pinned.counts(), [2, 4, 2]);
+}
+
+#[test]
+fn a_service_that_comes_is_announced_anew_once_it_has_gone() {
+    let pinned = Pinned::new("SLOTS", 1024);
+    let mut misses = pinned.map::<EndpointKey, MissEntry>("MISSES");
+    for last in [1, 2] {
+        misses.insert(at(7, last), MissEntry { packets: 5 }, 0).unwrap();
+    }
+    pinned.open().set(&service(at(7, 1), [1])).unwrap();
+    assert!(misses.get(&at(7, 1), 0).is_err());
+    assert!(misses.get(&at(7, 2), 0).is_ok(), "another's");
+}
+
+#[test]
+fn a_mark_of_use_is_taken_once_and_brings_nothing_back() {
+    let pinned = Pinned::new("SLOTS", 1024);
+    let (mut services, mut marks) = (pinned.open(), Marks::open(&pinned.maps).unwrap());
+    services.set(&service(at(7, 1), [1])).unwrap();
+    let mut take = || marks.take(&at(7, 1)).unwrap();
+    assert!(take() && !take());
+    services.remove(&at(7, 1)).unwrap();
+    assert!(!take());
+    assert_eq!(pinned.counts(), [0; 3]);
+}
+
+#[test]
+fn the_largest_service_is_written_and_changed() {
+    let pinned = Pinned::new("PENDING", 1024);
+    let mut services = pinned.open();
+    let mut timed = |what: &str, backends: std::ops::Range<u16>| {
+        let begun = Instant::now();
+        services.set(&service(at(7, 1), backends)).unwrap();
+        println!("{what}: {:?}", begun.elapsed());
+    };
+    timed("16,383 backends written", 1..16384);
+    timed("one more", 1..16385);
+    assert_eq!(pinned.counts(), [2, 4096, 16384]);
+    assert_eq!(pinned.leads_to(at(7, 1)).len(), 16384);
+}

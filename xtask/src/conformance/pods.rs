@@ -1,0 +1,100 @@
+//! The images that the tests' pods have, made here under the names that the tests ask for.
+//!
+//! Kubernetes' own are Alpine with programs beside agnhost; here the same programs are Debian's, with the libraries that
+//! they load. What the tests call their image of glibc is the same.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    build::{images_folder, root},
+    images::{self, Image},
+    kube,
+};
+
+/// The name of the pause image that the tests ask for; kubelet's is older.
+const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
+const GLIBC: &str = "registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0";
+
+/// Programs of this machine, and where the tests look for them.
+const PROGRAMS: [(&str, &str); 9] = [
+    ("/bin/busybox", "/bin/busybox"),
+    // Debian's busybox as a shell would take its own nc and wget, whatever PATH says.
+    ("/bin/dash", "/bin/sh"),
+    ("/bin/ip", "/bin/ip"),
+    ("/bin/nc.openbsd", "/bin/nc"),
+    ("/bin/ss", "/bin/ss"),
+    ("/usr/bin/curl", "/bin/curl"),
+    ("/usr/bin/dig", "/bin/dig"),
+    ("/usr/bin/getent", "/bin/getent"),
+    ("/usr/bin/wget", "/bin/wget"),
+];
+
+/// Programs that busybox is by its name.
+const APPLETS: [&str; 23] = [
+    "awk", "cat", "cut", "date", "echo", "env", "grep", "head", "hostname", "id", "ls", "mkdir", "nslookup",
+    "ps", "rm", "sed", "seq", "sleep", "sort", "tail", "test", "true", "wc",
+];
+
+/// Archives of all images, made again when something in them is newer.
+pub fn images() -> Result<Vec<PathBuf>> {
+    let links: Vec<(String, &str)> = APPLETS
+        .iter()
+        .map(|applet| (format!("/bin/{applet}"), "busybox"))
+        .collect();
+    let links: Vec<(&str, &str)> = links
+        .iter()
+        .map(|(path, target)| (path.as_str(), *target))
+        .collect();
+    let mut libraries = BTreeSet::new();
+    for (program, _) in PROGRAMS {
+        libraries.extend(images::libraries(Path::new(program))?);
+    }
+    let certificates = source()?.join("test/images/agnhost/porter");
+    let mut files = vec![(kube::binaries()?.join("agnhost"), "/agnhost".to_owned())];
+    files.push((root().join("e2e/images/wgetrc"), "/etc/wgetrc".into()));
+    files.extend(PROGRAMS.map(|(source, inside)| (source.into(), inside.into())));
+    files.extend(libraries.into_iter().map(|path| (PathBuf::from(&path), path)));
+    for name in ["localhost.crt", "localhost.key"] {
+        files.push((certificates.join(name), format!("/{name}")));
+    }
+    let with_programs = |archive, name, entrypoint, command| Image {
+        archive,
+        name,
+        files: files.clone(),
+        links: &links,
+        entrypoint,
+        command,
+    };
+    let list = [
+        with_programs("agnhost-programs.tar", images::AGNHOST, &["/agnhost"], &["pause"]),
+        with_programs("glibc.tar", GLIBC, &["/bin/sh"], &[]),
+        Image {
+            archive: "pause-tests.tar",
+            name: PAUSE,
+            files: vec![(images_folder().join("files/pause"), "/pause".into())],
+            links: &[],
+            entrypoint: &["/pause"],
+            command: &[],
+        },
+    ];
+    // Not among the images that every cluster imports.
+    let folder = images_folder().join("more");
+    list.iter().map(|image| image.write(&folder)).collect()
+}
+
+/// Kubernetes' source, by Go: the image has certificates of it.
+fn source() -> Result<PathBuf> {
+    let mut go = Command::new("go");
+    go.current_dir(root().join("e2e/kube"))
+        .args(["mod", "download", "-json", "k8s.io/kubernetes"]);
+    let output = go.output().context("starting go")?;
+    let module: serde_json::Value = serde_json::from_slice(&output.stdout).context("go mod download")?;
+    let folder = module["Dir"].as_str().context("no folder of k8s.io/kubernetes")?;
+    Ok(folder.into())
+}

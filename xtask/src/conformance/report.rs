@@ -1,0 +1,252 @@
+//! From ginkgo's report to a result for every test that was planned.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+/// How far a reason goes in the table.
+const WIDTH: usize = 110;
+/// How far it goes in the file.
+const LONGEST: usize = 600;
+
+/// What became of a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Passed,
+    Failed,
+    /// It found that this cluster can't have what it needs.
+    NotRunnable,
+    /// The run ended before it: as bad as failed.
+    NotRun,
+}
+
+impl State {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Failed => "failed",
+            Self::NotRunnable | Self::NotRun => "not-runnable",
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct Outcome {
+    pub name: String,
+    pub state: State,
+    /// Empty when it passed.
+    pub why: String,
+}
+
+impl Outcome {
+    /// Whether the run must be called failed.
+    pub fn is_bad(&self) -> bool {
+        matches!(self.state, State::Failed | State::NotRun)
+    }
+}
+
+/// The tests that ginkgo reports on.
+pub fn read(path: &Path) -> Result<Vec<Value>> {
+    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    let suites: Vec<Value> =
+        serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?;
+    let reports = suites
+        .into_iter()
+        .filter_map(|mut suite| match suite["SpecReports"].take() {
+            Value::Array(reports) => Some(reports),
+            _ => None,
+        });
+    Ok(reports.flatten().collect())
+}
+
+/// Names of the tests that a dry run would run.
+pub fn names(reports: &[Value]) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for report in reports.iter().filter(|report| is_test(report)) {
+        if report["State"] == "passed" {
+            names.push(name(report)?);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// A result for each of `planned`, whatever the report lacks.
+pub fn outcomes(planned: &[String], reports: &[Value]) -> Result<Vec<Outcome>> {
+    let mut found = BTreeMap::new();
+    for report in reports.iter().filter(|report| is_test(report)) {
+        found.insert(name(report)?, report);
+    }
+    let outcome = |test: &String| {
+        let (state, why) = found.get(test).map_or_else(not_run, |report| judge(report));
+        Outcome {
+            name: test.clone(),
+            state,
+            why,
+        }
+    };
+    let mut outcomes: Vec<Outcome> = planned.iter().map(outcome).collect();
+    // What breaks before or after all tests is not theirs.
+    for report in reports.iter().filter(|report| !is_test(report)) {
+        let (state, why) = judge(report);
+        if state == State::Failed {
+            outcomes.push(Outcome {
+                name: format!("({})", report["LeafNodeType"].as_str().unwrap_or("suite")),
+                state,
+                why,
+            });
+        }
+    }
+    Ok(outcomes)
+}
+
+fn judge(report: &Value) -> (State, String) {
+    let message = report["Failure"]["Message"].as_str().unwrap_or_default();
+    let why = cut(&one_line(message), LONGEST);
+    match report["State"].as_str() {
+        Some("passed") => (State::Passed, String::new()),
+        // A test that ginkgo leaves out for the run's end has no message.
+        Some("skipped") if message.is_empty() => not_run(),
+        Some("skipped") => (State::NotRunnable, why),
+        Some("pending") => (State::NotRunnable, "Kubernetes has it switched off".into()),
+        Some("failed") => (State::Failed, why),
+        other => (State::Failed, format!("{}: {why}", other.unwrap_or("no state"))),
+    }
+}
+
+fn not_run() -> (State, String) {
+    (State::NotRun, "the run ended before it".into())
+}
+
+fn is_test(report: &Value) -> bool {
+    report["LeafNodeType"] == "It"
+}
+
+fn name(report: &Value) -> Result<String> {
+    let containers = report["ContainerHierarchyTexts"].as_array();
+    let texts = containers.into_iter().flatten().chain([&report["LeafNodeText"]]);
+    let texts: Option<Vec<&str>> = texts.map(Value::as_str).collect();
+    Ok(texts
+        .context("a test without a name in ginkgo's report")?
+        .join(" "))
+}
+
+/// `{"tests": [{"name", "result", "why"}]}`.
+pub fn to_json(outcomes: &[Outcome]) -> Value {
+    let tests: Vec<Value> = outcomes
+        .iter()
+        .map(|outcome| json!({"name": outcome.name, "result": outcome.state.word(), "why": outcome.why}))
+        .collect();
+    json!({ "tests": tests })
+}
+
+/// A table: failed ones last, where they are seen.
+pub fn print(outcomes: &[Outcome]) {
+    println!();
+    for state in [State::Passed, State::NotRunnable, State::NotRun, State::Failed] {
+        for outcome in outcomes.iter().filter(|outcome| outcome.state == state) {
+            println!("  {:<13} {}", state.word(), short(&outcome.name));
+            if !outcome.why.is_empty() {
+                println!("  {:<13}   {}", "", cut(&outcome.why, WIDTH));
+            }
+        }
+    }
+    let count = |word: &str| {
+        outcomes
+            .iter()
+            .filter(|outcome| outcome.state.word() == word)
+            .count()
+    };
+    println!(
+        "\n  {} of {} passed, {} failed, {} not runnable\n",
+        count("passed"),
+        outcomes.len(),
+        count("failed"),
+        count("not-runnable")
+    );
+}
+
+/// A test's name without what all have in common.
+pub fn short(name: &str) -> &str {
+    let name = name.strip_prefix("[sig-network] ").unwrap_or(name);
+    name.split(" [").next().unwrap_or(name)
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn cut(text: &str, width: usize) -> String {
+    match text.char_indices().nth(width) {
+        Some((end, _)) => format!("{} …", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn test(name: &str, state: &str, message: &str) -> Value {
+        json!({
+            "LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": name,
+            "State": state, "Failure": {"Message": message},
+        })
+    }
+
+    #[test]
+    fn every_planned_test_has_a_result() {
+        let planned = ["a", "b", "c", "d", "e", "f"].map(|name| format!("[sig-network] Services {name}"));
+        let reports = [
+            test("a", "passed", ""),
+            test("b", "failed", "no\n  answer"),
+            test("c", "skipped", "needs SSH"),
+            test("d", "skipped", ""),
+            test("e", "timedout", "too long"),
+            test("not asked for", "skipped", ""),
+        ];
+        let outcomes = outcomes(&planned, &reports).unwrap();
+        let states: Vec<State> = outcomes.iter().map(|outcome| outcome.state).collect();
+        let expected = [
+            State::Passed,
+            State::Failed,
+            State::NotRunnable,
+            State::NotRun,
+            State::Failed,
+            State::NotRun,
+        ];
+        assert_eq!(states, expected);
+        assert_eq!(outcomes[1].why, "no answer");
+        assert_eq!(outcomes[4].why, "timedout: too long");
+        assert!(outcomes[3].is_bad() && !outcomes[2].is_bad());
+        let json = to_json(&outcomes);
+        assert_eq!(json["tests"][2]["result"], "not-runnable");
+        assert_eq!(json["tests"][2]["why"], "needs SSH");
+    }
+
+    #[test]
+    fn a_failure_outside_of_tests_fails_the_run() {
+        let setup = json!({
+            "LeafNodeType": "SynchronizedBeforeSuite", "LeafNodeText": "", "State": "failed",
+            "Failure": {"Message": "nodes are not ready"},
+        });
+        let outcomes = outcomes(&[], &[setup]).unwrap();
+        assert_eq!(outcomes[0].name, "(SynchronizedBeforeSuite)");
+        assert!(outcomes[0].is_bad());
+    }
+
+    #[test]
+    fn a_plan_is_what_a_dry_run_passes() {
+        let reports = [test("a", "passed", ""), test("b", "skipped", "")];
+        assert_eq!(names(&reports).unwrap(), ["[sig-network] Services a"]);
+    }
+
+    #[test]
+    fn names_lose_what_all_have_in_common() {
+        assert_eq!(
+            short("[sig-network] DNS should provide DNS [LinuxOnly] [Conformance]"),
+            "DNS should provide DNS"
+        );
+    }
+}

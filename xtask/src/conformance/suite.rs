@@ -1,0 +1,193 @@
+//! Kubernetes' test program under ginkgo: which tests there are, a run with a line for each test that ended.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use thuban_cluster::Cluster;
+
+use super::report::{self, Outcome};
+use crate::{build::root, go_tools::GoTools, progress};
+
+const TOOLS: GoTools = GoTools {
+    name: "kube-tests",
+    // So they are of kubelet's version.
+    modules: "e2e/kube",
+    files: &["go.mod", "go.sum"],
+    tags: "",
+    packages: &["github.com/onsi/ginkgo/v2/ginkgo"],
+    tests: &[("e2e.test", "k8s.io/kubernetes/test/e2e")],
+    binaries: &["e2e.test", "ginkgo"],
+};
+
+/// Labels that Kubernetes gives its tests.
+const LABELS: &str = "Conformance && sig-network";
+/// Of the whole run. What has not ended by then is not a result.
+const TIMEOUT: &str = "55m";
+
+/// The folder of the test program and of ginkgo; builds them first if they are not there.
+pub fn tools() -> Result<PathBuf> {
+    progress::watched("building Kubernetes' tests", || TOOLS.ensure())
+}
+
+/// Of what ginkgo and the tests write.
+pub fn folder() -> PathBuf {
+    root().join("target/conformance")
+}
+
+/// Runs the tests whose name matches `focus`, and says of each how it ended.
+pub fn run(tools: &Path, cluster: &Cluster, focus: &str, procs: u32) -> Result<Vec<Outcome>> {
+    let folder = folder();
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    let ginkgo = |report: &str, procs: u32| {
+        let mut ginkgo = Command::new(tools.join("ginkgo"));
+        ginkgo
+            .current_dir(&folder)
+            .args(["run", "-v", "--no-color", "--timeout", TIMEOUT])
+            .args(["--label-filter", LABELS])
+            .args(["--json-report", report])
+            .arg(format!("--procs={procs}"));
+        if !focus.is_empty() {
+            ginkgo.args(["--focus", focus]);
+        }
+        ginkgo
+    };
+    let instance = cluster.instance();
+    let options = [
+        "--provider=skeleton".to_owned(),
+        "--repo-root=".to_owned(),
+        format!("--kubeconfig={}", instance.kubeconfig().display()),
+        format!("--kubectl-path={}", instance.bin().join("kubectl").display()),
+        format!("--e2e-output-dir={}", folder.display()),
+        // Their logs would be fetched by SSH.
+        "--disable-log-dump".to_owned(),
+    ];
+    let program = tools.join("e2e.test");
+
+    let mut plan = ginkgo("plan.json", 1);
+    plan.arg("--dry-run").arg(&program).arg("--").args(&options);
+    let output = plan.output().context("starting ginkgo")?;
+    if !output.status.success() {
+        bail!(
+            "listing the tests: {}: {}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    let planned = report::names(&report::read(&folder.join("plan.json"))?)?;
+    if planned.is_empty() {
+        bail!("no test matches {focus:?}");
+    }
+
+    println!("    {} tests, {procs} side by side", planned.len());
+    let mut tests = ginkgo("report.json", procs);
+    tests.arg(&program).arg("--").args(&options);
+    watch(&mut tests, &folder.join("output.log"), planned.len())?;
+    // Its exit code only says that a test failed; a run without a report is an error.
+    report::outcomes(&planned, &report::read(&folder.join("report.json"))?)
+}
+
+/// Runs it with its output in `log`, and a line here for each test that ended.
+fn watch(ginkgo: &mut Command, log: &Path, count: usize) -> Result<()> {
+    let mut file = File::create(log).with_context(|| format!("making {}", log.display()))?;
+    let mut child = ginkgo
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(file.try_clone()?)
+        .spawn()
+        .context("starting ginkgo")?;
+    let output = child.stdout.take().context("no output of ginkgo")?;
+    let mut lines = Lines::default();
+    let mut ended = 0;
+    progress::watched("tests", || -> Result<()> {
+        for line in BufReader::new(output).split(b'\n') {
+            let line = line.context("reading ginkgo's output")?;
+            file.write_all(&line)?;
+            file.write_all(b"\n")?;
+            let line = String::from_utf8_lossy(&line);
+            if let Some((result, name)) = lines.next(&line) {
+                ended += 1;
+                println!("    {ended} of {count}: {result}: {}", report::short(&name));
+            }
+        }
+        Ok(())
+    })?;
+    child.wait().context("waiting for ginkgo")?;
+    Ok(())
+}
+
+/// What is known of the lines so far.
+#[derive(Default)]
+struct Lines {
+    name: String,
+    heading: Option<String>,
+}
+
+impl Lines {
+    /// Result and name of a test when the line after its heading has come: that is its name where tests run side by side;
+    /// one after the other, the name came when the test began.
+    fn next(&mut self, line: &str) -> Option<(String, String)> {
+        if line.starts_with("[sig-") {
+            // Where a test failed, its node is marked.
+            self.name = line.replace(" [It] ", " ");
+        }
+        let ended = self.heading.take().map(|result| (result, self.name.clone()));
+        self.heading = result(line);
+        ended
+    }
+}
+
+/// What ginkgo's heading of a test that ended says.
+fn result(line: &str) -> Option<String> {
+    let (word, rest) = if let Some(rest) = line.strip_prefix("S [SKIPPED] [") {
+        ("skipped", rest)
+    } else {
+        let rest = line.strip_prefix("• [")?;
+        match rest.split_once("] [") {
+            Some((_, rest)) => ("FAILED", rest),
+            None => ("passed", rest),
+        }
+    };
+    let seconds: f32 = rest.strip_suffix(" seconds]")?.parse().ok()?;
+    Some(format!("{word} in {seconds:.0} s"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Lines, result};
+
+    fn ended(output: &str) -> Vec<(String, String)> {
+        let mut lines = Lines::default();
+        output.lines().filter_map(|line| lines.next(line)).collect()
+    }
+
+    #[test]
+    fn a_test_is_named_whether_alone_or_beside_others() {
+        let alone =
+            "[sig-a] one\n  STEP: x\n• [1.000 seconds]\n-----\n[sig-a] two\n• [2.000 seconds]\n-----\n";
+        let beside = "-----\n• [1.000 seconds]\n[sig-a] one\nx.go:1\n-----\n• [2.000 seconds]\n[sig-a] [It] two\nx.go:2\n";
+        let expected = [("passed in 1 s", "[sig-a] one"), ("passed in 2 s", "[sig-a] two")];
+        for output in [alone, beside] {
+            assert_eq!(
+                ended(output),
+                expected.map(|(result, name)| (result.to_owned(), name.to_owned()))
+            );
+        }
+    }
+
+    #[test]
+    fn a_heading_says_how_a_test_ended() {
+        assert_eq!(result("• [12.345 seconds]").unwrap(), "passed in 12 s");
+        assert_eq!(result("• [FAILED] [121.000 seconds]").unwrap(), "FAILED in 121 s");
+        assert_eq!(result("• [PANICKED] [1.000 seconds]").unwrap(), "FAILED in 1 s");
+        assert_eq!(result("S [SKIPPED] [0.100 seconds]").unwrap(), "skipped in 0 s");
+        assert!(result("  STEP: waiting [5 seconds]").is_none());
+        assert!(result("[SynchronizedBeforeSuite] PASSED [0.062 seconds]").is_none());
+    }
+}
