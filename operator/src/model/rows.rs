@@ -102,6 +102,7 @@ fn octets(addresses: &[Ipv4Addr]) -> Vec<Vec<u8>> {
 }
 
 /// What a VPC's addresses mean.
+#[derive(Clone, Copy)]
 pub struct Ranges<'a> {
     pub own: &'a [String],
     pub services: &'a [String],
@@ -109,6 +110,7 @@ pub struct Ranges<'a> {
 }
 
 /// What a droplet's part in a VPC, and the VPC itself, allow.
+#[derive(Clone, Copy)]
 pub struct Access {
     pub divider_here: bool,
     pub host: bool,

@@ -26,7 +26,7 @@ pub fn forget(ifindex: u32) -> io::Result<()> {
         SockProtocol::NetlinkNetFilter,
     )?;
     // The one bit in which the two kinds differ is left out.
-    let mask = !0 & !(MARK_EGRESS ^ MARK_EGRESS_HOST);
+    let mask = !(MARK_EGRESS ^ MARK_EGRESS_HOST);
     let request = request(mark_of(ifindex, MARK_EGRESS) & mask, mask);
     sendto(
         socket.as_raw_fd(),

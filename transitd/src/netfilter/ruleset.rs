@@ -79,8 +79,16 @@ pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>) -> String {
 /// What the node serves.
 struct Served {
     addresses: Vec<IpAddr>,
-    /// (address, protocol, port) and the backends, all in the order of the services.
-    ports: Vec<(IpAddr, &'static str, u16, Vec<(IpAddr, u16)>)>,
+    /// In the order of the services.
+    ports: Vec<Way>,
+}
+
+/// A port of a service that has backends.
+struct Way {
+    address: IpAddr,
+    protocol: &'static str,
+    port: u16,
+    backends: Vec<(IpAddr, u16)>,
 }
 
 impl Served {
@@ -95,14 +103,18 @@ impl Served {
                 continue;
             }
             made.addresses.push(address);
-            for port in &service.ports {
+            for port in service.ports.iter().filter(|port| !port.backends.is_empty()) {
                 let Some(protocol) = protocol(port) else {
                     continue;
                 };
                 let backends = port.backends.iter();
                 let backends = backends.map(|of| (self::address(of.address), u16::from_be(of.port)));
-                let number = u16::from_be(port.key.port);
-                made.ports.push((address, protocol, number, backends.collect()));
+                made.ports.push(Way {
+                    address,
+                    protocol,
+                    port: u16::from_be(port.key.port),
+                    backends: backends.collect(),
+                });
             }
         }
         made
@@ -118,11 +130,11 @@ impl Served {
                 &format!("type {kind}"),
                 &addresses,
             );
-            let ports = self.ports.iter().enumerate();
-            let ports = ports
-                .filter(|(_, (address, _, _, backends))| address.is_ipv6() == is_v6 && !backends.is_empty());
-            let ports: Vec<_> = ports
-                .map(|(number, (address, protocol, port, _))| {
+            let ways = self.ports.iter().enumerate();
+            let ways = ways.filter(|(_, way)| way.address.is_ipv6() == is_v6);
+            let ways: Vec<_> = ways
+                .map(|(number, way)| {
+                    let (address, protocol, port) = (way.address, way.protocol, way.port);
                     format!("{address} . {protocol} . {port} : goto port-{number}")
                 })
                 .collect();
@@ -130,21 +142,19 @@ impl Served {
                 text,
                 &format!("map ports{suffix}"),
                 &format!("type {kind} . inet_proto . inet_service : verdict"),
-                &ports,
+                &ways,
             );
         }
-        for (number, (address, protocol, _, backends)) in self.ports.iter().enumerate() {
-            if backends.is_empty() {
-                continue;
-            }
-            let family = if address.is_ipv6() { "ip6" } else { "ip" };
-            let ways = backends.iter().enumerate();
-            let ways = ways.map(|(index, (address, port))| format!("{index} : {address} . {port}"));
-            let ways = ways.collect::<Vec<_>>().join(", ");
+        for (number, way) in self.ports.iter().enumerate() {
+            let family = if way.address.is_ipv6() { "ip6" } else { "ip" };
+            let backends = way.backends.iter().enumerate();
+            let backends = backends.map(|(index, (address, port))| format!("{index} : {address} . {port}"));
+            let backends = backends.collect::<Vec<_>>().join(", ");
             let _ = writeln!(
                 text,
-                "  chain port-{number} {{\n    meta l4proto {protocol} dnat {family} to numgen random mod {} map {{ {ways} }}\n  }}",
-                backends.len(),
+                "  chain port-{number} {{\n    meta l4proto {} dnat {family} to numgen random mod {} map {{ {backends} }}\n  }}",
+                way.protocol,
+                way.backends.len(),
             );
         }
         text.push_str(

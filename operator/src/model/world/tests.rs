@@ -349,7 +349,7 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
             1 => world.set_vpc(
                 &format!("v{}", number % 2),
                 present.then(|| Vpc {
-                    host_access: number % 2 == 0 && random.below(4) > 0,
+                    host_access: number.is_multiple_of(2) && random.below(4) > 0,
                     egress: random.below(2) == 0,
                     shared: vec![(
                         "ns".to_owned(),
