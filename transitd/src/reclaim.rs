@@ -1,4 +1,4 @@
-//! Finds what was left: by a killed trace, DELs that the plugin spooled, and attachments by a lost DEL. Of those both the
+//! Makes rules of the node that others took away again, and finds what was left: by a killed trace, DELs that the plugin spooled, and attachments by a lost DEL. Of those both the
 //! pod's namespace and the veth must be gone; or its runtime had the same interface of the same pod made once more, which
 //! it does only when it knows of no sandbox of the pod (one that dies between ADD and remembering the sandbox keeps the
 //! namespace and never sends a DEL), and the operator still has one endpoint for both.
@@ -16,6 +16,7 @@ use crate::attachments::{Attachment, AttachmentId};
 use crate::cni::{del, spool};
 use crate::dataplane::tables::TableKey;
 use crate::metrics::{self, Reclaimed};
+use crate::netfilter;
 use crate::netlink::{find_link, namespace};
 use crate::node::Node;
 use crate::state::State;
@@ -35,6 +36,7 @@ pub async fn run(node: Arc<Node>) {
                 "a killed trace could not be cleared"
             );
         }
+        restore_rules(&node).await;
         spool::drain(&node).await;
         let mut gone = gone(&node).await;
         gone.extend(superseded(&node.state()));
@@ -57,6 +59,31 @@ pub async fn run(node: Arc<Node>) {
             }
         }
         suspects = gone;
+    }
+}
+
+/// The node's rules are there still, and as the operator wants them: others flush all tables, and a write may have failed.
+async fn restore_rules(node: &Arc<Node>) {
+    let (program, is_written) = {
+        let state = node.state();
+        (state.netfilter.program().to_owned(), state.netfilter.is_written())
+    };
+    let looked = tokio::task::spawn_blocking(move || netfilter::is_there(&program)).await;
+    let is_there = looked.unwrap_or(true);
+    let mut state = node.state();
+    // Before the first snapshot nobody knows what is to be in it.
+    if !state.synced || is_there && is_written {
+        return;
+    }
+    if !is_there {
+        warn!("table inet thuban is gone, it is made again");
+    }
+    state.netfilter.doubt();
+    if let Err(error) = state.serve() {
+        warn!(
+            error = &error as &dyn std::error::Error,
+            "table inet thuban could not be written, it is tried again"
+        );
     }
 }
 

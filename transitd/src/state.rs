@@ -16,7 +16,7 @@ use crate::dataplane::links::Links;
 use crate::dataplane::room::Rows;
 use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableEntry, TableError, TableKey, Tables};
-use crate::netfilter::Netfilter;
+use crate::netfilter::{Netfilter, NetfilterError};
 use crate::program::row::{InvalidRow, LocalEndpoint, Row, RowKey, proto_key};
 use crate::program::{Change, Program};
 use crate::services::{self, Changes};
@@ -204,6 +204,9 @@ impl State {
         if program.snapshot {
             deletes.extend(self.program.keys().filter(|key| !wanted.contains(*key)).cloned());
         }
+        let deletes_served = deletes
+            .iter()
+            .any(|key| matches!(key, RowKey::NodeService { .. }));
         for key in deletes {
             if let Some(Row::Local(endpoint)) = self.program.get(&key) {
                 pods.insert(endpoint.pod_uid.clone());
@@ -218,6 +221,24 @@ impl State {
                 nacks.push(nack(None, error.into()));
             }
         }
+        // Rules before rows: an untranslated packet would leave, and conntrack would keep it so.
+        let is_served = |(_, row): &(_, Row)| matches!(row, Row::NodeService(_));
+        let mut is_served_anew = deletes_served;
+        if rows.iter().any(is_served) {
+            is_served_anew = true;
+            let coming = || rows.iter().filter_map(|(_, row)| row.served());
+            let keys: HashSet<EndpointKey> = coming().map(|service| service.key).collect();
+            let staying = self.program.served_by_node();
+            let staying = staying.filter(|service| !keys.contains(&service.key));
+            if let Err(error) = self.netfilter.set(coming().chain(staying)) {
+                let refused = rows.extract_if(.., |row| is_served(row)).collect::<Vec<_>>();
+                let reason = proto::NackReason::Unspecified;
+                nacks.extend(refused.into_iter().map(|(key, _)| {
+                    let message = error.to_string();
+                    nack(key, Rejection { reason, message })
+                }));
+            }
+        }
         for (key, row) in rows {
             if let Row::Service(service) = &row {
                 let change = change(Some(service.clone()), key.clone());
@@ -228,11 +249,14 @@ impl State {
             }
         }
         let is_first = program.snapshot && !self.synced;
-        if let Err(error) = self.netfilter.set(self.program.served_by_node()) {
-            // Without a key: what the table had stays, and the operator begins anew.
-            let reason = proto::NackReason::Unspecified;
-            let message = error.to_string();
-            nacks.push(nack(None, Rejection { reason, message }));
+        if (program.snapshot || is_served_anew || !self.netfilter.is_written())
+            && let Err(error) = self.serve()
+        {
+            // What went is still served; the next look tries again.
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "table inet thuban could not be written"
+            );
         }
         if program.snapshot {
             self.sweep();
@@ -311,6 +335,11 @@ impl State {
             }
             error.into()
         })
+    }
+
+    /// Brings the rules of the node's own stack in line with the program.
+    pub fn serve(&mut self) -> Result<(), NetfilterError> {
+        self.netfilter.set(self.program.served_by_node())
     }
 
     fn write(&mut self, changes: Vec<Change>) -> Result<(), TableError> {

@@ -84,6 +84,9 @@ pub fn on_node(context: &Context, change: &Change<Node>) {
             name
         }
     };
+    let addresses = context.node_addresses().into_iter().map(|(_, address)| address);
+    let addresses = addresses.collect();
+    context.hub.update(|world| world.set_nodes(addresses));
     context.hub.triggers.droplet(&name);
     // It may have been cordoned, or not be any more.
     wake_roles(&name, context);

@@ -99,8 +99,8 @@ fn channels() -> (Triggers, Receivers) {
     (triggers, receivers)
 }
 
-/// Where clouds tell a node of itself, among others. Agents pass no IPv6 of that kind.
-const LINK_LOCAL: &str = "169.254.0.0/16";
+/// Where clouds tell a node of itself: link-local, of which agents pass no IPv6, and what one of them has for IPv6.
+const METADATA: [&str; 2] = ["169.254.0.0/16", "fd00:ec2::254/128"];
 
 /// What one leadership is run with.
 #[derive(Debug)]
@@ -133,7 +133,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     hub.hold_back(vacancy);
     let ranges = service_ranges.iter().map(ToString::to_string).collect();
     let closed = underlay_ranges.iter().map(ToString::to_string);
-    let closed = closed.chain([LINK_LOCAL.to_owned()]).collect();
+    let closed = closed.chain(METADATA.map(str::to_owned)).collect();
     hub.update(|world| {
         world.set_service_ranges(ranges);
         world.set_closed_ranges(closed);

@@ -390,15 +390,22 @@ async fn remove(
     context.hub.update(|world| world.set_service(&name, None));
     let vpc = context.vpc_name_of(endpoint);
     let vni = context.hub.read(|world| world.vni(&vpc));
+    let sharing = endpoint
+        .spec
+        .service_ref
+        .as_ref()
+        .map(|service| context.hub.read(|world| world.sharing(&name.0, &service.name)));
+    let sharing = sharing.unwrap_or_default();
     let waiter = Waiter::Endpoint(name);
     let mut addresses = super::address::all_addresses(endpoint);
     // Another Service may have one by now: its rows are not this one's to wait for.
     addresses.retain(|address| context.hub.read(|world| world.service_at(*address).is_none()));
     let mut is_held = false;
     for address in addresses {
-        let keys = vni.map(|vni| [Key::Service(vni, address), Key::NodeService(vni, address)]);
-        let is_key_held = |key: &Key| !context.hub.holding_key(key, &waiter).is_empty();
-        is_held |= keys.is_some_and(|keys| keys.iter().any(is_key_held));
+        let keys = vni.map(|vni| Key::Service(vni, address)).into_iter();
+        let users = sharing.iter().copied().chain(vni);
+        let mut keys = keys.chain(users.map(|vni| Key::NodeService(vni, address)));
+        is_held |= keys.any(|key| !context.hub.holding_key(&key, &waiter).is_empty());
     }
     if is_held {
         return Ok(Action::requeue(Duration::from_secs(3)));

@@ -195,11 +195,12 @@ async fn take_apart(
     }
     errors.extend(deleted.err().map(Into::into));
     // Nothing of it is on its way any more that could be remembered anew.
-    if let Some(attachment) = attachment {
-        let forgotten = conntrack::forget(attachment.host_ifindex);
-        errors.extend(forgotten.err().map(AttachmentError::Conntrack));
+    let forgotten = attachment.map_or(Ok(()), |attachment| conntrack::forget(attachment.host_ifindex));
+    match forgotten {
+        Ok(()) => errors.extend(node.store.remove(id).err().map(Into::into)),
+        // The file stays: without it nobody would know what is to be forgotten.
+        Err(error) => errors.push(AttachmentError::Conntrack(error)),
     }
-    errors.extend(node.store.remove(id).err().map(Into::into));
     if errors.is_empty() {
         // Only now may the address go to somebody else.
         if let Some(attachment) = attachment {

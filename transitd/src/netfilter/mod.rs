@@ -8,7 +8,7 @@ pub mod conntrack;
 pub mod ruleset;
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use thiserror::Error;
@@ -28,6 +28,16 @@ pub enum NetfilterError {
     Refused(String),
     #[error("the kernel has no netlink interface to conntrack (modprobe nf_conntrack_netlink)")]
     Conntrack(#[source] std::io::Error),
+}
+
+/// Whether the table is there: somebody may have flushed all tables of the node.
+pub fn is_there(program: &Path) -> bool {
+    let listed = Command::new(program)
+        .args(["-t", "list", "table", "inet", "thuban"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    listed.is_ok_and(|status| status.success())
 }
 
 /// The table as it was last written.
@@ -50,15 +60,24 @@ impl Netfilter {
     pub fn ensure(&mut self) -> Result<(), NetfilterError> {
         // Nobody has interface 0: a DEL must not be the first to find out.
         conntrack::forget(0).map_err(NetfilterError::Conntrack)?;
-        let found = Command::new(&self.program)
-            .args(["list", "table", "inet", "thuban"])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status();
-        if found.is_ok_and(|status| status.success()) {
+        if is_there(&self.program) {
             return Ok(());
         }
         self.set(std::iter::empty())
+    }
+
+    /// Writes it anew at the next [`Self::set`], whatever is in it.
+    pub fn doubt(&mut self) {
+        self.written = None;
+    }
+
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// Whether the kernel has what was last asked for, as far as it is known.
+    pub fn is_written(&self) -> bool {
+        self.written.is_some()
     }
 
     /// Brings the table in line with the services that the node serves. Runs nft when something changed; some milliseconds.

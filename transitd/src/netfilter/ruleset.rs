@@ -3,16 +3,23 @@
 //! Pure. What agents pass to the host's stack has a mark (`thuban_common::tables::mark_of`); rules match on that mark alone,
 //! but for the node's own packets to services that it serves itself.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_common::packet::ipv4::{SCTP, TCP, UDP};
-use thuban_common::tables::{MARK_ANSWER, MARK_EGRESS, MARK_EGRESS_HOST, MARK_MASK};
+use thuban_common::tables::{
+    HOST_SOURCE, HOST_SOURCE_V6, MARK_ANSWER, MARK_EGRESS, MARK_EGRESS_HOST, MARK_MASK,
+};
 
+use crate::attachments::HOST_PREFIX;
 use crate::program::service::{Port, Service};
 
 /// The bits that [`MARK_EGRESS`] and [`MARK_EGRESS_HOST`] have in common, of the whole kind.
 const EITHER: u32 = MARK_MASK & !(MARK_EGRESS ^ MARK_EGRESS_HOST);
+/// The node's own sources towards pods.
+const HOST: Ipv4Addr = Ipv4Addr::new(HOST_SOURCE[0], HOST_SOURCE[1], HOST_SOURCE[2], HOST_SOURCE[3]);
+const HOST6: Ipv6Addr = Ipv6Addr::from_octets(HOST_SOURCE_V6);
 /// Removes what a former ruleset had, in the transaction that makes the new one.
 const REPLACE: &str = "table inet thuban {\n}\ndelete table inet thuban\n";
 
@@ -24,14 +31,28 @@ pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>) -> String {
     served.write(&mut text);
     let of_pods = format!("meta mark & {EITHER:#x} == {:#x}", MARK_EGRESS & EITHER);
     let of_tenants = format!("meta mark & {MARK_MASK:#x} == {MARK_EGRESS:#x}");
+    let to_pods = format!("oifname \"{HOST_PREFIX}*\"");
     let answers = format!("ct mark & {EITHER:#x} == {:#x}", MARK_EGRESS & EITHER);
     let chains = [
         (
             "track",
             "type filter hook prerouting priority mangle",
             vec![
+                // Rules that ask conntrack match nothing of what it doesn't know.
+                format!("{of_pods} ct state invalid,untracked counter drop"),
+                // Another pod's connection: what one pod sends is no answer to what a pod sent out.
+                format!("{of_pods} ct direction reply {answers} counter drop"),
                 format!("{of_pods} ct direction original ct mark set meta mark"),
                 format!("ct direction reply {answers} meta mark set {MARK_ANSWER:#x}"),
+            ],
+        ),
+        (
+            // What a server of the node still says to a pod that is gone, when another pod has its address.
+            "stale",
+            "type filter hook output priority filter",
+            vec![
+                format!("{to_pods} ct direction original ip saddr != {HOST} counter drop"),
+                format!("{to_pods} ct direction original ip6 saddr != {HOST6} counter drop"),
             ],
         ),
         (
@@ -97,9 +118,10 @@ impl Served {
             addresses: Vec::new(),
             ports: Vec::new(),
         };
+        let mut seen = HashSet::new();
         for service in services {
             let address = address(service.key.address);
-            if made.addresses.contains(&address) {
+            if !seen.insert(address) {
                 continue;
             }
             made.addresses.push(address);

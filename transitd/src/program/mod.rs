@@ -55,10 +55,7 @@ impl Program {
 
     /// Services of the node's own stack.
     pub fn served_by_node(&self) -> impl Iterator<Item = &Service> {
-        self.rows.values().filter_map(|row| match row {
-            Row::NodeService(service) => Some(service),
-            _ => None,
-        })
+        self.rows.values().filter_map(Row::served)
     }
 
     /// Which of the endpoint's addresses an endpoint of another VPC on this droplet has.

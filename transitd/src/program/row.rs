@@ -207,6 +207,14 @@ impl Row {
         }
     }
 
+    /// The service, if the node's own stack serves it.
+    pub fn served(&self) -> Option<&Service> {
+        match self {
+            Self::NodeService(service) => Some(service),
+            _ => None,
+        }
+    }
+
     /// What the row asks of the tables by itself. A service's tables are `dataplane::services`'.
     pub fn table_rows(&self) -> Vec<(TableKey, TableEntry)> {
         let remote = |droplet: &DropletAddress| {

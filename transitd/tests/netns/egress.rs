@@ -100,6 +100,15 @@ fn served_key(vni: u32) -> RowKey {
     }
 }
 
+fn local_key(vni: u32, last: u8) -> RowKey {
+    RowKey {
+        key: Some(row_key::Key::Local(AddressKey {
+            vni,
+            address: mapped(last),
+        })),
+    }
+}
+
 #[test]
 fn pods_reach_outside_in_their_nodes_name_if_their_vpc_may() {
     let mut rig = rig();
@@ -146,13 +155,8 @@ fn answers_find_nobody_who_has_the_address_later() {
 
     // The next tenant with this address, on this node, before conntrack forgets by itself.
     assert_eq!(rig.del("p1"), None);
-    let gone = RowKey {
-        key: Some(row_key::Key::Local(AddressKey {
-            vni: 7,
-            address: mapped(5),
-        })),
-    };
-    rig.operator.push_and_wait(vec![local(8, "p3", 5)], vec![gone]);
+    rig.operator
+        .push_and_wait(vec![local(8, "p3", 5)], vec![local_key(7, 5)]);
     rig.add_pod("p3");
     let stranger = in_namespace(&pod(&rig, "p3"), || {
         UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4000)).unwrap()
@@ -165,6 +169,45 @@ fn answers_find_nobody_who_has_the_address_later() {
         stranger.recv(&mut [0; 8]).is_err(),
         "an answer for another tenant"
     );
+}
+
+#[test]
+fn a_server_of_the_node_finds_nobody_who_has_the_address_later() {
+    let mut rig = rig();
+    let listener = in_namespace(rig.node(), || {
+        TcpListener::bind((Ipv4Addr::from(NODE), 6443)).unwrap()
+    });
+    rig.operator
+        .push_and_wait(vec![served(7, &[(NODE.into(), 6443)])], vec![]);
+    let client = connect(&pod(&rig, "p1"), SERVICE, 443).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    assert_eq!(rig.del("p1"), None);
+    drop(client);
+    rig.operator
+        .push_and_wait(vec![local(8, "p3", 5)], vec![local_key(7, 5)]);
+    rig.add_pod("p3");
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    server.write_all(&[1]).unwrap();
+    let heard = server.read(&mut [0]).map_err(|error| error.kind());
+    assert_eq!(heard, Err(ErrorKind::WouldBlock), "another tenant's pod answered");
+}
+
+#[test]
+fn rules_that_somebody_took_away_come_back() {
+    let rig = rig();
+    let _far = serve(rig.far(), FAR, 6443, 1);
+    rig.operator
+        .push_and_wait(vec![served(7, &[(FAR, 6443)])], vec![]);
+    rig.on_node("nft flush ruleset");
+    let deadline = std::time::Instant::now() + PATIENCE * 4;
+    while connect(&pod(&rig, "p1"), SERVICE, 443).is_err() {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "never happened: the rules are back"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(rig.log().contains("table inet thuban is gone"));
 }
 
 #[test]

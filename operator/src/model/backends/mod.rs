@@ -17,6 +17,8 @@ const MOST_PORTS: usize = 128;
 const MOST_BACKENDS: usize = 16_384;
 /// Of all its ports together: a row is one message's part, and a tenant writes slices.
 const MOST_WAYS: usize = 65_536;
+/// Of one that nodes serve: they write all such services anew at each change.
+const MOST_BY_NODE: usize = 1024;
 /// Seconds, as Kubernetes has it.
 const DEFAULT_AFFINITY: u32 = 10_800;
 
@@ -34,6 +36,11 @@ pub enum TooLarge {
          its ports"
     )]
     Ways(usize),
+    #[error(
+        "its ports have {0} backends outside of its VPC together, and nodes serve at most {MOST_BY_NODE}: make a Service \
+         for a part of them each"
+    )]
+    ByNode(usize),
 }
 
 /// What a Service's rows are made of.
@@ -176,6 +183,9 @@ pub fn backends<'a>(
         let ways = table.iter().map(|port| port.backends.len()).sum();
         if ways > MOST_WAYS {
             return Err(TooLarge::Ways(ways));
+        }
+        if by_node && ways > MOST_BY_NODE {
+            return Err(TooLarge::ByNode(ways));
         }
         tables.push((*address, table));
     }

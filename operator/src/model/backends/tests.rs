@@ -185,6 +185,17 @@ fn backends_outside_are_the_nodes_to_serve_and_members_beside_them_are_left_out(
     assert_eq!((mixed.used, mixed.left_out), (2, 2));
     let within = made(&["10.0.1.2"]);
     assert!(!within.by_node);
+    let many: Vec<String> = (0..1025_u32)
+        .map(|host| std::net::Ipv4Addr::from_bits(0xac10_0100 + host).to_string())
+        .collect();
+    let endpoints: Vec<_> = many
+        .iter()
+        .map(|address| json!({"addresses": [address]}))
+        .collect();
+    let slices = [of_http(&Value::Array(endpoints))];
+    let place_of = |_: IpAddr, _: Option<&super::Target>| Some(Place::Outside);
+    let refused = backends(&http(), &http().cluster_ips(), &slices, place_of);
+    assert_eq!(refused, Err(TooLarge::ByNode(1025)));
     assert_eq!(
         (ways(&within), within.left_out),
         (vec!["10.0.1.2:8080".to_owned()], 0)

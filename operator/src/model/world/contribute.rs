@@ -93,7 +93,10 @@ impl World {
         }
         let of_hosts = self.vpcs.values().filter(|vpc| vpc.host_access);
         let of_hosts = of_hosts.flat_map(|vpc| &vpc.cidrs);
-        self.closed_ranges.iter().chain(of_hosts).cloned().collect()
+        let ranges = self.closed_ranges.iter().chain(of_hosts).cloned();
+        let nodes = self.closed_nodes.iter();
+        let nodes = nodes.map(|node| format!("{node}/{}", if node.is_ipv4() { 32 } else { 128 }));
+        ranges.chain(nodes).collect()
     }
 
     fn contribute_network(&self, name: &str) -> Option<Rows> {

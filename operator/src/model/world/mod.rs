@@ -129,6 +129,8 @@ pub struct World {
     service_ranges: Vec<String>,
     /// Outside addresses that no VPC but one with access to hosts reaches.
     closed_ranges: Vec<String>,
+    /// Addresses of nodes that are in none of them.
+    closed_nodes: BTreeSet<IpAddr>,
     /// (VNI, address) -> droplets that asked.
     subscriptions: HashMap<(u32, IpAddr), BTreeSet<String>>,
     /// The same by droplet and VNI.

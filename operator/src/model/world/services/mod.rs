@@ -97,6 +97,21 @@ impl World {
         self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
     }
 
+    /// Addresses of all nodes: closed too, wherever they are.
+    pub fn set_nodes(&mut self, addresses: BTreeSet<IpAddr>) {
+        let closed: Vec<Cidr> = self
+            .closed_ranges
+            .iter()
+            .filter_map(|range| range.parse().ok())
+            .collect();
+        let is_open = |address: &IpAddr| !closed.iter().any(|range| range.contains_address(*address));
+        let addresses: BTreeSet<IpAddr> = addresses.into_iter().filter(is_open).collect();
+        if addresses != self.closed_nodes {
+            self.closed_nodes = addresses;
+            self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
+        }
+    }
+
     /// By the name of its scaled Endpoint.
     pub fn set_service(&mut self, name: &EndpointName, service: Option<Service>) {
         if self.services.all.get(name) == service.as_ref() {
@@ -145,7 +160,15 @@ impl World {
         }
         !is_pods
             || self.closed_ranges.iter().any(is_in)
+            || self.closed_nodes.contains(&address)
             || self.droplets.values().any(|droplet| address == *droplet)
+    }
+
+    /// VNIs of VPCs that name a service.
+    pub fn sharing(&self, namespace: &str, service: &str) -> Vec<u32> {
+        let is_it = |(of, name): &(String, String)| of == namespace && name == service;
+        let vpcs = self.vpcs.values().filter(|vpc| vpc.shared.iter().any(is_it));
+        vpcs.map(|vpc| vpc.vni).collect()
     }
 
     /// VPCs whose pods reach a service that nodes serve.

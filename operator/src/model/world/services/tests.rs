@@ -321,6 +321,16 @@ fn who_gets_outside_is_told_what_stays_closed() {
     );
     let red = row(&world, "d1", 7);
     assert!(red.egress && red.host_access && red.closed_cidrs.is_empty());
+    // Nodes have addresses elsewhere, too.
+    let nodes = ["172.16.0.1", "192.0.2.7", "fd00:9::1"].map(|node| node.parse().unwrap());
+    world.set_nodes(nodes.into());
+    world.flush();
+    let closed = row(&world, "d2", 8).closed_cidrs;
+    assert_eq!(
+        closed,
+        ["172.16.0.0/24", "10.0.0.0/8", "192.0.2.7/32", "fd00:9::1/128"]
+    );
+    world.set_nodes([].into());
     // The VPC of nodes gets another range.
     let more = Vpc {
         host_access: true,
