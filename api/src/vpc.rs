@@ -47,7 +47,7 @@ pub struct VpcSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<bool>,
     /// Services of the VPC `default`, as `namespace/name`, that pods reach at their ordinary addresses: those that nodes
-    /// serve, because their backends are outside of every VPC, as the API server's are. Default: `default/kubernetes`.
+    /// serve, because their backends are outside of it, as the API server's are. Default: `default/kubernetes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(max = 16),

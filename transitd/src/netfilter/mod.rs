@@ -1,5 +1,5 @@
 //! What the host's own stack does for pods: packets that leave a VPC go in the node's name, answers find their pod, and
-//! services whose backends are outside of every VPC are translated (ADR 13).
+//! services whose backends are outside of their VPC are translated (ADR 13).
 //!
 //! Invariant: one table, `inet thuban`, is replaced as a whole in one transaction; connections that are known stay as they
 //! are. Nothing of other tables is touched.

@@ -1,5 +1,5 @@
 //! Where new connections to a Service go, by its EndpointSlices: as kube-proxy decides it, but only to members of the
-//! Service's VPC, or by nodes to addresses outside of every VPC.
+//! Service's VPC, or by nodes to addresses outside of it.
 //!
 //! Invariant: no address that `place_of` refuses is in any table, whatever slices say: their writers may be tenants.
 
@@ -52,7 +52,7 @@ pub struct Backends {
     pub used: usize,
     /// Ready ones that can't be used.
     pub left_out: usize,
-    /// They are outside of every VPC: nodes serve it, for agents reach members alone.
+    /// They are outside of its VPC: nodes serve it, for agents reach members alone.
     pub by_node: bool,
 }
 

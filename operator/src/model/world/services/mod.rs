@@ -24,7 +24,7 @@ pub struct Service {
     pub network: String,
     /// Of the Service: its Endpoint has another one.
     pub name: String,
-    /// Its backends are outside of every VPC.
+    /// Its backends are outside of its VPC.
     pub by_node: bool,
     /// Creation time and UID of its object.
     pub born: (Option<Time>, String),
