@@ -39,7 +39,8 @@ pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>) -> String {
             "type filter hook prerouting priority mangle",
             vec![
                 // Rules that ask conntrack match nothing of what it doesn't know.
-                format!("{of_pods} ct state invalid,untracked counter drop"),
+                format!("{of_pods} ct state invalid counter drop"),
+                format!("{of_tenants} ct state untracked counter drop"),
                 // Another pod's connection: what one pod sends is no answer to what a pod sent out.
                 format!("{of_pods} ct direction reply {answers} counter drop"),
                 format!("{of_pods} ct direction original ct mark set meta mark"),
