@@ -35,8 +35,8 @@ fn local_key(last: u8) -> RowKey {
 
 /// What the host sends, and answers from outside, find pods by the table of pods.
 const RULES: [&str; 2] = [
-    "from all iif lo lookup 6081",
     "from all fwmark 0x55/0xffff lookup 6081",
+    "from all iif lo lookup 6081",
 ];
 
 /// Rules that lead to the table of pods, sorted.
