@@ -1,5 +1,5 @@
 //! Endpoint: a member of a network. A pod's is named `<pod>-<first 8 of its UID>` and made by the operator, a Service's
-//! (a scaled one) `<service>-<first 8 of its UID>`; others are made and named by their users, and serve the pod that names
+//! (a scaled one) `<service>-<first 8 of its UID>`, a node's as the node; others are made and named by their users, and serve the pod that names
 //! them by annotation, one after the other.
 
 use kube::{CustomResource, KubeSchema};
@@ -16,6 +16,8 @@ pub enum EndpointType {
     Simple,
     /// A Service: its addresses stand for backends.
     Scaled,
+    /// A node, in the VPC that nodes are in: it has the node's name, and is made by the operator.
+    Host,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -73,8 +75,10 @@ pub struct ServiceRef {
 #[kube(
     validation = Rule::new("self.spec == oldSelf.spec")
         .message("spec is immutable: delete the Endpoint and make it again"),
-    validation = Rule::new("has(self.spec.podRef) == (has(self.spec.droplet) && self.spec.droplet != '')")
+    validation = Rule::new("(has(self.spec.podRef) || self.spec.type == 'Host') == (has(self.spec.droplet) && self.spec.droplet != '')")
         .message("spec.podRef and spec.droplet go together: the operator sets both, people leave both out"),
+    validation = Rule::new("self.spec.type != 'Host' || !has(self.spec.podRef)")
+        .message("spec.type Host is of nodes: the operator makes such Endpoints, people leave it out"),
     validation = Rule::new("has(self.spec.serviceRef) == (self.spec.type == 'Scaled')")
         .message("spec.serviceRef and spec.type Scaled go together: the operator sets both for a Service, people leave both out"),
     validation = Rule::new("!has(self.spec.serviceRef) || !has(self.spec.podRef) && !has(self.spec.mac) && (!has(self.spec.addresses) || self.spec.addresses.size() == 0)")
@@ -96,7 +100,7 @@ pub struct EndpointSpec {
     /// The Service that it was made for, of the same namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_ref: Option<ServiceRef>,
-    /// The node that the pod is bound to; empty without `podRef`.
+    /// The node that the pod is bound to, or that it is; else empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253))]
     pub droplet: String,

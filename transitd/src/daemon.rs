@@ -35,6 +35,7 @@ use crate::endpoints::Endpoints;
 use crate::install::{self, InstallError};
 use crate::metrics::Reclaimed;
 use crate::netfilter::{Netfilter, NetfilterError};
+use crate::netlink::host_end::HOST_END;
 use crate::netlink::uplink::{self, Uplink};
 use crate::netlink::{self, NetlinkError, aggregation, ethtool, host, veth};
 use crate::node::{Fixed, Node};
@@ -43,7 +44,7 @@ use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
 use crate::settings::{AgentHook, Aggregation, MetricsAddress, RunSettings, TransitHookChoice};
 use crate::state::State;
-use crate::{boot, connections, droplet, loads, metrics, reclaim, subscriptions};
+use crate::{boot, connections, droplet, host_endpoint, loads, metrics, reclaim, subscriptions};
 
 /// Wanted rows that wait to be asked for; more are asked for again by the agents.
 const WANTED_QUEUE: usize = 1024;
@@ -124,6 +125,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(client::run(Arc::clone(&node), locator, epoch));
     tokio::spawn(subscriptions::run(Arc::clone(&node), wanted));
     tokio::spawn(loads::run(Arc::clone(&node)));
+    tokio::spawn(host_endpoint::run(Arc::clone(&node)));
     tokio::spawn(connections::run(Arc::clone(&node)));
     tokio::spawn(reclaim::run(Arc::clone(&node)));
     tokio::spawn(install::when_synced(Arc::clone(&node)));
@@ -334,7 +336,13 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
         veth::delete(netlink, name).await?;
     }
     metrics::reclaims(Reclaimed::Veth, orphans.len());
-    veth::sweep_routes(netlink, &indexes).await?;
+    let mut with_host = indexes.clone();
+    if state.attachments.values().any(Attachment::is_host)
+        && let Some(link) = netlink::find_link(netlink, HOST_END).await?
+    {
+        with_host.push(link.header.index);
+    }
+    veth::sweep_routes(netlink, &with_host).await?;
     if state.attachments.values().any(|a| a.address6.is_some()) {
         host::setup_ipv6(netlink).await?;
     }

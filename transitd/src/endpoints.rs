@@ -144,6 +144,7 @@ mod tests {
             network_name: "net".into(),
             ready: true,
             moved_from: None,
+            host: false,
         }
     }
 

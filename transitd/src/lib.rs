@@ -8,6 +8,7 @@ pub mod daemon;
 pub mod dataplane;
 pub mod droplet;
 pub mod endpoints;
+pub mod host_endpoint;
 pub mod install;
 pub mod loads;
 pub mod metrics;

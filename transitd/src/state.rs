@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use ipnet::Ipv6Net;
-use thuban_common::tables::{AttachmentEntry, EndpointKey, LOCAL_TAKES_XDP, LocalEntry, SUBNET_BOUNCER_HERE};
+use thuban_common::tables::{
+    ATTACHMENT_HOST, AttachmentEntry, EndpointKey, LOCAL_HOST, LOCAL_TAKES_XDP, LocalEntry, SUBNET_BOUNCER_HERE,
+};
 use thuban_proto::transit as proto;
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
@@ -16,6 +18,7 @@ use crate::dataplane::links::Links;
 use crate::dataplane::room::Rows;
 use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableEntry, TableError, TableKey, Tables};
+use crate::netfilter::ruleset::Host;
 use crate::netfilter::{Netfilter, NetfilterError};
 use crate::program::row::{InvalidRow, LocalEndpoint, Row, RowKey, proto_key};
 use crate::program::{Change, Program};
@@ -204,13 +207,12 @@ impl State {
         if program.snapshot {
             deletes.extend(self.program.keys().filter(|key| !wanted.contains(*key)).cloned());
         }
-        let deletes_served = deletes
-            .iter()
-            .any(|key| matches!(key, RowKey::NodeService { .. }));
+        let mut changes_rules = deletes.iter().any(has_rules) || wanted.iter().any(has_rules);
         for key in deletes {
             if let Some(Row::Local(endpoint)) = self.program.get(&key) {
                 pods.insert(endpoint.pod_uid.clone());
                 changes.gone.extend(keys(endpoint));
+                changes_rules |= endpoint.host;
             }
             if let RowKey::Service { vni, address } = key {
                 let of = EndpointKey { vni, address };
@@ -223,14 +225,13 @@ impl State {
         }
         // Rules before rows: an untranslated packet would leave, and conntrack would keep it so.
         let is_served = |(_, row): &(_, Row)| matches!(row, Row::NodeService(_));
-        let mut is_served_anew = deletes_served;
         if rows.iter().any(is_served) {
-            is_served_anew = true;
             let coming = || rows.iter().filter_map(|(_, row)| row.served());
             let keys: HashSet<EndpointKey> = coming().map(|service| service.key).collect();
             let staying = self.program.served_by_node();
             let staying = staying.filter(|service| !keys.contains(&service.key));
-            if let Err(error) = self.netfilter.set(coming().chain(staying)) {
+            let host = Host::of(&self.program);
+            if let Err(error) = self.netfilter.set(coming().chain(staying), &host) {
                 let refused = rows.extract_if(.., |row| is_served(row)).collect::<Vec<_>>();
                 let reason = proto::NackReason::Unspecified;
                 nacks.extend(refused.into_iter().map(|(key, _)| {
@@ -244,12 +245,13 @@ impl State {
                 let change = change(Some(service.clone()), key.clone());
                 changes.rows.insert(service.key, change);
             }
+            changes_rules |= matches!(&row, Row::Local(endpoint) if endpoint.host);
             if let Err(rejection) = self.upsert(row, &mut pods) {
                 nacks.push(nack(key, rejection));
             }
         }
         let is_first = program.snapshot && !self.synced;
-        if (program.snapshot || is_served_anew || !self.netfilter.is_written())
+        if (program.snapshot || changes_rules || !self.netfilter.is_written())
             && let Err(error) = self.serve()
         {
             // What went is still served; the next look tries again.
@@ -339,7 +341,8 @@ impl State {
 
     /// Brings the rules of the node's own stack in line with the program.
     pub fn serve(&mut self) -> Result<(), NetfilterError> {
-        self.netfilter.set(self.program.served_by_node())
+        self.netfilter
+            .set(self.program.served_by_node(), &Host::of(&self.program))
     }
 
     fn write(&mut self, changes: Vec<Change>) -> Result<(), TableError> {
@@ -411,7 +414,7 @@ impl State {
             network: attachment.network,
             address: attachment.key().address,
             mac: attachment.mac,
-            flags: 0,
+            flags: if attachment.is_host() { ATTACHMENT_HOST } else { 0 },
         };
         self.tables.set(
             TableKey::Attachment(attachment.host_ifindex),
@@ -421,7 +424,11 @@ impl State {
             ifindex: attachment.host_ifindex,
             network: attachment.network,
             mac: attachment.mac,
-            flags: if attachment.takes_xdp { LOCAL_TAKES_XDP } else { 0 },
+            flags: match (attachment.is_host(), attachment.takes_xdp) {
+                (true, _) => LOCAL_HOST,
+                (false, true) => LOCAL_TAKES_XDP,
+                (false, false) => 0,
+            },
         };
         self.tables
             .set(TableKey::Local(attachment.key()), TableEntry::Local(entry))?;
@@ -505,6 +512,14 @@ impl State {
             );
         }
     }
+}
+
+/// Whether a row is one of rules of the node's own stack; the service ranges of VPCs are in them.
+fn has_rules(key: &RowKey) -> bool {
+    matches!(
+        key,
+        RowKey::NodeService { .. } | RowKey::Exposed { .. } | RowKey::Vpc(_)
+    )
 }
 
 fn keys(endpoint: &LocalEndpoint) -> impl Iterator<Item = EndpointKey> {

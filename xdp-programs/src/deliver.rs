@@ -9,7 +9,7 @@ use thuban_common::{
         ipv4::Ipv4Header,
         ipv6::Ipv6Header,
     },
-    tables::{GATEWAY_MAC, LocalEntry, TransitMetadata},
+    tables::{ATTACHMENT_HOST, GATEWAY_MAC, LocalEntry, TransitMetadata},
 };
 
 use crate::{
@@ -91,16 +91,19 @@ fn mark<F: Frame>(frame: &mut F, packet: &IpPacket, class: u8) -> Option<()> {
 /// A frame that XDP transit checked and decapsulated. The target is looked up again: it may have gone meanwhile.
 #[inline(always)]
 pub fn decapsulated(frame: &mut TcFrame, metadata: TransitMetadata, observed: &mut Observed) -> Outcome {
-    let is_right =
-        maps::attachment(metadata.ifindex).is_some_and(|attachment| attachment.vni == metadata.vni);
-    if !is_right {
-        return Err(Counter::NoAttachment);
-    }
+    let attachment = maps::attachment(metadata.ifindex)
+        .filter(|attachment| attachment.vni == metadata.vni)
+        .ok_or(Counter::NoAttachment)?;
     observed.vni = metadata.vni;
     if service::is_used() || observed.is_traced() {
         frame.make_linear(HEADERS);
         observed.read(frame);
         service::restore(frame, metadata.vni, &observed.packet)?;
     }
-    Ok((frame.to_peer(metadata.ifindex), Some(Counter::Delivered)))
+    let verdict = if attachment.flags & ATTACHMENT_HOST == 0 {
+        frame.to_peer(metadata.ifindex)
+    } else {
+        frame.to_host(metadata.ifindex)
+    };
+    Ok((verdict, Some(Counter::Delivered)))
 }

@@ -68,11 +68,11 @@ fn patient() -> Value {
     })
 }
 
-/// Pods' endpoints: Services have theirs as long as there are Services.
+/// Pods' endpoints: Services and nodes have theirs as long as there are such.
 fn has_endpoints(cluster: &Cluster) -> Result<bool> {
     let endpoints = install::get(cluster, &["endpoints.thuban.dev", "-A"])?;
     let endpoints = endpoints["items"].as_array().into_iter().flatten();
     Ok(endpoints
         .into_iter()
-        .any(|endpoint| !uninstall::is_scaled(endpoint)))
+        .any(|endpoint| endpoint["spec"]["type"] == "Simple"))
 }

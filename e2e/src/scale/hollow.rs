@@ -146,7 +146,7 @@ impl State {
             Row::Network { .. } => return Count::Network,
             Row::Direct { .. } | Row::Forward { .. } => return Count::Direct,
             Row::Refused { .. } => return Count::Refused,
-            Row::Service(_) | Row::NodeService(_) => return Count::Service,
+            Row::Service(_) | Row::NodeService(_) | Row::Exposed(_) => return Count::Service,
             Row::Local(_) | Row::Bouncer { .. } => self.program.get(&row.key()),
         };
         match (row, known) {

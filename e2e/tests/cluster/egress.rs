@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_secs(20);
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 const PORT: u16 = 7070;
 
-fn patch_vpc(cluster: &Cluster, vpc: &str, spec: &Value) -> Result<()> {
+pub fn patch_vpc(cluster: &Cluster, vpc: &str, spec: &Value) -> Result<()> {
     let patch = json!({"spec": spec}).to_string();
     cluster.kubectl(&["patch", "vpc", vpc, "--type=merge", "-p", &patch])?;
     Ok(())

@@ -19,6 +19,7 @@ mod dual_stack;
 mod egress;
 mod endpoint_moves;
 mod flows;
+mod hosts;
 mod installation;
 mod intruder;
 mod isolation;

@@ -268,7 +268,12 @@ pub fn inside<T: Send>(netns: File, work: impl FnOnce() -> Result<T> + Send) -> 
 
 /// Who answers `GET /hostname` at `address`, from the namespace of the calling thread.
 pub fn http_hostname(address: impl Into<IpAddr>, patience: Duration) -> Result<String> {
-    let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address.into(), PORT), patience)?;
+    http_hostname_at((address.into(), PORT), patience)
+}
+
+/// The same on any port.
+pub fn http_hostname_at(address: impl Into<SocketAddr>, patience: Duration) -> Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address.into(), patience)?;
     stream.set_read_timeout(Some(patience))?;
     stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n")?;
     let mut answer = String::new();

@@ -3,7 +3,7 @@
 
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use thuban_api::{Endpoint, Phase, PodRef};
+use thuban_api::{DEFAULT_NAME, Droplet, Endpoint, EndpointType, Phase, PodRef, SYSTEM_NAMESPACE};
 
 use super::context::Context;
 use super::pod::{is_alive, node_of, reference};
@@ -16,7 +16,36 @@ pub fn name_of(endpoint: &Endpoint) -> EndpointName {
 
 /// Whether a user made it, for pods.
 pub fn is_users(endpoint: &Endpoint) -> bool {
-    endpoint.spec.pod_ref.is_none() && endpoint.spec.service_ref.is_none()
+    endpoint.spec.pod_ref.is_none() && endpoint.spec.service_ref.is_none() && !is_host(endpoint)
+}
+
+/// Whether it is a node's own.
+pub fn is_host(endpoint: &Endpoint) -> bool {
+    endpoint.spec.kind == EndpointType::Host
+}
+
+/// Whether the node wants it: an accepted droplet is there, and the network stays.
+pub fn is_wanted_by_node(endpoint: &Endpoint, context: &Context) -> bool {
+    let spec = &endpoint.spec;
+    let is_right = name_of(endpoint) == (SYSTEM_NAMESPACE.to_owned(), spec.droplet.clone())
+        && spec.network == DEFAULT_NAME;
+    let network = context.network(&spec.network);
+    let stays = network.is_some_and(|network| {
+        network.metadata.deletion_timestamp.is_none()
+            && (spec.vpc.is_empty() || network.spec.vpc == spec.vpc)
+    });
+    let droplet = ObjectRef::<Droplet>::new(&spec.droplet);
+    let is_there = context.stores.droplets.get(&droplet).is_some() && context.node(&spec.droplet).is_some();
+    is_right && stays && is_there
+}
+
+/// By what its droplet knows who has it: the UID that kubelet tells the CNI plugin, or a node's name in a form that is no
+/// UID.
+pub fn holder_uid(endpoint: &Endpoint) -> String {
+    if is_host(endpoint) {
+        return format!("node/{}", endpoint.spec.droplet);
+    }
+    pod_of(endpoint).map_or_else(String::new, |pod| pod.cni_uid.clone())
 }
 
 /// The pod that has it.
@@ -41,7 +70,7 @@ pub fn droplet_of(endpoint: &Endpoint) -> &str {
 }
 
 /// Whether the pod lives.
-pub fn lives(pod: &PodRef, namespace: &str, context: &Context) -> bool {
+fn lives(pod: &PodRef, namespace: &str, context: &Context) -> bool {
     let known = find(&pod.name, namespace, context);
     known.is_some_and(|known| known.uid().as_ref() == Some(&pod.uid) && is_alive(&known))
 }
@@ -55,9 +84,13 @@ fn find(pod: &str, namespace: &str, context: &Context) -> Option<std::sync::Arc<
 
 /// Whether the pod that has it still may need it: it lives, or its droplet has not said that the attachment is gone.
 pub fn is_needed(endpoint: &Endpoint, context: &Context) -> bool {
+    has_living_pod(endpoint, context) || may_be_attached(endpoint, context)
+}
+
+/// Whether the pod that has it lives.
+pub fn has_living_pod(endpoint: &Endpoint, context: &Context) -> bool {
     let namespace = endpoint.namespace().unwrap_or_default();
-    let pod = pod_of(endpoint);
-    pod.is_some_and(|pod| lives(pod, &namespace, context)) || may_be_attached(endpoint, context)
+    pod_of(endpoint).is_some_and(|pod| lives(pod, &namespace, context))
 }
 
 /// Whether the pod that has it may have its addresses. Before it is Provisioned no ADD ends well, and it never becomes so
@@ -69,8 +102,8 @@ pub fn is_in_use(endpoint: &Endpoint, context: &Context) -> bool {
 }
 
 fn may_be_attached(endpoint: &Endpoint, context: &Context) -> bool {
-    let droplet = droplet_of(endpoint);
-    pod_of(endpoint).is_some_and(|pod| context.hub.may_be_attached(&pod.cni_uid, droplet))
+    let holder = holder_uid(endpoint);
+    !holder.is_empty() && context.hub.may_be_attached(&holder, droplet_of(endpoint))
 }
 
 /// The next pod to have an Endpoint that a user made, and its node: the oldest that names it.

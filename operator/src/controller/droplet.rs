@@ -12,6 +12,7 @@ use thuban_api::{Condition, ConditionStatus, Droplet, Phase};
 
 use super::context::{Context, ReconcileError, internal_ips};
 use super::heartbeat::PATIENCE;
+use super::host;
 use super::objects::{condition, owner, replace, replace_status};
 use super::observe::wake_unplaced;
 use crate::hub::Health;
@@ -73,6 +74,9 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     apply(&current, state, &context);
     if is_changed && state == Some(State::Connected) {
         wake_unplaced(&context);
+    }
+    if is_accepted(&current) {
+        host::ensure(&current, &context).await?;
     }
     if let (true, Err((reason, message))) = (is_news, &verdict) {
         context.events.event(&*droplet, true, reason, message);

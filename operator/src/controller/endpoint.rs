@@ -1,4 +1,4 @@
-//! Endpoint of a pod: admitted, given its addresses, told to its bouncers and its droplet, Provisioned when they acked; taken
+//! Endpoint of a pod, or of a node: admitted, given its addresses, told to its bouncers and its droplet, Provisioned when they acked; taken
 //! out of them all before its addresses are released.
 
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use thuban_api::{Condition, Endpoint, EndpointStatus, Network, Phase};
 use tracing::info;
 
 use super::address::{Claimant, all_addresses, release_all};
-use super::attach::{self, droplet_of, is_users, name_of, pod_of};
+use super::attach::{self, droplet_of, is_host, is_users, name_of, pod_of};
 use super::context::{Context, ReconcileError};
 use super::network::in_force;
 use super::objects::{WriteError, condition, delete, has_finalizer, remove_finalizer, replace_status};
@@ -54,7 +54,12 @@ pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result
             write(&endpoint, &endpoints, status).await?;
             return Ok(Action::await_change());
         }
-    } else if !pod_of(&endpoint).is_some_and(|pod| attach::lives(pod, &name_of(&endpoint).0, &context)) {
+    } else if is_host(&endpoint) {
+        if !attach::is_wanted_by_node(&endpoint, &context) {
+            delete(&endpoints, &*endpoint).await?;
+            return Ok(Action::await_change());
+        }
+    } else if !attach::has_living_pod(&endpoint, &context) {
         // CNI DEL ends the attachment; only then is the address out of use.
         if attach::is_needed(&endpoint, &context) {
             return Ok(Action::requeue(Duration::from_secs(5)));
@@ -297,7 +302,7 @@ async fn claim(
         .collect();
     let claimant = Claimant {
         owner: &Owner::of(endpoint),
-        cni_uid: pod_of(endpoint).map_or("", |pod| &pod.cni_uid),
+        cni_uid: &attach::holder_uid(endpoint),
         droplet: droplet_of(endpoint),
         network,
         ranges: &parse(in_force(network)).unwrap_or_default(),
@@ -518,7 +523,7 @@ async fn remove(
     if !has_finalizer(endpoint) {
         return Ok(Action::await_change());
     }
-    if has_addresses(endpoint) && attach::is_in_use(endpoint, context) {
+    if has_addresses(endpoint) && !is_host(endpoint) && attach::is_in_use(endpoint, context) {
         // Somebody deleted it under a running pod, which keeps its network until it ends.
         let mut status = endpoint.status.clone().unwrap_or_default();
         let pod = pod_of(endpoint).map_or("", |pod| &pod.name);

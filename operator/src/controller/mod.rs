@@ -13,6 +13,7 @@ pub mod droplet;
 pub mod endpoint;
 mod events;
 mod heartbeat;
+mod host;
 mod index;
 pub mod network;
 pub mod objects;

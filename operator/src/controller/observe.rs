@@ -4,11 +4,13 @@ use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::{
-    Bouncer, DEFAULT_NAME, Divider, Droplet, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network, VniClaim, Vpc,
+    Bouncer, DEFAULT_NAME, Divider, Droplet, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network,
+    SYSTEM_NAMESPACE, VniClaim, Vpc,
 };
 
 use super::context::Context;
 use super::droplet::{address_in_force, wake_roles};
+use super::host;
 use super::network::{id, in_force, is_accepted};
 use super::observe_services::wake_services_of;
 use super::pod::endpoint_name;
@@ -73,6 +75,9 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
         context.hub.triggers.endpoint(name);
     }
     wake_services_of(&space.name_any(), context);
+    if name == SYSTEM_NAMESPACE && context.index.admission_changed("hosts-namespace".into(), name) {
+        host::wake_all(context);
+    }
 }
 
 pub fn on_node(context: &Context, change: &Change<Node>) {
@@ -232,11 +237,26 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
             name
         }
     };
+    if name == DEFAULT_NAME && is_usable_anew(context, change) {
+        host::wake_all(context);
+    }
     triggers.network(&name);
     wake_endpoints(context, &name);
     if was != vni(&name) || matches!(change, Change::Gone(_)) {
         wake_members(context, &name);
     }
+}
+
+/// Whether nodes may get their endpoints now, or are to lose them.
+fn is_usable_anew(context: &Context, change: &Change<Network>) -> bool {
+    let state = match change {
+        Change::Applied(network) => {
+            let phase = network.status.as_ref().map(|status| status.phase);
+            format!("{phase:?} {:?}", network.metadata.deletion_timestamp.is_some())
+        }
+        Change::Gone(_) => String::new(),
+    };
+    context.index.admission_changed("hosts".into(), state)
 }
 
 pub fn on_divider(context: &Context, change: &Change<Divider>) {
@@ -342,6 +362,9 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
         }
         if let Some(service) = &object.spec.service_ref {
             triggers.service(&name.0, &service.name);
+        }
+        if attach::is_host(object) {
+            triggers.droplet(&object.spec.droplet);
         }
     }
     // Claims that it doesn't count, or not any more, go.

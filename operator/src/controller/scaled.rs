@@ -24,7 +24,7 @@ use super::objects::{condition, delete, has_finalizer, remove_finalizer};
 use crate::hub::Waiter;
 use crate::model::admission::{Refusal, network_of};
 use crate::model::allocation::addresses_of;
-use crate::model::backends::{Place, TooLarge, backends};
+use crate::model::backends::{Place, TooLarge, backends, exposed};
 use crate::model::rows::Key;
 use crate::model::service::{EndpointSlice, Service, Target};
 use crate::model::world::{self, World};
@@ -215,7 +215,10 @@ fn in_world(
         left_out: made.left_out,
     };
     let uid = service.uid().unwrap_or_default();
+    let (exposed, outside) = (exposed(service), service.outside());
     let service = world::Service {
+        exposed,
+        outside,
         network: endpoint.spec.network.clone(),
         name: service.name_any(),
         by_node: made.by_node,
@@ -402,7 +405,8 @@ async fn remove(
     addresses.retain(|address| context.hub.read(|world| world.service_at(*address).is_none()));
     let mut is_held = false;
     for address in addresses {
-        let keys = vni.map(|vni| Key::Service(vni, address)).into_iter();
+        let keys = vni.map(|vni| [Key::Service(vni, address), Key::Exposed(vni, address)]);
+        let keys = keys.into_iter().flatten();
         let users = sharing.iter().copied().chain(vni);
         let mut keys = keys.chain(users.map(|vni| Key::NodeService(vni, address)));
         is_held |= keys.any(|key| !context.hub.holding_key(&key, &waiter).is_empty());

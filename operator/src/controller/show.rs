@@ -7,7 +7,7 @@ use kube::runtime::reflector::ObjectRef;
 use thuban_api::cidr::Cidr;
 use thuban_api::{ConditionStatus, Endpoint, EndpointStatus, IpClaim, Phase, condition};
 
-use super::attach::{droplet_of, name_of, pod_of};
+use super::attach::{droplet_of, holder_uid, is_host, is_wanted_by_node, name_of, pod_of};
 use super::context::Context;
 use super::endpoint::fill;
 use super::network::in_force;
@@ -109,7 +109,7 @@ fn world_endpoint(endpoint: &Endpoint, context: &Context) -> world::Endpoint {
     // A network made again under its name in another VPC is another network: there, the addresses are not claimed.
     let is_elsewhere =
         network.is_some_and(|network| !endpoint.spec.vpc.is_empty() && network.spec.vpc != endpoint.spec.vpc);
-    let membership = if is_elsewhere {
+    let membership = if is_elsewhere || is_host(endpoint) && !is_wanted_by_node(endpoint, context) {
         None
     } else if status.addresses.is_empty() {
         claimed(endpoint, context).and_then(|status| member(&status))
@@ -119,16 +119,21 @@ fn world_endpoint(endpoint: &Endpoint, context: &Context) -> world::Endpoint {
     let refused = condition::find(&status.conditions, "Accepted")
         .filter(|accepted| accepted.status == ConditionStatus::False)
         .map(|accepted| Membership::Refused(accepted.reason.clone(), accepted.message.clone()));
-    let pod = pod_of(endpoint).cloned().unwrap_or_default();
+    let name = match pod_of(endpoint) {
+        Some(pod) => pod.name.clone(),
+        None if is_host(endpoint) => endpoint.spec.droplet.clone(),
+        None => String::new(),
+    };
     world::Endpoint {
         network: endpoint.spec.network.clone(),
         droplet: droplet_of(endpoint).to_owned(),
         previous: status.previous_droplet,
         pod: world::Pod {
             namespace: endpoint.namespace().unwrap_or_default(),
-            name: pod.name,
-            uid: pod.cni_uid,
+            name,
+            uid: holder_uid(endpoint),
         },
+        is_host: is_host(endpoint),
         membership: membership.or(refused).unwrap_or(Membership::Waiting),
         ready: status.phase == Phase::Provisioned,
     }

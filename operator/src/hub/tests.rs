@@ -93,6 +93,7 @@ fn endpoint() -> world::Endpoint {
             name: "web".into(),
             uid: "u1".into(),
         },
+        is_host: false,
         membership: Membership::Member(world::Address {
             address: ADDRESS,
             prefix_length: 24,

@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{
-    AddressKey, BouncerRow, DirectRow, DropletRow, ForwardRow, NetworkKey, NetworkRow, RefusedRow, Row,
+    AddressKey, BouncerRow, DirectRow, DropletRow, ExposedPort, ExposedRow, ForwardRow, NetworkKey, NetworkRow,
+    RefusedRow, Row,
     RowKey, ServicePort, ServiceRow, VpcRow, row, row_key,
 };
 
@@ -30,6 +31,8 @@ pub enum Key {
     Service(u32, IpAddr),
     /// As [`Self::Service`]; the VNI is of the VPC whose pods reach it.
     NodeService(u32, IpAddr),
+    /// As [`Self::Service`].
+    Exposed(u32, IpAddr),
 }
 
 fn address_key(vni: u32, address: IpAddr) -> AddressKey {
@@ -56,6 +59,7 @@ impl Key {
             Self::Refused(uid) => row_key::Key::Refused(uid.clone()),
             Self::Service(vni, address) => row_key::Key::Service(address_key(*vni, *address)),
             Self::NodeService(vni, address) => row_key::Key::NodeService(address_key(*vni, *address)),
+            Self::Exposed(vni, address) => row_key::Key::Exposed(address_key(*vni, *address)),
         };
         RowKey { key: Some(key) }
     }
@@ -71,7 +75,8 @@ impl Key {
             | Self::Direct(vni, _)
             | Self::Forward(vni, _)
             | Self::Service(vni, _)
-            | Self::NodeService(vni, _) => Some(*vni),
+            | Self::NodeService(vni, _)
+            | Self::Exposed(vni, _) => Some(*vni),
         }
     }
 }
@@ -206,10 +211,27 @@ pub fn service(vni: u32, address: IpAddr, ports: &[ServicePort]) -> (Key, Row) {
     (Key::Service(vni, address), Row { row: Some(row) })
 }
 
-/// The same of one that nodes serve, for the pods of a VPC.
-pub fn node_service(vni: u32, address: IpAddr, ports: &[ServicePort]) -> (Key, Row) {
-    let row = row::Row::NodeService(service_row(vni, address, ports));
+/// The same of one that nodes serve, for the pods of a VPC; `inside` by their own endpoints.
+pub fn node_service(vni: u32, address: IpAddr, ports: &[ServicePort], inside: bool) -> (Key, Row) {
+    let row = row::Row::NodeService(ServiceRow {
+        inside,
+        ..service_row(vni, address, ports)
+    });
     (Key::NodeService(vni, address), Row { row: Some(row) })
+}
+
+/// What of a service is reached by way of nodes; addresses of the other family are left out.
+pub fn exposed(vni: u32, address: IpAddr, ports: &[ExposedPort], outside: &[IpAddr]) -> (Key, Row) {
+    let outside = outside
+        .iter()
+        .filter(|other| other.is_ipv4() == address.is_ipv4());
+    let row = row::Row::Exposed(ExposedRow {
+        vni,
+        address: mapped(address).to_vec(),
+        ports: ports.to_vec(),
+        addresses: outside.map(|address| mapped(*address).to_vec()).collect(),
+    });
+    (Key::Exposed(vni, address), Row { row: Some(row) })
 }
 
 fn service_row(vni: u32, address: IpAddr, ports: &[ServicePort]) -> ServiceRow {
@@ -217,6 +239,7 @@ fn service_row(vni: u32, address: IpAddr, ports: &[ServicePort]) -> ServiceRow {
         vni,
         address: mapped(address).to_vec(),
         ports: ports.to_vec(),
+        inside: false,
     }
 }
 

@@ -15,6 +15,27 @@ pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 pub struct Service {
     pub metadata: ObjectMeta,
     pub spec: Option<ServiceSpec>,
+    pub status: Option<ServiceStatus>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceStatus {
+    pub load_balancer: Option<LoadBalancer>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct LoadBalancer {
+    pub ingress: Option<Vec<Ingress>>,
+}
+
+/// An address of a load balancer.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Ingress {
+    pub ip: Option<String>,
+    /// `Proxy`: packets reach nodes by other addresses.
+    pub ip_mode: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -31,11 +52,14 @@ pub struct ServiceSpec {
 
 /// A port of a Service, or of a slice.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Port {
     pub name: Option<String>,
     pub protocol: Option<String>,
     /// A slice without one is not about a port.
     pub port: Option<i32>,
+    /// Of a Service: at each address of each node.
+    pub node_port: Option<i32>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -60,6 +84,19 @@ impl Service {
         let texts = spec.and_then(|spec| spec.cluster_ips.as_deref());
         let texts = texts.unwrap_or_default().iter();
         texts.filter_map(|text| text.parse().ok()).collect()
+    }
+
+    /// Addresses of load balancers whose packets come to nodes as they were sent.
+    pub fn outside(&self) -> Vec<IpAddr> {
+        let spec = self.spec.as_ref();
+        let is_balanced = spec.is_some_and(|spec| spec.kind.as_deref() == Some("LoadBalancer"));
+        let status = self.status.as_ref().filter(|_| is_balanced);
+        let ingress = status
+            .and_then(|status| status.load_balancer.as_ref()?.ingress.as_deref())
+            .unwrap_or_default()
+            .iter()
+            .filter(|ingress| ingress.ip_mode.as_deref() != Some("Proxy"));
+        ingress.filter_map(|ingress| ingress.ip.as_ref()?.parse().ok()).collect()
     }
 
     /// `<service>-<first 8 of its UID>`.

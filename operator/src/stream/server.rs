@@ -333,6 +333,7 @@ fn read_key(key: &RowKey) -> Option<Key> {
         row_key::Key::Refused(uid) => Key::Refused(uid.clone()),
         row_key::Key::Service(key) => Key::Service(key.vni, rows::address(&key.address)?),
         row_key::Key::NodeService(key) => Key::NodeService(key.vni, rows::address(&key.address)?),
+        row_key::Key::Exposed(key) => Key::Exposed(key.vni, rows::address(&key.address)?),
     })
 }
 

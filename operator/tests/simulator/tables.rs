@@ -20,6 +20,7 @@ pub fn slot_of_row(row: &Row) -> Slot {
         row::Row::Refused(row) => Slot::Refused(row.pod_uid.clone()),
         row::Row::Service(row) => Slot::Service(row.vni, address(&row.address)),
         row::Row::NodeService(row) => Slot::NodeService(row.vni, address(&row.address)),
+        row::Row::Exposed(row) => Slot::Exposed(row.vni, address(&row.address)),
     }
 }
 
@@ -36,6 +37,7 @@ fn slot_of_key(key: &RowKey) -> Slot {
         row_key::Key::Refused(uid) => Slot::Refused(uid.clone()),
         row_key::Key::Service(key) => Slot::Service(of(key).0, of(key).1),
         row_key::Key::NodeService(key) => Slot::NodeService(of(key).0, of(key).1),
+        row_key::Key::Exposed(key) => Slot::Exposed(of(key).0, of(key).1),
     }
 }
 

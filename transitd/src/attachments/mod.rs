@@ -11,6 +11,8 @@ use thuban_common::tables::EndpointKey;
 
 /// Prefix of the host's end of every pod's veth.
 pub const HOST_PREFIX: &str = "thb";
+/// In the place of the container id of the node's own endpoint; refused from runtimes.
+pub const HOST_ID: &str = "host";
 
 /// An attachment's key in every CNI verb. Both parts are checked: safe in file names and as interface names.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -55,6 +57,11 @@ pub struct Attachment {
 }
 
 impl Attachment {
+    /// Whether it is the node's own endpoint, which no runtime asks for.
+    pub fn is_host(&self) -> bool {
+        self.id.container_id == HOST_ID
+    }
+
     pub fn key(&self) -> EndpointKey {
         EndpointKey {
             vni: self.vni,
@@ -94,7 +101,7 @@ impl AttachmentId {
         let mut characters = container_id.chars();
         let first = characters.next().is_some_and(|c| c.is_ascii_alphanumeric());
         let rest = characters.all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'));
-        if !first || !rest || container_id.len() > 128 {
+        if !first || !rest || container_id.len() > 128 || container_id == HOST_ID {
             return Err(InvalidId::ContainerId);
         }
         let bad = ifname.is_empty() || ifname.len() > 15 || ifname == "." || ifname == "..";
@@ -109,6 +116,14 @@ impl AttachmentId {
             container_id: container_id.to_owned(),
             ifname: ifname.to_owned(),
         })
+    }
+
+    /// Of the node's own endpoint.
+    pub fn host(ifname: &str) -> Self {
+        Self {
+            container_id: HOST_ID.to_owned(),
+            ifname: ifname.to_owned(),
+        }
     }
 
     /// The host's end: a function of the key alone, so that DEL finds it without any state. 14 bytes.
@@ -195,7 +210,7 @@ pub mod tests {
 
     #[test]
     fn keys_that_could_leave_their_directory_are_refused() {
-        for id in ["", "../x", "a/b", ".hidden"] {
+        for id in ["", "../x", "a/b", ".hidden", HOST_ID] {
             assert_eq!(AttachmentId::new(id, "eth0"), Err(InvalidId::ContainerId));
         }
         for name in ["", "..", "a/b", "0123456789abcdef"] {

@@ -242,7 +242,8 @@ fn read(path: &Path) -> Result<(u32, Option<String>, Attachment), StoreError> {
         return Err(StoreError::Checksum { path: path() });
     }
     let attachment: Attachment = serde_json::from_str(document.attachment.get()).map_err(decode)?;
-    let valid = AttachmentId::new(&attachment.id.container_id, &attachment.id.ifname).is_ok();
+    let valid =
+        attachment.is_host() || AttachmentId::new(&attachment.id.container_id, &attachment.id.ifname).is_ok();
     let is_named = path().file_name().and_then(|name| name.to_str()) == Some(&attachment.id.file_name());
     if !valid || !is_named || attachment.host_interface != attachment.id.host_interface() {
         return Err(StoreError::Name { path: path() });

@@ -10,7 +10,7 @@ pub mod gc;
 mod socket;
 pub mod spool;
 pub mod status;
-mod wiring;
+pub mod wiring;
 
 use std::sync::Arc;
 use std::time::Duration;

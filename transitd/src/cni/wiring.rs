@@ -15,6 +15,7 @@ use crate::boot;
 use crate::dataplane::links::Hook;
 use crate::dataplane::tables::TableKey;
 use crate::netfilter::conntrack;
+use crate::netlink::host_end::HOST_END;
 use crate::netlink::veth::{self, VethPlan};
 use crate::netlink::{aside, host, namespace, pod, sysctl};
 use crate::node::Node;
@@ -31,6 +32,25 @@ pub async fn setup(
     aside(async move |netlink| make(&node, &netlink, &request, &endpoint).await)
         .await?
         .ok_or(AttachmentError::Interrupted)?
+}
+
+/// The node's own endpoint, as [`setup`] makes a pod's; what its interface has of addresses and routes comes after it.
+pub async fn setup_host(node: &Arc<Node>, endpoint: LocalEndpoint) -> Result<Attachment, AttachmentError> {
+    let node = Arc::clone(node);
+    aside(async move |netlink| {
+        let request = ValidatedAdd {
+            id: AttachmentId::host(HOST_END),
+            netns: String::new(),
+            pod_uid: endpoint.pod_uid.clone(),
+            pod_namespace: node.settings.namespace.clone(),
+            pod_name: node.settings.node_name.clone(),
+            cni_network: String::new(),
+            asked_at: boot::nanoseconds(),
+        };
+        make(&node, &netlink, &request, &endpoint).await
+    })
+    .await?
+    .ok_or(AttachmentError::Interrupted)?
 }
 
 /// Removes what there is of an attachment; `attachment` is what is known of it, if anything. On a thread of its own, as
@@ -52,7 +72,11 @@ async fn make(
     request: &ValidatedAdd,
     endpoint: &LocalEndpoint,
 ) -> Result<Attachment, AttachmentError> {
-    let pod_namespace = namespace::open(request.netns.as_ref())?;
+    let pod_namespace = if endpoint.host {
+        namespace::own()?
+    } else {
+        namespace::open(request.netns.as_ref())?
+    };
     if endpoint.address6.is_some() {
         // Before anything is made. A pod without IPv6 changes nothing of the node's IPv6.
         sysctl::require_ipv6(&node.settings.proc_sys_net)?;
@@ -86,7 +110,7 @@ async fn make(
         host_interface: plan.host_interface.clone(),
         host_ifindex,
         generation: next_generation(node),
-        takes_xdp: node.settings.agent_hook == AgentHook::Xdp,
+        takes_xdp: node.settings.agent_hook == AgentHook::Xdp && !endpoint.host,
         asked_at: request.asked_at,
         cni_network: request.cni_network.clone(),
         boot_id: node.boot_id.clone(),
@@ -136,6 +160,13 @@ async fn finish(
             let (namespace, name) = (attachment.pod_namespace.clone(), attachment.pod_name.clone());
             return Err(AttachmentError::Changed { namespace, name });
         }
+    }
+    if attachment.is_host() {
+        node.store.write(attachment)?;
+        veth::set_up(netlink, plan, attachment.host_ifindex).await?;
+        node.state()
+            .send(crate::operator::session::attachment_change(attachment, false));
+        return Ok(());
     }
     veth::connect_host(netlink, plan, attachment.host_ifindex).await?;
     node.store.write(attachment)?;

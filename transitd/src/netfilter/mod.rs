@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 use thiserror::Error;
 
 use crate::program::service::Service;
+use ruleset::Host;
 
 #[derive(Debug, Error)]
 pub enum NetfilterError {
@@ -63,7 +64,7 @@ impl Netfilter {
         if is_there(&self.program) {
             return Ok(());
         }
-        self.set(std::iter::empty())
+        self.set(std::iter::empty(), &Host::default())
     }
 
     /// Writes it anew at the next [`Self::set`], whatever is in it.
@@ -80,9 +81,13 @@ impl Netfilter {
         self.written.is_some()
     }
 
-    /// Brings the table in line with the services that the node serves. Runs nft when something changed; some milliseconds.
-    pub fn set<'a>(&mut self, services: impl Iterator<Item = &'a Service>) -> Result<(), NetfilterError> {
-        let text = ruleset::ruleset(services);
+    /// Brings the table in line with the services that the node serves and with what of them it exposes. Runs nft when something changed; some milliseconds.
+    pub fn set<'a>(
+        &mut self,
+        services: impl Iterator<Item = &'a Service>,
+        host: &Host,
+    ) -> Result<(), NetfilterError> {
+        let text = ruleset::ruleset(services, host);
         if self.written.as_ref() == Some(&text) {
             return Ok(());
         }

@@ -1,19 +1,21 @@
 //! The text of table `inet thuban`, for `nft -f`.
 //!
 //! Pure. What agents pass to the host's stack has a mark (`thuban_common::tables::mark_of`); rules match on that mark alone,
-//! but for the node's own packets to services that it serves itself.
+//! but for the node's own packets, and those of anybody to what it exposes of services.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use thuban_common::packet::ipv4::{SCTP, TCP, UDP};
+use ipnet::IpNet;
 use thuban_common::tables::{
-    HOST_SOURCE, HOST_SOURCE_V6, MARK_ANSWER, MARK_EGRESS, MARK_EGRESS_HOST, MARK_MASK,
+    HOST_SOURCE, HOST_SOURCE_V6, MARK_ANSWER, MARK_EGRESS, MARK_EGRESS_HOST, MARK_HOST_ENDPOINT, MARK_MASK,
 };
 
 use crate::attachments::HOST_PREFIX;
-use crate::program::service::{Port, Service};
+use crate::netlink::host_end::HOST_END;
+use crate::program::Program;
+use crate::program::service::{Exposed, Service};
 
 /// The bits that [`MARK_EGRESS`] and [`MARK_EGRESS_HOST`] have in common, of the whole kind.
 const EITHER: u32 = MARK_MASK & !(MARK_EGRESS ^ MARK_EGRESS_HOST);
@@ -23,9 +25,85 @@ const HOST6: Ipv6Addr = Ipv6Addr::from_octets(HOST_SOURCE_V6);
 /// Removes what a former ruleset had, in the transaction that makes the new one.
 const REPLACE: &str = "table inet thuban {\n}\ndelete table inet thuban\n";
 
+/// What the rules are made of, besides services.
+#[derive(Debug, Default)]
+pub struct Host<'a> {
+    /// The addresses of the node's own endpoint.
+    pub addresses: Vec<IpAddr>,
+    /// Where services have addresses, of the VPC of its own or, without an endpoint, of any.
+    pub service_ranges: &'a [IpNet],
+    /// Of services of its VPC.
+    pub exposed: Vec<&'a Exposed>,
+}
+
+impl<'a> Host<'a> {
+    /// Nothing of it while the node has no endpoint.
+    pub fn of(program: &'a Program) -> Self {
+        let Some(endpoint) = program.host() else {
+            return Self {
+                service_ranges: program.service_ranges(),
+                ..Self::default()
+            };
+        };
+        let second = endpoint.address6.map(|net| IpAddr::from(net.addr()));
+        Self {
+            addresses: std::iter::once(endpoint.address.into()).chain(second).collect(),
+            service_ranges: program.ranges(endpoint.vni).1,
+            exposed: program
+                .exposed()
+                .filter(|exposed| exposed.key.vni == endpoint.vni)
+                .collect(),
+        }
+    }
+
+    /// What is to be sent by the endpoint, once its destination is known.
+    fn marking(&self, of_pods: &str) -> Vec<String> {
+        let by_family = self.addresses.iter().flat_map(|own| {
+            let ranges = self.service_ranges.iter();
+            let ranges = ranges.filter(|range| range.addr().is_ipv4() == own.is_ipv4());
+            ranges.flat_map(|range| {
+                let to = format!("{} daddr {range}", family(*own));
+                let mark = format!("{to} meta mark set {MARK_HOST_ENDPOINT:#x}");
+                [
+                    format!("{of_pods} {mark}"),
+                    format!("ct direction original ct status dnat {mark}"),
+                ]
+            })
+        });
+        by_family.collect()
+    }
+
+    /// What is for services and would leave elsewhere: the endpoint is not there.
+    fn astray(&self, of_pods: &str) -> Vec<String> {
+        let ranges = self.service_ranges.iter();
+        let rules = ranges.flat_map(|range| {
+            let to = format!("{} daddr {range} oifname != \"{HOST_END}\"", family(range.addr()));
+            let sent_on = format!("meta mark & {MARK_MASK:#x} == {MARK_HOST_ENDPOINT:#x}");
+            [of_pods, &sent_on].map(|mark| format!("{mark} {to} counter drop"))
+        });
+        rules.collect()
+    }
+
+    /// What leaves by the endpoint has its address, and what was to and goes elsewhere, to what nodes serve, has the node's.
+    fn sources(&self) -> Vec<String> {
+        let by_family = self.addresses.iter().flat_map(|own| {
+            let family = family(*own);
+            [
+                format!("oifname \"{HOST_END}\" {family} saddr != {own} masquerade"),
+                format!("oifname != {{ \"{HOST_END}\", \"lo\" }} {family} saddr {own} masquerade"),
+            ]
+        });
+        by_family.collect()
+    }
+}
+
+fn family(address: IpAddr) -> &'static str {
+    if address.is_ipv4() { "ip" } else { "ip6" }
+}
+
 /// Everything, with the services that the node serves; two with one address are one.
-pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>) -> String {
-    let served = Served::new(services);
+pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>, host: &Host) -> String {
+    let served = Served::new(services, &host.exposed);
     let mut text = String::from(REPLACE);
     text.push_str("table inet thuban {\n");
     served.write(&mut text);
@@ -59,25 +137,44 @@ pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>) -> String {
         (
             "translate",
             "type nat hook prerouting priority dstnat",
-            vec![format!("{of_pods} goto services")],
+            vec![
+                format!("{of_pods} jump services"),
+                "fib daddr type local jump node-ports".into(),
+                "jump outside".into(),
+            ],
         ),
         (
             "translate-own",
             "type nat hook output priority -100",
-            vec!["goto services".into()],
+            vec![
+                "jump services".into(),
+                "oifname \"lo\" ip daddr != 127.0.0.0/8 fib daddr type local jump node-ports".into(),
+                "jump outside".into(),
+            ],
+        ),
+        (
+            "send-on",
+            "type filter hook prerouting priority dstnat + 10",
+            host.marking(&of_pods),
         ),
         (
             "leave",
             "type nat hook postrouting priority srcnat",
-            vec![format!("{of_pods} masquerade")],
+            [format!("{of_pods} masquerade")]
+                .into_iter()
+                .chain(host.sources())
+                .collect(),
         ),
         (
             "serve",
             "type filter hook forward priority filter",
-            vec![
+            [
                 format!("{of_pods} ip daddr @addresses goto refuse"),
                 format!("{of_pods} ip6 daddr @addresses6 goto refuse"),
-            ],
+            ]
+            .into_iter()
+            .chain(host.astray(&of_pods))
+            .collect(),
         ),
         (
             // The agent judges by address, and a node may have others than it knows of.
@@ -98,49 +195,77 @@ pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>) -> String {
     text
 }
 
+/// Where packets to an address and a port go.
+type Ports = BTreeMap<(IpAddr, u8, u16), usize>;
+
 /// What the node serves.
+#[derive(Default)]
 struct Served {
+    /// Where what has no port here is refused.
     addresses: Vec<IpAddr>,
-    /// In the order of the services.
-    ports: Vec<Way>,
+    ports: Ports,
+    /// Of services that nodes expose, at addresses outside of the cluster.
+    outside: Ports,
+    /// The same at each of the node's: whether it is IPv6, protocol, port.
+    node_ports: BTreeMap<(bool, u8, u16), usize>,
+    ways: Vec<Way>,
 }
 
-/// A port of a service that has backends.
+/// Where connections go.
 struct Way {
-    address: IpAddr,
-    protocol: &'static str,
-    port: u16,
+    protocol: u8,
+    /// At least one.
     backends: Vec<(IpAddr, u16)>,
 }
 
 impl Served {
-    fn new<'a>(services: impl Iterator<Item = &'a Service>) -> Self {
-        let mut made = Self {
-            addresses: Vec::new(),
-            ports: Vec::new(),
-        };
+    fn new<'a>(services: impl Iterator<Item = &'a Service>, exposed: &[&Exposed]) -> Self {
+        let mut made = Self::default();
         let mut seen = HashSet::new();
-        for service in services {
+        for service in services.filter(|service| !service.inside) {
             let address = address(service.key.address);
             if !seen.insert(address) {
                 continue;
             }
             made.addresses.push(address);
             for port in service.ports.iter().filter(|port| !port.backends.is_empty()) {
-                let Some(protocol) = protocol(port) else {
-                    continue;
-                };
                 let backends = port.backends.iter();
                 let backends = backends.map(|of| (self::address(of.address), u16::from_be(of.port)));
-                made.ports.push(Way {
-                    address,
-                    protocol,
-                    port: u16::from_be(port.key.port),
-                    backends: backends.collect(),
-                });
+                let way = made.way(port.key.protocol, backends.collect());
+                let port = u16::from_be(port.key.port);
+                made.ports.insert((address, way.0, port), way.1);
             }
         }
+        for exposed in exposed {
+            made.expose(exposed);
+        }
         made
+    }
+
+    /// Its protocol and number.
+    fn way(&mut self, protocol: u8, backends: Vec<(IpAddr, u16)>) -> (u8, usize) {
+        self.ways.push(Way { protocol, backends });
+        (protocol, self.ways.len() - 1)
+    }
+
+    /// To the address in its VPC, where agents translate it.
+    fn expose(&mut self, exposed: &Exposed) {
+        let cluster = address(exposed.key.address);
+        for port in &exposed.ports {
+            let served = self.ports.get(&(cluster, port.protocol, port.port)).copied();
+            let (protocol, way) = match served {
+                Some(way) => (port.protocol, way),
+                None => self.way(port.protocol, vec![(cluster, port.port)]),
+            };
+            if let Some(node_port) = port.node_port {
+                self.node_ports
+                    .insert((cluster.is_ipv6(), protocol, node_port), way);
+            }
+            for outside in &exposed.addresses {
+                self.outside
+                    .insert((address(*outside), protocol, port.port), way);
+            }
+        }
     }
 
     fn write(&self, text: &mut String) {
@@ -153,23 +278,33 @@ impl Served {
                 &format!("type {kind}"),
                 &addresses,
             );
-            let ways = self.ports.iter().enumerate();
-            let ways = ways.filter(|(_, way)| way.address.is_ipv6() == is_v6);
+            for (name, ports) in [("ports", &self.ports), ("outside", &self.outside)] {
+                let ways = ports.iter().filter(|((address, _, _), _)| address.is_ipv6() == is_v6);
+                let ways: Vec<_> = ways
+                    .map(|((address, protocol, port), way)| {
+                        format!("{address} . {protocol} . {port} : goto port-{way}")
+                    })
+                    .collect();
+                set(
+                    text,
+                    &format!("map {name}{suffix}"),
+                    &format!("type {kind} . inet_proto . inet_service : verdict"),
+                    &ways,
+                );
+            }
+            let ways = self.node_ports.iter().filter(|((v6, _, _), _)| *v6 == is_v6);
             let ways: Vec<_> = ways
-                .map(|(number, way)| {
-                    let (address, protocol, port) = (way.address, way.protocol, way.port);
-                    format!("{address} . {protocol} . {port} : goto port-{number}")
-                })
+                .map(|((_, protocol, port), way)| format!("{protocol} . {port} : goto port-{way}"))
                 .collect();
             set(
                 text,
-                &format!("map ports{suffix}"),
-                &format!("type {kind} . inet_proto . inet_service : verdict"),
+                &format!("map node-ports{suffix}"),
+                "type inet_proto . inet_service : verdict",
                 &ways,
             );
         }
-        for (number, way) in self.ports.iter().enumerate() {
-            let family = if way.address.is_ipv6() { "ip6" } else { "ip" };
+        for (number, way) in self.ways.iter().enumerate() {
+            let family = way.backends.first().map_or("ip", |(address, _)| family(*address));
             let backends = way.backends.iter().enumerate();
             let backends = backends.map(|(index, (address, port))| format!("{index} : {address} . {port}"));
             let backends = backends.collect::<Vec<_>>().join(", ");
@@ -180,9 +315,16 @@ impl Served {
                 way.backends.len(),
             );
         }
+        for (name, map) in [("services", "ports"), ("outside", "outside")] {
+            let _ = writeln!(
+                text,
+                "  chain {name} {{\n    ip daddr . meta l4proto . th dport vmap @{map}\n    \
+                 ip6 daddr . meta l4proto . th dport vmap @{map}6\n  }}"
+            );
+        }
         text.push_str(
-            "  chain services {\n    ip daddr . meta l4proto . th dport vmap @ports\n    \
-             ip6 daddr . meta l4proto . th dport vmap @ports6\n  }\n  \
+            "  chain node-ports {\n    meta nfproto ipv4 meta l4proto . th dport vmap @node-ports\n    \
+             meta nfproto ipv6 meta l4proto . th dport vmap @node-ports6\n  }\n  \
              chain refuse {\n    meta l4proto tcp reject with tcp reset\n    reject\n  }\n",
         );
     }
@@ -198,15 +340,6 @@ fn set(text: &mut String, name: &str, kind: &str, elements: &[String]) {
 
 fn address(bytes: [u8; 16]) -> IpAddr {
     Ipv6Addr::from(bytes).to_canonical()
-}
-
-fn protocol(port: &Port) -> Option<&'static str> {
-    match port.key.protocol {
-        TCP => Some("tcp"),
-        UDP => Some("udp"),
-        SCTP => Some("sctp"),
-        _ => None,
-    }
 }
 
 #[cfg(test)]
@@ -236,6 +369,7 @@ mod tests {
                 backends: backends.collect(),
                 affinity_seconds: 0,
             }],
+            inside: false,
         })
         .unwrap()
     }
@@ -243,10 +377,10 @@ mod tests {
     #[test]
     fn a_service_is_translated_to_its_backends_and_refused_without() {
         let two = service("10.96.0.1", &[("172.31.0.1", 6443), ("172.31.0.2", 6443)]);
-        let text = ruleset([&two, &two, &service("10.96.0.9", &[])].into_iter());
+        let text = ruleset([&two, &two, &service("10.96.0.9", &[])].into_iter(), &Host::default());
         assert!(text.contains("elements = { 10.96.0.1, 10.96.0.9 }"), "{text}");
         assert!(
-            text.contains("elements = { 10.96.0.1 . tcp . 443 : goto port-0 }"),
+            text.contains("elements = { 10.96.0.1 . 6 . 443 : goto port-0 }"),
             "{text}"
         );
         assert!(
@@ -259,7 +393,7 @@ mod tests {
 
     #[test]
     fn both_families_have_tables_of_their_own() {
-        let text = ruleset([&service("fd00:96::1", &[("fd00:1::1", 6443)])].into_iter());
+        let text = ruleset([&service("fd00:96::1", &[("fd00:1::1", 6443)])].into_iter(), &Host::default());
         assert!(
             text.contains("set addresses6 {\n    type ipv6_addr\n    elements = { fd00:96::1 }"),
             "{text}"
@@ -271,11 +405,49 @@ mod tests {
     }
 
     #[test]
+    fn what_is_exposed_leads_to_the_services_address_by_the_nodes_endpoint() {
+        let exposed = Exposed::try_from(proto::ExposedRow {
+            vni: 1,
+            address: service("10.96.0.7", &[]).key.address.to_vec(),
+            ports: vec![
+                proto::ExposedPort {
+                    protocol: 17,
+                    port: 53,
+                    node_port: 30053,
+                },
+                proto::ExposedPort {
+                    protocol: 6,
+                    port: 80,
+                    node_port: 0,
+                },
+            ],
+            addresses: vec![service("192.0.2.1", &[]).key.address.to_vec()],
+        })
+        .unwrap();
+        let host = Host {
+            addresses: vec!["10.42.0.9".parse().unwrap()],
+            service_ranges: &["10.96.0.0/12".parse().unwrap(), "fd00:96::/108".parse().unwrap()],
+            exposed: vec![&exposed],
+        };
+        let text = ruleset(std::iter::empty(), &host);
+        for part in [
+            "17 . 30053 : goto port-0 }",
+            "192.0.2.1 . 6 . 80 : goto port-1, 192.0.2.1 . 17 . 53 : goto port-0",
+            "meta l4proto 6 dnat ip to numgen random mod 1 map { 0 : 10.96.0.7 . 80 }",
+            "ct status dnat ip daddr 10.96.0.0/12 meta mark set 0x53",
+            "oifname \"thuban0\" ip saddr != 10.42.0.9 masquerade",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("fd00:96"), "without an address of that family: {text}");
+    }
+
+    #[test]
     fn marks_of_pods_are_told_from_those_of_answers_and_of_others() {
         for kind in [MARK_EGRESS, MARK_EGRESS_HOST] {
             assert_eq!(kind & EITHER, MARK_EGRESS & EITHER);
         }
-        for other in [0, MARK_ANSWER, 0x4000, 0x8000] {
+        for other in [0, MARK_ANSWER, MARK_HOST_ENDPOINT, 0x4000, 0x8000] {
             assert_ne!(other & EITHER, MARK_EGRESS & EITHER, "{other:#x}");
         }
         assert_eq!(MARK_ANSWER & 0xe000, 0, "bits of kubelet, kube-proxy and portmap");

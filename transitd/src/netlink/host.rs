@@ -36,15 +36,30 @@ pub async fn setup_ipv6(handle: &Handle) -> Result<(), NetlinkError> {
 /// What the host itself sends, and answers from outside, look into the table of pods. The kernel knows whether a rule is
 /// there; to list rules first would fail while another request of this socket lists anything.
 async fn add_rules<T>(rule: impl Fn() -> RuleAddRequest<T>) -> Result<(), NetlinkError> {
-    let mut answers = rule().fw_mark(MARK_ANSWER);
-    let mask = RuleAttribute::FwMask(MARK_MASK);
-    answers.message_mut().attributes.push(mask);
-    for rule in [rule().input_interface("lo"), answers] {
-        let rule = rule
-            .table_id(POD_TABLE)
-            .priority(RULE_PRIORITY)
-            .action(RuleAction::ToTable);
-        tolerate_exists(rule.execute().await).map_err(failed("add a rule to table", POD_TABLE))?;
+    add_rule(rule().input_interface("lo"), POD_TABLE).await?;
+    add_rule(marked(rule(), MARK_ANSWER), POD_TABLE).await
+}
+
+/// Packets with this mark look into a table. Idempotent.
+pub async fn route_marked(handle: &Handle, mark: u32, table: u32, with_v6: bool) -> Result<(), NetlinkError> {
+    add_rule(marked(handle.rule().add().v4(), mark), table).await?;
+    if with_v6 {
+        add_rule(marked(handle.rule().add().v6(), mark), table).await?;
     }
     Ok(())
+}
+
+fn marked<T>(rule: RuleAddRequest<T>, mark: u32) -> RuleAddRequest<T> {
+    let mut rule = rule.fw_mark(mark);
+    let mask = RuleAttribute::FwMask(MARK_MASK);
+    rule.message_mut().attributes.push(mask);
+    rule
+}
+
+async fn add_rule<T>(rule: RuleAddRequest<T>, table: u32) -> Result<(), NetlinkError> {
+    let rule = rule
+        .table_id(table)
+        .priority(RULE_PRIORITY)
+        .action(RuleAction::ToTable);
+    tolerate_exists(rule.execute().await).map_err(failed("add a rule to table", table))
 }

@@ -5,6 +5,7 @@
 pub mod aggregation;
 pub mod ethtool;
 pub mod host;
+pub mod host_end;
 pub mod namespace;
 pub mod observe;
 pub mod pod;

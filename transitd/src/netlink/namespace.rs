@@ -32,6 +32,15 @@ pub fn open(path: &Path) -> Result<File, NetlinkError> {
     Ok(file)
 }
 
+/// The node's own, where it has an end of a veth as pods have.
+pub fn own() -> Result<File, NetlinkError> {
+    let path = Path::new("/proc/thread-self/ns/net");
+    File::open(path).map_err(|source| NetlinkError::Namespace {
+        path: path.to_owned(),
+        source,
+    })
+}
+
 /// Whether the path still is a namespace. A leftover empty file is not.
 pub fn exists(path: &Path) -> bool {
     open(path).is_ok()

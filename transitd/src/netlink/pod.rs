@@ -10,7 +10,7 @@ use thuban_common::tables::HOST_SOURCE_V6;
 use super::{NetlinkError, connect, ethtool, failed, find_link, sysctl, tolerate_exists, veth};
 
 /// Offloads that decapsulation by `bpf_skb_adjust_room` cannot restore on the receiving side.
-const OFF: [&str; 4] = [
+pub(super) const OFF: [&str; 4] = [
     "tx-udp_tnl-segmentation",
     "tx-udp_tnl-csum-segmentation",
     "tx-udp-segmentation",

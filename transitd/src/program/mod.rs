@@ -9,8 +9,9 @@ pub mod service;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use row::{LocalEndpoint, Row, RowKey};
-use service::Service;
+use service::{Exposed, Service};
 
 use crate::dataplane::tables::{TableEntry, TableKey};
 
@@ -44,7 +45,11 @@ impl Program {
     }
 
     pub fn locals(&self) -> impl Iterator<Item = &LocalEndpoint> {
-        self.rows.values().filter_map(|row| {
+        let (vni, address) = (0, [0; 16]);
+        let rows = self
+            .rows
+            .range(RowKey::Local { vni, address }..RowKey::Bouncer { vni, address });
+        rows.filter_map(|(_, row)| {
             if let Row::Local(endpoint) = row {
                 Some(endpoint)
             } else {
@@ -53,9 +58,48 @@ impl Program {
         })
     }
 
+    /// The node's own endpoint.
+    pub fn host(&self) -> Option<&LocalEndpoint> {
+        self.locals().find(|endpoint| endpoint.host)
+    }
+
+    /// Ranges of a VPC: its own, and its services'.
+    pub fn ranges(&self, vni: u32) -> (&[IpNet], &[IpNet]) {
+        match self.rows.get(&RowKey::Vpc(vni)) {
+            Some(Row::Vpc {
+                cidrs, service_cidrs, ..
+            }) => (cidrs, service_cidrs),
+            _ => (&[], &[]),
+        }
+    }
+
+    /// Ranges of services, the same in each VPC.
+    pub fn service_ranges(&self) -> &[IpNet] {
+        let mut all = self.rows.range(RowKey::Vpc(0)..).map_while(|(_, row)| match row {
+            Row::Vpc { service_cidrs, .. } => Some(service_cidrs.as_slice()),
+            _ => None,
+        });
+        all.next().unwrap_or_default()
+    }
+
+    /// What of services is reached by way of this node.
+    pub fn exposed(&self) -> impl Iterator<Item = &Exposed> {
+        let (vni, address) = (0, [0; 16]);
+        let rows = self.rows.range(RowKey::Exposed { vni, address }..);
+        rows.filter_map(|(_, row)| {
+            if let Row::Exposed(exposed) = row {
+                Some(exposed)
+            } else {
+                None
+            }
+        })
+    }
+
     /// Services of the node's own stack.
     pub fn served_by_node(&self) -> impl Iterator<Item = &Service> {
-        self.rows.values().filter_map(Row::served)
+        let (vni, address) = (0, [0; 16]);
+        let rows = self.rows.range(RowKey::NodeService { vni, address }..);
+        rows.filter_map(|(_, row)| row.served())
     }
 
     /// Which of the endpoint's addresses an endpoint of another VPC on this droplet has.

@@ -12,7 +12,7 @@ use thuban_common::tables::{
 };
 use thuban_proto::transit as proto;
 
-use super::service::{Service, service_key};
+use super::service::{Exposed, Service, service_key};
 use crate::dataplane::tables::{TableEntry, TableKey};
 
 /// Identifies a row. The order matters: a network's row comes before its VPC's, see `Program::contributions`.
@@ -28,6 +28,7 @@ pub enum RowKey {
     Refused(String),
     Service { vni: u32, address: Address },
     NodeService { vni: u32, address: Address },
+    Exposed { vni: u32, address: Address },
 }
 
 /// An endpoint that lives on this droplet.
@@ -47,6 +48,9 @@ pub struct LocalEndpoint {
     pub ready: bool,
     /// The droplet that had it before and may send on what others still send there.
     pub moved_from: Option<DropletAddress>,
+    /// The node itself; not in files of a transitd that knew no such endpoints.
+    #[serde(default)]
+    pub host: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,6 +94,7 @@ pub enum Row {
     Service(Service),
     /// Served by this node's own stack.
     NodeService(Service),
+    Exposed(Exposed),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -166,6 +171,7 @@ impl TryFrom<proto::Row> for Row {
             },
             Kind::Service(row) => Self::Service(Service::try_from(row)?),
             Kind::NodeService(row) => Self::NodeService(Service::try_from(row)?),
+            Kind::Exposed(row) => Self::Exposed(Exposed::try_from(row)?),
         })
     }
 }
@@ -201,6 +207,10 @@ impl Row {
                 address: key.address,
             },
             Self::NodeService(Service { key, .. }) => RowKey::NodeService {
+                vni: key.vni,
+                address: key.address,
+            },
+            Self::Exposed(Exposed { key, .. }) => RowKey::Exposed {
                 vni: key.vni,
                 address: key.address,
             },
@@ -291,7 +301,7 @@ impl Row {
             }
             Self::Direct { key, droplet } => vec![(TableKey::Direct(*key), remote(droplet))],
             Self::Forward { key, droplet } => vec![(TableKey::Forward(*key), remote(droplet))],
-            Self::Local(_) | Self::Refused { .. } | Self::Service(_) => Vec::new(),
+            Self::Local(_) | Self::Refused { .. } | Self::Service(_) | Self::Exposed(_) => Vec::new(),
         }
     }
 }
@@ -318,6 +328,8 @@ impl TryFrom<&proto::RowKey> for RowKey {
                 .map(|EndpointKey { vni, address }| Self::Service { vni, address })?,
             Key::NodeService(k) => service_key(k.vni, &k.address)
                 .map(|EndpointKey { vni, address }| Self::NodeService { vni, address })?,
+            Key::Exposed(k) => service_key(k.vni, &k.address)
+                .map(|EndpointKey { vni, address }| Self::Exposed { vni, address })?,
         })
     }
 }
@@ -344,6 +356,7 @@ pub fn proto_key(row: &proto::Row) -> Option<proto::RowKey> {
         Kind::Refused(r) => Key::Refused(r.pod_uid.clone()),
         Kind::Service(r) => Key::Service(pair(r.vni, &r.address)),
         Kind::NodeService(r) => Key::NodeService(pair(r.vni, &r.address)),
+        Kind::Exposed(r) => Key::Exposed(pair(r.vni, &r.address)),
     };
     Some(proto::RowKey { key: Some(key) })
 }
@@ -403,6 +416,7 @@ fn local(row: proto::LocalRow) -> Result<LocalEndpoint, InvalidRow> {
                 expected: "empty, or an IPv4 address of 4 bytes",
             })?),
         },
+        host: row.host,
     })
 }
 

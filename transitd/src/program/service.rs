@@ -23,6 +23,8 @@ pub struct Service {
     pub key: EndpointKey,
     /// No two with the same protocol and port.
     pub ports: Vec<Port>,
+    /// Of one that the node serves: by its own endpoint.
+    pub inside: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,8 +53,67 @@ impl TryFrom<proto::ServiceRow> for Service {
         if different.len() != ports.len() {
             return Err(invalid("service.ports", "no two with the same protocol and port"));
         }
-        Ok(Self { key, ports })
+        let inside = row.inside;
+        Ok(Self { key, ports, inside })
     }
+}
+
+/// What of a service is reached by way of nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exposed {
+    pub key: EndpointKey,
+    pub ports: Vec<ExposedPort>,
+    /// Of the service's family.
+    pub addresses: BTreeSet<Address>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExposedPort {
+    pub protocol: u8,
+    pub port: u16,
+    /// At addresses of the node.
+    pub node_port: Option<u16>,
+}
+
+impl TryFrom<proto::ExposedRow> for Exposed {
+    type Error = InvalidRow;
+
+    fn try_from(row: proto::ExposedRow) -> Result<Self, InvalidRow> {
+        let key = service_key(row.vni, &row.address)?;
+        if row.ports.len() > MAX_PORTS {
+            return Err(invalid("exposed.ports", "at most 128"));
+        }
+        let ports = row.ports.iter().map(|port| {
+            let node_port = (port.node_port != 0).then_some(port.node_port);
+            Ok(ExposedPort {
+                protocol: protocol(port.protocol)?,
+                port: number(port.port, "exposed.port")?,
+                node_port: node_port
+                    .map(|port| number(port, "exposed.node_port"))
+                    .transpose()?,
+            })
+        });
+        let addresses = row.addresses.iter().map(|bytes| {
+            let address: Option<Address> = bytes.as_slice().try_into().ok();
+            let address = address.filter(|address| is_usable(address) && is_v4(address) == is_v4(&key.address));
+            address.ok_or(invalid(
+                "exposed.addresses",
+                "unicast addresses of the service's family, 16 bytes",
+            ))
+        });
+        Ok(Self {
+            key,
+            ports: ports.collect::<Result<_, _>>()?,
+            addresses: addresses.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+fn protocol(number: u32) -> Result<u8, InvalidRow> {
+    u8::try_from(number)
+        .ok()
+        .filter(|protocol| matches!(*protocol, TCP | UDP | SCTP))
+        .ok_or(invalid("service.protocol", "6, 17 or 132"))
 }
 
 /// The key of a service's row.
@@ -69,10 +130,7 @@ pub fn service_key(vni: u32, address: &[u8]) -> Result<EndpointKey, InvalidRow> 
 }
 
 fn read(of: EndpointKey, port: &proto::ServicePort) -> Result<Port, InvalidRow> {
-    let protocol = u8::try_from(port.protocol)
-        .ok()
-        .filter(|protocol| matches!(*protocol, TCP | UDP | SCTP))
-        .ok_or(invalid("service.protocol", "6, 17 or 132"))?;
+    let protocol = protocol(port.protocol)?;
     if port.affinity_seconds > MAX_AFFINITY {
         return Err(invalid("service.affinity_seconds", "at most 86400"));
     }
@@ -163,6 +221,7 @@ mod tests {
             vni: 7,
             address: mapped(address),
             ports,
+            inside: false,
         })
     }
 

@@ -1,7 +1,7 @@
 //! The way out of a VPC by its node's stack: in the node's name, to what the node serves, and nowhere else.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
 use std::time::Duration;
 
 use thuban_proto::transit::row::Row;
@@ -9,8 +9,8 @@ use thuban_proto::transit::{AddressKey, RowKey, ServiceBackend, ServicePort, Ser
 
 use crate::rig::{NODE, Rig, base_rows, in_namespace, local};
 use crate::rows::mapped;
+use crate::tcp::{PATIENCE, ask, connect, serve};
 
-const PATIENCE: Duration = Duration::from_millis(1500);
 /// At the other end of the uplink, in no range of anybody.
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 /// The other end of the uplink itself.
@@ -42,37 +42,6 @@ fn pod(rig: &Rig, name: &str) -> String {
     format!("{}-{name}", rig.name)
 }
 
-/// A server that answers each byte with its own, and tells who connects first.
-fn serve(namespace: &str, address: Ipv4Addr, port: u16, own: u8) -> std::sync::mpsc::Receiver<IpAddr> {
-    let listener = in_namespace(namespace, move || TcpListener::bind((address, port)).unwrap());
-    let (sender, clients) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let Ok(mut stream) = stream else { return };
-            let _ = sender.send(stream.peer_addr().unwrap().ip());
-            std::thread::spawn(move || {
-                while stream.read_exact(&mut [0]).is_ok() && stream.write_all(&[own]).is_ok() {}
-            });
-        }
-    });
-    clients
-}
-
-fn connect(namespace: &str, to: Ipv4Addr, port: u16) -> Result<TcpStream, ErrorKind> {
-    let address = SocketAddr::from((to, port));
-    let stream = in_namespace(namespace, move || TcpStream::connect_timeout(&address, PATIENCE));
-    let stream = stream.map_err(|error| error.kind())?;
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    Ok(stream)
-}
-
-fn ask(stream: &mut TcpStream) -> u8 {
-    let mut answer = [0];
-    stream.write_all(&[1]).unwrap();
-    stream.read_exact(&mut answer).unwrap();
-    answer[0]
-}
-
 /// What nodes serve for a VPC on port 443, by these addresses of outside.
 fn served(vni: u32, backends: &[(Ipv4Addr, u32)]) -> Row {
     let backends = backends.iter().map(|(address, port)| ServiceBackend {
@@ -88,6 +57,7 @@ fn served(vni: u32, backends: &[(Ipv4Addr, u32)]) -> Row {
             backends: backends.collect(),
             affinity_seconds: 0,
         }],
+        ..ServiceRow::default()
     })
 }
 

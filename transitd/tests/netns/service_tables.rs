@@ -140,6 +140,7 @@ fn service(of: EndpointKey, backends: impl IntoIterator<Item = u16>) -> Service 
     Service {
         key: of,
         ports: vec![port],
+        inside: false,
     }
 }
 

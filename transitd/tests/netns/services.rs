@@ -1,8 +1,7 @@
 //! Services of a whole transitd: rows of the contract become what sockets of pods reach, also over a restart.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::time::Duration;
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, TcpStream};
 
 use aya::maps::{HashMap, Map, MapData};
 use thuban_common::services::{ConnectionEntry, ConnectionKey};
@@ -13,11 +12,11 @@ use thuban_proto::transit::{
 };
 
 use crate::pressure::shrunk;
-use crate::rig::{Rig, base_rows, eventually, in_namespace, local};
+use crate::rig::{Rig, base_rows, eventually, local};
 use crate::rows::mapped;
+use crate::tcp::{self, ask};
 
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// VPC 7's service, port 80, by pods at 10.0.1.`last`, port 8080.
 fn service(backends: &[u8]) -> Row {
@@ -34,6 +33,7 @@ fn service(backends: &[u8]) -> Row {
             backends: backends.iter().map(backend).collect(),
             affinity_seconds: 0,
         }],
+        ..ServiceRow::default()
     })
 }
 
@@ -73,33 +73,16 @@ fn start(rig: &mut Rig) {
 
 /// A server in a pod that answers each byte with its own.
 fn answer_with(rig: &Rig, pod: &str, own: u8) {
-    let listener = in_namespace(&format!("{}-{pod}", rig.name), || {
-        TcpListener::bind((Ipv4Addr::UNSPECIFIED, 8080)).unwrap()
-    });
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let Ok(mut stream) = stream else { return };
-            std::thread::spawn(move || {
-                while stream.read_exact(&mut [0]).is_ok() && stream.write_all(&[own]).is_ok() {}
-            });
-        }
-    });
+    drop(tcp::serve(
+        &format!("{}-{pod}", rig.name),
+        Ipv4Addr::UNSPECIFIED,
+        8080,
+        own,
+    ));
 }
 
 fn connect(rig: &Rig, pod: &str) -> Result<TcpStream, ErrorKind> {
-    let connected = in_namespace(&format!("{}-{pod}", rig.name), || {
-        TcpStream::connect_timeout(&(SERVICE, 80).into(), PATIENCE)
-    });
-    let stream = connected.map_err(|error| error.kind())?;
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    Ok(stream)
-}
-
-fn ask(stream: &mut TcpStream) -> u8 {
-    let mut answer = [0];
-    stream.write_all(&[1]).unwrap();
-    stream.read_exact(&mut answer).unwrap();
-    answer[0]
+    tcp::connect(&format!("{}-{pod}", rig.name), SERVICE, 80)
 }
 
 #[test]

@@ -206,6 +206,11 @@ pub const CONFIG_TRANSIT_AT_XDP: u32 = 1;
 pub const CONFIG_TRACE: u32 = 2;
 /// [`LocalEntry::flags`]: the pod's end takes frames that XDP redirects to it (its GRO is on, so it has NAPI).
 pub const LOCAL_TAKES_XDP: u16 = 1;
+/// [`LocalEntry::flags`]: the endpoint is the node itself. Its end of the veth is in the host's own network namespace, which
+/// a redirect to the peer may not lead to.
+pub const LOCAL_HOST: u16 = 2;
+/// [`AttachmentEntry::flags`]: as [`LOCAL_HOST`].
+pub const ATTACHMENT_HOST: u16 = 1;
 /// [`SubnetEntry::flags`]: this droplet is a bouncer of the network.
 pub const SUBNET_BOUNCER_HERE: u32 = 1;
 /// [`SubnetEntry::flags`]: addresses of services, which no endpoint has; `network` is 0.
@@ -229,6 +234,8 @@ pub const MARK_EGRESS: u32 = 0x0054;
 pub const MARK_EGRESS_HOST: u32 = 0x0056;
 /// Low half of the mark of answers to such packets: they are routed to pods.
 pub const MARK_ANSWER: u32 = 0x0055;
+/// Low half of the mark of what the node sends on by its own endpoint: it is routed there.
+pub const MARK_HOST_ENDPOINT: u32 = 0x0053;
 /// The part of a mark that tells its kind. None of its bits is one that kubelet or kube-proxy use.
 pub const MARK_MASK: u32 = 0xffff;
 

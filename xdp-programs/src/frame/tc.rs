@@ -18,7 +18,10 @@ use aya_ebpf::{
 use thuban_common::{
     counters::Counter,
     packet::{Header, ethernet::LENGTH, ipv6},
-    tables::{ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, LocalEntry, TRANSIT_MAGIC, TransitMetadata},
+    tables::{
+        ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, LOCAL_HOST, LocalEntry, TRANSIT_MAGIC,
+        TransitMetadata,
+    },
 };
 
 use super::{Frame, Verdict};
@@ -83,6 +86,14 @@ impl TcFrame {
             bpf_skb_change_type(self.skb(), PACKET_HOST);
             bpf_redirect_peer(interface, 0) as Verdict
         }
+    }
+
+    /// Gives a frame to the node's own end of a veth: out by the other end, for the kernel takes no redirect to a peer of
+    /// the same network namespace.
+    #[inline(always)]
+    pub fn to_host(&mut self, interface: u32) -> Verdict {
+        // SAFETY: helper without pointers.
+        unsafe { bpf_redirect(interface, 0) as Verdict }
     }
 }
 
@@ -205,7 +216,11 @@ impl Frame for TcFrame {
 
     #[inline(always)]
     fn deliver(&mut self, local: &LocalEntry) -> Verdict {
-        self.to_peer(local.ifindex)
+        if local.flags & LOCAL_HOST == 0 {
+            self.to_peer(local.ifindex)
+        } else {
+            self.to_host(local.ifindex)
+        }
     }
 
     #[inline(always)]

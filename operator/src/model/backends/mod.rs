@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use thiserror::Error;
-use thuban_proto::transit::{ServiceBackend, ServicePort};
+use thuban_proto::transit::{ExposedPort, ServiceBackend, ServicePort};
 
 use super::allocation::Family;
 use super::service::{Conditions, EndpointSlice, Port, Service, Target};
@@ -226,6 +226,25 @@ fn ports(service: &Service) -> Result<Vec<(u16, Joint<'_>)>, TooLarge> {
         return Err(TooLarge::Ports(usable.len()));
     }
     Ok(usable)
+}
+
+/// Its ports, as nodes that are to send on to it are told them; none of one that nodes take nothing for.
+pub fn exposed(service: &Service) -> Vec<ExposedPort> {
+    let kind = service.spec.as_ref().and_then(|spec| spec.kind.as_deref());
+    if !matches!(kind, Some("NodePort" | "LoadBalancer")) {
+        return Vec::new();
+    }
+    let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref());
+    let ports = ports.unwrap_or_default().iter().take(MOST_PORTS);
+    let ports = ports.filter_map(|port| {
+        let node_port = port.node_port.and_then(|port| u16::try_from(port).ok());
+        Some(ExposedPort {
+            protocol: protocol(port)?,
+            port: number(port)?.into(),
+            node_port: node_port.unwrap_or_default().into(),
+        })
+    });
+    ports.collect()
 }
 
 /// For how long a client keeps its backend.

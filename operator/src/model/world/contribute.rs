@@ -79,8 +79,8 @@ impl World {
             )
         };
         let mut made = share(&targets, &dividers, row);
-        for (address, ports) in self.node_services_of(name, vpc) {
-            let row = |_| rows::node_service(vpc.vni, address, ports);
+        for service in self.node_services_of(name, vpc) {
+            let row = |_| rows::node_service(vpc.vni, service.address, service.ports, service.inside);
             made.extend(share(&targets, &targets, row));
         }
         Some(made)
@@ -151,6 +151,7 @@ impl World {
                 .map(|(_, address)| address.octets().to_vec())
                 .unwrap_or_default(),
             prefix_length6: member.address6.map_or(0, |(_, prefix)| prefix.into()),
+            host: endpoint.is_host,
         };
         let key = (endpoint.droplet.clone(), Key::Local(vni, member.address.into()));
         let local = Row {

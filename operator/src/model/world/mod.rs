@@ -89,6 +89,8 @@ pub struct Endpoint {
     /// Where it lived before; its packets follow it from there.
     pub previous: Option<String>,
     pub pod: Pod,
+    /// It is its droplet's own.
+    pub is_host: bool,
     pub membership: Membership,
     /// Provisioned.
     pub ready: bool,
@@ -157,6 +159,7 @@ impl World {
             return;
         }
         self.moved_droplets.entry(name.to_owned()).or_insert(old);
+        self.touch_exposed();
         // Its address is in the rows of everything that lives or works there.
         self.touch_residents(name);
         let vpcs = self.dividers.parents_on(name);

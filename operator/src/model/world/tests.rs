@@ -7,7 +7,7 @@ use std::sync::Arc;
 use thuban_api::identifiers::MacAddr;
 use thuban_proto::transit::row;
 
-use super::services::tests::service;
+use super::services::tests::{exposed_port, service};
 use super::{Address, Endpoint, Key, Membership, Network, Pod, Role, Row, Vpc, World};
 
 /// xorshift: small, and its seed is printed.
@@ -67,6 +67,7 @@ pub(super) fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
             name: format!("p{host}"),
             uid: format!("u{host}"),
         },
+        is_host: false,
         membership: Membership::Member(Address {
             address,
             prefix_length: 24,
@@ -342,6 +343,9 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                 service.tables[0].0 = service_address(number % 5);
                 let name = ("ns".to_owned(), format!("s{number}"));
                 service.by_node = random.below(3) == 0;
+                if random.below(3) == 0 {
+                    service.exposed = vec![exposed_port(30000 + number as u32)];
+                }
                 world.set_service(&name, present.then_some(service));
             }
             8 => world.set_away(&format!("d{number}"), present),

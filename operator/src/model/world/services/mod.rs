@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use thuban_api::cidr::Cidr;
-use thuban_proto::transit::ServicePort;
+use thuban_proto::transit::{ExposedPort, ServicePort};
 
 use super::names::Names;
 use super::{EndpointName, Key, Owner, Rows, Vpc, World};
@@ -30,6 +30,26 @@ pub struct Service {
     pub born: (Option<Time>, String),
     /// Its addresses, each with its ports.
     pub tables: Vec<(IpAddr, Vec<ServicePort>)>,
+    /// Its ports, as nodes are told them, if it is reached by way of nodes.
+    pub exposed: Vec<ExposedPort>,
+    /// Addresses outside of the cluster that lead to nodes.
+    pub outside: Vec<IpAddr>,
+}
+
+impl Service {
+    /// Whether nodes send on to it what comes to them, or to such an address.
+    fn is_exposed(&self) -> bool {
+        let has_port = self.exposed.iter().any(|port| port.node_port != 0);
+        has_port || !self.exposed.is_empty() && !self.outside.is_empty()
+    }
+}
+
+/// What nodes serve for the pods of a VPC.
+pub(super) struct NodeService<'a> {
+    pub address: IpAddr,
+    pub ports: &'a [ServicePort],
+    /// Its backends are members of its VPC: nodes send on what comes for it by their own endpoints.
+    pub inside: bool,
 }
 
 #[derive(Debug, Default)]
@@ -39,6 +59,10 @@ pub(super) struct Services {
     by_address: HashMap<IpAddr, Names>,
     /// Those that nodes serve.
     by_node: BTreeSet<EndpointName>,
+    /// Those that are reached by way of nodes.
+    exposed: BTreeSet<EndpointName>,
+    /// By namespace and name of the Service.
+    by_name: HashMap<(String, String), Names>,
 }
 
 impl Services {
@@ -51,12 +75,25 @@ impl Services {
         if service.by_node {
             self.by_node.insert(name.clone());
         }
+        if service.is_exposed() {
+            self.exposed.insert(name.clone());
+        }
+        let key = (name.0.clone(), service.name.clone());
+        self.by_name.entry(key).or_default().insert(name);
         self.all.insert(name.clone(), service);
     }
 
     fn forget(&mut self, name: &EndpointName) -> Option<Service> {
         let service = self.all.remove(name)?;
         self.by_node.remove(name);
+        self.exposed.remove(name);
+        let key = (name.0.clone(), service.name.clone());
+        if let Some(names) = self.by_name.get_mut(&key) {
+            names.remove(name);
+            if names.is_empty() {
+                self.by_name.remove(&key);
+            }
+        }
         for (address, _) in &service.tables {
             if let Some(names) = self.by_address.get_mut(address) {
                 names.remove(name);
@@ -171,15 +208,15 @@ impl World {
         vpcs.map(|vpc| vpc.vni).collect()
     }
 
-    /// VPCs whose pods reach a service that nodes serve.
+    /// VPCs whose pods reach a service by their node.
     fn touch_users(&mut self, name: &EndpointName) {
-        let Some(service) = self.service(name).filter(|service| service.by_node) else {
+        let Some(service) = self.service(name) else {
             return;
         };
         let own = self.networks.get(&service.network).map(|network| &network.vpc);
         let of = (&name.0, &service.name);
         let users = self.vpcs.iter().filter(|(vpc, known)| {
-            own == Some(*vpc)
+            service.by_node && own == Some(*vpc)
                 || known
                     .shared
                     .iter()
@@ -189,26 +226,35 @@ impl World {
         self.dirty.extend(users);
     }
 
-    /// What nodes serve for the pods of a VPC: its own services, and those of a VPC with access to hosts that it names.
-    pub(super) fn node_services_of(
-        &self,
-        vpc: &str,
-        known: &Vpc,
-    ) -> impl Iterator<Item = (IpAddr, &[ServicePort])> {
-        let services = self.services.by_node.iter();
-        let services = services.filter_map(|name| Some((name, self.services.all.get(name)?)));
-        let services = services.filter(move |(name, service)| {
-            let home = self.networks.get(&service.network).map(|network| &network.vpc);
+    /// What nodes serve for the pods of a VPC: of its own services those with backends outside, and those of a VPC with access
+    /// to hosts that it names.
+    pub(super) fn node_services_of<'a>(
+        &'a self,
+        vpc: &'a str,
+        known: &'a Vpc,
+    ) -> impl Iterator<Item = NodeService<'a>> {
+        let home = |service: &Service| self.networks.get(&service.network).map(|network| &network.vpc);
+        let own = self.services.by_node.iter();
+        let own = own.filter(move |name| self.service(name).and_then(home).is_some_and(|home| home == vpc));
+        let shared = known.shared.iter();
+        let shared = shared.flat_map(|key| self.services.by_name.get(key).into_iter().flatten());
+        let shared = shared.filter(move |name| {
+            let home = self.service(name).and_then(home);
             let is_open = home
                 .and_then(|home| self.vpcs.get(home))
                 .is_some_and(|home| home.host_access);
-            let is_named = |(namespace, of): &(String, String)| *namespace == name.0 && *of == service.name;
-            home.is_some_and(|home| home == vpc) || is_open && known.shared.iter().any(is_named)
+            is_open && home.is_some_and(|home| home != vpc)
         });
+        let services = own.chain(shared);
+        let services = services.filter_map(|name| Some((name, self.service(name)?)));
         services.flat_map(move |(name, service)| {
-            let own = service.tables.iter();
-            let own = own.filter(move |(address, _)| self.service_at(*address) == Some(name));
-            own.map(|(address, ports)| (*address, ports.as_slice()))
+            let tables = service.tables.iter();
+            let tables = tables.filter(move |(address, _)| self.service_at(*address) == Some(name));
+            tables.map(|(address, ports)| NodeService {
+                address: *address,
+                ports: if service.by_node { ports } else { &[] },
+                inside: !service.by_node,
+            })
         })
     }
 
@@ -260,9 +306,15 @@ impl World {
         }
         let bouncers = self.bouncers_of_vpc(&network.vpc);
         let keys = self.keys_of(&Owner::Service(name.clone()));
-        keys.filter(|(droplet, _)| bouncers.contains(droplet.as_str()))
+        keys.filter(|(droplet, key)| bouncers.contains(droplet.as_str()) && matches!(key, Key::Service(..)))
             .cloned()
             .collect()
+    }
+
+    /// Services that all droplets are told of: a droplet came or went.
+    pub(super) fn touch_exposed(&mut self) {
+        let services = self.services.exposed.iter().cloned();
+        self.dirty.extend(services.map(Owner::Service));
     }
 
     pub(super) fn touch_services(&mut self, vpc: &str) {
@@ -288,12 +340,24 @@ impl World {
     }
 
     pub(super) fn contribute_service(&self, name: &EndpointName) -> Option<Rows> {
-        let service = self.service(name).filter(|service| !service.by_node)?;
+        let service = self.service(name)?;
         let network = self.networks.get(&service.network)?;
-        let vni = self.vni(&network.vpc)?;
+        let vpc = self.vpcs.get(&network.vpc)?;
+        let vni = vpc.vni;
         let bouncers = self.bouncers_of_vpc(&network.vpc);
         let own = |(address, _): &&(IpAddr, _)| self.service_at(*address) == Some(name);
         let mut made = Rows::new();
+        if vpc.host_access && service.is_exposed() {
+            for (address, _) in service.tables.iter().filter(own) {
+                let (key, row) = rows::exposed(vni, *address, &service.exposed, &service.outside);
+                let row = Arc::new(row);
+                let droplets = self.droplets.keys();
+                made.extend(droplets.map(|droplet| ((droplet.clone(), key.clone()), row.clone())));
+            }
+        }
+        if service.by_node {
+            return Some(made);
+        }
         for (address, ports) in service.tables.iter().filter(own) {
             let (key, row) = rows::service(vni, *address, ports);
             let row = Arc::new(row);

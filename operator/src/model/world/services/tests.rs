@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use thuban_proto::transit::{ServiceBackend, ServicePort, row};
+use thuban_proto::transit::{ExposedPort, ServiceBackend, ServicePort, row};
 
 use super::super::tests::{endpoint, network, settled, small, vpc};
 use super::{EndpointName, Key, Service, Vpc, World};
@@ -31,6 +31,16 @@ pub fn service(network: &str, uid: &str, backend: u8) -> Service {
         by_node: false,
         born: (None, uid.into()),
         tables: vec![(ADDRESS, vec![port])],
+        exposed: Vec::new(),
+        outside: Vec::new(),
+    }
+}
+
+pub fn exposed_port(node_port: u32) -> ExposedPort {
+    ExposedPort {
+        protocol: 6,
+        port: 80,
+        node_port,
     }
 }
 
@@ -191,22 +201,62 @@ fn shared() -> World {
     };
     world.set_vpc("red", Some(hosts));
     for (name, vni, id, droplet) in [("blue", 8, 2, "d2"), ("green", 9, 3, "d3")] {
-        let shared = vec![("ns".to_owned(), "web".to_owned())];
-        let shared = if name == "blue" { shared } else { Vec::new() };
-        world.set_vpc(
-            name,
-            Some(Vpc {
-                cidrs: vec!["10.0.0.0/8".into()],
-                shared,
-                ..vpc(vni)
-            }),
-        );
+        let mut vpc = names_it(vni);
+        if name != "blue" {
+            vpc.shared.clear();
+        }
+        world.set_vpc(name, Some(vpc));
         world.set_network(name, Some(network(name, id)));
         world.set_bouncer(&format!("{name}-b0"), Some(settled(name, droplet)));
     }
     world.set_service(&name("s"), Some(served("1", 10)));
     world.flush();
     world
+}
+
+/// Of a VPC that shares the service.
+fn names_it(vni: u32) -> Vpc {
+    Vpc {
+        cidrs: vec!["10.0.0.0/8".into()],
+        shared: vec![("ns".to_owned(), "web".to_owned())],
+        ..vpc(vni)
+    }
+}
+
+#[test]
+fn what_nodes_expose_is_on_every_droplet_if_its_vpc_is_the_nodes() {
+    let mut world = shared();
+    let exposing = || Service {
+        exposed: vec![exposed_port(30080)],
+        ..service("web", "1", 10)
+    };
+    let told = |world: &World| {
+        let is_told = |number: &u64| {
+            world
+                .program(&format!("d{number}"))
+                .contains_key(&Key::Exposed(7, ADDRESS))
+        };
+        (0..6).filter(is_told).collect::<Vec<_>>()
+    };
+    world.set_service(&name("s"), Some(exposing()));
+    world.flush();
+    assert_eq!(told(&world), [0, 1, 2, 3, 4]);
+    assert!(
+        world.service_rows(&name("s")).iter().all(|(_, key)| matches!(key, Key::Service(..))),
+        "what is waited for stays as much, however many droplets there are"
+    );
+    world.set_droplet("d5", Some(Ipv4Addr::new(172, 16, 0, 105)));
+    world.set_droplet("d0", None);
+    world.flush();
+    assert_eq!(told(&world), [1, 2, 3, 4, 5]);
+    // A tenant's.
+    let tenants = Service {
+        network: "blue".into(),
+        ..exposing()
+    };
+    world.set_service(&name("s"), Some(tenants));
+    world.flush();
+    assert!(told(&world).is_empty());
 }
 
 /// One of network `web` that nodes serve.
@@ -252,10 +302,18 @@ fn what_nodes_serve_is_on_every_droplet_of_its_vpc_and_of_those_that_name_it() {
     world.set_vpc("blue", Some(vpc(8)));
     world.flush();
     assert_eq!(servers(&world), [of("d0", 7), of("d1", 7)]);
-    // Backends among its VPC's endpoints: agents serve it.
+    // Backends among its VPC's endpoints: agents serve it, and nodes only send on to it from other VPCs.
     world.set_service(&name("s"), Some(service("web", "1", 10)));
     world.flush();
     assert!(servers(&world).is_empty() && has(&world, "d1", 7));
+    world.set_vpc("blue", Some(names_it(8)));
+    world.flush();
+    assert_eq!(servers(&world), [of("d2", 8), of("d4", 8)]);
+    match &world.program("d2")[&Key::NodeService(8, ADDRESS)].row {
+        Some(row::Row::NodeService(row)) => assert!(row.inside && row.ports.is_empty()),
+        other => panic!("{other:?}"),
+    }
+    world.set_vpc("blue", Some(vpc(8)));
     world.set_service(&name("s"), Some(served("1", 10)));
     world.flush();
     assert!(servers(&world).len() == 2 && !has(&world, "d1", 7));

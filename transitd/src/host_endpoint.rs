@@ -1,0 +1,120 @@
+//! The node's own endpoint: a member of its VPC as pods are, made when the operator's row for it comes, and taken away when
+//! that goes. By it the node reaches pods and services on all nodes, and sends on what others send to services.
+//!
+//! Invariant: no CNI verb makes it or takes it away; a transitd that starts finds the one of its predecessor and changes
+//! nothing of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+use tracing::{info, warn};
+
+use crate::attachments::{Attachment, AttachmentId};
+use crate::cni::error::AttachmentError;
+use crate::cni::wiring;
+use crate::netlink::host_end::{self, HOST_END, HostPlan};
+use crate::netlink::{NetlinkError, find_link};
+use crate::node::Node;
+use crate::program::row::LocalEndpoint;
+use crate::state::State;
+
+/// Between two looks at whether somebody took interface or routes away.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Error)]
+enum HostEndpointError {
+    #[error(transparent)]
+    Attachment(#[from] AttachmentError),
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+}
+
+/// Runs until the daemon ends.
+pub async fn run(node: Arc<Node>) {
+    let mut changes = node.watch();
+    let mut settled = None;
+    loop {
+        changes.mark_unchanged();
+        let plan = plan(&node.state());
+        if settled.as_ref() != Some(&plan) {
+            settled = match settle(&node).await {
+                Ok(()) => Some(plan),
+                Err(error) => {
+                    warn!(
+                        error = &error as &dyn std::error::Error,
+                        "the node's own endpoint is not as it should be, it is tried again"
+                    );
+                    None
+                }
+            };
+        }
+        match tokio::time::timeout(LOOK_AGAIN, changes.changed()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return,
+            Err(_) => settled = None,
+        }
+    }
+}
+
+/// What is wanted, if it is known.
+type Wanted = Option<(LocalEndpoint, HostPlan)>;
+
+fn plan(state: &State) -> Wanted {
+    let endpoint = state.program.host().filter(|endpoint| endpoint.ready)?;
+    let (ranges, services) = state.program.ranges(endpoint.vni);
+    let second = endpoint.address6.map(|net| net.addr().into());
+    let plan = HostPlan {
+        addresses: std::iter::once(endpoint.address.into()).chain(second).collect(),
+        ranges: ranges.iter().copied().collect(),
+        services: services.iter().copied().collect(),
+    };
+    Some((endpoint.clone(), plan))
+}
+
+async fn settle(node: &Arc<Node>) -> Result<(), HostEndpointError> {
+    let id = AttachmentId::host(HOST_END);
+    let _lock = node.lock(&id).await;
+    let (wanted, held, is_gone) = {
+        let state = node.state();
+        let is_gone = state.synced && state.program.host().is_none();
+        (plan(&state), state.attachments.get(&id).cloned(), is_gone)
+    };
+    let Some((endpoint, plan)) = wanted else {
+        if let Some(held) = held.filter(|_| is_gone) {
+            wiring::teardown(node, &id, Some(held)).await?;
+            info!("the node's own endpoint is gone");
+        }
+        return Ok(());
+    };
+    let is_same = match &held {
+        Some(held) => is_of(held, &endpoint, node) && is_there(node, held).await?,
+        None => false,
+    };
+    if !is_same {
+        wiring::teardown(node, &id, held).await?;
+        let made = wiring::setup_host(node, endpoint).await?;
+        info!(address = %made.address, vni = made.vni, "the node has an endpoint of its own");
+    }
+    host_end::setup(&node.netlink, &plan, &node.settings.proc_sys_net).await?;
+    Ok(())
+}
+
+fn is_of(held: &Attachment, endpoint: &LocalEndpoint, node: &Node) -> bool {
+    (held.vni, held.network, held.address, held.address6, held.mac)
+        == (
+            endpoint.vni,
+            endpoint.network,
+            endpoint.address,
+            endpoint.address6,
+            endpoint.mac,
+        )
+        && held.pod_uid == endpoint.pod_uid
+        && held.mtu == node.pod_mtu()
+}
+
+async fn is_there(node: &Node, held: &Attachment) -> Result<bool, NetlinkError> {
+    let link = find_link(&node.netlink, &held.host_interface).await?;
+    let is_same = link.is_some_and(|link| link.header.index == held.host_ifindex);
+    Ok(is_same && find_link(&node.netlink, HOST_END).await?.is_some())
+}

@@ -1,0 +1,192 @@
+//! The node's end of its own endpoint's veth, in the host's network namespace: its addresses, and the routes that lead the
+//! node's packets to members and services of the endpoint's VPC there.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+use futures::TryStreamExt;
+use ipnet::IpNet;
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage};
+use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
+use thuban_common::tables::{GATEWAY_MAC, MARK_HOST_ENDPOINT};
+
+use super::pod::OFF;
+use super::{
+    NetlinkError, POD_TABLE, ethtool, failed, find_link, host, sysctl, tolerate_exists, tolerate_missing, veth,
+};
+
+/// The interface that the node reaches its VPC by.
+pub const HOST_END: &str = "thuban0";
+/// Routes to services, for what the node sends on for others: pods of other VPCs, and clients outside.
+const SERVICE_TABLE: u32 = 6082;
+/// Next hops on [`HOST_END`]: nobody has them, the agent behind it takes what goes there.
+const NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 64, 2);
+const NEXT_HOP6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5468, 0x7562, 0x6101, 2);
+
+/// What the interface is to have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPlan {
+    /// IPv4, then IPv6 if the endpoint has it.
+    pub addresses: Vec<IpAddr>,
+    /// Of the VPC.
+    pub ranges: BTreeSet<IpNet>,
+    /// Of its services.
+    pub services: BTreeSet<IpNet>,
+}
+
+impl HostPlan {
+    /// (table, destination) of each route, and its source.
+    fn routes(&self) -> impl Iterator<Item = (u32, IpNet, IpAddr)> {
+        let own = self
+            .ranges
+            .union(&self.services)
+            .map(|range| (POD_TABLE, *range));
+        let others = self.services.iter().map(|range| (SERVICE_TABLE, *range));
+        own.chain(others).filter_map(|(table, range)| {
+            let is_same = |address: &&IpAddr| address.is_ipv4() == range.addr().is_ipv4();
+            let source = self.addresses.iter().find(is_same)?;
+            Some((table, range, *source))
+        })
+    }
+}
+
+/// Idempotent: brings the interface, up, and its routes in line with the plan. Answers its number.
+pub async fn setup(handle: &Handle, plan: &HostPlan, proc_sys_net: &Path) -> Result<u32, NetlinkError> {
+    let link = find_link(handle, HOST_END)
+        .await?
+        .ok_or_else(|| NetlinkError::NoInterface(HOST_END.into()))?;
+    let index = link.header.index;
+    if !super::is_up(&link) {
+        ethtool::turn_off(HOST_END, &OFF)?;
+    }
+    sysctl::disable_rp_filter(proc_sys_net, HOST_END)?;
+    let has_v6 = plan.addresses.iter().any(IpAddr::is_ipv6);
+    if has_v6 {
+        sysctl::enable_ipv6_in_pod(proc_sys_net, HOST_END)?;
+    }
+    for address in &plan.addresses {
+        let whole = if address.is_ipv4() { 32 } else { 128 };
+        veth::add_address(handle, index, *address, whole).await?;
+    }
+    let up = LinkUnspec::new_with_index(index).up().build();
+    handle
+        .link()
+        .change(up)
+        .execute()
+        .await
+        .map_err(failed("set up", HOST_END))?;
+    let hops = [(true, IpAddr::from(NEXT_HOP)), (has_v6, IpAddr::from(NEXT_HOP6))];
+    for (_, hop) in hops.into_iter().filter(|(is_used, _)| *is_used) {
+        let request = handle.neighbours().add(index, hop);
+        let request = request.link_layer_address(&GATEWAY_MAC).replace();
+        request
+            .execute()
+            .await
+            .map_err(failed("add the neighbour on", HOST_END))?;
+    }
+    host::route_marked(handle, MARK_HOST_ENDPOINT, SERVICE_TABLE, has_v6).await?;
+    set_routes(handle, index, plan).await?;
+    Ok(index)
+}
+
+/// Adds what is missing, and removes what the plan has no more.
+async fn set_routes(handle: &Handle, index: u32, plan: &HostPlan) -> Result<(), NetlinkError> {
+    let wanted: BTreeSet<(u32, IpNet)> = plan.routes().map(|(table, range, _)| (table, range)).collect();
+    for (table, range, source) in plan.routes() {
+        let route = route(index, table, range, source);
+        tolerate_exists(handle.route().add(route).replace().execute().await)
+            .map_err(failed("add the route to", range))?;
+    }
+    for query in [
+        RouteMessageBuilder::<Ipv4Addr>::new().build(),
+        RouteMessageBuilder::<Ipv6Addr>::new().build(),
+    ] {
+        let mut routes = handle.route().get(query).execute();
+        let mut stale = Vec::new();
+        while let Some(route) = routes.try_next().await.map_err(failed("list", "routes"))? {
+            let is_ours = route.attributes.contains(&RouteAttribute::Oif(index));
+            if is_ours
+                && let Some(key) = key_of(&route)
+                && !wanted.contains(&key)
+            {
+                stale.push(route);
+            }
+        }
+        for route in stale {
+            tolerate_missing(handle.route().del(route).execute().await)
+                .map_err(failed("delete", "a stale route of the node's endpoint"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Table and destination, if the table is one of ours.
+fn key_of(route: &RouteMessage) -> Option<(u32, IpNet)> {
+    let table = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Table(table) => Some(*table),
+        _ => None,
+    });
+    let table = table.filter(|table| [POD_TABLE, SERVICE_TABLE].contains(table))?;
+    let address = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(IpAddr::from(*address)),
+        RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(IpAddr::from(*address)),
+        _ => None,
+    })?;
+    let range = IpNet::new(address, route.header.destination_prefix_length).ok()?;
+    Some((table, range))
+}
+
+fn route(index: u32, table: u32, range: IpNet, source: IpAddr) -> RouteMessage {
+    let mut message = match (range, source) {
+        (IpNet::V4(range), IpAddr::V4(source)) => RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(range.addr(), range.prefix_len())
+            .gateway(NEXT_HOP)
+            .output_interface(index)
+            .table_id(table)
+            .pref_source(source)
+            .build(),
+        (range, source) => {
+            let v6 = |address: IpAddr| match address {
+                IpAddr::V4(address) => address.to_ipv6_mapped(),
+                IpAddr::V6(address) => address,
+            };
+            RouteMessageBuilder::<Ipv6Addr>::new()
+                .destination_prefix(v6(range.addr()), range.prefix_len())
+                .gateway(NEXT_HOP6)
+                .output_interface(index)
+                .table_id(table)
+                .pref_source(v6(source))
+                .build()
+        }
+    };
+    message.header.flags |= RouteFlags::Onlink;
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_have_a_table_more_and_each_family_its_own_source() {
+        let net = |text: &str| text.parse::<IpNet>().unwrap();
+        let plan = HostPlan {
+            addresses: vec!["10.42.0.9".parse().unwrap()],
+            ranges: [net("10.42.0.0/16"), net("fd00:42::/64")].into(),
+            services: [net("10.96.0.0/12")].into(),
+        };
+        let routes: Vec<_> = plan
+            .routes()
+            .map(|(table, range, source)| format!("{table} {range} {source}"))
+            .collect();
+        assert_eq!(
+            routes,
+            [
+                "6081 10.42.0.0/16 10.42.0.9",
+                "6081 10.96.0.0/12 10.42.0.9",
+                "6082 10.96.0.0/12 10.42.0.9",
+            ]
+        );
+    }
+}

@@ -1,0 +1,227 @@
+//! The node's own endpoint: members and services of its VPC reached by it, by the node and by those that it sends on for.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use thuban_proto::transit::row::Row;
+use thuban_proto::transit::{
+    AddressKey, DirectRow, ExposedPort, ExposedRow, LocalRow, RowKey, ServiceBackend, ServicePort, ServiceRow,
+    row_key,
+};
+
+use crate::rig::{NODE, Rig, base_rows, eventually, local, mapped};
+use crate::tcp::{PATIENCE, ask, connect, serve};
+
+const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+/// The node's, in VPC 7.
+const OWN: u8 = 9;
+const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 1, OWN);
+/// Another droplet.
+const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+
+fn host_row(last: u8) -> Row {
+    let Row::Local(row) = local(7, "node/n", last) else {
+        panic!("a local row")
+    };
+    Row::Local(LocalRow { host: true, ..row })
+}
+
+fn host_key(last: u8) -> RowKey {
+    RowKey {
+        key: Some(row_key::Key::Local(AddressKey {
+            vni: 7,
+            address: mapped(last),
+        })),
+    }
+}
+
+fn service_address() -> Vec<u8> {
+    SERVICE.to_ipv6_mapped().octets().to_vec()
+}
+
+/// VPC 7's service, port 80, by the pod at 10.0.1.`last`, port 8080.
+fn service(last: u8) -> Row {
+    Row::Service(ServiceRow {
+        vni: 7,
+        address: service_address(),
+        ports: vec![ServicePort {
+            protocol: 6,
+            port: 80,
+            backends: vec![ServiceBackend {
+                address: mapped(last),
+                port: 8080,
+            }],
+            affinity_seconds: 0,
+        }],
+        ..ServiceRow::default()
+    })
+}
+
+/// Nodes are in VPC 7, p1 and p2 too; p3 is another tenant's.
+fn rig() -> Rig {
+    let mut rows = base_rows();
+    for row in &mut rows {
+        if let Row::Vpc(vpc) = row {
+            vpc.service_cidrs.push("10.96.0.0/16".into());
+            vpc.host_access = vpc.vni == 7;
+            vpc.egress = vpc.vni == 7;
+        }
+    }
+    rows.extend([local(7, "p1", 5), local(7, "p2", 6), local(8, "p3", 7)]);
+    rows.extend([host_row(OWN), service(5)]);
+    let mut rig = Rig::new(rows);
+    for pod in ["p1", "p2", "p3"] {
+        rig.add_pod(pod);
+    }
+    eventually("the node has its endpoint", || has_endpoint(&rig));
+    rig
+}
+
+fn has_endpoint(rig: &Rig) -> bool {
+    rig.on_node("ip -o address show").contains("thuban0") && routes(rig).contains("10.96.0.0/16")
+}
+
+/// To services, for what the node sends on.
+fn routes(rig: &Rig) -> String {
+    rig.on_node("ip route show table 6082 2>/dev/null || true")
+}
+
+fn pod(rig: &Rig, name: &str) -> String {
+    format!("{}-{name}", rig.name)
+}
+
+#[test]
+fn the_node_reaches_members_and_services_in_its_own_name() {
+    let mut rig = rig();
+    let clients = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
+    let mut stream = connect(rig.node(), SERVICE, 80).unwrap();
+    assert_eq!(ask(&mut stream), 1);
+    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(OWN_ADDRESS));
+    // A member elsewhere, by its droplet; nobody answers there.
+    rig.operator.push_and_wait(
+        vec![Row::Direct(DirectRow {
+            vni: 7,
+            address: mapped(77),
+            droplet: FAR.octets().to_vec(),
+        })],
+        vec![],
+    );
+    let before = rig.counter("sent_direct");
+    assert!(!rig.ping_from_node("10.0.1.77"));
+    assert!(rig.counter("sent_direct") > before);
+    // Members reach it, and nobody of another VPC does.
+    assert!(rig.ping("p2", &OWN_ADDRESS.to_string()));
+    assert!(!rig.ping("p3", &OWN_ADDRESS.to_string()));
+
+    // A daemon that comes finds all as it was.
+    let links = rig.on_node("ip -o link show type veth");
+    let routes = rig.on_node("ip route show table 6081");
+    rig.kill();
+    assert_eq!(ask(&mut stream), 1);
+    rig.start();
+    rig.operator.wait_for_ack();
+    assert_eq!(ask(&mut stream), 1);
+    assert_eq!(rig.on_node("ip -o link show type veth"), links);
+    assert_eq!(rig.on_node("ip route show table 6081"), routes);
+}
+
+#[test]
+fn it_comes_back_when_somebody_takes_it_away_and_goes_with_its_row() {
+    let rig = rig();
+    let _server = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
+    rig.on_node("ip link del thuban0");
+    eventually("it is there again", || has_endpoint(&rig));
+    assert_eq!(ask(&mut connect(rig.node(), SERVICE, 80).unwrap()), 1);
+    rig.on_node("ip route flush table 6082");
+    eventually("its routes are there again", || has_endpoint(&rig));
+    // Another address.
+    rig.operator.push_and_wait(vec![host_row(19)], vec![host_key(OWN)]);
+    eventually("it has the new address", || {
+        rig.on_node("ip -o address show dev thuban0 2>/dev/null || true")
+            .contains("10.0.1.19/32")
+    });
+    eventually("and serves", || connect(rig.node(), SERVICE, 80).is_ok());
+    // The runtime knows nothing of it, and can't take it away.
+    assert!(rig.del("host").is_some());
+    assert!(has_endpoint(&rig));
+    rig.operator.push_and_wait(vec![], vec![host_key(19)]);
+    eventually("it is gone", || {
+        !rig.on_node("ip -o link show").contains("thuban0")
+            && routes(&rig).is_empty()
+    });
+    assert!(connect(rig.node(), SERVICE, 80).is_err());
+}
+
+#[test]
+fn a_vpc_reaches_a_service_that_it_shares_by_its_node_and_nothing_else_there() {
+    let mut rig = rig();
+    let clients = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
+    assert!(connect(&pod(&rig, "p3"), SERVICE, 80).is_err());
+    let shared = Row::NodeService(ServiceRow {
+        vni: 8,
+        address: service_address(),
+        inside: true,
+        ..ServiceRow::default()
+    });
+    rig.operator.push_and_wait(vec![shared], vec![]);
+    let mut stream = connect(&pod(&rig, "p3"), SERVICE, 80).unwrap();
+    assert_eq!(ask(&mut stream), 1);
+    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(OWN_ADDRESS));
+    assert!(connect(&pod(&rig, "p3"), Ipv4Addr::new(10, 0, 1, 5), 8080).is_err());
+    assert!(connect(&pod(&rig, "p3"), OWN_ADDRESS, 22).is_err());
+    rig.kill();
+    assert_eq!(ask(&mut stream), 1);
+    rig.start();
+    rig.operator.wait_for_ack();
+    assert_eq!(ask(&mut stream), 1);
+    // Without the node's endpoint it leads nowhere, least of all out by the uplink.
+    rig.operator.push_and_wait(vec![], vec![host_key(OWN)]);
+    eventually("the endpoint is gone", || {
+        !rig.on_node("ip -o link show").contains("thuban0")
+    });
+    rig.on_node(&format!("ip route add default via {FAR}"));
+    rig.on_far("ip address add 10.96.0.10/32 dev lo");
+    let _elsewhere = serve(rig.far(), SERVICE, 80, 66);
+    assert!(connect(&pod(&rig, "p3"), SERVICE, 80).is_err());
+}
+
+#[test]
+fn node_ports_and_outside_addresses_lead_to_services() {
+    let rig = rig();
+    let clients = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
+    let outside = Ipv4Addr::new(203, 0, 113, 7);
+    let exposed = Row::Exposed(ExposedRow {
+        vni: 7,
+        address: service_address(),
+        ports: vec![ExposedPort {
+            protocol: 6,
+            port: 80,
+            node_port: 30080,
+        }],
+        addresses: vec![outside.to_ipv6_mapped().octets().to_vec()],
+    });
+    assert!(connect(rig.far(), NODE.into(), 30080).is_err());
+    rig.operator.push_and_wait(vec![exposed], vec![]);
+    rig.on_far(&format!("ip route add {outside}/32 via {}", Ipv4Addr::from(NODE)));
+    let places = [
+        (rig.far().to_owned(), Ipv4Addr::from(NODE), 30080, "from outside"),
+        (rig.far().to_owned(), outside, 80, "the balancer's address"),
+        (rig.node().to_owned(), Ipv4Addr::from(NODE), 30080, "from the node itself"),
+        (rig.node().to_owned(), outside, 80, "the balancer's address, from the node"),
+        (pod(&rig, "p2"), Ipv4Addr::from(NODE), 30080, "from a pod"),
+        (pod(&rig, "p1"), Ipv4Addr::from(NODE), 30080, "from the backend itself"),
+    ];
+    for (namespace, address, port, what) in places {
+        let mut stream = connect(&namespace, address, port).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(ask(&mut stream), 1, "{what}");
+        let client = clients.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(client, IpAddr::from(OWN_ADDRESS), "{what}");
+    }
+    // A tenant's pod reaches no node.
+    assert!(connect(&pod(&rig, "p3"), NODE.into(), 30080).is_err());
+    let key = row_key::Key::Exposed(AddressKey {
+        vni: 7,
+        address: service_address(),
+    });
+    rig.operator.push_and_wait(vec![], vec![RowKey { key: Some(key) }]);
+    assert!(connect(rig.far(), NODE.into(), 30080).is_err());
+}

@@ -1,0 +1,41 @@
+//! Servers that answer with a byte of their own, and their clients.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use crate::rig::in_namespace;
+
+pub const PATIENCE: Duration = Duration::from_millis(1500);
+
+/// A server that answers each byte with its own, and tells who connects first.
+pub fn serve(namespace: &str, address: Ipv4Addr, port: u16, own: u8) -> Receiver<IpAddr> {
+    let listener = in_namespace(namespace, move || TcpListener::bind((address, port)).unwrap());
+    let (sender, clients) = channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let _ = sender.send(stream.peer_addr().unwrap().ip());
+            std::thread::spawn(move || {
+                while stream.read_exact(&mut [0]).is_ok() && stream.write_all(&[own]).is_ok() {}
+            });
+        }
+    });
+    clients
+}
+
+pub fn connect(namespace: &str, to: Ipv4Addr, port: u16) -> Result<TcpStream, ErrorKind> {
+    let address = SocketAddr::from((to, port));
+    let stream = in_namespace(namespace, move || TcpStream::connect_timeout(&address, PATIENCE));
+    let stream = stream.map_err(|error| error.kind())?;
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    Ok(stream)
+}
+
+pub fn ask(stream: &mut TcpStream) -> u8 {
+    let mut answer = [0];
+    stream.write_all(&[1]).unwrap();
+    stream.read_exact(&mut answer).unwrap();
+    answer[0]
+}
