@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use ipnet::Ipv6Net;
 use thuban_common::tables::{
-    ATTACHMENT_HOST, AttachmentEntry, EndpointKey, LOCAL_HOST, LOCAL_TAKES_XDP, LocalEntry, SUBNET_BOUNCER_HERE,
+    ATTACHMENT_HOST, AttachmentEntry, EndpointKey, LOCAL_HOST, LOCAL_TAKES_XDP, LocalEntry,
+    SUBNET_BOUNCER_HERE,
 };
 use thuban_proto::transit as proto;
 use tokio::sync::mpsc;

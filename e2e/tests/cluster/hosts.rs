@@ -10,7 +10,8 @@ use thuban_cluster::Cluster;
 
 use crate::egress::patch_vpc;
 use crate::support::{
-    NOT_REACHED, PORT, Pod, REACHED, apply, condition, delete, get, http_hostname_at, netexec_manifest, running,
+    NOT_REACHED, PORT, Pod, REACHED, apply, condition, delete, get, http_hostname_at, netexec_manifest,
+    running,
 };
 use crate::tenants::tenants;
 
@@ -80,7 +81,13 @@ impl Drop for Echo<'_> {
 }
 
 /// What the server says of itself when the node asks it.
-fn asked(cluster: &Cluster, node: &str, address: impl Into<IpAddr>, port: u16, patience: Duration) -> Result<String> {
+fn asked(
+    cluster: &Cluster,
+    node: &str,
+    address: impl Into<IpAddr>,
+    port: u16,
+    patience: Duration,
+) -> Result<String> {
     let address = address.into();
     cluster.in_node(node, || http_hostname_at((address, port), patience))
 }
@@ -107,14 +114,24 @@ fn every_node_reaches_pods_and_services_of_the_default_vpc_everywhere_and_no_ten
                 let own = tenants.vpc("blue");
                 let green = tenants.vpc("green");
                 // An address that a tenant of this very node has as well.
-                own.iter().chain(&green).any(|own| own.node == *node && own.name == *name)
+                own.iter()
+                    .chain(&green)
+                    .any(|own| own.node == *node && own.name == *name)
             };
-            assert!(got.as_ref().ok().is_none_or(is_own), "{node} reaches {}: {got:?}", pod.name);
+            assert!(
+                got.as_ref().ok().is_none_or(is_own),
+                "{node} reaches {}: {got:?}",
+                pod.name
+            );
         }
     }
     // Pods reach nodes' endpoints as they reach any member; other VPCs don't.
     let endpoint = get(cluster, &["endpoints.thuban.dev", "-n", SYSTEM, &nodes[1]]).unwrap();
-    let address: Ipv4Addr = endpoint["status"]["addresses"][0].as_str().unwrap().parse().unwrap();
+    let address: Ipv4Addr = endpoint["status"]["addresses"][0]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap();
     echo.pods[0].ping(address, REACHED).unwrap();
     let red = tenants.vpc("red");
     assert!(red[0].ping(address, NOT_REACHED).is_err());
@@ -144,7 +161,11 @@ fn node_ports_lead_to_a_service_from_every_node_and_from_pods() {
             assert!(name.starts_with("echo-"), "from {}: {name}", pod.name);
         }
         let red = tenants.vpc("red");
-        assert!(red[0].inside(|| http_hostname_at((at, port), NOT_REACHED)).is_err());
+        assert!(
+            red[0]
+                .inside(|| http_hostname_at((at, port), NOT_REACHED))
+                .is_err()
+        );
     }
 }
 
@@ -160,12 +181,15 @@ fn a_service_of_the_default_vpc_is_reached_from_a_vpc_that_shares_it() {
     let shared = json!({"sharedServices": ["default/kubernetes", "default/echo"]});
     patch_vpc(cluster, "red", &shared).unwrap();
     let result = red.iter().try_for_each(|pod| {
-        cluster.wait_for(&format!("echo for {}", pod.name), SOON, || Ok(ask(pod, REACHED).is_ok()))?;
+        cluster.wait_for(&format!("echo for {}", pod.name), SOON, || {
+            Ok(ask(pod, REACHED).is_ok())
+        })?;
         let name = ask(pod, REACHED)?;
         anyhow::ensure!(name.starts_with("echo-"), "{name}");
         // The Service, not what is behind it.
         anyhow::ensure!(
-            pod.inside(|| http_hostname_at((echo.pods[0].address, PORT), NOT_REACHED)).is_err(),
+            pod.inside(|| http_hostname_at((echo.pods[0].address, PORT), NOT_REACHED))
+                .is_err(),
             "a pod of the default VPC"
         );
         Ok(())

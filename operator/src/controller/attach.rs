@@ -31,8 +31,7 @@ pub fn is_wanted_by_node(endpoint: &Endpoint, context: &Context) -> bool {
         && spec.network == DEFAULT_NAME;
     let network = context.network(&spec.network);
     let stays = network.is_some_and(|network| {
-        network.metadata.deletion_timestamp.is_none()
-            && (spec.vpc.is_empty() || network.spec.vpc == spec.vpc)
+        network.metadata.deletion_timestamp.is_none() && (spec.vpc.is_empty() || network.spec.vpc == spec.vpc)
     });
     let droplet = ObjectRef::<Droplet>::new(&spec.droplet);
     let is_there = context.stores.droplets.get(&droplet).is_some() && context.node(&spec.droplet).is_some();

@@ -4,9 +4,7 @@
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
-use thuban_api::{
-    DEFAULT_NAME, Droplet, Endpoint, EndpointSpec, EndpointType, FINALIZER, SYSTEM_NAMESPACE,
-};
+use thuban_api::{DEFAULT_NAME, Droplet, Endpoint, EndpointSpec, EndpointType, FINALIZER, SYSTEM_NAMESPACE};
 use tracing::info;
 
 use super::attach::is_host;

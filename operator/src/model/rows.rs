@@ -4,9 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{
-    AddressKey, BouncerRow, DirectRow, DropletRow, ExposedPort, ExposedRow, ForwardRow, NetworkKey, NetworkRow,
-    RefusedRow, Row,
-    RowKey, ServicePort, ServiceRow, VpcRow, row, row_key,
+    AddressKey, BouncerRow, DirectRow, DropletRow, ExposedPort, ExposedRow, ForwardRow, NetworkKey,
+    NetworkRow, RefusedRow, Row, RowKey, ServicePort, ServiceRow, VpcRow, row, row_key,
 };
 
 /// Which row: ordered, so that programs are compared and sent in a stable order.

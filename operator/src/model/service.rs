@@ -96,7 +96,9 @@ impl Service {
             .unwrap_or_default()
             .iter()
             .filter(|ingress| ingress.ip_mode.as_deref() != Some("Proxy"));
-        ingress.filter_map(|ingress| ingress.ip.as_ref()?.parse().ok()).collect()
+        ingress
+            .filter_map(|ingress| ingress.ip.as_ref()?.parse().ok())
+            .collect()
     }
 
     /// `<service>-<first 8 of its UID>`.

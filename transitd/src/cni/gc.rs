@@ -38,7 +38,9 @@ async fn collect(
         .state()
         .attachments
         .values()
-        .filter(|a| !valid.contains(&a.id) && !a.is_host() && (a.cni_network == network || a.cni_network.is_empty()))
+        .filter(|a| {
+            !valid.contains(&a.id) && !a.is_host() && (a.cni_network == network || a.cni_network.is_empty())
+        })
         .cloned()
         .collect();
     let mut errors = Vec::new();

@@ -262,8 +262,7 @@ impl Served {
                     .insert((cluster.is_ipv6(), protocol, node_port), way);
             }
             for outside in &exposed.addresses {
-                self.outside
-                    .insert((address(*outside), protocol, port.port), way);
+                self.outside.insert((address(*outside), protocol, port.port), way);
             }
         }
     }
@@ -279,7 +278,9 @@ impl Served {
                 &addresses,
             );
             for (name, ports) in [("ports", &self.ports), ("outside", &self.outside)] {
-                let ways = ports.iter().filter(|((address, _, _), _)| address.is_ipv6() == is_v6);
+                let ways = ports
+                    .iter()
+                    .filter(|((address, _, _), _)| address.is_ipv6() == is_v6);
                 let ways: Vec<_> = ways
                     .map(|((address, protocol, port), way)| {
                         format!("{address} . {protocol} . {port} : goto port-{way}")
@@ -377,7 +378,10 @@ mod tests {
     #[test]
     fn a_service_is_translated_to_its_backends_and_refused_without() {
         let two = service("10.96.0.1", &[("172.31.0.1", 6443), ("172.31.0.2", 6443)]);
-        let text = ruleset([&two, &two, &service("10.96.0.9", &[])].into_iter(), &Host::default());
+        let text = ruleset(
+            [&two, &two, &service("10.96.0.9", &[])].into_iter(),
+            &Host::default(),
+        );
         assert!(text.contains("elements = { 10.96.0.1, 10.96.0.9 }"), "{text}");
         assert!(
             text.contains("elements = { 10.96.0.1 . 6 . 443 : goto port-0 }"),
@@ -393,7 +397,10 @@ mod tests {
 
     #[test]
     fn both_families_have_tables_of_their_own() {
-        let text = ruleset([&service("fd00:96::1", &[("fd00:1::1", 6443)])].into_iter(), &Host::default());
+        let text = ruleset(
+            [&service("fd00:96::1", &[("fd00:1::1", 6443)])].into_iter(),
+            &Host::default(),
+        );
         assert!(
             text.contains("set addresses6 {\n    type ipv6_addr\n    elements = { fd00:96::1 }"),
             "{text}"
@@ -439,7 +446,10 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(!text.contains("fd00:96"), "without an address of that family: {text}");
+        assert!(
+            !text.contains("fd00:96"),
+            "without an address of that family: {text}"
+        );
     }
 
     #[test]

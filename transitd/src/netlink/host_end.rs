@@ -13,7 +13,8 @@ use thuban_common::tables::{GATEWAY_MAC, MARK_HOST_ENDPOINT};
 
 use super::pod::OFF;
 use super::{
-    NetlinkError, POD_TABLE, ethtool, failed, find_link, host, sysctl, tolerate_exists, tolerate_missing, veth,
+    NetlinkError, POD_TABLE, ethtool, failed, find_link, host, sysctl, tolerate_exists, tolerate_missing,
+    veth,
 };
 
 /// The interface that the node reaches its VPC by.
@@ -38,10 +39,7 @@ pub struct HostPlan {
 impl HostPlan {
     /// (table, destination) of each route, and its source.
     fn routes(&self) -> impl Iterator<Item = (u32, IpNet, IpAddr)> {
-        let own = self
-            .ranges
-            .union(&self.services)
-            .map(|range| (POD_TABLE, *range));
+        let own = self.ranges.union(&self.services).map(|range| (POD_TABLE, *range));
         let others = self.services.iter().map(|range| (SERVICE_TABLE, *range));
         own.chain(others).filter_map(|(table, range)| {
             let is_same = |address: &&IpAddr| address.is_ipv4() == range.addr().is_ipv4();

@@ -95,7 +95,8 @@ impl TryFrom<proto::ExposedRow> for Exposed {
         });
         let addresses = row.addresses.iter().map(|bytes| {
             let address: Option<Address> = bytes.as_slice().try_into().ok();
-            let address = address.filter(|address| is_usable(address) && is_v4(address) == is_v4(&key.address));
+            let address =
+                address.filter(|address| is_usable(address) && is_v4(address) == is_v4(&key.address));
             address.ok_or(invalid(
                 "exposed.addresses",
                 "unicast addresses of the service's family, 16 bytes",

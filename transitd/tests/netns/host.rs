@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
-    AddressKey, DirectRow, ExposedPort, ExposedRow, LocalRow, RowKey, ServiceBackend, ServicePort, ServiceRow,
-    row_key,
+    AddressKey, DirectRow, ExposedPort, ExposedRow, LocalRow, RowKey, ServiceBackend, ServicePort,
+    ServiceRow, row_key,
 };
 
 use crate::rig::{NODE, Rig, base_rows, eventually, local, mapped};
@@ -134,7 +134,8 @@ fn it_comes_back_when_somebody_takes_it_away_and_goes_with_its_row() {
     rig.on_node("ip route flush table 6082");
     eventually("its routes are there again", || has_endpoint(&rig));
     // Another address.
-    rig.operator.push_and_wait(vec![host_row(19)], vec![host_key(OWN)]);
+    rig.operator
+        .push_and_wait(vec![host_row(19)], vec![host_key(OWN)]);
     eventually("it has the new address", || {
         rig.on_node("ip -o address show dev thuban0 2>/dev/null || true")
             .contains("10.0.1.19/32")
@@ -145,8 +146,7 @@ fn it_comes_back_when_somebody_takes_it_away_and_goes_with_its_row() {
     assert!(has_endpoint(&rig));
     rig.operator.push_and_wait(vec![], vec![host_key(19)]);
     eventually("it is gone", || {
-        !rig.on_node("ip -o link show").contains("thuban0")
-            && routes(&rig).is_empty()
+        !rig.on_node("ip -o link show").contains("thuban0") && routes(&rig).is_empty()
     });
     assert!(connect(rig.node(), SERVICE, 80).is_err());
 }
@@ -202,13 +202,30 @@ fn node_ports_and_outside_addresses_lead_to_services() {
     assert!(connect(rig.far(), NODE.into(), 30080).is_err());
     rig.operator.push_and_wait(vec![exposed], vec![]);
     rig.on_far(&format!("ip route add {outside}/32 via {}", Ipv4Addr::from(NODE)));
+    // The way that packets to it would go.
+    rig.on_node(&format!("ip route add default via {FAR}"));
     let places = [
         (rig.far().to_owned(), Ipv4Addr::from(NODE), 30080, "from outside"),
         (rig.far().to_owned(), outside, 80, "the balancer's address"),
-        (rig.node().to_owned(), Ipv4Addr::from(NODE), 30080, "from the node itself"),
-        (rig.node().to_owned(), outside, 80, "the balancer's address, from the node"),
+        (
+            rig.node().to_owned(),
+            Ipv4Addr::from(NODE),
+            30080,
+            "from the node itself",
+        ),
+        (
+            rig.node().to_owned(),
+            outside,
+            80,
+            "the balancer's address, from the node",
+        ),
         (pod(&rig, "p2"), Ipv4Addr::from(NODE), 30080, "from a pod"),
-        (pod(&rig, "p1"), Ipv4Addr::from(NODE), 30080, "from the backend itself"),
+        (
+            pod(&rig, "p1"),
+            Ipv4Addr::from(NODE),
+            30080,
+            "from the backend itself",
+        ),
     ];
     for (namespace, address, port, what) in places {
         let mut stream = connect(&namespace, address, port).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -222,6 +239,7 @@ fn node_ports_and_outside_addresses_lead_to_services() {
         vni: 7,
         address: service_address(),
     });
-    rig.operator.push_and_wait(vec![], vec![RowKey { key: Some(key) }]);
+    rig.operator
+        .push_and_wait(vec![], vec![RowKey { key: Some(key) }]);
     assert!(connect(rig.far(), NODE.into(), 30080).is_err());
 }

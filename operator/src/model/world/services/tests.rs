@@ -242,7 +242,10 @@ fn what_nodes_expose_is_on_every_droplet_if_its_vpc_is_the_nodes() {
     world.flush();
     assert_eq!(told(&world), [0, 1, 2, 3, 4]);
     assert!(
-        world.service_rows(&name("s")).iter().all(|(_, key)| matches!(key, Key::Service(..))),
+        world
+            .service_rows(&name("s"))
+            .iter()
+            .all(|(_, key)| matches!(key, Key::Service(..))),
         "what is waited for stays as much, however many droplets there are"
     );
     world.set_droplet("d5", Some(Ipv4Addr::new(172, 16, 0, 105)));
