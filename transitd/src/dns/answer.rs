@@ -59,11 +59,16 @@ pub(super) async fn answer(
         Verdict::Refuse => (own(ResponseCode::NXDomain), DnsResult::Refused),
         Verdict::NoData => (own(ResponseCode::NoError), DnsResult::NoData),
         Verdict::Forward(zone) => match forward(upstream, view, transport, zone, &question).await {
-            Ok(Forwarded::Whole(answer)) if answer.len() <= room => return (Some(answer), DnsResult::Forwarded),
+            Ok(Forwarded::Whole(answer)) if answer.len() <= room => {
+                return (Some(answer), DnsResult::Forwarded);
+            }
             Ok(Forwarded::Whole(_)) => (question.truncated(), DnsResult::Forwarded),
             Ok(Forwarded::Made(message, result)) => (*message, result),
             Err(error) => {
-                debug!(error = &error as &dyn std::error::Error, "no answer from upstream");
+                debug!(
+                    error = &error as &dyn std::error::Error,
+                    "no answer from upstream"
+                );
                 (question.reply(ResponseCode::ServFail), DnsResult::Failed)
             }
         },
@@ -94,13 +99,20 @@ async fn forward(
     question.restore(&outgoing, &mut bytes);
     // Of a truncated one there is nothing to believe but that.
     if transport == Transport::Udp && is_truncated(&bytes) {
-        return Ok(Forwarded::Made(Box::new(question.truncated()), DnsResult::Forwarded));
+        return Ok(Forwarded::Made(
+            Box::new(question.truncated()),
+            DnsResult::Forwarded,
+        ));
     }
     let message = Message::from_vec(&bytes).map_err(Failure::Decode)?;
     Ok(match filter(view, zone, question, message) {
         None => Forwarded::Whole(bytes),
         Some(filtered) => {
-            let result = if filtered.less { DnsResult::Filtered } else { DnsResult::Forwarded };
+            let result = if filtered.less {
+                DnsResult::Filtered
+            } else {
+                DnsResult::Forwarded
+            };
             Forwarded::Made(Box::new(filtered.message), result)
         }
     })

@@ -38,7 +38,10 @@ pub(super) fn filter(view: &View, zone: Zone, question: &Question, mut answer: M
             Zone::Cluster | Zone::Outside => ResponseCode::NoError,
         };
         let message = question.negative(code, zone, view.domain());
-        return Some(Filtered { message, less: removed });
+        return Some(Filtered {
+            message,
+            less: removed,
+        });
     }
     let mut less = removed;
     // These only help, and which of them are there may itself tell.
@@ -50,7 +53,10 @@ pub(super) fn filter(view: &View, zone: Zone, question: &Question, mut answer: M
     }
     // It is no longer what somebody signed.
     answer.metadata.authentic_data &= !less;
-    less.then_some(Filtered { message: answer, less })
+    less.then_some(Filtered {
+        message: answer,
+        less,
+    })
 }
 
 /// The names in a record that lead to others.

@@ -3,11 +3,11 @@
 //! Invariant: no byte of a pod's message goes on as it came. What is asked is made anew of the question and the flags that
 //! were understood, so that this parser and upstream's can't differ about a name.
 
+use hickory_proto::ProtoError;
 use hickory_proto::op::{Edns, Header, Message, MessageType, Metadata, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::SOA;
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
-use hickory_proto::ProtoError;
 
 use super::view::{Domain, Zone};
 
@@ -62,7 +62,11 @@ impl Question {
         if metadata.message_type == MessageType::Response {
             return Err(Unfit::Silent);
         }
-        let bare = |code| Message::error_msg(metadata.id, metadata.op_code, code).to_vec().ok();
+        let bare = |code| {
+            Message::error_msg(metadata.id, metadata.op_code, code)
+                .to_vec()
+                .ok()
+        };
         if metadata.op_code != OpCode::Query {
             return Err(Unfit::Unsupported(bare(ResponseCode::NotImp)));
         }
@@ -164,7 +168,8 @@ impl Question {
     fn own_edns(&self) -> Option<Edns> {
         self.edns.map(|client| {
             let mut edns = Edns::new();
-            edns.set_max_payload(client.payload).set_dnssec_ok(client.dnssec_ok);
+            edns.set_max_payload(client.payload)
+                .set_dnssec_ok(client.dnssec_ok);
             edns
         })
     }
@@ -202,7 +207,10 @@ fn soa(zone: Zone, domain: &Domain) -> Option<Record> {
         Zone::Outside => return None,
     };
     let primary = Name::from_labels(["ns", "dns"]).ok()?.append_domain(&zone).ok()?;
-    let mailbox = Name::from_labels(["hostmaster"]).ok()?.append_domain(&zone).ok()?;
+    let mailbox = Name::from_labels(["hostmaster"])
+        .ok()?
+        .append_domain(&zone)
+        .ok()?;
     let soa = SOA::new(primary, mailbox, 1, 7200, 1800, 86400, NEGATIVE_TTL);
     Some(Record::from_rdata(zone, NEGATIVE_TTL, RData::SOA(soa)))
 }

@@ -209,10 +209,7 @@ impl<V: Views> Shared<V> {
             self.metrics.answered(DnsResult::Limited);
             return None;
         };
-        Some(Admitted {
-            asker,
-            _place: place,
-        })
+        Some(Admitted { asker, _place: place })
     }
 
     /// None is counted.

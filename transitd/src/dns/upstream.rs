@@ -76,7 +76,10 @@ async fn by_tcp(upstream: SocketAddr, query: &Outgoing) -> Result<Vec<u8>, Upstr
     stream.write_all(&framed).await.map_err(UpstreamError::Send)?;
     let length = stream.read_u16().await.map_err(UpstreamError::Receive)?;
     let mut answer = vec![0; usize::from(length)];
-    stream.read_exact(&mut answer).await.map_err(UpstreamError::Receive)?;
+    stream
+        .read_exact(&mut answer)
+        .await
+        .map_err(UpstreamError::Receive)?;
     if !query.is_answered_by(&answer) {
         return Err(UpstreamError::Another);
     }

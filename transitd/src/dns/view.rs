@@ -179,7 +179,9 @@ impl View {
 
     fn has_service(&self, namespace: &str, service: &str) -> bool {
         let is_in = |services: &BTreeMap<String, BTreeSet<String>>| {
-            services.get(namespace).is_some_and(|names| names.contains(service))
+            services
+                .get(namespace)
+                .is_some_and(|names| names.contains(service))
         };
         is_in(&self.services) || (self.namespaces.contains(namespace) && !is_in(&self.hidden))
     }

@@ -73,7 +73,11 @@ impl DnsMetrics {
             "DNS queries that are worked on",
             self.in_flight.clone(),
         );
-        registry.register("dns_connections", "TCP connections for DNS", self.connections.clone());
+        registry.register(
+            "dns_connections",
+            "TCP connections for DNS",
+            self.connections.clone(),
+        );
         registry.register(
             "dns_connections_refused",
             "TCP connections for DNS that were hung up on at once",
@@ -83,13 +87,17 @@ impl DnsMetrics {
 
     /// A query came to its end.
     pub fn answered(&self, result: DnsResult) {
-        let of = Resulted { result: result.name() };
+        let of = Resulted {
+            result: result.name(),
+        };
         self.queries.get_or_create(&of).inc();
     }
 
     /// So many did.
     pub fn count(&self, result: DnsResult) -> u64 {
-        let of = Resulted { result: result.name() };
+        let of = Resulted {
+            result: result.name(),
+        };
         self.queries.get_or_create(&of).get()
     }
 
