@@ -202,15 +202,12 @@ impl Outgoing {
 fn soa(zone: Zone, domain: &Domain) -> Option<Record> {
     let zone = match zone {
         Zone::Cluster => domain.name().clone(),
-        Zone::Reverse4 => Name::from_labels(["in-addr", "arpa"]).ok()?,
-        Zone::Reverse6 => Name::from_labels(["ip6", "arpa"]).ok()?,
+        Zone::Reverse4 => Name::from_ascii("in-addr.arpa.").ok()?,
+        Zone::Reverse6 => Name::from_ascii("ip6.arpa.").ok()?,
         Zone::Outside => return None,
     };
-    let primary = Name::from_labels(["ns", "dns"]).ok()?.append_domain(&zone).ok()?;
-    let mailbox = Name::from_labels(["hostmaster"])
-        .ok()?
-        .append_domain(&zone)
-        .ok()?;
+    let primary = Name::from_ascii("ns.dns").ok()?.append_domain(&zone).ok()?;
+    let mailbox = Name::from_ascii("hostmaster").ok()?.append_domain(&zone).ok()?;
     let soa = SOA::new(primary, mailbox, 1, 7200, 1800, 86400, NEGATIVE_TTL);
     Some(Record::from_rdata(zone, NEGATIVE_TTL, RData::SOA(soa)))
 }
