@@ -72,7 +72,8 @@ async fn whatever_pods_send_neither_ends_nor_stalls_it() {
     let mut random = Rng::with_seed(seed);
     let socket = rig.udp(RED).await;
     for case in 0..4000 {
-        let bytes = spoil(&mut random, random.clone().choice(&proper).unwrap());
+        let chosen = random.choice(&proper).unwrap();
+        let bytes = spoil(&mut random, chosen);
         socket.send(&bytes).await.unwrap();
         if case % 20 == 0 {
             let mut stream = rig.tcp(RED).await;

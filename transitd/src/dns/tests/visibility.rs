@@ -208,12 +208,9 @@ async fn addresses_lead_to_visible_names_alone() {
     assert_eq!(hidden.metadata.response_code, ResponseCode::NXDomain);
     assert!(hidden.answers.is_empty() && has_soa(&hidden));
     assert_eq!(hidden.authorities, nobodys.authorities);
-    assert_eq!(
-        hidden.metadata.flags(),
-        nobodys.metadata.flags(),
-        "nothing tells them apart"
-    );
-    assert_eq!(hidden.metadata.response_code, nobodys.metadata.response_code);
+    let mut alike = hidden.metadata;
+    alike.id = nobodys.metadata.id;
+    assert_eq!(alike, nobodys.metadata, "nothing tells them apart");
 }
 
 #[tokio::test]
