@@ -80,6 +80,26 @@ async fn places_are_given_back() {
     assert_eq!(rig.metrics.count(DnsResult::Limited), 0);
 }
 
+#[tokio::test]
+async fn a_connection_has_few_queries_in_flight_and_reads_no_more() {
+    let limits = Limits {
+        patience: super::AGES,
+        ..Limits::default()
+    };
+    let rig = Rig::with_limits(with_slow_names(Arc::default()), limits).await;
+    let mut stream = rig.tcp(RED).await;
+    let slow = query("slow.example.com.", RecordType::A).to_vec().unwrap();
+    for _ in 0..60 {
+        send(&mut stream, &slow).await;
+    }
+    eventually(|| rig.upstream.asked().len() >= 16, || "in flight".into()).await;
+    for _ in 0..50 {
+        rig.assert_serves(RED_TOO, "www.example.com.").await;
+    }
+    assert_eq!(rig.metrics.in_flight.get(), 16);
+    assert_eq!(rig.upstream.asked().len(), 16 + 50);
+}
+
 /// Connections that were served, and how many were hung up on.
 async fn connect(rig: &Rig, source: IpAddr, count: usize) -> (Vec<TcpStream>, usize) {
     let (mut served, mut refused) = (Vec::new(), 0);

@@ -138,7 +138,11 @@ async fn edns_is_passed_on_by_what_it_says() {
     let mut newer = with_edns(plain, 4096, false);
     newer.edns.as_mut().unwrap().set_version(1);
     let answer = rig.ask(RED, &newer).await;
-    assert_eq!(answer.metadata.response_code, ResponseCode::BADVERS);
+    // Of two names of one number the decoder takes the other.
+    assert_eq!(
+        u16::from(answer.metadata.response_code),
+        u16::from(ResponseCode::BADVERS)
+    );
 }
 
 #[tokio::test]
