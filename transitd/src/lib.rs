@@ -6,6 +6,7 @@ pub mod cni;
 pub mod connections;
 pub mod daemon;
 pub mod dataplane;
+pub mod dns;
 pub mod droplet;
 pub mod endpoints;
 pub mod host_endpoint;

@@ -4,6 +4,7 @@
 //! scrape learns nothing of tenants. Hooks are one call each and count since the process began; what the node has, and what
 //! its programs counted, is looked up when it is asked for.
 
+mod dns;
 mod node;
 
 use std::sync::LazyLock;
@@ -19,6 +20,7 @@ use thuban_proto::transit::{Nack, Program};
 
 use crate::attachments::store::StoreError;
 
+pub use dns::{DnsMetrics, DnsResult};
 pub use node::TransitdPages;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -98,6 +100,7 @@ struct Metrics {
     adopted: Gauge,
     refused: Family<Because, Counter>,
     reclaimed: Family<OfKind, Counter>,
+    dns: DnsMetrics,
     states: node::States,
 }
 
@@ -122,6 +125,7 @@ impl Metrics {
             adopted: Gauge::default(),
             refused: Family::default(),
             reclaimed: Family::default(),
+            dns: DnsMetrics::default(),
             states,
         };
         let registry = &mut metrics.registry;
@@ -158,6 +162,7 @@ impl Metrics {
             "What had no owner any more and was removed",
             metrics.reclaimed.clone(),
         );
+        metrics.dns.register(registry);
         metrics
     }
 }
@@ -224,6 +229,11 @@ pub fn reclaims(what: Reclaimed, count: usize) {
     }
 }
 
+/// For the DNS of tenants' pods.
+pub fn dns() -> DnsMetrics {
+    METRICS.dns.clone()
+}
+
 #[cfg(test)]
 mod tests {
     use prometheus_client::encoding::text::encode;
@@ -235,11 +245,15 @@ mod tests {
         answered("ADD", 11, Duration::from_millis(3));
         reclaims(Reclaimed::Veth, 2);
         reclaims(Reclaimed::Pin, 0);
+        dns().answered(DnsResult::UnknownSource);
+        dns().hung_up(DnsResult::Limited);
         let mut text = String::new();
         encode(&mut text, &METRICS.registry).unwrap();
         for line in [
             r#"thuban_transitd_cni_total{verb="ADD",code="11"} 1"#,
             r#"thuban_transitd_reclaimed_total{kind="veth"} 2"#,
+            r#"thuban_transitd_dns_queries_total{result="unknown_source"} 1"#,
+            r#"thuban_transitd_dns_connections_refused_total{reason="limited"} 1"#,
             r#"thuban_transitd_cni_seconds_count{verb="ADD"} 1"#,
         ] {
             assert!(text.contains(line), "{line}: {text}");

@@ -1,0 +1,133 @@
+//! From a pod's bytes to the answer's.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use hickory_proto::op::{Message, ResponseCode};
+use thiserror::Error;
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::filter::filter;
+use super::query::{Question, Unfit};
+use super::upstream::{self, Transport, UpstreamError};
+use super::view::{Verdict, View, Zone};
+use crate::metrics::DnsResult;
+
+/// A message has at most so many bytes, whatever brings it.
+const LONGEST_MESSAGE: usize = u16::MAX as usize;
+
+/// Why upstream gives no answer to pass on.
+#[derive(Debug, Error)]
+enum Failure {
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    #[error("upstream is silent")]
+    Silent,
+    #[error("cannot encode the query")]
+    Encode(#[source] hickory_proto::ProtoError),
+    #[error("cannot decode the answer")]
+    Decode(#[source] hickory_proto::serialize::binary::DecodeError),
+}
+
+/// Where and how long is asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Upstream {
+    pub(super) address: SocketAddr,
+    pub(super) patience: Duration,
+}
+
+/// The answer, if there is to be one, and what it is counted as.
+pub(super) async fn answer(
+    upstream: Upstream,
+    view: &View,
+    transport: Transport,
+    bytes: &[u8],
+) -> (Option<Vec<u8>>, DnsResult) {
+    let question = match Question::parse(bytes) {
+        Ok(question) => question,
+        Err(Unfit::Silent) => return (None, DnsResult::Malformed),
+        Err(Unfit::Malformed(answer)) => return (answer, DnsResult::Malformed),
+        Err(Unfit::Unsupported(answer)) => return (answer, DnsResult::Unsupported),
+    };
+    let room = match transport {
+        Transport::Udp => question.payload(),
+        Transport::Tcp => LONGEST_MESSAGE,
+    };
+    let own = |code| question.negative(code, Zone::Cluster, view.domain());
+    let (message, result) = match view.decide(question.name()) {
+        Verdict::Refuse => (own(ResponseCode::NXDomain), DnsResult::Refused),
+        Verdict::NoData => (own(ResponseCode::NoError), DnsResult::NoData),
+        Verdict::Forward(zone) => match forward(upstream, view, transport, zone, &question).await {
+            Ok(Forwarded::Whole(answer)) if answer.len() <= room => {
+                return (Some(answer), DnsResult::Forwarded);
+            }
+            Ok(Forwarded::Whole(_)) => (question.truncated(), DnsResult::Forwarded),
+            Ok(Forwarded::Made(message, result)) => (*message, result),
+            Err(error) => {
+                debug!(
+                    error = &error as &dyn std::error::Error,
+                    "no answer from upstream"
+                );
+                (question.reply(ResponseCode::ServFail), DnsResult::Failed)
+            }
+        },
+    };
+    (encode(&question, &message, room), result)
+}
+
+/// What upstream said, for the pod.
+enum Forwarded {
+    /// As it came, but for the id.
+    Whole(Vec<u8>),
+    /// In its place.
+    Made(Box<Message>, DnsResult),
+}
+
+async fn forward(
+    upstream: Upstream,
+    view: &View,
+    transport: Transport,
+    zone: Zone,
+    question: &Question,
+) -> Result<Forwarded, Failure> {
+    let outgoing = question.outgoing().map_err(Failure::Encode)?;
+    let asking = upstream::ask(upstream.address, transport, &outgoing);
+    let mut bytes = timeout(upstream.patience, asking)
+        .await
+        .map_err(|_| Failure::Silent)??;
+    question.restore(&outgoing, &mut bytes);
+    // Of a truncated one there is nothing to believe but that.
+    if transport == Transport::Udp && is_truncated(&bytes) {
+        return Ok(Forwarded::Made(
+            Box::new(question.truncated()),
+            DnsResult::Forwarded,
+        ));
+    }
+    let message = Message::from_vec(&bytes).map_err(Failure::Decode)?;
+    Ok(match filter(view, zone, question, message) {
+        None => Forwarded::Whole(bytes),
+        Some(filtered) => {
+            let result = if filtered.less {
+                DnsResult::Filtered
+            } else {
+                DnsResult::Forwarded
+            };
+            Forwarded::Made(Box::new(filtered.message), result)
+        }
+    })
+}
+
+/// TC, in the third byte of the header.
+fn is_truncated(bytes: &[u8]) -> bool {
+    bytes.get(2).is_some_and(|flags| flags & 0b10 != 0)
+}
+
+/// None only of what can't be encoded at all.
+fn encode(question: &Question, message: &Message, room: usize) -> Option<Vec<u8>> {
+    match message.to_vec() {
+        Ok(bytes) if bytes.len() <= room => Some(bytes),
+        Ok(_) => question.truncated().to_vec().ok(),
+        Err(_) => question.reply(ResponseCode::ServFail).to_vec().ok(),
+    }
+}

@@ -1,0 +1,241 @@
+//! The listener and its bounds.
+//!
+//! Invariant: whatever pods send, no more is held at once than `Limits` say: by a VPC, by a pod, and in all. Who finds no
+//! place is counted and dropped, never waited for.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::metrics::gauge::Gauge;
+use thiserror::Error;
+use tokio::net::{TcpListener, UdpSocket};
+
+use super::answer::{self, Upstream};
+use super::shares::{Place, Shares};
+use super::upstream::Transport;
+use super::view::View;
+use super::{tcp, udp};
+use crate::metrics::{self, DnsMetrics, DnsResult};
+
+/// Who asks.
+#[derive(Clone, Debug)]
+pub struct Asker {
+    /// What the shares are counted by: the VPC's VNI.
+    pub vpc: u32,
+    pub view: Arc<View>,
+}
+
+/// Leads from a source address to who asks.
+pub trait Views: Send + Sync + 'static {
+    /// None of an address that no attachment of this node has. Called for each query, so it must be quick.
+    fn of(&self, source: IpAddr) -> Option<Asker>;
+}
+
+impl<F: Fn(IpAddr) -> Option<Asker> + Send + Sync + 'static> Views for F {
+    fn of(&self, source: IpAddr) -> Option<Asker> {
+        self(source)
+    }
+}
+
+/// A query in flight has a file descriptor, and so has a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Queries at once.
+    pub in_flight: usize,
+    pub in_flight_of_vpc: usize,
+    /// TCP connections at once.
+    pub connections: usize,
+    pub connections_of_vpc: usize,
+    pub connections_of_source: usize,
+    /// Of a query until upstream's answer, and of a client until it takes it.
+    pub patience: Duration,
+    /// Of a connection on which nothing is asked and nothing waits.
+    pub idle: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            in_flight: 512,
+            in_flight_of_vpc: 128,
+            connections: 256,
+            connections_of_vpc: 64,
+            connections_of_source: 16,
+            // Resolvers of libc wait 5 s.
+            patience: Duration::from_secs(4),
+            idle: Duration::from_secs(10),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// One of this node's, not the unspecified one: answers must come from where queries went.
+    pub address: SocketAddr,
+    /// The cluster's DNS.
+    pub upstream: SocketAddr,
+    pub limits: Limits,
+    pub metrics: DnsMetrics,
+}
+
+impl Settings {
+    /// With the usual limits, counted among the metrics of this process.
+    pub fn new(address: SocketAddr, upstream: SocketAddr) -> Self {
+        Self {
+            address,
+            upstream,
+            limits: Limits::default(),
+            metrics: metrics::dns(),
+        }
+    }
+}
+
+/// Why there is no listener.
+#[derive(Debug, Error)]
+pub enum BindError {
+    #[error("cannot listen for DNS at TCP {address}")]
+    Tcp {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot listen for DNS at UDP {address}")]
+    Udp {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Listens by UDP and TCP.
+#[derive(Debug)]
+pub struct Server<V> {
+    shared: Arc<Shared<V>>,
+    address: SocketAddr,
+    udp: UdpSocket,
+    tcp: TcpListener,
+}
+
+impl<V: Views> Server<V> {
+    /// Queries wait in the sockets from here on. Port 0 is any that is free for TCP.
+    pub async fn bind(settings: Settings, views: V) -> Result<Self, BindError> {
+        let Settings {
+            address,
+            upstream,
+            limits,
+            metrics,
+        } = settings;
+        let of_tcp = |source| BindError::Tcp { address, source };
+        let tcp = TcpListener::bind(address).await.map_err(of_tcp)?;
+        let address = tcp.local_addr().map_err(of_tcp)?;
+        let udp = UdpSocket::bind(address)
+            .await
+            .map_err(|source| BindError::Udp { address, source })?;
+        let shared = Shared {
+            views,
+            upstream: Upstream {
+                address: upstream,
+                patience: limits.patience,
+            },
+            limits,
+            in_flight: Shares::new(
+                limits.in_flight,
+                limits.in_flight_of_vpc,
+                metrics.in_flight.clone(),
+            ),
+            of_vpcs: Shares::new(
+                limits.connections,
+                limits.connections_of_vpc,
+                metrics.connections.clone(),
+            ),
+            of_sources: Shares::new(limits.connections, limits.connections_of_source, Gauge::default()),
+            metrics,
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+            address,
+            udp,
+            tcp,
+        })
+    }
+
+    pub fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Until `stop`; queries in flight then get no answer.
+    pub async fn serve(self, stop: impl Future<Output = ()>) {
+        tokio::select! {
+            () = udp::serve(&self.shared, Arc::new(self.udp)) => {}
+            () = tcp::serve(&self.shared, self.tcp) => {}
+            () = stop => {}
+        }
+    }
+}
+
+/// What all queries share.
+#[derive(Debug)]
+pub(super) struct Shared<V> {
+    views: V,
+    upstream: Upstream,
+    pub(super) limits: Limits,
+    in_flight: Arc<Shares<u32>>,
+    of_vpcs: Arc<Shares<u32>>,
+    of_sources: Arc<Shares<IpAddr>>,
+    pub(super) metrics: DnsMetrics,
+}
+
+/// A query that is worked on.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    asker: Asker,
+    _place: Place<u32>,
+}
+
+impl<V: Views> Shared<V> {
+    pub(super) fn asker(&self, source: IpAddr) -> Option<Asker> {
+        self.views.of(source.to_canonical())
+    }
+
+    /// None is counted.
+    pub(super) fn admit(&self, source: IpAddr) -> Option<Admitted> {
+        let Some(asker) = self.asker(source) else {
+            self.metrics.answered(DnsResult::UnknownSource);
+            return None;
+        };
+        let Some(place) = self.in_flight.take(asker.vpc) else {
+            self.metrics.answered(DnsResult::Limited);
+            return None;
+        };
+        Some(Admitted { asker, _place: place })
+    }
+
+    /// None is counted.
+    pub(super) fn admit_connection(&self, source: IpAddr) -> Option<(Place<u32>, Place<IpAddr>)> {
+        let Some(asker) = self.asker(source) else {
+            self.metrics.hung_up(DnsResult::UnknownSource);
+            return None;
+        };
+        let places = self
+            .of_sources
+            .take(source.to_canonical())
+            .and_then(|of_source| Some((self.of_vpcs.take(asker.vpc)?, of_source)));
+        if places.is_none() {
+            self.metrics.hung_up(DnsResult::Limited);
+        }
+        places
+    }
+
+    pub(super) async fn answer(
+        &self,
+        admitted: Admitted,
+        transport: Transport,
+        query: &[u8],
+    ) -> Option<Vec<u8>> {
+        let (answer, result) = answer::answer(self.upstream, &admitted.asker.view, transport, query).await;
+        self.metrics.answered(result);
+        answer
+    }
+}
