@@ -44,7 +44,7 @@ use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
 use crate::settings::{AgentHook, Aggregation, MetricsAddress, RunSettings, TransitHookChoice};
 use crate::state::State;
-use crate::{boot, connections, droplet, host_endpoint, loads, metrics, reclaim, subscriptions};
+use crate::{boot, connections, dns, droplet, host_endpoint, loads, metrics, reclaim, subscriptions};
 
 /// Wanted rows that wait to be asked for; more are asked for again by the agents.
 const WANTED_QUEUE: usize = 1024;
@@ -99,6 +99,8 @@ pub enum DaemonError {
     Install(#[from] InstallError),
     #[error(transparent)]
     Server(#[from] ServerError),
+    #[error(transparent)]
+    Dns(#[from] dns::BindError),
 }
 
 pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
@@ -125,6 +127,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(client::run(Arc::clone(&node), locator, epoch));
     tokio::spawn(subscriptions::run(Arc::clone(&node), wanted));
     tokio::spawn(loads::run(Arc::clone(&node)));
+    dns::start(&node).await?;
     tokio::spawn(host_endpoint::run(Arc::clone(&node)));
     tokio::spawn(connections::run(Arc::clone(&node)));
     tokio::spawn(reclaim::run(Arc::clone(&node)));
@@ -191,7 +194,7 @@ async fn start(
     metrics::adopts(attachments.len());
 
     host::setup(&netlink, &settings.proc_sys_net, &uplink.name).await?;
-    let mut netfilter = Netfilter::new(settings.nft.clone());
+    let mut netfilter = Netfilter::new(settings.nft.clone(), settings.cluster_dns);
     netfilter.ensure()?;
     let maps = settings.pins.maps();
     let layouts = settings.pins.other_layouts().map_err(DaemonError::Layouts)?;

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use thuban_common::tables::LAYOUT_VERSION;
 
+use crate::dns::{self, Domain};
+
 /// Where transit runs on the uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransitHookChoice {
@@ -126,6 +128,12 @@ pub struct RunSettings {
     /// nft, which writes the rules of table `inet thuban`.
     #[arg(long, env = "THUBAN_NFT", default_value = "nft")]
     pub nft: PathBuf,
+    /// ClusterIP of the cluster's DNS, of the VPC that nodes are in. Pods of other VPCs that share it get a view of it.
+    #[arg(long, env = "THUBAN_CLUSTER_DNS")]
+    pub cluster_dns: Option<Ipv4Addr>,
+    /// The domain that the cluster's names are in.
+    #[arg(long, env = "THUBAN_CLUSTER_DOMAIN", default_value = dns::DEFAULT_DOMAIN)]
+    pub cluster_domain: Domain,
     /// The CNI binary to install; without it nothing is installed.
     #[arg(long, env = "THUBAN_CNI_BINARY")]
     pub cni_binary: Option<PathBuf>,

@@ -104,6 +104,8 @@ pub struct Context {
     pub service_ranges: Vec<Cidr>,
     /// The default VPC's first, whose packets nodes see: refused to all others.
     pub default_range: Cidr,
+    /// Services of the default VPC, by namespace and name, that a VPC reaches if it says nothing about it.
+    pub shared_by_default: Vec<(String, String)>,
     pub reservations: Reservations,
     pub placements: Placements,
     pub index: Index,

@@ -73,6 +73,11 @@ impl Index {
         })
     }
 
+    /// Whether it differs from what it was, or is seen for the first time.
+    pub fn is_news(&self, whose: String, now: String) -> bool {
+        self.sets(|sets| sets.admissions.insert(whose, now.clone()) != Some(now))
+    }
+
     pub fn forget_admission(&self, whose: &str) {
         self.sets(|sets| sets.admissions.remove(whose));
     }

@@ -1,5 +1,7 @@
 //! What a change of an object means: rows of the world, and whom to wake.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
@@ -19,6 +21,7 @@ use super::show::hide;
 use super::trim::Pod;
 use super::watch::Change;
 use super::{attach, endpoint};
+use crate::model::admission::network_of;
 use crate::model::allocation::{self, Family, Owner};
 use crate::model::world::{self, EndpointName};
 
@@ -51,13 +54,14 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
     let space = match change {
         Change::Applied(space) => space,
         Change::Gone(space) => {
-            context
-                .index
-                .forget_admission(&format!("namespace/{}", space.name_any()));
+            let name = space.name_any();
+            context.hub.update(|world| world.set_namespace(&name, None));
+            context.index.forget_admission(&format!("namespace/{name}"));
             return;
         }
     };
     let name = space.name_any();
+    show_namespace(context, space);
     let labels = format!("{:?}", space.labels());
     if context
         .index
@@ -75,8 +79,29 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
         context.hub.triggers.endpoint(name);
     }
     wake_services_of(&space.name_any(), context);
-    if name == SYSTEM_NAMESPACE && context.index.admission_changed("hosts-namespace".into(), name) {
+    if name == SYSTEM_NAMESPACE && context.index.is_news("hosts-namespace".into(), name) {
         host::wake_all(context);
+    }
+}
+
+/// Tells the world where the namespace's names belong: nowhere while its network doesn't let it in.
+fn show_namespace(context: &Context, space: &Namespace) {
+    let (name, network) = (
+        space.name_any(),
+        network_of(&BTreeMap::new(), space.annotations()),
+    );
+    let known = context.network(&network);
+    let is_in = endpoint::admitted(&name, &network, known.as_deref(), context).is_ok();
+    let network = is_in.then_some(network);
+    context.hub.update(|world| world.set_namespace(&name, network));
+}
+
+/// The same of all namespaces of networks that may let others in from now on.
+fn show_namespaces(context: &Context, networks: &[String]) {
+    for space in context.stores.namespaces.state() {
+        if networks.contains(&network_of(&BTreeMap::new(), space.annotations())) {
+            show_namespace(context, &space);
+        }
     }
 }
 
@@ -135,9 +160,9 @@ fn wake_members(context: &Context, network: &str) {
 }
 
 /// What a VPC's pods may reach of others, by namespace and name.
-fn shared_services(vpc: &Vpc) -> Vec<(String, String)> {
+fn shared_services(vpc: &Vpc, context: &Context) -> Vec<(String, String)> {
     let Some(names) = &vpc.spec.shared_services else {
-        return vec![("default".to_owned(), "kubernetes".to_owned())];
+        return context.shared_by_default.clone();
     };
     let pairs = names.iter().filter_map(|name| name.split_once('/'));
     pairs
@@ -150,6 +175,9 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
         Change::Applied(vpc) => {
             let whose = format!("vpc/{}", vpc.name_any());
             let admits = format!("{:?}", vpc.spec.allowed_namespaces);
+            if context.index.is_news(format!("names/{whose}"), admits.clone()) {
+                show_namespaces(context, &context.index.networks_of(&vpc.name_any()));
+            }
             if context.index.admission_changed(whose, admits) {
                 let networks = context.index.networks_of(&vpc.name_any());
                 wake_where(context, |endpoint| networks.contains(&endpoint.spec.network));
@@ -163,12 +191,15 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
                 cidrs: status.cidrs,
                 host_access,
                 egress: vpc.spec.egress.unwrap_or(host_access),
-                shared: shared_services(vpc),
+                shared: shared_services(vpc, context),
             });
             (name, vpc)
         }
         Change::Gone(vpc) => {
-            context.index.forget_admission(&format!("vpc/{}", vpc.name_any()));
+            let name = vpc.name_any();
+            context.index.forget_admission(&format!("vpc/{name}"));
+            context.index.forget_admission(&format!("names/vpc/{name}"));
+            show_namespaces(context, &context.index.networks_of(&name));
             context.index.forget_vnis(&vpc.uid().unwrap_or_default());
             (vpc.name_any(), None)
         }
@@ -205,6 +236,10 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
         Change::Applied(network) => {
             let name = network.name_any();
             let admits = format!("{:?}", network.spec.allowed_namespaces);
+            let news = format!("{admits} {}", network.spec.vpc);
+            if context.index.is_news(format!("names/network/{name}"), news) {
+                show_namespaces(context, std::slice::from_ref(&name));
+            }
             if context.index.admission_changed(format!("network/{name}"), admits) {
                 wake_where(context, |endpoint| endpoint.spec.network == name);
             }
@@ -225,6 +260,8 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
         Change::Gone(network) => {
             let name = network.name_any();
             context.index.forget_admission(&format!("network/{name}"));
+            context.index.forget_admission(&format!("names/network/{name}"));
+            show_namespaces(context, std::slice::from_ref(&name));
             context.index.network(&network.spec.vpc, &name, false);
             context.hub.update(|world| world.set_network(&name, None));
             triggers.vpc(&network.spec.vpc);
@@ -256,7 +293,7 @@ fn is_usable_anew(context: &Context, change: &Change<Network>) -> bool {
         }
         Change::Gone(_) => String::new(),
     };
-    context.index.admission_changed("hosts".into(), state)
+    context.index.is_news("hosts".into(), state)
 }
 
 pub fn on_divider(context: &Context, change: &Change<Divider>) {

@@ -116,6 +116,8 @@ pub struct Options {
     pub underlay_ranges: Vec<Cidr>,
     /// Range of the default VPC.
     pub default_range: Cidr,
+    /// Droplets have a view of the cluster's DNS for each VPC.
+    pub has_cluster_dns: bool,
 }
 
 /// Starts watches and controllers, and returns once every store and the world are filled.
@@ -127,6 +129,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         service_ranges,
         underlay_ranges,
         default_range,
+        has_cluster_dns,
     } = options;
     let (triggers, receivers) = channels();
     let hub = Arc::new(Hub::new(epoch, triggers));
@@ -174,6 +177,11 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         refused,
         service_ranges,
         default_range,
+        shared_by_default: [("default", "kubernetes")]
+            .into_iter()
+            .chain(has_cluster_dns.then_some(("kube-system", "kube-dns")))
+            .map(|(namespace, name)| (namespace.to_owned(), name.to_owned()))
+            .collect(),
         reservations: Reservations::default(),
         placements: role::Placements::default(),
         index: Index::default(),

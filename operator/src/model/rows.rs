@@ -121,7 +121,16 @@ pub struct Access {
     pub egress: bool,
 }
 
-pub fn vpc(vni: u32, ranges: Ranges, dividers: &Members, access: Access) -> (Key, Row) {
+/// Whose names a VPC's pods find in the cluster's DNS: namespaces, and `namespace/name`s of Services.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Visible {
+    pub namespaces: Vec<String>,
+    pub services: Vec<String>,
+    /// Though their namespace is visible.
+    pub hidden: Vec<String>,
+}
+
+pub fn vpc(vni: u32, ranges: Ranges, dividers: &Members, access: Access, visible: &Visible) -> (Key, Row) {
     let (cidrs6, cidrs) = by_family(ranges.own);
     let row = row::Row::Vpc(VpcRow {
         vni,
@@ -134,6 +143,9 @@ pub fn vpc(vni: u32, ranges: Ranges, dividers: &Members, access: Access) -> (Key
         relays: octets(&dividers.relays),
         service_cidrs: ranges.services.to_vec(),
         closed_cidrs: ranges.closed.to_vec(),
+        visible_namespaces: visible.namespaces.clone(),
+        visible_services: visible.services.clone(),
+        hidden_services: visible.hidden.clone(),
     });
     (Key::Vpc(vni), Row { row: Some(row) })
 }

@@ -15,9 +15,14 @@ mod tcp;
 mod udp;
 mod upstream;
 mod view;
+mod views;
 
 #[cfg(test)]
 mod tests;
 
+/// Of the listener, at the node's own address towards pods.
+pub const DNS_PORT: u16 = 6085;
+
 pub use server::{Asker, BindError, Limits, Server, Settings, Views};
 pub use view::{DEFAULT_DOMAIN, Domain, ServiceName, Verdict, View, ViewError, Visible, Zone};
+pub use views::start;

@@ -5,6 +5,7 @@
 //! alone, before anybody is asked: an answer can't tell whether it is there.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::str::FromStr;
 
 use hickory_proto::ProtoError;
 use hickory_proto::rr::Name;
@@ -31,6 +32,14 @@ pub enum ViewError {
 /// The domain under which the cluster's DNS has Services and pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Domain(Name);
+
+impl FromStr for Domain {
+    type Err = ViewError;
+
+    fn from_str(text: &str) -> Result<Self, ViewError> {
+        Self::parse(text)
+    }
+}
 
 impl Domain {
     /// `text` with or without the dot at its end, of any case.

@@ -8,6 +8,7 @@ pub mod conntrack;
 pub mod ruleset;
 
 use std::io::Write as _;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -45,14 +46,17 @@ pub fn is_there(program: &Path) -> bool {
 #[derive(Debug)]
 pub struct Netfilter {
     program: PathBuf,
+    /// The cluster's DNS, in front of which this node has a listener.
+    dns: Option<Ipv4Addr>,
     written: Option<String>,
 }
 
 impl Netfilter {
     /// `program`: nft, by its path or found in PATH.
-    pub fn new(program: PathBuf) -> Self {
+    pub fn new(program: PathBuf, dns: Option<Ipv4Addr>) -> Self {
         Self {
             program,
+            dns,
             written: None,
         }
     }
@@ -87,7 +91,7 @@ impl Netfilter {
         services: impl Iterator<Item = &'a Service>,
         host: &Host,
     ) -> Result<(), NetfilterError> {
-        let text = ruleset::ruleset(services, host);
+        let text = ruleset::ruleset(services, host, self.dns);
         if self.written.as_ref() == Some(&text) {
             return Ok(());
         }

@@ -13,6 +13,7 @@ use thuban_common::tables::{
 };
 
 use crate::attachments::HOST_PREFIX;
+use crate::dns::DNS_PORT;
 use crate::netlink::host_end::HOST_END;
 use crate::program::Program;
 use crate::program::service::{Exposed, Service};
@@ -102,7 +103,11 @@ fn family(address: IpAddr) -> &'static str {
 }
 
 /// Everything, with the services that the node serves; two with one address are one.
-pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>, host: &Host) -> String {
+pub fn ruleset<'a>(
+    services: impl Iterator<Item = &'a Service>,
+    host: &Host,
+    dns: Option<Ipv4Addr>,
+) -> String {
     let served = Served::new(services, &host.exposed);
     let mut text = String::from(REPLACE);
     text.push_str("table inet thuban {\n");
@@ -111,6 +116,11 @@ pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>, host: &Host) -> 
     let of_tenants = format!("meta mark & {MARK_MASK:#x} == {MARK_EGRESS:#x}");
     let to_pods = format!("oifname \"{HOST_PREFIX}*\"");
     let answers = format!("ct mark & {EITHER:#x} == {:#x}", MARK_EGRESS & EITHER);
+    let ask_here = |protocol: &str| {
+        dns.map_or_else(String::new, |dns| {
+            format!("{of_tenants} ip daddr {dns} {protocol} dport 53 dnat ip to {HOST}:{DNS_PORT}")
+        })
+    };
     let chains = [
         (
             "track",
@@ -138,6 +148,9 @@ pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>, host: &Host) -> 
             "translate",
             "type nat hook prerouting priority dstnat",
             vec![
+                // A view of its own for each of the VPCs that nodes are not in.
+                ask_here("udp"),
+                ask_here("tcp"),
                 format!("{of_pods} jump services"),
                 "fib daddr type local jump node-ports".into(),
                 "jump outside".into(),
@@ -381,6 +394,7 @@ mod tests {
         let text = ruleset(
             [&two, &two, &service("10.96.0.9", &[])].into_iter(),
             &Host::default(),
+            None,
         );
         assert!(text.contains("elements = { 10.96.0.1, 10.96.0.9 }"), "{text}");
         assert!(
@@ -400,6 +414,7 @@ mod tests {
         let text = ruleset(
             [&service("fd00:96::1", &[("fd00:1::1", 6443)])].into_iter(),
             &Host::default(),
+            None,
         );
         assert!(
             text.contains("set addresses6 {\n    type ipv6_addr\n    elements = { fd00:96::1 }"),
@@ -436,13 +451,14 @@ mod tests {
             service_ranges: &["10.96.0.0/12".parse().unwrap(), "fd00:96::/108".parse().unwrap()],
             exposed: vec![&exposed],
         };
-        let text = ruleset(std::iter::empty(), &host);
+        let text = ruleset(std::iter::empty(), &host, Some(Ipv4Addr::new(10, 96, 0, 10)));
         for part in [
             "17 . 30053 : goto port-0 }",
             "192.0.2.1 . 6 . 80 : goto port-1, 192.0.2.1 . 17 . 53 : goto port-0",
             "meta l4proto 6 dnat ip to numgen random mod 1 map { 0 : 10.96.0.7 . 80 }",
             "ct status dnat ip daddr 10.96.0.0/12 meta mark set 0x53",
             "oifname \"thuban0\" ip saddr != 10.42.0.9 masquerade",
+            "ip daddr 10.96.0.10 udp dport 53 dnat ip to 169.254.64.1:6085",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

@@ -8,12 +8,16 @@ pub mod service;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use row::{LocalEndpoint, Row, RowKey};
 use service::{Exposed, Service};
 
+use thuban_common::tables::VPC_HOST_ACCESS;
+
 use crate::dataplane::tables::{TableEntry, TableKey};
+use crate::dns::Visible;
 
 /// A table row that must change: to this entry, or away.
 pub type Change = (TableKey, Option<TableEntry>);
@@ -80,6 +84,14 @@ impl Program {
             _ => None,
         });
         all.next().unwrap_or_default()
+    }
+
+    /// What of the cluster's names a VPC's pods find; none of the VPC of nodes, whose pods ask the cluster's DNS itself.
+    pub fn visible(&self, vni: u32) -> Option<&Arc<Visible>> {
+        match self.rows.get(&RowKey::Vpc(vni)) {
+            Some(Row::Vpc { visible, entry, .. }) if entry.flags & VPC_HOST_ACCESS == 0 => Some(visible),
+            _ => None,
+        }
     }
 
     /// What of services is reached by way of this node.

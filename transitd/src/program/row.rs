@@ -1,6 +1,7 @@
 //! Rows of the contract, validated: what cannot be a table row never gets further than this.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,7 @@ use thuban_proto::transit as proto;
 
 use super::service::{Exposed, Service, service_key};
 use crate::dataplane::tables::{TableEntry, TableKey};
+use crate::dns::{ServiceName, Visible};
 
 /// Identifies a row. The order matters: a network's row comes before its VPC's, see `Program::contributions`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,6 +66,8 @@ pub enum Row {
         /// Outside, and not to be reached.
         closed_cidrs: Vec<IpNet>,
         entry: VpcEntry,
+        /// What of the cluster's names its pods find.
+        visible: Arc<Visible>,
     },
     Network {
         vni: u32,
@@ -130,6 +134,11 @@ impl TryFrom<proto::Row> for Row {
                     service_cidrs: of_both_families(&row.service_cidrs, "service_cidrs")?,
                     closed_cidrs: of_both_families(&row.closed_cidrs, "closed_cidrs")?,
                     entry,
+                    visible: Arc::new(visible(
+                        row.visible_namespaces,
+                        &row.visible_services,
+                        &row.hidden_services,
+                    )?),
                 }
             }
             Kind::Network(row) => {
@@ -246,6 +255,7 @@ impl Row {
                 service_cidrs,
                 closed_cidrs,
                 entry,
+                ..
             } => {
                 let mut rows = vec![(TableKey::Vpc(*vni), TableEntry::Vpc(*entry))];
                 let is_here = entry.flags & VPC_DIVIDER_HERE != 0;
@@ -359,6 +369,24 @@ pub fn proto_key(row: &proto::Row) -> Option<proto::RowKey> {
         Kind::Exposed(r) => Key::Exposed(pair(r.vni, &r.address)),
     };
     Some(proto::RowKey { key: Some(key) })
+}
+
+fn visible(namespaces: Vec<String>, services: &[String], hidden: &[String]) -> Result<Visible, InvalidRow> {
+    let read = |names: &[String], field| {
+        let names = names.iter().map(|name| match name.split_once('/') {
+            Some((namespace, name)) => Ok(ServiceName::new(namespace, name)),
+            None => Err(InvalidRow::Field {
+                field,
+                expected: "namespace/name",
+            }),
+        });
+        names.collect::<Result<_, _>>()
+    };
+    Ok(Visible {
+        namespaces: namespaces.into_iter().collect(),
+        services: read(services, "visible_services")?,
+        hidden: read(hidden, "hidden_services")?,
+    })
 }
 
 fn local(row: proto::LocalRow) -> Result<LocalEndpoint, InvalidRow> {

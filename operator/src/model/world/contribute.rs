@@ -62,6 +62,7 @@ impl World {
             targets.extend(self.endpoint_droplets(network));
             targets.extend(self.bouncers.holders(network));
         }
+        let visible = self.visible_to(name, vpc);
         let row = |is_here| {
             rows::vpc(
                 vpc.vni,
@@ -76,6 +77,7 @@ impl World {
                     host: vpc.host_access,
                     egress: vpc.egress,
                 },
+                &visible,
             )
         };
         let mut made = share(&targets, &dividers, row);

@@ -127,6 +127,8 @@ pub struct World {
     bouncers: Roles,
     endpoints: HashMap<EndpointName, Endpoint>,
     services: Services,
+    /// The network of each namespace that its network and VPC let in.
+    namespaces: BTreeMap<String, String>,
     /// Where Services have their addresses, in every VPC.
     service_ranges: Vec<String>,
     /// Outside addresses that no VPC but one with access to hosts reaches.

@@ -331,7 +331,11 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
     for step in 0..3000 {
         let number = random.below(5);
         let present = random.below(4) > 0;
-        match random.below(11) {
+        match random.below(12) {
+            11 => world.set_namespace(
+                ["ns", "other"][random.below(2) as usize],
+                present.then(|| format!("n{number}")),
+            ),
             9.. => {
                 // Ten services of five addresses: the younger of two has it.
                 let number = random.below(10);

@@ -5,7 +5,7 @@
 //! may still be in a cache when another has its address. What endpoints do changes no service here: whoever knows its
 //! backends sets it anew.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ pub(super) struct Services {
     /// Those that are reached by way of nodes.
     exposed: BTreeSet<EndpointName>,
     /// By namespace and name of the Service.
-    by_name: HashMap<(String, String), Names>,
+    by_name: BTreeMap<(String, String), Names>,
 }
 
 impl Services {
@@ -215,8 +215,14 @@ impl World {
         };
         let own = self.networks.get(&service.network).map(|network| &network.vpc);
         let of = (&name.0, &service.name);
+        let home = self.namespaces.get(&name.0);
+        let is_stray = home != Some(&service.network);
+        let home = home
+            .and_then(|network| self.networks.get(network))
+            .map(|network| &network.vpc);
         let users = self.vpcs.iter().filter(|(vpc, known)| {
             service.by_node && own == Some(*vpc)
+                || is_stray && (own == Some(*vpc) || home == Some(*vpc))
                 || known
                     .shared
                     .iter()
@@ -256,6 +262,72 @@ impl World {
                 inside: !service.by_node,
             })
         })
+    }
+
+    /// The network that a namespace's pods and Services are in, if they don't name another one.
+    pub fn set_namespace(&mut self, namespace: &str, network: Option<String>) {
+        let old = match &network {
+            Some(network) => self.namespaces.insert(namespace.to_owned(), network.clone()),
+            None => self.namespaces.remove(namespace),
+        };
+        if old == network {
+            return;
+        }
+        let vpcs = old.iter().chain(&network);
+        let mut vpcs: BTreeSet<String> = vpcs
+            .filter_map(|network| Some(self.networks.get(network)?.vpc.clone()))
+            .collect();
+        // Services that another network's annotation put elsewhere may be where they belong now, or not any more.
+        let services = self.services_of_namespace(namespace);
+        let homes = services.filter_map(|(_, name)| {
+            let service = self.service(name)?;
+            Some(self.networks.get(&service.network)?.vpc.clone())
+        });
+        vpcs.extend(homes.collect::<Vec<_>>());
+        self.dirty.extend(vpcs.into_iter().map(Owner::Vpc));
+    }
+
+    /// (name of the Service, its scaled Endpoint)
+    fn services_of_namespace(&self, namespace: &str) -> impl Iterator<Item = (&str, &EndpointName)> {
+        let from = (namespace.to_owned(), String::new());
+        let all = self.services.by_name.range(from..);
+        let own = all.take_while(move |((of, _), _)| *of == namespace);
+        own.flat_map(|((_, service), names)| names.into_iter().map(|name| (service.as_str(), name)))
+    }
+
+    /// Whose names a VPC's pods find. Who shares a VPC with nodes finds all.
+    pub(super) fn visible_to(&self, vpc: &str, known: &Vpc) -> rows::Visible {
+        if known.host_access {
+            return rows::Visible::default();
+        }
+        let vpc_of = |network: &String| self.networks.get(network).map(|network| network.vpc.as_str());
+        let namespaces = self.namespaces.iter();
+        let namespaces = namespaces.filter(|(_, network)| vpc_of(network) == Some(vpc));
+        let namespaces: BTreeSet<&str> = namespaces.map(|(name, _)| name.as_str()).collect();
+        let is_here = |name: &EndpointName| {
+            let service = self.service(name);
+            service.is_some_and(|service| vpc_of(&service.network) == Some(vpc))
+        };
+        let named = |namespace: &str, service: &str| format!("{namespace}/{service}");
+        let mut services: BTreeSet<String> = known
+            .shared
+            .iter()
+            .map(|(namespace, service)| named(namespace, service))
+            .collect();
+        let own = self.services_of_vpc(vpc);
+        let strays = own.filter(|name| !namespaces.contains(name.0.as_str()));
+        services.extend(strays.filter_map(|name| Some(named(&name.0, &self.service(name)?.name))));
+        let hidden = namespaces.iter().flat_map(|namespace| {
+            let elsewhere = self.services_of_namespace(namespace);
+            let elsewhere = elsewhere.filter(|(_, name)| !is_here(name));
+            elsewhere.map(|(service, _)| named(namespace, service))
+        });
+        let hidden: BTreeSet<String> = hidden.filter(|name| !services.contains(name)).collect();
+        rows::Visible {
+            namespaces: namespaces.into_iter().map(str::to_owned).collect(),
+            services: services.into_iter().collect(),
+            hidden: hidden.into_iter().collect(),
+        }
     }
 
     pub fn service(&self, name: &EndpointName) -> Option<&Service> {

@@ -262,6 +262,45 @@ fn what_nodes_expose_is_on_every_droplet_if_its_vpc_is_the_nodes() {
     assert!(told(&world).is_empty());
 }
 
+#[test]
+fn names_that_a_vpc_finds_are_those_of_its_namespaces_and_of_services_that_are_there() {
+    let mut world = shared();
+    let of = |world: &World, droplet: &str, vni| match &world.program(droplet)[&Key::Vpc(vni)].row {
+        Some(row::Row::Vpc(row)) => [
+            row.visible_namespaces.join(" "),
+            row.visible_services.join(" "),
+            row.hidden_services.join(" "),
+        ],
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(of(&world, "d2", 8), ["", "ns/web", ""], "what it shares");
+    for (namespace, network) in [("shop", "blue"), ("lab", "green"), ("ns", "web")] {
+        world.set_namespace(namespace, Some(network.into()));
+    }
+    // One of `shop` is in green by its own annotation.
+    let stray = ("shop".to_owned(), "stray-1".to_owned());
+    let in_green = Service {
+        name: "stray".into(),
+        ..service("green", "9", 10)
+    };
+    world.set_service(&stray, Some(in_green.clone()));
+    world.flush();
+    assert_eq!(of(&world, "d2", 8), ["shop", "ns/web", "shop/stray"]);
+    assert_eq!(of(&world, "d3", 9), ["lab", "shop/stray", ""]);
+    assert_eq!(of(&world, "d1", 7), ["", "", ""], "the VPC of nodes finds all");
+    world.set_service(
+        &stray,
+        Some(Service {
+            network: "blue".into(),
+            ..in_green
+        }),
+    );
+    world.set_namespace("lab", None);
+    world.flush();
+    assert_eq!(of(&world, "d2", 8), ["shop", "ns/web", ""]);
+    assert_eq!(of(&world, "d3", 9), ["", "", ""]);
+}
+
 /// One of network `web` that nodes serve.
 fn served(uid: &str, backend: u8) -> Service {
     Service {

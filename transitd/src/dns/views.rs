@@ -1,0 +1,63 @@
+//! Which view a source address has: that of the VPC whose endpoint on this node has the address.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thuban_common::tables::HOST_SOURCE;
+use tracing::{info, warn};
+
+use super::{Asker, BindError, DNS_PORT, Domain, Server, Settings, View, Views, Visible};
+use crate::node::Node;
+
+/// Of a node's attachments. Views are made once for each change of what a VPC sees.
+struct NodeViews {
+    node: Arc<Node>,
+    domain: Domain,
+    made: Mutex<HashMap<u32, (Arc<Visible>, Arc<View>)>>,
+}
+
+impl Views for NodeViews {
+    fn of(&self, source: IpAddr) -> Option<Asker> {
+        let (vpc, visible) = {
+            let state = self.node.state();
+            let vpc = state.attachments.values().find_map(|attachment| {
+                let has_it = attachment.addresses().any(|address| address == source);
+                has_it.then_some(attachment.vni)
+            })?;
+            (vpc, Arc::clone(state.program.visible(vpc)?))
+        };
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        match made.get(&vpc) {
+            Some((of, view)) if Arc::ptr_eq(of, &visible) => Some(Asker {
+                vpc,
+                view: Arc::clone(view),
+            }),
+            _ => {
+                let view = Arc::new(View::new(self.domain.clone(), (*visible).clone()));
+                made.retain(|_, (of, _)| Arc::strong_count(of) > 1);
+                made.insert(vpc, (visible, Arc::clone(&view)));
+                Some(Asker { vpc, view })
+            }
+        }
+    }
+}
+
+/// Answers pods' queries for the cluster's DNS, if the installation names it.
+pub async fn start(node: &Arc<Node>) -> Result<(), BindError> {
+    let settings = &node.settings;
+    let Some(cluster_dns) = settings.cluster_dns else {
+        warn!("THUBAN_CLUSTER_DNS is not set: VPCs that share the cluster's DNS find the names of all");
+        return Ok(());
+    };
+    let views = NodeViews {
+        node: Arc::clone(node),
+        domain: settings.cluster_domain.clone(),
+        made: Mutex::default(),
+    };
+    let address = SocketAddr::from((HOST_SOURCE, DNS_PORT));
+    let server = Server::bind(Settings::new(address, (cluster_dns, 53).into()), views).await?;
+    info!(%cluster_dns, "answers queries of VPCs that share the cluster's DNS");
+    tokio::spawn(server.serve(std::future::pending()));
+    Ok(())
+}
