@@ -61,7 +61,7 @@ pub fn agent_xdp(context: XdpContext) -> u32 {
 pub fn transit_tc(context: TcContext) -> i32 {
     let mut frame = TcFrame::new(context);
     let is_behind_xdp = maps::config().is_some_and(|config| config.flags & CONFIG_TRANSIT_AT_XDP != 0);
-    if is_behind_xdp && let Some(metadata) = frame.metadata() {
+    if is_behind_xdp && let Some(metadata) = frame.take_metadata() {
         return transit::deliver(&mut frame, metadata);
     }
     transit::run(&mut frame, TracePoint::TransitTc)

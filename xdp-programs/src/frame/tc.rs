@@ -57,9 +57,10 @@ impl TcFrame {
     }
 
     /// What XDP transit said of a frame that it decapsulated. To be asked only where transit is at XDP: it then is the
-    /// only program that can write metadata here.
+    /// only program that can write metadata here. It is said once: what the stack forwards keeps its metadata, over a
+    /// veth to the next machine even.
     #[inline(always)]
-    pub fn metadata(&self) -> Option<TransitMetadata> {
+    pub fn take_metadata(&mut self) -> Option<TransitMetadata> {
         // SAFETY: fields of the context; the kernel bounds them.
         let (start, end) = unsafe { ((*self.skb()).data_meta as usize, (*self.skb()).data as usize) };
         if start + size_of::<TransitMetadata>() > end {
@@ -67,7 +68,12 @@ impl TcFrame {
         }
         // SAFETY: bounds checked; metadata is 4-aligned.
         let metadata = unsafe { *(start as *const TransitMetadata) };
-        (metadata.magic == TRANSIT_MAGIC).then_some(metadata)
+        if metadata.magic != TRANSIT_MAGIC {
+            return None;
+        }
+        // SAFETY: as above; programs at tc may write what is before the frame.
+        unsafe { (*(start as *mut TransitMetadata)).magic = 0 };
+        Some(metadata)
     }
 
     /// What the host's stack is told of the packet: rules of its own match on it.

@@ -282,6 +282,9 @@ fn ipv6_ranges_are_sent_beside_the_ipv4_ones() {
 /// Applies the same objects to a new world at once.
 fn from_scratch(world: &World) -> BTreeMap<String, BTreeMap<Key, Arc<Row>>> {
     let mut fresh = World::default();
+    for (namespace, network) in &world.namespaces {
+        fresh.set_namespace(namespace, Some(network.clone()));
+    }
     for (name, service) in world.services.iter() {
         fresh.set_service(name, Some(service.clone()));
     }
