@@ -25,6 +25,7 @@ mod isolation;
 mod leaders;
 mod membership;
 mod metrics;
+mod network_policies;
 mod outages;
 mod outside;
 mod packets;

@@ -15,6 +15,7 @@ mod events;
 mod heartbeat;
 mod index;
 pub mod network;
+mod network_policy;
 pub mod objects;
 pub mod observe;
 mod observe_services;
