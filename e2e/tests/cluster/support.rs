@@ -279,12 +279,12 @@ pub fn http_hostname_slowly(
 ) -> Result<String> {
     let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address.into(), PORT), patience)?;
     stream.set_read_timeout(Some(patience))?;
-    if !pause.is_zero() {
+    if pause.is_zero() {
+        stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n")?;
+    } else {
         stream.write_all(b"GET /hostname")?;
         std::thread::sleep(pause);
         stream.write_all(b" HTTP/1.0\r\n\r\n")?;
-    } else {
-        stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n")?;
     }
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
