@@ -54,12 +54,6 @@ pub fn while_flowing(ways: &[(&Pod, Ipv4Addr)], work: impl FnOnce() -> Result<()
     for (pod, address) in ways {
         pod.udp(*address, REACHED)?;
     }
-    let load = |(pod, address): &(&'_ Pod, Ipv4Addr)| Load {
-        pod: *pod,
-        address: *address,
-        way: Way::Udp,
-        pause: PAUSE,
-    };
     let loads: Vec<_> = ways.iter().map(load).collect();
     let tallies = under_load(&loads, |_| work())?;
     let told = |tally: requests::Tally| Tally {
@@ -67,6 +61,15 @@ pub fn while_flowing(ways: &[(&Pod, Ipv4Addr)], work: impl FnOnce() -> Result<()
         lost: tally.failures.iter().map(|failure| failure.at).collect(),
     };
     Ok(tallies.into_iter().map(told).collect())
+}
+
+fn load<'a>((pod, address): &(&'a Pod, Ipv4Addr)) -> Load<'a> {
+    Load {
+        pod,
+        address: *address,
+        way: Way::Udp,
+        pause: PAUSE,
+    }
 }
 
 /// By node and name.

@@ -62,9 +62,9 @@ fn a_network_policy_says_once_that_it_is_not_enforced_whoever_leads() {
     let before = counted(cluster, "network_policies_not_enforced");
     apply(cluster, &[deny("closed", &json!({}))]).unwrap();
     wait_told(cluster, "closed", 1);
-    // What it says is true, and a person finds it.
+    // What it says is true, and a person finds it; kubectl describes policies without their events.
     let described = cluster
-        .kubectl(&["describe", "networkpolicy", "-n", "red", "closed"])
+        .kubectl(&["events", "-n", "red", "--for", "networkpolicy/closed"])
         .unwrap();
     for words in ["Warning", REASON, "does not enforce NetworkPolicies"] {
         assert!(described.contains(words), "{words:?} is not in {described}");
