@@ -22,10 +22,12 @@ fn deny(name: &str, selector: &Value) -> Value {
     })
 }
 
-/// Its events, each with how often it was told.
+/// The events of the one that has the name now, each with how often it was told.
 fn told(cluster: &Cluster, name: &str) -> Result<Vec<(String, u64)>> {
-    let selector = format!("--field-selector=regarding.kind=NetworkPolicy,regarding.name={name}");
-    let events = get(cluster, &["events.events.k8s.io", "-n", "red", &selector])?;
+    let policy = get(cluster, &["networkpolicy", "-n", "red", name])?;
+    let uid = policy["metadata"]["uid"].as_str().context("no UID")?;
+    let selector = format!("--field-selector=involvedObject.uid={uid}");
+    let events = get(cluster, &["events", "-n", "red", &selector])?;
     let events = events["items"].as_array().context("no list")?;
     let one = |event: &Value| {
         let reason = event["reason"].as_str().unwrap_or_default().to_owned();
@@ -116,7 +118,7 @@ fn a_network_policy_says_once_that_it_is_not_enforced_whoever_leads() {
     // Made anew under its name, it is another one.
     delete(cluster, &["networkpolicy", "-n", "red", "closed", "late"]).unwrap();
     apply(cluster, &[deny("closed", &json!({}))]).unwrap();
-    wait_told(cluster, "closed", 3);
+    wait_told(cluster, "closed", 1);
     delete(cluster, &["networkpolicy", "-n", "red", "closed"]).unwrap();
     cluster
         .wait_for("none counted", SOON, || {

@@ -84,6 +84,13 @@ fn a_rolling_update_of_pods_that_end_gracefully_fails_no_request() {
     }
     let answered: u64 = answers.values().sum();
     let failures: Vec<&Failure> = tallies.iter().flat_map(|tally| &tally.failures).collect();
+    for (load, tally) in loads.iter().zip(&tallies) {
+        let (answered, failed) = (tally.answered(), tally.failures.len());
+        eprintln!(
+            "  {answered} answered, {failed} failed: {} by {:?}",
+            load.pod.name, load.way
+        );
+    }
     eprintln!(
         "rolling update: {answered} requests answered, {} failed; {answers:?}",
         failures.len()

@@ -183,6 +183,10 @@ fn equal_vpcs_get_no_answer_of_each_other_through_services_while_addresses_pass_
         "twins: {} answers, {failed} requests to pods that ended, {turns} turns",
         answered(&tallies)
     );
+    for (load, tally) in loads.iter().zip(&tallies) {
+        let answered = tally.lock().unwrap().answered();
+        eprintln!("  {answered} to {} by {:?}", load.pod.name, load.way);
+    }
     for (vpc, name) in TWINS.iter().enumerate() {
         let answers = answers(&tallies, vpc);
         eprintln!("  {name}: {answers:?}");

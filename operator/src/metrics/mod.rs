@@ -270,10 +270,13 @@ pub fn text() -> Result<String, fmt::Error> {
     Ok(text)
 }
 
+/// Kinds of Kubernetes that are reconciled, of which small views are read: their types own their names.
+const VIEWS: [&str; 3] = ["Pod", "Service", "NetworkPolicy"];
+
 fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
     match K::kind(&()) {
         std::borrow::Cow::Borrowed(kind) => kind,
-        std::borrow::Cow::Owned(_) => "other",
+        std::borrow::Cow::Owned(kind) => VIEWS.into_iter().find(|view| *view == kind).unwrap_or("other"),
     }
 }
 
@@ -401,6 +404,8 @@ impl Stream {
 
 #[cfg(test)]
 mod tests {
+    use crate::controller::trim::{NetworkPolicy, Pod};
+    use crate::model::service::Service;
     use thuban_api::Vpc;
     use thuban_proto::transit::{Ack, Program, Row};
 
@@ -446,6 +451,17 @@ mod tests {
         stream.receives(&ack(2));
         assert!(stream.sent.is_empty());
         assert!(value(rows) >= before.0 + 4.0);
+    }
+
+    #[test]
+    fn views_are_counted_under_their_kind() {
+        let kinds = [
+            kind::<Vpc>(),
+            kind::<Pod>(),
+            kind::<Service>(),
+            kind::<NetworkPolicy>(),
+        ];
+        assert_eq!(kinds, ["Vpc", "Pod", "Service", "NetworkPolicy"]);
     }
 
     #[test]
