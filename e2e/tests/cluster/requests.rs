@@ -123,7 +123,7 @@ impl Load<'_> {
                 }
                 Err(error) => {
                     lost += 1;
-                    let after = (begin.elapsed() - at).as_secs_f64();
+                    let after = begin.elapsed().saturating_sub(at).as_secs_f64();
                     let why = format!(
                         "{} by {:?}: {error:#} after {after:.3} s",
                         self.pod.name, self.way

@@ -50,7 +50,7 @@ fn a_rolling_update_of_pods_that_end_gracefully_fails_no_request() {
     roll(cluster, &["status", "--timeout=180s"]).unwrap();
     wait_endpoint(cluster, "red", NAME, "all backends", serves(REPLICAS));
     let load = |pod: &&'static Pod, way, pause| Load {
-        pod: *pod,
+        pod,
         address,
         way,
         pause: Duration::from_millis(pause),

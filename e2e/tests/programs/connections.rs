@@ -92,7 +92,7 @@ fn a_flow_of_datagrams_keeps_its_backend_while_the_service_has_it() -> Result<()
     served.by(&mut world.programs, &[far])?;
     let request = segment(UDP, 40000);
     ensure!(chosen(&mut world, &request)? == [10, 0, 1, 50]);
-    let more: Vec<_> = [40, 41, 42, 43].map(backend).into_iter().chain([far]).collect();
+    let more = [far, backend(40), backend(41), backend(42)];
     served.by(&mut world.programs, &more)?;
     ensure!(
         chosen(&mut world, &request)? == [10, 0, 1, 50],
