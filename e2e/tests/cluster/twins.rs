@@ -155,8 +155,10 @@ fn equal_vpcs_get_no_answer_of_each_other_through_services_while_addresses_pass_
         address
     });
     // Of each way one sender in each VPC.
-    let loads: Vec<Load> = [Way::Tcp, Way::UdpFrom(20_000..60_000)]
+    let datagrams = [20_000..35_000, 35_000..50_000, 50_000..65_000].map(Way::UdpFrom);
+    let loads: Vec<Load> = [Way::Tcp]
         .into_iter()
+        .chain(datagrams)
         .flat_map(|way| {
             clients.iter().zip(services).map(move |(pod, address)| Load {
                 pod,
