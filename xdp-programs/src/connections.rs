@@ -149,27 +149,31 @@ pub fn is_alive(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) -> 
     let vni = work.key.vni;
     work.set_reverse(vni, packet, &entry.address, entry.port);
     let reverse = maps::connection(&work.reverse).map_or(0, |reverse| reverse.state);
-    let is_there = if entry.index == NO_INDEX {
-        // A row that has come since chooses.
-        work.service = ServiceKey {
-            vni,
-            address: packet.destination,
-            port: 0,
-            protocol: 0,
-            padding: 0,
-        };
-        maps::service(&work.service).is_none()
-    } else {
-        maps::backend(entry.service, entry.index)
-            .is_some_and(|backend| backend.address == entry.address && backend.port == entry.port)
-    };
-    let is_alive = is_there && (entry.state | reverse) & (FINISHED | RESET) == 0;
+    let is_alive = has_backend(work, packet, entry) && (entry.state | reverse) & (FINISHED | RESET) == 0;
     if !is_alive {
         // Missing is as good.
         let _ = CONNECTIONS.remove(&work.reverse);
         let _ = CONNECTIONS.remove(&work.key);
     }
     is_alive
+}
+
+/// Whether the service has the backend of a connection still.
+#[inline(never)]
+pub fn has_backend(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) -> bool {
+    if entry.index == NO_INDEX {
+        // A row that has come since chooses.
+        work.service = ServiceKey {
+            vni: work.key.vni,
+            address: packet.destination,
+            port: 0,
+            protocol: 0,
+            padding: 0,
+        };
+        return maps::service(&work.service).is_none();
+    }
+    maps::backend(entry.service, entry.index)
+        .is_some_and(|backend| backend.address == entry.address && backend.port == entry.port)
 }
 
 /// Writes both entries of a connection to [`Work::to`].

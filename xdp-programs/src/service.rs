@@ -1,8 +1,8 @@
 //! Services: a client's packet to a service's address goes on to a backend, and the backend's answer comes from the
 //! service's address again, both at the client's agent and its veth.
 //!
-//! Invariant: a connection keeps its backend whatever becomes of the service; only what no entry of CONNECTIONS knows is
-//! chosen anew, and everywhere alike.
+//! Invariant: a connection keeps its backend whatever becomes of the service, of UDP while the service has it; only what no
+//! entry of CONNECTIONS knows is chosen anew, and everywhere alike.
 
 use thuban_common::{
     counters::Counter,
@@ -55,7 +55,13 @@ fn known(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Resul
     work.begin(packet);
     work.set_key(vni, packet, FORWARD);
     if let Some(entry) = maps::connection(&work.key) {
-        if !work.signal.opens || connections::is_alive(work, packet, entry) {
+        let goes_on = if packet.protocol == ipv4::UDP {
+            // What leads back stays for a while: answers may be under way.
+            connections::has_backend(work, packet, entry)
+        } else {
+            !work.signal.opens || connections::is_alive(work, packet, entry)
+        };
+        if goes_on {
             connections::touch(entry, &work.signal, packet.protocol);
             work.send_to(packet, &entry.address, entry.port);
             return Ok(Choice::Backend);

@@ -1,20 +1,16 @@
 //! Flows that are always new: each is one question by UDP from a port of its own, and its answer. What is lost is told.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, UdpSocket};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::net::Ipv4Addr;
+use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use thuban_cluster::Cluster;
 
-use crate::support::{PORT, Pod, REACHED, get};
+use crate::requests::{self, Load, Way, under_load};
+use crate::support::{Pod, REACHED, get};
 use crate::tenants::tenants;
 
-/// An answer that takes longer is lost. Machines of tests are busy.
-const PATIENCE: Duration = Duration::from_secs(4);
 const PAUSE: Duration = Duration::from_millis(4);
 
 /// What became of the flows of one sender.
@@ -58,54 +54,22 @@ pub fn while_flowing(ways: &[(&Pod, Ipv4Addr)], work: impl FnOnce() -> Result<()
     for (pod, address) in ways {
         pod.udp(*address, REACHED)?;
     }
-    let is_over = AtomicBool::new(false);
-    let failure = Mutex::new(None);
-    let tallies = thread::scope(|scope| {
-        let senders: Vec<_> = ways
-            .iter()
-            .map(|(pod, address)| {
-                let is_over = &is_over;
-                scope.spawn(move || pod.inside(|| send(*address, is_over)))
-            })
-            .collect();
-        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        is_over.store(true, Ordering::Relaxed);
-        match worked {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => *failure.lock().unwrap() = Some(error),
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-        senders
-            .into_iter()
-            .map(|sender| {
-                sender
-                    .join()
-                    .unwrap_or_else(|_| Err(anyhow!("a sender panicked")))
-            })
-            .collect::<Result<Vec<_>>>()
-    });
-    match failure.into_inner().unwrap() {
-        Some(error) => Err(error),
-        None => tallies,
-    }
+    let loads: Vec<_> = ways.iter().map(load).collect();
+    let tallies = under_load(&loads, |_| work())?;
+    let told = |tally: requests::Tally| Tally {
+        sent: tally.answers.values().sum::<u64>() as usize + tally.failures.len(),
+        lost: tally.failures.iter().map(|failure| failure.at).collect(),
+    };
+    Ok(tallies.into_iter().map(told).collect())
 }
 
-fn send(address: Ipv4Addr, is_over: &AtomicBool) -> Result<Tally> {
-    let begin = Instant::now();
-    let mut tally = Tally::default();
-    while !is_over.load(Ordering::Relaxed) {
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        socket.connect((address, PORT))?;
-        let at = begin.elapsed();
-        tally.sent += 1;
-        let answer = socket.send(b"hostname").and_then(|_| socket.recv(&mut [0; 256]));
-        if answer.is_err() {
-            tally.lost.push(at);
-        }
-        thread::sleep(PAUSE);
+fn load<'a>((pod, address): &(&'a Pod, Ipv4Addr)) -> Load<'a> {
+    Load {
+        pod,
+        address: *address,
+        way: Way::Udp,
+        pause: PAUSE,
     }
-    Ok(tally)
 }
 
 /// By node and name.

@@ -27,6 +27,15 @@ fn ask(address: SocketAddr, path: &str) -> Result<String> {
     Ok(answer)
 }
 
+/// Of the operator that leads, as scraped on the underlay.
+pub fn of_leader(cluster: &Cluster) -> Result<BTreeMap<String, f64>> {
+    let all = replicas(cluster).into_iter().map(|address| metrics(&address));
+    let leader = all
+        .flatten()
+        .find(|series| series.get("thuban_operator_leader") == Some(&1.0));
+    leader.context("no replica leads")
+}
+
 /// Addresses of the operator's replicas.
 fn replicas(cluster: &Cluster) -> Vec<String> {
     let selector = "app.kubernetes.io/name=thuban-operator";

@@ -41,6 +41,7 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "ipclaims.thuban.dev []: create delete get list watch",
         "ipclaims.thuban.dev/status []: update",
         "namespaces []: list watch",
+        "networkpolicies.networking.k8s.io []: list watch",
         "networks.thuban.dev []: create get list update watch",
         "networks.thuban.dev/finalizers []: update",
         "networks.thuban.dev/status []: update",

@@ -19,7 +19,7 @@ use crate::tenants::tenants;
 const NODE: &str = "node-a";
 const SOON: Duration = Duration::from_secs(30);
 
-fn manifest(namespace: &str, name: &str, selector: &Value) -> Value {
+pub fn manifest(namespace: &str, name: &str, selector: &Value) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": {"name": name, "namespace": namespace, "annotations": {}},
@@ -29,7 +29,7 @@ fn manifest(namespace: &str, name: &str, selector: &Value) -> Value {
 }
 
 /// Makes the Service; its address.
-fn made(cluster: &Cluster, manifest: &Value) -> Result<Ipv4Addr> {
+pub fn made(cluster: &Cluster, manifest: &Value) -> Result<Ipv4Addr> {
     apply(cluster, std::slice::from_ref(manifest))?;
     let part = |field: &str| manifest["metadata"][field].as_str().context("manifest");
     let service = get(cluster, &["service", "-n", part("namespace")?, part("name")?])?;
@@ -49,7 +49,7 @@ fn endpoint(cluster: &Cluster, namespace: &str, service: &str) -> Result<Option<
 }
 
 /// Waits until the scaled Endpoint is as wanted.
-fn wait_endpoint(
+pub fn wait_endpoint(
     cluster: &Cluster,
     namespace: &str,
     service: &str,
@@ -65,7 +65,7 @@ fn wait_endpoint(
     last
 }
 
-fn serves(backends: u64) -> impl Fn(&Value) -> bool {
+pub fn serves(backends: u64) -> impl Fn(&Value) -> bool {
     move |endpoint| endpoint["status"]["phase"] == "Provisioned" && endpoint["status"]["backends"] == backends
 }
 

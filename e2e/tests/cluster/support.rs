@@ -273,9 +273,24 @@ pub fn http_hostname(address: impl Into<IpAddr>, patience: Duration) -> Result<S
 
 /// The same on any port.
 pub fn http_hostname_at(address: impl Into<SocketAddr>, patience: Duration) -> Result<String> {
+    http_hostname_slowly(address, patience, Duration::ZERO)
+}
+
+/// The same, with a request that takes so long to ask.
+pub fn http_hostname_slowly(
+    address: impl Into<SocketAddr>,
+    patience: Duration,
+    pause: Duration,
+) -> Result<String> {
     let mut stream = TcpStream::connect_timeout(&address.into(), patience)?;
     stream.set_read_timeout(Some(patience))?;
-    stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n")?;
+    if pause.is_zero() {
+        stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n")?;
+    } else {
+        stream.write_all(b"GET /hostname")?;
+        std::thread::sleep(pause);
+        stream.write_all(b" HTTP/1.0\r\n\r\n")?;
+    }
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;

@@ -70,19 +70,49 @@ fn reverse(world: &World, segment: &Segment) -> Result<ConnectionEntry> {
 
 #[test]
 fn a_connection_keeps_its_backend_when_the_service_changes_or_goes() -> Result<()> {
-    for protocol in [TCP, UDP] {
-        let mut world = world()?;
-        let served = Served::new(100, 1, SERVICE, 80, protocol);
-        served.by(&mut world.programs, &[backend(40)])?;
-        let request = segment(protocol, 40000);
-        ensure!(chosen(&mut world, &request)? == [10, 0, 2, 40]);
-        let next = request.clone().with_flags(0x10);
-        served.by(&mut world.programs, &[backend(41)])?;
-        ensure!(chosen(&mut world, &next)? == [10, 0, 2, 40]);
-        ensure!(chosen(&mut world, &segment(protocol, 40001))? == [10, 0, 2, 41]);
-        served.by(&mut world.programs, &[])?;
-        ensure!(chosen(&mut world, &next)? == [10, 0, 2, 40]);
-    }
+    let mut world = world()?;
+    let served = Served::new(100, 1, SERVICE, 80, TCP);
+    served.by(&mut world.programs, &[backend(40)])?;
+    let request = segment(TCP, 40000);
+    ensure!(chosen(&mut world, &request)? == [10, 0, 2, 40]);
+    let next = request.clone().with_flags(0x10);
+    served.by(&mut world.programs, &[backend(41)])?;
+    ensure!(chosen(&mut world, &next)? == [10, 0, 2, 40]);
+    ensure!(chosen(&mut world, &segment(TCP, 40001))? == [10, 0, 2, 41]);
+    served.by(&mut world.programs, &[])?;
+    ensure!(chosen(&mut world, &next)? == [10, 0, 2, 40]);
+    Ok(())
+}
+
+#[test]
+fn a_flow_of_datagrams_keeps_its_backend_while_the_service_has_it() -> Result<()> {
+    let mut world = world()?;
+    let served = Served::new(100, 1, SERVICE, 80, UDP);
+    let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
+    served.by(&mut world.programs, &[far])?;
+    let request = segment(UDP, 40000);
+    ensure!(chosen(&mut world, &request)? == [10, 0, 1, 50]);
+    let more = [far, backend(40), backend(41), backend(42)];
+    served.by(&mut world.programs, &more)?;
+    ensure!(
+        chosen(&mut world, &request)? == [10, 0, 1, 50],
+        "others have come"
+    );
+    served.by(&mut world.programs, &[backend(41)])?;
+    ensure!(chosen(&mut world, &request)? == [10, 0, 2, 41], "it has gone");
+    // What it answered before that was under way.
+    let late = request.sent_to(far).answer([9; 6]);
+    let outcome = arrive(&mut world, SECOND, 100, &late)?;
+    ensure_delivered(&outcome, &late.sent_from((SERVICE, 80)), TENANT.mac())?;
+    served.by(&mut world.programs, &[])?;
+    let outcome = send(&mut world, TENANT.index, &request)?;
+    ensure!(
+        outcome.counted.contains_key(Counter::ServiceRefused.name()),
+        "nobody serves: {:?}",
+        outcome.counted
+    );
+    served.by(&mut world.programs, &[backend(42)])?;
+    ensure!(chosen(&mut world, &request)? == [10, 0, 2, 42], "somebody does");
     Ok(())
 }
 

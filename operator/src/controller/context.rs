@@ -19,11 +19,12 @@ use super::address::ClaimError;
 use super::events::Events;
 use super::heartbeat::Heartbeats;
 use super::index::Index;
+use super::network_policy::Told;
 use super::objects::{Object, WriteError};
 use super::pace::Pace;
 use super::role::{Placements, Role};
 use super::slices::Slices;
-use super::trim::Pod;
+use super::trim::{NetworkPolicy, Pod};
 use crate::hub::Hub;
 use crate::model::allocation::Family;
 use crate::model::service::{EndpointSlice, Service};
@@ -44,6 +45,7 @@ pub struct Stores {
     pub vni_claims: Store<VniClaim>,
     pub services: Store<Service>,
     pub slices: Store<EndpointSlice>,
+    pub network_policies: Store<NetworkPolicy>,
 }
 
 /// Addresses that a reconciler is about to claim, by UID of the endpoint and family, so that two don't pick the same. Only
@@ -110,6 +112,7 @@ pub struct Context {
     pub placements: Placements,
     pub index: Index,
     pub slices: Slices,
+    pub policies_told: Told,
     /// Of writes that only bring numbers in statuses up to date.
     pub counts: Pace,
     pub heartbeats: Heartbeats,

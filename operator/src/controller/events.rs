@@ -1,17 +1,21 @@
 //! Events tell a person each step. They are written beside the workflows, in order and one at a time, so that a burst of
 //! steps does not have the API server busy with telling of them.
 //!
-//! Invariant: no workflow waits for an event. What is not told when this process ends, or is too much to remember, stays
+//! Invariant: no workflow of endpoints or roles waits for an event. What is not told when this process ends, or is too much to remember, stays
 //! untold: conditions say the same for as long as it is true.
 
 use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::ObjectMeta;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use kube::{Client, Resource};
+use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinSet;
 use tracing::warn;
 
-use super::objects::bounded;
+use super::objects::{Object, WriteError, bounded, create};
 
 /// Events that may wait to be written.
 const MOST: usize = 4096;
@@ -20,12 +24,18 @@ const REMEMBERED: usize = 256;
 /// Kubernetes takes notes of 1,024 bytes.
 const LONGEST_NOTE: usize = 1000;
 
+const ACTION: &str = "Reconcile";
+
 struct Told {
     event: Event,
     object: ObjectReference,
 }
 
-pub struct Events(Sender<Told>);
+pub struct Events {
+    queue: Sender<Told>,
+    client: Client,
+    reporter: Reporter,
+}
 
 impl Events {
     /// Writes events by a task of its own.
@@ -35,8 +45,12 @@ impl Events {
             instance: std::env::var("POD_NAME").ok(),
         };
         let (sender, receiver) = channel(MOST);
-        tasks.spawn(publish(client, reporter, receiver));
-        Self(sender)
+        tasks.spawn(publish(client.clone(), reporter.clone(), receiver));
+        Self {
+            queue: sender,
+            client,
+            reporter,
+        }
     }
 
     /// Tells people what happened to an object.
@@ -65,6 +79,42 @@ impl Events {
         self.tell(object.object_ref(&()), Some(related), false, reason, note);
     }
 
+    /// A warning that no other operator and no later leader repeats while the API server remembers it: its name is
+    /// `<kind>-<uid>.<key>` in lower case, and a name is taken once. It is written when this answers true; false: it was there.
+    pub async fn warn_once<K: Object>(
+        &self,
+        object: &K,
+        key: &str,
+        reason: &str,
+        note: &str,
+    ) -> Result<bool, WriteError> {
+        let namespace = object.namespace().unwrap_or_else(|| "default".to_owned());
+        let uid = object.uid().unwrap_or_default();
+        let name = format!("{}-{uid}.{key}", K::kind(&()).to_lowercase());
+        let controller = &self.reporter.controller;
+        let event = v1::Event {
+            metadata: ObjectMeta {
+                name: Some(name),
+                namespace: Some(namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            action: Some(ACTION.to_owned()),
+            event_time: Some(MicroTime(Timestamp::now())),
+            note: Some(note.chars().take(LONGEST_NOTE).collect()),
+            reason: Some(reason.to_owned()),
+            regarding: Some(object.object_ref(&())),
+            reporting_controller: Some(controller.clone()),
+            reporting_instance: Some(self.reporter.instance.as_ref().unwrap_or(controller).clone()),
+            type_: Some("Warning".to_owned()),
+            ..v1::Event::default()
+        };
+        match create(&Api::namespaced(self.client.clone(), &namespace), &event).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_conflict() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     fn tell(
         &self,
         object: ObjectReference,
@@ -81,10 +131,10 @@ impl Events {
             },
             reason: reason.to_owned(),
             note: Some(note.chars().take(LONGEST_NOTE).collect()),
-            action: "Reconcile".into(),
+            action: ACTION.to_owned(),
             secondary,
         };
-        if self.0.try_send(Told { event, object }).is_err() {
+        if self.queue.try_send(Told { event, object }).is_err() {
             warn!(reason, note, "event is not told: too many wait");
         }
     }

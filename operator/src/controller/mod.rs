@@ -16,6 +16,7 @@ mod heartbeat;
 mod host;
 mod index;
 pub mod network;
+mod network_policy;
 pub mod objects;
 pub mod observe;
 mod observe_services;

@@ -27,11 +27,11 @@ use super::index::Index;
 use super::objects::Object;
 use super::pace::Pace;
 use super::slices::Slices;
-use super::trim::Pod;
+use super::trim::{NetworkPolicy, Pod};
 use super::watch::{Change, watch};
 use super::{
-    claim, droplet, endpoint, network, observe, observe_services, pod, role, scaled, service, trim,
-    vni_claim, vpc,
+    claim, droplet, endpoint, network, network_policy, observe, observe_services, pod, role, scaled, service,
+    trim, vni_claim, vpc,
 };
 use crate::hub::{Hub, Triggers};
 use crate::metrics::{self, Queue};
@@ -59,6 +59,7 @@ struct Receivers {
     claims: UnboundedReceiver<ObjectRef<IpClaim>>,
     vni_claims: UnboundedReceiver<ObjectRef<VniClaim>>,
     services: UnboundedReceiver<ObjectRef<Service>>,
+    network_policies: UnboundedReceiver<ObjectRef<NetworkPolicy>>,
 }
 
 fn channels() -> (Triggers, Receivers) {
@@ -72,6 +73,7 @@ fn channels() -> (Triggers, Receivers) {
     let (claims, claim_receiver) = unbounded_channel();
     let (vni_claims, vni_claim_receiver) = unbounded_channel();
     let (services, service_receiver) = unbounded_channel();
+    let (network_policies, network_policy_receiver) = unbounded_channel();
     let triggers = Triggers {
         vpcs,
         networks,
@@ -83,6 +85,7 @@ fn channels() -> (Triggers, Receivers) {
         claims,
         vni_claims,
         services,
+        network_policies,
     };
     let receivers = Receivers {
         vpcs: vpc_receiver,
@@ -95,6 +98,7 @@ fn channels() -> (Triggers, Receivers) {
         claims: claim_receiver,
         vni_claims: vni_claim_receiver,
         services: service_receiver,
+        network_policies: network_policy_receiver,
     };
     (triggers, receivers)
 }
@@ -154,6 +158,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     let (vni_claims, vni_claim_writer) = store::<VniClaim>();
     let (services, service_writer) = store::<Service>();
     let (slices, slice_writer) = store::<EndpointSlice>();
+    let (network_policies, network_policy_writer) = store::<NetworkPolicy>();
     let stores = Stores {
         pods,
         namespaces,
@@ -168,6 +173,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         vni_claims,
         services,
         slices,
+        network_policies,
     };
     let context = Arc::new(Context {
         client: client.clone(),
@@ -186,6 +192,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         placements: role::Placements::default(),
         index: Index::default(),
         slices: Slices::default(),
+        policies_told: network_policy::Told::default(),
         counts: Pace::new(COUNTS_A_SECOND, COUNTS_AT_ONCE),
         heartbeats: Heartbeats::default(),
         seen: Mutex::new(HashMap::new()),
@@ -208,8 +215,16 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     feed.watch(tasks, vni_claim_writer, trim::any, observe::on_vni_claim);
     feed.watch(tasks, service_writer, trim::service, observe_services::on_service);
     feed.watch(tasks, slice_writer, trim::slice, observe_services::on_slice);
+    // Nothing waits for what is only told of.
+    let filling = std::mem::take(&mut feed.filling);
+    feed.watch(
+        tasks,
+        network_policy_writer,
+        trim::network_policy,
+        network_policy::on_change,
+    );
     // Whoever is served or reconciled before the world is whole would be taken for gone.
-    for filled in feed.filling {
+    for filled in filling {
         let _ = filled.await;
     }
     info!("caches are filled");
@@ -301,6 +316,13 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         stores.services.clone(),
         receivers.services,
         service::reconcile,
+    );
+    control(
+        tasks,
+        &context,
+        stores.network_policies.clone(),
+        receivers.network_policies,
+        network_policy::reconcile,
     );
     tasks.spawn(serve_when_adopted(context));
     hub

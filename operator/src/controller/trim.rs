@@ -2,7 +2,7 @@
 //! most of what a watch brings.
 //!
 //! Invariant: objects that are written again lose nothing but `managedFields`, which the API server then takes from the
-//! object that it has. Of pods, nodes, namespaces, Services and slices, which are never written, only what is named here is left.
+//! object that it has. Of pods, nodes, namespaces, Services, slices and policies, which are never written, only what is named here is left.
 
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeSpec, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -84,6 +84,21 @@ pub fn slice(slice: &mut EndpointSlice) {
     }
 }
 
+/// A NetworkPolicy as far as it is read: that it is there.
+#[derive(Clone, Debug, Default, Deserialize, Resource, Serialize)]
+#[resource(inherit = k8s_openapi::api::networking::v1::NetworkPolicy)]
+pub struct NetworkPolicy {
+    pub metadata: ObjectMeta,
+}
+
+/// Leaves identity and generation.
+pub fn network_policy(policy: &mut NetworkPolicy) {
+    metadata(&mut policy.metadata);
+    policy.metadata.labels = None;
+    policy.metadata.annotations = None;
+    policy.metadata.owner_references = None;
+}
+
 fn metadata(metadata: &mut ObjectMeta) {
     metadata.managed_fields = None;
     if let Some(annotations) = &mut metadata.annotations {
@@ -94,9 +109,12 @@ fn metadata(metadata: &mut ObjectMeta) {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::{Namespace, Node};
+    use kube::Resource;
     use serde_json::json;
 
-    use super::{EndpointSlice, Pod, Service, namespace, node, pod, service, slice};
+    use super::{
+        EndpointSlice, NetworkPolicy, Pod, Service, namespace, network_policy, node, pod, service, slice,
+    };
     use crate::controller::context::internal_ips;
     use crate::controller::pod::{endpoint_name, is_alive, node_of, reference};
 
@@ -179,6 +197,26 @@ mod tests {
             ["thuban.dev/network"]
         );
         assert_eq!(space.metadata.labels.unwrap()["team"], "red");
+    }
+
+    #[test]
+    fn of_a_network_policy_its_identity_and_generation_are_left() {
+        let mut policy: NetworkPolicy = serde_json::from_value(json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+            "metadata": {
+                "name": "deny", "namespace": "red", "uid": "u", "generation": 3, "labels": {"app": "web"},
+                "annotations": {"thuban.dev/network": "red-web"}, "managedFields": [{"manager": "kubectl"}],
+            },
+            "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
+        }))
+        .unwrap();
+        network_policy(&mut policy);
+        let left = serde_json::to_value(&policy).unwrap();
+        let identity = json!({"name": "deny", "namespace": "red", "uid": "u", "generation": 3});
+        assert_eq!(left["metadata"], identity);
+        let reference = policy.object_ref(&());
+        assert_eq!(reference.kind.as_deref(), Some("NetworkPolicy"));
+        assert_eq!(reference.api_version.as_deref(), Some("networking.k8s.io/v1"));
     }
 
     #[test]

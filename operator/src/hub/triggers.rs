@@ -4,7 +4,7 @@ use kube::runtime::reflector::ObjectRef;
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::controller::trim::Pod;
+use crate::controller::trim::{NetworkPolicy, Pod};
 use crate::model::service::Service;
 use crate::model::world::EndpointName;
 
@@ -33,6 +33,7 @@ pub struct Triggers {
     pub claims: UnboundedSender<ObjectRef<IpClaim>>,
     pub vni_claims: UnboundedSender<ObjectRef<VniClaim>>,
     pub services: UnboundedSender<ObjectRef<Service>>,
+    pub network_policies: UnboundedSender<ObjectRef<NetworkPolicy>>,
 }
 
 impl Triggers {
@@ -66,6 +67,10 @@ impl Triggers {
 
     pub fn service(&self, namespace: &str, name: &str) {
         let _ = self.services.send(ObjectRef::new(name).within(namespace));
+    }
+
+    pub fn network_policy(&self, namespace: &str, name: &str) {
+        let _ = self.network_policies.send(ObjectRef::new(name).within(namespace));
     }
 
     pub(super) fn waiter(&self, waiter: &Waiter) {

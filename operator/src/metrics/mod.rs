@@ -77,6 +77,7 @@ struct Metrics {
     epoch: Gauge,
     droplets: Family<InState, Gauge>,
     objects: Family<InPhase, Gauge>,
+    network_policies: Gauge,
 }
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
@@ -103,6 +104,7 @@ impl Metrics {
             epoch: Gauge::default(),
             droplets: Family::default(),
             objects: Family::default(),
+            network_policies: Gauge::default(),
         };
         let registry = &mut metrics.registry;
         registry.register(
@@ -145,6 +147,11 @@ impl Metrics {
             metrics.droplets.clone(),
         );
         registry.register("objects", "Objects by kind and phase", metrics.objects.clone());
+        registry.register(
+            "network_policies_not_enforced",
+            "NetworkPolicies that exist, none of which is enforced",
+            metrics.network_policies.clone(),
+        );
         metrics
     }
 
@@ -153,6 +160,7 @@ impl Metrics {
         let Some(context) = leadership() else {
             self.droplets.clear();
             self.objects.clear();
+            self.network_policies.set(0);
             return;
         };
         let droplets: Vec<String> = context
@@ -171,6 +179,9 @@ impl Metrics {
             self.droplets.get_or_create(&InState { state }).set(count);
         }
         let stores = &context.stores;
+        let policies = stores.network_policies.len();
+        self.network_policies
+            .set(i64::try_from(policies).unwrap_or(i64::MAX));
         self.phases(
             "Vpc",
             stores
@@ -259,10 +270,13 @@ pub fn text() -> Result<String, fmt::Error> {
     Ok(text)
 }
 
+/// Kinds of Kubernetes that are reconciled, of which small views are read: their types own their names.
+const VIEWS: [&str; 3] = ["Pod", "Service", "NetworkPolicy"];
+
 fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
     match K::kind(&()) {
         std::borrow::Cow::Borrowed(kind) => kind,
-        std::borrow::Cow::Owned(_) => "other",
+        std::borrow::Cow::Owned(kind) => VIEWS.into_iter().find(|view| *view == kind).unwrap_or("other"),
     }
 }
 
@@ -390,6 +404,8 @@ impl Stream {
 
 #[cfg(test)]
 mod tests {
+    use crate::controller::trim::{NetworkPolicy, Pod};
+    use crate::model::service::Service;
     use thuban_api::Vpc;
     use thuban_proto::transit::{Ack, Program, Row};
 
@@ -435,6 +451,17 @@ mod tests {
         stream.receives(&ack(2));
         assert!(stream.sent.is_empty());
         assert!(value(rows) >= before.0 + 4.0);
+    }
+
+    #[test]
+    fn views_are_counted_under_their_kind() {
+        let kinds = [
+            kind::<Vpc>(),
+            kind::<Pod>(),
+            kind::<Service>(),
+            kind::<NetworkPolicy>(),
+        ];
+        assert_eq!(kinds, ["Vpc", "Pod", "Service", "NetworkPolicy"]);
     }
 
     #[test]

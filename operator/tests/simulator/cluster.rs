@@ -302,7 +302,14 @@ fn end_namespaces(state: &mut State) {
         .collect();
     for space in ending {
         let mut is_empty = true;
-        for kind in [Kind::Pod, Kind::Service, Kind::EndpointSlice, Kind::Endpoint] {
+        for kind in [
+            Kind::Pod,
+            Kind::Service,
+            Kind::EndpointSlice,
+            Kind::Endpoint,
+            Kind::NetworkPolicy,
+            Kind::Event,
+        ] {
             let within: Vec<_> = state
                 .store
                 .all(kind)

@@ -11,6 +11,7 @@ use crate::cluster::is_alive;
 use crate::invariants::{addresses, pod_uid, serving, vpc_of};
 use crate::kind::Kind;
 use crate::operators;
+use crate::policies;
 use crate::services::{self, is_scaled};
 use crate::simulation::{Simulation, State};
 use crate::store::{is_deleting, text};
@@ -146,6 +147,7 @@ fn verdict(state: &State) -> Result<(), String> {
     roles(state)?;
     programs(state)?;
     services::verdict(state)?;
+    policies::verdict(state)?;
     walk::everything(state)
 }
 

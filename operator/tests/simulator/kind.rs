@@ -15,10 +15,13 @@ pub enum Kind {
     VniClaim,
     Service,
     EndpointSlice,
+    NetworkPolicy,
+    /// Those that are told once; of others only that they were written.
+    Event,
 }
 
 impl Kind {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::Pod,
         Self::Namespace,
         Self::Node,
@@ -32,6 +35,8 @@ impl Kind {
         Self::VniClaim,
         Self::Service,
         Self::EndpointSlice,
+        Self::NetworkPolicy,
+        Self::Event,
     ];
 
     pub fn name(self) -> &'static str {
@@ -49,6 +54,8 @@ impl Kind {
             Self::VniClaim => "VniClaim",
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
+            Self::NetworkPolicy => "NetworkPolicy",
+            Self::Event => "Event",
         }
     }
 
@@ -67,6 +74,8 @@ impl Kind {
             Self::VniClaim => "vniclaims",
             Self::Service => "services",
             Self::EndpointSlice => "endpointslices",
+            Self::NetworkPolicy => "networkpolicies",
+            Self::Event => "events",
         }
     }
 
@@ -77,17 +86,23 @@ impl Kind {
     pub fn is_ours(self) -> bool {
         !matches!(
             self,
-            Self::Pod | Self::Namespace | Self::Node | Self::Service | Self::EndpointSlice
+            Self::Pod
+                | Self::Namespace
+                | Self::Node
+                | Self::Service
+                | Self::EndpointSlice
+                | Self::NetworkPolicy
+                | Self::Event
         )
     }
 
     pub fn api_version(self) -> &'static str {
-        if self.is_ours() {
-            "thuban.dev/v1alpha1"
-        } else if self == Self::EndpointSlice {
-            "discovery.k8s.io/v1"
-        } else {
-            "v1"
+        match self {
+            Self::EndpointSlice => "discovery.k8s.io/v1",
+            Self::NetworkPolicy => "networking.k8s.io/v1",
+            Self::Event => "events.k8s.io/v1",
+            _ if self.is_ours() => "thuban.dev/v1alpha1",
+            _ => "v1",
         }
     }
 }

@@ -23,6 +23,7 @@ mod droplet;
 mod invariants;
 mod kind;
 mod operators;
+mod policies;
 mod random;
 mod schedule;
 mod server;

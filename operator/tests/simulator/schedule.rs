@@ -9,6 +9,7 @@ use crate::convergence;
 use crate::droplet::{self, Report};
 use crate::kind::Kind;
 use crate::operators;
+use crate::policies;
 use crate::random::Random;
 use crate::services;
 use crate::simulation::{Simulation, State};
@@ -98,7 +99,7 @@ fn tear_down(state: &mut State, random: &mut Random) {
 
 fn step(simulation: &Arc<Simulation>, random: &mut Random) {
     let is_steady = simulation.lock().weather.is_steady;
-    match random.below(135) {
+    match random.below(140) {
         0..34 => simulation.with(|state| new_pod(state, random)),
         34..46 => simulation.with(|state| end_pod(state, random)),
         46..50 => simulation.with(|state| sandbox_again(state, random)),
@@ -115,6 +116,7 @@ fn step(simulation: &Arc<Simulation>, random: &mut Random) {
         91..98 => simulation.with(|state| scale(state, random)),
         98..103 => simulation.with(|state| cordon(state, random)),
         103..107 => simulation.with(|state| users_endpoint(state, random)),
+        135.. => simulation.with(|state| policies::step(state, random)),
         120.. => simulation.with(|state| services::step(state, random)),
         _ if is_steady => {}
         107..109 => simulation.with(|state| lose_node(state, random)),

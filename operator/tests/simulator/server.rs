@@ -56,7 +56,8 @@ enum Target {
         name: String,
         is_status: bool,
     },
-    Event,
+    /// Namespace.
+    Event(String),
     Lease(String),
 }
 
@@ -76,7 +77,7 @@ fn target(path: &str) -> Option<Target> {
     let (["api", "v1", rest @ ..]
     | [
         "apis",
-        "thuban.dev" | "events.k8s.io" | "coordination.k8s.io" | "discovery.k8s.io",
+        "thuban.dev" | "events.k8s.io" | "coordination.k8s.io" | "discovery.k8s.io" | "networking.k8s.io",
         _,
         rest @ ..,
     ]) = parts.as_slice()
@@ -88,7 +89,7 @@ fn target(path: &str) -> Option<Target> {
         _ => ("", rest),
     };
     match rest {
-        ["events", ..] => return Some(Target::Event),
+        ["events", ..] => return Some(Target::Event(namespace.to_owned())),
         ["leases", name] => return Some(Target::Lease((*name).to_owned())),
         _ => {}
     }
@@ -271,7 +272,7 @@ fn target_name(target: &Target) -> String {
             let status = if *is_status { "/status" } else { "" };
             format!("{}/{namespace}/{name}{status}", kind.plural())
         }
-        Target::Event => "events".into(),
+        Target::Event(_) => "events".into(),
         Target::Lease(name) => format!("leases/{name}"),
     }
 }
@@ -318,7 +319,7 @@ fn perform(
     body: &Bytes,
 ) -> Result<(u16, Bytes), Failure> {
     let (kind, namespace, name, is_status) = match target {
-        Target::Event => return Ok((if method == Method::POST { 201 } else { 200 }, body.clone())),
+        Target::Event(namespace) => return event(state, method, namespace, body),
         Target::Lease(name) => return lease(state, name).map(|body| (200, body)),
         Target::Object {
             kind,
@@ -362,6 +363,19 @@ fn perform(
         }
         _ => Err(INVALID),
     }
+}
+
+/// Of policies they are kept, under their names; of all else nobody looks at them.
+fn event(state: &mut State, method: &Method, namespace: &str, body: &Bytes) -> Result<(u16, Bytes), Failure> {
+    if method != Method::POST {
+        return Ok((200, body.clone()));
+    }
+    let event: Value = serde_json::from_slice(body).map_err(|_| INVALID)?;
+    if text(&event, "/regarding/kind") == Kind::NetworkPolicy.name() {
+        let name = text(&event, "/metadata/name").to_owned();
+        state.store.create(Kind::Event, namespace, &name, event)?;
+    }
+    Ok((201, body.clone()))
 }
 
 fn list(state: &mut State, kind: Kind, query: &str) -> Result<Bytes, Failure> {

@@ -179,7 +179,10 @@ impl Store {
         if self.objects.contains_key(&key) {
             return Err(EXISTS);
         }
-        if matches!(kind, Kind::Endpoint | Kind::Service | Kind::EndpointSlice) {
+        if matches!(
+            kind,
+            Kind::Endpoint | Kind::Service | Kind::EndpointSlice | Kind::NetworkPolicy | Kind::Event
+        ) {
             let space = self.value(Kind::Namespace, "", namespace).ok_or(NOT_FOUND)?;
             if is_deleting(space) {
                 return Err(FORBIDDEN);

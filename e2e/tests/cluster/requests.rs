@@ -1,0 +1,165 @@
+//! Requests without end, each by a connection of its own and answered by a name: who answered is counted, and what failed is
+//! told.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, ensure};
+
+use crate::support::{PORT, Pod, http_hostname, http_hostname_slowly};
+
+/// An answer that takes longer is none. Machines of tests are busy.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How long a request by [`Way::SlowTcp`] is under way.
+const SLOW: Duration = Duration::from_secs(2);
+/// Who loses so many one after the other reaches nobody.
+const MOST_IN_A_ROW: u32 = 50;
+
+#[derive(Clone, Debug)]
+pub enum Way {
+    /// HTTP.
+    Tcp,
+    /// HTTP, by a connection that is open for [`SLOW`] before all is asked.
+    SlowTcp,
+    Udp,
+    /// From these ports, one after the other, again and again.
+    UdpFrom(Range<u16>),
+}
+
+/// One sender.
+#[derive(Clone, Debug)]
+pub struct Load<'a> {
+    pub pod: &'a Pod,
+    pub address: Ipv4Addr,
+    pub way: Way,
+    /// Between an answer and the next request.
+    pub pause: Duration,
+}
+
+pub struct Failure {
+    /// When the request began, since the load did.
+    pub at: Duration,
+    why: String,
+}
+
+/// What became of one sender's requests.
+#[derive(Debug, Default)]
+pub struct Tally {
+    pub answers: BTreeMap<String, u64>,
+    pub failures: Vec<Failure>,
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "at {:.3} s: {}", self.at.as_secs_f64(), self.why)
+    }
+}
+
+impl Tally {
+    pub fn answered(&self) -> u64 {
+        self.answers.values().sum()
+    }
+}
+
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sends while `work` runs, which may look at the tallies, one for each load.
+pub fn under_load(
+    loads: &[Load<'_>],
+    work: impl FnOnce(&[Mutex<Tally>]) -> Result<()>,
+) -> Result<Vec<Tally>> {
+    let tallies: Vec<Mutex<Tally>> = loads.iter().map(|_| Mutex::default()).collect();
+    let (begin, is_over) = (Instant::now(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        // Also when `work` panics.
+        let ends = Ends(&is_over);
+        let senders: Vec<_> = loads
+            .iter()
+            .zip(&tallies)
+            .map(|(load, tally)| {
+                let is_over = &is_over;
+                scope.spawn(move || load.pod.inside(|| load.send(begin, tally, is_over)))
+            })
+            .collect();
+        let worked = work(&tallies);
+        drop(ends);
+        for sender in senders {
+            sender.join().map_err(|_| anyhow!("a sender panicked"))??;
+        }
+        worked
+    })?;
+    Ok(tallies
+        .into_iter()
+        .map(|tally| tally.into_inner().unwrap())
+        .collect())
+}
+
+impl Load<'_> {
+    fn send(&self, begin: Instant, tally: &Mutex<Tally>, is_over: &AtomicBool) -> Result<()> {
+        let mut lost = 0;
+        for number in 0.. {
+            if is_over.load(Ordering::Relaxed) {
+                break;
+            }
+            let at = begin.elapsed();
+            let answer = self.ask(number);
+            let tally = &mut *tally.lock().unwrap();
+            match answer {
+                Ok(name) => {
+                    lost = 0;
+                    *tally.answers.entry(name).or_default() += 1;
+                }
+                Err(error) => {
+                    lost += 1;
+                    let after = begin.elapsed().saturating_sub(at).as_secs_f64();
+                    let why = format!(
+                        "{} by {:?}: {error:#} after {after:.3} s",
+                        self.pod.name, self.way
+                    );
+                    tally.failures.push(Failure { at, why });
+                }
+            }
+            ensure!(
+                lost < MOST_IN_A_ROW,
+                "{lost} requests in a row failed, the last one {:?}",
+                tally.failures.last()
+            );
+            thread::sleep(self.pause);
+        }
+        Ok(())
+    }
+
+    fn ask(&self, number: usize) -> Result<String> {
+        match &self.way {
+            Way::Tcp => http_hostname(self.address, PATIENCE),
+            Way::SlowTcp => http_hostname_slowly((self.address, PORT), PATIENCE, SLOW),
+            Way::Udp => udp_hostname(self.address, 0),
+            Way::UdpFrom(ports) => {
+                let port = ports.clone().nth(number % ports.len());
+                udp_hostname(self.address, port.unwrap_or_default())
+            }
+        }
+    }
+}
+
+fn udp_hostname(address: Ipv4Addr, port: u16) -> Result<String> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.connect((address, PORT))?;
+    socket.send(b"hostname")?;
+    let mut buffer = [0; 256];
+    let length = socket.recv(&mut buffer)?;
+    Ok(String::from_utf8_lossy(&buffer[..length]).trim().to_owned())
+}

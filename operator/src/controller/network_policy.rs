@@ -1,0 +1,73 @@
+//! NetworkPolicy: none is enforced, and whoever writes one is told so at the object itself.
+//!
+//! Invariant: one event a UID and generation, however often operators start, watches list again or two lead: the API server
+//! takes the event's name once. When it has forgotten the event (after an hour, unless it is set otherwise), the next leader
+//! tells again.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kube::ResourceExt;
+use kube::runtime::controller::Action;
+use tracing::info;
+
+use super::context::{Context, ReconcileError};
+use super::trim::NetworkPolicy;
+use super::watch::Change;
+
+const REASON: &str = "NetworkPolicyNotEnforced";
+const NOTE: &str = "Thuban does not enforce NetworkPolicies: this one allows and denies nothing. Pods are reached by every \
+                    pod of their VPC, and by none of another VPC; to keep pods apart, put them into VPCs of their own";
+
+/// The generation of each policy, by UID, that this leader has told of, or found told: labels that change, and lists, cost no
+/// request.
+#[derive(Debug, Default)]
+pub struct Told(Mutex<HashMap<String, i64>>);
+
+impl Told {
+    fn has(&self, uid: &str, generation: i64) -> bool {
+        self.with(|told| told.get(uid) == Some(&generation))
+    }
+
+    fn with<T>(&self, look: impl FnOnce(&mut HashMap<String, i64>) -> T) -> T {
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+pub fn on_change(context: &Context, change: &Change<NetworkPolicy>) {
+    match change {
+        Change::Applied(policy) => {
+            let namespace = policy.namespace().unwrap_or_default();
+            context
+                .hub
+                .triggers
+                .network_policy(&namespace, &policy.name_any());
+        }
+        Change::Gone(policy) => {
+            let uid = policy.uid().unwrap_or_default();
+            context.policies_told.with(|told| told.remove(&uid));
+        }
+    }
+}
+
+pub async fn reconcile(policy: Arc<NetworkPolicy>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let (Some(uid), Some(generation)) = (policy.uid(), policy.metadata.generation) else {
+        return Ok(Action::await_change());
+    };
+    if policy.metadata.deletion_timestamp.is_some() || context.policies_told.has(&uid, generation) {
+        return Ok(Action::await_change());
+    }
+    let key = generation.to_string();
+    match context.events.warn_once(&*policy, &key, REASON, NOTE).await {
+        Ok(is_new) => {
+            if is_new {
+                info!(generation, "network policy is not enforced");
+            }
+            context.policies_told.with(|told| told.insert(uid, generation));
+            Ok(Action::await_change())
+        }
+        // The namespace is going away; so is the policy.
+        Err(error) if error.is_forbidden() || error.is_not_found() => Ok(Action::await_change()),
+        Err(error) => Err(error.into()),
+    }
+}
