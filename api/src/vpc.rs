@@ -46,8 +46,8 @@ pub struct VpcSpec {
     /// only those of the VPC `default` do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<bool>,
-    /// Services of the VPC `default`, as `namespace/name`, that pods reach at their ordinary addresses: those that nodes
-    /// serve, because their backends are outside of it, as the API server's are. Default: `default/kubernetes`.
+    /// Services of the VPC `default`, as `namespace/name`, that pods reach at their ordinary addresses. Default:
+    /// `default/kubernetes`, and `kube-system/kube-dns` if the installation names its cluster DNS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(max = 16),

@@ -30,13 +30,18 @@ const COREDNS: GoTools = GoTools {
 
 /// Applies `e2e/dns/coredns.yaml`, with the image on all nodes. Its pods wait for a network.
 pub fn apply(cluster: &Cluster) -> Result<()> {
-    let folder = progress::watched("building CoreDNS", || COREDNS.ensure())?;
-    cluster.import_image(&image(&folder)?)?;
+    import(cluster)?;
     let path = root().join("e2e/dns/coredns.yaml");
     let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
     cluster.kubectl_apply(&text).context("applying CoreDNS")?;
     println!("applied e2e/dns/coredns.yaml");
     Ok(())
+}
+
+/// Its image, on all nodes.
+pub fn import(cluster: &Cluster) -> Result<()> {
+    let folder = progress::watched("building CoreDNS", || COREDNS.ensure())?;
+    cluster.import_image(&image(&folder)?).map(|_| ())
 }
 
 /// Waits until it answers.

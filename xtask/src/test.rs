@@ -15,7 +15,7 @@ use thuban_cluster::Cluster;
 
 use crate::{
     build::{self, root, run_command, step},
-    check, cluster, cni_tools, deps, diagnostics, ebpf, install, removal,
+    check, cluster, cni_tools, deps, diagnostics, dns, ebpf, install, removal,
 };
 
 const CLUSTER: &str = "test";
@@ -143,7 +143,8 @@ fn run_e2e() -> Sum {
         .and_then(|()| build::run())
         .and_then(|()| step("operator with failpoints", failpoints))
         .and_then(|()| cluster::up(CLUSTER))
-        .and_then(|()| install::run(CLUSTER));
+        .and_then(|()| install::run(CLUSTER))
+        .and_then(|()| dns::import(&Cluster::named(CLUSTER)?));
     let is_prepared = prepared.is_ok();
     let mut sum = Sum::one("cluster with Thuban on it", prepared);
     if is_prepared {

@@ -26,6 +26,7 @@ mod isolation;
 mod leaders;
 mod membership;
 mod metrics;
+mod names;
 mod network_policies;
 mod outages;
 mod outside;
