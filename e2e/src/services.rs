@@ -36,7 +36,7 @@ impl Served {
         }
     }
 
-    /// Writes the rows with these backends, over those that were there.
+    /// Writes the rows with these backends in place of those that were there.
     pub fn by(&self, programs: &mut Programs, backends: &[(IpAddr, u16)]) -> Result<()> {
         for (index, (backend, port)) in (0..).zip(backends) {
             let key = BackendKey {
@@ -73,7 +73,17 @@ impl Served {
             used: 0,
         };
         programs.insert("SERVICES", self.key(self.port, self.protocol), entry)?;
-        programs.insert("SERVICES", self.key(0, 0), entry)
+        programs.insert("SERVICES", self.key(0, 0), entry)?;
+        let gone = (0..).skip(backends.len()).map(|index| BackendKey {
+            service: self.id,
+            index,
+        });
+        for key in gone {
+            if programs.remove::<_, BackendEntry>("BACKENDS", &key).is_err() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn key(&self, port: u16, protocol: u8) -> ServiceKey {

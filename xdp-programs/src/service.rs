@@ -7,7 +7,7 @@
 use thuban_common::{
     counters::Counter,
     packet::{ethernet, ip::IpPacket, ipv4},
-    services::{AffinityKey, FORWARD, HAIRPIN, RESET, ServiceEntry, ServiceKey, Signal, slot},
+    services::{AffinityKey, FORWARD, HAIRPIN, NO_INDEX, RESET, ServiceEntry, ServiceKey, Signal, slot},
 };
 
 use crate::{
@@ -56,8 +56,8 @@ fn known(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Resul
     work.set_key(vni, packet, FORWARD);
     if let Some(entry) = maps::connection(&work.key) {
         let goes_on = if packet.protocol == ipv4::UDP {
-            // What leads back stays for a while: answers may be under way.
-            connections::has_backend(work, packet, entry)
+            // What leads back stays for a while: answers may be under way. Where an answer decided, transitd's scan knows.
+            entry.index == NO_INDEX || connections::has_backend(work, packet, entry)
         } else {
             !work.signal.opens || connections::is_alive(work, packet, entry)
         };
