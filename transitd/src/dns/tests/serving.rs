@@ -117,7 +117,7 @@ async fn edns_is_passed_on_by_what_it_says() {
     assert!(rig.ask(RED, &plain).await.edns.is_none());
     for (payload, asked_for, dnssec_ok) in [(4096, 1232, true), (800, 800, false), (0, 512, false)] {
         let answer = rig.ask(RED, &with_edns(plain.clone(), payload, dnssec_ok)).await;
-        assert!(answer.edns.is_some());
+        assert!(answer.edns.is_some() && !answer.metadata.truncation, "{answer}");
         let seen = rig.upstream.asked();
         let edns = seen.last().unwrap().0.edns.as_ref().unwrap();
         assert_eq!(edns.max_payload(), asked_for);
@@ -160,15 +160,25 @@ async fn what_is_too_long_for_udp_is_had_by_tcp() {
         assert!(!answer.metadata.truncation);
         assert_eq!(answer.answers.len(), 16);
     }
-    // Upstream said so itself.
+    // Upstream said so itself, with some answers or none.
     let rig = Rig::new(always(|query, owner| {
-        let mut message = reply(query, vec![a(owner, 7)]);
+        let some = if owner.starts_with("web") {
+            vec![a(owner, 7)]
+        } else {
+            Vec::new()
+        };
+        let mut message = reply(query, some);
         message.metadata.truncation = true;
         message
     }))
     .await;
-    let answer = rig.ask(RED, &query("www.example.com.", RecordType::A)).await;
-    assert!(answer.metadata.truncation, "{answer}");
+    for asked in ["web.red.svc", "none.red.svc"] {
+        let answer = rig.ask(RED, &query(&in_cluster(asked), RecordType::A)).await;
+        assert!(
+            answer.metadata.truncation && answer.answers.is_empty(),
+            "{answer}"
+        );
+    }
 }
 
 #[tokio::test]
