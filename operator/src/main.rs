@@ -54,7 +54,7 @@ struct Settings {
     #[arg(long, env = "THUBAN_DEFAULT_VPC_CIDR", default_value = "10.244.0.0/16")]
     default_vpc_cidr: Cidr,
     /// ClusterIP of the cluster's DNS. With it every VPC shares kube-system/kube-dns unless it says what it shares; without
-    /// it droplets have no view of names for each VPC.
+    /// it no VPC but the default one reaches it.
     #[arg(long, env = "THUBAN_CLUSTER_DNS")]
     cluster_dns: Option<IpAddr>,
 }
@@ -162,7 +162,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
         service_ranges: settings.service_cidrs.clone(),
         underlay_ranges: settings.underlay_cidrs.clone(),
         default_range: settings.default_vpc_cidr,
-        has_cluster_dns: settings.cluster_dns.is_some(),
+        cluster_dns: settings.cluster_dns,
     };
     let work = run(settings, client, options, &tls, outranked);
     let next = tokio::select! {

@@ -99,8 +99,6 @@ pub enum DaemonError {
     Install(#[from] InstallError),
     #[error(transparent)]
     Server(#[from] ServerError),
-    #[error(transparent)]
-    Dns(#[from] dns::BindError),
 }
 
 pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
@@ -127,7 +125,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(client::run(Arc::clone(&node), locator, epoch));
     tokio::spawn(subscriptions::run(Arc::clone(&node), wanted));
     tokio::spawn(loads::run(Arc::clone(&node)));
-    dns::start(&node).await?;
+    tokio::spawn(dns::run(Arc::clone(&node)));
     tokio::spawn(host_endpoint::run(Arc::clone(&node)));
     tokio::spawn(connections::run(Arc::clone(&node)));
     tokio::spawn(reclaim::run(Arc::clone(&node)));

@@ -60,7 +60,11 @@ pub async fn run(node: Arc<Node>) {
 /// What is wanted, if it is known.
 type Wanted = Option<(LocalEndpoint, HostPlan)>;
 
+/// Nothing before the first snapshot: the ranges come with it.
 fn plan(state: &State) -> Wanted {
+    if !state.synced {
+        return None;
+    }
     let endpoint = state.program.host().filter(|endpoint| endpoint.ready)?;
     let (ranges, services) = state.program.ranges(endpoint.vni);
     let second = endpoint.address6.map(|net| net.addr().into());

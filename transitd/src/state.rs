@@ -224,29 +224,24 @@ impl State {
                 nacks.push(nack(None, error.into()));
             }
         }
-        // Rules before rows: an untranslated packet would leave, and conntrack would keep it so.
         let is_served = |(_, row): &(_, Row)| matches!(row, Row::NodeService(_));
-        if rows.iter().any(is_served) {
-            let coming = || rows.iter().filter_map(|(_, row)| row.served());
-            let keys: HashSet<EndpointKey> = coming().map(|service| service.key).collect();
-            let staying = self.program.served_by_node();
-            let staying = staying.filter(|service| !keys.contains(&service.key));
-            let host = Host::of(&self.program);
-            if let Err(error) = self.netfilter.set(coming().chain(staying), &host) {
-                let refused = rows.extract_if(.., |row| is_served(row)).collect::<Vec<_>>();
-                let reason = proto::NackReason::Unspecified;
-                nacks.extend(refused.into_iter().map(|(key, _)| {
-                    let message = error.to_string();
-                    nack(key, Rejection { reason, message })
-                }));
-            }
-        }
+        let mut served: Vec<_> = rows.extract_if(.., |row| is_served(row)).collect();
         for (key, row) in rows {
             if let Row::Service(service) = &row {
                 let change = change(Some(service.clone()), key.clone());
                 changes.rows.insert(service.key, change);
             }
             changes_rules |= matches!(&row, Row::Local(endpoint) if endpoint.host);
+            if let Err(rejection) = self.upsert(row, &mut pods) {
+                nacks.push(nack(key, rejection));
+            }
+        }
+        // Rules before rows: an untranslated packet would leave, and conntrack would keep it so.
+        for (key, message) in self.prepare(&mut served) {
+            let reason = proto::NackReason::Unspecified;
+            nacks.push(nack(key, Rejection { reason, message }));
+        }
+        for (key, row) in served {
             if let Err(rejection) = self.upsert(row, &mut pods) {
                 nacks.push(nack(key, rejection));
             }
@@ -307,6 +302,32 @@ impl State {
             self.program.get(&RowKey::Forward { vni, address }).is_none()
         });
         (nacks, changes)
+    }
+
+    /// Writes the rules for services that nodes are to serve, and takes those out that can't be, with the reason.
+    fn prepare(
+        &mut self,
+        coming: &mut Vec<(Option<proto::RowKey>, Row)>,
+    ) -> Vec<(Option<proto::RowKey>, String)> {
+        let is_blind = |(_, row): &(_, Row)| {
+            row.served()
+                .is_some_and(|service| !self.netfilter.has_view_of(service))
+        };
+        let blind = coming.extract_if(.., |row| is_blind(row));
+        let why = "it is the cluster's DNS by the operator's THUBAN_CLUSTER_DNS, but not by this transitd's";
+        let mut refused: Vec<_> = blind.map(|(key, _)| (key, why.to_owned())).collect();
+        if coming.is_empty() {
+            return refused;
+        }
+        let services = || coming.iter().filter_map(|(_, row)| row.served());
+        let keys: HashSet<EndpointKey> = services().map(|service| service.key).collect();
+        let staying = self.program.served_by_node();
+        let staying = staying.filter(|service| !keys.contains(&service.key));
+        let host = Host::of(&self.program);
+        if let Err(error) = self.netfilter.set(services().chain(staying), &host) {
+            refused.extend(coming.drain(..).map(|(key, _)| (key, error.to_string())));
+        }
+        refused
     }
 
     fn upsert(&mut self, row: Row, pods: &mut BTreeSet<String>) -> Result<(), Rejection> {

@@ -55,7 +55,7 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
         Change::Applied(space) => space,
         Change::Gone(space) => {
             let name = space.name_any();
-            context.hub.update(|world| world.set_namespace(&name, None));
+            show_namespace(context, space);
             context.index.forget_admission(&format!("namespace/{name}"));
             return;
         }
@@ -86,14 +86,24 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
 
 /// Tells the world where the namespace's names belong: nowhere while its network doesn't let it in.
 fn show_namespace(context: &Context, space: &Namespace) {
-    let (name, network) = (
-        space.name_any(),
-        network_of(&BTreeMap::new(), space.annotations()),
-    );
-    let known = context.network(&network);
-    let is_in = endpoint::admitted(&name, &network, known.as_deref(), context).is_ok();
-    let network = is_in.then_some(network);
-    context.hub.update(|world| world.set_namespace(&name, network));
+    let name = space.name_any();
+    // Judged under the lock, by the stores as they are then: whoever comes last is right.
+    context.hub.update(|world| {
+        let space = context.stores.namespaces.get(&ObjectRef::from_obj(space));
+        let network = space.map(|space| network_of(&BTreeMap::new(), space.annotations()));
+        let network = network.filter(|network| {
+            let known = context.network(network);
+            endpoint::admitted(&name, network, known.as_deref(), context).is_ok()
+        });
+        world.set_namespace(&name, network);
+    });
+}
+
+/// The same of all.
+pub fn show_all_namespaces(context: &Context) {
+    for space in context.stores.namespaces.state() {
+        show_namespace(context, &space);
+    }
 }
 
 /// The same of all namespaces of networks that may let others in from now on.
@@ -236,14 +246,14 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
         Change::Applied(network) => {
             let name = network.name_any();
             let admits = format!("{:?}", network.spec.allowed_namespaces);
-            let news = format!("{admits} {}", network.spec.vpc);
-            if context.index.is_news(format!("names/network/{name}"), news) {
-                show_namespaces(context, std::slice::from_ref(&name));
-            }
             if context.index.admission_changed(format!("network/{name}"), admits) {
                 wake_where(context, |endpoint| endpoint.spec.network == name);
             }
             context.index.network(&network.spec.vpc, &name, true);
+            let news = format!("{:?} {}", network.spec.allowed_namespaces, network.spec.vpc);
+            if context.index.is_news(format!("names/network/{name}"), news) {
+                show_namespaces(context, std::slice::from_ref(&name));
+            }
             let is_leaving = network.metadata.deletion_timestamp.is_some();
             let row = id(network).map(|id| world::Network {
                 vpc: network.spec.vpc.clone(),

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -120,8 +121,8 @@ pub struct Options {
     pub underlay_ranges: Vec<Cidr>,
     /// Range of the default VPC.
     pub default_range: Cidr,
-    /// Droplets have a view of the cluster's DNS for each VPC.
-    pub has_cluster_dns: bool,
+    /// Droplets have a view of the cluster's DNS, at this ClusterIP, for each VPC.
+    pub cluster_dns: Option<IpAddr>,
 }
 
 /// Starts watches and controllers, and returns once every store and the world are filled.
@@ -133,7 +134,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         service_ranges,
         underlay_ranges,
         default_range,
-        has_cluster_dns,
+        cluster_dns,
     } = options;
     let (triggers, receivers) = channels();
     let hub = Arc::new(Hub::new(epoch, triggers));
@@ -144,6 +145,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     hub.update(|world| {
         world.set_service_ranges(ranges);
         world.set_closed_ranges(closed);
+        world.set_cluster_dns(cluster_dns);
     });
     let (pods, pod_writer) = store::<Pod>();
     let (namespaces, namespace_writer) = store::<Namespace>();
@@ -185,7 +187,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         default_range,
         shared_by_default: [("default", "kubernetes")]
             .into_iter()
-            .chain(has_cluster_dns.then_some(("kube-system", "kube-dns")))
+            .chain(cluster_dns.is_some().then_some(("kube-system", "kube-dns")))
             .map(|(namespace, name)| (namespace.to_owned(), name.to_owned()))
             .collect(),
         reservations: Reservations::default(),
@@ -236,6 +238,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     for network in context.stores.networks.state() {
         observe::on_network(&context, &Change::Applied((*network).clone()));
     }
+    observe::show_all_namespaces(&context);
     for endpoint in context.stores.endpoints.state() {
         endpoint::show(&endpoint, &context);
     }

@@ -222,11 +222,23 @@ pub fn service(vni: u32, address: IpAddr, ports: &[ServicePort]) -> (Key, Row) {
     (Key::Service(vni, address), Row { row: Some(row) })
 }
 
-/// The same of one that nodes serve, for the pods of a VPC; `inside` by their own endpoints.
-pub fn node_service(vni: u32, address: IpAddr, ports: &[ServicePort], inside: bool) -> (Key, Row) {
+/// What nodes serve for the pods of a VPC.
+pub struct NodeService<'a> {
+    pub address: IpAddr,
+    pub ports: &'a [ServicePort],
+    /// Its backends are members of its VPC: nodes send on what comes for it by their own endpoints.
+    pub inside: bool,
+    /// It is the cluster's DNS.
+    pub names: bool,
+}
+
+/// The same of one that nodes serve, for the pods of a VPC.
+pub fn node_service(vni: u32, service: &NodeService) -> (Key, Row) {
+    let address = service.address;
     let row = row::Row::NodeService(ServiceRow {
-        inside,
-        ..service_row(vni, address, ports)
+        inside: service.inside,
+        names: service.names,
+        ..service_row(vni, address, service.ports)
     });
     (Key::NodeService(vni, address), Row { row: Some(row) })
 }
@@ -251,6 +263,7 @@ fn service_row(vni: u32, address: IpAddr, ports: &[ServicePort]) -> ServiceRow {
         address: mapped(address).to_vec(),
         ports: ports.to_vec(),
         inside: false,
+        names: false,
     }
 }
 

@@ -25,4 +25,4 @@ pub const DNS_PORT: u16 = 6085;
 
 pub use server::{Asker, BindError, Limits, Server, Settings, Views};
 pub use view::{DEFAULT_DOMAIN, Domain, ServiceName, Verdict, View, ViewError, Visible, Zone};
-pub use views::start;
+pub use views::run;

@@ -3,12 +3,17 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use thuban_common::tables::HOST_SOURCE;
 use tracing::{info, warn};
 
-use super::{Asker, BindError, DNS_PORT, Domain, Server, Settings, View, Views, Visible};
+use super::{Asker, DNS_PORT, Domain, Server, Settings, View, Views, Visible};
+use crate::dataplane::tables::TableKey;
 use crate::node::Node;
+
+/// The port may be somebody else's.
+const TRY_AGAIN: Duration = Duration::from_secs(5);
 
 /// Of a node's attachments. Views are made once for each change of what a VPC sees.
 struct NodeViews {
@@ -22,8 +27,10 @@ impl Views for NodeViews {
         let (vpc, visible) = {
             let state = self.node.state();
             let vpc = state.attachments.values().find_map(|attachment| {
+                // One that is fenced may have an address that another one has by now.
+                let key = TableKey::Attachment(attachment.host_ifindex);
                 let has_it = attachment.addresses().any(|address| address == source);
-                has_it.then_some(attachment.vni)
+                (has_it && state.tables.get(&key).is_some()).then_some(attachment.vni)
             })?;
             (vpc, Arc::clone(state.program.visible(vpc)?))
         };
@@ -43,21 +50,30 @@ impl Views for NodeViews {
     }
 }
 
-/// Answers pods' queries for the cluster's DNS, if the installation names it.
-pub async fn start(node: &Arc<Node>) -> Result<(), BindError> {
+/// Answers pods' queries for the cluster's DNS, if the installation names it. Runs until the daemon ends.
+pub async fn run(node: Arc<Node>) {
     let settings = &node.settings;
     let Some(cluster_dns) = settings.cluster_dns else {
-        warn!("THUBAN_CLUSTER_DNS is not set: VPCs that share the cluster's DNS find the names of all");
-        return Ok(());
-    };
-    let views = NodeViews {
-        node: Arc::clone(node),
-        domain: settings.cluster_domain.clone(),
-        made: Mutex::default(),
+        info!("THUBAN_CLUSTER_DNS is not set: only the VPC that nodes are in has the cluster's DNS");
+        return;
     };
     let address = SocketAddr::from((HOST_SOURCE, DNS_PORT));
-    let server = Server::bind(Settings::new(address, (cluster_dns, 53).into()), views).await?;
-    info!(%cluster_dns, "answers queries of VPCs that share the cluster's DNS");
-    tokio::spawn(server.serve(std::future::pending()));
-    Ok(())
+    loop {
+        let views = NodeViews {
+            node: Arc::clone(&node),
+            domain: settings.cluster_domain.clone(),
+            made: Mutex::default(),
+        };
+        match Server::bind(Settings::new(address, (cluster_dns, 53).into()), views).await {
+            Ok(server) => {
+                info!(%cluster_dns, "answers queries of VPCs that share the cluster's DNS");
+                return server.serve(std::future::pending()).await;
+            }
+            Err(error) => warn!(
+                error = &error as &dyn std::error::Error,
+                "pods of other VPCs than the nodes' have no DNS, it is tried again"
+            ),
+        }
+        tokio::time::sleep(TRY_AGAIN).await;
+    }
 }

@@ -76,6 +76,12 @@ impl Netfilter {
         self.written = None;
     }
 
+    /// Whether tenants that reach this service get a view of it, if they need one.
+    pub fn has_view_of(&self, service: &Service) -> bool {
+        let dns = self.dns.map(|dns| dns.to_ipv6_mapped().octets());
+        !service.names || dns == Some(service.key.address)
+    }
+
     pub fn program(&self) -> &Path {
         &self.program
     }

@@ -20,6 +20,8 @@ use crate::program::service::{Exposed, Service};
 
 /// The bits that [`MARK_EGRESS`] and [`MARK_EGRESS_HOST`] have in common, of the whole kind.
 const EITHER: u32 = MARK_MASK & !(MARK_EGRESS ^ MARK_EGRESS_HOST);
+/// Mark of a connection by a NodePort, or a balancer's address, to backends outside of the VPC.
+const MARK_EXPOSED: u32 = 0x0052;
 /// The node's own sources towards pods.
 const HOST: Ipv4Addr = Ipv4Addr::new(HOST_SOURCE[0], HOST_SOURCE[1], HOST_SOURCE[2], HOST_SOURCE[3]);
 const HOST6: Ipv6Addr = Ipv6Addr::from_octets(HOST_SOURCE_V6);
@@ -65,6 +67,9 @@ impl<'a> Host<'a> {
             ranges.flat_map(|range| {
                 let to = format!("{} daddr {range}", family(*own));
                 let mark = format!("{to} meta mark set {MARK_HOST_ENDPOINT:#x}");
+                // What the node serves itself and did not translate is refused.
+                let suffix = if own.is_ipv4() { "" } else { "6" };
+                let mark = format!("{} daddr != @addresses{suffix} {mark}", family(*own));
                 [
                     format!("{of_pods} {mark}"),
                     format!("ct direction original ct status dnat {mark}"),
@@ -114,6 +119,8 @@ pub fn ruleset<'a>(
     served.write(&mut text);
     let of_pods = format!("meta mark & {EITHER:#x} == {:#x}", MARK_EGRESS & EITHER);
     let of_tenants = format!("meta mark & {MARK_MASK:#x} == {MARK_EGRESS:#x}");
+    let not_tenants = format!("meta mark & {MARK_MASK:#x} != {MARK_EGRESS:#x}");
+    let is_own = "fib daddr type local";
     let to_pods = format!("oifname \"{HOST_PREFIX}*\"");
     let answers = format!("ct mark & {EITHER:#x} == {:#x}", MARK_EGRESS & EITHER);
     let ask_here = |protocol: &str| {
@@ -142,6 +149,7 @@ pub fn ruleset<'a>(
             vec![
                 format!("{to_pods} ct direction original ip saddr != {HOST} counter drop"),
                 format!("{to_pods} ct direction original ip6 saddr != {HOST6} counter drop"),
+                format!("{to_pods} ct direction original udp sport {DNS_PORT} counter drop"),
             ],
         ),
         (
@@ -152,7 +160,9 @@ pub fn ruleset<'a>(
                 ask_here("udp"),
                 ask_here("tcp"),
                 format!("{of_pods} jump services"),
-                "fib daddr type local jump node-ports".into(),
+                // Tenants reach no node, and nobody the node's address towards pods, which takes answers alone.
+                format!("{not_tenants} ip daddr != {HOST} {is_own} jump node-ports"),
+                format!("{not_tenants} ip6 daddr != {HOST6} {is_own} jump node-ports"),
                 "jump outside".into(),
             ],
         ),
@@ -161,22 +171,30 @@ pub fn ruleset<'a>(
             "type nat hook output priority -100",
             vec![
                 "jump services".into(),
-                "oifname \"lo\" ip daddr != 127.0.0.0/8 fib daddr type local jump node-ports".into(),
+                format!("oifname \"lo\" ip daddr != 127.0.0.0/8 {is_own} jump node-ports"),
+                format!("oifname \"lo\" ip6 daddr != ::1 {is_own} jump node-ports"),
                 "jump outside".into(),
             ],
         ),
         (
             "send-on",
             "type filter hook prerouting priority dstnat + 10",
-            host.marking(&of_pods),
+            // Of the cluster's DNS tenants have its names alone, by the view.
+            dns.map(|dns| format!("{of_tenants} ip daddr {dns} counter drop"))
+                .into_iter()
+                .chain(host.marking(&of_pods))
+                .collect(),
         ),
         (
             "leave",
             "type nat hook postrouting priority srcnat",
-            [format!("{of_pods} masquerade")]
-                .into_iter()
-                .chain(host.sources())
-                .collect(),
+            [
+                format!("{of_pods} masquerade"),
+                format!("ct mark {MARK_EXPOSED:#x} oifname != \"lo\" masquerade"),
+            ]
+            .into_iter()
+            .chain(host.sources())
+            .collect(),
         ),
         (
             "serve",
@@ -226,6 +244,8 @@ struct Served {
 
 /// Where connections go.
 struct Way {
+    /// The node answers for backends elsewhere that are not reached by its endpoint: they must answer the node.
+    is_exposed: bool,
     protocol: u8,
     /// At least one.
     backends: Vec<(IpAddr, u16)>,
@@ -257,7 +277,11 @@ impl Served {
 
     /// Its protocol and number.
     fn way(&mut self, protocol: u8, backends: Vec<(IpAddr, u16)>) -> (u8, usize) {
-        self.ways.push(Way { protocol, backends });
+        self.ways.push(Way {
+            is_exposed: false,
+            protocol,
+            backends,
+        });
         (protocol, self.ways.len() - 1)
     }
 
@@ -266,10 +290,16 @@ impl Served {
         let cluster = address(exposed.key.address);
         for port in &exposed.ports {
             let served = self.ports.get(&(cluster, port.protocol, port.port)).copied();
-            let (protocol, way) = match served {
-                Some(way) => (port.protocol, way),
-                None => self.way(port.protocol, vec![(cluster, port.port)]),
+            let backends = match served.and_then(|way| self.ways.get(way)) {
+                Some(way) => way.backends.clone(),
+                // The node serves it, and it has no backends.
+                None if self.addresses.contains(&cluster) => continue,
+                None => vec![(cluster, port.port)],
             };
+            let (protocol, way) = self.way(port.protocol, backends);
+            if let Some(made) = self.ways.get_mut(way) {
+                made.is_exposed = served.is_some();
+            }
             if let Some(node_port) = port.node_port {
                 self.node_ports
                     .insert((cluster.is_ipv6(), protocol, node_port), way);
@@ -322,9 +352,18 @@ impl Served {
             let backends = way.backends.iter().enumerate();
             let backends = backends.map(|(index, (address, port))| format!("{index} : {address} . {port}"));
             let backends = backends.collect::<Vec<_>>().join(", ");
+            let mark = if way.is_exposed {
+                // Pods' connections have the mark of their pod.
+                format!(
+                    "meta mark & {EITHER:#x} != {:#x} ct mark set {MARK_EXPOSED:#x}\n    ",
+                    MARK_EGRESS & EITHER
+                )
+            } else {
+                String::new()
+            };
             let _ = writeln!(
                 text,
-                "  chain port-{number} {{\n    meta l4proto {} dnat {family} to numgen random mod {} map {{ {backends} }}\n  }}",
+                "  chain port-{number} {{\n    {mark}meta l4proto {} dnat {family} to numgen random mod {} map {{ {backends} }}\n  }}",
                 way.protocol,
                 way.backends.len(),
             );
@@ -384,6 +423,7 @@ mod tests {
                 affinity_seconds: 0,
             }],
             inside: false,
+            names: false,
         })
         .unwrap()
     }
@@ -456,7 +496,7 @@ mod tests {
             "17 . 30053 : goto port-0 }",
             "192.0.2.1 . 6 . 80 : goto port-1, 192.0.2.1 . 17 . 53 : goto port-0",
             "meta l4proto 6 dnat ip to numgen random mod 1 map { 0 : 10.96.0.7 . 80 }",
-            "ct status dnat ip daddr 10.96.0.0/12 meta mark set 0x53",
+            "ct status dnat ip daddr != @addresses ip daddr 10.96.0.0/12 meta mark set 0x53",
             "oifname \"thuban0\" ip saddr != 10.42.0.9 masquerade",
             "ip daddr 10.96.0.10 udp dport 53 dnat ip to 169.254.64.1:6085",
         ] {

@@ -25,6 +25,8 @@ pub struct Service {
     pub ports: Vec<Port>,
     /// Of one that the node serves: by its own endpoint.
     pub inside: bool,
+    /// It is the cluster's DNS: only by a view of it.
+    pub names: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +55,13 @@ impl TryFrom<proto::ServiceRow> for Service {
         if different.len() != ports.len() {
             return Err(invalid("service.ports", "no two with the same protocol and port"));
         }
-        let inside = row.inside;
-        Ok(Self { key, ports, inside })
+        let (inside, names) = (row.inside, row.names);
+        Ok(Self {
+            key,
+            ports,
+            inside,
+            names,
+        })
     }
 }
 
@@ -223,6 +230,7 @@ mod tests {
             address: mapped(address),
             ports,
             inside: false,
+            names: false,
         })
     }
 

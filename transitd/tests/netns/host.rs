@@ -1,14 +1,21 @@
 //! The node's own endpoint: members and services of its VPC reached by it, by the node and by those that it sends on for.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
 
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sendto, socket,
+};
+
+use thuban_common::tables::HOST_SOURCE;
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
     AddressKey, DirectRow, ExposedPort, ExposedRow, LocalRow, RowKey, ServiceBackend, ServicePort,
     ServiceRow, row_key,
 };
 
-use crate::rig::{NODE, Rig, base_rows, eventually, local, mapped};
+use crate::rig::{NODE, Rig, base_rows, eventually, in_namespace, local, mapped};
 use crate::tcp::{PATIENCE, ask, connect, serve};
 
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
@@ -112,11 +119,18 @@ fn the_node_reaches_members_and_services_in_its_own_name() {
     assert!(rig.ping("p2", &OWN_ADDRESS.to_string()));
     assert!(!rig.ping("p3", &OWN_ADDRESS.to_string()));
 
-    // A daemon that comes finds all as it was.
+    // A daemon that comes finds all as it was, also while nobody tells it anything.
     let links = rig.on_node("ip -o link show type veth");
     let routes = rig.on_node("ip route show table 6081");
     rig.kill();
     assert_eq!(ask(&mut stream), 1);
+    let operator = std::mem::replace(&mut rig.operator.address, "127.0.0.1:9".into());
+    rig.start();
+    std::thread::sleep(PATIENCE);
+    assert_eq!(rig.on_node("ip route show table 6081"), routes);
+    assert_eq!(ask(&mut stream), 1);
+    rig.kill();
+    rig.operator.address = operator;
     rig.start();
     rig.operator.wait_for_ack();
     assert_eq!(ask(&mut stream), 1);
@@ -184,6 +198,35 @@ fn a_vpc_reaches_a_service_that_it_shares_by_its_node_and_nothing_else_there() {
     assert!(connect(&pod(&rig, "p3"), SERVICE, 80).is_err());
 }
 
+/// A segment of no connection, with a byte of data.
+fn send_ack(namespace: &str, from: Ipv4Addr, to: Ipv4Addr, port: u16) {
+    // Ports; sequence, acknowledged; 20 bytes, ACK and PSH; window, sum, urgent; data.
+    let mut segment = vec![0x9c, 0x40];
+    segment.extend(port.to_be_bytes());
+    segment.extend([
+        0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x18, 0xff, 0xff, 0, 0, 0, 0, b'!', 0,
+    ]);
+    let length = segment.len() as u16 - 1;
+    let mut summed = [from.octets(), to.octets()].concat();
+    summed.extend([0, 6]);
+    summed.extend(length.to_be_bytes());
+    summed.extend(&segment);
+    let words = summed
+        .chunks(2)
+        .map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]));
+    let sum: u32 = words.sum();
+    let sum = !(((sum & 0xffff) + (sum >> 16)) as u16);
+    segment[16..18].copy_from_slice(&sum.to_be_bytes());
+    segment.pop();
+    in_namespace(namespace, move || {
+        let kind = (AddressFamily::Inet, SockType::Raw, SockProtocol::Tcp);
+        let socket = socket(kind.0, kind.1, SockFlag::empty(), kind.2).unwrap();
+        let to = SockaddrIn::from(SocketAddrV4::new(to, 0));
+        sendto(socket.as_raw_fd(), &segment, &to, MsgFlags::empty()).unwrap();
+    });
+    std::thread::sleep(Duration::from_millis(300));
+}
+
 #[test]
 fn node_ports_and_outside_addresses_lead_to_services() {
     let rig = rig();
@@ -233,8 +276,42 @@ fn node_ports_and_outside_addresses_lead_to_services() {
         let client = clients.recv_timeout(PATIENCE).unwrap();
         assert_eq!(client, IpAddr::from(OWN_ADDRESS), "{what}");
     }
-    // A tenant's pod reaches no node.
+    // A tenant's pod reaches no node, not by what looks like an answer either.
     assert!(connect(&pod(&rig, "p3"), NODE.into(), 30080).is_err());
+    rig.on_node("nft add table inet seen");
+    rig.on_node("nft 'add chain inet seen out { type filter hook postrouting priority 300; }'");
+    rig.on_node("nft add rule inet seen out oifname thuban0 counter");
+    send_ack(
+        &pod(&rig, "p3"),
+        Ipv4Addr::new(10, 0, 1, 7),
+        HOST_SOURCE.into(),
+        30080,
+    );
+    let counted = rig.on_node("nft list chain inet seen out");
+    assert!(counted.contains("counter packets 0 "), "{counted}");
+    // Backends outside of the VPC answer the node.
+    let elsewhere = serve(rig.far(), FAR, 6443, 3);
+    let by_node = Row::NodeService(ServiceRow {
+        vni: 7,
+        address: service_address(),
+        ports: vec![ServicePort {
+            protocol: 6,
+            port: 80,
+            backends: vec![ServiceBackend {
+                address: FAR.to_ipv6_mapped().octets().to_vec(),
+                port: 6443,
+            }],
+            affinity_seconds: 0,
+        }],
+        ..ServiceRow::default()
+    });
+    rig.operator.push_and_wait(vec![by_node], vec![]);
+    assert_eq!(ask(&mut connect(rig.far(), NODE.into(), 30080).unwrap()), 3);
+    assert_eq!(elsewhere.recv_timeout(PATIENCE).unwrap(), IpAddr::from(NODE));
+    assert_eq!(
+        ask(&mut connect(&pod(&rig, "p2"), NODE.into(), 30080).unwrap()),
+        3
+    );
     let key = row_key::Key::Exposed(AddressKey {
         vni: 7,
         address: service_address(),

@@ -141,6 +141,7 @@ fn service(of: EndpointKey, backends: impl IntoIterator<Item = u16>) -> Service 
         key: of,
         ports: vec![port],
         inside: false,
+        names: false,
     }
 }
 

@@ -82,7 +82,7 @@ impl World {
         };
         let mut made = share(&targets, &dividers, row);
         for service in self.node_services_of(name, vpc) {
-            let row = |_| rows::node_service(vpc.vni, service.address, service.ports, service.inside);
+            let row = |_| rows::node_service(vpc.vni, &service);
             made.extend(share(&targets, &targets, row));
         }
         Some(made)

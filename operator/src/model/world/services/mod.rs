@@ -15,7 +15,7 @@ use thuban_proto::transit::{ExposedPort, ServicePort};
 
 use super::names::Names;
 use super::{EndpointName, Key, Owner, Rows, Vpc, World};
-use crate::model::rows;
+use crate::model::rows::{self, NodeService};
 
 /// A Service as droplets are told of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,14 +42,6 @@ impl Service {
         let has_port = self.exposed.iter().any(|port| port.node_port != 0);
         has_port || !self.exposed.is_empty() && !self.outside.is_empty()
     }
-}
-
-/// What nodes serve for the pods of a VPC.
-pub(super) struct NodeService<'a> {
-    pub address: IpAddr,
-    pub ports: &'a [ServicePort],
-    /// Its backends are members of its VPC: nodes send on what comes for it by their own endpoints.
-    pub inside: bool,
 }
 
 #[derive(Debug, Default)]
@@ -254,14 +246,31 @@ impl World {
         let services = own.chain(shared);
         let services = services.filter_map(|name| Some((name, self.service(name)?)));
         services.flat_map(move |(name, service)| {
+            let names = !known.host_access && self.has_names(name, service);
             let tables = service.tables.iter();
-            let tables = tables.filter(move |(address, _)| self.service_at(*address) == Some(name));
-            tables.map(|(address, ports)| NodeService {
+            let tables = tables.filter(move |(address, _)| {
+                let is_open = !names || self.cluster_dns == Some(*address);
+                is_open && self.service_at(*address) == Some(name)
+            });
+            tables.map(move |(address, ports)| NodeService {
                 address: *address,
                 ports: if service.by_node { ports } else { &[] },
                 inside: !service.by_node,
+                names,
             })
         })
+    }
+
+    /// ClusterIP of the cluster's DNS, of which droplets have views. Set before there is any VPC.
+    pub fn set_cluster_dns(&mut self, address: Option<IpAddr>) {
+        self.cluster_dns = address;
+    }
+
+    /// Whether a service tells the names of all VPCs, unless by a view of it.
+    fn has_names(&self, name: &EndpointName, service: &Service) -> bool {
+        let is_usual = name.0 == "kube-system" && service.name == "kube-dns";
+        let mut addresses = service.tables.iter().map(|(address, _)| Some(*address));
+        is_usual || self.cluster_dns.is_some() && addresses.any(|address| address == self.cluster_dns)
     }
 
     /// The network that a namespace's pods and Services are in, if they don't name another one.
