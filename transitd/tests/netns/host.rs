@@ -280,7 +280,7 @@ fn node_ports_and_outside_addresses_lead_to_services() {
     assert!(connect(&pod(&rig, "p3"), NODE.into(), 30080).is_err());
     rig.on_node("nft add table inet seen");
     rig.on_node("nft 'add chain inet seen out { type filter hook postrouting priority 300; }'");
-    rig.on_node("nft add rule inet seen out oifname thuban0 counter");
+    rig.on_node("nft add rule inet seen out oifname thuban0 tcp dport 80 counter");
     send_ack(
         &pod(&rig, "p3"),
         Ipv4Addr::new(10, 0, 1, 7),
