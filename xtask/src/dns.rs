@@ -41,7 +41,7 @@ pub fn apply(cluster: &Cluster) -> Result<()> {
 /// Its image, on all nodes.
 pub fn import(cluster: &Cluster) -> Result<()> {
     let folder = progress::watched("building CoreDNS", || COREDNS.ensure())?;
-    cluster.import_image(&image(&folder)?).map(|_| ())
+    cluster.import_image(&image(&folder)?)
 }
 
 /// Waits until it answers.

@@ -95,7 +95,7 @@ fn show_namespace(context: &Context, space: &Namespace) {
             let known = context.network(network);
             endpoint::admitted(&name, network, known.as_deref(), context).is_ok()
         });
-        world.set_namespace(&name, network);
+        world.set_namespace(&name, network.as_deref());
     });
 }
 

@@ -15,11 +15,14 @@ use crate::node::Node;
 /// The port may be somebody else's.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
 
+/// A view, and what it was made of.
+type Made = (Arc<Visible>, Arc<View>);
+
 /// Of a node's attachments. Views are made once for each change of what a VPC sees.
 struct NodeViews {
     node: Arc<Node>,
     domain: Domain,
-    made: Mutex<HashMap<u32, (Arc<Visible>, Arc<View>)>>,
+    made: Mutex<HashMap<u32, Made>>,
 }
 
 impl Views for NodeViews {

@@ -127,9 +127,6 @@ pub struct World {
     bouncers: Roles,
     endpoints: HashMap<EndpointName, Endpoint>,
     services: Services,
-    cluster_dns: Option<IpAddr>,
-    /// The network of each namespace that its network and VPC let in.
-    namespaces: BTreeMap<String, String>,
     /// Where Services have their addresses, in every VPC.
     service_ranges: Vec<String>,
     /// Outside addresses that no VPC but one with access to hosts reaches.

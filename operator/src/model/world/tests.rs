@@ -282,8 +282,8 @@ fn ipv6_ranges_are_sent_beside_the_ipv4_ones() {
 /// Applies the same objects to a new world at once.
 fn from_scratch(world: &World) -> BTreeMap<String, BTreeMap<Key, Arc<Row>>> {
     let mut fresh = World::default();
-    for (namespace, network) in &world.namespaces {
-        fresh.set_namespace(namespace, Some(network.clone()));
+    for (namespace, network) in &world.services.namespaces {
+        fresh.set_namespace(namespace, Some(network));
     }
     for (name, service) in world.services.iter() {
         fresh.set_service(name, Some(service.clone()));
@@ -337,7 +337,7 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
         match random.below(12) {
             11 => world.set_namespace(
                 ["ns", "other"][random.below(2) as usize],
-                present.then(|| format!("n{number}")),
+                present.then(|| format!("n{number}")).as_deref(),
             ),
             9.. => {
                 // Ten services of five addresses: the younger of two has it.

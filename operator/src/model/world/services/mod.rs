@@ -46,6 +46,10 @@ impl Service {
 
 #[derive(Debug, Default)]
 pub(super) struct Services {
+    /// Of the cluster's DNS, of which droplets have views.
+    cluster_dns: Option<IpAddr>,
+    /// The network of each namespace that its network and VPC let in.
+    pub namespaces: BTreeMap<String, String>,
     all: HashMap<EndpointName, Service>,
     by_network: HashMap<String, BTreeSet<EndpointName>>,
     by_address: HashMap<IpAddr, Names>,
@@ -207,7 +211,7 @@ impl World {
         };
         let own = self.networks.get(&service.network).map(|network| &network.vpc);
         let of = (&name.0, &service.name);
-        let home = self.namespaces.get(&name.0);
+        let home = self.services.namespaces.get(&name.0);
         let is_stray = home != Some(&service.network);
         let home = home
             .and_then(|network| self.networks.get(network))
@@ -249,7 +253,7 @@ impl World {
             let names = !known.host_access && self.has_names(name, service);
             let tables = service.tables.iter();
             let tables = tables.filter(move |(address, _)| {
-                let is_open = !names || self.cluster_dns == Some(*address);
+                let is_open = !names || self.services.cluster_dns == Some(*address);
                 is_open && self.service_at(*address) == Some(name)
             });
             tables.map(move |(address, ports)| NodeService {
@@ -263,27 +267,30 @@ impl World {
 
     /// ClusterIP of the cluster's DNS, of which droplets have views. Set before there is any VPC.
     pub fn set_cluster_dns(&mut self, address: Option<IpAddr>) {
-        self.cluster_dns = address;
+        self.services.cluster_dns = address;
     }
 
     /// Whether a service tells the names of all VPCs, unless by a view of it.
     fn has_names(&self, name: &EndpointName, service: &Service) -> bool {
         let is_usual = name.0 == "kube-system" && service.name == "kube-dns";
         let mut addresses = service.tables.iter().map(|(address, _)| Some(*address));
-        is_usual || self.cluster_dns.is_some() && addresses.any(|address| address == self.cluster_dns)
+        is_usual
+            || self.services.cluster_dns.is_some()
+                && addresses.any(|address| address == self.services.cluster_dns)
     }
 
     /// The network that a namespace's pods and Services are in, if they don't name another one.
-    pub fn set_namespace(&mut self, namespace: &str, network: Option<String>) {
-        let old = match &network {
-            Some(network) => self.namespaces.insert(namespace.to_owned(), network.clone()),
-            None => self.namespaces.remove(namespace),
+    pub fn set_namespace(&mut self, namespace: &str, network: Option<&str>) {
+        let namespaces = &mut self.services.namespaces;
+        let old = match network {
+            Some(network) => namespaces.insert(namespace.to_owned(), network.to_owned()),
+            None => namespaces.remove(namespace),
         };
-        if old == network {
+        if old.as_deref() == network {
             return;
         }
-        let vpcs = old.iter().chain(&network);
-        let mut vpcs: BTreeSet<String> = vpcs
+        let networks = old.as_deref().into_iter().chain(network);
+        let mut vpcs: BTreeSet<String> = networks
             .filter_map(|network| Some(self.networks.get(network)?.vpc.clone()))
             .collect();
         // Services that another network's annotation put elsewhere may be where they belong now, or not any more.
@@ -310,7 +317,7 @@ impl World {
             return rows::Visible::default();
         }
         let vpc_of = |network: &String| self.networks.get(network).map(|network| network.vpc.as_str());
-        let namespaces = self.namespaces.iter();
+        let namespaces = self.services.namespaces.iter();
         let namespaces = namespaces.filter(|(_, network)| vpc_of(network) == Some(vpc));
         let namespaces: BTreeSet<&str> = namespaces.map(|(name, _)| name.as_str()).collect();
         let is_here = |name: &EndpointName| {

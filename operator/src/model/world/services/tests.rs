@@ -275,7 +275,7 @@ fn names_that_a_vpc_finds_are_those_of_its_namespaces_and_of_services_that_are_t
     };
     assert_eq!(of(&world, "d2", 8), ["", "ns/web", ""], "what it shares");
     for (namespace, network) in [("shop", "blue"), ("lab", "green"), ("ns", "web")] {
-        world.set_namespace(namespace, Some(network.into()));
+        world.set_namespace(namespace, Some(network));
     }
     // One of `shop` is in green by its own annotation.
     let stray = ("shop".to_owned(), "stray-1".to_owned());
