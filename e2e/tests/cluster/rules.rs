@@ -152,6 +152,8 @@ fn endpoints() -> Vec<Case> {
     let of_service = json!({"network": "red-web", "type": "Scaled", "serviceRef": service});
     let scaled =
         |field: &str, value: Value| object("Endpoint", "rule", with(of_service.clone(), field, value));
+    let of_node = json!({"network": "red-web", "type": "Host", "droplet": "node-a"});
+    let host = object("Endpoint", "rule", with(of_node, "podRef", pod.clone()));
     vec![
         Case(endpoint("network", json!("")), "spec.network"),
         Case(endpoint("type", json!("Sized")), "spec.type: Unsupported value"),
@@ -218,6 +220,14 @@ fn endpoints() -> Vec<Case> {
         Case(
             endpoint("droplet", json!("node-a")),
             "spec.podRef and spec.droplet go together",
+        ),
+        Case(
+            endpoint("type", json!("Host")),
+            "spec.podRef and spec.droplet go together",
+        ),
+        Case(
+            host,
+            "spec.type Host is of nodes: the operator makes such Endpoints, people leave it out",
         ),
     ]
 }
