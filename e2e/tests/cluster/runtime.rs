@@ -21,7 +21,7 @@ const RUN: &str = "/run/thuban";
 /// Without them the plugin finds nobody, and no sign that somebody has served in this boot.
 const FILES: [&str; 2] = ["cni.sock", "served"];
 
-/// Of each pod on a node: how often its containers were started, and whether it is ready.
+/// Of each pod on a node that isn't about to end: how often its containers were started, and whether it is ready.
 fn states(cluster: &Cluster, node: &str) -> Result<BTreeMap<String, (u64, bool)>> {
     let selector = format!("--field-selector=spec.nodeName={node}");
     let pods = get(cluster, &["pods", "-A", &selector])?;
@@ -37,6 +37,7 @@ fn states(cluster: &Cluster, node: &str) -> Result<BTreeMap<String, (u64, bool)>
         .as_array()
         .into_iter()
         .flatten()
+        .filter(|pod| pod["metadata"]["deletionTimestamp"].is_null())
         .filter_map(state)
         .collect())
 }
