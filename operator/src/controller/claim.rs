@@ -52,6 +52,10 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     if let Some(left) = remaining(&context, &format!("orphan/{uid}"), GRACE) {
         return Ok(Action::requeue(left));
     }
+    // Whoever is about to count it may be about to for long.
+    let Some(_turn) = context.claiming.turn(&spec.owner_uid) else {
+        return Ok(Action::requeue(GRACE));
+    };
     if standing(spec, holder(&context, spec).await?.as_ref()) != Standing::Void {
         return Ok(Action::requeue(GRACE));
     }

@@ -1,8 +1,8 @@
 //! What every reconciler works with: client, stores, hub, events.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, ObjectReference};
@@ -96,6 +96,30 @@ impl Reservations {
     }
 }
 
+/// Owners of claims whose claims somebody makes, counts or releases right now: one at a time, for what was asked of the API
+/// server may be answered late.
+#[derive(Debug, Default)]
+pub struct Claiming(Mutex<HashSet<String>>);
+
+/// Until it is dropped nobody else touches the owner's claims.
+pub struct Turn<'a>(&'a Claiming, String);
+
+impl Claiming {
+    /// None while it is somebody else's turn.
+    pub fn turn(&self, owner_uid: &str) -> Option<Turn<'_>> {
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = taken.insert(owner_uid.to_owned());
+        is_free.then(|| Turn(self, owner_uid.to_owned()))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut taken = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.remove(&self.1);
+    }
+}
+
 pub struct Context {
     pub client: Client,
     pub hub: Arc<Hub>,
@@ -109,6 +133,7 @@ pub struct Context {
     /// Services of the default VPC, by namespace and name, that a VPC reaches if it says nothing about it.
     pub shared_by_default: Vec<(String, String)>,
     pub reservations: Reservations,
+    pub claiming: Claiming,
     pub placements: Placements,
     pub index: Index,
     pub slices: Slices,

@@ -252,6 +252,9 @@ async fn allocate(
     if !context.hub.is_whole() {
         return Ok(Action::requeue(SOON));
     }
+    let Some(_turn) = context.claiming.turn(&Owner::of(endpoint).uid) else {
+        return Ok(Action::requeue(SOON));
+    };
     let claimed = match claim(endpoint, &network, &[], context).await {
         Ok(claimed) => claimed,
         Err(Told::Condition(told)) => {
@@ -473,6 +476,9 @@ async fn give_back(
     let mut status = endpoint.status.clone().unwrap_or_default();
     let network = context.network(&endpoint.spec.network);
     let refused = addresses_of(endpoint);
+    let Some(_turn) = context.claiming.turn(&Owner::of(endpoint).uid) else {
+        return Ok(Action::requeue(SOON));
+    };
     if let (true, Some(network)) = (endpoint.spec.addresses.is_empty() && !is_users(endpoint), network) {
         match claim(endpoint, &network, &refused, context).await {
             Ok(claimed) => {

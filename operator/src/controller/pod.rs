@@ -88,6 +88,9 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
             return Ok(Action::await_change());
         }
     };
+    let Some(_turn) = context.claiming.turn(&owner.uid) else {
+        return Ok(Action::requeue(Duration::from_millis(500)));
+    };
     let addresses = &asked.addresses;
     let claimed = claim(&owner, &reference.cni_uid, &node, &network, addresses, &context).await?;
     let vpc = context

@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tracing::info;
 
-use super::context::{Context, ReconcileError, Reservations, Stores, retry};
+use super::context::{Claiming, Context, ReconcileError, Reservations, Stores, retry};
 use super::events::Events;
 use super::heartbeat::Heartbeats;
 use super::index::Index;
@@ -191,6 +191,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
             .map(|(namespace, name)| (namespace.to_owned(), name.to_owned()))
             .collect(),
         reservations: Reservations::default(),
+        claiming: Claiming::default(),
         placements: role::Placements::default(),
         index: Index::default(),
         slices: Slices::default(),
