@@ -1,5 +1,5 @@
-//! Endpoint of a pod, or of a node: admitted, given its addresses, told to its bouncers and its droplet, Provisioned when they acked; taken
-//! out of them all before its addresses are released.
+//! Endpoint of a pod, or of a node: admitted, given its addresses, told to its bouncers and its droplet, Provisioned when
+//! they acked; taken out of them all before its addresses are released.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -17,7 +17,7 @@ use crate::dataplane::tables::TableKey;
 use crate::netfilter::conntrack;
 use crate::netlink::host_end::HOST_END;
 use crate::netlink::veth::{self, VethPlan};
-use crate::netlink::{aside, host, namespace, pod, sysctl};
+use crate::netlink::{self, aside, host, namespace, pod, sysctl};
 use crate::node::Node;
 use crate::program::row::LocalEndpoint;
 use crate::settings::AgentHook;
@@ -163,7 +163,7 @@ async fn finish(
     }
     if attachment.is_host() {
         node.store.write(attachment)?;
-        veth::set_up(netlink, plan, attachment.host_ifindex).await?;
+        netlink::set_up(netlink, attachment.host_ifindex, &plan.host_interface).await?;
         node.state()
             .send(crate::operator::session::attachment_change(attachment, false));
         return Ok(());

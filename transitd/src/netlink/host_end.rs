@@ -8,13 +8,13 @@ use std::path::Path;
 use futures::TryStreamExt;
 use ipnet::IpNet;
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage};
-use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
+use rtnetlink::{Handle, RouteMessageBuilder};
 use thuban_common::tables::{GATEWAY_MAC, MARK_HOST_ENDPOINT};
 
 use super::pod::OFF;
 use super::{
-    NetlinkError, POD_TABLE, ethtool, failed, find_link, host, sysctl, tolerate_exists, tolerate_missing,
-    veth,
+    NetlinkError, POD_TABLE, ethtool, failed, find_link, host, set_up, sysctl, tolerate_exists,
+    tolerate_missing, veth,
 };
 
 /// The interface that the node reaches its VPC by.
@@ -67,13 +67,7 @@ pub async fn setup(handle: &Handle, plan: &HostPlan, proc_sys_net: &Path) -> Res
         let whole = if address.is_ipv4() { 32 } else { 128 };
         veth::add_address(handle, index, *address, whole).await?;
     }
-    let up = LinkUnspec::new_with_index(index).up().build();
-    handle
-        .link()
-        .change(up)
-        .execute()
-        .await
-        .map_err(failed("set up", HOST_END))?;
+    set_up(handle, index, HOST_END).await?;
     let hops = [(true, IpAddr::from(NEXT_HOP)), (has_v6, IpAddr::from(NEXT_HOP6))];
     for (_, hop) in hops.into_iter().filter(|(is_used, _)| *is_used) {
         let request = handle.neighbours().add(index, hop);

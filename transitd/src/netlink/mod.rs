@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 use futures::TryStreamExt;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, LinkXdp};
-use rtnetlink::Handle;
+use rtnetlink::{Handle, LinkUnspec};
 use thiserror::Error;
 
 /// Routes to pods; reached only by packets that this host itself sends.
@@ -118,6 +118,13 @@ pub async fn find_link(handle: &Handle, name: &str) -> Result<Option<LinkMessage
             source,
         }),
     }
+}
+
+/// Sets a link up; `name` is for the error.
+pub async fn set_up(handle: &Handle, index: u32, name: &str) -> Result<(), NetlinkError> {
+    let up = LinkUnspec::new_with_index(index).up().build();
+    let request = handle.link().change(up);
+    request.execute().await.map_err(failed("set up", name))
 }
 
 pub fn is_up(link: &LinkMessage) -> bool {

@@ -4,10 +4,10 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use ipnet::Ipv6Net;
-use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
+use rtnetlink::{Handle, RouteMessageBuilder};
 use thuban_common::tables::HOST_SOURCE_V6;
 
-use super::{NetlinkError, connect, ethtool, failed, find_link, sysctl, tolerate_exists, veth};
+use super::{NetlinkError, connect, ethtool, failed, find_link, set_up, sysctl, tolerate_exists, veth};
 
 /// Offloads that decapsulation by `bpf_skb_adjust_room` cannot restore on the receiving side.
 pub(super) const OFF: [&str; 4] = [
@@ -55,13 +55,7 @@ pub async fn setup(plan: PodPlan) -> Result<(), NetlinkError> {
         sysctl::enable_ipv6_in_pod(&plan.proc_sys_net, name)?;
     }
     veth::add_address(&handle, index, plan.address.into(), plan.prefix_length).await?;
-    let up = LinkUnspec::new_with_index(index).up().build();
-    handle
-        .link()
-        .change(up)
-        .execute()
-        .await
-        .map_err(failed("set up", name))?;
+    set_up(&handle, index, name).await?;
     if plan.agent_at_xdp {
         // XDP_REDIRECT into a veth needs NAPI at this end; the kernel takes the request only from a link that is up.
         ethtool::turn_on(name, &["rx-gro"])?;

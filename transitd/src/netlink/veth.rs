@@ -12,7 +12,9 @@ use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
 use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE, HOST_SOURCE_V6};
 use tracing::warn;
 
-use super::{NetlinkError, POD_TABLE, error_number, failed, find_link, tolerate_exists, tolerate_missing};
+use super::{
+    NetlinkError, POD_TABLE, error_number, failed, find_link, set_up, tolerate_exists, tolerate_missing,
+};
 
 /// What the pair is made of.
 #[derive(Clone, Debug)]
@@ -87,8 +89,8 @@ pub async fn create_and_look(
 /// The host's end up, with the pod's permanent neighbours and its routes in the table of pods. With an IPv6 address,
 /// the interface's sysctls come first and the host's own address on it comes here.
 pub async fn connect_host(handle: &Handle, plan: &VethPlan, ifindex: u32) -> Result<(), NetlinkError> {
-    set_up(handle, plan, ifindex).await?;
     let name = &plan.host_interface;
+    set_up(handle, ifindex, name).await?;
     if plan.address6.is_some() {
         add_address(handle, ifindex, Ipv6Addr::from(HOST_SOURCE_V6).into(), 128).await?;
     }
@@ -110,16 +112,6 @@ pub async fn connect_host(handle: &Handle, plan: &VethPlan, ifindex: u32) -> Res
             .map_err(failed("add the pod's route on", name))?;
     }
     Ok(())
-}
-
-/// The host's end up, and no more.
-pub async fn set_up(handle: &Handle, plan: &VethPlan, ifindex: u32) -> Result<(), NetlinkError> {
-    let up = LinkUnspec::new_with_index(ifindex).up().build();
-    let request = handle.link().change(up);
-    request
-        .execute()
-        .await
-        .map_err(failed("set up", &plan.host_interface))
 }
 
 /// Removes the pair; routes and neighbours of the host's end go with it. Missing is success.

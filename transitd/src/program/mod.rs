@@ -5,6 +5,7 @@
 pub mod maglev;
 pub mod row;
 pub mod service;
+mod visible;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;

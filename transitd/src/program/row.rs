@@ -14,8 +14,9 @@ use thuban_common::tables::{
 use thuban_proto::transit as proto;
 
 use super::service::{Exposed, Service, service_key};
+use super::visible::visible;
 use crate::dataplane::tables::{TableEntry, TableKey};
-use crate::dns::{ServiceName, Visible};
+use crate::dns::Visible;
 
 /// Identifies a row. The order matters: a network's row comes before its VPC's, see `Program::contributions`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -369,24 +370,6 @@ pub fn proto_key(row: &proto::Row) -> Option<proto::RowKey> {
         Kind::Exposed(r) => Key::Exposed(pair(r.vni, &r.address)),
     };
     Some(proto::RowKey { key: Some(key) })
-}
-
-fn visible(namespaces: Vec<String>, services: &[String], hidden: &[String]) -> Result<Visible, InvalidRow> {
-    let read = |names: &[String], field| {
-        let names = names.iter().map(|name| match name.split_once('/') {
-            Some((namespace, name)) => Ok(ServiceName::new(namespace, name)),
-            None => Err(InvalidRow::Field {
-                field,
-                expected: "namespace/name",
-            }),
-        });
-        names.collect::<Result<_, _>>()
-    };
-    Ok(Visible {
-        namespaces: namespaces.into_iter().collect(),
-        services: read(services, "visible_services")?,
-        hidden: read(hidden, "hidden_services")?,
-    })
 }
 
 fn local(row: proto::LocalRow) -> Result<LocalEndpoint, InvalidRow> {
