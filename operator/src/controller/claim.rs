@@ -15,8 +15,8 @@ use super::objects::{WriteError, delete, get, replace_status};
 use crate::hub::Waiter;
 use crate::model::allocation::{Standing, standing};
 
-/// How long a released address rests before it may be given out again.
-const REST: Duration = Duration::from_secs(30);
+/// How long a released address, and a VNI, rests before it may be given out again.
+pub const REST: Duration = Duration::from_secs(30);
 /// Steady ones are looked at again, should a watch have missed the end of their endpoint.
 const LOOK_AGAIN: Duration = Duration::from_mins(5);
 /// How long a claim may wait for the Endpoint's status to name it.
@@ -83,7 +83,7 @@ async fn holder(context: &Context, spec: &IpClaimSpec) -> Result<Option<Endpoint
 }
 
 /// What is left of `time` since this leader first asked about `key`.
-fn remaining(context: &Context, key: &str, time: Duration) -> Option<Duration> {
+pub fn remaining(context: &Context, key: &str, time: Duration) -> Option<Duration> {
     time.checked_sub(context.known_for(key))
         .filter(|left| !left.is_zero())
 }

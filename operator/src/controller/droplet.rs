@@ -13,7 +13,7 @@ use thuban_api::{Condition, ConditionStatus, Droplet, Phase};
 use super::context::{Context, ReconcileError, internal_ips};
 use super::heartbeat::PATIENCE;
 use super::host;
-use super::objects::{condition, owner, replace, replace_status};
+use super::objects::{WriteError, condition, list, owner, replace, replace_status};
 use super::observe::wake_unplaced;
 use crate::hub::Health;
 use crate::model::validation::parse;
@@ -164,11 +164,31 @@ fn is_out_of_service(node: &Node) -> bool {
 /// The address that rows go by; none while the droplet counts for none.
 pub fn address_in_force(droplet: &Droplet, context: &Context) -> Option<Ipv4Addr> {
     let name = droplet.name_any();
-    let node = context.node(&name)?;
-    if is_out_of_service(&node) && !context.hub.is_connected(&name) {
+    context.node(&name)?;
+    if is_off(&name, context) {
         return None;
     }
+    verified_address(droplet)
+}
+
+fn verified_address(droplet: &Droplet) -> Option<Ipv4Addr> {
     droplet.status.as_ref()?.address.as_ref()?.parse().ok()
+}
+
+/// A person says that its machine is switched off, and nothing speaks against it.
+fn is_off(name: &str, context: &Context) -> bool {
+    let node = context.node(name);
+    node.is_some_and(|node| is_out_of_service(&node)) && !context.hub.is_connected(name)
+}
+
+/// Droplets that may have rows, as the API server has them now: another leader may know of some that this one has not
+/// seen, nor their Nodes.
+pub async fn all_in_force(context: &Context) -> Result<Vec<String>, WriteError> {
+    let droplets: Api<Droplet> = Api::all(context.client.clone());
+    let all = list(&droplets).await?;
+    let verified = all.iter().filter(|droplet| verified_address(droplet).is_some());
+    let names = verified.map(Droplet::name_any);
+    Ok(names.filter(|name| !is_off(name, context)).collect())
 }
 
 /// What the state means to others.

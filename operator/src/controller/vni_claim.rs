@@ -1,5 +1,5 @@
-//! VniClaim: one that no VPC counts goes, once no droplet has rows of it. Two operators at a time may both have made one
-//! for a VPC; it counts one.
+//! VniClaim: one that no VPC counts rests, and goes once no droplet has rows of it. Two operators at a time may both have
+//! made one for a VPC; it counts one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use kube::{Api, ResourceExt};
 use thuban_api::{VniClaim, Vpc};
 use tracing::info;
 
+use super::claim::{REST, remaining};
 use super::context::{Context, ReconcileError};
-use super::objects::{delete, get};
+use super::droplet;
+use super::objects::{WriteError, delete, get};
 use crate::hub::Waiter;
 
 /// Steady ones are looked at again, should a watch have missed the end of their VPC.
 const LOOK_AGAIN: Duration = Duration::from_mins(5);
-/// How long one that a VPC doesn't count is left alone: its status may be about to name it.
-const GRACE: Duration = Duration::from_secs(20);
 
 pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let spec = &claim.spec;
@@ -26,17 +26,14 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
         context.forget(&key);
         return Ok(Action::requeue(LOOK_AGAIN));
     }
-    let vni = claim.name_any().parse().unwrap_or_default();
-    if !context
-        .hub
-        .holding_vni(vni, &Waiter::VniClaim(claim.name_any()))
-        .is_empty()
-    {
-        return Ok(Action::requeue(Duration::from_secs(3)));
+    // A status may be about to name it. Or its VPC is gone, and another leader, whose view of it is older, still brings rows
+    // to droplets whose streams to this one have ended unheard.
+    if let Some(left) = remaining(&context, &key, REST) {
+        return Ok(Action::requeue(left));
     }
-    let is_made = own(&claim, known.as_deref()).is_some();
-    if is_made && let Some(left) = GRACE.checked_sub(context.known_for(&key)) {
-        return Ok(Action::requeue(left.max(Duration::from_secs(1))));
+    let vni = claim.name_any().parse().unwrap_or_default();
+    if !is_out_of_rows(vni, &Waiter::VniClaim(claim.name_any()), &context).await? {
+        return Ok(Action::requeue(Duration::from_secs(3)));
     }
     let vpcs: Api<Vpc> = Api::all(context.client.clone());
     let vpc = get(&vpcs, &spec.vpc).await?;
@@ -52,6 +49,17 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
         "VNI that no VPC counts released"
     );
     Ok(Action::await_change())
+}
+
+/// Whether no droplet may have rows under a number. Of droplets that joined a moment ago, and follow another leader, this
+/// one may not know; the API server does, and is asked once no other is waited for.
+pub async fn is_out_of_rows(vni: u32, waiter: &Waiter, context: &Context) -> Result<bool, WriteError> {
+    let is_held = |others: &[String]| !context.hub.holding_vni(vni, others, waiter).is_empty();
+    if is_held(&[]) {
+        return Ok(false);
+    }
+    let droplets = droplet::all_in_force(context).await?;
+    Ok(!is_held(&droplets))
 }
 
 /// The VPC, if it is the one that the claim was made for.

@@ -18,6 +18,7 @@ use super::objects::{
     replace_status,
 };
 use super::scale::{self, Team};
+use super::vni_claim::is_out_of_rows;
 use crate::hub::Waiter;
 use crate::model::allocation::propose_vni;
 use crate::model::scaling::{Bounds, Demand};
@@ -257,10 +258,7 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
         return Ok(Action::requeue(Duration::from_secs(1)));
     }
     if let Some(vni) = status.vni
-        && !context
-            .hub
-            .holding_vni(vni, &Waiter::Vpc(name.clone()))
-            .is_empty()
+        && !is_out_of_rows(vni, &Waiter::Vpc(name.clone()), context).await?
     {
         return Ok(Action::requeue(Duration::from_secs(3)));
     }
@@ -270,8 +268,8 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
     if list(&networks).await?.iter().any(serves) {
         return Ok(Action::requeue(Duration::from_secs(1)));
     }
-    // Its VNI is free once it is gone: another operator may be accepting a network of it at this moment, and then this
-    // write is refused.
+    // Its VNI rests from then on. Another operator may be accepting a network of it at this moment, and then this write is
+    // refused.
     remove_finalizer(vpcs, vpc).await?;
     Ok(Action::await_change())
 }

@@ -516,14 +516,15 @@ impl Hub {
         unsettled
     }
 
-    /// Droplets that may still hold rows of a VPC.
-    pub fn holding_vni(&self, vni: u32, waiter: &Waiter) -> Vec<String> {
+    /// Droplets that may still hold rows of a VPC, `others` among those that exist. One that has acked nothing on an open
+    /// stream may, whether it is known or not: it may have none, follow another leader, or not speak at all.
+    pub fn holding_vni(&self, vni: u32, others: &[String], waiter: &Waiter) -> Vec<String> {
         let state = &mut *self.lock();
-        let mut holding: Vec<String> = state.acks.holding_vni(vni).map(str::to_owned).collect();
-        let droplets = state.world.droplets().map(|(name, _)| name);
-        holding.extend(droplets.filter(|name| !state.acks.is_connected(name)).cloned());
+        let mut holding: BTreeSet<String> = state.acks.holding_vni(vni).map(str::to_owned).collect();
+        let droplets = state.world.droplets().map(|(name, _)| name).chain(others);
+        holding.extend(droplets.filter(|name| !state.acks.is_synced(name)).cloned());
         wait_for(state, &holding, waiter);
-        holding
+        holding.into_iter().collect()
     }
 }
 

@@ -394,8 +394,21 @@ fn load_is_what_droplets_said_last_and_goes_with_their_stream() {
     assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (0, 0));
 }
 
+#[test]
+fn a_vni_is_held_by_droplets_that_this_leader_has_not_heard_of() {
+    let (hub, _woken) = hub();
+    let holding = |others: &[String]| hub.holding_vni(VNI + 1, others, &Waiter::VniClaim("8".into()));
+    assert_eq!(holding(&[]), ["a", "b", "c"], "none has a stream");
+    for droplet in ["a", "b", "c"] {
+        let (id, _) = hub.open(droplet, &[], &[]);
+        hub.ack(droplet, id, 1);
+    }
+    assert!(holding(&["a".into()]).is_empty());
+    assert_eq!(holding(&["a".into(), "new".into()]), ["new"]);
+}
+
 #[tokio::test(start_paused = true)]
-async fn a_droplet_that_acks_nothing_holds_nobody_up() {
+async fn a_droplet_that_acks_nothing_holds_up_nobody_but_numbers() {
     let (hub, _woken) = hub();
     let (a, _divider) = hub.open("a", &[], &[]);
     let (b, _bouncer) = hub.open("b", &[], &[]);
@@ -411,7 +424,12 @@ async fn a_droplet_that_acks_nothing_holds_nobody_up() {
     hub.close("c", c);
     let (again, _stream) = hub.open("c", &[], &[]);
     assert_eq!(hub.health("c"), Health::Suspect, "until it acks");
-    assert!(holding(&hub).is_empty() && hub.holding_vni(VNI + 1, &Waiter::Vpc("blue".into())).is_empty());
+    assert!(holding(&hub).is_empty());
+    assert_eq!(
+        hub.holding_vni(VNI + 1, &[], &Waiter::Vpc("blue".into())),
+        ["c"],
+        "its tables stay as they were"
+    );
     hub.ack("c", again, 1);
     assert_eq!(hub.health("c"), Health::Connected);
     tokio::time::advance(Duration::from_secs(70)).await;

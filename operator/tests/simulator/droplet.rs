@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use thuban_operator::hub::Hub;
@@ -131,7 +132,8 @@ pub async fn live(simulation: Arc<Simulation>, name: String, incarnation: u64) {
                 continue;
             }
             let epoch = droplet.highest_epoch;
-            let leaders: Vec<_> = state.leaders().cloned().collect();
+            let leaders = state.leaders().filter(|leader| !leader.is_full.load(Relaxed));
+            let leaders: Vec<_> = leaders.cloned().collect();
             let Some(operator) = state.random.pick(&leaders).cloned() else {
                 continue;
             };
@@ -228,6 +230,7 @@ async fn session(
         if is_late {
             simulation.pause(0, 8000).await;
         }
+        operator.hears_ends().await;
         if operator.is_alive() {
             if is_late && acked > 0 {
                 hub.ack(&name, id, acked);

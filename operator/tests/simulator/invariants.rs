@@ -1,12 +1,14 @@
 //! What must hold after every step: each check looks at the true objects and the true tables, not at what the
 //! operator believes.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use serde_json::Value;
 use thuban_proto::transit::row;
 
+use crate::droplet::Droplet;
 use crate::kind::Kind;
 use crate::services::{self, is_scaled};
 use crate::simulation::State;
@@ -225,7 +227,7 @@ fn gone_means_out_of_use(state: &mut State, name: &str, old: Option<&Value>) {
 /// Rows of an address that is released must be gone wherever somebody would deliver or bounce by them.
 fn out_of_tables(state: &mut State, vni: u32, address: IpAddr, what: &str, uid: &str) {
     let slots = [Slot::Local(vni, address), Slot::Bouncer(vni, address)];
-    let is_old = |droplet: &crate::droplet::Droplet| {
+    let is_old = |droplet: &Droplet| {
         slots.iter().any(
             |slot| match droplet.tables.rows.get(slot).and_then(|row| row.row.as_ref()) {
                 Some(row::Row::Local(row)) => uid.is_empty() || row.pod_uid == uid,
@@ -235,7 +237,7 @@ fn out_of_tables(state: &mut State, vni: u32, address: IpAddr, what: &str, uid: 
         )
     };
     // Of two that lead, each knows of those that follow it; the rest of the claim covers the others.
-    let is_followed = |droplet: &crate::droplet::Droplet| match state.writer {
+    let is_followed = |droplet: &Droplet| match state.writer {
         Some(writer) => droplet.follows(writer),
         None => droplet.stream.is_some() && droplet.is_applied,
     };
@@ -292,11 +294,20 @@ fn numbers_outlive_rows(state: &mut State, name: &str) {
     let holder = state
         .droplets
         .values()
-        .find(|droplet| droplet.is_on && droplet.tables.rows.keys().any(|slot| slot.vni() == Some(vni)))
+        .find(|droplet| droplet.is_on && numbers(droplet).contains(&vni))
         .map(|droplet| droplet.name.clone());
     if let Some(holder) = holder {
         state.violation(format!("VNI {vni} is free, but {holder} has rows of it"));
     }
+}
+
+/// VNIs of its rows.
+fn numbers(droplet: &Droplet) -> BTreeSet<u32> {
+    droplet.tables.rows.keys().filter_map(Slot::vni).collect()
+}
+
+fn is_claimed(state: &State, vni: u32) -> bool {
+    state.store.get(Kind::VniClaim, "", &vni.to_string()).is_some()
 }
 
 /// A droplet's tables changed.
@@ -304,6 +315,7 @@ pub fn after_apply(state: &mut State, name: &str) {
     let Some(droplet) = state.droplets.get(name) else {
         return;
     };
+    let free = numbers(droplet).into_iter().find(|vni| !is_claimed(state, *vni));
     let delivered: Vec<(u32, IpAddr)> = droplet
         .tables
         .locals()
@@ -316,6 +328,9 @@ pub fn after_apply(state: &mut State, name: &str) {
     });
     if let Some(foreign) = foreign {
         state.violation(format!("{name} has a row of VPC {foreign}"));
+    }
+    if let Some(free) = free {
+        state.violation(format!("{name} has rows of VNI {free}, which is free"));
     }
     for (vni, address) in delivered {
         one_deliverer(state, name, vni, address);

@@ -19,6 +19,7 @@
 
 mod cluster;
 mod convergence;
+mod directed;
 mod droplet;
 mod invariants;
 mod kind;
@@ -57,7 +58,7 @@ fn say(line: &str) {
 }
 
 /// What happened in a schedule that failed.
-fn keep(seed: u64, trace: &[String]) {
+fn keep(seed: impl std::fmt::Display, trace: &[String]) {
     let path = format!("{}/simulator-{seed}.txt", env!("CARGO_TARGET_TMPDIR"));
     if std::fs::write(&path, trace.join("\n")).is_ok() {
         say(&format!("seed {seed}: what happened is in {path}"));

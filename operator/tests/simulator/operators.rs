@@ -1,7 +1,7 @@
 //! Operators: started, crashed between any two of their writes, two at a time.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -13,10 +13,13 @@ use thuban_operator::model::validation::RefusedRanges;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::kind::Kind;
 use crate::server::Connection;
 use crate::simulation::Simulation;
 
 pub const DEFAULT_RANGE: &str = "10.244.0.0/24";
+/// How often one that hears nothing asks whether it does again.
+const LOOK: Duration = Duration::from_millis(100);
 
 pub struct Operator {
     pub id: String,
@@ -25,6 +28,12 @@ pub struct Operator {
     /// Dies right after so many writes; negative: never.
     left: AtomicI64,
     hub: OnceLock<Arc<Hub>>,
+    /// Kinds of which its watches bring nothing for now.
+    deaf: Mutex<BTreeSet<Kind>>,
+    /// No droplet reaches it any more; streams that it has go on.
+    pub is_full: AtomicBool,
+    /// Ends of streams don't come to it for now.
+    pub misses_ends: AtomicBool,
     /// When, and how often, by what was asked for.
     pub writes: Mutex<BTreeMap<String, (u64, Duration)>>,
 }
@@ -64,6 +73,25 @@ impl Operator {
         }
     }
 
+    /// From now on its watches of these kinds alone bring nothing.
+    pub fn deafen(&self, kinds: impl IntoIterator<Item = Kind>) {
+        *self.deaf.lock().unwrap() = kinds.into_iter().collect();
+    }
+
+    /// Waits until its watches of this kind bring what happened.
+    pub async fn hears(&self, kind: Kind) {
+        while self.deaf.lock().unwrap().contains(&kind) {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Waits until ends of streams come to it.
+    pub async fn hears_ends(&self) {
+        while self.misses_ends.load(Ordering::Relaxed) {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
     /// What it wrote after a point in time.
     pub fn writes_since(&self, since: Duration) -> Vec<String> {
         let writes = self.writes.lock().unwrap();
@@ -84,6 +112,9 @@ pub fn start(simulation: &Arc<Simulation>) -> Arc<Operator> {
             is_dead: watch::Sender::new(false),
             left: AtomicI64::new(-1),
             hub: OnceLock::new(),
+            deaf: Mutex::default(),
+            is_full: AtomicBool::new(false),
+            misses_ends: AtomicBool::new(false),
             writes: Mutex::default(),
         });
         state.operators.push(operator.clone());

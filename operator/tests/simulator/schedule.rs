@@ -19,9 +19,21 @@ const VPCS: [&str; 3] = ["red", "blue", "green"];
 pub const NAMESPACES: [&str; 2] = ["east", "west"];
 const NODES: u8 = 4;
 const MOST_PODS: usize = 8;
+/// For how long a watch brings nothing, milliseconds.
+const MOST_DEAFNESS: u64 = 12_000;
 
 /// Runs the schedule of a seed: what went wrong, and what happened.
 pub fn run(seed: u64) -> (Vec<String>, Vec<String>) {
+    within(seed, async |simulation| {
+        chaos(simulation).await;
+        if !simulation.is_broken() {
+            convergence::settle(simulation).await;
+        }
+    })
+}
+
+/// Lets things happen to a world of its own, in virtual time.
+pub fn within(seed: u64, happen: impl AsyncFnOnce(&Arc<Simulation>)) -> (Vec<String>, Vec<String>) {
     fastrand::seed(seed);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -31,24 +43,25 @@ pub fn run(seed: u64) -> (Vec<String>, Vec<String>) {
     runtime.block_on(async {
         let simulation = Simulation::new(seed);
         tokio::spawn(cluster::collect(simulation.clone()));
-        chaos(&simulation).await;
-        if !simulation.is_broken() {
-            convergence::settle(&simulation).await;
-        }
+        add_namespaces(&simulation);
+        happen(&simulation).await;
         let state = &mut *simulation.lock();
         state.operators.iter().for_each(|operator| operator.crash());
         (std::mem::take(&mut state.violations), state.take_trace())
     })
 }
 
-async fn chaos(simulation: &Arc<Simulation>) {
-    let mut random = simulation.lock().random.fork();
+fn add_namespaces(simulation: &Simulation) {
     for namespace in NAMESPACES {
         simulation.with(|state| {
             let labels = json!({"metadata": {"labels": {"name": namespace}}});
             let _ = state.store.create(Kind::Namespace, "", namespace, labels);
         });
     }
+}
+
+async fn chaos(simulation: &Arc<Simulation>) {
+    let mut random = simulation.lock().random.fork();
     for number in 0..2 + random.below(2) as u8 {
         add_node(simulation, number);
     }
@@ -57,8 +70,48 @@ async fn chaos(simulation: &Arc<Simulation>) {
         add_network(state, &mut random);
     });
     operators::start(simulation);
-    let steps = 10 + random.below(25);
-    for _ in 0..steps {
+    let number = 10 + random.below(25);
+    steps(simulation, &mut random, number).await;
+    if simulation.is_broken() || !random.permille(300) {
+        return;
+    }
+    if !simulation.lock().weather.is_steady && random.permille(500) {
+        crowd(simulation, &mut random).await;
+    }
+    simulation.with(|state| tear_down(state, &mut random));
+    // What was given back is given out again, with all faults going on.
+    let number = random.below(10);
+    steps(simulation, &mut random, number).await;
+}
+
+/// Another operator leads, too, and nodes come of which the first one does not know for a while.
+async fn crowd(simulation: &Arc<Simulation>, random: &mut Random) {
+    while simulation.lock().alive() < 2 {
+        operators::start(simulation);
+    }
+    let time = random.millis(0, MOST_DEAFNESS);
+    let first = simulation.lock().living().next().cloned();
+    if let Some(first) = first {
+        first.deafen([Kind::Node, Kind::Droplet]);
+        tokio::spawn(async move {
+            tokio::time::sleep(time).await;
+            first.deafen([]);
+        });
+    }
+    for number in 0..NODES {
+        add_node(simulation, number);
+    }
+    simulation.with(|state| {
+        add_vpc(state, random);
+        add_network(state, random);
+        new_pod(state, random);
+    });
+    let number = random.below(4);
+    steps(simulation, random, number).await;
+}
+
+async fn steps(simulation: &Arc<Simulation>, random: &mut Random, number: u64) {
+    for _ in 0..number {
         let (from, to) = if random.permille(150) {
             (1000, 20_000)
         } else {
@@ -66,16 +119,13 @@ async fn chaos(simulation: &Arc<Simulation>) {
         };
         let time = random.millis(from, to);
         tokio::time::sleep(time).await;
-        step(simulation, &mut random);
+        step(simulation, random);
         if simulation.is_broken() {
             return;
         }
         if simulation.lock().alive() == 0 && random.permille(600) {
             operators::start(simulation);
         }
-    }
-    if random.permille(300) {
-        simulation.with(|state| tear_down(state, &mut random));
     }
 }
 

@@ -464,6 +464,7 @@ impl Watch {
             return None;
         }
         loop {
+            self.connection.operator.hears(self.kind).await;
             self.connection.halt_if_dead().await;
             let last = *self.changed.borrow_and_update();
             let delay = {

@@ -1,0 +1,201 @@
+//! Two operators that lead at a time, brought on purpose to where chance seldom brings them: one of them gives back the
+//! number of a VPC whose rows the other one still has a droplet keep.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::time::{sleep, timeout};
+
+use crate::cluster::{add_node, add_pod};
+use crate::droplet::Report;
+use crate::keep;
+use crate::kind::Kind;
+use crate::operators::{self, Operator};
+use crate::schedule;
+use crate::simulation::{Simulation, State};
+use crate::store::{Preconditions, text};
+use crate::tables::Slot;
+
+/// The first VNI that is given out.
+const VNI: u32 = 1;
+/// Whatever is waited for takes no longer.
+const PATIENCE: Duration = Duration::from_secs(200);
+const LOOK: Duration = Duration::from_millis(1);
+
+async fn until(simulation: &Arc<Simulation>, what: &str, is_so: impl Fn(&State) -> bool) {
+    simulation.lock().note(|| format!("waiting until {what}"));
+    let look = async {
+        while !is_so(&simulation.lock()) {
+            sleep(LOOK).await;
+        }
+    };
+    if timeout(PATIENCE, look).await.is_err() {
+        simulation.lock().violation(format!("it is not so that {what}"));
+    }
+}
+
+fn has_rows(state: &State, droplet: &str) -> bool {
+    let rows = &state.droplets[droplet].tables.rows;
+    rows.keys().any(|slot| slot.vni() == Some(VNI))
+}
+
+fn has_pod(state: &State, droplet: &str) -> bool {
+    let rows = &state.droplets[droplet].tables.rows;
+    rows.keys().any(|slot| matches!(slot, Slot::Local(VNI, _)))
+}
+
+fn has(state: &State, kind: Kind, name: &str) -> bool {
+    state.store.get(kind, "", name).is_some()
+}
+
+fn is_claimed(state: &State) -> bool {
+    has(state, Kind::VniClaim, &VNI.to_string())
+}
+
+/// A world without faults: two nodes, a VPC and its network, and an operator that leads them.
+async fn begin(simulation: &Arc<Simulation>) -> Arc<Operator> {
+    {
+        let state = &mut *simulation.lock();
+        state.weather = state.weather.fair();
+        state.weather.has_default = false;
+        state.weather.is_steady = false;
+    }
+    for number in 0..2 {
+        add_node(simulation, number);
+    }
+    simulation.with(|state| {
+        let vpc = json!({
+            "metadata": {},
+            "spec": {"cidrs": ["10.0.0.0/16"], "dividers": 1, "allowedNamespaces": {}},
+        });
+        let network = json!({
+            "metadata": {},
+            "spec": {"vpc": "red", "cidrs": ["10.0.1.0/24"], "bouncers": 1, "allowedNamespaces": {}},
+        });
+        let _ = state.store.create(Kind::Vpc, "", "red", vpc);
+        let _ = state.store.create(Kind::Network, "", "red-1", network);
+    });
+    let first = operators::start(simulation);
+    until(simulation, "all droplets follow it", |state| {
+        state
+            .droplets
+            .values()
+            .all(|droplet| droplet.follows(first.epoch))
+    })
+    .await;
+    until(simulation, "the network is Provisioned", |state| {
+        let network = state.store.value(Kind::Network, "", "red-1");
+        network.is_some_and(|network| text(network, "/status/phase") == "Provisioned")
+    })
+    .await;
+    first
+}
+
+/// One that leads beside the first, which keeps the droplets that it has and gets no more.
+async fn second(simulation: &Arc<Simulation>, first: &Operator) -> Arc<Operator> {
+    first.is_full.store(true, Relaxed);
+    let second = operators::start(simulation);
+    until(simulation, "the second leads", |_| second.hub().is_some()).await;
+    second
+}
+
+async fn pod_on(simulation: &Arc<Simulation>, node: &str) {
+    simulation.with(|state| {
+        let annotations = json!({"thuban.dev/network": "red-1"});
+        add_pod(state, "east", "p", node, &annotations);
+    });
+    until(simulation, "its droplet has the pod's row", |state| {
+        has_pod(state, node)
+    })
+    .await;
+}
+
+/// The user's part of the end of it all.
+fn delete_everything(simulation: &Simulation) {
+    simulation.with(|state| {
+        for (kind, namespace, name) in [
+            (Kind::Pod, "east", "p"),
+            (Kind::Network, "", "red-1"),
+            (Kind::Vpc, "", "red"),
+        ] {
+            let _ = state
+                .store
+                .delete(kind, namespace, name, &Preconditions::default(), false);
+        }
+        state.note(|| "pod, network and VPC are deleted".into());
+    });
+}
+
+/// With the first one dead, the other one ends the VPC and gives its number back.
+async fn end(simulation: &Arc<Simulation>, first: &Operator) {
+    first.crash();
+    until(simulation, "the VPC is gone", |state| {
+        !has(state, Kind::Vpc, "red")
+    })
+    .await;
+    until(simulation, "its number is free", |state| !is_claimed(state)).await;
+}
+
+fn check(name: &str, seed: u64, scenario: impl AsyncFnOnce(&Arc<Simulation>)) {
+    let (violations, trace) = schedule::within(seed, scenario);
+    if !violations.is_empty() {
+        keep(format!("{name}-{seed}"), &trace);
+    }
+    assert!(violations.is_empty(), "seed {seed}: {}", violations.join("; "));
+}
+
+#[test]
+fn a_number_is_kept_while_a_droplet_that_only_another_leader_knows_has_rows_of_it() {
+    for seed in 1..=5 {
+        check("joined", seed, async |simulation| {
+            let first = begin(simulation).await;
+            first.deafen([Kind::Droplet, Kind::Node]);
+            let other = second(simulation, &first).await;
+            add_node(simulation, 2);
+            pod_on(simulation, "n2").await;
+            other.deafen(Kind::ALL);
+            delete_everything(simulation);
+            sleep(Duration::from_mins(2)).await;
+            let is_kept = |state: &State| has_rows(state, "n2") && is_claimed(state);
+            until(simulation, "the number is kept", is_kept).await;
+            other.deafen([]);
+            until(simulation, "the rows are gone", |state| !has_rows(state, "n2")).await;
+            end(simulation, &first).await;
+        });
+    }
+}
+
+#[test]
+fn a_number_rests_while_another_leader_may_bring_rows_of_it() {
+    for seed in 1..=5 {
+        check("rest", seed, async |simulation| {
+            let first = begin(simulation).await;
+            pod_on(simulation, "n0").await;
+            let other = second(simulation, &first).await;
+            other.deafen(Kind::ALL);
+            delete_everything(simulation);
+            until(simulation, "the first has taken all rows away", |state| {
+                state.droplets.keys().all(|name| !has_rows(state, name))
+            })
+            .await;
+            first.misses_ends.store(true, Relaxed);
+            simulation.lock().droplets["n0"].report(Report::Break);
+            until(simulation, "the second has brought them again", |state| {
+                has_rows(state, "n0")
+            })
+            .await;
+            until(simulation, "the VPC is gone", |state| {
+                !has(state, Kind::Vpc, "red")
+            })
+            .await;
+            // As long as the stream's keepalive takes, and no watch is later.
+            sleep(Duration::from_secs(15)).await;
+            first.misses_ends.store(false, Relaxed);
+            other.deafen([]);
+            until(simulation, "the rows are gone", |state| !has_rows(state, "n0")).await;
+            end(simulation, &first).await;
+        });
+    }
+}
