@@ -56,7 +56,7 @@ pub struct ServiceRef {
     printcolumn(name = "VPC", type_ = "string", json_path = ".spec.vpc"),
     printcolumn(name = "Network", type_ = "string", json_path = ".spec.network"),
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0]"),
-    printcolumn(name = "IPv6", type_ = "string", json_path = ".status.addresses[1]"),
+    printcolumn(name = "Second", type_ = "string", json_path = ".status.addresses[1]"),
     printcolumn(name = "Droplet", type_ = "string", json_path = ".status.droplet"),
     printcolumn(
         name = "Backends",
@@ -81,8 +81,8 @@ pub struct ServiceRef {
         .message("spec.type Host is of nodes: the operator makes such Endpoints, people leave it out"),
     validation = Rule::new("has(self.spec.serviceRef) == (self.spec.type == 'Scaled')")
         .message("spec.serviceRef and spec.type Scaled go together: the operator sets both for a Service, people leave both out"),
-    validation = Rule::new("!has(self.spec.serviceRef) || !has(self.spec.podRef) && !has(self.spec.mac) && (!has(self.spec.addresses) || self.spec.addresses.size() == 0)")
-        .message("spec.podRef, spec.addresses and spec.mac are of pods: leave them out of an Endpoint of type Scaled, which has its Service's addresses")
+    validation = Rule::new("!has(self.spec.serviceRef) || !has(self.spec.podRef) && !has(self.spec.mac)")
+        .message("spec.podRef and spec.mac are of pods: leave them out of an Endpoint of type Scaled, which has its Service's addresses")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSpec {
@@ -105,7 +105,7 @@ pub struct EndpointSpec {
     #[schemars(length(max = 253))]
     pub droplet: String,
     /// Asked for by annotation or by its user, at most one of each family; the network must allow it. None: the
-    /// operator picks.
+    /// operator picks; a Service has those of the cluster alone.
     #[x_kube(
         validation = Rule::new("self.all(a, isIP(a))")
             .message("spec.addresses must be addresses such as 10.0.1.7 or fd00:1::7, without prefix length"),

@@ -37,6 +37,9 @@ pub const FINALIZER: &str = "thuban.dev/rows";
 pub const NETWORK_ANNOTATION: &str = "thuban.dev/network";
 /// Annotation of pods: their addresses, at most one of each family, separated by a comma.
 pub const IP_ANNOTATION: &str = "thuban.dev/ip";
+/// Annotation of Services: addresses in their network that they have besides, at most one of each family, separated by a
+/// comma.
+pub const SERVICE_IP_ANNOTATION: &str = "thuban.dev/service-ip";
 /// Annotation of pods: their MAC address.
 pub const MAC_ANNOTATION: &str = "thuban.dev/mac";
 /// Annotation of pods: the Endpoint of their namespace that they have while they run, made by a user.

@@ -22,6 +22,7 @@ pub struct Served {
     pub protocol: u8,
     /// Seconds.
     pub affinity: u32,
+    pub flags: u32,
 }
 
 impl Served {
@@ -33,6 +34,7 @@ impl Served {
             port,
             protocol,
             affinity: 0,
+            flags: 0,
         }
     }
 
@@ -71,6 +73,7 @@ impl Served {
             slots,
             affinity: self.affinity,
             used: 0,
+            flags: self.flags,
         };
         programs.insert("SERVICES", self.key(self.port, self.protocol), entry)?;
         programs.insert("SERVICES", self.key(0, 0), entry)?;

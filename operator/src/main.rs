@@ -47,6 +47,9 @@ struct Settings {
     /// not served.
     #[arg(long, env = "THUBAN_SERVICE_CIDRS", value_delimiter = ',')]
     service_cidrs: Vec<Cidr>,
+    /// Ranges in which Services of the VPC `default` may have `externalIPs`, comma separated; none: nowhere.
+    #[arg(long, env = "THUBAN_EXTERNAL_IP_CIDRS", value_delimiter = ',')]
+    external_ip_cidrs: Vec<Cidr>,
     /// Ranges of nodes and underlay, comma separated: no VPC may touch them.
     #[arg(long, env = "THUBAN_UNDERLAY_CIDRS", value_delimiter = ',')]
     underlay_cidrs: Vec<Cidr>,
@@ -160,6 +163,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
         vacancy: leadership.vacancy(),
         refused,
         service_ranges: settings.service_cidrs.clone(),
+        external_ranges: settings.external_ip_cidrs.clone(),
         underlay_ranges: settings.underlay_cidrs.clone(),
         default_range: settings.default_vpc_cidr,
         cluster_dns: settings.cluster_dns,

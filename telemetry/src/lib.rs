@@ -45,12 +45,12 @@ pub async fn serve(address: SocketAddr, setting: &'static str, pages: impl Pages
         match TcpListener::bind(address).await {
             Ok(listener) => break listener,
             Err(error) => {
-                warn!(%address, %error, setting, "no metrics: set a port that is free");
+                warn!(%address, %error, setting, "nothing is served here: set a port that is free");
             }
         }
         sleep(PAUSE).await;
     };
-    info!(%address, "serving metrics");
+    info!(%address, setting, "serving HTTP");
     accept(listener, Arc::new(pages)).await;
 }
 

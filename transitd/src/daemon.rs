@@ -44,7 +44,7 @@ use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
 use crate::settings::{AgentHook, Aggregation, MetricsAddress, RunSettings, TransitHookChoice};
 use crate::state::State;
-use crate::{boot, connections, dns, droplet, host_endpoint, loads, metrics, reclaim, subscriptions};
+use crate::{boot, connections, dns, droplet, health, host_endpoint, loads, metrics, reclaim, subscriptions};
 
 /// Wanted rows that wait to be asked for; more are asked for again by the agents.
 const WANTED_QUEUE: usize = 1024;
@@ -127,6 +127,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(loads::run(Arc::clone(&node)));
     tokio::spawn(dns::run(Arc::clone(&node)));
     tokio::spawn(host_endpoint::run(Arc::clone(&node)));
+    tokio::spawn(health::run(Arc::clone(&node)));
     tokio::spawn(connections::run(Arc::clone(&node)));
     tokio::spawn(reclaim::run(Arc::clone(&node)));
     tokio::spawn(install::when_synced(Arc::clone(&node)));

@@ -47,8 +47,12 @@ pub fn binary(source: &Path, directory: &Path) -> Result<(), InstallError> {
     Ok(())
 }
 
-/// The network configuration list, `socket` and `spool` only where they are not the default.
-pub fn conflist(socket: &Path, spool: &Path) -> serde_json::Value {
+/// The plugin that makes `hostPort`s, of containernetworking-plugins.
+const PORTMAP: &str = "portmap";
+
+/// The network configuration list, `socket` and `spool` only where they are not the default; portmap comes behind where the
+/// node has it, so that pods may have `hostPort`s.
+pub fn conflist(socket: &Path, spool: &Path, has_portmap: bool) -> serde_json::Value {
     let mut plugin = json!({"type": BINARY});
     if socket != Path::new(thuban_proto::DEFAULT_CNI_SOCKET) {
         plugin["socket"] = json!(socket);
@@ -56,11 +60,13 @@ pub fn conflist(socket: &Path, spool: &Path) -> serde_json::Value {
     if spool != Path::new(thuban_proto::DEFAULT_CNI_SPOOL) {
         plugin["spool"] = json!(spool);
     }
+    let mut plugins = vec![plugin];
+    plugins.extend(has_portmap.then(|| json!({"type": PORTMAP, "capabilities": {"portMappings": true}})));
     json!({
         "cniVersion": "1.0.0",
         "cniVersions": ["0.4.0", "1.0.0", "1.1.0"],
         "name": "thuban",
-        "plugins": [plugin],
+        "plugins": plugins,
     })
 }
 
@@ -84,7 +90,8 @@ pub async fn when_synced(node: Arc<Node>) {
     }
     let path = settings.cni_conf_dir.join(CONFLIST);
     let spool = settings.state_dir.join(cni::spool::DIRECTORY);
-    let text = format!("{:#}\n", conflist(&settings.socket, &spool));
+    let has_portmap = settings.cni_bin_dir.join(PORTMAP).exists();
+    let text = format!("{:#}\n", conflist(&settings.socket, &spool, has_portmap));
     if std::fs::read_to_string(&path).is_ok_and(|held| held == text) {
         return;
     }
@@ -128,13 +135,19 @@ mod tests {
         let list = conflist(
             Path::new("/run/thuban/cni.sock"),
             Path::new("/var/lib/thuban/spool"),
+            false,
         );
         assert_eq!(list["cniVersion"], "1.0.0");
         assert_eq!(list["cniVersions"], json!(["0.4.0", "1.0.0", "1.1.0"]));
         assert_eq!(list["plugins"], json!([{"type": "thuban"}]));
         assert_eq!(
-            conflist(Path::new("/x/y.sock"), Path::new("/x/spool"))["plugins"][0],
+            conflist(Path::new("/x/y.sock"), Path::new("/x/spool"), true)["plugins"][0],
             json!({"type": "thuban", "socket": "/x/y.sock", "spool": "/x/spool"})
+        );
+        let list = conflist(Path::new("/x/y.sock"), Path::new("/x/spool"), true);
+        assert_eq!(
+            list["plugins"][1],
+            json!({"type": "portmap", "capabilities": {"portMappings": true}})
         );
     }
 }

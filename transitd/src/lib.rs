@@ -9,6 +9,7 @@ pub mod dataplane;
 pub mod dns;
 pub mod droplet;
 pub mod endpoints;
+pub mod health;
 pub mod host_endpoint;
 pub mod install;
 pub mod loads;

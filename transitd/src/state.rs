@@ -21,7 +21,8 @@ use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableEntry, TableError, TableKey, Tables};
 use crate::netfilter::ruleset::Host;
 use crate::netfilter::{Netfilter, NetfilterError};
-use crate::program::row::{InvalidRow, LocalEndpoint, Row, RowKey, proto_key};
+use crate::program::row::{InvalidRow, LocalEndpoint, Row, RowKey};
+use crate::program::row_key::proto_key;
 use crate::program::{Change, Program};
 use crate::services::{self, Changes};
 use crate::subscriptions::Subscriptions;
@@ -153,6 +154,10 @@ impl State {
                 "programs of another layout are in place until the operator's rows are here",
             );
         }
+        if self.synced && !self.netfilter.is_written() {
+            // They may lead to an endpoint that had the address before.
+            return Readiness::NotYet("the rules of table inet thuban could not be written, see transitd's log");
+        }
         match self.program.local_of_pod(pod_uid) {
             Some(endpoint) if endpoint.ready => Readiness::Ready(endpoint.clone()),
             Some(_) => Readiness::NotYet("the endpoint's bouncers have not acknowledged it yet"),
@@ -213,7 +218,7 @@ impl State {
             if let Some(Row::Local(endpoint)) = self.program.get(&key) {
                 pods.insert(endpoint.pod_uid.clone());
                 changes.gone.extend(keys(endpoint));
-                changes_rules |= endpoint.host;
+                changes_rules |= endpoint.host || self.program.is_led_to(endpoint);
             }
             if let RowKey::Service { vni, address } = key {
                 let of = EndpointKey { vni, address };
@@ -231,7 +236,8 @@ impl State {
                 let change = change(Some(service.clone()), key.clone());
                 changes.rows.insert(service.key, change);
             }
-            changes_rules |= matches!(&row, Row::Local(endpoint) if endpoint.host);
+            changes_rules |=
+                matches!(&row, Row::Local(endpoint) if endpoint.host || self.program.is_led_to(endpoint));
             if let Err(rejection) = self.upsert(row, &mut pods) {
                 nacks.push(nack(key, rejection));
             }

@@ -7,7 +7,7 @@
 use thuban_common::{
     counters::Counter,
     packet::{ethernet, ip::IpPacket, ipv4},
-    services::{AffinityKey, FORWARD, HAIRPIN, NO_INDEX, RESET, ServiceEntry, ServiceKey, Signal, slot},
+    services::{AffinityKey, FORWARD, HAIRPIN, NO_INDEX, RESET, SERVICE_LOCAL, ServiceEntry, ServiceKey, Signal, slot},
 };
 
 use crate::{
@@ -91,9 +91,16 @@ fn known(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Resul
 /// A backend for what has no connection.
 #[inline(never)]
 fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
-    let Some(service) = maps::service(&work.service).filter(|service| service.slots != 0) else {
+    let Some(service) = maps::service(&work.service) else {
         return Ok(Choice::Refused);
     };
+    if service.slots == 0 {
+        return if service.flags & SERVICE_LOCAL == 0 {
+            Ok(Choice::Refused)
+        } else {
+            Err(Counter::NoBackend)
+        };
+    }
     let first = slot(packet, service);
     let kept = kept(service, packet);
     for attempt in 0..ATTEMPTS {
@@ -142,7 +149,10 @@ pub fn choose_for_other(vni: u32, packet: &IpPacket, work: &mut Work) -> Result<
     work.service.address = packet.destination;
     work.service.port = packet.ports[1];
     work.service.protocol = packet.protocol;
-    let service = maps::service(&work.service).ok_or(Counter::NoBackend)?;
+    let service = maps::service(&work.service)
+        // Its own droplet's backends are not for it, and it will have a row of its own.
+        .filter(|service| service.flags & SERVICE_LOCAL == 0)
+        .ok_or(Counter::NoBackend)?;
     let first = slot(packet, service);
     for attempt in 0..ATTEMPTS {
         let slot = (first + attempt)

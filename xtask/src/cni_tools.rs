@@ -4,6 +4,7 @@
 use std::fs;
 
 use anyhow::{Context, Result};
+use thuban_cluster::Cluster;
 
 use crate::{build::root, go_tools::GoTools};
 
@@ -24,6 +25,17 @@ const TOOLS: GoTools = GoTools {
         "tuning",
     ],
 };
+
+/// Gives every node portmap, as runtimes' packages do, so that pods may have host ports. Before Thuban is installed.
+pub fn portmap_on_nodes(cluster: &Cluster) -> Result<()> {
+    ensure()?;
+    let built = root().join("target/cni-tools/portmap").display().to_string();
+    for node in cluster.nodes()? {
+        cluster.exec_on_node(&node, &["mkdir", "-p", "/opt/cni/bin"])?;
+        cluster.exec_on_node(&node, &["cp", &built, "/opt/cni/bin/"])?;
+    }
+    Ok(())
+}
 
 /// Takes no time when they are there.
 pub fn ensure() -> Result<()> {

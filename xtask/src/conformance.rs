@@ -14,7 +14,7 @@ use thuban_cluster::Cluster;
 
 use crate::{
     build::{self, root, step},
-    cluster, deps, diagnostics, dns, install,
+    cluster, cni_tools, deps, diagnostics, dns, install,
 };
 use report::Outcome;
 
@@ -77,6 +77,7 @@ fn on_cluster(
     for image in images {
         cluster.import_image(image)?;
     }
+    step("portmap", || cni_tools::portmap_on_nodes(&cluster))?;
     step("Thuban from install/", || install::run(NAME))?;
     step("CoreDNS", || {
         dns::wait_ready(&cluster).inspect_err(|_| diagnostics::print(&cluster))

@@ -20,6 +20,8 @@ use crate::{
 
 pub const NAMESPACE: &str = "thuban-system";
 const CONFIG: &str = "05-config.yaml";
+/// What the tests' cluster allows.
+const EXTERNAL_IPS: &str = "198.51.100.0/24";
 const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Installs, or updates, and waits until pods can be made.
@@ -86,6 +88,9 @@ pub fn manifest_for(path: &Path, instance: &Instance) -> Result<String> {
     ];
     for (key, value) in values {
         config["data"][key] = value.into();
+    }
+    if instance.name() == "test" {
+        config["data"]["THUBAN_EXTERNAL_IP_CIDRS"] = EXTERNAL_IPS.into();
     }
     Ok(serde_yaml_ng::to_string(&config)?)
 }

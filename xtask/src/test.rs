@@ -143,6 +143,7 @@ fn run_e2e() -> Sum {
         .and_then(|()| build::run())
         .and_then(|()| step("operator with failpoints", failpoints))
         .and_then(|()| cluster::up(CLUSTER))
+        .and_then(|()| cni_tools::portmap_on_nodes(&Cluster::named(CLUSTER)?))
         .and_then(|()| install::run(CLUSTER))
         .and_then(|()| dns::import(&Cluster::named(CLUSTER)?));
     let is_prepared = prepared.is_ok();
@@ -165,14 +166,18 @@ fn run_e2e() -> Sum {
 
 /// An operator that tests of the cluster end after a write of their choice, at `target/failpoints/thuban-operator`.
 fn failpoints() -> Result<()> {
-    run_command(Command::new("cargo").current_dir(root()).args([
-        "build",
-        "--quiet",
-        "-p",
-        "thuban-operator",
-        "--features",
-        "failpoints",
-    ]))?;
+    let mut command = Command::new("cargo");
+    // With the tests' packages, so that their dependencies serve once more.
+    command
+        .current_dir(root())
+        .args(["build", "--quiet", "--workspace", "--exclude", "xdp-programs"])
+        .args([
+            "--bin",
+            "thuban-operator",
+            "--features",
+            "thuban-operator/failpoints",
+        ]);
+    run_command(&mut command)?;
     let folder = root().join("target/failpoints");
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     let built = root().join("target/debug/thuban-operator");

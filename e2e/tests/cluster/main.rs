@@ -32,6 +32,7 @@ mod outages;
 mod outside;
 mod packets;
 mod paths;
+mod policies;
 mod probes;
 mod requests;
 mod restarts;

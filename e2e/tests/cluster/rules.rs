@@ -170,12 +170,8 @@ fn endpoints() -> Vec<Case> {
             "spec.serviceRef.name",
         ),
         Case(
-            scaled("addresses", json!(["10.0.1.7"])),
-            "spec.podRef, spec.addresses and spec.mac are of pods: leave them out of an Endpoint of type Scaled, which has its Service's addresses",
-        ),
-        Case(
             scaled("mac", json!("02:00:00:00:00:01")),
-            "spec.podRef, spec.addresses and spec.mac are of pods",
+            "spec.podRef and spec.mac are of pods: leave them out of an Endpoint of type Scaled, which has its Service's addresses",
         ),
         Case(
             endpoint("addresses", json!(["10.0.1.300"])),

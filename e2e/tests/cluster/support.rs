@@ -282,12 +282,21 @@ pub fn http_hostname_slowly(
     patience: Duration,
     pause: Duration,
 ) -> Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address.into(), patience)?;
+    get_slowly(address.into(), "/hostname", patience, pause)
+}
+
+/// What is at a path, from the namespace of the calling thread.
+pub fn http_get(address: impl Into<SocketAddr>, path: &str, patience: Duration) -> Result<String> {
+    get_slowly(address.into(), path, patience, Duration::ZERO)
+}
+
+fn get_slowly(address: SocketAddr, path: &str, patience: Duration, pause: Duration) -> Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, patience)?;
     stream.set_read_timeout(Some(patience))?;
     if pause.is_zero() {
-        stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n")?;
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
     } else {
-        stream.write_all(b"GET /hostname")?;
+        stream.write_all(format!("GET {path}").as_bytes())?;
         std::thread::sleep(pause);
         stream.write_all(b" HTTP/1.0\r\n\r\n")?;
     }

@@ -1,8 +1,9 @@
 //! Two VPCs that are as equal as two can be: the same ranges, a client at the same address that asks from the same ports, a
-//! Service each, with backends at the same addresses, some of which pass from one VPC to the other and back on their node. No
+//! Service each, at the same address of their own, with backends at the same addresses, some of which pass from one VPC to the other and back on their node. No
 //! answer may ever come from the other VPC.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ const REQUESTS: u64 = 100_000;
 const TURNS: usize = 3;
 const LATEST: Duration = Duration::from_secs(90);
 const BACKEND: &str = "backend";
+/// Of the Service of each.
+const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 77, 1, 50);
 
 /// `last` byte of its address.
 fn pod(vpc: &str, name: &str, node: &str, last: usize) -> Value {
@@ -149,20 +152,30 @@ fn equal_vpcs_get_no_answer_of_each_other_through_services_while_addresses_pass_
     let wanted = std::env::var("THUBAN_E2E_REQUESTS").map_or(REQUESTS, |number| number.parse().unwrap());
     let clients = make(cluster);
     assert_eq!(clients[0].address, clients[1].address);
-    let services = TWINS.map(|vpc| {
-        let address = made(cluster, &manifest(vpc, BACKEND, &json!({"app": BACKEND}))).unwrap();
-        wait_endpoint(cluster, vpc, BACKEND, "all backends", serves(3));
-        address
-    });
+    for vpc in TWINS {
+        let mut service = manifest(vpc, BACKEND, &json!({"app": BACKEND}));
+        service["metadata"]["annotations"]["thuban.dev/service-ip"] = SERVICE.to_string().into();
+        made(cluster, &service).unwrap();
+        wait_endpoint(
+            cluster,
+            vpc,
+            BACKEND,
+            "its own address and all backends",
+            |endpoint| {
+                let addresses = endpoint["status"]["addresses"].as_array();
+                serves(3)(endpoint) && addresses.is_some_and(|all| all.contains(&json!(SERVICE.to_string())))
+            },
+        );
+    }
     // Of each way one sender in each VPC.
     let datagrams = [20_000..35_000, 35_000..50_000, 50_000..65_000].map(Way::UdpFrom);
     let loads: Vec<Load> = [Way::Tcp]
         .into_iter()
         .chain(datagrams)
         .flat_map(|way| {
-            clients.iter().zip(services).map(move |(pod, address)| Load {
+            clients.iter().map(move |pod| Load {
                 pod,
-                address,
+                address: SERVICE,
                 way: way.clone(),
                 pause: Duration::ZERO,
             })

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
-use thuban_common::{counters::Counter, tables::EndpointKey};
+use thuban_common::{counters::Counter, services::SERVICE_LOCAL, tables::EndpointKey};
 use thuban_e2e::{programs::key, services::Served};
 
 use crate::{
@@ -305,6 +305,11 @@ fn a_bouncer_chooses_for_clients_that_do_not_know_the_service() -> Result<()> {
         ensure_dropped(&arrive(&mut world, SECOND, 100, &request)?, Counter::NoBackend)?;
         let served = Served::new(100, 1, SERVICE, 80, protocol);
         // On this droplet, in its network, in another network (by a divider), and on the client's own droplet.
+        // Backends that are for this droplet's own clients.
+        let mut local = served;
+        local.flags = SERVICE_LOCAL;
+        local.by(&mut world.programs, &[(HERE_BACKEND, 8080)])?;
+        ensure_dropped(&arrive(&mut world, SECOND, 100, &request)?, Counter::NoBackend)?;
         served.by(&mut world.programs, &[(HERE_BACKEND, 8080)])?;
         let outcome = arrive(&mut world, SECOND, 100, &request)?;
         ensure_delivered(&outcome, &request.sent_to((HERE_BACKEND, 8080)), BOUNCED.mac())?;

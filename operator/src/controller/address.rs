@@ -81,6 +81,15 @@ impl Claimant<'_> {
         Ok(claimed)
     }
 
+    /// Claims the addresses asked for and no others.
+    pub async fn claim_asked_alone(&self, context: &Context) -> Result<(), ClaimError> {
+        for address in self.asked {
+            let ranges = Family::of(*address).ranges(self.ranges);
+            self.claim_asked(*address, &ranges, context).await?;
+        }
+        Ok(())
+    }
+
     async fn claim_asked(
         &self,
         address: IpAddr,
@@ -232,10 +241,19 @@ impl Claimant<'_> {
 /// Releases the claims of all addresses that the Endpoint has or was made with; others' claims and those that are gone
 /// are passed over, so that it can be repeated.
 pub async fn release_all(endpoint: &Endpoint, context: &Context) -> Result<(), WriteError> {
+    release_each(endpoint, all_addresses(endpoint), context).await
+}
+
+/// The same of some addresses.
+pub async fn release_each(
+    endpoint: &Endpoint,
+    addresses: Vec<IpAddr>,
+    context: &Context,
+) -> Result<(), WriteError> {
     let vpc = context.vpc_name_of(endpoint);
     let claims: Api<IpClaim> = Api::all(context.client.clone());
     let owner = Owner::of(endpoint);
-    for address in all_addresses(endpoint) {
+    for address in addresses {
         let name = ip_claim_name(&vpc, address);
         let claim = get(&claims, &name).await?;
         if let Some(claim) = claim.filter(|claim| owner.has(&claim.spec) && !is_released(claim)) {

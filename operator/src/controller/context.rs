@@ -128,6 +128,8 @@ pub struct Context {
     pub refused: RefusedRanges,
     /// Where Services have their addresses.
     pub service_ranges: Vec<Cidr>,
+    /// Where Services may have `externalIPs`.
+    pub external_ranges: Vec<Cidr>,
     /// The default VPC's first, whose packets nodes see: refused to all others.
     pub default_range: Cidr,
     /// Services of the default VPC, by namespace and name, that a VPC reaches if it says nothing about it.

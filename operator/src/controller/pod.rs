@@ -1,6 +1,7 @@
 //! Pod: one that is bound to a node gets an Endpoint (the seed's first trigger of the endpoint workflow), its addresses
 //! claimed before, so that the workflow costs three writes.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -192,31 +193,41 @@ struct Asked {
 }
 
 #[derive(Debug, Error)]
-enum AskedError {
-    #[error("{IP_ANNOTATION}: {0:?} is not an address, such as 10.0.1.50 or fd00:1::50")]
-    Address(String),
-    #[error("{IP_ANNOTATION}: at most one address of each family, separated by a comma")]
-    TooMany,
+pub enum AskedError {
+    #[error("{annotation}: {text:?} is not an address, such as 10.0.1.50 or fd00:1::50")]
+    Address { annotation: &'static str, text: String },
+    #[error("{0}: at most one address of each family, separated by a comma")]
+    TooMany(&'static str),
     #[error("{MAC_ANNOTATION}: {0:?} is not a unicast MAC address, such as 02:00:00:00:00:01")]
     Mac(String),
 }
 
+/// Addresses that an annotation asks for, at most one of each family, IPv4 first.
+pub fn asked_addresses(
+    annotations: &BTreeMap<String, String>,
+    annotation: &'static str,
+) -> Result<Vec<IpAddr>, AskedError> {
+    let value = annotations.get(annotation).map(String::as_str);
+    let parts = value.unwrap_or_default().split(',').map(str::trim);
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for part in parts.filter(|part| !part.is_empty()) {
+        let text = part.to_owned();
+        let address: IpAddr = part
+            .parse()
+            .map_err(|_| AskedError::Address { annotation, text })?;
+        let is_same = |other: &IpAddr| Family::of(*other) == Family::of(address);
+        if addresses.iter().any(is_same) {
+            return Err(AskedError::TooMany(annotation));
+        }
+        addresses.push(address);
+    }
+    addresses.sort_unstable();
+    Ok(addresses)
+}
+
 impl Asked {
     fn of(pod: &Pod) -> Result<Self, AskedError> {
-        let value = pod.annotations().get(IP_ANNOTATION).map(String::as_str);
-        let parts = value.unwrap_or_default().split(',').map(str::trim);
-        let mut addresses: Vec<IpAddr> = Vec::new();
-        for part in parts.filter(|part| !part.is_empty()) {
-            let address: IpAddr = part.parse().map_err(|_| AskedError::Address(part.to_owned()))?;
-            if addresses
-                .iter()
-                .any(|other| Family::of(*other) == Family::of(address))
-            {
-                return Err(AskedError::TooMany);
-            }
-            addresses.push(address);
-        }
-        addresses.sort_unstable();
+        let addresses = asked_addresses(pod.annotations(), IP_ANNOTATION)?;
         let mac = pod.annotations().get(MAC_ANNOTATION);
         let mac = mac.map(|text| unicast(text).ok_or_else(|| AskedError::Mac(text.clone())));
         Ok(Self {

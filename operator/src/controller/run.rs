@@ -117,6 +117,8 @@ pub struct Options {
     pub refused: RefusedRanges,
     /// Where Services have their addresses.
     pub service_ranges: Vec<Cidr>,
+    /// Where Services may have `externalIPs`.
+    pub external_ranges: Vec<Cidr>,
     /// Ranges of nodes and underlay.
     pub underlay_ranges: Vec<Cidr>,
     /// Range of the default VPC.
@@ -132,6 +134,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         vacancy,
         refused,
         service_ranges,
+        external_ranges,
         underlay_ranges,
         default_range,
         cluster_dns,
@@ -184,6 +187,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         events: Events::start(client.clone(), tasks),
         refused,
         service_ranges,
+        external_ranges,
         default_range,
         shared_by_default: [("default", "kubernetes")]
             .into_iter()

@@ -21,12 +21,14 @@ use super::attach::{name_of, pod_of};
 use super::context::{Context, ReconcileError};
 use super::endpoint::{Unusable, admitted, has_addresses, usable_network, write};
 use super::objects::{condition, delete, has_finalizer, remove_finalizer};
+use super::outside_address::{self, outside_of};
+use super::service_address::{self, Claimed, asked_by, asked_of};
 use crate::hub::Waiter;
 use crate::model::admission::{Refusal, network_of};
 use crate::model::allocation::addresses_of;
-use crate::model::backends::{Place, TooLarge, backends, exposed};
+use crate::model::backends::{Located, Place, TooLarge, backends};
 use crate::model::rows::Key;
-use crate::model::service::{EndpointSlice, Service, Target};
+use crate::model::service::{Backend, EndpointSlice, Service, Target};
 use crate::model::world::{self, World};
 
 /// Steady ones are looked at again, should a watch have missed something.
@@ -35,6 +37,8 @@ const LOOK_AGAIN: Duration = Duration::from_mins(5);
 const SOON: Duration = Duration::from_secs(2);
 /// What a person has to mend.
 const LATER: Duration = Duration::from_mins(1);
+/// An address that is another's may become free.
+const CLAIM_AGAIN: Duration = Duration::from_secs(10);
 /// How often at most a status follows backends that come and go.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 
@@ -93,7 +97,7 @@ pub async fn reconcile(
             condition("Deleting", false, "WaitsForService", &message, None),
         );
     }
-    let addresses = service.cluster_ips();
+    let mut addresses = service.cluster_ips();
     if !has_addresses(endpoint)
         && let Err(unusable) = usable_network(&name_of(endpoint).0, &endpoint.spec.network, context)
     {
@@ -112,6 +116,7 @@ pub async fn reconcile(
         }
         return Ok(Action::requeue(if is_refused { LATER } else { SOON }));
     }
+    addresses.extend(service_address::held(endpoint));
     if addresses_of(endpoint) != addresses {
         status.addresses = addresses.iter().map(ToString::to_string).collect();
         set(
@@ -121,7 +126,21 @@ pub async fn reconcile(
         write_if_new(endpoint, endpoints, status).await?;
         return Ok(Action::await_change());
     }
-    serve(endpoint, endpoints, status, context).await
+    let claimed = service_address::claim(endpoint, &mut status, context).await?;
+    if matches!(claimed, Claimed::All) {
+        write(endpoint, endpoints, status).await?;
+        return Ok(Action::await_change());
+    }
+    if let Claimed::Not(Some(told)) = &claimed {
+        tell(endpoint, &told.reason, &told.message, context);
+    }
+    let next = serve(endpoint, endpoints, status, context).await?;
+    // Nothing wakes it when an address becomes free.
+    Ok(if matches!(claimed, Claimed::Not(_)) {
+        Action::requeue(CLAIM_AGAIN)
+    } else {
+        next
+    })
 }
 
 /// The Service that wants it as it is.
@@ -137,6 +156,9 @@ fn service_of(endpoint: &Endpoint, context: &Context) -> Option<Arc<Service>> {
     if let Some(space) = context.stores.namespaces.get(&space)
         && network_of(service.annotations(), space.annotations()) != endpoint.spec.network
     {
+        return None;
+    }
+    if asked_by(&service).unwrap_or_default() != asked_of(endpoint) {
         return None;
     }
     // A network made again under its name is another network: whether it admits the Service is asked anew.
@@ -181,9 +203,10 @@ fn in_world(
 ) -> Result<(world::Service, Counts), Unfit> {
     let namespace = name_of(endpoint).0;
     let addresses = addresses_of(endpoint);
+    let own_addresses = service_address::held(endpoint);
     let is_known = |address: &IpAddr| {
-        let ranges = &context.service_ranges;
-        ranges.iter().any(|range| range.contains_address(*address))
+        let mut ranges = context.service_ranges.iter();
+        own_addresses.contains(address) || ranges.any(|range| range.contains_address(*address))
     };
     if let Some(outside) = addresses.iter().find(|address| !is_known(address)) {
         return Err(Unfit::OutsideRanges(*outside));
@@ -197,33 +220,43 @@ fn in_world(
         })
         .collect();
     let vni = world.network_vni(&endpoint.spec.network);
-    let place_of = |address: IpAddr, target: Option<&Target>| {
+    let locate = |address: IpAddr, backend: &Backend| {
+        let target = backend.target_ref.as_ref();
         let is_pods = target.is_some_and(|target| target.kind.as_deref() == Some("Pod"));
         if world.is_outside(&endpoint.spec.network, address, is_pods) {
-            return Some(Place::Outside);
+            return Some(Located {
+                place: Place::Outside,
+                droplet: backend.node_name.clone(),
+            });
         }
         let holder = vni.and_then(|vni| world.holder(vni, address));
-        let holder = holder.filter(|holder| holder.0 == namespace);
-        let is_member = holder.is_some_and(|(_, name)| {
-            target.is_none_or(|target| is_pod_of(name, &namespace, target, context))
-        });
-        is_member.then_some(Place::Member)
+        let holder = holder.filter(|holder| holder.0 == namespace)?;
+        let is_member = target.is_none_or(|target| is_pod_of(&holder.1, &namespace, target, context));
+        // Where it is in truth: whoever writes slices may say anything.
+        is_member.then(|| Located {
+            place: Place::Member,
+            droplet: world.endpoint(holder).map(|holder| holder.droplet.clone()),
+        })
     };
-    let made = backends(service, &addresses, slices.iter().map(AsRef::as_ref), place_of)?;
+    let outside = outside_of(endpoint, service, context).allowed;
+    let slices = slices.iter().map(AsRef::as_ref);
+    let made = backends(service, &addresses, &outside, slices, locate)?;
     let counts = Counts {
         used: made.used,
         left_out: made.left_out,
     };
     let uid = service.uid().unwrap_or_default();
-    let (exposed, outside) = (exposed(service), service.outside());
     let service = world::Service {
-        exposed,
-        outside,
         network: endpoint.spec.network.clone(),
         name: service.name_any(),
         by_node: made.by_node,
         born: (service.metadata.creation_timestamp.clone(), uid),
         tables: made.tables,
+        own_addresses,
+        exposed: made.exposed,
+        outside,
+        homes: made.homes,
+        health_port: service.health_port(),
     };
     Ok((service, counts))
 }
@@ -290,6 +323,7 @@ async fn serve(
     status.addresses = addresses.iter().map(ToString::to_string).collect();
     status.backends = Some(u32::try_from(counts.used).unwrap_or(u32::MAX));
     let left_out = leave_out(&mut status, counts.left_out, endpoint);
+    let refused = outside_address::say(&mut status, endpoint, context);
     set(&mut status.conditions, accepted);
     let told = (ready.reason.clone(), ready.message.clone());
     let is_news = set(&mut status.conditions, ready) && made.is_err();
@@ -314,6 +348,9 @@ async fn serve(
     }
     if let Some(message) = left_out {
         tell(endpoint, "BackendsLeftOut", &message, context);
+    }
+    if let Some(message) = refused {
+        tell(endpoint, outside_address::REASON, &message, context);
     }
     Ok(Action::requeue(if is_waiting { SOON } else { LOOK_AGAIN }))
 }
@@ -411,7 +448,7 @@ async fn remove(
         let mut keys = keys.chain(users.map(|vni| Key::NodeService(vni, address)));
         is_held |= keys.any(|key| !context.hub.holding_key(&key, &waiter).is_empty());
     }
-    if is_held {
+    if is_held || !service_address::give_back(endpoint, context).await? {
         return Ok(Action::requeue(Duration::from_secs(3)));
     }
     remove_finalizer(endpoints, endpoint).await?;

@@ -16,6 +16,7 @@ use tracing::info;
 use super::context::{Context, ReconcileError};
 use super::endpoint::usable_network;
 use super::objects::create;
+use super::service_address::asked_by;
 use crate::model::admission::network_of;
 use crate::model::service::Service;
 
@@ -63,6 +64,14 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
         .map(|network| network.spec.vpc.clone())
         .unwrap_or_default();
     let claimed = addresses.iter().filter(|_| usable).map(ToString::to_string);
+    let asked = match asked_by(&service) {
+        Ok(asked) => asked,
+        Err(error) => {
+            tell_once(&service, &error.to_string(), &context);
+            // Without them.
+            Vec::new()
+        }
+    };
     let spec = EndpointSpec {
         kind: EndpointType::Scaled,
         vpc,
@@ -73,7 +82,7 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
             uid,
         }),
         droplet: String::new(),
-        addresses: Vec::new(),
+        addresses: asked.iter().map(ToString::to_string).collect(),
         claimed: claimed.collect(),
         mac: None,
     };
@@ -100,16 +109,18 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
         Err(error) if error.is_conflict() || error.is_forbidden() => Ok(Action::requeue(LATER)),
         // A network's name that can't be one.
         Err(error) if error.is_invalid() => {
-            if context
-                .known_for(&format!("service-invalid/{}", service.uid().unwrap_or_default()))
-                .is_zero()
-            {
-                let note = format!("its annotations, or its namespace's, make no Endpoint: {error}");
-                context.events.event(&*service, true, "InvalidAnnotation", &note);
-            }
+            let note = format!("its annotations, or its namespace's, make no Endpoint: {error}");
+            tell_once(&service, &note, &context);
             Ok(Action::await_change())
         }
         Err(error) => Err(error.into()),
+    }
+}
+
+fn tell_once(service: &Service, note: &str, context: &Context) {
+    let uid = service.uid().unwrap_or_default();
+    if context.known_for(&format!("service-invalid/{uid}")).is_zero() {
+        context.events.event(service, true, "InvalidAnnotation", note);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Rows of a droplet's program and their keys. Invariant: a key names one row of one droplet, whoever made it.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_api::identifiers::mapped;
@@ -105,12 +106,21 @@ fn octets(addresses: &[Ipv4Addr]) -> Vec<Vec<u8>> {
         .collect()
 }
 
+fn octets_of(addresses: &BTreeSet<IpAddr>) -> Vec<Vec<u8>> {
+    addresses
+        .iter()
+        .map(|address| mapped(*address).to_vec())
+        .collect()
+}
+
 /// What a VPC's addresses mean.
 #[derive(Clone, Copy)]
 pub struct Ranges<'a> {
     pub own: &'a [String],
     pub services: &'a [String],
     pub closed: &'a [String],
+    /// Of its own, those that services have.
+    pub service_addresses: &'a BTreeSet<IpAddr>,
 }
 
 /// What a droplet's part in a VPC, and the VPC itself, allow.
@@ -143,6 +153,7 @@ pub fn vpc(vni: u32, ranges: Ranges, dividers: &Members, access: Access, visible
         relays: octets(&dividers.relays),
         service_cidrs: ranges.services.to_vec(),
         closed_cidrs: ranges.closed.to_vec(),
+        service_addresses: octets_of(ranges.service_addresses),
         visible_namespaces: visible.namespaces.clone(),
         visible_services: visible.services.clone(),
         hidden_services: visible.hidden.clone(),
@@ -243,16 +254,28 @@ pub fn node_service(vni: u32, service: &NodeService) -> (Key, Row) {
     (Key::NodeService(vni, address), Row { row: Some(row) })
 }
 
-/// What of a service is reached by way of nodes; addresses of the other family are left out.
-pub fn exposed(vni: u32, address: IpAddr, ports: &[ExposedPort], outside: &[IpAddr]) -> (Key, Row) {
-    let outside = outside
-        .iter()
-        .filter(|other| other.is_ipv4() == address.is_ipv4());
+/// What of a service is reached by way of nodes.
+#[derive(Clone, Copy)]
+pub struct Exposure<'a> {
+    pub ports: &'a [ExposedPort],
+    /// Addresses besides those of nodes.
+    pub outside: &'a [IpAddr],
+    pub health_port: Option<u16>,
+    /// namespace/name.
+    pub service: &'a str,
+}
+
+/// Addresses of the other family are left out.
+pub fn exposed(vni: u32, address: IpAddr, exposure: Exposure) -> (Key, Row) {
+    let outside = exposure.outside.iter();
+    let outside = outside.filter(|other| other.is_ipv4() == address.is_ipv4());
     let row = row::Row::Exposed(ExposedRow {
         vni,
         address: mapped(address).to_vec(),
-        ports: ports.to_vec(),
+        ports: exposure.ports.to_vec(),
         addresses: outside.map(|address| mapped(*address).to_vec()).collect(),
+        health_port: exposure.health_port.unwrap_or_default().into(),
+        service: exposure.service.to_owned(),
     });
     (Key::Exposed(vni, address), Row { row: Some(row) })
 }

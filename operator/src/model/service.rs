@@ -46,6 +46,11 @@ pub struct ServiceSpec {
     #[serde(rename = "clusterIPs")]
     pub cluster_ips: Option<Vec<String>>,
     pub ports: Option<Vec<Port>>,
+    pub internal_traffic_policy: Option<String>,
+    pub external_traffic_policy: Option<String>,
+    pub health_check_node_port: Option<i32>,
+    #[serde(rename = "externalIPs")]
+    pub external_ips: Option<Vec<String>>,
     pub session_affinity: Option<String>,
     pub session_affinity_config: Option<AffinityConfig>,
 }
@@ -86,11 +91,42 @@ impl Service {
         texts.filter_map(|text| text.parse().ok()).collect()
     }
 
-    /// Addresses of load balancers whose packets come to nodes as they were sent.
-    pub fn outside(&self) -> Vec<IpAddr> {
+    /// Whether clients outside reach the backends of the node alone that they come to.
+    pub fn is_external_local(&self) -> bool {
+        let policy = self.spec.as_ref().map(|spec| &spec.external_traffic_policy);
+        policy.is_some_and(|policy| policy.as_deref() == Some("Local"))
+    }
+
+    /// Whether pods reach the backends of their own node alone.
+    pub fn is_internal_local(&self) -> bool {
+        let policy = self.spec.as_ref().map(|spec| &spec.internal_traffic_policy);
+        policy.is_some_and(|policy| policy.as_deref() == Some("Local"))
+    }
+
+    /// Where load balancers ask nodes whether they have backends.
+    pub fn health_port(&self) -> Option<u16> {
+        let spec = self.spec.as_ref().filter(|_| self.is_balanced())?;
+        let port = spec.health_check_node_port.filter(|_| self.is_external_local())?;
+        u16::try_from(port).ok().filter(|port| *port != 0)
+    }
+
+    fn is_balanced(&self) -> bool {
         let spec = self.spec.as_ref();
-        let is_balanced = spec.is_some_and(|spec| spec.kind.as_deref() == Some("LoadBalancer"));
-        let status = self.status.as_ref().filter(|_| is_balanced);
+        spec.is_some_and(|spec| spec.kind.as_deref() == Some("LoadBalancer"))
+    }
+
+    /// Addresses that its user says lead to nodes.
+    pub fn external_ips(&self) -> Vec<IpAddr> {
+        let spec = self.spec.as_ref();
+        let spec = spec.filter(|spec| spec.kind.as_deref() != Some("ExternalName"));
+        let texts = spec.and_then(|spec| spec.external_ips.as_deref());
+        let texts = texts.unwrap_or_default().iter();
+        texts.filter_map(|text| text.parse().ok()).collect()
+    }
+
+    /// Addresses of load balancers whose packets come to nodes as they were sent.
+    pub fn balancers(&self) -> Vec<IpAddr> {
+        let status = self.status.as_ref().filter(|_| self.is_balanced());
         let ingress = status
             .and_then(|status| status.load_balancer.as_ref()?.ingress.as_deref())
             .unwrap_or_default()
@@ -123,6 +159,7 @@ pub struct EndpointSlice {
 pub struct Backend {
     pub addresses: Vec<String>,
     pub conditions: Option<Conditions>,
+    pub node_name: Option<String>,
     pub target_ref: Option<Target>,
 }
 

@@ -139,6 +139,7 @@ async fn life(simulation: Arc<Simulation>, operator: Arc<Operator>) {
             &["192.168.0.0/16".parse().unwrap()],
         )
         .unwrap(),
+        external_ranges: Vec::new(),
         service_ranges: vec!["10.96.0.0/12".parse().unwrap()],
         underlay_ranges: vec!["192.168.0.0/16".parse().unwrap()],
         default_range: DEFAULT_RANGE.parse().unwrap(),

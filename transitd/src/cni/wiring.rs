@@ -226,7 +226,11 @@ async fn take_apart(
     }
     errors.extend(deleted.err().map(Into::into));
     // Nothing of it is on its way any more that could be remembered anew.
-    let forgotten = attachment.map_or(Ok(()), |attachment| conntrack::forget(attachment.host_ifindex));
+    let forgotten = attachment.map_or(Ok(()), |attachment| {
+        conntrack::forget(attachment.host_ifindex)?;
+        let mut addresses = attachment.addresses();
+        addresses.try_for_each(conntrack::forget_answered_by)
+    });
     match forgotten {
         Ok(()) => errors.extend(node.store.remove(id).err().map(Into::into)),
         // The file stays: without it nobody would know what is to be forgotten.

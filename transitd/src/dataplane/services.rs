@@ -11,7 +11,7 @@ use std::path::Path;
 
 use aya::maps::MapError;
 use thuban_common::services::{
-    BackendEntry, BackendKey, CHUNK, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
+    BackendEntry, BackendKey, CHUNK, SERVICE_LOCAL, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
 };
 use thuban_common::tables::{EndpointKey, MissEntry};
 use tracing::info;
@@ -190,6 +190,7 @@ impl Services {
             slots: 0,
             affinity: 0,
             used: 1,
+            flags: 0,
         };
         if self.held.get(&service.key).is_some_and(|held| !held.has_own) {
             self.entries
@@ -247,7 +248,9 @@ impl Services {
         let old = self.held.get(&of).and_then(|held| held.ports.get(&port.key));
         let before: BTreeMap<BackendEntry, u32> = old.map(Held::indexes).unwrap_or_default();
         let is_same = before.keys().eq(port.backends.iter());
-        if old.is_some_and(|old| is_same && old.entry.affinity == port.affinity) {
+        let flags = if port.local { SERVICE_LOCAL } else { 0 };
+        let asked = (port.affinity, flags);
+        if old.is_some_and(|old| is_same && (old.entry.affinity, old.entry.flags) == asked) {
             return Ok(());
         }
         let old_entry = old.map(|old| old.entry);
@@ -260,6 +263,7 @@ impl Services {
             slots: maglev::size(indexes.len()),
             affinity: port.affinity,
             used: 0,
+            flags,
         };
         if let Err(error) = self.write_rows(port.key, entry, &before, &indexes) {
             // Nothing leads to them yet; what can't be taken away now goes at the next start.

@@ -6,6 +6,7 @@
 
 pub mod conntrack;
 pub mod ruleset;
+mod served;
 
 use std::io::Write as _;
 use std::net::Ipv4Addr;

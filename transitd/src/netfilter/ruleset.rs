@@ -3,25 +3,31 @@
 //! Pure. What agents pass to the host's stack has a mark (`thuban_common::tables::mark_of`); rules match on that mark alone,
 //! but for the node's own packets, and those of anybody to what it exposes of services.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
+use thuban_common::services::BackendEntry;
 use thuban_common::tables::{
-    HOST_SOURCE, HOST_SOURCE_V6, MARK_ANSWER, MARK_EGRESS, MARK_EGRESS_HOST, MARK_HOST_ENDPOINT, MARK_MASK,
+    Address, EndpointKey, HOST_SOURCE, HOST_SOURCE_V6, MARK_ANSWER, MARK_EGRESS, MARK_EGRESS_HOST,
+    MARK_HOST_ENDPOINT, MARK_MASK,
 };
 
+use super::served::{Served, set};
 use crate::attachments::HOST_PREFIX;
 use crate::dns::DNS_PORT;
 use crate::netlink::host_end::HOST_END;
 use crate::program::Program;
-use crate::program::service::{Exposed, Service};
+use crate::program::row::LocalEndpoint;
+use crate::program::service::{Exposed, ExposedPort, Service};
 
 /// The bits that [`MARK_EGRESS`] and [`MARK_EGRESS_HOST`] have in common, of the whole kind.
-const EITHER: u32 = MARK_MASK & !(MARK_EGRESS ^ MARK_EGRESS_HOST);
+pub(super) const EITHER: u32 = MARK_MASK & !(MARK_EGRESS ^ MARK_EGRESS_HOST);
 /// Mark of a connection by a NodePort, or a balancer's address, to backends outside of the VPC.
-const MARK_EXPOSED: u32 = 0x0052;
+pub(super) const MARK_EXPOSED: u32 = 0x0052;
+/// The same of one that is led to an endpoint of this node, by its address.
+pub(super) const MARK_LED: u32 = 0x0050;
 /// The node's own sources towards pods.
 const HOST: Ipv4Addr = Ipv4Addr::new(HOST_SOURCE[0], HOST_SOURCE[1], HOST_SOURCE[2], HOST_SOURCE[3]);
 const HOST6: Ipv6Addr = Ipv6Addr::from_octets(HOST_SOURCE_V6);
@@ -35,28 +41,118 @@ pub struct Host<'a> {
     pub addresses: Vec<IpAddr>,
     /// Where services have addresses, of the VPC of its own or, without an endpoint, of any.
     pub service_ranges: &'a [IpNet],
-    /// Of services of its VPC.
+    /// Of its VPC.
+    pub ranges: &'a [IpNet],
+    /// Where endpoints of other VPCs don't answer to.
+    pub closed: &'a [IpNet],
+    /// Of services of its VPC, and of those of others whose backends here take what comes.
     pub exposed: Vec<&'a Exposed>,
+    /// VNI of its VPC.
+    pub vni: Option<u32>,
+    /// Backends that are endpoints of this node.
+    pub led_to: HashSet<EndpointKey>,
+    /// Those of them that may answer to anybody outside.
+    pub open: BTreeSet<Address>,
 }
 
 impl<'a> Host<'a> {
-    /// Nothing of it while the node has no endpoint.
+    /// While the node has no endpoint it reaches its own ones alone.
     pub fn of(program: &'a Program) -> Self {
-        let Some(endpoint) = program.host() else {
-            return Self {
-                service_ranges: program.service_ranges(),
-                ..Self::default()
-            };
-        };
-        let second = endpoint.address6.map(|net| IpAddr::from(net.addr()));
+        let endpoint = program.host();
+        let vni = endpoint.map(|endpoint| endpoint.vni);
+        let exposed = program.exposed();
+        let exposed = exposed.filter(|exposed| vni == Some(exposed.key.vni) || exposed.is_local());
+        let exposed: Vec<_> = exposed.collect();
+        let backends = exposed.iter().flat_map(|exposed| {
+            let backends = exposed.local_backends();
+            backends.map(|backend| EndpointKey {
+                vni: exposed.key.vni,
+                address: backend.address,
+            })
+        });
+        let led_to: HashSet<_> = backends.filter(|key| program.has_local(key)).collect();
+        let open = led_to.iter().filter(|key| program.has_egress(key.vni));
+        let open = open.map(|key| key.address).collect();
+        let ranges = vni.map(|vni| program.ranges(vni));
         Self {
-            addresses: std::iter::once(endpoint.address.into()).chain(second).collect(),
-            service_ranges: program.ranges(endpoint.vni).1,
-            exposed: program
-                .exposed()
-                .filter(|exposed| exposed.key.vni == endpoint.vni)
-                .collect(),
+            addresses: endpoint.map(addresses_of).unwrap_or_default(),
+            service_ranges: ranges.map_or(program.service_ranges(), |(_, services)| services),
+            ranges: ranges.map_or(&[], |(own, _)| own),
+            closed: program.closed_ranges(),
+            exposed,
+            vni,
+            led_to,
+            open,
         }
+    }
+
+    /// Backends of an exposed port on this droplet, if others' are not reached; whether they are endpoints. What is neither
+    /// an endpoint here nor outside of the VPC has gone.
+    pub(super) fn local_backends(
+        &self,
+        of: &Exposed,
+        port: &ExposedPort,
+    ) -> Option<(bool, Vec<(IpAddr, u16)>)> {
+        let local = port.local.as_ref()?;
+        let key = |backend: &BackendEntry| EndpointKey {
+            vni: of.key.vni,
+            address: backend.address,
+        };
+        let as_told = |backend: &BackendEntry| (address(backend.address), u16::from_be(backend.port));
+        let led = local.iter().filter(|backend| self.led_to.contains(&key(backend)));
+        let led: Vec<_> = led.map(as_told).collect();
+        if !led.is_empty() || self.vni != Some(of.key.vni) {
+            return Some((true, led));
+        }
+        let is_outside =
+            |(address, _): &(IpAddr, u16)| !self.ranges.iter().any(|range| range.contains(address));
+        let outside = local.iter().map(as_told).filter(is_outside);
+        Some((false, outside.collect()))
+    }
+
+    /// What is led to endpoints of this node by their own addresses: by its own rules, or by those of portmap.
+    fn leading(&self) -> Vec<String> {
+        let is_unmarked = format!("meta mark & {MARK_MASK:#x} == 0");
+        let of_members = format!("meta mark & {MARK_MASK:#x} == {MARK_EGRESS_HOST:#x}");
+        let first = "ct direction original ct status dnat";
+        let mut rules = vec![
+            format!(
+                "ct mark {MARK_LED:#x} ct direction original {is_unmarked} meta mark set meta mark | {MARK_ANSWER:#x}"
+            ),
+            format!("ct mark 0 {first} {is_unmarked} meta mark set meta mark | {MARK_ANSWER:#x}"),
+        ];
+        // Their answers would be members' among themselves.
+        let own = self.ranges.iter().filter(|range| self.has_family_of(range));
+        rules.extend(own.map(|range| {
+            let to = format!("{} daddr {range}", family(range.addr()));
+            format!("{of_members} {first} {to} meta mark set {MARK_HOST_ENDPOINT:#x}")
+        }));
+        rules
+    }
+
+    fn has_family_of(&self, range: &IpNet) -> bool {
+        let mut own = self.addresses.iter();
+        own.any(|own| own.is_ipv4() == range.addr().is_ipv4())
+    }
+
+    /// Whom endpoints that are led to take for their client: the node, if it is one of its processes, and where they may not
+    /// answer to others.
+    fn clients(&self) -> Vec<String> {
+        let led = format!("oifname \"{HOST_PREFIX}*\" ct status dnat");
+        let of_v4 = |ranges: &[IpNet]| {
+            let ranges = ranges.iter().filter(|range| range.addr().is_ipv4());
+            ranges.map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        };
+        let mut rules = vec![format!("{led} fib saddr type local snat ip to {HOST}")];
+        let own = of_v4(self.ranges);
+        let of_tenants = if own.is_empty() {
+            led
+        } else {
+            format!("{led} ip daddr != {{ {own} }}")
+        };
+        rules.push(format!("{of_tenants} ip daddr @open ip saddr != @closed accept"));
+        rules.push(format!("{of_tenants} snat ip to {HOST}"));
+        rules
     }
 
     /// What is to be sent by the endpoint, once its destination is known.
@@ -103,6 +199,11 @@ impl<'a> Host<'a> {
     }
 }
 
+fn addresses_of(endpoint: &LocalEndpoint) -> Vec<IpAddr> {
+    let second = endpoint.address6.map(|net| IpAddr::from(net.addr()));
+    std::iter::once(endpoint.address.into()).chain(second).collect()
+}
+
 fn family(address: IpAddr) -> &'static str {
     if address.is_ipv4() { "ip" } else { "ip6" }
 }
@@ -113,15 +214,31 @@ pub fn ruleset<'a>(
     host: &Host,
     dns: Option<Ipv4Addr>,
 ) -> String {
-    let served = Served::new(services, &host.exposed);
+    let served = Served::new(services, host);
     let mut text = String::from(REPLACE);
     text.push_str("table inet thuban {\n");
     served.write(&mut text);
+    let closed = host.closed.iter().filter(|range| range.addr().is_ipv4());
+    let closed: Vec<_> = closed.map(ToString::to_string).collect();
+    set(
+        &mut text,
+        "set closed",
+        "type ipv4_addr; flags interval; auto-merge",
+        &closed,
+    );
+    let open = host.open.iter().map(|open| address(*open));
+    let open: Vec<_> = open
+        .filter(IpAddr::is_ipv4)
+        .map(|address| address.to_string())
+        .collect();
+    set(&mut text, "set open", "type ipv4_addr", &open);
     let of_pods = format!("meta mark & {EITHER:#x} == {:#x}", MARK_EGRESS & EITHER);
     let of_tenants = format!("meta mark & {MARK_MASK:#x} == {MARK_EGRESS:#x}");
     let not_tenants = format!("meta mark & {MARK_MASK:#x} != {MARK_EGRESS:#x}");
     let is_own = "fib daddr type local";
     let to_pods = format!("oifname \"{HOST_PREFIX}*\"");
+    let nowhere = format!("oifname != \"{HOST_PREFIX}*\" oifname != \"{HOST_END}\" counter drop");
+    let unled = "ct direction original ct status & dnat == 0";
     let answers = format!("ct mark & {EITHER:#x} == {:#x}", MARK_EGRESS & EITHER);
     let ask_here = |protocol: &str| {
         dns.map_or_else(String::new, |dns| {
@@ -147,8 +264,8 @@ pub fn ruleset<'a>(
             "stale",
             "type filter hook output priority filter",
             vec![
-                format!("{to_pods} ct direction original ip saddr != {HOST} counter drop"),
-                format!("{to_pods} ct direction original ip6 saddr != {HOST6} counter drop"),
+                format!("{to_pods} {unled} ip saddr != {HOST} counter drop"),
+                format!("{to_pods} {unled} ip6 saddr != {HOST6} counter drop"),
                 format!("{to_pods} ct direction original udp sport {DNS_PORT} counter drop"),
             ],
         ),
@@ -183,7 +300,23 @@ pub fn ruleset<'a>(
             dns.map(|dns| format!("{of_tenants} ip daddr {dns} counter drop"))
                 .into_iter()
                 .chain(host.marking(&of_pods))
+                .chain(host.leading())
                 .collect(),
+        ),
+        (
+            // To a pod that has gone: by another way it would be somebody else's, and remembered.
+            "gone",
+            "type filter hook postrouting priority srcnat - 10",
+            vec![
+                format!("meta mark & {MARK_MASK:#x} == {MARK_ANSWER:#x} ct direction original {nowhere}"),
+                format!("ct mark {MARK_LED:#x} ct direction original {nowhere}"),
+            ],
+        ),
+        (
+            // Before chained plugins' masquerade, which takes any address of the node.
+            "lead",
+            "type nat hook postrouting priority srcnat - 5",
+            host.clients(),
         ),
         (
             "leave",
@@ -226,172 +359,7 @@ pub fn ruleset<'a>(
     text
 }
 
-/// Where packets to an address and a port go.
-type Ports = BTreeMap<(IpAddr, u8, u16), usize>;
-
-/// What the node serves.
-#[derive(Default)]
-struct Served {
-    /// Where what has no port here is refused.
-    addresses: Vec<IpAddr>,
-    ports: Ports,
-    /// Of services that nodes expose, at addresses outside of the cluster.
-    outside: Ports,
-    /// The same at each of the node's: whether it is IPv6, protocol, port.
-    node_ports: BTreeMap<(bool, u8, u16), usize>,
-    ways: Vec<Way>,
-}
-
-/// Where connections go.
-struct Way {
-    /// The node answers for backends elsewhere that are not reached by its endpoint: they must answer the node.
-    is_exposed: bool,
-    protocol: u8,
-    /// At least one.
-    backends: Vec<(IpAddr, u16)>,
-}
-
-impl Served {
-    fn new<'a>(services: impl Iterator<Item = &'a Service>, exposed: &[&Exposed]) -> Self {
-        let mut made = Self::default();
-        let mut seen = HashSet::new();
-        for service in services.filter(|service| !service.inside) {
-            let address = address(service.key.address);
-            if !seen.insert(address) {
-                continue;
-            }
-            made.addresses.push(address);
-            for port in service.ports.iter().filter(|port| !port.backends.is_empty()) {
-                let backends = port.backends.iter();
-                let backends = backends.map(|of| (self::address(of.address), u16::from_be(of.port)));
-                let way = made.way(port.key.protocol, backends.collect());
-                let port = u16::from_be(port.key.port);
-                made.ports.insert((address, way.0, port), way.1);
-            }
-        }
-        for exposed in exposed {
-            made.expose(exposed);
-        }
-        made
-    }
-
-    /// Its protocol and number.
-    fn way(&mut self, protocol: u8, backends: Vec<(IpAddr, u16)>) -> (u8, usize) {
-        self.ways.push(Way {
-            is_exposed: false,
-            protocol,
-            backends,
-        });
-        (protocol, self.ways.len() - 1)
-    }
-
-    /// To the address in its VPC, where agents translate it.
-    fn expose(&mut self, exposed: &Exposed) {
-        let cluster = address(exposed.key.address);
-        for port in &exposed.ports {
-            let served = self.ports.get(&(cluster, port.protocol, port.port)).copied();
-            let backends = match served.and_then(|way| self.ways.get(way)) {
-                Some(way) => way.backends.clone(),
-                // The node serves it, and it has no backends.
-                None if self.addresses.contains(&cluster) => continue,
-                None => vec![(cluster, port.port)],
-            };
-            let (protocol, way) = self.way(port.protocol, backends);
-            if let Some(made) = self.ways.get_mut(way) {
-                made.is_exposed = served.is_some();
-            }
-            if let Some(node_port) = port.node_port {
-                self.node_ports
-                    .insert((cluster.is_ipv6(), protocol, node_port), way);
-            }
-            for outside in &exposed.addresses {
-                self.outside.insert((address(*outside), protocol, port.port), way);
-            }
-        }
-    }
-
-    fn write(&self, text: &mut String) {
-        for (is_v6, suffix, kind) in [(false, "", "ipv4_addr"), (true, "6", "ipv6_addr")] {
-            let addresses = self.addresses.iter().filter(|address| address.is_ipv6() == is_v6);
-            let addresses: Vec<_> = addresses.map(ToString::to_string).collect();
-            set(
-                text,
-                &format!("set addresses{suffix}"),
-                &format!("type {kind}"),
-                &addresses,
-            );
-            for (name, ports) in [("ports", &self.ports), ("outside", &self.outside)] {
-                let ways = ports
-                    .iter()
-                    .filter(|((address, _, _), _)| address.is_ipv6() == is_v6);
-                let ways: Vec<_> = ways
-                    .map(|((address, protocol, port), way)| {
-                        format!("{address} . {protocol} . {port} : goto port-{way}")
-                    })
-                    .collect();
-                set(
-                    text,
-                    &format!("map {name}{suffix}"),
-                    &format!("type {kind} . inet_proto . inet_service : verdict"),
-                    &ways,
-                );
-            }
-            let ways = self.node_ports.iter().filter(|((v6, _, _), _)| *v6 == is_v6);
-            let ways: Vec<_> = ways
-                .map(|((_, protocol, port), way)| format!("{protocol} . {port} : goto port-{way}"))
-                .collect();
-            set(
-                text,
-                &format!("map node-ports{suffix}"),
-                "type inet_proto . inet_service : verdict",
-                &ways,
-            );
-        }
-        for (number, way) in self.ways.iter().enumerate() {
-            let family = way.backends.first().map_or("ip", |(address, _)| family(*address));
-            let backends = way.backends.iter().enumerate();
-            let backends = backends.map(|(index, (address, port))| format!("{index} : {address} . {port}"));
-            let backends = backends.collect::<Vec<_>>().join(", ");
-            let mark = if way.is_exposed {
-                // Pods' connections have the mark of their pod.
-                format!(
-                    "meta mark & {EITHER:#x} != {:#x} ct mark set {MARK_EXPOSED:#x}\n    ",
-                    MARK_EGRESS & EITHER
-                )
-            } else {
-                String::new()
-            };
-            let _ = writeln!(
-                text,
-                "  chain port-{number} {{\n    {mark}meta l4proto {} dnat {family} to numgen random mod {} map {{ {backends} }}\n  }}",
-                way.protocol,
-                way.backends.len(),
-            );
-        }
-        for (name, map) in [("services", "ports"), ("outside", "outside")] {
-            let _ = writeln!(
-                text,
-                "  chain {name} {{\n    ip daddr . meta l4proto . th dport vmap @{map}\n    \
-                 ip6 daddr . meta l4proto . th dport vmap @{map}6\n  }}"
-            );
-        }
-        text.push_str(
-            "  chain node-ports {\n    meta nfproto ipv4 meta l4proto . th dport vmap @node-ports\n    \
-             meta nfproto ipv6 meta l4proto . th dport vmap @node-ports6\n  }\n  \
-             chain refuse {\n    meta l4proto tcp reject with tcp reset\n    reject\n  }\n",
-        );
-    }
-}
-
-fn set(text: &mut String, name: &str, kind: &str, elements: &[String]) {
-    let _ = writeln!(text, "  {name} {{\n    {kind}");
-    if !elements.is_empty() {
-        let _ = writeln!(text, "    elements = {{ {} }}", elements.join(", "));
-    }
-    text.push_str("  }\n");
-}
-
-fn address(bytes: [u8; 16]) -> IpAddr {
+pub(super) fn address(bytes: [u8; 16]) -> IpAddr {
     Ipv6Addr::from(bytes).to_canonical()
 }
 
@@ -421,6 +389,7 @@ mod tests {
                 port: 443,
                 backends: backends.collect(),
                 affinity_seconds: 0,
+                local: false,
             }],
             inside: false,
             names: false,
@@ -476,20 +445,25 @@ mod tests {
                     protocol: 17,
                     port: 53,
                     node_port: 30053,
+                    ..Default::default()
                 },
                 proto::ExposedPort {
                     protocol: 6,
                     port: 80,
                     node_port: 0,
+                    ..Default::default()
                 },
             ],
             addresses: vec![service("192.0.2.1", &[]).key.address.to_vec()],
+            ..Default::default()
         })
         .unwrap();
         let host = Host {
             addresses: vec!["10.42.0.9".parse().unwrap()],
             service_ranges: &["10.96.0.0/12".parse().unwrap(), "fd00:96::/108".parse().unwrap()],
             exposed: vec![&exposed],
+            vni: Some(1),
+            ..Host::default()
         };
         let text = ruleset(std::iter::empty(), &host, Some(Ipv4Addr::new(10, 96, 0, 10)));
         for part in [
@@ -513,7 +487,15 @@ mod tests {
         for kind in [MARK_EGRESS, MARK_EGRESS_HOST] {
             assert_eq!(kind & EITHER, MARK_EGRESS & EITHER);
         }
-        for other in [0, MARK_ANSWER, MARK_HOST_ENDPOINT, 0x4000, 0x8000] {
+        for other in [
+            0,
+            MARK_EXPOSED,
+            MARK_LED,
+            MARK_ANSWER,
+            MARK_HOST_ENDPOINT,
+            0x4000,
+            0x8000,
+        ] {
             assert_ne!(other & EITHER, MARK_EGRESS & EITHER, "{other:#x}");
         }
         assert_eq!(MARK_ANSWER & 0xe000, 0, "bits of kubelet, kube-proxy and portmap");

@@ -19,7 +19,8 @@ use super::{
 
 /// The interface that the node reaches its VPC by.
 pub const HOST_END: &str = "thuban0";
-/// Routes to services, for what the node sends on for others: pods of other VPCs, and clients outside.
+/// The same routes, for what the node sends on for others: to services for pods of other VPCs and clients outside, to
+/// members for pods of their own VPC that ask for a port of the node.
 const SERVICE_TABLE: u32 = 6082;
 /// Next hops on [`HOST_END`]: nobody has them, the agent behind it takes what goes there.
 const NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 64, 2);
@@ -39,9 +40,9 @@ pub struct HostPlan {
 impl HostPlan {
     /// (table, destination) of each route, and its source.
     fn routes(&self) -> impl Iterator<Item = (u32, IpNet, IpAddr)> {
-        let own = self.ranges.union(&self.services).map(|range| (POD_TABLE, *range));
-        let others = self.services.iter().map(|range| (SERVICE_TABLE, *range));
-        own.chain(others).filter_map(|(table, range)| {
+        let both = self.ranges.union(&self.services);
+        let routes = both.flat_map(|range| [POD_TABLE, SERVICE_TABLE].map(|table| (table, *range)));
+        routes.filter_map(|(table, range)| {
             let is_same = |address: &&IpAddr| address.is_ipv4() == range.addr().is_ipv4();
             let source = self.addresses.iter().find(is_same)?;
             Some((table, range, *source))
@@ -161,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn services_have_a_table_more_and_each_family_its_own_source() {
+    fn both_tables_have_the_routes_and_each_family_its_own_source() {
         let net = |text: &str| text.parse::<IpNet>().unwrap();
         let plan = HostPlan {
             addresses: vec!["10.42.0.9".parse().unwrap()],
@@ -176,6 +177,7 @@ mod tests {
             routes,
             [
                 "6081 10.42.0.0/16 10.42.0.9",
+                "6082 10.42.0.0/16 10.42.0.9",
                 "6081 10.96.0.0/12 10.42.0.9",
                 "6082 10.96.0.0/12 10.42.0.9",
             ]

@@ -4,6 +4,7 @@
 
 pub mod maglev;
 pub mod row;
+pub mod row_key;
 pub mod service;
 mod visible;
 
@@ -15,7 +16,8 @@ use ipnet::IpNet;
 use row::{LocalEndpoint, Row, RowKey};
 use service::{Exposed, Service};
 
-use thuban_common::tables::VPC_HOST_ACCESS;
+use thuban_common::packet::ipv6::is_mapped;
+use thuban_common::tables::{EndpointKey, VPC_EGRESS, VPC_HOST_ACCESS};
 
 use crate::dataplane::tables::{TableEntry, TableKey};
 use crate::dns::Visible;
@@ -76,6 +78,45 @@ impl Program {
             }) => (cidrs, service_cidrs),
             _ => (&[], &[]),
         }
+    }
+
+    /// Whether a VPC's pods get outside.
+    pub fn has_egress(&self, vni: u32) -> bool {
+        let row = self.rows.get(&RowKey::Vpc(vni));
+        matches!(row, Some(Row::Vpc { entry, .. }) if entry.flags & VPC_EGRESS != 0)
+    }
+
+    /// Outside ranges that stay closed to VPCs which get outside, the same for all that nodes are not in.
+    pub fn closed_ranges(&self) -> &[IpNet] {
+        let mut all = self.rows.range(RowKey::Vpc(0)..).map_while(|(_, row)| match row {
+            Row::Vpc { closed_cidrs, .. } => Some(closed_cidrs.as_slice()),
+            _ => None,
+        });
+        all.find(|ranges| !ranges.is_empty()).unwrap_or_default()
+    }
+
+    /// Whether an endpoint on this droplet has an address.
+    pub fn has_local(&self, key: &EndpointKey) -> bool {
+        let of_v4 = RowKey::Local {
+            vni: key.vni,
+            address: key.address,
+        };
+        let is_v6 = |endpoint: &LocalEndpoint| {
+            let second = endpoint.address6.map(|net| net.addr().octets());
+            endpoint.vni == key.vni && second == Some(key.address)
+        };
+        self.rows.contains_key(&of_v4) || !is_mapped(&key.address) && self.locals().any(is_v6)
+    }
+
+    /// Whether what comes from outside is led to an endpoint of this droplet by its address.
+    pub fn is_led_to(&self, endpoint: &LocalEndpoint) -> bool {
+        let second = endpoint.address6.map(|net| net.addr().octets());
+        let own = [Some(endpoint.address.to_ipv6_mapped().octets()), second];
+        let mut exposed = self.exposed().filter(|exposed| exposed.key.vni == endpoint.vni);
+        exposed.any(|exposed| {
+            let mut backends = exposed.local_backends();
+            backends.any(|backend| own.contains(&Some(backend.address)))
+        })
     }
 
     /// Ranges of services, the same in each VPC.

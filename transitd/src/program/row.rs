@@ -13,7 +13,7 @@ use thuban_common::tables::{
 };
 use thuban_proto::transit as proto;
 
-use super::service::{Exposed, Service, service_key};
+use super::service::{self, Exposed, Service};
 use super::visible::visible;
 use crate::dataplane::tables::{TableEntry, TableKey};
 use crate::dns::Visible;
@@ -66,6 +66,8 @@ pub enum Row {
         service_cidrs: Vec<IpNet>,
         /// Outside, and not to be reached.
         closed_cidrs: Vec<IpNet>,
+        /// Of its own, those that services have.
+        service_addresses: Vec<IpNet>,
         entry: VpcEntry,
         /// What of the cluster's names its pods find.
         visible: Arc<Visible>,
@@ -134,6 +136,11 @@ impl TryFrom<proto::Row> for Row {
                     cidrs: cidrs(&row.cidrs, &row.cidrs6)?,
                     service_cidrs: of_both_families(&row.service_cidrs, "service_cidrs")?,
                     closed_cidrs: of_both_families(&row.closed_cidrs, "closed_cidrs")?,
+                    service_addresses: row
+                        .service_addresses
+                        .iter()
+                        .map(|address| service::address(address, "service_addresses"))
+                        .collect::<Result<_, _>>()?,
                     entry,
                     visible: Arc::new(visible(
                         row.visible_namespaces,
@@ -255,6 +262,7 @@ impl Row {
                 cidrs,
                 service_cidrs,
                 closed_cidrs,
+                service_addresses,
                 entry,
                 ..
             } => {
@@ -265,7 +273,8 @@ impl Row {
                 let own = |cidr: &&IpNet| !cidrs.contains(cidr) && !service_cidrs.contains(cidr);
                 let closed = closed_cidrs.iter().filter(own);
                 let ranges = cidrs.iter().map(|cidr| (cidr, 0));
-                let ranges = ranges.chain(service_cidrs.iter().map(|cidr| (cidr, SUBNET_SERVICES)));
+                let services = service_cidrs.iter().chain(service_addresses);
+                let ranges = ranges.chain(services.map(|cidr| (cidr, SUBNET_SERVICES)));
                 let ranges = ranges.chain(closed.map(|cidr| (cidr, SUBNET_CLOSED)));
                 rows.extend(ranges.map(|(cidr, flags)| (subnet(*vni, *cidr), range(flags))));
                 rows
@@ -315,61 +324,6 @@ impl Row {
             Self::Local(_) | Self::Refused { .. } | Self::Service(_) | Self::Exposed(_) => Vec::new(),
         }
     }
-}
-
-impl TryFrom<&proto::RowKey> for RowKey {
-    type Error = InvalidRow;
-
-    fn try_from(row_key: &proto::RowKey) -> Result<Self, InvalidRow> {
-        use proto::row_key::Key;
-        let pair = |k: &proto::AddressKey| key(k.vni, &k.address).map(|key| (key.vni, key.address));
-        Ok(match row_key.key.as_ref().ok_or(InvalidRow::UnknownKind)? {
-            Key::Droplet(address) => Self::Droplet(droplet(address)?),
-            Key::Vpc(number) => Self::Vpc(vni(*number)?),
-            Key::Network(k) => Self::Network {
-                vni: vni(k.vni)?,
-                network: network(k.network)?,
-            },
-            Key::Local(k) => pair(k).map(|(vni, address)| Self::Local { vni, address })?,
-            Key::Bouncer(k) => pair(k).map(|(vni, address)| Self::Bouncer { vni, address })?,
-            Key::Direct(k) => pair(k).map(|(vni, address)| Self::Direct { vni, address })?,
-            Key::Forward(k) => pair(k).map(|(vni, address)| Self::Forward { vni, address })?,
-            Key::Refused(uid) => Self::Refused(pod_uid(uid.clone())?),
-            Key::Service(k) => service_key(k.vni, &k.address)
-                .map(|EndpointKey { vni, address }| Self::Service { vni, address })?,
-            Key::NodeService(k) => service_key(k.vni, &k.address)
-                .map(|EndpointKey { vni, address }| Self::NodeService { vni, address })?,
-            Key::Exposed(k) => service_key(k.vni, &k.address)
-                .map(|EndpointKey { vni, address }| Self::Exposed { vni, address })?,
-        })
-    }
-}
-
-/// The key of a row as the contract has it, also of a row that is not valid: a nack must name it.
-pub fn proto_key(row: &proto::Row) -> Option<proto::RowKey> {
-    use proto::row::Row as Kind;
-    use proto::row_key::Key;
-    let pair = |vni: u32, address: &[u8]| proto::AddressKey {
-        vni,
-        address: address.to_vec(),
-    };
-    let key = match row.row.as_ref()? {
-        Kind::Droplet(r) => Key::Droplet(r.address.clone()),
-        Kind::Vpc(r) => Key::Vpc(r.vni),
-        Kind::Network(r) => Key::Network(proto::NetworkKey {
-            vni: r.vni,
-            network: r.network,
-        }),
-        Kind::Local(r) => Key::Local(pair(r.vni, &r.address)),
-        Kind::Bouncer(r) => Key::Bouncer(pair(r.vni, &r.address)),
-        Kind::Direct(r) => Key::Direct(pair(r.vni, &r.address)),
-        Kind::Forward(r) => Key::Forward(pair(r.vni, &r.address)),
-        Kind::Refused(r) => Key::Refused(r.pod_uid.clone()),
-        Kind::Service(r) => Key::Service(pair(r.vni, &r.address)),
-        Kind::NodeService(r) => Key::NodeService(pair(r.vni, &r.address)),
-        Kind::Exposed(r) => Key::Exposed(pair(r.vni, &r.address)),
-    };
-    Some(proto::RowKey { key: Some(key) })
 }
 
 fn local(row: proto::LocalRow) -> Result<LocalEndpoint, InvalidRow> {
@@ -431,7 +385,7 @@ fn local(row: proto::LocalRow) -> Result<LocalEndpoint, InvalidRow> {
     })
 }
 
-fn pod_uid(uid: String) -> Result<String, InvalidRow> {
+pub(super) fn pod_uid(uid: String) -> Result<String, InvalidRow> {
     if uid.is_empty() {
         return Err(InvalidRow::Field {
             field: "pod_uid",
@@ -441,7 +395,7 @@ fn pod_uid(uid: String) -> Result<String, InvalidRow> {
     Ok(uid)
 }
 
-fn vni(vni: u32) -> Result<u32, InvalidRow> {
+pub(super) fn vni(vni: u32) -> Result<u32, InvalidRow> {
     if vni == 0 || vni >= 1 << 24 {
         return Err(InvalidRow::Field {
             field: "vni",
@@ -451,7 +405,7 @@ fn vni(vni: u32) -> Result<u32, InvalidRow> {
     Ok(vni)
 }
 
-fn network(network: u32) -> Result<u32, InvalidRow> {
+pub(super) fn network(network: u32) -> Result<u32, InvalidRow> {
     if network == 0 {
         return Err(InvalidRow::Field {
             field: "network",
@@ -461,7 +415,7 @@ fn network(network: u32) -> Result<u32, InvalidRow> {
     Ok(network)
 }
 
-fn droplet(address: &[u8]) -> Result<DropletAddress, InvalidRow> {
+pub(super) fn droplet(address: &[u8]) -> Result<DropletAddress, InvalidRow> {
     address.try_into().map_err(|_| InvalidRow::Field {
         field: "droplet",
         expected: "an IPv4 address of 4 bytes",

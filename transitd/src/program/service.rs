@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
 
+use ipnet::IpNet;
 use thuban_common::packet::ipv4::{SCTP, TCP, UDP, is_unicast};
 use thuban_common::packet::ipv6;
 use thuban_common::services::{BackendEntry, ServiceKey};
@@ -34,6 +35,8 @@ pub struct Port {
     pub key: ServiceKey,
     /// Seconds; 0: none.
     pub affinity: u32,
+    /// For clients of this droplet alone, and dropped without backends, for others have some.
+    pub local: bool,
     /// Of the service's family, all different.
     pub backends: BTreeSet<BackendEntry>,
 }
@@ -72,6 +75,22 @@ pub struct Exposed {
     pub ports: Vec<ExposedPort>,
     /// Of the service's family.
     pub addresses: BTreeSet<Address>,
+    /// Where load balancers ask whether there are backends here.
+    pub health_port: Option<u16>,
+    /// namespace/name.
+    pub service: String,
+}
+
+impl Exposed {
+    /// Backends that are reached by their own addresses.
+    pub fn local_backends(&self) -> impl Iterator<Item = &BackendEntry> {
+        self.ports.iter().flat_map(|port| port.local.iter().flatten())
+    }
+
+    /// Whether all that comes goes to backends of this droplet.
+    pub fn is_local(&self) -> bool {
+        self.ports.iter().all(|port| port.local.is_some())
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +99,8 @@ pub struct ExposedPort {
     pub port: u16,
     /// At addresses of the node.
     pub node_port: Option<u16>,
+    /// This droplet's backends, if those of others are not reached from outside.
+    pub local: Option<BTreeSet<BackendEntry>>,
 }
 
 impl TryFrom<proto::ExposedRow> for Exposed {
@@ -92,12 +113,14 @@ impl TryFrom<proto::ExposedRow> for Exposed {
         }
         let ports = row.ports.iter().map(|port| {
             let node_port = (port.node_port != 0).then_some(port.node_port);
+            let local = port.local.then(|| backends(key, &port.backends));
             Ok(ExposedPort {
                 protocol: protocol(port.protocol)?,
                 port: number(port.port, "exposed.port")?,
                 node_port: node_port
                     .map(|port| number(port, "exposed.node_port"))
                     .transpose()?,
+                local: local.transpose()?,
             })
         });
         let addresses = row.addresses.iter().map(|bytes| {
@@ -109,10 +132,14 @@ impl TryFrom<proto::ExposedRow> for Exposed {
                 "unicast addresses of the service's family, 16 bytes",
             ))
         });
+        let health_port = (row.health_port != 0).then_some(row.health_port);
+        let health_port = health_port.map(|port| number(port, "exposed.health_port"));
         Ok(Self {
             key,
             ports: ports.collect::<Result<_, _>>()?,
             addresses: addresses.collect::<Result<_, _>>()?,
+            health_port: health_port.transpose()?,
+            service: row.service,
         })
     }
 }
@@ -142,10 +169,25 @@ fn read(of: EndpointKey, port: &proto::ServicePort) -> Result<Port, InvalidRow> 
     if port.affinity_seconds > MAX_AFFINITY {
         return Err(invalid("service.affinity_seconds", "at most 86400"));
     }
-    if port.backends.len() > MAX_BACKENDS {
+    Ok(Port {
+        key: ServiceKey {
+            vni: of.vni,
+            address: of.address,
+            port: number(port.port, "service.port")?.to_be(),
+            protocol,
+            padding: 0,
+        },
+        affinity: port.affinity_seconds,
+        local: port.local,
+        backends: backends(of, &port.backends)?,
+    })
+}
+
+fn backends(of: EndpointKey, told: &[proto::ServiceBackend]) -> Result<BTreeSet<BackendEntry>, InvalidRow> {
+    if told.len() > MAX_BACKENDS {
         return Err(invalid("service.backends", "at most 16384"));
     }
-    let backends = port.backends.iter().map(|backend| {
+    let read = told.iter().map(|backend| {
         let address: Address = backend
             .address
             .as_slice()
@@ -164,17 +206,14 @@ fn read(of: EndpointKey, port: &proto::ServicePort) -> Result<Port, InvalidRow> 
             padding: 0,
         })
     });
-    Ok(Port {
-        key: ServiceKey {
-            vni: of.vni,
-            address: of.address,
-            port: number(port.port, "service.port")?.to_be(),
-            protocol,
-            padding: 0,
-        },
-        affinity: port.affinity_seconds,
-        backends: backends.collect::<Result<_, _>>()?,
-    })
+    read.collect()
+}
+
+/// One unicast address, as a range.
+pub fn address(bytes: &[u8], field: &'static str) -> Result<IpNet, InvalidRow> {
+    let address: Option<Address> = bytes.try_into().ok().filter(is_usable);
+    let address = address.ok_or(invalid(field, "unicast addresses, 16 bytes"))?;
+    Ok(IpNet::from(Ipv6Addr::from(address).to_canonical()))
 }
 
 fn number(port: u32, field: &'static str) -> Result<u16, InvalidRow> {
@@ -221,6 +260,7 @@ mod tests {
                 port: 8080,
             }],
             affinity_seconds: 0,
+            local: false,
         }
     }
 

@@ -56,6 +56,7 @@ fn served(vni: u32, backends: &[(Ipv4Addr, u32)]) -> Row {
             port: 443,
             backends: backends.collect(),
             affinity_seconds: 0,
+            local: false,
         }],
         ..ServiceRow::default()
     })

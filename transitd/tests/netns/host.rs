@@ -58,6 +58,7 @@ fn service(last: u8) -> Row {
                 port: 8080,
             }],
             affinity_seconds: 0,
+            local: false,
         }],
         ..ServiceRow::default()
     })
@@ -239,8 +240,10 @@ fn node_ports_and_outside_addresses_lead_to_services() {
             protocol: 6,
             port: 80,
             node_port: 30080,
+            ..ExposedPort::default()
         }],
         addresses: vec![outside.to_ipv6_mapped().octets().to_vec()],
+        ..ExposedRow::default()
     });
     assert!(connect(rig.far(), NODE.into(), 30080).is_err());
     rig.operator.push_and_wait(vec![exposed], vec![]);
@@ -302,6 +305,7 @@ fn node_ports_and_outside_addresses_lead_to_services() {
                 port: 6443,
             }],
             affinity_seconds: 0,
+            local: false,
         }],
         ..ServiceRow::default()
     });

@@ -25,6 +25,7 @@ mod metrics;
 mod moves;
 mod operator;
 mod plugin;
+mod policies;
 mod pressure;
 mod program;
 mod reconnect;

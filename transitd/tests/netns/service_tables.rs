@@ -135,6 +135,7 @@ fn service(of: EndpointKey, backends: impl IntoIterator<Item = u16>) -> Service 
     let port = Port {
         key: port_key(of),
         affinity: 0,
+        local: false,
         backends: backends.into_iter().map(backend).collect(),
     };
     Service {

@@ -32,6 +32,7 @@ fn service(backends: &[u8]) -> Row {
             port: 80,
             backends: backends.iter().map(backend).collect(),
             affinity_seconds: 0,
+            local: false,
         }],
         ..ServiceRow::default()
     })
@@ -156,6 +157,7 @@ fn large(last: u8, ports: std::ops::Range<u32>, backends: u32) -> Row {
         port,
         backends: (0..backends).map(backend).collect(),
         affinity_seconds: 0,
+        local: false,
     };
     row.ports = ports.map(port).collect();
     Row::Service(row)

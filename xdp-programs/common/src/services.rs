@@ -34,6 +34,8 @@ pub struct ServiceEntry {
     pub affinity: u32,
     /// Of the address's own entry (port 0): set to 1 by agents that use the service, cleared by transitd's scan. Else 0.
     pub used: u32,
+    /// [`SERVICE_LOCAL`].
+    pub flags: u32,
 }
 
 /// Key of SLOTS: 64 slots of a table.
@@ -160,6 +162,10 @@ pub struct GatesEntry {
     pub padding: u32,
 }
 
+/// [`ServiceEntry::flags`]: the backends are for clients of this droplet alone. Without any, packets are dropped: other droplets
+/// have some.
+pub const SERVICE_LOCAL: u32 = 1;
+
 /// Slots in an entry of SLOTS.
 pub const CHUNK: usize = 64;
 /// Most slots of a table.
@@ -262,7 +268,7 @@ pub const fn slot(packet: &IpPacket, entry: &ServiceEntry) -> u32 {
 
 const _: () = {
     assert!(size_of::<ServiceKey>() == 24);
-    assert!(size_of::<ServiceEntry>() == 20);
+    assert!(size_of::<ServiceEntry>() == 24);
     assert!(size_of::<SlotsKey>() == 8);
     assert!(size_of::<SlotsEntry>() == 128);
     assert!(size_of::<BackendKey>() == 8);
@@ -332,6 +338,7 @@ mod tests {
             slots,
             affinity,
             used: 0,
+            flags: 0,
         };
         let mut hits = [0_u32; 251];
         for _ in 0..25_100 {

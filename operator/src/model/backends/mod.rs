@@ -10,7 +10,7 @@ use thiserror::Error;
 use thuban_proto::transit::{ExposedPort, ServiceBackend, ServicePort};
 
 use super::allocation::Family;
-use super::service::{Conditions, EndpointSlice, Port, Service, Target};
+use super::service::{Backend, Conditions, EndpointSlice, Port, Service};
 
 /// Bounds of a droplet's tables.
 const MOST_PORTS: usize = 128;
@@ -48,6 +48,10 @@ pub enum TooLarge {
 pub struct Backends {
     /// Each of its addresses with its ports, in the order of the addresses.
     pub tables: Vec<(IpAddr, Vec<ServicePort>)>,
+    /// The same as nodes are told of it; none of a Service that nodes take nothing for.
+    pub exposed: Vec<(IpAddr, Vec<ExposedPort>)>,
+    /// The droplet of each backend of local ports.
+    pub homes: BTreeMap<IpAddr, String>,
     /// Addresses that new connections go to.
     pub used: usize,
     /// Ready ones that can't be used.
@@ -63,6 +67,14 @@ pub enum Place {
     Member,
     /// Outside of every VPC, and the Service's may have backends there.
     Outside,
+}
+
+/// What is known of an address of a slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    pub place: Place,
+    /// The droplet that it is on.
+    pub droplet: Option<String>,
 }
 
 /// How good a backend is; the best ones of a port are used.
@@ -112,16 +124,18 @@ fn joint(port: &Port) -> Option<Joint<'_>> {
 
 type Found = BTreeMap<(IpAddr, u16), State>;
 
-/// `addresses` are those of the Service that count; `place_of` answers nothing for an address that is neither an endpoint's
-/// of the Service's VPC and namespace, and of that pod, if the slice names one, nor outside. A Service that has both has
-/// those outside.
+/// `addresses` are those of the Service that count, `outside` those that lead to nodes; `locate` answers nothing for an
+/// address that is neither an endpoint's of the Service's VPC and namespace, and of that pod, if the slice names one, nor
+/// outside. A Service that has both has those outside.
 pub fn backends<'a>(
     service: &Service,
     addresses: &[IpAddr],
+    outside: &[IpAddr],
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
-    place_of: impl Fn(IpAddr, Option<&Target>) -> Option<Place>,
+    locate: impl Fn(IpAddr, &Backend) -> Option<Located>,
 ) -> Result<Backends, TooLarge> {
     let ports = ports(service)?;
+    let mut homes: BTreeMap<IpAddr, String> = BTreeMap::new();
     let mut left_out = BTreeSet::new();
     let mut found: BTreeMap<(Family, Joint<'a>), Found> = BTreeMap::new();
     let mut places: BTreeMap<IpAddr, Place> = BTreeMap::new();
@@ -135,13 +149,16 @@ pub fn backends<'a>(
             let (Some(address), Some(state)) = (backend.address(), state(backend.conditions.as_ref())) else {
                 continue;
             };
-            let Some(place) = place_of(address, backend.target_ref.as_ref()) else {
+            let Some(Located { place, droplet }) = locate(address, backend) else {
                 if state == State::Ready {
                     left_out.insert(address);
                 }
                 continue;
             };
             places.insert(address, place);
+            if let Some(droplet) = droplet {
+                homes.insert(address, droplet);
+            }
             for (joint, port) in &open {
                 let ways = found.entry((Family::of(address), *joint)).or_default();
                 // One that passes from a slice to another is in both for a while.
@@ -158,23 +175,19 @@ pub fn backends<'a>(
             ways.retain(|(address, _), _| is_used(address));
         }
     }
+    let is_local = service.is_internal_local();
     let mut used = BTreeSet::new();
     let mut tables = Vec::with_capacity(addresses.len());
     for address in addresses {
         let table = ports.iter().map(|(port, joint)| {
             let found = found.get(&(Family::of(*address), *joint));
-            let backends = chosen(found.into_iter().flatten());
-            if backends.len() > MOST_BACKENDS {
-                let backends = backends.len();
-                return Err(TooLarge::Backends {
-                    port: *port,
-                    backends,
-                });
-            }
+            let backends = ways(found, is_local.then_some(&homes), *port)?;
             used.extend(backends.iter().map(|(address, _)| *address));
             Ok(ServicePort {
                 protocol: joint.0,
                 port: (*port).into(),
+                // Where nobody has any, new connections are refused as always.
+                local: is_local && !backends.is_empty(),
                 backends: backends.into_iter().map(backend).collect(),
                 affinity_seconds: affinity(service),
             })
@@ -189,12 +202,55 @@ pub fn backends<'a>(
         }
         tables.push((*address, table));
     }
+    let exposed = if has_ways_in(service) || !outside.is_empty() {
+        let each = addresses.iter().map(|address| {
+            let ports = exposed(service, *address, &found, &homes)?;
+            Ok((*address, ports))
+        });
+        each.collect::<Result<_, _>>()?
+    } else {
+        Vec::new()
+    };
+    let is_used = is_local || service.is_external_local();
+    homes.retain(|_, _| is_used);
     Ok(Backends {
         tables,
+        exposed,
+        homes,
         used: used.len(),
         left_out: left_out.len(),
         by_node,
     })
+}
+
+/// A port's backends; with `homes` the best of each droplet.
+fn ways(
+    found: Option<&Found>,
+    homes: Option<&BTreeMap<IpAddr, String>>,
+    port: u16,
+) -> Result<Vec<(IpAddr, u16)>, TooLarge> {
+    let found = found.into_iter().flatten();
+    let backends = match homes {
+        None => chosen(found),
+        Some(homes) => {
+            let mut by_droplet: BTreeMap<&str, Found> = BTreeMap::new();
+            for ((address, port), state) in found {
+                if let Some(home) = homes.get(address) {
+                    let here = by_droplet.entry(home).or_default();
+                    here.insert((*address, *port), *state);
+                }
+            }
+            let each = by_droplet.values().flat_map(|found| chosen(found.iter()));
+            let mut all: Vec<_> = each.collect();
+            all.sort_unstable();
+            all
+        }
+    };
+    if backends.len() > MOST_BACKENDS {
+        let backends = backends.len();
+        return Err(TooLarge::Backends { port, backends });
+    }
+    Ok(backends)
 }
 
 /// Ready ones; if there is none, those that still serve.
@@ -228,23 +284,36 @@ fn ports(service: &Service) -> Result<Vec<(u16, Joint<'_>)>, TooLarge> {
     Ok(usable)
 }
 
-/// Its ports, as nodes that are to send on to it are told them; none of one that nodes take nothing for.
-pub fn exposed(service: &Service) -> Vec<ExposedPort> {
+/// Whether it has ports at nodes' own addresses, or balancers in front of them.
+fn has_ways_in(service: &Service) -> bool {
     let kind = service.spec.as_ref().and_then(|spec| spec.kind.as_deref());
-    if !matches!(kind, Some("NodePort" | "LoadBalancer")) {
-        return Vec::new();
-    }
+    matches!(kind, Some("NodePort" | "LoadBalancer"))
+}
+
+/// Its ports, as nodes that are to send on to one of its addresses are told them.
+fn exposed(
+    service: &Service,
+    address: IpAddr,
+    found: &BTreeMap<(Family, Joint<'_>), Found>,
+    homes: &BTreeMap<IpAddr, String>,
+) -> Result<Vec<ExposedPort>, TooLarge> {
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref());
     let ports = ports.unwrap_or_default().iter().take(MOST_PORTS);
-    let ports = ports.filter_map(|port| {
+    let local = service.is_external_local();
+    let ports = ports.filter_map(|port| Some((port, joint(port)?, number(port)?)));
+    let made = ports.map(|(port, joint, number)| {
         let node_port = port.node_port.and_then(|port| u16::try_from(port).ok());
-        Some(ExposedPort {
-            protocol: protocol(port)?,
-            port: number(port)?.into(),
+        let found = found.get(&(Family::of(address), joint)).filter(|_| local);
+        let backends = ways(found, Some(homes), number)?;
+        Ok(ExposedPort {
+            protocol: joint.0,
+            port: number.into(),
             node_port: node_port.unwrap_or_default().into(),
+            local,
+            backends: backends.into_iter().map(backend).collect(),
         })
     });
-    ports.collect()
+    made.collect()
 }
 
 /// For how long a client keeps its backend.

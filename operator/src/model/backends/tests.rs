@@ -5,7 +5,23 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use thuban_api::identifiers::mapped;
 
-use super::{Backends, EndpointSlice, Place, Service, TooLarge, backends};
+use super::super::service::Target;
+use super::{Backend, Backends, EndpointSlice, Located, Place, Service, TooLarge};
+
+/// Each backend is where its slice says.
+fn backends(
+    service: &Service,
+    addresses: &[IpAddr],
+    slices: &[EndpointSlice],
+    place_of: impl Fn(IpAddr, Option<&Target>) -> Option<Place>,
+) -> Result<Backends, TooLarge> {
+    let locate = |address: IpAddr, backend: &Backend| {
+        let place = place_of(address, backend.target_ref.as_ref())?;
+        let droplet = backend.node_name.clone();
+        Some(Located { place, droplet })
+    };
+    super::backends(service, addresses, &[], slices, locate)
+}
 
 fn service(ports: &Value) -> Service {
     let spec = json!({"type": "ClusterIP", "clusterIPs": ["10.96.0.10"], "ports": ports});
@@ -168,7 +184,7 @@ fn only_members_of_the_vpc_count_and_the_others_are_counted() {
 
 #[test]
 fn backends_outside_are_the_nodes_to_serve_and_members_beside_them_are_left_out() {
-    let place_of = |address: IpAddr, _: Option<&super::Target>| match address.to_string().as_str() {
+    let place_of = |address: IpAddr, _: Option<&Target>| match address.to_string().as_str() {
         "172.16.0.1" | "172.16.0.2" => Some(Place::Outside),
         "10.0.1.2" => Some(Place::Member),
         _ => None,
@@ -193,7 +209,7 @@ fn backends_outside_are_the_nodes_to_serve_and_members_beside_them_are_left_out(
         .map(|address| json!({"addresses": [address]}))
         .collect();
     let slices = [of_http(&Value::Array(endpoints))];
-    let place_of = |_: IpAddr, _: Option<&super::Target>| Some(Place::Outside);
+    let place_of = |_: IpAddr, _: Option<&Target>| Some(Place::Outside);
     let refused = backends(&http(), &http().cluster_ips(), &slices, place_of);
     assert_eq!(refused, Err(TooLarge::ByNode(1025)));
     assert_eq!(
@@ -204,7 +220,7 @@ fn backends_outside_are_the_nodes_to_serve_and_members_beside_them_are_left_out(
 
 #[test]
 fn a_target_that_names_another_pod_or_no_pod_is_none() {
-    let target = |value: Value| serde_json::from_value::<super::Target>(value).unwrap();
+    let target = |value: Value| serde_json::from_value::<Target>(value).unwrap();
     let pod = json!({"kind": "Pod", "namespace": "red", "name": "a", "uid": "1"});
     assert!(target(pod.clone()).may_be("red", "a", "1"));
     assert!(target(json!({})).may_be("red", "a", "1"));
@@ -236,6 +252,49 @@ fn clients_stay_with_their_backend_for_as_long_as_is_asked_for() {
     let config = json!({"clientIP": {"timeoutSeconds": 60}});
     let asked = json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": config});
     assert_eq!(seconds(&asked), 60);
+}
+
+#[test]
+fn traffic_that_stays_on_its_node_has_the_best_backends_of_each() {
+    let with = |fields: &Value| {
+        let mut value = serde_json::to_value(http()).unwrap();
+        for (field, asked) in fields.as_object().unwrap() {
+            value["spec"][field] = asked.clone();
+        }
+        serde_json::from_value::<Service>(value).unwrap()
+    };
+    let on = |node: &str, host: u8, ready: bool| {
+        json!({"addresses": [format!("10.0.1.{host}")], "nodeName": node,
+               "conditions": {"ready": ready, "serving": true, "terminating": !ready}})
+    };
+    let nowhere = json!({"addresses": ["10.0.1.9"]});
+    // Of node b nobody is ready: who ends there still serves.
+    let slices = [of_http(&json!([
+        on("a", 2, true),
+        on("a", 3, false),
+        on("b", 4, false),
+        nowhere
+    ]))];
+    let cluster = made(&with(&json!({})), &slices);
+    assert_eq!(ways(&cluster), ["10.0.1.2:8080", "10.0.1.9:8080"]);
+    assert!(cluster.homes.is_empty() && !cluster.tables[0].1[0].local);
+    let internal = made(&with(&json!({"internalTrafficPolicy": "Local"})), &slices);
+    assert_eq!(ways(&internal), ["10.0.1.2:8080", "10.0.1.4:8080"]);
+    assert!(internal.tables[0].1[0].local && internal.exposed.is_empty());
+    assert_eq!(internal.homes[&"10.0.1.4".parse::<IpAddr>().unwrap()], "b");
+    // Without any backend new connections are refused everywhere.
+    let none = made(&with(&json!({"internalTrafficPolicy": "Local"})), &[]);
+    assert!(!none.tables[0].1[0].local);
+    let outside = json!({"type": "NodePort", "externalTrafficPolicy": "Local",
+                         "ports": [{"name": "http", "port": 80, "nodePort": 30080}]});
+    let outside = made(&with(&outside), &slices);
+    assert_eq!(ways(&outside), ways(&cluster), "pods reach all");
+    let port = &outside.exposed[0].1[0];
+    assert!(port.local && port.node_port == 30080);
+    assert_eq!(port.backends, internal.tables[0].1[0].backends);
+    let open = json!({"type": "NodePort", "ports": [{"name": "http", "port": 80, "nodePort": 30080}]});
+    let open = made(&with(&open), &slices);
+    assert!(!open.exposed[0].1[0].local && open.exposed[0].1[0].backends.is_empty());
 }
 
 #[test]

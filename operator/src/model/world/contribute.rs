@@ -39,7 +39,7 @@ impl World {
     }
 
     /// Droplets on which endpoints of the network live.
-    fn endpoint_droplets(&self, network: &str) -> impl Iterator<Item = &str> {
+    pub(super) fn endpoint_droplets(&self, network: &str) -> impl Iterator<Item = &str> {
         let droplets = self.members.get(network).into_iter().flat_map(BTreeMap::keys);
         droplets.map(String::as_str).filter(|droplet| !droplet.is_empty())
     }
@@ -63,6 +63,7 @@ impl World {
             targets.extend(self.bouncers.holders(network));
         }
         let visible = self.visible_to(name, vpc);
+        let service_addresses = self.service_addresses_of(name);
         let row = |is_here| {
             rows::vpc(
                 vpc.vni,
@@ -70,6 +71,7 @@ impl World {
                     own: &vpc.cidrs,
                     services: &self.service_ranges,
                     closed: &self.closed_to(vpc),
+                    service_addresses: &service_addresses,
                 },
                 &members,
                 rows::Access {
@@ -81,9 +83,8 @@ impl World {
             )
         };
         let mut made = share(&targets, &dividers, row);
-        for service in self.node_services_of(name, vpc) {
-            let row = |_| rows::node_service(vpc.vni, &service);
-            made.extend(share(&targets, &targets, row));
+        for (service, told) in self.node_services_of(name, vpc) {
+            service.share_by_node(&targets, vpc.vni, &told, &mut made);
         }
         Some(made)
     }

@@ -578,6 +578,7 @@ impl World {
     fn touch_participation(&mut self, network: &str) {
         self.dirty.insert(Owner::Network(network.to_owned()));
         let vpc = self.networks.get(network).map(|network| network.vpc.clone());
+        self.touch_local_services(vpc.as_deref().unwrap_or_default());
         self.dirty.extend(vpc.map(Owner::Vpc));
     }
 }

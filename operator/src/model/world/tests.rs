@@ -7,7 +7,7 @@ use std::sync::Arc;
 use thuban_api::identifiers::MacAddr;
 use thuban_proto::transit::row;
 
-use super::services::tests::{exposed_port, service};
+use super::services::tests::{exposed, service};
 use super::{Address, Endpoint, Key, Membership, Network, Pod, Role, Row, Vpc, World};
 
 /// xorshift: small, and its seed is printed.
@@ -351,7 +351,23 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                 let name = ("ns".to_owned(), format!("s{number}"));
                 service.by_node = random.below(3) == 0;
                 if random.below(3) == 0 {
-                    service.exposed = vec![exposed_port(30000 + number as u32)];
+                    service.exposed = exposed(30000 + number as u32);
+                    service.exposed[0].0 = service.tables[0].0;
+                }
+                let home = format!("d{}", random.below(5));
+                let backend = crate::model::rows::address(&service.tables[0].1[0].backends[0].address);
+                service.homes = backend.map(|backend| (backend, home)).into_iter().collect();
+                service.tables[0].1[0].local = random.below(3) == 0;
+                if random.below(4) == 0 {
+                    // Claimed, so nobody else's.
+                    let own = IpAddr::from([10, 0, 1, 100 + number as u8]);
+                    let ports = service.tables[0].1.clone();
+                    service.tables.push((own, ports));
+                    service.own_addresses = vec![own];
+                }
+                for (_, ports) in &mut service.exposed {
+                    ports[0].local = random.below(2) == 0;
+                    ports[0].backends.clone_from(&service.tables[0].1[0].backends);
                 }
                 world.set_service(&name, present.then_some(service));
             }

@@ -5,9 +5,10 @@
 //! may still be in a cache when another has its address. What endpoints do changes no service here: whoever knows its
 //! backends sets it anew.
 
+mod reach;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use thuban_api::cidr::Cidr;
@@ -15,6 +16,7 @@ use thuban_proto::transit::{ExposedPort, ServicePort};
 
 use super::names::Names;
 use super::{EndpointName, Key, Owner, Rows, Vpc, World};
+
 use crate::model::rows::{self, NodeService};
 
 /// A Service as droplets are told of it.
@@ -30,17 +32,33 @@ pub struct Service {
     pub born: (Option<Time>, String),
     /// Its addresses, each with its ports.
     pub tables: Vec<(IpAddr, Vec<ServicePort>)>,
-    /// Its ports, as nodes are told them, if it is reached by way of nodes.
-    pub exposed: Vec<ExposedPort>,
+    /// Those of them that are of its VPC: another VPC's service may have the same.
+    pub own_addresses: Vec<IpAddr>,
+    /// The same as nodes are told of it, if it is reached by way of nodes.
+    pub exposed: Vec<(IpAddr, Vec<ExposedPort>)>,
     /// Addresses outside of the cluster that lead to nodes.
     pub outside: Vec<IpAddr>,
+    /// The droplet of each backend of local ports.
+    pub homes: BTreeMap<IpAddr, String>,
+    /// Where nodes say over HTTP whether they have backends.
+    pub health_port: Option<u16>,
 }
 
 impl Service {
+    fn exposed_ports(&self) -> impl Iterator<Item = &ExposedPort> {
+        self.exposed.iter().flat_map(|(_, ports)| ports)
+    }
+
     /// Whether nodes send on to it what comes to them, or to such an address.
     fn is_exposed(&self) -> bool {
-        let has_port = self.exposed.iter().any(|port| port.node_port != 0);
-        has_port || !self.exposed.is_empty() && !self.outside.is_empty()
+        let has_port = self.exposed_ports().any(|port| port.node_port != 0);
+        has_port || self.exposed_ports().next().is_some() && !self.outside.is_empty()
+    }
+
+    /// Whether droplets have different rows of it.
+    fn is_local(&self) -> bool {
+        let mut ports = self.tables.iter().flat_map(|(_, ports)| ports);
+        ports.any(|port| port.local)
     }
 }
 
@@ -57,6 +75,8 @@ pub(super) struct Services {
     by_node: BTreeSet<EndpointName>,
     /// Those that are reached by way of nodes.
     exposed: BTreeSet<EndpointName>,
+    /// Those of which every droplet with a part in the VPC has rows.
+    local: BTreeSet<EndpointName>,
     /// By namespace and name of the Service.
     by_name: BTreeMap<(String, String), Names>,
 }
@@ -74,6 +94,9 @@ impl Services {
         if service.is_exposed() {
             self.exposed.insert(name.clone());
         }
+        if service.is_local() {
+            self.local.insert(name.clone());
+        }
         let key = (name.0.clone(), service.name.clone());
         self.by_name.entry(key).or_default().insert(name);
         self.all.insert(name.clone(), service);
@@ -83,6 +106,7 @@ impl Services {
         let service = self.all.remove(name)?;
         self.by_node.remove(name);
         self.exposed.remove(name);
+        self.local.remove(name);
         let key = (name.0.clone(), service.name.clone());
         if let Some(names) = self.by_name.get_mut(&key) {
             names.remove(name);
@@ -109,6 +133,11 @@ impl Services {
 
     fn at(&self, address: IpAddr) -> impl Iterator<Item = &EndpointName> {
         self.by_address.get(&address).into_iter().flatten()
+    }
+
+    fn is_own(&self, name: &EndpointName, address: IpAddr) -> bool {
+        let service = self.all.get(name);
+        service.is_some_and(|service| service.own_addresses.contains(&address))
     }
 
     #[cfg(test)]
@@ -157,6 +186,7 @@ impl World {
             for (address, _) in &service.tables {
                 self.touch_services_at(*address);
             }
+            self.touch_own_addresses(service);
         }
         if let Some(service) = service {
             self.services.note(name, service);
@@ -234,7 +264,7 @@ impl World {
         &'a self,
         vpc: &'a str,
         known: &'a Vpc,
-    ) -> impl Iterator<Item = NodeService<'a>> {
+    ) -> impl Iterator<Item = (&'a Service, NodeService<'a>)> {
         let home = |service: &Service| self.networks.get(&service.network).map(|network| &network.vpc);
         let own = self.services.by_node.iter();
         let own = own.filter(move |name| self.service(name).and_then(home).is_some_and(|home| home == vpc));
@@ -254,13 +284,17 @@ impl World {
             let tables = service.tables.iter();
             let tables = tables.filter(move |(address, _)| {
                 let is_open = !names || self.services.cluster_dns == Some(*address);
+                // Addresses of its VPC are of no use to others, and nodes serve none.
                 is_open && self.service_at(*address) == Some(name)
             });
-            tables.map(move |(address, ports)| NodeService {
-                address: *address,
-                ports: if service.by_node { ports } else { &[] },
-                inside: !service.by_node,
-                names,
+            tables.map(move |(address, ports)| {
+                let told = NodeService {
+                    address: *address,
+                    ports: if service.by_node { ports } else { &[] },
+                    inside: !service.by_node,
+                    names,
+                };
+                (service, told)
             })
         })
     }
@@ -350,9 +384,10 @@ impl World {
         self.services.all.get(name)
     }
 
-    /// The service that has an address.
+    /// The service that has an address of the cluster's.
     pub fn service_at(&self, address: IpAddr) -> Option<&EndpointName> {
         let names = self.services.at(address);
+        let names = names.filter(|name| !self.services.is_own(name, address));
         names.max_by_key(|name| (self.services.all.get(*name).map(|service| &service.born), *name))
     }
 
@@ -374,28 +409,6 @@ impl World {
         let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
         networks
             .flat_map(|(name, _)| self.bouncers.holders(name))
-            .collect()
-    }
-
-    /// The rows that must be acked before the service is Provisioned: bouncers', not its subscribers'; of one that nodes
-    /// serve, those of its own VPC.
-    pub fn service_rows(&self, name: &EndpointName) -> Vec<(String, Key)> {
-        let network = self.service(name).map(|service| &service.network);
-        let Some(network) = network.and_then(|network| self.networks.get(network)) else {
-            return Vec::new();
-        };
-        if let Some(service) = self.service(name).filter(|service| service.by_node) {
-            let keys = self.keys_of(&Owner::Vpc(network.vpc.clone()));
-            let is_own = |key: &Key| {
-                let mut addresses = service.tables.iter().map(|(address, _)| *address);
-                matches!(key, Key::NodeService(_, of) if addresses.any(|address| address == *of))
-            };
-            return keys.filter(|(_, key)| is_own(key)).cloned().collect();
-        }
-        let bouncers = self.bouncers_of_vpc(&network.vpc);
-        let keys = self.keys_of(&Owner::Service(name.clone()));
-        keys.filter(|(droplet, key)| bouncers.contains(droplet.as_str()) && matches!(key, Key::Service(..)))
-            .cloned()
             .collect()
     }
 
@@ -425,35 +438,6 @@ impl World {
             self.touch_users(&name);
             self.dirty.insert(Owner::Service(name));
         }
-    }
-
-    pub(super) fn contribute_service(&self, name: &EndpointName) -> Option<Rows> {
-        let service = self.service(name)?;
-        let network = self.networks.get(&service.network)?;
-        let vpc = self.vpcs.get(&network.vpc)?;
-        let vni = vpc.vni;
-        let bouncers = self.bouncers_of_vpc(&network.vpc);
-        let own = |(address, _): &&(IpAddr, _)| self.service_at(*address) == Some(name);
-        let mut made = Rows::new();
-        if vpc.host_access && service.is_exposed() {
-            for (address, _) in service.tables.iter().filter(own) {
-                let (key, row) = rows::exposed(vni, *address, &service.exposed, &service.outside);
-                let row = Arc::new(row);
-                let droplets = self.droplets.keys();
-                made.extend(droplets.map(|droplet| ((droplet.clone(), key.clone()), row.clone())));
-            }
-        }
-        if service.by_node {
-            return Some(made);
-        }
-        for (address, ports) in service.tables.iter().filter(own) {
-            let (key, row) = rows::service(vni, *address, ports);
-            let row = Arc::new(row);
-            let subscribers = self.subscriptions.get(&(vni, *address)).into_iter().flatten();
-            let droplets = bouncers.iter().copied().chain(subscribers.map(String::as_str));
-            made.extend(droplets.map(|droplet| ((droplet.to_owned(), key.clone()), row.clone())));
-        }
-        Some(made)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Rows of services: who has them, and what a change costs.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use thuban_proto::transit::{ExposedPort, ServiceBackend, ServicePort, row};
@@ -24,6 +25,7 @@ pub fn service(network: &str, uid: &str, backend: u8) -> Service {
         port: 80,
         backends: vec![backend],
         affinity_seconds: 0,
+        local: false,
     };
     Service {
         network: network.into(),
@@ -31,17 +33,24 @@ pub fn service(network: &str, uid: &str, backend: u8) -> Service {
         by_node: false,
         born: (None, uid.into()),
         tables: vec![(ADDRESS, vec![port])],
+        own_addresses: Vec::new(),
         exposed: Vec::new(),
         outside: Vec::new(),
+        homes: BTreeMap::new(),
+        health_port: None,
     }
 }
 
-pub fn exposed_port(node_port: u32) -> ExposedPort {
-    ExposedPort {
+/// Its address as nodes are told of it.
+pub fn exposed(node_port: u32) -> Vec<(IpAddr, Vec<ExposedPort>)> {
+    let port = ExposedPort {
         protocol: 6,
         port: 80,
         node_port,
-    }
+        local: false,
+        backends: Vec::new(),
+    };
+    vec![(ADDRESS, vec![port])]
 }
 
 fn has(world: &World, droplet: &str, vni: u32) -> bool {
@@ -227,7 +236,7 @@ fn names_it(vni: u32) -> Vpc {
 fn what_nodes_expose_is_on_every_droplet_if_its_vpc_is_the_nodes() {
     let mut world = shared();
     let exposing = || Service {
-        exposed: vec![exposed_port(30080)],
+        exposed: exposed(30080),
         ..service("web", "1", 10)
     };
     let told = |world: &World| {
@@ -299,6 +308,137 @@ fn names_that_a_vpc_finds_are_those_of_its_namespaces_and_of_services_that_are_t
     world.flush();
     assert_eq!(of(&world, "d2", 8), ["shop", "ns/web", ""]);
     assert_eq!(of(&world, "d3", 9), ["", "", ""]);
+}
+
+/// Of network `web`, with traffic that stays on its node; 10.0.0.20 is a backend on d2, and 10.0.0.30 one on d3.
+fn kept_local() -> Service {
+    let mut kept = service("web", "1", 20);
+    let more = service("web", "1", 30).tables[0].1[0].backends.clone();
+    kept.tables[0].1[0].backends.extend(more);
+    kept.tables[0].1[0].local = true;
+    let home = |last: u8, droplet: &str| (Ipv4Addr::new(10, 0, 0, last).into(), droplet.to_owned());
+    kept.homes = [home(20, "d2"), home(30, "d3")].into();
+    kept
+}
+
+/// The last bytes of the backends that a droplet is told.
+fn told(world: &World, droplet: &str) -> Option<Vec<u8>> {
+    let program = world.program(droplet);
+    let ports = match &program.get(&Key::Service(7, ADDRESS))?.row {
+        Some(row::Row::Service(row)) => &row.ports,
+        other => panic!("{other:?}"),
+    };
+    assert!(ports[0].local);
+    let last = ports[0].backends.iter().map(|backend| backend.address[15]);
+    Some(last.collect())
+}
+
+#[test]
+fn traffic_that_stays_on_its_node_is_told_to_every_droplet_of_the_vpc_and_each_its_own_backends() {
+    let mut world = small(5);
+    for (endpoint_name, droplet, address) in [("e2", 2, 20), ("e4", 4, 40)] {
+        world.set_endpoint(&name(endpoint_name), Some(endpoint("web", droplet, address)));
+    }
+    world.set_service(&name("s"), Some(kept_local()));
+    world.flush();
+    let of = |world: &World| [0, 1, 2, 3, 4].map(|number| told(world, &format!("d{number}")));
+    // Of d1, which has the bouncer, and of d4 none.
+    assert_eq!(
+        of(&world),
+        [None, Some(vec![]), Some(vec![20]), None, Some(vec![])]
+    );
+    let mut rows = world.service_rows(&name("s"));
+    rows.sort();
+    let droplets: Vec<_> = rows.into_iter().map(|(droplet, _)| droplet).collect();
+    assert_eq!(droplets, ["d1", "d2", "d4"], "all of them are waited for");
+    // A pod comes to d3: a row there, and none elsewhere.
+    world.set_endpoint(&name("e3"), Some(endpoint("web", 3, 30)));
+    let deltas = world.flush();
+    assert_eq!(told(&world, "d3"), Some(vec![30]));
+    let changed = deltas
+        .iter()
+        .filter(|(_, delta)| delta.contains_key(&Key::Service(7, ADDRESS)));
+    assert_eq!(
+        changed.map(|(droplet, _)| droplet.as_str()).collect::<Vec<_>>(),
+        ["d3"]
+    );
+    // The backend of d2 goes: its row alone.
+    let mut fewer = kept_local();
+    fewer.tables[0].1[0].backends.remove(0);
+    world.set_service(&name("s"), Some(fewer));
+    let deltas = world.flush();
+    assert_eq!(deltas.keys().collect::<Vec<_>>(), ["d2"]);
+    // And the last pod of d4.
+    world.set_endpoint(&name("e4"), None);
+    world.flush();
+    assert_eq!(told(&world, "d4"), None);
+}
+
+#[test]
+fn a_tenants_service_is_exposed_where_its_backends_are_and_only_if_traffic_stays_there() {
+    let mut world = shared();
+    let mut tenants = Service {
+        network: "blue".into(),
+        exposed: exposed(30080),
+        ..kept_local()
+    };
+    tenants.exposed[0].1[0].local = true;
+    tenants.exposed[0].1[0]
+        .backends
+        .clone_from(&tenants.tables[0].1[0].backends);
+    world.set_service(&name("s"), Some(tenants.clone()));
+    world.flush();
+    let told = |world: &World| {
+        let of = |number: u64| {
+            let program = world.program(&format!("d{number}"));
+            match &program.get(&Key::Exposed(8, ADDRESS))?.row {
+                Some(row::Row::Exposed(row)) => Some(row.ports[0].backends[0].address[15]),
+                other => panic!("{other:?}"),
+            }
+        };
+        [0, 1, 2, 3, 4].map(of)
+    };
+    assert_eq!(told(&world), [None, None, Some(20), Some(30), None]);
+    tenants.exposed[0].1[0].local = false;
+    tenants.exposed[0].1[0].backends.clear();
+    world.set_service(&name("s"), Some(tenants));
+    world.flush();
+    assert_eq!(told(&world), [None; 5]);
+}
+
+#[test]
+fn an_address_of_its_own_vpc_is_told_by_the_vpcs_row_and_two_vpcs_may_have_it() {
+    let own: IpAddr = Ipv4Addr::new(10, 0, 0, 99).into();
+    let with_own = |network: &str, uid: &str, cluster: u8| {
+        let mut made = service(network, uid, 10);
+        let ports = made.tables[0].1.clone();
+        made.tables[0].0 = Ipv4Addr::new(10, 96, 0, cluster).into();
+        made.tables.push((own, ports));
+        made.own_addresses = vec![own];
+        made
+    };
+    let mut world = shared();
+    world.set_service(&name("s"), Some(with_own("web", "1", 1)));
+    world.set_service(&name("t"), Some(with_own("blue", "2", 2)));
+    world.flush();
+    let of = |world: &World, droplet: &str, vni: u32| {
+        let program = world.program(droplet);
+        let named = match &program[&Key::Vpc(vni)].row {
+            Some(row::Row::Vpc(row)) => row.service_addresses.len(),
+            other => panic!("{other:?}"),
+        };
+        (named, program.contains_key(&Key::Service(vni, own)))
+    };
+    assert_eq!([of(&world, "d1", 7), of(&world, "d2", 8)], [(1, true), (1, true)]);
+    assert_eq!(world.service_at(own), None, "of no service of the cluster");
+    let rows = world.service_rows(&name("t"));
+    assert!(rows.contains(&("d2".to_owned(), Key::Vpc(8))), "{rows:?}");
+    world.set_service(&name("t"), None);
+    world.flush();
+    assert_eq!(
+        [of(&world, "d1", 7), of(&world, "d2", 8)],
+        [(1, true), (0, false)]
+    );
 }
 
 /// One of network `web` that nodes serve.

@@ -1,0 +1,89 @@
+//! Where load balancers ask whether this node has backends of a Service whose traffic stays on its node: a port of each such
+//! Service answers as kube-proxy's does, 200 with a count or 503.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use serde_json::json;
+use thuban_telemetry::{Answer, Pages};
+use tokio::task::JoinHandle;
+
+use crate::node::Node;
+use crate::state::State;
+
+/// Runs until the daemon ends.
+pub async fn run(node: Arc<Node>) {
+    let mut changes = node.watch();
+    let mut serving: BTreeMap<u16, (String, JoinHandle<()>)> = BTreeMap::new();
+    loop {
+        let wanted = wanted(&node.state());
+        serving.retain(|port, (service, task)| {
+            let stays = wanted.get(port) == Some(service);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        for (port, service) in wanted {
+            serving.entry(port).or_insert_with(|| {
+                // Of both families.
+                let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+                let pages = Health {
+                    node: Arc::clone(&node),
+                    service: service.clone(),
+                };
+                let setting = "healthCheckNodePort of a Service";
+                (
+                    service,
+                    tokio::spawn(thuban_telemetry::serve(address, setting, pages)),
+                )
+            });
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The Service of each port.
+fn wanted(state: &State) -> BTreeMap<u16, String> {
+    let exposed = state.program.exposed();
+    let ports = exposed.filter_map(|exposed| Some((exposed.health_port?, exposed.service.clone())));
+    ports.collect()
+}
+
+struct Health {
+    node: Arc<Node>,
+    /// namespace/name
+    service: String,
+}
+
+impl Pages for Health {
+    async fn answer(&self, _: &str) -> Answer {
+        let count = backends(&self.node.state(), &self.service);
+        let (namespace, name) = self.service.split_once('/').unwrap_or_default();
+        let body = json!({
+            "service": {"namespace": namespace, "name": name},
+            "localEndpoints": count,
+        });
+        if count > 0 {
+            Answer::Text(body.to_string())
+        } else {
+            Answer::Unready(body.to_string())
+        }
+    }
+}
+
+/// How many addresses of this node take what comes for a Service, of the family that has more.
+fn backends(state: &State, service: &str) -> usize {
+    let exposed = state
+        .program
+        .exposed()
+        .filter(|exposed| exposed.service == service);
+    let counts = exposed.map(|exposed| {
+        let addresses = exposed.local_backends().map(|backend| backend.address);
+        addresses.collect::<std::collections::BTreeSet<_>>().len()
+    });
+    counts.max().unwrap_or_default()
+}

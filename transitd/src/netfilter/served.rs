@@ -1,0 +1,222 @@
+//! What the node translates of services: maps from an address and a port to a chain, and a chain for each way to backends.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use thuban_common::tables::MARK_EGRESS;
+
+use super::ruleset::{EITHER, Host, MARK_EXPOSED, MARK_LED, address};
+use crate::program::service::{Exposed, ExposedPort, Service};
+
+/// Where packets to an address and a port go.
+type Ports = BTreeMap<(IpAddr, u8, u16), usize>;
+
+/// What the node serves.
+#[derive(Default)]
+pub(super) struct Served {
+    /// Where what has no port here is refused.
+    addresses: Vec<IpAddr>,
+    ports: Ports,
+    /// Of services that nodes expose, at addresses outside of the cluster.
+    outside: Ports,
+    /// The same at each of the node's: whether it is IPv6, protocol, port.
+    node_ports: BTreeMap<(bool, u8, u16), usize>,
+    ways: Vec<Way>,
+}
+
+/// Where connections go.
+struct Way {
+    /// Of its connections; 0: none.
+    mark: u32,
+    protocol: u8,
+    is_v6: bool,
+    /// None: dropped.
+    backends: Vec<(IpAddr, u16)>,
+    /// That takes what processes and pods of the node itself ask for.
+    for_own: Option<usize>,
+}
+
+impl Served {
+    pub fn new<'a>(services: impl Iterator<Item = &'a Service>, host: &Host) -> Self {
+        let mut made = Self::default();
+        let mut seen = HashSet::new();
+        for service in services.filter(|service| !service.inside) {
+            let address = address(service.key.address);
+            if !seen.insert(address) {
+                continue;
+            }
+            made.addresses.push(address);
+            for port in service.ports.iter().filter(|port| !port.backends.is_empty()) {
+                let backends = port.backends.iter();
+                let backends = backends.map(|of| (self::address(of.address), u16::from_be(of.port)));
+                let way = made.way(port.key.protocol, backends.collect());
+                let port = u16::from_be(port.key.port);
+                made.ports.insert((address, way.0, port), way.1);
+            }
+        }
+        for exposed in &host.exposed {
+            made.expose(exposed, host);
+        }
+        made
+    }
+
+    /// Its protocol and number.
+    fn way(&mut self, protocol: u8, backends: Vec<(IpAddr, u16)>) -> (u8, usize) {
+        self.ways.push(Way {
+            mark: 0,
+            protocol,
+            is_v6: backends.first().is_some_and(|(address, _)| address.is_ipv6()),
+            backends,
+            for_own: None,
+        });
+        (protocol, self.ways.len() - 1)
+    }
+
+    /// To backends wherever they are, by the address in its VPC, where agents translate it; none if there are none.
+    fn cluster_way(&mut self, cluster: IpAddr, port: &ExposedPort) -> Option<usize> {
+        let served = self.ports.get(&(cluster, port.protocol, port.port)).copied();
+        let backends = match served.and_then(|way| self.ways.get(way)) {
+            Some(way) => way.backends.clone(),
+            // The node serves it, and it has no backends.
+            None if self.addresses.contains(&cluster) => return None,
+            None => vec![(cluster, port.port)],
+        };
+        let (_, way) = self.way(port.protocol, backends);
+        if let Some(made) = self.ways.get_mut(way).filter(|_| served.is_some()) {
+            // The node answers for backends elsewhere that are not reached by its endpoint: they must answer the node.
+            made.mark = MARK_EXPOSED;
+        }
+        Some(way)
+    }
+
+    fn expose(&mut self, exposed: &Exposed, host: &Host) {
+        let cluster = address(exposed.key.address);
+        let is_nodes_own = host.vni == Some(exposed.key.vni);
+        for port in &exposed.ports {
+            let for_all = if is_nodes_own {
+                self.cluster_way(cluster, port)
+            } else {
+                None
+            };
+            let way = match host.local_backends(exposed, port) {
+                None => for_all,
+                // Of another VPC the node is silent where it has none.
+                Some((_, backends)) if backends.is_empty() && !is_nodes_own => None,
+                Some((is_led, backends)) => {
+                    let (_, way) = self.way(port.protocol, backends);
+                    if let Some(made) = self.ways.get_mut(way) {
+                        made.mark = if is_led { MARK_LED } else { MARK_EXPOSED };
+                        made.is_v6 = cluster.is_ipv6();
+                        made.for_own = for_all;
+                    }
+                    Some(way)
+                }
+            };
+            let Some(way) = way else { continue };
+            let protocol = port.protocol;
+            if let Some(node_port) = port.node_port {
+                self.node_ports
+                    .insert((cluster.is_ipv6(), protocol, node_port), way);
+            }
+            for outside in &exposed.addresses {
+                self.outside.insert((address(*outside), protocol, port.port), way);
+            }
+        }
+    }
+
+    pub fn write(&self, text: &mut String) {
+        for (is_v6, suffix, kind) in [(false, "", "ipv4_addr"), (true, "6", "ipv6_addr")] {
+            let addresses = self.addresses.iter().filter(|address| address.is_ipv6() == is_v6);
+            let addresses: Vec<_> = addresses.map(ToString::to_string).collect();
+            set(
+                text,
+                &format!("set addresses{suffix}"),
+                &format!("type {kind}"),
+                &addresses,
+            );
+            for (name, ports) in [("ports", &self.ports), ("outside", &self.outside)] {
+                let ways = ports
+                    .iter()
+                    .filter(|((address, _, _), _)| address.is_ipv6() == is_v6);
+                let ways: Vec<_> = ways
+                    .map(|((address, protocol, port), way)| {
+                        format!("{address} . {protocol} . {port} : goto port-{way}")
+                    })
+                    .collect();
+                set(
+                    text,
+                    &format!("map {name}{suffix}"),
+                    &format!("type {kind} . inet_proto . inet_service : verdict"),
+                    &ways,
+                );
+            }
+            let ways = self.node_ports.iter().filter(|((v6, _, _), _)| *v6 == is_v6);
+            let ways: Vec<_> = ways
+                .map(|((_, protocol, port), way)| format!("{protocol} . {port} : goto port-{way}"))
+                .collect();
+            set(
+                text,
+                &format!("map node-ports{suffix}"),
+                "type inet_proto . inet_service : verdict",
+                &ways,
+            );
+        }
+        for (number, way) in self.ways.iter().enumerate() {
+            way.write(number, text);
+        }
+        for (name, map) in [("services", "ports"), ("outside", "outside")] {
+            let _ = writeln!(
+                text,
+                "  chain {name} {{\n    ip daddr . meta l4proto . th dport vmap @{map}\n    \
+                 ip6 daddr . meta l4proto . th dport vmap @{map}6\n  }}"
+            );
+        }
+        text.push_str(
+            "  chain node-ports {\n    meta nfproto ipv4 meta l4proto . th dport vmap @node-ports\n    \
+             meta nfproto ipv6 meta l4proto . th dport vmap @node-ports6\n  }\n  \
+             chain refuse {\n    meta l4proto tcp reject with tcp reset\n    reject\n  }\n",
+        );
+    }
+}
+
+impl Way {
+    fn write(&self, number: usize, text: &mut String) {
+        let family = if self.is_v6 { "ip6" } else { "ip" };
+        let of_pods = |is| format!("meta mark & {EITHER:#x} {is} {:#x}", MARK_EGRESS & EITHER);
+        let mut rules = Vec::new();
+        if let Some(own) = self.for_own {
+            rules.push(format!("fib saddr type local goto port-{own}"));
+            rules.push(format!("{} goto port-{own}", of_pods("==")));
+        }
+        if self.mark != 0 {
+            // Pods' connections have the mark of their pod.
+            rules.push(format!("{} ct mark set {:#x}", of_pods("!="), self.mark));
+        }
+        if self.backends.is_empty() {
+            rules.push("counter drop".into());
+        } else {
+            let backends = self.backends.iter().enumerate();
+            let backends = backends.map(|(index, (address, port))| format!("{index} : {address} . {port}"));
+            rules.push(format!(
+                "meta l4proto {} dnat {family} to numgen random mod {} map {{ {} }}",
+                self.protocol,
+                self.backends.len(),
+                backends.collect::<Vec<_>>().join(", ")
+            ));
+        }
+        let _ = writeln!(
+            text,
+            "  chain port-{number} {{\n    {}\n  }}",
+            rules.join("\n    ")
+        );
+    }
+}
+
+pub(super) fn set(text: &mut String, name: &str, kind: &str, elements: &[String]) {
+    let _ = writeln!(text, "  {name} {{\n    {kind}");
+    if !elements.is_empty() {
+        let _ = writeln!(text, "    elements = {{ {} }}", elements.join(", "));
+    }
+    text.push_str("  }\n");
+}

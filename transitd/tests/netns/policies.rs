@@ -1,0 +1,362 @@
+//! What comes from outside and stays on its node, ports of nodes that a chained plugin made, addresses that Services have in
+//! their own VPC.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use thuban_common::tables::HOST_SOURCE;
+use thuban_proto::transit::row::Row;
+use thuban_proto::transit::{
+    AddressKey, ExposedPort, ExposedRow, LocalRow, RowKey, ServiceBackend, ServicePort, ServiceRow, row_key,
+};
+
+use crate::rig::{NODE, Rig, base_rows, eventually, local};
+use crate::tcp::{PATIENCE, ask, connect, serve};
+
+const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
+/// The node's own endpoint, in VPC 7.
+const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 9);
+const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
+const SECOND: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 6);
+/// Of VPC 8.
+const TENANTS: Ipv4Addr = Ipv4Addr::new(10, 8, 1, 7);
+/// Beside the node.
+const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+/// Farther away.
+const STRANGER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
+
+fn bytes(address: Ipv4Addr) -> Vec<u8> {
+    address.to_ipv6_mapped().octets().to_vec()
+}
+
+fn backends(addresses: &[Ipv4Addr]) -> Vec<ServiceBackend> {
+    let each = addresses.iter().map(|address| ServiceBackend {
+        address: bytes(*address),
+        port: 8080,
+    });
+    each.collect()
+}
+
+/// A service of port 80.
+fn service(vni: u32, address: Ipv4Addr, by: &[Ipv4Addr], local: bool) -> Row {
+    Row::Service(ServiceRow {
+        vni,
+        address: bytes(address),
+        ports: vec![ServicePort {
+            protocol: 6,
+            port: 80,
+            backends: backends(by),
+            local,
+            ..ServicePort::default()
+        }],
+        ..ServiceRow::default()
+    })
+}
+
+/// NodePort 30080, of traffic that stays on its node.
+fn exposed(vni: u32, by: &[Ipv4Addr]) -> Row {
+    Row::Exposed(ExposedRow {
+        vni,
+        address: bytes(SERVICE),
+        ports: vec![ExposedPort {
+            protocol: 6,
+            port: 80,
+            node_port: 30080,
+            local: true,
+            backends: backends(by),
+        }],
+        addresses: vec![bytes(OUTSIDE)],
+        health_port: 32000,
+        service: "ns/web".into(),
+    })
+}
+
+fn local_key(vni: u32, address: Ipv4Addr) -> RowKey {
+    RowKey {
+        key: Some(row_key::Key::Local(AddressKey {
+            vni,
+            address: bytes(address),
+        })),
+    }
+}
+
+/// A pod of VPC 8 or 9.
+fn tenants(vni: u32, uid: &str) -> Row {
+    let Row::Local(row) = local(vni, uid, 7) else {
+        panic!("a local row")
+    };
+    Row::Local(LocalRow {
+        address: bytes(TENANTS),
+        network: 0x0a08_0100,
+        gateway: "10.8.1.1".into(),
+        ..row
+    })
+}
+
+/// Nodes are in VPC 7, p1 and p2 too; p3 is VPC 8's, whose range is its own. VPC 9 is as 8.
+fn rig() -> Rig {
+    let mut rows = Vec::new();
+    for row in base_rows() {
+        match row {
+            Row::Vpc(mut vpc) => {
+                vpc.service_cidrs.push("10.96.0.0/16".into());
+                vpc.egress = true;
+                if vpc.vni == 7 {
+                    vpc.host_access = true;
+                    rows.push(Row::Vpc(vpc));
+                    continue;
+                }
+                vpc.cidrs = vec!["10.8.0.0/16".into()];
+                vpc.closed_cidrs = vec!["192.0.2.0/24".into(), "10.0.0.0/16".into()];
+                let mut other = vpc.clone();
+                other.vni = 9;
+                rows.extend([Row::Vpc(vpc), Row::Vpc(other)]);
+            }
+            Row::Network(mut network) if network.vni == 8 => {
+                network.network = 0x0a08_0100;
+                network.cidrs = vec!["10.8.1.0/24".into()];
+                let mut other = network.clone();
+                other.vni = 9;
+                rows.extend([Row::Network(network), Row::Network(other)]);
+            }
+            other => rows.push(other),
+        }
+    }
+    let Row::Local(host) = local(7, "node/n", OWN.octets()[3]) else {
+        panic!("a local row")
+    };
+    rows.push(Row::Local(LocalRow { host: true, ..host }));
+    rows.extend([local(7, "p1", 5), local(7, "p2", 6), tenants(8, "p3")]);
+    let mut rig = Rig::new(rows);
+    for pod in ["p1", "p2", "p3"] {
+        rig.add_pod(pod);
+    }
+    eventually("the node has its endpoint", || {
+        rig.on_node("ip route show table 6082 2>/dev/null || true")
+            .contains("10.96.0.0/16")
+    });
+    rig.on_far(&format!("ip route add {OUTSIDE}/32 via {}", Ipv4Addr::from(NODE)));
+    rig.on_far(&format!("ip address add {STRANGER}/32 dev lo"));
+    rig.on_node(&format!("ip route add default via {FAR}"));
+    rig
+}
+
+fn pod(rig: &Rig, name: &str) -> String {
+    format!("{}-{name}", rig.name)
+}
+
+/// Status and body of the health port.
+fn health(rig: &Rig) -> (String, String) {
+    let mut stream = connect(rig.far(), NODE.into(), 32000).unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap_or_default();
+    (status.to_owned(), body.to_owned())
+}
+
+#[test]
+fn what_stays_on_its_node_reaches_its_own_backends_under_the_senders_address() {
+    let rig = rig();
+    let here = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
+    let anywhere = serve(&pod(&rig, "p2"), Ipv4Addr::UNSPECIFIED, 8080, 2);
+    rig.operator.push_and_wait(
+        vec![service(7, SERVICE, &[SECOND], false), exposed(7, &[FIRST])],
+        vec![],
+    );
+    for (address, port) in [(NODE.into(), 30080), (OUTSIDE, 80)] {
+        assert_eq!(ask(&mut connect(rig.far(), address, port).unwrap()), 1);
+        assert_eq!(here.recv_timeout(PATIENCE).unwrap(), IpAddr::from(FAR));
+    }
+    // The node's own processes and pods reach all backends.
+    for namespace in [rig.node().to_owned(), pod(&rig, "p1")] {
+        for (address, port) in [(NODE.into(), 30080), (OUTSIDE, 80)] {
+            assert_eq!(ask(&mut connect(&namespace, address, port).unwrap()), 2);
+            assert_eq!(anywhere.recv_timeout(PATIENCE).unwrap(), IpAddr::from(OWN));
+        }
+    }
+    let count =
+        |number| format!(r#"{{"localEndpoints":{number},"service":{{"name":"web","namespace":"ns"}}}}"#);
+    assert_eq!(health(&rig), ("200".into(), count(1)));
+    let mut stays = connect(rig.far(), NODE.into(), 30080).unwrap();
+    rig.operator.push_and_wait(vec![exposed(7, &[])], vec![]);
+    let refused = connect(rig.far(), NODE.into(), 30080).unwrap_err();
+    assert_eq!(refused, ErrorKind::TimedOut, "silence, not a refusal");
+    assert_eq!(ask(&mut stays), 1, "connections stay");
+    assert_eq!(ask(&mut connect(rig.node(), NODE.into(), 30080).unwrap()), 2);
+    assert_eq!(health(&rig), ("503".into(), format!("{}\n", count(0))));
+    let key = row_key::Key::Exposed(AddressKey {
+        vni: 7,
+        address: bytes(SERVICE),
+    });
+    rig.operator
+        .push_and_wait(vec![], vec![RowKey { key: Some(key) }]);
+    eventually("nobody answers about its health", || {
+        connect(rig.far(), NODE.into(), 32000).err() == Some(ErrorKind::ConnectionRefused)
+    });
+}
+
+#[test]
+fn a_tenants_port_of_a_node_leads_to_its_own_pod_and_never_to_who_has_the_address_next() {
+    let mut rig = rig();
+    let clients = serve(&pod(&rig, "p3"), Ipv4Addr::UNSPECIFIED, 8080, 3);
+    let _members = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
+    rig.operator.push_and_wait(vec![exposed(8, &[TENANTS])], vec![]);
+    let mut beside = connect(rig.far(), NODE.into(), 30080).unwrap();
+    assert_eq!(ask(&mut beside), 3);
+    let hosts = IpAddr::from(HOST_SOURCE);
+    assert_eq!(
+        clients.recv_timeout(PATIENCE).unwrap(),
+        hosts,
+        "a tenant's pod may not answer to nodes"
+    );
+    assert_eq!(ask(&mut connect(rig.node(), NODE.into(), 30080).unwrap()), 3);
+    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), hosts);
+    rig.on_far(&format!(
+        "ip route replace {}/32 dev far src {STRANGER}",
+        Ipv4Addr::from(NODE)
+    ));
+    let mut stranger = connect(rig.far(), NODE.into(), 30080).unwrap();
+    assert_eq!(ask(&mut stranger), 3);
+    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(STRANGER));
+
+    // Whatever a row says, another VPC's pod is led to nobody.
+    rig.operator.push_and_wait(vec![exposed(8, &[FIRST])], vec![]);
+    assert!(connect(rig.far(), NODE.into(), 30080).is_err());
+    rig.operator.push_and_wait(vec![exposed(8, &[TENANTS])], vec![]);
+    assert_eq!(ask(&mut connect(rig.far(), NODE.into(), 30080).unwrap()), 3);
+
+    // The pod goes; the address is another VPC's now, while the service's row is as it was.
+    assert_eq!(rig.del("p3"), None);
+    // What still comes for it goes nowhere.
+    rig.on_node("nft add table inet seen");
+    rig.on_node("nft 'add chain inet seen out { type filter hook postrouting priority 300; }'");
+    rig.on_node(&format!("nft add rule inet seen out ip daddr {TENANTS} counter"));
+    assert!(connect(rig.far(), NODE.into(), 30080).is_err());
+    rig.operator
+        .push_and_wait(vec![tenants(9, "p4")], vec![local_key(8, TENANTS)]);
+    rig.add_pod("p4");
+    let _next = serve(&pod(&rig, "p4"), Ipv4Addr::UNSPECIFIED, 8080, 4);
+    assert!(connect(rig.far(), NODE.into(), 30080).is_err());
+    for stream in [&mut beside, &mut stranger] {
+        let _ = stream.write_all(&[1]);
+        stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        assert_ne!(stream.read(&mut [0]).ok(), Some(1));
+    }
+    let counted = rig.on_node("nft list chain inet seen out");
+    assert!(counted.contains("counter packets 0 "), "{counted}");
+}
+
+#[test]
+fn a_port_of_the_node_that_another_plugin_made_leads_to_its_pod() {
+    let rig = rig();
+    let clients = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
+    let of_tenant = serve(&pod(&rig, "p3"), Ipv4Addr::UNSPECIFIED, 8080, 3);
+    rig.on_node("nft add table ip ports");
+    for (chain, hook) in [
+        ("in", "prerouting priority dstnat"),
+        ("own", "output priority -100"),
+    ] {
+        rig.on_node(&format!(
+            "nft 'add chain ip ports {chain} {{ type nat hook {hook}; }}'"
+        ));
+        for (port, to) in [(8081, FIRST), (8083, TENANTS)] {
+            rig.on_node(&format!(
+                "nft add rule ip ports {chain} fib daddr type local tcp dport {port} dnat to {to}:8080"
+            ));
+        }
+    }
+    let node = Ipv4Addr::from(NODE);
+    assert_eq!(ask(&mut connect(rig.far(), node, 8081).unwrap()), 1);
+    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(FAR));
+    assert_eq!(ask(&mut connect(rig.node(), node, 8081).unwrap()), 1);
+    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(HOST_SOURCE));
+    assert_eq!(
+        ask(&mut connect(&pod(&rig, "p2"), node, 8081).unwrap()),
+        1,
+        "a member's"
+    );
+    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(OWN));
+    for namespace in [rig.far(), rig.node()] {
+        assert_eq!(ask(&mut connect(namespace, node, 8083).unwrap()), 3);
+        assert_eq!(
+            of_tenant.recv_timeout(PATIENCE).unwrap(),
+            IpAddr::from(HOST_SOURCE)
+        );
+    }
+    // A tenant reaches no node.
+    assert!(connect(&pod(&rig, "p3"), node, 8081).is_err());
+    // And no other pod of the host's table by an address that it chose.
+    assert!(connect(rig.far(), TENANTS, 8080).is_err());
+}
+
+#[test]
+fn services_of_two_vpcs_have_one_address_among_their_own() {
+    let mut rig = rig();
+    let own = Ipv4Addr::new(10, 8, 1, 99);
+    rig.operator.push_and_wait(
+        vec![LocalRow {
+            address: bytes(Ipv4Addr::new(10, 8, 1, 8)),
+            mac: vec![2, 9, 10, 8, 1, 8],
+            ..match tenants(9, "p4") {
+                Row::Local(row) => row,
+                other => panic!("{other:?}"),
+            }
+        }]
+        .into_iter()
+        .map(Row::Local)
+        .collect(),
+        vec![],
+    );
+    rig.add_pod("p4");
+    let fourth = Ipv4Addr::new(10, 8, 1, 8);
+    let _servers = [("p3", 3), ("p4", 4)]
+        .map(|(name, answer)| serve(&pod(&rig, name), Ipv4Addr::UNSPECIFIED, 8080, answer));
+    let rows: Vec<Row> = rig.operator.shared.lock().unwrap().rows.clone();
+    let named = rows.into_iter().filter_map(|row| match row {
+        Row::Vpc(mut vpc) if vpc.vni != 7 => {
+            vpc.service_addresses = vec![bytes(own)];
+            Some(Row::Vpc(vpc))
+        }
+        _ => None,
+    });
+    let services = [(8, TENANTS), (9, fourth)].map(|(vni, by)| service(vni, own, &[by], false));
+    rig.operator
+        .push_and_wait(named.clone().chain(services).collect(), vec![]);
+    for (name, answer) in [("p3", 3), ("p4", 4)] {
+        let mut stream = connect(&pod(&rig, name), own, 80).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(ask(&mut stream), answer);
+    }
+    // Not of the VPC's services any more: an address of the network as any.
+    let unnamed = named.map(|row| match row {
+        Row::Vpc(mut vpc) => {
+            vpc.service_addresses.clear();
+            Row::Vpc(vpc)
+        }
+        other => other,
+    });
+    rig.operator.push_and_wait(unnamed.collect(), vec![]);
+    assert!(connect(&pod(&rig, "p3"), own, 80).is_err());
+}
+
+#[test]
+fn pods_reach_backends_of_their_own_node_alone_and_find_silence_where_there_are_none() {
+    let rig = rig();
+    let _server = serve(&pod(&rig, "p2"), Ipv4Addr::UNSPECIFIED, 8080, 2);
+    rig.operator
+        .push_and_wait(vec![service(7, SERVICE, &[SECOND], true)], vec![]);
+    let mut stream = connect(&pod(&rig, "p1"), SERVICE, 80).unwrap();
+    assert_eq!(ask(&mut stream), 2);
+    rig.operator
+        .push_and_wait(vec![service(7, SERVICE, &[], true)], vec![]);
+    let refused = connect(&pod(&rig, "p1"), SERVICE, 80).unwrap_err();
+    assert_eq!(refused, ErrorKind::TimedOut);
+    assert_eq!(ask(&mut stream), 2);
+    rig.operator
+        .push_and_wait(vec![service(7, SERVICE, &[], false)], vec![]);
+    let refused = connect(&pod(&rig, "p1"), SERVICE, 80).unwrap_err();
+    assert_eq!(refused, ErrorKind::ConnectionRefused);
+}
