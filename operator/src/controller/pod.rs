@@ -140,10 +140,12 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
                 let note = format!("its annotations, or its namespace's, make no Endpoint: {error}");
                 context.events.event(&*pod, true, "InvalidAnnotation", &note);
             }
+            return Ok(Action::await_change());
         }
         Err(error) => return Err(error.into()),
     }
-    Ok(Action::await_change())
+    // Another operator, whose cache is old, may delete what this one made; the own cache may see neither.
+    Ok(Action::requeue(LOOK_AGAIN))
 }
 
 /// Claims addresses ahead, if the pod may have them. Whatever stands in the way is the Endpoint's to say.

@@ -103,7 +103,8 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
                 addresses = endpoint.spec.claimed.join(", "),
                 "scaled endpoint created"
             );
-            Ok(Action::await_change())
+            // Should another operator, whose cache is old, delete it.
+            Ok(Action::requeue(LATER))
         }
         // The watch will tell, or the namespace is going away and the Service with it.
         Err(error) if error.is_conflict() || error.is_forbidden() => Ok(Action::requeue(LATER)),

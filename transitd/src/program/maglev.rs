@@ -8,8 +8,9 @@ use thuban_common::services::{BackendEntry, MAX_SLOTS};
 /// Slots of tables: primes, four times as large each, so that the size seldom changes with the number of backends, which
 /// moves nearly all slots.
 const SIZES: [u32; 6] = [251, 1021, 4093, 16381, 65521, MAX_SLOTS];
-/// Slots that a backend should have: then no two differ by more than some percent.
-const SLOTS_A_BACKEND: usize = 100;
+/// Slots that a backend should have: then no two differ by more than some percent, and a usual service with few backends
+/// takes little room.
+const SLOTS_A_BACKEND: usize = 60;
 /// A slot that nobody has yet.
 const NOBODY: u32 = u32::MAX;
 
@@ -154,7 +155,7 @@ mod tests {
             .fold(0_u64, |sum, index| mix(sum ^ u64::from(*index)));
         assert_eq!(
             (slots.len(), sum),
-            (1021, 17_792_503_302_166_847_478),
+            (251, 10_634_812_095_740_079_187),
             "other versions would choose other backends"
         );
     }

@@ -181,17 +181,17 @@ fn a_service_that_finds_no_room_keeps_what_it_had_and_comes_by_itself() {
     start(&mut rig);
     answer_with(&rig, "p2", 2);
     answer_with(&rig, "p3", 3);
-    let other = large(11, 80..81, 3);
+    let other = large(11, 80..81, 5);
     rig.operator
         .push_and_wait(vec![service(&[6]), other.clone()], vec![]);
     assert_eq!(ask(&mut connect(&rig, "p1").unwrap()), 2);
     let Row::Service(mut more) = service(&[7]) else {
         unreachable!()
     };
-    // Three backends are 16 rows: with the other's 16 and its own more than half of the table.
+    // Five backends are 16 rows: with the other's 16 and its own more than half of the table.
     more.ports.push(ServicePort {
         port: 81,
-        ..match large(12, 81..82, 3) {
+        ..match large(12, 81..82, 5) {
             Row::Service(row) => row.ports[0].clone(),
             _ => unreachable!(),
         }
@@ -205,7 +205,7 @@ fn a_service_that_finds_no_room_keeps_what_it_had_and_comes_by_itself() {
     for (series, value) in [
         (r#"rows{table="SERVICES"}"#, 4),
         (r#"rows{table="SLOTS"}"#, 20),
-        (r#"rows{table="BACKENDS"}"#, 4),
+        (r#"rows{table="BACKENDS"}"#, 6),
         (r#"rows_capacity{table="SLOTS"}"#, 64),
         (r#"rows_capacity{table="CONNECTIONS"}"#, 524_288),
     ] {
