@@ -156,7 +156,9 @@ impl State {
         }
         if self.synced && !self.netfilter.is_written() {
             // They may lead to an endpoint that had the address before.
-            return Readiness::NotYet("the rules of table inet thuban could not be written, see transitd's log");
+            return Readiness::NotYet(
+                "the rules of table inet thuban could not be written, see transitd's log",
+            );
         }
         match self.program.local_of_pod(pod_uid) {
             Some(endpoint) if endpoint.ready => Readiness::Ready(endpoint.clone()),

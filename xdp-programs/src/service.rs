@@ -7,7 +7,9 @@
 use thuban_common::{
     counters::Counter,
     packet::{ethernet, ip::IpPacket, ipv4},
-    services::{AffinityKey, FORWARD, HAIRPIN, NO_INDEX, RESET, SERVICE_LOCAL, ServiceEntry, ServiceKey, Signal, slot},
+    services::{
+        AffinityKey, FORWARD, HAIRPIN, NO_INDEX, RESET, SERVICE_LOCAL, ServiceEntry, ServiceKey, Signal, slot,
+    },
 };
 
 use crate::{

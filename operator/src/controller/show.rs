@@ -39,7 +39,7 @@ pub fn hide(name: &EndpointName, context: &Context) {
     wake_services(&name.0, changed, context);
 }
 
-/// Answers the addresses that have, or had, another holder.
+/// Answers the addresses that have, or had, another holder, or have one elsewhere.
 fn put(world: &mut World, name: &EndpointName, new: Option<world::Endpoint>) -> Vec<IpAddr> {
     let old = world.endpoint(name);
     let held = |endpoint: Option<&world::Endpoint>| match endpoint.map(|endpoint| &endpoint.membership) {
@@ -47,7 +47,10 @@ fn put(world: &mut World, name: &EndpointName, new: Option<world::Endpoint>) -> 
         _ => Vec::new(),
     };
     let (mut changed, now) = (held(old), held(new.as_ref()));
-    let identity = |endpoint: &world::Endpoint| (endpoint.network.clone(), endpoint.pod.clone());
+    let identity = |endpoint: &world::Endpoint| {
+        let (network, droplet) = (endpoint.network.clone(), endpoint.droplet.clone());
+        (network, droplet, endpoint.pod.clone())
+    };
     let is_same = changed == now && old.map(identity) == new.as_ref().map(identity);
     changed.extend(now);
     world.set_endpoint(name, new);

@@ -304,13 +304,11 @@ pub fn ruleset<'a>(
                 .collect(),
         ),
         (
-            // To a pod that has gone: by another way it would be somebody else's, and remembered.
+            // To a pod that has gone: by another way it would be somebody else's, and remembered. What other software
+            // translated goes where it wants.
             "gone",
             "type filter hook postrouting priority srcnat - 10",
-            vec![
-                format!("meta mark & {MARK_MASK:#x} == {MARK_ANSWER:#x} ct direction original {nowhere}"),
-                format!("ct mark {MARK_LED:#x} ct direction original {nowhere}"),
-            ],
+            vec![format!("ct mark {MARK_LED:#x} ct direction original {nowhere}")],
         ),
         (
             // Before chained plugins' masquerade, which takes any address of the node.
