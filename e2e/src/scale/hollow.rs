@@ -21,7 +21,8 @@ use transitd::{
     operator::peer::{Outbox, Peer},
     program::{
         self,
-        row::{Row, RowKey, proto_key},
+        row::{Row, RowKey},
+        row_key::proto_key,
     },
     services::Changes,
 };
