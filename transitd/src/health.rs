@@ -1,8 +1,9 @@
 //! Where load balancers ask whether this node has backends of a Service whose traffic stays on its node: a port of each such
 //! Service answers as kube-proxy's does, 200 with a count or 503.
 
-use std::collections::BTreeMap;
-use std::net::{Ipv6Addr, SocketAddr};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::json;
@@ -27,8 +28,7 @@ pub async fn run(node: Arc<Node>) {
         });
         for (port, service) in wanted {
             serving.entry(port).or_insert_with(|| {
-                // Of both families.
-                let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+                let address = SocketAddr::from((everywhere(), port));
                 let pages = Health {
                     node: Arc::clone(&node),
                     service: service.clone(),
@@ -43,6 +43,15 @@ pub async fn run(node: Arc<Node>) {
         if changes.changed().await.is_err() {
             return;
         }
+    }
+}
+
+/// Of both families, where there are two.
+fn everywhere() -> IpAddr {
+    if Path::new("/proc/sys/net/ipv6").exists() {
+        Ipv6Addr::UNSPECIFIED.into()
+    } else {
+        Ipv4Addr::UNSPECIFIED.into()
     }
 }
 
@@ -83,7 +92,7 @@ fn backends(state: &State, service: &str) -> usize {
         .filter(|exposed| exposed.service == service);
     let counts = exposed.map(|exposed| {
         let addresses = exposed.local_backends().map(|backend| backend.address);
-        addresses.collect::<std::collections::BTreeSet<_>>().len()
+        addresses.collect::<BTreeSet<_>>().len()
     });
     counts.max().unwrap_or_default()
 }

@@ -123,11 +123,25 @@ fn traffic_that_stays_on_its_node_reaches_the_pods_there_under_its_senders_addre
         http_hostname_at((at(2), port), NOT_REACHED).is_err(),
         "nobody is there"
     );
-    // A node's own processes, and pods, go on to any of them.
-    let own = cluster
-        .in_node(&nodes[2], || http_hostname_at((at(2), port), REACHED))
+    // A node's own processes go on to any of them, unless pods don't either.
+    let open = made
+        .service(
+            "open",
+            json!({"type": "NodePort", "externalTrafficPolicy": "Local"}),
+        )
         .unwrap();
-    assert!(own.starts_with("kept-"), "{own}");
+    let patch = json!({"spec": {"selector": {"app": "kept"}}}).to_string();
+    cluster
+        .kubectl(&["patch", "service", "-n", "default", "open", "-p", &patch])
+        .unwrap();
+    let own = self::port(&open);
+    cluster
+        .wait_for("any of them from a node without", SOON, || {
+            let got = cluster.in_node(&nodes[2], || http_hostname_at((at(2), own), REACHED));
+            Ok(got.is_ok_and(|name| name.starts_with("kept-")))
+        })
+        .unwrap();
+    assert!(http_hostname_at((at(2), own), NOT_REACHED).is_err());
     // By the ClusterIP pods reach those of their own node.
     for (pod, here) in clients.iter().zip([Some(&first), Some(&second), None]) {
         let got = pod.inside(|| http_hostname_at((address(&service), 80), NOT_REACHED));

@@ -133,7 +133,7 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
         }
         Err(error) if error.is_conflict() => {}
         // The namespace is going away; so is the pod.
-        Err(error) if error.is_forbidden() => {}
+        Err(error) if error.is_forbidden() => return Ok(Action::await_change()),
         // A rule of the kind that an annotation breaks: a name too long, an address in a form of its own.
         Err(error) if error.is_invalid() => {
             if context.known_for(&format!("invalid/{}", owner.uid)).is_zero() {

@@ -132,7 +132,9 @@ pub async fn reconcile(
         return Ok(Action::await_change());
     }
     if let Claimed::Not(Some(told)) = &claimed {
+        write(endpoint, endpoints, status).await?;
         tell(endpoint, &told.reason, &told.message, context);
+        return Ok(Action::await_change());
     }
     let next = serve(endpoint, endpoints, status, context).await?;
     // Nothing wakes it when an address becomes free.

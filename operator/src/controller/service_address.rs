@@ -18,9 +18,8 @@ use crate::hub::Waiter;
 use crate::model::allocation::{Owner, addresses_of};
 use crate::model::service::Service;
 use crate::model::validation::parse;
+use crate::model::world::MOST_OWN_ADDRESSES;
 
-/// Of one VPC: all its droplets are told all of them.
-const MOST: usize = 256;
 /// Says why a Service doesn't have the addresses that it asks for.
 const CONDITION: &str = "ServiceAddress";
 
@@ -76,9 +75,9 @@ pub async fn claim(
         }
     };
     let vpc = &network.spec.vpc;
-    if context.hub.read(|world| world.service_addresses_of(vpc).len()) + asked.len() > MOST {
+    if context.hub.read(|world| world.service_addresses_of(vpc).len()) + asked.len() > MOST_OWN_ADDRESSES {
         let message = format!(
-            "the Services of VPC {vpc:?} have {MOST} addresses of its own, and at most so many can be: take the \
+            "the Services of VPC {vpc:?} have {MOST_OWN_ADDRESSES} addresses of its own, and at most so many can be: take the \
              annotation {SERVICE_IP_ANNOTATION} away from some"
         );
         return not("TooMany", &message);

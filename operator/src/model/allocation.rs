@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use kube::ResourceExt;
 use thuban_api::cidr::Cidr;
-use thuban_api::{Endpoint, IpClaim, IpClaimSpec};
+use thuban_api::{Endpoint, EndpointType, IpClaim, IpClaimSpec};
 
 /// A family of addresses. An endpoint has one address of each that its network has ranges of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -158,12 +158,14 @@ pub fn standing(claim: &IpClaimSpec, endpoint: Option<&Endpoint>) -> Standing {
     let Some(endpoint) = own else {
         return Standing::Void;
     };
-    // All addresses are taken at once: with one there, no other comes.
+    // A pod's addresses are taken at once: with one there, no other comes. Those that a Service asks for come behind the
+    // cluster's.
     let addresses = addresses_of(endpoint);
     let address = claim.address.parse();
+    let is_scaled = endpoint.spec.kind == EndpointType::Scaled;
     if address.is_ok_and(|address| addresses.contains(&address)) {
         Standing::Counted
-    } else if addresses.is_empty() {
+    } else if addresses.is_empty() || is_scaled && endpoint.spec.addresses.contains(&claim.address) {
         Standing::Open
     } else {
         Standing::Void

@@ -3,6 +3,7 @@
 //! Invariant: rows and agent are in place before the pod's end is up, and the file before success is told; a failure
 //! undoes every step. Teardown fences first, goes through all steps whatever fails, and takes missing things as done.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rtnetlink::Handle;
@@ -228,7 +229,13 @@ async fn take_apart(
     // Nothing of it is on its way any more that could be remembered anew.
     let forgotten = attachment.map_or(Ok(()), |attachment| {
         conntrack::forget(attachment.host_ifindex)?;
-        let mut addresses = attachment.addresses();
+        // Another sandbox of the same pod goes on.
+        let is_held = |address: &IpAddr| {
+            let state = node.state();
+            let mut others = state.attachments.values();
+            others.any(|other| other.addresses().any(|held| held == *address))
+        };
+        let mut addresses = attachment.addresses().filter(|address| !is_held(address));
         addresses.try_for_each(conntrack::forget_answered_by)
     });
     match forgotten {

@@ -1,4 +1,4 @@
-//! Ends what conntrack remembers of an attachment, by one request of its netlink protocol
+//! Ends what conntrack remembers of an attachment, by requests of its netlink protocol
 //! (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
 
 use std::io;
@@ -10,9 +10,14 @@ use nix::sys::socket::{
 };
 use thuban_common::tables::{MARK_EGRESS, MARK_EGRESS_HOST, mark_of};
 
+/// NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET.
+const GET: u16 = 1 << 8 | 1;
 /// NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_DELETE.
 const DELETE: u16 = 1 << 8 | 2;
+const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
+const CTA_ID: u16 = 12;
+const CTA_ZONE: u16 = 18;
 const CTA_MARK: u16 = 8;
 const CTA_MARK_MASK: u16 = 21;
 const CTA_FILTER: u16 = 25;
@@ -41,15 +46,17 @@ pub fn forget(ifindex: u32) -> io::Result<()> {
         attribute(CTA_MARK, &mark),
         attribute(CTA_MARK_MASK, &mask.to_be_bytes()),
     ];
-    ask(libc::AF_UNSPEC as u8, &attributes.concat())
+    let request = request(DELETE, 0, libc::AF_UNSPEC as u8, &attributes.concat());
+    exchange(&request, |_| {})
 }
 
 /// Removes every connection that an endpoint with this address answers: what came to a port of the node and was led there.
-/// Who has the address next would get the rest of it.
+/// Who has the address next would get the rest of it. Kernels before 6.12 delete nothing by a part of a tuple, so they are
+/// listed and deleted one by one.
 pub fn forget_answered_by(address: IpAddr) -> io::Result<()> {
     let (family, kind, bytes) = match address {
-        IpAddr::V4(v4) => (libc::AF_INET, CTA_IP_V4_SRC, v4.octets().to_vec()),
-        IpAddr::V6(v6) => (libc::AF_INET6, CTA_IP_V6_SRC, v6.octets().to_vec()),
+        IpAddr::V4(v4) => (libc::AF_INET as u8, CTA_IP_V4_SRC, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (libc::AF_INET6 as u8, CTA_IP_V6_SRC, v6.octets().to_vec()),
     };
     let source = attribute(CTA_TUPLE_IP | NESTED, &attribute(kind, &bytes));
     let flags = attribute(CTA_FILTER_REPLY_FLAGS, &BY_SOURCE.to_ne_bytes());
@@ -57,11 +64,43 @@ pub fn forget_answered_by(address: IpAddr) -> io::Result<()> {
         attribute(CTA_TUPLE_REPLY | NESTED, &source),
         attribute(CTA_FILTER | NESTED, &flags),
     ];
-    ask(family as u8, &attributes.concat())
+    let mut names = Vec::new();
+    let dump = libc::NLM_F_DUMP as u16;
+    exchange(&request(GET, dump, family, &attributes.concat()), |connection| {
+        names.push(name_of(connection));
+    })?;
+    for name in names {
+        exchange(&request(DELETE, 0, family, &name), |_| {})?;
+    }
+    Ok(())
 }
 
-/// Sends a request to delete what attributes describe, and waits for its answer.
-fn ask(family: u8, attributes: &[u8]) -> io::Result<()> {
+/// Of a connection's attributes those by which it is deleted.
+fn name_of(connection: &[u8]) -> Vec<u8> {
+    let mut name = Vec::new();
+    let mut rest = connection;
+    while let Some((kind, length)) = header(rest) {
+        let padded = length.next_multiple_of(4).min(rest.len());
+        let (own, more) = rest.split_at(padded);
+        if [CTA_TUPLE_ORIG, CTA_ZONE, CTA_ID].contains(&(kind & !NESTED)) {
+            name.extend(own);
+        }
+        rest = more;
+    }
+    name
+}
+
+/// Type and length of the first nlattr, its header included.
+fn header(attributes: &[u8]) -> Option<(u16, usize)> {
+    let [a, b, c, d] = *attributes.first_chunk()?;
+    let length = usize::from(u16::from_ne_bytes([a, b]));
+    (4..=attributes.len())
+        .contains(&length)
+        .then_some((u16::from_ne_bytes([c, d]), length))
+}
+
+/// Sends a request and reads its answers: the attributes of each connection. Until its acknowledgement, or the end of the list.
+fn exchange(request: &[u8], mut listed: impl FnMut(&[u8])) -> io::Result<()> {
     let socket = socket(
         AddressFamily::Netlink,
         SockType::Raw,
@@ -70,30 +109,58 @@ fn ask(family: u8, attributes: &[u8]) -> io::Result<()> {
     )?;
     sendto(
         socket.as_raw_fd(),
-        &request(family, attributes),
+        request,
         &NetlinkAddr::new(0, 0),
         MsgFlags::empty(),
     )?;
-    let mut answer = [0; 256];
-    let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-    // An nlmsghdr, and in it an error number, negative or 0.
-    let code = answer.get(16..20).filter(|_| length >= 20);
-    let code = code.and_then(|bytes| <[u8; 4]>::try_from(bytes).ok());
-    match code.map(i32::from_ne_bytes) {
+    // A part of a dump is at most 32 KiB (NLMSG_GOODSIZE's bound).
+    let mut answer = vec![0; 1 << 16];
+    loop {
+        let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+        let mut rest = answer.get(..length).unwrap_or_default();
+        while let Some((kind, body, more)) = message(rest) {
+            rest = more;
+            match i32::from(kind) {
+                libc::NLMSG_DONE => return Ok(()),
+                libc::NLMSG_ERROR => return acknowledged(body),
+                _ => listed(body.get(4..).unwrap_or_default()),
+            }
+        }
+        if length == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+}
+
+/// The first message: its type, what follows its nlmsghdr, and what follows it.
+fn message(messages: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let length = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
+    let (own, _) = messages.split_at_checked(length).filter(|_| length >= 16)?;
+    let kind = u16::from_ne_bytes([own[4], own[5]]);
+    let next = length.next_multiple_of(4).min(messages.len());
+    Some((kind, &own[16..], &messages[next..]))
+}
+
+/// An error number, negative or 0.
+fn acknowledged(body: &[u8]) -> io::Result<()> {
+    let code = body.first_chunk().copied().map(i32::from_ne_bytes);
+    match code {
         Some(0) => Ok(()),
         // There is none.
         Some(code) if -code == libc::ENOENT => Ok(()),
         Some(code) => Err(io::Error::from_raw_os_error(-code)),
-        None => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
 
-fn request(family: u8, attributes: &[u8]) -> Vec<u8> {
-    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
+/// Without flags of its own it is acknowledged.
+fn request(kind: u16, flags: u16, family: u8, attributes: &[u8]) -> Vec<u8> {
+    let acknowledged = if flags == 0 { libc::NLM_F_ACK as u16 } else { 0 };
+    let flags = libc::NLM_F_REQUEST as u16 | flags | acknowledged;
     let length = (HEADERS + attributes.len()) as u32;
     let mut request = Vec::with_capacity(length as usize);
     request.extend(length.to_ne_bytes());
-    request.extend(DELETE.to_ne_bytes());
+    request.extend(kind.to_ne_bytes());
     request.extend(flags.to_ne_bytes());
     // Sequence and port.
     request.extend([0; 8]);

@@ -43,8 +43,8 @@ pub struct Host<'a> {
     pub service_ranges: &'a [IpNet],
     /// Of its VPC.
     pub ranges: &'a [IpNet],
-    /// Where endpoints of other VPCs don't answer to.
-    pub closed: &'a [IpNet],
+    /// Where endpoints of other VPCs don't answer to, their own VPCs' ranges too: nobody outside has such an address.
+    pub closed: Vec<IpNet>,
     /// Of services of its VPC, and of those of others whose backends here take what comes.
     pub exposed: Vec<&'a Exposed>,
     /// VNI of its VPC.
@@ -74,11 +74,18 @@ impl<'a> Host<'a> {
         let open = led_to.iter().filter(|key| program.has_egress(key.vni));
         let open = open.map(|key| key.address).collect();
         let ranges = vni.map(|vni| program.ranges(vni));
+        let others: BTreeSet<u32> = led_to
+            .iter()
+            .map(|key| key.vni)
+            .filter(|of| vni != Some(*of))
+            .collect();
+        let of_others = others.iter().flat_map(|vni| program.ranges(*vni).0);
+        let closed = program.closed_ranges().iter().chain(of_others).copied().collect();
         Self {
             addresses: endpoint.map(addresses_of).unwrap_or_default(),
             service_ranges: ranges.map_or(program.service_ranges(), |(_, services)| services),
             ranges: ranges.map_or(&[], |(own, _)| own),
-            closed: program.closed_ranges(),
+            closed,
             exposed,
             vni,
             led_to,
@@ -115,7 +122,14 @@ impl<'a> Host<'a> {
         let is_unmarked = format!("meta mark & {MARK_MASK:#x} == 0");
         let of_members = format!("meta mark & {MARK_MASK:#x} == {MARK_EGRESS_HOST:#x}");
         let first = "ct direction original ct status dnat";
+        // What looks like an answer to the node's own address towards pods, and was translated by somebody's rule for ports of the
+        // node: by this way tenants would reach each other.
+        let crafted = |family: &str, host: String| {
+            format!("iifname \"{HOST_PREFIX}*\" {first} ct original {family} daddr {host} counter drop")
+        };
         let mut rules = vec![
+            crafted("ip", HOST.to_string()),
+            crafted("ip6", HOST6.to_string()),
             format!(
                 "ct mark {MARK_LED:#x} ct direction original {is_unmarked} meta mark set meta mark | {MARK_ANSWER:#x}"
             ),
@@ -145,6 +159,10 @@ impl<'a> Host<'a> {
         };
         let mut rules = vec![format!("{led} fib saddr type local snat ip to {HOST}")];
         let own = of_v4(self.ranges);
+        if !own.is_empty() {
+            // Nobody outside has such an address.
+            rules.push(format!("{led} ip saddr {{ {own} }} counter drop"));
+        }
         let of_tenants = if own.is_empty() {
             led
         } else {

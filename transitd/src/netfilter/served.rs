@@ -33,8 +33,18 @@ struct Way {
     is_v6: bool,
     /// None: dropped.
     backends: Vec<(IpAddr, u16)>,
-    /// That takes what processes and pods of the node itself ask for.
-    for_own: Option<usize>,
+    /// What becomes of what processes and pods of the node itself ask for.
+    for_own: Own,
+}
+
+/// See [`Way::for_own`].
+enum Own {
+    /// As of others.
+    Same,
+    /// Another way.
+    By(usize),
+    /// A tenant's port: pods of other VPCs don't get there.
+    NoPods,
 }
 
 impl Served {
@@ -68,7 +78,7 @@ impl Served {
             protocol,
             is_v6: backends.first().is_some_and(|(address, _)| address.is_ipv6()),
             backends,
-            for_own: None,
+            for_own: Own::Same,
         });
         (protocol, self.ways.len() - 1)
     }
@@ -93,6 +103,10 @@ impl Served {
     fn expose(&mut self, exposed: &Exposed, host: &Host) {
         let cluster = address(exposed.key.address);
         let is_nodes_own = host.vni == Some(exposed.key.vni);
+        if !is_nodes_own && cluster.is_ipv6() {
+            // Their endpoints answer to the node by IPv4 alone.
+            return;
+        }
         for port in &exposed.ports {
             let for_all = if is_nodes_own {
                 self.cluster_way(cluster, port)
@@ -108,7 +122,11 @@ impl Served {
                     if let Some(made) = self.ways.get_mut(way) {
                         made.mark = if is_led { MARK_LED } else { MARK_EXPOSED };
                         made.is_v6 = cluster.is_ipv6();
-                        made.for_own = for_all;
+                        made.for_own = if is_nodes_own {
+                            for_all.map_or(Own::Same, Own::By)
+                        } else {
+                            Own::NoPods
+                        };
                     }
                     Some(way)
                 }
@@ -185,9 +203,13 @@ impl Way {
         let family = if self.is_v6 { "ip6" } else { "ip" };
         let of_pods = |is| format!("meta mark & {EITHER:#x} {is} {:#x}", MARK_EGRESS & EITHER);
         let mut rules = Vec::new();
-        if let Some(own) = self.for_own {
-            rules.push(format!("fib saddr type local goto port-{own}"));
-            rules.push(format!("{} goto port-{own}", of_pods("==")));
+        match self.for_own {
+            Own::Same => {}
+            Own::By(own) => {
+                rules.push(format!("fib saddr type local goto port-{own}"));
+                rules.push(format!("{} goto port-{own}", of_pods("==")));
+            }
+            Own::NoPods => rules.push(format!("{} counter drop", of_pods("=="))),
         }
         if self.mark != 0 {
             // Pods' connections have the mark of their pod.

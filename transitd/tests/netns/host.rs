@@ -200,7 +200,7 @@ fn a_vpc_reaches_a_service_that_it_shares_by_its_node_and_nothing_else_there() {
 }
 
 /// A segment of no connection, with a byte of data.
-fn send_ack(namespace: &str, from: Ipv4Addr, to: Ipv4Addr, port: u16) {
+pub fn send_ack(namespace: &str, from: Ipv4Addr, to: Ipv4Addr, port: u16) {
     // Ports; sequence, acknowledged; 20 bytes, ACK and PSH; window, sum, urgent; data.
     let mut segment = vec![0x9c, 0x40];
     segment.extend(port.to_be_bytes());

@@ -11,6 +11,7 @@ use thuban_proto::transit::{
     AddressKey, ExposedPort, ExposedRow, LocalRow, RowKey, ServiceBackend, ServicePort, ServiceRow, row_key,
 };
 
+use crate::host::send_ack;
 use crate::rig::{NODE, Rig, base_rows, eventually, local};
 use crate::tcp::{PATIENCE, ask, connect, serve};
 
@@ -287,8 +288,26 @@ fn a_port_of_the_node_that_another_plugin_made_leads_to_its_pod() {
             IpAddr::from(HOST_SOURCE)
         );
     }
-    // A tenant reaches no node.
+    // A tenant reaches no node, and no pod by what looks like an answer to the node.
     assert!(connect(&pod(&rig, "p3"), node, 8081).is_err());
+    rig.on_node("nft add table inet seen");
+    rig.on_node("nft 'add chain inet seen out { type filter hook postrouting priority 300; }'");
+    rig.on_node(&format!(
+        "nft add rule inet seen out ip daddr {FIRST} tcp dport 8080 counter"
+    ));
+    send_ack(&pod(&rig, "p3"), TENANTS, HOST_SOURCE.into(), 8081);
+    let counted = rig.on_node("nft list chain inet seen out");
+    assert!(counted.contains("counter packets 0 "), "{counted}");
+    // What others' rules translate to elsewhere goes there.
+    let elsewhere = serve(rig.far(), FAR, 9090, 9);
+    for chain in ["in", "own"] {
+        rig.on_node(&format!(
+            "nft add rule ip ports {chain} fib daddr type local tcp dport 8089 dnat to {FAR}:9090"
+        ));
+    }
+    assert_eq!(ask(&mut connect(&pod(&rig, "p2"), node, 8089).unwrap()), 9);
+    assert_eq!(ask(&mut connect(rig.node(), node, 8089).unwrap()), 9);
+    drop(elsewhere);
     // And no other pod of the host's table by an address that it chose.
     assert!(connect(rig.far(), TENANTS, 8080).is_err());
 }

@@ -1,7 +1,7 @@
 //! Keys and entries of the pinned maps, as they lie in memory.
 //!
 //! Invariant: `repr(C)`, integers and arrays only, explicit padding, sizes asserted; any change of a layout raises
-//! [`LAYOUT_VERSION`], because running programs of the old version may share the maps.
+//! [`LAYOUT_VERSION`], because running programs of the old version may share the maps. It counts from the first release.
 //! Numbers are host order unless the doc says otherwise; addresses are network order.
 
 /// Version of everything under `thuban/layout_N` in bpffs.

@@ -37,7 +37,7 @@ pub enum TooLarge {
     )]
     Ways(usize),
     #[error(
-        "its ports have {0} backends outside of its VPC together, and nodes serve at most {MOST_BY_NODE}: make a Service \
+        "its ports have {0} backends together that a node serves itself, and at most {MOST_BY_NODE} can be: make a Service \
          for a part of them each"
     )]
     ByNode(usize),
@@ -203,8 +203,12 @@ pub fn backends<'a>(
         tables.push((*address, table));
     }
     let exposed = if has_ways_in(service) || !outside.is_empty() {
-        let each = addresses.iter().map(|address| {
+        // One of each family leads to it, of the cluster's.
+        let cluster = service.cluster_ips();
+        let addresses = addresses.iter().filter(|address| cluster.contains(address));
+        let each = addresses.map(|address| {
             let ports = exposed(service, *address, &found, &homes)?;
+            bound(&ports, &homes)?;
             Ok((*address, ports))
         });
         each.collect::<Result<_, _>>()?
@@ -314,6 +318,21 @@ fn exposed(
         })
     });
     made.collect()
+}
+
+/// What nodes are led to is written anew at each change of any.
+fn bound(ports: &[ExposedPort], homes: &BTreeMap<IpAddr, String>) -> Result<(), TooLarge> {
+    let mut by_droplet: BTreeMap<&str, usize> = BTreeMap::new();
+    for backend in ports.iter().flat_map(|port| &port.backends) {
+        let home = super::rows::address(&backend.address).and_then(|address| homes.get(&address));
+        if let Some(home) = home {
+            *by_droplet.entry(home).or_default() += 1;
+        }
+    }
+    match by_droplet.into_values().max() {
+        Some(most) if most > MOST_BY_NODE => Err(TooLarge::ByNode(most)),
+        _ => Ok(()),
+    }
 }
 
 /// For how long a client keeps its backend.

@@ -22,7 +22,7 @@ use roles::Roles;
 use services::Services;
 
 pub use roles::Role;
-pub use services::Service;
+pub use services::{MOST_OWN_ADDRESSES, Service};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vpc {

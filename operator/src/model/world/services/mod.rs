@@ -14,6 +14,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use thuban_api::cidr::Cidr;
 use thuban_proto::transit::{ExposedPort, ServicePort};
 
+pub use reach::MOST_OWN_ADDRESSES;
+
 use super::names::Names;
 use super::{EndpointName, Key, Owner, Rows, Vpc, World};
 

@@ -12,6 +12,9 @@ use thuban_proto::transit::{ExposedPort, Row, ServiceBackend, ServicePort};
 use super::{EndpointName, Key, Owner, Rows, Service, World};
 use crate::model::rows::{self, NodeService};
 
+/// Addresses of a VPC's own that its services have together: all its droplets are told all of them.
+pub const MOST_OWN_ADDRESSES: usize = 256;
+
 impl World {
     pub(in super::super) fn contribute_service(&self, name: &EndpointName) -> Option<Rows> {
         let service = self.service(name)?;
@@ -115,9 +118,11 @@ impl World {
         let services = self.services_of_vpc(vpc);
         let services = services.filter_map(|name| self.service(name));
         let services = services.filter(|service| !service.by_node);
-        services
+        let addresses: BTreeSet<_> = services
             .flat_map(|service| service.own_addresses.iter().copied())
-            .collect()
+            .collect();
+        // Two may have been claimed at once.
+        addresses.into_iter().take(MOST_OWN_ADDRESSES).collect()
     }
 
     /// The rows of a VPC itself, by which droplets know addresses of services among its own.
