@@ -1,6 +1,7 @@
 //! Thuban.
 
 pub mod bench;
+pub mod clusterip;
 pub mod cni;
 pub mod programs;
 pub mod rig;

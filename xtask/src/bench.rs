@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 
 use crate::{
-    bench_cluster,
+    bench_cluster, bench_services,
     build::{self, root, run_command, step},
     cni_tools, deps, ebpf, kube,
 };
@@ -38,6 +38,13 @@ pub enum Benchmark {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Services beside kube-proxy in iptables and nftables mode, on clusters of their own; `--help` says more
+    #[command(disable_help_flag = true)]
+    Services {
+        /// Arguments of the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
 }
 
 pub fn run(benchmark: &Benchmark) -> Result<ExitCode> {
@@ -45,6 +52,7 @@ pub fn run(benchmark: &Benchmark) -> Result<ExitCode> {
         Benchmark::Datapath { arguments } => datapath(arguments),
         Benchmark::Cni { arguments } => cni(arguments),
         Benchmark::Scale { arguments } => scale(arguments),
+        Benchmark::Services { arguments } => services(arguments),
     }
 }
 
@@ -111,7 +119,16 @@ fn scale(arguments: &[String]) -> Result<ExitCode> {
     execute(&built.join("scale-bench"), &own)
 }
 
-fn execute(benchmark: &Path, arguments: &[String]) -> Result<ExitCode> {
+fn services(arguments: &[String]) -> Result<ExitCode> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("the benchmark makes clusters in namespaces: run it as root");
+    }
+    deps::ensure()?;
+    bench_services::run(arguments)
+}
+
+/// Runs a benchmark's program from the workspace's root.
+pub fn execute(benchmark: &Path, arguments: &[String]) -> Result<ExitCode> {
     let status = Command::new(benchmark)
         .current_dir(root())
         .args(arguments)

@@ -78,6 +78,12 @@ pub fn scale() -> Result<PathBuf> {
     Ok(release_folder())
 }
 
+/// Builds the benchmark of Services, with the dependencies of the images' binaries.
+pub fn services() -> Result<PathBuf> {
+    release(&["-p", "thuban-e2e", "--bin", "services-bench"])?;
+    Ok(release_folder().join("services-bench"))
+}
+
 /// What the benchmark of CNI runs: binaries as images have them, and itself.
 pub struct CniParts {
     pub transitd: PathBuf,

@@ -1,0 +1,59 @@
+//! `cargo xtask bench services` builds and runs this as root.
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::Parser;
+use thuban_e2e::clusterip::{self, Parts, Plan};
+
+/// Measures Services by Thuban beside kube-proxy, on clusters that are up.
+#[derive(Parser)]
+struct Arguments {
+    #[arg(long, value_delimiter = ',')]
+    services: Vec<usize>,
+    #[arg(long)]
+    rounds: usize,
+    /// Seconds
+    #[arg(long)]
+    time: f64,
+    #[arg(long)]
+    changes: usize,
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    #[arg(long)]
+    output: PathBuf,
+    /// Name of the cluster with Thuban
+    #[arg(long)]
+    thuban: String,
+    /// Name of the cluster without a network
+    #[arg(long)]
+    other: String,
+    #[arg(long)]
+    kube_proxy: PathBuf,
+    /// Folder of ptp and host-local
+    #[arg(long)]
+    plugins: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let given = Arguments::parse();
+    let plan = Plan {
+        sizes: given.services,
+        rounds: given.rounds.max(1),
+        time: Duration::from_secs_f64(given.time.clamp(0.2, 60.0)),
+        changes: given.changes,
+        only: given.only,
+    };
+    let parts = Parts {
+        thuban: given.thuban,
+        other: given.other,
+        kube_proxy: given.kube_proxy,
+        plugins: given.plugins,
+    };
+    match clusterip::run(&plan, &parts, &given.output) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

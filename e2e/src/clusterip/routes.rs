@@ -1,0 +1,58 @@
+//! The network of the cluster that kube-proxy serves: pods by ptp, plain routes between the nodes' ranges, no tunnel, no
+//! masquerading.
+
+use std::{net::Ipv4Addr, path::Path, time::Duration};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use thuban_cluster::{Cluster, NODES};
+
+/// Of all pods.
+pub const POD_RANGE: &str = "10.201.0.0/16";
+const CONFLIST: &str = "/etc/cni/net.d/10-ptp.conflist";
+const PATIENCE: Duration = Duration::from_mins(2);
+
+fn range(index: usize) -> String {
+    format!("{}/24", Ipv4Addr::new(10, 201, index as u8, 0))
+}
+
+/// Makes all nodes Ready.
+pub fn lay(name: &str, plugins: &Path) -> Result<()> {
+    let cluster = Cluster::named(name)?;
+    for (index, node) in NODES.iter().enumerate() {
+        for plugin in ["ptp", "host-local"] {
+            let built = plugins.join(plugin).display().to_string();
+            cluster.exec_on_node(node, &["cp", &built, "/opt/cni/bin/"])?;
+        }
+        for (other, neighbour) in NODES.iter().enumerate() {
+            if other != index {
+                let (to, via) = (range(other), cluster.node_address(neighbour)?.to_string());
+                cluster.exec_on_node(node, &["ip", "route", "replace", &to, "via", &via])?;
+            }
+        }
+        // As a NIC's driver has it, and as transitd makes it on the other cluster.
+        cluster.exec_on_node(node, &["ethtool", "-K", "eth0", "gro", "on"])?;
+        let conflist = json!({
+            "cniVersion": "1.0.0", "name": "ptp",
+            "plugins": [{
+                "type": "ptp", "ipMasq": false,
+                "ipam": {"type": "host-local", "ranges": [[{"subnet": range(index)}]],
+                         "routes": [{"dst": "0.0.0.0/0"}]},
+            }],
+        });
+        let write = format!("printf %s '{conflist}' > {CONFLIST}.tmp && mv {CONFLIST}.tmp {CONFLIST}");
+        cluster.exec_on_node(node, &["sh", "-c", &write])?;
+    }
+    cluster.wait_for("the nodes Ready", PATIENCE, || {
+        let nodes: Value = serde_json::from_str(&cluster.kubectl(&["get", "nodes", "-o", "json"])?)?;
+        let nodes = nodes["items"].as_array().context("a list of nodes")?;
+        let is_ready = |node: &Value| {
+            let conditions = node["status"]["conditions"].as_array();
+            conditions.is_some_and(|all| {
+                all.iter()
+                    .any(|is| is["type"] == "Ready" && is["status"] == "True")
+            })
+        };
+        Ok(nodes.len() == NODES.len() && nodes.iter().all(is_ready))
+    })
+}

@@ -1,0 +1,88 @@
+//! One cluster with its pods and Services.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use thuban_cluster::Cluster;
+use tokio::runtime::Runtime;
+
+use super::{
+    change::FAR,
+    objects::{self, Made},
+    pods::{Pod, Pods},
+    traffic::{self, Taken, Target},
+};
+
+pub struct Site {
+    pub is_thuban: bool,
+    pub cluster: Cluster,
+    pub client: Client,
+    pub pods: Pods,
+    pub made: Made,
+    /// Ways to the backends without a Service.
+    pub near: Vec<Target>,
+    pub far: Vec<Target>,
+    /// Bytes that its backends took.
+    pub taken: Taken,
+}
+
+impl Site {
+    /// Makes the pods and starts what they do.
+    pub fn up(runtime: &Runtime, name: &str, is_thuban: bool) -> Result<Self> {
+        let cluster = Cluster::named(name)?;
+        let client = runtime.block_on(client(&cluster))?;
+        let pods = Pods::up(&cluster)?;
+        let taken = Taken::default();
+        for (number, pod) in (0..).zip(&pods.near).chain(FAR.zip(&pods.far)) {
+            traffic::serve(pod, number, &taken)?;
+        }
+        Ok(Self {
+            is_thuban,
+            cluster,
+            client,
+            near: Self::direct(&pods.near),
+            far: Self::direct(&pods.far),
+            pods,
+            made: Made::default(),
+            taken: Arc::clone(&taken),
+        })
+    }
+
+    pub const fn name(&self) -> &'static str {
+        if self.is_thuban { "thuban" } else { "kube-proxy" }
+    }
+
+    /// Makes Services until there are as many; how long it took, and with Thuban how many came to be Provisioned.
+    pub fn grow(&mut self, runtime: &Runtime, size: usize) -> Result<(Duration, Option<usize>)> {
+        println!("{size} Services on the cluster of {}", self.name());
+        let start = Instant::now();
+        runtime.block_on(async {
+            self.made.grow(&self.client, &self.pods, size).await?;
+            let served = if self.is_thuban {
+                Some(objects::provisioned(&self.client, size).await?)
+            } else {
+                None
+            };
+            Ok((start.elapsed(), served))
+        })
+    }
+
+    fn direct(backends: &[Pod]) -> Vec<Target> {
+        backends.iter().map(|pod| Target::new(pod.address, 0)).collect()
+    }
+}
+
+/// As the cluster's administrator.
+async fn client(cluster: &Cluster) -> Result<Client> {
+    let path = cluster.instance().kubeconfig();
+    let read = Kubeconfig::read_from(&path).with_context(|| format!("reading {}", path.display()))?;
+    let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;
+    Client::try_from(config).with_context(|| format!("a client by {}", path.display()))
+}

@@ -1,0 +1,139 @@
+//! `cargo xtask bench services`: brings up a cluster with Thuban and one for kube-proxy, and measures Services on both in
+//! turns.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+
+use crate::{
+    bench::execute,
+    build::{self, root, step},
+    cluster, cni_tools,
+    go_tools::GoTools,
+    install, progress,
+};
+
+const THUBAN: &str = "bench";
+const OTHER: &str = "benchkp";
+/// Contestants by name, as the benchmark knows them.
+const CONTESTANTS: [&str; 3] = ["thuban", "iptables", "nftables"];
+
+const KUBE_PROXY: GoTools = GoTools {
+    name: "kube-proxy",
+    modules: "e2e/kube-proxy",
+    files: &["go.mod", "go.sum"],
+    tags: "",
+    packages: &["tool"],
+    tests: &[],
+    binaries: &["kube-proxy"],
+};
+
+/// ClusterIPs by Thuban beside kube-proxy in iptables and in nftables mode, each on a cluster of its own, in turns: connections,
+/// throughput, the time from a change of an EndpointSlice to its effect, memory; among few Services and among very many
+#[derive(Parser)]
+#[command(name = "cargo xtask bench services")]
+struct Arguments {
+    /// Numbers of Services, ascending; each has 4 backends
+    #[arg(long, value_delimiter = ',', default_value = "10,1000,10000")]
+    services: Vec<usize>,
+    /// Turns of each contestant at each number
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Seconds of each measure
+    #[arg(long, default_value_t = 1.0)]
+    time: f64,
+    /// Changes of an EndpointSlice in a turn
+    #[arg(long, default_value_t = 24)]
+    changes: usize,
+    /// Compared, by name: thuban, iptables, nftables
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// One short round with 10 and 100 Services: says whether everything works, no more
+    #[arg(long)]
+    quick: bool,
+    /// Measure on the clusters, and with the Services, that an earlier run left by --keep
+    #[arg(long)]
+    reuse: bool,
+    /// Leave the clusters up
+    #[arg(long)]
+    keep: bool,
+    /// Where the results go
+    #[arg(long, default_value = "target/bench")]
+    output: PathBuf,
+}
+
+pub fn run(arguments: &[String]) -> Result<ExitCode> {
+    let name = ["bench services".to_owned()];
+    let mut given = match Arguments::try_parse_from(name.iter().chain(arguments)) {
+        Ok(given) => given,
+        Err(error) => {
+            error.print()?;
+            return Ok(ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)));
+        }
+    };
+    if let Some(unknown) = given
+        .only
+        .iter()
+        .find(|name| !CONTESTANTS.contains(&name.as_str()))
+    {
+        bail!("--only {unknown}: expected some of {}", CONTESTANTS.join(", "));
+    }
+    if given.quick {
+        (given.services, given.rounds, given.time, given.changes) = (vec![10, 100], 1, 0.5, 4);
+    }
+    step("plugins for the other cluster", cni_tools::ensure)?;
+    let kube_proxy = step("kube-proxy", || {
+        progress::watched("building kube-proxy", || KUBE_PROXY.ensure())
+    })?;
+    if !given.reuse {
+        for name in [THUBAN, OTHER] {
+            cluster::down(name)?;
+        }
+        build::run()?;
+    }
+    let benchmark = step("benchmark", build::services)?;
+    let result = up(&given).and_then(|()| {
+        let list = |all: &[String]| all.join(",");
+        let sizes: Vec<String> = given.services.iter().map(usize::to_string).collect();
+        let plugins = root().join("target/cni-tools");
+        let program = kube_proxy.join("kube-proxy");
+        let mut own = vec![
+            format!("--services={}", list(&sizes)),
+            format!("--rounds={}", given.rounds),
+            format!("--time={}", given.time),
+            format!("--changes={}", given.changes),
+            format!("--output={}", given.output.display()),
+            format!("--thuban={THUBAN}"),
+            format!("--other={OTHER}"),
+            format!("--kube-proxy={}", program.display()),
+            format!("--plugins={}", plugins.display()),
+        ];
+        if !given.only.is_empty() {
+            own.push(format!("--only={}", list(&given.only)));
+        }
+        execute(&benchmark, &own)
+    });
+    if !given.keep {
+        for name in [THUBAN, OTHER] {
+            cluster::down(name).with_context(|| format!("cluster {name}"))?;
+        }
+    }
+    result
+}
+
+/// Only the clusters that are asked for.
+fn up(given: &Arguments) -> Result<()> {
+    if given.reuse {
+        return Ok(());
+    }
+    let wants = |name: &str| given.only.is_empty() || given.only.iter().any(|only| only == name);
+    if wants(CONTESTANTS[0]) {
+        cluster::up(THUBAN)?;
+        install::run(THUBAN)?;
+    }
+    if CONTESTANTS[1..].iter().any(|name| wants(name)) {
+        cluster::up(OTHER)?;
+    }
+    Ok(())
+}
