@@ -370,8 +370,8 @@ mod tests {
     fn ratios_are_of_one_round_and_their_median_is_told() {
         let mut report = Report::default();
         let metric = "near_service_crr8_per_s";
-        // One slow round of the machine, which both had.
-        for (round, slow) in [(1, 1.0), (2, 0.1), (3, 1.0)] {
+        // Slow rounds of the machine, which both had.
+        for (round, slow) in [(1, 1.0), (2, 0.1), (3, 0.2)] {
             report.add(10, round, "thuban", metric, "1/s", 1200.0 * slow);
             report.add(10, round, "iptables", metric, "1/s", 1000.0 * slow);
         }
