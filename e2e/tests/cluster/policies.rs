@@ -52,7 +52,7 @@ impl<'a> Made<'a> {
         running(self.cluster, self.namespace, name)
     }
 
-    fn service(&mut self, name: &str, spec: Value) -> Result<Value> {
+    fn service(&mut self, name: &str, spec: &Value) -> Result<Value> {
         let mut object = json!({
             "apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": self.namespace}, "spec": spec,
         });
@@ -102,7 +102,7 @@ fn traffic_that_stays_on_its_node_reaches_the_pods_there_under_its_senders_addre
         .collect();
     let spec =
         json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local"});
-    let service = made.service("kept", spec).unwrap();
+    let service = made.service("kept", &spec).unwrap();
     wait_endpoint(cluster, "default", "kept", "two backends", |endpoint| {
         endpoint["status"]["phase"] == "Provisioned" && endpoint["status"]["backends"] == 2
     });
@@ -127,7 +127,7 @@ fn traffic_that_stays_on_its_node_reaches_the_pods_there_under_its_senders_addre
     let open = made
         .service(
             "open",
-            json!({"type": "NodePort", "externalTrafficPolicy": "Local"}),
+            &json!({"type": "NodePort", "externalTrafficPolicy": "Local"}),
         )
         .unwrap();
     let patch = json!({"spec": {"selector": {"app": "kept"}}}).to_string();
@@ -183,7 +183,7 @@ fn a_tenants_node_port_that_stays_on_its_node_leads_to_the_tenants_pods() {
     let service = made
         .service(
             "published",
-            json!({"type": "NodePort", "externalTrafficPolicy": "Local"}),
+            &json!({"type": "NodePort", "externalTrafficPolicy": "Local"}),
         )
         .unwrap();
     let port = port(&service);
@@ -217,7 +217,7 @@ fn an_external_address_counts_where_the_installation_allows_it_and_says_so_elsew
     let refused = Ipv4Addr::new(203, 0, 113, 9);
     made.service(
         "external",
-        json!({"externalIPs": [EXTERNAL.to_string(), refused.to_string()]}),
+        &json!({"externalIPs": [EXTERNAL.to_string(), refused.to_string()]}),
     )
     .unwrap();
     let endpoint = wait_endpoint(cluster, "default", "external", "its backend", |endpoint| {
