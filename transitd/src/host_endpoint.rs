@@ -67,9 +67,8 @@ fn plan(state: &State) -> Wanted {
     }
     let endpoint = state.program.host().filter(|endpoint| endpoint.ready)?;
     let (ranges, services) = state.program.ranges(endpoint.vni);
-    let second = endpoint.address6.map(|net| net.addr().into());
     let plan = HostPlan {
-        addresses: std::iter::once(endpoint.address.into()).chain(second).collect(),
+        addresses: endpoint.addresses().collect(),
         ranges: ranges.iter().copied().collect(),
         services: services.iter().copied().collect(),
     };

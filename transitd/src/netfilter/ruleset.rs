@@ -82,7 +82,7 @@ impl<'a> Host<'a> {
         let of_others = others.iter().flat_map(|vni| program.ranges(*vni).0);
         let closed = program.closed_ranges().iter().chain(of_others).copied().collect();
         Self {
-            addresses: endpoint.map(addresses_of).unwrap_or_default(),
+            addresses: endpoint.into_iter().flat_map(LocalEndpoint::addresses).collect(),
             service_ranges: ranges.map_or(program.service_ranges(), |(_, services)| services),
             ranges: ranges.map_or(&[], |(own, _)| own),
             closed,
@@ -215,11 +215,6 @@ impl<'a> Host<'a> {
         });
         by_family.collect()
     }
-}
-
-fn addresses_of(endpoint: &LocalEndpoint) -> Vec<IpAddr> {
-    let second = endpoint.address6.map(|net| IpAddr::from(net.addr()));
-    std::iter::once(endpoint.address.into()).chain(second).collect()
 }
 
 fn family(address: IpAddr) -> &'static str {

@@ -16,6 +16,7 @@ use ipnet::IpNet;
 use row::{LocalEndpoint, Row, RowKey};
 use service::{Exposed, Service};
 
+use thuban_api::identifiers::mapped;
 use thuban_common::packet::ipv6::is_mapped;
 use thuban_common::tables::{EndpointKey, VPC_EGRESS, VPC_HOST_ACCESS};
 
@@ -110,12 +111,11 @@ impl Program {
 
     /// Whether what comes from outside is led to an endpoint of this droplet by its address.
     pub fn is_led_to(&self, endpoint: &LocalEndpoint) -> bool {
-        let second = endpoint.address6.map(|net| net.addr().octets());
-        let own = [Some(endpoint.address.to_ipv6_mapped().octets()), second];
+        let own: Vec<_> = endpoint.addresses().map(mapped).collect();
         let mut exposed = self.exposed().filter(|exposed| exposed.key.vni == endpoint.vni);
         exposed.any(|exposed| {
             let mut backends = exposed.local_backends();
-            backends.any(|backend| own.contains(&Some(backend.address)))
+            backends.any(|backend| own.contains(&backend.address))
         })
     }
 

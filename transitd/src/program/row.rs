@@ -1,6 +1,6 @@
 //! Rows of the contract, validated: what cannot be a table row never gets further than this.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -54,6 +54,14 @@ pub struct LocalEndpoint {
     /// The node itself; not in files of a transitd that knew no such endpoints.
     #[serde(default)]
     pub host: bool,
+}
+
+impl LocalEndpoint {
+    /// IPv4, then IPv6 if it has it.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        let second = self.address6.map(|net| IpAddr::from(net.addr()));
+        std::iter::once(self.address.into()).chain(second)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
