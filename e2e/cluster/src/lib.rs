@@ -16,9 +16,11 @@ mod network;
 mod node;
 mod pki;
 pub mod relay;
+mod tasks;
 mod uplink;
 
 pub use control_plane::COMPONENTS;
 pub use handle::Cluster;
 pub use instance::{Instance, NODES};
 pub use lifecycle::{Options, Status, down, env, exec, status, up};
+pub use tasks::Tasks;

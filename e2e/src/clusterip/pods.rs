@@ -6,7 +6,7 @@ use std::{fs::File, net::Ipv4Addr, path::PathBuf, time::Duration};
 use anyhow::{Context, Result, anyhow};
 use nix::sched::{CloneFlags, setns};
 use serde_json::{Value, json};
-use thuban_cluster::Cluster;
+use thuban_cluster::{Cluster, Tasks};
 
 pub const SPACE: &str = "services";
 pub const BACKENDS: usize = 4;
@@ -88,25 +88,15 @@ fn manifest(name: &str, node: &str) -> Value {
 /// Those that run, with their network namespaces.
 fn running(cluster: &Cluster) -> Result<Vec<Pod>> {
     let list: Value = serde_json::from_str(&cluster.kubectl(&["get", "pods", "-n", SPACE, "-o", "json"])?)?;
-    let mut tasks = Vec::new();
-    for node in NODES {
-        let text = cluster.exec_on_node(node, &["ctr", "-n", "k8s.io", "task", "ls"])?;
-        tasks.push((node, cluster.node_pid(node)?, text));
-    }
+    let tasks = NODES.map(|node| Ok((node, Tasks::of(cluster, node)?)));
+    let tasks = tasks.into_iter().collect::<Result<Vec<_>>>()?;
     let find = |pod: &Value| {
         let container = pod["status"]["containerStatuses"][0]["containerID"].as_str()?;
-        let container = container.trim_start_matches("containerd://");
-        let (_, node, text) = tasks.iter().find(|task| pod["spec"]["nodeName"] == task.0)?;
-        let mut words = text
-            .lines()
-            .find(|line| line.starts_with(container))?
-            .split_whitespace();
-        let (process, state) = (words.nth(1)?, words.next()?);
-        let namespace = format!("/proc/{node}/root/proc/{process}/ns/net");
-        (state == "RUNNING").then_some(Pod {
+        let (_, tasks) = tasks.iter().find(|(node, _)| pod["spec"]["nodeName"] == *node)?;
+        Some(Pod {
             name: pod["metadata"]["name"].as_str()?.to_owned(),
             address: pod["status"]["podIP"].as_str()?.parse().ok()?,
-            namespace: namespace.into(),
+            namespace: tasks.network_namespace(container)?,
         })
     };
     Ok(list["items"]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
-use thuban_cluster::Cluster;
+use thuban_cluster::{Cluster, Tasks};
 
 /// Long enough for the first packet of a flow on a busy machine (next hops, bouncers).
 pub const REACHED: Duration = Duration::from_secs(5);
@@ -126,17 +126,9 @@ pub fn running(cluster: &Cluster, namespace: &str, name: &str) -> Result<Pod> {
     };
     let node = text(&pod["spec"]["nodeName"])?;
     let container = text(&pod["status"]["containerStatuses"][0]["containerID"])?;
-    let container = container.trim_start_matches("containerd://").to_owned();
-    let tasks = cluster.exec_on_node(&node, &["ctr", "-n", "k8s.io", "task", "ls"])?;
-    let process = tasks
-        .lines()
-        .find(|line| line.starts_with(&container))
-        .and_then(|line| line.split_whitespace().nth(1))
+    let netns = Tasks::of(cluster, &node)?
+        .network_namespace(&container)
         .with_context(|| format!("no task of container {container} on {node}"))?;
-    let netns = PathBuf::from(format!(
-        "/proc/{}/root/proc/{process}/ns/net",
-        cluster.node_pid(&node)?
-    ));
     Ok(Pod {
         namespace: namespace.into(),
         name: name.into(),

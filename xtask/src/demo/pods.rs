@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 use nix::sched::{CloneFlags, setns};
-use thuban_cluster::Cluster;
+use thuban_cluster::{Cluster, Tasks};
 
 use crate::{build::root, install::get};
 
@@ -103,27 +103,22 @@ pub fn find(cluster: &Cluster, wanted: &[Wanted]) -> Result<Vec<Pod>> {
         &["pods", "-A", "-l", "app.kubernetes.io/part-of=thuban-demo"],
     )?;
     let items = list["items"].as_array().context("a list of pods")?;
-    let mut tasks = Vec::new();
-    for node in cluster.nodes()? {
-        let text = cluster.exec_on_node(&node, &["ctr", "-n", "k8s.io", "task", "ls"])?;
-        tasks.push((cluster.node_pid(&node)?, node, text));
-    }
+    let nodes = cluster.nodes()?.into_iter();
+    let tasks = nodes.map(|node| Ok((Tasks::of(cluster, &node)?, node)));
+    let tasks = tasks.collect::<Result<Vec<_>>>()?;
     let find = |wanted: &Wanted| {
         let pod = items
             .iter()
             .find(|pod| pod["metadata"]["name"] == wanted.name.as_str())?;
         let container = pod["status"]["containerStatuses"][0]["containerID"].as_str()?;
-        let container = container.trim_start_matches("containerd://");
-        let (node_process, _, text) = tasks.iter().find(|(_, node, _)| *node == wanted.node)?;
-        let line = text.lines().find(|line| line.starts_with(container))?;
-        let process = line.split_whitespace().nth(1)?;
+        let (tasks, _) = tasks.iter().find(|(_, node)| *node == wanted.node)?;
         Some(Pod {
             vpc: wanted.vpc.clone(),
             network: wanted.network.clone(),
             node: wanted.node.clone(),
             name: wanted.name.clone(),
             address: pod["status"]["podIP"].as_str()?.parse().ok()?,
-            namespace_file: format!("/proc/{node_process}/root/proc/{process}/ns/net").into(),
+            namespace_file: tasks.network_namespace(container)?,
         })
     };
     wanted
