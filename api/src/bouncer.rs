@@ -44,5 +44,8 @@ pub struct RoleStatus {
     /// Where it serves; until this is `spec.droplet`, that one is being made ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub droplet: Option<String>,
+    /// Users are told to forget it: written before any of them is, and gone before any is told of it again.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub leaving: bool,
     pub conditions: Vec<Condition>,
 }

@@ -42,6 +42,9 @@ const POINTS: [&str; 21] = [
     "delete/VniClaim",
 ];
 
+/// A VPC's number rests for 30 s before its claim goes.
+const WRITTEN: Duration = Duration::from_secs(60);
+
 fn number(variable: &str, default: usize) -> usize {
     let given = std::env::var(variable).ok();
     given.and_then(|text| text.parse().ok()).unwrap_or(default)
@@ -127,7 +130,7 @@ fn an_operator_that_dies_after_any_kind_of_write_leaves_nothing_behind() {
             let since = Instant::now();
             let mut operator = stage.operator(&format!("crash-{round}"), PORT, &[("THUBAN_CRASH", point)])?;
             stir(cluster, round)?;
-            match operator.ends_within(Duration::from_secs(15))? {
+            match operator.ends_within(WRITTEN)? {
                 Some(status) => ensure!(
                     std::os::unix::process::ExitStatusExt::signal(&status) == Some(6),
                     "{point}: {status}: {}",

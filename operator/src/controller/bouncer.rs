@@ -57,6 +57,14 @@ impl Role for Bouncer {
         world.list_bouncer(name);
     }
 
+    fn part(world: &mut World, name: &str) {
+        world.part_bouncer(name);
+    }
+
+    fn has_left(world: &World, name: &str) -> bool {
+        world.has_bouncer_left(name)
+    }
+
     fn leave(world: &mut World, name: &str) {
         world.leave_bouncer(name);
     }

@@ -57,6 +57,14 @@ impl Role for Divider {
         world.list_divider(name);
     }
 
+    fn part(world: &mut World, name: &str) {
+        world.part_divider(name);
+    }
+
+    fn has_left(world: &World, name: &str) -> bool {
+        world.has_divider_left(name)
+    }
+
     fn leave(world: &mut World, name: &str) {
         world.leave_divider(name);
     }

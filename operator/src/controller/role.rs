@@ -1,7 +1,9 @@
 //! What dividers and bouncers share: placed on a droplet, made ready there before users are told of it, Provisioned
 //! once they know; taken from its users before its tables go.
 //!
-//! Invariant: `status.droplet` is where users have it, and its tables are there until that is written anew.
+//! Invariants: `status.droplet` is where users have it, and its tables are there until that is written anew.
+//! `status.leaving` is written before any user is told to forget it, and gone before any is told of it again: of
+//! several that are deleted, the next leader knows which serve.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -49,6 +51,8 @@ pub trait Role: Object + 'static {
     fn lists(&self, world: &World) -> Vec<(String, Key)>;
     fn set(world: &mut World, name: &str, role: Option<world::Role>);
     fn list(world: &mut World, name: &str);
+    fn part(world: &mut World, name: &str);
+    fn has_left(world: &World, name: &str) -> bool;
     fn leave(world: &mut World, name: &str);
     fn take_back(world: &mut World, name: &str);
     fn is_listed(world: &World, name: &str) -> bool;
@@ -64,12 +68,17 @@ pub trait Role: Object + 'static {
         status.droplet.as_deref().or(provisioned)
     }
 
+    fn is_leaving(&self) -> bool {
+        self.status().is_some_and(|status| status.leaving)
+    }
+
     /// As the world has it.
     fn in_world(&self) -> world::Role {
         world::Role {
             parent: self.parent().to_owned(),
             serves_on: self.serves_on().map(str::to_owned),
             placed_on: self.droplet().map(str::to_owned),
+            is_leaving: self.is_leaving(),
         }
     }
 }
@@ -80,7 +89,7 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     if is_deleted && !has_finalizer(&*role) {
         return Ok(Action::await_change());
     }
-    if is_deleted && leave(&*role, &context) {
+    if is_deleted && leave(&*role, &roles, &context).await? {
         return remove(&*role, &roles, &context).await;
     }
     let why = should_move(&*role, &context);
@@ -102,6 +111,9 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     };
     let mut status = role.status().cloned().unwrap_or_default();
     if is_listed && serves_here {
+        if status.leaving {
+            return stay(&*role, &roles).await;
+        }
         if is_deleted {
             let message = format!("{} is in use and this is the last that serves it", role.parent());
             return wait(&*role, &roles, &context, ("WaitsForAnother", message)).await;
@@ -140,6 +152,9 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     };
     let mut missing = unaware();
     if missing.is_empty() {
+        if status.leaving {
+            return stay(&*role, &roles).await;
+        }
         context.hub.update(|world| R::list(world, &name));
         missing = unaware();
     }
@@ -237,28 +252,45 @@ async fn write<R: Role>(role: &R, roles: &Api<R>, status: RoleStatus) -> Result<
 }
 
 /// Takes a role that is deleted from its users; false if it is the last that they have.
-fn leave<R: Role>(role: &R, context: &Context) -> bool {
+async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<bool, WriteError> {
     let name = role.name_any();
     let is_in_use = role.is_in_use(context);
     // One step, so that of two that leave at the same time one stays.
-    context.hub.update(|world| {
+    let is_held = context.hub.update(|world| {
         let is_held = is_in_use && !R::has_other(world, &name);
         if is_held {
             R::take_back(world, &name);
         } else {
-            R::leave(world, &name);
+            R::part(world, &name);
         }
-        !is_held
-    })
+        is_held
+    });
+    if is_held {
+        return Ok(false);
+    }
+    if !context.hub.read(|world| R::has_left(world, &name)) {
+        let mut status = role.status().cloned().unwrap_or_default();
+        status.leaving = true;
+        write(role, roles, status).await?;
+        context.hub.update(|world| R::leave(world, &name));
+    }
+    Ok(true)
 }
 
-/// Before a new leader serves anybody: the one before may have taken tables of deleted roles away already.
-pub fn leave_deleted<R: Role>(context: &Context) {
-    let mut roles = R::all(context).state();
-    roles.retain(|role| role.meta().deletion_timestamp.is_some() && has_finalizer(&**role));
-    roles.sort_by_key(|role| role.name_any());
-    for role in roles {
-        leave(&*role, context);
+/// One that left, or was going to, is needed after all, and ready: as the next leader is to know it.
+async fn stay<R: Role>(role: &R, roles: &Api<R>) -> Result<Action, ReconcileError> {
+    let mut status = role.status().cloned().unwrap_or_default();
+    status.leaving = false;
+    write(role, roles, status).await?;
+    Ok(Action::requeue(LOOK_AGAIN))
+}
+
+/// Before a new leader serves anybody: the one before may have taken their tables away already.
+pub fn leave_those_leaving<R: Role>(context: &Context) {
+    for role in R::all(context).state() {
+        if role.is_leaving() && has_finalizer(&*role) {
+            context.hub.update(|world| R::leave(world, &role.name_any()));
+        }
     }
 }
 

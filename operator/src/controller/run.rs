@@ -251,8 +251,8 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     for endpoint in context.stores.endpoints.state() {
         scaled::show(&endpoint, &context);
     }
-    role::leave_deleted::<Divider>(&context);
-    role::leave_deleted::<Bouncer>(&context);
+    role::leave_those_leaving::<Divider>(&context);
+    role::leave_those_leaving::<Bouncer>(&context);
     metrics::leads(&context);
     let stores = &context.stores;
     control(

@@ -1,5 +1,6 @@
-//! Two operators that lead at a time, brought on purpose to where chance seldom brings them: one of them gives back the
-//! number of a VPC whose rows the other one still has a droplet keep.
+//! Operators brought on purpose to where chance seldom brings them. Two lead at a time, and one of them gives back the
+//! number of a VPC whose rows the other one still has a droplet keep; one dies between taking a role's tables away and
+//! letting its object go.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -54,8 +55,13 @@ fn is_claimed(state: &State) -> bool {
     has(state, Kind::VniClaim, &VNI.to_string())
 }
 
+fn bounces(state: &State, droplet: &str) -> bool {
+    let rows = &state.droplets[droplet].tables.rows;
+    rows.keys().any(|slot| matches!(slot, Slot::Bouncer(VNI, _)))
+}
+
 /// A world without faults: two nodes, a VPC and its network, and an operator that leads them.
-async fn begin(simulation: &Arc<Simulation>) -> Arc<Operator> {
+async fn begin(simulation: &Arc<Simulation>, bouncers: u32) -> Arc<Operator> {
     {
         let state = &mut *simulation.lock();
         state.weather = state.weather.fair();
@@ -72,7 +78,7 @@ async fn begin(simulation: &Arc<Simulation>) -> Arc<Operator> {
         });
         let network = json!({
             "metadata": {},
-            "spec": {"vpc": "red", "cidrs": ["10.0.1.0/24"], "bouncers": 1, "allowedNamespaces": {}},
+            "spec": {"vpc": "red", "cidrs": ["10.0.1.0/24"], "bouncers": bouncers, "allowedNamespaces": {}},
         });
         let _ = state.store.create(Kind::Vpc, "", "red", vpc);
         let _ = state.store.create(Kind::Network, "", "red-1", network);
@@ -101,10 +107,10 @@ async fn second(simulation: &Arc<Simulation>, first: &Operator) -> Arc<Operator>
     second
 }
 
-async fn pod_on(simulation: &Arc<Simulation>, node: &str) {
+async fn pod_on(simulation: &Arc<Simulation>, name: &str, node: &str) {
     simulation.with(|state| {
         let annotations = json!({"thuban.dev/network": "red-1"});
-        add_pod(state, "east", "p", node, &annotations);
+        add_pod(state, "east", name, node, &annotations);
     });
     until(simulation, "its droplet has the pod's row", |state| {
         has_pod(state, node)
@@ -112,20 +118,19 @@ async fn pod_on(simulation: &Arc<Simulation>, node: &str) {
     .await;
 }
 
+fn delete(simulation: &Simulation, kind: Kind, namespace: &str, name: &str) {
+    simulation.with(|state| {
+        let preconditions = Preconditions::default();
+        let _ = state.store.delete(kind, namespace, name, &preconditions, false);
+        state.note(|| format!("{kind:?} {name} is deleted"));
+    });
+}
+
 /// The user's part of the end of it all.
 fn delete_everything(simulation: &Simulation) {
-    simulation.with(|state| {
-        for (kind, namespace, name) in [
-            (Kind::Pod, "east", "p"),
-            (Kind::Network, "", "red-1"),
-            (Kind::Vpc, "", "red"),
-        ] {
-            let _ = state
-                .store
-                .delete(kind, namespace, name, &Preconditions::default(), false);
-        }
-        state.note(|| "pod, network and VPC are deleted".into());
-    });
+    delete(simulation, Kind::Pod, "east", "p");
+    delete(simulation, Kind::Network, "", "red-1");
+    delete(simulation, Kind::Vpc, "", "red");
 }
 
 /// With the first one dead, the other one ends the VPC and gives its number back.
@@ -150,11 +155,11 @@ fn check(name: &str, seed: u64, scenario: impl AsyncFnOnce(&Arc<Simulation>)) {
 fn a_number_is_kept_while_a_droplet_that_only_another_leader_knows_has_rows_of_it() {
     for seed in 1..=5 {
         check("joined", seed, async |simulation| {
-            let first = begin(simulation).await;
+            let first = begin(simulation, 1).await;
             first.deafen([Kind::Droplet, Kind::Node]);
             let other = second(simulation, &first).await;
             add_node(simulation, 2);
-            pod_on(simulation, "n2").await;
+            pod_on(simulation, "p", "n2").await;
             other.deafen(Kind::ALL);
             delete_everything(simulation);
             sleep(Duration::from_mins(2)).await;
@@ -171,8 +176,8 @@ fn a_number_is_kept_while_a_droplet_that_only_another_leader_knows_has_rows_of_i
 fn a_number_rests_while_another_leader_may_bring_rows_of_it() {
     for seed in 1..=5 {
         check("rest", seed, async |simulation| {
-            let first = begin(simulation).await;
-            pod_on(simulation, "n0").await;
+            let first = begin(simulation, 1).await;
+            pod_on(simulation, "p", "n0").await;
             let other = second(simulation, &first).await;
             other.deafen(Kind::ALL);
             delete_everything(simulation);
@@ -196,6 +201,52 @@ fn a_number_rests_while_another_leader_may_bring_rows_of_it() {
             other.deafen([]);
             until(simulation, "the rows are gone", |state| !has_rows(state, "n0")).await;
             end(simulation, &first).await;
+        });
+    }
+}
+
+#[test]
+fn of_two_deleted_bouncers_the_one_with_tables_serves_under_the_next_leader() {
+    for seed in 1..=5 {
+        check("bouncers", seed, async |simulation| {
+            let first = begin(simulation, 2).await;
+            pod_on(simulation, "p", "n0").await;
+            pod_on(simulation, "q", "n1").await;
+            sleep(Duration::from_secs(20)).await;
+            let droplet = {
+                let state = &mut *simulation.lock();
+                state.weather.is_steady = true;
+                state.weather.late_ack = 1000;
+                let bouncer = state.store.value(Kind::Bouncer, "", "red-1-b1");
+                text(bouncer.expect("a second bouncer"), "/status/droplet").to_owned()
+            };
+            delete(simulation, Kind::Network, "", "red-1");
+            delete(simulation, Kind::Bouncer, "", "red-1-b1");
+            until(simulation, "its tables are gone", |state| {
+                !bounces(state, &droplet)
+            })
+            .await;
+            first.crash();
+            delete(simulation, Kind::Bouncer, "", "red-1-b0");
+            simulation.lock().weather.late_ack = 0;
+            let is_there = |state: &State| has(state, Kind::Bouncer, "red-1-b1");
+            until(simulation, "its object is still there", is_there).await;
+            let next = operators::start(simulation);
+            until(simulation, "all droplets follow the next", |state| {
+                let mut droplets = state.droplets.values();
+                droplets.all(|droplet| droplet.follows(next.epoch))
+            })
+            .await;
+            until(simulation, "the bouncer's object is gone", |state| {
+                !is_there(state)
+            })
+            .await;
+            delete(simulation, Kind::Pod, "east", "q");
+            delete_everything(simulation);
+            until(simulation, "the VPC is gone", |state| {
+                !has(state, Kind::Vpc, "red")
+            })
+            .await;
         });
     }
 }

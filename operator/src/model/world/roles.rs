@@ -13,6 +13,8 @@ pub struct Role {
     pub serves_on: Option<String>,
     /// Where it should be.
     pub placed_on: Option<String>,
+    /// Its object says that users forget it.
+    pub is_leaving: bool,
 }
 
 impl Role {
@@ -43,6 +45,8 @@ enum Stage {
 struct Placed {
     role: Role,
     stage: Stage,
+    /// It is going to leave, which nobody is told yet.
+    is_parting: bool,
 }
 
 impl Placed {
@@ -79,6 +83,7 @@ impl Roles {
             (Some(old), Some(new)) if old.role.placed_on == new.placed_on => old.stage,
             _ => Stage::Serving,
         };
+        let is_parting = old.is_some_and(|old| old.is_parting);
         let mut touched = Vec::new();
         if let Some(old) = self.roles.remove(name) {
             if let Some(names) = self.by_parent.get_mut(&old.role.parent) {
@@ -93,7 +98,12 @@ impl Roles {
             touched.push(role.parent.clone());
             let names = self.by_parent.entry(role.parent.clone()).or_default();
             names.insert(name.to_owned());
-            self.roles.insert(name.to_owned(), Placed { role, stage });
+            let placed = Placed {
+                role,
+                stage,
+                is_parting,
+            };
+            self.roles.insert(name.to_owned(), placed);
         }
         touched
     }
@@ -101,6 +111,13 @@ impl Roles {
     /// Users may have it at its new place. Answers its parent, if that changes anything.
     pub fn list(&mut self, name: &str) -> Option<String> {
         self.change(name, Stage::Listed)
+    }
+
+    /// It is going to leave: nobody counts on it any more, its users have it still.
+    pub fn part(&mut self, name: &str) {
+        if let Some(placed) = self.roles.get_mut(name) {
+            placed.is_parting = true;
+        }
     }
 
     /// Users are to forget it. Answers its parent, if that changes anything.
@@ -113,9 +130,10 @@ impl Roles {
         self.change(name, Stage::Gone)
     }
 
-    /// One that left is needed after all. Answers its parent, if that changes anything.
+    /// One that left, or was going to, is needed after all. Answers its parent, if that changes anything.
     pub fn take_back(&mut self, name: &str) -> Option<String> {
         let placed = self.roles.get_mut(name)?;
+        placed.is_parting = false;
         if placed.stage < Stage::Leaving {
             return None;
         }
@@ -131,7 +149,14 @@ impl Roles {
         })
     }
 
-    /// Whether users have another role of the same parent.
+    /// Whether users were told to forget it.
+    pub fn has_left(&self, name: &str) -> bool {
+        self.roles
+            .get(name)
+            .is_some_and(|placed| placed.stage >= Stage::Leaving)
+    }
+
+    /// Whether users have another role of the same parent, one that stays.
     pub fn has_other(&self, name: &str) -> bool {
         let parent = self.roles.get(name).map(|placed| placed.role.parent.as_str());
         let names = parent
@@ -141,7 +166,7 @@ impl Roles {
         let mut others = names
             .filter(|other| *other != name)
             .filter_map(|other| self.roles.get(other));
-        others.any(|other| other.member().is_some())
+        others.any(|other| other.member().is_some() && !other.is_parting && !other.role.is_leaving)
     }
 
     fn change(&mut self, name: &str, stage: Stage) -> Option<String> {
@@ -211,6 +236,7 @@ mod tests {
             parent: "web".into(),
             serves_on: serves_on.map(str::to_owned),
             placed_on: Some(placed_on.to_owned()),
+            is_leaving: false,
         }
     }
 
@@ -248,5 +274,31 @@ mod tests {
         assert_eq!(roles.set("web-b0", None), ["web"]);
         assert_eq!(seen(&roles), (vec![], vec![]));
         assert!(!roles.is_parent("web"));
+    }
+
+    #[test]
+    fn of_two_that_part_one_stays_and_nobody_counts_on_one_whose_object_leaves() {
+        let mut roles = Roles::default();
+        roles.set("web-b0", Some(role(Some("a"), "a")));
+        roles.set("web-b1", Some(role(Some("b"), "b")));
+        roles.part("web-b0");
+        assert!(!roles.has_other("web-b1"));
+        assert_eq!(seen(&roles), (vec!["a", "b"], vec!["a", "b"]), "users have both");
+        assert!(!roles.has_left("web-b0"));
+        assert_eq!(roles.take_back("web-b0"), None);
+        assert!(roles.has_other("web-b1"));
+        roles.part("web-b0");
+        roles.leave("web-b0");
+        assert!(roles.has_left("web-b0"));
+        roles.take_back("web-b0");
+        assert!(!roles.has_left("web-b0") && !roles.has_other("web-b1"));
+        roles.list("web-b0");
+        assert!(roles.has_other("web-b1"));
+        let leaving = Role {
+            is_leaving: true,
+            ..role(Some("a"), "a")
+        };
+        roles.set("web-b0", Some(leaving));
+        assert!(!roles.has_other("web-b1"));
     }
 }

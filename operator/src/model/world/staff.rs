@@ -38,6 +38,11 @@ impl World {
         self.dirty.extend(parent.map(Owner::Network));
     }
 
+    /// The divider is going to leave: nobody counts on it any more, its users have it still.
+    pub fn part_divider(&mut self, name: &str) {
+        self.dividers.part(name);
+    }
+
     /// Users are to forget the divider; its tables stay.
     pub fn leave_divider(&mut self, name: &str) {
         let parent = self.dividers.leave(name);
@@ -63,9 +68,19 @@ impl World {
         }
     }
 
-    /// Whether users have another divider of the same parent.
+    /// Whether users were told to forget the divider.
+    pub fn has_divider_left(&self, name: &str) -> bool {
+        self.dividers.has_left(name)
+    }
+
+    /// Whether users have another divider of the same parent, one that stays.
     pub fn has_other_divider(&self, name: &str) -> bool {
         self.dividers.has_other(name)
+    }
+
+    /// As [`Self::part_divider`].
+    pub fn part_bouncer(&mut self, name: &str) {
+        self.bouncers.part(name);
     }
 
     /// As [`Self::leave_divider`].
@@ -93,7 +108,12 @@ impl World {
         }
     }
 
-    /// Whether users have another bouncer of the same parent.
+    /// As [`Self::has_divider_left`].
+    pub fn has_bouncer_left(&self, name: &str) -> bool {
+        self.bouncers.has_left(name)
+    }
+
+    /// As [`Self::has_other_divider`].
     pub fn has_other_bouncer(&self, name: &str) -> bool {
         self.bouncers.has_other(name)
     }

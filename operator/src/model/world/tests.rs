@@ -31,6 +31,7 @@ impl Random {
             parent,
             serves_on: self.droplet(),
             placed_on: self.droplet(),
+            is_leaving: false,
         }
     }
 }
@@ -102,6 +103,7 @@ pub(super) fn settled(parent: &str, droplet: &str) -> Role {
         parent: parent.into(),
         serves_on: Some(droplet.into()),
         placed_on: Some(droplet.into()),
+        is_leaving: false,
     }
 }
 
