@@ -4,6 +4,8 @@
 //! `transit`: transitd dials the operator and holds one stream.
 //! Invariant: both sides of a contract are built from the same `.proto`; field numbers are never reused.
 
+pub mod codec;
+
 /// CNI plugin to transitd.
 #[allow(clippy::pedantic)]
 pub mod cni {

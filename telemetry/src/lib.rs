@@ -1,30 +1,44 @@
-//! Short texts by HTTP: metrics for Prometheus, probes for kubelet.
+//! Short texts by HTTP: metrics for Prometheus, probes for kubelet and load balancers.
 //!
 //! Untrusted: whoever reaches the address reaches it. A request is read within a limit of bytes and time, few are served at
 //! once, nothing in it but its path counts, and nothing can be changed by it.
 
+use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use http_body_util::Full;
+pub use hyper::StatusCode;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-const AT_ONCE: usize = 8;
+/// One more hangs up on the one that has waited longest: those that ask nothing keep out nobody.
+const AT_ONCE: usize = 32;
 const LONGEST_REQUEST: usize = 8192;
 /// Of one request and its answer.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// Until the port is tried again, and after an accept that failed.
 const PAUSE: Duration = Duration::from_secs(5);
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const JSON: &str = "application/json";
 
 /// What a path is answered with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// 200
+    /// 200, in Prometheus' format
     Text(String),
+    /// The status, with JSON
+    Json(StatusCode, String),
     /// 404; `0` says what there is.
     Unknown(&'static str),
     /// 500
@@ -55,64 +69,75 @@ pub async fn serve(address: SocketAddr, setting: &'static str, pages: impl Pages
 }
 
 async fn accept(listener: TcpListener, pages: Arc<impl Pages>) {
-    let places = Arc::new(Semaphore::new(AT_ONCE));
+    let mut served: VecDeque<JoinHandle<()>> = VecDeque::new();
     loop {
         let Ok((stream, peer)) = listener.accept().await else {
             sleep(PAUSE).await;
             continue;
         };
-        // Whoever finds no place is hung up on.
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            continue;
-        };
-        let pages = Arc::clone(&pages);
-        tokio::spawn(async move {
-            if timeout(PATIENCE, answer(stream, &*pages)).await.is_err() {
-                debug!(%peer, "a request took too long");
-            }
-            drop(place);
-        });
-    }
-}
-
-async fn answer(mut stream: TcpStream, pages: &impl Pages) {
-    let Some(path) = request(&mut stream).await else {
-        return;
-    };
-    let (status, body) = match pages.answer(&path).await {
-        Answer::Text(text) => ("200 OK", text),
-        Answer::Unknown(text) => ("404 Not Found", format!("{text}\n")),
-        Answer::Failed(text) => ("500 Internal Server Error", format!("{text}\n")),
-        Answer::Unready(text) => ("503 Service Unavailable", format!("{text}\n")),
-    };
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n\
-         Content-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    );
-    let _ = stream.write_all(head.as_bytes()).await;
-    let _ = stream.write_all(body.as_bytes()).await;
-    let _ = stream.shutdown().await;
-}
-
-/// The path of a GET; none for anything else.
-async fn request(stream: &mut TcpStream) -> Option<String> {
-    let mut head = Vec::new();
-    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        if head.len() > LONGEST_REQUEST || stream.read_buf(&mut head).await.ok()? == 0 {
-            return None;
+        served.retain(|connection| !connection.is_finished());
+        if served.len() >= AT_ONCE
+            && let Some(oldest) = served.pop_front()
+        {
+            oldest.abort();
         }
+        let pages = Arc::clone(&pages);
+        served.push_back(tokio::spawn(async move {
+            match timeout(PATIENCE, one_request(stream, pages)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => debug!(%peer, %error, "a request that can't be read"),
+                Err(_) => debug!(%peer, "a request took too long"),
+            }
+        }));
     }
-    let head = String::from_utf8(head).ok()?;
-    let mut words = head.lines().next()?.split(' ');
-    let (method, target) = (words.next()?, words.next()?);
-    let path = target.split('?').next()?;
-    (method == "GET" && path.starts_with('/')).then(|| path.to_owned())
+}
+
+async fn one_request(stream: TcpStream, pages: Arc<impl Pages>) -> hyper::Result<()> {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let pages = Arc::clone(&pages);
+        async move { Ok::<_, Infallible>(answer(&request, &*pages).await) }
+    });
+    http1::Builder::new()
+        .keep_alive(false)
+        .max_buf_size(LONGEST_REQUEST)
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .serve_connection(TokioIo::new(stream), service)
+        .await
+}
+
+async fn answer(request: &Request<Incoming>, pages: &impl Pages) -> Response<Full<Bytes>> {
+    let answer = if request.method() == Method::GET {
+        pages.answer(request.uri().path()).await
+    } else {
+        return respond(StatusCode::METHOD_NOT_ALLOWED, OPENMETRICS, "only GET\n".into());
+    };
+    match answer {
+        Answer::Text(text) => respond(StatusCode::OK, OPENMETRICS, text),
+        Answer::Json(status, text) => respond(status, JSON, text),
+        Answer::Unknown(text) => respond(StatusCode::NOT_FOUND, OPENMETRICS, format!("{text}\n")),
+        Answer::Failed(text) => respond(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            OPENMETRICS,
+            format!("{text}\n"),
+        ),
+        Answer::Unready(text) => respond(StatusCode::SERVICE_UNAVAILABLE, OPENMETRICS, format!("{text}\n")),
+    }
+}
+
+fn respond(status: StatusCode, format: &'static str, text: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(text));
+    *response.status_mut() = status;
+    let format = HeaderValue::from_static(format);
+    response.headers_mut().insert(CONTENT_TYPE, format);
+    response
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
 
@@ -122,20 +147,30 @@ mod tests {
         async fn answer(&self, path: &str) -> Answer {
             match path {
                 "/metrics" => Answer::Text("a 1\n".into()),
+                "/healthz" => Answer::Json(StatusCode::SERVICE_UNAVAILABLE, "{}".into()),
                 "/readyz" => Answer::Unready("not yet".into()),
                 _ => Answer::Unknown("there is /metrics"),
             }
         }
     }
 
-    async fn ask(request: &str) -> String {
+    async fn serve_few() -> (SocketAddr, JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let server = tokio::spawn(accept(listener, Arc::new(Few)));
+        (address, tokio::spawn(accept(listener, Arc::new(Few))))
+    }
+
+    async fn ask_at(address: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(request.as_bytes()).await.unwrap();
+        let _ = stream.write_all(request.as_bytes()).await;
         let mut answer = String::new();
         let _ = stream.read_to_string(&mut answer).await;
+        answer
+    }
+
+    async fn ask(request: &str) -> String {
+        let (address, server) = serve_few().await;
+        let answer = ask_at(address, request).await;
         server.abort();
         answer
     }
@@ -147,10 +182,35 @@ mod tests {
             answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("\r\n\r\na 1\n"),
             "{answer}"
         );
-        assert!(ask("GET /readyz HTTP/1.1\r\n\r\n").await.contains("503"));
-        assert!(ask("GET /../etc HTTP/1.1\r\n\r\n").await.contains("404"));
-        assert_eq!(ask("POST /metrics HTTP/1.1\r\n\r\n").await, "");
-        assert_eq!(ask("GET metrics HTTP/1.1\r\n\r\n").await, "");
-        assert_eq!(ask(&"x".repeat(LONGEST_REQUEST + 5000)).await, "");
+        assert!(answer.contains("application/openmetrics-text"), "{answer}");
+        let health = ask("GET /healthz HTTP/1.1\r\n\r\n").await;
+        assert!(
+            health.contains(" 503 ") && health.contains("application/json"),
+            "{health}"
+        );
+        assert!(ask("GET /readyz HTTP/1.1\r\n\r\n").await.contains(" 503 "));
+        assert!(ask("GET /../etc HTTP/1.1\r\n\r\n").await.contains(" 404 "));
+        assert!(ask("POST /metrics HTTP/1.1\r\n\r\n").await.contains(" 405 "));
+        assert!(!ask("GET metrics HTTP/1.1\r\n\r\n").await.contains(" 200 "));
+        let endless = ask(&format!("GET /{}", "x".repeat(LONGEST_REQUEST + 5000))).await;
+        assert!(
+            !endless.contains(" 200 ") && !endless.contains(" 404 "),
+            "{endless}"
+        );
+    }
+
+    #[tokio::test]
+    async fn connections_that_ask_nothing_keep_out_nobody() {
+        let (address, server) = serve_few().await;
+        let mut idle = Vec::new();
+        for _ in 0..AT_ONCE + 5 {
+            idle.push(TcpStream::connect(address).await.unwrap());
+        }
+        let answer = timeout(PATIENCE / 2, ask_at(address, "GET /metrics HTTP/1.1\r\n\r\n")).await;
+        assert!(answer.unwrap().contains(" 200 "));
+        let mut byte = [0];
+        let ended = timeout(PATIENCE / 2, idle[0].read(&mut byte)).await.unwrap();
+        assert!(ended.is_err() || ended.unwrap() == 0, "the oldest is hung up on");
+        server.abort();
     }
 }

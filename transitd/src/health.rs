@@ -1,13 +1,13 @@
 //! Where load balancers ask whether this node has backends of a Service whose traffic stays on its node: a port of each such
 //! Service answers as kube-proxy's does, 200 with a count or 503.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::json;
-use thuban_telemetry::{Answer, Pages};
+use thuban_telemetry::{Answer, Pages, StatusCode};
 use tokio::task::JoinHandle;
 
 use crate::node::Node;
@@ -76,23 +76,21 @@ impl Pages for Health {
             "service": {"namespace": namespace, "name": name},
             "localEndpoints": count,
         });
-        if count > 0 {
-            Answer::Text(body.to_string())
+        let status = if count > 0 {
+            StatusCode::OK
         } else {
-            Answer::Unready(body.to_string())
-        }
+            StatusCode::SERVICE_UNAVAILABLE
+        };
+        Answer::Json(status, body.to_string())
     }
 }
 
-/// How many addresses of this node take what comes for a Service, of the family that has more.
+/// How many addresses of this node take what comes for a Service and don't end, of the family that has more.
 fn backends(state: &State, service: &str) -> usize {
     let exposed = state
         .program
         .exposed()
         .filter(|exposed| exposed.service == service);
-    let counts = exposed.map(|exposed| {
-        let addresses = exposed.local_backends().map(|backend| backend.address);
-        addresses.collect::<BTreeSet<_>>().len()
-    });
+    let counts = exposed.map(|exposed| exposed.staying().len());
     counts.max().unwrap_or_default()
 }

@@ -216,10 +216,18 @@ impl State {
             deletes.extend(self.program.keys().filter(|key| !wanted.contains(*key)).cloned());
         }
         let mut changes_rules = deletes.iter().any(has_rules) || wanted.iter().any(has_rules);
+        // Other roles first, then what they bounced by until now: a snapshot brings both at once.
+        for (_, row) in &rows {
+            let tells_roles = matches!(row, Row::Vpc { .. } | Row::Network { .. });
+            if tells_roles && self.program.get(&row.key()).is_some() {
+                // What fails is told when it is written in its turn.
+                let _ = self.upsert(row.clone(), &mut pods);
+            }
+        }
         for key in deletes {
             if let Some(Row::Local(endpoint)) = self.program.get(&key) {
                 pods.insert(endpoint.pod_uid.clone());
-                changes.gone.extend(keys(endpoint));
+                changes.gone.extend(endpoint.keys());
                 changes_rules |= endpoint.host || self.program.is_led_to(endpoint);
             }
             if let RowKey::Service { vni, address } = key {
@@ -550,16 +558,6 @@ fn has_rules(key: &RowKey) -> bool {
         key,
         RowKey::NodeService { .. } | RowKey::Exposed { .. } | RowKey::Vpc(_)
     )
-}
-
-fn keys(endpoint: &LocalEndpoint) -> impl Iterator<Item = EndpointKey> {
-    let vni = endpoint.vni;
-    let second = endpoint.address6.map(|net| net.addr().octets());
-    let addresses = [Some(endpoint.address.to_ipv6_mapped().octets()), second];
-    addresses
-        .into_iter()
-        .flatten()
-        .map(move |address| EndpointKey { vni, address })
 }
 
 fn leads_to(key: &TableKey, entry: &TableEntry) -> Option<u32> {

@@ -18,7 +18,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
 use crate::model::acks::{Acks, SUSPECT_AFTER};
-use crate::model::rows::Key;
+use crate::model::rows::{Key, PackedRow};
 use crate::model::world::{EndpointName, World};
 use attachments::Attachments;
 
@@ -169,7 +169,7 @@ impl Hub {
             };
             for (key, row) in delta {
                 match row {
-                    Some(row) => program.upserts.push((*row).clone()),
+                    Some(row) => program.upserts.push(row.unpack()),
                     None => program.deletes.push(key.to_proto()),
                 }
             }
@@ -226,7 +226,7 @@ impl Hub {
             epoch: self.epoch,
             sequence,
             snapshot: true,
-            upserts: program.into_values().map(|row| (*row).clone()).collect(),
+            upserts: program.values().map(PackedRow::unpack).collect(),
             deletes: Vec::new(),
         };
         let _ = messages.send(message(snapshot));

@@ -19,10 +19,12 @@ pub const SETTLE: u64 = 60_000;
 const MOST_MISSING: usize = 30;
 
 /// An open stream.
-#[derive(Debug, Default)]
-pub struct Session {
+#[derive(Debug)]
+struct Session {
+    /// The droplet's, shared by all rows that it holds.
+    name: Arc<str>,
     /// Which stream; a droplet may dial again before the old one's end is noticed.
-    pub id: u64,
+    id: u64,
     sequence: u64,
     acked: u64,
     /// Since when acks are missing: when the first of the unacked was sent, or the last ack came.
@@ -35,20 +37,40 @@ pub struct Session {
     introduced: BTreeMap<Key, u64>,
 }
 
+/// Sorted, with no room to spare: nearly every row has one holder or as many as its network has bouncers.
+type Names = Vec<Arc<str>>;
+
 /// Who may hold a row: so that asking costs nothing for those that never had it.
 #[derive(Debug, Default)]
 struct Holders {
     /// Droplets by the keys of their sessions' `rows` and `removed`.
-    of: HashMap<Key, BTreeSet<Arc<str>>>,
+    of: HashMap<Key, Names>,
     /// Droplets that have acked nothing of their stream.
     unknown: BTreeSet<Arc<str>>,
     /// Droplets by the keys of their sessions' `introduced`.
-    unaware: HashMap<Key, BTreeSet<Arc<str>>>,
+    unaware: HashMap<Key, Names>,
 }
 
-fn drop_holder(holders: &mut HashMap<Key, BTreeSet<Arc<str>>>, droplet: &str, key: &Key) {
+fn place(names: &Names, droplet: &str) -> Result<usize, usize> {
+    names.binary_search_by(|name| (**name).cmp(droplet))
+}
+
+fn add_holder(holders: &mut HashMap<Key, Names>, droplet: &Arc<str>, key: &Key) {
+    let Some(droplets) = holders.get_mut(key) else {
+        holders.insert(key.clone(), vec![droplet.clone()]);
+        return;
+    };
+    if let Err(place) = place(droplets, droplet) {
+        droplets.reserve_exact(1);
+        droplets.insert(place, droplet.clone());
+    }
+}
+
+fn drop_holder(holders: &mut HashMap<Key, Names>, droplet: &str, key: &Key) {
     if let Some(droplets) = holders.get_mut(key) {
-        droplets.remove(droplet);
+        if let Ok(place) = place(droplets, droplet) {
+            droplets.remove(place);
+        }
         if droplets.is_empty() {
             holders.remove(key);
         }
@@ -57,14 +79,7 @@ fn drop_holder(holders: &mut HashMap<Key, BTreeSet<Arc<str>>>, droplet: &str, ke
 
 impl Holders {
     fn add(&mut self, droplet: &Arc<str>, key: &Key) {
-        match self.of.get_mut(key) {
-            Some(holders) => {
-                holders.insert(droplet.clone());
-            }
-            None => {
-                self.of.insert(key.clone(), BTreeSet::from([droplet.clone()]));
-            }
-        }
+        add_holder(&mut self.of, droplet, key);
     }
 
     fn remove(&mut self, droplet: &str, key: &Key) {
@@ -104,20 +119,23 @@ impl Acks {
 
     /// A stream opened and gets this snapshot; its sequence.
     pub fn open<'a>(&mut self, droplet: &str, id: u64, rows: impl Iterator<Item = &'a Key>, now: u64) -> u64 {
+        let name: Arc<str> = droplet.into();
         let session = Session {
+            name: name.clone(),
             id,
             sequence: 1,
+            acked: 0,
             waiting: Some(now),
             rows: rows
                 .filter(|key| is_tracked(key))
                 .map(|key| (key.clone(), 1))
                 .collect(),
-            ..Session::default()
+            removed: BTreeMap::new(),
+            introduced: BTreeMap::new(),
         };
         if let Some(old) = self.sessions.remove(droplet) {
             self.holders.forget(droplet, &old);
         }
-        let name: Arc<str> = droplet.into();
         for key in session.rows.keys() {
             self.holders.add(&name, key);
         }
@@ -147,7 +165,7 @@ impl Acks {
         let session = self.sessions.get_mut(droplet)?;
         session.sequence += 1;
         session.waiting.get_or_insert(now);
-        let name: Arc<str> = droplet.into();
+        let name = session.name.clone();
         for (key, row) in delta {
             if row.is_none() {
                 session.rows.remove(key);
@@ -165,8 +183,7 @@ impl Acks {
             } else {
                 self.holders.remove(droplet, key);
                 session.introduced.insert(key.clone(), session.sequence);
-                let unaware = self.holders.unaware.entry(key.clone()).or_default();
-                unaware.insert(name.clone());
+                add_holder(&mut self.holders.unaware, &name, key);
             }
         }
         Some(session.sequence)
@@ -235,7 +252,7 @@ impl Acks {
         let holders = self.holders.of.get(key);
         let unknown = self.holders.unknown.iter();
         unknown
-            .filter(move |droplet| holders.is_none_or(|holders| !holders.contains(*droplet)))
+            .filter(move |droplet| holders.is_none_or(|holders| place(holders, droplet).is_err()))
             .chain(holders.into_iter().flatten())
             .map(AsRef::as_ref)
     }
@@ -332,7 +349,7 @@ fn is_tracked(key: &Key) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{Acks, Key, SETTLE, Session};
-    use crate::model::rows;
+    use crate::model::rows::{self, PackedRow};
     use crate::model::world::Delta;
 
     fn key(last: u8) -> Key {
@@ -341,7 +358,7 @@ mod tests {
 
     fn delta(added: &[u8], removed: &[u8]) -> Delta {
         let row = rows::droplet([1, 1, 1, 1].into()).1;
-        let added = added.iter().map(|last| (key(*last), Some(row.clone().into())));
+        let added = added.iter().map(|last| (key(*last), Some(PackedRow::new(&row))));
         added
             .chain(removed.iter().map(|last| (key(*last), None)))
             .collect()
@@ -384,7 +401,11 @@ mod tests {
                 6 => drop(acks.send(droplet, &Delta::from([(gone.clone(), None)]), 0)),
                 7 => {
                     let row = rows::droplet([1, 1, 1, 1].into()).1;
-                    acks.send(droplet, &Delta::from([(gone.clone(), Some(row.into()))]), 0);
+                    acks.send(
+                        droplet,
+                        &Delta::from([(gone.clone(), Some(PackedRow::new(&row)))]),
+                        0,
+                    );
                 }
                 8 => drop(acks.nack(droplet, id, sequence, &key(one))),
                 _ => drop(acks.ack(droplet, id, sequence.saturating_sub(random(3).into()), 0)),
@@ -467,13 +488,13 @@ mod tests {
         assert!(!acks.is_synced("a"));
         acks.ack("a", 1, 1, 0);
         assert!(acks.is_synced("a") && acks.unaware(&new).next().is_none());
-        acks.send("a", &Delta::from([(new.clone(), Some(row.clone().into()))]), 0);
+        acks.send("a", &Delta::from([(new.clone(), Some(PackedRow::new(&row)))]), 0);
         assert_eq!(acks.unaware(&new).collect::<Vec<_>>(), ["a"]);
         acks.ack("a", 1, 1, 0);
         assert!(acks.unaware(&new).next().is_some(), "an older ack");
         acks.ack("a", 1, 2, 0);
         assert!(acks.unaware(&new).next().is_none());
-        acks.send("a", &Delta::from([(new.clone(), Some(row.into()))]), 0);
+        acks.send("a", &Delta::from([(new.clone(), Some(PackedRow::new(&row)))]), 0);
         acks.send("a", &Delta::from([(new.clone(), None)]), 0);
         assert!(acks.unaware(&new).next().is_none(), "it left again");
     }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
+use prost::Message as _;
 use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{
     AddressKey, BouncerRow, DirectRow, DropletRow, ExposedPort, ExposedRow, ForwardRow, NetworkKey,
@@ -33,6 +35,22 @@ pub enum Key {
     NodeService(u32, IpAddr),
     /// As [`Self::Service`].
     Exposed(u32, IpAddr),
+}
+
+/// A row as it goes over the wire, shared by the droplets that have it alike: it takes a fraction of the memory of its
+/// message, and a cluster has several for each endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedRow(Arc<[u8]>);
+
+impl PackedRow {
+    pub fn new(row: &Row) -> Self {
+        Self(row.encode_to_vec().into())
+    }
+
+    pub fn unpack(&self) -> Row {
+        // What `new` wrote can be read.
+        Row::decode(&*self.0).unwrap_or_default()
+    }
 }
 
 fn address_key(vni: u32, address: IpAddr) -> AddressKey {

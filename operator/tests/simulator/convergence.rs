@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
+use thuban_operator::model::rows::PackedRow;
 use thuban_proto::transit::Row;
 
 use crate::cluster::is_alive;
@@ -405,8 +406,9 @@ fn programs(state: &State) -> Result<(), String> {
         }
         let wanted: BTreeMap<Slot, Row> = hub
             .read(|world| world.program(&droplet.name))
-            .into_values()
-            .map(|row| (slot_of_row(&row), Row::clone(&row)))
+            .values()
+            .map(PackedRow::unpack)
+            .map(|row| (slot_of_row(&row), row))
             .collect();
         if wanted != droplet.tables.rows {
             let more = droplet.tables.rows.keys().find(|slot| !wanted.contains_key(slot));

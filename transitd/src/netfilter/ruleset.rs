@@ -31,6 +31,10 @@ pub(super) const MARK_LED: u32 = 0x0050;
 /// The node's own sources towards pods.
 const HOST: Ipv4Addr = Ipv4Addr::new(HOST_SOURCE[0], HOST_SOURCE[1], HOST_SOURCE[2], HOST_SOURCE[3]);
 const HOST6: Ipv6Addr = Ipv6Addr::from_octets(HOST_SOURCE_V6);
+/// Queries a second by UDP of one tenant's pod, and so many at once after a rest: the socket that they wait in is everybody's.
+const MOST_QUERIES: u32 = 1024;
+/// Pods that are counted at a time: as many as a node has and more.
+const MOST_ASKERS: u32 = 65_535;
 /// Removes what a former ruleset had, in the transaction that makes the new one.
 const REPLACE: &str = "table inet thuban {\n}\ndelete table inet thuban\n";
 
@@ -245,6 +249,10 @@ pub fn ruleset<'a>(
         .map(|address| address.to_string())
         .collect();
     set(&mut text, "set open", "type ipv4_addr", &open);
+    let _ = writeln!(
+        text,
+        "  set askers {{\n    type ipv4_addr; size {MOST_ASKERS}; flags dynamic,timeout; timeout 10s\n  }}"
+    );
     let of_pods = format!("meta mark & {EITHER:#x} == {:#x}", MARK_EGRESS & EITHER);
     let of_tenants = format!("meta mark & {MARK_MASK:#x} == {MARK_EGRESS:#x}");
     let not_tenants = format!("meta mark & {MARK_MASK:#x} != {MARK_EGRESS:#x}");
@@ -258,11 +266,16 @@ pub fn ruleset<'a>(
             format!("{of_tenants} ip daddr {dns} {protocol} dport 53 dnat ip to {HOST}:{DNS_PORT}")
         })
     };
+    let too_many = dns.map(|dns| {
+        let rate = format!("limit rate over {MOST_QUERIES}/second burst {MOST_QUERIES} packets");
+        format!("{of_tenants} ip daddr {dns} udp dport 53 update @askers {{ ip saddr {rate} }} counter drop")
+    });
     let chains = [
         (
             "track",
             "type filter hook prerouting priority mangle",
             vec![
+                too_many.unwrap_or_default(),
                 // Rules that ask conntrack match nothing of what it doesn't know.
                 format!("{of_pods} ct state invalid counter drop"),
                 format!("{of_tenants} ct state untracked counter drop"),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use thuban_api::identifiers::mapped;
 use thuban_common::tables::{
     Address, DropletAddress, DropletEntry, EndpointKey, GATEWAY_MAC, LOAD_OF_DIVIDER, LoadKey, MAX_MEMBERS,
     Members, RemoteEntry, SUBNET_BOUNCER_HERE, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_SERVICES, SubnetEntry,
@@ -61,6 +62,15 @@ impl LocalEndpoint {
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let second = self.address6.map(|net| IpAddr::from(net.addr()));
         std::iter::once(self.address.into()).chain(second)
+    }
+
+    /// The same as keys of tables.
+    pub fn keys(&self) -> impl Iterator<Item = EndpointKey> + use<> {
+        let vni = self.vni;
+        self.addresses().map(move |address| EndpointKey {
+            vni,
+            address: mapped(address),
+        })
     }
 }
 

@@ -87,6 +87,16 @@ impl Exposed {
         self.ports.iter().flat_map(|port| port.local.iter().flatten())
     }
 
+    /// Addresses of those that stay.
+    pub fn staying(&self) -> BTreeSet<Address> {
+        let ports = self.ports.iter();
+        let staying = ports.flat_map(|port| {
+            let addresses = port.local.iter().flatten().map(|backend| backend.address);
+            addresses.filter(|address| !port.ending.contains(address))
+        });
+        staying.collect()
+    }
+
     /// Whether all that comes goes to backends of this droplet.
     pub fn is_local(&self) -> bool {
         self.ports.iter().all(|port| port.local.is_some())
@@ -101,6 +111,8 @@ pub struct ExposedPort {
     pub node_port: Option<u16>,
     /// This droplet's backends, if those of others are not reached from outside.
     pub local: Option<BTreeSet<BackendEntry>>,
+    /// Addresses of those of them that end, of which load balancers are not told.
+    pub ending: BTreeSet<Address>,
 }
 
 impl TryFrom<proto::ExposedRow> for Exposed {
@@ -114,6 +126,8 @@ impl TryFrom<proto::ExposedRow> for Exposed {
         let ports = row.ports.iter().map(|port| {
             let node_port = (port.node_port != 0).then_some(port.node_port);
             let local = port.local.then(|| backends(key, &port.backends));
+            let ending = port.ending.iter().map(|bytes| bytes.as_slice().try_into());
+            let ending: Result<_, _> = ending.collect();
             Ok(ExposedPort {
                 protocol: protocol(port.protocol)?,
                 port: number(port.port, "exposed.port")?,
@@ -121,6 +135,7 @@ impl TryFrom<proto::ExposedRow> for Exposed {
                     .map(|port| number(port, "exposed.node_port"))
                     .transpose()?,
                 local: local.transpose()?,
+                ending: ending.map_err(|_| invalid("exposed.ending", "addresses, 16 bytes"))?,
             })
         });
         let addresses = row.addresses.iter().map(|bytes| {

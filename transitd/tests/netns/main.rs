@@ -10,6 +10,7 @@ mod away;
 mod check;
 mod churn;
 mod clock;
+mod dns;
 mod dual_stack;
 mod egress;
 mod files;

@@ -358,7 +358,7 @@ impl Rig {
         connecting.join().unwrap().is_ok_and(|answer| answer == 8)
     }
 
-    fn try_in(namespace: &str, command: &str) -> Output {
+    pub fn try_in(namespace: &str, command: &str) -> Output {
         Command::new("ip")
             .args(["netns", "exec", namespace, "sh", "-c", command])
             .output()

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use thiserror::Error;
+use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{ExposedPort, ServiceBackend, ServicePort};
 
 use super::allocation::Family;
@@ -266,7 +267,7 @@ fn chosen<'a>(found: impl Iterator<Item = (&'a (IpAddr, u16), &'a State)> + Clon
 
 fn backend((address, port): (IpAddr, u16)) -> ServiceBackend {
     ServiceBackend {
-        address: thuban_api::identifiers::mapped(address).to_vec(),
+        address: mapped(address).to_vec(),
         port: port.into(),
     }
 }
@@ -309,12 +310,17 @@ fn exposed(
         let node_port = port.node_port.and_then(|port| u16::try_from(port).ok());
         let found = found.get(&(Family::of(address), joint)).filter(|_| local);
         let backends = ways(found, Some(homes), number)?;
+        let is_ending =
+            |way: &&(IpAddr, u16)| found.and_then(|found| found.get(*way)) == Some(&State::Ending);
+        let ending = backends.iter().filter(is_ending);
+        let ending = ending.map(|(address, _)| mapped(*address).to_vec()).collect();
         Ok(ExposedPort {
             protocol: joint.0,
             port: number.into(),
             node_port: node_port.unwrap_or_default().into(),
             local,
             backends: backends.into_iter().map(backend).collect(),
+            ending,
         })
     });
     made.collect()

@@ -292,6 +292,7 @@ fn traffic_that_stays_on_its_node_has_the_best_backends_of_each() {
     let port = &outside.exposed[0].1[0];
     assert!(port.local && port.node_port == 30080);
     assert_eq!(port.backends, internal.tables[0].1[0].backends);
+    assert_eq!(port.ending, [port.backends[1].address.clone()]);
     let open = json!({"type": "NodePort", "ports": [{"name": "http", "port": 80, "nodePort": 30080}]});
     let open = made(&with(&open), &slices);
     assert!(!open.exposed[0].1[0].local && open.exposed[0].1[0].backends.is_empty());

@@ -2,14 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
-use std::sync::Arc;
 
 use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{LocalRow, Row, row};
 
 use super::roles::Roles;
 use super::{EndpointName, Membership, Owner, Rows, Vpc, World};
-use crate::model::rows::{self, Key};
+use crate::model::rows::{self, Key, PackedRow};
 
 /// Most bouncers of a network, and most dividers of a VPC, that a row has room for.
 const MAX_MEMBERS: usize = 8;
@@ -160,7 +159,7 @@ impl World {
         let local = Row {
             row: Some(row::Row::Local(local)),
         };
-        let mut rows = Rows::from([(key, Arc::new(local))]);
+        let mut rows = Rows::from([(key, PackedRow::new(&local))]);
         let bouncers = self.bouncer_droplets(&endpoint.network);
         rows.extend(share(&bouncers, &bouncers, |_| {
             rows::bouncer(vni, member.address, address6, home)
@@ -181,14 +180,14 @@ impl World {
     }
 }
 
-fn at(droplet: &str, (key, row): (Key, Row)) -> ((String, Key), Arc<Row>) {
-    ((droplet.to_owned(), key), Arc::new(row))
+fn at(droplet: &str, (key, row): (Key, Row)) -> ((String, Key), PackedRow) {
+    ((droplet.to_owned(), key), PackedRow::new(&row))
 }
 
 /// The same row for all targets but for one flag: whether the target is among `holders`.
 fn share(targets: &BTreeSet<&str>, holders: &BTreeSet<&str>, row: impl Fn(bool) -> (Key, Row)) -> Rows {
     let (key, with) = row(true);
-    let (with, without) = (Arc::new(with), Arc::new(row(false).1));
+    let (with, without) = (PackedRow::new(&with), PackedRow::new(&row(false).1));
     let row = |target| if holders.contains(target) { &with } else { &without };
     targets
         .iter()

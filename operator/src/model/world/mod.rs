@@ -11,12 +11,11 @@ mod staff;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::Arc;
 
 use thuban_api::identifiers::MacAddr;
-use thuban_proto::transit::{Row, row};
+use thuban_proto::transit::row;
 
-use super::rows::{self, Key};
+use super::rows::{self, Key, PackedRow};
 use names::Names;
 use roles::Roles;
 use services::Services;
@@ -107,12 +106,12 @@ enum Owner {
 }
 
 /// Rows that changed on one droplet; `None` is gone.
-pub type Delta = BTreeMap<Key, Option<Arc<Row>>>;
+pub type Delta = BTreeMap<Key, Option<PackedRow>>;
 
 /// Rows by droplet and key.
-type Rows = BTreeMap<(String, Key), Arc<Row>>;
+type Rows = BTreeMap<(String, Key), PackedRow>;
 /// The same, small: most owners are endpoints, which have three or four rows for as long as they live.
-type KeptRows = Box<[((String, Key), Arc<Row>)]>;
+type KeptRows = Box<[((String, Key), PackedRow)]>;
 
 #[derive(Debug, Default)]
 pub struct World {
@@ -145,7 +144,7 @@ pub struct World {
     moving: BTreeSet<EndpointName>,
     contributions: HashMap<Owner, KeptRows>,
     /// What the owners contributed; the known droplets, which all have alike, are not in it.
-    programs: BTreeMap<String, BTreeMap<Key, Arc<Row>>>,
+    programs: BTreeMap<String, BTreeMap<Key, PackedRow>>,
     dirty: BTreeSet<Owner>,
 }
 
@@ -298,7 +297,7 @@ impl World {
                     .or_default()
                     .insert(key.clone(), None);
             }
-            let is_known = |at: &(String, Key), row: &Arc<Row>| {
+            let is_known = |at: &(String, Key), row: &PackedRow| {
                 let found = old.binary_search_by(|(known, _)| known.cmp(at));
                 found.is_ok_and(|index| old[index].1 == *row)
             };
@@ -337,7 +336,7 @@ impl World {
                 }
                 if let Some(new) = new {
                     let (key, row) = rows::droplet(new);
-                    delta.insert(key, Some(Arc::new(row)));
+                    delta.insert(key, Some(PackedRow::new(&row)));
                 }
             }
             // What the droplet itself knows begins or ends with it.
@@ -350,20 +349,20 @@ impl World {
                 let delta = deltas.entry(name.clone()).or_default();
                 for (_, address) in others {
                     let (key, row) = rows::droplet(*address);
-                    delta.insert(key, new.map(|_| Arc::new(row)));
+                    delta.insert(key, new.map(|_| PackedRow::new(&row)));
                 }
             }
         }
     }
 
     /// The whole program of a droplet.
-    pub fn program(&self, droplet: &str) -> BTreeMap<Key, Arc<Row>> {
+    pub fn program(&self, droplet: &str) -> BTreeMap<Key, PackedRow> {
         let mut program = self.programs.get(droplet).cloned().unwrap_or_default();
         if self.droplets.contains_key(droplet) {
             let others = self.droplets.iter().filter(|(other, _)| *other != droplet);
             program.extend(others.map(|(_, address)| {
                 let (key, row) = rows::droplet(*address);
-                (key, Arc::new(row))
+                (key, PackedRow::new(&row))
             }));
         }
         program
@@ -409,7 +408,7 @@ impl World {
             Key::Network(vni, network)
         };
         let program = self.programs.get(droplet);
-        let row = program.and_then(|program| program.get(&key)?.row.as_ref());
+        let row = program.and_then(|program| program.get(&key)?.unpack().row);
         row.is_some_and(|row| match row {
             row::Row::Vpc(vpc) => vpc.divider_here,
             row::Row::Network(network) => network.bouncer_here,

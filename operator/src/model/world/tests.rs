@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::Arc;
 
 use thuban_api::identifiers::MacAddr;
 use thuban_proto::transit::row;
 
 use super::services::tests::{exposed, service};
-use super::{Address, Endpoint, Key, Membership, Network, Pod, Role, Row, Vpc, World};
+use super::{Address, Endpoint, Key, Membership, Network, PackedRow, Pod, Role, Vpc, World};
 
 /// xorshift: small, and its seed is printed.
 struct Random(u64);
@@ -198,7 +197,7 @@ fn both_addresses_of_an_endpoint_are_in_its_one_local_and_one_bouncer_row() {
     world.set_endpoint(&name, Some(dual("web", 2, 10)));
     world.flush();
     let key = IpAddr::from([10, 0, 0, 10]);
-    let row = |droplet: &str, key: Key| world.program(droplet)[&key].row.clone();
+    let row = |droplet: &str, key: Key| world.program(droplet)[&key].unpack().row;
     let Some(row::Row::Local(local)) = row("d2", Key::Local(7, key)) else {
         panic!("no local row")
     };
@@ -268,10 +267,10 @@ fn ipv6_ranges_are_sent_beside_the_ipv4_ones() {
     );
     world.flush();
     let program = world.program("d1");
-    let Some(row::Row::Vpc(vpc)) = program[&Key::Vpc(7)].row.clone() else {
+    let Some(row::Row::Vpc(vpc)) = program[&Key::Vpc(7)].unpack().row else {
         panic!("no VPC row")
     };
-    let Some(row::Row::Network(network)) = program[&Key::Network(7, 1)].row.clone() else {
+    let Some(row::Row::Network(network)) = program[&Key::Network(7, 1)].unpack().row else {
         panic!("no network row")
     };
     assert_eq!(
@@ -282,7 +281,7 @@ fn ipv6_ranges_are_sent_beside_the_ipv4_ones() {
 }
 
 /// Applies the same objects to a new world at once.
-fn from_scratch(world: &World) -> BTreeMap<String, BTreeMap<Key, Arc<Row>>> {
+fn from_scratch(world: &World) -> BTreeMap<String, BTreeMap<Key, PackedRow>> {
     let mut fresh = World::default();
     for (namespace, network) in &world.services.namespaces {
         fresh.set_namespace(namespace, Some(network));
@@ -317,7 +316,7 @@ fn from_scratch(world: &World) -> BTreeMap<String, BTreeMap<Key, Arc<Row>>> {
 }
 
 /// All programs that are not empty.
-fn programs(world: &World) -> BTreeMap<String, BTreeMap<Key, Arc<Row>>> {
+fn programs(world: &World) -> BTreeMap<String, BTreeMap<Key, PackedRow>> {
     let names = world.programs.keys().chain(world.droplets.keys());
     let all = names.map(|name| (name.clone(), world.program(name)));
     all.filter(|(_, program)| !program.is_empty()).collect()
@@ -332,7 +331,7 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
     println!("THUBAN_SEED={seed}");
     let mut random = Random(seed);
     let mut world = World::default();
-    let mut mirror: BTreeMap<String, BTreeMap<Key, Arc<Row>>> = BTreeMap::new();
+    let mut mirror: BTreeMap<String, BTreeMap<Key, PackedRow>> = BTreeMap::new();
     for step in 0..3000 {
         let number = random.below(5);
         let present = random.below(4) > 0;
@@ -470,11 +469,11 @@ fn an_endpoint_that_moved_is_followed_until_it_is_settled() {
     moved.previous = Some("d2".into());
     world.set_endpoint(&name, Some(moved.clone()));
     world.flush();
-    let Some(row::Row::Forward(forward)) = world.program("d2")[&Key::Forward(7, address)].row.clone() else {
+    let Some(row::Row::Forward(forward)) = world.program("d2")[&Key::Forward(7, address)].unpack().row else {
         panic!("no forward row")
     };
     assert_eq!(forward.droplet, droplet_address(3).octets());
-    let Some(row::Row::Local(local)) = world.program("d3")[&Key::Local(7, address)].row.clone() else {
+    let Some(row::Row::Local(local)) = world.program("d3")[&Key::Local(7, address)].unpack().row else {
         panic!("no local row")
     };
     assert_eq!(local.moved_from, droplet_address(2).octets());
@@ -514,10 +513,11 @@ fn a_bouncer_is_filled_before_it_is_listed() {
     let mut world = small(4);
     world.set_endpoint(&("ns".into(), "e".into()), Some(endpoint("web", 2, 10)));
     world.flush();
-    let listed = |world: &World, droplet: &str| match &world.program(droplet)[&Key::Network(7, 1)].row {
-        Some(row::Row::Network(network)) => (network.bouncers.len(), network.bouncer_here),
-        other => panic!("{other:?}"),
-    };
+    let listed =
+        |world: &World, droplet: &str| match &world.program(droplet)[&Key::Network(7, 1)].unpack().row {
+            Some(row::Row::Network(network)) => (network.bouncers.len(), network.bouncer_here),
+            other => panic!("{other:?}"),
+        };
     let role = Role {
         serves_on: None,
         ..settled("web", "d3")

@@ -5,12 +5,11 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use thuban_proto::transit::{ExposedPort, Row, ServiceBackend, ServicePort};
 
 use super::{EndpointName, Key, Owner, Rows, Service, World};
-use crate::model::rows::{self, NodeService};
+use crate::model::rows::{self, NodeService, PackedRow};
 
 /// Addresses of a VPC's own that its services have together: all its droplets are told all of them.
 pub const MOST_OWN_ADDRESSES: usize = 256;
@@ -163,16 +162,17 @@ impl World {
 
 impl Service {
     fn home(&self, backend: &ServiceBackend) -> Option<&str> {
-        let address = rows::address(&backend.address)?;
-        self.homes.get(&address).map(String::as_str)
+        self.home_of(&backend.address)
+    }
+
+    fn home_of(&self, address: &[u8]) -> Option<&str> {
+        self.homes.get(&rows::address(address)?).map(String::as_str)
     }
 
     /// A port as a droplet is told it; none: one that has no backends.
     fn told<P: HasBackends>(&self, port: &P, droplet: Option<&str>) -> P {
         let mut told = port.clone();
-        if let Some(backends) = told.local_backends() {
-            backends.retain(|backend| droplet.is_some() && self.home(backend) == droplet);
-        }
+        told.retain(|address| droplet.is_some() && self.home_of(address) == droplet);
         told
     }
 
@@ -204,11 +204,11 @@ impl Service {
     /// Gives each droplet its row; those without backends have one together.
     fn share(&self, droplets: &BTreeSet<&str>, row: impl Fn(Option<&str>) -> (Key, Row), made: &mut Rows) {
         let (key, common) = row(None);
-        let common = Arc::new(common);
+        let common = PackedRow::new(&common);
         let homes: BTreeSet<&str> = self.homes.values().map(String::as_str).collect();
         for droplet in droplets {
             let own = if homes.contains(droplet) {
-                Arc::new(row(Some(droplet)).1)
+                PackedRow::new(&row(Some(droplet)).1)
             } else {
                 common.clone()
             };
@@ -218,18 +218,23 @@ impl Service {
 }
 
 trait HasBackends: Clone {
-    /// If they are of one droplet.
-    fn local_backends(&mut self) -> Option<&mut Vec<ServiceBackend>>;
+    /// Of backends that are told their own droplet alone, those with such an address.
+    fn retain(&mut self, is_told: impl Fn(&[u8]) -> bool);
 }
 
 impl HasBackends for ServicePort {
-    fn local_backends(&mut self) -> Option<&mut Vec<ServiceBackend>> {
-        self.local.then_some(&mut self.backends)
+    fn retain(&mut self, is_told: impl Fn(&[u8]) -> bool) {
+        if self.local {
+            self.backends.retain(|backend| is_told(&backend.address));
+        }
     }
 }
 
 impl HasBackends for ExposedPort {
-    fn local_backends(&mut self) -> Option<&mut Vec<ServiceBackend>> {
-        self.local.then_some(&mut self.backends)
+    fn retain(&mut self, is_told: impl Fn(&[u8]) -> bool) {
+        if self.local {
+            self.backends.retain(|backend| is_told(&backend.address));
+            self.ending.retain(|address| is_told(address));
+        }
     }
 }

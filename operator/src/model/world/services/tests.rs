@@ -49,6 +49,7 @@ pub fn exposed(node_port: u32) -> Vec<(IpAddr, Vec<ExposedPort>)> {
         node_port,
         local: false,
         backends: Vec::new(),
+        ending: Vec::new(),
     };
     vec![(ADDRESS, vec![port])]
 }
@@ -59,7 +60,7 @@ fn has(world: &World, droplet: &str, vni: u32) -> bool {
 
 /// The last byte of its backend's address.
 fn backend(world: &World, droplet: &str) -> u8 {
-    match &world.program(droplet)[&Key::Service(7, ADDRESS)].row {
+    match &world.program(droplet)[&Key::Service(7, ADDRESS)].unpack().row {
         Some(row::Row::Service(row)) => row.ports[0].backends[0].address[15],
         other => panic!("{other:?}"),
     }
@@ -274,7 +275,7 @@ fn what_nodes_expose_is_on_every_droplet_if_its_vpc_is_the_nodes() {
 #[test]
 fn names_that_a_vpc_finds_are_those_of_its_namespaces_and_of_services_that_are_there() {
     let mut world = shared();
-    let of = |world: &World, droplet: &str, vni| match &world.program(droplet)[&Key::Vpc(vni)].row {
+    let of = |world: &World, droplet: &str, vni| match &world.program(droplet)[&Key::Vpc(vni)].unpack().row {
         Some(row::Row::Vpc(row)) => [
             row.visible_namespaces.join(" "),
             row.visible_services.join(" "),
@@ -324,8 +325,8 @@ fn kept_local() -> Service {
 /// The last bytes of the backends that a droplet is told.
 fn told(world: &World, droplet: &str) -> Option<Vec<u8>> {
     let program = world.program(droplet);
-    let ports = match &program.get(&Key::Service(7, ADDRESS))?.row {
-        Some(row::Row::Service(row)) => &row.ports,
+    let ports = match program.get(&Key::Service(7, ADDRESS))?.unpack().row {
+        Some(row::Row::Service(row)) => row.ports,
         other => panic!("{other:?}"),
     };
     assert!(ports[0].local);
@@ -391,7 +392,7 @@ fn a_tenants_service_is_exposed_where_its_backends_are_and_only_if_traffic_stays
     let told = |world: &World| {
         let of = |number: u64| {
             let program = world.program(&format!("d{number}"));
-            match &program.get(&Key::Exposed(8, ADDRESS))?.row {
+            match &program.get(&Key::Exposed(8, ADDRESS))?.unpack().row {
                 Some(row::Row::Exposed(row)) => Some(row.ports[0].backends[0].address[15]),
                 other => panic!("{other:?}"),
             }
@@ -423,7 +424,7 @@ fn an_address_of_its_own_vpc_is_told_by_the_vpcs_row_and_two_vpcs_may_have_it() 
     world.flush();
     let of = |world: &World, droplet: &str, vni: u32| {
         let program = world.program(droplet);
-        let named = match &program[&Key::Vpc(vni)].row {
+        let named = match &program[&Key::Vpc(vni)].unpack().row {
             Some(row::Row::Vpc(row)) => row.service_addresses.len(),
             other => panic!("{other:?}"),
         };
@@ -491,7 +492,7 @@ fn what_nodes_serve_is_on_every_droplet_of_its_vpc_and_of_those_that_name_it() {
     world.set_vpc("blue", Some(names_it(8)));
     world.flush();
     assert_eq!(servers(&world), [of("d2", 8), of("d4", 8)]);
-    match &world.program("d2")[&Key::NodeService(8, ADDRESS)].row {
+    match &world.program("d2")[&Key::NodeService(8, ADDRESS)].unpack().row {
         Some(row::Row::NodeService(row)) => assert!(row.inside && row.ports.is_empty()),
         other => panic!("{other:?}"),
     }
@@ -546,7 +547,7 @@ fn who_gets_outside_is_told_what_stays_closed() {
     };
     world.set_vpc("blue", Some(out));
     world.flush();
-    let row = |world: &World, droplet: &str, vni| match world.program(droplet)[&Key::Vpc(vni)].row.clone() {
+    let row = |world: &World, droplet: &str, vni| match world.program(droplet)[&Key::Vpc(vni)].unpack().row {
         Some(row::Row::Vpc(row)) => row,
         other => panic!("{other:?}"),
     };
@@ -588,7 +589,7 @@ fn every_vpc_knows_where_services_have_their_addresses() {
     let mut world = small(2);
     world.set_service_ranges(vec!["10.96.0.0/16".into(), "fd00:96::/112".into()]);
     world.flush();
-    let Some(row::Row::Vpc(row)) = world.program("d1")[&Key::Vpc(7)].row.clone() else {
+    let Some(row::Row::Vpc(row)) = world.program("d1")[&Key::Vpc(7)].unpack().row else {
         panic!("no VPC row")
     };
     assert_eq!(row.service_cidrs, ["10.96.0.0/16", "fd00:96::/112"]);

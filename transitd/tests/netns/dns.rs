@@ -1,0 +1,118 @@
+//! The cluster's DNS of tenants' pods, at their node.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use thuban_proto::transit::row::Row;
+use thuban_proto::transit::{ServicePort, ServiceRow};
+
+use crate::rig::{NODE, Rig, base_rows, in_namespace, local};
+
+const DNS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+/// What one may ask at once after a rest.
+const BURST: usize = 1024;
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// p1 and p3 are of VPC 7, which shares the cluster's DNS.
+fn rig() -> Rig {
+    let mut rows = base_rows();
+    for row in &mut rows {
+        if let Row::Vpc(vpc) = row {
+            vpc.service_cidrs.push("10.96.0.0/16".into());
+        }
+    }
+    let port = |protocol| ServicePort {
+        protocol,
+        port: 53,
+        ..ServicePort::default()
+    };
+    rows.push(Row::NodeService(ServiceRow {
+        vni: 7,
+        address: DNS.to_ipv6_mapped().octets().to_vec(),
+        ports: vec![port(6), port(17)],
+        inside: true,
+        names: true,
+    }));
+    rows.extend([local(7, "p1", 5), local(7, "p3", 7)]);
+    let mut rig = Rig::prepare(rows);
+    rig.environment = vec![("THUBAN_CLUSTER_DNS".into(), DNS.to_string())];
+    rig.start();
+    rig.operator.wait_for_ack();
+    rig.on_node(&format!(
+        "ip route add default via {}",
+        Ipv4Addr::from([192, 0, 2, 2])
+    ));
+    for pod in ["p1", "p3"] {
+        rig.add_pod(pod);
+    }
+    rig
+}
+
+fn socket(rig: &Rig, pod: &str) -> UdpSocket {
+    let socket = in_namespace(&format!("{}-{pod}", rig.name), || {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        socket.connect((DNS, 53)).unwrap();
+        socket
+    });
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+/// A query for a name of the cluster that the VPC has not: answered by the node alone.
+fn query() -> Vec<u8> {
+    let mut query = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in ["web", "hidden", "svc", "cluster", "local"] {
+        query.push(label.len() as u8);
+        query.extend(label.bytes());
+    }
+    query.extend([0, 0, 1, 0, 1]);
+    query
+}
+
+/// Whether it is told that there is no such name.
+fn asks(socket: &UdpSocket) -> bool {
+    let mut answer = [0; 512];
+    socket.send(&query()).unwrap();
+    matches!(socket.recv(&mut answer), Ok(length) if length > 12 && answer[3] & 0xf == 3)
+}
+
+/// Queries that the rule of too many has dropped.
+fn dropped(rig: &Rig) -> usize {
+    let output = Rig::try_in(rig.node(), "nft list chain inet thuban track");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let rule = text
+        .lines()
+        .find(|line| line.contains("@askers"))
+        .expect("the rule");
+    let (_, after) = rule.rsplit_once("counter packets ").unwrap();
+    let count = after.split(' ').next().unwrap();
+    count.parse().unwrap()
+}
+
+#[test]
+fn a_pod_that_asks_without_end_takes_its_own_share_of_dns_alone() {
+    let rig = rig();
+    let (loud, quiet) = (socket(&rig, "p1"), socket(&rig, "p3"));
+    assert!(asks(&quiet) && asks(&loud), "{NODE:?} answers");
+    let is_over = Arc::new(AtomicBool::new(false));
+    let flood = std::thread::spawn({
+        let is_over = Arc::clone(&is_over);
+        move || {
+            let query = query();
+            let mut sent = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                sent += usize::from(loud.send(&query).is_ok());
+            }
+            sent
+        }
+    });
+    let answered = (0..100).filter(|_| asks(&quiet)).count();
+    is_over.store(true, Ordering::Relaxed);
+    let sent = flood.join().unwrap();
+    assert!(sent > 4 * BURST, "only {sent} sent");
+    assert!(dropped(&rig) > sent / 2, "{} of {sent}", dropped(&rig));
+    // In the burst the socket may be full for a moment.
+    assert!(answered > 90, "{answered} of 100");
+}
