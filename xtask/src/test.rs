@@ -33,17 +33,20 @@ pub const SCHEDULES: u64 = 10_000;
 const LATE: [&str; 3] = ["waited ", "never happened: ", "assertion failed: rig.ping("];
 
 /// Tests that passed and failed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Sum {
     passed: usize,
     failed: usize,
     ignored: usize,
     /// Of those that passed, how many did when they were run again.
     again: usize,
+    /// Names of those that failed, with what they said first.
+    failures: Vec<(String, String)>,
 }
 
 impl Sum {
     fn add(&mut self, other: Self) {
+        self.failures.extend(other.failures);
         self.passed += other.passed;
         self.failed += other.failed;
         self.ignored += other.ignored;
@@ -61,6 +64,7 @@ impl Sum {
                 eprintln!("FAILED {name}: {error:#}");
                 Self {
                     failed: 1,
+                    failures: vec![(name.to_owned(), format!("{error:#}"))],
                     ..Self::default()
                 }
             }
@@ -108,6 +112,9 @@ pub fn run(only: Option<&str>, schedules: u64) -> Result<ExitCode> {
         total.add(sum);
     }
     println!("\n{}\n", summary.join("\n"));
+    for (name, said) in &total.failures {
+        println!("FAILED {name}: {said}");
+    }
     println!("{} passed, {} failed", total.passed, total.failed);
     std::io::stdout().flush()?;
     Ok(if total.failed == 0 {
@@ -228,6 +235,8 @@ fn run_tests(targets: &[&str], arguments: &[&str]) -> Result<Sum> {
     command.arg("--").args(arguments).arg("--exact").args(&late);
     let (second, _) = sum_of(&mut command)?;
     sum.again = second.passed.min(late.len());
+    sum.failures.retain(|(name, _)| !late.contains(name));
+    sum.failures.extend(second.failures);
     sum.passed += sum.again;
     sum.failed = sum.failed.saturating_sub(sum.again);
     Ok(sum)
@@ -257,6 +266,7 @@ fn sum_of(command: &mut Command) -> Result<(Sum, Vec<String>)> {
         eprintln!("FAILED {command:?}: {status}");
         sum.failed += 1;
     }
+    sum.failures.extend(failures.said);
     Ok((sum, failures.late))
 }
 
@@ -264,6 +274,8 @@ fn sum_of(command: &mut Command) -> Result<(Sum, Vec<String>)> {
 #[derive(Debug, Default)]
 struct Failures {
     late: Vec<String>,
+    /// The first message of each.
+    said: Vec<(String, String)>,
     /// Whose block this is.
     current: Option<String>,
     /// The next line is what a panic says.
@@ -282,6 +294,9 @@ impl Failures {
         let Some(name) = self.current.as_ref().filter(|_| is_message) else {
             return;
         };
+        if self.said.last().is_none_or(|(last, _)| last != name) {
+            self.said.push((name.clone(), line.to_owned()));
+        }
         self.late.retain(|late| late != name);
         if LATE.iter().any(|word| line.contains(word)) {
             self.late.push(name.clone());
@@ -303,7 +318,7 @@ fn result_of(line: &str) -> Option<Sum> {
         passed: number("passed")?,
         failed: number("failed")?,
         ignored: number("ignored")?,
-        again: 0,
+        ..Sum::default()
     })
 }
 
@@ -345,7 +360,7 @@ mod tests {
                 passed: 12,
                 failed: 3,
                 ignored: 1,
-                again: 0
+                ..Sum::default()
             })
         );
         let line =
@@ -364,5 +379,9 @@ mod tests {
             waited 3 s, says somebody else";
         output.lines().for_each(|line| failures.read(line));
         assert_eq!(failures.late, ["a::slow"]);
+        let said = failures.said.iter();
+        let said: Vec<_> = said.map(|(name, said)| (&**name, &**said)).collect();
+        let slow = ("a::slow", "waited 60 s for pod red/after Ready");
+        assert_eq!(said, [slow, ("b::wrong", "3 of 20 lost")]);
     }
 }
