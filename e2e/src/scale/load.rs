@@ -297,7 +297,9 @@ impl Bench {
     /// Whether the droplets hold the rows of exactly the endpoints that are there.
     pub(super) async fn check_rows(&mut self) {
         let live = self.live.len();
-        let wanted = (live, live * self.plan.bouncers as usize);
+        // Each node has an endpoint of its own, in the network `default` with one bouncer.
+        let own = self.fleet.droplets.len();
+        let wanted = (live + own, live * self.plan.bouncers as usize + own);
         let held = || {
             let rows = self.fleet.droplets.iter().map(|droplet| droplet.endpoint_rows());
             rows.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
