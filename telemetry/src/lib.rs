@@ -1,7 +1,7 @@
 //! Short texts by HTTP: metrics for Prometheus, probes for kubelet and load balancers.
 //!
 //! Untrusted: whoever reaches the address reaches it. A request is read within a limit of bytes and time, few are served at
-//! once, nothing in it but its path counts, and nothing can be changed by it.
+//! once, nothing in it but its path counts, not even its method, and nothing can be changed by it.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -15,15 +15,18 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response};
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-/// One more hangs up on the one that has waited longest: those that ask nothing keep out nobody.
+/// Connections. One more hangs up on the oldest, so that those which ask nothing don't keep the others out.
 const AT_ONCE: usize = 32;
+/// Answers that are made.
+const MADE_AT_ONCE: usize = 8;
 const LONGEST_REQUEST: usize = 8192;
 /// Of one request and its answer.
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -70,6 +73,7 @@ pub async fn serve(address: SocketAddr, setting: &'static str, pages: impl Pages
 
 async fn accept(listener: TcpListener, pages: Arc<impl Pages>) {
     let mut served: VecDeque<JoinHandle<()>> = VecDeque::new();
+    let places = Arc::new(Semaphore::new(MADE_AT_ONCE));
     loop {
         let Ok((stream, peer)) = listener.accept().await else {
             sleep(PAUSE).await;
@@ -81,9 +85,9 @@ async fn accept(listener: TcpListener, pages: Arc<impl Pages>) {
         {
             oldest.abort();
         }
-        let pages = Arc::clone(&pages);
+        let (pages, places) = (Arc::clone(&pages), Arc::clone(&places));
         served.push_back(tokio::spawn(async move {
-            match timeout(PATIENCE, one_request(stream, pages)).await {
+            match timeout(PATIENCE, one_request(stream, pages, places)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => debug!(%peer, %error, "a request that can't be read"),
                 Err(_) => debug!(%peer, "a request took too long"),
@@ -92,13 +96,17 @@ async fn accept(listener: TcpListener, pages: Arc<impl Pages>) {
     }
 }
 
-async fn one_request(stream: TcpStream, pages: Arc<impl Pages>) -> hyper::Result<()> {
+async fn one_request(stream: TcpStream, pages: Arc<impl Pages>, places: Arc<Semaphore>) -> hyper::Result<()> {
     let service = service_fn(move |request: Request<Incoming>| {
-        let pages = Arc::clone(&pages);
-        async move { Ok::<_, Infallible>(answer(&request, &*pages).await) }
+        let (pages, places) = (Arc::clone(&pages), Arc::clone(&places));
+        async move {
+            let _place = places.acquire().await;
+            Ok::<_, Infallible>(answer(request.uri().path(), &*pages).await)
+        }
     });
     http1::Builder::new()
         .keep_alive(false)
+        .half_close(true)
         .max_buf_size(LONGEST_REQUEST)
         .timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)
@@ -106,13 +114,8 @@ async fn one_request(stream: TcpStream, pages: Arc<impl Pages>) -> hyper::Result
         .await
 }
 
-async fn answer(request: &Request<Incoming>, pages: &impl Pages) -> Response<Full<Bytes>> {
-    let answer = if request.method() == Method::GET {
-        pages.answer(request.uri().path()).await
-    } else {
-        return respond(StatusCode::METHOD_NOT_ALLOWED, OPENMETRICS, "only GET\n".into());
-    };
-    match answer {
+async fn answer(path: &str, pages: &impl Pages) -> Response<Full<Bytes>> {
+    match pages.answer(path).await {
         Answer::Text(text) => respond(StatusCode::OK, OPENMETRICS, text),
         Answer::Json(status, text) => respond(status, JSON, text),
         Answer::Unknown(text) => respond(StatusCode::NOT_FOUND, OPENMETRICS, format!("{text}\n")),
@@ -163,6 +166,8 @@ mod tests {
     async fn ask_at(address: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let _ = stream.write_all(request.as_bytes()).await;
+        // As some clients do.
+        let _ = stream.shutdown().await;
         let mut answer = String::new();
         let _ = stream.read_to_string(&mut answer).await;
         answer
@@ -176,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_get_is_answered_and_nothing_else() {
+    async fn a_request_is_answered_by_its_path() {
         let answer = ask("GET /metrics?a=b HTTP/1.1\r\nHost: a\r\n\r\n").await;
         assert!(
             answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("\r\n\r\na 1\n"),
@@ -190,7 +195,8 @@ mod tests {
         );
         assert!(ask("GET /readyz HTTP/1.1\r\n\r\n").await.contains(" 503 "));
         assert!(ask("GET /../etc HTTP/1.1\r\n\r\n").await.contains(" 404 "));
-        assert!(ask("POST /metrics HTTP/1.1\r\n\r\n").await.contains(" 405 "));
+        let options = ask("OPTIONS /healthz HTTP/1.1\r\n\r\n").await;
+        assert!(options.contains(" 503 "), "{options}");
         assert!(!ask("GET metrics HTTP/1.1\r\n\r\n").await.contains(" 200 "));
         let endless = ask(&format!("GET /{}", "x".repeat(LONGEST_REQUEST + 5000))).await;
         assert!(

@@ -20,6 +20,7 @@ pub mod node;
 pub mod operator;
 pub mod program;
 pub mod reclaim;
+pub mod rejection;
 pub mod services;
 pub mod settings;
 pub mod state;

@@ -12,7 +12,7 @@ use thuban_proto::transit as proto;
 use crate::dataplane::services::Services;
 use crate::dataplane::tables::TableError;
 use crate::program::service::Service;
-use crate::state::refusal;
+use crate::rejection::refusal;
 
 /// What is still to be written of programs that came.
 #[derive(Debug, Default)]

@@ -24,6 +24,7 @@ use crate::netfilter::{Netfilter, NetfilterError};
 use crate::program::row::{InvalidRow, LocalEndpoint, Row, RowKey};
 use crate::program::row_key::proto_key;
 use crate::program::{Change, Program};
+use crate::rejection::{Rejection, refusal};
 use crate::services::{self, Changes};
 use crate::subscriptions::Subscriptions;
 
@@ -55,24 +56,6 @@ pub enum Readiness {
     Ready(LocalEndpoint),
     Refused { reason: String, message: String },
     NotYet(&'static str),
-}
-
-/// Why one row was not applied.
-pub struct Rejection {
-    reason: proto::NackReason,
-    message: String,
-}
-
-/// Tells the operator of a row that was not applied.
-pub fn refusal(epoch: u64, sequence: u64, key: Option<proto::RowKey>, rejection: Rejection) -> proto::Nack {
-    warn!(reason = ?rejection.reason, message = rejection.message, "row not applied");
-    proto::Nack {
-        epoch,
-        sequence,
-        key,
-        reason: rejection.reason.into(),
-        message: rejection.message,
-    }
 }
 
 impl State {
@@ -168,8 +151,8 @@ impl State {
         }
     }
 
-    /// Applies rows: deletes first, then upserts, then what attachments make of them. Answers a nack for each row not applied,
-    /// and what is to be written of services.
+    /// Applies rows: where roles are, then deletes, then upserts, then what attachments make of them. Answers a nack for each
+    /// row not applied, and what is to be written of services.
     pub fn apply(&mut self, program: proto::Program) -> (Vec<proto::Nack>, Changes) {
         let (epoch, sequence) = (program.epoch, program.sequence);
         let nack = |key, rejection| refusal(epoch, sequence, key, rejection);
@@ -216,13 +199,8 @@ impl State {
             deletes.extend(self.program.keys().filter(|key| !wanted.contains(*key)).cloned());
         }
         let mut changes_rules = deletes.iter().any(has_rules) || wanted.iter().any(has_rules);
-        // Other roles first, then what they bounced by until now: a snapshot brings both at once.
         for (_, row) in &rows {
-            let tells_roles = matches!(row, Row::Vpc { .. } | Row::Network { .. });
-            if tells_roles && self.program.get(&row.key()).is_some() {
-                // What fails is told when it is written in its turn.
-                let _ = self.upsert(row.clone(), &mut pods);
-            }
+            self.move_roles(row);
         }
         for key in deletes {
             if let Some(Row::Local(endpoint)) = self.program.get(&key) {
@@ -318,6 +296,24 @@ impl State {
             self.program.get(&RowKey::Forward { vni, address }).is_none()
         });
         (nacks, changes)
+    }
+
+    /// Where roles are, before what they bounced by here until now goes: a snapshot brings both at once. What needs room is
+    /// left for its turn.
+    fn move_roles(&mut self, row: &Row) {
+        let tells_roles = matches!(row, Row::Vpc { .. } | Row::Network { .. });
+        let Some(old) = self.program.get(&row.key()).filter(|_| tells_roles).cloned() else {
+            return;
+        };
+        let has_room = |(key, _): &(TableKey, TableEntry)| self.program.wants(key);
+        if !row.table_rows().iter().all(has_room) {
+            return;
+        }
+        let changes = self.program.upsert(row.clone());
+        if self.write(changes).is_err() {
+            let back = self.program.upsert(old);
+            let _ = self.write(back);
+        }
     }
 
     /// Writes the rules for services that nodes are to serve, and takes those out that can't be, with the reason.
@@ -565,29 +561,5 @@ fn leads_to(key: &TableKey, entry: &TableEntry) -> Option<u32> {
         (TableKey::Attachment(ifindex), _) => Some(*ifindex),
         (TableKey::Local(_), TableEntry::Local(entry)) => Some(entry.ifindex),
         _ => None,
-    }
-}
-
-impl From<InvalidRow> for Rejection {
-    fn from(error: InvalidRow) -> Self {
-        Self {
-            reason: proto::NackReason::Invalid,
-            message: error.to_string(),
-        }
-    }
-}
-
-impl From<TableError> for Rejection {
-    fn from(error: TableError) -> Self {
-        let reason = match &error {
-            TableError::Full { .. } | TableError::Share { .. } => proto::NackReason::TableFull,
-            TableError::Open { .. } | TableError::Access { .. } | TableError::Mismatch { .. } => {
-                proto::NackReason::Unspecified
-            }
-        };
-        Self {
-            reason,
-            message: error.to_string(),
-        }
     }
 }

@@ -265,6 +265,7 @@ fn sum_of(command: &mut Command) -> Result<(Sum, Vec<String>)> {
         // A test that took its whole process down has no result.
         eprintln!("FAILED {command:?}: {status}");
         sum.failed += 1;
+        sum.failures.push((format!("{command:?}"), status.to_string()));
     }
     sum.failures.extend(failures.said);
     Ok((sum, failures.late))

@@ -89,8 +89,16 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     if is_deleted && !has_finalizer(&*role) {
         return Ok(Action::await_change());
     }
-    if is_deleted && leave(&*role, &roles, &context).await? {
-        return remove(&*role, &roles, &context).await;
+    if is_deleted {
+        match leave(&*role, &roles, &context).await? {
+            Leave::Left => return remove(&*role, &roles, &context).await,
+            Leave::Later => return Ok(Action::requeue(LOOK_AGAIN)),
+            Leave::Unkept => {
+                let message = "status.leaving is not kept: kubectl apply -f install/10-crds.yaml";
+                return wait(&*role, &roles, &context, ("OldCrd", message.to_owned())).await;
+            }
+            Leave::Held => {}
+        }
     }
     let why = should_move(&*role, &context);
     let is_listed = context.hub.read(|world| R::is_listed(world, &role.name_any()));
@@ -245,36 +253,52 @@ async fn wait<R: Role>(
     Ok(Action::requeue(LOOK_AGAIN))
 }
 
-async fn write<R: Role>(role: &R, roles: &Api<R>, status: RoleStatus) -> Result<(), WriteError> {
+async fn write<R: Role>(role: &R, roles: &Api<R>, status: RoleStatus) -> Result<R, WriteError> {
     let mut changed = role.clone();
     changed.set_status(status);
-    replace_status(roles, &changed).await.map(|_| ())
+    replace_status(roles, &changed).await
 }
 
-/// Takes a role that is deleted from its users; false if it is the last that they have.
-async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<bool, WriteError> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leave {
+    /// Its users are told to forget it.
+    Left,
+    /// It is the last that they have.
+    Held,
+    /// It is the last, and that it leaves was written but is not seen yet.
+    Later,
+    /// The API server does not keep that it leaves.
+    Unkept,
+}
+
+/// Takes a role that is deleted from its users, unless it is the last that they have.
+async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<Leave, WriteError> {
     let name = role.name_any();
     let is_in_use = role.is_in_use(context);
-    // One step, so that of two that leave at the same time one stays.
-    let is_held = context.hub.update(|world| {
-        let is_held = is_in_use && !R::has_other(world, &name);
-        if is_held {
-            R::take_back(world, &name);
-        } else {
+    // Decided in one step, so that of two that leave at the same time one stays.
+    let known = context.hub.update(|world| {
+        let has_left = R::has_left(world, &name);
+        if !is_in_use || R::has_other(world, &name) {
             R::part(world, &name);
+            return has_left.then_some(Leave::Left);
         }
-        is_held
+        if has_left && !role.is_leaving() {
+            return Some(Leave::Later);
+        }
+        R::take_back(world, &name);
+        Some(Leave::Held)
     });
-    if is_held {
-        return Ok(false);
+    if let Some(known) = known {
+        return Ok(known);
     }
-    if !context.hub.read(|world| R::has_left(world, &name)) {
-        let mut status = role.status().cloned().unwrap_or_default();
-        status.leaving = true;
-        write(role, roles, status).await?;
-        context.hub.update(|world| R::leave(world, &name));
+    let mut status = role.status().cloned().unwrap_or_default();
+    status.leaving = true;
+    let written = write(role, roles, status).await?;
+    if !written.is_leaving() {
+        return Ok(Leave::Unkept);
     }
-    Ok(true)
+    context.hub.update(|world| R::leave(world, &name));
+    Ok(Leave::Left)
 }
 
 /// One that left, or was going to, is needed after all, and ready: as the next leader is to know it.
@@ -288,7 +312,7 @@ async fn stay<R: Role>(role: &R, roles: &Api<R>) -> Result<Action, ReconcileErro
 /// Before a new leader serves anybody: the one before may have taken their tables away already.
 pub fn leave_those_leaving<R: Role>(context: &Context) {
     for role in R::all(context).state() {
-        if role.is_leaving() && has_finalizer(&*role) {
+        if role.meta().deletion_timestamp.is_some() && role.is_leaving() && has_finalizer(&*role) {
             context.hub.update(|world| R::leave(world, &role.name_any()));
         }
     }

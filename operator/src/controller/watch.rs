@@ -55,7 +55,8 @@ pub async fn watch<K>(
                         handle(Change::Gone(gone));
                     }
                 }
-                for object in listed.drain(..) {
+                // With its room: a list is as large as the cluster.
+                for object in std::mem::take(&mut listed) {
                     handle(Change::Applied(object));
                 }
                 if let Some(filled) = filled.take() {

@@ -37,7 +37,7 @@ struct Session {
     introduced: BTreeMap<Key, u64>,
 }
 
-/// Sorted, with no room to spare: nearly every row has one holder or as many as its network has bouncers.
+/// Sorted; grown by one at a time, for nearly every row has one holder or as many as its network has bouncers.
 type Names = Vec<Arc<str>>;
 
 /// Who may hold a row: so that asking costs nothing for those that never had it.

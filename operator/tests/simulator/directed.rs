@@ -3,6 +3,7 @@
 //! letting its object go.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -247,6 +248,46 @@ fn of_two_deleted_bouncers_the_one_with_tables_serves_under_the_next_leader() {
                 !has(state, Kind::Vpc, "red")
             })
             .await;
+        });
+    }
+}
+
+#[test]
+fn a_bouncer_leaves_only_when_the_next_leader_will_know_of_another() {
+    for seed in 1..=5 {
+        check("substitute", seed, async |simulation| {
+            let only = begin(simulation, 1).await;
+            pod_on(simulation, "p", "n0").await;
+            pod_on(simulation, "q", "n1").await;
+            sleep(Duration::from_secs(20)).await;
+            simulation.lock().weather.late_ack = 1000;
+            delete(simulation, Kind::Bouncer, "", "red-1-b0");
+            let field = |state: &State, name: &str, field: &str| {
+                let bouncer = state.store.value(Kind::Bouncer, "", name);
+                bouncer.and_then(|bouncer| bouncer.pointer(field).cloned())
+            };
+            let is_early = AtomicBool::new(false);
+            until(simulation, "it is made again", |state| {
+                let leaves = field(state, "red-1-b0", "/status/leaving").is_some();
+                let is_known = field(state, "red-1-b1", "/status/droplet").is_some();
+                is_early.fetch_or(leaves && !is_known, Relaxed);
+                let serves = field(state, "red-1-b0", "/status/phase") == Some("Provisioned".into());
+                serves && field(state, "red-1-b0", "/metadata/deletionTimestamp").is_none()
+            })
+            .await;
+            if is_early.into_inner() {
+                simulation
+                    .lock()
+                    .violation("it left before another was known".into());
+            }
+            simulation.lock().weather.late_ack = 0;
+            delete(simulation, Kind::Pod, "east", "q");
+            delete_everything(simulation);
+            until(simulation, "the VPC is gone", |state| {
+                !has(state, Kind::Vpc, "red")
+            })
+            .await;
+            only.crash();
         });
     }
 }

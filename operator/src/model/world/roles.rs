@@ -156,7 +156,7 @@ impl Roles {
             .is_some_and(|placed| placed.stage >= Stage::Leaving)
     }
 
-    /// Whether users have another role of the same parent, one that stays.
+    /// Whether users have another role of the same parent, one that stays, and of which the next leader knows.
     pub fn has_other(&self, name: &str) -> bool {
         let parent = self.roles.get(name).map(|placed| placed.role.parent.as_str());
         let names = parent
@@ -166,7 +166,10 @@ impl Roles {
         let mut others = names
             .filter(|other| *other != name)
             .filter_map(|other| self.roles.get(other));
-        others.any(|other| other.member().is_some() && !other.is_parting && !other.role.is_leaving)
+        others.any(|other| {
+            let serves = other.member().is_some() && other.role.serves_on.is_some();
+            serves && !other.is_parting && !other.role.is_leaving
+        })
     }
 
     fn change(&mut self, name: &str, stage: Stage) -> Option<String> {
@@ -300,5 +303,11 @@ mod tests {
         };
         roles.set("web-b0", Some(leaving));
         assert!(!roles.has_other("web-b1"));
+        // Users are being told of a third one, of which the next leader knows nothing.
+        roles.set("web-b2", Some(role(None, "c")));
+        roles.list("web-b2");
+        assert!(!roles.has_other("web-b1"));
+        roles.set("web-b2", Some(role(Some("c"), "c")));
+        assert!(roles.has_other("web-b1"));
     }
 }
