@@ -43,7 +43,7 @@ const POINTS: [&str; 21] = [
 ];
 
 /// A VPC's number rests for 30 s before its claim goes.
-const WRITTEN: Duration = Duration::from_secs(60);
+const WRITTEN: Duration = Duration::from_mins(1);
 
 fn number(variable: &str, default: usize) -> usize {
     let given = std::env::var(variable).ok();
