@@ -102,7 +102,7 @@ fn a_pod_that_asks_without_end_takes_its_own_share_of_dns_alone() {
         move || {
             let query = query();
             let mut sent = 0;
-            while !is_over.load(Ordering::Relaxed) {
+            while sent < 32 * BURST || !is_over.load(Ordering::Relaxed) {
                 sent += usize::from(loud.send(&query).is_ok());
             }
             sent
@@ -111,7 +111,6 @@ fn a_pod_that_asks_without_end_takes_its_own_share_of_dns_alone() {
     let answered = (0..100).filter(|_| asks(&quiet)).count();
     is_over.store(true, Ordering::Relaxed);
     let sent = flood.join().unwrap();
-    assert!(sent > 4 * BURST, "only {sent} sent");
     assert!(dropped(&rig) > sent / 2, "{} of {sent}", dropped(&rig));
     // In the burst the socket may be full for a moment.
     assert!(answered > 90, "{answered} of 100");
