@@ -119,6 +119,21 @@ async fn pod_on(simulation: &Arc<Simulation>, name: &str, node: &str) {
     .await;
 }
 
+/// The same with a pod on each node.
+async fn begin_in_use(simulation: &Arc<Simulation>, bouncers: u32) -> Arc<Operator> {
+    let first = begin(simulation, bouncers).await;
+    pod_on(simulation, "p", "n0").await;
+    pod_on(simulation, "q", "n1").await;
+    // Until all is quiet.
+    sleep(Duration::from_secs(20)).await;
+    first
+}
+
+async fn until_gone(simulation: &Arc<Simulation>) {
+    let is_gone = |state: &State| !has(state, Kind::Vpc, "red");
+    until(simulation, "the VPC is gone", is_gone).await;
+}
+
 fn delete(simulation: &Simulation, kind: Kind, namespace: &str, name: &str) {
     simulation.with(|state| {
         let preconditions = Preconditions::default();
@@ -130,6 +145,7 @@ fn delete(simulation: &Simulation, kind: Kind, namespace: &str, name: &str) {
 /// The user's part of the end of it all.
 fn delete_everything(simulation: &Simulation) {
     delete(simulation, Kind::Pod, "east", "p");
+    delete(simulation, Kind::Pod, "east", "q");
     delete(simulation, Kind::Network, "", "red-1");
     delete(simulation, Kind::Vpc, "", "red");
 }
@@ -137,10 +153,7 @@ fn delete_everything(simulation: &Simulation) {
 /// With the first one dead, the other one ends the VPC and gives its number back.
 async fn end(simulation: &Arc<Simulation>, first: &Operator) {
     first.crash();
-    until(simulation, "the VPC is gone", |state| {
-        !has(state, Kind::Vpc, "red")
-    })
-    .await;
+    until_gone(simulation).await;
     until(simulation, "its number is free", |state| !is_claimed(state)).await;
 }
 
@@ -192,10 +205,7 @@ fn a_number_rests_while_another_leader_may_bring_rows_of_it() {
                 has_rows(state, "n0")
             })
             .await;
-            until(simulation, "the VPC is gone", |state| {
-                !has(state, Kind::Vpc, "red")
-            })
-            .await;
+            until_gone(simulation).await;
             // As long as the stream's keepalive takes, and no watch is later.
             sleep(Duration::from_secs(15)).await;
             first.misses_ends.store(false, Relaxed);
@@ -210,10 +220,7 @@ fn a_number_rests_while_another_leader_may_bring_rows_of_it() {
 fn of_two_deleted_bouncers_the_one_with_tables_serves_under_the_next_leader() {
     for seed in 1..=5 {
         check("bouncers", seed, async |simulation| {
-            let first = begin(simulation, 2).await;
-            pod_on(simulation, "p", "n0").await;
-            pod_on(simulation, "q", "n1").await;
-            sleep(Duration::from_secs(20)).await;
+            let first = begin_in_use(simulation, 2).await;
             let droplet = {
                 let state = &mut *simulation.lock();
                 state.weather.is_steady = true;
@@ -242,12 +249,8 @@ fn of_two_deleted_bouncers_the_one_with_tables_serves_under_the_next_leader() {
                 !is_there(state)
             })
             .await;
-            delete(simulation, Kind::Pod, "east", "q");
             delete_everything(simulation);
-            until(simulation, "the VPC is gone", |state| {
-                !has(state, Kind::Vpc, "red")
-            })
-            .await;
+            until_gone(simulation).await;
         });
     }
 }
@@ -256,10 +259,7 @@ fn of_two_deleted_bouncers_the_one_with_tables_serves_under_the_next_leader() {
 fn a_bouncer_leaves_only_when_the_next_leader_will_know_of_another() {
     for seed in 1..=5 {
         check("substitute", seed, async |simulation| {
-            let only = begin(simulation, 1).await;
-            pod_on(simulation, "p", "n0").await;
-            pod_on(simulation, "q", "n1").await;
-            sleep(Duration::from_secs(20)).await;
+            let only = begin_in_use(simulation, 1).await;
             simulation.lock().weather.late_ack = 1000;
             delete(simulation, Kind::Bouncer, "", "red-1-b0");
             let field = |state: &State, name: &str, field: &str| {
@@ -281,12 +281,8 @@ fn a_bouncer_leaves_only_when_the_next_leader_will_know_of_another() {
                     .violation("it left before another was known".into());
             }
             simulation.lock().weather.late_ack = 0;
-            delete(simulation, Kind::Pod, "east", "q");
             delete_everything(simulation);
-            until(simulation, "the VPC is gone", |state| {
-                !has(state, Kind::Vpc, "red")
-            })
-            .await;
+            until_gone(simulation).await;
             only.crash();
         });
     }
