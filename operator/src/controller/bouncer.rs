@@ -8,7 +8,7 @@ use super::network::has_endpoints;
 use super::role::Role;
 use crate::hub::Waiter;
 use crate::model::rows::Key;
-use crate::model::world::{self, World};
+use crate::model::world::{self, RoleId, World};
 
 impl Role for Bouncer {
     const KIND: &'static str = "Bouncer";
@@ -53,32 +53,32 @@ impl Role for Bouncer {
         world.set_bouncer(name, role);
     }
 
-    fn list(world: &mut World, name: &str) {
-        world.list_bouncer(name);
+    fn list(world: &mut World, id: RoleId) {
+        world.list_bouncer(id);
     }
 
-    fn part(world: &mut World, name: &str) {
-        world.part_bouncer(name);
+    fn part(world: &mut World, id: RoleId) {
+        world.part_bouncer(id);
     }
 
     fn has_left(world: &World, name: &str) -> bool {
         world.has_bouncer_left(name)
     }
 
-    fn leave(world: &mut World, name: &str) {
-        world.leave_bouncer(name);
+    fn leave(world: &mut World, id: RoleId) {
+        world.leave_bouncer(id);
     }
 
-    fn take_back(world: &mut World, name: &str) {
-        world.take_bouncer_back(name);
+    fn take_back(world: &mut World, id: RoleId) {
+        world.take_bouncer_back(id);
     }
 
     fn is_listed(world: &World, name: &str) -> bool {
         world.is_bouncer_listed(name)
     }
 
-    fn forget(world: &mut World, name: &str) {
-        world.forget_bouncer(name);
+    fn forget(world: &mut World, id: RoleId) {
+        world.forget_bouncer(id);
     }
 
     fn has_other(world: &World, name: &str) -> bool {

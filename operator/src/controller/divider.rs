@@ -8,7 +8,7 @@ use super::network::is_accepted;
 use super::role::Role;
 use crate::hub::Waiter;
 use crate::model::rows::Key;
-use crate::model::world::{self, World};
+use crate::model::world::{self, RoleId, World};
 
 impl Role for Divider {
     const KIND: &'static str = "Divider";
@@ -53,32 +53,32 @@ impl Role for Divider {
         world.set_divider(name, role);
     }
 
-    fn list(world: &mut World, name: &str) {
-        world.list_divider(name);
+    fn list(world: &mut World, id: RoleId) {
+        world.list_divider(id);
     }
 
-    fn part(world: &mut World, name: &str) {
-        world.part_divider(name);
+    fn part(world: &mut World, id: RoleId) {
+        world.part_divider(id);
     }
 
     fn has_left(world: &World, name: &str) -> bool {
         world.has_divider_left(name)
     }
 
-    fn leave(world: &mut World, name: &str) {
-        world.leave_divider(name);
+    fn leave(world: &mut World, id: RoleId) {
+        world.leave_divider(id);
     }
 
-    fn take_back(world: &mut World, name: &str) {
-        world.take_divider_back(name);
+    fn take_back(world: &mut World, id: RoleId) {
+        world.take_divider_back(id);
     }
 
     fn is_listed(world: &World, name: &str) -> bool {
         world.is_divider_listed(name)
     }
 
-    fn forget(world: &mut World, name: &str) {
-        world.forget_divider(name);
+    fn forget(world: &mut World, id: RoleId) {
+        world.forget_divider(id);
     }
 
     fn has_other(world: &World, name: &str) -> bool {

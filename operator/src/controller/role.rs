@@ -23,7 +23,7 @@ pub use super::pick::Placements;
 use super::pick::{Move, place, should_move};
 use crate::hub::Waiter;
 use crate::model::rows::Key;
-use crate::model::world::{self, World};
+use crate::model::world::{self, RoleId, World};
 
 /// What waits longer than this says so in a condition.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -50,16 +50,24 @@ pub trait Role: Object + 'static {
     /// The rows that tell users where it is.
     fn lists(&self, world: &World) -> Vec<(String, Key)>;
     fn set(world: &mut World, name: &str, role: Option<world::Role>);
-    fn list(world: &mut World, name: &str);
-    fn part(world: &mut World, name: &str);
+    fn list(world: &mut World, id: RoleId);
+    fn part(world: &mut World, id: RoleId);
     fn has_left(world: &World, name: &str) -> bool;
-    fn leave(world: &mut World, name: &str);
-    fn take_back(world: &mut World, name: &str);
+    fn leave(world: &mut World, id: RoleId);
+    fn take_back(world: &mut World, id: RoleId);
     fn is_listed(world: &World, name: &str) -> bool;
-    fn forget(world: &mut World, name: &str);
+    fn forget(world: &mut World, id: RoleId);
     fn has_other(world: &World, name: &str) -> bool;
     /// Whether somebody may be using its parent's roles.
     fn is_in_use(&self, context: &Context) -> bool;
+
+    fn id(&self) -> RoleId<'_> {
+        let meta = self.meta();
+        RoleId {
+            name: meta.name.as_deref().unwrap_or_default(),
+            uid: meta.uid.as_deref().unwrap_or_default(),
+        }
+    }
 
     /// Where users have it. Roles of operators that wrote no `status.droplet` serve where they are.
     fn serves_on(&self) -> Option<&str> {
@@ -75,6 +83,7 @@ pub trait Role: Object + 'static {
     /// As the world has it.
     fn in_world(&self) -> world::Role {
         world::Role {
+            uid: self.uid().unwrap_or_default(),
             parent: self.parent().to_owned(),
             serves_on: self.serves_on().map(str::to_owned),
             placed_on: self.droplet().map(str::to_owned),
@@ -163,7 +172,7 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         if status.leaving {
             return stay(&*role, &roles).await;
         }
-        context.hub.update(|world| R::list(world, &name));
+        context.hub.update(|world| R::list(world, role.id()));
         missing = unaware();
     }
     if !missing.is_empty() {
@@ -279,13 +288,13 @@ async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<L
     let known = context.hub.update(|world| {
         let has_left = R::has_left(world, &name);
         if !is_in_use || R::has_other(world, &name) {
-            R::part(world, &name);
+            R::part(world, role.id());
             return has_left.then_some(Leave::Left);
         }
         if has_left && !role.is_leaving() {
             return Some(Leave::Later);
         }
-        R::take_back(world, &name);
+        R::take_back(world, role.id());
         Some(Leave::Held)
     });
     if let Some(known) = known {
@@ -297,7 +306,7 @@ async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<L
     if !written.is_leaving() {
         return Ok(Leave::Unkept);
     }
-    context.hub.update(|world| R::leave(world, &name));
+    context.hub.update(|world| R::leave(world, role.id()));
     Ok(Leave::Left)
 }
 
@@ -313,7 +322,7 @@ async fn stay<R: Role>(role: &R, roles: &Api<R>) -> Result<Action, ReconcileErro
 pub fn leave_those_leaving<R: Role>(context: &Context) {
     for role in R::all(context).state() {
         if role.meta().deletion_timestamp.is_some() && role.is_leaving() && has_finalizer(&*role) {
-            context.hub.update(|world| R::leave(world, &role.name_any()));
+            context.hub.update(|world| R::leave(world, role.id()));
         }
     }
 }
@@ -327,7 +336,7 @@ async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<
         let message = format!("waits until these droplets use it no more: {}", few(&missing));
         return wait(role, roles, context, ("WaitsForUsers", message)).await;
     }
-    context.hub.update(|world| R::forget(world, &name));
+    context.hub.update(|world| R::forget(world, role.id()));
     let droplets = role.serves_on().into_iter().chain(role.droplet());
     let holders: BTreeSet<String> = droplets.map(str::to_owned).collect();
     let unsettled = context.hub.unsettled(&holders, &R::waiter(name));

@@ -70,7 +70,7 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
                 parent: "red".into(),
                 serves_on: Some("a".into()),
                 placed_on: Some("a".into()),
-                is_leaving: false,
+                ..Role::default()
             }),
         );
         world.set_bouncer(
@@ -79,7 +79,7 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
                 parent: "web".into(),
                 serves_on: Some("b".into()),
                 placed_on: Some("b".into()),
-                is_leaving: false,
+                ..Role::default()
             }),
         );
     });

@@ -365,7 +365,7 @@ fn roles(state: &State) -> Result<(), String> {
                 continue;
             }
             if !is_deleting(parent) && !is_provisioned(role) {
-                return Err(format!("{kind:?} {name} is not Provisioned"));
+                return Err(format!("{kind:?} {name} is not Provisioned: {role}"));
             }
             // A parent that goes replaces none.
             if is_deleting(role) && is_deleting(parent) {

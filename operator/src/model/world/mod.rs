@@ -20,7 +20,7 @@ use names::Names;
 use roles::Roles;
 use services::Services;
 
-pub use roles::Role;
+pub use roles::{Role, RoleId};
 pub use services::{MOST_OWN_ADDRESSES, Service};
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// A divider or bouncer as its object says; `parent` is the divider's VPC or the bouncer's network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Role {
+    /// Of its object.
+    pub uid: String,
     pub parent: String,
     /// Where its users have it.
     pub serves_on: Option<String>,
@@ -15,6 +17,13 @@ pub struct Role {
     pub placed_on: Option<String>,
     /// Its object says that users forget it.
     pub is_leaving: bool,
+}
+
+/// Which object of a name: a step of one that is gone says nothing of another that was made since.
+#[derive(Clone, Copy, Debug)]
+pub struct RoleId<'a> {
+    pub name: &'a str,
+    pub uid: &'a str,
 }
 
 impl Role {
@@ -109,30 +118,30 @@ impl Roles {
     }
 
     /// Users may have it at its new place. Answers its parent, if that changes anything.
-    pub fn list(&mut self, name: &str) -> Option<String> {
-        self.change(name, Stage::Listed)
+    pub fn list(&mut self, id: RoleId) -> Option<String> {
+        self.change(id, Stage::Listed)
     }
 
     /// It is going to leave: nobody counts on it any more, its users have it still.
-    pub fn part(&mut self, name: &str) {
-        if let Some(placed) = self.roles.get_mut(name) {
+    pub fn part(&mut self, id: RoleId) {
+        if let Some(placed) = self.get_mut(id) {
             placed.is_parting = true;
         }
     }
 
     /// Users are to forget it. Answers its parent, if that changes anything.
-    pub fn leave(&mut self, name: &str) -> Option<String> {
-        self.change(name, Stage::Leaving)
+    pub fn leave(&mut self, id: RoleId) -> Option<String> {
+        self.change(id, Stage::Leaving)
     }
 
     /// Its tables go. Answers its parent, if that changes anything.
-    pub fn forget(&mut self, name: &str) -> Option<String> {
-        self.change(name, Stage::Gone)
+    pub fn forget(&mut self, id: RoleId) -> Option<String> {
+        self.change(id, Stage::Gone)
     }
 
     /// One that left, or was going to, is needed after all. Answers its parent, if that changes anything.
-    pub fn take_back(&mut self, name: &str) -> Option<String> {
-        let placed = self.roles.get_mut(name)?;
+    pub fn take_back(&mut self, id: RoleId) -> Option<String> {
+        let placed = self.get_mut(id)?;
         placed.is_parting = false;
         if placed.stage < Stage::Leaving {
             return None;
@@ -172,8 +181,13 @@ impl Roles {
         })
     }
 
-    fn change(&mut self, name: &str, stage: Stage) -> Option<String> {
-        let placed = self.roles.get_mut(name)?;
+    fn get_mut(&mut self, id: RoleId) -> Option<&mut Placed> {
+        let placed = self.roles.get_mut(id.name)?;
+        (placed.role.uid == id.uid).then_some(placed)
+    }
+
+    fn change(&mut self, id: RoleId, stage: Stage) -> Option<String> {
+        let placed = self.get_mut(id)?;
         if placed.stage >= stage {
             return None;
         }
@@ -232,15 +246,20 @@ impl Roles {
 
 #[cfg(test)]
 mod tests {
-    use super::{Role, Roles};
+    use super::{Role, RoleId, Roles};
 
     fn role(serves_on: Option<&str>, placed_on: &str) -> Role {
         Role {
+            uid: "first".into(),
             parent: "web".into(),
             serves_on: serves_on.map(str::to_owned),
             placed_on: Some(placed_on.to_owned()),
             is_leaving: false,
         }
+    }
+
+    fn id(name: &str) -> RoleId<'_> {
+        RoleId { name, uid: "first" }
     }
 
     fn seen(roles: &Roles) -> (Vec<&str>, Vec<&str>) {
@@ -253,30 +272,41 @@ mod tests {
         let mut roles = Roles::default();
         roles.set("web-b0", Some(role(None, "a")));
         assert_eq!(seen(&roles), (vec![], vec!["a"]));
-        assert_eq!(roles.list("web-b0").as_deref(), Some("web"));
-        assert_eq!(roles.list("web-b0"), None);
+        assert_eq!(roles.list(id("web-b0")).as_deref(), Some("web"));
+        assert_eq!(roles.list(id("web-b0")), None);
         roles.set("web-b0", Some(role(Some("a"), "a")));
         assert_eq!(seen(&roles), (vec!["a"], vec!["a"]));
         // It moves.
         roles.set("web-b0", Some(role(Some("a"), "b")));
         assert_eq!(seen(&roles), (vec!["a"], vec!["a", "b"]));
-        roles.list("web-b0");
+        roles.list(id("web-b0"));
         assert_eq!(seen(&roles), (vec!["b"], vec!["a", "b"]));
         // Its new place is lost on the way: back to the old one.
         roles.set("web-b0", Some(role(Some("a"), "c")));
         assert_eq!(seen(&roles), (vec!["a"], vec!["a", "c"]));
-        roles.list("web-b0");
+        roles.list(id("web-b0"));
         roles.set("web-b0", Some(role(Some("c"), "c")));
         assert_eq!(seen(&roles), (vec!["c"], vec!["c"]));
-        roles.leave("web-b0");
+        roles.leave(id("web-b0"));
         assert_eq!(seen(&roles), (vec![], vec!["c"]));
-        assert_eq!(roles.list("web-b0"), None, "there is no way back");
-        roles.forget("web-b0");
+        assert_eq!(roles.list(id("web-b0")), None, "there is no way back");
+        roles.forget(id("web-b0"));
         roles.set("web-b0", Some(role(Some("c"), "d")));
         assert_eq!(seen(&roles), (vec![], vec![]), "its object may still change");
         assert_eq!(roles.set("web-b0", None), ["web"]);
         assert_eq!(seen(&roles), (vec![], vec![]));
         assert!(!roles.is_parent("web"));
+        // What was decided about the one that is gone comes late.
+        let another = Role {
+            uid: "second".into(),
+            ..role(Some("a"), "a")
+        };
+        roles.set("web-b0", Some(another));
+        roles.part(id("web-b0"));
+        roles.leave(id("web-b0"));
+        roles.forget(id("web-b0"));
+        assert_eq!(seen(&roles), (vec!["a"], vec!["a"]));
+        assert!(!roles.roles["web-b0"].is_parting);
     }
 
     #[test]
@@ -284,18 +314,18 @@ mod tests {
         let mut roles = Roles::default();
         roles.set("web-b0", Some(role(Some("a"), "a")));
         roles.set("web-b1", Some(role(Some("b"), "b")));
-        roles.part("web-b0");
+        roles.part(id("web-b0"));
         assert!(!roles.has_other("web-b1"));
         assert_eq!(seen(&roles), (vec!["a", "b"], vec!["a", "b"]), "users have both");
         assert!(!roles.has_left("web-b0"));
-        assert_eq!(roles.take_back("web-b0"), None);
+        assert_eq!(roles.take_back(id("web-b0")), None);
         assert!(roles.has_other("web-b1"));
-        roles.part("web-b0");
-        roles.leave("web-b0");
+        roles.part(id("web-b0"));
+        roles.leave(id("web-b0"));
         assert!(roles.has_left("web-b0"));
-        roles.take_back("web-b0");
+        roles.take_back(id("web-b0"));
         assert!(!roles.has_left("web-b0") && !roles.has_other("web-b1"));
-        roles.list("web-b0");
+        roles.list(id("web-b0"));
         assert!(roles.has_other("web-b1"));
         let leaving = Role {
             is_leaving: true,
@@ -305,7 +335,7 @@ mod tests {
         assert!(!roles.has_other("web-b1"));
         // Users are being told of a third one, of which the next leader knows nothing.
         roles.set("web-b2", Some(role(None, "c")));
-        roles.list("web-b2");
+        roles.list(id("web-b2"));
         assert!(!roles.has_other("web-b1"));
         roles.set("web-b2", Some(role(Some("c"), "c")));
         assert!(roles.has_other("web-b1"));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Key, Owner, Role, World};
+use super::{Key, Owner, Role, RoleId, World};
 
 impl World {
     pub fn set_divider(&mut self, name: &str, role: Option<Role>) {
@@ -27,31 +27,31 @@ impl World {
     }
 
     /// The divider is ready at its new place: users may have it there.
-    pub fn list_divider(&mut self, name: &str) {
-        let parent = self.dividers.list(name);
+    pub fn list_divider(&mut self, id: RoleId) {
+        let parent = self.dividers.list(id);
         self.dirty.extend(parent.map(Owner::Vpc));
     }
 
     /// As [`Self::list_divider`].
-    pub fn list_bouncer(&mut self, name: &str) {
-        let parent = self.bouncers.list(name);
+    pub fn list_bouncer(&mut self, id: RoleId) {
+        let parent = self.bouncers.list(id);
         self.dirty.extend(parent.map(Owner::Network));
     }
 
     /// The divider is going to leave: nobody counts on it any more, its users have it still.
-    pub fn part_divider(&mut self, name: &str) {
-        self.dividers.part(name);
+    pub fn part_divider(&mut self, id: RoleId) {
+        self.dividers.part(id);
     }
 
     /// Users are to forget the divider; its tables stay.
-    pub fn leave_divider(&mut self, name: &str) {
-        let parent = self.dividers.leave(name);
+    pub fn leave_divider(&mut self, id: RoleId) {
+        let parent = self.dividers.leave(id);
         self.dirty.extend(parent.map(Owner::Vpc));
     }
 
     /// A divider that left serves on: its tables come back, users are told of it by [`Self::list_divider`].
-    pub fn take_divider_back(&mut self, name: &str) {
-        if let Some(parent) = self.dividers.take_back(name) {
+    pub fn take_divider_back(&mut self, id: RoleId) {
+        if let Some(parent) = self.dividers.take_back(id) {
             self.touch_vpc(&parent);
         }
     }
@@ -62,8 +62,8 @@ impl World {
     }
 
     /// The divider's tables go.
-    pub fn forget_divider(&mut self, name: &str) {
-        if let Some(parent) = self.dividers.forget(name) {
+    pub fn forget_divider(&mut self, id: RoleId) {
+        if let Some(parent) = self.dividers.forget(id) {
             self.touch_vpc(&parent);
         }
     }
@@ -79,19 +79,19 @@ impl World {
     }
 
     /// As [`Self::part_divider`].
-    pub fn part_bouncer(&mut self, name: &str) {
-        self.bouncers.part(name);
+    pub fn part_bouncer(&mut self, id: RoleId) {
+        self.bouncers.part(id);
     }
 
     /// As [`Self::leave_divider`].
-    pub fn leave_bouncer(&mut self, name: &str) {
-        let parent = self.bouncers.leave(name);
+    pub fn leave_bouncer(&mut self, id: RoleId) {
+        let parent = self.bouncers.leave(id);
         self.dirty.extend(parent.map(Owner::Network));
     }
 
     /// As [`Self::take_divider_back`].
-    pub fn take_bouncer_back(&mut self, name: &str) {
-        if let Some(parent) = self.bouncers.take_back(name) {
+    pub fn take_bouncer_back(&mut self, id: RoleId) {
+        if let Some(parent) = self.bouncers.take_back(id) {
             self.touch_bouncers(&parent);
         }
     }
@@ -102,8 +102,8 @@ impl World {
     }
 
     /// The bouncer's tables go.
-    pub fn forget_bouncer(&mut self, name: &str) {
-        if let Some(parent) = self.bouncers.forget(name) {
+    pub fn forget_bouncer(&mut self, id: RoleId) {
+        if let Some(parent) = self.bouncers.forget(id) {
             self.touch_bouncers(&parent);
         }
     }

@@ -7,7 +7,7 @@ use thuban_api::identifiers::MacAddr;
 use thuban_proto::transit::row;
 
 use super::services::tests::{exposed, service};
-use super::{Address, Endpoint, Key, Membership, Network, PackedRow, Pod, Role, Vpc, World};
+use super::{Address, Endpoint, Key, Membership, Network, PackedRow, Pod, Role, RoleId, Vpc, World};
 
 /// xorshift: small, and its seed is printed.
 struct Random(u64);
@@ -30,7 +30,7 @@ impl Random {
             parent,
             serves_on: self.droplet(),
             placed_on: self.droplet(),
-            is_leaving: false,
+            ..Role::default()
         }
     }
 }
@@ -97,12 +97,16 @@ pub(super) fn network(vpc: &str, id: u32) -> Network {
     }
 }
 
+pub(super) fn id(name: &str) -> RoleId<'_> {
+    RoleId { name, uid: "" }
+}
+
 pub(super) fn settled(parent: &str, droplet: &str) -> Role {
     Role {
         parent: parent.into(),
         serves_on: Some(droplet.into()),
         placed_on: Some(droplet.into()),
-        is_leaving: false,
+        ..Role::default()
     }
 }
 
@@ -397,9 +401,9 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                 let role = random.role(format!("v{}", number % 2));
                 let name = format!("div{number}");
                 match random.below(5) {
-                    0 => world.list_divider(&name),
-                    1 => world.leave_divider(&name),
-                    2 => world.forget_divider(&name),
+                    0 => world.list_divider(id(&name)),
+                    1 => world.leave_divider(id(&name)),
+                    2 => world.forget_divider(id(&name)),
                     _ => world.set_divider(&name, present.then_some(role)),
                 }
             }
@@ -407,9 +411,9 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                 let role = random.role(format!("n{number}"));
                 let name = format!("bnc{number}");
                 match random.below(5) {
-                    0 => world.list_bouncer(&name),
-                    1 => world.leave_bouncer(&name),
-                    2 => world.forget_bouncer(&name),
+                    0 => world.list_bouncer(id(&name)),
+                    1 => world.leave_bouncer(id(&name)),
+                    2 => world.forget_bouncer(id(&name)),
                     _ => world.set_bouncer(&name, present.then_some(role)),
                 }
             }
@@ -533,17 +537,17 @@ fn a_bouncer_is_filled_before_it_is_listed() {
     for key in [Key::Bouncer(7, address), Key::Network(7, 1), Key::Vpc(7)] {
         assert!(tables.contains(&("d3".to_owned(), key)));
     }
-    world.list_bouncer("web-b1");
+    world.list_bouncer(id("web-b1"));
     world.flush();
     assert_eq!(listed(&world, "d2"), (2, false));
-    world.leave_bouncer("web-b1");
+    world.leave_bouncer(id("web-b1"));
     world.flush();
     assert_eq!(
         (listed(&world, "d2"), listed(&world, "d3")),
         ((1, false), (1, true))
     );
     assert!(world.program("d3").contains_key(&Key::Bouncer(7, address)));
-    world.forget_bouncer("web-b1");
+    world.forget_bouncer(id("web-b1"));
     world.flush();
     assert!(!world.program("d3").contains_key(&Key::Bouncer(7, address)));
 }

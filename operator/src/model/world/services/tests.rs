@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use thuban_proto::transit::{ExposedPort, ServiceBackend, ServicePort, row};
 
-use super::super::tests::{endpoint, network, settled, small, vpc};
+use super::super::tests::{endpoint, id, network, settled, small, vpc};
 use super::{EndpointName, Key, Service, Vpc, World};
 
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 10));
@@ -150,7 +150,7 @@ fn an_endpoint_that_comes_moves_or_goes_makes_no_service_anew() {
     world.set_endpoint(&name("e"), Some(endpoint("web", 2, 10)));
     assert_eq!(touched(&world), 0);
     world.set_endpoint(&name("e"), Some(endpoint("web", 3, 10)));
-    world.list_bouncer("web-b0");
+    world.list_bouncer(id("web-b0"));
     world.set_divider("red-d0", Some(settled("red", "d4")));
     world.subscribe("d4", 7, IpAddr::from([10, 0, 0, 10]), true);
     assert_eq!(touched(&world), 0);
@@ -193,10 +193,10 @@ fn a_new_bouncer_has_the_services_before_it_is_listed() {
     world.flush();
     let row = ("d3".to_owned(), Key::Service(7, ADDRESS));
     assert!(world.bouncer_tables("web", "d3").contains(&row));
-    world.leave_bouncer("web-b1");
+    world.leave_bouncer(id("web-b1"));
     world.flush();
     assert!(has(&world, "d3", 7), "until nobody asks it any more");
-    world.forget_bouncer("web-b1");
+    world.forget_bouncer(id("web-b1"));
     world.flush();
     assert!(!has(&world, "d3", 7));
 }
