@@ -297,10 +297,20 @@ async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<L
         R::take_back(world, role.id());
         Some(Leave::Held)
     });
-    if let Some(known) = known {
-        return Ok(known);
-    }
     let mut status = role.status().cloned().unwrap_or_default();
+    match known {
+        // Not seen yet, or taken away by another leader: a write that changes nothing tells.
+        Some(Leave::Later) => match write(role, roles, status).await {
+            Ok(_) => {
+                context.hub.update(|world| R::take_back(world, role.id()));
+                return Ok(Leave::Held);
+            }
+            Err(error) if error.is_conflict() => return Ok(Leave::Later),
+            Err(error) => return Err(error),
+        },
+        Some(known) => return Ok(known),
+        None => {}
+    }
     status.leaving = true;
     let written = write(role, roles, status).await?;
     if !written.is_leaving() {
