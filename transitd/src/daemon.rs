@@ -34,6 +34,7 @@ use crate::dataplane::tables::{TableError, Tables, write_config};
 use crate::endpoints::Endpoints;
 use crate::install::{self, InstallError};
 use crate::metrics::Reclaimed;
+use crate::netfilter::ruleset::Own;
 use crate::netfilter::{Netfilter, NetfilterError};
 use crate::netlink::host_end::HOST_END;
 use crate::netlink::uplink::{self, Uplink};
@@ -193,7 +194,11 @@ async fn start(
     metrics::adopts(attachments.len());
 
     host::setup(&netlink, &settings.proc_sys_net, &uplink.name).await?;
-    let mut netfilter = Netfilter::new(settings.nft.clone(), settings.cluster_dns);
+    let own = Own {
+        dns: settings.cluster_dns,
+        underlay: uplink.address,
+    };
+    let mut netfilter = Netfilter::new(settings.nft.clone(), own);
     netfilter.ensure()?;
     let maps = settings.pins.maps();
     let layouts = settings.pins.other_layouts().map_err(DaemonError::Layouts)?;

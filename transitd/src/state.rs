@@ -336,7 +336,7 @@ impl State {
         let staying = self.program.served_by_node();
         let staying = staying.filter(|service| !keys.contains(&service.key));
         let host = Host::of(&self.program);
-        if let Err(error) = self.netfilter.set(services().chain(staying), &host) {
+        if let Err(error) = self.netfilter.set(services().chain(staying), host) {
             refused.extend(coming.drain(..).map(|(key, _)| (key, error.to_string())));
         }
         refused
@@ -376,7 +376,7 @@ impl State {
     /// Brings the rules of the node's own stack in line with the program.
     pub fn serve(&mut self) -> Result<(), NetfilterError> {
         self.netfilter
-            .set(self.program.served_by_node(), &Host::of(&self.program))
+            .set(self.program.served_by_node(), Host::of(&self.program))
     }
 
     fn write(&mut self, changes: Vec<Change>) -> Result<(), TableError> {
@@ -552,7 +552,7 @@ impl State {
 fn has_rules(key: &RowKey) -> bool {
     matches!(
         key,
-        RowKey::NodeService { .. } | RowKey::Exposed { .. } | RowKey::Vpc(_)
+        RowKey::NodeService { .. } | RowKey::Exposed { .. } | RowKey::Vpc(_) | RowKey::Droplet(_)
     )
 }
 

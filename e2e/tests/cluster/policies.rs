@@ -1,6 +1,7 @@
 //! Traffic that stays on its node, addresses that a Service's user chose, and ports of nodes: what Services and pods ask for
 //! besides an address.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
@@ -171,6 +172,39 @@ fn traffic_that_stays_on_its_node_reaches_the_pods_there_under_its_senders_addre
     cluster
         .wait_for("and the ClusterIP on the third node", SOON, from_pod)
         .unwrap();
+}
+
+#[test]
+fn a_tenants_node_port_leads_to_its_pods_from_every_node() {
+    let cluster = &tenants().cluster;
+    let nodes = cluster.nodes().unwrap();
+    let mut made = Made::new(cluster, "red");
+    let spec = json!({"type": "NodePort"});
+    let first = made.server("open-1", &nodes[1], "open-to-all").unwrap();
+    let service = made.service("open-to-all", &spec).unwrap();
+    let port = port(&service);
+    let ask = |node: &str| http_hostname_at((cluster.node_address(node).unwrap(), port), REACHED);
+    // Each node leads to each of them, and to nobody else.
+    let follows = |names: &[&str]| {
+        let led = |node: &String| {
+            let got = (0..8 * names.len())
+                .map(|_| ask(node))
+                .collect::<Result<BTreeSet<_>>>();
+            got.is_ok_and(|got| got.iter().map(String::as_str).eq(names.iter().copied()))
+        };
+        let everywhere = || Ok(nodes.iter().all(led));
+        cluster
+            .wait_for(&format!("{names:?} from every node"), SOON, everywhere)
+            .unwrap();
+    };
+    follows(&["open-1"]);
+    let second = made.server("open-2", &nodes[2], "open-to-all").unwrap();
+    follows(&["open-1", "open-2"]);
+    // A process of a node, too.
+    let own = || http_hostname_at((cluster.node_address(&nodes[0]).unwrap(), port), REACHED);
+    assert!([&first.name, &second.name].contains(&&cluster.in_node(&nodes[0], own).unwrap()));
+    delete(cluster, &["pod", "-n", "red", "open-1", "--now"]).unwrap();
+    follows(&["open-2"]);
 }
 
 #[test]

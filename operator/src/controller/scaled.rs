@@ -26,7 +26,7 @@ use super::service_address::{self, Claimed, asked_by, asked_of};
 use crate::hub::Waiter;
 use crate::model::admission::{Refusal, network_of};
 use crate::model::allocation::addresses_of;
-use crate::model::backends::{Located, Place, TooLarge, backends};
+use crate::model::backends::{Located, Place, TooLarge, WaysIn, backends};
 use crate::model::rows::Key;
 use crate::model::service::{Backend, EndpointSlice, Service, Target};
 use crate::model::world::{self, World};
@@ -242,7 +242,11 @@ fn in_world(
     };
     let outside = outside_of(endpoint, service, context).allowed;
     let slices = slices.iter().map(AsRef::as_ref);
-    let made = backends(service, &addresses, &outside, slices, locate)?;
+    let ways_in = WaysIn {
+        outside: &outside,
+        is_tenants: !world.is_nodes_own(&endpoint.spec.network),
+    };
+    let made = backends(service, &addresses, ways_in, slices, locate)?;
     let counts = Counts {
         used: made.used,
         left_out: made.left_out,
@@ -252,6 +256,7 @@ fn in_world(
         network: endpoint.spec.network.clone(),
         name: service.name_any(),
         by_node: made.by_node,
+        by_peers: made.by_peers,
         born: (service.metadata.creation_timestamp.clone(), uid),
         tables: made.tables,
         own_addresses,

@@ -9,14 +9,13 @@ pub mod ruleset;
 mod served;
 
 use std::io::Write as _;
-use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use thiserror::Error;
 
 use crate::program::service::Service;
-use ruleset::Host;
+use ruleset::{Host, Own};
 
 #[derive(Debug, Error)]
 pub enum NetfilterError {
@@ -47,17 +46,16 @@ pub fn is_there(program: &Path) -> bool {
 #[derive(Debug)]
 pub struct Netfilter {
     program: PathBuf,
-    /// The cluster's DNS, in front of which this node has a listener.
-    dns: Option<Ipv4Addr>,
+    own: Own,
     written: Option<String>,
 }
 
 impl Netfilter {
     /// `program`: nft, by its path or found in PATH.
-    pub fn new(program: PathBuf, dns: Option<Ipv4Addr>) -> Self {
+    pub fn new(program: PathBuf, own: Own) -> Self {
         Self {
             program,
-            dns,
+            own,
             written: None,
         }
     }
@@ -69,7 +67,7 @@ impl Netfilter {
         if is_there(&self.program) {
             return Ok(());
         }
-        self.set(std::iter::empty(), &Host::default())
+        self.set(std::iter::empty(), Host::default())
     }
 
     /// Writes it anew at the next [`Self::set`], whatever is in it.
@@ -79,7 +77,7 @@ impl Netfilter {
 
     /// Whether tenants that reach this service get a view of it, if they need one.
     pub fn has_view_of(&self, service: &Service) -> bool {
-        let dns = self.dns.map(|dns| dns.to_ipv6_mapped().octets());
+        let dns = self.own.dns.map(|dns| dns.to_ipv6_mapped().octets());
         !service.names || dns == Some(service.key.address)
     }
 
@@ -96,9 +94,10 @@ impl Netfilter {
     pub fn set<'a>(
         &mut self,
         services: impl Iterator<Item = &'a Service>,
-        host: &Host,
+        mut host: Host,
     ) -> Result<(), NetfilterError> {
-        let text = ruleset::ruleset(services, host, self.dns);
+        host.droplets.remove(&self.own.underlay);
+        let text = ruleset::ruleset(services, &host, self.own);
         if self.written.as_ref() == Some(&text) {
             return Ok(());
         }

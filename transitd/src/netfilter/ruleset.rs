@@ -28,6 +28,8 @@ pub(super) const EITHER: u32 = MARK_MASK & !(MARK_EGRESS ^ MARK_EGRESS_HOST);
 pub(super) const MARK_EXPOSED: u32 = 0x0052;
 /// The same of one that is led to an endpoint of this node, by its address.
 pub(super) const MARK_LED: u32 = 0x0050;
+/// The same of one that is sent on to another droplet, whose backends it goes to.
+pub(super) const MARK_SENT_ON: u32 = 0x0051;
 /// The node's own sources towards pods.
 const HOST: Ipv4Addr = Ipv4Addr::new(HOST_SOURCE[0], HOST_SOURCE[1], HOST_SOURCE[2], HOST_SOURCE[3]);
 const HOST6: Ipv6Addr = Ipv6Addr::from_octets(HOST_SOURCE_V6);
@@ -37,6 +39,15 @@ const MOST_QUERIES: u32 = 1024;
 const MOST_ASKERS: u32 = 65_535;
 /// Removes what a former ruleset had, in the transaction that makes the new one.
 const REPLACE: &str = "table inet thuban {\n}\ndelete table inet thuban\n";
+
+/// Addresses that transitd is started with.
+#[derive(Clone, Copy, Debug)]
+pub struct Own {
+    /// The cluster's DNS, in front of which this node has a listener.
+    pub dns: Option<Ipv4Addr>,
+    /// This droplet's.
+    pub underlay: Ipv4Addr,
+}
 
 /// What the rules are made of, besides services.
 #[derive(Debug, Default)]
@@ -57,6 +68,8 @@ pub struct Host<'a> {
     pub led_to: HashSet<EndpointKey>,
     /// Those of them that may answer to anybody outside.
     pub open: BTreeSet<Address>,
+    /// Underlay addresses of the other droplets, if any has a share of what comes to this one.
+    pub droplets: BTreeSet<Ipv4Addr>,
 }
 
 impl<'a> Host<'a> {
@@ -85,6 +98,12 @@ impl<'a> Host<'a> {
             .collect();
         let of_others = others.iter().flat_map(|vni| program.ranges(*vni).0);
         let closed = program.closed_ranges().iter().chain(of_others).copied().collect();
+        let mut ports = exposed.iter().flat_map(|exposed| &exposed.ports);
+        let droplets = if ports.any(|port| !port.peers.is_empty()) {
+            program.droplets().collect()
+        } else {
+            BTreeSet::new()
+        };
         Self {
             addresses: endpoint.into_iter().flat_map(LocalEndpoint::addresses).collect(),
             service_ranges: ranges.map_or(program.service_ranges(), |(_, services)| services),
@@ -94,6 +113,7 @@ impl<'a> Host<'a> {
             vni,
             led_to,
             open,
+            droplets,
         }
     }
 
@@ -226,11 +246,8 @@ fn family(address: IpAddr) -> &'static str {
 }
 
 /// Everything, with the services that the node serves; two with one address are one.
-pub fn ruleset<'a>(
-    services: impl Iterator<Item = &'a Service>,
-    host: &Host,
-    dns: Option<Ipv4Addr>,
-) -> String {
+pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>, host: &Host, own: Own) -> String {
+    let Own { dns, underlay } = own;
     let served = Served::new(services, host);
     let mut text = String::from(REPLACE);
     text.push_str("table inet thuban {\n");
@@ -249,6 +266,8 @@ pub fn ruleset<'a>(
         .map(|address| address.to_string())
         .collect();
     set(&mut text, "set open", "type ipv4_addr", &open);
+    let droplets: Vec<_> = host.droplets.iter().map(ToString::to_string).collect();
+    set(&mut text, "set droplets", "type ipv4_addr", &droplets);
     let _ = writeln!(
         text,
         "  set askers {{\n    type ipv4_addr; size {MOST_ASKERS}; flags dynamic,timeout; timeout 10s\n  }}"
@@ -340,7 +359,12 @@ pub fn ruleset<'a>(
             // Before chained plugins' masquerade, which takes any address of the node.
             "lead",
             "type nat hook postrouting priority srcnat - 5",
-            host.clients(),
+            // What is sent on is known by its sender: it goes no farther.
+            std::iter::once(format!(
+                "ct mark {MARK_SENT_ON:#x} oifname != \"lo\" snat ip to {underlay}"
+            ))
+            .chain(host.clients())
+            .collect(),
         ),
         (
             "leave",
@@ -393,6 +417,13 @@ mod tests {
 
     use super::*;
 
+    fn own(dns: Option<Ipv4Addr>) -> Own {
+        Own {
+            dns,
+            underlay: Ipv4Addr::new(172, 31, 0, 5),
+        }
+    }
+
     fn service(address: &str, backends: &[(&str, u32)]) -> Service {
         let bytes = |text: &str| {
             let address: IpAddr = text.parse().unwrap();
@@ -427,7 +458,7 @@ mod tests {
         let text = ruleset(
             [&two, &two, &service("10.96.0.9", &[])].into_iter(),
             &Host::default(),
-            None,
+            own(None),
         );
         assert!(text.contains("elements = { 10.96.0.1, 10.96.0.9 }"), "{text}");
         assert!(
@@ -447,7 +478,7 @@ mod tests {
         let text = ruleset(
             [&service("fd00:96::1", &[("fd00:1::1", 6443)])].into_iter(),
             &Host::default(),
-            None,
+            own(None),
         );
         assert!(
             text.contains("set addresses6 {\n    type ipv6_addr\n    elements = { fd00:96::1 }"),
@@ -489,7 +520,7 @@ mod tests {
             vni: Some(1),
             ..Host::default()
         };
-        let text = ruleset(std::iter::empty(), &host, Some(Ipv4Addr::new(10, 96, 0, 10)));
+        let text = ruleset(std::iter::empty(), &host, own(Some(Ipv4Addr::new(10, 96, 0, 10))));
         for part in [
             "17 . 30053 : goto port-0 }",
             "192.0.2.1 . 6 . 80 : goto port-1, 192.0.2.1 . 17 . 53 : goto port-0",
@@ -515,6 +546,7 @@ mod tests {
             0,
             MARK_EXPOSED,
             MARK_LED,
+            MARK_SENT_ON,
             MARK_ANSWER,
             MARK_HOST_ENDPOINT,
             0x4000,

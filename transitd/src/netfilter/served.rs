@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use thuban_common::tables::MARK_EGRESS;
 
-use super::ruleset::{EITHER, Host, MARK_EXPOSED, MARK_LED, address};
+use super::ruleset::{EITHER, Host, MARK_EXPOSED, MARK_LED, MARK_SENT_ON, address};
 use crate::program::service::{Exposed, ExposedPort, Service};
 
 /// Where packets to an address and a port go.
@@ -31,10 +31,20 @@ struct Way {
     mark: u32,
     protocol: u8,
     is_v6: bool,
-    /// None: dropped.
-    backends: Vec<(IpAddr, u16)>,
+    goes: Goes,
     /// What becomes of what processes and pods of the node itself ask for.
     for_own: Own,
+}
+
+enum Goes {
+    /// None: dropped.
+    To(Vec<(IpAddr, u16)>),
+    /// By turns to one of so many droplets, this one among them if it has a way; what comes from a droplet goes no farther.
+    Among {
+        here: Option<usize>,
+        others: usize,
+        droplets: usize,
+    },
 }
 
 /// See [`Way::for_own`].
@@ -77,7 +87,7 @@ impl Served {
             mark: 0,
             protocol,
             is_v6: backends.first().is_some_and(|(address, _)| address.is_ipv6()),
-            backends,
+            goes: Goes::To(backends),
             for_own: Own::Same,
         });
         (protocol, self.ways.len() - 1)
@@ -87,10 +97,13 @@ impl Served {
     fn cluster_way(&mut self, cluster: IpAddr, port: &ExposedPort) -> Option<usize> {
         let served = self.ports.get(&(cluster, port.protocol, port.port)).copied();
         let backends = match served.and_then(|way| self.ways.get(way)) {
-            Some(way) => way.backends.clone(),
+            Some(Way {
+                goes: Goes::To(backends),
+                ..
+            }) => backends.clone(),
             // The node serves it, and it has no backends.
-            None if self.addresses.contains(&cluster) => return None,
-            None => vec![(cluster, port.port)],
+            _ if self.addresses.contains(&cluster) => return None,
+            _ => vec![(cluster, port.port)],
         };
         let (_, way) = self.way(port.protocol, backends);
         if let Some(made) = self.ways.get_mut(way).filter(|_| served.is_some()) {
@@ -98,6 +111,31 @@ impl Served {
             made.mark = MARK_EXPOSED;
         }
         Some(way)
+    }
+
+    /// To backends of this droplet and of its peers, by their ports of the same number; none if there are no peers.
+    fn peers_way(&mut self, here: Option<usize>, port: &ExposedPort, host: &Host) -> Option<usize> {
+        let node_port = port.node_port?;
+        let peers = port.peers.intersection(&host.droplets);
+        let peers: Vec<_> = peers.map(|peer| (IpAddr::from(*peer), node_port)).collect();
+        if peers.is_empty() {
+            return None;
+        }
+        let droplets = peers.len() + usize::from(here.is_some());
+        let (_, others) = self.way(port.protocol, peers);
+        self.ways.get_mut(others)?.mark = MARK_SENT_ON;
+        self.ways.push(Way {
+            mark: 0,
+            protocol: port.protocol,
+            is_v6: false,
+            goes: Goes::Among {
+                here,
+                others,
+                droplets,
+            },
+            for_own: Own::NoPods,
+        });
+        Some(self.ways.len() - 1)
     }
 
     fn expose(&mut self, exposed: &Exposed, host: &Host) {
@@ -131,7 +169,12 @@ impl Served {
                     Some(way)
                 }
             };
-            let Some(way) = way else { continue };
+            let by_peers = if is_nodes_own {
+                None
+            } else {
+                self.peers_way(way, port, host)
+            };
+            let Some(way) = by_peers.or(way) else { continue };
             let protocol = port.protocol;
             if let Some(node_port) = port.node_port {
                 self.node_ports
@@ -215,17 +258,30 @@ impl Way {
             // Pods' connections have the mark of their pod.
             rules.push(format!("{} ct mark set {:#x}", of_pods("!="), self.mark));
         }
-        if self.backends.is_empty() {
-            rules.push("counter drop".into());
-        } else {
-            let backends = self.backends.iter().enumerate();
-            let backends = backends.map(|(index, (address, port))| format!("{index} : {address} . {port}"));
-            rules.push(format!(
-                "meta l4proto {} dnat {family} to numgen random mod {} map {{ {} }}",
-                self.protocol,
-                self.backends.len(),
-                backends.collect::<Vec<_>>().join(", ")
-            ));
+        match &self.goes {
+            Goes::To(backends) if backends.is_empty() => rules.push("counter drop".into()),
+            Goes::To(backends) => {
+                let each = backends.iter().enumerate();
+                let each = each.map(|(index, (address, port))| format!("{index} : {address} . {port}"));
+                rules.push(format!(
+                    "meta l4proto {} dnat {family} to numgen random mod {} map {{ {} }}",
+                    self.protocol,
+                    backends.len(),
+                    each.collect::<Vec<_>>().join(", ")
+                ));
+            }
+            Goes::Among {
+                here,
+                others,
+                droplets,
+            } => {
+                let own = here.map_or_else(|| "return".to_owned(), |here| format!("goto port-{here}"));
+                rules.push(format!("ip saddr @droplets {own}"));
+                if here.is_some() {
+                    rules.push(format!("numgen random mod {droplets} vmap {{ 0 : {own} }}"));
+                }
+                rules.push(format!("goto port-{others}"));
+            }
         }
         let _ = writeln!(
             text,

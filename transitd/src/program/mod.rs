@@ -9,7 +9,7 @@ pub mod service;
 mod visible;
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -134,6 +134,15 @@ impl Program {
             Some(Row::Vpc { visible, entry, .. }) if entry.flags & VPC_HOST_ACCESS == 0 => Some(visible),
             _ => None,
         }
+    }
+
+    /// Underlay addresses of the other droplets.
+    pub fn droplets(&self) -> impl Iterator<Item = Ipv4Addr> {
+        let rows = self.rows.range(RowKey::Droplet([0; 4])..);
+        rows.map_while(|(_, row)| match row {
+            Row::Droplet(address) => Some(Ipv4Addr::from(*address)),
+            _ => None,
+        })
     }
 
     /// What of services is reached by way of this node.

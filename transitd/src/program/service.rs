@@ -1,7 +1,7 @@
 //! A service's row, validated: an address of one VPC, its ports and their backends.
 
 use std::collections::BTreeSet;
-use std::net::Ipv6Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use thuban_common::packet::ipv4::{SCTP, TCP, UDP, is_unicast};
@@ -113,6 +113,8 @@ pub struct ExposedPort {
     pub local: Option<BTreeSet<BackendEntry>>,
     /// Addresses of those of them that end, of which load balancers are not told.
     pub ending: BTreeSet<Address>,
+    /// Underlay addresses of droplets whose backends have a share of what comes from elsewhere than a droplet.
+    pub peers: BTreeSet<Ipv4Addr>,
 }
 
 impl TryFrom<proto::ExposedRow> for Exposed {
@@ -128,6 +130,11 @@ impl TryFrom<proto::ExposedRow> for Exposed {
             let local = port.local.then(|| backends(key, &port.backends));
             let ending = port.ending.iter().map(|bytes| bytes.as_slice().try_into());
             let ending: Result<_, _> = ending.collect();
+            let peers = port.peers.iter().map(|bytes| {
+                let address: Address = bytes.as_slice().try_into().ok()?;
+                Ipv6Addr::from(address).to_ipv4_mapped()
+            });
+            let peers: Option<_> = peers.collect();
             Ok(ExposedPort {
                 protocol: protocol(port.protocol)?,
                 port: number(port.port, "exposed.port")?,
@@ -136,6 +143,7 @@ impl TryFrom<proto::ExposedRow> for Exposed {
                     .transpose()?,
                 local: local.transpose()?,
                 ending: ending.map_err(|_| invalid("exposed.ending", "addresses, 16 bytes"))?,
+                peers: peers.ok_or(invalid("exposed.peers", "IPv4 addresses, 16 bytes"))?,
             })
         });
         let addresses = row.addresses.iter().map(|bytes| {

@@ -1,6 +1,7 @@
 //! What comes from outside and stays on its node, ports of nodes that a chained plugin made, addresses that Services have in
 //! their own VPC.
 
+use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -8,7 +9,8 @@ use std::time::Duration;
 use thuban_common::tables::HOST_SOURCE;
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
-    AddressKey, ExposedPort, ExposedRow, LocalRow, RowKey, ServiceBackend, ServicePort, ServiceRow, row_key,
+    AddressKey, DropletRow, ExposedPort, ExposedRow, LocalRow, RowKey, ServiceBackend, ServicePort,
+    ServiceRow, row_key,
 };
 
 use crate::host::send_ack;
@@ -61,6 +63,15 @@ fn exposed(vni: u32, by: &[Ipv4Addr]) -> Row {
     exposed_ending(vni, by, &[])
 }
 
+/// The same port of VPC 8, for backends of all nodes: of these droplets too, if it is a tenant's.
+fn exposed_everywhere(by: &[Ipv4Addr], peers: &[Ipv4Addr]) -> Row {
+    let Row::Exposed(mut row) = exposed(8, by) else {
+        panic!("an exposed row")
+    };
+    row.ports[0].peers = peers.iter().map(|address| bytes(*address)).collect();
+    Row::Exposed(row)
+}
+
 fn exposed_ending(vni: u32, by: &[Ipv4Addr], ending: &[Ipv4Addr]) -> Row {
     Row::Exposed(ExposedRow {
         vni,
@@ -72,6 +83,7 @@ fn exposed_ending(vni: u32, by: &[Ipv4Addr], ending: &[Ipv4Addr]) -> Row {
             local: true,
             backends: backends(by),
             ending: ending.iter().map(|address| bytes(*address)).collect(),
+            peers: Vec::new(),
         }],
         addresses: vec![bytes(OUTSIDE)],
         health_port: 32000,
@@ -262,6 +274,69 @@ fn a_tenants_port_of_a_node_leads_to_its_own_pod_and_never_to_who_has_the_addres
     }
     let counted = rig.on_node("nft list chain inet seen out");
     assert!(counted.contains("counter packets 0 "), "{counted}");
+}
+
+#[test]
+fn a_tenants_port_is_sent_on_to_droplets_with_backends_and_no_farther() {
+    let rig = rig();
+    let node = Ipv4Addr::from(NODE);
+    let clients = serve(&pod(&rig, "p3"), Ipv4Addr::UNSPECIFIED, 8080, 3);
+    // As the other droplet answers.
+    let others = serve(rig.far(), FAR, 30080, 9);
+    let from = |source: Ipv4Addr| {
+        rig.on_far(&format!("ip route replace {node}/32 dev far src {source}"));
+        rig.on_far(&format!("ip route replace {OUTSIDE}/32 via {node} src {source}"));
+    };
+    from(STRANGER);
+    rig.operator
+        .push_and_wait(vec![exposed_everywhere(&[], &[FAR])], vec![]);
+    assert!(
+        connect(rig.far(), node, 30080).is_err(),
+        "no droplet's row says that it is one"
+    );
+    let droplet = Row::Droplet(DropletRow {
+        address: FAR.octets().to_vec(),
+    });
+    rig.operator.push_and_wait(vec![droplet], vec![]);
+    for (address, port) in [(node, 30080), (OUTSIDE, 80)] {
+        assert_eq!(ask(&mut connect(rig.far(), address, port).unwrap()), 9);
+        assert_eq!(others.recv_timeout(PATIENCE).unwrap(), IpAddr::from(node));
+    }
+    assert_eq!(ask(&mut connect(rig.node(), node, 30080).unwrap()), 9);
+    assert_eq!(others.recv_timeout(PATIENCE).unwrap(), IpAddr::from(node));
+    // No pods, and no droplets.
+    for name in ["p1", "p3"] {
+        assert!(connect(&pod(&rig, name), node, 30080).is_err());
+    }
+    from(FAR);
+    assert_eq!(
+        connect(rig.far(), node, 30080).unwrap_err(),
+        ErrorKind::ConnectionRefused
+    );
+    assert!(others.try_recv().is_err());
+
+    // With a backend of its own it takes its share.
+    from(STRANGER);
+    let mut stays = connect(rig.far(), node, 30080).unwrap();
+    rig.operator
+        .push_and_wait(vec![exposed_everywhere(&[TENANTS], &[FAR, node])], vec![]);
+    let answers: BTreeSet<u8> = (0..40)
+        .map(|_| ask(&mut connect(rig.far(), node, 30080).unwrap()))
+        .collect();
+    assert_eq!(answers, [3, 9].into());
+    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(STRANGER));
+    from(FAR);
+    for _ in 0..20 {
+        assert_eq!(ask(&mut connect(rig.far(), node, 30080).unwrap()), 3);
+    }
+    // Alone it takes all, and what was sent on stays where it is.
+    from(STRANGER);
+    rig.operator
+        .push_and_wait(vec![exposed_everywhere(&[TENANTS], &[])], vec![]);
+    for _ in 0..20 {
+        assert_eq!(ask(&mut connect(rig.far(), node, 30080).unwrap()), 3);
+    }
+    assert_eq!(ask(&mut stays), 9);
 }
 
 #[test]

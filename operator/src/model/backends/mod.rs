@@ -59,6 +59,17 @@ pub struct Backends {
     pub left_out: usize,
     /// They are outside of its VPC: nodes serve it, for agents reach members alone.
     pub by_node: bool,
+    /// What comes to a node goes to backends of other nodes too, by way of those.
+    pub by_peers: bool,
+}
+
+/// How what comes to nodes gets in.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WaysIn<'a> {
+    /// Addresses that lead to nodes.
+    pub outside: &'a [IpAddr],
+    /// Nodes are not of its VPC: each reaches the backends that it has, and no others.
+    pub is_tenants: bool,
 }
 
 /// Where an address of a slice is.
@@ -125,13 +136,13 @@ fn joint(port: &Port) -> Option<Joint<'_>> {
 
 type Found = BTreeMap<(IpAddr, u16), State>;
 
-/// `addresses` are those of the Service that count, `outside` those that lead to nodes; `locate` answers nothing for an
+/// `addresses` are those of the Service that count; `locate` answers nothing for an
 /// address that is neither an endpoint's of the Service's VPC and namespace, and of that pod, if the slice names one, nor
 /// outside. A Service that has both has those outside.
 pub fn backends<'a>(
     service: &Service,
     addresses: &[IpAddr],
-    outside: &[IpAddr],
+    ways_in: WaysIn,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
     locate: impl Fn(IpAddr, &Backend) -> Option<Located>,
 ) -> Result<Backends, TooLarge> {
@@ -203,12 +214,12 @@ pub fn backends<'a>(
         }
         tables.push((*address, table));
     }
-    let exposed = if has_ways_in(service) || !outside.is_empty() {
+    let exposed = if has_ways_in(service) || !ways_in.outside.is_empty() {
         // One of each family leads to it, of the cluster's.
         let cluster = service.cluster_ips();
         let addresses = addresses.iter().filter(|address| cluster.contains(address));
         let each = addresses.map(|address| {
-            let ports = exposed(service, *address, &found, &homes)?;
+            let ports = exposed(service, *address, &found, &homes, ways_in.is_tenants)?;
             bound(&ports, &homes)?;
             Ok((*address, ports))
         });
@@ -216,7 +227,8 @@ pub fn backends<'a>(
     } else {
         Vec::new()
     };
-    let is_used = is_local || service.is_external_local();
+    let by_peers = ways_in.is_tenants && !service.is_external_local() && !exposed.is_empty();
+    let is_used = is_local || service.is_external_local() || by_peers;
     homes.retain(|_, _| is_used);
     Ok(Backends {
         tables,
@@ -225,6 +237,7 @@ pub fn backends<'a>(
         used: used.len(),
         left_out: left_out.len(),
         by_node,
+        by_peers,
     })
 }
 
@@ -301,17 +314,20 @@ fn exposed(
     address: IpAddr,
     found: &BTreeMap<(Family, Joint<'_>), Found>,
     homes: &BTreeMap<IpAddr, String>,
+    is_tenants: bool,
 ) -> Result<Vec<ExposedPort>, TooLarge> {
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref());
     let ports = ports.unwrap_or_default().iter().take(MOST_PORTS);
-    let local = service.is_external_local();
+    let is_external_local = service.is_external_local();
+    let local = is_external_local || is_tenants;
     let ports = ports.filter_map(|port| Some((port, joint(port)?, number(port)?)));
     let made = ports.map(|(port, joint, number)| {
         let node_port = port.node_port.and_then(|port| u16::try_from(port).ok());
         let found = found.get(&(Family::of(address), joint)).filter(|_| local);
-        let backends = ways(found, Some(homes), number)?;
-        let is_ending =
-            |way: &&(IpAddr, u16)| found.and_then(|found| found.get(*way)) == Some(&State::Ending);
+        let backends = ways(found, is_external_local.then_some(homes), number)?;
+        let is_ending = |way: &&(IpAddr, u16)| {
+            is_external_local && found.and_then(|found| found.get(*way)) == Some(&State::Ending)
+        };
         let ending = backends.iter().filter(is_ending);
         let ending = ending.map(|(address, _)| mapped(*address).to_vec()).collect();
         Ok(ExposedPort {
@@ -321,6 +337,7 @@ fn exposed(
             local,
             backends: backends.into_iter().map(backend).collect(),
             ending,
+            peers: Vec::new(),
         })
     });
     made.collect()

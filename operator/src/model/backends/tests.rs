@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use thuban_api::identifiers::mapped;
 
 use super::super::service::Target;
-use super::{Backend, Backends, EndpointSlice, Located, Place, Service, TooLarge};
+use super::{Backend, Backends, EndpointSlice, Located, Place, Service, TooLarge, WaysIn};
 
 /// Each backend is where its slice says.
 fn backends(
@@ -20,7 +20,7 @@ fn backends(
         let droplet = backend.node_name.clone();
         Some(Located { place, droplet })
     };
-    super::backends(service, addresses, &[], slices, locate)
+    super::backends(service, addresses, WaysIn::default(), slices, locate)
 }
 
 fn service(ports: &Value) -> Service {

@@ -35,7 +35,7 @@ impl Random {
     }
 }
 
-fn droplet_address(number: u64) -> Ipv4Addr {
+pub(super) fn droplet_address(number: u64) -> Ipv4Addr {
     Ipv4Addr::from(0xac10_0001 + number as u32)
 }
 

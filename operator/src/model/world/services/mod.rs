@@ -30,6 +30,8 @@ pub struct Service {
     pub name: String,
     /// Its backends are outside of its VPC.
     pub by_node: bool,
+    /// What comes to a node goes to backends of other nodes too, by way of those.
+    pub by_peers: bool,
     /// Creation time and UID of its object.
     pub born: (Option<Time>, String),
     /// Its addresses, each with its ports.
@@ -197,14 +199,20 @@ impl World {
         self.dirty.insert(Owner::Service(name.clone()));
     }
 
+    /// Whether nodes are members of a network's VPC: they reach all its endpoints.
+    pub fn is_nodes_own(&self, network: &str) -> bool {
+        self.home_of(network).is_some_and(|home| home.host_access)
+    }
+
+    fn home_of(&self, network: &str) -> Option<&Vpc> {
+        let network = self.networks.get(network)?;
+        self.vpcs.get(&network.vpc)
+    }
+
     /// Whether services of a network may have a backend at an address because it is outside of their VPC: only one with
     /// access to hosts reaches those. Of pods only those on host network are.
     pub fn is_outside(&self, network: &str, address: IpAddr, is_pods: bool) -> bool {
-        let home = self
-            .networks
-            .get(network)
-            .and_then(|network| self.vpcs.get(&network.vpc));
-        let Some(home) = home.filter(|home| home.host_access) else {
+        let Some(home) = self.home_of(network).filter(|home| home.host_access) else {
             return false;
         };
         let is_local = match address {

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{ExposedPort, Row, ServiceBackend, ServicePort};
 
 use super::{EndpointName, Key, Owner, Rows, Service, World};
@@ -13,6 +14,8 @@ use crate::model::rows::{self, NodeService, PackedRow};
 
 /// Addresses of a VPC's own that its services have together: all its droplets are told all of them.
 pub const MOST_OWN_ADDRESSES: usize = 256;
+/// Droplets to which the others send on what comes for a port: all are told of them at each change.
+const MOST_PEERS: usize = 64;
 
 impl World {
     pub(in super::super) fn contribute_service(&self, name: &EndpointName) -> Option<Rows> {
@@ -48,13 +51,21 @@ impl World {
         Some(made)
     }
 
-    /// What nodes send on to a service. Only in the VPC of their own endpoints do they reach the backends of others.
+    /// What nodes send on to a service. Only in the VPC of their own endpoints do they reach the backends of others, by themselves.
     fn expose(&self, name: &EndpointName, service: &Service, vni: u32, is_nodes_own: bool, made: &mut Rows) {
         for (address, ports) in &service.exposed {
             if !self.is_held_by(name, *address) {
                 continue;
             }
-            let droplets: BTreeSet<&str> = if is_nodes_own {
+            let ports: Vec<ExposedPort> = ports
+                .iter()
+                .map(|port| ExposedPort {
+                    peers: self.peers(service, port),
+                    ..port.clone()
+                })
+                .collect();
+            let is_known_everywhere = is_nodes_own || ports.iter().any(|port| !port.peers.is_empty());
+            let droplets: BTreeSet<&str> = if is_known_everywhere {
                 self.droplets.keys().map(String::as_str).collect()
             } else {
                 let local = ports.iter().filter(|port| port.local);
@@ -77,6 +88,20 @@ impl World {
             };
             service.share(&droplets, row, made);
         }
+    }
+
+    /// Droplets to which others send on what comes to a port of theirs.
+    fn peers(&self, service: &Service, port: &ExposedPort) -> Vec<Vec<u8>> {
+        if !service.by_peers || port.node_port == 0 {
+            return Vec::new();
+        }
+        let homes = port.backends.iter().filter_map(|backend| service.home(backend));
+        let homes: BTreeSet<&str> = homes.collect();
+        let addresses = homes.into_iter().filter_map(|home| self.droplets.get(home));
+        addresses
+            .take(MOST_PEERS)
+            .map(|address| mapped(*address).to_vec())
+            .collect()
     }
 
     /// Whether no younger service has the address.

@@ -8,6 +8,8 @@ use thuban_proto::transit::{ExposedPort, ServiceBackend, ServicePort, row};
 use super::super::tests::{endpoint, id, network, settled, small, vpc};
 use super::{EndpointName, Key, Service, Vpc, World};
 
+mod ways_in;
+
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 10));
 
 fn name(service: &str) -> EndpointName {
@@ -31,6 +33,7 @@ pub fn service(network: &str, uid: &str, backend: u8) -> Service {
         network: network.into(),
         name: "web".into(),
         by_node: false,
+        by_peers: false,
         born: (None, uid.into()),
         tables: vec![(ADDRESS, vec![port])],
         own_addresses: Vec::new(),
@@ -50,6 +53,7 @@ pub fn exposed(node_port: u32) -> Vec<(IpAddr, Vec<ExposedPort>)> {
         local: false,
         backends: Vec::new(),
         ending: Vec::new(),
+        peers: Vec::new(),
     };
     vec![(ADDRESS, vec![port])]
 }
@@ -373,38 +377,6 @@ fn traffic_that_stays_on_its_node_is_told_to_every_droplet_of_the_vpc_and_each_i
     world.set_endpoint(&name("e4"), None);
     world.flush();
     assert_eq!(told(&world, "d4"), None);
-}
-
-#[test]
-fn a_tenants_service_is_exposed_where_its_backends_are_and_only_if_traffic_stays_there() {
-    let mut world = shared();
-    let mut tenants = Service {
-        network: "blue".into(),
-        exposed: exposed(30080),
-        ..kept_local()
-    };
-    tenants.exposed[0].1[0].local = true;
-    tenants.exposed[0].1[0]
-        .backends
-        .clone_from(&tenants.tables[0].1[0].backends);
-    world.set_service(&name("s"), Some(tenants.clone()));
-    world.flush();
-    let told = |world: &World| {
-        let of = |number: u64| {
-            let program = world.program(&format!("d{number}"));
-            match &program.get(&Key::Exposed(8, ADDRESS))?.unpack().row {
-                Some(row::Row::Exposed(row)) => Some(row.ports[0].backends[0].address[15]),
-                other => panic!("{other:?}"),
-            }
-        };
-        [0, 1, 2, 3, 4].map(of)
-    };
-    assert_eq!(told(&world), [None, None, Some(20), Some(30), None]);
-    tenants.exposed[0].1[0].local = false;
-    tenants.exposed[0].1[0].backends.clear();
-    world.set_service(&name("s"), Some(tenants));
-    world.flush();
-    assert_eq!(told(&world), [None; 5]);
 }
 
 #[test]

@@ -1,0 +1,106 @@
+//! What droplets are told of a tenant's Service that nodes take connections for.
+
+use std::net::Ipv4Addr;
+
+use thuban_proto::transit::{ExposedRow, row};
+
+use super::super::super::tests::droplet_address;
+use super::{ADDRESS, Key, Service, World, exposed, kept_local, name, shared};
+
+/// NodePort 30080 of VPC 8, with a backend on d2 and one on d3.
+fn tenants(by_peers: bool) -> Service {
+    let mut tenants = Service {
+        network: "blue".into(),
+        exposed: exposed(30080),
+        by_peers,
+        ..kept_local()
+    };
+    let port = &mut tenants.exposed[0].1[0];
+    port.local = true;
+    port.backends.clone_from(&tenants.tables[0].1[0].backends);
+    tenants
+}
+
+fn told(world: &World, droplet: u64) -> Option<ExposedRow> {
+    let program = world.program(&format!("d{droplet}"));
+    match program.get(&Key::Exposed(8, ADDRESS))?.unpack().row {
+        Some(row::Row::Exposed(row)) => Some(row),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The last bytes of what five droplets are told of their own backends.
+fn own(world: &World) -> [Option<Vec<u8>>; 5] {
+    [0, 1, 2, 3, 4].map(|droplet| {
+        let row = told(world, droplet)?;
+        let backends = row.ports[0].backends.iter();
+        Some(backends.map(|backend| backend.address[15]).collect())
+    })
+}
+
+#[test]
+fn what_stays_on_its_node_is_told_where_the_backends_are() {
+    let mut world = shared();
+    world.set_service(&name("s"), Some(tenants(false)));
+    world.flush();
+    assert_eq!(own(&world), [None, None, Some(vec![20]), Some(vec![30]), None]);
+    assert!(told(&world, 2).unwrap().ports[0].peers.is_empty());
+    let closed = Service {
+        exposed: Vec::new(),
+        ..tenants(false)
+    };
+    world.set_service(&name("s"), Some(closed));
+    world.flush();
+    assert_eq!(own(&world), [const { None }; 5]);
+}
+
+#[test]
+fn what_goes_to_all_nodes_is_told_to_all_with_those_that_have_backends() {
+    let mut world = shared();
+    world.set_service(&name("s"), Some(tenants(true)));
+    world.flush();
+    let none = Some(Vec::new());
+    let with = [
+        none.clone(),
+        none.clone(),
+        Some(vec![20]),
+        Some(vec![30]),
+        none.clone(),
+    ];
+    assert_eq!(own(&world), with);
+    let peers =
+        |world: &World, droplet| -> Vec<Vec<u8>> { told(world, droplet).unwrap().ports[0].peers.clone() };
+    let of = |droplet: u64| droplet_address(droplet).to_ipv6_mapped().octets().to_vec();
+    for droplet in 0..5 {
+        assert_eq!(peers(&world, droplet), [of(2), of(3)]);
+    }
+    // Of the second one a backend more is its own droplet's matter, and the first one's end everybody's.
+    let mut more = tenants(true);
+    let mut third = more.exposed[0].1[0].backends[1].clone();
+    third.address[15] = 31;
+    more.exposed[0].1[0].backends.push(third);
+    more.homes
+        .insert(Ipv4Addr::new(10, 0, 0, 31).into(), "d3".to_owned());
+    world.set_service(&name("s"), Some(more.clone()));
+    assert_eq!(world.flush().keys().collect::<Vec<_>>(), ["d3"]);
+    more.exposed[0].1[0].backends.remove(0);
+    world.set_service(&name("s"), Some(more));
+    assert_eq!(world.flush().len(), 5);
+    assert_eq!(peers(&world, 0), [of(3)]);
+    // Another address of the droplet.
+    world.set_droplet("d3", Some(droplet_address(77)));
+    world.flush();
+    assert_eq!(peers(&world, 0), [of(77)]);
+}
+
+#[test]
+fn without_a_port_of_nodes_nothing_is_sent_on() {
+    let mut world = shared();
+    let mut balanced = tenants(true);
+    balanced.exposed[0].1[0].node_port = 0;
+    balanced.outside = vec![Ipv4Addr::new(192, 0, 2, 1).into()];
+    world.set_service(&name("s"), Some(balanced));
+    world.flush();
+    assert_eq!(own(&world), [None, None, Some(vec![20]), Some(vec![30]), None]);
+    assert!(told(&world, 2).unwrap().ports[0].peers.is_empty());
+}
