@@ -274,7 +274,7 @@ enum Leave {
     Left,
     /// It is the last that they have.
     Held,
-    /// It is the last, and that it leaves was written but is not seen yet.
+    /// What its object says is not seen yet.
     Later,
     /// The API server does not keep that it leaves.
     Unkept,
@@ -289,7 +289,7 @@ async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<L
         let has_left = R::has_left(world, &name);
         if !is_in_use || R::has_other(world, &name) {
             R::part(world, role.id());
-            return has_left.then_some(Leave::Left);
+            return (has_left && role.is_leaving()).then_some(Leave::Left);
         }
         if has_left && !role.is_leaving() {
             return Some(Leave::Later);
@@ -312,7 +312,10 @@ async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<L
         None => {}
     }
     status.leaving = true;
-    let written = write(role, roles, status).await?;
+    let written = match write(role, roles, status).await {
+        Err(error) if error.is_conflict() => return Ok(Leave::Later),
+        written => written?,
+    };
     if !written.is_leaving() {
         return Ok(Leave::Unkept);
     }

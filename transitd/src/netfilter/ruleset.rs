@@ -197,6 +197,18 @@ impl<'a> Host<'a> {
         rules
     }
 
+    /// What is sent on to other droplets is known by its sender: it goes no farther.
+    fn sent_on(&self, underlay: Ipv4Addr) -> impl Iterator<Item = String> {
+        let sent_on = format!("ct mark {MARK_SENT_ON:#x} oifname != \"lo\"");
+        let own = self.ranges.iter().filter(|range| range.addr().is_ipv4());
+        // Nobody outside has such an address.
+        let own: Vec<_> = own
+            .map(|range| format!("{sent_on} ip saddr {range} counter drop"))
+            .collect();
+        own.into_iter()
+            .chain([format!("{sent_on} snat ip to {underlay}")])
+    }
+
     /// What is to be sent by the endpoint, once its destination is known.
     fn marking(&self, of_pods: &str) -> Vec<String> {
         let by_family = self.addresses.iter().flat_map(|own| {
@@ -359,12 +371,7 @@ pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>, host: &Host, own
             // Before chained plugins' masquerade, which takes any address of the node.
             "lead",
             "type nat hook postrouting priority srcnat - 5",
-            // What is sent on is known by its sender: it goes no farther.
-            std::iter::once(format!(
-                "ct mark {MARK_SENT_ON:#x} oifname != \"lo\" snat ip to {underlay}"
-            ))
-            .chain(host.clients())
-            .collect(),
+            host.sent_on(underlay).chain(host.clients()).collect(),
         ),
         (
             "leave",

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
+use thuban_common::packet::ipv4::TCP;
 use thuban_common::tables::MARK_EGRESS;
 
 use super::ruleset::{EITHER, Host, MARK_EXPOSED, MARK_LED, MARK_SENT_ON, address};
@@ -39,9 +40,11 @@ struct Way {
 enum Goes {
     /// None: dropped.
     To(Vec<(IpAddr, u16)>),
-    /// By turns to one of so many droplets, this one among them if it has a way; what comes from a droplet goes no farther.
+    /// To one of so many other droplets or to this one, all alike; what comes from a droplet goes no farther.
     Among {
         here: Option<usize>,
+        /// Whether what comes from elsewhere stays here too; not with backends that end.
+        has_share: bool,
         others: usize,
         droplets: usize,
     },
@@ -115,13 +118,19 @@ impl Served {
 
     /// To backends of this droplet and of its peers, by their ports of the same number; none if there are no peers.
     fn peers_way(&mut self, here: Option<usize>, port: &ExposedPort, host: &Host) -> Option<usize> {
-        let node_port = port.node_port?;
+        // Pods that are led to answer a node by TCP alone.
+        let node_port = port.node_port.filter(|_| port.protocol == TCP)?;
         let peers = port.peers.intersection(&host.droplets);
         let peers: Vec<_> = peers.map(|peer| (IpAddr::from(*peer), node_port)).collect();
         if peers.is_empty() {
             return None;
         }
-        let droplets = peers.len() + usize::from(here.is_some());
+        let droplets = peers.len();
+        let own = port.local.iter().flatten();
+        let has_share = here.is_some()
+            && own
+                .into_iter()
+                .any(|backend| !port.ending.contains(&backend.address));
         let (_, others) = self.way(port.protocol, peers);
         self.ways.get_mut(others)?.mark = MARK_SENT_ON;
         self.ways.push(Way {
@@ -130,6 +139,7 @@ impl Served {
             is_v6: false,
             goes: Goes::Among {
                 here,
+                has_share,
                 others,
                 droplets,
             },
@@ -272,13 +282,21 @@ impl Way {
             }
             Goes::Among {
                 here,
+                has_share,
                 others,
                 droplets,
             } => {
-                let own = here.map_or_else(|| "return".to_owned(), |here| format!("goto port-{here}"));
-                rules.push(format!("ip saddr @droplets {own}"));
-                if here.is_some() {
-                    rules.push(format!("numgen random mod {droplets} vmap {{ 0 : {own} }}"));
+                let own = here.map(|here| format!("goto port-{here}"));
+                match &own {
+                    Some(own) => rules.push(format!("ip saddr @droplets {own}")),
+                    // Refused at the node's own address; another one would only be sent round.
+                    None => rules.extend([
+                        "ip saddr @droplets fib daddr type local return".to_owned(),
+                        "ip saddr @droplets counter drop".to_owned(),
+                    ]),
+                }
+                if let Some(own) = own.filter(|_| *has_share) {
+                    rules.push(format!("numgen random mod {} vmap {{ 0 : {own} }}", droplets + 1));
                 }
                 rules.push(format!("goto port-{others}"));
             }

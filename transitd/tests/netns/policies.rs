@@ -329,8 +329,18 @@ fn a_tenants_port_is_sent_on_to_droplets_with_backends_and_no_farther() {
     for _ in 0..20 {
         assert_eq!(ask(&mut connect(rig.far(), node, 30080).unwrap()), 3);
     }
-    // Alone it takes all, and what was sent on stays where it is.
+    // While its own ends it serves what other droplets still send.
+    let Row::Exposed(mut ending) = exposed_everywhere(&[TENANTS], &[FAR, node]) else {
+        panic!("an exposed row")
+    };
+    ending.ports[0].ending = vec![bytes(TENANTS)];
+    rig.operator.push_and_wait(vec![Row::Exposed(ending)], vec![]);
+    assert_eq!(ask(&mut connect(rig.far(), node, 30080).unwrap()), 3);
     from(STRANGER);
+    for _ in 0..20 {
+        assert_eq!(ask(&mut connect(rig.far(), node, 30080).unwrap()), 9);
+    }
+    // Alone it takes all, and what was sent on stays where it is.
     rig.operator
         .push_and_wait(vec![exposed_everywhere(&[TENANTS], &[])], vec![]);
     for _ in 0..20 {

@@ -219,8 +219,12 @@ pub fn backends<'a>(
         let cluster = service.cluster_ips();
         let addresses = addresses.iter().filter(|address| cluster.contains(address));
         let each = addresses.map(|address| {
-            let ports = exposed(service, *address, &found, &homes, ways_in.is_tenants)?;
-            bound(&ports, &homes)?;
+            let mut ports = exposed(service, *address, &found, &homes, ways_in.is_tenants)?;
+            if service.is_external_local() {
+                bound(&ports, &homes)?;
+            } else {
+                cut(&mut ports, &homes);
+            }
             Ok((*address, ports))
         });
         each.collect::<Result<_, _>>()?
@@ -318,16 +322,14 @@ fn exposed(
 ) -> Result<Vec<ExposedPort>, TooLarge> {
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref());
     let ports = ports.unwrap_or_default().iter().take(MOST_PORTS);
-    let is_external_local = service.is_external_local();
-    let local = is_external_local || is_tenants;
+    let local = service.is_external_local() || is_tenants;
     let ports = ports.filter_map(|port| Some((port, joint(port)?, number(port)?)));
     let made = ports.map(|(port, joint, number)| {
         let node_port = port.node_port.and_then(|port| u16::try_from(port).ok());
         let found = found.get(&(Family::of(address), joint)).filter(|_| local);
-        let backends = ways(found, is_external_local.then_some(homes), number)?;
-        let is_ending = |way: &&(IpAddr, u16)| {
-            is_external_local && found.and_then(|found| found.get(*way)) == Some(&State::Ending)
-        };
+        let backends = ways(found, Some(homes), number)?;
+        let is_ending =
+            |way: &&(IpAddr, u16)| found.and_then(|found| found.get(*way)) == Some(&State::Ending);
         let ending = backends.iter().filter(is_ending);
         let ending = ending.map(|(address, _)| mapped(*address).to_vec()).collect();
         Ok(ExposedPort {
@@ -355,6 +357,23 @@ fn bound(ports: &[ExposedPort], homes: &BTreeMap<IpAddr, String>) -> Result<(), 
     match by_droplet.into_values().max() {
         Some(most) if most > MOST_BY_NODE => Err(TooLarge::ByNode(most)),
         _ => Ok(()),
+    }
+}
+
+/// Of what goes to all nodes, each node's first backends, as many as it can be led to.
+fn cut(ports: &mut [ExposedPort], homes: &BTreeMap<IpAddr, String>) {
+    let mut by_droplet: BTreeMap<&str, usize> = BTreeMap::new();
+    for port in ports {
+        port.backends.retain(|backend| {
+            let home = super::rows::address(&backend.address).and_then(|address| homes.get(&address));
+            home.is_some_and(|home| {
+                let number = by_droplet.entry(home).or_default();
+                *number += 1;
+                *number <= MOST_BY_NODE
+            })
+        });
+        let kept: BTreeSet<&[u8]> = port.backends.iter().map(|backend| &*backend.address).collect();
+        port.ending.retain(|address| kept.contains(&**address));
     }
 }
 

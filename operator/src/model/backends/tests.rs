@@ -23,6 +23,21 @@ fn backends(
     super::backends(service, addresses, WaysIn::default(), slices, locate)
 }
 
+/// The same of a Service whose VPC nodes are not in.
+fn of_tenant(service: &Service, slices: &[EndpointSlice]) -> Backends {
+    let locate = |_: IpAddr, backend: &Backend| {
+        Some(Located {
+            place: Place::Member,
+            droplet: backend.node_name.clone(),
+        })
+    };
+    let ways_in = WaysIn {
+        is_tenants: true,
+        ..WaysIn::default()
+    };
+    super::backends(service, &service.cluster_ips(), ways_in, slices, locate).unwrap()
+}
+
 fn service(ports: &Value) -> Service {
     let spec = json!({"type": "ClusterIP", "clusterIPs": ["10.96.0.10"], "ports": ports});
     serde_json::from_value(json!({"metadata": {"name": "web"}, "spec": spec})).unwrap()
@@ -294,8 +309,28 @@ fn traffic_that_stays_on_its_node_has_the_best_backends_of_each() {
     assert_eq!(port.backends, internal.tables[0].1[0].backends);
     assert_eq!(port.ending, [port.backends[1].address.clone()]);
     let open = json!({"type": "NodePort", "ports": [{"name": "http", "port": 80, "nodePort": 30080}]});
-    let open = made(&with(&open), &slices);
-    assert!(!open.exposed[0].1[0].local && open.exposed[0].1[0].backends.is_empty());
+    let open = with(&open);
+    let tenants = of_tenant(&open, &slices);
+    let open = made(&open, &slices);
+    assert!(!open.exposed[0].1[0].local && open.exposed[0].1[0].backends.is_empty() && !open.by_peers);
+    // Nodes are told their own of another VPC's.
+    let port = &tenants.exposed[0].1[0];
+    assert!(tenants.by_peers && port.local && !tenants.tables[0].1[0].local);
+    assert_eq!(port.backends, internal.tables[0].1[0].backends);
+    assert_eq!(port.ending, [port.backends[1].address.clone()]);
+    assert_eq!(ways(&tenants), ways(&open));
+    // Of very many on a node the first ones: their Service is served all the same.
+    let crowd = (0..1100).map(|number: u16| {
+        let [high, low] = number.to_be_bytes();
+        json!({"addresses": [format!("10.0.{}.{low}", 8 + high)], "nodeName": "a"})
+    });
+    let crowd: Vec<_> = crowd.collect();
+    let crowd = of_tenant(
+        &with(&json!({"type": "NodePort", "ports": [{"name": "http", "port": 80, "nodePort": 30080}]})),
+        &[of_http(&json!(crowd))],
+    );
+    assert_eq!(crowd.exposed[0].1[0].backends.len(), 1024);
+    assert_eq!(crowd.tables[0].1[0].backends.len(), 1100);
 }
 
 #[test]

@@ -358,6 +358,7 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                 if random.below(3) == 0 {
                     service.exposed = exposed(30000 + number as u32);
                     service.exposed[0].0 = service.tables[0].0;
+                    service.by_peers = random.below(2) == 0;
                 }
                 let home = format!("d{}", random.below(5));
                 let backend = crate::model::rows::address(&service.tables[0].1[0].backends[0].address);

@@ -3,7 +3,7 @@
 //! Invariant: of a port whose traffic stays on its node a droplet is told its own backends alone, so that a backend that comes
 //! or goes costs a row of its droplet, however many there are.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use thuban_api::identifiers::mapped;
@@ -14,8 +14,11 @@ use crate::model::rows::{self, NodeService, PackedRow};
 
 /// Addresses of a VPC's own that its services have together: all its droplets are told all of them.
 pub const MOST_OWN_ADDRESSES: usize = 256;
-/// Droplets to which the others send on what comes for a port: all are told of them at each change.
+/// Droplets to which the others send on what comes for one port: all are told of them at each change.
 const MOST_PEERS: usize = 64;
+/// The same of all ports of a service together.
+const MOST_PEERS_TOGETHER: usize = 256;
+const TCP: u32 = 6;
 
 impl World {
     pub(in super::super) fn contribute_service(&self, name: &EndpointName) -> Option<Rows> {
@@ -42,11 +45,8 @@ impl World {
             let subscribers = self.subscriptions.get(&(vpc.vni, *address)).into_iter().flatten();
             let droplets = bouncers.iter().chain(&participants).copied();
             let droplets: BTreeSet<&str> = droplets.chain(subscribers.map(String::as_str)).collect();
-            let row = |droplet: Option<&str>| {
-                let ports: Vec<_> = ports.iter().map(|port| service.told(port, droplet)).collect();
-                rows::service(vpc.vni, *address, &ports)
-            };
-            service.share(&droplets, row, &mut made);
+            let row = |ports: &[ServicePort]| rows::service(vpc.vni, *address, ports);
+            service.share(&droplets, ports, row, &mut made);
         }
         Some(made)
     }
@@ -57,10 +57,16 @@ impl World {
             if !self.is_held_by(name, *address) {
                 continue;
             }
+            let most = (MOST_PEERS_TOGETHER / ports.len().max(1)).clamp(1, MOST_PEERS);
+            let is_sent_on = service.by_peers && address.is_ipv4();
             let ports: Vec<ExposedPort> = ports
                 .iter()
                 .map(|port| ExposedPort {
-                    peers: self.peers(service, port),
+                    peers: if is_sent_on {
+                        self.peers(service, port, most)
+                    } else {
+                        Vec::new()
+                    },
                     ..port.clone()
                 })
                 .collect();
@@ -73,33 +79,37 @@ impl World {
                 let homes = backends.filter_map(|backend| service.home(backend));
                 homes.filter(|home| self.droplets.contains_key(*home)).collect()
             };
-            let row = |droplet: Option<&str>| {
-                let ports: Vec<_> = ports.iter().map(|port| service.told(port, droplet)).collect();
+            let row = |ports: &[ExposedPort]| {
                 rows::exposed(
                     vni,
                     *address,
                     rows::Exposure {
-                        ports: &ports,
+                        ports,
                         outside: &service.outside,
                         health_port: service.health_port,
                         service: &format!("{}/{}", name.0, service.name),
                     },
                 )
             };
-            service.share(&droplets, row, made);
+            service.share(&droplets, &ports, row, made);
         }
     }
 
-    /// Droplets to which others send on what comes to a port of theirs.
-    fn peers(&self, service: &Service, port: &ExposedPort) -> Vec<Vec<u8>> {
-        if !service.by_peers || port.node_port == 0 {
+    /// Droplets to which others send on what comes to a port of theirs: pods answer the node that sent it by TCP alone.
+    fn peers(&self, service: &Service, port: &ExposedPort, most: usize) -> Vec<Vec<u8>> {
+        if port.node_port == 0 || port.protocol != TCP {
             return Vec::new();
         }
-        let homes = port.backends.iter().filter_map(|backend| service.home(backend));
+        let ending: BTreeSet<&[u8]> = port.ending.iter().map(Vec::as_slice).collect();
+        let is_ending = |backend: &&ServiceBackend| ending.contains(backend.address.as_slice());
+        let all_end = port.backends.iter().all(|backend| is_ending(&backend));
+        let backends = port.backends.iter();
+        let backends = backends.filter(|backend| all_end || !is_ending(backend));
+        let homes = backends.filter_map(|backend| service.home(backend));
         let homes: BTreeSet<&str> = homes.collect();
         let addresses = homes.into_iter().filter_map(|home| self.droplets.get(home));
         addresses
-            .take(MOST_PEERS)
+            .take(most)
             .map(|address| mapped(*address).to_vec())
             .collect()
     }
@@ -187,18 +197,8 @@ impl World {
 
 impl Service {
     fn home(&self, backend: &ServiceBackend) -> Option<&str> {
-        self.home_of(&backend.address)
-    }
-
-    fn home_of(&self, address: &[u8]) -> Option<&str> {
-        self.homes.get(&rows::address(address)?).map(String::as_str)
-    }
-
-    /// A port as a droplet is told it; none: one that has no backends.
-    fn told<P: HasBackends>(&self, port: &P, droplet: Option<&str>) -> P {
-        let mut told = port.clone();
-        told.retain(|address| droplet.is_some() && self.home_of(address) == droplet);
-        told
+        let address = rows::address(&backend.address)?;
+        self.homes.get(&address).map(String::as_str)
     }
 
     /// The rows by which droplets serve it for the pods of a VPC.
@@ -209,33 +209,36 @@ impl Service {
         service: &NodeService,
         made: &mut Rows,
     ) {
-        let row = |droplet: Option<&str>| {
-            let ports: Vec<_> = service
-                .ports
-                .iter()
-                .map(|port| self.told(port, droplet))
-                .collect();
-            rows::node_service(
-                vni,
-                &NodeService {
-                    ports: &ports,
-                    ..*service
-                },
-            )
-        };
-        self.share(droplets, row, made);
+        let row = |ports: &[ServicePort]| rows::node_service(vni, &NodeService { ports, ..*service });
+        self.share(droplets, service.ports, row, made);
     }
 
     /// Gives each droplet its row; those without backends have one together.
-    fn share(&self, droplets: &BTreeSet<&str>, row: impl Fn(Option<&str>) -> (Key, Row), made: &mut Rows) {
-        let (key, common) = row(None);
+    fn share<P: HasBackends>(
+        &self,
+        droplets: &BTreeSet<&str>,
+        ports: &[P],
+        row: impl Fn(&[P]) -> (Key, Row),
+        made: &mut Rows,
+    ) {
+        let common: Vec<P> = ports.iter().map(HasBackends::common).collect();
+        let mut by_home: BTreeMap<&str, Vec<P>> = BTreeMap::new();
+        for (index, port) in ports.iter().enumerate() {
+            for backend in port.own() {
+                let home = self.home(backend).filter(|home| droplets.contains(home));
+                let Some(home) = home else { continue };
+                let told = by_home.entry(home).or_insert_with(|| common.clone());
+                if let Some(told) = told.get_mut(index) {
+                    told.give(backend, port);
+                }
+            }
+        }
+        let (key, common) = row(&common);
         let common = PackedRow::new(&common);
-        let homes: BTreeSet<&str> = self.homes.values().map(String::as_str).collect();
         for droplet in droplets {
-            let own = if homes.contains(droplet) {
-                PackedRow::new(&row(Some(droplet)).1)
-            } else {
-                common.clone()
+            let own = match by_home.get(droplet) {
+                Some(ports) => PackedRow::new(&row(ports).1),
+                None => common.clone(),
             };
             made.insert(((*droplet).to_owned(), key.clone()), own);
         }
@@ -243,23 +246,56 @@ impl Service {
 }
 
 trait HasBackends: Clone {
-    /// Of backends that are told their own droplet alone, those with such an address.
-    fn retain(&mut self, is_told: impl Fn(&[u8]) -> bool);
+    /// As droplets without backends are told it.
+    fn common(&self) -> Self;
+    /// Backends that are told their own droplet alone.
+    fn own(&self) -> &[ServiceBackend];
+    /// To one that [`Self::common`] made, one of `port`'s.
+    fn give(&mut self, backend: &ServiceBackend, port: &Self);
 }
 
 impl HasBackends for ServicePort {
-    fn retain(&mut self, is_told: impl Fn(&[u8]) -> bool) {
-        if self.local {
-            self.backends.retain(|backend| is_told(&backend.address));
+    fn common(&self) -> Self {
+        if !self.local {
+            return self.clone();
         }
+        Self {
+            backends: Vec::new(),
+            ..*self
+        }
+    }
+
+    fn own(&self) -> &[ServiceBackend] {
+        if self.local { &self.backends } else { &[] }
+    }
+
+    fn give(&mut self, backend: &ServiceBackend, _: &Self) {
+        self.backends.push(backend.clone());
     }
 }
 
 impl HasBackends for ExposedPort {
-    fn retain(&mut self, is_told: impl Fn(&[u8]) -> bool) {
-        if self.local {
-            self.backends.retain(|backend| is_told(&backend.address));
-            self.ending.retain(|address| is_told(address));
+    fn common(&self) -> Self {
+        if !self.local {
+            return self.clone();
+        }
+        Self {
+            backends: Vec::new(),
+            ending: Vec::new(),
+            peers: self.peers.clone(),
+            ..*self
+        }
+    }
+
+    fn own(&self) -> &[ServiceBackend] {
+        if self.local { &self.backends } else { &[] }
+    }
+
+    fn give(&mut self, backend: &ServiceBackend, port: &Self) {
+        self.backends.push(backend.clone());
+        // Both are sorted.
+        if port.ending.binary_search(&backend.address).is_ok() {
+            self.ending.push(backend.address.clone());
         }
     }
 }

@@ -94,13 +94,58 @@ fn what_goes_to_all_nodes_is_told_to_all_with_those_that_have_backends() {
 }
 
 #[test]
-fn without_a_port_of_nodes_nothing_is_sent_on() {
+fn droplets_whose_backends_end_are_no_peers_as_long_as_others_have_some_that_stay() {
     let mut world = shared();
-    let mut balanced = tenants(true);
-    balanced.exposed[0].1[0].node_port = 0;
-    balanced.outside = vec![Ipv4Addr::new(192, 0, 2, 1).into()];
-    world.set_service(&name("s"), Some(balanced));
+    let mut ending = tenants(true);
+    let of = |service: &Service, backend: usize| service.exposed[0].1[0].backends[backend].address.clone();
+    ending.exposed[0].1[0].ending = vec![of(&ending, 1)];
+    world.set_service(&name("s"), Some(ending.clone()));
     world.flush();
-    assert_eq!(own(&world), [None, None, Some(vec![20]), Some(vec![30]), None]);
-    assert!(told(&world, 2).unwrap().ports[0].peers.is_empty());
+    let port = |droplet| told(&world, droplet).unwrap().ports[0].clone();
+    assert_eq!(port(0).peers.len(), 1);
+    assert_eq!((port(3).backends.len(), port(3).ending.len()), (1, 1));
+    assert!(port(2).ending.is_empty());
+    ending.exposed[0].1[0].ending = vec![of(&ending, 0), of(&ending, 1)];
+    world.set_service(&name("s"), Some(ending));
+    world.flush();
+    assert_eq!(told(&world, 0).unwrap().ports[0].peers.len(), 2);
+}
+
+#[test]
+fn without_a_port_of_nodes_and_by_udp_nothing_is_sent_on() {
+    let changes: [fn(&mut Service); 2] = [
+        |service| {
+            service.exposed[0].1[0].node_port = 0;
+            service.outside = vec![Ipv4Addr::new(192, 0, 2, 1).into()];
+        },
+        |service| service.exposed[0].1[0].protocol = 17,
+    ];
+    for change in changes {
+        let mut world = shared();
+        let mut changed = tenants(true);
+        change(&mut changed);
+        world.set_service(&name("s"), Some(changed));
+        world.flush();
+        assert_eq!(own(&world), [None, None, Some(vec![20]), Some(vec![30]), None]);
+        assert!(told(&world, 2).unwrap().ports[0].peers.is_empty());
+    }
+}
+
+#[test]
+fn of_many_ports_each_has_fewer_peers_and_what_is_the_same_for_all_is_one_row() {
+    let mut world = shared();
+    let mut wide = tenants(true);
+    let port = wide.exposed[0].1[0].clone();
+    wide.exposed[0].1 = vec![port; 200];
+    // Pods' table is not told by droplet.
+    wide.tables[0].1[0].local = false;
+    world.set_service(&name("s"), Some(wide));
+    world.flush();
+    assert!(
+        told(&world, 0)
+            .unwrap()
+            .ports
+            .iter()
+            .all(|port| port.peers.len() == 1)
+    );
 }
