@@ -27,6 +27,13 @@ use tracing_subscriber::EnvFilter;
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
+/// What jemalloc is told at the first allocation: few arenas, for what is free in one is of no use to the others.
+/// `_RJEM_MALLOC_CONF` in the environment counts more.
+// SAFETY: jemalloc declares `const char *_rjem_malloc_conf`; the text ends with a NUL and lives for ever.
+#[allow(unsafe_code)]
+#[unsafe(export_name = "_rjem_malloc_conf")]
+pub static MALLOC_CONF: &[u8; 10] = b"narenas:2\0";
+
 /// Runs the workflows of Thuban's objects and programs the droplets.
 #[derive(Debug, Parser)]
 #[command(version)]

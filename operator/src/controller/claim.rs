@@ -17,8 +17,6 @@ use crate::model::allocation::{Standing, standing};
 
 /// How long a released address, and a VNI, rests before it may be given out again.
 pub const REST: Duration = Duration::from_secs(30);
-/// Steady ones are looked at again, should a watch have missed the end of their endpoint.
-const LOOK_AGAIN: Duration = Duration::from_mins(5);
 /// How long a claim may wait for the Endpoint's status to name it.
 const GRACE: Duration = Duration::from_secs(20);
 
@@ -46,7 +44,7 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     let endpoint = ObjectRef::<Endpoint>::new(&spec.endpoint_name).within(&spec.endpoint_namespace);
     if standing(spec, context.stores.endpoints.get(&endpoint).as_deref()) == Standing::Counted {
         context.forget(&format!("orphan/{uid}"));
-        return Ok(Action::requeue(LOOK_AGAIN));
+        return Ok(Action::await_change());
     }
     // Its operator died before the status was written, or it lost to another claim.
     if let Some(left) = remaining(&context, &format!("orphan/{uid}"), GRACE) {

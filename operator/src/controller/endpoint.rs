@@ -30,8 +30,6 @@ use crate::model::allocation::{Owner, addresses_of};
 use crate::model::rows::Key;
 use crate::model::validation::parse;
 
-/// Steady ones are looked at again, should a watch have missed the end of their pod.
-const LOOK_AGAIN: Duration = Duration::from_mins(5);
 /// What acks and watches should have woken.
 const SOON: Duration = Duration::from_secs(2);
 /// What a person has to mend.
@@ -162,7 +160,7 @@ async fn keep(
     if set(&mut status.conditions, accepted) {
         write(endpoint, endpoints, status).await?;
     }
-    Ok(Action::requeue(LOOK_AGAIN))
+    Ok(Action::await_change())
 }
 
 /// The status with the pod that has a user's Endpoint from now on, if that changes.

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use thuban_api::cidr::Cidr;
 
 use crate::model::allocation::Family;
+use crate::model::few::Few;
 use crate::model::world::EndpointName;
 
 #[derive(Debug, Default)]
@@ -14,7 +15,7 @@ struct Sets {
     /// Names of IPv4 claims by network.
     claims: HashMap<String, BTreeSet<String>>,
     /// Names of claims by UID of their owner.
-    owned: HashMap<String, BTreeSet<String>>,
+    owned: HashMap<String, Few<String>>,
     /// Names of roles by kind and parent.
     teams: HashMap<(&'static str, String), BTreeSet<String>>,
     /// Names of networks by VPC.
@@ -87,7 +88,17 @@ impl Index {
     }
 
     pub fn owned(&self, owner: &str, claim: &str, is_there: bool) {
-        self.sets(|sets| put(&mut sets.owned, owner.to_owned(), claim.to_owned(), is_there));
+        self.sets(|sets| {
+            let claims = sets.owned.entry(owner.to_owned()).or_default();
+            if is_there {
+                claims.insert(&claim.to_owned());
+            } else {
+                claims.remove(&claim.to_owned());
+            }
+            if claims.is_empty() {
+                sets.owned.remove(owner);
+            }
+        });
     }
 
     /// Names of the claims of an owner.

@@ -22,6 +22,7 @@ pub mod observe;
 mod observe_services;
 mod outside_address;
 mod pace;
+mod patrol;
 mod pick;
 pub mod pod;
 pub mod role;

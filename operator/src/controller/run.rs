@@ -27,6 +27,7 @@ use super::heartbeat::Heartbeats;
 use super::index::Index;
 use super::objects::Object;
 use super::pace::Pace;
+use super::patrol::patrol;
 use super::slices::Slices;
 use super::trim::{NetworkPolicy, Pod};
 use super::watch::{Change, watch};
@@ -332,6 +333,8 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         receivers.network_policies,
         network_policy::reconcile,
     );
+    tasks.spawn(patrol(stores.endpoints.clone(), hub.triggers.endpoints.clone()));
+    tasks.spawn(patrol(stores.ip_claims.clone(), hub.triggers.claims.clone()));
     tasks.spawn(serve_when_adopted(context));
     hub
 }

@@ -31,8 +31,6 @@ use crate::model::rows::Key;
 use crate::model::service::{Backend, EndpointSlice, Service, Target};
 use crate::model::world::{self, World};
 
-/// Steady ones are looked at again, should a watch have missed something.
-const LOOK_AGAIN: Duration = Duration::from_mins(5);
 /// What acks and watches should have woken.
 const SOON: Duration = Duration::from_secs(2);
 /// What a person has to mend.
@@ -359,7 +357,11 @@ async fn serve(
     if let Some(message) = refused {
         tell(endpoint, outside_address::REASON, &message, context);
     }
-    Ok(Action::requeue(if is_waiting { SOON } else { LOOK_AGAIN }))
+    Ok(if is_waiting {
+        Action::requeue(SOON)
+    } else {
+        Action::await_change()
+    })
 }
 
 /// What its network thinks of it now. It keeps what it has while there is a network to keep it in.

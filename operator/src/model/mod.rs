@@ -4,6 +4,7 @@ pub mod acks;
 pub mod admission;
 pub mod allocation;
 pub mod backends;
+pub mod few;
 pub mod placement;
 pub mod rows;
 pub mod scaling;

@@ -4,7 +4,6 @@
 //! touches. Invariant (tested): the incremental programs equal those made from scratch.
 
 mod contribute;
-mod names;
 mod roles;
 mod services;
 mod staff;
@@ -15,8 +14,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use thuban_api::identifiers::MacAddr;
 use thuban_proto::transit::row;
 
+use super::few::Few;
 use super::rows::{self, Key, PackedRow};
-use names::Names;
 use roles::Roles;
 use services::Services;
 
@@ -137,9 +136,9 @@ pub struct World {
     /// The same by droplet and VNI.
     subscribed: HashMap<String, HashMap<u32, BTreeSet<IpAddr>>>,
     /// Endpoints of a network by droplet.
-    members: HashMap<String, BTreeMap<String, Names>>,
+    members: HashMap<String, BTreeMap<String, Few<EndpointName>>>,
     /// Endpoints that have an address, in whatever VPC.
-    by_address: HashMap<IpAddr, Names>,
+    by_address: HashMap<IpAddr, Few<EndpointName>>,
     /// Endpoints with a previous droplet.
     moving: BTreeSet<EndpointName>,
     contributions: HashMap<Owner, KeptRows>,
@@ -490,7 +489,7 @@ impl World {
     /// Endpoints of a network that live somewhere.
     pub fn population(&self, network: &str) -> usize {
         let droplets = self.members.get(network).into_iter().flat_map(BTreeMap::values);
-        droplets.map(Names::len).sum()
+        droplets.map(Few::len).sum()
     }
 
     /// Names of the dividers and of the bouncers on a droplet.
