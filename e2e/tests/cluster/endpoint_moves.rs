@@ -83,6 +83,7 @@ fn an_endpoint_keeps_its_address_and_mac_as_it_moves_with_its_pods() {
     let pause = tally
         .lost
         .iter()
+        .map(|lost| lost.at)
         .max()
         .map_or(Duration::ZERO, |last| last.saturating_sub(gone));
     eprintln!(
@@ -96,7 +97,7 @@ fn an_endpoint_keeps_its_address_and_mac_as_it_moves_with_its_pods() {
     let strays: Vec<_> = tally
         .lost
         .iter()
-        .filter(|at| **at + margin < gone || **at > back)
+        .filter(|lost| lost.at + margin < gone || lost.at > back)
         .collect();
     assert!(
         strays.is_empty(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use thuban_cluster::Cluster;
 
-use crate::requests::{self, Load, Way, under_load};
+use crate::requests::{self, Failure, Load, Way, under_load};
 use crate::support::{Pod, REACHED, get};
 use crate::tenants::tenants;
 
@@ -17,8 +17,8 @@ const PAUSE: Duration = Duration::from_millis(4);
 #[derive(Debug, Default)]
 pub struct Tally {
     pub sent: usize,
-    /// When each lost one began, since the first.
-    pub lost: Vec<Duration>,
+    /// When each lost one began, since the first, and why it counts as lost.
+    pub lost: Vec<Failure>,
 }
 
 /// Sends flows from each pod to its address while `work` runs, and asserts that none is lost.
@@ -27,7 +27,7 @@ pub fn none_lost_while(what: &str, ways: &[(&Pod, Ipv4Addr)], work: impl FnOnce(
     let before = counters(cluster).unwrap_or_default();
     let tallies = while_flowing(ways, work).unwrap_or_else(|error| panic!("{what}: {error:#}"));
     let sent: usize = tallies.iter().map(|tally| tally.sent).sum();
-    let lost: Vec<&Duration> = tallies.iter().flat_map(|tally| &tally.lost).collect();
+    let lost: Vec<&Failure> = tallies.iter().flat_map(|tally| &tally.lost).collect();
     eprintln!("{what}: {sent} flows, {} lost", lost.len());
     if !lost.is_empty() {
         let after = counters(cluster).unwrap_or_default();
@@ -58,7 +58,7 @@ pub fn while_flowing(ways: &[(&Pod, Ipv4Addr)], work: impl FnOnce() -> Result<()
     let tallies = under_load(&loads, |_| work())?;
     let told = |tally: requests::Tally| Tally {
         sent: tally.answers.values().sum::<u64>() as usize + tally.failures.len(),
-        lost: tally.failures.iter().map(|failure| failure.at).collect(),
+        lost: tally.failures,
     };
     Ok(tallies.into_iter().map(told).collect())
 }

@@ -3,7 +3,6 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::MissedTickBehavior;
@@ -24,7 +23,8 @@ pub async fn patrol<K: Object + 'static>(store: Store<K>, triggers: UnboundedSen
         let all = store.state().into_iter();
         let its_turn = all.filter(|object| {
             let mut hasher = DefaultHasher::new();
-            (object.namespace(), object.name_any()).hash(&mut hasher);
+            let meta = object.meta();
+            (meta.namespace.as_deref(), meta.name.as_deref()).hash(&mut hasher);
             hasher.finish() % u64::from(PARTS) == part
         });
         for object in its_turn {

@@ -203,7 +203,7 @@ impl<'a> Host<'a> {
         let own = self.ranges.iter().filter(|range| range.addr().is_ipv4());
         // Nobody outside has such an address.
         let own: Vec<_> = own
-            .map(|range| format!("{sent_on} ip saddr {range} counter drop"))
+            .map(|range| format!("{sent_on} fib saddr type != local ip saddr {range} counter drop"))
             .collect();
         own.into_iter()
             .chain([format!("{sent_on} snat ip to {underlay}")])

@@ -251,28 +251,30 @@ fn ways(
     homes: Option<&BTreeMap<IpAddr, String>>,
     port: u16,
 ) -> Result<Vec<(IpAddr, u16)>, TooLarge> {
-    let found = found.into_iter().flatten();
     let backends = match homes {
-        None => chosen(found),
-        Some(homes) => {
-            let mut by_droplet: BTreeMap<&str, Found> = BTreeMap::new();
-            for ((address, port), state) in found {
-                if let Some(home) = homes.get(address) {
-                    let here = by_droplet.entry(home).or_default();
-                    here.insert((*address, *port), *state);
-                }
-            }
-            let each = by_droplet.values().flat_map(|found| chosen(found.iter()));
-            let mut all: Vec<_> = each.collect();
-            all.sort_unstable();
-            all
-        }
+        None => chosen(found.into_iter().flatten()),
+        Some(homes) => best_of_each(found, homes),
     };
     if backends.len() > MOST_BACKENDS {
         let backends = backends.len();
         return Err(TooLarge::Backends { port, backends });
     }
     Ok(backends)
+}
+
+/// The best of each droplet, in order.
+fn best_of_each(found: Option<&Found>, homes: &BTreeMap<IpAddr, String>) -> Vec<(IpAddr, u16)> {
+    let mut by_droplet: BTreeMap<&str, Found> = BTreeMap::new();
+    for ((address, port), state) in found.into_iter().flatten() {
+        if let Some(home) = homes.get(address) {
+            let here = by_droplet.entry(home).or_default();
+            here.insert((*address, *port), *state);
+        }
+    }
+    let each = by_droplet.values().flat_map(|found| chosen(found.iter()));
+    let mut all: Vec<_> = each.collect();
+    all.sort_unstable();
+    all
 }
 
 /// Ready ones; if there is none, those that still serve.
@@ -327,7 +329,12 @@ fn exposed(
     let made = ports.map(|(port, joint, number)| {
         let node_port = port.node_port.and_then(|port| u16::try_from(port).ok());
         let found = found.get(&(Family::of(address), joint)).filter(|_| local);
-        let backends = ways(found, Some(homes), number)?;
+        // What goes to all nodes is cut instead.
+        let backends = if service.is_external_local() {
+            ways(found, Some(homes), number)?
+        } else {
+            best_of_each(found, homes)
+        };
         let is_ending =
             |way: &&(IpAddr, u16)| found.and_then(|found| found.get(*way)) == Some(&State::Ending);
         let ending = backends.iter().filter(is_ending);
@@ -360,16 +367,17 @@ fn bound(ports: &[ExposedPort], homes: &BTreeMap<IpAddr, String>) -> Result<(), 
     }
 }
 
-/// Of what goes to all nodes, each node's first backends, as many as it can be led to.
+/// Of what goes to all nodes, each node's first backends of each port, as many as it can be led to.
 fn cut(ports: &mut [ExposedPort], homes: &BTreeMap<IpAddr, String>) {
-    let mut by_droplet: BTreeMap<&str, usize> = BTreeMap::new();
+    let most = (MOST_BY_NODE / ports.len().max(1)).max(1);
     for port in ports {
+        let mut by_droplet: BTreeMap<&str, usize> = BTreeMap::new();
         port.backends.retain(|backend| {
             let home = super::rows::address(&backend.address).and_then(|address| homes.get(&address));
             home.is_some_and(|home| {
                 let number = by_droplet.entry(home).or_default();
                 *number += 1;
-                *number <= MOST_BY_NODE
+                *number <= most
             })
         });
         let kept: BTreeSet<&[u8]> = port.backends.iter().map(|backend| &*backend.address).collect();

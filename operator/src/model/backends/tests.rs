@@ -319,18 +319,21 @@ fn traffic_that_stays_on_its_node_has_the_best_backends_of_each() {
     assert_eq!(port.backends, internal.tables[0].1[0].backends);
     assert_eq!(port.ending, [port.backends[1].address.clone()]);
     assert_eq!(ways(&tenants), ways(&open));
-    // Of very many on a node the first ones: their Service is served all the same.
+    // Of very many on a node the first ones of each port: their Service is served all the same.
     let crowd = (0..1100).map(|number: u16| {
         let [high, low] = number.to_be_bytes();
         json!({"addresses": [format!("10.0.{}.{low}", 8 + high)], "nodeName": "a"})
     });
     let crowd: Vec<_> = crowd.collect();
-    let crowd = of_tenant(
-        &with(&json!({"type": "NodePort", "ports": [{"name": "http", "port": 80, "nodePort": 30080}]})),
-        &[of_http(&json!(crowd))],
-    );
-    assert_eq!(crowd.exposed[0].1[0].backends.len(), 1024);
-    assert_eq!(crowd.tables[0].1[0].backends.len(), 1100);
+    let ports = [("http", 80), ("more", 81)]
+        .map(|(name, port)| json!({"name": name, "port": port, "nodePort": 30000 + port}));
+    let wide = with(&json!({"type": "NodePort", "ports": ports}));
+    let ports = json!([{"name": "http", "protocol": "TCP", "port": 8080}, {"name": "more", "protocol": "TCP", "port": 81}]);
+    let crowd = of_tenant(&wide, &[slice(&ports, &json!(crowd))]);
+    for port in 0..2 {
+        assert_eq!(crowd.exposed[0].1[port].backends.len(), 512);
+        assert_eq!(crowd.tables[0].1[port].backends.len(), 1100);
+    }
 }
 
 #[test]
