@@ -34,7 +34,7 @@ use crate::dataplane::tables::{TableError, Tables, write_config};
 use crate::endpoints::Endpoints;
 use crate::install::{self, InstallError};
 use crate::metrics::Reclaimed;
-use crate::netfilter::ruleset::Own;
+use crate::netfilter::ruleset::OwnAddresses;
 use crate::netfilter::{Netfilter, NetfilterError};
 use crate::netlink::host_end::HOST_END;
 use crate::netlink::uplink::{self, Uplink};
@@ -194,7 +194,7 @@ async fn start(
     metrics::adopts(attachments.len());
 
     host::setup(&netlink, &settings.proc_sys_net, &uplink.name).await?;
-    let own = Own {
+    let own = OwnAddresses {
         dns: settings.cluster_dns,
         underlay: uplink.address,
     };

@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use thiserror::Error;
 
 use crate::program::service::Service;
-use ruleset::{Host, Own};
+use ruleset::{Host, OwnAddresses};
 
 #[derive(Debug, Error)]
 pub enum NetfilterError {
@@ -46,13 +46,13 @@ pub fn is_there(program: &Path) -> bool {
 #[derive(Debug)]
 pub struct Netfilter {
     program: PathBuf,
-    own: Own,
+    own: OwnAddresses,
     written: Option<String>,
 }
 
 impl Netfilter {
     /// `program`: nft, by its path or found in PATH.
-    pub fn new(program: PathBuf, own: Own) -> Self {
+    pub fn new(program: PathBuf, own: OwnAddresses) -> Self {
         Self {
             program,
             own,

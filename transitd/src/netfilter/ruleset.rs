@@ -42,7 +42,7 @@ const REPLACE: &str = "table inet thuban {\n}\ndelete table inet thuban\n";
 
 /// Addresses that transitd is started with.
 #[derive(Clone, Copy, Debug)]
-pub struct Own {
+pub struct OwnAddresses {
     /// The cluster's DNS, in front of which this node has a listener.
     pub dns: Option<Ipv4Addr>,
     /// This droplet's.
@@ -258,8 +258,8 @@ fn family(address: IpAddr) -> &'static str {
 }
 
 /// Everything, with the services that the node serves; two with one address are one.
-pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>, host: &Host, own: Own) -> String {
-    let Own { dns, underlay } = own;
+pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>, host: &Host, own: OwnAddresses) -> String {
+    let OwnAddresses { dns, underlay } = own;
     let served = Served::new(services, host);
     let mut text = String::from(REPLACE);
     text.push_str("table inet thuban {\n");
@@ -424,8 +424,8 @@ mod tests {
 
     use super::*;
 
-    fn own(dns: Option<Ipv4Addr>) -> Own {
-        Own {
+    fn own(dns: Option<Ipv4Addr>) -> OwnAddresses {
+        OwnAddresses {
             dns,
             underlay: Ipv4Addr::new(172, 31, 0, 5),
         }

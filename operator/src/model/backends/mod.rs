@@ -352,12 +352,17 @@ fn exposed(
     made.collect()
 }
 
+/// The droplet of a backend.
+pub fn home<'a>(backend: &ServiceBackend, homes: &'a BTreeMap<IpAddr, String>) -> Option<&'a str> {
+    let address = super::rows::address(&backend.address)?;
+    homes.get(&address).map(String::as_str)
+}
+
 /// What nodes are led to is written anew at each change of any.
 fn bound(ports: &[ExposedPort], homes: &BTreeMap<IpAddr, String>) -> Result<(), TooLarge> {
     let mut by_droplet: BTreeMap<&str, usize> = BTreeMap::new();
     for backend in ports.iter().flat_map(|port| &port.backends) {
-        let home = super::rows::address(&backend.address).and_then(|address| homes.get(&address));
-        if let Some(home) = home {
+        if let Some(home) = home(backend, homes) {
             *by_droplet.entry(home).or_default() += 1;
         }
     }
@@ -373,8 +378,7 @@ fn cut(ports: &mut [ExposedPort], homes: &BTreeMap<IpAddr, String>) {
     for port in ports {
         let mut by_droplet: BTreeMap<&str, usize> = BTreeMap::new();
         port.backends.retain(|backend| {
-            let home = super::rows::address(&backend.address).and_then(|address| homes.get(&address));
-            home.is_some_and(|home| {
+            home(backend, homes).is_some_and(|home| {
                 let number = by_droplet.entry(home).or_default();
                 *number += 1;
                 *number <= most

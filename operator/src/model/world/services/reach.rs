@@ -10,6 +10,7 @@ use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{ExposedPort, Row, ServiceBackend, ServicePort};
 
 use super::{EndpointName, Key, Owner, Rows, Service, World};
+use crate::model::backends;
 use crate::model::rows::{self, NodeService, PackedRow};
 
 /// Addresses of a VPC's own that its services have together: all its droplets are told all of them.
@@ -100,11 +101,9 @@ impl World {
         if port.node_port == 0 || port.protocol != TCP {
             return Vec::new();
         }
-        let ending: BTreeSet<&[u8]> = port.ending.iter().map(Vec::as_slice).collect();
-        let is_ending = |backend: &&ServiceBackend| ending.contains(backend.address.as_slice());
-        let all_end = port.backends.iter().all(|backend| is_ending(&backend));
+        let all_end = port.backends.iter().all(|backend| is_ending(backend, port));
         let backends = port.backends.iter();
-        let backends = backends.filter(|backend| all_end || !is_ending(backend));
+        let backends = backends.filter(|backend| all_end || !is_ending(backend, port));
         let homes = backends.filter_map(|backend| service.home(backend));
         let homes: BTreeSet<&str> = homes.collect();
         let addresses = homes.into_iter().filter_map(|home| self.droplets.get(home));
@@ -197,8 +196,7 @@ impl World {
 
 impl Service {
     fn home(&self, backend: &ServiceBackend) -> Option<&str> {
-        let address = rows::address(&backend.address)?;
-        self.homes.get(&address).map(String::as_str)
+        backends::home(backend, &self.homes)
     }
 
     /// The rows by which droplets serve it for the pods of a VPC.
@@ -243,6 +241,11 @@ impl Service {
             made.insert(((*droplet).to_owned(), key.clone()), own);
         }
     }
+}
+
+/// Both lists of a port are sorted.
+fn is_ending(backend: &ServiceBackend, port: &ExposedPort) -> bool {
+    port.ending.binary_search(&backend.address).is_ok()
 }
 
 trait HasBackends: Clone {
@@ -293,8 +296,7 @@ impl HasBackends for ExposedPort {
 
     fn give(&mut self, backend: &ServiceBackend, port: &Self) {
         self.backends.push(backend.clone());
-        // Both are sorted.
-        if port.ending.binary_search(&backend.address).is_ok() {
+        if is_ending(backend, port) {
             self.ending.push(backend.address.clone());
         }
     }
