@@ -178,6 +178,12 @@ fn route<F: Frame>(
             Choice::Refused | Choice::New => return refuse::answer(frame, attachment, packet),
         }
     }
+    if translation.is_none()
+        && !is_unknown
+        && matches!(target, Target::Local(_) | Target::Remote(_) | Target::Range(_))
+    {
+        service::is_direct(frame, attachment.vni, packet)?;
+    }
     let hash = flow::hash(packet);
     let way = match target {
         Target::Local(local) => {

@@ -43,6 +43,8 @@ pub struct Work {
     /// What its transport header says.
     pub signal: Signal,
     reverse: ConnectionKey,
+    /// Of the connection that was there before.
+    other: ConnectionKey,
     entry: ConnectionEntry,
     pending: PendingKey,
     expected: PendingEntry,
@@ -176,6 +178,67 @@ pub fn has_backend(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) 
         .is_some_and(|backend| backend.address == entry.address && backend.port == entry.port)
 }
 
+/// Takes away what is remembered of a service and would claim the answers to a packet that the endpoint sends to another
+/// endpoint itself, by a port that it used before. False if that is a connection which still lives.
+#[inline(never)]
+pub fn yield_to(vni: u32, packet: &IpPacket) -> bool {
+    let Some(work) = Work::get() else {
+        return true;
+    };
+    work.set_reverse(vni, packet, &packet.destination, packet.ports[1]);
+    // Of datagrams nothing says that they are over: the last packet counts.
+    if !take_over(work, packet.protocol == ipv4::UDP) {
+        return false;
+    }
+    if is_pending_open(now()) {
+        work.pending = pending_key(vni, packet.source, packet.ports[0], packet.protocol);
+        // SAFETY: words of a value that stays allocated (preallocated LRU).
+        let is_claimed = unsafe { PENDING.get(&work.pending) }.is_some_and(|entry| {
+            // By who answers first; of TCP only who acknowledges what the service was sent.
+            entry.backend == [0; 16] && packet.protocol != ipv4::TCP
+                || entry.backend == packet.destination && entry.backend_port == packet.ports[1]
+        });
+        if is_claimed {
+            let _ = PENDING.remove(&work.pending);
+        }
+    }
+    true
+}
+
+/// Takes away the connection whose answers [`Work::reverse`] finds, if it is over or `anyway`. False if it stays.
+#[inline(never)]
+fn take_over(work: &mut Work, anyway: bool) -> bool {
+    let Some(back) = maps::connection(&work.reverse) else {
+        return true;
+    };
+    let client = if work.reverse.direction == HAIRPIN {
+        work.reverse.source
+    } else {
+        work.reverse.destination
+    };
+    work.other = ConnectionKey {
+        ports: [work.reverse.ports[1], back.port],
+        source: client,
+        destination: back.address,
+        direction: FORWARD,
+        ..work.reverse
+    };
+    let (backend, port) = (work.reverse.source, work.reverse.ports[0]);
+    let there = maps::connection(&work.other).filter(|there| there.address == backend && there.port == port);
+    // What leads elsewhere by now isn't this one's.
+    let is_over = there.as_ref().is_none_or(|there| {
+        (there.state | back.state) & RESET != 0 || there.state & back.state & FINISHED != 0
+    });
+    if !is_over && !anyway {
+        return false;
+    }
+    if there.is_some() {
+        let _ = CONNECTIONS.remove(&work.other);
+    }
+    let _ = CONNECTIONS.remove(&work.reverse);
+    true
+}
+
 /// Writes both entries of a connection to [`Work::to`].
 #[inline(never)]
 pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Made {
@@ -197,10 +260,9 @@ pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Mad
     match CONNECTIONS.insert(&work.reverse, &work.entry, u64::from(BPF_NOEXIST)) {
         Ok(()) => {}
         Err(EXISTS) => {
-            let is_same = maps::connection(&work.reverse).is_some_and(|old| {
-                old.address == packet.destination && old.port == packet.ports[1] || old.state & RESET != 0
-            });
-            if !is_same {
+            let is_same = maps::connection(&work.reverse)
+                .is_some_and(|old| old.address == packet.destination && old.port == packet.ports[1]);
+            if !is_same && !take_over(work, false) {
                 return Made::Collision;
             }
             let _ = CONNECTIONS.insert(&work.reverse, &work.entry, u64::from(BPF_ANY));
@@ -475,6 +537,8 @@ fn adopt(packet: &IpPacket, work: &mut Work, entry: &mut PendingEntry) -> bool {
         work.entry.address = packet.source;
         work.entry.port = packet.ports[0];
         let _ = CONNECTIONS.insert(&work.key, &work.entry, u64::from(BPF_ANY));
+        // Else it would claim whatever else comes to this port.
+        let _ = PENDING.remove(&work.pending);
         take_share(vni, packet.destination);
         count(Counter::ServiceConnections);
     } else {

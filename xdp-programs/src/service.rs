@@ -207,7 +207,7 @@ fn kept(service: &ServiceEntry, packet: &IpPacket) -> Option<u32> {
 
 /// What the transport header says of its connection.
 #[inline(always)]
-pub fn signal(frame: &TcFrame, packet: &IpPacket) -> Result<Signal, Counter> {
+pub fn signal<F: Frame>(frame: &F, packet: &IpPacket) -> Result<Signal, Counter> {
     if packet.protocol == ipv4::UDP {
         return Ok(Signal::DATAGRAM);
     }
@@ -224,6 +224,20 @@ pub fn signal(frame: &TcFrame, packet: &IpPacket) -> Result<Signal, Counter> {
 #[inline(always)]
 pub fn is_used() -> bool {
     connections::is_open()
+}
+
+/// A packet to another endpoint, not by a service: its answers are that one's, whatever its port was used for before. Of
+/// connections the first packet settles it.
+#[inline(always)]
+pub fn is_direct<F: Frame>(frame: &F, vni: u32, packet: &IpPacket) -> Result<(), Counter> {
+    if !connections::is_open() || !packet.has_ports() {
+        return Ok(());
+    }
+    if packet.protocol != ipv4::UDP && !signal(frame, packet)?.opens || connections::yield_to(vni, packet) {
+        Ok(())
+    } else {
+        Err(Counter::ServiceCollision)
+    }
 }
 
 /// Whether an answer to an endpoint of this droplet may be a service's, so that tc must have it.

@@ -42,30 +42,24 @@ fn chosen(world: &mut World, segment: &Segment) -> Result<[u8; 4]> {
     Ok(inner(&outcome)[30..34].try_into()?)
 }
 
-fn forward(world: &World, segment: &Segment) -> Result<ConnectionEntry> {
-    let key = ConnectionKey {
+fn connection(segment: &Segment, direction: u8) -> ConnectionKey {
+    ConnectionKey {
         vni: 100,
         ports: [segment.from.1.to_be(), segment.to.1.to_be()],
         source: address(segment.from.0),
         destination: address(segment.to.0),
         protocol: segment.protocol,
-        direction: FORWARD,
+        direction,
         padding: 0,
-    };
-    world.programs.get("CONNECTIONS", &key)
+    }
+}
+
+fn forward(world: &World, segment: &Segment) -> Result<ConnectionEntry> {
+    world.programs.get("CONNECTIONS", &connection(segment, FORWARD))
 }
 
 fn reverse(world: &World, segment: &Segment) -> Result<ConnectionEntry> {
-    let key = ConnectionKey {
-        vni: 100,
-        ports: [segment.from.1.to_be(), segment.to.1.to_be()],
-        source: address(segment.from.0),
-        destination: address(segment.to.0),
-        protocol: segment.protocol,
-        direction: REVERSE,
-        padding: 0,
-    };
-    world.programs.get("CONNECTIONS", &key)
+    world.programs.get("CONNECTIONS", &connection(segment, REVERSE))
 }
 
 #[test]
@@ -286,7 +280,103 @@ fn answers_that_two_services_could_have_given_are_not_made() -> Result<()> {
     // With another backend there is a way.
     Served::new(100, 2, second, 80, UDP).by(&mut world.programs, &[backend(40), backend(41)])?;
     ensure!(chosen(&mut world, &request.sent_to((second, 80)))? == [10, 0, 2, 41]);
+    // A connection that is over is in nobody's way.
+    Served::new(100, 3, SERVICE, 80, TCP).by(&mut world.programs, &[backend(40)])?;
+    Served::new(100, 4, second, 80, TCP).by(&mut world.programs, &[backend(40)])?;
+    let (request, other) = (segment(TCP, 40000), segment(TCP, 40000).sent_to((second, 80)));
+    ensure!(chosen(&mut world, &request)? == [10, 0, 2, 40]);
+    let outcome = send(&mut world, TENANT.index, &other)?;
+    ensure_dropped(&outcome, Counter::ServiceCollision)?;
+    chosen(&mut world, &request.clone().with_flags(0x14))?;
+    ensure!(chosen(&mut world, &other)? == [10, 0, 2, 40]);
+    ensure!(forward(&world, &request).is_err());
     Ok(())
+}
+
+/// Sends a segment to an endpoint itself and asserts that its answer comes from there.
+fn ensure_direct(world: &mut World, segment: &Segment) -> Result<()> {
+    ensure_sent(&send(world, TENANT.index, segment)?, segment, SECOND)?;
+    let answer = segment.answer([9; 6]);
+    ensure_delivered(&arrive(world, SECOND, 100, &answer)?, &answer, TENANT.mac())
+}
+
+/// Sends a segment to the service and asserts that it goes to `backend`, whose answer comes from the service.
+fn ensure_served(world: &mut World, request: &Segment, backend: (IpAddr, u16)) -> Result<()> {
+    ensure_sent(
+        &send(world, TENANT.index, request)?,
+        &request.sent_to(backend),
+        SECOND,
+    )?;
+    let answer = request.sent_to(backend).answer([9; 6]);
+    let outcome = arrive(world, SECOND, 100, &answer)?;
+    ensure_delivered(&outcome, &answer.sent_from(request.to), TENANT.mac())
+}
+
+#[test]
+fn a_port_that_asked_a_service_by_datagrams_may_ask_its_backend_itself() -> Result<()> {
+    let mut world = world()?;
+    let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
+    Served::new(100, 1, SERVICE, 80, UDP).by(&mut world.programs, &[far])?;
+    let request = segment(UDP, 40000);
+    for _ in 0..2 {
+        ensure_served(&mut world, &request, far)?;
+        ensure_direct(&mut world, &request.sent_to(far))?;
+        ensure!(forward(&world, &request).is_err());
+        // Other ports are other flows.
+        ensure_served(&mut world, &segment(UDP, 40001), far)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_port_whose_connection_to_a_service_is_over_may_go_to_its_backend_itself() -> Result<()> {
+    let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
+    for (ends, is_over) in [(0x11, false), (0x14, true)] {
+        let mut world = world()?;
+        Served::new(100, 1, SERVICE, 80, TCP).by(&mut world.programs, &[far])?;
+        let request = segment(TCP, 40000);
+        let direct = request.sent_to(far);
+        ensure_served(&mut world, &request, far)?;
+        let outcome = send(&mut world, TENANT.index, &direct)?;
+        ensure_dropped(&outcome, Counter::ServiceCollision)?;
+        ensure!(forward(&world, &request).is_ok(), "it lives");
+        send(&mut world, TENANT.index, &request.clone().with_flags(ends))?;
+        if !is_over {
+            let outcome = send(&mut world, TENANT.index, &direct)?;
+            ensure_dropped(&outcome, Counter::ServiceCollision)?;
+            let answer = direct.answer([9; 6]).with_flags(0x11);
+            arrive(&mut world, SECOND, 100, &answer)?;
+        }
+        ensure_direct(&mut world, &direct)?;
+        ensure_direct(&mut world, &direct.clone().with_flags(0x10))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_waits_for_an_answer_of_a_service_takes_nobody_elses() -> Result<()> {
+    let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
+    // No row of the service is here, and nobody answered.
+    let mut world = world()?;
+    let request = segment(UDP, 40000);
+    ensure_sent(&send(&mut world, TENANT.index, &request)?, &request, THIRD)?;
+    ensure_direct(&mut world, &request.sent_to(far))?;
+    ensure!(forward(&world, &request).is_err());
+    // Somebody answered, the row came, and the connection is forgotten.
+    ensure_sent(&send(&mut world, TENANT.index, &request)?, &request, THIRD)?;
+    let answer = request.sent_to(far).answer([9; 6]);
+    let restored = answer.sent_from(request.to);
+    ensure_delivered(
+        &arrive(&mut world, SECOND, 100, &answer)?,
+        &restored,
+        TENANT.mac(),
+    )?;
+    for (segment, direction) in [(&request, FORWARD), (&answer, REVERSE)] {
+        world
+            .programs
+            .remove::<_, ConnectionEntry>("CONNECTIONS", &connection(segment, direction))?;
+    }
+    ensure_delivered(&arrive(&mut world, SECOND, 100, &answer)?, &answer, TENANT.mac())
 }
 
 #[test]

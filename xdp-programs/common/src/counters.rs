@@ -134,7 +134,8 @@ counters! {
     ServiceUnreadable = 60, "service_unreadable";
     /// Drop: to a service that nobody here serves or knows, and no answer may be written.
     NoBackend = 61, "no_backend";
-    /// Drop: every backend that was tried has such a connection already, by another service.
+    /// Drop: the client has such a connection to the backend already, by another service; of a packet to a service, to every
+    /// backend that was tried.
     ServiceCollision = 62, "service_collision";
     /// Drop: a port would have to change under a checksum that can't be updated (SCTP).
     ServicePortFixed = 63, "service_port_fixed";
