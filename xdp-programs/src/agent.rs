@@ -18,6 +18,7 @@ use thuban_common::{
 use crate::{
     arp, bounce,
     connections::Work,
+    count::count,
     deliver, divide,
     encapsulate::encapsulate,
     frame::{Frame, Outcome, Verdict},
@@ -181,8 +182,13 @@ fn route<F: Frame>(
     if translation.is_none()
         && !is_unknown
         && matches!(target, Target::Local(_) | Target::Remote(_) | Target::Range(_))
+        && !service::may_be_direct(frame, attachment.vni, packet)?
     {
-        service::is_direct(frame, attachment.vni, packet)?;
+        if !F::IS_LAST {
+            return Ok((F::PASS, None));
+        }
+        count(Counter::ServiceCollision);
+        return refuse::answer(frame, attachment, packet);
     }
     let hash = flow::hash(packet);
     let way = match target {

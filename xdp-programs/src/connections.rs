@@ -15,7 +15,7 @@ use thuban_common::{
         PENDING_LIFE, PENDING_OF_VPC, PendingEntry, PendingKey, RESET, REVERSE, SEEN, ServiceEntry,
         ServiceKey, Signal, refresh,
     },
-    tables::Address,
+    tables::{Address, EndpointKey},
 };
 
 use crate::{
@@ -30,6 +30,8 @@ use crate::{
 
 /// errno EEXIST.
 const EXISTS: i32 = -17;
+/// How long an entry that leads back may stand before the one that leads there is written, ns: far longer than it takes.
+const MAKING: u64 = 1_000_000_000;
 /// How often the gate of PENDING is pushed on, ns.
 const GATE: u64 = 1_000_000_000;
 
@@ -45,6 +47,7 @@ pub struct Work {
     reverse: ConnectionKey,
     /// Of the connection that was there before.
     other: ConnectionKey,
+    share: EndpointKey,
     entry: ConnectionEntry,
     pending: PendingKey,
     expected: PendingEntry,
@@ -156,6 +159,9 @@ pub fn is_alive(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) -> 
         // Missing is as good.
         let _ = CONNECTIONS.remove(&work.reverse);
         let _ = CONNECTIONS.remove(&work.key);
+        work.share.vni = vni;
+        work.share.address = packet.source;
+        give_share(work);
     }
     is_alive
 }
@@ -190,17 +196,24 @@ pub fn yield_to(vni: u32, packet: &IpPacket) -> bool {
     if !take_over(work, packet.protocol == ipv4::UDP) {
         return false;
     }
-    if is_pending_open(now()) {
-        work.pending = pending_key(vni, packet.source, packet.ports[0], packet.protocol);
-        // SAFETY: words of a value that stays allocated (preallocated LRU).
-        let is_claimed = unsafe { PENDING.get(&work.pending) }.is_some_and(|entry| {
-            // By who answers first; of TCP only who acknowledges what the service was sent.
-            entry.backend == [0; 16] && packet.protocol != ipv4::TCP
-                || entry.backend == packet.destination && entry.backend_port == packet.ports[1]
-        });
-        if is_claimed {
-            let _ = PENDING.remove(&work.pending);
-        }
+    !is_pending_open(now()) || yield_pending(vni, packet, work)
+}
+
+#[inline(always)]
+fn yield_pending(vni: u32, packet: &IpPacket, work: &mut Work) -> bool {
+    work.pending = pending_key(vni, packet.source, packet.ports[0], packet.protocol);
+    // SAFETY: words of a value that stays allocated (preallocated LRU).
+    let Some(entry) = (unsafe { PENDING.get(&work.pending) }) else {
+        return true;
+    };
+    let is_here = entry.backend == packet.destination && entry.backend_port == packet.ports[1];
+    if packet.protocol != ipv4::UDP && is_here {
+        // A connection that got no entry; nothing tells of its end.
+        return now().wrapping_sub(entry.time) > PENDING_LIFE;
+    }
+    // Who answers first: that would be this one. Of TCP it must acknowledge what the service was sent.
+    if is_here || entry.backend == [0; 16] && packet.protocol != ipv4::TCP {
+        let _ = PENDING.remove(&work.pending);
     }
     true
 }
@@ -211,31 +224,34 @@ fn take_over(work: &mut Work, anyway: bool) -> bool {
     let Some(back) = maps::connection(&work.reverse) else {
         return true;
     };
-    let client = if work.reverse.direction == HAIRPIN {
-        work.reverse.source
-    } else {
-        work.reverse.destination
+    work.other = work.reverse;
+    work.other.ports = [work.reverse.ports[1], back.port];
+    if work.reverse.direction != HAIRPIN {
+        work.other.source = work.reverse.destination;
+    }
+    work.other.destination = back.address;
+    work.other.direction = FORWARD;
+    let Some(there) = maps::connection(&work.other).filter(|there| {
+        // What leads elsewhere by now isn't this one's.
+        there.address == work.reverse.source && there.port == work.reverse.ports[0]
+    }) else {
+        // Another CPU may be about to write it.
+        if now().wrapping_sub(back.time) < MAKING {
+            return anyway;
+        }
+        let _ = CONNECTIONS.remove(&work.reverse);
+        return true;
     };
-    work.other = ConnectionKey {
-        ports: [work.reverse.ports[1], back.port],
-        source: client,
-        destination: back.address,
-        direction: FORWARD,
-        ..work.reverse
-    };
-    let (backend, port) = (work.reverse.source, work.reverse.ports[0]);
-    let there = maps::connection(&work.other).filter(|there| there.address == backend && there.port == port);
-    // What leads elsewhere by now isn't this one's.
-    let is_over = there.as_ref().is_none_or(|there| {
-        (there.state | back.state) & RESET != 0 || there.state & back.state & FINISHED != 0
-    });
+    let is_over = (there.state | back.state) & RESET != 0 || there.state & back.state & FINISHED != 0;
     if !is_over && !anyway {
         return false;
     }
-    if there.is_some() {
-        let _ = CONNECTIONS.remove(&work.other);
-    }
+    // Missing is as good.
+    let _ = CONNECTIONS.remove(&work.other);
     let _ = CONNECTIONS.remove(&work.reverse);
+    work.share.vni = work.other.vni;
+    work.share.address = work.other.source;
+    give_share(work);
     true
 }
 
@@ -265,14 +281,19 @@ pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Mad
             if !is_same && !take_over(work, false) {
                 return Made::Collision;
             }
-            let _ = CONNECTIONS.insert(&work.reverse, &work.entry, u64::from(BPF_ANY));
+            if CONNECTIONS
+                .insert(&work.reverse, &work.entry, u64::from(BPF_ANY))
+                .is_err()
+            {
+                return Made::NoRoom;
+            }
         }
         Err(_) => return Made::NoRoom,
     }
     work.key.direction = FORWARD;
     work.entry.address = backend;
     work.entry.port = port;
-    work.entry.state = SEEN;
+    work.entry.state = work.signal.state;
     work.entry.index = index;
     if CONNECTIONS
         .insert(&work.key, &work.entry, u64::from(BPF_ANY))
@@ -304,6 +325,22 @@ fn has_less(vni: u32, of: Address, most: u32) -> bool {
 fn take_share(vni: u32, client: Address) {
     add_share(vni, client, 2);
     add_share(vni, ALL_CONNECTIONS, 2);
+}
+
+/// Gives back what a connection of the client [`Work::share`] took that is forgotten.
+#[inline(always)]
+fn give_share(work: &mut Work) {
+    give_back(&work.share);
+    work.share.address = ALL_CONNECTIONS;
+    give_back(&work.share);
+}
+
+#[inline(always)]
+fn give_back(of: &EndpointKey) {
+    if let Some(share) = SHARES.get_ptr_mut(of) {
+        // SAFETY: as in `has_less`; a single word.
+        unsafe { *share = (*share).saturating_sub(2) };
+    }
 }
 
 /// What is lost between CPUs user space, which counts anew, puts right.
@@ -527,7 +564,7 @@ fn adopt(packet: &IpPacket, work: &mut Work, entry: &mut PendingEntry) -> bool {
     work.entry.time = now();
     work.entry.address = entry.service;
     work.entry.port = entry.service_port;
-    work.entry.state = SEEN;
+    work.entry.state = work.signal.state;
     work.entry.index = NO_INDEX;
     let is_made = has_share(vni, packet.destination)
         && CONNECTIONS
@@ -536,6 +573,7 @@ fn adopt(packet: &IpPacket, work: &mut Work, entry: &mut PendingEntry) -> bool {
     if is_made {
         work.entry.address = packet.source;
         work.entry.port = packet.ports[0];
+        work.entry.state = SEEN;
         let _ = CONNECTIONS.insert(&work.key, &work.entry, u64::from(BPF_ANY));
         // Else it would claim whatever else comes to this port.
         let _ = PENDING.remove(&work.pending);

@@ -226,18 +226,15 @@ pub fn is_used() -> bool {
     connections::is_open()
 }
 
-/// A packet to another endpoint, not by a service: its answers are that one's, whatever its port was used for before. Of
-/// connections the first packet settles it.
+/// A packet to another endpoint, not by a service: whether its answers are that one's, whatever its port was used for before.
+/// Not if they belong to a connection to a service. Of connections the first packet settles it.
 #[inline(always)]
-pub fn is_direct<F: Frame>(frame: &F, vni: u32, packet: &IpPacket) -> Result<(), Counter> {
+pub fn may_be_direct<F: Frame>(frame: &F, vni: u32, packet: &IpPacket) -> Result<bool, Counter> {
     if !connections::is_open() || !packet.has_ports() {
-        return Ok(());
+        return Ok(true);
     }
-    if packet.protocol != ipv4::UDP && !signal(frame, packet)?.opens || connections::yield_to(vni, packet) {
-        Ok(())
-    } else {
-        Err(Counter::ServiceCollision)
-    }
+    let settles = packet.protocol == ipv4::UDP || signal(frame, packet)?.opens;
+    Ok(!settles || connections::yield_to(vni, packet))
 }
 
 /// Whether an answer to an endpoint of this droplet may be a service's, so that tc must have it.

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::PostParams};
@@ -31,6 +31,8 @@ const WINDOW: u64 = 200;
 /// Endpoints of the drain: enough for a mean.
 const DRAINED: usize = 2000;
 const PATIENCE: Duration = Duration::from_mins(8);
+/// For rows of what is there.
+const SETTLED: Duration = Duration::from_mins(1);
 /// What the operator writes of an endpoint.
 const OF_ENDPOINTS: [&str; 4] = ["endpoints", "endpoints/status", "ipclaims", "ipclaims/status"];
 
@@ -157,6 +159,7 @@ impl Bench {
 
     /// Makes so many endpoints, waits until their droplets may go on with ADD, and counts rows.
     async fn make(&mut self, hand: &Hand, endpoints: usize, name: &str) -> Result<()> {
+        self.settle().await?;
         let rows = self.book.tally.now();
         let track = &self.book.track;
         let first = track.added();
@@ -294,28 +297,51 @@ impl Bench {
         }
     }
 
-    /// Whether the droplets hold the rows of exactly the endpoints that are there.
-    pub(super) async fn check_rows(&mut self) {
+    /// Local and bouncer rows that all droplets hold, and that they should hold.
+    fn rows(&self) -> [(usize, usize); 2] {
         let live = self.live.len();
         // Each node has an endpoint of its own, in the network `default` with one bouncer.
         let own = self.fleet.droplets.len();
-        let wanted = (live + own, live * self.plan.bouncers as usize + own);
-        let held = || {
-            let rows = self.fleet.droplets.iter().map(|droplet| droplet.endpoint_rows());
-            rows.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
-        };
-        for _ in 0..100 {
-            if held() == wanted {
-                println!("  droplets hold {} local and {} bouncer rows", wanted.0, wanted.1);
-                return;
+        let held = self.fleet.droplets.iter().map(|droplet| droplet.endpoint_rows());
+        [
+            held.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1)),
+            (live + own, live * self.plan.bouncers as usize + own),
+        ]
+    }
+
+    /// Waits until the droplets have the rows of what was made before and no more come: those of nodes' own endpoints would
+    /// count as other endpoints'.
+    async fn settle(&self) -> Result<()> {
+        let end = Instant::now() + SETTLED;
+        let mut before = self.book.tally.now();
+        while Instant::now() < end {
+            super::go_on()?;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let [held, wanted] = self.rows();
+            if held == wanted && self.book.tally.since(&before).endpoint_rows() == 0 {
+                return Ok(());
             }
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            before = self.book.tally.now();
         }
-        let held = held();
-        self.report.problem(format!(
+        let [held, wanted] = self.rows();
+        bail!(
             "droplets hold {} local and {} bouncer rows instead of {} and {}",
-            held.0, held.1, wanted.0, wanted.1
-        ));
+            held.0,
+            held.1,
+            wanted.0,
+            wanted.1
+        )
+    }
+
+    /// Whether the droplets hold the rows of exactly the endpoints that are there.
+    pub(super) async fn check_rows(&mut self) {
+        match self.settle().await {
+            Ok(()) => {
+                let [(locals, bouncers), _] = self.rows();
+                println!("  droplets hold {locals} local and {bouncers} bouncer rows");
+            }
+            Err(error) => self.report.problem(format!("{error:#}")),
+        }
     }
 }
 

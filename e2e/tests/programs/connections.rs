@@ -300,6 +300,15 @@ fn ensure_direct(world: &mut World, segment: &Segment) -> Result<()> {
     ensure_delivered(&arrive(world, SECOND, 100, &answer)?, &answer, TENANT.mac())
 }
 
+/// Sends a segment to an endpoint itself and asserts that the client is told at once that it can't.
+fn ensure_collides(world: &mut World, segment: &Segment) -> Result<()> {
+    let outcome = send(world, TENANT.index, segment)?;
+    let told = [Counter::ServiceCollision, Counter::ServiceRefused];
+    let is_told = told.iter().all(|told| outcome.counted.contains_key(told.name()));
+    ensure!(is_told, "{:?}", outcome.counted);
+    Ok(())
+}
+
 /// Sends a segment to the service and asserts that it goes to `backend`, whose answer comes from the service.
 fn ensure_served(world: &mut World, request: &Segment, backend: (IpAddr, u16)) -> Result<()> {
     ensure_sent(
@@ -322,6 +331,8 @@ fn a_port_that_asked_a_service_by_datagrams_may_ask_its_backend_itself() -> Resu
         ensure_served(&mut world, &request, far)?;
         ensure_direct(&mut world, &request.sent_to(far))?;
         ensure!(forward(&world, &request).is_err());
+        let held: u32 = world.programs.get("SHARES", &key(100, TENANT.address))?;
+        ensure!(held <= 2, "given back: {held}");
         // Other ports are other flows.
         ensure_served(&mut world, &segment(UDP, 40001), far)?;
     }
@@ -337,13 +348,11 @@ fn a_port_whose_connection_to_a_service_is_over_may_go_to_its_backend_itself() -
         let request = segment(TCP, 40000);
         let direct = request.sent_to(far);
         ensure_served(&mut world, &request, far)?;
-        let outcome = send(&mut world, TENANT.index, &direct)?;
-        ensure_dropped(&outcome, Counter::ServiceCollision)?;
+        ensure_collides(&mut world, &direct)?;
         ensure!(forward(&world, &request).is_ok(), "it lives");
         send(&mut world, TENANT.index, &request.clone().with_flags(ends))?;
         if !is_over {
-            let outcome = send(&mut world, TENANT.index, &direct)?;
-            ensure_dropped(&outcome, Counter::ServiceCollision)?;
+            ensure_collides(&mut world, &direct)?;
             let answer = direct.answer([9; 6]).with_flags(0x11);
             arrive(&mut world, SECOND, 100, &answer)?;
         }
@@ -351,6 +360,30 @@ fn a_port_whose_connection_to_a_service_is_over_may_go_to_its_backend_itself() -
         ensure_direct(&mut world, &direct.clone().with_flags(0x10))?;
     }
     Ok(())
+}
+
+#[test]
+fn a_connection_that_was_refused_is_over_and_one_without_an_entry_is_not() -> Result<()> {
+    let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
+    let mut world = world()?;
+    let request = segment(TCP, 40000);
+    let direct = request.sent_to(far);
+    // No row of the service is here: who answers decides, were it by a reset.
+    send(&mut world, TENANT.index, &request)?;
+    let answer = direct.answer([9; 6]).with_flags(0x14);
+    let outcome = arrive(&mut world, SECOND, 100, &answer)?;
+    ensure_delivered(&outcome, &answer.sent_from(request.to), TENANT.mac())?;
+    ensure_direct(&mut world, &direct)?;
+    // No room for it.
+    Served::new(100, 1, SERVICE, 80, TCP).by(&mut world.programs, &[far])?;
+    let client = key(100, TENANT.address);
+    world.programs.insert("SHARES", client, CONNECTIONS_OF_CLIENT)?;
+    let request = segment(TCP, 40001);
+    ensure_served(&mut world, &request, far)?;
+    ensure!(forward(&world, &request).is_err());
+    ensure_collides(&mut world, &request.sent_to(far))?;
+    let elsewhere = request.sent_to((IpAddr::V4(ip(10, 0, 1, 50)), 8081));
+    ensure_direct(&mut world, &elsewhere)
 }
 
 #[test]

@@ -81,7 +81,7 @@ impl Connections {
             let (key, entry) = entry.map_err(access("read", CONNECTIONS))?;
             if key.direction != FORWARD {
                 if doomed.len() < MOST && self.is_orphan(&key, &entry, now)? {
-                    doomed.push(key);
+                    doomed.push((Looked::at(key, Some(&entry)), None));
                 }
                 continue;
             }
@@ -106,7 +106,8 @@ impl Connections {
             let is_over = now.saturating_sub(Duration::from_nanos(last)) > life(&seen);
             if doomed.len() < MOST && (is_over || !is_here(&client)) {
                 scan.expired += 1;
-                doomed.extend([key, back]);
+                let back = Looked::at(back, answered.as_ref());
+                doomed.push((Looked::at(key, Some(&entry)), Some(back)));
             } else {
                 scan.held += 1;
                 for of in [client, endpoint(key.vni, ALL_CONNECTIONS)] {
@@ -115,8 +116,16 @@ impl Connections {
                 scan.services.insert(endpoint(key.vni, key.destination));
             }
         }
-        for key in doomed {
-            take(&mut self.flows, CONNECTIONS, &key)?;
+        for (entry, back) in doomed {
+            let both = [Some(entry), back];
+            let is_same = both.iter().flatten().try_fold(true, |is_same, looked| {
+                Ok(is_same && self.connection(&looked.key)?.map(|now| now.time) == looked.time)
+            })?;
+            // Else a packet has come since, and made one of both anew.
+            if is_same {
+                let mut both = both.iter().flatten();
+                both.try_for_each(|looked| take(&mut self.flows, CONNECTIONS, &looked.key))?;
+            }
         }
         self.scan_pending(now, &mut shares)?;
         self.count(&shares)?;
@@ -240,6 +249,21 @@ impl Connections {
             }
         }
         Ok(())
+    }
+}
+
+/// An entry as a scan saw it, or saw that it wasn't there.
+struct Looked {
+    key: ConnectionKey,
+    time: Option<u64>,
+}
+
+impl Looked {
+    fn at(key: ConnectionKey, entry: Option<&ConnectionEntry>) -> Self {
+        Self {
+            key,
+            time: entry.map(|entry| entry.time),
+        }
     }
 }
 

@@ -134,8 +134,8 @@ counters! {
     ServiceUnreadable = 60, "service_unreadable";
     /// Drop: to a service that nobody here serves or knows, and no answer may be written.
     NoBackend = 61, "no_backend";
-    /// Drop: the client has such a connection to the backend already, by another service; of a packet to a service, to every
-    /// backend that was tried.
+    /// Drop: to a service, and the client has such a connection by another one to every backend that was tried; or refused: to
+    /// an endpoint itself, and the client has such a connection to it by a service.
     ServiceCollision = 62, "service_collision";
     /// Drop: a port would have to change under a checksum that can't be updated (SCTP).
     ServicePortFixed = 63, "service_port_fixed";
