@@ -18,7 +18,7 @@ use crate::tenants::tenants;
 
 const PORT: u16 = 6182;
 /// Every kind of write, in an order in which one round makes what the next takes away.
-const POINTS: [&str; 21] = [
+const POINTS: [&str; 22] = [
     "create/VniClaim",
     "status/Vpc",
     "create/Divider",
@@ -40,9 +40,10 @@ const POINTS: [&str; 21] = [
     "delete/Divider",
     "update/Vpc",
     "delete/VniClaim",
+    "delete/IpClaim",
 ];
 
-/// A VPC's number rests for 30 s before its claim goes.
+/// Numbers of VPCs and addresses rest for 30 s before their claims go.
 const WRITTEN: Duration = Duration::from_mins(1);
 
 fn number(variable: &str, default: usize) -> usize {

@@ -13,6 +13,7 @@ mod capacity;
 mod connectivity;
 mod containerd;
 mod crashes;
+mod deletion;
 mod direct;
 mod droplet_lost;
 mod dual_stack;

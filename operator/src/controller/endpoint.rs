@@ -18,6 +18,7 @@ use tracing::info;
 use super::address::{Claimant, all_addresses, release_all};
 use super::attach::{self, droplet_of, is_host, is_users, name_of, pod_of};
 use super::context::{Context, ReconcileError};
+use super::deletion::{self, until_taken};
 use super::network::in_force;
 use super::objects::{WriteError, condition, delete, has_finalizer, remove_finalizer, replace_status};
 use super::pod::unicast;
@@ -60,6 +61,11 @@ pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result
     } else if !attach::has_living_pod(&endpoint, &context) {
         // CNI DEL ends the attachment; only then is the address out of use.
         if attach::is_needed(&endpoint, &context) {
+            let message = format!(
+                "its pod is gone; waits until droplet {} has taken its network away",
+                droplet_of(&endpoint)
+            );
+            deletion::wait_long(&*endpoint, &endpoints, ("WaitsForNode", &message), &context).await?;
             return Ok(Action::requeue(Duration::from_secs(5)));
         }
         delete(&endpoints, &*endpoint).await?;
@@ -529,15 +535,9 @@ async fn remove(
     }
     if has_addresses(endpoint) && !is_host(endpoint) && attach::is_in_use(endpoint, context) {
         // Somebody deleted it under a running pod, which keeps its network until it ends.
-        let mut status = endpoint.status.clone().unwrap_or_default();
         let pod = pod_of(endpoint).map_or("", |pod| &pod.name);
         let message = format!("waits until pod {pod} is gone");
-        if set(
-            &mut status.conditions,
-            condition("Deleting", false, "WaitsForPod", &message, None),
-        ) {
-            write(endpoint, endpoints, status).await?;
-        }
+        deletion::wait(endpoint, endpoints, ("WaitsForPod", &message), context).await?;
         return Ok(Action::requeue(Duration::from_secs(5)));
     }
     let name = name_of(endpoint);
@@ -559,6 +559,8 @@ async fn remove(
         let waiter = Waiter::Endpoint(name);
         let holding = context.hub.holding(vni, &addresses, &required, &waiter);
         if !holding.is_empty() {
+            let message = until_taken(&holding);
+            deletion::wait_long(endpoint, endpoints, ("WaitsForAcks", &message), context).await?;
             return Ok(Action::requeue(Duration::from_secs(3)));
         }
     }
@@ -566,6 +568,7 @@ async fn remove(
     remove_finalizer(endpoints, endpoint).await?;
     context.reservations.forget(&Owner::of(endpoint).uid);
     context.forget(&waiting_key(endpoint));
+    deletion::end(endpoint, context);
     Ok(Action::await_change())
 }
 

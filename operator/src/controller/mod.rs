@@ -8,6 +8,7 @@ pub mod bouncer;
 pub mod claim;
 pub mod context;
 pub mod defaults;
+mod deletion;
 pub mod divider;
 pub mod droplet;
 pub mod endpoint;

@@ -6,14 +6,15 @@ use std::time::Duration;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
-use thuban_api::condition::{find, set};
+use thuban_api::condition::set;
 use thuban_api::identifiers::NetworkId;
 use thuban_api::{Bouncer, BouncerSpec, Endpoint, Network, NetworkStatus, Phase};
 
 use super::context::{Context, ReconcileError};
+use super::deletion::{self, few, until_taken};
 use super::endpoint::has_addresses;
 use super::objects::{
-    WriteError, add_finalizer, condition, delete, has_finalizer, list_where, remove_finalizer, replace_status,
+    WriteError, add_finalizer, condition, has_finalizer, list_where, remove_finalizer, replace_status,
 };
 use super::scale::{self, Team};
 use super::scaled::is_scaled;
@@ -260,38 +261,19 @@ async fn remove(
     let name = network.name_any();
     let waiting = context.hub.read(|world| world.population(&name));
     if waiting > 0 {
-        let mut status = network.status.clone().unwrap_or_default();
         let message =
             format!("waits until {waiting} endpoints are gone: kubectl get endpoints.thuban.dev -A");
-        let deleting = condition(
-            "Deleting",
-            false,
-            "WaitsForEndpoints",
-            &message,
-            network.metadata.generation,
-        );
-        let is_first = find(&status.conditions, "Deleting").is_none();
-        set(&mut status.conditions, deleting);
-        write(network, networks, status).await?;
-        if is_first {
-            context
-                .events
-                .event(network, false, "WaitsForEndpoints", &message);
-        }
+        deletion::wait(network, networks, ("WaitsForEndpoints", &message), context).await?;
         // Endpoints that came while it began to leave are served to their end.
         if context.team::<Bouncer>(&name).is_empty() {
             ensure_bouncers(network, 1, context).await?;
         }
         return Ok(Action::requeue(Duration::from_secs(10)));
     }
-    let bouncers: Api<Bouncer> = Api::all(context.client.clone());
-    let own = context.team::<Bouncer>(&name);
-    for bouncer in &own {
-        if bouncer.metadata.deletion_timestamp.is_none() {
-            delete(&bouncers, &**bouncer).await?;
-        }
-    }
+    let own = scale::remove_all::<_, Bouncer>(network, context).await?;
     if !own.is_empty() {
+        let message = format!("waits until these bouncers are gone: {}", few(&own));
+        deletion::wait_long(network, networks, ("WaitsForBouncers", &message), context).await?;
         return Ok(Action::requeue(Duration::from_secs(1)));
     }
     // With its bouncers gone, the rows that are left go with the network itself.
@@ -300,7 +282,10 @@ async fn remove(
     let vni = vpc.and_then(|vpc| vpc.status.as_ref()?.vni);
     if let (Some(vni), Some(id)) = (vni, id(network)) {
         let key = Key::Network(vni, id);
-        if !context.hub.holding_key(&key, &Waiter::Network(name)).is_empty() {
+        let holding = context.hub.holding_key(&key, &Waiter::Network(name));
+        if !holding.is_empty() {
+            let message = until_taken(&holding);
+            deletion::wait_long(network, networks, ("WaitsForAcks", &message), context).await?;
             return Ok(Action::requeue(Duration::from_secs(3)));
         }
     }
@@ -315,5 +300,6 @@ async fn remove(
         return Ok(Action::requeue(Duration::from_secs(1)));
     }
     remove_finalizer(networks, network).await?;
+    deletion::end(network, context);
     Ok(Action::await_change())
 }

@@ -16,6 +16,7 @@ use thuban_api::condition::set;
 use thuban_api::{Phase, RoleStatus};
 
 use super::context::{Context, ReconcileError, related};
+use super::deletion::few;
 use super::objects::{
     Object, WriteError, condition, has_finalizer, remove_finalizer, replace, replace_status,
 };
@@ -223,18 +224,6 @@ async fn settle_on<R: Role>(
 
 fn waiting_key<R: Role>(role: &R) -> String {
     format!("{}/{}", R::KIND, role.uid().unwrap_or_default())
-}
-
-/// The first names of a list that may be long.
-fn few(names: &[String]) -> String {
-    const FEW: usize = 5;
-    let more = names.len().saturating_sub(FEW);
-    let first = names[..names.len().min(FEW)].join(", ");
-    if more > 0 {
-        format!("{first} and {more} more")
-    } else {
-        first
-    }
 }
 
 /// Says what it waits for, if it has waited for a while.

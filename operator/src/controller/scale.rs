@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, ResourceExt};
 use thuban_api::{FINALIZER, Phase};
 
 use super::context::{Context, related};
@@ -93,7 +93,7 @@ where
                 context.placements.forget(R::KIND, &name);
             }
             match created {
-                Ok(_) => self.tell(context, "Created", &role),
+                Ok(_) => tell(self.parent, &role, "Created", context),
                 Err(error) if error.is_conflict() => {}
                 Err(error) => return Err(error),
             }
@@ -112,25 +112,40 @@ where
                 continue;
             }
             match delete(api, &*role).await {
-                Ok(()) => self.tell(context, "Removed", &role),
+                Ok(()) => tell(self.parent, &*role, "Removed", context),
                 Err(error) if error.is_conflict() => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(())
     }
+}
 
-    fn tell(&self, context: &Context, what: &str, role: &R)
-    where
-        P: Resource<DynamicType = ()>,
-    {
-        let reason = format!("{}{what}", R::KIND);
-        let name = role.name_any();
-        let note = match role.droplet() {
-            Some(droplet) => format!("{name} on droplet {droplet}"),
-            None => name.clone(),
-        };
-        let role = related(R::KIND, &name);
-        context.events.event_with(self.parent, role, &reason, &note);
+/// Deletes all roles of a parent that goes; the names of those that are there still.
+pub async fn remove_all<P: Object, R: Role>(
+    parent: &P,
+    context: &Context,
+) -> Result<Vec<String>, WriteError> {
+    let api: Api<R> = Api::all(context.client.clone());
+    let own = context.team::<R>(&parent.name_any());
+    for role in &own {
+        if role.meta().deletion_timestamp.is_none() {
+            delete(&api, &**role).await?;
+            tell(parent, &**role, "Removed", context);
+        }
     }
+    Ok(own.iter().map(|role| role.name_any()).collect())
+}
+
+/// An event of the parent's: `<kind><what>`.
+fn tell<P: Object, R: Role>(parent: &P, role: &R, what: &str, context: &Context) {
+    let name = role.name_any();
+    let note = match role.droplet() {
+        Some(droplet) => format!("{name} on droplet {droplet}"),
+        None => name.clone(),
+    };
+    let related = related(R::KIND, &name);
+    context
+        .events
+        .event_with(parent, related, &format!("{}{what}", R::KIND), &note);
 }

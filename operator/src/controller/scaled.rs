@@ -4,6 +4,7 @@
 //!
 //! It lives as long as its Service wants it, whoever deletes it; a Service that names another network gets another one.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use tracing::info;
 
 use super::attach::{name_of, pod_of};
 use super::context::{Context, ReconcileError};
+use super::deletion::{self, until_taken};
 use super::endpoint::{Unusable, admitted, has_addresses, usable_network, write};
 use super::objects::{condition, delete, has_finalizer, remove_finalizer};
 use super::outside_address::{self, outside_of};
@@ -449,18 +451,24 @@ async fn remove(
     let mut addresses = super::address::all_addresses(endpoint);
     // Another Service may have one by now: its rows are not this one's to wait for.
     addresses.retain(|address| context.hub.read(|world| world.service_at(*address).is_none()));
-    let mut is_held = false;
+    let mut holding = BTreeSet::new();
     for address in addresses {
         let keys = vni.map(|vni| [Key::Service(vni, address), Key::Exposed(vni, address)]);
         let keys = keys.into_iter().flatten();
         let users = sharing.iter().copied().chain(vni);
-        let mut keys = keys.chain(users.map(|vni| Key::NodeService(vni, address)));
-        is_held |= keys.any(|key| !context.hub.holding_key(&key, &waiter).is_empty());
+        let keys = keys.chain(users.map(|vni| Key::NodeService(vni, address)));
+        holding.extend(keys.flat_map(|key| context.hub.holding_key(&key, &waiter)));
     }
-    if is_held || !service_address::give_back(endpoint, context).await? {
+    if !holding.is_empty() {
+        let message = until_taken(&holding.into_iter().collect::<Vec<_>>());
+        deletion::wait_long(endpoint, endpoints, ("WaitsForAcks", &message), context).await?;
+        return Ok(Action::requeue(Duration::from_secs(3)));
+    }
+    if !service_address::give_back(endpoint, context).await? {
         return Ok(Action::requeue(Duration::from_secs(3)));
     }
     remove_finalizer(endpoints, endpoint).await?;
     context.forget(&format!("scaled/{uid}"));
+    deletion::end(endpoint, context);
     Ok(Action::await_change())
 }

@@ -32,7 +32,8 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
         return Ok(Action::requeue(left));
     }
     let vni = claim.name_any().parse().unwrap_or_default();
-    if !is_out_of_rows(vni, &Waiter::VniClaim(claim.name_any()), &context).await? {
+    let waiter = Waiter::VniClaim(claim.name_any());
+    if !holding_rows(vni, &waiter, &context).await?.is_empty() {
         return Ok(Action::requeue(Duration::from_secs(3)));
     }
     let vpcs: Api<Vpc> = Api::all(context.client.clone());
@@ -51,15 +52,15 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
     Ok(Action::await_change())
 }
 
-/// Whether no droplet may have rows under a number. Of droplets that joined a moment ago, and follow another leader, this
+/// Droplets that may have rows under a number. Of droplets that joined a moment ago, and follow another leader, this
 /// one may not know; the API server does, and is asked once no other is waited for.
-pub async fn is_out_of_rows(vni: u32, waiter: &Waiter, context: &Context) -> Result<bool, WriteError> {
-    let is_held = |others: &[String]| !context.hub.holding_vni(vni, others, waiter).is_empty();
-    if is_held(&[]) {
-        return Ok(false);
+pub async fn holding_rows(vni: u32, waiter: &Waiter, context: &Context) -> Result<Vec<String>, WriteError> {
+    let holding = context.hub.holding_vni(vni, &[], waiter);
+    if !holding.is_empty() {
+        return Ok(holding);
     }
     let droplets = droplet::all_in_force(context).await?;
-    Ok(!is_held(&droplets))
+    Ok(context.hub.holding_vni(vni, &droplets, waiter))
 }
 
 /// The VPC, if it is the one that the claim was made for.

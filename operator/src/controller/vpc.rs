@@ -12,13 +12,13 @@ use thuban_api::{
 };
 
 use super::context::{Context, ReconcileError};
+use super::deletion::{self, few, until_taken};
 use super::network::is_accepted;
 use super::objects::{
-    WriteError, add_finalizer, condition, create, delete, has_finalizer, list, remove_finalizer,
-    replace_status,
+    WriteError, add_finalizer, condition, create, has_finalizer, list, remove_finalizer, replace_status,
 };
 use super::scale::{self, Team};
-use super::vni_claim::is_out_of_rows;
+use super::vni_claim::holding_rows;
 use crate::hub::Waiter;
 use crate::model::allocation::propose_vni;
 use crate::model::scaling::{Bounds, Demand};
@@ -226,41 +226,28 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
         .filter(|network| is_accepted(network))
         .map(|network| network.name_any())
         .collect();
-    let mut status = vpc.status.clone().unwrap_or_default();
     if !waiting.is_empty() {
-        let message = format!("waits until these networks are deleted: {}", waiting.join(", "));
-        let deleting = condition(
-            "Deleting",
-            false,
-            "WaitsForNetworks",
-            &message,
-            vpc.metadata.generation,
-        );
-        let is_news = set(&mut status.conditions, deleting);
-        write(vpc, vpcs, status).await?;
-        if is_news {
-            context.events.event(vpc, false, "WaitsForNetworks", &message);
-        }
+        let message = format!("waits until these networks are deleted: {}", few(&waiting));
+        deletion::wait(vpc, vpcs, ("WaitsForNetworks", &message), context).await?;
         // Networks that came while it began to leave are served to their end.
         if context.team::<Divider>(&name).is_empty() {
             ensure_dividers(vpc, 1, context).await?;
         }
         return Ok(Action::requeue(Duration::from_secs(10)));
     }
-    let dividers: Api<Divider> = Api::all(context.client.clone());
-    let own = context.team::<Divider>(&name);
-    for divider in &own {
-        if divider.metadata.deletion_timestamp.is_none() {
-            delete(&dividers, &**divider).await?;
-        }
-    }
+    let own = scale::remove_all::<_, Divider>(vpc, context).await?;
     if !own.is_empty() {
+        let message = format!("waits until these dividers are gone: {}", few(&own));
+        deletion::wait_long(vpc, vpcs, ("WaitsForDividers", &message), context).await?;
         return Ok(Action::requeue(Duration::from_secs(1)));
     }
-    if let Some(vni) = status.vni
-        && !is_out_of_rows(vni, &Waiter::Vpc(name.clone()), context).await?
-    {
-        return Ok(Action::requeue(Duration::from_secs(3)));
+    if let Some(vni) = vpc.status.as_ref().and_then(|status| status.vni) {
+        let holding = holding_rows(vni, &Waiter::Vpc(name.clone()), context).await?;
+        if !holding.is_empty() {
+            let message = until_taken(&holding);
+            deletion::wait_long(vpc, vpcs, ("WaitsForAcks", &message), context).await?;
+            return Ok(Action::requeue(Duration::from_secs(3)));
+        }
     }
     // This process accepts no more networks of it, but its view of those that it did accept may be old.
     let networks = Api::<Network>::all(context.client.clone());
@@ -271,5 +258,6 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
     // Its VNI rests from then on. Another operator may be accepting a network of it at this moment, and then this write is
     // refused.
     remove_finalizer(vpcs, vpc).await?;
+    deletion::end(vpc, context);
     Ok(Action::await_change())
 }
