@@ -156,9 +156,10 @@ async fn keep(
     context: &Context,
 ) -> Result<Action, ReconcileError> {
     let (network, namespace) = (&endpoint.spec.network, name_of(endpoint).0);
-    let accepted = match admitted(&namespace, network, context.network(network).as_deref(), context) {
-        Ok(()) => condition("Accepted", true, "Admitted", "", None),
-        Err(refusal) => {
+    let refusal = admitted(&namespace, network, context.network(network).as_deref(), context).err();
+    let accepted = match &refusal {
+        None => condition("Accepted", true, "Admitted", "", None),
+        Some(refusal) => {
             let message = format!("{refusal}; it keeps what it has until it ends");
             condition("Accepted", false, refusal.reason(), &message, None)
         }
@@ -166,7 +167,12 @@ async fn keep(
     if set(&mut status.conditions, accepted) {
         write(endpoint, endpoints, status).await?;
     }
-    Ok(Action::await_change())
+    // What is seen for the first time wakes nobody.
+    Ok(if refusal.is_some_and(|refusal| refusal.is_unseen()) {
+        Action::requeue(LATER)
+    } else {
+        Action::await_change()
+    })
 }
 
 /// The status with the pod that has a user's Endpoint from now on, if that changes.

@@ -36,6 +36,14 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// Whether it is for want of an object: it may be there and not seen yet.
+    pub fn is_unseen(&self) -> bool {
+        matches!(
+            self,
+            Self::NetworkNotFound { .. } | Self::NamespaceNotFound { .. } | Self::VpcNotFound { .. }
+        )
+    }
+
     /// CamelCase reason of the condition, the event and the row.
     pub fn reason(&self) -> &'static str {
         match self {
