@@ -198,6 +198,14 @@ fn a_stolen_token_of_a_node_writes_the_droplet_and_the_heartbeat_of_that_node_on
         answer,
         &["spec.holderIdentity"],
     );
+    let mut kept = get(cluster, &["lease", "-n", HEARTBEATS, &format!("droplet-{NODE}")]).unwrap();
+    kept["metadata"]["finalizers"] = json!(["example.com/stay"]);
+    // Refused before anybody asks whether it is the newest.
+    thief.is_refused(
+        "keep its heartbeat by a finalizer",
+        thief.write("replace", &kept, &[]),
+        &["metadata: transitd may not write"],
+    );
     let answer = thief.write("create", &lease("node-z", "node-z", HEARTBEATS), &[]);
     thief.is_refused("make a heartbeat of no node", answer, &["droplet-node-z"]);
     let answer = thief.write("create", &lease("node-z", NODE, SYSTEM), &[]);
@@ -483,6 +491,7 @@ fn an_endpoint_that_a_tenant_makes_names_no_pod_and_no_place() {
         (service, "spec.serviceRef is written by the operator alone"),
         (json!({"vpc": "blue"}), "spec.vpc"),
         (json!({"droplet": NODE}), "spec.droplet"),
+        (json!({"claimed": ["10.0.1.77"]}), "spec.claimed"),
         (json!({"addresses": ["10.0.1.300"]}), "spec.addresses"),
     ] {
         let answer = tenant.write("create", &endpoint(&more), &[]);

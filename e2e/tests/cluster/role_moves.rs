@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
 use crate::flows::{none_lost_while, passed_on, wait_settled};
@@ -122,6 +123,19 @@ fn roles_scale_out_and_in_and_leave_cordoned_nodes_without_a_loss() {
     none_lost_while("a cordoned node's roles move", &ways, || {
         cordon(cluster, "bouncers", "roving-a")?;
         cordon(cluster, "dividers", "roving")
+    });
+    let autoscale = |object: &str, kind: &str, scaling: Value| {
+        let patch = json!({"spec": {"autoscale": scaling}}).to_string();
+        cluster.kubectl(&["patch", object, "--type=merge", "-p", &patch])?;
+        let parent = object.rsplit('/').next().unwrap_or_default();
+        wait_settled(cluster, kind, parent, 2).map(|_| ())
+    };
+    none_lost_while("one more for each endpoint, and for packets", &ways, || {
+        let endpoints = json!({"maxBouncers": 2, "endpointsPerBouncer": 1});
+        autoscale(network, "bouncers", endpoints)?;
+        // As droplets report it: the ways above send hundreds.
+        let packets = json!({"maxDividers": 2, "packetsPerSecond": 20});
+        autoscale(vpc, "dividers", packets)
     });
     delete(cluster, &["namespace", "roving"]).unwrap();
     delete(cluster, &["networks.thuban.dev", "roving-a", "roving-b"]).unwrap();
