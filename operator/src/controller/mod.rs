@@ -24,7 +24,7 @@ mod observe_services;
 mod outside_address;
 mod pace;
 mod patrol;
-mod pick;
+pub mod pick;
 pub mod pod;
 pub mod role;
 pub mod run;

@@ -15,6 +15,7 @@ use super::droplet::{address_in_force, wake_roles};
 use super::host;
 use super::network::{id, in_force, is_accepted};
 use super::observe_services::wake_services_of;
+use super::pick::crowded_by;
 use super::pod::endpoint_name;
 use super::role::Role;
 use super::show::hide;
@@ -307,19 +308,23 @@ fn is_usable_anew(context: &Context, change: &Change<Network>) -> bool {
 }
 
 pub fn on_divider(context: &Context, change: &Change<Divider>) {
-    let role = on_role(context, change);
-    context.hub.triggers.vpc(&role.0);
-    context.hub.triggers.divider(&role.1);
+    let (vpc, concerned) = on_role(context, change);
+    context.hub.triggers.vpc(&vpc);
+    for name in &concerned {
+        context.hub.triggers.divider(name);
+    }
 }
 
 pub fn on_bouncer(context: &Context, change: &Change<Bouncer>) {
-    let role = on_role(context, change);
-    context.hub.triggers.network(&role.0);
-    context.hub.triggers.bouncer(&role.1);
+    let (network, concerned) = on_role(context, change);
+    context.hub.triggers.network(&network);
+    for name in &concerned {
+        context.hub.triggers.bouncer(name);
+    }
 }
 
-/// Its parent and its name.
-fn on_role<R: Role>(context: &Context, change: &Change<R>) -> (String, String) {
+/// Its parent, and the roles to look at: itself and those that it crowds, which may have come to rest.
+fn on_role<R: Role>(context: &Context, change: &Change<R>) -> (String, Vec<String>) {
     let (role, now) = match change {
         Change::Applied(role) => (role, Some(role.in_world())),
         Change::Gone(role) => (&**role, None),
@@ -334,7 +339,12 @@ fn on_role<R: Role>(context: &Context, change: &Change<R>) -> (String, String) {
     for droplet in old.into_iter().chain(role.droplet()) {
         context.hub.triggers.droplet(droplet);
     }
-    (role.parent().to_owned(), name)
+    let mut concerned = match change {
+        Change::Applied(role) => crowded_by(role, context),
+        Change::Gone(_) => Vec::new(),
+    };
+    concerned.push(name);
+    (role.parent().to_owned(), concerned)
 }
 
 pub fn on_droplet(context: &Context, change: &Change<Droplet>) {

@@ -14,8 +14,9 @@ use crate::hub::Health;
 use crate::model::placement::{Candidate, pick};
 
 /// Set on Nodes that should carry roles; kubelets can't set it.
-const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
-const ZONE: &str = "topology.kubernetes.io/zone";
+pub const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
+/// Roles of one parent spread over its values.
+pub const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// By kind and name: parent and droplet.
 type Placed = HashMap<&'static str, HashMap<String, (String, String)>>;
@@ -83,14 +84,24 @@ pub fn should_move<R: Role>(role: &R, context: &Context) -> Option<Move> {
     if context.node(droplet).is_some_and(|node| is_cordoned(&node)) {
         return Some(Move::Cordoned);
     }
-    // Of two on one droplet, the later by name goes.
-    let name = role.name_any();
-    let is_crowding = |other: &R| other.droplet() == Some(droplet) && other.name_any() < name;
     context
         .team::<R>(role.parent())
         .iter()
-        .any(|other| is_crowding(other) && other.meta().deletion_timestamp.is_none())
+        .any(|other| is_crowding(&**other, role))
         .then_some(Move::Crowded)
+}
+
+/// Of two on one droplet, the later by name goes.
+fn is_crowding<R: Role>(role: &R, other: &R) -> bool {
+    let stays = role.meta().deletion_timestamp.is_none() && role.name_any() < other.name_any();
+    stays && role.droplet().is_some() && role.droplet() == other.droplet()
+}
+
+/// Those of its siblings that should move since it is where they are.
+pub fn crowded_by<R: Role>(role: &R, context: &Context) -> Vec<String> {
+    let team = context.team::<R>(role.parent());
+    let crowded = team.iter().filter(|other| is_crowding(role, &**other));
+    crowded.map(|other| other.name_any()).collect()
 }
 
 pub fn is_cordoned(node: &Node) -> bool {

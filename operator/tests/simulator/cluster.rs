@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use thuban_operator::controller::pick::{PREFERENCE, ZONE};
 use thuban_proto::transit::Attachment;
 
 use crate::droplet::{self, Droplet, Report};
@@ -26,9 +27,13 @@ pub fn add_node(simulation: &Arc<Simulation>, number: u8) {
         if state.droplets.contains_key(&name) || state.store.get(Kind::Droplet, "", &name).is_some() {
             return false;
         }
-        state.note(|| format!("node {name} joins"));
+        let mut labels = json!({ZONE: format!("z{}", number % 2)});
+        if state.random.permille(300) {
+            labels[PREFERENCE] = "".into();
+        }
+        state.note(|| format!("node {name} joins: {labels}"));
         let node = json!({
-            "metadata": {"labels": {"zone": format!("z{}", number % 2)}},
+            "metadata": {"labels": labels},
             "spec": {},
             "status": {"addresses": [{"type": "InternalIP", "address": address.to_string()}]},
         });

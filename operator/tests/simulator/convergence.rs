@@ -381,6 +381,7 @@ fn roles(state: &State) -> Result<(), String> {
             if !state.droplets.contains_key(droplet) {
                 return Err(format!("{kind:?} {name} is on {droplet:?}, which is no droplet"));
             }
+            spread(state, kind, field, (name, role))?;
         }
         for (name, parent) in all(state, parent_kind) {
             let least = parent.pointer(count).and_then(Value::as_u64).unwrap_or(1) as usize;
@@ -393,6 +394,57 @@ fn roles(state: &State) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Its droplet has no sibling of it and is not cordoned while another one is free.
+fn spread(state: &State, kind: Kind, field: &str, (name, role): (&str, &Value)) -> Result<(), String> {
+    let droplet = text(role, "/spec/droplet");
+    let serves = |role: &Value| is_provisioned(role) && !is_deleting(role);
+    if !serves(role) {
+        return Ok(());
+    }
+    let siblings: Vec<(&str, &Value)> = all(state, kind)
+        .filter(|(other, sibling)| *other != name && text(sibling, field) == text(role, field))
+        .collect();
+    let twin = siblings
+        .iter()
+        .find(|(_, sibling)| text(sibling, "/spec/droplet") == droplet && serves(sibling));
+    if twin.is_none() && !is_cordoned(state, droplet) {
+        return Ok(());
+    }
+    let has_sibling = |name: &str| {
+        let mut droplets = siblings.iter().map(|(_, sibling)| text(sibling, "/spec/droplet"));
+        droplets.any(|droplet| droplet == name)
+    };
+    let mut free = state.droplets.keys().filter(|name| {
+        *name != droplet && is_placeable(state, name) && !is_cordoned(state, name) && !has_sibling(name)
+    });
+    let Some(free) = free.next() else {
+        return Ok(());
+    };
+    let why = twin.map_or("is cordoned".into(), |(twin, _)| format!("has {twin}"));
+    Err(format!(
+        "{kind:?} {name} is on {droplet}, which {why}, but {free} is free"
+    ))
+}
+
+fn is_cordoned(state: &State, node: &str) -> bool {
+    let node = state.store.value(Kind::Node, "", node);
+    node.is_some_and(|node| node.pointer("/spec/unschedulable") == Some(&true.into()))
+}
+
+/// It was accepted, its Node is there, and it has a stream and all that came by it.
+fn is_placeable(state: &State, name: &str) -> bool {
+    let droplet = state.store.value(Kind::Droplet, "", name);
+    let conditions = droplet.and_then(|droplet| droplet.pointer("/status/conditions")?.as_array());
+    let is_accepted = conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| text(condition, "/type") == "Accepted" && text(condition, "/status") == "True");
+    let follows = state
+        .leaders()
+        .any(|leader| state.droplets[name].follows(leader.epoch));
+    is_accepted && follows && state.store.get(Kind::Node, "", name).is_some()
 }
 
 /// Every droplet holds what its leader wants, no more and no less.

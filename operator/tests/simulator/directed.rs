@@ -1,6 +1,6 @@
 //! Operators brought on purpose to where chance seldom brings them. Two lead at a time, and one of them gives back the
 //! number of a VPC whose rows the other one still has a droplet keep; one dies between taking a role's tables away and
-//! letting its object go.
+//! letting its object go; one has two roles on one droplet for want of another.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -283,6 +283,37 @@ fn a_bouncer_leaves_only_when_the_next_leader_will_know_of_another() {
             simulation.lock().weather.late_ack = 0;
             delete_everything(simulation);
             until_gone(simulation).await;
+            only.crash();
+        });
+    }
+}
+
+#[test]
+fn of_two_bouncers_that_had_to_share_a_droplet_one_goes_when_another_is_back() {
+    for seed in 1..=5 {
+        check("shared", seed, async |simulation| {
+            let only = begin(simulation, 2).await;
+            let at = |state: &State, name: &str| {
+                let bouncer = state.store.value(Kind::Bouncer, "", name);
+                bouncer.map(|bouncer| text(bouncer, "/status/droplet").to_owned())
+            };
+            let is_shared = |state: &State| at(state, "red-1-b0") == at(state, "red-1-b1");
+            // Droplets are judged then.
+            sleep(Duration::from_mins(1)).await;
+            let reach = |name: &str, is_reachable: bool| {
+                let droplets = &mut simulation.lock().droplets;
+                let droplet = droplets.get_mut(name).expect("a droplet");
+                droplet.is_reachable = is_reachable;
+                droplet.report(Report::Break);
+            };
+            for name in ["red-1-b0", "red-1-b1"] {
+                until(simulation, "they are apart", |state| !is_shared(state)).await;
+                let droplet = at(&simulation.lock(), name).expect("a bouncer");
+                reach(&droplet, false);
+                until(simulation, "they share the droplet that is left", is_shared).await;
+                reach(&droplet, true);
+            }
+            until(simulation, "they are apart again", |state| !is_shared(state)).await;
             only.crash();
         });
     }
