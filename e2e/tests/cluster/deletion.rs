@@ -100,10 +100,19 @@ fn what_is_deleted_says_what_it_waits_for_and_goes_in_order() {
     delete(cluster, &["pod", "-n", NAME, "pod"]).unwrap();
     wait_says(cluster, &endpoint, "WaitsForAcks", "node-b");
     drop(hanging);
+    let claim = format!("{NAME}.{}", pod.address);
     for object in [&endpoint[..], &network, &vpc] {
         cluster
             .wait_for(&format!("{object:?} gone"), PATIENCE, || is_gone(cluster, object))
             .unwrap();
+        if object == endpoint {
+            let claim = get(cluster, &["ipclaims.thuban.dev", &claim]).unwrap();
+            let released = &claim["status"]["releasedAt"];
+            assert!(
+                released.is_string(),
+                "its address rests before another has it: {claim:#}"
+            );
+        }
     }
     let claims = get(cluster, &["vniclaims.thuban.dev"]).unwrap();
     let rests = |claim: &Value| claim["spec"]["vpc"] == NAME;

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::address::ClaimError;
+use super::deletion::Waits;
 use super::events::Events;
 use super::heartbeat::Heartbeats;
 use super::index::Index;
@@ -135,6 +136,7 @@ pub struct Context {
     /// Services of the default VPC, by namespace and name, that a VPC reaches if it says nothing about it.
     pub shared_by_default: Vec<(String, String)>,
     pub reservations: Reservations,
+    pub waits: Waits,
     pub claiming: Claiming,
     pub placements: Placements,
     pub index: Index,

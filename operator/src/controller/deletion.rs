@@ -1,25 +1,32 @@
-//! What a deletion waits for, told in the condition `Deleting` and by an event.
+//! What a deletion waits for, told in the condition `Deleting` and, of VPCs and networks, by an event.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kube::{Api, ResourceExt};
 use thuban_api::condition::{find, set};
 use thuban_api::{Condition, Endpoint, Network, Vpc};
+use tokio::time::Instant;
 
 use super::context::Context;
 use super::objects::{Object, WriteError, condition, replace_status};
 
 const DELETING: &str = "Deleting";
-/// What is over sooner is not worth a write: acks take milliseconds.
+/// What is over sooner is not worth a write, for acks take milliseconds; nor are more of the same in that time.
 const MOMENT: Duration = Duration::from_secs(5);
 
 pub trait Deleted: Object {
+    /// Whether events tell of it. Endpoints may be many that wait for the same.
+    const HAS_EVENTS: bool;
     fn conditions(&mut self) -> &mut Vec<Condition>;
 }
 
 macro_rules! deleted {
-    ($($kind:ty),*) => {
+    ($($kind:ty: $has_events:literal),*) => {
         $(impl Deleted for $kind {
+            const HAS_EVENTS: bool = $has_events;
             fn conditions(&mut self) -> &mut Vec<Condition> {
                 &mut self.status.get_or_insert_default().conditions
             }
@@ -27,15 +34,82 @@ macro_rules! deleted {
     };
 }
 
-deleted!(Vpc, Network, Endpoint);
+deleted!(Vpc: true, Network: true, Endpoint: false);
+
+/// What objects wait for, by their UIDs.
+#[derive(Debug, Default)]
+pub struct Waits(Mutex<HashMap<String, Wait>>);
+
+#[derive(Debug)]
+struct Wait {
+    reason: &'static str,
+    since: Instant,
+    said: Option<Instant>,
+}
+
+impl Waits {
+    fn waits(&self) -> MutexGuard<'_, HashMap<String, Wait>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it has waited for this so long, and not said so a moment ago.
+    fn is_due(&self, uid: &str, reason: &'static str, patience: Duration) -> bool {
+        let fresh = Wait {
+            reason,
+            since: Instant::now(),
+            said: None,
+        };
+        let mut waits = self.waits();
+        let wait = match waits.entry(uid.to_owned()) {
+            Entry::Occupied(known) if known.get().reason == reason => known.into_mut(),
+            other => other.insert_entry(fresh).into_mut(),
+        };
+        wait.since.elapsed() >= patience && wait.said.is_none_or(|said| said.elapsed() >= MOMENT)
+    }
+
+    fn said(&self, uid: &str) {
+        if let Some(wait) = self.waits().get_mut(uid) {
+            wait.said = Some(Instant::now());
+        }
+    }
+
+    /// The object is gone.
+    pub fn end<K: Object>(&self, object: &K) {
+        self.waits().remove(&object.uid().unwrap_or_default());
+    }
+}
 
 /// Says what it waits for.
 pub async fn wait<K: Deleted>(
     object: &K,
     api: &Api<K>,
-    (reason, message): (&str, &str),
+    why: (&'static str, &str),
     context: &Context,
 ) -> Result<(), WriteError> {
+    say(object, api, why, Duration::ZERO, context).await
+}
+
+/// The same for what mostly takes a moment: said when it takes longer.
+pub async fn wait_long<K: Deleted>(
+    object: &K,
+    api: &Api<K>,
+    why: (&'static str, &str),
+    context: &Context,
+) -> Result<(), WriteError> {
+    say(object, api, why, MOMENT, context).await
+}
+
+async fn say<K: Deleted>(
+    object: &K,
+    api: &Api<K>,
+    (reason, message): (&'static str, &str),
+    patience: Duration,
+    context: &Context,
+) -> Result<(), WriteError> {
+    let uid = object.uid().unwrap_or_default();
+    if !context.waits.is_due(&uid, reason, patience) {
+        return Ok(());
+    }
     let mut told = object.clone();
     let known = find(told.conditions(), DELETING).map(|known| known.reason.clone());
     let news = condition(DELETING, false, reason, message, object.meta().generation);
@@ -43,34 +117,23 @@ pub async fn wait<K: Deleted>(
         return Ok(());
     }
     replace_status(api, &told).await?;
-    // Numbers and names change more often than anybody reads of it.
-    if known.as_deref() != Some(reason) {
+    context.waits.said(&uid);
+    if K::HAS_EVENTS && known.as_deref() != Some(reason) {
         context.events.event(object, false, reason, message);
     }
     Ok(())
 }
 
-/// The same for what mostly takes a moment: said when it takes longer, or in place of what was said before.
-pub async fn wait_long<K: Deleted>(
-    object: &K,
-    api: &Api<K>,
-    why: (&str, &str),
-    context: &Context,
-) -> Result<(), WriteError> {
-    let is_told = find(object.clone().conditions(), DELETING).is_some();
-    if !is_told && context.known_for(&key(object)) < MOMENT {
-        return Ok(());
-    }
-    wait(object, api, why, context).await
+/// It isn't to be deleted after all. False if nobody said so.
+pub fn take_back(conditions: &mut Vec<Condition>) -> bool {
+    let told = conditions.len();
+    conditions.retain(|condition| condition.kind != DELETING);
+    conditions.len() < told
 }
 
-/// It waits no more.
-pub fn end<K: Object>(object: &K, context: &Context) {
-    context.forget(&key(object));
-}
-
-fn key<K: Object>(object: &K) -> String {
-    format!("deleting/{}", object.uid().unwrap_or_default())
+/// Of a droplet that hasn't told of the end of a pod's network.
+pub fn until_detached(droplet: &str) -> String {
+    format!("its pod is gone; waits until droplet {droplet} has taken its network away")
 }
 
 /// Of droplets whose rows are in the way.

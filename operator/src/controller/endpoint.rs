@@ -18,7 +18,7 @@ use tracing::info;
 use super::address::{Claimant, all_addresses, release_all};
 use super::attach::{self, droplet_of, is_host, is_users, name_of, pod_of};
 use super::context::{Context, ReconcileError};
-use super::deletion::{self, until_taken};
+use super::deletion::{self, until_detached, until_taken};
 use super::network::in_force;
 use super::objects::{WriteError, condition, delete, has_finalizer, remove_finalizer, replace_status};
 use super::pod::unicast;
@@ -61,10 +61,7 @@ pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result
     } else if !attach::has_living_pod(&endpoint, &context) {
         // CNI DEL ends the attachment; only then is the address out of use.
         if attach::is_needed(&endpoint, &context) {
-            let message = format!(
-                "its pod is gone; waits until droplet {} has taken its network away",
-                droplet_of(&endpoint)
-            );
+            let message = until_detached(droplet_of(&endpoint));
             deletion::wait_long(&*endpoint, &endpoints, ("WaitsForNode", &message), &context).await?;
             return Ok(Action::requeue(Duration::from_secs(5)));
         }
@@ -164,7 +161,8 @@ async fn keep(
             condition("Accepted", false, refusal.reason(), &message, None)
         }
     };
-    if set(&mut status.conditions, accepted) {
+    let lives = deletion::take_back(&mut status.conditions);
+    if set(&mut status.conditions, accepted) || lives {
         write(endpoint, endpoints, status).await?;
     }
     // What is seen for the first time wakes nobody.
@@ -541,9 +539,14 @@ async fn remove(
     }
     if has_addresses(endpoint) && !is_host(endpoint) && attach::is_in_use(endpoint, context) {
         // Somebody deleted it under a running pod, which keeps its network until it ends.
-        let pod = pod_of(endpoint).map_or("", |pod| &pod.name);
-        let message = format!("waits until pod {pod} is gone");
-        deletion::wait(endpoint, endpoints, ("WaitsForPod", &message), context).await?;
+        if attach::has_living_pod(endpoint, context) {
+            let pod = pod_of(endpoint).map_or("", |pod| &pod.name);
+            let message = format!("waits until pod {pod} is gone");
+            deletion::wait(endpoint, endpoints, ("WaitsForPod", &message), context).await?;
+        } else {
+            let message = until_detached(droplet_of(endpoint));
+            deletion::wait_long(endpoint, endpoints, ("WaitsForNode", &message), context).await?;
+        }
         return Ok(Action::requeue(Duration::from_secs(5)));
     }
     let name = name_of(endpoint);
@@ -574,7 +577,6 @@ async fn remove(
     remove_finalizer(endpoints, endpoint).await?;
     context.reservations.forget(&Owner::of(endpoint).uid);
     context.forget(&waiting_key(endpoint));
-    deletion::end(endpoint, context);
     Ok(Action::await_change())
 }
 

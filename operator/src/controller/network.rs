@@ -293,13 +293,23 @@ async fn remove(
     let endpoints = Api::<Endpoint>::all(context.client.clone());
     let own = list_where(&endpoints, "spec.network", &network.name_any()).await?;
     // One that never came in stays, and says so; so does a Service's.
-    if own
+    let own = own
         .iter()
-        .any(|endpoint| has_addresses(endpoint) && !is_scaled(endpoint))
-    {
+        .filter(|endpoint| has_addresses(endpoint) && !is_scaled(endpoint));
+    let own: Vec<String> = own
+        .map(|endpoint| {
+            format!(
+                "{}/{}",
+                endpoint.namespace().unwrap_or_default(),
+                endpoint.name_any()
+            )
+        })
+        .collect();
+    if !own.is_empty() {
+        let message = format!("waits until these endpoints are gone: {}", few(&own));
+        deletion::wait_long(network, networks, ("WaitsForEndpoints", &message), context).await?;
         return Ok(Action::requeue(Duration::from_secs(1)));
     }
     remove_finalizer(networks, network).await?;
-    deletion::end(network, context);
     Ok(Action::await_change())
 }

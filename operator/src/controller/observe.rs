@@ -207,6 +207,7 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
             (name, vpc)
         }
         Change::Gone(vpc) => {
+            context.waits.end(&**vpc);
             let name = vpc.name_any();
             context.index.forget_admission(&format!("vpc/{name}"));
             context.index.forget_admission(&format!("names/vpc/{name}"));
@@ -269,6 +270,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
             name
         }
         Change::Gone(network) => {
+            context.waits.end(&**network);
             let name = network.name_any();
             context.index.forget_admission(&format!("network/{name}"));
             context.index.forget_admission(&format!("names/network/{name}"));
@@ -410,6 +412,7 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
     if is_there {
         endpoint::show(object, context);
     } else {
+        context.waits.end(object);
         hide(&name, context);
         context.hub.update(|world| world.set_service(&name, None));
         context.index.forget_leaving(&object.uid().unwrap_or_default());

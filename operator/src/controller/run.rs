@@ -22,6 +22,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tracing::info;
 
 use super::context::{Claiming, Context, ReconcileError, Reservations, Stores, retry};
+use super::deletion::Waits;
 use super::events::Events;
 use super::heartbeat::Heartbeats;
 use super::index::Index;
@@ -196,6 +197,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
             .map(|(namespace, name)| (namespace.to_owned(), name.to_owned()))
             .collect(),
         reservations: Reservations::default(),
+        waits: Waits::default(),
         claiming: Claiming::default(),
         placements: role::Placements::default(),
         index: Index::default(),

@@ -465,10 +465,11 @@ async fn remove(
         return Ok(Action::requeue(Duration::from_secs(3)));
     }
     if !service_address::give_back(endpoint, context).await? {
+        let message = "waits until no droplet takes its addresses for a Service's";
+        deletion::wait_long(endpoint, endpoints, ("WaitsForAcks", message), context).await?;
         return Ok(Action::requeue(Duration::from_secs(3)));
     }
     remove_finalizer(endpoints, endpoint).await?;
     context.forget(&format!("scaled/{uid}"));
-    deletion::end(endpoint, context);
     Ok(Action::await_change())
 }

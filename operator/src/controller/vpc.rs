@@ -258,6 +258,5 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
     // Its VNI rests from then on. Another operator may be accepting a network of it at this moment, and then this write is
     // refused.
     remove_finalizer(vpcs, vpc).await?;
-    deletion::end(vpc, context);
     Ok(Action::await_change())
 }
