@@ -339,7 +339,38 @@ fn read_key(key: &RowKey) -> Option<Key> {
 
 #[cfg(test)]
 mod tests {
-    use super::seen_by_many;
+    use std::time::Duration;
+
+    use thuban_proto::PROTOCOL_VERSION;
+    use thuban_proto::transit::Hello;
+    use tonic::Code;
+
+    use super::{Identity, check, seen_by_many};
+
+    #[test]
+    fn a_droplet_is_let_in_by_its_own_token_and_a_version_at_most_one_apart() {
+        let identity = Identity {
+            node: "node-a".into(),
+            valid_for: Duration::MAX,
+        };
+        let hello = |droplet: &str, protocol_version| Hello {
+            droplet: droplet.into(),
+            protocol_version,
+            ..Hello::default()
+        };
+        for version in PROTOCOL_VERSION - 1..=PROTOCOL_VERSION + 1 {
+            check(&hello("node-a", version), &identity).unwrap();
+        }
+        for version in [PROTOCOL_VERSION - 2, PROTOCOL_VERSION + 2, u32::MAX] {
+            let refused = check(&hello("node-a", version), &identity).unwrap_err();
+            assert_eq!(refused.code(), Code::FailedPrecondition);
+            let told = refused.message();
+            assert!(told.contains(&format!("version {version}")), "{told}");
+            assert!(told.contains(&format!("expected {PROTOCOL_VERSION}")), "{told}");
+        }
+        let refused = check(&hello("node-b", PROTOCOL_VERSION), &identity).unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied);
+    }
 
     #[test]
     fn one_droplet_of_many_can_not_end_leadership() {
