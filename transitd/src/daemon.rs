@@ -222,7 +222,7 @@ async fn start(
         attachments,
     );
     state.remember(endpoints.load());
-    let transit_hook = attach_transit(&mut state.links, &netlink, &settings, &uplink).await?;
+    let transit_hook = attach_transit(&mut state, &netlink, &settings, &uplink).await?;
     write_config(&maps, config(&uplink, transit_hook))?;
     settings.agent_hook = hooks::agent(settings.agent_hook, transit_hook);
     adopt(&mut state, &netlink, settings.agent_hook).await?;
@@ -256,7 +256,7 @@ fn config(uplink: &Uplink, transit: TransitHook) -> ConfigEntry {
 
 /// Chooses transit's hook and, where that is tc and frames come segmented, has them aggregated.
 async fn attach_transit(
-    links: &mut Links,
+    state: &mut State,
     netlink: &Handle,
     settings: &RunSettings,
     uplink: &Uplink,
@@ -268,14 +268,19 @@ async fn attach_transit(
         && settings.agent_hook == AgentHook::Tc
         && choice != TransitHookChoice::Xdp
         && !nic.passes_gso;
+    // Before there is a device that would take what comes to the port.
+    state.netfilter.claim_port(wanted);
+    state.protect_port()?;
     let mut aggregates = wanted && has_aggregation(netlink).await;
     let preferred = hooks::preferred(choice, &nic, aggregates);
-    let hook = hooks::attach(links, choice, preferred, &uplink.name)?;
+    let hook = hooks::attach(&mut state.links, choice, preferred, &uplink.name)?;
     aggregates &= hook == TransitHook::Tc;
     if aggregates {
         ethtool::turn_on(&uplink.name, &["rx-gro"])?;
     } else {
         aggregation::teardown(netlink).await?;
+        state.netfilter.claim_port(false);
+        state.protect_port()?;
     }
     info!(
         uplink = uplink.name,

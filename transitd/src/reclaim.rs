@@ -16,7 +16,7 @@ use crate::attachments::{Attachment, AttachmentId};
 use crate::cni::{del, spool};
 use crate::dataplane::tables::TableKey;
 use crate::metrics::{self, Reclaimed};
-use crate::netfilter;
+use crate::netfilter::{self, overlay_port, ruleset};
 use crate::netlink::{find_link, namespace};
 use crate::node::Node;
 use crate::state::State;
@@ -68,21 +68,30 @@ async fn restore_rules(node: &Arc<Node>) {
         let state = node.state();
         (state.netfilter.program().to_owned(), state.netfilter.is_written())
     };
-    let looked = tokio::task::spawn_blocking(move || netfilter::is_there(&program)).await;
-    let is_there = looked.unwrap_or(true);
+    let look = move || {
+        [ruleset::TABLE, overlay_port::TABLE]
+            .into_iter()
+            .find(|table| !netfilter::is_there(&program, table))
+    };
+    let gone = tokio::task::spawn_blocking(look).await.unwrap_or_default();
     let mut state = node.state();
-    // Before the first snapshot nobody knows what is to be in it.
-    if !state.synced || is_there && is_written {
+    if gone.is_none() && is_written {
         return;
     }
-    if !is_there {
-        warn!("table inet thuban is gone, it is made again");
+    if let Some(table) = gone {
+        warn!(table, "a table of nftables is gone, it is made again");
     }
     state.netfilter.doubt();
-    if let Err(error) = state.serve() {
+    // Before the first snapshot nobody knows what else is to be in them.
+    let written = if state.synced {
+        state.serve()
+    } else {
+        state.protect_port()
+    };
+    if let Err(error) = written {
         warn!(
             error = &error as &dyn std::error::Error,
-            "table inet thuban could not be written, it is tried again"
+            "the node's rules could not be written, it is tried again"
         );
     }
 }

@@ -139,9 +139,7 @@ impl State {
         }
         if self.synced && !self.netfilter.is_written() {
             // They may lead to an endpoint that had the address before.
-            return Readiness::NotYet(
-                "the rules of table inet thuban could not be written, see transitd's log",
-            );
+            return Readiness::NotYet("the node's nftables rules could not be written, see transitd's log");
         }
         match self.program.local_of_pod(pod_uid) {
             Some(endpoint) if endpoint.ready => Readiness::Ready(endpoint.clone()),
@@ -247,7 +245,7 @@ impl State {
             // What went is still served; the next look tries again.
             warn!(
                 error = &error as &dyn std::error::Error,
-                "table inet thuban could not be written"
+                "the node's rules could not be written"
             );
         }
         if program.snapshot {
@@ -375,8 +373,18 @@ impl State {
 
     /// Brings the rules of the node's own stack in line with the program.
     pub fn serve(&mut self) -> Result<(), NetfilterError> {
+        self.protect_port()?;
         self.netfilter
             .set(self.program.served_by_node(), Host::of(&self.program))
+    }
+
+    /// Keeps others from the overlay's port, at the droplets that the tables have: an earlier transitd's too, until the first snapshot.
+    pub fn protect_port(&mut self) -> Result<(), NetfilterError> {
+        let droplets = self.tables.held().filter_map(|(key, _)| match key {
+            TableKey::Droplet(address) => Some((*address).into()),
+            _ => None,
+        });
+        self.netfilter.protect_port(droplets)
     }
 
     fn write(&mut self, changes: Vec<Change>) -> Result<(), TableError> {

@@ -68,7 +68,7 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
     let Some(config) = maps::config() else {
         return Ok((F::PASS, None));
     };
-    let Some(outer) = ours(frame, config) else {
+    let Some(outer) = ours(frame, config)? else {
         return Ok((F::PASS, None));
     };
     let sender = outer.source();
@@ -116,29 +116,50 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
     Ok((verdict, Some(hop.counter)))
 }
 
-/// The outer IPv4 header, if the frame is Geneve for this droplet: whole, without IP options, as droplets send it.
+/// The outer IPv4 header, if the frame is Geneve for this droplet: whole, without IP options, as droplets send it. Geneve for
+/// it in any other form is an error: the port is the overlay's, whoever else may listen.
 #[inline(always)]
-fn ours<F: Frame>(frame: &mut F, config: &ConfigEntry) -> Option<Ipv4Header> {
+fn ours<F: Frame>(frame: &mut F, config: &ConfigEntry) -> Result<Option<Ipv4Header>, Counter> {
     frame.make_linear((ethernet::LENGTH + ipv4::LENGTH + 8) as u32);
-    let header: EthernetHeader = frame.load(0)?;
-    if header.ethertype != ethernet::IPV4 || frame.is_vlan_tagged() {
-        return None;
+    let header: Option<EthernetHeader> = frame.load(0);
+    if header.is_none_or(|header| header.ethertype != ethernet::IPV4) || frame.is_vlan_tagged() {
+        return Ok(None);
     }
-    let ip: Ipv4Header = frame.load(ethernet::LENGTH)?;
-    if ip.destination() != config.droplet || ip.is_fragment() || ip.has_options() || !ip.is_valid() {
-        return None;
+    let Some(ip) = frame.load::<Ipv4Header>(ethernet::LENGTH) else {
+        return Ok(None);
+    };
+    if ip.destination() != config.droplet {
+        return Ok(None);
+    }
+    if ip.is_fragment() || ip.has_options() || !ip.is_valid() {
+        return if hides_geneve(frame, &ip) {
+            Err(Counter::BadHeader)
+        } else {
+            Ok(None)
+        };
     }
     match ip.protocol() {
         ipv4::UDP => {
-            let udp: geneve::UdpHeader = frame.load(ethernet::LENGTH + ipv4::LENGTH)?;
-            udp.is_geneve().then_some(ip)
+            let udp: Option<geneve::UdpHeader> = frame.load(ethernet::LENGTH + ipv4::LENGTH);
+            Ok(udp.is_some_and(|udp| udp.is_geneve()).then_some(ip))
         }
         ipv4::ICMP if F::IS_LAST => {
             path_mtu::learn(frame, config);
-            None
+            Ok(None)
         }
-        _ => None,
+        _ => Ok(None),
     }
+}
+
+/// Whether a packet with IP options, or a first fragment, is for the port of Geneve. Without the first fragment the later ones
+/// are never put together.
+#[inline(never)]
+fn hides_geneve<F: Frame>(frame: &F, ip: &Ipv4Header) -> bool {
+    if ip.protocol() != ipv4::UDP || ip.is_later_fragment() {
+        return false;
+    }
+    let udp = frame.load_far::<geneve::UdpHeader>((ethernet::LENGTH + ip.header_length()) as u32);
+    udp.is_some_and(|udp| udp.is_geneve())
 }
 
 /// Checks the Geneve header; the bytes that options take.

@@ -105,7 +105,7 @@ impl Droplet {
             Transit::Tc => {}
             Transit::Xdp => namespace.run(|| programs.attach_xdp("transit_xdp", "uplink"))?,
             Transit::Aggregated => {
-                namespace.command("ip link add thuban-gro type vxlan external dstport 6081")?;
+                namespace.command("ip link add thuban-gro type vxlan external vnifilter dstport 6081")?;
                 namespace.command("ip link set thuban-gro up")?;
             }
         }

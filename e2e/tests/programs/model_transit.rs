@@ -16,6 +16,7 @@ use crate::{
 
 /// More fragments, or an offset.
 const FRAGMENT: u16 = 0x3fff;
+const OFFSET: u16 = 0x1fff;
 /// Outer Ethernet, IP, UDP and Geneve without options.
 const OUTER: usize = 14 + 20 + 8 + 8;
 
@@ -27,19 +28,27 @@ fn address(bytes: &[u8], at: usize) -> Ipv4Addr {
 enum Outer {
     Foreign,
     Geneve,
+    /// For Geneve's port, in a form that no droplet sends.
+    Malformed,
     Icmp,
 }
 
 fn outer(frame: &[u8]) -> Outer {
-    let is_ours = frame[12..14] == [8, 0]
-        && frame.len() >= 34
-        && frame[14] == 0x45
-        && u16::from_be_bytes([frame[16], frame[17]]) >= 20
-        && u16::from_be_bytes([frame[20], frame[21]]) & FRAGMENT == 0
-        && address(frame, 30) == HERE;
-    match frame.get(23) {
-        Some(17) if is_ours && frame.len() >= 42 && frame[36..38] == 6081_u16.to_be_bytes() => Outer::Geneve,
-        Some(1) if is_ours => Outer::Icmp,
+    if frame[12..14] != [8, 0] || frame.len() < 34 || address(frame, 30) != HERE {
+        return Outer::Foreign;
+    }
+    let fragment = u16::from_be_bytes([frame[20], frame[21]]) & FRAGMENT;
+    let is_plain = frame[14] == 0x45 && u16::from_be_bytes([frame[16], frame[17]]) >= 20 && fragment == 0;
+    let udp = 14 + usize::from(frame[14] & 15) * 4;
+    let is_to_port = |at: usize| {
+        frame
+            .get(at + 2..at + 8)
+            .is_some_and(|udp| udp[..2] == 6081_u16.to_be_bytes())
+    };
+    match frame[23] {
+        17 if is_plain && is_to_port(34) => Outer::Geneve,
+        17 if !is_plain && fragment & OFFSET == 0 && is_to_port(udp) => Outer::Malformed,
+        1 if is_plain => Outer::Icmp,
         _ => Outer::Foreign,
     }
 }
@@ -48,6 +57,7 @@ impl Model {
     pub fn transit(&mut self, hook: Hook, frame: &[u8]) -> Expect {
         match outer(frame) {
             Outer::Geneve => settle(self.arrived(hook, frame)),
+            Outer::Malformed => settle(Err(Counter::BadHeader)),
             Outer::Icmp if hook == Hook::Tc => Expect::Pass(self.learn(&frame[34..])),
             _ => Expect::Pass(None),
         }

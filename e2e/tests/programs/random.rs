@@ -166,7 +166,14 @@ impl Random {
         if self.once_in(50) {
             tunnel.first[1] = self.one_of(&[0x80, 0x40, 0xc0, 0x01]);
         }
-        tunnel.around(ETHERNET, &inner)
+        let mut frame = tunnel.around(ETHERNET, &inner);
+        match self.below(60) {
+            // Outer fragments, and options made of what follows.
+            0 => frame[20..22].copy_from_slice(&self.one_of(&[[0x20, 0], [0x20, 4], [0, 4], [0x80, 0]])),
+            1 => frame[14] = 0x40 + self.u8() % 16,
+            _ => {}
+        }
+        frame
     }
 
     fn droplet(&mut self) -> Ipv4Addr {

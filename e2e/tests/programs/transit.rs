@@ -137,8 +137,17 @@ fn foreign_traffic_passes_unchanged() -> Result<()> {
         frame.extend(payload);
         frame
     };
-    let mut fragment = wrapped(ip(10, 0, 1, 12));
-    fragment[20] = 0x20;
+    let fragment = |port| {
+        let mut frame = plain(SECOND, HERE, 17, &udp(40_000, port, b"first part"));
+        frame[20] = 0x20;
+        frame
+    };
+    let mut later = fragment(6081);
+    later[21] = 4;
+    let mut geneve_elsewhere = fragment(6081);
+    geneve_elsewhere[30..34].copy_from_slice(&THIRD.octets());
+    let mut of_tcp = plain(SECOND, HERE, 6, &udp(40_000, 6081, &[0; 12]));
+    of_tcp[20] = 0x20;
     let elsewhere = Tunnel::new(SECOND, THIRD, 100).around(ETHERNET, &inner(ip(10, 0, 1, 12)));
     fixture::run(
         &mut World::new()?,
@@ -152,7 +161,10 @@ fn foreign_traffic_passes_unchanged() -> Result<()> {
                 plain(SECOND, HERE, 17, &udp(6081, 53, b"query")),
             ),
             passed("Geneve for another host", elsewhere),
-            passed("a fragment", fragment),
+            passed("a fragment for another port", fragment(53)),
+            passed("a later fragment, whose port nobody knows", later),
+            passed("a fragment of Geneve for another host", geneve_elsewhere),
+            passed("a fragment of TCP", of_tcp),
             passed("a VLAN tag", other([2; 6], 0x8100, &[0; 60])),
         ],
     )
@@ -172,9 +184,19 @@ fn wrong_geneve_is_dropped() -> Result<()> {
     let arp = other([2; 6], 0x0806, &[0; 60]);
     let mut used_up = tunnel();
     used_up.ttl = 1;
+    let mut fragment = wrapped(local);
+    fragment[20] = 0x20;
+    let mut strangers = Tunnel::new(ip(192, 0, 2, 99), HERE, 100).around(ETHERNET, &inner(local));
+    strangers[20] = 0x20;
+    let mut ip_options = wrapped(local);
+    ip_options[14] = 0x47;
+    ip_options.splice(34..34, [0x94, 4, 0, 0, 1, 1, 1, 1]);
     fixture::run(
         &mut World::new()?,
         &[
+            dropped("a first fragment", fragment, Counter::BadHeader),
+            dropped("a stranger's first fragment", strangers, Counter::BadHeader),
+            dropped("behind IP options", ip_options, Counter::BadHeader),
             dropped(
                 "unknown droplet",
                 with(&|tunnel| tunnel.from = ip(192, 0, 2, 99)),

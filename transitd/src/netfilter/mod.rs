@@ -1,20 +1,23 @@
 //! What the host's own stack does for pods: packets that leave a VPC go in the node's name, answers find their pod, and
 //! services whose backends are outside of their VPC are translated (ADR 13).
 //!
-//! Invariant: one table, `inet thuban`, is replaced as a whole in one transaction; connections that are known stay as they
-//! are. Nothing of other tables is touched.
+//! Invariant: two tables, `inet thuban` and `inet thuban-overlay`, are each replaced as a whole in one transaction; connections
+//! that are known stay as they are. Nothing of other tables is touched.
 
 pub mod conntrack;
+pub mod overlay_port;
 pub mod ruleset;
 mod served;
 
 use std::io::Write as _;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use thiserror::Error;
 
 use crate::program::service::Service;
+use overlay_port::OverlayPort;
 use ruleset::{Host, OwnAddresses};
 
 #[derive(Debug, Error)]
@@ -25,29 +28,36 @@ pub enum NetfilterError {
         source: std::io::Error,
     },
     #[error(
-        "the kernel refused table inet thuban, does it have nf_tables with NAT (modprobe nf_tables nft_chain_nat nft_masq)? {0}"
+        "the kernel refused the rules, does it have nf_tables with NAT (modprobe nf_tables nft_chain_nat nft_masq)? {0}"
     )]
     Refused(String),
     #[error("the kernel has no netlink interface to conntrack (modprobe nf_conntrack_netlink)")]
     Conntrack(#[source] std::io::Error),
 }
 
-/// Whether the table is there: somebody may have flushed all tables of the node.
-pub fn is_there(program: &Path) -> bool {
+/// The text that a ruleset begins with: what the table had goes in the transaction that makes it anew.
+fn replace(table: &str) -> String {
+    format!("table inet {table} {{\n}}\ndelete table inet {table}\ntable inet {table} {{\n")
+}
+
+/// Whether a table is there: somebody may have flushed all tables of the node.
+pub fn is_there(program: &Path, table: &str) -> bool {
     let listed = Command::new(program)
-        .args(["-t", "list", "table", "inet", "thuban"])
+        .args(["-t", "list", "table", "inet", table])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
     listed.is_ok_and(|status| status.success())
 }
 
-/// The table as it was last written.
+/// The tables as they were last written.
 #[derive(Debug)]
 pub struct Netfilter {
     program: PathBuf,
     own: OwnAddresses,
+    overlay_port: OverlayPort,
     written: Option<String>,
+    written_overlay_port: Option<OverlayPort>,
 }
 
 impl Netfilter {
@@ -56,7 +66,9 @@ impl Netfilter {
         Self {
             program,
             own,
+            overlay_port: OverlayPort::default(),
             written: None,
+            written_overlay_port: None,
         }
     }
 
@@ -64,15 +76,33 @@ impl Netfilter {
     pub fn ensure(&mut self) -> Result<(), NetfilterError> {
         // Nobody has interface 0: a DEL must not be the first to find out.
         conntrack::forget(0).map_err(NetfilterError::Conntrack)?;
-        if is_there(&self.program) {
+        if is_there(&self.program, ruleset::TABLE) {
             return Ok(());
         }
         self.set(std::iter::empty(), Host::default())
     }
 
-    /// Writes it anew at the next [`Self::set`], whatever is in it.
+    /// Whether nobody else on this node may have the overlay's port, from the next [`Self::protect_port`] on.
+    pub fn claim_port(&mut self, is_claimed: bool) {
+        self.overlay_port.is_claimed = is_claimed;
+    }
+
+    /// Keeps everybody but this node's own programs from the overlay's port. `droplets`: that there are, as far as is known.
+    pub fn protect_port(&mut self, droplets: impl Iterator<Item = Ipv4Addr>) -> Result<(), NetfilterError> {
+        self.overlay_port.droplets = droplets.filter(|droplet| *droplet != self.own.underlay).collect();
+        if self.written_overlay_port.as_ref() == Some(&self.overlay_port) {
+            return Ok(());
+        }
+        self.written_overlay_port = None;
+        self.run(&self.overlay_port.ruleset())?;
+        self.written_overlay_port = Some(self.overlay_port.clone());
+        Ok(())
+    }
+
+    /// Writes both anew when they are next to be as they should, whatever is in them.
     pub fn doubt(&mut self) {
         self.written = None;
+        self.written_overlay_port = None;
     }
 
     /// Whether tenants that reach this service get a view of it, if they need one.
@@ -87,7 +117,7 @@ impl Netfilter {
 
     /// Whether the kernel has what was last asked for, as far as it is known.
     pub fn is_written(&self) -> bool {
-        self.written.is_some()
+        self.written.is_some() && self.written_overlay_port.is_some()
     }
 
     /// Brings the table in line with the services that the node serves and with what of them it exposes. Runs nft when something changed; some milliseconds.

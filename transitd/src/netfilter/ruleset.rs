@@ -14,7 +14,8 @@ use thuban_common::tables::{
     MARK_HOST_ENDPOINT, MARK_MASK,
 };
 
-use super::served::{Served, set};
+use super::replace;
+use super::served::{Served, chain, set};
 use crate::attachments::HOST_PREFIX;
 use crate::dns::DNS_PORT;
 use crate::netlink::host_end::HOST_END;
@@ -37,8 +38,7 @@ const HOST6: Ipv6Addr = Ipv6Addr::from_octets(HOST_SOURCE_V6);
 const MOST_QUERIES: u32 = 1024;
 /// Pods that are counted at a time: as many as a node has and more.
 const MOST_ASKERS: u32 = 65_535;
-/// Removes what a former ruleset had, in the transaction that makes the new one.
-const REPLACE: &str = "table inet thuban {\n}\ndelete table inet thuban\n";
+pub const TABLE: &str = "thuban";
 
 /// Addresses that transitd is started with.
 #[derive(Clone, Copy, Debug)]
@@ -261,8 +261,7 @@ fn family(address: IpAddr) -> &'static str {
 pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>, host: &Host, own: OwnAddresses) -> String {
     let OwnAddresses { dns, underlay } = own;
     let served = Served::new(services, host);
-    let mut text = String::from(REPLACE);
-    text.push_str("table inet thuban {\n");
+    let mut text = replace(TABLE);
     served.write(&mut text);
     let closed = host.closed.iter().filter(|range| range.addr().is_ipv4());
     let closed: Vec<_> = closed.map(ToString::to_string).collect();
@@ -403,12 +402,7 @@ pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>, host: &Host, own
         ),
     ];
     for (name, hook, rules) in chains {
-        // Writing to a String cannot fail, here and below.
-        let _ = writeln!(text, "  chain {name} {{\n    {hook}; policy accept;");
-        for rule in rules {
-            let _ = writeln!(text, "    {rule}");
-        }
-        text.push_str("  }\n");
+        chain(&mut text, name, Some(hook), &rules);
     }
     text.push_str("}\n");
     text

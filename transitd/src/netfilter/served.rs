@@ -301,12 +301,21 @@ impl Way {
                 rules.push(format!("goto port-{others}"));
             }
         }
-        let _ = writeln!(
-            text,
-            "  chain port-{number} {{\n    {}\n  }}",
-            rules.join("\n    ")
-        );
+        chain(text, &format!("port-{number}"), None, &rules);
     }
+}
+
+/// A chain; with a hook it is a base chain, which lets pass what no rule takes.
+pub(super) fn chain(text: &mut String, name: &str, hook: Option<&str>, rules: &[String]) {
+    // Writing to a String cannot fail, here and below.
+    let _ = writeln!(text, "  chain {name} {{");
+    if let Some(hook) = hook {
+        let _ = writeln!(text, "    {hook}; policy accept;");
+    }
+    for rule in rules {
+        let _ = writeln!(text, "    {rule}");
+    }
+    text.push_str("  }\n");
 }
 
 pub(super) fn set(text: &mut String, name: &str, kind: &str, elements: &[String]) {

@@ -2,9 +2,13 @@
 //!
 //! The kernel aggregates the segments of a tunnel only where a socket of a tunnel waits for them. A VXLAN header is as
 //! long as a Geneve header without options, has the VNI at the same place, and the kernel compares but doesn't interpret
-//! it there; so segments of one inner flow reach the tc hook as one frame. The device itself never gets a packet:
-//! transit takes all Geneve for this droplet before, and what else comes to the port has no VXLAN header and is dropped.
+//! it there; so segments of one inner flow reach the tc hook as one frame.
+//!
+//! Invariant: the device never gets a packet. Transit takes all Geneve for this droplet before; what else comes to the port,
+//! by other addresses or in fragments, is dropped by table `inet thuban-overlay`, and by the device's list of VNIs, which is
+//! empty.
 
+use netlink_packet_route::link::{InfoData, InfoVxlan, LinkAttribute, LinkInfo, LinkMessage};
 use rtnetlink::{Handle, LinkVxlan};
 use thuban_common::tables::GENEVE_PORT;
 
@@ -13,10 +17,18 @@ use super::{NetlinkError, failed, find_link, tolerate_exists, tolerate_missing};
 /// Name of the device.
 pub const LINK: &str = "thuban-gro";
 
-/// Idempotent. Fails where the kernel has no VXLAN or another tunnel has the port.
+/// Idempotent. Fails where the kernel has no VXLAN that filters VNIs, or another tunnel has the port.
 pub async fn setup(handle: &Handle) -> Result<(), NetlinkError> {
+    if find_link(handle, LINK)
+        .await?
+        .is_some_and(|link| !takes_nothing(&link))
+    {
+        // Of an earlier version; a device is made with the list or never gets it.
+        teardown(handle).await?;
+    }
     let link = LinkVxlan::new(LINK, 0)
         .collect_metadata(true)
+        .vnifilter(true)
         .learning(false)
         .port(GENEVE_PORT)
         .build();
@@ -24,6 +36,10 @@ pub async fn setup(handle: &Handle) -> Result<(), NetlinkError> {
     let link = find_link(handle, LINK)
         .await?
         .ok_or_else(|| NetlinkError::NoInterface(LINK.into()))?;
+    if !takes_nothing(&link) {
+        teardown(handle).await?;
+        return Err(NetlinkError::NoVniFilter);
+    }
     // The socket is there while the device is up.
     let up = rtnetlink::LinkUnspec::new_with_index(link.header.index)
         .up()
@@ -42,4 +58,16 @@ pub async fn teardown(handle: &Handle) -> Result<(), NetlinkError> {
         return Ok(());
     };
     tolerate_missing(handle.link().del(link.header.index).execute().await).map_err(failed("delete", LINK))
+}
+
+/// Whether the device takes listed VNIs alone; nobody lists any.
+fn takes_nothing(link: &LinkMessage) -> bool {
+    let infos = link.attributes.iter().filter_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(infos) => Some(infos),
+        _ => None,
+    });
+    infos.flatten().any(|info| match info {
+        LinkInfo::Data(InfoData::Vxlan(data)) => data.contains(&InfoVxlan::Vnifilter(true)),
+        _ => false,
+    })
 }

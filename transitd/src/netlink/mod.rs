@@ -44,6 +44,8 @@ pub enum NetlinkError {
     NoDefaultRoute,
     #[error("interface {0} exists already in the pod's network namespace")]
     InterfaceExists(String),
+    #[error("this kernel's VXLAN devices cannot filter VNIs (Linux 5.18 or later can)")]
+    NoVniFilter,
     #[error("cannot write {value} to {path}")]
     Sysctl {
         path: PathBuf,

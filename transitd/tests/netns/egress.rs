@@ -181,7 +181,7 @@ fn rules_that_somebody_took_away_come_back() {
         );
         std::thread::sleep(Duration::from_millis(100));
     }
-    assert!(rig.log().contains("table inet thuban is gone"));
+    assert!(rig.log().contains("a table of nftables is gone"));
 }
 
 #[test]

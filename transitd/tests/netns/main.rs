@@ -25,6 +25,7 @@ mod lost_dels;
 mod metrics;
 mod moves;
 mod operator;
+mod overlay_port;
 mod plugin;
 mod policies;
 mod pressure;

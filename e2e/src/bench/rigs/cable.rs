@@ -107,7 +107,7 @@ pub fn path(spec: &Spec) -> Result<Path> {
             if spec.is_segmented && transit == Hook::Tc {
                 // As transitd does it: a device on Geneve's port gives the kernel what aggregating inner flows needs.
                 for line in [
-                    "ip link add thuban-gro type vxlan external dstport 6081",
+                    "ip link add thuban-gro type vxlan external vnifilter dstport 6081",
                     "ip link set thuban-gro up",
                 ] {
                     node.namespace.command(line)?;

@@ -57,7 +57,14 @@ impl Ipv4Header {
     #[inline(always)]
     pub const fn is_valid(&self) -> bool {
         let first = self.words[0].to_ne_bytes()[0];
-        first >> 4 == 4 && first & 15 >= 5 && self.total_length() as usize >= (first & 15) as usize * 4
+        let length = self.header_length();
+        first >> 4 == 4 && length >= LENGTH && self.total_length() as usize >= length
+    }
+
+    /// Bytes of the header with its options, as it says: 0 to 60.
+    #[inline(always)]
+    pub const fn header_length(&self) -> usize {
+        (self.words[0].to_ne_bytes()[0] & 15) as usize * 4
     }
 
     #[inline(always)]
