@@ -31,6 +31,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt;
 
 pub const GROUP: &str = "thuban.dev";
+/// UDP port of Geneve (RFC 8926) between droplets; nobody else uses it there.
+pub const OVERLAY_PORT: u16 = 6081;
 /// Finalizer of every object that must be taken out of droplets before it goes.
 pub const FINALIZER: &str = "thuban.dev/rows";
 /// Annotation of pods, Services and namespaces: the network of the pod or Service.

@@ -12,7 +12,7 @@ use crate::support::{NOT_REACHED, Pod, REACHED, get, http_hostname};
 use crate::tenants::tenants;
 
 /// Whether a datagram with this payload arrives at `port` of the pod while `send` runs.
-fn arrives(receiver: &Pod, port: u16, payload: &[u8], send: impl Fn() -> Result<()>) -> Result<bool> {
+pub fn arrives(receiver: &Pod, port: u16, payload: &[u8], send: impl Fn() -> Result<()>) -> Result<bool> {
     let socket = receiver.inside(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?))?;
     socket.set_read_timeout(Some(Duration::from_millis(200)))?;
     let mut buffer = [0; 2048];

@@ -31,6 +31,7 @@ mod names;
 mod network_policies;
 mod outages;
 mod outside;
+mod overlay_port;
 mod packets;
 mod paths;
 mod policies;

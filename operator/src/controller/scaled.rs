@@ -15,7 +15,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thiserror::Error;
 use thuban_api::condition::{find, set};
-use thuban_api::{Condition, ConditionStatus, Endpoint, EndpointStatus, EndpointType, Phase};
+use thuban_api::{Condition, ConditionStatus, Endpoint, EndpointStatus, EndpointType, OVERLAY_PORT, Phase};
 use tracing::info;
 
 use super::attach::{name_of, pod_of};
@@ -28,7 +28,7 @@ use super::service_address::{self, Claimed, asked_by, asked_of};
 use crate::hub::Waiter;
 use crate::model::admission::{Refusal, network_of};
 use crate::model::allocation::addresses_of;
-use crate::model::backends::{Located, Place, TooLarge, WaysIn, backends};
+use crate::model::backends::{Located, Place, TooLarge, WaysIn, backends, has_overlays_port};
 use crate::model::rows::Key;
 use crate::model::service::{Backend, EndpointSlice, Service, Target};
 use crate::model::world::{self, World};
@@ -39,6 +39,8 @@ const SOON: Duration = Duration::from_secs(2);
 const LATER: Duration = Duration::from_mins(1);
 /// An address that is another's may become free.
 const CLAIM_AGAIN: Duration = Duration::from_secs(10);
+/// Of the condition and the event.
+const OVERLAY_PORT_REASON: &str = "OverlayPort";
 /// How often at most a status follows backends that come and go.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 
@@ -51,6 +53,8 @@ pub fn is_scaled(endpoint: &Endpoint) -> bool {
 struct Counts {
     used: usize,
     left_out: usize,
+    /// Something of it is not served: the port is the overlay's.
+    uses_overlay_port: bool,
 }
 
 /// Why a Service has no rows.
@@ -240,7 +244,9 @@ fn in_world(
             droplet: world.endpoint(holder).map(|holder| holder.droplet.clone()),
         })
     };
-    let outside = outside_of(endpoint, service, context).allowed;
+    let mut outside = outside_of(endpoint, service, context).allowed;
+    let given = outside.len();
+    outside.retain(|address| !(has_overlays_port(service) && world.is_nodes(*address)));
     let slices = slices.iter().map(AsRef::as_ref);
     let ways_in = WaysIn {
         outside: &outside,
@@ -250,6 +256,7 @@ fn in_world(
     let counts = Counts {
         used: made.used,
         left_out: made.left_out,
+        uses_overlay_port: made.uses_overlay_port || outside.len() < given,
     };
     let uid = service.uid().unwrap_or_default();
     let service = world::Service {
@@ -330,6 +337,7 @@ async fn serve(
     status.addresses = addresses.iter().map(ToString::to_string).collect();
     status.backends = Some(u32::try_from(counts.used).unwrap_or(u32::MAX));
     let left_out = leave_out(&mut status, counts.left_out, endpoint);
+    let overlay_port = refuse_overlay_port(&mut status, counts.uses_overlay_port);
     let refused = outside_address::say(&mut status, endpoint, context);
     set(&mut status.conditions, accepted);
     let told = (ready.reason.clone(), ready.message.clone());
@@ -356,6 +364,9 @@ async fn serve(
     if let Some(message) = left_out {
         tell(endpoint, "BackendsLeftOut", &message, context);
     }
+    if let Some(message) = overlay_port {
+        tell(endpoint, OVERLAY_PORT_REASON, &message, context);
+    }
     if let Some(message) = refused {
         tell(endpoint, outside_address::REASON, &message, context);
     }
@@ -381,22 +392,40 @@ fn accepted(endpoint: &Endpoint, context: &Context) -> Condition {
 
 /// Says how many backends are left out; what is to be told, if it is news.
 fn leave_out(status: &mut EndpointStatus, count: usize, endpoint: &Endpoint) -> Option<String> {
-    let was_complete = find(&status.conditions, "Complete").is_none();
-    if count == 0 {
-        status.conditions.retain(|condition| condition.kind != "Complete");
+    let message = (count > 0).then(|| {
+        format!(
+            "{count} ready addresses of its EndpointSlices are left out: no pod of namespace {} has them in the VPC of \
+             network {:?}; run its pods there, or name their network in its annotation thuban.dev/network",
+            name_of(endpoint).0,
+            endpoint.spec.network
+        )
+    });
+    lacks(status, "Complete", "BackendsLeftOut", message)
+}
+
+/// The same of what droplets would take for packets of the overlay.
+fn refuse_overlay_port(status: &mut EndpointStatus, is_used: bool) -> Option<String> {
+    let message = is_used.then(|| {
+        format!(
+            "UDP port {OVERLAY_PORT} of nodes is the overlay's: backends outside of the VPC, a NodePort, or the port at a \
+             node's address among its addresses have no effect on it; use another port"
+        )
+    });
+    lacks(status, "Ports", OVERLAY_PORT_REASON, message)
+}
+
+/// Sets a condition that something is not as it was asked for, or takes it away; the message, if it is news.
+fn lacks(status: &mut EndpointStatus, kind: &str, reason: &str, message: Option<String>) -> Option<String> {
+    let is_news = find(&status.conditions, kind).is_none();
+    let Some(message) = message else {
+        status.conditions.retain(|condition| condition.kind != kind);
         return None;
-    }
-    let message = format!(
-        "{count} ready addresses of its EndpointSlices are left out: no pod of namespace {} has them in the VPC of \
-         network {:?}; run its pods there, or name their network in its annotation thuban.dev/network",
-        name_of(endpoint).0,
-        endpoint.spec.network
-    );
+    };
     set(
         &mut status.conditions,
-        condition("Complete", false, "BackendsLeftOut", &message, None),
+        condition(kind, false, reason, &message, None),
     );
-    was_complete.then_some(message)
+    is_news.then_some(message)
 }
 
 /// Events on the Service and on its Endpoint.

@@ -91,6 +91,12 @@ impl Service {
         texts.filter_map(|text| text.parse().ok()).collect()
     }
 
+    /// As they are written.
+    pub fn ports(&self) -> &[Port] {
+        let ports = self.spec.as_ref().and_then(|spec| spec.ports.as_deref());
+        ports.unwrap_or_default()
+    }
+
     /// Whether clients outside reach the backends of the node alone that they come to.
     pub fn is_external_local(&self) -> bool {
         let policy = self.spec.as_ref().map(|spec| &spec.external_traffic_policy);

@@ -15,6 +15,9 @@ use super::served::{chain, set};
 use crate::attachments::HOST_PREFIX;
 use crate::netlink::host_end::HOST_END;
 
+/// What the operator refuses is what the data plane guards.
+const _: () = assert!(thuban_api::OVERLAY_PORT == GENEVE_PORT);
+
 pub const TABLE: &str = "thuban-overlay";
 
 /// What the rules are made of.
@@ -35,7 +38,11 @@ impl OverlayPort {
             (
                 "forwarded",
                 "type filter hook forward priority filter + 10",
-                vec![format!("{geneve} {leaves} counter drop")],
+                vec![
+                    format!("{geneve} {leaves} counter drop"),
+                    // What a router may say of the overlay's packets, which conntrack knows nothing of: no endpoint is one.
+                    format!("iifname \"{HOST_PREFIX}*\" meta l4proto icmp ct state invalid counter drop"),
+                ],
             ),
             (
                 // After all translation, of what the node itself sends as well.

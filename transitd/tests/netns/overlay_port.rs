@@ -95,22 +95,28 @@ fn exposed(address: IpAddr, ports: &[(u32, u32)]) -> Row {
 
 /// Nodes are in VPC 7, and so is p1.
 fn rig(uplink: &str) -> Rig {
+    rig_with(uplink, true, true)
+}
+
+fn rig_with(uplink: &str, egress: bool, knows_far: bool) -> Rig {
     let mut rows = dual_rows();
     for row in &mut rows {
         if let Row::Vpc(vpc) = row {
             vpc.service_cidrs
                 .extend(["10.96.0.0/16".into(), "fd00:96::/112".into()]);
             vpc.host_access = vpc.vni == 7;
-            vpc.egress = vpc.vni == 7;
+            vpc.egress = egress && vpc.vni == 7;
         }
     }
     let Row::Local(host) = dual(7, "node/n", OWN) else {
         panic!("a local row")
     };
     rows.push(Row::Local(LocalRow { host: true, ..host }));
-    rows.push(Row::Droplet(DropletRow {
-        address: FAR.octets().to_vec(),
-    }));
+    if knows_far {
+        rows.push(Row::Droplet(DropletRow {
+            address: FAR.octets().to_vec(),
+        }));
+    }
     rows.push(dual(7, "p1", 5));
     let mut rig = Rig::prepare(rows);
     rig.on_node(uplink);
@@ -219,11 +225,10 @@ fn port(is_overlay: bool) -> u16 {
     if is_overlay { GENEVE } else { OTHER }
 }
 
-#[test]
-fn nobody_elses_packet_leaves_for_the_overlays_port() {
-    let mut rig = rig("true");
-    let far = Far::of(&rig);
-    let (pod, node) = (pod(&rig), rig.node().to_owned());
+/// Every way to the overlay's port at the other end of the uplink, and a listener there.
+fn open_ways(rig: &mut Rig) -> (Vec<String>, Far) {
+    let far = Far::of(rig);
+    let (pod, node) = (pod(rig), rig.node().to_owned());
     rig.operator.push_and_wait(
         vec![
             by_node(SERVICE.into(), FAR.into()),
@@ -311,12 +316,20 @@ fn nobody_elses_packet_leaves_for_the_overlays_port() {
     rig.operator.push_and_wait(leads_in, vec![]);
     asks("a pod behind a NodePort", (NODE.into(), 30083));
 
-    let far = Far::of(&rig);
+    let far = Far::of(rig);
     far.judge("a process of the node", |overlay, payload| {
         send(&node, 0, (FAR, port(overlay)), payload);
     });
     open.extend(far.open.take());
+    (open, far)
+}
+
+#[test]
+fn nobody_elses_packet_leaves_for_the_overlays_port() {
+    let mut rig = rig("true");
+    let (open, far) = open_ways(&mut rig);
     assert_eq!(open, Vec::<String>::new(), "ways to the overlay's port");
+    let (node, guest) = (rig.node().to_owned(), format!("{}-guest", rig.name));
     // Who is no droplet may have such a tunnel with the node.
     send(&node, 0, (STRANGER, GENEVE), b"a tunnel".to_vec());
     assert!(has_come(&far.overlay, "a tunnel"));
@@ -333,6 +346,19 @@ fn nobody_elses_packet_leaves_for_the_overlays_port() {
     send(&node, 0, (FAR, GENEVE), b"again".to_vec());
     send(&guest, 0, (FAR, GENEVE), b"again".to_vec());
     assert!(!has_come(&far.overlay, "again"));
+    rig.on_node("nft delete table inet thuban-overlay");
+    eventually("the table is back, without a row", || {
+        rig.on_node("nft list tables").contains("thuban-overlay")
+    });
+}
+
+/// One that joined a moment ago, and of which this node has not heard.
+#[test]
+fn nor_does_one_for_a_droplet_that_the_node_does_not_know() {
+    let mut rig = rig_with("true", true, false);
+    let (open, _) = open_ways(&mut rig);
+    // Which is the node's own word, and no endpoint's.
+    assert_eq!(open, ["a process of the node;"]);
 }
 
 #[test]
@@ -364,7 +390,12 @@ fn the_port_is_one_like_any_other_inside_a_vpc() {
 /// ICMP of another droplet's router would make that one's packets small for ten minutes.
 #[test]
 fn no_pod_speaks_as_a_router_of_the_underlay() {
-    let rig = rig("true");
+    for egress in [true, false] {
+        speak_as_a_router(&rig_with("true", egress, true));
+    }
+}
+
+fn speak_as_a_router(rig: &Rig) {
     let heard = in_namespace(rig.far(), || {
         let kind = SockType::Raw;
         UdpSocket::from(socket(AddressFamily::Inet, kind, SockFlag::empty(), SockProtocol::Icmp).unwrap())
@@ -376,7 +407,7 @@ fn no_pod_speaks_as_a_router_of_the_underlay() {
         icmp.extend(rest);
         let sum = checksum(&icmp);
         icmp[2..4].copy_from_slice(&sum);
-        send_raw(&pod(&rig), FAR, vec![packet(1, pod_address, FAR, &[], &icmp)]);
+        send_raw(&pod(rig), FAR, vec![packet(1, pod_address, FAR, &[], &icmp)]);
         let mut types = Vec::new();
         let mut buffer = [0; 256];
         while let Ok(length) = heard.recv(&mut buffer) {

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use thiserror::Error;
+use thuban_api::OVERLAY_PORT;
 use thuban_api::identifiers::mapped;
 use thuban_proto::transit::{ExposedPort, ServiceBackend, ServicePort};
 
@@ -20,6 +21,8 @@ const MOST_BACKENDS: usize = 16_384;
 const MOST_WAYS: usize = 65_536;
 /// Of one that nodes serve: they write all such services anew at each change.
 const MOST_BY_NODE: usize = 1024;
+/// IP protocol number.
+const UDP: u32 = 17;
 /// Seconds, as Kubernetes has it.
 const DEFAULT_AFFINITY: u32 = 10_800;
 
@@ -57,6 +60,8 @@ pub struct Backends {
     pub used: usize,
     /// Ready ones that can't be used.
     pub left_out: usize,
+    /// Something of it would be UDP on the overlay's port between nodes, and is not served.
+    pub uses_overlay_port: bool,
     /// They are outside of its VPC: nodes serve it, for agents reach members alone.
     pub by_node: bool,
     /// What comes to a node goes to backends of other nodes too, by way of those.
@@ -70,6 +75,11 @@ pub struct WaysIn<'a> {
     pub outside: &'a [IpAddr],
     /// Nodes are not of its VPC: each reaches the backends that it has, and no others.
     pub is_tenants: bool,
+}
+
+/// Whether packets of a protocol (by its IP number) to a port, outside of every VPC, would be the overlay's to who gets them.
+fn is_overlays(protocol: u32, port: u16) -> bool {
+    protocol == UDP && port == OVERLAY_PORT
 }
 
 /// Where an address of a slice is.
@@ -115,7 +125,7 @@ fn state(conditions: Option<&Conditions>) -> Option<State> {
 fn protocol(port: &Port) -> Option<u32> {
     match port.protocol.as_deref().unwrap_or("TCP") {
         "TCP" => Some(6),
-        "UDP" => Some(17),
+        "UDP" => Some(UDP),
         "SCTP" => Some(132),
         _ => None,
     }
@@ -151,6 +161,7 @@ pub fn backends<'a>(
     let mut left_out = BTreeSet::new();
     let mut found: BTreeMap<(Family, Joint<'a>), Found> = BTreeMap::new();
     let mut places: BTreeMap<IpAddr, Place> = BTreeMap::new();
+    let mut uses_overlay_port = has_overlays_node_port(service);
     for slice in slices {
         let open: Vec<_> = slice.ports.iter().flatten().collect();
         let open = open
@@ -172,6 +183,10 @@ pub fn backends<'a>(
                 homes.insert(address, droplet);
             }
             for (joint, port) in &open {
+                if place == Place::Outside && is_overlays(joint.0, *port) {
+                    uses_overlay_port = true;
+                    continue;
+                }
                 let ways = found.entry((Family::of(address), *joint)).or_default();
                 // One that passes from a slice to another is in both for a while.
                 let best = ways.entry((address, *port)).or_insert(state);
@@ -240,6 +255,7 @@ pub fn backends<'a>(
         homes,
         used: used.len(),
         left_out: left_out.len(),
+        uses_overlay_port,
         by_node,
         by_peers,
     })
@@ -293,10 +309,9 @@ fn backend((address, port): (IpAddr, u16)) -> ServiceBackend {
 
 /// The ports of a Service; the API server lets none be there twice, and neither may a row.
 fn ports(service: &Service) -> Result<Vec<(u16, Joint<'_>)>, TooLarge> {
-    let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref());
-    let ports = ports.unwrap_or_default();
     let mut seen = BTreeSet::new();
-    let usable = ports
+    let usable = service
+        .ports()
         .iter()
         .filter_map(|port| Some((number(port)?, joint(port)?)));
     let usable: Vec<_> = usable
@@ -306,6 +321,23 @@ fn ports(service: &Service) -> Result<Vec<(u16, Joint<'_>)>, TooLarge> {
         return Err(TooLarge::Ports(usable.len()));
     }
     Ok(usable)
+}
+
+/// The port of a Service at each address of each node, if nodes may take anything for it there.
+fn node_port(port: &Port) -> Option<u16> {
+    let number = port.node_port.and_then(|port| u16::try_from(port).ok())?;
+    (!is_overlays(protocol(port)?, number)).then_some(number)
+}
+
+fn has_overlays_node_port(service: &Service) -> bool {
+    let mut ports = service.ports().iter();
+    ports.any(|port| port.node_port == Some(OVERLAY_PORT.into()) && node_port(port).is_none())
+}
+
+/// Whether a Service has such a port itself: at a node's address it would be the overlay's.
+pub fn has_overlays_port(service: &Service) -> bool {
+    let mut ports = service.ports().iter();
+    ports.any(|port| protocol(port).is_some_and(|of| number(port).is_some_and(|port| is_overlays(of, port))))
 }
 
 /// Whether it has ports at nodes' own addresses, or balancers in front of them.
@@ -322,12 +354,11 @@ fn exposed(
     homes: &BTreeMap<IpAddr, String>,
     is_tenants: bool,
 ) -> Result<Vec<ExposedPort>, TooLarge> {
-    let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref());
-    let ports = ports.unwrap_or_default().iter().take(MOST_PORTS);
+    let ports = service.ports().iter().take(MOST_PORTS);
     let local = service.is_external_local() || is_tenants;
     let ports = ports.filter_map(|port| Some((port, joint(port)?, number(port)?)));
     let made = ports.map(|(port, joint, number)| {
-        let node_port = port.node_port.and_then(|port| u16::try_from(port).ok());
+        let node_port = node_port(port);
         let found = found.get(&(Family::of(address), joint)).filter(|_| local);
         // What goes to all nodes is cut instead.
         let backends = if service.is_external_local() {

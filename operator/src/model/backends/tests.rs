@@ -234,6 +234,52 @@ fn backends_outside_are_the_nodes_to_serve_and_members_beside_them_are_left_out(
 }
 
 #[test]
+fn nothing_leads_to_the_overlays_port_outside_of_the_vpc() {
+    let ports = json!([
+        {"name": "a", "protocol": "UDP", "port": 53, "nodePort": 6081},
+        {"name": "b", "protocol": "TCP", "port": 54, "nodePort": 6081},
+    ]);
+    let mut service = service(&ports);
+    let at = |port: u16| {
+        let ports = json!([{"name": "a", "protocol": "UDP", "port": port}, {"name": "b", "protocol": "TCP", "port": port}]);
+        [slice(&ports, &json!([{"addresses": ["172.16.0.1"]}]))]
+    };
+    let made = |service: &Service, port, place| {
+        let place_of = move |_: IpAddr, _: Option<&Target>| Some(place);
+        backends(service, &service.cluster_ips(), &at(port), place_of).unwrap()
+    };
+    let by_port = |made: &Backends| {
+        first(made)
+            .into_iter()
+            .map(|(_, _, ways)| ways.len())
+            .collect::<Vec<_>>()
+    };
+    let refused = made(&service, 6081, Place::Outside);
+    assert_eq!(
+        (by_port(&refused), refused.by_node),
+        (vec![0, 1], true),
+        "TCP alone"
+    );
+    assert!(refused.uses_overlay_port);
+    // Within a VPC it is a port like any other.
+    let within = made(&service, 6081, Place::Member);
+    assert_eq!(by_port(&within), [1, 1]);
+    service.spec.as_mut().unwrap().kind = Some("NodePort".into());
+    let node_ports = |made: &Backends| {
+        let ports = made.exposed[0].1.iter();
+        ports.map(|port| port.node_port).collect::<Vec<_>>()
+    };
+    let exposed = made(&service, 8080, Place::Member);
+    assert_eq!(
+        (node_ports(&exposed), exposed.uses_overlay_port),
+        (vec![0, 6081], true)
+    );
+    service.spec.as_mut().unwrap().ports.as_mut().unwrap()[0].node_port = Some(30053);
+    let other = made(&service, 8080, Place::Outside);
+    assert_eq!((by_port(&other), other.uses_overlay_port), (vec![1, 1], false));
+}
+
+#[test]
 fn a_target_that_names_another_pod_or_no_pod_is_none() {
     let target = |value: Value| serde_json::from_value::<Target>(value).unwrap();
     let pod = json!({"kind": "Pod", "namespace": "red", "name": "a", "uid": "1"});

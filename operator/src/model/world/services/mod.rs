@@ -223,16 +223,16 @@ impl World {
                 v6.is_loopback() || v6.is_unicast_link_local() || v6.is_multicast() || v6.is_unspecified()
             }
         };
-        let is_in = |range: &String| {
-            range
-                .parse()
-                .is_ok_and(|range: Cidr| range.contains_address(address))
-        };
-        if is_local || home.cidrs.iter().chain(&self.service_ranges).any(is_in) {
+        let mut ranges = home.cidrs.iter().chain(&self.service_ranges);
+        if is_local || ranges.any(|range| is_in(address, range)) {
             return false;
         }
-        !is_pods
-            || self.closed_ranges.iter().any(is_in)
+        !is_pods || self.is_nodes(address)
+    }
+
+    /// Whether an address is a node's, or may be one's.
+    pub fn is_nodes(&self, address: IpAddr) -> bool {
+        self.closed_ranges.iter().any(|range| is_in(address, range))
             || self.closed_nodes.contains(&address)
             || self.droplets.values().any(|droplet| address == *droplet)
     }
@@ -449,6 +449,12 @@ impl World {
             self.dirty.insert(Owner::Service(name));
         }
     }
+}
+
+fn is_in(address: IpAddr, range: &str) -> bool {
+    range
+        .parse()
+        .is_ok_and(|range: Cidr| range.contains_address(address))
 }
 
 #[cfg(test)]
