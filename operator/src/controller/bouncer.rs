@@ -86,6 +86,7 @@ impl Role for Bouncer {
     }
 
     fn is_in_use(&self, context: &Context) -> bool {
-        has_endpoints(&self.spec.network, context)
+        // Endpoints may outlive their network: an operator that saw it late gave them addresses.
+        context.network(&self.spec.network).is_some() && has_endpoints(&self.spec.network, context)
     }
 }

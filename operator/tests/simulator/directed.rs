@@ -12,12 +12,13 @@ use tokio::time::{sleep, timeout};
 
 use crate::cluster::{add_node, add_pod};
 use crate::droplet::Report;
+use crate::invariants::addresses;
 use crate::keep;
 use crate::kind::Kind;
 use crate::operators::{self, Operator};
 use crate::schedule;
 use crate::simulation::{Simulation, State};
-use crate::store::{Preconditions, text};
+use crate::store::{Preconditions, is_deleting, text};
 use crate::tables::Slot;
 
 /// The first VNI that is given out.
@@ -315,6 +316,46 @@ fn of_two_bouncers_that_had_to_share_a_droplet_one_goes_when_another_is_back() {
             }
             until(simulation, "they are apart again", |state| !is_shared(state)).await;
             only.crash();
+        });
+    }
+}
+
+#[test]
+fn a_bouncer_goes_though_an_endpoint_outlives_its_network() {
+    for seed in 1..=5 {
+        check("orphan", seed, async |simulation| {
+            let first = begin(simulation, 1).await;
+            let other = second(simulation, &first).await;
+            other.deafen([Kind::Network]);
+            delete(simulation, Kind::Network, "", "red-1");
+            until(simulation, "the network is gone", |state| {
+                !has(state, Kind::Network, "red-1")
+            })
+            .await;
+            first.crash();
+            simulation.with(|state| {
+                add_pod(state, "east", "p", "n0", &json!({"thuban.dev/network": "red-1"}));
+            });
+            until(
+                simulation,
+                "its pod has an address and its bouncer is deleted",
+                |state| {
+                    let mut endpoints = state.store.values(Kind::Endpoint);
+                    let mut bouncers = state.store.values(Kind::Bouncer);
+                    endpoints.any(|endpoint| !addresses(endpoint).is_empty())
+                        && bouncers.any(|bouncer| is_deleting(bouncer))
+                },
+            )
+            .await;
+            other.deafen([]);
+            until(simulation, "no bouncer is left", |state| {
+                state.store.values(Kind::Bouncer).next().is_none()
+            })
+            .await;
+            delete(simulation, Kind::Pod, "east", "p");
+            delete(simulation, Kind::Vpc, "", "red");
+            until_gone(simulation).await;
+            other.crash();
         });
     }
 }
