@@ -164,11 +164,11 @@ async fn kubelet(simulation: Arc<Simulation>, node: String, incarnation: u64) {
         let droplet = state.droplets.get(&node);
         droplet.is_some_and(|droplet| droplet.incarnation == incarnation)
     };
-    let mut stirred = simulation.stirred.subscribe();
+    let mut stirred = simulation.stirred.get();
     let mut has_more = false;
     loop {
-        if !has_more && stirred.changed().await.is_err() {
-            return;
+        if !has_more {
+            stirred = simulation.stirred.other_than(stirred).await;
         }
         simulation.pause(5, 400).await;
         has_more = simulation.with(|state| {

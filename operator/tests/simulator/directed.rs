@@ -158,7 +158,7 @@ async fn end(simulation: &Arc<Simulation>, first: &Operator) {
     until(simulation, "its number is free", |state| !is_claimed(state)).await;
 }
 
-fn check(name: &str, seed: u64, scenario: impl AsyncFnOnce(&Arc<Simulation>)) {
+fn check(name: &str, seed: u64, scenario: impl AsyncFnOnce(&Arc<Simulation>) + Send) {
     let (violations, trace) = schedule::within(seed, scenario);
     if !violations.is_empty() {
         keep(format!("{name}-{seed}"), &trace);

@@ -10,11 +10,11 @@ use kube::Client;
 use thuban_operator::controller::{defaults, run};
 use thuban_operator::hub::Hub;
 use thuban_operator::model::validation::RefusedRanges;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::kind::Kind;
 use crate::server::Connection;
+use crate::signal::Signal;
 use crate::simulation::Simulation;
 
 pub const DEFAULT_RANGE: &str = "10.244.0.0/24";
@@ -24,7 +24,8 @@ const LOOK: Duration = Duration::from_millis(100);
 pub struct Operator {
     pub id: String,
     pub epoch: u64,
-    is_dead: watch::Sender<bool>,
+    /// 0 while it lives.
+    deaths: Signal,
     /// Dies right after so many writes; negative: never.
     left: AtomicI64,
     hub: OnceLock<Arc<Hub>>,
@@ -40,7 +41,7 @@ pub struct Operator {
 
 impl Operator {
     pub fn is_alive(&self) -> bool {
-        !*self.is_dead.borrow()
+        self.deaths.get() == 0
     }
 
     pub fn hub(&self) -> Option<Arc<Hub>> {
@@ -48,12 +49,12 @@ impl Operator {
     }
 
     pub fn crash(&self) {
-        self.is_dead.send_replace(true);
+        self.deaths.set(1);
     }
 
     /// Waits for its death.
     pub async fn died(&self) {
-        let _ = self.is_dead.subscribe().wait_for(|is_dead| *is_dead).await;
+        self.deaths.other_than(0).await;
     }
 
     /// Dies right after its `writes`th write from now.
@@ -109,7 +110,7 @@ pub fn start(simulation: &Arc<Simulation>) -> Arc<Operator> {
         let operator = Arc::new(Operator {
             id: format!("operator{}", state.epoch),
             epoch: state.epoch,
-            is_dead: watch::Sender::new(false),
+            deaths: Signal::default(),
             left: AtomicI64::new(-1),
             hub: OnceLock::new(),
             deaf: Mutex::default(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::chance;
 use crate::cluster::{self, add_node, add_pod};
 use crate::convergence;
 use crate::droplet::{self, Report};
@@ -24,17 +25,26 @@ const MOST_DEAFNESS: u64 = 12_000;
 
 /// Runs the schedule of a seed: what went wrong, and what happened.
 pub fn run(seed: u64) -> (Vec<String>, Vec<String>) {
-    within(seed, async |simulation| {
+    run_in_order(seed, 0)
+}
+
+/// The same with another order of hash maps, so of tasks of one instant, for each `order`.
+pub fn run_in_order(seed: u64, order: u64) -> (Vec<String>, Vec<String>) {
+    let happen = async |simulation: &Arc<Simulation>| {
         chaos(simulation).await;
         if !simulation.is_broken() {
             convergence::settle(simulation).await;
         }
-    })
+    };
+    chance::seeded(seed, order, || live(seed, happen))
 }
 
 /// Lets things happen to a world of its own, in virtual time.
-pub fn within(seed: u64, happen: impl AsyncFnOnce(&Arc<Simulation>)) -> (Vec<String>, Vec<String>) {
-    fastrand::seed(seed);
+pub fn within(seed: u64, happen: impl AsyncFnOnce(&Arc<Simulation>) + Send) -> (Vec<String>, Vec<String>) {
+    chance::seeded(seed, 0, || live(seed, happen))
+}
+
+fn live(seed: u64, happen: impl AsyncFnOnce(&Arc<Simulation>)) -> (Vec<String>, Vec<String>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)

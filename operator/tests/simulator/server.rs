@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::kind::Kind;
 use crate::operators::Operator;
+use crate::signal::Signal;
 use crate::simulation::{Simulation, State};
 use crate::store::{Failure, GONE, INTERNAL, INVALID, NOT_FOUND, Preconditions, text};
 
@@ -154,9 +155,14 @@ impl Connection {
         }
         self.halt_if_dead().await;
         if matches!(fate, Fate::Refused | Fate::TimedOut) {
-            self.simulation
-                .lock()
-                .note(|| format!("{} {} {path}: {fate:?}", self.operator.id, head.method));
+            self.simulation.lock().note(|| {
+                format!(
+                    "{} {} {}: {fate:?}",
+                    self.operator.id,
+                    head.method,
+                    timeless(path)
+                )
+            });
             return if fate == Fate::Refused {
                 Ok(refusal(INTERNAL))
             } else {
@@ -189,6 +195,7 @@ impl Connection {
                     } else {
                         String::new()
                     };
+                    let path = timeless(path);
                     format!("{} {} {path} -> {code} {fate:?} {sent}", operator.id, head.method)
                 });
                 operator.wrote(
@@ -237,7 +244,7 @@ impl Connection {
         let (changed, is_stale) = {
             let state = &mut *self.simulation.lock();
             let chance = state.weather.stale_watch;
-            (state.subscribe(kind), state.random.permille(chance))
+            (state.last_event(kind), state.random.permille(chance))
         };
         let watch = Watch {
             connection: self,
@@ -255,6 +262,14 @@ impl Connection {
         let body = StreamBody::new(frames.boxed());
         Ok(Response::new(body.boxed_unsync()))
     }
+}
+
+/// A path without the time of day, with which names of events end.
+fn timeless(path: &str) -> &str {
+    let is_event = path.contains("/events/");
+    path.rsplit_once('.')
+        .filter(|_| is_event)
+        .map_or(path, |(name, _)| name)
 }
 
 fn state_is_verbose() -> bool {
@@ -451,7 +466,7 @@ struct Watch {
     connection: Connection,
     kind: Kind,
     version: u64,
-    changed: tokio::sync::watch::Receiver<u64>,
+    changed: Arc<Signal>,
     is_stale: bool,
     until: Instant,
     is_over: bool,
@@ -466,7 +481,7 @@ impl Watch {
         loop {
             self.connection.operator.hears(self.kind).await;
             self.connection.halt_if_dead().await;
-            let last = *self.changed.borrow_and_update();
+            let last = self.changed.get();
             let delay = {
                 let state = &mut *self.connection.simulation.lock();
                 if self.version < state.store.compacted
@@ -486,10 +501,7 @@ impl Watch {
             let Some(delay) = delay else {
                 tokio::select! {
                     biased;
-                    changed = self.changed.changed() => {
-                        changed.ok()?;
-                        continue;
-                    }
+                    _ = self.changed.other_than(last) => continue,
                     () = sleep_until(self.until) => return None,
                 }
             };

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::droplet::Droplet;
@@ -13,6 +13,7 @@ use crate::invariants;
 use crate::kind::Kind;
 use crate::operators::Operator;
 use crate::random::Random;
+use crate::signal::Signal;
 use crate::store::Store;
 use crate::weather::Weather;
 
@@ -35,13 +36,14 @@ pub struct State {
     pub is_fair: bool,
     trace: Vec<String>,
     started: Instant,
-    kinds: BTreeMap<Kind, watch::Sender<u64>>,
+    /// The last event of each kind.
+    kinds: BTreeMap<Kind, Arc<Signal>>,
 }
 
 pub struct Simulation {
     state: Mutex<State>,
     /// Something happened that kubelets may wait for.
-    pub stirred: watch::Sender<u64>,
+    pub stirred: Signal,
     /// Something happened that the garbage collector may want to know.
     pub collect: Notify,
 }
@@ -50,7 +52,7 @@ impl Simulation {
     pub fn new(seed: u64) -> Arc<Self> {
         let mut random = Random::new(seed);
         let weather = Weather::random(&mut random);
-        let kinds = Kind::ALL.into_iter().map(|kind| (kind, watch::Sender::new(0)));
+        let kinds = Kind::ALL.into_iter().map(|kind| (kind, Arc::default()));
         let state = State {
             random,
             weather,
@@ -70,7 +72,7 @@ impl Simulation {
         };
         Arc::new(Self {
             state: Mutex::new(state),
-            stirred: watch::Sender::new(0),
+            stirred: Signal::default(),
             collect: Notify::new(),
         })
     }
@@ -89,7 +91,7 @@ impl Simulation {
                 invariants::after_write(&mut state, change);
                 let kind = change.name.0;
                 let last = state.store.last_event(kind);
-                state.kinds[&kind].send_replace(last);
+                state.kinds[&kind].set(last);
             }
             self.stir();
             self.collect.notify_one();
@@ -103,7 +105,7 @@ impl Simulation {
     }
 
     pub fn stir(&self) {
-        self.stirred.send_modify(|times| *times += 1);
+        self.stirred.set(self.stirred.get() + 1);
     }
 
     pub fn is_broken(&self) -> bool {
@@ -117,8 +119,8 @@ impl Simulation {
 }
 
 impl State {
-    pub fn subscribe(&self, kind: Kind) -> watch::Receiver<u64> {
-        self.kinds[&kind].subscribe()
+    pub fn last_event(&self, kind: Kind) -> Arc<Signal> {
+        self.kinds[&kind].clone()
     }
 
     pub fn elapsed(&self) -> Duration {

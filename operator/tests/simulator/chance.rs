@@ -1,0 +1,79 @@
+//! Where chance comes from: the seed of a schedule, and nothing else. Hash maps of std and of kube (ahash) take their
+//! keys from the system's randomness; here that is a sequence of numbers that follows from the seed.
+//!
+//! Invariants: each schedule runs in a thread of its own, for std draws keys once a thread, and what a thread draws
+//! depends on no other. Nothing in a schedule uses tokio's generator, which counts the runtimes of the process: `select!`
+//! says `biased`, [`Signal`](crate::signal::Signal) stands for tokio's `watch`.
+
+#![allow(unsafe_code)] // a function of the C library is replaced
+
+use std::cell::RefCell;
+use std::panic::resume_unwind;
+use std::sync::Once;
+
+use ahash::random_state::{RandomSource, set_random_source};
+
+use crate::random::Random;
+
+thread_local! {
+    /// Outside of schedules, that of the seed 0.
+    static RANDOM: RefCell<Random> = const { RefCell::new(Random::new(0)) };
+}
+
+/// The next number of this thread.
+fn draw() -> u64 {
+    RANDOM.with_borrow_mut(Random::next)
+}
+
+/// Stands in for the C library's function of this name, in this test's process only.
+///
+/// # Safety
+///
+/// As there: `buffer` has room for `length` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getrandom(buffer: *mut u8, length: usize, _flags: u32) -> isize {
+    for offset in 0..length {
+        // SAFETY: the offset is within the caller's buffer.
+        unsafe { buffer.add(offset).write(draw() as u8) };
+    }
+    length.cast_signed()
+}
+
+/// Of ahash, which would count the maps of all threads.
+struct OfThread;
+
+impl RandomSource for OfThread {
+    fn gen_hasher_seed(&self) -> usize {
+        draw() as usize
+    }
+}
+
+/// What is made once a process is made before the first schedule, which would have drawn for it otherwise.
+fn prepare() {
+    static PREPARED: Once = Once::new();
+    PREPARED.call_once(|| {
+        let is_first = set_random_source(OfThread).is_ok();
+        assert!(is_first, "a hash map of ahash was made before the first schedule");
+        let _ = in_thread(0, || {
+            (ahash::RandomState::with_seed(0), thuban_operator::metrics::text())
+        });
+    });
+}
+
+fn in_thread<T: Send>(seed: u64, run: impl FnOnce() -> T + Send) -> T {
+    let run = || {
+        RANDOM.set(Random::new(seed));
+        run()
+    };
+    std::thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// Runs it in a thread that draws all its randomness from the seed, and orders hash maps in the `order`th of many ways.
+pub fn seeded<T: Send>(seed: u64, order: u64, run: impl FnOnce() -> T + Send) -> T {
+    prepare();
+    // Not the numbers that the schedule draws itself.
+    in_thread(!(seed ^ order.rotate_right(16)), || {
+        fastrand::seed(seed);
+        run()
+    })
+}
