@@ -211,7 +211,9 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
             let name = vpc.name_any();
             context.index.forget_admission(&format!("vpc/{name}"));
             context.index.forget_admission(&format!("names/vpc/{name}"));
-            show_namespaces(context, &context.index.networks_of(&name));
+            let networks = context.index.networks_of(&name);
+            show_namespaces(context, &networks);
+            wake_where(context, |endpoint| networks.contains(&endpoint.spec.network));
             context.index.forget_vnis(&vpc.uid().unwrap_or_default());
             (vpc.name_any(), None)
         }
@@ -278,6 +280,8 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
             context.index.network(&network.spec.vpc, &name, false);
             context.hub.update(|world| world.set_network(&name, None));
             triggers.vpc(&network.spec.vpc);
+            // Those that an operator let in which saw the end of the network late say so.
+            wake_where(context, |endpoint| endpoint.spec.network == name);
             // One that it overlapped may be accepted now.
             let networks = context.stores.networks.state();
             let refused = networks.iter().filter(|other| !is_accepted(other));

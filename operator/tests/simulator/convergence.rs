@@ -245,7 +245,12 @@ fn endpoints(state: &State) -> Result<(), String> {
         }
         let found = by_pod.get(uid);
         let is_attached = state.droplets[node].attachments.contains_key(uid);
-        if found.is_some_and(|(_, endpoint)| is_provisioned(endpoint)) && !is_attached {
+        // An operator that saw the end of the network late may have let it in: no droplet has its row.
+        let is_served = |endpoint: &Value| {
+            let network = text(endpoint, "/spec/network");
+            is_provisioned(endpoint) && state.store.get(Kind::Network, "", network).is_some()
+        };
+        if found.is_some_and(|(_, endpoint)| is_served(endpoint)) && !is_attached {
             return Err(format!("pod {name} is Provisioned, but not attached"));
         }
         let annotation = |name: &str| pod["metadata"]["annotations"].get(name).and_then(Value::as_str);

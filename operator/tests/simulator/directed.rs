@@ -11,6 +11,7 @@ use serde_json::json;
 use tokio::time::{sleep, timeout};
 
 use crate::cluster::{add_node, add_pod};
+use crate::convergence;
 use crate::droplet::Report;
 use crate::invariants::addresses;
 use crate::keep;
@@ -334,16 +335,18 @@ fn a_bouncer_goes_though_an_endpoint_outlives_its_network() {
             .await;
             first.crash();
             simulation.with(|state| {
-                add_pod(state, "east", "p", "n0", &json!({"thuban.dev/network": "red-1"}));
+                for (name, node) in [("p", "n0"), ("q", "n1")] {
+                    add_pod(state, "east", name, node, &json!({"thuban.dev/network": "red-1"}));
+                }
             });
             until(
                 simulation,
-                "its pod has an address and its bouncer is deleted",
+                "its pods have addresses and its bouncer is deleted",
                 |state| {
-                    let mut endpoints = state.store.values(Kind::Endpoint);
+                    let endpoints = state.store.values(Kind::Endpoint);
+                    let served = endpoints.filter(|endpoint| !addresses(endpoint).is_empty());
                     let mut bouncers = state.store.values(Kind::Bouncer);
-                    endpoints.any(|endpoint| !addresses(endpoint).is_empty())
-                        && bouncers.any(|bouncer| is_deleting(bouncer))
+                    served.count() == 2 && bouncers.any(|bouncer| is_deleting(bouncer))
                 },
             )
             .await;
@@ -352,10 +355,11 @@ fn a_bouncer_goes_though_an_endpoint_outlives_its_network() {
                 state.store.values(Kind::Bouncer).next().is_none()
             })
             .await;
+            convergence::settle(simulation).await;
             delete(simulation, Kind::Pod, "east", "p");
+            delete(simulation, Kind::Pod, "east", "q");
             delete(simulation, Kind::Vpc, "", "red");
             until_gone(simulation).await;
-            other.crash();
         });
     }
 }

@@ -35,6 +35,10 @@ fn member(state: &State, name: &str, endpoint: &Value) -> Option<Member> {
     if text(endpoint, "/status/phase") != "Provisioned" || is_deleting(endpoint) {
         return None;
     }
+    // An operator that saw the end of the network late may have let it in: nobody serves it.
+    state
+        .store
+        .value(Kind::Network, "", text(endpoint, "/spec/network"))?;
     let (vni, address) = (vni(state, &vpc_of(state, endpoint))?, first_address(endpoint)?);
     let home = home(endpoint);
     let droplet = state.droplets.get(home).filter(|droplet| droplet.is_on)?;
