@@ -45,7 +45,9 @@ use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
 use crate::settings::{AgentHook, Aggregation, MetricsAddress, RunSettings, TransitHookChoice};
 use crate::state::State;
-use crate::{boot, connections, dns, droplet, health, host_endpoint, loads, metrics, reclaim, subscriptions};
+use crate::{
+    boot, connections, dns, droplet, health, host_endpoint, loads, metrics, reclaim, rules, subscriptions,
+};
 
 /// Wanted rows that wait to be asked for; more are asked for again by the agents.
 const WANTED_QUEUE: usize = 1024;
@@ -131,6 +133,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(health::run(Arc::clone(&node)));
     tokio::spawn(connections::run(Arc::clone(&node)));
     tokio::spawn(reclaim::run(Arc::clone(&node)));
+    tokio::spawn(rules::run(Arc::clone(&node)));
     tokio::spawn(install::when_synced(Arc::clone(&node)));
     if let Some(address) = metrics_address(&node) {
         let pages = metrics::TransitdPages(Arc::clone(&node));
@@ -268,8 +271,9 @@ async fn attach_transit(
         && settings.agent_hook == AgentHook::Tc
         && choice != TransitHookChoice::Xdp
         && !nic.passes_gso;
-    // Before there is a device that would take what comes to the port.
-    state.netfilter.claim_port(wanted);
+    // Before there is a device that would take what comes to the port, and as long as there is one.
+    let has_device = netlink::find_link(netlink, aggregation::LINK).await?.is_some();
+    state.netfilter.claim_port(wanted || has_device);
     state.protect_port()?;
     let mut aggregates = wanted && has_aggregation(netlink).await;
     let preferred = hooks::preferred(choice, &nic, aggregates);

@@ -21,6 +21,7 @@ pub mod operator;
 pub mod program;
 pub mod reclaim;
 pub mod rejection;
+pub mod rules;
 pub mod services;
 pub mod settings;
 pub mod state;

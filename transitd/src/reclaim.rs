@@ -1,4 +1,4 @@
-//! Makes rules of the node that others took away again, and finds what was left: by a killed trace, DELs that the plugin spooled, and attachments by a lost DEL. Of those both the
+//! Finds what was left: by a killed trace, DELs that the plugin spooled, and attachments by a lost DEL. Of those both the
 //! pod's namespace and the veth must be gone; or its runtime had the same interface of the same pod made once more, which
 //! it does only when it knows of no sandbox of the pod (one that dies between ADD and remembering the sandbox keeps the
 //! namespace and never sends a DEL), and the operator still has one endpoint for both.
@@ -16,7 +16,6 @@ use crate::attachments::{Attachment, AttachmentId};
 use crate::cni::{del, spool};
 use crate::dataplane::tables::TableKey;
 use crate::metrics::{self, Reclaimed};
-use crate::netfilter::{self, overlay_port, ruleset};
 use crate::netlink::{find_link, namespace};
 use crate::node::Node;
 use crate::state::State;
@@ -36,7 +35,6 @@ pub async fn run(node: Arc<Node>) {
                 "a killed trace could not be cleared"
             );
         }
-        restore_rules(&node).await;
         spool::drain(&node).await;
         let mut gone = gone(&node).await;
         gone.extend(superseded(&node.state()));
@@ -59,40 +57,6 @@ pub async fn run(node: Arc<Node>) {
             }
         }
         suspects = gone;
-    }
-}
-
-/// The node's rules are there still, and as the operator wants them: others flush all tables, and a write may have failed.
-async fn restore_rules(node: &Arc<Node>) {
-    let (program, is_written) = {
-        let state = node.state();
-        (state.netfilter.program().to_owned(), state.netfilter.is_written())
-    };
-    let look = move || {
-        [ruleset::TABLE, overlay_port::TABLE]
-            .into_iter()
-            .find(|table| !netfilter::is_there(&program, table))
-    };
-    let gone = tokio::task::spawn_blocking(look).await.unwrap_or_default();
-    let mut state = node.state();
-    if gone.is_none() && is_written {
-        return;
-    }
-    if let Some(table) = gone {
-        warn!(table, "a table of nftables is gone, it is made again");
-    }
-    state.netfilter.doubt();
-    // Before the first snapshot nobody knows what else is to be in them.
-    let written = if state.synced {
-        state.serve()
-    } else {
-        state.protect_port()
-    };
-    if let Err(error) = written {
-        warn!(
-            error = &error as &dyn std::error::Error,
-            "the node's rules could not be written, it is tried again"
-        );
     }
 }
 

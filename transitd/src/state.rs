@@ -264,6 +264,13 @@ impl State {
             }
             self.synced = true;
             self.stream = Some(epoch);
+            // Those that went meanwhile are swept now.
+            if let Err(error) = self.protect_port() {
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the overlay's port could not be protected anew, it is tried again"
+                );
+            }
         }
         for pod in pods {
             if let Err(error) = self.refresh(&pod) {
@@ -378,13 +385,14 @@ impl State {
             .set(self.program.served_by_node(), Host::of(&self.program))
     }
 
-    /// Keeps others from the overlay's port, at the droplets that the tables have: an earlier transitd's too, until the first snapshot.
+    /// Keeps others from the overlay's port, at the droplets that the tables have: an earlier transitd's too, until the first
+    /// snapshot.
     pub fn protect_port(&mut self) -> Result<(), NetfilterError> {
         let droplets = self.tables.held().filter_map(|(key, _)| match key {
             TableKey::Droplet(address) => Some((*address).into()),
             _ => None,
         });
-        self.netfilter.protect_port(droplets)
+        self.netfilter.protect_port(droplets, self.synced)
     }
 
     fn write(&mut self, changes: Vec<Change>) -> Result<(), TableError> {

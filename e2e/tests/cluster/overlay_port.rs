@@ -16,6 +16,8 @@ use crate::tenants::tenants;
 const SOON: Duration = Duration::from_secs(30);
 /// Nobody's.
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 66);
+/// Of a node, where the test listens itself.
+const CONTROL: u16 = 7777;
 /// What an IPv4 and a UDP header take.
 const OUTER: usize = 28;
 
@@ -27,7 +29,7 @@ struct Made<'a> {
 
 impl Drop for Made<'_> {
     fn drop(&mut self) {
-        for object in ["service/relay", "service/by-host"] {
+        for object in ["service/relay", "service/by-host", "endpointslice/relay-1"] {
             let _ = delete(self.cluster, &["-n", "default", object]);
         }
         for pod in ["pod/relays", "pod/on-host"] {
@@ -42,7 +44,10 @@ impl Drop for Made<'_> {
 fn service(name: &str, selector: Option<Value>) -> Value {
     let mut service = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default"},
-        "spec": {"ports": [{"name": "u", "protocol": "UDP", "port": 7000, "targetPort": 6081}]},
+        "spec": {"ports": [
+            {"name": "u", "protocol": "UDP", "port": 7000, "targetPort": 6081},
+            {"name": "c", "protocol": "UDP", "port": 7001, "targetPort": CONTROL},
+        ]},
     });
     if let Some(selector) = selector {
         service["spec"]["selector"] = selector;
@@ -84,7 +89,10 @@ fn a_service_whose_backend_is_a_nodes_overlay_port_leads_into_no_vpc() {
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
         "metadata": {"name": "relay-1", "namespace": "default", "labels": {"kubernetes.io/service-name": "relay"}},
         "endpoints": [{"addresses": [there.to_string()]}],
-        "ports": [{"name": "u", "protocol": "UDP", "port": 6081}],
+        "ports": [
+            {"name": "u", "protocol": "UDP", "port": 6081},
+            {"name": "c", "protocol": "UDP", "port": CONTROL},
+        ],
     });
     apply(
         cluster,
@@ -99,37 +107,50 @@ fn a_service_whose_backend_is_a_nodes_overlay_port_leads_into_no_vpc() {
     .unwrap();
     let attacker = running(cluster, "default", "relays").unwrap();
     running(cluster, "default", "on-host").unwrap();
+    let asks = |address: Ipv4Addr, port: u16, payload: &[u8]| {
+        attacker.inside(|| {
+            UdpSocket::bind("0.0.0.0:0")?.send_to(payload, (address, port))?;
+            Ok(())
+        })
+    };
+    let heard = cluster
+        .in_node(&victim.node, || Ok(UdpSocket::bind(("0.0.0.0", CONTROL))?))
+        .unwrap();
+    heard.set_nonblocking(true).unwrap();
     for name in ["relay", "by-host"] {
-        cluster
-            .wait_for(
-                &format!("Service {name} is told that the port is the overlay's"),
-                SOON,
-                || {
-                    let all = get(cluster, &["endpoints.thuban.dev", "-n", "default"])?;
-                    let mut all = all["items"].as_array().into_iter().flatten();
-                    let own = all.find(|one| one["spec"]["serviceRef"]["name"] == name);
-                    let told = own.and_then(|own| condition(own, "Ports"));
-                    Ok(told.is_some_and(|told| told["reason"] == "OverlayPort" && told["status"] == "False"))
-                },
-            )
-            .unwrap();
-        let events = get(cluster, &["events", "-n", "default"]).unwrap();
-        let mut events = events["items"].as_array().unwrap().iter();
-        let is_it = |event: &Value| {
-            event["reason"] == "OverlayPort"
-                && event["involvedObject"]["kind"] == "Service"
-                && event["involvedObject"]["name"] == name
+        let has_condition = || {
+            let all = get(cluster, &["endpoints.thuban.dev", "-n", "default"])?;
+            let mut all = all["items"].as_array().into_iter().flatten();
+            let own = all.find(|one| one["spec"]["serviceRef"]["name"] == name);
+            let told = own.and_then(|own| condition(own, "Ports"));
+            Ok(told.is_some_and(|told| told["reason"] == "OverlayPort" && told["status"] == "False"))
         };
-        assert!(events.any(is_it), "an event on Service {name}");
+        let has_event = || {
+            let events = get(cluster, &["events", "-n", "default"])?;
+            let mut events = events["items"].as_array().into_iter().flatten();
+            Ok(events.any(|event| {
+                event["reason"] == "OverlayPort"
+                    && event["involvedObject"]["kind"] == "Service"
+                    && event["involvedObject"]["name"] == name
+            }))
+        };
+        let what = format!("Service {name} is told that the port is the overlay's");
+        cluster
+            .wait_for(&what, SOON, || Ok(has_condition()? && has_event()?))
+            .unwrap();
         let service = get(cluster, &["service", "-n", "default", name]).unwrap();
         let address: Ipv4Addr = service["spec"]["clusterIP"].as_str().unwrap().parse().unwrap();
-        let relayed = arrives(victim, 9100, b"relayed", || {
-            attacker.inside(|| {
-                Ok(drop(
-                    UdpSocket::bind("0.0.0.0:0")?.send_to(&geneve[OUTER..], (address, 7000)),
-                ))
+        cluster
+            .wait_for("its other port leads to the node", SOON, || {
+                asks(address, 7001, name.as_bytes())?;
+                let mut buffer = [0; 64];
+                let came = heard
+                    .recv(&mut buffer)
+                    .map(|length| buffer[..length] == *name.as_bytes());
+                Ok(came.unwrap_or(false))
             })
-        });
+            .unwrap();
+        let relayed = arrives(victim, 9100, b"relayed", || asks(address, 7000, &geneve[OUTER..]));
         assert!(!relayed.unwrap(), "by Service {name}");
     }
 
@@ -152,11 +173,7 @@ fn a_service_whose_backend_is_a_nodes_overlay_port_leads_into_no_vpc() {
             .unwrap();
     }
     let relayed = arrives(victim, 9100, b"relayed", || {
-        attacker.inside(|| {
-            Ok(drop(
-                UdpSocket::bind("0.0.0.0:0")?.send_to(&geneve[OUTER..], (ELSEWHERE, 7000)),
-            ))
-        })
+        asks(ELSEWHERE, 7000, &geneve[OUTER..])
     });
     assert!(!relayed.unwrap(), "by rules of others");
     let rules = cluster

@@ -28,7 +28,7 @@ use super::service_address::{self, Claimed, asked_by, asked_of};
 use crate::hub::Waiter;
 use crate::model::admission::{Refusal, network_of};
 use crate::model::allocation::addresses_of;
-use crate::model::backends::{Located, Place, TooLarge, WaysIn, backends, has_overlays_port};
+use crate::model::backends::{Located, Place, TooLarge, WaysIn, backends};
 use crate::model::rows::Key;
 use crate::model::service::{Backend, EndpointSlice, Service, Target};
 use crate::model::world::{self, World};
@@ -244,19 +244,18 @@ fn in_world(
             droplet: world.endpoint(holder).map(|holder| holder.droplet.clone()),
         })
     };
-    let mut outside = outside_of(endpoint, service, context).allowed;
-    let given = outside.len();
-    outside.retain(|address| !(has_overlays_port(service) && world.is_nodes(*address)));
+    let outside = outside_of(endpoint, service, context).allowed;
     let slices = slices.iter().map(AsRef::as_ref);
     let ways_in = WaysIn {
         outside: &outside,
+        at_droplets: outside.iter().any(|address| world.is_droplets(*address)),
         is_tenants: !world.is_nodes_own(&endpoint.spec.network),
     };
     let made = backends(service, &addresses, ways_in, slices, locate)?;
     let counts = Counts {
         used: made.used,
         left_out: made.left_out,
-        uses_overlay_port: made.uses_overlay_port || outside.len() < given,
+        uses_overlay_port: made.uses_overlay_port,
     };
     let uid = service.uid().unwrap_or_default();
     let service = world::Service {
@@ -407,8 +406,8 @@ fn leave_out(status: &mut EndpointStatus, count: usize, endpoint: &Endpoint) -> 
 fn refuse_overlay_port(status: &mut EndpointStatus, is_used: bool) -> Option<String> {
     let message = is_used.then(|| {
         format!(
-            "UDP port {OVERLAY_PORT} of nodes is the overlay's: backends outside of the VPC, a NodePort, or the port at a \
-             node's address among its addresses have no effect on it; use another port"
+            "UDP port {OVERLAY_PORT} is the overlay's at nodes: it has no effect as a port of backends outside of the VPC, as \
+             the port of a Service with such backends, as a NodePort, or at a node's own address; use another port"
         )
     });
     lacks(status, "Ports", OVERLAY_PORT_REASON, message)

@@ -1,14 +1,16 @@
 //! What the host's own stack does for pods: packets that leave a VPC go in the node's name, answers find their pod, and
 //! services whose backends are outside of their VPC are translated (ADR 13).
 //!
-//! Invariant: two tables, `inet thuban` and `inet thuban-overlay`, are each replaced as a whole in one transaction; connections
-//! that are known stay as they are. Nothing of other tables is touched.
+//! Invariant: two tables, `inet thuban` and `inet thuban-overlay`, are each written as a whole in one transaction; connections that
+//! are known stay as they are. Nothing of other tables is touched.
 
 pub mod conntrack;
 pub mod overlay_port;
 pub mod ruleset;
 mod served;
+pub mod watch;
 
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -35,11 +37,6 @@ pub enum NetfilterError {
     Conntrack(#[source] std::io::Error),
 }
 
-/// The text that a ruleset begins with: what the table had goes in the transaction that makes it anew.
-fn replace(table: &str) -> String {
-    format!("table inet {table} {{\n}}\ndelete table inet {table}\ntable inet {table} {{\n")
-}
-
 /// Whether a table is there: somebody may have flushed all tables of the node.
 pub fn is_there(program: &Path, table: &str) -> bool {
     let listed = Command::new(program)
@@ -56,6 +53,8 @@ pub struct Netfilter {
     program: PathBuf,
     own: OwnAddresses,
     overlay_port: OverlayPort,
+    /// Droplets that the kernel's table had when this transitd began.
+    inherited: BTreeSet<Ipv4Addr>,
     written: Option<String>,
     written_overlay_port: Option<OverlayPort>,
 }
@@ -67,6 +66,7 @@ impl Netfilter {
             program,
             own,
             overlay_port: OverlayPort::default(),
+            inherited: BTreeSet::new(),
             written: None,
             written_overlay_port: None,
         }
@@ -76,6 +76,7 @@ impl Netfilter {
     pub fn ensure(&mut self) -> Result<(), NetfilterError> {
         // Nobody has interface 0: a DEL must not be the first to find out.
         conntrack::forget(0).map_err(NetfilterError::Conntrack)?;
+        self.inherited = overlay_port::droplets(&self.program);
         if is_there(&self.program, ruleset::TABLE) {
             return Ok(());
         }
@@ -87,8 +88,15 @@ impl Netfilter {
         self.overlay_port.is_claimed = is_claimed;
     }
 
-    /// Keeps everybody but this node's own programs from the overlay's port. `droplets`: that there are, as far as is known.
-    pub fn protect_port(&mut self, droplets: impl Iterator<Item = Ipv4Addr>) -> Result<(), NetfilterError> {
+    /// Keeps everybody but this node's own programs from the overlay's port. `droplets`: that are known; not `are_all`: those
+    /// that an earlier transitd knew count too.
+    pub fn protect_port(
+        &mut self,
+        droplets: impl Iterator<Item = Ipv4Addr>,
+        are_all: bool,
+    ) -> Result<(), NetfilterError> {
+        let inherited = self.inherited.iter().filter(|_| !are_all).copied();
+        let droplets = droplets.chain(inherited);
         self.overlay_port.droplets = droplets.filter(|droplet| *droplet != self.own.underlay).collect();
         if self.written_overlay_port.as_ref() == Some(&self.overlay_port) {
             return Ok(());
@@ -99,9 +107,13 @@ impl Netfilter {
         Ok(())
     }
 
-    /// Writes both anew when they are next to be as they should, whatever is in them.
+    /// Writes it anew at the next [`Self::set`], whatever is in it.
     pub fn doubt(&mut self) {
         self.written = None;
+    }
+
+    /// The same of [`Self::protect_port`].
+    pub fn doubt_overlay_port(&mut self) {
         self.written_overlay_port = None;
     }
 

@@ -6,11 +6,13 @@
 //! Invariant: the rules depend on nothing that a tenant can change, and are in force before the first row is here.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use thuban_common::tables::GENEVE_PORT;
 
-use super::replace;
 use super::served::{chain, set};
 use crate::attachments::HOST_PREFIX;
 use crate::netlink::host_end::HOST_END;
@@ -19,6 +21,27 @@ use crate::netlink::host_end::HOST_END;
 const _: () = assert!(thuban_api::OVERLAY_PORT == GENEVE_PORT);
 
 pub const TABLE: &str = "thuban-overlay";
+
+/// RFC 1191.
+const FRAGMENTATION_NEEDED: &str = "icmp type destination-unreachable icmp code frag-needed";
+
+/// Those that the kernel's table has; none if there is no table.
+pub fn droplets(program: &Path) -> BTreeSet<Ipv4Addr> {
+    let listed = Command::new(program)
+        .args(["-j", "list", "set", "inet", TABLE, "droplets"])
+        .stderr(Stdio::null())
+        .output();
+    let listed = listed.ok().filter(|output| output.status.success());
+    let text = listed.map(|output| output.stdout).unwrap_or_default();
+    let set: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+    let objects = set["nftables"].as_array().into_iter().flatten();
+    let elements = objects
+        .filter_map(|object| object["set"]["elem"].as_array())
+        .flatten();
+    elements
+        .filter_map(|element| element.as_str()?.parse().ok())
+        .collect()
+}
 
 /// What the rules are made of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,8 +63,9 @@ impl OverlayPort {
                 "type filter hook forward priority filter + 10",
                 vec![
                     format!("{geneve} {leaves} counter drop"),
-                    // What a router may say of the overlay's packets, which conntrack knows nothing of: no endpoint is one.
-                    format!("iifname \"{HOST_PREFIX}*\" meta l4proto icmp ct state invalid counter drop"),
+                    // Droplets believe it of any router, and no endpoint is one.
+                    format!("iifname \"{HOST_PREFIX}*\" {FRAGMENTATION_NEEDED} counter drop"),
+                    format!("ip daddr @droplets {FRAGMENTATION_NEEDED} counter drop"),
                 ],
             ),
             (
@@ -72,11 +96,20 @@ impl OverlayPort {
                 },
             ),
         ];
-        let mut text = replace(TABLE);
+        // Chains that stay and are refilled: between the rules of two transactions there is no moment without any.
+        let mut text = format!("table inet {TABLE} {{\n");
+        set(&mut text, "set droplets", "type ipv4_addr", &[]);
+        for (name, hook, _) in &chains {
+            chain(&mut text, name, Some(hook), &[]);
+        }
+        let _ = write!(
+            text,
+            "}}\nflush table inet {TABLE}\nflush set inet {TABLE} droplets\ntable inet {TABLE} {{\n"
+        );
         let droplets: Vec<_> = self.droplets.iter().map(ToString::to_string).collect();
         set(&mut text, "set droplets", "type ipv4_addr", &droplets);
-        for (name, hook, rules) in chains {
-            chain(&mut text, name, Some(hook), &rules);
+        for (name, _, rules) in &chains {
+            chain(&mut text, name, None, rules);
         }
         text.push_str("}\n");
         text

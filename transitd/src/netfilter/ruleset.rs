@@ -14,7 +14,6 @@ use thuban_common::tables::{
     MARK_HOST_ENDPOINT, MARK_MASK,
 };
 
-use super::replace;
 use super::served::{Served, chain, set};
 use crate::attachments::HOST_PREFIX;
 use crate::dns::DNS_PORT;
@@ -39,6 +38,8 @@ const MOST_QUERIES: u32 = 1024;
 /// Pods that are counted at a time: as many as a node has and more.
 const MOST_ASKERS: u32 = 65_535;
 pub const TABLE: &str = "thuban";
+/// Removes what a former ruleset had, in the transaction that makes the new one.
+const REPLACE: &str = "table inet thuban {\n}\ndelete table inet thuban\n";
 
 /// Addresses that transitd is started with.
 #[derive(Clone, Copy, Debug)]
@@ -261,7 +262,8 @@ fn family(address: IpAddr) -> &'static str {
 pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>, host: &Host, own: OwnAddresses) -> String {
     let OwnAddresses { dns, underlay } = own;
     let served = Served::new(services, host);
-    let mut text = replace(TABLE);
+    let mut text = String::from(REPLACE);
+    text.push_str("table inet thuban {\n");
     served.write(&mut text);
     let closed = host.closed.iter().filter(|range| range.addr().is_ipv4());
     let closed: Vec<_> = closed.map(ToString::to_string).collect();

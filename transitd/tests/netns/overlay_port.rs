@@ -345,7 +345,8 @@ fn nobody_elses_packet_leaves_for_the_overlays_port() {
     });
     send(&node, 0, (FAR, GENEVE), b"again".to_vec());
     send(&guest, 0, (FAR, GENEVE), b"again".to_vec());
-    assert!(!has_come(&far.overlay, "again"));
+    send(&guest, 0, (FAR, OTHER), b"again".to_vec());
+    assert!(!has_come(&far.overlay, "again") && has_come(&far.other, "again"));
     rig.on_node("nft delete table inet thuban-overlay");
     eventually("the table is back, without a row", || {
         rig.on_node("nft list tables").contains("thuban-overlay")
@@ -391,18 +392,18 @@ fn the_port_is_one_like_any_other_inside_a_vpc() {
 #[test]
 fn no_pod_speaks_as_a_router_of_the_underlay() {
     for egress in [true, false] {
-        speak_as_a_router(&rig_with("true", egress, true));
+        speak_as_a_router(&rig_with("true", egress, true), egress);
     }
 }
 
-fn speak_as_a_router(rig: &Rig) {
+fn speak_as_a_router(rig: &Rig, egress: bool) {
     let heard = in_namespace(rig.far(), || {
         let kind = SockType::Raw;
         UdpSocket::from(socket(AddressFamily::Inet, kind, SockFlag::empty(), SockProtocol::Icmp).unwrap())
     });
     heard.set_read_timeout(Some(SILENCE)).unwrap();
     let pod_address = Ipv4Addr::new(10, 0, 1, 5);
-    let send = |kind: u8, code: u8, rest: &[u8]| {
+    let says = |kind: u8, code: u8, rest: &[u8]| {
         let mut icmp = vec![kind, code, 0, 0, 0, 0, 2, 0x76];
         icmp.extend(rest);
         let sum = checksum(&icmp);
@@ -415,14 +416,19 @@ fn speak_as_a_router(rig: &Rig) {
         }
         types
     };
-    assert!(send(8, 0, &[0; 28]).contains(&8), "an echo request leads there");
+    assert!(says(8, 0, &[0; 28]).contains(&8), "an echo request leads there");
     let quoted = datagram(FAR, NODE.into(), (40_000, GENEVE), &[], &[0; 8]);
-    assert_eq!(send(3, 4, &quoted[..28]), Vec::<u8>::new());
+    assert_eq!(says(3, 4, &quoted[..28]), Vec::<u8>::new(), "egress {egress}");
+    // About a connection that the pod did make, which the node translates and knows.
+    send(&pod(rig), GENEVE, (FAR, OTHER), b"?".to_vec());
+    let quoted = datagram(FAR, pod_address, (OTHER, GENEVE), &[], &[0; 8]);
+    assert!(says(3, 3, &quoted[..28]).contains(&3), "refusals lead there");
+    assert_eq!(says(3, 4, &quoted[..28]), Vec::<u8>::new(), "egress {egress}");
 }
 
 /// A VXLAN header and a datagram of 10.0.1.66 to the node's port 9999 in Ethernet.
-fn tunnelled(mac: [u8; 6], marker: &str) -> Vec<u8> {
-    let mut frame = vec![8, 0, 0, 0, 0, 0, 7, 0];
+fn tunnelled(vni: u8, mac: [u8; 6], marker: &str) -> Vec<u8> {
+    let mut frame = vec![8, 0, 0, 0, 0, 0, vni, 0];
     frame.extend(mac);
     frame.extend([2, 0, 0, 0, 0, 66, 8, 0]);
     frame.extend(datagram(
@@ -619,7 +625,10 @@ fn nothing_for_the_overlays_port_reaches_the_nodes_stack() {
         let before = received(rig);
         for (what, send) in forms {
             for _ in 0..5 {
-                send(GENEVE, tunnelled(mac.clone().try_into().unwrap(), what));
+                // The second one is what the device has itself.
+                for vni in [7, 0] {
+                    send(GENEVE, tunnelled(vni, mac.clone().try_into().unwrap(), what));
+                }
             }
         }
         let mut came = BTreeSet::new();

@@ -73,6 +73,8 @@ pub struct Backends {
 pub struct WaysIn<'a> {
     /// Addresses that lead to nodes.
     pub outside: &'a [IpAddr],
+    /// Some of them are droplets' own.
+    pub at_droplets: bool,
     /// Nodes are not of its VPC: each reaches the backends that it has, and no others.
     pub is_tenants: bool,
 }
@@ -161,7 +163,8 @@ pub fn backends<'a>(
     let mut left_out = BTreeSet::new();
     let mut found: BTreeMap<(Family, Joint<'a>), Found> = BTreeMap::new();
     let mut places: BTreeMap<IpAddr, Place> = BTreeMap::new();
-    let mut uses_overlay_port = has_overlays_node_port(service);
+    let mut uses_overlay_port =
+        has_overlays_node_port(service) || ways_in.at_droplets && has_overlays_port(service);
     for slice in slices {
         let open: Vec<_> = slice.ports.iter().flatten().collect();
         let open = open
@@ -169,10 +172,23 @@ pub fn backends<'a>(
             .filter_map(|port| Some((joint(port)?, number(port)?)));
         let open: Vec<_> = open.collect();
         for backend in slice.backends() {
-            let (Some(address), Some(state)) = (backend.address(), state(backend.conditions.as_ref())) else {
+            let Some(address) = backend.address() else {
                 continue;
             };
-            let Some(Located { place, droplet }) = locate(address, backend) else {
+            let located = locate(address, backend);
+            if located
+                .as_ref()
+                .is_some_and(|located| located.place == Place::Outside)
+            {
+                // Whatever its state: it would come and go with each probe.
+                uses_overlay_port |= open.iter().any(|(joint, port)| {
+                    is_overlays(joint.0, *port) && ports.iter().any(|(_, own)| own == joint)
+                });
+            }
+            let Some(state) = state(backend.conditions.as_ref()) else {
+                continue;
+            };
+            let Some(Located { place, droplet }) = located else {
                 if state == State::Ready {
                     left_out.insert(address);
                 }
@@ -184,7 +200,6 @@ pub fn backends<'a>(
             }
             for (joint, port) in &open {
                 if place == Place::Outside && is_overlays(joint.0, *port) {
-                    uses_overlay_port = true;
                     continue;
                 }
                 let ways = found.entry((Family::of(address), *joint)).or_default();
@@ -195,6 +210,8 @@ pub fn backends<'a>(
         }
     }
     let by_node = places.values().any(|place| *place == Place::Outside);
+    // Agents take what pods send to nodes' services on that port for Geneve.
+    uses_overlay_port |= by_node && has_overlays_port(service);
     if by_node {
         let is_used = |address: &IpAddr| places.get(address) == Some(&Place::Outside);
         left_out.extend(places.keys().filter(|address| !is_used(address)));
@@ -235,6 +252,9 @@ pub fn backends<'a>(
         let addresses = addresses.iter().filter(|address| cluster.contains(address));
         let each = addresses.map(|address| {
             let mut ports = exposed(service, *address, &found, &homes, ways_in.is_tenants)?;
+            if ways_in.at_droplets {
+                ports.retain(|port| !is_overlays(port.protocol, port.port as u16));
+            }
             if service.is_external_local() {
                 bound(&ports, &homes)?;
             } else {
@@ -335,7 +355,7 @@ fn has_overlays_node_port(service: &Service) -> bool {
 }
 
 /// Whether a Service has such a port itself: at a node's address it would be the overlay's.
-pub fn has_overlays_port(service: &Service) -> bool {
+fn has_overlays_port(service: &Service) -> bool {
     let mut ports = service.ports().iter();
     ports.any(|port| protocol(port).is_some_and(|of| number(port).is_some_and(|port| is_overlays(of, port))))
 }

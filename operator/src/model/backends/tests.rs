@@ -277,6 +277,49 @@ fn nothing_leads_to_the_overlays_port_outside_of_the_vpc() {
     service.spec.as_mut().unwrap().ports.as_mut().unwrap()[0].node_port = Some(30053);
     let other = made(&service, 8080, Place::Outside);
     assert_eq!((by_port(&other), other.uses_overlay_port), (vec![1, 1], false));
+    // One that isn't ready now would be soon, and a port that the Service doesn't have is nobody's.
+    let unready = json!([{"addresses": ["172.16.0.1"], "conditions": {"ready": false}}]);
+    for (name, is_told) in [("a", true), ("c", false)] {
+        let slices = [slice(
+            &json!([{"name": name, "protocol": "UDP", "port": 6081}]),
+            &unready,
+        )];
+        let outside = |_: IpAddr, _: Option<&Target>| Some(Place::Outside);
+        let made = backends(&service, &service.cluster_ips(), &slices, outside).unwrap();
+        assert_eq!(made.uses_overlay_port, is_told, "port {name}");
+    }
+}
+
+#[test]
+fn a_service_on_the_overlays_port_has_its_other_ports_at_nodes_addresses() {
+    let service = service(&json!([
+        {"name": "a", "protocol": "UDP", "port": 6081}, {"name": "b", "protocol": "TCP", "port": 443},
+    ]));
+    let ports = json!([{"name": "a", "protocol": "UDP", "port": 5000}, {"name": "b", "protocol": "TCP", "port": 5000}]);
+    let slices = [slice(&ports, &json!([{"addresses": ["10.0.1.2"]}]))];
+    let outside = ["172.16.0.9".parse().unwrap()];
+    let made = |at_droplets, place| {
+        let locate = |_: IpAddr, _: &Backend| Some(Located { place, droplet: None });
+        let ways_in = WaysIn {
+            outside: &outside,
+            at_droplets,
+            ..WaysIn::default()
+        };
+        super::backends(&service, &service.cluster_ips(), ways_in, &slices, locate).unwrap()
+    };
+    let exposed = |made: &Backends| made.exposed[0].1.iter().map(|port| port.port).collect::<Vec<_>>();
+    let elsewhere = made(false, Place::Member);
+    assert_eq!(
+        (exposed(&elsewhere), elsewhere.uses_overlay_port),
+        (vec![6081, 443], false)
+    );
+    let at_droplets = made(true, Place::Member);
+    assert_eq!(
+        (exposed(&at_droplets), at_droplets.uses_overlay_port),
+        (vec![443], true)
+    );
+    // Agents drop what pods send to it.
+    assert!(made(false, Place::Outside).uses_overlay_port);
 }
 
 #[test]

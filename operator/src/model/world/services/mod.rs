@@ -227,14 +227,15 @@ impl World {
         if is_local || ranges.any(|range| is_in(address, range)) {
             return false;
         }
-        !is_pods || self.is_nodes(address)
+        !is_pods
+            || self.closed_ranges.iter().any(|range| is_in(address, range))
+            || self.closed_nodes.contains(&address)
+            || self.is_droplets(address)
     }
 
-    /// Whether an address is a node's, or may be one's.
-    pub fn is_nodes(&self, address: IpAddr) -> bool {
-        self.closed_ranges.iter().any(|range| is_in(address, range))
-            || self.closed_nodes.contains(&address)
-            || self.droplets.values().any(|droplet| address == *droplet)
+    /// Whether an address is a droplet's on the underlay.
+    pub fn is_droplets(&self, address: IpAddr) -> bool {
+        self.droplets.values().any(|droplet| address == *droplet)
     }
 
     /// VNIs of VPCs that name a service.

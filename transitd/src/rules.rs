@@ -1,0 +1,84 @@
+//! Makes rules of the node again that somebody took away: whoever reloads the node's own rules flushes all tables.
+//!
+//! The kernel tells of each change of nftables; a look at every scan finds what it did not tell of, and a write that failed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::warn;
+
+use crate::netfilter::watch::Watch;
+use crate::netfilter::{self, overlay_port, ruleset};
+use crate::node::Node;
+
+/// Changes come in crowds, our own among them.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A transaction is told in many messages.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// Runs until the daemon ends.
+pub async fn run(node: Arc<Node>) {
+    let watch = Watch::new();
+    if let Err(error) = &watch {
+        warn!(
+            error = error as &dyn std::error::Error,
+            "changes of nftables are not heard of, only looked for at each scan"
+        );
+    }
+    let mut scan = interval(Duration::from_secs(node.settings.scan_interval.div_ceil(2)));
+    scan.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = scan.tick() => {}
+            () = changed(watch.as_ref().ok()) => sleep(SETTLE).await,
+        }
+        restore(&node).await;
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Never, where the kernel does not tell.
+async fn changed(watch: Option<&Watch>) {
+    match watch {
+        Some(watch) if watch.changed().await.is_ok() => {}
+        _ => std::future::pending().await,
+    }
+}
+
+async fn restore(node: &Node) {
+    let program = node.state().netfilter.program().to_owned();
+    let look =
+        move || [ruleset::TABLE, overlay_port::TABLE].map(|table| netfilter::is_there(&program, table));
+    let Ok([has_rules, has_overlay_port]) = tokio::task::spawn_blocking(look).await else {
+        return;
+    };
+    let mut state = node.state();
+    if !has_overlay_port {
+        warn!(
+            table = overlay_port::TABLE,
+            "a table of nftables is gone, it is made again"
+        );
+        state.netfilter.doubt_overlay_port();
+    }
+    let written = state.protect_port();
+    // Before the first snapshot nobody knows what is to be in the other one.
+    let written = if !state.synced || has_rules && state.netfilter.is_written() {
+        written
+    } else {
+        if !has_rules {
+            warn!(
+                table = ruleset::TABLE,
+                "a table of nftables is gone, it is made again"
+            );
+        }
+        state.netfilter.doubt();
+        written.and_then(|()| state.serve())
+    };
+    if let Err(error) = written {
+        warn!(
+            error = &error as &dyn std::error::Error,
+            "the node's rules could not be written, it is tried again"
+        );
+    }
+}
