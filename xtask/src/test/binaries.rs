@@ -1,0 +1,174 @@
+//! Test binaries: built once, all together, so that their dependencies are built once; then run by their paths.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use super::{
+    output::{Failures, Sum, result_of, time_of},
+    times::Times,
+};
+use crate::build::root;
+
+/// A test binary.
+#[derive(Clone, Debug)]
+pub struct Binary {
+    /// Of its target: `netns`, `transitd`.
+    pub name: String,
+    /// `test`, or what else its unit tests are of.
+    kind: String,
+    executable: PathBuf,
+    /// Of its package: where cargo runs it.
+    folder: PathBuf,
+}
+
+impl Binary {
+    /// Whether it is an integration test of that name.
+    pub fn is_test(&self, name: &str) -> bool {
+        self.kind == "test" && self.name == name
+    }
+}
+
+/// What cargo says of something that it has built.
+#[derive(Deserialize)]
+struct Message {
+    reason: String,
+    #[serde(default)]
+    manifest_path: PathBuf,
+    target: Option<Target>,
+    executable: Option<PathBuf>,
+    profile: Option<Profile>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    kind: Vec<String>,
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+/// Builds all of the workspace that runs on this machine.
+pub fn build() -> Result<Vec<Binary>> {
+    let mut child = Command::new("cargo")
+        .current_dir(root())
+        .args([
+            "test",
+            "--workspace",
+            "--exclude",
+            "xdp-programs",
+            "--lib",
+            "--bins",
+            "--tests",
+        ])
+        .args(["--no-run", "--message-format=json-render-diagnostics"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting cargo test")?;
+    let output = child.stdout.take().context("the output of cargo test")?;
+    let mut binaries = Vec::new();
+    for line in BufReader::new(output).lines() {
+        let line = line.context("reading from cargo test")?;
+        let message: Message =
+            serde_json::from_str(&line).with_context(|| format!("reading cargo's message {line}"))?;
+        let (Some(target), Some(executable)) = (message.target, message.executable) else {
+            continue;
+        };
+        if message.reason != "compiler-artifact" || !message.profile.is_some_and(|profile| profile.test) {
+            continue;
+        }
+        let folder = message.manifest_path.parent().context("a package's folder")?;
+        binaries.push(Binary {
+            name: target.name,
+            kind: target.kind.into_iter().next().unwrap_or_default(),
+            executable,
+            folder: folder.to_path_buf(),
+        });
+    }
+    let status = child.wait().context("waiting for cargo test")?;
+    if !status.success() {
+        bail!("cargo test --no-run: {status}");
+    }
+    binaries.sort_by(|one, other| (&one.folder, &one.name).cmp(&(&other.folder, &other.name)));
+    Ok(binaries)
+}
+
+/// Runs a binary, shows what it prints, and adds up its results. Tests that failed only because they waited too long are run
+/// once more by themselves.
+pub fn run(
+    binary: &Binary,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+    times: &mut Times,
+) -> Result<Sum> {
+    let (mut sum, late) = once(binary, arguments, environment, times)?;
+    if late.is_empty() {
+        return Ok(sum);
+    }
+    println!("\n==> waited too long, run again: {}", late.join(", "));
+    let mut arguments = arguments.to_vec();
+    arguments.push("--exact");
+    arguments.extend(late.iter().map(String::as_str));
+    let (second, _) = once(binary, &arguments, environment, times)?;
+    sum.again = second.passed.min(late.len());
+    sum.failures.retain(|(name, _)| !late.contains(name));
+    sum.failures.extend(second.failures);
+    sum.passed += sum.again;
+    sum.failed = sum.failed.saturating_sub(sum.again);
+    Ok(sum)
+}
+
+/// Also the tests that failed only because they waited too long.
+fn once(
+    binary: &Binary,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+    times: &mut Times,
+) -> Result<(Sum, Vec<String>)> {
+    println!("\n     {} ({})", binary.name, binary.kind);
+    let mut child = Command::new(&binary.executable)
+        .current_dir(&binary.folder)
+        .args(arguments)
+        // How long each test took; the harness takes the flag for unstable.
+        .args(["-Z", "unstable-options", "--report-time"])
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("CARGO_MANIFEST_DIR", &binary.folder)
+        .envs(environment.iter().copied())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting {}", binary.executable.display()))?;
+    let mut sum = Sum::default();
+    let mut failures = Failures::default();
+    if let Some(output) = child.stdout.take() {
+        for line in BufReader::new(output).lines() {
+            let line = line.with_context(|| format!("reading from {}", binary.name))?;
+            println!("{line}");
+            failures.read(&line);
+            if let Some((name, took)) = time_of(&line) {
+                times.test(format!("{} {name}", binary.name), took);
+            }
+            if let Some(result) = result_of(&line) {
+                sum.add(result);
+            }
+        }
+    }
+    let status = child
+        .wait()
+        .with_context(|| format!("waiting for {}", binary.name))?;
+    if !status.success() && sum.failed == 0 {
+        // A test that took its whole process down has no result.
+        eprintln!("FAILED {}: {status}", binary.name);
+        sum.failed += 1;
+        sum.failures.push((binary.name.clone(), status.to_string()));
+    }
+    sum.failures.extend(failures.said);
+    Ok((sum, failures.late))
+}
