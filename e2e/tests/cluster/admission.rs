@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
 use crate::support::{
-    apply, condition, delete, get, namespace_manifest, netexec_manifest, network_manifest, running,
-    vpc_manifest,
+    apply, condition, delete, get, namespace_manifest, netexec_manifest, network_manifest, nobody_reaches,
+    running, vpc_manifest,
 };
 use crate::tenants::tenants;
 
@@ -239,10 +239,8 @@ fn a_pod_of_a_namespace_without_annotation_lands_in_the_default_network() {
     );
     assert_eq!(first.address.octets()[..2], [10, 244]);
     assert_eq!(first.tcp(second.address, crate::support::REACHED).unwrap(), "b");
-    for pod in tenants().vpc("red").into_iter().chain(tenants().vpc("green")) {
-        first.reaches_nothing_at(pod.address);
-        pod.reaches_nothing_at(first.address);
-    }
+    let others = tenants().vpc("red").into_iter().chain(tenants().vpc("green"));
+    nobody_reaches(others.flat_map(|pod| [(&first, pod.address), (pod, first.address)]));
     delete(cluster, &["namespace", "plain"]).unwrap();
 }
 

@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use crate::intruder::Intruder;
 use crate::packets::{geneve_packet, send_raw, udp_packet};
-use crate::support::{NOT_REACHED, Pod, REACHED, get, http_hostname};
+use crate::support::{NOT_REACHED, Pod, REACHED, get, http_hostname, nobody_reaches};
 use crate::tenants::tenants;
 
 /// Whether a datagram with this payload arrives at `port` of the pod while `send` runs.
@@ -45,9 +45,7 @@ fn hand_set_routes_lead_nowhere() {
             "onlink",
         ])
         .unwrap();
-        for pod in &green {
-            blue.reaches_nothing_at(pod.address);
-        }
+        nobody_reaches(green.iter().map(|pod| (blue, pod.address)));
     }
     blue.command(&[
         "ip",
@@ -60,9 +58,7 @@ fn hand_set_routes_lead_nowhere() {
         "link",
     ])
     .unwrap();
-    for pod in &green {
-        blue.reaches_nothing_at(pod.address);
-    }
+    nobody_reaches(green.iter().map(|pod| (blue, pod.address)));
     blue.command(&["ip", "route", "del", "10.1.0.0/16"]).unwrap();
 }
 

@@ -12,7 +12,7 @@ use thuban_cluster::Cluster;
 use crate::audit::wait_sound;
 use crate::flows::none_lost_while;
 use crate::support::{
-    NOT_REACHED, PORT, Pod, REACHED, apply, condition, delete, get, netexec_manifest, running,
+    NOT_REACHED, PORT, Pod, REACHED, apply, condition, delete, get, netexec_manifest, nobody_reaches, running,
 };
 use crate::tenants::tenants;
 
@@ -113,9 +113,8 @@ fn every_pod_reaches_the_services_of_its_own_vpc_at_all_their_backends_and_no_ot
             );
         }
         let others = if *vpc == "red" { "blue" } else { "red" };
-        for pod in tenants.vpc(others).iter().chain(&tenants.vpc("green")) {
-            pod.reaches_nothing_at(*address);
-        }
+        let others = tenants.vpc(others).into_iter().chain(tenants.vpc("green"));
+        nobody_reaches(others.map(|pod| (pod, *address)));
     }
     for (vpc, _) in addresses {
         delete(cluster, &["service", "-n", vpc, "everybody"]).unwrap();

@@ -16,6 +16,8 @@ use thuban_cluster::{Cluster, Tasks};
 pub const REACHED: Duration = Duration::from_secs(5);
 /// How long a packet that must not arrive is waited for.
 pub const NOT_REACHED: Duration = Duration::from_millis(800);
+/// Pods that try at a time whether they reach nothing: so many threads times three.
+const PAIRS_AT_ONCE: usize = 16;
 /// HTTP and UDP port of `agnhost netexec` in every test pod.
 pub const PORT: u16 = 8080;
 
@@ -228,18 +230,34 @@ impl Pod {
 
     /// Asserts that nobody answers at `address` by TCP, UDP or ICMP.
     pub fn reaches_nothing_at(&self, address: Ipv4Addr) {
-        for (way, answer) in [
-            ("TCP", self.tcp(address, NOT_REACHED)),
-            ("UDP", self.udp(address, NOT_REACHED)),
-            (
-                "ICMP",
-                self.ping(address, NOT_REACHED).map(|()| "echo".to_owned()),
-            ),
-        ] {
+        nobody_reaches([(self, address)]);
+    }
+}
+
+/// Asserts that none of the pods gets an answer at its address by TCP, UDP or ICMP. They try side by side, for each waits only.
+pub fn nobody_reaches<'a>(pairs: impl IntoIterator<Item = (&'a Pod, Ipv4Addr)>) {
+    let pairs: Vec<_> = pairs.into_iter().collect();
+    for pairs in pairs.chunks(PAIRS_AT_ONCE) {
+        let answers: Vec<_> = std::thread::scope(|scope| {
+            let trying: Vec<_> = pairs
+                .iter()
+                .flat_map(|&(pod, address)| {
+                    let tcp = scope.spawn(move || pod.tcp(address, NOT_REACHED));
+                    let udp = scope.spawn(move || pod.udp(address, NOT_REACHED));
+                    let echo = move || pod.ping(address, NOT_REACHED).map(|()| "echo".to_owned());
+                    let ways = [("TCP", tcp), ("UDP", udp), ("ICMP", scope.spawn(echo))];
+                    ways.map(|(way, answer)| (&pod.name, address, way, answer))
+                })
+                .collect();
+            let trying = trying.into_iter();
+            trying
+                .map(|(pod, address, way, answer)| (pod, address, way, answer.join().unwrap()))
+                .collect()
+        });
+        for (pod, address, way, answer) in answers {
             assert!(
                 answer.is_err(),
-                "{} got an answer by {way} at {address}: {answer:?}",
-                self.name
+                "{pod} got an answer by {way} at {address}: {answer:?}"
             );
         }
     }
