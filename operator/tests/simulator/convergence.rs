@@ -438,18 +438,22 @@ fn is_cordoned(state: &State, node: &str) -> bool {
     node.is_some_and(|node| node.pointer("/spec/unschedulable") == Some(&true.into()))
 }
 
-/// It was accepted, its Node is there, and it has a stream and all that came by it.
-fn is_placeable(state: &State, name: &str) -> bool {
+/// The operator has found it to be its Node's.
+pub fn is_accepted(state: &State, name: &str) -> bool {
     let droplet = state.store.value(Kind::Droplet, "", name);
     let conditions = droplet.and_then(|droplet| droplet.pointer("/status/conditions")?.as_array());
-    let is_accepted = conditions
+    conditions
         .into_iter()
         .flatten()
-        .any(|condition| text(condition, "/type") == "Accepted" && text(condition, "/status") == "True");
+        .any(|condition| text(condition, "/type") == "Accepted" && text(condition, "/status") == "True")
+}
+
+/// It was accepted, its Node is there, and it has a stream and all that came by it.
+fn is_placeable(state: &State, name: &str) -> bool {
     let follows = state
         .leaders()
         .any(|leader| state.droplets[name].follows(leader.epoch));
-    is_accepted && follows && state.store.get(Kind::Node, "", name).is_some()
+    is_accepted(state, name) && follows && state.store.get(Kind::Node, "", name).is_some()
 }
 
 /// Every droplet holds what its leader wants, no more and no less.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use thuban_proto::transit::row;
 
+use crate::convergence::is_accepted;
 use crate::droplet::Droplet;
 use crate::kind::Kind;
 use crate::services::{self, is_scaled};
@@ -174,8 +175,9 @@ fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
         let Some(droplet) = state.droplets.get(&bouncer) else {
             continue;
         };
-        // Away is suspect, unless it just went; back but not yet applied is not acked.
-        if !droplet.follows(writer) {
+        // Away is suspect, unless it just went; back but not yet applied is not acked. A machine that came after another
+        // under its name carries nothing until it is Accepted, wherever the bouncer's object says that it served.
+        if !droplet.follows(writer) || !is_accepted(state, &bouncer) {
             continue;
         }
         let leads_home = matches!(
