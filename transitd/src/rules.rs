@@ -8,8 +8,7 @@ use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::warn;
 
-use crate::netfilter::watch::Watch;
-use crate::netfilter::{self, overlay_port, ruleset};
+use crate::netfilter::{self, overlay_port, ruleset, watch};
 use crate::node::Node;
 
 /// Changes come in crowds, our own among them.
@@ -19,30 +18,23 @@ const SETTLE: Duration = Duration::from_millis(50);
 
 /// Runs until the daemon ends.
 pub async fn run(node: Arc<Node>) {
-    let watch = Watch::new();
-    if let Err(error) = &watch {
+    // Never notified, where the kernel does not tell.
+    let changes = watch::changes().unwrap_or_else(|error| {
         warn!(
-            error = error as &dyn std::error::Error,
+            error = &error as &dyn std::error::Error,
             "changes of nftables are not heard of, only looked for at each scan"
         );
-    }
+        Arc::default()
+    });
     let mut scan = interval(Duration::from_secs(node.settings.scan_interval.div_ceil(2)));
     scan.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = scan.tick() => {}
-            () = changed(watch.as_ref().ok()) => sleep(SETTLE).await,
+            () = changes.notified() => sleep(SETTLE).await,
         }
         restore(&node).await;
         sleep(LOOK_EVERY).await;
-    }
-}
-
-/// Never, where the kernel does not tell.
-async fn changed(watch: Option<&Watch>) {
-    match watch {
-        Some(watch) if watch.changed().await.is_ok() => {}
-        _ => std::future::pending().await,
     }
 }
 

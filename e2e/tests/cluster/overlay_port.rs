@@ -4,6 +4,7 @@
 use std::net::{Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
+use anyhow::Result;
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
@@ -118,14 +119,14 @@ fn a_service_whose_backend_is_a_nodes_overlay_port_leads_into_no_vpc() {
         .unwrap();
     heard.set_nonblocking(true).unwrap();
     for name in ["relay", "by-host"] {
-        let has_condition = || {
+        let has_condition = || -> Result<bool> {
             let all = get(cluster, &["endpoints.thuban.dev", "-n", "default"])?;
             let mut all = all["items"].as_array().into_iter().flatten();
             let own = all.find(|one| one["spec"]["serviceRef"]["name"] == name);
             let told = own.and_then(|own| condition(own, "Ports"));
             Ok(told.is_some_and(|told| told["reason"] == "OverlayPort" && told["status"] == "False"))
         };
-        let has_event = || {
+        let has_event = || -> Result<bool> {
             let events = get(cluster, &["events", "-n", "default"])?;
             let mut events = events["items"].as_array().into_iter().flatten();
             Ok(events.any(|event| {

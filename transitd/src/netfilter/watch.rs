@@ -1,46 +1,40 @@
 //! Hears of changes of nftables by netlink (include/uapi/linux/netfilter/nfnetlink.h), whoever makes them.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::thread;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
 };
-use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
 
 /// NFNLGRP_NFTABLES, as a bit.
 const GROUP: u32 = 1 << (7 - 1);
 
-#[derive(Debug)]
-pub struct Watch(AsyncFd<OwnedFd>);
-
-impl Watch {
-    pub fn new() -> io::Result<Self> {
-        let socket = socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
-            SockProtocol::NetlinkNetFilter,
-        )?;
-        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUP))?;
-        Ok(Self(AsyncFd::new(socket)?))
-    }
-
-    /// Waits for a change, and takes all that is known of by then.
-    pub async fn changed(&self) -> io::Result<()> {
-        let mut ready = self.0.readable().await?;
+/// Is notified of each change from now on, by a thread that ends with the process.
+pub fn changes() -> io::Result<Arc<Notify>> {
+    let socket = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkNetFilter,
+    )?;
+    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUP))?;
+    let changed = Arc::new(Notify::new());
+    let notify = Arc::clone(&changed);
+    thread::Builder::new().name("nftables".into()).spawn(move || {
         let mut buffer = [0; 8192];
         loop {
-            match recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-                // More than the socket holds: that it changed is all that counts.
-                Ok(_) | Err(Errno::ENOBUFS | Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => {
-                    ready.clear_ready();
-                    return Ok(());
-                }
-                Err(error) => return Err(error.into()),
+            match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+                // More than the socket holds: that something changed is all that counts.
+                Ok(_) | Err(Errno::ENOBUFS) => notify.notify_one(),
+                Err(Errno::EINTR) => {}
+                Err(_) => return,
             }
         }
-    }
+    })?;
+    Ok(changed)
 }
