@@ -388,11 +388,14 @@ impl State {
     /// Keeps others from the overlay's port, at the droplets that the tables have: an earlier transitd's too, until the first
     /// snapshot.
     pub fn protect_port(&mut self) -> Result<(), NetfilterError> {
-        let droplets = self.tables.held().filter_map(|(key, _)| match key {
+        if self.synced {
+            return self.netfilter.protect_port(self.program.droplets(), true);
+        }
+        let held = self.tables.held().filter_map(|(key, _)| match key {
             TableKey::Droplet(address) => Some((*address).into()),
             _ => None,
         });
-        self.netfilter.protect_port(droplets, self.synced)
+        self.netfilter.protect_port(held, false)
     }
 
     fn write(&mut self, changes: Vec<Change>) -> Result<(), TableError> {

@@ -25,7 +25,7 @@ struct Soak {
     count: &'static str,
 }
 
-const SOAKS: [Soak; 5] = [
+const SOAKS: [Soak; 6] = [
     Soak {
         name: "churn",
         package: "transitd",
@@ -33,6 +33,14 @@ const SOAKS: [Soak; 5] = [
         tests: "churn::",
         variable: "THUBAN_CHURN",
         count: "10000",
+    },
+    Soak {
+        name: "simulator",
+        package: "thuban-operator",
+        target: "simulator",
+        tests: "the_control_plane",
+        variable: "THUBAN_SCHEDULES",
+        count: "100000",
     },
     Soak {
         name: "killed",

@@ -1,7 +1,7 @@
 //! The simulator of the control plane: the real controllers against a fake API server and simulated droplets, in
 //! virtual time, by random schedules that a seed repeats.
 //!
-//! `cargo xtask test --only simulator` runs ten thousand of them, `--schedules N` more or less. By hand:
+//! `cargo xtask test --only simulator` runs two thousand of them, `--schedules N` more or less. By hand:
 //! `cargo test -p thuban-operator --test simulator`, with `THUBAN_SCHEDULES=N` (100),
 //! `THUBAN_FIRST_SEED=S` (1); `THUBAN_SIMULATOR_SEED=S` runs one and prints what happens in it. The seed decides
 //! everything, the order of hash maps too: the same binary does the same again. Any change of code may give a seed another
