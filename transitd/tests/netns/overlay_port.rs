@@ -151,7 +151,7 @@ fn listen_at(namespace: &str, address: SocketAddr) -> UdpSocket {
 
 /// Whether a datagram that begins so has come, of all that have.
 fn has_come(socket: &UdpSocket, marker: &str) -> bool {
-    let mut buffer = [0; 65_536];
+    let mut buffer = [0; 8192];
     while let Ok((length, _)) = socket.recv_from(&mut buffer) {
         if buffer[..length].starts_with(marker.as_bytes()) {
             return true;
