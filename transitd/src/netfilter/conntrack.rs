@@ -5,10 +5,10 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
-};
+use nix::sys::socket::{MsgFlags, NetlinkAddr, recv, sendto};
 use thuban_common::tables::{MARK_EGRESS, MARK_EGRESS_HOST, mark_of};
+
+use super::netlink;
 
 /// NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET.
 const GET: u16 = 1 << 8 | 1;
@@ -101,12 +101,7 @@ fn header(attributes: &[u8]) -> Option<(u16, usize)> {
 
 /// Sends a request and reads its answers: the attributes of each connection. Until its acknowledgement, or the end of the list.
 fn exchange(request: &[u8], mut listed: impl FnMut(&[u8])) -> io::Result<()> {
-    let socket = socket(
-        AddressFamily::Netlink,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        SockProtocol::NetlinkNetFilter,
-    )?;
+    let socket = netlink()?;
     sendto(
         socket.as_raw_fd(),
         request,

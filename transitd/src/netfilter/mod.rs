@@ -13,9 +13,11 @@ pub mod watch;
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use thiserror::Error;
 
 use crate::program::service::Service;
@@ -35,6 +37,17 @@ pub enum NetfilterError {
     Refused(String),
     #[error("the kernel has no netlink interface to conntrack (modprobe nf_conntrack_netlink)")]
     Conntrack(#[source] std::io::Error),
+}
+
+/// A socket to netfilter.
+fn netlink() -> std::io::Result<OwnedFd> {
+    let socket = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkNetFilter,
+    )?;
+    Ok(socket)
 }
 
 /// Whether a table is there: somebody may have flushed all tables of the node.

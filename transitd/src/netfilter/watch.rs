@@ -6,22 +6,17 @@ use std::sync::Arc;
 use std::thread;
 
 use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
-};
+use nix::sys::socket::{MsgFlags, NetlinkAddr, bind, recv};
 use tokio::sync::Notify;
+
+use super::netlink;
 
 /// NFNLGRP_NFTABLES, as a bit.
 const GROUP: u32 = 1 << (7 - 1);
 
 /// Is notified of each change from now on, by a thread that ends with the process.
 pub fn changes() -> io::Result<Arc<Notify>> {
-    let socket = socket(
-        AddressFamily::Netlink,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        SockProtocol::NetlinkNetFilter,
-    )?;
+    let socket = netlink()?;
     bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUP))?;
     let changed = Arc::new(Notify::new());
     let notify = Arc::clone(&changed);
