@@ -63,6 +63,10 @@ struct Settings {
     /// Range of the VPC and network `default`.
     #[arg(long, env = "THUBAN_DEFAULT_VPC_CIDR", default_value = "10.244.0.0/16")]
     default_vpc_cidr: Cidr,
+    /// Seconds that a released address, and a VNI, rests before it may be given out again. Shorter than the default only
+    /// where nothing but tests runs: whoever last spoke with the old owner may still send to the address.
+    #[arg(long, env = "THUBAN_CLAIM_REST_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(5..=3600))]
+    claim_rest_seconds: u64,
     /// ClusterIP of the cluster's DNS. With it every VPC shares kube-system/kube-dns unless it says what it shares; without
     /// it no VPC but the default one reaches it.
     #[arg(long, env = "THUBAN_CLUSTER_DNS")]
@@ -173,6 +177,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
         external_ranges: settings.external_ip_cidrs.clone(),
         underlay_ranges: settings.underlay_cidrs.clone(),
         default_range: settings.default_vpc_cidr,
+        claim_rest: Duration::from_secs(settings.claim_rest_seconds),
         cluster_dns: settings.cluster_dns,
     };
     let work = run(settings, client, options, &tls, outranked);

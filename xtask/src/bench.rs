@@ -10,7 +10,7 @@ use clap::Subcommand;
 
 use crate::{
     bench_cluster, bench_services,
-    build::{self, root, run_command, step},
+    build::{self, root, step},
     cni_tools, deps, ebpf, kube,
 };
 
@@ -63,18 +63,8 @@ fn datapath(arguments: &[String]) -> Result<ExitCode> {
     deps::ensure()?;
     deps::ensure_more(&deps::TRAFFIC_PACKAGES)?;
     step("eBPF programs", ebpf::build)?;
-    step("benchmark", || {
-        run_command(Command::new("cargo").current_dir(root()).args([
-            "build",
-            "--release",
-            "--quiet",
-            "-p",
-            "thuban-e2e",
-            "--bin",
-            "datapath-bench",
-        ]))
-    })?;
-    execute(&root().join("target/release/datapath-bench"), arguments)
+    let benchmark = step("benchmark", build::datapath)?;
+    execute(&benchmark, arguments)
 }
 
 fn cni(arguments: &[String]) -> Result<ExitCode> {

@@ -1,4 +1,7 @@
-//! Builds everything that a cluster runs: the eBPF object, static release binaries, and the images with them.
+//! Builds everything that a cluster runs: the eBPF object, static binaries, and the images with them.
+//!
+//! All cargo builds are for an explicit target and static (`.cargo/config.toml`), so that images, tests and tools share
+//! their dependencies.
 
 use std::{
     fs,
@@ -15,7 +18,59 @@ use crate::{
     kube,
 };
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// Packages whose binaries go into images.
+const PACKAGES: [&str; 3] = ["thuban-operator", "transitd", "thuban-cni"];
+
+/// Which binaries an image has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// What users run.
+    Release,
+    /// What `cargo xtask test` has built anyway: with assertions, overflow checks and failpoints.
+    Test,
+}
+
+impl Profile {
+    /// Of a local cluster: those of the tests run what the tests were built with.
+    pub fn of(cluster: &str) -> Self {
+        if is_tests(cluster) {
+            Self::Test
+        } else {
+            Self::Release
+        }
+    }
+
+    /// Folder of cargo's binaries.
+    fn binaries(self) -> Result<PathBuf> {
+        Ok(target()?.join(match self {
+            Self::Release => "release",
+            Self::Test => "debug",
+        }))
+    }
+
+    /// Folder of the image archives.
+    pub fn images(self) -> PathBuf {
+        root().join(match self {
+            Self::Release => "target/images",
+            Self::Test => "target/test-images",
+        })
+    }
+}
+
+/// Whether the tests bring up a cluster of that name.
+pub fn is_tests(cluster: &str) -> bool {
+    cluster.starts_with("test")
+}
+
+/// Cargo's folder for the target that everything is built for, which this program is in, too.
+pub fn target() -> Result<PathBuf> {
+    let program = std::env::current_exe().context("finding this program")?;
+    let folder = program
+        .ancestors()
+        .nth(2)
+        .context("the folder of this program's profile")?;
+    Ok(folder.to_path_buf())
+}
 
 /// The workspace's root.
 pub fn root() -> PathBuf {
@@ -23,18 +78,20 @@ pub fn root() -> PathBuf {
     xtask.parent().unwrap_or(xtask).to_path_buf()
 }
 
-/// Folder of the image archives.
-pub fn images_folder() -> PathBuf {
-    root().join("target/images")
-}
-
-/// Builds what is out of date.
+/// Builds what is out of date, as users run it.
 pub fn run() -> Result<()> {
     deps::ensure()?;
+    step("release binaries (operator, transitd, CNI plugin)", || {
+        release(&[])
+    })?;
+    images(Profile::Release)
+}
+
+/// Makes the images; the profile's binaries must have been built.
+pub fn images(profile: Profile) -> Result<()> {
     let object = step("eBPF programs", ebpf::build)?;
-    step("release binaries (operator, transitd, CNI plugin)", binaries)?;
     let tools = step("kube binaries", kube::binaries)?;
-    step("images", || make_images(&object, &tools))
+    step("images", || make_images(profile, &object, &tools))
 }
 
 /// Says what is done and, when it took a while, how long.
@@ -46,22 +103,14 @@ pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(made)
 }
 
-fn binaries() -> Result<()> {
-    release(&[])
-}
-
 /// Builds what images have; with `more`, of these only what it names, and the like.
 fn release(more: &[&str]) -> Result<()> {
     run_command(
         Command::new("cargo")
             .current_dir(root())
-            .args(["build", "--release", "--target", TARGET])
-            .args(["-p", "thuban-operator", "-p", "transitd", "-p", "thuban-cni"])
-            .args(more)
-            .env(
-                "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
-                "-C target-feature=+crt-static",
-            ),
+            .args(["build", "--release"])
+            .args(PACKAGES.iter().flat_map(|package| ["-p", package]))
+            .args(more),
     )
 }
 
@@ -75,13 +124,13 @@ pub fn scale() -> Result<PathBuf> {
         "--bin",
         "scale-bench",
     ])?;
-    Ok(release_folder())
+    Profile::Release.binaries()
 }
 
 /// Builds the benchmark of Services, with the dependencies of the images' binaries.
 pub fn services() -> Result<PathBuf> {
     release(&["-p", "thuban-e2e", "--bin", "services-bench"])?;
-    Ok(release_folder().join("services-bench"))
+    Ok(Profile::Release.binaries()?.join("services-bench"))
 }
 
 /// What the benchmark of CNI runs: binaries as images have them, and itself.
@@ -102,37 +151,52 @@ pub fn cni() -> Result<CniParts> {
         "--bin",
         "cni-bench",
     ])?;
-    let work = images_files()?;
-    let release = release_folder();
+    let work = images_files(Profile::Release)?;
+    let release = Profile::Release.binaries()?;
     Ok(CniParts {
         transitd: stripped(&release.join("transitd"), &work.join("transitd"), "--strip-debug")?,
-        plugin: plugin(&release, &work)?,
+        plugin: plugin(&release, &work).and_then(limited)?,
         benchmark: release.join("cni-bench"),
     })
 }
 
-fn release_folder() -> PathBuf {
-    root().join("target").join(TARGET).join("release")
+/// Builds the benchmark of the data plane; answers its path.
+pub fn datapath() -> Result<PathBuf> {
+    let mut cargo = Command::new("cargo");
+    cargo.current_dir(root());
+    run_command(cargo.args([
+        "build",
+        "--release",
+        "--quiet",
+        "-p",
+        "thuban-e2e",
+        "--bin",
+        "datapath-bench",
+    ]))?;
+    Ok(Profile::Release.binaries()?.join("datapath-bench"))
 }
 
 /// Folder of what goes into images.
-fn images_files() -> Result<PathBuf> {
-    let work = images_folder().join("files");
+pub fn images_files(profile: Profile) -> Result<PathBuf> {
+    let work = profile.images().join("files");
     fs::create_dir_all(&work).with_context(|| format!("making {}", work.display()))?;
     Ok(work)
 }
 
 /// Started for every pod and every few seconds for STATUS: as small as it gets.
 fn plugin(release: &Path, work: &Path) -> Result<PathBuf> {
-    stripped(&release.join("thuban"), &work.join("thuban"), "--strip-all").and_then(limited)
+    stripped(&release.join("thuban"), &work.join("thuban"), "--strip-all")
 }
 
-fn make_images(object: &Path, tools: &Path) -> Result<()> {
-    let work = images_files()?;
-    let release = release_folder();
+fn make_images(profile: Profile, object: &Path, tools: &Path) -> Result<()> {
+    let work = images_files(profile)?;
+    let binaries = profile.binaries()?;
     let [operator, transitd] = ["thuban-operator", "transitd"]
-        .map(|name| stripped(&release.join(name), &work.join(name), "--strip-debug"));
-    let plugin = plugin(&release, &work);
+        .map(|name| stripped(&binaries.join(name), &work.join(name), "--strip-debug"));
+    let mut plugin = plugin(&binaries, &work);
+    if profile == Profile::Release {
+        plugin = plugin.and_then(limited);
+    }
     let pause = compile_pause(&work.join("pause"))?;
     let mut daemon = vec![
         (transitd?, "/bin/transitd".into()),
@@ -175,7 +239,7 @@ fn make_images(object: &Path, tools: &Path) -> Result<()> {
         },
     ];
     for image in &list {
-        let path = image.write(&images_folder())?;
+        let path = image.write(&profile.images())?;
         let size = fs::metadata(&path)
             .with_context(|| format!("reading {}", path.display()))?
             .len();

@@ -6,7 +6,12 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use thuban_cluster::{Cluster, Instance, NODES, Options, Status, relay};
 
-use crate::{build, deps, dns, go_tools::GoTools, kube, progress};
+use crate::{
+    build::{self, Profile, is_tests},
+    deps, dns,
+    go_tools::GoTools,
+    kube, progress, test,
+};
 
 /// Images without which no pod runs.
 const BASE_IMAGES: [&str; 2] = ["pause.tar", "agnhost.tar"];
@@ -106,28 +111,31 @@ fn bring_up(name: &str, relay: Option<PathBuf>) -> Result<()> {
     let instance = Instance::named(name)?;
     deps::ensure()?;
     let binaries = kube::binaries()?;
+    let profile = Profile::of(name);
     if BASE_IMAGES
         .iter()
-        .any(|image| !build::images_folder().join(image).exists())
+        .any(|image| !profile.images().join(image).exists())
     {
-        build::run()?;
+        match profile {
+            Profile::Release => build::run()?,
+            Profile::Test => test::images()?,
+        }
     }
     // The demo's uplinks all segment, so that transit runs at XDP. Tests also want a NIC that segments tunnels itself.
-    let whole_gso = if name == "test" {
+    let whole_gso = if is_tests(name) {
         vec![NODES[2].to_owned()]
     } else {
         Vec::new()
     };
-    let runtimes = if name == "test" {
-        let folder = progress::watched("building containerd 2", || CONTAINERD.ensure())?;
-        vec![(NODES[1].to_owned(), folder)]
+    let runtimes = if is_tests(name) {
+        vec![(NODES[1].to_owned(), ensure_containerd()?)]
     } else {
         Vec::new()
     };
     let options = Options {
         binaries,
         runtimes,
-        images: images()?,
+        images: images(profile)?,
         whole_gso,
         relay,
         progress: |line| println!("{line}"),
@@ -135,14 +143,19 @@ fn bring_up(name: &str, relay: Option<PathBuf>) -> Result<()> {
     thuban_cluster::up(&instance, &options)
 }
 
+/// Builds the containerd of the tests' clusters if it isn't there; answers its folder.
+pub fn ensure_containerd() -> Result<PathBuf> {
+    progress::watched("building containerd 2", || CONTAINERD.ensure())
+}
+
 /// Takes the cluster down.
 pub fn down(name: &str) -> Result<()> {
     thuban_cluster::down(&Instance::named(name)?)
 }
 
-/// All archives in `target/images`.
-fn images() -> Result<Vec<PathBuf>> {
-    let folder = build::images_folder();
+/// All archives of the profile.
+fn images(profile: Profile) -> Result<Vec<PathBuf>> {
+    let folder = profile.images();
     let entries = fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
     let mut found: Vec<PathBuf> = entries
         .flatten()

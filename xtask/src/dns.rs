@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use thuban_cluster::Cluster;
 
 use crate::{
-    build::{images_folder, root},
+    build::{Profile, root},
     go_tools::GoTools,
     images::Image,
     install::{wait, workload},
@@ -38,10 +38,15 @@ pub fn apply(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// Builds it if it isn't there; answers its folder.
+pub fn ensure() -> Result<PathBuf> {
+    progress::watched("building CoreDNS", || COREDNS.ensure())
+}
+
 /// Its image, on all nodes.
 pub fn import(cluster: &Cluster) -> Result<()> {
-    let folder = progress::watched("building CoreDNS", || COREDNS.ensure())?;
-    cluster.import_image(&image(&folder)?)
+    let folder = ensure()?;
+    cluster.import_image(&image(Profile::of(cluster.name()), &folder)?)
 }
 
 /// Waits until it answers.
@@ -58,7 +63,7 @@ pub fn wait_ready(cluster: &Cluster) -> Result<()> {
 }
 
 /// Not among the images that every cluster imports.
-fn image(folder: &Path) -> Result<PathBuf> {
+fn image(profile: Profile, folder: &Path) -> Result<PathBuf> {
     let image = Image {
         archive: "coredns.tar",
         name: NAME,
@@ -67,5 +72,5 @@ fn image(folder: &Path) -> Result<PathBuf> {
         entrypoint: &["/coredns"],
         command: &[],
     };
-    image.write(&images_folder().join("more"))
+    image.write(&profile.images().join("more"))
 }

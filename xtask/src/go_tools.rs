@@ -83,6 +83,7 @@ impl GoTools {
             let mut go = Command::new("go");
             go.current_dir(modules)
                 .env("CGO_ENABLED", "0")
+                .env("GOGC", kube::GOGC)
                 .env("GOBIN", partial)
                 .args(verb)
                 .args(["-tags", self.tags, "-ldflags", "-s -w"]);

@@ -13,7 +13,7 @@ use serde_json::Value;
 use thuban_cluster::{Cluster, Instance};
 
 use crate::{
-    build::{images_folder, root},
+    build::{Profile, is_tests, root},
     diagnostics,
     images::hex_digest,
 };
@@ -22,6 +22,8 @@ pub const NAMESPACE: &str = "thuban-system";
 const CONFIG: &str = "05-config.yaml";
 /// What the tests' cluster allows.
 const EXTERNAL_IPS: &str = "198.51.100.0/24";
+/// Tests wait until addresses and VNIs are free again.
+const CLAIM_REST_SECONDS: &str = "5";
 const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Installs, or updates, and waits until pods can be made.
@@ -75,11 +77,8 @@ pub fn manifest_for(path: &Path, instance: &Instance) -> Result<String> {
     }
     let mut config: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text)?;
     // Uplinks are veths: the demo runs as a user would have it, the tests have transit at XDP where they can.
-    let aggregation = if instance.name() == "test" {
-        "never"
-    } else {
-        "auto"
-    };
+    let is_tests = is_tests(instance.name());
+    let aggregation = if is_tests { "never" } else { "auto" };
     let values = [
         ("THUBAN_AGGREGATION", aggregation.to_owned()),
         ("KUBERNETES_SERVICE_HOST", instance.gateway().to_string()),
@@ -89,8 +88,9 @@ pub fn manifest_for(path: &Path, instance: &Instance) -> Result<String> {
     for (key, value) in values {
         config["data"][key] = value.into();
     }
-    if instance.name() == "test" {
+    if is_tests {
         config["data"]["THUBAN_EXTERNAL_IP_CIDRS"] = EXTERNAL_IPS.into();
+        config["data"]["THUBAN_CLAIM_REST_SECONDS"] = CLAIM_REST_SECONDS.into();
     }
     Ok(serde_yaml_ng::to_string(&config)?)
 }
@@ -99,7 +99,7 @@ pub fn manifest_for(path: &Path, instance: &Instance) -> Result<String> {
 fn import_changed_images(cluster: &Cluster) -> Result<bool> {
     let mut has_changed = false;
     for archive in ["operator.tar", "transitd.tar"] {
-        let path = images_folder().join(archive);
+        let path = Profile::of(cluster.name()).images().join(archive);
         let bytes =
             fs::read(&path).with_context(|| format!("{}: run `cargo xtask build`", path.display()))?;
         let hash = hex_digest(&bytes);

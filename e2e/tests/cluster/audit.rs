@@ -12,15 +12,41 @@ use crate::support::get;
 /// (VPC, address), or (VNI, address).
 type At<T> = (T, String);
 
-/// Waits until they agree.
+/// Waits until all of the cluster agree. Where tests run side by side, others' may never do so at the same time.
 pub fn wait_sound(cluster: &Cluster) {
+    wait_until_sound(cluster, |_| true);
+}
+
+/// Waits until those of some VPCs agree, which share names with their namespaces.
+pub fn wait_sound_of(cluster: &Cluster, vpcs: &[&str]) {
+    wait_until_sound(cluster, |vpc| vpcs.contains(&vpc));
+}
+
+fn wait_until_sound(cluster: &Cluster, is_meant: impl Fn(&str) -> bool) {
     let mut faults = Vec::new();
     cluster
         .wait_for("objects and tables agree", Duration::from_mins(2), || {
             faults = audit(cluster)?;
+            faults.retain(|fault| is_meant(&fault.vpc));
             Ok(faults.is_empty())
         })
-        .unwrap_or_else(|error| panic!("{error:#}:\n{}", faults.join("\n")));
+        .unwrap_or_else(|error| panic!("{error:#}:\n{faults:#?}"));
+}
+
+/// Something that does not agree.
+#[derive(Debug)]
+pub struct Fault {
+    vpc: String,
+    /// Printed when a test fails.
+    #[allow(dead_code)]
+    what: String,
+}
+
+fn fault(vpc: impl Into<String>, what: String) -> Fault {
+    Fault {
+        vpc: vpc.into(),
+        what,
+    }
 }
 
 fn items(cluster: &Cluster, arguments: &[&str]) -> Result<Vec<Value>> {
@@ -33,7 +59,7 @@ fn text(value: &Value) -> String {
 }
 
 /// What does not agree.
-pub fn audit(cluster: &Cluster) -> Result<Vec<String>> {
+fn audit(cluster: &Cluster) -> Result<Vec<Fault>> {
     let (scaled, endpoints): (Vec<Value>, Vec<Value>) = endpoints(cluster)?
         .into_iter()
         .partition(|endpoint| endpoint["spec"]["type"] == "Scaled");
@@ -61,14 +87,17 @@ fn endpoints(cluster: &Cluster) -> Result<Vec<Value>> {
 }
 
 /// Addresses of endpoints.
-fn held(endpoints: &[Value], faults: &mut Vec<String>) -> BTreeSet<At<String>> {
+fn held(endpoints: &[Value], faults: &mut Vec<Fault>) -> BTreeSet<At<String>> {
     let mut held = BTreeSet::new();
     for endpoint in endpoints {
         let name = &endpoint["metadata"]["name"];
         for address in endpoint["status"]["addresses"].as_array().into_iter().flatten() {
             let at = (text(&endpoint["spec"]["vpc"]), text(address));
             if !held.insert(at.clone()) {
-                faults.push(format!("{name} has {at:?}, and so has another endpoint"));
+                faults.push(fault(
+                    &at.0,
+                    format!("{name} has {at:?}, and so has another endpoint"),
+                ));
             }
         }
     }
@@ -76,25 +105,25 @@ fn held(endpoints: &[Value], faults: &mut Vec<String>) -> BTreeSet<At<String>> {
 }
 
 /// Each address has a claim, and each claim that doesn't rest an endpoint.
-fn claims(cluster: &Cluster, held: &BTreeSet<At<String>>, faults: &mut Vec<String>) -> Result<()> {
+fn claims(cluster: &Cluster, held: &BTreeSet<At<String>>, faults: &mut Vec<Fault>) -> Result<()> {
     let mut claimed = BTreeSet::new();
     for claim in items(cluster, &["ipclaims.thuban.dev"])? {
         let name = text(&claim["metadata"]["name"]);
         let Some((vpc, address)) = name.split_once('.') else {
-            faults.push(format!("claim {name}"));
+            faults.push(fault("", format!("claim {name}")));
             continue;
         };
         let is_resting = !claim["status"]["releasedAt"].is_null();
         let at = (vpc.to_owned(), address_of(address));
         if !is_resting && !held.contains(&at) {
-            faults.push(format!("claim {name} is nobody's"));
+            faults.push(fault(vpc, format!("claim {name} is nobody's")));
         }
         if !is_resting {
             claimed.insert(at);
         }
     }
     for at in held.difference(&claimed) {
-        faults.push(format!("{at:?} is held without a claim"));
+        faults.push(fault(&at.0, format!("{at:?} is held without a claim")));
     }
     Ok(())
 }
@@ -108,7 +137,7 @@ fn address_of(name: &str) -> String {
 }
 
 /// Each endpoint that was made for a pod has it, and no pod has two.
-fn pods(cluster: &Cluster, endpoints: &[Value], faults: &mut Vec<String>) -> Result<()> {
+fn pods(cluster: &Cluster, endpoints: &[Value], faults: &mut Vec<Fault>) -> Result<()> {
     let pods = items(cluster, &["pods", "-A"])?;
     let living: BTreeSet<String> = pods.iter().map(|pod| text(&pod["metadata"]["uid"])).collect();
     let mut had = BTreeSet::new();
@@ -117,18 +146,19 @@ fn pods(cluster: &Cluster, endpoints: &[Value], faults: &mut Vec<String>) -> Res
             continue;
         };
         let name = &endpoint["metadata"]["name"];
+        let vpc = text(&endpoint["spec"]["vpc"]);
         if !living.contains(uid) {
-            faults.push(format!("endpoint {name} is of a pod that is gone"));
+            faults.push(fault(&vpc, format!("endpoint {name} is of a pod that is gone")));
         }
         if !had.insert(uid) {
-            faults.push(format!("pod {uid} has two endpoints"));
+            faults.push(fault(&vpc, format!("pod {uid} has two endpoints")));
         }
     }
     Ok(())
 }
 
 /// Each Service with addresses of its own has one scaled endpoint, with these addresses, and no other has.
-fn services(cluster: &Cluster, scaled: &[Value], faults: &mut Vec<String>) -> Result<()> {
+fn services(cluster: &Cluster, scaled: &[Value], faults: &mut Vec<Fault>) -> Result<()> {
     let addresses = |list: &Value| -> Vec<String> {
         let list = list.as_array().into_iter().flatten().map(text);
         list.filter(|address| address != "None").collect()
@@ -137,7 +167,8 @@ fn services(cluster: &Cluster, scaled: &[Value], faults: &mut Vec<String>) -> Re
     for service in items(cluster, &["services", "-A"])? {
         let addresses = addresses(&service["spec"]["clusterIPs"]);
         if !addresses.is_empty() {
-            wanted.insert(text(&service["metadata"]["uid"]), addresses);
+            let namespace = text(&service["metadata"]["namespace"]);
+            wanted.insert(text(&service["metadata"]["uid"]), (namespace, addresses));
         }
     }
     for endpoint in scaled {
@@ -152,31 +183,38 @@ fn services(cluster: &Cluster, scaled: &[Value], faults: &mut Vec<String>) -> Re
             has
         };
         match wanted.remove(&uid) {
-            None => faults.push(format!("scaled endpoint {name} is of no Service")),
+            None => {
+                let vpc = text(&endpoint["spec"]["vpc"]);
+                faults.push(fault(vpc, format!("scaled endpoint {name} is of no Service")));
+            }
             // One that no network admits has none.
-            Some(addresses) if !has.is_empty() && has != addresses => {
-                faults.push(format!("scaled endpoint {name} has {has:?} of {addresses:?}"));
+            Some((namespace, addresses)) if !has.is_empty() && has != addresses => {
+                let what = format!("scaled endpoint {name} has {has:?} of {addresses:?}");
+                faults.push(fault(namespace, what));
             }
             Some(_) => {}
         }
     }
-    faults.extend(
-        wanted
-            .into_values()
-            .map(|addresses| format!("the Service of {addresses:?} has no scaled endpoint")),
-    );
+    faults.extend(wanted.into_values().map(|(vpc, addresses)| {
+        fault(
+            vpc,
+            format!("the Service of {addresses:?} has no scaled endpoint"),
+        )
+    }));
     Ok(())
 }
 
 /// Roles work where they are placed, each once.
-fn roles(cluster: &Cluster, faults: &mut Vec<String>) -> Result<()> {
+fn roles(cluster: &Cluster, faults: &mut Vec<Fault>) -> Result<()> {
     for kind in ["bouncers.thuban.dev", "dividers.thuban.dev"] {
         for role in items(cluster, &[kind])? {
             let is_settled = role["status"]["phase"] == "Provisioned"
                 && role["status"]["droplet"] == role["spec"]["droplet"]
                 && role["metadata"]["deletionTimestamp"].is_null();
             if !is_settled {
-                faults.push(format!("{kind} {} is on the way", role["metadata"]["name"]));
+                let name = text(&role["metadata"]["name"]);
+                let vpc = text(&role["spec"]["vpc"]);
+                faults.push(fault(vpc, format!("{kind} {name} is on the way")));
             }
         }
     }
@@ -184,7 +222,7 @@ fn roles(cluster: &Cluster, faults: &mut Vec<String>) -> Result<()> {
 }
 
 /// Droplets deliver to the endpoints that live there, and bouncers know those of their networks: no more, no fewer.
-fn tables(cluster: &Cluster, endpoints: &[Value], faults: &mut Vec<String>) -> Result<()> {
+fn tables(cluster: &Cluster, endpoints: &[Value], faults: &mut Vec<Fault>) -> Result<()> {
     let mut vnis = BTreeMap::new();
     for vpc in items(cluster, &["vpcs.thuban.dev"])? {
         vnis.insert(
@@ -235,7 +273,9 @@ fn tables(cluster: &Cluster, endpoints: &[Value], faults: &mut Vec<String>) -> R
             let found = keys(table);
             for at in found.symmetric_difference(&expected) {
                 let what = if found.contains(at) { "too much" } else { "missing" };
-                faults.push(format!("{node} {table} {at:?}: {what}"));
+                let vpc = vnis.iter().find(|(_, vni)| **vni == at.0);
+                let vpc = vpc.map(|(name, _)| name.clone()).unwrap_or_default();
+                faults.push(fault(vpc, format!("{node} {table} {at:?}: {what}")));
             }
         }
     }

@@ -17,6 +17,10 @@ use crate::support::Pod;
 
 /// Packets of a flow, a millisecond apart.
 const PACKETS: u64 = 100;
+/// Until the trace is there.
+const START: Duration = Duration::from_secs(2);
+/// Seconds that the trace lasts beyond twice the time that sending takes on an idle machine.
+const SPARE: u64 = 4;
 /// A port that nobody listens at: what comes back doesn't matter.
 const PORT: u16 = 9;
 
@@ -25,11 +29,13 @@ const PORT: u16 = 9;
 pub fn times(cluster: &Cluster, client: &Pod, addresses: &[Ipv4Addr]) -> Result<Vec<Duration>> {
     let pod = format!("{}/{}", client.namespace, client.name);
     // By the node, not by kubectl exec, which would carry every line through the API server.
-    let trace = format!("exec /proc/$(pgrep -o -x transitd)/exe trace --json --seconds 25 --pod {pod}");
+    let seconds = START.as_secs() + SPARE + (PACKETS + 1) * addresses.len() as u64 / 500;
+    let trace =
+        format!("exec /proc/$(pgrep -o -x transitd)/exe trace --json --seconds {seconds} --pod {pod}");
     let trace = ["sh", "-c", &trace];
     let lines = thread::scope(|scope| {
         let lines = scope.spawn(|| cluster.exec_on_node(&client.node, &trace));
-        thread::sleep(Duration::from_secs(2));
+        thread::sleep(START);
         let sent = client.inside(|| {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
             // Once more in the end: the slowest must be direct by then.

@@ -1,53 +1,34 @@
 //! Black-box tests of a real cluster with Thuban installed from `install/`, run by `cargo xtask test`.
 //!
-//! They see what a user sees (kubectl, pods, packets on the wire) and what a malicious tenant can do. All tests
-//! share one cluster and one set of tenants, and run one after the other.
+//! They see what a user sees (kubectl, pods, packets on the wire) and what a malicious tenant can do. Each test is in
+//! the lane of what it disturbs (`xtask/src/test/lanes.rs` says which lanes share a cluster):
+//!
+//! - `side_by_side`: nothing but objects of its own. Files run side by side, the tests of a file one after the other.
+//! - `alone`: a node, a transitd or a runtime. One after the other.
+//! - `control_plane`: operators, API server, etcd. One after the other.
+//! - `gone`: takes nodes away with the pods of all tenants on them. Last.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests fail as tests do
 
 mod actor;
-mod admission;
-mod agent_xdp;
+mod alone;
+mod api;
 mod audit;
-mod capacity;
-mod connectivity;
-mod containerd;
-mod crashes;
-mod deletion;
+mod control_plane;
 mod direct;
-mod droplet_lost;
-mod dual_stack;
-mod egress;
-mod endpoint_moves;
 mod flows;
-mod hosts;
-mod installation;
+mod gone;
+mod holdings;
 mod intruder;
-mod isolation;
-mod leaders;
-mod membership;
-mod metrics;
-mod names;
-mod network_policies;
-mod outages;
-mod outside;
-mod overlay_port;
+mod leadership;
+mod operator_stream;
+mod own_operator;
 mod packets;
-mod paths;
-mod policies;
-mod probes;
 mod requests;
-mod restarts;
-mod restore;
-mod rights;
-mod role_moves;
-mod rolling_update;
-mod rules;
-mod runtime;
-mod services;
-mod stolen_token;
+mod scrape;
+mod service_objects;
+mod side_by_side;
 mod support;
+mod tenant;
 mod tenants;
 mod transfer;
-mod twins;
-mod vanished;

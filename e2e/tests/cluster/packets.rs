@@ -1,6 +1,6 @@
 //! Packets made by hand: echo requests, datagrams with a forged source, Geneve frames; and the reading of captures.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,8 @@ use nix::sys::socket::{
     sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
+
+use crate::support::Pod;
 
 /// Internet checksum (RFC 1071) over whole bytes.
 fn checksum(bytes: &[u8]) -> u16 {
@@ -143,4 +145,20 @@ fn parse(frame: &[u8]) -> Option<Captured> {
         inner_source: address(76)?,
         inner_destination: address(80)?,
     })
+}
+
+/// Whether a datagram with this payload arrives at `port` of the pod while `send` runs.
+pub fn arrives(receiver: &Pod, port: u16, payload: &[u8], send: impl Fn() -> Result<()>) -> Result<bool> {
+    let socket = receiver.inside(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?))?;
+    socket.set_read_timeout(Some(Duration::from_millis(200)))?;
+    let mut buffer = [0; 2048];
+    for _ in 0..4 {
+        send()?;
+        while let Ok(length) = socket.recv(&mut buffer) {
+            if &buffer[..length] == payload {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }

@@ -1,16 +1,20 @@
 //! Pods as the tests see them: made and read by kubectl, and entered by their network namespace, so that a test
 //! can send any bytes that a malicious tenant could.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use nix::fcntl::{Flock, FlockArg};
 use nix::sched::{CloneFlags, setns};
-use serde_json::Value;
+use serde_json::{Value, json};
 use thuban_cluster::{Cluster, Tasks};
+
+pub use crate::api::get;
 
 /// Long enough for the first packet of a flow on a busy machine (next hops, bouncers).
 pub const REACHED: Duration = Duration::from_secs(5);
@@ -82,16 +86,6 @@ pub fn namespace_manifest(name: &str, network: Option<&str>) -> Value {
 pub fn apply(cluster: &Cluster, objects: &[Value]) -> Result<()> {
     let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
     cluster.kubectl_apply(&list.to_string()).map(|_| ())
-}
-
-/// `kubectl get … -o json`, parsed.
-pub fn get(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
-    let arguments: Vec<&str> = ["get"]
-        .into_iter()
-        .chain(arguments.iter().copied())
-        .chain(["-o", "json"])
-        .collect();
-    Ok(serde_json::from_str(&cluster.kubectl(&arguments)?)?)
 }
 
 /// The condition of `kind` of an object, if it has one.
@@ -317,4 +311,30 @@ fn get_slowly(address: SocketAddr, path: &str, patience: Duration, pause: Durati
         bail!("HTTP: {head}");
     }
     Ok(body.trim().to_owned())
+}
+
+/// Addresses of a namespace's running pods; an error if two have the same.
+pub fn pod_addresses(cluster: &Cluster, namespace: &str) -> Result<BTreeSet<String>> {
+    let pods = get(cluster, &["pods", "-n", namespace])?;
+    let mut found = BTreeSet::new();
+    for pod in pods["items"].as_array().into_iter().flatten() {
+        if let Some(address) = pod["status"]["podIP"].as_str() {
+            ensure!(found.insert(address.to_owned()), "two pods have {address}");
+        }
+    }
+    Ok(found)
+}
+
+pub fn patch_vpc(cluster: &Cluster, vpc: &str, spec: &Value) -> Result<()> {
+    let patch = json!({"spec": spec}).to_string();
+    cluster.kubectl(&["patch", "vpc", vpc, "--type=merge", "-p", &patch])?;
+    Ok(())
+}
+
+/// Nobody else changes what is called so, in this or another process of the tests, until the answer is dropped.
+pub fn lock(cluster: &Cluster, what: &str) -> Result<Flock<File>> {
+    let path = cluster.instance().state().join(format!("tests-{what}.lock"));
+    let file = File::create(&path).with_context(|| format!("making {}", path.display()))?;
+    Flock::lock(file, FlockArg::LockExclusive)
+        .map_err(|(_, error)| anyhow!("locking {}: {error}", path.display()))
 }

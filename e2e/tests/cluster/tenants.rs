@@ -25,6 +25,9 @@ pub const NETWORKS: [(&str, &str, &str); 5] = [
     ("green-web", "green", "10.1.1.0/24"),
 ];
 
+/// The label of their pods: tests that run side by side have pods of their own in the same namespaces.
+pub const SELECTOR: (&str, &str) = ("thuban.dev/tests", "tenants");
+
 pub struct Tenants {
     pub cluster: Cluster,
     pub pods: Vec<Pod>,
@@ -86,12 +89,9 @@ fn make() -> Result<Tenants> {
         // web: by the namespace's annotation; db: by the pod's own.
         let annotation = (!network.ends_with("-web")).then_some(network);
         for node in &nodes {
-            pods.push(netexec_manifest(
-                vpc,
-                &format!("{network}-{node}"),
-                node,
-                annotation,
-            ));
+            let mut pod = netexec_manifest(vpc, &format!("{network}-{node}"), node, annotation);
+            pod["metadata"]["labels"][SELECTOR.0] = SELECTOR.1.into();
+            pods.push(pod);
         }
     }
     apply(&cluster, &pods)?;

@@ -15,8 +15,6 @@ use super::objects::{WriteError, delete, get, replace_status};
 use crate::hub::Waiter;
 use crate::model::allocation::{Standing, standing};
 
-/// How long a released address, and a VNI, rests before it may be given out again.
-pub const REST: Duration = Duration::from_secs(30);
 /// How long a claim may wait for the Endpoint's status to name it.
 const GRACE: Duration = Duration::from_secs(20);
 
@@ -30,12 +28,12 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
         .is_some_and(|status| status.released_at.is_some())
     {
         // By this leader's monotonic clock: a new leader restarts the rest.
-        if let Some(left) = remaining(&context, &format!("released/{uid}"), REST) {
+        if let Some(left) = remaining(&context, &format!("released/{uid}"), context.claim_rest) {
             return Ok(Action::requeue(left));
         }
         // Whoever has the address in its status has it, released or not.
         if standing(spec, holder(&context, spec).await?.as_ref()) == Standing::Counted {
-            return Ok(Action::requeue(REST));
+            return Ok(Action::requeue(context.claim_rest));
         }
         delete(&claims, &*claim).await?;
         forget(&context, &claim);

@@ -133,6 +133,8 @@ pub struct Context {
     pub external_ranges: Vec<Cidr>,
     /// The default VPC's first, whose packets nodes see: refused to all others.
     pub default_range: Cidr,
+    /// How long a released address, and a VNI, rests before it may be given out again.
+    pub claim_rest: Duration,
     /// Services of the default VPC, by namespace and name, that a VPC reaches if it says nothing about it.
     pub shared_by_default: Vec<(String, String)>,
     pub reservations: Reservations,

@@ -125,6 +125,8 @@ pub struct Options {
     pub underlay_ranges: Vec<Cidr>,
     /// Range of the default VPC.
     pub default_range: Cidr,
+    /// How long a released address, and a VNI, rests before it may be given out again.
+    pub claim_rest: Duration,
     /// Droplets have a view of the cluster's DNS, at this ClusterIP, for each VPC.
     pub cluster_dns: Option<IpAddr>,
 }
@@ -139,6 +141,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         external_ranges,
         underlay_ranges,
         default_range,
+        claim_rest,
         cluster_dns,
     } = options;
     let (triggers, receivers) = channels();
@@ -191,6 +194,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         service_ranges,
         external_ranges,
         default_range,
+        claim_rest,
         shared_by_default: [("default", "kubernetes")]
             .into_iter()
             .chain(cluster_dns.is_some().then_some(("kube-system", "kube-dns")))

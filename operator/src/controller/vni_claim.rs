@@ -9,7 +9,7 @@ use kube::{Api, ResourceExt};
 use thuban_api::{VniClaim, Vpc};
 use tracing::info;
 
-use super::claim::{REST, remaining};
+use super::claim::remaining;
 use super::context::{Context, ReconcileError};
 use super::droplet;
 use super::objects::{WriteError, delete, get};
@@ -28,7 +28,7 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
     }
     // A status may be about to name it. Or its VPC is gone, and another leader, whose view of it is older, still brings rows
     // to droplets whose streams to this one have ended unheard.
-    if let Some(left) = remaining(&context, &key, REST) {
+    if let Some(left) = remaining(&context, &key, context.claim_rest) {
         return Ok(Action::requeue(left));
     }
     let vni = claim.name_any().parse().unwrap_or_default();

@@ -144,6 +144,7 @@ async fn life(simulation: Arc<Simulation>, operator: Arc<Operator>) {
         service_ranges: vec!["10.96.0.0/12".parse().unwrap()],
         underlay_ranges: vec!["192.168.0.0/16".parse().unwrap()],
         default_range: DEFAULT_RANGE.parse().unwrap(),
+        claim_rest: Duration::from_secs(30),
         cluster_dns: Some([10, 96, 0, 10].into()),
     };
     let work = async {

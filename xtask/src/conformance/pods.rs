@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    build::{images_folder, root},
+    build::{Profile, images_files, root},
     images::{self, Image},
     kube,
 };
@@ -77,14 +77,14 @@ pub fn images() -> Result<Vec<PathBuf>> {
         Image {
             archive: "pause-tests.tar",
             name: PAUSE,
-            files: vec![(images_folder().join("files/pause"), "/pause".into())],
+            files: vec![(images_files(Profile::Release)?.join("pause"), "/pause".into())],
             links: &[],
             entrypoint: &["/pause"],
             command: &[],
         },
     ];
     // Not among the images that every cluster imports.
-    let folder = images_folder().join("more");
+    let folder = Profile::Release.images().join("more");
     list.iter().map(|image| image.write(&folder)).collect()
 }
 

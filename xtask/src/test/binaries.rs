@@ -22,7 +22,7 @@ pub struct Binary {
     pub name: String,
     /// `test`, or what else its unit tests are of.
     kind: String,
-    executable: PathBuf,
+    pub executable: PathBuf,
     /// Of its package: where cargo runs it.
     folder: PathBuf,
 }
@@ -43,6 +43,13 @@ struct Message {
     target: Option<Target>,
     executable: Option<PathBuf>,
     profile: Option<Profile>,
+    #[serde(rename = "message")]
+    diagnostic: Option<Diagnostic>,
+}
+
+#[derive(Deserialize)]
+struct Diagnostic {
+    rendered: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -56,8 +63,18 @@ struct Profile {
     test: bool,
 }
 
-/// Builds all of the workspace that runs on this machine.
-pub fn build() -> Result<Vec<Binary>> {
+/// What a build made.
+#[derive(Debug, Default)]
+pub struct Built {
+    pub binaries: Vec<Binary>,
+    /// Of rustc and clippy, on code of the workspace.
+    pub warnings: usize,
+}
+
+/// Builds all of the workspace that runs on this machine; also the binaries that tests start and that go into the images
+/// of the tests' clusters, whose operator ends after a write of a test's choice. clippy is the compiler, so that lints
+/// need no build of their own.
+pub fn build() -> Result<Built> {
     let mut child = Command::new("cargo")
         .current_dir(root())
         .args([
@@ -69,16 +86,22 @@ pub fn build() -> Result<Vec<Binary>> {
             "--bins",
             "--tests",
         ])
-        .args(["--no-run", "--message-format=json-render-diagnostics"])
+        .args(["--features", "thuban-operator/failpoints"])
+        .args(["--no-run", "--message-format=json"])
+        .env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver")
         .stdout(Stdio::piped())
         .spawn()
         .context("starting cargo test")?;
     let output = child.stdout.take().context("the output of cargo test")?;
-    let mut binaries = Vec::new();
+    let mut built = Built::default();
     for line in BufReader::new(output).lines() {
         let line = line.context("reading from cargo test")?;
         let message: Message =
             serde_json::from_str(&line).with_context(|| format!("reading cargo's message {line}"))?;
+        if let Some(rendered) = message.diagnostic.and_then(|diagnostic| diagnostic.rendered) {
+            eprint!("{rendered}");
+            built.warnings += 1;
+        }
         let (Some(target), Some(executable)) = (message.target, message.executable) else {
             continue;
         };
@@ -86,7 +109,7 @@ pub fn build() -> Result<Vec<Binary>> {
             continue;
         }
         let folder = message.manifest_path.parent().context("a package's folder")?;
-        binaries.push(Binary {
+        built.binaries.push(Binary {
             name: target.name,
             kind: target.kind.into_iter().next().unwrap_or_default(),
             executable,
@@ -97,8 +120,10 @@ pub fn build() -> Result<Vec<Binary>> {
     if !status.success() {
         bail!("cargo test --no-run: {status}");
     }
-    binaries.sort_by(|one, other| (&one.folder, &one.name).cmp(&(&other.folder, &other.name)));
-    Ok(binaries)
+    built
+        .binaries
+        .sort_by(|one, other| (&one.folder, &one.name).cmp(&(&other.folder, &other.name)));
+    Ok(built)
 }
 
 /// Runs a binary, shows what it prints, and adds up its results. Tests that failed only because they waited too long are run
@@ -133,7 +158,10 @@ fn once(
     environment: &[(&str, &str)],
     times: &mut Times,
 ) -> Result<(Sum, Vec<String>)> {
-    println!("\n     {} ({})", binary.name, binary.kind);
+    // Whose output it is, where several run side by side.
+    let label = arguments.first().filter(|argument| argument.ends_with("::"));
+    let label = label.map_or(String::new(), |filter| format!("[{filter}] "));
+    println!("\n{label}     {} ({})", binary.name, binary.kind);
     let mut child = Command::new(&binary.executable)
         .current_dir(&binary.folder)
         .args(arguments)
@@ -150,7 +178,7 @@ fn once(
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).lines() {
             let line = line.with_context(|| format!("reading from {}", binary.name))?;
-            println!("{line}");
+            println!("{label}{line}");
             failures.read(&line);
             if let Some((name, took)) = time_of(&line) {
                 times.test(format!("{} {name}", binary.name), took);

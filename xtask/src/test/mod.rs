@@ -4,29 +4,38 @@
 //! sum counts it. Whatever else fails has failed.
 
 mod binaries;
+mod lanes;
 mod output;
 mod times;
 
-use std::{
-    fs,
-    io::Write,
-    process::{Command, ExitCode},
-    time::Instant,
-};
+use std::{io::Write, process::ExitCode, thread, time::Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use thuban_cluster::Cluster;
 
-use self::{binaries::Binary, output::Sum, times::Times};
+use self::{
+    binaries::{Binary, Built},
+    lanes::{SHARES, Share},
+    output::Sum,
+    times::Times,
+};
 use crate::{
-    build::{self, root, run_command, step},
-    check, cluster, cni_tools, deps, diagnostics, dns, ebpf, install, removal,
+    build::{self, Profile, step},
+    check, cluster, cni_tools, deps, diagnostics, dns, ebpf, install, kube, removal,
 };
 
-const CLUSTER: &str = "test";
 /// Test targets that need root, a cluster, or both. All others are the group `unit`.
 const PROGRAMS: &str = "programs";
 const NETNS: [&str; 2] = ["netns", "datapath"];
+/// Modules of [`NETNS`] that compare times.
+const TIMED: [&str; 6] = [
+    "attach::",
+    "killed::",
+    "loads::",
+    "reconnect::",
+    "restart::",
+    "spool::",
+];
 const E2E: &str = "cluster";
 const SIMULATOR: &str = "simulator";
 const GROUPS: [&str; 6] = ["check", "unit", SIMULATOR, "programs", "netns", "e2e"];
@@ -47,7 +56,7 @@ pub fn run(only: Option<&str>, schedules: u64) -> Result<ExitCode> {
     let mut times = Times::default();
     times.stage("packages of the system", |_| deps::ensure())?;
     times.stage("eBPF programs", |_| step("eBPF programs", ebpf::build))?;
-    let binaries = times.stage("build of tests", |_| step("tests", binaries::build))?;
+    let built = times.stage("build of tests", |_| step("tests", binaries::build))?;
     let mut total = Sum::default();
     let mut summary = Vec::new();
     for group in GROUPS {
@@ -56,7 +65,7 @@ pub fn run(only: Option<&str>, schedules: u64) -> Result<ExitCode> {
         }
         println!("\n==> tests: {group}");
         let start = Instant::now();
-        let sum = times.stage(group, |times| run_group(group, &binaries, schedules, times))?;
+        let sum = times.stage(group, |times| run_group(group, &built, schedules, times))?;
         summary.push(format!(
             "{group:<10}{:>5} passed {:>4} failed {:>4} ignored {:>7.1} s{}",
             sum.passed,
@@ -85,7 +94,8 @@ pub fn run(only: Option<&str>, schedules: u64) -> Result<ExitCode> {
     })
 }
 
-fn run_group(group: &str, binaries: &[Binary], schedules: u64, times: &mut Times) -> Result<Sum> {
+fn run_group(group: &str, built: &Built, schedules: u64, times: &mut Times) -> Result<Sum> {
+    let binaries = &built.binaries;
     let is_special = |binary: &&Binary| {
         let names = [PROGRAMS, E2E, SIMULATOR].into_iter().chain(NETNS);
         names.into_iter().any(|name| binary.is_test(name))
@@ -97,7 +107,11 @@ fn run_group(group: &str, binaries: &[Binary], schedules: u64, times: &mut Times
         chosen.collect::<Vec<_>>()
     };
     match group {
-        "check" => Ok(Sum::one("check", check::run())),
+        "check" => {
+            let mut sum = Sum::one("lints", lints(built.warnings));
+            sum.add(Sum::one("format", check::format()));
+            Ok(sum)
+        }
         "unit" => {
             let units: Vec<_> = binaries.iter().filter(|binary| !is_special(binary)).collect();
             run_each(&units, &[], &[], times)
@@ -114,10 +128,31 @@ fn run_group(group: &str, binaries: &[Binary], schedules: u64, times: &mut Times
         "programs" => run_each(&named(&[PROGRAMS]), &[], &[], times),
         "netns" => {
             step("cnitool and others", cni_tools::ensure)?;
-            run_each(&named(&NETNS), &[], &[], times)
+            run_netns(&named(&NETNS), times)
         }
-        _ => Ok(run_e2e(&named(&[E2E]), times)),
+        _ => {
+            let binary = named(&[E2E]).into_iter().next();
+            run_e2e(binary.context("no tests of a cluster were built")?, times)
+        }
     }
+}
+
+/// The build has told them.
+fn lints(warnings: usize) -> Result<()> {
+    if warnings > 0 {
+        bail!("{warnings} warnings, told while the tests were built: `cargo xtask check` tells them again");
+    }
+    Ok(())
+}
+
+/// What measures time first, a test for each core; then the others, which mostly wait.
+fn run_netns(binaries: &[&Binary], times: &mut Times) -> Result<Sum> {
+    let timed: Vec<&str> = TIMED.iter().copied().chain(["--test-threads=2"]).collect();
+    let mut others = vec!["--test-threads=6"];
+    others.extend(TIMED.iter().flat_map(|name| ["--skip", name]));
+    let mut sum = run_each(binaries, &timed, &[], times)?;
+    sum.add(run_each(binaries, &others, &[], times)?);
+    Ok(sum)
 }
 
 fn run_each(
@@ -133,61 +168,88 @@ fn run_each(
     Ok(sum)
 }
 
-/// A cluster of its own, from nothing to nothing.
-fn run_e2e(binaries: &[&Binary], times: &mut Times) -> Sum {
-    let built = times.stage("e2e: release binaries and images", |_| {
-        cluster::down(CLUSTER)
-            .and_then(|()| build::run())
-            .and_then(|()| step("operator with failpoints", failpoints))
+/// Clusters of its own, from nothing to nothing.
+fn run_e2e(binary: &Binary, times: &mut Times) -> Result<Sum> {
+    times.stage("e2e: others' programs", |_| prepare())?;
+    times.stage("e2e: images", |_| build::images(Profile::Test))?;
+    let shares = times.stage("e2e: clusters and tests", |_| {
+        thread::scope(|scope| {
+            let threads = SHARES
+                .each_ref()
+                .map(|share| scope.spawn(move || run_share(binary, share)));
+            threads.map(thread::ScopedJoinHandle::join)
+        })
     });
-    let prepared = times.stage("e2e: cluster with Thuban on it", |_| {
-        built
-            .and_then(|()| cluster::up(CLUSTER))
-            .and_then(|()| cni_tools::portmap_on_nodes(&Cluster::named(CLUSTER)?))
-            .and_then(|()| install::run(CLUSTER))
-            .and_then(|()| dns::import(&Cluster::named(CLUSTER)?))
-    });
-    let is_prepared = prepared.is_ok();
-    let mut sum = Sum::one("cluster with Thuban on it", prepared);
-    if is_prepared {
-        let environment = [("THUBAN_CLUSTER", CLUSTER)];
-        match run_each(binaries, &["--test-threads=1"], &environment, times) {
-            Ok(tests) => sum.add(tests),
-            Err(error) => sum.add(Sum::one("e2e", Err(error))),
-        }
-        times.stage("e2e: removal", |_| {
-            for (name, test) in removal::TESTS {
-                sum.add(Sum::one(name, test(CLUSTER)));
-            }
+    let mut sum = Sum::default();
+    for share in shares {
+        let (own, took) = share.unwrap_or_else(|_| {
+            (
+                Sum::one("e2e", Err(anyhow!("a thread panicked"))),
+                Times::default(),
+            )
         });
-        if let (true, Ok(cluster)) = (sum.failed > 0, Cluster::named(CLUSTER)) {
+        sum.add(own);
+        times.merge(took);
+    }
+    Ok(sum)
+}
+
+/// What clusters are made of beside images, so that no two builds run at once.
+fn prepare() -> Result<()> {
+    step("kube binaries", kube::binaries)?;
+    step("CoreDNS", dns::ensure)?;
+    step("containerd 2", cluster::ensure_containerd)?;
+    step("cnitool and others", cni_tools::ensure)
+}
+
+fn run_share(binary: &Binary, share: &Share) -> (Sum, Times) {
+    let name = share.cluster;
+    let start = Instant::now();
+    let prepared = cluster::down(name)
+        .and_then(|()| cluster::up(name))
+        .and_then(|()| cni_tools::portmap_on_nodes(&Cluster::named(name)?))
+        .and_then(|()| install::run(name))
+        .and_then(|()| dns::import(&Cluster::named(name)?));
+    let is_prepared = prepared.is_ok();
+    println!(
+        "cluster {name}: up with Thuban after {:.1} s",
+        start.elapsed().as_secs_f32()
+    );
+    let mut sum = Sum::one(&format!("cluster {name} with Thuban on it"), prepared);
+    let mut times = Times::default();
+    if is_prepared {
+        match lanes::run(binary, share) {
+            Ok((tests, took)) => {
+                sum.add(tests);
+                times = took;
+            }
+            Err(error) => sum.add(Sum::one("lanes", Err(error))),
+        }
+        if share.has_removal {
+            for (test, run) in removal::TESTS {
+                let start = Instant::now();
+                sum.add(Sum::one(test, run(name)));
+                times.test(test.to_owned(), start.elapsed());
+            }
+        }
+        if let (true, Ok(cluster)) = (sum.failed > 0, Cluster::named(name)) {
             diagnostics::print(&cluster);
         }
     }
-    sum.add(Sum::one("cluster without a trace left", cluster::down(CLUSTER)));
-    sum
+    sum.add(Sum::one(
+        &format!("cluster {name} without a trace left"),
+        cluster::down(name),
+    ));
+    println!(
+        "cluster {name}: done after {:.1} s",
+        start.elapsed().as_secs_f32()
+    );
+    (sum, times)
 }
 
-/// An operator that tests of the cluster end after a write of their choice, at `target/failpoints/thuban-operator`.
-fn failpoints() -> Result<()> {
-    let mut command = Command::new("cargo");
-    // With the tests' packages, so that their dependencies serve once more.
-    command
-        .current_dir(root())
-        .args(["build", "--quiet", "--workspace", "--exclude", "xdp-programs"])
-        .args([
-            "--bin",
-            "thuban-operator",
-            "--features",
-            "thuban-operator/failpoints",
-        ]);
-    run_command(&mut command)?;
-    let folder = root().join("target/failpoints");
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    let built = root().join("target/debug/thuban-operator");
-    let copy = folder.join("thuban-operator");
-    // Not over a file that runs.
-    let partial = copy.with_extension("partial");
-    fs::copy(&built, &partial).with_context(|| format!("copying {}", built.display()))?;
-    fs::rename(&partial, &copy).with_context(|| format!("renaming to {}", copy.display()))
+/// Builds the tests' binaries and the images that their clusters run.
+pub fn images() -> Result<()> {
+    step("eBPF programs", ebpf::build)?;
+    step("tests", binaries::build)?;
+    build::images(Profile::Test)
 }

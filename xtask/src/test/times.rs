@@ -48,6 +48,16 @@ impl Times {
             name,
             seconds: took.as_secs_f64(),
         });
+        self.keep_slowest();
+    }
+
+    /// Takes over what another one has of tests.
+    pub fn merge(&mut self, other: Self) {
+        self.slowest.extend(other.slowest);
+        self.keep_slowest();
+    }
+
+    fn keep_slowest(&mut self) {
         self.slowest
             .sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
         self.slowest.truncate(SLOWEST);

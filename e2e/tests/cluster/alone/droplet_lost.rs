@@ -1,0 +1,52 @@
+//! transitd of a node hangs: its droplet is Suspect, its roles move, and no packet is lost, because programs run on.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use thuban_cluster::Cluster;
+
+use crate::flows::{none_lost_while, settled, wait_settled};
+use crate::leadership::{JUDGING, wait_led};
+use crate::support::{Hanging, condition, get};
+use crate::tenants::tenants;
+
+/// Also waits until the heartbeat counts as gone, a minute more.
+fn is_long() -> bool {
+    std::env::var_os("THUBAN_E2E_LONG").is_some()
+}
+
+fn reason(cluster: &Cluster, droplet: &str) -> Result<String> {
+    let droplet = get(cluster, &["droplets.thuban.dev", droplet])?;
+    let ready = condition(&droplet, "Ready").map(|ready| ready["reason"].as_str().unwrap_or_default());
+    Ok(ready.unwrap_or_default().to_owned())
+}
+
+#[test]
+fn a_droplet_that_hangs_is_suspect_and_its_roles_move_without_a_loss() {
+    let cluster = &tenants().cluster;
+    let ways = tenants().ring("red-web");
+    let before = wait_settled(cluster, "bouncers", "red-web", 1).unwrap();
+    let node = before[0].as_str();
+    wait_led(cluster, JUDGING).unwrap();
+    none_lost_while("transitd hangs", &ways, || {
+        let since = Instant::now();
+        let hanging = Hanging::new(cluster, node, "transitd")?;
+        let is = |wanted: &str| {
+            let wanted = wanted.to_owned();
+            move || Ok(reason(cluster, node)? == wanted)
+        };
+        cluster.wait_for("Suspect", Duration::from_secs(90), is("Suspect"))?;
+        let suspect = since.elapsed();
+        cluster.wait_for("its bouncer elsewhere", Duration::from_secs(30), || {
+            Ok(settled(cluster, "bouncers", "red-web", 1)?.is_some_and(|on| on[0] != node))
+        })?;
+        let moved = since.elapsed();
+        eprintln!("{node} is Suspect after {suspect:.1?}, its bouncer works elsewhere after {moved:.1?}");
+        if is_long() {
+            cluster.wait_for("NotReady", Duration::from_secs(90), is("NotReady"))?;
+            eprintln!("{node} is NotReady after {:.1?}", since.elapsed());
+        }
+        drop(hanging);
+        cluster.wait_for("Connected", Duration::from_secs(30), is("Connected"))
+    });
+}

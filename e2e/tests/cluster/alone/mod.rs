@@ -1,0 +1,11 @@
+//! Tests that disturb a node, its transitd or its runtime.
+
+mod agent_xdp;
+mod capacity;
+mod containerd;
+mod deletion;
+mod droplet_lost;
+mod installation;
+mod role_moves;
+mod runtime;
+mod stolen_stream;

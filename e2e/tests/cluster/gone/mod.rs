@@ -1,0 +1,3 @@
+//! Tests that take nodes away, and the pods of all tenants with them.
+
+mod node_deleted;

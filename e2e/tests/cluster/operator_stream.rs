@@ -1,0 +1,83 @@
+//! The operator's stream, as whoever has a token of a node may open it.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use thuban_cluster::Cluster;
+use thuban_proto::transit::transit_client::TransitClient;
+use thuban_proto::transit::{DropletMessage, Hello, Program, droplet_message, operator_message};
+use thuban_proto::{OPERATOR_TLS_NAME, PROTOCOL_VERSION};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic::{Request, Status, Streaming};
+
+use crate::support::get;
+
+pub const NODE: &str = "node-a";
+
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Dials as the Lease says, which everybody with a node's token may read.
+async fn client(lease: &Value) -> TransitClient<Channel> {
+    let annotation = |name: &str| {
+        lease["metadata"]["annotations"][format!("thuban.dev/{name}")]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    let tls = ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(annotation("ca-bundle")))
+        .domain_name(OPERATOR_TLS_NAME);
+    let endpoint = Endpoint::from_shared(format!("https://{}", annotation("address")))
+        .unwrap()
+        .tls_config(tls)
+        .unwrap();
+    TransitClient::new(endpoint.connect().await.unwrap())
+}
+
+/// The first program that the operator sends to whoever says Hello as `droplet` with this token, and the stream.
+pub async fn program(
+    lease: &Value,
+    token: Option<&str>,
+    droplet: &str,
+) -> Result<(Program, Streaming<thuban_proto::transit::OperatorMessage>), Status> {
+    let hello = Hello {
+        protocol_version: PROTOCOL_VERSION,
+        droplet: droplet.to_owned(),
+        ..Hello::default()
+    };
+    let message = DropletMessage {
+        message: Some(droplet_message::Message::Hello(hello)),
+    };
+    // The stream stays open behind the Hello.
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    sender.send(message).await.unwrap();
+    let mut request = Request::new(tokio_stream::wrappers::ReceiverStream::new(receiver));
+    if let Some(token) = token {
+        let value: MetadataValue<Ascii> = format!("Bearer {}", token.trim()).parse().unwrap();
+        request.metadata_mut().insert("authorization", value);
+    }
+    let work = async {
+        let mut stream = client(lease).await.connect(request).await?.into_inner();
+        let first = stream.message().await?.and_then(|message| message.message);
+        let Some(operator_message::Message::Program(program)) = first else {
+            return Err(Status::internal("no program came"));
+        };
+        drop(sender);
+        Ok((program, stream))
+    };
+    tokio::time::timeout(PATIENCE, work)
+        .await
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded("the operator said nothing")))
+}
+
+pub fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+pub fn operator_lease(cluster: &Cluster) -> Value {
+    get(cluster, &["lease", "-n", "thuban-system", "thuban-operator"]).unwrap()
+}

@@ -1,0 +1,22 @@
+//! Tests that disturb nobody: they make objects of their own, or lock what they change.
+
+mod admission;
+mod connectivity;
+mod crd_validation;
+mod dns;
+mod dual_stack;
+mod egress;
+mod endpoint_moves;
+mod hosts;
+mod isolation;
+mod membership;
+mod metrics;
+mod overlapping_vpcs;
+mod overlay_port;
+mod paths;
+mod probes;
+mod rights;
+mod rolling_update;
+mod services;
+mod stolen_token;
+mod traffic_policies;

@@ -1,0 +1,112 @@
+//! A Deployment behind a Service is rolled over under load. Its pods end gracefully: they serve on for a while after they are
+//! told to end, so nobody may notice.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use thuban_cluster::Cluster;
+
+use crate::requests::{Failure, Load, Way, under_load};
+use crate::service_objects::{made, manifest, serves, wait_endpoint};
+use crate::support::{PORT, Pod, REACHED, apply, delete, netexec_manifest};
+use crate::tenants::tenants;
+
+const NAME: &str = "rolling";
+const REPLICAS: u64 = 4;
+const ROLLOUTS: usize = 2;
+/// How long a pod serves on, seconds: until everybody sends elsewhere, and a request that was under way is answered.
+const GRACE: u64 = 6;
+
+fn deployment() -> Value {
+    let mut pod = netexec_manifest("red", NAME, "", None);
+    let mut container = pod["spec"]["containers"][0].take();
+    container["readinessProbe"] = json!({"httpGet": {"path": "/healthz", "port": PORT}, "periodSeconds": 1});
+    container["lifecycle"] = json!({"preStop": {"sleep": {"seconds": GRACE}}});
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": NAME, "namespace": "red"},
+        "spec": {"replicas": REPLICAS, "selector": {"matchLabels": {"app": NAME}},
+            "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}},
+            "template": {
+                "metadata": {"labels": {"app": NAME}},
+                "spec": {"containers": [container], "terminationGracePeriodSeconds": 30},
+        }},
+    })
+}
+
+fn roll(cluster: &Cluster, verb: &[&str]) -> Result<()> {
+    let target = format!("deployment/{NAME}");
+    let arguments = [&["rollout"], verb, &["-n", "red", &target]].concat();
+    cluster.kubectl(&arguments).map(drop)
+}
+
+#[test]
+fn a_rolling_update_of_pods_that_end_gracefully_fails_no_request() {
+    let tenants = tenants();
+    let cluster = &tenants.cluster;
+    apply(cluster, &[deployment()]).unwrap();
+    let address = made(cluster, &manifest("red", NAME, &json!({"app": NAME}))).unwrap();
+    roll(cluster, &["status", "--timeout=180s"]).unwrap();
+    wait_endpoint(cluster, "red", NAME, "all backends", serves(REPLICAS));
+    let load = |pod: &&'static Pod, way, pause| Load {
+        pod,
+        address,
+        way,
+        pause: Duration::from_millis(pause),
+    };
+    let clients = [tenants.network("red-web"), tenants.network("red-db")].concat();
+    let loads: Vec<Load> = clients
+        .iter()
+        .flat_map(|pod| {
+            // 1,000 ports: each is used again while backends come and go.
+            let ways = [
+                (Way::Tcp, 4),
+                (Way::UdpFrom(20_000..21_000), 4),
+                (Way::SlowTcp, 0),
+            ];
+            ways.map(|(way, pause)| load(pod, way, pause))
+        })
+        .collect();
+    // The first flows of a droplet are decided by their answers and lose a backend some seconds later: they end before.
+    for pod in &clients {
+        pod.udp(address, REACHED).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let tallies = under_load(&loads, |_| {
+        for _ in 0..ROLLOUTS {
+            roll(cluster, &["restart"])?;
+            roll(cluster, &["status", "--timeout=180s"])?;
+            // The last ones end.
+            std::thread::sleep(Duration::from_secs(GRACE + 4));
+        }
+        Ok(())
+    })
+    .unwrap();
+    let mut answers: BTreeMap<&str, u64> = BTreeMap::new();
+    for (name, count) in tallies.iter().flat_map(|tally| &tally.answers) {
+        *answers.entry(name).or_default() += count;
+    }
+    let answered: u64 = answers.values().sum();
+    let failures: Vec<&Failure> = tallies.iter().flat_map(|tally| &tally.failures).collect();
+    for (load, tally) in loads.iter().zip(&tallies) {
+        let (answered, failed) = (tally.answered(), tally.failures.len());
+        eprintln!(
+            "  {answered} answered, {failed} failed: {} by {:?}",
+            load.pod.name, load.way
+        );
+    }
+    eprintln!(
+        "rolling update: {answered} requests answered, {} failed; {answers:?}",
+        failures.len()
+    );
+    assert!(failures.is_empty(), "{failures:#?}");
+    let prefix = format!("{NAME}-");
+    assert!(
+        answers.keys().all(|name| name.starts_with(&prefix)),
+        "{answers:?}"
+    );
+    let pods = REPLICAS as usize * (ROLLOUTS + 1);
+    assert_eq!(answers.len(), pods, "every pod served: {answers:?}");
+    delete(cluster, &["deployment,service", "-n", "red", NAME]).unwrap();
+}
