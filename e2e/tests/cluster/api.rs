@@ -142,6 +142,7 @@ impl<'a> Question<'a> {
                 "-n" => question.namespace = Some(value()?),
                 "-A" => question.is_everywhere = true,
                 "-l" => question.selectors.push(("labelSelector", value()?)),
+                "--field-selector" => question.selectors.push(("fieldSelector", value()?)),
                 _ => {
                     if let Some(selector) = argument.strip_prefix("--field-selector=") {
                         question.selectors.push(("fieldSelector", selector));

@@ -125,13 +125,22 @@ pub fn running(cluster: &Cluster, namespace: &str, name: &str) -> Result<Pod> {
     let netns = Tasks::of(cluster, &node)?
         .network_namespace(&container)
         .with_context(|| format!("no task of container {container} on {node}"))?;
-    Ok(Pod {
+    let is_server = pod["spec"]["containers"][0]["args"][0] == "netexec";
+    let pod = Pod {
         namespace: namespace.into(),
         name: name.into(),
         address: text(&pod["status"]["podIP"])?.parse()?,
         node,
         netns,
-    })
+    };
+    if is_server {
+        // It has no probe, and so is ready before it listens.
+        let listens = || Ok(TcpStream::connect((Ipv4Addr::LOCALHOST, PORT))?);
+        cluster.wait_for(&format!("the server in {name}"), Duration::from_secs(30), || {
+            Ok(pod.inside(listens).is_ok())
+        })?;
+    }
+    Ok(pod)
 }
 
 /// A process of a node that hangs, until this is dropped.

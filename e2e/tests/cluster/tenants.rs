@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use thuban_cluster::Cluster;
 
 use crate::support::{
-    Pod, apply, namespace_manifest, netexec_manifest, network_manifest, running, vpc_manifest,
+    Pod, apply, get, lock, namespace_manifest, netexec_manifest, network_manifest, running, vpc_manifest,
     wait_provisioned,
 };
 
@@ -69,6 +69,14 @@ pub fn tenants() -> &'static Tenants {
     TENANTS.get_or_init(|| make().expect("the tenants could not be made"))
 }
 
+/// Whether a pod of each network is on every node.
+fn has_all(cluster: &Cluster) -> Result<bool> {
+    let selector = format!("{}={}", SELECTOR.0, SELECTOR.1);
+    let pods = get(cluster, &["pods", "-A", "-l", &selector])?;
+    let count = pods["items"].as_array().map_or(0, Vec::len);
+    Ok(count == NETWORKS.len() * cluster.nodes()?.len())
+}
+
 fn make() -> Result<Tenants> {
     let cluster = Cluster::from_env()?;
     let mut objects = Vec::new();
@@ -79,7 +87,12 @@ fn make() -> Result<Tenants> {
     for (network, vpc, cidr) in NETWORKS {
         objects.push(network_manifest(network, vpc, cidr));
     }
-    apply(&cluster, &objects)?;
+    // Another process may have made them, and its tests have changed them since.
+    let _lock = lock(&cluster, "tenants")?;
+    let is_made = has_all(&cluster)?;
+    if !is_made {
+        apply(&cluster, &objects)?;
+    }
     for (network, ..) in NETWORKS {
         wait_provisioned(&cluster, &format!("networks.thuban.dev/{network}"))?;
     }
@@ -94,7 +107,9 @@ fn make() -> Result<Tenants> {
             pods.push(pod);
         }
     }
-    apply(&cluster, &pods)?;
+    if !is_made {
+        apply(&cluster, &pods)?;
+    }
     let pods = pods
         .iter()
         .map(|pod| {

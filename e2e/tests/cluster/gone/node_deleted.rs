@@ -93,6 +93,7 @@ fn wait_left(cluster: &Cluster, node: &str, was: &[(String, String)]) -> Result<
         let what = format!("{address} of {pod} freed");
         cluster.wait_for(&what, patience, || is_freed(cluster, pod, address))?;
     }
+    running(cluster, NAME, "db-0")?;
     ensure!(pods_on(cluster, node)?.is_empty(), "pods on {node}");
     ensure!(pod_addresses(cluster, NAME)?.len() == REPLICAS + 1);
     Ok(())
