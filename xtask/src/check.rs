@@ -1,4 +1,5 @@
-//! What needs no cluster and no root: format, lints, the committed CRDs, and that the eBPF object builds.
+//! What needs no cluster and no root: format, lints, the committed CRDs, what pages refer to, and that the eBPF object
+//! builds.
 
 use std::process::Command;
 
@@ -6,7 +7,7 @@ use anyhow::Result;
 
 use crate::{
     build::{root, run_command, step},
-    crds, deps, ebpf,
+    crds, deps, ebpf, links,
 };
 
 /// Stops at the first that fails.
@@ -27,6 +28,7 @@ pub fn run() -> Result<()> {
         ])
     })?;
     step("CRDs", || crds::run(true))?;
+    step("pages", links::run)?;
     step("eBPF programs", ebpf::build).map(|_| ())
 }
 
