@@ -94,6 +94,19 @@ pub fn images(profile: Profile) -> Result<()> {
     step("images", || make_images(profile, &object, &tools))
 }
 
+/// cargo, as it runs for whoever calls it by hand: what `cargo run` tells this program would make it build anew the
+/// dependencies whose build scripts look at it.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new("cargo");
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(&name);
+        }
+    }
+    cargo
+}
+
 /// Says what is done and, when it took a while, how long.
 pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     println!("==> {name}");
@@ -106,7 +119,7 @@ pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
 /// Builds what images have; with `more`, of these only what it names, and the like.
 fn release(more: &[&str]) -> Result<()> {
     run_command(
-        Command::new("cargo")
+        cargo()
             .current_dir(root())
             .args(["build", "--release"])
             .args(PACKAGES.iter().flat_map(|package| ["-p", package]))
@@ -162,9 +175,7 @@ pub fn cni() -> Result<CniParts> {
 
 /// Builds the benchmark of the data plane; answers its path.
 pub fn datapath() -> Result<PathBuf> {
-    let mut cargo = Command::new("cargo");
-    cargo.current_dir(root());
-    run_command(cargo.args([
+    run_command(cargo().current_dir(root()).args([
         "build",
         "--release",
         "--quiet",

@@ -1,12 +1,10 @@
-//! What needs no cluster and no root: format, lints, and that the eBPF object builds.
-
-use std::process::Command;
+//! What needs no cluster and no root: format, lints, what pages refer to, and that the eBPF object builds.
 
 use anyhow::Result;
 
 use crate::{
-    build::{root, run_command, step},
-    deps, ebpf,
+    build::{self, root, run_command, step},
+    deps, ebpf, links,
 };
 
 /// Stops at the first that fails.
@@ -26,6 +24,7 @@ pub fn run() -> Result<()> {
             "warnings",
         ])
     })?;
+    pages()?;
     step("eBPF programs", ebpf::build).map(|_| ())
 }
 
@@ -34,6 +33,11 @@ pub fn format() -> Result<()> {
     step("format", || cargo(&["fmt", "--all", "--check"]))
 }
 
+/// Whether what pages refer to is there.
+pub fn pages() -> Result<()> {
+    step("pages", links::run)
+}
+
 fn cargo(arguments: &[&str]) -> Result<()> {
-    run_command(Command::new("cargo").current_dir(root()).args(arguments))
+    run_command(build::cargo().current_dir(root()).args(arguments))
 }

@@ -1,15 +1,15 @@
 //! `install/10-crds.yaml`: generated from the types of `api/`, committed, and checked to be current.
 
-use std::{fs, process::Command};
+use std::fs;
 
 use anyhow::{Context, Result, bail};
 
-use crate::build::root;
+use crate::build::{cargo, root};
 
 /// Writes the file; with `check` only compares.
 pub fn run(check: bool) -> Result<()> {
     let path = root().join("install/10-crds.yaml");
-    let output = Command::new("cargo")
+    let output = cargo()
         .current_dir(root())
         .args(["run", "--quiet", "-p", "thuban-api", "--bin", "crds"])
         .stderr(std::process::Stdio::inherit())

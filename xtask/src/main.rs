@@ -22,6 +22,7 @@ mod go_tools;
 mod images;
 mod install;
 mod kube;
+mod links;
 mod progress;
 mod removal;
 mod soak;
@@ -47,7 +48,7 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
-    /// Format, lints, CRDs, eBPF build: what needs no root
+    /// Format, lints, CRDs, links of pages, eBPF build: what needs no root
     Check,
     /// Run the tests: as root, with a cluster of their own
     Test {

@@ -1,14 +1,11 @@
 //! `cargo xtask soak`: tests that `cargo xtask test` runs with small counts, with large ones, one after the other.
 
-use std::{
-    process::{Command, ExitCode},
-    time::Instant,
-};
+use std::{process::ExitCode, time::Instant};
 
 use anyhow::{Result, bail};
 
 use crate::{
-    build::{root, run_command, step},
+    build::{cargo, root, run_command, step},
     cni_tools, deps, ebpf,
 };
 
@@ -98,7 +95,7 @@ pub fn run(only: Option<&str>) -> Result<ExitCode> {
     step("cnitool and others", cni_tools::ensure)?;
     // Tests run the plugin that cargo puts beside them.
     run_command(
-        Command::new("cargo")
+        cargo()
             .current_dir(root())
             .args(["build", "--quiet", "-p", "thuban-cni"]),
     )?;
@@ -107,7 +104,7 @@ pub fn run(only: Option<&str>) -> Result<ExitCode> {
         println!("\n==> soak: {}", soak.name);
         let start = Instant::now();
         let count = std::env::var(soak.variable).unwrap_or_else(|_| soak.count.to_owned());
-        let status = Command::new("cargo")
+        let status = cargo()
             .current_dir(root())
             .args(["test", "-p", soak.package, "--test", soak.target, soak.tests])
             .args(["--", "--nocapture", "--test-threads=1"])

@@ -13,7 +13,7 @@ use super::{
     output::{Failures, Sum, result_of, time_of},
     times::Times,
 };
-use crate::build::root;
+use crate::build::{cargo, root};
 
 /// A test binary.
 #[derive(Clone, Debug)]
@@ -75,7 +75,7 @@ pub struct Built {
 /// of the tests' clusters, whose operator ends after a write of a test's choice. clippy is the compiler, so that lints
 /// need no build of their own.
 pub fn build() -> Result<Built> {
-    let mut child = Command::new("cargo")
+    let mut child = cargo()
         .current_dir(root())
         .args([
             "test",

@@ -110,6 +110,7 @@ fn run_group(group: &str, built: &Built, schedules: u64, times: &mut Times) -> R
         "check" => {
             let mut sum = Sum::one("lints", lints(built.warnings));
             sum.add(Sum::one("format", check::format()));
+            sum.add(Sum::one("pages", check::pages()));
             Ok(sum)
         }
         "unit" => {

@@ -334,7 +334,7 @@ fn roles_claims_and_statuses_are_the_operators_even_for_an_administrator() {
             &["status of", "is written by the operator alone"],
         );
     }
-    // In the operator's name, as docs/guide.md says.
+    // In the operator's name, as docs/guide/access.md says.
     let operator = "--as=system:serviceaccount:thuban-system:thuban-operator";
     admin.write("replace", &moved, &[operator]).unwrap();
 }
