@@ -6,12 +6,10 @@ use thuban_api::{Divider, RoleStatus};
 use super::context::Context;
 use super::network::is_accepted;
 use super::role::Role;
-use crate::hub::Waiter;
-use crate::model::rows::Key;
-use crate::model::world::{self, RoleId, World};
+use crate::model::world::RoleKind;
 
 impl Role for Divider {
-    const KIND: &'static str = "Divider";
+    const KIND: RoleKind = RoleKind::Divider;
 
     fn parent(&self) -> &str {
         &self.spec.vpc
@@ -35,54 +33,6 @@ impl Role for Divider {
 
     fn all(context: &Context) -> &Store<Self> {
         &context.stores.dividers
-    }
-
-    fn waiter(name: String) -> Waiter {
-        Waiter::Divider(name)
-    }
-
-    fn tables(&self, world: &World, droplet: &str) -> Vec<(String, Key)> {
-        world.divider_tables(&self.spec.vpc, droplet)
-    }
-
-    fn lists(&self, world: &World) -> Vec<(String, Key)> {
-        world.divider_lists(&self.spec.vpc)
-    }
-
-    fn set(world: &mut World, name: &str, role: Option<world::Role>) {
-        world.set_divider(name, role);
-    }
-
-    fn list(world: &mut World, id: RoleId) {
-        world.list_divider(id);
-    }
-
-    fn part(world: &mut World, id: RoleId) {
-        world.part_divider(id);
-    }
-
-    fn has_left(world: &World, name: &str) -> bool {
-        world.has_divider_left(name)
-    }
-
-    fn leave(world: &mut World, id: RoleId) {
-        world.leave_divider(id);
-    }
-
-    fn take_back(world: &mut World, id: RoleId) {
-        world.take_divider_back(id);
-    }
-
-    fn is_listed(world: &World, name: &str) -> bool {
-        world.is_divider_listed(name)
-    }
-
-    fn forget(world: &mut World, id: RoleId) {
-        world.forget_divider(id);
-    }
-
-    fn has_other(world: &World, name: &str) -> bool {
-        world.has_other_divider(name)
     }
 
     fn is_in_use(&self, context: &Context) -> bool {

@@ -61,8 +61,8 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     }
     let (state, action) = listen(&name, &node, &context).await?;
     let is_changed = state.is_some_and(|state| set(&mut status.conditions, state.condition(generation)));
-    let (dividers, bouncers) = context.hub.read(|world| world.roles(&name));
-    status.roles = dividers.into_iter().chain(bouncers).collect();
+    let roles = context.hub.read(|world| world.roles_on(&name));
+    status.roles = roles.into_iter().map(|(_, role)| role).collect();
     status.observed_generation = generation;
     if droplet.status.as_ref() != Some(&status) {
         let mut changed = (*droplet).clone();
@@ -214,13 +214,8 @@ fn apply(droplet: &Droplet, state: Option<State>, context: &Context) {
 
 /// Wakes the roles on a droplet.
 pub fn wake_roles(name: &str, context: &Context) {
-    let (dividers, bouncers) = context.hub.read(|world| world.roles(name));
-    let triggers = &context.hub.triggers;
-    for name in &dividers {
-        triggers.divider(name);
-    }
-    for name in &bouncers {
-        triggers.bouncer(name);
+    for (kind, role) in context.hub.read(|world| world.roles_on(name)) {
+        context.hub.triggers.role(kind, &role);
     }
 }
 

@@ -30,6 +30,7 @@ use crate::model::admission::{Refusal, admit};
 use crate::model::allocation::{Owner, addresses_of};
 use crate::model::rows::Key;
 use crate::model::validation::parse;
+use crate::model::world::RoleKind;
 
 /// What acks and watches should have woken.
 const SOON: Duration = Duration::from_secs(2);
@@ -402,7 +403,7 @@ async fn provision(
             world.endpoint_rows(&name),
             world.followers(&name),
             world.dividers_of(&name),
-            !world.bouncer_members(network).is_empty(),
+            !world.roles(RoleKind::Bouncer).members(network).is_empty(),
         )
     });
     let is_known = rows
@@ -560,7 +561,7 @@ async fn remove(
     let vni = context.hub.read(|world| world.vni(&vpc));
     if let (false, Some(vni)) = (addresses.is_empty(), vni) {
         let bouncers = context.hub.read(|world| {
-            let droplets = world.bouncer_droplets(network);
+            let droplets = world.roles(RoleKind::Bouncer).holders(network);
             droplets.into_iter().map(str::to_owned).collect::<Vec<_>>()
         });
         let home = Some(droplet_of(endpoint)).filter(|home| !home.is_empty());

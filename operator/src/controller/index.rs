@@ -8,7 +8,7 @@ use thuban_api::cidr::Cidr;
 
 use crate::model::allocation::Family;
 use crate::model::few::Few;
-use crate::model::world::EndpointName;
+use crate::model::world::{EndpointName, RoleKind};
 
 #[derive(Debug, Default)]
 struct Sets {
@@ -17,7 +17,7 @@ struct Sets {
     /// Names of claims by UID of their owner.
     owned: HashMap<String, Few<String>>,
     /// Names of roles by kind and parent.
-    teams: HashMap<(&'static str, String), BTreeSet<String>>,
+    teams: HashMap<(RoleKind, String), BTreeSet<String>>,
     /// Names of networks by VPC.
     networks: HashMap<String, BTreeSet<String>>,
     /// By network and family: every address below has a claim.
@@ -106,13 +106,13 @@ impl Index {
         self.sets(|sets| sets.owned.get(owner).into_iter().flatten().cloned().collect())
     }
 
-    pub fn role(&self, kind: &'static str, parent: &str, name: &str, is_there: bool) {
+    pub fn role(&self, kind: RoleKind, parent: &str, name: &str, is_there: bool) {
         let key = (kind, parent.to_owned());
         self.sets(|sets| put(&mut sets.teams, key, name.to_owned(), is_there));
     }
 
     /// Names of the roles of a parent.
-    pub fn team(&self, kind: &'static str, parent: &str) -> Vec<String> {
+    pub fn team(&self, kind: RoleKind, parent: &str) -> Vec<String> {
         let key = (kind, parent.to_owned());
         self.sets(|sets| sets.teams.get(&key).into_iter().flatten().cloned().collect())
     }

@@ -24,7 +24,7 @@ use super::watch::Change;
 use super::{attach, endpoint};
 use crate::model::admission::network_of;
 use crate::model::allocation::{self, Family, Owner};
-use crate::model::world::{self, EndpointName};
+use crate::model::world::{self, EndpointName, RoleKind};
 
 pub fn on_pod(context: &Context, change: &Change<Pod>) {
     let triggers = &context.hub.triggers;
@@ -313,24 +313,8 @@ fn is_usable_anew(context: &Context, change: &Change<Network>) -> bool {
     context.index.is_news("hosts".into(), state)
 }
 
-pub fn on_divider(context: &Context, change: &Change<Divider>) {
-    let (vpc, concerned) = on_role(context, change);
-    context.hub.triggers.vpc(&vpc);
-    for name in &concerned {
-        context.hub.triggers.divider(name);
-    }
-}
-
-pub fn on_bouncer(context: &Context, change: &Change<Bouncer>) {
-    let (network, concerned) = on_role(context, change);
-    context.hub.triggers.network(&network);
-    for name in &concerned {
-        context.hub.triggers.bouncer(name);
-    }
-}
-
-/// Its parent, and the roles to look at: itself and those that it crowds, which may have come to rest.
-fn on_role<R: Role>(context: &Context, change: &Change<R>) -> (String, Vec<String>) {
+/// Wakes the role, its parent, and the roles that it crowds, which may have come to rest.
+pub fn on_role<R: Role>(context: &Context, change: &Change<R>) {
     let (role, now) = match change {
         Change::Applied(role) => (role, Some(role.in_world())),
         Change::Gone(role) => (&**role, None),
@@ -340,17 +324,23 @@ fn on_role<R: Role>(context: &Context, change: &Change<R>) -> (String, Vec<Strin
     if role.droplet().is_some() || now.is_none() {
         context.placements.forget(R::KIND, &name);
     }
-    context.hub.update(|world| R::set(world, &name, now));
+    context.hub.update(|world| world.set_role(R::KIND, &name, now));
+    let triggers = &context.hub.triggers;
     let old = role.status().and_then(|status| status.droplet.as_deref());
     for droplet in old.into_iter().chain(role.droplet()) {
-        context.hub.triggers.droplet(droplet);
+        triggers.droplet(droplet);
     }
-    let mut concerned = match change {
+    match R::KIND {
+        RoleKind::Divider => triggers.vpc(role.parent()),
+        RoleKind::Bouncer => triggers.network(role.parent()),
+    }
+    let crowded = match change {
         Change::Applied(role) => crowded_by(role, context),
         Change::Gone(_) => Vec::new(),
     };
-    concerned.push(name);
-    (role.parent().to_owned(), concerned)
+    for name in crowded.iter().chain([&name]) {
+        triggers.role(R::KIND, name);
+    }
 }
 
 pub fn on_droplet(context: &Context, change: &Change<Droplet>) {
@@ -388,16 +378,15 @@ pub fn on_droplet(context: &Context, change: &Change<Droplet>) {
 
 /// Roles that wait for a droplet.
 pub fn wake_unplaced(context: &Context) {
-    let triggers = &context.hub.triggers;
-    let dividers = context.stores.dividers.state();
-    let unplaced = dividers.iter().filter(|role| role.spec.droplet.is_none());
-    for role in unplaced {
-        triggers.divider(&role.name_any());
-    }
-    let bouncers = context.stores.bouncers.state();
-    let unplaced = bouncers.iter().filter(|role| role.spec.droplet.is_none());
-    for role in unplaced {
-        triggers.bouncer(&role.name_any());
+    wake_unplaced_of::<Divider>(context);
+    wake_unplaced_of::<Bouncer>(context);
+}
+
+fn wake_unplaced_of<R: Role>(context: &Context) {
+    for role in R::all(context).state() {
+        if role.droplet().is_none() {
+            context.hub.triggers.role(R::KIND, &role.name_any());
+        }
     }
 }
 

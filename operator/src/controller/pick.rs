@@ -12,6 +12,7 @@ use super::droplet::is_accepted;
 use super::role::Role;
 use crate::hub::Health;
 use crate::model::placement::{Candidate, pick};
+use crate::model::world::RoleKind;
 
 /// Set on Nodes that should carry roles; kubelets can't set it.
 pub const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
@@ -19,7 +20,7 @@ pub const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
 pub const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// By kind and name: parent and droplet.
-type Placed = HashMap<&'static str, HashMap<String, (String, String)>>;
+type Placed = HashMap<RoleKind, HashMap<String, (String, String)>>;
 
 /// Roles that were placed a moment ago, which their store may not show yet.
 #[derive(Debug, Default)]
@@ -27,9 +28,9 @@ pub struct Placements(Mutex<Placed>);
 
 impl Placements {
     /// The store shows it, or it is gone.
-    pub fn forget(&self, kind: &'static str, name: &str) {
+    pub fn forget(&self, kind: RoleKind, name: &str) {
         let mut placed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        placed.get_mut(kind).and_then(|names| names.remove(name));
+        placed.get_mut(&kind).and_then(|names| names.remove(name));
     }
 }
 
@@ -134,7 +135,7 @@ pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> 
     crowd.add_stored(&bouncers, &placements);
     for (kind, names) in placements.iter() {
         for (name, (parent, droplet)) in names {
-            crowd.add(kind, name, parent, droplet);
+            crowd.add(*kind, name, parent, droplet);
         }
     }
     let Crowd { roles, siblings, .. } = crowd;
@@ -177,7 +178,7 @@ pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> 
 
 /// Who is where already, for one role that looks for a place.
 struct Crowd<'a> {
-    kind: &'static str,
+    kind: RoleKind,
     name: &'a str,
     parent: &'a str,
     /// Roles of any kind by droplet.
@@ -187,7 +188,7 @@ struct Crowd<'a> {
 }
 
 impl<'a> Crowd<'a> {
-    fn add(&mut self, kind: &str, name: &str, parent: &str, droplet: &'a str) {
+    fn add(&mut self, kind: RoleKind, name: &str, parent: &str, droplet: &'a str) {
         if kind == self.kind && name == self.name {
             return;
         }
@@ -199,7 +200,7 @@ impl<'a> Crowd<'a> {
 
     /// Those that were placed a moment ago are where they were placed.
     fn add_stored<R: Role>(&mut self, stored: &'a [Arc<R>], placements: &Placed) {
-        let newer = placements.get(R::KIND);
+        let newer = placements.get(&R::KIND);
         for role in stored {
             let name = role.name_any();
             if let Some(droplet) = role.droplet()

@@ -24,7 +24,7 @@ pub use super::pick::Placements;
 use super::pick::{Move, place, should_move};
 use crate::hub::Waiter;
 use crate::model::rows::Key;
-use crate::model::world::{self, RoleId, World};
+use crate::model::world::{self, RoleId, RoleKind, World};
 
 /// What waits longer than this says so in a condition.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -37,7 +37,7 @@ const SPREAD: Duration = Duration::from_secs(20);
 
 /// A divider or a bouncer.
 pub trait Role: Object + 'static {
-    const KIND: &'static str;
+    const KIND: RoleKind;
     /// The divider's VPC, the bouncer's network.
     fn parent(&self) -> &str;
     fn droplet(&self) -> Option<&str>;
@@ -45,29 +45,30 @@ pub trait Role: Object + 'static {
     fn status(&self) -> Option<&RoleStatus>;
     fn set_status(&mut self, status: RoleStatus);
     fn all(context: &Context) -> &Store<Self>;
-    fn waiter(name: String) -> Waiter;
-    /// The rows that the droplet needs to serve.
-    fn tables(&self, world: &World, droplet: &str) -> Vec<(String, Key)>;
-    /// The rows that tell users where it is.
-    fn lists(&self, world: &World) -> Vec<(String, Key)>;
-    fn set(world: &mut World, name: &str, role: Option<world::Role>);
-    fn list(world: &mut World, id: RoleId);
-    fn part(world: &mut World, id: RoleId);
-    fn has_left(world: &World, name: &str) -> bool;
-    fn leave(world: &mut World, id: RoleId);
-    fn take_back(world: &mut World, id: RoleId);
-    fn is_listed(world: &World, name: &str) -> bool;
-    fn forget(world: &mut World, id: RoleId);
-    fn has_other(world: &World, name: &str) -> bool;
     /// Whether somebody may be using its parent's roles.
     fn is_in_use(&self, context: &Context) -> bool;
 
     fn id(&self) -> RoleId<'_> {
         let meta = self.meta();
         RoleId {
+            kind: Self::KIND,
             name: meta.name.as_deref().unwrap_or_default(),
             uid: meta.uid.as_deref().unwrap_or_default(),
         }
+    }
+
+    fn waiter(&self) -> Waiter {
+        Waiter::Role(Self::KIND, self.name_any())
+    }
+
+    /// The rows that its droplet needs to serve.
+    fn tables(&self, world: &World, droplet: &str) -> Vec<(String, Key)> {
+        world.role_tables(Self::KIND, self.parent(), droplet)
+    }
+
+    /// The rows that tell users where it is.
+    fn published_rows(&self, world: &World) -> Vec<(String, Key)> {
+        world.published_rows(Self::KIND, self.parent())
     }
 
     /// Where users have it. Roles of operators that wrote no `status.droplet` serve where they are.
@@ -111,12 +112,14 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         }
     }
     let why = should_move(&*role, &context);
-    let is_listed = context.hub.read(|world| R::is_listed(world, &role.name_any()));
+    let is_published = context
+        .hub
+        .read(|world| world.roles(R::KIND).is_published(&role.name_any()));
     let serves_here = role.status().is_some_and(|status| {
         status.phase == Phase::Provisioned && status.droplet.as_deref() == role.droplet()
     });
     // Others may have left because users are being told of this one: it moves once they know where it is.
-    let is_announced = is_listed && !serves_here;
+    let is_announced = is_published && !serves_here;
     if let Some(why) = why
         && (why.is_forced() || !is_announced)
         && let Some(droplet) = place(&*role, why, &context)
@@ -128,7 +131,7 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         return wait(&*role, &roles, &context, ("NoDroplet", message.to_owned())).await;
     };
     let mut status = role.status().cloned().unwrap_or_default();
-    if is_listed && serves_here {
+    if is_published && serves_here {
         if status.leaving {
             return stay(&*role, &roles).await;
         }
@@ -143,11 +146,8 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
             None => Action::await_change(),
         });
     }
-    let name = role.name_any();
     let tables = context.hub.read(|world| role.tables(world, droplet));
-    let missing = context
-        .hub
-        .missing(&tables, Some(droplet), &R::waiter(name.clone()));
+    let missing = context.hub.missing(&tables, Some(droplet), &role.waiter());
     if tables.is_empty() || !missing.is_empty() {
         // Without a parent there are no tables to refuse.
         let has_time = context.known_for(&waiting_key(&*role)) <= REFUSED;
@@ -164,16 +164,15 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     }
     // First all take what it passes on, then they use it: a packet may be faster than the news.
     let unaware = || {
-        let lists = context.hub.read(|world| role.lists(world));
-        let waiter = R::waiter(name.clone());
-        context.hub.missing(&lists, Some(droplet), &waiter)
+        let rows = context.hub.read(|world| role.published_rows(world));
+        context.hub.missing(&rows, Some(droplet), &role.waiter())
     };
     let mut missing = unaware();
     if missing.is_empty() {
         if status.leaving {
             return stay(&*role, &roles).await;
         }
-        context.hub.update(|world| R::list(world, role.id()));
+        context.hub.update(|world| world.publish_role(role.id()));
         missing = unaware();
     }
     if !missing.is_empty() {
@@ -275,15 +274,16 @@ async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<L
     let is_in_use = role.is_in_use(context);
     // Decided in one step, so that of two that leave at the same time one stays.
     let known = context.hub.update(|world| {
-        let has_left = R::has_left(world, &name);
-        if !is_in_use || R::has_other(world, &name) {
-            R::part(world, role.id());
-            return (has_left && role.is_leaving()).then_some(Leave::Left);
+        let roles = world.roles(R::KIND);
+        let is_unpublished = roles.is_unpublished(&name);
+        if !is_in_use || roles.has_other(&name) {
+            world.begin_role_drain(role.id());
+            return (is_unpublished && role.is_leaving()).then_some(Leave::Left);
         }
-        if has_left && !role.is_leaving() {
+        if is_unpublished && !role.is_leaving() {
             return Some(Leave::Later);
         }
-        R::take_back(world, role.id());
+        world.reinstate_role(role.id());
         Some(Leave::Held)
     });
     let mut status = role.status().cloned().unwrap_or_default();
@@ -291,7 +291,7 @@ async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<L
         // Not seen yet, or taken away by another leader: a write that changes nothing tells.
         Some(Leave::Later) => match write(role, roles, status).await {
             Ok(_) => {
-                context.hub.update(|world| R::take_back(world, role.id()));
+                context.hub.update(|world| world.reinstate_role(role.id()));
                 return Ok(Leave::Held);
             }
             Err(error) if error.is_conflict() => return Ok(Leave::Later),
@@ -308,7 +308,7 @@ async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<L
     if !written.is_leaving() {
         return Ok(Leave::Unkept);
     }
-    context.hub.update(|world| R::leave(world, role.id()));
+    context.hub.update(|world| world.unpublish_role(role.id()));
     Ok(Leave::Left)
 }
 
@@ -324,24 +324,23 @@ async fn stay<R: Role>(role: &R, roles: &Api<R>) -> Result<Action, ReconcileErro
 pub fn leave_those_leaving<R: Role>(context: &Context) {
     for role in R::all(context).state() {
         if role.meta().deletion_timestamp.is_some() && role.is_leaving() && has_finalizer(&*role) {
-            context.hub.update(|world| R::leave(world, role.id()));
+            context.hub.update(|world| world.unpublish_role(role.id()));
         }
     }
 }
 
 /// From its users first, then its tables, then the object.
 async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<Action, ReconcileError> {
-    let name = role.name_any();
-    let lists = context.hub.read(|world| role.lists(world));
-    let missing = context.hub.missing(&lists, None, &R::waiter(name.clone()));
+    let rows = context.hub.read(|world| role.published_rows(world));
+    let missing = context.hub.missing(&rows, None, &role.waiter());
     if !missing.is_empty() {
         let message = format!("waits until these droplets use it no more: {}", few(&missing));
         return wait(role, roles, context, ("WaitsForUsers", message)).await;
     }
-    context.hub.update(|world| R::forget(world, role.id()));
+    context.hub.update(|world| world.purge_role(role.id()));
     let droplets = role.serves_on().into_iter().chain(role.droplet());
     let holders: BTreeSet<String> = droplets.map(str::to_owned).collect();
-    let unsettled = context.hub.unsettled(&holders, &R::waiter(name));
+    let unsettled = context.hub.unsettled(&holders, &role.waiter());
     if !unsettled.is_empty() {
         let message = format!("waits until its tables are gone from {}", few(&unsettled));
         return wait(role, roles, context, ("WaitsForTables", message)).await;

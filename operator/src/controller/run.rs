@@ -218,8 +218,8 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     feed.watch(tasks, vpc_writer, trim::any, observe::on_vpc);
     feed.watch(tasks, network_writer, trim::any, observe::on_network);
     feed.watch(tasks, endpoint_writer, trim::any, observe::on_endpoint);
-    feed.watch(tasks, divider_writer, trim::any, observe::on_divider);
-    feed.watch(tasks, bouncer_writer, trim::any, observe::on_bouncer);
+    feed.watch(tasks, divider_writer, trim::any, observe::on_role);
+    feed.watch(tasks, bouncer_writer, trim::any, observe::on_role);
     feed.watch(tasks, droplet_writer, trim::any, observe::on_droplet);
     feed.watch(tasks, ip_claim_writer, trim::any, observe::on_ip_claim);
     feed.watch(tasks, vni_claim_writer, trim::any, observe::on_vni_claim);

@@ -144,7 +144,7 @@ fn tell<P: Object, R: Role>(parent: &P, role: &R, what: &str, context: &Context)
         Some(droplet) => format!("{name} on droplet {droplet}"),
         None => name.clone(),
     };
-    let related = related(R::KIND, &name);
+    let related = related(R::KIND.name(), &name);
     context
         .events
         .event_with(parent, related, &format!("{}{what}", R::KIND), &note);
