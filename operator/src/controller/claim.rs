@@ -10,13 +10,15 @@ use kube::{Api, ResourceExt};
 use thuban_api::{Endpoint, IpClaim, IpClaimSpec, IpClaimStatus};
 use tracing::info;
 
-use super::context::{Context, ReconcileError};
-use super::objects::{WriteError, delete, get, replace_status};
+use crate::controller::context::Context;
+use crate::controller::runtime::clocks::Timed;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::{WriteError, delete, get, replace_status};
 use crate::hub::Waiter;
 use crate::model::allocation::{Standing, standing};
 
 /// How long a claim may wait for the Endpoint's status to name it.
-const GRACE: Duration = Duration::from_secs(20);
+const COUNTING_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let claims: Api<IpClaim> = Api::all(context.client.clone());
@@ -28,7 +30,10 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
         .is_some_and(|status| status.released_at.is_some())
     {
         // By this leader's monotonic clock: a new leader restarts the rest.
-        if let Some(left) = remaining(&context, &format!("released/{uid}"), context.claim_rest) {
+        if let Some(left) = context
+            .clocks
+            .remaining(Timed::ClaimReleased, &uid, context.claim_rest)
+        {
             return Ok(Action::requeue(left));
         }
         // Whoever has the address in its status has it, released or not.
@@ -41,26 +46,29 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     }
     let endpoint = ObjectRef::<Endpoint>::new(&spec.endpoint_name).within(&spec.endpoint_namespace);
     if standing(spec, context.stores.endpoints.get(&endpoint).as_deref()) == Standing::Counted {
-        context.forget(&format!("orphan/{uid}"));
+        context.clocks.forget(Timed::ClaimOrphaned, &uid);
         return Ok(Action::await_change());
     }
     // Its operator died before the status was written, or it lost to another claim.
-    if let Some(left) = remaining(&context, &format!("orphan/{uid}"), GRACE) {
+    if let Some(left) = context
+        .clocks
+        .remaining(Timed::ClaimOrphaned, &uid, COUNTING_TIMEOUT)
+    {
         return Ok(Action::requeue(left));
     }
     // Whoever is about to count it may be about to for long.
-    let Some(_turn) = context.claiming.turn(&spec.owner_uid) else {
-        return Ok(Action::requeue(GRACE));
+    let Some(_guard) = context.claim_locks.try_lock(&spec.owner_uid) else {
+        return Ok(Action::requeue(COUNTING_TIMEOUT));
     };
     if standing(spec, holder(&context, spec).await?.as_ref()) != Standing::Void {
-        return Ok(Action::requeue(GRACE));
+        return Ok(Action::requeue(COUNTING_TIMEOUT));
     }
     // By the VPC: the network may be gone.
     let vni = context.hub.read(|world| world.vni(&spec.vpc));
     if let (Some(vni), Ok(address)) = (vni, spec.address.parse()) {
         let waiter = Waiter::IpClaim(claim.name_any());
         if !context.hub.holding(vni, &[address], &[], &waiter).is_empty() {
-            return Ok(Action::requeue(GRACE));
+            return Ok(Action::requeue(COUNTING_TIMEOUT));
         }
     }
     info!(
@@ -78,16 +86,10 @@ async fn holder(context: &Context, spec: &IpClaimSpec) -> Result<Option<Endpoint
     get(&endpoints, &spec.endpoint_name).await
 }
 
-/// What is left of `time` since this leader first asked about `key`.
-pub fn remaining(context: &Context, key: &str, time: Duration) -> Option<Duration> {
-    time.checked_sub(context.known_for(key))
-        .filter(|left| !left.is_zero())
-}
-
 fn forget(context: &Context, claim: &IpClaim) {
     let uid = claim.uid().unwrap_or_default();
-    context.forget(&format!("released/{uid}"));
-    context.forget(&format!("orphan/{uid}"));
+    context.clocks.forget(Timed::ClaimReleased, &uid);
+    context.clocks.forget(Timed::ClaimOrphaned, &uid);
 }
 
 /// Marks a claim whose rows are gone everywhere.

@@ -7,22 +7,25 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
-use thuban_api::condition::{find, set};
-use thuban_api::{Condition, ConditionStatus, Droplet, Phase};
+use thuban_api::condition::set;
+use thuban_api::{Condition, Droplet, Phase};
 
-use super::context::{Context, ReconcileError, internal_ips};
-use super::heartbeat::PATIENCE;
-use super::host;
-use super::objects::{WriteError, condition, list, owner, replace, replace_status};
-use super::observe::wake_unplaced;
+use crate::controller::context::Context;
+use crate::controller::endpoint::host;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::heartbeat::HEARTBEAT_TIMEOUT;
+use crate::controller::runtime::objects::{WriteError, condition, list, owner, replace, replace_status};
+use crate::controller::wake::{wake_roles, wake_unplaced};
 use crate::hub::Health;
+use crate::model::cached::internal_ips;
+use crate::model::droplet::is_accepted;
 use crate::model::validation::parse;
 
 /// Why a droplet is not used: (reason, message).
 type Refusal = (&'static str, String);
 
 /// Between two looks at the heartbeat of a droplet without a stream.
-const LISTEN_EVERY: Duration = Duration::from_secs(5);
+const HEARTBEAT_RETRY: Duration = Duration::from_secs(5);
 /// Set by a person on the Node of a machine that is switched off for sure.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
@@ -61,8 +64,8 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     }
     let (state, action) = listen(&name, &node, &context).await?;
     let is_changed = state.is_some_and(|state| set(&mut status.conditions, state.condition(generation)));
-    let (dividers, bouncers) = context.hub.read(|world| world.roles(&name));
-    status.roles = dividers.into_iter().chain(bouncers).collect();
+    let roles = context.hub.read(|world| world.roles_on(&name));
+    status.roles = roles.into_iter().map(|(_, role)| role).collect();
     status.observed_generation = generation;
     if droplet.status.as_ref() != Some(&status) {
         let mut changed = (*droplet).clone();
@@ -139,7 +142,7 @@ async fn listen(
         return Ok((Some(State::Connected), Action::await_change()));
     }
     if is_out_of_service(node) {
-        return Ok((Some(State::OutOfService), Action::requeue(LISTEN_EVERY)));
+        return Ok((Some(State::OutOfService), Action::requeue(HEARTBEAT_RETRY)));
     }
     if let Health::Missing(left) = health {
         return Ok((None, Action::requeue(left)));
@@ -148,12 +151,12 @@ async fn listen(
         .heartbeats
         .stopped_for(context.client.clone(), name)
         .await?;
-    let state = if stopped >= PATIENCE {
+    let state = if stopped >= HEARTBEAT_TIMEOUT {
         State::NotReady
     } else {
         State::Suspect
     };
-    Ok((Some(state), Action::requeue(LISTEN_EVERY)))
+    Ok((Some(state), Action::requeue(HEARTBEAT_RETRY)))
 }
 
 fn is_out_of_service(node: &Node) -> bool {
@@ -209,18 +212,6 @@ fn apply(droplet: &Droplet, state: Option<State>, context: &Context) {
     }
     if was != address.is_some() || is_lost {
         wake_roles(name, context);
-    }
-}
-
-/// Wakes the roles on a droplet.
-pub fn wake_roles(name: &str, context: &Context) {
-    let (dividers, bouncers) = context.hub.read(|world| world.roles(name));
-    let triggers = &context.hub.triggers;
-    for name in &dividers {
-        triggers.divider(name);
-    }
-    for name in &bouncers {
-        triggers.bouncer(name);
     }
 }
 
@@ -283,18 +274,4 @@ fn judge(droplet: &Droplet, node_addresses: &[IpAddr], context: &Context) -> Res
         }
     }
     Ok(())
-}
-
-/// Whether it may be given roles.
-pub fn is_accepted(droplet: &Droplet) -> bool {
-    let status = droplet.status.as_ref();
-    let accepted = status.and_then(|status| find(&status.conditions, "Accepted"));
-    accepted.is_some_and(|accepted| accepted.status == ConditionStatus::True)
-}
-
-/// Whether it had a stream, as far as the last leader knew.
-pub fn was_ready(droplet: &Droplet) -> bool {
-    let status = droplet.status.as_ref();
-    let ready = status.and_then(|status| find(&status.conditions, "Ready"));
-    ready.is_some_and(|ready| ready.status == ConditionStatus::True)
 }

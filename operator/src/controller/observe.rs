@@ -6,25 +6,27 @@ use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::{
-    Bouncer, DEFAULT_NAME, Divider, Droplet, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network,
-    SYSTEM_NAMESPACE, VniClaim, Vpc,
+    DEFAULT_NAME, Droplet, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network, SYSTEM_NAMESPACE, VniClaim, Vpc,
 };
 
-use super::context::Context;
-use super::droplet::{address_in_force, wake_roles};
-use super::host;
-use super::network::{id, in_force, is_accepted};
-use super::observe_services::wake_services_of;
-use super::pick::crowded_by;
-use super::pod::endpoint_name;
-use super::role::Role;
-use super::show::hide;
-use super::trim::Pod;
-use super::watch::Change;
-use super::{attach, endpoint};
+use crate::controller::admission::admitted;
+use crate::controller::cache::last_seen::{DefaultNetwork, Entrance};
+use crate::controller::context::Context;
+use crate::controller::droplet::address_in_force;
+use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint};
+use crate::controller::role::kind::Role;
+use crate::controller::role::placement::crowded_by;
+use crate::controller::runtime::clocks::Timed;
+use crate::controller::runtime::watch::Change;
+use crate::controller::wake::{
+    wake_endpoints, wake_hosts, wake_members, wake_roles, wake_services_of, wake_unplaced, wake_where,
+};
 use crate::model::admission::network_of;
 use crate::model::allocation::{self, Family, Owner};
-use crate::model::world::{self, EndpointName};
+use crate::model::cached::Pod;
+use crate::model::endpoint::{EndpointKind, has_addresses, name_of};
+use crate::model::ranges::{id, in_force, is_accepted};
+use crate::model::world::{self, EndpointName, RoleKind};
 
 pub fn on_pod(context: &Context, change: &Change<Pod>) {
     let triggers = &context.hub.triggers;
@@ -39,14 +41,19 @@ pub fn on_pod(context: &Context, change: &Change<Pod>) {
         context.index.pod(named.clone(), &name, is_there);
         triggers.endpoint(&named);
     }
-    triggers.endpoint(&(namespace.clone(), endpoint_name(pod)));
+    triggers.endpoint(&(namespace.clone(), pod.endpoint_name()));
     if is_there {
         triggers.pod(&namespace, &name);
     } else {
         let uid = pod.uid().unwrap_or_default();
         context.reservations.forget(&uid);
-        for told in ["named", "asked", "invalid", "in-use"] {
-            context.forget(&format!("{told}/{uid}"));
+        for told in [
+            Timed::EndpointMissing,
+            Timed::AnnotationUnread,
+            Timed::PodInvalid,
+            Timed::EndpointInUse,
+        ] {
+            context.clocks.forget(told, &uid);
         }
     }
 }
@@ -56,18 +63,16 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
         Change::Applied(space) => space,
         Change::Gone(space) => {
             let name = space.name_any();
-            show_namespace(context, space);
-            context.index.forget_admission(&format!("namespace/{name}"));
+            sync_namespace(context, space);
+            context.last_seen.labels.forget(&name);
             return;
         }
     };
     let name = space.name_any();
-    show_namespace(context, space);
-    let labels = format!("{:?}", space.labels());
-    if context
-        .index
-        .admission_changed(format!("namespace/{name}"), labels)
-    {
+    sync_namespace(context, space);
+    let labels = context.last_seen.labels.replace(&name, space.labels().clone());
+    let is_first = labels.is_none();
+    if labels.is_some_and(|labels| labels != *space.labels()) {
         wake_where(context, |endpoint| {
             endpoint.metadata.namespace.as_ref() == Some(&name)
         });
@@ -80,13 +85,13 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
         context.hub.triggers.endpoint(name);
     }
     wake_services_of(&space.name_any(), context);
-    if name == SYSTEM_NAMESPACE && context.index.is_news("hosts-namespace".into(), name) {
-        host::wake_all(context);
+    if name == SYSTEM_NAMESPACE && is_first {
+        wake_hosts(context);
     }
 }
 
 /// Tells the world where the namespace's names belong: nowhere while its network doesn't let it in.
-fn show_namespace(context: &Context, space: &Namespace) {
+fn sync_namespace(context: &Context, space: &Namespace) {
     let name = space.name_any();
     // Judged under the lock, by the stores as they are then: whoever comes last is right.
     context.hub.update(|world| {
@@ -94,24 +99,24 @@ fn show_namespace(context: &Context, space: &Namespace) {
         let network = space.map(|space| network_of(&BTreeMap::new(), space.annotations()));
         let network = network.filter(|network| {
             let known = context.network(network);
-            endpoint::admitted(&name, network, known.as_deref(), context).is_ok()
+            admitted(&name, network, known.as_deref(), context).is_ok()
         });
         world.set_namespace(&name, network.as_deref());
     });
 }
 
 /// The same of all.
-pub fn show_all_namespaces(context: &Context) {
+pub fn sync_all_namespaces(context: &Context) {
     for space in context.stores.namespaces.state() {
-        show_namespace(context, &space);
+        sync_namespace(context, &space);
     }
 }
 
 /// The same of all namespaces of networks that may let others in from now on.
-fn show_namespaces(context: &Context, networks: &[String]) {
+fn sync_namespaces(context: &Context, networks: &[String]) {
     for space in context.stores.namespaces.state() {
         if networks.contains(&network_of(&BTreeMap::new(), space.annotations())) {
-            show_namespace(context, &space);
+            sync_namespace(context, &space);
         }
     }
 }
@@ -145,31 +150,6 @@ fn forget_droplet(context: &Context, name: &str) {
     }
 }
 
-/// Wakes the endpoints of a network that have no address yet and might get one now.
-fn wake_endpoints(context: &Context, network: &str) {
-    for name in context.index.waiting_of(network) {
-        context.hub.triggers.endpoint(&name);
-    }
-}
-
-/// Wakes all endpoints that are so. It goes through all of them: for what changes by a person's hand.
-fn wake_where(context: &Context, is_so: impl Fn(&Endpoint) -> bool) {
-    let all = context.stores.endpoints.state();
-    for endpoint in all.iter().filter(|endpoint| is_so(endpoint)) {
-        context.hub.triggers.endpoint(&attach::name_of(endpoint));
-    }
-}
-
-/// Wakes the scaled endpoints of a network, whose VPC is another one now, or none.
-fn wake_members(context: &Context, network: &str) {
-    let services: Vec<EndpointName> = context
-        .hub
-        .read(|world| world.services_of_network(network).cloned().collect());
-    for name in &services {
-        context.hub.triggers.endpoint(name);
-    }
-}
-
 /// What a VPC's pods may reach of others, by namespace and name.
 fn shared_services(vpc: &Vpc, context: &Context) -> Vec<(String, String)> {
     let Some(names) = &vpc.spec.shared_services else {
@@ -184,12 +164,12 @@ fn shared_services(vpc: &Vpc, context: &Context) -> Vec<(String, String)> {
 pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
     let (name, vpc) = match change {
         Change::Applied(vpc) => {
-            let whose = format!("vpc/{}", vpc.name_any());
-            let admits = format!("{:?}", vpc.spec.allowed_namespaces);
-            if context.index.is_news(format!("names/{whose}"), admits.clone()) {
-                show_namespaces(context, &context.index.networks_of(&vpc.name_any()));
+            let now = &vpc.spec.allowed_namespaces;
+            let was = context.last_seen.vpcs.replace(&vpc.name_any(), now.clone());
+            if was.as_ref() != Some(now) {
+                sync_namespaces(context, &context.index.networks_of(&vpc.name_any()));
             }
-            if context.index.admission_changed(whose, admits) {
+            if was.is_some_and(|was| was != *now) {
                 let networks = context.index.networks_of(&vpc.name_any());
                 wake_where(context, |endpoint| networks.contains(&endpoint.spec.network));
             }
@@ -209,10 +189,9 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
         Change::Gone(vpc) => {
             context.waits.end(&**vpc);
             let name = vpc.name_any();
-            context.index.forget_admission(&format!("vpc/{name}"));
-            context.index.forget_admission(&format!("names/vpc/{name}"));
+            context.last_seen.vpcs.forget(&name);
             let networks = context.index.networks_of(&name);
-            show_namespaces(context, &networks);
+            sync_namespaces(context, &networks);
             wake_where(context, |endpoint| networks.contains(&endpoint.spec.network));
             context.index.forget_vnis(&vpc.uid().unwrap_or_default());
             (vpc.name_any(), None)
@@ -249,14 +228,17 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
     let name = match change {
         Change::Applied(network) => {
             let name = network.name_any();
-            let admits = format!("{:?}", network.spec.allowed_namespaces);
-            if context.index.admission_changed(format!("network/{name}"), admits) {
+            let now = Entrance {
+                allowed: network.spec.allowed_namespaces.clone(),
+                vpc: network.spec.vpc.clone(),
+            };
+            let was = context.last_seen.networks.replace(&name, now.clone());
+            if was.as_ref().is_some_and(|was| was.allowed != now.allowed) {
                 wake_where(context, |endpoint| endpoint.spec.network == name);
             }
             context.index.network(&network.spec.vpc, &name, true);
-            let news = format!("{:?} {}", network.spec.allowed_namespaces, network.spec.vpc);
-            if context.index.is_news(format!("names/network/{name}"), news) {
-                show_namespaces(context, std::slice::from_ref(&name));
+            if was != Some(now) {
+                sync_namespaces(context, std::slice::from_ref(&name));
             }
             let is_leaving = network.metadata.deletion_timestamp.is_some();
             let row = id(network).map(|id| world::Network {
@@ -274,9 +256,8 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
         Change::Gone(network) => {
             context.waits.end(&**network);
             let name = network.name_any();
-            context.index.forget_admission(&format!("network/{name}"));
-            context.index.forget_admission(&format!("names/network/{name}"));
-            show_namespaces(context, std::slice::from_ref(&name));
+            context.last_seen.networks.forget(&name);
+            sync_namespaces(context, std::slice::from_ref(&name));
             context.index.network(&network.spec.vpc, &name, false);
             context.hub.update(|world| world.set_network(&name, None));
             triggers.vpc(&network.spec.vpc);
@@ -292,7 +273,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
         }
     };
     if name == DEFAULT_NAME && is_usable_anew(context, change) {
-        host::wake_all(context);
+        wake_hosts(context);
     }
     triggers.network(&name);
     wake_endpoints(context, &name);
@@ -303,34 +284,16 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
 
 /// Whether nodes may get their endpoints now, or are to lose them.
 fn is_usable_anew(context: &Context, change: &Change<Network>) -> bool {
-    let state = match change {
-        Change::Applied(network) => {
-            let phase = network.status.as_ref().map(|status| status.phase);
-            format!("{phase:?} {:?}", network.metadata.deletion_timestamp.is_some())
-        }
-        Change::Gone(_) => String::new(),
+    let now = match change {
+        Change::Applied(network) => DefaultNetwork::of(network),
+        Change::Gone(_) => DefaultNetwork::Gone,
     };
-    context.index.is_news("hosts".into(), state)
+    let was = context.last_seen.default_network.replace(DEFAULT_NAME, now);
+    was != Some(now)
 }
 
-pub fn on_divider(context: &Context, change: &Change<Divider>) {
-    let (vpc, concerned) = on_role(context, change);
-    context.hub.triggers.vpc(&vpc);
-    for name in &concerned {
-        context.hub.triggers.divider(name);
-    }
-}
-
-pub fn on_bouncer(context: &Context, change: &Change<Bouncer>) {
-    let (network, concerned) = on_role(context, change);
-    context.hub.triggers.network(&network);
-    for name in &concerned {
-        context.hub.triggers.bouncer(name);
-    }
-}
-
-/// Its parent, and the roles to look at: itself and those that it crowds, which may have come to rest.
-fn on_role<R: Role>(context: &Context, change: &Change<R>) -> (String, Vec<String>) {
+/// Wakes the role, its parent, and the roles that it crowds, which may have come to rest.
+pub fn on_role<R: Role>(context: &Context, change: &Change<R>) {
     let (role, now) = match change {
         Change::Applied(role) => (role, Some(role.in_world())),
         Change::Gone(role) => (&**role, None),
@@ -340,17 +303,23 @@ fn on_role<R: Role>(context: &Context, change: &Change<R>) -> (String, Vec<Strin
     if role.droplet().is_some() || now.is_none() {
         context.placements.forget(R::KIND, &name);
     }
-    context.hub.update(|world| R::set(world, &name, now));
+    context.hub.update(|world| world.set_role(R::KIND, &name, now));
+    let triggers = &context.hub.triggers;
     let old = role.status().and_then(|status| status.droplet.as_deref());
     for droplet in old.into_iter().chain(role.droplet()) {
-        context.hub.triggers.droplet(droplet);
+        triggers.droplet(droplet);
     }
-    let mut concerned = match change {
+    match R::KIND {
+        RoleKind::Divider => triggers.vpc(role.parent()),
+        RoleKind::Bouncer => triggers.network(role.parent()),
+    }
+    let crowded = match change {
         Change::Applied(role) => crowded_by(role, context),
         Change::Gone(_) => Vec::new(),
     };
-    concerned.push(name);
-    (role.parent().to_owned(), concerned)
+    for name in crowded.iter().chain([&name]) {
+        triggers.role(R::KIND, name);
+    }
 }
 
 pub fn on_droplet(context: &Context, change: &Change<Droplet>) {
@@ -386,38 +355,23 @@ pub fn on_droplet(context: &Context, change: &Change<Droplet>) {
     }
 }
 
-/// Roles that wait for a droplet.
-pub fn wake_unplaced(context: &Context) {
-    let triggers = &context.hub.triggers;
-    let dividers = context.stores.dividers.state();
-    let unplaced = dividers.iter().filter(|role| role.spec.droplet.is_none());
-    for role in unplaced {
-        triggers.divider(&role.name_any());
-    }
-    let bouncers = context.stores.bouncers.state();
-    let unplaced = bouncers.iter().filter(|role| role.spec.droplet.is_none());
-    for role in unplaced {
-        triggers.bouncer(&role.name_any());
-    }
-}
-
 pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
     let triggers = &context.hub.triggers;
     let (object, is_there) = match change {
         Change::Applied(endpoint) => (endpoint, true),
         Change::Gone(endpoint) => (&**endpoint, false),
     };
-    let name = attach::name_of(object);
-    let is_waiting = is_there && !endpoint::has_addresses(object);
+    let name = name_of(object);
+    let is_waiting = is_there && !has_addresses(object);
     context.index.waiting(&object.spec.network, &name, is_waiting);
     if !is_waiting {
         context.reservations.forget(&Owner::of(object).uid);
     }
     if is_there {
-        endpoint::show(object, context);
+        sync_endpoint(object, context);
     } else {
         context.waits.end(object);
-        hide(&name, context);
+        remove_endpoint(&name, context);
         context.hub.update(|world| world.set_service(&name, None));
         context.index.forget_leaving(&object.uid().unwrap_or_default());
         // A pod that lives on, or was created again under its name, gets a new one.
@@ -427,7 +381,7 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
         if let Some(service) = &object.spec.service_ref {
             triggers.service(&name.0, &service.name);
         }
-        if attach::is_host(object) {
+        if EndpointKind::of(object) == EndpointKind::Host {
             triggers.droplet(&object.spec.droplet);
         }
     }
@@ -458,9 +412,9 @@ fn claimant(context: &Context, claim: &IpClaim) -> Option<EndpointName> {
         .as_ref()
         .is_none_or(|status| status.addresses.is_empty());
     if is_open {
-        endpoint::show(&endpoint, context);
+        sync_endpoint(&endpoint, context);
     }
-    is_open.then(|| attach::name_of(&endpoint))
+    is_open.then(|| name_of(&endpoint))
 }
 
 pub fn on_ip_claim(context: &Context, change: &Change<IpClaim>) {

@@ -9,26 +9,30 @@ use kube::{Api, ResourceExt};
 use thuban_api::{VniClaim, Vpc};
 use tracing::info;
 
-use super::claim::remaining;
-use super::context::{Context, ReconcileError};
-use super::droplet;
-use super::objects::{WriteError, delete, get};
+use crate::controller::context::Context;
+use crate::controller::droplet;
+use crate::controller::runtime::clocks::Timed;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::{WriteError, delete, get};
 use crate::hub::Waiter;
 
 /// Steady ones are looked at again, should a watch have missed the end of their VPC.
-const LOOK_AGAIN: Duration = Duration::from_mins(5);
+const STEADY_RETRY: Duration = Duration::from_mins(5);
 
 pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let spec = &claim.spec;
-    let key = format!("vni/{}", claim.uid().unwrap_or_default());
+    let uid = claim.uid().unwrap_or_default();
     let known = context.vpc(&spec.vpc);
     if !is_void(&claim, known.as_deref()) {
-        context.forget(&key);
-        return Ok(Action::requeue(LOOK_AGAIN));
+        context.clocks.forget(Timed::VniClaimVoid, &uid);
+        return Ok(Action::requeue(STEADY_RETRY));
     }
     // A status may be about to name it. Or its VPC is gone, and another leader, whose view of it is older, still brings rows
     // to droplets whose streams to this one have ended unheard.
-    if let Some(left) = remaining(&context, &key, context.claim_rest) {
+    if let Some(left) = context
+        .clocks
+        .remaining(Timed::VniClaimVoid, &uid, context.claim_rest)
+    {
         return Ok(Action::requeue(left));
     }
     let vni = claim.name_any().parse().unwrap_or_default();
@@ -39,11 +43,11 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
     let vpcs: Api<Vpc> = Api::all(context.client.clone());
     let vpc = get(&vpcs, &spec.vpc).await?;
     if !is_void(&claim, vpc.as_ref()) {
-        return Ok(Action::requeue(LOOK_AGAIN));
+        return Ok(Action::requeue(STEADY_RETRY));
     }
     let claims: Api<VniClaim> = Api::all(context.client.clone());
     delete(&claims, &*claim).await?;
-    context.forget(&key);
+    context.clocks.forget(Timed::VniClaimVoid, &uid);
     info!(
         claim = claim.name_any(),
         vpc = spec.vpc,

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::{Health, Hub, Triggers, Waiter};
 use crate::model::rows::Key;
-use crate::model::world::{self, EndpointName, Membership, Role};
+use crate::model::world::{self, EndpointName, Membership, Role, RoleKind};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 2);
 const ADDRESS6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 2);
@@ -64,7 +64,8 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
                 cidrs,
             }),
         );
-        world.set_divider(
+        world.set_role(
+            RoleKind::Divider,
             "red-d0",
             Some(Role {
                 parent: "red".into(),
@@ -73,7 +74,8 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
                 ..Role::default()
             }),
         );
-        world.set_bouncer(
+        world.set_role(
+            RoleKind::Bouncer,
             "web-b0",
             Some(Role {
                 parent: "web".into(),

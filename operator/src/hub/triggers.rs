@@ -4,17 +4,16 @@ use kube::runtime::reflector::ObjectRef;
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::controller::trim::{NetworkPolicy, Pod};
+use crate::model::cached::{NetworkPolicy, Pod};
 use crate::model::service::Service;
-use crate::model::world::EndpointName;
+use crate::model::world::{EndpointName, RoleKind};
 
 /// An object that waits for a droplet's ack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Waiter {
     Vpc(String),
     Network(String),
-    Divider(String),
-    Bouncer(String),
+    Role(RoleKind, String),
     Endpoint(EndpointName),
     IpClaim(String),
     VniClaim(String),
@@ -45,12 +44,11 @@ impl Triggers {
         let _ = self.networks.send(ObjectRef::new(name));
     }
 
-    pub fn divider(&self, name: &str) {
-        let _ = self.dividers.send(ObjectRef::new(name));
-    }
-
-    pub fn bouncer(&self, name: &str) {
-        let _ = self.bouncers.send(ObjectRef::new(name));
+    pub fn role(&self, kind: RoleKind, name: &str) {
+        match kind {
+            RoleKind::Divider => drop(self.dividers.send(ObjectRef::new(name))),
+            RoleKind::Bouncer => drop(self.bouncers.send(ObjectRef::new(name))),
+        }
     }
 
     pub fn droplet(&self, name: &str) {
@@ -77,8 +75,7 @@ impl Triggers {
         match waiter {
             Waiter::Vpc(name) => self.vpc(name),
             Waiter::Network(name) => self.network(name),
-            Waiter::Divider(name) => self.divider(name),
-            Waiter::Bouncer(name) => self.bouncer(name),
+            Waiter::Role(kind, name) => self.role(*kind, name),
             Waiter::Endpoint(name) => self.endpoint(name),
             Waiter::IpClaim(name) => drop(self.claims.send(ObjectRef::new(name))),
             Waiter::VniClaim(name) => drop(self.vni_claims.send(ObjectRef::new(name))),

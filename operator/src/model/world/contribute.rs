@@ -160,7 +160,7 @@ impl World {
             row: Some(row::Row::Local(local)),
         };
         let mut rows = Rows::from([(key, PackedRow::new(&local))]);
-        let bouncers = self.bouncer_droplets(&endpoint.network);
+        let bouncers = self.bouncers.holders(&endpoint.network);
         rows.extend(share(&bouncers, &bouncers, |_| {
             rows::bouncer(vni, member.address, address6, home)
         }));

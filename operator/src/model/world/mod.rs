@@ -6,7 +6,6 @@
 mod contribute;
 mod roles;
 mod services;
-mod staff;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,12 +13,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use thuban_api::identifiers::MacAddr;
 use thuban_proto::transit::row;
 
-use super::few::Few;
 use super::rows::{self, Key, PackedRow};
+use super::sorted_set::SortedSet;
 use roles::Roles;
 use services::Services;
 
-pub use roles::{Role, RoleId};
+pub use roles::{Role, RoleId, RoleKind};
 pub use services::{MOST_OWN_ADDRESSES, Service};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,9 +135,9 @@ pub struct World {
     /// The same by droplet and VNI.
     subscribed: HashMap<String, HashMap<u32, BTreeSet<IpAddr>>>,
     /// Endpoints of a network by droplet.
-    members: HashMap<String, BTreeMap<String, Few<EndpointName>>>,
+    members: HashMap<String, BTreeMap<String, SortedSet<EndpointName>>>,
     /// Endpoints that have an address, in whatever VPC.
-    by_address: HashMap<IpAddr, Few<EndpointName>>,
+    by_address: HashMap<IpAddr, SortedSet<EndpointName>>,
     /// Endpoints with a previous droplet.
     moving: BTreeSet<EndpointName>,
     contributions: HashMap<Owner, KeptRows>,
@@ -160,10 +159,7 @@ impl World {
         self.touch_exposed();
         // Its address is in the rows of everything that lives or works there.
         self.touch_residents(name);
-        let vpcs = self.dividers.parents_on(name);
-        self.dirty.extend(vpcs.into_iter().map(Owner::Vpc));
-        let networks = self.bouncers.parents_on(name);
-        self.dirty.extend(networks.into_iter().map(Owner::Network));
+        self.touch_roles_on(name);
     }
 
     /// Whether direct rows may lead to the droplet.
@@ -431,11 +427,6 @@ impl World {
         })
     }
 
-    /// Droplets with tables of the network's bouncers.
-    pub fn bouncer_droplets(&self, network: &str) -> BTreeSet<&str> {
-        self.bouncers.holders(network)
-    }
-
     /// The rows that must be acked before the endpoint is Provisioned: its own, not its subscribers', and those by which
     /// its droplet finds the bouncers and dividers.
     pub fn endpoint_rows(&self, name: &EndpointName) -> Vec<(String, Key)> {
@@ -489,13 +480,7 @@ impl World {
     /// Endpoints of a network that live somewhere.
     pub fn population(&self, network: &str) -> usize {
         let droplets = self.members.get(network).into_iter().flat_map(BTreeMap::values);
-        droplets.map(Few::len).sum()
-    }
-
-    /// Names of the dividers and of the bouncers on a droplet.
-    pub fn roles(&self, droplet: &str) -> (Vec<String>, Vec<String>) {
-        let dividers = self.dividers.on(droplet).cloned().collect();
-        (dividers, self.bouncers.on(droplet).cloned().collect())
+        droplets.map(SortedSet::len).sum()
     }
 
     /// Endpoints that live on a droplet.

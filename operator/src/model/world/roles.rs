@@ -1,9 +1,37 @@
 //! Dividers and bouncers: which droplets hold the tables of a role, and which of them its users are told of.
 //!
-//! Invariant: users are told of a droplet only after [`Roles::list`], and its tables stay until the role is set anew:
+//! Invariant: users are told of a droplet only after [`Roles::publish`], and its tables stay until the role is set anew:
 //! a role is made ready before it is used, and not used any more before it goes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+
+use super::{Key, Owner, World};
+
+/// Both kinds of roles live the same life; they differ in what their tables are, and who uses them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RoleKind {
+    /// Serves a VPC.
+    Divider,
+    /// Serves a network.
+    Bouncer,
+}
+
+impl RoleKind {
+    /// The kind of its objects.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Divider => "Divider",
+            Self::Bouncer => "Bouncer",
+        }
+    }
+}
+
+impl fmt::Display for RoleKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
 
 /// A divider or bouncer as its object says; `parent` is the divider's VPC or the bouncer's network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,6 +50,7 @@ pub struct Role {
 /// Which object of a name: a step of one that is gone says nothing of another that was made since.
 #[derive(Clone, Copy, Debug)]
 pub struct RoleId<'a> {
+    pub kind: RoleKind,
     pub name: &'a str,
     pub uid: &'a str,
 }
@@ -38,61 +67,61 @@ impl Role {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
-    /// It left and is taken back: its tables are filled again, users are not told yet.
-    Returning,
+    /// It was unpublished and is needed again: its tables are filled again, users are not told yet.
+    Reinstated,
     /// Users have it where it serves.
     Serving,
     /// Users are told of the new place.
-    Listed,
+    Published,
     /// Users are told to forget it.
-    Leaving,
+    Unpublished,
     /// Its tables are gone; only its object is left.
-    Gone,
+    Purged,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Placed {
     role: Role,
     stage: Stage,
-    /// It is going to leave, which nobody is told yet.
-    is_parting: bool,
+    /// It is going to be unpublished, which no user is told yet.
+    is_draining: bool,
 }
 
 impl Placed {
     fn member(&self) -> Option<&str> {
         match self.stage {
             Stage::Serving => self.role.serves_on.as_deref(),
-            Stage::Listed => self.role.placed_on.as_deref(),
-            Stage::Returning | Stage::Leaving | Stage::Gone => None,
+            Stage::Published => self.role.placed_on.as_deref(),
+            Stage::Reinstated | Stage::Unpublished | Stage::Purged => None,
         }
     }
 
     fn holders(&self) -> impl Iterator<Item = &str> {
-        let is_there = self.stage != Stage::Gone;
+        let is_there = self.stage != Stage::Purged;
         self.role.holders().filter(move |_| is_there)
     }
 }
 
-/// All dividers, or all bouncers.
+/// All roles of one kind.
 #[derive(Debug, Default)]
-pub(super) struct Roles {
+pub struct Roles {
     roles: BTreeMap<String, Placed>,
     by_parent: HashMap<String, BTreeSet<String>>,
 }
 
 impl Roles {
     /// Answers the parents that are touched.
-    pub fn set(&mut self, name: &str, role: Option<Role>) -> Vec<String> {
+    pub(super) fn set(&mut self, name: &str, role: Option<Role>) -> Vec<String> {
         let old = self.roles.get(name);
         if old.map(|placed| &placed.role) == role.as_ref() {
             return Vec::new();
         }
         let stage = match (old, &role) {
-            (Some(old), _) if old.stage >= Stage::Leaving || old.stage == Stage::Returning => old.stage,
+            (Some(old), _) if old.stage >= Stage::Unpublished || old.stage == Stage::Reinstated => old.stage,
             (Some(old), Some(new)) if old.role.placed_on == new.placed_on => old.stage,
             _ => Stage::Serving,
         };
-        let is_parting = old.is_some_and(|old| old.is_parting);
+        let is_draining = old.is_some_and(|old| old.is_draining);
         let mut touched = Vec::new();
         if let Some(old) = self.roles.remove(name) {
             if let Some(names) = self.by_parent.get_mut(&old.role.parent) {
@@ -110,7 +139,7 @@ impl Roles {
             let placed = Placed {
                 role,
                 stage,
-                is_parting,
+                is_draining,
             };
             self.roles.insert(name.to_owned(), placed);
         }
@@ -118,40 +147,41 @@ impl Roles {
     }
 
     /// Users may have it at its new place. Answers its parent, if that changes anything.
-    pub fn list(&mut self, id: RoleId) -> Option<String> {
-        self.change(id, Stage::Listed)
+    pub(super) fn publish(&mut self, id: RoleId) -> Option<String> {
+        self.advance(id, Stage::Published)
     }
 
-    /// It is going to leave: nobody counts on it any more, its users have it still.
-    pub fn part(&mut self, id: RoleId) {
+    /// It is going to be unpublished: nobody counts on it any more, its users have it still.
+    pub(super) fn begin_drain(&mut self, id: RoleId) {
         if let Some(placed) = self.get_mut(id) {
-            placed.is_parting = true;
+            placed.is_draining = true;
         }
     }
 
-    /// Users are to forget it. Answers its parent, if that changes anything.
-    pub fn leave(&mut self, id: RoleId) -> Option<String> {
-        self.change(id, Stage::Leaving)
+    /// Users are to forget it; its tables stay. Answers its parent, if that changes anything.
+    pub(super) fn unpublish(&mut self, id: RoleId) -> Option<String> {
+        self.advance(id, Stage::Unpublished)
     }
 
     /// Its tables go. Answers its parent, if that changes anything.
-    pub fn forget(&mut self, id: RoleId) -> Option<String> {
-        self.change(id, Stage::Gone)
+    pub(super) fn purge(&mut self, id: RoleId) -> Option<String> {
+        self.advance(id, Stage::Purged)
     }
 
-    /// One that left, or was going to, is needed after all. Answers its parent, if that changes anything.
-    pub fn take_back(&mut self, id: RoleId) -> Option<String> {
+    /// One that was unpublished, or was going to be, is needed after all: its tables come back, users are told of it by
+    /// [`Self::publish`]. Answers its parent, if that changes anything.
+    pub(super) fn reinstate(&mut self, id: RoleId) -> Option<String> {
         let placed = self.get_mut(id)?;
-        placed.is_parting = false;
-        if placed.stage < Stage::Leaving {
+        placed.is_draining = false;
+        if placed.stage < Stage::Unpublished {
             return None;
         }
-        placed.stage = Stage::Returning;
+        placed.stage = Stage::Reinstated;
         Some(placed.role.parent.clone())
     }
 
     /// Whether users are told of it where it should be.
-    pub fn is_listed(&self, name: &str) -> bool {
+    pub fn is_published(&self, name: &str) -> bool {
         self.roles.get(name).is_some_and(|placed| {
             let member = placed.member();
             member.is_some() && member == placed.role.placed_on.as_deref()
@@ -159,10 +189,10 @@ impl Roles {
     }
 
     /// Whether users were told to forget it.
-    pub fn has_left(&self, name: &str) -> bool {
+    pub fn is_unpublished(&self, name: &str) -> bool {
         self.roles
             .get(name)
-            .is_some_and(|placed| placed.stage >= Stage::Leaving)
+            .is_some_and(|placed| placed.stage >= Stage::Unpublished)
     }
 
     /// Whether users have another role of the same parent, one that stays, and of which the next leader knows.
@@ -177,7 +207,7 @@ impl Roles {
             .filter_map(|other| self.roles.get(other));
         others.any(|other| {
             let serves = other.member().is_some() && other.role.serves_on.is_some();
-            serves && !other.is_parting && !other.role.is_leaving
+            serves && !other.is_draining && !other.role.is_leaving
         })
     }
 
@@ -186,7 +216,7 @@ impl Roles {
         (placed.role.uid == id.uid).then_some(placed)
     }
 
-    fn change(&mut self, id: RoleId, stage: Stage) -> Option<String> {
+    fn advance(&mut self, id: RoleId, stage: Stage) -> Option<String> {
         let placed = self.get_mut(id)?;
         if placed.stage >= stage {
             return None;
@@ -210,12 +240,12 @@ impl Roles {
         self.of(parent).filter_map(Placed::member).collect()
     }
 
-    pub fn get(&self, name: &str) -> Option<&Role> {
+    pub(super) fn get(&self, name: &str) -> Option<&Role> {
         self.roles.get(name).map(|placed| &placed.role)
     }
 
     /// Names of the roles with tables on a droplet.
-    pub fn on<'a>(&'a self, droplet: &str) -> impl Iterator<Item = &'a String> {
+    pub(super) fn on<'a>(&'a self, droplet: &str) -> impl Iterator<Item = &'a String> {
         self.roles
             .iter()
             .filter(move |(_, placed)| placed.holders().any(|holder| holder == droplet))
@@ -223,20 +253,20 @@ impl Roles {
     }
 
     /// Parents of the roles with tables on a droplet.
-    pub fn parents_on(&self, droplet: &str) -> BTreeSet<String> {
+    pub(super) fn parents_on(&self, droplet: &str) -> BTreeSet<String> {
         self.on(droplet)
             .filter_map(|name| self.get(name))
             .map(|role| role.parent.clone())
             .collect()
     }
 
-    pub fn is_parent(&self, parent: &str) -> bool {
-        self.of(parent).any(|placed| placed.stage != Stage::Gone)
+    pub(super) fn is_parent(&self, parent: &str) -> bool {
+        self.of(parent).any(|placed| placed.stage != Stage::Purged)
     }
 
     /// A copy, for comparison.
     #[cfg(test)]
-    pub fn copy(&self) -> Self {
+    pub(super) fn copy(&self) -> Self {
         Self {
             roles: self.roles.clone(),
             by_parent: self.by_parent.clone(),
@@ -244,9 +274,145 @@ impl Roles {
     }
 }
 
+impl World {
+    /// All roles of a kind.
+    pub fn roles(&self, kind: RoleKind) -> &Roles {
+        match kind {
+            RoleKind::Divider => &self.dividers,
+            RoleKind::Bouncer => &self.bouncers,
+        }
+    }
+
+    fn roles_mut(&mut self, kind: RoleKind) -> &mut Roles {
+        match kind {
+            RoleKind::Divider => &mut self.dividers,
+            RoleKind::Bouncer => &mut self.bouncers,
+        }
+    }
+
+    /// A role as its object says; none: the object is gone.
+    pub fn set_role(&mut self, kind: RoleKind, name: &str, role: Option<Role>) {
+        for parent in self.roles_mut(kind).set(name, role) {
+            self.touch_tables(kind, &parent);
+        }
+    }
+
+    /// The role is ready at its new place: users may have it there.
+    pub fn publish_role(&mut self, id: RoleId) {
+        let parent = self.roles_mut(id.kind).publish(id);
+        self.touch_published(id.kind, parent);
+    }
+
+    /// The role is going to be unpublished: nobody counts on it any more, its users have it still.
+    pub fn begin_role_drain(&mut self, id: RoleId) {
+        self.roles_mut(id.kind).begin_drain(id);
+    }
+
+    /// Users are to forget the role; its tables stay.
+    pub fn unpublish_role(&mut self, id: RoleId) {
+        let parent = self.roles_mut(id.kind).unpublish(id);
+        self.touch_published(id.kind, parent);
+    }
+
+    /// A role that was unpublished serves on: its tables come back, users are told of it by [`Self::publish_role`].
+    pub fn reinstate_role(&mut self, id: RoleId) {
+        if let Some(parent) = self.roles_mut(id.kind).reinstate(id) {
+            self.touch_tables(id.kind, &parent);
+        }
+    }
+
+    /// The role's tables go.
+    pub fn purge_role(&mut self, id: RoleId) {
+        if let Some(parent) = self.roles_mut(id.kind).purge(id) {
+            self.touch_tables(id.kind, &parent);
+        }
+    }
+
+    /// The row that tells users where the parent's roles are changes.
+    fn touch_published(&mut self, kind: RoleKind, parent: Option<String>) {
+        self.dirty.extend(parent.map(|parent| published_by(kind, parent)));
+    }
+
+    /// Other droplets have the tables of the parent's roles.
+    fn touch_tables(&mut self, kind: RoleKind, parent: &str) {
+        match kind {
+            RoleKind::Divider => self.touch_vpc(parent),
+            RoleKind::Bouncer => {
+                self.touch_network(parent);
+                if let Some(network) = self.networks.get(parent) {
+                    let vpc = network.vpc.clone();
+                    self.touch_services(&vpc);
+                }
+            }
+        }
+    }
+
+    /// A droplet's address is in the rows of all roles there.
+    pub(super) fn touch_roles_on(&mut self, droplet: &str) {
+        for kind in [RoleKind::Divider, RoleKind::Bouncer] {
+            let parents = self.roles(kind).parents_on(droplet).into_iter();
+            self.dirty
+                .extend(parents.map(|parent| published_by(kind, parent)));
+        }
+    }
+
+    /// Roles with tables on a droplet, dividers first.
+    pub fn roles_on(&self, droplet: &str) -> Vec<(RoleKind, String)> {
+        let on = |kind| self.roles(kind).on(droplet).map(move |name| (kind, name.clone()));
+        on(RoleKind::Divider).chain(on(RoleKind::Bouncer)).collect()
+    }
+
+    /// The tables of the parent's role on a droplet.
+    pub fn role_tables(&self, kind: RoleKind, parent: &str, droplet: &str) -> Vec<(String, Key)> {
+        let owners = match kind {
+            RoleKind::Divider => self.divider_owners(parent),
+            RoleKind::Bouncer => self.bouncer_owners(parent),
+        };
+        let keys = owners.iter().flat_map(|owner| self.keys_of(owner));
+        keys.filter(|(at, key)| at == droplet && !matches!(key, Key::Local(..) | Key::Direct(..)))
+            .cloned()
+            .collect()
+    }
+
+    /// Who contributes to a divider's tables: its VPC and all networks of it.
+    fn divider_owners(&self, vpc: &str) -> Vec<Owner> {
+        let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
+        let owners = networks.map(|(name, _)| Owner::Network(name.clone()));
+        owners.chain([Owner::Vpc(vpc.to_owned())]).collect()
+    }
+
+    /// Who contributes to a bouncer's tables: its network and VPC, its endpoints, and the VPC's services.
+    fn bouncer_owners(&self, network: &str) -> Vec<Owner> {
+        let members = self.members.get(network).into_iter().flat_map(BTreeMap::values);
+        let endpoints = members.flatten().cloned().map(Owner::Endpoint);
+        let vpc = self.networks.get(network).map(|network| network.vpc.as_str());
+        let services = vpc.into_iter().flat_map(|vpc| self.services_of_vpc(vpc));
+        endpoints
+            .chain([Owner::Network(network.to_owned())])
+            .chain(vpc.map(|vpc| Owner::Vpc(vpc.to_owned())))
+            .chain(services.cloned().map(Owner::Service))
+            .collect()
+    }
+
+    /// The rows that tell users where the parent's roles are.
+    pub fn published_rows(&self, kind: RoleKind, parent: &str) -> Vec<(String, Key)> {
+        self.keys_of(&published_by(kind, parent.to_owned()))
+            .cloned()
+            .collect()
+    }
+}
+
+/// Whose rows tell users where the roles of a parent are.
+fn published_by(kind: RoleKind, parent: String) -> Owner {
+    match kind {
+        RoleKind::Divider => Owner::Vpc(parent),
+        RoleKind::Bouncer => Owner::Network(parent),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Role, RoleId, Roles};
+    use super::{Role, RoleId, RoleKind, Roles};
 
     fn role(serves_on: Option<&str>, placed_on: &str) -> Role {
         Role {
@@ -259,7 +425,11 @@ mod tests {
     }
 
     fn id(name: &str) -> RoleId<'_> {
-        RoleId { name, uid: "first" }
+        RoleId {
+            kind: RoleKind::Bouncer,
+            name,
+            uid: "first",
+        }
     }
 
     fn seen(roles: &Roles) -> (Vec<&str>, Vec<&str>) {
@@ -268,29 +438,29 @@ mod tests {
     }
 
     #[test]
-    fn a_role_is_ready_before_it_is_listed_and_unlisted_before_it_goes() {
+    fn a_role_is_ready_before_it_is_published_and_unpublished_before_it_goes() {
         let mut roles = Roles::default();
         roles.set("web-b0", Some(role(None, "a")));
         assert_eq!(seen(&roles), (vec![], vec!["a"]));
-        assert_eq!(roles.list(id("web-b0")).as_deref(), Some("web"));
-        assert_eq!(roles.list(id("web-b0")), None);
+        assert_eq!(roles.publish(id("web-b0")).as_deref(), Some("web"));
+        assert_eq!(roles.publish(id("web-b0")), None);
         roles.set("web-b0", Some(role(Some("a"), "a")));
         assert_eq!(seen(&roles), (vec!["a"], vec!["a"]));
         // It moves.
         roles.set("web-b0", Some(role(Some("a"), "b")));
         assert_eq!(seen(&roles), (vec!["a"], vec!["a", "b"]));
-        roles.list(id("web-b0"));
+        roles.publish(id("web-b0"));
         assert_eq!(seen(&roles), (vec!["b"], vec!["a", "b"]));
         // Its new place is lost on the way: back to the old one.
         roles.set("web-b0", Some(role(Some("a"), "c")));
         assert_eq!(seen(&roles), (vec!["a"], vec!["a", "c"]));
-        roles.list(id("web-b0"));
+        roles.publish(id("web-b0"));
         roles.set("web-b0", Some(role(Some("c"), "c")));
         assert_eq!(seen(&roles), (vec!["c"], vec!["c"]));
-        roles.leave(id("web-b0"));
+        roles.unpublish(id("web-b0"));
         assert_eq!(seen(&roles), (vec![], vec!["c"]));
-        assert_eq!(roles.list(id("web-b0")), None, "there is no way back");
-        roles.forget(id("web-b0"));
+        assert_eq!(roles.publish(id("web-b0")), None, "there is no way back");
+        roles.purge(id("web-b0"));
         roles.set("web-b0", Some(role(Some("c"), "d")));
         assert_eq!(seen(&roles), (vec![], vec![]), "its object may still change");
         assert_eq!(roles.set("web-b0", None), ["web"]);
@@ -302,30 +472,30 @@ mod tests {
             ..role(Some("a"), "a")
         };
         roles.set("web-b0", Some(another));
-        roles.part(id("web-b0"));
-        roles.leave(id("web-b0"));
-        roles.forget(id("web-b0"));
+        roles.begin_drain(id("web-b0"));
+        roles.unpublish(id("web-b0"));
+        roles.purge(id("web-b0"));
         assert_eq!(seen(&roles), (vec!["a"], vec!["a"]));
-        assert!(!roles.roles["web-b0"].is_parting);
+        assert!(!roles.roles["web-b0"].is_draining);
     }
 
     #[test]
-    fn of_two_that_part_one_stays_and_nobody_counts_on_one_whose_object_leaves() {
+    fn of_two_that_drain_one_stays_and_a_leaving_one_does_not_count() {
         let mut roles = Roles::default();
         roles.set("web-b0", Some(role(Some("a"), "a")));
         roles.set("web-b1", Some(role(Some("b"), "b")));
-        roles.part(id("web-b0"));
+        roles.begin_drain(id("web-b0"));
         assert!(!roles.has_other("web-b1"));
         assert_eq!(seen(&roles), (vec!["a", "b"], vec!["a", "b"]), "users have both");
-        assert!(!roles.has_left("web-b0"));
-        assert_eq!(roles.take_back(id("web-b0")), None);
+        assert!(!roles.is_unpublished("web-b0"));
+        assert_eq!(roles.reinstate(id("web-b0")), None);
         assert!(roles.has_other("web-b1"));
-        roles.part(id("web-b0"));
-        roles.leave(id("web-b0"));
-        assert!(roles.has_left("web-b0"));
-        roles.take_back(id("web-b0"));
-        assert!(!roles.has_left("web-b0") && !roles.has_other("web-b1"));
-        roles.list(id("web-b0"));
+        roles.begin_drain(id("web-b0"));
+        roles.unpublish(id("web-b0"));
+        assert!(roles.is_unpublished("web-b0"));
+        roles.reinstate(id("web-b0"));
+        assert!(!roles.is_unpublished("web-b0") && !roles.has_other("web-b1"));
+        roles.publish(id("web-b0"));
         assert!(roles.has_other("web-b1"));
         let leaving = Role {
             is_leaving: true,
@@ -335,7 +505,7 @@ mod tests {
         assert!(!roles.has_other("web-b1"));
         // Users are being told of a third one, of which the next leader knows nothing.
         roles.set("web-b2", Some(role(None, "c")));
-        roles.list(id("web-b2"));
+        roles.publish(id("web-b2"));
         assert!(!roles.has_other("web-b1"));
         roles.set("web-b2", Some(role(Some("c"), "c")));
         assert!(roles.has_other("web-b1"));

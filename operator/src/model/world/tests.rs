@@ -7,7 +7,9 @@ use thuban_api::identifiers::MacAddr;
 use thuban_proto::transit::row;
 
 use super::services::tests::{exposed, service};
-use super::{Address, Endpoint, Key, Membership, Network, PackedRow, Pod, Role, RoleId, Vpc, World};
+use super::{
+    Address, Endpoint, Key, Membership, Network, PackedRow, Pod, Role, RoleId, RoleKind, Vpc, World,
+};
 
 /// xorshift: small, and its seed is printed.
 struct Random(u64);
@@ -97,8 +99,19 @@ pub(super) fn network(vpc: &str, id: u32) -> Network {
     }
 }
 
-pub(super) fn id(name: &str) -> RoleId<'_> {
-    RoleId { name, uid: "" }
+pub(super) fn divider(name: &str) -> RoleId<'_> {
+    RoleId {
+        kind: RoleKind::Divider,
+        name,
+        uid: "",
+    }
+}
+
+pub(super) fn bouncer(name: &str) -> RoleId<'_> {
+    RoleId {
+        kind: RoleKind::Bouncer,
+        ..divider(name)
+    }
 }
 
 pub(super) fn settled(parent: &str, droplet: &str) -> Role {
@@ -118,8 +131,8 @@ pub(super) fn small(droplets: u64) -> World {
     }
     world.set_vpc("red", Some(vpc(7)));
     world.set_network("web", Some(network("red", 1)));
-    world.set_divider("red-d0", Some(settled("red", "d0")));
-    world.set_bouncer("web-b0", Some(settled("web", "d1")));
+    world.set_role(RoleKind::Divider, "red-d0", Some(settled("red", "d0")));
+    world.set_role(RoleKind::Bouncer, "web-b0", Some(settled("web", "d1")));
     world.flush();
     world
 }
@@ -177,7 +190,7 @@ fn equal_addresses_of_two_vpcs_never_share_a_row() {
     let mut world = small(3);
     world.set_vpc("blue", Some(vpc(8)));
     world.set_network("shop", Some(network("blue", 1)));
-    world.set_bouncer("shop-b0", Some(settled("shop", "d1")));
+    world.set_role(RoleKind::Bouncer, "shop-b0", Some(settled("shop", "d1")));
     world.set_endpoint(&("r".into(), "e".into()), Some(endpoint("web", 2, 10)));
     world.set_endpoint(&("b".into(), "e".into()), Some(endpoint("shop", 0, 10)));
     world.flush();
@@ -402,20 +415,20 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                 let role = random.role(format!("v{}", number % 2));
                 let name = format!("div{number}");
                 match random.below(5) {
-                    0 => world.list_divider(id(&name)),
-                    1 => world.leave_divider(id(&name)),
-                    2 => world.forget_divider(id(&name)),
-                    _ => world.set_divider(&name, present.then_some(role)),
+                    0 => world.publish_role(divider(&name)),
+                    1 => world.unpublish_role(divider(&name)),
+                    2 => world.purge_role(divider(&name)),
+                    _ => world.set_role(RoleKind::Divider, &name, present.then_some(role)),
                 }
             }
             4 => {
                 let role = random.role(format!("n{number}"));
                 let name = format!("bnc{number}");
                 match random.below(5) {
-                    0 => world.list_bouncer(id(&name)),
-                    1 => world.leave_bouncer(id(&name)),
-                    2 => world.forget_bouncer(id(&name)),
-                    _ => world.set_bouncer(&name, present.then_some(role)),
+                    0 => world.publish_role(bouncer(&name)),
+                    1 => world.unpublish_role(bouncer(&name)),
+                    2 => world.purge_role(bouncer(&name)),
+                    _ => world.set_role(RoleKind::Bouncer, &name, present.then_some(role)),
                 }
             }
             5 => {
@@ -514,7 +527,7 @@ fn direct_rows_do_not_lead_to_a_droplet_that_is_away() {
 }
 
 #[test]
-fn a_bouncer_is_filled_before_it_is_listed() {
+fn a_bouncer_is_filled_before_it_is_published() {
     let mut world = small(4);
     world.set_endpoint(&("ns".into(), "e".into()), Some(endpoint("web", 2, 10)));
     world.flush();
@@ -527,28 +540,28 @@ fn a_bouncer_is_filled_before_it_is_listed() {
         serves_on: None,
         ..settled("web", "d3")
     };
-    world.set_bouncer("web-b1", Some(role));
+    world.set_role(RoleKind::Bouncer, "web-b1", Some(role));
     world.flush();
     assert_eq!(
         (listed(&world, "d2"), listed(&world, "d3")),
         ((1, false), (1, true))
     );
-    let tables = world.bouncer_tables("web", "d3");
+    let tables = world.role_tables(RoleKind::Bouncer, "web", "d3");
     let address = IpAddr::from([10, 0, 0, 10]);
     for key in [Key::Bouncer(7, address), Key::Network(7, 1), Key::Vpc(7)] {
         assert!(tables.contains(&("d3".to_owned(), key)));
     }
-    world.list_bouncer(id("web-b1"));
+    world.publish_role(bouncer("web-b1"));
     world.flush();
     assert_eq!(listed(&world, "d2"), (2, false));
-    world.leave_bouncer(id("web-b1"));
+    world.unpublish_role(bouncer("web-b1"));
     world.flush();
     assert_eq!(
         (listed(&world, "d2"), listed(&world, "d3")),
         ((1, false), (1, true))
     );
     assert!(world.program("d3").contains_key(&Key::Bouncer(7, address)));
-    world.forget_bouncer(id("web-b1"));
+    world.purge_role(bouncer("web-b1"));
     world.flush();
     assert!(!world.program("d3").contains_key(&Key::Bouncer(7, address)));
 }

@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use thuban_proto::transit::{ExposedPort, ServiceBackend, ServicePort, row};
 
-use super::super::tests::{endpoint, id, network, settled, small, vpc};
+use super::super::RoleKind;
+use super::super::tests::{bouncer, endpoint, network, settled, small, vpc};
 use super::{EndpointName, Key, Service, Vpc, World};
 
 mod ways_in;
@@ -74,10 +75,10 @@ fn backend(world: &World, droplet: &str) -> u8 {
 fn bouncers_of_all_networks_of_the_vpc_have_a_service_and_nobody_else() {
     let mut world = small(6);
     world.set_network("db", Some(network("red", 2)));
-    world.set_bouncer("db-b0", Some(settled("db", "d2")));
+    world.set_role(RoleKind::Bouncer, "db-b0", Some(settled("db", "d2")));
     world.set_vpc("blue", Some(vpc(8)));
     world.set_network("shop", Some(network("blue", 1)));
-    world.set_bouncer("shop-b0", Some(settled("shop", "d3")));
+    world.set_role(RoleKind::Bouncer, "shop-b0", Some(settled("shop", "d3")));
     world.set_endpoint(&name("e"), Some(endpoint("web", 4, 10)));
     world.set_service(&name("s"), Some(service("web", "1", 10)));
     world.flush();
@@ -93,7 +94,7 @@ fn bouncers_of_all_networks_of_the_vpc_have_a_service_and_nobody_else() {
     );
     // A network that comes, and one that goes.
     world.set_network("cache", Some(network("red", 3)));
-    world.set_bouncer("cache-b0", Some(settled("cache", "d5")));
+    world.set_role(RoleKind::Bouncer, "cache-b0", Some(settled("cache", "d5")));
     world.set_network("db", None);
     world.flush();
     assert!(has(&world, "d5", 7) && !has(&world, "d2", 7));
@@ -154,13 +155,13 @@ fn an_endpoint_that_comes_moves_or_goes_makes_no_service_anew() {
     world.set_endpoint(&name("e"), Some(endpoint("web", 2, 10)));
     assert_eq!(touched(&world), 0);
     world.set_endpoint(&name("e"), Some(endpoint("web", 3, 10)));
-    world.list_bouncer(id("web-b0"));
-    world.set_divider("red-d0", Some(settled("red", "d4")));
+    world.publish_role(bouncer("web-b0"));
+    world.set_role(RoleKind::Divider, "red-d0", Some(settled("red", "d4")));
     world.subscribe("d4", 7, IpAddr::from([10, 0, 0, 10]), true);
     assert_eq!(touched(&world), 0);
     world.set_endpoint(&name("e"), None);
     assert_eq!(touched(&world), 0);
-    world.set_bouncer("web-b1", Some(settled("web", "d4")));
+    world.set_role(RoleKind::Bouncer, "web-b1", Some(settled("web", "d4")));
     assert_eq!(touched(&world), 50, "a bouncer has them all");
 }
 
@@ -193,14 +194,14 @@ fn a_new_bouncer_has_the_services_before_it_is_listed() {
         serves_on: None,
         ..settled("web", "d3")
     };
-    world.set_bouncer("web-b1", Some(role));
+    world.set_role(RoleKind::Bouncer, "web-b1", Some(role));
     world.flush();
     let row = ("d3".to_owned(), Key::Service(7, ADDRESS));
-    assert!(world.bouncer_tables("web", "d3").contains(&row));
-    world.leave_bouncer(id("web-b1"));
+    assert!(world.role_tables(RoleKind::Bouncer, "web", "d3").contains(&row));
+    world.unpublish_role(bouncer("web-b1"));
     world.flush();
     assert!(has(&world, "d3", 7), "until nobody asks it any more");
-    world.forget_bouncer(id("web-b1"));
+    world.purge_role(bouncer("web-b1"));
     world.flush();
     assert!(!has(&world, "d3", 7));
 }
@@ -221,7 +222,11 @@ fn shared() -> World {
         }
         world.set_vpc(name, Some(vpc));
         world.set_network(name, Some(network(name, id)));
-        world.set_bouncer(&format!("{name}-b0"), Some(settled(name, droplet)));
+        world.set_role(
+            RoleKind::Bouncer,
+            &format!("{name}-b0"),
+            Some(settled(name, droplet)),
+        );
     }
     world.set_service(&name("s"), Some(served("1", 10)));
     world.flush();

@@ -1,0 +1,298 @@
+//! Pod: one that is bound to a node gets an Endpoint (the seed's first trigger of the endpoint workflow), its addresses
+//! claimed before, so that the workflow costs three writes.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::ObjectMeta;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt};
+use thuban_api::identifiers::MacAddr;
+use thuban_api::{
+    ENDPOINT_ANNOTATION, Endpoint, EndpointSpec, EndpointType, FINALIZER, IP_ANNOTATION, MAC_ANNOTATION,
+};
+use tracing::info;
+
+use crate::controller::address::Claimant;
+use crate::controller::admission::usable_network;
+use crate::controller::context::Context;
+use crate::controller::deletion::{self, until_detached};
+use crate::controller::endpoint::attach;
+use crate::controller::runtime::clocks::Timed;
+use crate::controller::runtime::error::{ClaimError, ReconcileError};
+use crate::controller::runtime::objects::{create, delete};
+use crate::model::admission::network_of;
+use crate::model::allocation::Owner;
+use crate::model::asked::{AskedError, asked_addresses, unicast};
+use crate::model::cached::Pod;
+use crate::model::endpoint::{EndpointKind, droplet_of};
+use crate::model::ranges::in_force;
+use crate::model::validation::parse;
+
+/// What a pod waits for that nothing wakes it for.
+const POD_RETRY: Duration = Duration::from_secs(10);
+
+pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let (Some(namespace), Some(reference)) = (pod.namespace(), pod.reference()) else {
+        return Ok(Action::await_change());
+    };
+    let Some(node) = pod.node().filter(|_| pod.is_alive()) else {
+        return Ok(Action::await_change());
+    };
+    if let Some(named) = pod.annotations().get(ENDPOINT_ANNOTATION) {
+        return Ok(wait_for_named(&pod, &namespace, named, &reference.uid, &context));
+    }
+    let name = pod.endpoint_name();
+    let known = ObjectRef::<Endpoint>::new(&name).within(&namespace);
+    if context.stores.endpoints.get(&known).is_some() {
+        return Ok(Action::await_change());
+    }
+    let space = ObjectRef::<Namespace>::new(&namespace);
+    let Some(space) = context.stores.namespaces.get(&space) else {
+        // Its annotation counts; the watch of namespaces may lag behind that of pods.
+        return Ok(Action::requeue(Duration::from_millis(500)));
+    };
+    if !context.hub.is_whole() {
+        return Ok(Action::requeue(Duration::from_millis(500)));
+    }
+    let network = network_of(pod.annotations(), space.annotations());
+    let owner = Owner {
+        namespace: namespace.clone(),
+        endpoint: name.clone(),
+        pod: reference.name.clone(),
+        uid: reference.uid.clone(),
+    };
+    let asked = match Asked::of(&pod) {
+        Ok(asked) => asked,
+        Err(error) => {
+            if context
+                .clocks
+                .known_for(Timed::AnnotationUnread, &reference.uid)
+                .is_zero()
+            {
+                context
+                    .events
+                    .event(&*pod, true, "InvalidAnnotation", &error.to_string());
+            }
+            return Ok(Action::await_change());
+        }
+    };
+    let Some(_guard) = context.claim_locks.try_lock(&owner.uid) else {
+        return Ok(Action::requeue(Duration::from_millis(500)));
+    };
+    let addresses = &asked.addresses;
+    let claimed = claim(&owner, &reference.cni_uid, &node, &network, addresses, &context).await?;
+    let vpc = context
+        .network(&network)
+        .map(|network| network.spec.vpc.clone())
+        .unwrap_or_default();
+    let spec = EndpointSpec {
+        kind: EndpointType::Simple,
+        vpc,
+        network,
+        pod_ref: Some(reference),
+        service_ref: None,
+        droplet: node,
+        addresses: asked.addresses.iter().map(ToString::to_string).collect(),
+        claimed: claimed.iter().map(ToString::to_string).collect(),
+        mac: asked.mac.map(|mac| mac.to_string()),
+    };
+    let mut endpoint = Endpoint::new(&name, spec);
+    endpoint.metadata = ObjectMeta {
+        name: Some(name.clone()),
+        namespace: Some(namespace.clone()),
+        finalizers: Some(vec![FINALIZER.to_owned()]),
+        ..ObjectMeta::default()
+    };
+    create_endpoint(&pod, &endpoint, &context).await
+}
+
+/// Waits for the Endpoint of a user that the pod names.
+fn wait_for_named(pod: &Pod, namespace: &str, named: &str, uid: &str, context: &Context) -> Action {
+    let known = ObjectRef::<Endpoint>::new(named).within(namespace);
+    let known = context.stores.endpoints.get(&known);
+    if known.is_some_and(|endpoint| EndpointKind::of(&endpoint) == EndpointKind::User) {
+        // Its reconciler is woken by the pod too.
+        return Action::await_change();
+    }
+    if context.clocks.known_for(Timed::EndpointMissing, uid).is_zero() {
+        let note = format!(
+            "{ENDPOINT_ANNOTATION}: namespace {namespace} has no Endpoint {named:?} of a user; create it"
+        );
+        context.events.event(pod, true, "EndpointNotFound", &note);
+    }
+    Action::requeue(POD_RETRY)
+}
+
+async fn create_endpoint(
+    pod: &Pod,
+    endpoint: &Endpoint,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let namespace = endpoint.namespace().unwrap_or_default();
+    let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
+    match create(&endpoints, endpoint).await {
+        Ok(_) => {
+            info!(
+                namespace,
+                endpoint = endpoint.name_any(),
+                network = endpoint.spec.network,
+                addresses = endpoint.spec.claimed.join(", "),
+                "endpoint created"
+            );
+            if let Some(annotation) = shaping(pod) {
+                let note = format!("{annotation} has no effect: this network shapes no traffic");
+                context.events.event(pod, true, "BandwidthNotShaped", &note);
+            }
+        }
+        Err(error) if error.is_conflict() => {}
+        // The namespace is going away; so is the pod.
+        Err(error) if error.is_forbidden() => return Ok(Action::await_change()),
+        // A rule of the kind that an annotation breaks: a name too long, an address in a form of its own.
+        Err(error) if error.is_invalid() => {
+            let uid = pod.uid().unwrap_or_default();
+            if context.clocks.known_for(Timed::PodInvalid, &uid).is_zero() {
+                let note = format!("its annotations, or its namespace's, make no Endpoint: {error}");
+                context.events.event(pod, true, "InvalidAnnotation", &note);
+            }
+            return Ok(Action::await_change());
+        }
+        Err(error) => return Err(error.into()),
+    }
+    // Another operator, whose cache is old, may delete what this one made; the own cache may see neither.
+    Ok(Action::requeue(POD_RETRY))
+}
+
+/// The Endpoint of a pod goes when its pod is gone and nothing of it is attached; none: its workflow goes on.
+pub async fn attend(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    context: &Context,
+) -> Result<Option<Action>, ReconcileError> {
+    if attach::has_living_pod(endpoint, context) {
+        return Ok(None);
+    }
+    // CNI DEL ends the attachment; only then is the address out of use.
+    if attach::is_needed(endpoint, context) {
+        let message = until_detached(droplet_of(endpoint));
+        deletion::wait_long(endpoint, endpoints, ("WaitsForNode", &message), context).await?;
+        return Ok(Some(Action::requeue(Duration::from_secs(5))));
+    }
+    delete(endpoints, endpoint).await?;
+    Ok(Some(Action::await_change()))
+}
+
+/// Claims addresses ahead, if the pod may have them. Whatever stands in the way is the Endpoint's to say.
+async fn claim(
+    owner: &Owner,
+    cni_uid: &str,
+    node: &str,
+    network: &str,
+    asked: &[IpAddr],
+    context: &Context,
+) -> Result<Vec<IpAddr>, ReconcileError> {
+    let Ok(network) = usable_network(&owner.namespace, network, context) else {
+        return Ok(Vec::new());
+    };
+    let claimant = Claimant {
+        owner,
+        cni_uid,
+        droplet: node,
+        network: &network,
+        ranges: &parse(in_force(&network)).unwrap_or_default(),
+        asked,
+        refused: &[],
+    };
+    match claimant.claim_all(context).await {
+        Ok(claimed) => Ok(claimed.into_iter().map(|(address, _)| address).collect()),
+        Err(ClaimError::Write(error)) => Err(error.into()),
+        Err(_) => Ok(Vec::new()),
+    }
+}
+
+/// The annotation by which a pod asks for a limit of its bandwidth. The bandwidth plugin, which reads it, shapes at a
+/// veth that packets between pods pass by.
+fn shaping(pod: &Pod) -> Option<&'static str> {
+    [
+        "kubernetes.io/ingress-bandwidth",
+        "kubernetes.io/egress-bandwidth",
+    ]
+    .into_iter()
+    .find(|annotation| pod.annotations().contains_key(*annotation))
+}
+
+/// What a pod asks for by annotations.
+struct Asked {
+    /// At most one of each family.
+    addresses: Vec<IpAddr>,
+    mac: Option<MacAddr>,
+}
+
+impl Asked {
+    fn of(pod: &Pod) -> Result<Self, AskedError> {
+        let addresses = asked_addresses(pod.annotations(), IP_ANNOTATION)?;
+        let mac = pod.annotations().get(MAC_ANNOTATION);
+        let mac = mac.map(|text| unicast(text).ok_or_else(|| AskedError::Mac(text.clone())));
+        Ok(Self {
+            addresses,
+            mac: mac.transpose()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{Asked, Pod, shaping};
+
+    #[test]
+    fn a_limit_of_bandwidth_is_seen_in_either_direction() {
+        for (annotations, found) in [
+            (json!({}), None),
+            (json!({"kubernetes.io/other": "10M"}), None),
+            (
+                json!({"kubernetes.io/ingress-bandwidth": "10M"}),
+                Some("kubernetes.io/ingress-bandwidth"),
+            ),
+            (
+                json!({"kubernetes.io/egress-bandwidth": "10M"}),
+                Some("kubernetes.io/egress-bandwidth"),
+            ),
+        ] {
+            let pod: Pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
+            assert_eq!(shaping(&pod), found);
+        }
+    }
+
+    #[test]
+    fn annotations_ask_for_one_address_of_each_family_and_a_unicast_mac() {
+        let asked = |ip: &str, mac: &str| {
+            let annotations = json!({"thuban.dev/ip": ip, "thuban.dev/mac": mac});
+            let pod: Pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
+            Asked::of(&pod).map(|asked| (asked.addresses, asked.mac.map(|mac| mac.to_string())))
+        };
+        let (addresses, mac) = asked("fd00:1::5 , 10.0.1.5", "02:00:00:00:00:0a").unwrap();
+        assert_eq!(
+            addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["10.0.1.5", "fd00:1::5"]
+        );
+        assert_eq!(mac.as_deref(), Some("02:00:00:00:00:0a"));
+        for (ip, mac, wrong) in [
+            ("10.0.1", "02:00:00:00:00:0a", "thuban.dev/ip: \"10.0.1\""),
+            (
+                "10.0.1.5,10.0.1.6",
+                "02:00:00:00:00:0a",
+                "one address of each family",
+            ),
+            ("10.0.1.5", "01:00:00:00:00:0a", "unicast"),
+            ("10.0.1.5", "02-00", "unicast"),
+        ] {
+            let error = asked(ip, mac).unwrap_err().to_string();
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
+}

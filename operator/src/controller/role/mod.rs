@@ -1,0 +1,348 @@
+//! What dividers and bouncers share: placed on a droplet, made ready there before users are told of it, Provisioned
+//! once they know; taken from its users before its tables go.
+//!
+//! Invariants: `status.droplet` is where users have it, and its tables are there until that is written anew.
+//! `status.leaving` is written before any user is told to forget it, and gone before any is told of it again: of
+//! several that are deleted, the next leader knows which serve.
+
+mod bouncer;
+mod decide;
+mod divider;
+pub mod kind;
+pub mod placement;
+pub mod role_set;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt};
+use thuban_api::condition::set;
+use thuban_api::{Phase, RoleStatus};
+
+use crate::controller::context::{Context, related};
+use crate::controller::deletion::join_first;
+use crate::controller::role::decide::{
+    Leaving, LeavingView, Move, Step, Tables, View, decide, decide_leaving,
+};
+use crate::controller::role::kind::Role;
+use crate::controller::role::placement::{place, should_move};
+use crate::controller::runtime::clocks::Timed;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::{
+    WriteError, condition, has_finalizer, remove_finalizer, replace, replace_status,
+};
+
+/// What waits longer than this says so in a condition.
+const CONDITION_DELAY: Duration = Duration::from_secs(3);
+/// A droplet that has not taken the tables for so long will not.
+const TABLES_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two looks at what acks should have woken.
+const ACK_RETRY: Duration = Duration::from_secs(2);
+/// One that found no better droplet than a shared or cordoned one looks again so often.
+const SPREAD_RETRY: Duration = Duration::from_secs(20);
+
+pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let roles: Api<R> = Api::all(context.client.clone());
+    let is_deleted = role.meta().deletion_timestamp.is_some();
+    if is_deleted && !has_finalizer(&*role) {
+        return Ok(Action::await_change());
+    }
+    if is_deleted {
+        match leave(&*role, &roles, &context).await? {
+            Leave::Left => return remove(&*role, &roles, &context).await,
+            Leave::Later => return Ok(Action::requeue(ACK_RETRY)),
+            Leave::Unkept => {
+                let message = "status.leaving is not kept: kubectl apply -f install/10-crds.yaml";
+                return wait(&*role, &roles, &context, ("OldCrd", message.to_owned())).await;
+            }
+            Leave::Held => {}
+        }
+    }
+    let view = View {
+        droplet: role.droplet(),
+        why: should_move(&*role, &context),
+        is_published: context
+            .hub
+            .read(|world| world.roles(R::KIND).is_published(&role.name_any())),
+        serves_here: role.status().is_some_and(|status| {
+            status.phase == Phase::Provisioned && status.droplet.as_deref() == role.droplet()
+        }),
+        is_leaving: role.is_leaving(),
+        is_deleted,
+    };
+    if let Some(why) = view.wants_to_move()
+        && let Some(droplet) = place(&*role, why, &context)
+    {
+        return settle_on(&*role, droplet, why, &roles, &context).await;
+    }
+    let step = decide(
+        view,
+        || tables_of(&*role, &context),
+        || uninformed(&*role, &context),
+    );
+    take(step, &*role, &roles, &context).await
+}
+
+fn tables_of<R: Role>(role: &R, context: &Context) -> Tables {
+    let droplet = role.droplet().unwrap_or_default();
+    let tables = context.hub.read(|world| role.tables(world, droplet));
+    let missing = context.hub.missing(&tables, Some(droplet), &role.waiter());
+    if tables.is_empty() {
+        Tables::Unknown
+    } else if missing.is_empty() {
+        Tables::There
+    } else {
+        let waited = context.clocks.known_for(Timed::RoleWait, role.id().uid);
+        Tables::Missing {
+            is_overdue: waited > TABLES_TIMEOUT,
+        }
+    }
+}
+
+/// Droplets that lack the news of where the role is.
+fn uninformed<R: Role>(role: &R, context: &Context) -> Vec<String> {
+    let rows = context.hub.read(|world| role.published_rows(world));
+    context.hub.missing(&rows, role.droplet(), &role.waiter())
+}
+
+/// Does what was decided.
+async fn take<R: Role>(
+    step: Step,
+    role: &R,
+    roles: &Api<R>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let droplet = role.droplet().unwrap_or_default();
+    let (reason, message) = match step {
+        Step::WaitForDroplet => {
+            let message = "waits for a droplet that is connected and Accepted: kubectl get droplets";
+            ("NoDroplet", message.to_owned())
+        }
+        Step::Reinstate => return stay(role, roles).await,
+        Step::WaitForAnother => {
+            let message = format!("{} is in use and this is the last that serves it", role.parent());
+            ("WaitsForAnother", message)
+        }
+        Step::Rest(why) => {
+            context.clocks.forget(Timed::RoleWait, role.id().uid);
+            return Ok(match why {
+                Some(Move::Crowded | Move::Cordoned) => Action::requeue(SPREAD_RETRY),
+                Some(_) => Action::requeue(ACK_RETRY),
+                None => Action::await_change(),
+            });
+        }
+        Step::LeaveDroplet => {
+            if let Some(other) = place(role, Move::Refused, context) {
+                context.clocks.forget(Timed::RoleWait, role.id().uid);
+                return settle_on(role, other, Move::Refused, roles, context).await;
+            }
+            filling(droplet)
+        }
+        Step::WaitForTables => filling(droplet),
+        Step::WaitForUsers(names) => announcing(&names),
+        Step::Publish => {
+            context.hub.update(|world| world.publish_role(role.id()));
+            let names = uninformed(role, context);
+            if names.is_empty() {
+                return finish(role, droplet, roles, context).await;
+            }
+            announcing(&names)
+        }
+    };
+    wait(role, roles, context, (reason, message)).await
+}
+
+fn filling(droplet: &str) -> (&'static str, String) {
+    ("Filling", format!("waits until droplet {droplet} has its tables"))
+}
+
+fn announcing(uninformed: &[String]) -> (&'static str, String) {
+    let names = join_first(uninformed);
+    (
+        "Announcing",
+        format!("waits until these droplets know of it: {names}"),
+    )
+}
+
+/// All concerned know of it.
+async fn finish<R: Role>(
+    role: &R,
+    droplet: &str,
+    roles: &Api<R>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let mut status = role.status().cloned().unwrap_or_default();
+    status.phase = Phase::Provisioned;
+    let moved_from = status.droplet.replace(droplet.to_owned());
+    let message = "its tables are there and all droplets concerned know of it";
+    let ready = condition("Ready", true, "Acknowledged", message, role.meta().generation);
+    set(&mut status.conditions, ready);
+    context.clocks.forget(Timed::RoleWait, role.id().uid);
+    if role.status() == Some(&status) {
+        // It was taken back where it was.
+        return Ok(Action::requeue(ACK_RETRY));
+    }
+    write(role, roles, status).await?;
+    let note = match moved_from {
+        Some(old) => format!("works on droplet {droplet}, no more on {old}"),
+        None => format!("works on droplet {droplet}"),
+    };
+    let place = related("Droplet", droplet);
+    context.events.event_with(role, place, "Provisioned", &note);
+    Ok(Action::await_change())
+}
+
+async fn settle_on<R: Role>(
+    role: &R,
+    droplet: String,
+    why: Move,
+    roles: &Api<R>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let mut placed = role.clone();
+    placed.place_on(droplet.clone());
+    if let Err(error) = replace(roles, &placed).await {
+        context.placements.forget(R::KIND, &role.name_any());
+        return Err(error.into());
+    }
+    let note = match role.droplet() {
+        Some(old) => format!("placed on droplet {droplet} instead of {old}"),
+        None => format!("placed on droplet {droplet}"),
+    };
+    let place = related("Droplet", &droplet);
+    context.events.event_with(role, place, why.reason(), &note);
+    Ok(Action::await_change())
+}
+
+/// Says what it waits for, if it has waited for a while.
+async fn wait<R: Role>(
+    role: &R,
+    roles: &Api<R>,
+    context: &Context,
+    (reason, message): (&str, String),
+) -> Result<Action, ReconcileError> {
+    if context.clocks.known_for(Timed::RoleWait, role.id().uid) < CONDITION_DELAY {
+        return Ok(Action::requeue(CONDITION_DELAY));
+    }
+    let kind = if role.meta().deletion_timestamp.is_some() {
+        "Deleting"
+    } else {
+        "Ready"
+    };
+    let mut status = role.status().cloned().unwrap_or_default();
+    if set(
+        &mut status.conditions,
+        condition(kind, false, reason, &message, role.meta().generation),
+    ) {
+        write(role, roles, status).await?;
+    }
+    Ok(Action::requeue(ACK_RETRY))
+}
+
+async fn write<R: Role>(role: &R, roles: &Api<R>, status: RoleStatus) -> Result<R, WriteError> {
+    let mut changed = role.clone();
+    changed.set_status(status);
+    replace_status(roles, &changed).await
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leave {
+    /// Its users are told to forget it.
+    Left,
+    /// It is the last that they have.
+    Held,
+    /// What its object says is not seen yet.
+    Later,
+    /// The API server does not keep that it leaves.
+    Unkept,
+}
+
+/// Takes a role that is deleted from its users, unless it is the last that they have.
+async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<Leave, WriteError> {
+    let name = role.name_any();
+    let is_in_use = role.is_in_use(context);
+    // Decided in one step, so that of two that leave at the same time one stays.
+    let decided = context.hub.update(|world| {
+        let roles = world.roles(R::KIND);
+        let decided = decide_leaving(LeavingView {
+            is_in_use,
+            has_other: roles.has_other(&name),
+            is_unpublished: roles.is_unpublished(&name),
+            is_leaving: role.is_leaving(),
+        });
+        match decided {
+            Leaving::Drain | Leaving::Unpublished => world.begin_role_drain(role.id()),
+            Leaving::Held => world.reinstate_role(role.id()),
+            Leaving::HeldUnseen => {}
+        }
+        decided
+    });
+    let mut status = role.status().cloned().unwrap_or_default();
+    match decided {
+        Leaving::Unpublished => return Ok(Leave::Left),
+        Leaving::Held => return Ok(Leave::Held),
+        // Not seen yet, or taken away by another leader: a write that changes nothing tells.
+        Leaving::HeldUnseen => match write(role, roles, status).await {
+            Ok(_) => {
+                context.hub.update(|world| world.reinstate_role(role.id()));
+                return Ok(Leave::Held);
+            }
+            Err(error) if error.is_conflict() => return Ok(Leave::Later),
+            Err(error) => return Err(error),
+        },
+        Leaving::Drain => {}
+    }
+    status.leaving = true;
+    let written = match write(role, roles, status).await {
+        Err(error) if error.is_conflict() => return Ok(Leave::Later),
+        written => written?,
+    };
+    if !written.is_leaving() {
+        return Ok(Leave::Unkept);
+    }
+    context.hub.update(|world| world.unpublish_role(role.id()));
+    Ok(Leave::Left)
+}
+
+/// One that left, or was going to, is needed after all, and ready: as the next leader is to know it.
+async fn stay<R: Role>(role: &R, roles: &Api<R>) -> Result<Action, ReconcileError> {
+    let mut status = role.status().cloned().unwrap_or_default();
+    status.leaving = false;
+    write(role, roles, status).await?;
+    Ok(Action::requeue(ACK_RETRY))
+}
+
+/// Before a new leader serves anybody: the one before may have taken their tables away already.
+pub fn unpublish_leaving<R: Role>(context: &Context) {
+    for role in R::all(context).state() {
+        if role.meta().deletion_timestamp.is_some() && role.is_leaving() && has_finalizer(&*role) {
+            context.hub.update(|world| world.unpublish_role(role.id()));
+        }
+    }
+}
+
+/// From its users first, then its tables, then the object.
+async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<Action, ReconcileError> {
+    let rows = context.hub.read(|world| role.published_rows(world));
+    let missing = context.hub.missing(&rows, None, &role.waiter());
+    if !missing.is_empty() {
+        let message = format!(
+            "waits until these droplets use it no more: {}",
+            join_first(&missing)
+        );
+        return wait(role, roles, context, ("WaitsForUsers", message)).await;
+    }
+    context.hub.update(|world| world.purge_role(role.id()));
+    let droplets = role.serves_on().into_iter().chain(role.droplet());
+    let holders: BTreeSet<String> = droplets.map(str::to_owned).collect();
+    let unsettled = context.hub.unsettled(&holders, &role.waiter());
+    if !unsettled.is_empty() {
+        let message = format!("waits until its tables are gone from {}", join_first(&unsettled));
+        return wait(role, roles, context, ("WaitsForTables", message)).await;
+    }
+    remove_finalizer(roles, role).await?;
+    context.clocks.forget(Timed::RoleWait, role.id().uid);
+    Ok(Action::await_change())
+}
