@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
+use thuban_common::host_stack::{CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON};
 use thuban_common::packet::ipv4::TCP;
-use thuban_common::tables::MARK_EGRESS;
 
-use super::ruleset::{EITHER, Host, MARK_EXPOSED, MARK_LED, MARK_SENT_ON, address};
+use super::ruleset::{Host, address, from_pod};
+use super::template::Values;
 use crate::program::service::{Exposed, ExposedPort, Service};
 
 /// Where packets to an address and a port go.
@@ -111,7 +112,7 @@ impl Served {
         let (_, way) = self.way(port.protocol, backends);
         if let Some(made) = self.ways.get_mut(way).filter(|_| served.is_some()) {
             // The node answers for backends elsewhere that are not reached by its endpoint: they must answer the node.
-            made.mark = MARK_EXPOSED;
+            made.mark = CONNECTION_EXPOSED;
         }
         Some(way)
     }
@@ -132,7 +133,7 @@ impl Served {
                 .into_iter()
                 .any(|backend| !port.ending.contains(&backend.address));
         let (_, others) = self.way(port.protocol, peers);
-        self.ways.get_mut(others)?.mark = MARK_SENT_ON;
+        self.ways.get_mut(others)?.mark = CONNECTION_SENT_ON;
         self.ways.push(Way {
             mark: 0,
             protocol: port.protocol,
@@ -168,7 +169,11 @@ impl Served {
                 Some((is_led, backends)) => {
                     let (_, way) = self.way(port.protocol, backends);
                     if let Some(made) = self.ways.get_mut(way) {
-                        made.mark = if is_led { MARK_LED } else { MARK_EXPOSED };
+                        made.mark = if is_led {
+                            CONNECTION_LED
+                        } else {
+                            CONNECTION_EXPOSED
+                        };
                         made.is_v6 = cluster.is_ipv6();
                         made.for_own = if is_nodes_own {
                             for_all.map_or(Own::Same, Own::By)
@@ -196,77 +201,51 @@ impl Served {
         }
     }
 
-    pub fn write(&self, text: &mut String) {
-        for (is_v6, suffix, kind) in [(false, "", "ipv4_addr"), (true, "6", "ipv6_addr")] {
-            let addresses = self.addresses.iter().filter(|address| address.is_ipv6() == is_v6);
-            let addresses: Vec<_> = addresses.map(ToString::to_string).collect();
-            set(
-                text,
-                &format!("set addresses{suffix}"),
-                &format!("type {kind}"),
-                &addresses,
-            );
-            for (name, ports) in [("ports", &self.ports), ("outside", &self.outside)] {
-                let ways = ports
-                    .iter()
-                    .filter(|((address, _, _), _)| address.is_ipv6() == is_v6);
-                let ways: Vec<_> = ways
-                    .map(|((address, protocol, port), way)| {
-                        format!("{address} . {protocol} . {port} : goto port-{way}")
-                    })
-                    .collect();
-                set(
-                    text,
-                    &format!("map {name}{suffix}"),
-                    &format!("type {kind} . inet_proto . inet_service : verdict"),
-                    &ways,
-                );
-            }
-            let ways = self.node_ports.iter().filter(|((v6, _, _), _)| *v6 == is_v6);
-            let ways: Vec<_> = ways
-                .map(|((_, protocol, port), way)| format!("{protocol} . {port} : goto port-{way}"))
-                .collect();
-            set(
-                text,
-                &format!("map node-ports{suffix}"),
-                "type inet_proto . inet_service : verdict",
-                &ways,
-            );
-        }
-        for (number, way) in self.ways.iter().enumerate() {
-            way.write(number, text);
-        }
-        for (name, map) in [("services", "ports"), ("outside", "outside")] {
-            let _ = writeln!(
-                text,
-                "  chain {name} {{\n    ip daddr . meta l4proto . th dport vmap @{map}\n    \
-                 ip6 daddr . meta l4proto . th dport vmap @{map}6\n  }}"
-            );
-        }
-        text.push_str(
-            "  chain node-ports {\n    meta nfproto ipv4 meta l4proto . th dport vmap @node-ports\n    \
-             meta nfproto ipv6 meta l4proto . th dport vmap @node-ports6\n  }\n  \
-             chain refuse {\n    meta l4proto tcp reject with tcp reset\n    reject\n  }\n",
-        );
+    /// Elements of sets and maps, and the chains that those lead to.
+    pub fn fill(&self, values: &mut Values) {
+        let is_v4 = |address: &&IpAddr| address.is_ipv4();
+        let is_v6 = |address: &&IpAddr| address.is_ipv6();
+        values.joined("addresses", self.addresses.iter().filter(is_v4));
+        values.joined("addresses6", self.addresses.iter().filter(is_v6));
+        values.joined("ports", to_chains(&self.ports, false));
+        values.joined("ports6", to_chains(&self.ports, true));
+        values.joined("outside", to_chains(&self.outside, false));
+        values.joined("outside6", to_chains(&self.outside, true));
+        values.joined("node_ports", self.to_node_ports(false));
+        values.joined("node_ports6", self.to_node_ports(true));
+        let ways = self.ways.iter().enumerate();
+        values.each("port_chains", ways.map(|(number, way)| way.chain(number)));
+    }
+
+    fn to_node_ports(&self, is_v6: bool) -> impl Iterator<Item = String> {
+        let ways = self.node_ports.iter().filter(move |((v6, _, _), _)| *v6 == is_v6);
+        ways.map(|((_, protocol, port), way)| format!("{protocol} . {port} : goto port-{way}"))
     }
 }
 
+/// Elements of a map from address and port to a chain.
+fn to_chains(ports: &Ports, is_v6: bool) -> impl Iterator<Item = String> {
+    let ways = ports
+        .iter()
+        .filter(move |((address, _, _), _)| address.is_ipv6() == is_v6);
+    ways.map(|((address, protocol, port), way)| format!("{address} . {protocol} . {port} : goto port-{way}"))
+}
+
 impl Way {
-    fn write(&self, number: usize, text: &mut String) {
+    fn chain(&self, number: usize) -> String {
         let family = if self.is_v6 { "ip6" } else { "ip" };
-        let of_pods = |is| format!("meta mark & {EITHER:#x} {is} {:#x}", MARK_EGRESS & EITHER);
         let mut rules = Vec::new();
         match self.for_own {
             Own::Same => {}
             Own::By(own) => {
                 rules.push(format!("fib saddr type local goto port-{own}"));
-                rules.push(format!("{} goto port-{own}", of_pods("==")));
+                rules.push(format!("{} goto port-{own}", from_pod("==")));
             }
-            Own::NoPods => rules.push(format!("{} counter drop", of_pods("=="))),
+            Own::NoPods => rules.push(format!("{} counter drop", from_pod("=="))),
         }
         if self.mark != 0 {
             // Pods' connections have the mark of their pod.
-            rules.push(format!("{} ct mark set {:#x}", of_pods("!="), self.mark));
+            rules.push(format!("{} ct mark set {:#x}", from_pod("!="), self.mark));
         }
         match &self.goes {
             Goes::To(backends) if backends.is_empty() => rules.push("counter drop".into()),
@@ -301,27 +280,12 @@ impl Way {
                 rules.push(format!("goto port-{others}"));
             }
         }
-        chain(text, &format!("port-{number}"), None, &rules);
+        let mut text = format!("  chain port-{number} {{\n");
+        for rule in rules {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "    {rule}");
+        }
+        text.push_str("  }");
+        text
     }
-}
-
-/// A chain; with a hook it is a base chain, which lets pass what no rule takes.
-pub(super) fn chain(text: &mut String, name: &str, hook: Option<&str>, rules: &[String]) {
-    // Writing to a String cannot fail, here and below.
-    let _ = writeln!(text, "  chain {name} {{");
-    if let Some(hook) = hook {
-        let _ = writeln!(text, "    {hook}; policy accept;");
-    }
-    for rule in rules {
-        let _ = writeln!(text, "    {rule}");
-    }
-    text.push_str("  }\n");
-}
-
-pub(super) fn set(text: &mut String, name: &str, kind: &str, elements: &[String]) {
-    let _ = writeln!(text, "  {name} {{\n    {kind}");
-    if !elements.is_empty() {
-        let _ = writeln!(text, "    elements = {{ {} }}", elements.join(", "));
-    }
-    text.push_str("  }\n");
 }
