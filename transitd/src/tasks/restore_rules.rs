@@ -13,9 +13,9 @@ use crate::netfilter::{self, watch};
 use crate::node::Node;
 
 /// Changes come in crowds, our own among them.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const MIN_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// A transaction is told in many messages.
-const SETTLE: Duration = Duration::from_millis(50);
+const CHANGE_DELAY: Duration = Duration::from_millis(50);
 
 /// Runs until the daemon ends.
 pub async fn run(node: Arc<Node>) {
@@ -32,10 +32,10 @@ pub async fn run(node: Arc<Node>) {
     loop {
         tokio::select! {
             _ = scan.tick() => {}
-            () = changes.notified() => sleep(SETTLE).await,
+            () = changes.notified() => sleep(CHANGE_DELAY).await,
         }
         restore(&node).await;
-        sleep(LOOK_EVERY).await;
+        sleep(MIN_LOOK_INTERVAL).await;
     }
 }
 
