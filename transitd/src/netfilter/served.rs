@@ -1,4 +1,4 @@
-//! What the node translates of services: maps from an address and a port to a chain, and a chain for each way to backends.
+//! What the node translates of services: maps from an address and a port to a chain, and a chain for each set of backends.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
@@ -24,11 +24,11 @@ pub(super) struct Served {
     outside: Ports,
     /// The same at each of the node's: whether it is IPv6, protocol, port.
     node_ports: BTreeMap<(bool, u8, u16), usize>,
-    ways: Vec<Way>,
+    chains: Vec<PortChain>,
 }
 
-/// Where connections go.
-struct Way {
+/// A chain `port-N`: where connections go.
+struct PortChain {
     /// Of its connections; 0: none.
     mark: u32,
     protocol: u8,
@@ -51,11 +51,11 @@ enum Goes {
     },
 }
 
-/// See [`Way::for_own`].
+/// See [`PortChain::for_own`].
 enum Own {
     /// As of others.
     Same,
-    /// Another way.
+    /// Another chain.
     By(usize),
     /// A tenant's port: pods of other VPCs don't get there.
     NoPods,
@@ -74,9 +74,9 @@ impl Served {
             for port in service.ports.iter().filter(|port| !port.backends.is_empty()) {
                 let backends = port.backends.iter();
                 let backends = backends.map(|of| (self::address(of.address), u16::from_be(of.port)));
-                let way = made.way(port.key.protocol, backends.collect());
+                let chain = made.add_chain(port.key.protocol, backends.collect());
                 let port = u16::from_be(port.key.port);
-                made.ports.insert((address, way.0, port), way.1);
+                made.ports.insert((address, chain.0, port), chain.1);
             }
         }
         for exposed in &host.exposed {
@@ -86,22 +86,22 @@ impl Served {
     }
 
     /// Its protocol and number.
-    fn way(&mut self, protocol: u8, backends: Vec<(IpAddr, u16)>) -> (u8, usize) {
-        self.ways.push(Way {
+    fn add_chain(&mut self, protocol: u8, backends: Vec<(IpAddr, u16)>) -> (u8, usize) {
+        self.chains.push(PortChain {
             mark: 0,
             protocol,
             is_v6: backends.first().is_some_and(|(address, _)| address.is_ipv6()),
             goes: Goes::To(backends),
             for_own: Own::Same,
         });
-        (protocol, self.ways.len() - 1)
+        (protocol, self.chains.len() - 1)
     }
 
     /// To backends wherever they are, by the address in its VPC, where agents translate it; none if there are none.
-    fn cluster_way(&mut self, cluster: IpAddr, port: &ExposedPort) -> Option<usize> {
+    fn cluster_chain(&mut self, cluster: IpAddr, port: &ExposedPort) -> Option<usize> {
         let served = self.ports.get(&(cluster, port.protocol, port.port)).copied();
-        let backends = match served.and_then(|way| self.ways.get(way)) {
-            Some(Way {
+        let backends = match served.and_then(|chain| self.chains.get(chain)) {
+            Some(PortChain {
                 goes: Goes::To(backends),
                 ..
             }) => backends.clone(),
@@ -109,16 +109,16 @@ impl Served {
             _ if self.addresses.contains(&cluster) => return None,
             _ => vec![(cluster, port.port)],
         };
-        let (_, way) = self.way(port.protocol, backends);
-        if let Some(made) = self.ways.get_mut(way).filter(|_| served.is_some()) {
+        let (_, chain) = self.add_chain(port.protocol, backends);
+        if let Some(made) = self.chains.get_mut(chain).filter(|_| served.is_some()) {
             // The node answers for backends elsewhere that are not reached by its endpoint: they must answer the node.
             made.mark = CONNECTION_EXPOSED;
         }
-        Some(way)
+        Some(chain)
     }
 
     /// To backends of this droplet and of its peers, by their ports of the same number; none if there are no peers.
-    fn peers_way(&mut self, here: Option<usize>, port: &ExposedPort, host: &Host) -> Option<usize> {
+    fn peers_chain(&mut self, here: Option<usize>, port: &ExposedPort, host: &Host) -> Option<usize> {
         // Pods that are led to answer a node by TCP alone.
         let node_port = port.node_port.filter(|_| port.protocol == TCP)?;
         let peers = port.peers.intersection(&host.droplets);
@@ -132,9 +132,9 @@ impl Served {
             && own
                 .into_iter()
                 .any(|backend| !port.ending.contains(&backend.address));
-        let (_, others) = self.way(port.protocol, peers);
-        self.ways.get_mut(others)?.mark = CONNECTION_SENT_ON;
-        self.ways.push(Way {
+        let (_, others) = self.add_chain(port.protocol, peers);
+        self.chains.get_mut(others)?.mark = CONNECTION_SENT_ON;
+        self.chains.push(PortChain {
             mark: 0,
             protocol: port.protocol,
             is_v6: false,
@@ -146,7 +146,7 @@ impl Served {
             },
             for_own: Own::NoPods,
         });
-        Some(self.ways.len() - 1)
+        Some(self.chains.len() - 1)
     }
 
     fn expose(&mut self, exposed: &Exposed, host: &Host) {
@@ -158,17 +158,17 @@ impl Served {
         }
         for port in &exposed.ports {
             let for_all = if is_nodes_own {
-                self.cluster_way(cluster, port)
+                self.cluster_chain(cluster, port)
             } else {
                 None
             };
-            let way = match host.local_backends(exposed, port) {
+            let chain = match host.local_backends(exposed, port) {
                 None => for_all,
                 // Of another VPC the node is silent where it has none.
                 Some((_, backends)) if backends.is_empty() && !is_nodes_own => None,
                 Some((is_led, backends)) => {
-                    let (_, way) = self.way(port.protocol, backends);
-                    if let Some(made) = self.ways.get_mut(way) {
+                    let (_, chain) = self.add_chain(port.protocol, backends);
+                    if let Some(made) = self.chains.get_mut(chain) {
                         made.mark = if is_led {
                             CONNECTION_LED
                         } else {
@@ -181,22 +181,23 @@ impl Served {
                             Own::NoPods
                         };
                     }
-                    Some(way)
+                    Some(chain)
                 }
             };
             let by_peers = if is_nodes_own {
                 None
             } else {
-                self.peers_way(way, port, host)
+                self.peers_chain(chain, port, host)
             };
-            let Some(way) = by_peers.or(way) else { continue };
+            let Some(chain) = by_peers.or(chain) else { continue };
             let protocol = port.protocol;
             if let Some(node_port) = port.node_port {
                 self.node_ports
-                    .insert((cluster.is_ipv6(), protocol, node_port), way);
+                    .insert((cluster.is_ipv6(), protocol, node_port), chain);
             }
             for outside in &exposed.addresses {
-                self.outside.insert((address(*outside), protocol, port.port), way);
+                self.outside
+                    .insert((address(*outside), protocol, port.port), chain);
             }
         }
     }
@@ -213,26 +214,28 @@ impl Served {
         values.joined("outside6", to_chains(&self.outside, true));
         values.joined("node_ports", self.to_node_ports(false));
         values.joined("node_ports6", self.to_node_ports(true));
-        let ways = self.ways.iter().enumerate();
-        values.each("port_chains", ways.map(|(number, way)| way.chain(number)));
+        let chains = self.chains.iter().enumerate();
+        values.each("port_chains", chains.map(|(number, chain)| chain.text(number)));
     }
 
     fn to_node_ports(&self, is_v6: bool) -> impl Iterator<Item = String> {
-        let ways = self.node_ports.iter().filter(move |((v6, _, _), _)| *v6 == is_v6);
-        ways.map(|((_, protocol, port), way)| format!("{protocol} . {port} : goto port-{way}"))
+        let elements = self.node_ports.iter().filter(move |((v6, _, _), _)| *v6 == is_v6);
+        elements.map(|((_, protocol, port), chain)| format!("{protocol} . {port} : goto port-{chain}"))
     }
 }
 
 /// Elements of a map from address and port to a chain.
 fn to_chains(ports: &Ports, is_v6: bool) -> impl Iterator<Item = String> {
-    let ways = ports
+    let elements = ports
         .iter()
         .filter(move |((address, _, _), _)| address.is_ipv6() == is_v6);
-    ways.map(|((address, protocol, port), way)| format!("{address} . {protocol} . {port} : goto port-{way}"))
+    elements.map(|((address, protocol, port), chain)| {
+        format!("{address} . {protocol} . {port} : goto port-{chain}")
+    })
 }
 
-impl Way {
-    fn chain(&self, number: usize) -> String {
+impl PortChain {
+    fn text(&self, number: usize) -> String {
         let family = if self.is_v6 { "ip6" } else { "ip" };
         let mut rules = Vec::new();
         match self.for_own {
