@@ -82,6 +82,7 @@ async fn main() -> Result<()> {
         .with_env_filter(filter)
         .with_ansi(false)
         .init();
+    thuban_telemetry::abort_on_panic();
     if rustls::crypto::ring::default_provider()
         .install_default()
         .is_err()

@@ -1,7 +1,9 @@
-//! Short texts by HTTP: metrics for Prometheus, probes for kubelet and load balancers.
+//! Short texts by HTTP: metrics for Prometheus, probes for kubelet and load balancers. And the end of a process that panics.
 //!
 //! Untrusted: whoever reaches the address reaches it. A request is read within a limit of bytes and time, few are served at
 //! once, nothing in it but its path counts, not even its method, and nothing can be changed by it.
+
+mod panics;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -22,6 +24,8 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
+
+pub use panics::abort_on_panic;
 
 /// Connections. One more hangs up on the oldest, so that those which ask nothing don't keep the others out.
 const AT_ONCE: usize = 32;

@@ -34,6 +34,7 @@ use crate::dataplane::tables::{TableError, Tables, write_config};
 use crate::endpoints::Endpoints;
 use crate::install::{self, InstallError};
 use crate::metrics::Reclaimed;
+use crate::metrics_page::MetricsPage;
 use crate::netfilter::ruleset::OwnAddresses;
 use crate::netfilter::{Netfilter, NetfilterError};
 use crate::netlink::host_end::HOST_END;
@@ -45,22 +46,24 @@ use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
 use crate::settings::{AgentHook, Aggregation, MetricsAddress, RunSettings, TransitHookChoice};
 use crate::state::State;
-use crate::{
-    boot, connections, dns, droplet, health, host_endpoint, loads, metrics, reclaim, rules, subscriptions,
+use crate::tasks::{
+    dns_views, expire_connections, health_checks, host_endpoint, reclaim, register, report_loads,
+    restore_rules, subscribe,
 };
+use crate::{boot, metrics};
 
 /// Wanted rows that wait to be asked for; more are asked for again by the agents.
 const WANTED_QUEUE: usize = 1024;
 
-/// Less than kubelet's patience with the probe.
-const PROBE_PATIENCE: Duration = Duration::from_secs(4);
+/// Less than kubelet's timeout of the probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Why a probe fails.
 #[derive(Debug, Error)]
 pub enum ProbeError {
     #[error("nobody listens")]
     Connect(#[from] tonic::transport::Error),
-    #[error("it does not answer within {} s", PROBE_PATIENCE.as_secs())]
+    #[error("it does not answer within {} s", PROBE_TIMEOUT.as_secs())]
     Silent,
     #[error("it cannot answer")]
     Call(#[from] tonic::Status),
@@ -126,17 +129,17 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     let locator = locator(&node.settings, kubernetes.as_ref());
     let epoch = Epoch::open(node.settings.state_dir.join("epoch"))?;
     tokio::spawn(client::run(Arc::clone(&node), locator, epoch));
-    tokio::spawn(subscriptions::run(Arc::clone(&node), wanted));
-    tokio::spawn(loads::run(Arc::clone(&node)));
-    tokio::spawn(dns::run(Arc::clone(&node)));
+    tokio::spawn(subscribe::run(Arc::clone(&node), wanted));
+    tokio::spawn(report_loads::run(Arc::clone(&node)));
+    tokio::spawn(dns_views::run(Arc::clone(&node)));
     tokio::spawn(host_endpoint::run(Arc::clone(&node)));
-    tokio::spawn(health::run(Arc::clone(&node)));
-    tokio::spawn(connections::run(Arc::clone(&node)));
+    tokio::spawn(health_checks::run(Arc::clone(&node)));
+    tokio::spawn(expire_connections::run(Arc::clone(&node)));
     tokio::spawn(reclaim::run(Arc::clone(&node)));
-    tokio::spawn(rules::run(Arc::clone(&node)));
+    tokio::spawn(restore_rules::run(Arc::clone(&node)));
     tokio::spawn(install::when_synced(Arc::clone(&node)));
     if let Some(address) = metrics_address(&node) {
-        let pages = metrics::TransitdPages(Arc::clone(&node));
+        let pages = MetricsPage(Arc::clone(&node));
         tokio::spawn(thuban_telemetry::serve(
             address,
             "THUBAN_TRANSITD_METRICS_PORT",
@@ -144,7 +147,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
         ));
     }
     if let Some(client) = kubernetes {
-        tokio::spawn(droplet::run(Arc::clone(&node), client));
+        tokio::spawn(register::run(Arc::clone(&node), client));
     }
     let mut terminate = signal(SignalKind::terminate()).map_err(DaemonError::Signal)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(DaemonError::Signal)?;
@@ -400,7 +403,7 @@ pub async fn status(socket: PathBuf, alive: bool) -> Result<(), ProbeError> {
         let reply = CniClient::new(channel).status(StatusRequest {}).await?;
         Ok(reply.into_inner())
     };
-    let reply = tokio::time::timeout(PROBE_PATIENCE, work)
+    let reply = tokio::time::timeout(PROBE_TIMEOUT, work)
         .await
         .unwrap_or(Err(ProbeError::Silent))?;
     match reply.error {

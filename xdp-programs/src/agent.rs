@@ -35,7 +35,7 @@ const VLAN: [u16; 2] = [0x8100_u16.to_be(), 0x88a8_u16.to_be()];
 const HEADERS: u32 = 14 + 40 + 20;
 
 /// Where the agent sends what isn't on this droplet.
-struct Way {
+struct NextHop {
     droplet: DropletAddress,
     counter: Counter,
     /// Not the endpoint's droplet: worth a direct row if the flow stays.
@@ -175,7 +175,7 @@ fn route<F: Frame>(
                 target = look_up(&key);
                 translation = Some(work);
             }
-            Choice::Unknown => is_unknown = true,
+            Choice::NoRow => is_unknown = true,
             Choice::Refused | Choice::New => return refuse::answer(frame, attachment, packet),
         }
     }
@@ -191,12 +191,12 @@ fn route<F: Frame>(
         return refuse::answer(frame, attachment, packet);
     }
     let hash = flow::hash(packet);
-    let way = match target {
+    let next_hop = match target {
         Target::Local(local) => {
             return to_local(frame, attachment, local, ethertype, packet, translation);
         }
         Target::Remote(droplet) if droplet == config.droplet => return Err(Counter::NoEndpoint),
-        Target::Remote(droplet) => Way {
+        Target::Remote(droplet) => NextHop {
             droplet,
             counter: Counter::SentDirect,
             is_detour: false,
@@ -211,22 +211,22 @@ fn route<F: Frame>(
             return host::leave(frame, attachment, packet, is_served);
         }
     };
-    observed.next = way.droplet;
+    observed.next = next_hop.droplet;
     // Before anything is written: the error quotes what the pod sent.
-    if let Some(mtu) = too_big::exceeded(frame, config, packet, way.droplet) {
+    if let Some(mtu) = too_big::exceeded(frame, config, packet, next_hop.droplet) {
         return too_big::answer(frame, attachment, packet, mtu);
     }
     translate(frame, packet, translation)?;
-    let Some(verdict) = encapsulate(frame, config, way.droplet, attachment.vni, packet, hash)? else {
+    let Some(verdict) = encapsulate(frame, config, next_hop.droplet, attachment.vni, packet, hash)? else {
         return Ok((F::PASS, None));
     };
-    if let Some(network) = way.role {
+    if let Some(network) = next_hop.role {
         load::count(attachment.vni, network);
     }
-    if way.is_detour {
+    if next_hop.is_detour {
         misses::note(&key, if is_unknown { misses::FIRST } else { misses::FEW });
     }
-    Ok((verdict, Some(way.counter)))
+    Ok((verdict, Some(next_hop.counter)))
 }
 
 /// To an endpoint of this droplet: a backend, or who may be waiting for a service's answer.
@@ -271,13 +271,13 @@ fn to_own_bouncer(
     config: &ConfigEntry,
     packet: &IpPacket,
     hash: u32,
-) -> Result<Way, Counter> {
+) -> Result<NextHop, Counter> {
     let subnet = maps::subnet(attachment.vni, packet.source).ok_or(Counter::NoBouncer)?;
     let droplet = divide::bouncer(subnet, hash)?;
     if droplet == config.droplet {
         return Err(Counter::NoBackend);
     }
-    Ok(Way {
+    Ok(NextHop {
         droplet,
         counter: Counter::SentToBouncer,
         is_detour: true,
@@ -317,12 +317,12 @@ fn find(
     subnet: &SubnetEntry,
     key: &EndpointKey,
     hash: u32,
-) -> Result<Way, Counter> {
+) -> Result<NextHop, Counter> {
     let (mut counter, mut role) = (Counter::SentToBouncer, None);
     if subnet.network == 0 || subnet.network != attachment.network {
         let divider = divide::divider(attachment.vni, hash)?;
         if divider != config.droplet {
-            return Ok(Way {
+            return Ok(NextHop {
                 droplet: divider,
                 counter: Counter::SentToDivider,
                 is_detour: true,
@@ -333,7 +333,7 @@ fn find(
     }
     let bouncer = divide::bouncer(subnet, hash)?;
     if bouncer != config.droplet {
-        return Ok(Way {
+        return Ok(NextHop {
             droplet: bouncer,
             counter,
             is_detour: true,
@@ -341,7 +341,7 @@ fn find(
         });
     }
     let droplet = bounce::home(key, config.droplet)?;
-    Ok(Way {
+    Ok(NextHop {
         droplet,
         counter: Counter::Bounced,
         is_detour: false,

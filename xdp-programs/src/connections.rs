@@ -423,14 +423,14 @@ pub fn expect_answer(frame: &TcFrame, packet: &IpPacket, work: &mut Work) -> Res
                 work.send_to(packet, &old.backend, old.backend_port);
                 return Ok(Choice::Backend);
             }
-            return Ok(Choice::Unknown);
+            return Ok(Choice::NoRow);
         }
     }
     let mut acknowledgement = 0;
     if packet.protocol == ipv4::TCP {
         if !work.signal.opens {
             // Nothing that came would be believed.
-            return Ok(Choice::Unknown);
+            return Ok(Choice::NoRow);
         }
         let sequence: [u16; 2] = transport(frame, packet, 4).ok_or(Counter::Truncated)?;
         acknowledgement = number(sequence).wrapping_add(1);
@@ -440,7 +440,7 @@ pub fn expect_answer(frame: &TcFrame, packet: &IpPacket, work: &mut Work) -> Res
     if !expect(packet, work, now, acknowledgement) {
         count(Counter::ServiceStateless);
     }
-    Ok(Choice::Unknown)
+    Ok(Choice::NoRow)
 }
 
 /// A packet that got no connection goes to [`Work::to`]; answers from there, and from nobody else, find the service.

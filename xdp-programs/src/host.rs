@@ -2,9 +2,10 @@
 
 use thuban_common::{
     counters::Counter,
+    host_stack::{MARK_EGRESS, MARK_EGRESS_HOST, mark_of},
     packet::{geneve::UdpHeader, ip::IpPacket, ipv4, ipv6},
     source::{Transport, is_reply},
-    tables::{AttachmentEntry, MARK_EGRESS, MARK_EGRESS_HOST, VPC_EGRESS, VPC_HOST_ACCESS, mark_of},
+    tables::{AttachmentEntry, VPC_EGRESS, VPC_HOST_ACCESS},
 };
 
 use crate::{

@@ -30,7 +30,7 @@ pub enum Choice {
     /// [`Work::to`] says what the packet is to be.
     Backend,
     /// No row of the service is here; its clients' bouncers know.
-    Unknown,
+    NoRow,
     /// Nobody serves it.
     Refused,
     /// Of no connection: to be chosen.
@@ -40,8 +40,8 @@ pub enum Choice {
 /// Finds the backend of a packet to an address of services.
 #[inline(always)]
 pub fn to_backend(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
-    match known(frame, vni, packet, work)? {
-        // Not by `known` itself: together they are too deep for the stack.
+    match lookup_connection(frame, vni, packet, work)? {
+        // Not by `lookup_connection` itself: together they are too deep for the stack.
         Choice::New => choose(packet, work),
         choice => Ok(choice),
     }
@@ -49,7 +49,7 @@ pub fn to_backend(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work)
 
 /// What connections and rows say of it.
 #[inline(never)]
-fn known(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
+fn lookup_connection(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
     if !packet.has_ports() {
         return Err(Counter::ServiceUnreadable);
     }

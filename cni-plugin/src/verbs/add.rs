@@ -10,7 +10,7 @@ use crate::error::PluginError;
 use crate::{result, transitd};
 
 /// transitd waits up to 30 s for the endpoint's rows; the rest is a margin for wiring the pod.
-const LIMIT: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 
 pub fn run(config: &Config, environment: &Environment) -> Result<serde_json::Value, PluginError> {
     if config.previous.is_some() {
@@ -27,7 +27,7 @@ pub fn run(config: &Config, environment: &Environment) -> Result<serde_json::Val
         pod_uid: pod.uid,
         network: config.network.clone(),
     };
-    let reply = transitd::call(&config.socket, LIMIT, async |mut client| {
+    let reply = transitd::call(&config.socket, TIMEOUT, async |mut client| {
         client.add(request).await
     })?;
     match reply.result {

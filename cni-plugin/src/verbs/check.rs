@@ -9,7 +9,7 @@ use crate::environment::Environment;
 use crate::error::PluginError;
 use crate::{previous, transitd};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub fn run(config: &Config, environment: &Environment) -> Result<(), PluginError> {
     let ifname = environment.ifname()?;
@@ -19,7 +19,7 @@ pub fn run(config: &Config, environment: &Environment) -> Result<(), PluginError
         ifname: ifname.to_owned(),
         previous: Some(previous::parse(config.previous.as_ref(), ifname)?),
     };
-    let reply = transitd::call(&config.socket, LIMIT, async |mut client| {
+    let reply = transitd::call(&config.socket, TIMEOUT, async |mut client| {
         client.check(request).await
     })?;
     reply

@@ -11,7 +11,7 @@ use crate::error::PluginError;
 use crate::{clock, spool, transitd};
 
 /// With what spooling takes: 2 s.
-const LIMIT: Duration = Duration::from_millis(1500);
+const TIMEOUT: Duration = Duration::from_millis(1500);
 
 pub fn run(config: &Config, environment: &Environment) -> Result<(), PluginError> {
     let asked_at = clock::since_boot();
@@ -21,7 +21,7 @@ pub fn run(config: &Config, environment: &Environment) -> Result<(), PluginError
         ifname: environment.ifname()?.to_owned(),
     };
     let sent = request.clone();
-    let reply = transitd::call(&config.socket, LIMIT, async |mut client| client.del(sent).await);
+    let reply = transitd::call(&config.socket, TIMEOUT, async |mut client| client.del(sent).await);
     match reply {
         Ok(reply) => reply
             .error

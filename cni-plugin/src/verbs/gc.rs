@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::error::PluginError;
 use crate::transitd;
 
-const LIMIT: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Deserialize)]
 struct Entry {
@@ -34,7 +34,9 @@ pub fn run(config: &Config) -> Result<(), PluginError> {
             .map(|Entry { container_id, ifname }| AttachmentKey { container_id, ifname })
             .collect(),
     };
-    let reply = transitd::call(&config.socket, LIMIT, async |mut client| client.gc(request).await)?;
+    let reply = transitd::call(&config.socket, TIMEOUT, async |mut client| {
+        client.gc(request).await
+    })?;
     reply
         .error
         .map_or(Ok(()), |error| Err(PluginError::Transitd(error)))

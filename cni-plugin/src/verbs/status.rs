@@ -12,13 +12,13 @@ use crate::error::PluginError;
 use crate::{clock, file, transitd};
 
 /// Runtimes ask every few seconds and want an answer within one.
-const LIMIT: Duration = Duration::from_millis(900);
+const TIMEOUT: Duration = Duration::from_millis(900);
 /// Longer than an upgrade with its image there, shorter than pods are evicted in.
 const BRIDGE: Duration = Duration::from_mins(2);
 
 pub fn run(config: &Config) -> Result<(), PluginError> {
     config.require_1_1("STATUS")?;
-    let reply = transitd::call(&config.socket, LIMIT, async |mut client| {
+    let reply = transitd::call(&config.socket, TIMEOUT, async |mut client| {
         client.status(StatusRequest {}).await
     });
     let away = config.socket.with_file_name(AWAY_FILE);

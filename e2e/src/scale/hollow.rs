@@ -24,7 +24,7 @@ use transitd::{
         row::{Row, RowKey},
         row_key::proto_key,
     },
-    services::Changes,
+    state::service_changes::Changes,
 };
 
 use super::{

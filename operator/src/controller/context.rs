@@ -177,6 +177,10 @@ pub fn found<K: Object>(store: &Store<K>, names: &[String]) -> Vec<Arc<K>> {
 }
 
 impl Leadership for Context {
+    fn look(&self) {
+        self.hub.is_connected("");
+    }
+
     fn epoch(&self) -> u64 {
         self.hub.epoch()
     }

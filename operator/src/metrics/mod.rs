@@ -26,6 +26,8 @@ use tracing::{Instrument, info_span};
 
 /// What a leadership says of the states that it knows, when it is asked.
 pub trait Leadership: Send + Sync {
+    /// Returns when the hub has answered: one that is stuck never does.
+    fn look(&self);
     fn epoch(&self) -> u64;
     /// How many droplets have a stream, have lost it a moment ago, and are suspect.
     fn droplets(&self) -> DropletCounts;
@@ -229,7 +231,8 @@ pub fn leads(leadership: &Arc<impl Leadership + 'static>) {
     METRICS
         .epoch
         .set(i64::try_from(leadership.epoch()).unwrap_or(i64::MAX));
-    let leadership: Weak<dyn Leadership> = Arc::<_>::downgrade(leadership) as Weak<dyn Leadership>;
+    let leadership = Arc::downgrade(leadership);
+    let leadership: Weak<dyn Leadership> = leadership;
     *LEADERSHIP.lock().unwrap_or_else(PoisonError::into_inner) = Some(leadership);
 }
 
@@ -386,6 +389,15 @@ mod tests {
 
     use super::*;
 
+    #[derive(Debug)]
+    struct Failure;
+
+    impl Category for Failure {
+        fn category(&self) -> &'static str {
+            "test"
+        }
+    }
+
     fn program(sequence: u64, rows: usize, snapshot: bool) -> OperatorMessage {
         let program = Program {
             sequence,
@@ -460,7 +472,7 @@ mod tests {
             "metadata": {"name": "red"}, "spec": {"cidrs": ["10.0.0.0/16"]}
         }))
         .unwrap();
-        let done = async { Ok(Action::await_change()) };
+        let done = async { Ok::<_, Failure>(Action::await_change()) };
         observed(Queue::default(), Arc::new(vpc), done).await.unwrap();
         assert!(value(series) >= before + 1.0);
     }

@@ -1,5 +1,6 @@
 //! What CNI ADD makes and DEL removes, and what of it is kept on disk.
 
+pub mod report;
 pub mod store;
 
 use std::net::{IpAddr, Ipv4Addr};

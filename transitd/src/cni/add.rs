@@ -9,30 +9,17 @@ use thuban_proto::cni::{AddRequest, Address, Attached, Route};
 use tracing::info;
 
 use super::error::AttachmentError;
+use super::request::ValidatedAdd;
 use super::{spool, wiring};
 use crate::attachments::{Attachment, AttachmentId, mac_text};
-use crate::boot;
 use crate::netlink::namespace;
 use crate::node::Node;
 use crate::program::row::LocalEndpoint;
 use crate::state::Readiness;
 
-/// A request whose fields are safe to act on.
-#[derive(Clone, Debug)]
-pub struct ValidatedAdd {
-    pub id: AttachmentId,
-    pub netns: String,
-    pub pod_uid: String,
-    pub pod_namespace: String,
-    pub pod_name: String,
-    pub cni_network: String,
-    /// Nanoseconds since boot.
-    pub asked_at: u64,
-}
-
 /// Dropping the returned future cancels the wait, not the wiring: that runs to its end or its undoing.
 pub async fn run(node: &Arc<Node>, request: AddRequest) -> Result<Attached, AttachmentError> {
-    let request = validate(request)?;
+    let request = ValidatedAdd::try_from(request)?;
     // A DEL that waits is older than this ADD.
     spool::drain_one(node, &request.id).await;
     exists(node, &request.id)?;
@@ -57,40 +44,6 @@ pub async fn run(node: &Arc<Node>, request: AddRequest) -> Result<Attached, Atta
         "ADD done"
     );
     Ok(attached(&attachment))
-}
-
-fn validate(request: AddRequest) -> Result<ValidatedAdd, AttachmentError> {
-    let id = AttachmentId::new(&request.container_id, &request.ifname)?;
-    if !request.netns.starts_with('/') {
-        let expected = "the absolute path of the pod's network namespace";
-        return Err(AttachmentError::Request {
-            field: "netns",
-            expected,
-        });
-    }
-    if request.pod_uid.is_empty() {
-        return Err(AttachmentError::Request {
-            field: "pod_uid",
-            expected: "the pod's UID",
-        });
-    }
-    let AddRequest {
-        netns,
-        pod_uid,
-        pod_namespace,
-        pod_name,
-        network,
-        ..
-    } = request;
-    Ok(ValidatedAdd {
-        id,
-        netns,
-        pod_uid,
-        pod_namespace,
-        pod_name,
-        cni_network: network,
-        asked_at: boot::nanoseconds(),
-    })
 }
 
 fn exists(node: &Node, id: &AttachmentId) -> Result<(), AttachmentError> {

@@ -7,6 +7,7 @@ pub mod check;
 pub mod del;
 pub mod error;
 pub mod gc;
+pub mod request;
 mod socket;
 pub mod spool;
 pub mod status;
@@ -32,9 +33,9 @@ use crate::node::Node;
 /// Between looks at whether a caller still is there, and how long it may take to say so.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Of one call, bytes.
-const LONGEST_HEADERS: u32 = 16 * 1024;
+const MAX_HEADER_BYTES: u32 = 16 * 1024;
 /// On one connection. The plugin makes one.
-const CALLS_AT_ONCE: u32 = 64;
+const MAX_CALLS_AT_ONCE: u32 = 64;
 
 #[derive(Debug)]
 struct Service {
@@ -47,8 +48,8 @@ pub async fn serve(node: Arc<Node>, stop: impl Future<Output = ()>) -> Result<()
     tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
-        .http2_max_header_list_size(Some(LONGEST_HEADERS))
-        .max_concurrent_streams(Some(CALLS_AT_ONCE))
+        .http2_max_header_list_size(Some(MAX_HEADER_BYTES))
+        .max_concurrent_streams(Some(MAX_CALLS_AT_ONCE))
         .add_service(CniServer::new(Service { node }))
         .serve_with_incoming_shutdown(connections, stop)
         .await

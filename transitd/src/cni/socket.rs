@@ -22,9 +22,9 @@ use tracing::{debug, warn};
 /// What a client of HTTP/2 says first (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Of saying so.
-const PATIENCE: Duration = Duration::from_secs(2);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// After an accept that failed, for want of file descriptors most likely.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Between looks at a preface that comes in pieces.
 const PIECE: Duration = Duration::from_millis(20);
 
@@ -103,7 +103,7 @@ pub(super) fn connections(listener: UnixListener) -> impl Stream<Item = io::Resu
                             error = &error as &dyn std::error::Error,
                             "a caller of the CNI socket could not be taken"
                         );
-                        sleep(PAUSE).await;
+                        sleep(ACCEPT_RETRY).await;
                         continue;
                     }
                 },
@@ -112,7 +112,7 @@ pub(super) fn connections(listener: UnixListener) -> impl Stream<Item = io::Resu
             if is_root(&stream) {
                 let sender = sender.clone();
                 tokio::spawn(async move {
-                    if matches!(timeout(PATIENCE, speaks(&stream)).await, Ok(Ok(true))) {
+                    if matches!(timeout(HELLO_TIMEOUT, speaks(&stream)).await, Ok(Ok(true))) {
                         // Nobody takes it when the service ends.
                         let _ = sender.send(Ok(stream)).await;
                     } else {

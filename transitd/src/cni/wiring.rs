@@ -9,9 +9,9 @@ use std::sync::Arc;
 use rtnetlink::Handle;
 use tracing::warn;
 
-use super::add::ValidatedAdd;
 use super::error::AttachmentError;
-use crate::attachments::{Attachment, AttachmentId};
+use super::request::ValidatedAdd;
+use crate::attachments::{Attachment, AttachmentId, report};
 use crate::boot;
 use crate::dataplane::links::Hook;
 use crate::dataplane::tables::TableKey;
@@ -165,8 +165,7 @@ async fn finish(
     if attachment.is_host() {
         node.store.write(attachment)?;
         netlink::set_up(netlink, attachment.host_ifindex, &plan.host_interface).await?;
-        node.state()
-            .send(crate::operator::session::attachment_change(attachment, false));
+        node.state().send(report::change(attachment, false));
         return Ok(());
     }
     veth::connect_host(netlink, plan, attachment.host_ifindex).await?;
@@ -182,8 +181,7 @@ async fn finish(
     };
     let path = std::path::PathBuf::from(&attachment.netns);
     namespace::run(pod_namespace, &path, async move || pod::setup(pod_plan).await).await?;
-    node.state()
-        .send(crate::operator::session::attachment_change(attachment, false));
+    node.state().send(report::change(attachment, false));
     Ok(())
 }
 
@@ -246,8 +244,7 @@ async fn take_apart(
     if errors.is_empty() {
         // Only now may the address go to somebody else.
         if let Some(attachment) = attachment {
-            node.state()
-                .send(crate::operator::session::attachment_change(attachment, true));
+            node.state().send(report::change(attachment, true));
         }
         return Ok(());
     }

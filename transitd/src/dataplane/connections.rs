@@ -31,7 +31,7 @@ const ABANDONED: Duration = Duration::from_mins(5);
 const DATAGRAMS: Duration = Duration::from_mins(2);
 const UNANSWERED_DATAGRAM: Duration = Duration::from_secs(30);
 /// Entries that one scan takes away at most; the rest is found by the next.
-const MOST: usize = 65_536;
+const MAX_EXPIRED_PER_SCAN: usize = 65_536;
 
 pub struct Connections {
     flows: Hash<ConnectionKey, ConnectionEntry>,
@@ -80,7 +80,7 @@ impl Connections {
         for entry in &self.flows {
             let (key, entry) = entry.map_err(access("read", CONNECTIONS))?;
             if key.direction != FORWARD {
-                if doomed.len() < MOST && self.is_orphan(&key, &entry, now)? {
+                if doomed.len() < MAX_EXPIRED_PER_SCAN && self.is_orphan(&key, &entry, now)? {
                     doomed.push((Looked::at(key, Some(&entry)), None));
                 }
                 continue;
@@ -104,7 +104,7 @@ impl Connections {
             };
             let last = entry.time.max(answered.map_or(0, |answered| answered.time));
             let is_over = now.saturating_sub(Duration::from_nanos(last)) > life(&seen);
-            if doomed.len() < MOST && (is_over || !is_here(&client)) {
+            if doomed.len() < MAX_EXPIRED_PER_SCAN && (is_over || !is_here(&client)) {
                 scan.expired += 1;
                 let back = Looked::at(back, answered.as_ref());
                 doomed.push((Looked::at(key, Some(&entry)), Some(back)));

@@ -14,7 +14,7 @@ use thiserror::Error;
 use crate::settings::PinSettings;
 
 /// How often the verifier is asked in all.
-const ATTEMPTS: u32 = 8;
+const MAX_ATTEMPTS: u32 = 8;
 
 /// Maps that are pinned under their names.
 pub const PINNED_MAPS: [&str; 26] = [
@@ -116,7 +116,7 @@ pub fn load(programs: &Path, pins: &PinSettings) -> Result<Ebpf, LoadError> {
 pub fn verified(mut load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
     let is_interrupted = |result: &Result<(), ProgramError>| matches!(result, Err(ProgramError::LoadError { io_error, .. }) if io_error.raw_os_error() == Some(libc::EAGAIN));
     let mut result = load();
-    for _ in 1..ATTEMPTS {
+    for _ in 1..MAX_ATTEMPTS {
         if !is_interrupted(&result) {
             break;
         }
@@ -172,7 +172,7 @@ mod tests {
             if asked < 3 { failure(libc::EAGAIN) } else { Ok(()) }
         });
         assert!(result.is_ok() && asked == 3);
-        for (errno, tries) in [(libc::EINVAL, 1), (libc::EAGAIN, ATTEMPTS)] {
+        for (errno, tries) in [(libc::EINVAL, 1), (libc::EAGAIN, MAX_ATTEMPTS)] {
             let mut asked = 0;
             let result = verified(|| {
                 asked += 1;

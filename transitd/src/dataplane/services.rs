@@ -16,9 +16,9 @@ use thuban_common::services::{
 use thuban_common::tables::{EndpointKey, MissEntry};
 use tracing::info;
 
-use super::room::{Room, Rows, TABLES};
+use super::maglev;
+use super::quota::{Quota, TABLES, Usage};
 use super::tables::{Hash, TableError, access, capacity, hash, is_missing, lru, take};
-use crate::program::maglev;
 use crate::program::service::{Port, Service};
 
 /// Flag of an update: only what is there (`BPF_EXIST`).
@@ -31,8 +31,8 @@ pub struct Services {
     backends: Hash<BackendKey, BackendEntry>,
     misses: Hash<EndpointKey, MissEntry>,
     held: HashMap<EndpointKey, Address>,
-    room: Room,
-    /// Rows that found no room: tried again when something has gone.
+    quota: Quota,
+    /// Services that found no room: tried again when something has gone.
     waiting: HashMap<EndpointKey, Service>,
     has_more_room: bool,
     ids: HashSet<u32>,
@@ -91,7 +91,7 @@ impl Marks {
 impl Services {
     /// Opens the pinned maps, reads back what they hold, and takes away what nothing leads to.
     pub fn open(maps: &Path) -> Result<Self, TableError> {
-        let mut rows = Rows::default();
+        let mut rows = Usage::default();
         for (rows, table) in rows.0.iter_mut().zip(TABLES) {
             *rows = capacity(maps, table)? as usize;
         }
@@ -101,7 +101,7 @@ impl Services {
             backends: hash(maps, "BACKENDS")?,
             misses: lru(maps, "MISSES")?,
             held: HashMap::new(),
-            room: Room::new(rows),
+            quota: Quota::new(rows),
             waiting: HashMap::new(),
             has_more_room: false,
             ids: HashSet::new(),
@@ -138,8 +138,8 @@ impl Services {
     }
 
     /// Rows in each table.
-    pub fn rows(&self) -> Rows {
-        self.room.total()
+    pub fn rows(&self) -> Usage {
+        self.quota.total()
     }
 
     /// Writes a service. If that fails, what stood before stays, and the service waits for room.
@@ -148,8 +148,8 @@ impl Services {
         let is_new = held.is_none_or(|held| !held.has_own);
         let old = held.map(Address::rows).unwrap_or_default();
         let written = self
-            .room
-            .admit(service.key.vni, old, Rows::of(service))
+            .quota
+            .admit(service.key.vni, old, Usage::of(service))
             .and_then(|()| self.write(service));
         if written.is_ok() {
             self.waiting.remove(&service.key);
@@ -196,7 +196,7 @@ impl Services {
             self.entries
                 .insert(own, none, 0)
                 .map_err(access("write", "SERVICES"))?;
-            self.room.add(vni, Rows::OWN);
+            self.quota.add(vni, Usage::OWN);
             if let Some(held) = self.held.get_mut(&service.key) {
                 held.has_own = true;
             }
@@ -222,7 +222,7 @@ impl Services {
         if let Some(held) = self.held.get_mut(key)
             && std::mem::take(&mut held.has_own)
         {
-            self.room.take(key.vni, Rows::OWN);
+            self.quota.take(key.vni, Usage::OWN);
             self.has_more_room = true;
         }
         for port in self.ports_of(key) {
@@ -277,7 +277,7 @@ impl Services {
             }
             return Err(error);
         }
-        self.room.add(of.vni, Rows::of_port(indexes.len()));
+        self.quota.add(of.vni, Usage::of_port(indexes.len()));
         let backends = indexes
             .iter()
             .map(|(backend, index)| (*index, *backend))
@@ -287,7 +287,7 @@ impl Services {
         let Some(old) = old_entry else {
             return Ok(());
         };
-        self.room.take(of.vni, Rows::of_port(before.len()));
+        self.quota.take(of.vni, Usage::of_port(before.len()));
         self.has_more_room |= indexes.len() < before.len();
         self.remove_slots(old.table, old.slots)?;
         let gone = before
@@ -360,7 +360,7 @@ impl Services {
         let Some(held) = self.held.get_mut(of).and_then(|held| held.ports.remove(key)) else {
             return Ok(());
         };
-        self.room.take(of.vni, Rows::of_port(held.backends.len()));
+        self.quota.take(of.vni, Usage::of_port(held.backends.len()));
         self.has_more_room = true;
         self.remove_slots(held.entry.table, held.entry.slots)?;
         self.remove_backends(held.entry.service, held.backends.into_keys())?;
@@ -375,7 +375,7 @@ impl Services {
             let address = self.held.entry(address_of(&key)).or_default();
             if key.port == 0 {
                 address.has_own = true;
-                self.room.add(key.vni, Rows::OWN);
+                self.quota.add(key.vni, Usage::OWN);
             } else {
                 self.ids.insert(entry.service);
                 self.tables.insert(entry.table);
@@ -387,7 +387,7 @@ impl Services {
         let mut backends = self.read_backends(&entries)?;
         for (key, entry) in entries {
             let backends = backends.remove(&entry.service).unwrap_or_default();
-            self.room.add(key.vni, Rows::of_port(backends.len()));
+            self.quota.add(key.vni, Usage::of_port(backends.len()));
             let held = Held { entry, backends };
             let address = self.held.entry(address_of(&key)).or_default();
             address.ports.insert(key, held);
@@ -439,10 +439,17 @@ impl Services {
 }
 
 impl Address {
-    fn rows(&self) -> Rows {
-        let own = if self.has_own { Rows::OWN } else { Rows::default() };
-        let ports = self.ports.values().map(|held| Rows::of_port(held.backends.len()));
-        ports.fold(own, Rows::plus)
+    fn rows(&self) -> Usage {
+        let own = if self.has_own {
+            Usage::OWN
+        } else {
+            Usage::default()
+        };
+        let ports = self
+            .ports
+            .values()
+            .map(|held| Usage::of_port(held.backends.len()));
+        ports.fold(own, Usage::plus)
     }
 }
 

@@ -15,7 +15,7 @@ use super::view::{Verdict, View, Zone};
 use crate::metrics::DnsResult;
 
 /// A message has at most so many bytes, whatever brings it.
-const LONGEST_MESSAGE: usize = u16::MAX as usize;
+const MAX_MESSAGE_BYTES: usize = u16::MAX as usize;
 
 /// Why upstream gives no answer to pass on.
 #[derive(Debug, Error)]
@@ -52,7 +52,7 @@ pub(super) async fn answer(
     };
     let room = match transport {
         Transport::Udp => question.payload(),
-        Transport::Tcp => LONGEST_MESSAGE,
+        Transport::Tcp => MAX_MESSAGE_BYTES,
     };
     let own = |code| question.negative(code, Zone::Cluster, view.domain());
     let (message, result) = match view.decide(question.name()) {

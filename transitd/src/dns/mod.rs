@@ -15,7 +15,6 @@ mod tcp;
 mod udp;
 mod upstream;
 mod view;
-mod views;
 
 #[cfg(test)]
 mod tests;
@@ -25,4 +24,3 @@ pub const DNS_PORT: u16 = 6085;
 
 pub use server::{Asker, BindError, Limits, Server, Settings, Views};
 pub use view::{DEFAULT_DOMAIN, Domain, ServiceName, Verdict, View, ViewError, Visible, Zone};
-pub use views::run;

@@ -12,7 +12,7 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use super::view::{Domain, Zone};
 
 /// Bytes of a query. A name takes 255, options rarely more than 468 (RFC 8467).
-pub(super) const LONGEST_QUERY: usize = 1232;
+pub(super) const MAX_QUERY_BYTES: usize = 1232;
 /// What is taken by UDP at most, and said to be: what passes every link unfragmented (DNS flag day 2020).
 const UDP_PAYLOAD: u16 = 1232;
 /// Without EDNS (RFC 1035, 4.2.1).
@@ -73,7 +73,7 @@ impl Question {
         let malformed = || Unfit::Malformed(bare(ResponseCode::FormErr));
         // Before records are read: a query has none but that of EDNS.
         let is_plain = counts.queries == 1 && counts.answers == 0 && counts.authorities == 0;
-        if !is_plain || counts.additionals > 1 || bytes.len() > LONGEST_QUERY {
+        if !is_plain || counts.additionals > 1 || bytes.len() > MAX_QUERY_BYTES {
             return Err(malformed());
         }
         let message = Message::from_vec(bytes).map_err(|_| malformed())?;

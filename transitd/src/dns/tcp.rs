@@ -13,15 +13,15 @@ use tokio_util::bytes::Bytes;
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 use tracing::warn;
 
-use super::query::LONGEST_QUERY;
+use super::query::MAX_QUERY_BYTES;
 use super::server::{Shared, Views};
 use super::upstream::Transport;
 use crate::metrics::DnsResult;
 
 /// Queries of one connection in flight; the next are read when one is answered.
-const PIPELINE: usize = 16;
+const MAX_PIPELINED: usize = 16;
 /// After a failed accept.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 pub(super) async fn serve<V: Views>(shared: &Arc<Shared<V>>, listener: TcpListener) {
     let mut at_work = JoinSet::new();
@@ -30,7 +30,7 @@ pub(super) async fn serve<V: Views>(shared: &Arc<Shared<V>>, listener: TcpListen
             Ok(accepted) => accepted,
             Err(error) => {
                 warn!(%error, "cannot accept connections for DNS");
-                sleep(PAUSE).await;
+                sleep(ACCEPT_RETRY).await;
                 continue;
             }
         };
@@ -59,13 +59,13 @@ async fn converse<V: Views>(shared: &Shared<V>, stream: TcpStream, source: IpAdd
     // Answers are small, and each is waited for.
     let _ = stream.set_nodelay(true);
     let (reader, writer) = stream.into_split();
-    let mut queries = FramedRead::new(reader, codec(LONGEST_QUERY));
+    let mut queries = FramedRead::new(reader, codec(MAX_QUERY_BYTES));
     let mut answers = FramedWrite::new(writer, codec(usize::from(u16::MAX)));
     let mut in_flight = FuturesUnordered::new();
     let mut more = true;
     while more || !in_flight.is_empty() {
         tokio::select! {
-            query = queries.next(), if more && in_flight.len() < PIPELINE => match query {
+            query = queries.next(), if more && in_flight.len() < MAX_PIPELINED => match query {
                 Some(Ok(query)) => {
                     // Asked anew each time: its pod may be gone, or its VPC's view another.
                     if let Some(admitted) = shared.admit(source) {

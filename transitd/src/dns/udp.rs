@@ -8,23 +8,23 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::query::LONGEST_QUERY;
+use super::query::MAX_QUERY_BYTES;
 use super::server::{Shared, Views};
 use super::upstream::Transport;
 
 /// After an error of the socket.
-const PAUSE: Duration = Duration::from_millis(100);
+const RECEIVE_RETRY: Duration = Duration::from_millis(100);
 
 pub(super) async fn serve<V: Views>(shared: &Arc<Shared<V>>, socket: Arc<UdpSocket>) {
     let mut at_work = JoinSet::new();
     // One byte more than fits, so that what is too long is seen to be.
-    let mut buffer = [0; LONGEST_QUERY + 1];
+    let mut buffer = [0; MAX_QUERY_BYTES + 1];
     loop {
         let (length, client) = match socket.recv_from(&mut buffer).await {
             Ok(received) => received,
             Err(error) => {
                 warn!(%error, "cannot receive DNS queries");
-                sleep(PAUSE).await;
+                sleep(RECEIVE_RETRY).await;
                 continue;
             }
         };

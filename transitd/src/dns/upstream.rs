@@ -14,7 +14,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use super::query::Outgoing;
 
 /// More than is asked for, so that what is too long is seen to be.
-const LONGEST_DATAGRAM: usize = 4096;
+const MAX_DATAGRAM_BYTES: usize = 4096;
 
 /// How a query came, and is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ async fn by_udp(upstream: SocketAddr, query: &Outgoing) -> Result<Vec<u8>, Upstr
     let socket = UdpSocket::bind((any, 0)).await.map_err(UpstreamError::Open)?;
     socket.connect(upstream).await.map_err(UpstreamError::Open)?;
     socket.send(&query.bytes).await.map_err(UpstreamError::Send)?;
-    let mut buffer = vec![0; LONGEST_DATAGRAM];
+    let mut buffer = vec![0; MAX_DATAGRAM_BYTES];
     loop {
         let length = socket.recv(&mut buffer).await.map_err(UpstreamError::Receive)?;
         let answer = buffer.get(..length).unwrap_or_default();

@@ -15,7 +15,7 @@ use thiserror::Error;
 pub const DEFAULT_DOMAIN: &str = "cluster.local";
 
 /// Labels that may stand before a Service's name: `_port._proto`, or an endpoint's.
-const MOST_BEFORE_SERVICE: usize = 2;
+const MAX_LABELS_BEFORE_SERVICE: usize = 2;
 
 #[derive(Debug, Error)]
 pub enum ViewError {
@@ -167,7 +167,7 @@ impl View {
             ["svc" | "pod"] => Verdict::NoData,
             ["svc", namespace] if self.has_services_of(namespace) => Verdict::NoData,
             ["svc", namespace, service, ref before @ ..]
-                if before.len() <= MOST_BEFORE_SERVICE && self.has_service(namespace, service) =>
+                if before.len() <= MAX_LABELS_BEFORE_SERVICE && self.has_service(namespace, service) =>
             {
                 Verdict::Forward(Zone::Cluster)
             }

@@ -2,15 +2,16 @@
 //!
 //! Invariant: no label holds the name of a pod, a VPC or a tenant, so that the number of series is bounded and whoever may
 //! scrape learns nothing of tenants. Hooks are one call each and count since the process began; what the node has, and what
-//! its programs counted, is looked up when it is asked for.
+//! its programs counted, is given by whoever asks for the text.
 
 mod dns;
-mod node;
+mod gauges;
 
 use std::sync::LazyLock;
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -21,7 +22,7 @@ use thuban_proto::transit::{Nack, Program};
 use crate::attachments::store::StoreError;
 
 pub use dns::{DnsMetrics, DnsResult};
-pub use node::TransitdPages;
+pub use gauges::{Observed, Rows};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfVerb {
@@ -101,7 +102,7 @@ struct Metrics {
     refused: Family<Because, Counter>,
     reclaimed: Family<OfKind, Counter>,
     dns: DnsMetrics,
-    states: node::States,
+    gauges: gauges::Gauges,
 }
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
@@ -113,7 +114,7 @@ fn seconds() -> Histogram {
 impl Metrics {
     fn new() -> Self {
         let mut registry = Registry::with_prefix("thuban_transitd");
-        let states = node::States::new(&mut registry);
+        let gauges = gauges::Gauges::new(&mut registry);
         let mut metrics = Self {
             registry,
             verbs: Family::default(),
@@ -126,7 +127,7 @@ impl Metrics {
             refused: Family::default(),
             reclaimed: Family::default(),
             dns: DnsMetrics::default(),
-            states,
+            gauges,
         };
         let registry = &mut metrics.registry;
         registry.register("cni", "CNI verbs answered, by code", metrics.verbs.clone());
@@ -229,6 +230,14 @@ pub fn reclaims(what: Reclaimed, count: usize) {
     }
 }
 
+/// All of it, with what the node has now.
+pub fn text(observed: &Observed) -> Result<String, std::fmt::Error> {
+    METRICS.gauges.set(observed);
+    let mut text = String::new();
+    encode(&mut text, &METRICS.registry)?;
+    Ok(text)
+}
+
 /// For the DNS of tenants' pods.
 pub fn dns() -> DnsMetrics {
     METRICS.dns.clone()
@@ -236,8 +245,6 @@ pub fn dns() -> DnsMetrics {
 
 #[cfg(test)]
 mod tests {
-    use prometheus_client::encoding::text::encode;
-
     use super::*;
 
     #[test]

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
 use nix::sys::socket::{MsgFlags, NetlinkAddr, recv, sendto};
-use thuban_common::tables::{MARK_EGRESS, MARK_EGRESS_HOST, mark_of};
+use thuban_common::host_stack::{MARK_EGRESS, MARK_EGRESS_HOST, mark_of};
 
 use super::netlink;
 

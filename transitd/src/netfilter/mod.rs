@@ -8,6 +8,7 @@ pub mod conntrack;
 pub mod overlay_port;
 pub mod ruleset;
 mod served;
+mod template;
 pub mod watch;
 
 use std::collections::BTreeSet;
@@ -19,6 +20,7 @@ use std::process::{Command, Stdio};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use thiserror::Error;
+use thuban_common::host_stack::NFT_TABLE;
 
 use crate::program::service::Service;
 use overlay_port::OverlayPort;
@@ -90,7 +92,7 @@ impl Netfilter {
         // Nobody has interface 0: a DEL must not be the first to find out.
         conntrack::forget(0).map_err(NetfilterError::Conntrack)?;
         self.inherited = overlay_port::droplets(&self.program);
-        if is_there(&self.program, ruleset::TABLE) {
+        if is_there(&self.program, NFT_TABLE) {
             return Ok(());
         }
         self.set(std::iter::empty(), Host::default())

@@ -1,4 +1,4 @@
-//! The text of table `inet thuban-overlay`, for `nft -f`: UDP port 6081 is the overlay's.
+//! What fills in `overlay_port.nft`, the text of table `inet thuban-overlay`, for `nft -f`: UDP port 6081 is the overlay's.
 //!
 //! Droplets believe Geneve by its outer source. Agents and transit write theirs past netfilter, so whatever comes through
 //! netfilter for that port is somebody else's packet: translated, forwarded, reflected, or sent by a process of the node.
@@ -6,29 +6,26 @@
 //! Invariant: the rules depend on nothing that a tenant can change, and are in force before the first row is here.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use thuban_common::host_stack::{NFT_OVERLAY_TABLE, overlay_priority};
 use thuban_common::tables::GENEVE_PORT;
 
-use super::served::{chain, set};
+use super::template::Values;
 use crate::attachments::HOST_PREFIX;
 use crate::netlink::host_end::HOST_END;
 
 /// What the operator refuses is what the data plane guards.
 const _: () = assert!(thuban_api::OVERLAY_PORT == GENEVE_PORT);
 
-pub const TABLE: &str = "thuban-overlay";
-
-/// RFC 1191.
-const FRAGMENTATION_NEEDED: &str = "icmp type destination-unreachable icmp code frag-needed";
+const TEMPLATE: &str = include_str!("overlay_port.nft");
 
 /// Those that the kernel's table has; none if there is no table.
 pub fn droplets(program: &Path) -> BTreeSet<Ipv4Addr> {
     let listed = Command::new(program)
-        .args(["-j", "list", "set", "inet", TABLE, "droplets"])
+        .args(["-j", "list", "set", "inet", NFT_OVERLAY_TABLE, "droplets"])
         .stderr(Stdio::null())
         .output();
     let listed = listed.ok().filter(|output| output.status.success());
@@ -54,64 +51,33 @@ pub struct OverlayPort {
 
 impl OverlayPort {
     pub fn ruleset(&self) -> String {
-        let geneve = format!("udp dport {GENEVE_PORT}");
-        // Endpoints may use the port among themselves: inside the overlay it is a port like any other.
+        let mut values = Values::default();
+        values.one("NFT_OVERLAY_TABLE", NFT_OVERLAY_TABLE);
+        values.one("FORWARDED", overlay_priority::FORWARDED);
+        values.one("SENT", overlay_priority::SENT);
+        values.one("RECEIVED", overlay_priority::RECEIVED);
+        values.one("GENEVE_PORT", GENEVE_PORT);
+        values.one("HOST_END", HOST_END);
+        values.one("HOST_PREFIX", HOST_PREFIX);
         let leaves = format!("oifname != \"{HOST_PREFIX}*\" oifname != \"{HOST_END}\"");
-        let chains = [
-            (
-                "forwarded",
-                "type filter hook forward priority filter + 10",
-                vec![
-                    format!("{geneve} {leaves} counter drop"),
-                    // Droplets believe it of any router, and no endpoint is one.
-                    format!("iifname \"{HOST_PREFIX}*\" {FRAGMENTATION_NEEDED} counter drop"),
-                    format!("ip daddr @droplets {FRAGMENTATION_NEEDED} counter drop"),
-                ],
-            ),
-            (
-                // After all translation, of what the node itself sends as well.
-                "sent",
-                "type filter hook postrouting priority srcnat + 10",
-                vec![
-                    format!("{geneve} oifname != \"lo\" {leaves} ct status dnat counter drop"),
-                    // A server of the node that answers whoever asked from the port.
-                    format!(
-                        "{geneve} oifname != \"lo\" {leaves} udp sport != {GENEVE_PORT} ct direction reply counter drop"
-                    ),
-                    format!("{geneve} ip daddr @droplets counter drop"),
-                ],
-            ),
-            (
-                // Fragments are whole here, and addresses translated. What transit takes never comes so far.
-                "received",
-                "type filter hook input priority filter - 10",
-                if self.is_claimed {
-                    vec![format!("{geneve} counter drop")]
-                } else {
-                    vec![
-                        format!("{geneve} iifname \"{HOST_PREFIX}*\" counter drop"),
-                        format!("{geneve} iifname \"{HOST_END}\" counter drop"),
-                        format!("{geneve} ct status dnat counter drop"),
-                    ]
-                },
-            ),
-        ];
-        // Chains that stay and are refilled: between the rules of two transactions there is no moment without any.
-        let mut text = format!("table inet {TABLE} {{\n");
-        set(&mut text, "set droplets", "type ipv4_addr", &[]);
-        for (name, hook, _) in &chains {
-            chain(&mut text, name, Some(hook), &[]);
+        values.one("leaves", leaves);
+        values.joined("droplets", &self.droplets);
+        values.condition("if_claimed", self.is_claimed);
+        values.condition("if_not_claimed", !self.is_claimed);
+        values.fill(TEMPLATE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_placeholder_is_filled_in() {
+        for is_claimed in [false, true] {
+            let droplets = [Ipv4Addr::LOCALHOST].into();
+            let text = OverlayPort { droplets, is_claimed }.ruleset();
+            assert!(!text.contains("{{") && !text.contains("}}"), "{text}");
         }
-        let _ = write!(
-            text,
-            "}}\nflush table inet {TABLE}\nflush set inet {TABLE} droplets\ntable inet {TABLE} {{\n"
-        );
-        let droplets: Vec<_> = self.droplets.iter().map(ToString::to_string).collect();
-        set(&mut text, "set droplets", "type ipv4_addr", &droplets);
-        for (name, _, rules) in &chains {
-            chain(&mut text, name, None, rules);
-        }
-        text.push_str("}\n");
-        text
     }
 }

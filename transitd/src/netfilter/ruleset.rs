@@ -1,20 +1,21 @@
-//! The text of table `inet thuban`, for `nft -f`.
+//! What fills in `thuban.nft`, the text of table `inet thuban`, for `nft -f`.
 //!
-//! Pure. What agents pass to the host's stack has a mark (`thuban_common::tables::mark_of`); rules match on that mark alone,
-//! but for the node's own packets, and those of anybody to what it exposes of services.
+//! Pure. What agents pass to the host's stack has a mark (`thuban_common::host_stack`); rules match on that mark alone, but for
+//! the node's own packets, and those of anybody to what it exposes of services.
 
 use std::collections::{BTreeSet, HashSet};
-use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use thuban_common::services::BackendEntry;
-use thuban_common::tables::{
-    Address, EndpointKey, HOST_SOURCE, HOST_SOURCE_V6, MARK_ANSWER, MARK_EGRESS, MARK_EGRESS_HOST,
-    MARK_HOST_ENDPOINT, MARK_MASK,
+use thuban_common::host_stack::{
+    CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON, MARK_ANSWER, MARK_EGRESS, MARK_EGRESS_HOST,
+    MARK_FROM_POD, MARK_FROM_POD_MASK, MARK_HOST_ENDPOINT, MARK_MASK, NFT_TABLE, priority,
 };
+use thuban_common::services::BackendEntry;
+use thuban_common::tables::{Address, EndpointKey, HOST_SOURCE, HOST_SOURCE_V6};
 
-use super::served::{Served, chain, set};
+use super::served::Served;
+use super::template::Values;
 use crate::attachments::HOST_PREFIX;
 use crate::dns::DNS_PORT;
 use crate::netlink::host_end::HOST_END;
@@ -22,24 +23,14 @@ use crate::program::Program;
 use crate::program::row::LocalEndpoint;
 use crate::program::service::{Exposed, ExposedPort, Service};
 
-/// The bits that [`MARK_EGRESS`] and [`MARK_EGRESS_HOST`] have in common, of the whole kind.
-pub(super) const EITHER: u32 = MARK_MASK & !(MARK_EGRESS ^ MARK_EGRESS_HOST);
-/// Mark of a connection by a NodePort, or a balancer's address, to backends outside of the VPC.
-pub(super) const MARK_EXPOSED: u32 = 0x0052;
-/// The same of one that is led to an endpoint of this node, by its address.
-pub(super) const MARK_LED: u32 = 0x0050;
-/// The same of one that is sent on to another droplet, whose backends it goes to.
-pub(super) const MARK_SENT_ON: u32 = 0x0051;
+const TEMPLATE: &str = include_str!("thuban.nft");
 /// The node's own sources towards pods.
 const HOST: Ipv4Addr = Ipv4Addr::new(HOST_SOURCE[0], HOST_SOURCE[1], HOST_SOURCE[2], HOST_SOURCE[3]);
 const HOST6: Ipv6Addr = Ipv6Addr::from_octets(HOST_SOURCE_V6);
 /// Queries a second by UDP of one tenant's pod, and so many at once after a rest: the socket that they wait in is everybody's.
-const MOST_QUERIES: u32 = 1024;
+const MAX_QUERIES: u32 = 1024;
 /// Pods that are counted at a time: as many as a node has and more.
-const MOST_ASKERS: u32 = 65_535;
-pub const TABLE: &str = "thuban";
-/// Removes what a former ruleset had, in the transaction that makes the new one.
-const REPLACE: &str = "table inet thuban {\n}\ndelete table inet thuban\n";
+const MAX_ASKERS: u32 = 65_535;
 
 /// Addresses that transitd is started with.
 #[derive(Clone, Copy, Debug)]
@@ -142,31 +133,10 @@ impl<'a> Host<'a> {
         Some((false, outside.collect()))
     }
 
-    /// What is led to endpoints of this node by their own addresses: by its own rules, or by those of portmap.
-    fn leading(&self) -> Vec<String> {
-        let is_unmarked = format!("meta mark & {MARK_MASK:#x} == 0");
-        let of_members = format!("meta mark & {MARK_MASK:#x} == {MARK_EGRESS_HOST:#x}");
-        let first = "ct direction original ct status dnat";
-        // What looks like an answer to the node's own address towards pods, and was translated by somebody's rule for ports of the
-        // node: by this way tenants would reach each other.
-        let crafted = |family: &str, host: String| {
-            format!("iifname \"{HOST_PREFIX}*\" {first} ct original {family} daddr {host} counter drop")
-        };
-        let mut rules = vec![
-            crafted("ip", HOST.to_string()),
-            crafted("ip6", HOST6.to_string()),
-            format!(
-                "ct mark {MARK_LED:#x} ct direction original {is_unmarked} meta mark set meta mark | {MARK_ANSWER:#x}"
-            ),
-            format!("ct mark 0 {first} {is_unmarked} meta mark set meta mark | {MARK_ANSWER:#x}"),
-        ];
-        // Their answers would be members' among themselves.
+    /// The ranges of the node's VPC, of families that its endpoint has.
+    fn to_own_ranges(&self) -> impl Iterator<Item = String> {
         let own = self.ranges.iter().filter(|range| self.has_family_of(range));
-        rules.extend(own.map(|range| {
-            let to = format!("{} daddr {range}", family(range.addr()));
-            format!("{of_members} {first} {to} meta mark set {MARK_HOST_ENDPOINT:#x}")
-        }));
-        rules
+        own.map(|range| format!("{} daddr {range}", family(range.addr())))
     }
 
     fn has_family_of(&self, range: &IpNet) -> bool {
@@ -174,44 +144,8 @@ impl<'a> Host<'a> {
         own.any(|own| own.is_ipv4() == range.addr().is_ipv4())
     }
 
-    /// Whom endpoints that are led to take for their client: the node, if it is one of its processes, and where they may not
-    /// answer to others.
-    fn clients(&self) -> Vec<String> {
-        let led = format!("oifname \"{HOST_PREFIX}*\" ct status dnat");
-        let of_v4 = |ranges: &[IpNet]| {
-            let ranges = ranges.iter().filter(|range| range.addr().is_ipv4());
-            ranges.map(ToString::to_string).collect::<Vec<_>>().join(", ")
-        };
-        let mut rules = vec![format!("{led} fib saddr type local snat ip to {HOST}")];
-        let own = of_v4(self.ranges);
-        if !own.is_empty() {
-            // Nobody outside has such an address.
-            rules.push(format!("{led} ip saddr {{ {own} }} counter drop"));
-        }
-        let of_tenants = if own.is_empty() {
-            led
-        } else {
-            format!("{led} ip daddr != {{ {own} }}")
-        };
-        rules.push(format!("{of_tenants} ip daddr @open ip saddr != @closed accept"));
-        rules.push(format!("{of_tenants} snat ip to {HOST}"));
-        rules
-    }
-
-    /// What is sent on to other droplets is known by its sender: it goes no farther.
-    fn sent_on(&self, underlay: Ipv4Addr) -> impl Iterator<Item = String> {
-        let sent_on = format!("ct mark {MARK_SENT_ON:#x} oifname != \"lo\"");
-        let own = self.ranges.iter().filter(|range| range.addr().is_ipv4());
-        // Nobody outside has such an address.
-        let own: Vec<_> = own
-            .map(|range| format!("{sent_on} fib saddr type != local ip saddr {range} counter drop"))
-            .collect();
-        own.into_iter()
-            .chain([format!("{sent_on} snat ip to {underlay}")])
-    }
-
     /// What is to be sent by the endpoint, once its destination is known.
-    fn marking(&self, of_pods: &str) -> Vec<String> {
+    fn to_services(&self, from_pod: &str) -> Vec<String> {
         let by_family = self.addresses.iter().flat_map(|own| {
             let ranges = self.service_ranges.iter();
             let ranges = ranges.filter(|range| range.addr().is_ipv4() == own.is_ipv4());
@@ -222,7 +156,7 @@ impl<'a> Host<'a> {
                 let suffix = if own.is_ipv4() { "" } else { "6" };
                 let mark = format!("{} daddr != @addresses{suffix} {mark}", family(*own));
                 [
-                    format!("{of_pods} {mark}"),
+                    format!("{from_pod} {mark}"),
                     format!("ct direction original ct status dnat {mark}"),
                 ]
             })
@@ -231,12 +165,12 @@ impl<'a> Host<'a> {
     }
 
     /// What is for services and would leave elsewhere: the endpoint is not there.
-    fn astray(&self, of_pods: &str) -> Vec<String> {
+    fn astray(&self, from_pod: &str) -> Vec<String> {
         let ranges = self.service_ranges.iter();
         let rules = ranges.flat_map(|range| {
             let to = format!("{} daddr {range} oifname != \"{HOST_END}\"", family(range.addr()));
             let sent_on = format!("meta mark & {MARK_MASK:#x} == {MARK_HOST_ENDPOINT:#x}");
-            [of_pods, &sent_on].map(|mark| format!("{mark} {to} counter drop"))
+            [from_pod, &sent_on].map(|mark| format!("{mark} {to} counter drop"))
         });
         rules.collect()
     }
@@ -252,6 +186,31 @@ impl<'a> Host<'a> {
         });
         by_family.collect()
     }
+
+    fn fill(&self, values: &mut Values) {
+        let from_pod = from_pod("==");
+        let is_v4 = |range: &&IpNet| range.addr().is_ipv4();
+        values.joined("closed", self.closed.iter().filter(is_v4));
+        let open = self.open.iter().map(|open| address(*open));
+        values.joined("open", open.filter(IpAddr::is_ipv4));
+        values.joined("droplets", &self.droplets);
+        values.each("to_services", self.to_services(&from_pod));
+        values.each("to_own_range", self.to_own_ranges());
+        let own: Vec<_> = self.ranges.iter().filter(is_v4).collect();
+        values.each("own_range_v4", &own);
+        values.joined("own_ranges_v4", &own);
+        let led = format!("oifname \"{HOST_PREFIX}*\" ct status dnat");
+        let own: Vec<_> = own.into_iter().map(ToString::to_string).collect();
+        let led_to_tenant = if own.is_empty() {
+            led.clone()
+        } else {
+            format!("{led} ip daddr != {{ {} }}", own.join(", "))
+        };
+        values.one("led", led);
+        values.one("led_to_tenant", led_to_tenant);
+        values.each("own_sources", self.sources());
+        values.each("astray", self.astray(&from_pod));
+    }
 }
 
 fn family(address: IpAddr) -> &'static str {
@@ -260,154 +219,62 @@ fn family(address: IpAddr) -> &'static str {
 
 /// Everything, with the services that the node serves; two with one address are one.
 pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>, host: &Host, own: OwnAddresses) -> String {
-    let OwnAddresses { dns, underlay } = own;
-    let served = Served::new(services, host);
-    let mut text = String::from(REPLACE);
-    text.push_str("table inet thuban {\n");
-    served.write(&mut text);
-    let closed = host.closed.iter().filter(|range| range.addr().is_ipv4());
-    let closed: Vec<_> = closed.map(ToString::to_string).collect();
-    set(
-        &mut text,
-        "set closed",
-        "type ipv4_addr; flags interval; auto-merge",
-        &closed,
-    );
-    let open = host.open.iter().map(|open| address(*open));
-    let open: Vec<_> = open
-        .filter(IpAddr::is_ipv4)
-        .map(|address| address.to_string())
-        .collect();
-    set(&mut text, "set open", "type ipv4_addr", &open);
-    let droplets: Vec<_> = host.droplets.iter().map(ToString::to_string).collect();
-    set(&mut text, "set droplets", "type ipv4_addr", &droplets);
-    let _ = writeln!(
-        text,
-        "  set askers {{\n    type ipv4_addr; size {MOST_ASKERS}; flags dynamic,timeout; timeout 10s\n  }}"
-    );
-    let of_pods = format!("meta mark & {EITHER:#x} == {:#x}", MARK_EGRESS & EITHER);
-    let of_tenants = format!("meta mark & {MARK_MASK:#x} == {MARK_EGRESS:#x}");
-    let not_tenants = format!("meta mark & {MARK_MASK:#x} != {MARK_EGRESS:#x}");
-    let is_own = "fib daddr type local";
-    let to_pods = format!("oifname \"{HOST_PREFIX}*\"");
-    let nowhere = format!("oifname != \"{HOST_PREFIX}*\" oifname != \"{HOST_END}\" counter drop");
-    let unled = "ct direction original ct status & dnat == 0";
-    let answers = format!("ct mark & {EITHER:#x} == {:#x}", MARK_EGRESS & EITHER);
-    let ask_here = |protocol: &str| {
-        dns.map_or_else(String::new, |dns| {
-            format!("{of_tenants} ip daddr {dns} {protocol} dport 53 dnat ip to {HOST}:{DNS_PORT}")
-        })
-    };
-    let too_many = dns.map(|dns| {
-        let rate = format!("limit rate over {MOST_QUERIES}/second burst {MOST_QUERIES} packets");
-        format!("{of_tenants} ip daddr {dns} udp dport 53 update @askers {{ ip saddr {rate} }} counter drop")
-    });
-    let chains = [
-        (
-            "track",
-            "type filter hook prerouting priority mangle",
-            vec![
-                too_many.unwrap_or_default(),
-                // Rules that ask conntrack match nothing of what it doesn't know.
-                format!("{of_pods} ct state invalid counter drop"),
-                format!("{of_tenants} ct state untracked counter drop"),
-                // Another pod's connection: what one pod sends is no answer to what a pod sent out.
-                format!("{of_pods} ct direction reply {answers} counter drop"),
-                format!("{of_pods} ct direction original ct mark set meta mark"),
-                format!("ct direction reply {answers} meta mark set {MARK_ANSWER:#x}"),
-            ],
-        ),
-        (
-            // What a server of the node still says to a pod that is gone, when another pod has its address.
-            "stale",
-            "type filter hook output priority filter",
-            vec![
-                format!("{to_pods} {unled} ip saddr != {HOST} counter drop"),
-                format!("{to_pods} {unled} ip6 saddr != {HOST6} counter drop"),
-                format!("{to_pods} ct direction original udp sport {DNS_PORT} counter drop"),
-            ],
-        ),
-        (
-            "translate",
-            "type nat hook prerouting priority dstnat",
-            vec![
-                // A view of its own for each of the VPCs that nodes are not in.
-                ask_here("udp"),
-                ask_here("tcp"),
-                format!("{of_pods} jump services"),
-                // Tenants reach no node, and nobody the node's address towards pods, which takes answers alone.
-                format!("{not_tenants} ip daddr != {HOST} {is_own} jump node-ports"),
-                format!("{not_tenants} ip6 daddr != {HOST6} {is_own} jump node-ports"),
-                "jump outside".into(),
-            ],
-        ),
-        (
-            "translate-own",
-            "type nat hook output priority -100",
-            vec![
-                "jump services".into(),
-                format!("oifname \"lo\" ip daddr != 127.0.0.0/8 {is_own} jump node-ports"),
-                format!("oifname \"lo\" ip6 daddr != ::1 {is_own} jump node-ports"),
-                "jump outside".into(),
-            ],
-        ),
-        (
-            "send-on",
-            "type filter hook prerouting priority dstnat + 10",
-            // Of the cluster's DNS tenants have its names alone, by the view.
-            dns.map(|dns| format!("{of_tenants} ip daddr {dns} counter drop"))
-                .into_iter()
-                .chain(host.marking(&of_pods))
-                .chain(host.leading())
-                .collect(),
-        ),
-        (
-            // To a pod that has gone: by another way it would be somebody else's, and remembered. What other software
-            // translated goes where it wants.
-            "gone",
-            "type filter hook postrouting priority srcnat - 10",
-            vec![format!("ct mark {MARK_LED:#x} ct direction original {nowhere}")],
-        ),
-        (
-            // Before chained plugins' masquerade, which takes any address of the node.
-            "lead",
-            "type nat hook postrouting priority srcnat - 5",
-            host.sent_on(underlay).chain(host.clients()).collect(),
-        ),
-        (
-            "leave",
-            "type nat hook postrouting priority srcnat",
-            [
-                format!("{of_pods} masquerade"),
-                format!("ct mark {MARK_EXPOSED:#x} oifname != \"lo\" masquerade"),
-            ]
-            .into_iter()
-            .chain(host.sources())
-            .collect(),
-        ),
-        (
-            "serve",
-            "type filter hook forward priority filter",
-            [
-                format!("{of_pods} ip daddr @addresses goto refuse"),
-                format!("{of_pods} ip6 daddr @addresses6 goto refuse"),
-            ]
-            .into_iter()
-            .chain(host.astray(&of_pods))
-            .collect(),
-        ),
-        (
-            // The agent judges by address, and a node may have others than it knows of.
-            "guard",
-            "type filter hook input priority filter",
-            vec![format!("{of_tenants} ct status & dnat == 0 counter drop")],
-        ),
-    ];
-    for (name, hook, rules) in chains {
-        chain(&mut text, name, Some(hook), &rules);
+    let mut values = Values::default();
+    constants(&mut values);
+    Served::new(services, host).fill(&mut values);
+    values.one("UNDERLAY", own.underlay);
+    values.each("dns", own.dns);
+    host.fill(&mut values);
+    values.fill(TEMPLATE)
+}
+
+fn constants(values: &mut Values) {
+    values.one("NFT_TABLE", NFT_TABLE);
+    for (name, mark) in [
+        ("MARK_MASK", MARK_MASK),
+        ("MARK_ANSWER", MARK_ANSWER),
+        ("MARK_EGRESS_HOST", MARK_EGRESS_HOST),
+        ("MARK_HOST_ENDPOINT", MARK_HOST_ENDPOINT),
+        ("CONNECTION_LED", CONNECTION_LED),
+        ("CONNECTION_SENT_ON", CONNECTION_SENT_ON),
+        ("CONNECTION_EXPOSED", CONNECTION_EXPOSED),
+    ] {
+        values.mark(name, mark);
     }
-    text.push_str("}\n");
-    text
+    for (chain, priority) in [
+        ("TRACK", priority::TRACK),
+        ("STALE", priority::STALE),
+        ("TRANSLATE", priority::TRANSLATE),
+        ("TRANSLATE_OWN", priority::TRANSLATE_OWN),
+        ("SEND_ON", priority::SEND_ON),
+        ("GONE", priority::GONE),
+        ("LEAD", priority::LEAD),
+        ("LEAVE", priority::LEAVE),
+        ("SERVE", priority::SERVE),
+        ("GUARD", priority::GUARD),
+    ] {
+        values.one(chain, priority);
+    }
+    values.one("MAX_ASKERS", MAX_ASKERS);
+    values.one("MAX_QUERIES", MAX_QUERIES);
+    values.one("DNS_PORT", DNS_PORT);
+    values.one("HOST", HOST);
+    values.one("HOST6", HOST6);
+    values.one("HOST_END", HOST_END);
+    values.one("HOST_PREFIX", HOST_PREFIX);
+    let egress = |is| format!("meta mark & {MARK_MASK:#x} {is} {MARK_EGRESS:#x}");
+    values.one("from_tenant", egress("=="));
+    values.one("not_from_tenant", egress("!="));
+    values.one("from_pod", from_pod("=="));
+    values.one(
+        "answer_to_pod",
+        format_args!("ct mark & {MARK_FROM_POD_MASK:#x} == {MARK_FROM_POD:#x}"),
+    );
+}
+
+/// Whether a packet is a pod's and leaves in the node's name; `is`: `==` or `!=`.
+pub(super) fn from_pod(is: &str) -> String {
+    format!("meta mark & {MARK_FROM_POD_MASK:#x} {is} {MARK_FROM_POD:#x}")
 }
 
 pub(super) fn address(bytes: [u8; 16]) -> IpAddr {
@@ -541,22 +408,9 @@ mod tests {
     }
 
     #[test]
-    fn marks_of_pods_are_told_from_those_of_answers_and_of_others() {
-        for kind in [MARK_EGRESS, MARK_EGRESS_HOST] {
-            assert_eq!(kind & EITHER, MARK_EGRESS & EITHER);
-        }
-        for other in [
-            0,
-            MARK_EXPOSED,
-            MARK_LED,
-            MARK_SENT_ON,
-            MARK_ANSWER,
-            MARK_HOST_ENDPOINT,
-            0x4000,
-            0x8000,
-        ] {
-            assert_ne!(other & EITHER, MARK_EGRESS & EITHER, "{other:#x}");
-        }
-        assert_eq!(MARK_ANSWER & 0xe000, 0, "bits of kubelet, kube-proxy and portmap");
+    fn every_placeholder_is_filled_in() {
+        let service = service("10.96.0.1", &[("172.31.0.1", 6443)]);
+        let text = ruleset([&service].into_iter(), &Host::default(), own(None));
+        assert!(!text.contains("{{") && !text.contains("}}"), "{text}");
     }
 }

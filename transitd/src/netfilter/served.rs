@@ -1,13 +1,14 @@
-//! What the node translates of services: maps from an address and a port to a chain, and a chain for each way to backends.
+//! What the node translates of services: maps from an address and a port to a chain, and a chain for each set of backends.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
+use thuban_common::host_stack::{CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON};
 use thuban_common::packet::ipv4::TCP;
-use thuban_common::tables::MARK_EGRESS;
 
-use super::ruleset::{EITHER, Host, MARK_EXPOSED, MARK_LED, MARK_SENT_ON, address};
+use super::ruleset::{Host, address, from_pod};
+use super::template::Values;
 use crate::program::service::{Exposed, ExposedPort, Service};
 
 /// Where packets to an address and a port go.
@@ -23,11 +24,11 @@ pub(super) struct Served {
     outside: Ports,
     /// The same at each of the node's: whether it is IPv6, protocol, port.
     node_ports: BTreeMap<(bool, u8, u16), usize>,
-    ways: Vec<Way>,
+    chains: Vec<PortChain>,
 }
 
-/// Where connections go.
-struct Way {
+/// A chain `port-N`: where connections go.
+struct PortChain {
     /// Of its connections; 0: none.
     mark: u32,
     protocol: u8,
@@ -50,11 +51,11 @@ enum Goes {
     },
 }
 
-/// See [`Way::for_own`].
+/// See [`PortChain::for_own`].
 enum Own {
     /// As of others.
     Same,
-    /// Another way.
+    /// Another chain.
     By(usize),
     /// A tenant's port: pods of other VPCs don't get there.
     NoPods,
@@ -73,9 +74,9 @@ impl Served {
             for port in service.ports.iter().filter(|port| !port.backends.is_empty()) {
                 let backends = port.backends.iter();
                 let backends = backends.map(|of| (self::address(of.address), u16::from_be(of.port)));
-                let way = made.way(port.key.protocol, backends.collect());
+                let chain = made.add_chain(port.key.protocol, backends.collect());
                 let port = u16::from_be(port.key.port);
-                made.ports.insert((address, way.0, port), way.1);
+                made.ports.insert((address, chain.0, port), chain.1);
             }
         }
         for exposed in &host.exposed {
@@ -85,22 +86,22 @@ impl Served {
     }
 
     /// Its protocol and number.
-    fn way(&mut self, protocol: u8, backends: Vec<(IpAddr, u16)>) -> (u8, usize) {
-        self.ways.push(Way {
+    fn add_chain(&mut self, protocol: u8, backends: Vec<(IpAddr, u16)>) -> (u8, usize) {
+        self.chains.push(PortChain {
             mark: 0,
             protocol,
             is_v6: backends.first().is_some_and(|(address, _)| address.is_ipv6()),
             goes: Goes::To(backends),
             for_own: Own::Same,
         });
-        (protocol, self.ways.len() - 1)
+        (protocol, self.chains.len() - 1)
     }
 
     /// To backends wherever they are, by the address in its VPC, where agents translate it; none if there are none.
-    fn cluster_way(&mut self, cluster: IpAddr, port: &ExposedPort) -> Option<usize> {
+    fn cluster_chain(&mut self, cluster: IpAddr, port: &ExposedPort) -> Option<usize> {
         let served = self.ports.get(&(cluster, port.protocol, port.port)).copied();
-        let backends = match served.and_then(|way| self.ways.get(way)) {
-            Some(Way {
+        let backends = match served.and_then(|chain| self.chains.get(chain)) {
+            Some(PortChain {
                 goes: Goes::To(backends),
                 ..
             }) => backends.clone(),
@@ -108,16 +109,16 @@ impl Served {
             _ if self.addresses.contains(&cluster) => return None,
             _ => vec![(cluster, port.port)],
         };
-        let (_, way) = self.way(port.protocol, backends);
-        if let Some(made) = self.ways.get_mut(way).filter(|_| served.is_some()) {
+        let (_, chain) = self.add_chain(port.protocol, backends);
+        if let Some(made) = self.chains.get_mut(chain).filter(|_| served.is_some()) {
             // The node answers for backends elsewhere that are not reached by its endpoint: they must answer the node.
-            made.mark = MARK_EXPOSED;
+            made.mark = CONNECTION_EXPOSED;
         }
-        Some(way)
+        Some(chain)
     }
 
     /// To backends of this droplet and of its peers, by their ports of the same number; none if there are no peers.
-    fn peers_way(&mut self, here: Option<usize>, port: &ExposedPort, host: &Host) -> Option<usize> {
+    fn peers_chain(&mut self, here: Option<usize>, port: &ExposedPort, host: &Host) -> Option<usize> {
         // Pods that are led to answer a node by TCP alone.
         let node_port = port.node_port.filter(|_| port.protocol == TCP)?;
         let peers = port.peers.intersection(&host.droplets);
@@ -131,9 +132,9 @@ impl Served {
             && own
                 .into_iter()
                 .any(|backend| !port.ending.contains(&backend.address));
-        let (_, others) = self.way(port.protocol, peers);
-        self.ways.get_mut(others)?.mark = MARK_SENT_ON;
-        self.ways.push(Way {
+        let (_, others) = self.add_chain(port.protocol, peers);
+        self.chains.get_mut(others)?.mark = CONNECTION_SENT_ON;
+        self.chains.push(PortChain {
             mark: 0,
             protocol: port.protocol,
             is_v6: false,
@@ -145,7 +146,7 @@ impl Served {
             },
             for_own: Own::NoPods,
         });
-        Some(self.ways.len() - 1)
+        Some(self.chains.len() - 1)
     }
 
     fn expose(&mut self, exposed: &Exposed, host: &Host) {
@@ -157,18 +158,22 @@ impl Served {
         }
         for port in &exposed.ports {
             let for_all = if is_nodes_own {
-                self.cluster_way(cluster, port)
+                self.cluster_chain(cluster, port)
             } else {
                 None
             };
-            let way = match host.local_backends(exposed, port) {
+            let chain = match host.local_backends(exposed, port) {
                 None => for_all,
                 // Of another VPC the node is silent where it has none.
                 Some((_, backends)) if backends.is_empty() && !is_nodes_own => None,
                 Some((is_led, backends)) => {
-                    let (_, way) = self.way(port.protocol, backends);
-                    if let Some(made) = self.ways.get_mut(way) {
-                        made.mark = if is_led { MARK_LED } else { MARK_EXPOSED };
+                    let (_, chain) = self.add_chain(port.protocol, backends);
+                    if let Some(made) = self.chains.get_mut(chain) {
+                        made.mark = if is_led {
+                            CONNECTION_LED
+                        } else {
+                            CONNECTION_EXPOSED
+                        };
                         made.is_v6 = cluster.is_ipv6();
                         made.for_own = if is_nodes_own {
                             for_all.map_or(Own::Same, Own::By)
@@ -176,97 +181,74 @@ impl Served {
                             Own::NoPods
                         };
                     }
-                    Some(way)
+                    Some(chain)
                 }
             };
             let by_peers = if is_nodes_own {
                 None
             } else {
-                self.peers_way(way, port, host)
+                self.peers_chain(chain, port, host)
             };
-            let Some(way) = by_peers.or(way) else { continue };
+            let Some(chain) = by_peers.or(chain) else { continue };
             let protocol = port.protocol;
             if let Some(node_port) = port.node_port {
                 self.node_ports
-                    .insert((cluster.is_ipv6(), protocol, node_port), way);
+                    .insert((cluster.is_ipv6(), protocol, node_port), chain);
             }
             for outside in &exposed.addresses {
-                self.outside.insert((address(*outside), protocol, port.port), way);
+                self.outside
+                    .insert((address(*outside), protocol, port.port), chain);
             }
         }
     }
 
-    pub fn write(&self, text: &mut String) {
-        for (is_v6, suffix, kind) in [(false, "", "ipv4_addr"), (true, "6", "ipv6_addr")] {
-            let addresses = self.addresses.iter().filter(|address| address.is_ipv6() == is_v6);
-            let addresses: Vec<_> = addresses.map(ToString::to_string).collect();
-            set(
-                text,
-                &format!("set addresses{suffix}"),
-                &format!("type {kind}"),
-                &addresses,
-            );
-            for (name, ports) in [("ports", &self.ports), ("outside", &self.outside)] {
-                let ways = ports
-                    .iter()
-                    .filter(|((address, _, _), _)| address.is_ipv6() == is_v6);
-                let ways: Vec<_> = ways
-                    .map(|((address, protocol, port), way)| {
-                        format!("{address} . {protocol} . {port} : goto port-{way}")
-                    })
-                    .collect();
-                set(
-                    text,
-                    &format!("map {name}{suffix}"),
-                    &format!("type {kind} . inet_proto . inet_service : verdict"),
-                    &ways,
-                );
-            }
-            let ways = self.node_ports.iter().filter(|((v6, _, _), _)| *v6 == is_v6);
-            let ways: Vec<_> = ways
-                .map(|((_, protocol, port), way)| format!("{protocol} . {port} : goto port-{way}"))
-                .collect();
-            set(
-                text,
-                &format!("map node-ports{suffix}"),
-                "type inet_proto . inet_service : verdict",
-                &ways,
-            );
-        }
-        for (number, way) in self.ways.iter().enumerate() {
-            way.write(number, text);
-        }
-        for (name, map) in [("services", "ports"), ("outside", "outside")] {
-            let _ = writeln!(
-                text,
-                "  chain {name} {{\n    ip daddr . meta l4proto . th dport vmap @{map}\n    \
-                 ip6 daddr . meta l4proto . th dport vmap @{map}6\n  }}"
-            );
-        }
-        text.push_str(
-            "  chain node-ports {\n    meta nfproto ipv4 meta l4proto . th dport vmap @node-ports\n    \
-             meta nfproto ipv6 meta l4proto . th dport vmap @node-ports6\n  }\n  \
-             chain refuse {\n    meta l4proto tcp reject with tcp reset\n    reject\n  }\n",
-        );
+    /// Elements of sets and maps, and the chains that those lead to.
+    pub fn fill(&self, values: &mut Values) {
+        let is_v4 = |address: &&IpAddr| address.is_ipv4();
+        let is_v6 = |address: &&IpAddr| address.is_ipv6();
+        values.joined("addresses", self.addresses.iter().filter(is_v4));
+        values.joined("addresses6", self.addresses.iter().filter(is_v6));
+        values.joined("ports", to_chains(&self.ports, false));
+        values.joined("ports6", to_chains(&self.ports, true));
+        values.joined("outside", to_chains(&self.outside, false));
+        values.joined("outside6", to_chains(&self.outside, true));
+        values.joined("node_ports", self.to_node_ports(false));
+        values.joined("node_ports6", self.to_node_ports(true));
+        let chains = self.chains.iter().enumerate();
+        values.each("port_chains", chains.map(|(number, chain)| chain.text(number)));
+    }
+
+    fn to_node_ports(&self, is_v6: bool) -> impl Iterator<Item = String> {
+        let elements = self.node_ports.iter().filter(move |((v6, _, _), _)| *v6 == is_v6);
+        elements.map(|((_, protocol, port), chain)| format!("{protocol} . {port} : goto port-{chain}"))
     }
 }
 
-impl Way {
-    fn write(&self, number: usize, text: &mut String) {
+/// Elements of a map from address and port to a chain.
+fn to_chains(ports: &Ports, is_v6: bool) -> impl Iterator<Item = String> {
+    let elements = ports
+        .iter()
+        .filter(move |((address, _, _), _)| address.is_ipv6() == is_v6);
+    elements.map(|((address, protocol, port), chain)| {
+        format!("{address} . {protocol} . {port} : goto port-{chain}")
+    })
+}
+
+impl PortChain {
+    fn text(&self, number: usize) -> String {
         let family = if self.is_v6 { "ip6" } else { "ip" };
-        let of_pods = |is| format!("meta mark & {EITHER:#x} {is} {:#x}", MARK_EGRESS & EITHER);
         let mut rules = Vec::new();
         match self.for_own {
             Own::Same => {}
             Own::By(own) => {
                 rules.push(format!("fib saddr type local goto port-{own}"));
-                rules.push(format!("{} goto port-{own}", of_pods("==")));
+                rules.push(format!("{} goto port-{own}", from_pod("==")));
             }
-            Own::NoPods => rules.push(format!("{} counter drop", of_pods("=="))),
+            Own::NoPods => rules.push(format!("{} counter drop", from_pod("=="))),
         }
         if self.mark != 0 {
             // Pods' connections have the mark of their pod.
-            rules.push(format!("{} ct mark set {:#x}", of_pods("!="), self.mark));
+            rules.push(format!("{} ct mark set {:#x}", from_pod("!="), self.mark));
         }
         match &self.goes {
             Goes::To(backends) if backends.is_empty() => rules.push("counter drop".into()),
@@ -301,27 +283,12 @@ impl Way {
                 rules.push(format!("goto port-{others}"));
             }
         }
-        chain(text, &format!("port-{number}"), None, &rules);
+        let mut text = format!("  chain port-{number} {{\n");
+        for rule in rules {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "    {rule}");
+        }
+        text.push_str("  }");
+        text
     }
-}
-
-/// A chain; with a hook it is a base chain, which lets pass what no rule takes.
-pub(super) fn chain(text: &mut String, name: &str, hook: Option<&str>, rules: &[String]) {
-    // Writing to a String cannot fail, here and below.
-    let _ = writeln!(text, "  chain {name} {{");
-    if let Some(hook) = hook {
-        let _ = writeln!(text, "    {hook}; policy accept;");
-    }
-    for rule in rules {
-        let _ = writeln!(text, "    {rule}");
-    }
-    text.push_str("  }\n");
-}
-
-pub(super) fn set(text: &mut String, name: &str, kind: &str, elements: &[String]) {
-    let _ = writeln!(text, "  {name} {{\n    {kind}");
-    if !elements.is_empty() {
-        let _ = writeln!(text, "    elements = {{ {} }}", elements.join(", "));
-    }
-    text.push_str("  }\n");
 }

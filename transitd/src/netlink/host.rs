@@ -8,14 +8,13 @@ use std::path::Path;
 
 use netlink_packet_route::rule::{RuleAction, RuleAttribute};
 use rtnetlink::{Handle, RuleAddRequest};
-use thuban_common::tables::{HOST_SOURCE, MARK_ANSWER, MARK_MASK};
+use thuban_common::host_stack::{MARK_ANSWER, MARK_MASK, POD_TABLE, RULE_PRIORITY};
+use thuban_common::tables::HOST_SOURCE;
 
-use super::{NetlinkError, POD_TABLE, failed, find_link, sysctl, tolerate_exists, veth};
+use super::{NetlinkError, failed, find_link, sysctl, tolerate_exists, veth};
 
 /// Carries the host's source address towards pods; a dummy link would do as well, but not every kernel has them.
 const HOST_LINK: &str = "lo";
-/// Before the main table (32766), after the local one (0).
-const RULE_PRIORITY: u32 = 6081;
 
 /// Idempotent; run at each start.
 pub async fn setup(handle: &Handle, proc_sys_net: &Path, uplink: &str) -> Result<(), NetlinkError> {

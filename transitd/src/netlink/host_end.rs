@@ -9,19 +9,16 @@ use futures::TryStreamExt;
 use ipnet::IpNet;
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage};
 use rtnetlink::{Handle, RouteMessageBuilder};
-use thuban_common::tables::{GATEWAY_MAC, MARK_HOST_ENDPOINT};
+use thuban_common::host_stack::{MARK_HOST_ENDPOINT, POD_TABLE, SERVICE_TABLE};
+use thuban_common::tables::GATEWAY_MAC;
 
 use super::pod::OFF;
 use super::{
-    NetlinkError, POD_TABLE, ethtool, failed, find_link, host, set_up, sysctl, tolerate_exists,
-    tolerate_missing, veth,
+    NetlinkError, ethtool, failed, find_link, host, set_up, sysctl, tolerate_exists, tolerate_missing, veth,
 };
 
 /// The interface that the node reaches its VPC by.
 pub const HOST_END: &str = "thuban0";
-/// The same routes, for what the node sends on for others: to services for pods of other VPCs and clients outside, to
-/// members for pods of their own VPC that ask for a port of the node.
-const SERVICE_TABLE: u32 = 6082;
 /// Next hops on [`HOST_END`]: nobody has them, the agent behind it takes what goes there.
 const NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 64, 2);
 const NEXT_HOP6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5468, 0x7562, 0x6101, 2);

@@ -21,9 +21,6 @@ use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, LinkXdp}
 use rtnetlink::{Handle, LinkUnspec};
 use thiserror::Error;
 
-/// Routes to pods; reached only by packets that this host itself sends.
-pub const POD_TABLE: u32 = 6081;
-
 #[derive(Debug, Error)]
 pub enum NetlinkError {
     #[error("cannot open a netlink socket")]

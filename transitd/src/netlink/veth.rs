@@ -9,12 +9,11 @@ use netlink_packet_route::address::AddressHeaderFlags;
 use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteScope};
 use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
+use thuban_common::host_stack::POD_TABLE;
 use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE, HOST_SOURCE_V6};
 use tracing::warn;
 
-use super::{
-    NetlinkError, POD_TABLE, error_number, failed, find_link, set_up, tolerate_exists, tolerate_missing,
-};
+use super::{NetlinkError, error_number, failed, find_link, set_up, tolerate_exists, tolerate_missing};
 
 /// What the pair is made of.
 #[derive(Clone, Debug)]

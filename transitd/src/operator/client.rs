@@ -25,16 +25,16 @@ use super::session::{self, SessionError};
 use crate::metrics;
 
 /// Bytes of a message: a snapshot is one, with the rows of large services in it.
-const MOST_OF_A_PROGRAM: usize = 256 << 20;
-const LEAST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PROGRAM_BYTES: usize = 256 << 20;
+const MIN_RETRY: Duration = Duration::from_millis(200);
+const MAX_RETRY: Duration = Duration::from_secs(5);
 /// The pause is this part of the time without a stream: soon with a new leader, and no crowd after a long absence.
-const PAUSE_PART: u32 = 8;
+const RETRY_JITTER_PART: u32 = 8;
 /// A stream that lived for so long was one.
 const LASTING: Duration = Duration::from_secs(5);
 const KEEPALIVE: Duration = Duration::from_secs(3);
 /// Of reading the Lease, and of connecting: while the Lease still names a dead node, nobody answers there.
-const PATIENCE: Duration = Duration::from_secs(2);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Error)]
 pub enum ClientError {
@@ -49,7 +49,7 @@ pub enum ClientError {
         address: String,
         source: tonic::transport::Error,
     },
-    #[error("nobody answers within {} s at {address}", PATIENCE.as_secs())]
+    #[error("nobody answers within {} s at {address}", DIAL_TIMEOUT.as_secs())]
     Silent { address: String },
     #[error(transparent)]
     Session(#[from] SessionError),
@@ -77,11 +77,11 @@ pub async fn run(peer: Arc<impl Peer>, locator: Locator, mut epoch: Epoch) {
 }
 
 fn pause(without_stream: Duration) -> Duration {
-    (without_stream / PAUSE_PART).clamp(LEAST_PAUSE, LONGEST_PAUSE)
+    (without_stream / RETRY_JITTER_PART).clamp(MIN_RETRY, MAX_RETRY)
 }
 
 async fn attempt(peer: &Arc<impl Peer>, locator: &Locator, epoch: &mut Epoch) -> Result<(), ClientError> {
-    let location = locator.locate(PATIENCE).await?;
+    let location = locator.locate(DIAL_TIMEOUT).await?;
     let token = bearer(peer.token_file())?;
     let connect = |source| ClientError::Connect {
         address: location.address.clone(),
@@ -96,14 +96,14 @@ async fn attempt(peer: &Arc<impl Peer>, locator: &Locator, epoch: &mut Epoch) ->
         .http2_keep_alive_interval(KEEPALIVE)
         .keep_alive_timeout(KEEPALIVE)
         .keep_alive_while_idle(true);
-    let channel: Channel = timeout(PATIENCE, endpoint.connect())
+    let channel: Channel = timeout(DIAL_TIMEOUT, endpoint.connect())
         .await
         .map_err(|_| ClientError::Silent {
             address: location.address.clone(),
         })?
         .map_err(connect)?;
     info!(address = location.address, "connected to the operator");
-    let client = TransitClient::new(channel).max_decoding_message_size(MOST_OF_A_PROGRAM);
+    let client = TransitClient::new(channel).max_decoding_message_size(MAX_PROGRAM_BYTES);
     match session::run(peer, client.clone(), token.clone(), epoch, PROTOCOL_VERSION).await {
         // During a rolling update the operator may be one version behind.
         Err(SessionError::Stream(status)) if status.code() == Code::FailedPrecondition => {
@@ -145,10 +145,10 @@ mod tests {
     #[test]
     fn a_short_absence_is_followed_closely_and_a_long_one_from_afar() {
         let seconds = Duration::from_secs;
-        assert_eq!(pause(Duration::ZERO), LEAST_PAUSE);
+        assert_eq!(pause(Duration::ZERO), MIN_RETRY);
         assert_eq!(pause(seconds(2)), Duration::from_millis(250));
         assert_eq!(pause(seconds(12)), Duration::from_millis(1500));
-        assert_eq!(pause(seconds(3600)), LONGEST_PAUSE);
+        assert_eq!(pause(seconds(3600)), MAX_RETRY);
     }
 
     #[test]

@@ -8,11 +8,11 @@ use thuban_proto::transit::{DropletMessage, Hello, Nack, Program, Subscribe, dro
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::session::attachment;
+use crate::attachments::report::attachment;
 use crate::dataplane::connections::Connections;
 use crate::dataplane::tables::TableError;
 use crate::node::Node;
-use crate::services::Changes;
+use crate::state::service_changes::Changes;
 use crate::{endpoints, metrics};
 
 /// The stream's outgoing side.

@@ -17,8 +17,7 @@ use tracing::debug;
 
 use super::epoch::{Epoch, EpochError};
 use super::peer::{Outbox, Peer};
-use crate::attachments::Attachment;
-use crate::services::Changes;
+use crate::state::service_changes::Changes;
 
 #[derive(Debug, Error)]
 pub enum SessionError {
@@ -37,7 +36,7 @@ pub enum SessionError {
 }
 
 /// Of opening the stream: the operator has the token reviewed.
-const PATIENCE: Duration = Duration::from_secs(20);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Runs one stream to its end, in a version of the contract that the operator may know.
 pub async fn run(
@@ -138,7 +137,7 @@ async fn receive(
     let broken = |status| SessionError::Stream(Box::new(status));
     let mut request = Request::new(UnboundedReceiverStream::new(receiver));
     request.metadata_mut().insert("authorization", token);
-    let opened = timeout(PATIENCE, client.connect(request)).await;
+    let opened = timeout(OPEN_TIMEOUT, client.connect(request)).await;
     let mut stream = opened
         .map_err(|_| SessionError::Silent)?
         .map_err(broken)?
@@ -175,25 +174,4 @@ async fn receive(
         rest.add(ack, changes)?;
     }
     Ok(())
-}
-
-/// An attachment came or went.
-pub fn attachment_change(of: &Attachment, removed: bool) -> Message {
-    Message::Attachment(proto::AttachmentChange {
-        attachment: Some(attachment(of)),
-        removed,
-    })
-}
-
-pub(super) fn attachment(of: &Attachment) -> proto::Attachment {
-    proto::Attachment {
-        container_id: of.id.container_id.clone(),
-        ifname: of.id.ifname.clone(),
-        pod_uid: of.pod_uid.clone(),
-        pod_namespace: of.pod_namespace.clone(),
-        pod_name: of.pod_name.clone(),
-        vni: of.vni,
-        address: of.key().address.to_vec(),
-        address6: of.key6().map(|key| key.address.to_vec()).unwrap_or_default(),
-    }
 }

@@ -2,7 +2,6 @@
 //!
 //! Pure: state in, table changes out. Must not touch maps, interfaces or files.
 
-pub mod maglev;
 pub mod row;
 pub mod row_key;
 pub mod service;
@@ -250,10 +249,10 @@ mod tests {
 
     fn apply(program: &mut Program, tables: &mut HashMap<TableKey, TableEntry>, row: proto::row::Row) {
         let row = Row::try_from(proto::Row { row: Some(row) }).unwrap();
-        settle(tables, program.upsert(row));
+        apply(tables, program.upsert(row));
     }
 
-    fn settle(tables: &mut HashMap<TableKey, TableEntry>, changes: Vec<Change>) {
+    fn apply(tables: &mut HashMap<TableKey, TableEntry>, changes: Vec<Change>) {
         for (key, entry) in changes {
             match entry {
                 Some(entry) => tables.insert(key, entry),
@@ -314,12 +313,12 @@ mod tests {
                 apply(&mut program, &mut tables, row);
             }
             assert_eq!(network_of(&tables, subnet(0, 0, 16)), Some(5));
-            settle(
+            apply(
                 &mut tables,
                 program.delete(&RowKey::Network { vni: 7, network: 5 }),
             );
             assert_eq!(network_of(&tables, subnet(0, 0, 16)), Some(0));
-            settle(&mut tables, program.delete(&RowKey::Vpc(7)));
+            apply(&mut tables, program.delete(&RowKey::Vpc(7)));
             assert!(tables.is_empty(), "{tables:?}");
         }
     }
@@ -441,7 +440,7 @@ mod tests {
         apply(&mut program, &mut tables, bouncer(vec![]));
         assert_eq!(held(&tables), [v4], "a peer that knows no IPv6");
         apply(&mut program, &mut tables, bouncer(v6(1).to_vec()));
-        settle(
+        apply(
             &mut tables,
             program.delete(&RowKey::Bouncer { vni: 7, address: v4 }),
         );

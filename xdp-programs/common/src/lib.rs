@@ -7,6 +7,7 @@
 )]
 
 pub mod counters;
+pub mod host_stack;
 pub mod packet;
 pub mod select;
 pub mod services;

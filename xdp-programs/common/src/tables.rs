@@ -228,24 +228,6 @@ pub const VPC_HOST_ACCESS: u32 = 2;
 /// [`VpcEntry::flags`]: packets to outside the VPC leave in their node's name; without [`VPC_HOST_ACCESS`] not for nodes.
 pub const VPC_EGRESS: u32 = 4;
 
-/// Low half of a packet's mark: from a pod, to leave in the node's name. The high half is that of [`mark_of`].
-pub const MARK_EGRESS: u32 = 0x0054;
-/// The same, of a pod that may also reach the node itself.
-pub const MARK_EGRESS_HOST: u32 = 0x0056;
-/// Low half of the mark of answers to such packets: they are routed to pods.
-pub const MARK_ANSWER: u32 = 0x0055;
-/// Low half of the mark of what the node sends on by its own endpoint: it is routed there.
-pub const MARK_HOST_ENDPOINT: u32 = 0x0053;
-/// The part of a mark that tells its kind. None of its bits is one that kubelet or kube-proxy use.
-pub const MARK_MASK: u32 = 0xffff;
-
-/// The mark of what comes from an attachment. Two whose interfaces' numbers differ by a multiple of 65536 share one, which
-/// costs them connections when one of them goes, and nothing else.
-#[inline(always)]
-pub const fn mark_of(ifindex: u32, kind: u32) -> u32 {
-    ifindex << 16 | kind
-}
-
 /// Record of the ring buffer DIRECT_WANTED: transitd subscribes to this address.
 pub type DirectWanted = EndpointKey;
 

@@ -1,4 +1,4 @@
-//! Room in SERVICES, SLOTS and BACKENDS: what each VPC has of it, and whether it may have more.
+//! The share of each VPC in SERVICES, SLOTS and BACKENDS: what it has, and whether it may have more.
 //!
 //! Invariant: up to a quarter of a table is any VPC's; beyond that it takes only while half of the table stays free. So one
 //! VPC has at most half, and leaves others a quarter each. Pure.
@@ -7,25 +7,25 @@ use std::collections::HashMap;
 
 use thuban_common::services::CHUNK;
 
+use super::maglev;
 use super::tables::TableError;
-use crate::program::maglev;
 use crate::program::service::Service;
 
-/// The tables, in the order of [`Rows`].
+/// The tables, in the order of [`Usage`].
 pub const TABLES: [&str; 3] = ["SERVICES", "SLOTS", "BACKENDS"];
 
 /// Rows in each of [`TABLES`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rows(pub [usize; 3]);
+pub struct Usage(pub [usize; 3]);
 
 #[derive(Debug)]
-pub struct Room {
-    capacity: Rows,
-    total: Rows,
-    of: HashMap<u32, Rows>,
+pub struct Quota {
+    capacity: Usage,
+    total: Usage,
+    of: HashMap<u32, Usage>,
 }
 
-impl Rows {
+impl Usage {
     /// Of an address's own entry.
     pub const OWN: Self = Self([1, 0, 0]);
 
@@ -59,26 +59,26 @@ impl Rows {
     }
 }
 
-impl Room {
-    pub fn new(capacity: Rows) -> Self {
+impl Quota {
+    pub fn new(capacity: Usage) -> Self {
         Self {
             capacity,
-            total: Rows::default(),
+            total: Usage::default(),
             of: HashMap::new(),
         }
     }
 
-    pub fn total(&self) -> Rows {
+    pub fn total(&self) -> Usage {
         self.total
     }
 
     /// Whether a VPC may have `new` in the place of `old`. What grows in no table always may.
-    pub fn admit(&self, vni: u32, old: Rows, new: Rows) -> Result<(), TableError> {
+    pub fn admit(&self, vni: u32, old: Usage, new: Usage) -> Result<(), TableError> {
         let own = self.of.get(&vni).copied().unwrap_or_default();
         let own = own.minus(old).plus(new);
         let total = self.total.minus(old).plus(new);
         for (table, name) in TABLES.into_iter().enumerate() {
-            let rows = |of: &Rows| of.0.get(table).copied().unwrap_or_default();
+            let rows = |of: &Usage| of.0.get(table).copied().unwrap_or_default();
             let capacity = rows(&self.capacity);
             if rows(&new) <= rows(&old) {
                 continue;
@@ -93,17 +93,17 @@ impl Room {
         Ok(())
     }
 
-    pub fn add(&mut self, vni: u32, rows: Rows) {
+    pub fn add(&mut self, vni: u32, rows: Usage) {
         self.total = self.total.plus(rows);
         let own = self.of.entry(vni).or_default();
         *own = own.plus(rows);
     }
 
-    pub fn take(&mut self, vni: u32, rows: Rows) {
+    pub fn take(&mut self, vni: u32, rows: Usage) {
         self.total = self.total.minus(rows);
         if let Some(own) = self.of.get_mut(&vni) {
             *own = own.minus(rows);
-            if *own == Rows::default() {
+            if *own == Usage::default() {
                 self.of.remove(&vni);
             }
         }
@@ -114,8 +114,8 @@ impl Room {
 mod tests {
     use super::*;
 
-    fn is_refused(room: &Room, vni: u32, more: Rows) -> Option<&'static str> {
-        match room.admit(vni, Rows::default(), more) {
+    fn is_refused(quota: &Quota, vni: u32, more: Usage) -> Option<&'static str> {
+        match quota.admit(vni, Usage::default(), more) {
             Err(TableError::Share { name } | TableError::Full { name }) => Some(name),
             _ => None,
         }
@@ -123,36 +123,40 @@ mod tests {
 
     #[test]
     fn a_vpc_alone_has_half_and_leaves_others_a_quarter_each() {
-        let mut room = Room::new(Rows([100, 200, 400]));
-        assert_eq!(is_refused(&room, 1, Rows([50, 100, 200])), None);
-        assert_eq!(is_refused(&room, 1, Rows([51, 0, 0])), Some("SERVICES"));
-        assert_eq!(is_refused(&room, 1, Rows([50, 101, 0])), Some("SLOTS"));
-        assert_eq!(is_refused(&room, 1, Rows([50, 100, 201])), Some("BACKENDS"));
-        room.add(1, Rows([50, 100, 200]));
+        let mut quota = Quota::new(Usage([100, 200, 400]));
+        assert_eq!(is_refused(&quota, 1, Usage([50, 100, 200])), None);
+        assert_eq!(is_refused(&quota, 1, Usage([51, 0, 0])), Some("SERVICES"));
+        assert_eq!(is_refused(&quota, 1, Usage([50, 101, 0])), Some("SLOTS"));
+        assert_eq!(is_refused(&quota, 1, Usage([50, 100, 201])), Some("BACKENDS"));
+        quota.add(1, Usage([50, 100, 200]));
         for vni in [2, 3] {
-            assert_eq!(is_refused(&room, vni, Rows([26, 0, 0])), Some("SERVICES"));
-            assert_eq!(is_refused(&room, vni, Rows([25, 50, 100])), None);
-            room.add(vni, Rows([25, 50, 100]));
+            assert_eq!(is_refused(&quota, vni, Usage([26, 0, 0])), Some("SERVICES"));
+            assert_eq!(is_refused(&quota, vni, Usage([25, 50, 100])), None);
+            quota.add(vni, Usage([25, 50, 100]));
         }
-        assert_eq!(is_refused(&room, 4, Rows([1, 0, 0])), Some("SERVICES"), "full");
-        room.take(1, Rows([26, 0, 0]));
-        assert_eq!(is_refused(&room, 1, Rows([1, 0, 0])), None, "within its quarter");
-        assert_eq!(is_refused(&room, 4, Rows([1, 0, 0])), None);
+        assert_eq!(is_refused(&quota, 4, Usage([1, 0, 0])), Some("SERVICES"), "full");
+        quota.take(1, Usage([26, 0, 0]));
+        assert_eq!(
+            is_refused(&quota, 1, Usage([1, 0, 0])),
+            None,
+            "within its quarter"
+        );
+        assert_eq!(is_refused(&quota, 4, Usage([1, 0, 0])), None);
     }
 
     #[test]
     fn what_shrinks_is_never_refused() {
-        let mut room = Room::new(Rows([10, 10, 10]));
-        room.add(1, Rows([10, 10, 10]));
-        let admit = |old, new| room.admit(1, old, new).is_ok();
-        assert!(admit(Rows([5, 5, 5]), Rows([5, 5, 4])));
-        assert!(!admit(Rows([5, 5, 5]), Rows([4, 4, 6])));
+        let mut quota = Quota::new(Usage([10, 10, 10]));
+        quota.add(1, Usage([10, 10, 10]));
+        let admit = |old, new| quota.admit(1, old, new).is_ok();
+        assert!(admit(Usage([5, 5, 5]), Usage([5, 5, 4])));
+        assert!(!admit(Usage([5, 5, 5]), Usage([4, 4, 6])));
     }
 
     #[test]
     fn rows_are_those_of_the_tables() {
-        assert_eq!(Rows::of_port(0), Rows([1, 0, 0]));
-        assert_eq!(Rows::of_port(2), Rows([1, 4, 2]));
-        assert_eq!(Rows::of_port(16384), Rows([1, 4096, 16384]));
+        assert_eq!(Usage::of_port(0), Usage([1, 0, 0]));
+        assert_eq!(Usage::of_port(2), Usage([1, 4, 2]));
+        assert_eq!(Usage::of_port(16384), Usage([1, 4096, 16384]));
     }
 }

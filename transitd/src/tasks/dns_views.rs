@@ -8,12 +8,12 @@ use std::time::Duration;
 use thuban_common::tables::HOST_SOURCE;
 use tracing::{info, warn};
 
-use super::{Asker, DNS_PORT, Domain, Server, Settings, View, Views, Visible};
 use crate::dataplane::tables::TableKey;
+use crate::dns::{Asker, DNS_PORT, Domain, Server, Settings, View, Views, Visible};
 use crate::node::Node;
 
 /// The port may be somebody else's.
-const TRY_AGAIN: Duration = Duration::from_secs(5);
+const BIND_RETRY: Duration = Duration::from_secs(5);
 
 /// A view, and what it was made of.
 type Made = (Arc<Visible>, Arc<View>);
@@ -77,6 +77,6 @@ pub async fn run(node: Arc<Node>) {
                 "pods of other VPCs than the nodes' have no DNS, it is tried again"
             ),
         }
-        tokio::time::sleep(TRY_AGAIN).await;
+        tokio::time::sleep(BIND_RETRY).await;
     }
 }

@@ -20,7 +20,7 @@ use crate::program::row::LocalEndpoint;
 use crate::state::State;
 
 /// Between two looks at whether somebody took interface or routes away.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
 enum HostEndpointError {
@@ -33,12 +33,12 @@ enum HostEndpointError {
 /// Runs until the daemon ends.
 pub async fn run(node: Arc<Node>) {
     let mut changes = node.watch();
-    let mut settled = None;
+    let mut applied = None;
     loop {
         changes.mark_unchanged();
         let plan = plan(&node.state());
-        if settled.as_ref() != Some(&plan) {
-            settled = match settle(&node).await {
+        if applied.as_ref() != Some(&plan) {
+            applied = match apply(&node).await {
                 Ok(()) => Some(plan),
                 Err(error) => {
                     warn!(
@@ -49,10 +49,10 @@ pub async fn run(node: Arc<Node>) {
                 }
             };
         }
-        match tokio::time::timeout(LOOK_AGAIN, changes.changed()).await {
+        match tokio::time::timeout(LOOK_INTERVAL, changes.changed()).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return,
-            Err(_) => settled = None,
+            Err(_) => applied = None,
         }
     }
 }
@@ -75,7 +75,8 @@ fn plan(state: &State) -> Wanted {
     Some((endpoint.clone(), plan))
 }
 
-async fn settle(node: &Arc<Node>) -> Result<(), HostEndpointError> {
+/// Brings the node's endpoint in line with the plan.
+async fn apply(node: &Arc<Node>) -> Result<(), HostEndpointError> {
     let id = AttachmentId::host(HOST_END);
     let _lock = node.lock(&id).await;
     let (wanted, held, is_gone) = {

@@ -5,16 +5,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use thuban_common::host_stack::{NFT_OVERLAY_TABLE, NFT_TABLE};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::warn;
 
-use crate::netfilter::{self, overlay_port, ruleset, watch};
+use crate::netfilter::{self, watch};
 use crate::node::Node;
 
 /// Changes come in crowds, our own among them.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const MIN_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// A transaction is told in many messages.
-const SETTLE: Duration = Duration::from_millis(50);
+const CHANGE_DELAY: Duration = Duration::from_millis(50);
 
 /// Runs until the daemon ends.
 pub async fn run(node: Arc<Node>) {
@@ -31,24 +32,23 @@ pub async fn run(node: Arc<Node>) {
     loop {
         tokio::select! {
             _ = scan.tick() => {}
-            () = changes.notified() => sleep(SETTLE).await,
+            () = changes.notified() => sleep(CHANGE_DELAY).await,
         }
         restore(&node).await;
-        sleep(LOOK_EVERY).await;
+        sleep(MIN_LOOK_INTERVAL).await;
     }
 }
 
 async fn restore(node: &Node) {
     let program = node.state().netfilter.program().to_owned();
-    let look =
-        move || [ruleset::TABLE, overlay_port::TABLE].map(|table| netfilter::is_there(&program, table));
+    let look = move || [NFT_TABLE, NFT_OVERLAY_TABLE].map(|table| netfilter::is_there(&program, table));
     let Ok([has_rules, has_overlay_port]) = tokio::task::spawn_blocking(look).await else {
         return;
     };
     let mut state = node.state();
     if !has_overlay_port {
         warn!(
-            table = overlay_port::TABLE,
+            table = NFT_OVERLAY_TABLE,
             "a table of nftables is gone, it is made again"
         );
         state.netfilter.doubt_overlay_port();
@@ -59,10 +59,7 @@ async fn restore(node: &Node) {
         written
     } else {
         if !has_rules {
-            warn!(
-                table = ruleset::TABLE,
-                "a table of nftables is gone, it is made again"
-            );
+            warn!(table = NFT_TABLE, "a table of nftables is gone, it is made again");
         }
         state.netfilter.doubt();
         written.and_then(|()| state.serve())

@@ -12,11 +12,11 @@ use crate::dataplane::connections::{Connections, Scan};
 use crate::dataplane::tables::{TableError, TableKey};
 use crate::node::Node;
 
-const INTERVAL: Duration = Duration::from_secs(10);
+const SCAN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Runs until the daemon ends.
 pub async fn run(node: Arc<Node>) {
-    let mut interval = interval(INTERVAL);
+    let mut interval = interval(SCAN_INTERVAL);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         interval.tick().await;

@@ -23,7 +23,7 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 /// After this without renewal the heartbeat counts as gone.
 const LEASE_SECONDS: i32 = 40;
 /// Of one request.
-const LIMIT: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Error)]
 enum RegisterError {
@@ -60,7 +60,7 @@ pub async fn run(node: Arc<Node>, client: Client) {
 }
 
 async fn bounded(work: impl Future<Output = Result<(), RegisterError>>) -> Result<(), RegisterError> {
-    tokio::time::timeout(LIMIT, work)
+    tokio::time::timeout(REQUEST_TIMEOUT, work)
         .await
         .unwrap_or(Err(RegisterError::Timeout))
 }

@@ -54,7 +54,7 @@ impl Changes {
     pub fn write(self, services: &mut Services) -> Vec<proto::Nack> {
         let Self { is_all, rows, .. } = self;
         let mut nacks = Vec::new();
-        let mut settle = |change: &Change, written: Result<(), TableError>| {
+        let mut refuse = |change: &Change, written: Result<(), TableError>| {
             if let Err(error) = written {
                 let (epoch, sequence) = (change.epoch, change.sequence);
                 nacks.push(refusal(epoch, sequence, change.key.clone(), error.into()));
@@ -68,11 +68,11 @@ impl Changes {
         }
         let (come, go): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(_, change)| change.service.is_some());
         for (key, change) in go {
-            settle(&change, services.remove(&key));
+            refuse(&change, services.remove(&key));
         }
         for (_, change) in come {
             if let Some(service) = &change.service {
-                settle(&change, services.set(service));
+                refuse(&change, services.set(service));
             }
         }
         services.retry();

@@ -1,0 +1,121 @@
+//! What a node has at a scrape, as Prometheus reads it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use super::{Because, InTable};
+
+/// What a look at the node found.
+#[derive(Debug)]
+pub struct Observed {
+    pub attachments: usize,
+    pub attachments_without_agent: usize,
+    /// By table.
+    pub rows: BTreeMap<&'static str, Rows>,
+    /// What programs counted, by name.
+    pub packets: Vec<(&'static str, u64)>,
+    /// Those of `packets` that were dropped, and no others.
+    pub drops: Vec<(&'static str, u64)>,
+    /// Of the operator, while its stream is open and has sent this node's program.
+    pub epoch: Option<u64>,
+    pub is_ready: bool,
+    pub spooled_dels: usize,
+    pub service_connections: usize,
+}
+
+/// Of a table.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    pub held: usize,
+    pub capacity: u32,
+}
+
+pub(super) struct Gauges {
+    attachments: Gauge,
+    without_agent: Gauge,
+    rows: Family<InTable, Gauge>,
+    capacity: Family<InTable, Gauge>,
+    packets: Family<Because, Counter<u64, AtomicU64>>,
+    drops: Family<Because, Counter<u64, AtomicU64>>,
+    stream: Gauge,
+    epoch: Gauge,
+    ready: Gauge,
+    spooled: Gauge,
+    connections: Gauge,
+}
+
+impl Gauges {
+    pub(super) fn new(registry: &mut Registry) -> Self {
+        let gauges = Self {
+            attachments: Gauge::default(),
+            without_agent: Gauge::default(),
+            rows: Family::default(),
+            capacity: Family::default(),
+            packets: Family::default(),
+            drops: Family::default(),
+            stream: Gauge::default(),
+            epoch: Gauge::default(),
+            ready: Gauge::default(),
+            spooled: Gauge::default(),
+            connections: Gauge::default(),
+        };
+        let mut gauge = |name: &str, help: &str, of: &Gauge| registry.register(name, help, of.clone());
+        gauge("attachments", "Attachments on this node", &gauges.attachments);
+        gauge(
+            "attachments_without_agent",
+            "Attachments whose veth has no agent: their packets are not handled",
+            &gauges.without_agent,
+        );
+        gauge(
+            "stream",
+            "1 while the operator's stream is open and has sent this node's program",
+            &gauges.stream,
+        );
+        gauge("epoch", "Of the operator that sent it", &gauges.epoch);
+        gauge("ready", "1 while an ADD would be served", &gauges.ready);
+        gauge("spooled_dels", "DELs that wait in the spool", &gauges.spooled);
+        gauge(
+            "service_connections_held",
+            "Connections of pods of this node to services that it remembers",
+            &gauges.connections,
+        );
+        registry.register("rows", "Rows in the tables", gauges.rows.clone());
+        registry.register("rows_capacity", "Rows that they hold", gauges.capacity.clone());
+        registry.register(
+            "packets",
+            "Packets by what became of them",
+            gauges.packets.clone(),
+        );
+        registry.register("drops", "Packets dropped, by reason", gauges.drops.clone());
+        gauges
+    }
+
+    pub(super) fn set(&self, observed: &Observed) {
+        let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        for (family, counted) in [(&self.packets, &observed.packets), (&self.drops, &observed.drops)] {
+            for (reason, value) in counted {
+                let counter = family.get_or_create(&Because { reason });
+                counter.inner().store(*value, Ordering::Relaxed);
+            }
+        }
+        for (table, rows) in &observed.rows {
+            let of = InTable { table };
+            self.rows.get_or_create(&of).set(count(rows.held));
+            self.capacity.get_or_create(&of).set(i64::from(rows.capacity));
+        }
+        self.attachments.set(count(observed.attachments));
+        self.without_agent.set(count(observed.attachments_without_agent));
+        self.stream.set(i64::from(observed.epoch.is_some()));
+        if let Some(epoch) = observed.epoch {
+            self.epoch.set(i64::try_from(epoch).unwrap_or(i64::MAX));
+        }
+        self.ready.set(i64::from(observed.is_ready));
+        self.spooled.set(count(observed.spooled_dels));
+        self.connections.set(count(observed.service_connections));
+    }
+}

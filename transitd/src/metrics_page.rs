@@ -1,0 +1,98 @@
+//! `/metrics` of a running node: what it has and what its programs counted is looked up at each scrape.
+//!
+//! Reads only.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use thiserror::Error;
+use thuban_common::counters::Counter;
+use thuban_telemetry::{Answer, Pages};
+
+use crate::cni::{spool, status};
+use crate::dataplane::connections::CONNECTIONS;
+use crate::dataplane::counters::{self, CounterError};
+use crate::dataplane::filter;
+use crate::dataplane::quota;
+use crate::dataplane::tables::{self, TableError};
+use crate::metrics::{self, Observed, Rows};
+use crate::netlink::NetlinkError;
+use crate::node::Node;
+
+/// Why a scrape gets no metrics.
+#[derive(Debug, Error)]
+enum ScrapeError {
+    #[error(transparent)]
+    Counters(#[from] CounterError),
+    #[error(transparent)]
+    Tables(#[from] TableError),
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    #[error("cannot encode the metrics")]
+    Encode(#[from] std::fmt::Error),
+}
+
+#[derive(Debug)]
+pub struct MetricsPage(pub Arc<Node>);
+
+impl Pages for MetricsPage {
+    async fn answer(&self, path: &str) -> Answer {
+        if path != "/metrics" {
+            return Answer::Unknown("there is /metrics");
+        }
+        match text(&self.0).await {
+            Ok(text) => Answer::Text(text),
+            Err(error) => Answer::Failed(error.to_string()),
+        }
+    }
+}
+
+async fn text(node: &Node) -> Result<String, ScrapeError> {
+    let observed = observe(node).await?;
+    Ok(metrics::text(&observed)?)
+}
+
+async fn observe(node: &Node) -> Result<Observed, ScrapeError> {
+    let maps = node.settings.pins.maps();
+    let is_drop = |name| Counter::ALL.iter().any(|c| c.name() == name && c.is_drop());
+    let counted = counters::read(&maps)?.into_iter();
+    let (drops, packets) = counted.partition(|(name, _)| is_drop(*name));
+    let (held, interfaces, epoch, service_connections) = {
+        let state = node.state();
+        let mut held: BTreeMap<&'static str, usize> = BTreeMap::new();
+        for (key, _) in state.tables.held() {
+            *held.entry(key.table()).or_default() += 1;
+        }
+        held.extend(quota::TABLES.into_iter().zip(state.services_rows.0));
+        // Two entries each.
+        held.insert(CONNECTIONS, state.connections_held * 2);
+        let interfaces: Vec<u32> = state.attachments.values().map(|a| a.host_ifindex).collect();
+        (held, interfaces, state.stream, state.connections_held)
+    };
+    let mut rows = BTreeMap::new();
+    for table in tables::NAMES
+        .into_iter()
+        .chain(quota::TABLES)
+        .chain([CONNECTIONS])
+    {
+        let held = held.get(table).copied().unwrap_or_default();
+        let capacity = tables::capacity(&maps, table)?;
+        rows.insert(table, Rows { held, capacity });
+    }
+    let attachments = interfaces.len();
+    let mut attachments_without_agent = 0;
+    for interface in interfaces {
+        attachments_without_agent += usize::from(filter::program(&node.netlink, interface).await?.is_none());
+    }
+    Ok(Observed {
+        attachments,
+        attachments_without_agent,
+        rows,
+        packets,
+        drops,
+        epoch,
+        is_ready: status::run(node).await.is_ok(),
+        spooled_dels: spool::waiting(node),
+        service_connections,
+    })
+}

@@ -1,0 +1,353 @@
+//! Applies programs: where roles are, then deletes, then upserts, then what attachments make of them.
+
+use std::collections::{BTreeSet, HashSet};
+
+use thuban_common::tables::EndpointKey;
+use thuban_proto::transit as proto;
+use tracing::{error, info, warn};
+
+use super::State;
+use super::service_changes::{Change, Changes};
+use crate::dataplane::tables::{TableEntry, TableKey};
+use crate::netfilter::ruleset::Host;
+use crate::program::row::{InvalidRow, Row, RowKey};
+use crate::program::row_key::proto_key;
+use crate::program::service::Service;
+use crate::rejection::{Rejection, refusal};
+
+/// A row, and the key to refuse it by.
+type Upsert = (Option<proto::RowKey>, Row);
+
+/// What one program is to do and what came of it, from step to step.
+struct Applying {
+    epoch: u64,
+    sequence: u64,
+    nacks: Vec<proto::Nack>,
+    /// What is to be written of services, and who has left.
+    changes: Changes,
+    /// Those whose attachments' rows may change.
+    pods: BTreeSet<String>,
+    /// The rules of the node's own stack may change.
+    changes_rules: bool,
+}
+
+impl Applying {
+    fn new(program: &proto::Program) -> Self {
+        Self {
+            epoch: program.epoch,
+            sequence: program.sequence,
+            nacks: Vec::new(),
+            changes: Changes {
+                is_all: program.snapshot,
+                ..Changes::default()
+            },
+            pods: BTreeSet::new(),
+            changes_rules: false,
+        }
+    }
+
+    fn refuse(&mut self, key: Option<proto::RowKey>, rejection: impl Into<Rejection>) {
+        let nack = refusal(self.epoch, self.sequence, key, rejection.into());
+        self.nacks.push(nack);
+    }
+
+    fn change(&self, service: Option<Service>, key: Option<proto::RowKey>) -> Change {
+        Change {
+            service,
+            key,
+            epoch: self.epoch,
+            sequence: self.sequence,
+        }
+    }
+}
+
+impl State {
+    /// Answers a nack for each row not applied, and what is to be written of services.
+    pub fn apply(&mut self, program: proto::Program) -> (Vec<proto::Nack>, Changes) {
+        let is_snapshot = program.snapshot;
+        let mut applying = Applying::new(&program);
+        let (mut rows, deletes) = self.read(program, &mut applying);
+        for (_, row) in &rows {
+            self.move_roles(row);
+        }
+        self.delete_rows(deletes, &mut applying);
+        let is_served = |(_, row): &Upsert| matches!(row, Row::NodeService(_));
+        let served: Vec<_> = rows.extract_if(.., |row| is_served(row)).collect();
+        self.upsert_rows(rows, &mut applying);
+        self.upsert_served(served, &mut applying);
+        self.write_rules(is_snapshot || applying.changes_rules);
+        let is_first = is_snapshot && !self.synced;
+        if is_snapshot {
+            self.end_snapshot(is_first, &mut applying);
+        }
+        self.refresh_pods(&mut applying);
+        if is_first {
+            self.take_over();
+        }
+        let Applying {
+            nacks, mut changes, ..
+        } = applying;
+        // Of one that lives on elsewhere connections go on.
+        changes.gone.retain(|key| {
+            let (vni, address) = (key.vni, key.address);
+            self.program.get(&RowKey::Forward { vni, address }).is_none()
+        });
+        (nacks, changes)
+    }
+
+    /// Upserts and deletes that are valid; what a snapshot doesn't name is deleted.
+    fn read(&self, program: proto::Program, applying: &mut Applying) -> (Vec<Upsert>, Vec<RowKey>) {
+        let mut wanted = BTreeSet::new();
+        let (mut rows, mut deletes, mut unknown) = (Vec::new(), Vec::new(), 0_usize);
+        for row in program.upserts {
+            let key = proto_key(&row);
+            match Row::try_from(row) {
+                Err(InvalidRow::UnknownKind) => unknown += 1,
+                Ok(row) => {
+                    wanted.insert(row.key());
+                    rows.push((key, row));
+                }
+                Err(error) => applying.refuse(key, error),
+            }
+        }
+        for key in &program.deletes {
+            match RowKey::try_from(key) {
+                Err(InvalidRow::UnknownKind) => unknown += 1,
+                Ok(valid) => deletes.push(valid),
+                Err(error) => applying.refuse(Some(key.clone()), error),
+            }
+        }
+        if unknown > 0 {
+            // Of a newer operator, which has our version from Hello. A nack could not name them.
+            warn!(
+                unknown,
+                "rows of a kind that this transitd does not know are ignored"
+            );
+        }
+        if program.snapshot {
+            deletes.extend(self.program.keys().filter(|key| !wanted.contains(*key)).cloned());
+        }
+        applying.changes_rules = deletes.iter().any(has_rules) || wanted.iter().any(has_rules);
+        (rows, deletes)
+    }
+
+    /// Where roles are, before what they bounced by here until now goes: a snapshot brings both at once. What needs room is
+    /// left for its turn.
+    fn move_roles(&mut self, row: &Row) {
+        let tells_roles = matches!(row, Row::Vpc { .. } | Row::Network { .. });
+        let Some(old) = self.program.get(&row.key()).filter(|_| tells_roles).cloned() else {
+            return;
+        };
+        let has_room = |(key, _): &(TableKey, TableEntry)| self.program.wants(key);
+        if !row.table_rows().iter().all(has_room) {
+            return;
+        }
+        let changes = self.program.upsert(row.clone());
+        if self.write(changes).is_err() {
+            let back = self.program.upsert(old);
+            let _ = self.write(back);
+        }
+    }
+
+    fn delete_rows(&mut self, deletes: Vec<RowKey>, applying: &mut Applying) {
+        for key in deletes {
+            if let Some(Row::Local(endpoint)) = self.program.get(&key) {
+                applying.pods.insert(endpoint.pod_uid.clone());
+                applying.changes.gone.extend(endpoint.keys());
+                applying.changes_rules |= endpoint.host || self.program.is_led_to(endpoint);
+            }
+            if let RowKey::Service { vni, address } = key {
+                let of = EndpointKey { vni, address };
+                let change = applying.change(None, None);
+                applying.changes.rows.insert(of, change);
+            }
+            let gone = self.program.delete(&key);
+            if let Err(error) = self.write(gone) {
+                applying.refuse(None, error);
+            }
+        }
+    }
+
+    fn upsert_rows(&mut self, rows: Vec<Upsert>, applying: &mut Applying) {
+        for (key, row) in rows {
+            match &row {
+                Row::Service(service) => {
+                    let change = applying.change(Some(service.clone()), key.clone());
+                    applying.changes.rows.insert(service.key, change);
+                }
+                Row::Local(endpoint) => {
+                    applying.changes_rules |= endpoint.host || self.program.is_led_to(endpoint);
+                }
+                _ => {}
+            }
+            if let Err(rejection) = self.upsert(row, &mut applying.pods) {
+                applying.refuse(key, rejection);
+            }
+        }
+    }
+
+    /// Rules before rows: an untranslated packet would leave, and conntrack would keep it so.
+    fn upsert_served(&mut self, mut served: Vec<Upsert>, applying: &mut Applying) {
+        for (key, message) in self.prepare(&mut served) {
+            let reason = proto::NackReason::Unspecified;
+            applying.refuse(key, Rejection { reason, message });
+        }
+        for (key, row) in served {
+            if let Err(rejection) = self.upsert(row, &mut applying.pods) {
+                applying.refuse(key, rejection);
+            }
+        }
+    }
+
+    /// Writes the rules for services that nodes are to serve, and takes those out that can't be, with the reason.
+    fn prepare(&mut self, coming: &mut Vec<Upsert>) -> Vec<(Option<proto::RowKey>, String)> {
+        let is_blind = |(_, row): &Upsert| {
+            row.served()
+                .is_some_and(|service| !self.netfilter.has_view_of(service))
+        };
+        let blind = coming.extract_if(.., |row| is_blind(row));
+        let why = "it is the cluster's DNS by the operator's THUBAN_CLUSTER_DNS, but not by this transitd's";
+        let mut refused: Vec<_> = blind.map(|(key, _)| (key, why.to_owned())).collect();
+        if coming.is_empty() {
+            return refused;
+        }
+        let services = || coming.iter().filter_map(|(_, row)| row.served());
+        let keys: HashSet<EndpointKey> = services().map(|service| service.key).collect();
+        let staying = self.program.served_by_node();
+        let staying = staying.filter(|service| !keys.contains(&service.key));
+        let host = Host::of(&self.program);
+        if let Err(error) = self.netfilter.set(services().chain(staying), host) {
+            refused.extend(coming.drain(..).map(|(key, _)| (key, error.to_string())));
+        }
+        refused
+    }
+
+    fn upsert(&mut self, row: Row, pods: &mut BTreeSet<String>) -> Result<(), Rejection> {
+        let key = row.key();
+        if let Row::Local(endpoint) = &row {
+            if let Some(address) = self.program.address_taken(endpoint) {
+                return Err(Rejection {
+                    reason: proto::NackReason::AddressInUseOnNode,
+                    message: format!("another VPC's endpoint on this droplet has {address}"),
+                });
+            }
+            pods.insert(endpoint.pod_uid.clone());
+            if let Some(Row::Local(old)) = self.program.get(&key) {
+                pods.insert(old.pod_uid.clone());
+            }
+        }
+        if let Row::Direct { key, .. } = &row {
+            self.subscriptions.adopt(*key);
+        }
+        let changes = self.program.upsert(row);
+        self.write(changes).map_err(|error| {
+            // Nothing half-applied: the row goes again, whatever of it was written.
+            let undo = self.program.delete(&key);
+            if let Err(error) = self.write(undo) {
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "a row that was not applied could not be removed"
+                );
+            }
+            error.into()
+        })
+    }
+
+    /// The rules of the node's own stack, if they may have changed, or were not written before.
+    fn write_rules(&mut self, may_have_changed: bool) {
+        if (may_have_changed || !self.netfilter.is_written())
+            && let Err(error) = self.serve()
+        {
+            // What went is still served; the next look tries again.
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "the node's rules could not be written"
+            );
+        }
+    }
+
+    /// The tables hold nothing but what the snapshot asks for.
+    fn end_snapshot(&mut self, is_first: bool, applying: &mut Applying) {
+        self.sweep();
+        let pods = self
+            .attachments
+            .values()
+            .map(|attachment| attachment.pod_uid.clone());
+        applying.pods.extend(pods);
+        if is_first {
+            info!(
+                epoch = applying.epoch,
+                rows = self.program.keys().count(),
+                "first snapshot applied"
+            );
+        }
+        self.synced = true;
+        self.stream = Some(applying.epoch);
+        // Those that went meanwhile are swept now.
+        if let Err(error) = self.protect_port() {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "the overlay's port could not be protected anew, it is tried again"
+            );
+        }
+    }
+
+    /// Removes table rows that nobody asks for: after a restart the tables still hold the last program.
+    fn sweep(&mut self) {
+        let stale: Vec<TableKey> = self
+            .tables
+            .held()
+            .map(|(key, _)| *key)
+            .filter(|key| match key {
+                TableKey::Attachment(ifindex) => {
+                    !self.attachments.values().any(|a| a.host_ifindex == *ifindex)
+                }
+                TableKey::Local(key) => !self.attachments.values().any(|a| a.keys().any(|own| own == *key)),
+                other => !self.program.wants(other),
+            })
+            .collect();
+        for key in stale {
+            if let Err(error) = self.tables.remove(&key) {
+                warn!(
+                    ?key,
+                    error = &error as &dyn std::error::Error,
+                    "a stale row could not be removed"
+                );
+            }
+        }
+    }
+
+    fn refresh_pods(&mut self, applying: &mut Applying) {
+        for pod in std::mem::take(&mut applying.pods) {
+            if let Err(error) = self.refresh(&pod) {
+                warn!(
+                    pod,
+                    error = &error as &dyn std::error::Error,
+                    "an attachment's rows could not be written"
+                );
+                // Without a key: the operator begins anew instead of taking the rows for applied.
+                let reason = proto::NackReason::Unspecified;
+                let message = format!("rows of pod {pod}: {error}");
+                applying.refuse(None, Rejection { reason, message });
+            }
+        }
+    }
+
+    /// Programs of another layout go, now that the tables of this one are filled.
+    fn take_over(&mut self) {
+        if let Err(error) = self.links.take_over() {
+            error!(
+                error = &error as &dyn std::error::Error,
+                "programs of another layout could not all be replaced"
+            );
+        }
+    }
+}
+
+/// Whether a row is one of rules of the node's own stack; the service ranges of VPCs are in them.
+fn has_rules(key: &RowKey) -> bool {
+    matches!(
+        key,
+        RowKey::NodeService { .. } | RowKey::Exposed { .. } | RowKey::Vpc(_) | RowKey::Droplet(_)
+    )
+}

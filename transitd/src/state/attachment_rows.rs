@@ -1,0 +1,122 @@
+//! What attachments have in the tables.
+//!
+//! Invariant: an address's row leads to the newest attachment of its pod, and to none if the program has no such endpoint.
+
+use std::collections::BTreeSet;
+
+use ipnet::Ipv6Net;
+use thuban_common::tables::{
+    ATTACHMENT_HOST, AttachmentEntry, EndpointKey, LOCAL_HOST, LOCAL_TAKES_XDP, LocalEntry,
+};
+
+use super::State;
+use crate::attachments::Attachment;
+use crate::dataplane::tables::{TableEntry, TableError, TableKey};
+
+impl State {
+    /// Brings the table rows of a pod's attachments in line with its endpoint.
+    pub fn refresh(&mut self, pod_uid: &str) -> Result<(), TableError> {
+        let endpoint = self.program.local_of_pod(pod_uid).cloned();
+        let mut attachments: Vec<Attachment> = self
+            .attachments
+            .values()
+            .filter(|a| a.pod_uid == pod_uid)
+            .cloned()
+            .collect();
+        attachments.sort_by_key(|attachment| attachment.generation);
+        let newest = attachments.last().map(|attachment| attachment.generation);
+        for attachment in &attachments {
+            let own = endpoint.as_ref().filter(|e| {
+                Some(attachment.generation) == newest
+                    && e.vni == attachment.vni
+                    && e.address == attachment.address
+            });
+            match own {
+                Some(endpoint) => self.wire(attachment, endpoint.address6)?,
+                None => self.fence(attachment)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// `address6` is the endpoint's. An attachment made by a transitd that knew no IPv6 goes on with IPv4 alone.
+    fn wire(&mut self, attachment: &Attachment, address6: Option<Ipv6Net>) -> Result<(), TableError> {
+        let entry = AttachmentEntry {
+            vni: attachment.vni,
+            network: attachment.network,
+            address: attachment.key().address,
+            mac: attachment.mac,
+            flags: if attachment.is_host() { ATTACHMENT_HOST } else { 0 },
+        };
+        self.tables.set(
+            TableKey::Attachment(attachment.host_ifindex),
+            TableEntry::Attachment(entry),
+        )?;
+        let entry = LocalEntry {
+            ifindex: attachment.host_ifindex,
+            network: attachment.network,
+            mac: attachment.mac,
+            flags: match (attachment.is_host(), attachment.takes_xdp) {
+                (true, _) => LOCAL_HOST,
+                (false, true) => LOCAL_TAKES_XDP,
+                (false, false) => 0,
+            },
+        };
+        self.tables
+            .set(TableKey::Local(attachment.key()), TableEntry::Local(entry))?;
+        match attachment.key6() {
+            Some(key6) if attachment.address6 == address6 => {
+                self.tables.set(TableKey::Local(key6), TableEntry::Local(entry))
+            }
+            Some(key6) => self.remove_local(key6, attachment.host_ifindex),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes the row of an address if it leads to this interface.
+    fn remove_local(&mut self, key: EndpointKey, ifindex: u32) -> Result<(), TableError> {
+        let key = TableKey::Local(key);
+        match self.tables.get(&key) {
+            Some(TableEntry::Local(entry)) if entry.ifindex == ifindex => self.tables.remove(&key),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes an attachment's rows out of the tables, as many as can be; never those of a newer attachment with the
+    /// same addresses.
+    pub fn fence(&mut self, attachment: &Attachment) -> Result<(), TableError> {
+        let ifindex = attachment.host_ifindex;
+        let mut result = Ok(());
+        for key in attachment.keys() {
+            result = result.and(self.remove_local(key, ifindex));
+        }
+        self.tables.remove(&TableKey::Attachment(ifindex)).and(result)
+    }
+
+    /// Takes all rows that lead to an interface out of the tables.
+    pub fn fence_interface(&mut self, ifindex: u32) -> Result<(), TableError> {
+        let rows: Vec<TableKey> = self
+            .tables
+            .held()
+            .filter(|(k, e)| leads_to(k, e) == Some(ifindex))
+            .map(|(k, _)| *k)
+            .collect();
+        rows.iter().try_for_each(|key| self.tables.remove(key))
+    }
+
+    /// Interfaces that rows lead to.
+    pub fn interfaces(&self) -> BTreeSet<u32> {
+        self.tables
+            .held()
+            .filter_map(|(key, entry)| leads_to(key, entry))
+            .collect()
+    }
+}
+
+fn leads_to(key: &TableKey, entry: &TableEntry) -> Option<u32> {
+    match (key, entry) {
+        (TableKey::Attachment(ifindex), _) => Some(*ifindex),
+        (TableKey::Local(_), TableEntry::Local(entry)) => Some(entry.ifindex),
+        _ => None,
+    }
+}

@@ -1,0 +1,214 @@
+//! What this droplet has: its program, its tables, its attachments, and the stream's outgoing side; under one lock in `Node`.
+//!
+//! Invariant: an attachment's table rows exist exactly while the program has its pod's endpoint with that address and
+//! no newer attachment of the pod took over. Until the first snapshot the tables stay as the last transitd left them.
+
+mod apply;
+mod attachment_rows;
+pub mod service_changes;
+pub mod subscriptions;
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use thuban_common::tables::{EndpointKey, SUBNET_BOUNCER_HERE};
+use thuban_proto::transit as proto;
+use tokio::sync::mpsc;
+use tracing::warn;
+
+use crate::attachments::{Attachment, AttachmentId};
+use crate::dataplane::links::Links;
+use crate::dataplane::quota::Usage;
+use crate::dataplane::services::{Marks, Services};
+use crate::dataplane::tables::{TableEntry, TableError, TableKey, Tables};
+use crate::netfilter::ruleset::Host;
+use crate::netfilter::{Netfilter, NetfilterError};
+use crate::program::row::{LocalEndpoint, Row, RowKey};
+use crate::program::{Change, Program};
+use subscriptions::Subscriptions;
+
+#[derive(Debug)]
+pub struct State {
+    pub program: Program,
+    pub tables: Tables,
+    pub marks: Marks,
+    /// Rows in the tables of services, see `dataplane::services`.
+    pub services_rows: Usage,
+    /// Of the last look at them, see `tasks::expire_connections`.
+    pub connections_held: usize,
+    /// Services that those connections lead to.
+    pub services_in_use: HashSet<EndpointKey>,
+    pub links: Links,
+    pub netfilter: Netfilter,
+    pub attachments: BTreeMap<AttachmentId, Attachment>,
+    pub subscriptions: Subscriptions,
+    pub outbox: Option<mpsc::UnboundedSender<proto::DropletMessage>>,
+    /// The operator's epoch, while its stream is open and has sent a snapshot.
+    pub stream: Option<u64>,
+    /// The first snapshot since this start is applied.
+    pub synced: bool,
+}
+
+/// Why a pod cannot be wired yet, or ever.
+#[derive(Clone, Debug)]
+pub enum Readiness {
+    Ready(LocalEndpoint),
+    Refused { reason: String, message: String },
+    NotYet(&'static str),
+}
+
+impl State {
+    pub fn new(
+        tables: Tables,
+        services: &Services,
+        marks: Marks,
+        links: Links,
+        netfilter: Netfilter,
+        attachments: BTreeMap<AttachmentId, Attachment>,
+    ) -> Self {
+        let direct = tables.held().filter_map(|(key, _)| {
+            if let TableKey::Direct(key) = key {
+                Some(*key)
+            } else {
+                None
+            }
+        });
+        let is_bouncer = |vni| {
+            tables.held().any(|(key, entry)| match (key, entry) {
+                (TableKey::Subnet { vni: of, .. }, TableEntry::Subnet(subnet)) => {
+                    *of == vni && subnet.flags & SUBNET_BOUNCER_HERE != 0
+                }
+                _ => false,
+            })
+        };
+        // Bouncers have a VPC's services unasked.
+        let vnis: BTreeSet<u32> = services.addresses().map(|key| key.vni).collect();
+        let subscribed: BTreeSet<u32> = vnis.into_iter().filter(|vni| !is_bouncer(*vni)).collect();
+        let known = services.addresses().filter(|key| subscribed.contains(&key.vni));
+        let subscriptions = Subscriptions::new(direct.chain(known.copied()));
+        let program = Program::default();
+        Self {
+            program,
+            tables,
+            marks,
+            services_rows: services.rows(),
+            connections_held: 0,
+            services_in_use: HashSet::new(),
+            links,
+            netfilter,
+            attachments,
+            subscriptions,
+            outbox: None,
+            stream: None,
+            synced: false,
+        }
+    }
+
+    /// Endpoints that an earlier transitd had here: their pods can be served before the first snapshot, which decides. What
+    /// they mean in the tables is there still.
+    pub fn remember(&mut self, endpoints: Vec<LocalEndpoint>) {
+        for endpoint in endpoints {
+            let _ = self.program.upsert(Row::Local(endpoint));
+        }
+    }
+
+    /// Sends to the operator; without a stream nothing is lost, because Hello tells the state.
+    pub fn send(&self, message: proto::droplet_message::Message) {
+        if let Some(outbox) = &self.outbox {
+            // A closed stream is noticed by its session.
+            let _ = outbox.send(proto::DropletMessage {
+                message: Some(message),
+            });
+        }
+    }
+
+    pub fn readiness(&self, pod_uid: &str) -> Readiness {
+        if let Some(Row::Refused { reason, message, .. }) =
+            self.program.get(&RowKey::Refused(pod_uid.to_owned()))
+        {
+            return Readiness::Refused {
+                reason: reason.clone(),
+                message: message.clone(),
+            };
+        }
+        if self.links.is_replacing() {
+            return Readiness::NotYet(
+                "programs of another layout are in place until the operator's rows are here",
+            );
+        }
+        if self.synced && !self.netfilter.is_written() {
+            // They may lead to an endpoint that had the address before.
+            return Readiness::NotYet("the node's nftables rules could not be written, see transitd's log");
+        }
+        match self.program.local_of_pod(pod_uid) {
+            Some(endpoint) if endpoint.ready => Readiness::Ready(endpoint.clone()),
+            Some(_) => Readiness::NotYet("the endpoint's bouncers have not acknowledged it yet"),
+            None if self.outbox.is_none() => Readiness::NotYet("this droplet has no stream to the operator"),
+            None => Readiness::NotYet("the operator has not sent an endpoint for this pod"),
+        }
+    }
+
+    /// Brings the rules of the node's own stack in line with the program.
+    pub fn serve(&mut self) -> Result<(), NetfilterError> {
+        self.protect_port()?;
+        self.netfilter
+            .set(self.program.served_by_node(), Host::of(&self.program))
+    }
+
+    /// Keeps others from the overlay's port, at the droplets that the tables have: an earlier transitd's too, until the first
+    /// snapshot.
+    pub fn protect_port(&mut self) -> Result<(), NetfilterError> {
+        if self.synced {
+            return self.netfilter.protect_port(self.program.droplets(), true);
+        }
+        let held = self.tables.held().filter_map(|(key, _)| match key {
+            TableKey::Droplet(address) => Some((*address).into()),
+            _ => None,
+        });
+        self.netfilter.protect_port(held, false)
+    }
+
+    fn write(&mut self, changes: Vec<Change>) -> Result<(), TableError> {
+        let mut result = Ok(());
+        for (key, entry) in changes {
+            let written = match entry {
+                Some(entry) => self.tables.set(key, entry),
+                None => self.tables.remove(&key),
+            };
+            result = result.and(written);
+        }
+        result
+    }
+
+    /// Whether a direct row or a service was used since the last scan; a service is while connections lead to it.
+    pub fn direct_used(&mut self, key: &EndpointKey) -> bool {
+        let used = self
+            .tables
+            .take_used(key)
+            .and_then(|used| Ok(self.marks.take(key)? || used));
+        self.services_in_use.contains(key)
+            || used.unwrap_or_else(|error| {
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "a direct row could not be read"
+                );
+                true
+            })
+    }
+
+    /// Gives a direct row back. A service's row stays until the operator takes it: this droplet may be a bouncer too.
+    pub fn drop_direct(&mut self, key: &EndpointKey) {
+        let changes = self.program.delete(&RowKey::Direct {
+            vni: key.vni,
+            address: key.address,
+        });
+        let removed = self
+            .write(changes)
+            .and(self.tables.remove(&TableKey::Direct(*key)));
+        if let Err(error) = removed {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "an idle direct row could not be removed"
+            );
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! What runs beside the CNI service and the operator's stream, from the daemon's start to its end; one task a file.
+//!
+//! Tasks know the node; nothing but the daemon knows a task.
+
+pub mod dns_views;
+pub mod expire_connections;
+pub mod health_checks;
+pub mod host_endpoint;
+pub mod reclaim;
+pub mod register;
+pub mod report_loads;
+pub mod restore_rules;
+pub mod subscribe;
