@@ -8,45 +8,17 @@ use std::net::IpAddr;
 
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
-use thiserror::Error;
 use thuban_api::cidr::Cidr;
 use thuban_api::{Endpoint, IpClaim, IpClaimSpec, Network};
 
-use super::claim::release;
-use super::context::Context;
-use super::objects::{WriteError, create, delete, get};
+use crate::controller::claim::release;
+use crate::controller::context::Context;
+use crate::controller::runtime::error::ClaimError;
+use crate::controller::runtime::objects::{WriteError, create, delete, get};
 use crate::model::allocation::{Family, Owner, addresses_of, ip_claim_name, is_released, own_claim, propose};
 
 /// Claims lost to others in one go before it is left to the next.
 const MOST_LOST: usize = 1000;
-
-#[derive(Debug, Error)]
-pub enum ClaimError {
-    #[error(
-        "network {network:?} has no free {family} address; append an {family} range to its spec.cidrs, or wait until addresses of endpoints that went have rested"
-    )]
-    Full { network: String, family: &'static str },
-    #[error("address {address}: {wrong}")]
-    Unfit { address: IpAddr, wrong: &'static str },
-    #[error(
-        "address {address} is taken by another endpoint of the VPC; ask for another one or wait until it is free"
-    )]
-    Taken { address: IpAddr },
-    #[error(transparent)]
-    Write(#[from] WriteError),
-}
-
-impl ClaimError {
-    /// For conditions and events; none of what is tried again in silence.
-    pub fn reason(&self) -> Option<&'static str> {
-        match self {
-            Self::Full { .. } => Some("NetworkFull"),
-            Self::Unfit { .. } => Some("AddressUnfit"),
-            Self::Taken { .. } => Some("AddressTaken"),
-            Self::Write(_) => None,
-        }
-    }
-}
 
 /// What is claimed, and for whom.
 pub struct Claimant<'a> {

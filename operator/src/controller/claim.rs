@@ -10,8 +10,9 @@ use kube::{Api, ResourceExt};
 use thuban_api::{Endpoint, IpClaim, IpClaimSpec, IpClaimStatus};
 use tracing::info;
 
-use super::context::{Context, ReconcileError};
-use super::objects::{WriteError, delete, get, replace_status};
+use crate::controller::context::Context;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::{WriteError, delete, get, replace_status};
 use crate::hub::Waiter;
 use crate::model::allocation::{Standing, standing};
 
@@ -51,7 +52,7 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
         return Ok(Action::requeue(left));
     }
     // Whoever is about to count it may be about to for long.
-    let Some(_turn) = context.claiming.turn(&spec.owner_uid) else {
+    let Some(_guard) = context.claim_locks.try_lock(&spec.owner_uid) else {
         return Ok(Action::requeue(GRACE));
     };
     if standing(spec, holder(&context, spec).await?.as_ref()) != Standing::Void {

@@ -1,125 +1,33 @@
 //! What every reconciler works with: client, stores, hub, events.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Namespace, Node, ObjectReference};
-use kube::runtime::controller::Action;
+use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt};
-use thiserror::Error;
 use thuban_api::cidr::Cidr;
-use thuban_api::{Bouncer, Divider, Droplet, Endpoint, GROUP, IpClaim, Network, VniClaim, Vpc};
+use thuban_api::{Endpoint, GROUP, IpClaim, Network, Phase, Vpc};
 use tokio::time::Instant;
-use tracing::{debug, warn};
 
-use super::address::ClaimError;
-use super::deletion::Waits;
-use super::events::Events;
-use super::heartbeat::Heartbeats;
-use super::index::Index;
-use super::network_policy::Told;
-use super::objects::{Object, WriteError};
-use super::pace::Pace;
-use super::role::{Placements, Role};
-use super::slices::Slices;
-use super::trim::{NetworkPolicy, Pod};
-use crate::hub::Hub;
-use crate::model::allocation::Family;
-use crate::model::service::{EndpointSlice, Service};
+use crate::controller::cache::claim_locks::ClaimLocks;
+use crate::controller::cache::index::Index;
+use crate::controller::cache::placements::Placements;
+use crate::controller::cache::policies_told::PoliciesTold;
+use crate::controller::cache::reservations::Reservations;
+use crate::controller::cache::slices::Slices;
+use crate::controller::cache::stores::Stores;
+use crate::controller::runtime::events::Events;
+use crate::controller::runtime::heartbeat::Heartbeats;
+use crate::controller::runtime::objects::Object;
+use crate::controller::runtime::rate_limit::RateLimit;
+use crate::controller::runtime::waits::Waits;
+use crate::hub::{Health, Hub};
+use crate::metrics::{DropletCounts, Leadership};
+use crate::model::cached::internal_ips;
 use crate::model::validation::RefusedRanges;
-
-/// Caches of all kinds that reconcilers read.
-pub struct Stores {
-    pub pods: Store<Pod>,
-    pub namespaces: Store<Namespace>,
-    pub nodes: Store<Node>,
-    pub vpcs: Store<Vpc>,
-    pub networks: Store<Network>,
-    pub endpoints: Store<Endpoint>,
-    pub dividers: Store<Divider>,
-    pub bouncers: Store<Bouncer>,
-    pub droplets: Store<Droplet>,
-    pub ip_claims: Store<IpClaim>,
-    pub vni_claims: Store<VniClaim>,
-    pub services: Store<Service>,
-    pub slices: Store<EndpointSlice>,
-    pub network_policies: Store<NetworkPolicy>,
-}
-
-/// Addresses that a reconciler is about to claim, by UID of the endpoint and family, so that two don't pick the same. Only
-/// saves conflicts: the claim decides.
-#[derive(Debug, Default)]
-pub struct Reservations(Mutex<HashMap<(String, Family), Reservation>>);
-
-#[derive(Debug)]
-struct Reservation {
-    vpc: String,
-    droplet: String,
-    address: IpAddr,
-}
-
-impl Reservations {
-    /// Runs `pick` with what others reserved in the VPC or on the droplet, and keeps its result.
-    pub fn reserve(
-        &self,
-        uid: &str,
-        vpc: &str,
-        droplet: &str,
-        pick: impl FnOnce(&dyn Fn(IpAddr) -> bool) -> Option<(IpAddr, Cidr)>,
-    ) -> Option<(IpAddr, Cidr)> {
-        let mut reserved = self.0.lock().ok()?;
-        let others: Vec<_> = reserved
-            .iter()
-            .filter(|((other, _), held)| other != uid && (held.vpc == vpc || held.droplet == droplet))
-            .map(|(_, held)| held.address)
-            .collect();
-        let (address, range) = pick(&|address| others.contains(&address))?;
-        reserved.insert(
-            (uid.to_owned(), Family::of(address)),
-            Reservation {
-                vpc: vpc.to_owned(),
-                droplet: droplet.to_owned(),
-                address,
-            },
-        );
-        Some((address, range))
-    }
-
-    pub fn forget(&self, uid: &str) {
-        if let Ok(mut reserved) = self.0.lock() {
-            for family in Family::ALL {
-                reserved.remove(&(uid.to_owned(), family));
-            }
-        }
-    }
-}
-
-/// Owners of claims whose claims somebody makes, counts or releases right now: one at a time, for what was asked of the API
-/// server may be answered late.
-#[derive(Debug, Default)]
-pub struct Claiming(Mutex<HashSet<String>>);
-
-/// Until it is dropped nobody else touches the owner's claims.
-pub struct Turn<'a>(&'a Claiming, String);
-
-impl Claiming {
-    /// None while it is somebody else's turn.
-    pub fn turn(&self, owner_uid: &str) -> Option<Turn<'_>> {
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_free = taken.insert(owner_uid.to_owned());
-        is_free.then(|| Turn(self, owner_uid.to_owned()))
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let mut taken = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.remove(&self.1);
-    }
-}
 
 pub struct Context {
     pub client: Client,
@@ -137,54 +45,16 @@ pub struct Context {
     pub shared_by_default: Vec<(String, String)>,
     pub reservations: Reservations,
     pub waits: Waits,
-    pub claiming: Claiming,
+    pub claim_locks: ClaimLocks,
     pub placements: Placements,
     pub index: Index,
     pub slices: Slices,
-    pub policies_told: Told,
+    pub policies_told: PoliciesTold,
     /// Of writes that only bring numbers in statuses up to date.
-    pub counts: Pace,
+    pub counts: RateLimit,
     pub heartbeats: Heartbeats,
     /// Since when this leader has known something: see [`Context::known_for`].
     pub seen: Mutex<HashMap<String, Instant>>,
-}
-
-#[derive(Debug, Error)]
-pub enum ReconcileError {
-    #[error(transparent)]
-    Write(#[from] WriteError),
-    #[error(transparent)]
-    Claim(#[from] ClaimError),
-}
-
-impl ReconcileError {
-    /// For counting.
-    pub fn category(&self) -> &'static str {
-        match self {
-            Self::Write(write) | Self::Claim(ClaimError::Write(write)) => write.category(),
-            Self::Claim(ClaimError::Full { .. }) => "full",
-            Self::Claim(ClaimError::Unfit { .. } | ClaimError::Taken { .. }) => "address",
-        }
-    }
-
-    /// Somebody else wrote meanwhile.
-    fn is_conflict(&self) -> bool {
-        match self {
-            Self::Write(write) | Self::Claim(ClaimError::Write(write)) => write.is_conflict(),
-            Self::Claim(_) => false,
-        }
-    }
-}
-
-/// Conflicts are tried again at once, all else with a pause; a transient error of the API server ends nothing.
-#[allow(clippy::needless_pass_by_value)] // the signature of kube's error policies
-pub fn retry<K: Object>(object: Arc<K>, error: &ReconcileError, _: Arc<Context>) -> Action {
-    if error.is_conflict() {
-        debug!(object = object.name_any(), %error, "conflict, trying again");
-        return Action::requeue(Duration::from_millis(100));
-    }
-    warn!(object = object.name_any(), %error, "reconcile failed, trying again");
-    Action::requeue(Duration::from_secs(2))
 }
 
 impl Context {
@@ -230,11 +100,6 @@ impl Context {
         found(&self.stores.ip_claims, &self.index.owned_by(owner))
     }
 
-    /// Roles of a parent.
-    pub fn team<R: Role>(&self, parent: &str) -> Vec<Arc<R>> {
-        found(R::all(self), &self.index.team(R::KIND, parent))
-    }
-
     /// Networks of a VPC.
     pub fn networks_of(&self, vpc: &str) -> Vec<Arc<Network>> {
         found(&self.stores.networks, &self.index.networks_of(vpc))
@@ -264,56 +129,61 @@ pub fn related(kind: &str, name: &str) -> ObjectReference {
     }
 }
 
-/// InternalIPs of a node, of both families.
-pub fn internal_ips(node: &Node) -> Vec<IpAddr> {
-    let addresses = node
-        .status
-        .as_ref()
-        .and_then(|status| status.addresses.as_ref())
-        .into_iter()
-        .flatten();
-    let internal = addresses.filter(|address| address.type_ == "InternalIP");
-    internal
-        .filter_map(|address| address.address.parse().ok())
-        .collect()
-}
-
 /// Those of the names that the store has.
-fn found<K: Object>(store: &Store<K>, names: &[String]) -> Vec<Arc<K>> {
+pub fn found<K: Object>(store: &Store<K>, names: &[String]) -> Vec<Arc<K>> {
     names
         .iter()
         .filter_map(|name| store.get(&ObjectRef::new(name)))
         .collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use std::net::IpAddr;
+impl Leadership for Context {
+    fn look(&self) {
+        self.hub.is_connected("");
+    }
 
-    use thuban_api::cidr::Cidr;
+    fn epoch(&self) -> u64 {
+        self.hub.epoch()
+    }
 
-    use super::Reservations;
-    use crate::model::allocation::propose;
+    fn droplets(&self) -> DropletCounts {
+        let droplets: Vec<String> = self
+            .hub
+            .read(|world| world.droplets().map(|(name, _)| name.clone()).collect());
+        let mut counts = DropletCounts::default();
+        for droplet in droplets {
+            match self.hub.health(&droplet) {
+                Health::Connected => counts.connected += 1,
+                Health::Missing(_) => counts.missing += 1,
+                Health::Suspect => counts.suspect += 1,
+            }
+        }
+        counts
+    }
 
-    #[test]
-    fn an_endpoint_reserves_an_address_of_each_family_until_it_is_forgotten() {
-        let reservations = Reservations::default();
-        let reserve = |uid: &str, vpc: &str, droplet: &str, range: &str| -> IpAddr {
-            let range: [Cidr; 1] = [range.parse().unwrap()];
-            let pick = reservations.reserve(uid, vpc, droplet, |is_reserved| {
-                propose(&range, None, is_reserved)
-            });
-            pick.unwrap().0
-        };
-        let both = |uid: &str, vpc: &str, droplet: &str| {
-            ["10.0.1.0/24", "fd00:1::/64"].map(|range| reserve(uid, vpc, droplet, range).to_string())
-        };
-        assert_eq!(both("a", "red", "d1"), ["10.0.1.2", "fd00:1::2"]);
-        assert_eq!(both("a", "red", "d1"), ["10.0.1.2", "fd00:1::2"], "its own");
-        assert_eq!(both("b", "red", "d2"), ["10.0.1.3", "fd00:1::3"], "same VPC");
-        assert_eq!(both("c", "blue", "d1"), ["10.0.1.3", "fd00:1::3"], "same droplet");
-        assert_eq!(both("d", "blue", "d3"), ["10.0.1.2", "fd00:1::2"]);
-        reservations.forget("a");
-        assert_eq!(both("e", "red", "d1"), ["10.0.1.2", "fd00:1::2"]);
+    fn phases(&self) -> Vec<(&'static str, Vec<Option<Phase>>)> {
+        let stores = &self.stores;
+        macro_rules! phases {
+            ($store:ident) => {
+                stores
+                    .$store
+                    .state()
+                    .iter()
+                    .map(|object| object.status.as_ref().map(|status| status.phase))
+                    .collect()
+            };
+        }
+        vec![
+            ("Vpc", phases!(vpcs)),
+            ("Network", phases!(networks)),
+            ("Endpoint", phases!(endpoints)),
+            ("Divider", phases!(dividers)),
+            ("Bouncer", phases!(bouncers)),
+            ("Droplet", phases!(droplets)),
+        ]
+    }
+
+    fn network_policies(&self) -> usize {
+        self.stores.network_policies.len()
     }
 }

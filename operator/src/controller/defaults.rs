@@ -4,7 +4,7 @@ use kube::{Api, Client};
 use thuban_api::{DEFAULT_NAME, Network, NetworkSpec, Vpc, VpcSpec};
 use tracing::info;
 
-use super::objects::{WriteError, create, get};
+use crate::controller::runtime::objects::{WriteError, create, get};
 
 /// Creates what is missing; what is there stays as it is.
 pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {

@@ -1,21 +1,16 @@
 //! What a deletion waits for, told in the condition `Deleting` and, of VPCs and networks, by an event.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kube::{Api, ResourceExt};
 use thuban_api::condition::{find, set};
 use thuban_api::{Condition, Endpoint, Network, Vpc};
-use tokio::time::Instant;
 
-use super::context::Context;
-use super::objects::{Object, WriteError, condition, replace_status};
+use crate::controller::context::Context;
+use crate::controller::runtime::objects::{Object, WriteError, condition, replace_status};
+use crate::controller::runtime::waits::MOMENT;
 
 const DELETING: &str = "Deleting";
-/// What is over sooner is not worth a write, for acks take milliseconds; nor are more of the same in that time.
-const MOMENT: Duration = Duration::from_secs(5);
 
 pub trait Deleted: Object {
     /// Whether events tell of it. Endpoints may be many that wait for the same.
@@ -35,49 +30,6 @@ macro_rules! deleted {
 }
 
 deleted!(Vpc: true, Network: true, Endpoint: false);
-
-/// What objects wait for, by their UIDs.
-#[derive(Debug, Default)]
-pub struct Waits(Mutex<HashMap<String, Wait>>);
-
-#[derive(Debug)]
-struct Wait {
-    reason: &'static str,
-    since: Instant,
-    said: Option<Instant>,
-}
-
-impl Waits {
-    fn waits(&self) -> MutexGuard<'_, HashMap<String, Wait>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether it has waited for this so long, and not said so a moment ago.
-    fn is_due(&self, uid: &str, reason: &'static str, patience: Duration) -> bool {
-        let fresh = Wait {
-            reason,
-            since: Instant::now(),
-            said: None,
-        };
-        let mut waits = self.waits();
-        let wait = match waits.entry(uid.to_owned()) {
-            Entry::Occupied(known) if known.get().reason == reason => known.into_mut(),
-            other => other.insert_entry(fresh).into_mut(),
-        };
-        wait.since.elapsed() >= patience && wait.said.is_none_or(|said| said.elapsed() >= MOMENT)
-    }
-
-    fn said(&self, uid: &str) {
-        if let Some(wait) = self.waits().get_mut(uid) {
-            wait.said = Some(Instant::now());
-        }
-    }
-
-    /// The object is gone.
-    pub fn end<K: Object>(&self, object: &K) {
-        self.waits().remove(&object.uid().unwrap_or_default());
-    }
-}
 
 /// Says what it waits for.
 pub async fn wait<K: Deleted>(
@@ -140,15 +92,15 @@ pub fn until_detached(droplet: &str) -> String {
 pub fn until_taken(holding: &[String]) -> String {
     format!(
         "waits until its rows are gone from droplets {}; one that never comes back is forgotten with its Node",
-        few(holding)
+        join_first(holding)
     )
 }
 
 /// The first names of a list that may be long.
-pub fn few(names: &[String]) -> String {
-    const FEW: usize = 5;
-    let more = names.len().saturating_sub(FEW);
-    let first = names[..names.len().min(FEW)].join(", ");
+pub fn join_first(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let more = names.len().saturating_sub(SHOWN);
+    let first = names[..names.len().min(SHOWN)].join(", ");
     if more > 0 {
         format!("{first} and {more} more")
     } else {

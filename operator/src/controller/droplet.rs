@@ -7,15 +7,18 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
-use thuban_api::condition::{find, set};
-use thuban_api::{Condition, ConditionStatus, Droplet, Phase};
+use thuban_api::condition::set;
+use thuban_api::{Condition, Droplet, Phase};
 
-use super::context::{Context, ReconcileError, internal_ips};
-use super::heartbeat::PATIENCE;
-use super::host;
-use super::objects::{WriteError, condition, list, owner, replace, replace_status};
-use super::observe::wake_unplaced;
+use crate::controller::context::Context;
+use crate::controller::endpoint::host;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::heartbeat::PATIENCE;
+use crate::controller::runtime::objects::{WriteError, condition, list, owner, replace, replace_status};
+use crate::controller::wake::{wake_roles, wake_unplaced};
 use crate::hub::Health;
+use crate::model::cached::internal_ips;
+use crate::model::droplet::is_accepted;
 use crate::model::validation::parse;
 
 /// Why a droplet is not used: (reason, message).
@@ -212,13 +215,6 @@ fn apply(droplet: &Droplet, state: Option<State>, context: &Context) {
     }
 }
 
-/// Wakes the roles on a droplet.
-pub fn wake_roles(name: &str, context: &Context) {
-    for (kind, role) in context.hub.read(|world| world.roles_on(name)) {
-        context.hub.triggers.role(kind, &role);
-    }
-}
-
 fn judge(droplet: &Droplet, node_addresses: &[IpAddr], context: &Context) -> Result<(), Refusal> {
     let name = droplet.name_any();
     if droplet.spec.node != name {
@@ -278,18 +274,4 @@ fn judge(droplet: &Droplet, node_addresses: &[IpAddr], context: &Context) -> Res
         }
     }
     Ok(())
-}
-
-/// Whether it may be given roles.
-pub fn is_accepted(droplet: &Droplet) -> bool {
-    let status = droplet.status.as_ref();
-    let accepted = status.and_then(|status| find(&status.conditions, "Accepted"));
-    accepted.is_some_and(|accepted| accepted.status == ConditionStatus::True)
-}
-
-/// Whether it had a stream, as far as the last leader knew.
-pub fn was_ready(droplet: &Droplet) -> bool {
-    let status = droplet.status.as_ref();
-    let ready = status.and_then(|status| find(&status.conditions, "Ready"));
-    ready.is_some_and(|ready| ready.status == ConditionStatus::True)
 }

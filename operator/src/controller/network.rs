@@ -7,41 +7,26 @@ use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::condition::set;
-use thuban_api::identifiers::NetworkId;
 use thuban_api::{Bouncer, BouncerSpec, Endpoint, Network, NetworkStatus, Phase};
 
-use super::context::{Context, ReconcileError};
-use super::deletion::{self, few, until_taken};
-use super::endpoint::has_addresses;
-use super::objects::{
+use crate::controller::context::Context;
+use crate::controller::deletion::{self, join_first, until_taken};
+use crate::controller::role::kind::roles_of;
+use crate::controller::role::role_set::{self, RoleSet};
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::{
     WriteError, add_finalizer, condition, has_finalizer, list_where, remove_finalizer, replace_status,
 };
-use super::scale::{self, Team};
-use super::scaled::is_scaled;
 use crate::hub::Waiter;
 use crate::model::allocation::capacity;
+use crate::model::endpoint::{has_addresses, is_scaled};
+use crate::model::ranges::{id, in_force, is_accepted};
 use crate::model::rows::Key;
 use crate::model::scaling::{Bounds, Demand};
 use crate::model::validation::{self, RangeError};
 
 /// How long numbers in the status may be old, so that a burst of pods costs one write.
 const COUNT_EVERY: Duration = Duration::from_secs(10);
-
-/// Whether ranges of the network are in force.
-pub fn is_accepted(network: &Network) -> bool {
-    !in_force(network).is_empty()
-}
-
-/// Its id in rows; none until ranges are in force.
-pub fn id(network: &Network) -> Option<u32> {
-    let ranges = in_force(network).iter().filter_map(|cidr| cidr.parse().ok());
-    NetworkId::of(&ranges.collect::<Vec<_>>()).map(NetworkId::get)
-}
-
-/// The ranges in force.
-pub fn in_force(network: &Network) -> &[String] {
-    network.status.as_ref().map_or(&[], |status| &status.cidrs)
-}
 
 pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let networks: Api<Network> = Api::all(context.client.clone());
@@ -192,7 +177,7 @@ fn wanted(network: &Network, status: &NetworkStatus, context: &Context) -> u32 {
     let least = network.spec.bouncers;
     let Some(scaling) = &network.spec.autoscale else {
         let bounds = Bounds { least, most: least };
-        return scale::wanted("", None, bounds, &[], context);
+        return role_set::wanted("", None, bounds, &[], context);
     };
     let name = network.name_any();
     let vni = context.hub.read(|world| world.network_vni(&name));
@@ -213,7 +198,7 @@ fn wanted(network: &Network, status: &NetworkStatus, context: &Context) -> u32 {
         least,
         most: scaling.max_bouncers,
     };
-    scale::wanted(
+    role_set::wanted(
         &format!("network/{name}"),
         status.bouncers,
         bounds,
@@ -236,17 +221,12 @@ async fn ensure_bouncers(
         };
         Bouncer::new(name, spec)
     };
-    let team = Team {
+    let roles = RoleSet {
         parent: network,
         letter: 'b',
         make: &make,
     };
-    team.ensure(wanted, context).await
-}
-
-/// Whether a network still serves somebody.
-pub fn has_endpoints(name: &str, context: &Context) -> bool {
-    context.hub.read(|world| world.population(name)) > 0
+    roles.ensure(wanted, context).await
 }
 
 /// Endpoints first, then bouncers, then the rows everywhere, then the object.
@@ -265,14 +245,14 @@ async fn remove(
             format!("waits until {waiting} endpoints are gone: kubectl get endpoints.thuban.dev -A");
         deletion::wait(network, networks, ("WaitsForEndpoints", &message), context).await?;
         // Endpoints that came while it began to leave are served to their end.
-        if context.team::<Bouncer>(&name).is_empty() {
+        if roles_of::<Bouncer>(&name, context).is_empty() {
             ensure_bouncers(network, 1, context).await?;
         }
         return Ok(Action::requeue(Duration::from_secs(10)));
     }
-    let own = scale::remove_all::<_, Bouncer>(network, context).await?;
+    let own = role_set::remove_all::<_, Bouncer>(network, context).await?;
     if !own.is_empty() {
-        let message = format!("waits until these bouncers are gone: {}", few(&own));
+        let message = format!("waits until these bouncers are gone: {}", join_first(&own));
         deletion::wait_long(network, networks, ("WaitsForBouncers", &message), context).await?;
         return Ok(Action::requeue(Duration::from_secs(1)));
     }
@@ -306,7 +286,7 @@ async fn remove(
         })
         .collect();
     if !own.is_empty() {
-        let message = format!("waits until these endpoints are gone: {}", few(&own));
+        let message = format!("waits until these endpoints are gone: {}", join_first(&own));
         deletion::wait_long(network, networks, ("WaitsForEndpoints", &message), context).await?;
         return Ok(Action::requeue(Duration::from_secs(1)));
     }

@@ -4,35 +4,20 @@
 //! takes the event's name once. When it has forgotten the event (after an hour, unless it is set otherwise), the next leader
 //! tells again.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use tracing::info;
 
-use super::context::{Context, ReconcileError};
-use super::trim::NetworkPolicy;
-use super::watch::Change;
+use crate::controller::context::Context;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::watch::Change;
+use crate::model::cached::NetworkPolicy;
 
 const REASON: &str = "NetworkPolicyNotEnforced";
 const NOTE: &str = "Thuban does not enforce NetworkPolicies: this one allows and denies nothing. Pods are reached by every \
                     pod of their VPC, and by none of another VPC; to keep pods apart, put them into VPCs of their own";
-
-/// The generation of each policy, by UID, that this leader has told of, or found told: labels that change, and lists, cost no
-/// request.
-#[derive(Debug, Default)]
-pub struct Told(Mutex<HashMap<String, i64>>);
-
-impl Told {
-    fn has(&self, uid: &str, generation: i64) -> bool {
-        self.with(|told| told.get(uid) == Some(&generation))
-    }
-
-    fn with<T>(&self, look: impl FnOnce(&mut HashMap<String, i64>) -> T) -> T {
-        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
 
 pub fn on_change(context: &Context, change: &Change<NetworkPolicy>) {
     match change {

@@ -6,24 +6,24 @@ use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::{
-    Bouncer, DEFAULT_NAME, Divider, Droplet, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network,
-    SYSTEM_NAMESPACE, VniClaim, Vpc,
+    DEFAULT_NAME, Droplet, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network, SYSTEM_NAMESPACE, VniClaim, Vpc,
 };
 
-use super::context::Context;
-use super::droplet::{address_in_force, wake_roles};
-use super::host;
-use super::network::{id, in_force, is_accepted};
-use super::observe_services::wake_services_of;
-use super::pick::crowded_by;
-use super::pod::endpoint_name;
-use super::role::Role;
-use super::show::hide;
-use super::trim::Pod;
-use super::watch::Change;
-use super::{attach, endpoint};
+use crate::controller::admission::admitted;
+use crate::controller::context::Context;
+use crate::controller::droplet::address_in_force;
+use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint};
+use crate::controller::role::kind::Role;
+use crate::controller::role::placement::crowded_by;
+use crate::controller::runtime::watch::Change;
+use crate::controller::wake::{
+    wake_endpoints, wake_hosts, wake_members, wake_roles, wake_services_of, wake_unplaced, wake_where,
+};
 use crate::model::admission::network_of;
 use crate::model::allocation::{self, Family, Owner};
+use crate::model::cached::Pod;
+use crate::model::endpoint::{has_addresses, is_host, name_of};
+use crate::model::ranges::{id, in_force, is_accepted};
 use crate::model::world::{self, EndpointName, RoleKind};
 
 pub fn on_pod(context: &Context, change: &Change<Pod>) {
@@ -39,7 +39,7 @@ pub fn on_pod(context: &Context, change: &Change<Pod>) {
         context.index.pod(named.clone(), &name, is_there);
         triggers.endpoint(&named);
     }
-    triggers.endpoint(&(namespace.clone(), endpoint_name(pod)));
+    triggers.endpoint(&(namespace.clone(), pod.endpoint_name()));
     if is_there {
         triggers.pod(&namespace, &name);
     } else {
@@ -56,13 +56,13 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
         Change::Applied(space) => space,
         Change::Gone(space) => {
             let name = space.name_any();
-            show_namespace(context, space);
+            sync_namespace(context, space);
             context.index.forget_admission(&format!("namespace/{name}"));
             return;
         }
     };
     let name = space.name_any();
-    show_namespace(context, space);
+    sync_namespace(context, space);
     let labels = format!("{:?}", space.labels());
     if context
         .index
@@ -81,12 +81,12 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
     }
     wake_services_of(&space.name_any(), context);
     if name == SYSTEM_NAMESPACE && context.index.is_news("hosts-namespace".into(), name) {
-        host::wake_all(context);
+        wake_hosts(context);
     }
 }
 
 /// Tells the world where the namespace's names belong: nowhere while its network doesn't let it in.
-fn show_namespace(context: &Context, space: &Namespace) {
+fn sync_namespace(context: &Context, space: &Namespace) {
     let name = space.name_any();
     // Judged under the lock, by the stores as they are then: whoever comes last is right.
     context.hub.update(|world| {
@@ -94,24 +94,24 @@ fn show_namespace(context: &Context, space: &Namespace) {
         let network = space.map(|space| network_of(&BTreeMap::new(), space.annotations()));
         let network = network.filter(|network| {
             let known = context.network(network);
-            endpoint::admitted(&name, network, known.as_deref(), context).is_ok()
+            admitted(&name, network, known.as_deref(), context).is_ok()
         });
         world.set_namespace(&name, network.as_deref());
     });
 }
 
 /// The same of all.
-pub fn show_all_namespaces(context: &Context) {
+pub fn sync_all_namespaces(context: &Context) {
     for space in context.stores.namespaces.state() {
-        show_namespace(context, &space);
+        sync_namespace(context, &space);
     }
 }
 
 /// The same of all namespaces of networks that may let others in from now on.
-fn show_namespaces(context: &Context, networks: &[String]) {
+fn sync_namespaces(context: &Context, networks: &[String]) {
     for space in context.stores.namespaces.state() {
         if networks.contains(&network_of(&BTreeMap::new(), space.annotations())) {
-            show_namespace(context, &space);
+            sync_namespace(context, &space);
         }
     }
 }
@@ -145,31 +145,6 @@ fn forget_droplet(context: &Context, name: &str) {
     }
 }
 
-/// Wakes the endpoints of a network that have no address yet and might get one now.
-fn wake_endpoints(context: &Context, network: &str) {
-    for name in context.index.waiting_of(network) {
-        context.hub.triggers.endpoint(&name);
-    }
-}
-
-/// Wakes all endpoints that are so. It goes through all of them: for what changes by a person's hand.
-fn wake_where(context: &Context, is_so: impl Fn(&Endpoint) -> bool) {
-    let all = context.stores.endpoints.state();
-    for endpoint in all.iter().filter(|endpoint| is_so(endpoint)) {
-        context.hub.triggers.endpoint(&attach::name_of(endpoint));
-    }
-}
-
-/// Wakes the scaled endpoints of a network, whose VPC is another one now, or none.
-fn wake_members(context: &Context, network: &str) {
-    let services: Vec<EndpointName> = context
-        .hub
-        .read(|world| world.services_of_network(network).cloned().collect());
-    for name in &services {
-        context.hub.triggers.endpoint(name);
-    }
-}
-
 /// What a VPC's pods may reach of others, by namespace and name.
 fn shared_services(vpc: &Vpc, context: &Context) -> Vec<(String, String)> {
     let Some(names) = &vpc.spec.shared_services else {
@@ -187,7 +162,7 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
             let whose = format!("vpc/{}", vpc.name_any());
             let admits = format!("{:?}", vpc.spec.allowed_namespaces);
             if context.index.is_news(format!("names/{whose}"), admits.clone()) {
-                show_namespaces(context, &context.index.networks_of(&vpc.name_any()));
+                sync_namespaces(context, &context.index.networks_of(&vpc.name_any()));
             }
             if context.index.admission_changed(whose, admits) {
                 let networks = context.index.networks_of(&vpc.name_any());
@@ -212,7 +187,7 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
             context.index.forget_admission(&format!("vpc/{name}"));
             context.index.forget_admission(&format!("names/vpc/{name}"));
             let networks = context.index.networks_of(&name);
-            show_namespaces(context, &networks);
+            sync_namespaces(context, &networks);
             wake_where(context, |endpoint| networks.contains(&endpoint.spec.network));
             context.index.forget_vnis(&vpc.uid().unwrap_or_default());
             (vpc.name_any(), None)
@@ -256,7 +231,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
             context.index.network(&network.spec.vpc, &name, true);
             let news = format!("{:?} {}", network.spec.allowed_namespaces, network.spec.vpc);
             if context.index.is_news(format!("names/network/{name}"), news) {
-                show_namespaces(context, std::slice::from_ref(&name));
+                sync_namespaces(context, std::slice::from_ref(&name));
             }
             let is_leaving = network.metadata.deletion_timestamp.is_some();
             let row = id(network).map(|id| world::Network {
@@ -276,7 +251,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
             let name = network.name_any();
             context.index.forget_admission(&format!("network/{name}"));
             context.index.forget_admission(&format!("names/network/{name}"));
-            show_namespaces(context, std::slice::from_ref(&name));
+            sync_namespaces(context, std::slice::from_ref(&name));
             context.index.network(&network.spec.vpc, &name, false);
             context.hub.update(|world| world.set_network(&name, None));
             triggers.vpc(&network.spec.vpc);
@@ -292,7 +267,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
         }
     };
     if name == DEFAULT_NAME && is_usable_anew(context, change) {
-        host::wake_all(context);
+        wake_hosts(context);
     }
     triggers.network(&name);
     wake_endpoints(context, &name);
@@ -376,37 +351,23 @@ pub fn on_droplet(context: &Context, change: &Change<Droplet>) {
     }
 }
 
-/// Roles that wait for a droplet.
-pub fn wake_unplaced(context: &Context) {
-    wake_unplaced_of::<Divider>(context);
-    wake_unplaced_of::<Bouncer>(context);
-}
-
-fn wake_unplaced_of<R: Role>(context: &Context) {
-    for role in R::all(context).state() {
-        if role.droplet().is_none() {
-            context.hub.triggers.role(R::KIND, &role.name_any());
-        }
-    }
-}
-
 pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
     let triggers = &context.hub.triggers;
     let (object, is_there) = match change {
         Change::Applied(endpoint) => (endpoint, true),
         Change::Gone(endpoint) => (&**endpoint, false),
     };
-    let name = attach::name_of(object);
-    let is_waiting = is_there && !endpoint::has_addresses(object);
+    let name = name_of(object);
+    let is_waiting = is_there && !has_addresses(object);
     context.index.waiting(&object.spec.network, &name, is_waiting);
     if !is_waiting {
         context.reservations.forget(&Owner::of(object).uid);
     }
     if is_there {
-        endpoint::show(object, context);
+        sync_endpoint(object, context);
     } else {
         context.waits.end(object);
-        hide(&name, context);
+        remove_endpoint(&name, context);
         context.hub.update(|world| world.set_service(&name, None));
         context.index.forget_leaving(&object.uid().unwrap_or_default());
         // A pod that lives on, or was created again under its name, gets a new one.
@@ -416,7 +377,7 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
         if let Some(service) = &object.spec.service_ref {
             triggers.service(&name.0, &service.name);
         }
-        if attach::is_host(object) {
+        if is_host(object) {
             triggers.droplet(&object.spec.droplet);
         }
     }
@@ -447,9 +408,9 @@ fn claimant(context: &Context, claim: &IpClaim) -> Option<EndpointName> {
         .as_ref()
         .is_none_or(|status| status.addresses.is_empty());
     if is_open {
-        endpoint::show(&endpoint, context);
+        sync_endpoint(&endpoint, context);
     }
-    is_open.then(|| attach::name_of(&endpoint))
+    is_open.then(|| name_of(&endpoint))
 }
 
 pub fn on_ip_claim(context: &Context, change: &Change<IpClaim>) {

@@ -21,25 +21,34 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tracing::info;
 
-use super::context::{Claiming, Context, ReconcileError, Reservations, Stores, retry};
-use super::deletion::Waits;
-use super::events::Events;
-use super::heartbeat::Heartbeats;
-use super::index::Index;
-use super::objects::Object;
-use super::pace::Pace;
-use super::patrol::patrol;
-use super::slices::Slices;
-use super::trim::{NetworkPolicy, Pod};
-use super::watch::{Change, watch};
-use super::{
-    claim, droplet, endpoint, network, network_policy, observe, observe_services, pod, role, scaled, service,
-    trim, vni_claim, vpc,
-};
+use crate::controller::cache::claim_locks::ClaimLocks;
+use crate::controller::cache::index::Index;
+use crate::controller::cache::placements::Placements;
+use crate::controller::cache::policies_told::PoliciesTold;
+use crate::controller::cache::reservations::Reservations;
+use crate::controller::cache::slices::Slices;
+use crate::controller::cache::stores::Stores;
+use crate::controller::cache::strip;
+use crate::controller::context::Context;
+use crate::controller::endpoint::scaled::sync_service;
+use crate::controller::endpoint::sync::sync_endpoint;
+use crate::controller::endpoint::{self, pod};
+use crate::controller::runtime::error::{ReconcileError, retry};
+use crate::controller::runtime::events::Events;
+use crate::controller::runtime::heartbeat::Heartbeats;
+use crate::controller::runtime::objects::Object;
+use crate::controller::runtime::rate_limit::RateLimit;
+use crate::controller::runtime::resync::resync;
+use crate::controller::runtime::waits::Waits;
+use crate::controller::runtime::watch::{Change, watch};
+use crate::controller::service::observe as observe_services;
+use crate::controller::{claim, droplet, network, network_policy, observe, role, service, vni_claim, vpc};
 use crate::hub::{Hub, Triggers};
 use crate::metrics::{self, Queue};
+use crate::model::cached::{NetworkPolicy, Pod};
 use crate::model::service::{EndpointSlice, Service};
 use crate::model::validation::RefusedRanges;
+use crate::model::was_ready;
 
 /// How many objects of a kind are reconciled at the same time.
 const CONCURRENCY: u16 = 64;
@@ -198,12 +207,12 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
             .collect(),
         reservations: Reservations::default(),
         waits: Waits::default(),
-        claiming: Claiming::default(),
-        placements: role::Placements::default(),
+        claim_locks: ClaimLocks::default(),
+        placements: Placements::default(),
         index: Index::default(),
         slices: Slices::default(),
-        policies_told: network_policy::Told::default(),
-        counts: Pace::new(COUNTS_A_SECOND, COUNTS_AT_ONCE),
+        policies_told: PoliciesTold::default(),
+        counts: RateLimit::new(COUNTS_A_SECOND, COUNTS_AT_ONCE),
         heartbeats: Heartbeats::default(),
         seen: Mutex::new(HashMap::new()),
     });
@@ -212,25 +221,30 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         context: context.clone(),
         filling: Vec::new(),
     };
-    feed.watch(tasks, pod_writer, trim::pod, observe::on_pod);
-    feed.watch(tasks, namespace_writer, trim::namespace, observe::on_namespace);
-    feed.watch(tasks, node_writer, trim::node, observe::on_node);
-    feed.watch(tasks, vpc_writer, trim::any, observe::on_vpc);
-    feed.watch(tasks, network_writer, trim::any, observe::on_network);
-    feed.watch(tasks, endpoint_writer, trim::any, observe::on_endpoint);
-    feed.watch(tasks, divider_writer, trim::any, observe::on_role);
-    feed.watch(tasks, bouncer_writer, trim::any, observe::on_role);
-    feed.watch(tasks, droplet_writer, trim::any, observe::on_droplet);
-    feed.watch(tasks, ip_claim_writer, trim::any, observe::on_ip_claim);
-    feed.watch(tasks, vni_claim_writer, trim::any, observe::on_vni_claim);
-    feed.watch(tasks, service_writer, trim::service, observe_services::on_service);
-    feed.watch(tasks, slice_writer, trim::slice, observe_services::on_slice);
+    feed.watch(tasks, pod_writer, strip::pod, observe::on_pod);
+    feed.watch(tasks, namespace_writer, strip::namespace, observe::on_namespace);
+    feed.watch(tasks, node_writer, strip::node, observe::on_node);
+    feed.watch(tasks, vpc_writer, strip::any, observe::on_vpc);
+    feed.watch(tasks, network_writer, strip::any, observe::on_network);
+    feed.watch(tasks, endpoint_writer, strip::any, observe::on_endpoint);
+    feed.watch(tasks, divider_writer, strip::any, observe::on_role);
+    feed.watch(tasks, bouncer_writer, strip::any, observe::on_role);
+    feed.watch(tasks, droplet_writer, strip::any, observe::on_droplet);
+    feed.watch(tasks, ip_claim_writer, strip::any, observe::on_ip_claim);
+    feed.watch(tasks, vni_claim_writer, strip::any, observe::on_vni_claim);
+    feed.watch(
+        tasks,
+        service_writer,
+        strip::service,
+        observe_services::on_service,
+    );
+    feed.watch(tasks, slice_writer, strip::slice, observe_services::on_slice);
     // Nothing waits for what is only told of.
     let filling = std::mem::take(&mut feed.filling);
     feed.watch(
         tasks,
         network_policy_writer,
-        trim::network_policy,
+        strip::network_policy,
         network_policy::on_change,
     );
     // Whoever is served or reconciled before the world is whole would be taken for gone.
@@ -246,16 +260,16 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     for network in context.stores.networks.state() {
         observe::on_network(&context, &Change::Applied((*network).clone()));
     }
-    observe::show_all_namespaces(&context);
+    observe::sync_all_namespaces(&context);
     for endpoint in context.stores.endpoints.state() {
-        endpoint::show(&endpoint, &context);
+        sync_endpoint(&endpoint, &context);
     }
     // Their backends are endpoints.
     for endpoint in context.stores.endpoints.state() {
-        scaled::show(&endpoint, &context);
+        sync_service(&endpoint, &context);
     }
-    role::leave_those_leaving::<Divider>(&context);
-    role::leave_those_leaving::<Bouncer>(&context);
+    role::unpublish_leaving::<Divider>(&context);
+    role::unpublish_leaving::<Bouncer>(&context);
     metrics::leads(&context);
     let stores = &context.stores;
     control(
@@ -335,8 +349,8 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         receivers.network_policies,
         network_policy::reconcile,
     );
-    tasks.spawn(patrol(stores.endpoints.clone(), hub.triggers.endpoints.clone()));
-    tasks.spawn(patrol(stores.ip_claims.clone(), hub.triggers.claims.clone()));
+    tasks.spawn(resync(stores.endpoints.clone(), hub.triggers.endpoints.clone()));
+    tasks.spawn(resync(stores.ip_claims.clone(), hub.triggers.claims.clone()));
     tasks.spawn(serve_when_adopted(context));
     hub
 }
@@ -346,7 +360,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
 async fn serve_when_adopted(context: Arc<Context>) {
     let is_expected = |droplet: &str| {
         let object = context.stores.droplets.get(&ObjectRef::new(droplet));
-        object.is_some_and(|object| droplet::was_ready(&object))
+        object.is_some_and(|object| was_ready(&object))
     };
     while !context.hub.is_adopted(is_expected) {
         tokio::time::sleep(ADOPTION_LOOK).await;
@@ -367,15 +381,16 @@ impl Feed {
         &mut self,
         tasks: &mut JoinSet<()>,
         writer: Writer<K>,
-        trim: fn(&mut K),
+        strip: fn(&mut K),
         handle: fn(&Context, &Change<K>),
     ) {
         let api: Api<K> = Api::all(self.client.clone());
         let context = self.context.clone();
         let (sender, filled) = oneshot::channel();
         self.filling.push(filled);
-        tasks
-            .spawn(async move { watch(api, writer, trim, sender, |change| handle(&context, &change)).await });
+        tasks.spawn(
+            async move { watch(api, writer, strip, sender, |change| handle(&context, &change)).await },
+        );
     }
 }
 

@@ -9,10 +9,11 @@ use kube::{Api, ResourceExt};
 use thuban_api::{VniClaim, Vpc};
 use tracing::info;
 
-use super::claim::{REST, remaining};
-use super::context::{Context, ReconcileError};
-use super::droplet;
-use super::objects::{WriteError, delete, get};
+use crate::controller::claim::{REST, remaining};
+use crate::controller::context::Context;
+use crate::controller::droplet;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::{WriteError, delete, get};
 use crate::hub::Waiter;
 
 /// Steady ones are looked at again, should a watch have missed the end of their VPC.

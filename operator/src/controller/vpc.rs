@@ -11,16 +11,18 @@ use thuban_api::{
     DEFAULT_NAME, Divider, DividerSpec, Network, Phase, VniClaim, VniClaimSpec, Vpc, VpcStatus,
 };
 
-use super::context::{Context, ReconcileError};
-use super::deletion::{self, few, until_taken};
-use super::network::is_accepted;
-use super::objects::{
+use crate::controller::context::Context;
+use crate::controller::deletion::{self, join_first, until_taken};
+use crate::controller::role::kind::roles_of;
+use crate::controller::role::role_set::{self, RoleSet};
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::{
     WriteError, add_finalizer, condition, create, has_finalizer, list, remove_finalizer, replace_status,
 };
-use super::scale::{self, Team};
-use super::vni_claim::holding_rows;
+use crate::controller::vni_claim::holding_rows;
 use crate::hub::Waiter;
 use crate::model::allocation::propose_vni;
+use crate::model::ranges::is_accepted;
 use crate::model::scaling::{Bounds, Demand};
 use crate::model::validation::{self, RefusedRanges};
 
@@ -95,7 +97,7 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
             .event(&*vpc, false, "Provisioned", "networks can be served");
     }
     Ok(if vpc.spec.autoscale.is_some() {
-        Action::requeue(scale::LOOK_AT_LOAD)
+        Action::requeue(role_set::LOOK_AT_LOAD)
     } else {
         Action::await_change()
     })
@@ -193,7 +195,7 @@ fn wanted(vpc: &Vpc, status: &VpcStatus, context: &Context) -> u32 {
         each: scaling.packets_per_second.into(),
     });
     let key = format!("vpc/{}", vpc.name_any());
-    scale::wanted(&key, status.dividers, bounds, demands.as_slice(), context)
+    role_set::wanted(&key, status.dividers, bounds, demands.as_slice(), context)
 }
 
 /// Creates missing dividers and removes those too many; the names of those that don't work yet.
@@ -205,12 +207,12 @@ async fn ensure_dividers(vpc: &Vpc, wanted: u32, context: &Context) -> Result<Ve
         };
         Divider::new(name, spec)
     };
-    let team = Team {
+    let roles = RoleSet {
         parent: vpc,
         letter: 'd',
         make: &make,
     };
-    team.ensure(wanted, context).await
+    roles.ensure(wanted, context).await
 }
 
 /// Networks first, then dividers, then the rows everywhere, then the object, then its VNI.
@@ -227,17 +229,17 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
         .map(|network| network.name_any())
         .collect();
     if !waiting.is_empty() {
-        let message = format!("waits until these networks are deleted: {}", few(&waiting));
+        let message = format!("waits until these networks are deleted: {}", join_first(&waiting));
         deletion::wait(vpc, vpcs, ("WaitsForNetworks", &message), context).await?;
         // Networks that came while it began to leave are served to their end.
-        if context.team::<Divider>(&name).is_empty() {
+        if roles_of::<Divider>(&name, context).is_empty() {
             ensure_dividers(vpc, 1, context).await?;
         }
         return Ok(Action::requeue(Duration::from_secs(10)));
     }
-    let own = scale::remove_all::<_, Divider>(vpc, context).await?;
+    let own = role_set::remove_all::<_, Divider>(vpc, context).await?;
     if !own.is_empty() {
-        let message = format!("waits until these dividers are gone: {}", few(&own));
+        let message = format!("waits until these dividers are gone: {}", join_first(&own));
         deletion::wait_long(vpc, vpcs, ("WaitsForDividers", &message), context).await?;
         return Ok(Action::requeue(Duration::from_secs(1)));
     }

@@ -4,7 +4,7 @@ use kube::runtime::reflector::ObjectRef;
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::controller::trim::{NetworkPolicy, Pod};
+use crate::model::cached::{NetworkPolicy, Pod};
 use crate::model::service::Service;
 use crate::model::world::{EndpointName, RoleKind};
 

@@ -24,9 +24,29 @@ use thuban_proto::transit::{DropletMessage, OperatorMessage, droplet_message, op
 use tokio::time::Instant;
 use tracing::{Instrument, info_span};
 
-use crate::controller::context::{Context, ReconcileError};
-use crate::controller::objects::Object;
-use crate::hub::Health;
+/// What a leadership says of the states that it knows, when it is asked.
+pub trait Leadership: Send + Sync {
+    /// Returns when the hub has answered: one that is stuck never does.
+    fn look(&self);
+    fn epoch(&self) -> u64;
+    /// How many droplets have a stream, have lost it a moment ago, and are suspect.
+    fn droplets(&self) -> DropletCounts;
+    /// The phases of all objects that have one, kind by kind; none: no status yet.
+    fn phases(&self) -> Vec<(&'static str, Vec<Option<Phase>>)>;
+    fn network_policies(&self) -> usize;
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DropletCounts {
+    pub connected: i64,
+    pub missing: i64,
+    pub suspect: i64,
+}
+
+/// An error that is counted by what kind of error it is: one of few words.
+pub trait Category {
+    fn category(&self) -> &'static str;
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reconciled {
@@ -82,7 +102,7 @@ struct Metrics {
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 /// Of the leadership that this process has.
-static LEADERSHIP: Mutex<Weak<Context>> = Mutex::new(Weak::new());
+static LEADERSHIP: Mutex<Option<Weak<dyn Leadership>>> = Mutex::new(None);
 
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.0005, 2.0, 17))
@@ -157,82 +177,33 @@ impl Metrics {
 
     /// States are looked up when they are asked for.
     fn refresh(&self) {
-        let Some(context) = leadership() else {
+        let Some(leadership) = leadership() else {
             self.droplets.clear();
             self.objects.clear();
             self.network_policies.set(0);
             return;
         };
-        let droplets: Vec<String> = context
-            .hub
-            .read(|world| world.droplets().map(|(name, _)| name.clone()).collect());
-        let mut counts = [("connected", 0), ("missing", 0), ("suspect", 0)];
-        for droplet in droplets {
-            let state = match context.hub.health(&droplet) {
-                Health::Connected => 0,
-                Health::Missing(_) => 1,
-                Health::Suspect => 2,
-            };
-            counts[state].1 += 1;
-        }
-        for (state, count) in counts {
+        let DropletCounts {
+            connected,
+            missing,
+            suspect,
+        } = leadership.droplets();
+        for (state, count) in [
+            ("connected", connected),
+            ("missing", missing),
+            ("suspect", suspect),
+        ] {
             self.droplets.get_or_create(&InState { state }).set(count);
         }
-        let stores = &context.stores;
-        let policies = stores.network_policies.len();
+        let policies = leadership.network_policies();
         self.network_policies
             .set(i64::try_from(policies).unwrap_or(i64::MAX));
-        self.phases(
-            "Vpc",
-            stores
-                .vpcs
-                .state()
-                .iter()
-                .map(|o| o.status.as_ref().map(|s| s.phase)),
-        );
-        self.phases(
-            "Network",
-            stores
-                .networks
-                .state()
-                .iter()
-                .map(|o| o.status.as_ref().map(|s| s.phase)),
-        );
-        self.phases(
-            "Endpoint",
-            stores
-                .endpoints
-                .state()
-                .iter()
-                .map(|o| o.status.as_ref().map(|s| s.phase)),
-        );
-        self.phases(
-            "Divider",
-            stores
-                .dividers
-                .state()
-                .iter()
-                .map(|o| o.status.as_ref().map(|s| s.phase)),
-        );
-        self.phases(
-            "Bouncer",
-            stores
-                .bouncers
-                .state()
-                .iter()
-                .map(|o| o.status.as_ref().map(|s| s.phase)),
-        );
-        self.phases(
-            "Droplet",
-            stores
-                .droplets
-                .state()
-                .iter()
-                .map(|o| o.status.as_ref().map(|s| s.phase)),
-        );
+        for (kind, phases) in leadership.phases() {
+            self.phases(kind, phases);
+        }
     }
 
-    fn phases(&self, kind: &'static str, phases: impl Iterator<Item = Option<Phase>>) {
+    fn phases(&self, kind: &'static str, phases: Vec<Option<Phase>>) {
         let (mut init, mut provisioned) = (0, 0);
         for phase in phases {
             match phase {
@@ -246,20 +217,23 @@ impl Metrics {
     }
 }
 
-fn leadership() -> Option<Arc<Context>> {
+fn leadership() -> Option<Arc<dyn Leadership>> {
     LEADERSHIP
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
+        .as_ref()?
         .upgrade()
 }
 
-/// This process leads with this context, until it is dropped.
-pub fn leads(context: &Arc<Context>) {
-    *LEADERSHIP.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(context);
+/// This process leads, until `leadership` is dropped.
+pub fn leads(leadership: &Arc<impl Leadership + 'static>) {
     METRICS.leader.set(1);
     METRICS
         .epoch
-        .set(i64::try_from(context.hub.epoch()).unwrap_or(i64::MAX));
+        .set(i64::try_from(leadership.epoch()).unwrap_or(i64::MAX));
+    let leadership = Arc::downgrade(leadership);
+    let leadership: Weak<dyn Leadership> = leadership;
+    *LEADERSHIP.lock().unwrap_or_else(PoisonError::into_inner) = Some(leadership);
 }
 
 /// All metrics, as Prometheus reads them.
@@ -280,22 +254,26 @@ fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
     }
 }
 
-/// Objects of a kind that were triggered and not looked at since.
-pub struct Queue<K: Object>(Arc<Mutex<HashSet<ObjectRef<K>>>>);
+/// Objects of a kind that are looked at.
+pub trait Counted: Resource<DynamicType = ()> + Clone {}
+impl<K: Resource<DynamicType = ()> + Clone> Counted for K {}
 
-impl<K: Object> Clone for Queue<K> {
+/// Objects of a kind that were triggered and not looked at since.
+pub struct Queue<K: Counted>(Arc<Mutex<HashSet<ObjectRef<K>>>>);
+
+impl<K: Counted> Clone for Queue<K> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<K: Object> Default for Queue<K> {
+impl<K: Counted> Default for Queue<K> {
     fn default() -> Self {
         Self(Arc::default())
     }
 }
 
-impl<K: Object> Queue<K> {
+impl<K: Counted> Queue<K> {
     pub fn add(&self, object: &ObjectRef<K>) {
         self.change(|waiting| waiting.insert(object.clone()));
     }
@@ -324,11 +302,11 @@ impl<K: Object> Queue<K> {
 }
 
 /// Reconciles in a span of its own, counted and timed.
-pub async fn observed<K: Object>(
+pub async fn observed<K: Counted, E: Category>(
     queue: Queue<K>,
     object: Arc<K>,
-    reconcile: impl Future<Output = Result<Action, ReconcileError>>,
-) -> Result<Action, ReconcileError> {
+    reconcile: impl Future<Output = Result<Action, E>>,
+) -> Result<Action, E> {
     let (kind, reference) = (kind::<K>(), ObjectRef::from_obj(&*object));
     queue.remove(&reference);
     let start = Instant::now();
@@ -404,12 +382,21 @@ impl Stream {
 
 #[cfg(test)]
 mod tests {
-    use crate::controller::trim::{NetworkPolicy, Pod};
+    use crate::model::cached::{NetworkPolicy, Pod};
     use crate::model::service::Service;
     use thuban_api::Vpc;
     use thuban_proto::transit::{Ack, Program, Row};
 
     use super::*;
+
+    #[derive(Debug)]
+    struct Failure;
+
+    impl Category for Failure {
+        fn category(&self) -> &'static str {
+            "test"
+        }
+    }
 
     fn program(sequence: u64, rows: usize, snapshot: bool) -> OperatorMessage {
         let program = Program {
@@ -485,7 +472,7 @@ mod tests {
             "metadata": {"name": "red"}, "spec": {"cidrs": ["10.0.0.0/16"]}
         }))
         .unwrap();
-        let done = async { Ok(Action::await_change()) };
+        let done = async { Ok::<_, Failure>(Action::await_change()) };
         observed(Queue::default(), Arc::new(vpc), done).await.unwrap();
         assert!(value(series) >= before + 1.0);
     }

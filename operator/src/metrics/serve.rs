@@ -33,10 +33,10 @@ impl Pages for OperatorPages {
 
 /// A leader whose hub is stuck is of no use.
 async fn is_alive() -> bool {
-    let Some(context) = leadership() else {
+    let Some(leadership) = leadership() else {
         return true;
     };
-    let look = tokio::task::spawn_blocking(move || context.hub.is_connected(""));
+    let look = tokio::task::spawn_blocking(move || leadership.look());
     timeout(PATIENCE / 2, look).await.is_ok()
 }
 

@@ -3,11 +3,16 @@
 pub mod acks;
 pub mod admission;
 pub mod allocation;
+pub mod asked;
 pub mod backends;
-pub mod few;
+pub mod cached;
+pub mod droplet;
+pub mod endpoint;
 pub mod placement;
+pub mod ranges;
 pub mod rows;
 pub mod scaling;
 pub mod service;
+pub mod sorted_set;
 pub mod validation;
 pub mod world;

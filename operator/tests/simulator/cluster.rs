@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use thuban_operator::controller::pick::{PREFERENCE, ZONE};
+use thuban_operator::controller::role::placement::{PREFERENCE, ZONE};
 use thuban_proto::transit::Attachment;
 
 use crate::droplet::{self, Droplet, Report};

@@ -13,8 +13,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use thuban_api::identifiers::MacAddr;
 use thuban_proto::transit::row;
 
-use super::few::Few;
 use super::rows::{self, Key, PackedRow};
+use super::sorted_set::SortedSet;
 use roles::Roles;
 use services::Services;
 
@@ -135,9 +135,9 @@ pub struct World {
     /// The same by droplet and VNI.
     subscribed: HashMap<String, HashMap<u32, BTreeSet<IpAddr>>>,
     /// Endpoints of a network by droplet.
-    members: HashMap<String, BTreeMap<String, Few<EndpointName>>>,
+    members: HashMap<String, BTreeMap<String, SortedSet<EndpointName>>>,
     /// Endpoints that have an address, in whatever VPC.
-    by_address: HashMap<IpAddr, Few<EndpointName>>,
+    by_address: HashMap<IpAddr, SortedSet<EndpointName>>,
     /// Endpoints with a previous droplet.
     moving: BTreeSet<EndpointName>,
     contributions: HashMap<Owner, KeptRows>,
@@ -480,7 +480,7 @@ impl World {
     /// Endpoints of a network that live somewhere.
     pub fn population(&self, network: &str) -> usize {
         let droplets = self.members.get(network).into_iter().flat_map(BTreeMap::values);
-        droplets.map(Few::len).sum()
+        droplets.map(SortedSet::len).sum()
     }
 
     /// Endpoints that live on a droplet.

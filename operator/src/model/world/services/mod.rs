@@ -18,8 +18,8 @@ pub use reach::MOST_OWN_ADDRESSES;
 
 use super::{EndpointName, Key, Owner, Rows, Vpc, World};
 
-use crate::model::few::Few;
 use crate::model::rows::{self, NodeService};
+use crate::model::sorted_set::SortedSet;
 
 /// A Service as droplets are told of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,7 +74,7 @@ pub(super) struct Services {
     pub namespaces: BTreeMap<String, String>,
     all: HashMap<EndpointName, Service>,
     by_network: HashMap<String, BTreeSet<EndpointName>>,
-    by_address: HashMap<IpAddr, Few<EndpointName>>,
+    by_address: HashMap<IpAddr, SortedSet<EndpointName>>,
     /// Those that nodes serve.
     by_node: BTreeSet<EndpointName>,
     /// Those that are reached by way of nodes.
@@ -82,7 +82,7 @@ pub(super) struct Services {
     /// Those of which every droplet with a part in the VPC has rows.
     local: BTreeSet<EndpointName>,
     /// By namespace and name of the Service.
-    by_name: BTreeMap<(String, String), Few<EndpointName>>,
+    by_name: BTreeMap<(String, String), SortedSet<EndpointName>>,
 }
 
 impl Services {

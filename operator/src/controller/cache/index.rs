@@ -1,0 +1,206 @@
+//! What reconcilers look up often: kept by the watches, so that nobody goes through all objects of a kind.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use thuban_api::cidr::Cidr;
+
+use crate::model::allocation::Family;
+use crate::model::sorted_set::SortedSet;
+use crate::model::world::{EndpointName, RoleKind};
+
+#[derive(Debug, Default)]
+struct Sets {
+    /// Names of IPv4 claims by network.
+    claims: HashMap<String, BTreeSet<String>>,
+    /// Names of claims by UID of their owner.
+    owned: HashMap<String, SortedSet<String>>,
+    /// Names of roles by kind and parent.
+    roles: HashMap<(RoleKind, String), BTreeSet<String>>,
+    /// Names of networks by VPC.
+    networks: HashMap<String, BTreeSet<String>>,
+    /// By network and family: every address below has a claim.
+    floors: HashMap<(String, Family), (Cidr, IpAddr)>,
+    /// Endpoints without an address by network.
+    waiting: HashMap<String, BTreeSet<EndpointName>>,
+    /// VNIs that this process has tried to claim, by UID of the VPC.
+    vnis: HashMap<u32, String>,
+    /// UIDs of endpoints whose rows are being taken back.
+    leaving: HashSet<String>,
+    /// Names of the pods that name an Endpoint made by a user.
+    pods: HashMap<EndpointName, BTreeSet<String>>,
+    /// Whom a VPC or a network admits, or the labels of a namespace, as last seen.
+    admissions: HashMap<String, String>,
+}
+
+#[derive(Debug, Default)]
+pub struct Index(Mutex<Sets>);
+
+pub(super) fn put<K: Eq + std::hash::Hash, V: Ord>(
+    sets: &mut HashMap<K, BTreeSet<V>>,
+    key: K,
+    value: V,
+    is_in: bool,
+) {
+    if is_in {
+        sets.entry(key).or_default().insert(value);
+    } else if let Some(set) = sets.get_mut(&key) {
+        set.remove(&value);
+        if set.is_empty() {
+            sets.remove(&key);
+        }
+    }
+}
+
+impl Index {
+    fn sets<T>(&self, work: impl FnOnce(&mut Sets) -> T) -> T {
+        // No code under the lock panics half-way through a change.
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether what decides who may enter differs from what it was; not when it is seen for the first time.
+    pub fn admission_changed(&self, whose: String, now: String) -> bool {
+        self.sets(|sets| match sets.admissions.get_mut(&whose) {
+            Some(was) if *was == now => false,
+            Some(was) => {
+                *was = now;
+                true
+            }
+            None => {
+                sets.admissions.insert(whose, now);
+                false
+            }
+        })
+    }
+
+    /// Whether it differs from what it was, or is seen for the first time.
+    pub fn is_news(&self, whose: String, now: String) -> bool {
+        self.sets(|sets| sets.admissions.insert(whose, now.clone()) != Some(now))
+    }
+
+    pub fn forget_admission(&self, whose: &str) {
+        self.sets(|sets| sets.admissions.remove(whose));
+    }
+
+    pub fn claim(&self, network: &str, name: &str, is_there: bool) {
+        self.sets(|sets| put(&mut sets.claims, network.to_owned(), name.to_owned(), is_there));
+    }
+
+    pub fn owned(&self, owner: &str, claim: &str, is_there: bool) {
+        self.sets(|sets| {
+            let claims = sets.owned.entry(owner.to_owned()).or_default();
+            if is_there {
+                claims.insert(&claim.to_owned());
+            } else {
+                claims.remove(&claim.to_owned());
+            }
+            if claims.is_empty() {
+                sets.owned.remove(owner);
+            }
+        });
+    }
+
+    /// Names of the claims of an owner.
+    pub fn owned_by(&self, owner: &str) -> Vec<String> {
+        self.sets(|sets| sets.owned.get(owner).into_iter().flatten().cloned().collect())
+    }
+
+    pub fn role(&self, kind: RoleKind, parent: &str, name: &str, is_there: bool) {
+        let key = (kind, parent.to_owned());
+        self.sets(|sets| put(&mut sets.roles, key, name.to_owned(), is_there));
+    }
+
+    /// Names of the roles of a parent.
+    pub fn roles_of(&self, kind: RoleKind, parent: &str) -> Vec<String> {
+        let key = (kind, parent.to_owned());
+        self.sets(|sets| sets.roles.get(&key).into_iter().flatten().cloned().collect())
+    }
+
+    pub fn network(&self, vpc: &str, name: &str, is_there: bool) {
+        self.sets(|sets| put(&mut sets.networks, vpc.to_owned(), name.to_owned(), is_there));
+    }
+
+    /// Names of the networks of a VPC.
+    pub fn networks_of(&self, vpc: &str) -> Vec<String> {
+        self.sets(|sets| sets.networks.get(vpc).into_iter().flatten().cloned().collect())
+    }
+
+    /// How many IPv4 addresses of a network are claimed.
+    pub fn claimed(&self, network: &str) -> u64 {
+        self.sets(|sets| sets.claims.get(network).map_or(0, |names| names.len() as u64))
+    }
+
+    /// Below this address, all of the network's are claimed.
+    pub fn floor(&self, network: &str, family: Family) -> Option<IpAddr> {
+        let key = (network.to_owned(), family);
+        self.sets(|sets| sets.floors.get(&key).map(|(_, floor)| *floor))
+    }
+
+    /// All addresses below it, those of earlier ranges included, are claimed.
+    pub fn raise_floor(&self, network: &str, range: Cidr, address: IpAddr) {
+        let key = (network.to_owned(), Family::of(address));
+        self.sets(|sets| sets.floors.insert(key, (range, address)));
+    }
+
+    /// The address may be free again. In another range than the floor's, the next search begins anew.
+    pub fn drop_floor(&self, network: &str, address: IpAddr) {
+        let key = (network.to_owned(), Family::of(address));
+        self.sets(|sets| match sets.floors.get_mut(&key) {
+            Some((range, floor)) if range.contains_address(address) => *floor = address.min(*floor),
+            _ => drop(sets.floors.remove(&key)),
+        });
+    }
+
+    pub fn waiting(&self, network: &str, name: &EndpointName, is_waiting: bool) {
+        self.sets(|sets| put(&mut sets.waiting, network.to_owned(), name.clone(), is_waiting));
+    }
+
+    /// Endpoints of a network that wait for an address.
+    pub fn waiting_of(&self, network: &str) -> Vec<EndpointName> {
+        self.sets(|sets| sets.waiting.get(network).into_iter().flatten().cloned().collect())
+    }
+
+    /// All endpoints that wait for an address.
+    pub fn all_waiting(&self) -> Vec<EndpointName> {
+        self.sets(|sets| sets.waiting.values().flatten().cloned().collect())
+    }
+
+    /// Picks a VNI that nobody else in this process picked. Only saves conflicts: the claim decides.
+    pub fn pick_vni(&self, vpc_uid: &str, pick: impl FnOnce(&dyn Fn(u32) -> bool) -> u32) -> u32 {
+        self.sets(|sets| {
+            let is_others = |vni| sets.vnis.get(&vni).is_some_and(|uid| uid != vpc_uid);
+            let vni = pick(&is_others);
+            sets.vnis.insert(vni, vpc_uid.to_owned());
+            vni
+        })
+    }
+
+    /// The VPC has a VNI, or is gone.
+    pub fn forget_vnis(&self, vpc_uid: &str) {
+        self.sets(|sets| sets.vnis.retain(|_, uid| uid != vpc_uid));
+    }
+
+    /// Its rows go, and are not to come back.
+    pub fn leave(&self, uid: &str) {
+        self.sets(|sets| sets.leaving.insert(uid.to_owned()));
+    }
+
+    pub fn is_leaving(&self, uid: &str) -> bool {
+        self.sets(|sets| sets.leaving.contains(uid))
+    }
+
+    /// The object is gone.
+    pub fn forget_leaving(&self, uid: &str) {
+        self.sets(|sets| sets.leaving.remove(uid));
+    }
+
+    pub fn pod(&self, endpoint: EndpointName, pod: &str, is_naming: bool) {
+        self.sets(|sets| put(&mut sets.pods, endpoint, pod.to_owned(), is_naming));
+    }
+
+    /// Names of the pods that name an endpoint.
+    pub fn pods_of(&self, endpoint: &EndpointName) -> Vec<String> {
+        self.sets(|sets| sets.pods.get(endpoint).into_iter().flatten().cloned().collect())
+    }
+}

@@ -1,0 +1,11 @@
+//! What reconcilers look up: objects as the watches brought them, indexes over them, and what this leader remembers of its own
+//! doing that they may not show yet.
+
+pub mod claim_locks;
+pub mod index;
+pub mod placements;
+pub mod policies_told;
+pub mod reservations;
+pub mod slices;
+pub mod stores;
+pub mod strip;

@@ -1,0 +1,230 @@
+//! What of an object is kept in memory: what reconcilers read.
+//!
+//! Invariant: objects that are written again lose nothing but `managedFields`, which the API server then takes from the
+//! object that it has. Of pods, nodes, namespaces, Services, slices and policies, which are never written, only what is named here is left.
+
+use k8s_openapi::api::core::v1::{Namespace, Node, NodeSpec, NodeStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::controller::runtime::objects::Object;
+use crate::model::cached::{NetworkPolicy, Pod};
+use crate::model::service::{EndpointSlice, SERVICE_LABEL, Service};
+
+/// Annotations that say something to the operator begin so: its own, and those of static pods.
+const ANNOTATIONS: [&str; 2] = ["thuban.dev/", "kubernetes.io/config."];
+
+pub fn any<K: Object>(object: &mut K) {
+    object.meta_mut().managed_fields = None;
+}
+
+/// Leaves identity and the annotations above.
+pub fn pod(pod: &mut Pod) {
+    metadata(&mut pod.metadata);
+    pod.metadata.labels = None;
+    pod.metadata.owner_references = None;
+}
+
+/// Leaves taints, cordon, addresses, labels and identity.
+pub fn node(node: &mut Node) {
+    metadata(&mut node.metadata);
+    node.spec = node.spec.take().map(|spec| NodeSpec {
+        taints: spec.taints,
+        unschedulable: spec.unschedulable,
+        ..NodeSpec::default()
+    });
+    node.status = node.status.take().map(|status| NodeStatus {
+        addresses: status.addresses,
+        ..NodeStatus::default()
+    });
+}
+
+pub fn namespace(namespace: &mut Namespace) {
+    metadata(&mut namespace.metadata);
+    namespace.spec = None;
+    namespace.status = None;
+}
+
+/// Leaves identity and the annotations above.
+pub fn service(service: &mut Service) {
+    metadata(&mut service.metadata);
+    service.metadata.labels = None;
+    service.metadata.owner_references = None;
+}
+
+/// Leaves identity and the name of its Service.
+pub fn slice(slice: &mut EndpointSlice) {
+    metadata(&mut slice.metadata);
+    slice.metadata.owner_references = None;
+    slice.metadata.annotations = None;
+    if let Some(labels) = &mut slice.metadata.labels {
+        labels.retain(|name, _| name == SERVICE_LABEL);
+    }
+}
+
+/// Leaves identity and generation.
+pub fn network_policy(policy: &mut NetworkPolicy) {
+    metadata(&mut policy.metadata);
+    policy.metadata.labels = None;
+    policy.metadata.annotations = None;
+    policy.metadata.owner_references = None;
+}
+
+fn metadata(metadata: &mut ObjectMeta) {
+    metadata.managed_fields = None;
+    if let Some(annotations) = &mut metadata.annotations {
+        annotations.retain(|name, _| ANNOTATIONS.iter().any(|start| name.starts_with(start)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::{Namespace, Node};
+    use kube::Resource;
+    use serde_json::json;
+
+    use super::{
+        EndpointSlice, NetworkPolicy, Pod, Service, namespace, network_policy, node, pod, service, slice,
+    };
+    use crate::model::cached::internal_ips;
+
+    #[test]
+    fn a_trimmed_pod_is_read_as_the_whole_one() {
+        let whole: Pod = serde_json::from_value(json!({
+            "metadata": {
+                "name": "web", "namespace": "red", "uid": "0b1c2d3e-4f50-6172-8394-a5b6c7d8e9f0", "resourceVersion": "7",
+                "deletionTimestamp": "2026-01-01T00:00:00Z", "labels": {"app": "web"},
+                "annotations": {
+                    "thuban.dev/ip": "10.0.1.5", "kubernetes.io/config.mirror": "0123456789abcdef0123456789abcdef",
+                    "example.org/long": "x",
+                },
+                "managedFields": [{"manager": "kubelet"}],
+            },
+            "spec": {"nodeName": "a", "hostNetwork": false, "containers": [{"name": "web", "image": "web:1"}]},
+            "status": {"phase": "Succeeded", "message": "done"},
+        }))
+        .unwrap();
+        let mut trimmed = whole.clone();
+        pod(&mut trimmed);
+        assert_eq!(trimmed.reference(), whole.reference());
+        assert_eq!(trimmed.node(), whole.node());
+        assert_eq!(trimmed.endpoint_name(), whole.endpoint_name());
+        assert_eq!(trimmed.is_alive(), whole.is_alive());
+        assert_eq!(
+            trimmed.metadata.deletion_timestamp,
+            whole.metadata.deletion_timestamp
+        );
+        assert_eq!(trimmed.metadata.resource_version, whole.metadata.resource_version);
+        let annotations = trimmed.metadata.annotations.unwrap();
+        assert_eq!(
+            annotations.into_keys().collect::<Vec<_>>(),
+            ["kubernetes.io/config.mirror", "thuban.dev/ip"]
+        );
+        assert!(trimmed.metadata.labels.is_none() && trimmed.metadata.managed_fields.is_none());
+    }
+
+    #[test]
+    fn a_trimmed_node_keeps_what_places_roles() {
+        let whole: Node = serde_json::from_value(json!({
+            "metadata": {"name": "a", "uid": "u", "labels": {"topology.kubernetes.io/zone": "z"}},
+            "spec": {
+                "unschedulable": true, "podCIDR": "10.1.0.0/24",
+                "taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}],
+            },
+            "status": {
+                "addresses": [{"type": "InternalIP", "address": "192.0.2.1"}],
+                "images": [{"names": ["web:1"], "sizeBytes": 1}],
+            },
+        }))
+        .unwrap();
+        let mut trimmed = whole.clone();
+        node(&mut trimmed);
+        assert_eq!(internal_ips(&trimmed), internal_ips(&whole));
+        assert_eq!(trimmed.metadata.labels, whole.metadata.labels);
+        let (left, all) = (trimmed.spec.unwrap(), whole.spec.unwrap());
+        assert_eq!((left.taints, left.unschedulable), (all.taints, all.unschedulable));
+        assert!(trimmed.status.unwrap().images.is_none());
+    }
+
+    #[test]
+    fn a_trimmed_namespace_keeps_what_admission_reads() {
+        let mut space: Namespace = serde_json::from_value(json!({
+            "metadata": {
+                "name": "red", "labels": {"team": "red"},
+                "annotations": {"thuban.dev/network": "red-web", "example.org/long": "x"},
+            },
+            "status": {"phase": "Active"},
+        }))
+        .unwrap();
+        namespace(&mut space);
+        assert_eq!(
+            space
+                .metadata
+                .annotations
+                .unwrap()
+                .into_keys()
+                .collect::<Vec<_>>(),
+            ["thuban.dev/network"]
+        );
+        assert_eq!(space.metadata.labels.unwrap()["team"], "red");
+    }
+
+    #[test]
+    fn of_a_network_policy_its_identity_and_generation_are_left() {
+        let mut policy: NetworkPolicy = serde_json::from_value(json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+            "metadata": {
+                "name": "deny", "namespace": "red", "uid": "u", "generation": 3, "labels": {"app": "web"},
+                "annotations": {"thuban.dev/network": "red-web"}, "managedFields": [{"manager": "kubectl"}],
+            },
+            "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
+        }))
+        .unwrap();
+        network_policy(&mut policy);
+        let left = serde_json::to_value(&policy).unwrap();
+        let identity = json!({"name": "deny", "namespace": "red", "uid": "u", "generation": 3});
+        assert_eq!(left["metadata"], identity);
+        let reference = policy.object_ref(&());
+        assert_eq!(reference.kind.as_deref(), Some("NetworkPolicy"));
+        assert_eq!(reference.api_version.as_deref(), Some("networking.k8s.io/v1"));
+    }
+
+    #[test]
+    fn a_trimmed_slice_and_its_service_are_read_as_the_whole_ones() {
+        let mut read: EndpointSlice = serde_json::from_value(json!({
+            "metadata": {
+                "name": "web-x", "namespace": "red",
+                "labels": {"kubernetes.io/service-name": "web", "endpointslice.kubernetes.io/managed-by": "x"},
+                "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-01T00:00:00Z"},
+                "managedFields": [{"manager": "kube-controller-manager"}],
+            },
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.0.1.2"], "nodeName": "a", "zone": "z", "hints": {},
+                           "conditions": {"ready": true}, "targetRef": {"kind": "Pod", "name": "web-1"}}],
+            "ports": [{"name": "http", "port": 8080, "appProtocol": "http"}],
+        }))
+        .unwrap();
+        slice(&mut read);
+        assert_eq!(read.service(), Some("web"));
+        assert_eq!(
+            read.addresses().collect::<Vec<_>>(),
+            [std::net::IpAddr::from([10, 0, 1, 2])]
+        );
+        assert!(read.metadata.annotations.is_none() && read.metadata.managed_fields.is_none());
+        let mut web: Service = serde_json::from_value(json!({
+            "metadata": {
+                "name": "web", "uid": "0b1c2d3e-4f50-6172-8394-a5b6c7d8e9f0", "labels": {"app": "web"},
+                "annotations": {"thuban.dev/network": "red-web", "example.org/long": "x"},
+            },
+            "spec": {"clusterIPs": ["10.96.0.10"], "ports": [{"port": 80, "targetPort": 8080}], "selector": {"app": "web"}},
+        }))
+        .unwrap();
+        service(&mut web);
+        assert_eq!(web.endpoint_name(), "web-0b1c2d3e");
+        assert_eq!(web.cluster_ips().len(), 1);
+        let annotations = web.metadata.annotations.unwrap();
+        assert_eq!(
+            annotations.into_keys().collect::<Vec<_>>(),
+            ["thuban.dev/network"]
+        );
+    }
+}

@@ -1,0 +1,72 @@
+//! Which pod has an Endpoint. One that was made for a pod has that pod for life; one that a user made has, one after
+//! the other, the pods of its namespace that name it.
+
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+use thuban_api::{DEFAULT_NAME, Droplet, Endpoint, Phase, PodRef, SYSTEM_NAMESPACE};
+
+use crate::controller::context::Context;
+use crate::model::cached::Pod;
+use crate::model::endpoint::{droplet_of, holder_uid, name_of, pod_of};
+
+/// Whether the node wants it: an accepted droplet is there, and the network stays.
+pub fn is_wanted_by_node(endpoint: &Endpoint, context: &Context) -> bool {
+    let spec = &endpoint.spec;
+    let is_right = name_of(endpoint) == (SYSTEM_NAMESPACE.to_owned(), spec.droplet.clone())
+        && spec.network == DEFAULT_NAME;
+    let network = context.network(&spec.network);
+    let stays = network.is_some_and(|network| {
+        network.metadata.deletion_timestamp.is_none() && (spec.vpc.is_empty() || network.spec.vpc == spec.vpc)
+    });
+    let droplet = ObjectRef::<Droplet>::new(&spec.droplet);
+    let is_there = context.stores.droplets.get(&droplet).is_some() && context.node(&spec.droplet).is_some();
+    is_right && stays && is_there
+}
+
+/// Whether the pod lives.
+fn lives(pod: &PodRef, namespace: &str, context: &Context) -> bool {
+    let known = find(&pod.name, namespace, context);
+    known.is_some_and(|known| known.uid().as_ref() == Some(&pod.uid) && known.is_alive())
+}
+
+fn find(pod: &str, namespace: &str, context: &Context) -> Option<std::sync::Arc<Pod>> {
+    context
+        .stores
+        .pods
+        .get(&ObjectRef::<Pod>::new(pod).within(namespace))
+}
+
+/// Whether the pod that has it still may need it: it lives, or its droplet has not said that the attachment is gone.
+pub fn is_needed(endpoint: &Endpoint, context: &Context) -> bool {
+    has_living_pod(endpoint, context) || may_be_attached(endpoint, context)
+}
+
+/// Whether the pod that has it lives.
+pub fn has_living_pod(endpoint: &Endpoint, context: &Context) -> bool {
+    let namespace = endpoint.namespace().unwrap_or_default();
+    pod_of(endpoint).is_some_and(|pod| lives(pod, &namespace, context))
+}
+
+/// Whether the pod that has it may have its addresses. Before it is Provisioned no ADD ends well, and it never becomes so
+/// once it is deleted: both writes are of one version of the object.
+pub fn is_in_use(endpoint: &Endpoint, context: &Context) -> bool {
+    let status = endpoint.status.as_ref();
+    let was_ready = status.is_some_and(|status| status.phase == Phase::Provisioned);
+    was_ready && is_needed(endpoint, context) || may_be_attached(endpoint, context)
+}
+
+fn may_be_attached(endpoint: &Endpoint, context: &Context) -> bool {
+    let holder = holder_uid(endpoint);
+    !holder.is_empty() && context.hub.may_be_attached(&holder, droplet_of(endpoint))
+}
+
+/// The next pod to have an Endpoint that a user made, and its node: the oldest that names it.
+pub fn next(endpoint: &Endpoint, context: &Context) -> Option<(PodRef, String)> {
+    let name = name_of(endpoint);
+    let pods = context.index.pods_of(&name);
+    let pods = pods.iter().filter_map(|pod| find(pod, &name.0, context));
+    let ready = pods.filter(|pod| pod.is_alive() && pod.metadata.deletion_timestamp.is_none());
+    let bound = ready.filter_map(|pod| Some((pod.node()?, pod)));
+    let (node, pod) = bound.min_by_key(|(_, pod)| (pod.creation_timestamp(), pod.name_any()))?;
+    Some((pod.reference()?, node))
+}

@@ -1,0 +1,258 @@
+//! Pod: one that is bound to a node gets an Endpoint (the seed's first trigger of the endpoint workflow), its addresses
+//! claimed before, so that the workflow costs three writes.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::ObjectMeta;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt};
+use thuban_api::identifiers::MacAddr;
+use thuban_api::{
+    ENDPOINT_ANNOTATION, Endpoint, EndpointSpec, EndpointType, FINALIZER, IP_ANNOTATION, MAC_ANNOTATION,
+};
+use tracing::info;
+
+use crate::controller::address::Claimant;
+use crate::controller::admission::usable_network;
+use crate::controller::context::Context;
+use crate::controller::runtime::error::{ClaimError, ReconcileError};
+use crate::controller::runtime::objects::create;
+use crate::model::admission::network_of;
+use crate::model::allocation::Owner;
+use crate::model::asked::{AskedError, asked_addresses, unicast};
+use crate::model::cached::Pod;
+use crate::model::endpoint::is_users;
+use crate::model::ranges::in_force;
+use crate::model::validation::parse;
+
+/// What a pod waits for that nothing wakes it for.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let (Some(namespace), Some(reference)) = (pod.namespace(), pod.reference()) else {
+        return Ok(Action::await_change());
+    };
+    let Some(node) = pod.node().filter(|_| pod.is_alive()) else {
+        return Ok(Action::await_change());
+    };
+    let known = |name: &str| {
+        let endpoint = ObjectRef::<Endpoint>::new(name).within(&namespace);
+        context.stores.endpoints.get(&endpoint)
+    };
+    if let Some(named) = pod.annotations().get(ENDPOINT_ANNOTATION) {
+        if known(named).is_some_and(|endpoint| is_users(&endpoint)) {
+            // Its reconciler is woken by the pod too.
+            return Ok(Action::await_change());
+        }
+        if context.known_for(&format!("named/{}", reference.uid)).is_zero() {
+            let note = format!(
+                "{ENDPOINT_ANNOTATION}: namespace {namespace} has no Endpoint {named:?} of a user; create it"
+            );
+            context.events.event(&*pod, true, "EndpointNotFound", &note);
+        }
+        return Ok(Action::requeue(LOOK_AGAIN));
+    }
+    let name = pod.endpoint_name();
+    if known(&name).is_some() {
+        return Ok(Action::await_change());
+    }
+    let space = ObjectRef::<Namespace>::new(&namespace);
+    let Some(space) = context.stores.namespaces.get(&space) else {
+        // Its annotation counts; the watch of namespaces may lag behind that of pods.
+        return Ok(Action::requeue(Duration::from_millis(500)));
+    };
+    if !context.hub.is_whole() {
+        return Ok(Action::requeue(Duration::from_millis(500)));
+    }
+    let network = network_of(pod.annotations(), space.annotations());
+    let owner = Owner {
+        namespace: namespace.clone(),
+        endpoint: name.clone(),
+        pod: reference.name.clone(),
+        uid: reference.uid.clone(),
+    };
+    let asked = match Asked::of(&pod) {
+        Ok(asked) => asked,
+        Err(error) => {
+            if context.known_for(&format!("asked/{}", reference.uid)).is_zero() {
+                context
+                    .events
+                    .event(&*pod, true, "InvalidAnnotation", &error.to_string());
+            }
+            return Ok(Action::await_change());
+        }
+    };
+    let Some(_guard) = context.claim_locks.try_lock(&owner.uid) else {
+        return Ok(Action::requeue(Duration::from_millis(500)));
+    };
+    let addresses = &asked.addresses;
+    let claimed = claim(&owner, &reference.cni_uid, &node, &network, addresses, &context).await?;
+    let vpc = context
+        .network(&network)
+        .map(|network| network.spec.vpc.clone())
+        .unwrap_or_default();
+    let spec = EndpointSpec {
+        kind: EndpointType::Simple,
+        vpc,
+        network,
+        pod_ref: Some(reference),
+        service_ref: None,
+        droplet: node,
+        addresses: asked.addresses.iter().map(ToString::to_string).collect(),
+        claimed: claimed.iter().map(ToString::to_string).collect(),
+        mac: asked.mac.map(|mac| mac.to_string()),
+    };
+    let mut endpoint = Endpoint::new(&name, spec);
+    endpoint.metadata = ObjectMeta {
+        name: Some(name.clone()),
+        namespace: Some(namespace.clone()),
+        finalizers: Some(vec![FINALIZER.to_owned()]),
+        ..ObjectMeta::default()
+    };
+    let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
+    match create(&endpoints, &endpoint).await {
+        Ok(_) => {
+            info!(
+                namespace,
+                endpoint = name,
+                network = endpoint.spec.network,
+                addresses = endpoint.spec.claimed.join(", "),
+                "endpoint created"
+            );
+            if let Some(annotation) = shaping(&pod) {
+                let note = format!("{annotation} has no effect: this network shapes no traffic");
+                context.events.event(&*pod, true, "BandwidthNotShaped", &note);
+            }
+        }
+        Err(error) if error.is_conflict() => {}
+        // The namespace is going away; so is the pod.
+        Err(error) if error.is_forbidden() => return Ok(Action::await_change()),
+        // A rule of the kind that an annotation breaks: a name too long, an address in a form of its own.
+        Err(error) if error.is_invalid() => {
+            if context.known_for(&format!("invalid/{}", owner.uid)).is_zero() {
+                let note = format!("its annotations, or its namespace's, make no Endpoint: {error}");
+                context.events.event(&*pod, true, "InvalidAnnotation", &note);
+            }
+            return Ok(Action::await_change());
+        }
+        Err(error) => return Err(error.into()),
+    }
+    // Another operator, whose cache is old, may delete what this one made; the own cache may see neither.
+    Ok(Action::requeue(LOOK_AGAIN))
+}
+
+/// Claims addresses ahead, if the pod may have them. Whatever stands in the way is the Endpoint's to say.
+async fn claim(
+    owner: &Owner,
+    cni_uid: &str,
+    node: &str,
+    network: &str,
+    asked: &[IpAddr],
+    context: &Context,
+) -> Result<Vec<IpAddr>, ReconcileError> {
+    let Ok(network) = usable_network(&owner.namespace, network, context) else {
+        return Ok(Vec::new());
+    };
+    let claimant = Claimant {
+        owner,
+        cni_uid,
+        droplet: node,
+        network: &network,
+        ranges: &parse(in_force(&network)).unwrap_or_default(),
+        asked,
+        refused: &[],
+    };
+    match claimant.claim_all(context).await {
+        Ok(claimed) => Ok(claimed.into_iter().map(|(address, _)| address).collect()),
+        Err(ClaimError::Write(error)) => Err(error.into()),
+        Err(_) => Ok(Vec::new()),
+    }
+}
+
+/// The annotation by which a pod asks for a limit of its bandwidth. The bandwidth plugin, which reads it, shapes at a
+/// veth that packets between pods pass by.
+fn shaping(pod: &Pod) -> Option<&'static str> {
+    [
+        "kubernetes.io/ingress-bandwidth",
+        "kubernetes.io/egress-bandwidth",
+    ]
+    .into_iter()
+    .find(|annotation| pod.annotations().contains_key(*annotation))
+}
+
+/// What a pod asks for by annotations.
+struct Asked {
+    /// At most one of each family.
+    addresses: Vec<IpAddr>,
+    mac: Option<MacAddr>,
+}
+
+impl Asked {
+    fn of(pod: &Pod) -> Result<Self, AskedError> {
+        let addresses = asked_addresses(pod.annotations(), IP_ANNOTATION)?;
+        let mac = pod.annotations().get(MAC_ANNOTATION);
+        let mac = mac.map(|text| unicast(text).ok_or_else(|| AskedError::Mac(text.clone())));
+        Ok(Self {
+            addresses,
+            mac: mac.transpose()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{Asked, Pod, shaping};
+
+    #[test]
+    fn a_limit_of_bandwidth_is_seen_in_either_direction() {
+        for (annotations, found) in [
+            (json!({}), None),
+            (json!({"kubernetes.io/other": "10M"}), None),
+            (
+                json!({"kubernetes.io/ingress-bandwidth": "10M"}),
+                Some("kubernetes.io/ingress-bandwidth"),
+            ),
+            (
+                json!({"kubernetes.io/egress-bandwidth": "10M"}),
+                Some("kubernetes.io/egress-bandwidth"),
+            ),
+        ] {
+            let pod: Pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
+            assert_eq!(shaping(&pod), found);
+        }
+    }
+
+    #[test]
+    fn annotations_ask_for_one_address_of_each_family_and_a_unicast_mac() {
+        let asked = |ip: &str, mac: &str| {
+            let annotations = json!({"thuban.dev/ip": ip, "thuban.dev/mac": mac});
+            let pod: Pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
+            Asked::of(&pod).map(|asked| (asked.addresses, asked.mac.map(|mac| mac.to_string())))
+        };
+        let (addresses, mac) = asked("fd00:1::5 , 10.0.1.5", "02:00:00:00:00:0a").unwrap();
+        assert_eq!(
+            addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["10.0.1.5", "fd00:1::5"]
+        );
+        assert_eq!(mac.as_deref(), Some("02:00:00:00:00:0a"));
+        for (ip, mac, wrong) in [
+            ("10.0.1", "02:00:00:00:00:0a", "thuban.dev/ip: \"10.0.1\""),
+            (
+                "10.0.1.5,10.0.1.6",
+                "02:00:00:00:00:0a",
+                "one address of each family",
+            ),
+            ("10.0.1.5", "01:00:00:00:00:0a", "unicast"),
+            ("10.0.1.5", "02-00", "unicast"),
+        ] {
+            let error = asked(ip, mac).unwrap_err().to_string();
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
+}

@@ -1,0 +1,502 @@
+//! A scaled Endpoint, which stands for a Service: admitted as pods are, told to all bouncers of its VPC with its backends,
+//! Provisioned when they acked; taken out of all droplets before it goes. Its addresses are the Service's, which the API
+//! server gives out and takes back.
+//!
+//! It lives as long as its Service wants it, whoever deletes it; a Service that names another network gets another one.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Namespace, ObjectReference};
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt};
+use thiserror::Error;
+use thuban_api::condition::{find, set};
+use thuban_api::{Condition, ConditionStatus, Endpoint, EndpointStatus, OVERLAY_PORT, Phase};
+use tracing::info;
+
+use crate::controller::address::all_addresses;
+use crate::controller::admission::{Unusable, admitted, usable_network};
+use crate::controller::context::Context;
+use crate::controller::deletion::{self, until_taken};
+use crate::controller::endpoint::status::write;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::{condition, delete, has_finalizer, remove_finalizer};
+use crate::controller::service::outside_address::{self, outside_of};
+use crate::controller::service::own_address::{self, Claimed, asked_by, asked_of};
+use crate::hub::Waiter;
+use crate::model::admission::{Refusal, network_of};
+use crate::model::allocation::addresses_of;
+use crate::model::backends::{Located, Place, TooLarge, WaysIn, backends};
+use crate::model::endpoint::{has_addresses, name_of, pod_of};
+use crate::model::rows::Key;
+use crate::model::service::{Backend, EndpointSlice, Service, Target};
+use crate::model::world::{self, World};
+
+/// What acks and watches should have woken.
+const SOON: Duration = Duration::from_secs(2);
+/// What a person has to mend.
+const LATER: Duration = Duration::from_mins(1);
+/// An address that is another's may become free.
+const CLAIM_AGAIN: Duration = Duration::from_secs(10);
+/// Of the condition and the event.
+const OVERLAY_PORT_REASON: &str = "OverlayPort";
+/// How often at most a status follows backends that come and go.
+const COUNT_EVERY: Duration = Duration::from_secs(1);
+
+/// What the world was told, for the status.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    used: usize,
+    left_out: usize,
+    /// Something of it is not served: the port is the overlay's.
+    uses_overlay_port: bool,
+}
+
+/// Why a Service has no rows.
+#[derive(Debug, Error)]
+enum Unfit {
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    #[error(
+        "its address {0} is in none of the service ranges that Thuban was installed with: add the range to \
+         THUBAN_SERVICE_CIDRS (install/05-config.yaml) and restart the operator"
+    )]
+    OutsideRanges(IpAddr),
+}
+
+impl Unfit {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::TooLarge(_) => "TooLarge",
+            Self::OutsideRanges(_) => "OutsideServiceRanges",
+        }
+    }
+}
+
+pub async fn reconcile(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let is_deleted = endpoint.metadata.deletion_timestamp.is_some();
+    let is_leaving = context.index.is_leaving(&endpoint.uid().unwrap_or_default());
+    let service = service_of(endpoint, context).filter(|_| !is_leaving);
+    let Some(service) = service.filter(|_| !is_deleted || has_addresses(endpoint)) else {
+        if is_deleted {
+            return remove(endpoint, endpoints, context).await;
+        }
+        delete(endpoints, endpoint).await?;
+        return Ok(Action::await_change());
+    };
+    let mut status = endpoint.status.clone().unwrap_or_default();
+    if is_deleted {
+        let message = format!("waits until Service {} is gone", service.name_any());
+        set(
+            &mut status.conditions,
+            condition("Deleting", false, "WaitsForService", &message, None),
+        );
+    }
+    let mut addresses = service.cluster_ips();
+    if !has_addresses(endpoint)
+        && let Err(unusable) = usable_network(&name_of(endpoint).0, &endpoint.spec.network, context)
+    {
+        let is_refused = matches!(unusable, Unusable::Refused(_));
+        let told = unusable.condition(&endpoint.spec.network);
+        let is_news = set(&mut status.conditions, told.clone());
+        if !is_refused {
+            set(
+                &mut status.conditions,
+                condition("Accepted", true, "Admitted", "", None),
+            );
+        }
+        write_if_new(endpoint, endpoints, status).await?;
+        if is_news && is_refused {
+            tell(endpoint, &told.reason, &told.message, context);
+        }
+        return Ok(Action::requeue(if is_refused { LATER } else { SOON }));
+    }
+    addresses.extend(own_address::held(endpoint));
+    if addresses_of(endpoint) != addresses {
+        status.addresses = addresses.iter().map(ToString::to_string).collect();
+        set(
+            &mut status.conditions,
+            condition("Accepted", true, "Admitted", "", None),
+        );
+        write_if_new(endpoint, endpoints, status).await?;
+        return Ok(Action::await_change());
+    }
+    let claimed = own_address::claim(endpoint, &mut status, context).await?;
+    if matches!(claimed, Claimed::All) {
+        write(endpoint, endpoints, status).await?;
+        return Ok(Action::await_change());
+    }
+    if let Claimed::Not(Some(told)) = &claimed {
+        write(endpoint, endpoints, status).await?;
+        tell(endpoint, &told.reason, &told.message, context);
+        return Ok(Action::await_change());
+    }
+    let next = serve(endpoint, endpoints, status, context).await?;
+    // Nothing wakes it when an address becomes free.
+    Ok(if matches!(claimed, Claimed::Not(_)) {
+        Action::requeue(CLAIM_AGAIN)
+    } else {
+        next
+    })
+}
+
+/// The Service that wants it as it is.
+fn service_of(endpoint: &Endpoint, context: &Context) -> Option<Arc<Service>> {
+    let reference = endpoint.spec.service_ref.as_ref()?;
+    let namespace = name_of(endpoint).0;
+    let known = ObjectRef::<Service>::new(&reference.name).within(&namespace);
+    let service = context.stores.services.get(&known)?;
+    if service.uid().as_ref() != Some(&reference.uid) || service.cluster_ips().is_empty() {
+        return None;
+    }
+    let space = ObjectRef::<Namespace>::new(&namespace);
+    if let Some(space) = context.stores.namespaces.get(&space)
+        && network_of(service.annotations(), space.annotations()) != endpoint.spec.network
+    {
+        return None;
+    }
+    if asked_by(&service).unwrap_or_default() != asked_of(endpoint) {
+        return None;
+    }
+    // A network made again under its name is another network: whether it admits the Service is asked anew.
+    let is_same = match context.network(&endpoint.spec.network) {
+        Some(network) => endpoint.spec.vpc.is_empty() || network.spec.vpc == endpoint.spec.vpc,
+        None => !has_addresses(endpoint),
+    };
+    is_same.then_some(service)
+}
+
+/// Brings the world up to date with the Endpoint, its Service and slices as their stores have them now; none while the
+/// Service wants no Endpoint, or another one.
+fn bring(endpoint: &Endpoint, context: &Context) -> Option<Result<Counts, Unfit>> {
+    let name = name_of(endpoint);
+    context.hub.update(|world| {
+        let latest = context.stores.endpoints.get(&ObjectRef::from_obj(endpoint))?;
+        if context.index.is_leaving(&latest.uid().unwrap_or_default()) {
+            return None;
+        }
+        let service = service_of(&latest, context)?;
+        let made = in_world(&latest, &service, world, context);
+        let (shown, counts) = match made {
+            Ok((shown, counts)) => (Some(shown), Ok(counts)),
+            Err(unfit) => (None, Err(unfit)),
+        };
+        world.set_service(&name, shown);
+        Some(counts)
+    })
+}
+
+/// Makes the world know a Service, if it may.
+pub fn sync_service(endpoint: &Endpoint, context: &Context) {
+    let _ = bring(endpoint, context);
+}
+
+/// The rows that follow from a Service, its slices, and the endpoints of its VPC.
+fn in_world(
+    endpoint: &Endpoint,
+    service: &Service,
+    world: &World,
+    context: &Context,
+) -> Result<(world::Service, Counts), Unfit> {
+    let namespace = name_of(endpoint).0;
+    let addresses = addresses_of(endpoint);
+    let own_addresses = own_address::held(endpoint);
+    let is_known = |address: &IpAddr| {
+        let mut ranges = context.service_ranges.iter();
+        own_addresses.contains(address) || ranges.any(|range| range.contains_address(*address))
+    };
+    if let Some(outside) = addresses.iter().find(|address| !is_known(address)) {
+        return Err(Unfit::OutsideRanges(*outside));
+    }
+    let slices = context.slices.of(&namespace, &service.name_any());
+    let slices: Vec<_> = slices
+        .iter()
+        .filter_map(|slice| {
+            let slice = ObjectRef::<EndpointSlice>::new(slice).within(&namespace);
+            context.stores.slices.get(&slice)
+        })
+        .collect();
+    let vni = world.network_vni(&endpoint.spec.network);
+    let locate = |address: IpAddr, backend: &Backend| {
+        let target = backend.target_ref.as_ref();
+        let is_pods = target.is_some_and(|target| target.kind.as_deref() == Some("Pod"));
+        if world.is_outside(&endpoint.spec.network, address, is_pods) {
+            return Some(Located {
+                place: Place::Outside,
+                droplet: backend.node_name.clone(),
+            });
+        }
+        let holder = vni.and_then(|vni| world.holder(vni, address));
+        let holder = holder.filter(|holder| holder.0 == namespace)?;
+        let is_member = target.is_none_or(|target| is_pod_of(&holder.1, &namespace, target, context));
+        // Where it is in truth: whoever writes slices may say anything.
+        is_member.then(|| Located {
+            place: Place::Member,
+            droplet: world.endpoint(holder).map(|holder| holder.droplet.clone()),
+        })
+    };
+    let outside = outside_of(endpoint, service, context).allowed;
+    let slices = slices.iter().map(AsRef::as_ref);
+    let ways_in = WaysIn {
+        outside: &outside,
+        at_droplets: outside.iter().any(|address| world.is_droplets(*address)),
+        is_tenants: !world.is_nodes_own(&endpoint.spec.network),
+    };
+    let made = backends(service, &addresses, ways_in, slices, locate)?;
+    let counts = Counts {
+        used: made.used,
+        left_out: made.left_out,
+        uses_overlay_port: made.uses_overlay_port,
+    };
+    let uid = service.uid().unwrap_or_default();
+    let service = world::Service {
+        network: endpoint.spec.network.clone(),
+        name: service.name_any(),
+        by_node: made.by_node,
+        by_peers: made.by_peers,
+        born: (service.metadata.creation_timestamp.clone(), uid),
+        tables: made.tables,
+        own_addresses,
+        exposed: made.exposed,
+        outside,
+        homes: made.homes,
+        health_port: service.health_port(),
+    };
+    Ok((service, counts))
+}
+
+/// Whether the pod that has an Endpoint is the one that a slice means.
+fn is_pod_of(endpoint: &str, namespace: &str, target: &Target, context: &Context) -> bool {
+    let endpoint = ObjectRef::<Endpoint>::new(endpoint).within(namespace);
+    let endpoint = context.stores.endpoints.get(&endpoint);
+    let pod = endpoint.as_deref().and_then(pod_of);
+    pod.is_some_and(|pod| target.may_be(namespace, &pod.name, &pod.uid))
+}
+
+/// Rows first, then the status that says that they are there, and from then on how they are.
+async fn serve(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    mut status: EndpointStatus,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let Some(made) = bring(endpoint, context) else {
+        return Ok(Action::requeue(SOON));
+    };
+    let (name, network) = (name_of(endpoint), &endpoint.spec.network);
+    let rows = context.hub.read(|world| world.service_rows(&name));
+    let was = status.phase;
+    let missing = if was == Phase::Init {
+        context.hub.missing(&rows, None, &Waiter::Endpoint(name.clone()))
+    } else {
+        Vec::new()
+    };
+    let waits = |reason, message: &str| condition("Ready", false, reason, message, None);
+    let accepted = accepted(endpoint, context);
+    let ready = match &made {
+        Err(unfit) => waits(unfit.reason(), &unfit.to_string()),
+        Ok(_) if rows.is_empty() && accepted.status == ConditionStatus::False => {
+            waits(&accepted.reason, &accepted.message)
+        }
+        Ok(_) if rows.is_empty() => {
+            let message =
+                format!("waits for a bouncer of the VPC of network {network}: kubectl get bouncers");
+            waits("WaitsForAcks", &message)
+        }
+        Ok(_) if !missing.is_empty() => {
+            let message = format!("waits for acks of droplets: {}", missing.join(", "));
+            waits("WaitsForAcks", &message)
+        }
+        Ok(counts) if counts.used == 0 => {
+            let message = "new connections are refused: none of its pods is ready and in its VPC";
+            condition("Ready", true, "NoBackends", message, None)
+        }
+        Ok(_) => condition("Ready", true, "Acknowledged", "its bouncers have its rows", None),
+    };
+    let is_waiting = ready.reason == "WaitsForAcks";
+    let key = format!("scaled/{}", endpoint.uid().unwrap_or_default());
+    if is_waiting && was == Phase::Init && context.known_for(&key) < Duration::from_secs(5) {
+        return Ok(Action::requeue(SOON));
+    }
+    let is_serving = ready.status == ConditionStatus::True;
+    if is_serving {
+        status.phase = Phase::Provisioned;
+    }
+    let counts = made.as_ref().copied().unwrap_or_default();
+    let addresses = addresses_of(endpoint);
+    status.addresses = addresses.iter().map(ToString::to_string).collect();
+    status.backends = Some(u32::try_from(counts.used).unwrap_or(u32::MAX));
+    let left_out = leave_out(&mut status, counts.left_out, endpoint);
+    let overlay_port = refuse_overlay_port(&mut status, counts.uses_overlay_port);
+    let refused = outside_address::say(&mut status, endpoint, context);
+    set(&mut status.conditions, accepted);
+    let told = (ready.reason.clone(), ready.message.clone());
+    let is_news = set(&mut status.conditions, ready) && made.is_err();
+    // Backends come and go in crowds: people who look need no write for each.
+    let is_steady = was == Phase::Provisioned && endpoint.status.as_ref() != Some(&status);
+    if is_steady && (context.known_for(&key) < COUNT_EVERY || !context.counts.take()) {
+        return Ok(Action::requeue(COUNT_EVERY));
+    }
+    context.forget(&key);
+    let is_first = was == Phase::Init && is_serving;
+    write_if_new(endpoint, endpoints, status).await?;
+    if is_first {
+        info!(
+            namespace = name.0,
+            endpoint = name.1,
+            backends = counts.used,
+            "scaled endpoint serves"
+        );
+    }
+    if is_news {
+        tell(endpoint, &told.0, &told.1, context);
+    }
+    if let Some(message) = left_out {
+        tell(endpoint, "BackendsLeftOut", &message, context);
+    }
+    if let Some(message) = overlay_port {
+        tell(endpoint, OVERLAY_PORT_REASON, &message, context);
+    }
+    if let Some(message) = refused {
+        tell(endpoint, outside_address::REASON, &message, context);
+    }
+    Ok(if is_waiting {
+        Action::requeue(SOON)
+    } else {
+        Action::await_change()
+    })
+}
+
+/// What its network thinks of it now. It keeps what it has while there is a network to keep it in.
+fn accepted(endpoint: &Endpoint, context: &Context) -> Condition {
+    let (network, namespace) = (&endpoint.spec.network, name_of(endpoint).0);
+    match admitted(&namespace, network, context.network(network).as_deref(), context) {
+        Ok(()) => condition("Accepted", true, "Admitted", "", None),
+        Err(refusal @ (Refusal::VpcForbids { .. } | Refusal::NetworkForbids { .. })) => {
+            let message = format!("{refusal}; it keeps what it has until its Service ends");
+            condition("Accepted", false, refusal.reason(), &message, None)
+        }
+        Err(refusal) => condition("Accepted", false, refusal.reason(), &refusal.to_string(), None),
+    }
+}
+
+/// Says how many backends are left out; what is to be told, if it is news.
+fn leave_out(status: &mut EndpointStatus, count: usize, endpoint: &Endpoint) -> Option<String> {
+    let message = (count > 0).then(|| {
+        format!(
+            "{count} ready addresses of its EndpointSlices are left out: no pod of namespace {} has them in the VPC of \
+             network {:?}; run its pods there, or name their network in its annotation thuban.dev/network",
+            name_of(endpoint).0,
+            endpoint.spec.network
+        )
+    });
+    lacks(status, "Complete", "BackendsLeftOut", message)
+}
+
+/// The same of what droplets would take for packets of the overlay.
+fn refuse_overlay_port(status: &mut EndpointStatus, is_used: bool) -> Option<String> {
+    let message = is_used.then(|| {
+        format!(
+            "UDP port {OVERLAY_PORT} is the overlay's at nodes: it has no effect as a port of backends outside of the VPC, as \
+             the port of a Service with such backends, as a NodePort, or at a node's own address; use another port"
+        )
+    });
+    lacks(status, "Ports", OVERLAY_PORT_REASON, message)
+}
+
+/// Sets a condition that something is not as it was asked for, or takes it away; the message, if it is news.
+fn lacks(status: &mut EndpointStatus, kind: &str, reason: &str, message: Option<String>) -> Option<String> {
+    let is_news = find(&status.conditions, kind).is_none();
+    let Some(message) = message else {
+        status.conditions.retain(|condition| condition.kind != kind);
+        return None;
+    };
+    set(
+        &mut status.conditions,
+        condition(kind, false, reason, &message, None),
+    );
+    is_news.then_some(message)
+}
+
+/// Events on the Service and on its Endpoint.
+fn tell(endpoint: &Endpoint, reason: &str, message: &str, context: &Context) {
+    if let Some(service) = &endpoint.spec.service_ref {
+        let about = ObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("Service".into()),
+            name: Some(service.name.clone()),
+            namespace: endpoint.namespace(),
+            uid: Some(service.uid.clone()),
+            ..ObjectReference::default()
+        };
+        context.events.event_about(about, true, reason, message);
+    }
+    context.events.event(endpoint, true, reason, message);
+}
+
+async fn write_if_new(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    status: EndpointStatus,
+) -> Result<(), ReconcileError> {
+    if endpoint.status.as_ref() != Some(&status) {
+        write(endpoint, endpoints, status).await?;
+    }
+    Ok(())
+}
+
+/// Rows first, of bouncers and subscribers, then the object. A droplet that nobody hears of is not waited for: its pods
+/// would reach the backends that the Service had, in their own VPC, and the address is free already.
+async fn remove(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    if !has_finalizer(endpoint) {
+        return Ok(Action::await_change());
+    }
+    let (name, uid) = (name_of(endpoint), endpoint.uid().unwrap_or_default());
+    context.index.leave(&uid);
+    context.hub.update(|world| world.set_service(&name, None));
+    let vpc = context.vpc_name_of(endpoint);
+    let vni = context.hub.read(|world| world.vni(&vpc));
+    let sharing = endpoint
+        .spec
+        .service_ref
+        .as_ref()
+        .map(|service| context.hub.read(|world| world.sharing(&name.0, &service.name)));
+    let sharing = sharing.unwrap_or_default();
+    let waiter = Waiter::Endpoint(name);
+    let mut addresses = all_addresses(endpoint);
+    // Another Service may have one by now: its rows are not this one's to wait for.
+    addresses.retain(|address| context.hub.read(|world| world.service_at(*address).is_none()));
+    let mut holding = BTreeSet::new();
+    for address in addresses {
+        let keys = vni.map(|vni| [Key::Service(vni, address), Key::Exposed(vni, address)]);
+        let keys = keys.into_iter().flatten();
+        let users = sharing.iter().copied().chain(vni);
+        let keys = keys.chain(users.map(|vni| Key::NodeService(vni, address)));
+        holding.extend(keys.flat_map(|key| context.hub.holding_key(&key, &waiter)));
+    }
+    if !holding.is_empty() {
+        let message = until_taken(&holding.into_iter().collect::<Vec<_>>());
+        deletion::wait_long(endpoint, endpoints, ("WaitsForAcks", &message), context).await?;
+        return Ok(Action::requeue(Duration::from_secs(3)));
+    }
+    if !own_address::give_back(endpoint, context).await? {
+        let message = "waits until no droplet takes its addresses for a Service's";
+        deletion::wait_long(endpoint, endpoints, ("WaitsForAcks", message), context).await?;
+        return Ok(Action::requeue(Duration::from_secs(3)));
+    }
+    remove_finalizer(endpoints, endpoint).await?;
+    context.forget(&format!("scaled/{uid}"));
+    Ok(Action::await_change())
+}

@@ -1,0 +1,143 @@
+//! What the world knows of an endpoint.
+
+use std::net::IpAddr;
+
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+use thuban_api::cidr::Cidr;
+use thuban_api::{ConditionStatus, Endpoint, EndpointStatus, IpClaim, Phase, condition};
+
+use crate::controller::context::Context;
+use crate::controller::endpoint::attach::is_wanted_by_node;
+use crate::controller::endpoint::status::fill;
+use crate::controller::wake::wake_service;
+use crate::model::allocation::{Owner, addresses_of, ip_claim_name};
+use crate::model::endpoint::{droplet_of, holder_uid, is_host, is_scaled, name_of, pod_of};
+use crate::model::ranges::in_force;
+use crate::model::validation::parse;
+use crate::model::world::{self, EndpointName, Membership, World};
+
+/// Brings the world up to date with the endpoint of a pod as its store has it now: whoever comes last shows the newest.
+/// One that is being deleted stays until its reconciler takes it out. A Service's is shown by its own workflow.
+pub fn sync_endpoint(endpoint: &Endpoint, context: &Context) {
+    if is_scaled(endpoint) {
+        return;
+    }
+    let name = name_of(endpoint);
+    let changed = context.hub.update(|world| {
+        let latest = context.stores.endpoints.get(&ObjectRef::from_obj(endpoint));
+        let latest = latest.filter(|latest| !context.index.is_leaving(&latest.uid().unwrap_or_default()));
+        let latest = latest.map(|latest| world_endpoint(&latest, context));
+        latest.map(|latest| set(world, &name, Some(latest)))
+    });
+    wake_services(&name.0, changed.unwrap_or_default(), context);
+}
+
+/// The world forgets an endpoint.
+pub fn remove_endpoint(name: &EndpointName, context: &Context) {
+    let changed = context.hub.update(|world| set(world, name, None));
+    wake_services(&name.0, changed, context);
+}
+
+/// Answers the addresses that have, or had, another holder, or have one elsewhere.
+fn set(world: &mut World, name: &EndpointName, new: Option<world::Endpoint>) -> Vec<IpAddr> {
+    let old = world.endpoint(name);
+    let held = |endpoint: Option<&world::Endpoint>| match endpoint.map(|endpoint| &endpoint.membership) {
+        Some(Membership::Member(address)) => address.all().collect(),
+        _ => Vec::new(),
+    };
+    let (mut changed, now) = (held(old), held(new.as_ref()));
+    let identity = |endpoint: &world::Endpoint| {
+        let (network, droplet) = (endpoint.network.clone(), endpoint.droplet.clone());
+        (network, droplet, endpoint.pod.clone())
+    };
+    let is_same = changed == now && old.map(identity) == new.as_ref().map(identity);
+    changed.extend(now);
+    world.set_endpoint(name, new);
+    if is_same { Vec::new() } else { changed }
+}
+
+/// Services of the namespace that name one of the addresses: it may be a backend now, or not any more.
+fn wake_services(namespace: &str, addresses: Vec<IpAddr>, context: &Context) {
+    for address in addresses {
+        for service in context.slices.naming(namespace, address) {
+            wake_service(namespace, &service, context);
+        }
+    }
+}
+
+/// The endpoint's addresses, each with its range of its network; none while the network doesn't have them.
+pub fn ranges_of(endpoint: &Endpoint, context: &Context) -> Option<Vec<(IpAddr, Cidr)>> {
+    let network = context.network(&endpoint.spec.network)?;
+    let ranges = parse(in_force(&network)).ok()?;
+    let with_range = |address: IpAddr| {
+        let range = ranges.iter().find(|range| range.contains_address(address))?;
+        Some((address, *range))
+    };
+    addresses_of(endpoint).into_iter().map(with_range).collect()
+}
+
+/// The status that follows from claims made before the object, if they are all there.
+fn claimed(endpoint: &Endpoint, context: &Context) -> Option<EndpointStatus> {
+    let network = context.network(&endpoint.spec.network)?;
+    let owner = Owner::of(endpoint);
+    let is_own = |address: &IpAddr| {
+        let name = ip_claim_name(&network.spec.vpc, *address);
+        let claim = context.stores.ip_claims.get(&ObjectRef::<IpClaim>::new(&name));
+        claim.is_some_and(|claim| owner.has(&claim.spec))
+    };
+    let addresses = ranges_of(endpoint, context)?;
+    if addresses.is_empty() || !addresses.iter().all(|(address, _)| is_own(address)) {
+        return None;
+    }
+    let mut status = EndpointStatus::default();
+    fill(&mut status, &addresses, endpoint);
+    Some(status)
+}
+
+fn member(status: &EndpointStatus) -> Option<Membership> {
+    let address6 = status.addresses.iter().find_map(|text| text.parse().ok());
+    Some(Membership::Member(world::Address {
+        address: status.addresses.iter().find_map(|text| text.parse().ok())?,
+        address6: address6.zip(status.prefix_length6),
+        prefix_length: status.prefix_length?,
+        gateway: status.gateway.as_ref()?.parse().ok()?,
+        mac: status.mac.as_ref()?.parse().ok()?,
+    }))
+}
+
+fn world_endpoint(endpoint: &Endpoint, context: &Context) -> world::Endpoint {
+    let status = endpoint.status.clone().unwrap_or_default();
+    let network = context.network(&endpoint.spec.network);
+    // A network made again under its name in another VPC is another network: there, the addresses are not claimed.
+    let is_elsewhere =
+        network.is_some_and(|network| !endpoint.spec.vpc.is_empty() && network.spec.vpc != endpoint.spec.vpc);
+    let membership = if is_elsewhere || is_host(endpoint) && !is_wanted_by_node(endpoint, context) {
+        None
+    } else if status.addresses.is_empty() {
+        claimed(endpoint, context).and_then(|status| member(&status))
+    } else {
+        member(&status)
+    };
+    let refused = condition::find(&status.conditions, "Accepted")
+        .filter(|accepted| accepted.status == ConditionStatus::False)
+        .map(|accepted| Membership::Refused(accepted.reason.clone(), accepted.message.clone()));
+    let name = match pod_of(endpoint) {
+        Some(pod) => pod.name.clone(),
+        None if is_host(endpoint) => endpoint.spec.droplet.clone(),
+        None => String::new(),
+    };
+    world::Endpoint {
+        network: endpoint.spec.network.clone(),
+        droplet: droplet_of(endpoint).to_owned(),
+        previous: status.previous_droplet,
+        pod: world::Pod {
+            namespace: endpoint.namespace().unwrap_or_default(),
+            name,
+            uid: holder_uid(endpoint),
+        },
+        is_host: is_host(endpoint),
+        membership: membership.or(refused).unwrap_or(Membership::Waiting),
+        ready: status.phase == Phase::Provisioned,
+    }
+}

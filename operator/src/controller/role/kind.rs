@@ -1,0 +1,75 @@
+//! What the workflow of roles asks of a divider or a bouncer.
+
+use kube::ResourceExt;
+use kube::runtime::reflector::Store;
+use thuban_api::{Phase, RoleStatus};
+
+use crate::controller::context::{Context, found};
+use crate::controller::runtime::objects::Object;
+use crate::hub::Waiter;
+use crate::model::rows::Key;
+use crate::model::world::{self, RoleId, RoleKind, World};
+
+/// A divider or a bouncer.
+pub trait Role: Object + 'static {
+    const KIND: RoleKind;
+    /// The divider's VPC, the bouncer's network.
+    fn parent(&self) -> &str;
+    fn droplet(&self) -> Option<&str>;
+    fn place_on(&mut self, droplet: String);
+    fn status(&self) -> Option<&RoleStatus>;
+    fn set_status(&mut self, status: RoleStatus);
+    fn all(context: &Context) -> &Store<Self>;
+    /// Whether somebody may be using its parent's roles.
+    fn is_in_use(&self, context: &Context) -> bool;
+
+    fn id(&self) -> RoleId<'_> {
+        let meta = self.meta();
+        RoleId {
+            kind: Self::KIND,
+            name: meta.name.as_deref().unwrap_or_default(),
+            uid: meta.uid.as_deref().unwrap_or_default(),
+        }
+    }
+
+    fn waiter(&self) -> Waiter {
+        Waiter::Role(Self::KIND, self.name_any())
+    }
+
+    /// The rows that its droplet needs to serve.
+    fn tables(&self, world: &World, droplet: &str) -> Vec<(String, Key)> {
+        world.role_tables(Self::KIND, self.parent(), droplet)
+    }
+
+    /// The rows that tell users where it is.
+    fn published_rows(&self, world: &World) -> Vec<(String, Key)> {
+        world.published_rows(Self::KIND, self.parent())
+    }
+
+    /// Where users have it. Roles of operators that wrote no `status.droplet` serve where they are.
+    fn serves_on(&self) -> Option<&str> {
+        let status = self.status()?;
+        let provisioned = self.droplet().filter(|_| status.phase == Phase::Provisioned);
+        status.droplet.as_deref().or(provisioned)
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.status().is_some_and(|status| status.leaving)
+    }
+
+    /// As the world has it.
+    fn in_world(&self) -> world::Role {
+        world::Role {
+            uid: self.uid().unwrap_or_default(),
+            parent: self.parent().to_owned(),
+            serves_on: self.serves_on().map(str::to_owned),
+            placed_on: self.droplet().map(str::to_owned),
+            is_leaving: self.is_leaving(),
+        }
+    }
+}
+
+/// Roles of a parent.
+pub fn roles_of<R: Role>(parent: &str, context: &Context) -> Vec<std::sync::Arc<R>> {
+    found(R::all(context), &context.index.roles_of(R::KIND, parent))
+}

@@ -1,0 +1,298 @@
+//! What dividers and bouncers share: placed on a droplet, made ready there before users are told of it, Provisioned
+//! once they know; taken from its users before its tables go.
+//!
+//! Invariants: `status.droplet` is where users have it, and its tables are there until that is written anew.
+//! `status.leaving` is written before any user is told to forget it, and gone before any is told of it again: of
+//! several that are deleted, the next leader knows which serve.
+
+mod bouncer;
+mod divider;
+pub mod kind;
+pub mod placement;
+pub mod role_set;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt};
+use thuban_api::condition::set;
+use thuban_api::{Phase, RoleStatus};
+
+use crate::controller::context::{Context, related};
+use crate::controller::deletion::join_first;
+use crate::controller::role::kind::Role;
+use crate::controller::role::placement::{Move, place, should_move};
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::{
+    WriteError, condition, has_finalizer, remove_finalizer, replace, replace_status,
+};
+
+/// What waits longer than this says so in a condition.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// A droplet that has not taken the tables for so long will not.
+const REFUSED: Duration = Duration::from_secs(30);
+/// Between two looks at what acks should have woken.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// One that found no better droplet than a shared or cordoned one looks again so often.
+const SPREAD: Duration = Duration::from_secs(20);
+
+pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let roles: Api<R> = Api::all(context.client.clone());
+    let is_deleted = role.meta().deletion_timestamp.is_some();
+    if is_deleted && !has_finalizer(&*role) {
+        return Ok(Action::await_change());
+    }
+    if is_deleted {
+        match leave(&*role, &roles, &context).await? {
+            Leave::Left => return remove(&*role, &roles, &context).await,
+            Leave::Later => return Ok(Action::requeue(LOOK_AGAIN)),
+            Leave::Unkept => {
+                let message = "status.leaving is not kept: kubectl apply -f install/10-crds.yaml";
+                return wait(&*role, &roles, &context, ("OldCrd", message.to_owned())).await;
+            }
+            Leave::Held => {}
+        }
+    }
+    let why = should_move(&*role, &context);
+    let is_published = context
+        .hub
+        .read(|world| world.roles(R::KIND).is_published(&role.name_any()));
+    let serves_here = role.status().is_some_and(|status| {
+        status.phase == Phase::Provisioned && status.droplet.as_deref() == role.droplet()
+    });
+    // Others may have left because users are being told of this one: it moves once they know where it is.
+    let is_announced = is_published && !serves_here;
+    if let Some(why) = why
+        && (why.is_forced() || !is_announced)
+        && let Some(droplet) = place(&*role, why, &context)
+    {
+        return settle_on(&*role, droplet, why, &roles, &context).await;
+    }
+    let Some(droplet) = role.droplet() else {
+        let message = "waits for a droplet that is connected and Accepted: kubectl get droplets";
+        return wait(&*role, &roles, &context, ("NoDroplet", message.to_owned())).await;
+    };
+    let mut status = role.status().cloned().unwrap_or_default();
+    if is_published && serves_here {
+        if status.leaving {
+            return stay(&*role, &roles).await;
+        }
+        if is_deleted {
+            let message = format!("{} is in use and this is the last that serves it", role.parent());
+            return wait(&*role, &roles, &context, ("WaitsForAnother", message)).await;
+        }
+        context.forget(&waiting_key(&*role));
+        return Ok(match why {
+            Some(Move::Crowded | Move::Cordoned) => Action::requeue(SPREAD),
+            Some(_) => Action::requeue(LOOK_AGAIN),
+            None => Action::await_change(),
+        });
+    }
+    let tables = context.hub.read(|world| role.tables(world, droplet));
+    let missing = context.hub.missing(&tables, Some(droplet), &role.waiter());
+    if tables.is_empty() || !missing.is_empty() {
+        // Without a parent there are no tables to refuse.
+        let has_time = context.known_for(&waiting_key(&*role)) <= REFUSED;
+        if !tables.is_empty()
+            && !has_time
+            && !is_announced
+            && let Some(other) = place(&*role, Move::Refused, &context)
+        {
+            context.forget(&waiting_key(&*role));
+            return settle_on(&*role, other, Move::Refused, &roles, &context).await;
+        }
+        let message = format!("waits until droplet {droplet} has its tables");
+        return wait(&*role, &roles, &context, ("Filling", message)).await;
+    }
+    // First all take what it passes on, then they use it: a packet may be faster than the news.
+    let unaware = || {
+        let rows = context.hub.read(|world| role.published_rows(world));
+        context.hub.missing(&rows, Some(droplet), &role.waiter())
+    };
+    let mut missing = unaware();
+    if missing.is_empty() {
+        if status.leaving {
+            return stay(&*role, &roles).await;
+        }
+        context.hub.update(|world| world.publish_role(role.id()));
+        missing = unaware();
+    }
+    if !missing.is_empty() {
+        let message = format!("waits until these droplets know of it: {}", join_first(&missing));
+        return wait(&*role, &roles, &context, ("Announcing", message)).await;
+    }
+    status.phase = Phase::Provisioned;
+    let moved_from = status.droplet.replace(droplet.to_owned());
+    let message = "its tables are there and all droplets concerned know of it";
+    let ready = condition("Ready", true, "Acknowledged", message, role.meta().generation);
+    set(&mut status.conditions, ready);
+    context.forget(&waiting_key(&*role));
+    if role.status() == Some(&status) {
+        // It was taken back where it was.
+        return Ok(Action::requeue(LOOK_AGAIN));
+    }
+    write(&*role, &roles, status).await?;
+    let note = match moved_from {
+        Some(old) => format!("works on droplet {droplet}, no more on {old}"),
+        None => format!("works on droplet {droplet}"),
+    };
+    let place = related("Droplet", droplet);
+    context.events.event_with(&*role, place, "Provisioned", &note);
+    Ok(Action::await_change())
+}
+
+async fn settle_on<R: Role>(
+    role: &R,
+    droplet: String,
+    why: Move,
+    roles: &Api<R>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let mut placed = role.clone();
+    placed.place_on(droplet.clone());
+    if let Err(error) = replace(roles, &placed).await {
+        context.placements.forget(R::KIND, &role.name_any());
+        return Err(error.into());
+    }
+    let note = match role.droplet() {
+        Some(old) => format!("placed on droplet {droplet} instead of {old}"),
+        None => format!("placed on droplet {droplet}"),
+    };
+    let place = related("Droplet", &droplet);
+    context.events.event_with(role, place, why.reason(), &note);
+    Ok(Action::await_change())
+}
+
+fn waiting_key<R: Role>(role: &R) -> String {
+    format!("{}/{}", R::KIND, role.uid().unwrap_or_default())
+}
+
+/// Says what it waits for, if it has waited for a while.
+async fn wait<R: Role>(
+    role: &R,
+    roles: &Api<R>,
+    context: &Context,
+    (reason, message): (&str, String),
+) -> Result<Action, ReconcileError> {
+    if context.known_for(&waiting_key(role)) < PATIENCE {
+        return Ok(Action::requeue(PATIENCE));
+    }
+    let kind = if role.meta().deletion_timestamp.is_some() {
+        "Deleting"
+    } else {
+        "Ready"
+    };
+    let mut status = role.status().cloned().unwrap_or_default();
+    if set(
+        &mut status.conditions,
+        condition(kind, false, reason, &message, role.meta().generation),
+    ) {
+        write(role, roles, status).await?;
+    }
+    Ok(Action::requeue(LOOK_AGAIN))
+}
+
+async fn write<R: Role>(role: &R, roles: &Api<R>, status: RoleStatus) -> Result<R, WriteError> {
+    let mut changed = role.clone();
+    changed.set_status(status);
+    replace_status(roles, &changed).await
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leave {
+    /// Its users are told to forget it.
+    Left,
+    /// It is the last that they have.
+    Held,
+    /// What its object says is not seen yet.
+    Later,
+    /// The API server does not keep that it leaves.
+    Unkept,
+}
+
+/// Takes a role that is deleted from its users, unless it is the last that they have.
+async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<Leave, WriteError> {
+    let name = role.name_any();
+    let is_in_use = role.is_in_use(context);
+    // Decided in one step, so that of two that leave at the same time one stays.
+    let known = context.hub.update(|world| {
+        let roles = world.roles(R::KIND);
+        let is_unpublished = roles.is_unpublished(&name);
+        if !is_in_use || roles.has_other(&name) {
+            world.begin_role_drain(role.id());
+            return (is_unpublished && role.is_leaving()).then_some(Leave::Left);
+        }
+        if is_unpublished && !role.is_leaving() {
+            return Some(Leave::Later);
+        }
+        world.reinstate_role(role.id());
+        Some(Leave::Held)
+    });
+    let mut status = role.status().cloned().unwrap_or_default();
+    match known {
+        // Not seen yet, or taken away by another leader: a write that changes nothing tells.
+        Some(Leave::Later) => match write(role, roles, status).await {
+            Ok(_) => {
+                context.hub.update(|world| world.reinstate_role(role.id()));
+                return Ok(Leave::Held);
+            }
+            Err(error) if error.is_conflict() => return Ok(Leave::Later),
+            Err(error) => return Err(error),
+        },
+        Some(known) => return Ok(known),
+        None => {}
+    }
+    status.leaving = true;
+    let written = match write(role, roles, status).await {
+        Err(error) if error.is_conflict() => return Ok(Leave::Later),
+        written => written?,
+    };
+    if !written.is_leaving() {
+        return Ok(Leave::Unkept);
+    }
+    context.hub.update(|world| world.unpublish_role(role.id()));
+    Ok(Leave::Left)
+}
+
+/// One that left, or was going to, is needed after all, and ready: as the next leader is to know it.
+async fn stay<R: Role>(role: &R, roles: &Api<R>) -> Result<Action, ReconcileError> {
+    let mut status = role.status().cloned().unwrap_or_default();
+    status.leaving = false;
+    write(role, roles, status).await?;
+    Ok(Action::requeue(LOOK_AGAIN))
+}
+
+/// Before a new leader serves anybody: the one before may have taken their tables away already.
+pub fn unpublish_leaving<R: Role>(context: &Context) {
+    for role in R::all(context).state() {
+        if role.meta().deletion_timestamp.is_some() && role.is_leaving() && has_finalizer(&*role) {
+            context.hub.update(|world| world.unpublish_role(role.id()));
+        }
+    }
+}
+
+/// From its users first, then its tables, then the object.
+async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<Action, ReconcileError> {
+    let rows = context.hub.read(|world| role.published_rows(world));
+    let missing = context.hub.missing(&rows, None, &role.waiter());
+    if !missing.is_empty() {
+        let message = format!(
+            "waits until these droplets use it no more: {}",
+            join_first(&missing)
+        );
+        return wait(role, roles, context, ("WaitsForUsers", message)).await;
+    }
+    context.hub.update(|world| world.purge_role(role.id()));
+    let droplets = role.serves_on().into_iter().chain(role.droplet());
+    let holders: BTreeSet<String> = droplets.map(str::to_owned).collect();
+    let unsettled = context.hub.unsettled(&holders, &role.waiter());
+    if !unsettled.is_empty() {
+        let message = format!("waits until its tables are gone from {}", join_first(&unsettled));
+        return wait(role, roles, context, ("WaitsForTables", message)).await;
+    }
+    remove_finalizer(roles, role).await?;
+    context.forget(&waiting_key(role));
+    Ok(Action::await_change())
+}

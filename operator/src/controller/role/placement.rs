@@ -1,0 +1,194 @@
+//! Where a role should be, and whether it should be elsewhere.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+
+use crate::controller::cache::placements::Placed;
+use crate::controller::context::Context;
+use crate::controller::role::kind::{Role, roles_of};
+use crate::hub::Health;
+use crate::model::droplet::is_accepted;
+use crate::model::placement::{Candidate, pick};
+use crate::model::world::RoleKind;
+
+/// Set on Nodes that should carry roles; kubelets can't set it.
+pub const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
+/// Roles of one parent spread over its values.
+pub const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// Why a role should not be where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Move {
+    /// It is nowhere.
+    Unplaced,
+    /// Its droplet is none any more, or is not accepted.
+    Gone,
+    /// Its droplet has no stream.
+    Suspect,
+    /// Its droplet's Node is cordoned.
+    Cordoned,
+    /// A sibling is on the same droplet.
+    Crowded,
+    /// Its droplet does not take its tables.
+    Refused,
+}
+
+impl Move {
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Unplaced => "Placed",
+            Self::Gone => "DropletGone",
+            Self::Suspect => "DropletSuspect",
+            Self::Cordoned => "NodeCordoned",
+            Self::Crowded => "DropletShared",
+            Self::Refused => "DropletRefused",
+        }
+    }
+
+    /// Whether any other droplet is better, a cordoned or crowded one too.
+    pub fn is_forced(self) -> bool {
+        matches!(self, Self::Unplaced | Self::Gone | Self::Suspect)
+    }
+}
+
+/// Whether the role should be elsewhere.
+pub fn should_move<R: Role>(role: &R, context: &Context) -> Option<Move> {
+    let Some(droplet) = role.droplet() else {
+        return Some(Move::Unplaced);
+    };
+    let object = context.stores.droplets.get(&ObjectRef::new(droplet));
+    let is_usable = object.is_some_and(|object| is_accepted(&object));
+    if !is_usable || !context.hub.read(|world| world.is_droplet(droplet)) {
+        return Some(Move::Gone);
+    }
+    if context.hub.health(droplet) == Health::Suspect {
+        return Some(Move::Suspect);
+    }
+    if context.node(droplet).is_some_and(|node| is_cordoned(&node)) {
+        return Some(Move::Cordoned);
+    }
+    roles_of::<R>(role.parent(), context)
+        .iter()
+        .any(|other| is_crowding(&**other, role))
+        .then_some(Move::Crowded)
+}
+
+/// Of two on one droplet, the later by name goes.
+fn is_crowding<R: Role>(role: &R, other: &R) -> bool {
+    let stays = role.meta().deletion_timestamp.is_none() && role.name_any() < other.name_any();
+    stays && role.droplet().is_some() && role.droplet() == other.droplet()
+}
+
+/// Those of its siblings that should move since it is where they are.
+pub fn crowded_by<R: Role>(role: &R, context: &Context) -> Vec<String> {
+    let siblings = roles_of::<R>(role.parent(), context);
+    let crowded = siblings.iter().filter(|other| is_crowding(role, &**other));
+    crowded.map(|other| other.name_any()).collect()
+}
+
+pub fn is_cordoned(node: &Node) -> bool {
+    let spec = node.spec.as_ref();
+    spec.is_some_and(|spec| spec.unschedulable == Some(true))
+}
+
+fn zone(context: &Context, droplet: &str) -> Option<String> {
+    let node = context.node(droplet)?;
+    node.labels().get(ZONE).cloned()
+}
+
+/// Picks a droplet for a role, one better than where it is, and remembers it until the store shows it.
+pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> {
+    let name = role.name_any();
+    let mut placements = context.placements.lock();
+    let mut crowd = Crowd {
+        kind: R::KIND,
+        name: &name,
+        parent: role.parent(),
+        roles: HashMap::new(),
+        siblings: Vec::new(),
+    };
+    let (dividers, bouncers) = (context.stores.dividers.state(), context.stores.bouncers.state());
+    crowd.add_stored(&dividers, &placements);
+    crowd.add_stored(&bouncers, &placements);
+    for (kind, names) in placements.iter() {
+        for (name, (parent, droplet)) in names {
+            crowd.add(*kind, name, parent, droplet);
+        }
+    }
+    let Crowd { roles, siblings, .. } = crowd;
+    let zones: Vec<Option<String>> = siblings.iter().map(|droplet| zone(context, droplet)).collect();
+    let candidate = |droplet: &String| {
+        let node = context.node(droplet);
+        let own_zone = zone(context, droplet);
+        let in_zone = |other: &&Option<String>| own_zone.is_some() && **other == own_zone;
+        Candidate {
+            name: droplet.clone(),
+            roles: roles.get(droplet.as_str()).copied().unwrap_or_default(),
+            has_sibling: siblings.contains(&droplet.as_str()),
+            zone_siblings: zones.iter().filter(in_zone).count(),
+            is_preferred: node
+                .as_ref()
+                .is_some_and(|node| node.labels().contains_key(PREFERENCE)),
+            is_cordoned: node.is_none_or(|node| is_cordoned(&node)),
+        }
+    };
+    let known: Vec<String> = context
+        .hub
+        .read(|world| world.droplets().map(|(name, _)| name.clone()).collect());
+    let candidates: Vec<Candidate> = known
+        .iter()
+        .filter(|droplet| Some(droplet.as_str()) != role.droplet() && context.hub.is_connected(droplet))
+        .filter(|droplet| {
+            let object = context.stores.droplets.get(&ObjectRef::new(droplet));
+            object.is_some_and(|object| is_accepted(&object))
+        })
+        .map(candidate)
+        .collect();
+    let picked = pick(&candidates)
+        .filter(|picked| why.is_forced() || !picked.is_cordoned && !picked.has_sibling)?
+        .name
+        .clone();
+    let at = (role.parent().to_owned(), picked.clone());
+    placements.entry(R::KIND).or_default().insert(name, at);
+    Some(picked)
+}
+
+/// Who is where already, for one role that looks for a place.
+struct Crowd<'a> {
+    kind: RoleKind,
+    name: &'a str,
+    parent: &'a str,
+    /// Roles of any kind by droplet.
+    roles: HashMap<&'a str, usize>,
+    /// Droplets of those of its kind and parent.
+    siblings: Vec<&'a str>,
+}
+
+impl<'a> Crowd<'a> {
+    fn add(&mut self, kind: RoleKind, name: &str, parent: &str, droplet: &'a str) {
+        if kind == self.kind && name == self.name {
+            return;
+        }
+        *self.roles.entry(droplet).or_default() += 1;
+        if kind == self.kind && parent == self.parent {
+            self.siblings.push(droplet);
+        }
+    }
+
+    /// Those that were placed a moment ago are where they were placed.
+    fn add_stored<R: Role>(&mut self, stored: &'a [Arc<R>], placements: &Placed) {
+        let newer = placements.get(&R::KIND);
+        for role in stored {
+            let name = role.name_any();
+            if let Some(droplet) = role.droplet()
+                && newer.is_none_or(|newer| !newer.contains_key(&name))
+            {
+                self.add(R::KIND, &name, role.parent(), droplet);
+            }
+        }
+    }
+}

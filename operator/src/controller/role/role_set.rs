@@ -1,0 +1,151 @@
+//! How many roles a parent has: missing ones are created, those beyond the number go once the others work.
+
+use std::time::Duration;
+
+use kube::api::ObjectMeta;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt};
+use thuban_api::{FINALIZER, Phase};
+
+use crate::controller::context::{Context, related};
+use crate::controller::role::kind::{Role, roles_of};
+use crate::controller::role::placement::{Move, place};
+use crate::controller::runtime::objects::{Object, WriteError, create, delete, owner};
+use crate::model::scaling::{Bounds, Demand, Scaling, scale};
+
+/// How long less need must last before a role goes.
+const SCALE_DOWN_DELAY: Duration = Duration::from_mins(5);
+
+/// How often loads are looked at.
+pub const LOOK_AT_LOAD: Duration = Duration::from_secs(10);
+
+/// The number wanted now. `known`: the number so far.
+pub fn wanted(key: &str, known: Option<u32>, bounds: Bounds, demands: &[Demand], context: &Context) -> u32 {
+    let current = known.unwrap_or(bounds.least);
+    let key = format!("scale/{key}");
+    match scale(current, bounds, demands) {
+        Scaling::Now(number) => {
+            context.forget(&key);
+            number
+        }
+        Scaling::Fewer(number) if context.known_for(&key) >= SCALE_DOWN_DELAY => {
+            context.forget(&key);
+            number
+        }
+        Scaling::Fewer(_) => current.clamp(bounds.least, bounds.most.max(bounds.least)),
+    }
+}
+
+/// Roles of one parent, numbered from 0.
+pub struct RoleSet<'a, P, R> {
+    pub parent: &'a P,
+    /// `d` of `<vpc>-d0`.
+    pub letter: char,
+    pub make: &'a (dyn Fn(&str) -> R + Sync),
+}
+
+impl<P, R> RoleSet<'_, P, R>
+where
+    P: Object,
+    R: Role,
+{
+    fn number(&self, name: &str) -> Option<u32> {
+        let prefix = format!("{}-{}", self.parent.name_any(), self.letter);
+        name.strip_prefix(&prefix)?.parse().ok()
+    }
+
+    /// Creates and deletes; the names of those of the wanted that don't work yet.
+    pub async fn ensure(&self, wanted: u32, context: &Context) -> Result<Vec<String>, WriteError> {
+        let api: Api<R> = Api::all(context.client.clone());
+        let mut waiting = Vec::new();
+        let name_of = |number: u32| format!("{}-{}{number}", self.parent.name_any(), self.letter);
+        let known_as = |name: &str| R::all(context).get(&ObjectRef::new(name));
+        // The only one is deleted by hand: it serves on until there is another.
+        let only = known_as(&name_of(0)).filter(|_| wanted == 1);
+        let is_replaced = only.is_some_and(|role| role.meta().deletion_timestamp.is_some());
+        for number in 0..wanted + u32::from(is_replaced) {
+            let name = name_of(number);
+            let known = known_as(&name);
+            let works = |role: &R| {
+                let status = role.status();
+                role.meta().deletion_timestamp.is_none()
+                    && status.is_some_and(|status| status.phase == Phase::Provisioned)
+            };
+            if !known.as_ref().is_some_and(|role| works(role)) {
+                waiting.push(name.clone());
+            }
+            if known.is_some() {
+                continue;
+            }
+            let mut role = (self.make)(&name);
+            *role.meta_mut() = ObjectMeta {
+                name: Some(name.clone()),
+                finalizers: Some(vec![FINALIZER.to_owned()]),
+                owner_references: owner(self.parent).map(|reference| vec![reference]),
+                ..ObjectMeta::default()
+            };
+            // With a place from the start, if there is one: that saves a write.
+            if let Some(droplet) = place(&role, Move::Unplaced, context) {
+                role.place_on(droplet);
+            }
+            let created = create(&api, &role).await;
+            if created.is_err() {
+                context.placements.forget(R::KIND, &name);
+            }
+            match created {
+                Ok(_) => tell(self.parent, &role, "Created", context),
+                Err(error) if error.is_conflict() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if waiting.is_empty() {
+            self.shrink(&api, wanted, context).await?;
+        }
+        Ok(waiting)
+    }
+
+    async fn shrink(&self, api: &Api<R>, wanted: u32, context: &Context) -> Result<(), WriteError> {
+        for role in roles_of::<R>(&self.parent.name_any(), context) {
+            let name = role.name_any();
+            let is_beyond = self.number(&name).is_some_and(|number| number >= wanted);
+            if !is_beyond || role.meta().deletion_timestamp.is_some() {
+                continue;
+            }
+            match delete(api, &*role).await {
+                Ok(()) => tell(self.parent, &*role, "Removed", context),
+                Err(error) if error.is_conflict() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Deletes all roles of a parent that goes; the names of those that are there still.
+pub async fn remove_all<P: Object, R: Role>(
+    parent: &P,
+    context: &Context,
+) -> Result<Vec<String>, WriteError> {
+    let api: Api<R> = Api::all(context.client.clone());
+    let own = roles_of::<R>(&parent.name_any(), context);
+    for role in &own {
+        if role.meta().deletion_timestamp.is_none() {
+            delete(&api, &**role).await?;
+            tell(parent, &**role, "Removed", context);
+        }
+    }
+    Ok(own.iter().map(|role| role.name_any()).collect())
+}
+
+/// An event of the parent's: `<kind><what>`.
+fn tell<P: Object, R: Role>(parent: &P, role: &R, what: &str, context: &Context) {
+    let name = role.name_any();
+    let note = match role.droplet() {
+        Some(droplet) => format!("{name} on droplet {droplet}"),
+        None => name.clone(),
+    };
+    let related = related(R::KIND.name(), &name);
+    context
+        .events
+        .event_with(parent, related, &format!("{}{what}", R::KIND), &note);
+}

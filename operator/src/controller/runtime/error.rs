@@ -1,0 +1,80 @@
+//! How a look at an object ends that did not succeed.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::ResourceExt;
+use kube::runtime::controller::Action;
+use thiserror::Error;
+use tracing::{debug, warn};
+
+use crate::controller::runtime::objects::{Object, WriteError};
+use crate::metrics::Category;
+
+#[derive(Debug, Error)]
+pub enum ClaimError {
+    #[error(
+        "network {network:?} has no free {family} address; append an {family} range to its spec.cidrs, or wait until addresses of endpoints that went have rested"
+    )]
+    Full { network: String, family: &'static str },
+    #[error("address {address}: {wrong}")]
+    Unfit { address: IpAddr, wrong: &'static str },
+    #[error(
+        "address {address} is taken by another endpoint of the VPC; ask for another one or wait until it is free"
+    )]
+    Taken { address: IpAddr },
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+impl ClaimError {
+    /// For conditions and events; none of what is tried again in silence.
+    pub fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::Full { .. } => Some("NetworkFull"),
+            Self::Unfit { .. } => Some("AddressUnfit"),
+            Self::Taken { .. } => Some("AddressTaken"),
+            Self::Write(_) => None,
+        }
+    }
+}
+
+#[derive(Debug, Error)]
+pub enum ReconcileError {
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+}
+
+impl ReconcileError {
+    /// Somebody else wrote meanwhile.
+    fn is_conflict(&self) -> bool {
+        match self {
+            Self::Write(write) | Self::Claim(ClaimError::Write(write)) => write.is_conflict(),
+            Self::Claim(_) => false,
+        }
+    }
+}
+
+impl Category for ReconcileError {
+    fn category(&self) -> &'static str {
+        match self {
+            Self::Write(write) | Self::Claim(ClaimError::Write(write)) => write.category(),
+            Self::Claim(ClaimError::Full { .. }) => "full",
+            Self::Claim(ClaimError::Unfit { .. } | ClaimError::Taken { .. }) => "address",
+        }
+    }
+}
+
+/// Conflicts are tried again at once, all else with a pause; a transient error of the API server ends nothing.
+#[allow(clippy::needless_pass_by_value)] // the signature of kube's error policies
+pub fn retry<K: Object, C>(object: Arc<K>, error: &ReconcileError, _: Arc<C>) -> Action {
+    if error.is_conflict() {
+        debug!(object = object.name_any(), %error, "conflict, trying again");
+        return Action::requeue(Duration::from_millis(100));
+    }
+    warn!(object = object.name_any(), %error, "reconcile failed, trying again");
+    Action::requeue(Duration::from_secs(2))
+}

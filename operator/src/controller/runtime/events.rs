@@ -1,0 +1,155 @@
+//! Events tell a person each step. They are written beside the workflows, in order and one at a time, so that a burst of
+//! steps does not have the API server busy with telling of them.
+//!
+//! Invariant: no workflow of endpoints or roles waits for an event. What is not told when this process ends, or is too much to remember, stays
+//! untold: conditions say the same for as long as it is true.
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::ObjectMeta;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client, Resource, ResourceExt};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::task::JoinSet;
+use tracing::warn;
+
+use crate::controller::runtime::objects::{Object, WriteError, bounded, create};
+
+/// Events that may wait to be written.
+const MOST: usize = 4096;
+/// A recorder keeps each event for minutes, to count repetitions instead of writing them: after so many, a fresh one.
+const REMEMBERED: usize = 256;
+/// Kubernetes takes notes of 1,024 bytes.
+const LONGEST_NOTE: usize = 1000;
+
+const ACTION: &str = "Reconcile";
+
+struct Told {
+    event: Event,
+    object: ObjectReference,
+}
+
+pub struct Events {
+    queue: Sender<Told>,
+    client: Client,
+    reporter: Reporter,
+}
+
+impl Events {
+    /// Writes events by a task of its own.
+    pub fn start(client: Client, tasks: &mut JoinSet<()>) -> Self {
+        let reporter = Reporter {
+            controller: "thuban-operator".into(),
+            instance: std::env::var("POD_NAME").ok(),
+        };
+        let (sender, receiver) = channel(MOST);
+        tasks.spawn(publish(client.clone(), reporter.clone(), receiver));
+        Self {
+            queue: sender,
+            client,
+            reporter,
+        }
+    }
+
+    /// Tells people what happened to an object.
+    pub fn event<K: Resource<DynamicType = ()>>(
+        &self,
+        object: &K,
+        is_warning: bool,
+        reason: &str,
+        note: &str,
+    ) {
+        self.event_about(object.object_ref(&()), is_warning, reason, note);
+    }
+
+    pub fn event_about(&self, object: ObjectReference, is_warning: bool, reason: &str, note: &str) {
+        self.tell(object, None, is_warning, reason, note);
+    }
+
+    /// An event in which a droplet or a role takes part: events that differ in it are told apart.
+    pub fn event_with<K: Resource<DynamicType = ()>>(
+        &self,
+        object: &K,
+        related: ObjectReference,
+        reason: &str,
+        note: &str,
+    ) {
+        self.tell(object.object_ref(&()), Some(related), false, reason, note);
+    }
+
+    /// A warning that no other operator and no later leader repeats while the API server remembers it: its name is
+    /// `<kind>-<uid>.<key>` in lower case, and a name is taken once. It is written when this answers true; false: it was there.
+    pub async fn warn_once<K: Object>(
+        &self,
+        object: &K,
+        key: &str,
+        reason: &str,
+        note: &str,
+    ) -> Result<bool, WriteError> {
+        let namespace = object.namespace().unwrap_or_else(|| "default".to_owned());
+        let uid = object.uid().unwrap_or_default();
+        let name = format!("{}-{uid}.{key}", K::kind(&()).to_lowercase());
+        let controller = &self.reporter.controller;
+        let event = v1::Event {
+            metadata: ObjectMeta {
+                name: Some(name),
+                namespace: Some(namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            action: Some(ACTION.to_owned()),
+            event_time: Some(MicroTime(Timestamp::now())),
+            note: Some(note.chars().take(LONGEST_NOTE).collect()),
+            reason: Some(reason.to_owned()),
+            regarding: Some(object.object_ref(&())),
+            reporting_controller: Some(controller.clone()),
+            reporting_instance: Some(self.reporter.instance.as_ref().unwrap_or(controller).clone()),
+            type_: Some("Warning".to_owned()),
+            ..v1::Event::default()
+        };
+        match create(&Api::namespaced(self.client.clone(), &namespace), &event).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_conflict() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn tell(
+        &self,
+        object: ObjectReference,
+        secondary: Option<ObjectReference>,
+        is_warning: bool,
+        reason: &str,
+        note: &str,
+    ) {
+        let event = Event {
+            type_: if is_warning {
+                EventType::Warning
+            } else {
+                EventType::Normal
+            },
+            reason: reason.to_owned(),
+            note: Some(note.chars().take(LONGEST_NOTE).collect()),
+            action: ACTION.to_owned(),
+            secondary,
+        };
+        if self.queue.try_send(Told { event, object }).is_err() {
+            warn!(reason, note, "event is not told: too many wait");
+        }
+    }
+}
+
+async fn publish(client: Client, reporter: Reporter, mut told: Receiver<Told>) {
+    loop {
+        let recorder = Recorder::new(client.clone(), reporter.clone());
+        for _ in 0..REMEMBERED {
+            let Some(Told { event, object }) = told.recv().await else {
+                return;
+            };
+            if let Err(error) = bounded(recorder.publish(&event, &object)).await {
+                warn!(reason = event.reason, %error, "event could not be written");
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Heartbeats of droplets without a stream: one Lease a droplet, read only then.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, Client};
+use thuban_api::HEARTBEAT_NAMESPACE;
+use tokio::time::Instant;
+
+use crate::controller::runtime::objects::{WriteError, get};
+
+/// A heartbeat that does not change for so long, by this process's own clock, has stopped.
+pub const PATIENCE: Duration = Duration::from_secs(40);
+
+/// By droplet: the version of its Lease that was seen, and since when.
+#[derive(Debug, Default)]
+pub struct Heartbeats(Mutex<HashMap<String, (Option<String>, Instant)>>);
+
+impl Heartbeats {
+    /// For how long the droplet's heartbeat has not changed, as far as this leader knows.
+    pub async fn stopped_for(&self, client: Client, droplet: &str) -> Result<Duration, WriteError> {
+        let name = format!("droplet-{droplet}");
+        let leases: Api<Lease> = Api::namespaced(client, HEARTBEAT_NAMESPACE);
+        let lease = get(&leases, &name).await?;
+        let version = lease.and_then(|lease| lease.metadata.resource_version);
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let entry = seen.entry(droplet.to_owned()).or_insert((version.clone(), now));
+        if entry.0 != version {
+            *entry = (version, now);
+        }
+        Ok(entry.1.elapsed())
+    }
+
+    /// The droplet is back: what comes later is looked at anew.
+    pub fn forget(&self, droplet: &str) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(droplet);
+    }
+}

@@ -1,0 +1,10 @@
+//! What reconcilers are run with, whatever their kind: watches, writes, events, errors and pauses.
+
+pub mod error;
+pub mod events;
+pub mod heartbeat;
+pub mod objects;
+pub mod rate_limit;
+pub mod resync;
+pub mod waits;
+pub mod watch;

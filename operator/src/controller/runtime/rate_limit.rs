@@ -1,0 +1,62 @@
+//! What may be done so often a second, and not more.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// A token bucket.
+#[derive(Debug)]
+pub struct RateLimit {
+    /// Time that one costs.
+    each: Duration,
+    /// Time that can be saved up.
+    most: Duration,
+    /// Since when time has been saved up.
+    since: Mutex<Instant>,
+}
+
+impl RateLimit {
+    /// So many a second; after a rest so many at once.
+    pub fn new(a_second: u32, at_once: u32) -> Self {
+        let each = Duration::from_secs(1) / a_second;
+        let most = each * at_once;
+        let now = Instant::now();
+        Self {
+            each,
+            most,
+            since: Mutex::new(now.checked_sub(most).unwrap_or(now)),
+        }
+    }
+
+    /// Whether one more may be done now.
+    pub fn take(&self) -> bool {
+        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(left) = since.elapsed().min(self.most).checked_sub(self.each) else {
+            return false;
+        };
+        let now = Instant::now();
+        *since = now.checked_sub(left).unwrap_or(now);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::RateLimit;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rest_is_saved_up_to_a_bound() {
+        let limit = RateLimit::new(10, 3);
+        let taken = || (0..100).filter(|_| limit.take()).count();
+        assert_eq!(taken(), 3);
+        tokio::time::advance(Duration::from_millis(250)).await;
+        assert_eq!(taken(), 2);
+        tokio::time::advance(Duration::from_millis(50)).await;
+        assert_eq!(taken(), 1, "what was left over counts");
+        tokio::time::advance(Duration::from_secs(100)).await;
+        assert_eq!(taken(), 3);
+    }
+}

@@ -1,0 +1,34 @@
+//! Looks at what is steady now and then, should a watch have missed what concerns it.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use kube::runtime::reflector::{ObjectRef, Store};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::MissedTickBehavior;
+
+use crate::controller::runtime::objects::Object;
+
+/// Each object is looked at so often.
+const RESYNC_EVERY: Duration = Duration::from_mins(5);
+/// All of a kind are divided into so many parts, one looked at after the other.
+const PARTS: u32 = 64;
+
+/// Wakes all objects of a kind, part by part: a timer of each one would cost half a kilobyte.
+pub async fn resync<K: Object + 'static>(store: Store<K>, triggers: UnboundedSender<ObjectRef<K>>) {
+    let mut turns = tokio::time::interval(RESYNC_EVERY / PARTS);
+    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for part in (0..u64::from(PARTS)).cycle() {
+        turns.tick().await;
+        let all = store.state().into_iter();
+        let its_turn = all.filter(|object| {
+            let mut hasher = DefaultHasher::new();
+            let meta = object.meta();
+            (meta.namespace.as_deref(), meta.name.as_deref()).hash(&mut hasher);
+            hasher.finish() % u64::from(PARTS) == part
+        });
+        for object in its_turn {
+            let _ = triggers.send(ObjectRef::from_obj(&*object));
+        }
+    }
+}

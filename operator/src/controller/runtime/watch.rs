@@ -1,0 +1,89 @@
+//! One list+watch of a kind: fills its store and hands every change on, re-lists included.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use kube::runtime::reflector::{ObjectRef, store::Writer};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, ResourceExt};
+use tokio::sync::oneshot;
+use tracing::warn;
+
+use crate::controller::runtime::objects::Object;
+
+/// A change of one object, after its store shows it.
+pub enum Change<K: Object> {
+    Applied(K),
+    /// As it was last known.
+    Gone(Arc<K>),
+}
+
+/// Watches until the process ends; `strip` sees objects before anybody else. A watch that breaks is backed off and taken up again. `filled` is told once all
+/// that was there at the start has been handled.
+pub async fn watch<K>(
+    api: Api<K>,
+    mut writer: Writer<K>,
+    strip: fn(&mut K),
+    filled: oneshot::Sender<()>,
+    mut handle: impl FnMut(Change<K>),
+) where
+    K: Object + 'static,
+{
+    let mut filled = Some(filled);
+    let reader = writer.as_reader();
+    let mut listed: Vec<K> = Vec::new();
+    let mut events = watcher(api, watcher::Config::default())
+        .default_backoff()
+        .modify(strip)
+        .boxed();
+    while let Some(event) = events.next().await {
+        let event = match event {
+            Ok(event) => event,
+            Err(error) => {
+                warn!(kind = %K::kind(&()), %error, "watch broke, trying again");
+                continue;
+            }
+        };
+        match &event {
+            watcher::Event::InitDone => {
+                let before = reader.state();
+                writer.apply_watcher_event(&event);
+                let uids: HashSet<_> = listed.iter().filter_map(ResourceExt::uid).collect();
+                for gone in before {
+                    if gone.uid().is_none_or(|uid| !uids.contains(&uid)) {
+                        handle(Change::Gone(gone));
+                    }
+                }
+                // With its room: a list is as large as the cluster.
+                for object in std::mem::take(&mut listed) {
+                    handle(Change::Applied(object));
+                }
+                if let Some(filled) = filled.take() {
+                    let _ = filled.send(());
+                }
+                continue;
+            }
+            watcher::Event::Init => listed.clear(),
+            watcher::Event::InitApply(object) => listed.push(object.clone()),
+            watcher::Event::Apply(_) | watcher::Event::Delete(_) => {}
+        }
+        // An object made again under its name while the watch was away is another one: the old one went.
+        let old = match &event {
+            watcher::Event::Apply(object) => {
+                let old = reader.get(&ObjectRef::from_obj(object));
+                old.filter(|old| old.uid() != object.uid())
+            }
+            _ => None,
+        };
+        writer.apply_watcher_event(&event);
+        if let Some(old) = old {
+            handle(Change::Gone(old));
+        }
+        match event {
+            watcher::Event::Apply(object) => handle(Change::Applied(object)),
+            watcher::Event::Delete(object) => handle(Change::Gone(Arc::new(object))),
+            watcher::Event::Init | watcher::Event::InitApply(_) | watcher::Event::InitDone => {}
+        }
+    }
+}

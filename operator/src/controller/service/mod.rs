@@ -1,0 +1,131 @@
+//! Service: one with addresses of its own gets a scaled Endpoint in the VPC of its namespace (the seed's trigger of the
+//! scaled endpoint's workflow). The API server allocated its addresses; no Service is ever written. What follows from
+//! slices and the Service itself is the Endpoint's workflow, `scaled`.
+
+pub mod observe;
+pub mod outside_address;
+pub mod own_address;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::ObjectMeta;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt};
+use thuban_api::{DEFAULT_NAME, Endpoint, EndpointSpec, EndpointType, FINALIZER, ServiceRef};
+use tracing::info;
+
+use crate::controller::admission::usable_network;
+use crate::controller::context::Context;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::create;
+use crate::controller::service::own_address::asked_by;
+use crate::model::admission::network_of;
+use crate::model::service::Service;
+
+/// The caches of other kinds may lag behind the Services'.
+const SOON: Duration = Duration::from_millis(500);
+/// What a person has to mend.
+const LATER: Duration = Duration::from_secs(10);
+
+pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let (Some(namespace), Some(uid)) = (service.namespace(), service.uid()) else {
+        return Ok(Action::await_change());
+    };
+    let addresses = service.cluster_ips();
+    if addresses.is_empty() || service.metadata.deletion_timestamp.is_some() {
+        // What it may have had before is woken by the Service too.
+        return Ok(Action::await_change());
+    }
+    let name = service.endpoint_name();
+    let known = ObjectRef::<Endpoint>::new(&name).within(&namespace);
+    if let Some(known) = context.stores.endpoints.get(&known) {
+        let is_own = known.spec.service_ref.as_ref().is_some_and(|own| own.uid == uid);
+        if is_own {
+            return Ok(Action::await_change());
+        }
+        if context.known_for(&format!("service-name/{uid}")).is_zero() {
+            let note =
+                format!("an Endpoint of a user has the name {name:?}, which is this Service's: delete it");
+            context.events.event(&*service, true, "EndpointNameTaken", &note);
+        }
+        return Ok(Action::requeue(LATER));
+    }
+    let space = ObjectRef::<Namespace>::new(&namespace);
+    let Some(space) = context.stores.namespaces.get(&space) else {
+        return Ok(Action::requeue(SOON));
+    };
+    let network = network_of(service.annotations(), space.annotations());
+    if network == DEFAULT_NAME && context.network(&network).is_none() {
+        // An installation that begins: this operator makes it.
+        return Ok(Action::requeue(SOON));
+    }
+    // Whatever else stands in the way is the Endpoint's to say.
+    let usable = usable_network(&namespace, &network, &context).is_ok();
+    let vpc = context
+        .network(&network)
+        .map(|network| network.spec.vpc.clone())
+        .unwrap_or_default();
+    let claimed = addresses.iter().filter(|_| usable).map(ToString::to_string);
+    let asked = match asked_by(&service) {
+        Ok(asked) => asked,
+        Err(error) => {
+            tell_once(&service, &error.to_string(), &context);
+            // Without them.
+            Vec::new()
+        }
+    };
+    let spec = EndpointSpec {
+        kind: EndpointType::Scaled,
+        vpc,
+        network,
+        pod_ref: None,
+        service_ref: Some(ServiceRef {
+            name: service.name_any(),
+            uid,
+        }),
+        droplet: String::new(),
+        addresses: asked.iter().map(ToString::to_string).collect(),
+        claimed: claimed.collect(),
+        mac: None,
+    };
+    let mut endpoint = Endpoint::new(&name, spec);
+    endpoint.metadata = ObjectMeta {
+        name: Some(name.clone()),
+        namespace: Some(namespace.clone()),
+        finalizers: Some(vec![FINALIZER.to_owned()]),
+        ..ObjectMeta::default()
+    };
+    let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
+    match create(&endpoints, &endpoint).await {
+        Ok(_) => {
+            info!(
+                namespace,
+                endpoint = name,
+                network = endpoint.spec.network,
+                addresses = endpoint.spec.claimed.join(", "),
+                "scaled endpoint created"
+            );
+            // Should another operator, whose cache is old, delete it.
+            Ok(Action::requeue(LATER))
+        }
+        // The watch will tell, or the namespace is going away and the Service with it.
+        Err(error) if error.is_conflict() || error.is_forbidden() => Ok(Action::requeue(LATER)),
+        // A network's name that can't be one.
+        Err(error) if error.is_invalid() => {
+            let note = format!("its annotations, or its namespace's, make no Endpoint: {error}");
+            tell_once(&service, &note, &context);
+            Ok(Action::await_change())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn tell_once(service: &Service, note: &str, context: &Context) {
+    let uid = service.uid().unwrap_or_default();
+    if context.known_for(&format!("service-invalid/{uid}")).is_zero() {
+        context.events.event(service, true, "InvalidAnnotation", note);
+    }
+}

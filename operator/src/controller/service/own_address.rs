@@ -1,0 +1,133 @@
+//! Addresses of its own VPC that a Service has besides its ClusterIPs, so that two tenants' Services can have the same:
+//! asked for by annotation, claimed as those of pods are, given back when no droplet knows them any more.
+
+use std::net::IpAddr;
+
+use kube::ResourceExt;
+use thuban_api::condition::set;
+use thuban_api::{Condition, Endpoint, EndpointStatus, SERVICE_IP_ANNOTATION};
+
+use crate::controller::address::{Claimant, release_each};
+use crate::controller::admission::usable_network;
+use crate::controller::context::Context;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::condition;
+use crate::hub::Waiter;
+use crate::model::allocation::{Owner, addresses_of};
+use crate::model::asked::{AskedError, asked_addresses};
+use crate::model::endpoint::name_of;
+use crate::model::ranges::in_force;
+use crate::model::service::Service;
+use crate::model::validation::parse;
+use crate::model::world::MOST_OWN_ADDRESSES;
+
+/// Says why a Service doesn't have the addresses that it asks for.
+const CONDITION: &str = "ServiceAddress";
+
+/// What a Service asks for.
+pub fn asked_by(service: &Service) -> Result<Vec<IpAddr>, AskedError> {
+    asked_addresses(service.annotations(), SERVICE_IP_ANNOTATION)
+}
+
+/// What an Endpoint of a Service was made for.
+pub fn asked_of(endpoint: &Endpoint) -> Vec<IpAddr> {
+    let asked = endpoint.spec.addresses.iter();
+    asked.filter_map(|text| text.parse().ok()).collect()
+}
+
+/// Those of them that it has.
+pub fn held(endpoint: &Endpoint) -> Vec<IpAddr> {
+    let mut asked = asked_of(endpoint);
+    let status = endpoint.status.as_ref().map(|status| &status.addresses);
+    asked.retain(|address| status.is_some_and(|held| held.contains(&address.to_string())));
+    asked
+}
+
+/// How the claim of what an Endpoint still lacks went.
+pub enum Claimed {
+    /// There is nothing to claim.
+    Nothing,
+    /// The status names them now.
+    All,
+    /// To be tried again; a condition of the status says why, and here it is if that is news.
+    Not(Option<Condition>),
+}
+
+pub async fn claim(
+    endpoint: &Endpoint,
+    status: &mut EndpointStatus,
+    context: &Context,
+) -> Result<Claimed, ReconcileError> {
+    let asked = asked_of(endpoint);
+    if held(endpoint).len() == asked.len() {
+        return Ok(Claimed::Nothing);
+    }
+    let mut not = |reason: &str, message: &str| {
+        let told = condition(CONDITION, false, reason, message, None);
+        let is_news = set(&mut status.conditions, told.clone());
+        Ok(Claimed::Not(is_news.then_some(told)))
+    };
+    let (namespace, network) = (name_of(endpoint).0, &endpoint.spec.network);
+    let network = match usable_network(&namespace, network, context) {
+        Ok(network) => network,
+        Err(unusable) => {
+            let told = unusable.condition(network);
+            return not(&told.reason, &told.message);
+        }
+    };
+    let vpc = &network.spec.vpc;
+    if context.hub.read(|world| world.service_addresses_of(vpc).len()) + asked.len() > MOST_OWN_ADDRESSES {
+        let message = format!(
+            "the Services of VPC {vpc:?} have {MOST_OWN_ADDRESSES} addresses of its own, and at most so many can be: take the \
+             annotation {SERVICE_IP_ANNOTATION} away from some"
+        );
+        return not("TooMany", &message);
+    }
+    if !context.hub.is_whole() {
+        return Ok(Claimed::Not(None));
+    }
+    let owner = Owner::of(endpoint);
+    let Some(_guard) = context.claim_locks.try_lock(&owner.uid) else {
+        return Ok(Claimed::Not(None));
+    };
+    let claimant = Claimant {
+        owner: &owner,
+        cni_uid: "",
+        droplet: "",
+        network: &network,
+        ranges: &parse(in_force(&network)).unwrap_or_default(),
+        asked: &asked,
+        refused: &[],
+    };
+    if let Err(error) = claimant.claim_asked_alone(context).await {
+        return match error.reason() {
+            Some(reason) => not(reason, &error.to_string()),
+            None => Err(error.into()),
+        };
+    }
+    status.conditions.retain(|condition| condition.kind != CONDITION);
+    let mut addresses = addresses_of(endpoint);
+    addresses.extend(
+        asked
+            .iter()
+            .filter(|address| !addresses_of(endpoint).contains(address)),
+    );
+    status.addresses = addresses.iter().map(ToString::to_string).collect();
+    Ok(Claimed::All)
+}
+
+/// Gives them back once no droplet takes them for a Service's; false: not yet.
+pub async fn give_back(endpoint: &Endpoint, context: &Context) -> Result<bool, ReconcileError> {
+    let asked = asked_of(endpoint);
+    if asked.is_empty() {
+        return Ok(true);
+    }
+    let vpc = context.vpc_name_of(endpoint);
+    let rows = context.hub.read(|world| world.vpc_rows(&vpc));
+    let waiter = Waiter::Endpoint(name_of(endpoint));
+    if !context.hub.missing(&rows, None, &waiter).is_empty() {
+        return Ok(false);
+    }
+    release_each(endpoint, asked, context).await?;
+    Ok(true)
+}
