@@ -159,56 +159,14 @@ pub fn backends<'a>(
     locate: impl Fn(IpAddr, &Backend) -> Option<Located>,
 ) -> Result<Backends, TooLarge> {
     let ports = ports(service)?;
-    let mut homes: BTreeMap<IpAddr, String> = BTreeMap::new();
-    let mut left_out = BTreeSet::new();
-    let mut found: BTreeMap<(Family, Joint<'a>), Found> = BTreeMap::new();
-    let mut places: BTreeMap<IpAddr, Place> = BTreeMap::new();
-    let mut uses_overlay_port =
-        has_overlays_node_port(service) || ways_in.at_droplets && has_overlays_port(service);
-    for slice in slices {
-        let open: Vec<_> = slice.ports.iter().flatten().collect();
-        let open = open
-            .into_iter()
-            .filter_map(|port| Some((joint(port)?, number(port)?)));
-        let open: Vec<_> = open.collect();
-        for backend in slice.backends() {
-            let Some(address) = backend.address() else {
-                continue;
-            };
-            let located = locate(address, backend);
-            if located
-                .as_ref()
-                .is_some_and(|located| located.place == Place::Outside)
-            {
-                // Whatever its state: it would come and go with each probe.
-                uses_overlay_port |= open.iter().any(|(joint, port)| {
-                    is_overlays(joint.0, *port) && ports.iter().any(|(_, own)| own == joint)
-                });
-            }
-            let Some(state) = state(backend.conditions.as_ref()) else {
-                continue;
-            };
-            let Some(Located { place, droplet }) = located else {
-                if state == State::Ready {
-                    left_out.insert(address);
-                }
-                continue;
-            };
-            places.insert(address, place);
-            if let Some(droplet) = droplet {
-                homes.insert(address, droplet);
-            }
-            for (joint, port) in &open {
-                if place == Place::Outside && is_overlays(joint.0, *port) {
-                    continue;
-                }
-                let ways = found.entry((Family::of(address), *joint)).or_default();
-                // One that passes from a slice to another is in both for a while.
-                let best = ways.entry((address, *port)).or_insert(state);
-                *best = state.max(*best);
-            }
-        }
-    }
+    let Gathered {
+        mut homes,
+        mut left_out,
+        mut found,
+        places,
+        mut uses_overlay_port,
+    } = gather(&ports, slices, locate);
+    uses_overlay_port |= has_overlays_node_port(service) || ways_in.at_droplets && has_overlays_port(service);
     let by_node = places.values().any(|place| *place == Place::Outside);
     // Agents take what pods send to nodes' services on that port for Geneve.
     uses_overlay_port |= by_node && has_overlays_port(service);
@@ -279,6 +237,71 @@ pub fn backends<'a>(
         by_node,
         by_peers,
     })
+}
+
+/// What slices say of a Service's backends, as far as they are where they may be.
+#[derive(Default)]
+struct Gathered<'a> {
+    /// Droplets of the backends.
+    homes: BTreeMap<IpAddr, String>,
+    /// Ready addresses that are nowhere.
+    left_out: BTreeSet<IpAddr>,
+    found: BTreeMap<(Family, Joint<'a>), Found>,
+    places: BTreeMap<IpAddr, Place>,
+    /// A backend outside listens at the overlay's port.
+    uses_overlay_port: bool,
+}
+
+fn gather<'a>(
+    ports: &[(u16, Joint)],
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    locate: impl Fn(IpAddr, &Backend) -> Option<Located>,
+) -> Gathered<'a> {
+    let mut gathered = Gathered::default();
+    for slice in slices {
+        let open = slice.ports.iter().flatten();
+        let open: Vec<_> = open
+            .filter_map(|port| Some((joint(port)?, number(port)?)))
+            .collect();
+        for backend in slice.backends() {
+            let Some(address) = backend.address() else {
+                continue;
+            };
+            let located = locate(address, backend);
+            if located
+                .as_ref()
+                .is_some_and(|located| located.place == Place::Outside)
+            {
+                // Whatever its state: it would come and go with each probe.
+                gathered.uses_overlay_port |= open.iter().any(|(joint, port)| {
+                    is_overlays(joint.0, *port) && ports.iter().any(|(_, own)| own == joint)
+                });
+            }
+            let Some(state) = state(backend.conditions.as_ref()) else {
+                continue;
+            };
+            let Some(Located { place, droplet }) = located else {
+                if state == State::Ready {
+                    gathered.left_out.insert(address);
+                }
+                continue;
+            };
+            gathered.places.insert(address, place);
+            if let Some(droplet) = droplet {
+                gathered.homes.insert(address, droplet);
+            }
+            for (joint, port) in &open {
+                if place == Place::Outside && is_overlays(joint.0, *port) {
+                    continue;
+                }
+                let ways = gathered.found.entry((Family::of(address), *joint)).or_default();
+                // One that passes from a slice to another is in both for a while.
+                let best = ways.entry((address, *port)).or_insert(state);
+                *best = state.max(*best);
+            }
+        }
+    }
+    gathered
 }
 
 /// A port's backends; with `homes` the best of each droplet.
