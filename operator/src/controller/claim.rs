@@ -11,6 +11,7 @@ use thuban_api::{Endpoint, IpClaim, IpClaimSpec, IpClaimStatus};
 use tracing::info;
 
 use crate::controller::context::Context;
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{WriteError, delete, get, replace_status};
 use crate::hub::Waiter;
@@ -31,7 +32,7 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
         .is_some_and(|status| status.released_at.is_some())
     {
         // By this leader's monotonic clock: a new leader restarts the rest.
-        if let Some(left) = remaining(&context, &format!("released/{uid}"), REST) {
+        if let Some(left) = context.clocks.remaining(Timed::ClaimReleased, &uid, REST) {
             return Ok(Action::requeue(left));
         }
         // Whoever has the address in its status has it, released or not.
@@ -44,11 +45,11 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     }
     let endpoint = ObjectRef::<Endpoint>::new(&spec.endpoint_name).within(&spec.endpoint_namespace);
     if standing(spec, context.stores.endpoints.get(&endpoint).as_deref()) == Standing::Counted {
-        context.forget(&format!("orphan/{uid}"));
+        context.clocks.forget(Timed::ClaimOrphaned, &uid);
         return Ok(Action::await_change());
     }
     // Its operator died before the status was written, or it lost to another claim.
-    if let Some(left) = remaining(&context, &format!("orphan/{uid}"), GRACE) {
+    if let Some(left) = context.clocks.remaining(Timed::ClaimOrphaned, &uid, GRACE) {
         return Ok(Action::requeue(left));
     }
     // Whoever is about to count it may be about to for long.
@@ -81,16 +82,10 @@ async fn holder(context: &Context, spec: &IpClaimSpec) -> Result<Option<Endpoint
     get(&endpoints, &spec.endpoint_name).await
 }
 
-/// What is left of `time` since this leader first asked about `key`.
-pub fn remaining(context: &Context, key: &str, time: Duration) -> Option<Duration> {
-    time.checked_sub(context.known_for(key))
-        .filter(|left| !left.is_zero())
-}
-
 fn forget(context: &Context, claim: &IpClaim) {
     let uid = claim.uid().unwrap_or_default();
-    context.forget(&format!("released/{uid}"));
-    context.forget(&format!("orphan/{uid}"));
+    context.clocks.forget(Timed::ClaimReleased, &uid);
+    context.clocks.forget(Timed::ClaimOrphaned, &uid);
 }
 
 /// Marks a claim whose rows are gone everywhere.

@@ -1,8 +1,7 @@
 //! What every reconciler works with: client, stores, hub, events.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
@@ -10,15 +9,16 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::{Endpoint, GROUP, IpClaim, Network, Phase, Vpc};
-use tokio::time::Instant;
 
 use crate::controller::cache::claim_locks::ClaimLocks;
 use crate::controller::cache::index::Index;
+use crate::controller::cache::last_seen::LastSeen;
 use crate::controller::cache::placements::Placements;
 use crate::controller::cache::policies_told::PoliciesTold;
 use crate::controller::cache::reservations::Reservations;
 use crate::controller::cache::slices::Slices;
 use crate::controller::cache::stores::Stores;
+use crate::controller::runtime::clocks::Clocks;
 use crate::controller::runtime::events::Events;
 use crate::controller::runtime::heartbeat::Heartbeats;
 use crate::controller::runtime::objects::Object;
@@ -28,6 +28,30 @@ use crate::hub::{Health, Hub};
 use crate::metrics::{DropletCounts, Leadership};
 use crate::model::cached::internal_ips;
 use crate::model::validation::RefusedRanges;
+
+/// What one leadership is run with.
+#[derive(Debug)]
+pub struct Options {
+    pub epoch: u64,
+    /// For how long nobody led before.
+    pub vacancy: Duration,
+    /// Ranges that no VPC may touch.
+    pub refused: RefusedRanges,
+    /// Where Services have their addresses.
+    pub service_ranges: Vec<Cidr>,
+    /// Where Services may have `externalIPs`.
+    pub external_ranges: Vec<Cidr>,
+    /// Ranges of nodes and underlay.
+    pub underlay_ranges: Vec<Cidr>,
+    /// Range of the default VPC.
+    pub default_range: Cidr,
+    /// Droplets have a view of the cluster's DNS, at this ClusterIP, for each VPC.
+    pub cluster_dns: Option<IpAddr>,
+}
+
+/// Writes of numbers that only people look at: a large cluster's churn is not to double the writes.
+const COUNTS_A_SECOND: u32 = 10;
+const COUNTS_AT_ONCE: u32 = 50;
 
 pub struct Context {
     pub client: Client,
@@ -53,11 +77,40 @@ pub struct Context {
     /// Of writes that only bring numbers in statuses up to date.
     pub counts: RateLimit,
     pub heartbeats: Heartbeats,
-    /// Since when this leader has known something: see [`Context::known_for`].
-    pub seen: Mutex<HashMap<String, Instant>>,
+    pub clocks: Clocks,
+    pub last_seen: LastSeen,
 }
 
 impl Context {
+    pub fn new(client: Client, hub: Arc<Hub>, stores: Stores, events: Events, options: Options) -> Self {
+        let kube_dns = options.cluster_dns.map(|_| ("kube-system", "kube-dns"));
+        let shared = [("default", "kubernetes")].into_iter().chain(kube_dns);
+        Self {
+            client,
+            hub,
+            stores,
+            events,
+            refused: options.refused,
+            service_ranges: options.service_ranges,
+            external_ranges: options.external_ranges,
+            default_range: options.default_range,
+            shared_by_default: shared
+                .map(|(namespace, name)| (namespace.to_owned(), name.to_owned()))
+                .collect(),
+            reservations: Reservations::default(),
+            waits: Waits::default(),
+            claim_locks: ClaimLocks::default(),
+            placements: Placements::default(),
+            index: Index::default(),
+            slices: Slices::default(),
+            policies_told: PoliciesTold::default(),
+            counts: RateLimit::new(COUNTS_A_SECOND, COUNTS_AT_ONCE),
+            heartbeats: Heartbeats::default(),
+            clocks: Clocks::default(),
+            last_seen: LastSeen::default(),
+        }
+    }
+
     pub fn vpc(&self, name: &str) -> Option<Arc<Vpc>> {
         self.stores.vpcs.get(&ObjectRef::new(name))
     }
@@ -68,25 +121,6 @@ impl Context {
 
     pub fn node(&self, name: &str) -> Option<Arc<Node>> {
         self.stores.nodes.get(&ObjectRef::new(name))
-    }
-
-    /// How long this leader has known about `key`: nothing at the first time of asking.
-    pub fn known_for(&self, key: &str) -> Duration {
-        let Ok(mut seen) = self.seen.lock() else {
-            return Duration::ZERO;
-        };
-        if let Some(since) = seen.get(key) {
-            return since.elapsed();
-        }
-        seen.insert(key.to_owned(), Instant::now());
-        Duration::ZERO
-    }
-
-    /// Asked again, `key` is new.
-    pub fn forget(&self, key: &str) {
-        if let Ok(mut seen) = self.seen.lock() {
-            seen.remove(key);
-        }
     }
 
     /// The VPC of an endpoint's network; of one that is gone, what the endpoint was made with.

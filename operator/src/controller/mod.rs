@@ -15,6 +15,7 @@ pub mod defaults;
 mod deletion;
 mod droplet;
 mod endpoint;
+mod kinds;
 mod network;
 mod network_policy;
 mod observe;

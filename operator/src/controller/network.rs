@@ -13,6 +13,7 @@ use crate::controller::context::Context;
 use crate::controller::deletion::{self, join_first, until_taken};
 use crate::controller::role::kind::roles_of;
 use crate::controller::role::role_set::{self, RoleSet};
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
     WriteError, add_finalizer, condition, has_finalizer, list_where, remove_finalizer, replace_status,
@@ -121,12 +122,13 @@ fn count(status: &mut NetworkStatus, capacity: u64, name: &str, context: &Contex
     if status.allocated == allocated && status.capacity == Some(capacity) {
         return true;
     }
-    let key = format!("network/{name}");
     let is_first = status.allocated.is_none();
-    if !is_first && (context.known_for(&key) < COUNT_EVERY || !context.counts.take()) {
+    if !is_first
+        && (context.clocks.known_for(Timed::NetworkCount, name) < COUNT_EVERY || !context.counts.take())
+    {
         return false;
     }
-    context.forget(&key);
+    context.clocks.forget(Timed::NetworkCount, name);
     status.allocated = allocated;
     status.capacity = Some(capacity);
     true
@@ -174,12 +176,12 @@ async fn write(network: &Network, networks: &Api<Network>, status: NetworkStatus
 
 /// How many bouncers there should be now.
 fn wanted(network: &Network, status: &NetworkStatus, context: &Context) -> u32 {
+    let name = network.name_any();
     let least = network.spec.bouncers;
     let Some(scaling) = &network.spec.autoscale else {
         let bounds = Bounds { least, most: least };
-        return role_set::wanted("", None, bounds, &[], context);
+        return role_set::wanted((Timed::FewerBouncers, &name), None, bounds, &[], context);
     };
-    let name = network.name_any();
     let vni = context.hub.read(|world| world.network_vni(&name));
     let load = vni
         .zip(id(network))
@@ -199,7 +201,7 @@ fn wanted(network: &Network, status: &NetworkStatus, context: &Context) -> u32 {
         most: scaling.max_bouncers,
     };
     role_set::wanted(
-        &format!("network/{name}"),
+        (Timed::FewerBouncers, &name),
         status.bouncers,
         bounds,
         &demands,

@@ -10,11 +10,13 @@ use thuban_api::{
 };
 
 use crate::controller::admission::admitted;
+use crate::controller::cache::last_seen::{DefaultNetwork, Entrance};
 use crate::controller::context::Context;
 use crate::controller::droplet::address_in_force;
 use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint};
 use crate::controller::role::kind::Role;
 use crate::controller::role::placement::crowded_by;
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::watch::Change;
 use crate::controller::wake::{
     wake_endpoints, wake_hosts, wake_members, wake_roles, wake_services_of, wake_unplaced, wake_where,
@@ -45,8 +47,13 @@ pub fn on_pod(context: &Context, change: &Change<Pod>) {
     } else {
         let uid = pod.uid().unwrap_or_default();
         context.reservations.forget(&uid);
-        for told in ["named", "asked", "invalid", "in-use"] {
-            context.forget(&format!("{told}/{uid}"));
+        for told in [
+            Timed::EndpointMissing,
+            Timed::AnnotationUnread,
+            Timed::PodInvalid,
+            Timed::EndpointInUse,
+        ] {
+            context.clocks.forget(told, &uid);
         }
     }
 }
@@ -57,17 +64,15 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
         Change::Gone(space) => {
             let name = space.name_any();
             sync_namespace(context, space);
-            context.index.forget_admission(&format!("namespace/{name}"));
+            context.last_seen.labels.forget(&name);
             return;
         }
     };
     let name = space.name_any();
     sync_namespace(context, space);
-    let labels = format!("{:?}", space.labels());
-    if context
-        .index
-        .admission_changed(format!("namespace/{name}"), labels)
-    {
+    let labels = context.last_seen.labels.replace(&name, space.labels().clone());
+    let is_first = labels.is_none();
+    if labels.is_some_and(|labels| labels != *space.labels()) {
         wake_where(context, |endpoint| {
             endpoint.metadata.namespace.as_ref() == Some(&name)
         });
@@ -80,7 +85,7 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
         context.hub.triggers.endpoint(name);
     }
     wake_services_of(&space.name_any(), context);
-    if name == SYSTEM_NAMESPACE && context.index.is_news("hosts-namespace".into(), name) {
+    if name == SYSTEM_NAMESPACE && is_first {
         wake_hosts(context);
     }
 }
@@ -159,12 +164,12 @@ fn shared_services(vpc: &Vpc, context: &Context) -> Vec<(String, String)> {
 pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
     let (name, vpc) = match change {
         Change::Applied(vpc) => {
-            let whose = format!("vpc/{}", vpc.name_any());
-            let admits = format!("{:?}", vpc.spec.allowed_namespaces);
-            if context.index.is_news(format!("names/{whose}"), admits.clone()) {
+            let now = &vpc.spec.allowed_namespaces;
+            let was = context.last_seen.vpcs.replace(&vpc.name_any(), now.clone());
+            if was.as_ref() != Some(now) {
                 sync_namespaces(context, &context.index.networks_of(&vpc.name_any()));
             }
-            if context.index.admission_changed(whose, admits) {
+            if was.is_some_and(|was| was != *now) {
                 let networks = context.index.networks_of(&vpc.name_any());
                 wake_where(context, |endpoint| networks.contains(&endpoint.spec.network));
             }
@@ -184,8 +189,7 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
         Change::Gone(vpc) => {
             context.waits.end(&**vpc);
             let name = vpc.name_any();
-            context.index.forget_admission(&format!("vpc/{name}"));
-            context.index.forget_admission(&format!("names/vpc/{name}"));
+            context.last_seen.vpcs.forget(&name);
             let networks = context.index.networks_of(&name);
             sync_namespaces(context, &networks);
             wake_where(context, |endpoint| networks.contains(&endpoint.spec.network));
@@ -224,13 +228,16 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
     let name = match change {
         Change::Applied(network) => {
             let name = network.name_any();
-            let admits = format!("{:?}", network.spec.allowed_namespaces);
-            if context.index.admission_changed(format!("network/{name}"), admits) {
+            let now = Entrance {
+                allowed: network.spec.allowed_namespaces.clone(),
+                vpc: network.spec.vpc.clone(),
+            };
+            let was = context.last_seen.networks.replace(&name, now.clone());
+            if was.as_ref().is_some_and(|was| was.allowed != now.allowed) {
                 wake_where(context, |endpoint| endpoint.spec.network == name);
             }
             context.index.network(&network.spec.vpc, &name, true);
-            let news = format!("{:?} {}", network.spec.allowed_namespaces, network.spec.vpc);
-            if context.index.is_news(format!("names/network/{name}"), news) {
+            if was != Some(now) {
                 sync_namespaces(context, std::slice::from_ref(&name));
             }
             let is_leaving = network.metadata.deletion_timestamp.is_some();
@@ -249,8 +256,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
         Change::Gone(network) => {
             context.waits.end(&**network);
             let name = network.name_any();
-            context.index.forget_admission(&format!("network/{name}"));
-            context.index.forget_admission(&format!("names/network/{name}"));
+            context.last_seen.networks.forget(&name);
             sync_namespaces(context, std::slice::from_ref(&name));
             context.index.network(&network.spec.vpc, &name, false);
             context.hub.update(|world| world.set_network(&name, None));
@@ -278,14 +284,12 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
 
 /// Whether nodes may get their endpoints now, or are to lose them.
 fn is_usable_anew(context: &Context, change: &Change<Network>) -> bool {
-    let state = match change {
-        Change::Applied(network) => {
-            let phase = network.status.as_ref().map(|status| status.phase);
-            format!("{phase:?} {:?}", network.metadata.deletion_timestamp.is_some())
-        }
-        Change::Gone(_) => String::new(),
+    let now = match change {
+        Change::Applied(network) => DefaultNetwork::of(network),
+        Change::Gone(_) => DefaultNetwork::Gone,
     };
-    context.index.is_news("hosts".into(), state)
+    let was = context.last_seen.default_network.replace(DEFAULT_NAME, now);
+    was != Some(now)
 }
 
 /// Wakes the role, its parent, and the roles that it crowds, which may have come to rest.

@@ -9,9 +9,10 @@ use kube::{Api, ResourceExt};
 use thuban_api::{VniClaim, Vpc};
 use tracing::info;
 
-use crate::controller::claim::{REST, remaining};
+use crate::controller::claim::REST;
 use crate::controller::context::Context;
 use crate::controller::droplet;
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{WriteError, delete, get};
 use crate::hub::Waiter;
@@ -21,15 +22,15 @@ const LOOK_AGAIN: Duration = Duration::from_mins(5);
 
 pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let spec = &claim.spec;
-    let key = format!("vni/{}", claim.uid().unwrap_or_default());
+    let uid = claim.uid().unwrap_or_default();
     let known = context.vpc(&spec.vpc);
     if !is_void(&claim, known.as_deref()) {
-        context.forget(&key);
+        context.clocks.forget(Timed::VniClaimVoid, &uid);
         return Ok(Action::requeue(LOOK_AGAIN));
     }
     // A status may be about to name it. Or its VPC is gone, and another leader, whose view of it is older, still brings rows
     // to droplets whose streams to this one have ended unheard.
-    if let Some(left) = remaining(&context, &key, REST) {
+    if let Some(left) = context.clocks.remaining(Timed::VniClaimVoid, &uid, REST) {
         return Ok(Action::requeue(left));
     }
     let vni = claim.name_any().parse().unwrap_or_default();
@@ -44,7 +45,7 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
     }
     let claims: Api<VniClaim> = Api::all(context.client.clone());
     delete(&claims, &*claim).await?;
-    context.forget(&key);
+    context.clocks.forget(Timed::VniClaimVoid, &uid);
     info!(
         claim = claim.name_any(),
         vpc = spec.vpc,

@@ -15,6 +15,7 @@ use crate::controller::context::Context;
 use crate::controller::deletion::{self, join_first, until_taken};
 use crate::controller::role::kind::roles_of;
 use crate::controller::role::role_set::{self, RoleSet};
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
     WriteError, add_finalizer, condition, create, has_finalizer, list, remove_finalizer, replace_status,
@@ -194,8 +195,9 @@ fn wanted(vpc: &Vpc, status: &VpcStatus, context: &Context) -> u32 {
         amount: status.vni.map_or(0, |vni| context.hub.load(vni, 0)),
         each: scaling.packets_per_second.into(),
     });
-    let key = format!("vpc/{}", vpc.name_any());
-    role_set::wanted(&key, status.dividers, bounds, demands.as_slice(), context)
+    let name = vpc.name_any();
+    let key = (Timed::FewerDividers, name.as_str());
+    role_set::wanted(key, status.dividers, bounds, demands.as_slice(), context)
 }
 
 /// Creates missing dividers and removes those too many; the names of those that don't work yet.

@@ -30,8 +30,6 @@ struct Sets {
     leaving: HashSet<String>,
     /// Names of the pods that name an Endpoint made by a user.
     pods: HashMap<EndpointName, BTreeSet<String>>,
-    /// Whom a VPC or a network admits, or the labels of a namespace, as last seen.
-    admissions: HashMap<String, String>,
 }
 
 #[derive(Debug, Default)]
@@ -57,30 +55,6 @@ impl Index {
     fn sets<T>(&self, work: impl FnOnce(&mut Sets) -> T) -> T {
         // No code under the lock panics half-way through a change.
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Whether what decides who may enter differs from what it was; not when it is seen for the first time.
-    pub fn admission_changed(&self, whose: String, now: String) -> bool {
-        self.sets(|sets| match sets.admissions.get_mut(&whose) {
-            Some(was) if *was == now => false,
-            Some(was) => {
-                *was = now;
-                true
-            }
-            None => {
-                sets.admissions.insert(whose, now);
-                false
-            }
-        })
-    }
-
-    /// Whether it differs from what it was, or is seen for the first time.
-    pub fn is_news(&self, whose: String, now: String) -> bool {
-        self.sets(|sets| sets.admissions.insert(whose, now.clone()) != Some(now))
-    }
-
-    pub fn forget_admission(&self, whose: &str) {
-        self.sets(|sets| sets.admissions.remove(whose));
     }
 
     pub fn claim(&self, network: &str, name: &str, is_there: bool) {

@@ -3,6 +3,7 @@
 
 pub mod claim_locks;
 pub mod index;
+pub mod last_seen;
 pub mod placements;
 pub mod policies_told;
 pub mod reservations;

@@ -9,6 +9,7 @@ use tracing::info;
 
 use crate::controller::admission::usable_network;
 use crate::controller::context::Context;
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::create;
 use crate::model::endpoint::is_host;
@@ -21,7 +22,7 @@ pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<(), Reconcil
     };
     let known = ObjectRef::<Endpoint>::new(&name).within(SYSTEM_NAMESPACE);
     if let Some(known) = context.stores.endpoints.get(&known) {
-        if !is_host(&known) && context.known_for(&format!("host-name/{name}")).is_zero() {
+        if !is_host(&known) && context.clocks.known_for(Timed::HostNameTaken, &name).is_zero() {
             let note = format!(
                 "an Endpoint of a user in namespace {SYSTEM_NAMESPACE} has the name {name:?}, which is this node's: delete it"
             );

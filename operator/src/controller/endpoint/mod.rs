@@ -27,6 +27,7 @@ use crate::controller::deletion::{self, until_detached, until_taken};
 use crate::controller::endpoint::status::{fill, write};
 use crate::controller::endpoint::sync::{ranges_of, remove_endpoint, sync_endpoint};
 use crate::controller::endpoint::{attach, scaled};
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
     WriteError, add_finalizer, condition, delete, has_finalizer, remove_finalizer,
@@ -127,7 +128,11 @@ fn next_pod(endpoint: &Endpoint, context: &Context) -> Option<EndpointStatus> {
     let next = attach::next(endpoint, context);
     if attach::is_needed(endpoint, context) {
         let (waiting, _) = next.filter(|(next, _)| Some(next) != status.pod_ref.as_ref())?;
-        if context.known_for(&format!("in-use/{}", waiting.uid)).is_zero() {
+        if context
+            .clocks
+            .known_for(Timed::EndpointInUse, &waiting.uid)
+            .is_zero()
+        {
             let note = format!(
                 "Endpoint {:?} is another pod's until that one ends",
                 endpoint.name_any()
@@ -374,16 +379,14 @@ async fn provision(
         &mut status.conditions,
         condition("Ready", true, "Acknowledged", message, None),
     );
-    context.forget(&waiting_key(endpoint));
+    context
+        .clocks
+        .forget(Timed::EndpointWait, &endpoint.uid().unwrap_or_default());
     if endpoint.status.as_ref() == Some(&status) {
         return Ok(Action::requeue(SOON));
     }
     write(endpoint, endpoints, status).await?;
     Ok(Action::await_change())
-}
-
-fn waiting_key(endpoint: &Endpoint) -> String {
-    format!("Endpoint/{}", endpoint.uid().unwrap_or_default())
 }
 
 /// Says what it waits for, if it has waited for a while.
@@ -394,7 +397,11 @@ async fn wait(
     message: &str,
     context: &Context,
 ) -> Result<Action, ReconcileError> {
-    if context.known_for(&waiting_key(endpoint)) < Duration::from_secs(5) {
+    if context
+        .clocks
+        .known_for(Timed::EndpointWait, &endpoint.uid().unwrap_or_default())
+        < Duration::from_secs(5)
+    {
         return Ok(Action::requeue(SOON));
     }
     let told = condition("Ready", false, "WaitsForAcks", message, None);
@@ -437,9 +444,9 @@ async fn give_back(
     let message = "the address asked for is in use on its node in another VPC; ask for another one, or run the pod on another node";
     let told = condition("Ready", false, "AddressInUseOnNode", message, None);
     say(endpoint, endpoints, status, told, true, context).await?;
-    let key = format!("asked-again/{}", endpoint.uid().unwrap_or_default());
-    if context.known_for(&key) >= LATER {
-        context.forget(&key);
+    let uid = endpoint.uid().unwrap_or_default();
+    if context.clocks.known_for(Timed::AddressRefused, &uid) >= LATER {
+        context.clocks.forget(Timed::AddressRefused, &uid);
         context.hub.forget_in_use(&name);
         remove_endpoint(&name, context);
         sync_endpoint(endpoint, context);
@@ -495,7 +502,9 @@ async fn remove(
     release_all(endpoint, context).await?;
     remove_finalizer(endpoints, endpoint).await?;
     context.reservations.forget(&Owner::of(endpoint).uid);
-    context.forget(&waiting_key(endpoint));
+    context
+        .clocks
+        .forget(Timed::EndpointWait, &endpoint.uid().unwrap_or_default());
     Ok(Action::await_change())
 }
 

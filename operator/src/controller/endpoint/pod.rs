@@ -19,6 +19,7 @@ use tracing::info;
 use crate::controller::address::Claimant;
 use crate::controller::admission::usable_network;
 use crate::controller::context::Context;
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::{ClaimError, ReconcileError};
 use crate::controller::runtime::objects::create;
 use crate::model::admission::network_of;
@@ -39,25 +40,12 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
     let Some(node) = pod.node().filter(|_| pod.is_alive()) else {
         return Ok(Action::await_change());
     };
-    let known = |name: &str| {
-        let endpoint = ObjectRef::<Endpoint>::new(name).within(&namespace);
-        context.stores.endpoints.get(&endpoint)
-    };
     if let Some(named) = pod.annotations().get(ENDPOINT_ANNOTATION) {
-        if known(named).is_some_and(|endpoint| is_users(&endpoint)) {
-            // Its reconciler is woken by the pod too.
-            return Ok(Action::await_change());
-        }
-        if context.known_for(&format!("named/{}", reference.uid)).is_zero() {
-            let note = format!(
-                "{ENDPOINT_ANNOTATION}: namespace {namespace} has no Endpoint {named:?} of a user; create it"
-            );
-            context.events.event(&*pod, true, "EndpointNotFound", &note);
-        }
-        return Ok(Action::requeue(LOOK_AGAIN));
+        return Ok(wait_for_named(&pod, &namespace, named, &reference.uid, &context));
     }
     let name = pod.endpoint_name();
-    if known(&name).is_some() {
+    let known = ObjectRef::<Endpoint>::new(&name).within(&namespace);
+    if context.stores.endpoints.get(&known).is_some() {
         return Ok(Action::await_change());
     }
     let space = ObjectRef::<Namespace>::new(&namespace);
@@ -78,7 +66,11 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
     let asked = match Asked::of(&pod) {
         Ok(asked) => asked,
         Err(error) => {
-            if context.known_for(&format!("asked/{}", reference.uid)).is_zero() {
+            if context
+                .clocks
+                .known_for(Timed::AnnotationUnread, &reference.uid)
+                .is_zero()
+            {
                 context
                     .events
                     .event(&*pod, true, "InvalidAnnotation", &error.to_string());
@@ -113,19 +105,45 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
         finalizers: Some(vec![FINALIZER.to_owned()]),
         ..ObjectMeta::default()
     };
+    create_endpoint(&pod, &endpoint, &context).await
+}
+
+/// Waits for the Endpoint of a user that the pod names.
+fn wait_for_named(pod: &Pod, namespace: &str, named: &str, uid: &str, context: &Context) -> Action {
+    let known = ObjectRef::<Endpoint>::new(named).within(namespace);
+    let known = context.stores.endpoints.get(&known);
+    if known.is_some_and(|endpoint| is_users(&endpoint)) {
+        // Its reconciler is woken by the pod too.
+        return Action::await_change();
+    }
+    if context.clocks.known_for(Timed::EndpointMissing, uid).is_zero() {
+        let note = format!(
+            "{ENDPOINT_ANNOTATION}: namespace {namespace} has no Endpoint {named:?} of a user; create it"
+        );
+        context.events.event(pod, true, "EndpointNotFound", &note);
+    }
+    Action::requeue(LOOK_AGAIN)
+}
+
+async fn create_endpoint(
+    pod: &Pod,
+    endpoint: &Endpoint,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let namespace = endpoint.namespace().unwrap_or_default();
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
-    match create(&endpoints, &endpoint).await {
+    match create(&endpoints, endpoint).await {
         Ok(_) => {
             info!(
                 namespace,
-                endpoint = name,
+                endpoint = endpoint.name_any(),
                 network = endpoint.spec.network,
                 addresses = endpoint.spec.claimed.join(", "),
                 "endpoint created"
             );
-            if let Some(annotation) = shaping(&pod) {
+            if let Some(annotation) = shaping(pod) {
                 let note = format!("{annotation} has no effect: this network shapes no traffic");
-                context.events.event(&*pod, true, "BandwidthNotShaped", &note);
+                context.events.event(pod, true, "BandwidthNotShaped", &note);
             }
         }
         Err(error) if error.is_conflict() => {}
@@ -133,9 +151,10 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
         Err(error) if error.is_forbidden() => return Ok(Action::await_change()),
         // A rule of the kind that an annotation breaks: a name too long, an address in a form of its own.
         Err(error) if error.is_invalid() => {
-            if context.known_for(&format!("invalid/{}", owner.uid)).is_zero() {
+            let uid = pod.uid().unwrap_or_default();
+            if context.clocks.known_for(Timed::PodInvalid, &uid).is_zero() {
                 let note = format!("its annotations, or its namespace's, make no Endpoint: {error}");
-                context.events.event(&*pod, true, "InvalidAnnotation", &note);
+                context.events.event(pod, true, "InvalidAnnotation", &note);
             }
             return Ok(Action::await_change());
         }

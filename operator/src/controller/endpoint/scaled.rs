@@ -23,6 +23,7 @@ use crate::controller::admission::{Unusable, admitted, usable_network};
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, until_taken};
 use crate::controller::endpoint::status::write;
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{condition, delete, has_finalizer, remove_finalizer};
 use crate::controller::service::outside_address::{self, outside_of};
@@ -322,8 +323,11 @@ async fn serve(
         Ok(_) => condition("Ready", true, "Acknowledged", "its bouncers have its rows", None),
     };
     let is_waiting = ready.reason == "WaitsForAcks";
-    let key = format!("scaled/{}", endpoint.uid().unwrap_or_default());
-    if is_waiting && was == Phase::Init && context.known_for(&key) < Duration::from_secs(5) {
+    let uid = endpoint.uid().unwrap_or_default();
+    if is_waiting
+        && was == Phase::Init
+        && context.clocks.known_for(Timed::ScaledWait, &uid) < Duration::from_secs(5)
+    {
         return Ok(Action::requeue(SOON));
     }
     let is_serving = ready.status == ConditionStatus::True;
@@ -342,10 +346,12 @@ async fn serve(
     let is_news = set(&mut status.conditions, ready) && made.is_err();
     // Backends come and go in crowds: people who look need no write for each.
     let is_steady = was == Phase::Provisioned && endpoint.status.as_ref() != Some(&status);
-    if is_steady && (context.known_for(&key) < COUNT_EVERY || !context.counts.take()) {
+    if is_steady
+        && (context.clocks.known_for(Timed::ScaledWait, &uid) < COUNT_EVERY || !context.counts.take())
+    {
         return Ok(Action::requeue(COUNT_EVERY));
     }
-    context.forget(&key);
+    context.clocks.forget(Timed::ScaledWait, &uid);
     let is_first = was == Phase::Init && is_serving;
     write_if_new(endpoint, endpoints, status).await?;
     if is_first {
@@ -497,6 +503,6 @@ async fn remove(
         return Ok(Action::requeue(Duration::from_secs(3)));
     }
     remove_finalizer(endpoints, endpoint).await?;
-    context.forget(&format!("scaled/{uid}"));
+    context.clocks.forget(Timed::ScaledWait, &uid);
     Ok(Action::await_change())
 }

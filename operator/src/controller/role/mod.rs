@@ -24,6 +24,7 @@ use crate::controller::context::{Context, related};
 use crate::controller::deletion::join_first;
 use crate::controller::role::kind::Role;
 use crate::controller::role::placement::{Move, place, should_move};
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
     WriteError, condition, has_finalizer, remove_finalizer, replace, replace_status,
@@ -83,7 +84,7 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
             let message = format!("{} is in use and this is the last that serves it", role.parent());
             return wait(&*role, &roles, &context, ("WaitsForAnother", message)).await;
         }
-        context.forget(&waiting_key(&*role));
+        context.clocks.forget(Timed::RoleWait, role.id().uid);
         return Ok(match why {
             Some(Move::Crowded | Move::Cordoned) => Action::requeue(SPREAD),
             Some(_) => Action::requeue(LOOK_AGAIN),
@@ -94,13 +95,13 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     let missing = context.hub.missing(&tables, Some(droplet), &role.waiter());
     if tables.is_empty() || !missing.is_empty() {
         // Without a parent there are no tables to refuse.
-        let has_time = context.known_for(&waiting_key(&*role)) <= REFUSED;
+        let has_time = context.clocks.known_for(Timed::RoleWait, role.id().uid) <= REFUSED;
         if !tables.is_empty()
             && !has_time
             && !is_announced
             && let Some(other) = place(&*role, Move::Refused, &context)
         {
-            context.forget(&waiting_key(&*role));
+            context.clocks.forget(Timed::RoleWait, role.id().uid);
             return settle_on(&*role, other, Move::Refused, &roles, &context).await;
         }
         let message = format!("waits until droplet {droplet} has its tables");
@@ -128,7 +129,7 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     let message = "its tables are there and all droplets concerned know of it";
     let ready = condition("Ready", true, "Acknowledged", message, role.meta().generation);
     set(&mut status.conditions, ready);
-    context.forget(&waiting_key(&*role));
+    context.clocks.forget(Timed::RoleWait, role.id().uid);
     if role.status() == Some(&status) {
         // It was taken back where it was.
         return Ok(Action::requeue(LOOK_AGAIN));
@@ -165,10 +166,6 @@ async fn settle_on<R: Role>(
     Ok(Action::await_change())
 }
 
-fn waiting_key<R: Role>(role: &R) -> String {
-    format!("{}/{}", R::KIND, role.uid().unwrap_or_default())
-}
-
 /// Says what it waits for, if it has waited for a while.
 async fn wait<R: Role>(
     role: &R,
@@ -176,7 +173,7 @@ async fn wait<R: Role>(
     context: &Context,
     (reason, message): (&str, String),
 ) -> Result<Action, ReconcileError> {
-    if context.known_for(&waiting_key(role)) < PATIENCE {
+    if context.clocks.known_for(Timed::RoleWait, role.id().uid) < PATIENCE {
         return Ok(Action::requeue(PATIENCE));
     }
     let kind = if role.meta().deletion_timestamp.is_some() {
@@ -293,6 +290,6 @@ async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<
         return wait(role, roles, context, ("WaitsForTables", message)).await;
     }
     remove_finalizer(roles, role).await?;
-    context.forget(&waiting_key(role));
+    context.clocks.forget(Timed::RoleWait, role.id().uid);
     Ok(Action::await_change())
 }

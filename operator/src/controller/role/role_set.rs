@@ -10,6 +10,7 @@ use thuban_api::{FINALIZER, Phase};
 use crate::controller::context::{Context, related};
 use crate::controller::role::kind::{Role, roles_of};
 use crate::controller::role::placement::{Move, place};
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::objects::{Object, WriteError, create, delete, owner};
 use crate::model::scaling::{Bounds, Demand, Scaling, scale};
 
@@ -19,17 +20,23 @@ const SCALE_DOWN_DELAY: Duration = Duration::from_mins(5);
 /// How often loads are looked at.
 pub const LOOK_AT_LOAD: Duration = Duration::from_secs(10);
 
-/// The number wanted now. `known`: the number so far.
-pub fn wanted(key: &str, known: Option<u32>, bounds: Bounds, demands: &[Demand], context: &Context) -> u32 {
+/// The number wanted now. `fewer`: since when it is less than it was. `known`: the number so far.
+pub fn wanted(
+    fewer: (Timed, &str),
+    known: Option<u32>,
+    bounds: Bounds,
+    demands: &[Demand],
+    context: &Context,
+) -> u32 {
     let current = known.unwrap_or(bounds.least);
-    let key = format!("scale/{key}");
+    let (what, whose) = fewer;
     match scale(current, bounds, demands) {
         Scaling::Now(number) => {
-            context.forget(&key);
+            context.clocks.forget(what, whose);
             number
         }
-        Scaling::Fewer(number) if context.known_for(&key) >= SCALE_DOWN_DELAY => {
-            context.forget(&key);
+        Scaling::Fewer(number) if context.clocks.known_for(what, whose) >= SCALE_DOWN_DELAY => {
+            context.clocks.forget(what, whose);
             number
         }
         Scaling::Fewer(_) => current.clamp(bounds.least, bounds.most.max(bounds.least)),

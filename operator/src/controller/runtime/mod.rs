@@ -1,5 +1,6 @@
 //! What reconcilers are run with, whatever their kind: watches, writes, events, errors and pauses.
 
+pub mod clocks;
 pub mod error;
 pub mod events;
 pub mod heartbeat;

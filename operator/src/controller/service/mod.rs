@@ -19,6 +19,7 @@ use tracing::info;
 
 use crate::controller::admission::usable_network;
 use crate::controller::context::Context;
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::create;
 use crate::controller::service::own_address::asked_by;
@@ -46,7 +47,7 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
         if is_own {
             return Ok(Action::await_change());
         }
-        if context.known_for(&format!("service-name/{uid}")).is_zero() {
+        if context.clocks.known_for(Timed::ServiceNameTaken, &uid).is_zero() {
             let note =
                 format!("an Endpoint of a user has the name {name:?}, which is this Service's: delete it");
             context.events.event(&*service, true, "EndpointNameTaken", &note);
@@ -125,7 +126,7 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
 
 fn tell_once(service: &Service, note: &str, context: &Context) {
     let uid = service.uid().unwrap_or_default();
-    if context.known_for(&format!("service-invalid/{uid}")).is_zero() {
+    if context.clocks.known_for(Timed::ServiceInvalid, &uid).is_zero() {
         context.events.event(service, true, "InvalidAnnotation", note);
     }
 }

@@ -4,6 +4,7 @@
 use kube::ResourceExt;
 
 use crate::controller::context::Context;
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::watch::Change;
 use crate::controller::wake::wake_service;
 use crate::model::service::{EndpointSlice, Service};
@@ -21,8 +22,8 @@ pub fn on_service(context: &Context, change: &Change<Service>) {
         triggers.service(&namespace, &name);
     } else {
         let uid = service.uid().unwrap_or_default();
-        for told in ["service-name", "service-invalid"] {
-            context.forget(&format!("{told}/{uid}"));
+        for told in [Timed::ServiceNameTaken, Timed::ServiceInvalid] {
+            context.clocks.forget(told, &uid);
         }
     }
 }
