@@ -18,7 +18,7 @@ const RENEW_EVERY: Duration = Duration::from_secs(2);
 /// The leader itself gives up earlier.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(8);
 /// An API server that does not answer for so long is away.
-const PATIENCE: Duration = Duration::from_secs(3);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// How often one that waits looks at the Lease.
 const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// How long one that gave the Lease up keeps its streams for the next leader to come.
@@ -26,9 +26,11 @@ const HANDOVER: Duration = Duration::from_secs(2);
 /// Between renewals as they are written, when the clock doesn't say more.
 const LEAST_STEP: Duration = Duration::from_micros(1);
 
-async fn within_patience<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
+async fn within_timeout<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
     let silent = || kube::Error::Service("the API server does not answer".into());
-    timeout(PATIENCE, request).await.unwrap_or_else(|_| Err(silent()))
+    timeout(REQUEST_TIMEOUT, request)
+        .await
+        .unwrap_or_else(|_| Err(silent()))
 }
 
 /// What the Lease says of its holder.
@@ -85,9 +87,9 @@ async fn attempt(
     seen: &mut Option<(Option<String>, Instant)>,
 ) -> Result<Option<(Lease, Duration)>, kube::Error> {
     let parameters = PostParams::default();
-    let Some(lease) = within_patience(leases.get_opt(OPERATOR_LEASE)).await? else {
+    let Some(lease) = within_timeout(leases.get_opt(OPERATOR_LEASE)).await? else {
         let lease = taken(Lease::default(), candidate);
-        return within_patience(leases.create(&parameters, &lease))
+        return within_timeout(leases.create(&parameters, &lease))
             .await
             .map(|lease| Some((lease, Duration::ZERO)));
     };
@@ -104,7 +106,7 @@ async fn attempt(
     }
     let vacancy = vacancy(&lease);
     let lease = taken(lease, candidate);
-    within_patience(leases.replace(OPERATOR_LEASE, &parameters, &lease))
+    within_timeout(leases.replace(OPERATOR_LEASE, &parameters, &lease))
         .await
         .map(|lease| Some((lease, vacancy)))
 }
@@ -214,14 +216,14 @@ impl Leadership {
                 spec.renew_time = Some(renewal(spec.renew_time.as_ref(), Timestamp::now()));
             }
             let replaced = self.leases.replace(OPERATOR_LEASE, &parameters, &lease);
-            match within_patience(replaced).await {
+            match within_timeout(replaced).await {
                 Ok(lease) => {
                     self.lease = lease;
                     return None;
                 }
                 Err(error) => warn!(error = %error, "lease could not be renewed"),
             }
-            match within_patience(self.leases.get_opt(OPERATOR_LEASE)).await {
+            match within_timeout(self.leases.get_opt(OPERATOR_LEASE)).await {
                 Ok(Some(lease)) if self.is_ours(&lease) => {
                     let is_older = is_older(&lease, &self.lease);
                     self.lease = lease;
@@ -245,7 +247,7 @@ impl Leadership {
     pub async fn release(mut self) {
         // A renewal may have been under way: then the Lease is not the one that we know.
         if self.give_up().await.is_err()
-            && let Ok(Some(lease)) = within_patience(self.leases.get_opt(OPERATOR_LEASE)).await
+            && let Ok(Some(lease)) = within_timeout(self.leases.get_opt(OPERATOR_LEASE)).await
             && self.is_ours(&lease)
         {
             self.lease.metadata = lease.metadata;
@@ -275,7 +277,7 @@ impl Leadership {
         }
         let parameters = PostParams::default();
         let given_up = self.leases.replace(OPERATOR_LEASE, &parameters, &lease);
-        within_patience(given_up).await.map(|_| ())
+        within_timeout(given_up).await.map(|_| ())
     }
 }
 

@@ -18,7 +18,7 @@ use crate::controller::runtime::objects::{WriteError, create, delete, get};
 use crate::model::allocation::{Family, Owner, addresses_of, ip_claim_name, is_released, own_claim, propose};
 
 /// Claims lost to others in one go before it is left to the next.
-const MOST_LOST: usize = 1000;
+const MAX_LOST: usize = 1000;
 
 /// What is claimed, and for whom.
 pub struct Claimant<'a> {
@@ -127,7 +127,7 @@ impl Claimant<'_> {
                 return Ok((address, range));
             }
             lost.push(address);
-            if lost.len() > MOST_LOST {
+            if lost.len() > MAX_LOST {
                 return Err(ClaimError::Taken { address });
             }
         }

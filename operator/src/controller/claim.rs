@@ -20,7 +20,7 @@ use crate::model::allocation::{Standing, standing};
 /// How long a released address, and a VNI, rests before it may be given out again.
 pub const REST: Duration = Duration::from_secs(30);
 /// How long a claim may wait for the Endpoint's status to name it.
-const GRACE: Duration = Duration::from_secs(20);
+const COUNTING_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let claims: Api<IpClaim> = Api::all(context.client.clone());
@@ -49,22 +49,25 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
         return Ok(Action::await_change());
     }
     // Its operator died before the status was written, or it lost to another claim.
-    if let Some(left) = context.clocks.remaining(Timed::ClaimOrphaned, &uid, GRACE) {
+    if let Some(left) = context
+        .clocks
+        .remaining(Timed::ClaimOrphaned, &uid, COUNTING_TIMEOUT)
+    {
         return Ok(Action::requeue(left));
     }
     // Whoever is about to count it may be about to for long.
     let Some(_guard) = context.claim_locks.try_lock(&spec.owner_uid) else {
-        return Ok(Action::requeue(GRACE));
+        return Ok(Action::requeue(COUNTING_TIMEOUT));
     };
     if standing(spec, holder(&context, spec).await?.as_ref()) != Standing::Void {
-        return Ok(Action::requeue(GRACE));
+        return Ok(Action::requeue(COUNTING_TIMEOUT));
     }
     // By the VPC: the network may be gone.
     let vni = context.hub.read(|world| world.vni(&spec.vpc));
     if let (Some(vni), Ok(address)) = (vni, spec.address.parse()) {
         let waiter = Waiter::IpClaim(claim.name_any());
         if !context.hub.holding(vni, &[address], &[], &waiter).is_empty() {
-            return Ok(Action::requeue(GRACE));
+            return Ok(Action::requeue(COUNTING_TIMEOUT));
         }
     }
     info!(

@@ -8,7 +8,7 @@ use thuban_api::{Condition, Endpoint, Network, Vpc};
 
 use crate::controller::context::Context;
 use crate::controller::runtime::objects::{Object, WriteError, condition, replace_status};
-use crate::controller::runtime::waits::MOMENT;
+use crate::controller::runtime::waits::CONDITION_DELAY;
 
 const DELETING: &str = "Deleting";
 
@@ -48,7 +48,7 @@ pub async fn wait_long<K: Deleted>(
     why: (&'static str, &str),
     context: &Context,
 ) -> Result<(), WriteError> {
-    say(object, api, why, MOMENT, context).await
+    say(object, api, why, CONDITION_DELAY, context).await
 }
 
 async fn say<K: Deleted>(

@@ -13,7 +13,7 @@ use thuban_api::{Condition, Droplet, Phase};
 use crate::controller::context::Context;
 use crate::controller::endpoint::host;
 use crate::controller::runtime::error::ReconcileError;
-use crate::controller::runtime::heartbeat::PATIENCE;
+use crate::controller::runtime::heartbeat::HEARTBEAT_TIMEOUT;
 use crate::controller::runtime::objects::{WriteError, condition, list, owner, replace, replace_status};
 use crate::controller::wake::{wake_roles, wake_unplaced};
 use crate::hub::Health;
@@ -25,7 +25,7 @@ use crate::model::validation::parse;
 type Refusal = (&'static str, String);
 
 /// Between two looks at the heartbeat of a droplet without a stream.
-const LISTEN_EVERY: Duration = Duration::from_secs(5);
+const HEARTBEAT_RETRY: Duration = Duration::from_secs(5);
 /// Set by a person on the Node of a machine that is switched off for sure.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
@@ -142,7 +142,7 @@ async fn listen(
         return Ok((Some(State::Connected), Action::await_change()));
     }
     if is_out_of_service(node) {
-        return Ok((Some(State::OutOfService), Action::requeue(LISTEN_EVERY)));
+        return Ok((Some(State::OutOfService), Action::requeue(HEARTBEAT_RETRY)));
     }
     if let Health::Missing(left) = health {
         return Ok((None, Action::requeue(left)));
@@ -151,12 +151,12 @@ async fn listen(
         .heartbeats
         .stopped_for(context.client.clone(), name)
         .await?;
-    let state = if stopped >= PATIENCE {
+    let state = if stopped >= HEARTBEAT_TIMEOUT {
         State::NotReady
     } else {
         State::Suspect
     };
-    Ok((Some(state), Action::requeue(LISTEN_EVERY)))
+    Ok((Some(state), Action::requeue(HEARTBEAT_RETRY)))
 }
 
 fn is_out_of_service(node: &Node) -> bool {

@@ -20,7 +20,7 @@ use crate::controller::runtime::objects::{
 };
 use crate::hub::Waiter;
 use crate::model::allocation::capacity;
-use crate::model::endpoint::{has_addresses, is_scaled};
+use crate::model::endpoint::{EndpointKind, has_addresses};
 use crate::model::ranges::{id, in_force, is_accepted};
 use crate::model::rows::Key;
 use crate::model::scaling::{Bounds, Demand};
@@ -277,7 +277,7 @@ async fn remove(
     // One that never came in stays, and says so; so does a Service's.
     let own = own
         .iter()
-        .filter(|endpoint| has_addresses(endpoint) && !is_scaled(endpoint));
+        .filter(|endpoint| has_addresses(endpoint) && EndpointKind::of(endpoint) != EndpointKind::Service);
     let own: Vec<String> = own
         .map(|endpoint| {
             format!(

@@ -24,7 +24,7 @@ use crate::controller::wake::{
 use crate::model::admission::network_of;
 use crate::model::allocation::{self, Family, Owner};
 use crate::model::cached::Pod;
-use crate::model::endpoint::{has_addresses, is_host, name_of};
+use crate::model::endpoint::{EndpointKind, has_addresses, name_of};
 use crate::model::ranges::{id, in_force, is_accepted};
 use crate::model::world::{self, EndpointName, RoleKind};
 
@@ -381,7 +381,7 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
         if let Some(service) = &object.spec.service_ref {
             triggers.service(&name.0, &service.name);
         }
-        if is_host(object) {
+        if EndpointKind::of(object) == EndpointKind::Host {
             triggers.droplet(&object.spec.droplet);
         }
     }

@@ -30,7 +30,7 @@ use crate::model::droplet::was_ready;
 use crate::model::service::{EndpointSlice, Service};
 
 /// Between two looks at whether all is adopted.
-const ADOPTION_LOOK: Duration = Duration::from_millis(20);
+const ADOPTION_RETRY: Duration = Duration::from_millis(20);
 
 /// Where clouds tell a node of itself: link-local, of which agents pass no IPv6, and what one of them has for IPv6.
 const METADATA: [&str; 2] = ["169.254.0.0/16", "fd00:ec2::254/128"];
@@ -160,7 +160,7 @@ async fn serve_when_adopted(context: Arc<Context>) {
         object.is_some_and(|object| was_ready(&object))
     };
     while !context.hub.is_adopted(is_expected) {
-        tokio::time::sleep(ADOPTION_LOOK).await;
+        tokio::time::sleep(ADOPTION_RETRY).await;
     }
     context.hub.serve();
     info!("droplets get their programs");

@@ -18,7 +18,7 @@ use crate::controller::runtime::objects::{WriteError, delete, get};
 use crate::hub::Waiter;
 
 /// Steady ones are looked at again, should a watch have missed the end of their VPC.
-const LOOK_AGAIN: Duration = Duration::from_mins(5);
+const STEADY_RETRY: Duration = Duration::from_mins(5);
 
 pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let spec = &claim.spec;
@@ -26,7 +26,7 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
     let known = context.vpc(&spec.vpc);
     if !is_void(&claim, known.as_deref()) {
         context.clocks.forget(Timed::VniClaimVoid, &uid);
-        return Ok(Action::requeue(LOOK_AGAIN));
+        return Ok(Action::requeue(STEADY_RETRY));
     }
     // A status may be about to name it. Or its VPC is gone, and another leader, whose view of it is older, still brings rows
     // to droplets whose streams to this one have ended unheard.
@@ -41,7 +41,7 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
     let vpcs: Api<Vpc> = Api::all(context.client.clone());
     let vpc = get(&vpcs, &spec.vpc).await?;
     if !is_void(&claim, vpc.as_ref()) {
-        return Ok(Action::requeue(LOOK_AGAIN));
+        return Ok(Action::requeue(STEADY_RETRY));
     }
     let claims: Api<VniClaim> = Api::all(context.client.clone());
     delete(&claims, &*claim).await?;

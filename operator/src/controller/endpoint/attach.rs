@@ -3,25 +3,11 @@
 
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use thuban_api::{DEFAULT_NAME, Droplet, Endpoint, Phase, PodRef, SYSTEM_NAMESPACE};
+use thuban_api::{Endpoint, Phase, PodRef};
 
 use crate::controller::context::Context;
 use crate::model::cached::Pod;
 use crate::model::endpoint::{droplet_of, holder_uid, name_of, pod_of};
-
-/// Whether the node wants it: an accepted droplet is there, and the network stays.
-pub fn is_wanted_by_node(endpoint: &Endpoint, context: &Context) -> bool {
-    let spec = &endpoint.spec;
-    let is_right = name_of(endpoint) == (SYSTEM_NAMESPACE.to_owned(), spec.droplet.clone())
-        && spec.network == DEFAULT_NAME;
-    let network = context.network(&spec.network);
-    let stays = network.is_some_and(|network| {
-        network.metadata.deletion_timestamp.is_none() && (spec.vpc.is_empty() || network.spec.vpc == spec.vpc)
-    });
-    let droplet = ObjectRef::<Droplet>::new(&spec.droplet);
-    let is_there = context.stores.droplets.get(&droplet).is_some() && context.node(&spec.droplet).is_some();
-    is_right && stays && is_there
-}
 
 /// Whether the pod lives.
 fn lives(pod: &PodRef, namespace: &str, context: &Context) -> bool {

@@ -2,6 +2,7 @@
 //! accepted droplet; what follows is the workflow of endpoints.
 
 use kube::api::ObjectMeta;
+use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::{DEFAULT_NAME, Droplet, Endpoint, EndpointSpec, EndpointType, FINALIZER, SYSTEM_NAMESPACE};
@@ -11,8 +12,8 @@ use crate::controller::admission::usable_network;
 use crate::controller::context::Context;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
-use crate::controller::runtime::objects::create;
-use crate::model::endpoint::is_host;
+use crate::controller::runtime::objects::{create, delete};
+use crate::model::endpoint::{EndpointKind, name_of};
 
 /// Makes it if it is missing and can be. Whoever is woken by network or namespace asks again.
 pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<(), ReconcileError> {
@@ -22,7 +23,9 @@ pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<(), Reconcil
     };
     let known = ObjectRef::<Endpoint>::new(&name).within(SYSTEM_NAMESPACE);
     if let Some(known) = context.stores.endpoints.get(&known) {
-        if !is_host(&known) && context.clocks.known_for(Timed::HostNameTaken, &name).is_zero() {
+        if EndpointKind::of(&known) != EndpointKind::Host
+            && context.clocks.known_for(Timed::HostNameTaken, &name).is_zero()
+        {
             let note = format!(
                 "an Endpoint of a user in namespace {SYSTEM_NAMESPACE} has the name {name:?}, which is this node's: delete it"
             );
@@ -58,4 +61,31 @@ pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<(), Reconcil
         Err(error) if error.is_conflict() || error.is_forbidden() => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether the node wants it: an accepted droplet is there, and the network stays.
+pub fn is_wanted_by_node(endpoint: &Endpoint, context: &Context) -> bool {
+    let spec = &endpoint.spec;
+    let is_right = name_of(endpoint) == (SYSTEM_NAMESPACE.to_owned(), spec.droplet.clone())
+        && spec.network == DEFAULT_NAME;
+    let network = context.network(&spec.network);
+    let stays = network.is_some_and(|network| {
+        network.metadata.deletion_timestamp.is_none() && (spec.vpc.is_empty() || network.spec.vpc == spec.vpc)
+    });
+    let droplet = ObjectRef::<Droplet>::new(&spec.droplet);
+    let is_there = context.stores.droplets.get(&droplet).is_some() && context.node(&spec.droplet).is_some();
+    is_right && stays && is_there
+}
+
+/// It goes when its node doesn't want it; none: its workflow goes on.
+pub async fn attend(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    context: &Context,
+) -> Result<Option<Action>, ReconcileError> {
+    if is_wanted_by_node(endpoint, context) {
+        return Ok(None);
+    }
+    delete(endpoints, endpoint).await?;
+    Ok(Some(Action::await_change()))
 }

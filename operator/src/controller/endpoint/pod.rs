@@ -19,19 +19,21 @@ use tracing::info;
 use crate::controller::address::Claimant;
 use crate::controller::admission::usable_network;
 use crate::controller::context::Context;
+use crate::controller::deletion::{self, until_detached};
+use crate::controller::endpoint::attach;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::{ClaimError, ReconcileError};
-use crate::controller::runtime::objects::create;
+use crate::controller::runtime::objects::{create, delete};
 use crate::model::admission::network_of;
 use crate::model::allocation::Owner;
 use crate::model::asked::{AskedError, asked_addresses, unicast};
 use crate::model::cached::Pod;
-use crate::model::endpoint::is_users;
+use crate::model::endpoint::{EndpointKind, droplet_of};
 use crate::model::ranges::in_force;
 use crate::model::validation::parse;
 
 /// What a pod waits for that nothing wakes it for.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
+const POD_RETRY: Duration = Duration::from_secs(10);
 
 pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let (Some(namespace), Some(reference)) = (pod.namespace(), pod.reference()) else {
@@ -112,7 +114,7 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
 fn wait_for_named(pod: &Pod, namespace: &str, named: &str, uid: &str, context: &Context) -> Action {
     let known = ObjectRef::<Endpoint>::new(named).within(namespace);
     let known = context.stores.endpoints.get(&known);
-    if known.is_some_and(|endpoint| is_users(&endpoint)) {
+    if known.is_some_and(|endpoint| EndpointKind::of(&endpoint) == EndpointKind::User) {
         // Its reconciler is woken by the pod too.
         return Action::await_change();
     }
@@ -122,7 +124,7 @@ fn wait_for_named(pod: &Pod, namespace: &str, named: &str, uid: &str, context: &
         );
         context.events.event(pod, true, "EndpointNotFound", &note);
     }
-    Action::requeue(LOOK_AGAIN)
+    Action::requeue(POD_RETRY)
 }
 
 async fn create_endpoint(
@@ -161,7 +163,26 @@ async fn create_endpoint(
         Err(error) => return Err(error.into()),
     }
     // Another operator, whose cache is old, may delete what this one made; the own cache may see neither.
-    Ok(Action::requeue(LOOK_AGAIN))
+    Ok(Action::requeue(POD_RETRY))
+}
+
+/// The Endpoint of a pod goes when its pod is gone and nothing of it is attached; none: its workflow goes on.
+pub async fn attend(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    context: &Context,
+) -> Result<Option<Action>, ReconcileError> {
+    if attach::has_living_pod(endpoint, context) {
+        return Ok(None);
+    }
+    // CNI DEL ends the attachment; only then is the address out of use.
+    if attach::is_needed(endpoint, context) {
+        let message = until_detached(droplet_of(endpoint));
+        deletion::wait_long(endpoint, endpoints, ("WaitsForNode", &message), context).await?;
+        return Ok(Some(Action::requeue(Duration::from_secs(5))));
+    }
+    delete(endpoints, endpoint).await?;
+    Ok(Some(Action::await_change()))
 }
 
 /// Claims addresses ahead, if the pod may have them. Whatever stands in the way is the Endpoint's to say.

@@ -38,11 +38,11 @@ use crate::model::service::{Backend, EndpointSlice, Service, Target};
 use crate::model::world::{self, World};
 
 /// What acks and watches should have woken.
-const SOON: Duration = Duration::from_secs(2);
+const ACK_RETRY: Duration = Duration::from_secs(2);
 /// What a person has to mend.
-const LATER: Duration = Duration::from_mins(1);
+const USER_RETRY: Duration = Duration::from_mins(1);
 /// An address that is another's may become free.
-const CLAIM_AGAIN: Duration = Duration::from_secs(10);
+const CLAIM_RETRY: Duration = Duration::from_secs(10);
 /// Of the condition and the event.
 const OVERLAY_PORT_REASON: &str = "OverlayPort";
 /// How often at most a status follows backends that come and go.
@@ -118,7 +118,7 @@ pub async fn reconcile(
         if is_news && is_refused {
             tell(endpoint, &told.reason, &told.message, context);
         }
-        return Ok(Action::requeue(if is_refused { LATER } else { SOON }));
+        return Ok(Action::requeue(if is_refused { USER_RETRY } else { ACK_RETRY }));
     }
     addresses.extend(own_address::held(endpoint));
     if addresses_of(endpoint) != addresses {
@@ -143,7 +143,7 @@ pub async fn reconcile(
     let next = serve(endpoint, endpoints, status, context).await?;
     // Nothing wakes it when an address becomes free.
     Ok(if matches!(claimed, Claimed::Not(_)) {
-        Action::requeue(CLAIM_AGAIN)
+        Action::requeue(CLAIM_RETRY)
     } else {
         next
     })
@@ -290,7 +290,7 @@ async fn serve(
     context: &Context,
 ) -> Result<Action, ReconcileError> {
     let Some(made) = bring(endpoint, context) else {
-        return Ok(Action::requeue(SOON));
+        return Ok(Action::requeue(ACK_RETRY));
     };
     let (name, network) = (name_of(endpoint), &endpoint.spec.network);
     let rows = context.hub.read(|world| world.service_rows(&name));
@@ -328,7 +328,7 @@ async fn serve(
         && was == Phase::Init
         && context.clocks.known_for(Timed::ScaledWait, &uid) < Duration::from_secs(5)
     {
-        return Ok(Action::requeue(SOON));
+        return Ok(Action::requeue(ACK_RETRY));
     }
     let is_serving = ready.status == ConditionStatus::True;
     if is_serving {
@@ -375,7 +375,7 @@ async fn serve(
         tell(endpoint, outside_address::REASON, &message, context);
     }
     Ok(if is_waiting {
-        Action::requeue(SOON)
+        Action::requeue(ACK_RETRY)
     } else {
         Action::await_change()
     })

@@ -1,15 +1,24 @@
 //! An Endpoint's status: what follows from its addresses, and how it is written.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
-use kube::Api;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{Api, Resource, ResourceExt};
 use thuban_api::cidr::Cidr;
+use thuban_api::condition::set;
 use thuban_api::identifiers::MacAddr;
-use thuban_api::{Endpoint, EndpointStatus};
+use thuban_api::{Condition, Endpoint, EndpointStatus};
 
-use crate::controller::runtime::objects::{WriteError, replace_status};
+use crate::controller::context::Context;
+use crate::controller::runtime::objects::{WriteError, condition, replace_status};
 use crate::model::asked::unicast;
-use crate::model::endpoint::is_users;
+use crate::model::endpoint::{EndpointKind, pod_of};
+
+/// What acks and watches should have woken.
+pub const ACK_RETRY: Duration = Duration::from_secs(2);
+/// What a person has to mend.
+pub const USER_RETRY: Duration = Duration::from_secs(10);
 
 /// What follows from the addresses.
 pub fn fill(status: &mut EndpointStatus, claimed: &[(IpAddr, Cidr)], endpoint: &Endpoint) {
@@ -25,7 +34,7 @@ pub fn fill(status: &mut EndpointStatus, claimed: &[(IpAddr, Cidr)], endpoint: &
             IpAddr::V6(_) => status.prefix_length6 = Some(range.prefix_length()),
         }
     }
-    if !is_users(endpoint) {
+    if EndpointKind::of(endpoint) != EndpointKind::User {
         status.droplet = Some(endpoint.spec.droplet.clone());
     }
 }
@@ -38,4 +47,53 @@ pub async fn write(
     let mut endpoint = endpoint.clone();
     endpoint.status = Some(status);
     replace_status(endpoints, &endpoint).await.map(|_| ())
+}
+
+/// Writes a condition, and an event if asked to, if it is news.
+pub async fn say(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    mut status: EndpointStatus,
+    told: Condition,
+    with_event: bool,
+    context: &Context,
+) -> Result<(), WriteError> {
+    let (reason, message) = (told.reason.clone(), told.message.clone());
+    let admitted = condition("Accepted", true, "Admitted", "", None);
+    let mut is_news = told.kind != "Accepted" && set(&mut status.conditions, admitted);
+    is_news |= set(&mut status.conditions, told);
+    if !is_news {
+        return Ok(());
+    }
+    write(endpoint, endpoints, status).await?;
+    if with_event {
+        let about = match pod_of(endpoint) {
+            Some(pod) => pod_reference(endpoint, &pod.name, &pod.uid),
+            None => endpoint.object_ref(&()),
+        };
+        context.events.event_about(about, true, &reason, &message);
+    }
+    Ok(())
+}
+
+pub fn waits_for_acks() -> Condition {
+    let message = "waits for its bouncers and its droplet";
+    condition("Ready", false, "WaitsForAcks", message, None)
+}
+
+pub fn unattached() -> Condition {
+    let message = "its address is kept; no pod that runs names it by the annotation thuban.dev/endpoint";
+    condition("Ready", false, "Unattached", message, None)
+}
+
+/// A pod of the endpoint's namespace, for events that its owner reads.
+pub fn pod_reference(endpoint: &Endpoint, name: &str, uid: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        name: Some(name.to_owned()),
+        namespace: endpoint.namespace(),
+        uid: Some(uid.to_owned()),
+        ..ObjectReference::default()
+    }
 }

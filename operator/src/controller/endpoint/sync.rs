@@ -8,11 +8,11 @@ use thuban_api::cidr::Cidr;
 use thuban_api::{ConditionStatus, Endpoint, EndpointStatus, IpClaim, Phase, condition};
 
 use crate::controller::context::Context;
-use crate::controller::endpoint::attach::is_wanted_by_node;
+use crate::controller::endpoint::host::is_wanted_by_node;
 use crate::controller::endpoint::status::fill;
 use crate::controller::wake::wake_service;
 use crate::model::allocation::{Owner, addresses_of, ip_claim_name};
-use crate::model::endpoint::{droplet_of, holder_uid, is_host, is_scaled, name_of, pod_of};
+use crate::model::endpoint::{EndpointKind, droplet_of, holder_uid, name_of, pod_of};
 use crate::model::ranges::in_force;
 use crate::model::validation::parse;
 use crate::model::world::{self, EndpointName, Membership, World};
@@ -20,7 +20,7 @@ use crate::model::world::{self, EndpointName, Membership, World};
 /// Brings the world up to date with the endpoint of a pod as its store has it now: whoever comes last shows the newest.
 /// One that is being deleted stays until its reconciler takes it out. A Service's is shown by its own workflow.
 pub fn sync_endpoint(endpoint: &Endpoint, context: &Context) {
-    if is_scaled(endpoint) {
+    if EndpointKind::of(endpoint) == EndpointKind::Service {
         return;
     }
     let name = name_of(endpoint);
@@ -108,11 +108,12 @@ fn member(status: &EndpointStatus) -> Option<Membership> {
 
 fn world_endpoint(endpoint: &Endpoint, context: &Context) -> world::Endpoint {
     let status = endpoint.status.clone().unwrap_or_default();
+    let is_host = EndpointKind::of(endpoint) == EndpointKind::Host;
     let network = context.network(&endpoint.spec.network);
     // A network made again under its name in another VPC is another network: there, the addresses are not claimed.
     let is_elsewhere =
         network.is_some_and(|network| !endpoint.spec.vpc.is_empty() && network.spec.vpc != endpoint.spec.vpc);
-    let membership = if is_elsewhere || is_host(endpoint) && !is_wanted_by_node(endpoint, context) {
+    let membership = if is_elsewhere || is_host && !is_wanted_by_node(endpoint, context) {
         None
     } else if status.addresses.is_empty() {
         claimed(endpoint, context).and_then(|status| member(&status))
@@ -124,7 +125,7 @@ fn world_endpoint(endpoint: &Endpoint, context: &Context) -> world::Endpoint {
         .map(|accepted| Membership::Refused(accepted.reason.clone(), accepted.message.clone()));
     let name = match pod_of(endpoint) {
         Some(pod) => pod.name.clone(),
-        None if is_host(endpoint) => endpoint.spec.droplet.clone(),
+        None if is_host => endpoint.spec.droplet.clone(),
         None => String::new(),
     };
     world::Endpoint {
@@ -136,7 +137,7 @@ fn world_endpoint(endpoint: &Endpoint, context: &Context) -> world::Endpoint {
             name,
             uid: holder_uid(endpoint),
         },
-        is_host: is_host(endpoint),
+        is_host,
         membership: membership.or(refused).unwrap_or(Membership::Waiting),
         ready: status.phase == Phase::Provisioned,
     }

@@ -31,13 +31,13 @@ use crate::controller::runtime::objects::{
 };
 
 /// What waits longer than this says so in a condition.
-const PATIENCE: Duration = Duration::from_secs(3);
+const CONDITION_DELAY: Duration = Duration::from_secs(3);
 /// A droplet that has not taken the tables for so long will not.
-const REFUSED: Duration = Duration::from_secs(30);
+const TABLES_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two looks at what acks should have woken.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
+const ACK_RETRY: Duration = Duration::from_secs(2);
 /// One that found no better droplet than a shared or cordoned one looks again so often.
-const SPREAD: Duration = Duration::from_secs(20);
+const SPREAD_RETRY: Duration = Duration::from_secs(20);
 
 pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let roles: Api<R> = Api::all(context.client.clone());
@@ -48,7 +48,7 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     if is_deleted {
         match leave(&*role, &roles, &context).await? {
             Leave::Left => return remove(&*role, &roles, &context).await,
-            Leave::Later => return Ok(Action::requeue(LOOK_AGAIN)),
+            Leave::Later => return Ok(Action::requeue(ACK_RETRY)),
             Leave::Unkept => {
                 let message = "status.leaving is not kept: kubectl apply -f install/10-crds.yaml";
                 return wait(&*role, &roles, &context, ("OldCrd", message.to_owned())).await;
@@ -86,8 +86,8 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         }
         context.clocks.forget(Timed::RoleWait, role.id().uid);
         return Ok(match why {
-            Some(Move::Crowded | Move::Cordoned) => Action::requeue(SPREAD),
-            Some(_) => Action::requeue(LOOK_AGAIN),
+            Some(Move::Crowded | Move::Cordoned) => Action::requeue(SPREAD_RETRY),
+            Some(_) => Action::requeue(ACK_RETRY),
             None => Action::await_change(),
         });
     }
@@ -95,7 +95,7 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     let missing = context.hub.missing(&tables, Some(droplet), &role.waiter());
     if tables.is_empty() || !missing.is_empty() {
         // Without a parent there are no tables to refuse.
-        let has_time = context.clocks.known_for(Timed::RoleWait, role.id().uid) <= REFUSED;
+        let has_time = context.clocks.known_for(Timed::RoleWait, role.id().uid) <= TABLES_TIMEOUT;
         if !tables.is_empty()
             && !has_time
             && !is_announced
@@ -132,7 +132,7 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     context.clocks.forget(Timed::RoleWait, role.id().uid);
     if role.status() == Some(&status) {
         // It was taken back where it was.
-        return Ok(Action::requeue(LOOK_AGAIN));
+        return Ok(Action::requeue(ACK_RETRY));
     }
     write(&*role, &roles, status).await?;
     let note = match moved_from {
@@ -173,8 +173,8 @@ async fn wait<R: Role>(
     context: &Context,
     (reason, message): (&str, String),
 ) -> Result<Action, ReconcileError> {
-    if context.clocks.known_for(Timed::RoleWait, role.id().uid) < PATIENCE {
-        return Ok(Action::requeue(PATIENCE));
+    if context.clocks.known_for(Timed::RoleWait, role.id().uid) < CONDITION_DELAY {
+        return Ok(Action::requeue(CONDITION_DELAY));
     }
     let kind = if role.meta().deletion_timestamp.is_some() {
         "Deleting"
@@ -188,7 +188,7 @@ async fn wait<R: Role>(
     ) {
         write(role, roles, status).await?;
     }
-    Ok(Action::requeue(LOOK_AGAIN))
+    Ok(Action::requeue(ACK_RETRY))
 }
 
 async fn write<R: Role>(role: &R, roles: &Api<R>, status: RoleStatus) -> Result<R, WriteError> {
@@ -258,7 +258,7 @@ async fn stay<R: Role>(role: &R, roles: &Api<R>) -> Result<Action, ReconcileErro
     let mut status = role.status().cloned().unwrap_or_default();
     status.leaving = false;
     write(role, roles, status).await?;
-    Ok(Action::requeue(LOOK_AGAIN))
+    Ok(Action::requeue(ACK_RETRY))
 }
 
 /// Before a new leader serves anybody: the one before may have taken their tables away already.

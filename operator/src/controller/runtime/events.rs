@@ -18,11 +18,11 @@ use tracing::warn;
 use crate::controller::runtime::objects::{Object, WriteError, bounded, create};
 
 /// Events that may wait to be written.
-const MOST: usize = 4096;
+const MAX_QUEUED: usize = 4096;
 /// A recorder keeps each event for minutes, to count repetitions instead of writing them: after so many, a fresh one.
 const REMEMBERED: usize = 256;
 /// Kubernetes takes notes of 1,024 bytes.
-const LONGEST_NOTE: usize = 1000;
+const MAX_NOTE: usize = 1000;
 
 const ACTION: &str = "Reconcile";
 
@@ -44,7 +44,7 @@ impl Events {
             controller: "thuban-operator".into(),
             instance: std::env::var("POD_NAME").ok(),
         };
-        let (sender, receiver) = channel(MOST);
+        let (sender, receiver) = channel(MAX_QUEUED);
         tasks.spawn(publish(client.clone(), reporter.clone(), receiver));
         Self {
             queue: sender,
@@ -100,7 +100,7 @@ impl Events {
             },
             action: Some(ACTION.to_owned()),
             event_time: Some(MicroTime(Timestamp::now())),
-            note: Some(note.chars().take(LONGEST_NOTE).collect()),
+            note: Some(note.chars().take(MAX_NOTE).collect()),
             reason: Some(reason.to_owned()),
             regarding: Some(object.object_ref(&())),
             reporting_controller: Some(controller.clone()),
@@ -130,7 +130,7 @@ impl Events {
                 EventType::Normal
             },
             reason: reason.to_owned(),
-            note: Some(note.chars().take(LONGEST_NOTE).collect()),
+            note: Some(note.chars().take(MAX_NOTE).collect()),
             action: ACTION.to_owned(),
             secondary,
         };

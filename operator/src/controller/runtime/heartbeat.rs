@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::controller::runtime::objects::{WriteError, get};
 
 /// A heartbeat that does not change for so long, by this process's own clock, has stopped.
-pub const PATIENCE: Duration = Duration::from_secs(40);
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// By droplet: the version of its Lease that was seen, and since when.
 #[derive(Debug, Default)]

@@ -66,12 +66,12 @@ pub fn failed<'a>(operation: &'static str, object: &'a str) -> impl FnOnce(kube:
 }
 
 /// An API server that does not answer for so long is away. What was asked for may have happened all the same.
-const PATIENCE: Duration = Duration::from_secs(15);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// No request keeps its object from being looked at again.
 pub async fn bounded<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
     let silent = || kube::Error::Service("the API server does not answer".into());
-    let answer = tokio::time::timeout(PATIENCE, request).await;
+    let answer = tokio::time::timeout(REQUEST_TIMEOUT, request).await;
     answer.unwrap_or_else(|_| Err(silent()))
 }
 

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::controller::runtime::objects::Object;
 
 /// What is over sooner is not worth a write, for acks take milliseconds; nor are more of the same in that time.
-pub const MOMENT: Duration = Duration::from_secs(5);
+pub const CONDITION_DELAY: Duration = Duration::from_secs(5);
 
 /// What objects wait for, by their UIDs.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl Waits {
             Entry::Occupied(known) if known.get().reason == reason => known.into_mut(),
             other => other.insert_entry(fresh).into_mut(),
         };
-        wait.since.elapsed() >= patience && wait.said.is_none_or(|said| said.elapsed() >= MOMENT)
+        wait.since.elapsed() >= patience && wait.said.is_none_or(|said| said.elapsed() >= CONDITION_DELAY)
     }
 
     pub fn said(&self, uid: &str) {

@@ -27,9 +27,9 @@ use crate::model::admission::network_of;
 use crate::model::service::Service;
 
 /// The caches of other kinds may lag behind the Services'.
-const SOON: Duration = Duration::from_millis(500);
+const CACHE_RETRY: Duration = Duration::from_millis(500);
 /// What a person has to mend.
-const LATER: Duration = Duration::from_secs(10);
+const USER_RETRY: Duration = Duration::from_secs(10);
 
 pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let (Some(namespace), Some(uid)) = (service.namespace(), service.uid()) else {
@@ -52,16 +52,16 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
                 format!("an Endpoint of a user has the name {name:?}, which is this Service's: delete it");
             context.events.event(&*service, true, "EndpointNameTaken", &note);
         }
-        return Ok(Action::requeue(LATER));
+        return Ok(Action::requeue(USER_RETRY));
     }
     let space = ObjectRef::<Namespace>::new(&namespace);
     let Some(space) = context.stores.namespaces.get(&space) else {
-        return Ok(Action::requeue(SOON));
+        return Ok(Action::requeue(CACHE_RETRY));
     };
     let network = network_of(service.annotations(), space.annotations());
     if network == DEFAULT_NAME && context.network(&network).is_none() {
         // An installation that begins: this operator makes it.
-        return Ok(Action::requeue(SOON));
+        return Ok(Action::requeue(CACHE_RETRY));
     }
     // Whatever else stands in the way is the Endpoint's to say.
     let usable = usable_network(&namespace, &network, &context).is_ok();
@@ -110,10 +110,10 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
                 "scaled endpoint created"
             );
             // Should another operator, whose cache is old, delete it.
-            Ok(Action::requeue(LATER))
+            Ok(Action::requeue(USER_RETRY))
         }
         // The watch will tell, or the namespace is going away and the Service with it.
-        Err(error) if error.is_conflict() || error.is_forbidden() => Ok(Action::requeue(LATER)),
+        Err(error) if error.is_conflict() || error.is_forbidden() => Ok(Action::requeue(USER_RETRY)),
         // A network's name that can't be one.
         Err(error) if error.is_invalid() => {
             let note = format!("its annotations, or its namespace's, make no Endpoint: {error}");

@@ -1,0 +1,164 @@
+//! An Endpoint without addresses, or with one that its droplet refused: steps 1 and 2 of the workflow.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt};
+use thuban_api::cidr::Cidr;
+use thuban_api::condition::set;
+use thuban_api::{Condition, Endpoint, Network};
+use tracing::info;
+
+use crate::controller::address::Claimant;
+use crate::controller::admission::{Unusable, usable_network};
+use crate::controller::context::Context;
+use crate::controller::endpoint::status::{
+    ACK_RETRY, USER_RETRY, fill, say, unattached, waits_for_acks, write,
+};
+use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint};
+use crate::controller::runtime::clocks::Timed;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::condition;
+use crate::model::allocation::{Owner, addresses_of};
+use crate::model::endpoint::{EndpointKind, droplet_of, holder_uid, name_of};
+use crate::model::ranges::in_force;
+use crate::model::validation::parse;
+
+/// Admission and addresses: steps 1 and 2 of the workflow, for those that were made without.
+pub async fn allocate(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let mut status = endpoint.status.clone().unwrap_or_default();
+    let network = match usable_network(&name_of(endpoint).0, &endpoint.spec.network, context) {
+        Ok(network) => network,
+        Err(unusable) => {
+            let told = unusable.condition(&endpoint.spec.network);
+            let is_refused = matches!(unusable, Unusable::Refused(_));
+            say(endpoint, endpoints, status, told, is_refused, context).await?;
+            return Ok(Action::requeue(if is_refused {
+                Duration::from_mins(1)
+            } else {
+                ACK_RETRY
+            }));
+        }
+    };
+    if !context.hub.is_whole() {
+        return Ok(Action::requeue(ACK_RETRY));
+    }
+    let Some(_guard) = context.claim_locks.try_lock(&Owner::of(endpoint).uid) else {
+        return Ok(Action::requeue(ACK_RETRY));
+    };
+    let claimed = match claim(endpoint, &network, &[], context).await {
+        Ok(claimed) => claimed,
+        Err(Told::Condition(told)) => {
+            say(endpoint, endpoints, status, told, true, context).await?;
+            return Ok(Action::requeue(USER_RETRY));
+        }
+        Err(Told::Error(error)) => return Err(error),
+    };
+    fill(&mut status, &claimed, endpoint);
+    set(
+        &mut status.conditions,
+        condition("Accepted", true, "Admitted", "", None),
+    );
+    let ready = if droplet_of(endpoint).is_empty() {
+        unattached()
+    } else {
+        waits_for_acks()
+    };
+    set(&mut status.conditions, ready);
+    let addresses = status.addresses.join(", ");
+    write(endpoint, endpoints, status).await?;
+    info!(
+        endpoint = endpoint.name_any(),
+        addresses,
+        network = endpoint.spec.network,
+        "addresses allocated"
+    );
+    Ok(Action::await_change())
+}
+
+/// Why there are no addresses.
+enum Told {
+    Condition(Condition),
+    Error(ReconcileError),
+}
+
+async fn claim(
+    endpoint: &Endpoint,
+    network: &Network,
+    refused: &[IpAddr],
+    context: &Context,
+) -> Result<Vec<(IpAddr, Cidr)>, Told> {
+    let asked: Vec<IpAddr> = endpoint
+        .spec
+        .addresses
+        .iter()
+        .filter_map(|text| text.parse().ok())
+        .collect();
+    let claimant = Claimant {
+        owner: &Owner::of(endpoint),
+        cni_uid: &holder_uid(endpoint),
+        droplet: droplet_of(endpoint),
+        network,
+        ranges: &parse(in_force(network)).unwrap_or_default(),
+        asked: &asked,
+        refused,
+    };
+    claimant
+        .claim_all(context)
+        .await
+        .map_err(|error| match error.reason() {
+            Some(reason) => Told::Condition(condition("Ready", false, reason, &error.to_string(), None)),
+            None => Told::Error(error.into()),
+        })
+}
+
+/// The droplet has one of these addresses in another VPC already. Others are claimed before these are given up; those
+/// that were asked for are tried again.
+pub async fn give_back(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let name = name_of(endpoint);
+    let mut status = endpoint.status.clone().unwrap_or_default();
+    let network = context.network(&endpoint.spec.network);
+    let refused = addresses_of(endpoint);
+    let is_picked = endpoint.spec.addresses.is_empty() && EndpointKind::of(endpoint) != EndpointKind::User;
+    let Some(_guard) = context.claim_locks.try_lock(&Owner::of(endpoint).uid) else {
+        return Ok(Action::requeue(ACK_RETRY));
+    };
+    if let (true, Some(network)) = (is_picked, network) {
+        match claim(endpoint, &network, &refused, context).await {
+            Ok(claimed) => {
+                fill(&mut status, &claimed, endpoint);
+                let message = "its address is in use on its node; another one was picked";
+                let told = condition("Ready", false, "AddressInUseOnNode", message, None);
+                // The claims of the others count for nothing then, and go once nobody has their rows.
+                say(endpoint, endpoints, status, told, true, context).await?;
+                context.hub.forget_in_use(&name);
+                return Ok(Action::await_change());
+            }
+            Err(Told::Condition(told)) => {
+                say(endpoint, endpoints, status, told, true, context).await?;
+                return Ok(Action::requeue(USER_RETRY));
+            }
+            Err(Told::Error(error)) => return Err(error),
+        }
+    }
+    let message = "the address asked for is in use on its node in another VPC; ask for another one, or run the pod on another node";
+    let told = condition("Ready", false, "AddressInUseOnNode", message, None);
+    say(endpoint, endpoints, status, told, true, context).await?;
+    let uid = endpoint.uid().unwrap_or_default();
+    if context.clocks.known_for(Timed::AddressRefused, &uid) >= USER_RETRY {
+        context.clocks.forget(Timed::AddressRefused, &uid);
+        context.hub.forget_in_use(&name);
+        remove_endpoint(&name, context);
+        sync_endpoint(endpoint, context);
+    }
+    Ok(Action::requeue(USER_RETRY))
+}

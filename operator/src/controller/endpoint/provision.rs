@@ -1,0 +1,150 @@
+//! An Endpoint with addresses: Provisioned when its bouncers and its droplet have its rows, and kept from then on.
+
+use std::time::Duration;
+
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt};
+use thuban_api::condition::set;
+use thuban_api::{Endpoint, EndpointStatus, Phase};
+
+use crate::controller::admission::admitted;
+use crate::controller::context::Context;
+use crate::controller::deletion;
+use crate::controller::endpoint::attach;
+use crate::controller::endpoint::status::{ACK_RETRY, USER_RETRY, fill, say, unattached, write};
+use crate::controller::endpoint::sync::{ranges_of, sync_endpoint};
+use crate::controller::runtime::clocks::Timed;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::condition;
+use crate::hub::Waiter;
+use crate::model::endpoint::{droplet_of, name_of};
+use crate::model::rows::Key;
+use crate::model::world::RoleKind;
+
+/// Waits for the acks of steps 4 and 5, then says Provisioned, which the droplet is told in turn (steps 6 and 8).
+pub async fn provision(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    mut status: EndpointStatus,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let name = name_of(endpoint);
+    let home = droplet_of(endpoint);
+    if home.is_empty() {
+        say(endpoint, endpoints, status, unattached(), false, context).await?;
+        // A pod that was refused may be admitted later: nothing wakes the Endpoint then.
+        let is_asked_for = attach::next(endpoint, context).is_some();
+        return Ok(if is_asked_for {
+            Action::requeue(USER_RETRY)
+        } else {
+            Action::await_change()
+        });
+    }
+    // Claims or ranges may have come after it.
+    sync_endpoint(endpoint, context);
+    let network = &endpoint.spec.network;
+    let (rows, followers, dividers, has_bouncer) = context.hub.read(|world| {
+        (
+            world.endpoint_rows(&name),
+            world.followers(&name),
+            world.dividers_of(&name),
+            !world.roles(RoleKind::Bouncer).members(network).is_empty(),
+        )
+    });
+    let is_known = rows
+        .iter()
+        .any(|(droplet, key)| droplet == home && matches!(key, Key::Local(..)));
+    let waiter = Waiter::Endpoint(name);
+    let mut missing = context.hub.missing(&rows, Some(home), &waiter);
+    missing.extend(context.hub.unaware(home, dividers, &waiter));
+    let waits_for = if !is_known {
+        Some(format!(
+            "waits for droplet {home}: transitd has not registered it, or it is not Accepted: kubectl get droplet {home}"
+        ))
+    } else if !has_bouncer {
+        Some(format!(
+            "waits for a bouncer of network {network}: kubectl get bouncers"
+        ))
+    } else if !missing.is_empty() {
+        Some(format!("waits for acks of droplets: {}", missing.join(", ")))
+    } else {
+        None
+    };
+    if let Some(message) = waits_for {
+        return wait(endpoint, endpoints, status, &message, context).await;
+    }
+    if status.addresses.is_empty() {
+        let Some(claimed) = ranges_of(endpoint, context) else {
+            return Ok(Action::requeue(ACK_RETRY));
+        };
+        fill(&mut status, &claimed, endpoint);
+    }
+    let is_followed = |_: &String| !context.hub.missing(&followers, None, &waiter).is_empty();
+    status.previous_droplet = status.previous_droplet.filter(is_followed);
+    status.phase = Phase::Provisioned;
+    set(
+        &mut status.conditions,
+        condition("Accepted", true, "Admitted", "", None),
+    );
+    let message = "its bouncers and its droplet have its rows";
+    set(
+        &mut status.conditions,
+        condition("Ready", true, "Acknowledged", message, None),
+    );
+    context
+        .clocks
+        .forget(Timed::EndpointWait, &endpoint.uid().unwrap_or_default());
+    if endpoint.status.as_ref() == Some(&status) {
+        return Ok(Action::requeue(ACK_RETRY));
+    }
+    write(endpoint, endpoints, status).await?;
+    Ok(Action::await_change())
+}
+
+/// Says what it waits for, if it has waited for a while.
+async fn wait(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    status: EndpointStatus,
+    message: &str,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    if context
+        .clocks
+        .known_for(Timed::EndpointWait, &endpoint.uid().unwrap_or_default())
+        < Duration::from_secs(5)
+    {
+        return Ok(Action::requeue(ACK_RETRY));
+    }
+    let told = condition("Ready", false, "WaitsForAcks", message, None);
+    say(endpoint, endpoints, status, told, false, context).await?;
+    Ok(Action::requeue(ACK_RETRY))
+}
+
+/// What its network thinks of it now. It keeps what it has.
+pub async fn keep(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    mut status: EndpointStatus,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let (network, namespace) = (&endpoint.spec.network, name_of(endpoint).0);
+    let refusal = admitted(&namespace, network, context.network(network).as_deref(), context).err();
+    let accepted = match &refusal {
+        None => condition("Accepted", true, "Admitted", "", None),
+        Some(refusal) => {
+            let message = format!("{refusal}; it keeps what it has until it ends");
+            condition("Accepted", false, refusal.reason(), &message, None)
+        }
+    };
+    let lives = deletion::take_back(&mut status.conditions);
+    if set(&mut status.conditions, accepted) || lives {
+        write(endpoint, endpoints, status).await?;
+    }
+    // What is seen for the first time wakes nobody.
+    Ok(if refusal.is_some_and(|refusal| refusal.is_unseen()) {
+        Action::requeue(USER_RETRY)
+    } else {
+        Action::await_change()
+    })
+}

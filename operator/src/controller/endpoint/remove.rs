@@ -1,0 +1,75 @@
+//! An Endpoint that is deleted: out of all droplets before its addresses are released.
+
+use std::time::Duration;
+
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt};
+use thuban_api::Endpoint;
+
+use crate::controller::address::{all_addresses, release_all};
+use crate::controller::context::Context;
+use crate::controller::deletion::{self, until_detached, until_taken};
+use crate::controller::endpoint::attach;
+use crate::controller::endpoint::sync::remove_endpoint;
+use crate::controller::runtime::clocks::Timed;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::{has_finalizer, remove_finalizer};
+use crate::hub::Waiter;
+use crate::model::allocation::Owner;
+use crate::model::endpoint::{EndpointKind, droplet_of, has_addresses, name_of, pod_of};
+use crate::model::world::RoleKind;
+
+/// Rows first: the world forgets the endpoint. Then the claims, then the object.
+pub async fn remove(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    if !has_finalizer(endpoint) {
+        return Ok(Action::await_change());
+    }
+    let is_pods = EndpointKind::of(endpoint) != EndpointKind::Host;
+    if has_addresses(endpoint) && is_pods && attach::is_in_use(endpoint, context) {
+        // Somebody deleted it under a running pod, which keeps its network until it ends.
+        if attach::has_living_pod(endpoint, context) {
+            let pod = pod_of(endpoint).map_or("", |pod| &pod.name);
+            let message = format!("waits until pod {pod} is gone");
+            deletion::wait(endpoint, endpoints, ("WaitsForPod", &message), context).await?;
+        } else {
+            let message = until_detached(droplet_of(endpoint));
+            deletion::wait_long(endpoint, endpoints, ("WaitsForNode", &message), context).await?;
+        }
+        return Ok(Action::requeue(Duration::from_secs(5)));
+    }
+    let name = name_of(endpoint);
+    let uid = endpoint.uid().unwrap_or_default();
+    context.index.leave(&uid);
+    remove_endpoint(&name, context);
+    let addresses = all_addresses(endpoint);
+    let network = &endpoint.spec.network;
+    // The network doesn't wait for an endpoint that has left it, and may be gone.
+    let vpc = context.vpc_name_of(endpoint);
+    let vni = context.hub.read(|world| world.vni(&vpc));
+    if let (false, Some(vni)) = (addresses.is_empty(), vni) {
+        let bouncers = context.hub.read(|world| {
+            let droplets = world.roles(RoleKind::Bouncer).holders(network);
+            droplets.into_iter().map(str::to_owned).collect::<Vec<_>>()
+        });
+        let home = Some(droplet_of(endpoint)).filter(|home| !home.is_empty());
+        let required: Vec<&str> = bouncers.iter().map(String::as_str).chain(home).collect();
+        let waiter = Waiter::Endpoint(name);
+        let holding = context.hub.holding(vni, &addresses, &required, &waiter);
+        if !holding.is_empty() {
+            let message = until_taken(&holding);
+            deletion::wait_long(endpoint, endpoints, ("WaitsForAcks", &message), context).await?;
+            return Ok(Action::requeue(Duration::from_secs(3)));
+        }
+    }
+    release_all(endpoint, context).await?;
+    remove_finalizer(endpoints, endpoint).await?;
+    context.reservations.forget(&Owner::of(endpoint).uid);
+    context
+        .clocks
+        .forget(Timed::EndpointWait, &endpoint.uid().unwrap_or_default());
+    Ok(Action::await_change())
+}

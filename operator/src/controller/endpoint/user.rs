@@ -1,0 +1,91 @@
+//! An Endpoint that a user made: the pods of its namespace that name it have it, one after the other. It keeps its addresses
+//! between them.
+
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt};
+use thuban_api::condition::set;
+use thuban_api::{Endpoint, EndpointStatus, Phase};
+
+use crate::controller::admission::admitted;
+use crate::controller::context::Context;
+use crate::controller::endpoint::attach;
+use crate::controller::endpoint::status::{pod_reference, unattached, waits_for_acks, write};
+use crate::controller::runtime::clocks::Timed;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::objects::{add_finalizer, condition, has_finalizer};
+use crate::model::endpoint::name_of;
+
+/// Gives it to the next pod, if one waits and none needs it; none: its workflow goes on.
+pub async fn attend(
+    endpoint: &Endpoint,
+    endpoints: &Api<Endpoint>,
+    context: &Context,
+) -> Result<Option<Action>, ReconcileError> {
+    if !has_finalizer(endpoint) {
+        add_finalizer(endpoints, endpoint).await?;
+        return Ok(Some(Action::await_change()));
+    }
+    if let Some(status) = next_pod(endpoint, context) {
+        write(endpoint, endpoints, status).await?;
+        return Ok(Some(Action::await_change()));
+    }
+    Ok(None)
+}
+
+/// The status with the pod that has a user's Endpoint from now on, if that changes.
+fn next_pod(endpoint: &Endpoint, context: &Context) -> Option<EndpointStatus> {
+    let mut status = endpoint.status.clone().unwrap_or_default();
+    let next = attach::next(endpoint, context);
+    if attach::is_needed(endpoint, context) {
+        let (waiting, _) = next.filter(|(next, _)| Some(next) != status.pod_ref.as_ref())?;
+        if context
+            .clocks
+            .known_for(Timed::EndpointInUse, &waiting.uid)
+            .is_zero()
+        {
+            let note = format!(
+                "Endpoint {:?} is another pod's until that one ends",
+                endpoint.name_any()
+            );
+            let about = pod_reference(endpoint, &waiting.name, &waiting.uid);
+            context.events.event_about(about, true, "EndpointInUse", &note);
+        }
+        return None;
+    }
+    let (pod, droplet) = next.unzip();
+    if pod.is_none() && status.pod_ref.is_none() {
+        return None;
+    }
+    let (namespace, network) = (name_of(endpoint).0, &endpoint.spec.network);
+    let allowed = admitted(&namespace, network, context.network(network).as_deref(), context);
+    if pod.is_some()
+        && let Err(refusal) = allowed
+    {
+        // Only pods that run keep what they have.
+        let message = refusal.to_string();
+        let is_news = set(
+            &mut status.conditions,
+            condition("Accepted", false, refusal.reason(), &message, None),
+        );
+        let is_given_back = status.pod_ref.take().is_some();
+        if is_given_back {
+            (status.droplet, status.previous_droplet) = (None, None);
+            status.phase = Phase::Init;
+        }
+        return (is_news || is_given_back).then_some(status);
+    }
+    status.previous_droplet = status
+        .droplet
+        .take()
+        .filter(|old| droplet.as_ref().is_some_and(|new| new != old));
+    status.droplet = droplet;
+    status.pod_ref = pod;
+    status.phase = Phase::Init;
+    let ready = if status.pod_ref.is_some() {
+        waits_for_acks()
+    } else {
+        unattached()
+    };
+    set(&mut status.conditions, ready);
+    Some(status)
+}
