@@ -6,6 +6,7 @@
 //! several that are deleted, the next leader knows which serve.
 
 mod bouncer;
+mod decide;
 mod divider;
 pub mod kind;
 pub mod placement;
@@ -22,8 +23,11 @@ use thuban_api::{Phase, RoleStatus};
 
 use crate::controller::context::{Context, related};
 use crate::controller::deletion::join_first;
+use crate::controller::role::decide::{
+    Leaving, LeavingView, Move, Step, Tables, View, decide, decide_leaving,
+};
 use crate::controller::role::kind::Role;
-use crate::controller::role::placement::{Move, place, should_move};
+use crate::controller::role::placement::{place, should_move};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
@@ -56,74 +60,120 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
             Leave::Held => {}
         }
     }
-    let why = should_move(&*role, &context);
-    let is_published = context
-        .hub
-        .read(|world| world.roles(R::KIND).is_published(&role.name_any()));
-    let serves_here = role.status().is_some_and(|status| {
-        status.phase == Phase::Provisioned && status.droplet.as_deref() == role.droplet()
-    });
-    // Others may have left because users are being told of this one: it moves once they know where it is.
-    let is_announced = is_published && !serves_here;
-    if let Some(why) = why
-        && (why.is_forced() || !is_announced)
+    let view = View {
+        droplet: role.droplet(),
+        why: should_move(&*role, &context),
+        is_published: context
+            .hub
+            .read(|world| world.roles(R::KIND).is_published(&role.name_any())),
+        serves_here: role.status().is_some_and(|status| {
+            status.phase == Phase::Provisioned && status.droplet.as_deref() == role.droplet()
+        }),
+        is_leaving: role.is_leaving(),
+        is_deleted,
+    };
+    if let Some(why) = view.wants_to_move()
         && let Some(droplet) = place(&*role, why, &context)
     {
         return settle_on(&*role, droplet, why, &roles, &context).await;
     }
-    let Some(droplet) = role.droplet() else {
-        let message = "waits for a droplet that is connected and Accepted: kubectl get droplets";
-        return wait(&*role, &roles, &context, ("NoDroplet", message.to_owned())).await;
-    };
-    let mut status = role.status().cloned().unwrap_or_default();
-    if is_published && serves_here {
-        if status.leaving {
-            return stay(&*role, &roles).await;
-        }
-        if is_deleted {
-            let message = format!("{} is in use and this is the last that serves it", role.parent());
-            return wait(&*role, &roles, &context, ("WaitsForAnother", message)).await;
-        }
-        context.clocks.forget(Timed::RoleWait, role.id().uid);
-        return Ok(match why {
-            Some(Move::Crowded | Move::Cordoned) => Action::requeue(SPREAD_RETRY),
-            Some(_) => Action::requeue(ACK_RETRY),
-            None => Action::await_change(),
-        });
-    }
+    let step = decide(
+        view,
+        || tables_of(&*role, &context),
+        || uninformed(&*role, &context),
+    );
+    take(step, &*role, &roles, &context).await
+}
+
+fn tables_of<R: Role>(role: &R, context: &Context) -> Tables {
+    let droplet = role.droplet().unwrap_or_default();
     let tables = context.hub.read(|world| role.tables(world, droplet));
     let missing = context.hub.missing(&tables, Some(droplet), &role.waiter());
-    if tables.is_empty() || !missing.is_empty() {
-        // Without a parent there are no tables to refuse.
-        let has_time = context.clocks.known_for(Timed::RoleWait, role.id().uid) <= TABLES_TIMEOUT;
-        if !tables.is_empty()
-            && !has_time
-            && !is_announced
-            && let Some(other) = place(&*role, Move::Refused, &context)
-        {
+    if tables.is_empty() {
+        Tables::Unknown
+    } else if missing.is_empty() {
+        Tables::There
+    } else {
+        let waited = context.clocks.known_for(Timed::RoleWait, role.id().uid);
+        Tables::Missing {
+            is_overdue: waited > TABLES_TIMEOUT,
+        }
+    }
+}
+
+/// Droplets that lack the news of where the role is.
+fn uninformed<R: Role>(role: &R, context: &Context) -> Vec<String> {
+    let rows = context.hub.read(|world| role.published_rows(world));
+    context.hub.missing(&rows, role.droplet(), &role.waiter())
+}
+
+/// Does what was decided.
+async fn take<R: Role>(
+    step: Step,
+    role: &R,
+    roles: &Api<R>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let droplet = role.droplet().unwrap_or_default();
+    let (reason, message) = match step {
+        Step::WaitForDroplet => {
+            let message = "waits for a droplet that is connected and Accepted: kubectl get droplets";
+            ("NoDroplet", message.to_owned())
+        }
+        Step::Reinstate => return stay(role, roles).await,
+        Step::WaitForAnother => {
+            let message = format!("{} is in use and this is the last that serves it", role.parent());
+            ("WaitsForAnother", message)
+        }
+        Step::Rest(why) => {
             context.clocks.forget(Timed::RoleWait, role.id().uid);
-            return settle_on(&*role, other, Move::Refused, &roles, &context).await;
+            return Ok(match why {
+                Some(Move::Crowded | Move::Cordoned) => Action::requeue(SPREAD_RETRY),
+                Some(_) => Action::requeue(ACK_RETRY),
+                None => Action::await_change(),
+            });
         }
-        let message = format!("waits until droplet {droplet} has its tables");
-        return wait(&*role, &roles, &context, ("Filling", message)).await;
-    }
-    // First all take what it passes on, then they use it: a packet may be faster than the news.
-    let unaware = || {
-        let rows = context.hub.read(|world| role.published_rows(world));
-        context.hub.missing(&rows, Some(droplet), &role.waiter())
+        Step::LeaveDroplet => {
+            if let Some(other) = place(role, Move::Refused, context) {
+                context.clocks.forget(Timed::RoleWait, role.id().uid);
+                return settle_on(role, other, Move::Refused, roles, context).await;
+            }
+            filling(droplet)
+        }
+        Step::WaitForTables => filling(droplet),
+        Step::WaitForUsers(names) => announcing(&names),
+        Step::Publish => {
+            context.hub.update(|world| world.publish_role(role.id()));
+            let names = uninformed(role, context);
+            if names.is_empty() {
+                return finish(role, droplet, roles, context).await;
+            }
+            announcing(&names)
+        }
     };
-    let mut missing = unaware();
-    if missing.is_empty() {
-        if status.leaving {
-            return stay(&*role, &roles).await;
-        }
-        context.hub.update(|world| world.publish_role(role.id()));
-        missing = unaware();
-    }
-    if !missing.is_empty() {
-        let message = format!("waits until these droplets know of it: {}", join_first(&missing));
-        return wait(&*role, &roles, &context, ("Announcing", message)).await;
-    }
+    wait(role, roles, context, (reason, message)).await
+}
+
+fn filling(droplet: &str) -> (&'static str, String) {
+    ("Filling", format!("waits until droplet {droplet} has its tables"))
+}
+
+fn announcing(uninformed: &[String]) -> (&'static str, String) {
+    let names = join_first(uninformed);
+    (
+        "Announcing",
+        format!("waits until these droplets know of it: {names}"),
+    )
+}
+
+/// All concerned know of it.
+async fn finish<R: Role>(
+    role: &R,
+    droplet: &str,
+    roles: &Api<R>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let mut status = role.status().cloned().unwrap_or_default();
     status.phase = Phase::Provisioned;
     let moved_from = status.droplet.replace(droplet.to_owned());
     let message = "its tables are there and all droplets concerned know of it";
@@ -134,13 +184,13 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         // It was taken back where it was.
         return Ok(Action::requeue(ACK_RETRY));
     }
-    write(&*role, &roles, status).await?;
+    write(role, roles, status).await?;
     let note = match moved_from {
         Some(old) => format!("works on droplet {droplet}, no more on {old}"),
         None => format!("works on droplet {droplet}"),
     };
     let place = related("Droplet", droplet);
-    context.events.event_with(&*role, place, "Provisioned", &note);
+    context.events.event_with(role, place, "Provisioned", &note);
     Ok(Action::await_change())
 }
 
@@ -214,23 +264,27 @@ async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<L
     let name = role.name_any();
     let is_in_use = role.is_in_use(context);
     // Decided in one step, so that of two that leave at the same time one stays.
-    let known = context.hub.update(|world| {
+    let decided = context.hub.update(|world| {
         let roles = world.roles(R::KIND);
-        let is_unpublished = roles.is_unpublished(&name);
-        if !is_in_use || roles.has_other(&name) {
-            world.begin_role_drain(role.id());
-            return (is_unpublished && role.is_leaving()).then_some(Leave::Left);
+        let decided = decide_leaving(LeavingView {
+            is_in_use,
+            has_other: roles.has_other(&name),
+            is_unpublished: roles.is_unpublished(&name),
+            is_leaving: role.is_leaving(),
+        });
+        match decided {
+            Leaving::Drain | Leaving::Unpublished => world.begin_role_drain(role.id()),
+            Leaving::Held => world.reinstate_role(role.id()),
+            Leaving::HeldUnseen => {}
         }
-        if is_unpublished && !role.is_leaving() {
-            return Some(Leave::Later);
-        }
-        world.reinstate_role(role.id());
-        Some(Leave::Held)
+        decided
     });
     let mut status = role.status().cloned().unwrap_or_default();
-    match known {
+    match decided {
+        Leaving::Unpublished => return Ok(Leave::Left),
+        Leaving::Held => return Ok(Leave::Held),
         // Not seen yet, or taken away by another leader: a write that changes nothing tells.
-        Some(Leave::Later) => match write(role, roles, status).await {
+        Leaving::HeldUnseen => match write(role, roles, status).await {
             Ok(_) => {
                 context.hub.update(|world| world.reinstate_role(role.id()));
                 return Ok(Leave::Held);
@@ -238,8 +292,7 @@ async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<L
             Err(error) if error.is_conflict() => return Ok(Leave::Later),
             Err(error) => return Err(error),
         },
-        Some(known) => return Ok(known),
-        None => {}
+        Leaving::Drain => {}
     }
     status.leaving = true;
     let written = match write(role, roles, status).await {

@@ -9,6 +9,7 @@ use kube::runtime::reflector::ObjectRef;
 
 use crate::controller::cache::placements::Placed;
 use crate::controller::context::Context;
+use crate::controller::role::decide::Move;
 use crate::controller::role::kind::{Role, roles_of};
 use crate::hub::Health;
 use crate::model::droplet::is_accepted;
@@ -19,41 +20,6 @@ use crate::model::world::RoleKind;
 pub const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
 /// Roles of one parent spread over its values.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
-
-/// Why a role should not be where it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Move {
-    /// It is nowhere.
-    Unplaced,
-    /// Its droplet is none any more, or is not accepted.
-    Gone,
-    /// Its droplet has no stream.
-    Suspect,
-    /// Its droplet's Node is cordoned.
-    Cordoned,
-    /// A sibling is on the same droplet.
-    Crowded,
-    /// Its droplet does not take its tables.
-    Refused,
-}
-
-impl Move {
-    pub fn reason(self) -> &'static str {
-        match self {
-            Self::Unplaced => "Placed",
-            Self::Gone => "DropletGone",
-            Self::Suspect => "DropletSuspect",
-            Self::Cordoned => "NodeCordoned",
-            Self::Crowded => "DropletShared",
-            Self::Refused => "DropletRefused",
-        }
-    }
-
-    /// Whether any other droplet is better, a cordoned or crowded one too.
-    pub fn is_forced(self) -> bool {
-        matches!(self, Self::Unplaced | Self::Gone | Self::Suspect)
-    }
-}
 
 /// Whether the role should be elsewhere.
 pub fn should_move<R: Role>(role: &R, context: &Context) -> Option<Move> {

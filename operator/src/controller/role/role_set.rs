@@ -8,8 +8,9 @@ use kube::{Api, ResourceExt};
 use thuban_api::{FINALIZER, Phase};
 
 use crate::controller::context::{Context, related};
+use crate::controller::role::decide::Move;
 use crate::controller::role::kind::{Role, roles_of};
-use crate::controller::role::placement::{Move, place};
+use crate::controller::role::placement::place;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::objects::{Object, WriteError, create, delete, owner};
 use crate::model::scaling::{Bounds, Demand, Scaling, scale};

@@ -1,0 +1,299 @@
+//! What a role needs next, by what is known of it. Nothing here reads a store or writes: the reconciler looks, asks, and
+//! does what it is told.
+
+/// Why a role should not be where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Move {
+    /// It is nowhere.
+    Unplaced,
+    /// Its droplet is none any more, or is not accepted.
+    Gone,
+    /// Its droplet has no stream.
+    Suspect,
+    /// Its droplet's Node is cordoned.
+    Cordoned,
+    /// A sibling is on the same droplet.
+    Crowded,
+    /// Its droplet does not take its tables.
+    Refused,
+}
+
+impl Move {
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Unplaced => "Placed",
+            Self::Gone => "DropletGone",
+            Self::Suspect => "DropletSuspect",
+            Self::Cordoned => "NodeCordoned",
+            Self::Crowded => "DropletShared",
+            Self::Refused => "DropletRefused",
+        }
+    }
+
+    /// Whether any other droplet is better, a cordoned or crowded one too.
+    pub fn is_forced(self) -> bool {
+        matches!(self, Self::Unplaced | Self::Gone | Self::Suspect)
+    }
+}
+
+/// What is known of a role that serves, or is to.
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own, none follows from another
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// Where it should be.
+    pub droplet: Option<&'a str>,
+    /// Why it should be elsewhere.
+    pub why: Option<Move>,
+    /// Users are told of it where it should be.
+    pub is_published: bool,
+    /// Its status says that it is Provisioned where it should be.
+    pub serves_here: bool,
+    /// Its status says that it leaves.
+    pub is_leaving: bool,
+    /// Its object is deleted, and it is the last that its users have.
+    pub is_deleted: bool,
+}
+
+impl View<'_> {
+    /// Users are being told of it. Others may have left because of that: it moves once they know where it is.
+    fn is_announced(&self) -> bool {
+        self.is_published && !self.serves_here
+    }
+
+    /// Why another droplet is to be looked for now. If there is none the role goes on where it is.
+    pub fn wants_to_move(&self) -> Option<Move> {
+        self.why.filter(|why| why.is_forced() || !self.is_announced())
+    }
+}
+
+/// How far the tables of a role are, where it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tables {
+    /// It has no parent that would make some.
+    Unknown,
+    /// The droplet has not acked them; `is_overdue`: for so long that it will not.
+    Missing {
+        is_overdue: bool,
+    },
+    There,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nowhere can it be.
+    WaitForDroplet,
+    /// Its object says that it leaves, and it is needed: the object is to say so, as the next leader is to know it.
+    Reinstate,
+    /// It is deleted and goes once another serves.
+    WaitForAnother,
+    /// Users have it. There may be a better place for it later.
+    Rest(Option<Move>),
+    WaitForTables,
+    /// Its droplet does not take its tables: another one is to be looked for; meanwhile it waits for them.
+    LeaveDroplet,
+    /// These droplets don't take yet what it passes on, or don't know where it is.
+    WaitForUsers(Vec<String>),
+    /// All take what it passes on: users may be told.
+    Publish,
+}
+
+/// First its tables, then all that are to take what it passes on, then its users: a packet may be faster than the news.
+/// `tables` and `uninformed` are asked only if it matters, for whoever asks is woken by acks.
+pub fn decide(view: View, tables: impl FnOnce() -> Tables, uninformed: impl FnOnce() -> Vec<String>) -> Step {
+    if view.droplet.is_none() {
+        return Step::WaitForDroplet;
+    }
+    if view.is_published && view.serves_here {
+        return if view.is_leaving {
+            Step::Reinstate
+        } else if view.is_deleted {
+            Step::WaitForAnother
+        } else {
+            Step::Rest(view.why)
+        };
+    }
+    match tables() {
+        Tables::Missing { is_overdue: true } if !view.is_announced() => return Step::LeaveDroplet,
+        Tables::Unknown | Tables::Missing { .. } => return Step::WaitForTables,
+        Tables::There => {}
+    }
+    let uninformed = uninformed();
+    if !uninformed.is_empty() {
+        return Step::WaitForUsers(uninformed);
+    }
+    if view.is_leaving {
+        Step::Reinstate
+    } else {
+        Step::Publish
+    }
+}
+
+/// What is known of a role whose object is deleted.
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own, none follows from another
+#[derive(Clone, Copy, Debug)]
+pub struct LeavingView {
+    /// Somebody may be using its parent's roles.
+    pub is_in_use: bool,
+    /// Users have another one, which stays.
+    pub has_other: bool,
+    /// Users were told to forget it.
+    pub is_unpublished: bool,
+    /// Its status says that it leaves.
+    pub is_leaving: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaving {
+    /// Nobody counts on it from now on. Its status is to say that it leaves before any user is told.
+    Drain,
+    /// Its users are told to forget it.
+    Unpublished,
+    /// It is the last that they have.
+    Held,
+    /// It is the last, and users were told to forget it; what its object says is not seen yet.
+    HeldUnseen,
+}
+
+pub fn decide_leaving(view: LeavingView) -> Leaving {
+    if !view.is_in_use || view.has_other {
+        return if view.is_unpublished && view.is_leaving {
+            Leaving::Unpublished
+        } else {
+            Leaving::Drain
+        };
+    }
+    if view.is_unpublished && !view.is_leaving {
+        Leaving::HeldUnseen
+    } else {
+        Leaving::Held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Leaving, LeavingView, Move, Step, Tables, View, decide, decide_leaving};
+
+    const NEW: View<'static> = View {
+        droplet: Some("a"),
+        why: None,
+        is_published: false,
+        serves_here: false,
+        is_leaving: false,
+        is_deleted: false,
+    };
+    const SERVING: View<'static> = View {
+        is_published: true,
+        serves_here: true,
+        ..NEW
+    };
+
+    fn next(view: View, tables: Tables, uninformed: &[&str]) -> Step {
+        let uninformed = uninformed.iter().map(ToString::to_string).collect();
+        decide(view, || tables, || uninformed)
+    }
+
+    /// What serves asks for nothing: it would be woken by every ack.
+    fn next_unasked(view: View) -> Step {
+        decide(view, || unreachable!(), || unreachable!())
+    }
+
+    #[test]
+    fn users_are_told_last() {
+        let missing = Tables::Missing { is_overdue: false };
+        assert_eq!(next_unasked(View { droplet: None, ..NEW }), Step::WaitForDroplet);
+        assert_eq!(next(NEW, Tables::Unknown, &[]), Step::WaitForTables);
+        assert_eq!(next(NEW, missing, &[]), Step::WaitForTables);
+        assert_eq!(
+            next(NEW, Tables::There, &["b"]),
+            Step::WaitForUsers(vec!["b".into()])
+        );
+        assert_eq!(next(NEW, Tables::There, &[]), Step::Publish);
+        assert_eq!(next_unasked(SERVING), Step::Rest(None));
+    }
+
+    #[test]
+    fn a_role_leaves_a_droplet_that_does_not_take_its_tables_unless_users_are_told_of_it() {
+        let overdue = Tables::Missing { is_overdue: true };
+        assert_eq!(next(NEW, overdue, &[]), Step::LeaveDroplet);
+        let announced = View {
+            is_published: true,
+            ..NEW
+        };
+        assert_eq!(next(announced, overdue, &[]), Step::WaitForTables);
+    }
+
+    #[test]
+    fn a_role_that_users_are_being_told_of_moves_only_if_it_must() {
+        let announced = |why| View {
+            why: Some(why),
+            is_published: true,
+            ..NEW
+        };
+        assert_eq!(announced(Move::Crowded).wants_to_move(), None);
+        assert_eq!(announced(Move::Cordoned).wants_to_move(), None);
+        assert_eq!(announced(Move::Suspect).wants_to_move(), Some(Move::Suspect));
+        let serving = View {
+            why: Some(Move::Crowded),
+            ..SERVING
+        };
+        assert_eq!(serving.wants_to_move(), Some(Move::Crowded));
+        assert_eq!(next_unasked(serving), Step::Rest(Some(Move::Crowded)));
+    }
+
+    #[test]
+    fn a_deleted_role_that_is_needed_serves_and_says_that_it_stays() {
+        let deleted = View {
+            is_deleted: true,
+            ..SERVING
+        };
+        assert_eq!(next_unasked(deleted), Step::WaitForAnother);
+        let leaving = View {
+            is_leaving: true,
+            ..deleted
+        };
+        assert_eq!(next_unasked(leaving), Step::Reinstate);
+        // Its users were told to forget it: it is made ready as a new one is, and says so before they are told.
+        let unpublished = View {
+            is_published: false,
+            ..leaving
+        };
+        assert_eq!(next(unpublished, Tables::There, &[]), Step::Reinstate);
+    }
+
+    #[test]
+    fn the_last_role_is_held_while_somebody_uses_it() {
+        let last = LeavingView {
+            is_in_use: true,
+            has_other: false,
+            is_unpublished: false,
+            is_leaving: false,
+        };
+        assert_eq!(decide_leaving(last), Leaving::Held);
+        let unseen = LeavingView {
+            is_unpublished: true,
+            ..last
+        };
+        assert_eq!(decide_leaving(unseen), Leaving::HeldUnseen);
+        let other = LeavingView {
+            has_other: true,
+            ..last
+        };
+        let unused = LeavingView {
+            is_in_use: false,
+            ..last
+        };
+        assert_eq!(decide_leaving(other), Leaving::Drain);
+        assert_eq!(decide_leaving(unused), Leaving::Drain);
+        // Both must say so, for the next leader knows only the object.
+        let told = LeavingView {
+            is_unpublished: true,
+            ..other
+        };
+        assert_eq!(decide_leaving(told), Leaving::Drain);
+        let left = LeavingView {
+            is_leaving: true,
+            ..told
+        };
+        assert_eq!(decide_leaving(left), Leaving::Unpublished);
+    }
+}
