@@ -249,10 +249,10 @@ mod tests {
 
     fn apply(program: &mut Program, tables: &mut HashMap<TableKey, TableEntry>, row: proto::row::Row) {
         let row = Row::try_from(proto::Row { row: Some(row) }).unwrap();
-        apply(tables, program.upsert(row));
+        apply_changes(tables, program.upsert(row));
     }
 
-    fn apply(tables: &mut HashMap<TableKey, TableEntry>, changes: Vec<Change>) {
+    fn apply_changes(tables: &mut HashMap<TableKey, TableEntry>, changes: Vec<Change>) {
         for (key, entry) in changes {
             match entry {
                 Some(entry) => tables.insert(key, entry),
@@ -313,12 +313,12 @@ mod tests {
                 apply(&mut program, &mut tables, row);
             }
             assert_eq!(network_of(&tables, subnet(0, 0, 16)), Some(5));
-            apply(
+            apply_changes(
                 &mut tables,
                 program.delete(&RowKey::Network { vni: 7, network: 5 }),
             );
             assert_eq!(network_of(&tables, subnet(0, 0, 16)), Some(0));
-            apply(&mut tables, program.delete(&RowKey::Vpc(7)));
+            apply_changes(&mut tables, program.delete(&RowKey::Vpc(7)));
             assert!(tables.is_empty(), "{tables:?}");
         }
     }
@@ -440,7 +440,7 @@ mod tests {
         apply(&mut program, &mut tables, bouncer(vec![]));
         assert_eq!(held(&tables), [v4], "a peer that knows no IPv6");
         apply(&mut program, &mut tables, bouncer(v6(1).to_vec()));
-        apply(
+        apply_changes(
             &mut tables,
             program.delete(&RowKey::Bouncer { vni: 7, address: v4 }),
         );
