@@ -11,19 +11,19 @@ use thuban_common::tables::{
     SUBNET_BOUNCER_HERE,
 };
 use thuban_proto::transit as proto;
+use thuban_rows::{Direct, InvalidRow, LocalEndpoint, NodeService, Refused, Row, RowKey, proto_key};
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
 use crate::attachments::{Attachment, AttachmentId};
+use crate::dataplane::contract::{endpoint_key, endpoint_keys, key_of, row_key};
 use crate::dataplane::links::Links;
 use crate::dataplane::room::Rows;
 use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableEntry, TableError, TableKey, Tables};
 use crate::netfilter::ruleset::Host;
 use crate::netfilter::{Netfilter, NetfilterError};
-use crate::program::row::{InvalidRow, LocalEndpoint, Row, RowKey};
-use crate::program::row_key::proto_key;
-use crate::program::{Change, Program};
+use crate::program::{Change, Program, table_rows};
 use crate::rejection::{Rejection, refusal};
 use crate::services::{self, Changes};
 use crate::subscriptions::Subscriptions;
@@ -124,7 +124,7 @@ impl State {
     }
 
     pub fn readiness(&self, pod_uid: &str) -> Readiness {
-        if let Some(Row::Refused { reason, message, .. }) =
+        if let Some(Row::Refused(Refused { reason, message, .. })) =
             self.program.get(&RowKey::Refused(pod_uid.to_owned()))
         {
             return Readiness::Refused {
@@ -203,12 +203,13 @@ impl State {
         for key in deletes {
             if let Some(Row::Local(endpoint)) = self.program.get(&key) {
                 pods.insert(endpoint.pod_uid.clone());
-                changes.gone.extend(endpoint.keys());
+                changes.gone.extend(endpoint_keys(endpoint));
                 changes_rules |= endpoint.host || self.program.is_led_to(endpoint);
             }
-            if let RowKey::Service { vni, address } = key {
-                let of = EndpointKey { vni, address };
-                changes.rows.insert(of, change(None, None));
+            if let RowKey::Service(vni, address) = key {
+                changes
+                    .rows
+                    .insert(endpoint_key(vni, address), change(None, None));
             }
             let gone = self.program.delete(&key);
             if let Err(error) = self.write(gone) {
@@ -220,7 +221,7 @@ impl State {
         for (key, row) in rows {
             if let Row::Service(service) = &row {
                 let change = change(Some(service.clone()), key.clone());
-                changes.rows.insert(service.key, change);
+                changes.rows.insert(key_of(service), change);
             }
             changes_rules |=
                 matches!(&row, Row::Local(endpoint) if endpoint.host || self.program.is_led_to(endpoint));
@@ -297,8 +298,8 @@ impl State {
         }
         // Of one that lives on elsewhere connections go on.
         changes.gone.retain(|key| {
-            let (vni, address) = (key.vni, key.address);
-            self.program.get(&RowKey::Forward { vni, address }).is_none()
+            let forward = row_key(RowKey::Forward, key);
+            forward.is_none_or(|forward| self.program.get(&forward).is_none())
         });
         (nacks, changes)
     }
@@ -306,12 +307,12 @@ impl State {
     /// Where roles are, before what they bounced by here until now goes: a snapshot brings both at once. What needs room is
     /// left for its turn.
     fn move_roles(&mut self, row: &Row) {
-        let tells_roles = matches!(row, Row::Vpc { .. } | Row::Network { .. });
+        let tells_roles = matches!(row, Row::Vpc(_) | Row::Network(_));
         let Some(old) = self.program.get(&row.key()).filter(|_| tells_roles).cloned() else {
             return;
         };
         let has_room = |(key, _): &(TableKey, TableEntry)| self.program.wants(key);
-        if !row.table_rows().iter().all(has_room) {
+        if !table_rows(row).iter().all(has_room) {
             return;
         }
         let changes = self.program.upsert(row.clone());
@@ -326,20 +327,19 @@ impl State {
         &mut self,
         coming: &mut Vec<(Option<proto::RowKey>, Row)>,
     ) -> Vec<(Option<proto::RowKey>, String)> {
-        let is_blind = |(_, row): &(_, Row)| {
-            row.served()
-                .is_some_and(|service| !self.netfilter.has_view_of(service))
-        };
+        let is_blind =
+            |(_, row): &(_, Row)| served(row).is_some_and(|service| !self.netfilter.has_view_of(service));
         let blind = coming.extract_if(.., |row| is_blind(row));
         let why = "it is the cluster's DNS by the operator's THUBAN_CLUSTER_DNS, but not by this transitd's";
         let mut refused: Vec<_> = blind.map(|(key, _)| (key, why.to_owned())).collect();
         if coming.is_empty() {
             return refused;
         }
-        let services = || coming.iter().filter_map(|(_, row)| row.served());
-        let keys: HashSet<EndpointKey> = services().map(|service| service.key).collect();
+        let services = || coming.iter().filter_map(|(_, row)| served(row));
+        let of = |service: &NodeService| (service.vni, service.address);
+        let keys: HashSet<_> = services().map(of).collect();
         let staying = self.program.served_by_node();
-        let staying = staying.filter(|service| !keys.contains(&service.key));
+        let staying = staying.filter(|service| !keys.contains(&of(service)));
         let host = Host::of(&self.program);
         if let Err(error) = self.netfilter.set(services().chain(staying), host) {
             refused.extend(coming.drain(..).map(|(key, _)| (key, error.to_string())));
@@ -361,8 +361,8 @@ impl State {
                 pods.insert(old.pod_uid.clone());
             }
         }
-        if let Row::Direct { key, .. } = &row {
-            self.subscriptions.adopt(*key);
+        if let Row::Direct(Direct { vni, address, .. }) = &row {
+            self.subscriptions.adopt(endpoint_key(*vni, *address));
         }
         let changes = self.program.upsert(row);
         self.write(changes).map_err(|error| {
@@ -449,7 +449,7 @@ impl State {
         for attachment in &attachments {
             let own = endpoint.as_ref().filter(|e| {
                 Some(attachment.generation) == newest
-                    && e.vni == attachment.vni
+                    && e.vni.get() == attachment.vni
                     && e.address == attachment.address
             });
             match own {
@@ -551,10 +551,8 @@ impl State {
 
     /// Gives a direct row back. A service's row stays until the operator takes it: this droplet may be a bouncer too.
     pub fn drop_direct(&mut self, key: &EndpointKey) {
-        let changes = self.program.delete(&RowKey::Direct {
-            vni: key.vni,
-            address: key.address,
-        });
+        let row = row_key(RowKey::Direct, key);
+        let changes = row.map(|row| self.program.delete(&row)).unwrap_or_default();
         let removed = self
             .write(changes)
             .and(self.tables.remove(&TableKey::Direct(*key)));
@@ -571,8 +569,16 @@ impl State {
 fn has_rules(key: &RowKey) -> bool {
     matches!(
         key,
-        RowKey::NodeService { .. } | RowKey::Exposed { .. } | RowKey::Vpc(_) | RowKey::Droplet(_)
+        RowKey::NodeService(..) | RowKey::Exposed(..) | RowKey::Vpc(_) | RowKey::Droplet(_)
     )
+}
+
+/// The service, if the node's own stack serves it.
+fn served(row: &Row) -> Option<&NodeService> {
+    match row {
+        Row::NodeService(service) => Some(service),
+        _ => None,
+    }
 }
 
 fn leads_to(key: &TableKey, entry: &TableEntry) -> Option<u32> {
