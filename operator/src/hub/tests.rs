@@ -7,6 +7,7 @@ use kube::runtime::reflector::ObjectRef;
 use thuban_api::Endpoint;
 use thuban_api::identifiers::{MacAddr, mapped};
 use thuban_proto::transit::{Attachment, Load, NackReason, Program, RoleLoad, operator_message, row};
+use thuban_rows::builders::{VNI, network_id, vni};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::{Health, Hub, Triggers, Waiter};
@@ -18,7 +19,6 @@ const ADDRESS6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 2);
 /// As keys have them.
 const V4: IpAddr = IpAddr::V4(ADDRESS);
 const V6: IpAddr = IpAddr::V6(ADDRESS6);
-const VNI: u32 = 7;
 
 fn name() -> EndpointName {
     ("red".to_owned(), "web-1".to_owned())
@@ -60,7 +60,7 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
             "web",
             Some(world::Network {
                 vpc: "red".into(),
-                id: 1,
+                id: network_id(1),
                 cidrs,
             }),
         );
@@ -125,7 +125,7 @@ fn attachment() -> Attachment {
         container_id: "c1".into(),
         ifname: "eth0".into(),
         pod_uid: "u1".into(),
-        vni: VNI,
+        vni: VNI.get(),
         address: mapped(ADDRESS).to_vec(),
         ..Attachment::default()
     }
@@ -371,35 +371,35 @@ fn load_is_what_droplets_said_last_and_goes_with_their_stream() {
     let (id, _stream) = hub.open("b", &[], &[]);
     let load = |network, packets_per_second| Load {
         roles: vec![RoleLoad {
-            vni: VNI,
+            vni: VNI.get(),
             network,
             packets_per_second,
         }],
     };
+    let both = || {
+        let bouncers = hub.load(VNI, Some(network_id(1)));
+        (bouncers, hub.load(VNI, None))
+    };
     hub.report("b", &load(1, 500));
     hub.report("a", &load(0, 20));
-    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (500, 20));
+    assert_eq!(both(), (500, 20));
     hub.report("b", &load(1, 7));
-    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (7, 20));
-    for (network, vni) in [(0, VNI), (2, VNI), (1, VNI + 1)] {
+    assert_eq!(both(), (7, 20));
+    for (network, vni) in [(0, VNI.get()), (2, VNI.get()), (1, VNI.get() + 1)] {
         let mut made_up = load(network, 9);
         made_up.roles[0].vni = vni;
         hub.report("c", &made_up);
     }
     hub.report("a", &load(1, 9));
-    assert_eq!(
-        (hub.load(VNI, 1), hub.load(VNI, 0)),
-        (7, 0),
-        "only of roles that it has"
-    );
+    assert_eq!(both(), (7, 0), "only of roles that it has");
     hub.close("b", id);
-    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (0, 0));
+    assert_eq!(both(), (0, 0));
 }
 
 #[test]
 fn a_vni_is_held_by_droplets_that_this_leader_has_not_heard_of() {
     let (hub, _woken) = hub();
-    let holding = |others: &[String]| hub.holding_vni(VNI + 1, others, &Waiter::VniClaim("8".into()));
+    let holding = |others: &[String]| hub.holding_vni(vni(8), others, &Waiter::VniClaim("8".into()));
     assert_eq!(holding(&[]), ["a", "b", "c"], "none has a stream");
     for droplet in ["a", "b", "c"] {
         let (id, _) = hub.open(droplet, &[], &[]);
@@ -428,7 +428,7 @@ async fn a_droplet_that_acks_nothing_holds_up_nobody_but_numbers() {
     assert_eq!(hub.health("c"), Health::Suspect, "until it acks");
     assert!(holding(&hub).is_empty());
     assert_eq!(
-        hub.holding_vni(VNI + 1, &[], &Waiter::Vpc("blue".into())),
+        hub.holding_vni(vni(8), &[], &Waiter::Vpc("blue".into())),
         ["c"],
         "its tables stay as they were"
     );

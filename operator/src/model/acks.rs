@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use thuban_api::identifiers::Vni;
+
 use super::rows::Key;
 use super::world::Delta;
 
@@ -276,7 +278,7 @@ impl Acks {
     }
 
     /// Droplets with an open stream that hold, or may hold, rows of a VPC.
-    pub fn holding_vni(&self, vni: u32) -> impl Iterator<Item = &str> {
+    pub fn holding_vni(&self, vni: Vni) -> impl Iterator<Item = &str> {
         let holds = move |droplet: &str, session: &Session| {
             self.is_unknown(droplet, session)
                 || session
@@ -348,16 +350,18 @@ fn is_tracked(key: &Key) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use thuban_rows::builders::VNI;
+
     use super::{Acks, Key, SETTLE, Session};
     use crate::model::rows::{self, PackedRow};
     use crate::model::world::Delta;
 
     fn key(last: u8) -> Key {
-        Key::Bouncer(7, std::net::IpAddr::from([10, 0, 0, last]))
+        Key::Bouncer(VNI, std::net::IpAddr::from([10, 0, 0, last]))
     }
 
     fn delta(added: &[u8], removed: &[u8]) -> Delta {
-        let row = rows::droplet([1, 1, 1, 1].into()).1;
+        let row = rows::droplet([1, 1, 1, 1].into());
         let added = added.iter().map(|last| (key(*last), Some(PackedRow::new(&row))));
         added
             .chain(removed.iter().map(|last| (key(*last), None)))
@@ -400,7 +404,7 @@ mod tests {
                 5 => drop(acks.send(droplet, &delta(&[], &[one, two]), 0)),
                 6 => drop(acks.send(droplet, &Delta::from([(gone.clone(), None)]), 0)),
                 7 => {
-                    let row = rows::droplet([1, 1, 1, 1].into()).1;
+                    let row = rows::droplet([1, 1, 1, 1].into());
                     acks.send(
                         droplet,
                         &Delta::from([(gone.clone(), Some(PackedRow::new(&row)))]),
@@ -483,7 +487,7 @@ mod tests {
     fn a_droplet_is_known_once_its_introduction_is_acked() {
         let mut acks = Acks::new(0);
         let new = Key::Droplet([1, 1, 1, 1].into());
-        let row = rows::droplet([1, 1, 1, 1].into()).1;
+        let row = rows::droplet([1, 1, 1, 1].into());
         acks.open("a", 1, [&new].into_iter(), 0);
         assert!(!acks.is_synced("a"));
         acks.ack("a", 1, 1, 0);

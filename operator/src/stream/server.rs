@@ -1,7 +1,7 @@
 //! One stream a droplet: Hello, then programs down and acks up.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,10 +9,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures::Stream;
 use kube::Client;
 use thiserror::Error;
+use thuban_api::identifiers::Vni;
 use thuban_proto::PROTOCOL_VERSION;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_server::{Transit, TransitServer};
-use thuban_proto::transit::{DropletMessage, Hello, Nack, OperatorMessage, RowKey, row_key};
+use thuban_proto::transit::{DropletMessage, Hello, Nack, OperatorMessage};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Identity as TlsIdentity, Server, ServerTlsConfig};
@@ -108,10 +109,10 @@ impl Transit for TransitService {
             );
             return Err(Status::unavailable(message));
         }
-        let subscriptions: Vec<(u32, IpAddr)> = hello
+        let subscriptions: Vec<(Vni, IpAddr)> = hello
             .subscriptions
             .iter()
-            .filter_map(|wanted| Some((wanted.vni, rows::address(&wanted.address)?)))
+            .filter_map(|wanted| Some((Vni::new(wanted.vni)?, rows::address(&wanted.address)?)))
             .collect();
         let (id, programs) = hub.open(&identity.node, &hello.attachments, &subscriptions);
         info!(
@@ -286,11 +287,15 @@ impl DropletStream {
             Some(Message::Nack(nack)) => self.nack(&nack)?,
             Some(Message::Subscribe(wanted)) => {
                 let address = read(&wanted.address)?;
-                self.hub.subscribe(droplet, wanted.vni, address, true);
+                if let Some(vni) = Vni::new(wanted.vni) {
+                    self.hub.subscribe(droplet, vni, address, true);
+                }
             }
             Some(Message::Unsubscribe(given)) => {
                 let address = read(&given.address)?;
-                self.hub.subscribe(droplet, given.vni, address, false);
+                if let Some(vni) = Vni::new(given.vni) {
+                    self.hub.subscribe(droplet, vni, address, false);
+                }
             }
             Some(Message::Attachment(change)) => {
                 if let Some(attachment) = &change.attachment {
@@ -306,35 +311,21 @@ impl DropletStream {
     }
 
     fn nack(&self, nack: &Nack) -> Result<(), Status> {
-        let key = nack.key.as_ref().and_then(read_key).ok_or_else(|| {
-            Status::aborted(format!(
-                "a program was not applied ({}); dial again",
-                nack.message
-            ))
-        })?;
+        let key = nack
+            .key
+            .as_ref()
+            .and_then(|key| Key::try_from(key).ok())
+            .ok_or_else(|| {
+                Status::aborted(format!(
+                    "a program was not applied ({}); dial again",
+                    nack.message
+                ))
+            })?;
         warn!(droplet = self.identity.node, ?key, reason = ?nack.reason(), message = nack.message, "row refused");
         self.hub
             .nack(&self.identity.node, self.id, nack.sequence, &key, nack.reason());
         Ok(())
     }
-}
-
-fn read_key(key: &RowKey) -> Option<Key> {
-    Some(match key.key.as_ref()? {
-        row_key::Key::Droplet(bytes) => {
-            Key::Droplet(Ipv4Addr::from(<[u8; 4]>::try_from(bytes.as_slice()).ok()?))
-        }
-        row_key::Key::Vpc(vni) => Key::Vpc(*vni),
-        row_key::Key::Network(key) => Key::Network(key.vni, key.network),
-        row_key::Key::Local(key) => Key::Local(key.vni, rows::address(&key.address)?),
-        row_key::Key::Bouncer(key) => Key::Bouncer(key.vni, rows::address(&key.address)?),
-        row_key::Key::Direct(key) => Key::Direct(key.vni, rows::address(&key.address)?),
-        row_key::Key::Forward(key) => Key::Forward(key.vni, rows::address(&key.address)?),
-        row_key::Key::Refused(uid) => Key::Refused(uid.clone()),
-        row_key::Key::Service(key) => Key::Service(key.vni, rows::address(&key.address)?),
-        row_key::Key::NodeService(key) => Key::NodeService(key.vni, rows::address(&key.address)?),
-        row_key::Key::Exposed(key) => Key::Exposed(key.vni, rows::address(&key.address)?),
-    })
 }
 
 #[cfg(test)]

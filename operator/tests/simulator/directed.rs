@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use serde_json::json;
+use thuban_api::identifiers::Vni;
 use tokio::time::{sleep, timeout};
 
 use crate::cluster::{add_node, add_pod};
@@ -23,7 +24,7 @@ use crate::store::{Preconditions, is_deleting, text};
 use crate::tables::Slot;
 
 /// The first VNI that is given out.
-const VNI: u32 = 1;
+const VNI: Vni = Vni::MIN;
 /// Whatever is waited for takes no longer.
 const PATIENCE: Duration = Duration::from_secs(200);
 const LOOK: Duration = Duration::from_millis(1);

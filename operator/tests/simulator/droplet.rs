@@ -18,7 +18,7 @@ use crate::invariants;
 use crate::kind::Kind;
 use crate::operators::Operator;
 use crate::simulation::Simulation;
-use crate::tables::Tables;
+use crate::tables::{Tables, number};
 
 /// What a droplet says on its stream besides acks.
 #[derive(Clone, Debug)]
@@ -189,7 +189,10 @@ async fn session(
         droplet.since = now;
         droplet.is_applied = false;
         let attachments: Vec<Attachment> = droplet.attachments.values().cloned().collect();
-        let subscriptions: Vec<_> = droplet.subscriptions.iter().copied().collect();
+        let subscriptions = droplet.subscriptions.iter();
+        let subscriptions: Vec<_> = subscriptions
+            .map(|(vni, address)| (number(*vni), *address))
+            .collect();
         let (held, asked) = (attachments.len(), subscriptions.len());
         state.note(|| {
             format!(
@@ -284,7 +287,7 @@ async fn serve(
                     return;
                 }
                 for (vni, address) in refused {
-                    hub.nack(name, id, sequence, &Key::Local(vni, address), NackReason::AddressInUseOnNode);
+                    hub.nack(name, id, sequence, &Key::Local(number(vni), address), NackReason::AddressInUseOnNode);
                 }
                 if !hub.ack(name, id, sequence) {
                     // As the stream server, which ends the stream: another one is open, or nothing was sent.
@@ -310,10 +313,10 @@ fn say(name: &str, hub: &Hub, report: Report) -> bool {
         Report::Attached(attachment) => hub.attach(name, &attachment, false),
         Report::Detached(attachment) => hub.attach(name, &attachment, true),
         Report::Subscribe(vni, address) => {
-            hub.subscribe(name, vni, address, true);
+            hub.subscribe(name, number(vni), address, true);
         }
         Report::Unsubscribe(vni, address) => {
-            hub.subscribe(name, vni, address, false);
+            hub.subscribe(name, number(vni), address, false);
         }
         Report::Load(load) => hub.report(name, &load),
         Report::Break => return false,
