@@ -22,7 +22,7 @@ use super::objects::{
 };
 pub use super::pick::Placements;
 use super::pick::{Move, place, should_move};
-use crate::hub::Waiter;
+use crate::hub::{Missing, Waiter};
 use crate::model::rows::Key;
 use crate::model::world::{self, RoleId, World};
 
@@ -160,7 +160,8 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
             return settle_on(&*role, other, Move::Refused, &roles, &context).await;
         }
         let message = format!("waits until droplet {droplet} has its tables");
-        return wait(&*role, &roles, &context, ("Filling", message)).await;
+        let told = outdated(&missing).unwrap_or(("Filling", message));
+        return wait(&*role, &roles, &context, told).await;
     }
     // First all take what it passes on, then they use it: a packet may be faster than the news.
     let unaware = || {
@@ -177,8 +178,9 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
         missing = unaware();
     }
     if !missing.is_empty() {
-        let message = format!("waits until these droplets know of it: {}", few(&missing));
-        return wait(&*role, &roles, &context, ("Announcing", message)).await;
+        let message = format!("waits until these droplets know of it: {}", few(&missing.unacked));
+        let told = outdated(&missing).unwrap_or(("Announcing", message));
+        return wait(&*role, &roles, &context, told).await;
     }
     status.phase = Phase::Provisioned;
     let moved_from = status.droplet.replace(droplet.to_owned());
@@ -198,6 +200,12 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     let place = related("Droplet", droplet);
     context.events.event_with(&*role, place, "Provisioned", &note);
     Ok(Action::await_change())
+}
+
+/// What is told of droplets whose transitd is to be upgraded, if that is what it waits for.
+fn outdated(missing: &Missing) -> Option<(&'static str, String)> {
+    let is_so = !missing.outdated.is_empty();
+    is_so.then(|| (missing.reason(), missing.message()))
 }
 
 async fn settle_on<R: Role>(
@@ -333,9 +341,13 @@ pub fn leave_those_leaving<R: Role>(context: &Context) {
 async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<Action, ReconcileError> {
     let name = role.name_any();
     let lists = context.hub.read(|world| role.lists(world));
-    let missing = context.hub.missing(&lists, None, &R::waiter(name.clone()));
-    if !missing.is_empty() {
-        let message = format!("waits until these droplets use it no more: {}", few(&missing));
+    // Those that don't understand its rows never used it.
+    let users = context
+        .hub
+        .missing(&lists, None, &R::waiter(name.clone()))
+        .unacked;
+    if !users.is_empty() {
+        let message = format!("waits until these droplets use it no more: {}", few(&users));
         return wait(role, roles, context, ("WaitsForUsers", message)).await;
     }
     context.hub.update(|world| R::forget(world, role.id()));

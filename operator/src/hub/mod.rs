@@ -4,6 +4,7 @@
 //! Invariant: what is sent to a droplet is what the world says, in order of sequence; nothing else sends.
 
 mod attachments;
+mod missing;
 mod triggers;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -15,6 +16,7 @@ use thuban_api::identifiers::{NetworkId, Vni};
 use thuban_proto::transit::{
     Attachment, Load, NackReason, OperatorMessage, Program, RoleLoad, operator_message,
 };
+use thuban_rows::{Kind, Kinds};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
@@ -23,6 +25,7 @@ use crate::model::rows::{Key, PackedRow};
 use crate::model::world::{EndpointName, World};
 use attachments::Attachments;
 
+pub use missing::{Missing, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
 pub use triggers::{Triggers, Waiter};
 
 /// How long a new leader waits for the droplets' word of what they hold before it gives out addresses, milliseconds.
@@ -40,6 +43,8 @@ struct Opened {
     id: u64,
     /// What the droplet had asked for.
     subscriptions: Vec<(Vni, IpAddr)>,
+    /// The kinds of rows that it understands.
+    kinds: Kinds,
 }
 
 struct State {
@@ -156,7 +161,12 @@ impl Hub {
     }
 
     fn send(&self, state: &mut State) {
-        for (droplet, delta) in state.world.flush() {
+        for (droplet, mut delta) in state.world.flush() {
+            let had_any = !delta.is_empty();
+            delta.retain(|key, _| state.acks.understands(&droplet, key.kind()));
+            if had_any && delta.is_empty() {
+                continue;
+            }
             let Some(sequence) = state.acks.send(&droplet, &delta, self.now()) else {
                 continue;
             };
@@ -178,13 +188,14 @@ impl Hub {
         }
     }
 
-    /// A droplet's stream opened: it gets its whole program, and deltas from then on; not before [`Self::serve`], if
-    /// programs are held back. An older stream ends.
+    /// A droplet's stream opened: it gets its whole program, and deltas from then on, of rows of the kinds that it
+    /// understands; not before [`Self::serve`], if programs are held back. An older stream ends.
     pub fn open(
         &self,
         droplet: &str,
         attachments: &[Attachment],
         subscriptions: &[(Vni, IpAddr)],
+        kinds: Kinds,
     ) -> (u64, UnboundedReceiver<OperatorMessage>) {
         let state = &mut *self.lock();
         let id = state.next_id;
@@ -194,6 +205,7 @@ impl Hub {
         let opened = Opened {
             id,
             subscriptions: subscriptions.to_vec(),
+            kinds,
         };
         // The older one's end shows in its receiver.
         state.senders.remove(droplet);
@@ -221,8 +233,10 @@ impl Hub {
             subscribe(state, droplet, *vni, *address);
         }
         self.send(state);
-        let program = state.world.program(droplet);
-        let sequence = state.acks.open(droplet, opened.id, program.keys(), self.now());
+        let mut program = state.world.program(droplet);
+        program.retain(|key, _| opened.kinds.contains(key.kind()));
+        let stream = (opened.id, opened.kinds.clone());
+        let sequence = state.acks.open(droplet, stream, program.keys(), self.now());
         let snapshot = Program {
             epoch: self.epoch,
             sequence,
@@ -438,22 +452,37 @@ impl Hub {
         }
     }
 
-    /// Droplets whose ack is missing; `waiter` is triggered when one of them acks. Suspects and those that are none (any
-    /// more) don't count, but `home` always does.
-    pub fn missing(&self, rows: &[(String, Key)], home: Option<&str>, waiter: &Waiter) -> Vec<String> {
+    /// Droplets whose ack is missing, and those that don't understand a row; `waiter` is triggered when one of them acks.
+    /// Suspects and those that are none (any more) don't count, but `home` always does.
+    pub fn missing(&self, rows: &[(String, Key)], home: Option<&str>, waiter: &Waiter) -> Missing {
         let state = &mut *self.lock();
         let now = self.now();
-        let mut missing = BTreeSet::new();
+        let mut unacked: BTreeSet<String> = BTreeSet::new();
+        let mut outdated: BTreeSet<(String, Kind)> = BTreeSet::new();
         for (droplet, key) in rows {
-            if !missing.contains(droplet) && !state.acks.is_acked(droplet, key) {
-                missing.insert(droplet.clone());
+            if !state.acks.understands(droplet, key.kind()) {
+                outdated.insert((droplet.clone(), key.kind()));
+            } else if !unacked.contains(droplet) && !state.acks.is_acked(droplet, key) {
+                unacked.insert(droplet.clone());
             }
         }
-        let suspects = state.suspects(missing.iter(), now);
-        let counts = |droplet: &String| state.world.is_droplet(droplet) && !suspects.contains(droplet);
-        missing.retain(|droplet| home == Some(droplet) || counts(droplet));
-        wait_for(state, &missing, waiter);
-        missing.into_iter().collect()
+        let all = unacked.iter().chain(outdated.iter().map(|(droplet, _)| droplet));
+        let suspects = state.suspects(all, now);
+        let counts = |droplet: &String| {
+            let is_there = state.world.is_droplet(droplet) && !suspects.contains(droplet);
+            home == Some(droplet) || is_there
+        };
+        unacked.retain(counts);
+        outdated.retain(|(droplet, _)| counts(droplet));
+        wait_for(
+            state,
+            unacked.iter().chain(outdated.iter().map(|(droplet, _)| droplet)),
+            waiter,
+        );
+        Missing {
+            unacked: unacked.into_iter().collect(),
+            outdated: outdated.into_iter().collect(),
+        }
     }
 
     /// Droplets that would not take packets from a droplet yet: those that were told of it and have not acked that, and

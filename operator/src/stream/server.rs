@@ -14,6 +14,7 @@ use thuban_proto::PROTOCOL_VERSION;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_server::{Transit, TransitServer};
 use thuban_proto::transit::{DropletMessage, Hello, Nack, OperatorMessage};
+use thuban_rows::{BASELINE, Kind, Kinds};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Identity as TlsIdentity, Server, ServerTlsConfig};
@@ -114,7 +115,16 @@ impl Transit for TransitService {
             .iter()
             .filter_map(|wanted| Some((Vni::new(wanted.vni)?, rows::address(&wanted.address)?)))
             .collect();
-        let (id, programs) = hub.open(&identity.node, &hello.attachments, &subscriptions);
+        let kinds = Kinds::read(&hello.row_kinds);
+        let lacking: Vec<&str> = kinds.lacking().map(Kind::name).collect();
+        if !lacking.is_empty() {
+            warn!(
+                droplet = identity.node,
+                ?lacking,
+                "transitd does not understand rows of these kinds and is not sent them: upgrade it"
+            );
+        }
+        let (id, programs) = hub.open(&identity.node, &hello.attachments, &subscriptions, kinds);
         info!(
             droplet = identity.node,
             attachments = hello.attachments.len(),
@@ -208,6 +218,11 @@ fn check(hello: &Hello, identity: &Identity) -> Result<(), Status> {
             "protocol version {}, expected {PROTOCOL_VERSION} or one apart; update transitd or the operator",
             hello.protocol_version
         );
+        return Err(Status::failed_precondition(message));
+    }
+    let kinds = Kinds::read(&hello.row_kinds);
+    if let Some(kind) = BASELINE.iter().find(|kind| !kinds.contains(**kind)) {
+        let message = format!("Hello.row_kinds lacks {kind}, which every transitd must understand");
         return Err(Status::failed_precondition(message));
     }
     Ok(())
@@ -336,7 +351,7 @@ mod tests {
     use thuban_proto::transit::Hello;
     use tonic::Code;
 
-    use super::{Identity, check, seen_by_many};
+    use super::{Identity, Kinds, check, seen_by_many};
 
     #[test]
     fn a_droplet_is_let_in_by_its_own_token_and_a_version_at_most_one_apart() {
@@ -361,6 +376,28 @@ mod tests {
         }
         let refused = check(&hello("node-b", PROTOCOL_VERSION), &identity).unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied);
+    }
+
+    #[test]
+    fn a_droplet_that_names_its_kinds_of_rows_names_those_that_all_understand() {
+        let identity = Identity {
+            node: "node-a".into(),
+            valid_for: Duration::MAX,
+        };
+        let hello = |row_kinds: Vec<i32>| Hello {
+            droplet: "node-a".into(),
+            protocol_version: PROTOCOL_VERSION,
+            row_kinds,
+            ..Hello::default()
+        };
+        let all = Kinds::all().numbers();
+        let newer = [all.clone(), vec![1 << 20]].concat();
+        for kinds in [Vec::new(), all.clone(), newer] {
+            check(&hello(kinds), &identity).unwrap();
+        }
+        let refused = check(&hello(all[1..].to_vec()), &identity).unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        assert!(refused.message().contains("lacks droplet"), "{refused}");
     }
 
     #[test]
