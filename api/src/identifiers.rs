@@ -4,23 +4,49 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::cidr::Cidr;
 
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("{0} is not a VNI, 1 to 16777215")]
+pub struct VniError(u32);
+
 /// Geneve VNI, 1 to 2^24 - 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
+#[serde(try_from = "u32", into = "u32")]
 pub struct Vni(u32);
 
 impl Vni {
     pub const MAX: u32 = (1 << 24) - 1;
+    /// The least one.
+    pub const MIN: Self = Self(1);
 
-    pub fn new(number: u32) -> Option<Self> {
-        (1..=Self::MAX).contains(&number).then_some(Self(number))
+    pub const fn new(number: u32) -> Option<Self> {
+        if number >= 1 && number <= Self::MAX {
+            Some(Self(number))
+        } else {
+            None
+        }
     }
 
-    pub fn get(self) -> u32 {
+    pub const fn get(self) -> u32 {
         self.0
+    }
+}
+
+impl TryFrom<u32> for Vni {
+    type Error = VniError;
+
+    fn try_from(number: u32) -> Result<Self, VniError> {
+        Self::new(number).ok_or(VniError(number))
+    }
+}
+
+impl From<Vni> for u32 {
+    fn from(vni: Vni) -> Self {
+        vni.0
     }
 }
 
@@ -30,21 +56,50 @@ impl fmt::Display for Vni {
     }
 }
 
-/// A network within its VPC: the base address of its first IPv4 range as a number (docs/adr/0001).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("0 is no network's id")]
+pub struct NetworkIdError;
+
+/// A network within its VPC: the base address of its first IPv4 range as a number (docs/adr/0001), so never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
+#[serde(try_from = "u32", into = "u32")]
 pub struct NetworkId(u32);
 
 impl NetworkId {
+    pub const fn new(number: u32) -> Option<Self> {
+        if number == 0 { None } else { Some(Self(number)) }
+    }
+
     /// Of a network with these ranges; none without an IPv4 range. Ranges are only appended, so it never changes.
     pub fn of(ranges: &[Cidr]) -> Option<Self> {
         ranges.iter().find_map(|range| match range.base() {
-            IpAddr::V4(base) => Some(Self(u32::from(base))),
+            IpAddr::V4(base) => Self::new(u32::from(base)),
             IpAddr::V6(_) => None,
         })
     }
 
-    pub fn get(self) -> u32 {
+    pub const fn get(self) -> u32 {
         self.0
+    }
+}
+
+impl TryFrom<u32> for NetworkId {
+    type Error = NetworkIdError;
+
+    fn try_from(number: u32) -> Result<Self, NetworkIdError> {
+        Self::new(number).ok_or(NetworkIdError)
+    }
+}
+
+impl From<NetworkId> for u32 {
+    fn from(id: NetworkId) -> Self {
+        id.0
+    }
+}
+
+impl fmt::Display for NetworkId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
     }
 }
 
@@ -53,7 +108,7 @@ impl NetworkId {
 pub struct MacError(String);
 
 /// An Ethernet address, printed with colons.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
@@ -119,6 +174,8 @@ mod tests {
     fn vnis_are_24_bits_and_not_zero() {
         assert!(Vni::new(0).is_none() && Vni::new(1 << 24).is_none());
         assert_eq!(Vni::new(Vni::MAX).map(Vni::get), Some(0xff_ffff));
+        assert!(Vni::try_from(0).is_err() && NetworkId::try_from(0).is_err());
+        assert_eq!(Vni::new(1), Some(Vni::MIN));
     }
 
     #[test]

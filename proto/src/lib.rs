@@ -23,7 +23,8 @@ pub const OPERATOR_TLS_NAME: &str = "thuban-operator";
 /// Audience of the projected ServiceAccount token with which a node proves itself to the operator.
 pub const OPERATOR_TOKEN_AUDIENCE: &str = "thuban-operator";
 /// Version of the transit contract, sent in `Hello`. Operator and transitd work together when they are at most one apart:
-/// each ignores fields and messages that it doesn't know. 2 added `Load`, `LocalRow.moved_from` and `relays`
+/// each ignores fields and messages that it doesn't know. Which kinds of rows a droplet understands it says by itself
+/// (`Hello.row_kinds`). 2 added `Load`, `LocalRow.moved_from` and `relays`
 /// of `VpcRow` and `NetworkRow`.
 pub const PROTOCOL_VERSION: u32 = 2;
 /// Where transitd listens for the CNI plugin, unless the CNI configuration names another path.

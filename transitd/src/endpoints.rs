@@ -11,11 +11,11 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thuban_proto::transit::{Program, row, row_key};
+use thuban_rows::LocalEndpoint;
 use tracing::warn;
 
 use crate::attachments::hex;
 use crate::attachments::store::Owner;
-use crate::program::row::LocalEndpoint;
 
 #[derive(Debug)]
 pub struct Endpoints {
@@ -132,19 +132,8 @@ mod tests {
 
     fn endpoint(pod: &str) -> LocalEndpoint {
         LocalEndpoint {
-            vni: 7,
-            address: [10, 0, 1, 5].into(),
-            address6: Some("fd00:1::5/64".parse().unwrap()),
-            network: 0x0a00_0100,
-            prefix_length: 24,
-            gateway: [10, 0, 1, 1].into(),
-            mac: [2, 0, 10, 0, 1, 5],
             pod_uid: pod.into(),
-            vpc_name: "red".into(),
-            network_name: "net".into(),
-            ready: true,
-            moved_from: None,
-            host: false,
+            ..thuban_rows::builders::local()
         }
     }
 

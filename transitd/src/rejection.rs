@@ -1,10 +1,10 @@
 //! Rows that could not be applied, as the operator is told of them.
 
 use thuban_proto::transit as proto;
+use thuban_rows::InvalidRow;
 use tracing::warn;
 
 use crate::dataplane::tables::TableError;
-use crate::program::row::InvalidRow;
 
 /// Why one row was not applied.
 pub struct Rejection {

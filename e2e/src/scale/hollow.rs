@@ -17,13 +17,10 @@ use thuban_proto::transit::{
     Attachment, AttachmentChange, DropletMessage, Hello, Nack, NackReason, Program, Row as ProtoRow,
     droplet_message::Message, row::Row as Kind,
 };
+use thuban_rows::{Row, RowKey, proto_key};
 use transitd::{
     operator::peer::{Outbox, Peer},
-    program::{
-        self,
-        row::{Row, RowKey},
-        row_key::proto_key,
-    },
+    program,
     state::service_changes::Changes,
 };
 
@@ -87,7 +84,7 @@ impl Hollow {
     /// Endpoints that live here, and rows of them as a bouncer.
     pub fn endpoint_rows(&self) -> (usize, usize) {
         let state = self.state();
-        let bouncer = |key: &&RowKey| matches!(key, RowKey::Bouncer { .. });
+        let bouncer = |key: &&RowKey| matches!(key, RowKey::Bouncer(..));
         (
             state.program.locals().count(),
             state.program.keys().filter(bouncer).count(),
@@ -143,21 +140,19 @@ impl State {
     fn classify(&self, row: &Row) -> Count {
         let known = match row {
             Row::Droplet(_) => return Count::Droplet,
-            Row::Vpc { .. } => return Count::Vpc,
-            Row::Network { .. } => return Count::Network,
-            Row::Direct { .. } | Row::Forward { .. } => return Count::Direct,
-            Row::Refused { .. } => return Count::Refused,
+            Row::Vpc(_) => return Count::Vpc,
+            Row::Network(_) => return Count::Network,
+            Row::Direct(_) | Row::Forward(_) => return Count::Direct,
+            Row::Refused(_) => return Count::Refused,
             Row::Service(_) | Row::NodeService(_) | Row::Exposed(_) => return Count::Service,
-            Row::Local(_) | Row::Bouncer { .. } => self.program.get(&row.key()),
+            Row::Local(_) | Row::Bouncer(_) => self.program.get(&row.key()),
         };
         match (row, known) {
             (Row::Local(_), None) => Count::Local,
             (Row::Local(new), Some(Row::Local(old))) if old.pod_uid != new.pod_uid => Count::Local,
             (Row::Local(new), Some(Row::Local(old))) if new.ready && !old.ready => Count::Ready,
-            (Row::Bouncer { droplet: new, .. }, Some(Row::Bouncer { droplet: old, .. })) if new != old => {
-                Count::Bouncer
-            }
-            (Row::Bouncer { .. }, None) => Count::Bouncer,
+            (Row::Bouncer(new), Some(Row::Bouncer(old))) if new.droplet != old.droplet => Count::Bouncer,
+            (Row::Bouncer(_), None) => Count::Bouncer,
             _ => Count::Repeated,
         }
     }

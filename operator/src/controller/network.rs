@@ -7,6 +7,7 @@ use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::condition::set;
+use thuban_api::identifiers::Vni;
 use thuban_api::{Bouncer, BouncerSpec, Endpoint, Network, NetworkStatus, Phase};
 
 use crate::controller::context::Context;
@@ -185,7 +186,7 @@ fn wanted(network: &Network, status: &NetworkStatus, context: &Context) -> u32 {
     let vni = context.hub.read(|world| world.network_vni(&name));
     let load = vni
         .zip(id(network))
-        .map_or(0, |(vni, id)| context.hub.load(vni, id));
+        .map_or(0, |(vni, id)| context.hub.load(vni, Some(id)));
     let demands = [
         Demand {
             amount: context.hub.read(|world| world.population(&name)) as u64,
@@ -261,7 +262,7 @@ async fn remove(
     // With its bouncers gone, the rows that are left go with the network itself.
     context.hub.update(|world| world.set_network(&name, None));
     let vpc = context.vpc(&network.spec.vpc);
-    let vni = vpc.and_then(|vpc| vpc.status.as_ref()?.vni);
+    let vni = vpc.and_then(|vpc| Vni::new(vpc.status.as_ref()?.vni?));
     if let (Some(vni), Some(id)) = (vni, id(network)) {
         let key = Key::Network(vni, id);
         let holding = context.hub.holding_key(&key, &Waiter::Network(name));

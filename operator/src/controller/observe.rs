@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
+use thuban_api::identifiers::Vni;
 use thuban_api::{
     DEFAULT_NAME, Droplet, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network, SYSTEM_NAMESPACE, VniClaim, Vpc,
 };
@@ -174,7 +175,7 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
                 wake_where(context, |endpoint| networks.contains(&endpoint.spec.network));
             }
             let status = vpc.status.clone().unwrap_or_default();
-            let vni = status.vni;
+            let vni = status.vni.and_then(Vni::new);
             let name = vpc.name_any();
             let host_access = name == DEFAULT_NAME;
             let vpc = vni.map(|vni| world::Vpc {

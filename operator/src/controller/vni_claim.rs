@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
+use thuban_api::identifiers::Vni;
 use thuban_api::{VniClaim, Vpc};
 use tracing::info;
 
@@ -35,9 +36,11 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
     {
         return Ok(Action::requeue(left));
     }
-    let vni = claim.name_any().parse().unwrap_or_default();
+    let vni = claim.name_any().parse().ok().and_then(Vni::new);
     let waiter = Waiter::VniClaim(claim.name_any());
-    if !holding_rows(vni, &waiter, &context).await?.is_empty() {
+    if let Some(vni) = vni
+        && !holding_rows(vni, &waiter, &context).await?.is_empty()
+    {
         return Ok(Action::requeue(Duration::from_secs(3)));
     }
     let vpcs: Api<Vpc> = Api::all(context.client.clone());
@@ -58,7 +61,7 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
 
 /// Droplets that may have rows under a number. Of droplets that joined a moment ago, and follow another leader, this
 /// one may not know; the API server does, and is asked once no other is waited for.
-pub async fn holding_rows(vni: u32, waiter: &Waiter, context: &Context) -> Result<Vec<String>, WriteError> {
+pub async fn holding_rows(vni: Vni, waiter: &Waiter, context: &Context) -> Result<Vec<String>, WriteError> {
     let holding = context.hub.holding_vni(vni, &[], waiter);
     if !holding.is_empty() {
         return Ok(holding);

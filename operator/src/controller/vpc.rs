@@ -7,6 +7,7 @@ use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::condition::set;
+use thuban_api::identifiers::Vni;
 use thuban_api::{
     DEFAULT_NAME, Divider, DividerSpec, Network, Phase, VniClaim, VniClaimSpec, Vpc, VpcStatus,
 };
@@ -169,7 +170,7 @@ async fn claim_vni(vpc: &Vpc, context: &Context) -> Result<u32, WriteError> {
     loop {
         let vni = context.index.pick_vni(&uid, |is_others| {
             let free = propose_vni(|vni| is_others(vni) || taken.contains(&vni));
-            free.unwrap_or(thuban_api::identifiers::Vni::MAX)
+            free.unwrap_or(Vni::MAX)
         });
         let spec = VniClaimSpec {
             vpc: vpc.name_any(),
@@ -187,12 +188,13 @@ async fn claim_vni(vpc: &Vpc, context: &Context) -> Result<u32, WriteError> {
 fn wanted(vpc: &Vpc, status: &VpcStatus, context: &Context) -> u32 {
     let least = vpc.spec.dividers;
     let scaling = vpc.spec.autoscale.as_ref();
+    let vni = status.vni.and_then(Vni::new);
     let bounds = Bounds {
         least,
         most: scaling.map_or(least, |scaling| scaling.max_dividers),
     };
     let demands = scaling.map(|scaling| Demand {
-        amount: status.vni.map_or(0, |vni| context.hub.load(vni, 0)),
+        amount: vni.map_or(0, |vni| context.hub.load(vni, None)),
         each: scaling.packets_per_second.into(),
     });
     let name = vpc.name_any();
@@ -245,7 +247,7 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
         deletion::wait_long(vpc, vpcs, ("WaitsForDividers", &message), context).await?;
         return Ok(Action::requeue(Duration::from_secs(1)));
     }
-    if let Some(vni) = vpc.status.as_ref().and_then(|status| status.vni) {
+    if let Some(vni) = vpc.status.as_ref().and_then(|status| Vni::new(status.vni?)) {
         let holding = holding_rows(vni, &Waiter::Vpc(name.clone()), context).await?;
         if !holding.is_empty() {
             let message = until_taken(&holding);

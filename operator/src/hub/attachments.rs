@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use thuban_api::identifiers::Vni;
 use thuban_proto::transit::Attachment;
 
 use crate::model::rows;
@@ -20,7 +21,8 @@ struct Attached {
     droplet: Arc<str>,
     container: Box<str>,
     interface: Box<str>,
-    vni: u32,
+    /// None of what no VPC has.
+    vni: Option<Vni>,
     addresses: Box<[IpAddr]>,
 }
 
@@ -30,6 +32,14 @@ impl Attached {
             && *self.container == *attachment.container_id
             && *self.interface == *attachment.ifname
     }
+
+    /// Its addresses, each in its VPC.
+    fn keys(&self) -> impl Iterator<Item = (Vni, IpAddr)> {
+        let addresses = self
+            .vni
+            .map(|vni| self.addresses.iter().map(move |address| (vni, *address)));
+        addresses.into_iter().flatten()
+    }
 }
 
 /// Small lists, most of one element: a cluster has as many as it has pods.
@@ -38,7 +48,7 @@ pub struct Attachments {
     /// By UID of the pod, as kubelet tells the CNI plugin.
     pods: HashMap<Arc<str>, Vec<Attached>>,
     /// Who has an address: UIDs of pods.
-    live: HashMap<(u32, IpAddr), Vec<Arc<str>>>,
+    live: HashMap<(Vni, IpAddr), Vec<Arc<str>>>,
     /// UIDs of the pods of a droplet.
     on: HashMap<Arc<str>, HashSet<Arc<str>>>,
 }
@@ -75,14 +85,14 @@ impl Attachments {
             droplet: droplet.clone(),
             container: attachment.container_id.as_str().into(),
             interface: attachment.ifname.as_str().into(),
-            vni: attachment.vni,
+            vni: Vni::new(attachment.vni),
             addresses: addresses
                 .into_iter()
                 .filter_map(|bytes| rows::address(bytes))
                 .collect(),
         };
-        for address in &attached.addresses {
-            let pods = self.live.entry((attached.vni, *address)).or_default();
+        for key in attached.keys() {
+            let pods = self.live.entry(key).or_default();
             if !pods.contains(&pod) {
                 pods.reserve_exact(1);
                 pods.push(pod.clone());
@@ -103,16 +113,15 @@ impl Attachments {
         let Some(all) = self.pods.get_mut(pod) else { return };
         let gone: Vec<Attached> = all.extract_if(.., |attached| is_gone(attached)).collect();
         for attached in &gone {
-            for address in &attached.addresses {
-                let is_left =
-                    |other: &Attached| other.vni == attached.vni && other.addresses.contains(address);
+            for (vni, address) in attached.keys() {
+                let is_left = |other: &Attached| other.vni == Some(vni) && other.addresses.contains(&address);
                 if all.iter().any(is_left) {
                     continue;
                 }
-                if let Some(pods) = self.live.get_mut(&(attached.vni, *address)) {
+                if let Some(pods) = self.live.get_mut(&(vni, address)) {
                     pods.retain(|other| **other != *pod);
                     if pods.is_empty() {
-                        self.live.remove(&(attached.vni, *address));
+                        self.live.remove(&(vni, address));
                     }
                 }
             }
@@ -137,21 +146,21 @@ impl Attachments {
     }
 
     /// The addresses in a VPC that a pod has on a droplet: of several sandboxes the last by name.
-    pub fn addresses(&self, pod: &str, droplet: &str, vni: u32) -> Vec<IpAddr> {
+    pub fn addresses(&self, pod: &str, droplet: &str, vni: Vni) -> Vec<IpAddr> {
         let attached = self.pods.get(pod).into_iter().flatten();
-        let here = attached.filter(|attached| *attached.droplet == *droplet && attached.vni == vni);
+        let here = attached.filter(|attached| *attached.droplet == *droplet && attached.vni == Some(vni));
         let last = here.max_by_key(|attached| (&attached.container, &attached.interface));
         last.map(|attached| attached.addresses.to_vec())
             .unwrap_or_default()
     }
 
     /// All (VNI, address) that pods have.
-    pub fn live(&self) -> impl Iterator<Item = (u32, IpAddr)> {
+    pub fn live(&self) -> impl Iterator<Item = (Vni, IpAddr)> {
         self.live.keys().copied()
     }
 
     /// Whether another pod has the address.
-    pub fn is_live(&self, vni: u32, address: IpAddr, except: &str) -> bool {
+    pub fn is_live(&self, vni: Vni, address: IpAddr, except: &str) -> bool {
         let pods = self.live.get(&(vni, address));
         pods.is_some_and(|pods| pods.iter().any(|pod| **pod != *except))
     }
@@ -163,6 +172,7 @@ mod tests {
 
     use thuban_api::identifiers::mapped;
     use thuban_proto::transit::Attachment;
+    use thuban_rows::builders::vni;
 
     use super::Attachments;
 
@@ -183,15 +193,15 @@ mod tests {
         let address = IpAddr::from([10, 0, 0, 2]);
         attachments.add("a", &attachment("c1", "p", 2));
         attachments.add("a", &attachment("c2", "p", 2));
-        assert!(attachments.is_live(7, address, "other") && !attachments.is_live(7, address, "p"));
-        assert!(!attachments.is_live(8, address, "other"));
-        assert_eq!(attachments.addresses("p", "a", 7), [address]);
-        assert_eq!(attachments.addresses("p", "b", 7), [] as [IpAddr; 0]);
+        assert!(attachments.is_live(vni(7), address, "other") && !attachments.is_live(vni(7), address, "p"));
+        assert!(!attachments.is_live(vni(8), address, "other"));
+        assert_eq!(attachments.addresses("p", "a", vni(7)), [address]);
+        assert_eq!(attachments.addresses("p", "b", vni(7)), [] as [IpAddr; 0]);
         attachments.remove("a", &attachment("c1", "p", 2));
-        assert!(attachments.has("p", "a") && attachments.is_live(7, address, ""));
+        assert!(attachments.has("p", "a") && attachments.is_live(vni(7), address, ""));
         attachments.replace("a", &[attachment("c3", "q", 3)]);
         assert!(!attachments.has("p", "a") && attachments.has("q", "a") && !attachments.has("q", "b"));
-        assert!(!attachments.is_live(7, address, ""));
+        assert!(!attachments.is_live(vni(7), address, ""));
     }
 
     #[test]

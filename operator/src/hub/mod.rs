@@ -4,6 +4,7 @@
 //! Invariant: what is sent to a droplet is what the world says, in order of sequence; nothing else sends.
 
 mod attachments;
+mod missing;
 mod triggers;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -11,9 +12,11 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use thuban_api::identifiers::{NetworkId, Vni};
 use thuban_proto::transit::{
     Attachment, Load, NackReason, OperatorMessage, Program, RoleLoad, operator_message,
 };
+use thuban_rows::{Kind, Kinds};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
@@ -22,6 +25,7 @@ use crate::model::rows::{Key, PackedRow};
 use crate::model::world::{EndpointName, World};
 use attachments::Attachments;
 
+pub use missing::{Missing, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
 pub use triggers::{Triggers, Waiter};
 
 /// How long a new leader waits for the droplets' word of what they hold before it gives out addresses, milliseconds.
@@ -38,7 +42,9 @@ const SUBSCRIPTIONS_PER_VPC: usize = 4096;
 struct Opened {
     id: u64,
     /// What the droplet had asked for.
-    subscriptions: Vec<(u32, IpAddr)>,
+    subscriptions: Vec<(Vni, IpAddr)>,
+    /// The kinds of rows that it understands.
+    kinds: Kinds,
 }
 
 struct State {
@@ -54,8 +60,8 @@ struct State {
     waiters: HashMap<String, HashSet<Waiter>>,
     /// Endpoints whose droplet has the address already.
     in_use: HashSet<EndpointName>,
-    /// Packets a second that roles passed on, by (VNI, network id; 0 for the divider) and droplet.
-    loads: HashMap<(u32, u32), BTreeMap<String, u64>>,
+    /// Packets a second that roles passed on, by VPC, network (none for the divider) and droplet.
+    loads: HashMap<(Vni, Option<NetworkId>), BTreeMap<String, u64>>,
     next_id: u64,
 }
 
@@ -155,7 +161,12 @@ impl Hub {
     }
 
     fn send(&self, state: &mut State) {
-        for (droplet, delta) in state.world.flush() {
+        for (droplet, mut delta) in state.world.flush() {
+            let had_any = !delta.is_empty();
+            delta.retain(|key, _| state.acks.understands(&droplet, key.kind()));
+            if had_any && delta.is_empty() {
+                continue;
+            }
             let Some(sequence) = state.acks.send(&droplet, &delta, self.now()) else {
                 continue;
             };
@@ -170,20 +181,21 @@ impl Hub {
             for (key, row) in delta {
                 match row {
                     Some(row) => program.upserts.push(row.unpack()),
-                    None => program.deletes.push(key.to_proto()),
+                    None => program.deletes.push((&key).into()),
                 }
             }
             let _ = sender.send(message(program));
         }
     }
 
-    /// A droplet's stream opened: it gets its whole program, and deltas from then on; not before [`Self::serve`], if
-    /// programs are held back. An older stream ends.
+    /// A droplet's stream opened: it gets its whole program, and deltas from then on, of rows of the kinds that it
+    /// understands; not before [`Self::serve`], if programs are held back. An older stream ends.
     pub fn open(
         &self,
         droplet: &str,
         attachments: &[Attachment],
-        subscriptions: &[(u32, IpAddr)],
+        subscriptions: &[(Vni, IpAddr)],
+        kinds: Kinds,
     ) -> (u64, UnboundedReceiver<OperatorMessage>) {
         let state = &mut *self.lock();
         let id = state.next_id;
@@ -193,6 +205,7 @@ impl Hub {
         let opened = Opened {
             id,
             subscriptions: subscriptions.to_vec(),
+            kinds,
         };
         // The older one's end shows in its receiver.
         state.senders.remove(droplet);
@@ -220,8 +233,10 @@ impl Hub {
             subscribe(state, droplet, *vni, *address);
         }
         self.send(state);
-        let program = state.world.program(droplet);
-        let sequence = state.acks.open(droplet, opened.id, program.keys(), self.now());
+        let mut program = state.world.program(droplet);
+        program.retain(|key, _| opened.kinds.contains(key.kind()));
+        let stream = (opened.id, opened.kinds.clone());
+        let sequence = state.acks.open(droplet, stream, program.keys(), self.now());
         let snapshot = Program {
             epoch: self.epoch,
             sequence,
@@ -331,7 +346,7 @@ impl Hub {
         self.lock().in_use.remove(name);
     }
 
-    pub fn subscribe(&self, droplet: &str, vni: u32, address: IpAddr, wanted: bool) -> bool {
+    pub fn subscribe(&self, droplet: &str, vni: Vni, address: IpAddr, wanted: bool) -> bool {
         let state = &mut *self.lock();
         let is_taken = if wanted {
             subscribe(state, droplet, vni, address)
@@ -346,15 +361,20 @@ impl Hub {
     pub fn report(&self, droplet: &str, load: &Load) {
         let state = &mut *self.lock();
         forget_load(state, droplet);
-        let carried = |role: &&RoleLoad| state.world.carries(droplet, role.vni, role.network);
-        for role in load.roles.iter().filter(carried) {
-            let droplets = state.loads.entry((role.vni, role.network)).or_default();
-            droplets.insert(droplet.to_owned(), role.packets_per_second);
+        let read = |role: &RoleLoad| {
+            let of = (Vni::new(role.vni)?, NetworkId::new(role.network));
+            Some((of, role.packets_per_second))
+        };
+        for ((vni, network), packets) in load.roles.iter().filter_map(read) {
+            if state.world.carries(droplet, vni, network) {
+                let droplets = state.loads.entry((vni, network)).or_default();
+                droplets.insert(droplet.to_owned(), packets);
+            }
         }
     }
 
-    /// Packets a second that the bouncers of a network, or with network 0 the dividers of a VPC, passed on together.
-    pub fn load(&self, vni: u32, network: u32) -> u64 {
+    /// Packets a second that the bouncers of a network, or without one the dividers of a VPC, passed on together.
+    pub fn load(&self, vni: Vni, network: Option<NetworkId>) -> u64 {
         let state = self.lock();
         state
             .loads
@@ -372,8 +392,8 @@ impl Hub {
         } else {
             state.attachments.add(droplet, attachment);
         }
-        let name = crate::model::rows::address(&attachment.address)
-            .and_then(|address| state.world.holder(attachment.vni, address).cloned());
+        let key = Vni::new(attachment.vni).zip(crate::model::rows::address(&attachment.address));
+        let name = key.and_then(|(vni, address)| state.world.holder(vni, address).cloned());
         if let Some(name) = name {
             self.triggers.endpoint(&name);
         }
@@ -388,12 +408,12 @@ impl Hub {
     }
 
     /// The addresses in a VPC that the pod has on a droplet already, by the droplet's word.
-    pub fn attached_addresses(&self, pod_uid: &str, droplet: &str, vni: u32) -> Vec<IpAddr> {
+    pub fn attached_addresses(&self, pod_uid: &str, droplet: &str, vni: Vni) -> Vec<IpAddr> {
         self.lock().attachments.addresses(pod_uid, droplet, vni)
     }
 
     /// Whether another pod has the address, by its droplet's word.
-    pub fn is_live(&self, vni: u32, address: IpAddr, except: &str) -> bool {
+    pub fn is_live(&self, vni: Vni, address: IpAddr, except: &str) -> bool {
         self.lock().attachments.is_live(vni, address, except)
     }
 
@@ -432,22 +452,37 @@ impl Hub {
         }
     }
 
-    /// Droplets whose ack is missing; `waiter` is triggered when one of them acks. Suspects and those that are none (any
-    /// more) don't count, but `home` always does.
-    pub fn missing(&self, rows: &[(String, Key)], home: Option<&str>, waiter: &Waiter) -> Vec<String> {
+    /// Droplets whose ack is missing, and those that don't understand a row; `waiter` is triggered when one of them acks.
+    /// Suspects and those that are none (any more) don't count, but `home` always does.
+    pub fn missing(&self, rows: &[(String, Key)], home: Option<&str>, waiter: &Waiter) -> Missing {
         let state = &mut *self.lock();
         let now = self.now();
-        let mut missing = BTreeSet::new();
+        let mut unacked: BTreeSet<String> = BTreeSet::new();
+        let mut outdated: BTreeSet<(String, Kind)> = BTreeSet::new();
         for (droplet, key) in rows {
-            if !missing.contains(droplet) && !state.acks.is_acked(droplet, key) {
-                missing.insert(droplet.clone());
+            if !state.acks.understands(droplet, key.kind()) {
+                outdated.insert((droplet.clone(), key.kind()));
+            } else if !unacked.contains(droplet) && !state.acks.is_acked(droplet, key) {
+                unacked.insert(droplet.clone());
             }
         }
-        let suspects = state.suspects(missing.iter(), now);
-        let counts = |droplet: &String| state.world.is_droplet(droplet) && !suspects.contains(droplet);
-        missing.retain(|droplet| home == Some(droplet) || counts(droplet));
-        wait_for(state, &missing, waiter);
-        missing.into_iter().collect()
+        let all = unacked.iter().chain(outdated.iter().map(|(droplet, _)| droplet));
+        let suspects = state.suspects(all, now);
+        let counts = |droplet: &String| {
+            let is_there = state.world.is_droplet(droplet) && !suspects.contains(droplet);
+            home == Some(droplet) || is_there
+        };
+        unacked.retain(counts);
+        outdated.retain(|(droplet, _)| counts(droplet));
+        wait_for(
+            state,
+            unacked.iter().chain(outdated.iter().map(|(droplet, _)| droplet)),
+            waiter,
+        );
+        Missing {
+            unacked: unacked.into_iter().collect(),
+            outdated: outdated.into_iter().collect(),
+        }
     }
 
     /// Droplets that would not take packets from a droplet yet: those that were told of it and have not acked that, and
@@ -458,7 +493,7 @@ impl Hub {
         let mut unaware = users;
         unaware.retain(|droplet| !state.acks.is_synced(droplet));
         if let Some(address) = state.world.droplet_address(of) {
-            let key = Key::Droplet(address);
+            let key = Key::Droplet(address.into());
             unaware.extend(state.acks.unaware(&key).map(str::to_owned));
         }
         let suspects = state.suspects(unaware.iter(), now);
@@ -469,7 +504,7 @@ impl Hub {
 
     /// Droplets that may still hold rows of any of an endpoint's addresses. `required` must say so themselves, unless
     /// they are no droplets any more.
-    pub fn holding(&self, vni: u32, addresses: &[IpAddr], required: &[&str], waiter: &Waiter) -> Vec<String> {
+    pub fn holding(&self, vni: Vni, addresses: &[IpAddr], required: &[&str], waiter: &Waiter) -> Vec<String> {
         let state = &mut *self.lock();
         let mut holding = BTreeSet::new();
         for address in addresses {
@@ -518,7 +553,7 @@ impl Hub {
 
     /// Droplets that may still hold rows of a VPC, `others` among those that exist. One that has acked nothing on an open
     /// stream may, whether it is known or not: it may have none, follow another leader, or not speak at all.
-    pub fn holding_vni(&self, vni: u32, others: &[String], waiter: &Waiter) -> Vec<String> {
+    pub fn holding_vni(&self, vni: Vni, others: &[String], waiter: &Waiter) -> Vec<String> {
         let state = &mut *self.lock();
         let mut holding: BTreeSet<String> = state.acks.holding_vni(vni).map(str::to_owned).collect();
         let droplets = state.world.droplets().map(|(name, _)| name).chain(others);
@@ -553,7 +588,7 @@ fn message(program: Program) -> OperatorMessage {
 }
 
 /// Only addresses of VPCs that the droplet takes part in, and not without end.
-fn subscribe(state: &mut State, droplet: &str, vni: u32, address: IpAddr) -> bool {
+fn subscribe(state: &mut State, droplet: &str, vni: Vni, address: IpAddr) -> bool {
     state.world.takes_part(droplet, vni)
         && state.world.subscribed(droplet, vni) < SUBSCRIPTIONS_PER_VPC
         && state.world.subscribe(droplet, vni, address, true)

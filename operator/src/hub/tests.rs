@@ -7,6 +7,8 @@ use kube::runtime::reflector::ObjectRef;
 use thuban_api::Endpoint;
 use thuban_api::identifiers::{MacAddr, mapped};
 use thuban_proto::transit::{Attachment, Load, NackReason, Program, RoleLoad, operator_message, row};
+use thuban_rows::builders::{VNI, network_id, vni};
+use thuban_rows::{Kind, Kinds};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::{Health, Hub, Triggers, Waiter};
@@ -18,7 +20,6 @@ const ADDRESS6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 2);
 /// As keys have them.
 const V4: IpAddr = IpAddr::V4(ADDRESS);
 const V6: IpAddr = IpAddr::V6(ADDRESS6);
-const VNI: u32 = 7;
 
 fn name() -> EndpointName {
     ("red".to_owned(), "web-1".to_owned())
@@ -60,7 +61,7 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
             "web",
             Some(world::Network {
                 vpc: "red".into(),
-                id: 1,
+                id: network_id(1),
                 cidrs,
             }),
         );
@@ -127,7 +128,7 @@ fn attachment() -> Attachment {
         container_id: "c1".into(),
         ifname: "eth0".into(),
         pod_uid: "u1".into(),
-        vni: VNI,
+        vni: VNI.get(),
         address: mapped(ADDRESS).to_vec(),
         ..Attachment::default()
     }
@@ -136,7 +137,7 @@ fn attachment() -> Attachment {
 #[test]
 fn a_stream_begins_with_a_snapshot_and_goes_on_with_deltas_in_sequence() {
     let (hub, _woken) = hub();
-    let (_, mut stream) = hub.open("c", &[], &[]);
+    let (_, mut stream) = hub.open("c", &[], &[], Kinds::all());
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
     hub.update(|world| world.set_endpoint(&name(), None));
     let programs = received(&mut stream);
@@ -158,13 +159,13 @@ fn a_stream_begins_with_a_snapshot_and_goes_on_with_deltas_in_sequence() {
 #[test]
 fn an_endpoint_misses_acks_until_its_droplet_and_its_bouncer_gave_them() {
     let (hub, mut woken) = hub();
-    let streams = ["a", "b", "c"].map(|droplet| (droplet, hub.open(droplet, &[], &[])));
+    let streams = ["a", "b", "c"].map(|droplet| (droplet, hub.open(droplet, &[], &[], Kinds::all())));
     for (droplet, (id, _)) in &streams {
         assert!(hub.ack(droplet, *id, 1));
     }
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
     let rows = hub.read(|world| world.endpoint_rows(&name()));
-    let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name()));
+    let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name())).unacked;
     assert_eq!(missing(), ["b", "c"]);
     assert!(hub.ack("b", streams[1].1.0, 2));
     assert!(woken.try_recv().is_ok(), "the ack wakes who waits");
@@ -178,7 +179,7 @@ fn an_address_is_held_until_everybody_acked_its_removal() {
     let (hub, _woken) = hub();
     let mut ids = Vec::new();
     for droplet in ["a", "b", "c"] {
-        let (id, _) = hub.open(droplet, &[], &[]);
+        let (id, _) = hub.open(droplet, &[], &[], Kinds::all());
         assert!(hub.ack(droplet, id, 1));
         ids.push(id);
     }
@@ -213,7 +214,7 @@ fn an_ipv6_address_is_held_by_its_subscribers_alone_too() {
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
     let mut streams = Vec::new();
     for droplet in ["a", "b", "c"] {
-        let (id, stream) = hub.open(droplet, &[], &[]);
+        let (id, stream) = hub.open(droplet, &[], &[], Kinds::all());
         assert!(hub.ack(droplet, id, 1));
         streams.push((id, stream));
     }
@@ -237,8 +238,8 @@ fn an_ipv6_address_is_held_by_its_subscribers_alone_too() {
 #[test]
 fn a_newer_stream_replaces_the_older_and_its_acks_count_alone() {
     let (hub, _woken) = hub();
-    let (first, mut old) = hub.open("c", &[], &[]);
-    let (second, _new) = hub.open("c", &[], &[]);
+    let (first, mut old) = hub.open("c", &[], &[], Kinds::all());
+    let (second, _new) = hub.open("c", &[], &[], Kinds::all());
     assert_eq!(received(&mut old).len(), 1);
     assert!(old.is_closed() || old.try_recv().is_err());
     assert!(!hub.ack("c", first, 1) && hub.ack("c", second, 1));
@@ -248,7 +249,7 @@ fn a_newer_stream_replaces_the_older_and_its_acks_count_alone() {
 #[test]
 fn a_droplet_that_has_the_address_in_another_vpc_gets_the_endpoint_another_one() {
     let (hub, mut woken) = hub();
-    let (id, _stream) = hub.open("c", &[], &[]);
+    let (id, _stream) = hub.open("c", &[], &[], Kinds::all());
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
     hub.nack("c", id, 2, &Key::Local(VNI, V4), NackReason::AddressInUseOnNode);
     assert!(woken.try_recv().is_ok());
@@ -259,6 +260,7 @@ fn a_droplet_that_has_the_address_in_another_vpc_gets_the_endpoint_another_one()
     let rows = hub.read(|world| world.endpoint_rows(&name()));
     assert!(
         hub.missing(&rows, Some("c"), &Waiter::Endpoint(name()))
+            .unacked
             .contains(&"c".to_owned())
     );
 }
@@ -269,7 +271,7 @@ fn only_droplets_of_the_vpc_may_ask_where_an_address_is() {
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
     hub.update(|world| world.set_droplet("stranger", Some(Ipv4Addr::new(172, 16, 0, 9))));
     assert!(!hub.subscribe("stranger", VNI, V4, true));
-    let (_, mut stream) = hub.open("stranger", &[], &[(VNI, V4), (VNI, V6)]);
+    let (_, mut stream) = hub.open("stranger", &[], &[(VNI, V4), (VNI, V6)], Kinds::all());
     let rows = &received(&mut stream)[0].upserts;
     assert!(
         rows.iter()
@@ -283,7 +285,7 @@ fn a_pod_may_be_attached_until_its_droplet_says_otherwise() {
     let (hub, mut woken) = hub();
     assert!(hub.may_be_attached("u1", "c"), "the droplet can't be asked yet");
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
-    let (_, _stream) = hub.open("c", &[attachment()], &[]);
+    let (_, _stream) = hub.open("c", &[attachment()], &[], Kinds::all());
     assert!(hub.may_be_attached("u1", "c"));
     while woken.try_recv().is_ok() {}
     hub.attach("c", &attachment(), true);
@@ -302,7 +304,7 @@ fn a_pod_may_be_attached_until_its_droplet_says_otherwise() {
 async fn a_bouncer_without_stream_is_excused_when_it_may_be_judged() {
     let (hub, _woken) = hub();
     let open = |droplet: &str| {
-        let (id, _) = hub.open(droplet, &[], &[]);
+        let (id, _) = hub.open(droplet, &[], &[], Kinds::all());
         assert!(hub.ack(droplet, id, 1));
         id
     };
@@ -312,7 +314,7 @@ async fn a_bouncer_without_stream_is_excused_when_it_may_be_judged() {
     assert!(hub.ack("c", c, 2));
     hub.close("b", b);
     let rows = hub.read(|world| world.endpoint_rows(&name()));
-    let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name()));
+    let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name())).unacked;
     tokio::time::advance(Duration::from_secs(30)).await;
     assert_eq!(missing(), ["b"], "too early after this leader began");
     assert!(matches!(hub.health("b"), Health::Missing(_)));
@@ -323,7 +325,7 @@ async fn a_bouncer_without_stream_is_excused_when_it_may_be_judged() {
     assert_eq!(missing(), ["b"], "two of three are missing: nobody is judged");
     hub.close("c", c);
     assert_eq!(
-        hub.missing(&rows, Some("c"), &Waiter::Endpoint(name())),
+        hub.missing(&rows, Some("c"), &Waiter::Endpoint(name())).unacked,
         ["b", "c"]
     );
     open("a");
@@ -337,10 +339,10 @@ async fn a_bouncer_without_stream_is_excused_when_it_may_be_judged() {
 async fn a_bouncer_on_a_node_that_is_gone_is_excused_at_once() {
     let (hub, _woken) = hub();
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
-    let (id, _stream) = hub.open("c", &[], &[]);
+    let (id, _stream) = hub.open("c", &[], &[], Kinds::all());
     assert!(hub.ack("c", id, 1));
     let rows = hub.read(|world| world.endpoint_rows(&name()));
-    let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name()));
+    let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name())).unacked;
     assert_eq!(missing(), ["b"]);
     hub.update(|world| world.set_droplet("b", None));
     assert_eq!(missing(), ["c"], "its network has lost its bouncer");
@@ -354,13 +356,13 @@ async fn a_bouncer_on_a_node_that_is_gone_is_excused_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_new_leader_knows_what_is_held_when_all_dialled_or_had_the_time() {
     let (hub, _woken) = hub();
-    hub.open("a", &[attachment()], &[]);
-    hub.open("b", &[], &[]);
+    hub.open("a", &[attachment()], &[], Kinds::all());
+    hub.open("b", &[], &[], Kinds::all());
     assert!(!hub.is_whole());
     let uid = &attachment().pod_uid;
     assert_eq!(hub.attached_addresses(uid, "a", VNI), [V4]);
     assert!(hub.is_live(VNI, V4, "another") && !hub.is_live(VNI, V4, uid));
-    hub.open("c", &[], &[]);
+    hub.open("c", &[], &[], Kinds::all());
     assert!(hub.is_whole());
     let (hub, _woken) = self::hub();
     tokio::time::advance(Duration::from_secs(10)).await;
@@ -370,41 +372,41 @@ async fn a_new_leader_knows_what_is_held_when_all_dialled_or_had_the_time() {
 #[test]
 fn load_is_what_droplets_said_last_and_goes_with_their_stream() {
     let (hub, _woken) = hub();
-    let (id, _stream) = hub.open("b", &[], &[]);
+    let (id, _stream) = hub.open("b", &[], &[], Kinds::all());
     let load = |network, packets_per_second| Load {
         roles: vec![RoleLoad {
-            vni: VNI,
+            vni: VNI.get(),
             network,
             packets_per_second,
         }],
     };
+    let both = || {
+        let bouncers = hub.load(VNI, Some(network_id(1)));
+        (bouncers, hub.load(VNI, None))
+    };
     hub.report("b", &load(1, 500));
     hub.report("a", &load(0, 20));
-    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (500, 20));
+    assert_eq!(both(), (500, 20));
     hub.report("b", &load(1, 7));
-    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (7, 20));
-    for (network, vni) in [(0, VNI), (2, VNI), (1, VNI + 1)] {
+    assert_eq!(both(), (7, 20));
+    for (network, vni) in [(0, VNI.get()), (2, VNI.get()), (1, VNI.get() + 1)] {
         let mut made_up = load(network, 9);
         made_up.roles[0].vni = vni;
         hub.report("c", &made_up);
     }
     hub.report("a", &load(1, 9));
-    assert_eq!(
-        (hub.load(VNI, 1), hub.load(VNI, 0)),
-        (7, 0),
-        "only of roles that it has"
-    );
+    assert_eq!(both(), (7, 0), "only of roles that it has");
     hub.close("b", id);
-    assert_eq!((hub.load(VNI, 1), hub.load(VNI, 0)), (0, 0));
+    assert_eq!(both(), (0, 0));
 }
 
 #[test]
 fn a_vni_is_held_by_droplets_that_this_leader_has_not_heard_of() {
     let (hub, _woken) = hub();
-    let holding = |others: &[String]| hub.holding_vni(VNI + 1, others, &Waiter::VniClaim("8".into()));
+    let holding = |others: &[String]| hub.holding_vni(vni(8), others, &Waiter::VniClaim("8".into()));
     assert_eq!(holding(&[]), ["a", "b", "c"], "none has a stream");
     for droplet in ["a", "b", "c"] {
-        let (id, _) = hub.open(droplet, &[], &[]);
+        let (id, _) = hub.open(droplet, &[], &[], Kinds::all());
         hub.ack(droplet, id, 1);
     }
     assert!(holding(&["a".into()]).is_empty());
@@ -414,11 +416,11 @@ fn a_vni_is_held_by_droplets_that_this_leader_has_not_heard_of() {
 #[tokio::test(start_paused = true)]
 async fn a_droplet_that_acks_nothing_holds_up_nobody_but_numbers() {
     let (hub, _woken) = hub();
-    let (a, _divider) = hub.open("a", &[], &[]);
-    let (b, _bouncer) = hub.open("b", &[], &[]);
+    let (a, _divider) = hub.open("a", &[], &[], Kinds::all());
+    let (b, _bouncer) = hub.open("b", &[], &[], Kinds::all());
     hub.ack("a", a, 1);
     hub.ack("b", b, 1);
-    let (c, _stream) = hub.open("c", &[], &[]);
+    let (c, _stream) = hub.open("c", &[], &[], Kinds::all());
     let holding = |hub: &Hub| hub.holding(VNI, &[V4], &[], &Waiter::Endpoint(name()));
     tokio::time::advance(Duration::from_secs(59)).await;
     assert!(!hub.is_silent("c", c) && holding(&hub) == ["c"]);
@@ -426,11 +428,11 @@ async fn a_droplet_that_acks_nothing_holds_up_nobody_but_numbers() {
     assert!(hub.is_silent("c", c) && !hub.is_silent("a", a));
     assert_eq!(hub.health("c"), Health::Suspect, "its stream is open");
     hub.close("c", c);
-    let (again, _stream) = hub.open("c", &[], &[]);
+    let (again, _stream) = hub.open("c", &[], &[], Kinds::all());
     assert_eq!(hub.health("c"), Health::Suspect, "until it acks");
     assert!(holding(&hub).is_empty());
     assert_eq!(
-        hub.holding_vni(VNI + 1, &[], &Waiter::Vpc("blue".into())),
+        hub.holding_vni(vni(8), &[], &Waiter::Vpc("blue".into())),
         ["c"],
         "its tables stay as they were"
     );
@@ -446,7 +448,7 @@ async fn a_droplet_that_acks_nothing_holds_up_nobody_but_numbers() {
 #[test]
 fn what_a_droplet_said_goes_with_it() {
     let (hub, _woken) = hub();
-    let (_, _stream) = hub.open("c", &[attachment()], &[]);
+    let (_, _stream) = hub.open("c", &[attachment()], &[], Kinds::all());
     assert!(hub.is_live(VNI, V4, ""));
     hub.forget("c");
     assert!(!hub.is_live(VNI, V4, ""), "its addresses are free");
@@ -458,14 +460,14 @@ async fn programs_are_held_back_until_what_is_attached_has_its_endpoint() {
     hub.update(|world| world.set_endpoint(&name(), None));
     hub.hold_back(Duration::from_secs(10));
     let all = |_: &str| true;
-    let (_, mut bouncer) = hub.open("b", &[], &[]);
-    let (_, _divider) = hub.open("a", &[], &[]);
+    let (_, mut bouncer) = hub.open("b", &[], &[], Kinds::all());
+    let (_, _divider) = hub.open("a", &[], &[], Kinds::all());
     assert!(!hub.is_adopted(all), "one has not dialled");
     assert!(
         hub.is_adopted(|droplet| droplet != "c"),
         "nothing is expected of it"
     );
-    let (id, _stream) = hub.open("c", &[attachment()], &[]);
+    let (id, _stream) = hub.open("c", &[attachment()], &[], Kinds::all());
     assert!(hub.is_whole(), "addresses may be given out");
     assert!(!hub.is_adopted(all), "an attachment has no Endpoint");
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
@@ -478,4 +480,60 @@ async fn programs_are_held_back_until_what_is_attached_has_its_endpoint() {
     let programs = received(&mut bouncer);
     assert!(programs.len() == 1 && programs[0].snapshot && !programs[0].upserts.is_empty());
     assert!(hub.is_connected("b") && !hub.is_connected("c"));
+}
+
+/// All but one.
+fn without(kind: Kind) -> Kinds {
+    Kind::ALL.iter().copied().filter(|known| *known != kind).collect()
+}
+
+#[test]
+fn a_row_that_a_droplet_does_not_understand_is_not_sent_and_counts_as_missing() {
+    let (hub, mut woken) = hub();
+    let (a, _divider) = hub.open("a", &[], &[], Kinds::all());
+    let (b, mut bouncer) = hub.open("b", &[], &[], without(Kind::Bouncer));
+    let (c, _home) = hub.open("c", &[], &[], Kinds::all());
+    for (droplet, id) in [("a", a), ("b", b), ("c", c)] {
+        assert!(hub.ack(droplet, id, 1));
+    }
+    received(&mut bouncer);
+    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
+    assert!(received(&mut bouncer).is_empty(), "there is nothing for it");
+    assert!(hub.ack("c", c, 2));
+    let rows = hub.read(|world| world.endpoint_rows(&name()));
+    let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name()));
+    let outdated = vec![("b".to_owned(), Kind::Bouncer)];
+    assert_eq!((missing().unacked, missing().outdated), (Vec::new(), outdated));
+    // Other rows reach it, and their acks say nothing of the one that is missing.
+    hub.update(|world| world.set_droplet("d", Some(Ipv4Addr::new(172, 16, 0, 9))));
+    assert_eq!(received(&mut bouncer).len(), 1);
+    assert!(hub.ack("b", b, 2));
+    assert_eq!(missing().reason(), "WaitsForUpgrade");
+    // It holds nothing that must go.
+    let holding = || hub.holding(VNI, &[V4], &[], &Waiter::Endpoint(name()));
+    assert_eq!(holding(), ["c"]);
+    while woken.try_recv().is_ok() {}
+    // Its transitd is another one now.
+    let (b, mut bouncer) = hub.open("b", &[], &[], Kinds::all());
+    let is_bouncer = |row: &thuban_proto::transit::Row| matches!(row.row, Some(row::Row::Bouncer(_)));
+    assert!(received(&mut bouncer)[0].upserts.iter().any(is_bouncer));
+    assert_eq!(missing().unacked, ["b"]);
+    assert!(hub.ack("b", b, 1));
+    assert!(woken.try_recv().is_ok() && missing().is_empty());
+}
+
+#[test]
+fn a_snapshot_has_no_rows_that_its_droplet_does_not_understand() {
+    let (hub, _woken) = hub();
+    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
+    let kinds = |mut stream: UnboundedReceiver<thuban_proto::transit::OperatorMessage>| {
+        let snapshot = received(&mut stream).remove(0);
+        let rows = snapshot.upserts.into_iter();
+        let kinds = rows.map(|row| thuban_rows::Row::try_from(row).unwrap().kind());
+        kinds.collect::<std::collections::BTreeSet<_>>()
+    };
+    let whole = kinds(hub.open("b", &[], &[], Kinds::read(&[])).1);
+    assert!(whole.contains(&Kind::Bouncer) && whole.contains(&Kind::Network));
+    let less = kinds(hub.open("b", &[], &[], without(Kind::Bouncer)).1);
+    assert!(!less.contains(&Kind::Bouncer) && less.len() == whole.len() - 1);
 }

@@ -6,6 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use thuban_api::identifiers::Vni;
+use thuban_rows::{Kind, Kinds};
+
 use super::rows::Key;
 use super::world::Delta;
 
@@ -25,6 +28,8 @@ struct Session {
     name: Arc<str>,
     /// Which stream; a droplet may dial again before the old one's end is noticed.
     id: u64,
+    /// The kinds of rows that the droplet understands: it is sent no others.
+    kinds: Kinds,
     sequence: u64,
     acked: u64,
     /// Since when acks are missing: when the first of the unacked was sent, or the last ack came.
@@ -117,12 +122,19 @@ impl Acks {
         }
     }
 
-    /// A stream opened and gets this snapshot; its sequence.
-    pub fn open<'a>(&mut self, droplet: &str, id: u64, rows: impl Iterator<Item = &'a Key>, now: u64) -> u64 {
+    /// A stream opened of a droplet that understands these kinds, and gets this snapshot; its sequence.
+    pub fn open<'a>(
+        &mut self,
+        droplet: &str,
+        (id, kinds): (u64, Kinds),
+        rows: impl Iterator<Item = &'a Key>,
+        now: u64,
+    ) -> u64 {
         let name: Arc<str> = droplet.into();
         let session = Session {
             name: name.clone(),
             id,
+            kinds,
             sequence: 1,
             acked: 0,
             waiting: Some(now),
@@ -237,6 +249,12 @@ impl Acks {
         self.sessions.contains_key(droplet)
     }
 
+    /// Whether the droplet may be sent rows of a kind, as far as it is known.
+    pub fn understands(&self, droplet: &str, kind: Kind) -> bool {
+        let session = self.sessions.get(droplet);
+        session.is_none_or(|session| session.kinds.contains(kind))
+    }
+
     pub fn is_acked(&self, droplet: &str, key: &Key) -> bool {
         let Some(session) = self.sessions.get(droplet) else {
             return false;
@@ -276,7 +294,7 @@ impl Acks {
     }
 
     /// Droplets with an open stream that hold, or may hold, rows of a VPC.
-    pub fn holding_vni(&self, vni: u32) -> impl Iterator<Item = &str> {
+    pub fn holding_vni(&self, vni: Vni) -> impl Iterator<Item = &str> {
         let holds = move |droplet: &str, session: &Session| {
             self.is_unknown(droplet, session)
                 || session
@@ -348,16 +366,19 @@ fn is_tracked(key: &Key) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use thuban_rows::Kinds;
+    use thuban_rows::builders::VNI;
+
     use super::{Acks, Key, SETTLE, Session};
     use crate::model::rows::{self, PackedRow};
     use crate::model::world::Delta;
 
     fn key(last: u8) -> Key {
-        Key::Bouncer(7, std::net::IpAddr::from([10, 0, 0, last]))
+        Key::Bouncer(VNI, std::net::IpAddr::from([10, 0, 0, last]))
     }
 
     fn delta(added: &[u8], removed: &[u8]) -> Delta {
-        let row = rows::droplet([1, 1, 1, 1].into()).1;
+        let row = rows::droplet([1, 1, 1, 1].into());
         let added = added.iter().map(|last| (key(*last), Some(PackedRow::new(&row))));
         added
             .chain(removed.iter().map(|last| (key(*last), None)))
@@ -394,13 +415,18 @@ mod tests {
             let session = acks.sessions.get(droplet);
             let (id, sequence) = session.map_or((0, 0), |session| (session.id, session.sequence));
             match random(12) {
-                0 => drop(acks.open(droplet, step, [&key(one), &key(two)].into_iter(), 0)),
+                0 => drop(acks.open(
+                    droplet,
+                    (step, Kinds::all()),
+                    [&key(one), &key(two)].into_iter(),
+                    0,
+                )),
                 1 => drop(acks.close(droplet, id, step)),
                 2..5 => drop(acks.send(droplet, &delta(&[one], &[two]), 0)),
                 5 => drop(acks.send(droplet, &delta(&[], &[one, two]), 0)),
                 6 => drop(acks.send(droplet, &Delta::from([(gone.clone(), None)]), 0)),
                 7 => {
-                    let row = rows::droplet([1, 1, 1, 1].into()).1;
+                    let row = rows::droplet([1, 1, 1, 1].into());
                     acks.send(
                         droplet,
                         &Delta::from([(gone.clone(), Some(PackedRow::new(&row)))]),
@@ -428,7 +454,7 @@ mod tests {
     fn a_row_counts_only_once_its_sequence_is_acked() {
         let mut acks = Acks::new(0);
         assert!(!acks.is_acked("a", &key(1)));
-        assert_eq!(acks.open("a", 1, [&key(1)].into_iter(), 0), 1);
+        assert_eq!(acks.open("a", (1, Kinds::all()), [&key(1)].into_iter(), 0), 1);
         assert!(
             !acks.is_acked("a", &key(1)) && !is_gone(&acks, &key(9)),
             "the snapshot isn't acked yet"
@@ -446,8 +472,8 @@ mod tests {
     #[test]
     fn acks_of_an_old_stream_or_of_the_future_count_for_nothing() {
         let mut acks = Acks::new(0);
-        acks.open("a", 1, [].into_iter(), 0);
-        acks.open("a", 2, [&key(1)].into_iter(), 0);
+        acks.open("a", (1, Kinds::all()), [].into_iter(), 0);
+        acks.open("a", (2, Kinds::all()), [&key(1)].into_iter(), 0);
         assert!(!acks.ack("a", 1, 1, 0) && !acks.ack("a", 2, 5, 0));
         assert!(!acks.close("a", 1, 0) && acks.is_connected("a"));
         assert!(acks.ack("a", 2, 1, 0));
@@ -462,7 +488,7 @@ mod tests {
         let mut acks = Acks::new(100);
         let names: Vec<String> = (0..10).map(|number| format!("d{number}")).collect();
         for (id, name) in names.iter().enumerate() {
-            acks.open(name, id as u64, [].into_iter(), 0);
+            acks.open(name, (id as u64, Kinds::all()), [].into_iter(), 0);
         }
         assert!(!acks.is_judging(names.iter(), 99 + SETTLE));
         assert!(acks.is_judging(names.iter(), 100 + SETTLE));
@@ -483,8 +509,8 @@ mod tests {
     fn a_droplet_is_known_once_its_introduction_is_acked() {
         let mut acks = Acks::new(0);
         let new = Key::Droplet([1, 1, 1, 1].into());
-        let row = rows::droplet([1, 1, 1, 1].into()).1;
-        acks.open("a", 1, [&new].into_iter(), 0);
+        let row = rows::droplet([1, 1, 1, 1].into());
+        acks.open("a", (1, Kinds::all()), [&new].into_iter(), 0);
         assert!(!acks.is_synced("a"));
         acks.ack("a", 1, 1, 0);
         assert!(acks.is_synced("a") && acks.unaware(&new).next().is_none());
@@ -503,7 +529,7 @@ mod tests {
     fn the_removal_of_a_known_droplet_is_pending_until_it_is_acked() {
         let mut acks = Acks::new(0);
         let gone = Key::Droplet([1, 1, 1, 1].into());
-        acks.open("a", 1, [&gone].into_iter(), 0);
+        acks.open("a", (1, Kinds::all()), [&gone].into_iter(), 0);
         assert_eq!(acks.forgetting().count(), 1, "its snapshot is not acked");
         acks.ack("a", 1, 1, 0);
         assert!(acks.forgetting().count() == 0 && acks.is_settled("a"));

@@ -9,9 +9,9 @@ pub fn is_accepted(network: &Network) -> bool {
 }
 
 /// Its id in rows; none until ranges are in force.
-pub fn id(network: &Network) -> Option<u32> {
+pub fn id(network: &Network) -> Option<NetworkId> {
     let ranges = in_force(network).iter().filter_map(|cidr| cidr.parse().ok());
-    NetworkId::of(&ranges.collect::<Vec<_>>()).map(NetworkId::get)
+    NetworkId::of(&ranges.collect::<Vec<_>>())
 }
 
 /// The ranges in force.

@@ -1,7 +1,7 @@
 //! One stream a droplet: Hello, then programs down and acks up.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,10 +9,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures::Stream;
 use kube::Client;
 use thiserror::Error;
+use thuban_api::identifiers::Vni;
 use thuban_proto::PROTOCOL_VERSION;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_server::{Transit, TransitServer};
-use thuban_proto::transit::{DropletMessage, Hello, Nack, OperatorMessage, RowKey, row_key};
+use thuban_proto::transit::{DropletMessage, Hello, Nack, OperatorMessage};
+use thuban_rows::{BASELINE, Kind, Kinds};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Identity as TlsIdentity, Server, ServerTlsConfig};
@@ -108,12 +110,21 @@ impl Transit for TransitService {
             );
             return Err(Status::unavailable(message));
         }
-        let subscriptions: Vec<(u32, IpAddr)> = hello
+        let subscriptions: Vec<(Vni, IpAddr)> = hello
             .subscriptions
             .iter()
-            .filter_map(|wanted| Some((wanted.vni, rows::address(&wanted.address)?)))
+            .filter_map(|wanted| Some((Vni::new(wanted.vni)?, rows::address(&wanted.address)?)))
             .collect();
-        let (id, programs) = hub.open(&identity.node, &hello.attachments, &subscriptions);
+        let kinds = Kinds::read(&hello.row_kinds);
+        let lacking: Vec<&str> = kinds.lacking().map(Kind::name).collect();
+        if !lacking.is_empty() {
+            warn!(
+                droplet = identity.node,
+                ?lacking,
+                "transitd does not understand rows of these kinds and is not sent them: upgrade it"
+            );
+        }
+        let (id, programs) = hub.open(&identity.node, &hello.attachments, &subscriptions, kinds);
         info!(
             droplet = identity.node,
             attachments = hello.attachments.len(),
@@ -209,6 +220,11 @@ fn check(hello: &Hello, identity: &Identity) -> Result<(), Status> {
         );
         return Err(Status::failed_precondition(message));
     }
+    let kinds = Kinds::read(&hello.row_kinds);
+    if let Some(kind) = BASELINE.iter().find(|kind| !kinds.contains(**kind)) {
+        let message = format!("Hello.row_kinds lacks {kind}, which every transitd must understand");
+        return Err(Status::failed_precondition(message));
+    }
     Ok(())
 }
 
@@ -286,11 +302,15 @@ impl DropletStream {
             Some(Message::Nack(nack)) => self.nack(&nack)?,
             Some(Message::Subscribe(wanted)) => {
                 let address = read(&wanted.address)?;
-                self.hub.subscribe(droplet, wanted.vni, address, true);
+                if let Some(vni) = Vni::new(wanted.vni) {
+                    self.hub.subscribe(droplet, vni, address, true);
+                }
             }
             Some(Message::Unsubscribe(given)) => {
                 let address = read(&given.address)?;
-                self.hub.subscribe(droplet, given.vni, address, false);
+                if let Some(vni) = Vni::new(given.vni) {
+                    self.hub.subscribe(droplet, vni, address, false);
+                }
             }
             Some(Message::Attachment(change)) => {
                 if let Some(attachment) = &change.attachment {
@@ -306,35 +326,21 @@ impl DropletStream {
     }
 
     fn nack(&self, nack: &Nack) -> Result<(), Status> {
-        let key = nack.key.as_ref().and_then(read_key).ok_or_else(|| {
-            Status::aborted(format!(
-                "a program was not applied ({}); dial again",
-                nack.message
-            ))
-        })?;
+        let key = nack
+            .key
+            .as_ref()
+            .and_then(|key| Key::try_from(key).ok())
+            .ok_or_else(|| {
+                Status::aborted(format!(
+                    "a program was not applied ({}); dial again",
+                    nack.message
+                ))
+            })?;
         warn!(droplet = self.identity.node, ?key, reason = ?nack.reason(), message = nack.message, "row refused");
         self.hub
             .nack(&self.identity.node, self.id, nack.sequence, &key, nack.reason());
         Ok(())
     }
-}
-
-fn read_key(key: &RowKey) -> Option<Key> {
-    Some(match key.key.as_ref()? {
-        row_key::Key::Droplet(bytes) => {
-            Key::Droplet(Ipv4Addr::from(<[u8; 4]>::try_from(bytes.as_slice()).ok()?))
-        }
-        row_key::Key::Vpc(vni) => Key::Vpc(*vni),
-        row_key::Key::Network(key) => Key::Network(key.vni, key.network),
-        row_key::Key::Local(key) => Key::Local(key.vni, rows::address(&key.address)?),
-        row_key::Key::Bouncer(key) => Key::Bouncer(key.vni, rows::address(&key.address)?),
-        row_key::Key::Direct(key) => Key::Direct(key.vni, rows::address(&key.address)?),
-        row_key::Key::Forward(key) => Key::Forward(key.vni, rows::address(&key.address)?),
-        row_key::Key::Refused(uid) => Key::Refused(uid.clone()),
-        row_key::Key::Service(key) => Key::Service(key.vni, rows::address(&key.address)?),
-        row_key::Key::NodeService(key) => Key::NodeService(key.vni, rows::address(&key.address)?),
-        row_key::Key::Exposed(key) => Key::Exposed(key.vni, rows::address(&key.address)?),
-    })
 }
 
 #[cfg(test)]
@@ -345,7 +351,7 @@ mod tests {
     use thuban_proto::transit::Hello;
     use tonic::Code;
 
-    use super::{Identity, check, seen_by_many};
+    use super::{Identity, Kinds, check, seen_by_many};
 
     #[test]
     fn a_droplet_is_let_in_by_its_own_token_and_a_version_at_most_one_apart() {
@@ -370,6 +376,28 @@ mod tests {
         }
         let refused = check(&hello("node-b", PROTOCOL_VERSION), &identity).unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied);
+    }
+
+    #[test]
+    fn a_droplet_that_names_its_kinds_of_rows_names_those_that_all_understand() {
+        let identity = Identity {
+            node: "node-a".into(),
+            valid_for: Duration::MAX,
+        };
+        let hello = |row_kinds: Vec<i32>| Hello {
+            droplet: "node-a".into(),
+            protocol_version: PROTOCOL_VERSION,
+            row_kinds,
+            ..Hello::default()
+        };
+        let all = Kinds::all().numbers();
+        let newer = [all.clone(), vec![1 << 20]].concat();
+        for kinds in [Vec::new(), all.clone(), newer] {
+            check(&hello(kinds), &identity).unwrap();
+        }
+        let refused = check(&hello(all[1..].to_vec()), &identity).unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        assert!(refused.message().contains("lacks droplet"), "{refused}");
     }
 
     #[test]

@@ -8,7 +8,9 @@
 #![allow(unsafe_code)] // a function of the C library is replaced
 
 use std::cell::RefCell;
+use std::ffi::{CStr, c_char, c_void};
 use std::panic::resume_unwind;
+use std::ptr::null_mut;
 use std::sync::Once;
 
 use ahash::random_state::{RandomSource, set_random_source};
@@ -37,6 +39,22 @@ unsafe extern "C" fn getrandom(buffer: *mut u8, length: usize, _flags: u32) -> i
         unsafe { buffer.add(offset).write(draw() as u8) };
     }
     length.cast_signed()
+}
+
+/// Stands in for the C library's function, by which crates look for `getrandom` and find none in a static program: they
+/// would read `/dev/urandom`. There is nothing else to be found in one.
+///
+/// # Safety
+///
+/// As there: `name` is a C string.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dlsym(_library: *mut c_void, name: *const c_char) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    if unsafe { CStr::from_ptr(name) } == c"getrandom" {
+        getrandom as *const () as *mut c_void
+    } else {
+        null_mut()
+    }
 }
 
 /// Of ahash, which would count the maps of all threads.

@@ -470,6 +470,7 @@ fn programs(state: &State) -> Result<(), String> {
             .values()
             .map(PackedRow::unpack)
             .map(|row| (slot_of_row(&row), row))
+            .filter(|(slot, _)| droplet.kinds.contains(slot.kind()))
             .collect();
         if wanted != droplet.tables.rows {
             let more = droplet.tables.rows.keys().find(|slot| !wanted.contains_key(slot));

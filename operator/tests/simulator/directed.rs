@@ -8,6 +8,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use serde_json::json;
+use thuban_api::identifiers::Vni;
+use thuban_rows::{Kind as Row, Kinds};
 use tokio::time::{sleep, timeout};
 
 use crate::cluster::{add_node, add_pod};
@@ -23,7 +25,7 @@ use crate::store::{Preconditions, is_deleting, text};
 use crate::tables::Slot;
 
 /// The first VNI that is given out.
-const VNI: u32 = 1;
+const VNI: Vni = Vni::MIN;
 /// Whatever is waited for takes no longer.
 const PATIENCE: Duration = Duration::from_secs(200);
 const LOOK: Duration = Duration::from_millis(1);
@@ -359,6 +361,63 @@ fn a_bouncer_goes_though_an_endpoint_outlives_its_network() {
             delete(simulation, Kind::Pod, "east", "p");
             delete(simulation, Kind::Pod, "east", "q");
             delete(simulation, Kind::Vpc, "", "red");
+            until_gone(simulation).await;
+        });
+    }
+}
+
+/// transitd of a node is exchanged for one that understands other rows.
+fn exchange(simulation: &Simulation, node: &str, kinds: &Kinds) {
+    simulation.with(|state| {
+        if let Some(droplet) = state.droplets.get_mut(node) {
+            droplet.kinds = kinds.clone();
+            droplet.report(Report::Break);
+        }
+    });
+}
+
+/// Whether the endpoint of a pod says this of itself.
+fn says(state: &State, pod: &str, reason: &str) -> bool {
+    let mut endpoints = state.store.values(Kind::Endpoint);
+    let endpoint = endpoints.find(|endpoint| text(endpoint, "/spec/podRef/name") == pod);
+    let conditions = endpoint.and_then(|endpoint| endpoint.pointer("/status/conditions")?.as_array());
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|condition| text(condition, "/type") == "Ready" && text(condition, "/reason") == reason)
+}
+
+#[test]
+fn what_bouncers_do_not_understand_is_not_provisioned_until_their_transitd_is_upgraded() {
+    for seed in 1..=5 {
+        check("outdated", seed, async |simulation| {
+            begin(simulation, 1).await;
+            let old: Kinds = Row::ALL
+                .iter()
+                .copied()
+                .filter(|kind| *kind != Row::Bouncer)
+                .collect();
+            for node in ["n0", "n1"] {
+                exchange(simulation, node, &old);
+            }
+            // Until they have dialled again.
+            sleep(Duration::from_secs(20)).await;
+            pod_on(simulation, "p", "n0").await;
+            until(simulation, "its endpoint waits for an upgrade", |state| {
+                says(state, "p", "WaitsForUpgrade")
+            })
+            .await;
+            sleep(Duration::from_mins(2)).await;
+            until(simulation, "it still does", |state| {
+                says(state, "p", "WaitsForUpgrade")
+            })
+            .await;
+            for node in ["n0", "n1"] {
+                exchange(simulation, node, &Kinds::all());
+            }
+            until(simulation, "its endpoint is Provisioned", |state| {
+                says(state, "p", "Acknowledged")
+            })
+            .await;
+            delete_everything(simulation);
             until_gone(simulation).await;
         });
     }

@@ -11,6 +11,7 @@ use thuban_operator::model::rows::Key;
 use thuban_proto::transit::{
     Attachment, Load, NackReason, OperatorMessage, Program, RoleLoad, operator_message, row,
 };
+use thuban_rows::Kinds;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::sleep;
 
@@ -18,7 +19,7 @@ use crate::invariants;
 use crate::kind::Kind;
 use crate::operators::Operator;
 use crate::simulation::Simulation;
-use crate::tables::Tables;
+use crate::tables::{Tables, number};
 
 /// What a droplet says on its stream besides acks.
 #[derive(Clone, Debug)]
@@ -51,6 +52,8 @@ pub struct Droplet {
     beats: u64,
     highest_epoch: u64,
     pub tables: Tables,
+    /// The kinds of rows that its transitd understands.
+    pub kinds: Kinds,
     /// By UID of the pod.
     pub attachments: BTreeMap<String, Attachment>,
     pub subscriptions: BTreeSet<(u32, IpAddr)>,
@@ -73,6 +76,7 @@ impl Droplet {
             beats: 0,
             highest_epoch: 0,
             tables: Tables::default(),
+            kinds: Kinds::all(),
             attachments: BTreeMap::new(),
             subscriptions: BTreeSet::new(),
             stream: None,
@@ -176,7 +180,7 @@ async fn session(
     hub: &Arc<Hub>,
 ) {
     let (outbox, mut reports) = unbounded_channel();
-    let (attachments, subscriptions) = {
+    let (attachments, subscriptions, kinds) = {
         let state = &mut *simulation.lock();
         let now = state.elapsed();
         let Some(droplet) = state.droplets.get_mut(name) else {
@@ -189,7 +193,11 @@ async fn session(
         droplet.since = now;
         droplet.is_applied = false;
         let attachments: Vec<Attachment> = droplet.attachments.values().cloned().collect();
-        let subscriptions: Vec<_> = droplet.subscriptions.iter().copied().collect();
+        let subscriptions = droplet.subscriptions.iter();
+        let subscriptions: Vec<_> = subscriptions
+            .map(|(vni, address)| (number(*vni), *address))
+            .collect();
+        let kinds = droplet.kinds.clone();
         let (held, asked) = (attachments.len(), subscriptions.len());
         state.note(|| {
             format!(
@@ -197,9 +205,9 @@ async fn session(
                 operator.id
             )
         });
-        (attachments, subscriptions)
+        (attachments, subscriptions, kinds)
     };
-    let (id, mut programs) = hub.open(name, &attachments, &subscriptions);
+    let (id, mut programs) = hub.open(name, &attachments, &subscriptions, kinds);
     let mut acked = 0;
     serve(
         simulation,
@@ -284,7 +292,7 @@ async fn serve(
                     return;
                 }
                 for (vni, address) in refused {
-                    hub.nack(name, id, sequence, &Key::Local(vni, address), NackReason::AddressInUseOnNode);
+                    hub.nack(name, id, sequence, &Key::Local(number(vni), address), NackReason::AddressInUseOnNode);
                 }
                 if !hub.ack(name, id, sequence) {
                     // As the stream server, which ends the stream: another one is open, or nothing was sent.
@@ -310,10 +318,10 @@ fn say(name: &str, hub: &Hub, report: Report) -> bool {
         Report::Attached(attachment) => hub.attach(name, &attachment, false),
         Report::Detached(attachment) => hub.attach(name, &attachment, true),
         Report::Subscribe(vni, address) => {
-            hub.subscribe(name, vni, address, true);
+            hub.subscribe(name, number(vni), address, true);
         }
         Report::Unsubscribe(vni, address) => {
-            hub.subscribe(name, vni, address, false);
+            hub.subscribe(name, number(vni), address, false);
         }
         Report::Load(load) => hub.report(name, &load),
         Report::Break => return false,
@@ -347,7 +355,12 @@ fn apply(simulation: &Simulation, name: &str, program: Program) -> Option<Vec<(u
             }
         }
         let refused = droplet.tables.apply(program);
+        let mut rows = droplet.tables.rows.keys();
+        let foreign = rows.find(|slot| !droplet.kinds.contains(slot.kind())).cloned();
         state.note(|| line);
+        if let Some(slot) = foreign {
+            state.violation(format!("{name} was sent {slot:?}, which it does not understand"));
+        }
         invariants::after_apply(state, name);
         Some(refused)
     });

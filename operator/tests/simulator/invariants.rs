@@ -14,7 +14,7 @@ use crate::kind::Kind;
 use crate::services::{self, is_scaled};
 use crate::simulation::State;
 use crate::store::{Change, is_deleting, text};
-use crate::tables::{Slot, address};
+use crate::tables::{Slot, address, number};
 use crate::walk;
 
 /// How late a watch and a write may be together.
@@ -181,7 +181,7 @@ fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
             continue;
         }
         let leads_home = matches!(
-            droplet.tables.rows.get(&Slot::Bouncer(vni, address)).and_then(|row| row.row.as_ref()),
+            droplet.tables.rows.get(&Slot::Bouncer(number(vni), address)).and_then(|row| row.row.as_ref()),
             Some(row::Row::Bouncer(row)) if row.droplet == underlay
         );
         if !leads_home {
@@ -228,7 +228,8 @@ fn gone_means_out_of_use(state: &mut State, name: &str, old: Option<&Value>) {
 
 /// Rows of an address that is released must be gone wherever somebody would deliver or bounce by them.
 fn out_of_tables(state: &mut State, vni: u32, address: IpAddr, what: &str, uid: &str) {
-    let slots = [Slot::Local(vni, address), Slot::Bouncer(vni, address)];
+    let of = number(vni);
+    let slots = [Slot::Local(of, address), Slot::Bouncer(of, address)];
     let is_old = |droplet: &Droplet| {
         slots.iter().any(
             |slot| match droplet.tables.rows.get(slot).and_then(|row| row.row.as_ref()) {
@@ -305,7 +306,8 @@ fn numbers_outlive_rows(state: &mut State, name: &str) {
 
 /// VNIs of its rows.
 fn numbers(droplet: &Droplet) -> BTreeSet<u32> {
-    droplet.tables.rows.keys().filter_map(Slot::vni).collect()
+    let slots = droplet.tables.rows.keys();
+    slots.filter_map(|slot| Some(slot.vni()?.get())).collect()
 }
 
 fn is_claimed(state: &State, vni: u32) -> bool {

@@ -14,7 +14,7 @@ use crate::random::Random;
 use crate::schedule::NAMESPACES;
 use crate::simulation::State;
 use crate::store::{Preconditions, is_deleting, text};
-use crate::tables::{Slot, Tables, address};
+use crate::tables::{Slot, Tables, address, number};
 
 const LABEL: &str = "kubernetes.io~1service-name";
 const PORT: u32 = 8080;
@@ -176,6 +176,7 @@ pub fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value, 
 
 /// Of one that agents serve, or nodes.
 fn has_row(tables: &Tables, vni: u32, address: IpAddr) -> bool {
+    let vni = number(vni);
     let slots = [Slot::Service(vni, address), Slot::NodeService(vni, address)];
     slots.iter().any(|slot| tables.rows.contains_key(slot))
 }
@@ -292,9 +293,9 @@ pub fn verdict(state: &State) -> Result<(), String> {
         let backends = backends(state, namespace, name, &vpc, vni);
         let by_node = backends.iter().any(|(at, _)| at.to_string() == OUTSIDE);
         let slot = if by_node {
-            Slot::NodeService(vni, address)
+            Slot::NodeService(number(vni), address)
         } else {
-            Slot::Service(vni, address)
+            Slot::Service(number(vni), address)
         };
         expected.insert(slot.clone());
         if !is_open(state, namespace, network) {
@@ -314,7 +315,7 @@ pub fn verdict(state: &State) -> Result<(), String> {
             return Err(format!("the status of service {name} counts other backends"));
         }
         let parts = state.droplets.values();
-        let parts = parts.filter(|droplet| droplet.tables.rows.contains_key(&Slot::Vpc(vni)));
+        let parts = parts.filter(|droplet| droplet.tables.rows.contains_key(&Slot::Vpc(number(vni))));
         let servers: Vec<&str> = if by_node {
             parts.map(|droplet| droplet.name.as_str()).collect()
         } else {

@@ -3,42 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use thuban_proto::transit::{AddressKey, LocalRow, Program, Row, RowKey, row, row_key};
+use thuban_api::identifiers::Vni;
+use thuban_proto::transit::{LocalRow, Program, Row, row};
 
 /// Which row.
-pub use thuban_operator::model::rows::Key as Slot;
+pub use thuban_rows::RowKey as Slot;
 
+/// As transitd reads it: the operator sends nothing that is not valid.
 pub fn slot_of_row(row: &Row) -> Slot {
-    match row.row.as_ref().expect("a row of a known kind") {
-        row::Row::Droplet(row) => Slot::Droplet(underlay(&row.address)),
-        row::Row::Vpc(row) => Slot::Vpc(row.vni),
-        row::Row::Network(row) => Slot::Network(row.vni, row.network),
-        row::Row::Local(row) => Slot::Local(row.vni, address(&row.address)),
-        row::Row::Bouncer(row) => Slot::Bouncer(row.vni, address(&row.address)),
-        row::Row::Direct(row) => Slot::Direct(row.vni, address(&row.address)),
-        row::Row::Forward(row) => Slot::Forward(row.vni, address(&row.address)),
-        row::Row::Refused(row) => Slot::Refused(row.pod_uid.clone()),
-        row::Row::Service(row) => Slot::Service(row.vni, address(&row.address)),
-        row::Row::NodeService(row) => Slot::NodeService(row.vni, address(&row.address)),
-        row::Row::Exposed(row) => Slot::Exposed(row.vni, address(&row.address)),
-    }
+    let row = thuban_rows::Row::try_from(row.clone());
+    row.expect("a valid row").key()
 }
 
-fn slot_of_key(key: &RowKey) -> Slot {
-    let of = |key: &AddressKey| (key.vni, address(&key.address));
-    match key.key.as_ref().expect("a key of a known kind") {
-        row_key::Key::Droplet(bytes) => Slot::Droplet(underlay(bytes)),
-        row_key::Key::Vpc(vni) => Slot::Vpc(*vni),
-        row_key::Key::Network(key) => Slot::Network(key.vni, key.network),
-        row_key::Key::Local(key) => Slot::Local(of(key).0, of(key).1),
-        row_key::Key::Bouncer(key) => Slot::Bouncer(of(key).0, of(key).1),
-        row_key::Key::Direct(key) => Slot::Direct(of(key).0, of(key).1),
-        row_key::Key::Forward(key) => Slot::Forward(of(key).0, of(key).1),
-        row_key::Key::Refused(uid) => Slot::Refused(uid.clone()),
-        row_key::Key::Service(key) => Slot::Service(of(key).0, of(key).1),
-        row_key::Key::NodeService(key) => Slot::NodeService(of(key).0, of(key).1),
-        row_key::Key::Exposed(key) => Slot::Exposed(of(key).0, of(key).1),
-    }
+/// Of a VPC's status.
+pub fn number(vni: u32) -> Vni {
+    Vni::new(vni).expect("a VNI")
 }
 
 pub fn underlay(bytes: &[u8]) -> Ipv4Addr {
@@ -56,7 +35,7 @@ pub struct Tables {
 
 impl Tables {
     pub fn local(&self, vni: u32, address: IpAddr) -> Option<&LocalRow> {
-        match &self.rows.get(&Slot::Local(vni, address))?.row {
+        match &self.rows.get(&Slot::Local(number(vni), address))?.row {
             Some(row::Row::Local(row)) => Some(row),
             _ => None,
         }
@@ -81,19 +60,19 @@ impl Tables {
             self.rows.retain(|slot, _| wanted.contains(slot));
         }
         for key in &program.deletes {
-            self.rows.remove(&slot_of_key(key));
+            self.rows.remove(&Slot::try_from(key).expect("a valid key"));
         }
         let mut refused = Vec::new();
         for row in program.upserts {
             let slot = slot_of_row(&row);
             if let (Slot::Local(vni, address), Some(row::Row::Local(new))) = (&slot, &row.row) {
                 let is_taken = self.locals().any(|other| {
-                    other.vni != *vni
+                    other.vni != new.vni
                         && (other.address == new.address
                             || !new.address6.is_empty() && other.address6 == new.address6)
                 });
                 if is_taken {
-                    refused.push((*vni, *address));
+                    refused.push((vni.get(), *address));
                     continue;
                 }
             }

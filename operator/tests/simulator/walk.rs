@@ -12,7 +12,7 @@ use crate::invariants::{first_address, home, pod_uid, vni, vpc_of};
 use crate::kind::Kind;
 use crate::simulation::State;
 use crate::store::{is_deleting, text};
-use crate::tables::{Slot, underlay};
+use crate::tables::{Slot, number, underlay};
 
 /// An endpoint whose packets must arrive.
 pub struct Member {
@@ -82,7 +82,7 @@ fn network_row(droplet: &Droplet, vni: u32, to: IpAddr) -> Option<&NetworkRow> {
 }
 
 fn vpc_row(droplet: &Droplet, vni: u32) -> Option<&VpcRow> {
-    match &droplet.tables.rows.get(&Slot::Vpc(vni))?.row {
+    match &droplet.tables.rows.get(&Slot::Vpc(number(vni)))?.row {
         Some(Kind_::Vpc(row)) => Some(row),
         _ => None,
     }
@@ -109,7 +109,7 @@ fn walk(state: &State, from: &Member, to: &Member) -> Result<(), String> {
     if let Some(Kind_::Direct(row)) = source
         .tables
         .rows
-        .get(&Slot::Direct(vni, address))
+        .get(&Slot::Direct(number(vni), address))
         .and_then(|row| row.row.as_ref())
     {
         return arrive(state, source, underlay(&row.droplet), vni, address).map_err(failed);
@@ -150,7 +150,7 @@ fn bounce(state: &State, from: &Droplet, row: &NetworkRow, vni: u32, address: Ip
         match next
             .tables
             .rows
-            .get(&Slot::Bouncer(vni, address))
+            .get(&Slot::Bouncer(number(vni), address))
             .and_then(|row| row.row.as_ref())
         {
             Some(Kind_::Bouncer(row)) if bounces => {
@@ -168,7 +168,7 @@ fn hop<'a>(state: &'a State, from: &'a Droplet, to: Ipv4Addr) -> Result<&'a Drop
         return Ok(from);
     }
     let next = at(state, to).ok_or_else(|| format!("{} sends to {to}, where nobody is", from.name))?;
-    if next.tables.rows.contains_key(&Slot::Droplet(from.address)) {
+    if next.tables.rows.contains_key(&Slot::Droplet(from.address.into())) {
         Ok(next)
     } else {
         Err(format!("{} doesn't know droplet {}", next.name, from.name))

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE_V6};
 use thuban_proto::cni::{AddRequest, Address, Attached, Route};
+use thuban_rows::LocalEndpoint;
 use tracing::info;
 
 use super::error::AttachmentError;
@@ -14,7 +15,6 @@ use super::{spool, wiring};
 use crate::attachments::{Attachment, AttachmentId, mac_text};
 use crate::netlink::namespace;
 use crate::node::Node;
-use crate::program::row::LocalEndpoint;
 use crate::state::Readiness;
 
 /// Dropping the returned future cancels the wait, not the wiring: that runs to its end or its undoing.

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rtnetlink::Handle;
+use thuban_rows::LocalEndpoint;
 use tracing::warn;
 
 use super::error::AttachmentError;
@@ -20,7 +21,6 @@ use crate::netlink::host_end::HOST_END;
 use crate::netlink::veth::{self, VethPlan};
 use crate::netlink::{self, aside, host, namespace, pod, sysctl};
 use crate::node::Node;
-use crate::program::row::LocalEndpoint;
 use crate::settings::AgentHook;
 
 /// On a thread of its own, as [`aside`] says.
@@ -86,7 +86,7 @@ async fn make(
     let plan = VethPlan {
         host_interface: request.id.host_interface(),
         pod_interface: request.id.ifname.clone(),
-        pod_mac: endpoint.mac,
+        pod_mac: endpoint.mac.0,
         mtu: node.pod_mtu(),
         address: endpoint.address,
         address6: endpoint.address6.map(|net| net.addr()),
@@ -100,13 +100,13 @@ async fn make(
         pod_uid: request.pod_uid.clone(),
         pod_namespace: request.pod_namespace.clone(),
         pod_name: request.pod_name.clone(),
-        vni: endpoint.vni,
-        network: endpoint.network,
+        vni: endpoint.vni.get(),
+        network: endpoint.network.get(),
         address: endpoint.address,
         prefix_length: endpoint.prefix_length,
         gateway: endpoint.gateway,
         address6: endpoint.address6,
-        mac: endpoint.mac,
+        mac: endpoint.mac.0,
         mtu: plan.mtu,
         host_interface: plan.host_interface.clone(),
         host_ifindex,

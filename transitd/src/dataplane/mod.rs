@@ -3,6 +3,7 @@
 //! Invariant: maps and links outlive the daemon. Nothing here unpins what still carries traffic.
 
 pub mod connections;
+pub mod contract;
 pub mod counters;
 pub mod events;
 pub mod filter;

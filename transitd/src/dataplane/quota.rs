@@ -6,10 +6,10 @@
 use std::collections::HashMap;
 
 use thuban_common::services::CHUNK;
+use thuban_rows::Service;
 
 use super::maglev;
 use super::tables::TableError;
-use crate::program::service::Service;
 
 /// The tables, in the order of [`Usage`].
 pub const TABLES: [&str; 3] = ["SERVICES", "SLOTS", "BACKENDS"];

@@ -14,12 +14,13 @@ use thuban_common::services::{
     BackendEntry, BackendKey, CHUNK, SERVICE_LOCAL, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
 };
 use thuban_common::tables::{EndpointKey, MissEntry};
+use thuban_rows::{Port, Service};
 use tracing::info;
 
+use super::contract::{backend_entries, key_of, service_key};
 use super::maglev;
 use super::quota::{Quota, TABLES, Usage};
 use super::tables::{Hash, TableError, access, capacity, hash, is_missing, lru, take};
-use crate::program::service::{Port, Service};
 
 /// Flag of an update: only what is there (`BPF_EXIST`).
 const IS_THERE: u64 = 2;
@@ -144,21 +145,22 @@ impl Services {
 
     /// Writes a service. If that fails, what stood before stays, and the service waits for room.
     pub fn set(&mut self, service: &Service) -> Result<(), TableError> {
-        let held = self.held.get(&service.key);
+        let key = key_of(service);
+        let held = self.held.get(&key);
         let is_new = held.is_none_or(|held| !held.has_own);
         let old = held.map(Address::rows).unwrap_or_default();
         let written = self
             .quota
-            .admit(service.key.vni, old, Usage::of(service))
+            .admit(key.vni, old, Usage::of(service))
             .and_then(|()| self.write(service));
         if written.is_ok() {
-            self.waiting.remove(&service.key);
+            self.waiting.remove(&key);
         } else {
             if is_new {
                 // The first error is the one to tell.
-                let _ = self.remove_rows(&service.key);
+                let _ = self.remove_rows(&key);
             }
-            self.waiting.insert(service.key, service.clone());
+            self.waiting.insert(key, service.clone());
         }
         written
     }
@@ -177,13 +179,13 @@ impl Services {
     }
 
     fn write(&mut self, service: &Service) -> Result<(), TableError> {
-        let vni = service.key.vni;
-        self.held.entry(service.key).or_default();
+        let key = key_of(service);
+        self.held.entry(key).or_default();
         for port in &service.ports {
-            self.write_port(service.key, port)?;
+            self.write_port(key, port)?;
         }
         // From here on what isn't served is refused.
-        let own = own_key(&service.key);
+        let own = own_key(&key);
         let none = ServiceEntry {
             service: 0,
             table: 0,
@@ -192,22 +194,23 @@ impl Services {
             used: 1,
             flags: 0,
         };
-        if self.held.get(&service.key).is_some_and(|held| !held.has_own) {
+        if self.held.get(&key).is_some_and(|held| !held.has_own) {
             self.entries
                 .insert(own, none, 0)
                 .map_err(access("write", "SERVICES"))?;
-            self.quota.add(vni, Usage::OWN);
-            if let Some(held) = self.held.get_mut(&service.key) {
+            self.quota.add(key.vni, Usage::OWN);
+            if let Some(held) = self.held.get_mut(&key) {
                 held.has_own = true;
             }
             // When it has gone again it counts from the beginning: else it would be announced late.
-            take(&mut self.misses, "MISSES", &service.key)?;
+            take(&mut self.misses, "MISSES", &key)?;
         }
-        let wanted: HashSet<ServiceKey> = service.ports.iter().map(|port| port.key).collect();
-        self.ports_of(&service.key)
+        let wanted = service.ports.iter().map(|port| service_key(key, port));
+        let wanted: HashSet<ServiceKey> = wanted.collect();
+        self.ports_of(&key)
             .into_iter()
-            .filter(|key| !wanted.contains(key))
-            .try_for_each(|key| self.remove_port(&service.key, &key))
+            .filter(|port| !wanted.contains(port))
+            .try_for_each(|port| self.remove_port(&key, &port))
     }
 
     /// Removes a service; missing is success.
@@ -245,9 +248,10 @@ impl Services {
     }
 
     fn write_port(&mut self, of: EndpointKey, port: &Port) -> Result<(), TableError> {
-        let old = self.held.get(&of).and_then(|held| held.ports.get(&port.key));
+        let (key, backends) = (service_key(of, port), backend_entries(port));
+        let old = self.held.get(&of).and_then(|held| held.ports.get(&key));
         let before: BTreeMap<BackendEntry, u32> = old.map(Held::indexes).unwrap_or_default();
-        let is_same = before.keys().eq(port.backends.iter());
+        let is_same = before.keys().eq(backends.iter());
         let flags = if port.local { SERVICE_LOCAL } else { 0 };
         let asked = (port.affinity, flags);
         if old.is_some_and(|old| is_same && (old.entry.affinity, old.entry.flags) == asked) {
@@ -256,7 +260,7 @@ impl Services {
         let old_entry = old.map(|old| old.entry);
         let service = old_entry.map_or_else(|| next(&mut self.ids, &mut self.last_id), |old| old.service);
         let table = next(&mut self.tables, &mut self.last_table);
-        let indexes = indexes(&before, &port.backends);
+        let indexes = indexes(&before, &backends);
         let entry = ServiceEntry {
             service,
             table,
@@ -265,7 +269,7 @@ impl Services {
             used: 0,
             flags,
         };
-        if let Err(error) = self.write_rows(port.key, entry, &before, &indexes) {
+        if let Err(error) = self.write_rows(key, entry, &before, &indexes) {
             // Nothing leads to them yet; what can't be taken away now goes at the next start.
             let _ = self.remove_slots(table, entry.slots);
             let new = indexes
@@ -283,7 +287,7 @@ impl Services {
             .map(|(backend, index)| (*index, *backend))
             .collect();
         let held = Held { entry, backends };
-        self.held.entry(of).or_default().ports.insert(port.key, held);
+        self.held.entry(of).or_default().ports.insert(key, held);
         let Some(old) = old_entry else {
             return Ok(());
         };

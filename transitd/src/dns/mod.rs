@@ -23,4 +23,4 @@ mod tests;
 pub const DNS_PORT: u16 = 6085;
 
 pub use server::{Asker, BindError, Limits, Server, Settings, Views};
-pub use view::{DEFAULT_DOMAIN, Domain, ServiceName, Verdict, View, ViewError, Visible, Zone};
+pub use view::{DEFAULT_DOMAIN, Domain, Verdict, View, ViewError, Zone};

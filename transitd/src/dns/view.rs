@@ -10,6 +10,7 @@ use std::str::FromStr;
 use hickory_proto::ProtoError;
 use hickory_proto::rr::Name;
 use thiserror::Error;
+use thuban_rows::{ServiceName, Visible};
 
 /// Kubernetes' default.
 pub const DEFAULT_DOMAIN: &str = "cluster.local";
@@ -69,33 +70,6 @@ impl Domain {
         }
         Some(labels)
     }
-}
-
-/// A Service, as `namespace/name`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ServiceName {
-    pub namespace: String,
-    pub name: String,
-}
-
-impl ServiceName {
-    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        Self {
-            namespace: namespace.into(),
-            name: name.into(),
-        }
-    }
-}
-
-/// What a VPC may see. Names as Kubernetes has them: lowercase.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Visible {
-    /// Whose pods and Services are in the VPC.
-    pub namespaces: BTreeSet<String>,
-    /// Services besides: shared ones, and those that an annotation puts into this VPC.
-    pub services: BTreeSet<ServiceName>,
-    /// Services that are not in this VPC though their namespace is. They go before `services`.
-    pub hidden: BTreeSet<ServiceName>,
 }
 
 /// Whose names a query is about.

@@ -13,7 +13,7 @@ pub mod watch;
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,8 +21,8 @@ use std::process::{Command, Stdio};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use thiserror::Error;
 use thuban_common::host_stack::NFT_TABLE;
+use thuban_rows::NodeService;
 
-use crate::program::service::Service;
 use overlay_port::OverlayPort;
 use ruleset::{Host, OwnAddresses};
 
@@ -133,9 +133,9 @@ impl Netfilter {
     }
 
     /// Whether tenants that reach this service get a view of it, if they need one.
-    pub fn has_view_of(&self, service: &Service) -> bool {
-        let dns = self.own.dns.map(|dns| dns.to_ipv6_mapped().octets());
-        !service.names || dns == Some(service.key.address)
+    pub fn has_view_of(&self, service: &NodeService) -> bool {
+        let dns = self.own.dns.map(IpAddr::from);
+        !service.names || dns == Some(service.address)
     }
 
     pub fn program(&self) -> &Path {
@@ -150,7 +150,7 @@ impl Netfilter {
     /// Brings the table in line with the services that the node serves and with what of them it exposes. Runs nft when something changed; some milliseconds.
     pub fn set<'a>(
         &mut self,
-        services: impl Iterator<Item = &'a Service>,
+        services: impl Iterator<Item = &'a NodeService>,
         mut host: Host,
     ) -> Result<(), NetfilterError> {
         host.droplets.remove(&self.own.underlay);

@@ -7,12 +7,13 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
+use thuban_api::identifiers::Vni;
 use thuban_common::host_stack::{
     CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON, MARK_ANSWER, MARK_EGRESS, MARK_EGRESS_HOST,
     MARK_FROM_POD, MARK_FROM_POD_MASK, MARK_HOST_ENDPOINT, MARK_MASK, NFT_TABLE, priority,
 };
-use thuban_common::services::BackendEntry;
-use thuban_common::tables::{Address, EndpointKey, HOST_SOURCE, HOST_SOURCE_V6};
+use thuban_common::tables::{HOST_SOURCE, HOST_SOURCE_V6};
+use thuban_rows::{Backend, Exposed, ExposedPort, LocalEndpoint, NodeService};
 
 use super::served::Served;
 use super::template::Values;
@@ -20,8 +21,6 @@ use crate::attachments::HOST_PREFIX;
 use crate::dns::DNS_PORT;
 use crate::netlink::host_end::HOST_END;
 use crate::program::Program;
-use crate::program::row::LocalEndpoint;
-use crate::program::service::{Exposed, ExposedPort, Service};
 
 const TEMPLATE: &str = include_str!("thuban.nft");
 /// The node's own sources towards pods.
@@ -55,11 +54,11 @@ pub struct Host<'a> {
     /// Of services of its VPC, and of those of others whose backends here take what comes.
     pub exposed: Vec<&'a Exposed>,
     /// VNI of its VPC.
-    pub vni: Option<u32>,
+    pub vni: Option<Vni>,
     /// Backends that are endpoints of this node.
-    pub led_to: HashSet<EndpointKey>,
+    pub led_to: HashSet<(Vni, IpAddr)>,
     /// Those of them that may answer to anybody outside.
-    pub open: BTreeSet<Address>,
+    pub open: BTreeSet<IpAddr>,
     /// Underlay addresses of the other droplets, if any has a share of what comes to this one.
     pub droplets: BTreeSet<Ipv4Addr>,
 }
@@ -70,22 +69,20 @@ impl<'a> Host<'a> {
         let endpoint = program.host();
         let vni = endpoint.map(|endpoint| endpoint.vni);
         let exposed = program.exposed();
-        let exposed = exposed.filter(|exposed| vni == Some(exposed.key.vni) || exposed.is_local());
+        let exposed = exposed.filter(|exposed| vni == Some(exposed.vni) || exposed.is_local());
         let exposed: Vec<_> = exposed.collect();
         let backends = exposed.iter().flat_map(|exposed| {
             let backends = exposed.local_backends();
-            backends.map(|backend| EndpointKey {
-                vni: exposed.key.vni,
-                address: backend.address,
-            })
+            backends.map(|backend| (exposed.vni, backend.address))
         });
-        let led_to: HashSet<_> = backends.filter(|key| program.has_local(key)).collect();
-        let open = led_to.iter().filter(|key| program.has_egress(key.vni));
-        let open = open.map(|key| key.address).collect();
+        let led_to = backends.filter(|(vni, address)| program.has_local(*vni, *address));
+        let led_to: HashSet<_> = led_to.collect();
+        let open = led_to.iter().filter(|(vni, _)| program.has_egress(*vni));
+        let open = open.map(|(_, address)| *address).collect();
         let ranges = vni.map(|vni| program.ranges(vni));
-        let others: BTreeSet<u32> = led_to
+        let others: BTreeSet<Vni> = led_to
             .iter()
-            .map(|key| key.vni)
+            .map(|(of, _)| *of)
             .filter(|of| vni != Some(*of))
             .collect();
         let of_others = others.iter().flat_map(|vni| program.ranges(*vni).0);
@@ -117,14 +114,11 @@ impl<'a> Host<'a> {
         port: &ExposedPort,
     ) -> Option<(bool, Vec<(IpAddr, u16)>)> {
         let local = port.local.as_ref()?;
-        let key = |backend: &BackendEntry| EndpointKey {
-            vni: of.key.vni,
-            address: backend.address,
-        };
-        let as_told = |backend: &BackendEntry| (address(backend.address), u16::from_be(backend.port));
-        let led = local.iter().filter(|backend| self.led_to.contains(&key(backend)));
+        let as_told = |backend: &Backend| (backend.address, backend.port);
+        let is_led = |backend: &&Backend| self.led_to.contains(&(of.vni, backend.address));
+        let led = local.iter().filter(is_led);
         let led: Vec<_> = led.map(as_told).collect();
-        if !led.is_empty() || self.vni != Some(of.key.vni) {
+        if !led.is_empty() || self.vni != Some(of.vni) {
             return Some((true, led));
         }
         let is_outside =
@@ -191,8 +185,7 @@ impl<'a> Host<'a> {
         let from_pod = from_pod("==");
         let is_v4 = |range: &&IpNet| range.addr().is_ipv4();
         values.joined("closed", self.closed.iter().filter(is_v4));
-        let open = self.open.iter().map(|open| address(*open));
-        values.joined("open", open.filter(IpAddr::is_ipv4));
+        values.joined("open", self.open.iter().filter(|open| open.is_ipv4()));
         values.joined("droplets", &self.droplets);
         values.each("to_services", self.to_services(&from_pod));
         values.each("to_own_range", self.to_own_ranges());
@@ -218,7 +211,11 @@ fn family(address: IpAddr) -> &'static str {
 }
 
 /// Everything, with the services that the node serves; two with one address are one.
-pub fn ruleset<'a>(services: impl Iterator<Item = &'a Service>, host: &Host, own: OwnAddresses) -> String {
+pub fn ruleset<'a>(
+    services: impl Iterator<Item = &'a NodeService>,
+    host: &Host,
+    own: OwnAddresses,
+) -> String {
     let mut values = Values::default();
     constants(&mut values);
     Served::new(services, host).fill(&mut values);
@@ -277,12 +274,9 @@ pub(super) fn from_pod(is: &str) -> String {
     format!("meta mark & {MARK_FROM_POD_MASK:#x} {is} {MARK_FROM_POD:#x}")
 }
 
-pub(super) fn address(bytes: [u8; 16]) -> IpAddr {
-    Ipv6Addr::from(bytes).to_canonical()
-}
-
 #[cfg(test)]
 mod tests {
+    use thuban_api::identifiers::mapped;
     use thuban_proto::transit as proto;
 
     use super::*;
@@ -294,7 +288,7 @@ mod tests {
         }
     }
 
-    fn service(address: &str, backends: &[(&str, u32)]) -> Service {
+    fn service(address: &str, backends: &[(&str, u32)]) -> NodeService {
         let bytes = |text: &str| {
             let address: IpAddr = text.parse().unwrap();
             match address {
@@ -306,7 +300,7 @@ mod tests {
             address: bytes(address),
             port: *port,
         });
-        Service::try_from(proto::ServiceRow {
+        NodeService::try_from(proto::ServiceRow {
             vni: 7,
             address: bytes(address),
             ports: vec![proto::ServicePort {
@@ -364,7 +358,7 @@ mod tests {
     fn what_is_exposed_leads_to_the_services_address_by_the_nodes_endpoint() {
         let exposed = Exposed::try_from(proto::ExposedRow {
             vni: 1,
-            address: service("10.96.0.7", &[]).key.address.to_vec(),
+            address: mapped(service("10.96.0.7", &[]).address).to_vec(),
             ports: vec![
                 proto::ExposedPort {
                     protocol: 17,
@@ -379,7 +373,7 @@ mod tests {
                     ..Default::default()
                 },
             ],
-            addresses: vec![service("192.0.2.1", &[]).key.address.to_vec()],
+            addresses: vec![mapped(service("192.0.2.1", &[]).address).to_vec()],
             ..Default::default()
         })
         .unwrap();
@@ -387,7 +381,7 @@ mod tests {
             addresses: vec!["10.42.0.9".parse().unwrap()],
             service_ranges: &["10.96.0.0/12".parse().unwrap(), "fd00:96::/108".parse().unwrap()],
             exposed: vec![&exposed],
-            vni: Some(1),
+            vni: Vni::new(1),
             ..Host::default()
         };
         let text = ruleset(std::iter::empty(), &host, own(Some(Ipv4Addr::new(10, 96, 0, 10))));

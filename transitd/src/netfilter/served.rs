@@ -6,10 +6,10 @@ use std::net::IpAddr;
 
 use thuban_common::host_stack::{CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON};
 use thuban_common::packet::ipv4::TCP;
+use thuban_rows::{Exposed, ExposedPort, NodeService};
 
-use super::ruleset::{Host, address, from_pod};
+use super::ruleset::{Host, from_pod};
 use super::template::Values;
-use crate::program::service::{Exposed, ExposedPort, Service};
 
 /// Where packets to an address and a port go.
 type Ports = BTreeMap<(IpAddr, u8, u16), usize>;
@@ -62,21 +62,19 @@ enum Own {
 }
 
 impl Served {
-    pub fn new<'a>(services: impl Iterator<Item = &'a Service>, host: &Host) -> Self {
+    pub fn new<'a>(services: impl Iterator<Item = &'a NodeService>, host: &Host) -> Self {
         let mut made = Self::default();
         let mut seen = HashSet::new();
         for service in services.filter(|service| !service.inside) {
-            let address = address(service.key.address);
+            let address = service.address;
             if !seen.insert(address) {
                 continue;
             }
             made.addresses.push(address);
             for port in service.ports.iter().filter(|port| !port.backends.is_empty()) {
-                let backends = port.backends.iter();
-                let backends = backends.map(|of| (self::address(of.address), u16::from_be(of.port)));
-                let chain = made.add_chain(port.key.protocol, backends.collect());
-                let port = u16::from_be(port.key.port);
-                made.ports.insert((address, chain.0, port), chain.1);
+                let backends = port.backends.iter().map(|of| (of.address, of.port));
+                let chain = made.add_chain(port.protocol, backends.collect());
+                made.ports.insert((address, chain.0, port.port), chain.1);
             }
         }
         for exposed in &host.exposed {
@@ -121,8 +119,8 @@ impl Served {
     fn peers_chain(&mut self, here: Option<usize>, port: &ExposedPort, host: &Host) -> Option<usize> {
         // Pods that are led to answer a node by TCP alone.
         let node_port = port.node_port.filter(|_| port.protocol == TCP)?;
-        let peers = port.peers.intersection(&host.droplets);
-        let peers: Vec<_> = peers.map(|peer| (IpAddr::from(*peer), node_port)).collect();
+        let peers = port.peers.iter().filter(|peer| host.droplets.contains(&peer.0));
+        let peers: Vec<_> = peers.map(|peer| (IpAddr::from(peer.0), node_port)).collect();
         if peers.is_empty() {
             return None;
         }
@@ -150,8 +148,8 @@ impl Served {
     }
 
     fn expose(&mut self, exposed: &Exposed, host: &Host) {
-        let cluster = address(exposed.key.address);
-        let is_nodes_own = host.vni == Some(exposed.key.vni);
+        let cluster = exposed.address;
+        let is_nodes_own = host.vni == Some(exposed.vni);
         if !is_nodes_own && cluster.is_ipv6() {
             // Their endpoints answer to the node by IPv4 alone.
             return;
@@ -196,8 +194,7 @@ impl Served {
                     .insert((cluster.is_ipv6(), protocol, node_port), chain);
             }
             for outside in &exposed.addresses {
-                self.outside
-                    .insert((address(*outside), protocol, port.port), chain);
+                self.outside.insert((*outside, protocol, port.port), chain);
             }
         }
     }

@@ -7,6 +7,7 @@ use thiserror::Error;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_client::TransitClient;
 use thuban_proto::transit::{self as proto, DropletMessage, Hello, operator_message};
+use thuban_rows::Kinds;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -47,12 +48,7 @@ pub async fn run(
     version: u32,
 ) -> Result<(), SessionError> {
     let (sender, receiver) = mpsc::unbounded_channel();
-    let hello = Hello {
-        protocol_version: version,
-        highest_epoch: epoch.highest(),
-        ..Hello::default()
-    };
-    peer.open(hello, &sender);
+    peer.open(hello(version, epoch.highest()), &sender);
     let (waker, woken) = mpsc::channel(1);
     let work = Work::default();
     let rest = Rest {
@@ -65,6 +61,16 @@ pub async fn run(
     );
     peer.close();
     result
+}
+
+/// What every transitd of this version says of itself.
+fn hello(version: u32, highest_epoch: u64) -> Hello {
+    Hello {
+        protocol_version: version,
+        highest_epoch,
+        row_kinds: Kinds::all().numbers(),
+        ..Hello::default()
+    }
 }
 
 /// What programs leave to be done, and the ack that waits for it.
@@ -174,4 +180,18 @@ async fn receive(
         rest.add(ack, changes)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use thuban_rows::Kind;
+
+    use super::*;
+
+    #[test]
+    fn hello_names_every_kind_of_row() {
+        let told = Kinds::read(&hello(2, 7).row_kinds);
+        assert!(Kind::ALL.iter().all(|kind| told.contains(*kind)));
+        assert_eq!(hello(2, 7).row_kinds.len(), Kind::ALL.len());
+    }
 }

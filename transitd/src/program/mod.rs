@@ -2,25 +2,21 @@
 //!
 //! Pure: state in, table changes out. Must not touch maps, interfaces or files.
 
-pub mod row;
-pub mod row_key;
-pub mod service;
-mod visible;
+mod table_rows;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use row::{LocalEndpoint, Row, RowKey};
-use service::{Exposed, Service};
-
-use thuban_api::identifiers::mapped;
-use thuban_common::packet::ipv6::is_mapped;
-use thuban_common::tables::{EndpointKey, VPC_EGRESS, VPC_HOST_ACCESS};
+use thuban_api::identifiers::Vni;
+use thuban_rows::{Exposed, LocalEndpoint, NodeService, Row, RowKey, Underlay, Visible, Vpc};
 
 use crate::dataplane::tables::{TableEntry, TableKey};
-use crate::dns::Visible;
+pub use table_rows::table_rows;
+
+/// The least address, where ranges of rows begin.
+const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// A table row that must change: to this entry, or away.
 pub type Change = (TableKey, Option<TableEntry>);
@@ -52,16 +48,10 @@ impl Program {
     }
 
     pub fn locals(&self) -> impl Iterator<Item = &LocalEndpoint> {
-        let (vni, address) = (0, [0; 16]);
-        let rows = self
-            .rows
-            .range(RowKey::Local { vni, address }..RowKey::Bouncer { vni, address });
-        rows.filter_map(|(_, row)| {
-            if let Row::Local(endpoint) = row {
-                Some(endpoint)
-            } else {
-                None
-            }
+        let rows = self.rows.range(RowKey::Local(Vni::MIN, FIRST)..);
+        rows.map_while(|(_, row)| match row {
+            Row::Local(endpoint) => Some(endpoint),
+            _ => None,
         })
     }
 
@@ -70,48 +60,53 @@ impl Program {
         self.locals().find(|endpoint| endpoint.host)
     }
 
-    /// Ranges of a VPC: its own, and its services'.
-    pub fn ranges(&self, vni: u32) -> (&[IpNet], &[IpNet]) {
+    fn vpc(&self, vni: Vni) -> Option<&Vpc> {
         match self.rows.get(&RowKey::Vpc(vni)) {
-            Some(Row::Vpc {
-                cidrs, service_cidrs, ..
-            }) => (cidrs, service_cidrs),
-            _ => (&[], &[]),
+            Some(Row::Vpc(vpc)) => Some(vpc),
+            _ => None,
+        }
+    }
+
+    fn vpcs(&self) -> impl Iterator<Item = &Vpc> {
+        let rows = self.rows.range(RowKey::Vpc(Vni::MIN)..);
+        rows.map_while(|(_, row)| match row {
+            Row::Vpc(vpc) => Some(vpc),
+            _ => None,
+        })
+    }
+
+    /// Ranges of a VPC: its own, and its services'.
+    pub fn ranges(&self, vni: Vni) -> (&[IpNet], &[IpNet]) {
+        match self.vpc(vni) {
+            Some(vpc) => (&vpc.cidrs, &vpc.service_cidrs),
+            None => (&[], &[]),
         }
     }
 
     /// Whether a VPC's pods get outside.
-    pub fn has_egress(&self, vni: u32) -> bool {
-        let row = self.rows.get(&RowKey::Vpc(vni));
-        matches!(row, Some(Row::Vpc { entry, .. }) if entry.flags & VPC_EGRESS != 0)
+    pub fn has_egress(&self, vni: Vni) -> bool {
+        self.vpc(vni).is_some_and(|vpc| vpc.egress)
     }
 
     /// Outside ranges that stay closed to VPCs which get outside, the same for all that nodes are not in.
     pub fn closed_ranges(&self) -> &[IpNet] {
-        let mut all = self.rows.range(RowKey::Vpc(0)..).map_while(|(_, row)| match row {
-            Row::Vpc { closed_cidrs, .. } => Some(closed_cidrs.as_slice()),
-            _ => None,
-        });
+        let mut all = self.vpcs().map(|vpc| vpc.closed_cidrs.as_slice());
         all.find(|ranges| !ranges.is_empty()).unwrap_or_default()
     }
 
     /// Whether an endpoint on this droplet has an address.
-    pub fn has_local(&self, key: &EndpointKey) -> bool {
-        let of_v4 = RowKey::Local {
-            vni: key.vni,
-            address: key.address,
-        };
+    pub fn has_local(&self, vni: Vni, address: IpAddr) -> bool {
         let is_v6 = |endpoint: &LocalEndpoint| {
-            let second = endpoint.address6.map(|net| net.addr().octets());
-            endpoint.vni == key.vni && second == Some(key.address)
+            let second = endpoint.address6.map(|net| IpAddr::from(net.addr()));
+            endpoint.vni == vni && second == Some(address)
         };
-        self.rows.contains_key(&of_v4) || !is_mapped(&key.address) && self.locals().any(is_v6)
+        self.rows.contains_key(&RowKey::Local(vni, address)) || address.is_ipv6() && self.locals().any(is_v6)
     }
 
     /// Whether what comes from outside is led to an endpoint of this droplet by its address.
     pub fn is_led_to(&self, endpoint: &LocalEndpoint) -> bool {
-        let own: Vec<_> = endpoint.addresses().map(mapped).collect();
-        let mut exposed = self.exposed().filter(|exposed| exposed.key.vni == endpoint.vni);
+        let own: Vec<IpAddr> = endpoint.addresses().collect();
+        let mut exposed = self.exposed().filter(|exposed| exposed.vni == endpoint.vni);
         exposed.any(|exposed| {
             let mut backends = exposed.local_backends();
             backends.any(|backend| own.contains(&backend.address))
@@ -120,48 +115,41 @@ impl Program {
 
     /// Ranges of services, the same in each VPC.
     pub fn service_ranges(&self) -> &[IpNet] {
-        let mut all = self.rows.range(RowKey::Vpc(0)..).map_while(|(_, row)| match row {
-            Row::Vpc { service_cidrs, .. } => Some(service_cidrs.as_slice()),
-            _ => None,
-        });
+        let mut all = self.vpcs().map(|vpc| vpc.service_cidrs.as_slice());
         all.next().unwrap_or_default()
     }
 
     /// What of the cluster's names a VPC's pods find; none of the VPC of nodes, whose pods ask the cluster's DNS itself.
-    pub fn visible(&self, vni: u32) -> Option<&Arc<Visible>> {
-        match self.rows.get(&RowKey::Vpc(vni)) {
-            Some(Row::Vpc { visible, entry, .. }) if entry.flags & VPC_HOST_ACCESS == 0 => Some(visible),
-            _ => None,
-        }
+    pub fn visible(&self, vni: Vni) -> Option<&Arc<Visible>> {
+        let vpc = self.vpc(vni).filter(|vpc| !vpc.host_access);
+        vpc.map(|vpc| &vpc.visible)
     }
 
     /// Underlay addresses of the other droplets.
     pub fn droplets(&self) -> impl Iterator<Item = Ipv4Addr> {
-        let rows = self.rows.range(RowKey::Droplet([0; 4])..);
+        let rows = self.rows.range(RowKey::Droplet(Underlay::MIN)..);
         rows.map_while(|(_, row)| match row {
-            Row::Droplet(address) => Some(Ipv4Addr::from(*address)),
+            Row::Droplet(droplet) => Some(droplet.address.0),
             _ => None,
         })
     }
 
     /// What of services is reached by way of this node.
     pub fn exposed(&self) -> impl Iterator<Item = &Exposed> {
-        let (vni, address) = (0, [0; 16]);
-        let rows = self.rows.range(RowKey::Exposed { vni, address }..);
-        rows.filter_map(|(_, row)| {
-            if let Row::Exposed(exposed) = row {
-                Some(exposed)
-            } else {
-                None
-            }
+        let rows = self.rows.range(RowKey::Exposed(Vni::MIN, FIRST)..);
+        rows.map_while(|(_, row)| match row {
+            Row::Exposed(exposed) => Some(exposed),
+            _ => None,
         })
     }
 
     /// Services of the node's own stack.
-    pub fn served_by_node(&self) -> impl Iterator<Item = &Service> {
-        let (vni, address) = (0, [0; 16]);
-        let rows = self.rows.range(RowKey::NodeService { vni, address }..);
-        rows.filter_map(|(_, row)| row.served())
+    pub fn served_by_node(&self) -> impl Iterator<Item = &NodeService> {
+        let rows = self.rows.range(RowKey::NodeService(Vni::MIN, FIRST)..);
+        rows.map_while(|(_, row)| match row {
+            Row::NodeService(service) => Some(service),
+            _ => None,
+        })
     }
 
     /// Which of the endpoint's addresses an endpoint of another VPC on this droplet has.
@@ -182,9 +170,9 @@ impl Program {
         if self.rows.get(&key) == Some(&row) {
             return changes;
         }
-        let entries = row.table_rows();
+        let entries = table_rows(&row);
         if let Some(old) = self.rows.get(&key) {
-            for (table_key, _) in old.table_rows() {
+            for (table_key, _) in table_rows(old) {
                 if !entries.iter().any(|(new, _)| *new == table_key) {
                     changes.push(self.withdraw(&key, table_key));
                 }
@@ -209,7 +197,7 @@ impl Program {
         let Some(row) = self.rows.remove(key) else {
             return Vec::new();
         };
-        row.table_rows()
+        table_rows(&row)
             .into_iter()
             .map(|(table_key, _)| self.withdraw(key, table_key))
             .collect()
@@ -244,6 +232,7 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use thuban_proto::transit as proto;
+    use thuban_rows::builders::{network_id, vni};
 
     use super::*;
 
@@ -315,10 +304,10 @@ mod tests {
             assert_eq!(network_of(&tables, subnet(0, 0, 16)), Some(5));
             apply_changes(
                 &mut tables,
-                program.delete(&RowKey::Network { vni: 7, network: 5 }),
+                program.delete(&RowKey::Network(vni(7), network_id(5))),
             );
             assert_eq!(network_of(&tables, subnet(0, 0, 16)), Some(0));
-            apply_changes(&mut tables, program.delete(&RowKey::Vpc(7)));
+            apply_changes(&mut tables, program.delete(&RowKey::Vpc(vni(7))));
             assert!(tables.is_empty(), "{tables:?}");
         }
     }
@@ -442,7 +431,7 @@ mod tests {
         apply(&mut program, &mut tables, bouncer(v6(1).to_vec()));
         apply_changes(
             &mut tables,
-            program.delete(&RowKey::Bouncer { vni: 7, address: v4 }),
+            program.delete(&RowKey::Bouncer(vni(7), [10, 0, 1, 9].into())),
         );
         assert!(tables.is_empty(), "{tables:?}");
     }
@@ -481,42 +470,6 @@ mod tests {
         assert_eq!(taken(local(8, 6, 6)), None);
         assert_eq!(taken(local(8, 6, 0)), None, "without IPv6");
         assert_eq!(taken(local(7, 6, 5)), None, "within a VPC the claim decides");
-    }
-
-    #[test]
-    fn an_ipv6_address_that_no_endpoint_can_have_is_refused() {
-        let row = |address6: Vec<u8>, prefix_length6| {
-            let address = std::net::Ipv4Addr::new(10, 0, 1, 5).to_ipv6_mapped();
-            Row::try_from(proto::Row {
-                row: Some(proto::row::Row::Local(proto::LocalRow {
-                    vni: 7,
-                    address: address.octets().to_vec(),
-                    network: 5,
-                    prefix_length: 24,
-                    gateway: "10.0.1.1".into(),
-                    mac: vec![2, 0, 0, 0, 0, 1],
-                    pod_uid: "a".into(),
-                    address6,
-                    prefix_length6,
-                    ..Default::default()
-                })),
-            })
-        };
-        let octets = |text: &str| text.parse::<std::net::Ipv6Addr>().unwrap().octets().to_vec();
-        assert!(row(vec![], 0).is_ok() && row(octets("fd00::5"), 64).is_ok());
-        for (address, prefix) in [
-            ("fe80::5", 64),
-            ("ff02::1", 64),
-            ("::1", 64),
-            ("::", 64),
-            ("::ffff:10.0.0.1", 112),
-            ("fd00::5", 0),
-            ("fd00::5", 129),
-        ] {
-            let error = row(octets(address), prefix).unwrap_err().to_string();
-            assert!(error.contains("6: expected"), "{address}/{prefix}: {error}");
-        }
-        assert!(row(vec![0xfd; 4], 64).is_err());
     }
 
     #[test]

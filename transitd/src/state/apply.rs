@@ -2,17 +2,16 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use thuban_common::tables::EndpointKey;
 use thuban_proto::transit as proto;
+use thuban_rows::{Direct, InvalidRow, NodeService, Row, RowKey, Service, proto_key};
 use tracing::{error, info, warn};
 
 use super::State;
 use super::service_changes::{Change, Changes};
+use crate::dataplane::contract::{endpoint_key, endpoint_keys, key_of, row_key};
 use crate::dataplane::tables::{TableEntry, TableKey};
 use crate::netfilter::ruleset::Host;
-use crate::program::row::{InvalidRow, Row, RowKey};
-use crate::program::row_key::proto_key;
-use crate::program::service::Service;
+use crate::program::table_rows;
 use crate::rejection::{Rejection, refusal};
 
 /// A row, and the key to refuse it by.
@@ -89,8 +88,8 @@ impl State {
         } = applying;
         // Of one that lives on elsewhere connections go on.
         changes.gone.retain(|key| {
-            let (vni, address) = (key.vni, key.address);
-            self.program.get(&RowKey::Forward { vni, address }).is_none()
+            let forward = row_key(RowKey::Forward, key);
+            forward.is_none_or(|forward| self.program.get(&forward).is_none())
         });
         (nacks, changes)
     }
@@ -134,12 +133,12 @@ impl State {
     /// Where roles are, before what they bounced by here until now goes: a snapshot brings both at once. What needs room is
     /// left for its turn.
     fn move_roles(&mut self, row: &Row) {
-        let tells_roles = matches!(row, Row::Vpc { .. } | Row::Network { .. });
+        let tells_roles = matches!(row, Row::Vpc(_) | Row::Network(_));
         let Some(old) = self.program.get(&row.key()).filter(|_| tells_roles).cloned() else {
             return;
         };
         let has_room = |(key, _): &(TableKey, TableEntry)| self.program.wants(key);
-        if !row.table_rows().iter().all(has_room) {
+        if !table_rows(row).iter().all(has_room) {
             return;
         }
         let changes = self.program.upsert(row.clone());
@@ -153,12 +152,12 @@ impl State {
         for key in deletes {
             if let Some(Row::Local(endpoint)) = self.program.get(&key) {
                 applying.pods.insert(endpoint.pod_uid.clone());
-                applying.changes.gone.extend(endpoint.keys());
+                applying.changes.gone.extend(endpoint_keys(endpoint));
                 applying.changes_rules |= endpoint.host || self.program.is_led_to(endpoint);
             }
-            if let RowKey::Service { vni, address } = key {
-                let of = EndpointKey { vni, address };
+            if let RowKey::Service(vni, address) = key {
                 let change = applying.change(None, None);
+                let of = endpoint_key(vni, address);
                 applying.changes.rows.insert(of, change);
             }
             let gone = self.program.delete(&key);
@@ -173,7 +172,7 @@ impl State {
             match &row {
                 Row::Service(service) => {
                     let change = applying.change(Some(service.clone()), key.clone());
-                    applying.changes.rows.insert(service.key, change);
+                    applying.changes.rows.insert(key_of(service), change);
                 }
                 Row::Local(endpoint) => {
                     applying.changes_rules |= endpoint.host || self.program.is_led_to(endpoint);
@@ -201,20 +200,19 @@ impl State {
 
     /// Writes the rules for services that nodes are to serve, and takes those out that can't be, with the reason.
     fn prepare(&mut self, coming: &mut Vec<Upsert>) -> Vec<(Option<proto::RowKey>, String)> {
-        let is_blind = |(_, row): &Upsert| {
-            row.served()
-                .is_some_and(|service| !self.netfilter.has_view_of(service))
-        };
+        let is_blind =
+            |(_, row): &Upsert| served(row).is_some_and(|service| !self.netfilter.has_view_of(service));
         let blind = coming.extract_if(.., |row| is_blind(row));
         let why = "it is the cluster's DNS by the operator's THUBAN_CLUSTER_DNS, but not by this transitd's";
         let mut refused: Vec<_> = blind.map(|(key, _)| (key, why.to_owned())).collect();
         if coming.is_empty() {
             return refused;
         }
-        let services = || coming.iter().filter_map(|(_, row)| row.served());
-        let keys: HashSet<EndpointKey> = services().map(|service| service.key).collect();
+        let services = || coming.iter().filter_map(|(_, row)| served(row));
+        let of = |service: &NodeService| (service.vni, service.address);
+        let keys: HashSet<_> = services().map(of).collect();
         let staying = self.program.served_by_node();
-        let staying = staying.filter(|service| !keys.contains(&service.key));
+        let staying = staying.filter(|service| !keys.contains(&of(service)));
         let host = Host::of(&self.program);
         if let Err(error) = self.netfilter.set(services().chain(staying), host) {
             refused.extend(coming.drain(..).map(|(key, _)| (key, error.to_string())));
@@ -236,8 +234,8 @@ impl State {
                 pods.insert(old.pod_uid.clone());
             }
         }
-        if let Row::Direct { key, .. } = &row {
-            self.subscriptions.adopt(*key);
+        if let Row::Direct(Direct { vni, address, .. }) = &row {
+            self.subscriptions.adopt(endpoint_key(*vni, *address));
         }
         let changes = self.program.upsert(row);
         self.write(changes).map_err(|error| {
@@ -348,6 +346,14 @@ impl State {
 fn has_rules(key: &RowKey) -> bool {
     matches!(
         key,
-        RowKey::NodeService { .. } | RowKey::Exposed { .. } | RowKey::Vpc(_) | RowKey::Droplet(_)
+        RowKey::NodeService(..) | RowKey::Exposed(..) | RowKey::Vpc(_) | RowKey::Droplet(_)
     )
+}
+
+/// The service, if the node's own stack serves it.
+fn served(row: &Row) -> Option<&NodeService> {
+    match row {
+        Row::NodeService(service) => Some(service),
+        _ => None,
+    }
 }

@@ -28,7 +28,7 @@ impl State {
         for attachment in &attachments {
             let own = endpoint.as_ref().filter(|e| {
                 Some(attachment.generation) == newest
-                    && e.vni == attachment.vni
+                    && e.vni.get() == attachment.vni
                     && e.address == attachment.address
             });
             match own {

@@ -12,17 +12,18 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use thuban_common::tables::{EndpointKey, SUBNET_BOUNCER_HERE};
 use thuban_proto::transit as proto;
+use thuban_rows::{LocalEndpoint, Refused, Row, RowKey};
 use tokio::sync::mpsc;
 use tracing::warn;
 
 use crate::attachments::{Attachment, AttachmentId};
+use crate::dataplane::contract::row_key;
 use crate::dataplane::links::Links;
 use crate::dataplane::quota::Usage;
 use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableEntry, TableError, TableKey, Tables};
 use crate::netfilter::ruleset::Host;
 use crate::netfilter::{Netfilter, NetfilterError};
-use crate::program::row::{LocalEndpoint, Row, RowKey};
 use crate::program::{Change, Program};
 use subscriptions::Subscriptions;
 
@@ -122,7 +123,7 @@ impl State {
     }
 
     pub fn readiness(&self, pod_uid: &str) -> Readiness {
-        if let Some(Row::Refused { reason, message, .. }) =
+        if let Some(Row::Refused(Refused { reason, message, .. })) =
             self.program.get(&RowKey::Refused(pod_uid.to_owned()))
         {
             return Readiness::Refused {
@@ -197,10 +198,8 @@ impl State {
 
     /// Gives a direct row back. A service's row stays until the operator takes it: this droplet may be a bouncer too.
     pub fn drop_direct(&mut self, key: &EndpointKey) {
-        let changes = self.program.delete(&RowKey::Direct {
-            vni: key.vni,
-            address: key.address,
-        });
+        let row = row_key(RowKey::Direct, key);
+        let changes = row.map(|row| self.program.delete(&row)).unwrap_or_default();
         let removed = self
             .write(changes)
             .and(self.tables.remove(&TableKey::Direct(*key)));

@@ -8,10 +8,10 @@ use std::collections::{HashMap, HashSet};
 
 use thuban_common::tables::EndpointKey;
 use thuban_proto::transit as proto;
+use thuban_rows::Service;
 
 use crate::dataplane::services::Services;
 use crate::dataplane::tables::TableError;
-use crate::program::service::Service;
 use crate::rejection::refusal;
 
 /// What is still to be written of programs that came.

@@ -5,11 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use thuban_api::identifiers::Vni;
 use thuban_common::tables::HOST_SOURCE;
+use thuban_rows::Visible;
 use tracing::{info, warn};
 
 use crate::dataplane::tables::TableKey;
-use crate::dns::{Asker, DNS_PORT, Domain, Server, Settings, View, Views, Visible};
+use crate::dns::{Asker, DNS_PORT, Domain, Server, Settings, View, Views};
 use crate::node::Node;
 
 /// The port may be somebody else's.
@@ -35,7 +37,7 @@ impl Views for NodeViews {
                 let has_it = attachment.addresses().any(|address| address == source);
                 (has_it && state.tables.get(&key).is_some()).then_some(attachment.vni)
             })?;
-            (vpc, Arc::clone(state.program.visible(vpc)?))
+            (vpc, Arc::clone(state.program.visible(Vni::new(vpc)?)?))
         };
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         match made.get(&vpc) {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thiserror::Error;
+use thuban_rows::LocalEndpoint;
 use tracing::{info, warn};
 
 use crate::attachments::{Attachment, AttachmentId};
@@ -16,7 +17,6 @@ use crate::cni::wiring;
 use crate::netlink::host_end::{self, HOST_END, HostPlan};
 use crate::netlink::{NetlinkError, find_link};
 use crate::node::Node;
-use crate::program::row::LocalEndpoint;
 use crate::state::State;
 
 /// Between two looks at whether somebody took interface or routes away.
@@ -107,11 +107,11 @@ async fn apply(node: &Arc<Node>) -> Result<(), HostEndpointError> {
 fn is_of(held: &Attachment, endpoint: &LocalEndpoint, node: &Node) -> bool {
     (held.vni, held.network, held.address, held.address6, held.mac)
         == (
-            endpoint.vni,
-            endpoint.network,
+            endpoint.vni.get(),
+            endpoint.network.get(),
             endpoint.address,
             endpoint.address6,
-            endpoint.mac,
+            endpoint.mac.0,
         )
         && held.pod_uid == endpoint.pod_uid
         && held.mtu == node.pod_mtu()

@@ -1,7 +1,7 @@
 //! The tables of services in the kernel, without a daemon: what finds no room, and what a crash cut short.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,10 +11,10 @@ use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData};
 use thuban_common::services::{BackendEntry, BackendKey, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey};
 use thuban_common::tables::{EndpointKey, LAYOUT_VERSION, MissEntry};
+use thuban_rows::{Backend, Port, Service, builders};
 use transitd::dataplane::loader;
 use transitd::dataplane::services::{Marks, Services};
 use transitd::dataplane::tables::TableError;
-use transitd::program::service::{Port, Service};
 use transitd::settings::PinSettings;
 
 use crate::pressure::shrink;
@@ -126,23 +126,22 @@ fn port_key(of: EndpointKey) -> ServiceKey {
 fn service(of: EndpointKey, backends: impl IntoIterator<Item = u16>) -> Service {
     let backend = |number: u16| {
         let [high, low] = number.to_be_bytes();
-        BackendEntry {
-            address: Ipv4Addr::new(10, 0, high, low).to_ipv6_mapped().octets(),
-            port: 8080_u16.to_be(),
-            padding: 0,
+        Backend {
+            address: Ipv4Addr::new(10, 0, high, low).into(),
+            port: 8080,
         }
     };
     let port = Port {
-        key: port_key(of),
+        protocol: 6,
+        port: 80,
         affinity: 0,
         local: false,
         backends: backends.into_iter().map(backend).collect(),
     };
     Service {
-        key: of,
+        vni: builders::vni(of.vni),
+        address: Ipv6Addr::from(of.address).to_canonical(),
         ports: vec![port],
-        inside: false,
-        names: false,
     }
 }
 

@@ -16,7 +16,7 @@ use crate::controller::endpoint::sync::{ranges_of, sync_endpoint};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::condition;
-use crate::hub::Waiter;
+use crate::hub::{WAITS_FOR_ACKS, Waiter};
 use crate::model::endpoint::{droplet_of, name_of};
 use crate::model::rows::Key;
 use crate::model::world::RoleKind;
@@ -56,22 +56,24 @@ pub async fn provision(
         .any(|(droplet, key)| droplet == home && matches!(key, Key::Local(..)));
     let waiter = Waiter::Endpoint(name);
     let mut missing = context.hub.missing(&rows, Some(home), &waiter);
-    missing.extend(context.hub.unaware(home, dividers, &waiter));
+    missing
+        .unacked
+        .extend(context.hub.unaware(home, dividers, &waiter));
     let waits_for = if !is_known {
-        Some(format!(
+        let message = format!(
             "waits for droplet {home}: transitd has not registered it, or it is not Accepted: kubectl get droplet {home}"
-        ))
+        );
+        Some((WAITS_FOR_ACKS, message))
     } else if !has_bouncer {
-        Some(format!(
-            "waits for a bouncer of network {network}: kubectl get bouncers"
-        ))
+        let message = format!("waits for a bouncer of network {network}: kubectl get bouncers");
+        Some((WAITS_FOR_ACKS, message))
     } else if !missing.is_empty() {
-        Some(format!("waits for acks of droplets: {}", missing.join(", ")))
+        Some((missing.reason(), missing.message()))
     } else {
         None
     };
-    if let Some(message) = waits_for {
-        return wait(endpoint, endpoints, status, &message, context).await;
+    if let Some((reason, message)) = waits_for {
+        return wait(endpoint, endpoints, status, (reason, &message), context).await;
     }
     if status.addresses.is_empty() {
         let Some(claimed) = ranges_of(endpoint, context) else {
@@ -79,7 +81,7 @@ pub async fn provision(
         };
         fill(&mut status, &claimed, endpoint);
     }
-    let is_followed = |_: &String| !context.hub.missing(&followers, None, &waiter).is_empty();
+    let is_followed = |_: &String| !context.hub.missing(&followers, None, &waiter).unacked.is_empty();
     status.previous_droplet = status.previous_droplet.filter(is_followed);
     status.phase = Phase::Provisioned;
     set(
@@ -106,7 +108,7 @@ async fn wait(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
     status: EndpointStatus,
-    message: &str,
+    (reason, message): (&str, &str),
     context: &Context,
 ) -> Result<Action, ReconcileError> {
     if context
@@ -116,7 +118,7 @@ async fn wait(
     {
         return Ok(Action::requeue(ACK_RETRY));
     }
-    let told = condition("Ready", false, "WaitsForAcks", message, None);
+    let told = condition("Ready", false, reason, message, None);
     say(endpoint, endpoints, status, told, false, context).await?;
     Ok(Action::requeue(ACK_RETRY))
 }

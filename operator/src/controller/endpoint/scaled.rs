@@ -28,7 +28,7 @@ use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{condition, delete, has_finalizer, remove_finalizer};
 use crate::controller::service::outside_address::{self, outside_of};
 use crate::controller::service::own_address::{self, Claimed, asked_by, asked_of};
-use crate::hub::Waiter;
+use crate::hub::{Missing, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE, Waiter};
 use crate::model::admission::{Refusal, network_of};
 use crate::model::allocation::addresses_of;
 use crate::model::backends::{Located, Place, TooLarge, WaysIn, backends};
@@ -298,7 +298,7 @@ async fn serve(
     let missing = if was == Phase::Init {
         context.hub.missing(&rows, None, &Waiter::Endpoint(name.clone()))
     } else {
-        Vec::new()
+        Missing::default()
     };
     let waits = |reason, message: &str| condition("Ready", false, reason, message, None);
     let accepted = accepted(endpoint, context);
@@ -310,19 +310,16 @@ async fn serve(
         Ok(_) if rows.is_empty() => {
             let message =
                 format!("waits for a bouncer of the VPC of network {network}: kubectl get bouncers");
-            waits("WaitsForAcks", &message)
+            waits(WAITS_FOR_ACKS, &message)
         }
-        Ok(_) if !missing.is_empty() => {
-            let message = format!("waits for acks of droplets: {}", missing.join(", "));
-            waits("WaitsForAcks", &message)
-        }
+        Ok(_) if !missing.is_empty() => waits(missing.reason(), &missing.message()),
         Ok(counts) if counts.used == 0 => {
             let message = "new connections are refused: none of its pods is ready and in its VPC";
             condition("Ready", true, "NoBackends", message, None)
         }
         Ok(_) => condition("Ready", true, "Acknowledged", "its bouncers have its rows", None),
     };
-    let is_waiting = ready.reason == "WaitsForAcks";
+    let is_waiting = [WAITS_FOR_ACKS, WAITS_FOR_UPGRADE].contains(&&*ready.reason);
     let uid = endpoint.uid().unwrap_or_default();
     if is_waiting
         && was == Phase::Init

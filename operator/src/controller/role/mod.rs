@@ -12,6 +12,7 @@ pub mod kind;
 pub mod placement;
 pub mod role_set;
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +34,7 @@ use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
     WriteError, condition, has_finalizer, remove_finalizer, replace, replace_status,
 };
+use crate::hub::Missing;
 
 /// What waits longer than this says so in a condition.
 const CONDITION_DELAY: Duration = Duration::from_secs(3);
@@ -77,18 +79,29 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     {
         return settle_on(&*role, droplet, why, &roles, &context).await;
     }
+    let outdated = RefCell::default();
     let step = decide(
         view,
-        || tables_of(&*role, &context),
-        || uninformed(&*role, &context),
+        || tables_of(&*role, &context, &outdated),
+        || uninformed(&*role, &context, &outdated),
     );
-    take(step, &*role, &roles, &context).await
+    take(step, outdated.into_inner(), &*role, &roles, &context).await
 }
 
-fn tables_of<R: Role>(role: &R, context: &Context) -> Tables {
+/// What is told of droplets whose transitd is to be upgraded.
+type Outdated = Option<(&'static str, String)>;
+
+fn note(missing: &Missing, outdated: &RefCell<Outdated>) {
+    if !missing.outdated.is_empty() {
+        *outdated.borrow_mut() = Some((missing.reason(), missing.message()));
+    }
+}
+
+fn tables_of<R: Role>(role: &R, context: &Context, outdated: &RefCell<Outdated>) -> Tables {
     let droplet = role.droplet().unwrap_or_default();
     let tables = context.hub.read(|world| role.tables(world, droplet));
     let missing = context.hub.missing(&tables, Some(droplet), &role.waiter());
+    note(&missing, outdated);
     if tables.is_empty() {
         Tables::Unknown
     } else if missing.is_empty() {
@@ -102,14 +115,18 @@ fn tables_of<R: Role>(role: &R, context: &Context) -> Tables {
 }
 
 /// Droplets that lack the news of where the role is.
-fn uninformed<R: Role>(role: &R, context: &Context) -> Vec<String> {
+fn uninformed<R: Role>(role: &R, context: &Context, outdated: &RefCell<Outdated>) -> Vec<String> {
     let rows = context.hub.read(|world| role.published_rows(world));
-    context.hub.missing(&rows, role.droplet(), &role.waiter())
+    let missing = context.hub.missing(&rows, role.droplet(), &role.waiter());
+    note(&missing, outdated);
+    let others = missing.outdated.into_iter().map(|(droplet, _)| droplet);
+    missing.unacked.into_iter().chain(others).collect()
 }
 
 /// Does what was decided.
 async fn take<R: Role>(
     step: Step,
+    outdated: Outdated,
     role: &R,
     roles: &Api<R>,
     context: &Context,
@@ -138,17 +155,18 @@ async fn take<R: Role>(
                 context.clocks.forget(Timed::RoleWait, role.id().uid);
                 return settle_on(role, other, Move::Refused, roles, context).await;
             }
-            filling(droplet)
+            outdated.unwrap_or_else(|| filling(droplet))
         }
-        Step::WaitForTables => filling(droplet),
-        Step::WaitForUsers(names) => announcing(&names),
+        Step::WaitForTables => outdated.unwrap_or_else(|| filling(droplet)),
+        Step::WaitForUsers(names) => outdated.unwrap_or_else(|| announcing(&names)),
         Step::Publish => {
             context.hub.update(|world| world.publish_role(role.id()));
-            let names = uninformed(role, context);
+            let outdated = RefCell::default();
+            let names = uninformed(role, context, &outdated);
             if names.is_empty() {
                 return finish(role, droplet, roles, context).await;
             }
-            announcing(&names)
+            outdated.into_inner().unwrap_or_else(|| announcing(&names))
         }
     };
     wait(role, roles, context, (reason, message)).await
@@ -326,11 +344,12 @@ pub fn unpublish_leaving<R: Role>(context: &Context) {
 /// From its users first, then its tables, then the object.
 async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<Action, ReconcileError> {
     let rows = context.hub.read(|world| role.published_rows(world));
-    let missing = context.hub.missing(&rows, None, &role.waiter());
-    if !missing.is_empty() {
+    // Those that don't understand its rows never used it.
+    let users = context.hub.missing(&rows, None, &role.waiter()).unacked;
+    if !users.is_empty() {
         let message = format!(
             "waits until these droplets use it no more: {}",
-            join_first(&missing)
+            join_first(&users)
         );
         return wait(role, roles, context, ("WaitsForUsers", message)).await;
     }

@@ -125,7 +125,7 @@ pub async fn give_back(endpoint: &Endpoint, context: &Context) -> Result<bool, R
     let vpc = context.vpc_name_of(endpoint);
     let rows = context.hub.read(|world| world.vpc_rows(&vpc));
     let waiter = Waiter::Endpoint(name_of(endpoint));
-    if !context.hub.missing(&rows, None, &waiter).is_empty() {
+    if !context.hub.missing(&rows, None, &waiter).unacked.is_empty() {
         return Ok(false);
     }
     release_each(endpoint, asked, context).await?;

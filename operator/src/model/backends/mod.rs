@@ -8,21 +8,20 @@ use std::net::IpAddr;
 
 use thiserror::Error;
 use thuban_api::OVERLAY_PORT;
-use thuban_api::identifiers::mapped;
-use thuban_proto::transit::{ExposedPort, ServiceBackend, ServicePort};
+use thuban_rows::{self as rows, ExposedPort};
 
 use super::allocation::Family;
 use super::service::{Backend, Conditions, EndpointSlice, Port, Service};
 
 /// Bounds of a droplet's tables.
-const MOST_PORTS: usize = 128;
-const MOST_BACKENDS: usize = 16_384;
+const MOST_PORTS: usize = rows::MAX_PORTS;
+const MOST_BACKENDS: usize = rows::MAX_BACKENDS;
 /// Of all its ports together: a row is one message's part, and a tenant writes slices.
 const MOST_WAYS: usize = 65_536;
 /// Of one that nodes serve: they write all such services anew at each change.
 const MOST_BY_NODE: usize = 1024;
 /// IP protocol number.
-const UDP: u32 = 17;
+const UDP: u8 = 17;
 /// Seconds, as Kubernetes has it.
 const DEFAULT_AFFINITY: u32 = 10_800;
 
@@ -51,7 +50,7 @@ pub enum TooLarge {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Backends {
     /// Each of its addresses with its ports, in the order of the addresses.
-    pub tables: Vec<(IpAddr, Vec<ServicePort>)>,
+    pub tables: Vec<(IpAddr, Vec<rows::Port>)>,
     /// The same as nodes are told of it; none of a Service that nodes take nothing for.
     pub exposed: Vec<(IpAddr, Vec<ExposedPort>)>,
     /// The droplet of each backend of local ports.
@@ -80,7 +79,7 @@ pub struct WaysIn<'a> {
 }
 
 /// Whether packets of a protocol (by its IP number) to a port, outside of every VPC, would be the overlay's to who gets them.
-fn is_overlays(protocol: u32, port: u16) -> bool {
+fn is_overlays(protocol: u8, port: u16) -> bool {
     protocol == UDP && port == OVERLAY_PORT
 }
 
@@ -124,7 +123,7 @@ fn state(conditions: Option<&Conditions>) -> Option<State> {
 }
 
 /// IP protocol number; none of what droplets can't forward.
-fn protocol(port: &Port) -> Option<u32> {
+fn protocol(port: &Port) -> Option<u8> {
     match port.protocol.as_deref().unwrap_or("TCP") {
         "TCP" => Some(6),
         "UDP" => Some(UDP),
@@ -140,7 +139,7 @@ fn number(port: &Port) -> Option<u16> {
 }
 
 /// What joins a Service's port with those of its slices: protocol and name.
-type Joint<'a> = (u32, &'a str);
+type Joint<'a> = (u8, &'a str);
 
 fn joint(port: &Port) -> Option<Joint<'_>> {
     Some((protocol(port)?, port.name.as_deref().unwrap_or_default()))
@@ -185,16 +184,16 @@ pub fn backends<'a>(
             let found = found.get(&(Family::of(*address), *joint));
             let backends = ways(found, is_local.then_some(&homes), *port)?;
             used.extend(backends.iter().map(|(address, _)| *address));
-            Ok(ServicePort {
+            Ok(rows::Port {
                 protocol: joint.0,
-                port: (*port).into(),
+                port: *port,
                 // Where nobody has any, new connections are refused as always.
                 local: is_local && !backends.is_empty(),
                 backends: backends.into_iter().map(backend).collect(),
-                affinity_seconds: affinity(service),
+                affinity: affinity(service),
             })
         });
-        let table: Vec<ServicePort> = table.collect::<Result<_, _>>()?;
+        let table: Vec<rows::Port> = table.collect::<Result<_, _>>()?;
         let ways = table.iter().map(|port| port.backends.len()).sum();
         if ways > MOST_WAYS {
             return Err(TooLarge::Ways(ways));
@@ -211,7 +210,7 @@ pub fn backends<'a>(
         let each = addresses.map(|address| {
             let mut ports = exposed(service, *address, &found, &homes, ways_in.is_tenants)?;
             if ways_in.at_droplets {
-                ports.retain(|port| !is_overlays(port.protocol, port.port as u16));
+                ports.retain(|port| !is_overlays(port.protocol, port.port));
             }
             if service.is_external_local() {
                 bound(&ports, &homes)?;
@@ -343,11 +342,8 @@ fn chosen<'a>(found: impl Iterator<Item = (&'a (IpAddr, u16), &'a State)> + Clon
     chosen.map(|(backend, _)| *backend).collect()
 }
 
-fn backend((address, port): (IpAddr, u16)) -> ServiceBackend {
-    ServiceBackend {
-        address: mapped(address).to_vec(),
-        port: port.into(),
-    }
+fn backend((address, port): (IpAddr, u16)) -> rows::Backend {
+    rows::Backend { address, port }
 }
 
 /// The ports of a Service; the API server lets none be there twice, and neither may a row.
@@ -412,30 +408,28 @@ fn exposed(
         let is_ending =
             |way: &&(IpAddr, u16)| found.and_then(|found| found.get(*way)) == Some(&State::Ending);
         let ending = backends.iter().filter(is_ending);
-        let ending = ending.map(|(address, _)| mapped(*address).to_vec()).collect();
+        let ending = ending.map(|(address, _)| *address).collect();
         Ok(ExposedPort {
             protocol: joint.0,
-            port: number.into(),
-            node_port: node_port.unwrap_or_default().into(),
-            local,
-            backends: backends.into_iter().map(backend).collect(),
+            port: number,
+            node_port,
+            local: local.then(|| backends.into_iter().map(backend).collect()),
             ending,
-            peers: Vec::new(),
+            peers: BTreeSet::new(),
         })
     });
     made.collect()
 }
 
 /// The droplet of a backend.
-pub fn home<'a>(backend: &ServiceBackend, homes: &'a BTreeMap<IpAddr, String>) -> Option<&'a str> {
-    let address = super::rows::address(&backend.address)?;
-    homes.get(&address).map(String::as_str)
+fn home<'a>(backend: &rows::Backend, homes: &'a BTreeMap<IpAddr, String>) -> Option<&'a str> {
+    homes.get(&backend.address).map(String::as_str)
 }
 
 /// What nodes are led to is written anew at each change of any.
 fn bound(ports: &[ExposedPort], homes: &BTreeMap<IpAddr, String>) -> Result<(), TooLarge> {
     let mut by_droplet: BTreeMap<&str, usize> = BTreeMap::new();
-    for backend in ports.iter().flat_map(|port| &port.backends) {
+    for backend in ports.iter().flat_map(|port| port.local.iter().flatten()) {
         if let Some(home) = home(backend, homes) {
             *by_droplet.entry(home).or_default() += 1;
         }
@@ -450,16 +444,17 @@ fn bound(ports: &[ExposedPort], homes: &BTreeMap<IpAddr, String>) -> Result<(), 
 fn cut(ports: &mut [ExposedPort], homes: &BTreeMap<IpAddr, String>) {
     let most = (MOST_BY_NODE / ports.len().max(1)).max(1);
     for port in ports {
+        let Some(backends) = &mut port.local else { continue };
         let mut by_droplet: BTreeMap<&str, usize> = BTreeMap::new();
-        port.backends.retain(|backend| {
+        backends.retain(|backend| {
             home(backend, homes).is_some_and(|home| {
                 let number = by_droplet.entry(home).or_default();
                 *number += 1;
                 *number <= most
             })
         });
-        let kept: BTreeSet<&[u8]> = port.backends.iter().map(|backend| &*backend.address).collect();
-        port.ending.retain(|address| kept.contains(&**address));
+        let kept: BTreeSet<IpAddr> = backends.iter().map(|backend| backend.address).collect();
+        port.ending.retain(|address| kept.contains(address));
     }
 }
 

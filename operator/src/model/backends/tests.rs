@@ -2,11 +2,9 @@
 
 use std::net::IpAddr;
 
-use serde_json::{Value, json};
-use thuban_api::identifiers::mapped;
-
 use super::super::service::Target;
 use super::{Backend, Backends, EndpointSlice, Located, Place, Service, TooLarge, WaysIn};
+use serde_json::{Value, json};
 
 /// Each backend is where its slice says.
 fn backends(
@@ -68,15 +66,15 @@ fn made(service: &Service, slices: &[EndpointSlice]) -> Backends {
 }
 
 /// (protocol, port, its backends) of the service's first address.
-fn first(backends: &Backends) -> Vec<(u32, u32, Vec<String>)> {
+fn first(backends: &Backends) -> Vec<(u8, u16, Vec<String>)> {
     let ports = &backends.tables[0].1;
     ports
         .iter()
         .map(|port| {
-            let ways = port.backends.iter().map(|backend| {
-                let address = crate::model::rows::address(&backend.address).unwrap();
-                format!("{address}:{}", backend.port)
-            });
+            let ways = port
+                .backends
+                .iter()
+                .map(|backend| format!("{}:{}", backend.address, backend.port));
             (port.protocol, port.port, ways.collect())
         })
         .collect()
@@ -171,9 +169,12 @@ fn each_family_has_its_own_backends_and_falls_back_by_itself() {
         .map(|(address, _)| address.to_string())
         .collect();
     assert_eq!(addresses, ["10.96.0.10", "fd00:96::10"]);
-    let backend = |table: usize| made.tables[table].1[0].backends[0].address.clone();
-    let bytes = |text: &str| mapped(text.parse::<IpAddr>().unwrap()).to_vec();
-    assert_eq!((backend(0), backend(1)), (bytes("10.0.1.2"), bytes("fd00:1::2")));
+    let backend = |table: usize| made.tables[table].1[0].backends.first().unwrap().address;
+    let parsed = |text: &str| text.parse::<IpAddr>().unwrap();
+    assert_eq!(
+        (backend(0), backend(1)),
+        (parsed("10.0.1.2"), parsed("fd00:1::2"))
+    );
     assert!(made.tables.iter().all(|(_, ports)| ports[0].backends.len() == 1));
 }
 
@@ -267,7 +268,9 @@ fn nothing_leads_to_the_overlays_port_outside_of_the_vpc() {
     service.spec.as_mut().unwrap().kind = Some("NodePort".into());
     let node_ports = |made: &Backends| {
         let ports = made.exposed[0].1.iter();
-        ports.map(|port| port.node_port).collect::<Vec<_>>()
+        ports
+            .map(|port| port.node_port.unwrap_or_default())
+            .collect::<Vec<_>>()
     };
     let exposed = made(&service, 8080, Place::Member);
     assert_eq!(
@@ -348,7 +351,7 @@ fn clients_stay_with_their_backend_for_as_long_as_is_asked_for() {
             value["spec"][field] = asked.clone();
         }
         let service: Service = serde_json::from_value(value).unwrap();
-        made(&service, &[]).tables[0].1[0].affinity_seconds
+        made(&service, &[]).tables[0].1[0].affinity
     };
     assert_eq!(seconds(&json!({})), 0);
     assert_eq!(seconds(&json!({"sessionAffinity": "None"})), 0);
@@ -394,19 +397,20 @@ fn traffic_that_stays_on_its_node_has_the_best_backends_of_each() {
     let outside = made(&with(&outside), &slices);
     assert_eq!(ways(&outside), ways(&cluster), "pods reach all");
     let port = &outside.exposed[0].1[0];
-    assert!(port.local && port.node_port == 30080);
-    assert_eq!(port.backends, internal.tables[0].1[0].backends);
-    assert_eq!(port.ending, [port.backends[1].address.clone()]);
+    assert_eq!(port.node_port, Some(30080));
+    let local = &internal.tables[0].1[0].backends;
+    assert_eq!(port.local.as_ref(), Some(local));
+    assert_eq!(port.ending, [local.last().unwrap().address].into());
     let open = json!({"type": "NodePort", "ports": [{"name": "http", "port": 80, "nodePort": 30080}]});
     let open = with(&open);
     let tenants = of_tenant(&open, &slices);
     let open = made(&open, &slices);
-    assert!(!open.exposed[0].1[0].local && open.exposed[0].1[0].backends.is_empty() && !open.by_peers);
+    assert!(open.exposed[0].1[0].local.is_none() && !open.by_peers);
     // Nodes are told their own of another VPC's.
     let port = &tenants.exposed[0].1[0];
-    assert!(tenants.by_peers && port.local && !tenants.tables[0].1[0].local);
-    assert_eq!(port.backends, internal.tables[0].1[0].backends);
-    assert_eq!(port.ending, [port.backends[1].address.clone()]);
+    assert!(tenants.by_peers && !tenants.tables[0].1[0].local);
+    assert_eq!(port.local.as_ref(), Some(local));
+    assert_eq!(port.ending, [local.last().unwrap().address].into());
     assert_eq!(ways(&tenants), ways(&open));
     // Of very many on a node the first ones of each port: their Service is served all the same.
     let crowd = (0..1100).map(|number: u16| {
@@ -420,7 +424,7 @@ fn traffic_that_stays_on_its_node_has_the_best_backends_of_each() {
     let ports = json!([{"name": "http", "protocol": "TCP", "port": 8080}, {"name": "more", "protocol": "TCP", "port": 81}]);
     let crowd = of_tenant(&wide, &[slice(&ports, &json!(crowd))]);
     for port in 0..2 {
-        assert_eq!(crowd.exposed[0].1[port].backends.len(), 512);
+        assert_eq!(crowd.exposed[0].1[port].local.as_ref().unwrap().len(), 512);
         assert_eq!(crowd.tables[0].1[port].backends.len(), 1100);
     }
 }

@@ -1,24 +1,25 @@
 //! The rows that each object contributes to the programs of droplets.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::sync::Arc;
 
-use thuban_api::identifiers::mapped;
-use thuban_proto::transit::{LocalRow, Row, row};
+use ipnet::Ipv6Net;
+use thuban_rows::{
+    Bouncer, Direct, Forward, LocalEndpoint, MAX_MEMBERS, Members, Network, Refused, Row, Underlay,
+    Vpc as VpcRow,
+};
 
 use super::roles::Roles;
 use super::{EndpointName, Membership, Owner, Rows, Vpc, World};
-use crate::model::rows::{self, Key, PackedRow};
-
-/// Most bouncers of a network, and most dividers of a VPC, that a row has room for.
-const MAX_MEMBERS: usize = 8;
+use crate::model::rows::{Key, PackedRow, ranges};
 
 impl World {
     /// Underlay addresses of droplets, sorted, as many as a row has room for.
-    fn addresses(&self, droplets: &BTreeSet<&str>) -> Vec<Ipv4Addr> {
+    fn addresses(&self, droplets: &BTreeSet<&str>) -> Vec<Underlay> {
         let addresses = droplets
             .iter()
-            .filter_map(|name| self.droplets.get(*name).copied());
+            .filter_map(|name| self.droplets.get(*name).copied())
+            .map(Underlay);
         let mut addresses: Vec<_> = addresses.collect();
         addresses.sort_unstable();
         addresses.dedup();
@@ -27,11 +28,11 @@ impl World {
     }
 
     /// Those that hold tables without being listed pass on what comes to them: others hear of them earlier, or later.
-    fn members_of(&self, roles: &Roles, parent: &str) -> rows::Members {
+    fn members_of(&self, roles: &Roles, parent: &str) -> Members {
         let used = roles.members(parent);
         let relays = roles.holders(parent);
         let relays = relays.difference(&used).copied().collect();
-        rows::Members {
+        Members {
             used: self.addresses(&used),
             relays: self.addresses(&relays),
         }
@@ -61,25 +62,23 @@ impl World {
             targets.extend(self.endpoint_droplets(network));
             targets.extend(self.bouncers.holders(network));
         }
-        let visible = self.visible_to(name, vpc);
-        let service_addresses = self.service_addresses_of(name);
-        let row = |is_here| {
-            rows::vpc(
-                vpc.vni,
-                rows::Ranges {
-                    own: &vpc.cidrs,
-                    services: &self.service_ranges,
-                    closed: &self.closed_to(vpc),
-                    service_addresses: &service_addresses,
-                },
-                &members,
-                rows::Access {
-                    divider_here: is_here,
-                    host: vpc.host_access,
-                    egress: vpc.egress,
-                },
-                &visible,
-            )
+        let common = VpcRow {
+            vni: vpc.vni,
+            cidrs: ranges(&vpc.cidrs),
+            service_cidrs: ranges(&self.service_ranges),
+            closed_cidrs: ranges(&self.closed_to(vpc)),
+            service_addresses: self.service_addresses_of(name),
+            dividers: members,
+            divider_here: false,
+            host_access: vpc.host_access,
+            egress: vpc.egress,
+            visible: Arc::new(self.visible_to(name, vpc)),
+        };
+        let row = |divider_here| {
+            Row::Vpc(VpcRow {
+                divider_here,
+                ..common.clone()
+            })
         };
         let mut made = share(&targets, &dividers, row);
         for (service, told) in self.node_services_of(name, vpc) {
@@ -109,7 +108,15 @@ impl World {
         let mut targets = bouncers.clone();
         targets.extend(self.dividers.holders(&network.vpc));
         targets.extend(self.endpoint_droplets(name));
-        let row = |is_here| rows::network(vni, network.id, &network.cidrs, &members, is_here);
+        let row = |bouncer_here| {
+            Row::Network(Network {
+                vni,
+                id: network.id,
+                cidrs: ranges(&network.cidrs),
+                bouncers: members.clone(),
+                bouncer_here,
+            })
+        };
         Some(share(&targets, &bouncers, row))
     }
 
@@ -118,76 +125,82 @@ impl World {
         let member = match &endpoint.membership {
             Membership::Waiting => return None,
             Membership::Refused(reason, message) => {
-                return Some(
-                    [at(
-                        &endpoint.droplet,
-                        rows::refused(&endpoint.pod.uid, reason, message),
-                    )]
-                    .into(),
-                );
+                let refused = Row::Refused(Refused {
+                    pod_uid: endpoint.pod.uid.clone(),
+                    reason: reason.clone(),
+                    message: message.clone(),
+                });
+                return Some([at(&endpoint.droplet, &refused)].into());
             }
             Membership::Member(member) => member,
         };
         let network = self.networks.get(&endpoint.network)?;
         let vni = self.vni(&network.vpc)?;
-        let home = *self.droplets.get(&endpoint.droplet)?;
+        let droplet = Underlay(*self.droplets.get(&endpoint.droplet)?);
         let previous = endpoint.previous.as_ref();
         let previous = previous.filter(|previous| **previous != endpoint.droplet);
         let previous = previous.and_then(|name| Some((name, self.droplets.get(name)?)));
-        let address6 = member.address6.map(|(address, _)| address);
-        let local = LocalRow {
+        let second = member.address6;
+        let local = Row::Local(LocalEndpoint {
             vni,
-            address: mapped(member.address).to_vec(),
+            address: member.address,
+            address6: second.and_then(|(address, prefix)| Ipv6Net::new(address, prefix).ok()),
             network: network.id,
-            prefix_length: member.prefix_length.into(),
-            gateway: member.gateway.to_string(),
-            mac: member.mac.0.to_vec(),
+            prefix_length: member.prefix_length,
+            gateway: member.gateway,
+            mac: member.mac,
             pod_uid: endpoint.pod.uid.clone(),
             pod_namespace: endpoint.pod.namespace.clone(),
             pod_name: endpoint.pod.name.clone(),
             vpc_name: network.vpc.clone(),
             network_name: endpoint.network.clone(),
             ready: endpoint.ready,
-            address6: rows::optional(address6),
-            moved_from: previous
-                .map(|(_, address)| address.octets().to_vec())
-                .unwrap_or_default(),
-            prefix_length6: member.address6.map_or(0, |(_, prefix)| prefix.into()),
+            moved_from: previous.map(|(_, address)| (*address).into()),
             host: endpoint.is_host,
-        };
-        let key = (endpoint.droplet.clone(), Key::Local(vni, member.address.into()));
-        let local = Row {
-            row: Some(row::Row::Local(local)),
-        };
-        let mut rows = Rows::from([(key, PackedRow::new(&local))]);
+        });
+        let mut rows = Rows::from([at(&endpoint.droplet, &local)]);
         let bouncers = self.bouncers.holders(&endpoint.network);
-        rows.extend(share(&bouncers, &bouncers, |_| {
-            rows::bouncer(vni, member.address, address6, home)
-        }));
+        let bouncer = Row::Bouncer(Bouncer {
+            vni,
+            address: member.address.into(),
+            address6: second.map(|(address, _)| address),
+            droplet,
+        });
+        rows.extend(share(&bouncers, &bouncers, |_| bouncer.clone()));
         for address in member.all() {
             if let Some((previous, _)) = previous {
-                rows.extend([at(previous, rows::forward(vni, address, home))]);
+                let forward = Row::Forward(Forward {
+                    vni,
+                    address,
+                    droplet,
+                });
+                rows.extend([at(previous, &forward)]);
             }
             if self.away.contains(&endpoint.droplet) {
                 continue;
             }
             let subscribers = self.subscriptions.get(&(vni, address)).into_iter().flatten();
-            for subscriber in subscribers.filter(|subscriber| **subscriber != endpoint.droplet) {
-                rows.extend([at(subscriber, rows::direct(vni, address, home))]);
-            }
+            let direct = Row::Direct(Direct {
+                vni,
+                address,
+                droplet,
+            });
+            let others = subscribers.filter(|subscriber| **subscriber != endpoint.droplet);
+            rows.extend(others.map(|subscriber| at(subscriber, &direct)));
         }
         Some(rows)
     }
 }
 
-fn at(droplet: &str, (key, row): (Key, Row)) -> ((String, Key), PackedRow) {
-    ((droplet.to_owned(), key), PackedRow::new(&row))
+fn at(droplet: &str, row: &Row) -> ((String, Key), PackedRow) {
+    ((droplet.to_owned(), row.key()), PackedRow::new(row))
 }
 
 /// The same row for all targets but for one flag: whether the target is among `holders`.
-fn share(targets: &BTreeSet<&str>, holders: &BTreeSet<&str>, row: impl Fn(bool) -> (Key, Row)) -> Rows {
-    let (key, with) = row(true);
-    let (with, without) = (PackedRow::new(&with), PackedRow::new(&row(false).1));
+fn share(targets: &BTreeSet<&str>, holders: &BTreeSet<&str>, row: impl Fn(bool) -> Row) -> Rows {
+    let with = row(true);
+    let key = with.key();
+    let (with, without) = (PackedRow::new(&with), PackedRow::new(&row(false)));
     let row = |target| if holders.contains(target) { &with } else { &without };
     targets
         .iter()

@@ -10,7 +10,7 @@ mod services;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use thuban_api::identifiers::MacAddr;
+use thuban_api::identifiers::{MacAddr, NetworkId, Vni};
 use thuban_proto::transit::row;
 
 use super::rows::{self, Key, PackedRow};
@@ -23,7 +23,7 @@ pub use services::{MOST_OWN_ADDRESSES, Service};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vpc {
-    pub vni: u32,
+    pub vni: Vni,
     pub cidrs: Vec<String>,
     pub host_access: bool,
     /// Its pods reach outside in their node's name.
@@ -35,7 +35,7 @@ pub struct Vpc {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
     pub vpc: String,
-    pub id: u32,
+    pub id: NetworkId,
     pub cidrs: Vec<String>,
 }
 
@@ -131,9 +131,9 @@ pub struct World {
     /// Addresses of nodes that are in none of them.
     closed_nodes: BTreeSet<IpAddr>,
     /// (VNI, address) -> droplets that asked.
-    subscriptions: HashMap<(u32, IpAddr), BTreeSet<String>>,
+    subscriptions: HashMap<(Vni, IpAddr), BTreeSet<String>>,
     /// The same by droplet and VNI.
-    subscribed: HashMap<String, HashMap<u32, BTreeSet<IpAddr>>>,
+    subscribed: HashMap<String, HashMap<Vni, BTreeSet<IpAddr>>>,
     /// Endpoints of a network by droplet.
     members: HashMap<String, BTreeMap<String, SortedSet<EndpointName>>>,
     /// Endpoints that have an address, in whatever VPC.
@@ -231,7 +231,7 @@ impl World {
     }
 
     /// Adds or takes away a subscription; false if nothing changed.
-    pub fn subscribe(&mut self, droplet: &str, vni: u32, address: IpAddr, wanted: bool) -> bool {
+    pub fn subscribe(&mut self, droplet: &str, vni: Vni, address: IpAddr, wanted: bool) -> bool {
         let droplets = self.subscriptions.entry((vni, address)).or_default();
         let is_changed = if wanted {
             droplets.insert(droplet.to_owned())
@@ -263,14 +263,14 @@ impl World {
     }
 
     /// All subscriptions of a droplet.
-    pub fn subscriptions_of(&self, droplet: &str) -> Vec<(u32, IpAddr)> {
+    pub fn subscriptions_of(&self, droplet: &str) -> Vec<(Vni, IpAddr)> {
         let own = self.subscribed.get(droplet).into_iter().flatten();
         own.flat_map(|(vni, addresses)| addresses.iter().map(|address| (*vni, *address)))
             .collect()
     }
 
     /// How many subscriptions a droplet has in a VPC.
-    pub fn subscribed(&self, droplet: &str, vni: u32) -> usize {
+    pub fn subscribed(&self, droplet: &str, vni: Vni) -> usize {
         let own = self.subscribed.get(droplet).and_then(|own| own.get(&vni));
         own.map_or(0, BTreeSet::len)
     }
@@ -327,11 +327,11 @@ impl World {
             for other in self.droplets.keys().filter(|other| **other != name) {
                 let delta = deltas.entry(other.clone()).or_default();
                 if let Some(lost) = lost {
-                    delta.insert(Key::Droplet(lost), None);
+                    delta.insert(Key::Droplet(lost.into()), None);
                 }
                 if let Some(new) = new {
-                    let (key, row) = rows::droplet(new);
-                    delta.insert(key, Some(PackedRow::new(&row)));
+                    let row = rows::droplet(new);
+                    delta.insert(row.key(), Some(PackedRow::new(&row)));
                 }
             }
             // What the droplet itself knows begins or ends with it.
@@ -343,8 +343,8 @@ impl World {
             if old.is_none() != new.is_none() && !others.is_empty() {
                 let delta = deltas.entry(name.clone()).or_default();
                 for (_, address) in others {
-                    let (key, row) = rows::droplet(*address);
-                    delta.insert(key, new.map(|_| PackedRow::new(&row)));
+                    let row = rows::droplet(*address);
+                    delta.insert(row.key(), new.map(|_| PackedRow::new(&row)));
                 }
             }
         }
@@ -356,8 +356,8 @@ impl World {
         if self.droplets.contains_key(droplet) {
             let others = self.droplets.iter().filter(|(other, _)| *other != droplet);
             program.extend(others.map(|(_, address)| {
-                let (key, row) = rows::droplet(*address);
-                (key, PackedRow::new(&row))
+                let row = rows::droplet(*address);
+                (row.key(), PackedRow::new(&row))
             }));
         }
         program
@@ -375,32 +375,31 @@ impl World {
         self.droplets.iter()
     }
 
-    pub fn vni(&self, vpc: &str) -> Option<u32> {
+    pub fn vni(&self, vpc: &str) -> Option<Vni> {
         self.vpcs.get(vpc).map(|vpc| vpc.vni)
     }
 
-    pub fn has_vni(&self, vni: u32) -> bool {
+    pub fn has_vni(&self, vni: Vni) -> bool {
         self.vpcs.values().any(|vpc| vpc.vni == vni)
     }
 
     /// The VNI that a network's rows carry.
-    pub fn network_vni(&self, network: &str) -> Option<u32> {
+    pub fn network_vni(&self, network: &str) -> Option<Vni> {
         self.vni(&self.networks.get(network)?.vpc)
     }
 
     /// Whether a droplet has a part in a VPC, so may ask about its addresses.
-    pub fn takes_part(&self, droplet: &str, vni: u32) -> bool {
+    pub fn takes_part(&self, droplet: &str, vni: Vni) -> bool {
         self.programs
             .get(droplet)
             .is_some_and(|program| program.contains_key(&Key::Vpc(vni)))
     }
 
-    /// Whether the droplet has a bouncer of the network, or with network 0 a divider of the VPC.
-    pub fn carries(&self, droplet: &str, vni: u32, network: u32) -> bool {
-        let key = if network == 0 {
-            Key::Vpc(vni)
-        } else {
-            Key::Network(vni, network)
+    /// Whether the droplet has a bouncer of the network, or without one a divider of the VPC.
+    pub fn carries(&self, droplet: &str, vni: Vni, network: Option<NetworkId>) -> bool {
+        let key = match network {
+            None => Key::Vpc(vni),
+            Some(network) => Key::Network(vni, network),
         };
         let program = self.programs.get(droplet);
         let row = program.and_then(|program| program.get(&key)?.unpack().row);
@@ -419,7 +418,7 @@ impl World {
     }
 
     /// The endpoint that has an address, by VNI.
-    pub fn holder(&self, vni: u32, address: IpAddr) -> Option<&EndpointName> {
+    pub fn holder(&self, vni: Vni, address: IpAddr) -> Option<&EndpointName> {
         let mut names = self.by_address.get(&address).into_iter().flatten();
         names.find(|name| {
             let endpoint = self.endpoints.get(*name);

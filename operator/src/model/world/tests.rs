@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_api::identifiers::MacAddr;
 use thuban_proto::transit::row;
+use thuban_rows::Row;
+use thuban_rows::builders::{network_id, vni};
 
 use super::services::tests::{exposed, service};
 use super::{
@@ -81,9 +83,9 @@ pub(super) fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
     }
 }
 
-pub(super) fn vpc(vni: u32) -> Vpc {
+pub(super) fn vpc(number: u32) -> Vpc {
     Vpc {
-        vni,
+        vni: vni(number),
         cidrs: vec!["10.0.0.0/8".into()],
         host_access: false,
         egress: false,
@@ -94,7 +96,7 @@ pub(super) fn vpc(vni: u32) -> Vpc {
 pub(super) fn network(vpc: &str, id: u32) -> Network {
     Network {
         vpc: vpc.into(),
-        id,
+        id: network_id(id),
         cidrs: vec!["10.0.0.0/24".into()],
     }
 }
@@ -158,14 +160,16 @@ fn one_more_endpoint_costs_bouncers_plus_one_rows_however_many_droplets() {
 fn the_first_endpoint_on_a_droplet_brings_the_rows_of_its_network_and_the_last_takes_them_away() {
     let mut world = small(3);
     let name = ("ns".into(), "e".into());
-    assert!(!world.program("d2").keys().any(|key| key.vni() == Some(7)));
+    assert!(!world.program("d2").keys().any(|key| key.vni() == Some(vni(7))));
     world.set_endpoint(&name, Some(endpoint("web", 2, 10)));
     world.flush();
     let program = world.program("d2");
-    assert!(program.contains_key(&Key::Vpc(7)) && program.contains_key(&Key::Network(7, 1)));
+    assert!(
+        program.contains_key(&Key::Vpc(vni(7))) && program.contains_key(&Key::Network(vni(7), network_id(1)))
+    );
     world.set_endpoint(&name, None);
     world.flush();
-    assert!(!world.program("d2").keys().any(|key| key.vni() == Some(7)));
+    assert!(!world.program("d2").keys().any(|key| key.vni() == Some(vni(7))));
 }
 
 #[test]
@@ -173,16 +177,16 @@ fn a_subscriber_is_told_and_told_again_when_the_endpoint_goes() {
     let mut world = small(4);
     let name = ("ns".into(), "e".into());
     let address = IpAddr::from([10, 0, 0, 10]);
-    assert!(world.subscribe("d3", 7, address, true));
+    assert!(world.subscribe("d3", vni(7), address, true));
     world.set_endpoint(&name, Some(endpoint("web", 2, 10)));
     let deltas = world.flush();
     assert!(matches!(
-        deltas["d3"].get(&Key::Direct(7, address)),
+        deltas["d3"].get(&Key::Direct(vni(7), address)),
         Some(Some(_))
     ));
     world.set_endpoint(&name, None);
     let deltas = world.flush();
-    assert_eq!(deltas["d3"].get(&Key::Direct(7, address)), Some(&None));
+    assert_eq!(deltas["d3"].get(&Key::Direct(vni(7), address)), Some(&None));
 }
 
 #[test]
@@ -197,8 +201,8 @@ fn equal_addresses_of_two_vpcs_never_share_a_row() {
     let program = world.program("d1");
     let address = IpAddr::from([10, 0, 0, 10]);
     assert_ne!(
-        program[&Key::Bouncer(7, address)],
-        program[&Key::Bouncer(8, address)]
+        program[&Key::Bouncer(vni(7), address)],
+        program[&Key::Bouncer(vni(8), address)]
     );
     assert!(
         world.is_used_on("d2", address)
@@ -215,12 +219,12 @@ fn both_addresses_of_an_endpoint_are_in_its_one_local_and_one_bouncer_row() {
     world.flush();
     let key = IpAddr::from([10, 0, 0, 10]);
     let row = |droplet: &str, key: Key| world.program(droplet)[&key].unpack().row;
-    let Some(row::Row::Local(local)) = row("d2", Key::Local(7, key)) else {
+    let Some(row::Row::Local(local)) = row("d2", Key::Local(vni(7), key)) else {
         panic!("no local row")
     };
     let address = address6(10).octets().to_vec();
     assert_eq!((local.address6, local.prefix_length6), (address.clone(), 64));
-    let Some(row::Row::Bouncer(bouncer)) = row("d1", Key::Bouncer(7, key)) else {
+    let Some(row::Row::Bouncer(bouncer)) = row("d1", Key::Bouncer(vni(7), key)) else {
         panic!("no bouncer row")
     };
     assert_eq!(bouncer.address6, address);
@@ -230,12 +234,12 @@ fn both_addresses_of_an_endpoint_are_in_its_one_local_and_one_bouncer_row() {
     );
     let addresses = [key, address6(10).into()];
     for address in addresses {
-        assert_eq!(world.holder(7, address), Some(&name));
+        assert_eq!(world.holder(vni(7), address), Some(&name));
         assert!(world.is_used_on("d2", address) && !world.is_used_on("d1", address));
     }
     world.set_endpoint(&name, None);
     for address in addresses {
-        assert_eq!(world.holder(7, address), None);
+        assert_eq!(world.holder(vni(7), address), None);
         assert!(!world.is_used_on("d2", address));
     }
 }
@@ -245,19 +249,23 @@ fn each_address_of_an_endpoint_has_its_own_subscribers() {
     let mut world = small(5);
     let (v4, v6) = (IpAddr::from([10, 0, 0, 10]), IpAddr::from(address6(10)));
     let name = ("ns".into(), "e".into());
-    assert!(world.subscribe("d3", 7, v6, true), "before there is an endpoint");
+    assert!(
+        world.subscribe("d3", vni(7), v6, true),
+        "before there is an endpoint"
+    );
     world.set_endpoint(&name, Some(dual("web", 2, 10)));
     world.flush();
-    assert!(world.subscribe("d4", 7, v4, true), "and after");
-    assert!(world.subscribe("d4", 7, v6, true));
+    assert!(world.subscribe("d4", vni(7), v4, true), "and after");
+    assert!(world.subscribe("d4", vni(7), v6, true));
     world.flush();
-    let holds =
-        |world: &World, droplet: &str, address| world.program(droplet).contains_key(&Key::Direct(7, address));
+    let holds = |world: &World, droplet: &str, address| {
+        world.program(droplet).contains_key(&Key::Direct(vni(7), address))
+    };
     assert!(holds(&world, "d3", v6) && !holds(&world, "d3", v4));
     assert!(holds(&world, "d4", v6) && holds(&world, "d4", v4));
-    world.subscribe("d4", 7, v6, false);
+    world.subscribe("d4", vni(7), v6, false);
     let deltas = world.flush();
-    assert_eq!(deltas["d4"].get(&Key::Direct(7, v6)), Some(&None));
+    assert_eq!(deltas["d4"].get(&Key::Direct(vni(7), v6)), Some(&None));
     assert!(holds(&world, "d4", v4));
     world.set_endpoint(&name, None);
     world.flush();
@@ -284,10 +292,10 @@ fn ipv6_ranges_are_sent_beside_the_ipv4_ones() {
     );
     world.flush();
     let program = world.program("d1");
-    let Some(row::Row::Vpc(vpc)) = program[&Key::Vpc(7)].unpack().row else {
+    let Some(row::Row::Vpc(vpc)) = program[&Key::Vpc(vni(7))].unpack().row else {
         panic!("no VPC row")
     };
-    let Some(row::Row::Network(network)) = program[&Key::Network(7, 1)].unpack().row else {
+    let Some(row::Row::Network(network)) = program[&Key::Network(vni(7), network_id(1))].unpack().row else {
         panic!("no network row")
     };
     assert_eq!(
@@ -369,13 +377,13 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                 let name = ("ns".to_owned(), format!("s{number}"));
                 service.by_node = random.below(3) == 0;
                 if random.below(3) == 0 {
-                    service.exposed = exposed(30000 + number as u32);
+                    service.exposed = exposed(30000 + number as u16);
                     service.exposed[0].0 = service.tables[0].0;
                     service.by_peers = random.below(2) == 0;
                 }
                 let home = format!("d{}", random.below(5));
-                let backend = crate::model::rows::address(&service.tables[0].1[0].backends[0].address);
-                service.homes = backend.map(|backend| (backend, home)).into_iter().collect();
+                let backend = service.tables[0].1[0].backends.first().unwrap().address;
+                service.homes = [(backend, home)].into();
                 service.tables[0].1[0].local = random.below(3) == 0;
                 if random.below(4) == 0 {
                     // Claimed, so nobody else's.
@@ -385,8 +393,8 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                     service.own_addresses = vec![own];
                 }
                 for (_, ports) in &mut service.exposed {
-                    ports[0].local = random.below(2) == 0;
-                    ports[0].backends.clone_from(&service.tables[0].1[0].backends);
+                    let backends = service.tables[0].1[0].backends.clone();
+                    ports[0].local = (random.below(2) == 0).then_some(backends);
                 }
                 world.set_service(&name, present.then_some(service));
             }
@@ -440,7 +448,7 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
                 };
                 world.subscribe(
                     &format!("d{}", random.below(5)),
-                    1 + random.below(2) as u32,
+                    vni(1 + random.below(2) as u32),
                     address,
                     present,
                 );
@@ -472,6 +480,14 @@ fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference
         );
         mirror.retain(|_, program| !program.is_empty());
         assert_eq!(mirror, programs(&world), "step {step}: deltas");
+        for (key, row) in mirror.values().flatten() {
+            let read = Row::try_from(row.unpack()).map(|row| row.key());
+            assert_eq!(
+                read.as_ref(),
+                Ok(key),
+                "step {step}: a droplet could not read {row:?}"
+            );
+        }
         if step % 20 == 0 {
             assert_eq!(programs(&world), from_scratch(&world), "step {step}: incremental");
         }
@@ -487,11 +503,12 @@ fn an_endpoint_that_moved_is_followed_until_it_is_settled() {
     moved.previous = Some("d2".into());
     world.set_endpoint(&name, Some(moved.clone()));
     world.flush();
-    let Some(row::Row::Forward(forward)) = world.program("d2")[&Key::Forward(7, address)].unpack().row else {
+    let Some(row::Row::Forward(forward)) = world.program("d2")[&Key::Forward(vni(7), address)].unpack().row
+    else {
         panic!("no forward row")
     };
     assert_eq!(forward.droplet, droplet_address(3).octets());
-    let Some(row::Row::Local(local)) = world.program("d3")[&Key::Local(7, address)].unpack().row else {
+    let Some(row::Row::Local(local)) = world.program("d3")[&Key::Local(vni(7), address)].unpack().row else {
         panic!("no local row")
     };
     assert_eq!(local.moved_from, droplet_address(2).octets());
@@ -503,22 +520,22 @@ fn an_endpoint_that_moved_is_followed_until_it_is_settled() {
     moved.previous = None;
     world.set_endpoint(&name, Some(moved));
     world.flush();
-    assert!(!world.program("d2").contains_key(&Key::Forward(7, address)));
+    assert!(!world.program("d2").contains_key(&Key::Forward(vni(7), address)));
 }
 
 #[test]
 fn direct_rows_do_not_lead_to_a_droplet_that_is_away() {
     let mut world = small(4);
     let address = IpAddr::from([10, 0, 0, 10]);
-    world.subscribe("d3", 7, address, true);
+    world.subscribe("d3", vni(7), address, true);
     world.set_endpoint(&("ns".into(), "e".into()), Some(endpoint("web", 2, 10)));
     world.flush();
-    let key = Key::Direct(7, address);
+    let key = Key::Direct(vni(7), address);
     assert!(world.program("d3").contains_key(&key));
     world.set_away("d2", true);
     assert_eq!(world.flush()["d3"].get(&key), Some(&None));
     assert!(
-        world.program("d1").contains_key(&Key::Bouncer(7, address)),
+        world.program("d1").contains_key(&Key::Bouncer(vni(7), address)),
         "bouncers go on"
     );
     world.set_away("d2", false);
@@ -531,11 +548,14 @@ fn a_bouncer_is_filled_before_it_is_published() {
     let mut world = small(4);
     world.set_endpoint(&("ns".into(), "e".into()), Some(endpoint("web", 2, 10)));
     world.flush();
-    let listed =
-        |world: &World, droplet: &str| match &world.program(droplet)[&Key::Network(7, 1)].unpack().row {
-            Some(row::Row::Network(network)) => (network.bouncers.len(), network.bouncer_here),
-            other => panic!("{other:?}"),
-        };
+    let listed = |world: &World, droplet: &str| match &world.program(droplet)
+        [&Key::Network(vni(7), network_id(1))]
+        .unpack()
+        .row
+    {
+        Some(row::Row::Network(network)) => (network.bouncers.len(), network.bouncer_here),
+        other => panic!("{other:?}"),
+    };
     let role = Role {
         serves_on: None,
         ..settled("web", "d3")
@@ -548,7 +568,11 @@ fn a_bouncer_is_filled_before_it_is_published() {
     );
     let tables = world.role_tables(RoleKind::Bouncer, "web", "d3");
     let address = IpAddr::from([10, 0, 0, 10]);
-    for key in [Key::Bouncer(7, address), Key::Network(7, 1), Key::Vpc(7)] {
+    for key in [
+        Key::Bouncer(vni(7), address),
+        Key::Network(vni(7), network_id(1)),
+        Key::Vpc(vni(7)),
+    ] {
         assert!(tables.contains(&("d3".to_owned(), key)));
     }
     world.publish_role(bouncer("web-b1"));
@@ -560,8 +584,8 @@ fn a_bouncer_is_filled_before_it_is_published() {
         (listed(&world, "d2"), listed(&world, "d3")),
         ((1, false), (1, true))
     );
-    assert!(world.program("d3").contains_key(&Key::Bouncer(7, address)));
+    assert!(world.program("d3").contains_key(&Key::Bouncer(vni(7), address)));
     world.purge_role(bouncer("web-b1"));
     world.flush();
-    assert!(!world.program("d3").contains_key(&Key::Bouncer(7, address)));
+    assert!(!world.program("d3").contains_key(&Key::Bouncer(vni(7), address)));
 }

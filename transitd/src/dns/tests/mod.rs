@@ -17,7 +17,9 @@ use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use super::{Asker, Domain, Limits, Server, ServiceName, Settings, View, Visible};
+use thuban_rows::{ServiceName, Visible};
+
+use super::{Asker, Domain, Limits, Server, Settings, View};
 use crate::metrics::{DnsMetrics, DnsResult};
 use upstream::{Script, Upstream};
 

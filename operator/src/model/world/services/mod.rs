@@ -12,13 +12,13 @@ use std::net::IpAddr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use thuban_api::cidr::Cidr;
-use thuban_proto::transit::{ExposedPort, ServicePort};
+use thuban_api::identifiers::Vni;
+use thuban_rows::{ExposedPort, Port, ServiceName, Visible};
 
 pub use reach::MOST_OWN_ADDRESSES;
 
 use super::{EndpointName, Key, Owner, Rows, Vpc, World};
 
-use crate::model::rows::{self, NodeService};
 use crate::model::sorted_set::SortedSet;
 
 /// A Service as droplets are told of it.
@@ -35,7 +35,7 @@ pub struct Service {
     /// Creation time and UID of its object.
     pub born: (Option<Time>, String),
     /// Its addresses, each with its ports.
-    pub tables: Vec<(IpAddr, Vec<ServicePort>)>,
+    pub tables: Vec<(IpAddr, Vec<Port>)>,
     /// Those of them that are of its VPC: another VPC's service may have the same.
     pub own_addresses: Vec<IpAddr>,
     /// The same as nodes are told of it, if it is reached by way of nodes.
@@ -55,7 +55,7 @@ impl Service {
 
     /// Whether nodes send on to it what comes to them, or to such an address.
     fn is_exposed(&self) -> bool {
-        let has_port = self.exposed_ports().any(|port| port.node_port != 0);
+        let has_port = self.exposed_ports().any(|port| port.node_port.is_some());
         has_port || self.exposed_ports().next().is_some() && !self.outside.is_empty()
     }
 
@@ -64,6 +64,16 @@ impl Service {
         let mut ports = self.tables.iter().flat_map(|(_, ports)| ports);
         ports.any(|port| port.local)
     }
+}
+
+/// What nodes serve for the pods of a VPC.
+pub(super) struct NodeService<'a> {
+    pub address: IpAddr,
+    pub ports: &'a [Port],
+    /// Its backends are members of its VPC: nodes send on what comes for it by their own endpoints.
+    pub inside: bool,
+    /// It is the cluster's DNS.
+    pub names: bool,
 }
 
 #[derive(Debug, Default)]
@@ -239,7 +249,7 @@ impl World {
     }
 
     /// VNIs of VPCs that name a service.
-    pub fn sharing(&self, namespace: &str, service: &str) -> Vec<u32> {
+    pub fn sharing(&self, namespace: &str, service: &str) -> Vec<Vni> {
         let is_it = |(of, name): &(String, String)| of == namespace && name == service;
         let vpcs = self.vpcs.values().filter(|vpc| vpc.shared.iter().any(is_it));
         vpcs.map(|vpc| vpc.vni).collect()
@@ -357,9 +367,9 @@ impl World {
     }
 
     /// Whose names a VPC's pods find. Who shares a VPC with nodes finds all.
-    pub(super) fn visible_to(&self, vpc: &str, known: &Vpc) -> rows::Visible {
+    pub(super) fn visible_to(&self, vpc: &str, known: &Vpc) -> Visible {
         if known.host_access {
-            return rows::Visible::default();
+            return Visible::default();
         }
         let vpc_of = |network: &String| self.networks.get(network).map(|network| network.vpc.as_str());
         let namespaces = self.services.namespaces.iter();
@@ -369,25 +379,24 @@ impl World {
             let service = self.service(name);
             service.is_some_and(|service| vpc_of(&service.network) == Some(vpc))
         };
-        let named = |namespace: &str, service: &str| format!("{namespace}/{service}");
-        let mut services: BTreeSet<String> = known
+        let mut services: BTreeSet<ServiceName> = known
             .shared
             .iter()
-            .map(|(namespace, service)| named(namespace, service))
+            .map(|(namespace, service)| ServiceName::new(namespace, service))
             .collect();
         let own = self.services_of_vpc(vpc);
         let strays = own.filter(|name| !namespaces.contains(name.0.as_str()));
-        services.extend(strays.filter_map(|name| Some(named(&name.0, &self.service(name)?.name))));
+        services.extend(strays.filter_map(|name| Some(ServiceName::new(&name.0, &self.service(name)?.name))));
         let hidden = namespaces.iter().flat_map(|namespace| {
             let elsewhere = self.services_of_namespace(namespace);
             let elsewhere = elsewhere.filter(|(_, name)| !is_here(name));
-            elsewhere.map(|(service, _)| named(namespace, service))
+            elsewhere.map(|(service, _)| ServiceName::new(*namespace, service))
         });
-        let hidden: BTreeSet<String> = hidden.filter(|name| !services.contains(name)).collect();
-        rows::Visible {
+        let hidden = hidden.filter(|name| !services.contains(name)).collect();
+        Visible {
             namespaces: namespaces.into_iter().map(str::to_owned).collect(),
-            services: services.into_iter().collect(),
-            hidden: hidden.into_iter().collect(),
+            services,
+            hidden,
         }
     }
 

@@ -6,12 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use thuban_api::identifiers::mapped;
-use thuban_proto::transit::{ExposedPort, Row, ServiceBackend, ServicePort};
+use thuban_api::identifiers::Vni;
+use thuban_rows::{self as rows, Backend, Exposed, ExposedPort, Port, Row, Underlay};
 
-use super::{EndpointName, Key, Owner, Rows, Service, World};
-use crate::model::backends;
-use crate::model::rows::{self, NodeService, PackedRow};
+use super::{EndpointName, Key, NodeService, Owner, Rows, Service, World};
+use crate::model::rows::PackedRow;
 
 /// Addresses of a VPC's own that its services have together: all its droplets are told all of them.
 pub const MOST_OWN_ADDRESSES: usize = 256;
@@ -19,7 +18,7 @@ pub const MOST_OWN_ADDRESSES: usize = 256;
 const MOST_PEERS: usize = 64;
 /// The same of all ports of a service together.
 const MOST_PEERS_TOGETHER: usize = 256;
-const TCP: u32 = 6;
+const TCP: u8 = 6;
 
 impl World {
     pub(in super::super) fn contribute_service(&self, name: &EndpointName) -> Option<Rows> {
@@ -46,14 +45,20 @@ impl World {
             let subscribers = self.subscriptions.get(&(vpc.vni, *address)).into_iter().flatten();
             let droplets = bouncers.iter().chain(&participants).copied();
             let droplets: BTreeSet<&str> = droplets.chain(subscribers.map(String::as_str)).collect();
-            let row = |ports: &[ServicePort]| rows::service(vpc.vni, *address, ports);
+            let row = |ports: &[Port]| {
+                Row::Service(rows::Service {
+                    vni: vpc.vni,
+                    address: *address,
+                    ports: ports.to_vec(),
+                })
+            };
             service.share(&droplets, ports, row, &mut made);
         }
         Some(made)
     }
 
     /// What nodes send on to a service. Only in the VPC of their own endpoints do they reach the backends of others, by themselves.
-    fn expose(&self, name: &EndpointName, service: &Service, vni: u32, is_nodes_own: bool, made: &mut Rows) {
+    fn expose(&self, name: &EndpointName, service: &Service, vni: Vni, is_nodes_own: bool, made: &mut Rows) {
         for (address, ports) in &service.exposed {
             if !self.is_held_by(name, *address) {
                 continue;
@@ -66,7 +71,7 @@ impl World {
                     peers: if is_sent_on {
                         self.peers(service, port, most)
                     } else {
-                        Vec::new()
+                        BTreeSet::new()
                     },
                     ..port.clone()
                 })
@@ -75,42 +80,39 @@ impl World {
             let droplets: BTreeSet<&str> = if is_known_everywhere {
                 self.droplets.keys().map(String::as_str).collect()
             } else {
-                let local = ports.iter().filter(|port| port.local);
-                let backends = local.flat_map(|port| &port.backends);
+                let backends = ports.iter().flat_map(|port| port.local.iter().flatten());
                 let homes = backends.filter_map(|backend| service.home(backend));
                 homes.filter(|home| self.droplets.contains_key(*home)).collect()
             };
             let row = |ports: &[ExposedPort]| {
-                rows::exposed(
+                // Addresses of the other family are left out.
+                let outside = service.outside.iter().copied();
+                let outside = outside.filter(|other| other.is_ipv4() == address.is_ipv4());
+                Row::Exposed(Exposed {
                     vni,
-                    *address,
-                    rows::Exposure {
-                        ports,
-                        outside: &service.outside,
-                        health_port: service.health_port,
-                        service: &format!("{}/{}", name.0, service.name),
-                    },
-                )
+                    address: *address,
+                    ports: ports.to_vec(),
+                    addresses: outside.collect(),
+                    health_port: service.health_port,
+                    service: format!("{}/{}", name.0, service.name),
+                })
             };
             service.share(&droplets, &ports, row, made);
         }
     }
 
     /// Droplets to which others send on what comes to a port of theirs: pods answer the node that sent it by TCP alone.
-    fn peers(&self, service: &Service, port: &ExposedPort, most: usize) -> Vec<Vec<u8>> {
-        if port.node_port == 0 || port.protocol != TCP {
-            return Vec::new();
+    fn peers(&self, service: &Service, port: &ExposedPort, most: usize) -> BTreeSet<Underlay> {
+        if port.node_port.is_none() || port.protocol != TCP {
+            return BTreeSet::new();
         }
-        let all_end = port.backends.iter().all(|backend| is_ending(backend, port));
-        let backends = port.backends.iter();
-        let backends = backends.filter(|backend| all_end || !is_ending(backend, port));
+        let backends = || port.local.iter().flatten();
+        let all_end = backends().all(|backend| is_ending(backend, port));
+        let backends = backends().filter(|backend| all_end || !is_ending(backend, port));
         let homes = backends.filter_map(|backend| service.home(backend));
         let homes: BTreeSet<&str> = homes.collect();
         let addresses = homes.into_iter().filter_map(|home| self.droplets.get(home));
-        addresses
-            .take(most)
-            .map(|address| mapped(*address).to_vec())
-            .collect()
+        addresses.take(most).copied().map(Underlay).collect()
     }
 
     /// Whether no younger service has the address.
@@ -195,19 +197,27 @@ impl World {
 }
 
 impl Service {
-    fn home(&self, backend: &ServiceBackend) -> Option<&str> {
-        backends::home(backend, &self.homes)
+    fn home(&self, backend: &Backend) -> Option<&str> {
+        self.homes.get(&backend.address).map(String::as_str)
     }
 
     /// The rows by which droplets serve it for the pods of a VPC.
     pub(in super::super) fn share_by_node(
         &self,
         droplets: &BTreeSet<&str>,
-        vni: u32,
+        vni: Vni,
         service: &NodeService,
         made: &mut Rows,
     ) {
-        let row = |ports: &[ServicePort]| rows::node_service(vni, &NodeService { ports, ..*service });
+        let row = |ports: &[Port]| {
+            Row::NodeService(rows::NodeService {
+                vni,
+                address: service.address,
+                ports: ports.to_vec(),
+                inside: service.inside,
+                names: service.names,
+            })
+        };
         self.share(droplets, service.ports, row, made);
     }
 
@@ -216,7 +226,7 @@ impl Service {
         &self,
         droplets: &BTreeSet<&str>,
         ports: &[P],
-        row: impl Fn(&[P]) -> (Key, Row),
+        row: impl Fn(&[P]) -> Row,
         made: &mut Rows,
     ) {
         let common: Vec<P> = ports.iter().map(HasBackends::common).collect();
@@ -231,11 +241,12 @@ impl Service {
                 }
             }
         }
-        let (key, common) = row(&common);
+        let common = row(&common);
+        let key = common.key();
         let common = PackedRow::new(&common);
         for droplet in droplets {
             let own = match by_home.get(droplet) {
-                Some(ports) => PackedRow::new(&row(ports).1),
+                Some(ports) => PackedRow::new(&row(ports)),
                 None => common.clone(),
             };
             made.insert(((*droplet).to_owned(), key.clone()), own);
@@ -243,61 +254,60 @@ impl Service {
     }
 }
 
-/// Both lists of a port are sorted.
-fn is_ending(backend: &ServiceBackend, port: &ExposedPort) -> bool {
-    port.ending.binary_search(&backend.address).is_ok()
+fn is_ending(backend: &Backend, port: &ExposedPort) -> bool {
+    port.ending.contains(&backend.address)
 }
 
 trait HasBackends: Clone {
     /// As droplets without backends are told it.
     fn common(&self) -> Self;
     /// Backends that are told their own droplet alone.
-    fn own(&self) -> &[ServiceBackend];
+    fn own(&self) -> impl Iterator<Item = &Backend>;
     /// To one that [`Self::common`] made, one of `port`'s.
-    fn give(&mut self, backend: &ServiceBackend, port: &Self);
+    fn give(&mut self, backend: &Backend, port: &Self);
 }
 
-impl HasBackends for ServicePort {
+impl HasBackends for Port {
     fn common(&self) -> Self {
         if !self.local {
             return self.clone();
         }
         Self {
-            backends: Vec::new(),
+            backends: BTreeSet::new(),
             ..*self
         }
     }
 
-    fn own(&self) -> &[ServiceBackend] {
-        if self.local { &self.backends } else { &[] }
+    fn own(&self) -> impl Iterator<Item = &Backend> {
+        self.backends.iter().filter(|_| self.local)
     }
 
-    fn give(&mut self, backend: &ServiceBackend, _: &Self) {
-        self.backends.push(backend.clone());
+    fn give(&mut self, backend: &Backend, _: &Self) {
+        self.backends.insert(*backend);
     }
 }
 
 impl HasBackends for ExposedPort {
     fn common(&self) -> Self {
-        if !self.local {
+        if self.local.is_none() {
             return self.clone();
         }
         Self {
-            backends: Vec::new(),
-            ending: Vec::new(),
+            local: Some(BTreeSet::new()),
+            ending: BTreeSet::new(),
             peers: self.peers.clone(),
             ..*self
         }
     }
 
-    fn own(&self) -> &[ServiceBackend] {
-        if self.local { &self.backends } else { &[] }
+    fn own(&self) -> impl Iterator<Item = &Backend> {
+        self.local.iter().flatten()
     }
 
-    fn give(&mut self, backend: &ServiceBackend, port: &Self) {
-        self.backends.push(backend.clone());
+    fn give(&mut self, backend: &Backend, port: &Self) {
+        self.local.get_or_insert_default().insert(*backend);
         if is_ending(backend, port) {
-            self.ending.push(backend.address.clone());
+            self.ending.insert(backend.address);
         }
     }
 }

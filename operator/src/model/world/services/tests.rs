@@ -1,9 +1,11 @@
 //! Rows of services: who has them, and what a change costs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
-use thuban_proto::transit::{ExposedPort, ServiceBackend, ServicePort, row};
+use thuban_proto::transit::row;
+use thuban_rows::builders::vni;
+use thuban_rows::{Backend, ExposedPort, Port};
 
 use super::super::RoleKind;
 use super::super::tests::{bouncer, endpoint, network, settled, small, vpc};
@@ -19,15 +21,15 @@ fn name(service: &str) -> EndpointName {
 
 /// At 10.96.0.10, with this one backend.
 pub fn service(network: &str, uid: &str, backend: u8) -> Service {
-    let backend = ServiceBackend {
-        address: thuban_api::identifiers::mapped(Ipv4Addr::new(10, 0, 0, backend)).to_vec(),
+    let backend = Backend {
+        address: Ipv4Addr::new(10, 0, 0, backend).into(),
         port: 8080,
     };
-    let port = ServicePort {
+    let port = Port {
         protocol: 6,
         port: 80,
-        backends: vec![backend],
-        affinity_seconds: 0,
+        backends: [backend].into(),
+        affinity: 0,
         local: false,
     };
     Service {
@@ -46,26 +48,29 @@ pub fn service(network: &str, uid: &str, backend: u8) -> Service {
 }
 
 /// Its address as nodes are told of it.
-pub fn exposed(node_port: u32) -> Vec<(IpAddr, Vec<ExposedPort>)> {
+pub fn exposed(node_port: u16) -> Vec<(IpAddr, Vec<ExposedPort>)> {
     let port = ExposedPort {
         protocol: 6,
         port: 80,
-        node_port,
-        local: false,
-        backends: Vec::new(),
-        ending: Vec::new(),
-        peers: Vec::new(),
+        node_port: Some(node_port),
+        local: None,
+        ending: BTreeSet::new(),
+        peers: BTreeSet::new(),
     };
     vec![(ADDRESS, vec![port])]
 }
 
-fn has(world: &World, droplet: &str, vni: u32) -> bool {
-    world.program(droplet).contains_key(&Key::Service(vni, ADDRESS))
+fn has(world: &World, droplet: &str, number: u32) -> bool {
+    let key = Key::Service(vni(number), ADDRESS);
+    world.program(droplet).contains_key(&key)
 }
 
 /// The last byte of its backend's address.
 fn backend(world: &World, droplet: &str) -> u8 {
-    match &world.program(droplet)[&Key::Service(7, ADDRESS)].unpack().row {
+    match &world.program(droplet)[&Key::Service(vni(7), ADDRESS)]
+        .unpack()
+        .row
+    {
         Some(row::Row::Service(row)) => row.ports[0].backends[0].address[15],
         other => panic!("{other:?}"),
     }
@@ -90,7 +95,7 @@ fn bouncers_of_all_networks_of_the_vpc_have_a_service_and_nobody_else() {
     let rows = world.service_rows(&name("s"));
     assert_eq!(
         rows,
-        ["d1", "d2"].map(|droplet| (droplet.to_owned(), Key::Service(7, ADDRESS)))
+        ["d1", "d2"].map(|droplet| (droplet.to_owned(), Key::Service(vni(7), ADDRESS)))
     );
     // A network that comes, and one that goes.
     world.set_network("cache", Some(network("red", 3)));
@@ -107,11 +112,14 @@ fn bouncers_of_all_networks_of_the_vpc_have_a_service_and_nobody_else() {
 #[test]
 fn subscribers_have_a_service_while_they_ask_and_while_it_is_there() {
     let mut world = small(5);
-    assert!(world.subscribe("d3", 7, ADDRESS, true), "before there is one");
+    assert!(
+        world.subscribe("d3", vni(7), ADDRESS, true),
+        "before there is one"
+    );
     world.set_service(&name("s"), Some(service("web", "1", 10)));
     world.flush();
-    assert!(world.subscribe("d4", 7, ADDRESS, true), "and after");
-    assert!(world.subscribe("d2", 8, ADDRESS, true), "of another VPC");
+    assert!(world.subscribe("d4", vni(7), ADDRESS, true), "and after");
+    assert!(world.subscribe("d2", vni(8), ADDRESS, true), "of another VPC");
     world.flush();
     let holders: Vec<bool> = (0..5)
         .map(|number| has(&world, &format!("d{number}"), 7))
@@ -124,9 +132,9 @@ fn subscribers_have_a_service_while_they_ask_and_while_it_is_there() {
             .all(|(droplet, _)| droplet == "d1"),
         "nobody waits for subscribers"
     );
-    world.subscribe("d4", 7, ADDRESS, false);
+    world.subscribe("d4", vni(7), ADDRESS, false);
     let deltas = world.flush();
-    assert_eq!(deltas["d4"].get(&Key::Service(7, ADDRESS)), Some(&None));
+    assert_eq!(deltas["d4"].get(&Key::Service(vni(7), ADDRESS)), Some(&None));
     world.set_service(&name("s"), Some(service("web", "1", 11)));
     let deltas = world.flush();
     assert_eq!(deltas.keys().collect::<Vec<_>>(), ["d1", "d3"]);
@@ -134,7 +142,7 @@ fn subscribers_have_a_service_while_they_ask_and_while_it_is_there() {
     world.set_service(&name("s"), None);
     let deltas = world.flush();
     for droplet in ["d1", "d3"] {
-        assert_eq!(deltas[droplet].get(&Key::Service(7, ADDRESS)), Some(&None));
+        assert_eq!(deltas[droplet].get(&Key::Service(vni(7), ADDRESS)), Some(&None));
     }
 }
 
@@ -157,7 +165,7 @@ fn an_endpoint_that_comes_moves_or_goes_makes_no_service_anew() {
     world.set_endpoint(&name("e"), Some(endpoint("web", 3, 10)));
     world.publish_role(bouncer("web-b0"));
     world.set_role(RoleKind::Divider, "red-d0", Some(settled("red", "d4")));
-    world.subscribe("d4", 7, IpAddr::from([10, 0, 0, 10]), true);
+    world.subscribe("d4", vni(7), IpAddr::from([10, 0, 0, 10]), true);
     assert_eq!(touched(&world), 0);
     world.set_endpoint(&name("e"), None);
     assert_eq!(touched(&world), 0);
@@ -196,7 +204,7 @@ fn a_new_bouncer_has_the_services_before_it_is_listed() {
     };
     world.set_role(RoleKind::Bouncer, "web-b1", Some(role));
     world.flush();
-    let row = ("d3".to_owned(), Key::Service(7, ADDRESS));
+    let row = ("d3".to_owned(), Key::Service(vni(7), ADDRESS));
     assert!(world.role_tables(RoleKind::Bouncer, "web", "d3").contains(&row));
     world.unpublish_role(bouncer("web-b1"));
     world.flush();
@@ -215,8 +223,8 @@ fn shared() -> World {
         ..vpc(7)
     };
     world.set_vpc("red", Some(hosts));
-    for (name, vni, id, droplet) in [("blue", 8, 2, "d2"), ("green", 9, 3, "d3")] {
-        let mut vpc = names_it(vni);
+    for (name, number, id, droplet) in [("blue", 8, 2, "d2"), ("green", 9, 3, "d3")] {
+        let mut vpc = names_it(number);
         if name != "blue" {
             vpc.shared.clear();
         }
@@ -234,11 +242,11 @@ fn shared() -> World {
 }
 
 /// Of a VPC that shares the service.
-fn names_it(vni: u32) -> Vpc {
+fn names_it(number: u32) -> Vpc {
     Vpc {
         cidrs: vec!["10.0.0.0/8".into()],
         shared: vec![("ns".to_owned(), "web".to_owned())],
-        ..vpc(vni)
+        ..vpc(number)
     }
 }
 
@@ -253,7 +261,7 @@ fn what_nodes_expose_is_on_every_droplet_if_its_vpc_is_the_nodes() {
         let is_told = |number: &u64| {
             world
                 .program(&format!("d{number}"))
-                .contains_key(&Key::Exposed(7, ADDRESS))
+                .contains_key(&Key::Exposed(vni(7), ADDRESS))
         };
         (0..6).filter(is_told).collect::<Vec<_>>()
     };
@@ -284,7 +292,10 @@ fn what_nodes_expose_is_on_every_droplet_if_its_vpc_is_the_nodes() {
 #[test]
 fn names_that_a_vpc_finds_are_those_of_its_namespaces_and_of_services_that_are_there() {
     let mut world = shared();
-    let of = |world: &World, droplet: &str, vni| match &world.program(droplet)[&Key::Vpc(vni)].unpack().row {
+    let of = |world: &World, droplet: &str, number| match &world.program(droplet)[&Key::Vpc(vni(number))]
+        .unpack()
+        .row
+    {
         Some(row::Row::Vpc(row)) => [
             row.visible_namespaces.join(" "),
             row.visible_services.join(" "),
@@ -334,7 +345,7 @@ fn kept_local() -> Service {
 /// The last bytes of the backends that a droplet is told.
 fn told(world: &World, droplet: &str) -> Option<Vec<u8>> {
     let program = world.program(droplet);
-    let ports = match program.get(&Key::Service(7, ADDRESS))?.unpack().row {
+    let ports = match program.get(&Key::Service(vni(7), ADDRESS))?.unpack().row {
         Some(row::Row::Service(row)) => row.ports,
         other => panic!("{other:?}"),
     };
@@ -367,14 +378,14 @@ fn traffic_that_stays_on_its_node_is_told_to_every_droplet_of_the_vpc_and_each_i
     assert_eq!(told(&world, "d3"), Some(vec![30]));
     let changed = deltas
         .iter()
-        .filter(|(_, delta)| delta.contains_key(&Key::Service(7, ADDRESS)));
+        .filter(|(_, delta)| delta.contains_key(&Key::Service(vni(7), ADDRESS)));
     assert_eq!(
         changed.map(|(droplet, _)| droplet.as_str()).collect::<Vec<_>>(),
         ["d3"]
     );
     // The backend of d2 goes: its row alone.
     let mut fewer = kept_local();
-    fewer.tables[0].1[0].backends.remove(0);
+    fewer.tables[0].1[0].backends.pop_first();
     world.set_service(&name("s"), Some(fewer));
     let deltas = world.flush();
     assert_eq!(deltas.keys().collect::<Vec<_>>(), ["d2"]);
@@ -399,18 +410,18 @@ fn an_address_of_its_own_vpc_is_told_by_the_vpcs_row_and_two_vpcs_may_have_it() 
     world.set_service(&name("s"), Some(with_own("web", "1", 1)));
     world.set_service(&name("t"), Some(with_own("blue", "2", 2)));
     world.flush();
-    let of = |world: &World, droplet: &str, vni: u32| {
+    let of = |world: &World, droplet: &str, number: u32| {
         let program = world.program(droplet);
-        let named = match &program[&Key::Vpc(vni)].unpack().row {
+        let named = match &program[&Key::Vpc(vni(number))].unpack().row {
             Some(row::Row::Vpc(row)) => row.service_addresses.len(),
             other => panic!("{other:?}"),
         };
-        (named, program.contains_key(&Key::Service(vni, own)))
+        (named, program.contains_key(&Key::Service(vni(number), own)))
     };
     assert_eq!([of(&world, "d1", 7), of(&world, "d2", 8)], [(1, true), (1, true)]);
     assert_eq!(world.service_at(own), None, "of no service of the cluster");
     let rows = world.service_rows(&name("t"));
-    assert!(rows.contains(&("d2".to_owned(), Key::Vpc(8))), "{rows:?}");
+    assert!(rows.contains(&("d2".to_owned(), Key::Vpc(vni(8)))), "{rows:?}");
     world.set_service(&name("t"), None);
     world.flush();
     assert_eq!(
@@ -435,7 +446,7 @@ fn servers(world: &World) -> Vec<(String, u32)> {
         keys.map(move |key| (droplet.clone(), key))
     });
     let served = keys.filter_map(|(droplet, key)| match key {
-        Key::NodeService(vni, ADDRESS) => Some((droplet, vni)),
+        Key::NodeService(vni, ADDRESS) => Some((droplet, vni.get())),
         _ => None,
     });
     served.collect()
@@ -469,7 +480,10 @@ fn what_nodes_serve_is_on_every_droplet_of_its_vpc_and_of_those_that_name_it() {
     world.set_vpc("blue", Some(names_it(8)));
     world.flush();
     assert_eq!(servers(&world), [of("d2", 8), of("d4", 8)]);
-    match &world.program("d2")[&Key::NodeService(8, ADDRESS)].unpack().row {
+    match &world.program("d2")[&Key::NodeService(vni(8), ADDRESS)]
+        .unpack()
+        .row
+    {
         Some(row::Row::NodeService(row)) => assert!(row.inside && row.ports.is_empty()),
         other => panic!("{other:?}"),
     }
@@ -524,7 +538,10 @@ fn who_gets_outside_is_told_what_stays_closed() {
     };
     world.set_vpc("blue", Some(out));
     world.flush();
-    let row = |world: &World, droplet: &str, vni| match world.program(droplet)[&Key::Vpc(vni)].unpack().row {
+    let row = |world: &World, droplet: &str, number| match world.program(droplet)[&Key::Vpc(vni(number))]
+        .unpack()
+        .row
+    {
         Some(row::Row::Vpc(row)) => row,
         other => panic!("{other:?}"),
     };
@@ -566,7 +583,7 @@ fn every_vpc_knows_where_services_have_their_addresses() {
     let mut world = small(2);
     world.set_service_ranges(vec!["10.96.0.0/16".into(), "fd00:96::/112".into()]);
     world.flush();
-    let Some(row::Row::Vpc(row)) = world.program("d1")[&Key::Vpc(7)].unpack().row else {
+    let Some(row::Row::Vpc(row)) = world.program("d1")[&Key::Vpc(vni(7))].unpack().row else {
         panic!("no VPC row")
     };
     assert_eq!(row.service_cidrs, ["10.96.0.0/16", "fd00:96::/112"]);

@@ -1,8 +1,10 @@
 //! What droplets are told of a tenant's Service that nodes take connections for.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use thuban_proto::transit::{ExposedRow, row};
+use thuban_rows::Backend;
+use thuban_rows::builders::vni;
 
 use super::super::super::tests::droplet_address;
 use super::{ADDRESS, Key, Service, World, exposed, kept_local, name, shared};
@@ -16,14 +18,13 @@ fn tenants(by_peers: bool) -> Service {
         ..kept_local()
     };
     let port = &mut tenants.exposed[0].1[0];
-    port.local = true;
-    port.backends.clone_from(&tenants.tables[0].1[0].backends);
+    port.local = Some(tenants.tables[0].1[0].backends.clone());
     tenants
 }
 
 fn told(world: &World, droplet: u64) -> Option<ExposedRow> {
     let program = world.program(&format!("d{droplet}"));
-    match program.get(&Key::Exposed(8, ADDRESS))?.unpack().row {
+    match program.get(&Key::Exposed(vni(8), ADDRESS))?.unpack().row {
         Some(row::Row::Exposed(row)) => Some(row),
         other => panic!("{other:?}"),
     }
@@ -76,14 +77,15 @@ fn what_goes_to_all_nodes_is_told_to_all_with_those_that_have_backends() {
     }
     // Of the second one a backend more is its own droplet's matter, and the first one's end everybody's.
     let mut more = tenants(true);
-    let mut third = more.exposed[0].1[0].backends[1].clone();
-    third.address[15] = 31;
-    more.exposed[0].1[0].backends.push(third);
-    more.homes
-        .insert(Ipv4Addr::new(10, 0, 0, 31).into(), "d3".to_owned());
+    let third = Backend {
+        address: Ipv4Addr::new(10, 0, 0, 31).into(),
+        port: 8080,
+    };
+    more.exposed[0].1[0].local.as_mut().unwrap().insert(third);
+    more.homes.insert(third.address, "d3".to_owned());
     world.set_service(&name("s"), Some(more.clone()));
     assert_eq!(world.flush().keys().collect::<Vec<_>>(), ["d3"]);
-    more.exposed[0].1[0].backends.remove(0);
+    more.exposed[0].1[0].local.as_mut().unwrap().pop_first();
     world.set_service(&name("s"), Some(more));
     assert_eq!(world.flush().len(), 5);
     assert_eq!(peers(&world, 0), [of(3)]);
@@ -97,15 +99,15 @@ fn what_goes_to_all_nodes_is_told_to_all_with_those_that_have_backends() {
 fn droplets_whose_backends_end_are_no_peers_as_long_as_others_have_some_that_stay() {
     let mut world = shared();
     let mut ending = tenants(true);
-    let of = |service: &Service, backend: usize| service.exposed[0].1[0].backends[backend].address.clone();
-    ending.exposed[0].1[0].ending = vec![of(&ending, 1)];
+    let [first, second] = [20, 30].map(|last| IpAddr::from(Ipv4Addr::new(10, 0, 0, last)));
+    ending.exposed[0].1[0].ending = [second].into();
     world.set_service(&name("s"), Some(ending.clone()));
     world.flush();
     let port = |droplet| told(&world, droplet).unwrap().ports[0].clone();
     assert_eq!(port(0).peers.len(), 1);
     assert_eq!((port(3).backends.len(), port(3).ending.len()), (1, 1));
     assert!(port(2).ending.is_empty());
-    ending.exposed[0].1[0].ending = vec![of(&ending, 0), of(&ending, 1)];
+    ending.exposed[0].1[0].ending = [first, second].into();
     world.set_service(&name("s"), Some(ending));
     world.flush();
     assert_eq!(told(&world, 0).unwrap().ports[0].peers.len(), 2);
@@ -115,7 +117,7 @@ fn droplets_whose_backends_end_are_no_peers_as_long_as_others_have_some_that_sta
 fn without_a_port_of_nodes_and_by_udp_nothing_is_sent_on() {
     let changes: [fn(&mut Service); 2] = [
         |service| {
-            service.exposed[0].1[0].node_port = 0;
+            service.exposed[0].1[0].node_port = None;
             service.outside = vec![Ipv4Addr::new(192, 0, 2, 1).into()];
         },
         |service| service.exposed[0].1[0].protocol = 17,

@@ -1,0 +1,183 @@
+//! Rows that tests begin with: each kind's is valid, and has something in every field.
+
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc)] // what is written here can be read
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use thuban_api::identifiers::{MacAddr, NetworkId, Vni};
+
+use crate::{
+    Backend, Bouncer, Direct, Droplet, Exposed, ExposedPort, Forward, Kind, LocalEndpoint, Members, Network,
+    NodeService, Port, Refused, Row, Service, ServiceName, Underlay, Visible, Vpc,
+};
+
+/// Of the rows here.
+pub const VNI: Vni = vni(7);
+/// As [`VNI`].
+pub const NETWORK: NetworkId = network_id(0x0a00_0100);
+
+pub const fn vni(number: u32) -> Vni {
+    Vni::new(number).unwrap()
+}
+
+pub const fn network_id(number: u32) -> NetworkId {
+    NetworkId::new(number).unwrap()
+}
+
+/// 172.16.0.x
+pub fn underlay(last: u8) -> Underlay {
+    [172, 16, 0, last].into()
+}
+
+/// One of each kind.
+pub fn row(kind: Kind) -> Row {
+    match kind {
+        Kind::Droplet => Row::Droplet(Droplet { address: underlay(1) }),
+        Kind::Vpc => Row::Vpc(vpc()),
+        Kind::Network => Row::Network(network()),
+        Kind::Local => Row::Local(local()),
+        Kind::Bouncer => Row::Bouncer(bouncer()),
+        Kind::Direct => Row::Direct(Direct {
+            vni: VNI,
+            address: "fd00:1::5".parse().unwrap(),
+            droplet: underlay(1),
+        }),
+        Kind::Forward => Row::Forward(Forward {
+            vni: VNI,
+            address: address(5),
+            droplet: underlay(1),
+        }),
+        Kind::Refused => Row::Refused(Refused {
+            pod_uid: "u5".into(),
+            reason: "NetworkForbids".into(),
+            message: "network web does not admit namespace red".into(),
+        }),
+        Kind::Service => Row::Service(service()),
+        Kind::NodeService => Row::NodeService(NodeService {
+            vni: VNI,
+            address: Ipv4Addr::new(10, 96, 0, 11).into(),
+            ports: service().ports,
+            inside: true,
+            names: true,
+        }),
+        Kind::Exposed => Row::Exposed(exposed()),
+    }
+}
+
+/// 10.0.1.x
+fn address(last: u8) -> IpAddr {
+    Ipv4Addr::new(10, 0, 1, last).into()
+}
+
+fn members() -> Members {
+    Members {
+        used: vec![underlay(1), underlay(2)],
+        relays: vec![underlay(3)],
+    }
+}
+
+/// 10.0.0.0/16 and fd00:1::/48, with two dividers.
+pub fn vpc() -> Vpc {
+    Vpc {
+        vni: VNI,
+        cidrs: vec!["10.0.0.0/16".parse().unwrap(), "fd00:1::/48".parse().unwrap()],
+        service_cidrs: vec!["10.96.0.0/16".parse().unwrap(), "fd00:96::/108".parse().unwrap()],
+        closed_cidrs: vec!["172.16.0.0/24".parse().unwrap()],
+        service_addresses: [address(99)].into(),
+        dividers: members(),
+        divider_here: true,
+        host_access: true,
+        egress: true,
+        visible: Arc::new(Visible {
+            namespaces: ["red".to_owned()].into(),
+            services: [ServiceName::new("blue", "shared")].into(),
+            hidden: [ServiceName::new("red", "moved")].into(),
+        }),
+    }
+}
+
+/// 10.0.1.0/24 and fd00:1::/64, with two bouncers.
+pub fn network() -> Network {
+    Network {
+        vni: VNI,
+        id: NETWORK,
+        cidrs: vec!["10.0.1.0/24".parse().unwrap(), "fd00:1::/64".parse().unwrap()],
+        bouncers: members(),
+        bouncer_here: true,
+    }
+}
+
+/// 10.0.1.5 and fd00:1::5, of pod `u5`.
+pub fn local() -> LocalEndpoint {
+    let own = Ipv4Addr::new(10, 0, 1, 5);
+    LocalEndpoint {
+        vni: VNI,
+        address: own,
+        address6: Some("fd00:1::5/64".parse().unwrap()),
+        network: NETWORK,
+        prefix_length: 24,
+        gateway: Ipv4Addr::new(10, 0, 1, 1),
+        mac: MacAddr::of(own),
+        pod_uid: "u5".into(),
+        pod_namespace: "red".into(),
+        pod_name: "web-5".into(),
+        vpc_name: "red".into(),
+        network_name: "web".into(),
+        ready: true,
+        moved_from: Some(underlay(9)),
+        host: true,
+    }
+}
+
+/// Of the endpoint of [`local`].
+pub fn bouncer() -> Bouncer {
+    Bouncer {
+        vni: VNI,
+        address: address(5),
+        address6: Some("fd00:1::5".parse().unwrap()),
+        droplet: underlay(1),
+    }
+}
+
+/// TCP port 80 of 10.96.0.10, with a backend.
+pub fn service() -> Service {
+    Service {
+        vni: VNI,
+        address: Ipv4Addr::new(10, 96, 0, 10).into(),
+        ports: vec![Port {
+            protocol: 6,
+            port: 80,
+            affinity: 60,
+            local: true,
+            backends: [backend(5)].into(),
+        }],
+    }
+}
+
+/// Port 8080 of 10.0.1.x.
+pub fn backend(last: u8) -> Backend {
+    Backend {
+        address: address(last),
+        port: 8080,
+    }
+}
+
+/// NodePort 30080 of the service of [`service`], with two backends here, of which one ends.
+pub fn exposed() -> Exposed {
+    Exposed {
+        vni: VNI,
+        address: service().address,
+        ports: vec![ExposedPort {
+            protocol: 6,
+            port: 80,
+            node_port: Some(30080),
+            local: Some([backend(5), backend(6)].into()),
+            ending: [address(6)].into(),
+            peers: [underlay(2)].into(),
+        }],
+        addresses: [Ipv4Addr::new(192, 0, 2, 1).into()].into(),
+        health_port: Some(30100),
+        service: "red/web".into(),
+    }
+}

@@ -1,0 +1,140 @@
+//! The kinds of rows, and which of them a droplet understands.
+//!
+//! Invariant: a kind's number is its field's in `Row` of the contract, and is never another kind's.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use thuban_proto::transit::RowKind;
+
+/// One list for all that must know every kind.
+macro_rules! kinds {
+    ($($kind:ident $name:literal),+ $(,)?) => {
+        /// What a row is about.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Kind {
+            $($kind),+
+        }
+
+        impl Kind {
+            pub const ALL: &[Self] = &[$(Self::$kind),+];
+
+            /// As people are told it.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name),+
+                }
+            }
+
+            /// As Hello has it.
+            pub const fn number(self) -> i32 {
+                match self {
+                    $(Self::$kind => RowKind::$kind as i32),+
+                }
+            }
+
+            const fn told(kind: RowKind) -> Option<Self> {
+                match kind {
+                    RowKind::Unspecified => None,
+                    $(RowKind::$kind => Some(Self::$kind)),+
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    Droplet "droplet",
+    Vpc "vpc",
+    Network "network",
+    Local "local",
+    Bouncer "bouncer",
+    Direct "direct",
+    Forward "forward",
+    Refused "refused",
+    Service "service",
+    NodeService "node-service",
+    Exposed "exposed",
+}
+
+/// The kinds that a droplet understands which doesn't say: those of the last release before Hello named them. It never
+/// grows.
+pub const BASELINE: &[Kind] = &[
+    Kind::Droplet,
+    Kind::Vpc,
+    Kind::Network,
+    Kind::Local,
+    Kind::Bouncer,
+    Kind::Direct,
+    Kind::Forward,
+    Kind::Refused,
+    Kind::Service,
+    Kind::NodeService,
+    Kind::Exposed,
+];
+
+impl fmt::Display for Kind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// The kinds that a droplet understands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kinds(BTreeSet<Kind>);
+
+impl Kinds {
+    /// All that this version knows.
+    pub fn all() -> Self {
+        Kind::ALL.iter().copied().collect()
+    }
+
+    /// As `Hello.row_kinds` tells them. None are [`BASELINE`]; numbers of a newer version are left out.
+    pub fn read(numbers: &[i32]) -> Self {
+        if numbers.is_empty() {
+            return BASELINE.iter().copied().collect();
+        }
+        let kinds = numbers
+            .iter()
+            .filter_map(|number| RowKind::try_from(*number).ok());
+        kinds.filter_map(Kind::told).collect()
+    }
+
+    /// For `Hello.row_kinds`.
+    pub fn numbers(&self) -> Vec<i32> {
+        self.0.iter().map(|kind| kind.number()).collect()
+    }
+
+    pub fn contains(&self, kind: Kind) -> bool {
+        self.0.contains(&kind)
+    }
+
+    /// Those that this version knows besides.
+    pub fn lacking(&self) -> impl Iterator<Item = Kind> {
+        Kind::ALL.iter().copied().filter(|kind| !self.contains(*kind))
+    }
+}
+
+impl FromIterator<Kind> for Kinds {
+    fn from_iter<T: IntoIterator<Item = Kind>>(kinds: T) -> Self {
+        Self(kinds.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_droplet_says_is_read_back_and_saying_nothing_is_the_baseline() {
+        let all = Kinds::all();
+        assert_eq!(Kinds::read(&all.numbers()), all);
+        assert_eq!(all.lacking().count(), 0);
+        let baseline = Kinds::read(&[]);
+        assert!(BASELINE.iter().all(|kind| baseline.contains(*kind)));
+        assert_eq!(baseline.numbers(), (1..=11).collect::<Vec<_>>(), "it never grows");
+        let some = Kinds::read(&[2, 0, 4, 1_000_000, -1]);
+        assert_eq!(some, [Kind::Vpc, Kind::Local].into_iter().collect());
+        assert!(some.lacking().any(|kind| kind == Kind::Exposed));
+    }
+}

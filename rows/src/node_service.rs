@@ -1,0 +1,49 @@
+//! A service's address that nodes serve for the pods of one VPC: its backends are outside of that VPC.
+
+use std::net::IpAddr;
+
+use thuban_api::identifiers::Vni;
+use thuban_proto::transit::{ServicePort, ServiceRow};
+
+use crate::fields::{self, InvalidRow};
+use crate::service::{Port, read_ports, service_address};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeService {
+    /// Of the VPC whose pods reach it.
+    pub vni: Vni,
+    pub address: IpAddr,
+    /// As [`crate::Service`] has them; none if it is `inside`.
+    pub ports: Vec<Port>,
+    /// Its backends are in the VPC of the node's own endpoint, which sends on what comes for them.
+    pub inside: bool,
+    /// It is the cluster's DNS: only by a view of it.
+    pub names: bool,
+}
+
+impl TryFrom<ServiceRow> for NodeService {
+    type Error = InvalidRow;
+
+    fn try_from(row: ServiceRow) -> Result<Self, InvalidRow> {
+        let (vni, address) = (fields::vni(row.vni)?, service_address(&row.address)?);
+        Ok(Self {
+            vni,
+            address,
+            ports: read_ports(address, &row.ports)?,
+            inside: row.inside,
+            names: row.names,
+        })
+    }
+}
+
+impl From<&NodeService> for ServiceRow {
+    fn from(row: &NodeService) -> Self {
+        Self {
+            vni: row.vni.get(),
+            address: fields::octets(row.address),
+            ports: row.ports.iter().map(ServicePort::from).collect(),
+            inside: row.inside,
+            names: row.names,
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! A VPC: its ranges, the droplets with its dividers, and what its pods reach and see outside of it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use thuban_api::identifiers::Vni;
+use thuban_proto::transit::VpcRow;
+
+use crate::fields::{self, InvalidRow, invalid};
+use crate::members::{self, Members};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vpc {
+    pub vni: Vni,
+    /// Of both families, IPv4 first.
+    pub cidrs: Vec<IpNet>,
+    /// Addresses of services alone, the same in each VPC.
+    pub service_cidrs: Vec<IpNet>,
+    /// Outside, and not to be reached all the same.
+    pub closed_cidrs: Vec<IpNet>,
+    /// Of its own addresses those that services have.
+    pub service_addresses: BTreeSet<IpAddr>,
+    pub dividers: Members,
+    /// This droplet is one of the dividers, or is to be, or was until now.
+    pub divider_here: bool,
+    /// Packets to outside go to the host's stack: it is the VPC that nodes are in.
+    pub host_access: bool,
+    /// Packets to outside leave in the node's name.
+    pub egress: bool,
+    /// Shared with who keeps a view of it.
+    pub visible: Arc<Visible>,
+}
+
+/// A Service, on the wire `namespace/name`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ServiceName {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl ServiceName {
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+}
+
+/// What a VPC's pods see in the cluster's DNS. Names as Kubernetes has them: lowercase.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Visible {
+    /// Whose pods and Services are in the VPC.
+    pub namespaces: BTreeSet<String>,
+    /// Services besides: shared ones, and those that an annotation puts into this VPC.
+    pub services: BTreeSet<ServiceName>,
+    /// Services that are not in this VPC though their namespace is. They go before `services`.
+    pub hidden: BTreeSet<ServiceName>,
+}
+
+impl Visible {
+    fn read(row: &VpcRow) -> Result<Self, InvalidRow> {
+        let read = |names: &[String], field| {
+            let names = names.iter().map(|name| match name.split_once('/') {
+                Some((namespace, name)) => Ok(ServiceName::new(namespace, name)),
+                None => Err(invalid(field, "namespace/name")),
+            });
+            names.collect::<Result<_, _>>()
+        };
+        Ok(Self {
+            namespaces: row.visible_namespaces.iter().cloned().collect(),
+            services: read(&row.visible_services, "visible_services")?,
+            hidden: read(&row.hidden_services, "hidden_services")?,
+        })
+    }
+}
+
+fn names(services: &BTreeSet<ServiceName>) -> Vec<String> {
+    let names = services.iter().map(|of| format!("{}/{}", of.namespace, of.name));
+    names.collect()
+}
+
+/// Unicast addresses.
+fn usable(list: &[Vec<u8>], field: &'static str) -> Result<BTreeSet<IpAddr>, InvalidRow> {
+    let read = |bytes: &Vec<u8>| {
+        let address = fields::read_address(bytes).filter(|address| fields::is_usable(*address));
+        address.ok_or(invalid(field, "unicast addresses, 16 bytes"))
+    };
+    list.iter().map(read).collect()
+}
+
+impl TryFrom<VpcRow> for Vpc {
+    type Error = InvalidRow;
+
+    fn try_from(row: VpcRow) -> Result<Self, InvalidRow> {
+        Ok(Self {
+            vni: fields::vni(row.vni)?,
+            cidrs: fields::cidrs(&row.cidrs, &row.cidrs6)?,
+            service_cidrs: fields::of_both_families(&row.service_cidrs, "service_cidrs")?,
+            closed_cidrs: fields::of_both_families(&row.closed_cidrs, "closed_cidrs")?,
+            service_addresses: usable(&row.service_addresses, "service_addresses")?,
+            dividers: Members::read(&row.dividers, &row.relays)?,
+            divider_here: row.divider_here,
+            host_access: row.host_access,
+            egress: row.egress,
+            visible: Arc::new(Visible::read(&row)?),
+        })
+    }
+}
+
+impl From<&Vpc> for VpcRow {
+    fn from(row: &Vpc) -> Self {
+        let (cidrs, cidrs6) = fields::by_family(&row.cidrs);
+        let addresses = row.service_addresses.iter();
+        Self {
+            vni: row.vni.get(),
+            cidrs,
+            cidrs6,
+            dividers: members::octets(&row.dividers.used),
+            relays: members::octets(&row.dividers.relays),
+            divider_here: row.divider_here,
+            host_access: row.host_access,
+            egress: row.egress,
+            service_cidrs: fields::texts(&row.service_cidrs),
+            closed_cidrs: fields::texts(&row.closed_cidrs),
+            service_addresses: addresses.map(|address| fields::octets(*address)).collect(),
+            visible_namespaces: row.visible.namespaces.iter().cloned().collect(),
+            visible_services: names(&row.visible.services),
+            hidden_services: names(&row.visible.hidden),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builders;
+
+    #[test]
+    fn what_is_no_range_no_address_and_no_name_is_refused_by_field() {
+        let refused = |change: &dyn Fn(&mut VpcRow), field: &str| {
+            let mut row = VpcRow::from(&builders::vpc());
+            change(&mut row);
+            let error = Vpc::try_from(row).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{field}: expected")), "{error}");
+        };
+        for bad in ["10.96.0.1/16", "::ffff:10.96.0.0/112", "x"] {
+            refused(&|row| row.service_cidrs = vec![bad.into()], "service_cidrs");
+            refused(&|row| row.closed_cidrs = vec![bad.into()], "closed_cidrs");
+        }
+        refused(
+            &|row| row.service_addresses = vec![vec![10, 0, 0, 1]],
+            "service_addresses",
+        );
+        refused(
+            &|row| row.service_addresses = vec![vec![0; 16]],
+            "service_addresses",
+        );
+        refused(
+            &|row| row.visible_services = vec!["web".into()],
+            "visible_services",
+        );
+        refused(&|row| row.hidden_services = vec!["web".into()], "hidden_services");
+        refused(&|row| row.vni = 0, "vni");
+        refused(&|row| row.vni = 1 << 24, "vni");
+    }
+}

@@ -1,0 +1,94 @@
+//! What rows name, as tables key it.
+//!
+//! Pure. Addresses within VPCs are 16 bytes, IPv4 mapped; ports of services are in network order.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv6Addr};
+
+use thuban_api::identifiers::{Vni, mapped};
+use thuban_common::services::{BackendEntry, ServiceKey};
+use thuban_common::tables::EndpointKey;
+use thuban_rows::{LocalEndpoint, Port, RowKey, Service};
+
+/// An address of a VPC.
+pub fn endpoint_key(vni: Vni, address: impl Into<IpAddr>) -> EndpointKey {
+    EndpointKey {
+        vni: vni.get(),
+        address: mapped(address),
+    }
+}
+
+/// All addresses of an endpoint.
+pub fn endpoint_keys(endpoint: &LocalEndpoint) -> impl Iterator<Item = EndpointKey> + use<> {
+    let vni = endpoint.vni;
+    endpoint
+        .addresses()
+        .map(move |address| endpoint_key(vni, address))
+}
+
+/// The row of a kind that is about an address; none of what no VPC has.
+pub fn row_key(kind: fn(Vni, IpAddr) -> RowKey, key: &EndpointKey) -> Option<RowKey> {
+    let address = Ipv6Addr::from(key.address).to_canonical();
+    Some(kind(Vni::new(key.vni)?, address))
+}
+
+/// A service's address.
+pub fn key_of(service: &Service) -> EndpointKey {
+    endpoint_key(service.vni, service.address)
+}
+
+/// A port of it.
+pub fn service_key(of: EndpointKey, port: &Port) -> ServiceKey {
+    ServiceKey {
+        vni: of.vni,
+        address: of.address,
+        port: port.port.to_be(),
+        protocol: port.protocol,
+        padding: 0,
+    }
+}
+
+/// In the order of entries: a port's slots follow from it, the same on all droplets.
+pub fn backend_entries(port: &Port) -> BTreeSet<BackendEntry> {
+    let entries = port.backends.iter().map(|backend| BackendEntry {
+        address: mapped(backend.address),
+        port: backend.port.to_be(),
+        padding: 0,
+    });
+    entries.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use thuban_rows::builders;
+
+    use super::*;
+
+    #[test]
+    fn a_services_port_and_backends_are_in_network_order() {
+        let service = builders::service();
+        let key = key_of(&service);
+        assert_eq!(
+            (key.vni, &key.address[10..]),
+            (7, &[0xff, 0xff, 10, 96, 0, 10][..])
+        );
+        let port = &service.ports[0];
+        assert_eq!(service_key(key, port).port, 80_u16.to_be());
+        let entries: Vec<_> = backend_entries(port).into_iter().collect();
+        assert_eq!(
+            entries
+                .iter()
+                .map(|entry| (entry.address[15], entry.port))
+                .collect::<Vec<_>>(),
+            [(5, 8080_u16.to_be())]
+        );
+    }
+
+    #[test]
+    fn a_tables_key_names_the_row_it_is_of() {
+        let key = endpoint_key(builders::VNI, [10, 0, 1, 5]);
+        let row = row_key(RowKey::Direct, &key);
+        assert_eq!(row, Some(RowKey::Direct(builders::VNI, [10, 0, 1, 5].into())));
+        assert_eq!(row_key(RowKey::Direct, &EndpointKey { vni: 0, ..key }), None);
+    }
+}

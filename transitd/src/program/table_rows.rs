@@ -1,0 +1,189 @@
+//! What each kind of row means in the tables by itself. A service's tables are `dataplane::services`'.
+
+use ipnet::IpNet;
+use thuban_common::tables::{
+    DropletEntry, LOAD_OF_DIVIDER, LoadKey, MAX_MEMBERS, Members, RemoteEntry, SUBNET_BOUNCER_HERE,
+    SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_SERVICES, SubnetEntry, VPC_DIVIDER_HERE, VPC_EGRESS,
+    VPC_HOST_ACCESS, VpcEntry,
+};
+use thuban_rows::{self as rows, LocalEndpoint, Network, NodeService, Row, Underlay, Vpc};
+
+use crate::dataplane::contract::{endpoint_key, endpoint_keys};
+use crate::dataplane::tables::{TableEntry, TableKey};
+
+// What rows may have room for, tables have.
+const _: () = assert!(rows::MAX_MEMBERS == MAX_MEMBERS);
+
+type TableRow = (TableKey, TableEntry);
+
+/// What a row asks of the tables.
+pub fn table_rows(row: &Row) -> Vec<TableRow> {
+    match row {
+        Row::Droplet(row) => vec![(
+            TableKey::Droplet(row.address.octets()),
+            TableEntry::Droplet(DropletEntry { flags: 0 }),
+        )],
+        Row::Vpc(row) => of_vpc(row),
+        Row::Network(row) => of_network(row),
+        Row::Local(row) => of_local(row),
+        Row::Bouncer(row) => {
+            let second = row.address6.map(|address| endpoint_key(row.vni, address));
+            let keys = [Some(endpoint_key(row.vni, row.address)), second];
+            let keys = keys.into_iter().flatten();
+            keys.map(|key| (TableKey::Bouncer(key), remote(row.droplet)))
+                .collect()
+        }
+        Row::Direct(row) => {
+            let key = endpoint_key(row.vni, row.address);
+            vec![(TableKey::Direct(key), remote(row.droplet))]
+        }
+        Row::Forward(row) => {
+            let key = endpoint_key(row.vni, row.address);
+            vec![(TableKey::Forward(key), remote(row.droplet))]
+        }
+        Row::NodeService(row) => of_node_service(row),
+        Row::Refused(_) | Row::Service(_) | Row::Exposed(_) => Vec::new(),
+    }
+}
+
+fn of_vpc(row: &Vpc) -> Vec<TableRow> {
+    let flag = |on, bit| if on { bit } else { 0 };
+    let entry = VpcEntry {
+        flags: flag(row.divider_here, VPC_DIVIDER_HERE)
+            | flag(row.host_access, VPC_HOST_ACCESS)
+            | flag(row.egress, VPC_EGRESS),
+        dividers: members(&row.dividers),
+    };
+    let vni = row.vni.get();
+    let mut rows = vec![(TableKey::Vpc(vni), TableEntry::Vpc(entry))];
+    rows.extend(row.divider_here.then(|| load(vni, LOAD_OF_DIVIDER)));
+    // A range that is closed and the VPC's is the VPC's.
+    let own = |cidr: &&IpNet| !row.cidrs.contains(cidr) && !row.service_cidrs.contains(cidr);
+    let closed = row.closed_cidrs.iter().filter(own).copied();
+    let ranges = row.cidrs.iter().map(|cidr| (*cidr, 0));
+    let addresses = row.service_addresses.iter().map(|address| IpNet::from(*address));
+    let services = row.service_cidrs.iter().copied().chain(addresses);
+    let ranges = ranges.chain(services.map(|cidr| (cidr, SUBNET_SERVICES)));
+    let ranges = ranges.chain(closed.map(|cidr| (cidr, SUBNET_CLOSED)));
+    rows.extend(ranges.map(|(cidr, flags)| (subnet(vni, cidr), range(flags))));
+    rows
+}
+
+fn of_network(row: &Network) -> Vec<TableRow> {
+    let (vni, network) = (row.vni.get(), row.id.get());
+    let entry = SubnetEntry {
+        network,
+        flags: if row.bouncer_here { SUBNET_BOUNCER_HERE } else { 0 },
+        bouncers: members(&row.bouncers),
+    };
+    let ranges = row.cidrs.iter();
+    let ranges = ranges.map(|cidr| (subnet(vni, *cidr), TableEntry::Subnet(entry)));
+    ranges
+        .chain(row.bouncer_here.then(|| load(vni, network)))
+        .collect()
+}
+
+/// Its delivery needs an attachment, see `state`.
+fn of_local(row: &LocalEndpoint) -> Vec<TableRow> {
+    let Some(droplet) = row.moved_from else {
+        return Vec::new();
+    };
+    endpoint_keys(row)
+        .map(|key| (TableKey::Forwarder(key), remote(droplet)))
+        .collect()
+}
+
+fn of_node_service(row: &NodeService) -> Vec<TableRow> {
+    let own = endpoint_key(row.vni, row.address);
+    let key = TableKey::Subnet {
+        vni: own.vni,
+        address: own.address,
+        prefix: 128,
+    };
+    vec![(key, range(SUBNET_BY_NODE))]
+}
+
+fn remote(droplet: Underlay) -> TableEntry {
+    TableEntry::Remote(RemoteEntry {
+        droplet: droplet.octets(),
+        used: 0,
+    })
+}
+
+/// Relays stand behind the members, as many as there is room for.
+fn members(of: &rows::Members) -> Members {
+    let mut droplets = [[0; 4]; MAX_MEMBERS];
+    for (slot, droplet) in droplets.iter_mut().zip(of.used.iter().chain(&of.relays)) {
+        *slot = droplet.octets();
+    }
+    Members {
+        count: of.used.len() as u32,
+        droplets,
+    }
+}
+
+fn load(vni: u32, network: u32) -> TableRow {
+    (TableKey::Load(LoadKey { vni, network }), TableEntry::Load)
+}
+
+/// A range that is no network's.
+fn range(flags: u32) -> TableEntry {
+    TableEntry::Subnet(SubnetEntry {
+        network: 0,
+        flags,
+        bouncers: members(&rows::Members::default()),
+    })
+}
+
+fn subnet(vni: u32, cidr: IpNet) -> TableKey {
+    let (address, prefix) = match cidr {
+        IpNet::V4(cidr) => (cidr.network().to_ipv6_mapped(), 96 + cidr.prefix_len()),
+        IpNet::V6(cidr) => (cidr.network(), cidr.prefix_len()),
+    };
+    TableKey::Subnet {
+        vni,
+        address: address.octets(),
+        prefix,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thuban_rows::builders;
+
+    use super::*;
+
+    #[test]
+    fn no_endpoint_has_the_mac_address_that_programs_answer_with() {
+        assert_eq!(rows::GATEWAY_MAC.0, thuban_common::tables::GATEWAY_MAC);
+    }
+
+    #[test]
+    fn relays_stand_behind_the_members_as_far_as_there_is_room() {
+        let all: Vec<Underlay> = (1..=12).map(builders::underlay).collect();
+        let many = rows::Members {
+            used: all[..6].to_vec(),
+            relays: all[6..].to_vec(),
+        };
+        let made = members(&many);
+        assert_eq!(made.count, 6);
+        let last: Vec<u8> = made.droplets.iter().map(|droplet| droplet[3]).collect();
+        assert_eq!(last, [1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+
+    #[test]
+    fn an_address_that_moved_in_is_forwarded_from_its_old_droplet_in_both_families() {
+        let keys: Vec<TableKey> = table_rows(&Row::Local(builders::local()))
+            .into_iter()
+            .map(|(key, _)| key)
+            .collect();
+        let of = |address: &str| endpoint_key(builders::VNI, address.parse::<std::net::IpAddr>().unwrap());
+        assert_eq!(
+            keys,
+            [
+                TableKey::Forwarder(of("10.0.1.5")),
+                TableKey::Forwarder(of("fd00:1::5"))
+            ]
+        );
+    }
+}
