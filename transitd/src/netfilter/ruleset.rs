@@ -1,4 +1,5 @@
 //! The text of table `inet thuban`, for `nft -f`.
+//! No crate: `nftables` and `nftables-json` start the same program, with JSON that is harder to review than rules.
 //!
 //! Pure. What agents pass to the host's stack has a mark (`thuban_common::tables::mark_of`); rules match on that mark alone,
 //! but for the node's own packets, and those of anybody to what it exposes of services.
