@@ -1,9 +1,6 @@
-//! Thuban.
+//! What tests on real kernels and clusters are made of, and the benchmarks.
 
 pub mod bench;
-pub mod clusterip;
-pub mod cni;
 pub mod programs;
 pub mod rig;
-pub mod scale;
 pub mod services;

@@ -1,5 +1,6 @@
 //! Leadership by a Lease: taken by update under resourceVersion, its expiry judged by this process's own monotonic
 //! clock, `leaseTransitions` is the epoch. Safety never depends on it.
+//! No crate: `kube-leader-election` knows no epoch and compares the clocks of several machines.
 
 use std::time::Duration;
 

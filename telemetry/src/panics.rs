@@ -49,7 +49,10 @@ mod tests {
             .unwrap();
         assert_eq!(child.status.signal(), Some(SIGABRT), "{child:?}");
         let log = String::from_utf8(child.stdout).unwrap();
-        assert!(log.contains("ERROR") && log.contains("panic=\"on purpose\""), "{log}");
+        assert!(
+            log.contains("ERROR") && log.contains("panic=\"on purpose\""),
+            "{log}"
+        );
         assert!(log.contains("telemetry/src/panics.rs:"), "{log}");
     }
 }

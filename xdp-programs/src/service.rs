@@ -49,7 +49,12 @@ pub fn to_backend(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work)
 
 /// What connections and rows say of it.
 #[inline(never)]
-fn lookup_connection(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
+fn lookup_connection(
+    frame: &TcFrame,
+    vni: u32,
+    packet: &IpPacket,
+    work: &mut Work,
+) -> Result<Choice, Counter> {
     if !packet.has_ports() {
         return Err(Counter::ServiceUnreadable);
     }

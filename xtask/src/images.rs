@@ -11,7 +11,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use serde_json::json;
+use oci_spec::image::{
+    ANNOTATION_REF_NAME, Arch, ConfigBuilder, Descriptor, Digest as BlobDigest, ImageConfigurationBuilder,
+    ImageIndexBuilder, ImageManifestBuilder, MediaType, OciLayoutBuilder, Os, RootFsBuilder, SCHEMA_VERSION,
+};
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 pub const OPERATOR: &str = "thuban.dev/operator:0.1.0";
@@ -19,9 +23,8 @@ pub const TRANSITD: &str = "thuban.dev/transitd:0.1.0";
 pub const PAUSE: &str = "registry.k8s.io/pause:3.10";
 pub const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
 
-const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar";
-const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
-const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
+/// What containerd calls an image by that it imports.
+const CONTAINERD_NAME: &str = "io.containerd.image.name";
 
 /// Folders of every image: runtimes mount into them, also with a read-only root.
 const FOLDERS: [&str; 12] = [
@@ -61,38 +64,42 @@ impl Image<'_> {
 
     fn archive_bytes(&self) -> Result<Vec<u8>> {
         let layer = self.layer()?;
-        let config = json!({
-            "architecture": "amd64",
-            "os": "linux",
-            "config": {"Entrypoint": self.entrypoint, "Cmd": self.command, "Env": ["PATH=/bin:/"]},
-            "rootfs": {"type": "layers", "diff_ids": [digest(&layer)]},
-        });
-        let config = serde_json::to_vec(&config)?;
-        let manifest = json!({
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPE,
-            "config": {"mediaType": CONFIG_TYPE, "digest": digest(&config), "size": config.len()},
-            "layers": [{"mediaType": LAYER_TYPE, "digest": digest(&layer), "size": layer.len()}],
-        });
-        let manifest = serde_json::to_vec(&manifest)?;
+        let text = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let run = ConfigBuilder::default()
+            .entrypoint(text(self.entrypoint))
+            .cmd(text(self.command))
+            .env(text(&["PATH=/bin:/"]))
+            .build()?;
+        let root = RootFsBuilder::default().diff_ids([digest(&layer)]).build()?;
+        let config = ImageConfigurationBuilder::default()
+            .architecture(Arch::Amd64)
+            .os(Os::Linux)
+            .config(run)
+            .rootfs(root)
+            .build()?;
+        let config = json(&config)?;
+        let manifest = ImageManifestBuilder::default()
+            .schema_version(SCHEMA_VERSION)
+            .media_type(MediaType::ImageManifest)
+            .config(descriptor(MediaType::ImageConfig, &config)?)
+            .layers([descriptor(MediaType::ImageLayer, &layer)?])
+            .build()?;
+        let manifest = json(&manifest)?;
         let tag = self.name.rsplit(':').next().unwrap_or("latest");
-        let index = json!({
-            "schemaVersion": 2,
-            "manifests": [{
-                "mediaType": MANIFEST_TYPE,
-                "digest": digest(&manifest),
-                "size": manifest.len(),
-                "annotations": {"io.containerd.image.name": self.name, "org.opencontainers.image.ref.name": tag},
-            }],
-        });
+        let names = [(CONTAINERD_NAME, self.name), (ANNOTATION_REF_NAME, tag)];
+        let names = names.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let mut named = descriptor(MediaType::ImageManifest, &manifest)?;
+        named.set_annotations(Some(names.into()));
+        let index = ImageIndexBuilder::default()
+            .schema_version(SCHEMA_VERSION)
+            .manifests([named])
+            .build()?;
+        let layout = OciLayoutBuilder::default()
+            .image_layout_version("1.0.0")
+            .build()?;
         let mut archive = tar::Builder::new(Vec::new());
-        append(
-            &mut archive,
-            "oci-layout",
-            br#"{"imageLayoutVersion":"1.0.0"}"#,
-            0o644,
-        )?;
-        append(&mut archive, "index.json", &serde_json::to_vec(&index)?, 0o644)?;
+        append(&mut archive, "oci-layout", &json(&layout)?, 0o644)?;
+        append(&mut archive, "index.json", &json(&index)?, 0o644)?;
         for blob in [&layer, &config, &manifest] {
             let name = digest(blob).replace("sha256:", "blobs/sha256/");
             append(&mut archive, &name, blob, 0o644)?;
@@ -180,6 +187,16 @@ fn append<W: Write>(archive: &mut tar::Builder<W>, name: &str, bytes: &[u8], mod
         .with_context(|| format!("adding {name}"))
 }
 
+/// JSON whose keys are sorted: oci-spec's maps have another order each time.
+fn json(document: &impl Serialize) -> Result<Vec<u8>> {
+    Ok(serde_json::to_vec(&serde_json::to_value(document)?)?)
+}
+
+fn descriptor(media_type: MediaType, blob: &[u8]) -> Result<Descriptor> {
+    let digest: BlobDigest = digest(blob).parse()?;
+    Ok(Descriptor::new(media_type, blob.len() as u64, digest))
+}
+
 fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", hex_digest(bytes))
 }
@@ -195,6 +212,10 @@ pub fn hex_digest(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
+    use serde_json::json;
+
     use super::{Image, paths};
 
     #[test]
@@ -205,6 +226,62 @@ mod tests {
             ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"]
         );
         assert_eq!(paths("\tnot a dynamic executable\n").count(), 0);
+    }
+
+    #[test]
+    fn documents_are_as_the_specification_has_them() {
+        let image = Image {
+            archive: "a.tar",
+            name: "example.test/a:1",
+            files: Vec::new(),
+            links: &[],
+            entrypoint: &["/a"],
+            command: &[],
+        };
+        let bytes = image.archive_bytes().unwrap();
+        let mut archive = tar::Archive::new(&bytes[..]);
+        let texts: Vec<String> = archive
+            .entries()
+            .unwrap()
+            .map(|entry| {
+                let mut bytes = Vec::new();
+                entry.unwrap().read_to_end(&mut bytes).unwrap();
+                String::from_utf8_lossy(&bytes).into_owned()
+            })
+            .collect();
+        let [layout, index, layer, config, manifest] = texts.try_into().unwrap();
+        let (layer, size) = (super::digest(layer.as_bytes()), layer.len());
+        assert_eq!(layout, r#"{"imageLayoutVersion":"1.0.0"}"#);
+        let expected = json!({
+            "architecture": "amd64",
+            "config": {"Cmd": [], "Entrypoint": ["/a"], "Env": ["PATH=/bin:/"]},
+            "os": "linux",
+            "rootfs": {"diff_ids": [layer], "type": "layers"},
+        });
+        assert_eq!(config, expected.to_string());
+        let of_config = super::digest(config.as_bytes());
+        let expected = json!({
+            "config": {
+                "digest": of_config, "mediaType": "application/vnd.oci.image.config.v1+json", "size": config.len(),
+            },
+            "layers": [{"digest": layer, "mediaType": "application/vnd.oci.image.layer.v1.tar", "size": size}],
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "schemaVersion": 2,
+        });
+        assert_eq!(manifest, expected.to_string());
+        let expected = json!({
+            "manifests": [{
+                "annotations": {
+                    "io.containerd.image.name": "example.test/a:1",
+                    "org.opencontainers.image.ref.name": "1",
+                },
+                "digest": super::digest(manifest.as_bytes()),
+                "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                "size": manifest.len(),
+            }],
+            "schemaVersion": 2,
+        });
+        assert_eq!(index, expected.to_string());
     }
 
     #[test]

@@ -1,16 +1,8 @@
 //! A running cluster as tests and the demo use it: kubectl, nodes and what transitd tells.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    net::Ipv4Addr,
-    path::Path,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, fs::File, net::Ipv4Addr, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail};
-use nix::sched::{CloneFlags, setns};
 
 use crate::{
     cgroups,
@@ -18,8 +10,10 @@ use crate::{
     control_plane::{self, kubectl},
     instance::{Instance, NODES},
     lifecycle::first_process,
+    namespace::inside,
     network::namespace_path,
     node::{self, group},
+    wait::wait_for,
 };
 
 /// Names the instance that [`Cluster::from_env`] takes.
@@ -120,15 +114,7 @@ impl Cluster {
         self.instance.node_address(node)?;
         let path = namespace_path(&self.instance.network_namespace(node));
         let namespace = File::open(&path).with_context(|| format!("network namespace of {node}"))?;
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(move || {
-                setns(namespace, CloneFlags::CLONE_NEWNET).context("setns")?;
-                work()
-            });
-            thread
-                .join()
-                .map_err(|_| anyhow!("the thread in {node} panicked"))?
-        })
+        inside(namespace, work)
     }
 
     /// Runs a command in all namespaces of the node and returns its standard output.
@@ -183,27 +169,8 @@ impl Cluster {
     }
 
     /// Asks until the answer is yes. An error is a no; the last one is told when the patience ends.
-    pub fn wait_for(
-        &self,
-        what: &str,
-        patience: Duration,
-        mut ask: impl FnMut() -> Result<bool>,
-    ) -> Result<()> {
-        let end = Instant::now() + patience;
-        loop {
-            let answer = ask();
-            if matches!(answer, Ok(true)) {
-                return Ok(());
-            }
-            if Instant::now() > end {
-                let waited = format!("waited {} s for {what}", patience.as_secs_f32());
-                return match answer {
-                    Err(error) => Err(error.context(waited)),
-                    Ok(_) => Err(anyhow!("{waited}")),
-                };
-            }
-            std::thread::sleep(POLL);
-        }
+    pub fn wait_for(&self, what: &str, patience: Duration, ask: impl FnMut() -> Result<bool>) -> Result<()> {
+        wait_for(what, patience, POLL, ask)
     }
 
     /// The running transitd pod of a node.

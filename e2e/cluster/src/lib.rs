@@ -12,12 +12,14 @@ mod handle;
 mod instance;
 mod lifecycle;
 mod mount_points;
+pub mod namespace;
 mod network;
 mod node;
 mod pki;
 pub mod relay;
 mod tasks;
 mod uplink;
+pub mod wait;
 
 pub use control_plane::COMPONENTS;
 pub use handle::Cluster;

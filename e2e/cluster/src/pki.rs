@@ -1,4 +1,5 @@
 //! Certificates and kubeconfigs of an instance, by openssl. They live as long as the instance.
+//! Not by rcgen: with ring it makes no RSA key (service accounts' tokens), and xtask, built first, would wait for both.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 

@@ -1,84 +1,23 @@
-//! The data-plane benchmark: Thuban beside plain routing and the kernel's VXLAN, on one machine, in one run.
+//! The benchmarks, each with the name of its command `cargo xtask bench …` (`controlplane` is `bench scale`), and
+//! what they share: statistics, tables, the report and its plot, the machine, processes and threads on one core.
 //!
-//! Cases take turns, run after run and measure by measure, so that a slow minute of the machine meets all that are
-//! compared; comparisons are ratios of medians within one run, since absolute numbers are the machine's. Every case proves that its traffic went the way
-//! that its name says. Nothing is passed or failed by time; only what can't be measured is an error.
+//! A benchmark passes or fails nothing by time; only what can't be measured is an error.
 
+pub mod cni;
+pub mod controlplane;
+pub mod datapath;
 pub mod machine;
+pub mod plot;
 pub mod process;
 pub mod report;
-pub mod rigs;
-pub mod testrun;
-pub mod traffic;
+pub mod services;
+pub mod stats;
+pub mod table;
 
-use std::{
-    path::Path,
-    sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, Instant},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-
-use report::results::Results;
-use rigs::{cable, node::Hook, switch};
-
-/// A number that was measured.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
-    pub metric: &'static str,
-    pub unit: &'static str,
-    pub value: f64,
-}
-
-impl Sample {
-    pub const fn new(metric: &'static str, unit: &'static str, value: f64) -> Self {
-        Self { metric, unit, value }
-    }
-}
-
-/// What to measure, and for how long.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    pub runs: usize,
-    pub time: Duration,
-    /// Cases by name, or the beginning of names before a `*`; all when empty.
-    pub only: Vec<String>,
-    /// Metrics by name; all when empty.
-    pub metrics: Vec<String>,
-}
-
-impl Plan {
-    /// Whether any of the metrics is asked for.
-    pub fn wants(&self, metrics: &[&str]) -> bool {
-        self.metrics.is_empty()
-            || metrics
-                .iter()
-                .any(|metric| self.metrics.iter().any(|m| m == metric))
-    }
-
-    /// Whether a case is asked for.
-    pub fn wants_case(&self, name: &str) -> bool {
-        let matches = |pattern: &String| match pattern.strip_suffix('*') {
-            Some(start) => name.starts_with(start),
-            None => pattern == name,
-        };
-        self.only.is_empty() || self.only.iter().any(matches)
-    }
-
-    /// An error if the run was interrupted.
-    pub fn go_on(&self) -> Result<()> {
-        go_on()
-    }
-}
-
-/// Something set up that is measured once a run.
-pub trait Case {
-    fn name(&self) -> &str;
-    /// Metrics that it can give.
-    fn metrics(&self) -> Vec<&'static str>;
-    fn measure(&mut self, plan: &Plan) -> Result<Vec<Sample>>;
-}
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -105,63 +44,6 @@ pub fn catch_interrupts() -> Result<()> {
         unsafe { sigaction(signal, &action) }.context("sigaction")?;
     }
     Ok(())
-}
-
-/// Measures, prints the tables and writes `datapath.json` and `datapath.svg` into the folder.
-pub fn run(plan: &Plan, folder: &Path) -> Result<()> {
-    catch_interrupts()?;
-    let start = Instant::now();
-    let machine = machine::Machine::observe()?;
-    let date = machine::date()?;
-    println!("setting up");
-    let mut switches = Vec::new();
-    let mut cases = cases(plan, &mut switches)?;
-    cases.retain(|case| plan.wants(&case.metrics()));
-    if cases.is_empty() {
-        bail!("no case of these names gives these metrics");
-    }
-    println!(
-        "{} cases, set up in {:.0} s",
-        cases.len(),
-        start.elapsed().as_secs_f32()
-    );
-    let mut results = Results::default();
-    for run in 1..=plan.runs {
-        for case in &mut cases {
-            plan.go_on()?;
-            let samples = case.measure(plan).with_context(|| case.name().to_owned())?;
-            println!(
-                "{run}/{} {:<26}{}",
-                plan.runs,
-                case.name(),
-                report::table::line(&samples)
-            );
-            results.add(case.name(), &samples);
-        }
-    }
-    report::write(&results, &machine, &date, plan.runs, folder)?;
-    println!("took {:.0} s", start.elapsed().as_secs_f32());
-    Ok(())
-}
-
-/// Sets up every case that is asked for.
-fn cases(plan: &Plan, switches: &mut Vec<switch::Switch>) -> Result<Vec<Box<dyn Case>>> {
-    let mut paths = Vec::new();
-    for spec in cable::SPECS.iter().filter(|spec| plan.wants_case(spec.name)) {
-        plan.go_on()?;
-        paths.push(cable::path(spec).with_context(|| format!("setting up {}", spec.name))?);
-    }
-    for transit in [Hook::Tc, Hook::Xdp] {
-        if switch::names(transit).iter().any(|name| plan.wants_case(name)) {
-            plan.go_on()?;
-            let (switch, found) = switch::paths(transit).context("setting up a switch")?;
-            switches.push(switch);
-            paths.extend(found.into_iter().filter(|path| plan.wants_case(&path.name)));
-        }
-    }
-    let mut cases = rigs::cases(paths);
-    testrun::add_cases(plan, &mut cases)?;
-    Ok(cases)
 }
 
 /// A count as a floating-point number; counts here are far below 2^52.

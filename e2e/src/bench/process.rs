@@ -18,6 +18,10 @@ use nix::{
 
 use crate::rig::namespace::Namespace;
 
+/// Of the client of what is measured, and of its server.
+pub const CLIENT_CORE: usize = 0;
+pub const SERVER_CORE: usize = 1;
+
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A running program.

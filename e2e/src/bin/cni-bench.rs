@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
-use thuban_e2e::cni::{self, Parts, Plan};
+use thuban_e2e::bench::cni::{self, Parts, Plan};
 
 /// Measures ADD and DEL of Thuban's CNI plugin beside ptp and bridge with host-local, in namespaces of its own.
 #[derive(Parser)]

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Parser;
-use thuban_e2e::bench::{self, Plan};
+use thuban_e2e::bench::datapath::{self, Plan};
 
 /// Measures Thuban's data plane beside plain routing and VXLAN, in namespaces of its own.
 #[derive(Parser)]
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         only: arguments.only,
         metrics: arguments.metrics,
     };
-    match bench::run(&plan, &arguments.output) {
+    match datapath::run(&plan, &arguments.output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

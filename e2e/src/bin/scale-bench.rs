@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
-use thuban_e2e::scale::{self, Parts, Plan};
+use thuban_e2e::bench::controlplane::{self, Parts, Plan};
 
 /// Measures Thuban's operator with a real API server and droplets without a data plane.
 #[derive(Parser)]
@@ -80,7 +80,7 @@ async fn main() -> ExitCode {
         operator: given.operator,
         install: given.install,
     };
-    match scale::run(plan, &parts, &given.output).await {
+    match controlplane::run(plan, &parts, &given.output).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

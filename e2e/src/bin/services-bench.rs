@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Parser;
-use thuban_e2e::clusterip::{self, Parts, Plan};
+use thuban_e2e::bench::services::{self, Parts, Plan};
 
 /// Measures Services by Thuban beside kube-proxy, on clusters that are up.
 #[derive(Parser)]
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         kube_proxy: given.kube_proxy,
         plugins: given.plugins,
     };
-    match clusterip::run(&plan, &parts, &given.output) {
+    match services::run(&plan, &parts, &given.output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -5,11 +5,10 @@ use std::{
     path::Path,
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
-    thread,
 };
 
-use anyhow::{Context, Result, anyhow, bail};
-use nix::sched::{CloneFlags, setns};
+use anyhow::{Context, Result, bail};
+use thuban_cluster::namespace::{self, inside};
 
 const PREFIX: &str = "thubanrig";
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -44,23 +43,17 @@ impl Namespace {
 
     /// Runs a function on a thread of its own inside the namespace.
     pub fn run<T: Send>(&self, function: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        thread::scope(|scope| {
-            let inside = || {
-                self.enter()?;
-                function()
-            };
-            scope
-                .spawn(inside)
-                .join()
-                .map_err(|_| anyhow!("a thread in {} panicked", self.name))?
-        })
+        inside(self.open()?, function)
     }
 
     /// Moves the calling thread into the namespace.
     pub fn enter(&self) -> Result<()> {
+        namespace::enter(self.open()?).with_context(|| self.name.clone())
+    }
+
+    fn open(&self) -> Result<File> {
         let path = format!("/run/netns/{}", self.name);
-        let file = File::open(&path).with_context(|| path.clone())?;
-        setns(file, CloneFlags::CLONE_NEWNET).with_context(|| format!("setns {path}"))
+        File::open(&path).with_context(|| path.clone())
     }
 
     /// Writes a sysctl of the namespace.

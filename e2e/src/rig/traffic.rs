@@ -17,6 +17,7 @@ use nix::sys::{
     },
     time::{TimeVal, TimeValLike},
 };
+use thuban_testkit::packets::checksum;
 
 use super::namespace::Namespace;
 
@@ -77,18 +78,6 @@ pub fn ping(from: &Namespace, to: impl Into<IpAddr>, size: usize) -> Result<bool
         }
     }
     Ok(false)
-}
-
-/// RFC 1071.
-pub fn checksum(bytes: &[u8]) -> u16 {
-    let words = bytes
-        .chunks(2)
-        .map(|pair| u32::from(pair[0]) << 8 | pair.get(1).copied().map_or(0, u32::from));
-    let mut sum: u32 = words.sum();
-    while sum >> 16 != 0 {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
 }
 
 /// A datagram there and its echo back, from fresh sockets. `Ok(false)` when no echo came.

@@ -1,6 +1,6 @@
 //! Packets made by hand: echo requests, datagrams with a forged source, Geneve frames; and the reading of captures.
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -10,20 +10,10 @@ use nix::sys::socket::{
     sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
+pub use thuban_testkit::packets::send_raw;
+use thuban_testkit::packets::{Tunnel, checksum, datagram, ethernet};
 
 use crate::support::Pod;
-
-/// Internet checksum (RFC 1071) over whole bytes.
-fn checksum(bytes: &[u8]) -> u16 {
-    let mut sum: u32 = bytes
-        .chunks(2)
-        .map(|pair| u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)])))
-        .sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
-}
 
 fn raw_icmp() -> Result<OwnedFd> {
     let fd = socket(
@@ -50,7 +40,7 @@ pub fn ping(address: Ipv4Addr, patience: Duration) -> Result<()> {
     let end = Instant::now() + patience;
     let mut buffer = [0; 256];
     while Instant::now() < end {
-        let target = SockaddrIn::from(std::net::SocketAddrV4::new(address, 0));
+        let target = SockaddrIn::from(SocketAddrV4::new(address, 0));
         sendto(fd.as_raw_fd(), &request, &target, MsgFlags::empty()).context("send echo")?;
         while let Ok(length) = recv(fd.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
             let header = usize::from(buffer[0] & 0xf) * 4;
@@ -68,43 +58,16 @@ pub fn ping(address: Ipv4Addr, patience: Duration) -> Result<()> {
 
 /// One UDP datagram as an IPv4 packet with any source.
 pub fn udp_packet(source: Ipv4Addr, destination: Ipv4Addr, port: u16, payload: &[u8]) -> Vec<u8> {
-    let length = 20 + 8 + payload.len();
-    let mut packet = vec![0x45, 0];
-    packet.extend((length as u16).to_be_bytes());
-    packet.extend([0, 1, 0x40, 0, 64, 17, 0, 0]);
-    packet.extend(source.octets());
-    packet.extend(destination.octets());
-    let sum = checksum(&packet).to_be_bytes();
-    packet[10..12].copy_from_slice(&sum);
-    packet.extend(40_000_u16.to_be_bytes());
-    packet.extend(port.to_be_bytes());
-    packet.extend(((8 + payload.len()) as u16).to_be_bytes());
-    packet.extend([0, 0]);
-    packet.extend(payload);
-    packet
+    let (from, to) = (
+        SocketAddrV4::new(source, 40_000),
+        SocketAddrV4::new(destination, port),
+    );
+    datagram(from, to, payload)
 }
 
-/// Sends an IPv4 packet with the header as it stands (IP_HDRINCL), from the calling thread's namespace.
-pub fn send_raw(packet: &[u8]) -> Result<()> {
-    let fd = socket(
-        AddressFamily::Inet,
-        SockType::Raw,
-        SockFlag::empty(),
-        SockProtocol::Raw,
-    )?;
-    let destination = Ipv4Addr::new(packet[16], packet[17], packet[18], packet[19]);
-    let target = SockaddrIn::from(std::net::SocketAddrV4::new(destination, 0));
-    sendto(fd.as_raw_fd(), packet, &target, MsgFlags::empty()).context("send a raw packet")?;
-    Ok(())
-}
-
-/// Geneve of `vni` around an inner IPv4 packet (inner MACs are anything; the delivering side writes them).
+/// Geneve of `vni` around an inner IPv4 packet.
 pub fn geneve_packet(source: Ipv4Addr, destination: Ipv4Addr, vni: u32, inner: &[u8]) -> Vec<u8> {
-    let mut payload = vec![0, 0, 0x65, 0x58];
-    payload.extend((vni << 8).to_be_bytes());
-    payload.extend([2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x00]);
-    payload.extend(inner);
-    udp_packet(source, destination, 6081, &payload)
+    Tunnel::new(source, destination, vni).packet(&ethernet(inner))
 }
 
 /// A Geneve frame of a capture.

@@ -1,7 +1,7 @@
 //! VPCs don't mix, and nobody is believed who is not who he says.
 
 use std::{
-    net::{Ipv4Addr, UdpSocket},
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     thread,
     time::Duration,
 };
@@ -9,7 +9,6 @@ use std::{
 use anyhow::{Result, ensure};
 use thuban_common::{
     counters::Counter,
-    packet::{geneve::OuterHeaders, ipv4::Ipv4Header},
     tables::{AttachmentEntry, DropletEntry, GATEWAY_MAC},
 };
 use thuban_e2e::rig::{
@@ -19,6 +18,7 @@ use thuban_e2e::rig::{
     topology::{BLUE, RED, Topology},
     traffic::{echo_udp, ping},
 };
+use thuban_testkit::packets::{self, Tunnel};
 
 use crate::{counter, each};
 
@@ -33,31 +33,10 @@ pub fn listen(
     Ok(socket)
 }
 
-fn words(words: &[u16]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
-}
-
 /// An inner Ethernet frame with a datagram.
 pub fn datagram(from: Ipv4Addr, to: Ipv4Addr, port: u16) -> Vec<u8> {
-    let mut ip = Ipv4Header { words: [0; 10] };
-    ip.words[0] = u16::from_ne_bytes([0x45, 0]);
-    ip.words[1] = 30_u16.to_be();
-    ip.words[4] = u16::from_ne_bytes([64, 17]);
-    let bytes = [from.octets(), to.octets()].concat();
-    for (word, pair) in ip.words[6..].iter_mut().zip(bytes.chunks(2)) {
-        *word = u16::from_ne_bytes([pair[0], pair[1]]);
-    }
-    ip.words[5] = ip.checksum();
-    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
-    frame.extend(words(&ip.words));
-    frame.extend(words(&[
-        7777_u16.to_be(),
-        port.to_be(),
-        10_u16.to_be(),
-        0,
-        0x6869,
-    ]));
-    frame
+    let (from, to) = (SocketAddrV4::new(from, 7777), SocketAddrV4::new(to, port));
+    packets::ethernet(&packets::datagram(from, to, b"hi"))
 }
 
 /// Geneve around an inner frame, to a droplet's MAC.
@@ -70,34 +49,11 @@ pub fn geneve(
 ) -> Result<Vec<u8>> {
     let droplet = &topology.rig.droplets[droplet - 1];
     let mac = droplet.namespace.command("cat /sys/class/net/uplink/address")?;
-    let mut frame = Vec::new();
-    for byte in mac.trim().split(':') {
-        frame.push(u8::from_str_radix(byte, 16)?);
+    let mut macs = [2, 9, 9, 9, 9, 9, 2, 9, 9, 9, 9, 9];
+    for (byte, digits) in macs.iter_mut().zip(mac.trim().split(':')) {
+        *byte = u8::from_str_radix(digits, 16)?;
     }
-    frame.extend([2, 9, 9, 9, 9, 9, 8, 0]);
-    let outer = OuterHeaders::new(
-        from.octets(),
-        droplet.address.octets(),
-        vni,
-        inner.len() as u32,
-        0,
-        50000,
-    );
-    frame.extend(words(&outer.ip.words));
-    frame.extend(words(&[
-        outer.udp.source,
-        outer.udp.destination,
-        outer.udp.length,
-        outer.udp.checksum,
-    ]));
-    frame.extend(words(&[
-        outer.geneve.first,
-        outer.geneve.protocol,
-        outer.geneve.vni[0],
-        outer.geneve.vni[1],
-    ]));
-    frame.extend(inner);
-    Ok(frame)
+    Ok(Tunnel::new(from, droplet.address, vni).around(macs, inner))
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use thuban_e2e::rig::traffic::checksum;
+use thuban_testkit::packets::checksum;
 
 use crate::{
     frames::{Packet6, arp, header},

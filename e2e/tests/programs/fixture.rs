@@ -8,7 +8,7 @@ use thuban_common::{
     tables::{GATEWAY_MAC, TRANSIT_MAGIC},
 };
 
-use thuban_e2e::rig::traffic::checksum;
+use thuban_testkit::packets::checksum;
 
 use crate::{
     frames::Tunnel,

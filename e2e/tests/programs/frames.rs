@@ -1,8 +1,9 @@
-//! Frames byte by byte, written apart from the code under test.
+//! Frames byte by byte, written apart from the code under test; [`thuban_testkit::packets`] has those of IPv4 and Geneve.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use thuban_e2e::rig::traffic::checksum;
+use thuban_testkit::packets::checksum;
+pub use thuban_testkit::packets::{Tunnel, header, udp};
 
 /// An IPv4 packet in an Ethernet frame.
 #[derive(Clone)]
@@ -58,101 +59,10 @@ impl Packet {
     }
 }
 
-/// An IPv4 header without options, checksum right.
-pub fn header(
-    traffic_class: u8,
-    payload: usize,
-    fragment: u16,
-    ttl: u8,
-    protocol: u8,
-    from: Ipv4Addr,
-    to: Ipv4Addr,
-) -> Vec<u8> {
-    let mut header = vec![0x45, traffic_class];
-    header.extend((20 + payload as u16).to_be_bytes());
-    header.extend([0, 0]);
-    header.extend(fragment.to_be_bytes());
-    header.extend([ttl, protocol, 0, 0]);
-    header.extend(from.octets());
-    header.extend(to.octets());
-    let sum = checksum(&header);
-    header[10..12].copy_from_slice(&sum.to_be_bytes());
-    header
-}
-
-pub fn udp(source: u16, destination: u16, payload: &[u8]) -> Vec<u8> {
-    let mut bytes = source.to_be_bytes().to_vec();
-    bytes.extend(destination.to_be_bytes());
-    bytes.extend((8 + payload.len() as u16).to_be_bytes());
-    bytes.extend([0, 0]);
-    bytes.extend(payload);
-    bytes
-}
-
 pub fn tcp(flags: u8) -> Vec<u8> {
     let mut bytes = vec![0x1f, 0x90, 0x80, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, flags];
     bytes.extend([0xff, 0xff, 0, 0, 0, 0]);
     bytes
-}
-
-/// Geneve around a frame, everything but the outer Ethernet header as droplets write it.
-#[derive(Clone)]
-pub struct Tunnel {
-    pub from: Ipv4Addr,
-    pub to: Ipv4Addr,
-    pub vni: u32,
-    pub ttl: u8,
-    pub traffic_class: u8,
-    pub source_port: u16,
-    /// Version and option length, flags.
-    pub first: [u8; 2],
-    pub protocol: u16,
-    pub options: Vec<u8>,
-}
-
-impl Tunnel {
-    pub fn new(from: Ipv4Addr, to: Ipv4Addr, vni: u32) -> Self {
-        Self {
-            from,
-            to,
-            vni,
-            ttl: 64,
-            traffic_class: 0,
-            source_port: 50000,
-            first: [0, 0],
-            protocol: 0x6558,
-            options: Vec::new(),
-        }
-    }
-
-    /// With options, their length announced.
-    pub fn with_options(mut self, options: &[u8]) -> Self {
-        self.first[0] = (options.len() / 4) as u8;
-        self.options = options.to_vec();
-        self
-    }
-
-    pub fn around(&self, ethernet: [u8; 12], inner: &[u8]) -> Vec<u8> {
-        let mut geneve = self.first.to_vec();
-        geneve.extend(self.protocol.to_be_bytes());
-        geneve.extend((self.vni << 8).to_be_bytes());
-        geneve.extend(&self.options);
-        geneve.extend(inner);
-        let udp = udp(self.source_port, 6081, &geneve);
-        let mut frame = ethernet.to_vec();
-        frame.extend([8, 0]);
-        frame.extend(header(
-            self.traffic_class,
-            udp.len(),
-            0x4000,
-            self.ttl,
-            17,
-            self.from,
-            self.to,
-        ));
-        frame.extend(udp);
-        frame
-    }
 }
 
 /// ARP: operation, sender's MAC and address, target's.

@@ -8,7 +8,8 @@ use thuban_common::{
     counters::Counter,
     tables::{GATEWAY_MAC, SUBNET_SERVICES, SubnetEntry},
 };
-use thuban_e2e::{programs::members, rig::traffic::checksum};
+use thuban_e2e::programs::members;
+use thuban_testkit::packets::checksum;
 
 use crate::{
     fixture::ensure_same,

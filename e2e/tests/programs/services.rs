@@ -149,7 +149,7 @@ fn what_nobody_serves_is_refused_at_once() -> Result<()> {
             expected[20] = 0;
             expected[22] = 64;
             expected[24..26].fill(0);
-            let sum = thuban_e2e::rig::traffic::checksum(&expected[14..34]);
+            let sum = thuban_testkit::packets::checksum(&expected[14..34]);
             expected[24..26].copy_from_slice(&sum.to_be_bytes());
         } else {
             expected[21] = 64;
@@ -181,7 +181,7 @@ fn what_shows_no_ports_is_dropped() -> Result<()> {
     ping[23] = 1;
     for mut frame in [fragment, ping] {
         frame[24..26].fill(0);
-        let sum = thuban_e2e::rig::traffic::checksum(&frame[14..34]);
+        let sum = thuban_testkit::packets::checksum(&frame[14..34]);
         frame[24..26].copy_from_slice(&sum.to_be_bytes());
         let outcome = world.run(Role::Agent(TENANT.index), Hook::Tc, &frame)?;
         ensure_dropped(&outcome, Counter::ServiceUnreadable)?;
@@ -384,7 +384,7 @@ fn unreachable(from: IpAddr, about: &Segment, mac: [u8; 6]) -> Vec<u8> {
     match (from, about.from.0) {
         (IpAddr::V4(from), IpAddr::V4(client)) => {
             let mut message = [&[3, 3, 0, 0, 0, 0, 0, 0][..], quoted].concat();
-            let sum = thuban_e2e::rig::traffic::checksum(&message);
+            let sum = thuban_testkit::packets::checksum(&message);
             message[2..4].copy_from_slice(&sum.to_be_bytes());
             crate::frames::Packet::udp(mac, from, client)
                 .carrying(1, &message)
@@ -452,5 +452,5 @@ fn sum_of(frame: &[u8], at: usize) -> u16 {
         bytes.extend([0, 0, 0, 58]);
     }
     bytes.extend(message);
-    thuban_e2e::rig::traffic::checksum(&bytes)
+    thuban_testkit::packets::checksum(&bytes)
 }

@@ -7,7 +7,7 @@ use thuban_common::{
     counters::Counter,
     tables::{CONFIG_TRANSIT_AT_XDP, PATH_MTU_LIFE, PathMtuEntry},
 };
-use thuban_e2e::rig::traffic::checksum;
+use thuban_testkit::packets::checksum;
 
 use crate::{
     answers::{too_big, too_big6},

@@ -1,4 +1,5 @@
 //! The DNS of tenants' pods: a view of the cluster's DNS for each VPC, in front of it (ADR 15).
+//! Of crates only hickory-proto, for messages: hickory-server picks who answers by the name asked for, not by who asks.
 //!
 //! A query is known by its source address, which leads to a VPC. What the VPC may not see is answered here; the rest is asked
 //! of the cluster's DNS, and what its answer names is checked again. Nothing is cached, and no state outlives a query

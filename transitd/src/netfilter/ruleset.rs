@@ -1,4 +1,5 @@
-//! What fills in `thuban.nft`, the text of table `inet thuban`, for `nft -f`.
+//! What fills in `thuban.nft`, the text of table `inet thuban`, for `nft -f`. No crate: `nftables` and `nftables-json` start
+//! the same program, with JSON that is harder to review than rules.
 //!
 //! Pure. What agents pass to the host's stack has a mark (`thuban_common::host_stack`); rules match on that mark alone, but for
 //! the node's own packets, and those of anybody to what it exposes of services.

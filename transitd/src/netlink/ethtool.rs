@@ -1,4 +1,5 @@
 //! The few ethtool requests that Thuban needs, by the classic ioctl (linux/ethtool.h): driver name and features.
+//! No crate: `ethtool` (0.2) can ask for features but not set them.
 //!
 //! Works on the calling thread's network namespace.
 #![allow(unsafe_code)]

@@ -24,7 +24,6 @@ mod loads;
 mod lost_dels;
 mod metrics;
 mod moves;
-mod operator;
 mod overlay_port;
 mod plugin;
 mod policies;
@@ -45,3 +44,5 @@ mod tcp;
 mod upgrade;
 mod veth;
 mod wire;
+
+use thuban_testkit::operator;

@@ -4,22 +4,19 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::time::Duration;
 
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sendto, socket,
-};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
     DropletRow, ExposedPort, ExposedRow, LocalRow, ServiceBackend, ServicePort, ServiceRow,
 };
+use thuban_testkit::packets::{self, GENEVE, Ipv4, checksum, udp};
 
 use crate::rig::{NODE, Rig, dual, dual_rows, eventually, in_namespace};
 use crate::tcp::PATIENCE;
 
-const GENEVE: u16 = 6081;
 /// Nobody's.
 const OTHER: u16 = 7081;
 /// Another droplet.
@@ -407,8 +404,8 @@ fn speak_as_a_router(rig: &Rig, egress: bool) {
         let mut icmp = vec![kind, code, 0, 0, 0, 0, 2, 0x76];
         icmp.extend(rest);
         let sum = checksum(&icmp);
-        icmp[2..4].copy_from_slice(&sum);
-        send_raw(&pod(rig), FAR, vec![packet(1, pod_address, FAR, &[], &icmp)]);
+        icmp[2..4].copy_from_slice(&sum.to_be_bytes());
+        send_raw(&pod(rig), vec![packet(1, pod_address, FAR, &[], &icmp)]);
         let mut types = Vec::new();
         let mut buffer = [0; 256];
         while let Ok(length) = heard.recv(&mut buffer) {
@@ -443,36 +440,18 @@ fn tunnelled(vni: u8, mac: [u8; 6], marker: &str) -> Vec<u8> {
     frame
 }
 
-/// RFC 1071.
-fn checksum(bytes: &[u8]) -> [u8; 2] {
-    let words = bytes
-        .chunks(2)
-        .map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
-    let sum: u32 = words.sum();
-    let sum = (sum & 0xffff) + (sum >> 16);
-    (!((sum + (sum >> 16)) as u16)).to_be_bytes()
-}
-
 fn packet(protocol: u8, from: Ipv4Addr, to: Ipv4Addr, options: &[u8], payload: &[u8]) -> Vec<u8> {
-    let header = 20 + options.len();
-    let mut packet = vec![0x40 + (header / 4) as u8, 0];
-    packet.extend(((header + payload.len()) as u16).to_be_bytes());
-    packet.extend([0x12, 0x34, 0, 0, 64, protocol, 0, 0]);
-    packet.extend(from.octets());
-    packet.extend(to.octets());
-    packet.extend(options);
-    let sum = checksum(&packet);
-    packet[10..12].copy_from_slice(&sum);
-    packet.extend(payload);
-    packet
+    let header = Ipv4 {
+        identification: 0x1234,
+        fragment: 0,
+        options: options.to_vec(),
+        ..Ipv4::new(protocol, from, to)
+    };
+    header.around(payload)
 }
 
 fn datagram(from: Ipv4Addr, to: Ipv4Addr, ports: (u16, u16), options: &[u8], payload: &[u8]) -> Vec<u8> {
-    let mut udp = [ports.0.to_be_bytes(), ports.1.to_be_bytes()].concat();
-    udp.extend((8 + payload.len() as u16).to_be_bytes());
-    udp.extend([0, 0]);
-    udp.extend(payload);
-    packet(17, from, to, options, &udp)
+    packet(17, from, to, options, &udp(ports.0, ports.1, payload))
 }
 
 /// The same in two parts, the first with 24 bytes of payload.
@@ -489,19 +468,10 @@ fn fragments(packet: &[u8]) -> [Vec<u8>; 2] {
     [part(&payload[..24], 0x2000), part(&payload[24..], 3)]
 }
 
-/// The kernel fills in the checksum.
-fn send_raw(namespace: &str, to: Ipv4Addr, packets: Vec<Vec<u8>>) {
+fn send_raw(namespace: &str, packets: Vec<Vec<u8>>) {
     in_namespace(namespace, move || {
-        let socket = socket(
-            AddressFamily::Inet,
-            SockType::Raw,
-            SockFlag::empty(),
-            SockProtocol::Raw,
-        )
-        .unwrap();
         for packet in packets {
-            let to = SockaddrIn::from(SocketAddrV4::new(to, 0));
-            sendto(socket.as_raw_fd(), &packet, &to, MsgFlags::empty()).unwrap();
+            packets::send_raw(&packet).unwrap();
         }
     });
 }
@@ -520,7 +490,7 @@ fn forms(rig: &Rig) -> (usize, Vec<Form>) {
                 format!("IP options of {who} to {to}"),
                 Box::new(move |port, payload| {
                     let packet = datagram(from, to, (4000, port), &[0x94, 4, 0, 0], &payload);
-                    send_raw(&namespace, to, vec![packet]);
+                    send_raw(&namespace, vec![packet]);
                 }),
             ));
             let namespace = far.clone();
@@ -528,7 +498,7 @@ fn forms(rig: &Rig) -> (usize, Vec<Form>) {
                 format!("fragments of {who} to {to}"),
                 Box::new(move |port, payload| {
                     let packet = datagram(from, to, (4000, port), &[], &payload);
-                    send_raw(&namespace, to, fragments(&packet).to_vec());
+                    send_raw(&namespace, fragments(&packet).to_vec());
                 }),
             ));
         }

@@ -8,11 +8,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
-use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 use thuban_proto::cni::cni_client::CniClient;
 use thuban_proto::cni::{AddRequest, Attached, CniError, DelRequest, add_reply};
 use thuban_proto::transit::row::Row;
+use thuban_testkit::namespace::inside;
+use thuban_testkit::packets::checksum;
+use thuban_testkit::wait::wait_for;
 use tonic::transport::{Endpoint, Uri};
 
 use crate::operator::IN_THE_END;
@@ -457,12 +459,7 @@ impl Drop for Rig {
 /// Runs on a thread of its own in that namespace.
 pub fn in_namespace<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let file = File::open(format!("/run/netns/{name}")).unwrap();
-    std::thread::spawn(move || {
-        setns(&file, CloneFlags::CLONE_NEWNET).unwrap();
-        work()
-    })
-    .join()
-    .unwrap()
+    inside(file, || Ok(work())).unwrap()
 }
 
 /// Sends ICMP echo requests from a namespace; answers how many were answered within `patience` each.
@@ -499,12 +496,8 @@ pub fn ping(namespace: &str, source: Option<&str>, address: &str, count: u16, pa
         for sequence in 0..count {
             let number = sequence.to_be_bytes();
             let mut packet = vec![8, 0, 0, 0, identifier[0], identifier[1], number[0], number[1]];
-            let sum: u32 = packet
-                .chunks(2)
-                .map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])))
-                .sum();
-            let checksum = (!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes();
-            packet[2..4].copy_from_slice(&checksum);
+            let sum = checksum(&packet).to_be_bytes();
+            packet[2..4].copy_from_slice(&sum);
             let deadline = Instant::now() + patience;
             if socket.send_to(&packet, (target, 0)).is_ok() {
                 let mut buffer = [0; 256];
@@ -540,9 +533,5 @@ fn sh(script: &str) {
 
 /// Waits until something holds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + IN_THE_END;
-    while !holds() {
-        assert!(Instant::now() < deadline, "never happened: {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    wait_for(what, IN_THE_END, Duration::from_millis(100), || Ok(holds())).unwrap();
 }

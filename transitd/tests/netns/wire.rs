@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
+use thuban_testkit::packets::{header, udp};
 
 use crate::flow::word;
 use crate::rig::{NODE, Rig, in_namespace};
@@ -84,17 +85,10 @@ impl Peer {
 /// Geneve, Ethernet, IP, UDP and four bytes.
 fn frame(vni: u32, source: IpAddr, destination: IpAddr, word: [u8; 4]) -> Vec<u8> {
     let [_, vni @ ..] = vni.to_be_bytes();
-    let udp = [&[0x30, 0x39, 0, 7, 0, 12, 0, 0][..], &word].concat();
+    let udp = udp(12345, 7, &word);
     let (ethertype, ip) = match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            let mut ip = vec![0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0];
-            ip.extend(source.octets());
-            ip.extend(destination.octets());
-            let words = ip.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
-            let sum: u32 = words.sum();
-            let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
-            ip[10..12].copy_from_slice(&checksum.to_be_bytes());
-            ([8, 0], ip)
+            ([8, 0], header(0, udp.len(), 0, 64, 17, source, destination))
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
             let mut ip = vec![0x60, 0, 0, 0, 0, 12, 17, 64];

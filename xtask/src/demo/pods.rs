@@ -8,9 +8,8 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, anyhow, bail};
-use nix::sched::{CloneFlags, setns};
-use thuban_cluster::{Cluster, Tasks};
+use anyhow::{Context, Result, bail};
+use thuban_cluster::{Cluster, Tasks, namespace::inside};
 
 use crate::{build::root, install::get};
 
@@ -132,15 +131,7 @@ impl Pod {
     pub fn inside<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let namespace = File::open(&self.namespace_file)
             .with_context(|| format!("network namespace of {}", self.name))?;
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(move || {
-                setns(namespace, CloneFlags::CLONE_NEWNET).context("setns")?;
-                work()
-            });
-            thread
-                .join()
-                .map_err(|_| anyhow!("the thread in {} panicked", self.name))?
-        })
+        inside(namespace, work)
     }
 
     /// Who answers `GET /hostname` at `address`.

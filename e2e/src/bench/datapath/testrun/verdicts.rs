@@ -1,0 +1,197 @@
+//! Nanoseconds of each verdict, at tc and at XDP: the median of many single runs, less that of a program that only
+//! returns. Verdict and counter are checked before.
+
+use std::{
+    net::Ipv4Addr,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
+
+use anyhow::{Result, ensure};
+use thuban_common::counters::Counter;
+
+use super::{
+    CORE,
+    assembly::{TC_OK, TC_REDIRECT, TC_SHOT, XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, answer},
+    median,
+    raw::{self, Type},
+    world::{
+        BOUNCED, DIVIDED, DIVIDED_VNI, NEIGHBOUR, POD, REMOTE, UNKNOWN, VNI, World, from_pod, from_wire,
+    },
+};
+use crate::bench::{
+    datapath::{Case, Plan, Sample},
+    process::pin,
+};
+
+/// Single runs that a sample is the median of.
+const CALLS: usize = 20_000;
+
+/// A verdict: what it is called, the frame, and what shows that it came about at tc and at XDP.
+struct Verdict {
+    name: &'static str,
+    is_agent: bool,
+    frame: Vec<u8>,
+    tc: (u32, Counter),
+    xdp: (u32, Counter),
+}
+
+fn verdicts() -> Vec<Verdict> {
+    let agent = |name, to: Ipv4Addr, counter| Verdict {
+        name,
+        is_agent: true,
+        frame: from_pod(POD, to),
+        tc: (TC_REDIRECT, counter),
+        xdp: (XDP_REDIRECT, counter),
+    };
+    let transit = |name, frame, counter| Verdict {
+        name,
+        is_agent: false,
+        frame,
+        tc: (TC_REDIRECT, counter),
+        xdp: (XDP_TX, counter),
+    };
+    let deliver = from_wire(VNI, REMOTE, POD);
+    let [from, to] = DIVIDED;
+    vec![
+        agent("agent-direct", REMOTE, Counter::SentDirect),
+        agent("agent-local", NEIGHBOUR, Counter::DeliveredLocal),
+        agent("agent-bouncer", UNKNOWN, Counter::SentToBouncer),
+        Verdict {
+            name: "agent-spoof",
+            is_agent: true,
+            frame: from_pod(UNKNOWN, REMOTE),
+            tc: (TC_SHOT, Counter::SpoofedSource),
+            xdp: (XDP_DROP, Counter::SpoofedSource),
+        },
+        Verdict {
+            xdp: (XDP_PASS, Counter::DecapsulatedXdp),
+            ..transit("transit-deliver", deliver, Counter::Delivered)
+        },
+        transit(
+            "transit-bounce",
+            from_wire(VNI, REMOTE, BOUNCED),
+            Counter::Bounced,
+        ),
+        transit(
+            "transit-divide",
+            from_wire(DIVIDED_VNI, from, to),
+            Counter::Divided,
+        ),
+    ]
+}
+
+/// The world, and at each hook a program that only returns.
+struct Shared {
+    world: World,
+    idle_tc: OwnedFd,
+    idle_xdp: OwnedFd,
+}
+
+struct VerdictCase {
+    name: String,
+    shared: Arc<Shared>,
+    hook: Type,
+    program: &'static str,
+    frame: Vec<u8>,
+}
+
+pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
+    let mut wanted = Vec::new();
+    for verdict in verdicts() {
+        for (hook, word) in [(Type::SchedCls, "tc"), (Type::Xdp, "xdp")] {
+            let name = format!("prog-{}-{word}", verdict.name);
+            if !plan.wants_case(&name) {
+                continue;
+            }
+            let program = match (verdict.is_agent, hook) {
+                (true, Type::SchedCls) => "agent_tc",
+                (true, Type::Xdp) => "agent_xdp",
+                (false, Type::SchedCls) => "transit_tc",
+                (false, Type::Xdp) => "transit_xdp",
+            };
+            let expected = match hook {
+                Type::SchedCls => verdict.tc,
+                Type::Xdp => verdict.xdp,
+            };
+            wanted.push((name, hook, program, verdict.frame.clone(), expected));
+        }
+    }
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let shared = Arc::new(Shared {
+        world: World::new(None)?,
+        idle_tc: raw::load(Type::SchedCls, &answer(TC_OK))?,
+        idle_xdp: raw::load(Type::Xdp, &answer(XDP_PASS))?,
+    });
+    for (name, hook, program, frame, expected) in wanted {
+        let case = VerdictCase {
+            name,
+            shared: Arc::clone(&shared),
+            hook,
+            program,
+            frame,
+        };
+        case.check(expected)?;
+        cases.push(Box::new(case));
+    }
+    Ok(())
+}
+
+impl VerdictCase {
+    fn interface(&self) -> u32 {
+        let world = &self.shared.world;
+        if self.program.starts_with("agent") {
+            world.pod
+        } else {
+            world.uplink
+        }
+    }
+
+    /// One run, and whether it did what the case is called after.
+    fn check(&self, (verdict, counter): (u32, Counter)) -> Result<()> {
+        let world = &self.shared.world;
+        let before = world.programs.counter(counter)?;
+        let context = raw::context(self.hook, &self.frame, self.interface());
+        let program = world.program(self.program)?;
+        let (found, _) = world.namespace.run(|| raw::run(program, &self.frame, &context))?;
+        ensure!(
+            found == verdict && world.programs.counter(counter)? == before + 1,
+            "{}: verdict {found} instead of {verdict}, counted {:?}",
+            self.name,
+            world.programs.counters()?
+        );
+        Ok(())
+    }
+}
+
+impl Case for VerdictCase {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn metrics(&self) -> Vec<&'static str> {
+        vec!["ns_per_packet"]
+    }
+
+    fn measure(&mut self, _plan: &Plan) -> Result<Vec<Sample>> {
+        let world = &self.shared.world;
+        let idle = match self.hook {
+            Type::SchedCls => self.shared.idle_tc.as_fd(),
+            Type::Xdp => self.shared.idle_xdp.as_fd(),
+        };
+        let program = world.program(self.program)?;
+        let context = raw::context(self.hook, &self.frame, self.interface());
+        let (own, idle) = world.namespace.run(|| {
+            pin(CORE)?;
+            let (mut own, mut nothing) = (Vec::new(), Vec::new());
+            for _ in 0..CALLS {
+                own.push(raw::run(program, &self.frame, &context)?.1);
+                nothing.push(raw::run(idle, &self.frame, &context)?.1);
+            }
+            Ok((median(own), median(nothing)))
+        })?;
+        Ok(vec![Sample::new("ns_per_packet", "ns", own - idle)])
+    }
+}

@@ -1,0 +1,82 @@
+//! Datagrams of 64 bytes, one system call each, as fast as one core sends them: those that arrive are counted.
+//!
+//! Sending costs the whole way up to the receiver's socket, which is what this measures; receiving is another core's.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
+
+use super::Ends;
+use crate::bench::{
+    datapath::Sample,
+    float,
+    process::{CLIENT_CORE, SERVER_CORE, pin},
+};
+
+const PORT: u16 = 7001;
+/// Bytes that wait for the receiver: enough for the moments in which its core does something else.
+const BUFFER: usize = 8 << 20;
+const SIZE: usize = 64;
+/// Until queues and caches are as they stay.
+const WARM_UP: Duration = Duration::from_millis(300);
+
+pub fn per_second(ends: Ends, time: Duration) -> Result<Vec<Sample>> {
+    let address = SocketAddr::from((ends.address, PORT));
+    let server = ends
+        .server
+        .run(|| UdpSocket::bind(address).context("binding the server"))?;
+    server.set_read_timeout(Some(Duration::from_millis(100)))?;
+    setsockopt(&server, RcvBufForce, &BUFFER).context("a large buffer")?;
+    let client = ends.client.run(|| {
+        let client = UdpSocket::bind("0.0.0.0:0").context("binding the client")?;
+        client.connect(address).context("connecting")?;
+        Ok(client)
+    })?;
+    let done = AtomicBool::new(false);
+    let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
+    let count = || (sent.load(Ordering::Relaxed), received.load(Ordering::Relaxed));
+    let (start, end, elapsed) = thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            pin(SERVER_CORE)?;
+            let mut buffer = [0; SIZE + 1];
+            while !done.load(Ordering::Relaxed) {
+                if server.recv(&mut buffer).is_ok_and(|length| length == SIZE) {
+                    received.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            anyhow::Ok(())
+        });
+        let sender = scope.spawn(|| {
+            pin(CLIENT_CORE)?;
+            let message = [0x55; SIZE];
+            while !done.load(Ordering::Relaxed) {
+                if client.send(&message).is_ok() {
+                    sent.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            anyhow::Ok(())
+        });
+        thread::sleep(WARM_UP);
+        let (clock, start) = (Instant::now(), count());
+        thread::sleep(time);
+        let (end, elapsed) = (count(), clock.elapsed());
+        done.store(true, Ordering::Relaxed);
+        for thread in [receiver, sender] {
+            thread.join().map_err(|_| anyhow!("a thread panicked"))??;
+        }
+        anyhow::Ok((start, end, elapsed))
+    })?;
+    let [sent, received] = [end.0 - start.0, end.1 - start.1].map(float);
+    ensure!(received > 1000.0, "only {received} of {sent} datagrams arrived");
+    Ok(vec![
+        Sample::new("udp64_pps", "1/s", received / elapsed.as_secs_f64()),
+        Sample::new("udp64_loss", "share", (1.0 - received / sent).max(0.0)),
+    ])
+}

@@ -1,0 +1,71 @@
+//! What is measured between two pods. The client's end is kept on core 0 and the server's on core 1, both with
+//! real-time priority: without the first, latencies vary by a fifth from run to run; without the second, other work
+//! of the machine is measured.
+
+mod connections;
+mod datagrams;
+mod latency;
+mod stream;
+
+use std::{net::Ipv4Addr, time::Duration};
+
+use anyhow::Result;
+
+use super::Sample;
+use crate::rig::namespace::Namespace;
+
+/// Two pods, and the server's address.
+#[derive(Clone, Copy)]
+pub struct Ends<'a> {
+    pub client: &'a Namespace,
+    pub server: &'a Namespace,
+    pub address: Ipv4Addr,
+}
+
+/// One thing to measure; it may give several metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// One TCP stream: throughput, and the whole machine's CPU time for it.
+    Stream,
+    /// Eight TCP streams.
+    Streams,
+    /// Round trips of 64 bytes over one TCP connection.
+    RoundTrips,
+    /// Connections made, used for one byte each way, and closed, one after the other.
+    Connections,
+    /// Datagrams of 64 bytes that arrive.
+    Datagrams,
+}
+
+impl Measure {
+    pub const ALL: &'static [Self] = &[
+        Self::Stream,
+        Self::Streams,
+        Self::RoundTrips,
+        Self::Connections,
+        Self::Datagrams,
+    ];
+
+    /// Names of the metrics that it gives.
+    pub const fn metrics(self) -> &'static [&'static str] {
+        match self {
+            Self::Stream => &["tcp1_gbps", "cpu_ms_per_gb"],
+            Self::Streams => &["tcp8_gbps"],
+            Self::RoundTrips => &["rr_p50_us", "rr_p99_us"],
+            Self::Connections => &["crr_per_s"],
+            Self::Datagrams => &["udp64_pps", "udp64_loss"],
+        }
+    }
+
+    /// Measures for the time given; those that settle fast take half of it, and at least a second.
+    pub fn run(self, ends: Ends, time: Duration) -> Result<Vec<Sample>> {
+        let half = (time / 2).max(Duration::from_secs(1));
+        match self {
+            Self::Stream => stream::one(ends, time),
+            Self::Streams => stream::eight(ends, half),
+            Self::RoundTrips => latency::round_trips(ends, time),
+            Self::Connections => connections::per_second(ends, half),
+            Self::Datagrams => datagrams::per_second(ends, half),
+        }
+    }
+}

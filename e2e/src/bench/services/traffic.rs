@@ -1,0 +1,293 @@
+//! What the pods do: backends answer one byte with their number, or take whatever comes; the client makes connections or
+//! sends. The client's threads are on one core and the backends' on another. Connections go before all other work of the
+//! machine; streams nearly so, for they would leave the control plane nothing.
+//!
+//! A backend closes first, so that waiting sockets are its own and the client's ports are free again at once. Each way to a
+//! backend has ports of its own: from one port to one backend by two Services, or by one and directly, is what Thuban can't
+//! tell apart while it remembers the former (docs/dataplane.md).
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
+    os::fd::AsRawFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use nix::{
+    errno::Errno,
+    sys::{
+        socket::{
+            AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, socket,
+            sockopt::{ReceiveTimeout, ReuseAddr, SendTimeout},
+        },
+        time::{TimeVal, TimeValLike},
+    },
+};
+
+use super::pods::Pod;
+use crate::bench::{
+    float,
+    process::{CLIENT_CORE, SERVER_CORE, pin, prefer},
+    stats::sorted,
+};
+
+pub const ANSWERS: u16 = 7000;
+pub const SINK: u16 = 7001;
+/// Longer than the kernel's first repetition of a lost SYN.
+const WAIT: Duration = Duration::from_secs(3);
+/// Until caches and windows are as they stay.
+const WARM_UP: Duration = Duration::from_millis(300);
+const BLOCK: usize = 128 << 10;
+/// Less than what is on the way lasts.
+const FULL: Duration = Duration::from_micros(50);
+
+/// Bytes that backends of one cluster took.
+pub type Taken = Arc<AtomicU64>;
+
+/// Starts what a backend does, until this program ends.
+pub fn serve(pod: &Pod, number: u8, taken: &Taken) -> Result<()> {
+    let (told, listens) = mpsc::channel();
+    let (answers, sink) = (pod.clone(), pod.clone());
+    let (told_too, taken) = (told.clone(), Arc::clone(taken));
+    thread::spawn(move || {
+        let listener = pin(SERVER_CORE).and_then(|()| listen(&answers, ANSWERS));
+        if let Some(listener) = pass_error(listener, &told) {
+            answer(&listener, number);
+        }
+    });
+    thread::spawn(move || {
+        // So is what it spawns.
+        let listener = prefer(SERVER_CORE).and_then(|()| listen(&sink, SINK));
+        if let Some(listener) = pass_error(listener, &told_too) {
+            take(&listener, &taken);
+        }
+    });
+    for _ in 0..2 {
+        let listens: Result<()> = listens.recv().context("a backend has ended")?;
+        listens.with_context(|| pod.name.clone())?;
+    }
+    Ok(())
+}
+
+fn listen(pod: &Pod, port: u16) -> Result<TcpListener> {
+    pod.enter()?;
+    TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).context("listening")
+}
+
+fn pass_error(listener: Result<TcpListener>, to: &mpsc::Sender<Result<()>>) -> Option<TcpListener> {
+    let (told, listener) = match listener {
+        Ok(listener) => (Ok(()), Some(listener)),
+        Err(error) => (Err(error), None),
+    };
+    let _ = to.send(told);
+    listener
+}
+
+/// What goes wrong with a client is the client's error.
+fn answer(listener: &TcpListener, number: u8) {
+    for stream in listener.incoming() {
+        let answered = stream.and_then(|mut stream| {
+            stream.set_read_timeout(Some(WAIT))?;
+            stream.set_nodelay(true)?;
+            stream.read_exact(&mut [0])?;
+            stream.write_all(&[number])
+        });
+        drop(answered);
+    }
+}
+
+fn take(listener: &TcpListener, taken: &Taken) {
+    for stream in listener.incoming() {
+        let (Ok(mut stream), taken) = (stream, Arc::clone(taken)) else {
+            continue;
+        };
+        thread::spawn(move || {
+            let mut block = vec![0; BLOCK];
+            while let Ok(length) = stream.read(&mut block) {
+                if length == 0 {
+                    break;
+                }
+                taken.fetch_add(length as u64, Ordering::Relaxed);
+            }
+        });
+    }
+}
+
+/// Where connections go, and from which ports, one after the other and then again.
+#[derive(Debug)]
+pub struct Target {
+    pub address: Ipv4Addr,
+    first: u16,
+    next: AtomicU32,
+}
+
+const FIRST_PORT: u16 = 2048;
+/// Ports of a target: more than it gets connections within the minute that closed ones are remembered.
+const PORTS: u16 = 10_400;
+
+impl Target {
+    /// `way`: 0 to 5; targets that share a backend must not share it.
+    pub fn new(address: Ipv4Addr, way: u16) -> Self {
+        Self {
+            address,
+            first: FIRST_PORT + way * PORTS,
+            next: AtomicU32::new(0),
+        }
+    }
+
+    fn connect(&self, within: Duration) -> Result<TcpStream> {
+        // connect(2) waits as long as sending may.
+        let within = TimeVal::milliseconds(i64::try_from(within.as_millis())?);
+        loop {
+            let number = self.next.fetch_add(1, Ordering::Relaxed) % u32::from(PORTS);
+            let flags = SockFlag::SOCK_CLOEXEC;
+            let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None).context("a socket")?;
+            setsockopt(&socket, SendTimeout, &within)?;
+            setsockopt(&socket, ReceiveTimeout, &within)?;
+            // One port serves connections to several backends.
+            setsockopt(&socket, ReuseAddr, &true)?;
+            let own = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, self.first + number as u16);
+            match bind(socket.as_raw_fd(), &SockaddrIn::from(own)) {
+                Ok(()) => {}
+                // A stream of this pod has it.
+                Err(Errno::EADDRINUSE) => continue,
+                Err(error) => return Err(error).context("binding"),
+            }
+            let other = SocketAddrV4::new(self.address, ANSWERS);
+            connect(socket.as_raw_fd(), &SockaddrIn::from(other)).context("connecting")?;
+            return Ok(socket.into());
+        }
+    }
+}
+
+/// Connects, asks one byte, gets one byte, and reads the end: the number of the backend. From the calling thread's namespace.
+pub fn ask(target: &Target, within: Duration) -> Result<u8> {
+    let mut stream = target.connect(within)?;
+    stream.set_nodelay(true)?;
+    stream.write_all(&[1])?;
+    let mut answer = [0; 2];
+    ensure!(stream.read(&mut answer)? == 1, "no answer");
+    ensure!(stream.read(&mut answer[1..])? == 0, "more than an answer");
+    Ok(answer[0])
+}
+
+/// Connections of one measure.
+#[derive(Debug)]
+pub struct Connections {
+    /// Microseconds of each that was answered, ascending.
+    pub micros: Vec<f64>,
+    pub per_second: f64,
+    /// Of those that were not.
+    pub failed: usize,
+}
+
+/// Connections to the targets in turns, by so many at once, from the pods in turns.
+pub fn connections(
+    clients: &[Pod],
+    targets: &[Target],
+    workers: usize,
+    time: Duration,
+) -> Result<Connections> {
+    // One window for all: threads that begin and end by themselves would be counted when they have the core alone.
+    let start = Instant::now() + WARM_UP;
+    let work = |worker: usize| {
+        pin(CLIENT_CORE)?;
+        let (mut times, mut failed) = (Vec::new(), 0);
+        for target in targets.iter().cycle().skip(worker) {
+            let began = Instant::now();
+            if began > start + time {
+                break;
+            }
+            match ask(target, WAIT) {
+                Ok(_) if began > start => times.push(began.elapsed()),
+                Ok(_) => {}
+                Err(_) => failed += 1,
+            }
+        }
+        anyhow::Ok((times, failed))
+    };
+    let work = &work;
+    let done: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers)
+            .map(|worker| scope.spawn(move || clients[worker % clients.len()].run(|| work(worker))))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?)
+            .collect::<Result<_>>()
+    })?;
+    let failed = done.iter().map(|(_, failed)| failed).sum();
+    let times = done.into_iter().flat_map(|(times, _)| times);
+    let micros = sorted(times.map(|time: Duration| time.as_secs_f64() * 1e6));
+    if micros.len() < 100 {
+        bail!("only {} connections, {failed} failed", micros.len());
+    }
+    Ok(Connections {
+        per_second: float(micros.len() as u64) / time.as_secs_f64(),
+        micros,
+        failed,
+    })
+}
+
+/// Gigabits a second that arrive by so many streams to the targets in turns, all sent by one thread: several that are never
+/// idle would keep the kernel from its own part.
+pub fn throughput(
+    client: &Pod,
+    targets: &[Target],
+    streams: usize,
+    taken: &Taken,
+    time: Duration,
+) -> Result<f64> {
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let send = || {
+            let targets = targets.iter().cycle().take(streams);
+            let open = |target: &Target| {
+                let stream = TcpStream::connect_timeout(&SocketAddr::from((target.address, SINK)), WAIT)?;
+                stream.set_nonblocking(true)?;
+                anyhow::Ok(stream)
+            };
+            let streams = targets
+                .map(open)
+                .collect::<Result<Vec<_>>>()
+                .context("connecting")?;
+            prefer(CLIENT_CORE)?;
+            send(&streams, &is_done)
+        };
+        let sender = scope.spawn(move || client.run(send));
+        thread::sleep(WARM_UP);
+        let (start, before) = (Instant::now(), taken.load(Ordering::Relaxed));
+        thread::sleep(time);
+        let (seconds, bytes) = (start.elapsed(), taken.load(Ordering::Relaxed) - before);
+        is_done.store(true, Ordering::Relaxed);
+        sender.join().map_err(|_| anyhow!("the sender panicked"))??;
+        ensure!(bytes > 1_000_000, "only {bytes} bytes arrived");
+        Ok(float(bytes) * 8.0 / 1e9 / seconds.as_secs_f64())
+    })
+}
+
+/// Keeps all streams full until it is done.
+fn send(streams: &[TcpStream], is_done: &AtomicBool) -> Result<()> {
+    let block = vec![0x55; BLOCK];
+    while !is_done.load(Ordering::Relaxed) {
+        let mut is_full = true;
+        for mut stream in streams {
+            match stream.write(&block) {
+                Ok(_) => is_full = false,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error).context("sending"),
+            }
+        }
+        if is_full {
+            thread::sleep(FULL);
+        }
+    }
+    Ok(())
+}

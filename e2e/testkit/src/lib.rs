@@ -1,0 +1,14 @@
+//! What tests of several crates share: the operator that they play, packets made by hand, threads in network
+//! namespaces, waiting. A test that goes wrong panics, and so does this.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::missing_panics_doc
+)]
+
+pub mod operator;
+pub mod packets;
+
+pub use thuban_cluster::{namespace, wait};
