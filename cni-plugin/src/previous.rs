@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_about_the_pods_interface_is_taken_out_of_a_result_that_others_added_to() {
+    fn chained_result_is_reduced_to_the_pods_interface() {
         let result = json!({
             "cniVersion": "0.4.0",
             "interfaces": [

@@ -323,7 +323,7 @@ fn without_transitd_an_add_is_to_be_tried_again() {
 }
 
 #[test]
-fn without_transitd_a_del_waits_in_the_spool_once_however_often_it_comes() {
+fn repeated_del_without_transitd_is_spooled_once() {
     let folder = Folder::new();
     // Nobody listens; then somebody who never answers.
     for hangs in [false, false, true] {
@@ -369,7 +369,7 @@ fn the_spool_is_bounded_and_what_is_in_it_can_still_be_repeated() {
 }
 
 #[test]
-fn status_bridges_a_transitd_that_is_away_for_a_while_if_it_has_served_in_this_boot() {
+fn status_tolerates_brief_absence_if_served_this_boot() {
     let folder = Folder::new();
     let status = || run(&environment("STATUS"), &config("1.1.0", &folder.socket()));
     let code = || {
@@ -399,7 +399,7 @@ fn status_bridges_a_transitd_that_is_away_for_a_while_if_it_has_served_in_this_b
 }
 
 #[test]
-fn status_passes_transitds_word_on_and_forgets_an_absence_when_it_is_good() {
+fn good_status_is_passed_on_and_clears_the_absence() {
     let good = transitd(attached(), None);
     std::fs::write(good.folder.0.join("away"), "x").unwrap();
     assert_eq!(

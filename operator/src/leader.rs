@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_lacks_a_renewal_is_older_and_one_that_others_touched_is_not() {
+    fn lease_without_renewal_is_older_but_touched_one_is_not() {
         let first = taken(Lease::default(), &candidate());
         let second = taken(first.clone(), &candidate());
         assert!(is_older(&first, &second) && !is_older(&second, &first));

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_read_in_both_families_and_backends_are_sorted_and_different() {
+    fn row_reads_both_families_and_sorts_unique_backends() {
         let mut twice = port(80, "10.0.1.9");
         twice.backends.extend([
             twice.backends[0].clone(),

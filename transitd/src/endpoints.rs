@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_are_kept_within_a_boot_of_a_node_and_a_torn_file_is_not_believed() {
+    fn endpoints_load_only_if_intact_and_of_same_node_and_boot() {
         let path = std::env::temp_dir().join(format!("thuban-endpoints-{}", std::process::id()));
         let kept = |owner: Owner| Endpoints::new(path.clone(), owner);
         let own = kept(owner("a", "boot"));

@@ -11,6 +11,7 @@ use crate::{
 pub fn run() -> Result<()> {
     deps::ensure()?;
     format()?;
+    pages()?;
     step("lints", || {
         cargo(&[
             "clippy",
@@ -24,7 +25,6 @@ pub fn run() -> Result<()> {
             "warnings",
         ])
     })?;
-    pages()?;
     step("eBPF programs", ebpf::build).map(|_| ())
 }
 

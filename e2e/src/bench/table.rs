@@ -20,6 +20,7 @@ impl Table {
     }
 
     /// Aligns columns to the right: those of numbers.
+    #[must_use]
     pub fn right(mut self, columns: Range<usize>) -> Self {
         for index in columns {
             if let Some(column) = self.0.column_mut(index) {

@@ -29,7 +29,7 @@ fn drops(topology: &Topology, droplet: usize) -> Result<u64> {
 }
 
 #[test]
-fn only_what_fits_as_a_whole_comes_through_and_all_else_has_a_reason() -> Result<()> {
+fn only_consistent_frames_pass_and_others_count_as_drops() -> Result<()> {
     each(|topology| {
         topology.make_direct()?;
         let [one, two, three] = [0, 1, 2].map(|index| topology.rig.droplets[index].address);

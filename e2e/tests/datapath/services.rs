@@ -124,7 +124,7 @@ fn a_pod_reaches_itself_by_its_service() -> Result<()> {
 }
 
 #[test]
-fn bouncers_choose_while_the_clients_droplet_does_not_know_the_service() -> Result<()> {
+fn bouncer_picks_backend_if_client_droplet_lacks_service() -> Result<()> {
     each(|topology| {
         add_ranges(topology)?;
         let backend = (topology.second.address, topology.second.address6);

@@ -63,7 +63,7 @@ fn reverse(world: &World, segment: &Segment) -> Result<ConnectionEntry> {
 }
 
 #[test]
-fn a_connection_keeps_its_backend_when_the_service_changes_or_goes() -> Result<()> {
+fn connection_keeps_its_backend_if_service_changes_or_ends() -> Result<()> {
     let mut world = world()?;
     let served = Served::new(100, 1, SERVICE, 80, TCP);
     served.by(&mut world.programs, &[backend(40)])?;
@@ -79,7 +79,7 @@ fn a_connection_keeps_its_backend_when_the_service_changes_or_goes() -> Result<(
 }
 
 #[test]
-fn a_flow_of_datagrams_keeps_its_backend_while_the_service_has_it() -> Result<()> {
+fn udp_flow_keeps_its_backend_while_service_has_it() -> Result<()> {
     let mut world = world()?;
     let served = Served::new(100, 1, SERVICE, 80, UDP);
     let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
@@ -220,7 +220,7 @@ fn a_vpcs_share_bounds_all_its_clients_together_and_no_others() -> Result<()> {
 }
 
 #[test]
-fn a_vpcs_share_of_flows_that_wait_for_an_answer_pushes_out_no_others() -> Result<()> {
+fn full_pending_share_of_a_vpc_evicts_no_other_flow() -> Result<()> {
     let mut world = world()?;
     let all = |vni| EndpointKey {
         vni,
@@ -253,7 +253,7 @@ fn a_vpcs_share_of_flows_that_wait_for_an_answer_pushes_out_no_others() -> Resul
 }
 
 #[test]
-fn a_port_used_again_after_its_services_row_came_gets_a_backend_of_it() -> Result<()> {
+fn reused_port_takes_backend_of_new_service_row() -> Result<()> {
     let mut world = world()?;
     let opening = segment(TCP, 40000);
     send(&mut world, TENANT.index, &opening)?;
@@ -322,7 +322,7 @@ fn ensure_served(world: &mut World, request: &Segment, backend: (IpAddr, u16)) -
 }
 
 #[test]
-fn a_port_that_asked_a_service_by_datagrams_may_ask_its_backend_itself() -> Result<()> {
+fn port_may_send_udp_to_backend_after_using_its_service() -> Result<()> {
     let mut world = world()?;
     let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
     Served::new(100, 1, SERVICE, 80, UDP).by(&mut world.programs, &[far])?;
@@ -340,7 +340,7 @@ fn a_port_that_asked_a_service_by_datagrams_may_ask_its_backend_itself() -> Resu
 }
 
 #[test]
-fn a_port_whose_connection_to_a_service_is_over_may_go_to_its_backend_itself() -> Result<()> {
+fn ended_service_connection_frees_port_for_its_backend() -> Result<()> {
     let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
     for (ends, is_over) in [(0x11, false), (0x14, true)] {
         let mut world = world()?;
@@ -363,7 +363,7 @@ fn a_port_whose_connection_to_a_service_is_over_may_go_to_its_backend_itself() -
 }
 
 #[test]
-fn a_connection_that_was_refused_is_over_and_one_without_an_entry_is_not() -> Result<()> {
+fn refused_connection_is_closed_but_untracked_one_is_not() -> Result<()> {
     let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
     let mut world = world()?;
     let request = segment(TCP, 40000);

@@ -46,7 +46,7 @@ const PROTOCOLS: [(u8, u16, bool); 4] = [
 ];
 
 #[test]
-fn a_backend_of_the_droplet_is_reached_and_answers_as_the_service() -> Result<()> {
+fn local_backend_is_reached_and_answers_as_the_service() -> Result<()> {
     for (protocol, port, has_sum) in PROTOCOLS {
         let mut world = world()?;
         serve(&mut world, protocol, (HERE_BACKEND, port), (HERE_BACKEND6, port))?;
@@ -71,7 +71,7 @@ fn a_backend_of_the_droplet_is_reached_and_answers_as_the_service() -> Result<()
 }
 
 #[test]
-fn a_backend_of_another_droplet_is_reached_and_answers_as_the_service() -> Result<()> {
+fn remote_backend_is_reached_and_answers_as_the_service() -> Result<()> {
     for (protocol, port, has_sum) in PROTOCOLS {
         let mut world = world()?;
         serve(&mut world, protocol, (FAR_BACKEND, port), (FAR_BACKEND6, port))?;
@@ -228,7 +228,7 @@ fn nobody_speaks_for_a_service() -> Result<()> {
 }
 
 #[test]
-fn an_unknown_service_is_left_to_the_bouncer_and_its_answer_decides() -> Result<()> {
+fn unknown_service_goes_to_bouncer_and_answer_sets_backend() -> Result<()> {
     for protocol in [TCP, UDP, SCTP] {
         let mut world = world()?;
         world.programs.take_wanted()?;
@@ -274,7 +274,7 @@ fn an_unknown_service_is_left_to_the_bouncer_and_its_answer_decides() -> Result<
 }
 
 #[test]
-fn a_port_used_again_while_its_service_is_unknown_gets_who_answers_then() -> Result<()> {
+fn reused_port_of_unknown_service_follows_newest_answer() -> Result<()> {
     let mut world = world()?;
     let request = segment(TCP, 40000);
     let elsewhere = IpAddr::V4(ip(10, 0, 1, 77));

@@ -223,7 +223,7 @@ fn path_mtu(world: &World, droplet: Ipv4Addr) -> Option<u32> {
 }
 
 #[test]
-fn what_a_router_says_of_a_path_is_learnt_and_believed_for_a_while() -> Result<()> {
+fn router_reported_path_mtu_is_used_until_it_expires() -> Result<()> {
     let mut world = World::new()?;
     ensure!(learns(&mut world, &Said::of(SECOND, 1400).frame(|_| ()))?);
     ensure!(path_mtu(&world, SECOND) == Some(1400));

@@ -179,7 +179,7 @@ fn what_ends_before_its_addresses_are_read_is_the_pods() -> Result<()> {
 }
 
 #[test]
-fn packets_from_the_wire_are_written_down_by_source_and_destination() -> Result<()> {
+fn trace_records_wire_packets_by_source_and_destination() -> Result<()> {
     let mut world = traced(u64::MAX)?;
     let wrapped =
         |from, to| Tunnel::new(SECOND, HERE, 100).around(ETHERNET, &Packet::udp([2; 6], from, to).bytes());

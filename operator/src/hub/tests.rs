@@ -135,7 +135,7 @@ fn attachment() -> Attachment {
 }
 
 #[test]
-fn a_stream_begins_with_a_snapshot_and_goes_on_with_deltas_in_sequence() {
+fn stream_sends_a_snapshot_and_then_deltas_in_sequence() {
     let (hub, _woken) = hub();
     let (_, mut stream) = hub.open("c", &[], &[], Kinds::all());
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
@@ -157,7 +157,7 @@ fn a_stream_begins_with_a_snapshot_and_goes_on_with_deltas_in_sequence() {
 }
 
 #[test]
-fn an_endpoint_misses_acks_until_its_droplet_and_its_bouncer_gave_them() {
+fn endpoint_waits_for_acks_of_its_droplet_and_bouncer() {
     let (hub, mut woken) = hub();
     let streams = ["a", "b", "c"].map(|droplet| (droplet, hub.open(droplet, &[], &[], Kinds::all())));
     for (droplet, (id, _)) in &streams {
@@ -247,7 +247,7 @@ fn a_newer_stream_replaces_the_older_and_its_acks_count_alone() {
 }
 
 #[test]
-fn a_droplet_that_has_the_address_in_another_vpc_gets_the_endpoint_another_one() {
+fn address_nacked_as_in_use_is_flagged_for_replacement() {
     let (hub, mut woken) = hub();
     let (id, _stream) = hub.open("c", &[], &[], Kinds::all());
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
@@ -354,7 +354,7 @@ async fn a_bouncer_on_a_node_that_is_gone_is_excused_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_leader_knows_what_is_held_when_all_dialled_or_had_the_time() {
+async fn new_leader_knows_attachments_after_all_dial_or_time_out() {
     let (hub, _woken) = hub();
     hub.open("a", &[attachment()], &[], Kinds::all());
     hub.open("b", &[], &[], Kinds::all());
@@ -455,7 +455,7 @@ fn what_a_droplet_said_goes_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn programs_are_held_back_until_what_is_attached_has_its_endpoint() {
+async fn programs_wait_until_every_attachment_has_its_endpoint() {
     let (hub, _woken) = hub();
     hub.update(|world| world.set_endpoint(&name(), None));
     hub.hold_back(Duration::from_secs(10));

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_made_before_is_found_again_by_its_family_unless_released() {
+    fn earlier_claim_is_found_by_family_unless_released() {
         let ranges = ["10.0.1.0/24", "fd00:1::/64"].map(|text| text.parse().unwrap());
         let mut claims = vec![
             claim("other", "10.0.1.2"),
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_free_address_is_proposed_and_the_next_range_when_one_is_full() {
+    fn lowest_free_address_is_proposed_and_full_range_skipped() {
         let ranges = ["10.0.1.0/30".parse().unwrap(), "10.0.9.0/29".parse().unwrap()];
         let mut taken = Vec::new();
         while let Some((address, range)) = propose(&ranges, None, |address| taken.contains(&address)) {

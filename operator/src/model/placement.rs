@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn roles_spread_over_droplets_and_zones_and_siblings_avoid_each_other() {
+    fn roles_spread_over_droplets_and_zones_avoiding_siblings() {
         let (a, b) = (candidate("a"), candidate("b"));
         let busy = |roles, candidate: &Candidate| Candidate {
             roles,

@@ -53,7 +53,7 @@ mod tests {
     use super::{Bounds, Demand, Scaling, scale};
 
     #[test]
-    fn need_adds_roles_at_once_and_takes_them_away_only_with_room_to_spare() {
+    fn demand_adds_roles_at_once_but_removes_only_with_margin() {
         let bounds = Bounds { least: 1, most: 4 };
         let endpoints = |amount| [Demand { amount, each: 100 }];
         assert_eq!(scale(1, bounds, &endpoints(0)), Scaling::Now(1));

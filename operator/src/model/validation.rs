@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_ranges_of_a_network_follow_an_ipv4_one_and_the_same_rules() {
+    fn network_ipv6_ranges_follow_ipv4_and_the_same_rules() {
         let ranges = strings(&["10.0.0.0/16", "fd00:1::/48"]);
         let siblings = [("web".to_owned(), strings(&["10.0.1.0/24", "fd00:1:0:1::/64"]))];
         let check = |cidrs: &[&str]| network(&strings(cidrs), ("red", &ranges), &siblings);

@@ -354,7 +354,7 @@ mod tests {
     use super::{Identity, Kinds, check, seen_by_many};
 
     #[test]
-    fn a_droplet_is_let_in_by_its_own_token_and_a_version_at_most_one_apart() {
+    fn droplet_needs_own_token_and_version_at_most_one_apart() {
         let identity = Identity {
             node: "node-a".into(),
             valid_for: Duration::MAX,

@@ -170,7 +170,7 @@ fn check(name: &str, seed: u64, scenario: impl AsyncFnOnce(&Arc<Simulation>) + S
 }
 
 #[test]
-fn a_number_is_kept_while_a_droplet_that_only_another_leader_knows_has_rows_of_it() {
+fn vni_is_kept_while_droplet_of_another_leader_has_rows() {
     for seed in 1..=5 {
         check("joined", seed, async |simulation| {
             let first = begin(simulation, 1).await;
@@ -221,7 +221,7 @@ fn a_number_rests_while_another_leader_may_bring_rows_of_it() {
 }
 
 #[test]
-fn of_two_deleted_bouncers_the_one_with_tables_serves_under_the_next_leader() {
+fn deleted_bouncer_with_tables_serves_under_next_leader() {
     for seed in 1..=5 {
         check("bouncers", seed, async |simulation| {
             let first = begin_in_use(simulation, 2).await;
@@ -260,7 +260,7 @@ fn of_two_deleted_bouncers_the_one_with_tables_serves_under_the_next_leader() {
 }
 
 #[test]
-fn a_bouncer_leaves_only_when_the_next_leader_will_know_of_another() {
+fn bouncer_leaves_only_if_next_leader_will_know_another() {
     for seed in 1..=5 {
         check("substitute", seed, async |simulation| {
             let only = begin_in_use(simulation, 1).await;
@@ -293,7 +293,7 @@ fn a_bouncer_leaves_only_when_the_next_leader_will_know_of_another() {
 }
 
 #[test]
-fn of_two_bouncers_that_had_to_share_a_droplet_one_goes_when_another_is_back() {
+fn bouncers_sharing_a_droplet_separate_when_another_returns() {
     for seed in 1..=5 {
         check("shared", seed, async |simulation| {
             let only = begin(simulation, 2).await;

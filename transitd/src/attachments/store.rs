@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_believed_is_named_put_aside_and_does_not_hide_the_others() {
+    fn invalid_file_is_named_and_put_aside_and_hides_no_other() {
         let directory = Directory::new("torn");
         let store = directory.store();
         store.write(&attachment("a", 1)).unwrap();

@@ -181,7 +181,7 @@ mod tests {
     use crate::attachments::tests::attachment;
 
     #[test]
-    fn a_remembered_result_must_be_that_of_the_attachment_and_may_have_more() {
+    fn prev_result_must_match_attachment_and_may_have_more() {
         let attachment = attachment("a", 1);
         let previous = Previous {
             host_interfaces: vec!["other".into(), attachment.host_interface.clone()],

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verifier_that_was_interrupted_is_asked_again_and_one_that_refuses_is_not() {
+    fn interrupted_verifier_is_retried_but_refusal_is_not() {
         let failure = |errno| {
             Err(ProgramError::LoadError {
                 io_error: std::io::Error::from_raw_os_error(errno),

@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn backends_keep_their_indexes_and_new_ones_take_what_nobody_had() {
+    fn backends_keep_indexes_and_new_ones_get_unused_indexes() {
         let first: BTreeSet<_> = [5, 7, 9].map(backend).into();
         let before = indexes(&BTreeMap::new(), &first);
         assert_eq!(before.values().copied().collect::<Vec<_>>(), [0, 1, 2]);

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_exposed_leads_to_the_services_address_by_the_nodes_endpoint() {
+    fn exposed_ports_lead_to_service_through_nodes_endpoint() {
         let exposed = Exposed::try_from(proto::ExposedRow {
             vni: 1,
             address: mapped(service("10.96.0.7", &[]).address).to_vec(),

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_with_its_vpcs_range_wins_in_any_order_and_gives_it_back() {
+    fn network_takes_vpcs_range_in_any_order_and_returns_it() {
         for network_first in [true, false] {
             let (mut program, mut tables) = (Program::default(), HashMap::new());
             let rows = if network_first {
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_ranges_stand_beside_ipv4_ones_with_their_own_prefix_length() {
+    fn ipv6_ranges_join_ipv4_ranges_with_own_prefix_length() {
         let (mut program, mut tables) = (Program::default(), HashMap::new());
         let proto::row::Row::Network(mut row) = network(&["10.0.1.0/24"]) else {
             panic!("a network")

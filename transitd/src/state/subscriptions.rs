@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_given_back_after_two_idle_scans_and_use_starts_again() {
+    fn subscription_ends_after_two_idle_scans_and_can_restart() {
         let mut subscriptions = Subscriptions::new([key(1, 1)].into_iter());
         assert!(subscriptions.scan(|_| false).is_empty());
         assert!(subscriptions.scan(|_| true).is_empty());

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_of_the_time_between_two_looks_and_never_rounded_to_nothing() {
+    fn load_rate_spans_two_samples_and_never_rounds_to_zero() {
         let mut meter = Meter::default();
         assert!(
             look(&mut meter, 1_000_000, SECOND).is_empty(),

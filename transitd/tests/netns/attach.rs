@@ -75,7 +75,7 @@ fn add_wires_the_pod_and_del_leaves_nothing() {
 }
 
 #[test]
-fn pods_of_one_vpc_reach_each_other_and_the_host_reaches_its_pods() {
+fn pods_reach_their_vpc_only_and_the_host_reaches_its_pods() {
     let mut rig = Rig::new(rows(&[local(7, "r1", 5), local(7, "r2", 6), local(8, "b1", 7)]));
     for pod in ["r1", "r2", "b1"] {
         rig.add_pod(pod);
@@ -219,7 +219,7 @@ fn a_failing_add_leaves_nothing() {
 }
 
 #[test]
-fn a_new_sandbox_takes_over_and_the_old_ones_del_does_not_touch_it() {
+fn new_sandbox_takes_over_and_old_del_does_not_affect_it() {
     let mut rig = Rig::new(rows(&[local(7, "p1", 5), local(7, "p2", 6)]));
     rig.add_pod("p1");
     rig.add_pod("p2");
@@ -236,7 +236,7 @@ fn a_new_sandbox_takes_over_and_the_old_ones_del_does_not_touch_it() {
 }
 
 #[test]
-fn an_endpoint_that_goes_is_fenced_before_its_address_can_be_used_again() {
+fn removed_endpoint_is_fenced_before_address_is_reused() {
     let mut rig = Rig::new(rows(&[local(7, "p1", 5), local(7, "p2", 6)]));
     rig.add_pod("p1");
     rig.add_pod("p2");

@@ -35,7 +35,7 @@ fn restart_alone(rig: &mut Rig) {
 }
 
 #[test]
-fn a_transitd_that_starts_without_the_operator_serves_the_pods_that_it_has_rows_for() {
+fn transitd_started_without_operator_serves_pods_with_rows() {
     let mut rig = rig();
     let result = rig.plugin_add("p1");
     rig.plugin_add("p2");
@@ -70,7 +70,7 @@ fn a_transitd_that_starts_without_the_operator_serves_the_pods_that_it_has_rows_
 }
 
 #[test]
-fn an_endpoint_whose_removal_was_acknowledged_is_not_served_after_a_restart() {
+fn endpoint_removed_with_ack_is_not_served_after_restart() {
     let mut rig = rig();
     let key = |last| RowKey {
         key: Some(Key::Local(AddressKey {
@@ -159,7 +159,7 @@ fn outage(with_restarts: bool) {
 }
 
 #[test]
-fn an_outage_with_restarts_loses_no_packet_and_serves_adds_and_dels_all_along() {
+fn restarts_in_outage_lose_no_packet_and_serve_add_and_del() {
     outage(true);
 }
 

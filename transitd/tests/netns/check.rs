@@ -140,7 +140,7 @@ fn each_loss_on_the_node_is_named_and_its_repair_is_seen() {
 }
 
 #[test]
-fn what_the_runtime_remembers_must_be_this_attachment_and_chained_plugins_may_add_to_it() {
+fn prev_result_must_match_but_chained_plugins_may_extend() {
     let (rig, result) = rig();
     let with = |change: &dyn Fn(&mut Value)| {
         let mut changed = result.clone();
@@ -187,7 +187,7 @@ fn what_the_runtime_remembers_must_be_this_attachment_and_chained_plugins_may_ad
 }
 
 #[test]
-fn check_works_from_files_alone_after_a_restart_without_the_operator() {
+fn check_uses_files_alone_after_restart_without_operator() {
     let (mut rig, result) = rig();
     rig.kill();
     // The operator's epoch is lower than the one that was seen: nothing of it is applied.

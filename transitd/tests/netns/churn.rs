@@ -130,7 +130,7 @@ fn hand_over(rig: &Rig, from: u32, to: u32, last: u8) {
 }
 
 #[test]
-fn addresses_are_used_again_at_once_and_nothing_goes_astray_or_grows() {
+fn addresses_are_reused_at_once_without_strays_or_growth() {
     let given = std::env::var("THUBAN_CHURN").ok();
     let cycles: usize = given.map_or(60, |text| text.parse().unwrap());
     let mut rows = base_rows();

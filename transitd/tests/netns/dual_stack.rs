@@ -116,7 +116,7 @@ fn add_wires_both_families_and_del_leaves_nothing_of_either() {
 }
 
 #[test]
-fn pods_of_one_vpc_and_their_node_connect_by_both_families_and_other_vpcs_by_neither() {
+fn both_families_connect_vpc_pods_and_node_but_no_other_vpc() {
     let mut rig = Rig::new(rows(&[dual(7, "r1", 5), dual(7, "r2", 6), dual(8, "b1", 7)]));
     for pod in ["r1", "r2", "b1"] {
         rig.add_pod(pod);
@@ -204,7 +204,7 @@ fn an_endpoint_that_goes_takes_both_rows_and_brings_both_back() {
 }
 
 #[test]
-fn a_new_sandbox_takes_both_addresses_and_the_old_ones_del_touches_neither() {
+fn new_sandbox_takes_both_addresses_and_old_del_keeps_them() {
     let mut rig = Rig::new(rows(&[dual(7, "p1", 5)]));
     rig.add_pod("p1");
     let second = rig.pod_namespace("again");
@@ -219,7 +219,7 @@ fn a_new_sandbox_takes_both_addresses_and_the_old_ones_del_touches_neither() {
 }
 
 #[test]
-fn a_restart_keeps_both_addresses_and_sweeps_stale_routes_of_both() {
+fn restart_keeps_both_addresses_and_sweeps_stale_routes() {
     let mut rig = Rig::new(rows(&[dual(7, "p1", 5), dual(7, "p2", 6)]));
     rig.add_pod("p1");
     rig.add_pod("p2");
@@ -260,7 +260,7 @@ fn an_attachment_of_a_transitd_without_ipv6_goes_on_with_ipv4() {
 }
 
 #[test]
-fn an_ipv6_address_that_is_in_use_in_another_vpc_is_nacked_by_its_row() {
+fn ipv6_address_in_use_in_another_vpc_is_nacked_by_row() {
     let mut rig = Rig::new(rows(&[dual(7, "p1", 5)]));
     let Row::Local(mut row) = dual(8, "b1", 6) else {
         unreachable!()

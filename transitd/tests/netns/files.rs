@@ -49,7 +49,7 @@ fn boot_id() -> String {
 }
 
 #[test]
-fn each_file_that_is_not_believed_costs_its_pod_alone_and_is_named() {
+fn each_invalid_file_is_named_and_costs_only_its_own_pod() {
     let mut rig = rig();
     rig.kill();
     edit(&rig, "p1", |text| text.replace("node-t", "node-u"));
@@ -88,7 +88,7 @@ fn each_file_that_is_not_believed_costs_its_pod_alone_and_is_named() {
 }
 
 #[test]
-fn after_a_reboot_nothing_of_the_old_boot_is_believed_and_pods_start() {
+fn reboot_discards_state_of_old_boot_and_pods_start() {
     let mut rig = rig();
     rig.kill();
     let boot_id = boot_id();

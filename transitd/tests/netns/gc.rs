@@ -45,7 +45,7 @@ fn gc(rig: &Rig, more: Value) -> (i32, Value) {
 }
 
 #[test]
-fn unlisted_attachments_go_only_when_the_operator_or_the_kernel_agrees() {
+fn gc_removes_unlisted_only_if_operator_or_kernel_agrees() {
     let rig = rig();
     let key = |pod: &str| json!({"containerID": pod, "ifname": "eth0"});
     // c's pod is gone by the operator, d's too, but the runtime lists d.
@@ -91,7 +91,7 @@ fn an_absent_list_and_another_networks_list_touch_nothing() {
 }
 
 #[test]
-fn after_a_restart_without_the_operator_its_silence_proves_nothing() {
+fn gc_removes_nothing_after_restart_without_the_operator() {
     let mut rig = rig();
     rig.kill();
     rig.operator.shared.lock().unwrap().epoch = 0;

@@ -29,7 +29,7 @@ const SEGMENTED: &str =
     "ethtool -K up0 tx off tso off gso off tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off";
 
 #[test]
-fn auto_runs_transit_at_tc_on_a_veth_with_segments_aggregated_before() {
+fn auto_hook_uses_tc_on_veth_behind_segment_aggregation() {
     let rig = started(&[], SEGMENTED);
     assert_eq!(links(&rig), ["transit_tc_up0"]);
     assert!(rig.on_node("ip -d link show thuban-gro").contains("dstport 6081"));
@@ -109,7 +109,7 @@ fn the_agent_at_xdp_connects_pods_and_goes_without_a_trace() {
 }
 
 #[test]
-fn a_pod_made_for_tc_keeps_its_agent_there_when_new_ones_get_xdp() {
+fn tc_pod_keeps_its_tc_agent_when_new_pods_get_xdp() {
     let mut rig = started(&["--agent-hook", "tc"], SEGMENTED);
     rig.add_pod("p1");
     rig.kill();

@@ -140,7 +140,7 @@ fn the_node_reaches_members_and_services_in_its_own_name() {
 }
 
 #[test]
-fn it_comes_back_when_somebody_takes_it_away_and_goes_with_its_row() {
+fn node_endpoint_is_restored_and_goes_only_with_its_row() {
     let rig = rig();
     let _server = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
     rig.on_node("ip link del thuban0");
@@ -167,7 +167,7 @@ fn it_comes_back_when_somebody_takes_it_away_and_goes_with_its_row() {
 }
 
 #[test]
-fn a_vpc_reaches_a_service_that_it_shares_by_its_node_and_nothing_else_there() {
+fn vpc_reaches_shared_service_by_node_and_nothing_else() {
     let mut rig = rig();
     let clients = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
     assert!(connect(&pod(&rig, "p3"), SERVICE, 80).is_err());

@@ -249,7 +249,7 @@ fn cut_off(rig: &Rig, verb: &str, call: &str, number: usize) -> bool {
 }
 
 #[test]
-fn a_plugin_killed_in_an_add_leaves_nothing_that_its_runtime_does_not_know() {
+fn plugin_killed_in_add_leaves_nothing_unknown_to_runtime() {
     let mut rig = rig();
     let before = traces(&rig);
     let mut kills = 0;

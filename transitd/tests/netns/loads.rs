@@ -62,7 +62,7 @@ fn told(rig: &Rig, network: u32) -> Load {
 }
 
 #[test]
-fn inline_roles_and_transit_count_what_they_pass_on_and_its_end_is_told_once() {
+fn inline_roles_and_transit_count_load_and_report_end_once() {
     let mut rig = rig();
     rig.add_pod("p");
     std::thread::sleep(Duration::from_millis(2500));

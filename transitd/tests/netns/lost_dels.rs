@@ -43,7 +43,7 @@ fn all_at_once(rig: &Rig, verbs: &[(&str, &str)]) -> Vec<(i32, Value)> {
 }
 
 #[test]
-fn dels_doubled_at_once_and_after_their_namespace_succeed_and_lost_ones_are_made_up_for() {
+fn double_or_late_del_succeeds_and_lost_del_is_cleaned_up() {
     let mut rig = rig();
     let before = sorted(&rig);
     for pod in pods() {
@@ -78,7 +78,7 @@ fn dels_doubled_at_once_and_after_their_namespace_succeed_and_lost_ones_are_made
 }
 
 #[test]
-fn a_sandbox_that_its_runtime_forgot_goes_once_the_pod_has_another_and_that_one_stays() {
+fn forgotten_sandbox_is_removed_only_once_pod_has_another() {
     let mut rig = rig();
     let netns = rig.pod_namespace("forgotten");
     rig.add("forgotten", "p0", &netns).unwrap();
@@ -96,7 +96,7 @@ fn a_sandbox_that_its_runtime_forgot_goes_once_the_pod_has_another_and_that_one_
 }
 
 #[test]
-fn a_del_that_meets_an_add_of_its_container_leaves_a_whole_pod_or_none() {
+fn concurrent_add_and_del_leave_a_whole_pod_or_none() {
     let rig = rig();
     let before = sorted(&rig);
     for round in 0..4 {

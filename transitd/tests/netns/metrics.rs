@@ -172,7 +172,7 @@ fn metrics_are_served_where_the_setting_says_and_nowhere_else() {
 }
 
 #[test]
-fn the_probes_tell_what_is_wrong_and_a_lost_operator_kills_nobody() {
+fn probes_report_faults_and_survive_a_lost_operator() {
     let mut rig = prepare("loopback");
     rig.add_pod("p1");
     eventually("ready", || rig.probe(false).0 == 0);

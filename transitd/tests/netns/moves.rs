@@ -61,7 +61,7 @@ fn forwarded(rig: &Rig, old: &Peer) -> [u64; 2] {
 }
 
 #[test]
-fn the_new_droplet_takes_what_the_old_one_forwards_for_both_addresses_until_the_move_is_over() {
+fn new_droplet_accepts_both_forwarded_addresses_during_move() {
     let mut rig = Rig::new(rows());
     rig.operator.push_and_wait(vec![dual(7, "p", 5)], vec![]);
     rig.add_pod("p");
@@ -80,7 +80,7 @@ fn the_new_droplet_takes_what_the_old_one_forwards_for_both_addresses_until_the_
 }
 
 #[test]
-fn forwarders_outlive_transitd_and_go_when_the_next_snapshot_lacks_them() {
+fn forwarders_outlive_transitd_until_a_snapshot_lacks_them() {
     let mut rig = Rig::new(rows());
     rig.operator.push_and_wait(vec![moved(&OLD)], vec![]);
     rig.add_pod("p");
@@ -114,7 +114,7 @@ fn forwarders_outlive_transitd_and_go_when_the_next_snapshot_lacks_them() {
 }
 
 #[test]
-fn the_old_droplet_forwards_both_addresses_in_the_step_that_takes_the_endpoint_away() {
+fn old_droplet_forwards_both_addresses_at_endpoint_removal() {
     let mut rig = Rig::new(rows());
     rig.operator.push_and_wait(vec![dual(7, "p", 5)], vec![]);
     rig.add_pod("p");
@@ -149,7 +149,7 @@ fn the_old_droplet_forwards_both_addresses_in_the_step_that_takes_the_endpoint_a
 }
 
 #[test]
-fn what_a_role_passes_on_is_taken_before_it_is_listed_and_after_it_is_not_any_more() {
+fn role_traffic_is_accepted_before_and_after_publication() {
     let mut rig = Rig::new(rows());
     rig.operator.push_and_wait(vec![local(7, "p", 5)], vec![]);
     rig.add_pod("p");
@@ -188,7 +188,7 @@ fn what_a_role_passes_on_is_taken_before_it_is_listed_and_after_it_is_not_any_mo
 }
 
 #[test]
-fn a_pod_has_the_mac_that_the_operator_says_and_what_is_delivered_bears_it() {
+fn pod_has_operators_mac_and_delivered_frames_carry_it() {
     let with_mac = |uid: &str, last, mac: [u8; 6]| {
         let Row::Local(mut row) = local(7, uid, last) else {
             unreachable!()

@@ -145,7 +145,7 @@ fn every_version_adds_checks_and_deletes() {
 }
 
 #[test]
-fn versions_of_the_future_are_refused_with_what_is_supported_and_change_nothing() {
+fn future_version_changes_nothing_and_error_lists_supported() {
     let mut rows = base_rows();
     rows.push(local(7, "p1", 5));
     let mut rig = Rig::new(rows);

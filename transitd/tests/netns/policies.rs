@@ -177,7 +177,7 @@ fn health(rig: &Rig) -> (String, String) {
 }
 
 #[test]
-fn what_stays_on_its_node_reaches_its_own_backends_under_the_senders_address() {
+fn local_port_reaches_own_backends_with_sender_address() {
     let rig = rig();
     let here = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
     let anywhere = serve(&pod(&rig, "p2"), Ipv4Addr::UNSPECIFIED, 8080, 2);
@@ -226,7 +226,7 @@ fn what_stays_on_its_node_reaches_its_own_backends_under_the_senders_address() {
 }
 
 #[test]
-fn a_tenants_port_of_a_node_leads_to_its_own_pod_and_never_to_who_has_the_address_next() {
+fn tenant_port_reaches_own_pod_never_its_address_successor() {
     let mut rig = rig();
     let clients = serve(&pod(&rig, "p3"), Ipv4Addr::UNSPECIFIED, 8080, 3);
     let _members = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
@@ -277,7 +277,7 @@ fn a_tenants_port_of_a_node_leads_to_its_own_pod_and_never_to_who_has_the_addres
 }
 
 #[test]
-fn a_tenants_port_is_sent_on_to_droplets_with_backends_and_no_farther() {
+fn tenant_port_is_relayed_once_to_droplets_with_backends() {
     let rig = rig();
     let node = Ipv4Addr::from(NODE);
     let clients = serve(&pod(&rig, "p3"), Ipv4Addr::UNSPECIFIED, 8080, 3);
@@ -460,7 +460,7 @@ fn services_of_two_vpcs_have_one_address_among_their_own() {
 }
 
 #[test]
-fn pods_reach_backends_of_their_own_node_alone_and_find_silence_where_there_are_none() {
+fn pods_reach_only_own_nodes_backends_or_time_out() {
     let rig = rig();
     let _server = serve(&pod(&rig, "p2"), Ipv4Addr::UNSPECIFIED, 8080, 2);
     rig.operator

@@ -52,7 +52,7 @@ fn rows_of_a_kind_to_come_are_ignored_and_the_stream_goes_on() {
 }
 
 #[test]
-fn a_stream_that_ends_is_dialled_again_at_once_and_one_that_died_silently_soon() {
+fn ended_stream_is_redialled_at_once_and_silent_one_soon() {
     let mut rig = Rig::new(base_rows());
     // A stream that lasted.
     std::thread::sleep(Duration::from_secs(6));

@@ -76,7 +76,7 @@ fn attached(rig: &Rig) -> Vec<(String, Value, Value)> {
 }
 
 #[test]
-fn a_program_that_the_verifier_refuses_leaves_the_old_one_in_place_and_says_so() {
+fn refused_program_leaves_the_old_one_and_is_reported() {
     let mut rig = rig();
     eventually("ready", || rig.directory.join("run/ready").exists());
     let before = attached(&rig);
@@ -121,7 +121,7 @@ fn a_program_that_the_verifier_refuses_leaves_the_old_one_in_place_and_says_so()
 }
 
 #[test]
-fn on_a_fresh_node_a_refused_program_stops_the_daemon_with_its_reason() {
+fn refused_program_stops_daemon_with_reason_on_fresh_node() {
     let mut rig = Rig::prepare(base_rows());
     rig.programs = broken(&rig, &["transit_tc"]);
     rig.start();

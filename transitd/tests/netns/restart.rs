@@ -57,7 +57,7 @@ fn rows_that_the_new_snapshot_lacks_go_and_the_others_stay() {
 }
 
 #[test]
-fn a_veth_without_its_file_is_removed_at_start_and_a_torn_file_stops_nothing() {
+fn start_removes_veth_without_file_and_tolerates_torn_file() {
     let mut rig = rig();
     rig.kill();
     let directory = rig.directory.join("state/attachments");
@@ -78,7 +78,7 @@ fn a_veth_without_its_file_is_removed_at_start_and_a_torn_file_stops_nothing() {
 }
 
 #[test]
-fn the_conflist_comes_with_the_first_snapshot_and_the_binary_before() {
+fn conflist_waits_for_first_snapshot_and_binary_does_not() {
     let mut rig = Rig::prepare(base_rows());
     rig.operator.shared.lock().unwrap().epoch = 0;
     std::fs::write(rig.directory.join("state/epoch"), "1").unwrap();

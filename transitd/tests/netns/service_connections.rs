@@ -125,7 +125,7 @@ impl World {
 }
 
 #[test]
-fn an_adopted_flow_goes_when_the_service_that_came_lacks_its_backend() {
+fn adopted_flow_expires_if_service_lacks_its_backend() {
     let world = World::new();
     world.adopt(7, UDP, 5, 1, 6);
     world.adopt(7, TCP, 5, 2, 6);

@@ -150,7 +150,7 @@ fn is_over_share(written: &Result<(), TableError>) -> bool {
 }
 
 #[test]
-fn a_vpc_fills_no_table_for_others_and_what_waits_comes_when_there_is_room() {
+fn vpc_cannot_fill_table_and_waiting_rows_enter_with_room() {
     let pinned = Pinned::new("SLOTS", 64);
     let mut services = pinned.open();
     // Two backends are four rows of slots, five are sixteen.

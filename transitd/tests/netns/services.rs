@@ -174,7 +174,7 @@ fn key_of(row: &Row) -> RowKey {
 }
 
 #[test]
-fn a_service_that_finds_no_room_keeps_what_it_had_and_comes_by_itself() {
+fn service_without_room_keeps_old_rows_and_applies_later() {
     let mut rig = prepare();
     rig.programs = shrunk(&rig, "SLOTS", 64);
     rig.flags = ["--metrics-port", "6084"].map(str::to_owned).to_vec();
@@ -228,7 +228,7 @@ fn a_service_that_finds_no_room_keeps_what_it_had_and_comes_by_itself() {
 }
 
 #[test]
-fn no_other_row_waits_for_large_services_and_their_acks_mean_that_they_are_there() {
+fn large_services_delay_no_row_and_are_acked_when_written() {
     let mut rig = rig();
     let netns = rig.pod_namespace("p4");
     let begun = std::time::Instant::now();

@@ -102,7 +102,7 @@ fn only_root_is_answered_whatever_the_modes_say() {
 }
 
 #[test]
-fn two_hundred_callers_that_say_nothing_or_little_keep_nobody_waiting() {
+fn two_hundred_silent_or_slow_callers_delay_nobody() {
     let rig = rig();
     let (before, _) = usage(&rig);
     let mut idle: Vec<UnixStream> = (0..200).map(|_| connect(&rig)).collect();
@@ -148,7 +148,7 @@ fn two_hundred_calls_at_once_are_all_answered() {
 }
 
 #[test]
-fn messages_and_headers_that_are_too_large_are_refused_and_the_next_call_is_served() {
+fn oversized_message_or_header_is_refused_and_next_served() {
     let rig = rig();
     let request = |length| CheckRequest {
         container_id: "x".repeat(length),

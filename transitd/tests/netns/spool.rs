@@ -63,7 +63,7 @@ fn a_del_without_transitd_is_done_when_it_is_back() {
 }
 
 #[test]
-fn an_add_of_the_same_container_is_not_undone_by_a_del_from_before() {
+fn earlier_del_does_not_undo_add_of_the_same_container() {
     let mut rig = rig();
     rig.kill();
     del(&rig, "p1");
@@ -92,7 +92,7 @@ fn an_add_of_the_same_container_is_not_undone_by_a_del_from_before() {
 }
 
 #[test]
-fn a_del_that_waits_is_done_before_the_next_add_of_the_same_container() {
+fn spooled_del_runs_before_next_add_of_same_container() {
     use prost::Message as _;
     let rig = rig();
     let directory = rig.directory.join("state/spool");

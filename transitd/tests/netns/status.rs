@@ -44,7 +44,7 @@ fn a_restart_of_transitd_never_fails_status() {
 }
 
 #[test]
-fn one_that_stays_away_or_without_a_program_fails_status_with_the_reason_in_the_end() {
+fn long_absence_or_missing_program_fails_status_with_reason() {
     let mut rig = Rig::new(base_rows());
     eventually("ready", || rig.directory.join("run/ready").exists());
     rig.kill();

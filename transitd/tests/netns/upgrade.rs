@@ -133,7 +133,7 @@ impl Traffic {
 }
 
 #[test]
-fn stops_kills_upgrades_and_downgrades_lose_nothing_and_let_nothing_through() {
+fn stops_kills_upgrades_downgrades_lose_and_leak_nothing() {
     restarts(&[]);
 }
 
@@ -183,7 +183,7 @@ fn restarts(flags: &[&str]) {
 }
 
 #[test]
-fn another_layout_takes_over_only_when_its_rows_are_here_and_a_cut_off_one_goes_on() {
+fn layout_takes_over_only_with_rows_and_resumes_if_killed() {
     // Two links: of transit at tc and at XDP.
     let mut rig = rig(&["--transit-hook", "xdp"]);
     let flags = rig.flags.clone();

@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stands_behind_the_members_may_pass_packets_on_and_is_never_picked() {
+    fn droplet_behind_members_may_relay_but_is_never_picked() {
         let mut members = members(1);
         members.droplets[1] = [9; 4];
         assert!(contains(&members, [9; 4]) && !contains(&members, [8; 4]) && !contains(&members, [0; 4]));

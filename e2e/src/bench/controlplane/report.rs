@@ -180,7 +180,7 @@ impl Report {
         }
         let mut text = format!("{table}\n{}", self.ladder(plan));
         for problem in &self.problems {
-            text.push_str(&format!("PROBLEM: {problem}\n"));
+            text.extend(["PROBLEM: ", problem, "\n"]);
         }
         text
     }

@@ -24,7 +24,7 @@ fn containerd() -> String {
 }
 
 #[test]
-fn containerd_killed_six_times_in_a_burst_costs_no_pod_and_leaves_nothing() {
+fn six_containerd_kills_lose_no_pod_and_leave_no_state() {
     let cluster = &tenants().cluster;
     let tenant = Tenant::new(cluster, NAME, &["10.43.0.0/16"], &["10.43.0.0/24"]).unwrap();
     // The network's own rows are there before and after; those of pods must come and go.

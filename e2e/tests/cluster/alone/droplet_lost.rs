@@ -22,7 +22,7 @@ fn reason(cluster: &Cluster, droplet: &str) -> Result<String> {
 }
 
 #[test]
-fn a_droplet_that_hangs_is_suspect_and_its_roles_move_without_a_loss() {
+fn hung_droplet_turns_suspect_and_roles_move_without_loss() {
     let cluster = &tenants().cluster;
     let ways = tenants().ring("red-web");
     let before = wait_settled(cluster, "bouncers", "red-web", 1).unwrap();

@@ -25,7 +25,7 @@ fn every_node_is_ready_and_a_provisioned_droplet_of_its_node() {
 }
 
 #[test]
-fn the_default_vpc_and_network_are_there_without_being_asked_for() {
+fn installation_creates_default_vpc_and_network() {
     let cluster = &tenants().cluster;
     wait_provisioned(cluster, "vpcs.thuban.dev/default").unwrap();
     wait_provisioned(cluster, "networks.thuban.dev/default").unwrap();

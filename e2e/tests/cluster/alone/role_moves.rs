@@ -94,7 +94,7 @@ fn world(cluster: &Cluster) -> Result<Vec<Pod>> {
 }
 
 #[test]
-fn roles_scale_out_and_in_and_leave_cordoned_nodes_without_a_loss() {
+fn roles_scale_and_leave_cordoned_nodes_without_loss() {
     let cluster = &tenants().cluster;
     let _guard = NoDirectPaths::new(cluster).unwrap();
     let pods = world(cluster).unwrap();

@@ -111,7 +111,7 @@ fn readiness(cluster: &Cluster, node: &str) -> Result<(bool, String)> {
 }
 
 #[test]
-fn containerd_2_asks_for_the_status_and_a_node_without_transitd_takes_no_pods() {
+fn containerd_2_status_makes_node_unready_without_transitd() {
     let cluster = &tenants().cluster;
     let asked = || of_node(cluster, ASKED).map(|seen| seen.get(STATUSES).copied().unwrap_or_default());
     let before = asked().unwrap();

@@ -11,7 +11,7 @@ use crate::support::get;
 use crate::tenants::tenants;
 
 #[test]
-fn the_owner_of_a_node_gets_the_program_of_that_node_alone_and_not_for_long() {
+fn stolen_token_streams_only_its_nodes_program_briefly() {
     let cluster = &tenants().cluster;
     let lease = operator_lease(cluster);
     let token = token_of_node(cluster, NODE, OPERATOR_TOKEN_AUDIENCE).unwrap();

@@ -120,7 +120,7 @@ fn stir(cluster: &Cluster, round: usize) -> Result<()> {
 }
 
 #[test]
-fn an_operator_that_dies_after_any_kind_of_write_leaves_nothing_behind() {
+fn operator_crash_after_any_write_leaves_nothing_behind() {
     let cluster = &tenants().cluster;
     let tenant_of_pods = make(cluster, "crashes", 39);
     apply(cluster, &[idlers("crashes", 3)]).unwrap();
@@ -151,7 +151,7 @@ fn an_operator_that_dies_after_any_kind_of_write_leaves_nothing_behind() {
 }
 
 #[test]
-fn an_operator_that_is_killed_at_random_during_churn_leaves_nothing_behind() {
+fn random_operator_kills_in_churn_leave_nothing_behind() {
     let cluster = &tenants().cluster;
     let (kills, pods) = (number("THUBAN_E2E_KILLS", 4), number("THUBAN_E2E_CHURN", 12));
     let seed = number("THUBAN_E2E_SEED", std::process::id() as usize) as u64;
@@ -192,7 +192,7 @@ fn an_operator_that_is_killed_at_random_during_churn_leaves_nothing_behind() {
 }
 
 #[test]
-fn two_operators_that_believe_that_they_lead_give_nothing_out_twice() {
+fn two_simultaneous_leaders_allocate_nothing_twice() {
     let cluster = &tenants().cluster;
     let pods = number("THUBAN_E2E_CHURN", 12);
     let tenant_of_pods = make(cluster, "twins", 37);

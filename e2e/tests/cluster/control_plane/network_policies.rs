@@ -58,7 +58,7 @@ fn counted(cluster: &Cluster, series: &str) -> f64 {
 }
 
 #[test]
-fn a_network_policy_says_once_that_it_is_not_enforced_whoever_leads() {
+fn unenforced_network_policy_warns_once_across_leaders() {
     let tenants = tenants();
     let cluster = &tenants.cluster;
     let before = counted(cluster, "network_policies_not_enforced");

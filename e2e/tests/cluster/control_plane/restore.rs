@@ -92,7 +92,7 @@ fn addresses(pods: &[Pod]) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn pods_keep_their_addresses_when_etcd_is_restored_to_a_state_that_lacks_their_endpoints() {
+fn etcd_restore_without_endpoints_keeps_pod_addresses() {
     let cluster = &tenants().cluster;
     let tenant = Tenant::new(cluster, NAME, &["10.23.0.0/16"], &["10.23.1.0/24"]).unwrap();
     let number = PODS_PER_NODE * cluster.nodes().unwrap().len();

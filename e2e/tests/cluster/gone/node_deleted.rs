@@ -202,7 +202,7 @@ fn all_leaves_a_node_that_is_deleted_and_it_comes_back_clean() {
 }
 
 #[test]
-fn all_leaves_a_node_that_is_tainted_out_of_service_and_it_comes_back_clean() {
+fn out_of_service_node_is_vacated_and_returns_clean() {
     vanishes("node out of service", |cluster, node| {
         let taint = format!("{OUT_OF_SERVICE}=nodeshutdown:NoExecute");
         cluster.kubectl(&["taint", "node", node, &taint]).map(|_| ())

@@ -105,7 +105,7 @@ fn a_malformed_cidr_is_refused_by_the_api_server() {
 }
 
 #[test]
-fn the_vpc_of_a_network_can_not_be_changed_and_cidrs_are_only_appended() {
+fn network_vpc_is_immutable_and_cidrs_are_append_only() {
     let cluster = &tenants().cluster;
     let error = apply(cluster, &[network_manifest("green-web", "red", "10.1.1.0/24")])
         .expect_err("vpc changed")
@@ -162,7 +162,7 @@ fn a_network_outside_its_vpc_or_over_a_sibling_says_so() {
 }
 
 #[test]
-fn an_unknown_network_in_an_annotation_is_named_and_heals_when_it_appears() {
+fn event_names_missing_network_and_creating_it_starts_pod() {
     let cluster = &tenants().cluster;
     let node = &cluster.nodes().unwrap()[0];
     apply(
@@ -197,7 +197,7 @@ fn a_pod_whose_annotations_break_a_rule_of_endpoints_is_told_so() {
 }
 
 #[test]
-fn a_pod_of_a_namespace_that_is_not_admitted_gets_an_event_and_no_address() {
+fn pod_of_disallowed_namespace_gets_event_but_no_address() {
     let cluster = &tenants().cluster;
     let node = &cluster.nodes().unwrap()[0];
     apply(
@@ -221,7 +221,7 @@ fn a_pod_of_a_namespace_that_is_not_admitted_gets_an_event_and_no_address() {
 }
 
 #[test]
-fn a_pod_of_a_namespace_without_annotation_lands_in_the_default_network() {
+fn pod_without_namespace_annotation_gets_default_network() {
     let cluster = &tenants().cluster;
     let nodes = cluster.nodes().unwrap();
     apply(

@@ -38,7 +38,7 @@ fn red_and_blue_hold_equal_addresses_at_the_same_time() {
 }
 
 #[test]
-fn every_pod_reaches_every_pod_of_its_vpc_and_is_answered_by_no_other() {
+fn every_pod_reaches_exactly_the_addressed_pod_of_its_vpc() {
     let tenants = tenants();
     for (vpc, _) in VPCS {
         for client in tenants.vpc(vpc) {

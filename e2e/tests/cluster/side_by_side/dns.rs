@@ -133,7 +133,7 @@ fn cluster_ip(cluster: &Cluster, namespace: &str, name: &str) -> Result<Ipv4Addr
 }
 
 #[test]
-fn pods_find_the_names_of_their_own_vpc_and_what_it_shares_and_no_others() {
+fn dns_resolves_only_names_of_own_vpc_and_shared_services() {
     let tenants = tenants();
     let cluster = &tenants.cluster;
     let _red = lock(cluster, "vpc-red").unwrap();

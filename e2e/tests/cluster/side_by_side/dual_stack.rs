@@ -49,7 +49,7 @@ fn claims(cluster: &Cluster, pod: &Pod) -> Vec<String> {
 }
 
 #[test]
-fn pods_of_a_dual_stack_network_have_two_addresses_that_work_in_their_vpc_alone() {
+fn dual_stack_pods_use_both_addresses_only_in_their_vpc() {
     let cluster = &tenants().cluster;
     let nodes = cluster.nodes().unwrap();
     let ranges = (
@@ -162,7 +162,7 @@ fn a_network_that_gets_an_ipv6_range_gives_it_to_new_pods() {
 }
 
 #[test]
-fn ipv6_ranges_that_can_not_be_are_refused_with_field_and_remedy() {
+fn invalid_ipv6_ranges_are_refused_with_field_and_remedy() {
     let cluster = &tenants().cluster;
     let rejected = |object: &Value, words: &[&str]| {
         let error = apply(cluster, std::slice::from_ref(object))

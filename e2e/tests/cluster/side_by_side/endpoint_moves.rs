@@ -32,7 +32,7 @@ fn endpoint(cluster: &Cluster, name: &str) -> Value {
 }
 
 #[test]
-fn an_endpoint_keeps_its_address_and_mac_as_it_moves_with_its_pods() {
+fn endpoint_keeps_address_and_mac_when_its_pod_moves() {
     let cluster = &tenants().cluster;
     let tenant = nomads(cluster);
     let object = json!({
@@ -106,7 +106,7 @@ fn an_endpoint_keeps_its_address_and_mac_as_it_moves_with_its_pods() {
 }
 
 #[test]
-fn a_pod_gets_the_address_and_mac_that_it_asks_for_or_reads_why_not() {
+fn pod_gets_requested_address_and_mac_or_event_with_reason() {
     let cluster = &tenants().cluster;
     let tenant = nomads(cluster);
     let asked = annotated("asks", "node-a", &[("ip", "10.21.1.50"), ("mac", MAC)]);
@@ -146,7 +146,7 @@ fn a_pod_gets_the_address_and_mac_that_it_asks_for_or_reads_why_not() {
 }
 
 #[test]
-fn a_pod_that_found_its_network_full_runs_when_a_range_is_appended() {
+fn appended_range_starts_pod_that_found_network_full() {
     let cluster = &tenants().cluster;
     let tenant = Tenant::new(cluster, "narrow", &["10.22.0.0/16"], &["10.22.1.0/30"]).unwrap();
     apply(cluster, &[netexec_manifest("narrow", "first", "node-a", None)]).unwrap();

@@ -93,7 +93,7 @@ fn asked(
 }
 
 #[test]
-fn every_node_reaches_pods_and_services_of_the_default_vpc_everywhere_and_no_tenants() {
+fn nodes_reach_default_vpc_pods_and_services_but_no_tenants() {
     let tenants = tenants();
     let cluster = &tenants.cluster;
     let echo = Echo::new(cluster).unwrap();
@@ -170,7 +170,7 @@ fn node_ports_lead_to_a_service_from_every_node_and_from_pods() {
 }
 
 #[test]
-fn a_service_of_the_default_vpc_is_reached_from_a_vpc_that_shares_it() {
+fn vpc_reaches_default_vpc_service_only_while_sharing_it() {
     let tenants = tenants();
     let cluster = &tenants.cluster;
     let _red = lock(cluster, "vpc-red").unwrap();

@@ -31,7 +31,7 @@ fn wait_accepted(cluster: &Cluster, status: &str, reason: &str) {
 }
 
 #[test]
-fn a_namespace_admitted_no_longer_keeps_its_pods_and_gets_no_new_one_in_by_an_endpoint_it_has() {
+fn revoked_namespace_keeps_pods_and_adds_none_by_endpoint() {
     let cluster = &tenants().cluster;
     let endpoint = json!({
         "apiVersion": "thuban.dev/v1alpha1", "kind": "Endpoint",
@@ -81,7 +81,7 @@ fn a_namespace_admitted_no_longer_keeps_its_pods_and_gets_no_new_one_in_by_an_en
 }
 
 #[test]
-fn a_network_made_again_in_another_vpc_has_nothing_of_the_first_one() {
+fn network_recreated_in_another_vpc_inherits_nothing() {
     let cluster = &tenants().cluster;
     let objects = [
         vpc_manifest("first", "10.45.0.0/16", &["nomadic"]),

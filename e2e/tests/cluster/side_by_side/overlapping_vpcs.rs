@@ -147,7 +147,7 @@ fn turn(cluster: &Cluster, turn: usize, tallies: &[Mutex<Tally>]) -> Result<()> 
 }
 
 #[test]
-fn equal_vpcs_get_no_answer_of_each_other_through_services_while_addresses_pass_between_them() {
+fn services_of_overlapping_vpcs_never_mix_as_addresses_move() {
     let cluster = &tenants().cluster;
     let wanted = std::env::var("THUBAN_E2E_REQUESTS").map_or(REQUESTS, |number| number.parse().unwrap());
     let clients = make(cluster);

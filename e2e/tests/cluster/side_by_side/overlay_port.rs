@@ -57,7 +57,7 @@ fn service(name: &str, selector: Option<Value>) -> Value {
 }
 
 #[test]
-fn a_service_whose_backend_is_a_nodes_overlay_port_leads_into_no_vpc() {
+fn service_with_nodes_overlay_port_backend_enters_no_vpc() {
     let tenants = tenants();
     let cluster = &tenants.cluster;
     let pods = tenants.network("red-web");

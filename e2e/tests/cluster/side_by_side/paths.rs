@@ -73,7 +73,7 @@ fn hops(frames: &[Captured], source: Ipv4Addr, destination: Ipv4Addr) -> Vec<(Ip
 }
 
 #[test]
-fn the_wire_shows_the_vni_of_the_vpc_and_first_packets_by_the_bouncer_then_direct() {
+fn wire_shows_vpc_vni_and_bouncer_first_then_direct_path() {
     let tenants = tenants();
     let cluster = &tenants.cluster;
     let bouncer = role_node("bouncers.thuban.dev", "red-web-b0");
@@ -118,7 +118,7 @@ fn the_wire_shows_the_vni_of_the_vpc_and_first_packets_by_the_bouncer_then_direc
 }
 
 #[test]
-fn another_network_is_reached_by_a_divider_first_and_direct_later() {
+fn other_network_is_reached_by_divider_first_then_direct() {
     let cluster = &tenants().cluster;
     let divider = role_node("dividers.thuban.dev", "red-d0");
     let others: Vec<String> = cluster
@@ -158,7 +158,7 @@ fn another_network_is_reached_by_a_divider_first_and_direct_later() {
 }
 
 #[test]
-fn every_droplet_says_which_hook_transit_uses_and_both_are_in_use() {
+fn each_droplet_reports_transit_hook_and_both_are_used() {
     let cluster = &tenants().cluster;
     let mut hooks: Vec<String> = Vec::new();
     for node in cluster.nodes().unwrap() {

@@ -28,7 +28,7 @@ fn every_second(probe: Value) -> Value {
 }
 
 #[test]
-fn probes_of_every_kind_pass_and_fail_as_they_should_in_both_vpcs() {
+fn all_probe_kinds_pass_and_fail_correctly_in_both_vpcs() {
     let tenants = tenants();
     let cluster = &tenants.cluster;
     let node = &cluster.nodes().unwrap()[1];

@@ -94,7 +94,7 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
 }
 
 #[test]
-fn a_stolen_token_of_a_node_writes_the_droplet_and_the_heartbeat_of_that_node_only() {
+fn stolen_node_token_writes_only_own_droplet_and_heartbeat() {
     let cluster = &tenants().cluster;
     let thief = thief("api");
     assert_eq!(
@@ -242,7 +242,7 @@ fn a_stolen_token_of_a_node_writes_the_droplet_and_the_heartbeat_of_that_node_on
 }
 
 #[test]
-fn a_token_that_names_no_node_or_has_the_wrong_audience_writes_nothing() {
+fn token_without_node_or_right_audience_writes_nothing() {
     let cluster = &tenants().cluster;
     let nowhere = Actor::service_account(cluster, SYSTEM, "transitd").unwrap();
     let answer = nowhere.write("replace", &droplet(cluster, NODE), &[]);
@@ -256,7 +256,7 @@ fn a_token_that_names_no_node_or_has_the_wrong_audience_writes_nothing() {
 }
 
 #[test]
-fn roles_claims_and_statuses_are_the_operators_even_for_an_administrator() {
+fn administrator_cannot_write_roles_claims_or_statuses() {
     let cluster = &tenants().cluster;
     let admin = Actor::administrator(cluster).unwrap();
     let thuban = |kind: &str, name: &str, spec: &Value| {
@@ -360,7 +360,7 @@ fn editor(cluster: &Cluster, namespace: &str) -> Actor {
 }
 
 #[test]
-fn a_tenant_with_edit_rights_reads_why_it_waits_and_enters_no_vpc_that_does_not_admit_it() {
+fn tenant_editor_sees_reason_and_enters_no_disallowed_vpc() {
     let cluster = &tenants().cluster;
     let tenant = editor(cluster, "red");
     tenant

@@ -42,7 +42,7 @@ fn roll(cluster: &Cluster, verb: &[&str]) -> Result<()> {
 }
 
 #[test]
-fn a_rolling_update_of_pods_that_end_gracefully_fails_no_request() {
+fn graceful_rolling_update_fails_no_request() {
     let tenants = tenants();
     let cluster = &tenants.cluster;
     apply(cluster, &[deployment()]).unwrap();

@@ -35,7 +35,7 @@ fn answering(pod: &Pod, address: Ipv4Addr, expected: usize) -> BTreeSet<String> 
 }
 
 #[test]
-fn every_pod_reaches_the_services_of_its_own_vpc_at_all_their_backends_and_no_others() {
+fn pods_reach_all_backends_of_services_of_own_vpc_only() {
     let tenants = tenants();
     let cluster = &tenants.cluster;
     let all = json!({SELECTOR.0: SELECTOR.1});
@@ -73,7 +73,7 @@ fn every_pod_reaches_the_services_of_its_own_vpc_at_all_their_backends_and_no_ot
 }
 
 #[test]
-fn a_service_without_backends_refuses_and_serves_once_it_has_some() {
+fn service_refuses_connections_until_it_has_backends() {
     let tenants = tenants();
     let cluster = &tenants.cluster;
     let address = made(cluster, &manifest("red", "late", &json!({"app": "late"}))).unwrap();

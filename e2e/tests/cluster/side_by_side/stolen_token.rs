@@ -30,7 +30,7 @@ fn a_stolen_token_is_good_for_no_other_nodes_stream() {
 }
 
 #[test]
-fn who_has_no_token_of_a_transitd_for_the_operator_gets_no_stream() {
+fn stream_requires_transitd_token_for_operator_audience() {
     let cluster = &tenants().cluster;
     let lease = operator_lease(cluster);
     let status = refusal(&lease, None, NODE);

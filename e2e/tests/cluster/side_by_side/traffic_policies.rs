@@ -88,7 +88,7 @@ fn client(at: (Ipv4Addr, u16)) -> Result<IpAddr> {
 }
 
 #[test]
-fn traffic_that_stays_on_its_node_reaches_the_pods_there_under_its_senders_address() {
+fn local_policy_reaches_own_node_pods_with_sender_address() {
     let cluster = &tenants().cluster;
     let nodes = cluster.nodes().unwrap();
     let at = |node: usize| cluster.node_address(&nodes[node]).unwrap();
@@ -208,7 +208,7 @@ fn a_tenants_node_port_leads_to_its_pods_from_every_node() {
 }
 
 #[test]
-fn a_tenants_node_port_that_stays_on_its_node_leads_to_the_tenants_pods() {
+fn tenants_local_node_port_reaches_the_tenants_pods() {
     let tenants = tenants();
     let cluster = &tenants.cluster;
     let nodes = cluster.nodes().unwrap();
@@ -243,7 +243,7 @@ fn a_tenants_node_port_that_stays_on_its_node_leads_to_the_tenants_pods() {
 }
 
 #[test]
-fn an_external_address_counts_where_the_installation_allows_it_and_says_so_elsewhere() {
+fn external_ip_serves_if_allowed_and_is_reported_if_not() {
     let cluster = &tenants().cluster;
     let nodes = cluster.nodes().unwrap();
     let mut made = Made::new(cluster, "default");
@@ -274,7 +274,7 @@ fn an_external_address_counts_where_the_installation_allows_it_and_says_so_elsew
 }
 
 #[test]
-fn host_ports_lead_to_their_pods_from_outside_and_from_their_own_node() {
+fn host_port_reaches_pod_from_outside_and_its_own_node() {
     let cluster = &tenants().cluster;
     let nodes = cluster.nodes().unwrap();
     for (namespace, host_port) in [("default", 18080), ("red", 18081)] {

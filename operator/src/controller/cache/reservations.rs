@@ -66,7 +66,7 @@ mod tests {
     use crate::model::allocation::propose;
 
     #[test]
-    fn an_endpoint_reserves_an_address_of_each_family_until_it_is_forgotten() {
+    fn endpoint_reserves_address_per_family_until_forgotten() {
         let reservations = Reservations::default();
         let reserve = |uid: &str, vpc: &str, droplet: &str, range: &str| -> IpAddr {
             let range: [Cidr; 1] = [range.parse().unwrap()];

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_ask_for_one_address_of_each_family_and_a_unicast_mac() {
+    fn annotations_allow_one_ip_per_family_and_a_unicast_mac() {
         let asked = |ip: &str, mac: &str| {
             let annotations = json!({"thuban.dev/ip": ip, "thuban.dev/mac": mac});
             let pod: Pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();

@@ -118,7 +118,7 @@ fn slices_are_joined_by_the_names_and_protocols_of_ports() {
 }
 
 #[test]
-fn ready_backends_are_used_and_without_them_those_that_still_serve() {
+fn ready_backends_are_used_else_those_still_serving() {
     let endpoint = |host: u8, ready: bool, serving: bool, terminating: bool| {
         json!({"addresses": [format!("10.0.1.{host}")],
                "conditions": {"ready": ready, "serving": serving, "terminating": terminating}})
@@ -146,7 +146,7 @@ fn ready_backends_are_used_and_without_them_those_that_still_serve() {
 }
 
 #[test]
-fn a_backend_that_is_in_two_slices_counts_once_and_by_the_better_word() {
+fn backend_in_two_slices_counts_once_with_better_state() {
     let ending = json!([{"addresses": ["10.0.1.2"],
                          "conditions": {"ready": false, "serving": true, "terminating": true}}]);
     let ready = json!([{"addresses": ["10.0.1.2"]}]);
@@ -199,7 +199,7 @@ fn only_members_of_the_vpc_count_and_the_others_are_counted() {
 }
 
 #[test]
-fn backends_outside_are_the_nodes_to_serve_and_members_beside_them_are_left_out() {
+fn nodes_serve_outside_backends_and_leave_members_out() {
     let place_of = |address: IpAddr, _: Option<&Target>| match address.to_string().as_str() {
         "172.16.0.1" | "172.16.0.2" => Some(Place::Outside),
         "10.0.1.2" => Some(Place::Member),
@@ -294,7 +294,7 @@ fn nothing_leads_to_the_overlays_port_outside_of_the_vpc() {
 }
 
 #[test]
-fn a_service_on_the_overlays_port_has_its_other_ports_at_nodes_addresses() {
+fn nodes_expose_service_ports_except_the_overlay_port() {
     let service = service(&json!([
         {"name": "a", "protocol": "UDP", "port": 6081}, {"name": "b", "protocol": "TCP", "port": 443},
     ]));

@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_is_ready_before_it_is_published_and_unpublished_before_it_goes() {
+    fn role_is_published_once_ready_and_purged_once_unpublished() {
         let mut roles = Roles::default();
         roles.set("web-b0", Some(role(None, "a")));
         assert_eq!(seen(&roles), (vec![], vec!["a"]));
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_drain_one_stays_and_a_leaving_one_does_not_count() {
+    fn role_drains_only_if_another_neither_drains_nor_leaves() {
         let mut roles = Roles::default();
         roles.set("web-b0", Some(role(Some("a"), "a")));
         roles.set("web-b1", Some(role(Some("b"), "b")));

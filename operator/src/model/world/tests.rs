@@ -140,7 +140,7 @@ pub(super) fn small(droplets: u64) -> World {
 }
 
 #[test]
-fn one_more_endpoint_costs_bouncers_plus_one_rows_however_many_droplets() {
+fn new_endpoint_costs_bouncers_plus_one_rows_at_any_scale() {
     for make in [endpoint, dual] {
         for droplets in [3, 300] {
             let mut world = small(droplets);
@@ -157,7 +157,7 @@ fn one_more_endpoint_costs_bouncers_plus_one_rows_however_many_droplets() {
 }
 
 #[test]
-fn the_first_endpoint_on_a_droplet_brings_the_rows_of_its_network_and_the_last_takes_them_away() {
+fn droplet_has_network_rows_only_while_it_has_endpoints() {
     let mut world = small(3);
     let name = ("ns".into(), "e".into());
     assert!(!world.program("d2").keys().any(|key| key.vni() == Some(vni(7))));
@@ -212,7 +212,7 @@ fn equal_addresses_of_two_vpcs_never_share_a_row() {
 }
 
 #[test]
-fn both_addresses_of_an_endpoint_are_in_its_one_local_and_one_bouncer_row() {
+fn dual_stack_endpoint_has_one_local_and_one_bouncer_row() {
     let mut world = small(3);
     let name = ("ns".into(), "e".into());
     world.set_endpoint(&name, Some(dual("web", 2, 10)));
@@ -348,7 +348,7 @@ fn programs(world: &World) -> BTreeMap<String, BTreeMap<Key, PackedRow>> {
 }
 
 #[test]
-fn incremental_programs_equal_those_from_scratch_and_deltas_carry_the_difference() {
+fn incremental_programs_and_deltas_match_a_full_rebuild() {
     let seed = std::env::var("THUBAN_SEED")
         .ok()
         .and_then(|text| text.parse().ok())

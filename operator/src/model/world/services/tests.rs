@@ -77,7 +77,7 @@ fn backend(world: &World, droplet: &str) -> u8 {
 }
 
 #[test]
-fn bouncers_of_all_networks_of_the_vpc_have_a_service_and_nobody_else() {
+fn only_bouncers_of_the_vpcs_networks_hold_a_service() {
     let mut world = small(6);
     world.set_network("db", Some(network("red", 2)));
     world.set_role(RoleKind::Bouncer, "db-b0", Some(settled("db", "d2")));
@@ -110,7 +110,7 @@ fn bouncers_of_all_networks_of_the_vpc_have_a_service_and_nobody_else() {
 }
 
 #[test]
-fn subscribers_have_a_service_while_they_ask_and_while_it_is_there() {
+fn subscribers_hold_service_while_subscribed_and_it_exists() {
     let mut world = small(5);
     assert!(
         world.subscribe("d3", vni(7), ADDRESS, true),
@@ -251,7 +251,7 @@ fn names_it(number: u32) -> Vpc {
 }
 
 #[test]
-fn what_nodes_expose_is_on_every_droplet_if_its_vpc_is_the_nodes() {
+fn exposed_service_is_on_all_droplets_only_if_in_nodes_vpc() {
     let mut world = shared();
     let exposing = || Service {
         exposed: exposed(30080),
@@ -290,7 +290,7 @@ fn what_nodes_expose_is_on_every_droplet_if_its_vpc_is_the_nodes() {
 }
 
 #[test]
-fn names_that_a_vpc_finds_are_those_of_its_namespaces_and_of_services_that_are_there() {
+fn vpc_resolves_names_of_its_namespaces_and_services() {
     let mut world = shared();
     let of = |world: &World, droplet: &str, number| match &world.program(droplet)[&Key::Vpc(vni(number))]
         .unpack()
@@ -355,7 +355,7 @@ fn told(world: &World, droplet: &str) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn traffic_that_stays_on_its_node_is_told_to_every_droplet_of_the_vpc_and_each_its_own_backends() {
+fn each_vpc_droplet_gets_its_own_backends_of_local_service() {
     let mut world = small(5);
     for (endpoint_name, droplet, address) in [("e2", 2, 20), ("e4", 4, 40)] {
         world.set_endpoint(&name(endpoint_name), Some(endpoint("web", droplet, address)));
@@ -396,7 +396,7 @@ fn traffic_that_stays_on_its_node_is_told_to_every_droplet_of_the_vpc_and_each_i
 }
 
 #[test]
-fn an_address_of_its_own_vpc_is_told_by_the_vpcs_row_and_two_vpcs_may_have_it() {
+fn own_service_address_is_in_vpc_row_and_vpcs_may_reuse_it() {
     let own: IpAddr = Ipv4Addr::new(10, 0, 0, 99).into();
     let with_own = |network: &str, uid: &str, cluster: u8| {
         let mut made = service(network, uid, 10);
@@ -453,7 +453,7 @@ fn servers(world: &World) -> Vec<(String, u32)> {
 }
 
 #[test]
-fn what_nodes_serve_is_on_every_droplet_of_its_vpc_and_of_those_that_name_it() {
+fn node_service_is_on_droplets_of_own_and_sharing_vpcs() {
     let mut world = shared();
     let of = |droplet: &str, vni| (droplet.to_owned(), vni);
     let roles = [of("d0", 7), of("d1", 7), of("d2", 8)];
@@ -497,7 +497,7 @@ fn what_nodes_serve_is_on_every_droplet_of_its_vpc_and_of_those_that_name_it() {
 }
 
 #[test]
-fn no_service_of_a_vpc_without_access_to_hosts_is_shared_or_has_backends_outside() {
+fn sharing_and_outside_backends_need_vpc_with_host_access() {
     let mut world = shared();
     let outside: IpAddr = "192.0.2.1".parse().unwrap();
     assert!(world.is_outside("web", outside, false));

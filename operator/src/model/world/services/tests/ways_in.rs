@@ -56,7 +56,7 @@ fn what_stays_on_its_node_is_told_where_the_backends_are() {
 }
 
 #[test]
-fn what_goes_to_all_nodes_is_told_to_all_with_those_that_have_backends() {
+fn exposed_row_tells_all_droplets_which_peers_have_backends() {
     let mut world = shared();
     world.set_service(&name("s"), Some(tenants(true)));
     world.flush();
@@ -96,7 +96,7 @@ fn what_goes_to_all_nodes_is_told_to_all_with_those_that_have_backends() {
 }
 
 #[test]
-fn droplets_whose_backends_end_are_no_peers_as_long_as_others_have_some_that_stay() {
+fn droplets_with_ending_backends_are_peers_only_as_fallback() {
     let mut world = shared();
     let mut ending = tenants(true);
     let [first, second] = [20, 30].map(|last| IpAddr::from(Ipv4Addr::new(10, 0, 0, last)));
@@ -134,7 +134,7 @@ fn without_a_port_of_nodes_and_by_udp_nothing_is_sent_on() {
 }
 
 #[test]
-fn of_many_ports_each_has_fewer_peers_and_what_is_the_same_for_all_is_one_row() {
+fn service_with_many_ports_has_fewer_peers_per_port() {
     let mut world = shared();
     let mut wide = tenants(true);
     let port = wide.exposed[0].1[0].clone();
