@@ -3,6 +3,9 @@
 //! `run` is the daemon; `status`, `counters` and `rows` look at a running one and change nothing, `trace` only what
 //! it says.
 
+#[cfg(feature = "clock-steps")]
+mod clock_steps;
+
 use std::path::PathBuf;
 
 use anyhow::Context;

@@ -386,7 +386,7 @@ fn says(state: &State, pod: &str, reason: &str) -> bool {
 }
 
 #[test]
-fn what_bouncers_do_not_understand_is_not_provisioned_until_their_transitd_is_upgraded() {
+fn objects_wait_until_bouncers_understand_their_rows() {
     for seed in 1..=5 {
         check("outdated", seed, async |simulation| {
             begin(simulation, 1).await;

@@ -141,7 +141,14 @@ fn listen(namespace: &str, port: u16) -> UdpSocket {
 }
 
 fn listen_at(namespace: &str, address: SocketAddr) -> UdpSocket {
-    let socket = in_namespace(namespace, move || UdpSocket::bind(address).unwrap());
+    // A child that another test starts has this process's sockets until it executes its program: one that was closed a
+    // moment ago may still hold the port.
+    let mut socket = None;
+    eventually("the port is free", || {
+        socket = in_namespace(namespace, move || UdpSocket::bind(address)).ok();
+        socket.is_some()
+    });
+    let socket = socket.unwrap();
     socket.set_read_timeout(Some(SILENCE)).unwrap();
     socket
 }

@@ -86,7 +86,7 @@ pub fn build() -> Result<Built> {
             "--bins",
             "--tests",
         ])
-        .args(["--features", "thuban-operator/failpoints"])
+        .args(["--features", "thuban-operator/failpoints,transitd/clock-steps"])
         .args(["--no-run", "--message-format=json"])
         .env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver")
         .stdout(Stdio::piped())
