@@ -48,7 +48,7 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
-    /// Format, lints, CRDs, links of pages, eBPF build: what needs no root
+    /// Format, lints, what pages refer to, eBPF build: what needs no root
     Check,
     /// Run the tests: as root, with a cluster of their own
     Test {
