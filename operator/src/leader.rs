@@ -297,7 +297,12 @@ fn is_deaf() -> bool {
 mod tests {
     use std::time::Duration;
 
-    use super::{Candidate, Lease, Timestamp, epoch, is_older, renewal, taken};
+    use http::{Request, Response};
+    use kube::client::Body;
+    use kube::{Api, Client};
+    use tokio::time::Instant;
+
+    use super::{Candidate, DURATION, End, Leadership, Lease, Timestamp, epoch, is_older, renewal, taken};
 
     fn candidate() -> Candidate {
         Candidate {
@@ -312,6 +317,21 @@ mod tests {
         let first = taken(Lease::default(), &candidate());
         assert_eq!(epoch(&first), 1);
         assert_eq!(epoch(&taken(first, &candidate())), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_that_is_cut_off_gives_up_before_another_leads() {
+        let silent = |_: Request<Body>| std::future::pending::<Result<Response<Body>, kube::Error>>();
+        let client = Client::new(tower::service_fn(silent), "default");
+        let mut leadership = Leadership {
+            leases: Api::namespaced(client, "default"),
+            candidate: candidate(),
+            lease: taken(Lease::default(), &candidate()),
+            vacancy: Duration::ZERO,
+        };
+        let since = Instant::now();
+        assert_eq!(leadership.hold().await, End::Lost);
+        assert!(since.elapsed() < DURATION, "{:?}", since.elapsed());
     }
 
     #[test]

@@ -13,8 +13,8 @@ use tracing::info;
 use crate::controller::context::Context;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
-use crate::controller::runtime::objects::{WriteError, delete, get, replace_status};
-use crate::hub::Waiter;
+use crate::controller::runtime::objects::{WriteError, delete, get, update_status};
+use crate::hub::{Barrier, Waiter};
 use crate::model::allocation::{Standing, standing};
 
 /// How long a claim may wait for the Endpoint's status to name it.
@@ -66,8 +66,8 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     // By the VPC: the network may be gone.
     let vni = context.hub.read(|world| world.vni(&spec.vpc));
     if let (Some(vni), Ok(address)) = (vni, spec.address.parse()) {
-        let waiter = Waiter::IpClaim(claim.name_any());
-        if !context.hub.holding(vni, &[address], &[], &waiter).is_empty() {
+        let barrier = Barrier::new(Waiter::IpClaim(claim.name_any())).lacks_addresses(vni, &[address]);
+        if !context.hub.missing(&barrier).is_empty() {
             return Ok(Action::requeue(COUNTING_TIMEOUT));
         }
     }
@@ -98,7 +98,7 @@ pub async fn release(claims: &Api<IpClaim>, claim: &IpClaim) -> Result<(), Write
     released.status = Some(IpClaimStatus {
         released_at: Some(Timestamp::now().to_string()),
     });
-    match replace_status(claims, &released).await {
+    match update_status(claims, claim, &released).await {
         Ok(_) => Ok(()),
         Err(error) if error.is_not_found() => Ok(()),
         Err(error) => Err(error),

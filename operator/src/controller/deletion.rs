@@ -7,7 +7,7 @@ use thuban_api::condition::{find, set};
 use thuban_api::{Condition, Endpoint, Network, Vpc};
 
 use crate::controller::context::Context;
-use crate::controller::runtime::objects::{Object, WriteError, condition, replace_status};
+use crate::controller::runtime::objects::{Object, WriteError, condition, update_status};
 use crate::controller::runtime::waits::CONDITION_DELAY;
 
 const DELETING: &str = "Deleting";
@@ -68,7 +68,7 @@ async fn say<K: Deleted>(
     if !set(told.conditions(), news) {
         return Ok(());
     }
-    replace_status(api, &told).await?;
+    update_status(api, object, &told).await?;
     context.waits.said(&uid);
     if K::HAS_EVENTS && known.as_deref() != Some(reason) {
         context.events.event(object, false, reason, message);

@@ -14,7 +14,7 @@ use crate::controller::context::Context;
 use crate::controller::endpoint::host;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::heartbeat::HEARTBEAT_TIMEOUT;
-use crate::controller::runtime::objects::{WriteError, condition, list, owner, replace, replace_status};
+use crate::controller::runtime::objects::{WriteError, condition, list, owner, update, update_status};
 use crate::controller::wake::{wake_roles, wake_unplaced};
 use crate::hub::Health;
 use crate::model::cached::internal_ips;
@@ -41,7 +41,7 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     if droplet.owner_references().is_empty() {
         let mut owned = (*droplet).clone();
         owned.metadata.owner_references = owner(&*node).map(|reference| vec![reference]);
-        replace(&droplets, &owned).await?;
+        update(&droplets, &*droplet, &owned).await?;
         return Ok(Action::await_change());
     }
     let mut status = droplet.status.clone().unwrap_or_default();
@@ -70,16 +70,13 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     if droplet.status.as_ref() != Some(&status) {
         let mut changed = (*droplet).clone();
         changed.status = Some(status.clone());
-        replace_status(&droplets, &changed).await?;
+        update_status(&droplets, &*droplet, &changed).await?;
     }
     let mut current = (*droplet).clone();
     current.status = Some(status);
     apply(&current, state, &context);
     if is_changed && state == Some(State::Connected) {
         wake_unplaced(&context);
-    }
-    if is_accepted(&current) {
-        host::ensure(&current, &context).await?;
     }
     if let (true, Err((reason, message))) = (is_news, &verdict) {
         context.events.event(&*droplet, true, reason, message);
@@ -90,14 +87,24 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
             .events
             .event(&*droplet, state != State::Connected, reason, message);
     }
-    Ok(action)
+    let denied = if is_accepted(&current) {
+        host::ensure(&current, &context).await?
+    } else {
+        None
+    };
+    // A heartbeat is looked at more often.
+    Ok(if action == Action::await_change() {
+        denied.unwrap_or(action)
+    } else {
+        action
+    })
 }
 
 /// What is known of a droplet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Connected,
-    /// No stream: its roles move.
+    /// No stream, or it acks too late: its roles move.
     Suspect,
     /// Neither stream nor heartbeat: direct paths to it end.
     NotReady,
@@ -111,7 +118,8 @@ impl State {
             Self::Connected => ("Connected", "its stream is open"),
             Self::Suspect => (
                 "Suspect",
-                "no stream for 10 s or longer, the heartbeat goes on: its roles move; look at transitd's log on the node",
+                "no stream for 10 s, or a row unacked for 60 s, and the heartbeat goes on: its roles move; look at transitd's \
+                 log on the node",
             ),
             Self::NotReady => (
                 "NotReady",

@@ -12,14 +12,17 @@ use thuban_api::{Bouncer, BouncerSpec, Endpoint, Network, NetworkStatus, Phase};
 
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, join_first, until_taken};
+use crate::controller::parent::{
+    Leaving, Left, Readiness, Stage, Step, View, decide, decide_leaving, readiness,
+};
 use crate::controller::role::kind::roles_of;
 use crate::controller::role::role_set::{self, RoleSet};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
-    WriteError, add_finalizer, condition, has_finalizer, list_where, remove_finalizer, replace_status,
+    WriteError, add_finalizer, condition, has_finalizer, list_where, remove_finalizer, update_status,
 };
-use crate::hub::Waiter;
+use crate::hub::{Barrier, WAITS_FOR_ACKS, Waiter};
 use crate::model::allocation::capacity;
 use crate::model::endpoint::{EndpointKind, has_addresses};
 use crate::model::ranges::{id, in_force, is_accepted};
@@ -45,14 +48,20 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
             .as_ref()
             .is_some_and(|status| !status.conditions.is_empty())
     });
-    if !is_judged {
+    let verdict = check(&network, &context);
+    let step = decide(View {
+        is_early: !is_judged,
+        is_usable: verdict.is_ok(),
+        is_in_force: is_accepted(&network),
+        has_number: true,
+    });
+    if step == Step::WaitForVpc {
         // Made together with its VPC, which is looked at first.
         return Ok(Action::requeue(Duration::from_secs(1)));
     }
     let generation = network.metadata.generation;
     let mut status = network.status.clone().unwrap_or_default();
     status.observed_generation = generation;
-    let verdict = check(&network, &context);
     let accepted = match &verdict {
         Ok(_) => condition("Accepted", true, "Valid", "ranges are usable", generation),
         Err(error) => condition("Accepted", false, error.reason(), &error.to_string(), generation),
@@ -67,8 +76,7 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
                     .events
                     .event(&*network, true, error.reason(), &error.to_string());
             }
-            if is_accepted(&network) {
-                // What is in force goes on being served.
+            if step == (Step::Refuse { serves_on: true }) {
                 let number = network.status.as_ref().and_then(|status| status.bouncers);
                 ensure_bouncers(&network, number.unwrap_or(network.spec.bouncers), &context).await?;
             }
@@ -76,39 +84,51 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
         }
     };
     status.cidrs.clone_from(&network.spec.cidrs);
-    let number = wanted(&network, &status, &context);
+    serve(&network, &networks, (status, capacity(&ranges)), &context).await
+}
+
+/// Its bouncers first, then the status that says that they work.
+async fn serve(
+    network: &Network,
+    networks: &Api<Network>,
+    (mut status, capacity): (NetworkStatus, u64),
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let generation = network.metadata.generation;
+    let number = wanted(network, &status, context);
     status.bouncers = Some(number);
-    let waiting = ensure_bouncers(&network, number, &context).await?;
-    let was = status.phase;
-    if was == Phase::Init {
-        let vpc = context
-            .vpc(&network.spec.vpc)
-            .and_then(|vpc| vpc.status.clone())
-            .unwrap_or_default();
-        let ready = if vpc.phase == Phase::Init {
-            condition(
-                "Ready",
-                false,
-                "VpcNotProvisioned",
-                "waits for its VPC",
-                generation,
-            )
-        } else if waiting.is_empty() {
-            status.phase = Phase::Provisioned;
-            condition("Ready", true, "Provisioned", "its bouncers work", generation)
-        } else {
+    let waiting = ensure_bouncers(network, number, context).await?;
+    let vpc = context.vpc(&network.spec.vpc);
+    let vpc = vpc.and_then(|vpc| Some(vpc.status.as_ref()?.phase));
+    let readiness = readiness(status.phase, Some(vpc.unwrap_or_default()), waiting.len());
+    let not_ready = |reason, message: &str| condition("Ready", false, reason, message, generation);
+    let ready = match readiness {
+        Readiness::Kept => None,
+        Readiness::WaitsForVpc => Some(not_ready("VpcNotProvisioned", "waits for its VPC")),
+        Readiness::WaitsForRoles => {
             let message = format!("waits for bouncers: {}", waiting.join(", "));
-            condition("Ready", false, "BouncersNotProvisioned", &message, generation)
-        };
+            Some(not_ready("BouncersNotProvisioned", &message))
+        }
+        Readiness::Provisioned => {
+            status.phase = Phase::Provisioned;
+            Some(condition(
+                "Ready",
+                true,
+                "Provisioned",
+                "its bouncers work",
+                generation,
+            ))
+        }
+    };
+    if let Some(ready) = ready {
         set(&mut status.conditions, ready);
     }
-    let is_counted = count(&mut status, capacity(&ranges), &network.name_any(), &context);
-    let is_provisioned = status.phase == Phase::Provisioned;
-    write(&network, &networks, status).await?;
-    if was == Phase::Init && is_provisioned {
+    let is_counted = count(&mut status, capacity, &network.name_any(), context);
+    write(network, networks, status).await?;
+    if readiness == Readiness::Provisioned {
         context
             .events
-            .event(&*network, false, "Provisioned", "endpoints can be served");
+            .event(network, false, "Provisioned", "endpoints can be served");
     }
     Ok(if is_counted && network.spec.autoscale.is_none() {
         Action::await_change()
@@ -170,9 +190,9 @@ async fn write(network: &Network, networks: &Api<Network>, status: NetworkStatus
     if network.status.as_ref() == Some(&status) {
         return Ok(());
     }
-    let mut network = network.clone();
-    network.status = Some(status);
-    replace_status(networks, &network).await.map(|_| ())
+    let mut changed = network.clone();
+    changed.status = Some(status);
+    update_status(networks, network, &changed).await.map(|_| ())
 }
 
 /// How many bouncers there should be now.
@@ -241,58 +261,93 @@ async fn remove(
     if !has_finalizer(network) {
         return Ok(Action::await_change());
     }
-    let name = network.name_any();
-    let waiting = context.hub.read(|world| world.population(&name));
-    if waiting > 0 {
-        let message =
-            format!("waits until {waiting} endpoints are gone: kubectl get endpoints.thuban.dev -A");
-        deletion::wait(network, networks, ("WaitsForEndpoints", &message), context).await?;
-        // Endpoints that came while it began to leave are served to their end.
-        if roles_of::<Bouncer>(&name, context).is_empty() {
-            ensure_bouncers(network, 1, context).await?;
+    let (mut left, mut names) = (Left::default(), Vec::new());
+    loop {
+        match decide_leaving(left) {
+            Leaving::Look(stage) => {
+                names = look(stage, network, context).await?;
+                left = left.after(stage, !names.is_empty());
+            }
+            Leaving::Wait(stage) => return wait(stage, &names, network, networks, context).await,
+            Leaving::LetGo => break,
         }
-        return Ok(Action::requeue(Duration::from_secs(10)));
-    }
-    let own = role_set::remove_all::<_, Bouncer>(network, context).await?;
-    if !own.is_empty() {
-        let message = format!("waits until these bouncers are gone: {}", join_first(&own));
-        deletion::wait_long(network, networks, ("WaitsForBouncers", &message), context).await?;
-        return Ok(Action::requeue(Duration::from_secs(1)));
-    }
-    // With its bouncers gone, the rows that are left go with the network itself.
-    context.hub.update(|world| world.set_network(&name, None));
-    let vpc = context.vpc(&network.spec.vpc);
-    let vni = vpc.and_then(|vpc| Vni::new(vpc.status.as_ref()?.vni?));
-    if let (Some(vni), Some(id)) = (vni, id(network)) {
-        let key = Key::Network(vni, id);
-        let holding = context.hub.holding_key(&key, &Waiter::Network(name));
-        if !holding.is_empty() {
-            let message = until_taken(&holding);
-            deletion::wait_long(network, networks, ("WaitsForAcks", &message), context).await?;
-            return Ok(Action::requeue(Duration::from_secs(3)));
-        }
-    }
-    // This process makes no more endpoints in it, but its view of those that were made may be old.
-    let endpoints = Api::<Endpoint>::all(context.client.clone());
-    let own = list_where(&endpoints, "spec.network", &network.name_any()).await?;
-    // One that never came in stays, and says so; so does a Service's.
-    let own = own
-        .iter()
-        .filter(|endpoint| has_addresses(endpoint) && EndpointKind::of(endpoint) != EndpointKind::Service);
-    let own: Vec<String> = own
-        .map(|endpoint| {
-            format!(
-                "{}/{}",
-                endpoint.namespace().unwrap_or_default(),
-                endpoint.name_any()
-            )
-        })
-        .collect();
-    if !own.is_empty() {
-        let message = format!("waits until these endpoints are gone: {}", join_first(&own));
-        deletion::wait_long(network, networks, ("WaitsForEndpoints", &message), context).await?;
-        return Ok(Action::requeue(Duration::from_secs(1)));
     }
     remove_finalizer(networks, network).await?;
     Ok(Action::await_change())
+}
+
+/// Names of what is left at a stage of its deletion, or their number.
+async fn look(stage: Stage, network: &Network, context: &Context) -> Result<Vec<String>, ReconcileError> {
+    let name = network.name_any();
+    match stage {
+        Stage::Members => {
+            let number = context.hub.read(|world| world.population(&name));
+            let told = (number > 0).then(|| format!("{number} endpoints"));
+            Ok(told.into_iter().collect())
+        }
+        Stage::Roles => Ok(role_set::remove_all::<_, Bouncer>(network, context).await?),
+        Stage::Rows => {
+            // With its bouncers gone, the rows that are left go with the network itself.
+            context.hub.update(|world| world.set_network(&name, None));
+            let vpc = context.vpc(&network.spec.vpc);
+            let vni = vpc.and_then(|vpc| Vni::new(vpc.status.as_ref()?.vni?));
+            let Some((vni, id)) = vni.zip(id(network)) else {
+                return Ok(Vec::new());
+            };
+            let barrier = Barrier::new(Waiter::Network(name)).lacks([Key::Network(vni, id)]);
+            Ok(context.hub.missing(&barrier).unacked)
+        }
+        // This process makes no more endpoints in it, but its view of those that were made may be old.
+        Stage::Unseen => {
+            let endpoints = Api::<Endpoint>::all(context.client.clone());
+            let own = list_where(&endpoints, "spec.network", &name).await?;
+            // One that never came in stays, and says so; so does a Service's.
+            let own = own.iter().filter(|endpoint| {
+                has_addresses(endpoint) && EndpointKind::of(endpoint) != EndpointKind::Service
+            });
+            let full_name = |endpoint: &Endpoint| {
+                let namespace = endpoint.namespace().unwrap_or_default();
+                format!("{namespace}/{}", endpoint.name_any())
+            };
+            Ok(own.map(full_name).collect())
+        }
+    }
+}
+
+/// Says what it waits for.
+async fn wait(
+    stage: Stage,
+    names: &[String],
+    network: &Network,
+    networks: &Api<Network>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let first = join_first(names);
+    let seconds = match stage {
+        Stage::Members => {
+            let message = format!("waits until {first} are gone: kubectl get endpoints.thuban.dev -A");
+            deletion::wait(network, networks, ("WaitsForEndpoints", &message), context).await?;
+            // Endpoints that came while it began to leave are served to their end.
+            if roles_of::<Bouncer>(&network.name_any(), context).is_empty() {
+                ensure_bouncers(network, 1, context).await?;
+            }
+            10
+        }
+        Stage::Roles => {
+            let message = format!("waits until these bouncers are gone: {first}");
+            deletion::wait_long(network, networks, ("WaitsForBouncers", &message), context).await?;
+            1
+        }
+        Stage::Rows => {
+            let message = until_taken(names);
+            deletion::wait_long(network, networks, (WAITS_FOR_ACKS, &message), context).await?;
+            3
+        }
+        Stage::Unseen => {
+            let message = format!("waits until these endpoints are gone: {first}");
+            deletion::wait_long(network, networks, ("WaitsForEndpoints", &message), context).await?;
+            1
+        }
+    };
+    Ok(Action::requeue(Duration::from_secs(seconds)))
 }

@@ -13,6 +13,7 @@ use thuban_api::{
 use crate::controller::admission::admitted;
 use crate::controller::cache::last_seen::{DefaultNetwork, Entrance};
 use crate::controller::context::Context;
+use crate::controller::denial;
 use crate::controller::droplet::address_in_force;
 use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint};
 use crate::controller::role::kind::Role;
@@ -48,10 +49,10 @@ pub fn on_pod(context: &Context, change: &Change<Pod>) {
     } else {
         let uid = pod.uid().unwrap_or_default();
         context.reservations.forget(&uid);
+        denial::forget(pod, context);
         for told in [
             Timed::EndpointMissing,
             Timed::AnnotationUnread,
-            Timed::PodInvalid,
             Timed::EndpointInUse,
         ] {
             context.clocks.forget(told, &uid);
@@ -331,6 +332,7 @@ pub fn on_droplet(context: &Context, change: &Change<Droplet>) {
             (name, address)
         }
         Change::Gone(droplet) => {
+            denial::forget(&**droplet, context);
             let name = droplet.name_any();
             // Its transitd registers it again: pods are not to pay for a deletion by mistake.
             let is_alive = context.node(&name).is_some() && context.hub.is_connected(&name);

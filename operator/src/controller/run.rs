@@ -110,6 +110,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     kinds.start_controllers(&context, tasks);
     unawaited.start_controllers(&context, tasks);
     let stores = &context.stores;
+    tasks.spawn(resync(stores.pods.clone(), hub.triggers.pods.clone()));
     tasks.spawn(resync(stores.endpoints.clone(), hub.triggers.endpoints.clone()));
     tasks.spawn(resync(stores.ip_claims.clone(), hub.triggers.claims.clone()));
     tasks.spawn(serve_when_adopted(context));

@@ -15,7 +15,7 @@ use crate::controller::droplet;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{WriteError, delete, get};
-use crate::hub::Waiter;
+use crate::hub::{Barrier, Waiter};
 
 /// Steady ones are looked at again, should a watch have missed the end of their VPC.
 const STEADY_RETRY: Duration = Duration::from_mins(5);
@@ -37,11 +37,12 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
         return Ok(Action::requeue(left));
     }
     let vni = claim.name_any().parse().ok().and_then(Vni::new);
-    let waiter = Waiter::VniClaim(claim.name_any());
-    if let Some(vni) = vni
-        && !holding_rows(vni, &waiter, &context).await?.is_empty()
-    {
-        return Ok(Action::requeue(Duration::from_secs(3)));
+    if let Some(vni) = vni {
+        let waiter = || Waiter::VniClaim(claim.name_any());
+        let barrier = |droplets| Barrier::new(waiter()).lacks_number(vni, droplets);
+        if !holding_rows(barrier, &context).await?.is_empty() {
+            return Ok(Action::requeue(Duration::from_secs(3)));
+        }
     }
     let vpcs: Api<Vpc> = Api::all(context.client.clone());
     let vpc = get(&vpcs, &spec.vpc).await?;
@@ -59,15 +60,18 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
     Ok(Action::await_change())
 }
 
-/// Droplets that may have rows under a number. Of droplets that joined a moment ago, and follow another leader, this
-/// one may not know; the API server does, and is asked once no other is waited for.
-pub async fn holding_rows(vni: Vni, waiter: &Waiter, context: &Context) -> Result<Vec<String>, WriteError> {
-    let holding = context.hub.holding_vni(vni, &[], waiter);
+/// Droplets that may have rows under a number, and that the barrier waits for. Of droplets that joined a moment ago,
+/// and follow another leader, this one may not know; the API server does, and is asked once no other is waited for.
+pub async fn holding_rows(
+    barrier: impl Fn(Vec<String>) -> Barrier,
+    context: &Context,
+) -> Result<Vec<String>, WriteError> {
+    let holding = context.hub.missing(&barrier(Vec::new())).unacked;
     if !holding.is_empty() {
         return Ok(holding);
     }
     let droplets = droplet::all_in_force(context).await?;
-    Ok(context.hub.holding_vni(vni, &droplets, waiter))
+    Ok(context.hub.missing(&barrier(droplets)).unacked)
 }
 
 /// The VPC, if it is the one that the claim was made for.

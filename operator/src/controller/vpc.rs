@@ -14,15 +14,18 @@ use thuban_api::{
 
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, join_first, until_taken};
+use crate::controller::parent::{
+    Leaving, Left, Readiness, Stage, Step, View, decide, decide_leaving, readiness,
+};
 use crate::controller::role::kind::roles_of;
 use crate::controller::role::role_set::{self, RoleSet};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
-    WriteError, add_finalizer, condition, create, has_finalizer, list, remove_finalizer, replace_status,
+    WriteError, add_finalizer, condition, create, has_finalizer, list, remove_finalizer, update_status,
 };
 use crate::controller::vni_claim::holding_rows;
-use crate::hub::Waiter;
+use crate::hub::{Barrier, WAITS_FOR_ACKS, Waiter};
 use crate::model::allocation::propose_vni;
 use crate::model::ranges::is_accepted;
 use crate::model::scaling::{Bounds, Demand};
@@ -53,50 +56,68 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
         Err(error) => condition("Accepted", false, error.reason(), &error.to_string(), generation),
     };
     let is_news = set(&mut status.conditions, accepted);
-    if let Err(error) = verdict {
-        write(&vpc, &vpcs, status).await?;
-        if is_news {
-            context
-                .events
-                .event(&*vpc, true, error.reason(), &error.to_string());
+    let step = decide(View {
+        is_early: false,
+        is_usable: verdict.is_ok(),
+        is_in_force: status.vni.is_some(),
+        has_number: status.vni.is_some(),
+    });
+    match step {
+        Step::WaitForVpc | Step::Serve => {}
+        Step::Refuse { serves_on } => {
+            write(&vpc, &vpcs, status).await?;
+            if let (true, Err(error)) = (is_news, verdict) {
+                context
+                    .events
+                    .event(&*vpc, true, error.reason(), &error.to_string());
+            }
+            if serves_on {
+                let known = vpc.status.clone().unwrap_or_default();
+                ensure_dividers(&vpc, wanted(&vpc, &known, &context), &context).await?;
+            }
+            return Ok(Action::requeue(Duration::from_mins(1)));
         }
-        if status_in_force(&vpc) {
-            // What is in force goes on being served.
-            ensure_dividers(
-                &vpc,
-                wanted(&vpc, &vpc.status.clone().unwrap_or_default(), &context),
-                &context,
-            )
-            .await?;
+        Step::ClaimNumber => {
+            status.cidrs.clone_from(&vpc.spec.cidrs);
+            status.vni = Some(claim_vni(&vpc, &context).await?);
+            write(&vpc, &vpcs, status).await?;
+            return Ok(Action::await_change());
         }
-        return Ok(Action::requeue(Duration::from_mins(1)));
     }
     status.cidrs.clone_from(&vpc.spec.cidrs);
-    if status.vni.is_none() {
-        status.vni = Some(claim_vni(&vpc, &context).await?);
-        write(&vpc, &vpcs, status).await?;
-        return Ok(Action::await_change());
-    }
-    let number = wanted(&vpc, &status, &context);
+    serve(&vpc, &vpcs, status, &context).await
+}
+
+/// Its dividers first, then the status that says that they work.
+async fn serve(
+    vpc: &Vpc,
+    vpcs: &Api<Vpc>,
+    mut status: VpcStatus,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let generation = vpc.metadata.generation;
+    let number = wanted(vpc, &status, context);
     status.dividers = Some(number);
-    let waiting = ensure_dividers(&vpc, number, &context).await?;
-    let was = status.phase;
-    if was == Phase::Init {
-        let ready = if waiting.is_empty() {
-            status.phase = Phase::Provisioned;
-            condition("Ready", true, "Provisioned", "its dividers work", generation)
-        } else {
+    let waiting = ensure_dividers(vpc, number, context).await?;
+    let readiness = readiness(status.phase, None, waiting.len());
+    match readiness {
+        Readiness::Kept | Readiness::WaitsForVpc => {}
+        Readiness::WaitsForRoles => {
             let message = format!("waits for dividers: {}", waiting.join(", "));
-            condition("Ready", false, "DividersNotProvisioned", &message, generation)
-        };
-        set(&mut status.conditions, ready);
+            let ready = condition("Ready", false, "DividersNotProvisioned", &message, generation);
+            set(&mut status.conditions, ready);
+        }
+        Readiness::Provisioned => {
+            status.phase = Phase::Provisioned;
+            let ready = condition("Ready", true, "Provisioned", "its dividers work", generation);
+            set(&mut status.conditions, ready);
+        }
     }
-    let is_provisioned = status.phase == Phase::Provisioned;
-    write(&vpc, &vpcs, status).await?;
-    if was == Phase::Init && is_provisioned {
+    write(vpc, vpcs, status).await?;
+    if readiness == Readiness::Provisioned {
         context
             .events
-            .event(&*vpc, false, "Provisioned", "networks can be served");
+            .event(vpc, false, "Provisioned", "networks can be served");
     }
     Ok(if vpc.spec.autoscale.is_some() {
         Action::requeue(role_set::LOOK_AT_LOAD)
@@ -134,17 +155,13 @@ fn refused(vpc: &Vpc, context: &Context) -> RefusedRanges {
     refused
 }
 
-fn status_in_force(vpc: &Vpc) -> bool {
-    vpc.status.as_ref().is_some_and(|status| status.vni.is_some())
-}
-
 async fn write(vpc: &Vpc, vpcs: &Api<Vpc>, status: VpcStatus) -> Result<(), WriteError> {
     if vpc.status.as_ref() == Some(&status) {
         return Ok(());
     }
-    let mut vpc = vpc.clone();
-    vpc.status = Some(status);
-    replace_status(vpcs, &vpc).await.map(|_| ())
+    let mut changed = vpc.clone();
+    changed.status = Some(status);
+    update_status(vpcs, vpc, &changed).await.map(|_| ())
 }
 
 /// Claims the lowest free number by creating the object of that name; whoever creates it has it.
@@ -224,45 +241,82 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
     if !has_finalizer(vpc) {
         return Ok(Action::await_change());
     }
-    let name = vpc.name_any();
-    // A network that was never accepted has nothing in the VPC.
-    let waiting: Vec<String> = context
-        .networks_of(&name)
-        .iter()
-        .filter(|network| is_accepted(network))
-        .map(|network| network.name_any())
-        .collect();
-    if !waiting.is_empty() {
-        let message = format!("waits until these networks are deleted: {}", join_first(&waiting));
-        deletion::wait(vpc, vpcs, ("WaitsForNetworks", &message), context).await?;
-        // Networks that came while it began to leave are served to their end.
-        if roles_of::<Divider>(&name, context).is_empty() {
-            ensure_dividers(vpc, 1, context).await?;
+    let (mut left, mut names) = (Left::default(), Vec::new());
+    loop {
+        match decide_leaving(left) {
+            Leaving::Look(stage) => {
+                names = look(stage, vpc, context).await?;
+                left = left.after(stage, !names.is_empty());
+            }
+            Leaving::Wait(stage) => return wait(stage, &names, vpc, vpcs, context).await,
+            Leaving::LetGo => break,
         }
-        return Ok(Action::requeue(Duration::from_secs(10)));
-    }
-    let own = role_set::remove_all::<_, Divider>(vpc, context).await?;
-    if !own.is_empty() {
-        let message = format!("waits until these dividers are gone: {}", join_first(&own));
-        deletion::wait_long(vpc, vpcs, ("WaitsForDividers", &message), context).await?;
-        return Ok(Action::requeue(Duration::from_secs(1)));
-    }
-    if let Some(vni) = vpc.status.as_ref().and_then(|status| Vni::new(status.vni?)) {
-        let holding = holding_rows(vni, &Waiter::Vpc(name.clone()), context).await?;
-        if !holding.is_empty() {
-            let message = until_taken(&holding);
-            deletion::wait_long(vpc, vpcs, ("WaitsForAcks", &message), context).await?;
-            return Ok(Action::requeue(Duration::from_secs(3)));
-        }
-    }
-    // This process accepts no more networks of it, but its view of those that it did accept may be old.
-    let networks = Api::<Network>::all(context.client.clone());
-    let serves = |network: &Network| network.spec.vpc == name && is_accepted(network);
-    if list(&networks).await?.iter().any(serves) {
-        return Ok(Action::requeue(Duration::from_secs(1)));
     }
     // Its VNI rests from then on. Another operator may be accepting a network of it at this moment, and then this write is
     // refused.
     remove_finalizer(vpcs, vpc).await?;
     Ok(Action::await_change())
+}
+
+/// Names of what is left at a stage of its deletion.
+async fn look(stage: Stage, vpc: &Vpc, context: &Context) -> Result<Vec<String>, ReconcileError> {
+    let name = vpc.name_any();
+    match stage {
+        Stage::Members => {
+            let networks = context.networks_of(&name);
+            // A network that was never accepted has nothing in the VPC.
+            let accepted = networks.iter().filter(|network| is_accepted(network));
+            Ok(accepted.map(|network| network.name_any()).collect())
+        }
+        Stage::Roles => Ok(role_set::remove_all::<_, Divider>(vpc, context).await?),
+        Stage::Rows => {
+            let vni = vpc.status.as_ref().and_then(|status| Vni::new(status.vni?));
+            let Some(vni) = vni else {
+                return Ok(Vec::new());
+            };
+            // Those that are lost hold up its number alone, which is not given out before they are heard.
+            let waiter = || Waiter::Vpc(name.clone());
+            let barrier = |droplets| Barrier::new(waiter()).lacks_number(vni, droplets).keeps_number();
+            Ok(holding_rows(barrier, context).await?)
+        }
+        // This process accepts no more networks of it, but its view of those that it did accept may be old.
+        Stage::Unseen => {
+            let networks = Api::<Network>::all(context.client.clone());
+            let networks = list(&networks).await?.into_iter();
+            let served = networks.filter(|network| network.spec.vpc == name && is_accepted(network));
+            Ok(served.map(|network| network.name_any()).collect())
+        }
+    }
+}
+
+/// Says what it waits for.
+async fn wait(
+    stage: Stage,
+    names: &[String],
+    vpc: &Vpc,
+    vpcs: &Api<Vpc>,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let seconds = match stage {
+        Stage::Members => {
+            let message = format!("waits until these networks are deleted: {}", join_first(names));
+            deletion::wait(vpc, vpcs, ("WaitsForNetworks", &message), context).await?;
+            // Networks that came while it began to leave are served to their end.
+            if roles_of::<Divider>(&vpc.name_any(), context).is_empty() {
+                ensure_dividers(vpc, 1, context).await?;
+            }
+            10
+        }
+        Stage::Roles => {
+            let message = format!("waits until these dividers are gone: {}", join_first(names));
+            deletion::wait_long(vpc, vpcs, ("WaitsForDividers", &message), context).await?;
+            1
+        }
+        Stage::Rows => {
+            deletion::wait_long(vpc, vpcs, (WAITS_FOR_ACKS, &until_taken(names)), context).await?;
+            3
+        }
+        Stage::Unseen => 1,
+    };
+    Ok(Action::requeue(Duration::from_secs(seconds)))
 }

@@ -13,8 +13,8 @@ use crate::model::rows;
 
 /// Pods of a droplet, and attachments of a pod, beyond which a droplet is not believed: no node has so many, and going
 /// through them holds everybody up.
-const MOST_PODS: usize = 4096;
-const MOST_OF_A_POD: usize = 64;
+const MAX_PODS: usize = 4096;
+const MAX_ATTACHMENTS_OF_POD: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Attached {
@@ -59,7 +59,7 @@ impl Attachments {
         for pod in self.on.remove(droplet).unwrap_or_default() {
             self.forget(&pod, |attached| *attached.droplet == *droplet);
         }
-        for attachment in attachments.iter().take(MOST_PODS * 2) {
+        for attachment in attachments.iter().take(MAX_PODS * 2) {
             self.add(droplet, attachment);
         }
     }
@@ -69,7 +69,7 @@ impl Attachments {
         let of_pod = self.pods.get(attachment.pod_uid.as_str()).map_or(0, Vec::len);
         let here = self.on.get(droplet);
         let is_new = here.is_none_or(|here| !here.contains(attachment.pod_uid.as_str()));
-        if of_pod >= MOST_OF_A_POD || is_new && here.map_or(0, HashSet::len) >= MOST_PODS {
+        if of_pod >= MAX_ATTACHMENTS_OF_POD || is_new && here.map_or(0, HashSet::len) >= MAX_PODS {
             return;
         }
         let pod: Arc<str> = match self.pods.get_key_value(attachment.pod_uid.as_str()) {
@@ -210,11 +210,11 @@ mod tests {
         for number in 0..200 {
             attachments.add("a", &attachment(&format!("c{number}"), "p", 2));
         }
-        assert_eq!(attachments.pods["p"].len(), super::MOST_OF_A_POD);
-        for number in 0..super::MOST_PODS * 2 {
+        assert_eq!(attachments.pods["p"].len(), super::MAX_ATTACHMENTS_OF_POD);
+        for number in 0..super::MAX_PODS * 2 {
             attachments.add("a", &attachment("c", &format!("p{number}"), 3));
         }
-        assert_eq!(attachments.on["a"].len(), super::MOST_PODS);
+        assert_eq!(attachments.on["a"].len(), super::MAX_PODS);
         attachments.add("b", &attachment("c", "q", 4));
         assert!(attachments.has("q", "b"), "another one is");
         attachments.replace("a", &[]);

@@ -1,4 +1,4 @@
-//! Droplets on which rows that somebody needs are missing, as people are told of them.
+//! What a barrier waits for, as people are told of it.
 
 use thuban_rows::Kind;
 
@@ -9,15 +9,17 @@ pub const WAITS_FOR_UPGRADE: &str = "WaitsForUpgrade";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Droplets that have not acked a row.
+    /// Droplets that have not acked a row, or that it is gone.
     pub unacked: Vec<String>,
     /// Droplets that are not sent a row of this kind, because their transitd does not understand it. They hold none.
     pub outdated: Vec<(String, Kind)>,
+    /// What no droplet serves as that lives.
+    pub unserved: Vec<String>,
 }
 
 impl Missing {
     pub fn is_empty(&self) -> bool {
-        self.unacked.is_empty() && self.outdated.is_empty()
+        self.unacked.is_empty() && self.outdated.is_empty() && self.unserved.is_empty()
     }
 
     /// Of the condition.
@@ -31,6 +33,9 @@ impl Missing {
 
     /// Of the condition: what somebody must do first.
     pub fn message(&self) -> String {
+        if self.outdated.is_empty() && !self.unserved.is_empty() {
+            return format!("waits for {}", self.unserved.join(" and "));
+        }
         if self.outdated.is_empty() {
             return format!("waits for acks of droplets: {}", self.unacked.join(", "));
         }
@@ -53,11 +58,16 @@ mod tests {
     fn an_upgrade_that_is_needed_is_told_before_acks() {
         let mut missing = Missing {
             unacked: vec!["a".into(), "b".into()],
-            outdated: Vec::new(),
+            ..Missing::default()
         };
         assert_eq!(
             (missing.reason(), missing.message().as_str()),
             ("WaitsForAcks", "waits for acks of droplets: a, b")
+        );
+        missing.unserved = vec!["a bouncer".into(), "a divider".into()];
+        assert_eq!(
+            (missing.reason(), missing.message().as_str()),
+            ("WaitsForAcks", "waits for a bouncer and a divider")
         );
         missing.outdated = vec![("c".into(), Kind::Exposed)];
         assert_eq!(missing.reason(), "WaitsForUpgrade");
@@ -66,5 +76,10 @@ mod tests {
             "transitd does not understand what is needed on these droplets: c (rows of kind exposed); upgrade transitd there"
         );
         assert!(!missing.is_empty() && Missing::default().is_empty());
+        let unserved = Missing {
+            unserved: vec!["a bouncer".into()],
+            ..Missing::default()
+        };
+        assert!(!unserved.is_empty());
     }
 }

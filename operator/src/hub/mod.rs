@@ -4,10 +4,11 @@
 //! Invariant: what is sent to a droplet is what the world says, in order of sequence; nothing else sends.
 
 mod attachments;
+mod barrier;
 mod missing;
 mod triggers;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use thuban_api::identifiers::{NetworkId, Vni};
 use thuban_proto::transit::{
     Attachment, Load, NackReason, OperatorMessage, Program, RoleLoad, operator_message,
 };
-use thuban_rows::{Kind, Kinds};
+use thuban_rows::Kinds;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
@@ -25,18 +26,19 @@ use crate::model::rows::{Key, PackedRow};
 use crate::model::world::{EndpointName, World};
 use attachments::Attachments;
 
+pub use barrier::Barrier;
 pub use missing::{Missing, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
 pub use triggers::{Triggers, Waiter};
 
 /// How long a new leader waits for the droplets' word of what they hold before it gives out addresses, milliseconds.
-const ADOPTION: u64 = 10_000;
+const ADOPTION_TIMEOUT: u64 = 10_000;
 /// How long it waits for their streams before it sends them programs: droplets dial less often the longer nobody answers
 /// (up to 7.5 s apart).
-const DIALLING: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(9)];
+const DIAL_TIMEOUTS: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(9)];
 /// How long it waits for Endpoints of attachments, milliseconds: what they need would be missing in the programs.
-const MENDING: u64 = ADOPTION + 3_000;
-/// Most direct rows that a droplet may hold of one VPC.
-const SUBSCRIPTIONS_PER_VPC: usize = 4096;
+const MENDING_TIMEOUT: u64 = ADOPTION_TIMEOUT + 3_000;
+/// Direct rows that a droplet may hold of one VPC.
+const MAX_SUBSCRIPTIONS_PER_VPC: usize = 4096;
 
 /// A stream that has no program yet.
 struct Opened {
@@ -81,7 +83,7 @@ impl State {
         self.acks.is_connected(droplet) || self.held.as_ref().is_some_and(is_held)
     }
 
-    /// Those of the droplets without stream for [`SUSPECT_AFTER`], if droplets may be judged.
+    /// Those of the droplets that are lost for [`SUSPECT_AFTER`], if droplets may be judged.
     fn suspects<'a>(&self, droplets: impl Iterator<Item = &'a String>, now: u64) -> HashSet<String> {
         let is_lost = |droplet: &&String| {
             let lost = self.acks.lost_for(droplet, now);
@@ -94,13 +96,24 @@ impl State {
             HashSet::new()
         }
     }
+
+    fn health(&self, droplet: &str, now: u64) -> Health {
+        match self.acks.lost_for(droplet, now) {
+            None => Health::Connected,
+            Some(lost) if lost < SUSPECT_AFTER => {
+                Health::Missing(Duration::from_millis(SUSPECT_AFTER - lost))
+            }
+            Some(_) if self.is_judging(now) => Health::Suspect,
+            Some(_) => Health::Missing(Duration::from_millis(SUSPECT_AFTER)),
+        }
+    }
 }
 
 /// What is known of a droplet by its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     Connected,
-    /// No stream, and no verdict before this.
+    /// No stream on which it acks in time, and no verdict before this.
     Missing(Duration),
     Suspect,
 }
@@ -253,7 +266,7 @@ impl Hub {
     pub fn hold_back(&self, vacancy: Duration) {
         let state = &mut *self.lock();
         state.held.get_or_insert_default();
-        let [least, most] = DIALLING;
+        let [least, most] = DIAL_TIMEOUTS;
         state.dialling = (vacancy / 4).clamp(least, most);
     }
 
@@ -269,7 +282,7 @@ impl Hub {
         }
         let is_orphan =
             |(vni, address)| state.world.has_vni(vni) && state.world.holder(vni, address).is_none();
-        now >= MENDING || !state.attachments.live().any(is_orphan)
+        now >= MENDING_TIMEOUT || !state.attachments.live().any(is_orphan)
     }
 
     /// Sends the programs that were held back.
@@ -307,7 +320,7 @@ impl Hub {
 
     pub fn ack(&self, droplet: &str, id: u64, sequence: u64) -> bool {
         let state = &mut *self.lock();
-        let is_valid = state.acks.ack(droplet, id, sequence, self.now());
+        let is_valid = state.acks.ack(droplet, id, sequence);
         if is_valid {
             self.wake(state, droplet);
         }
@@ -316,11 +329,12 @@ impl Hub {
 
     /// Whether the droplet leaves what it is sent unacked for too long: its stream is to end.
     pub fn is_silent(&self, droplet: &str, id: u64) -> bool {
-        let is_silent = self.lock().acks.is_silent(droplet, id, self.now());
-        if is_silent {
+        let (state, now) = (self.lock(), self.now());
+        // It may owe acks of an earlier stream.
+        if state.acks.is_overdue(droplet, now) {
             self.triggers.droplet(droplet);
         }
-        is_silent
+        state.acks.is_silent(droplet, id, now)
     }
 
     pub fn nack(&self, droplet: &str, id: u64, sequence: u64, key: &Key, reason: NackReason) {
@@ -425,20 +439,11 @@ impl Hub {
     pub fn is_whole(&self) -> bool {
         let state = self.lock();
         let mut droplets = state.world.droplets().map(|(name, _)| name);
-        self.now() >= ADOPTION || droplets.all(|name| state.has_dialled(name))
+        self.now() >= ADOPTION_TIMEOUT || droplets.all(|name| state.has_dialled(name))
     }
 
     pub fn health(&self, droplet: &str) -> Health {
-        let state = self.lock();
-        let now = self.now();
-        match state.acks.lost_for(droplet, now) {
-            None => Health::Connected,
-            Some(lost) if lost < SUSPECT_AFTER => {
-                Health::Missing(Duration::from_millis(SUSPECT_AFTER - lost))
-            }
-            Some(_) if state.is_judging(now) => Health::Suspect,
-            Some(_) => Health::Missing(Duration::from_millis(SUSPECT_AFTER)),
-        }
+        self.lock().health(droplet, self.now())
     }
 
     /// Wakes all who wait for a droplet's ack: it may be excused now.
@@ -452,114 +457,12 @@ impl Hub {
         }
     }
 
-    /// Droplets whose ack is missing, and those that don't understand a row; `waiter` is triggered when one of them acks.
-    /// Suspects and those that are none (any more) don't count, but `home` always does.
-    pub fn missing(&self, rows: &[(String, Key)], home: Option<&str>, waiter: &Waiter) -> Missing {
+    /// What a barrier waits for; its waiter is triggered when one of these droplets acks.
+    pub fn missing(&self, barrier: &Barrier) -> Missing {
         let state = &mut *self.lock();
-        let now = self.now();
-        let mut unacked: BTreeSet<String> = BTreeSet::new();
-        let mut outdated: BTreeSet<(String, Kind)> = BTreeSet::new();
-        for (droplet, key) in rows {
-            if !state.acks.understands(droplet, key.kind()) {
-                outdated.insert((droplet.clone(), key.kind()));
-            } else if !unacked.contains(droplet) && !state.acks.is_acked(droplet, key) {
-                unacked.insert(droplet.clone());
-            }
-        }
-        let all = unacked.iter().chain(outdated.iter().map(|(droplet, _)| droplet));
-        let suspects = state.suspects(all, now);
-        let counts = |droplet: &String| {
-            let is_there = state.world.is_droplet(droplet) && !suspects.contains(droplet);
-            home == Some(droplet) || is_there
-        };
-        unacked.retain(counts);
-        outdated.retain(|(droplet, _)| counts(droplet));
-        wait_for(
-            state,
-            unacked.iter().chain(outdated.iter().map(|(droplet, _)| droplet)),
-            waiter,
-        );
-        Missing {
-            unacked: unacked.into_iter().collect(),
-            outdated: outdated.into_iter().collect(),
-        }
-    }
-
-    /// Droplets that would not take packets from a droplet yet: those that were told of it and have not acked that, and
-    /// those of `users` that have acked nothing yet. Suspects and those that are none don't count.
-    pub fn unaware(&self, of: &str, users: BTreeSet<String>, waiter: &Waiter) -> Vec<String> {
-        let state = &mut *self.lock();
-        let now = self.now();
-        let mut unaware = users;
-        unaware.retain(|droplet| !state.acks.is_synced(droplet));
-        if let Some(address) = state.world.droplet_address(of) {
-            let key = Key::Droplet(address.into());
-            unaware.extend(state.acks.unaware(&key).map(str::to_owned));
-        }
-        let suspects = state.suspects(unaware.iter(), now);
-        unaware.retain(|droplet| state.world.is_droplet(droplet) && !suspects.contains(droplet));
-        wait_for(state, &unaware, waiter);
-        unaware.into_iter().collect()
-    }
-
-    /// Droplets that may still hold rows of any of an endpoint's addresses. `required` must say so themselves, unless
-    /// they are no droplets any more.
-    pub fn holding(&self, vni: Vni, addresses: &[IpAddr], required: &[&str], waiter: &Waiter) -> Vec<String> {
-        let state = &mut *self.lock();
-        let mut holding = BTreeSet::new();
-        for address in addresses {
-            for key in [
-                Key::Local(vni, *address),
-                Key::Bouncer(vni, *address),
-                Key::Direct(vni, *address),
-            ] {
-                holding.extend(state.acks.holding(&key).map(str::to_owned));
-            }
-        }
-        let away = required
-            .iter()
-            .filter(|droplet| state.world.is_droplet(droplet) && !state.acks.is_connected(droplet));
-        holding.extend(away.map(|droplet| (*droplet).to_owned()));
-        holding.extend(state.waiting_for_programs());
-        if required.iter().any(|droplet| !state.world.is_droplet(droplet)) {
-            // What it sends counts no more only when nobody knows it.
-            holding.extend(state.acks.forgetting().map(str::to_owned));
-        }
-        wait_for(state, &holding, waiter);
-        holding.into_iter().collect()
-    }
-
-    /// Droplets with an open stream that may still hold a row.
-    pub fn holding_key(&self, key: &Key, waiter: &Waiter) -> Vec<String> {
-        let state = &mut *self.lock();
-        let mut holding: Vec<String> = state.acks.holding(key).map(str::to_owned).collect();
-        holding.extend(state.waiting_for_programs());
-        wait_for(state, &holding, waiter);
-        holding
-    }
-
-    /// Which of the droplets have not acked all that was sent to them. Suspects and those that are none don't count.
-    pub fn unsettled(&self, droplets: &BTreeSet<String>, waiter: &Waiter) -> Vec<String> {
-        let state = &mut *self.lock();
-        let now = self.now();
-        let suspects = state.suspects(droplets.iter(), now);
-        let is_waited_for = |droplet: &&String| {
-            state.world.is_droplet(droplet) && !state.acks.is_settled(droplet) && !suspects.contains(*droplet)
-        };
-        let unsettled: Vec<String> = droplets.iter().filter(is_waited_for).cloned().collect();
-        wait_for(state, &unsettled, waiter);
-        unsettled
-    }
-
-    /// Droplets that may still hold rows of a VPC, `others` among those that exist. One that has acked nothing on an open
-    /// stream may, whether it is known or not: it may have none, follow another leader, or not speak at all.
-    pub fn holding_vni(&self, vni: Vni, others: &[String], waiter: &Waiter) -> Vec<String> {
-        let state = &mut *self.lock();
-        let mut holding: BTreeSet<String> = state.acks.holding_vni(vni).map(str::to_owned).collect();
-        let droplets = state.world.droplets().map(|(name, _)| name).chain(others);
-        holding.extend(droplets.filter(|name| !state.acks.is_synced(name)).cloned());
-        wait_for(state, &holding, waiter);
-        holding.into_iter().collect()
+        let missing = barrier.missing(state, self.now());
+        wait_for(state, barrier.awaited(&missing), &barrier.waiter);
+        missing
     }
 }
 
@@ -590,7 +493,7 @@ fn message(program: Program) -> OperatorMessage {
 /// Only addresses of VPCs that the droplet takes part in, and not without end.
 fn subscribe(state: &mut State, droplet: &str, vni: Vni, address: IpAddr) -> bool {
     state.world.takes_part(droplet, vni)
-        && state.world.subscribed(droplet, vni) < SUBSCRIPTIONS_PER_VPC
+        && state.world.subscribed(droplet, vni) < MAX_SUBSCRIPTIONS_PER_VPC
         && state.world.subscribe(droplet, vni, address, true)
 }
 

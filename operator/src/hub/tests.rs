@@ -1,5 +1,7 @@
 //! Droplets played by their streams: what they are sent, and what their answers lead to.
 
+mod judging;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
@@ -7,11 +9,11 @@ use kube::runtime::reflector::ObjectRef;
 use thuban_api::Endpoint;
 use thuban_api::identifiers::{MacAddr, mapped};
 use thuban_proto::transit::{Attachment, Load, NackReason, Program, RoleLoad, operator_message, row};
-use thuban_rows::builders::{VNI, network_id, vni};
+use thuban_rows::builders::{VNI, network_id};
 use thuban_rows::{Kind, Kinds};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::{Health, Hub, Triggers, Waiter};
+use super::{Barrier, Hub, Missing, Triggers, Waiter};
 use crate::model::rows::Key;
 use crate::model::world::{self, EndpointName, Membership, Role, RoleKind};
 
@@ -111,6 +113,23 @@ fn endpoint() -> world::Endpoint {
     }
 }
 
+fn barrier() -> Barrier {
+    Barrier::new(Waiter::Endpoint(name()))
+}
+
+/// What is missing of rows, the droplet `c` never being excused.
+fn missing_of(hub: &Hub, rows: &[(String, Key)]) -> Missing {
+    let barrier = barrier().has(rows.to_vec()).never_excuses(Some("c"));
+    hub.missing(&barrier)
+}
+
+/// Who may have rows of the addresses; these droplets must say so themselves.
+fn holding(hub: &Hub, addresses: &[IpAddr], witnesses: &[&str]) -> Vec<String> {
+    let witnesses = witnesses.iter().map(ToString::to_string);
+    let barrier = barrier().lacks_addresses(VNI, addresses).asks(witnesses);
+    hub.missing(&barrier).unacked
+}
+
 /// All programs that wait on a stream.
 fn received(stream: &mut UnboundedReceiver<thuban_proto::transit::OperatorMessage>) -> Vec<Program> {
     let mut programs = Vec::new();
@@ -165,7 +184,7 @@ fn endpoint_waits_for_acks_of_its_droplet_and_bouncer() {
     }
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
     let rows = hub.read(|world| world.endpoint_rows(&name()));
-    let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name())).unacked;
+    let missing = || missing_of(&hub, &rows).unacked;
     assert_eq!(missing(), ["b", "c"]);
     assert!(hub.ack("b", streams[1].1.0, 2));
     assert!(woken.try_recv().is_ok(), "the ack wakes who waits");
@@ -192,7 +211,7 @@ fn an_address_is_held_until_everybody_acked_its_removal() {
         assert!(hub.ack(droplet, id, sequence), "{droplet}");
     }
     hub.update(|world| world.set_endpoint(&name(), None));
-    let holding = || hub.holding(VNI, &[V4, V6], &["b", "c"], &Waiter::Endpoint(name()));
+    let holding = || holding(&hub, &[V4, V6], &["b", "c"]);
     assert_eq!(holding(), ["a", "b", "c"], "subscriber, bouncer and home");
     assert!(hub.ack("a", ids[0], 3) && hub.ack("c", ids[2], 3));
     assert_eq!(holding(), ["b"]);
@@ -229,7 +248,7 @@ fn an_ipv6_address_is_held_by_its_subscribers_alone_too() {
     for (droplet, number) in [("b", 1), ("c", 2)] {
         assert!(hub.ack(droplet, streams[number].0, 2));
     }
-    let holding = |addresses: &[IpAddr]| hub.holding(VNI, addresses, &["b", "c"], &Waiter::Endpoint(name()));
+    let holding = |addresses: &[IpAddr]| holding(&hub, addresses, &["b", "c"]);
     assert_eq!(holding(&[V4, V6]), ["a"], "neither address may be given out");
     assert!(hub.ack("a", streams[0].0, 3));
     assert_eq!(holding(&[V4, V6]), [""; 0]);
@@ -258,11 +277,7 @@ fn address_nacked_as_in_use_is_flagged_for_replacement() {
     assert!(!hub.is_in_use(&name()));
     assert!(hub.ack("c", id, 2));
     let rows = hub.read(|world| world.endpoint_rows(&name()));
-    assert!(
-        hub.missing(&rows, Some("c"), &Waiter::Endpoint(name()))
-            .unacked
-            .contains(&"c".to_owned())
-    );
+    assert!(missing_of(&hub, &rows).unacked.contains(&"c".to_owned()));
 }
 
 #[test]
@@ -298,59 +313,6 @@ fn a_pod_may_be_attached_until_its_droplet_says_otherwise() {
         !hub.may_be_attached("u1", "gone"),
         "a node that is no droplet holds nothing"
     );
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_bouncer_without_stream_is_excused_when_it_may_be_judged() {
-    let (hub, _woken) = hub();
-    let open = |droplet: &str| {
-        let (id, _) = hub.open(droplet, &[], &[], Kinds::all());
-        assert!(hub.ack(droplet, id, 1));
-        id
-    };
-    let (a, b, c) = (open("a"), open("b"), open("c"));
-    assert_eq!(hub.health("b"), Health::Connected);
-    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
-    assert!(hub.ack("c", c, 2));
-    hub.close("b", b);
-    let rows = hub.read(|world| world.endpoint_rows(&name()));
-    let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name())).unacked;
-    tokio::time::advance(Duration::from_secs(30)).await;
-    assert_eq!(missing(), ["b"], "too early after this leader began");
-    assert!(matches!(hub.health("b"), Health::Missing(_)));
-    tokio::time::advance(Duration::from_secs(31)).await;
-    assert_eq!((missing(), hub.health("b")), (Vec::new(), Health::Suspect));
-    hub.close("a", a);
-    tokio::time::advance(Duration::from_secs(11)).await;
-    assert_eq!(missing(), ["b"], "two of three are missing: nobody is judged");
-    hub.close("c", c);
-    assert_eq!(
-        hub.missing(&rows, Some("c"), &Waiter::Endpoint(name())).unacked,
-        ["b", "c"]
-    );
-    open("a");
-    open("b");
-    tokio::time::advance(Duration::from_secs(11)).await;
-    assert_eq!(hub.health("c"), Health::Suspect);
-    assert_eq!(missing(), ["c"], "its own droplet is never excused");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_bouncer_on_a_node_that_is_gone_is_excused_at_once() {
-    let (hub, _woken) = hub();
-    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
-    let (id, _stream) = hub.open("c", &[], &[], Kinds::all());
-    assert!(hub.ack("c", id, 1));
-    let rows = hub.read(|world| world.endpoint_rows(&name()));
-    let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name())).unacked;
-    assert_eq!(missing(), ["b"]);
-    hub.update(|world| world.set_droplet("b", None));
-    assert_eq!(missing(), ["c"], "its network has lost its bouncer");
-    assert!(hub.ack("c", id, 2));
-    assert_eq!(missing(), [""; 0]);
-    hub.update(|world| world.set_droplet("c", None));
-    hub.close("c", id);
-    assert_eq!(missing(), ["c"], "its own droplet is never excused");
 }
 
 #[tokio::test(start_paused = true)]
@@ -398,51 +360,6 @@ fn load_is_what_droplets_said_last_and_goes_with_their_stream() {
     assert_eq!(both(), (7, 0), "only of roles that it has");
     hub.close("b", id);
     assert_eq!(both(), (0, 0));
-}
-
-#[test]
-fn a_vni_is_held_by_droplets_that_this_leader_has_not_heard_of() {
-    let (hub, _woken) = hub();
-    let holding = |others: &[String]| hub.holding_vni(vni(8), others, &Waiter::VniClaim("8".into()));
-    assert_eq!(holding(&[]), ["a", "b", "c"], "none has a stream");
-    for droplet in ["a", "b", "c"] {
-        let (id, _) = hub.open(droplet, &[], &[], Kinds::all());
-        hub.ack(droplet, id, 1);
-    }
-    assert!(holding(&["a".into()]).is_empty());
-    assert_eq!(holding(&["a".into(), "new".into()]), ["new"]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_droplet_that_acks_nothing_holds_up_nobody_but_numbers() {
-    let (hub, _woken) = hub();
-    let (a, _divider) = hub.open("a", &[], &[], Kinds::all());
-    let (b, _bouncer) = hub.open("b", &[], &[], Kinds::all());
-    hub.ack("a", a, 1);
-    hub.ack("b", b, 1);
-    let (c, _stream) = hub.open("c", &[], &[], Kinds::all());
-    let holding = |hub: &Hub| hub.holding(VNI, &[V4], &[], &Waiter::Endpoint(name()));
-    tokio::time::advance(Duration::from_secs(59)).await;
-    assert!(!hub.is_silent("c", c) && holding(&hub) == ["c"]);
-    tokio::time::advance(Duration::from_secs(1)).await;
-    assert!(hub.is_silent("c", c) && !hub.is_silent("a", a));
-    assert_eq!(hub.health("c"), Health::Suspect, "its stream is open");
-    hub.close("c", c);
-    let (again, _stream) = hub.open("c", &[], &[], Kinds::all());
-    assert_eq!(hub.health("c"), Health::Suspect, "until it acks");
-    assert!(holding(&hub).is_empty());
-    assert_eq!(
-        hub.holding_vni(vni(8), &[], &Waiter::Vpc("blue".into())),
-        ["c"],
-        "its tables stay as they were"
-    );
-    hub.ack("c", again, 1);
-    assert_eq!(hub.health("c"), Health::Connected);
-    tokio::time::advance(Duration::from_secs(70)).await;
-    assert!(!hub.is_silent("c", again), "there is nothing to ack");
-    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
-    tokio::time::advance(Duration::from_mins(1)).await;
-    assert!(hub.is_silent("c", again) && hub.is_silent("b", b) && !hub.is_silent("a", a));
 }
 
 #[test]
@@ -501,7 +418,7 @@ fn a_row_that_a_droplet_does_not_understand_is_not_sent_and_counts_as_missing() 
     assert!(received(&mut bouncer).is_empty(), "there is nothing for it");
     assert!(hub.ack("c", c, 2));
     let rows = hub.read(|world| world.endpoint_rows(&name()));
-    let missing = || hub.missing(&rows, Some("c"), &Waiter::Endpoint(name()));
+    let missing = || missing_of(&hub, &rows);
     let outdated = vec![("b".to_owned(), Kind::Bouncer)];
     assert_eq!((missing().unacked, missing().outdated), (Vec::new(), outdated));
     // Other rows reach it, and their acks say nothing of the one that is missing.
@@ -510,8 +427,7 @@ fn a_row_that_a_droplet_does_not_understand_is_not_sent_and_counts_as_missing() 
     assert!(hub.ack("b", b, 2));
     assert_eq!(missing().reason(), "WaitsForUpgrade");
     // It holds nothing that must go.
-    let holding = || hub.holding(VNI, &[V4], &[], &Waiter::Endpoint(name()));
-    assert_eq!(holding(), ["c"]);
+    assert_eq!(holding(&hub, &[V4], &[]), ["c"]);
     while woken.try_recv().is_ok() {}
     // Its transitd is another one now.
     let (b, mut bouncer) = hub.open("b", &[], &[], Kinds::all());

@@ -3,7 +3,7 @@
 //! Invariant: a row counts as applied (or as gone) only after the droplet acked the sequence that said so, on the
 //! stream that is open now.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use thuban_api::identifiers::Vni;
@@ -14,12 +14,12 @@ use super::world::Delta;
 
 /// Stream gone for so long: the droplet is suspect.
 pub const SUSPECT_AFTER: u64 = 10_000;
-/// Nothing acked for so long of what was sent: the stream is taken for lost, though it is open.
-pub const SILENT_AFTER: u64 = 60_000;
+/// A droplet that owes an ack for so long is taken for lost, whatever else it acks and however often it dials.
+pub const ACK_TIMEOUT: u64 = 60_000;
 /// A new leader judges nobody for so long.
-pub const SETTLE: u64 = 60_000;
+pub const JUDGING_DELAY: u64 = 60_000;
 /// Percent of the droplets that may be missing while the others are still judged.
-const MOST_MISSING: usize = 30;
+const MAX_MISSING_PERCENT: usize = 30;
 
 /// An open stream.
 #[derive(Debug)]
@@ -28,12 +28,14 @@ struct Session {
     name: Arc<str>,
     /// Which stream; a droplet may dial again before the old one's end is noticed.
     id: u64,
+    /// When it opened.
+    opened: u64,
     /// The kinds of rows that the droplet understands: it is sent no others.
     kinds: Kinds,
     sequence: u64,
     acked: u64,
-    /// Since when acks are missing: when the first of the unacked was sent, or the last ack came.
-    waiting: Option<u64>,
+    /// Sequences that are not acked, and since when the droplet owes their acks; the oldest first.
+    owed: VecDeque<(u64, u64)>,
     /// Sequence that last changed the row.
     rows: BTreeMap<Key, u64>,
     /// Sequence that removed the row; forgotten once acked.
@@ -108,8 +110,8 @@ pub struct Acks {
     holders: Holders,
     /// When the stream of a droplet ended.
     lost: HashMap<String, u64>,
-    /// Droplets whose stream was ended because they were silent, and since when; until they ack something.
-    silent: HashMap<String, u64>,
+    /// Since when droplets without a stream owe acks of their last one: a new stream begins with that debt.
+    debts: HashMap<String, u64>,
     started: u64,
 }
 
@@ -131,13 +133,17 @@ impl Acks {
         now: u64,
     ) -> u64 {
         let name: Arc<str> = droplet.into();
+        // Its ack settles what the droplet owes of earlier streams, and nothing else does: not that it dials again.
+        let since = self.owes_since(droplet).unwrap_or(now);
+        self.debts.remove(droplet);
         let session = Session {
             name: name.clone(),
             id,
+            opened: now,
             kinds,
             sequence: 1,
             acked: 0,
-            waiting: Some(now),
+            owed: VecDeque::from([(1, since)]),
             rows: rows
                 .filter(|key| is_tracked(key))
                 .map(|key| (key.clone(), 1))
@@ -151,10 +157,7 @@ impl Acks {
         for key in session.rows.keys() {
             self.holders.add(&name, key);
         }
-        // One that does not speak holds up nobody, as if it had no stream.
-        if !self.silent.contains_key(droplet) {
-            self.holders.unknown.insert(name);
-        }
+        self.holders.unknown.insert(name);
         self.sessions.insert(droplet.to_owned(), session);
         self.lost.remove(droplet);
         1
@@ -167,6 +170,9 @@ impl Acks {
         }
         if let Some(session) = self.sessions.remove(droplet) {
             self.holders.forget(droplet, &session);
+            if let Some((_, since)) = session.owed.front() {
+                self.debts.insert(droplet.to_owned(), *since);
+            }
         }
         self.lost.insert(droplet.to_owned(), now);
         true
@@ -176,7 +182,7 @@ impl Acks {
     pub fn send(&mut self, droplet: &str, delta: &Delta, now: u64) -> Option<u64> {
         let session = self.sessions.get_mut(droplet)?;
         session.sequence += 1;
-        session.waiting.get_or_insert(now);
+        session.owed.push_back((session.sequence, now));
         let name = session.name.clone();
         for (key, row) in delta {
             if row.is_none() {
@@ -202,7 +208,7 @@ impl Acks {
     }
 
     /// The droplet acked everything up to `sequence`; false if it's not of the open stream or beyond what was sent.
-    pub fn ack(&mut self, droplet: &str, id: u64, sequence: u64, now: u64) -> bool {
+    pub fn ack(&mut self, droplet: &str, id: u64, sequence: u64) -> bool {
         let Some(session) = self.sessions.get_mut(droplet).filter(|session| session.id == id) else {
             return false;
         };
@@ -211,8 +217,8 @@ impl Acks {
         }
         if sequence > session.acked {
             session.acked = sequence;
-            session.waiting = (sequence < session.sequence).then_some(now);
-            self.silent.remove(droplet);
+            let unacked = session.owed.partition_point(|(sent, _)| *sent <= sequence);
+            session.owed.drain(..unacked);
         }
         let holders = &mut self.holders;
         session.removed.retain(|key, removed| {
@@ -265,14 +271,24 @@ impl Acks {
             .is_some_and(|sequence| *sequence <= session.acked)
     }
 
-    /// Droplets that hold, or may hold, a row with this key although their stream is open.
-    pub fn holding<'a>(&'a self, key: &'a Key) -> impl Iterator<Item = &'a str> {
+    /// Droplets that hold, or may hold, a row with this key although their stream is open. One that owes acks for too
+    /// long counts as if it had no stream.
+    pub fn holding<'a>(&'a self, key: &'a Key, now: u64) -> impl Iterator<Item = &'a str> {
         let holders = self.holders.of.get(key);
         let unknown = self.holders.unknown.iter();
         unknown
             .filter(move |droplet| holders.is_none_or(|holders| place(holders, droplet).is_err()))
             .chain(holders.into_iter().flatten())
             .map(AsRef::as_ref)
+            .filter(move |droplet| !self.is_overdue(droplet, now))
+    }
+
+    /// Whether the droplet may hold a row with this key, by all that it has acked itself: it has no stream, has acked
+    /// nothing on it, or was sent the row, or its removal, and has not acked that it is gone.
+    pub fn may_hold(&self, droplet: &str, key: &Key) -> bool {
+        self.sessions.get(droplet).is_none_or(|session| {
+            session.acked == 0 || session.rows.contains_key(key) || session.removed.contains_key(key)
+        })
     }
 
     /// Droplets with an open stream that were told of a droplet and have not acked it.
@@ -288,15 +304,15 @@ impl Acks {
             .is_some_and(|session| session.acked > 0)
     }
 
-    /// What it holds is not known; of one that does not speak, that is as if it had no stream.
-    fn is_unknown(&self, droplet: &str, session: &Session) -> bool {
-        session.acked == 0 && !self.silent.contains_key(droplet)
+    /// What it holds is not known; of one that owes acks for too long, that is as if it had no stream.
+    fn is_unknown(&self, droplet: &str, session: &Session, now: u64) -> bool {
+        session.acked == 0 && !self.is_overdue(droplet, now)
     }
 
     /// Droplets with an open stream that hold, or may hold, rows of a VPC.
-    pub fn holding_vni(&self, vni: Vni) -> impl Iterator<Item = &str> {
+    pub fn holding_vni(&self, vni: Vni, now: u64) -> impl Iterator<Item = &str> {
         let holds = move |droplet: &str, session: &Session| {
-            self.is_unknown(droplet, session)
+            self.is_unknown(droplet, session, now)
                 || session
                     .rows
                     .keys()
@@ -309,15 +325,15 @@ impl Acks {
             .map(|(droplet, _)| droplet.as_str())
     }
 
-    /// Droplets with an open stream that may not know yet that another droplet is gone.
-    pub fn forgetting(&self) -> impl Iterator<Item = &str> {
-        let forgets = |droplet: &str, session: &Session| {
-            self.is_unknown(droplet, session)
-                || session.removed.keys().any(|key| matches!(key, Key::Droplet(_)))
+    /// Droplets with an open stream that may not know yet that another droplet is gone. One that owes acks for too long
+    /// counts as if it had no stream.
+    pub fn forgetting(&self, now: u64) -> impl Iterator<Item = &str> {
+        let forgets = |session: &Session| {
+            session.acked == 0 || session.removed.keys().any(|key| matches!(key, Key::Droplet(_)))
         };
         self.sessions
             .iter()
-            .filter(move |(droplet, session)| forgets(droplet, session))
+            .filter(move |(droplet, session)| forgets(session) && !self.is_overdue(droplet, now))
             .map(|(droplet, _)| droplet.as_str())
     }
 
@@ -327,21 +343,34 @@ impl Acks {
         session.is_some_and(|session| session.acked == session.sequence)
     }
 
-    /// Whether the droplet has acked nothing for [`SILENT_AFTER`] of what it was sent; it is taken for lost from then on.
-    pub fn is_silent(&mut self, droplet: &str, id: u64, now: u64) -> bool {
-        let session = self.sessions.get(droplet).filter(|session| session.id == id);
-        let since = session.and_then(|session| session.waiting);
-        let is_silent = since.is_some_and(|since| now.saturating_sub(since) >= SILENT_AFTER);
-        if let Some(since) = since.filter(|_| is_silent) {
-            self.silent.entry(droplet.to_owned()).or_insert(since);
+    /// Since when the droplet owes an ack, of this stream or an earlier one.
+    fn owes_since(&self, droplet: &str) -> Option<u64> {
+        match self.sessions.get(droplet) {
+            Some(session) => session.owed.front().map(|(_, since)| *since),
+            None => self.debts.get(droplet).copied(),
         }
-        is_silent
     }
 
-    /// For how long the droplet has had no stream on which it acks; none while it has one.
+    /// Whether the droplet owes an ack for [`ACK_TIMEOUT`]: it is taken for lost until it has acked that.
+    pub fn is_overdue(&self, droplet: &str, now: u64) -> bool {
+        let since = self.owes_since(droplet);
+        since.is_some_and(|since| now.saturating_sub(since) >= ACK_TIMEOUT)
+    }
+
+    /// Whether the stream is to end, for the droplet has left something unacked on it for [`ACK_TIMEOUT`]. One that
+    /// dialled again has the time anew to ack its snapshot.
+    pub fn is_silent(&self, droplet: &str, id: u64, now: u64) -> bool {
+        let session = self.sessions.get(droplet).filter(|session| session.id == id);
+        session.is_some_and(|session| {
+            let oldest = session.owed.front();
+            oldest.is_some_and(|(_, since)| now.saturating_sub(session.opened.max(*since)) >= ACK_TIMEOUT)
+        })
+    }
+
+    /// For how long the droplet has had no stream on which it acks in time; none while it has one.
     pub fn lost_for(&self, droplet: &str, now: u64) -> Option<u64> {
-        if let Some(since) = self.silent.get(droplet) {
-            return Some(now.saturating_sub(*since));
+        if self.is_overdue(droplet, now) {
+            return self.owes_since(droplet).map(|since| now.saturating_sub(since));
         }
         let since = self.lost.get(droplet).copied().unwrap_or(self.started);
         (!self.is_connected(droplet)).then(|| now.saturating_sub(since))
@@ -355,7 +384,8 @@ impl Acks {
             total += 1;
             missing += usize::from(self.lost_for(droplet, now).is_some());
         }
-        now.saturating_sub(self.started) >= SETTLE && (missing <= 1 || missing * 100 <= total * MOST_MISSING)
+        now.saturating_sub(self.started) >= JUDGING_DELAY
+            && (missing <= 1 || missing * 100 <= total * MAX_MISSING_PERCENT)
     }
 }
 
@@ -369,7 +399,7 @@ mod tests {
     use thuban_rows::Kinds;
     use thuban_rows::builders::VNI;
 
-    use super::{Acks, Key, SETTLE, Session};
+    use super::{ACK_TIMEOUT, Acks, JUDGING_DELAY, Key};
     use crate::model::rows::{self, PackedRow};
     use crate::model::world::Delta;
 
@@ -386,16 +416,13 @@ mod tests {
     }
 
     fn is_gone(acks: &Acks, key: &Key) -> bool {
-        acks.holding(key).next().is_none()
+        acks.holding(key, 0).next().is_none()
     }
 
     /// As `holding`, by going through all sessions.
     fn holding_by_session(acks: &Acks, key: &Key) -> Vec<String> {
-        let holds = |session: &Session| {
-            session.acked == 0 || session.rows.contains_key(key) || session.removed.contains_key(key)
-        };
-        let sessions = acks.sessions.iter().filter(|(_, session)| holds(session));
-        let mut names: Vec<String> = sessions.map(|(droplet, _)| droplet.clone()).collect();
+        let droplets = acks.sessions.keys().filter(|droplet| acks.may_hold(droplet, key));
+        let mut names: Vec<String> = droplets.cloned().collect();
         names.sort();
         names
     }
@@ -434,10 +461,10 @@ mod tests {
                     );
                 }
                 8 => drop(acks.nack(droplet, id, sequence, &key(one))),
-                _ => drop(acks.ack(droplet, id, sequence.saturating_sub(random(3).into()), 0)),
+                _ => drop(acks.ack(droplet, id, sequence.saturating_sub(random(3).into()))),
             }
             for key in (0..4).map(key).chain([gone.clone()]) {
-                let mut holding: Vec<&str> = acks.holding(&key).collect();
+                let mut holding: Vec<&str> = acks.holding(&key, 0).collect();
                 holding.sort_unstable();
                 assert_eq!(holding, holding_by_session(&acks, &key), "step {step}");
             }
@@ -459,14 +486,14 @@ mod tests {
             !acks.is_acked("a", &key(1)) && !is_gone(&acks, &key(9)),
             "the snapshot isn't acked yet"
         );
-        assert!(acks.ack("a", 1, 1, 0));
+        assert!(acks.ack("a", 1, 1));
         assert!(acks.is_acked("a", &key(1)) && is_gone(&acks, &key(9)));
         assert_eq!(acks.send("a", &delta(&[1, 2], &[]), 0), Some(2));
         assert!(!acks.is_acked("a", &key(1)), "it was changed since");
-        assert!(acks.ack("a", 1, 2, 0) && acks.is_acked("a", &key(2)));
+        assert!(acks.ack("a", 1, 2) && acks.is_acked("a", &key(2)));
         acks.send("a", &delta(&[], &[2]), 0);
-        assert_eq!(acks.holding(&key(2)).collect::<Vec<_>>(), ["a"]);
-        assert!(acks.ack("a", 1, 3, 0) && is_gone(&acks, &key(2)));
+        assert_eq!(acks.holding(&key(2), 0).collect::<Vec<_>>(), ["a"]);
+        assert!(acks.ack("a", 1, 3) && is_gone(&acks, &key(2)));
     }
 
     #[test]
@@ -474,9 +501,9 @@ mod tests {
         let mut acks = Acks::new(0);
         acks.open("a", (1, Kinds::all()), [].into_iter(), 0);
         acks.open("a", (2, Kinds::all()), [&key(1)].into_iter(), 0);
-        assert!(!acks.ack("a", 1, 1, 0) && !acks.ack("a", 2, 5, 0));
+        assert!(!acks.ack("a", 1, 1) && !acks.ack("a", 2, 5));
         assert!(!acks.close("a", 1, 0) && acks.is_connected("a"));
-        assert!(acks.ack("a", 2, 1, 0));
+        assert!(acks.ack("a", 2, 1));
         assert!(!acks.nack("a", 2, 0, &key(1)), "sent again since");
         assert!(!acks.nack("a", 2, 1, &key(5)), "never sent");
         assert!(acks.nack("a", 2, 1, &key(1)));
@@ -489,20 +516,72 @@ mod tests {
         let names: Vec<String> = (0..10).map(|number| format!("d{number}")).collect();
         for (id, name) in names.iter().enumerate() {
             acks.open(name, (id as u64, Kinds::all()), [].into_iter(), 0);
+            acks.ack(name, id as u64, 1);
         }
-        assert!(!acks.is_judging(names.iter(), 99 + SETTLE));
-        assert!(acks.is_judging(names.iter(), 100 + SETTLE));
+        assert!(!acks.is_judging(names.iter(), 99 + JUDGING_DELAY));
+        assert!(acks.is_judging(names.iter(), 100 + JUDGING_DELAY));
         for (id, name) in names.iter().enumerate().take(3) {
             acks.close(name, id as u64, 50);
         }
-        assert!(acks.is_judging(names.iter(), 100 + SETTLE), "3 of 10");
+        assert!(acks.is_judging(names.iter(), 100 + JUDGING_DELAY), "3 of 10");
         acks.close("d3", 3, 50);
-        assert!(!acks.is_judging(names.iter(), 100 + SETTLE), "4 of 10");
+        assert!(!acks.is_judging(names.iter(), 100 + JUDGING_DELAY), "4 of 10");
         let two = [String::from("d0"), String::from("d9")];
-        assert!(acks.is_judging(two.iter(), 100 + SETTLE), "one of two");
+        assert!(acks.is_judging(two.iter(), 100 + JUDGING_DELAY), "one of two");
         assert_eq!(acks.lost_for("d0", 60), Some(10));
         assert_eq!(acks.lost_for("d9", 60), None);
         assert_eq!(acks.lost_for("never seen", 160), Some(60));
+    }
+
+    /// One that acks a row now and then, and always too few.
+    #[test]
+    fn a_droplet_is_judged_by_the_oldest_row_that_it_has_not_acked() {
+        let mut acks = Acks::new(0);
+        acks.open("a", (1, Kinds::all()), [].into_iter(), 0);
+        acks.ack("a", 1, 1);
+        for (number, sent) in [(1, 1_000), (2, 2_000), (3, 3_000)] {
+            acks.send("a", &delta(&[number], &[]), sent);
+        }
+        acks.ack("a", 1, 2);
+        assert!(!acks.is_overdue("a", 1_999 + ACK_TIMEOUT) && !is_gone(&acks, &key(2)));
+        let late = 2_000 + ACK_TIMEOUT;
+        assert!(acks.is_overdue("a", late) && acks.is_silent("a", 1, late));
+        assert_eq!(acks.lost_for("a", late), Some(ACK_TIMEOUT));
+        assert_eq!(acks.holding(&key(2), late).count(), 0, "nobody waits for it");
+        assert!(acks.may_hold("a", &key(2)), "it has the row all the same");
+        acks.ack("a", 1, 3);
+        assert!(!acks.is_overdue("a", late), "the next is a second younger");
+        acks.ack("a", 1, 4);
+        assert!(!acks.is_overdue("a", late + 2 * ACK_TIMEOUT) && acks.lost_for("a", late).is_none());
+    }
+
+    /// One that dials again before anybody finds it silent.
+    #[test]
+    fn what_a_droplet_owes_is_older_than_its_stream() {
+        let mut acks = Acks::new(0);
+        let dial = |acks: &mut Acks, id: u64, now: u64| {
+            acks.open("a", (id, Kinds::all()), [&key(1)].into_iter(), now);
+        };
+        dial(&mut acks, 1, 0);
+        for (id, now) in [(2, 20_000), (3, 40_000)] {
+            acks.close("a", id - 1, now - 1_000);
+            dial(&mut acks, id, now);
+        }
+        dial(&mut acks, 4, 50_000);
+        assert!(!acks.is_overdue("a", ACK_TIMEOUT - 1) && !is_gone(&acks, &key(1)));
+        assert!(acks.is_overdue("a", ACK_TIMEOUT) && acks.holding(&key(1), ACK_TIMEOUT).next().is_none());
+        assert!(
+            !acks.is_silent("a", 4, 50_000 + ACK_TIMEOUT - 1),
+            "its stream is young"
+        );
+        assert!(acks.is_silent("a", 4, 50_000 + ACK_TIMEOUT));
+        acks.close("a", 4, ACK_TIMEOUT);
+        assert!(acks.is_overdue("a", ACK_TIMEOUT), "without a stream too");
+        dial(&mut acks, 5, 90_000);
+        acks.ack("a", 5, 1);
+        assert!(!acks.is_overdue("a", 90_000) && acks.lost_for("a", 90_000).is_none());
+        acks.close("a", 5, 91_000);
+        assert_eq!(acks.lost_for("a", 95_000), Some(4_000), "it owes nothing");
     }
 
     #[test]
@@ -512,13 +591,13 @@ mod tests {
         let row = rows::droplet([1, 1, 1, 1].into());
         acks.open("a", (1, Kinds::all()), [&new].into_iter(), 0);
         assert!(!acks.is_synced("a"));
-        acks.ack("a", 1, 1, 0);
+        acks.ack("a", 1, 1);
         assert!(acks.is_synced("a") && acks.unaware(&new).next().is_none());
         acks.send("a", &Delta::from([(new.clone(), Some(PackedRow::new(&row)))]), 0);
         assert_eq!(acks.unaware(&new).collect::<Vec<_>>(), ["a"]);
-        acks.ack("a", 1, 1, 0);
+        acks.ack("a", 1, 1);
         assert!(acks.unaware(&new).next().is_some(), "an older ack");
-        acks.ack("a", 1, 2, 0);
+        acks.ack("a", 1, 2);
         assert!(acks.unaware(&new).next().is_none());
         acks.send("a", &Delta::from([(new.clone(), Some(PackedRow::new(&row)))]), 0);
         acks.send("a", &Delta::from([(new.clone(), None)]), 0);
@@ -530,12 +609,12 @@ mod tests {
         let mut acks = Acks::new(0);
         let gone = Key::Droplet([1, 1, 1, 1].into());
         acks.open("a", (1, Kinds::all()), [&gone].into_iter(), 0);
-        assert_eq!(acks.forgetting().count(), 1, "its snapshot is not acked");
-        acks.ack("a", 1, 1, 0);
-        assert!(acks.forgetting().count() == 0 && acks.is_settled("a"));
+        assert_eq!(acks.forgetting(0).count(), 1, "its snapshot is not acked");
+        acks.ack("a", 1, 1);
+        assert!(acks.forgetting(0).count() == 0 && acks.is_settled("a"));
         acks.send("a", &Delta::from([(gone.clone(), None)]), 0);
-        assert!(acks.forgetting().count() == 1 && !acks.is_settled("a"));
-        acks.ack("a", 1, 2, 0);
-        assert!(acks.forgetting().count() == 0 && acks.is_settled("a"));
+        assert!(acks.forgetting(0).count() == 1 && !acks.is_settled("a"));
+        acks.ack("a", 1, 2);
+        assert!(acks.forgetting(0).count() == 0 && acks.is_settled("a"));
     }
 }

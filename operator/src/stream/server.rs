@@ -272,8 +272,8 @@ impl DropletStream {
                     Ok(None) | Err(_) => break "the droplet went away",
                 },
                 _ = look.tick() => if self.hub.is_silent(&self.identity.node, self.id) {
-                    let _ = outgoing.try_send(Err(Status::aborted("nothing was acked for a minute; dial again")));
-                    break "the droplet acks nothing";
+                    let _ = outgoing.try_send(Err(Status::aborted("a row has not been acked for a minute; dial again")));
+                    break "the droplet acks too late";
                 },
                 () = &mut expiry => {
                     let _ = outgoing.try_send(Err(Status::unauthenticated("the token has expired; dial again")));

@@ -16,6 +16,7 @@ use std::sync::Once;
 use ahash::random_state::{RandomSource, set_random_source};
 
 use crate::random::Random;
+use crate::workflow;
 
 thread_local! {
     /// Outside of schedules, that of the seed 0.
@@ -72,6 +73,7 @@ fn prepare() {
     PREPARED.call_once(|| {
         let is_first = set_random_source(OfThread).is_ok();
         assert!(is_first, "a hash map of ahash was made before the first schedule");
+        workflow::watch();
         let _ = in_thread(0, || {
             (ahash::RandomState::with_seed(0), thuban_operator::metrics::text())
         });

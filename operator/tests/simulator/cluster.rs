@@ -4,11 +4,11 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use thuban_operator::controller::role::placement::{PREFERENCE, ZONE};
 use thuban_proto::transit::Attachment;
 
 use crate::droplet::{self, Droplet, Report};
 use crate::kind::Kind;
+use crate::placement::{PREFERENCE, ZONE};
 use crate::simulation::{Simulation, State};
 use crate::store::{Preconditions, is_deleting, text};
 

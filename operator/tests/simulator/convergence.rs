@@ -9,6 +9,7 @@ use thuban_operator::model::rows::PackedRow;
 use thuban_proto::transit::Row;
 
 use crate::cluster::is_alive;
+use crate::droplet::Manner;
 use crate::invariants::{addresses, pod_uid, serving, vpc_of};
 use crate::kind::Kind;
 use crate::operators;
@@ -30,11 +31,13 @@ pub async fn settle(simulation: &Arc<Simulation>) {
         let state = &mut *simulation.lock();
         state.weather = state.weather.fair();
         state.is_fair = true;
+        state.full.clear();
         state.note(|| "faults stop".into());
         for droplet in state.droplets.values_mut() {
             droplet.is_reachable = true;
             droplet.is_on = true;
             droplet.is_heart_beating = true;
+            droplet.manner = Manner::Honest;
         }
         let youngest = state.epoch;
         let alive: Vec<_> = state.living().cloned().collect();
@@ -129,7 +132,7 @@ fn all(state: &State, kind: Kind) -> impl Iterator<Item = (&str, &Value)> {
         .map(|((_, _, name), object)| (name.as_str(), &*object.value))
 }
 
-fn is_provisioned(object: &Value) -> bool {
+pub fn is_provisioned(object: &Value) -> bool {
     text(object, "/status/phase") == "Provisioned"
 }
 

@@ -1,13 +1,18 @@
 //! Operators brought on purpose to where chance seldom brings them. Two lead at a time, and one of them gives back the
 //! number of a VPC whose rows the other one still has a droplet keep; one dies between taking a role's tables away and
 //! letting its object go; one has two roles on one droplet for want of another.
+//! And what takes time or company: less need that lasts, many objects at once, an Endpoint that pods have in turn.
+
+mod late;
+
+mod denied;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use thuban_api::identifiers::Vni;
 use thuban_rows::{Kind as Row, Kinds};
 use tokio::time::{sleep, timeout};
@@ -30,7 +35,7 @@ const VNI: Vni = Vni::MIN;
 const PATIENCE: Duration = Duration::from_secs(200);
 const LOOK: Duration = Duration::from_millis(1);
 
-async fn until(simulation: &Arc<Simulation>, what: &str, is_so: impl Fn(&State) -> bool) {
+pub async fn until(simulation: &Arc<Simulation>, what: &str, is_so: impl Fn(&State) -> bool) {
     simulation.lock().note(|| format!("waiting until {what}"));
     let look = async {
         while !is_so(&simulation.lock()) {
@@ -52,7 +57,7 @@ fn has_pod(state: &State, droplet: &str) -> bool {
     rows.keys().any(|slot| matches!(slot, Slot::Local(VNI, _)))
 }
 
-fn has(state: &State, kind: Kind, name: &str) -> bool {
+pub fn has(state: &State, kind: Kind, name: &str) -> bool {
     state.store.get(kind, "", name).is_some()
 }
 
@@ -66,7 +71,7 @@ fn bounces(state: &State, droplet: &str) -> bool {
 }
 
 /// A world without faults: two nodes, a VPC and its network, and an operator that leads them.
-async fn begin(simulation: &Arc<Simulation>, bouncers: u32) -> Arc<Operator> {
+pub async fn begin(simulation: &Arc<Simulation>, bouncers: u32) -> Arc<Operator> {
     {
         let state = &mut *simulation.lock();
         state.weather = state.weather.fair();
@@ -105,14 +110,14 @@ async fn begin(simulation: &Arc<Simulation>, bouncers: u32) -> Arc<Operator> {
 }
 
 /// One that leads beside the first, which keeps the droplets that it has and gets no more.
-async fn second(simulation: &Arc<Simulation>, first: &Operator) -> Arc<Operator> {
+pub async fn second(simulation: &Arc<Simulation>, first: &Operator) -> Arc<Operator> {
     first.is_full.store(true, Relaxed);
     let second = operators::start(simulation);
     until(simulation, "the second leads", |_| second.hub().is_some()).await;
     second
 }
 
-async fn pod_on(simulation: &Arc<Simulation>, name: &str, node: &str) {
+pub async fn pod_on(simulation: &Arc<Simulation>, name: &str, node: &str) {
     simulation.with(|state| {
         let annotations = json!({"thuban.dev/network": "red-1"});
         add_pod(state, "east", name, node, &annotations);
@@ -133,12 +138,12 @@ async fn begin_in_use(simulation: &Arc<Simulation>, bouncers: u32) -> Arc<Operat
     first
 }
 
-async fn until_gone(simulation: &Arc<Simulation>) {
+pub async fn until_gone(simulation: &Arc<Simulation>) {
     let is_gone = |state: &State| !has(state, Kind::Vpc, "red");
     until(simulation, "the VPC is gone", is_gone).await;
 }
 
-fn delete(simulation: &Simulation, kind: Kind, namespace: &str, name: &str) {
+pub fn delete(simulation: &Simulation, kind: Kind, namespace: &str, name: &str) {
     simulation.with(|state| {
         let preconditions = Preconditions::default();
         let _ = state.store.delete(kind, namespace, name, &preconditions, false);
@@ -147,7 +152,7 @@ fn delete(simulation: &Simulation, kind: Kind, namespace: &str, name: &str) {
 }
 
 /// The user's part of the end of it all.
-fn delete_everything(simulation: &Simulation) {
+pub fn delete_everything(simulation: &Simulation) {
     delete(simulation, Kind::Pod, "east", "p");
     delete(simulation, Kind::Pod, "east", "q");
     delete(simulation, Kind::Network, "", "red-1");
@@ -161,7 +166,7 @@ async fn end(simulation: &Arc<Simulation>, first: &Operator) {
     until(simulation, "its number is free", |state| !is_claimed(state)).await;
 }
 
-fn check(name: &str, seed: u64, scenario: impl AsyncFnOnce(&Arc<Simulation>) + Send) {
+pub fn check(name: &str, seed: u64, scenario: impl AsyncFnOnce(&Arc<Simulation>) + Send) {
     let (violations, trace) = schedule::within(seed, scenario);
     if !violations.is_empty() {
         keep(format!("{name}-{seed}"), &trace);
@@ -419,6 +424,141 @@ fn objects_wait_until_bouncers_understand_their_rows() {
             .await;
             delete_everything(simulation);
             until_gone(simulation).await;
+        });
+    }
+}
+
+fn is_provisioned(state: &State, kind: Kind, namespace: &str, name: &str) -> bool {
+    let object = state.store.value(kind, namespace, name);
+    object.is_some_and(|object| convergence::is_provisioned(object) && !is_deleting(object))
+}
+
+#[test]
+fn a_bouncer_goes_after_five_minutes_of_less_need() {
+    for seed in 1..=3 {
+        check("scale-in", seed, async |simulation| {
+            begin_in_use(simulation, 1).await;
+            simulation.with(|state| {
+                let scaling = json!({"maxBouncers": 2, "endpointsPerBouncer": 1});
+                let scale = |network: &mut Value| network["spec"]["autoscale"] = scaling;
+                state.store.edit(Kind::Network, "", "red-1", scale);
+            });
+            let has_two = |state: &State| is_provisioned(state, Kind::Bouncer, "", "red-1-b1");
+            until(simulation, "each endpoint has a bouncer", has_two).await;
+            let leave = async |pod: &str| {
+                delete(simulation, Kind::Pod, "east", pod);
+                until(simulation, "one endpoint is left", |state| {
+                    state.store.values(Kind::Endpoint).count() == 1
+                })
+                .await;
+            };
+            let stay_for = async |seconds| {
+                sleep(Duration::from_secs(seconds)).await;
+                if !has_two(&simulation.lock()) {
+                    let what = format!("the second bouncer went within {seconds} s");
+                    simulation.lock().violation(what);
+                }
+            };
+            leave("q").await;
+            stay_for(240).await;
+            // The need comes back, and the time begins anew.
+            pod_on(simulation, "r", "n1").await;
+            stay_for(30).await;
+            leave("r").await;
+            stay_for(290).await;
+            until(simulation, "the second bouncer is gone", |state| {
+                !has(state, Kind::Bouncer, "red-1-b1")
+            })
+            .await;
+            delete_everything(simulation);
+            until_gone(simulation).await;
+        });
+    }
+}
+
+#[test]
+fn workflows_of_one_kind_run_side_by_side() {
+    const VPCS: usize = 12;
+    for seed in 1..=3 {
+        check("side-by-side", seed, async |simulation| {
+            let only = begin(simulation, 1).await;
+            simulation.lock().weather.slow_request = 1000;
+            let names: Vec<String> = (0..VPCS).map(|number| format!("v{number}")).collect();
+            simulation.with(|state| {
+                for name in &names {
+                    let vpc = json!({"metadata": {}, "spec": {"cidrs": ["10.0.0.0/16"], "dividers": 1}});
+                    let _ = state.store.create(Kind::Vpc, "", name, vpc);
+                }
+            });
+            until(simulation, "all VPCs are Provisioned", |state| {
+                names
+                    .iter()
+                    .all(|name| is_provisioned(state, Kind::Vpc, "", name))
+            })
+            .await;
+            let most = only.most_under_way(Kind::Vpc);
+            if most < VPCS {
+                let what = format!("of {VPCS} VPCs, {most} at most were written at the same time");
+                simulation.lock().violation(what);
+            }
+        });
+    }
+}
+
+/// A user's Endpoint `db`, and pods that name it.
+fn pod_of_db(simulation: &Simulation, name: &str, node: &str) {
+    simulation.with(|state| {
+        let annotations = json!({"thuban.dev/network": "red-1", "thuban.dev/endpoint": "db"});
+        add_pod(state, "east", name, node, &annotations);
+    });
+}
+
+#[test]
+fn users_endpoint_is_in_init_until_its_next_pod_is_served() {
+    for seed in 1..=3 {
+        check("next-pod", seed, async |simulation| {
+            begin(simulation, 1).await;
+            simulation.with(|state| {
+                let spec = json!({"type": "Simple", "vpc": "", "network": "red-1"});
+                let endpoint = json!({"metadata": {}, "spec": spec});
+                let _ = state.store.create(Kind::Endpoint, "east", "db", endpoint);
+            });
+            let is_at = |state: &State, droplet: &str| {
+                let db = state.store.value(Kind::Endpoint, "east", "db");
+                is_provisioned(state, Kind::Endpoint, "east", "db")
+                    && db.is_some_and(|db| text(db, "/status/droplet") == droplet)
+            };
+            pod_of_db(simulation, "p", "n0");
+            until(simulation, "the first pod has it", |state| is_at(state, "n0")).await;
+            delete(simulation, Kind::Pod, "east", "p");
+            until(simulation, "it is in Init without a pod", |state| {
+                let db = state.store.value(Kind::Endpoint, "east", "db");
+                db.is_some_and(|db| text(db, "/status/phase") == "Init" && !addresses(db).is_empty())
+            })
+            .await;
+            pod_of_db(simulation, "q", "n1");
+            until(simulation, "the second pod has it", |state| is_at(state, "n1")).await;
+            // The third one waits already when the second one goes.
+            pod_of_db(simulation, "r", "n0");
+            delete(simulation, Kind::Pod, "east", "q");
+            until(simulation, "the third pod has it", |state| is_at(state, "n0")).await;
+            let events = simulation.lock().store.events_after(Kind::Endpoint, 0).to_vec();
+            let states = events.iter().map(|event| {
+                let db: Value = serde_json::from_slice(&event.object).expect("an object");
+                let part = |path| text(&db, path).to_owned();
+                (part("/status/phase"), part("/status/droplet"))
+            });
+            let mut states: Vec<(String, String)> = states.collect();
+            states.dedup();
+            let end = states
+                .iter()
+                .rev()
+                .take(3)
+                .map(|(phase, at)| (phase.as_str(), at.as_str()));
+            let end: Vec<_> = end.collect();
+            if end != [("Provisioned", "n0"), ("Init", "n0"), ("Provisioned", "n1")] {
+                simulation.lock().violation(format!("it went through {states:?}"));
+            }
         });
     }
 }

@@ -1,6 +1,6 @@
 //! Droplets: tables, attachments and subscriptions that outlive their streams, and the task that dials operators.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,13 +13,37 @@ use thuban_proto::transit::{
 };
 use thuban_rows::Kinds;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::invariants;
 use crate::kind::Kind;
 use crate::operators::Operator;
-use crate::simulation::Simulation;
+use crate::simulation::{Simulation, State};
 use crate::tables::{Tables, number};
+
+/// How often its stream is looked at, as the stream server does every few seconds.
+const LOOK: Duration = Duration::from_secs(1);
+/// In this time a slow one acks one program: less than the operator waits for an ack.
+const SLOWNESS: Duration = Duration::from_secs(59);
+/// A restless one dials again after so long: sooner than one without a stream is suspect.
+const RESTLESSNESS: Duration = Duration::from_secs(9);
+
+/// When a droplet acks what it has applied. All but the first may be a thief's who holds up others with a node's token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// At once, or some seconds late.
+    Honest,
+    /// One program after the other, in [`SLOWNESS`] each.
+    Slow,
+    /// Never.
+    Mute,
+    /// Never, and it dials again and again.
+    Restless,
+}
+
+impl Manner {
+    pub const LATE: [Self; 3] = [Self::Slow, Self::Mute, Self::Restless];
+}
 
 /// What a droplet says on its stream besides acks.
 #[derive(Clone, Debug)]
@@ -61,6 +85,9 @@ pub struct Droplet {
     /// When it last got or lost a stream, and when its machine last lost its tables.
     pub since: Duration,
     pub is_applied: bool,
+    pub manner: Manner,
+    /// It has applied programs that it has not acked, because of its manner.
+    owes: bool,
     pub containers: u64,
 }
 
@@ -82,6 +109,8 @@ impl Droplet {
             stream: None,
             since: Duration::ZERO,
             is_applied: false,
+            manner: Manner::Honest,
+            owes: false,
             containers: 0,
         }
     }
@@ -106,10 +135,12 @@ impl Droplet {
         }
     }
 
-    /// Whether its stream is to this operator, and all that came by it is in its tables.
+    /// Whether its stream is to this operator, all that came by it is in its tables, and the operator may wait for its
+    /// acks: it keeps none back.
     pub fn follows(&self, epoch: u64) -> bool {
         let stream = self.stream.as_ref();
-        self.is_applied && stream.is_some_and(|stream| stream.epoch == epoch)
+        let is_late = self.manner != Manner::Honest || self.owes;
+        self.is_applied && !is_late && stream.is_some_and(|stream| stream.epoch == epoch)
     }
 
     /// Whether it delivers to the address: a row and the pod's attachment.
@@ -259,10 +290,27 @@ async fn serve(
     reports: &mut UnboundedReceiver<Report>,
     acked: &mut u64,
 ) {
+    let mut owed = Owed::default();
+    let mut look = Instant::now() + LOOK;
     loop {
         tokio::select! {
             biased;
             () = operator.died() => return,
+            () = sleep_until(look), if !owed.programs.is_empty() => {
+                look = Instant::now() + LOOK;
+                let due = owed.due(simulation, name);
+                if due.is_none() || hub.is_silent(name, id) {
+                    return;
+                }
+                for (sequence, refused) in owed.programs.drain(..due.unwrap_or_default()) {
+                    *acked = sequence;
+                    if !ack(hub, (name, id), sequence, &refused) {
+                        return;
+                    }
+                    owed.last = Instant::now();
+                }
+                simulation.with(|state| owed.settle(state, name));
+            }
             report = reports.recv() => {
                 let Some(report) = report else { return };
                 let late = delay(simulation, 30);
@@ -280,6 +328,10 @@ async fn serve(
                 }
                 let sequence = program.sequence;
                 let Some(refused) = apply(simulation, name, program) else { return };
+                if owed.is_kept_back(simulation, name) {
+                    owed.programs.push_back((sequence, refused));
+                    continue;
+                }
                 *acked = sequence;
                 let (late, is_lost) = {
                     let late = delay(simulation, 5);
@@ -291,14 +343,71 @@ async fn serve(
                 if is_lost || !operator.is_alive() {
                     return;
                 }
-                for (vni, address) in refused {
-                    hub.nack(name, id, sequence, &Key::Local(number(vni), address), NackReason::AddressInUseOnNode);
-                }
-                if !hub.ack(name, id, sequence) {
-                    // As the stream server, which ends the stream: another one is open, or nothing was sent.
+                if !ack(hub, (name, id), sequence, &refused) {
                     return;
                 }
+                simulation.with(|state| owed.settle(state, name));
             }
+        }
+    }
+}
+
+/// False if the stream must end, as the stream server ends it: another one is open, or nothing was sent.
+fn ack(hub: &Hub, (name, id): (&str, u64), sequence: u64, refused: &[(u32, IpAddr)]) -> bool {
+    for (vni, address) in refused {
+        let key = Key::Local(number(*vni), *address);
+        hub.nack(name, id, sequence, &key, NackReason::AddressInUseOnNode);
+    }
+    hub.ack(name, id, sequence)
+}
+
+/// Programs of a stream that are applied and whose acks are kept back.
+struct Owed {
+    programs: VecDeque<(u64, Vec<(u32, IpAddr)>)>,
+    opened: Instant,
+    /// When something was acked last.
+    last: Instant,
+}
+
+impl Default for Owed {
+    fn default() -> Self {
+        let now = Instant::now();
+        Self {
+            programs: VecDeque::new(),
+            opened: now,
+            last: now,
+        }
+    }
+}
+
+impl Owed {
+    fn is_kept_back(&self, simulation: &Simulation, name: &str) -> bool {
+        let state = &mut *simulation.lock();
+        let Some(droplet) = state.droplets.get_mut(name) else {
+            return false;
+        };
+        let is_kept_back = droplet.manner != Manner::Honest || !self.programs.is_empty();
+        droplet.owes |= is_kept_back;
+        is_kept_back
+    }
+
+    /// How many are acked now; none: it dials again.
+    fn due(&self, simulation: &Simulation, name: &str) -> Option<usize> {
+        let state = simulation.lock();
+        match state.droplets.get(name)?.manner {
+            Manner::Honest => Some(self.programs.len()),
+            Manner::Slow => Some(usize::from(self.last.elapsed() >= SLOWNESS)),
+            Manner::Mute => Some(0),
+            Manner::Restless => (self.opened.elapsed() < RESTLESSNESS).then_some(0),
+        }
+    }
+
+    /// All is acked, if nothing is kept back.
+    fn settle(&self, state: &mut State, name: &str) {
+        if let Some(droplet) = state.droplets.get_mut(name)
+            && self.programs.is_empty()
+        {
+            droplet.owes = false;
         }
     }
 }

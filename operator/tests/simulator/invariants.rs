@@ -11,9 +11,10 @@ use thuban_proto::transit::row;
 use crate::convergence::is_accepted;
 use crate::droplet::Droplet;
 use crate::kind::Kind;
+use crate::provisioned;
 use crate::services::{self, is_scaled};
 use crate::simulation::State;
-use crate::store::{Change, is_deleting, text};
+use crate::store::{self, Change, is_deleting, text};
 use crate::tables::{Slot, address, number};
 use crate::walk;
 
@@ -24,6 +25,11 @@ const LONGEST_LAG: Duration = Duration::from_secs(15);
 pub fn after_write(state: &mut State, change: &Change) {
     let (kind, _, name) = &change.name;
     let (old, new) = (change.old.as_deref(), change.new.as_deref());
+    if let Some(part) = store::lost_newer(change) {
+        state.violation(format!(
+            "{kind:?} {name} lost a field of a newer CRD from its {part}"
+        ));
+    }
     match (kind, new) {
         (Kind::Vpc, Some(vpc)) => one_vpc_a_vni(state, name, vpc),
         (Kind::Endpoint, Some(endpoint)) => {
@@ -41,6 +47,7 @@ pub fn after_write(state: &mut State, change: &Change) {
         (Kind::VniClaim, None) => numbers_outlive_rows(state, name),
         _ => {}
     }
+    provisioned::after_write(state, change);
 }
 
 fn one_vpc_a_vni(state: &mut State, name: &str, vpc: &Value) {
@@ -133,13 +140,16 @@ pub fn first_address(endpoint: &Value) -> Option<IpAddr> {
     addresses(endpoint).first()?.parse().ok()
 }
 
+/// With two that lead, and while its watches lag, one may not know where the other placed a role.
+pub fn is_alone(state: &State) -> bool {
+    state
+        .crowded
+        .is_none_or(|last| state.elapsed() > last + LONGEST_LAG)
+}
+
 /// Its droplet delivers, and every bouncer that its operator can hear has its row.
 fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
-    // With two that lead, and while its watches lag, one may not know where the other placed a bouncer.
-    let is_alone = state
-        .crowded
-        .is_none_or(|last| state.elapsed() > last + LONGEST_LAG);
-    let (true, Some(writer)) = (is_alone, state.writer) else {
+    let (true, Some(writer)) = (is_alone(state), state.writer) else {
         return;
     };
     if is_scaled(endpoint) {
@@ -160,6 +170,12 @@ fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
     if droplet.tables.local(vni, address).is_none() && !was_lost {
         state.violation(format!(
             "endpoint {name} is Provisioned, but {home} has no row of {vni}/{address}"
+        ));
+        return;
+    }
+    if !walk::is_served(state, droplet, (vni, address), LONGEST_LAG) {
+        state.violation(format!(
+            "endpoint {name} is Provisioned, but all bouncers or all dividers that {home} knows are lost"
         ));
         return;
     }
@@ -330,6 +346,10 @@ pub fn after_apply(state: &mut State, name: &str) {
         let owner = vni(state, &row.vpc_name);
         (owner.is_some_and(|owner| owner != row.vni)).then(|| format!("{} at VNI {}", row.vpc_name, row.vni))
     });
+    let early = provisioned::ready_means_provisioned(state, droplet);
+    if let Err(early) = early {
+        state.violation(early);
+    }
     if let Some(foreign) = foreign {
         state.violation(format!("{name} has a row of VPC {foreign}"));
     }

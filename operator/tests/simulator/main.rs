@@ -20,12 +20,15 @@
 mod chance;
 mod cluster;
 mod convergence;
+mod deletions;
 mod directed;
 mod droplet;
 mod invariants;
 mod kind;
 mod operators;
+mod placement;
 mod policies;
+mod provisioned;
 mod random;
 mod schedule;
 mod server;
@@ -36,6 +39,7 @@ mod store;
 mod tables;
 mod walk;
 mod weather;
+mod workflow;
 
 use std::io::Write as _;
 use std::process::Command;
@@ -72,11 +76,6 @@ fn keep(seed: impl std::fmt::Display, trace: &[String]) {
 
 #[test]
 fn the_control_plane_keeps_its_promises_whatever_happens() {
-    if std::env::var_os("RUST_LOG").is_some() {
-        tracing_subscriber::fmt()
-            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-            .init();
-    }
     if let Some(seed) = number("THUBAN_SIMULATOR_SEED") {
         let tries = number("THUBAN_SIMULATOR_TRIES").unwrap_or(1);
         let failure = (0..tries)

@@ -37,6 +37,23 @@ pub struct Operator {
     pub misses_ends: AtomicBool,
     /// When, and how often, by what was asked for.
     pub writes: Mutex<BTreeMap<String, (u64, Duration)>>,
+    /// Of each kind: writes that are under way, and how many were at most.
+    under_way: Mutex<BTreeMap<Kind, (usize, usize)>>,
+}
+
+/// A write that is under way.
+pub struct UnderWay {
+    operator: Arc<Operator>,
+    kind: Option<Kind>,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut under_way = self.operator.under_way.lock().unwrap();
+        if let Some((now, _)) = self.kind.and_then(|kind| under_way.get_mut(&kind)) {
+            *now -= 1;
+        }
+    }
 }
 
 impl Operator {
@@ -72,6 +89,26 @@ impl Operator {
         {
             self.crash();
         }
+    }
+
+    /// A write of an object of the kind begins; it is under way until the answer is dropped.
+    pub fn begin(self: &Arc<Self>, kind: Option<Kind>) -> UnderWay {
+        if let Some(kind) = kind {
+            let mut under_way = self.under_way.lock().unwrap();
+            let (now, most) = under_way.entry(kind).or_default();
+            *now += 1;
+            *most = (*most).max(*now);
+        }
+        UnderWay {
+            operator: self.clone(),
+            kind,
+        }
+    }
+
+    /// How many writes of a kind were under way at the same time, at most.
+    pub fn most_under_way(&self, kind: Kind) -> usize {
+        let under_way = self.under_way.lock().unwrap();
+        under_way.get(&kind).map_or(0, |(_, most)| *most)
     }
 
     /// From now on its watches of these kinds alone bring nothing.
@@ -117,6 +154,7 @@ pub fn start(simulation: &Arc<Simulation>) -> Arc<Operator> {
             is_full: AtomicBool::new(false),
             misses_ends: AtomicBool::new(false),
             writes: Mutex::default(),
+            under_way: Mutex::default(),
         });
         state.operators.push(operator.clone());
         state.note(|| format!("{} starts", operator.id));

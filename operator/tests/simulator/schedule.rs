@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::chance;
 use crate::cluster::{self, add_node, add_pod};
 use crate::convergence;
-use crate::droplet::{self, Report};
+use crate::droplet::{self, Manner, Report};
 use crate::kind::Kind;
 use crate::operators;
 use crate::policies;
@@ -159,7 +159,7 @@ fn tear_down(state: &mut State, random: &mut Random) {
 
 fn step(simulation: &Arc<Simulation>, random: &mut Random) {
     let is_steady = simulation.lock().weather.is_steady;
-    match random.below(140) {
+    match random.below(146) {
         0..34 => simulation.with(|state| new_pod(state, random)),
         34..46 => simulation.with(|state| end_pod(state, random)),
         46..50 => simulation.with(|state| sandbox_again(state, random)),
@@ -176,6 +176,8 @@ fn step(simulation: &Arc<Simulation>, random: &mut Random) {
         91..98 => simulation.with(|state| scale(state, random)),
         98..103 => simulation.with(|state| cordon(state, random)),
         103..107 => simulation.with(|state| users_endpoint(state, random)),
+        143.. if !is_steady => simulation.with(|state| change_manner(state, random)),
+        140..143 => simulation.with(|state| quota(state, random)),
         135.. => simulation.with(|state| policies::step(state, random)),
         120.. => simulation.with(|state| services::step(state, random)),
         _ if is_steady => {}
@@ -191,6 +193,14 @@ fn step(simulation: &Arc<Simulation>, random: &mut Random) {
             }
         }
     }
+}
+
+/// A namespace's quota of Endpoints is used up, or raised.
+fn quota(state: &mut State, random: &mut Random) {
+    let namespace = NAMESPACES[random.below(2) as usize];
+    let is_full = !state.full.remove(namespace) && state.full.insert(namespace.to_owned());
+    let verb = if is_full { "used up" } else { "raised" };
+    state.note(|| format!("the quota of {namespace} is {verb}"));
 }
 
 /// More or fewer roles.
@@ -275,6 +285,22 @@ fn toggle_reach(state: &mut State, name: &str) {
         droplet.report(Report::Break);
     }
     state.note(|| format!("{name} is {}reachable", if is_reachable { "" } else { "not " }));
+}
+
+/// A droplet acks late, or not at all, or as it should again.
+fn change_manner(state: &mut State, random: &mut Random) {
+    let late = Manner::LATE[random.below(3) as usize];
+    with_droplet(state, random, |state, name| {
+        let Some(droplet) = state.droplets.get_mut(name) else {
+            return;
+        };
+        droplet.manner = match droplet.manner {
+            Manner::Honest => late,
+            _ => Manner::Honest,
+        };
+        let manner = droplet.manner;
+        state.note(|| format!("{name} is {manner:?}"));
+    });
 }
 
 fn crash(simulation: &Arc<Simulation>, random: &mut Random) {

@@ -20,7 +20,8 @@ use crate::kind::Kind;
 use crate::operators::Operator;
 use crate::signal::Signal;
 use crate::simulation::{Simulation, State};
-use crate::store::{Failure, GONE, INTERNAL, INVALID, NOT_FOUND, Preconditions, text};
+use crate::store::{FORBIDDEN, Failure, GONE, INTERNAL, INVALID, NOT_FOUND, Preconditions, text};
+use crate::workflow;
 
 type Broken = Box<dyn std::error::Error + Send + Sync>;
 type Reply = Response<UnsyncBoxBody<Bytes, Broken>>;
@@ -43,7 +44,9 @@ impl tower::Service<Request<Body>> for Connection {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let connection = self.clone();
-        Box::pin(async move { connection.serve(request).await })
+        // Here its span is open.
+        let workflow = workflow::current();
+        Box::pin(async move { connection.serve(request, workflow).await })
     }
 }
 
@@ -60,6 +63,16 @@ enum Target {
     /// Namespace.
     Event(String),
     Lease(String),
+}
+
+impl Target {
+    /// Of the object.
+    fn kind(&self) -> Option<Kind> {
+        match self {
+            Self::Object { kind, .. } => Some(*kind),
+            Self::Event(_) | Self::Lease(_) => None,
+        }
+    }
 }
 
 /// What happens to a request, besides being slow.
@@ -128,7 +141,7 @@ fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
 }
 
 impl Connection {
-    async fn serve(self, request: Request<Body>) -> Result<Reply, Broken> {
+    async fn serve(self, request: Request<Body>, workflow: Option<String>) -> Result<Reply, Broken> {
         let (head, body) = request.into_parts();
         let path = head.uri.path();
         let query = head.uri.query().unwrap_or_default();
@@ -139,6 +152,7 @@ impl Connection {
         }
         let body = body.collect_bytes().await?;
         let is_write = head.method != Method::GET;
+        let _under_way = is_write.then(|| self.operator.begin(target.kind()));
         let (before, after, fate) = {
             let state = &mut *self.simulation.lock();
             let fate = fate(state, is_write);
@@ -184,6 +198,9 @@ impl Connection {
             }
             state.writer = Some(self.operator.epoch);
             let result = perform(state, &head.method, &target, query, &body);
+            if result.is_ok() {
+                one_writer(state, workflow.as_deref(), &target);
+            }
             if is_write {
                 let operator = &self.operator;
                 state.note(|| {
@@ -326,6 +343,31 @@ fn touch(state: &mut State, kind: Kind, namespace: &str, name: &str) {
     });
 }
 
+/// The status of an object is written in the workflow of that object, so by the controller of its kind, in every state.
+/// A claim has no state.
+fn one_writer(state: &mut State, workflow: Option<&str>, target: &Target) {
+    let Target::Object {
+        kind,
+        namespace,
+        name,
+        is_status: true,
+    } = target
+    else {
+        return;
+    };
+    if matches!(kind, Kind::IpClaim | Kind::VniClaim) {
+        return;
+    }
+    let within = if namespace.is_empty() { "" } else { "." };
+    let own = format!("{}.v1alpha1.thuban.dev/{name}{within}{namespace}", kind.name());
+    if workflow != Some(own.as_str()) {
+        let writer = workflow.unwrap_or("nobody");
+        state.violation(format!(
+            "the status of {own} is written by the workflow of {writer}"
+        ));
+    }
+}
+
 fn perform(
     state: &mut State,
     method: &Method,
@@ -353,12 +395,15 @@ fn perform(
         "POST" => {
             let value = read()?;
             let name = text(&value, "/metadata/name").to_owned();
+            if kind == Kind::Endpoint && state.full.contains(namespace) {
+                return Err(FORBIDDEN);
+            }
             let created = state.store.create(kind, namespace, &name, value)?;
             Ok((201, created))
         }
-        "PUT" => {
-            let replaced = state.store.replace(kind, namespace, name, read()?, is_status)?;
-            Ok((200, replaced))
+        "PATCH" => {
+            let patched = state.store.patch(kind, namespace, name, &read()?, is_status)?;
+            Ok((200, patched))
         }
         "DELETE" => {
             let options = if body.is_empty() { Value::Null } else { read()? };
@@ -380,7 +425,7 @@ fn perform(
     }
 }
 
-/// Of policies they are kept, under their names; of all else nobody looks at them.
+/// Of policies they are kept, under their names; of all else, of what warnings were.
 fn event(state: &mut State, method: &Method, namespace: &str, body: &Bytes) -> Result<(u16, Bytes), Failure> {
     if method != Method::POST {
         return Ok((200, body.clone()));
@@ -389,6 +434,10 @@ fn event(state: &mut State, method: &Method, namespace: &str, body: &Bytes) -> R
     if text(&event, "/regarding/kind") == Kind::NetworkPolicy.name() {
         let name = text(&event, "/metadata/name").to_owned();
         state.store.create(Kind::Event, namespace, &name, event)?;
+    } else if text(&event, "/type") == "Warning" {
+        let [kind, name, reason] =
+            ["/regarding/kind", "/regarding/name", "/reason"].map(|path| text(&event, path).to_owned());
+        state.told.insert((kind, name, reason));
     }
     Ok((201, body.clone()))
 }

@@ -1,6 +1,6 @@
 //! Everything of one schedule under one lock: objects, droplets, operators, weather, what went wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -28,10 +28,16 @@ pub struct State {
     pub crowded: Option<Duration>,
     /// The operator whose write this is.
     pub writer: Option<u64>,
+    /// Whose Endpoints have ever been Provisioned: UIDs of pods, and names of nodes.
+    pub served: BTreeSet<String>,
     pub violations: Vec<String>,
     /// Pages of lists that are still to be fetched.
     pub pages: BTreeMap<String, Vec<Bytes>>,
     pub next_page: u64,
+    /// Namespaces whose quota has no room for another Endpoint of the operator's.
+    pub full: BTreeSet<String>,
+    /// Warnings that people were told of: kind, name, reason.
+    pub told: BTreeSet<(String, String, String)>,
     /// Faults have stopped.
     pub is_fair: bool,
     trace: Vec<String>,
@@ -62,9 +68,12 @@ impl Simulation {
             epoch: 0,
             crowded: None,
             writer: None,
+            served: BTreeSet::new(),
             violations: Vec::new(),
             pages: BTreeMap::new(),
             next_page: 0,
+            full: BTreeSet::new(),
+            told: BTreeSet::new(),
             is_fair: false,
             trace: Vec::new(),
             started: Instant::now(),

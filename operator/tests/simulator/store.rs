@@ -12,11 +12,16 @@ use crate::kind::Kind;
 /// (kind, namespace or empty, name).
 pub type Name = (Kind, String, String);
 
+/// A field of a newer CRD, in the spec and the status of each of our objects.
+const NEWER: &str = "newer";
+
 /// An answer that is not a success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub code: u16,
     pub reason: &'static str,
+    /// As a machine reads it.
+    cause: Option<&'static str>,
 }
 
 pub const NOT_FOUND: Failure = failure(404, "NotFound");
@@ -24,18 +29,27 @@ pub const CONFLICT: Failure = failure(409, "Conflict");
 pub const EXISTS: Failure = failure(409, "AlreadyExists");
 pub const INVALID: Failure = failure(422, "Invalid");
 pub const FORBIDDEN: Failure = failure(403, "Forbidden");
+const NAMESPACE_ENDING: Failure = Failure {
+    cause: Some("NamespaceTerminating"),
+    ..FORBIDDEN
+};
 pub const GONE: Failure = failure(410, "Expired");
 pub const INTERNAL: Failure = failure(500, "InternalError");
 
 const fn failure(code: u16, reason: &'static str) -> Failure {
-    Failure { code, reason }
+    Failure {
+        code,
+        reason,
+        cause: None,
+    }
 }
 
 impl Failure {
     pub fn status(self) -> Value {
+        let causes: Vec<Value> = self.cause.iter().map(|cause| json!({"reason": cause})).collect();
         json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-            "message": self.reason, "reason": self.reason, "code": self.code,
+            "message": self.reason, "reason": self.reason, "code": self.code, "details": {"causes": causes},
         })
     }
 }
@@ -113,6 +127,34 @@ pub fn finalizers(value: &Value) -> usize {
         .map_or(0, Vec::len)
 }
 
+/// RFC 7386.
+fn merge(value: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *value = patch.clone();
+        return;
+    };
+    if !value.is_object() {
+        *value = json!({});
+    }
+    let members = value.as_object_mut().unwrap();
+    for (name, change) in patch {
+        if change.is_null() {
+            members.remove(name);
+        } else {
+            merge(members.entry(name.clone()).or_insert(Value::Null), change);
+        }
+    }
+}
+
+/// Whether spec or status lost the field of the newer CRD.
+pub fn lost_newer(change: &Change) -> Option<&'static str> {
+    let (old, new) = (change.old.as_ref()?, change.new.as_ref()?);
+    let has = |value: &Value, part: &str| value.get(part).is_some_and(|part| part.get(NEWER).is_some());
+    ["spec", "status"]
+        .into_iter()
+        .find(|part| has(old, part) && !has(new, part))
+}
+
 fn object_mut<'a>(value: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
     let entry = &mut value[key];
     if !entry.is_object() {
@@ -185,7 +227,7 @@ impl Store {
         ) {
             let space = self.value(Kind::Namespace, "", namespace).ok_or(NOT_FOUND)?;
             if is_deleting(space) {
-                return Err(FORBIDDEN);
+                return Err(NAMESPACE_ENDING);
             }
         }
         self.made += 1;
@@ -205,12 +247,36 @@ impl Store {
         metadata.remove("deletionTimestamp");
         if kind.is_ours() {
             value.as_object_mut().unwrap().remove("status");
+            object_mut(&mut value, "spec").insert(NEWER.into(), true.into());
         }
         Ok(self.put(key, value, EventKind::Added))
     }
 
+    /// A merge patch of metadata and spec, or with `is_status` of the status alone.
+    pub fn patch(
+        &mut self,
+        kind: Kind,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+        is_status: bool,
+    ) -> Result<Bytes, Failure> {
+        let mut value = (**self.value(kind, namespace, name).ok_or(NOT_FOUND)?).clone();
+        let had_status = value.get("status").is_some();
+        merge(&mut value, patch);
+        if is_status && !had_status {
+            // As a newer operator, which shares the work.
+            value["status"][NEWER] = true.into();
+        }
+        // A patch without a version holds for all; the operator's have one.
+        if text(patch, "/metadata/resourceVersion").is_empty() {
+            return Err(INVALID);
+        }
+        self.replace(kind, namespace, name, value, is_status)
+    }
+
     /// Replaces metadata and spec, or with `is_status` the status alone.
-    pub fn replace(
+    fn replace(
         &mut self,
         kind: Kind,
         namespace: &str,

@@ -2,6 +2,7 @@
 //! VPC, over each bouncer and each divider that the tables name.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use serde_json::Value;
 use thuban_proto::transit::row::Row as Kind_;
@@ -63,6 +64,21 @@ pub fn everything(state: &State) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Whether a bouncer and a divider of those that the droplet knows for an address have not been lost for so long.
+pub fn is_served(state: &State, droplet: &Droplet, (vni, to): (u32, IpAddr), long: Duration) -> bool {
+    let now = state.elapsed();
+    let lives = |address: &Vec<u8>| {
+        let mut droplets = state.droplets.values();
+        let role = droplets.find(|droplet| droplet.address == underlay(address));
+        // A machine that is deleted is in nobody's tables soon.
+        role.is_none_or(|role| role.stream.is_some() || now <= role.since + long)
+    };
+    let bouncers = network_row(droplet, vni, to).map(|row| &row.bouncers);
+    let dividers = vpc_row(droplet, vni).map(|row| &row.dividers);
+    let mut roles = bouncers.into_iter().chain(dividers);
+    roles.all(|roles| roles.is_empty() || roles.iter().any(lives))
 }
 
 fn at(state: &State, address: Ipv4Addr) -> Option<&Droplet> {

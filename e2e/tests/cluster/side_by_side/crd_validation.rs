@@ -345,6 +345,11 @@ fn changes() -> Vec<Case> {
     let changed = |kind: &str, name: &str, field: &str, value: Value| {
         let mut object = get(cluster, &[kind, name, "-n", "red"]).unwrap();
         object["spec"][field] = value;
+        // The operator may write it meanwhile.
+        object["metadata"]
+            .as_object_mut()
+            .unwrap()
+            .remove("resourceVersion");
         object
     };
     let endpoints = get(cluster, &["endpoints.thuban.dev", "-n", "red"]).unwrap();

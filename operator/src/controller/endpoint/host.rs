@@ -10,16 +10,18 @@ use tracing::info;
 
 use crate::controller::admission::usable_network;
 use crate::controller::context::Context;
+use crate::controller::denial;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{create, delete};
 use crate::model::endpoint::{EndpointKind, name_of};
 
-/// Makes it if it is missing and can be. Whoever is woken by network or namespace asks again.
-pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<(), ReconcileError> {
+/// Makes it if it is missing and can be. Whoever is woken by network or namespace asks again; answers when to ask if it was
+/// denied.
+pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<Option<Action>, ReconcileError> {
     let name = droplet.name_any();
     let Ok(network) = usable_network(SYSTEM_NAMESPACE, DEFAULT_NAME, context) else {
-        return Ok(());
+        return Ok(None);
     };
     let known = ObjectRef::<Endpoint>::new(&name).within(SYSTEM_NAMESPACE);
     if let Some(known) = context.stores.endpoints.get(&known) {
@@ -31,7 +33,7 @@ pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<(), Reconcil
             );
             context.events.event(droplet, true, "EndpointNameTaken", &note);
         }
-        return Ok(());
+        return Ok(None);
     }
     let spec = EndpointSpec {
         kind: EndpointType::Host,
@@ -54,11 +56,13 @@ pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<(), Reconcil
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), SYSTEM_NAMESPACE);
     match create(&endpoints, &endpoint).await {
         Ok(_) => {
+            denial::forget(droplet, context);
             info!(droplet = name, "the node gets an endpoint of its own");
-            Ok(())
+            Ok(None)
         }
-        // The watch will tell, or Thuban is on its way out.
-        Err(error) if error.is_conflict() || error.is_forbidden() => Ok(()),
+        // The watch will tell.
+        Err(error) if error.is_conflict() => Ok(None),
+        Err(error) if error.is_denied() => Ok(Some(denial::tell(droplet, SYSTEM_NAMESPACE, &error, context))),
         Err(error) => Err(error.into()),
     }
 }

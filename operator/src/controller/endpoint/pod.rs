@@ -20,6 +20,7 @@ use crate::controller::address::Claimant;
 use crate::controller::admission::usable_network;
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, until_detached};
+use crate::controller::denial;
 use crate::controller::endpoint::attach;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::{ClaimError, ReconcileError};
@@ -84,7 +85,12 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
         return Ok(Action::requeue(Duration::from_millis(500)));
     };
     let addresses = &asked.addresses;
-    let claimed = claim(&owner, &reference.cni_uid, &node, &network, addresses, &context).await?;
+    // An address that is claimed for an Endpoint that may be denied again would be out of use for nothing.
+    let claimed = if denial::is_told(&*pod, &context) {
+        Vec::new()
+    } else {
+        claim(&owner, &reference.cni_uid, &node, &network, addresses, &context).await?
+    };
     let vpc = context
         .network(&network)
         .map(|network| network.spec.vpc.clone())
@@ -136,6 +142,7 @@ async fn create_endpoint(
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
     match create(&endpoints, endpoint).await {
         Ok(_) => {
+            denial::forget(pod, context);
             info!(
                 namespace,
                 endpoint = endpoint.name_any(),
@@ -149,17 +156,8 @@ async fn create_endpoint(
             }
         }
         Err(error) if error.is_conflict() => {}
-        // The namespace is going away; so is the pod.
-        Err(error) if error.is_forbidden() => return Ok(Action::await_change()),
-        // A rule of the kind that an annotation breaks: a name too long, an address in a form of its own.
-        Err(error) if error.is_invalid() => {
-            let uid = pod.uid().unwrap_or_default();
-            if context.clocks.known_for(Timed::PodInvalid, &uid).is_zero() {
-                let note = format!("its annotations, or its namespace's, make no Endpoint: {error}");
-                context.events.event(pod, true, "InvalidAnnotation", &note);
-            }
-            return Ok(Action::await_change());
-        }
+        // Also by a rule of the kind that an annotation breaks: a name too long, an address in a form of its own.
+        Err(error) if error.is_denied() => return Ok(denial::tell(pod, &namespace, &error, context)),
         Err(error) => return Err(error.into()),
     }
     // Another operator, whose cache is old, may delete what this one made; the own cache may see neither.
@@ -208,7 +206,7 @@ async fn claim(
     };
     match claimant.claim_all(context).await {
         Ok(claimed) => Ok(claimed.into_iter().map(|(address, _)| address).collect()),
-        Err(ClaimError::Write(error)) => Err(error.into()),
+        Err(ClaimError::Write(error)) if !error.is_denied() => Err(error.into()),
         Err(_) => Ok(Vec::new()),
     }
 }

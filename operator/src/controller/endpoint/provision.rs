@@ -16,7 +16,7 @@ use crate::controller::endpoint::sync::{ranges_of, sync_endpoint};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::condition;
-use crate::hub::{WAITS_FOR_ACKS, Waiter};
+use crate::hub::{Barrier, WAITS_FOR_ACKS, Waiter};
 use crate::model::endpoint::{droplet_of, name_of};
 use crate::model::rows::Key;
 use crate::model::world::RoleKind;
@@ -42,30 +42,19 @@ pub async fn provision(
     }
     // Claims or ranges may have come after it.
     sync_endpoint(endpoint, context);
-    let network = &endpoint.spec.network;
-    let (rows, followers, dividers, has_bouncer) = context.hub.read(|world| {
-        (
-            world.endpoint_rows(&name),
-            world.followers(&name),
-            world.dividers_of(&name),
-            !world.roles(RoleKind::Bouncer).members(network).is_empty(),
-        )
-    });
+    let waiter = Waiter::Endpoint(name.clone());
+    let (rows, followers) = context
+        .hub
+        .read(|world| (world.endpoint_rows(&name), world.followers(&name)));
     let is_known = rows
         .iter()
         .any(|(droplet, key)| droplet == home && matches!(key, Key::Local(..)));
-    let waiter = Waiter::Endpoint(name);
-    let mut missing = context.hub.missing(&rows, Some(home), &waiter);
-    missing
-        .unacked
-        .extend(context.hub.unaware(home, dividers, &waiter));
+    let missing = context.hub.missing(&acks_of(endpoint, rows, context));
     let waits_for = if !is_known {
         let message = format!(
-            "waits for droplet {home}: transitd has not registered it, or it is not Accepted: kubectl get droplet {home}"
+            "waits for droplet {home}: transitd has not registered it, or it is not Accepted: kubectl get droplet \
+             {home}"
         );
-        Some((WAITS_FOR_ACKS, message))
-    } else if !has_bouncer {
-        let message = format!("waits for a bouncer of network {network}: kubectl get bouncers");
         Some((WAITS_FOR_ACKS, message))
     } else if !missing.is_empty() {
         Some((missing.reason(), missing.message()))
@@ -81,7 +70,8 @@ pub async fn provision(
         };
         fill(&mut status, &claimed, endpoint);
     }
-    let is_followed = |_: &String| !context.hub.missing(&followers, None, &waiter).unacked.is_empty();
+    let followed = Barrier::new(waiter).has(followers);
+    let is_followed = |_: &String| !context.hub.missing(&followed).unacked.is_empty();
     status.previous_droplet = status.previous_droplet.filter(is_followed);
     status.phase = Phase::Provisioned;
     set(
@@ -101,6 +91,22 @@ pub async fn provision(
     }
     write(endpoint, endpoints, status).await?;
     Ok(Action::await_change())
+}
+
+/// What an Endpoint waits for until it is Provisioned: its rows; that others take packets of its droplet; and, as those
+/// that are lost are excused, one bouncer and one divider that live and can pass packets on to it.
+fn acks_of(endpoint: &Endpoint, rows: Vec<(String, Key)>, context: &Context) -> Barrier {
+    let (name, home, network) = (name_of(endpoint), droplet_of(endpoint), &endpoint.spec.network);
+    let bouncer = format!("a bouncer of network {network}: kubectl get bouncers");
+    let divider = format!("a divider of the VPC of network {network}: kubectl get dividers");
+    context.hub.read(|world| {
+        Barrier::new(Waiter::Endpoint(name.clone()))
+            .has(rows)
+            .never_excuses(Some(home))
+            .knows(home, world.dividers_of(&name))
+            .served_by(bouncer, world.serving_rows(RoleKind::Bouncer, &name))
+            .served_by(divider, world.serving_rows(RoleKind::Divider, &name))
+    })
 }
 
 /// Says what it waits for, if it has waited for a while.

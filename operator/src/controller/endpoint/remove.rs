@@ -14,7 +14,7 @@ use crate::controller::endpoint::sync::remove_endpoint;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{has_finalizer, remove_finalizer};
-use crate::hub::Waiter;
+use crate::hub::{Barrier, Waiter};
 use crate::model::allocation::Owner;
 use crate::model::endpoint::{EndpointKind, droplet_of, has_addresses, name_of, pod_of};
 use crate::model::world::RoleKind;
@@ -56,11 +56,12 @@ pub async fn remove(
             droplets.into_iter().map(str::to_owned).collect::<Vec<_>>()
         });
         let home = Some(droplet_of(endpoint)).filter(|home| !home.is_empty());
-        let required: Vec<&str> = bouncers.iter().map(String::as_str).chain(home).collect();
-        let waiter = Waiter::Endpoint(name);
-        let holding = context.hub.holding(vni, &addresses, &required, &waiter);
-        if !holding.is_empty() {
-            let message = until_taken(&holding);
+        let barrier = Barrier::new(Waiter::Endpoint(name))
+            .lacks_addresses(vni, &addresses)
+            .asks(bouncers.into_iter().chain(home.map(str::to_owned)));
+        let missing = context.hub.missing(&barrier);
+        if !missing.is_empty() {
+            let message = until_taken(&missing.unacked);
             deletion::wait_long(endpoint, endpoints, ("WaitsForAcks", &message), context).await?;
             return Ok(Action::requeue(Duration::from_secs(3)));
         }

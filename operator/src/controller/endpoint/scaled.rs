@@ -4,7 +4,6 @@
 //!
 //! It lives as long as its Service wants it, whoever deletes it; a Service that names another network gets another one.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +27,7 @@ use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{condition, delete, has_finalizer, remove_finalizer};
 use crate::controller::service::outside_address::{self, outside_of};
 use crate::controller::service::own_address::{self, Claimed, asked_by, asked_of};
-use crate::hub::{Missing, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE, Waiter};
+use crate::hub::{Barrier, Missing, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE, Waiter};
 use crate::model::admission::{Refusal, network_of};
 use crate::model::allocation::addresses_of;
 use crate::model::backends::{Located, Place, TooLarge, WaysIn, backends};
@@ -296,7 +295,11 @@ async fn serve(
     let rows = context.hub.read(|world| world.service_rows(&name));
     let was = status.phase;
     let missing = if was == Phase::Init {
-        context.hub.missing(&rows, None, &Waiter::Endpoint(name.clone()))
+        let bouncer = format!("a bouncer of the VPC of network {network}: kubectl get bouncers");
+        let barrier = Barrier::new(Waiter::Endpoint(name.clone()))
+            .has(rows.clone())
+            .served_by(bouncer, rows.clone());
+        context.hub.missing(&barrier)
     } else {
         Missing::default()
     };
@@ -477,20 +480,19 @@ async fn remove(
         .as_ref()
         .map(|service| context.hub.read(|world| world.sharing(&name.0, &service.name)));
     let sharing = sharing.unwrap_or_default();
-    let waiter = Waiter::Endpoint(name);
     let mut addresses = all_addresses(endpoint);
     // Another Service may have one by now: its rows are not this one's to wait for.
     addresses.retain(|address| context.hub.read(|world| world.service_at(*address).is_none()));
-    let mut holding = BTreeSet::new();
+    let mut barrier = Barrier::new(Waiter::Endpoint(name));
     for address in addresses {
         let keys = vni.map(|vni| [Key::Service(vni, address), Key::Exposed(vni, address)]);
         let keys = keys.into_iter().flatten();
         let users = sharing.iter().copied().chain(vni);
-        let keys = keys.chain(users.map(|vni| Key::NodeService(vni, address)));
-        holding.extend(keys.flat_map(|key| context.hub.holding_key(&key, &waiter)));
+        barrier = barrier.lacks(keys.chain(users.map(|vni| Key::NodeService(vni, address))));
     }
-    if !holding.is_empty() {
-        let message = until_taken(&holding.into_iter().collect::<Vec<_>>());
+    let missing = context.hub.missing(&barrier);
+    if !missing.is_empty() {
+        let message = until_taken(&missing.unacked);
         deletion::wait_long(endpoint, endpoints, ("WaitsForAcks", &message), context).await?;
         return Ok(Action::requeue(Duration::from_secs(3)));
     }

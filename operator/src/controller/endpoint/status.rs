@@ -11,7 +11,7 @@ use thuban_api::identifiers::MacAddr;
 use thuban_api::{Condition, Endpoint, EndpointStatus};
 
 use crate::controller::context::Context;
-use crate::controller::runtime::objects::{WriteError, condition, replace_status};
+use crate::controller::runtime::objects::{WriteError, condition, update_status};
 use crate::model::asked::unicast;
 use crate::model::endpoint::{EndpointKind, pod_of};
 
@@ -44,9 +44,9 @@ pub async fn write(
     endpoints: &Api<Endpoint>,
     status: EndpointStatus,
 ) -> Result<(), WriteError> {
-    let mut endpoint = endpoint.clone();
-    endpoint.status = Some(status);
-    replace_status(endpoints, &endpoint).await.map(|_| ())
+    let mut changed = endpoint.clone();
+    changed.status = Some(status);
+    update_status(endpoints, endpoint, &changed).await.map(|_| ())
 }
 
 /// Writes a condition, and an event if asked to, if it is news.

@@ -1,7 +1,7 @@
 //! Bouncer: the role of a droplet for one network; its life is that of every role.
 
 use kube::runtime::reflector::Store;
-use thuban_api::{Bouncer, RoleStatus};
+use thuban_api::Bouncer;
 
 use crate::controller::context::Context;
 use crate::controller::role::kind::Role;
@@ -20,14 +20,6 @@ impl Role for Bouncer {
 
     fn place_on(&mut self, droplet: String) {
         self.spec.droplet = Some(droplet);
-    }
-
-    fn status(&self) -> Option<&RoleStatus> {
-        self.status.as_ref()
-    }
-
-    fn set_status(&mut self, status: RoleStatus) {
-        self.status = Some(status);
     }
 
     fn all(context: &Context) -> &Store<Self> {

@@ -1,6 +1,8 @@
 //! What a role needs next, by what is known of it. Nothing here reads a store or writes: the reconciler looks, asks, and
 //! does what it is told.
 
+use crate::hub::Missing;
+
 /// Why a role should not be where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Move {
@@ -67,12 +69,13 @@ impl View<'_> {
 }
 
 /// How far the tables of a role are, where it should be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tables {
     /// It has no parent that would make some.
     Unknown,
     /// The droplet has not acked them; `is_overdue`: for so long that it will not.
     Missing {
+        what: Missing,
         is_overdue: bool,
     },
     There,
@@ -88,18 +91,18 @@ pub enum Step {
     WaitForAnother,
     /// Users have it. There may be a better place for it later.
     Rest(Option<Move>),
-    WaitForTables,
+    WaitForTables(Missing),
     /// Its droplet does not take its tables: another one is to be looked for; meanwhile it waits for them.
-    LeaveDroplet,
-    /// These droplets don't take yet what it passes on, or don't know where it is.
-    WaitForUsers(Vec<String>),
+    LeaveDroplet(Missing),
+    /// Droplets don't take yet what it passes on, or don't know where it is.
+    WaitForUsers(Missing),
     /// All take what it passes on: users may be told.
     Publish,
 }
 
 /// First its tables, then all that are to take what it passes on, then its users: a packet may be faster than the news.
 /// `tables` and `uninformed` are asked only if it matters, for whoever asks is woken by acks.
-pub fn decide(view: View, tables: impl FnOnce() -> Tables, uninformed: impl FnOnce() -> Vec<String>) -> Step {
+pub fn decide(view: View, tables: impl FnOnce() -> Tables, uninformed: impl FnOnce() -> Missing) -> Step {
     if view.droplet.is_none() {
         return Step::WaitForDroplet;
     }
@@ -113,8 +116,12 @@ pub fn decide(view: View, tables: impl FnOnce() -> Tables, uninformed: impl FnOn
         };
     }
     match tables() {
-        Tables::Missing { is_overdue: true } if !view.is_announced() => return Step::LeaveDroplet,
-        Tables::Unknown | Tables::Missing { .. } => return Step::WaitForTables,
+        Tables::Missing {
+            what,
+            is_overdue: true,
+        } if !view.is_announced() => return Step::LeaveDroplet(what),
+        Tables::Missing { what, .. } => return Step::WaitForTables(what),
+        Tables::Unknown => return Step::WaitForTables(Missing::default()),
         Tables::There => {}
     }
     let uninformed = uninformed();
@@ -171,7 +178,7 @@ pub fn decide_leaving(view: LeavingView) -> Leaving {
 
 #[cfg(test)]
 mod tests {
-    use super::{Leaving, LeavingView, Move, Step, Tables, View, decide, decide_leaving};
+    use super::{Leaving, LeavingView, Missing, Move, Step, Tables, View, decide, decide_leaving};
 
     const NEW: View<'static> = View {
         droplet: Some("a"),
@@ -188,8 +195,21 @@ mod tests {
     };
 
     fn next(view: View, tables: Tables, uninformed: &[&str]) -> Step {
-        let uninformed = uninformed.iter().map(ToString::to_string).collect();
-        decide(view, || tables, || uninformed)
+        decide(view, || tables, || unacked(uninformed))
+    }
+
+    fn unacked(droplets: &[&str]) -> Missing {
+        Missing {
+            unacked: droplets.iter().map(ToString::to_string).collect(),
+            ..Missing::default()
+        }
+    }
+
+    fn missing(is_overdue: bool) -> Tables {
+        Tables::Missing {
+            what: unacked(&["a"]),
+            is_overdue,
+        }
     }
 
     /// What serves asks for nothing: it would be woken by every ack.
@@ -199,13 +219,18 @@ mod tests {
 
     #[test]
     fn users_are_told_last() {
-        let missing = Tables::Missing { is_overdue: false };
         assert_eq!(next_unasked(View { droplet: None, ..NEW }), Step::WaitForDroplet);
-        assert_eq!(next(NEW, Tables::Unknown, &[]), Step::WaitForTables);
-        assert_eq!(next(NEW, missing, &[]), Step::WaitForTables);
+        assert_eq!(
+            next(NEW, Tables::Unknown, &[]),
+            Step::WaitForTables(Missing::default())
+        );
+        assert_eq!(
+            next(NEW, missing(false), &[]),
+            Step::WaitForTables(unacked(&["a"]))
+        );
         assert_eq!(
             next(NEW, Tables::There, &["b"]),
-            Step::WaitForUsers(vec!["b".into()])
+            Step::WaitForUsers(unacked(&["b"]))
         );
         assert_eq!(next(NEW, Tables::There, &[]), Step::Publish);
         assert_eq!(next_unasked(SERVING), Step::Rest(None));
@@ -213,13 +238,15 @@ mod tests {
 
     #[test]
     fn a_role_leaves_a_droplet_that_does_not_take_its_tables_unless_users_are_told_of_it() {
-        let overdue = Tables::Missing { is_overdue: true };
-        assert_eq!(next(NEW, overdue, &[]), Step::LeaveDroplet);
+        assert_eq!(next(NEW, missing(true), &[]), Step::LeaveDroplet(unacked(&["a"])));
         let announced = View {
             is_published: true,
             ..NEW
         };
-        assert_eq!(next(announced, overdue, &[]), Step::WaitForTables);
+        assert_eq!(
+            next(announced, missing(true), &[]),
+            Step::WaitForTables(unacked(&["a"]))
+        );
     }
 
     #[test]

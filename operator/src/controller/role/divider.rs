@@ -1,7 +1,7 @@
 //! Divider: the role of a droplet for one VPC; its life is that of every role.
 
 use kube::runtime::reflector::Store;
-use thuban_api::{Divider, RoleStatus};
+use thuban_api::Divider;
 
 use crate::controller::context::Context;
 use crate::controller::role::kind::Role;
@@ -21,14 +21,6 @@ impl Role for Divider {
 
     fn place_on(&mut self, droplet: String) {
         self.spec.droplet = Some(droplet);
-    }
-
-    fn status(&self) -> Option<&RoleStatus> {
-        self.status.as_ref()
-    }
-
-    fn set_status(&mut self, status: RoleStatus) {
-        self.status = Some(status);
     }
 
     fn all(context: &Context) -> &Store<Self> {

@@ -1,6 +1,7 @@
 //! What the workflow of roles asks of a divider or a bouncer.
 
 use kube::ResourceExt;
+use kube::core::object::HasStatus;
 use kube::runtime::reflector::Store;
 use thuban_api::{Phase, RoleStatus};
 
@@ -11,14 +12,12 @@ use crate::model::rows::Key;
 use crate::model::world::{self, RoleId, RoleKind, World};
 
 /// A divider or a bouncer.
-pub trait Role: Object + 'static {
+pub trait Role: Object + HasStatus<Status = RoleStatus> + 'static {
     const KIND: RoleKind;
     /// The divider's VPC, the bouncer's network.
     fn parent(&self) -> &str;
     fn droplet(&self) -> Option<&str>;
     fn place_on(&mut self, droplet: String);
-    fn status(&self) -> Option<&RoleStatus>;
-    fn set_status(&mut self, status: RoleStatus);
     fn all(context: &Context) -> &Store<Self>;
     /// Whether somebody may be using its parent's roles.
     fn is_in_use(&self, context: &Context) -> bool;

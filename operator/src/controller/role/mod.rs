@@ -12,7 +12,6 @@ pub mod kind;
 pub mod placement;
 pub mod role_set;
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,9 +31,9 @@ use crate::controller::role::placement::{place, should_move};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
-    WriteError, condition, has_finalizer, remove_finalizer, replace, replace_status,
+    WriteError, condition, has_finalizer, remove_finalizer, update, update_status,
 };
-use crate::hub::Missing;
+use crate::hub::{Barrier, Missing};
 
 /// What waits longer than this says so in a condition.
 const CONDITION_DELAY: Duration = Duration::from_secs(3);
@@ -79,54 +78,47 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     {
         return settle_on(&*role, droplet, why, &roles, &context).await;
     }
-    let outdated = RefCell::default();
     let step = decide(
         view,
-        || tables_of(&*role, &context, &outdated),
-        || uninformed(&*role, &context, &outdated),
+        || tables_of(&*role, &context),
+        || uninformed(&*role, &context),
     );
-    take(step, outdated.into_inner(), &*role, &roles, &context).await
+    take(step, &*role, &roles, &context).await
 }
 
-/// What is told of droplets whose transitd is to be upgraded.
-type Outdated = Option<(&'static str, String)>;
-
-fn note(missing: &Missing, outdated: &RefCell<Outdated>) {
-    if !missing.outdated.is_empty() {
-        *outdated.borrow_mut() = Some((missing.reason(), missing.message()));
-    }
-}
-
-fn tables_of<R: Role>(role: &R, context: &Context, outdated: &RefCell<Outdated>) -> Tables {
+fn tables_of<R: Role>(role: &R, context: &Context) -> Tables {
     let droplet = role.droplet().unwrap_or_default();
     let tables = context.hub.read(|world| role.tables(world, droplet));
-    let missing = context.hub.missing(&tables, Some(droplet), &role.waiter());
-    note(&missing, outdated);
-    if tables.is_empty() {
+    let is_unknown = tables.is_empty();
+    let barrier = Barrier::new(role.waiter())
+        .has(tables)
+        .never_excuses(Some(droplet));
+    let what = context.hub.missing(&barrier);
+    if is_unknown {
         Tables::Unknown
-    } else if missing.is_empty() {
+    } else if what.is_empty() {
         Tables::There
     } else {
         let waited = context.clocks.known_for(Timed::RoleWait, role.id().uid);
         Tables::Missing {
+            what,
             is_overdue: waited > TABLES_TIMEOUT,
         }
     }
 }
 
 /// Droplets that lack the news of where the role is.
-fn uninformed<R: Role>(role: &R, context: &Context, outdated: &RefCell<Outdated>) -> Vec<String> {
+fn uninformed<R: Role>(role: &R, context: &Context) -> Missing {
     let rows = context.hub.read(|world| role.published_rows(world));
-    let missing = context.hub.missing(&rows, role.droplet(), &role.waiter());
-    note(&missing, outdated);
-    let others = missing.outdated.into_iter().map(|(droplet, _)| droplet);
-    missing.unacked.into_iter().chain(others).collect()
+    let barrier = Barrier::new(role.waiter())
+        .has(rows)
+        .never_excuses(role.droplet());
+    context.hub.missing(&barrier)
 }
 
 /// Does what was decided.
 async fn take<R: Role>(
     step: Step,
-    outdated: Outdated,
     role: &R,
     roles: &Api<R>,
     context: &Context,
@@ -150,38 +142,45 @@ async fn take<R: Role>(
                 None => Action::await_change(),
             });
         }
-        Step::LeaveDroplet => {
+        Step::LeaveDroplet(missing) => {
             if let Some(other) = place(role, Move::Refused, context) {
                 context.clocks.forget(Timed::RoleWait, role.id().uid);
                 return settle_on(role, other, Move::Refused, roles, context).await;
             }
-            outdated.unwrap_or_else(|| filling(droplet))
+            filling(droplet, &missing)
         }
-        Step::WaitForTables => outdated.unwrap_or_else(|| filling(droplet)),
-        Step::WaitForUsers(names) => outdated.unwrap_or_else(|| announcing(&names)),
+        Step::WaitForTables(missing) => filling(droplet, &missing),
+        Step::WaitForUsers(missing) => announcing(&missing),
         Step::Publish => {
             context.hub.update(|world| world.publish_role(role.id()));
-            let outdated = RefCell::default();
-            let names = uninformed(role, context, &outdated);
-            if names.is_empty() {
+            let missing = uninformed(role, context);
+            if missing.is_empty() {
                 return finish(role, droplet, roles, context).await;
             }
-            outdated.into_inner().unwrap_or_else(|| announcing(&names))
+            announcing(&missing)
         }
     };
     wait(role, roles, context, (reason, message)).await
 }
 
-fn filling(droplet: &str) -> (&'static str, String) {
-    ("Filling", format!("waits until droplet {droplet} has its tables"))
+fn filling(droplet: &str, missing: &Missing) -> (&'static str, String) {
+    let message = format!("waits until droplet {droplet} has its tables");
+    upgrade_or(missing, ("Filling", message))
 }
 
-fn announcing(uninformed: &[String]) -> (&'static str, String) {
-    let names = join_first(uninformed);
-    (
-        "Announcing",
-        format!("waits until these droplets know of it: {names}"),
-    )
+fn announcing(missing: &Missing) -> (&'static str, String) {
+    let names = join_first(&missing.unacked);
+    let message = format!("waits until these droplets know of it: {names}");
+    upgrade_or(missing, ("Announcing", message))
+}
+
+/// That a transitd is to be upgraded is told before anything else.
+fn upgrade_or(missing: &Missing, told: (&'static str, String)) -> (&'static str, String) {
+    if missing.outdated.is_empty() {
+        told
+    } else {
+        (missing.reason(), missing.message())
+    }
 }
 
 /// All concerned know of it.
@@ -221,7 +220,7 @@ async fn settle_on<R: Role>(
 ) -> Result<Action, ReconcileError> {
     let mut placed = role.clone();
     placed.place_on(droplet.clone());
-    if let Err(error) = replace(roles, &placed).await {
+    if let Err(error) = update(roles, role, &placed).await {
         context.placements.forget(R::KIND, &role.name_any());
         return Err(error.into());
     }
@@ -261,8 +260,8 @@ async fn wait<R: Role>(
 
 async fn write<R: Role>(role: &R, roles: &Api<R>, status: RoleStatus) -> Result<R, WriteError> {
     let mut changed = role.clone();
-    changed.set_status(status);
-    replace_status(roles, &changed).await
+    *changed.status_mut() = Some(status);
+    update_status(roles, role, &changed).await
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -345,7 +344,8 @@ pub fn unpublish_leaving<R: Role>(context: &Context) {
 async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<Action, ReconcileError> {
     let rows = context.hub.read(|world| role.published_rows(world));
     // Those that don't understand its rows never used it.
-    let users = context.hub.missing(&rows, None, &role.waiter()).unacked;
+    let barrier = Barrier::new(role.waiter()).has(rows);
+    let users = context.hub.missing(&barrier).unacked;
     if !users.is_empty() {
         let message = format!(
             "waits until these droplets use it no more: {}",
@@ -356,9 +356,11 @@ async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<
     context.hub.update(|world| world.purge_role(role.id()));
     let droplets = role.serves_on().into_iter().chain(role.droplet());
     let holders: BTreeSet<String> = droplets.map(str::to_owned).collect();
-    let unsettled = context.hub.unsettled(&holders, &role.waiter());
-    if !unsettled.is_empty() {
-        let message = format!("waits until its tables are gone from {}", join_first(&unsettled));
+    let barrier = Barrier::new(role.waiter()).settles(holders);
+    let missing = context.hub.missing(&barrier);
+    if !missing.is_empty() {
+        let droplets = join_first(&missing.unacked);
+        let message = format!("waits until its tables are gone from {droplets}");
         return wait(role, roles, context, ("WaitsForTables", message)).await;
     }
     remove_finalizer(roles, role).await?;

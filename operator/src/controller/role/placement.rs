@@ -108,6 +108,8 @@ pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> 
     let candidates: Vec<Candidate> = known
         .iter()
         .filter(|droplet| Some(droplet.as_str()) != role.droplet() && context.hub.is_connected(droplet))
+        // An open stream is not enough: the droplet may owe acks for too long.
+        .filter(|droplet| context.hub.health(droplet) == Health::Connected)
         .filter(|droplet| {
             let object = context.stores.droplets.get(&ObjectRef::new(droplet));
             object.is_some_and(|object| is_accepted(&object))

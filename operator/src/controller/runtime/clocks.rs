@@ -36,11 +36,13 @@ pub enum Timed {
     EndpointInUse,
     /// A pod's annotations can't be read. By its UID.
     AnnotationUnread,
-    /// A pod's annotations make no Endpoint. By its UID.
-    PodInvalid,
+    /// The API server denies a pod, a Service or a node its Endpoint. By its UID.
+    EndpointDenied,
+    /// An event said so. By the same.
+    DenialTold,
     /// The name of a Service's Endpoint is taken. By the Service's UID.
     ServiceNameTaken,
-    /// A Service's annotations make no Endpoint. By its UID.
+    /// A Service's annotations ask for addresses that can't be read. By its UID.
     ServiceInvalid,
     /// The name of a node's Endpoint is taken. By the node's name.
     HostNameTaken,
@@ -60,6 +62,23 @@ impl Clocks {
                 Duration::ZERO
             }
         }
+    }
+
+    /// Whether it was asked about, and not forgotten since.
+    pub fn is_known(&self, what: Timed, whose: &str) -> bool {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.contains_key(&(what, whose.to_owned()))
+    }
+
+    /// True at the first time of asking, and again whenever so much time has passed since it was.
+    pub fn is_due(&self, what: Timed, whose: &str, every: Duration) -> bool {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (what, whose.to_owned());
+        let is_due = known.get(&key).is_none_or(|since| since.elapsed() >= every);
+        if is_due {
+            known.insert(key, Instant::now());
+        }
+        is_due
     }
 
     /// Asked again, it is new.
@@ -99,5 +118,26 @@ mod tests {
         );
         clocks.forget(Timed::RoleWait, "a");
         assert!(clocks.known_for(Timed::RoleWait, "a").is_zero());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_due_is_due_again_after_its_time() {
+        let clocks = Clocks::default();
+        let is_due = || clocks.is_due(Timed::DenialTold, "a", Duration::from_mins(1));
+        assert!(!clocks.is_known(Timed::DenialTold, "a") && is_due());
+        tokio::time::advance(Duration::from_secs(59)).await;
+        assert!(clocks.is_known(Timed::DenialTold, "a") && !is_due());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(is_due());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(!is_due());
+    }
+
+    /// Time that goes on by itself is never the same at two looks.
+    #[tokio::test]
+    async fn what_is_due_is_due_by_a_clock_that_runs() {
+        let clocks = Clocks::default();
+        let is_due = || clocks.is_due(Timed::DenialTold, "a", Duration::from_mins(1));
+        assert!(is_due() && !is_due());
     }
 }

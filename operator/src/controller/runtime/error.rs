@@ -29,13 +29,13 @@ pub enum ClaimError {
 }
 
 impl ClaimError {
-    /// For conditions and events; none of what is tried again in silence.
+    /// For conditions and events; none of errors that pass by themselves.
     pub fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Full { .. } => Some("NetworkFull"),
             Self::Unfit { .. } => Some("AddressUnfit"),
             Self::Taken { .. } => Some("AddressTaken"),
-            Self::Write(_) => None,
+            Self::Write(error) => error.is_denied().then_some("ClaimDenied"),
         }
     }
 }

@@ -1,21 +1,25 @@
-//! Writes as the design wants them: replace under resourceVersion, delete under UID and resourceVersion, our own
-//! finalizer helper.
+//! Writes as the design wants them: a patch of what changed under resourceVersion, delete under UID and resourceVersion, our
+//! own finalizer helper.
+//!
+//! Invariant: a field that this version doesn't know, of a newer CRD, is never written, so it stays.
 
 use std::fmt::Debug;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::response::StatusCause;
 use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use thiserror::Error;
 use thuban_api::{Condition, ConditionStatus, FINALIZER};
 
 /// What went wrong, at which object.
 #[derive(Debug, Error)]
-#[error("{operation} {object}: {source}")]
+#[error("{operation} {object}: {}", self.message())]
 pub struct WriteError {
     operation: &'static str,
     object: String,
@@ -43,13 +47,46 @@ impl WriteError {
         }
     }
 
+    /// The API server's words.
+    pub fn message(&self) -> String {
+        match &*self.source {
+            kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+            other => other.to_string(),
+        }
+    }
+
+    /// Understood and not allowed: by a quota, a webhook (which answers what it likes), a policy, or a rule of the kind. Tried
+    /// again at once, it is denied again.
+    pub fn is_denied(&self) -> bool {
+        match &*self.source {
+            kube::Error::Api(status) => {
+                (400..500).contains(&status.code) && !matches!(status.code, 401 | 404 | 408..=410 | 429)
+            }
+            _ => false,
+        }
+    }
+
+    /// Denied because its namespace ends.
+    pub fn is_namespace_ending(&self) -> bool {
+        self.is_denied() && self.causes().any(|cause| cause.reason == "NamespaceTerminating")
+    }
+
     pub fn is_forbidden(&self) -> bool {
         matches!(&*self.source, kube::Error::Api(status) if status.code == 403)
     }
 
-    /// The object breaks a rule of its kind: trying again changes nothing.
+    /// The object breaks a rule of its kind, which names the field. A policy may answer the same code, without one.
     pub fn is_invalid(&self) -> bool {
         matches!(&*self.source, kube::Error::Api(status) if status.code == 422)
+            && self.causes().any(|cause| !cause.field.is_empty())
+    }
+
+    fn causes(&self) -> impl Iterator<Item = &StatusCause> {
+        let details = match &*self.source {
+            kube::Error::Api(status) => status.details.as_ref(),
+            _ => None,
+        };
+        details.into_iter().flat_map(|details| &details.causes)
     }
 
     pub fn is_not_found(&self) -> bool {
@@ -113,20 +150,51 @@ pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError
     result.map_err(failed("create", &object.name_any()))
 }
 
-/// Replaces metadata and spec.
-pub async fn replace<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError> {
-    let name = object.name_any();
-    let result = bounded(api.replace(&name, &PostParams::default(), object)).await;
+/// Writes what of metadata and spec is other than in `old`, if the API server still has that version.
+pub async fn update<K: Object>(api: &Api<K>, old: &K, new: &K) -> Result<K, WriteError> {
+    let name = old.name_any();
+    let result = async {
+        let patch = Patch::Merge(changes(old, new)?);
+        bounded(api.patch(&name, &PatchParams::default(), &patch)).await
+    };
+    let result = result.await;
     crash_point::<K>("update");
     result.map_err(failed("update", &name))
 }
 
-/// Replaces the status.
-pub async fn replace_status<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError> {
-    let name = object.name_any();
-    let result = bounded(api.replace_status(&name, &PostParams::default(), object)).await;
+/// Writes what of the status is other than in `old`, if the API server still has that version.
+pub async fn update_status<K: Object>(api: &Api<K>, old: &K, new: &K) -> Result<K, WriteError> {
+    let name = old.name_any();
+    let result = async {
+        let patch = Patch::Merge(changes(old, new)?);
+        bounded(api.patch_status(&name, &PatchParams::default(), &patch)).await
+    };
+    let result = result.await;
     crash_point::<K>("status");
     result.map_err(failed("update the status of", &name))
+}
+
+/// A merge patch that makes `old` into `new` and holds for that version only.
+fn changes<K: Object>(old: &K, new: &K) -> Result<Value, kube::Error> {
+    let read = |object: &K| serde_json::to_value(object).map_err(kube::Error::SerdeError);
+    let mut patch = difference(&read(old)?, &read(new)?);
+    patch["metadata"]["resourceVersion"] = old.resource_version().into();
+    Ok(patch)
+}
+
+/// RFC 7386: a field that goes is null, a list is written whole.
+fn difference(old: &Value, new: &Value) -> Value {
+    let (Value::Object(old), Value::Object(new)) = (old, new) else {
+        return new.clone();
+    };
+    let gone = old.keys().filter(|name| !new.contains_key(*name));
+    let gone = gone.map(|name| (name.clone(), Value::Null));
+    let changed = new.iter().filter(|(name, value)| old.get(*name) != Some(value));
+    let changed = changed.map(|(name, value)| {
+        let old = old.get(name).unwrap_or(&Value::Null);
+        (name.clone(), difference(old, value))
+    });
+    Value::Object(gone.chain(changed).collect())
 }
 
 /// Deletes exactly this version of this object; an object that is gone is a success.
@@ -162,16 +230,18 @@ pub fn has_finalizer<K: Object>(object: &K) -> bool {
 }
 
 pub async fn add_finalizer<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError> {
-    let mut object = object.clone();
-    object.finalizers_mut().push(FINALIZER.to_owned());
-    replace(api, &object).await
+    let mut guarded = object.clone();
+    guarded.finalizers_mut().push(FINALIZER.to_owned());
+    update(api, object, &guarded).await
 }
 
 /// The object goes with this; one that is gone already is a success.
 pub async fn remove_finalizer<K: Object>(api: &Api<K>, object: &K) -> Result<(), WriteError> {
-    let mut object = object.clone();
-    object.finalizers_mut().retain(|finalizer| finalizer != FINALIZER);
-    match replace(api, &object).await {
+    let mut released = object.clone();
+    released
+        .finalizers_mut()
+        .retain(|finalizer| finalizer != FINALIZER);
+    match update(api, object, &released).await {
         Ok(_) => Ok(()),
         Err(error) if error.is_not_found() => Ok(()),
         Err(error) => Err(error),
@@ -201,5 +271,64 @@ pub fn condition(
         message: message.to_owned(),
         last_transition_time: Timestamp::now().to_string(),
         observed_generation: generation,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+    use serde_json::{Value, json};
+    use thuban_api::{Bouncer, FINALIZER, Phase};
+
+    use super::{changes, failed};
+
+    fn bouncer(object: &Value) -> Bouncer {
+        serde_json::from_value(object.clone()).unwrap()
+    }
+
+    #[test]
+    fn a_patch_names_what_changed_and_nothing_else() {
+        let stored = json!({
+            "metadata": {"name": "b", "resourceVersion": "7", "finalizers": [FINALIZER]},
+            "spec": {"vpc": "red", "network": "red-1", "droplet": "n0", "newer": 1},
+            "status": {"phase": "Init", "droplet": "n0", "conditions": [], "newer": {"field": 1}},
+        });
+        let old = bouncer(&stored);
+        assert_eq!(
+            changes(&old, &old).unwrap(),
+            json!({"metadata": {"resourceVersion": "7"}})
+        );
+        let mut new = old.clone();
+        new.metadata.finalizers = None;
+        new.spec.droplet = Some("n1".into());
+        let status = new.status.as_mut().unwrap();
+        status.phase = Phase::Provisioned;
+        status.droplet = None;
+        let patch = json!({
+            "metadata": {"resourceVersion": "7", "finalizers": null},
+            "spec": {"droplet": "n1"},
+            "status": {"phase": "Provisioned", "droplet": null},
+        });
+        assert_eq!(changes(&old, &new).unwrap(), patch);
+    }
+
+    #[test]
+    fn what_is_denied_is_told_from_what_fails_and_from_what_is_invalid() {
+        let of = |code: u16, cause: &Value| {
+            let status: Status = serde_json::from_value(json!({
+                "status": "Failure", "message": "by whom", "reason": "", "code": code, "details": {"causes": [cause]},
+            }))
+            .unwrap();
+            failed("create", "x")(kube::Error::Api(Box::new(status)))
+        };
+        let none = json!({});
+        let denied = [400, 403, 418, 422].map(|code| of(code, &none).is_denied());
+        let failed = [401, 404, 408, 409, 410, 429, 500, 503].map(|code| of(code, &none).is_denied());
+        assert_eq!((denied, failed), ([true; 4], [false; 8]));
+        assert!(of(422, &json!({"field": "spec.network"})).is_invalid());
+        assert!(!of(422, &json!({"message": "a policy"})).is_invalid());
+        assert!(of(403, &json!({"reason": "NamespaceTerminating"})).is_namespace_ending());
+        assert!(!of(403, &none).is_namespace_ending());
+        assert_eq!(of(403, &none).to_string(), "create x: by whom");
     }
 }

@@ -19,6 +19,7 @@ use tracing::info;
 
 use crate::controller::admission::usable_network;
 use crate::controller::context::Context;
+use crate::controller::denial;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::create;
@@ -102,6 +103,7 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
     match create(&endpoints, &endpoint).await {
         Ok(_) => {
+            denial::forget(&*service, &context);
             info!(
                 namespace,
                 endpoint = name,
@@ -112,14 +114,10 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
             // Should another operator, whose cache is old, delete it.
             Ok(Action::requeue(USER_RETRY))
         }
-        // The watch will tell, or the namespace is going away and the Service with it.
-        Err(error) if error.is_conflict() || error.is_forbidden() => Ok(Action::requeue(USER_RETRY)),
-        // A network's name that can't be one.
-        Err(error) if error.is_invalid() => {
-            let note = format!("its annotations, or its namespace's, make no Endpoint: {error}");
-            tell_once(&service, &note, &context);
-            Ok(Action::await_change())
-        }
+        // The watch will tell.
+        Err(error) if error.is_conflict() => Ok(Action::requeue(USER_RETRY)),
+        // Also by a rule of the kind: a network's name that can't be one.
+        Err(error) if error.is_denied() => Ok(denial::tell(&*service, &namespace, &error, &context)),
         Err(error) => Err(error.into()),
     }
 }

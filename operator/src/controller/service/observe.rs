@@ -4,6 +4,7 @@
 use kube::ResourceExt;
 
 use crate::controller::context::Context;
+use crate::controller::denial;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::watch::Change;
 use crate::controller::wake::wake_service;
@@ -21,6 +22,7 @@ pub fn on_service(context: &Context, change: &Change<Service>) {
     if is_there {
         triggers.service(&namespace, &name);
     } else {
+        denial::forget(service, context);
         let uid = service.uid().unwrap_or_default();
         for told in [Timed::ServiceNameTaken, Timed::ServiceInvalid] {
             context.clocks.forget(told, &uid);

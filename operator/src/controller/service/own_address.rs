@@ -12,14 +12,14 @@ use crate::controller::admission::usable_network;
 use crate::controller::context::Context;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::condition;
-use crate::hub::Waiter;
+use crate::hub::{Barrier, Waiter};
 use crate::model::allocation::{Owner, addresses_of};
 use crate::model::asked::{AskedError, asked_addresses};
 use crate::model::endpoint::name_of;
 use crate::model::ranges::in_force;
 use crate::model::service::Service;
 use crate::model::validation::parse;
-use crate::model::world::MOST_OWN_ADDRESSES;
+use crate::model::world::MAX_OWN_ADDRESSES;
 
 /// Says why a Service doesn't have the addresses that it asks for.
 const CONDITION: &str = "ServiceAddress";
@@ -76,9 +76,9 @@ pub async fn claim(
         }
     };
     let vpc = &network.spec.vpc;
-    if context.hub.read(|world| world.service_addresses_of(vpc).len()) + asked.len() > MOST_OWN_ADDRESSES {
+    if context.hub.read(|world| world.service_addresses_of(vpc).len()) + asked.len() > MAX_OWN_ADDRESSES {
         let message = format!(
-            "the Services of VPC {vpc:?} have {MOST_OWN_ADDRESSES} addresses of its own, and at most so many can be: take the \
+            "the Services of VPC {vpc:?} have {MAX_OWN_ADDRESSES} addresses of its own, and at most so many can be: take the \
              annotation {SERVICE_IP_ANNOTATION} away from some"
         );
         return not("TooMany", &message);
@@ -124,8 +124,8 @@ pub async fn give_back(endpoint: &Endpoint, context: &Context) -> Result<bool, R
     }
     let vpc = context.vpc_name_of(endpoint);
     let rows = context.hub.read(|world| world.vpc_rows(&vpc));
-    let waiter = Waiter::Endpoint(name_of(endpoint));
-    if !context.hub.missing(&rows, None, &waiter).unacked.is_empty() {
+    let barrier = Barrier::new(Waiter::Endpoint(name_of(endpoint))).has(rows);
+    if !context.hub.missing(&barrier).unacked.is_empty() {
         return Ok(false);
     }
     release_each(endpoint, asked, context).await?;

@@ -14,12 +14,12 @@ use super::allocation::Family;
 use super::service::{Backend, Conditions, EndpointSlice, Port, Service};
 
 /// Bounds of a droplet's tables.
-const MOST_PORTS: usize = rows::MAX_PORTS;
-const MOST_BACKENDS: usize = rows::MAX_BACKENDS;
+const MAX_PORTS: usize = rows::MAX_PORTS;
+const MAX_BACKENDS: usize = rows::MAX_BACKENDS;
 /// Of all its ports together: a row is one message's part, and a tenant writes slices.
-const MOST_WAYS: usize = 65_536;
+const MAX_WAYS: usize = 65_536;
 /// Of one that nodes serve: they write all such services anew at each change.
-const MOST_BY_NODE: usize = 1024;
+const MAX_BY_NODE: usize = 1024;
 /// IP protocol number.
 const UDP: u8 = 17;
 /// Seconds, as Kubernetes has it.
@@ -27,20 +27,20 @@ const DEFAULT_AFFINITY: u32 = 10_800;
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TooLarge {
-    #[error("it has {0} ports, and at most {MOST_PORTS} can be served: make a Service for each part of them")]
+    #[error("it has {0} ports, and at most {MAX_PORTS} can be served: make a Service for each part of them")]
     Ports(usize),
     #[error(
-        "port {port} has {backends} backends of one address family, and at most {MOST_BACKENDS} can be served: make \
+        "port {port} has {backends} backends of one address family, and at most {MAX_BACKENDS} can be served: make \
          several Services with a part of the pods each"
     )]
     Backends { port: u16, backends: usize },
     #[error(
-        "its ports have {0} backends together, and at most {MOST_WAYS} can be served: make a Service for each part of \
+        "its ports have {0} backends together, and at most {MAX_WAYS} can be served: make a Service for each part of \
          its ports"
     )]
     Ways(usize),
     #[error(
-        "its ports have {0} backends together that a node serves itself, and at most {MOST_BY_NODE} can be: make a Service \
+        "its ports have {0} backends together that a node serves itself, and at most {MAX_BY_NODE} can be: make a Service \
          for a part of them each"
     )]
     ByNode(usize),
@@ -195,10 +195,10 @@ pub fn backends<'a>(
         });
         let table: Vec<rows::Port> = table.collect::<Result<_, _>>()?;
         let ways = table.iter().map(|port| port.backends.len()).sum();
-        if ways > MOST_WAYS {
+        if ways > MAX_WAYS {
             return Err(TooLarge::Ways(ways));
         }
-        if by_node && ways > MOST_BY_NODE {
+        if by_node && ways > MAX_BY_NODE {
             return Err(TooLarge::ByNode(ways));
         }
         tables.push((*address, table));
@@ -313,7 +313,7 @@ fn ways(
         None => chosen(found.into_iter().flatten()),
         Some(homes) => best_of_each(found, homes),
     };
-    if backends.len() > MOST_BACKENDS {
+    if backends.len() > MAX_BACKENDS {
         let backends = backends.len();
         return Err(TooLarge::Backends { port, backends });
     }
@@ -356,7 +356,7 @@ fn ports(service: &Service) -> Result<Vec<(u16, Joint<'_>)>, TooLarge> {
     let usable: Vec<_> = usable
         .filter(|(port, joint)| seen.insert((*port, joint.0)))
         .collect();
-    if usable.len() > MOST_PORTS {
+    if usable.len() > MAX_PORTS {
         return Err(TooLarge::Ports(usable.len()));
     }
     Ok(usable)
@@ -393,7 +393,7 @@ fn exposed(
     homes: &BTreeMap<IpAddr, String>,
     is_tenants: bool,
 ) -> Result<Vec<ExposedPort>, TooLarge> {
-    let ports = service.ports().iter().take(MOST_PORTS);
+    let ports = service.ports().iter().take(MAX_PORTS);
     let local = service.is_external_local() || is_tenants;
     let ports = ports.filter_map(|port| Some((port, joint(port)?, number(port)?)));
     let made = ports.map(|(port, joint, number)| {
@@ -435,14 +435,14 @@ fn bound(ports: &[ExposedPort], homes: &BTreeMap<IpAddr, String>) -> Result<(), 
         }
     }
     match by_droplet.into_values().max() {
-        Some(most) if most > MOST_BY_NODE => Err(TooLarge::ByNode(most)),
+        Some(most) if most > MAX_BY_NODE => Err(TooLarge::ByNode(most)),
         _ => Ok(()),
     }
 }
 
 /// Of what goes to all nodes, each node's first backends of each port, as many as it can be led to.
 fn cut(ports: &mut [ExposedPort], homes: &BTreeMap<IpAddr, String>) {
-    let most = (MOST_BY_NODE / ports.len().max(1)).max(1);
+    let most = (MAX_BY_NODE / ports.len().max(1)).max(1);
     for port in ports {
         let Some(backends) = &mut port.local else { continue };
         let mut by_droplet: BTreeMap<&str, usize> = BTreeMap::new();

@@ -19,7 +19,7 @@ use roles::Roles;
 use services::Services;
 
 pub use roles::{Role, RoleId, RoleKind};
-pub use services::{MOST_OWN_ADDRESSES, Service};
+pub use services::{MAX_OWN_ADDRESSES, Service};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vpc {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
-use super::{Key, Owner, World};
+use super::{EndpointName, Key, Membership, Owner, World};
 
 /// Both kinds of roles live the same life; they differ in what their tables are, and who uses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -399,6 +399,27 @@ impl World {
         self.keys_of(&published_by(kind, parent.to_owned()))
             .cloned()
             .collect()
+    }
+
+    /// The rows by which the listed bouncers, or dividers, pass packets on to an endpoint.
+    pub fn serving_rows(&self, kind: RoleKind, name: &EndpointName) -> Vec<(String, Key)> {
+        let rows = || {
+            let endpoint = self.endpoints.get(name)?;
+            let Membership::Member(member) = &endpoint.membership else {
+                return None;
+            };
+            let network = self.networks.get(&endpoint.network)?;
+            let vni = self.vni(&network.vpc)?;
+            let (parent, key) = match kind {
+                RoleKind::Divider => (&network.vpc, Key::Vpc(vni)),
+                RoleKind::Bouncer => (&endpoint.network, Key::Bouncer(vni, member.address.into())),
+            };
+            let keys = [Key::Network(vni, network.id), key];
+            let members = self.roles(kind).members(parent).into_iter();
+            let rows = members.flat_map(|droplet| keys.clone().map(|key| (droplet.to_owned(), key)));
+            Some(rows.collect())
+        };
+        rows().unwrap_or_default()
     }
 }
 

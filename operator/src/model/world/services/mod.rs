@@ -15,7 +15,7 @@ use thuban_api::cidr::Cidr;
 use thuban_api::identifiers::Vni;
 use thuban_rows::{ExposedPort, Port, ServiceName, Visible};
 
-pub use reach::MOST_OWN_ADDRESSES;
+pub use reach::MAX_OWN_ADDRESSES;
 
 use super::{EndpointName, Key, Owner, Rows, Vpc, World};
 

@@ -13,11 +13,11 @@ use super::{EndpointName, Key, NodeService, Owner, Rows, Service, World};
 use crate::model::rows::PackedRow;
 
 /// Addresses of a VPC's own that its services have together: all its droplets are told all of them.
-pub const MOST_OWN_ADDRESSES: usize = 256;
+pub const MAX_OWN_ADDRESSES: usize = 256;
 /// Droplets to which the others send on what comes for one port: all are told of them at each change.
-const MOST_PEERS: usize = 64;
+const MAX_PEERS: usize = 64;
 /// The same of all ports of a service together.
-const MOST_PEERS_TOGETHER: usize = 256;
+const MAX_PEERS_TOGETHER: usize = 256;
 const TCP: u8 = 6;
 
 impl World {
@@ -63,7 +63,7 @@ impl World {
             if !self.is_held_by(name, *address) {
                 continue;
             }
-            let most = (MOST_PEERS_TOGETHER / ports.len().max(1)).clamp(1, MOST_PEERS);
+            let most = (MAX_PEERS_TOGETHER / ports.len().max(1)).clamp(1, MAX_PEERS);
             let is_sent_on = service.by_peers && address.is_ipv4();
             let ports: Vec<ExposedPort> = ports
                 .iter()
@@ -157,7 +157,7 @@ impl World {
             .flat_map(|service| service.own_addresses.iter().copied())
             .collect();
         // Two may have been claimed at once.
-        addresses.into_iter().take(MOST_OWN_ADDRESSES).collect()
+        addresses.into_iter().take(MAX_OWN_ADDRESSES).collect()
     }
 
     /// The rows of a VPC itself, by which droplets know addresses of services among its own.

@@ -1,0 +1,214 @@
+//! What a VPC or a network needs next, by what is known of it: both are served by roles, and both go in one order.
+//! Nothing here reads a store or writes: the reconciler looks, and does what it is told.
+
+use thuban_api::Phase;
+
+/// What is known of one that is not deleted.
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own, none follows from another
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    /// Of a network: its VPC is there and not looked at yet.
+    pub is_early: bool,
+    /// Its spec may come into force.
+    pub is_usable: bool,
+    /// An earlier spec is in force.
+    pub is_in_force: bool,
+    /// It has what its rows are told apart by. A network always has.
+    pub has_number: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Its VPC comes first.
+    WaitForVpc,
+    /// It says why its spec is refused. What is in force goes on being served.
+    Refuse {
+        serves_on: bool,
+    },
+    /// Nobody serves it before it has a number.
+    ClaimNumber,
+    Serve,
+}
+
+pub fn decide(view: View) -> Step {
+    if view.is_early {
+        Step::WaitForVpc
+    } else if !view.is_usable {
+        Step::Refuse {
+            serves_on: view.is_in_force,
+        }
+    } else if view.has_number {
+        Step::Serve
+    } else {
+        Step::ClaimNumber
+    }
+}
+
+/// How far one is that is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// It was Provisioned before, and stays so.
+    Kept,
+    WaitsForVpc,
+    WaitsForRoles,
+    /// From now on.
+    Provisioned,
+}
+
+/// `vpc`: the phase of a network's VPC. `waiting`: how many of its roles don't work.
+pub fn readiness(phase: Phase, vpc: Option<Phase>, waiting: usize) -> Readiness {
+    if phase == Phase::Provisioned {
+        Readiness::Kept
+    } else if vpc == Some(Phase::Init) {
+        Readiness::WaitsForVpc
+    } else if waiting > 0 {
+        Readiness::WaitsForRoles
+    } else {
+        Readiness::Provisioned
+    }
+}
+
+/// What goes before one that is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// A VPC's networks, a network's endpoints: its roles serve them to their end.
+    Members,
+    Roles,
+    /// Rows that droplets have of it.
+    Rows,
+    /// Members of which the API server knows and this process does not.
+    Unseen,
+}
+
+/// Whether something of a stage is left; none: nobody has looked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Left {
+    members: Option<bool>,
+    roles: Option<bool>,
+    rows: Option<bool>,
+    unseen: Option<bool>,
+}
+
+impl Left {
+    /// What a look found.
+    pub fn after(mut self, stage: Stage, is_left: bool) -> Self {
+        let found = match stage {
+            Stage::Members => &mut self.members,
+            Stage::Roles => &mut self.roles,
+            Stage::Rows => &mut self.rows,
+            Stage::Unseen => &mut self.unseen,
+        };
+        *found = Some(is_left);
+        self
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaving {
+    /// To look at roles is to delete them, so nobody looks at them early.
+    Look(Stage),
+    Wait(Stage),
+    LetGo,
+}
+
+pub fn decide_leaving(left: Left) -> Leaving {
+    let stages = [
+        (Stage::Members, left.members),
+        (Stage::Roles, left.roles),
+        (Stage::Rows, left.rows),
+        (Stage::Unseen, left.unseen),
+    ];
+    for (stage, is_left) in stages {
+        match is_left {
+            None => return Leaving::Look(stage),
+            Some(true) => return Leaving::Wait(stage),
+            Some(false) => {}
+        }
+    }
+    Leaving::LetGo
+}
+
+#[cfg(test)]
+mod tests {
+    use thuban_api::Phase;
+
+    use super::{Leaving, Left, Readiness, Stage, Step, View, decide, decide_leaving, readiness};
+
+    const NEW: View = View {
+        is_early: false,
+        is_usable: true,
+        is_in_force: false,
+        has_number: false,
+    };
+
+    #[test]
+    fn what_is_in_force_is_served_though_a_later_spec_is_refused() {
+        let serving = View {
+            is_in_force: true,
+            has_number: true,
+            ..NEW
+        };
+        let bad = |view| View {
+            is_usable: false,
+            ..view
+        };
+        let early = |view| View {
+            is_early: true,
+            ..view
+        };
+        for (view, step) in [
+            (NEW, Step::ClaimNumber),
+            (
+                View {
+                    has_number: true,
+                    ..NEW
+                },
+                Step::Serve,
+            ),
+            (serving, Step::Serve),
+            (bad(NEW), Step::Refuse { serves_on: false }),
+            (bad(serving), Step::Refuse { serves_on: true }),
+            // Nobody says that its VPC is missing before that was looked at.
+            (early(bad(NEW)), Step::WaitForVpc),
+            (early(serving), Step::WaitForVpc),
+        ] {
+            assert_eq!(decide(view), step, "{view:?}");
+        }
+    }
+
+    #[test]
+    fn a_parent_is_provisioned_after_its_vpc_and_all_roles() {
+        let (init, provisioned) = (Phase::Init, Phase::Provisioned);
+        for (phase, vpc, waiting, expected) in [
+            (init, None, 1, Readiness::WaitsForRoles),
+            (init, None, 0, Readiness::Provisioned),
+            (init, Some(init), 0, Readiness::WaitsForVpc),
+            (init, Some(init), 1, Readiness::WaitsForVpc),
+            (init, Some(provisioned), 2, Readiness::WaitsForRoles),
+            (init, Some(provisioned), 0, Readiness::Provisioned),
+            // Once Provisioned it stays so, whatever becomes of its roles.
+            (provisioned, Some(init), 2, Readiness::Kept),
+            (provisioned, None, 0, Readiness::Kept),
+        ] {
+            assert_eq!(
+                readiness(phase, vpc, waiting),
+                expected,
+                "{phase:?} {vpc:?} {waiting}"
+            );
+        }
+    }
+
+    #[test]
+    fn members_go_first_then_roles_then_rows_then_the_object() {
+        let mut left = Left::default();
+        for stage in [Stage::Members, Stage::Roles, Stage::Rows, Stage::Unseen] {
+            assert_eq!(decide_leaving(left), Leaving::Look(stage));
+            assert_eq!(decide_leaving(left.after(stage, true)), Leaving::Wait(stage));
+            left = left.after(stage, false);
+        }
+        assert_eq!(decide_leaving(left), Leaving::LetGo);
+        // A network that came while its VPC began to leave is served.
+        let again = left.after(Stage::Members, true);
+        assert_eq!(decide_leaving(again), Leaving::Wait(Stage::Members));
+    }
+}

@@ -1,0 +1,264 @@
+//! What Provisioned must mean at the moment when it is written: of a VPC or network that its roles work, of a role that
+//! its droplet has its tables and that its users know its place. And what is told only afterwards.
+
+use std::net::IpAddr;
+
+use serde_json::Value;
+use thuban_proto::transit::row::Row as Kind_;
+use thuban_proto::transit::{NetworkRow, VpcRow};
+
+use crate::convergence::{is_accepted, is_provisioned};
+use crate::droplet::Droplet;
+use crate::invariants::{first_address, home, is_alone, pod_uid, vni, vpc_of};
+use crate::kind::Kind;
+use crate::services::is_scaled;
+use crate::simulation::State;
+use crate::store::{Change, is_deleting, text};
+use crate::tables::{Slot, number, underlay};
+use crate::walk::contains;
+
+/// A write of anybody.
+pub fn after_write(state: &mut State, change: &Change) {
+    let (kind, _, name) = &change.name;
+    let old = change.old.as_deref();
+    let Some(new) = change.new.as_deref() else { return };
+    let was_provisioned = old.is_some_and(is_provisioned);
+    if !is_provisioned(new) {
+        // The pods that name an Endpoint of a user have it one after the other.
+        let is_users = *kind == Kind::Endpoint && is_users(new);
+        if was_provisioned && !is_users {
+            state.violation(format!("{kind:?} {name} was Provisioned, and is in Init again"));
+        }
+        return;
+    }
+    let place = |role: Option<&Value>| role.map(|role| text(role, "/status/droplet").to_owned());
+    let wrong = match kind {
+        Kind::Vpc if !was_provisioned => roles_work(state, (Kind::Vpc, name, new), Kind::Divider),
+        Kind::Network if !was_provisioned => network_works(state, name, new),
+        Kind::Divider if !was_provisioned || place(old) != place(Some(new)) => divider_works(state, new),
+        Kind::Bouncer if !was_provisioned || place(old) != place(Some(new)) => bouncer_works(state, new),
+        Kind::Endpoint => {
+            state.served.insert(holder(new));
+            Ok(())
+        }
+        _ => Ok(()),
+    };
+    if let Err(why) = wrong {
+        state.violation(format!("{kind:?} {name} is Provisioned, but {why}"));
+    }
+}
+
+fn is_users(endpoint: &Value) -> bool {
+    text(endpoint, "/spec/type") == "Simple" && text(endpoint, "/spec/podRef/uid").is_empty()
+}
+
+/// By what its droplet knows who has it.
+fn holder(endpoint: &Value) -> String {
+    match text(endpoint, "/spec/type") {
+        "Host" => format!("node/{}", text(endpoint, "/spec/droplet")),
+        _ => pod_uid(endpoint).to_owned(),
+    }
+}
+
+/// A droplet is told that a pod's endpoint is ready only when the Endpoint is Provisioned.
+pub fn ready_means_provisioned(state: &State, droplet: &Droplet) -> Result<(), String> {
+    let mut early = droplet
+        .tables
+        .locals()
+        .filter(|row| row.ready && !state.served.contains(&row.pod_uid));
+    match early.next() {
+        Some(row) => Err(format!(
+            "{} was told that the endpoint of {} is ready, which was never Provisioned",
+            droplet.name, row.pod_uid
+        )),
+        None => Ok(()),
+    }
+}
+
+/// All roles of a parent, as many as its status asks for, have been Provisioned.
+fn roles_work(state: &State, parent: (Kind, &str, &Value), kind: Kind) -> Result<(), String> {
+    let (parent_kind, name, object) = parent;
+    let (letter, count) = match parent_kind {
+        Kind::Vpc => ('d', "/status/dividers"),
+        _ => ('b', "/status/bouncers"),
+    };
+    let count = object.pointer(count).and_then(Value::as_u64).unwrap_or(1);
+    let owner = text(object, "/metadata/uid");
+    let mut names = (0..count).map(|number| format!("{name}-{letter}{number}"));
+    // It may have been deleted since.
+    let idle = names.find(|role| !has_worked(state, kind, role, owner));
+    idle.map_or(Ok(()), |role| Err(format!("{role} has never worked")))
+}
+
+fn has_worked(state: &State, kind: Kind, name: &str, owner: &str) -> bool {
+    state.store.events_after(kind, 0).iter().any(|event| {
+        let role: Value = serde_json::from_slice(&event.object).expect("an object");
+        text(&role, "/metadata/name") == name
+            && text(&role, "/metadata/ownerReferences/0/uid") == owner
+            && is_provisioned(&role)
+    })
+}
+
+fn network_works(state: &State, name: &str, network: &Value) -> Result<(), String> {
+    let vpc = text(network, "/spec/vpc");
+    let object = state.store.value(Kind::Vpc, "", vpc);
+    if object.is_some_and(|object| !is_provisioned(object)) {
+        return Err(format!("its VPC {vpc} is not"));
+    }
+    roles_work(state, (Kind::Network, name, network), Kind::Bouncer)
+}
+
+/// The droplet of a name, unless it is suspect, was started again, or came after another one of its name: then nobody
+/// waits for its acks, or it hears of everything anew.
+fn listening<'a>(state: &'a State, name: &str) -> Option<&'a Droplet> {
+    let droplet = state.droplets.get(name)?;
+    let follows = droplet.follows(state.writer?) && !droplet.tables.rows.is_empty();
+    (follows && is_accepted(state, name)).then_some(droplet)
+}
+
+fn vpc_row(droplet: &Droplet, vni: u32) -> Option<&VpcRow> {
+    match &droplet.tables.rows.get(&Slot::Vpc(number(vni)))?.row {
+        Some(Kind_::Vpc(row)) => Some(row),
+        _ => None,
+    }
+}
+
+fn network_row(droplet: &Droplet, vni: u32, within: IpAddr) -> Option<&NetworkRow> {
+    droplet.tables.rows.values().find_map(|row| match &row.row {
+        Some(Kind_::Network(row))
+            if row.vni == vni && row.cidrs.iter().any(|cidr| contains(cidr, within)) =>
+        {
+            Some(row)
+        }
+        _ => None,
+    })
+}
+
+/// An address of a network's first range.
+fn inside(network: &Value) -> Option<IpAddr> {
+    let range = text(network, "/status/cidrs/0");
+    range.split('/').next()?.parse().ok()
+}
+
+/// Whether the droplet serves a VPC, or a network of it, or has a pod there; else its rows of it may be about to go.
+fn uses(state: &State, droplet: &str, vpc: &str, network: Option<&str>) -> bool {
+    let is_own = |object: &Value| {
+        let is_of_network = network.is_none_or(|network| text(object, "/spec/network") == network);
+        !is_deleting(object) && is_provisioned(object) && is_of_network
+    };
+    let mut bouncers = state.store.values(Kind::Bouncer);
+    let mut endpoints = state.store.values(Kind::Endpoint);
+    let mut dividers = state.store.values(Kind::Divider);
+    let serves = |role: &Value| text(role, "/status/droplet") == droplet && text(role, "/spec/vpc") == vpc;
+    bouncers.any(|bouncer| serves(bouncer) && is_own(bouncer))
+        || dividers.any(|divider| serves(divider) && is_provisioned(divider) && !is_deleting(divider))
+        || endpoints.any(|endpoint| {
+            let is_pods = !is_scaled(endpoint) && home(endpoint) == droplet;
+            is_pods && is_own(endpoint) && vpc_of(state, endpoint) == vpc
+        })
+}
+
+/// A list of droplets in a row has every role of a kind that works, where it serves or is about to.
+fn lists(state: &State, row: &[Vec<u8>], kind: Kind, field: &str, parent: &str) -> Result<(), String> {
+    for role in state.store.values(kind) {
+        if text(role, field) != parent || is_deleting(role) || !is_provisioned(role) {
+            continue;
+        }
+        let known = |path| {
+            let droplet = state.droplets.get(text(role, path));
+            droplet.filter(|droplet| is_accepted(state, &droplet.name))
+        };
+        // Its droplet has gone: nobody is told of its next place before it is ready there.
+        let Some(serving) = known("/status/droplet") else {
+            continue;
+        };
+        let mut places = [Some(serving), known("/spec/droplet")].into_iter().flatten();
+        let is_listed = |droplet: &Droplet| row.iter().any(|listed| underlay(listed) == droplet.address);
+        if !places.any(is_listed) {
+            return Err(format!("does not list {}", text(role, "/metadata/name")));
+        }
+    }
+    Ok(())
+}
+
+/// Its droplet has the VPC's row and that of every network, with its bouncers; who has the VPC's row knows it.
+fn divider_works(state: &State, divider: &Value) -> Result<(), String> {
+    let vpc = text(divider, "/spec/vpc");
+    let (true, Some(vni)) = (is_alone(state), vni(state, vpc)) else {
+        return Ok(());
+    };
+    let Some(home) = listening(state, text(divider, "/status/droplet")) else {
+        return Ok(());
+    };
+    if !vpc_row(home, vni).is_some_and(|row| row.divider_here) {
+        return Err(format!("{} does not divide", home.name));
+    }
+    for network in state.store.values(Kind::Network) {
+        let name = text(network, "/metadata/name");
+        if text(network, "/spec/vpc") != vpc || is_deleting(network) || !is_provisioned(network) {
+            continue;
+        }
+        let Some(within) = inside(network) else { continue };
+        let Some(row) = network_row(home, vni, within) else {
+            return Err(format!("{} has no row of network {name}", home.name));
+        };
+        lists(state, &row.bouncers, Kind::Bouncer, "/spec/network", name)
+            .map_err(|why| format!("the row of network {name} on {} {why}", home.name))?;
+    }
+    for name in state.droplets.keys().filter(|name| uses(state, name, vpc, None)) {
+        let row = listening(state, name).and_then(|user| vpc_row(user, vni));
+        let knows = |row: &VpcRow| row.dividers.iter().any(|listed| underlay(listed) == home.address);
+        if row.is_some_and(|row| !knows(row)) {
+            return Err(format!("{name} has the VPC's row without it"));
+        }
+    }
+    Ok(())
+}
+
+/// Its droplet has a row for every endpoint of the network, and the VPC's row with all dividers; who has the network's
+/// row knows it.
+fn bouncer_works(state: &State, bouncer: &Value) -> Result<(), String> {
+    let (vpc, name) = (text(bouncer, "/spec/vpc"), text(bouncer, "/spec/network"));
+    let network = state.store.value(Kind::Network, "", name);
+    let within = network.and_then(|network| inside(network));
+    let (true, Some(vni), Some(within)) = (is_alone(state), vni(state, vpc), within) else {
+        return Ok(());
+    };
+    let Some(home) = listening(state, text(bouncer, "/status/droplet")) else {
+        return Ok(());
+    };
+    if !network_row(home, vni, within).is_some_and(|row| row.bouncer_here) {
+        return Err(format!("{} does not bounce", home.name));
+    }
+    let Some(row) = vpc_row(home, vni) else {
+        return Err(format!("{} has no row of the VPC", home.name));
+    };
+    lists(state, &row.dividers, Kind::Divider, "/spec/vpc", vpc)
+        .map_err(|why| format!("the row of the VPC on {} {why}", home.name))?;
+    for endpoint in state.store.values(Kind::Endpoint) {
+        if text(endpoint, "/spec/network") != name || is_scaled(endpoint) || is_deleting(endpoint) {
+            continue;
+        }
+        let Some(address) = first_address(endpoint).filter(|_| is_provisioned(endpoint)) else {
+            continue;
+        };
+        let is_here = vpc_of(state, endpoint) == vpc && listening(state, self::home(endpoint)).is_some();
+        let slot = Slot::Bouncer(number(vni), address);
+        if is_here && !home.tables.rows.contains_key(&slot) {
+            let endpoint = text(endpoint, "/metadata/name");
+            return Err(format!("{} has no row of endpoint {endpoint}", home.name));
+        }
+    }
+    for user in state
+        .droplets
+        .keys()
+        .filter(|user| uses(state, user, vpc, Some(name)))
+    {
+        let row = listening(state, user).and_then(|user| network_row(user, vni, within));
+        let knows = |row: &NetworkRow| row.bouncers.iter().any(|listed| underlay(listed) == home.address);
+        if row.is_some_and(|row| !knows(row)) {
+            return Err(format!("{user} has the network's row without it"));
+        }
+    }
+    Ok(())
+}
