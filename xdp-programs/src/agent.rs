@@ -46,16 +46,19 @@ struct NextHop {
 
 #[inline(always)]
 pub fn run<F: Frame>(frame: &mut F, point: TracePoint) -> Verdict {
-    let Some(observed) = Observed::new(frame) else {
+    let Some((observed, attachment)) = Observed::with_attachment(frame) else {
         return F::DROP;
     };
-    let outcome = handle(frame, observed);
+    let outcome = handle(frame, observed, attachment);
     settle::<F>(point, observed, outcome)
 }
 
 #[inline(always)]
-fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
-    let attachment = maps::attachment(frame.interface()).ok_or(Counter::NoAttachment)?;
+fn handle<F: Frame>(frame: &mut F, observed: &mut Observed, attachment: &mut AttachmentEntry) -> Outcome {
+    if !maps::read_attachment(frame.interface(), attachment) {
+        return Err(Counter::NoAttachment);
+    }
+    let attachment = &*attachment;
     let config = maps::config().ok_or(Counter::NoConfig)?;
     observed.vni = attachment.vni;
     if observed.is_traced() {
@@ -124,7 +127,7 @@ fn packet<F: Frame>(
 
 /// What the tables say of a destination.
 enum Target {
-    Local(&'static LocalEntry),
+    Local(LocalEntry),
     Remote(DropletAddress),
     Range(&'static SubnetEntry),
     /// The node's own stack serves it for the VPC.
@@ -193,7 +196,7 @@ fn route<F: Frame>(
     let hash = flow::hash(packet);
     let next_hop = match target {
         Target::Local(local) => {
-            return to_local(frame, attachment, local, ethertype, packet, translation);
+            return to_local(frame, attachment, &local, ethertype, packet, translation);
         }
         Target::Remote(droplet) if droplet == config.droplet => return Err(Counter::NoEndpoint),
         Target::Remote(droplet) => NextHop {

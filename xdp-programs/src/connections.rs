@@ -265,13 +265,13 @@ pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Mad
     let (backend, port) = (work.to.destination, work.to.ports[1]);
     work.set_reverse(vni, packet, &backend, port);
     work.entry = ConnectionEntry {
+        vni,
+        index: NO_INDEX,
         time: now(),
         address: packet.destination,
         port: packet.ports[1],
         state: 0,
         service,
-        index: NO_INDEX,
-        padding: 0,
     };
     match CONNECTIONS.insert(&work.reverse, &work.entry, u64::from(BPF_NOEXIST)) {
         Ok(()) => {}
@@ -315,7 +315,7 @@ fn has_share(vni: u32, client: Address) -> bool {
 
 #[inline(never)]
 fn has_less(vni: u32, of: Address, most: u32) -> bool {
-    // SAFETY: NO_PREALLOC: the element stays until a grace period after its removal.
+    // SAFETY: a single word of an element, see `maps`.
     let held = unsafe { SHARES.get(&maps::key(vni, of)) };
     held.is_none_or(|held| *held < most)
 }
@@ -508,10 +508,12 @@ pub fn is_answer(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) 
     work.set_key(vni, packet, REVERSE);
     work.begin(packet);
     work.signal = signal(frame, packet)?;
-    if let Some(entry) = maps::connection(&work.key) {
+    if let Some(entry) = maps::connection(&work.key)
+        && let Some((service, port)) = maps::other_side(entry, vni)
+    {
         touch(entry, &work.signal, packet.protocol);
-        work.to.source = entry.address;
-        work.to.ports[0] = entry.port;
+        work.to.source = service;
+        work.to.ports[0] = port;
         return Ok(true);
     }
     if !is_pending_open(now()) {
@@ -561,6 +563,7 @@ fn adopt(packet: &IpPacket, work: &mut Work, entry: &mut PendingEntry) -> bool {
     if maps::connection(&work.key).is_some() {
         return false;
     }
+    work.entry.vni = vni;
     work.entry.time = now();
     work.entry.address = entry.service;
     work.entry.port = entry.service_port;

@@ -91,16 +91,15 @@ fn mark<F: Frame>(frame: &mut F, packet: &IpPacket, class: u8) -> Option<()> {
 /// A frame that XDP transit checked and decapsulated. The target is looked up again: it may have gone meanwhile.
 #[inline(always)]
 pub fn decapsulated(frame: &mut TcFrame, metadata: TransitMetadata, observed: &mut Observed) -> Outcome {
-    let attachment = maps::attachment(metadata.ifindex)
-        .filter(|attachment| attachment.vni == metadata.vni)
-        .ok_or(Counter::NoAttachment)?;
+    let flags = maps::attachment_flags(metadata.ifindex, metadata.vni).ok_or(Counter::NoAttachment)?;
     observed.vni = metadata.vni;
+    frame.distrust_checksum();
     if service::is_used() || observed.is_traced() {
         frame.make_linear(HEADERS);
         observed.read(frame);
         service::restore(frame, metadata.vni, &observed.packet)?;
     }
-    let verdict = if attachment.flags & ATTACHMENT_HOST == 0 {
+    let verdict = if flags & ATTACHMENT_HOST == 0 {
         frame.to_peer(metadata.ifindex)
     } else {
         frame.to_host(metadata.ifindex)

@@ -12,7 +12,7 @@ use crate::maps;
 #[inline(always)]
 pub fn divider(vni: u32, hash: u32) -> Result<DropletAddress, Counter> {
     let vpc = maps::vpc(vni).ok_or(Counter::UnknownVni)?;
-    pick(&vpc.dividers, hash).ok_or(Counter::NoDivider)
+    pick(vpc.dividers, hash).ok_or(Counter::NoDivider)
 }
 
 /// The network's bouncer for a flow.

@@ -8,8 +8,8 @@ use crate::maps::LOADS;
 #[inline(always)]
 pub fn count(vni: u32, network: u32) {
     if let Some(packets) = LOADS.get_ptr_mut(&LoadKey { vni, network }) {
-        // SAFETY: this CPU's value, and an element stays until a grace period after its removal; programs at these
-        // hooks don't preempt each other on it.
+        // SAFETY: this CPU's value; programs at these hooks don't preempt each other on it. A role that goes at this
+        // moment may leave its packet to another's count, see `maps`.
         unsafe { *packets += 1 };
     }
 }

@@ -1,5 +1,21 @@
 //! The tables. Names and layouts are the contract with user space (`thuban_common::tables`), which pins and fills
-//! them; lookups here copy nothing but keys.
+//! them.
+//!
+//! A pointer to a hash map's element is good for as long as the program runs, but the key that it was found by isn't.
+//! The kernel (since 6.1, `bpf_mem_cache_free`) puts a removed or replaced element into a free list and gives it to
+//! the next key at once. Its memory stays one of the map's elements: the kernel waits for a grace period before it
+//! uses it for anything else. Elements that an LRU map evicts are used again in the same way. Nodes of a trie are not:
+//! they wait for a grace period (`kfree_rcu`, `bpf_mem_cache_free_rcu`).
+//!
+//! Invariant: what could lead a packet into another VPC, or out of its VPC, is copied, and the copy is believed only
+//! if its first word says whose it is: entries of ATTACHMENTS, LOCAL_ENDPOINTS, VPCS and CONNECTIONS. What other
+//! entries say is used within the VNI of the packet alone: the droplet of a row, members of a role, services and
+//! backends. If it is another's, the packet is lost or goes to an address of its own VPC.
+
+use core::{
+    mem::MaybeUninit,
+    sync::atomic::{Ordering, compiler_fence},
+};
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
@@ -15,7 +31,7 @@ use thuban_common::{
     },
     tables::{
         Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey,
-        LoadKey, LocalEntry, MissEntry, PathMtuEntry, RemoteEntry, SubnetEntry, SubnetKey, VpcEntry,
+        LoadKey, LocalEntry, Members, MissEntry, PathMtuEntry, RemoteEntry, SubnetEntry, SubnetKey, VpcEntry,
     },
 };
 
@@ -89,55 +105,103 @@ pub fn config() -> Option<&'static ConfigEntry> {
     CONFIG.get(0).filter(|config| config.uplink != 0)
 }
 
+/// Copies an entry word by word, the first word last. The kernel fills elements forwards: if the first word is the one
+/// that was looked for, so are the others.
+///
+/// # Safety
+///
+/// `from` is an element of a map, whose words are aligned. Another CPU may write it.
 #[inline(always)]
-pub fn attachment(interface: u32) -> Option<&'static AttachmentEntry> {
-    // SAFETY: NO_PREALLOC: an element stays until a grace period after its removal. So below.
-    unsafe { ATTACHMENTS.get(&interface) }
+unsafe fn snapshot<T>(from: *const T, to: *mut T) {
+    const { assert!(size_of::<T>() % 8 == 0 && align_of::<T>() == 8) };
+    let (from, to) = (from.cast::<u64>(), to.cast::<u64>());
+    let mut word = size_of::<T>() / 8;
+    while word > 0 {
+        word -= 1;
+        // SAFETY: by the caller; `word` is within both.
+        unsafe { to.add(word).write(from.add(word).read_volatile()) };
+    }
 }
 
+/// Copies what an interface's pod is held to. False if there is no entry, or none any more.
 #[inline(always)]
-pub fn local(key: &EndpointKey) -> Option<&'static LocalEntry> {
-    // SAFETY: as in `attachment`.
-    unsafe { LOCAL_ENDPOINTS.get(key) }
+pub fn read_attachment(interface: u32, to: &mut AttachmentEntry) -> bool {
+    let Some(entry) = ATTACHMENTS.get_ptr(&interface) else {
+        return false;
+    };
+    // SAFETY: an element of a map, see the module.
+    unsafe { snapshot(entry, to) };
+    to.ifindex == interface
+}
+
+/// The flags of an interface's attachment, if it is of this VPC.
+#[inline(always)]
+pub fn attachment_flags(interface: u32, vni: u32) -> Option<u16> {
+    let entry = ATTACHMENTS.get_ptr(&interface)?;
+    // SAFETY: an element of a map, see the module; the first word last.
+    let (flags, ifindex, is_of) = unsafe {
+        let flags = (&raw const (*entry).flags).read_volatile();
+        let word = entry.cast::<u64>().read_volatile();
+        let [ifindex, is_of] = core::mem::transmute::<u64, [u32; 2]>(word);
+        (flags, ifindex, is_of)
+    };
+    (ifindex == interface && is_of == vni).then_some(flags)
+}
+
+/// Where an endpoint of this droplet is.
+#[inline(always)]
+pub fn local(key: &EndpointKey) -> Option<LocalEntry> {
+    let entry = LOCAL_ENDPOINTS.get_ptr(key)?;
+    let mut copy = MaybeUninit::<LocalEntry>::uninit();
+    // SAFETY: an element of a map, see the module; all of the copy is written.
+    let local = unsafe {
+        snapshot(entry, copy.as_mut_ptr());
+        copy.assume_init()
+    };
+    (local.vni == key.vni).then_some(local)
+}
+
+/// The droplet of a row, in one load: another row's maybe, but never half of each.
+#[inline(always)]
+fn droplet(row: *const RemoteEntry) -> DropletAddress {
+    // SAFETY: an element of a map, see the module; entries are aligned.
+    unsafe { row.cast::<u32>().read_volatile() }.to_ne_bytes()
 }
 
 /// Where a direct row says the endpoint is.
 #[inline(always)]
 pub fn direct(key: &EndpointKey) -> Option<DropletAddress> {
-    // SAFETY: as in `attachment`.
-    unsafe { DIRECT_ROWS.get(key) }.map(|row| row.droplet)
+    DIRECT_ROWS.get_ptr(key).map(droplet)
 }
 
 /// As [`direct`], and marks the row as used. The mark is written once, to keep the cache line shared.
 #[inline(always)]
 pub fn use_direct(key: &EndpointKey) -> Option<DropletAddress> {
     let row = DIRECT_ROWS.get_ptr_mut(key)?;
-    // SAFETY: as in `attachment`; `used` is a single word that user space clears.
+    // SAFETY: an element of a map, see the module; `used` is a single word that user space clears. A mark on another
+    // row keeps that one for a scan more.
     unsafe {
         if (*row).used == 0 {
             (*row).used = 1;
         }
-        Some((*row).droplet)
     }
+    Some(droplet(row))
 }
 
 #[inline(always)]
 pub fn bouncer_row(key: &EndpointKey) -> Option<DropletAddress> {
-    // SAFETY: as in `attachment`.
-    unsafe { BOUNCER_ROWS.get(key) }.map(|row| row.droplet)
+    BOUNCER_ROWS.get_ptr(key).map(droplet)
 }
 
 #[inline(always)]
 pub fn forward_row(key: &EndpointKey) -> Option<DropletAddress> {
-    // SAFETY: as in `attachment`.
-    unsafe { FORWARD_ROWS.get(key) }.map(|row| row.droplet)
+    FORWARD_ROWS.get_ptr(key).map(droplet)
 }
 
 /// Which droplet may forward packets for an endpoint of this one.
 #[inline(always)]
 pub fn forwarder(key: &EndpointKey) -> Option<DropletAddress> {
-    // SAFETY: as in `attachment`.
-    unsafe { FORWARDERS.get(key) }.map(|row| row.droplet)
+    FORWARDERS.get_ptr(key).map(droplet)
 }
 
 /// The longest prefix of the VPC's networks that holds the address.
@@ -152,15 +216,29 @@ pub fn subnet(vni: u32, address: Address) -> Option<&'static SubnetEntry> {
     ))
 }
 
+/// A VPC, as its entry said when it was looked up.
+pub struct Vpc {
+    pub flags: u32,
+    /// Another VPC's maybe, see the module.
+    pub dividers: &'static Members,
+}
+
 #[inline(always)]
-pub fn vpc(vni: u32) -> Option<&'static VpcEntry> {
-    // SAFETY: as in `attachment`.
-    unsafe { VPCS.get(&vni) }
+pub fn vpc(vni: u32) -> Option<Vpc> {
+    let entry = VPCS.get_ptr(&vni)?;
+    // SAFETY: an element of a map, see the module. Both numbers are one word.
+    let [is_of, flags] = unsafe {
+        let word = entry.cast::<u64>().read_volatile();
+        core::mem::transmute::<u64, [u32; 2]>(word)
+    };
+    // SAFETY: as above.
+    let dividers = unsafe { &(*entry).dividers };
+    (is_of == vni).then_some(Vpc { flags, dividers })
 }
 
 #[inline(always)]
 pub fn is_droplet(address: DropletAddress) -> bool {
-    // SAFETY: as in `attachment`.
+    // SAFETY: only whether it is there.
     unsafe { DROPLETS.get(&address) }.is_some()
 }
 
@@ -173,7 +251,7 @@ pub fn is_droplet_at(address: &Address) -> bool {
 
 #[inline(always)]
 pub fn service(key: &ServiceKey) -> Option<&'static ServiceEntry> {
-    // SAFETY: as in `attachment`.
+    // SAFETY: an element of a map, see the module.
     unsafe { SERVICES.get(key) }
 }
 
@@ -181,7 +259,7 @@ pub fn service(key: &ServiceKey) -> Option<&'static ServiceEntry> {
 #[inline(always)]
 pub fn slot(table: u32, slot: u32) -> Option<u32> {
     let chunk = slot / CHUNK as u32;
-    // SAFETY: as in `attachment`.
+    // SAFETY: an element of a map, see the module.
     let slots = unsafe { SLOTS.get(&SlotsKey { table, chunk }) }?;
     slots
         .backends
@@ -191,12 +269,24 @@ pub fn slot(table: u32, slot: u32) -> Option<u32> {
 
 #[inline(always)]
 pub fn backend(service: u32, index: u32) -> Option<&'static BackendEntry> {
-    // SAFETY: as in `attachment`.
+    // SAFETY: an element of a map, see the module.
     unsafe { BACKENDS.get(&BackendKey { service, index }) }
 }
 
 #[inline(always)]
 pub fn connection(key: &ConnectionKey) -> Option<&'static mut ConnectionEntry> {
-    // SAFETY: as in `attachment`. Programs on several CPUs may write words of one entry; each is right by itself.
+    // SAFETY: an element of a map, see the module. Programs on several CPUs may write words of one entry; each is
+    // right by itself.
     CONNECTIONS.get_ptr_mut(key).map(|entry| unsafe { &mut *entry })
+}
+
+/// The other side of a connection, if its entry is still of this VPC.
+#[inline(always)]
+pub fn other_side(entry: &ConnectionEntry, vni: u32) -> Option<(Address, u16)> {
+    let side = (entry.address, entry.port);
+    // What is read before stays before: CPUs that the images are for keep loads in order.
+    compiler_fence(Ordering::Acquire);
+    // SAFETY: an element of a map, see the module.
+    let is_of = unsafe { (&raw const entry.vni).read_volatile() };
+    (is_of == vni).then_some(side)
 }

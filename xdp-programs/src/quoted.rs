@@ -44,12 +44,13 @@ pub fn restore(frame: &mut TcFrame, vni: u32, packet: &IpPacket, work: &mut Work
     if !read(frame, vni, packet, work) {
         return Ok(());
     }
-    let Some(entry) = maps::connection(&work.key) else {
+    let Some((service, port)) = maps::connection(&work.key).and_then(|entry| maps::other_side(entry, vni))
+    else {
         return Ok(());
     };
     work.to.source = work.key.source;
-    work.to.destination = entry.address;
-    work.to.ports = [work.key.ports[0], entry.port];
+    work.to.destination = service;
+    work.to.ports = [work.key.ports[0], port];
     if packet.is_v6() {
         write_v6(frame.skb(), packet, work)
     } else {

@@ -68,17 +68,19 @@ fn lookup_connection(
         } else {
             !work.signal.opens || connections::is_alive(work, packet, entry)
         };
-        if goes_on {
+        if goes_on && let Some((backend, port)) = maps::other_side(entry, vni) {
             connections::touch(entry, &work.signal, packet.protocol);
-            work.send_to(packet, &entry.address, entry.port);
+            work.send_to(packet, &backend, port);
             return Ok(Choice::Backend);
         }
     } else {
         work.key.direction = HAIRPIN;
-        if let Some(entry) = maps::connection(&work.key) {
+        if let Some(entry) = maps::connection(&work.key)
+            && let Some((service, port)) = maps::other_side(entry, vni)
+        {
             connections::touch(entry, &work.signal, packet.protocol);
-            work.to.source = entry.address;
-            work.to.ports[0] = entry.port;
+            work.to.source = service;
+            work.to.ports[0] = port;
             work.to.destination = packet.source;
             return Ok(Choice::Backend);
         }
@@ -182,8 +184,8 @@ fn use_address(key: &ServiceKey) -> bool {
     let Some(entry) = maps::SERVICES.get_ptr_mut(key) else {
         return false;
     };
-    // SAFETY: NO_PREALLOC: the element stays until a grace period after its removal; `used` is a single word that user
-    // space clears.
+    // SAFETY: an element of a map, see `maps`; `used` is a single word that user space clears. A mark on another
+    // service keeps that one for a scan more.
     unsafe {
         if (*entry).used == 0 {
             (*entry).used = 1;

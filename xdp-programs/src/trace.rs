@@ -9,7 +9,9 @@ use thuban_common::{
         ethernet::{self, EthernetHeader},
         ip::IpPacket,
     },
-    tables::{CONFIG_TRACE, DropletAddress, EndpointKey, NO_COUNTER, TracePoint, TraceRecord},
+    tables::{
+        AttachmentEntry, CONFIG_TRACE, DropletAddress, EndpointKey, NO_COUNTER, TracePoint, TraceRecord,
+    },
 };
 
 use crate::{
@@ -32,15 +34,28 @@ pub struct Observed {
 /// Too large for the stack beside everything else. One a CPU is enough: these hooks run with bottom halves off and
 /// never within each other.
 #[map]
-static OBSERVED: PerCpuArray<Observed> = PerCpuArray::with_max_entries(1, 0);
+static OBSERVED: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
+
+/// What a run of a program has beside its stack.
+pub struct Scratch {
+    observed: Observed,
+    /// The agent's copy of what its pod is held to.
+    attachment: AttachmentEntry,
+}
 
 impl Observed {
     /// Before the frame is looked at.
     #[inline(always)]
     pub fn new<F: Frame>(frame: &F) -> Option<&'static mut Self> {
-        let observed = OBSERVED.get_ptr_mut(0)?;
+        Self::with_attachment(frame).map(|(observed, _)| observed)
+    }
+
+    /// As [`Self::new`], with the place for the agent's attachment.
+    #[inline(always)]
+    pub fn with_attachment<F: Frame>(frame: &F) -> Option<(&'static mut Self, &'static mut AttachmentEntry)> {
+        let scratch = OBSERVED.get_ptr_mut(0)?;
         // SAFETY: this CPU's only value, and nobody else has it now, see OBSERVED.
-        let observed = unsafe { &mut *observed };
+        let Scratch { observed, attachment } = unsafe { &mut *scratch };
         observed.vni = 0;
         observed.next = [0; 4];
         observed.length = frame.length();
@@ -49,7 +64,7 @@ impl Observed {
         if observed.is_traced {
             observed.packet = IpPacket::default();
         }
-        Some(observed)
+        Some((observed, attachment))
     }
 
     #[inline(always)]
@@ -92,7 +107,7 @@ fn write(point: TracePoint, observed: &Observed, counter: Option<Counter>) {
     let packet = &observed.packet;
     let is_wanted = |address| {
         let key = EndpointKey { vni, address };
-        // SAFETY: NO_PREALLOC: an element stays until a grace period after its removal.
+        // SAFETY: a single word; another endpoint's time costs a line of a trace.
         unsafe { TRACED.get(&key) }.is_some_and(|until| time < *until)
     };
     if !is_wanted(packet.source) && !is_wanted(packet.destination) {

@@ -15,7 +15,7 @@ use thuban_common::{
     source::may_send,
     tables::{
         ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey, LOAD_OF_DIVIDER, SUBNET_BOUNCER_HERE,
-        SUBNET_FOREIGN, SUBNET_SERVICES, TracePoint, TransitMetadata, VPC_DIVIDER_HERE, VpcEntry,
+        SUBNET_FOREIGN, SUBNET_SERVICES, TracePoint, TransitMetadata, VPC_DIVIDER_HERE,
     },
 };
 
@@ -92,7 +92,7 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
 
     if let Some(local) = local {
         let length = ENCAPSULATION_LENGTH as u32 + options;
-        return deliver::from_wire(frame, length, outer.traffic_class(), vni, local, packet);
+        return deliver::from_wire(frame, length, outer.traffic_class(), vni, &local, packet);
     }
     let vpc = maps::vpc(vni).ok_or(Counter::UnknownVni)?;
     if is_service(&key) {
@@ -103,9 +103,9 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
             // No droplet of ours sends any.
             return Err(Counter::BadHeader);
         }
-        return serve(tc, config, vpc, &outer, observed);
+        return serve(tc, config, vpc.flags, &outer, observed);
     }
-    let hop = find(&key, vpc, packet, config, sender)?;
+    let hop = find(&key, vpc.flags, packet, config, sender)?;
     observed.next = hop.droplet;
     let Some(verdict) = bounce::hop(frame, config, &outer, hop.droplet)? else {
         return Ok((F::PASS, None));
@@ -198,7 +198,7 @@ fn check_source(destination: &EndpointKey, packet: &IpPacket, sender: DropletAdd
     if !here && may_send(row, sender, false) {
         return Ok(());
     }
-    let relays = maps::vpc(vni).is_some_and(|vpc| contains(&vpc.dividers, sender))
+    let relays = maps::vpc(vni).is_some_and(|vpc| contains(vpc.dividers, sender))
         || maps::subnet(vni, packet.destination).is_some_and(|subnet| contains(&subnet.bouncers, sender))
         || maps::forwarder(destination) == Some(sender);
     if relays {
@@ -219,7 +219,7 @@ fn is_service(key: &EndpointKey) -> bool {
 fn serve(
     frame: &mut TcFrame,
     config: &ConfigEntry,
-    vpc: &VpcEntry,
+    vpc_flags: u32,
     outer: &Ipv4Header,
     observed: &mut Observed,
 ) -> Outcome {
@@ -229,7 +229,7 @@ fn serve(
     let key = maps::key(observed.vni, work.to.destination);
     let local = maps::local(&key);
     if local.is_none() {
-        observed.next = match find(&key, vpc, packet, config, [0; 4]) {
+        observed.next = match find(&key, vpc_flags, packet, config, [0; 4]) {
             Ok(hop) => hop.droplet,
             Err(_) => divide::divider(key.vni, flow::hash(packet))?,
         };
@@ -241,8 +241,8 @@ fn serve(
     if let Some(local) = local {
         let length = ENCAPSULATION_LENGTH as u32;
         // What comes from a client is no answer.
-        deliver::unwrap(frame, length, outer.traffic_class(), key.vni, local, packet)?;
-        return Ok((frame.deliver(local), Some(Counter::Delivered)));
+        deliver::unwrap(frame, length, outer.traffic_class(), key.vni, &local, packet)?;
+        return Ok((frame.deliver(&local), Some(Counter::Delivered)));
     }
     let Some(verdict) = bounce::hop(frame, config, outer, observed.next)? else {
         return Ok((TcFrame::PASS, None));
@@ -257,7 +257,7 @@ fn serve(
 #[inline(always)]
 fn find(
     key: &EndpointKey,
-    vpc: &VpcEntry,
+    vpc_flags: u32,
     packet: &IpPacket,
     config: &ConfigEntry,
     sender: DropletAddress,
@@ -270,7 +270,7 @@ fn find(
     if next.is_none() {
         let subnet = maps::subnet(key.vni, key.address).ok_or(Counter::NoEndpoint)?;
         let mut bounces = subnet.flags & SUBNET_BOUNCER_HERE != 0;
-        if !bounces && vpc.flags & VPC_DIVIDER_HERE != 0 {
+        if !bounces && vpc_flags & VPC_DIVIDER_HERE != 0 {
             let bouncer = divide::bouncer(subnet, flow::hash(packet))?;
             if bouncer != config.droplet {
                 // Back to the sender too: it may be the divider's client and a bouncer.

@@ -161,16 +161,18 @@ impl Droplet {
         let interface = self.namespace.interface(&host_end)?;
         let programs = &mut self.programs;
         let row = AttachmentEntry {
+            ifindex: interface,
             vni,
-            network,
             address: key(vni, address).address,
+            network,
             mac,
             flags: 0,
+            padding: 0,
         };
         programs.insert("ATTACHMENTS", interface, row)?;
         let local = LocalEntry {
+            vni,
             ifindex: interface,
-            network,
             mac,
             flags: LOCAL_TAKES_XDP,
         };
@@ -195,8 +197,8 @@ impl Droplet {
         })
     }
 
-    pub fn set_vpc(&mut self, vni: u32, entry: VpcEntry) -> Result<()> {
-        self.programs.insert("VPCS", vni, entry)
+    pub fn set_vpc(&mut self, entry: VpcEntry) -> Result<()> {
+        self.programs.insert("VPCS", entry.vni, entry)
     }
 
     /// A network of IPv4 /24 and the IPv6 /64 beside it.

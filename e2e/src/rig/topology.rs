@@ -108,20 +108,8 @@ impl Topology {
             } else {
                 0
             };
-            droplet.set_vpc(
-                RED,
-                VpcEntry {
-                    flags,
-                    dividers: members(&[two]),
-                },
-            )?;
-            droplet.set_vpc(
-                BLUE,
-                VpcEntry {
-                    flags: 0,
-                    dividers: members(&[]),
-                },
-            )?;
+            droplet.set_vpc(VpcEntry::new(RED, flags, members(&[two])))?;
+            droplet.set_vpc(VpcEntry::new(BLUE, 0, members(&[])))?;
         }
         for (pod, home, bouncer) in [
             (&self.first, one, 3),

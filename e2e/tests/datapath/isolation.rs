@@ -297,6 +297,38 @@ fn what_xdp_decapsulated_is_not_given_to_another_vpc() -> Result<()> {
 }
 
 #[test]
+fn corrupt_datagram_in_verified_tunnel_packet_is_not_received() -> Result<()> {
+    each(|topology| {
+        // By a veth with GRO, which verifies the tunnel packet and says so to whoever comes next. Veths leave GRO out
+        // for a sender that passes whole TCP frames.
+        for command in [
+            "ip link add in0 type veth peer name in1",
+            "ip link set in1 master br0 up",
+            "ip link set in0 up",
+            "ethtool -K in0 tso off",
+            "ethtool -K in1 gro on",
+        ] {
+            topology.rig.bridge.command(command)?;
+        }
+        let wire = Wire::open(&topology.rig.bridge, "in0")?;
+        let (from, to) = (topology.first.address, topology.second.address);
+        let socket = listen(&topology.second.namespace, to, 7600)?;
+        let sender = topology.rig.droplets[0].address;
+        let mut frame = datagram(from, to, 7600);
+        for (sum, is_right) in [([0, 0], true), ([0xbe, 0xef], false)] {
+            // Zero: the datagram has none.
+            frame[40..42].copy_from_slice(&sum);
+            wire.inject(&geneve(topology, sender, 2, RED, &frame)?)?;
+            ensure!(
+                socket.recv(&mut [0; 8]).is_ok() == is_right,
+                "checksum {sum:02x?}"
+            );
+        }
+        Ok(())
+    })
+}
+
+#[test]
 fn a_pod_cannot_tag_frames() -> Result<()> {
     each(|topology| {
         let neighbour = listen(&topology.neighbour.namespace, topology.neighbour.address, 7500)?;

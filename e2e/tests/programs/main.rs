@@ -17,6 +17,7 @@ mod model;
 mod model_agent;
 mod model_transit;
 mod random;
+mod reuse;
 mod rows;
 mod service_world;
 mod services;

@@ -109,20 +109,22 @@ impl World {
             let interface = self.interfaces[usize::from(endpoint.index)];
             let mac = endpoint.mac();
             let attachment = AttachmentEntry {
+                ifindex: interface,
                 vni,
-                network,
                 address: key(vni, endpoint.address).address,
+                network,
                 mac,
                 flags: 0,
+                padding: 0,
             };
             self.programs.insert("ATTACHMENTS", interface, attachment)?;
             for address in [IpAddr::V4(endpoint.address), IpAddr::V6(endpoint.v6)] {
-                self.insert_local(key(vni, address), interface, network, mac, LOCAL_TAKES_XDP)?;
+                self.insert_local(key(vni, address), interface, mac, LOCAL_TAKES_XDP)?;
             }
         }
         for (vni, address, flags) in LOCALS {
             let interface = self.interfaces[usize::from(BOUNCED.index)];
-            self.insert_local(key(vni, address), interface, 1, LOCAL_MAC, flags)?;
+            self.insert_local(key(vni, address), interface, LOCAL_MAC, flags)?;
         }
         for (map, vni, address, droplet) in REMOTES {
             self.insert_remote(map, vni, address, droplet)?;
@@ -134,20 +136,13 @@ impl World {
     pub fn restore_local(&mut self, endpoint: Endpoint) -> Result<()> {
         let interface = self.interfaces[usize::from(endpoint.index)];
         let key = key(endpoint.vni, endpoint.address);
-        self.insert_local(key, interface, endpoint.network, endpoint.mac(), LOCAL_TAKES_XDP)
+        self.insert_local(key, interface, endpoint.mac(), LOCAL_TAKES_XDP)
     }
 
-    fn insert_local(
-        &mut self,
-        key: EndpointKey,
-        ifindex: u32,
-        network: u32,
-        mac: [u8; 6],
-        flags: u16,
-    ) -> Result<()> {
+    fn insert_local(&mut self, key: EndpointKey, ifindex: u32, mac: [u8; 6], flags: u16) -> Result<()> {
         let entry = LocalEntry {
+            vni: key.vni,
             ifindex,
-            network,
             mac,
             flags,
         };
@@ -184,7 +179,8 @@ impl World {
         }
         for (vni, flags, dividers) in VPCS {
             let dividers = members(dividers);
-            self.programs.insert("VPCS", vni, VpcEntry { flags, dividers })?;
+            self.programs
+                .insert("VPCS", vni, VpcEntry::new(vni, flags, dividers))?;
         }
         Ok(())
     }

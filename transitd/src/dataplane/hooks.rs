@@ -32,6 +32,18 @@ pub struct Nic {
     pub passes_gso: bool,
 }
 
+impl Nic {
+    /// `sends_gso`: what the NIC itself may be given to send. Only of a veth that says what arrives: its other end has
+    /// the same features as a rule. Other NICs, bonds and VLANs segment in hardware and receive segments.
+    fn new(driver: &str, sends_gso: bool) -> Self {
+        let is_veth = driver == "veth";
+        Self {
+            is_veth,
+            passes_gso: is_veth && sends_gso,
+        }
+    }
+}
+
 /// What `auto` prefers for a NIC. On a veth XDP copies each frame: tc, where frames come whole or are aggregated before.
 /// Everything else gets XDP.
 pub fn preferred(choice: TransitHookChoice, nic: &Nic, aggregates: bool) -> TransitHook {
@@ -53,13 +65,10 @@ pub fn agent(wanted: AgentHook, transit: TransitHook) -> AgentHook {
 
 /// Looks at the NIC.
 pub fn examine(uplink: &str) -> Result<Nic, NetlinkError> {
-    let passes_gso = ethtool::is_on(uplink, "tx-tcp-segmentation")?
+    let sends_gso = ethtool::is_on(uplink, "tx-tcp-segmentation")?
         || ethtool::is_on(uplink, "tx-generic-segmentation")?
         || ethtool::is_on(uplink, "tx-udp_tnl-segmentation")?;
-    Ok(Nic {
-        is_veth: ethtool::driver(uplink)? == "veth",
-        passes_gso,
-    })
+    Ok(Nic::new(&ethtool::driver(uplink)?, sends_gso))
 }
 
 /// Attaches transit. Where native XDP is refused and was not demanded, tc does all of it.
@@ -97,6 +106,14 @@ mod tests {
         assert_eq!(agent(AgentHook::Xdp, TransitHook::Tc), AgentHook::Tc);
         assert_eq!(agent(AgentHook::Xdp, TransitHook::Xdp), AgentHook::Xdp);
         assert_eq!(agent(AgentHook::Tc, TransitHook::Xdp), AgentHook::Tc);
+    }
+
+    #[test]
+    fn only_a_veths_own_features_say_that_gso_frames_arrive() {
+        assert!(Nic::new("veth", true).passes_gso && !Nic::new("veth", false).passes_gso);
+        for driver in ["virtio_net", "mlx5_core", "bonding", "802.1Q VLAN Support"] {
+            assert!(!Nic::new(driver, true).passes_gso, "{driver}");
+        }
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde_json::{Value, json};
 use thuban_common::tables::{
-    Address, EndpointKey, LoadKey, Members, SUBNET_BOUNCER_HERE, VPC_DIVIDER_HERE, VPC_HOST_ACCESS,
+    Address, EndpointKey, LoadKey, Members, SUBNET_BOUNCER_HERE, VPC_DIVIDER_HERE, VPC_EGRESS,
+    VPC_HOST_ACCESS,
 };
 
 use super::tables::{TableEntry, TableKey};
@@ -43,7 +44,7 @@ fn entry_json(entry: &TableEntry) -> Value {
             json!({"vni": e.vni, "network": network(e.network), "address": text(&e.address), "mac": mac_text(e.mac)})
         }
         TableEntry::Local(e) => {
-            json!({"ifindex": e.ifindex, "network": network(e.network), "mac": mac_text(e.mac)})
+            json!({"ifindex": e.ifindex, "mac": mac_text(e.mac)})
         }
         TableEntry::Remote(e) => json!({"droplet": Ipv4Addr::from(e.droplet).to_string()}),
         TableEntry::Subnet(e) => json!({
@@ -57,6 +58,7 @@ fn entry_json(entry: &TableEntry) -> Value {
             "relays": relays(&e.dividers),
             "divider_here": e.flags & VPC_DIVIDER_HERE != 0,
             "host_access": e.flags & VPC_HOST_ACCESS != 0,
+            "egress": e.flags & VPC_EGRESS != 0,
         }),
         TableEntry::Droplet(_) | TableEntry::Load => json!({}),
     }
@@ -85,4 +87,30 @@ fn relays(members: &Members) -> Vec<String> {
 
 fn text(address: &Address) -> String {
     Ipv6Addr::from(*address).to_canonical().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use thuban_common::tables::{MAX_MEMBERS, VpcEntry};
+
+    use super::*;
+
+    #[test]
+    fn each_flag_of_a_vpc_is_shown_by_its_name() {
+        for (flag, name) in [
+            (VPC_DIVIDER_HERE, "divider_here"),
+            (VPC_HOST_ACCESS, "host_access"),
+            (VPC_EGRESS, "egress"),
+        ] {
+            let nobody = Members {
+                count: 0,
+                droplets: [[0; 4]; MAX_MEMBERS],
+            };
+            let entry = VpcEntry::new(7, flag, nobody);
+            let shown = to_json(&TableKey::Vpc(7), &TableEntry::Vpc(entry));
+            let set = shown["entry"].as_object().unwrap().iter();
+            let set: Vec<_> = set.filter(|(_, value)| **value == json!(true)).collect();
+            assert_eq!(set, [(&name.to_owned(), &json!(true))], "{shown}");
+        }
+    }
 }

@@ -48,13 +48,11 @@ pub fn table_rows(row: &Row) -> Vec<TableRow> {
 
 fn of_vpc(row: &Vpc) -> Vec<TableRow> {
     let flag = |on, bit| if on { bit } else { 0 };
-    let entry = VpcEntry {
-        flags: flag(row.divider_here, VPC_DIVIDER_HERE)
-            | flag(row.host_access, VPC_HOST_ACCESS)
-            | flag(row.egress, VPC_EGRESS),
-        dividers: members(&row.dividers),
-    };
+    let flags = flag(row.divider_here, VPC_DIVIDER_HERE)
+        | flag(row.host_access, VPC_HOST_ACCESS)
+        | flag(row.egress, VPC_EGRESS);
     let vni = row.vni.get();
+    let entry = VpcEntry::new(vni, flags, members(&row.dividers));
     let mut rows = vec![(TableKey::Vpc(vni), TableEntry::Vpc(entry))];
     rows.extend(row.divider_here.then(|| load(vni, LOAD_OF_DIVIDER)));
     // A range that is closed and the VPC's is the VPC's.

@@ -42,19 +42,21 @@ impl State {
     /// `address6` is the endpoint's. An attachment made by a transitd that knew no IPv6 goes on with IPv4 alone.
     fn wire(&mut self, attachment: &Attachment, address6: Option<Ipv6Net>) -> Result<(), TableError> {
         let entry = AttachmentEntry {
+            ifindex: attachment.host_ifindex,
             vni: attachment.vni,
-            network: attachment.network,
             address: attachment.key().address,
+            network: attachment.network,
             mac: attachment.mac,
             flags: if attachment.is_host() { ATTACHMENT_HOST } else { 0 },
+            padding: 0,
         };
         self.tables.set(
             TableKey::Attachment(attachment.host_ifindex),
             TableEntry::Attachment(entry),
         )?;
         let entry = LocalEntry {
+            vni: attachment.vni,
             ifindex: attachment.host_ifindex,
-            network: attachment.network,
             mac: attachment.mac,
             flags: match (attachment.is_host(), attachment.takes_xdp) {
                 (true, _) => LOCAL_HOST,

@@ -161,4 +161,12 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn the_page_on_lost_packets_names_each() {
+        let page = include_str!("../../../docs/guide/troubleshooting.md");
+        for counter in Counter::ALL {
+            assert!(page.contains(&format!("`{}`", counter.name())), "{counter:?}");
+        }
+    }
 }

@@ -38,6 +38,8 @@ pub const RULE_PRIORITY: u32 = 6081;
 pub const NFT_TABLE: &str = "thuban";
 /// Who may send to the overlay's port (ADR 19); family inet.
 pub const NFT_OVERLAY_TABLE: &str = "thuban-overlay";
+/// How many connections pods have by the node's own stack; family inet.
+pub const NFT_LIMITS_TABLE: &str = "thuban-limits";
 
 /// Of each base chain of [`NFT_TABLE`].
 pub mod priority {
@@ -59,6 +61,11 @@ pub mod overlay_priority {
     pub const FORWARDED: &str = "filter + 10";
     pub const SENT: &str = "srcnat + 10";
     pub const RECEIVED: &str = "filter - 10";
+}
+
+/// Of each base chain of [`NFT_LIMITS_TABLE`].
+pub mod limits_priority {
+    pub const BEGIN: &str = "mangle - 5";
 }
 
 /// The mark of what comes from an attachment. Two whose interfaces' numbers differ by a multiple of 65536 share one, which

@@ -90,6 +90,11 @@ pub struct ConnectionKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionEntry {
+    /// The key's: says whose the entry is, see [`crate::tables`].
+    pub vni: u32,
+    /// Of a forward entry, with `service`: the backend's key, to ask whether the service still has it; [`NO_INDEX`]
+    /// where no row of the service was here.
+    pub index: u32,
     /// When a packet was last written down, ns since boot.
     pub time: u64,
     /// The other side: the backend of a forward entry, else the service.
@@ -98,11 +103,7 @@ pub struct ConnectionEntry {
     pub port: u16,
     /// What this direction has seen: [`SEEN`], [`FINISHED`], [`RESET`].
     pub state: u16,
-    /// Of a forward entry: the backend's key, to ask whether the service still has it; index [`NO_INDEX`] where no row of
-    /// the service was here.
     pub service: u32,
-    pub index: u32,
-    pub padding: u32,
 }
 
 /// Key of AFFINITY.

@@ -3,6 +3,12 @@
 //! Invariant: `repr(C)`, integers and arrays only, explicit padding, sizes asserted; any change of a layout raises
 //! [`LAYOUT_VERSION`], because running programs of the old version may share the maps. It counts from the first release.
 //! Numbers are host order unless the doc says otherwise; addresses are network order.
+//!
+//! The kernel gives a hash map's removed element to the next key at once, while programs still read it. So an entry
+//! that could lead a packet into another VPC begins with whose it is, in one aligned word of 8 bytes. The kernel
+//! copies values forwards. Who reads that word last knows whose the other words were.
+
+use core::mem::offset_of;
 
 /// Version of everything under `thuban/layout_N` in bpffs.
 pub const LAYOUT_VERSION: u32 = 1;
@@ -54,23 +60,27 @@ pub struct ConfigEntry {
 }
 
 /// ATTACHMENTS[ifindex of the host's end]: what the agent holds the pod to.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachmentEntry {
+    /// The key. With the VNI the word that says whose the entry is.
+    pub ifindex: u32,
     pub vni: u32,
-    pub network: u32,
     pub address: Address,
+    pub network: u32,
     pub mac: [u8; 6],
     pub flags: u16,
+    pub padding: u32,
 }
 
 /// LOCAL_ENDPOINTS[(vni, address)]: where to deliver on this droplet.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalEntry {
+    /// The key's. With the interface the word that says whose the entry is.
+    pub vni: u32,
     /// Host's end of the veth.
     pub ifindex: u32,
-    pub network: u32,
     pub mac: [u8; 6],
     pub flags: u16,
 }
@@ -104,11 +114,25 @@ pub struct SubnetEntry {
 }
 
 /// VPCS[vni].
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VpcEntry {
+    /// The key. With the flags the word that says whose the entry is.
+    pub vni: u32,
     pub flags: u32,
     pub dividers: Members,
+    pub padding: u32,
+}
+
+impl VpcEntry {
+    pub const fn new(vni: u32, flags: u32, dividers: Members) -> Self {
+        Self {
+            vni,
+            flags,
+            dividers,
+            padding: 0,
+        }
+    }
 }
 
 /// DROPLETS[underlay address]: a known droplet.
@@ -248,12 +272,12 @@ const _: () = {
     assert!(size_of::<EndpointKey>() == 20);
     assert!(size_of::<SubnetKey>() == 20);
     assert!(size_of::<ConfigEntry>() == 16);
-    assert!(size_of::<AttachmentEntry>() == 32);
-    assert!(size_of::<LocalEntry>() == 16);
+    assert!(size_of::<AttachmentEntry>() == 40 && offset_of!(AttachmentEntry, ifindex) == 0);
+    assert!(size_of::<LocalEntry>() == 16 && offset_of!(LocalEntry, vni) == 0);
     assert!(size_of::<RemoteEntry>() == 8);
     assert!(size_of::<Members>() == 36);
     assert!(size_of::<SubnetEntry>() == 44);
-    assert!(size_of::<VpcEntry>() == 40);
+    assert!(size_of::<VpcEntry>() == 48 && offset_of!(VpcEntry, vni) == 0);
     assert!(size_of::<TransitMetadata>() == 12);
     assert!(size_of::<LoadKey>() == 8);
     assert!(size_of::<PathMtuEntry>() == 16);

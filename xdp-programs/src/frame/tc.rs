@@ -4,14 +4,14 @@ use core::{mem::MaybeUninit, ptr::null_mut};
 
 use aya_ebpf::{
     bindings::{
-        __sk_buff, BPF_F_ADJ_ROOM_DECAP_L3_IPV6, BPF_F_ADJ_ROOM_ENCAP_L2_ETH, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4,
-        BPF_F_ADJ_ROOM_ENCAP_L4_UDP, BPF_F_ADJ_ROOM_FIXED_GSO, TC_ACT_OK, TC_ACT_SHOT,
-        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+        __sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_ADJ_ROOM_DECAP_L3_IPV6, BPF_F_ADJ_ROOM_ENCAP_L2_ETH,
+        BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L4_UDP, BPF_F_ADJ_ROOM_FIXED_GSO, TC_ACT_OK,
+        TC_ACT_SHOT, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
     },
     bpf_f_adj_room_encap_l2,
     helpers::{
-        bpf_csum_diff, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_adjust_room,
-        bpf_skb_change_tail, bpf_skb_change_type, bpf_skb_load_bytes, bpf_skb_pull_data,
+        bpf_csum_diff, bpf_csum_level, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer,
+        bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_change_type, bpf_skb_load_bytes, bpf_skb_pull_data,
     },
     programs::TcContext,
 };
@@ -81,6 +81,13 @@ impl TcFrame {
     pub fn mark(&mut self, mark: u32) {
         // SAFETY: a field of the context that programs may write.
         unsafe { (*self.skb()).mark = mark };
+    }
+
+    /// Forgets that a checksum was verified. After XDP took off the outer headers that was said of the outer packet.
+    #[inline(always)]
+    pub fn distrust_checksum(&mut self) {
+        // SAFETY: helper on our own context. Of a frame that nobody verified it changes nothing.
+        unsafe { bpf_csum_level(self.skb(), u64::from(BPF_CSUM_LEVEL_RESET)) };
     }
 
     /// Gives a frame to the pod's end of the veth. XDP transit may have written the pod's MAC, which the stack then

@@ -129,16 +129,18 @@ impl Node {
         let address = key(vni, address);
         let programs = self.tables()?;
         let attachment = AttachmentEntry {
+            ifindex,
             vni,
-            network,
             address: address.address,
+            network,
             mac,
             flags: 0,
+            padding: 0,
         };
         programs.insert("ATTACHMENTS", ifindex, attachment)?;
         let local = LocalEntry {
+            vni,
             ifindex,
-            network,
             mac,
             flags: takes_xdp,
         };
@@ -168,10 +170,8 @@ impl Node {
     /// A VPC and who divides it.
     pub fn vpc(&mut self, vni: u32, divider: Option<Ipv4Addr>) -> Result<()> {
         let is_here = divider == Some(self.address);
-        let entry = VpcEntry {
-            flags: if is_here { VPC_DIVIDER_HERE } else { 0 },
-            dividers: members(divider.as_slice()),
-        };
+        let flags = if is_here { VPC_DIVIDER_HERE } else { 0 };
+        let entry = VpcEntry::new(vni, flags, members(divider.as_slice()));
         self.tables()?.insert("VPCS", vni, entry)
     }
 

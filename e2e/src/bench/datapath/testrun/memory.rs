@@ -65,10 +65,7 @@ fn fill(programs: &mut Programs) -> Result<()> {
         programs.insert("DROPLETS", droplet(number).octets(), DropletEntry { flags: 0 })?;
     }
     for vni in 1..=100 {
-        let entry = VpcEntry {
-            flags: 0,
-            dividers: members(&[droplet(vni)]),
-        };
+        let entry = VpcEntry::new(vni, 0, members(&[droplet(vni)]));
         programs.insert("VPCS", vni, entry)?;
         for network in 0..3 {
             let entry = SubnetEntry {
@@ -80,16 +77,18 @@ fn fill(programs: &mut Programs) -> Result<()> {
         }
         let key = key(vni, pod(vni));
         let attachment = AttachmentEntry {
+            ifindex: vni,
             vni,
-            network: vni * 3,
             address: key.address,
+            network: vni * 3,
             mac: [2; 6],
             flags: 0,
+            padding: 0,
         };
         programs.insert("ATTACHMENTS", vni, attachment)?;
         let local = LocalEntry {
+            vni,
             ifindex: vni,
-            network: vni * 3,
             mac: [2; 6],
             flags: 0,
         };

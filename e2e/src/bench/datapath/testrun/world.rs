@@ -96,16 +96,18 @@ impl World {
         ] {
             let key = key(VNI, address);
             let attachment = AttachmentEntry {
+                ifindex,
                 vni: VNI,
-                network: 1,
                 address: key.address,
+                network: 1,
                 mac,
                 flags: 0,
+                padding: 0,
             };
             programs.insert("ATTACHMENTS", ifindex, attachment)?;
             let local = LocalEntry {
+                vni: VNI,
                 ifindex,
-                network: 1,
                 mac,
                 flags: LOCAL_TAKES_XDP,
             };
@@ -127,7 +129,7 @@ impl World {
         }
         for (vni, flags, divider) in [(VNI, 0, SECOND), (DIVIDED_VNI, VPC_DIVIDER_HERE, HERE)] {
             let dividers = members(&[divider]);
-            programs.insert("VPCS", vni, VpcEntry { flags, dividers })?;
+            programs.insert("VPCS", vni, VpcEntry::new(vni, flags, dividers))?;
         }
         for (vni, network) in [(VNI, 3), (VNI, 4), (DIVIDED_VNI, LOAD_OF_DIVIDER)] {
             programs.count_load(LoadKey { vni, network })?;
