@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,10 +37,10 @@ use crate::install::{self, InstallError};
 use crate::metrics::Reclaimed;
 use crate::metrics_page::MetricsPage;
 use crate::netfilter::ruleset::OwnAddresses;
-use crate::netfilter::{Netfilter, NetfilterError};
+use crate::netfilter::{Netfilter, NetfilterError, limits};
 use crate::netlink::host_end::HOST_END;
 use crate::netlink::uplink::{self, Uplink};
-use crate::netlink::{self, NetlinkError, aggregation, ethtool, host, veth};
+use crate::netlink::{self, NetlinkError, aggregation, ethtool, host, sysctl, veth};
 use crate::node::{Fixed, Node};
 use crate::operator::client;
 use crate::operator::epoch::{Epoch, EpochError};
@@ -47,8 +48,8 @@ use crate::operator::lease::Locator;
 use crate::settings::{AgentHook, Aggregation, MetricsAddress, RunSettings, TransitHookChoice};
 use crate::state::State;
 use crate::tasks::{
-    dns_views, expire_connections, health_checks, host_endpoint, reclaim, register, report_loads,
-    restore_rules, subscribe,
+    dns_views, expire_connections, health_checks, host_endpoint, limit_pods, reclaim, register, report_loads,
+    restore_rules, subscribe, watch_uplink,
 };
 use crate::{boot, metrics};
 
@@ -85,6 +86,8 @@ pub enum DaemonError {
     Incluster(#[source] kube::config::InClusterError),
     #[error("cannot listen for signals")]
     Signal(#[source] std::io::Error),
+    #[error("the uplink is another one: was {was}, is {now}; transitd has to be started anew")]
+    UplinkChanged { was: Uplink, now: Uplink },
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
     #[error(transparent)]
@@ -137,6 +140,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(expire_connections::run(Arc::clone(&node)));
     tokio::spawn(reclaim::run(Arc::clone(&node)));
     tokio::spawn(restore_rules::run(Arc::clone(&node)));
+    tokio::spawn(limit_pods::run(Arc::clone(&node)));
     tokio::spawn(install::when_synced(Arc::clone(&node)));
     if let Some(address) = metrics_address(&node) {
         let pages = MetricsPage(Arc::clone(&node));
@@ -158,7 +162,14 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
         }
         info!("stopping; the data plane stays as it is");
     };
-    Ok(cni::serve(node, stop).await?)
+    let serving = cni::serve(Arc::clone(&node), stop);
+    tokio::select! {
+        served = serving => Ok(served?),
+        now = watch_uplink::run(&node) => Err(DaemonError::UplinkChanged {
+            was: node.uplink.clone(),
+            now,
+        }),
+    }
 }
 
 fn metrics_address(node: &Node) -> Option<SocketAddr> {
@@ -203,6 +214,7 @@ async fn start(
     let own = OwnAddresses {
         dns: settings.cluster_dns,
         underlay: uplink.address,
+        pod_ports: pod_ports(&settings),
     };
     let mut netfilter = Netfilter::new(settings.nft.clone(), own);
     netfilter.ensure()?;
@@ -232,6 +244,7 @@ async fn start(
     write_config(&maps, config(&uplink, transit_hook))?;
     settings.agent_hook = hooks::agent(settings.agent_hook, transit_hook);
     adopt(&mut state, &netlink, settings.agent_hook).await?;
+    state.limit_pods()?;
 
     let (sender, wanted) = mpsc::channel(WANTED_QUEUE);
     events::watch_wanted(&maps, sender)?;
@@ -245,6 +258,20 @@ async fn start(
         services,
     };
     Ok((Arc::new(Node::new(settings, fixed, state)), wanted))
+}
+
+/// Source ports for connections of pods.
+fn pod_ports(settings: &RunSettings) -> Option<(u16, u16)> {
+    let own = sysctl::local_ports(&settings.proc_sys_net)?;
+    let ports = limits::pod_ports(&own);
+    if ports.is_none() {
+        warn!(
+            first = own.start(),
+            last = own.end(),
+            "net.ipv4.ip_local_port_range leaves no ports apart: pods can take those of the node's own connections"
+        );
+    }
+    ports.map(RangeInclusive::into_inner)
 }
 
 fn config(uplink: &Uplink, transit: TransitHook) -> ConfigEntry {

@@ -9,6 +9,7 @@ use thiserror::Error;
 use thuban_common::counters::Counter;
 use thuban_telemetry::{Answer, Pages};
 
+use crate::cni::error::chain;
 use crate::cni::{spool, status};
 use crate::dataplane::connections::CONNECTIONS;
 use crate::dataplane::counters::{self, CounterError};
@@ -16,6 +17,7 @@ use crate::dataplane::filter;
 use crate::dataplane::quota;
 use crate::dataplane::tables::{self, TableError};
 use crate::metrics::{self, Observed, Rows};
+use crate::netfilter::limits;
 use crate::netlink::NetlinkError;
 use crate::node::Node;
 
@@ -42,7 +44,7 @@ impl Pages for MetricsPage {
         }
         match text(&self.0).await {
             Ok(text) => Answer::Text(text),
-            Err(error) => Answer::Failed(error.to_string()),
+            Err(error) => Answer::Failed(chain(&error)),
         }
     }
 }
@@ -56,7 +58,10 @@ async fn observe(node: &Node) -> Result<Observed, ScrapeError> {
     let maps = node.settings.pins.maps();
     let is_drop = |name| Counter::ALL.iter().any(|c| c.name() == name && c.is_drop());
     let counted = counters::read(&maps)?.into_iter();
-    let (drops, packets) = counted.partition(|(name, _)| is_drop(*name));
+    let (mut drops, packets): (Vec<_>, Vec<_>) = counted.partition(|(name, _)| is_drop(*name));
+    let nft = node.settings.nft.clone();
+    let limited = tokio::task::spawn_blocking(move || limits::dropped(&nft)).await;
+    drops.extend(limited.unwrap_or_default());
     let (held, interfaces, epoch, service_connections) = {
         let state = node.state();
         let mut held: BTreeMap<&'static str, usize> = BTreeMap::new();

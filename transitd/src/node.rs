@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rtnetlink::Handle;
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::{Notify, OwnedMutexGuard, watch};
 
 use crate::attachments::AttachmentId;
 use crate::attachments::store::Store;
@@ -28,6 +28,8 @@ pub struct Node {
     pub netlink: Handle,
     pub boot_id: String,
     pub endpoints: Endpoints,
+    /// Notified when attachments come and go.
+    pub attached: Notify,
     state: Mutex<State>,
     services: Mutex<Services>,
     changed: watch::Sender<u64>,
@@ -67,6 +69,7 @@ impl Node {
             netlink,
             boot_id,
             endpoints,
+            attached: Notify::new(),
             state: Mutex::new(state),
             services: Mutex::new(services),
             changed,

@@ -125,7 +125,7 @@ pub struct RunSettings {
     /// A writable /proc/sys/net of the node's network namespace.
     #[arg(long, env = "THUBAN_PROC_SYS_NET", default_value = "/proc/sys/net")]
     pub proc_sys_net: PathBuf,
-    /// nft, which writes the rules of the tables `inet thuban` and `inet thuban-overlay`.
+    /// nft, which writes the rules of the tables `inet thuban`, `inet thuban-overlay` and `inet thuban-limits`.
     #[arg(long, env = "THUBAN_NFT", default_value = "nft")]
     pub nft: PathBuf,
     /// ClusterIP of the cluster's DNS, of the VPC that nodes are in. Pods of other VPCs that share it get a view of it.

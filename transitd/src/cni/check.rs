@@ -8,45 +8,16 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use thiserror::Error;
 use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE_V6};
 use thuban_proto::cni::{CheckRequest, Previous};
 
-use super::error::AttachmentError;
+use super::error::{AttachmentError, Difference};
 use crate::attachments::{Attachment, AttachmentId, mac_text};
 use crate::dataplane::filter;
 use crate::dataplane::links::Hook;
 use crate::netlink::{self, namespace, observe, veth};
 use crate::node::Node;
 use crate::settings::AgentHook;
-
-/// What is not as ADD made it.
-#[derive(Debug, Error)]
-pub enum Difference {
-    #[error("prevResult: {field}: expected {expected}")]
-    Previous { field: &'static str, expected: String },
-    #[error("the host's end {0} of the pod's interface is missing, down, or another one")]
-    HostInterface(String),
-    #[error("the host's route to {0} is missing")]
-    HostRoute(IpAddr),
-    #[error("{program} is not attached to {interface}")]
-    Program {
-        program: &'static str,
-        interface: String,
-    },
-    #[error(
-        "no table row leads {0} to the pod: its endpoint is gone, or a newer sandbox of the pod took over"
-    )]
-    Row(IpAddr),
-    #[error("the pod's interface {0} is missing, down, or not the peer of the host's end")]
-    PodInterface(String),
-    #[error("the pod's interface has another MAC than {0}: nothing that it sends is taken")]
-    PodMac(String),
-    #[error("the pod's interface lacks the address {0}")]
-    Address(IpAddr),
-    #[error("the pod's default route via {0} is missing")]
-    Route(IpAddr),
-}
 
 pub async fn run(node: &Arc<Node>, request: CheckRequest) -> Result<(), AttachmentError> {
     let id = AttachmentId::new(&request.container_id, &request.ifname)?;

@@ -1,10 +1,10 @@
 //! What fails in the verbs, and the CNI code of each (CNI spec 1.1; from 100 Thuban's own).
 
+use std::net::IpAddr;
+
 use thiserror::Error;
 use thuban_proto::cni::CniError;
 
-use super::check::Difference;
-use super::status::NotReady;
 use crate::attachments::InvalidId;
 use crate::attachments::store::StoreError;
 use crate::dataplane::links::LinkingError;
@@ -84,6 +84,59 @@ impl AttachmentError {
     }
 }
 
+/// What is not as ADD made it.
+#[derive(Debug, Error)]
+pub enum Difference {
+    #[error("prevResult: {field}: expected {expected}")]
+    Previous { field: &'static str, expected: String },
+    #[error("the host's end {0} of the pod's interface is missing, down, or another one")]
+    HostInterface(String),
+    #[error("the host's route to {0} is missing")]
+    HostRoute(IpAddr),
+    #[error("{program} is not attached to {interface}")]
+    Program {
+        program: &'static str,
+        interface: String,
+    },
+    #[error(
+        "no table row leads {0} to the pod: its endpoint is gone, or a newer sandbox of the pod took over"
+    )]
+    Row(IpAddr),
+    #[error("the pod's interface {0} is missing, down, or not the peer of the host's end")]
+    PodInterface(String),
+    #[error("the pod's interface has another MAC than {0}: nothing that it sends is taken")]
+    PodMac(String),
+    #[error("the pod's interface lacks the address {0}")]
+    Address(IpAddr),
+    #[error("the pod's default route via {0} is missing")]
+    Route(IpAddr),
+}
+
+/// Why no ADD is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum NotReady {
+    #[error("the operator has not sent this node's program since transitd was started")]
+    NoProgram,
+    #[error("the kernel refuses this version's {0}, the old one is in place; see transitd's log")]
+    OldProgram(&'static str),
+    #[error("{0} is not attached to the uplink: no packet of another node is handled; restart transitd")]
+    NotAttached(&'static str),
+    #[error("the kernel cannot be asked about the uplink; see transitd's log")]
+    NoNetlink,
+    #[error("the uplink is missing or down: pods of other nodes are out of reach")]
+    NoUplink,
+}
+
+impl NotReady {
+    /// 50: no ADD. 51: besides, pods that are there have limited connectivity.
+    pub fn code(self) -> u32 {
+        match self {
+            Self::NoProgram | Self::OldProgram(_) | Self::NoNetlink => 50,
+            Self::NoUplink | Self::NotAttached(_) => 51,
+        }
+    }
+}
+
 impl From<&AttachmentError> for CniError {
     fn from(error: &AttachmentError) -> Self {
         let details = match std::error::Error::source(error) {
@@ -98,7 +151,7 @@ impl From<&AttachmentError> for CniError {
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

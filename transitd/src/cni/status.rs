@@ -1,38 +1,12 @@
 //! STATUS: whether an ADD would be served, by what is known of this node; never by one tenant's network.
 
-use thiserror::Error;
 use tracing::warn;
 
-use super::error::AttachmentError;
+use super::error::{AttachmentError, NotReady};
 use crate::dataplane::hooks::TransitHook;
 use crate::dataplane::links::Hook;
 use crate::netlink;
 use crate::node::Node;
-
-/// Why no ADD is served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum NotReady {
-    #[error("the operator has not sent this node's program since transitd was started")]
-    NoProgram,
-    #[error("the kernel refuses this version's {0}, the old one is in place; see transitd's log")]
-    OldProgram(&'static str),
-    #[error("{0} is not attached to the uplink: no packet of another node is handled; restart transitd")]
-    NotAttached(&'static str),
-    #[error("the kernel cannot be asked about the uplink; see transitd's log")]
-    NoNetlink,
-    #[error("the uplink is missing or down: pods of other nodes are out of reach")]
-    NoUplink,
-}
-
-impl NotReady {
-    /// 50: no ADD. 51: besides, pods that are there have limited connectivity.
-    pub fn code(self) -> u32 {
-        match self {
-            Self::NoProgram | Self::OldProgram(_) | Self::NoNetlink => 50,
-            Self::NoUplink | Self::NotAttached(_) => 51,
-        }
-    }
-}
 
 pub async fn run(node: &Node) -> Result<(), AttachmentError> {
     {

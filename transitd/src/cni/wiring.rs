@@ -162,6 +162,7 @@ async fn finish(
             return Err(AttachmentError::Changed { namespace, name });
         }
     }
+    node.attached.notify_one();
     if attachment.is_host() {
         node.store.write(attachment)?;
         netlink::set_up(netlink, attachment.host_ifindex, &plan.host_interface).await?;
@@ -199,6 +200,7 @@ async fn take_apart(
         state.attachments.remove(id);
         // An older sandbox of the same pod that still is there carries the traffic again.
         errors.extend(state.refresh(&attachment.pod_uid).err().map(Into::into));
+        node.attached.notify_one();
     }
     if attachment.is_none()
         && let Ok(Some(link)) = crate::netlink::find_link(netlink, &host_interface).await

@@ -24,6 +24,8 @@ enum Failure {
     Upstream(#[from] UpstreamError),
     #[error("upstream is silent")]
     Silent,
+    #[error("a smaller holder took its place")]
+    Displaced,
     #[error("cannot encode the query")]
     Encode(#[source] hickory_proto::ProtoError),
     #[error("cannot decode the answer")]
@@ -37,12 +39,13 @@ pub(super) struct Upstream {
     pub(super) patience: Duration,
 }
 
-/// The answer, if there is to be one, and what it is counted as.
+/// The answer, if there is to be one, and what it is counted as. Upstream is not waited for beyond `lost`.
 pub(super) async fn answer(
     upstream: Upstream,
     view: &View,
     transport: Transport,
     bytes: &[u8],
+    lost: impl Future<Output = ()>,
 ) -> (Option<Vec<u8>>, DnsResult) {
     let question = match Question::parse(bytes) {
         Ok(question) => question,
@@ -58,7 +61,7 @@ pub(super) async fn answer(
     let (message, result) = match view.decide(question.name()) {
         Verdict::Refuse => (own(ResponseCode::NXDomain), DnsResult::Refused),
         Verdict::NoData => (own(ResponseCode::NoError), DnsResult::NoData),
-        Verdict::Forward(zone) => match forward(upstream, view, transport, zone, &question).await {
+        Verdict::Forward(zone) => match forward(upstream, view, transport, zone, &question, lost).await {
             Ok(Forwarded::Whole(answer)) if answer.len() <= room => {
                 return (Some(answer), DnsResult::Forwarded);
             }
@@ -69,7 +72,11 @@ pub(super) async fn answer(
                     error = &error as &dyn std::error::Error,
                     "no answer from upstream"
                 );
-                (question.reply(ResponseCode::ServFail), DnsResult::Failed)
+                let result = match error {
+                    Failure::Displaced => DnsResult::Displaced,
+                    _ => DnsResult::Failed,
+                };
+                (question.reply(ResponseCode::ServFail), result)
             }
         },
     };
@@ -90,12 +97,14 @@ async fn forward(
     transport: Transport,
     zone: Zone,
     question: &Question,
+    lost: impl Future<Output = ()>,
 ) -> Result<Forwarded, Failure> {
     let outgoing = question.outgoing().map_err(Failure::Encode)?;
     let asking = upstream::ask(upstream.address, transport, &outgoing);
-    let mut bytes = timeout(upstream.patience, asking)
-        .await
-        .map_err(|_| Failure::Silent)??;
+    let mut bytes = tokio::select! {
+        answer = timeout(upstream.patience, asking) => answer.map_err(|_| Failure::Silent)??,
+        () = lost => return Err(Failure::Displaced),
+    };
     question.restore(&outgoing, &mut bytes);
     // Of a truncated one there is nothing to believe but that.
     if transport == Transport::Udp && is_truncated(&bytes) {

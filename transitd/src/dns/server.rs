@@ -1,14 +1,13 @@
 //! The listener and its bounds.
 //!
-//! Invariant: whatever pods send, no more is held at once than `Limits` say: by a VPC, by a pod, and in all. Who finds no
-//! place is counted and dropped, never waited for.
+//! Invariant: whatever pods send, no more is held at once than `Limits` say: by a VPC and in all. Places are not waited
+//! for: who holds little takes one of the largest holder's, who is refused or loses one is counted.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus_client::metrics::gauge::Gauge;
 use thiserror::Error;
 use tokio::net::{TcpListener, UdpSocket};
 
@@ -48,7 +47,6 @@ pub struct Limits {
     /// TCP connections at once.
     pub connections: usize,
     pub connections_of_vpc: usize,
-    pub connections_of_source: usize,
     /// Of a query until upstream's answer, and of a client until it takes it.
     pub patience: Duration,
     /// Of a connection on which nothing is asked and nothing waits.
@@ -62,7 +60,6 @@ impl Default for Limits {
             in_flight_of_vpc: 128,
             connections: 256,
             connections_of_vpc: 64,
-            connections_of_source: 16,
             // Resolvers of libc wait 5 s.
             patience: Duration::from_secs(4),
             idle: Duration::from_secs(10),
@@ -145,12 +142,11 @@ impl<V: Views> Server<V> {
                 limits.in_flight_of_vpc,
                 metrics.in_flight.clone(),
             ),
-            of_vpcs: Shares::new(
+            connections: Shares::new(
                 limits.connections,
                 limits.connections_of_vpc,
                 metrics.connections.clone(),
             ),
-            of_sources: Shares::new(limits.connections, limits.connections_of_source, Gauge::default()),
             metrics,
         };
         Ok(Self {
@@ -181,9 +177,8 @@ pub(super) struct Shared<V> {
     views: V,
     upstream: Upstream,
     pub(super) limits: Limits,
-    in_flight: Arc<Shares<u32>>,
-    of_vpcs: Arc<Shares<u32>>,
-    of_sources: Arc<Shares<IpAddr>>,
+    in_flight: Arc<Shares>,
+    connections: Arc<Shares>,
     pub(super) metrics: DnsMetrics,
 }
 
@@ -191,7 +186,7 @@ pub(super) struct Shared<V> {
 #[derive(Debug)]
 pub(super) struct Admitted {
     asker: Asker,
-    _place: Place<u32>,
+    place: Place,
 }
 
 impl<V: Views> Shared<V> {
@@ -205,27 +200,24 @@ impl<V: Views> Shared<V> {
             self.metrics.answered(DnsResult::UnknownSource);
             return None;
         };
-        let Some(place) = self.in_flight.take(asker.vpc) else {
+        let Some(place) = self.in_flight.take(asker.vpc, source.to_canonical()) else {
             self.metrics.answered(DnsResult::Limited);
             return None;
         };
-        Some(Admitted { asker, _place: place })
+        Some(Admitted { asker, place })
     }
 
     /// None is counted.
-    pub(super) fn admit_connection(&self, source: IpAddr) -> Option<(Place<u32>, Place<IpAddr>)> {
+    pub(super) fn admit_connection(&self, source: IpAddr) -> Option<Place> {
         let Some(asker) = self.asker(source) else {
             self.metrics.hung_up(DnsResult::UnknownSource);
             return None;
         };
-        let places = self
-            .of_sources
-            .take(source.to_canonical())
-            .and_then(|of_source| Some((self.of_vpcs.take(asker.vpc)?, of_source)));
-        if places.is_none() {
+        let place = self.connections.take(asker.vpc, source.to_canonical());
+        if place.is_none() {
             self.metrics.hung_up(DnsResult::Limited);
         }
-        places
+        place
     }
 
     pub(super) async fn answer(
@@ -234,7 +226,9 @@ impl<V: Views> Shared<V> {
         transport: Transport,
         query: &[u8],
     ) -> Option<Vec<u8>> {
-        let (answer, result) = answer::answer(self.upstream, &admitted.asker.view, transport, query).await;
+        let Admitted { asker, place } = admitted;
+        let (answer, result) =
+            answer::answer(self.upstream, &asker.view, transport, query, place.lost()).await;
         self.metrics.answered(result);
         answer
     }

@@ -35,13 +35,15 @@ pub(super) async fn serve<V: Views>(shared: &Arc<Shared<V>>, listener: TcpListen
             }
         };
         while at_work.try_join_next().is_some() {}
-        let Some(places) = shared.admit_connection(client.ip()) else {
+        let Some(place) = shared.admit_connection(client.ip()) else {
             continue;
         };
         let shared = Arc::clone(shared);
         at_work.spawn(async move {
-            converse(&shared, stream, client.ip()).await;
-            drop(places);
+            tokio::select! {
+                () = converse(&shared, stream, client.ip()) => {}
+                () = place.lost() => shared.metrics.hung_up(DnsResult::Displaced),
+            }
         });
     }
 }

@@ -32,8 +32,10 @@ pub enum DnsResult {
     Unsupported,
     /// Of an address that no attachment has: dropped.
     UnknownSource,
-    /// Too many at once: dropped.
+    /// No VPC and no pod has more at once: dropped.
     Limited,
+    /// Another pod, which has less at once, took its place: SERVFAIL.
+    Displaced,
 }
 
 impl DnsResult {
@@ -48,6 +50,7 @@ impl DnsResult {
             Self::Unsupported => "unsupported",
             Self::UnknownSource => "unknown_source",
             Self::Limited => "limited",
+            Self::Displaced => "displaced",
         }
     }
 }
@@ -80,7 +83,7 @@ impl DnsMetrics {
         );
         registry.register(
             "dns_connections_refused",
-            "TCP connections for DNS that were hung up on at once",
+            "TCP connections for DNS that found no place, or lost it",
             self.hung_up.clone(),
         );
     }
@@ -101,13 +104,13 @@ impl DnsMetrics {
         self.queries.get_or_create(&of).get()
     }
 
-    /// A connection found no place.
+    /// A connection found no place, or lost it.
     pub fn hung_up(&self, why: DnsResult) {
         let of = Because { reason: why.name() };
         self.hung_up.get_or_create(&of).inc();
     }
 
-    /// So many did not.
+    /// So many did.
     pub fn hung_up_on(&self, why: DnsResult) -> u64 {
         let of = Because { reason: why.name() };
         self.hung_up.get_or_create(&of).get()

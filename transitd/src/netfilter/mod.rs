@@ -1,10 +1,11 @@
 //! What the host's own stack does for pods: packets that leave a VPC go in the node's name, answers find their pod, and
 //! services whose backends are outside of their VPC are translated (ADR 13).
 //!
-//! Invariant: two tables, `inet thuban` and `inet thuban-overlay`, are each written as a whole in one transaction; connections that
-//! are known stay as they are. Nothing of other tables is touched.
+//! Invariant: the tables `inet thuban`, `inet thuban-overlay` and `inet thuban-limits` are each written in one transaction;
+//! connections that are known stay as they are. Nothing of other tables is touched.
 
 pub mod conntrack;
+pub mod limits;
 pub mod overlay_port;
 pub mod ruleset;
 mod served;
@@ -23,6 +24,7 @@ use thiserror::Error;
 use thuban_common::host_stack::NFT_TABLE;
 use thuban_rows::NodeService;
 
+use limits::PodVpcs;
 use overlay_port::OverlayPort;
 use ruleset::{Host, OwnAddresses};
 
@@ -34,7 +36,7 @@ pub enum NetfilterError {
         source: std::io::Error,
     },
     #[error(
-        "the kernel refused the rules, does it have nf_tables with NAT (modprobe nf_tables nft_chain_nat nft_masq)? {0}"
+        "the kernel refused the rules, does it have nf_tables with NAT and limits (modprobe nf_tables nft_chain_nat nft_masq nft_connlimit nft_limit)? {0}"
     )]
     Refused(String),
     #[error("the kernel has no netlink interface to conntrack (modprobe nf_conntrack_netlink)")]
@@ -72,6 +74,7 @@ pub struct Netfilter {
     inherited: BTreeSet<Ipv4Addr>,
     written: Option<String>,
     written_overlay_port: Option<OverlayPort>,
+    written_limits: Option<PodVpcs>,
 }
 
 impl Netfilter {
@@ -84,6 +87,7 @@ impl Netfilter {
             inherited: BTreeSet::new(),
             written: None,
             written_overlay_port: None,
+            written_limits: None,
         }
     }
 
@@ -122,6 +126,21 @@ impl Netfilter {
         Ok(())
     }
 
+    /// Bounds the connections of these pods, each by itself and all of a VPC. Their counts begin anew if the table isn't there,
+    /// or is another transitd's.
+    pub fn limit(&mut self, pods: PodVpcs) -> Result<(), NetfilterError> {
+        let text = match self.written_limits.take() {
+            Some(written) if written == pods => String::new(),
+            Some(written) => limits::changes(&written, &pods),
+            None => limits::ruleset(&pods, self.own.dns),
+        };
+        if !text.is_empty() {
+            self.run(&text)?;
+        }
+        self.written_limits = Some(pods);
+        Ok(())
+    }
+
     /// Writes it anew at the next [`Self::set`], whatever is in it.
     pub fn doubt(&mut self) {
         self.written = None;
@@ -130,6 +149,11 @@ impl Netfilter {
     /// The same of [`Self::protect_port`].
     pub fn doubt_overlay_port(&mut self) {
         self.written_overlay_port = None;
+    }
+
+    /// The same of [`Self::limit`].
+    pub fn doubt_limits(&mut self) {
+        self.written_limits = None;
     }
 
     /// Whether tenants that reach this service get a view of it, if they need one.

@@ -39,6 +39,8 @@ pub struct OwnAddresses {
     pub dns: Option<Ipv4Addr>,
     /// This droplet's.
     pub underlay: Ipv4Addr,
+    /// First and last source port of pods' connections; none: any, as the node's own.
+    pub pod_ports: Option<(u16, u16)>,
 }
 
 /// What the rules are made of, besides services.
@@ -222,6 +224,8 @@ pub fn ruleset<'a>(
     Served::new(services, host).fill(&mut values);
     values.one("UNDERLAY", own.underlay);
     values.each("dns", own.dns);
+    let ports = own.pod_ports.map(|(first, last)| format!("{first}-{last}"));
+    values.each("pod_ports", ports);
     host.fill(&mut values);
     values.fill(TEMPLATE)
 }
@@ -286,6 +290,7 @@ mod tests {
         OwnAddresses {
             dns,
             underlay: Ipv4Addr::new(172, 31, 0, 5),
+            pod_ports: Some((10_000, 32_767)),
         }
     }
 

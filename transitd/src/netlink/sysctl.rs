@@ -1,6 +1,6 @@
-//! The few sysctls that Thuban needs, all under `net/ipv4/conf` and `net/ipv6/conf` of the calling thread's network
-//! namespace.
+//! The few sysctls that Thuban needs, under `net/ipv4` and `net/ipv6` of the calling thread's network namespace.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use super::NetlinkError;
@@ -18,6 +18,13 @@ pub fn require_ipv6(proc_sys_net: &Path) -> Result<(), NetlinkError> {
         Ok(_) => Err(NetlinkError::Ipv6Disabled),
         Err(source) => Err(NetlinkError::Ipv6Missing { path, source }),
     }
+}
+
+/// Where the kernel looks for the source ports of the node's own connections; none if it doesn't say.
+pub fn local_ports(proc_sys_net: &Path) -> Option<RangeInclusive<u16>> {
+    let text = std::fs::read_to_string(proc_sys_net.join("ipv4/ip_local_port_range")).ok()?;
+    let mut ports = text.split_whitespace().map(str::parse);
+    Some(ports.next()?.ok()?..=ports.next()?.ok()?)
 }
 
 /// The host's end of a veth: IPv6 with the addresses that it is given and no others. Before it is up.

@@ -1,5 +1,6 @@
 //! Which interface carries this droplet's traffic: the one named, else the one with the node's address, else the default route's.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
 use futures::TryStreamExt;
@@ -16,6 +17,18 @@ pub struct Uplink {
     pub ifindex: u32,
     pub address: Ipv4Addr,
     pub mtu: u32,
+}
+
+impl fmt::Display for Uplink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            name,
+            ifindex,
+            address,
+            mtu,
+        } = self;
+        write!(f, "{name} (index {ifindex}) with {address} and MTU {mtu}")
+    }
 }
 
 /// Observes only.

@@ -155,6 +155,16 @@ impl State {
             .set(self.program.served_by_node(), Host::of(&self.program))
     }
 
+    /// Bounds the connections that pods have by the node's own stack.
+    pub fn limit_pods(&mut self) -> Result<(), NetfilterError> {
+        let pods = self
+            .attachments
+            .values()
+            .filter(|attachment| !attachment.is_host());
+        let pods = pods.map(|attachment| (attachment.host_ifindex, attachment.vni));
+        self.netfilter.limit(pods.collect())
+    }
+
     /// Keeps others from the overlay's port, at the droplets that the tables have: an earlier transitd's too, until the first
     /// snapshot.
     pub fn protect_port(&mut self) -> Result<(), NetfilterError> {

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use thuban_common::host_stack::{NFT_OVERLAY_TABLE, NFT_TABLE};
+use thuban_common::host_stack::{NFT_LIMITS_TABLE, NFT_OVERLAY_TABLE, NFT_TABLE};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::warn;
 
@@ -41,8 +41,9 @@ pub async fn run(node: Arc<Node>) {
 
 async fn restore(node: &Node) {
     let program = node.state().netfilter.program().to_owned();
-    let look = move || [NFT_TABLE, NFT_OVERLAY_TABLE].map(|table| netfilter::is_there(&program, table));
-    let Ok([has_rules, has_overlay_port]) = tokio::task::spawn_blocking(look).await else {
+    let tables = [NFT_TABLE, NFT_OVERLAY_TABLE, NFT_LIMITS_TABLE];
+    let look = move || tables.map(|table| netfilter::is_there(&program, table));
+    let Ok([has_rules, has_overlay_port, has_limits]) = tokio::task::spawn_blocking(look).await else {
         return;
     };
     let mut state = node.state();
@@ -53,7 +54,14 @@ async fn restore(node: &Node) {
         );
         state.netfilter.doubt_overlay_port();
     }
-    let written = state.protect_port();
+    if !has_limits {
+        warn!(
+            table = NFT_LIMITS_TABLE,
+            "a table of nftables is gone, it is made again"
+        );
+        state.netfilter.doubt_limits();
+    }
+    let written = state.protect_port().and(state.limit_pods());
     // Before the first snapshot nobody knows what is to be in the other one.
     let written = if !state.synced || has_rules && state.netfilter.is_written() {
         written

@@ -20,6 +20,7 @@ mod hooks;
 mod host;
 mod killed;
 mod libcni;
+mod limits;
 mod loads;
 mod lost_dels;
 mod metrics;
@@ -42,6 +43,7 @@ mod spool;
 mod status;
 mod tcp;
 mod upgrade;
+mod uplink;
 mod veth;
 mod wire;
 

@@ -118,7 +118,7 @@ fn a_pinned_map_of_another_shape_is_refused_loudly() {
     rig.start();
     assert_eq!(rig.wait_for_exit(), Some(1));
     assert!(
-        rig.log().contains("the value's size is 8, expected 40"),
+        rig.log().contains("the value's size is 8, expected 48"),
         "{}",
         rig.log()
     );

@@ -64,13 +64,13 @@ impl World {
     fn adopt(&self, vni: u32, protocol: u8, client: u8, port: u16, backend: u8) {
         let mut flows = self.pinned.map("CONNECTIONS");
         let entry = |address, port| ConnectionEntry {
+            vni,
+            index: NO_INDEX,
             time: now(),
             address,
             port,
             state: SEEN,
             service: 0,
-            index: NO_INDEX,
-            padding: 0,
         };
         let (to, at) = (80_u16.to_be(), 8080_u16.to_be());
         let key = |direction, source, destination, ports| ConnectionKey {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hickory_proto::op::ResponseCode;
+use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::RecordType;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use super::super::Limits;
 use super::upstream::{Asked, Script, a, cluster, reply};
-use super::{BLUE, RED, RED_TOO, Rig, eventually, query, send, take};
+use super::{BLUE, RED, RED_TOO, Rig, eventually, neighbour, query, receive, send, take};
 use crate::metrics::DnsResult;
 
 /// Answers nothing about names that begin with `slow`, unless told to.
@@ -27,7 +27,7 @@ fn with_slow_names(answers_all: Arc<AtomicBool>) -> Script {
 }
 
 #[tokio::test]
-async fn a_vpc_that_asks_too_much_at_once_leaves_others_theirs() {
+async fn who_has_less_in_flight_takes_a_place_of_the_largest() {
     let limits = Limits {
         in_flight: 5,
         in_flight_of_vpc: 3,
@@ -41,22 +41,58 @@ async fn a_vpc_that_asks_too_much_at_once_leaves_others_theirs() {
         red.send(&slow).await.unwrap();
     }
     eventually(|| rig.upstream.asked().len() == 3, || "three in flight".into()).await;
-    assert_eq!(rig.metrics.in_flight.get(), 3);
-    // Whichever pod of it asks, for whatever, however.
-    rig.udp(RED_TOO).await.send(&slow).await.unwrap();
+    // A pod that has the most is refused itself.
+    red.send(&slow).await.unwrap();
     rig.counts(DnsResult::Limited, 1).await;
+    assert_eq!((rig.metrics.in_flight.get(), rig.upstream.asked().len()), (3, 3));
+    // Another of its VPC gets one of its places, however it asks.
     let mut stream = rig.tcp(RED_TOO).await;
     send(&mut stream, &slow).await;
-    rig.counts(DnsResult::Limited, 2).await;
-    rig.assert_serves(BLUE, "www.example.com.").await;
-    // All there is.
+    rig.counts(DnsResult::Displaced, 1).await;
+    let answer = Message::from_vec(&receive(&red).await).unwrap();
+    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+    // And so does another VPC, up to as many.
     let blue = rig.udp(BLUE).await;
     for _ in 0..3 {
         blue.send(&slow).await.unwrap();
     }
-    rig.counts(DnsResult::Limited, 3).await;
-    assert_eq!(rig.upstream.asked().len(), 6, "none of those went on");
+    rig.counts(DnsResult::Limited, 2).await;
     assert_eq!(rig.metrics.in_flight.get(), 5);
+    rig.assert_serves(neighbour(0, 1), "www.example.com.").await;
+    rig.counts(DnsResult::Displaced, 2).await;
+}
+
+#[tokio::test]
+async fn silent_names_of_four_vpcs_leave_others_theirs() {
+    let limits = Limits {
+        patience: super::AGES,
+        ..Limits::default()
+    };
+    let rig = Rig::with_limits(with_slow_names(Arc::default()), limits).await;
+    let slow = query("slow.example.com.", RecordType::A).to_vec().unwrap();
+    for vpc in 0..4 {
+        let loud = rig.udp(neighbour(vpc, 1)).await;
+        // In steps: the server's socket has room for some hundreds.
+        for count in 0..200 {
+            loud.send(&slow).await.unwrap();
+            if count % 20 == 0 {
+                rig.assert_serves(BLUE, "www.example.com.").await;
+            }
+        }
+    }
+    let is_full = || rig.metrics.in_flight.get() >= 500;
+    eventually(is_full, || format!("{} in flight", rig.metrics.in_flight.get())).await;
+    for _ in 0..25 {
+        rig.assert_serves(BLUE, "www.example.com.").await;
+        // So does another pod of a VPC that floods.
+        rig.assert_serves(neighbour(1, 2), "www.example.com.").await;
+        let answer = rig
+            .ask_by_tcp(RED, &query("www.example.com.", RecordType::A))
+            .await;
+        assert_eq!(answer.answers.len(), 1);
+    }
+    assert!(rig.metrics.in_flight.get() >= 500, "others keep their places");
+    assert!(rig.metrics.count(DnsResult::Limited) > 200);
 }
 
 #[tokio::test]
@@ -119,31 +155,52 @@ async fn connect(rig: &Rig, source: IpAddr, count: usize) -> (Vec<TcpStream>, us
 }
 
 #[tokio::test]
-async fn connections_are_bounded_by_pod_by_vpc_and_in_all() {
+async fn connections_are_bounded_and_the_largest_gives_way() {
     let limits = Limits {
         connections: 5,
-        connections_of_vpc: 3,
-        connections_of_source: 2,
+        connections_of_vpc: 4,
         idle: super::AGES,
         ..Limits::default()
     };
     let rig = Rig::with_limits(cluster(), limits).await;
-    let (red, refused) = connect(&rig, RED, 3).await;
-    assert_eq!((red.len(), refused), (2, 1), "of the pod");
-    let (red_too, refused) = connect(&rig, RED_TOO, 2).await;
-    assert_eq!((red_too.len(), refused), (1, 1), "of the VPC");
-    let (blue, refused) = connect(&rig, BLUE, 2).await;
-    assert_eq!((blue.len(), refused), (2, 0), "another's are its own");
+    let (mut red, refused) = connect(&rig, RED, 5).await;
+    assert_eq!((red.len(), refused), (4, 1), "of the VPC");
+    let (red_too, refused) = connect(&rig, RED_TOO, 3).await;
+    assert_eq!((red_too.len(), refused), (2, 1), "as many as the other pod");
+    // The oldest are those that were hung up on.
+    for mut lost in red.drain(..2) {
+        assert!(take(&mut lost).await.is_none());
+    }
+    let (blue, refused) = connect(&rig, BLUE, 3).await;
+    assert_eq!((blue.len(), refused), (2, 1), "as many as the other VPC");
     assert_eq!(rig.metrics.connections.get(), 5);
-    assert_eq!(rig.metrics.hung_up_on(DnsResult::Limited), 2);
-    drop(red);
+    assert_eq!(rig.metrics.hung_up_on(DnsResult::Limited), 3);
+    assert_eq!(rig.metrics.hung_up_on(DnsResult::Displaced), 3);
+    drop(blue);
     eventually(
         || rig.metrics.connections.get() == 3,
         || "closed ones count".into(),
     )
     .await;
-    let (again, refused) = connect(&rig, RED, 1).await;
-    assert_eq!((again.len(), refused), (1, 0));
+    rig.assert_serves(BLUE, "www.example.com.").await;
+}
+
+#[tokio::test]
+async fn idle_connections_of_four_vpcs_leave_others_theirs() {
+    let limits = Limits {
+        idle: super::AGES,
+        ..Limits::default()
+    };
+    let rig = Rig::with_limits(cluster(), limits).await;
+    let mut idle = Vec::new();
+    for (vpc, pod) in (0..4).flat_map(|vpc| (0..4).map(move |pod| (vpc, pod))) {
+        idle.extend(connect(&rig, neighbour(vpc, pod), 16).await.0);
+    }
+    assert_eq!((idle.len(), rig.metrics.connections.get()), (256, 256));
+    for source in [BLUE, RED, neighbour(1, 9)] {
+        assert_eq!(connect(&rig, source, 2).await.1, 0, "{source}");
+    }
+    assert_eq!(rig.metrics.hung_up_on(DnsResult::Limited), 0);
 }
 
 #[tokio::test]

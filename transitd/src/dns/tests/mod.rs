@@ -32,6 +32,11 @@ const RED: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 const BLUE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
 /// Another pod of VPC 1.
 const RED_TOO: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 4));
+/// A pod of another VPC, which sees what red does.
+fn neighbour(vpc: u8, pod: u8) -> IpAddr {
+    Ipv4Addr::new(127, 1, vpc, 1 + pod).into()
+}
+
 /// Nobody's.
 const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9));
 
@@ -83,6 +88,9 @@ impl Rig {
             let (vpc, view) = match source {
                 RED | RED_TOO => (1, &red),
                 BLUE => (2, &blue),
+                IpAddr::V4(address) if address.octets()[..2] == [127, 1] => {
+                    (10 + u32::from(address.octets()[2]), &red)
+                }
                 _ => return None,
             };
             let view = Arc::clone(view);
