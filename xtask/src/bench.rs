@@ -31,6 +31,13 @@ pub enum Benchmark {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// What a tenant loses while others attack what the tenants of a node share; `--help` says more
+    #[command(disable_help_flag = true)]
+    Neighbours {
+        /// Arguments of the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// The operator with a real API server and a thousand droplets without a data plane; `--help` says more
     #[command(disable_help_flag = true)]
     Scale {
@@ -48,19 +55,20 @@ pub enum Benchmark {
 }
 
 pub fn run(benchmark: &Benchmark) -> Result<ExitCode> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("a benchmark makes network namespaces and cgroups, and loads eBPF programs: run it as root");
+    }
+    deps::ensure()?;
     match benchmark {
         Benchmark::Datapath { arguments } => datapath(arguments),
         Benchmark::Cni { arguments } => cni(arguments),
+        Benchmark::Neighbours { arguments } => with_node("neighbours-bench", &[], arguments),
         Benchmark::Scale { arguments } => scale(arguments),
-        Benchmark::Services { arguments } => services(arguments),
+        Benchmark::Services { arguments } => bench_services::run(arguments),
     }
 }
 
 fn datapath(arguments: &[String]) -> Result<ExitCode> {
-    if !nix::unistd::geteuid().is_root() {
-        bail!("the benchmark makes network namespaces and loads eBPF programs: run it as root");
-    }
-    deps::ensure()?;
     deps::ensure_more(&deps::TRAFFIC_PACKAGES)?;
     step("eBPF programs", ebpf::build)?;
     let benchmark = step("benchmark", build::datapath)?;
@@ -68,22 +76,27 @@ fn datapath(arguments: &[String]) -> Result<ExitCode> {
 }
 
 fn cni(arguments: &[String]) -> Result<ExitCode> {
-    if !nix::unistd::geteuid().is_root() {
-        bail!("the benchmark makes network namespaces and loads eBPF programs: run it as root");
-    }
-    deps::ensure()?;
     if let Some((_, rest)) = arguments.split_first().filter(|(first, _)| *first == "--cluster") {
         return bench_cluster::run(rest);
     }
     step("plugins to compare with", cni_tools::ensure)?;
+    let others = root().join("target/cni-tools");
+    with_node(
+        "cni-bench",
+        &["--others", &others.display().to_string()],
+        arguments,
+    )
+}
+
+/// Builds transitd, the plugin and the benchmark of that name, and runs it.
+fn with_node(benchmark: &str, more: &[&str], arguments: &[String]) -> Result<ExitCode> {
     let programs = step("eBPF programs", ebpf::build)?;
-    let built = step("transitd, plugin and benchmark", build::cni)?;
-    let mut own: Vec<String> = Vec::new();
+    let built = step("transitd, plugin and benchmark", || build::with_node(benchmark))?;
+    let mut own: Vec<String> = more.iter().map(ToString::to_string).collect();
     for (flag, path) in [
         ("--transitd", built.transitd),
         ("--plugin", built.plugin),
         ("--programs", programs),
-        ("--others", root().join("target/cni-tools")),
     ] {
         own.extend([flag.to_owned(), path.display().to_string()]);
     }
@@ -92,10 +105,6 @@ fn cni(arguments: &[String]) -> Result<ExitCode> {
 }
 
 fn scale(arguments: &[String]) -> Result<ExitCode> {
-    if !nix::unistd::geteuid().is_root() {
-        bail!("the benchmark makes a bridge and cgroups for its control plane: run it as root");
-    }
-    deps::ensure()?;
     let binaries = kube::binaries()?;
     let built = step("operator and benchmark", build::scale)?;
     let mut own: Vec<String> = Vec::new();
@@ -107,14 +116,6 @@ fn scale(arguments: &[String]) -> Result<ExitCode> {
     }
     own.extend_from_slice(arguments);
     execute(&built.join("scale-bench"), &own)
-}
-
-fn services(arguments: &[String]) -> Result<ExitCode> {
-    if !nix::unistd::geteuid().is_root() {
-        bail!("the benchmark makes clusters in namespaces: run it as root");
-    }
-    deps::ensure()?;
-    bench_services::run(arguments)
 }
 
 /// Runs a benchmark's program from the workspace's root.

@@ -147,13 +147,14 @@ pub fn services() -> Result<PathBuf> {
 }
 
 /// What the benchmark of CNI runs: binaries as images have them, and itself.
-pub struct CniParts {
+pub struct NodeParts {
     pub transitd: PathBuf,
     pub plugin: PathBuf,
     pub benchmark: PathBuf,
 }
 
-pub fn cni() -> Result<CniParts> {
+/// A benchmark that runs a node's daemon and plugin, by the name of its binary.
+pub fn with_node(benchmark: &str) -> Result<NodeParts> {
     release(&[
         "-p",
         "thuban-e2e",
@@ -162,14 +163,14 @@ pub fn cni() -> Result<CniParts> {
         "--bin",
         "thuban",
         "--bin",
-        "cni-bench",
+        benchmark,
     ])?;
     let work = images_files(Profile::Release)?;
     let release = Profile::Release.binaries()?;
-    Ok(CniParts {
+    Ok(NodeParts {
         transitd: stripped(&release.join("transitd"), &work.join("transitd"), "--strip-debug")?,
         plugin: plugin(&release, &work).and_then(limited)?,
-        benchmark: release.join("cni-bench"),
+        benchmark: release.join(benchmark),
     })
 }
 

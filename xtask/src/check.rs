@@ -1,4 +1,6 @@
-//! What needs no cluster and no root: format, lints, what pages refer to, and that the eBPF object builds.
+//! What needs no cluster and no root: format, lints, what pages refer to, dependencies, and that the eBPF object builds.
+
+use std::process::Command;
 
 use anyhow::Result;
 
@@ -25,7 +27,20 @@ pub fn run() -> Result<()> {
             "warnings",
         ])
     })?;
+    dependencies()?;
     step("eBPF programs", ebpf::build).map(|_| ())
+}
+
+/// Whether dependencies are as `deny.toml` wants them. Advisories are left to CI: they need the network and change daily.
+fn dependencies() -> Result<()> {
+    let deny = deps::cargo_deny()?;
+    step("dependencies", || {
+        let mut command = Command::new(deny);
+        command
+            .current_dir(root())
+            .args(["--log-level", "error", "check", "bans", "licenses", "sources"]);
+        run_command(&mut command)
+    })
 }
 
 /// Whether all is as `cargo fmt` has it.

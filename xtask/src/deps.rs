@@ -4,14 +4,14 @@
 //! built from source instead (`kube.rs`).
 
 use std::{
-    env, fs,
+    env, fs, iter,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context, Result, bail};
 
-use crate::build::run_command;
+use crate::build::{cargo, run_command};
 
 /// A package, and what shows that it is there: a program in PATH, or a file.
 pub struct Package {
@@ -110,10 +110,12 @@ const EBPF_PACKAGES: [Package; 4] = [
     },
     Package {
         name: "llvm-22-dev",
-        sign: LLVM,
+        sign: LLVM_LIBRARY,
     },
 ];
-const LLVM: &str = "/usr/lib/llvm-22/lib/libLLVM.so";
+/// Debian's folder of LLVM.
+pub const LLVM: &str = "/usr/lib/llvm-22";
+const LLVM_LIBRARY: &str = "/usr/lib/llvm-22/lib/libLLVM.so";
 
 /// What makes the traffic of benchmarks.
 pub const TRAFFIC_PACKAGES: [Package; 1] = [Package {
@@ -159,10 +161,7 @@ pub fn ensure() -> Result<()> {
             );
         }
     }
-    if !is_there("bpf-linker") && !cargo_home()?.join("bin/bpf-linker").exists() {
-        install_linker()?;
-    }
-    Ok(())
+    bpf_linker().map(|_| ())
 }
 
 /// Installs what a command needs beside [`ensure`]'s.
@@ -242,21 +241,41 @@ impl Drop for StartPolicy {
     }
 }
 
-fn install_linker() -> Result<()> {
-    println!("installing bpf-linker");
-    let mut cargo = Command::new("cargo");
-    cargo.args(["install", "bpf-linker", "--locked"]);
-    if Path::new(LLVM).exists() {
+/// Links eBPF programs.
+pub fn bpf_linker() -> Result<PathBuf> {
+    cargo_tool("bpf-linker", |install| {
+        if !Path::new(LLVM_LIBRARY).exists() {
+            return Ok(());
+        }
         let path = env::var_os("PATH").unwrap_or_default();
-        let folders = [PathBuf::from("/usr/lib/llvm-22/bin")]
-            .into_iter()
-            .chain(env::split_paths(&path));
-        cargo.args(["--no-default-features", "--features", "llvm-22"]);
-        cargo
-            .env("LLVM_PREFIX", "/usr/lib/llvm-22")
+        let folders = iter::once(Path::new(LLVM).join("bin")).chain(env::split_paths(&path));
+        install
+            .args(["--no-default-features", "--features", "llvm-22"])
+            .env("LLVM_PREFIX", LLVM)
             .env("PATH", env::join_paths(folders).context("PATH")?);
+        Ok(())
+    })
+}
+
+/// Checks the dependencies' licences and sources.
+pub fn cargo_deny() -> Result<PathBuf> {
+    cargo_tool("cargo-deny", |_| Ok(()))
+}
+
+/// A program of crates.io, from PATH or from cargo's folder; installed when it is in neither.
+fn cargo_tool(name: &str, set_up: impl FnOnce(&mut Command) -> Result<()>) -> Result<PathBuf> {
+    if let Ok(found) = program(name) {
+        return Ok(found);
     }
-    run_command(&mut cargo)
+    let place = cargo_home()?.join("bin").join(name);
+    if !place.exists() {
+        println!("installing {name}");
+        let mut install = cargo();
+        install.args(["install", name, "--locked"]);
+        set_up(&mut install)?;
+        run_command(&mut install)?;
+    }
+    Ok(place)
 }
 
 /// A path must exist; a name must be a file in a folder of PATH.
@@ -290,7 +309,7 @@ fn cargo_home() -> Result<PathBuf> {
 }
 
 /// Whether rustup has a nightly compiler with the source of `core`; asks the file system, for rustup takes its time.
-fn has_nightly_source() -> bool {
+pub fn has_nightly_source() -> bool {
     let Ok(rustup) = home_folder("RUSTUP_HOME", ".rustup") else {
         return false;
     };
@@ -298,7 +317,10 @@ fn has_nightly_source() -> bool {
         return false;
     };
     toolchains.flatten().any(|toolchain| {
-        toolchain.file_name().to_string_lossy().starts_with("nightly")
+        toolchain
+            .file_name()
+            .to_string_lossy()
+            .starts_with("nightly-x86_64")
             && toolchain
                 .path()
                 .join("lib/rustlib/src/rust/library/core/Cargo.toml")

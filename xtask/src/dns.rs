@@ -45,8 +45,12 @@ pub fn ensure() -> Result<PathBuf> {
 
 /// Its image, on all nodes.
 pub fn import(cluster: &Cluster) -> Result<()> {
-    let folder = ensure()?;
-    cluster.import_image(&image(Profile::of(cluster.name()), &folder)?)
+    cluster.import_image(&archive(Profile::of(cluster.name()))?)
+}
+
+/// Its image, made if it isn't there.
+pub fn archive(profile: Profile) -> Result<PathBuf> {
+    image(profile, &ensure()?)
 }
 
 /// Waits until it answers.

@@ -56,7 +56,13 @@ impl Image<'_> {
             return Ok(path);
         }
         let bytes = self.archive_bytes()?;
-        let partial = folder.join(format!("{}.partial", self.archive));
+        // Of its own, for two clusters may be made at once.
+        let thread = std::thread::current().id();
+        let partial = folder.join(format!(
+            "{}.{}-{thread:?}.partial",
+            self.archive,
+            std::process::id()
+        ));
         fs::write(&partial, bytes).with_context(|| format!("writing {}", partial.display()))?;
         fs::rename(&partial, &path).with_context(|| format!("renaming to {}", path.display()))?;
         Ok(path)

@@ -48,7 +48,7 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
-    /// Format, lints, what pages refer to, eBPF build: what needs no root
+    /// Format, what pages refer to, lints, dependencies, eBPF build: what needs no root
     Check,
     /// Run the tests: as root, with a cluster of their own
     Test {

@@ -7,12 +7,16 @@ pub mod cni;
 pub mod controlplane;
 pub mod datapath;
 pub mod machine;
+pub mod neighbours;
+mod node;
 pub mod plot;
+mod plugin;
 pub mod process;
 pub mod report;
 pub mod services;
 pub mod stats;
 pub mod table;
+pub mod transitd;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

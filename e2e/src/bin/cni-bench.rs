@@ -3,7 +3,10 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
-use thuban_e2e::bench::cni::{self, Parts, Plan};
+use thuban_e2e::bench::{
+    cni::{self, Parts, Plan},
+    transitd,
+};
 
 /// Measures ADD and DEL of Thuban's CNI plugin beside ptp and bridge with host-local, in namespaces of its own.
 #[derive(Parser)]
@@ -32,15 +35,8 @@ struct Arguments {
     /// Where the results go
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
-    /// transitd as images have it
-    #[arg(long, hide = true)]
-    transitd: PathBuf,
-    /// The plugin as images have it
-    #[arg(long, hide = true)]
-    plugin: PathBuf,
-    /// The object with the programs
-    #[arg(long, hide = true)]
-    programs: PathBuf,
+    #[command(flatten)]
+    own: transitd::Parts,
     /// Folder with ptp, bridge and host-local
     #[arg(long, hide = true)]
     others: PathBuf,
@@ -65,9 +61,7 @@ fn main() -> ExitCode {
         };
     }
     let parts = Parts {
-        transitd: given.transitd,
-        plugin: given.plugin,
-        programs: given.programs,
+        own: given.own,
         others: given.others,
     };
     match cni::run(&plan, &parts, &given.output) {

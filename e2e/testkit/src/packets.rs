@@ -2,7 +2,7 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4},
-    os::fd::AsRawFd,
+    os::fd::{AsRawFd, OwnedFd},
 };
 
 use anyhow::{Context, Result};
@@ -176,19 +176,31 @@ impl Tunnel {
     }
 }
 
-/// Sends an IPv4 packet with the header as it stands (`IP_HDRINCL`), from the calling thread's namespace. The kernel
-/// fills in the header's checksum, and an identification of 0.
+/// Sends IPv4 packets with the header as it stands (`IP_HDRINCL`), from the namespace of the thread that opened it. The
+/// kernel fills in the header's checksum, and an identification of 0.
+pub struct Raw(OwnedFd);
+
+impl Raw {
+    pub fn open() -> Result<Self> {
+        let socket = socket(
+            AddressFamily::Inet,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            SockProtocol::Raw,
+        )?;
+        Ok(Self(socket))
+    }
+
+    pub fn send(&self, packet: &[u8]) -> Result<()> {
+        let to = SockaddrIn::new(packet[16], packet[17], packet[18], packet[19], 0);
+        sendto(self.0.as_raw_fd(), packet, &to, MsgFlags::empty()).context("sending a raw packet")?;
+        Ok(())
+    }
+}
+
+/// One packet by a [`Raw`].
 pub fn send_raw(packet: &[u8]) -> Result<()> {
-    let socket = socket(
-        AddressFamily::Inet,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        SockProtocol::Raw,
-    )?;
-    let destination = Ipv4Addr::new(packet[16], packet[17], packet[18], packet[19]);
-    let to = SockaddrIn::from(SocketAddrV4::new(destination, 0));
-    sendto(socket.as_raw_fd(), packet, &to, MsgFlags::empty()).context("sending a raw packet")?;
-    Ok(())
+    Raw::open()?.send(packet)
 }
 
 #[cfg(test)]

@@ -7,45 +7,38 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use kube::Client;
+use kube::api::{DynamicObject, GetParams, ListParams, Request};
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::{ApiResource, Resource};
+use kube::discovery::{ApiCapabilities, Discovery, Scope};
 use serde_json::Value;
 use thuban_cluster::Cluster;
 use tokio::runtime::Runtime;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Objects of a kind.
-#[derive(Clone, Debug)]
-struct Resource {
-    /// `/api/v1`, `/apis/thuban.dev/v1alpha1`.
-    base: String,
-    plural: String,
-    is_namespaced: bool,
-}
-
 struct Api {
     runtime: Arc<Runtime>,
     client: Client,
-    /// By plural, singular and short names, and by `plural.group`.
-    resources: HashMap<String, Resource>,
+    /// By plural and kind in lower case, and by `plural.group`.
+    resources: HashMap<String, (ApiResource, ApiCapabilities)>,
 }
 
 /// What `kubectl get` is asked for.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 struct Question<'a> {
     kind: &'a str,
     name: Option<&'a str>,
     namespace: Option<&'a str>,
     is_everywhere: bool,
-    /// `labelSelector` and `fieldSelector`.
-    selectors: Vec<(&'static str, &'a str)>,
+    selected: ListParams,
 }
 
 /// The object, or the list of objects, that `kubectl get` prints for these arguments.
 pub fn get(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
     static API: Mutex<Option<Api>> = Mutex::new(None);
     let question = Question::read(arguments)?;
-    let (client, runtime, path) = {
+    let (client, runtime, request) = {
         let mut api = API.lock().unwrap_or_else(PoisonError::into_inner);
         if !api
             .as_ref()
@@ -57,17 +50,15 @@ pub fn get(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
         let api = api.as_ref().context("an API")?;
         let resource = api.resources.get(question.kind);
         let resource = resource.with_context(|| format!("the server has no {}", question.kind))?;
-        (api.client.clone(), api.runtime.clone(), question.path(resource))
+        (
+            api.client.clone(),
+            api.runtime.clone(),
+            question.request(resource)?,
+        )
     };
-    runtime.block_on(ask(client, &path))
-}
-
-async fn ask(client: Client, path: &str) -> Result<Value> {
-    let request = http::Request::get(path).body(Vec::new())?;
-    let answer = tokio::time::timeout(TIMEOUT, client.request(request)).await;
-    answer
-        .context("the API server is silent")?
-        .with_context(|| path.to_owned())
+    let path = request.uri().to_string();
+    let answer = runtime.block_on(async { tokio::time::timeout(TIMEOUT, client.request(request)).await });
+    answer.context("the API server is silent")?.context(path)
 }
 
 impl Api {
@@ -82,7 +73,7 @@ impl Api {
             let config =
                 kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
             let client = Client::try_from(config)?;
-            let resources = resources(&client).await?;
+            let resources = resources(&Discovery::new(client.clone()).run().await?);
             anyhow::Ok((client, resources))
         })?;
         Ok(Self {
@@ -93,43 +84,20 @@ impl Api {
     }
 }
 
-async fn resources(client: &Client) -> Result<HashMap<String, Resource>> {
-    let mut bases = vec![(String::new(), "/api/v1".to_owned())];
-    let groups = ask(client.clone(), "/apis").await?;
-    for group in groups["groups"].as_array().into_iter().flatten() {
-        let name = group["name"].as_str().unwrap_or_default();
-        let version = group["preferredVersion"]["groupVersion"]
-            .as_str()
-            .unwrap_or_default();
-        bases.push((name.to_owned(), format!("/apis/{version}")));
-    }
+fn resources(discovery: &Discovery) -> HashMap<String, (ApiResource, ApiCapabilities)> {
     let mut all = HashMap::new();
-    for (group, base) in bases {
-        let list = ask(client.clone(), &base).await?;
-        for one in list["resources"].as_array().into_iter().flatten() {
-            let plural = one["name"].as_str().unwrap_or_default();
-            if plural.contains('/') {
-                continue;
+    // The first group that has a name keeps it, as it does for kubectl: the core's.
+    for group in discovery.groups_alphabetical() {
+        for one in group.recommended_resources() {
+            let resource = &one.0;
+            let names = [resource.plural.clone(), resource.kind.to_lowercase()];
+            let full = format!("{}.{}", resource.plural, resource.group);
+            for name in names.into_iter().chain([full]) {
+                all.entry(name).or_insert_with(|| one.clone());
             }
-            let resource = Resource {
-                base: base.clone(),
-                plural: plural.to_owned(),
-                is_namespaced: one["namespaced"] == true,
-            };
-            let short = one["shortNames"]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .filter_map(Value::as_str);
-            let singular = one["singularName"].as_str().filter(|name| !name.is_empty());
-            for name in short.chain(singular).chain([plural]) {
-                // The first group that has a name keeps it, as it does for kubectl.
-                all.entry(name.to_owned()).or_insert_with(|| resource.clone());
-            }
-            all.insert(format!("{plural}.{group}"), resource);
         }
     }
-    Ok(all)
+    all
 }
 
 impl<'a> Question<'a> {
@@ -141,11 +109,11 @@ impl<'a> Question<'a> {
             match argument {
                 "-n" => question.namespace = Some(value()?),
                 "-A" => question.is_everywhere = true,
-                "-l" => question.selectors.push(("labelSelector", value()?)),
-                "--field-selector" => question.selectors.push(("fieldSelector", value()?)),
+                "-l" => question.selected = question.selected.labels(value()?),
+                "--field-selector" => question.selected = question.selected.fields(value()?),
                 _ => {
                     if let Some(selector) = argument.strip_prefix("--field-selector=") {
-                        question.selectors.push(("fieldSelector", selector));
+                        question.selected = question.selected.fields(selector);
                     } else if argument.starts_with('-') || question.name.is_some() {
                         bail!("{argument:?} in {arguments:?}: ask kubectl itself");
                     } else if !question.kind.is_empty() {
@@ -161,27 +129,16 @@ impl<'a> Question<'a> {
         Ok(question)
     }
 
-    fn path(&self, resource: &Resource) -> String {
-        let mut parts = vec![resource.base.as_str()];
-        if resource.is_namespaced && !self.is_everywhere {
-            parts.extend(["namespaces", self.namespace.unwrap_or("default")]);
-        }
-        parts.push(&resource.plural);
-        parts.extend(self.name);
-        let selectors = self.selectors.iter().map(|(key, value)| {
-            let value = value
-                .replace('%', "%25")
-                .replace('=', "%3D")
-                .replace(',', "%2C")
-                .replace(' ', "%20");
-            format!("{key}={}", value.replace('!', "%21"))
-        });
-        let selectors: Vec<String> = selectors.collect();
-        let path = parts.join("/");
-        if selectors.is_empty() {
-            path
-        } else {
-            format!("{path}?{}", selectors.join("&"))
-        }
+    fn request(
+        &self,
+        (resource, capabilities): &(ApiResource, ApiCapabilities),
+    ) -> Result<http::Request<Vec<u8>>> {
+        let is_of_namespace = capabilities.scope == Scope::Namespaced && !self.is_everywhere;
+        let namespace = is_of_namespace.then_some(self.namespace.unwrap_or("default"));
+        let request = Request::new(DynamicObject::url_path(resource, namespace));
+        Ok(match self.name {
+            Some(name) => request.get(name, &GetParams::default())?,
+            None => request.list(&self.selected)?,
+        })
     }
 }

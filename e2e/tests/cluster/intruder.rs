@@ -3,12 +3,10 @@
 use std::fs::File;
 use std::net::Ipv4Addr;
 use std::process::Command;
-use std::sync::atomic::{AtomicU8, Ordering};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use thuban_cluster::Cluster;
-
-use crate::support::inside;
+use thuban_cluster::namespace::inside;
 
 pub struct Intruder {
     name: String,
@@ -24,33 +22,27 @@ fn ip(arguments: &[&str]) -> Result<()> {
 }
 
 impl Intruder {
+    /// At the first address that no other test's has, in whatever process that is.
     pub fn new(cluster: &Cluster) -> Result<Self> {
-        static NEXT: AtomicU8 = AtomicU8::new(200);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{}-x{number}", cluster.name());
         let octets = cluster.gateway().octets();
-        let address = Ipv4Addr::new(octets[0], octets[1], octets[2], number);
-        let intruder = Self {
-            name: name.clone(),
-            address,
+        let mut numbers = 200..250;
+        let (intruder, number) = loop {
+            let number = numbers.next().context("every address of an intruder is taken")?;
+            let name = format!("{}-x{number}", cluster.name());
+            // Who makes the name has the address.
+            if ip(&["netns", "add", &name]).is_ok() {
+                let address = Ipv4Addr::new(octets[0], octets[1], octets[2], number);
+                break (Self { name, address }, number);
+            }
         };
+        let (name, address) = (&intruder.name, format!("{}/24", intruder.address));
         let link = format!("x{number}-{}", std::process::id() % 100_000);
-        ip(&["netns", "add", &name])?;
-        ip(&[
-            "link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &name,
-        ])?;
+        let peer = ["type", "veth", "peer", "name", "eth0", "netns", name];
+        ip(&[&["link", "add", &link][..], &peer].concat())?;
         ip(&["link", "set", &link, "master", cluster.bridge(), "up"])?;
-        ip(&[
-            "-n",
-            &name,
-            "addr",
-            "add",
-            &format!("{address}/24"),
-            "dev",
-            "eth0",
-        ])?;
-        ip(&["-n", &name, "link", "set", "eth0", "up"])?;
-        ip(&["-n", &name, "link", "set", "lo", "up"])?;
+        ip(&["-n", name, "addr", "add", &address, "dev", "eth0"])?;
+        ip(&["-n", name, "link", "set", "eth0", "up"])?;
+        ip(&["-n", name, "link", "set", "lo", "up"])?;
         Ok(intruder)
     }
 

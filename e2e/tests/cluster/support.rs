@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};
-use nix::sched::{CloneFlags, setns};
 use serde_json::{Value, json};
+use thuban_cluster::namespace::inside;
 use thuban_cluster::{Cluster, Tasks};
 
 pub use crate::api::get;
@@ -264,19 +264,6 @@ pub fn nobody_reaches<'a>(pairs: impl IntoIterator<Item = (&'a Pod, Ipv4Addr)>) 
             );
         }
     }
-}
-
-/// Runs `work` on a thread of its own inside `netns`.
-pub fn inside<T: Send>(netns: File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    std::thread::scope(|scope| {
-        scope
-            .spawn(move || {
-                setns(netns, CloneFlags::CLONE_NEWNET).context("setns")?;
-                work()
-            })
-            .join()
-            .map_err(|_| anyhow!("the thread in the namespace panicked"))?
-    })
 }
 
 /// Who answers `GET /hostname` at `address`, from the namespace of the calling thread.

@@ -1,32 +1,10 @@
-//! Who is compared, and the pods that all of them serve.
+//! Who is compared.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::rig::namespace::Namespace;
-
-/// A network namespace that is wired and freed again and again, with the name of its container.
-pub struct Pod {
-    pub number: usize,
-    pub namespace: Namespace,
-}
-
-impl Pod {
-    pub fn new(number: usize) -> Result<Self> {
-        let namespace = Namespace::new(&format!("p{number}"))?;
-        Ok(Self { number, namespace })
-    }
-
-    /// Of its container, and the UID of its pod.
-    pub fn name(&self) -> String {
-        format!("bench-{}", self.number)
-    }
-
-    pub fn netns(&self) -> String {
-        format!("/run/netns/{}", self.namespace.name())
-    }
-}
+use crate::{bench::plugin::Pod, rig::namespace::Namespace};
 
 /// One way to wire a pod. Both answer how long it took.
 pub trait Contestant: Sync {

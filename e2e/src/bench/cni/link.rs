@@ -14,8 +14,8 @@ use anyhow::{Context, Result, ensure};
 use netlink_packet_route::link::{InfoData, InfoVeth};
 use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
 
-use super::contestant::{Contestant, Pod};
-use crate::rig::namespace::Namespace;
+use super::contestant::Contestant;
+use crate::{bench::plugin::Pod, rig::namespace::Namespace};
 
 pub struct Link {
     node: Namespace,

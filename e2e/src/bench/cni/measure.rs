@@ -4,8 +4,11 @@ use std::{collections::BTreeMap, sync::Barrier, thread, time::Duration};
 
 use anyhow::{Result, anyhow};
 
-use super::contestant::{Contestant, Pod};
-use crate::bench::stats::{median, quantile, sorted};
+use super::contestant::Contestant;
+use crate::bench::{
+    plugin::Pod,
+    stats::{median, quantile, sorted},
+};
 
 /// Milliseconds by (who, what, how many at once) and run.
 #[derive(Debug, Default)]

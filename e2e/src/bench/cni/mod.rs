@@ -7,10 +7,8 @@
 mod contestant;
 mod link;
 mod measure;
-mod node;
 mod others;
 mod plot;
-mod plugin;
 mod report;
 mod thuban;
 
@@ -18,8 +16,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{float, go_on, report::Session};
-use contestant::{Contestant, Pod};
+use super::{float, go_on, plugin::Pod, report::Session, transitd};
+use contestant::Contestant;
 use link::{Link, LinkCommand};
 use measure::Times;
 use others::Other;
@@ -44,9 +42,7 @@ pub struct Plan {
 /// What is run.
 #[derive(Clone, Debug)]
 pub struct Parts {
-    pub transitd: PathBuf,
-    pub plugin: PathBuf,
-    pub programs: PathBuf,
+    pub own: transitd::Parts,
     /// ptp, bridge and host-local.
     pub others: PathBuf,
 }
@@ -97,7 +93,7 @@ pub fn run(plan: &Plan, parts: &Parts, folder: &Path) -> Result<()> {
     }
     let mut report = Report::new(&times, plan.at_once);
     memory(&thuban, &pods, plan, &mut report)?;
-    report.add("plugin_size_mib", "MiB", size_mib(&parts.plugin)?);
+    report.add("plugin_size_mib", "MiB", size_mib(&parts.own.plugin)?);
     report.write(&times, plan, &session)
 }
 

@@ -5,13 +5,14 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::json;
 
-use super::{
-    Parts,
-    contestant::{Contestant, Pod},
-    node::Folder,
-    plugin::Plugin,
+use super::{Parts, contestant::Contestant};
+use crate::{
+    bench::{
+        node::Folder,
+        plugin::{Plugin, Pod},
+    },
+    rig::namespace::Namespace,
 };
-use crate::rig::namespace::Namespace;
 
 pub struct Other {
     name: &'static str,

@@ -10,6 +10,15 @@ use crate::bench::float;
 
 const AFTER: Duration = Duration::from_mins(1);
 
+/// What was asked of the API server.
+struct Asked {
+    /// Those that have not been answered yet.
+    tasks: JoinSet<Result<()>>,
+    deleted: Vec<usize>,
+    /// How late the bench itself was at most.
+    latest: Duration,
+}
+
 impl Bench {
     /// So many a second for so long; metrics get the prefix.
     pub(super) async fn churn(&mut self, rate: usize, seconds: usize, prefix: &str) -> Result<()> {
@@ -18,50 +27,18 @@ impl Bench {
             return Ok(());
         }
         self.phase(&format!("churn: {rate} endpoints/s made, {rate}/s removed"));
-        let hand = self.hand(self.plan.droplets, self.plan.networks);
         let before = metrics::read(&self.plane.admin).await?;
         let rows = self.book.tally.now();
         let cpu = self.operator.usage()?.cpu_seconds;
         let server = self.plane.usage("apiserver").cpu_seconds;
         let (first, gone) = (self.book.track.added(), self.book.track.count(Step::Gone));
         self.watches.probes.take();
-        let mut tasks = JoinSet::new();
-        let (start, mut said) = (Instant::now(), Instant::now());
-        let mut deleted = Vec::new();
-        let mut latest = Duration::ZERO;
-        for number in 0..total {
-            let due = start + Duration::from_secs_f64(float(number as u64) / float(rate as u64));
-            tokio::time::sleep_until(due.into()).await;
-            latest = latest.max(due.elapsed());
-            let created = hand.add()?;
-            self.live.push_back(created);
-            let own = hand.clone();
-            tasks.spawn(async move { own.create(created).await });
-            // One that has been there, so that both ends of a life are measured.
-            let track = &self.book.track;
-            if self
-                .live
-                .front()
-                .is_some_and(|oldest| track.has(*oldest, Step::Ready))
-                && let Some(oldest) = self.live.pop_front()
-            {
-                deleted.push(oldest);
-                let own = hand.clone();
-                tasks.spawn(async move { own.delete(oldest).await });
-            }
-            while let Some(done) = tasks.try_join_next() {
-                done.context("a task")??;
-            }
-            if said.elapsed() > Duration::from_secs(5) {
-                said = Instant::now();
-                println!(
-                    "  {} s: {} on the way",
-                    start.elapsed().as_secs(),
-                    self.on_the_way()
-                );
-                super::go_on()?;
-            }
-        }
+        let start = Instant::now();
+        let Asked {
+            mut tasks,
+            deleted,
+            latest,
+        } = self.make_and_delete(rate, total).await?;
         let elapsed = start.elapsed().as_secs_f64();
         let left = self.on_the_way();
         let cpu = self.operator.usage()?.cpu_seconds - cpu;
@@ -73,20 +50,13 @@ impl Bench {
         let all = first..first + total;
         let track = &self.book.track;
         let mut problems = Vec::new();
-        let waited = until("of the churn ready", total, AFTER, || {
-            Ok(all
-                .clone()
-                .filter(|number| track.has(*number, Step::Ready))
-                .count())
-        });
-        problems.extend(waited.await.err());
-        let waited = until("of the churn Provisioned", total, AFTER, || {
-            Ok(all
-                .clone()
-                .filter(|number| track.has(*number, Step::Provisioned))
-                .count())
-        });
-        problems.extend(waited.await.err());
+        for (what, step) in [
+            ("of the churn ready", Step::Ready),
+            ("of the churn Provisioned", Step::Provisioned),
+        ] {
+            let have = || Ok(all.clone().filter(|number| track.has(*number, step)).count());
+            problems.extend(until(what, total, AFTER, have).await.err());
+        }
         let waited = until("of the churn gone", deleted.len(), AFTER, || {
             Ok((track.count(Step::Gone) - gone) as usize)
         });
@@ -129,6 +99,53 @@ impl Bench {
             server / elapsed
         );
         Ok(())
+    }
+
+    /// Makes endpoints at that rate, and deletes as many that have been there.
+    async fn make_and_delete(&mut self, rate: usize, total: usize) -> Result<Asked> {
+        let mut tasks = JoinSet::new();
+        let (start, mut said) = (Instant::now(), Instant::now());
+        let hand = self.hand(self.plan.droplets, self.plan.networks);
+        let mut deleted = Vec::new();
+        let mut latest = Duration::ZERO;
+        for number in 0..total {
+            let due = start + Duration::from_secs_f64(float(number as u64) / float(rate as u64));
+            tokio::time::sleep_until(due.into()).await;
+            latest = latest.max(due.elapsed());
+            let created = hand.add()?;
+            self.live.push_back(created);
+            let own = hand.clone();
+            tasks.spawn(async move { own.create(created).await });
+            // One that has been there, so that both ends of a life are measured.
+            let track = &self.book.track;
+            if self
+                .live
+                .front()
+                .is_some_and(|oldest| track.has(*oldest, Step::Ready))
+                && let Some(oldest) = self.live.pop_front()
+            {
+                deleted.push(oldest);
+                let own = hand.clone();
+                tasks.spawn(async move { own.delete(oldest).await });
+            }
+            while let Some(done) = tasks.try_join_next() {
+                done.context("a task")??;
+            }
+            if said.elapsed() > Duration::from_secs(5) {
+                said = Instant::now();
+                println!(
+                    "  {} s: {} on the way",
+                    start.elapsed().as_secs(),
+                    self.on_the_way()
+                );
+                super::go_on()?;
+            }
+        }
+        Ok(Asked {
+            tasks,
+            deleted,
+            latest,
+        })
     }
 
     /// Endpoints that were made and are not Provisioned yet.

@@ -30,6 +30,23 @@ fn capture(cluster: &Cluster, work: impl FnOnce()) -> Result<Vec<Captured>> {
     Ok(frames)
 }
 
+/// Geneve frames while a pod pings another one 20 times.
+fn capture_pings(client: &Pod, server: &Pod) -> Vec<Captured> {
+    let pings = || {
+        for _ in 0..20 {
+            client.ping(server.address, REACHED).unwrap();
+            std::thread::sleep(Duration::from_millis(25));
+        }
+    };
+    capture(&tenants().cluster, pings).unwrap()
+}
+
+fn nodes_but(one: &str) -> Vec<String> {
+    let mut nodes = tenants().cluster.nodes().unwrap();
+    nodes.retain(|node| node != one);
+    nodes
+}
+
 /// Two new pods, so that nothing about their addresses is known to any agent yet.
 fn fresh_pair(first: (&str, &str), second: (&str, &str)) -> (Pod, Pod) {
     let cluster = &tenants().cluster;
@@ -77,22 +94,11 @@ fn wire_shows_vpc_vni_and_bouncer_first_then_direct_path() {
     let tenants = tenants();
     let cluster = &tenants.cluster;
     let bouncer = role_node("bouncers.thuban.dev", "red-web-b0");
-    let others: Vec<String> = cluster
-        .nodes()
-        .unwrap()
-        .into_iter()
-        .filter(|node| *node != bouncer)
-        .collect();
+    let others = nodes_but(&bouncer);
     let (client, server) = fresh_pair(("red-web", &others[0]), ("red-web", &others[1]));
     let [client_node, server_node, bouncer_node] =
         [&client.node, &server.node, &bouncer].map(|node| cluster.node_address(node).unwrap());
-    let frames = capture(cluster, || {
-        for _ in 0..20 {
-            client.ping(server.address, REACHED).unwrap();
-            std::thread::sleep(Duration::from_millis(25));
-        }
-    })
-    .unwrap();
+    let frames = capture_pings(&client, &server);
     let way = hops(&frames, client.address, server.address);
     assert_eq!(
         way.first(),
@@ -121,23 +127,12 @@ fn wire_shows_vpc_vni_and_bouncer_first_then_direct_path() {
 fn other_network_is_reached_by_divider_first_then_direct() {
     let cluster = &tenants().cluster;
     let divider = role_node("dividers.thuban.dev", "red-d0");
-    let others: Vec<String> = cluster
-        .nodes()
-        .unwrap()
-        .into_iter()
-        .filter(|node| *node != divider)
-        .collect();
+    let others = nodes_but(&divider);
     let (client, server) = fresh_pair(("red-web", &others[0]), ("red-db", &others[1]));
     let [client_node, server_node, divider_node] =
         [&client.node, &server.node, &divider].map(|node| cluster.node_address(node).unwrap());
     let before = cluster.counters(&divider).unwrap();
-    let frames = capture(cluster, || {
-        for _ in 0..20 {
-            client.ping(server.address, REACHED).unwrap();
-            std::thread::sleep(Duration::from_millis(25));
-        }
-    })
-    .unwrap();
+    let frames = capture_pings(&client, &server);
     let way = hops(&frames, client.address, server.address);
     assert_eq!(
         way.first(),

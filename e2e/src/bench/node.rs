@@ -14,7 +14,7 @@ pub struct Folder(PathBuf);
 
 impl Folder {
     pub fn new(word: &str) -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("thuban-cni-{}-{word}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("thuban-bench-{}-{word}", std::process::id()));
         fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
         Ok(Self(path))
     }

@@ -1,4 +1,4 @@
-//! A CNI plugin as a runtime runs it.
+//! A CNI plugin as a runtime runs it, and the pods that it serves.
 
 use std::{
     io::{Read, Write},
@@ -9,7 +9,30 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::contestant::Pod;
+use crate::rig::namespace::Namespace;
+
+/// A network namespace that is wired and freed again and again, with the name of its container.
+#[derive(Debug)]
+pub struct Pod {
+    pub number: usize,
+    pub namespace: Namespace,
+}
+
+impl Pod {
+    pub fn new(number: usize) -> Result<Self> {
+        let namespace = Namespace::new(&format!("p{number}"))?;
+        Ok(Self { number, namespace })
+    }
+
+    /// Of its container, and the UID of its pod.
+    pub fn name(&self) -> String {
+        format!("bench-{}", self.number)
+    }
+
+    pub fn netns(&self) -> String {
+        format!("/run/netns/{}", self.namespace.name())
+    }
+}
 
 /// A binary and its configuration.
 #[derive(Clone, Debug)]

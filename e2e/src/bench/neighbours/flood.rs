@@ -1,0 +1,127 @@
+//! What attackers send: packets at a steady rate, each with its own header, from raw sockets of their pods.
+
+use std::{
+    net::{Ipv4Addr, SocketAddrV4},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use thuban_testkit::packets::{Ipv4, Raw, checksum, udp};
+
+use super::{
+    servers::{SILENT, query},
+    site::{DNS, PORT, SERVICE, nobody},
+};
+use crate::rig::namespace::Namespace;
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const TICK: Duration = Duration::from_millis(10);
+
+/// Of a pod, all day long.
+#[derive(Clone, Copy, Debug)]
+pub enum Flood {
+    /// Connections to the VPC's own Service, none of which is ever answered.
+    Service,
+    /// As many to an address of nobody: what takes nothing of the others.
+    Nobody,
+    /// Names whose servers never answer.
+    SilentNames,
+    /// As many names that the node answers alone.
+    OwnNames,
+    /// A datagram to each address of the network.
+    Scan,
+}
+
+impl Flood {
+    fn packet(self, vni: u8, from: Ipv4Addr, number: u32) -> Vec<u8> {
+        // Every port but the lowest.
+        let port = 1024 + (number % 64_000) as u16;
+        match self {
+            Self::Service => syn(SocketAddrV4::new(from, port), SERVICE),
+            Self::Nobody => {
+                let to = SocketAddrV4::new(nobody(vni, 1), PORT);
+                syn(SocketAddrV4::new(from, port), to)
+            }
+            Self::SilentNames => ask(SocketAddrV4::new(from, port), number, SILENT),
+            Self::OwnNames => ask(SocketAddrV4::new(from, port), number, "hidden"),
+            Self::Scan => {
+                let payload = udp(port, 9, &[0; 8]);
+                Ipv4::new(UDP, from, nobody(vni, number)).around(&payload)
+            }
+        }
+    }
+}
+
+/// Sends until it is over; answers how many it sent.
+pub fn send(
+    namespace: &Namespace,
+    (vni, from): (u8, Ipv4Addr),
+    flood: Flood,
+    rate: u32,
+    is_over: &AtomicBool,
+) -> Result<u64> {
+    namespace.run(|| {
+        let raw = Raw::open()?;
+        let start = Instant::now();
+        let mut sent = 0_u32;
+        while !is_over.load(Ordering::Relaxed) {
+            let due = start.elapsed().as_micros() * u128::from(rate) / 1_000_000;
+            while u128::from(sent) < due {
+                // What the pod's own stack has no room for is not sent.
+                let _ = raw.send(&flood.packet(vni, from, sent));
+                sent += 1;
+            }
+            thread::sleep(TICK);
+        }
+        Ok(sent.into())
+    })
+}
+
+/// The first packet of a connection.
+fn syn(from: SocketAddrV4, to: SocketAddrV4) -> Vec<u8> {
+    let mut segment = from.port().to_be_bytes().to_vec();
+    segment.extend(to.port().to_be_bytes());
+    segment.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0, 1, 0, 0, 0, 0]);
+    let mut covered = [from.ip().octets(), to.ip().octets()].concat();
+    covered.extend([0, TCP, 0, segment.len() as u8]);
+    covered.extend(&segment);
+    let sum = checksum(&covered).to_be_bytes();
+    segment[16..18].copy_from_slice(&sum);
+    Ipv4::new(TCP, *from.ip(), *to.ip()).around(&segment)
+}
+
+fn ask(from: SocketAddrV4, number: u32, first: &str) -> Vec<u8> {
+    let name = format!("n{number}");
+    let labels: &[&str] = match first {
+        SILENT => &[SILENT, &name, "example"],
+        _ => &[&name, first, "svc", "cluster", "local"],
+    };
+    let query = query(number as u16, labels);
+    Ipv4::new(UDP, *from.ip(), *DNS.ip()).around(&udp(from.port(), DNS.port(), &query))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connections_first_packet_has_a_right_checksum() {
+        let packet = syn("10.2.0.2:5000".parse().unwrap(), SERVICE);
+        let mut covered = packet[12..20].to_vec();
+        covered.extend([0, TCP, 0, 20]);
+        covered.extend(&packet[20..]);
+        assert_eq!(checksum(&covered), 0);
+        assert_eq!(checksum(&packet[..20]), 0);
+    }
+
+    #[test]
+    fn a_scan_meets_another_address_with_each_packet() {
+        let packets = (0..1000).map(|number| Flood::Scan.packet(2, Ipv4Addr::new(10, 2, 0, 2), number));
+        let seen: std::collections::BTreeSet<Vec<u8>> =
+            packets.map(|packet| packet[16..20].to_vec()).collect();
+        assert_eq!(seen.len(), 1000);
+    }
+}

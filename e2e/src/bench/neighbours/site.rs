@@ -1,0 +1,213 @@
+//! A node with the tenants of a scene: attackers' VPCs with two pods each, and the VPC that measures.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use anyhow::Result;
+use thuban_proto::transit::{
+    DropletRow, LocalRow, NetworkRow, ServiceBackend, ServicePort, ServiceRow, VpcRow, row::Row,
+};
+
+use super::servers::{self, Server};
+use crate::{
+    bench::{
+        plugin::Pod,
+        transitd::{NODE, Parts, Transitd},
+    },
+    rig::namespace::Namespace,
+};
+
+/// The other end of the uplink: the cluster's DNS, and a droplet that holds everybody's bouncers.
+pub const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+pub const DNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 96, 0, 10), 53);
+/// A Service of every VPC, each its own.
+pub const SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 96, 1, 1), 80);
+/// Where pods listen.
+pub const PORT: u16 = 8080;
+/// Pods of a VPC: a client, a server, and one that comes and goes.
+pub const PODS: u8 = 3;
+/// Of the VPC that measures; attackers have those above.
+pub const VICTIM: u8 = 1;
+
+/// A tenant's pods, of which the last is not attached.
+pub struct Tenant {
+    pub vni: u8,
+    pub pods: Vec<Pod>,
+}
+
+impl Tenant {
+    pub fn client(&self) -> &Namespace {
+        &self.pods[0].namespace
+    }
+
+    pub fn guest(&self) -> &Pod {
+        &self.pods[2]
+    }
+
+    pub fn address(&self, pod: u8) -> Ipv4Addr {
+        address(self.vni, pod)
+    }
+}
+
+/// An address of nobody, in the upper half of the VPC's network: 32,768 in turn.
+pub fn nobody(vni: u8, number: u32) -> Ipv4Addr {
+    let [_, _, high, low] = number.to_be_bytes();
+    Ipv4Addr::new(10, vni, 128 | high, low)
+}
+
+pub fn address(vni: u8, pod: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, vni, 0, 2 + pod)
+}
+
+pub struct Site {
+    pub transitd: Transitd,
+    pub victim: Tenant,
+    pub attackers: Vec<Tenant>,
+    _servers: Vec<Server>,
+}
+
+impl Site {
+    pub fn up(parts: &Parts, attackers: u8) -> Result<Self> {
+        let vnis: Vec<u8> = (VICTIM..=VICTIM + attackers).collect();
+        let mut rows = vec![NODE, FAR].into_iter().map(droplet).collect::<Vec<Row>>();
+        for vni in &vnis {
+            rows.extend(of_tenant(*vni));
+        }
+        let environment = [("THUBAN_CLUSTER_DNS", DNS.ip().to_string())];
+        let transitd = Transitd::up(parts, rows, &environment)?;
+        let far = &transitd.far;
+        far.command(&format!("ip address add {FAR}/24 dev far"))?;
+        far.command(&format!("ip address add {}/32 dev lo", DNS.ip()))?;
+        transitd
+            .node
+            .command(&format!("ip route add default via {FAR}"))?;
+        // Attackers' connections stay unanswered: no refusal frees what they take.
+        far.command("nft add table ip bench")?;
+        far.command("nft add chain ip bench in { type filter hook input priority 0 ; }")?;
+        far.command("nft add rule ip bench in udp dport 6081 drop")?;
+        let mut tenants = Vec::new();
+        for vni in &vnis {
+            tenants.push(tenant(&transitd, *vni)?);
+        }
+        let victim = tenants.remove(0);
+        let servers = vec![
+            servers::names(far, DNS)?,
+            servers::echo(&victim.pods[1].namespace, (victim.address(1), PORT))?,
+            servers::echo(victim.client(), (victim.address(0), PORT))?,
+        ];
+        Ok(Self {
+            transitd,
+            victim,
+            attackers: tenants,
+            _servers: servers,
+        })
+    }
+}
+
+fn tenant(transitd: &Transitd, vni: u8) -> Result<Tenant> {
+    let mut pods = Vec::new();
+    for pod in 0..PODS {
+        let pod = Pod::new(number(vni, pod))?;
+        if pods.len() + 1 < usize::from(PODS) {
+            transitd.node.run(|| transitd.plugin.call("ADD", &pod))?;
+        }
+        pods.push(pod);
+    }
+    Ok(Tenant { vni, pods })
+}
+
+fn number(vni: u8, pod: u8) -> usize {
+    usize::from(vni) * usize::from(PODS) + usize::from(pod)
+}
+
+fn mapped(address: Ipv4Addr) -> Vec<u8> {
+    address.to_ipv6_mapped().octets().to_vec()
+}
+
+fn droplet(address: Ipv4Addr) -> Row {
+    Row::Droplet(DropletRow {
+        address: address.octets().to_vec(),
+    })
+}
+
+/// A VPC of one network, whose bouncers are elsewhere.
+fn of_tenant(vni: u8) -> Vec<Row> {
+    let cidr = format!("10.{vni}.0.0/16");
+    let network = u32::from(Ipv4Addr::new(10, vni, 0, 0));
+    let mut rows = vec![
+        Row::Vpc(VpcRow {
+            vni: vni.into(),
+            cidrs: vec![cidr.clone()],
+            service_cidrs: vec!["10.96.0.0/16".into()],
+            dividers: vec![FAR.octets().to_vec()],
+            ..VpcRow::default()
+        }),
+        Row::Network(NetworkRow {
+            vni: vni.into(),
+            network,
+            cidrs: vec![cidr],
+            bouncers: vec![FAR.octets().to_vec()],
+            ..NetworkRow::default()
+        }),
+        Row::NodeService(ServiceRow {
+            vni: vni.into(),
+            address: mapped(*DNS.ip()),
+            ports: vec![port(6, DNS.port(), &[]), port(17, DNS.port(), &[])],
+            inside: true,
+            names: true,
+        }),
+        service(vni, 1),
+    ];
+    rows.extend((0..PODS).map(|pod| local(vni, network, pod)));
+    rows
+}
+
+/// The VPC's Service, by the server and so many others.
+pub fn service(vni: u8, backends: u8) -> Row {
+    // Those of attackers are nobody: what is never answered stays longest.
+    let address_of = |backend: u8| match vni {
+        VICTIM => address(vni, 1 - backend),
+        _ => nobody(vni, u32::from(backend) + 1),
+    };
+    let backends: Vec<SocketAddrV4> = (0..backends)
+        .map(|backend| SocketAddrV4::new(address_of(backend), PORT))
+        .collect();
+    Row::Service(ServiceRow {
+        vni: vni.into(),
+        address: mapped(*SERVICE.ip()),
+        ports: vec![port(6, SERVICE.port(), &backends)],
+        ..ServiceRow::default()
+    })
+}
+
+fn port(protocol: u32, port: u16, backends: &[SocketAddrV4]) -> ServicePort {
+    let backends = backends.iter().map(|backend| ServiceBackend {
+        address: mapped(*backend.ip()),
+        port: backend.port().into(),
+    });
+    ServicePort {
+        protocol,
+        port: port.into(),
+        backends: backends.collect(),
+        ..ServicePort::default()
+    }
+}
+
+fn local(vni: u8, network: u32, pod: u8) -> Row {
+    let uid = format!("bench-{}", number(vni, pod));
+    let own = address(vni, pod);
+    Row::Local(LocalRow {
+        vni: vni.into(),
+        address: mapped(own),
+        network,
+        prefix_length: 16,
+        gateway: format!("10.{vni}.0.1"),
+        mac: [&[2, vni], &own.octets()[..]].concat(),
+        pod_uid: uid.clone(),
+        pod_namespace: "bench".into(),
+        pod_name: uid,
+        vpc_name: format!("vpc-{vni}"),
+        network_name: "bench".into(),
+        ready: true,
+        ..LocalRow::default()
+    })
+}

@@ -1,0 +1,62 @@
+//! `cargo xtask bench neighbours` builds and runs this as root.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Parser;
+use thuban_e2e::bench::{
+    neighbours::{self, Plan},
+    transitd::Parts,
+};
+
+/// Measures what a tenant of a node loses while other tenants attack what all of them share, in namespaces of its own.
+#[derive(Parser)]
+#[command(name = "cargo xtask bench neighbours")]
+struct Arguments {
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Seconds of each measurement
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    /// VPCs that attack at the same time, each with two pods
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=100))]
+    attackers: u8,
+    /// Packets a second of each pod that attacks
+    #[arg(long, default_value_t = 1300)]
+    rate: u32,
+    /// Scenes, by name: connections, dns, dns-of-one-vpc, scan, changes
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// One short round: says whether everything works, no more
+    #[arg(long)]
+    quick: bool,
+    /// Where the results go
+    #[arg(long, default_value = "target/bench")]
+    output: PathBuf,
+    #[command(flatten)]
+    parts: Parts,
+}
+
+fn main() -> ExitCode {
+    let given = Arguments::parse();
+    let mut plan = Plan {
+        rounds: given.rounds.max(1),
+        seconds: given.seconds.max(1),
+        attackers: given.attackers,
+        rate: given.rate.max(1),
+        only: given.only,
+    };
+    if given.quick {
+        plan = Plan {
+            rounds: 1,
+            seconds: 3,
+            ..plan
+        };
+    }
+    match neighbours::run(&plan, &given.parts, &given.output) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
