@@ -100,7 +100,7 @@ pub struct EndpointSpec {
     /// The Service that it was made for, of the same namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_ref: Option<ServiceRef>,
-    /// The node that the pod is bound to, or that it is; else empty.
+    /// For a pod: its node. For type Host: the node itself. Otherwise empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253))]
     pub droplet: String,

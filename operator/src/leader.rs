@@ -334,6 +334,34 @@ mod tests {
         assert!(since.elapsed() < DURATION, "{:?}", since.elapsed());
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_that_was_outranked_is_followed_above_that() {
+        let (sender, written) = std::sync::mpsc::channel();
+        let keeps = move |request: Request<Body>| {
+            let sender = sender.clone();
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap();
+                if !body.is_empty() {
+                    let _ = sender.send(serde_json::from_slice::<Lease>(&body).unwrap());
+                }
+                // Whoever looks next sees that another one leads.
+                let lease = serde_json::to_vec(&taken(Lease::default(), &candidate())).unwrap();
+                Ok::<_, kube::Error>(Response::new(Body::from(lease)))
+            }
+        };
+        let client = Client::new(tower::service_fn(keeps), "default");
+        let mut leadership = Leadership {
+            leases: Api::namespaced(client, "default"),
+            candidate: candidate(),
+            lease: taken(Lease::default(), &candidate()),
+            vacancy: Duration::ZERO,
+        };
+        leadership.raise(900);
+        leadership.release().await;
+        let released = written.recv().expect("a written Lease");
+        assert_eq!(epoch(&taken(released, &candidate())), 901);
+    }
+
     #[test]
     fn lease_without_renewal_is_older_but_touched_one_is_not() {
         let first = taken(Lease::default(), &candidate());

@@ -1,4 +1,5 @@
-//! What needs no cluster and no root: format, lints, what pages refer to, dependencies, and that the eBPF object builds.
+//! What needs no cluster and no root: format, lints, what pages refer to, names of tests, dependencies, and that the eBPF
+//! object builds.
 
 use std::process::Command;
 
@@ -6,7 +7,7 @@ use anyhow::Result;
 
 use crate::{
     build::{self, root, run_command, step},
-    deps, ebpf, links,
+    deps, ebpf, links, test_names,
 };
 
 /// Stops at the first that fails.
@@ -14,6 +15,7 @@ pub fn run() -> Result<()> {
     deps::ensure()?;
     format()?;
     pages()?;
+    test_names()?;
     step("lints", || {
         cargo(&[
             "clippy",
@@ -51,6 +53,11 @@ pub fn format() -> Result<()> {
 /// Whether what pages refer to is there.
 pub fn pages() -> Result<()> {
     step("pages", links::run)
+}
+
+/// Whether a list of tests fits on a screen.
+pub fn test_names() -> Result<()> {
+    step("names of tests", test_names::run)
 }
 
 fn cargo(arguments: &[&str]) -> Result<()> {

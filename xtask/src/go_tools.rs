@@ -80,10 +80,8 @@ impl GoTools {
 
     fn fill(&self, modules: &Path, partial: &Path) -> Result<()> {
         let go = |verb: &[&str]| {
-            let mut go = Command::new("go");
+            let mut go = kube::go();
             go.current_dir(modules)
-                .env("CGO_ENABLED", "0")
-                .env("GOGC", kube::GOGC)
                 .env("GOBIN", partial)
                 .args(verb)
                 .args(["-tags", self.tags, "-ldflags", "-s -w"]);

@@ -21,7 +21,7 @@ const VERSION: &str = "v1.36.3";
 const OLDEST_ETCD: (u32, u32, u32) = (3, 5, 13);
 pub const OLDEST_GO: &str = "1.26";
 /// The compiler collects its own garbage less often: memory for time.
-pub const GOGC: &str = "400";
+const GOGC: &str = "400";
 const NAMES: [&str; 7] = [
     "agnhost",
     "etcd",
@@ -102,11 +102,8 @@ fn fill(modules: &Path, partial: &Path) -> Result<()> {
         variable("gitMajor", "1"),
         variable("gitMinor", "36"),
     ];
-    let mut go = Command::new("go");
-    go.current_dir(modules)
-        .env("CGO_ENABLED", "0")
-        .env("GOGC", GOGC)
-        .env("GOBIN", partial);
+    let mut go = go();
+    go.current_dir(modules).env("GOBIN", partial);
     go.args(["install", "-ldflags", &flags.join(" ")]).args(&missing);
     progress::watched("building etcd and Kubernetes", || run_command(&mut go))?;
     let server = partial.join("server");
@@ -117,6 +114,13 @@ fn fill(modules: &Path, partial: &Path) -> Result<()> {
         bail!("`go install` left out some of {}", NAMES.join(", "));
     }
     Ok(())
+}
+
+/// The Go command, for static programs. It comes after all else that wants the CPUs, because tests may run beside it.
+pub fn go() -> Command {
+    let mut go = Command::new("nice");
+    go.args(["-n", "10", "go"]).env("CGO_ENABLED", "0").env("GOGC", GOGC);
+    go
 }
 
 /// The Go package of a binary.

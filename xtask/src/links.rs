@@ -34,7 +34,7 @@ const LONGEST_LINE: usize = 120;
 const WORDS_OF_A_TEST: usize = 3;
 
 /// Paths from the repository's root, with the text of sources and pages.
-type Tree = BTreeMap<String, String>;
+pub type Tree = BTreeMap<String, String>;
 
 #[derive(Debug, PartialEq, Eq)]
 struct Problem {
@@ -51,8 +51,7 @@ impl fmt::Display for Problem {
 
 /// Prints all problems.
 pub fn run() -> Result<()> {
-    let mut tree = Tree::new();
-    collect(&root(), "", &mut tree)?;
+    let tree = tree()?;
     let problems = check(&tree);
     for problem in &problems {
         eprintln!("{problem}");
@@ -61,6 +60,13 @@ pub fn run() -> Result<()> {
         return Ok(());
     }
     bail!("{} problems in pages", problems.len())
+}
+
+/// All files of the repository.
+pub fn tree() -> Result<Tree> {
+    let mut tree = Tree::new();
+    collect(&root(), "", &mut tree)?;
+    Ok(tree)
 }
 
 /// Files below a folder, but what is built and what git keeps.

@@ -27,6 +27,7 @@ mod progress;
 mod removal;
 mod soak;
 mod test;
+mod test_names;
 mod uninstall;
 
 #[derive(Parser)]
@@ -48,7 +49,7 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
-    /// Format, what pages refer to, lints, dependencies, eBPF build: what needs no root
+    /// Format, what pages refer to, names of tests, lints, dependencies, eBPF build: what needs no root
     Check,
     /// Run the tests: as root, with a cluster of their own
     Test {
@@ -58,6 +59,9 @@ enum Command {
         /// How many schedules the simulator of the control plane runs
         #[arg(long, default_value_t = test::SCHEDULES)]
         schedules: u64,
+        /// Tests that waited too long have failed, even if they pass when they are run again
+        #[arg(long)]
+        strict: bool,
     },
     /// Run tests with large counts: as root
     Soak {
@@ -119,7 +123,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Crds { check } => crds::run(check)?,
         Command::Check => check::run()?,
-        Command::Test { only, schedules } => return test::run(only.as_deref(), schedules),
+        Command::Test {
+            only,
+            schedules,
+            strict,
+        } => return test::run(only.as_deref(), schedules, strict),
         Command::Soak { only } => return soak::run(only.as_deref()),
         Command::Bench { benchmark } => return bench::run(&benchmark),
         Command::Conformance(arguments) => return conformance::run(&arguments),

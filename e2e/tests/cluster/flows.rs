@@ -24,22 +24,13 @@ pub struct Tally {
 /// Sends flows from each pod to its address while `work` runs, and asserts that none is lost.
 pub fn none_lost_while(what: &str, ways: &[(&Pod, Ipv4Addr)], work: impl FnOnce() -> Result<()>) {
     let cluster = &tenants().cluster;
-    let before = counters(cluster).unwrap_or_default();
+    let before = Counted::now(cluster);
     let tallies = while_flowing(ways, work).unwrap_or_else(|error| panic!("{what}: {error:#}"));
     let sent: usize = tallies.iter().map(|tally| tally.sent).sum();
     let lost: Vec<&Failure> = tallies.iter().flat_map(|tally| &tally.lost).collect();
     eprintln!("{what}: {sent} flows, {} lost", lost.len());
     if !lost.is_empty() {
-        let after = counters(cluster).unwrap_or_default();
-        let grown = after.iter().filter(|(at, count)| before.get(at) != Some(count));
-        for ((node, name), count) in grown {
-            let more = count
-                - before
-                    .get(&(node.clone(), name.clone()))
-                    .copied()
-                    .unwrap_or_default();
-            eprintln!("  {node} {name} {more} more");
-        }
+        before.tell_growth(cluster);
     }
     assert!(sent > 20, "{what}: only {sent} flows");
     assert!(
@@ -69,6 +60,25 @@ fn load<'a>((pod, address): &(&'a Pod, Ipv4Addr)) -> Load<'a> {
         address: *address,
         way: Way::Udp,
         pause: PAUSE,
+    }
+}
+
+/// Counters of all nodes at a time.
+pub struct Counted(BTreeMap<(String, String), u64>);
+
+impl Counted {
+    pub fn now(cluster: &Cluster) -> Self {
+        Self(counters(cluster).unwrap_or_default())
+    }
+
+    /// What has grown since.
+    pub fn tell_growth(&self, cluster: &Cluster) {
+        for (at, count) in Self::now(cluster).0 {
+            let more = count - self.0.get(&at).copied().unwrap_or_default();
+            if more > 0 {
+                eprintln!("  {} {} {more} more", at.0, at.1);
+            }
+        }
     }
 }
 

@@ -18,6 +18,10 @@ use crate::support::{PORT, Pod, http_hostname, http_hostname_slowly};
 const PATIENCE: Duration = Duration::from_secs(4);
 /// How long a request by [`Way::SlowTcp`] is under way.
 const SLOW: Duration = Duration::from_secs(2);
+/// How often it is looked whether the machine stands still, and how long a standstill spoils the requests of its time: their
+/// answers may have come, and nobody took them.
+const PULSE: Duration = Duration::from_millis(20);
+const STANDSTILL: Duration = Duration::from_secs(1);
 /// Who loses so many one after the other reaches nobody.
 const MOST_IN_A_ROW: u32 = 50;
 
@@ -45,7 +49,25 @@ pub struct Load<'a> {
 pub struct Failure {
     /// When the request began, since the load did.
     pub at: Duration,
+    took: Duration,
     why: String,
+}
+
+/// When this process did not run at all, since the load began: begin and end.
+type Standstills = Vec<(Duration, Duration)>;
+
+/// Of a thread that only sleeps.
+fn standstills(begin: Instant, is_over: &AtomicBool) -> Standstills {
+    let mut all = Vec::new();
+    while !is_over.load(Ordering::Relaxed) {
+        let before = begin.elapsed();
+        thread::sleep(PULSE);
+        let after = begin.elapsed();
+        if after.saturating_sub(before) >= STANDSTILL {
+            all.push((before, after));
+        }
+    }
+    all
 }
 
 /// What became of one sender's requests.
@@ -64,6 +86,18 @@ impl fmt::Debug for Failure {
 impl Tally {
     pub fn answered(&self) -> u64 {
         self.answers.values().sum()
+    }
+
+    /// Takes out what failed while the machine stood still.
+    fn excuse(&mut self, still: &Standstills) {
+        self.failures.retain(|failure| {
+            let end = failure.at + failure.took;
+            let is_spoilt = still.iter().any(|(from, to)| *from < end && failure.at < *to);
+            if is_spoilt {
+                eprintln!("  not counted, for the machine stood still: {failure:?}");
+            }
+            !is_spoilt
+        });
     }
 }
 
@@ -85,6 +119,7 @@ pub fn under_load(
     thread::scope(|scope| {
         // Also when `work` panics.
         let ends = Ends(&is_over);
+        let pulse = scope.spawn(|| standstills(begin, &is_over));
         let senders: Vec<_> = loads
             .iter()
             .zip(&tallies)
@@ -97,6 +132,10 @@ pub fn under_load(
         drop(ends);
         for sender in senders {
             sender.join().map_err(|_| anyhow!("a sender panicked"))??;
+        }
+        let still = pulse.join().map_err(|_| anyhow!("the pulse panicked"))?;
+        for tally in &tallies {
+            tally.lock().unwrap().excuse(&still);
         }
         worked
     })?;
@@ -123,12 +162,13 @@ impl Load<'_> {
                 }
                 Err(error) => {
                     lost += 1;
-                    let after = begin.elapsed().saturating_sub(at).as_secs_f64();
+                    let took = begin.elapsed().saturating_sub(at);
+                    let after = took.as_secs_f64();
                     let why = format!(
                         "{} by {:?}: {error:#} after {after:.3} s",
                         self.pod.name, self.way
                     );
-                    tally.failures.push(Failure { at, why });
+                    tally.failures.push(Failure { at, took, why });
                 }
             }
             ensure!(

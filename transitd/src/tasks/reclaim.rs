@@ -25,7 +25,7 @@ use crate::trace;
 pub async fn run(node: Arc<Node>) {
     let mut interval = tokio::time::interval(Duration::from_secs(node.settings.scan_interval.div_ceil(2)));
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut suspects = BTreeSet::new();
+    let mut suspects = Suspects::default();
     spool::sweep(&node);
     loop {
         interval.tick().await;
@@ -38,8 +38,8 @@ pub async fn run(node: Arc<Node>) {
         spool::drain(&node).await;
         let mut gone = gone(&node).await;
         gone.extend(superseded(&node.state()));
-        for id in gone.intersection(&suspects) {
-            match del::remove(&node, id).await {
+        for id in suspects.confirmed_by(gone) {
+            match del::remove(&node, &id).await {
                 Ok(()) => {
                     metrics::reclaims(Reclaimed::Attachment, 1);
                     info!(
@@ -56,7 +56,19 @@ pub async fn run(node: Arc<Node>) {
                 }
             }
         }
-        suspects = gone;
+    }
+}
+
+/// What the last look took for gone.
+#[derive(Debug, Default)]
+struct Suspects(BTreeSet<AttachmentId>);
+
+impl Suspects {
+    /// What this look and the last one take for gone.
+    fn confirmed_by(&mut self, gone: BTreeSet<AttachmentId>) -> Vec<AttachmentId> {
+        let confirmed = gone.intersection(&self.0).cloned().collect();
+        self.0 = gone;
+        confirmed
     }
 }
 
@@ -91,4 +103,23 @@ async fn gone(node: &Node) -> BTreeSet<AttachmentId> {
         }
     }
     gone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AttachmentId, Suspects};
+
+    #[test]
+    fn only_two_looks_in_a_row_prove_that_a_pod_is_gone() {
+        let ids = ["c1", "c2"].map(|container| AttachmentId::new(container, "eth0").unwrap());
+        let [first, second] = &ids;
+        let mut suspects = Suspects::default();
+        let mut look =
+            |gone: &[&AttachmentId]| suspects.confirmed_by(gone.iter().copied().cloned().collect());
+        assert_eq!(look(&[first]), []);
+        assert_eq!(look(&[second]), [], "the first one is there again");
+        assert_eq!(look(&[first, second]), [second.clone()]);
+        assert_eq!(look(&[]), []);
+        assert_eq!(look(&[first]), []);
+    }
 }

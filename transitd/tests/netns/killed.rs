@@ -80,7 +80,11 @@ struct Armed(Child);
 
 impl Armed {
     fn new(process: u32, call: &str, number: usize) -> Self {
-        let child = strace(call, number)
+        Self::attach(strace(call, number), process)
+    }
+
+    fn attach(mut strace: Command, process: u32) -> Self {
+        let child = strace
             .args(["-p", &process.to_string()])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -213,6 +217,34 @@ fn transitd_killed_in_an_add_leaves_nothing() {
     println!("transitd was killed at {kills} boundaries of ADD");
     assert!(kills >= 7, "only {kills} boundaries");
     works(&rig, &before);
+}
+
+#[test]
+fn an_attachments_file_is_synced_before_it_has_its_name() {
+    let mut rig = rig();
+    let calls = rig.directory.join("calls");
+    let mut strace = Command::new("/usr/bin/strace");
+    strace
+        .args(["-f", "-y", "-qq", "-e", "trace=fsync,rename", "-o"])
+        .arg(&calls);
+    let mut watching = Armed::attach(strace, rig.daemon_id());
+    rig.plugin_add("p1");
+    rig.kill();
+    // Its last lines are written when it ends.
+    watching.0.wait().unwrap();
+    let calls = std::fs::read_to_string(calls).unwrap();
+    let of_file: Vec<&str> = calls
+        .lines()
+        .filter(|line| line.contains("/attachments"))
+        .collect();
+    let place = |what: &str| of_file.iter().position(|line| line.contains(what));
+    let [synced, renamed] = [".tmp>) = 0", "rename("].map(|what| place(what).expect(&calls));
+    assert!(synced < renamed, "{calls}");
+    let after = &of_file[renamed + 1..];
+    assert!(
+        after.iter().any(|line| line.contains("fsync(")),
+        "the folder: {calls}"
+    );
 }
 
 #[test]

@@ -143,11 +143,14 @@ pub fn run(
     arguments.push("--exact");
     arguments.extend(late.iter().map(String::as_str));
     let (second, _) = once(binary, &arguments, environment, times)?;
-    sum.again = second.passed.min(late.len());
-    sum.failures.retain(|(name, _)| !late.contains(name));
+    let has_failed = |name: &String| second.failures.iter().any(|(failed, _)| failed == name);
+    let (failed, passed): (Vec<String>, Vec<String>) = late.into_iter().partition(has_failed);
+    sum.failures
+        .retain(|(name, _)| !passed.contains(name) && !failed.contains(name));
     sum.failures.extend(second.failures);
-    sum.passed += sum.again;
-    sum.failed = sum.failed.saturating_sub(sum.again);
+    sum.passed += passed.len();
+    sum.failed = sum.failed.saturating_sub(passed.len());
+    sum.late = passed;
     Ok(sum)
 }
 

@@ -13,8 +13,8 @@ pub struct Sum {
     pub passed: usize,
     pub failed: usize,
     pub ignored: usize,
-    /// Of those that passed, how many did when they were run again.
-    pub again: usize,
+    /// Names of those that passed only when they were run again.
+    pub late: Vec<String>,
     /// Names of those that failed, with what they said first.
     pub failures: Vec<(String, String)>,
 }
@@ -25,7 +25,7 @@ impl Sum {
         self.passed += other.passed;
         self.failed += other.failed;
         self.ignored += other.ignored;
-        self.again += other.again;
+        self.late.extend(other.late);
     }
 
     /// Something that is no test of cargo's, as one.

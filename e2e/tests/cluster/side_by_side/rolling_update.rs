@@ -8,6 +8,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
+use crate::flows::Counted;
 use crate::requests::{Failure, Load, Way, under_load};
 use crate::service_objects::{made, manifest, serves, wait_endpoint};
 use crate::support::{PORT, Pod, REACHED, apply, delete, netexec_manifest};
@@ -73,6 +74,7 @@ fn graceful_rolling_update_fails_no_request() {
         pod.udp(address, REACHED).unwrap();
     }
     std::thread::sleep(Duration::from_secs(1));
+    let before = Counted::now(cluster);
     let tallies = under_load(&loads, |_| {
         for _ in 0..ROLLOUTS {
             roll(cluster, &["restart"])?;
@@ -100,6 +102,9 @@ fn graceful_rolling_update_fails_no_request() {
         "rolling update: {answered} requests answered, {} failed; {answers:?}",
         failures.len()
     );
+    if !failures.is_empty() {
+        before.tell_growth(cluster);
+    }
     assert!(failures.is_empty(), "{failures:#?}");
     let prefix = format!("{NAME}-");
     assert!(
