@@ -22,9 +22,11 @@ use tokio::sync::mpsc;
 use tonic::transport::{Endpoint, Uri};
 use tracing::{error, info, warn};
 
+use crate::askers::Askers;
 use crate::attachments::store::{Loaded, Owner, Store, StoreError};
 use crate::attachments::{Attachment, AttachmentId};
 use crate::cni::{self, ServerError};
+use crate::contact::Contact;
 use crate::dataplane::events::{self, EventError};
 use crate::dataplane::filter;
 use crate::dataplane::hooks::{self, TransitHook};
@@ -48,8 +50,8 @@ use crate::operator::lease::Locator;
 use crate::settings::{AgentHook, Aggregation, MetricsAddress, RunSettings, TransitHookChoice};
 use crate::state::State;
 use crate::tasks::{
-    dns_views, expire_connections, health_checks, host_endpoint, limit_pods, reclaim, register, report_loads,
-    restore_rules, subscribe, watch_uplink,
+    dns_views, expire_connections, health_checks, host_endpoint, limit_pods, node_port_lease, reclaim,
+    register, report_loads, restore_rules, subscribe, watch_uplink,
 };
 use crate::{boot, metrics};
 
@@ -84,6 +86,8 @@ pub enum DaemonError {
     Kubernetes(#[source] Box<kube::Error>),
     #[error("cannot find the API server")]
     Incluster(#[source] kube::config::InClusterError),
+    #[error("cannot start threads for DNS")]
+    Dns(#[source] std::io::Error),
     #[error("cannot listen for signals")]
     Signal(#[source] std::io::Error),
     #[error("the uplink is another one: was {was}, is {now}; transitd has to be started anew")]
@@ -134,13 +138,13 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(client::run(Arc::clone(&node), locator, epoch));
     tokio::spawn(subscribe::run(Arc::clone(&node), wanted));
     tokio::spawn(report_loads::run(Arc::clone(&node)));
-    tokio::spawn(dns_views::run(Arc::clone(&node)));
     tokio::spawn(host_endpoint::run(Arc::clone(&node)));
     tokio::spawn(health_checks::run(Arc::clone(&node)));
     tokio::spawn(expire_connections::run(Arc::clone(&node)));
     tokio::spawn(reclaim::run(Arc::clone(&node)));
     tokio::spawn(restore_rules::run(Arc::clone(&node)));
     tokio::spawn(limit_pods::run(Arc::clone(&node)));
+    tokio::spawn(node_port_lease::run(Arc::clone(&node)));
     tokio::spawn(install::when_synced(Arc::clone(&node)));
     if let Some(address) = metrics_address(&node) {
         let pages = MetricsPage(Arc::clone(&node));
@@ -198,15 +202,17 @@ fn locator(settings: &RunSettings, kubernetes: Option<&kube::Client>) -> Locator
 async fn start(
     mut settings: RunSettings,
 ) -> Result<(Arc<Node>, mpsc::Receiver<thuban_common::tables::EndpointKey>), DaemonError> {
-    let netlink = netlink::connect()?;
-    let uplink = uplink::find(&netlink, settings.interface.as_deref(), settings.node_ip).await?;
     let boot_id = boot::id().map_err(DaemonError::BootId)?;
     let owner = Owner {
         node: settings.node_name.clone(),
         boot_id: boot_id.clone(),
     };
+    let askers = answer_queries(&settings, &owner)?;
+    let netlink = netlink::connect()?;
+    let uplink = uplink::find(&netlink, settings.interface.as_deref(), settings.node_ip).await?;
     let store = Store::open(settings.state_dir.join("attachments"), owner.clone())?;
-    let endpoints = Endpoints::new(settings.state_dir.join("endpoints"), owner);
+    let endpoints = Endpoints::new(settings.state_dir.join("endpoints"), owner.clone());
+    let contact = Contact::new(settings.state_dir.join("contact"), owner);
     let attachments = load_attachments(&store)?;
     metrics::adopts(attachments.len());
 
@@ -231,20 +237,29 @@ async fn start(
     // With the flag while it isn't known yet where transit will be: what XDP decapsulates must be taken behind it.
     write_config(&maps, config(&uplink, TransitHook::Xdp))?;
     let services = Services::open(&maps)?;
+    let mut links = Links::new(ebpf, settings.pins.links(), layouts);
     let mut state = State::new(
         Tables::open(&maps)?,
         &services,
         Marks::open(&maps)?,
-        Links::new(ebpf, settings.pins.links(), layouts),
-        netfilter,
+        own,
         attachments,
     );
+    state.is_replacing = links.is_replacing();
     state.remember(endpoints.load());
-    let transit_hook = attach_transit(&mut state, &netlink, &settings, &uplink).await?;
+    state.visible_before = askers.visible();
+    state.heard = contact.load();
+    let attaching = Attaching {
+        links: &mut links,
+        netfilter: &mut netfilter,
+        netlink: &netlink,
+        settings: &settings,
+    };
+    let transit_hook = attaching.transit(&state, &uplink).await?;
     write_config(&maps, config(&uplink, transit_hook))?;
     settings.agent_hook = hooks::agent(settings.agent_hook, transit_hook);
-    adopt(&mut state, &netlink, settings.agent_hook).await?;
-    state.limit_pods()?;
+    adopt(&mut state, &mut links, &netlink, settings.agent_hook).await?;
+    netfilter.limit(state.limited_pods())?;
 
     let (sender, wanted) = mpsc::channel(WANTED_QUEUE);
     events::watch_wanted(&maps, sender)?;
@@ -255,9 +270,26 @@ async fn start(
         netlink,
         boot_id,
         endpoints,
+        askers,
+        contact,
         services,
+        links,
+        netfilter,
     };
     Ok((Arc::new(Node::new(settings, fixed, state)), wanted))
+}
+
+/// DNS first: pods wait for it while the rest of the start takes its time.
+fn answer_queries(settings: &RunSettings, owner: &Owner) -> Result<Arc<Askers>, DaemonError> {
+    let path = settings.state_dir.join("askers");
+    let askers = Askers::open(path, owner.clone(), settings.cluster_domain.clone());
+    let askers = Arc::new(askers);
+    if let Some(cluster_dns) = settings.cluster_dns {
+        dns_views::start(Arc::clone(&askers), cluster_dns).map_err(DaemonError::Dns)?;
+    } else {
+        info!("THUBAN_CLUSTER_DNS is not set: only the VPC that nodes are in has the cluster's DNS");
+    }
+    Ok(askers)
 }
 
 /// Source ports for connections of pods.
@@ -287,44 +319,56 @@ fn config(uplink: &Uplink, transit: TransitHook) -> ConfigEntry {
     }
 }
 
-/// Chooses transit's hook and, where that is tc and frames come segmented, has them aggregated.
-async fn attach_transit(
-    state: &mut State,
-    netlink: &Handle,
-    settings: &RunSettings,
-    uplink: &Uplink,
-) -> Result<TransitHook, DaemonError> {
-    let nic = hooks::examine(&uplink.name)?;
-    let choice = settings.transit_hook;
-    // Agents at XDP need transit there.
-    let wanted = settings.aggregation == Aggregation::Auto
-        && settings.agent_hook == AgentHook::Tc
-        && choice != TransitHookChoice::Xdp
-        && !nic.passes_gso;
-    // Before there is a device that would take what comes to the port, and as long as there is one.
-    let has_device = netlink::find_link(netlink, aggregation::LINK).await?.is_some();
-    state.netfilter.claim_port(wanted || has_device);
-    state.protect_port()?;
-    let mut aggregates = wanted && has_aggregation(netlink).await;
-    let preferred = hooks::preferred(choice, &nic, aggregates);
-    let hook = hooks::attach(&mut state.links, choice, preferred, &uplink.name)?;
-    aggregates &= hook == TransitHook::Tc;
-    if aggregates {
-        ethtool::turn_on(&uplink.name, &["rx-gro"])?;
-    } else {
-        aggregation::teardown(netlink).await?;
-        state.netfilter.claim_port(false);
-        state.protect_port()?;
+/// What transit is attached with.
+struct Attaching<'a> {
+    links: &'a mut Links,
+    netfilter: &'a mut Netfilter,
+    netlink: &'a Handle,
+    settings: &'a RunSettings,
+}
+
+impl Attaching<'_> {
+    /// Chooses transit's hook and, where that is tc and frames come segmented, has them aggregated.
+    async fn transit(self, state: &State, uplink: &Uplink) -> Result<TransitHook, DaemonError> {
+        let Self {
+            links,
+            netfilter,
+            netlink,
+            settings,
+        } = self;
+        let nic = hooks::examine(&uplink.name)?;
+        let choice = settings.transit_hook;
+        // Agents at XDP need transit there.
+        let wanted = settings.aggregation == Aggregation::Auto
+            && settings.agent_hook == AgentHook::Tc
+            && choice != TransitHookChoice::Xdp
+            && !nic.passes_gso;
+        // Before there is a device that would take what comes to the port, and as long as there is one.
+        let has_device = netlink::find_link(netlink, aggregation::LINK).await?.is_some();
+        let (droplets, are_all) = state.droplets_to_protect();
+        netfilter.claim_port(wanted || has_device);
+        netfilter.protect_port(droplets.clone(), are_all)?;
+        let mut aggregates = wanted && has_aggregation(netlink).await;
+        let preferred = hooks::preferred(choice, &nic, aggregates);
+        let hook = hooks::attach(links, choice, preferred, &uplink.name)?;
+        aggregates &= hook == TransitHook::Tc;
+        if aggregates {
+            ethtool::turn_on(&uplink.name, &["rx-gro"])?;
+        } else {
+            aggregation::teardown(netlink).await?;
+            netfilter.claim_port(false);
+            netfilter.protect_port(droplets, are_all)?;
+        }
+        info!(
+            uplink = uplink.name,
+            address = %uplink.address,
+            mtu = uplink.mtu,
+            hook = hook.name(),
+            aggregates,
+            "transit attached"
+        );
+        Ok(hook)
     }
-    info!(
-        uplink = uplink.name,
-        address = %uplink.address,
-        mtu = uplink.mtu,
-        hook = hook.name(),
-        aggregates,
-        "transit attached"
-    );
-    Ok(hook)
 }
 
 async fn has_aggregation(netlink: &Handle) -> bool {
@@ -365,7 +409,12 @@ fn load_attachments(store: &Store) -> Result<BTreeMap<AttachmentId, Attachment>,
 }
 
 /// Agents of living veths get this version's program; veths, rows, routes and pins without an attachment go.
-async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Result<(), DaemonError> {
+async fn adopt(
+    state: &mut State,
+    links: &mut Links,
+    netlink: &Handle,
+    agent_hook: AgentHook,
+) -> Result<(), DaemonError> {
     let living = veth::list(netlink).await?;
     let (known, orphans): (Vec<_>, Vec<_>) = living
         .into_iter()
@@ -394,19 +443,19 @@ async fn adopt(state: &mut State, netlink: &Handle, agent_hook: AgentHook) -> Re
     }
     for (name, index) in &known {
         if filter::program(netlink, *index).await?.is_some() {
-            state.links.remember_filter(name);
+            links.remember_filter(name);
         }
-        state.links.ensure_or_keep(Hook::AgentTc, name)?;
+        links.ensure_or_keep(Hook::AgentTc, name)?;
         // A pod made for tc sends unsummed and unsegmented frames, which XDP can't redirect.
         let takes_xdp = |a: &Attachment| a.host_interface == *name && a.takes_xdp;
         if agent_hook == AgentHook::Xdp && state.attachments.values().any(takes_xdp) {
-            state.links.ensure_or_keep(Hook::AgentXdp, name)?;
+            links.ensure_or_keep(Hook::AgentXdp, name)?;
         } else {
-            state.links.give_up(Hook::AgentXdp, name)?;
+            links.give_up(Hook::AgentXdp, name)?;
         }
     }
     let names: Vec<String> = known.into_iter().map(|(name, _)| name).collect();
-    let removed = state.links.sweep(&names)?;
+    let removed = links.sweep(&names)?;
     metrics::reclaims(Reclaimed::Pin, removed.len());
     info!(
         attachments = names.len(),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use thiserror::Error;
+use tokio::task::block_in_place;
 use tracing::{error, info};
 
 use crate::attachments::store::replace_file;
@@ -73,7 +74,7 @@ pub fn conflist(socket: &Path, spool: &Path, has_portmap: bool) -> serde_json::V
 /// Waits for the first snapshot, then writes the conflist and the ready file.
 pub async fn when_synced(node: Arc<Node>) {
     let mut changes = node.watch();
-    while !node.state().synced {
+    while !is_in_place(&node) {
         if changes.changed().await.is_err() {
             return;
         }
@@ -109,11 +110,17 @@ pub async fn when_synced(node: Arc<Node>) {
     }
 }
 
+/// The first snapshot is applied, and this version's programs have taken their places.
+fn is_in_place(node: &Node) -> bool {
+    let state = node.state();
+    state.synced && !state.is_replacing
+}
+
 /// For the plugin's STATUS. Not ready is who cannot put this version's programs in place: then a
 /// rolling update of the DaemonSet stops here.
 fn tell_ready(node: &Node) -> std::io::Result<()> {
     let file = |name| node.settings.socket.with_file_name(name);
-    if node.state().links.kept().next().is_some() {
+    if block_in_place(|| node.links().kept().next().is_some()) {
         return Ok(());
     }
     // Whole at any time: a plugin may be reading it.

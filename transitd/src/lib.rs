@@ -1,8 +1,11 @@
 //! The parts of transitd, for the daemon, and for who plays its side of the operator's stream without a data plane.
 
+pub mod askers;
 pub mod attachments;
 pub mod boot;
+pub mod boot_file;
 pub mod cni;
+pub mod contact;
 pub mod daemon;
 pub mod dataplane;
 pub mod dns;
@@ -16,6 +19,7 @@ pub mod node;
 pub mod operator;
 pub mod program;
 pub mod rejection;
+pub mod rules;
 pub mod settings;
 pub mod state;
 pub mod tasks;

@@ -17,7 +17,7 @@ use crate::dataplane::filter;
 use crate::dataplane::quota;
 use crate::dataplane::tables::{self, TableError};
 use crate::metrics::{self, Observed, Rows};
-use crate::netfilter::limits;
+use crate::netfilter;
 use crate::netlink::NetlinkError;
 use crate::node::Node;
 
@@ -60,7 +60,7 @@ async fn observe(node: &Node) -> Result<Observed, ScrapeError> {
     let counted = counters::read(&maps)?.into_iter();
     let (mut drops, packets): (Vec<_>, Vec<_>) = counted.partition(|(name, _)| is_drop(*name));
     let nft = node.settings.nft.clone();
-    let limited = tokio::task::spawn_blocking(move || limits::dropped(&nft)).await;
+    let limited = tokio::task::spawn_blocking(move || netfilter::dropped(&nft)).await;
     drops.extend(limited.unwrap_or_default());
     let (held, interfaces, epoch, service_connections) = {
         let state = node.state();

@@ -1,4 +1,7 @@
-//! The running droplet: what does not change after start, the locked [`State`], and the signals between tasks.
+//! The running droplet: what does not change after start, what is locked, and the signals between tasks.
+//!
+//! The state's lock is for looks and changes in memory and in tables. What waits for the kernel's locks of interfaces or for
+//! processes has locks of its own. In this order: links; netfilter; services; state.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,11 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rtnetlink::Handle;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
 
+use crate::askers::Askers;
 use crate::attachments::AttachmentId;
 use crate::attachments::store::Store;
+use crate::contact::Contact;
 use crate::dataplane::hooks::TransitHook;
+use crate::dataplane::links::Links;
 use crate::dataplane::services::Services;
 use crate::endpoints::Endpoints;
+use crate::netfilter::Netfilter;
 use crate::netlink::uplink::Uplink;
 use crate::settings::RunSettings;
 use crate::state::State;
@@ -28,10 +35,14 @@ pub struct Node {
     pub netlink: Handle,
     pub boot_id: String,
     pub endpoints: Endpoints,
+    pub askers: Arc<Askers>,
+    pub contact: Contact,
     /// Notified when attachments come and go.
     pub attached: Notify,
     state: Mutex<State>,
     services: Mutex<Services>,
+    links: Mutex<Links>,
+    netfilter: Mutex<Netfilter>,
     changed: watch::Sender<u64>,
     locks: Mutex<HashMap<AttachmentId, Arc<tokio::sync::Mutex<()>>>>,
 }
@@ -45,7 +56,11 @@ pub struct Fixed {
     pub netlink: Handle,
     pub boot_id: String,
     pub endpoints: Endpoints,
+    pub askers: Arc<Askers>,
+    pub contact: Contact,
     pub services: Services,
+    pub links: Links,
+    pub netfilter: Netfilter,
 }
 
 impl Node {
@@ -57,8 +72,14 @@ impl Node {
             netlink,
             boot_id,
             endpoints,
+            askers,
+            contact,
             services,
+            links,
+            netfilter,
         } = fixed;
+        askers.publish(state.askers());
+        askers.keep();
         let (changed, _) = watch::channel(0);
         let locks = Mutex::default();
         Self {
@@ -69,9 +90,13 @@ impl Node {
             netlink,
             boot_id,
             endpoints,
+            askers,
+            contact,
             attached: Notify::new(),
             state: Mutex::new(state),
             services: Mutex::new(services),
+            links: Mutex::new(links),
+            netfilter: Mutex::new(netfilter),
             changed,
             locks,
         }
@@ -85,6 +110,16 @@ impl Node {
     /// For long: whoever holds the state must not wait for it.
     pub fn services(&self) -> MutexGuard<'_, Services> {
         self.services.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For as long as the kernel's lock of interfaces is waited for. Not within the runtime's tasks.
+    pub fn links(&self) -> MutexGuard<'_, Links> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For as long as nft takes. Not within the runtime's tasks.
+    pub fn netfilter(&self) -> MutexGuard<'_, Netfilter> {
+        self.netfilter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn pod_mtu(&self) -> u32 {

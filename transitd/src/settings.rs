@@ -163,6 +163,10 @@ pub struct RunSettings {
     /// How long an ADD waits for its endpoint, seconds.
     #[arg(long, env = "THUBAN_ADD_DEADLINE", default_value_t = 30)]
     pub add_deadline: u64,
+    /// How long ports of tenants' Services are open without the operator, seconds. Less than 200 only where nothing but tests
+    /// runs.
+    #[arg(long, env = "THUBAN_NODE_PORT_LEASE_SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(2..=86_400))]
+    pub node_port_lease: u64,
     /// Time between scans of idle direct rows, and between looks for attachments whose pod is gone, seconds.
     #[arg(long, env = "THUBAN_SCAN_INTERVAL", default_value_t = 30)]
     pub scan_interval: u64,

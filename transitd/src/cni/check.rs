@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE_V6};
 use thuban_proto::cni::{CheckRequest, Previous};
+use tokio::task::block_in_place;
 
 use super::error::{AttachmentError, Difference};
 use crate::attachments::{Attachment, AttachmentId, mac_text};
@@ -71,20 +72,23 @@ async fn host(node: &Node, attachment: &Attachment) -> Result<(), AttachmentErro
     }
     // Of its own: the kernel refuses a second listing on one connection.
     let at_tc = filter::program(&netlink::connect()?, attachment.host_ifindex).await?;
-    let state = node.state();
     // A pod made for XDP runs at tc where transit went there.
     let at_xdp = attachment.takes_xdp && node.settings.agent_hook == AgentHook::Xdp;
     let hooks = [
         Some((Hook::AgentTc, at_tc)),
         at_xdp.then_some((Hook::AgentXdp, netlink::xdp_program(&link))),
     ];
-    for (hook, runs) in hooks.into_iter().flatten() {
-        if !state.links.is_attached(hook, name, runs)? {
-            let (program, interface) = (hook.program(), name.clone());
-            return Err(Difference::Program { program, interface }.into());
+    // Links may be locked for as long as the kernel's interfaces are.
+    block_in_place(|| {
+        let links = node.links();
+        for (hook, runs) in hooks.into_iter().flatten() {
+            if !links.is_attached(hook, name, runs)? {
+                let (program, interface) = (hook.program(), name.clone());
+                return Err(Difference::Program { program, interface }.into());
+            }
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 fn rows(node: &Node, attachment: &Attachment) -> Result<(), AttachmentError> {

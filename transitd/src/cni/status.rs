@@ -1,5 +1,6 @@
 //! STATUS: whether an ADD would be served, by what is known of this node; never by one tenant's network.
 
+use tokio::task::block_in_place;
 use tracing::warn;
 
 use super::error::{AttachmentError, NotReady};
@@ -10,16 +11,19 @@ use crate::node::Node;
 
 pub async fn run(node: &Node) -> Result<(), AttachmentError> {
     {
-        let state = node.state();
-        if let Some(program) = state.links.kept().next() {
+        // Links may be locked for as long as the kernel's interfaces are.
+        if let Some(program) = block_in_place(|| node.links().kept().next()) {
             return Err(NotReady::OldProgram(program).into());
         }
-        if !state.synced {
+        let state = node.state();
+        if !state.synced || state.is_replacing {
             return Err(NotReady::NoProgram.into());
         }
     }
     match netlink::find_link(&node.netlink, &node.uplink.name).await {
-        Ok(Some(link)) if netlink::is_up(&link) => attached(node, netlink::xdp_program(&link)),
+        Ok(Some(link)) if netlink::is_up(&link) => {
+            block_in_place(|| attached(node, netlink::xdp_program(&link)))
+        }
         Ok(_) => Err(NotReady::NoUplink.into()),
         Err(error) => {
             warn!(
@@ -33,13 +37,13 @@ pub async fn run(node: &Node) -> Result<(), AttachmentError> {
 
 /// Whether transit is where it was put; `at_xdp` is the program that the uplink has there.
 fn attached(node: &Node, at_xdp: Option<u32>) -> Result<(), AttachmentError> {
-    let state = node.state();
+    let links = node.links();
     let hooks = [
         Some(Hook::TransitTc),
         (node.transit_hook == TransitHook::Xdp).then_some(Hook::TransitXdp),
     ];
     for hook in hooks.into_iter().flatten() {
-        if !state.links.is_attached(hook, &node.uplink.name, at_xdp)? {
+        if !links.is_attached(hook, &node.uplink.name, at_xdp)? {
             return Err(NotReady::NotAttached(hook.program()).into());
         }
     }

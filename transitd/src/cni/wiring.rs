@@ -144,11 +144,14 @@ async fn finish(
         sysctl::enable_ipv6_on_host(proc_sys_net, &plan.host_interface)?;
     }
     {
-        let mut state = node.state();
-        state.links.ensure(Hook::AgentTc, &plan.host_interface)?;
+        let mut links = node.links();
+        links.ensure(Hook::AgentTc, &plan.host_interface)?;
         if agent_at_xdp {
-            state.links.ensure(Hook::AgentXdp, &plan.host_interface)?;
+            links.ensure(Hook::AgentXdp, &plan.host_interface)?;
         }
+    }
+    {
+        let mut state = node.state();
         state
             .attachments
             .insert(attachment.id.clone(), attachment.clone());
@@ -161,7 +164,9 @@ async fn finish(
             let (namespace, name) = (attachment.pod_namespace.clone(), attachment.pod_name.clone());
             return Err(AttachmentError::Changed { namespace, name });
         }
+        node.askers.publish(state.askers());
     }
+    node.askers.keep();
     node.attached.notify_one();
     if attachment.is_host() {
         node.store.write(attachment)?;
@@ -200,6 +205,9 @@ async fn take_apart(
         state.attachments.remove(id);
         // An older sandbox of the same pod that still is there carries the traffic again.
         errors.extend(state.refresh(&attachment.pod_uid).err().map(Into::into));
+        node.askers.publish(state.askers());
+        drop(state);
+        node.askers.keep();
         node.attached.notify_one();
     }
     if attachment.is_none()
@@ -222,7 +230,7 @@ async fn take_apart(
     let deleted = veth::delete(netlink, &host_interface).await;
     // A veth that stays keeps its agents.
     if deleted.is_ok() {
-        let released = node.state().links.release(Hook::AgentXdp, &host_interface);
+        let released = node.links().release(Hook::AgentXdp, &host_interface);
         errors.extend(released.err().map(Into::into));
     }
     errors.extend(deleted.err().map(Into::into));

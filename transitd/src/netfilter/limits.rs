@@ -6,8 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
-use std::path::Path;
-use std::process::{Command, Stdio};
 
 use thuban_common::host_stack::{MARK_EGRESS, MARK_MASK, NFT_LIMITS_TABLE, limits_priority};
 
@@ -30,6 +28,7 @@ const MAX_PODS: u32 = 65_535;
 const POD_RATE: &str = "pod_connection_rate";
 const POD_CONNECTIONS: &str = "pod_connections";
 const VPC_CONNECTIONS: &str = "vpc_connections";
+pub(super) const REASONS: [&str; 3] = [POD_RATE, POD_CONNECTIONS, VPC_CONNECTIONS];
 
 /// Where source ports of pods' connections are, if the node's own are elsewhere. Not below: the overlay's port, and
 /// those of other tunnels.
@@ -112,25 +111,6 @@ pub(super) fn changes(written: &PodVpcs, pods: &PodVpcs) -> String {
         .chain(come.map(|pod| element("add", pod)))
         .chain(old.map(|vni| format!("delete chain inet {NFT_LIMITS_TABLE} vpc-{vni}")));
     lines.map(|line| line + "\n").collect()
-}
-
-/// Connections that were dropped, by reason; nothing if there is no table.
-pub fn dropped(program: &Path) -> Vec<(&'static str, u64)> {
-    let listed = Command::new(program)
-        .args(["-j", "list", "counters", "table", "inet", NFT_LIMITS_TABLE])
-        .stderr(Stdio::null())
-        .output();
-    let listed = listed.ok().filter(|output| output.status.success());
-    let text = listed.map(|output| output.stdout).unwrap_or_default();
-    let counters: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
-    let objects = counters["nftables"].as_array().into_iter().flatten();
-    let counted = objects.filter_map(|object| {
-        let counter = &object["counter"];
-        let reasons = [POD_RATE, POD_CONNECTIONS, VPC_CONNECTIONS];
-        let reason = reasons.into_iter().find(|reason| counter["name"] == *reason)?;
-        Some((reason, counter["packets"].as_u64()?))
-    });
-    counted.collect()
 }
 
 fn vnis(pods: &PodVpcs) -> BTreeSet<u32> {

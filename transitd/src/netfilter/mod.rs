@@ -6,6 +6,7 @@
 
 pub mod conntrack;
 pub mod limits;
+pub mod node_ports;
 pub mod overlay_port;
 pub mod ruleset;
 mod served;
@@ -14,19 +15,21 @@ pub mod watch;
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+use std::time::Duration;
 use thiserror::Error;
-use thuban_common::host_stack::NFT_TABLE;
-use thuban_rows::NodeService;
+use thuban_common::host_stack::{NFT_LIMITS_TABLE, NFT_TABLE};
 
+use crate::boot;
 use limits::PodVpcs;
+use node_ports::Told;
 use overlay_port::OverlayPort;
-use ruleset::{Host, OwnAddresses};
+use ruleset::{Host, OwnAddresses, ruleset};
 
 #[derive(Debug, Error)]
 pub enum NetfilterError {
@@ -64,6 +67,36 @@ pub fn is_there(program: &Path, table: &str) -> bool {
     listed.is_ok_and(|status| status.success())
 }
 
+/// Packets by named counter of a table; nothing if there is no such table.
+pub fn counters(program: &Path, table: &str) -> Vec<(String, u64)> {
+    let listed = Command::new(program)
+        .args(["-j", "list", "counters", "table", "inet", table])
+        .stderr(Stdio::null())
+        .output();
+    let listed = listed.ok().filter(|output| output.status.success());
+    let text = listed.map(|output| output.stdout).unwrap_or_default();
+    let counters: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+    let objects = counters["nftables"].as_array().into_iter().flatten();
+    let counted = objects.filter_map(|object| {
+        let counter = &object["counter"];
+        Some((counter["name"].as_str()?.to_owned(), counter["packets"].as_u64()?))
+    });
+    counted.collect()
+}
+
+/// Packets that rules dropped, by reason.
+pub fn dropped(program: &Path) -> Vec<(&'static str, u64)> {
+    let counted = [NFT_TABLE, NFT_LIMITS_TABLE].map(|table| counters(program, table));
+    let reasons = limits::REASONS.into_iter().chain([node_ports::STALE]);
+    let counted = counted.iter().flatten();
+    reasons
+        .flat_map(|reason| {
+            let own = counted.clone().filter(move |(name, _)| name == reason);
+            own.map(move |(_, packets)| (reason, *packets))
+        })
+        .collect()
+}
+
 /// The tables as they were last written.
 #[derive(Debug)]
 pub struct Netfilter {
@@ -73,6 +106,7 @@ pub struct Netfilter {
     /// Droplets that the kernel's table had when this transitd began.
     inherited: BTreeSet<Ipv4Addr>,
     written: Option<String>,
+    lease: node_ports::Told,
     written_overlay_port: Option<OverlayPort>,
     written_limits: Option<PodVpcs>,
 }
@@ -86,6 +120,7 @@ impl Netfilter {
             overlay_port: OverlayPort::default(),
             inherited: BTreeSet::new(),
             written: None,
+            lease: node_ports::Told::Unknown,
             written_overlay_port: None,
             written_limits: None,
         }
@@ -99,7 +134,7 @@ impl Netfilter {
         if is_there(&self.program, NFT_TABLE) {
             return Ok(());
         }
-        self.set(std::iter::empty(), Host::default())
+        self.set(ruleset(std::iter::empty(), &Host::default(), self.own), 0)
     }
 
     /// Whether nobody else on this node may have the overlay's port, from the next [`Self::protect_port`] on.
@@ -111,11 +146,11 @@ impl Netfilter {
     /// that an earlier transitd knew count too.
     pub fn protect_port(
         &mut self,
-        droplets: impl Iterator<Item = Ipv4Addr>,
+        droplets: BTreeSet<Ipv4Addr>,
         are_all: bool,
     ) -> Result<(), NetfilterError> {
         let inherited = self.inherited.iter().filter(|_| !are_all).copied();
-        let droplets = droplets.chain(inherited);
+        let droplets = droplets.into_iter().chain(inherited);
         self.overlay_port.droplets = droplets.filter(|droplet| *droplet != self.own.underlay).collect();
         if self.written_overlay_port.as_ref() == Some(&self.overlay_port) {
             return Ok(());
@@ -156,35 +191,41 @@ impl Netfilter {
         self.written_limits = None;
     }
 
-    /// Whether tenants that reach this service get a view of it, if they need one.
-    pub fn has_view_of(&self, service: &NodeService) -> bool {
-        let dns = self.own.dns.map(IpAddr::from);
-        !service.names || dns == Some(service.address)
-    }
-
-    pub fn program(&self) -> &Path {
-        &self.program
-    }
-
-    /// Whether the kernel has what was last asked for, as far as it is known.
-    pub fn is_written(&self) -> bool {
-        self.written.is_some() && self.written_overlay_port.is_some()
-    }
-
-    /// Brings the table in line with the services that the node serves and with what of them it exposes. Runs nft when something changed; some milliseconds.
-    pub fn set<'a>(
-        &mut self,
-        services: impl Iterator<Item = &'a NodeService>,
-        mut host: Host,
-    ) -> Result<(), NetfilterError> {
-        host.droplets.remove(&self.own.underlay);
-        let text = ruleset::ruleset(services, &host, self.own);
+    /// Brings the table in line with its text ([`ruleset::ruleset`]), with a lease of tenants' ports. Runs nft when the text
+    /// changed; some milliseconds, or as long as the kernel's lock of nftables is taken.
+    pub fn set(&mut self, text: String, lease_until: u64) -> Result<(), NetfilterError> {
         if self.written.as_ref() == Some(&text) {
             return Ok(());
         }
         self.written = None;
-        self.run(&text)?;
+        let lease = node_ports::elements(lease_until, boot::nanoseconds());
+        self.run(&format!("{text}{}", lease.as_deref().unwrap_or_default()))?;
+        self.lease = match lease {
+            Some(_) => Told::Until(lease_until),
+            None => Told::Nothing,
+        };
         self.written = Some(text);
+        Ok(())
+    }
+
+    /// Makes the lease of tenants' ports one until then, if it is shorter by `step` or more; ends it when it is over, also by a
+    /// clock that went on while the kernel's stood still.
+    pub fn renew(&mut self, lease_until: u64, step: Duration) -> Result<(), NetfilterError> {
+        let now = boot::nanoseconds();
+        let is_over = lease_until <= now;
+        let is_due = match self.lease {
+            Told::Nothing => !is_over,
+            Told::Unknown => true,
+            Told::Until(told) => is_over || lease_until.saturating_sub(told) >= step.as_nanos() as u64,
+        };
+        if is_due {
+            self.run(&node_ports::renewal(lease_until, now))?;
+            self.lease = if is_over {
+                Told::Nothing
+            } else {
+                Told::Until(lease_until)
+            };
+        }
         Ok(())
     }
 

@@ -16,6 +16,7 @@ use thuban_common::host_stack::{
 use thuban_common::tables::{HOST_SOURCE, HOST_SOURCE_V6};
 use thuban_rows::{Backend, Exposed, ExposedPort, LocalEndpoint, NodeService};
 
+use super::node_ports;
 use super::served::Served;
 use super::template::Values;
 use crate::attachments::HOST_PREFIX;
@@ -43,6 +44,14 @@ pub struct OwnAddresses {
     pub pod_ports: Option<(u16, u16)>,
 }
 
+impl OwnAddresses {
+    /// Whether tenants that reach this service get a view of it, if they need one.
+    pub fn has_view_of(&self, service: &NodeService) -> bool {
+        let dns = self.dns.map(IpAddr::from);
+        !service.names || dns == Some(service.address)
+    }
+}
+
 /// What the rules are made of, besides services.
 #[derive(Debug, Default)]
 pub struct Host<'a> {
@@ -67,8 +76,8 @@ pub struct Host<'a> {
 }
 
 impl<'a> Host<'a> {
-    /// While the node has no endpoint it reaches its own ones alone.
-    pub fn of(program: &'a Program) -> Self {
+    /// While the node has no endpoint it reaches its own ones alone. `underlay`: this droplet's address.
+    pub fn of(program: &'a Program, underlay: Ipv4Addr) -> Self {
         let endpoint = program.host();
         let vni = endpoint.map(|endpoint| endpoint.vni);
         let exposed = program.exposed();
@@ -92,7 +101,10 @@ impl<'a> Host<'a> {
         let closed = program.closed_ranges().iter().chain(of_others).copied().collect();
         let mut ports = exposed.iter().flat_map(|exposed| &exposed.ports);
         let droplets = if ports.any(|port| !port.peers.is_empty()) {
-            program.droplets().collect()
+            program
+                .droplets()
+                .filter(|droplet| *droplet != underlay)
+                .collect()
         } else {
             BTreeSet::new()
         };
@@ -232,6 +244,8 @@ pub fn ruleset<'a>(
 
 fn constants(values: &mut Values) {
     values.one("NFT_TABLE", NFT_TABLE);
+    values.one("LEASE", node_ports::LEASE);
+    values.one("NODE_PORT_STALE", node_ports::STALE);
     for (name, mark) in [
         ("MARK_MASK", MARK_MASK),
         ("MARK_ANSWER", MARK_ANSWER),

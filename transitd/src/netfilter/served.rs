@@ -8,6 +8,7 @@ use thuban_common::host_stack::{CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_S
 use thuban_common::packet::ipv4::TCP;
 use thuban_rows::{Exposed, ExposedPort, NodeService};
 
+use super::node_ports;
 use super::ruleset::{Host, from_pod};
 use super::template::Values;
 
@@ -57,7 +58,7 @@ enum Own {
     Same,
     /// Another chain.
     By(usize),
-    /// A tenant's port: pods of other VPCs don't get there.
+    /// A tenant's port: pods of other VPCs don't get there, and nobody without a lease.
     NoPods,
 }
 
@@ -241,7 +242,7 @@ impl PortChain {
                 rules.push(format!("fib saddr type local goto port-{own}"));
                 rules.push(format!("{} goto port-{own}", from_pod("==")));
             }
-            Own::NoPods => rules.push(format!("{} counter drop", from_pod("=="))),
+            Own::NoPods => rules.extend([format!("{} counter drop", from_pod("==")), node_ports::rule()]),
         }
         if self.mark != 0 {
             // Pods' connections have the mark of their pod.

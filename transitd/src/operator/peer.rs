@@ -6,14 +6,14 @@ use std::path::Path;
 use thuban_common::tables::EndpointKey;
 use thuban_proto::transit::{DropletMessage, Hello, Nack, Program, Subscribe, droplet_message::Message};
 use tokio::sync::mpsc;
-use tracing::warn;
+use tracing::{error, warn};
 
 use crate::attachments::report::attachment;
 use crate::dataplane::connections::Connections;
 use crate::dataplane::tables::TableError;
 use crate::node::Node;
 use crate::state::service_changes::Changes;
-use crate::{endpoints, metrics};
+use crate::{boot, endpoints, metrics};
 
 /// The stream's outgoing side.
 pub type Outbox = mpsc::UnboundedSender<DropletMessage>;
@@ -28,7 +28,7 @@ pub trait Peer: Send + Sync + 'static {
     /// The outbox leads nowhere any more.
     fn close(&self);
 
-    /// Applies a program but for what takes long; what could not be applied is answered.
+    /// Applies a program but for what takes long, which may block; what could not be applied is answered.
     fn apply(&self, program: Program) -> (Vec<Nack>, Changes);
 
     /// Does the rest of programs that came, which may block; what could not be applied is answered.
@@ -36,6 +36,18 @@ pub trait Peer: Send + Sync + 'static {
 }
 
 impl Node {
+    /// Programs of another layout go, now that the tables of this one are filled.
+    fn take_over(&self) {
+        if let Err(error) = self.links().take_over() {
+            error!(
+                error = &error as &dyn std::error::Error,
+                "programs of another layout could not all be replaced"
+            );
+        }
+        self.state().is_replacing = false;
+        self.announce();
+    }
+
     /// Connections of endpoints that have left go before that is acked.
     fn forget(&self, gone: &HashSet<EndpointKey>) -> Result<(), TableError> {
         if gone.is_empty() {
@@ -68,6 +80,7 @@ impl Peer for Node {
             message: Some(Message::Hello(hello)),
         });
         state.outbox = Some(outbox.clone());
+        state.streams += 1;
     }
 
     fn close(&self) {
@@ -78,14 +91,19 @@ impl Peer for Node {
     fn apply(&self, program: Program) -> (Vec<Nack>, Changes) {
         metrics::receives(&program);
         let is_kept = endpoints::concern(&program);
-        let (nacks, changes) = {
+        let (nacks, changes, endpoints) = {
+            let heard = boot::nanoseconds();
             let mut state = self.state();
-            let applied = state.apply(program);
-            if is_kept {
-                self.endpoints.keep(state.program.locals());
-            }
-            applied
+            let (nacks, changes) = state.apply(program);
+            state.rules.hear(heard);
+            self.askers.publish(state.askers());
+            let endpoints = is_kept.then(|| state.program.locals().cloned().collect::<Vec<_>>());
+            (nacks, changes, endpoints)
         };
+        if let Some(endpoints) = endpoints {
+            self.endpoints.keep(endpoints);
+        }
+        self.askers.keep();
         metrics::refuses(&nacks);
         self.announce();
         (nacks, changes)
@@ -93,10 +111,21 @@ impl Peer for Node {
 
     fn finish(&self, mut changes: Changes) -> Vec<Nack> {
         let gone = std::mem::take(&mut changes.gone);
-        let (nacks, rows) = {
+        let mut nacks = Vec::new();
+        if changes.rules {
+            nacks = self.write_rules();
+            // An ADD may wait for them.
+            self.announce();
+        }
+        let is_first = changes.is_first;
+        let rows = {
             let mut services = self.services();
-            (changes.write(&mut services), services.rows())
+            nacks.extend(changes.write(&mut services));
+            services.rows()
         };
+        if is_first {
+            self.take_over();
+        }
         if let Err(error) = self.forget(&gone) {
             warn!(
                 error = &error as &dyn std::error::Error,

@@ -56,7 +56,7 @@ pub async fn run(
         waker,
     };
     let (result, ()) = tokio::join!(
-        receive(&**peer, &mut client, token, epoch, &sender, receiver, rest),
+        receive(peer, &mut client, token, epoch, &sender, receiver, rest),
         finish(peer, &work, woken, &sender),
     );
     peer.close();
@@ -132,7 +132,7 @@ fn send(sender: &Outbox, messages: impl Iterator<Item = Message>) {
 }
 
 async fn receive(
-    peer: &impl Peer,
+    peer: &Arc<impl Peer>,
     client: &mut TransitClient<Channel>,
     token: MetadataValue<Ascii>,
     epoch: &mut Epoch,
@@ -175,7 +175,10 @@ async fn receive(
             deletes = program.deletes.len(),
             "program received"
         );
-        let (nacks, changes) = peer.apply(program);
+        let applying = Arc::clone(peer);
+        // Others' tasks go on meanwhile, the keepalive among them.
+        let applied = tokio::task::spawn_blocking(move || applying.apply(program)).await;
+        let (nacks, changes) = applied.map_err(|_| SessionError::Interrupted)?;
         send(sender, nacks.into_iter().map(Message::Nack));
         rest.add(ack, changes)?;
     }

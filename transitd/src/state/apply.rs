@@ -1,16 +1,16 @@
 //! Applies programs: where roles are, then deletes, then upserts, then what attachments make of them.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 
 use thuban_proto::transit as proto;
-use thuban_rows::{Direct, InvalidRow, NodeService, Row, RowKey, Service, proto_key};
-use tracing::{error, info, warn};
+use thuban_rows::{Direct, InvalidRow, Row, RowKey, Service, proto_key};
+use tracing::{info, warn};
 
 use super::State;
+use super::rules::Coming;
 use super::service_changes::{Change, Changes};
 use crate::dataplane::contract::{endpoint_key, endpoint_keys, key_of, row_key};
 use crate::dataplane::tables::{TableEntry, TableKey};
-use crate::netfilter::ruleset::Host;
 use crate::program::table_rows;
 use crate::rejection::{Rejection, refusal};
 
@@ -26,8 +26,6 @@ struct Applying {
     changes: Changes,
     /// Those whose attachments' rows may change.
     pods: BTreeSet<String>,
-    /// The rules of the node's own stack may change.
-    changes_rules: bool,
 }
 
 impl Applying {
@@ -41,7 +39,6 @@ impl Applying {
                 ..Changes::default()
             },
             pods: BTreeSet::new(),
-            changes_rules: false,
         }
     }
 
@@ -61,7 +58,7 @@ impl Applying {
 }
 
 impl State {
-    /// Answers a nack for each row not applied, and what is to be written of services.
+    /// Answers a nack for each row not applied, and what is to be done without the state's lock before the ack.
     pub fn apply(&mut self, program: proto::Program) -> (Vec<proto::Nack>, Changes) {
         let is_snapshot = program.snapshot;
         let mut applying = Applying::new(&program);
@@ -73,16 +70,14 @@ impl State {
         let is_served = |(_, row): &Upsert| matches!(row, Row::NodeService(_));
         let served: Vec<_> = rows.extract_if(.., |row| is_served(row)).collect();
         self.upsert_rows(rows, &mut applying);
-        self.upsert_served(served, &mut applying);
-        self.write_rules(is_snapshot || applying.changes_rules);
+        self.await_rules(served, &mut applying);
         let is_first = is_snapshot && !self.synced;
         if is_snapshot {
             self.end_snapshot(is_first, &mut applying);
         }
         self.refresh_pods(&mut applying);
-        if is_first {
-            self.take_over();
-        }
+        applying.changes.rules = self.rules.are_due();
+        applying.changes.is_first = is_first;
         let Applying {
             nacks, mut changes, ..
         } = applying;
@@ -95,7 +90,7 @@ impl State {
     }
 
     /// Upserts and deletes that are valid; what a snapshot doesn't name is deleted.
-    fn read(&self, program: proto::Program, applying: &mut Applying) -> (Vec<Upsert>, Vec<RowKey>) {
+    fn read(&mut self, program: proto::Program, applying: &mut Applying) -> (Vec<Upsert>, Vec<RowKey>) {
         let mut wanted = BTreeSet::new();
         let (mut rows, mut deletes, mut unknown) = (Vec::new(), Vec::new(), 0_usize);
         for row in program.upserts {
@@ -125,8 +120,12 @@ impl State {
         }
         if program.snapshot {
             deletes.extend(self.program.keys().filter(|key| !wanted.contains(*key)).cloned());
+            self.rules.forget(|key| !wanted.contains(key));
         }
-        applying.changes_rules = deletes.iter().any(has_rules) || wanted.iter().any(has_rules);
+        self.rules.forget(|key| deletes.contains(key));
+        if program.snapshot || deletes.iter().any(has_rules) || wanted.iter().any(has_rules) {
+            self.rules.change();
+        }
         (rows, deletes)
     }
 
@@ -153,7 +152,9 @@ impl State {
             if let Some(Row::Local(endpoint)) = self.program.get(&key) {
                 applying.pods.insert(endpoint.pod_uid.clone());
                 applying.changes.gone.extend(endpoint_keys(endpoint));
-                applying.changes_rules |= endpoint.host || self.program.is_led_to(endpoint);
+                if endpoint.host || self.program.is_led_to(endpoint) {
+                    self.rules.change();
+                }
             }
             if let RowKey::Service(vni, address) = key {
                 let change = applying.change(None, None);
@@ -174,8 +175,8 @@ impl State {
                     let change = applying.change(Some(service.clone()), key.clone());
                     applying.changes.rows.insert(key_of(service), change);
                 }
-                Row::Local(endpoint) => {
-                    applying.changes_rules |= endpoint.host || self.program.is_led_to(endpoint);
+                Row::Local(endpoint) if endpoint.host || self.program.is_led_to(endpoint) => {
+                    self.rules.change();
                 }
                 _ => {}
             }
@@ -185,42 +186,26 @@ impl State {
         }
     }
 
-    /// Rules before rows: an untranslated packet would leave, and conntrack would keep it so.
-    fn upsert_served(&mut self, mut served: Vec<Upsert>, applying: &mut Applying) {
-        for (key, message) in self.prepare(&mut served) {
-            let reason = proto::NackReason::Unspecified;
-            applying.refuse(key, Rejection { reason, message });
-        }
+    /// Services that the node is to serve wait for their rules. What needs a view of names that this node has not is refused.
+    fn await_rules(&mut self, served: Vec<Upsert>, applying: &mut Applying) {
         for (key, row) in served {
-            if let Err(rejection) = self.upsert(row, &mut applying.pods) {
-                applying.refuse(key, rejection);
+            let Row::NodeService(service) = row else { continue };
+            if !self.own.has_view_of(&service) {
+                let why = "it is the cluster's DNS by the operator's THUBAN_CLUSTER_DNS, but not by this transitd's";
+                let (reason, message) = (proto::NackReason::Unspecified, why.to_owned());
+                applying.refuse(key, Rejection { reason, message });
+                continue;
             }
+            self.rules.await_rules(Coming {
+                service,
+                key,
+                epoch: applying.epoch,
+                sequence: applying.sequence,
+            });
         }
     }
 
-    /// Writes the rules for services that nodes are to serve, and takes those out that can't be, with the reason.
-    fn prepare(&mut self, coming: &mut Vec<Upsert>) -> Vec<(Option<proto::RowKey>, String)> {
-        let is_blind =
-            |(_, row): &Upsert| served(row).is_some_and(|service| !self.netfilter.has_view_of(service));
-        let blind = coming.extract_if(.., |row| is_blind(row));
-        let why = "it is the cluster's DNS by the operator's THUBAN_CLUSTER_DNS, but not by this transitd's";
-        let mut refused: Vec<_> = blind.map(|(key, _)| (key, why.to_owned())).collect();
-        if coming.is_empty() {
-            return refused;
-        }
-        let services = || coming.iter().filter_map(|(_, row)| served(row));
-        let of = |service: &NodeService| (service.vni, service.address);
-        let keys: HashSet<_> = services().map(of).collect();
-        let staying = self.program.served_by_node();
-        let staying = staying.filter(|service| !keys.contains(&of(service)));
-        let host = Host::of(&self.program);
-        if let Err(error) = self.netfilter.set(services().chain(staying), host) {
-            refused.extend(coming.drain(..).map(|(key, _)| (key, error.to_string())));
-        }
-        refused
-    }
-
-    fn upsert(&mut self, row: Row, pods: &mut BTreeSet<String>) -> Result<(), Rejection> {
+    pub(super) fn upsert(&mut self, row: Row, pods: &mut BTreeSet<String>) -> Result<(), Rejection> {
         let key = row.key();
         if let Row::Local(endpoint) = &row {
             if let Some(address) = self.program.address_taken(endpoint) {
@@ -251,19 +236,6 @@ impl State {
         })
     }
 
-    /// The rules of the node's own stack, if they may have changed, or were not written before.
-    fn write_rules(&mut self, may_have_changed: bool) {
-        if (may_have_changed || !self.netfilter.is_written())
-            && let Err(error) = self.serve()
-        {
-            // What went is still served; the next look tries again.
-            warn!(
-                error = &error as &dyn std::error::Error,
-                "the node's rules could not be written"
-            );
-        }
-    }
-
     /// The tables hold nothing but what the snapshot asks for.
     fn end_snapshot(&mut self, is_first: bool, applying: &mut Applying) {
         self.sweep();
@@ -281,17 +253,11 @@ impl State {
         }
         self.synced = true;
         self.stream = Some(applying.epoch);
-        // Those that went meanwhile are swept now.
-        if let Err(error) = self.protect_port() {
-            warn!(
-                error = &error as &dyn std::error::Error,
-                "the overlay's port could not be protected anew, it is tried again"
-            );
-        }
     }
 
     /// Removes table rows that nobody asks for: after a restart the tables still hold the last program.
     fn sweep(&mut self) {
+        let awaited = self.rules.table_keys();
         let stale: Vec<TableKey> = self
             .tables
             .held()
@@ -301,7 +267,7 @@ impl State {
                     !self.attachments.values().any(|a| a.host_ifindex == *ifindex)
                 }
                 TableKey::Local(key) => !self.attachments.values().any(|a| a.keys().any(|own| own == *key)),
-                other => !self.program.wants(other),
+                other => !self.program.wants(other) && !awaited.contains(other),
             })
             .collect();
         for key in stale {
@@ -330,16 +296,6 @@ impl State {
             }
         }
     }
-
-    /// Programs of another layout go, now that the tables of this one are filled.
-    fn take_over(&mut self) {
-        if let Err(error) = self.links.take_over() {
-            error!(
-                error = &error as &dyn std::error::Error,
-                "programs of another layout could not all be replaced"
-            );
-        }
-    }
 }
 
 /// Whether a row is one of rules of the node's own stack; the service ranges of VPCs are in them.
@@ -348,12 +304,4 @@ fn has_rules(key: &RowKey) -> bool {
         key,
         RowKey::NodeService(..) | RowKey::Exposed(..) | RowKey::Vpc(_) | RowKey::Droplet(_)
     )
-}
-
-/// The service, if the node's own stack serves it.
-fn served(row: &Row) -> Option<&NodeService> {
-    match row {
-        Row::NodeService(service) => Some(service),
-        _ => None,
-    }
 }

@@ -5,26 +5,29 @@
 
 mod apply;
 mod attachment_rows;
+pub mod rules;
 pub mod service_changes;
 pub mod subscriptions;
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
+use thuban_api::identifiers::Vni;
 use thuban_common::tables::{EndpointKey, SUBNET_BOUNCER_HERE};
 use thuban_proto::transit as proto;
-use thuban_rows::{LocalEndpoint, Refused, Row, RowKey};
+use thuban_rows::{LocalEndpoint, Refused, Row, RowKey, Visible};
 use tokio::sync::mpsc;
 use tracing::warn;
 
+use crate::askers::Source;
 use crate::attachments::{Attachment, AttachmentId};
 use crate::dataplane::contract::row_key;
-use crate::dataplane::links::Links;
 use crate::dataplane::quota::Usage;
 use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableEntry, TableError, TableKey, Tables};
-use crate::netfilter::ruleset::Host;
-use crate::netfilter::{Netfilter, NetfilterError};
+use crate::netfilter::ruleset::OwnAddresses;
 use crate::program::{Change, Program};
+use rules::Rules;
 use subscriptions::Subscriptions;
 
 #[derive(Debug)]
@@ -38,15 +41,23 @@ pub struct State {
     pub connections_held: usize,
     /// Services that those connections lead to.
     pub services_in_use: HashSet<EndpointKey>,
-    pub links: Links,
-    pub netfilter: Netfilter,
+    pub own: OwnAddresses,
+    pub rules: Rules,
+    /// Programs of another layout are in place until the tables of this one are filled.
+    pub is_replacing: bool,
     pub attachments: BTreeMap<AttachmentId, Attachment>,
     pub subscriptions: Subscriptions,
     pub outbox: Option<mpsc::UnboundedSender<proto::DropletMessage>>,
     /// The operator's epoch, while its stream is open and has sent a snapshot.
     pub stream: Option<u64>,
+    /// Counts streams.
+    pub streams: u64,
+    /// When the operator was heard of last by this boot's clock, with everything that it had said by then in the rules.
+    pub heard: Option<u64>,
     /// The first snapshot since this start is applied.
     pub synced: bool,
+    /// What VPCs saw of names before it.
+    pub visible_before: HashMap<u32, Arc<Visible>>,
 }
 
 /// Why a pod cannot be wired yet, or ever.
@@ -62,8 +73,7 @@ impl State {
         tables: Tables,
         services: &Services,
         marks: Marks,
-        links: Links,
-        netfilter: Netfilter,
+        own: OwnAddresses,
         attachments: BTreeMap<AttachmentId, Attachment>,
     ) -> Self {
         let direct = tables.held().filter_map(|(key, _)| {
@@ -94,13 +104,17 @@ impl State {
             services_rows: services.rows(),
             connections_held: 0,
             services_in_use: HashSet::new(),
-            links,
-            netfilter,
+            own,
+            rules: Rules::default(),
+            is_replacing: false,
             attachments,
             subscriptions,
             outbox: None,
             stream: None,
+            streams: 0,
+            heard: None,
             synced: false,
+            visible_before: HashMap::new(),
         }
     }
 
@@ -122,6 +136,31 @@ impl State {
         }
     }
 
+    /// Who may ask the cluster's DNS by this node's view. An attachment that is fenced may have an address that another one
+    /// has by now.
+    pub fn askers(&self) -> Source {
+        let mut source = Source::default();
+        for attachment in self.attachments.values() {
+            let key = TableKey::Attachment(attachment.host_ifindex);
+            if self.tables.get(&key).is_none() {
+                continue;
+            }
+            let vpc = attachment.vni;
+            let visible = if self.synced {
+                Vni::new(vpc).and_then(|vni| self.program.visible(vni))
+            } else {
+                self.visible_before.get(&vpc)
+            };
+            if let Some(visible) = visible {
+                source.visible.insert(vpc, Arc::clone(visible));
+                source
+                    .vpcs
+                    .extend(attachment.addresses().map(|address| (address, vpc)));
+            }
+        }
+        source
+    }
+
     pub fn readiness(&self, pod_uid: &str) -> Readiness {
         if let Some(Row::Refused(Refused { reason, message, .. })) =
             self.program.get(&RowKey::Refused(pod_uid.to_owned()))
@@ -131,12 +170,12 @@ impl State {
                 message: message.clone(),
             };
         }
-        if self.links.is_replacing() {
+        if self.is_replacing {
             return Readiness::NotYet(
                 "programs of another layout are in place until the operator's rows are here",
             );
         }
-        if self.synced && !self.netfilter.is_written() {
+        if self.synced && !self.rules.are_written {
             // They may lead to an endpoint that had the address before.
             return Readiness::NotYet("the node's nftables rules could not be written, see transitd's log");
         }
@@ -146,36 +185,6 @@ impl State {
             None if self.outbox.is_none() => Readiness::NotYet("this droplet has no stream to the operator"),
             None => Readiness::NotYet("the operator has not sent an endpoint for this pod"),
         }
-    }
-
-    /// Brings the rules of the node's own stack in line with the program.
-    pub fn serve(&mut self) -> Result<(), NetfilterError> {
-        self.protect_port()?;
-        self.netfilter
-            .set(self.program.served_by_node(), Host::of(&self.program))
-    }
-
-    /// Bounds the connections that pods have by the node's own stack.
-    pub fn limit_pods(&mut self) -> Result<(), NetfilterError> {
-        let pods = self
-            .attachments
-            .values()
-            .filter(|attachment| !attachment.is_host());
-        let pods = pods.map(|attachment| (attachment.host_ifindex, attachment.vni));
-        self.netfilter.limit(pods.collect())
-    }
-
-    /// Keeps others from the overlay's port, at the droplets that the tables have: an earlier transitd's too, until the first
-    /// snapshot.
-    pub fn protect_port(&mut self) -> Result<(), NetfilterError> {
-        if self.synced {
-            return self.netfilter.protect_port(self.program.droplets(), true);
-        }
-        let held = self.tables.held().filter_map(|(key, _)| match key {
-            TableKey::Droplet(address) => Some((*address).into()),
-            _ => None,
-        });
-        self.netfilter.protect_port(held, false)
     }
 
     fn write(&mut self, changes: Vec<Change>) -> Result<(), TableError> {

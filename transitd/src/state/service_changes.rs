@@ -1,5 +1,5 @@
-//! What programs change of services, written beside the state's lock: a large service takes a while, and no ADD and no
-//! other row waits for it.
+//! What programs leave to be done beside the state's lock: a large service and nft take a while, and no ADD and no other
+//! row waits for it.
 //!
 //! Invariant: of a service that changes faster than it is written only the last row is, and nothing is acked before it, or
 //! what came in its place, is.
@@ -22,6 +22,10 @@ pub struct Changes {
     pub rows: HashMap<EndpointKey, Change>,
     /// Endpoints that have left: nothing may be remembered of them when their addresses are used again.
     pub gone: HashSet<EndpointKey>,
+    /// Rules of the node's own stack are due.
+    pub rules: bool,
+    /// With the first snapshot since this start.
+    pub is_first: bool,
 }
 
 /// What becomes of a service.
@@ -37,7 +41,14 @@ pub struct Change {
 
 impl Changes {
     pub fn is_empty(&self) -> bool {
-        !self.is_all && self.rows.is_empty() && self.gone.is_empty()
+        let Self {
+            is_all,
+            rows,
+            gone,
+            rules,
+            is_first,
+        } = self;
+        !is_all && !rules && !is_first && rows.is_empty() && gone.is_empty()
     }
 
     /// Both, the later in the place of the earlier.
@@ -48,6 +59,8 @@ impl Changes {
         }
         self.rows.extend(later.rows);
         self.gone.extend(later.gone);
+        self.rules |= later.rules;
+        self.is_first |= later.is_first;
     }
 
     /// Writes them; what goes makes room for what comes, and for what waits. Answers a nack for each row not written.
@@ -101,7 +114,12 @@ mod tests {
         let rows = keys.iter().map(|last| (key(*last), change()));
         let rows = rows.collect();
         let gone = keys.iter().map(|last| key(last + 100)).collect();
-        Changes { is_all, rows, gone }
+        Changes {
+            is_all,
+            rows,
+            gone,
+            ..Changes::default()
+        }
     }
 
     #[test]

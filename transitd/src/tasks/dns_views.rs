@@ -1,83 +1,58 @@
-//! Which view a source address has: that of the VPC whose endpoint on this node has the address.
+//! Answers queries of pods for the cluster's DNS, each by the view of its VPC.
+//!
+//! On threads of its own, begun before anything of the start that may take time: nothing that the daemon does or waits for
+//! holds up an answer.
 
-use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
-use thuban_api::identifiers::Vni;
 use thuban_common::tables::HOST_SOURCE;
-use thuban_rows::Visible;
 use tracing::{info, warn};
 
-use crate::dataplane::tables::TableKey;
-use crate::dns::{Asker, DNS_PORT, Domain, Server, Settings, View, Views};
-use crate::node::Node;
+use crate::askers::Askers;
+use crate::dns::{DNS_PORT, Server, Settings, Views};
 
-/// The port may be somebody else's.
-const BIND_RETRY: Duration = Duration::from_secs(5);
+const THREADS: usize = 2;
+/// The address may not be there yet, and the port still be a predecessor's.
+const BIND_RETRY: Duration = Duration::from_millis(50);
+/// Tries until it is said, and until it is said again.
+const TRIES_TO_WARN: u32 = 100;
 
-/// A view, and what it was made of.
-type Made = (Arc<Visible>, Arc<View>);
-
-/// Of a node's attachments. Views are made once for each change of what a VPC sees.
-struct NodeViews {
-    node: Arc<Node>,
-    domain: Domain,
-    made: Mutex<HashMap<u32, Made>>,
+/// Runs until the process ends.
+pub fn start(askers: Arc<Askers>, cluster_dns: Ipv4Addr) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .thread_name("dns")
+        .enable_all()
+        .build()?;
+    let serve = move || runtime.block_on(run(askers, cluster_dns));
+    thread::Builder::new().name("dns".into()).spawn(serve)?;
+    Ok(())
 }
 
-impl Views for NodeViews {
-    fn of(&self, source: IpAddr) -> Option<Asker> {
-        let (vpc, visible) = {
-            let state = self.node.state();
-            let vpc = state.attachments.values().find_map(|attachment| {
-                // One that is fenced may have an address that another one has by now.
-                let key = TableKey::Attachment(attachment.host_ifindex);
-                let has_it = attachment.addresses().any(|address| address == source);
-                (has_it && state.tables.get(&key).is_some()).then_some(attachment.vni)
-            })?;
-            (vpc, Arc::clone(state.program.visible(Vni::new(vpc)?)?))
-        };
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        match made.get(&vpc) {
-            Some((of, view)) if Arc::ptr_eq(of, &visible) => Some(Asker {
-                vpc,
-                view: Arc::clone(view),
-            }),
-            _ => {
-                let view = Arc::new(View::new(self.domain.clone(), (*visible).clone()));
-                made.retain(|_, (of, _)| Arc::strong_count(of) > 1);
-                made.insert(vpc, (visible, Arc::clone(&view)));
-                Some(Asker { vpc, view })
-            }
-        }
-    }
-}
-
-/// Answers pods' queries for the cluster's DNS, if the installation names it. Runs until the daemon ends.
-pub async fn run(node: Arc<Node>) {
-    let settings = &node.settings;
-    let Some(cluster_dns) = settings.cluster_dns else {
-        info!("THUBAN_CLUSTER_DNS is not set: only the VPC that nodes are in has the cluster's DNS");
-        return;
-    };
+async fn run(askers: Arc<Askers>, cluster_dns: Ipv4Addr) {
     let address = SocketAddr::from((HOST_SOURCE, DNS_PORT));
+    let mut tries = 0;
     loop {
-        let views = NodeViews {
-            node: Arc::clone(&node),
-            domain: settings.cluster_domain.clone(),
-            made: Mutex::default(),
-        };
-        match Server::bind(Settings::new(address, (cluster_dns, 53).into()), views).await {
+        let settings = Settings::new(address, (cluster_dns, 53).into());
+        let known = Arc::clone(&askers);
+        match Server::bind(settings, move |source| known.of(source)).await {
             Ok(server) => {
                 info!(%cluster_dns, "answers queries of VPCs that share the cluster's DNS");
                 return server.serve(std::future::pending()).await;
             }
-            Err(error) => warn!(
-                error = &error as &dyn std::error::Error,
-                "pods of other VPCs than the nodes' have no DNS, it is tried again"
-            ),
+            Err(error) => {
+                tries += 1;
+                if tries % TRIES_TO_WARN == 0 {
+                    warn!(
+                        error = &error as &dyn std::error::Error,
+                        "pods of other VPCs than the nodes' have no DNS, it is tried again"
+                    );
+                }
+            }
         }
         tokio::time::sleep(BIND_RETRY).await;
     }

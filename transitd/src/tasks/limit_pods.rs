@@ -11,7 +11,7 @@ pub async fn run(node: Arc<Node>) {
     loop {
         node.attached.notified().await;
         let node = Arc::clone(&node);
-        let limited = tokio::task::spawn_blocking(move || node.state().limit_pods()).await;
+        let limited = tokio::task::spawn_blocking(move || node.limit_pods()).await;
         if let Ok(Err(error)) = limited {
             // The next change of an attachment, or the next look at the tables, tries again.
             warn!(

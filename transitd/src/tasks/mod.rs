@@ -7,6 +7,7 @@ pub mod expire_connections;
 pub mod health_checks;
 pub mod host_endpoint;
 pub mod limit_pods;
+pub mod node_port_lease;
 pub mod reclaim;
 pub mod register;
 pub mod report_loads;

@@ -5,11 +5,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use thuban_common::host_stack::{NFT_LIMITS_TABLE, NFT_OVERLAY_TABLE, NFT_TABLE};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::warn;
 
-use crate::netfilter::{self, watch};
+use crate::netfilter::watch;
 use crate::node::Node;
 
 /// Changes come in crowds, our own among them.
@@ -34,48 +33,13 @@ pub async fn run(node: Arc<Node>) {
             _ = scan.tick() => {}
             () = changes.notified() => sleep(CHANGE_DELAY).await,
         }
-        restore(&node).await;
-        sleep(MIN_LOOK_INTERVAL).await;
-    }
-}
-
-async fn restore(node: &Node) {
-    let program = node.state().netfilter.program().to_owned();
-    let tables = [NFT_TABLE, NFT_OVERLAY_TABLE, NFT_LIMITS_TABLE];
-    let look = move || tables.map(|table| netfilter::is_there(&program, table));
-    let Ok([has_rules, has_overlay_port, has_limits]) = tokio::task::spawn_blocking(look).await else {
-        return;
-    };
-    let mut state = node.state();
-    if !has_overlay_port {
-        warn!(
-            table = NFT_OVERLAY_TABLE,
-            "a table of nftables is gone, it is made again"
-        );
-        state.netfilter.doubt_overlay_port();
-    }
-    if !has_limits {
-        warn!(
-            table = NFT_LIMITS_TABLE,
-            "a table of nftables is gone, it is made again"
-        );
-        state.netfilter.doubt_limits();
-    }
-    let written = state.protect_port().and(state.limit_pods());
-    // Before the first snapshot nobody knows what is to be in the other one.
-    let written = if !state.synced || has_rules && state.netfilter.is_written() {
-        written
-    } else {
-        if !has_rules {
-            warn!(table = NFT_TABLE, "a table of nftables is gone, it is made again");
+        let node = Arc::clone(&node);
+        if tokio::task::spawn_blocking(move || node.restore_rules())
+            .await
+            .is_err()
+        {
+            return;
         }
-        state.netfilter.doubt();
-        written.and_then(|()| state.serve())
-    };
-    if let Err(error) = written {
-        warn!(
-            error = &error as &dyn std::error::Error,
-            "the node's rules could not be written, it is tried again"
-        );
+        sleep(MIN_LOOK_INTERVAL).await;
     }
 }

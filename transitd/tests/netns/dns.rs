@@ -1,22 +1,24 @@
 //! The cluster's DNS of tenants' pods, at their node.
 
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{ServicePort, ServiceRow};
 
-use crate::rig::{NODE, Rig, base_rows, in_namespace, local};
+use crate::operator::IN_THE_END;
+use crate::rig::{NODE, Rig, base_rows, eventually, in_namespace, local};
 
 const DNS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 /// What one may ask at once after a rest.
 const BURST: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// p1 and p3 are of VPC 7, which shares the cluster's DNS.
-fn rig() -> Rig {
+/// p1, p3 and p4 are of VPC 7, which shares the cluster's DNS.
+pub fn prepare() -> Rig {
     let mut rows = base_rows();
     for row in &mut rows {
         if let Row::Vpc(vpc) = row {
@@ -35,9 +37,14 @@ fn rig() -> Rig {
         inside: true,
         names: true,
     }));
-    rows.extend([local(7, "p1", 5), local(7, "p3", 7)]);
+    rows.extend([local(7, "p1", 5), local(7, "p3", 7), local(7, "p4", 8)]);
     let mut rig = Rig::prepare(rows);
     rig.environment = vec![("THUBAN_CLUSTER_DNS".into(), DNS.to_string())];
+    rig
+}
+
+/// With p1 and p3.
+pub fn start(rig: &mut Rig) {
     rig.start();
     rig.operator.wait_for_ack();
     rig.on_node(&format!(
@@ -47,10 +54,15 @@ fn rig() -> Rig {
     for pod in ["p1", "p3"] {
         rig.add_pod(pod);
     }
+}
+
+fn rig() -> Rig {
+    let mut rig = prepare();
+    start(&mut rig);
     rig
 }
 
-fn socket(rig: &Rig, pod: &str) -> UdpSocket {
+pub fn socket(rig: &Rig, pod: &str) -> UdpSocket {
     let socket = in_namespace(&format!("{}-{pod}", rig.name), || {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         socket.connect((DNS, 53)).unwrap();
@@ -72,7 +84,7 @@ fn query() -> Vec<u8> {
 }
 
 /// Whether it is told that there is no such name.
-fn asks(socket: &UdpSocket) -> bool {
+pub fn asks(socket: &UdpSocket) -> bool {
     let mut answer = [0; 512];
     socket.send(&query()).unwrap();
     matches!(socket.recv(&mut answer), Ok(length) if length > 12 && answer[3] & 0xf == 3)
@@ -114,4 +126,45 @@ fn a_pod_that_asks_without_end_takes_its_own_share_of_dns_alone() {
     assert!(dropped(&rig) > sent / 2, "{} of {sent}", dropped(&rig));
     // In the burst the socket may be full for a moment.
     assert!(answered > 90, "{answered} of 100");
+}
+
+/// The operator's answers don't come any more.
+pub fn cut_off(rig: &Rig) {
+    let (_, port) = rig.operator.address.rsplit_once(':').unwrap();
+    rig.on_node(&format!(
+        "nft add table ip cut && nft 'add chain ip cut out {{ type filter hook output priority -300; }}' \
+         && nft add rule ip cut out tcp dport {port} drop"
+    ));
+}
+
+#[test]
+fn tenants_have_dns_soon_after_a_crash_and_without_the_operator() {
+    let mut rig = rig();
+    let pod = socket(&rig, "p1");
+    eventually("DNS", || asks(&pod));
+    cut_off(&rig);
+    let mut gaps = Vec::new();
+    for _ in 0..5 {
+        rig.kill();
+        let killed = Instant::now();
+        // While nobody listens a query is lost without a word, and is asked again: an error would end the resolver's patience.
+        pod.send(&query()).unwrap();
+        pod.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let heard = pod.recv(&mut [0; 512]).map_err(|error| error.kind());
+        assert_eq!(heard, Err(ErrorKind::WouldBlock));
+        rig.start();
+        pod.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+        while !asks(&pod) {
+            assert!(killed.elapsed() < IN_THE_END, "{}", rig.log());
+        }
+        gaps.push(killed.elapsed());
+        assert!(
+            rig.operator.hellos().is_empty(),
+            "the operator has not been asked"
+        );
+    }
+    gaps.sort_unstable();
+    println!("DNS of tenants is away for {gaps:?}, 50 ms of them before the start");
+    // A resolver of libc asks again after 5 s.
+    assert!(gaps[gaps.len() / 2] < Duration::from_secs(5), "{gaps:?}");
 }

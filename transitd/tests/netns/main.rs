@@ -25,6 +25,8 @@ mod loads;
 mod lost_dels;
 mod metrics;
 mod moves;
+mod nft_hangs;
+mod node_port_lease;
 mod overlay_port;
 mod plugin;
 mod policies;

@@ -24,11 +24,11 @@ const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 9);
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
 const SECOND: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 6);
 /// Of VPC 8.
-const TENANTS: Ipv4Addr = Ipv4Addr::new(10, 8, 1, 7);
+pub const TENANTS: Ipv4Addr = Ipv4Addr::new(10, 8, 1, 7);
 /// Beside the node.
-const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+pub const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// Farther away.
-const STRANGER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
+pub const STRANGER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 
 fn bytes(address: Ipv4Addr) -> Vec<u8> {
     address.to_ipv6_mapped().octets().to_vec()
@@ -64,7 +64,7 @@ fn exposed(vni: u32, by: &[Ipv4Addr]) -> Row {
 }
 
 /// The same port of VPC 8, for backends of all nodes: of these droplets too, if it is a tenant's.
-fn exposed_everywhere(by: &[Ipv4Addr], peers: &[Ipv4Addr]) -> Row {
+pub fn exposed_everywhere(by: &[Ipv4Addr], peers: &[Ipv4Addr]) -> Row {
     let Row::Exposed(mut row) = exposed(8, by) else {
         panic!("an exposed row")
     };
@@ -115,6 +115,11 @@ fn tenants(vni: u32, uid: &str) -> Row {
 
 /// Nodes are in VPC 7, p1 and p2 too; p3 is VPC 8's, whose range is its own. VPC 9 is as 8.
 fn rig() -> Rig {
+    rig_with(vec![])
+}
+
+/// The same, with flags of the daemon.
+pub fn rig_with(flags: Vec<String>) -> Rig {
     let mut rows = Vec::new();
     for row in base_rows() {
         match row {
@@ -147,7 +152,10 @@ fn rig() -> Rig {
     };
     rows.push(Row::Local(LocalRow { host: true, ..host }));
     rows.extend([local(7, "p1", 5), local(7, "p2", 6), tenants(8, "p3")]);
-    let mut rig = Rig::new(rows);
+    let mut rig = Rig::prepare(rows);
+    rig.flags = flags;
+    rig.start();
+    rig.operator.wait_for_ack();
     for pod in ["p1", "p2", "p3"] {
         rig.add_pod(pod);
     }
@@ -161,7 +169,7 @@ fn rig() -> Rig {
     rig
 }
 
-fn pod(rig: &Rig, name: &str) -> String {
+pub fn pod(rig: &Rig, name: &str) -> String {
     format!("{}-{name}", rig.name)
 }
 

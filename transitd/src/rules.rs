@@ -1,0 +1,140 @@
+//! Brings the node's nftables in line with the state.
+//!
+//! Invariant: who writes holds the lock of netfilter, for as long as nft takes, and of the state no more than for a look:
+//! nobody waits for nft but who needs its rules. What changes meanwhile is written by the next who comes, all at once.
+
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use thuban_common::host_stack::{NFT_LIMITS_TABLE, NFT_OVERLAY_TABLE, NFT_TABLE};
+use thuban_proto::transit as proto;
+use tracing::warn;
+
+use crate::netfilter::{self, Netfilter, NetfilterError};
+use crate::node::Node;
+
+/// Of the lease of tenants' ports: any.
+const LEAST_RENEWAL: Duration = Duration::from_nanos(1);
+
+impl Node {
+    /// Writes what is due, and applies the rows that waited for it. Answers a nack for each row whose rules could not be
+    /// written. Blocks.
+    pub fn write_rules(&self) -> Vec<proto::Nack> {
+        self.write(self.netfilter());
+        self.state().rules.take_nacks()
+    }
+
+    /// Bounds the connections that pods have by the node's own stack. Blocks.
+    pub fn limit_pods(&self) -> Result<(), NetfilterError> {
+        let mut netfilter = self.netfilter();
+        let pods = self.state().limited_pods();
+        netfilter.limit(pods)
+    }
+
+    /// Makes tables again that somebody took away, and what could not be written before. Blocks.
+    pub fn restore_rules(&self) {
+        let tables = [NFT_TABLE, NFT_OVERLAY_TABLE, NFT_LIMITS_TABLE];
+        let are_there = tables.map(|table| netfilter::is_there(&self.settings.nft, table));
+        let gone = || tables.iter().zip(are_there).filter(|(_, is_there)| !is_there);
+        for (table, _) in gone() {
+            warn!(table, "a table of nftables is gone, it is made again");
+        }
+        let mut netfilter = self.netfilter();
+        let [has_rules, has_overlay_port, has_limits] = are_there;
+        if !has_overlay_port {
+            netfilter.doubt_overlay_port();
+        }
+        if !has_limits {
+            netfilter.doubt_limits();
+        }
+        let pods = self.state().limited_pods();
+        failed(&netfilter.limit(pods));
+        let (droplets, are_all) = self.state().droplets_to_protect();
+        // Before the first snapshot nobody knows what is to be in the other one.
+        if !are_all {
+            failed(&netfilter.protect_port(droplets, are_all));
+            return;
+        }
+        if !has_rules {
+            netfilter.doubt();
+        }
+        if has_rules && has_overlay_port && self.state().rules.are_written {
+            return;
+        }
+        self.state().rules.are_written = false;
+        self.write(netfilter);
+        self.announce();
+    }
+
+    fn write(&self, mut netfilter: MutexGuard<Netfilter>) {
+        let (wanted, (droplets, are_all)) = {
+            let mut state = self.state();
+            (state.wanted_rules(), state.droplets_to_protect())
+        };
+        let is_protected = !failed(&netfilter.protect_port(droplets, are_all));
+        let heard = wanted.heard;
+        let until = self.lease_until(heard);
+        let mut written = netfilter.set(wanted.text, until);
+        if let Err(error) = &written
+            && !wanted.awaited.is_empty()
+        {
+            let others = {
+                let mut state = self.state();
+                state.refuse(&wanted.awaited, error);
+                state.wanted_rules()
+            };
+            written = netfilter.set(others.text, until);
+            if written.is_ok() {
+                self.state().admit(&others.awaited);
+            }
+        } else if written.is_ok() {
+            self.state().admit(&wanted.awaited);
+        }
+        // What went is still served; the next look tries again.
+        // Rules may be the same as long ago.
+        let step = self.node_port_lease() / 2;
+        let is_written = !failed(&written.and_then(|()| netfilter.renew(until, step)));
+        let mut state = self.state();
+        state.rules.are_written = is_protected && is_written;
+        if is_written {
+            state.heard = state.heard.max(heard);
+        }
+    }
+
+    /// The operator was heard at that time of this boot, none: not since the last look. Makes the lease of tenants' ports longer,
+    /// or ends it. Blocks.
+    pub fn renew_lease(&self, heard: Option<u64>) {
+        let mut netfilter = self.netfilter();
+        let heard = {
+            let mut state = self.state();
+            // Of what it said nothing is on its way.
+            if !state.rules.are_due() {
+                state.heard = state.heard.max(heard);
+            }
+            state.heard
+        };
+        if heard.is_some() {
+            failed(&netfilter.renew(self.lease_until(heard), LEAST_RENEWAL));
+            self.contact.keep(heard);
+        }
+    }
+
+    pub fn node_port_lease(&self) -> Duration {
+        Duration::from_secs(self.settings.node_port_lease)
+    }
+
+    fn lease_until(&self, heard: Option<u64>) -> u64 {
+        let lease = self.node_port_lease().as_nanos() as u64;
+        heard.map_or(0, |heard| heard.saturating_add(lease))
+    }
+}
+
+fn failed(written: &Result<(), NetfilterError>) -> bool {
+    if let Err(error) = written {
+        warn!(
+            error = error as &dyn std::error::Error,
+            "the node's rules could not be written, it is tried again"
+        );
+    }
+    written.is_err()
+}

@@ -1,0 +1,179 @@
+//! What the rules of the node's own stack are to be, and which rows wait for them. Whoever writes them waits for nft without
+//! the state's lock ([`crate::rules`]).
+//!
+//! Invariant: rules before rows: of a service that the node serves an untranslated packet would leave, and conntrack would
+//! keep it so. Nothing of such a row is in the tables before its rules are in force.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::Ipv4Addr;
+
+use thuban_proto::transit as proto;
+use thuban_rows::{NodeService, Row, RowKey};
+
+use super::State;
+use crate::dataplane::tables::TableKey;
+use crate::netfilter::NetfilterError;
+use crate::netfilter::limits::PodVpcs;
+use crate::netfilter::ruleset::{Host, ruleset};
+use crate::program::table_rows;
+use crate::rejection::{Rejection, refusal};
+
+/// Where the kernel's rules are against the program.
+#[derive(Debug, Default)]
+pub struct Rules {
+    /// Services whose rows wait for rules.
+    coming: BTreeMap<RowKey, Coming>,
+    /// The program is another one than rules were last made of.
+    changed: bool,
+    /// The kernel has what was last asked for, as far as it is known.
+    pub are_written: bool,
+    /// Of rows that waited, not told yet.
+    nacks: Vec<proto::Nack>,
+    /// When the program came, by this boot's clock.
+    said: Option<u64>,
+}
+
+/// A row that waits for its rules.
+#[derive(Debug)]
+pub struct Coming {
+    pub service: NodeService,
+    /// To refuse it by.
+    pub key: Option<proto::RowKey>,
+    pub epoch: u64,
+    pub sequence: u64,
+}
+
+impl Coming {
+    /// Another row in its place has another one.
+    fn version(&self) -> (u64, u64) {
+        (self.epoch, self.sequence)
+    }
+
+    fn refusal(self, rejection: Rejection) -> proto::Nack {
+        refusal(self.epoch, self.sequence, self.key, rejection)
+    }
+}
+
+/// Everything of table `inet thuban`, and the rows that wait for it, each with its version.
+#[derive(Debug)]
+pub struct Wanted {
+    pub text: String,
+    /// When the operator was heard that said so.
+    pub heard: Option<u64>,
+    pub awaited: Vec<(RowKey, (u64, u64))>,
+}
+
+impl Rules {
+    pub fn change(&mut self) {
+        self.changed = true;
+    }
+
+    /// A program came.
+    pub fn hear(&mut self, now: u64) {
+        self.said = Some(now);
+    }
+
+    /// Whether there is something to write, or to try again.
+    pub fn are_due(&self) -> bool {
+        self.changed || !self.are_written || !self.coming.is_empty()
+    }
+
+    pub fn await_rules(&mut self, row: Coming) {
+        let key = RowKey::NodeService(row.service.vni, row.service.address);
+        self.coming.insert(key, row);
+    }
+
+    /// A row that goes, or that a snapshot doesn't name.
+    pub fn forget(&mut self, is_gone: impl Fn(&RowKey) -> bool) {
+        self.coming.retain(|key, _| !is_gone(key));
+    }
+
+    /// What the rows that wait ask of the tables, where earlier ones of them may be.
+    pub fn table_keys(&self) -> HashSet<TableKey> {
+        let rows = self.coming.values().flat_map(|row| {
+            let row = Row::NodeService(row.service.clone());
+            table_rows(&row)
+        });
+        rows.map(|(key, _)| key).collect()
+    }
+
+    /// Nacks of rows that waited, whoever wrote the rules.
+    pub fn take_nacks(&mut self) -> Vec<proto::Nack> {
+        std::mem::take(&mut self.nacks)
+    }
+
+    fn take(&mut self, awaited: &[(RowKey, (u64, u64))]) -> Vec<Coming> {
+        let is_same = |coming: &Coming, version| coming.version() == version;
+        let taken = awaited.iter().filter_map(|(key, version)| {
+            let same = self.coming.get(key).is_some_and(|row| is_same(row, *version));
+            same.then(|| self.coming.remove(key))?
+        });
+        taken.collect()
+    }
+}
+
+impl State {
+    /// What table `inet thuban` is to be now. Changes that come later are due again.
+    pub fn wanted_rules(&mut self) -> Wanted {
+        self.rules.changed = false;
+        let coming = &self.rules.coming;
+        let key = |service: &NodeService| RowKey::NodeService(service.vni, service.address);
+        let staying = self.program.served_by_node();
+        let staying = staying.filter(|service| !coming.contains_key(&key(service)));
+        let services = coming.values().map(|row| &row.service).chain(staying);
+        let host = Host::of(&self.program, self.own.underlay);
+        Wanted {
+            text: ruleset(services, &host, self.own),
+            heard: self.rules.said.max(self.heard),
+            awaited: coming
+                .iter()
+                .map(|(key, row)| (key.clone(), row.version()))
+                .collect(),
+        }
+    }
+
+    /// Applies rows whose rules are in force, if they can be.
+    pub fn admit(&mut self, awaited: &[(RowKey, (u64, u64))]) {
+        for row in self.rules.take(awaited) {
+            let applied = self.upsert(Row::NodeService(row.service.clone()), &mut BTreeSet::new());
+            if let Err(rejection) = applied {
+                self.rules.changed = true;
+                self.rules.nacks.push(row.refusal(rejection));
+            }
+        }
+    }
+
+    /// Refuses rows whose rules could not be written.
+    pub fn refuse(&mut self, awaited: &[(RowKey, (u64, u64))], error: &NetfilterError) {
+        for row in self.rules.take(awaited) {
+            let rejection = Rejection {
+                reason: proto::NackReason::Unspecified,
+                message: error.to_string(),
+            };
+            self.rules.nacks.push(row.refusal(rejection));
+        }
+    }
+
+    /// Droplets that others are to be kept from, and whether they are all: until the first snapshot those of the tables count,
+    /// which an earlier transitd had.
+    pub fn droplets_to_protect(&self) -> (BTreeSet<Ipv4Addr>, bool) {
+        if self.synced {
+            return (self.program.droplets().collect(), true);
+        }
+        let held = self.tables.held().filter_map(|(key, _)| match key {
+            TableKey::Droplet(address) => Some((*address).into()),
+            _ => None,
+        });
+        (held.collect(), false)
+    }
+
+    /// Pods whose connections by the node's own stack are bounded.
+    pub fn limited_pods(&self) -> PodVpcs {
+        let pods = self
+            .attachments
+            .values()
+            .filter(|attachment| !attachment.is_host());
+        pods.map(|attachment| (attachment.host_ifindex, attachment.vni))
+            .collect()
+    }
+}

@@ -1,0 +1,110 @@
+//! nft that takes its time: nobody waits for it but who needs its rules.
+
+use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use thuban_proto::transit::droplet_message::Message;
+use thuban_proto::transit::row::Row;
+use thuban_proto::transit::{ExposedPort, ExposedRow, ServiceBackend};
+
+use crate::dns::{asks, prepare, socket, start};
+use crate::rig::{Rig, eventually, local, mapped};
+
+const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 20);
+
+/// NodePort 30080 to p1.
+fn exposed() -> Row {
+    Row::Exposed(ExposedRow {
+        vni: 7,
+        address: SERVICE.to_ipv6_mapped().octets().to_vec(),
+        ports: vec![ExposedPort {
+            protocol: 6,
+            port: 80,
+            node_port: 30080,
+            local: true,
+            backends: vec![ServiceBackend {
+                address: mapped(5),
+                port: 8080,
+            }],
+            ..ExposedPort::default()
+        }],
+        service: "ns/web".into(),
+        ..ExposedRow::default()
+    })
+}
+
+/// An nft that waits for as long as the file `hang` is there, and says by the file `hangs` that it does.
+struct Nft {
+    directory: PathBuf,
+}
+
+impl Nft {
+    fn new(rig: &mut Rig) -> Self {
+        let directory = rig.directory.clone();
+        let (program, at) = (directory.join("nft"), directory.display());
+        let script = format!(
+            "#!/bin/sh\nif [ \"$1\" = -f ]; then while [ -e {at}/hang ]; do touch {at}/hangs; sleep 0.05; done; fi\n\
+             exec nft \"$@\"\n"
+        );
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let program = program.display().to_string();
+        rig.environment.push(("THUBAN_NFT".into(), program));
+        Self { directory }
+    }
+
+    fn hang(&self) {
+        std::fs::write(self.directory.join("hang"), "").unwrap();
+    }
+
+    fn hangs(&self) -> bool {
+        self.directory.join("hangs").exists()
+    }
+
+    fn go_on(&self) {
+        std::fs::remove_file(self.directory.join("hang")).unwrap();
+    }
+}
+
+impl Drop for Nft {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.directory.join("hang"));
+    }
+}
+
+#[test]
+fn while_nft_hangs_dns_adds_and_the_stream_go_on_and_the_ack_waits() {
+    let mut rig = prepare();
+    let nft = Nft::new(&mut rig);
+    start(&mut rig);
+    let pod = socket(&rig, "p3");
+    eventually("DNS", || asks(&pod));
+    nft.hang();
+    let sequence = rig.operator.push(vec![exposed()], vec![]);
+    eventually("nft hangs", || nft.hangs());
+    eventually("DNS while nft hangs", || asks(&pod));
+    // A pod whose rows were there before, and one whose rows come meanwhile.
+    rig.add_pod("p4");
+    let later = rig.operator.push(vec![local(7, "p5", 9)], vec![]);
+    rig.add_pod("p5");
+    assert!(rig.ping("p5", "10.0.1.8"));
+    // Longer than the stream's keepalive takes to give up.
+    std::thread::sleep(std::time::Duration::from_secs(7));
+    let acks = |from| {
+        rig.operator
+            .count(move |message| matches!(message, Message::Ack(ack) if ack.sequence >= from))
+    };
+    assert_eq!(acks(sequence), 0, "its rules are not in force");
+    assert_eq!(rig.operator.hellos().len(), 1, "the stream is the first one");
+    let pod = socket(&rig, "p4");
+    eventually("a new pod's DNS", || asks(&pod));
+    nft.go_on();
+    rig.operator.wait_for_ack_of(later);
+    assert!(
+        rig.on_node("nft list map inet thuban node-ports")
+            .contains("30080")
+    );
+    assert_eq!(rig.del("p5"), None);
+    assert_eq!(rig.operator.hellos().len(), 1);
+}
