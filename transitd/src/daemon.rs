@@ -13,7 +13,7 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use rtnetlink::Handle;
 use thiserror::Error;
-use thuban_common::tables::{CONFIG_TRANSIT_AT_XDP, ConfigEntry};
+use thuban_common::tables::{CONFIG_TRANSIT_AT_XDP, ConfigEntry, EndpointKey};
 use thuban_proto::cni::cni_client::CniClient;
 use thuban_proto::cni::{CniError, StatusRequest};
 use tokio::net::UnixStream;
@@ -30,6 +30,7 @@ use crate::dataplane::filter;
 use crate::dataplane::hooks::{self, TransitHook};
 use crate::dataplane::links::{Hook, LinkingError, Links};
 use crate::dataplane::loader::{self, LoadError};
+use crate::dataplane::probes::Probes;
 use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableError, Tables, write_config};
 use crate::endpoints::Endpoints;
@@ -45,11 +46,12 @@ use crate::node::{Fixed, Node};
 use crate::operator::client;
 use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
+use crate::program::Silent;
 use crate::settings::{AgentHook, Aggregation, MetricsAddress, RunSettings, TransitHookChoice};
 use crate::state::State;
 use crate::tasks::{
-    dns_views, expire_connections, health_checks, host_endpoint, limit_pods, reclaim, register, report_loads,
-    restore_rules, subscribe, watch_uplink,
+    dns_views, expire_connections, health_checks, host_endpoint, limit_pods, probe_members, reclaim,
+    register, report_loads, restore_rules, subscribe, watch_uplink,
 };
 use crate::{boot, metrics};
 
@@ -128,7 +130,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     if let Some(binary) = &settings.cni_binary {
         install::binary(binary, &settings.cni_bin_dir)?;
     }
-    let (node, wanted) = start(settings).await?;
+    let (node, wanted, probes) = start(settings).await?;
     let locator = locator(&node.settings, kubernetes.as_ref());
     let epoch = Epoch::open(node.settings.state_dir.join("epoch"))?;
     tokio::spawn(client::run(Arc::clone(&node), locator, epoch));
@@ -141,6 +143,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(reclaim::run(Arc::clone(&node)));
     tokio::spawn(restore_rules::run(Arc::clone(&node)));
     tokio::spawn(limit_pods::run(Arc::clone(&node)));
+    tokio::spawn(probe_members::run(Arc::clone(&node), probes));
     tokio::spawn(install::when_synced(Arc::clone(&node)));
     if let Some(address) = metrics_address(&node) {
         let pages = MetricsPage(Arc::clone(&node));
@@ -197,7 +200,7 @@ fn locator(settings: &RunSettings, kubernetes: Option<&kube::Client>) -> Locator
 /// Adopts the pins and the attachments, attaches every program, and clears what crashes left.
 async fn start(
     mut settings: RunSettings,
-) -> Result<(Arc<Node>, mpsc::Receiver<thuban_common::tables::EndpointKey>), DaemonError> {
+) -> Result<(Arc<Node>, mpsc::Receiver<EndpointKey>, Probes), DaemonError> {
     let netlink = netlink::connect()?;
     let uplink = uplink::find(&netlink, settings.interface.as_deref(), settings.node_ip).await?;
     let boot_id = boot::id().map_err(DaemonError::BootId)?;
@@ -231,6 +234,7 @@ async fn start(
     // With the flag while it isn't known yet where transit will be: what XDP decapsulates must be taken behind it.
     write_config(&maps, config(&uplink, TransitHook::Xdp))?;
     let services = Services::open(&maps)?;
+    let probes = Probes::open(&mut ebpf, &maps, uplink.address.octets())?;
     let mut state = State::new(
         Tables::open(&maps)?,
         &services,
@@ -240,6 +244,7 @@ async fn start(
         attachments,
     );
     state.remember(endpoints.load());
+    state.remember_silent(Silent(probes.silent()?));
     let transit_hook = attach_transit(&mut state, &netlink, &settings, &uplink).await?;
     write_config(&maps, config(&uplink, transit_hook))?;
     settings.agent_hook = hooks::agent(settings.agent_hook, transit_hook);
@@ -257,7 +262,7 @@ async fn start(
         endpoints,
         services,
     };
-    Ok((Arc::new(Node::new(settings, fixed, state)), wanted))
+    Ok((Arc::new(Node::new(settings, fixed, state)), wanted, probes))
 }
 
 /// Source ports for connections of pods.

@@ -7,6 +7,7 @@ pub mod expire_connections;
 pub mod health_checks;
 pub mod host_endpoint;
 pub mod limit_pods;
+pub mod probe_members;
 pub mod reclaim;
 pub mod register;
 pub mod report_loads;
