@@ -48,6 +48,8 @@ pub const MAC_ANNOTATION: &str = "thuban.dev/mac";
 pub const ENDPOINT_ANNOTATION: &str = "thuban.dev/endpoint";
 /// Name of the VPC and of the network for pods that name none.
 pub const DEFAULT_NAME: &str = "default";
+/// Dividers of a VPC and bouncers of a network that say no number: one may die.
+pub const DEFAULT_ROLES: u32 = 2;
 /// Namespace of the operator, transitd and their Leases.
 pub const SYSTEM_NAMESPACE: &str = "thuban-system";
 /// Namespace of the droplets' heartbeat Leases.

@@ -45,7 +45,7 @@ pub struct NetworkSpec {
     #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
     /// How many bouncers serve the network; the least, with `autoscale`.
-    #[serde(default = "crate::vpc::one")]
+    #[serde(default = "crate::vpc::default_roles")]
     #[schemars(range(min = 1, max = 8))]
     pub bouncers: u32,
     /// Lets the operator add bouncers.

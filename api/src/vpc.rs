@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Condition, Phase};
+use crate::{Condition, DEFAULT_ROLES, Phase};
 
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
@@ -36,7 +36,7 @@ pub struct VpcSpec {
     #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
     /// How many dividers serve the VPC; the least, with `autoscale`.
-    #[serde(default = "one")]
+    #[serde(default = "default_roles")]
     #[schemars(range(min = 1, max = 8))]
     pub dividers: u32,
     /// Lets the operator add dividers.
@@ -97,6 +97,6 @@ pub struct VpcStatus {
     pub conditions: Vec<Condition>,
 }
 
-pub(crate) fn one() -> u32 {
-    1
+pub(crate) fn default_roles() -> u32 {
+    DEFAULT_ROLES
 }

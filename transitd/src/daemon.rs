@@ -13,7 +13,7 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use rtnetlink::Handle;
 use thiserror::Error;
-use thuban_common::tables::{CONFIG_TRANSIT_AT_XDP, ConfigEntry};
+use thuban_common::tables::{CONFIG_TRANSIT_AT_XDP, ConfigEntry, EndpointKey};
 use thuban_proto::cni::cni_client::CniClient;
 use thuban_proto::cni::{CniError, StatusRequest};
 use tokio::net::UnixStream;
@@ -32,6 +32,7 @@ use crate::dataplane::filter;
 use crate::dataplane::hooks::{self, TransitHook};
 use crate::dataplane::links::{Hook, LinkingError, Links};
 use crate::dataplane::loader::{self, LoadError};
+use crate::dataplane::probes::Probes;
 use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableError, Tables, write_config};
 use crate::endpoints::Endpoints;
@@ -47,11 +48,12 @@ use crate::node::{Fixed, Node};
 use crate::operator::client;
 use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
+use crate::program::Silent;
 use crate::settings::{AgentHook, Aggregation, MetricsAddress, RunSettings, TransitHookChoice};
 use crate::state::State;
 use crate::tasks::{
-    dns_views, expire_connections, health_checks, host_endpoint, limit_pods, node_port_lease, reclaim,
-    register, report_loads, restore_rules, subscribe, watch_uplink,
+    dns_views, expire_connections, health_checks, host_endpoint, limit_pods, node_port_lease, probe_members,
+    reclaim, register, report_loads, restore_rules, subscribe, watch_uplink,
 };
 use crate::{boot, metrics};
 
@@ -132,7 +134,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     if let Some(binary) = &settings.cni_binary {
         install::binary(binary, &settings.cni_bin_dir)?;
     }
-    let (node, wanted) = start(settings).await?;
+    let (node, wanted, probes) = start(settings).await?;
     let locator = locator(&node.settings, kubernetes.as_ref());
     let epoch = Epoch::open(node.settings.state_dir.join("epoch"))?;
     tokio::spawn(client::run(Arc::clone(&node), locator, epoch));
@@ -145,6 +147,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(restore_rules::run(Arc::clone(&node)));
     tokio::spawn(limit_pods::run(Arc::clone(&node)));
     tokio::spawn(node_port_lease::run(Arc::clone(&node)));
+    tokio::spawn(probe_members::run(Arc::clone(&node), probes));
     tokio::spawn(install::when_synced(Arc::clone(&node)));
     if let Some(address) = metrics_address(&node) {
         let pages = MetricsPage(Arc::clone(&node));
@@ -201,7 +204,7 @@ fn locator(settings: &RunSettings, kubernetes: Option<&kube::Client>) -> Locator
 /// Adopts the pins and the attachments, attaches every program, and clears what crashes left.
 async fn start(
     mut settings: RunSettings,
-) -> Result<(Arc<Node>, mpsc::Receiver<thuban_common::tables::EndpointKey>), DaemonError> {
+) -> Result<(Arc<Node>, mpsc::Receiver<EndpointKey>, Probes), DaemonError> {
     let boot_id = boot::id().map_err(DaemonError::BootId)?;
     let owner = Owner {
         node: settings.node_name.clone(),
@@ -237,6 +240,7 @@ async fn start(
     // With the flag while it isn't known yet where transit will be: what XDP decapsulates must be taken behind it.
     write_config(&maps, config(&uplink, TransitHook::Xdp))?;
     let services = Services::open(&maps)?;
+    let probes = Probes::open(&mut ebpf, &maps, uplink.address.octets())?;
     let mut links = Links::new(ebpf, settings.pins.links(), layouts);
     let mut state = State::new(
         Tables::open(&maps)?,
@@ -247,6 +251,7 @@ async fn start(
     );
     state.is_replacing = links.is_replacing();
     state.remember(endpoints.load());
+    state.remember_silent(Silent(probes.silent()?));
     state.visible_before = askers.visible();
     state.heard = contact.load();
     let attaching = Attaching {
@@ -276,7 +281,7 @@ async fn start(
         links,
         netfilter,
     };
-    Ok((Arc::new(Node::new(settings, fixed, state)), wanted))
+    Ok((Arc::new(Node::new(settings, fixed, state)), wanted, probes))
 }
 
 /// DNS first: pods wait for it while the rest of the start takes its time.

@@ -62,7 +62,7 @@ async fn observe(node: &Node) -> Result<Observed, ScrapeError> {
     let nft = node.settings.nft.clone();
     let limited = tokio::task::spawn_blocking(move || netfilter::dropped(&nft)).await;
     drops.extend(limited.unwrap_or_default());
-    let (held, interfaces, epoch, service_connections) = {
+    let (held, interfaces, epoch, service_connections, silent_members) = {
         let state = node.state();
         let mut held: BTreeMap<&'static str, usize> = BTreeMap::new();
         for (key, _) in state.tables.held() {
@@ -72,7 +72,8 @@ async fn observe(node: &Node) -> Result<Observed, ScrapeError> {
         // Two entries each.
         held.insert(CONNECTIONS, state.connections_held * 2);
         let interfaces: Vec<u32> = state.attachments.values().map(|a| a.host_ifindex).collect();
-        (held, interfaces, state.stream, state.connections_held)
+        let silent = state.silent().0.len();
+        (held, interfaces, state.stream, state.connections_held, silent)
     };
     let mut rows = BTreeMap::new();
     for table in tables::NAMES
@@ -99,5 +100,6 @@ async fn observe(node: &Node) -> Result<Observed, ScrapeError> {
         is_ready: status::run(node).await.is_ok(),
         spooled_dels: spool::waiting(node),
         service_connections,
+        silent_members,
     })
 }

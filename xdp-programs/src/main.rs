@@ -3,7 +3,7 @@
 //! Roles are generic over [`frame::Frame`], so both hooks run the same code. Invariant: a program either takes a
 //! packet to its end (sent, delivered, dropped with a counted reason) or leaves it unchanged for the next hook. Tables are
 //! written by user space alone; programs write only counters, misses, the `used` mark, what routers say of paths, clients'
-//! connections to services, and traces.
+//! connections to services, what probed droplets answer, and traces.
 #![no_std]
 #![no_main]
 #![allow(unsafe_code)]
@@ -28,6 +28,7 @@ mod maps;
 mod misses;
 mod nd;
 mod path_mtu;
+mod probe;
 mod quoted;
 mod refuse;
 mod rewrite;
@@ -71,6 +72,12 @@ pub fn transit_tc(context: TcContext) -> i32 {
 #[xdp(frags)]
 pub fn transit_xdp(context: XdpContext) -> u32 {
     transit::run(&mut XdpFrame::new(context), TracePoint::TransitXdp).cast_unsigned()
+}
+
+/// Attached nowhere: transitd runs it with a probe that it wants sent, and transit finds that at the NIC.
+#[classifier]
+pub fn probe_tc(context: TcContext) -> i32 {
+    probe::inject(&context)
 }
 
 /// Passes everything: for the far end of a veth that must take what XDP sends.

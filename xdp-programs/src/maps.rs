@@ -31,7 +31,8 @@ use thuban_common::{
     },
     tables::{
         Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey,
-        LoadKey, LocalEntry, Members, MissEntry, PathMtuEntry, RemoteEntry, SubnetEntry, SubnetKey, VpcEntry,
+        LoadKey, LocalEntry, Members, MissEntry, PathMtuEntry, ProbeEntry, RemoteEntry, SubnetEntry,
+        SubnetKey, VpcEntry,
     },
 };
 
@@ -56,6 +57,8 @@ static SUBNETS: LpmTrie<SubnetKey, SubnetEntry> = LpmTrie::with_max_entries(6553
 static VPCS: HashMap<u32, VpcEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
 #[map]
 static DROPLETS: HashMap<DropletAddress, DropletEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
+#[map]
+pub static PROBES: HashMap<DropletAddress, ProbeEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
 #[map]
 pub static MISSES: LruHashMap<EndpointKey, MissEntry> = LruHashMap::with_max_entries(16384, 0);
 #[map]

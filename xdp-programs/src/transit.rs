@@ -24,7 +24,7 @@ use crate::{
     connections::Work,
     deliver, divide,
     frame::{Frame, Outcome, Verdict, tc::TcFrame},
-    inner, load, maps, path_mtu,
+    inner, load, maps, path_mtu, probe,
     rewrite::rewrite,
     service,
     trace::{Observed, settle},
@@ -79,7 +79,11 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
         return Ok((F::PASS, None));
     }
     let headers: OuterHeaders = frame.load(ethernet::LENGTH).ok_or(Counter::Truncated)?;
-    let options = options(frame, &headers.geneve)?;
+    let options = match options(frame, &headers.geneve) {
+        // Asked where others end: it costs them nothing.
+        Err(_) if headers.geneve.is_probe() => return probe::take(frame, config, &outer),
+        checked => checked?,
+    };
     let vni = headers.geneve.vni();
     let header: EthernetHeader = inner::at(frame, ENCAPSULATION_LENGTH, options).ok_or(Counter::Truncated)?;
     observed.vni = vni;

@@ -119,7 +119,9 @@ fn fill(modules: &Path, partial: &Path) -> Result<()> {
 /// The Go command, for static programs. It comes after all else that wants the CPUs, because tests may run beside it.
 pub fn go() -> Command {
     let mut go = Command::new("nice");
-    go.args(["-n", "10", "go"]).env("CGO_ENABLED", "0").env("GOGC", GOGC);
+    go.args(["-n", "10", "go"])
+        .env("CGO_ENABLED", "0")
+        .env("GOGC", GOGC);
     go
 }
 

@@ -11,7 +11,7 @@ use crate::{
     instance::{Instance, NODES},
     lifecycle::first_process,
     namespace::inside,
-    network::namespace_path,
+    network::{self, namespace_path},
     node::{self, group},
     wait::wait_for,
 };
@@ -107,6 +107,12 @@ impl Cluster {
     pub fn kill_node(&self, node: &str) -> Result<()> {
         self.instance.node_address(node)?;
         cgroups::kill_all(&group(&self.instance, node), Duration::from_secs(30))
+    }
+
+    /// Cuts a node off from the underlay without a word, or ends that.
+    pub fn cut_off(&self, node: &str, is_cut: bool) -> Result<()> {
+        self.instance.node_address(node)?;
+        network::cut_off(&self.instance, node, is_cut)
     }
 
     /// Runs `work` on a thread of its own in the node's network namespace.

@@ -91,6 +91,18 @@ pub fn create_node(instance: &Instance, node: &str, whole_gso: bool) -> Result<(
     Ok(())
 }
 
+/// Takes a node's uplink off the bridge, or puts it back. The node sees its link up all the time: it falls silent for all
+/// others as one does whose switch has failed.
+pub fn cut_off(instance: &Instance, node: &str, is_cut: bool) -> Result<()> {
+    let link = instance.uplink(node);
+    let place: &[&str] = if is_cut {
+        &["nomaster"]
+    } else {
+        &["master", instance.bridge()]
+    };
+    run("ip", &[&["link", "set", &link], place].concat()).map(drop)
+}
+
 /// Removes all links and namespaces of the instance that exist.
 pub fn remove(instance: &Instance) -> Result<()> {
     for node in NODES {

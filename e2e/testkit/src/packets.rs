@@ -147,6 +147,15 @@ impl Tunnel {
         }
     }
 
+    /// Around [`probe`].
+    pub fn probe(from: Ipv4Addr, to: Ipv4Addr) -> Self {
+        Self {
+            first: [0, 0x80],
+            protocol: 0x88b5,
+            ..Self::new(from, to, 0)
+        }
+    }
+
     /// With options, their length announced.
     #[must_use]
     pub fn with_options(mut self, options: &[u8]) -> Self {
@@ -174,6 +183,11 @@ impl Tunnel {
     pub fn around(&self, macs: [u8; 12], inner: &[u8]) -> Vec<u8> {
         [&macs[..], &[8, 0], &self.packet(inner)].concat()
     }
+}
+
+/// A probe's own bytes; kinds: 1 wanted, 2 question, 3 answer.
+pub fn probe(kind: u16, secret: u64) -> Vec<u8> {
+    [&kind.to_be_bytes()[..], &[0; 2], &secret.to_ne_bytes()].concat()
 }
 
 /// Sends IPv4 packets with the header as it stands (`IP_HDRINCL`), from the namespace of the thread that opened it. The

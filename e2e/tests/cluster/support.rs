@@ -55,20 +55,20 @@ pub fn netexec_manifest(namespace: &str, name: &str, node: &str, network: Option
     pod
 }
 
-/// A VPC that admits the namespaces `namespaces`.
+/// A VPC that admits the namespaces `namespaces`, with one divider: tests know the way of a packet.
 pub fn vpc_manifest(name: &str, cidr: &str, namespaces: &[&str]) -> Value {
     serde_json::json!({
         "apiVersion": "thuban.dev/v1alpha1", "kind": "Vpc", "metadata": {"name": name},
-        "spec": {"cidrs": [cidr], "allowedNamespaces": {"matchExpressions": [
+        "spec": {"cidrs": [cidr], "dividers": 1, "allowedNamespaces": {"matchExpressions": [
             {"key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces}]}},
     })
 }
 
-/// A network of `vpc` that admits every namespace that the VPC admits.
+/// A network of `vpc` that admits every namespace that the VPC admits, with one bouncer.
 pub fn network_manifest(name: &str, vpc: &str, cidr: &str) -> Value {
     serde_json::json!({
         "apiVersion": "thuban.dev/v1alpha1", "kind": "Network", "metadata": {"name": name},
-        "spec": {"vpc": vpc, "cidrs": [cidr], "allowedNamespaces": {}},
+        "spec": {"vpc": vpc, "cidrs": [cidr], "bouncers": 1, "allowedNamespaces": {}},
     })
 }
 

@@ -5,6 +5,7 @@ mod isolation;
 mod moves;
 mod offloads;
 mod paths;
+mod probes;
 mod services;
 mod underlay;
 

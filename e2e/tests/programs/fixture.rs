@@ -43,6 +43,14 @@ pub enum Expect {
         to: Ipv4Addr,
         counter: Counter,
     },
+    /// A probe sent back to the droplet that it names as its sender.
+    Turned {
+        to: Ipv4Addr,
+        kind: u8,
+        counter: Counter,
+    },
+    /// Its end, but no loss.
+    Taken(Counter),
     /// Local, where the veth takes no frames from XDP, which leaves it to tc.
     LocalAtTc {
         mac: [u8; 6],
@@ -106,6 +114,8 @@ const PASS: [u32; 2] = [0, 2];
 const DROP: [u32; 2] = [2, 1];
 const REDIRECT: [u32; 2] = [7, 4];
 const XDP_TX: u32 = 3;
+/// The last byte of a probe's kind.
+const PROBE_KIND: usize = 51;
 const DELIVERED: [Counter; 2] = [Counter::Delivered, Counter::DecapsulatedXdp];
 
 /// Runs all fixtures at both hooks and reports every one that failed.
@@ -167,6 +177,13 @@ pub fn judge(expect: &Expect, hook: Hook, input: &[u8], outcome: &Outcome) -> Re
             hopped(outcome, hook, input, *to)?;
             ([REDIRECT[0], XDP_TX], Some(*counter))
         }
+        Expect::Turned { to, kind, counter } => {
+            let mut turned = input.to_vec();
+            turned[PROBE_KIND] = *kind;
+            hopped(outcome, hook, &turned, *to)?;
+            ([REDIRECT[0], XDP_TX], Some(*counter))
+        }
+        Expect::Taken(counter) => (DROP, Some(*counter)),
         Expect::HopAtTc { to, counter } if is_tc => {
             hopped(outcome, hook, input, *to)?;
             (REDIRECT, Some(*counter))

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use thuban_testkit::packets::checksum;
-pub use thuban_testkit::packets::{Tunnel, header, udp};
+pub use thuban_testkit::packets::{Tunnel, header, probe, udp};
 
 /// An IPv4 packet in an Ethernet frame.
 #[derive(Clone)]

@@ -16,6 +16,7 @@ mod ipv6_transit;
 mod model;
 mod model_agent;
 mod model_transit;
+mod probes;
 mod random;
 mod reuse;
 mod rows;
@@ -35,7 +36,7 @@ use thuban_e2e::programs::Programs;
 fn every_program_passes_the_verifier_with_room_to_spare() -> Result<()> {
     let mut programs = Programs::load()?;
     let mut counts = Vec::new();
-    for name in ["agent_tc", "transit_tc"] {
+    for name in ["agent_tc", "transit_tc", "probe_tc"] {
         counts.push((name, programs.tc(name)?.info()?.verified_instruction_count()));
     }
     for name in ["agent_xdp", "transit_xdp", "xdp_pass"] {
@@ -60,6 +61,7 @@ fn every_counter_has_a_test() {
         include_str!("fixture.rs"),
         include_str!("ipv6.rs"),
         include_str!("ipv6_transit.rs"),
+        include_str!("probes.rs"),
         include_str!("services.rs"),
         include_str!("sources.rs"),
         include_str!("too_big.rs"),

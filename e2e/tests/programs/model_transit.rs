@@ -10,7 +10,7 @@ use thuban_common::{
 use crate::{
     fixture::Expect,
     model::{Local, Model, Packet, Refusal, TO_TC, elsewhere, first, member, reaches, settle, subnet, vpc},
-    rows::{DROPLETS, HERE, MTU},
+    rows::{ASKED, DROPLETS, HERE, MTU, SECRET},
     world::Hook,
 };
 
@@ -19,6 +19,8 @@ const FRAGMENT: u16 = 0x3fff;
 const OFFSET: u16 = 0x1fff;
 /// Outer Ethernet, IP, UDP and Geneve without options.
 const OUTER: usize = 14 + 20 + 8 + 8;
+/// Geneve's header of a probe.
+const PROBE: [u8; 8] = [0, 0x80, 0x88, 0xb5, 0, 0, 0, 0];
 
 fn address(bytes: &[u8], at: usize) -> Ipv4Addr {
     Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3])
@@ -86,6 +88,9 @@ impl Model {
             return Err(Counter::UnknownDroplet);
         }
         let geneve: [u8; 8] = first(&frame[42..])?;
+        if geneve == PROBE {
+            return probe(hook, sender, frame);
+        }
         let length = options(geneve, &frame[OUTER..])?;
         let vni = u32::from_be_bytes([0, geneve[4], geneve[5], geneve[6]]);
         let inner = &frame[(OUTER + length).min(frame.len())..];
@@ -159,6 +164,28 @@ impl Model {
         }
         Ok((droplet, counter))
     }
+}
+
+/// A question becomes an answer, what transitd wants asked a question; an answer is noted.
+fn probe(hook: Hook, sender: Ipv4Addr, frame: &[u8]) -> Result<Expect, Refusal> {
+    let probe: [u8; 12] = first(&frame[OUTER..])?;
+    let is_asked = ASKED.contains(&sender) && probe[4..] == SECRET.to_ne_bytes();
+    let (kind, counter) = match probe[..2] {
+        [0, 2] => (3, Counter::ProbesAnswered),
+        [0, 1] if is_asked => (2, Counter::ProbesSent),
+        [0, 3] if is_asked => return Ok(Expect::Taken(Counter::ProbesHeard)),
+        [0, 1 | 3] => return Err(Counter::ProbeUnasked),
+        _ => return Err(Counter::BadHeader),
+    };
+    if frame[22] <= 1 {
+        return Err(Counter::TtlExpired);
+    }
+    let to = sender;
+    Ok(if reaches(hook, to) {
+        Expect::Turned { to, kind, counter }
+    } else {
+        TO_TC
+    })
 }
 
 /// Bytes of Geneve's options, none of them critical.

@@ -6,9 +6,10 @@ use thuban_testkit::packets::checksum;
 
 use crate::{
     answers::{HOST, HOST6},
-    frames::{Packet, Packet6, Tunnel, arp, header, mapped, other, udp},
+    frames::{Packet, Packet6, Tunnel, arp, header, mapped, other, probe, udp},
     rows::{
-        ATTACHED, Endpoint, HERE, LOCALS, OTHERS, REMOTES, SECOND, SPREAD, STRAY, THIRD, UNREACHED, ip, ip6,
+        ATTACHED, Endpoint, HERE, LOCALS, OTHERS, REMOTES, SECOND, SECRET, SPREAD, STRAY, THIRD, UNREACHED,
+        ip, ip6,
     },
     world::Role,
 };
@@ -138,6 +139,9 @@ impl Random {
         if self.once_in(60) {
             return self.fragmentation_needed();
         }
+        if self.once_in(30) {
+            return self.probe();
+        }
         let mac = [2, 0, 0, 0, 0, 9];
         let vni = if self.once_in(30) {
             999
@@ -174,6 +178,15 @@ impl Random {
             _ => {}
         }
         frame
+    }
+
+    fn probe(&mut self) -> Vec<u8> {
+        let sender = self.droplet();
+        let mut tunnel = Tunnel::probe(sender, HERE);
+        tunnel.ttl = self.one_of(&[64, 64, 64, 2, 1, 0]);
+        let kind = self.one_of(&[1, 1, 2, 2, 3, 3, 0, 4]);
+        let secret = if self.once_in(4) { 1 } else { SECRET };
+        tunnel.around(ETHERNET, &probe(kind, secret))
     }
 
     fn droplet(&mut self) -> Ipv4Addr {

@@ -33,6 +33,9 @@ pub const SECOND: Ipv4Addr = ip(192, 0, 2, 2);
 pub const THIRD: Ipv4Addr = ip(192, 0, 2, 3);
 pub const UNREACHED: Ipv4Addr = ip(192, 0, 2, 4);
 pub const DROPLETS: [Ipv4Addr; 4] = [HERE, SECOND, THIRD, UNREACHED];
+/// Droplets that this one asks whether they live, and what an answer must repeat.
+pub const ASKED: [Ipv4Addr; 2] = [SECOND, UNREACHED];
+pub const SECRET: u64 = 0x0807_0605_0403_0201;
 /// MTU of the uplink.
 pub const MTU: u32 = 1500;
 

@@ -11,7 +11,7 @@ use thuban_common::{
     counters::Counter,
     tables::{
         AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, EndpointKey, LOCAL_TAKES_XDP,
-        LocalEntry, RemoteEntry, SubnetEntry, VpcEntry,
+        LocalEntry, ProbeEntry, RemoteEntry, SubnetEntry, VpcEntry,
     },
 };
 use thuban_e2e::{
@@ -20,7 +20,8 @@ use thuban_e2e::{
 };
 
 use crate::rows::{
-    ATTACHED, BOUNCED, DROPLETS, Endpoint, HERE, INTERFACES, LOCAL_MAC, LOCALS, MTU, REMOTES, SUBNETS, VPCS,
+    ASKED, ATTACHED, BOUNCED, DROPLETS, Endpoint, HERE, INTERFACES, LOCAL_MAC, LOCALS, MTU, REMOTES, SECRET,
+    SUBNETS, VPCS,
 };
 
 pub const UPLINK_MAC: [u8; 6] = [2, 1, 1, 1, 1, 1];
@@ -168,6 +169,13 @@ impl World {
         for droplet in DROPLETS {
             self.programs
                 .insert("DROPLETS", droplet.octets(), DropletEntry { flags: 0 })?;
+        }
+        for droplet in ASKED {
+            let entry = ProbeEntry {
+                secret: SECRET,
+                ..ProbeEntry::default()
+            };
+            self.programs.insert("PROBES", droplet.octets(), entry)?;
         }
         for (vni, base, prefix, network, flags, bouncers) in SUBNETS {
             let entry = SubnetEntry {

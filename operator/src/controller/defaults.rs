@@ -1,7 +1,7 @@
 //! The VPC and the network `default`, for pods that name none (the seed's second trigger of both workflows).
 
 use kube::{Api, Client};
-use thuban_api::{DEFAULT_NAME, Network, NetworkSpec, Vpc, VpcSpec};
+use thuban_api::{DEFAULT_NAME, DEFAULT_ROLES, Network, NetworkSpec, Vpc, VpcSpec};
 use tracing::info;
 
 use crate::controller::runtime::objects::{WriteError, create, get};
@@ -11,7 +11,7 @@ pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
     let vpcs: Api<Vpc> = Api::all(client.clone());
     let spec = VpcSpec {
         cidrs: vec![cidr.to_owned()],
-        dividers: 1,
+        dividers: DEFAULT_ROLES,
         autoscale: None,
         egress: None,
         shared_services: None,
@@ -31,7 +31,7 @@ pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
     let spec = NetworkSpec {
         vpc: DEFAULT_NAME.to_owned(),
         cidrs: vec![cidr.to_owned()],
-        bouncers: 1,
+        bouncers: DEFAULT_ROLES,
         autoscale: None,
         allowed_namespaces: None,
         allow_static_ips: false,

@@ -11,13 +11,14 @@ use aya::{Ebpf, EbpfError, EbpfLoader};
 use aya_obj::Object;
 use thiserror::Error;
 
+use super::tables::TableError;
 use crate::settings::PinSettings;
 
 /// How often the verifier is asked in all.
 const MAX_ATTEMPTS: u32 = 8;
 
 /// Maps that are pinned under their names.
-pub const PINNED_MAPS: [&str; 26] = [
+pub const PINNED_MAPS: [&str; 27] = [
     "CONFIG",
     "ATTACHMENTS",
     "LOCAL_ENDPOINTS",
@@ -27,6 +28,7 @@ pub const PINNED_MAPS: [&str; 26] = [
     "SUBNETS",
     "VPCS",
     "DROPLETS",
+    "PROBES",
     "MISSES",
     "DIRECT_WANTED",
     "COUNTERS",
@@ -78,6 +80,8 @@ pub enum LoadError {
     Load(#[source] EbpfError),
     #[error("the programs have no program {0}; transitd and its programs are of different versions")]
     MissingProgram(&'static str),
+    #[error(transparent)]
+    Tables(Box<TableError>),
     #[error("the kernel refuses program {name}")]
     Verify {
         name: &'static str,

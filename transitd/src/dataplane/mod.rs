@@ -13,6 +13,7 @@ pub mod links;
 pub mod loader;
 pub mod loads;
 pub mod maglev;
+pub mod probes;
 pub mod quota;
 pub mod rows;
 pub mod services;

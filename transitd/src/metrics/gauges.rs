@@ -26,6 +26,7 @@ pub struct Observed {
     pub is_ready: bool,
     pub spooled_dels: usize,
     pub service_connections: usize,
+    pub silent_members: usize,
 }
 
 /// Of a table.
@@ -47,6 +48,7 @@ pub(super) struct Gauges {
     ready: Gauge,
     spooled: Gauge,
     connections: Gauge,
+    silent: Gauge,
 }
 
 impl Gauges {
@@ -63,6 +65,7 @@ impl Gauges {
             ready: Gauge::default(),
             spooled: Gauge::default(),
             connections: Gauge::default(),
+            silent: Gauge::default(),
         };
         let mut gauge = |name: &str, help: &str, of: &Gauge| registry.register(name, help, of.clone());
         gauge("attachments", "Attachments on this node", &gauges.attachments);
@@ -83,6 +86,11 @@ impl Gauges {
             "service_connections_held",
             "Connections of pods of this node to services that it remembers",
             &gauges.connections,
+        );
+        gauge(
+            "silent_members",
+            "Droplets whose roles this node uses and that do not answer it",
+            &gauges.silent,
         );
         registry.register("rows", "Rows in the tables", gauges.rows.clone());
         registry.register("rows_capacity", "Rows that they hold", gauges.capacity.clone());
@@ -117,5 +125,6 @@ impl Gauges {
         self.ready.set(i64::from(observed.is_ready));
         self.spooled.set(count(observed.spooled_dels));
         self.connections.set(count(observed.service_connections));
+        self.silent.set(count(observed.silent_members));
     }
 }

@@ -2,17 +2,20 @@
 //!
 //! Pure: state in, table changes out. Must not touch maps, interfaces or files.
 
+mod silent;
 mod table_rows;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use thuban_api::identifiers::Vni;
+use thuban_common::tables::DropletAddress;
 use thuban_rows::{Exposed, LocalEndpoint, NodeService, Row, RowKey, Underlay, Visible, Vpc};
 
 use crate::dataplane::tables::{TableEntry, TableKey};
+pub use silent::Silent;
 pub use table_rows::table_rows;
 
 /// The least address, where ranges of rows begin.
@@ -73,6 +76,31 @@ impl Program {
             Row::Vpc(vpc) => Some(vpc),
             _ => None,
         })
+    }
+
+    /// Rows of networks and VPCs, which name members of roles.
+    fn of_roles(&self) -> impl Iterator<Item = &Row> {
+        // Between those of droplets and those of endpoints.
+        let rows = self.rows.range(..RowKey::Local(Vni::MIN, FIRST)).rev();
+        let rows = rows.take_while(|(key, _)| !matches!(key, RowKey::Droplet(_)));
+        rows.map(|(_, row)| row)
+    }
+
+    /// Droplets whose roles this one may use.
+    pub fn members(&self) -> BTreeSet<DropletAddress> {
+        let members = self.of_roles().filter_map(|row| match row {
+            Row::Network(network) => Some(&network.bouncers.used),
+            Row::Vpc(vpc) => Some(&vpc.dividers.used),
+            _ => None,
+        });
+        members.flatten().map(|droplet| droplet.octets()).collect()
+    }
+
+    /// What names members of roles in the tables.
+    pub fn role_tables(&self) -> Vec<Change> {
+        let entry = |key| self.contributions.get(&key)?.values().next().copied();
+        let keys = self.of_roles().flat_map(table_rows).map(|(key, _)| key);
+        keys.map(|key| (key, entry(key))).collect()
     }
 
     /// Ranges of a VPC: its own, and its services'.

@@ -26,7 +26,7 @@ use crate::dataplane::quota::Usage;
 use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableEntry, TableError, TableKey, Tables};
 use crate::netfilter::ruleset::OwnAddresses;
-use crate::program::{Change, Program};
+use crate::program::{Change, Program, Silent};
 use rules::Rules;
 use subscriptions::Subscriptions;
 
@@ -58,6 +58,7 @@ pub struct State {
     pub synced: bool,
     /// What VPCs saw of names before it.
     pub visible_before: HashMap<u32, Arc<Visible>>,
+    silent: Silent,
 }
 
 /// Why a pod cannot be wired yet, or ever.
@@ -115,6 +116,7 @@ impl State {
             heard: None,
             synced: false,
             visible_before: HashMap::new(),
+            silent: Silent::default(),
         }
     }
 
@@ -124,6 +126,26 @@ impl State {
         for endpoint in endpoints {
             let _ = self.program.upsert(Row::Local(endpoint));
         }
+    }
+
+    /// Droplets that an earlier transitd found silent: its tables are arranged for them.
+    pub fn remember_silent(&mut self, silent: Silent) {
+        self.silent = silent;
+    }
+
+    pub fn silent(&self) -> &Silent {
+        &self.silent
+    }
+
+    /// From now on these droplets are silent, and no others; after an error those from before, though some tables may say
+    /// otherwise.
+    pub fn silence(&mut self, silent: Silent) -> Result<(), TableError> {
+        let before = std::mem::replace(&mut self.silent, silent);
+        let written = self.write(self.program.role_tables());
+        if written.is_err() {
+            self.silent = before;
+        }
+        written
     }
 
     /// Sends to the operator; without a stream nothing is lost, because Hello tells the state.
@@ -191,7 +213,7 @@ impl State {
         let mut result = Ok(());
         for (key, entry) in changes {
             let written = match entry {
-                Some(entry) => self.tables.set(key, entry),
+                Some(entry) => self.tables.set(key, self.silent.arrange(entry)),
                 None => self.tables.remove(&key),
             };
             result = result.and(written);

@@ -8,6 +8,7 @@ pub mod health_checks;
 pub mod host_endpoint;
 pub mod limit_pods;
 pub mod node_port_lease;
+pub mod probe_members;
 pub mod reclaim;
 pub mod register;
 pub mod report_loads;

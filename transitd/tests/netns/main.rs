@@ -40,6 +40,7 @@ mod rows;
 mod service_connections;
 mod service_tables;
 mod services;
+mod silent;
 mod socket;
 mod spool;
 mod status;

@@ -1,10 +1,14 @@
 //! Frames of other droplets, made by hand and sent from the other end of the uplink.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
-use thuban_testkit::packets::{header, udp};
+use thuban_testkit::packets::{header, probe, udp};
 
 use crate::flow::word;
 use crate::rig::{NODE, Rig, in_namespace};
@@ -69,10 +73,37 @@ impl Peer {
         })
     }
 
+    /// Plays the droplet until it is dropped: `died` tells whether it has.
+    pub fn play(&self, died: Arc<AtomicBool>) -> Played {
+        Played::new(&self.socket, died)
+    }
+
+    /// Asks the node whether it lives; whether it answers within half a second.
+    pub fn probes(&self) -> bool {
+        let secret = 0x0102_0304_0506_0708;
+        self.socket
+            .send_to(&control(2, secret), (Ipv4Addr::from(NODE), 6081))
+            .unwrap();
+        let mut buffer = [0; 2048];
+        loop {
+            let Ok(length) = self.socket.recv(&mut buffer) else {
+                return false;
+            };
+            if buffer[..length] == control(3, secret) {
+                return true;
+            }
+        }
+    }
+
     /// Whether something came from the node within half a second: the inner packet's destination.
     pub fn received(&self) -> Option<IpAddr> {
         let mut buffer = [0; 2048];
-        let length = self.socket.recv(&mut buffer).ok()?;
+        let length = loop {
+            let length = self.socket.recv(&mut buffer).ok()?;
+            if !is_control(&buffer) {
+                break length;
+            }
+        };
         let inner = &buffer[8 + 14..length];
         Some(if inner[0] >> 4 == 4 {
             IpAddr::from(<[u8; 4]>::try_from(&inner[16..20]).unwrap())
@@ -80,6 +111,73 @@ impl Peer {
             IpAddr::from(<[u8; 16]>::try_from(&inner[24..40]).unwrap())
         })
     }
+}
+
+/// A droplet that answers probes and takes endpoints' datagrams, until it dies: then it does neither.
+pub struct Played {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    words: Receiver<[u8; 4]>,
+    /// Questions that came, answered or not.
+    pub questions: Arc<AtomicU64>,
+}
+
+impl Played {
+    fn new(socket: &UdpSocket, died: Arc<AtomicBool>) -> Self {
+        let socket = socket.try_clone().unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        setsockopt(&socket, sockopt::RcvBufForce, &(8 << 20)).unwrap();
+        let (stop, questions) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (sender, words) = channel();
+        let (stopped, asked) = (Arc::clone(&stop), Arc::clone(&questions));
+        let thread = std::thread::spawn(move || {
+            let mut buffer = [0; 2048];
+            while !stopped.load(Ordering::Relaxed) {
+                let Ok((length, from)) = socket.recv_from(&mut buffer) else {
+                    continue;
+                };
+                let is_question = is_control(&buffer) && buffer[8..10] == [0, 2];
+                asked.fetch_add(u64::from(is_question), Ordering::Relaxed);
+                if died.load(Ordering::Relaxed) {
+                    continue;
+                }
+                if is_question {
+                    buffer[9] = 3;
+                    let _ = socket.send_to(&buffer[..length], (from.ip(), 6081));
+                } else if let Some(word) = buffer[..length].get(8 + 14 + 28..8 + 14 + 32) {
+                    let _ = sender.send(word.try_into().unwrap());
+                }
+            }
+        });
+        Self {
+            stop,
+            thread: Some(thread),
+            words,
+            questions,
+        }
+    }
+
+    /// The first four bytes of the next of endpoints' datagrams, if one came.
+    pub fn word(&self) -> Option<[u8; 4]> {
+        self.words.try_recv().ok()
+    }
+}
+
+impl Drop for Played {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// What droplets say to each other, without a frame of an endpoint.
+fn is_control(geneve: &[u8]) -> bool {
+    geneve[1] & 0x80 != 0
+}
+
+/// Geneve of a probe.
+fn control(kind: u16, secret: u64) -> Vec<u8> {
+    [&[0, 0x80, 0x88, 0xb5, 0, 0, 0, 0][..], &probe(kind, secret)].concat()
 }
 
 /// Geneve, Ethernet, IP, UDP and four bytes.

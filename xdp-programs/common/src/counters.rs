@@ -73,6 +73,12 @@ counters! {
     ServiceStateless = 17, "service_stateless";
     /// Agent: packets to services that nobody serves, answered by TCP reset or ICMP.
     ServiceRefused = 18, "service_refused";
+    /// Transit: probes of other droplets answered.
+    ProbesAnswered = 24, "probes_answered";
+    /// Transit: probes sent to members of roles that this droplet uses.
+    ProbesSent = 25, "probes_sent";
+    /// Transit: answers to them.
+    ProbesHeard = 26, "probes_heard";
 
     /// Drop: source MAC is not the endpoint's.
     SpoofedMac = 32, "spoofed_mac";
@@ -139,6 +145,8 @@ counters! {
     ServiceCollision = 62, "service_collision";
     /// Drop: a port would have to change under a checksum that can't be updated (SCTP).
     ServicePortFixed = 63, "service_port_fixed";
+    /// Drop: an answer to a probe that this droplet did not send, or does not wait for any more.
+    ProbeUnasked = 72, "probe_unasked";
 }
 
 #[cfg(test)]

@@ -170,6 +170,21 @@ pub struct PathMtuEntry {
     pub padding: u32,
 }
 
+/// PROBES[droplet]: a member of a role that this droplet asks whether it lives. transitd makes and removes the entries and
+/// writes all but `heard`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProbeEntry {
+    /// When transit had an answer, ns since boot; 0: never. Written into another droplet's entry maybe, if this one's was
+    /// removed at that moment: it then counts as heard once more.
+    pub heard: u64,
+    /// What an answer must repeat. Never 0.
+    pub secret: u64,
+    /// 1 while it is silent: for the next transitd.
+    pub silent: u32,
+    pub padding: u32,
+}
+
 /// ANNOUNCED[vni], LRU: how many events of DIRECT_WANTED a VPC had in a second. Written by agents.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -282,6 +297,7 @@ const _: () = {
     assert!(size_of::<LoadKey>() == 8);
     assert!(size_of::<PathMtuEntry>() == 16);
     assert!(size_of::<AnnouncedEntry>() == 8);
+    assert!(size_of::<ProbeEntry>() == 24);
     assert!(size_of::<TraceRecord>() == 72);
 };
 
@@ -289,7 +305,7 @@ const _: () = {
 mod pod {
     use super::{
         AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletEntry, EndpointKey, LoadKey, LocalEntry,
-        MissEntry, PathMtuEntry, RemoteEntry, SubnetEntry, SubnetKey, TraceRecord, VpcEntry,
+        MissEntry, PathMtuEntry, ProbeEntry, RemoteEntry, SubnetEntry, SubnetKey, TraceRecord, VpcEntry,
     };
     macro_rules! pod {
         ($($t:ty),*) => {
@@ -312,6 +328,7 @@ mod pod {
         VpcEntry,
         LoadKey,
         PathMtuEntry,
+        ProbeEntry,
         AnnouncedEntry,
         TraceRecord
     );

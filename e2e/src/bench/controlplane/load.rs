@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::PostParams};
+use thuban_api::DEFAULT_ROLES;
 
 use super::{
     Bench, FEW_ENDPOINTS,
@@ -300,12 +301,13 @@ impl Bench {
     /// Local and bouncer rows that all droplets hold, and that they should hold.
     fn rows(&self) -> [(usize, usize); 2] {
         let live = self.live.len();
-        // Each node has an endpoint of its own, in the network `default` with one bouncer.
+        // Each node has an endpoint of its own, in the network `default`.
         let own = self.fleet.droplets.len();
+        let own_bounced = own * DEFAULT_ROLES as usize;
         let held = self.fleet.droplets.iter().map(|droplet| droplet.endpoint_rows());
         [
             held.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1)),
-            (live + own, live * self.plan.bouncers as usize + own),
+            (live + own, live * self.plan.bouncers as usize + own_bounced),
         ]
     }
 

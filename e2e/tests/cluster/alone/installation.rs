@@ -1,5 +1,6 @@
 //! What the install manifests alone bring up.
 
+use crate::flows::wait_settled;
 use crate::support::{condition, get, wait_provisioned};
 use crate::tenants::tenants;
 
@@ -29,6 +30,15 @@ fn installation_creates_default_vpc_and_network() {
     let cluster = &tenants().cluster;
     wait_provisioned(cluster, "vpcs.thuban.dev/default").unwrap();
     wait_provisioned(cluster, "networks.thuban.dev/default").unwrap();
+    for (kind, name) in [
+        ("dividers", "vpcs.thuban.dev/default"),
+        ("bouncers", "networks.thuban.dev/default"),
+    ] {
+        let parent = get(cluster, &[name]).unwrap();
+        assert_eq!(parent["spec"][kind], 2, "{name}");
+        let droplets = wait_settled(cluster, kind, "default", 2).unwrap();
+        assert_ne!(droplets[0], droplets[1], "{kind} of {name}: one may die");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Tests that disturb a node, its transitd or its runtime.
 
 mod agent_xdp;
+mod bouncer_dies;
 mod capacity;
 mod containerd;
 mod deletion;

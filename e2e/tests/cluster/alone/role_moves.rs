@@ -14,10 +14,10 @@ use crate::support::{
 use crate::tenants::tenants;
 
 /// Direct paths on every node: auto or never.
-struct NoDirectPaths(&'static Cluster);
+pub struct NoDirectPaths(&'static Cluster);
 
 impl NoDirectPaths {
-    fn new(cluster: &'static Cluster) -> Result<Self> {
+    pub fn new(cluster: &'static Cluster) -> Result<Self> {
         let this = Self(cluster);
         this.set("THUBAN_DIRECT_PATHS=never")?;
         Ok(this)

@@ -14,6 +14,7 @@ pub mod ip;
 pub mod ipv4;
 pub mod ipv6;
 pub mod nd;
+pub mod probe;
 pub mod tcp;
 
 /// Headers that may be copied from and to frames byte by byte.
