@@ -46,6 +46,10 @@ pub struct IpClaimSpec {
     /// UID of the pod; of the Endpoint, if a user made it.
     #[schemars(length(min = 1, max = 63))]
     pub owner_uid: String,
+    /// Node that the Endpoint is on for life. Without its Endpoint, the claim waits for its word; for that of all if empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 253))]
+    pub droplet: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

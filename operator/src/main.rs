@@ -8,12 +8,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use ipnet::IpNet;
 use kube::Client;
 use thuban_api::cidr::Cidr;
 use thuban_operator::controller::{defaults, run};
 use thuban_operator::leader::{self, Candidate, End};
 use thuban_operator::metrics::serve as metrics;
 use thuban_operator::model::validation::RefusedRanges;
+use thuban_operator::stream::door::{Door, Limits};
 use thuban_operator::stream::server::{TransitService, serve};
 use thuban_operator::stream::tls;
 use tikv_jemallocator::Jemalloc;
@@ -47,6 +49,10 @@ struct Settings {
     /// Port of the stream server.
     #[arg(long, env = "THUBAN_LISTEN_PORT", default_value_t = 6082)]
     listen_port: u16,
+    /// Ranges besides Nodes' InternalIPs from which transitd may dial, comma separated: where something translates nodes'
+    /// addresses, or they dial by others. Many nodes may share an address there.
+    #[arg(long, env = "THUBAN_STREAM_SOURCES", value_delimiter = ',')]
+    stream_sources: Vec<IpNet>,
     /// Port of metrics and health on the same address; 0 serves none.
     #[arg(long, env = "THUBAN_METRICS_PORT", default_value_t = 6083)]
     metrics_port: u16,
@@ -216,6 +222,7 @@ async fn run(
     let listen = SocketAddr::new(settings.pod_ip, settings.listen_port);
     let (started, hub) = watch::channel(None);
     let service = TransitService {
+        door: Door::new(hub.clone(), settings.stream_sources.clone(), Limits::default()),
         hub,
         client: client.clone(),
         outranked,

@@ -84,6 +84,8 @@ pub fn manifest_for(path: &Path, instance: &Instance) -> Result<String> {
         ("KUBERNETES_SERVICE_HOST", instance.gateway().to_string()),
         ("KUBERNETES_SERVICE_PORT", instance.api_port().to_string()),
         ("THUBAN_UNDERLAY_CIDRS", instance.subnet()),
+        // Tests dial as thieves of tokens do, from here.
+        ("THUBAN_STREAM_SOURCES", format!("{}/32", instance.gateway())),
     ];
     for (key, value) in values {
         config["data"][key] = value.into();

@@ -30,7 +30,8 @@ const KINDS: [&str; 8] = [
 const ASKED_FOR: [&str; 3] = [KINDS[0], KINDS[1], KINDS[2]];
 /// Cluster-scoped kinds of the manifests.
 const LASTING: &str = "namespaces,customresourcedefinitions,clusterroles,clusterrolebindings,\
-                       validatingadmissionpolicies,validatingadmissionpolicybindings";
+                       validatingadmissionpolicies,validatingadmissionpolicybindings,\
+                       flowschemas,prioritylevelconfigurations";
 const NAMESPACES: [&str; 2] = [NAMESPACE, "thuban-heartbeats"];
 /// Pods get their own grace first; a kubelet that is gone, or has no transitd to call, never ends them.
 const PATIENCE_WITH_PODS: Duration = Duration::from_secs(45);

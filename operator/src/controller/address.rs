@@ -27,6 +27,8 @@ pub struct Claimant<'a> {
     pub cni_uid: &'a str,
     /// Where it lives; empty without a pod.
     pub droplet: &'a str,
+    /// Where it lives for life; empty if it has no place, or moves.
+    pub home: &'a str,
     pub network: &'a Network,
     /// Ranges in force.
     pub ranges: &'a [Cidr],
@@ -182,6 +184,7 @@ impl Claimant<'_> {
             endpoint_name: self.owner.endpoint.clone(),
             pod: self.owner.pod.clone(),
             owner_uid: self.owner.uid.clone(),
+            droplet: self.home.to_owned(),
         };
         let claim = IpClaim::new(&name, spec);
         match create(&claims, &claim).await {

@@ -1,5 +1,6 @@
 //! IpClaim: rests after its release, then goes; one that no Endpoint counts is released.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{WriteError, delete, get, update_status};
 use crate::hub::{Barrier, Waiter};
 use crate::model::allocation::{Standing, standing};
+use crate::model::rows::Key;
+use crate::model::world::RoleKind;
 
 /// How long a claim may wait for the Endpoint's status to name it.
 const COUNTING_TIMEOUT: Duration = Duration::from_secs(20);
@@ -63,13 +66,8 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     if standing(spec, holder(&context, spec).await?.as_ref()) != Standing::Void {
         return Ok(Action::requeue(COUNTING_TIMEOUT));
     }
-    // By the VPC: the network may be gone.
-    let vni = context.hub.read(|world| world.vni(&spec.vpc));
-    if let (Some(vni), Ok(address)) = (vni, spec.address.parse()) {
-        let barrier = Barrier::new(Waiter::IpClaim(claim.name_any())).lacks_addresses(vni, &[address]);
-        if !context.hub.missing(&barrier).is_empty() {
-            return Ok(Action::requeue(COUNTING_TIMEOUT));
-        }
+    if !is_out_of_use(&claim, &context) {
+        return Ok(Action::requeue(COUNTING_TIMEOUT));
     }
     info!(
         claim = claim.name_any(),
@@ -78,6 +76,43 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     );
     release(&claims, &claim).await?;
     Ok(Action::await_change())
+}
+
+/// Whether the proofs are there that an Endpoint gives when it is deleted: rows are gone from all who may have them, those
+/// of its droplet and of its bouncers by their own word, and no pod has the address. Somebody may have taken the finalizer
+/// of an Endpoint whose droplet is cut off and serves on.
+fn is_out_of_use(claim: &IpClaim, context: &Context) -> bool {
+    let spec = &claim.spec;
+    // By the VPC: the network may be gone.
+    let vni = context.hub.read(|world| world.vni(&spec.vpc));
+    let (Some(vni), Ok(address)) = (vni, spec.address.parse::<IpAddr>()) else {
+        return true;
+    };
+    if context.hub.is_live(vni, address, "") {
+        return false;
+    }
+    let mut barrier = Barrier::new(Waiter::IpClaim(claim.name_any())).lacks_addresses(vni, &[address]);
+    barrier = context.hub.read(|world| {
+        let bouncers = world.roles(RoleKind::Bouncer).holders(&spec.network);
+        let bouncers = bouncers.into_iter().map(str::to_owned);
+        let homes: Vec<String> = if spec.droplet.is_empty() {
+            world.droplets().map(|(name, _)| name.clone()).collect()
+        } else {
+            vec![spec.droplet.clone()]
+        };
+        barrier.asks(bouncers.chain(homes))
+    });
+    if spec.pod.is_empty() && spec.droplet.is_empty() {
+        // It may have been a Service's.
+        let rows = [
+            Key::Service(vni, address),
+            Key::Exposed(vni, address),
+            Key::NodeService(vni, address),
+        ];
+        let taken_for_one = context.hub.read(|world| world.vpc_rows(&spec.vpc));
+        barrier = barrier.lacks(rows).has(taken_for_one);
+    }
+    context.hub.missing(&barrier).is_empty()
 }
 
 /// The Endpoint of the claim's name as the API server has it now.

@@ -1,6 +1,7 @@
 //! What a change of an object means: rows of the world, and whom to wake.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::ResourceExt;
@@ -133,7 +134,8 @@ pub fn on_node(context: &Context, change: &Change<Node>) {
         }
     };
     let addresses = context.node_addresses().into_iter().map(|(_, address)| address);
-    let addresses = addresses.collect();
+    let addresses: BTreeSet<IpAddr> = addresses.collect();
+    context.hub.set_node_addresses(addresses.clone());
     context.hub.update(|world| world.set_nodes(addresses));
     context.hub.triggers.droplet(&name);
     // It may have been cordoned, or not be any more.

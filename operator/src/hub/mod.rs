@@ -8,9 +8,9 @@ mod barrier;
 mod missing;
 mod triggers;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use thuban_api::identifiers::{NetworkId, Vni};
@@ -122,6 +122,8 @@ pub struct Hub {
     state: Mutex<State>,
     started: Instant,
     epoch: u64,
+    /// Addresses of all Nodes.
+    nodes: RwLock<BTreeSet<IpAddr>>,
     pub triggers: Triggers,
 }
 
@@ -147,8 +149,18 @@ impl Hub {
             state: Mutex::new(state),
             started: Instant::now(),
             epoch,
+            nodes: RwLock::default(),
             triggers,
         }
+    }
+
+    pub fn set_node_addresses(&self, addresses: BTreeSet<IpAddr>) {
+        *self.nodes.write().unwrap_or_else(PoisonError::into_inner) = addresses;
+    }
+
+    pub fn is_node_address(&self, address: IpAddr) -> bool {
+        let nodes = self.nodes.read().unwrap_or_else(PoisonError::into_inner);
+        nodes.contains(&address)
     }
 
     fn now(&self) -> u64 {

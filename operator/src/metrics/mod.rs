@@ -93,6 +93,7 @@ struct Metrics {
     acks: Histogram,
     nacks: Family<Because, Counter>,
     streams: Family<Because, Counter>,
+    refusals: Family<Because, Counter>,
     leader: Gauge,
     epoch: Gauge,
     droplets: Family<InState, Gauge>,
@@ -120,6 +121,7 @@ impl Metrics {
             acks: seconds(),
             nacks: Family::default(),
             streams: Family::default(),
+            refusals: Family::default(),
             leader: Gauge::default(),
             epoch: Gauge::default(),
             droplets: Family::default(),
@@ -158,6 +160,11 @@ impl Metrics {
             "streams_ended",
             "Streams of droplets that ended or were refused",
             metrics.streams.clone(),
+        );
+        registry.register(
+            "connections_refused",
+            "Connections and tokens at the droplets' port that were refused or given up",
+            metrics.refusals.clone(),
         );
         registry.register("leader", "1 while this process leads", metrics.leader.clone());
         registry.register("epoch", "Number of its leadership", metrics.epoch.clone());
@@ -332,6 +339,11 @@ pub async fn observed<K: Counted, E: Category>(
     };
     METRICS.reconciles.get_or_create(&labels).inc();
     result
+}
+
+/// A connection or token at the droplets' port. `reason`: one of few.
+pub fn refuses(reason: &'static str) {
+    METRICS.refusals.get_or_create(&Because { reason }).inc();
 }
 
 /// What one stream carries: rows, and how long their acks take.

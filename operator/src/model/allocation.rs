@@ -221,6 +221,7 @@ mod tests {
             endpoint_name: "web-u".into(),
             pod: "web".into(),
             owner_uid: uid.into(),
+            droplet: "d".into(),
         };
         IpClaim::new("name", spec)
     }

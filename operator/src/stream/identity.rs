@@ -7,6 +7,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::api::PostParams;
 use kube::{Api, Client};
+use serde_json::Value;
 use thiserror::Error;
 use thuban_proto::OPERATOR_TOKEN_AUDIENCE;
 
@@ -29,6 +30,8 @@ pub enum IdentityError {
     NotBound,
     #[error("the token has expired or states no expiry")]
     Expired,
+    #[error("the operator has more to do than it can: dial again")]
+    Busy,
 }
 
 /// A proven node.
@@ -55,6 +58,32 @@ pub async fn review(client: Client, token: &str, now: u64) -> Result<Identity, I
         .await
         .map_err(IdentityError::Review)?;
     judge(&answer.status.unwrap_or_default(), expiry(token), now)
+}
+
+/// What a token says of itself, before the API server is asked whether that is so: what is refused here costs it nothing.
+pub fn check_claims(token: &str, now: u64) -> Result<(), IdentityError> {
+    let claims = claims(token).ok_or(IdentityError::NotAuthenticated)?;
+    let audience = &claims["aud"];
+    let mut audiences = audience.as_array().into_iter().flatten().chain([audience]);
+    if !audiences.any(|audience| audience == OPERATOR_TOKEN_AUDIENCE) {
+        return Err(IdentityError::NotAuthenticated);
+    }
+    let user = claims["sub"].as_str().unwrap_or_default();
+    if user != USER {
+        return Err(IdentityError::WrongUser(user.to_owned()));
+    }
+    let is_there = |path: &str| {
+        let value = claims.pointer(path).and_then(Value::as_str);
+        value.is_some_and(|value| !value.is_empty())
+    };
+    if !is_there("/kubernetes.io/pod/uid") || !is_there("/kubernetes.io/node/name") {
+        return Err(IdentityError::NotBound);
+    }
+    let expiry = claims["exp"].as_u64();
+    expiry
+        .filter(|expiry| *expiry > now)
+        .map(|_| ())
+        .ok_or(IdentityError::Expired)
 }
 
 fn judge(status: &TokenReviewStatus, expiry: Option<u64>, now: u64) -> Result<Identity, IdentityError> {
@@ -86,13 +115,14 @@ fn judge(status: &TokenReviewStatus, expiry: Option<u64>, now: u64) -> Result<Id
     })
 }
 
-/// The `exp` claim. Read only of a token that the API server has verified.
-fn expiry(token: &str) -> Option<u64> {
+fn claims(token: &str) -> Option<Value> {
     let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
-    serde_json::from_slice::<serde_json::Value>(&claims)
-        .ok()?
-        .get("exp")?
-        .as_u64()
+    serde_json::from_slice(&claims).ok()
+}
+
+/// The `exp` claim. Believed only of a token that the API server has verified.
+fn expiry(token: &str) -> Option<u64> {
+    claims(token)?.get("exp")?.as_u64()
 }
 
 #[cfg(test)]
@@ -147,6 +177,56 @@ mod tests {
             super::judge(&nobody, Some(160), 100),
             Err(IdentityError::NotAuthenticated)
         ));
+    }
+
+    #[test]
+    fn claims_of_another_are_refused_before_the_api_server_is_asked() {
+        let user = "system:serviceaccount:thuban-system:transitd";
+        let bound = json!({"pod": {"uid": "u"}, "node": {"name": "n1"}});
+        let right = json!({"aud": ["thuban-operator"], "sub": user, "exp": 160, "kubernetes.io": bound});
+        let check = |field: &str, value: serde_json::Value| {
+            let mut claims = right.clone();
+            claims[field] = value;
+            super::check_claims(&token(&claims), 100)
+        };
+        check("iss", json!("https://kubernetes")).unwrap();
+        check("aud", json!("thuban-operator")).unwrap();
+        for audience in [
+            json!(null),
+            json!([]),
+            json!(["api"]),
+            json!({"thuban-operator": 1}),
+        ] {
+            assert!(matches!(
+                check("aud", audience),
+                Err(IdentityError::NotAuthenticated)
+            ));
+        }
+        let other = check("sub", json!("system:serviceaccount:red:default"));
+        assert!(matches!(other, Err(IdentityError::WrongUser(_))));
+        for bound in [
+            json!({"node": {"name": "n1"}}),
+            json!({"pod": {"uid": "u"}}),
+            json!({"pod": {"uid": ""}, "node": {"name": "n1"}}),
+        ] {
+            assert!(matches!(
+                check("kubernetes.io", bound),
+                Err(IdentityError::NotBound)
+            ));
+        }
+        for expiry in [json!(100), json!("never"), json!(null)] {
+            assert!(matches!(check("exp", expiry), Err(IdentityError::Expired)));
+        }
+        for text in ["", "a.b.c", "..", "nonsense"] {
+            let refused = super::check_claims(text, 100);
+            assert!(matches!(refused, Err(IdentityError::NotAuthenticated)), "{text}");
+        }
+    }
+
+    fn token(claims: &serde_json::Value) -> String {
+        use base64::Engine;
+        use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+        format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims.to_string()))
     }
 
     #[test]

@@ -1,5 +1,9 @@
 //! The server that droplets dial: TLS, proof of the node, one stream each.
 
+pub mod door;
 pub mod identity;
 pub mod server;
 pub mod tls;
+
+#[cfg(test)]
+mod tests;

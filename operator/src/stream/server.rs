@@ -15,12 +15,15 @@ use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_server::{Transit, TransitServer};
 use thuban_proto::transit::{DropletMessage, Hello, Nack, OperatorMessage};
 use thuban_rows::{BASELINE, Kind, Kinds};
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::TlsConnectInfo;
 use tonic::transport::{Identity as TlsIdentity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
+use super::door::{Caller, Door, Serving};
 use super::identity::{self, Identity, IdentityError};
 use super::tls::ServerTls;
 use crate::hub::Hub;
@@ -42,6 +45,11 @@ const LARGEST_MESSAGE: usize = 16 << 20;
 
 #[derive(Debug, Error)]
 pub enum ServeError {
+    #[error("listening on {address}: {source}")]
+    Listen {
+        address: SocketAddr,
+        source: std::io::Error,
+    },
     #[error("stream server on {address}: {source}")]
     Serve {
         address: SocketAddr,
@@ -50,6 +58,7 @@ pub enum ServeError {
 }
 
 pub struct TransitService {
+    pub door: Arc<Door>,
     /// None until its world is whole: droplets may dial already, and wait.
     pub hub: watch::Receiver<Option<Arc<Hub>>>,
     pub client: Client,
@@ -61,16 +70,30 @@ pub struct TransitService {
 
 /// Serves until the process ends.
 pub async fn serve(address: SocketAddr, tls: &ServerTls, service: TransitService) -> Result<(), ServeError> {
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|source| ServeError::Listen { address, source })?;
+    serve_at(listener, address, tls, service).await
+}
+
+pub(super) async fn serve_at(
+    listener: TcpListener,
+    address: SocketAddr,
+    tls: &ServerTls,
+    service: TransitService,
+) -> Result<(), ServeError> {
+    let connections = service.door.clone().incoming(listener);
     let identity = TlsIdentity::from_pem(&tls.certificate, &tls.key);
     let transit = TransitServer::new(service).max_decoding_message_size(LARGEST_MESSAGE);
     let serve = async {
         Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE))
             .http2_keepalive_timeout(Some(KEEPALIVE))
-            .tcp_nodelay(true)
+            // A droplet has one.
+            .max_concurrent_streams(2)
             .tls_config(ServerTlsConfig::new().identity(identity))?
             .add_service(transit)
-            .serve(address)
+            .serve_with_incoming(connections)
             .await
     };
     serve
@@ -88,13 +111,19 @@ impl Transit for TransitService {
         &self,
         request: Request<Streaming<DropletMessage>>,
     ) -> Result<Response<Messages>, Status> {
+        let caller = request
+            .extensions()
+            .get::<TlsConnectInfo<Caller>>()
+            .map(|info| info.get_ref().clone())
+            .ok_or_else(|| Status::internal("the connection did not come by the door"))?;
         let identity = self
-            .identify(&request)
+            .identify(&request, &caller)
             .await
             .inspect_err(|_| metrics::Stream::ends("identity"))?;
         let mut incoming = request.into_inner();
         let hello = hello(&mut incoming).await?;
         check(&hello, &identity).inspect_err(|_| metrics::Stream::ends("hello"))?;
+        let serving = caller.serves(&identity.node);
         let hub = self.hub().await?;
         if hello.highest_epoch > hub.epoch() {
             // No more than a Lease can carry on from.
@@ -132,7 +161,12 @@ impl Transit for TransitService {
             "stream opened"
         );
         let (outgoing, receiver) = mpsc::channel(64);
-        let stream = DropletStream { hub, identity, id };
+        let stream = DropletStream {
+            hub,
+            identity,
+            id,
+            _serving: serving,
+        };
         tokio::spawn(stream.run(incoming, programs, outgoing));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -159,7 +193,7 @@ impl TransitService {
         hub.ok_or_else(|| Status::unavailable("this operator is stopping; dial again"))
     }
 
-    async fn identify<T>(&self, request: &Request<T>) -> Result<Identity, Status> {
+    async fn identify<T>(&self, request: &Request<T>, caller: &Caller) -> Result<Identity, Status> {
         let token = request
             .metadata()
             .get("authorization")
@@ -170,9 +204,21 @@ impl TransitService {
             .duration_since(UNIX_EPOCH)
             .map(|time| time.as_secs())
             .unwrap_or_default();
+        // Anybody may send any number of these.
+        identity::check_claims(token, now).map_err(|error| {
+            metrics::refuses("claims");
+            debug!(error = %error, "a stream was refused");
+            status(&error)
+        })?;
+        let _turn = caller
+            .review()
+            .await
+            .ok_or(IdentityError::Busy)
+            .map_err(|error| status(&error))?;
         identity::review(self.client.clone(), token, now)
             .await
             .map_err(|error| {
+                metrics::refuses("token");
                 warn!(error = %error, "a stream was refused");
                 status(&error)
             })
@@ -187,7 +233,7 @@ fn seen_by_many(mut epochs: Vec<u64>, droplets: usize) -> Option<u64> {
 
 fn status(error: &IdentityError) -> Status {
     match error {
-        IdentityError::Review(_) => Status::unavailable(error.to_string()),
+        IdentityError::Review(_) | IdentityError::Busy => Status::unavailable(error.to_string()),
         IdentityError::NoToken | IdentityError::NotAuthenticated | IdentityError::Expired => {
             Status::unauthenticated(error.to_string())
         }
@@ -233,6 +279,7 @@ struct DropletStream {
     hub: Arc<Hub>,
     identity: Identity,
     id: u64,
+    _serving: Serving,
 }
 
 impl DropletStream {

@@ -130,7 +130,8 @@ enum Chore {
 }
 
 fn chores(state: &State, node: &str) -> Vec<Chore> {
-    let Some(droplet) = state.droplets.get(node).filter(|droplet| droplet.is_on) else {
+    let works = |droplet: &&Droplet| droplet.is_on && !droplet.is_kubelet_away;
+    let Some(droplet) = state.droplets.get(node).filter(works) else {
         return Vec::new();
     };
     let mut chores = Vec::new();

@@ -6,6 +6,7 @@
 mod late;
 
 mod denied;
+mod stripped;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

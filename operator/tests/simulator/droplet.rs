@@ -72,6 +72,8 @@ pub struct Droplet {
     pub is_on: bool,
     /// transitd runs and reaches the operator.
     pub is_reachable: bool,
+    /// Kubelet hears of no pod, and ends none.
+    pub is_kubelet_away: bool,
     pub is_heart_beating: bool,
     beats: u64,
     highest_epoch: u64,
@@ -99,6 +101,7 @@ impl Droplet {
             address,
             is_on: true,
             is_reachable: true,
+            is_kubelet_away: false,
             is_heart_beating: true,
             beats: 0,
             highest_epoch: 0,

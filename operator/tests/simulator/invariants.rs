@@ -42,6 +42,7 @@ pub fn after_write(state: &mut State, change: &Change) {
                 packets_arrive(state);
             }
         }
+        (Kind::Endpoint, None) if state.stripped.contains(name) => {}
         (Kind::Endpoint, None) => gone_means_out_of_use(state, name, old),
         (Kind::IpClaim, _) => claims_outlive_rows(state, name, old, new),
         (Kind::VniClaim, None) => numbers_outlive_rows(state, name),

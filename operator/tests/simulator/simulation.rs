@@ -38,6 +38,8 @@ pub struct State {
     pub full: BTreeSet<String>,
     /// Warnings that people were told of: kind, name, reason.
     pub told: BTreeSet<(String, String, String)>,
+    /// Endpoints whose finalizer somebody took who may not: how they go says nothing of the operator.
+    pub stripped: BTreeSet<String>,
     /// Faults have stopped.
     pub is_fair: bool,
     trace: Vec<String>,
@@ -74,6 +76,7 @@ impl Simulation {
             next_page: 0,
             full: BTreeSet::new(),
             told: BTreeSet::new(),
+            stripped: BTreeSet::new(),
             is_fair: false,
             trace: Vec::new(),
             started: Instant::now(),

@@ -56,6 +56,8 @@ impl Operator {
             .env("THUBAN_LISTEN_PORT", launch.port.to_string())
             .env("THUBAN_SERVICE_CIDRS", "10.96.0.0/16")
             .env("THUBAN_UNDERLAY_CIDRS", &launch.underlay)
+            // All hollow droplets dial from there.
+            .env("THUBAN_STREAM_SOURCES", format!("{}/32", launch.address))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);

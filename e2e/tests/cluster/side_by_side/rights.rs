@@ -346,22 +346,83 @@ fn administrator_cannot_write_roles_claims_or_statuses() {
 
 /// A tenant with the role `edit` in its namespace.
 fn editor(cluster: &Cluster, namespace: &str) -> Actor {
+    bound(cluster, namespace, "editor", "edit")
+}
+
+/// A ServiceAccount with a role in its namespace alone.
+fn bound(cluster: &Cluster, namespace: &str, name: &str, role: &str) -> Actor {
     let ignore = |arguments: &[&str]| {
         if let Err(error) = cluster.kubectl(arguments) {
             assert!(error.to_string().contains("already exists"), "{error}");
         }
     };
-    ignore(&["create", "serviceaccount", "-n", namespace, "editor"]);
+    ignore(&["create", "serviceaccount", "-n", namespace, name]);
     ignore(&[
         "create",
         "rolebinding",
         "-n",
         namespace,
-        "editor",
-        "--clusterrole=edit",
-        &format!("--serviceaccount={namespace}:editor"),
+        name,
+        &format!("--clusterrole={role}"),
+        &format!("--serviceaccount={namespace}:{name}"),
     ]);
-    Actor::service_account(cluster, namespace, "editor").unwrap()
+    Actor::service_account(cluster, namespace, name).unwrap()
+}
+
+#[test]
+fn who_rules_a_namespace_takes_no_finalizer_of_its_endpoints() {
+    let cluster = &tenants().cluster;
+    let ruler = bound(cluster, "red", "ruler", "cluster-admin");
+    let admin = Actor::administrator(cluster).unwrap();
+    let of_pod = &tenants().network("red-web")[0].name;
+    let all = ruler.get(&["endpoints.thuban.dev", "-n", "red"]).unwrap();
+    let endpoint = all["items"]
+        .as_array()
+        .and_then(|items| {
+            let is_its = |endpoint: &&Value| endpoint["spec"]["podRef"]["name"] == of_pod.as_str();
+            items.iter().find(is_its)
+        })
+        .unwrap();
+    let name = endpoint["metadata"]["name"].as_str().unwrap();
+    let patch = |actor: &Actor, patch: &Value| {
+        actor.kubectl(&[
+            "patch",
+            "--dry-run=server",
+            "endpoints.thuban.dev",
+            "-n",
+            "red",
+            name,
+            "--type=merge",
+            "-p",
+            &patch.to_string(),
+        ])
+    };
+    for finalizers in [Value::Null, json!([]), json!(["example.com/stay"])] {
+        let answer = patch(&ruler, &json!({"metadata": {"finalizers": finalizers}}));
+        ruler.is_refused(
+            "take the operator's finalizer",
+            answer,
+            &["thuban.dev/rows", "taken by the operator alone"],
+        );
+    }
+    let mut unguarded = endpoint.clone();
+    unguarded["metadata"]["finalizers"] = Value::Null;
+    if let Some(metadata) = unguarded["metadata"].as_object_mut() {
+        metadata.remove("resourceVersion");
+    }
+    let answer = ruler.write("replace", &unguarded, &[]);
+    ruler.is_refused("replace it without", answer, &["thuban.dev/rows"]);
+    let answer = patch(&ruler, &json!({"spec": {"droplet": "node-z"}}));
+    ruler.is_refused("move it", answer, &["immutable"]);
+    // All else of its metadata is the namespace's, a finalizer beside the operator's too.
+    for allowed in [
+        json!({"metadata": {"labels": {"a": "b"}}}),
+        json!({"metadata": {"finalizers": ["thuban.dev/rows", "example.com/stay"]}}),
+    ] {
+        patch(&ruler, &allowed).unwrap();
+    }
+    // Who rules the cluster repairs.
+    patch(&admin, &json!({"metadata": {"finalizers": null}})).unwrap();
 }
 
 #[test]

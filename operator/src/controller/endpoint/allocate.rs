@@ -103,6 +103,7 @@ async fn claim(
         owner: &Owner::of(endpoint),
         cni_uid: &holder_uid(endpoint),
         droplet: droplet_of(endpoint),
+        home: &endpoint.spec.droplet,
         network,
         ranges: &parse(in_force(network)).unwrap_or_default(),
         asked: &asked,

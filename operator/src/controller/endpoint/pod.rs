@@ -199,6 +199,7 @@ async fn claim(
         owner,
         cni_uid,
         droplet: node,
+        home: node,
         network: &network,
         ranges: &parse(in_force(&network)).unwrap_or_default(),
         asked,

@@ -94,6 +94,7 @@ pub async fn claim(
         owner: &owner,
         cni_uid: "",
         droplet: "",
+        home: "",
         network: &network,
         ranges: &parse(in_force(&network)).unwrap_or_default(),
         asked: &asked,

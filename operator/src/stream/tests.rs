@@ -1,0 +1,374 @@
+//! The real server on loopback, with an API server that only reviews tokens: whom it lets in, and what those cost it who
+//! are not.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http_body_util::BodyExt;
+use ipnet::IpNet;
+use kube::Client;
+use kube::client::Body;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use serde_json::{Value, json};
+use thuban_proto::transit::transit_client::TransitClient;
+use thuban_proto::transit::{DropletMessage, Hello, OperatorMessage, droplet_message};
+use thuban_proto::{OPERATOR_TLS_NAME, OPERATOR_TOKEN_AUDIENCE, PROTOCOL_VERSION};
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, timeout};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
+use tonic::{Code, Request, Status, Streaming};
+
+use super::door::{Door, Limits};
+use super::server::{TransitService, serve_at};
+use super::tls::ServerTls;
+use crate::hub::{Hub, Triggers};
+
+const NODE: [u8; 4] = [127, 0, 0, 1];
+const STRANGER: [u8; 4] = [127, 0, 0, 2];
+/// Whatever is waited for takes no longer, on any machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An API server that takes its time, and knows forged tokens by their signature.
+#[derive(Default)]
+struct Reviews {
+    all: AtomicUsize,
+    under_way: AtomicUsize,
+    most: AtomicUsize,
+}
+
+fn claims(token: &str) -> Value {
+    let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
+    serde_json::from_slice(&claims).unwrap()
+}
+
+async fn review(reviews: Arc<Reviews>, request: http::Request<Body>) -> http::Response<Body> {
+    let bytes = request.into_body().collect().await.unwrap().to_bytes();
+    let mut review: Value = serde_json::from_slice(&bytes).unwrap();
+    let token = review["spec"]["token"].as_str().unwrap().to_owned();
+    reviews.all.fetch_add(1, Relaxed);
+    let under_way = reviews.under_way.fetch_add(1, Relaxed) + 1;
+    reviews.most.fetch_max(under_way, Relaxed);
+    sleep(Duration::from_millis(20)).await;
+    reviews.under_way.fetch_sub(1, Relaxed);
+    let claims = claims(&token);
+    review["status"] = json!({
+        "authenticated": !token.ends_with(".forged"),
+        "audiences": claims["aud"],
+        "user": {"username": claims["sub"], "extra": {
+            "authentication.kubernetes.io/node-name": [claims["kubernetes.io"]["node"]["name"]],
+            "authentication.kubernetes.io/pod-uid": ["u"],
+        }},
+    });
+    http::Response::new(Body::from(review.to_string().into_bytes()))
+}
+
+fn token(node: &str, user: &str, signature: &str) -> String {
+    let claims = json!({
+        "aud": [OPERATOR_TOKEN_AUDIENCE],
+        "sub": format!("system:serviceaccount:thuban-system:{user}"),
+        "exp": 1_u64 << 40,
+        "kubernetes.io": {"pod": {"uid": "u"}, "node": {"name": node}},
+    });
+    format!("e30.{}.{signature}", URL_SAFE_NO_PAD.encode(claims.to_string()))
+}
+
+fn tls() -> ServerTls {
+    let mut parameters = CertificateParams::new(Vec::new()).unwrap();
+    parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    let ca_key = KeyPair::generate().unwrap();
+    let ca_bundle = parameters.self_signed(&ca_key).unwrap().pem();
+    let issuer = Issuer::from_ca_cert_pem(&ca_bundle, ca_key).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let parameters = CertificateParams::new(vec![OPERATOR_TLS_NAME.to_owned()]).unwrap();
+    let certificate = parameters.signed_by(&key, &issuer).unwrap().pem();
+    ServerTls {
+        ca_bundle,
+        certificate,
+        key: key.serialize_pem(),
+    }
+}
+
+fn hub() -> Hub {
+    let triggers = Triggers {
+        vpcs: mpsc::unbounded_channel().0,
+        networks: mpsc::unbounded_channel().0,
+        dividers: mpsc::unbounded_channel().0,
+        bouncers: mpsc::unbounded_channel().0,
+        droplets: mpsc::unbounded_channel().0,
+        endpoints: mpsc::unbounded_channel().0,
+        pods: mpsc::unbounded_channel().0,
+        claims: mpsc::unbounded_channel().0,
+        vni_claims: mpsc::unbounded_channel().0,
+        services: mpsc::unbounded_channel().0,
+        network_policies: mpsc::unbounded_channel().0,
+    };
+    let hub = Hub::new(3, triggers);
+    hub.set_node_addresses(BTreeSet::from([NODE.into()]));
+    hub
+}
+
+struct Operator {
+    address: SocketAddr,
+    ca: String,
+    door: Arc<Door>,
+    reviews: Arc<Reviews>,
+    _hub: watch::Sender<Option<Arc<Hub>>>,
+    _outranked: mpsc::Receiver<u64>,
+}
+
+impl Operator {
+    async fn start(hub: Option<Hub>, sources: &[&str], limits: Limits) -> Self {
+        // The other tests of this process may have been first.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let reviews = Arc::new(Reviews::default());
+        let counted = reviews.clone();
+        let api = tower::service_fn(move |request: http::Request<Body>| {
+            let counted = counted.clone();
+            async move { Ok::<_, std::convert::Infallible>(review(counted, request).await) }
+        });
+        let (started, hub) = watch::channel(hub.map(Arc::new));
+        let (outranked, higher) = mpsc::channel(1);
+        let sources: Vec<IpNet> = sources.iter().map(|range| range.parse().unwrap()).collect();
+        let door = Door::new(hub.clone(), sources, limits);
+        let service = TransitService {
+            door: door.clone(),
+            hub,
+            client: Client::new(api, "default"),
+            outranked,
+            witnesses: std::sync::Mutex::default(),
+        };
+        // All of loopback.
+        let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+        let address = SocketAddr::from((NODE, listener.local_addr().unwrap().port()));
+        let tls = tls();
+        let ca = tls.ca_bundle.clone();
+        tokio::spawn(async move { serve_at(listener, address, &tls, service).await });
+        Self {
+            address,
+            ca,
+            door,
+            reviews,
+            _hub: started,
+            _outranked: higher,
+        }
+    }
+
+    /// As a droplet dials: its stream, with the channel that keeps it open.
+    async fn dial(
+        &self,
+        node: &str,
+        token: &str,
+    ) -> Result<(Streaming<OperatorMessage>, mpsc::Sender<DropletMessage>), Status> {
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(&self.ca))
+            .domain_name(OPERATOR_TLS_NAME);
+        let endpoint = Endpoint::from_shared(format!("https://{}", self.address)).unwrap();
+        let channel = endpoint.tls_config(tls).unwrap().connect().await;
+        let channel = channel.map_err(|error| Status::unavailable(error.to_string()))?;
+        let hello = Hello {
+            protocol_version: PROTOCOL_VERSION,
+            droplet: node.to_owned(),
+            ..Hello::default()
+        };
+        let (sender, receiver) = mpsc::channel(1);
+        let message = Some(droplet_message::Message::Hello(hello));
+        sender.send(DropletMessage { message }).await.unwrap();
+        let mut request = Request::new(tokio_stream::wrappers::ReceiverStream::new(receiver));
+        let bearer = format!("Bearer {token}").parse().unwrap();
+        request.metadata_mut().insert("authorization", bearer);
+        let stream = TransitClient::new(channel).connect(request).await?.into_inner();
+        Ok((stream, sender))
+    }
+
+    /// A droplet that gets its program, however often it must dial.
+    async fn droplet(&self, node: &str) -> (Streaming<OperatorMessage>, mpsc::Sender<DropletMessage>) {
+        let dial = async {
+            loop {
+                if let Ok((mut stream, sender)) = self.dial(node, &token(node, "transitd", "right")).await
+                    && let Ok(Some(_)) = stream.message().await
+                {
+                    return (stream, sender);
+                }
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(PATIENCE, dial)
+            .await
+            .expect("the droplet gets no program")
+    }
+
+    /// A connection from this address, by one of pods' ports or any other.
+    async fn connect(&self, from: [u8; 4], port: u16) -> std::io::Result<TcpStream> {
+        let socket = TcpSocket::new_v4()?;
+        socket.bind(SocketAddr::from((from, port)))?;
+        socket.connect(self.address).await
+    }
+
+    async fn until(&self, what: &str, is_so: impl Fn((usize, usize)) -> bool) {
+        let look = async {
+            while !is_so(self.door.counts()) {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let found = timeout(PATIENCE, look).await;
+        assert!(found.is_ok(), "{what}: {:?} are held", self.door.counts());
+    }
+}
+
+/// The server ends a connection that says nothing.
+async fn is_ended(connection: &mut TcpStream) {
+    let read = timeout(PATIENCE, connection.read(&mut [0; 16])).await;
+    assert!(matches!(read.expect("it is left open"), Ok(0) | Err(_)));
+}
+
+fn patient(milliseconds: u64) -> Limits {
+    Limits {
+        patience: Duration::from_millis(milliseconds),
+        ..Limits::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_thousand_silent_connections_keep_no_droplet_out() {
+    let limits = Limits::default();
+    let operator = Operator::start(Some(hub()), &[], limits).await;
+    let mut silent = Vec::new();
+    for number in 0..1000 {
+        // As pods of the node come, and as its own processes do.
+        for port in [10_000 + number, 0] {
+            if let Ok(connection) = operator.connect(NODE, port).await {
+                silent.push(connection);
+            }
+        }
+    }
+    assert!(silent.len() > 1800, "{} connections", silent.len());
+    let (held, waiting) = operator.door.counts();
+    assert!(held <= limits.of_place * 2 && waiting == held, "{held} are held");
+    let (_stream, _sender) = operator.droplet("node-a").await;
+    operator
+        .until("it is one among few", |(held, waiting)| {
+            held <= limits.of_place * 2 + 1 && waiting == held - 1
+        })
+        .await;
+    // Those of its own place who come later don't take its connection.
+    for _ in 0..limits.of_place * 2 {
+        silent.push(operator.connect(NODE, 0).await.unwrap());
+    }
+    operator
+        .until("it is served on", |(held, waiting)| waiting == held - 1)
+        .await;
+}
+
+#[tokio::test]
+async fn only_nodes_and_listed_sources_may_dial() {
+    let operator = Operator::start(Some(hub()), &[], Limits::default()).await;
+    is_ended(&mut operator.connect(STRANGER, 0).await.unwrap()).await;
+    assert_eq!(operator.door.counts(), (0, 0));
+    let _node = operator.connect(NODE, 0).await.unwrap();
+    operator
+        .until("the node is let in", |counts| counts == (1, 1))
+        .await;
+    let operator = Operator::start(Some(hub()), &["127.0.0.2/32"], Limits::default()).await;
+    let _listed = operator.connect(STRANGER, 0).await.unwrap();
+    operator
+        .until("the source is let in", |counts| counts == (1, 1))
+        .await;
+}
+
+#[tokio::test]
+async fn before_nodes_are_known_the_bounds_hold_for_all() {
+    let limits = Limits {
+        of_place: 4,
+        total: 6,
+        ..Limits::default()
+    };
+    let operator = Operator::start(None, &[], limits).await;
+    let mut silent = Vec::new();
+    for from in [NODE, STRANGER, [127, 0, 0, 3]] {
+        for _ in 0..10 {
+            silent.push(operator.connect(from, 0).await.unwrap());
+        }
+    }
+    let mut last = operator.connect([127, 0, 0, 4], 0).await.unwrap();
+    operator
+        .until("no more than the bound are held", |counts| counts == (6, 6))
+        .await;
+    // Whoever came last is among them.
+    let read = timeout(Duration::from_millis(200), last.read(&mut [0; 16])).await;
+    assert!(read.is_err(), "{read:?}");
+}
+
+#[tokio::test]
+async fn who_proves_nothing_is_ended_and_a_droplet_is_not() {
+    let operator = Operator::start(Some(hub()), &[], patient(1000)).await;
+    let (_stream, _sender) = operator.droplet("node-a").await;
+    let mut silent = operator.connect(NODE, 0).await.unwrap();
+    is_ended(&mut silent).await;
+    operator
+        .until("the droplet alone is left", |counts| counts == (1, 0))
+        .await;
+}
+
+#[tokio::test]
+async fn a_droplet_has_one_connection() {
+    let operator = Operator::start(Some(hub()), &[], patient(1000)).await;
+    let (mut former, _first) = operator.droplet("node-a").await;
+    let (_stream, _second) = operator.droplet("node-a").await;
+    let end = async { while let Ok(Some(_)) = former.message().await {} };
+    timeout(PATIENCE, end).await.expect("the former stream goes on");
+    operator
+        .until("its former connection is ended", |counts| counts == (1, 0))
+        .await;
+    let (_other, _third) = operator.droplet("node-b").await;
+    operator
+        .until("another droplet has its own", |counts| counts == (2, 0))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_are_reviewed_one_at_a_time_of_a_place_and_few_of_all() {
+    for (sources, most) in [(&[][..], 1), (&["127.0.0.0/8"][..], 4)] {
+        let limits = Limits {
+            reviews: 4,
+            of_place: 64,
+            ..Limits::default()
+        };
+        let operator = Operator::start(Some(hub()), sources, limits).await;
+        let forged = token("node-a", "transitd", "forged");
+        let dials = (0..12).map(|_| operator.dial("node-a", &forged));
+        for answer in futures::future::join_all(dials).await {
+            let refused = answer.err().expect("a forged token is let in");
+            assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");
+        }
+        assert_eq!(operator.reviews.all.load(Relaxed), 12);
+        let at_a_time = operator.reviews.most.load(Relaxed);
+        assert!(at_a_time <= most, "{at_a_time} at a time");
+    }
+}
+
+#[tokio::test]
+async fn a_token_of_another_costs_no_review() {
+    let operator = Operator::start(Some(hub()), &[], Limits::default()).await;
+    let anothers = token("node-a", "default", "right");
+    let refused = operator
+        .dial("node-a", &anothers)
+        .await
+        .err()
+        .expect("it is let in");
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    let refused = operator
+        .dial("node-a", "not.a.token")
+        .await
+        .err()
+        .expect("it is let in");
+    assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");
+    assert_eq!(operator.reviews.all.load(Relaxed), 0);
+}
