@@ -1,23 +1,35 @@
-//! A host on the underlay that forges Geneve: every combination of outer source, VNI and inner source.
+//! A host on the underlay that forges Geneve: every combination of outer source, VNI and inner source, and every form in
+//! which a droplet does not send it.
 //!
 //! What a droplet can judge without authentication is whether the three fit together. A forger that may use a droplet's
 //! address as its own can say what that droplet could say, and no more.
 
-use std::{net::Ipv4Addr, time::Duration};
+mod shapes;
+
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, UdpSocket},
+    time::Duration,
+};
 
 use anyhow::{Result, ensure};
 use thuban_common::counters::Counter;
 use thuban_e2e::rig::{
+    Transit,
     capture::Wire,
     topology::{BLUE, RED, Topology},
 };
+use thuban_testkit::packets::{self, GENEVE, Ipv4, udp};
 
+use self::shapes::shapes;
 use crate::{
-    each,
+    counter, each,
     isolation::{datagram, geneve, listen},
 };
 
 const PORT: u16 = 7700;
+/// Nobody's.
+const OTHER: u16 = 7701;
 
 /// All drops of a droplet.
 fn drops(topology: &Topology, droplet: usize) -> Result<u64> {
@@ -89,6 +101,111 @@ fn only_consistent_frames_pass_and_others_count_as_drops() -> Result<()> {
             }
         }
         ensure!(tried == 72);
+        Ok(())
+    })
+}
+
+/// The same words as [`geneve`] says, for any shape: VNI 100 and a frame of 10.0.1.11.
+fn forged(to: Ipv4Addr, marker: &str) -> Vec<u8> {
+    let payload = udp(7777, PORT, marker.as_bytes());
+    let inner = Ipv4::new(17, Ipv4Addr::new(10, 0, 1, 11), to).around(&payload);
+    let header = [0, 0, 0x65, 0x58, 0, 0, RED as u8, 0];
+    udp(
+        50_000,
+        GENEVE,
+        &[&header[..], &packets::ethernet(&inner)].concat(),
+    )
+}
+
+/// Names of the shapes that came, until nothing comes any more.
+fn came(socket: &UdpSocket) -> BTreeSet<String> {
+    let mut buffer = [0; 2000];
+    let mut came = BTreeSet::new();
+    while let Ok(length) = socket.recv(&mut buffer) {
+        came.insert(
+            String::from_utf8_lossy(&buffer[..length])
+                .trim_end_matches('.')
+                .to_owned(),
+        );
+    }
+    came
+}
+
+/// Even what a droplet could say is not believed in a form in which no droplet says it.
+#[test]
+fn geneve_in_any_other_form_reaches_nobody() -> Result<()> {
+    each(|topology| {
+        topology.make_direct()?;
+        let [one, node, three] = [0, 1, 2].map(|index| topology.rig.droplets[index].address);
+        let stranger = Ipv4Addr::new(172, 31, 99, 77);
+        let second = topology.second.address;
+        let namespace = &topology.rig.droplets[1].namespace;
+        let mac = geneve(topology, one, 2, RED, &[])?;
+        let shapes = shapes(topology, mac.first_chunk().copied().unwrap_or_default())?;
+        let wire = Wire::open(&topology.rig.bridge, "d2")?;
+        let others = [
+            listen(namespace, Ipv4Addr::UNSPECIFIED, OTHER)?,
+            namespace.run(|| Ok(UdpSocket::bind((shapes::SECOND6, OTHER))?))?,
+        ];
+        others[1].set_read_timeout(Some(Duration::from_millis(100)))?;
+        let sockets = [
+            listen(&topology.second.namespace, second, PORT)?,
+            listen(&topology.second_blue.namespace, second, PORT)?,
+            listen(namespace, Ipv4Addr::UNSPECIFIED, PORT)?,
+        ];
+
+        let mut expected = BTreeSet::new();
+        for shape in &shapes {
+            // Long enough for every fragment.
+            let marker = format!("{:.<160}", shape.name);
+            for frame in (shape.build)(stranger, &udp(7777, OTHER, marker.as_bytes())) {
+                wire.inject(&frame)?;
+            }
+            if shape.comes_to_node {
+                expected.insert(shape.name.clone());
+            }
+        }
+        let reached: BTreeSet<String> = others.iter().flat_map(came).collect();
+        ensure!(
+            reached == expected,
+            "shapes for another port: {:?}",
+            reached.symmetric_difference(&expected)
+        );
+
+        let before = counter(topology, 2, Counter::BadHeader)?;
+        let mut counted = 0;
+        for shape in &shapes {
+            for from in [one, three, stranger] {
+                for to in [second, node] {
+                    let marker = format!("{:.<160}", shape.name);
+                    for frame in (shape.build)(from, &forged(to, &marker)) {
+                        wire.inject(&frame)?;
+                    }
+                    counted += u64::from(shape.is_counted);
+                }
+            }
+        }
+        for (socket, whose) in sockets.iter().zip(["red's pod", "blue's pod", "the node"]) {
+            let came = came(socket);
+            ensure!(came.is_empty(), "{whose} received {came:?}");
+        }
+        let bad = counter(topology, 2, Counter::BadHeader)? - before;
+        ensure!(bad == counted, "{bad} of {counted} counted");
+        if topology.transit == Transit::Aggregated {
+            let taken = namespace.command("cat /sys/class/net/thuban-gro/statistics/rx_packets")?;
+            ensure!(taken.trim() == "0", "thuban-gro took {taken}");
+        }
+        wire.inject(&geneve(
+            topology,
+            one,
+            2,
+            RED,
+            &datagram(topology.first.address, second, PORT),
+        )?)?;
+        ensure!(
+            sockets[0].recv(&mut [0; 8]).is_ok(),
+            "in a droplet's form it is right"
+        );
         Ok(())
     })
 }
