@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_droplet_says_is_read_back_and_saying_nothing_is_the_baseline() {
+    fn kinds_are_read_back_and_saying_none_is_the_baseline() {
         let all = Kinds::all();
         assert_eq!(Kinds::read(&all.numbers()), all);
         assert_eq!(all.lacking().count(), 0);

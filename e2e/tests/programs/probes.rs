@@ -25,7 +25,7 @@ fn from(sender: std::net::Ipv4Addr, kind: u16, secret: u64) -> Vec<u8> {
 }
 
 #[test]
-fn questions_of_droplets_are_answered_with_as_many_bytes_and_nobody_elses() -> Result<()> {
+fn only_droplets_questions_are_answered_with_as_many_bytes() -> Result<()> {
     let answered = |to| Expect::Turned {
         to,
         kind: 3,

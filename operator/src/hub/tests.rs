@@ -405,7 +405,7 @@ fn without(kind: Kind) -> Kinds {
 }
 
 #[test]
-fn a_row_that_a_droplet_does_not_understand_is_not_sent_and_counts_as_missing() {
+fn a_row_of_an_unknown_kind_is_not_sent_and_counts_as_missing() {
     let (hub, mut woken) = hub();
     let (a, _divider) = hub.open("a", &[], &[], Kinds::all());
     let (b, mut bouncer) = hub.open("b", &[], &[], without(Kind::Bouncer));

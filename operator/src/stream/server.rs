@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_droplet_that_names_its_kinds_of_rows_names_those_that_all_understand() {
+    fn named_kinds_of_rows_include_those_that_all_understand() {
         let identity = Identity {
             node: "node-a".into(),
             valid_for: Duration::MAX,

@@ -345,7 +345,7 @@ async fn tokens_are_reviewed_one_at_a_time_of_a_place_and_few_of_all() {
         let forged = token("node-a", "transitd", "forged");
         let dials = (0..12).map(|_| operator.dial("node-a", &forged));
         for answer in futures::future::join_all(dials).await {
-            let refused = answer.err().expect("a forged token is let in");
+            let refused = answer.expect_err("a forged token is let in");
             assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");
         }
         assert_eq!(operator.reviews.all.load(Relaxed), 12);
@@ -361,14 +361,12 @@ async fn a_token_of_another_costs_no_review() {
     let refused = operator
         .dial("node-a", &anothers)
         .await
-        .err()
-        .expect("it is let in");
+        .expect_err("it is let in");
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
     let refused = operator
         .dial("node-a", "not.a.token")
         .await
-        .err()
-        .expect("it is let in");
+        .expect_err("it is let in");
     assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");
     assert_eq!(operator.reviews.all.load(Relaxed), 0);
 }

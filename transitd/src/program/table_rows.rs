@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_moved_in_is_forwarded_from_its_old_droplet_in_both_families() {
+    fn an_address_that_moved_in_is_forwarded_from_its_old_droplet() {
         let keys: Vec<TableKey> = table_rows(&Row::Local(builders::local()))
             .into_iter()
             .map(|(key, _)| key)

@@ -309,7 +309,7 @@ mod tests {
             ..Member::default()
         };
         // Every third answer is lost: not yet.
-        let flaky = |tick: u64| tick - u64::from(tick % 6 == 0) * 2;
+        let flaky = |tick: u64| tick - u64::from(tick.is_multiple_of(6)) * 2;
         assert_eq!(ticks_until_change(&mut member, 10, true, flaky), None);
         member.answers = 0;
         let back = ticks_until_change(&mut member, 2000, true, |tick| tick).unwrap();
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn without_packets_to_roles_droplets_are_asked_seldom_and_at_once_when_there_are_some() {
+    fn droplets_are_asked_seldom_while_no_packets_go_by_roles() {
         let member = Member {
             asked: Some((100, 7)),
             ..Member::default()

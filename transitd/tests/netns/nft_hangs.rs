@@ -74,7 +74,7 @@ impl Drop for Nft {
 }
 
 #[test]
-fn while_nft_hangs_dns_adds_and_the_stream_go_on_and_the_ack_waits() {
+fn while_nft_hangs_dns_adds_and_stream_go_on_and_acks_wait() {
     let mut rig = prepare();
     let nft = Nft::new(&mut rig);
     start(&mut rig);

@@ -50,7 +50,7 @@ fn reconnect(rig: &Rig) {
 }
 
 #[test]
-fn tenants_ports_shut_when_the_operator_is_away_for_too_long_and_open_again() {
+fn tenants_ports_shut_while_the_operator_is_away_too_long() {
     let mut rig = rig();
     let _here = serve(&pod(&rig, "p3"), Ipv4Addr::UNSPECIFIED, 8080, 3);
     let _others = serve(rig.far(), FAR, 30080, 9);

@@ -163,7 +163,7 @@ fn a_divided_flow_leaves_a_dead_divider_with_transit_at_xdp() {
 }
 
 #[test]
-fn one_that_is_back_is_used_again_and_where_nobody_answers_all_are() {
+fn a_role_that_is_back_is_used_and_all_if_nobody_answers() {
     let world = World::new(&[]);
     let pod = format!("{}-p", world.rig.name);
     let mut send = datagrams(&pod, BOUNCED, 1);

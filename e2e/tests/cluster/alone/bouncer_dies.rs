@@ -122,7 +122,7 @@ fn parts(cluster: &Cluster) -> Result<[String; 3]> {
 }
 
 #[test]
-fn a_bouncers_node_that_falls_silent_costs_a_bounced_flow_no_more_than_moments() {
+fn a_bounced_flow_leaves_a_bouncer_whose_node_falls_silent() {
     let cluster = &tenants().cluster;
     let _guard = NoDirectPaths::new(cluster).unwrap();
     let mut objects = manifests(NAME, &["10.79.0.0/16"], &["10.79.1.0/24"]);

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_leaves_a_droplet_that_does_not_take_its_tables_unless_users_are_told_of_it() {
+    fn an_unpublished_role_leaves_a_droplet_without_its_tables() {
         assert_eq!(next(NEW, missing(true), &[]), Step::LeaveDroplet(unacked(&["a"])));
         let announced = View {
             is_published: true,

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_denied_is_told_from_what_fails_and_from_what_is_invalid() {
+    fn denied_failed_and_invalid_writes_are_told_apart() {
         let of = |code: u16, cause: &Value| {
             let status: Status = serde_json::from_value(json!({
                 "status": "Failure", "message": "by whom", "reason": "", "code": code, "details": {"causes": [cause]},

@@ -118,7 +118,7 @@ fn a_bouncer_that_keeps_acks_back_holds_up_no_endpoint_for_long() {
 }
 
 #[test]
-fn a_subscriber_that_keeps_acks_back_holds_up_no_address_for_long() {
+fn a_subscriber_without_acks_holds_up_no_address_for_long() {
     for (seed, manner) in (1..=6).zip(Manner::LATE.into_iter().cycle()) {
         check("late-subscriber", seed, async |simulation| {
             begin(simulation, 1).await;

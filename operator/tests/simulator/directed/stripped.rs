@@ -74,7 +74,7 @@ async fn begin_cut_off(simulation: &Arc<Simulation>) -> Arc<operators::Operator>
 }
 
 #[test]
-fn address_of_a_stripped_endpoint_is_kept_while_its_node_is_cut_off() {
+fn stripped_endpoints_address_is_kept_while_its_node_is_cut_off() {
     for seed in 1..=6 {
         check("stripped", seed, async |simulation| {
             let only = begin_cut_off(simulation).await;
@@ -112,7 +112,7 @@ fn address_of_a_stripped_endpoint_is_kept_while_its_node_is_cut_off() {
 }
 
 #[test]
-fn address_of_a_stripped_endpoint_is_kept_while_its_pod_has_it() {
+fn stripped_endpoints_address_is_kept_while_its_pod_has_it() {
     for seed in 1..=4 {
         check("stripped-denied", seed, async |simulation| {
             begin(simulation, 1).await;

@@ -50,15 +50,15 @@ unsafe impl Header for ProbeHeader {}
 impl ProbeHeader {
     #[inline(always)]
     pub const fn new(kind: u16, secret: u64) -> Self {
-        let [a, b, c, d, e, f, g, h] = secret.to_ne_bytes();
+        let bytes = secret.to_ne_bytes();
         Self {
             kind,
             padding: 0,
             secret: [
-                u16::from_ne_bytes([a, b]),
-                u16::from_ne_bytes([c, d]),
-                u16::from_ne_bytes([e, f]),
-                u16::from_ne_bytes([g, h]),
+                u16::from_ne_bytes([bytes[0], bytes[1]]),
+                u16::from_ne_bytes([bytes[2], bytes[3]]),
+                u16::from_ne_bytes([bytes[4], bytes[5]]),
+                u16::from_ne_bytes([bytes[6], bytes[7]]),
             ],
         }
     }
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_from_a_probe_in_any_bit_of_its_geneve_header_is_none() {
+    fn no_other_geneve_header_is_taken_for_a_probe() {
         let frame = ProbeFrame::wanted([10, 0, 0, 1], [10, 0, 0, 2], 7, 50_000);
         for bit in 0..64 {
             let mut geneve = frame.outer.geneve;
