@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use object::{Object, ObjectSection, ObjectSymbol};
 use serde_json::{Value, json};
@@ -58,6 +59,27 @@ impl Drop for Small {
     }
 }
 
+/// Fills the file system of transitd's state, until no room comes back for a while. Files of this boot go before: transitd
+/// removes them when it can't write them, which would make room.
+fn fill(filler: &Path) {
+    let mut filled = 0;
+    for name in ["askers", "contact", "endpoints"] {
+        let _ = std::fs::remove_file(filler.with_file_name(name));
+    }
+    loop {
+        sh(&format!(
+            "dd if=/dev/zero bs=1k 2>/dev/null >> {} || true",
+            filler.display()
+        ));
+        let now = std::fs::metadata(filler).unwrap().len();
+        if now == filled {
+            return;
+        }
+        filled = now;
+        std::thread::sleep(Duration::from_millis(300));
+    }
+}
+
 #[test]
 fn a_full_disk_refuses_adds_by_name_and_harms_no_pod() {
     let mut rig = prepare();
@@ -66,10 +88,7 @@ fn a_full_disk_refuses_adds_by_name_and_harms_no_pod() {
     start(&mut rig);
     rig.plugin_add("p1");
     let filler = state.join("filler");
-    sh(&format!(
-        "dd if=/dev/zero of={} bs=1k 2>/dev/null || true",
-        filler.display()
-    ));
+    fill(&filler);
     assert_refused(&rig, "p2", 5, &["cannot write", "p2_eth0.json", "No space left"]);
     assert!(rig.ping_from_node("10.0.1.5"));
     // A new leader's epoch can't be kept, so it is not obeyed; what there is stays.

@@ -53,11 +53,14 @@ fn all_probe_kinds_pass_and_fail_correctly_in_both_vpcs() {
     let mut manifests = Vec::new();
     for vpc in ["red", "blue"] {
         for (kind, arguments, probe) in &passing {
-            // A busy machine may be slow to start them; a probe that can't work fails ten times too.
+            // A busy machine may be slow to start them, and then to answer; a probe that can't work fails ten times too.
             let mut patient = probe.clone();
             patient["failureThreshold"] = 10.into();
             patient["timeoutSeconds"] = 5.into();
-            let probes = json!({"readinessProbe": patient, "livenessProbe": patient});
+            let mut startup = patient.clone();
+            startup["failureThreshold"] = 80.into();
+            let probes =
+                json!({"startupProbe": startup, "readinessProbe": patient, "livenessProbe": patient});
             manifests.push(pod(vpc, &format!("pass-{kind}"), node, arguments, &probes));
         }
         for (kind, arguments, probe) in &failing {
