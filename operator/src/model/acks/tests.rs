@@ -1,0 +1,223 @@
+//! What droplets acked, hold and owe.
+
+use thuban_rows::Kinds;
+use thuban_rows::builders::VNI;
+
+use super::{ACK_TIMEOUT, Acks, JUDGING_DELAY, Key};
+use crate::model::rows::{self, PackedRow};
+use crate::model::world::Delta;
+
+fn key(last: u8) -> Key {
+    Key::Bouncer(VNI, std::net::IpAddr::from([10, 0, 0, last]))
+}
+
+fn delta(added: &[u8], removed: &[u8]) -> Delta {
+    let row = rows::droplet([1, 1, 1, 1].into());
+    let added = added.iter().map(|last| (key(*last), Some(PackedRow::new(&row))));
+    added
+        .chain(removed.iter().map(|last| (key(*last), None)))
+        .collect()
+}
+
+fn is_gone(acks: &Acks, key: &Key) -> bool {
+    acks.holding(key, 0).next().is_none()
+}
+
+/// As `holding`, by going through all sessions.
+fn holding_by_session(acks: &Acks, key: &Key) -> Vec<String> {
+    let droplets = acks.sessions.keys().filter(|droplet| acks.may_hold(droplet, key));
+    let mut names: Vec<String> = droplets.cloned().collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn who_holds_a_row_is_known_without_asking_all() {
+    let mut acks = Acks::new(0);
+    let gone = Key::Droplet([1, 1, 1, 1].into());
+    let mut seed: u32 = 1;
+    let mut random = |below: u32| {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 16) % below
+    };
+    for step in 0..5000_u64 {
+        let droplet = ["a", "b", "c"][random(3) as usize];
+        let (one, two) = (random(4) as u8, random(4) as u8);
+        let session = acks.sessions.get(droplet);
+        let (id, sequence) = session.map_or((0, 0), |session| (session.id, session.sequence));
+        match random(12) {
+            0 => drop(acks.open(
+                droplet,
+                (step, Kinds::all()),
+                [&key(one), &key(two)].into_iter(),
+                0,
+            )),
+            1 => drop(acks.close(droplet, id, step)),
+            2..5 => drop(acks.send(droplet, &delta(&[one], &[two]), 0)),
+            5 => drop(acks.send(droplet, &delta(&[], &[one, two]), 0)),
+            6 => drop(acks.send(droplet, &Delta::from([(gone.clone(), None)]), 0)),
+            7 => {
+                let row = rows::droplet([1, 1, 1, 1].into());
+                acks.send(
+                    droplet,
+                    &Delta::from([(gone.clone(), Some(PackedRow::new(&row)))]),
+                    0,
+                );
+            }
+            8 => drop(acks.nack(droplet, id, sequence, &key(one))),
+            _ => drop(acks.ack(droplet, id, sequence.saturating_sub(random(3).into()))),
+        }
+        for key in (0..4).map(key).chain([gone.clone()]) {
+            let mut holding: Vec<&str> = acks.holding(&key, 0).collect();
+            holding.sort_unstable();
+            assert_eq!(holding, holding_by_session(&acks, &key), "step {step}");
+        }
+    }
+    for droplet in ["a", "b", "c"] {
+        let id = acks.sessions.get(droplet).map_or(0, |session| session.id);
+        acks.close(droplet, id, 0);
+    }
+    let holders = &acks.holders;
+    assert!(holders.of.is_empty() && holders.unknown.is_empty() && holders.unaware.is_empty());
+}
+
+#[test]
+fn a_row_counts_only_once_its_sequence_is_acked() {
+    let mut acks = Acks::new(0);
+    assert!(!acks.is_acked("a", &key(1)));
+    assert_eq!(acks.open("a", (1, Kinds::all()), [&key(1)].into_iter(), 0), 1);
+    assert!(
+        !acks.is_acked("a", &key(1)) && !is_gone(&acks, &key(9)),
+        "the snapshot isn't acked yet"
+    );
+    assert!(acks.ack("a", 1, 1));
+    assert!(acks.is_acked("a", &key(1)) && is_gone(&acks, &key(9)));
+    assert_eq!(acks.send("a", &delta(&[1, 2], &[]), 0), Some(2));
+    assert!(!acks.is_acked("a", &key(1)), "it was changed since");
+    assert!(acks.ack("a", 1, 2) && acks.is_acked("a", &key(2)));
+    acks.send("a", &delta(&[], &[2]), 0);
+    assert_eq!(acks.holding(&key(2), 0).collect::<Vec<_>>(), ["a"]);
+    assert!(acks.ack("a", 1, 3) && is_gone(&acks, &key(2)));
+}
+
+#[test]
+fn acks_of_an_old_stream_or_of_the_future_count_for_nothing() {
+    let mut acks = Acks::new(0);
+    acks.open("a", (1, Kinds::all()), [].into_iter(), 0);
+    acks.open("a", (2, Kinds::all()), [&key(1)].into_iter(), 0);
+    assert!(!acks.ack("a", 1, 1) && !acks.ack("a", 2, 5));
+    assert!(!acks.close("a", 1, 0) && acks.is_connected("a"));
+    assert!(acks.ack("a", 2, 1));
+    assert!(!acks.nack("a", 2, 0, &key(1)), "sent again since");
+    assert!(!acks.nack("a", 2, 1, &key(5)), "never sent");
+    assert!(acks.nack("a", 2, 1, &key(1)));
+    assert!(!acks.is_acked("a", &key(1)));
+}
+
+#[test]
+fn nobody_is_judged_too_early_or_while_too_many_are_missing() {
+    let mut acks = Acks::new(100);
+    let names: Vec<String> = (0..10).map(|number| format!("d{number}")).collect();
+    for (id, name) in names.iter().enumerate() {
+        acks.open(name, (id as u64, Kinds::all()), [].into_iter(), 0);
+        acks.ack(name, id as u64, 1);
+    }
+    assert!(!acks.is_judging(names.iter(), 99 + JUDGING_DELAY));
+    assert!(acks.is_judging(names.iter(), 100 + JUDGING_DELAY));
+    for (id, name) in names.iter().enumerate().take(3) {
+        acks.close(name, id as u64, 50);
+    }
+    assert!(acks.is_judging(names.iter(), 100 + JUDGING_DELAY), "3 of 10");
+    acks.close("d3", 3, 50);
+    assert!(!acks.is_judging(names.iter(), 100 + JUDGING_DELAY), "4 of 10");
+    let two = [String::from("d0"), String::from("d9")];
+    assert!(acks.is_judging(two.iter(), 100 + JUDGING_DELAY), "one of two");
+    assert_eq!(acks.lost_for("d0", 60), Some(10));
+    assert_eq!(acks.lost_for("d9", 60), None);
+    assert_eq!(acks.lost_for("never seen", 160), Some(60));
+}
+
+/// One that acks a row now and then, and always too few.
+#[test]
+fn a_droplet_is_judged_by_the_oldest_row_that_it_has_not_acked() {
+    let mut acks = Acks::new(0);
+    acks.open("a", (1, Kinds::all()), [].into_iter(), 0);
+    acks.ack("a", 1, 1);
+    for (number, sent) in [(1, 1_000), (2, 2_000), (3, 3_000)] {
+        acks.send("a", &delta(&[number], &[]), sent);
+    }
+    acks.ack("a", 1, 2);
+    assert!(!acks.is_overdue("a", 1_999 + ACK_TIMEOUT) && !is_gone(&acks, &key(2)));
+    let late = 2_000 + ACK_TIMEOUT;
+    assert!(acks.is_overdue("a", late) && acks.is_silent("a", 1, late));
+    assert_eq!(acks.lost_for("a", late), Some(ACK_TIMEOUT));
+    assert_eq!(acks.holding(&key(2), late).count(), 0, "nobody waits for it");
+    assert!(acks.may_hold("a", &key(2)), "it has the row all the same");
+    acks.ack("a", 1, 3);
+    assert!(!acks.is_overdue("a", late), "the next is a second younger");
+    acks.ack("a", 1, 4);
+    assert!(!acks.is_overdue("a", late + 2 * ACK_TIMEOUT) && acks.lost_for("a", late).is_none());
+}
+
+/// One that dials again before anybody finds it silent.
+#[test]
+fn what_a_droplet_owes_is_older_than_its_stream() {
+    let mut acks = Acks::new(0);
+    let dial = |acks: &mut Acks, id: u64, now: u64| {
+        acks.open("a", (id, Kinds::all()), [&key(1)].into_iter(), now);
+    };
+    dial(&mut acks, 1, 0);
+    for (id, now) in [(2, 20_000), (3, 40_000)] {
+        acks.close("a", id - 1, now - 1_000);
+        dial(&mut acks, id, now);
+    }
+    dial(&mut acks, 4, 50_000);
+    assert!(!acks.is_overdue("a", ACK_TIMEOUT - 1) && !is_gone(&acks, &key(1)));
+    assert!(acks.is_overdue("a", ACK_TIMEOUT) && acks.holding(&key(1), ACK_TIMEOUT).next().is_none());
+    assert!(
+        !acks.is_silent("a", 4, 50_000 + ACK_TIMEOUT - 1),
+        "its stream is young"
+    );
+    assert!(acks.is_silent("a", 4, 50_000 + ACK_TIMEOUT));
+    acks.close("a", 4, ACK_TIMEOUT);
+    assert!(acks.is_overdue("a", ACK_TIMEOUT), "without a stream too");
+    dial(&mut acks, 5, 90_000);
+    acks.ack("a", 5, 1);
+    assert!(!acks.is_overdue("a", 90_000) && acks.lost_for("a", 90_000).is_none());
+    acks.close("a", 5, 91_000);
+    assert_eq!(acks.lost_for("a", 95_000), Some(4_000), "it owes nothing");
+}
+
+#[test]
+fn a_droplet_is_known_once_its_introduction_is_acked() {
+    let mut acks = Acks::new(0);
+    let new = Key::Droplet([1, 1, 1, 1].into());
+    let row = rows::droplet([1, 1, 1, 1].into());
+    acks.open("a", (1, Kinds::all()), [&new].into_iter(), 0);
+    assert!(!acks.is_synced("a"));
+    acks.ack("a", 1, 1);
+    assert!(acks.is_synced("a") && acks.unaware(&new).next().is_none());
+    acks.send("a", &Delta::from([(new.clone(), Some(PackedRow::new(&row)))]), 0);
+    assert_eq!(acks.unaware(&new).collect::<Vec<_>>(), ["a"]);
+    acks.ack("a", 1, 1);
+    assert!(acks.unaware(&new).next().is_some(), "an older ack");
+    acks.ack("a", 1, 2);
+    assert!(acks.unaware(&new).next().is_none());
+    acks.send("a", &Delta::from([(new.clone(), Some(PackedRow::new(&row)))]), 0);
+    acks.send("a", &Delta::from([(new.clone(), None)]), 0);
+    assert!(acks.unaware(&new).next().is_none(), "it left again");
+}
+
+#[test]
+fn the_removal_of_a_known_droplet_is_pending_until_it_is_acked() {
+    let mut acks = Acks::new(0);
+    let gone = Key::Droplet([1, 1, 1, 1].into());
+    acks.open("a", (1, Kinds::all()), [&gone].into_iter(), 0);
+    assert_eq!(acks.forgetting(0).count(), 1, "its snapshot is not acked");
+    acks.ack("a", 1, 1);
+    assert!(acks.forgetting(0).count() == 0 && acks.is_settled("a"));
+    acks.send("a", &Delta::from([(gone.clone(), None)]), 0);
+    assert!(acks.forgetting(0).count() == 1 && !acks.is_settled("a"));
+    acks.ack("a", 1, 2);
+    assert!(acks.forgetting(0).count() == 0 && acks.is_settled("a"));
+}
