@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use thuban_cluster::Cluster;
 
-use crate::requests::{self, Failure, Load, Way, under_load};
+use crate::requests::{self, Failure, LATE, Load, Way, under_load};
 use crate::support::{Pod, REACHED, get};
 use crate::tenants::tenants;
 
@@ -25,7 +25,7 @@ pub struct Tally {
 pub fn none_lost_while(what: &str, ways: &[(&Pod, Ipv4Addr)], work: impl FnOnce() -> Result<()>) {
     let cluster = &tenants().cluster;
     let before = Counted::now(cluster);
-    let tallies = while_flowing(ways, work).unwrap_or_else(|error| panic!("{what}: {error:#}"));
+    let tallies = while_flowing(ways, LATE, work).unwrap_or_else(|error| panic!("{what}: {error:#}"));
     let sent: usize = tallies.iter().map(|tally| tally.sent).sum();
     let lost: Vec<&Failure> = tallies.iter().flat_map(|tally| &tally.lost).collect();
     eprintln!("{what}: {sent} flows, {} lost", lost.len());
@@ -40,12 +40,16 @@ pub fn none_lost_while(what: &str, ways: &[(&Pod, Ipv4Addr)], work: impl FnOnce(
     );
 }
 
-/// Sends flows while `work` runs, and tells what became of them.
-pub fn while_flowing(ways: &[(&Pod, Ipv4Addr)], work: impl FnOnce() -> Result<()>) -> Result<Vec<Tally>> {
+/// Sends flows while `work` runs, and tells what became of them. An answer that takes longer than `waits` is none.
+pub fn while_flowing(
+    ways: &[(&Pod, Ipv4Addr)],
+    waits: Duration,
+    work: impl FnOnce() -> Result<()>,
+) -> Result<Vec<Tally>> {
     for (pod, address) in ways {
         pod.udp(*address, REACHED)?;
     }
-    let loads: Vec<_> = ways.iter().map(load).collect();
+    let loads: Vec<_> = ways.iter().map(|way| load(way, waits)).collect();
     let tallies = under_load(&loads, |_| work())?;
     let told = |tally: requests::Tally| Tally {
         sent: tally.answers.values().sum::<u64>() as usize + tally.failures.len(),
@@ -54,12 +58,13 @@ pub fn while_flowing(ways: &[(&Pod, Ipv4Addr)], work: impl FnOnce() -> Result<()
     Ok(tallies.into_iter().map(told).collect())
 }
 
-fn load<'a>((pod, address): &(&'a Pod, Ipv4Addr)) -> Load<'a> {
+fn load<'a>((pod, address): &(&'a Pod, Ipv4Addr), waits: Duration) -> Load<'a> {
     Load {
         pod,
         address: *address,
         way: Way::Udp,
         pause: PAUSE,
+        waits,
     }
 }
 

@@ -2,20 +2,24 @@
 //! told.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, TcpStream, UdpSocket};
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, fs};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
-use crate::support::{PORT, Pod, http_hostname, http_hostname_slowly};
+use crate::support::{PORT, Pod, ask_slowly, http_answer};
 
-/// An answer that takes longer is none. Machines of tests are busy.
-const PATIENCE: Duration = Duration::from_secs(4);
+/// An answer that takes longer is late.
+pub const PATIENCE: Duration = Duration::from_secs(4);
+/// How long a load waits for a late answer if nothing may be lost: a busy machine leaves servers without CPU for seconds, and
+/// the network has lost nothing then.
+pub const LATE: Duration = Duration::from_secs(30);
 /// How long a request by [`Way::SlowTcp`] is under way.
 const SLOW: Duration = Duration::from_secs(2);
 /// How often it is looked whether the machine stands still, and how long a standstill spoils the requests of its time: their
@@ -44,6 +48,8 @@ pub struct Load<'a> {
     pub way: Way,
     /// Between an answer and the next request.
     pub pause: Duration,
+    /// After this there is no answer: [`PATIENCE`] where requests may be lost, else [`LATE`].
+    pub waits: Duration,
 }
 
 pub struct Failure {
@@ -158,6 +164,13 @@ impl Load<'_> {
             match answer {
                 Ok(name) => {
                     lost = 0;
+                    let took = begin.elapsed().saturating_sub(at);
+                    if took >= PATIENCE + SLOW {
+                        let (pod, way) = (&self.pod.name, &self.way);
+                        eprintln!(
+                            "  late, at {at:.3?}: {pod} by {way:?}, answered by {name} after {took:.3?}"
+                        );
+                    }
                     *tally.answers.entry(name).or_default() += 1;
                 }
                 Err(error) => {
@@ -183,23 +196,56 @@ impl Load<'_> {
 
     fn ask(&self, number: usize) -> Result<String> {
         match &self.way {
-            Way::Tcp => http_hostname(self.address, PATIENCE),
-            Way::SlowTcp => http_hostname_slowly((self.address, PORT), PATIENCE, SLOW),
-            Way::Udp => udp_hostname(self.address, 0),
+            Way::Tcp => self.http_hostname(Duration::ZERO),
+            Way::SlowTcp => self.http_hostname(SLOW),
+            Way::Udp => self.udp_hostname(0),
             Way::UdpFrom(ports) => {
                 let port = ports.clone().nth(number % ports.len());
-                udp_hostname(self.address, port.unwrap_or_default())
+                self.udp_hostname(port.unwrap_or_default())
             }
         }
     }
+
+    /// A datagram is sent once, so that a late answer proves that none was lost.
+    fn udp_hostname(&self, port: u16) -> Result<String> {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?;
+        socket.set_read_timeout(Some(self.waits))?;
+        socket.connect((self.address, PORT))?;
+        socket.send(b"hostname")?;
+        let mut buffer = [0; 256];
+        let length = socket.recv(&mut buffer)?;
+        Ok(String::from_utf8_lossy(&buffer[..length]).trim().to_owned())
+    }
+
+    /// TCP sends again what was lost. So a late answer counts only if the server's kernel acknowledged all of the request in
+    /// time.
+    fn http_hostname(&self, pause: Duration) -> Result<String> {
+        let stream = ask_slowly((self.address, PORT).into(), "/hostname", PATIENCE, pause)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        if let Err(error) = stream.peek(&mut [0]) {
+            ensure!(
+                error.kind() == ErrorKind::WouldBlock && self.waits > PATIENCE,
+                error
+            );
+            let left = unacknowledged(&stream)?;
+            ensure!(left == 0, "{error}, {left} bytes of the request not acknowledged");
+        }
+        stream.set_read_timeout(Some(self.waits))?;
+        http_answer(stream)
+    }
 }
 
-fn udp_hostname(address: Ipv4Addr, port: u16) -> Result<String> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    socket.connect((address, PORT))?;
-    socket.send(b"hostname")?;
-    let mut buffer = [0; 256];
-    let length = socket.recv(&mut buffer)?;
-    Ok(String::from_utf8_lossy(&buffer[..length]).trim().to_owned())
+/// How many bytes this connection has sent that the other end has not acknowledged.
+fn unacknowledged(stream: &TcpStream) -> Result<u32> {
+    let local = format!(":{:04X}", stream.local_addr()?.port());
+    let remote = format!(":{:04X}", stream.peer_addr()?.port());
+    let table = fs::read_to_string("/proc/thread-self/net/tcp")?;
+    let rows = table
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let queue = rows
+        .filter(|row| row.len() > 4 && row[1].ends_with(&local) && row[2].ends_with(&remote))
+        .find_map(|row| row[4].split_once(':').map(|(sent, _)| sent.to_owned()))
+        .with_context(|| format!("{stream:?} is not in /proc/net/tcp"))?;
+    Ok(u32::from_str_radix(&queue, 16)?)
 }

@@ -273,26 +273,19 @@ pub fn http_hostname(address: impl Into<IpAddr>, patience: Duration) -> Result<S
 
 /// The same on any port.
 pub fn http_hostname_at(address: impl Into<SocketAddr>, patience: Duration) -> Result<String> {
-    http_hostname_slowly(address, patience, Duration::ZERO)
-}
-
-/// The same, with a request that takes so long to ask.
-pub fn http_hostname_slowly(
-    address: impl Into<SocketAddr>,
-    patience: Duration,
-    pause: Duration,
-) -> Result<String> {
-    get_slowly(address.into(), "/hostname", patience, pause)
+    http_get(address, "/hostname", patience)
 }
 
 /// What is at a path, from the namespace of the calling thread.
 pub fn http_get(address: impl Into<SocketAddr>, path: &str, patience: Duration) -> Result<String> {
-    get_slowly(address.into(), path, patience, Duration::ZERO)
+    let stream = ask_slowly(address.into(), path, patience, Duration::ZERO)?;
+    stream.set_read_timeout(Some(patience))?;
+    http_answer(stream)
 }
 
-fn get_slowly(address: SocketAddr, path: &str, patience: Duration, pause: Duration) -> Result<String> {
+/// Connects and asks, and leaves the answer to be read.
+pub fn ask_slowly(address: SocketAddr, path: &str, patience: Duration, pause: Duration) -> Result<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, patience)?;
-    stream.set_read_timeout(Some(patience))?;
     if pause.is_zero() {
         stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
     } else {
@@ -300,6 +293,11 @@ fn get_slowly(address: SocketAddr, path: &str, patience: Duration, pause: Durati
         std::thread::sleep(pause);
         stream.write_all(b" HTTP/1.0\r\n\r\n")?;
     }
+    Ok(stream)
+}
+
+/// The body of an answer.
+pub fn http_answer(mut stream: TcpStream) -> Result<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;

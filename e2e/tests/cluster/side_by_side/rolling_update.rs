@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
 use crate::flows::Counted;
-use crate::requests::{Failure, Load, Way, under_load};
+use crate::requests::{Failure, LATE, Load, Way, under_load};
 use crate::service_objects::{made, manifest, serves, wait_endpoint};
 use crate::support::{PORT, Pod, REACHED, apply, delete, netexec_manifest};
 use crate::tenants::tenants;
@@ -55,6 +55,7 @@ fn graceful_rolling_update_fails_no_request() {
         address,
         way,
         pause: Duration::from_millis(pause),
+        waits: LATE,
     };
     let clients = [tenants.network("red-web"), tenants.network("red-db")].concat();
     let loads: Vec<Load> = clients
