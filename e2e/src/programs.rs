@@ -136,6 +136,16 @@ impl Programs {
             .with_context(|| format!("inserting into {map}"))
     }
 
+    /// Writes an element of one of the arrays.
+    pub fn set<V: Pod>(&mut self, map: &str, index: u32, value: V) -> Result<()> {
+        let mut array: Array<_, V> = self
+            .ebpf
+            .map_mut(map)
+            .with_context(|| map.to_owned())?
+            .try_into()?;
+        Ok(array.set(index, value, 0)?)
+    }
+
     /// Makes the entry in which a role's packets are counted, as transitd does for a role that is here.
     pub fn count_load(&mut self, role: LoadKey) -> Result<()> {
         let mut loads: PerCpuHashMap<_, LoadKey, u64> =

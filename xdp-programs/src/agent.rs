@@ -172,6 +172,7 @@ fn route<F: Frame>(
         let (Some(tc), Some(work)) = (frame.tc(), Work::get()) else {
             return Ok((F::PASS, None));
         };
+        work.mark = host::mark_of_sent_on(tc, attachment);
         match service::to_backend(tc, attachment.vni, packet, work)? {
             Choice::Backend => {
                 key.address = work.to.destination;

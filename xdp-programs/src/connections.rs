@@ -8,12 +8,13 @@ use aya_ebpf::{
 };
 use thuban_common::{
     counters::Counter,
+    host_stack::{MARK_HOST_ENDPOINT, MARK_MASK},
     packet::{ip::IpPacket, ipv4},
     services::{
-        ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, CONNECTIONS_OF_CLIENT,
-        CONNECTIONS_OF_VPC, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, HAIRPIN, NO_INDEX,
-        PENDING_LIFE, PENDING_OF_VPC, PendingEntry, PendingKey, RESET, REVERSE, SEEN, ServiceEntry,
-        ServiceKey, Signal, refresh,
+        ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, CONNECTIONS_BEYOND_RESERVE,
+        CONNECTIONS_OF_CLIENT, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, HAIRPIN, NO_INDEX,
+        PENDING_LIFE, PENDING_OF_VPC, PendingEntry, PendingKey, QUOTA_HELD, QUOTA_RESERVE, RESET, REVERSE,
+        SEEN, ServiceEntry, ServiceKey, Signal, refresh,
     },
     tables::{Address, EndpointKey},
 };
@@ -22,7 +23,7 @@ use crate::{
     count::count,
     frame::tc::TcFrame,
     inner::transport,
-    maps::{self, AFFINITY, CONNECTIONS, GATES, PENDING, SHARES},
+    maps::{self, AFFINITY, CONNECTIONS, GATES, PENDING, QUOTAS, SHARES},
     quoted,
     rewrite::Flow,
     service::{Choice, signal},
@@ -32,6 +33,8 @@ use crate::{
 const EXISTS: i32 = -17;
 /// How long an entry that leads back may stand before the one that leads there is written, ns: far longer than it takes.
 const MAKING: u64 = 1_000_000_000;
+/// High halves of an interface's number that are tried: a node makes so many times 65,536 interfaces while it is up.
+const EPOCHS: u32 = 8;
 /// How often the gate of PENDING is pushed on, ns.
 const GATE: u64 = 1_000_000_000;
 
@@ -44,6 +47,8 @@ pub struct Work {
     pub service: ServiceKey,
     /// What its transport header says.
     pub signal: Signal,
+    /// The packet's mark, if it comes from the node's own endpoint; else 0.
+    pub mark: u32,
     reverse: ConnectionKey,
     /// Of the connection that was there before.
     other: ConnectionKey,
@@ -62,7 +67,7 @@ pub enum Made {
     Connection,
     /// The table, or the client's or its VPC's share of it, is full.
     NoRoom,
-    /// Its answers would be another service's.
+    /// Its answers would be another connection's.
     Collision,
 }
 
@@ -104,12 +109,13 @@ impl Work {
         }
     }
 
-    /// The key by which the answers of `backend` are found.
+    /// The key by which the answers of `backend` are found. `ports`: of the client, as the backend sees it, and of the
+    /// backend.
     #[inline(always)]
-    fn set_reverse(&mut self, vni: u32, packet: &IpPacket, backend: &Address, port: u16) {
+    fn set_reverse(&mut self, vni: u32, packet: &IpPacket, backend: &Address, ports: [u16; 2]) {
         self.reverse = ConnectionKey {
             vni,
-            ports: [port, packet.ports[0]],
+            ports: [ports[1], ports[0]],
             source: *backend,
             destination: packet.source,
             protocol: packet.protocol,
@@ -151,15 +157,15 @@ pub fn touch(entry: &mut ConnectionEntry, signal: &Signal, protocol: u8) {
 /// still. Else both its entries are taken away: whoever answers next may be adopted.
 #[inline(never)]
 pub fn is_alive(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) -> bool {
-    let vni = work.key.vni;
-    work.set_reverse(vni, packet, &entry.address, entry.port);
+    let (vni, payer) = (work.key.vni, entry.payer);
+    work.set_reverse(vni, packet, &entry.address, [entry.client_port, entry.port]);
     let reverse = maps::connection(&work.reverse).map_or(0, |reverse| reverse.state);
     let is_alive = has_backend(work, packet, entry) && (entry.state | reverse) & (FINISHED | RESET) == 0;
     if !is_alive {
         // Missing is as good.
         let _ = CONNECTIONS.remove(&work.reverse);
         let _ = CONNECTIONS.remove(&work.key);
-        work.share.vni = vni;
+        work.share.vni = payer;
         work.share.address = packet.source;
         give_share(work);
     }
@@ -191,7 +197,7 @@ pub fn yield_to(vni: u32, packet: &IpPacket) -> bool {
     let Some(work) = Work::get() else {
         return true;
     };
-    work.set_reverse(vni, packet, &packet.destination, packet.ports[1]);
+    work.set_reverse(vni, packet, &packet.destination, packet.ports);
     // Of datagrams nothing says that they are over: the last packet counts.
     if !take_over(work, packet.protocol == ipv4::UDP) {
         return false;
@@ -225,7 +231,7 @@ fn take_over(work: &mut Work, anyway: bool) -> bool {
         return true;
     };
     work.other = work.reverse;
-    work.other.ports = [work.reverse.ports[1], back.port];
+    work.other.ports = [back.client_port, back.port];
     if work.reverse.direction != HAIRPIN {
         work.other.source = work.reverse.destination;
     }
@@ -233,7 +239,7 @@ fn take_over(work: &mut Work, anyway: bool) -> bool {
     work.other.direction = FORWARD;
     let Some(there) = maps::connection(&work.other).filter(|there| {
         // What leads elsewhere by now isn't this one's.
-        there.address == work.reverse.source && there.port == work.reverse.ports[0]
+        there.address == work.reverse.source && [there.port, there.client_port] == work.reverse.ports
     }) else {
         // Another CPU may be about to write it.
         if now().wrapping_sub(back.time) < MAKING {
@@ -242,6 +248,7 @@ fn take_over(work: &mut Work, anyway: bool) -> bool {
         let _ = CONNECTIONS.remove(&work.reverse);
         return true;
     };
+    let payer = there.payer;
     let is_over = (there.state | back.state) & RESET != 0 || there.state & back.state & FINISHED != 0;
     if !is_over && !anyway {
         return false;
@@ -249,7 +256,7 @@ fn take_over(work: &mut Work, anyway: bool) -> bool {
     // Missing is as good.
     let _ = CONNECTIONS.remove(&work.other);
     let _ = CONNECTIONS.remove(&work.reverse);
-    work.share.vni = work.other.vni;
+    work.share.vni = payer;
     work.share.address = work.other.source;
     give_share(work);
     true
@@ -259,11 +266,12 @@ fn take_over(work: &mut Work, anyway: bool) -> bool {
 #[inline(never)]
 pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Made {
     let vni = work.key.vni;
-    if !has_share(vni, packet.source) {
+    let payer = payer(work.mark, vni);
+    if !has_share(work, payer, &packet.source) {
         return Made::NoRoom;
     }
-    let (backend, port) = (work.to.destination, work.to.ports[1]);
-    work.set_reverse(vni, packet, &backend, port);
+    let (backend, ports) = (work.to.destination, work.to.ports);
+    work.set_reverse(vni, packet, &backend, ports);
     work.entry = ConnectionEntry {
         vni,
         index: NO_INDEX,
@@ -272,12 +280,16 @@ pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Mad
         port: packet.ports[1],
         state: 0,
         service,
+        client_port: packet.ports[0],
+        padding: 0,
+        payer,
     };
     match CONNECTIONS.insert(&work.reverse, &work.entry, u64::from(BPF_NOEXIST)) {
         Ok(()) => {}
         Err(EXISTS) => {
-            let is_same = maps::connection(&work.reverse)
-                .is_some_and(|old| old.address == packet.destination && old.port == packet.ports[1]);
+            let is_same = maps::connection(&work.reverse).is_some_and(|old| {
+                old.address == packet.destination && [old.client_port, old.port] == packet.ports
+            });
             if !is_same && !take_over(work, false) {
                 return Made::Collision;
             }
@@ -292,7 +304,8 @@ pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Mad
     }
     work.key.direction = FORWARD;
     work.entry.address = backend;
-    work.entry.port = port;
+    work.entry.port = ports[1];
+    work.entry.client_port = ports[0];
     work.entry.state = work.signal.state;
     work.entry.index = index;
     if CONNECTIONS
@@ -303,28 +316,60 @@ pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Mad
         return Made::NoRoom;
     }
     open(0);
-    take_share(vni, packet.source);
+    take_share(work, payer, &packet.source);
     Made::Connection
 }
 
-/// Whether the client may have more entries.
+/// The VPC whose pod's packet this is, if the node sends it on by its own endpoint in the VPC `vni`.
+#[inline(never)]
+fn payer(mark: u32, vni: u32) -> u32 {
+    if mark & MARK_MASK != MARK_HOST_ENDPOINT || mark == MARK_HOST_ENDPOINT {
+        return vni;
+    }
+    // A mark has the low half of an interface's number.
+    for high in 0..EPOCHS {
+        if let Some(vni) = maps::vpc_of(high << 16 | mark >> 16) {
+            return vni;
+        }
+    }
+    vni
+}
+
+/// Whether the client may have more entries: its VPC has less than its reserve, or half of the table is free.
 #[inline(always)]
-fn has_share(vni: u32, client: Address) -> bool {
-    has_less(vni, client, CONNECTIONS_OF_CLIENT) && has_less(vni, ALL_CONNECTIONS, CONNECTIONS_OF_VPC)
+fn has_share(work: &mut Work, vni: u32, client: &Address) -> bool {
+    work.share.vni = vni;
+    work.share.address = *client;
+    if !has_less(&work.share, CONNECTIONS_OF_CLIENT) {
+        return false;
+    }
+    work.share.address = ALL_CONNECTIONS;
+    has_less(&work.share, quota(QUOTA_RESERVE)) || quota(QUOTA_HELD) < CONNECTIONS_BEYOND_RESERVE
+}
+
+#[inline(always)]
+fn quota(index: u32) -> u32 {
+    QUOTAS.get(index).copied().unwrap_or(0)
 }
 
 #[inline(never)]
-fn has_less(vni: u32, of: Address, most: u32) -> bool {
+fn has_less(of: &EndpointKey, most: u32) -> bool {
     // SAFETY: a single word of an element, see `maps`.
-    let held = unsafe { SHARES.get(&maps::key(vni, of)) };
+    let held = unsafe { SHARES.get(of) };
     held.is_none_or(|held| *held < most)
 }
 
 /// Counts a connection's entries.
 #[inline(always)]
-fn take_share(vni: u32, client: Address) {
-    add_share(vni, client, 2);
-    add_share(vni, ALL_CONNECTIONS, 2);
+fn take_share(work: &mut Work, vni: u32, client: &Address) {
+    work.share.vni = vni;
+    work.share.address = *client;
+    add_share(&work.share, 2);
+    work.share.address = ALL_CONNECTIONS;
+    add_share(&work.share, 2);
+    if let Some(held) = QUOTAS.get_ptr_mut(QUOTA_HELD) {
+        add(held, 2);
+    }
 }
 
 /// Gives back what a connection of the client [`Work::share`] took that is forgotten.
@@ -333,25 +378,38 @@ fn give_share(work: &mut Work) {
     give_back(&work.share);
     work.share.address = ALL_CONNECTIONS;
     give_back(&work.share);
+    if let Some(held) = QUOTAS.get_ptr_mut(QUOTA_HELD) {
+        take(held);
+    }
 }
 
 #[inline(always)]
 fn give_back(of: &EndpointKey) {
     if let Some(share) = SHARES.get_ptr_mut(of) {
-        // SAFETY: as in `has_less`; a single word.
-        unsafe { *share = (*share).saturating_sub(2) };
+        take(share);
     }
 }
 
 /// What is lost between CPUs user space, which counts anew, puts right.
+#[inline(always)]
+fn add(count: *mut u32, more: u32) {
+    // SAFETY: as in `has_less`; a single word.
+    unsafe { *count += more };
+}
+
+/// As [`add`], and never below zero.
+#[inline(always)]
+fn take(count: *mut u32) {
+    // SAFETY: as in `has_less`; a single word.
+    unsafe { *count = (*count).saturating_sub(2) };
+}
+
 #[inline(never)]
-fn add_share(vni: u32, of: Address, more: u32) {
-    let of = maps::key(vni, of);
-    match SHARES.get_ptr_mut(&of) {
-        // SAFETY: as in `has_less`; a single word.
-        Some(share) => unsafe { *share += more },
+fn add_share(of: &EndpointKey, more: u32) {
+    match SHARES.get_ptr_mut(of) {
+        Some(share) => add(share, more),
         None => {
-            let _ = SHARES.insert(&of, more, u64::from(BPF_ANY));
+            let _ = SHARES.insert(of, more, u64::from(BPF_ANY));
         }
     }
 }
@@ -444,7 +502,7 @@ pub fn expect_answer(frame: &TcFrame, packet: &IpPacket, work: &mut Work) -> Res
 }
 
 /// A packet that got no connection goes to [`Work::to`]; answers from there, and from nobody else, find the service.
-#[inline(always)]
+#[inline(never)]
 pub fn expect_from(packet: &IpPacket, work: &mut Work) {
     work.pending = pending_key(work.key.vni, packet.source, packet.ports[0], packet.protocol);
     work.expected.backend = work.to.destination;
@@ -458,10 +516,13 @@ fn expect(packet: &IpPacket, work: &mut Work, now: u64, acknowledgement: u32) ->
     // SAFETY: only whether it is there.
     let is_new = unsafe { PENDING.get(&work.pending) }.is_none();
     if is_new {
-        if !has_less(work.pending.vni, ALL_PENDING, PENDING_OF_VPC) {
+        work.expected.payer = payer(work.mark, work.pending.vni);
+        work.share.vni = work.expected.payer;
+        work.share.address = ALL_PENDING;
+        if !has_less(&work.share, PENDING_OF_VPC) {
             return false;
         }
-        add_share(work.pending.vni, ALL_PENDING, 1);
+        add_share(&work.share, 1);
     }
     work.expected.time = now;
     work.expected.service = packet.destination;
@@ -509,11 +570,11 @@ pub fn is_answer(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) 
     work.begin(packet);
     work.signal = signal(frame, packet)?;
     if let Some(entry) = maps::connection(&work.key)
-        && let Some((service, port)) = maps::other_side(entry, vni)
+        && let Some(service) = maps::other_side(entry, vni)
     {
         touch(entry, &work.signal, packet.protocol);
-        work.to.source = service;
-        work.to.ports[0] = port;
+        work.to.source = service.address;
+        work.to.ports = [service.port, service.client_port];
         return Ok(true);
     }
     if !is_pending_open(now()) {
@@ -569,7 +630,10 @@ fn adopt(packet: &IpPacket, work: &mut Work, entry: &mut PendingEntry) -> bool {
     work.entry.port = entry.service_port;
     work.entry.state = work.signal.state;
     work.entry.index = NO_INDEX;
-    let is_made = has_share(vni, packet.destination)
+    work.entry.client_port = packet.ports[1];
+    let payer = entry.payer;
+    work.entry.payer = payer;
+    let is_made = has_share(work, payer, &packet.destination)
         && CONNECTIONS
             .insert(&work.reverse, &work.entry, u64::from(BPF_ANY))
             .is_ok();
@@ -580,7 +644,7 @@ fn adopt(packet: &IpPacket, work: &mut Work, entry: &mut PendingEntry) -> bool {
         let _ = CONNECTIONS.insert(&work.key, &work.entry, u64::from(BPF_ANY));
         // Else it would claim whatever else comes to this port.
         let _ = PENDING.remove(&work.pending);
-        take_share(vni, packet.destination);
+        take_share(work, payer, &packet.destination);
         count(Counter::ServiceConnections);
     } else {
         entry.backend = packet.source;

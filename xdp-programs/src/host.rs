@@ -5,11 +5,11 @@ use thuban_common::{
     host_stack::{MARK_EGRESS, MARK_EGRESS_HOST, mark_of},
     packet::{geneve::UdpHeader, ip::IpPacket, ipv4, ipv6},
     source::{Transport, is_reply},
-    tables::{AttachmentEntry, VPC_EGRESS, VPC_HOST_ACCESS},
+    tables::{ATTACHMENT_HOST, AttachmentEntry, VPC_EGRESS, VPC_HOST_ACCESS},
 };
 
 use crate::{
-    frame::{Frame, Outcome},
+    frame::{Frame, Outcome, tc::TcFrame},
     inner::transport,
     maps,
 };
@@ -60,6 +60,16 @@ fn mark<F: Frame>(frame: &mut F, flags: u32) {
     if let Some(frame) = frame.tc() {
         frame.mark(mark);
     }
+}
+
+/// The mark of a packet that the node sends by its own endpoint, which says for whom; 0 of what any other endpoint sends.
+#[inline(always)]
+pub fn mark_of_sent_on(frame: &TcFrame, attachment: &AttachmentEntry) -> u32 {
+    if attachment.flags & ATTACHMENT_HOST == 0 {
+        return 0;
+    }
+    // SAFETY: a field of the program's own context.
+    unsafe { (*frame.skb()).mark }
 }
 
 #[inline(always)]

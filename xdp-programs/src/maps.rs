@@ -26,13 +26,14 @@ use thuban_common::{
     counters::COUNTERS_CAPACITY,
     packet::ipv6,
     services::{
-        AffinityEntry, AffinityKey, BackendEntry, BackendKey, CHUNK, ConnectionEntry, ConnectionKey,
-        GatesEntry, PendingEntry, PendingKey, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
+        self, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CHUNK, CONNECTIONS_CAPACITY,
+        ConnectionEntry, ConnectionKey, GatesEntry, PendingEntry, PendingKey, ServiceEntry, ServiceKey,
+        SlotsEntry, SlotsKey,
     },
     tables::{
         Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey,
-        LoadKey, LocalEntry, Members, MissEntry, PathMtuEntry, ProbeEntry, RemoteEntry, SubnetEntry,
-        SubnetKey, VpcEntry,
+        LoadKey, LocalEntry, MISSES_CAPACITY, Members, MissEntry, PathMtuEntry, ProbeEntry, RemoteEntry,
+        SubnetEntry, SubnetKey, VpcEntry,
     },
 };
 
@@ -60,9 +61,9 @@ static DROPLETS: HashMap<DropletAddress, DropletEntry> = HashMap::with_max_entri
 #[map]
 pub static PROBES: HashMap<DropletAddress, ProbeEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
 #[map]
-pub static MISSES: LruHashMap<EndpointKey, MissEntry> = LruHashMap::with_max_entries(16384, 0);
+pub static MISSES: LruHashMap<EndpointKey, MissEntry> = LruHashMap::with_max_entries(MISSES_CAPACITY, 0);
 #[map]
-pub static ANNOUNCED: LruHashMap<u32, AnnouncedEntry> = LruHashMap::with_max_entries(1024, 0);
+pub static ANNOUNCED: LruHashMap<u32, AnnouncedEntry> = LruHashMap::with_max_entries(4096, 0);
 #[map]
 pub static PATH_MTUS: LruHashMap<DropletAddress, PathMtuEntry> = LruHashMap::with_max_entries(4096, 0);
 /// Until when (ns since boot) packets of an endpoint are traced.
@@ -83,11 +84,15 @@ static SLOTS: HashMap<SlotsKey, SlotsEntry> = HashMap::with_max_entries(262_144,
 static BACKENDS: HashMap<BackendKey, BackendEntry> = HashMap::with_max_entries(262_144, BPF_F_NO_PREALLOC);
 #[map]
 pub static CONNECTIONS: HashMap<ConnectionKey, ConnectionEntry> =
-    HashMap::with_max_entries(524_288, BPF_F_NO_PREALLOC);
+    HashMap::with_max_entries(CONNECTIONS_CAPACITY, BPF_F_NO_PREALLOC);
 /// Entries of CONNECTIONS that a client has, and, by [`thuban_common::services::ALL_CONNECTIONS`] and
 /// [`thuban_common::services::ALL_PENDING`], all clients of a VPC.
 #[map]
 pub static SHARES: HashMap<EndpointKey, u32> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
+/// By [`thuban_common::services::QUOTA_HELD`] and [`thuban_common::services::QUOTA_RESERVE`]. Programs write the first, user
+/// space each element by itself.
+#[map]
+pub static QUOTAS: Array<u32> = Array::with_max_entries(services::QUOTAS, 0);
 #[map]
 pub static AFFINITY: LruHashMap<AffinityKey, AffinityEntry> = LruHashMap::with_max_entries(16384, 0);
 #[map]
@@ -149,6 +154,16 @@ pub fn attachment_flags(interface: u32, vni: u32) -> Option<u16> {
         (flags, ifindex, is_of)
     };
     (ifindex == interface && is_of == vni).then_some(flags)
+}
+
+/// The VPC of an interface's attachment.
+#[inline(always)]
+pub fn vpc_of(interface: u32) -> Option<u32> {
+    let entry = ATTACHMENTS.get_ptr(&interface)?;
+    // SAFETY: an element of a map, see the module. Both numbers are one word.
+    let [ifindex, vni] =
+        unsafe { core::mem::transmute::<u64, [u32; 2]>(entry.cast::<u64>().read_volatile()) };
+    (ifindex == interface).then_some(vni)
 }
 
 /// Where an endpoint of this droplet is.
@@ -283,10 +298,22 @@ pub fn connection(key: &ConnectionKey) -> Option<&'static mut ConnectionEntry> {
     CONNECTIONS.get_ptr_mut(key).map(|entry| unsafe { &mut *entry })
 }
 
+/// The other side of a connection.
+pub struct OtherSide {
+    pub address: Address,
+    pub port: u16,
+    /// The client's, there.
+    pub client_port: u16,
+}
+
 /// The other side of a connection, if its entry is still of this VPC.
 #[inline(always)]
-pub fn other_side(entry: &ConnectionEntry, vni: u32) -> Option<(Address, u16)> {
-    let side = (entry.address, entry.port);
+pub fn other_side(entry: &ConnectionEntry, vni: u32) -> Option<OtherSide> {
+    let side = OtherSide {
+        address: entry.address,
+        port: entry.port,
+        client_port: entry.client_port,
+    };
     // What is read before stays before: CPUs that the images are for keep loads in order.
     compiler_fence(Ordering::Acquire);
     // SAFETY: an element of a map, see the module.

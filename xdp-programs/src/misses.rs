@@ -1,11 +1,14 @@
 //! Detours are counted, and a flow that stays is announced, so that user space asks for a direct row.
 //!
-//! Invariant: a VPC announces no more than its share in a second, so that one that scans delays nobody else's rows.
+//! Invariant: a VPC announces no more than its share in a second, and adds no more addresses than its share in a window. So
+//! VPCs that scan delay nobody else's rows, and nobody else's count is evicted.
 
 use aya_ebpf::{bindings::BPF_ANY, helpers::bpf_ktime_get_ns};
 use thuban_common::{
     counters::Counter,
-    tables::{ANNOUNCEMENTS_PER_SECOND, AnnouncedEntry, EndpointKey, MissEntry},
+    tables::{
+        ANNOUNCEMENTS_PER_SECOND, AnnouncedEntry, EndpointKey, MissEntry, NOTED_PER_WINDOW, NOTED_WINDOW,
+    },
 };
 
 use crate::{
@@ -31,8 +34,12 @@ pub fn note(key: &EndpointKey, number: u32) {
             (*entry).packets
         }
     } else {
-        // A full table evicts; a failure costs one count.
-        let _ = MISSES.insert(key, MissEntry { packets: 1 }, u64::from(BPF_ANY));
+        if may_note(key.vni) {
+            // A full table evicts; a failure costs one count.
+            let _ = MISSES.insert(key, MissEntry { packets: 1 }, u64::from(BPF_ANY));
+        } else {
+            count(Counter::DirectPaced);
+        }
         1
     };
     let is_announced =
@@ -50,10 +57,9 @@ pub fn note(key: &EndpointKey, number: u32) {
 /// Whether the VPC may announce once more in this second; counts it.
 #[inline(always)]
 fn has_share(vni: u32) -> bool {
-    // SAFETY: helper without arguments.
-    let second = (unsafe { bpf_ktime_get_ns() } / 1_000_000_000) as u32;
+    let second = second();
     let Some(entry) = ANNOUNCED.get_ptr_mut(&vni) else {
-        let _ = ANNOUNCED.insert(&vni, AnnouncedEntry { second, events: 1 }, u64::from(BPF_ANY));
+        begin(vni, second, 1, 0);
         return true;
     };
     // SAFETY: words of a value that stays allocated (preallocated LRU); counts lost between CPUs do no harm.
@@ -65,4 +71,45 @@ fn has_share(vni: u32) -> bool {
         (*entry).events += 1;
         (*entry).events <= ANNOUNCEMENTS_PER_SECOND
     }
+}
+
+/// Whether the VPC may add an address to MISSES in this window; counts it.
+#[inline(always)]
+fn may_note(vni: u32) -> bool {
+    let second = second();
+    let Some(entry) = ANNOUNCED.get_ptr_mut(&vni) else {
+        begin(vni, second, 0, 1);
+        return true;
+    };
+    let window = second / NOTED_WINDOW;
+    // SAFETY: as in `has_share`.
+    unsafe {
+        if (*entry).window != window {
+            (*entry).window = window;
+            (*entry).noted = 0;
+        }
+        if (*entry).noted >= NOTED_PER_WINDOW {
+            return false;
+        }
+        (*entry).noted += 1;
+    }
+    true
+}
+
+#[inline(always)]
+fn begin(vni: u32, second: u32, events: u32, noted: u32) {
+    let entry = AnnouncedEntry {
+        second,
+        events,
+        window: second / NOTED_WINDOW,
+        noted,
+    };
+    let _ = ANNOUNCED.insert(&vni, entry, u64::from(BPF_ANY));
+}
+
+/// Seconds since boot.
+#[inline(always)]
+fn second() -> u32 {
+    // SAFETY: helper without arguments.
+    (unsafe { bpf_ktime_get_ns() } / 1_000_000_000) as u32
 }

@@ -44,13 +44,12 @@ pub fn restore(frame: &mut TcFrame, vni: u32, packet: &IpPacket, work: &mut Work
     if !read(frame, vni, packet, work) {
         return Ok(());
     }
-    let Some((service, port)) = maps::connection(&work.key).and_then(|entry| maps::other_side(entry, vni))
-    else {
+    let Some(service) = maps::connection(&work.key).and_then(|entry| maps::other_side(entry, vni)) else {
         return Ok(());
     };
     work.to.source = work.key.source;
-    work.to.destination = service;
-    work.to.ports = [work.key.ports[0], port];
+    work.to.destination = service.address;
+    work.to.ports = [service.client_port, service.port];
     if packet.is_v6() {
         write_v6(frame.skb(), packet, work)
     } else {
@@ -119,7 +118,7 @@ fn write_v4(skb: *mut __sk_buff, packet: &IpPacket, work: &Work) -> Result<(), C
     // SAFETY: helpers on the program's own context, which check the offsets.
     done(unsafe { bpf_l3_csum_replace(skb, QUOTE + 10, from, to, 4) })?;
     store(skb, QUOTE + 16, &new, 0)?;
-    port(skb, SUM, QUOTE + ipv4::LENGTH as u32 + 2, work)?;
+    ports(skb, SUM, QUOTE + ipv4::LENGTH as u32, work)?;
     if packet.source != work.to.source {
         return Ok(());
     }
@@ -137,7 +136,7 @@ fn write_v6(skb: *mut __sk_buff, packet: &IpPacket, work: &Work) -> Result<(), C
     // SAFETY: helper on the program's own context.
     done(unsafe { bpf_l4_csum_replace(skb, SUM, 0, change, 0) })?;
     store(skb, QUOTE + 24, &work.to.destination, 0)?;
-    port(skb, SUM, QUOTE + ipv6::LENGTH as u32 + 2, work)?;
+    ports(skb, SUM, QUOTE + ipv6::LENGTH as u32, work)?;
     if packet.source != work.to.source {
         return Ok(());
     }
@@ -151,9 +150,15 @@ fn write_v6(skb: *mut __sk_buff, packet: &IpPacket, work: &Work) -> Result<(), C
     )
 }
 
+/// The quoted ports: source and destination of what the client sent.
 #[inline(always)]
-fn port(skb: *mut __sk_buff, sum: u32, place: u32, work: &Work) -> Result<(), Counter> {
-    let [old, new] = work.to.ports;
+fn ports(skb: *mut __sk_buff, sum: u32, place: u32, work: &Work) -> Result<(), Counter> {
+    port(skb, sum, place, work.key.ports[1], work.to.ports[0])?;
+    port(skb, sum, place + 2, work.key.ports[0], work.to.ports[1])
+}
+
+#[inline(always)]
+fn port(skb: *mut __sk_buff, sum: u32, place: u32, old: u16, new: u16) -> Result<(), Counter> {
     if old == new {
         return Ok(());
     }

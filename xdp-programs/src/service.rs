@@ -8,7 +8,8 @@ use thuban_common::{
     counters::Counter,
     packet::{ethernet, ip::IpPacket, ipv4},
     services::{
-        AffinityKey, FORWARD, HAIRPIN, NO_INDEX, RESET, SERVICE_LOCAL, ServiceEntry, ServiceKey, Signal, slot,
+        AffinityKey, FORWARD, HAIRPIN, NO_INDEX, RESET, SERVICE_LOCAL, ServiceEntry, ServiceKey, Signal,
+        other_port, slot,
     },
 };
 
@@ -22,7 +23,7 @@ use crate::{
     rewrite::rewrite,
 };
 
-/// Slots that are tried for a backend whose connection wouldn't be another's.
+/// Client's ports, or of SCTP slots, that are tried until the backend's answers wouldn't be another connection's.
 const ATTEMPTS: u32 = 4;
 
 /// What becomes of a packet to a service.
@@ -68,19 +69,20 @@ fn lookup_connection(
         } else {
             !work.signal.opens || connections::is_alive(work, packet, entry)
         };
-        if goes_on && let Some((backend, port)) = maps::other_side(entry, vni) {
+        if goes_on && let Some(backend) = maps::other_side(entry, vni) {
             connections::touch(entry, &work.signal, packet.protocol);
-            work.send_to(packet, &backend, port);
+            work.send_to(packet, &backend.address, backend.port);
+            work.to.ports[0] = backend.client_port;
             return Ok(Choice::Backend);
         }
     } else {
         work.key.direction = HAIRPIN;
         if let Some(entry) = maps::connection(&work.key)
-            && let Some((service, port)) = maps::other_side(entry, vni)
+            && let Some(service) = maps::other_side(entry, vni)
         {
             connections::touch(entry, &work.signal, packet.protocol);
-            work.to.source = service;
-            work.to.ports[0] = port;
+            work.to.source = service.address;
+            work.to.ports = [service.port, service.client_port];
             work.to.destination = packet.source;
             return Ok(Choice::Backend);
         }
@@ -110,13 +112,16 @@ fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
             Err(Counter::NoBackend)
         };
     }
-    let first = slot(packet, service);
+    let first = first_slot(packet, service);
     let kept = kept(service, packet);
+    // Of SCTP a port is in a checksum that only the ends know.
+    let has_fixed_port = packet.protocol == ipv4::SCTP;
     for attempt in 0..ATTEMPTS {
+        let step = if has_fixed_port { attempt } else { 0 };
         let index = match kept {
-            Some(index) if attempt == 0 => index,
+            Some(index) if step == 0 => index,
             _ => {
-                let slot = (first + attempt)
+                let slot = (first + step)
                     .checked_rem(service.slots)
                     .ok_or(Counter::NoBackend)?;
                 maps::slot(service.table, slot).ok_or(Counter::NoBackend)?
@@ -124,6 +129,9 @@ fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
         };
         let backend = maps::backend(service.service, index).ok_or(Counter::NoBackend)?;
         work.send_to(packet, &backend.address, backend.port);
+        if attempt != step {
+            work.to.ports[0] = next_port(packet, attempt);
+        }
         if work.signal.state & RESET != 0 {
             // Nothing follows it.
             return Ok(Choice::Backend);
@@ -136,15 +144,27 @@ fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
                 }
                 return Ok(Choice::Backend);
             }
-            Made::NoRoom => {
+            Made::NoRoom if work.to.ports[0] == packet.ports[0] => {
                 count(Counter::ServiceStateless);
                 connections::expect_from(packet, work);
                 return Ok(Choice::Backend);
             }
-            Made::Collision => {}
+            Made::NoRoom | Made::Collision => {}
         }
     }
     Err(Counter::ServiceCollision)
+}
+
+/// [`slot`], with a stack of its own.
+#[inline(never)]
+fn first_slot(packet: &IpPacket, service: &ServiceEntry) -> u32 {
+    slot(packet, service)
+}
+
+/// [`other_port`], with a stack of its own.
+#[inline(never)]
+fn next_port(packet: &IpPacket, attempt: u32) -> u16 {
+    other_port(packet, attempt)
 }
 
 /// At a bouncer: the backend of another droplet's client, which that one's agent would choose.
@@ -162,7 +182,7 @@ pub fn choose_for_other(vni: u32, packet: &IpPacket, work: &mut Work) -> Result<
         // Its own droplet's backends are not for it, and it will have a row of its own.
         .filter(|service| service.flags & SERVICE_LOCAL == 0)
         .ok_or(Counter::NoBackend)?;
-    let first = slot(packet, service);
+    let first = first_slot(packet, service);
     for attempt in 0..ATTEMPTS {
         let slot = (first + attempt)
             .checked_rem(service.slots)

@@ -5,13 +5,16 @@ use std::net::Ipv4Addr;
 use anyhow::{Result, ensure};
 use thuban_common::{
     counters::Counter,
-    tables::{ANNOUNCEMENTS_PER_SECOND, AnnouncedEntry, MissEntry, RemoteEntry},
+    tables::{
+        ANNOUNCEMENTS_PER_SECOND, AnnouncedEntry, AttachmentEntry, MissEntry, NOTED_PER_WINDOW, RemoteEntry,
+        SubnetEntry, VpcEntry,
+    },
 };
-use thuban_e2e::programs::key;
+use thuban_e2e::programs::{key, members};
 
 use crate::{
     frames::Packet,
-    rows::{Endpoint, SPREAD, TENANT, ip},
+    rows::{Endpoint, SECOND, SPREAD, STRAY, TENANT, ip},
     world::{Hook, Role, World},
 };
 
@@ -65,8 +68,9 @@ fn announce(world: &mut World, endpoint: Endpoint) -> Result<Option<Counter>> {
 
 /// As if the VPC had announced so many in the second of its last announcement.
 fn had(world: &mut World, vni: u32, events: u32) -> Result<u32> {
-    let AnnouncedEntry { second, .. } = world.programs.get("ANNOUNCED", &vni)?;
-    let entry = AnnouncedEntry { second, events };
+    let mut entry: AnnouncedEntry = world.programs.get("ANNOUNCED", &vni)?;
+    let second = entry.second;
+    entry.events = events;
     world.programs.insert("ANNOUNCED", vni, entry)?;
     Ok(second)
 }
@@ -91,10 +95,125 @@ fn a_vpc_that_scans_is_paced_and_delays_no_other() -> Result<()> {
         let passed = AnnouncedEntry {
             second: second - 1,
             events: u32::MAX - 1,
+            window: 0,
+            noted: 0,
         };
         world.programs.insert("ANNOUNCED", TENANT.vni, passed)?;
         ensure!(announce(&mut world, TENANT)?.is_none(), "another second");
         return Ok(());
     }
     anyhow::bail!("every second ended too soon")
+}
+
+/// VPCs of [`STRAY`]'s interface, one at a time, that send to whatever address there is.
+struct Scanner {
+    vni: u32,
+    next: u32,
+}
+
+impl Scanner {
+    fn new(world: &mut World, vni: u32) -> Result<Self> {
+        let entry = SubnetEntry {
+            network: 0,
+            flags: 0,
+            bouncers: members(&[]),
+        };
+        world.programs.insert_subnet(vni, ip(10, 0, 0, 0), 8, entry)?;
+        let vpc = VpcEntry::new(vni, 0, members(&[SECOND]));
+        world.programs.insert("VPCS", vni, vpc)?;
+        Ok(Self { vni, next: 0 })
+    }
+
+    /// One packet each to so many addresses that it never sent to.
+    fn scan(&mut self, world: &mut World, addresses: u32) -> Result<()> {
+        let interface = world.interfaces[usize::from(STRAY.index)];
+        let attachment = AttachmentEntry {
+            ifindex: interface,
+            vni: self.vni,
+            address: key(self.vni, STRAY.address).address,
+            network: 1,
+            mac: STRAY.mac(),
+            flags: 0,
+            padding: 0,
+        };
+        world.programs.insert("ATTACHMENTS", interface, attachment)?;
+        let mut frame = packet(STRAY, ip(10, 0, 0, 0)).bytes();
+        for _ in 0..addresses {
+            self.next += 1;
+            frame[30..34].copy_from_slice(&(0x0a80_0000 + self.next).to_be_bytes());
+            let outcome = world.run_uncounted(Role::Agent(STRAY.index), Hook::Tc, &frame, 0)?;
+            ensure!(outcome.verdict == 7, "{}", outcome.verdict);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn slow_flow_is_announced_beside_vpcs_that_scan() -> Result<()> {
+    let mut world = World::new()?;
+    world.enter()?;
+    let mut scanners = Vec::new();
+    for vni in 200..204 {
+        scanners.push(Scanner::new(&mut world, vni)?);
+    }
+    let frame = packet(TENANT, ip(10, 0, 2, 90)).bytes();
+    for number in 1..=3 {
+        world.run(Role::Agent(TENANT.index), Hook::Tc, &frame)?;
+        let events = world.programs.take_wanted()?;
+        let announced = [key(100, ip(10, 0, 2, 90))];
+        let expected = if number < 3 { &[][..] } else { &announced };
+        ensure!(events == expected, "packet {number}: {events:?}");
+        // Three seconds at 5,000 packets a second.
+        for scanner in &mut scanners {
+            scanner.scan(&mut world, 15_000)?;
+        }
+    }
+    ensure!(world.programs.counter(Counter::DirectPaced)? > 0);
+    Ok(())
+}
+
+#[test]
+fn a_vpc_adds_its_share_of_addresses_in_a_window() -> Result<()> {
+    let mut world = World::new()?;
+    world.run(
+        Role::Agent(TENANT.index),
+        Hook::Tc,
+        &packet(TENANT, ip(10, 0, 2, 90)).bytes(),
+    )?;
+    // Again if a window ended meanwhile.
+    for last in 100..120 {
+        let to = ip(10, 0, 2, last);
+        let mut entry: AnnouncedEntry = world.programs.get("ANNOUNCED", &TENANT.vni)?;
+        entry.noted = NOTED_PER_WINDOW;
+        world.programs.insert("ANNOUNCED", TENANT.vni, entry)?;
+        let is_noted = |world: &mut World, endpoint: Endpoint| -> Result<bool> {
+            world.run(
+                Role::Agent(endpoint.index),
+                Hook::Tc,
+                &packet(endpoint, to).bytes(),
+            )?;
+            Ok(world
+                .programs
+                .get::<_, MissEntry>("MISSES", &key(endpoint.vni, to))
+                .is_ok())
+        };
+        let paced = world.programs.counter(Counter::DirectPaced)?;
+        let beyond = is_noted(&mut world, TENANT)?;
+        let other = is_noted(&mut world, SPREAD)?;
+        ensure!(other, "another VPC's");
+        let now: AnnouncedEntry = world.programs.get("ANNOUNCED", &TENANT.vni)?;
+        if now.window != entry.window {
+            continue;
+        }
+        ensure!(!beyond && world.programs.counter(Counter::DirectPaced)? == paced + 1);
+        // The next window is a new share.
+        let passed = AnnouncedEntry {
+            window: entry.window - 1,
+            ..entry
+        };
+        world.programs.insert("ANNOUNCED", TENANT.vni, passed)?;
+        ensure!(is_noted(&mut world, TENANT)?, "another window");
+        return Ok(());
+    }
+    anyhow::bail!("every window ended too soon")
 }

@@ -6,11 +6,12 @@ use std::{collections::BTreeSet, net::IpAddr};
 use anyhow::{Result, ensure};
 use thuban_common::{
     counters::Counter,
+    host_stack::{MARK_HOST_ENDPOINT, mark_of},
     services::{
-        ALL_CONNECTIONS, ALL_PENDING, CONNECTIONS_OF_CLIENT, CONNECTIONS_OF_VPC, ConnectionEntry,
-        ConnectionKey, FINISHED, FORWARD, PENDING_OF_VPC, RESET, REVERSE, SEEN,
+        ALL_CONNECTIONS, ALL_PENDING, CONNECTIONS_BEYOND_RESERVE, CONNECTIONS_OF_CLIENT, ConnectionEntry,
+        ConnectionKey, FINISHED, FORWARD, PENDING_OF_VPC, QUOTA_HELD, QUOTA_RESERVE, RESET, REVERSE, SEEN,
     },
-    tables::EndpointKey,
+    tables::{ATTACHMENT_HOST, AttachmentEntry, EndpointKey},
 };
 use thuban_e2e::{
     programs::{address, key},
@@ -18,11 +19,12 @@ use thuban_e2e::{
 };
 
 use crate::{
-    rows::{BOUNCED, Endpoint, SECOND, SPREAD, TENANT, THIRD, ip},
+    rows::{BOUNCED, DIVIDED, Endpoint, SECOND, SPREAD, TENANT, THIRD, ip, ip6},
     service_world::{
-        SERVICE, Segment, TCP, UDP, arrive, ensure_delivered, ensure_dropped, ensure_sent, inner, send, world,
+        SCTP, SERVICE, SERVICE6, Segment, TCP, UDP, arrive, ensure_delivered, ensure_dropped, ensure_sent,
+        inner, port_of, send, world,
     },
-    world::World,
+    world::{Hook, Role, World},
 };
 
 const CLIENT: IpAddr = IpAddr::V4(TENANT.address);
@@ -205,7 +207,10 @@ fn a_vpcs_share_bounds_all_its_clients_together_and_no_others() -> Result<()> {
     send(&mut world, TENANT.index, &from(TENANT, 40000))?;
     send(&mut world, BOUNCED.index, &from(BOUNCED, 40000))?;
     ensure!(world.programs.get::<_, u32>("SHARES", &all(100))? == 4);
-    world.programs.insert("SHARES", all(100), CONNECTIONS_OF_VPC)?;
+    world
+        .programs
+        .set("QUOTAS", QUOTA_HELD, CONNECTIONS_BEYOND_RESERVE)?;
+    world.programs.set("QUOTAS", QUOTA_RESERVE, 4_u32)?;
     for client in [TENANT, BOUNCED] {
         let request = from(client, 40001);
         let outcome = send(&mut world, client.index, &request)?;
@@ -216,6 +221,141 @@ fn a_vpcs_share_bounds_all_its_clients_together_and_no_others() -> Result<()> {
     let outcome = send(&mut world, SPREAD.index, &from(SPREAD, 40000))?;
     ensure!(outcome.counted.contains_key(Counter::ServiceConnections.name()));
     ensure!(world.programs.get::<_, u32>("SHARES", &all(103))? == 2);
+    // While half of the table is free nobody is held to its reserve.
+    let free = CONNECTIONS_BEYOND_RESERVE - 2;
+    world.programs.set("QUOTAS", QUOTA_HELD, free)?;
+    for is_made in [true, false] {
+        let outcome = send(
+            &mut world,
+            TENANT.index,
+            &from(TENANT, 40002 + u16::from(is_made)),
+        )?;
+        ensure!(is_made == outcome.counted.contains_key(Counter::ServiceConnections.name()));
+    }
+    Ok(())
+}
+
+#[test]
+fn what_the_node_sends_on_for_a_vpc_is_of_that_vpcs_room() -> Result<()> {
+    let mut world = world()?;
+    let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
+    Served::new(100, 1, SERVICE, 80, TCP).by(&mut world.programs, &[far])?;
+    let held = |world: &World| [100, 103].map(|vni| held_by(world, vni));
+    // The mark that the node's stack leaves on what it sends on for the pod of another VPC.
+    world.mark = mark_of(world.interfaces[usize::from(SPREAD.index)], MARK_HOST_ENDPOINT);
+    let requests: Vec<Segment> = (0..8).map(|port| segment(TCP, 40000 + port)).collect();
+    ensure_served(&mut world, &requests[0], far)?;
+    ensure!(
+        held(&world) == [2, 0],
+        "of no other endpoint a mark says anything"
+    );
+    let interface = world.interfaces[usize::from(TENANT.index)];
+    let mut attachment: AttachmentEntry = world.programs.get("ATTACHMENTS", &interface)?;
+    attachment.flags = ATTACHMENT_HOST;
+    world.programs.insert("ATTACHMENTS", interface, attachment)?;
+    ensure_served(&mut world, &requests[1], far)?;
+    ensure!(held(&world) == [2, 2]);
+    ensure!(forward(&world, &requests[1])?.payer == 103);
+    // It is given back to whom it was taken from.
+    ensure_served(&mut world, &requests[1].clone().with_flags(0x14), far)?;
+    ensure_served(&mut world, &requests[1], far)?;
+    ensure!(held(&world) == [2, 2]);
+    // An interface's number that has more than the mark's bits, and one that is nobody's.
+    let of_spread = world.interfaces[usize::from(SPREAD.index)];
+    let mut later: AttachmentEntry = world.programs.get("ATTACHMENTS", &of_spread)?;
+    later.ifindex = 3 << 16 | 0xfff0;
+    world.programs.insert("ATTACHMENTS", later.ifindex, later)?;
+    for (mark, expected) in [(later.ifindex, [2, 4]), (0xfff1, [4, 4]), (0, [6, 4])] {
+        world.mark = mark_of(mark, MARK_HOST_ENDPOINT);
+        ensure_served(&mut world, &requests[usize::from(expected[0] as u8)], far)?;
+        ensure!(held(&world) == expected, "{mark:#x}: {:?}", held(&world));
+    }
+    // The VPC has all that a client may have, which bounds nobody else.
+    let full = key(103, TENANT.address);
+    world.programs.insert("SHARES", full, CONNECTIONS_OF_CLIENT)?;
+    for (interface, is_made) in [(of_spread, false), (0, true)] {
+        world.mark = mark_of(interface, MARK_HOST_ENDPOINT);
+        let outcome = send(&mut world, TENANT.index, &requests[7 - usize::from(is_made) * 2])?;
+        let counter = if is_made {
+            Counter::ServiceConnections
+        } else {
+            Counter::ServiceStateless
+        };
+        ensure!(
+            outcome.counted.contains_key(counter.name()),
+            "{:?}",
+            outcome.counted
+        );
+    }
+    Ok(())
+}
+
+/// Entries of CONNECTIONS of all clients of a VPC.
+fn held_by(world: &World, vni: u32) -> u32 {
+    let address = ALL_CONNECTIONS;
+    let held = world.programs.get("SHARES", &EndpointKey { vni, address });
+    held.unwrap_or_default()
+}
+
+/// Sends the first packets of connections from all ports of a client to one port of the service.
+fn open_all(world: &mut World, client: Endpoint, to: u16) -> Result<()> {
+    let opening = Segment::new(TCP, client.mac(), (client.address.into(), 0), (SERVICE, to));
+    let mut frame = opening.bytes();
+    for port in 1..=32768_u16 {
+        frame[34..36].copy_from_slice(&port.to_be_bytes());
+        let outcome = world.run_uncounted(Role::Agent(client.index), Hook::Tc, &frame, 0)?;
+        ensure!(outcome.verdict == 7, "port {port}: {}", outcome.verdict);
+    }
+    Ok(())
+}
+
+#[test]
+fn vpcs_that_fill_the_table_leave_a_third_its_room() -> Result<()> {
+    let mut world = world()?;
+    world.enter()?;
+    let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
+    // Together as many connections as there is room for: of four pods each, which have 32,768.
+    let ports = 4;
+    for (vni, id) in [(100, 1), (102, 20), (103, 40)] {
+        for port in 0..ports {
+            let served = Served::new(vni, id + u32::from(port), SERVICE, 80 + port, TCP);
+            let backend = if vni == 102 {
+                IpAddr::V4(ip(10, 7, 2, 30))
+            } else {
+                far.0
+            };
+            served.by(&mut world.programs, &[(backend, 8080 + port)])?;
+        }
+    }
+    // As transitd says before anything is attached.
+    world
+        .programs
+        .set("QUOTAS", QUOTA_RESERVE, CONNECTIONS_BEYOND_RESERVE / 4)?;
+    for port in 0..ports {
+        for client in [SPREAD, DIVIDED] {
+            open_all(&mut world, client, 80 + port)?;
+            // The next pod.
+            let of = key(client.vni, client.address);
+            world.programs.insert("SHARES", of, 0_u32)?;
+        }
+    }
+    let fillers = [SPREAD, DIVIDED].map(|endpoint| held_by(&world, endpoint.vni));
+    println!("the VPCs that fill have {fillers:?} entries");
+    ensure!(
+        fillers.iter().sum::<u32>() >= CONNECTIONS_BEYOND_RESERVE,
+        "they do fill it"
+    );
+    let requests: Vec<Segment> = (0..40).map(|port| segment(TCP, 40000 + port)).collect();
+    for request in &requests {
+        ensure_served(&mut world, request, far)?;
+        ensure!(forward(&world, request).is_ok(), "an entry of its own");
+    }
+    // And they keep their backend when others come.
+    Served::new(100, 1, SERVICE, 80, TCP).by(&mut world.programs, &[backend(40), backend(41)])?;
+    for request in &requests {
+        let next = request.clone().with_flags(0x10);
+        ensure!(chosen(&mut world, &next)? == [10, 0, 1, 50]);
+    }
     Ok(())
 }
 
@@ -267,29 +407,106 @@ fn reused_port_takes_backend_of_new_service_row() -> Result<()> {
     Ok(())
 }
 
+/// Sends a segment of a connection to a service and asserts that it goes to `backend`, and that the backend's answer comes
+/// from the service to the port that sent it. Says which port the backend sees.
+fn ensure_connected(world: &mut World, request: &Segment, backend: (IpAddr, u16)) -> Result<u16> {
+    let outcome = send(world, TENANT.index, request)?;
+    ensure!(outcome.verdict == 7, "{:?}", outcome.counted);
+    let port = port_of(&outcome);
+    let there = request.sent_to(backend).sent_from((request.from.0, port));
+    ensure_sent(&outcome, &there, SECOND)?;
+    let mut answer = there.answer([9; 6]);
+    let outcome = arrive(world, SECOND, 100, &answer)?;
+    (answer.from, answer.to) = (request.to, request.from);
+    ensure_delivered(&outcome, &answer, TENANT.mac())?;
+    Ok(port)
+}
+
 #[test]
-fn answers_that_two_services_could_have_given_are_not_made() -> Result<()> {
+fn services_with_one_backend_are_used_from_one_port_at_once() -> Result<()> {
+    let v4 = (CLIENT, SERVICE, IpAddr::V4(ip(10, 0, 1, 50)));
+    let v6 = (TENANT.v6.into(), SERVICE6, IpAddr::V6(ip6(0, 1, 0x50)));
+    for (client, service, backend) in [v4, v6] {
+        for protocol in [TCP, UDP] {
+            let mut world = world()?;
+            let backend = (backend, 8080);
+            let requests: Vec<Segment> = (80..83)
+                .map(|port| Segment::new(protocol, TENANT.mac(), (client, 40000), (service, port)))
+                .collect();
+            for (id, request) in (1..).zip(&requests) {
+                let served = Served::new(100, id, service, request.to.1, protocol);
+                served.by(&mut world.programs, &[backend])?;
+            }
+            let mut seen = Vec::new();
+            for request in &requests {
+                seen.push(ensure_connected(&mut world, request, backend)?);
+            }
+            ensure!(seen[0] == 40000, "the first keeps the client's port: {seen:?}");
+            ensure!(BTreeSet::from_iter(&seen).len() == 3, "{seen:?}");
+            // All of them live, and each again has its own.
+            for _ in 0..2 {
+                for (request, port) in requests.iter().zip(&seen) {
+                    let next = request.clone().with_flags(0x10);
+                    ensure!(ensure_connected(&mut world, &next, backend)? == *port);
+                }
+            }
+            // A port that was another's towards the backend is some client's own as well.
+            let mut own = requests[0].clone();
+            own.from.1 = seen[1];
+            ensure!(ensure_connected(&mut world, &own, backend)? != seen[1]);
+            ensure!(ensure_connected(&mut world, &requests[1], backend)? == seen[1]);
+            // Once the first is over its port is free again.
+            if protocol == TCP {
+                send(&mut world, TENANT.index, &requests[0].clone().with_flags(0x14))?;
+                send(&mut world, TENANT.index, &requests[2].clone().with_flags(0x14))?;
+                ensure!(ensure_connected(&mut world, &requests[2], backend)? == 40000);
+                ensure!(ensure_connected(&mut world, &requests[1], backend)? == seen[1]);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_pod_reaches_itself_by_two_services_from_one_port() -> Result<()> {
+    let mut world = world()?;
+    let own = (CLIENT, 8080);
+    for (id, port) in [(1, 80), (2, 81)] {
+        Served::new(100, id, SERVICE, port, TCP).by(&mut world.programs, &[own])?;
+    }
+    let mut seen = BTreeSet::new();
+    for port in [80, 81, 80, 81] {
+        let request = segment(TCP, 40000).sent_to((SERVICE, port));
+        let outcome = send(&mut world, TENANT.index, &request)?;
+        let there = request.sent_to(own).sent_from((SERVICE, port_of(&outcome)));
+        ensure_delivered(&outcome, &there, TENANT.mac())?;
+        seen.insert(there.from.1);
+        // What it answers itself.
+        let answer = there.answer(TENANT.mac());
+        let outcome = send(&mut world, TENANT.index, &answer)?;
+        let mut restored = answer.clone();
+        (restored.from, restored.to) = ((SERVICE, port), (CLIENT, 40000));
+        ensure_delivered(&outcome, &restored, TENANT.mac())?;
+    }
+    ensure!(seen.len() == 2, "{seen:?}");
+    Ok(())
+}
+
+#[test]
+fn answers_of_sctp_that_two_services_could_have_given_are_not_made() -> Result<()> {
     let mut world = world()?;
     let second = IpAddr::V4(ip(10, 96, 0, 11));
-    Served::new(100, 1, SERVICE, 80, UDP).by(&mut world.programs, &[backend(40)])?;
-    Served::new(100, 2, second, 80, UDP).by(&mut world.programs, &[backend(40)])?;
-    let request = segment(UDP, 40000);
-    ensure!(chosen(&mut world, &request)? == [10, 0, 2, 40]);
-    let outcome = send(&mut world, TENANT.index, &request.sent_to((second, 80)))?;
-    ensure_dropped(&outcome, Counter::ServiceCollision)?;
-    // With another backend there is a way.
-    Served::new(100, 2, second, 80, UDP).by(&mut world.programs, &[backend(40), backend(41)])?;
-    ensure!(chosen(&mut world, &request.sent_to((second, 80)))? == [10, 0, 2, 41]);
-    // A connection that is over is in nobody's way.
-    Served::new(100, 3, SERVICE, 80, TCP).by(&mut world.programs, &[backend(40)])?;
-    Served::new(100, 4, second, 80, TCP).by(&mut world.programs, &[backend(40)])?;
-    let (request, other) = (segment(TCP, 40000), segment(TCP, 40000).sent_to((second, 80)));
+    let backend = |n| (IpAddr::V4(ip(10, 0, 2, n)), 80);
+    Served::new(100, 1, SERVICE, 80, SCTP).by(&mut world.programs, &[backend(40)])?;
+    Served::new(100, 2, second, 80, SCTP).by(&mut world.programs, &[backend(40)])?;
+    let request = segment(SCTP, 40000);
+    let other = request.sent_to((second, 80));
     ensure!(chosen(&mut world, &request)? == [10, 0, 2, 40]);
     let outcome = send(&mut world, TENANT.index, &other)?;
     ensure_dropped(&outcome, Counter::ServiceCollision)?;
-    chosen(&mut world, &request.clone().with_flags(0x14))?;
-    ensure!(chosen(&mut world, &other)? == [10, 0, 2, 40]);
-    ensure!(forward(&world, &request).is_err());
+    // With another backend there is a way.
+    Served::new(100, 2, second, 80, SCTP).by(&mut world.programs, &[backend(40), backend(41)])?;
+    ensure!(chosen(&mut world, &other)? == [10, 0, 2, 41]);
     Ok(())
 }
 

@@ -190,6 +190,13 @@ pub fn inner(outcome: &Outcome) -> &[u8] {
     if is_tunnel { &frame[50..] } else { frame }
 }
 
+/// The client's port as a backend sees it, in a frame that went out.
+pub fn port_of(outcome: &Outcome) -> u16 {
+    let inner = inner(outcome);
+    let at = if inner[12..14] == [8, 0] { 34 } else { 54 };
+    u16::from_be_bytes([inner[at], inner[at + 1]])
+}
+
 /// Asserts that a frame went to an endpoint of this droplet as this segment.
 pub fn ensure_delivered(outcome: &Outcome, segment: &Segment, mac: [u8; 6]) -> Result<()> {
     ensure_same(&outcome.frame, &segment.delivered(mac))

@@ -12,7 +12,7 @@ use crate::{
     rows::{BOUNCED, HERE, LOCAL_MAC, SECOND, SPREAD, TENANT, THIRD, ip, ip6},
     service_world::{
         SCTP, SERVICE, SERVICE6, Segment, TCP, UDP, arrive, ensure_delivered, ensure_dropped, ensure_sent,
-        inner, send, world,
+        inner, port_of, send, world,
     },
     world::{Hook, Role, World},
 };
@@ -412,13 +412,21 @@ fn errors_about_packets_to_a_backend_quote_what_the_client_sent() -> Result<()> 
     let mut world = world()?;
     serve(&mut world, UDP, (FAR_BACKEND, 8080), (FAR_BACKEND6, 8080))?;
     let router = (IpAddr::V4(ip(10, 0, 1, 90)), IpAddr::V6(ip6(0, 1, 0x90)));
-    for (client, service, backend, router, quoted_sum) in [
-        (CLIENT, SERVICE, FAR_BACKEND, router.0, 34 + 8 + 20 + 6),
-        (CLIENT6, SERVICE6, FAR_BACKEND6, router.1, 54 + 8 + 40 + 6),
+    // Another service with the same backend, which sees other ports.
+    Served::new(100, 11, SERVICE, 81, UDP).by(&mut world.programs, &[(FAR_BACKEND, 8080)])?;
+    Served::new(100, 12, SERVICE6, 81, UDP).by(&mut world.programs, &[(FAR_BACKEND6, 8080)])?;
+    for (client, service, port, backend, router, quoted_sum) in [
+        (CLIENT, SERVICE, 80, FAR_BACKEND, router.0, 34 + 8 + 20 + 6),
+        (CLIENT6, SERVICE6, 80, FAR_BACKEND6, router.1, 54 + 8 + 40 + 6),
+        (CLIENT, SERVICE, 81, FAR_BACKEND, router.0, 34 + 8 + 20 + 6),
+        (CLIENT6, SERVICE6, 81, FAR_BACKEND6, router.1, 54 + 8 + 40 + 6),
     ] {
-        let request = Segment::new(UDP, TENANT.mac(), (client, 40000), (service, 80));
-        send(&mut world, TENANT.index, &request)?;
-        let there = request.sent_to((backend, 8080));
+        let request = Segment::new(UDP, TENANT.mac(), (client, 40000), (service, port));
+        let outcome = send(&mut world, TENANT.index, &request)?;
+        let there = request
+            .sent_to((backend, 8080))
+            .sent_from((client, port_of(&outcome)));
+        ensure!((there.from.1 == 40000) == (port == 80), "{}", there.from.1);
         for from in [backend, router] {
             let error = unreachable(from, &there, [9; 6]);
             let frame = Tunnel::new(SECOND, HERE, 100).around([2; 12], &error);

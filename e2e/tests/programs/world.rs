@@ -55,6 +55,8 @@ pub struct World {
     pub programs: Programs,
     pub interfaces: Vec<u32>,
     pub uplink: u32,
+    /// Mark of frames at tc.
+    pub mark: u32,
     is_inside: bool,
 }
 
@@ -83,6 +85,7 @@ impl World {
             programs,
             interfaces,
             uplink,
+            mark: 0,
             is_inside: false,
         };
         world.configure()?;
@@ -239,6 +242,7 @@ impl World {
             |offset: usize, value: u32| context[offset..offset + 4].copy_from_slice(&value.to_ne_bytes());
         match hook {
             Hook::Tc => {
+                set(8, self.mark);
                 set(40, interface);
                 set(176, segment);
             }

@@ -1,4 +1,5 @@
-//! CONNECTIONS, PENDING, AFFINITY and SHARES: what agents remember of connections to services, and when it goes.
+//! CONNECTIONS, PENDING, AFFINITY, SHARES and QUOTAS: what agents remember of connections to services, when it goes, and
+//! how much of it each VPC may have.
 //!
 //! Must not write anything that leads a packet: entries are only taken away, and shares counted anew.
 
@@ -10,13 +11,16 @@ use aya::maps::{Array, Map, MapData};
 use nix::time::{ClockId, clock_gettime};
 use thuban_common::packet::ipv4::UDP;
 use thuban_common::services::{
-    ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, BackendKey, ConnectionEntry,
-    ConnectionKey, FINISHED, FORWARD, GatesEntry, HAIRPIN, NO_INDEX, PENDING_LIFE, PendingEntry, PendingKey,
-    RESET, REVERSE, SEEN, ServiceKey,
+    ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, BackendKey,
+    CONNECTIONS_BEYOND_RESERVE, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, GatesEntry, HAIRPIN,
+    NO_INDEX, PENDING_LIFE, PendingEntry, PendingKey, QUOTA_HELD, QUOTA_RESERVE, RESET, REVERSE, SEEN,
+    ServiceKey,
 };
 use thuban_common::tables::{Address, EndpointKey};
 
+use super::reserve::reserve;
 use super::tables::{Hash, TableError, access, data, hash, lookup, lru, open, take};
+use super::walk::Walk;
 
 /// The table of connections.
 pub const CONNECTIONS: &str = "CONNECTIONS";
@@ -30,6 +34,10 @@ const TRANSITORY: Duration = Duration::from_mins(1);
 const ABANDONED: Duration = Duration::from_mins(5);
 const DATAGRAMS: Duration = Duration::from_mins(2);
 const UNANSWERED_DATAGRAM: Duration = Duration::from_secs(30);
+/// Not answered yet, of a VPC beyond its reserve while the table is [`CROWDED`]: a client asks twice in that time.
+const UNANSWERED_IN_A_CROWD: Duration = Duration::from_secs(5);
+/// Entries from which on the table is crowded: soon no VPC may go beyond its reserve.
+const CROWDED: u32 = CONNECTIONS_BEYOND_RESERVE / 4 * 3;
 /// Entries that one scan takes away at most; the rest is found by the next.
 const MAX_EXPIRED_PER_SCAN: usize = 65_536;
 
@@ -39,7 +47,11 @@ pub struct Connections {
     affinity: Hash<AffinityKey, AffinityEntry>,
     backends: Hash<BackendKey, BackendEntry>,
     shares: Hash<EndpointKey, u32>,
+    quotas: Array<MapData, u32>,
     gates: Array<MapData, GatesEntry>,
+    all_flows: Walk<ConnectionKey, ConnectionEntry>,
+    all_pending: Walk<PendingKey, PendingEntry>,
+    all_affinity: Walk<AffinityKey, AffinityEntry>,
 }
 
 type Backends = HashSet<BackendEntry>;
@@ -62,28 +74,34 @@ impl Connections {
             affinity: lru(maps, "AFFINITY")?,
             backends: hash(maps, "BACKENDS")?,
             shares: hash(maps, "SHARES")?,
+            quotas: Array::try_from(Map::Array(data(maps, "QUOTAS")?)).map_err(open("QUOTAS"))?,
             gates: Array::try_from(Map::Array(data(maps, "GATES")?)).map_err(open("GATES"))?,
+            all_flows: Walk::open(maps, CONNECTIONS)?,
+            all_pending: Walk::open(maps, "PENDING")?,
+            all_affinity: Walk::open(maps, "AFFINITY")?,
         })
     }
 
     /// Looks at every connection once, and takes away those whose time is over and those of clients that aren't here.
-    /// `backends` is asked once for a service; `None`: it isn't known.
+    /// `backends` is asked once for a service; `None`: it isn't known. `vpcs`: how many have endpoints here.
     pub fn scan(
         &mut self,
         is_here: impl Fn(&EndpointKey) -> bool,
+        vpcs: usize,
         backends: impl Fn(&ServiceKey) -> Option<Backends>,
     ) -> Result<Scan, TableError> {
         let now = now();
+        let before = self.counts()?;
         let mut known: HashMap<ServiceKey, Option<Backends>> = HashMap::new();
         let (mut scan, mut doomed) = (Scan::default(), Vec::new());
-        let mut shares: HashMap<EndpointKey, u32> = HashMap::new();
-        for entry in &self.flows {
-            let (key, entry) = entry.map_err(access("read", CONNECTIONS))?;
+        let mut counted = Counts::default();
+        self.all_flows.each(|key, entry| {
+            counted.held += 1;
             if key.direction != FORWARD {
                 if doomed.len() < MAX_EXPIRED_PER_SCAN && self.is_orphan(&key, &entry, now)? {
                     doomed.push((Looked::at(key, Some(&entry)), None));
                 }
-                continue;
+                return Ok(());
             }
             let client = endpoint(key.vni, key.source);
             let back = reverse(&key, &entry);
@@ -101,6 +119,7 @@ impl Connections {
                 } else {
                     self.has_backend(&entry)?
                 },
+                is_crowding: before.is_crowding(entry.payer),
             };
             let last = entry.time.max(answered.map_or(0, |answered| answered.time));
             let is_over = now.saturating_sub(Duration::from_nanos(last)) > life(&seen);
@@ -110,12 +129,13 @@ impl Connections {
                 doomed.push((Looked::at(key, Some(&entry)), Some(back)));
             } else {
                 scan.held += 1;
-                for of in [client, endpoint(key.vni, ALL_CONNECTIONS)] {
-                    *shares.entry(of).or_default() += 2;
+                for of in [key.source, ALL_CONNECTIONS].map(|of| endpoint(entry.payer, of)) {
+                    *counted.shares.entry(of).or_default() += 2;
                 }
                 scan.services.insert(endpoint(key.vni, key.destination));
             }
-        }
+            Ok(())
+        })?;
         for (entry, back) in doomed {
             let both = [Some(entry), back];
             let is_same = both.iter().flatten().try_fold(true, |is_same, looked| {
@@ -123,12 +143,14 @@ impl Connections {
             })?;
             // Else a packet has come since, and made one of both anew.
             if is_same {
-                let mut both = both.iter().flatten();
-                both.try_for_each(|looked| take(&mut self.flows, CONNECTIONS, &looked.key))?;
+                for looked in both.iter().flatten() {
+                    take(&mut self.flows, CONNECTIONS, &looked.key)?;
+                    counted.held = counted.held.saturating_sub(u32::from(looked.time.is_some()));
+                }
             }
         }
-        self.scan_pending(now, &mut shares)?;
-        self.count(&shares)?;
+        self.scan_pending(now, &mut counted.shares)?;
+        self.count(&before, counted, vpcs)?;
         Ok(scan)
     }
 
@@ -139,14 +161,14 @@ impl Connections {
         shares: &mut HashMap<EndpointKey, u32>,
     ) -> Result<(), TableError> {
         let mut doomed = Vec::new();
-        for entry in &self.pending {
-            let (key, entry) = entry.map_err(access("read", "PENDING"))?;
+        self.all_pending.each(|key, entry| {
             if now.saturating_sub(Duration::from_nanos(entry.time)) > Duration::from_nanos(PENDING_LIFE) {
                 doomed.push(key);
             } else {
-                *shares.entry(endpoint(key.vni, ALL_PENDING)).or_default() += 1;
+                *shares.entry(endpoint(entry.payer, ALL_PENDING)).or_default() += 1;
             }
-        }
+            Ok(())
+        })?;
         doomed
             .iter()
             .try_for_each(|key| take(&mut self.pending, "PENDING", key))
@@ -167,29 +189,29 @@ impl Connections {
             ends.any(|end| has_left(&end))
         };
         let mut flows = Vec::new();
-        for entry in &self.flows {
-            let (key, entry) = entry.map_err(access("read", CONNECTIONS))?;
+        self.all_flows.each(|key, entry| {
             // The service's address, which is one of them, is no endpoint's.
             if is_gone(key.vni, &[key.source, key.destination, entry.address]) {
                 flows.push(key);
             }
-        }
+            Ok(())
+        })?;
         let mut pending = Vec::new();
-        for entry in &self.pending {
-            let (key, entry) = entry.map_err(access("read", "PENDING"))?;
+        self.all_pending.each(|key, entry| {
             if is_gone(key.vni, &[key.address, entry.backend]) {
                 pending.push(key);
             }
-        }
+            Ok(())
+        })?;
         let (mut affinity, vnis) = (Vec::new(), vnis());
-        for entry in &self.affinity {
-            let (key, entry) = entry.map_err(access("read", "AFFINITY"))?;
+        self.all_affinity.each(|key, entry| {
             let vni = vnis.get(&key.service);
             // Of a service that has gone as well nobody asks.
             if vni.is_some_and(|vni| is_gone(*vni, &[key.client, entry.backend.address])) {
                 affinity.push(key);
             }
-        }
+            Ok(())
+        })?;
         let mut flows = flows.iter();
         flows.try_for_each(|key| take(&mut self.flows, CONNECTIONS, key))?;
         let mut pending = pending.iter();
@@ -215,14 +237,16 @@ impl Connections {
         };
         let forward = ConnectionKey {
             vni: key.vni,
-            ports: [key.ports[1], entry.port],
+            ports: [entry.client_port, entry.port],
             source: client,
             destination: entry.address,
             protocol: key.protocol,
             direction: FORWARD,
             padding: 0,
         };
-        let leads_here = |there: &ConnectionEntry| there.address == key.source && there.port == key.ports[0];
+        let leads_here = |there: &ConnectionEntry| {
+            there.address == key.source && [there.port, there.client_port] == key.ports
+        };
         Ok(!self.connection(&forward)?.as_ref().is_some_and(leads_here))
     }
 
@@ -237,18 +261,64 @@ impl Connections {
         Ok(there.is_some_and(|there| there == backend(entry)))
     }
 
-    fn count(&mut self, shares: &HashMap<EndpointKey, u32>) -> Result<(), TableError> {
-        let held: Result<Vec<EndpointKey>, _> = self.shares.keys().collect();
-        for client in held.map_err(access("read", "SHARES"))? {
-            match shares.get(&client) {
-                Some(share) => self
-                    .shares
-                    .insert(client, share, 0)
-                    .map_err(access("write", "SHARES"))?,
-                None => take(&mut self.shares, "SHARES", &client)?,
+    /// What agents have counted.
+    fn counts(&self) -> Result<Counts, TableError> {
+        // Agents add keys and remove none: this iteration ends.
+        let shares: Result<_, _> = self.shares.iter().collect();
+        Ok(Counts {
+            shares: shares.map_err(access("read", "SHARES"))?,
+            held: self.quota(QUOTA_HELD)?,
+            reserve: self.quota(QUOTA_RESERVE)?,
+        })
+    }
+
+    fn quota(&self, index: u32) -> Result<u32, TableError> {
+        self.quotas.get(&index, 0).map_err(access("read", "QUOTAS"))
+    }
+
+    /// Writes what a scan counted, and what agents have added since it began: its walk may not have met that.
+    fn count(&mut self, before: &Counts, counted: Counts, vpcs: usize) -> Result<(), TableError> {
+        let Counts { shares, held, .. } = counted;
+        let now = self.counts()?;
+        let mut held_by_vpcs = Vec::new();
+        for (of, share) in now.shares {
+            let added = share.saturating_sub(before.shares.get(&of).copied().unwrap_or_default());
+            let share = shares.get(&of).copied().unwrap_or_default() + added;
+            if share == 0 {
+                take(&mut self.shares, "SHARES", &of)?;
+                continue;
+            }
+            self.shares
+                .insert(of, share, 0)
+                .map_err(access("write", "SHARES"))?;
+            if of.address == ALL_CONNECTIONS {
+                held_by_vpcs.push(share);
             }
         }
+        let held = held + now.held.saturating_sub(before.held);
+        let reserve = reserve(&held_by_vpcs, vpcs, held);
+        for (index, value) in [(QUOTA_HELD, held), (QUOTA_RESERVE, reserve)] {
+            self.quotas
+                .set(index, value, 0)
+                .map_err(access("write", "QUOTAS"))?;
+        }
         Ok(())
+    }
+}
+
+/// What SHARES and QUOTAS say, or are to say.
+#[derive(Default)]
+struct Counts {
+    shares: HashMap<EndpointKey, u32>,
+    held: u32,
+    reserve: u32,
+}
+
+impl Counts {
+    /// Whether a VPC has more than its reserve of a crowded table.
+    fn is_crowding(&self, vni: u32) -> bool {
+        let own = self.shares.get(&endpoint(vni, ALL_CONNECTIONS));
+        self.held >= CROWDED && own.is_some_and(|own| *own > self.reserve)
     }
 }
 
@@ -274,12 +344,21 @@ struct Seen {
     forward: u16,
     reverse: u16,
     has_backend: bool,
+    /// Its VPC has more than its reserve, and the table is crowded.
+    is_crowding: bool,
 }
 
 /// How long a connection may be without a packet.
 fn life(seen: &Seen) -> Duration {
     let either = seen.forward | seen.reverse;
     let is_answered = seen.reverse & SEEN != 0;
+    if seen.is_crowding && !is_answered {
+        return if seen.protocol == UDP && !seen.has_backend {
+            Duration::ZERO
+        } else {
+            UNANSWERED_IN_A_CROWD
+        };
+    }
     if seen.protocol == UDP {
         return match (seen.has_backend, is_answered) {
             (false, _) => Duration::ZERO,
@@ -326,7 +405,7 @@ fn reverse(key: &ConnectionKey, entry: &ConnectionEntry) -> ConnectionKey {
     let is_own = entry.address == key.source;
     ConnectionKey {
         vni: key.vni,
-        ports: [entry.port, key.ports[0]],
+        ports: [entry.port, entry.client_port],
         source: entry.address,
         destination: if is_own { key.destination } else { key.source },
         protocol: key.protocol,
@@ -354,8 +433,40 @@ mod tests {
             forward,
             reverse,
             has_backend,
+            is_crowding: false,
         };
         life(&seen).as_secs()
+    }
+
+    #[test]
+    fn unanswered_connections_of_who_crowds_the_table_go_soon_and_answered_ones_stay() {
+        for protocol in [6, 17, 132] {
+            let crowding = |reverse| {
+                let seen = Seen {
+                    protocol,
+                    forward: SEEN,
+                    reverse,
+                    has_backend: true,
+                    is_crowding: true,
+                };
+                life(&seen).as_secs()
+            };
+            assert_eq!(crowding(0), 5);
+            assert_eq!(crowding(SEEN), lives(protocol, SEEN, SEEN, true));
+        }
+    }
+
+    #[test]
+    fn only_who_is_beyond_its_reserve_crowds_the_table() {
+        let shares = [(7, 101), (8, 100)].map(|(vni, own)| (endpoint(vni, ALL_CONNECTIONS), own));
+        let mut counts = Counts {
+            shares: HashMap::from(shares),
+            held: CROWDED,
+            reserve: 100,
+        };
+        assert_eq!([7, 8, 9].map(|vni| counts.is_crowding(vni)), [true, false, false]);
+        counts.held -= 1;
+        assert!(!counts.is_crowding(7));
     }
 
     #[test]

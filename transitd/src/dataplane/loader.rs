@@ -18,7 +18,7 @@ use crate::settings::PinSettings;
 const MAX_ATTEMPTS: u32 = 8;
 
 /// Maps that are pinned under their names.
-pub const PINNED_MAPS: [&str; 27] = [
+pub const PINNED_MAPS: [&str; 28] = [
     "CONFIG",
     "ATTACHMENTS",
     "LOCAL_ENDPOINTS",
@@ -43,6 +43,7 @@ pub const PINNED_MAPS: [&str; 27] = [
     "BACKENDS",
     "CONNECTIONS",
     "SHARES",
+    "QUOTAS",
     "AFFINITY",
     "PENDING",
     "GATES",

@@ -15,6 +15,8 @@ pub mod loads;
 pub mod maglev;
 pub mod probes;
 pub mod quota;
+pub mod reserve;
 pub mod rows;
 pub mod services;
 pub mod tables;
+pub mod walk;

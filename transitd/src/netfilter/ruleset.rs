@@ -160,13 +160,16 @@ impl<'a> Host<'a> {
             let ranges = ranges.filter(|range| range.addr().is_ipv4() == own.is_ipv4());
             ranges.flat_map(|range| {
                 let to = format!("{} daddr {range}", family(*own));
-                let mark = format!("{to} meta mark set {MARK_HOST_ENDPOINT:#x}");
                 // What the node serves itself and did not translate is refused.
                 let suffix = if own.is_ipv4() { "" } else { "6" };
-                let mark = format!("{} daddr != @addresses{suffix} {mark}", family(*own));
+                let to = format!("{} daddr != @addresses{suffix} {to}", family(*own));
+                let others = format!("meta mark & {MARK_MASK:#x} != {MARK_HOST_ENDPOINT:#x}");
                 [
-                    format!("{from_pod} {mark}"),
-                    format!("ct direction original ct status dnat {mark}"),
+                    // The pod's number stays: the endpoint's agent counts by it.
+                    format!("{from_pod} {to} meta mark set meta mark & {:#x} | {MARK_HOST_ENDPOINT:#x}", !MARK_MASK),
+                    format!(
+                        "{others} ct direction original ct status dnat {to} meta mark set {MARK_HOST_ENDPOINT:#x}"
+                    ),
                 ]
             })
         });
@@ -409,7 +412,10 @@ mod tests {
             "17 . 30053 : goto port-0 }",
             "192.0.2.1 . 6 . 80 : goto port-1, 192.0.2.1 . 17 . 53 : goto port-0",
             "meta l4proto 6 dnat ip to numgen random mod 1 map { 0 : 10.96.0.7 . 80 }",
-            "ct status dnat ip daddr != @addresses ip daddr 10.96.0.0/12 meta mark set 0x53",
+            "meta mark & 0xfffd == 0x54 ip daddr != @addresses ip daddr 10.96.0.0/12 meta mark set meta mark & \
+             0xffff0000 | 0x53",
+            "meta mark & 0xffff != 0x53 ct direction original ct status dnat ip daddr != @addresses ip daddr \
+             10.96.0.0/12 meta mark set 0x53",
             "oifname \"thuban0\" ip saddr != 10.42.0.9 masquerade",
             "ip daddr 10.96.0.10 udp dport 53 dnat ip to 169.254.64.1:6085",
         ] {

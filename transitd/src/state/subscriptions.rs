@@ -14,13 +14,15 @@ const IDLE_ROUNDS: u8 = 2;
 #[derive(Debug, Default)]
 pub struct Subscriptions {
     idle: HashMap<EndpointKey, u8>,
+    /// How many each VPC has, if any: an event is judged without a look at all of them.
+    held: HashMap<u32, usize>,
 }
 
 impl Subscriptions {
     pub fn new(keys: impl Iterator<Item = EndpointKey>) -> Self {
-        Self {
-            idle: keys.map(|key| (key, 0)).collect(),
-        }
+        let mut subscriptions = Self::default();
+        keys.for_each(|key| subscriptions.adopt(key));
+        subscriptions
     }
 
     pub fn keys(&self) -> impl Iterator<Item = &EndpointKey> {
@@ -29,22 +31,26 @@ impl Subscriptions {
 
     /// A row came: it is subscribed, whoever asked.
     pub fn adopt(&mut self, key: EndpointKey) {
-        self.idle.entry(key).or_insert(0);
+        if self.idle.contains_key(&key) {
+            return;
+        }
+        self.idle.insert(key, 0);
+        *self.held.entry(key.vni).or_default() += 1;
     }
 
     /// Whether to ask for the row now.
     pub fn want(&mut self, key: EndpointKey) -> bool {
-        if self.idle.contains_key(&key)
-            || self.idle.keys().filter(|other| other.vni == key.vni).count() >= MAX_SUBSCRIPTIONS
-        {
+        let held = self.held.get(&key.vni).copied().unwrap_or_default();
+        if self.idle.contains_key(&key) || held >= MAX_SUBSCRIPTIONS {
             return false;
         }
-        self.idle.insert(key, 0);
+        self.adopt(key);
         true
     }
 
     /// Forgets all of them.
     pub fn take_all(&mut self) -> Vec<EndpointKey> {
+        self.held.clear();
         self.idle.drain().map(|(key, _)| key).collect()
     }
 
@@ -58,6 +64,14 @@ impl Subscriptions {
             }
             *rounds < IDLE_ROUNDS
         });
+        for key in &given_back {
+            if let Some(held) = self.held.get_mut(&key.vni) {
+                *held -= 1;
+                if *held == 0 {
+                    self.held.remove(&key.vni);
+                }
+            }
+        }
         given_back
     }
 }
@@ -87,6 +101,26 @@ mod tests {
         }
         assert!(!subscriptions.want(key(1, MAX_SUBSCRIPTIONS as u16)));
         assert!(subscriptions.want(key(2, 0)));
+    }
+
+    #[test]
+    fn what_each_vpc_has_is_counted_right_whatever_happens() {
+        let mut random = fastrand::Rng::with_seed(18);
+        let mut subscriptions = Subscriptions::new((0..20).map(|n| key(n, 1)));
+        for _ in 0..2000 {
+            let key = key(random.u32(..4), random.u16(..50));
+            match random.u8(..10) {
+                0 => drop(subscriptions.scan(|key| key.address[15] % 3 == 0)),
+                1 if random.bool() => drop(subscriptions.take_all()),
+                2 | 3 => subscriptions.adopt(key),
+                _ => drop(subscriptions.want(key)),
+            }
+            let mut held: HashMap<u32, usize> = HashMap::new();
+            for key in subscriptions.keys() {
+                *held.entry(key.vni).or_default() += 1;
+            }
+            assert_eq!(subscriptions.held, held);
+        }
     }
 
     #[test]

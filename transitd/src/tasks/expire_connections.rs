@@ -42,12 +42,14 @@ fn scan(node: &Node) -> Result<(), TableError> {
         });
         local.collect()
     };
+    let vpcs: HashSet<u32> = here.iter().map(|endpoint| endpoint.vni).collect();
     let Scan {
         held,
         expired,
         services,
     } = Connections::open(&node.settings.pins.maps())?.scan(
         |client| here.contains(client),
+        vpcs.len(),
         |service| node.services().backends(service),
     )?;
     if expired > 0 {

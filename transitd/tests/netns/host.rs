@@ -8,7 +8,9 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sendto, socket,
 };
 
-use thuban_common::tables::HOST_SOURCE;
+use aya::maps::{HashMap, Map, MapData};
+use thuban_common::services::CONNECTIONS_OF_CLIENT;
+use thuban_common::tables::{EndpointKey, HOST_SOURCE};
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
     AddressKey, DirectRow, ExposedPort, ExposedRow, LocalRow, RowKey, ServiceBackend, ServicePort,
@@ -137,6 +139,52 @@ fn the_node_reaches_members_and_services_in_its_own_name() {
     assert_eq!(ask(&mut stream), 1);
     assert_eq!(rig.on_node("ip -o link show type veth"), links);
     assert_eq!(rig.on_node("ip route show table 6081"), routes);
+}
+
+#[test]
+fn connections_of_a_tenant_by_the_node_are_of_its_own_room() {
+    let rig = rig();
+    let _clients = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
+    let shared = Row::NodeService(ServiceRow {
+        vni: 8,
+        address: service_address(),
+        inside: true,
+        ..ServiceRow::default()
+    });
+    rig.operator.push_and_wait(vec![shared], vec![]);
+    let path = rig.directory.join("bpf/thuban/layout_1/maps/SHARES");
+    let shares = MapData::from_pin(path).unwrap();
+    let mut shares: HashMap<_, EndpointKey, u32> = HashMap::try_from(Map::HashMap(shares)).unwrap();
+    let of_node = |vni| EndpointKey {
+        vni,
+        address: OWN_ADDRESS.to_ipv6_mapped().octets(),
+    };
+    let held = |shares: &HashMap<_, EndpointKey, u32>| {
+        let held = |vni| shares.get(&of_node(vni), 0).unwrap_or_default();
+        [7, 8].map(held)
+    };
+    let before = held(&shares);
+    // The tenant's pod, and the node itself.
+    let mut tenant = connect(&pod(&rig, "p3"), SERVICE, 80).unwrap();
+    assert_eq!(held(&shares), [before[0], before[1] + 2]);
+    let mut own = connect(rig.node(), SERVICE, 80).unwrap();
+    assert_eq!(held(&shares), [before[0] + 2, before[1] + 2]);
+    // As if the tenant had all that a client may have.
+    shares.insert(of_node(8), CONNECTIONS_OF_CLIENT, 0).unwrap();
+    let stateless = rig.counter("service_stateless");
+    let mut beyond = connect(&pod(&rig, "p3"), SERVICE, 80).unwrap();
+    // Each packet of it.
+    let without_room = rig.counter("service_stateless");
+    assert!(without_room > stateless, "{without_room}");
+    let mut others = connect(rig.node(), SERVICE, 80).unwrap();
+    assert_eq!(
+        rig.counter("service_stateless"),
+        without_room,
+        "the node has room"
+    );
+    for stream in [&mut tenant, &mut own, &mut beyond, &mut others] {
+        assert_eq!(ask(stream), 1);
+    }
 }
 
 #[test]

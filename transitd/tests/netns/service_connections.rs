@@ -1,13 +1,15 @@
 //! What transitd takes away of what agents remember of connections, in the kernel's maps without a daemon.
 
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
 use std::time::Instant;
 
 use nix::time::{ClockId, clock_gettime};
 use thuban_common::services::{
-    ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, ConnectionEntry, ConnectionKey,
-    FORWARD, GatesEntry, NO_INDEX, PENDING_LIFE, PendingEntry, PendingKey, REVERSE, SEEN,
+    ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, CONNECTIONS_BEYOND_RESERVE,
+    ConnectionEntry, ConnectionKey, FORWARD, GatesEntry, NO_INDEX, PENDING_LIFE, PendingEntry, PendingKey,
+    QUOTA_HELD, QUOTA_RESERVE, REVERSE, SEEN,
 };
 use thuban_common::tables::{Address, EndpointKey};
 use transitd::dataplane::connections::{Connections, Scan};
@@ -44,6 +46,24 @@ fn now() -> u64 {
     now.as_nanos() as u64
 }
 
+/// Of both entries of a connection.
+fn keys(vni: u32, protocol: u8, client: u8, port: u16, backend: u8) -> [ConnectionKey; 2] {
+    let (to, at) = (80_u16.to_be(), 8080_u16.to_be());
+    let key = |direction, source, destination, ports| ConnectionKey {
+        vni,
+        ports,
+        source,
+        destination,
+        protocol,
+        direction,
+        padding: 0,
+    };
+    [
+        key(FORWARD, address(client), service(), [port, to]),
+        key(REVERSE, address(backend), address(client), [at, port]),
+    ]
+}
+
 struct World {
     pinned: Pinned,
 }
@@ -62,30 +82,30 @@ impl World {
 
     /// Both entries of a connection to the service that was adopted from its backend's answer.
     fn adopt(&self, vni: u32, protocol: u8, client: u8, port: u16, backend: u8) {
+        self.connect(vni, protocol, client, port, backend, SEEN, 0);
+    }
+
+    /// The same with what is known of the answers, and how long ago the last packet was, seconds.
+    #[expect(clippy::too_many_arguments)]
+    fn connect(&self, vni: u32, protocol: u8, client: u8, port: u16, backend: u8, answers: u16, age: u64) {
         let mut flows = self.pinned.map("CONNECTIONS");
-        let entry = |address, port| ConnectionEntry {
+        let client_port = port;
+        let entry = |address, port, state| ConnectionEntry {
             vni,
             index: NO_INDEX,
-            time: now(),
+            time: now() - age * 1_000_000_000,
             address,
             port,
-            state: SEEN,
+            state,
             service: 0,
+            client_port,
+            padding: 0,
+            payer: vni,
         };
         let (to, at) = (80_u16.to_be(), 8080_u16.to_be());
-        let key = |direction, source, destination, ports| ConnectionKey {
-            vni,
-            ports,
-            source,
-            destination,
-            protocol,
-            direction,
-            padding: 0,
-        };
-        let there = key(FORWARD, address(client), service(), [port, to]);
-        let back = key(REVERSE, address(backend), address(client), [at, port]);
-        flows.insert(there, entry(address(backend), at), 0).unwrap();
-        flows.insert(back, entry(service(), to), 0).unwrap();
+        let [there, back] = keys(vni, protocol, client, port, backend);
+        flows.insert(there, entry(address(backend), at, SEEN), 0).unwrap();
+        flows.insert(back, entry(service(), to, answers), 0).unwrap();
     }
 
     fn wait(&self, vni: u32, client: u8, backend: Address, age: u64) {
@@ -103,6 +123,8 @@ impl World {
             service_port: 0,
             backend_port: 0,
             acknowledgement: 0,
+            payer: vni,
+            padding: 0,
         };
         self.pinned.map("PENDING").insert(key, entry, 0).unwrap();
     }
@@ -110,12 +132,16 @@ impl World {
     fn scan(&self, backends: Option<&[BackendEntry]>) -> Scan {
         let known = |_: &_| backends.map(|there| there.iter().copied().collect());
         let mut connections = Connections::open(&self.pinned.maps).unwrap();
-        connections.scan(|_| true, known).unwrap()
+        connections.scan(|_| true, 2, known).unwrap()
     }
 
     fn connections(&self) -> usize {
         let flows = self.pinned.map::<ConnectionKey, ConnectionEntry>("CONNECTIONS");
         flows.keys().count()
+    }
+
+    fn quota(&self, index: u32) -> u32 {
+        self.pinned.array("QUOTAS").get(&index, 0).unwrap()
     }
 
     fn share(&self, vni: u32, address: Address) -> u32 {
@@ -180,6 +206,83 @@ fn shares_are_counted_anew_for_clients_and_their_vpcs() {
     assert!(shares.get(&endpoint(9, address(5)), 0).is_err());
     let pending = world.pinned.map::<PendingKey, PendingEntry>("PENDING");
     assert_eq!(pending.keys().count(), 3);
+}
+
+/// Agents take away what the walk stands at, and remember other connections in its place.
+#[test]
+fn entries_that_go_during_a_walk_send_it_back_to_no_others() {
+    const CONNECTIONS: u32 = 6000;
+    let world = World::new();
+    for vni in 1..=CONNECTIONS {
+        world.adopt(vni, TCP, 5, 1, 6);
+    }
+    let flows = world.pinned.map::<ConnectionKey, ConnectionEntry>("CONNECTIONS");
+    let (flows, next) = (RefCell::new(flows), Cell::new(CONNECTIONS));
+    let mut connections = Connections::open(&world.pinned.maps).unwrap();
+    // The walk asks where it stands. One without an end would be one here.
+    let is_here = |client: &EndpointKey| {
+        if next.get() < 5 * CONNECTIONS {
+            let [forward, reverse] = keys(client.vni, TCP, 5, 1, 6);
+            let mut flows = flows.borrow_mut();
+            flows.remove(&forward).unwrap();
+            flows.remove(&reverse).unwrap();
+            next.set(next.get() + 1);
+            world.adopt(next.get(), TCP, 5, 1, 6);
+        }
+        true
+    };
+    let scan = connections.scan(is_here, 1, |_| None).unwrap();
+    // Those that have come lie anywhere: behind the walk, or before it.
+    let others = next.get() - CONNECTIONS;
+    println!("{} met of {CONNECTIONS}, {others} have come meanwhile", scan.held);
+    assert!(others < 2 * CONNECTIONS && scan.held == others as usize);
+    let held = world.connections() / 2;
+    assert_eq!((world.scan(None).held, held), (CONNECTIONS as usize, held));
+}
+
+#[test]
+fn many_batches_are_counted_as_one_walk() {
+    let world = World::new();
+    for vni in 1..=5 {
+        for port in 0..4000 {
+            world.adopt(vni, TCP, 5, port, 6);
+        }
+        let mut shares = world.pinned.map("SHARES");
+        shares.insert(endpoint(vni, ALL_CONNECTIONS), 1, 0).unwrap();
+    }
+    assert_eq!(world.scan(None).held, 20_000);
+    assert_eq!(world.quota(QUOTA_HELD), 40_000);
+    for vni in 1..=5 {
+        assert_eq!(world.share(vni, ALL_CONNECTIONS), 8000);
+    }
+}
+
+#[test]
+fn who_crowds_the_table_loses_what_nobody_answers() {
+    let world = World::new();
+    let open = |vni, port, answers| world.connect(vni, TCP, 5, port, 6, answers, 6);
+    let scan = |held, reserve, shares: [u32; 2]| {
+        let mut quotas = world.pinned.array::<u32>("QUOTAS");
+        quotas.set(QUOTA_HELD, held, 0).unwrap();
+        quotas.set(QUOTA_RESERVE, reserve, 0).unwrap();
+        for (vni, share) in [7, 8].into_iter().zip(shares) {
+            let mut all = world.pinned.map("SHARES");
+            all.insert(endpoint(vni, ALL_CONNECTIONS), share, 0).unwrap();
+        }
+        world.scan(None);
+        [7, 8].map(|vni| world.share(vni, ALL_CONNECTIONS) / 2)
+    };
+    for vni in [7, 8] {
+        open(vni, 1, SEEN);
+        open(vni, 2, 0);
+    }
+    let crowded = CONNECTIONS_BEYOND_RESERVE;
+    assert_eq!(scan(4, 0, [4, 4]), [2, 2], "a table with room");
+    assert_eq!(scan(crowded, 5, [4, 4]), [2, 2], "each within its reserve");
+    assert_eq!(scan(crowded, 4, [5, 4]), [1, 2], "one is beyond it");
+    // What a scan leaves is what agents go by.
+    assert_eq!(world.quota(QUOTA_HELD), 6);
+    assert_eq!(world.quota(QUOTA_RESERVE), CONNECTIONS_BEYOND_RESERVE / 4);
 }
 
 #[test]

@@ -104,6 +104,12 @@ pub struct ConnectionEntry {
     /// What this direction has seen: [`SEEN`], [`FINISHED`], [`RESET`].
     pub state: u16,
     pub service: u32,
+    /// The client's port at the other side, network order: of a forward entry the one that the backend sees, else the
+    /// client's own. They differ if the backend sees another connection by the client's own, see [`other_port`].
+    pub client_port: u16,
+    pub padding: u16,
+    /// VNI of the VPC in whose share it counts: the key's, or of what the node sends on the VPC of the pod.
+    pub payer: u32,
 }
 
 /// Key of AFFINITY.
@@ -150,6 +156,9 @@ pub struct PendingEntry {
     pub backend_port: u16,
     /// What an answer to the TCP SYN must acknowledge; host order.
     pub acknowledgement: u32,
+    /// As in [`ConnectionEntry`].
+    pub payer: u32,
+    pub padding: u32,
 }
 
 /// GATES[0]: what no packet need be looked up for. Written by agents, never cleared.
@@ -193,8 +202,16 @@ pub const NO_INDEX: u32 = u32::MAX;
 pub const PENDING_LIFE: u64 = 120_000_000_000;
 /// Entries of CONNECTIONS that one client address may have.
 pub const CONNECTIONS_OF_CLIENT: u32 = 65_536;
-/// Entries of CONNECTIONS that the clients of one VPC may have: half of the table.
-pub const CONNECTIONS_OF_VPC: u32 = 262_144;
+/// Entries that CONNECTIONS has room for.
+pub const CONNECTIONS_CAPACITY: u32 = 524_288;
+/// Entries in CONNECTIONS, of whomever, up to which a VPC may have more than its reserve: half of the table.
+pub const CONNECTIONS_BEYOND_RESERVE: u32 = CONNECTIONS_CAPACITY / 2;
+/// Index in QUOTAS: entries in CONNECTIONS. Agents add theirs; transitd counts anew.
+pub const QUOTA_HELD: u32 = 0;
+/// Index in QUOTAS: entries of CONNECTIONS that the clients of each VPC may always have. transitd writes it.
+pub const QUOTA_RESERVE: u32 = 1;
+/// Elements of QUOTAS.
+pub const QUOTAS: u32 = 2;
 /// Flows in PENDING that the clients of one VPC may have: half of the table.
 pub const PENDING_OF_VPC: u32 = 8192;
 /// The address, no client's, by which SHARES counts a VPC's entries of CONNECTIONS.
@@ -267,6 +284,18 @@ pub const fn slot(packet: &IpPacket, entry: &ServiceEntry) -> u32 {
     ((flow::finish(hash ^ 0x5e72_71ce) as u64 * entry.slots as u64) >> 32) as u32
 }
 
+/// First of the ports that clients get towards a backend in the place of their own. Linux's sockets get lower ones, unless
+/// they ask or a node is told otherwise (32768 to 60999).
+const OTHER_PORTS: u16 = 61_000;
+
+/// A port, network order, for a packet to a service whose backend sees another connection by the client's own port.
+#[inline(always)]
+pub const fn other_port(packet: &IpPacket, attempt: u32) -> u16 {
+    let hash = flow::finish(flow::hash(packet) ^ attempt.wrapping_mul(0x9e37_79b9));
+    let count = (u16::MAX - OTHER_PORTS) as u64 + 1;
+    (OTHER_PORTS + ((hash as u64 * count) >> 32) as u16).to_be()
+}
+
 const _: () = {
     assert!(size_of::<ServiceKey>() == 24);
     assert!(size_of::<ServiceEntry>() == 24);
@@ -275,11 +304,11 @@ const _: () = {
     assert!(size_of::<BackendKey>() == 8);
     assert!(size_of::<BackendEntry>() == 20);
     assert!(size_of::<ConnectionKey>() == 44);
-    assert!(size_of::<ConnectionEntry>() == 40);
+    assert!(size_of::<ConnectionEntry>() == 48);
     assert!(size_of::<AffinityKey>() == 20);
     assert!(size_of::<AffinityEntry>() == 32);
     assert!(size_of::<PendingKey>() == 24);
-    assert!(size_of::<PendingEntry>() == 48);
+    assert!(size_of::<PendingEntry>() == 56);
     assert!(size_of::<GatesEntry>() == 16);
 };
 
@@ -309,7 +338,7 @@ mod pod {
 
 #[cfg(test)]
 mod tests {
-    use super::{FINISHED, RESET, SEEN, ServiceEntry, Signal, slot};
+    use super::{FINISHED, RESET, SEEN, ServiceEntry, Signal, other_port, slot};
     use crate::{
         packet::{ip::IpPacket, ipv6::Ipv6Header},
         testing::Random,
@@ -328,6 +357,19 @@ mod tests {
             (sctp(0).state, sctp(6).state, sctp(7).state),
             (SEEN, SEEN | RESET, SEEN | FINISHED)
         );
+    }
+
+    #[test]
+    fn other_ports_are_those_that_sockets_do_not_get() {
+        let mut random = Random::from_clock();
+        for _ in 0..10_000 {
+            let header = Ipv6Header::new(&[0xfd; 16], &[0xfc; 16], 6, 64, 20);
+            let mut packet = IpPacket::from_v6(&header).unwrap();
+            packet.ports = [random.u32() as u16, random.u32() as u16];
+            let ports: [u16; 3] = core::array::from_fn(|n| u16::from_be(other_port(&packet, n as u32 + 1)));
+            assert!(ports.iter().all(|port| *port >= 61_000), "{ports:?}");
+            assert!(ports[0] != ports[1] || ports[1] != ports[2], "{ports:?}");
+        }
     }
 
     #[test]

@@ -142,7 +142,8 @@ pub struct DropletEntry {
     pub flags: u32,
 }
 
-/// MISSES[(vni, address)], LRU: packets that an agent sent by way of a bouncer or divider.
+/// MISSES[(vni, address)], LRU: packets that an agent sent by way of a bouncer or divider. A VPC adds at most
+/// [`NOTED_PER_WINDOW`] addresses in a [`NOTED_WINDOW`], so that who scans evicts nobody's slow flow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissEntry {
@@ -185,13 +186,17 @@ pub struct ProbeEntry {
     pub padding: u32,
 }
 
-/// ANNOUNCED[vni], LRU: how many events of DIRECT_WANTED a VPC had in a second. Written by agents.
+/// ANNOUNCED[vni], LRU: how many events of DIRECT_WANTED a VPC had in a second, and how many addresses it added to MISSES in
+/// a window. Written by agents.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnnouncedEntry {
     /// Seconds since boot.
     pub second: u32,
     pub events: u32,
+    /// [`NOTED_WINDOW`]s since boot.
+    pub window: u32,
+    pub noted: u32,
 }
 
 /// Record of the ring buffer TRACE: what a program did with a packet of a traced endpoint.
@@ -239,6 +244,12 @@ pub const PATH_MTU_LIFE: u64 = 600_000_000_000;
 pub const LEAST_PATH_MTU: u32 = 576 + ENCAPSULATION_LENGTH as u32;
 /// Events of DIRECT_WANTED that one VPC may have in a second on a droplet.
 pub const ANNOUNCEMENTS_PER_SECOND: u32 = 512;
+/// Addresses that MISSES has room for: as many as 32 VPCs may add in a window.
+pub const MISSES_CAPACITY: u32 = 65_536;
+/// Addresses that one VPC may add to MISSES in a window on a droplet.
+pub const NOTED_PER_WINDOW: u32 = 2048;
+/// How long a window is, seconds. A flow with a packet in 3 s is found again in it.
+pub const NOTED_WINDOW: u32 = 8;
 /// [`ConfigEntry::flags`]: transit is at XDP, so that frame metadata at the uplink's tc hook is its own.
 pub const CONFIG_TRANSIT_AT_XDP: u32 = 1;
 /// [`ConfigEntry::flags`]: TRACED has entries.
@@ -296,7 +307,7 @@ const _: () = {
     assert!(size_of::<TransitMetadata>() == 12);
     assert!(size_of::<LoadKey>() == 8);
     assert!(size_of::<PathMtuEntry>() == 16);
-    assert!(size_of::<AnnouncedEntry>() == 8);
+    assert!(size_of::<AnnouncedEntry>() == 16);
     assert!(size_of::<ProbeEntry>() == 24);
     assert!(size_of::<TraceRecord>() == 72);
 };
