@@ -1,5 +1,5 @@
 //! Pages say nothing untrue that a program can see: links and anchors lead somewhere, files and functions that pages name
-//! in backticks exist, lines fit on a screen.
+//! in backticks exist, lines fit on a screen, and the table of contents has every page.
 //!
 //! In backticks, `folder/file.rs` may leave out the beginning of its path. `folder/file.rs::name` and `some/folder::name`
 //! want a function of that name in that file, or in a file of that folder.
@@ -24,6 +24,8 @@ const PAGES: [&str; 5] = [
     "SECURITY.md",
     "CHANGELOG.md",
 ];
+/// The table of contents.
+const CONTENTS: &str = "docs/SUMMARY.md";
 /// Its tests are a proof: each is named with its file.
 const PROOF: &str = "docs/workflows.md";
 const PAGE: &str = ".md";
@@ -102,7 +104,26 @@ fn check(tree: &Tree) -> Vec<Problem> {
     let pages = tree.iter().filter(|(path, _)| is_page(path));
     pages
         .flat_map(|(path, text)| check_page(tree, path, text))
+        .chain(missing_contents(tree))
         .collect()
+}
+
+/// Pages of `docs/` that the table of contents leaves out.
+fn missing_contents(tree: &Tree) -> Vec<Problem> {
+    let Some(contents) = tree.get(CONTENTS) else {
+        return Vec::new();
+    };
+    let links = Parsed::of(contents).links;
+    let listed: BTreeSet<String> = links.iter().map(|(link, _)| format!("docs/{link}")).collect();
+    let is_missing = |page: &&String| {
+        page.starts_with("docs/") && has_ending(page, &[PAGE]) && *page != CONTENTS && !listed.contains(*page)
+    };
+    let problem = |page: &String| Problem {
+        page: CONTENTS.to_owned(),
+        line: 1,
+        what: format!("{page} is not in the table of contents: add a line for it"),
+    };
+    tree.keys().filter(is_missing).map(problem).collect()
 }
 
 fn check_page(tree: &Tree, page: &str, text: &str) -> Vec<Problem> {
@@ -323,6 +344,18 @@ mod tests {
             .map(|(path, text)| ((*path).to_owned(), (*text).to_owned()))
             .collect();
         check(&tree).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn table_of_contents_has_every_page() {
+        let pages = [
+            ("docs/SUMMARY.md", "# Contents\n\n- [A](a.md)\n"),
+            ("docs/a.md", "# A"),
+            ("docs/adr/0001-b.md", "# B"),
+            ("README.md", "# Hello"),
+        ];
+        let missing = "docs/SUMMARY.md:1: docs/adr/0001-b.md is not in the table of contents: add a line for it";
+        assert_eq!(problems(&pages), [missing]);
     }
 
     #[test]
