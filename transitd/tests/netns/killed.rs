@@ -48,7 +48,8 @@ fn traces(rig: &Rig) -> Vec<String> {
         traces.extend(entries.map(|entry| format!("{folder}/{}", entry.unwrap().file_name().display())));
     }
     // Made by the first DEL that waits.
-    traces.retain(|trace| trace != "state/spool");
+    // The last contact with the operator comes with the stream, not with a pod.
+    traces.retain(|trace| trace != "state/spool" && trace != "state/contact");
     traces.sort();
     traces
 }
