@@ -61,7 +61,7 @@ impl Cidr {
         self.hosts_from(self.base())
     }
 
-    /// As [`Self::hosts`], from an address on.
+    /// Yields the addresses of [`Self::hosts`] that are not below `first`.
     pub fn hosts_from(self, first: IpAddr) -> impl Iterator<Item = IpAddr> {
         let lowest = number(self.gateway()).saturating_add(1);
         let numbers = lowest.max(number(first))..number(self.last());

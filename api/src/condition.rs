@@ -10,7 +10,7 @@ pub enum ConditionStatus {
     Unknown,
 }
 
-/// As metav1.Condition.
+/// A condition in the form of metav1.Condition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {

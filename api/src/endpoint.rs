@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Condition, Phase};
 
-/// What kind of member it is.
+/// The kind of member that the Endpoint is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum EndpointType {
     /// A pod.
@@ -143,7 +143,7 @@ pub struct EndpointStatus {
     pub addresses: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
-    /// Of IPv4; that of IPv6 is the same link-local address everywhere.
+    /// The IPv4 gateway; the IPv6 gateway is the same link-local address everywhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
     /// Prefix length of the pod's IPv4 address within its network.

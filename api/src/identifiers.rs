@@ -70,7 +70,8 @@ impl NetworkId {
         if number == 0 { None } else { Some(Self(number)) }
     }
 
-    /// Of a network with these ranges; none without an IPv4 range. Ranges are only appended, so it never changes.
+    /// Returns the id of a network with these ranges; none without an IPv4 range. Ranges are only appended, so it never
+    /// changes.
     pub fn of(ranges: &[Cidr]) -> Option<Self> {
         ranges.iter().find_map(|range| match range.base() {
             IpAddr::V4(base) => Self::new(u32::from(base)),

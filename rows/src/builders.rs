@@ -12,9 +12,9 @@ use crate::{
     NodeService, Port, Refused, Row, Service, ServiceName, Underlay, Visible, Vpc,
 };
 
-/// Of the rows here.
+/// The VNI of the rows here.
 pub const VNI: Vni = vni(7);
-/// As [`VNI`].
+/// The network of the rows here.
 pub const NETWORK: NetworkId = network_id(0x0a00_0100);
 
 pub const fn vni(number: u32) -> Vni {
@@ -130,7 +130,7 @@ pub fn local() -> LocalEndpoint {
     }
 }
 
-/// Of the endpoint of [`local`].
+/// The bouncer's row of the endpoint of [`local`].
 pub fn bouncer() -> Bouncer {
     Bouncer {
         vni: VNI,

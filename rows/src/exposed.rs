@@ -13,7 +13,7 @@ use crate::service::{Backend, MAX_PORTS, backends, number, protocol, service_add
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exposed {
-    /// Of the node's own endpoint, or of any VPC if all ports are local.
+    /// The VNI of the node's own endpoint, or of any VPC if all ports are local.
     pub vni: Vni,
     /// The service's in its VPC, to which the node translates.
     pub address: IpAddr,
@@ -31,7 +31,7 @@ pub struct ExposedPort {
     /// IP protocol number: 6 TCP, 17 UDP, 132 SCTP.
     pub protocol: u8,
     pub port: u16,
-    /// At every address of every node.
+    /// The port at every address of every node.
     pub node_port: Option<u16>,
     /// This droplet's backends, if those of others are not reached from outside.
     pub local: Option<BTreeSet<Backend>>,

@@ -1,4 +1,4 @@
-//! What identifies a row.
+//! The key that identifies a row.
 
 use std::net::IpAddr;
 
@@ -71,7 +71,7 @@ impl RowKey {
 impl TryFrom<&proto::RowKey> for RowKey {
     type Error = InvalidRow;
 
-    /// Of a row that may itself be invalid: a nack names it all the same.
+    /// Reads the key of a row that may itself be invalid: a nack names it all the same.
     fn try_from(key: &proto::RowKey) -> Result<Self, InvalidRow> {
         use proto::row_key::Key;
         let pair = |key: &proto::AddressKey| Ok((fields::vni(key.vni)?, fields::address(&key.address)?));

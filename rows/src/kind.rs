@@ -19,14 +19,14 @@ macro_rules! kinds {
         impl Kind {
             pub const ALL: &[Self] = &[$(Self::$kind),+];
 
-            /// As people are told it.
+            /// The name by which people are told of the kind.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$kind => $name),+
                 }
             }
 
-            /// As Hello has it.
+            /// The number of the kind in Hello.
             pub const fn number(self) -> i32 {
                 match self {
                     $(Self::$kind => RowKind::$kind as i32),+
@@ -100,7 +100,7 @@ impl Kinds {
         kinds.filter_map(Kind::told).collect()
     }
 
-    /// For `Hello.row_kinds`.
+    /// The numbers for `Hello.row_kinds`.
     pub fn numbers(&self) -> Vec<i32> {
         self.0.iter().map(|kind| kind.number()).collect()
     }

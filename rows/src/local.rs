@@ -26,7 +26,7 @@ pub struct LocalEndpoint {
     pub gateway: Ipv4Addr,
     /// Unicast, and not [`GATEWAY_MAC`].
     pub mac: MacAddr,
-    /// As kubelet tells the CNI plugin; not empty.
+    /// The pod's UID as kubelet tells the CNI plugin; not empty.
     pub pod_uid: String,
     #[serde(default)]
     pub pod_namespace: String,

@@ -11,7 +11,7 @@ use crate::members::{self, Members};
 pub struct Network {
     pub vni: Vni,
     pub id: NetworkId,
-    /// Of both families, IPv4 first.
+    /// Ranges of both families, IPv4 first.
     pub cidrs: Vec<IpNet>,
     pub bouncers: Members,
     /// This droplet is one of the bouncers, or is to be, or was until now.

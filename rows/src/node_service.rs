@@ -10,10 +10,10 @@ use crate::service::{Port, read_ports, service_address};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeService {
-    /// Of the VPC whose pods reach it.
+    /// The VNI of the VPC whose pods reach the service.
     pub vni: Vni,
     pub address: IpAddr,
-    /// As [`crate::Service`] has them; none if it is `inside`.
+    /// Ports as in [`crate::Service`]; none if the service is `inside`.
     pub ports: Vec<Port>,
     /// Its backends are in the VPC of the node's own endpoint, which sends on what comes for them.
     pub inside: bool,

@@ -6,9 +6,9 @@ use crate::fields::{self, InvalidRow};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// As kubelet tells the CNI plugin; not empty.
+    /// The pod's UID as kubelet tells the CNI plugin; not empty.
     pub pod_uid: String,
-    /// As in the Endpoint's condition.
+    /// The reason as in the Endpoint's condition.
     pub reason: String,
     pub message: String,
 }

@@ -35,7 +35,7 @@ pub struct Port {
     pub affinity: u32,
     /// Backends are this droplet's alone, for its own clients; packets are dropped without, for others have some.
     pub local: bool,
-    /// Of the service's family, at most [`MAX_BACKENDS`]; none: new connections are refused.
+    /// Backends of the service's family, at most [`MAX_BACKENDS`]; none: new connections are refused.
     pub backends: BTreeSet<Backend>,
 }
 
@@ -148,7 +148,7 @@ pub fn protocol(number: u32) -> Result<u8, InvalidRow> {
         .ok_or(invalid("service.protocol", "6, 17 or 132"))
 }
 
-/// Of a port.
+/// Reads the number of a port.
 pub fn number(port: u32, field: &'static str) -> Result<u16, InvalidRow> {
     let port = u16::try_from(port).ok().filter(|port| *port != 0);
     port.ok_or(invalid(field, "1 to 65535"))

@@ -14,13 +14,13 @@ use crate::members::{self, Members};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vpc {
     pub vni: Vni,
-    /// Of both families, IPv4 first.
+    /// Ranges of both families, IPv4 first.
     pub cidrs: Vec<IpNet>,
     /// Addresses of services alone, the same in each VPC.
     pub service_cidrs: Vec<IpNet>,
     /// Outside, and not to be reached all the same.
     pub closed_cidrs: Vec<IpNet>,
-    /// Of its own addresses those that services have.
+    /// Those addresses of the VPC that services have.
     pub service_addresses: BTreeSet<IpAddr>,
     pub dividers: Members,
     /// This droplet is one of the dividers, or is to be, or was until now.
@@ -49,10 +49,10 @@ impl ServiceName {
     }
 }
 
-/// What a VPC's pods see in the cluster's DNS. Names as Kubernetes has them: lowercase.
+/// The names that a VPC's pods see in the cluster's DNS. Names as Kubernetes has them: lowercase.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Visible {
-    /// Whose pods and Services are in the VPC.
+    /// Namespaces whose pods and Services are in the VPC.
     pub namespaces: BTreeSet<String>,
     /// Services besides: shared ones, and those that an annotation puts into this VPC.
     pub services: BTreeSet<ServiceName>,

@@ -1,4 +1,4 @@
-//! Who asks the cluster's DNS by this node's view: the VPC of each address, and what that sees.
+//! The pods that ask the cluster's DNS by this node's view: the VPC of each address, and the names that the VPC sees.
 //!
 //! DNS reads what was published last and never waits for the node's state. It is kept in a file, so that a transitd that starts
 //! answers at once, as its predecessor did.
@@ -17,10 +17,10 @@ use crate::attachments::store::Owner;
 use crate::boot_file::BootFile;
 use crate::dns::{Asker, Domain, View, Views};
 
-/// Of what is kept. Another one is not believed.
+/// The version of the file. A file of another version is not believed.
 const VERSION: Version = Version::First;
 
-/// Whose address is whose, and what each VPC sees.
+/// The VPC of each address, and the names that each VPC sees.
 #[derive(Debug, Default)]
 pub struct Source {
     pub vpcs: HashMap<IpAddr, u32>,
@@ -83,7 +83,7 @@ impl Askers {
         Arc::clone(&published)
     }
 
-    /// What VPCs see.
+    /// The names that each VPC sees.
     pub fn visible(&self) -> HashMap<u32, Arc<Visible>> {
         let published = self.published();
         let views = published.views.iter();
@@ -92,7 +92,8 @@ impl Askers {
             .collect()
     }
 
-    /// For DNS, from now on. Callers have the lock of what `source` is made of, so that a later one never comes first.
+    /// Publishes `source` for DNS, from now on. Callers hold the lock of what `source` is made of, so that a later
+    /// source never comes first.
     pub fn publish(&self, source: Source) {
         let before = self.published();
         let views = source.visible.into_iter().map(|(vpc, visible)| {

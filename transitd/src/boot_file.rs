@@ -20,7 +20,7 @@ use crate::attachments::store::Owner;
 pub struct BootFile<T> {
     path: PathBuf,
     owner: Owner,
-    /// What the file holds.
+    /// The text that the file holds.
     written: Mutex<Option<String>>,
     content: PhantomData<fn(T) -> T>,
 }
@@ -43,7 +43,7 @@ impl<T: Serialize + DeserializeOwned> BootFile<T> {
         }
     }
 
-    /// What an earlier transitd of this boot kept; nothing is no failure.
+    /// Returns what an earlier transitd of this boot kept. A missing file is no failure.
     pub fn load(&self) -> Option<T> {
         let text = std::fs::read_to_string(&self.path).ok()?;
         if let Some(document) = decode::<T>(&text)

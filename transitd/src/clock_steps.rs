@@ -9,7 +9,7 @@ use libc::{CLOCK_REALTIME, CLOCK_REALTIME_COARSE, c_int, clockid_t, timespec};
 ///
 /// # Safety
 ///
-/// As there: `time` is valid.
+/// `time` must be valid, as for the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn clock_gettime(clock: clockid_t, time: *mut timespec) -> c_int {
     // SAFETY: the kernel checks its arguments.

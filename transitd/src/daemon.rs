@@ -63,7 +63,7 @@ const WANTED_QUEUE: usize = 1024;
 /// Less than kubelet's timeout of the probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Why a probe fails.
+/// The reason why a probe fails.
 #[derive(Debug, Error)]
 pub enum ProbeError {
     #[error("nobody listens")]
@@ -324,7 +324,7 @@ fn config(uplink: &Uplink, transit: TransitHook) -> ConfigEntry {
     }
 }
 
-/// What transit is attached with.
+/// The things that attaching transit needs.
 struct Attaching<'a> {
     links: &'a mut Links,
     netfilter: &'a mut Netfilter,
@@ -471,7 +471,7 @@ async fn adopt(
     Ok(())
 }
 
-/// What the probes ask: that the daemon answers, and unless `alive`, that it would serve an ADD.
+/// Asks the daemon for the probes: whether it answers and, unless `alive`, whether it would serve an ADD.
 pub async fn status(socket: PathBuf, alive: bool) -> Result<(), ProbeError> {
     let connector = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();

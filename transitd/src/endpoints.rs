@@ -37,7 +37,7 @@ impl Endpoints {
         Self(BootFile::new(path, owner))
     }
 
-    /// What an earlier transitd of this boot kept.
+    /// The endpoints that an earlier transitd of this boot kept.
     pub fn load(&self) -> Vec<LocalEndpoint> {
         self.0.load().map(|content| content.endpoints).unwrap_or_default()
     }

@@ -17,7 +17,7 @@ use crate::node::Node;
 
 const CONFLIST: &str = "05-thuban.conflist";
 const BINARY: &str = "thuban";
-/// Beside the socket, for who looks: there once this transitd has applied a snapshot and the plugin can know it.
+/// A file beside the socket. It is there once this transitd has applied a snapshot and the plugin can know it.
 pub const READY_FILE: &str = "ready";
 
 #[derive(Debug, Error)]
@@ -27,7 +27,7 @@ pub struct InstallError {
     source: std::io::Error,
 }
 
-/// By rename, because a running plugin's file cannot be written ("text file busy").
+/// Installs by rename, because a running plugin's file cannot be written ("text file busy").
 pub fn binary(source: &Path, directory: &Path) -> Result<(), InstallError> {
     let path = directory.join(BINARY);
     let failed = |source| InstallError {
@@ -116,8 +116,8 @@ fn is_in_place(node: &Node) -> bool {
     state.synced && !state.is_replacing
 }
 
-/// For the plugin's STATUS. Not ready is who cannot put this version's programs in place: then a
-/// rolling update of the DaemonSet stops here.
+/// Tells the plugin's STATUS whether transitd is ready. A transitd that cannot put this version's programs in place is
+/// not ready: then a rolling update of the DaemonSet stops here.
 fn tell_ready(node: &Node) -> std::io::Result<()> {
     let file = |name| node.settings.socket.with_file_name(name);
     if block_in_place(|| node.links().kept().next().is_some()) {

@@ -84,7 +84,7 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// For the commands that look.
+/// Makes the runtime for the commands that only read.
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }

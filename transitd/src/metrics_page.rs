@@ -21,7 +21,7 @@ use crate::netfilter;
 use crate::netlink::NetlinkError;
 use crate::node::Node;
 
-/// Why a scrape gets no metrics.
+/// The reason why a scrape gets no metrics.
 #[derive(Debug, Error)]
 enum ScrapeError {
     #[error(transparent)]

@@ -1,4 +1,4 @@
-//! What CNI ADD makes and DEL removes, and what of it is kept on disk.
+//! Attachments: made by CNI ADD, removed by DEL, and kept on disk between.
 
 pub mod report;
 pub mod store;
@@ -12,7 +12,7 @@ use thuban_common::tables::EndpointKey;
 
 /// Prefix of the host's end of every pod's veth.
 pub const HOST_PREFIX: &str = "thb";
-/// In the place of the container id of the node's own endpoint; refused from runtimes.
+/// The container id of the node's own endpoint; refused from runtimes.
 pub const HOST_ID: &str = "host";
 
 /// An attachment's key in every CNI verb. Both parts are checked: safe in file names and as interface names.
@@ -35,7 +35,8 @@ pub struct Attachment {
     pub address: Ipv4Addr,
     pub prefix_length: u8,
     pub gateway: Ipv4Addr,
-    /// With the length of its network's prefix; none without IPv6, and in files of a transitd that knew none.
+    /// The IPv6 address with the length of its network's prefix; none without IPv6, and in files of a transitd that
+    /// knew none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address6: Option<Ipv6Net>,
     pub mac: [u8; 6],
@@ -83,7 +84,7 @@ impl Attachment {
         std::iter::once(IpAddr::from(self.address)).chain(second)
     }
 
-    /// Of all addresses.
+    /// The keys of all addresses.
     pub fn keys(&self) -> impl Iterator<Item = EndpointKey> + use<> {
         [Some(self.key()), self.key6()].into_iter().flatten()
     }
@@ -119,7 +120,7 @@ impl AttachmentId {
         })
     }
 
-    /// Of the node's own endpoint.
+    /// The attachment id of the node's own endpoint.
     pub fn host(ifname: &str) -> Self {
         Self {
             container_id: HOST_ID.to_owned(),

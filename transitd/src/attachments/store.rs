@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use super::{Attachment, AttachmentId, hex};
 
-/// What is written.
+/// The version of the files that are written.
 const VERSION: u32 = 2;
 
 #[derive(Debug, Error)]
@@ -64,7 +64,7 @@ impl StoreError {
     }
 }
 
-/// Whose files are believed.
+/// The node and the boot whose files are believed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     pub node: String,
@@ -78,13 +78,13 @@ pub struct Store {
     owner: Owner,
 }
 
-/// What was found at start.
+/// The result of reading the files at start.
 #[derive(Debug, Default)]
 pub struct Loaded {
     pub attachments: Vec<Attachment>,
     /// How many were removed, because the node was booted since.
     pub of_other_boots: usize,
-    /// Of each file that is not believed.
+    /// One error for each file that is not believed.
     pub errors: Vec<StoreError>,
 }
 

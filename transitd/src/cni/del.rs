@@ -17,13 +17,13 @@ pub async fn run(node: &Arc<Node>, request: DelRequest) -> Result<(), Attachment
     removal.await.map_err(|_| AttachmentError::Interrupted)?
 }
 
-/// As DEL does; also used for attachments whose pod is gone.
+/// Removes an attachment as DEL does; also used for attachments whose pod is gone.
 pub async fn remove(node: &Arc<Node>, id: &AttachmentId) -> Result<(), AttachmentError> {
     let _lock = node.lock(id).await;
     remove_locked(node, id).await
 }
 
-/// As [`remove`], by who holds the attachment's lock.
+/// Does what [`remove`] does, for a caller that holds the attachment's lock.
 pub(super) async fn remove_locked(node: &Arc<Node>, id: &AttachmentId) -> Result<(), AttachmentError> {
     let attachment = node.state().attachments.get(id).cloned();
     wiring::teardown(node, id, attachment).await

@@ -1,4 +1,4 @@
-//! What fails in the verbs, and the CNI code of each (CNI spec 1.1; from 100 Thuban's own).
+//! Errors of the verbs, and the CNI code of each (CNI spec 1.1; from 100 Thuban's own).
 
 use std::net::IpAddr;
 
@@ -84,7 +84,7 @@ impl AttachmentError {
     }
 }
 
-/// What is not as ADD made it.
+/// A property that is not as ADD made it.
 #[derive(Debug, Error)]
 pub enum Difference {
     #[error("prevResult: {field}: expected {expected}")]
@@ -112,7 +112,7 @@ pub enum Difference {
     Route(IpAddr),
 }
 
-/// Why no ADD is served.
+/// The reason why no ADD is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum NotReady {
     #[error("the operator has not sent this node's program since transitd was started")]

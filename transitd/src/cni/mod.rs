@@ -32,9 +32,9 @@ use crate::node::Node;
 
 /// Between looks at whether a caller still is there, and how long it may take to say so.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-/// Of one call, bytes.
+/// The most bytes of one call's headers.
 const MAX_HEADER_BYTES: u32 = 16 * 1024;
-/// On one connection. The plugin makes one.
+/// The most calls at once on one connection. The plugin makes one.
 const MAX_CALLS_AT_ONCE: u32 = 64;
 
 #[derive(Debug)]

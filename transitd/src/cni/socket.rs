@@ -19,11 +19,11 @@ use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tracing::{debug, warn};
 
-/// What a client of HTTP/2 says first (RFC 9113, section 3.4).
+/// The first bytes that an HTTP/2 client sends (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Of saying so.
+/// The time that a client has to send the preface.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
-/// After an accept that failed, for want of file descriptors most likely.
+/// The pause after an accept that failed, most likely for want of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Between looks at a preface that comes in pieces.
 const PIECE: Duration = Duration::from_millis(20);

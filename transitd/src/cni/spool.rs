@@ -15,7 +15,7 @@ use crate::attachments::AttachmentId;
 use crate::metrics::{self, Reclaimed};
 use crate::node::Node;
 
-/// In the state directory.
+/// The name of the spool in the state directory.
 pub const DIRECTORY: &str = "spool";
 
 /// All that wait.

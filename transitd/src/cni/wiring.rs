@@ -23,7 +23,7 @@ use crate::netlink::{self, aside, host, namespace, pod, sysctl};
 use crate::node::Node;
 use crate::settings::AgentHook;
 
-/// On a thread of its own, as [`aside`] says.
+/// Sets up an attachment on a thread of its own, as [`aside`] says.
 pub async fn setup(
     node: &Arc<Node>,
     request: ValidatedAdd,

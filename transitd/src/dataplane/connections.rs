@@ -28,9 +28,9 @@ pub const CONNECTIONS: &str = "CONNECTIONS";
 const ESTABLISHED: Duration = Duration::from_hours(120);
 /// One side has ended it.
 const HALF_CLOSED: Duration = Duration::from_mins(2);
-/// Not answered yet, or ended by both sides or a reset.
+/// The life of a connection that is not answered yet, or was ended by both sides or a reset.
 const TRANSITORY: Duration = Duration::from_mins(1);
-/// TCP and SCTP to a backend that its service has no longer, without a packet.
+/// The life, without a packet, of a TCP or SCTP connection to a backend that its service no longer has.
 const ABANDONED: Duration = Duration::from_mins(5);
 const DATAGRAMS: Duration = Duration::from_mins(2);
 const UNANSWERED_DATAGRAM: Duration = Duration::from_secs(30);
@@ -56,7 +56,7 @@ pub struct Connections {
 
 type Backends = HashSet<BackendEntry>;
 
-/// What a scan found.
+/// The result of a scan.
 #[derive(Debug, Default)]
 pub struct Scan {
     /// Connections that stay.
@@ -337,7 +337,7 @@ impl Looked {
     }
 }
 
-/// What is known of a connection.
+/// The known facts of a connection.
 struct Seen {
     protocol: u8,
     /// [`ConnectionEntry::state`] of both directions.

@@ -1,4 +1,4 @@
-//! What rows name, as tables key it.
+//! The names in rows, in the form in which tables key them.
 //!
 //! Pure. Addresses within VPCs are 16 bytes, IPv4 mapped; ports of services are in network order.
 
@@ -48,7 +48,8 @@ pub fn service_key(of: EndpointKey, port: &Port) -> ServiceKey {
     }
 }
 
-/// In the order of entries: a port's slots follow from it, the same on all droplets.
+/// The backends in the order of their entries. A port's slots follow from this order, so they are the same on all
+/// droplets.
 pub fn backend_entries(port: &Port) -> BTreeSet<BackendEntry> {
     let entries = port.backends.iter().map(|backend| BackendEntry {
         address: mapped(backend.address),

@@ -24,7 +24,7 @@ impl TransitHook {
     }
 }
 
-/// What is known of a NIC.
+/// The known properties of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
     pub is_veth: bool,

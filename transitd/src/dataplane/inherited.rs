@@ -1,4 +1,4 @@
-//! What a transitd of another layout left in place: pinned links whose programs use maps of that layout.
+//! The pinned links that a transitd of another layout left in place: their programs use maps of that layout.
 //!
 //! Invariant: until the maps of this layout are filled nothing of it is touched but links of interfaces that are gone.
 
@@ -8,7 +8,7 @@ use aya::programs::links::FdLink;
 
 use super::links::{Hook, LinkingError, names, open, unpin};
 
-/// What becomes of a hook in the end.
+/// The final state that is wanted of a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Wanted {
     Here,
@@ -18,7 +18,7 @@ pub(super) enum Wanted {
 #[derive(Debug)]
 pub(super) struct Inherited {
     layouts: Vec<PathBuf>,
-    /// Of links, one a layout.
+    /// The directories of links, one a layout.
     pub directories: Vec<PathBuf>,
     /// This layout's maps are filled.
     pub is_ready: bool,

@@ -192,8 +192,8 @@ impl Links {
         Ok(())
     }
 
-    /// As [`Self::ensure`], for what a former transitd attached: an old program that stays is no failure, but is
-    /// said and remembered.
+    /// Does what [`Self::ensure`] does, for a hook that a former transitd attached. An old program that stays is no
+    /// failure, but is logged and remembered.
     pub fn ensure_or_keep(&mut self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
         match self.ensure(hook, interface) {
             Err(kept @ LinkingError::Kept { .. }) => {
@@ -277,8 +277,8 @@ impl Links {
         unpin(&self.directory.join(&name)).and(self.inherited.release(&name))
     }
 
-    /// As [`Self::release`], of a hook that this version does not use; another layout's program goes when the other
-    /// hooks are taken over.
+    /// Does what [`Self::release`] does, for a hook that this version does not use. Another layout's program goes when
+    /// the other hooks are taken over.
     pub fn give_up(&mut self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
         if self.inherited.is_in_place() {
             self.inherited.wait(hook, interface, Wanted::Gone);

@@ -21,7 +21,7 @@ use super::tables::{Hash, TableError, access, data, hash, lookup, open, take};
 
 const PROGRAM: &str = "probe_tc";
 const TABLE: &str = "PROBES";
-/// What is sent by way of other droplets' roles, or this one's.
+/// The counters of packets that go by way of other droplets' roles, or this one's.
 const RELAYED: [Counter; 4] = [
     Counter::SentToBouncer,
     Counter::SentToDivider,
@@ -48,7 +48,7 @@ pub struct Probes {
     counters: PerCpuArray<MapData, u64>,
     program: SchedClassifier,
     here: DropletAddress,
-    /// Of the questions that were sent.
+    /// The number of the last question that was sent.
     number: u16,
 }
 

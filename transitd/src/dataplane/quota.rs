@@ -26,10 +26,10 @@ pub struct Quota {
 }
 
 impl Usage {
-    /// Of an address's own entry.
+    /// The usage of an address's own entry.
     pub const OWN: Self = Self([1, 0, 0]);
 
-    /// Of a port with so many backends.
+    /// The usage of a port with so many backends.
     pub fn of_port(backends: usize) -> Self {
         let chunks = maglev::size(backends).div_ceil(CHUNK as u32);
         Self([1, chunks as usize, backends])

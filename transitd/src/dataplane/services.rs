@@ -42,7 +42,7 @@ pub struct Services {
     last_table: u32,
 }
 
-/// What there is of an address.
+/// The entries of one address.
 #[derive(Debug, Default)]
 struct Address {
     /// The entry that says that it is known.

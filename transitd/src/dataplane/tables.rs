@@ -63,7 +63,7 @@ pub enum TableEntry {
     Subnet(SubnetEntry),
     Vpc(VpcEntry),
     Droplet(DropletEntry),
-    /// What it counts is read by [`Tables::loads`].
+    /// An entry to count in; [`Tables::loads`] reads the count.
     Load,
 }
 
@@ -123,7 +123,7 @@ impl Tables {
         Ok(tables)
     }
 
-    /// What the tables hold, from the mirror.
+    /// The rows that the tables hold, from the mirror.
     pub fn held(&self) -> impl Iterator<Item = (&TableKey, &TableEntry)> {
         self.mirror.iter()
     }
@@ -132,12 +132,12 @@ impl Tables {
         self.mirror.get(key)
     }
 
-    /// What the kernel has for an interface, whatever the mirror says.
+    /// Reads the kernel's entry for an interface, whatever the mirror says.
     pub fn attachment_in_kernel(&self, ifindex: u32) -> Result<Option<AttachmentEntry>, TableError> {
         lookup("ATTACHMENTS", self.attachments.get(&ifindex, 0))
     }
 
-    /// As [`Self::attachment_in_kernel`], for an address.
+    /// Reads the kernel's entry for an address, whatever the mirror says.
     pub fn local_in_kernel(&self, key: &EndpointKey) -> Result<Option<LocalEntry>, TableError> {
         lookup("LOCAL_ENDPOINTS", self.local.get(key, 0))
     }
@@ -356,7 +356,7 @@ pub(super) fn hash<K: Pod, V: Pod>(maps: &Path, name: &'static str) -> Result<Ha
     BpfHash::try_from(Map::HashMap(data(maps, name)?)).map_err(open(name))
 }
 
-/// As [`hash`], of one that evicts.
+/// Does what [`hash`] does, for a map that evicts.
 pub(super) fn lru<K: Pod, V: Pod>(maps: &Path, name: &'static str) -> Result<Hash<K, V>, TableError> {
     BpfHash::try_from(Map::LruHashMap(data(maps, name)?)).map_err(open(name))
 }

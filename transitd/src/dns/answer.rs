@@ -1,4 +1,4 @@
-//! From a pod's bytes to the answer's.
+//! The way from the bytes of a pod's query to the bytes of the answer.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::metrics::DnsResult;
 /// A message has at most so many bytes, whatever brings it.
 const MAX_MESSAGE_BYTES: usize = u16::MAX as usize;
 
-/// Why upstream gives no answer to pass on.
+/// The reason why upstream gives no answer to pass on.
 #[derive(Debug, Error)]
 enum Failure {
     #[error(transparent)]
@@ -83,11 +83,11 @@ pub(super) async fn answer(
     (encode(&question, &message, room), result)
 }
 
-/// What upstream said, for the pod.
+/// Upstream's answer, for the pod.
 enum Forwarded {
-    /// As it came, but for the id.
+    /// The answer as it came, but for the id.
     Whole(Vec<u8>),
-    /// In its place.
+    /// The answer that is sent in its place.
     Made(Box<Message>, DnsResult),
 }
 

@@ -1,4 +1,4 @@
-//! What a VPC must not see is taken out of answers from upstream.
+//! Takes out of upstream's answers what a VPC must not see.
 //!
 //! Invariant: an answer says the same whether a name that the VPC must not see is there or not. So negative answers of the
 //! cluster's domain and of addresses are all made here, and an alias that leads out of the view leads nowhere.
@@ -9,7 +9,7 @@ use hickory_proto::rr::{Name, RData, Record};
 use super::query::Question;
 use super::view::{View, Zone};
 
-/// What is sent in an answer's place.
+/// The answer that is sent in place of upstream's.
 #[derive(Debug)]
 pub(super) struct Filtered {
     pub(super) message: Message,

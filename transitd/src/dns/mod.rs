@@ -20,7 +20,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-/// Of the listener, at the node's own address towards pods.
+/// The port of the listener, at the node's own address towards pods.
 pub const DNS_PORT: u16 = 6085;
 
 pub use server::{Asker, BindError, Limits, Server, Settings, Views};

@@ -13,15 +13,16 @@ use super::view::{Domain, Zone};
 
 /// Bytes of a query. A name takes 255, options rarely more than 468 (RFC 8467).
 pub(super) const MAX_QUERY_BYTES: usize = 1232;
-/// What is taken by UDP at most, and said to be: what passes every link unfragmented (DNS flag day 2020).
+/// The most bytes that are taken by UDP, and announced: as many as pass every link unfragmented (DNS flag
+/// day 2020).
 const UDP_PAYLOAD: u16 = 1232;
-/// Without EDNS (RFC 1035, 4.2.1).
+/// The most bytes of an answer to a client without EDNS (RFC 1035, 4.2.1).
 const PLAIN_PAYLOAD: u16 = 512;
 /// Seconds that a refusal may be remembered; CoreDNS' own default.
 const NEGATIVE_TTL: u32 = 5;
 const HEADER: usize = 12;
 
-/// Why a query goes no further.
+/// The reason why a query goes no further.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unfit {
     /// No answer: too short to have a header, or itself an answer.
@@ -46,7 +47,7 @@ struct ClientEdns {
     dnssec_ok: bool,
 }
 
-/// What upstream is asked.
+/// The query that is sent upstream.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) bytes: Vec<u8>,
@@ -110,7 +111,7 @@ impl Question {
         usize::from(self.edns.map_or(PLAIN_PAYLOAD, |edns| edns.payload))
     }
 
-    /// With a random id. Options are hop by hop (RFC 6891, 6.1.4) and stay here.
+    /// Makes the query for upstream, with a random id. Options are hop by hop (RFC 6891, 6.1.4) and stay here.
     pub(super) fn outgoing(&self) -> Result<Outgoing, ProtoError> {
         let mut message = Message::query();
         message.metadata.recursion_desired = self.header.recursion_desired;

@@ -18,10 +18,10 @@ use super::view::View;
 use super::{tcp, udp};
 use crate::metrics::{self, DnsMetrics, DnsResult};
 
-/// Who asks.
+/// The client of a query.
 #[derive(Clone, Debug)]
 pub struct Asker {
-    /// What the shares are counted by: the VPC's VNI.
+    /// The VPC's VNI, by which the shares are counted.
     pub vpc: u32,
     pub view: Arc<View>,
 }
@@ -47,9 +47,9 @@ pub struct Limits {
     /// TCP connections at once.
     pub connections: usize,
     pub connections_of_vpc: usize,
-    /// Of a query until upstream's answer, and of a client until it takes it.
+    /// The time that a query has until upstream's answer, and a client until it takes the answer.
     pub patience: Duration,
-    /// Of a connection on which nothing is asked and nothing waits.
+    /// The time that a connection stays open on which nothing is asked and nothing waits.
     pub idle: Duration,
 }
 
@@ -78,7 +78,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// With the usual limits, counted among the metrics of this process.
+    /// Returns settings with the usual limits, counted among the metrics of this process.
     pub fn new(address: SocketAddr, upstream: SocketAddr) -> Self {
         Self {
             address,
@@ -89,7 +89,7 @@ impl Settings {
     }
 }
 
-/// Why there is no listener.
+/// The reason why there is no listener.
 #[derive(Debug, Error)]
 pub enum BindError {
     #[error("cannot listen for DNS at TCP {address}")]
@@ -171,7 +171,7 @@ impl<V: Views> Server<V> {
     }
 }
 
-/// What all queries share.
+/// The state that all queries share.
 #[derive(Debug)]
 pub(super) struct Shared<V> {
     views: V,

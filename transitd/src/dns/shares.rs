@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 pub(super) struct Shares {
     in_all: usize,
     of_vpc: usize,
-    /// Of those held in all.
+    /// The number of all places held.
     gauge: Gauge,
     held: Mutex<Held>,
 }
@@ -24,7 +24,7 @@ pub(super) struct Shares {
 #[derive(Debug, Default)]
 struct Held {
     in_all: usize,
-    /// Of the next place. Older places have lower ones.
+    /// The ticket of the next place. Older places have lower ones.
     ticket: u64,
     by: HashMap<u32, OfVpc>,
 }
@@ -89,7 +89,8 @@ impl Shares {
 }
 
 impl Held {
-    /// Whose place goes for one of `pod`: its VPC, its pod, and the ticket. None if that pod is as large as any.
+    /// Finds the place that goes for one of `pod`: its VPC, its pod, and the ticket. None if that pod is as large as
+    /// any.
     fn loser(&self, vpc: u32, pod: IpAddr, is_vpcs_own: bool) -> Option<(u32, IpAddr, u64)> {
         let own = self.by.get(&vpc);
         let of_vpc = own.map_or(0, |own| own.in_all);

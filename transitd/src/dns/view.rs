@@ -1,4 +1,4 @@
-//! Which names of the cluster's domain a VPC may see.
+//! The names of the cluster's domain that a VPC may see.
 //!
 //! Pure: no sockets, no clock. The shapes of names are those that CoreDNS' plugin `kubernetes` answers
 //! (`plugin/kubernetes/parse.go`), and so is what an empty non-terminal gets. What a VPC must not see is refused by its name
@@ -72,7 +72,7 @@ impl Domain {
     }
 }
 
-/// Whose names a query is about.
+/// The owner of the names that a query is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zone {
     /// The cluster's domain.
@@ -85,7 +85,7 @@ pub enum Zone {
     Outside,
 }
 
-/// What becomes of a query.
+/// The decision about a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Upstream is asked, and its answer filtered.
@@ -96,7 +96,7 @@ pub enum Verdict {
     Refuse,
 }
 
-/// What the pods of one VPC see.
+/// The names that the pods of one VPC see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
     domain: Domain,
@@ -195,7 +195,7 @@ fn zone_outside(name: &Name) -> Zone {
     }
 }
 
-/// Of letters, digits, `-` and `_` only.
+/// Returns the label in lowercase, if it has letters, digits, `-` and `_` only.
 fn lowercase(label: &[u8]) -> Option<String> {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     if !label.iter().all(is_plain) {

@@ -1,4 +1,4 @@
-//! What the DNS of tenants' pods counts.
+//! Metrics of the DNS of tenants' pods.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -13,7 +13,7 @@ struct Resulted {
     result: &'static str,
 }
 
-/// What became of a query.
+/// The result of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DnsResult {
     /// Answered as the cluster's DNS did.
@@ -30,7 +30,7 @@ pub enum DnsResult {
     Malformed,
     /// An operation or a class that is not served, or a transfer of a zone.
     Unsupported,
-    /// Of an address that no attachment has: dropped.
+    /// The query came from an address that no attachment has: dropped.
     UnknownSource,
     /// No VPC and no pod has more at once: dropped.
     Limited,

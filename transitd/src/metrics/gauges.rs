@@ -1,4 +1,4 @@
-//! What a node has at a scrape, as Prometheus reads it.
+//! The state of a node at a scrape, in the form that Prometheus reads.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,18 +10,18 @@ use prometheus_client::registry::Registry;
 
 use super::{Because, InTable};
 
-/// What a look at the node found.
+/// The state of the node that a look found.
 #[derive(Debug)]
 pub struct Observed {
     pub attachments: usize,
     pub attachments_without_agent: usize,
-    /// By table.
+    /// The rows of each table.
     pub rows: BTreeMap<&'static str, Rows>,
-    /// What programs counted, by name.
+    /// The programs' counters, by name.
     pub packets: Vec<(&'static str, u64)>,
     /// Those of `packets` that were dropped, and no others.
     pub drops: Vec<(&'static str, u64)>,
-    /// Of the operator, while its stream is open and has sent this node's program.
+    /// The epoch of the operator, while its stream is open and has sent this node's program.
     pub epoch: Option<u64>,
     pub is_ready: bool,
     pub spooled_dels: usize,
@@ -29,7 +29,7 @@ pub struct Observed {
     pub silent_members: usize,
 }
 
-/// Of a table.
+/// The rows of one table.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows {
     pub held: usize,

@@ -1,4 +1,4 @@
-//! What transitd counts, as text for Prometheus.
+//! Transitd's metrics, as text for Prometheus.
 //!
 //! Invariant: no label holds the name of a pod, a VPC or a tenant, so that the number of series is bounded and whoever may
 //! scrape learns nothing of tenants. Hooks are one call each and count since the process began; what the node has, and what
@@ -55,7 +55,7 @@ struct Changed {
     change: &'static str,
 }
 
-/// What was found without an owner and removed.
+/// Something that was found without an owner and removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reclaimed {
     /// An attachment whose pod is gone, by transitd's own look.
@@ -207,7 +207,7 @@ pub fn refuses(nacks: &[Nack]) {
     }
 }
 
-/// Of an earlier transitd.
+/// Records the number of attachments that an earlier transitd left.
 pub fn adopts(attachments: usize) {
     METRICS
         .adopted
@@ -238,7 +238,7 @@ pub fn text(observed: &Observed) -> Result<String, std::fmt::Error> {
     Ok(text)
 }
 
-/// For the DNS of tenants' pods.
+/// The metrics of the DNS of tenants' pods.
 pub fn dns() -> DnsMetrics {
     METRICS.dns.clone()
 }

@@ -1,4 +1,4 @@
-//! What one pod or one VPC can hold, and what is left for others.
+//! Bounds on what one pod or one VPC can hold, and what is left for others.
 
 use std::net::IpAddr;
 use std::sync::Arc;

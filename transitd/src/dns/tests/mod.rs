@@ -23,7 +23,7 @@ use super::{Asker, Domain, Limits, Server, Settings, View};
 use crate::metrics::{DnsMetrics, DnsResult};
 use upstream::{Script, Upstream};
 
-/// For what must come; nothing is judged by it but that it comes.
+/// The timeout for what must come; nothing is judged by it but that it comes.
 const AGES: Duration = Duration::from_secs(20);
 
 /// A pod of VPC 1, which sees namespace `red` without `red/moved`, and `blue/shared`.
@@ -128,7 +128,7 @@ impl Rig {
         socket.connect(self.address).await.unwrap()
     }
 
-    /// What comes back for `bytes` by UDP.
+    /// Sends `bytes` by UDP and returns the answer.
     async fn raw(&self, source: IpAddr, bytes: &[u8]) -> Vec<u8> {
         let socket = self.udp(source).await;
         socket.send(bytes).await.unwrap();
@@ -200,7 +200,7 @@ fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
 }
 
-/// As a pod's resolver asks.
+/// Makes a query as a pod's resolver does.
 fn query(asked: &str, record_type: RecordType) -> Message {
     let mut message = Message::query();
     message.metadata.recursion_desired = true;

@@ -190,7 +190,7 @@ fn big(query: &Message, owner: &str) -> Message {
     reply(query, (10..26).map(|part| record(owner, text(part))).collect())
 }
 
-/// Of the same script for all queries.
+/// Makes a script that is the same for all queries.
 pub(super) fn always(make: impl Fn(&Message, &str) -> Message + Send + Sync + 'static) -> Script {
     Arc::new(move |asked: &Asked<'_>| {
         let owner: &Name = &asked.message.queries[0].name;

@@ -1,4 +1,4 @@
-//! What a VPC's pods learn, and what they don't.
+//! Names that a VPC's pods learn, and names that they don't.
 
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::RecordType::{A, ANY, CNAME, PTR, SRV};
