@@ -354,7 +354,8 @@ mod tests {
             ("docs/adr/0001-b.md", "# B"),
             ("README.md", "# Hello"),
         ];
-        let missing = "docs/SUMMARY.md:1: docs/adr/0001-b.md is not in the table of contents: add a line for it";
+        let missing =
+            "docs/SUMMARY.md:1: docs/adr/0001-b.md is not in the table of contents: add a line for it";
         assert_eq!(problems(&pages), [missing]);
     }
 
