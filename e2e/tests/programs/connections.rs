@@ -493,7 +493,7 @@ fn a_pod_reaches_itself_by_two_services_from_one_port() -> Result<()> {
 }
 
 #[test]
-fn answers_of_sctp_that_two_services_could_have_given_are_not_made() -> Result<()> {
+fn sctp_answers_that_two_services_could_give_are_not_made() -> Result<()> {
     let mut world = world()?;
     let second = IpAddr::V4(ip(10, 96, 0, 11));
     let backend = |n| (IpAddr::V4(ip(10, 0, 2, n)), 80);

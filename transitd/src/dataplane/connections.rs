@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn unanswered_connections_of_who_crowds_the_table_go_soon_and_answered_ones_stay() {
+    fn in_a_crowd_unanswered_connections_go_soon() {
         for protocol in [6, 17, 132] {
             let crowding = |reverse| {
                 let seen = Seen {

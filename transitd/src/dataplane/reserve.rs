@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_every_reserve_however_others_fill_the_table() {
+    fn every_reserve_has_room_however_others_fill_the_table() {
         let mut random = fastrand::Rng::with_seed(18);
         for _ in 0..200 {
             let vpcs = random.usize(2..40);
