@@ -1,10 +1,11 @@
 //! By which way packets go: first by a bouncer or divider, later direct; seen on the wire and in the counters.
 
+use std::io::{BufRead, BufReader};
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use thuban_cluster::Cluster;
 
 use crate::packets::{Captured, read_capture};
@@ -15,12 +16,18 @@ use crate::tenants::tenants;
 fn capture(cluster: &Cluster, work: impl FnOnce()) -> Result<Vec<Captured>> {
     let file = std::env::temp_dir().join(format!("thuban-capture-{}.pcap", std::process::id()));
     let mut tcpdump = Command::new("tcpdump")
-        .args(["-i", cluster.bridge(), "-U", "-w"])
+        .args(["-i", cluster.bridge(), "--immediate-mode", "-U", "-w"])
         .arg(&file)
         .args(["udp", "port", "6081"])
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()?;
-    std::thread::sleep(Duration::from_millis(700));
+    // It says so when it captures. The pipe stays open, for it may say more.
+    let mut said = BufReader::new(tcpdump.stderr.take().context("tcpdump has no stderr")?);
+    let mut line = String::new();
+    while !line.contains("listening on") {
+        line.clear();
+        ensure!(said.read_line(&mut line)? > 0, "tcpdump ended before it captured");
+    }
     work();
     std::thread::sleep(Duration::from_millis(300));
     tcpdump.kill()?;
