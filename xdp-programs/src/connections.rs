@@ -165,9 +165,7 @@ pub fn is_alive(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) -> 
         // Missing is as good.
         let _ = CONNECTIONS.remove(&work.reverse);
         let _ = CONNECTIONS.remove(&work.key);
-        work.share.vni = payer;
-        work.share.address = packet.source;
-        give_share(work);
+        give_share(work, payer, &packet.source);
     }
     is_alive
 }
@@ -256,9 +254,8 @@ fn take_over(work: &mut Work, anyway: bool) -> bool {
     // Missing is as good.
     let _ = CONNECTIONS.remove(&work.other);
     let _ = CONNECTIONS.remove(&work.reverse);
-    work.share.vni = payer;
-    work.share.address = work.other.source;
-    give_share(work);
+    let client = work.other.source;
+    give_share(work, payer, &client);
     true
 }
 
@@ -372,9 +369,11 @@ fn take_share(work: &mut Work, vni: u32, client: &Address) {
     }
 }
 
-/// Gives back what a connection of the client [`Work::share`] took that is forgotten.
+/// Gives back what a connection took that is forgotten.
 #[inline(always)]
-fn give_share(work: &mut Work) {
+fn give_share(work: &mut Work, vni: u32, client: &Address) {
+    work.share.vni = vni;
+    work.share.address = *client;
     give_back(&work.share);
     work.share.address = ALL_CONNECTIONS;
     give_back(&work.share);

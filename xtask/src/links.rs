@@ -99,13 +99,18 @@ fn collect(folder: &Path, path: &str, tree: &mut Tree) -> Result<()> {
 }
 
 fn check(tree: &Tree) -> Vec<Problem> {
-    let is_page =
-        |path: &str| PAGES.contains(&path) || path.starts_with("docs/") && has_ending(path, &[PAGE]);
-    let pages = tree.iter().filter(|(path, _)| is_page(path));
+    let pages = tree
+        .iter()
+        .filter(|(path, _)| PAGES.contains(&path.as_str()) || is_in_book(path));
     pages
         .flat_map(|(path, text)| check_page(tree, path, text))
         .chain(missing_contents(tree))
         .collect()
+}
+
+/// Whether the path is a page of `docs/`.
+fn is_in_book(path: &str) -> bool {
+    path.starts_with("docs/") && has_ending(path, &[PAGE])
 }
 
 /// Pages of `docs/` that the table of contents leaves out.
@@ -115,9 +120,7 @@ fn missing_contents(tree: &Tree) -> Vec<Problem> {
     };
     let links = Parsed::of(contents).links;
     let listed: BTreeSet<String> = links.iter().map(|(link, _)| format!("docs/{link}")).collect();
-    let is_missing = |page: &&String| {
-        page.starts_with("docs/") && has_ending(page, &[PAGE]) && *page != CONTENTS && !listed.contains(*page)
-    };
+    let is_missing = |page: &&String| is_in_book(page) && *page != CONTENTS && !listed.contains(*page);
     let problem = |page: &String| Problem {
         page: CONTENTS.to_owned(),
         line: 1,

@@ -141,10 +141,8 @@ fn the_node_reaches_members_and_services_in_its_own_name() {
     assert_eq!(rig.on_node("ip route show table 6081"), routes);
 }
 
-#[test]
-fn connections_of_a_tenant_by_the_node_are_of_its_own_room() {
-    let rig = rig();
-    let _clients = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
+/// The VPC of p3 gets the service.
+fn share_with_tenant(rig: &Rig) {
     let shared = Row::NodeService(ServiceRow {
         vni: 8,
         address: service_address(),
@@ -152,6 +150,13 @@ fn connections_of_a_tenant_by_the_node_are_of_its_own_room() {
         ..ServiceRow::default()
     });
     rig.operator.push_and_wait(vec![shared], vec![]);
+}
+
+#[test]
+fn connections_of_a_tenant_by_the_node_are_of_its_own_room() {
+    let rig = rig();
+    let _clients = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
+    share_with_tenant(&rig);
     let path = rig.directory.join("bpf/thuban/layout_1/maps/SHARES");
     let shares = MapData::from_pin(path).unwrap();
     let mut shares: HashMap<_, EndpointKey, u32> = HashMap::try_from(Map::HashMap(shares)).unwrap();
@@ -219,13 +224,7 @@ fn vpc_reaches_shared_service_by_node_and_nothing_else() {
     let mut rig = rig();
     let clients = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
     assert!(connect(&pod(&rig, "p3"), SERVICE, 80).is_err());
-    let shared = Row::NodeService(ServiceRow {
-        vni: 8,
-        address: service_address(),
-        inside: true,
-        ..ServiceRow::default()
-    });
-    rig.operator.push_and_wait(vec![shared], vec![]);
+    share_with_tenant(&rig);
     let mut stream = connect(&pod(&rig, "p3"), SERVICE, 80).unwrap();
     assert_eq!(ask(&mut stream), 1);
     assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(OWN_ADDRESS));
