@@ -571,15 +571,50 @@ pub fn is_answer(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) 
     if let Some(entry) = maps::connection(&work.key)
         && let Some(service) = maps::other_side(entry, vni)
     {
-        touch(entry, &work.signal, packet.protocol);
-        work.to.source = service.address;
-        work.to.ports = [service.port, service.client_port];
-        return Ok(true);
+        if !is_superseded(frame, vni, packet, work, entry)? {
+            touch(entry, &work.signal, packet.protocol);
+            work.to.source = service.address;
+            work.to.ports = [service.port, service.client_port];
+            return Ok(true);
+        }
+        work.reverse = work.key;
+        take_over(work, true);
     }
     if !is_pending_open(now()) {
         return Ok(false);
     }
     take_pending(frame, vni, packet, work)
+}
+
+/// Whether the client has used the port of this connection for another service since, whose backend an answer is to tell: it
+/// is that one's answer then. Of TCP it must acknowledge what that one was sent.
+#[inline(never)]
+fn is_superseded(
+    frame: &TcFrame,
+    vni: u32,
+    packet: &IpPacket,
+    work: &mut Work,
+    connection: &ConnectionEntry,
+) -> Result<bool, Counter> {
+    if !work.signal.decides || !is_pending_open(now()) {
+        return Ok(false);
+    }
+    work.pending = pending_key(vni, packet.destination, packet.ports[1], packet.protocol);
+    // SAFETY: words of a value that stays allocated (preallocated LRU).
+    let Some(entry) = (unsafe { PENDING.get(&work.pending) }) else {
+        return Ok(false);
+    };
+    if entry.backend != [0; 16] || entry.time < connection.time {
+        return Ok(false);
+    }
+    Ok(packet.protocol != ipv4::TCP || acknowledges(frame, packet, entry)?)
+}
+
+/// Whether a segment of TCP acknowledges what opened the flow that waits.
+#[inline(always)]
+fn acknowledges(frame: &TcFrame, packet: &IpPacket, entry: &PendingEntry) -> Result<bool, Counter> {
+    let acknowledged: [u16; 2] = transport(frame, packet, 8).ok_or(Counter::Truncated)?;
+    Ok(number(acknowledged) == entry.acknowledgement)
 }
 
 /// Whether the packet answers what is pending.
@@ -602,11 +637,8 @@ fn take_pending(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -
     if !work.signal.decides {
         return Ok(false);
     }
-    if packet.protocol == ipv4::TCP {
-        let acknowledged: [u16; 2] = transport(frame, packet, 8).ok_or(Counter::Truncated)?;
-        if number(acknowledged) != entry.acknowledgement {
-            return Ok(false);
-        }
+    if packet.protocol == ipv4::TCP && !acknowledges(frame, packet, entry)? {
+        return Ok(false);
     }
     Ok(adopt(packet, work, entry))
 }

@@ -407,6 +407,40 @@ fn reused_port_takes_backend_of_new_service_row() -> Result<()> {
     Ok(())
 }
 
+/// A port that one service used is used for another one, which has no row here yet, and both are served by the same backend.
+fn port_goes_to_service_without_row(protocol: u8) -> Result<()> {
+    let mut world = world()?;
+    let (first, second) = (segment(protocol, 40000), (IpAddr::V4(ip(10, 96, 0, 77)), 80));
+    let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
+    Served::new(100, 1, SERVICE, 80, protocol).by(&mut world.programs, &[far])?;
+    ensure!(chosen(&mut world, &first)? == [10, 0, 1, 50]);
+    let answer = first.sent_to(far).answer([9; 6]);
+    let outcome = arrive(&mut world, SECOND, 100, &answer)?;
+    ensure_delivered(&outcome, &answer.sent_from(first.to), TENANT.mac())?;
+    let next = first.sent_to(second);
+    ensure_sent(&send(&mut world, TENANT.index, &next)?, &next, THIRD)?;
+    let outcome = arrive(&mut world, SECOND, 100, &answer)?;
+    ensure_delivered(&outcome, &answer.sent_from(second), TENANT.mac())?;
+    ensure!(forward(&world, &first).is_err(), "the first one's is over");
+    ensure!(forward(&world, &next)?.address == address(far.0), "who answered");
+    let client = EndpointKey {
+        vni: 100,
+        address: address(CLIENT),
+    };
+    let held: u32 = world.programs.get("SHARES", &client)?;
+    ensure!(held == 2, "{held} entries counted, a connection has two");
+    // What it sends to the first one again is a connection of its own.
+    let port = ensure_connected(&mut world, &first, far)?;
+    ensure!(port != 40000, "its answers would be the second one's");
+    Ok(())
+}
+
+#[test]
+fn answer_is_of_the_service_that_a_port_was_used_for_last() -> Result<()> {
+    port_goes_to_service_without_row(UDP)?;
+    port_goes_to_service_without_row(TCP)
+}
+
 /// Sends a segment of a connection to a service and asserts that it goes to `backend`, and that the backend's answer comes
 /// from the service to the port that sent it. Says which port the backend sees.
 fn ensure_connected(world: &mut World, request: &Segment, backend: (IpAddr, u16)) -> Result<u16> {
