@@ -123,6 +123,8 @@ async fn follow(
     tokio::pin!(end);
     let mut left = settings.count.unwrap_or(u64::MAX);
     let start = tables::now();
+    tables.start(keys, LEASE)?;
+    eprintln!("tracing; Ctrl-C ends it");
     while left > 0 {
         tokio::select! {
             guard = ring.readable_mut() => {

@@ -1,6 +1,13 @@
 //! A running cluster as tests and the demo use it: kubectl, nodes and what transitd tells.
 
-use std::{collections::BTreeMap, fs::File, net::Ipv4Addr, path::Path, process::Command, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    net::Ipv4Addr,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, anyhow, bail};
 
@@ -125,13 +132,25 @@ impl Cluster {
 
     /// Runs a command in all namespaces of the node and returns its standard output.
     pub fn exec_on_node(&self, node: &str, command: &[&str]) -> Result<String> {
-        let process = self.node_pid(node)?.to_string();
-        output(
-            Command::new("nsenter")
-                .args(["-t", &process, "-a", "--"])
-                .args(command),
-        )
-        .with_context(|| format!("on {node}"))
+        output(&mut self.command_on_node(node, command)?).with_context(|| format!("on {node}"))
+    }
+
+    /// The same, and leaves it running. Its output is piped.
+    pub fn spawn_on_node(&self, node: &str, command: &[&str]) -> Result<Child> {
+        self.command_on_node(node, command)?
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("starting {command:?} on {node}"))
+    }
+
+    fn command_on_node(&self, node: &str, command: &[&str]) -> Result<Command> {
+        let mut nsenter = Command::new("nsenter");
+        nsenter
+            .args(["-t", &self.node_pid(node)?.to_string(), "-a", "--"])
+            .args(command);
+        Ok(nsenter)
     }
 
     /// Imports an OCI archive into the containerd of every node, side by side.

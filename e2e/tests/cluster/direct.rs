@@ -4,7 +4,10 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    io::{BufRead, BufReader},
     net::{Ipv4Addr, UdpSocket},
+    process::Child,
+    sync::mpsc::{self, Receiver},
     thread,
     time::Duration,
 };
@@ -17,47 +20,98 @@ use crate::support::Pod;
 
 /// Packets of a flow, a millisecond apart.
 const PACKETS: u64 = 100;
-/// Until the trace is there.
-const START: Duration = Duration::from_secs(2);
-/// Seconds that the trace lasts beyond twice the time that sending takes on an idle machine.
-const SPARE: u64 = 4;
+/// A trace that shows nothing for so long has shown all.
+const QUIET: Duration = Duration::from_secs(2);
 /// A port that nobody listens at: what comes back doesn't matter.
 const PORT: u16 = 9;
+
+/// `transitd trace` of a pod on its node.
+struct Trace<'a> {
+    cluster: &'a Cluster,
+    node: &'a str,
+    /// By nsenter.
+    child: Child,
+    /// On its node.
+    process: String,
+    lines: Receiver<String>,
+}
+
+impl<'a> Trace<'a> {
+    /// Answers when it traces.
+    fn start(cluster: &'a Cluster, pod: &'a Pod) -> Result<Self> {
+        let name = format!("{}/{}", pod.namespace, pod.name);
+        // By the node, not by kubectl exec, which would carry every line through the API server.
+        let trace = format!("echo $$; exec /proc/$(pgrep -o -x transitd)/exe trace --json --pod {name}");
+        let mut child = cluster.spawn_on_node(&pod.node, &["sh", "-c", &trace])?;
+        let stdout = BufReader::new(child.stdout.take().context("no stdout")?);
+        let stderr = BufReader::new(child.stderr.take().context("no stderr")?);
+        let (give, lines) = mpsc::channel();
+        thread::spawn(move || {
+            stdout
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| give.send(line))
+        });
+        let (process, cluster, node) = (lines.recv()?, cluster, pod.node.as_str());
+        let trace = Self {
+            cluster,
+            node,
+            child,
+            process,
+            lines,
+        };
+        let mut said = stderr.lines();
+        let is_ready = said
+            .by_ref()
+            .map_while(Result::ok)
+            .any(|line| line.starts_with("tracing"));
+        ensure!(is_ready, "the trace of {name} ended before it began");
+        // It may say more, so the pipe stays open.
+        thread::spawn(move || said.for_each(drop));
+        Ok(trace)
+    }
+
+    /// All that it has shown.
+    fn end(self) -> Vec<String> {
+        let mut all = Vec::new();
+        while let Ok(line) = self.lines.recv_timeout(QUIET) {
+            all.push(line);
+        }
+        all
+    }
+}
+
+impl Drop for Trace<'_> {
+    fn drop(&mut self) {
+        let _ = self
+            .cluster
+            .exec_on_node(self.node, &["kill", "-TERM", &self.process]);
+        let _ = self.child.wait();
+    }
+}
 
 /// Sends a flow from the client to each address and answers how long those that take a bouncer elsewhere need to become
 /// direct, sorted.
 pub fn times(cluster: &Cluster, client: &Pod, addresses: &[Ipv4Addr]) -> Result<Vec<Duration>> {
-    let pod = format!("{}/{}", client.namespace, client.name);
-    // By the node, not by kubectl exec, which would carry every line through the API server.
-    let seconds = START.as_secs() + SPARE + (PACKETS + 1) * addresses.len() as u64 / 500;
-    let trace =
-        format!("exec /proc/$(pgrep -o -x transitd)/exe trace --json --seconds {seconds} --pod {pod}");
-    let trace = ["sh", "-c", &trace];
-    let lines = thread::scope(|scope| {
-        let lines = scope.spawn(|| cluster.exec_on_node(&client.node, &trace));
-        thread::sleep(START);
-        let sent = client.inside(|| {
-            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-            // Once more in the end: the slowest must be direct by then.
-            for (count, address) in [PACKETS, 1]
-                .iter()
-                .flat_map(|count| addresses.iter().map(move |address| (*count, *address)))
-            {
-                for _ in 0..count {
-                    // An error tells of an earlier packet's ICMP answer.
-                    let _ = socket.send_to(b"flow", (address, PORT));
-                    thread::sleep(Duration::from_millis(1));
-                }
+    let trace = Trace::start(cluster, client)?;
+    client.inside(|| {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        // Once more in the end: the slowest must be direct by then.
+        for (count, address) in [PACKETS, 1]
+            .iter()
+            .flat_map(|count| addresses.iter().map(move |address| (*count, *address)))
+        {
+            for _ in 0..count {
+                // An error tells of an earlier packet's ICMP answer.
+                let _ = socket.send_to(b"flow", (address, PORT));
+                thread::sleep(Duration::from_millis(1));
             }
-            Ok(())
-        });
-        let lines = lines.join();
-        sent?;
-        lines.unwrap_or_else(|_| Err(anyhow::anyhow!("the trace's thread panicked")))
+        }
+        Ok(())
     })?;
     let mut flows: HashMap<String, Flow> = HashMap::new();
-    for line in lines.lines() {
-        let record: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+    for line in trace.end() {
+        let record: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
         if record["source"] == client.address.to_string() && record["destinationPort"] == PORT {
             let destination = record["destination"].as_str().unwrap_or_default().to_owned();
             flows.entry(destination).or_default().add(&record)?;

@@ -1,6 +1,7 @@
 //! Flows that are always new: each is one question by UDP from a port of its own, and its answer. What is lost is told.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
@@ -29,14 +30,12 @@ pub fn none_lost_while(what: &str, ways: &[(&Pod, Ipv4Addr)], work: impl FnOnce(
     let sent: usize = tallies.iter().map(|tally| tally.sent).sum();
     let lost: Vec<&Failure> = tallies.iter().flat_map(|tally| &tally.lost).collect();
     eprintln!("{what}: {sent} flows, {} lost", lost.len());
-    if !lost.is_empty() {
-        before.tell_growth(cluster);
-    }
     assert!(sent > 20, "{what}: only {sent} flows");
     assert!(
         lost.is_empty(),
-        "{what}: {} of {sent} lost, at {lost:?}",
-        lost.len()
+        "{what}: {} of {sent} lost, at {lost:?}; counters since: {}",
+        lost.len(),
+        before.growth(cluster)
     );
 }
 
@@ -76,14 +75,16 @@ impl Counted {
         Self(counters(cluster).unwrap_or_default())
     }
 
-    /// What has grown since.
-    pub fn tell_growth(&self, cluster: &Cluster) {
+    /// What has grown since, and by how much.
+    pub fn growth(&self, cluster: &Cluster) -> String {
+        let mut told = String::new();
         for (at, count) in Self::now(cluster).0 {
-            let more = count - self.0.get(&at).copied().unwrap_or_default();
+            let more = count.saturating_sub(self.0.get(&at).copied().unwrap_or_default());
             if more > 0 {
-                eprintln!("  {} {} {more} more", at.0, at.1);
+                let _ = write!(told, "{} {} {more}, ", at.0, at.1);
             }
         }
+        told
     }
 }
 

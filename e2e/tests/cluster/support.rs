@@ -103,16 +103,33 @@ pub fn wait_provisioned(cluster: &Cluster, object: &str) -> Result<()> {
     })
 }
 
+/// What Kubernetes told of a pod, the last first, for who waited for it in vain.
+fn events_of(cluster: &Cluster, namespace: &str, pod: &str) -> String {
+    let selector = format!("--field-selector=involvedObject.name={pod}");
+    let events = get(cluster, &["events", "-n", namespace, &selector]);
+    let events = events.unwrap_or_default();
+    let mut events: Vec<_> = events["items"].as_array().into_iter().flatten().collect();
+    events.sort_by_key(|event| event["lastTimestamp"].as_str());
+    let told = events.iter().rev().map(|event| {
+        let [at, count, reason, message] =
+            ["lastTimestamp", "count", "reason", "message"].map(|field| &event[field]);
+        format!("{at} {count} times {reason}: {message}")
+    });
+    format!("events: {}", told.collect::<Vec<_>>().join("; "))
+}
+
 /// Waits until the pod runs and is ready, and finds its network namespace.
 pub fn running(cluster: &Cluster, namespace: &str, name: &str) -> Result<Pod> {
-    cluster.wait_for(
-        &format!("pod {namespace}/{name} Ready"),
-        Duration::from_mins(2),
-        || {
-            let pod = get(cluster, &["pod", "-n", namespace, name])?;
-            Ok(condition(&pod, "Ready").is_some_and(|condition| condition["status"] == "True"))
-        },
-    )?;
+    cluster
+        .wait_for(
+            &format!("pod {namespace}/{name} Ready"),
+            Duration::from_mins(2),
+            || {
+                let pod = get(cluster, &["pod", "-n", namespace, name])?;
+                Ok(condition(&pod, "Ready").is_some_and(|condition| condition["status"] == "True"))
+            },
+        )
+        .map_err(|error| anyhow!("{error:#}; {}", events_of(cluster, namespace, name)))?;
     let pod = get(cluster, &["pod", "-n", namespace, name])?;
     let text = |value: &Value| {
         value

@@ -30,9 +30,22 @@ fn wait_accepted(cluster: &Cluster, status: &str, reason: &str) {
         .unwrap();
 }
 
+/// Takes away what [`revoked_namespace_keeps_pods_and_adds_none_by_endpoint`] makes, if it is there.
+fn remove_guests(cluster: &Cluster) {
+    for arguments in [
+        ["namespace", "guests"],
+        ["networks.thuban.dev", "hosts"],
+        ["vpcs.thuban.dev", "hosts"],
+    ] {
+        delete(cluster, &arguments).unwrap();
+    }
+}
+
 #[test]
 fn revoked_namespace_keeps_pods_and_adds_none_by_endpoint() {
     let cluster = &tenants().cluster;
+    // Of a run that ended before its end.
+    remove_guests(cluster);
     let endpoint = json!({
         "apiVersion": "thuban.dev/v1alpha1", "kind": "Endpoint",
         "metadata": {"name": "kept", "namespace": "guests"}, "spec": {"network": "hosts"},
@@ -70,13 +83,7 @@ fn revoked_namespace_keeps_pods_and_adds_none_by_endpoint() {
     let late = running(cluster, "guests", "late").unwrap();
     assert_eq!(late.address, early.address, "the Endpoint's");
     assert_eq!(other.tcp(late.address, REACHED).unwrap(), "late");
-    for arguments in [
-        ["namespace", "guests"],
-        ["networks.thuban.dev", "hosts"],
-        ["vpcs.thuban.dev", "hosts"],
-    ] {
-        delete(cluster, &arguments).unwrap();
-    }
+    remove_guests(cluster);
     wait_sound_of(cluster, &["hosts"]);
 }
 
