@@ -20,6 +20,10 @@ fn fixture(description: &'static str, endpoint: Endpoint, packet: &Packet6, expe
     Fixture::new(description, Role::Agent(endpoint.index), packet.bytes(), expect)
 }
 
+fn dropped(description: &'static str, packet: &Packet6, reason: Counter) -> Fixture {
+    fixture(description, TENANT, packet, Expect::Drop(reason))
+}
+
 fn sent(to: std::net::Ipv4Addr, vni: u32, counter: Counter) -> Expect {
     Expect::Encapsulated {
         to,
@@ -120,9 +124,6 @@ fn forged_and_broken_packets_are_dropped() -> Result<()> {
     let direct = ip6(0, 1, 0x50);
     let good = packet(TENANT, direct);
     let from = |source| Packet6::udp(TENANT.mac(), source, direct);
-    let to = |text: &str| anyhow::Ok(packet(TENANT, text.parse()?));
-    let dropped =
-        |description, packet: &Packet6, reason| fixture(description, TENANT, packet, Expect::Drop(reason));
     let cut = |description, length: usize| {
         let frame = good.bytes()[..length].to_vec();
         let expect = Expect::Drop(Counter::Truncated);
@@ -152,56 +153,6 @@ fn forged_and_broken_packets_are_dropped() -> Result<()> {
             Counter::SpoofedSource,
         ),
         dropped("its IPv4 address, mapped", &from(mapped(11)), Counter::BadHeader),
-        dropped(
-            "mapped, a local endpoint",
-            &to("::ffff:10.0.1.12")?,
-            Counter::BadHeader,
-        ),
-        dropped(
-            "mapped, a direct row",
-            &to("::ffff:10.0.1.50")?,
-            Counter::BadHeader,
-        ),
-        dropped("another link's", &to("fe80::1")?, Counter::NotUnicast),
-        dropped("multicast", &to("ff02::fb")?, Counter::NotUnicast),
-        dropped("loopback", &to("::1")?, Counter::NotUnicast),
-        dropped("unspecified", &to("::")?, Counter::NotUnicast),
-        dropped("compatible", &to("::10.0.1.50")?, Counter::NotUnicast),
-        dropped("outside the VPC", &to("2001:db8::1")?, Counter::OutsideVpc),
-        dropped(
-            "another VPC's range",
-            &packet(TENANT, ip6(7, 0, 0x11)),
-            Counter::OutsideVpc,
-        ),
-        dropped(
-            "direct row to this droplet",
-            &packet(TENANT, ip6(0, 1, 0x51)),
-            Counter::NoEndpoint,
-        ),
-        fixture(
-            "no such endpoint behind the bouncer here",
-            BOUNCED,
-            &packet(BOUNCED, ip6(0, 3, 0x99)),
-            Expect::Drop(Counter::NoEndpoint),
-        ),
-        fixture(
-            "the bouncer's row says here",
-            BOUNCED,
-            &packet(BOUNCED, ip6(0, 3, 0x31)),
-            Expect::Drop(Counter::NoEndpoint),
-        ),
-        fixture(
-            "network without bouncers",
-            GUEST,
-            &packet(GUEST, ip6(5, 0, 0x99)),
-            Expect::Drop(Counter::NoBouncer),
-        ),
-        fixture(
-            "VPC without dividers",
-            GUEST,
-            &packet(GUEST, ip6(5, 1, 0x99)),
-            Expect::Drop(Counter::NoDivider),
-        ),
         Fixture::new(
             "version 4",
             Role::Agent(TENANT.index),
@@ -219,6 +170,66 @@ fn forged_and_broken_packets_are_dropped() -> Result<()> {
         ));
     }
     fixture::run(&mut World::new()?, &fixtures)
+}
+
+#[test]
+fn packets_without_a_way_to_their_destination_are_dropped() -> Result<()> {
+    let to = |text: &str| anyhow::Ok(packet(TENANT, text.parse()?));
+    fixture::run(
+        &mut World::new()?,
+        &[
+            dropped(
+                "mapped, a local endpoint",
+                &to("::ffff:10.0.1.12")?,
+                Counter::BadHeader,
+            ),
+            dropped(
+                "mapped, a direct row",
+                &to("::ffff:10.0.1.50")?,
+                Counter::BadHeader,
+            ),
+            dropped("another link's", &to("fe80::1")?, Counter::NotUnicast),
+            dropped("multicast", &to("ff02::fb")?, Counter::NotUnicast),
+            dropped("loopback", &to("::1")?, Counter::NotUnicast),
+            dropped("unspecified", &to("::")?, Counter::NotUnicast),
+            dropped("compatible", &to("::10.0.1.50")?, Counter::NotUnicast),
+            dropped("outside the VPC", &to("2001:db8::1")?, Counter::OutsideVpc),
+            dropped(
+                "another VPC's range",
+                &packet(TENANT, ip6(7, 0, 0x11)),
+                Counter::OutsideVpc,
+            ),
+            dropped(
+                "direct row to this droplet",
+                &packet(TENANT, ip6(0, 1, 0x51)),
+                Counter::NoEndpoint,
+            ),
+            fixture(
+                "no such endpoint behind the bouncer here",
+                BOUNCED,
+                &packet(BOUNCED, ip6(0, 3, 0x99)),
+                Expect::Drop(Counter::NoEndpoint),
+            ),
+            fixture(
+                "the bouncer's row says here",
+                BOUNCED,
+                &packet(BOUNCED, ip6(0, 3, 0x31)),
+                Expect::Drop(Counter::NoEndpoint),
+            ),
+            fixture(
+                "network without bouncers",
+                GUEST,
+                &packet(GUEST, ip6(5, 0, 0x99)),
+                Expect::Drop(Counter::NoBouncer),
+            ),
+            fixture(
+                "VPC without dividers",
+                GUEST,
+                &packet(GUEST, ip6(5, 1, 0x99)),
+                Expect::Drop(Counter::NoDivider),
+            ),
+        ],
+    )
 }
 
 #[test]

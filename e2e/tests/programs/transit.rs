@@ -21,6 +21,10 @@ fn inner(to: std::net::Ipv4Addr) -> Vec<u8> {
     Packet::udp([2, 0, 0, 0, 0, 9], ip(10, 0, 1, 40), to).bytes()
 }
 
+fn dropped(description: &'static str, frame: Vec<u8>, reason: Counter) -> Fixture {
+    fixture(description, frame, Expect::Drop(reason))
+}
+
 fn tunnel() -> Tunnel {
     Tunnel::new(SECOND, HERE, 100)
 }
@@ -171,19 +175,13 @@ fn foreign_traffic_passes_unchanged() -> Result<()> {
 }
 
 #[test]
-fn wrong_geneve_is_dropped() -> Result<()> {
+fn wrong_outer_headers_are_dropped() -> Result<()> {
     let local = ip(10, 0, 1, 12);
-    let dropped = |description, frame, reason| fixture(description, frame, Expect::Drop(reason));
     let with = |change: &dyn Fn(&mut Tunnel)| {
         let mut tunnel = tunnel();
         change(&mut tunnel);
         tunnel.around(ETHERNET, &inner(local))
     };
-    let mut bad_inner = inner(local);
-    bad_inner[14] = 0x54;
-    let arp = other([2; 6], 0x0806, &[0; 60]);
-    let mut used_up = tunnel();
-    used_up.ttl = 1;
     let mut fragment = wrapped(local);
     fragment[20] = 0x20;
     let mut strangers = Tunnel::new(ip(192, 0, 2, 99), HERE, 100).around(ETHERNET, &inner(local));
@@ -246,6 +244,19 @@ fn wrong_geneve_is_dropped() -> Result<()> {
                     .around(ETHERNET, &inner(local)),
                 Counter::BadHeader,
             ),
+        ],
+    )
+}
+
+#[test]
+fn broken_and_truncated_inner_frames_are_dropped() -> Result<()> {
+    let local = ip(10, 0, 1, 12);
+    let mut bad_inner = inner(local);
+    bad_inner[14] = 0x54;
+    let arp = other([2; 6], 0x0806, &[0; 60]);
+    fixture::run(
+        &mut World::new()?,
+        &[
             dropped("ARP inside", tunnel().around(ETHERNET, &arp), Counter::NotIpv4),
             dropped(
                 "broken inner header",
@@ -272,6 +283,17 @@ fn wrong_geneve_is_dropped() -> Result<()> {
                 wrapped(local)[..86].to_vec(),
                 Counter::Truncated,
             ),
+        ],
+    )
+}
+
+#[test]
+fn frames_without_a_next_hop_are_dropped() -> Result<()> {
+    let mut used_up = tunnel();
+    used_up.ttl = 1;
+    fixture::run(
+        &mut World::new()?,
+        &[
             dropped(
                 "TTL used up",
                 used_up.around(ETHERNET, &inner(ip(10, 0, 3, 33))),

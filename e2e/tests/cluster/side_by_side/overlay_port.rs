@@ -56,6 +56,70 @@ fn service(name: &str, selector: Option<Value>) -> Value {
     service
 }
 
+/// A pod in the node's network namespace. The Service `by-host` selects it.
+fn pod_on_host(node: &str) -> Value {
+    let mut pod = netexec_manifest("default", "on-host", node, None);
+    pod["metadata"]["labels"]["app"] = "on-host".into();
+    pod["spec"]["hostNetwork"] = true.into();
+    pod["spec"]["containers"][0]["args"] = json!(["pause"]);
+    pod
+}
+
+/// Gives the Service `relay` a node as its backend.
+fn relay_slice(node: Ipv4Addr) -> Value {
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"name": "relay-1", "namespace": "default", "labels": {"kubernetes.io/service-name": "relay"}},
+        "endpoints": [{"addresses": [node.to_string()]}],
+        "ports": [
+            {"name": "u", "protocol": "UDP", "port": 6081},
+            {"name": "c", "protocol": "UDP", "port": CONTROL},
+        ],
+    })
+}
+
+/// Waits until a condition and an event say that the port is the overlay's.
+fn wait_until_told(cluster: &Cluster, name: &str) -> Result<()> {
+    let has_condition = || -> Result<bool> {
+        let all = get(cluster, &["endpoints.thuban.dev", "-n", "default"])?;
+        let mut all = all["items"].as_array().into_iter().flatten();
+        let own = all.find(|one| one["spec"]["serviceRef"]["name"] == name);
+        let told = own.and_then(|own| condition(own, "Ports"));
+        Ok(told.is_some_and(|told| told["reason"] == "OverlayPort" && told["status"] == "False"))
+    };
+    let has_event = || -> Result<bool> {
+        let events = get(cluster, &["events", "-n", "default"])?;
+        let mut events = events["items"].as_array().into_iter().flatten();
+        Ok(events.any(|event| {
+            event["reason"] == "OverlayPort"
+                && event["involvedObject"]["kind"] == "Service"
+                && event["involvedObject"]["name"] == name
+        }))
+    };
+    let what = format!("Service {name} is told that the port is the overlay's");
+    cluster.wait_for(&what, SOON, || Ok(has_condition()? && has_event()?))
+}
+
+/// The node forwards packets to port 7000 of any address to the overlay's port of `backend`.
+fn add_relay_rule(cluster: &Cluster, node: &str, backend: Ipv4Addr) -> Result<()> {
+    let rule = format!("udp dport 7000 counter dnat to {backend}:6081");
+    for command in [
+        vec!["add", "table", "ip", "relay"],
+        vec![
+            "add",
+            "chain",
+            "ip",
+            "relay",
+            "in",
+            "{ type nat hook prerouting priority -110; }",
+        ],
+        vec!["add", "rule", "ip", "relay", "in", &rule],
+    ] {
+        cluster.exec_on_node(node, &[&["nft"], &command[..]].concat())?;
+    }
+    Ok(())
+}
+
 #[test]
 fn service_with_nodes_overlay_port_backend_enters_no_vpc() {
     let tenants = tenants();
@@ -82,26 +146,13 @@ fn service_with_nodes_overlay_port_backend_enters_no_vpc() {
         cluster,
         node: &neighbour.node,
     };
-    let mut on_host = netexec_manifest("default", "on-host", &victim.node, None);
-    on_host["metadata"]["labels"]["app"] = "on-host".into();
-    on_host["spec"]["hostNetwork"] = true.into();
-    on_host["spec"]["containers"][0]["args"] = json!(["pause"]);
-    let slice = json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-        "metadata": {"name": "relay-1", "namespace": "default", "labels": {"kubernetes.io/service-name": "relay"}},
-        "endpoints": [{"addresses": [there.to_string()]}],
-        "ports": [
-            {"name": "u", "protocol": "UDP", "port": 6081},
-            {"name": "c", "protocol": "UDP", "port": CONTROL},
-        ],
-    });
     apply(
         cluster,
         &[
             netexec_manifest("default", "relays", &neighbour.node, None),
-            on_host,
+            pod_on_host(&victim.node),
             service("relay", None),
-            slice,
+            relay_slice(there),
             service("by-host", Some(json!({"app": "on-host"}))),
         ],
     )
@@ -119,26 +170,7 @@ fn service_with_nodes_overlay_port_backend_enters_no_vpc() {
         .unwrap();
     heard.set_nonblocking(true).unwrap();
     for name in ["relay", "by-host"] {
-        let has_condition = || -> Result<bool> {
-            let all = get(cluster, &["endpoints.thuban.dev", "-n", "default"])?;
-            let mut all = all["items"].as_array().into_iter().flatten();
-            let own = all.find(|one| one["spec"]["serviceRef"]["name"] == name);
-            let told = own.and_then(|own| condition(own, "Ports"));
-            Ok(told.is_some_and(|told| told["reason"] == "OverlayPort" && told["status"] == "False"))
-        };
-        let has_event = || -> Result<bool> {
-            let events = get(cluster, &["events", "-n", "default"])?;
-            let mut events = events["items"].as_array().into_iter().flatten();
-            Ok(events.any(|event| {
-                event["reason"] == "OverlayPort"
-                    && event["involvedObject"]["kind"] == "Service"
-                    && event["involvedObject"]["name"] == name
-            }))
-        };
-        let what = format!("Service {name} is told that the port is the overlay's");
-        cluster
-            .wait_for(&what, SOON, || Ok(has_condition()? && has_event()?))
-            .unwrap();
+        wait_until_told(cluster, name).unwrap();
         let service = get(cluster, &["service", "-n", "default", name]).unwrap();
         let address: Ipv4Addr = service["spec"]["clusterIP"].as_str().unwrap().parse().unwrap();
         cluster
@@ -156,23 +188,7 @@ fn service_with_nodes_overlay_port_backend_enters_no_vpc() {
     }
 
     // What somebody else's rules make of it: a host port, another plugin.
-    let rule = format!("udp dport 7000 counter dnat to {there}:6081");
-    for command in [
-        vec!["add", "table", "ip", "relay"],
-        vec![
-            "add",
-            "chain",
-            "ip",
-            "relay",
-            "in",
-            "{ type nat hook prerouting priority -110; }",
-        ],
-        vec!["add", "rule", "ip", "relay", "in", &rule],
-    ] {
-        cluster
-            .exec_on_node(&neighbour.node, &[&["nft"], &command[..]].concat())
-            .unwrap();
-    }
+    add_relay_rule(cluster, &neighbour.node, there).unwrap();
     let relayed = arrives(victim, 9100, b"relayed", || {
         asks(ELSEWHERE, 7000, &geneve[OUTER..])
     });

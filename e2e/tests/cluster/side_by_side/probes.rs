@@ -27,6 +27,51 @@ fn every_second(probe: Value) -> Value {
     probe
 }
 
+/// The kind of a probe, the arguments of its server, and the probe.
+type Case<'a> = (&'a str, &'a [&'a str], Value);
+
+/// The probes of a pod that must pass.
+fn patient_probes(probe: &Value) -> Value {
+    // A busy machine may be slow to start them, and then to answer; a probe that can't work fails ten times too.
+    let mut patient = probe.clone();
+    patient["failureThreshold"] = 10.into();
+    patient["timeoutSeconds"] = 5.into();
+    let mut startup = patient.clone();
+    startup["failureThreshold"] = 80.into();
+    json!({"startupProbe": startup, "readinessProbe": patient, "livenessProbe": patient})
+}
+
+/// One pod for each probe that passes. Two for each that fails: one is not ready, one is restarted.
+fn manifests_of(vpc: &str, node: &str, passing: &[Case<'_>], failing: &[Case<'_>]) -> Vec<Value> {
+    let mut manifests = Vec::new();
+    for (kind, arguments, probe) in passing {
+        manifests.push(pod(
+            vpc,
+            &format!("pass-{kind}"),
+            node,
+            arguments,
+            &patient_probes(probe),
+        ));
+    }
+    for (kind, arguments, probe) in failing {
+        manifests.push(pod(
+            vpc,
+            &format!("unready-{kind}"),
+            node,
+            arguments,
+            &json!({"readinessProbe": probe}),
+        ));
+        manifests.push(pod(
+            vpc,
+            &format!("dying-{kind}"),
+            node,
+            arguments,
+            &json!({"livenessProbe": probe}),
+        ));
+    }
+    manifests
+}
+
 #[test]
 fn all_probe_kinds_pass_and_fail_correctly_in_both_vpcs() {
     let tenants = tenants();
@@ -50,36 +95,10 @@ fn all_probe_kinds_pass_and_fail_correctly_in_both_vpcs() {
         ("grpc", &grpc, rpc(5001)),
         ("exec", &netexec, exec(&["/agnhost", "no-such-command"])),
     ];
-    let mut manifests = Vec::new();
-    for vpc in ["red", "blue"] {
-        for (kind, arguments, probe) in &passing {
-            // A busy machine may be slow to start them, and then to answer; a probe that can't work fails ten times too.
-            let mut patient = probe.clone();
-            patient["failureThreshold"] = 10.into();
-            patient["timeoutSeconds"] = 5.into();
-            let mut startup = patient.clone();
-            startup["failureThreshold"] = 80.into();
-            let probes =
-                json!({"startupProbe": startup, "readinessProbe": patient, "livenessProbe": patient});
-            manifests.push(pod(vpc, &format!("pass-{kind}"), node, arguments, &probes));
-        }
-        for (kind, arguments, probe) in &failing {
-            manifests.push(pod(
-                vpc,
-                &format!("unready-{kind}"),
-                node,
-                arguments,
-                &json!({"readinessProbe": probe}),
-            ));
-            manifests.push(pod(
-                vpc,
-                &format!("dying-{kind}"),
-                node,
-                arguments,
-                &json!({"livenessProbe": probe}),
-            ));
-        }
-    }
+    let manifests: Vec<Value> = ["red", "blue"]
+        .into_iter()
+        .flat_map(|vpc| manifests_of(vpc, node, &passing, &failing))
+        .collect();
     apply(cluster, &manifests).unwrap();
     let status = |vpc: &str, name: &str| get(cluster, &["pod", "-n", vpc, name]);
     let ready = |pod: &Value| condition(pod, "Ready").is_some_and(|ready| ready["status"] == "True");

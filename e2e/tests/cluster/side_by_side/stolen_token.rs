@@ -1,17 +1,38 @@
-//! What somebody with a token of one node gets from the operator's stream.
+//! What somebody with a token of one node gets from the operator's stream and from the API server.
 
-use serde_json::Value;
+use serde_json::{Value, json};
+use thuban_cluster::Cluster;
 use thuban_proto::OPERATOR_TOKEN_AUDIENCE;
 use tonic::{Code, Status};
 
-use crate::actor::token_of_node;
+use crate::actor::{Actor, token_of_node};
 use crate::operator_stream::{NODE, operator_lease, program, runtime};
+use crate::support::get;
 use crate::tenants::tenants;
+
+const SYSTEM: &str = "thuban-system";
+const HEARTBEATS: &str = "thuban-heartbeats";
+const OTHER: &str = "node-b";
 
 fn refusal(lease: &Value, token: Option<&str>, droplet: &str) -> Status {
     runtime()
         .block_on(program(lease, token, droplet))
         .expect_err("the operator sent a program")
+}
+
+fn thief(audience: &str) -> Actor {
+    let cluster = &tenants().cluster;
+    let token = token_of_node(cluster, NODE, audience).unwrap();
+    Actor::new(cluster, "the thief of node-a's token", &token).unwrap()
+}
+
+/// Without its version: transitd and the operator may write it before the test does.
+fn droplet(cluster: &Cluster, name: &str) -> Value {
+    let mut droplet = get(cluster, &["droplets.thuban.dev", name]).unwrap();
+    if let Some(metadata) = droplet["metadata"].as_object_mut() {
+        metadata.remove("resourceVersion");
+    }
+    droplet
 }
 
 #[test]
@@ -69,4 +90,177 @@ fn stream_requires_transitd_token_for_operator_audience() {
         assert_eq!(status.code(), Code::PermissionDenied, "{status}");
         assert!(status.message().contains(word), "{status}");
     }
+}
+
+#[test]
+fn stolen_node_token_is_granted_what_transitd_uses_and_no_more() {
+    let thief = thief("api");
+    assert_eq!(
+        thief.grants("red").unwrap(),
+        ["droplets.thuban.dev []: create get update"]
+    );
+    assert_eq!(
+        thief.grants(SYSTEM).unwrap(),
+        [
+            "droplets.thuban.dev []: create get update",
+            "leases.coordination.k8s.io [thuban-operator]: get"
+        ]
+    );
+    assert_eq!(
+        thief.grants(HEARTBEATS).unwrap(),
+        [
+            "droplets.thuban.dev []: create get update",
+            "leases.coordination.k8s.io []: create get update"
+        ]
+    );
+}
+
+#[test]
+fn stolen_node_token_writes_only_its_own_droplet() {
+    let cluster = &tenants().cluster;
+    let thief = thief("api");
+    // Its own: as transitd does.
+    let mut own = droplet(cluster, NODE);
+    own["spec"]["mtu"] = json!(1400);
+    thief.write("replace", &own, &[]).unwrap();
+    for (field, value) in [
+        ("ownerReferences", json!([])),
+        ("finalizers", json!(["example.com/stay"])),
+        ("labels", json!({"a": "b"})),
+        ("annotations", json!({"a": "b"})),
+    ] {
+        let mut own = droplet(cluster, NODE);
+        own["metadata"][field] = value;
+        let answer = thief.write("replace", &own, &[]);
+        thief.is_refused(
+            &format!("write {field} of its Droplet"),
+            answer,
+            &["metadata", field],
+        );
+    }
+    let mut own = droplet(cluster, NODE);
+    own["status"]["address"] = json!("10.9.9.9");
+    let answer = thief.write("replace", &own, &["--subresource=status"]);
+    thief.is_refused("write the status of its Droplet", answer, &["droplets", "status"]);
+
+    // Another's, there or not.
+    let mut other = droplet(cluster, OTHER);
+    other["spec"]["ip"] = droplet(cluster, NODE)["spec"]["ip"].clone();
+    let words = &["transitd of node node-a may write the Droplet node-a only", OTHER];
+    thief.is_refused(
+        "replace another's Droplet",
+        thief.write("replace", &other, &[]),
+        words,
+    );
+    let made = |name: &str, node: &str| {
+        json!({
+            "apiVersion": "thuban.dev/v1alpha1", "kind": "Droplet", "metadata": {"name": name},
+            "spec": {"node": node, "ip": "172.31.1.9", "interface": "eth0", "mtu": 1500},
+        })
+    };
+    let answer = thief.write("create", &made("node-z", "node-z"), &[]);
+    thief.is_refused(
+        "make another's Droplet",
+        answer,
+        &["may write the Droplet node-a only"],
+    );
+    for arguments in [
+        &["get", "droplets"][..],
+        &["delete", "--dry-run=server", "droplet", OTHER],
+        &["delete", "--dry-run=server", "droplet", NODE],
+    ] {
+        thief.is_refused(&arguments.join(" "), thief.kubectl(arguments), &["cannot"]);
+    }
+}
+
+#[test]
+fn stolen_node_token_renews_only_its_own_heartbeat() {
+    let cluster = &tenants().cluster;
+    let thief = thief("api");
+    let lease = |name: &str, holder: &str, namespace: &str| {
+        let name = format!("droplet-{name}");
+        let mut lease = get(cluster, &["lease", "-n", HEARTBEATS, &name]).unwrap_or_else(|_| {
+            json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+                   "metadata": {"name": name}, "spec": {}})
+        });
+        lease["spec"]["holderIdentity"] = json!(holder);
+        lease["metadata"]["namespace"] = json!(namespace);
+        lease
+    };
+    // Its holder renews it in between.
+    let renew = |name: &str, holder: &str| loop {
+        let answer = thief.write("replace", &lease(name, holder, HEARTBEATS), &[]);
+        let is_overtaken = |error: &anyhow::Error| error.to_string().contains("has been modified");
+        if !answer.as_ref().is_err_and(is_overtaken) {
+            return answer;
+        }
+    };
+    renew(NODE, NODE).unwrap();
+    let words = &["may write the Lease droplet-node-a only", "droplet-node-b"];
+    let answer = renew(OTHER, OTHER);
+    thief.is_refused("renew another's heartbeat", answer, words);
+    let answer = renew(NODE, OTHER);
+    thief.is_refused(
+        "write another's name into its heartbeat",
+        answer,
+        &["spec.holderIdentity"],
+    );
+    let mut kept = get(cluster, &["lease", "-n", HEARTBEATS, &format!("droplet-{NODE}")]).unwrap();
+    kept["metadata"]["finalizers"] = json!(["example.com/stay"]);
+    // Refused before anybody asks whether it is the newest.
+    thief.is_refused(
+        "keep its heartbeat by a finalizer",
+        thief.write("replace", &kept, &[]),
+        &["metadata: transitd may not write"],
+    );
+    let answer = thief.write("create", &lease("node-z", "node-z", HEARTBEATS), &[]);
+    thief.is_refused("make a heartbeat of no node", answer, &["droplet-node-z"]);
+    let answer = thief.write("create", &lease("node-z", NODE, SYSTEM), &[]);
+    thief.is_refused("make a Lease beside the operator's", answer, &["cannot create"]);
+}
+
+#[test]
+fn stolen_node_token_reads_and_writes_nothing_else() {
+    let thief = thief("api");
+    let operators = thief.get(&["lease", "-n", SYSTEM, "thuban-operator"]).unwrap();
+    let answer = thief.write("replace", &operators, &[]);
+    thief.is_refused("take the operator's Lease", answer, &["cannot update"]);
+    for kind in [
+        "endpoints.thuban.dev",
+        "ipclaims",
+        "vpcs",
+        "networks.thuban.dev",
+        "bouncers",
+        "dividers",
+        "pods",
+        "secrets",
+        "configmaps",
+        "nodes",
+    ] {
+        thief.is_refused(
+            &format!("get {kind}"),
+            thief.kubectl(&["get", kind, "-A"]),
+            &["cannot list"],
+        );
+    }
+    let endpoint = json!({
+        "apiVersion": "thuban.dev/v1alpha1", "kind": "Endpoint",
+        "metadata": {"name": "a", "namespace": "red"}, "spec": {"network": "red-web"},
+    });
+    let answer = thief.write("create", &endpoint, &[]);
+    thief.is_refused("make an Endpoint", answer, &["cannot create"]);
+}
+
+#[test]
+fn token_without_node_or_right_audience_writes_nothing() {
+    let cluster = &tenants().cluster;
+    let nowhere = Actor::service_account(cluster, SYSTEM, "transitd").unwrap();
+    let answer = nowhere.write("replace", &droplet(cluster, NODE), &[]);
+    nowhere.is_refused("write a Droplet", answer, &["the token names no node"]);
+    let lease = get(cluster, &["lease", "-n", HEARTBEATS, &format!("droplet-{NODE}")]).unwrap();
+    let answer = nowhere.write("replace", &lease, &[]);
+    nowhere.is_refused("write a heartbeat", answer, &["the token names no node"]);
+    let stream_only = thief("thuban-operator");
+    let answer = stream_only.kubectl(&["get", "droplet", NODE]);
+    stream_only.is_refused("ask the API server", answer, &["Unauthorized"]);
 }

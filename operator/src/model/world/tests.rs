@@ -8,43 +8,15 @@ use thuban_proto::transit::row;
 use thuban_rows::Row;
 use thuban_rows::builders::{network_id, vni};
 
-use super::services::tests::{exposed, service};
 use super::{
     Address, Endpoint, Key, Membership, Network, PackedRow, Pod, Role, RoleId, RoleKind, Vpc, World,
 };
+use random::Random;
 
-/// xorshift: small, and its seed is printed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-
-    fn droplet(&mut self) -> Option<String> {
-        let number = self.below(6);
-        (number < 5).then(|| format!("d{number}"))
-    }
-
-    fn role(&mut self, parent: String) -> Role {
-        Role {
-            parent,
-            serves_on: self.droplet(),
-            placed_on: self.droplet(),
-            ..Role::default()
-        }
-    }
-}
+mod random;
 
 pub(super) fn droplet_address(number: u64) -> Ipv4Addr {
     Ipv4Addr::from(0xac10_0001 + number as u32)
-}
-
-fn service_address(number: u64) -> IpAddr {
-    Ipv4Addr::from(0x0a60_0000 + number as u32).into()
 }
 
 fn address6(host: u64) -> Ipv6Addr {
@@ -358,113 +330,7 @@ fn incremental_programs_and_deltas_match_a_full_rebuild() {
     let mut world = World::default();
     let mut mirror: BTreeMap<String, BTreeMap<Key, PackedRow>> = BTreeMap::new();
     for step in 0..3000 {
-        let number = random.below(5);
-        let present = random.below(4) > 0;
-        match random.below(12) {
-            11 => world.set_namespace(
-                ["ns", "other"][random.below(2) as usize],
-                present.then(|| format!("n{number}")).as_deref(),
-            ),
-            9.. => {
-                // Ten services of five addresses: the younger of two has it.
-                let number = random.below(10);
-                let mut service = service(
-                    &format!("n{}", random.below(5)),
-                    &number.to_string(),
-                    random.below(3) as u8,
-                );
-                service.tables[0].0 = service_address(number % 5);
-                let name = ("ns".to_owned(), format!("s{number}"));
-                service.by_node = random.below(3) == 0;
-                if random.below(3) == 0 {
-                    service.exposed = exposed(30000 + number as u16);
-                    service.exposed[0].0 = service.tables[0].0;
-                    service.by_peers = random.below(2) == 0;
-                }
-                let home = format!("d{}", random.below(5));
-                let backend = service.tables[0].1[0].backends.first().unwrap().address;
-                service.homes = [(backend, home)].into();
-                service.tables[0].1[0].local = random.below(3) == 0;
-                if random.below(4) == 0 {
-                    // Claimed, so nobody else's.
-                    let own = IpAddr::from([10, 0, 1, 100 + number as u8]);
-                    let ports = service.tables[0].1.clone();
-                    service.tables.push((own, ports));
-                    service.own_addresses = vec![own];
-                }
-                for (_, ports) in &mut service.exposed {
-                    let backends = service.tables[0].1[0].backends.clone();
-                    ports[0].local = (random.below(2) == 0).then_some(backends);
-                }
-                world.set_service(&name, present.then_some(service));
-            }
-            8 => world.set_away(&format!("d{number}"), present),
-            0 => world.set_droplet(&format!("d{number}"), present.then(|| droplet_address(number))),
-            1 => world.set_vpc(
-                &format!("v{}", number % 2),
-                present.then(|| Vpc {
-                    host_access: number.is_multiple_of(2) && random.below(4) > 0,
-                    egress: random.below(2) == 0,
-                    shared: vec![(
-                        "ns".to_owned(),
-                        ["web", "db"][random.below(2) as usize].to_owned(),
-                    )],
-                    ..vpc(1 + (number % 2) as u32)
-                }),
-            ),
-            2 => {
-                let parent = format!("v{}", number % 2);
-                world.set_network(
-                    &format!("n{number}"),
-                    present.then(|| network(&parent, 1 + number as u32)),
-                );
-            }
-            3 => {
-                let role = random.role(format!("v{}", number % 2));
-                let name = format!("div{number}");
-                match random.below(5) {
-                    0 => world.publish_role(divider(&name)),
-                    1 => world.unpublish_role(divider(&name)),
-                    2 => world.purge_role(divider(&name)),
-                    _ => world.set_role(RoleKind::Divider, &name, present.then_some(role)),
-                }
-            }
-            4 => {
-                let role = random.role(format!("n{number}"));
-                let name = format!("bnc{number}");
-                match random.below(5) {
-                    0 => world.publish_role(bouncer(&name)),
-                    1 => world.unpublish_role(bouncer(&name)),
-                    2 => world.purge_role(bouncer(&name)),
-                    _ => world.set_role(RoleKind::Bouncer, &name, present.then_some(role)),
-                }
-            }
-            5 => {
-                let host = random.below(40);
-                let address = match random.below(3) {
-                    0 => Ipv4Addr::from(0x0a00_0000 + host as u32).into(),
-                    1 => service_address(host % 5),
-                    _ => address6(host).into(),
-                };
-                world.subscribe(
-                    &format!("d{}", random.below(5)),
-                    vni(1 + random.below(2) as u32),
-                    address,
-                    present,
-                );
-            }
-            _ => {
-                // Every host has its own network, as a claim guarantees within a VPC.
-                let host = random.below(40);
-                let make = if random.below(2) == 0 { endpoint } else { dual };
-                let mut new = make(&format!("n{}", host % 5), random.below(5), host);
-                new.previous = random.droplet();
-                if random.below(5) == 0 {
-                    new.droplet.clear();
-                }
-                world.set_endpoint(&("ns".into(), format!("e{host}")), present.then_some(new));
-            }
-        }
+        random.change(&mut world);
         for (droplet, delta) in world.flush() {
             let program = mirror.entry(droplet).or_default();
             for (key, row) in delta {
