@@ -73,6 +73,10 @@ struct Settings {
     /// where nothing but tests runs: whoever last spoke with the old owner may still send to the address.
     #[arg(long, env = "THUBAN_CLAIM_REST_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(5..=3600))]
     claim_rest_seconds: u64,
+    /// Seconds that droplets serve ports of tenants' Services without an operator: transitd has the same setting. A port that
+    /// passes to another VPC rests a minute longer, if a droplet is away. Less than 200 only where nothing but tests runs.
+    #[arg(long, env = "THUBAN_NODE_PORT_LEASE_SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(2..=86_400))]
+    node_port_lease_seconds: u64,
     /// ClusterIP of the cluster's DNS. With it every VPC shares kube-system/kube-dns unless it says what it shares; without
     /// it no VPC but the default one reaches it.
     #[arg(long, env = "THUBAN_CLUSTER_DNS")]
@@ -185,6 +189,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
         underlay_ranges: settings.underlay_cidrs.clone(),
         default_range: settings.default_vpc_cidr,
         claim_rest: Duration::from_secs(settings.claim_rest_seconds),
+        node_port_lease: Duration::from_secs(settings.node_port_lease_seconds),
         cluster_dns: settings.cluster_dns,
     };
     let work = run(settings, client, options, &tls, outranked);

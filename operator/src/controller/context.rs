@@ -47,6 +47,8 @@ pub struct Options {
     pub default_range: Cidr,
     /// How long a released address, and a VNI, rests before it may be given out again.
     pub claim_rest: Duration,
+    /// How long droplets serve ports of tenants' Services without an operator.
+    pub node_port_lease: Duration,
     /// Droplets have a view of the cluster's DNS, at this ClusterIP, for each VPC.
     pub cluster_dns: Option<IpAddr>,
 }

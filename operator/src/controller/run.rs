@@ -121,6 +121,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
 fn make_hub(options: &Options, triggers: Triggers) -> Hub {
     let hub = Hub::new(options.epoch, triggers);
     hub.hold_back(options.vacancy);
+    hub.distrust_node_ports(options.node_port_lease);
     let ranges = options.service_ranges.iter().map(ToString::to_string).collect();
     let closed = options.underlay_ranges.iter().map(ToString::to_string);
     let closed = closed.chain(METADATA.map(str::to_owned)).collect();

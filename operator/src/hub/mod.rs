@@ -6,6 +6,7 @@
 mod attachments;
 mod barrier;
 mod missing;
+mod rests;
 mod triggers;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -23,8 +24,9 @@ use tokio::time::Instant;
 
 use crate::model::acks::{Acks, SUSPECT_AFTER};
 use crate::model::rows::{Key, PackedRow};
-use crate::model::world::{EndpointName, World};
+use crate::model::world::{EndpointName, NodePort, World};
 use attachments::Attachments;
+use rests::Rests;
 
 pub use barrier::Barrier;
 pub use missing::{Missing, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
@@ -64,6 +66,7 @@ struct State {
     in_use: HashSet<EndpointName>,
     /// Packets a second that roles passed on, by VPC, network (none for the divider) and droplet.
     loads: HashMap<(Vni, Option<NetworkId>), BTreeMap<String, u64>>,
+    rests: Rests,
     next_id: u64,
 }
 
@@ -143,6 +146,7 @@ impl Hub {
             waiters: HashMap::new(),
             in_use: HashSet::new(),
             loads: HashMap::new(),
+            rests: Rests::default(),
             next_id: 1,
         };
         Self {
@@ -211,6 +215,27 @@ impl Hub {
             }
             let _ = sender.send(message(program));
         }
+        state.note_rests(self.now());
+    }
+
+    /// Droplets serve NodePorts for so long without an operator. What an earlier leader told them of ports is not known.
+    pub fn distrust_node_ports(&self, lease: Duration) {
+        let state = &mut *self.lock();
+        state.rests.set_lease(lease);
+        state.world.distrust_node_ports();
+        self.send(state);
+    }
+
+    /// Ports of a service that were another VPC's until lately, and can't be its own yet.
+    pub fn resting_node_ports(&self, name: &EndpointName) -> BTreeSet<NodePort> {
+        let state = &mut *self.lock();
+        if state.world.resting_node_ports(name).is_empty() {
+            return BTreeSet::new();
+        }
+        if state.end_rests(self.now()) {
+            self.send(state);
+        }
+        state.world.resting_node_ports(name)
     }
 
     /// A droplet's stream opened: it gets its whole program, and deltas from then on, of rows of the kinds that it

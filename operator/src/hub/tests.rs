@@ -1,6 +1,7 @@
 //! Droplets played by their streams: what they are sent, and what their answers lead to.
 
 mod judging;
+mod rests;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;

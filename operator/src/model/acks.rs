@@ -104,6 +104,10 @@ impl Holders {
     }
 }
 
+/// A moment on all open streams.
+#[derive(Debug)]
+pub struct Marks(HashMap<Arc<str>, (u64, u64)>);
+
 #[derive(Debug, Default)]
 pub struct Acks {
     sessions: HashMap<String, Session>,
@@ -249,6 +253,24 @@ impl Acks {
             .and_then(|session| session.rows.get_mut(key))
             .filter(|sent| **sent <= sequence);
         row.map(|sent| *sent = u64::MAX).is_some()
+    }
+
+    /// How far each open stream has been sent.
+    pub fn marks(&self) -> Marks {
+        let sessions = self.sessions.values();
+        let marks = sessions.map(|session| (session.name.clone(), (session.id, session.sequence)));
+        Marks(marks.collect())
+    }
+
+    /// Whether the droplet has acked itself all that was sent when the marks were made; on a later stream: its snapshot.
+    pub fn has_passed(&self, droplet: &str, marks: &Marks) -> bool {
+        let Some(session) = self.sessions.get(droplet) else {
+            return false;
+        };
+        match marks.0.get(droplet) {
+            Some((id, sequence)) if *id == session.id => session.acked >= *sequence,
+            _ => self.is_synced(droplet),
+        }
     }
 
     pub fn is_connected(&self, droplet: &str) -> bool {

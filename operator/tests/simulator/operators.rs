@@ -183,6 +183,7 @@ async fn life(simulation: Arc<Simulation>, operator: Arc<Operator>) {
         underlay_ranges: vec!["192.168.0.0/16".parse().unwrap()],
         default_range: DEFAULT_RANGE.parse().unwrap(),
         claim_rest: Duration::from_secs(30),
+        node_port_lease: Duration::from_secs(600),
         cluster_dns: Some([10, 96, 0, 10].into()),
     };
     let work = async {

@@ -7,12 +7,13 @@ use std::{
 };
 
 use anyhow::{Result, anyhow, ensure};
+use thuban_proto::transit::row::Row;
 
 use super::{
     Plan,
     flood::{self, Flood},
     probe::{self, Outcome, Probe},
-    site::{Site, Tenant, service},
+    site::{Site, Tenant, exposed, service},
 };
 use crate::bench::transitd::Parts;
 
@@ -28,14 +29,14 @@ enum Attack {
     Floods(Flood, Flood, Option<u32>),
     /// One pod of the VPC that measures.
     Own(Flood, Flood, Option<u32>),
-    /// So many changes a second of attackers' Services; no packet at all.
-    Changes(u32),
+    /// So many changes a second of attackers' Services by such rows; no packet at all.
+    Changes(u32, fn(u8, u8) -> Row),
 }
 
 /// Names a second of one pod: what 4 seconds of patience and 128 places a VPC are exhausted by.
 const NAMES: Option<u32> = Some(100);
 
-pub const SCENES: [Scene; 5] = [
+pub const SCENES: [Scene; 6] = [
     Scene {
         name: "connections",
         attack: Attack::Floods(Flood::Service, Flood::Nobody, None),
@@ -58,7 +59,12 @@ pub const SCENES: [Scene; 5] = [
     },
     Scene {
         name: "changes",
-        attack: Attack::Changes(50),
+        attack: Attack::Changes(50, service),
+        probes: &[Probe::Names, Probe::Pods],
+    },
+    Scene {
+        name: "node-ports",
+        attack: Attack::Changes(50, exposed),
         probes: &[Probe::Names, Probe::Pods],
     },
 ];
@@ -120,7 +126,7 @@ fn during<T: Send>(
         Attack::Own(worst, harmless, rate) => {
             vec![(&site.victim, 1, pick(worst, harmless), rate.unwrap_or(plan.rate))]
         }
-        Attack::Changes(_) => Vec::new(),
+        Attack::Changes(..) => Vec::new(),
     };
     let is_over = &AtomicBool::new(false);
     thread::scope(|scope| {
@@ -130,10 +136,10 @@ fn during<T: Send>(
             let own = (tenant.vni, tenant.address(pod));
             threads.push(scope.spawn(move || flood::send(namespace, own, flood, rate, is_over)));
         }
-        if let Attack::Changes(rate) = attack
+        if let Attack::Changes(rate, row) = attack
             && !is_control
         {
-            threads.push(scope.spawn(move || Ok(change(site, rate, is_over))));
+            threads.push(scope.spawn(move || Ok(change(site, rate, row, is_over))));
         }
         let result = work();
         is_over.store(true, Ordering::Relaxed);
@@ -146,14 +152,14 @@ fn during<T: Send>(
 }
 
 /// Backends of attackers' Services come and go.
-fn change(site: &Site, rate: u32, is_over: &AtomicBool) -> u64 {
+fn change(site: &Site, rate: u32, row: fn(u8, u8) -> Row, is_over: &AtomicBool) -> u64 {
     let mut count = 0;
     while !is_over.load(Ordering::Relaxed) {
         for tenant in &site.attackers {
             let backends = 1 + (count % 2) as u8;
             site.transitd
                 .operator
-                .push(vec![service(tenant.vni, backends)], vec![]);
+                .push(vec![row(tenant.vni, backends)], vec![]);
             count += 1;
         }
         thread::sleep(Duration::from_secs(1) / rate * site.attackers.len() as u32);

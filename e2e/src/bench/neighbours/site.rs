@@ -4,7 +4,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use anyhow::Result;
 use thuban_proto::transit::{
-    DropletRow, LocalRow, NetworkRow, ServiceBackend, ServicePort, ServiceRow, VpcRow, row::Row,
+    DropletRow, ExposedPort, ExposedRow, LocalRow, NetworkRow, ServiceBackend, ServicePort, ServiceRow,
+    VpcRow, row::Row,
 };
 
 use super::servers::{self, Server};
@@ -176,6 +177,28 @@ pub fn service(vni: u8, backends: u8) -> Row {
         address: mapped(*SERVICE.ip()),
         ports: vec![port(6, SERVICE.port(), &backends)],
         ..ServiceRow::default()
+    })
+}
+
+/// The same at a NodePort: rules of the node's own stack, by nft.
+pub fn exposed(vni: u8, backends: u8) -> Row {
+    let backends = (0..backends).map(|backend| ServiceBackend {
+        address: mapped(address(vni, backend)),
+        port: PORT.into(),
+    });
+    Row::Exposed(ExposedRow {
+        vni: vni.into(),
+        address: mapped(*SERVICE.ip()),
+        ports: vec![ExposedPort {
+            protocol: 6,
+            port: SERVICE.port().into(),
+            node_port: 30_000 + u32::from(vni),
+            local: true,
+            backends: backends.collect(),
+            ..ExposedPort::default()
+        }],
+        service: "ns/web".into(),
+        ..ExposedRow::default()
     })
 }
 

@@ -4,6 +4,7 @@
 //!
 //! It lives as long as its Service wants it, whoever deletes it; a Service that names another network gets another one.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +35,7 @@ use crate::model::backends::{Located, Place, TooLarge, WaysIn, backends};
 use crate::model::endpoint::{has_addresses, name_of, pod_of};
 use crate::model::rows::Key;
 use crate::model::service::{Backend, EndpointSlice, Service, Target};
-use crate::model::world::{self, World};
+use crate::model::world::{self, NodePort, World};
 
 /// What acks and watches should have woken.
 const ACK_RETRY: Duration = Duration::from_secs(2);
@@ -44,6 +45,7 @@ const USER_RETRY: Duration = Duration::from_mins(1);
 const CLAIM_RETRY: Duration = Duration::from_secs(10);
 /// Of the condition and the event.
 const OVERLAY_PORT_REASON: &str = "OverlayPort";
+const PORT_RESTS_REASON: &str = "PortRests";
 /// How often at most a status follows backends that come and go.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 
@@ -269,6 +271,7 @@ fn in_world(
         outside,
         homes: made.homes,
         health_port: service.health_port(),
+        recorded: recorded_node_ports(endpoint).filter(|_| world.distrusts_node_ports()),
     };
     Ok((service, counts))
 }
@@ -341,6 +344,9 @@ async fn serve(
     let left_out = leave_out(&mut status, counts.left_out, endpoint);
     let overlay_port = refuse_overlay_port(&mut status, counts.uses_overlay_port);
     let refused = outside_address::say(&mut status, endpoint, context);
+    let resting = context.hub.resting_node_ports(&name);
+    let rests = await_rest(&mut status, &resting);
+    record_node_ports(&mut status, &context.hub.read(|world| world.node_ports_of(&name)));
     set(&mut status.conditions, accepted);
     let told = (ready.reason.clone(), ready.message.clone());
     let is_news = set(&mut status.conditions, ready) && made.is_err();
@@ -374,7 +380,10 @@ async fn serve(
     if let Some(message) = refused {
         tell(endpoint, outside_address::REASON, &message, context);
     }
-    Ok(if is_waiting {
+    if let Some(message) = rests {
+        tell(endpoint, PORT_RESTS_REASON, &message, context);
+    }
+    Ok(if is_waiting || !resting.is_empty() {
         Action::requeue(ACK_RETRY)
     } else {
         Action::await_change()
@@ -416,6 +425,49 @@ fn refuse_overlay_port(status: &mut EndpointStatus, is_used: bool) -> Option<Str
         )
     });
     lacks(status, "Ports", OVERLAY_PORT_REASON, message)
+}
+
+/// The same of NodePorts that were another VPC's until lately.
+fn await_rest(status: &mut EndpointStatus, resting: &BTreeSet<NodePort>) -> Option<String> {
+    let message = (!resting.is_empty()).then(|| {
+        let ports: Vec<_> = resting.iter().map(node_port_text).collect();
+        format!(
+            "nodes take nothing at {} yet: a Service of another VPC may still have it at a node; it is free when all nodes \
+             have said that they know, at the latest a minute after the lease of NodePorts (THUBAN_NODE_PORT_LEASE_SECONDS)",
+            ports.join(", ")
+        )
+    });
+    lacks(status, "NodePorts", PORT_RESTS_REASON, message)
+}
+
+/// For the next leader, which gives a port at once to whom it was given before.
+fn record_node_ports(status: &mut EndpointStatus, ports: &BTreeSet<NodePort>) {
+    status.node_ports = Some(ports.iter().map(node_port_text).collect());
+}
+
+/// By IP protocol number.
+const PROTOCOLS: [(u8, &str); 3] = [(6, "TCP"), (17, "UDP"), (132, "SCTP")];
+
+fn node_port_text((protocol, number): &NodePort) -> String {
+    let named = PROTOCOLS.iter().find(|(of, _)| of == protocol);
+    let name = named.map_or("?", |(_, name)| name);
+    format!("{number}/{name}")
+}
+
+fn node_port_of(text: &str) -> Option<NodePort> {
+    let (number, name) = text.split_once('/')?;
+    let (protocol, _) = PROTOCOLS.iter().find(|(_, of)| *of == name)?;
+    Some((*protocol, number.parse().ok()?))
+}
+
+/// What an earlier leader has recorded. Before there were records whoever was Provisioned had its ports.
+fn recorded_node_ports(endpoint: &Endpoint) -> Option<BTreeSet<NodePort>> {
+    let status = endpoint.status.as_ref();
+    if let Some(ports) = status.and_then(|status| status.node_ports.as_ref()) {
+        return Some(ports.iter().filter_map(|text| node_port_of(text)).collect());
+    }
+    let is_older = status.is_some_and(|status| status.phase == Phase::Provisioned);
+    (!is_older).then(BTreeSet::new)
 }
 
 /// Sets a condition that something is not as it was asked for, or takes it away; the message, if it is news.

@@ -19,7 +19,7 @@ use roles::Roles;
 use services::Services;
 
 pub use roles::{Role, RoleId, RoleKind};
-pub use services::{MAX_OWN_ADDRESSES, Service};
+pub use services::{MAX_OWN_ADDRESSES, NodePort, RestId, Service};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vpc {
@@ -301,6 +301,7 @@ impl World {
                     .filter(|(at, row)| !is_known(at, row))
                     .map(|(at, row)| (at.clone(), row.clone())),
             );
+            self.settle_node_ports(&owner);
             if !new.is_empty() {
                 self.contributions.insert(owner, new.into_iter().collect());
             }

@@ -5,6 +5,7 @@
 //! may still be in a cache when another has its address. What endpoints do changes no service here: whoever knows its
 //! backends sets it anew.
 
+mod node_ports;
 mod reach;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -15,6 +16,8 @@ use thuban_api::cidr::Cidr;
 use thuban_api::identifiers::Vni;
 use thuban_rows::{ExposedPort, Port, ServiceName, Visible};
 
+use node_ports::NodePorts;
+pub use node_ports::{NodePort, RestId};
 pub use reach::MAX_OWN_ADDRESSES;
 
 use super::{EndpointName, Key, Owner, Rows, Vpc, World};
@@ -46,6 +49,8 @@ pub struct Service {
     pub homes: BTreeMap<IpAddr, String>,
     /// Where nodes say over HTTP whether they have backends.
     pub health_port: Option<u16>,
+    /// Ports that it had at nodes by an earlier leader's word; none: whatever it has was its own.
+    pub recorded: Option<BTreeSet<NodePort>>,
 }
 
 impl Service {
@@ -93,6 +98,7 @@ pub(super) struct Services {
     local: BTreeSet<EndpointName>,
     /// By namespace and name of the Service.
     by_name: BTreeMap<(String, String), SortedSet<EndpointName>>,
+    node_ports: NodePorts,
 }
 
 impl Services {

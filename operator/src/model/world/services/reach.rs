@@ -67,13 +67,18 @@ impl World {
             let is_sent_on = service.by_peers && address.is_ipv4();
             let ports: Vec<ExposedPort> = ports
                 .iter()
-                .map(|port| ExposedPort {
-                    peers: if is_sent_on {
-                        self.peers(service, port, most)
+                .map(|port| {
+                    let free = |number: &u16| self.may_have(name, (port.protocol, *number), vni);
+                    let port = ExposedPort {
+                        node_port: port.node_port.filter(free),
+                        ..port.clone()
+                    };
+                    let peers = if is_sent_on {
+                        self.peers(service, &port, most)
                     } else {
                         BTreeSet::new()
-                    },
-                    ..port.clone()
+                    };
+                    ExposedPort { peers, ..port }
                 })
                 .collect();
             let is_known_everywhere = is_nodes_own || ports.iter().any(|port| !port.peers.is_empty());

@@ -44,6 +44,7 @@ pub fn service(network: &str, uid: &str, backend: u8) -> Service {
         outside: Vec::new(),
         homes: BTreeMap::new(),
         health_port: None,
+        recorded: None,
     }
 }
 
