@@ -27,7 +27,7 @@ pub fn encapsulate<F: Frame>(
         return Ok(None);
     };
     let header: EthernetHeader = frame.load(0).ok_or(Counter::Truncated)?;
-    frame.grow()?;
+    frame.grow(packet.protocol)?;
     let outer = OuterHeaders::new(
         config.droplet,
         droplet,

@@ -1,6 +1,7 @@
 //! The data plane between three droplets: real sockets over real veths, every way of transit.
 
 mod forger;
+mod forwarders;
 mod isolation;
 mod moves;
 mod offloads;

@@ -15,11 +15,11 @@ use crate::{
     world::{Hook, Role, World},
 };
 
-/// Frames of a run that nobody says more about.
+/// Frames of a run if the environment sets no number.
 const FRAMES: u64 = 100_000;
 /// Frames between two looks at the counters, which take longer than a frame.
 const BATCH: u64 = 128;
-/// Frames between two worlds without learnt paths: what is learnt would soon be all there is.
+/// Frames between two worlds without learnt paths: otherwise all paths would soon be learnt.
 const FORGET: u64 = 4096;
 
 type Counts = BTreeMap<&'static str, u64>;
@@ -32,7 +32,7 @@ fn number(name: &str) -> Result<Option<u64>> {
     Ok(Some(number))
 }
 
-/// Test runs at tc refuse IP packets that are shorter than the header.
+/// Whether a frame can run. Test runs at tc refuse IP packets that are shorter than the header.
 fn runs(hook: Hook, frame: &[u8]) -> bool {
     let least = match [frame[12], frame[13]] {
         [0x08, 0x00] => 34,
@@ -42,7 +42,7 @@ fn runs(hook: Hook, frame: &[u8]) -> bool {
     hook == Hook::Xdp || frame.len() >= least
 }
 
-/// Runs a frame at both hooks and says what the model counted.
+/// Runs a frame at both hooks and returns what the model counted.
 fn compare(world: &mut World, model: &mut Model, role: Role, frame: &[u8]) -> Result<Vec<Counter>> {
     let mut counted = Vec::new();
     for hook in [Hook::Xdp, Hook::Tc] {
@@ -63,7 +63,7 @@ fn compare(world: &mut World, model: &mut Model, role: Role, frame: &[u8]) -> Re
     Ok(counted)
 }
 
-/// Counters of packets' ends.
+/// Returns the counters of packets' ends.
 fn ends(world: &World) -> Result<Counts> {
     let mut counters = world.programs.counters()?;
     for event in [Counter::DirectWanted, Counter::DirectPaced] {
@@ -78,7 +78,7 @@ fn add(counts: &mut Counts, counted: &[Counter]) {
     }
 }
 
-/// The frame whose counters aren't the model's, found by running the batch once more.
+/// Returns the frame whose counters aren't the model's, found by running the batch once more.
 fn find(world: &mut World, model: &mut Model, batch: &[(Role, Vec<u8>)]) -> Result<()> {
     for (role, frame) in batch {
         let mut counts = ends(world)?;
@@ -95,7 +95,7 @@ fn find(world: &mut World, model: &mut Model, batch: &[(Role, Vec<u8>)]) -> Resu
 fn forget(world: &mut World, model: &mut Model) {
     model.paths.clear();
     for droplet in DROPLETS {
-        // Maybe nothing was learnt.
+        // There may be nothing learnt.
         let _ = world
             .programs
             .remove::<_, PathMtuEntry>("PATH_MTUS", &droplet.octets());
@@ -152,11 +152,12 @@ fn programs_do_what_their_model_does() -> Result<()> {
     Ok(())
 }
 
-/// What no frame brings about: events, failures of the world around, and services, of which this world has none.
-const UNREACHABLE: [&str; 11] = [
+/// Counters that no frame raises: events, failures of the world around, and services, of which this world has none.
+const UNREACHABLE: [&str; 12] = [
     "direct_wanted",
     "direct_paced",
     "adjust_room_failed",
+    "tunnel_segments",
     "no_config",
     "service_connections",
     "service_stateless",

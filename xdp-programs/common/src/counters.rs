@@ -145,6 +145,8 @@ counters! {
     ServiceCollision = 62, "service_collision";
     /// Drop: a port would have to change under a checksum that can't be updated (SCTP).
     ServicePortFixed = 63, "service_port_fixed";
+    /// Drop: a GSO frame of a tunnel that the pod makes itself; the kernel segments one tunnel and no second one.
+    TunnelSegments = 64, "tunnel_segments";
     /// Drop: an answer to a probe that this droplet did not send, or does not wait for any more.
     ProbeUnasked = 72, "probe_unasked";
 }

@@ -48,8 +48,9 @@ pub trait Frame {
     fn is_vlan_tagged(&self) -> bool;
 
     fn next_hop(&self, config: &ConfigEntry, droplet: DropletAddress) -> Option<Self::NextHop>;
-    /// Makes room for the outer headers behind the outer Ethernet header, whose addresses `send` writes.
-    fn grow(&mut self) -> Result<(), Counter>;
+    /// Makes room for the outer headers behind the outer Ethernet header, whose addresses `send` writes. `protocol` is
+    /// that of the plain packet.
+    fn grow(&mut self, protocol: u8) -> Result<(), Counter>;
     /// Sends an encapsulated frame to a droplet.
     fn send(&mut self, next_hop: &Self::NextHop) -> Result<Verdict, Counter>;
     /// Sends the frame back by the interface that it came from.

@@ -17,7 +17,7 @@ use aya_ebpf::{
 };
 use thuban_common::{
     counters::Counter,
-    packet::{Header, ethernet::LENGTH, ipv6},
+    packet::{Header, ethernet::LENGTH, ipv4, ipv6},
     tables::{
         ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, LOCAL_HOST, LocalEntry, TRANSIT_MAGIC,
         TransitMetadata,
@@ -197,13 +197,17 @@ impl Frame for TcFrame {
     }
 
     #[inline(always)]
-    fn grow(&mut self) -> Result<(), Counter> {
+    fn grow(&mut self, protocol: u8) -> Result<(), Counter> {
         let room = ENCAPSULATION_LENGTH as i32;
         // SAFETY: helpers on our own context.
         let mut result = unsafe { bpf_skb_adjust_room(self.skb(), room, BPF_ADJ_ROOM_MAC, ENCAPSULATION) };
         // Decapsulated frames that a pod sends on, and tunnels of pods, are marked already. Without GSO nothing
-        // needs the mark.
-        if result == -ALREADY && self.segment_size() == 0 {
+        // needs the mark. TCP at the very front is no tunnel: such a GSO frame was marked when it was encapsulated the first
+        // time, and its inner headers are still where the kernel noted them then.
+        if result == -ALREADY {
+            if self.segment_size() != 0 && protocol != ipv4::TCP {
+                return Err(Counter::TunnelSegments);
+            }
             // SAFETY: as above.
             result = unsafe { bpf_skb_adjust_room(self.skb(), room, BPF_ADJ_ROOM_MAC, FIXED) };
         }

@@ -160,7 +160,7 @@ impl Frame for XdpFrame {
     }
 
     #[inline(always)]
-    fn grow(&mut self) -> Result<(), Counter> {
+    fn grow(&mut self, _protocol: u8) -> Result<(), Counter> {
         // SAFETY: helper on our own context.
         match unsafe { bpf_xdp_adjust_head(self.context.ctx, -(ENCAPSULATION_LENGTH as i32)) } {
             0 => Ok(()),
