@@ -213,13 +213,8 @@ impl Claimant<'_> {
     }
 }
 
-/// Releases the claims of all addresses that the Endpoint has or was made with; others' claims and those that are gone
-/// are passed over, so that it can be repeated.
-pub async fn release_all(endpoint: &Endpoint, context: &Context) -> Result<(), WriteError> {
-    release_each(endpoint, all_addresses(endpoint), context).await
-}
-
-/// The same of some addresses.
+/// Releases the claims of addresses that the Endpoint has; others' claims and those that are gone are passed over, so that
+/// it can be repeated.
 pub async fn release_each(
     endpoint: &Endpoint,
     addresses: Vec<IpAddr>,

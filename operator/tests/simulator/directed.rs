@@ -6,6 +6,7 @@
 mod late;
 
 mod denied;
+mod readdressed;
 mod stripped;
 
 use std::sync::Arc;

@@ -19,7 +19,7 @@ use crate::invariants;
 use crate::kind::Kind;
 use crate::operators::Operator;
 use crate::simulation::{Simulation, State};
-use crate::tables::{Tables, number};
+use crate::tables::{Slot, Tables, number};
 
 /// How often its stream is looked at, as the stream server does every few seconds.
 const LOOK: Duration = Duration::from_secs(1);
@@ -72,6 +72,8 @@ pub struct Droplet {
     pub is_on: bool,
     /// transitd runs and reaches the operator.
     pub is_reachable: bool,
+    /// Rows of endpoints that it refuses, the next that come, as if another VPC's endpoint here had the address.
+    pub refusals: usize,
     /// Kubelet hears of no pod, and ends none.
     pub is_kubelet_away: bool,
     pub is_heart_beating: bool,
@@ -101,6 +103,7 @@ impl Droplet {
             address,
             is_on: true,
             is_reachable: true,
+            refusals: 0,
             is_kubelet_away: false,
             is_heart_beating: true,
             beats: 0,
@@ -466,7 +469,17 @@ fn apply(simulation: &Simulation, name: &str, program: Program) -> Option<Vec<(u
                     .insert((row.vni, crate::tables::address(&row.address)));
             }
         }
-        let refused = droplet.tables.apply(program);
+        let locals = program.upserts.iter().filter_map(|row| match &row.row {
+            Some(row::Row::Local(row)) => Some((row.vni, crate::tables::address(&row.address))),
+            _ => None,
+        });
+        let also_refused: Vec<_> = locals.take(droplet.refusals).collect();
+        let mut refused = droplet.tables.apply(program);
+        droplet.refusals -= also_refused.len();
+        for (vni, address) in &also_refused {
+            droplet.tables.rows.remove(&Slot::Local(number(*vni), *address));
+        }
+        refused.extend(also_refused);
         let mut rows = droplet.tables.rows.keys();
         let foreign = rows.find(|slot| !droplet.kinds.contains(slot.kind())).cloned();
         state.note(|| line);

@@ -84,6 +84,7 @@ enum Fate {
     LostAnswer,
     TimedOut,
     LostAnswerTimedOut,
+    DoneLater,
 }
 
 fn target(path: &str) -> Option<Target> {
@@ -183,47 +184,22 @@ impl Connection {
                 Err("timed out".into())
             };
         }
-        let result = self.simulation.with(|state| {
-            if let (
-                Fate::Touched,
-                Target::Object {
-                    kind,
-                    namespace,
-                    name,
-                    ..
-                },
-            ) = (fate, &target)
-            {
-                touch(state, *kind, namespace, name);
-            }
-            state.writer = Some(self.operator.epoch);
-            let result = perform(state, &head.method, &target, query, &body);
-            if result.is_ok() {
-                one_writer(state, workflow.as_deref(), &target);
-            }
-            if is_write {
-                let operator = &self.operator;
-                state.note(|| {
-                    let code = result
-                        .as_ref()
-                        .map_or_else(|failure| failure.code, |(code, _)| *code);
-                    let sent = if state_is_verbose() {
-                        String::from_utf8_lossy(&body).into_owned()
-                    } else {
-                        String::new()
-                    };
-                    let path = timeless(path);
-                    format!("{} {} {path} -> {code} {fate:?} {sent}", operator.id, head.method)
-                });
-                operator.wrote(
-                    &head.method,
-                    &target_name(&target),
-                    state.elapsed(),
-                    result.is_ok(),
-                );
-            }
-            result
-        });
+        if fate == Fate::DoneLater {
+            let (late, connection) = {
+                let state = &mut *self.simulation.lock();
+                (state.random.millis(500, 12_000), self.clone())
+            };
+            let (method, query) = (head.method.clone(), query.to_owned());
+            tokio::spawn(async move {
+                sleep(late).await;
+                // Whether who asked for it lives or not.
+                let _ = connection.carry_out(&method, &target, &query, &body, fate, workflow.as_deref());
+            });
+            sleep(Duration::from_secs(5)).await;
+            self.halt_if_dead().await;
+            return Err("timed out".into());
+        }
+        let result = self.carry_out(&head.method, &target, query, &body, fate, workflow.as_deref());
         if fate == Fate::LostAnswerTimedOut {
             sleep(Duration::from_secs(5)).await;
         }
@@ -237,6 +213,54 @@ impl Connection {
         Ok(match result {
             Ok((code, body)) => answer(code, body),
             Err(failure) => refusal(failure),
+        })
+    }
+
+    /// Does at once what a request asks for.
+    fn carry_out(
+        &self,
+        method: &Method,
+        target: &Target,
+        query: &str,
+        body: &Bytes,
+        fate: Fate,
+        workflow: Option<&str>,
+    ) -> Result<(u16, Bytes), Failure> {
+        self.simulation.with(|state| {
+            if let (
+                Fate::Touched,
+                Target::Object {
+                    kind,
+                    namespace,
+                    name,
+                    ..
+                },
+            ) = (fate, target)
+            {
+                touch(state, *kind, namespace, name);
+            }
+            state.writer = Some(self.operator.epoch);
+            let result = perform(state, method, target, query, body);
+            if result.is_ok() {
+                one_writer(state, workflow, target);
+            }
+            if method != Method::GET {
+                let operator = &self.operator;
+                state.note(|| {
+                    let code = result
+                        .as_ref()
+                        .map_or_else(|failure| failure.code, |(code, _)| *code);
+                    let sent = if state_is_verbose() {
+                        String::from_utf8_lossy(body).into_owned()
+                    } else {
+                        String::new()
+                    };
+                    let name = target_name(target);
+                    format!("{} {method} {name} -> {code} {fate:?} {sent}", operator.id)
+                });
+                operator.wrote(method, &target_name(target), state.elapsed(), result.is_ok());
+            }
+            result
         })
     }
 
@@ -331,6 +355,9 @@ fn fate(state: &mut State, is_write: bool) -> Fate {
     }
     if random.permille(weather.touched) {
         return Fate::Touched;
+    }
+    if random.permille(weather.done_later) {
+        return Fate::DoneLater;
     }
     Fate::Good
 }

@@ -11,6 +11,8 @@ pub struct Weather {
     pub touched: u64,
     /// A write that is done, but answered with an error.
     pub lost_answer: u64,
+    /// A write whose client gives up before it is done, seconds later.
+    pub done_later: u64,
     /// A request that is answered with an error and not done.
     pub refused: u64,
     pub slow_request: u64,
@@ -47,6 +49,7 @@ impl Weather {
             small_pages: chance(1000) > 500,
             has_default: chance(1000) > 500,
             is_steady: chance(1000) > 0,
+            done_later: chance(60),
         }
     }
 
@@ -54,6 +57,7 @@ impl Weather {
         Self {
             touched: 0,
             lost_answer: 0,
+            done_later: 0,
             refused: 0,
             slow_request: 0,
             stale_watch: 0,

@@ -6,7 +6,7 @@ use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
 use thuban_api::Endpoint;
 
-use crate::controller::address::{all_addresses, release_all};
+use crate::controller::address::release_each;
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, until_detached, until_taken};
 use crate::controller::endpoint::attach;
@@ -15,7 +15,7 @@ use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{has_finalizer, remove_finalizer};
 use crate::hub::{Barrier, Waiter};
-use crate::model::allocation::Owner;
+use crate::model::allocation::{Owner, addresses_of};
 use crate::model::endpoint::{EndpointKind, droplet_of, has_addresses, name_of, pod_of};
 use crate::model::world::RoleKind;
 
@@ -45,7 +45,8 @@ pub async fn remove(
     let uid = endpoint.uid().unwrap_or_default();
     context.index.leave(&uid);
     remove_endpoint(&name, context);
-    let addresses = all_addresses(endpoint);
+    // One that was given back may be another's by now: its claim goes by itself, and its rows are not waited for here.
+    let addresses = addresses_of(endpoint);
     let network = &endpoint.spec.network;
     // The network doesn't wait for an endpoint that has left it, and may be gone.
     let vpc = context.vpc_name_of(endpoint);
@@ -66,7 +67,7 @@ pub async fn remove(
             return Ok(Action::requeue(Duration::from_secs(3)));
         }
     }
-    release_all(endpoint, context).await?;
+    release_each(endpoint, addresses, context).await?;
     remove_finalizer(endpoints, endpoint).await?;
     context.reservations.forget(&Owner::of(endpoint).uid);
     context

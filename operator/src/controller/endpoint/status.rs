@@ -60,7 +60,10 @@ pub async fn say(
 ) -> Result<(), WriteError> {
     let (reason, message) = (told.reason.clone(), told.message.clone());
     let admitted = condition("Accepted", true, "Admitted", "", None);
-    let mut is_news = told.kind != "Accepted" && set(&mut status.conditions, admitted);
+    // Other addresses may be told of in the same words.
+    let known = endpoint.status.as_ref().map(|known| &known.addresses);
+    let mut is_news = known.map_or(&[][..], Vec::as_slice) != status.addresses;
+    is_news |= told.kind != "Accepted" && set(&mut status.conditions, admitted);
     is_news |= set(&mut status.conditions, told);
     if !is_news {
         return Ok(());
