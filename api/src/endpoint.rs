@@ -164,6 +164,9 @@ pub struct EndpointStatus {
     /// How many addresses new connections to the Service go to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backends: Option<u32>,
+    /// The lowest five of these addresses.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub first_backends: Vec<String>,
     /// Ports of nodes that lead to the Service, as 30080/TCP. A port that was another VPC's until lately is not among them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_ports: Option<Vec<String>>,

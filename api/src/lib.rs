@@ -27,7 +27,9 @@ pub use network::{BouncerAutoscale, Network, NetworkSpec, NetworkStatus};
 pub use phase::Phase;
 pub use vpc::{DividerAutoscale, Vpc, VpcSpec, VpcStatus};
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, CustomResourceDefinitionVersion, JSON,
+};
 use kube::CustomResourceExt;
 
 pub const GROUP: &str = "thuban.dev";
@@ -61,9 +63,9 @@ pub const ADDRESS_ANNOTATION: &str = "thuban.dev/address";
 /// PEM bundle that verifies it.
 pub const CA_BUNDLE_ANNOTATION: &str = "thuban.dev/ca-bundle";
 
-/// All CRDs, in the order of installation.
+/// Returns all CRDs, in the order of installation.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    vec![
+    let mut crds = vec![
         Vpc::crd(),
         Network::crd(),
         Endpoint::crd(),
@@ -72,7 +74,21 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         Droplet::crd(),
         IpClaim::crd(),
         VniClaim::crd(),
-    ]
+    ];
+    for version in crds.iter_mut().flat_map(|crd| &mut crd.spec.versions) {
+        default_phase(version);
+    }
+    crds
+}
+
+/// Makes an object without a status show the phase Init. The API server fills this in when it reads the object, so it costs
+/// no write.
+fn default_phase(version: &mut CustomResourceDefinitionVersion) -> Option<()> {
+    let schema = version.schema.as_mut()?.open_api_v3_schema.as_mut()?;
+    let status = schema.properties.as_mut()?.get_mut("status")?;
+    status.properties.as_ref()?.get("phase")?;
+    status.default = Some(JSON(serde_json::json!({"phase": Phase::default()})));
+    Some(())
 }
 
 /// `install/10-crds.yaml`.

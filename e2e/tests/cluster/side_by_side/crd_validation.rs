@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::actor::Actor;
-use crate::support::get;
+use crate::support::{delete, get};
 use crate::tenants::tenants;
 
 /// An object that breaks one rule, and what the API server must say.
@@ -412,6 +412,32 @@ fn refusals(verb: &str, cases: &[Case]) -> Vec<String> {
         .expect_err("the API server took them all")
         .to_string();
     error.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn objects_are_in_init_from_their_creation() {
+    let admin = Actor::administrator(&tenants().cluster).unwrap();
+    let objects = [
+        object("Vpc", "newborn", json!({"cidrs": ["10.59.0.0/16"]})),
+        object(
+            "Network",
+            "newborn",
+            json!({"vpc": "newborn", "cidrs": ["10.59.1.0/24"]}),
+        ),
+        object("Endpoint", "newborn", json!({"network": "newborn"})),
+    ];
+    for object in &objects {
+        let made = admin.with_input(&["create", "-f", "-", "-o", "json"], &object.to_string());
+        let made: Value = serde_json::from_str(&made.unwrap()).unwrap();
+        assert_eq!(
+            made["status"]["phase"], "Init",
+            "nobody has written a status: {made}"
+        );
+    }
+    for kind in ["endpoints", "networks", "vpcs"] {
+        let kind = format!("{kind}.thuban.dev");
+        delete(&tenants().cluster, &[&kind, "newborn", "-n", "default"]).unwrap();
+    }
 }
 
 #[test]

@@ -43,12 +43,19 @@ fn pods_reach_all_backends_of_services_of_own_vpc_only() {
     for vpc in ["red", "blue"] {
         let pods = tenants.vpc(vpc);
         let address = made(cluster, &manifest(vpc, "everybody", &all)).unwrap();
-        wait_endpoint(
+        let endpoint = wait_endpoint(
             cluster,
             vpc,
             "everybody",
             "all backends",
             serves(pods.len() as u64),
+        );
+        let all: BTreeSet<String> = pods.iter().map(|pod| pod.address.to_string()).collect();
+        let named = endpoint["status"]["firstBackends"].as_array().unwrap();
+        let first = |address: &Value| all.contains(address.as_str().unwrap());
+        assert!(
+            named.len() == all.len().min(5) && named.iter().all(first),
+            "{named:?}"
         );
         addresses.push((vpc, address));
     }

@@ -16,6 +16,7 @@ use kube::{Api, ResourceExt};
 use thiserror::Error;
 use thuban_api::condition::{find, set};
 use thuban_api::{Condition, ConditionStatus, Endpoint, EndpointStatus, OVERLAY_PORT, Phase};
+use thuban_rows::Port;
 use tracing::info;
 
 use crate::controller::address::all_addresses;
@@ -48,11 +49,15 @@ const OVERLAY_PORT_REASON: &str = "OverlayPort";
 const PORT_RESTS_REASON: &str = "PortRests";
 /// How often at most a status follows backends that come and go.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
+/// How many backends a status names.
+const NAMED: usize = 5;
 
 /// What the world was told, for the status.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Counts {
     used: usize,
+    /// Addresses of some of them.
+    first: Vec<String>,
     left_out: usize,
     /// Something of it is not served: the port is the overlay's.
     uses_overlay_port: bool,
@@ -255,6 +260,7 @@ fn in_world(
     let made = backends(service, &addresses, ways_in, slices, locate)?;
     let counts = Counts {
         used: made.used,
+        first: first_backends(&made.tables),
         left_out: made.left_out,
         uses_overlay_port: made.uses_overlay_port,
     };
@@ -274,6 +280,15 @@ fn in_world(
         recorded: recorded_node_ports(endpoint).filter(|_| world.distrusts_node_ports()),
     };
     Ok((service, counts))
+}
+
+/// The lowest addresses that new connections go to.
+fn first_backends(tables: &[(IpAddr, Vec<Port>)]) -> Vec<String> {
+    let ports = tables.iter().flat_map(|(_, ports)| ports);
+    let addresses: BTreeSet<IpAddr> = ports
+        .flat_map(|port| port.backends.iter().map(|backend| backend.address))
+        .collect();
+    addresses.iter().take(NAMED).map(ToString::to_string).collect()
 }
 
 /// Whether the pod that has an Endpoint is the one that a slice means.
@@ -337,10 +352,11 @@ async fn serve(
     if is_serving {
         status.phase = Phase::Provisioned;
     }
-    let counts = made.as_ref().copied().unwrap_or_default();
+    let counts = made.as_ref().cloned().unwrap_or_default();
     let addresses = addresses_of(endpoint);
     status.addresses = addresses.iter().map(ToString::to_string).collect();
     status.backends = Some(u32::try_from(counts.used).unwrap_or(u32::MAX));
+    status.first_backends = counts.first;
     let left_out = leave_out(&mut status, counts.left_out, endpoint);
     let overlay_port = refuse_overlay_port(&mut status, counts.uses_overlay_port);
     let refused = outside_address::say(&mut status, endpoint, context);
