@@ -19,7 +19,7 @@ pub enum CidrError {
 }
 
 impl Cidr {
-    /// Networks of different families never overlap.
+    /// Whether the networks share an address. Networks of different families never overlap.
     pub fn overlaps(self, other: Self) -> bool {
         self.contains(other) || other.contains(self)
     }
@@ -37,17 +37,17 @@ impl Cidr {
         matches!(self.0, IpNet::V4(_))
     }
 
-    /// First address: never given out (IPv6: the subnet-router anycast address, RFC 4291 section 2.6.1).
+    /// Returns the first address: never given out (IPv6: the subnet-router anycast address, RFC 4291 section 2.6.1).
     pub fn base(self) -> IpAddr {
         self.0.network()
     }
 
-    /// Last address: never given out.
+    /// Returns the last address: never given out.
     pub fn last(self) -> IpAddr {
         self.0.broadcast()
     }
 
-    /// The address after the base, never given out; of an IPv4 network the agent answers for it.
+    /// Returns the address after the base: never given out. In an IPv4 network the agent answers for it.
     pub fn gateway(self) -> IpAddr {
         self.address(number(self.base()).saturating_add(1))
     }
@@ -56,7 +56,7 @@ impl Cidr {
         self.0.prefix_len()
     }
 
-    /// Addresses that endpoints may get, lowest first: not the base, the gateway or the last one.
+    /// Yields the addresses that endpoints may get, lowest first: not the base, the gateway or the last one.
     pub fn hosts(self) -> impl Iterator<Item = IpAddr> {
         self.hosts_from(self.base())
     }
@@ -73,14 +73,14 @@ impl Cidr {
         self.contains_address(address) && ![self.base(), self.gateway(), self.last()].contains(&address)
     }
 
-    /// How many addresses [`Self::hosts`] has; of a large IPv6 network, as many as the type can say.
+    /// Returns how many addresses [`Self::hosts`] has; for a large IPv6 network, the largest number of the type.
     pub fn capacity(self) -> u64 {
         let gateway = number(self.gateway());
         let hosts = number(self.last()).saturating_sub(gateway).saturating_sub(1);
         u64::try_from(hosts).unwrap_or(u64::MAX)
     }
 
-    /// The address of this family with that number, which is within the family's range.
+    /// Returns the address of this family with that number, which is within the family's range.
     fn address(self, number: u128) -> IpAddr {
         match self.0 {
             IpNet::V4(_) => Ipv4Addr::from(u32::try_from(number).unwrap_or(u32::MAX)).into(),

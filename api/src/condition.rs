@@ -1,4 +1,4 @@
-//! Standard conditions, with reasons a person can act on.
+//! Standard conditions, with reasons that a person can act on.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ pub struct Condition {
     pub observed_generation: Option<i64>,
 }
 
-/// Sets a condition; its time changes only with its status. True if anything but the time changed.
+/// Sets a condition; its time changes only with its status. Returns whether anything but the time changed.
 pub fn set(conditions: &mut Vec<Condition>, mut new: Condition) -> bool {
     let Some(old) = conditions.iter_mut().find(|condition| condition.kind == new.kind) else {
         conditions.push(new);
@@ -42,7 +42,7 @@ pub fn set(conditions: &mut Vec<Condition>, mut new: Condition) -> bool {
     is_changed
 }
 
-/// The condition of a type.
+/// Returns the condition of a type.
 pub fn find<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.kind == kind)
 }

@@ -1,6 +1,6 @@
-//! Endpoint: a member of a network. A pod's is named `<pod>-<first 8 of its UID>` and made by the operator, a Service's
-//! (a scaled one) `<service>-<first 8 of its UID>`, a node's as the node; others are made and named by their users, and serve the pod that names
-//! them by annotation, one after the other.
+//! Endpoint: a member of a network. The operator makes a pod's Endpoint, named `<pod>-<first 8 of its UID>`; a
+//! Service's (a scaled one), named `<service>-<first 8 of its UID>`; and a node's, named as the node. Users make and
+//! name the others. Such an Endpoint serves the pods that name it by annotation, one after the other.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;

@@ -1,4 +1,4 @@
-//! Integers and bytes that mean something.
+//! Types for integers and bytes that mean something.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -113,7 +113,7 @@ pub struct MacError(String);
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// The MAC of an endpoint that has no other: locally administered, then the address.
+    /// Returns the MAC address of an endpoint that has no other: locally administered, then the address.
     pub fn of(address: Ipv4Addr) -> Self {
         let [a, b, c, d] = address.octets();
         Self([0x02, 0x54, a, b, c, d])
@@ -146,8 +146,8 @@ impl FromStr for MacAddr {
     }
 }
 
-/// IPv6 as it is, IPv4 mapped into it (RFC 4291 section 2.5.5.2), network order: the form of addresses in rows and
-/// tables.
+/// Returns an address in the form that rows and tables have: IPv6 as it is, IPv4 mapped into IPv6 (RFC 4291 section
+/// 2.5.5.2), network order.
 pub fn mapped(address: impl Into<IpAddr>) -> [u8; 16] {
     match address.into() {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),

@@ -83,7 +83,7 @@ impl Config {
         })
     }
 
-    /// CHECK is in every supported version, STATUS and GC came with 1.1.0.
+    /// Returns an error before 1.1.0. CHECK is in every supported version, STATUS and GC came with 1.1.0.
     pub fn require_1_1(&self, verb: &'static str) -> Result<(), PluginError> {
         if self.cni_version == "1.1.0" {
             return Ok(());
@@ -95,14 +95,15 @@ impl Config {
     }
 }
 
-/// Starts with a letter or digit, then letters, digits, `_`, `.`, `-` (CNI spec, container ids and network names).
+/// Whether the text starts with a letter or digit, and then has letters, digits, `_`, `.`, `-` only (CNI spec,
+/// container ids and network names).
 pub fn is_identifier(text: &str) -> bool {
     let mut characters = text.chars();
     characters.next().is_some_and(|c| c.is_ascii_alphanumeric())
         && characters.all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
 }
 
-/// The JSON object that stdin must hold.
+/// Returns the JSON object that stdin must hold.
 pub fn object(input: &[u8]) -> Result<Map<String, Value>, PluginError> {
     match serde_json::from_slice(input).map_err(PluginError::Decode)? {
         Value::Object(fields) => Ok(fields),

@@ -3,7 +3,7 @@
 use crate::config::is_identifier;
 use crate::error::PluginError;
 
-/// What the runtime asks for.
+/// The operation that the runtime asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     Add,
@@ -14,7 +14,7 @@ pub enum Verb {
     Version,
 }
 
-/// The variables, read once; what a verb needs it demands by the accessors.
+/// The variables, read once. Accessors demand those that a verb needs.
 #[derive(Debug)]
 pub struct Environment {
     pub verb: Verb,
@@ -58,7 +58,7 @@ impl Environment {
         })
     }
 
-    /// At most 128 bytes: it becomes part of file names.
+    /// Returns the container id, which has at most 128 bytes because it becomes part of file names.
     pub fn container_id(&self) -> Result<&str, PluginError> {
         if is_identifier(&self.container_id) && self.container_id.len() <= 128 {
             Ok(&self.container_id)
@@ -70,7 +70,7 @@ impl Environment {
         }
     }
 
-    /// A name that Linux takes for an interface.
+    /// Returns the interface's name, if Linux takes it for one.
     pub fn ifname(&self) -> Result<&str, PluginError> {
         let name = &self.ifname;
         let bad = name.is_empty() || name.len() > 15 || name == "." || name == "..";
@@ -98,7 +98,7 @@ impl Environment {
         }
     }
 
-    /// Empty on a DEL after a reboot.
+    /// Returns the path of the namespace; empty on a DEL after a reboot.
     pub fn optional_netns(&self) -> &str {
         &self.netns
     }

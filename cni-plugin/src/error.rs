@@ -1,4 +1,5 @@
-//! What can go wrong, and the CNI error code of each (CNI spec 1.1, "Error"; from 100 our own, set by transitd).
+//! The plugin's errors, and the CNI error code of each (CNI spec 1.1, "Error"; codes from 100 are our own, set by
+//! transitd).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -71,7 +72,7 @@ impl PluginError {
         }
     }
 
-    /// transitd did not answer: not there, not in time, or it ended in the middle of the call.
+    /// Whether transitd did not answer: it is not there, is not in time, or ended in the middle of the call.
     pub fn is_away(&self) -> bool {
         matches!(self, Self::Connect { .. } | Self::Timeout(_) | Self::Call(_))
     }

@@ -5,7 +5,7 @@ use std::io::{Result, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Written aside under a name of this process, synced, renamed, directory synced.
+/// Writes a temporary file with a name of this process, syncs it, renames it, and syncs the directory.
 pub fn replace(path: &Path, content: &[u8]) -> Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".{}.tmp", std::process::id()));

@@ -1,7 +1,8 @@
 //! The CNI plugin binary `thuban`: environment and stdin, one call to transitd, CNI JSON on stdout.
 //!
-//! Invariant: stdout carries exactly one JSON document or nothing; every failure is a CNI error object with exit code 1.
-//! Touches no network itself: transitd does. While transitd is away, DELs wait in the spool and STATUS bridges a restart.
+//! Invariant: stdout carries exactly one JSON document or nothing; every failure is a CNI error object with exit
+//! code 1. The plugin changes no network itself: transitd does. While transitd is away, DELs wait in the spool, and
+//! STATUS bridges a restart.
 
 mod clock;
 mod config;
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
     code
 }
 
-/// `version` is set as soon as the configuration has told which version the answer must have.
+/// Runs the verb. Sets `version` as soon as the configuration has told which version the answer must have.
 fn run(version: &mut String) -> Result<Option<serde_json::Value>, PluginError> {
     let environment = Environment::read(|name| std::env::var(name).ok())?;
     let mut input = Vec::new();

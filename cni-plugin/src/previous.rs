@@ -1,4 +1,4 @@
-//! What CHECK is told of ADD's result: `prevResult`, in the shape of any supported version.
+//! The result of ADD as CHECK gets it: `prevResult`, in the shape of any supported version.
 //!
 //! It is the result of the whole list, so others may have added interfaces, addresses and routes.
 
@@ -40,7 +40,7 @@ struct RouteEntry {
     gw: String,
 }
 
-/// The part that is about the pod's interface `ifname`.
+/// Returns the part that is about the pod's interface `ifname`.
 pub fn parse(previous: Option<&Value>, ifname: &str) -> Result<Previous, PluginError> {
     let previous = previous.ok_or(PluginError::Config {
         field: "prevResult",

@@ -5,7 +5,7 @@
 use serde_json::{Map, Value, json};
 use thuban_proto::cni::Attached;
 
-/// `interfaces[0]` is the host's end, `interfaces[1]` the pod's; `dns` is the configuration's.
+/// Returns the result: `interfaces[0]` is the host's end, `interfaces[1]` the pod's; `dns` is the configuration's.
 pub fn document(
     version: &str,
     ifname: &str,

@@ -1,6 +1,6 @@
-//! DELs that transitd was not there for: one file each, done by transitd when it is back.
+//! Stores DELs that transitd was not there for: one file each. transitd does them when it is back.
 //!
-//! Invariant: a DEL that was told to be done is either done or in a synced file under its final name. A doubled one
+//! Invariant: a DEL that was reported as done is either done or in a synced file under its final name. A repeated DEL
 //! replaces its file. There are never more than [`MAXIMUM`] files.
 
 use std::fs::{self, DirBuilder};
@@ -14,10 +14,10 @@ use crate::clock;
 use crate::error::PluginError;
 use crate::file;
 
-/// Many times the pods of a node.
+/// The most DELs that wait: many times the pods of a node.
 const MAXIMUM: usize = 1024;
 
-/// `asked_at`: when the runtime asked, so that a later ADD of the same attachment is not undone.
+/// Stores a DEL. `asked_at`: when the runtime asked, so that a later ADD of the same attachment is not undone.
 pub fn keep(directory: &Path, request: DelRequest, asked_at: std::time::Duration) -> Result<(), PluginError> {
     let failed = |action, path: &Path| {
         let path = path.to_owned();

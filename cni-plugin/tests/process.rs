@@ -27,7 +27,7 @@ struct Transitd {
     _runtime: tokio::runtime::Runtime,
 }
 
-/// What was asked.
+/// The requests that transitd got.
 #[derive(Default)]
 struct Requests {
     adds: Vec<AddRequest>,
@@ -37,7 +37,7 @@ struct Requests {
 
 struct Service {
     add: add_reply::Result,
-    /// Of every other verb.
+    /// The answer of every verb but ADD.
     error: Option<CniError>,
     requests: Arc<Mutex<Requests>>,
 }
@@ -155,7 +155,7 @@ fn attached() -> add_reply::Result {
     })
 }
 
-/// Exit code and the whole of stdout.
+/// Runs the plugin. Returns its exit code and the whole of stdout.
 fn run(variables: &[(&str, &str)], input: &str) -> (i32, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_thuban"))
         .env_clear()
@@ -186,7 +186,7 @@ fn config(version: &str, socket: &std::path::Path) -> String {
     with(version, socket, json!({}))
 }
 
-/// A configuration with more keys.
+/// Returns a configuration with more keys.
 fn with(version: &str, socket: &std::path::Path, more: Value) -> String {
     let spool = socket.with_file_name("spool");
     let mut config = json!({"cniVersion": version, "name": "thuban", "type": "thuban", "socket": socket, "spool": spool, "x": 1});
@@ -296,7 +296,7 @@ fn del_prints_nothing_and_needs_no_netns_and_no_pod() {
     );
 }
 
-/// The result of ADD as a runtime keeps it.
+/// Returns the result of ADD as a runtime keeps it.
 fn previous() -> Value {
     json!({
         "cniVersion": "1.0.0",
@@ -325,7 +325,7 @@ fn without_transitd_an_add_is_to_be_tried_again() {
 #[test]
 fn repeated_del_without_transitd_is_spooled_once() {
     let folder = Folder::new();
-    // Nobody listens; then somebody who never answers.
+    // First nobody listens; then somebody listens who never answers.
     for hangs in [false, false, true] {
         let _listener = hangs.then(|| std::os::unix::net::UnixListener::bind(folder.socket()).unwrap());
         let start = std::time::Instant::now();
@@ -391,7 +391,7 @@ fn status_tolerates_brief_absence_if_served_this_boot() {
     assert_eq!(code(), 50, "away for too long");
     std::fs::write(folder.0.join("away"), format!("{boot_id} {}", since - 60)).unwrap();
     assert_eq!(status(), (0, String::new()));
-    // One that hangs is away too, and is found out within a second.
+    // A transitd that hangs is away too, and that is found out within a second.
     let _listener = std::os::unix::net::UnixListener::bind(folder.socket()).unwrap();
     let start = std::time::Instant::now();
     assert_eq!(status(), (0, String::new()));

@@ -1,4 +1,4 @@
-//! What tests on real kernels and clusters are made of, and the benchmarks.
+//! The parts of tests on real kernels and clusters, and the benchmarks.
 
 pub mod bench;
 pub mod programs;

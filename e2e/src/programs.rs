@@ -1,4 +1,4 @@
-//! The eBPF object in a test's hands: loaded afresh, never pinned, tables filled row by row.
+//! The eBPF object as tests use it: loaded afresh, never pinned, with tables filled row by row.
 
 use std::{
     collections::BTreeMap,
@@ -20,13 +20,13 @@ use thuban_common::{
 };
 use transitd::dataplane::{filter, loader::verified};
 
-/// Where `cargo xtask build-ebpf` puts the object; THUBAN_PROGRAMS names another one.
+/// Returns the path where `cargo xtask build-ebpf` puts the object; THUBAN_PROGRAMS names another one.
 pub fn object() -> PathBuf {
     let built = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bpf/thuban-programs.o");
     env::var_os("THUBAN_PROGRAMS").map_or_else(built, PathBuf::from)
 }
 
-/// An address as tables key it.
+/// Returns an address as tables key it.
 pub fn address(address: impl Into<IpAddr>) -> [u8; 16] {
     match address.into() {
         IpAddr::V4(address) => mapped(address.octets()),
@@ -34,7 +34,7 @@ pub fn address(address: impl Into<IpAddr>) -> [u8; 16] {
     }
 }
 
-/// Key of an endpoint.
+/// Returns the key of an endpoint.
 pub fn key(vni: u32, endpoint: impl Into<IpAddr>) -> EndpointKey {
     EndpointKey {
         vni,
@@ -42,7 +42,7 @@ pub fn key(vni: u32, endpoint: impl Into<IpAddr>) -> EndpointKey {
     }
 }
 
-/// Members of a role.
+/// Returns the members of a role.
 pub fn members(droplets: &[Ipv4Addr]) -> Members {
     let mut members = Members {
         count: droplets.len() as u32,
@@ -81,7 +81,7 @@ impl Programs {
         Ok(Self { ebpf })
     }
 
-    /// The program of a tc hook.
+    /// Returns the program of a tc hook.
     pub fn tc(&mut self, name: &str) -> Result<&mut SchedClassifier> {
         Ok(self
             .ebpf
@@ -90,7 +90,7 @@ impl Programs {
             .try_into()?)
     }
 
-    /// The program of an XDP hook.
+    /// Returns the program of an XDP hook.
     pub fn xdp(&mut self, name: &str) -> Result<&mut Xdp> {
         Ok(self
             .ebpf
@@ -99,7 +99,8 @@ impl Programs {
             .try_into()?)
     }
 
-    /// Attaches at tc ingress of an interface of the calling thread's network namespace, the agent as transitd does.
+    /// Attaches a program at tc ingress of an interface of the calling thread's network namespace; the agent is
+    /// attached as transitd does it.
     pub fn attach_tc(&mut self, name: &str, interface: &str) -> Result<()> {
         let context = || format!("attaching {name} to {interface}");
         if name == "agent_tc" {
@@ -111,7 +112,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Attaches natively at XDP of an interface of the calling thread's network namespace.
+    /// Attaches a program natively at XDP of an interface of the calling thread's network namespace.
     pub fn attach_xdp(&mut self, name: &str, interface: &str) -> Result<()> {
         let context = || format!("attaching {name} to {interface}");
         self.xdp(name)?
@@ -146,7 +147,7 @@ impl Programs {
         Ok(array.set(index, value, 0)?)
     }
 
-    /// Makes the entry in which a role's packets are counted, as transitd does for a role that is here.
+    /// Makes the entry that counts a role's packets, as transitd does for a role that is here.
     pub fn count_load(&mut self, role: LoadKey) -> Result<()> {
         let mut loads: PerCpuHashMap<_, LoadKey, u64> =
             self.ebpf.map_mut("LOADS").context("LOADS")?.try_into()?;
@@ -189,13 +190,13 @@ impl Programs {
             .context("inserting into SUBNETS")
     }
 
-    /// A counter, summed over CPUs.
+    /// Returns a counter, summed over CPUs.
     pub fn counter(&self, counter: Counter) -> Result<u64> {
         let counters: PerCpuArray<_, u64> = self.ebpf.map("COUNTERS").context("COUNTERS")?.try_into()?;
         Ok(counters.get(&(counter as u32), 0)?.iter().sum())
     }
 
-    /// All counters that aren't zero, by name.
+    /// Returns all counters that aren't zero, by name.
     pub fn counters(&self) -> Result<BTreeMap<&'static str, u64>> {
         let mut counters = BTreeMap::new();
         for counter in Counter::ALL {

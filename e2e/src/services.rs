@@ -1,4 +1,4 @@
-//! Rows of services as transitd writes them, without its order and its Maglev: backends have the slots in turn.
+//! Rows of services as transitd writes them, without its order and its Maglev: backends get the slots in turn.
 
 use std::net::IpAddr;
 
@@ -9,10 +9,10 @@ use thuban_common::services::{
 
 use crate::programs::{Programs, address};
 
-/// Slots of the tables here.
+/// The number of slots of the tables here.
 const SLOTS: u32 = 128;
 
-/// A service's port. `id` is its own.
+/// A port of a service. `id` belongs to this port alone.
 #[derive(Clone, Copy)]
 pub struct Served {
     pub vni: u32,
@@ -20,7 +20,7 @@ pub struct Served {
     pub service: IpAddr,
     pub port: u16,
     pub protocol: u8,
-    /// Seconds.
+    /// Affinity in seconds.
     pub affinity: u32,
     pub flags: u32,
 }
@@ -38,7 +38,7 @@ impl Served {
         }
     }
 
-    /// Writes the rows with these backends in place of those that were there.
+    /// Writes the rows with these backends, in the place of earlier backends.
     pub fn by(&self, programs: &mut Programs, backends: &[(IpAddr, u16)]) -> Result<()> {
         for (index, (backend, port)) in (0..).zip(backends) {
             let key = BackendKey {

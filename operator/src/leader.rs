@@ -1,6 +1,6 @@
-//! Leadership by a Lease: taken by update under resourceVersion, its expiry judged by this process's own monotonic
-//! clock, `leaseTransitions` is the epoch. Safety never depends on it.
-//! No crate: `kube-leader-election` knows no epoch and compares the clocks of several machines.
+//! Leadership by a Lease: it is taken by update under resourceVersion, its expiry is judged by this process's own
+//! monotonic clock, and `leaseTransitions` is the epoch. Safety never depends on it. No crate is used:
+//! `kube-leader-election` knows no epoch and compares the clocks of several machines.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use thuban_api::{ADDRESS_ANNOTATION, CA_BUNDLE_ANNOTATION, OPERATOR_LEASE, SYSTE
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{info, warn};
 
-/// A holder that has not renewed for so long has lost it.
+/// How long a holder may go without a renewal before it has lost the Lease.
 const DURATION: Duration = Duration::from_secs(10);
 const RENEW_EVERY: Duration = Duration::from_secs(2);
-/// The leader itself gives up earlier.
+/// How long the leader itself goes without a renewal before it gives up: less than [`DURATION`].
 const GIVE_UP_AFTER: Duration = Duration::from_secs(8);
-/// An API server that does not answer for so long is away.
+/// How long the API server may take to answer before it counts as away.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
-/// How often one that waits looks at the Lease.
+/// How often a waiting process looks at the Lease.
 const LOOK_EVERY: Duration = Duration::from_millis(300);
-/// How long one that gave the Lease up keeps its streams for the next leader to come.
+/// How long a leader that gave the Lease up keeps its streams, so that the next leader can come.
 const HANDOVER: Duration = Duration::from_secs(2);
-/// Between renewals as they are written, when the clock doesn't say more.
+/// The least time between two renewals as they are written, when the clock doesn't give more.
 const LEAST_STEP: Duration = Duration::from_micros(1);
 
 async fn within_timeout<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
@@ -34,7 +34,7 @@ async fn within_timeout<T>(request: impl Future<Output = Result<T, kube::Error>>
         .unwrap_or_else(|_| Err(silent()))
 }
 
-/// What the Lease says of its holder.
+/// The holder's fields of the Lease.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     pub identity: String,
@@ -50,13 +50,13 @@ pub struct Leadership {
     vacancy: Duration,
 }
 
-/// Why a leadership is over.
+/// The reason why a leadership is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Another one has the Lease, or the API server is away.
+    /// Another process has the Lease, or the API server is away.
     Lost,
-    /// The Lease is ours, but lacks a renewal that was accepted: the API server's state is a restored one, and what this
-    /// process knows is of the future.
+    /// The Lease is ours, but lacks a renewal that was accepted: the API server's state is a restored one, and this
+    /// process knows later states than it.
     Restored,
 }
 
@@ -112,7 +112,7 @@ async fn attempt(
         .map(|lease| Some((lease, vacancy)))
 }
 
-/// Since when nobody has renewed the Lease, by the clocks of two machines.
+/// Returns how long nobody has renewed the Lease, by the clocks of two machines.
 fn vacancy(lease: &Lease) -> Duration {
     let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref());
     let since = renewed.map(|renewed| Timestamp::now().duration_since(renewed.0));
@@ -124,26 +124,27 @@ fn epoch(lease: &Lease) -> u64 {
     u64::try_from(transitions.unwrap_or_default()).unwrap_or_default()
 }
 
-/// Whether a Lease lacks a renewal that the other one has, by the clock of their common holder.
+/// Whether a Lease lacks a renewal that the other Lease has, by the clock of their common holder.
 fn is_older(lease: &Lease, than: &Lease) -> bool {
     let renewed = |lease: &Lease| Some(lease.spec.as_ref()?.renew_time.as_ref()?.0);
     renewed(lease) < renewed(than)
 }
 
-/// When it is renewed: later than the last time, also when the clock went back, else it would look restored.
+/// Returns the time of a renewal: later than the last one even if the clock went back, because the Lease would look
+/// restored otherwise.
 fn renewal(last: Option<&MicroTime>, now: Timestamp) -> MicroTime {
     let least = last.and_then(|last| last.0.checked_add(LEAST_STEP).ok());
     MicroTime(least.map_or(now, |least| least.max(now)))
 }
 
-/// Empty for a Lease that was given up.
+/// Returns the holder of a Lease; empty for a Lease that was given up.
 fn holder(lease: &Lease) -> &str {
     let spec = lease.spec.as_ref();
     spec.and_then(|spec| spec.holder_identity.as_deref())
         .unwrap_or_default()
 }
 
-/// The lease as its new holder writes it.
+/// Returns the Lease as its new holder writes it.
 fn taken(mut lease: Lease, candidate: &Candidate) -> Lease {
     let transitions = i32::try_from(epoch(&lease)).unwrap_or(i32::MAX).saturating_add(1);
     let now = MicroTime(Timestamp::now());
@@ -172,21 +173,21 @@ fn taken(mut lease: Lease, candidate: &Candidate) -> Lease {
 }
 
 impl Leadership {
-    /// Of this leadership; higher than any before.
+    /// Returns the epoch of this leadership, which is higher than any before.
     pub fn epoch(&self) -> u64 {
         epoch(&self.lease)
     }
 
-    /// For how long nobody led before, as far as clocks agree. It is long after a restore, too.
+    /// Returns how long nobody led before, as far as clocks agree. After a restore the time is long, too.
     pub fn vacancy(&self) -> Duration {
         self.vacancy
     }
 
-    /// Droplets have followed a higher epoch (the Lease was deleted, or restored from a backup): the next taking of the
-    /// released Lease begins above it.
+    /// Raises the epoch of the released Lease, because droplets have followed a higher one (the Lease was deleted, or
+    /// restored from a backup): the next leadership begins above it.
     pub fn raise(&mut self, epoch: u64) {
         if let Some(spec) = &mut self.lease.spec {
-            // Without a number, the next leadership would be the first of all.
+            // Without a number the next leadership would be the first one of all.
             spec.lease_transitions = Some(i32::try_from(epoch).unwrap_or(i32::MAX));
         }
     }
@@ -208,7 +209,7 @@ impl Leadership {
         }
     }
 
-    /// Tries until the Lease is renewed, or can't be any more.
+    /// Tries until the Lease is renewed, or can no longer be renewed.
     async fn renew(&mut self) -> Option<End> {
         let parameters = PostParams::default();
         loop {
@@ -243,10 +244,10 @@ impl Leadership {
         holder(lease) == self.candidate.identity && epoch(lease) == self.epoch()
     }
 
-    /// Gives the Lease up, so that the next leader need not wait for its expiry, and waits a little for that one: streams
-    /// that end then are dialled again where somebody is.
+    /// Gives the Lease up, so that the next leader need not wait for its expiry, and waits a little for that leader:
+    /// droplets whose streams end then find a leader when they dial again.
     pub async fn release(mut self) {
-        // A renewal may have been under way: then the Lease is not the one that we know.
+        // A renewal may have been under way: then the Lease has changed since we read it.
         if self.give_up().await.is_err()
             && let Ok(Some(lease)) = within_timeout(self.leases.get_opt(OPERATOR_LEASE)).await
             && self.is_ours(&lease)
@@ -282,7 +283,7 @@ impl Leadership {
     }
 }
 
-/// For tests with two leaders: `THUBAN_DEAF=1` neither renews nor gives up.
+/// Whether the process neither renews nor gives up, for tests with two leaders: `THUBAN_DEAF=1`.
 #[cfg(feature = "failpoints")]
 fn is_deaf() -> bool {
     std::env::var_os("THUBAN_DEAF").is_some()
@@ -344,7 +345,7 @@ mod tests {
                 if !body.is_empty() {
                     let _ = sender.send(serde_json::from_slice::<Lease>(&body).unwrap());
                 }
-                // Whoever looks next sees that another one leads.
+                // The next look shows that another process leads.
                 let lease = serde_json::to_vec(&taken(Lease::default(), &candidate())).unwrap();
                 Ok::<_, kube::Error>(Response::new(Body::from(lease)))
             }

@@ -25,12 +25,13 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
-/// Gives back what bursts took, such as the one when all droplets dial: by glibc's allocator it stays with the process.
+/// The allocator, which gives back the memory of bursts, such as the one when all droplets dial: with glibc's allocator
+/// the memory stays with the process.
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
-/// What jemalloc is told at the first allocation: few arenas, for what is free in one is of no use to the others.
-/// `_RJEM_MALLOC_CONF` in the environment counts more.
+/// The settings that jemalloc reads at the first allocation: few arenas, because the other arenas can't use memory that
+/// is free in one. `_RJEM_MALLOC_CONF` in the environment takes precedence.
 // SAFETY: jemalloc declares `const char *_rjem_malloc_conf`; the text ends with a NUL and lives for ever.
 #[allow(unsafe_code)]
 #[unsafe(export_name = "_rjem_malloc_conf")]
@@ -105,15 +106,15 @@ async fn main() -> Result<()> {
     }
 }
 
-/// What follows a leadership.
+/// The step after a leadership.
 enum Next {
     Stop,
-    /// Back among those who wait for the Lease.
+    /// The process waits for the Lease again.
     Again,
 }
 
-/// Becomes a new process in place of this one: caches, streams and everything else of a leadership that was lost end for
-/// sure, and kubelet sees no crash that it would answer by a pause. Returns only if that fails.
+/// Becomes a new process in place of this one: caches, streams and everything else of a lost leadership certainly end,
+/// and kubelet sees no crash that it would answer by a pause. Returns only if that fails.
 fn start_again() -> anyhow::Error {
     let program = match std::env::current_exe() {
         Ok(program) => program,
@@ -123,7 +124,7 @@ fn start_again() -> anyhow::Error {
     anyhow::Error::new(error).context(format!("starting {} again", program.display()))
 }
 
-/// SIGTERM or SIGINT; as PID 1 the process gets no default handlers.
+/// The signals SIGTERM and SIGINT; as PID 1 the process gets no default handlers.
 struct Stop(Signal, Signal);
 
 impl Stop {
@@ -216,7 +217,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
     next
 }
 
-/// Controllers and stream server, for as long as this process leads.
+/// Runs controllers and stream server for as long as this process leads.
 async fn run(
     settings: &Settings,
     client: Client,
@@ -251,7 +252,7 @@ async fn run(
         }
     };
     tokio::select! {
-        // At once: droplets that dial while caches are filled need not dial again.
+        // The server starts at once, so that droplets that dial while caches are filled need not dial again.
         result = serve(listen, tls, service) => result.context("stream server ended"),
         () = control => bail!("a watch or controller ended"),
     }

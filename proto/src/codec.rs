@@ -1,4 +1,4 @@
-//! How messages are framed: prost's way, with buffers that suit streams which are quiet most of the time.
+//! Framing of messages: prost's way, with buffers that suit streams which are quiet most of the time.
 
 use std::marker::PhantomData;
 
@@ -6,12 +6,13 @@ use prost::Message;
 use tonic::codec::{BufferSettings, Codec};
 use tonic_prost::ProstCodec;
 
-/// Of each direction: it grows with a message that is larger, and an operator has a stream for each droplet.
+/// Bytes of a stream's buffer in each direction. The buffer grows with a message that is larger; an operator has a
+/// stream for each droplet.
 const BUFFER: usize = 1024;
-/// Messages are sent together up to so many bytes, as by default.
+/// Messages are sent together up to this number of bytes, which is the default.
 const TOGETHER: usize = 32 * 1024;
 
-/// Sends `T`, receives `U`.
+/// A codec that sends `T` and receives `U`.
 #[derive(Clone, Copy, Debug)]
 pub struct SmallBuffers<T, U>(PhantomData<(T, U)>);
 

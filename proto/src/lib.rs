@@ -6,13 +6,13 @@
 
 pub mod codec;
 
-/// CNI plugin to transitd.
+/// The contract between the CNI plugin and transitd.
 #[allow(clippy::pedantic)]
 pub mod cni {
     tonic::include_proto!("thuban.cni.v1");
 }
 
-/// transitd to operator.
+/// The contract between transitd and the operator.
 #[allow(clippy::pedantic)]
 pub mod transit {
     tonic::include_proto!("thuban.transit.v1");
@@ -22,16 +22,19 @@ pub mod transit {
 pub const OPERATOR_TLS_NAME: &str = "thuban-operator";
 /// Audience of the projected ServiceAccount token with which a node proves itself to the operator.
 pub const OPERATOR_TOKEN_AUDIENCE: &str = "thuban-operator";
-/// Version of the transit contract, sent in `Hello`. Operator and transitd work together when they are at most one apart:
-/// each ignores fields and messages that it doesn't know. Which kinds of rows a droplet understands it says by itself
-/// (`Hello.row_kinds`). 2 added `Load`, `LocalRow.moved_from` and `relays`
-/// of `VpcRow` and `NetworkRow`.
+/// Version of the transit contract, sent in `Hello`. Operator and transitd work together when their versions are at
+/// most one apart: each ignores fields and messages that it doesn't know. The kinds of rows that a droplet understands
+/// are listed separately, in `Hello.row_kinds`. Version 2 added `Load`, `LocalRow.moved_from` and `relays` of `VpcRow`
+/// and `NetworkRow`.
 pub const PROTOCOL_VERSION: u32 = 2;
-/// Where transitd listens for the CNI plugin, unless the CNI configuration names another path.
+/// Socket on which transitd listens for the CNI plugin, unless the CNI configuration names another path.
 pub const DEFAULT_CNI_SOCKET: &str = "/run/thuban/cni.sock";
-/// Where the CNI plugin leaves DELs while transitd is away, unless the CNI configuration names another path.
+/// Directory in which the CNI plugin leaves DELs while transitd is away, unless the CNI configuration names another
+/// path.
 pub const DEFAULT_CNI_SPOOL: &str = "/var/lib/thuban/spool";
-/// Beside the socket, with the boot id in it: a transitd of this boot has served pods, so its absence may be a restart.
+/// File beside the socket that holds the boot id: a transitd of this boot has served pods, so its absence may be a
+/// restart.
 pub const SERVED_FILE: &str = "served";
-/// Beside the socket: since when STATUS found transitd not ready. Written by the plugin, removed when transitd is ready.
+/// File beside the socket that says since when STATUS has found transitd not ready. The plugin writes it, and removes
+/// it when transitd is ready.
 pub const AWAY_FILE: &str = "away";

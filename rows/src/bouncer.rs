@@ -1,5 +1,5 @@
-//! Where an endpoint lives, for a bouncer of its network. One row for both addresses, so that an endpoint costs as many
-//! rows with IPv6 as without.
+//! The row that tells a bouncer where an endpoint of its network lives. One row has both addresses, so an endpoint with
+//! IPv6 costs as many rows as one without.
 
 use std::net::{IpAddr, Ipv6Addr};
 

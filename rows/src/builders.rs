@@ -1,4 +1,4 @@
-//! Rows that tests begin with: each kind's is valid, and has something in every field.
+//! Rows that tests begin with: the row of each kind is valid, and has something in every field.
 
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)] // what is written here can be read
 
@@ -25,12 +25,12 @@ pub const fn network_id(number: u32) -> NetworkId {
     NetworkId::new(number).unwrap()
 }
 
-/// 172.16.0.x
+/// Returns 172.16.0.x.
 pub fn underlay(last: u8) -> Underlay {
     [172, 16, 0, last].into()
 }
 
-/// One of each kind.
+/// Returns a row of the kind.
 pub fn row(kind: Kind) -> Row {
     match kind {
         Kind::Droplet => Row::Droplet(Droplet { address: underlay(1) }),
@@ -65,7 +65,7 @@ pub fn row(kind: Kind) -> Row {
     }
 }
 
-/// 10.0.1.x
+/// Returns 10.0.1.x.
 fn address(last: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 1, last).into()
 }
@@ -77,7 +77,7 @@ fn members() -> Members {
     }
 }
 
-/// 10.0.0.0/16 and fd00:1::/48, with two dividers.
+/// Returns a VPC with 10.0.0.0/16 and fd00:1::/48, and two dividers.
 pub fn vpc() -> Vpc {
     Vpc {
         vni: VNI,
@@ -97,7 +97,7 @@ pub fn vpc() -> Vpc {
     }
 }
 
-/// 10.0.1.0/24 and fd00:1::/64, with two bouncers.
+/// Returns a network with 10.0.1.0/24 and fd00:1::/64, and two bouncers.
 pub fn network() -> Network {
     Network {
         vni: VNI,
@@ -108,7 +108,7 @@ pub fn network() -> Network {
     }
 }
 
-/// 10.0.1.5 and fd00:1::5, of pod `u5`.
+/// Returns the endpoint of pod `u5`, with 10.0.1.5 and fd00:1::5.
 pub fn local() -> LocalEndpoint {
     let own = Ipv4Addr::new(10, 0, 1, 5);
     LocalEndpoint {
@@ -130,7 +130,7 @@ pub fn local() -> LocalEndpoint {
     }
 }
 
-/// The bouncer's row of the endpoint of [`local`].
+/// Returns the bouncer's row of the endpoint of [`local`].
 pub fn bouncer() -> Bouncer {
     Bouncer {
         vni: VNI,
@@ -140,7 +140,7 @@ pub fn bouncer() -> Bouncer {
     }
 }
 
-/// TCP port 80 of 10.96.0.10, with a backend.
+/// Returns a service with TCP port 80 at 10.96.0.10, and a backend.
 pub fn service() -> Service {
     Service {
         vni: VNI,
@@ -155,7 +155,7 @@ pub fn service() -> Service {
     }
 }
 
-/// Port 8080 of 10.0.1.x.
+/// Returns a backend at port 8080 of 10.0.1.x.
 pub fn backend(last: u8) -> Backend {
     Backend {
         address: address(last),
@@ -163,7 +163,7 @@ pub fn backend(last: u8) -> Backend {
     }
 }
 
-/// NodePort 30080 of the service of [`service`], with two backends here, of which one ends.
+/// Returns NodePort 30080 of the service of [`service`]. It has two backends here, of which one ends.
 pub fn exposed() -> Exposed {
     Exposed {
         vni: VNI,

@@ -1,4 +1,4 @@
-//! Where an endpoint's address lives, for a droplet that subscribed to it: the direct path.
+//! The row that tells a subscribed droplet where an endpoint's address lives: the direct path.
 
 use std::net::IpAddr;
 

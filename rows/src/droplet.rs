@@ -1,4 +1,4 @@
-//! A known droplet: outer sources that are no such address are dropped.
+//! The row of a known droplet. Packets with an outer source that no such row has are dropped.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -14,7 +14,7 @@ use crate::fields::{InvalidRow, invalid};
 pub struct Underlay(pub Ipv4Addr);
 
 impl Underlay {
-    /// The least one.
+    /// The least address.
     pub const MIN: Self = Self(Ipv4Addr::UNSPECIFIED);
 
     pub fn octets(self) -> [u8; 4] {

@@ -1,5 +1,5 @@
-//! What of a service is reached by way of nodes: at their own addresses, or at addresses outside of the cluster that lead
-//! to them.
+//! The part of a service that is reached by way of nodes: at their own addresses, or at addresses outside of the
+//! cluster that lead to nodes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,14 +15,14 @@ use crate::service::{Backend, MAX_PORTS, backends, number, protocol, service_add
 pub struct Exposed {
     /// The VNI of the node's own endpoint, or of any VPC if all ports are local.
     pub vni: Vni,
-    /// The service's in its VPC, to which the node translates.
+    /// The address of the service in its VPC, to which the node translates.
     pub address: IpAddr,
     pub ports: Vec<ExposedPort>,
-    /// Besides those of nodes; of the service's family.
+    /// Addresses besides those of nodes, of the service's family.
     pub addresses: BTreeSet<IpAddr>,
-    /// Where load balancers ask whether there are backends here.
+    /// The port where load balancers ask whether there are backends here.
     pub health_port: Option<u16>,
-    /// namespace/name, told there.
+    /// The service as `namespace/name`, told at the health port.
     pub service: String,
 }
 
@@ -35,19 +35,20 @@ pub struct ExposedPort {
     pub node_port: Option<u16>,
     /// This droplet's backends, if those of others are not reached from outside.
     pub local: Option<BTreeSet<Backend>>,
-    /// Addresses of those of them that end: they serve as long as no other does, and load balancers are not told of them.
+    /// Addresses of the local backends that end. They serve as long as no other does, and load balancers are not told
+    /// of them.
     pub ending: BTreeSet<IpAddr>,
-    /// Droplets whose backends have a share of what comes by TCP from elsewhere than a droplet.
+    /// Droplets whose backends get a share of the TCP traffic that comes from elsewhere than a droplet.
     pub peers: BTreeSet<Underlay>,
 }
 
 impl Exposed {
-    /// Backends that are reached by their own addresses.
+    /// Returns the backends that are reached by their own addresses.
     pub fn local_backends(&self) -> impl Iterator<Item = &Backend> {
         self.ports.iter().flat_map(|port| port.local.iter().flatten())
     }
 
-    /// Addresses of those that stay.
+    /// Returns the addresses of the local backends that don't end.
     pub fn staying(&self) -> BTreeSet<IpAddr> {
         let staying = self.ports.iter().flat_map(|port| {
             let addresses = port.local.iter().flatten().map(|backend| backend.address);
@@ -56,7 +57,7 @@ impl Exposed {
         staying.collect()
     }
 
-    /// Whether all that comes goes to backends of this droplet.
+    /// Whether all traffic goes to backends of this droplet.
     pub fn is_local(&self) -> bool {
         self.ports.iter().all(|port| port.local.is_some())
     }

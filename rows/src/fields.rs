@@ -1,4 +1,5 @@
-//! Fields that several kinds have, read and written. IPv4 addresses within VPCs go mapped into 16 bytes.
+//! Fields that several kinds of rows have: reads and writes them. IPv4 addresses within VPCs are sent mapped into 16
+//! bytes.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -36,7 +37,7 @@ pub fn pod_uid(uid: String) -> Result<String, InvalidRow> {
     Ok(uid)
 }
 
-/// An address of a message: 16 bytes, IPv4 mapped; none of other lengths.
+/// Reads an address of a message: 16 bytes, IPv4 mapped. Other lengths give none.
 pub fn read_address(bytes: &[u8]) -> Option<IpAddr> {
     Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_canonical())
 }
@@ -49,7 +50,7 @@ pub fn octets(address: impl Into<IpAddr>) -> Vec<u8> {
     mapped(address).to_vec()
 }
 
-/// The IPv6 address of an endpoint: empty is none.
+/// Reads the IPv6 address of an endpoint: empty is none.
 pub fn address6(bytes: &[u8]) -> Result<Option<Ipv6Addr>, InvalidRow> {
     if bytes.is_empty() {
         return Ok(None);
@@ -68,14 +69,14 @@ pub fn address6(bytes: &[u8]) -> Result<Option<Ipv6Addr>, InvalidRow> {
     ))
 }
 
-/// 16 bytes, or none.
+/// Writes an address as 16 bytes; none is empty.
 pub fn octets6(address: Option<Ipv6Addr>) -> Vec<u8> {
     address
         .map(|address| address.octets().to_vec())
         .unwrap_or_default()
 }
 
-/// What one host of a network may have: no loopback, link-local, multicast, `0.0.0.0/8` or `::/96`.
+/// Whether one host of a network may have the address: no loopback, link-local, multicast, `0.0.0.0/8` or `::/96`.
 pub fn is_usable(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => {
@@ -90,7 +91,7 @@ pub fn is_usable(address: IpAddr) -> bool {
     }
 }
 
-/// IPv4 ranges and IPv6 ranges, which come in fields of their own: a droplet that doesn't know IPv6 goes on with IPv4.
+/// Reads IPv4 ranges and IPv6 ranges, which are in separate fields: a droplet that doesn't know IPv6 goes on with IPv4.
 pub fn cidrs(list: &[String], list6: &[String]) -> Result<Vec<IpNet>, InvalidRow> {
     let v4 = list.iter().map(|text| {
         text.parse::<Ipv4Net>()
@@ -109,13 +110,13 @@ pub fn cidrs(list: &[String], list6: &[String]) -> Result<Vec<IpNet>, InvalidRow
     v4.chain(v6).collect()
 }
 
-/// (IPv4, IPv6), as [`cidrs`] reads them.
+/// Splits ranges into (IPv4, IPv6), as [`cidrs`] reads them.
 pub fn by_family(cidrs: &[IpNet]) -> (Vec<String>, Vec<String>) {
     let (v4, v6): (Vec<&IpNet>, Vec<&IpNet>) = cidrs.iter().partition(|cidr| matches!(cidr, IpNet::V4(_)));
     (texts(v4), texts(v6))
 }
 
-/// Ranges of both families in one field.
+/// Reads ranges of both families from one field.
 pub fn of_both_families(list: &[String], field: &'static str) -> Result<Vec<IpNet>, InvalidRow> {
     let read = |text: &String| {
         text.parse::<IpNet>()

@@ -1,4 +1,5 @@
-//! Where an endpoint that lived on this droplet lives now: its packets follow it until bouncers and subscribers know.
+//! The row that tells where an endpoint that lived on this droplet lives now: its packets follow it until bouncers and
+//! subscribers know.
 
 use std::net::IpAddr;
 

@@ -18,19 +18,19 @@ pub enum RowKey {
     Vpc(Vni),
     /// The endpoint's IPv4 address: one row for both of its addresses.
     Local(Vni, IpAddr),
-    /// As [`Self::Local`].
+    /// The endpoint's IPv4 address: one row for both of its addresses.
     Bouncer(Vni, IpAddr),
     /// Either address of the endpoint.
     Direct(Vni, IpAddr),
-    /// As [`Self::Direct`].
+    /// Either address of the endpoint.
     Forward(Vni, IpAddr),
-    /// UID that kubelet tells the CNI plugin.
+    /// The pod's UID, as kubelet tells it to the CNI plugin.
     Refused(String),
     /// One of the service's addresses.
     Service(Vni, IpAddr),
-    /// As [`Self::Service`]; the VNI is of the VPC whose pods reach it.
+    /// One of the service's addresses. The VNI is of the VPC whose pods reach the service.
     NodeService(Vni, IpAddr),
-    /// As [`Self::Service`].
+    /// One of the service's addresses.
     Exposed(Vni, IpAddr),
 }
 
@@ -51,7 +51,7 @@ impl RowKey {
         }
     }
 
-    /// The VPC that the row belongs to, if any.
+    /// Returns the VNI of the VPC that the row belongs to, if any.
     pub fn vni(&self) -> Option<Vni> {
         match self {
             Self::Droplet(_) | Self::Refused(_) => None,
@@ -71,7 +71,7 @@ impl RowKey {
 impl TryFrom<&proto::RowKey> for RowKey {
     type Error = InvalidRow;
 
-    /// Reads the key of a row that may itself be invalid: a nack names it all the same.
+    /// Reads the key of a row that may itself be invalid, because a nack names such a row too.
     fn try_from(key: &proto::RowKey) -> Result<Self, InvalidRow> {
         use proto::row_key::Key;
         let pair = |key: &proto::AddressKey| Ok((fields::vni(key.vni)?, fields::address(&key.address)?));
@@ -124,7 +124,7 @@ fn address_key(vni: u32, address: &[u8]) -> proto::AddressKey {
     proto::AddressKey { vni, address }
 }
 
-/// The key of a row as the contract has it, also of a row that is not valid: a nack must name it.
+/// Returns the key of a row as the contract has it, also of a row that is not valid, because a nack must name it.
 pub fn proto_key(row: &proto::Row) -> Option<proto::RowKey> {
     use proto::row::Row as Told;
     use proto::row_key::Key;

@@ -1,16 +1,16 @@
 //! The kinds of rows, and which of them a droplet understands.
 //!
-//! Invariant: a kind's number is its field's in `Row` of the contract, and is never another kind's.
+//! Invariant: a kind's number is the number of its field in `Row` of the contract, and no other kind ever has it.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use thuban_proto::transit::RowKind;
 
-/// One list for all that must know every kind.
+/// Defines all kinds in one list, for all code that must know every kind.
 macro_rules! kinds {
     ($($kind:ident $name:literal),+ $(,)?) => {
-        /// What a row is about.
+        /// The kind of a row.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Kind {
             $($kind),+
@@ -19,14 +19,14 @@ macro_rules! kinds {
         impl Kind {
             pub const ALL: &[Self] = &[$(Self::$kind),+];
 
-            /// The name by which people are told of the kind.
+            /// Returns the name of the kind in messages to people.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$kind => $name),+
                 }
             }
 
-            /// The number of the kind in Hello.
+            /// Returns the number of the kind in Hello.
             pub const fn number(self) -> i32 {
                 match self {
                     $(Self::$kind => RowKind::$kind as i32),+
@@ -57,8 +57,8 @@ kinds! {
     Exposed "exposed",
 }
 
-/// The kinds that a droplet understands which doesn't say: those of the last release before Hello named them. It never
-/// grows.
+/// The kinds of a droplet that doesn't say which kinds it understands: those of the last release before Hello named
+/// them. The list never grows.
 pub const BASELINE: &[Kind] = &[
     Kind::Droplet,
     Kind::Vpc,
@@ -84,12 +84,12 @@ impl fmt::Display for Kind {
 pub struct Kinds(BTreeSet<Kind>);
 
 impl Kinds {
-    /// All that this version knows.
+    /// Returns all kinds that this version knows.
     pub fn all() -> Self {
         Kind::ALL.iter().copied().collect()
     }
 
-    /// As `Hello.row_kinds` tells them. None are [`BASELINE`]; numbers of a newer version are left out.
+    /// Reads the kinds of `Hello.row_kinds`. An empty list means [`BASELINE`]; numbers of a newer version are left out.
     pub fn read(numbers: &[i32]) -> Self {
         if numbers.is_empty() {
             return BASELINE.iter().copied().collect();
@@ -100,7 +100,7 @@ impl Kinds {
         kinds.filter_map(Kind::told).collect()
     }
 
-    /// The numbers for `Hello.row_kinds`.
+    /// Returns the numbers for `Hello.row_kinds`.
     pub fn numbers(&self) -> Vec<i32> {
         self.0.iter().map(|kind| kind.number()).collect()
     }
@@ -109,7 +109,7 @@ impl Kinds {
         self.0.contains(&kind)
     }
 
-    /// Those that this version knows besides.
+    /// Returns the kinds that this version knows and the droplet does not understand.
     pub fn lacking(&self) -> impl Iterator<Item = Kind> {
         Kind::ALL.iter().copied().filter(|kind| !self.contains(*kind))
     }

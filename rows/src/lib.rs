@@ -1,8 +1,8 @@
-//! The contract between operator and droplet: what rows there are, what identifies them, and how they go over the wire.
+//! The contract between operator and droplet: which rows there are, what identifies them, and how they are sent.
 //!
 //! The operator's model makes rows, and a stream sends them as messages of `transit.proto`. transitd reads them back by
-//! `TryFrom`, which validates: what can't be a table's row never gets further than this crate. What a row means in a
-//! droplet's tables is transitd's alone. No I/O, and nothing of eBPF.
+//! `TryFrom`, which validates them: a row that a table can't have never gets further than this crate. transitd alone
+//! decides what a row means in a droplet's tables. No I/O, and nothing of eBPF.
 //!
 //! Invariant: every row that is read is written back as it was read, and a key names one row of one droplet.
 //!
@@ -25,8 +25,8 @@
 //! 2. A file here with its type. From there the compiler leads: [`Row`], [`RowKey`] and [`Kind`] are matched
 //!    exhaustively, here and in transitd's `table_rows`.
 //!
-//! Don't add it to [`BASELINE`]: a droplet of before doesn't know it and is not sent it, and objects that need it there say
-//! so (`WaitsForUpgrade`).
+//! Don't add the kind to [`BASELINE`]: older droplets don't know it and are not sent it. Objects that need it on such a
+//! droplet say so (`WaitsForUpgrade`).
 
 mod bouncer;
 #[cfg(any(test, feature = "builders"))]
@@ -64,7 +64,7 @@ pub use refused::Refused;
 pub use service::{Backend, MAX_BACKENDS, MAX_PORTS, Port, Service};
 pub use vpc::{ServiceName, Visible, Vpc};
 
-/// A row of a droplet's program. In the order of [`Kind`].
+/// A row of a droplet's program. The variants are in the order of [`Kind`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Row {
     Droplet(Droplet),

@@ -10,18 +10,19 @@ use thuban_proto::transit::LocalRow;
 use crate::droplet::Underlay;
 use crate::fields::{self, InvalidRow, invalid};
 
-/// The MAC address that each endpoint has for its gateway: no endpoint has it itself.
+/// The MAC address of every endpoint's gateway; no endpoint has this address itself.
 pub const GATEWAY_MAC: MacAddr = MacAddr([0x02, 0x54, 0x68, 0x75, 0x62, 0x61]);
 
-/// transitd keeps it in a file across its restarts, so a new field needs a default there.
+/// An endpoint that lives on this droplet. transitd keeps it in a file across its restarts, so a new field needs a
+/// default there.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct LocalEndpoint {
     pub vni: Vni,
     pub address: Ipv4Addr,
-    /// Its address and the length of its network's prefix.
+    /// The IPv6 address with the prefix length of its network.
     pub address6: Option<Ipv6Net>,
     pub network: NetworkId,
-    /// 1 to 32.
+    /// The prefix length of its IPv4 network, 1 to 32.
     pub prefix_length: u8,
     pub gateway: Ipv4Addr,
     /// Unicast, and not [`GATEWAY_MAC`].
@@ -34,17 +35,17 @@ pub struct LocalEndpoint {
     pub pod_name: String,
     pub vpc_name: String,
     pub network_name: String,
-    /// Provisioned: ADD may go on.
+    /// The endpoint is Provisioned: ADD may go on.
     pub ready: bool,
-    /// The droplet that had it before and may send on what others still send there.
+    /// The endpoint's previous droplet, which may send on the packets that others still send to it.
     pub moved_from: Option<Underlay>,
-    /// The node itself.
+    /// The endpoint is the node itself.
     #[serde(default)]
     pub host: bool,
 }
 
 impl LocalEndpoint {
-    /// IPv4, then IPv6 if it has it.
+    /// Yields the IPv4 address, then the IPv6 address if there is one.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let second = self.address6.map(|net| IpAddr::from(net.addr()));
         std::iter::once(self.address.into()).chain(second)

@@ -3,13 +3,14 @@
 use crate::droplet::Underlay;
 use crate::fields::{InvalidRow, invalid};
 
-/// Most bouncers of a network, and most dividers of a VPC: a packet's next one is picked among them without a table.
+/// The most bouncers of a network, and the most dividers of a VPC: the next hop of a packet is picked among them
+/// without a table.
 pub const MAX_MEMBERS: usize = 8;
 
-/// Droplets whose role is used, and those that only pass on what still comes to them.
+/// Droplets whose role is used, and droplets that only pass on packets that still arrive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Members {
-    /// Sorted, for every droplet must rank the same list; at most [`MAX_MEMBERS`].
+    /// Droplets whose role is used: sorted, because every droplet must rank the same list; at most [`MAX_MEMBERS`].
     pub used: Vec<Underlay>,
     pub relays: Vec<Underlay>,
 }

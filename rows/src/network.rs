@@ -14,7 +14,7 @@ pub struct Network {
     /// Ranges of both families, IPv4 first.
     pub cidrs: Vec<IpNet>,
     pub bouncers: Members,
-    /// This droplet is one of the bouncers, or is to be, or was until now.
+    /// This droplet is one of the bouncers, or will be one, or was one until now.
     pub bouncer_here: bool,
 }
 

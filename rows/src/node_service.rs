@@ -15,9 +15,9 @@ pub struct NodeService {
     pub address: IpAddr,
     /// Ports as in [`crate::Service`]; none if the service is `inside`.
     pub ports: Vec<Port>,
-    /// Its backends are in the VPC of the node's own endpoint, which sends on what comes for them.
+    /// The backends are in the VPC of the node's own endpoint, which sends packets for the service on to them.
     pub inside: bool,
-    /// It is the cluster's DNS: only by a view of it.
+    /// The service is the cluster's DNS: pods reach it only by a view.
     pub names: bool,
 }
 

@@ -1,4 +1,4 @@
-//! A pod on this node that got no endpoint: its ADD fails at once with the reason.
+//! The row of a pod on this node that got no endpoint: its ADD fails at once with the reason.
 
 use thuban_proto::transit::RefusedRow;
 

@@ -8,11 +8,11 @@ use thuban_proto::transit::{ServiceBackend, ServicePort, ServiceRow};
 
 use crate::fields::{self, InvalidRow, invalid};
 
-/// Most ports of a service.
+/// The most ports of a service.
 pub const MAX_PORTS: usize = 128;
-/// Most backends of a port.
+/// The most backends of a port.
 pub const MAX_BACKENDS: usize = 16384;
-/// A day, as Kubernetes has it.
+/// The longest affinity in seconds: a day, as in Kubernetes.
 const MAX_AFFINITY: u32 = 86400;
 /// IP protocol numbers that droplets forward: TCP, UDP, SCTP.
 const PROTOCOLS: [u8; 3] = [6, 17, 132];
@@ -20,9 +20,9 @@ const PROTOCOLS: [u8; 3] = [6, 17, 132];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     pub vni: Vni,
-    /// Unicast, not link-local.
+    /// The address of the service: unicast, not link-local.
     pub address: IpAddr,
-    /// At most [`MAX_PORTS`], no two with the same protocol and port.
+    /// The ports of the service: at most [`MAX_PORTS`], no two with the same protocol and port.
     pub ports: Vec<Port>,
 }
 
@@ -33,7 +33,8 @@ pub struct Port {
     pub port: u16,
     /// Seconds for which a client keeps its backend after its last connection; 0: none.
     pub affinity: u32,
-    /// Backends are this droplet's alone, for its own clients; packets are dropped without, for others have some.
+    /// The backends are this droplet's alone, for its own clients. Without a backend packets are dropped, because other
+    /// droplets have some.
     pub local: bool,
     /// Backends of the service's family, at most [`MAX_BACKENDS`]; none: new connections are refused.
     pub backends: BTreeSet<Backend>,

@@ -1,4 +1,5 @@
-//! A VPC: its ranges, the droplets with its dividers, and what its pods reach and see outside of it.
+//! The row of a VPC: its ranges, the droplets with its dividers, and the outside addresses and names that its pods
+//! reach and see.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,20 +17,20 @@ pub struct Vpc {
     pub vni: Vni,
     /// Ranges of both families, IPv4 first.
     pub cidrs: Vec<IpNet>,
-    /// Addresses of services alone, the same in each VPC.
+    /// Ranges that only services have addresses in, the same in each VPC.
     pub service_cidrs: Vec<IpNet>,
-    /// Outside, and not to be reached all the same.
+    /// Ranges outside of the VPC that its pods can't reach.
     pub closed_cidrs: Vec<IpNet>,
-    /// Those addresses of the VPC that services have.
+    /// Addresses of the VPC that services have.
     pub service_addresses: BTreeSet<IpAddr>,
     pub dividers: Members,
-    /// This droplet is one of the dividers, or is to be, or was until now.
+    /// This droplet is one of the dividers, or will be one, or was one until now.
     pub divider_here: bool,
-    /// Packets to outside go to the host's stack: it is the VPC that nodes are in.
+    /// Packets to outside go to the host's stack: this is the VPC that nodes are in.
     pub host_access: bool,
     /// Packets to outside leave in the node's name.
     pub egress: bool,
-    /// Shared with who keeps a view of it.
+    /// The names that the VPC's pods see; the owner of a view shares this value.
     pub visible: Arc<Visible>,
 }
 
@@ -49,14 +50,14 @@ impl ServiceName {
     }
 }
 
-/// The names that a VPC's pods see in the cluster's DNS. Names as Kubernetes has them: lowercase.
+/// The names that a VPC's pods see in the cluster's DNS. Names are as in Kubernetes: lowercase.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Visible {
     /// Namespaces whose pods and Services are in the VPC.
     pub namespaces: BTreeSet<String>,
-    /// Services besides: shared ones, and those that an annotation puts into this VPC.
+    /// Services besides those of the namespaces: shared ones, and those that an annotation puts into this VPC.
     pub services: BTreeSet<ServiceName>,
-    /// Services that are not in this VPC though their namespace is. They go before `services`.
+    /// Services that are not in this VPC though their namespace is. `hidden` goes before `services`.
     pub hidden: BTreeSet<ServiceName>,
 }
 
@@ -82,7 +83,7 @@ fn names(services: &BTreeSet<ServiceName>) -> Vec<String> {
     names.collect()
 }
 
-/// Unicast addresses.
+/// Reads a list of unicast addresses.
 fn usable(list: &[Vec<u8>], field: &'static str) -> Result<BTreeSet<IpAddr>, InvalidRow> {
     let read = |bytes: &Vec<u8>| {
         let address = fields::read_address(bytes).filter(|address| fields::is_usable(*address));

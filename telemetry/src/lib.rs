@@ -1,7 +1,8 @@
-//! Short texts by HTTP: metrics for Prometheus, probes for kubelet and load balancers. And the end of a process that panics.
+//! Serves short texts by HTTP: metrics for Prometheus, probes for kubelet and load balancers. Ends a process that
+//! panics.
 //!
-//! Untrusted: whoever reaches the address reaches it. A request is read within a limit of bytes and time, few are served at
-//! once, nothing in it but its path counts, not even its method, and nothing can be changed by it.
+//! Requests are untrusted: anybody who reaches the address may send one. A request is read within a limit of bytes and
+//! time, and few are served at once. Only the path counts, not even the method, and no request changes anything.
 
 mod panics;
 
@@ -27,26 +28,26 @@ use tracing::{debug, info, warn};
 
 pub use panics::abort_on_panic;
 
-/// Connections. One more hangs up on the oldest, so that those which ask nothing don't keep the others out.
+/// The most connections. One more closes the oldest, so that connections without a request don't keep others out.
 const AT_ONCE: usize = 32;
-/// Answers that are made.
+/// The most answers that are made at once.
 const MADE_AT_ONCE: usize = 8;
 const LONGEST_REQUEST: usize = 8192;
-/// Of one request and its answer.
+/// How long one request and its answer may take.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// Until the port is tried again, and after an accept that failed.
+/// How long the server waits until it tries the port again, and after an accept that failed.
 const PAUSE: Duration = Duration::from_secs(5);
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const JSON: &str = "application/json";
 
-/// What a path is answered with.
+/// The answer to a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// 200, in Prometheus' format
     Text(String),
     /// The status, with JSON
     Json(StatusCode, String),
-    /// 404; `0` says what there is.
+    /// 404; the text says which paths there are.
     Unknown(&'static str),
     /// 500
     Failed(String),
@@ -54,13 +55,14 @@ pub enum Answer {
     Unready(String),
 }
 
-/// What is served.
+/// The pages that are served.
 pub trait Pages: Send + Sync + 'static {
-    /// `path` begins with a slash and has no query.
+    /// Answers a path, which begins with a slash and has no query.
     fn answer(&self, path: &str) -> impl Future<Output = Answer> + Send;
 }
 
-/// Serves until the process ends. Without its port the process works on; `setting` is named in the log then.
+/// Serves until the process ends. Without its port the process works on; `setting` is the setting that the log names
+/// then.
 pub async fn serve(address: SocketAddr, setting: &'static str, pages: impl Pages) {
     let listener = loop {
         match TcpListener::bind(address).await {
@@ -170,7 +172,7 @@ mod tests {
     async fn ask_at(address: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let _ = stream.write_all(request.as_bytes()).await;
-        // As some clients do.
+        // Some clients close their sending side.
         let _ = stream.shutdown().await;
         let mut answer = String::new();
         let _ = stream.read_to_string(&mut answer).await;

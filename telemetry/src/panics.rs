@@ -1,12 +1,12 @@
-//! What becomes of a panic: the process says so in its log, and ends.
+//! Handles panics: the process logs the panic and ends.
 
 use std::panic;
 use std::process;
 
 use tracing::error;
 
-/// From now on a panic of any thread or task ends the process, whether the build unwinds or not: nobody would miss a task that
-/// is gone. The log must be set up before.
+/// Makes a panic of any thread or task end the process, whether the build unwinds or not: nothing else would notice
+/// that a task is gone. The log must be set up before.
 pub fn abort_on_panic() {
     let said_by_std = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -28,7 +28,7 @@ mod tests {
 
     use super::*;
 
-    /// In the environment of the process that panics.
+    /// The variable in the environment of the process that panics.
     const PANICS: &str = "THUBAN_TEST_PANICS";
     const SIGABRT: i32 = 6;
 

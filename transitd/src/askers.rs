@@ -1,9 +1,10 @@
 //! The pods that ask the cluster's DNS by this node's view: the VPC of each address, and the names that the VPC sees.
 //!
-//! DNS reads what was published last and never waits for the node's state. It is kept in a file, so that a transitd that starts
-//! answers at once, as its predecessor did.
+//! DNS reads what was published last, and never waits for the node's state. The published source is kept in a file, so
+//! that a transitd that starts answers at once, as its predecessor did.
 //!
-//! Invariant: before it is told that an attachment is gone, or that names are out of sight, it is so in here and in the file.
+//! Invariant: before anybody is told that an attachment is gone, or that names are out of sight, both the published
+//! source and the file say so.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -30,7 +31,7 @@ pub struct Source {
 #[derive(Debug)]
 pub struct Askers {
     domain: Domain,
-    /// Locked for a look or a swap alone.
+    /// The published source. The lock is held for a look or a swap alone.
     published: RwLock<Arc<Published>>,
     file: BootFile<Content>,
 }
@@ -41,7 +42,7 @@ struct Published {
     views: HashMap<u32, Made>,
 }
 
-/// A view, and what it was made of.
+/// A view, and the names that it was made of.
 type Made = (Arc<Visible>, Arc<View>);
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -65,7 +66,7 @@ struct Names {
 }
 
 impl Askers {
-    /// Those that an earlier transitd of this boot kept.
+    /// Returns the pods and names that an earlier transitd of this boot kept.
     pub fn open(path: PathBuf, owner: Owner, domain: Domain) -> Self {
         let file: BootFile<Content> = BootFile::new(path, owner);
         let kept = file.load().map(Source::from).unwrap_or_default();
@@ -83,7 +84,7 @@ impl Askers {
         Arc::clone(&published)
     }
 
-    /// The names that each VPC sees.
+    /// Returns the names that each VPC sees.
     pub fn visible(&self) -> HashMap<u32, Arc<Visible>> {
         let published = self.published();
         let views = published.views.iter();
@@ -92,8 +93,8 @@ impl Askers {
             .collect()
     }
 
-    /// Publishes `source` for DNS, from now on. Callers hold the lock of what `source` is made of, so that a later
-    /// source never comes first.
+    /// Publishes `source` for DNS, from now on. Callers hold the lock of the state that `source` is made of, so that a
+    /// later source never comes first.
     pub fn publish(&self, source: Source) {
         let before = self.published();
         let views = source.visible.into_iter().map(|(vpc, visible)| {

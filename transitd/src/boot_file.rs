@@ -1,8 +1,8 @@
-//! A file that only this boot of this node believes: a line with the checksum, then JSON. It needs no sync, for after another
-//! boot nothing of it holds.
+//! A file that only this boot of this node believes: a line with the checksum, then JSON. It needs no sync, because
+//! nothing in it holds after another boot.
 //!
-//! Invariant: what cannot be written is not kept, so that nobody believes what was true before. A file that is torn, of another
-//! boot, of another node or of another form is removed.
+//! Invariant: if the content cannot be written, the file is removed, so that nobody believes what was true before. A
+//! file that is torn, of another boot, of another node or of another form is removed.
 
 use std::marker::PhantomData;
 use std::path::PathBuf;
@@ -60,7 +60,8 @@ impl<T: Serialize + DeserializeOwned> BootFile<T> {
         None
     }
 
-    /// Keeps what `content` answers, and nothing else. Of two that keep at once the second is asked after the first is done.
+    /// Stores what `content` returns, and nothing else. Of two calls at once, the second one calls `content` after the
+    /// first one is done.
     pub fn keep(&self, content: impl FnOnce() -> T) {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         let document = Document {

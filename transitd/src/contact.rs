@@ -12,7 +12,7 @@ pub struct Contact(BootFile<Content>);
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Content {
-    /// Nanoseconds since boot.
+    /// When the operator was heard, nanoseconds since boot.
     heard: u64,
 }
 

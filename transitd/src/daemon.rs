@@ -1,7 +1,7 @@
 //! Puts the daemon together: adopt what is there, attach, then serve.
 //!
-//! Invariant: everything that can fail for a reason of this node fails before the CNI socket is there; after that only
-//! back-off. Stopping leaves maps, links, veths, routes and files in place.
+//! Invariant: every step that can fail for a reason of this node comes before the CNI socket is there. After that only
+//! back-off can happen. Stopping leaves maps, links, veths, routes and files in place.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -57,10 +57,10 @@ use crate::tasks::{
 };
 use crate::{boot, metrics};
 
-/// Wanted rows that wait to be asked for; more are asked for again by the agents.
+/// The most wanted rows that wait to be asked for; agents ask again for those beyond.
 const WANTED_QUEUE: usize = 1024;
 
-/// Less than kubelet's timeout of the probe.
+/// How long a probe may take: less than kubelet's timeout.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The reason why a probe fails.
@@ -120,7 +120,8 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     if settings.node_name.is_empty() {
         return Err(DaemonError::NodeName);
     }
-    // Before anything is touched: nothing at all happens on a node that cannot talk to its API server by configuration.
+    // Nothing has been touched yet: nothing happens on a node whose configuration keeps it from talking to its API
+    // server.
     let kubernetes = if settings.operator_address.is_some() {
         None
     } else {
@@ -237,7 +238,8 @@ async fn start(
     }
     let mut ebpf = loader::load(&settings.programs, &settings.pins)?;
     events::watch_log(&mut ebpf);
-    // With the flag while it isn't known yet where transit will be: what XDP decapsulates must be taken behind it.
+    // It isn't known yet where transit will be. The flag is set, because the tc program must accept frames that XDP
+    // decapsulates.
     write_config(&maps, config(&uplink, TransitHook::Xdp))?;
     let services = Services::open(&maps)?;
     let probes = Probes::open(&mut ebpf, &maps, uplink.address.octets())?;
@@ -284,7 +286,7 @@ async fn start(
     Ok((Arc::new(Node::new(settings, fixed, state)), wanted, probes))
 }
 
-/// DNS first: pods wait for it while the rest of the start takes its time.
+/// Starts DNS. DNS comes first, because pods wait for it while the rest of the start takes its time.
 fn answer_queries(settings: &RunSettings, owner: &Owner) -> Result<Arc<Askers>, DaemonError> {
     let path = settings.state_dir.join("askers");
     let askers = Askers::open(path, owner.clone(), settings.cluster_domain.clone());
@@ -297,7 +299,7 @@ fn answer_queries(settings: &RunSettings, owner: &Owner) -> Result<Arc<Askers>, 
     Ok(askers)
 }
 
-/// Source ports for connections of pods.
+/// Returns the source ports for connections of pods.
 fn pod_ports(settings: &RunSettings) -> Option<(u16, u16)> {
     let own = sysctl::local_ports(&settings.proc_sys_net)?;
     let ports = limits::pod_ports(&own);
@@ -343,12 +345,12 @@ impl Attaching<'_> {
         } = self;
         let nic = hooks::examine(&uplink.name)?;
         let choice = settings.transit_hook;
-        // Agents at XDP need transit there.
+        // Agents at XDP need transit at XDP.
         let wanted = settings.aggregation == Aggregation::Auto
             && settings.agent_hook == AgentHook::Tc
             && choice != TransitHookChoice::Xdp
             && !nic.passes_gso;
-        // Before there is a device that would take what comes to the port, and as long as there is one.
+        // The rule comes before a device that would take packets to the port, and stays as long as there is one.
         let has_device = netlink::find_link(netlink, aggregation::LINK).await?.is_some();
         let (droplets, are_all) = state.droplets_to_protect();
         netfilter.claim_port(wanted || has_device);
@@ -413,7 +415,8 @@ fn load_attachments(store: &Store) -> Result<BTreeMap<AttachmentId, Attachment>,
     Ok(keyed.collect())
 }
 
-/// Agents of living veths get this version's program; veths, rows, routes and pins without an attachment go.
+/// Puts this version's program at the agents of living veths. Removes veths, rows, routes and pins without an
+/// attachment.
 async fn adopt(
     state: &mut State,
     links: &mut Links,

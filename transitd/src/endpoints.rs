@@ -1,8 +1,8 @@
-//! The endpoints that the operator placed on this droplet, kept in a file for a transitd that starts while the operator is
-//! away: it can serve the ADDs of their pods.
+//! The endpoints that the operator placed on this droplet, kept in a file for a transitd that starts while the
+//! operator is away: it can then serve the ADDs of their pods.
 //!
-//! Invariant: before the removal of an endpoint is acknowledged the file is without it, for then its address may be given to
-//! somebody else.
+//! Invariant: before the removal of an endpoint is acknowledged, the file is without it, because its address may then
+//! be given to another endpoint.
 
 use std::path::PathBuf;
 
@@ -37,12 +37,12 @@ impl Endpoints {
         Self(BootFile::new(path, owner))
     }
 
-    /// The endpoints that an earlier transitd of this boot kept.
+    /// Returns the endpoints that an earlier transitd of this boot kept.
     pub fn load(&self) -> Vec<LocalEndpoint> {
         self.0.load().map(|content| content.endpoints).unwrap_or_default()
     }
 
-    /// Keeps these and no others.
+    /// Stores these endpoints and no others.
     pub fn keep(&self, endpoints: Vec<LocalEndpoint>) {
         self.0.keep(|| Content { endpoints });
     }

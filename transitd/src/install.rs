@@ -1,6 +1,6 @@
 //! Puts the CNI binary in place at start, and the conflist once the first snapshot is applied.
 //!
-//! Invariant: no conflist before this droplet can serve an ADD, because its being there makes the node Ready.
+//! Invariant: there is no conflist before this droplet can serve an ADD, because the conflist makes the node Ready.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ use crate::node::Node;
 
 const CONFLIST: &str = "05-thuban.conflist";
 const BINARY: &str = "thuban";
-/// A file beside the socket. It is there once this transitd has applied a snapshot and the plugin can know it.
+/// The name of a file beside the socket. The file is there once this transitd has applied a snapshot and the plugin
+/// can know it.
 pub const READY_FILE: &str = "ready";
 
 #[derive(Debug, Error)]
@@ -51,8 +52,8 @@ pub fn binary(source: &Path, directory: &Path) -> Result<(), InstallError> {
 /// The plugin that makes `hostPort`s, of containernetworking-plugins.
 const PORTMAP: &str = "portmap";
 
-/// The network configuration list, `socket` and `spool` only where they are not the default; portmap comes behind where the
-/// node has it, so that pods may have `hostPort`s.
+/// Returns the network configuration list, with `socket` and `spool` only if they are not the default. portmap comes
+/// last if the node has it, so that pods may have `hostPort`s.
 pub fn conflist(socket: &Path, spool: &Path, has_portmap: bool) -> serde_json::Value {
     let mut plugin = json!({"type": BINARY});
     if socket != Path::new(thuban_proto::DEFAULT_CNI_SOCKET) {
@@ -110,7 +111,7 @@ pub async fn when_synced(node: Arc<Node>) {
     }
 }
 
-/// The first snapshot is applied, and this version's programs have taken their places.
+/// Whether the first snapshot is applied and this version's programs have taken their places.
 fn is_in_place(node: &Node) -> bool {
     let state = node.state();
     state.synced && !state.is_replacing
@@ -123,7 +124,7 @@ fn tell_ready(node: &Node) -> std::io::Result<()> {
     if block_in_place(|| node.links().kept().next().is_some()) {
         return Ok(());
     }
-    // Whole at any time: a plugin may be reading it.
+    // The file is whole at any time, because a plugin may be reading it.
     replace_file(&file(thuban_proto::SERVED_FILE), node.boot_id.as_bytes(), 0o600)?;
     if let Err(error) = std::fs::remove_file(file(thuban_proto::AWAY_FILE))
         && error.kind() != std::io::ErrorKind::NotFound

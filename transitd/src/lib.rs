@@ -1,4 +1,5 @@
-//! The parts of transitd, for the daemon, and for who plays its side of the operator's stream without a data plane.
+//! The parts of transitd, for the daemon and for tools that play its side of the operator's stream without a data
+//! plane.
 
 pub mod askers;
 pub mod attachments;

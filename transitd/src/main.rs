@@ -101,7 +101,7 @@ fn run(settings: RunSettings) -> anyhow::Result<()> {
         .with_ansi(false)
         .init();
     thuban_telemetry::abort_on_panic();
-    // Of two providers in the dependency tree rustls would choose none by itself; a second call changes nothing.
+    // The dependency tree has two providers, and rustls would choose none by itself. A second call changes nothing.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

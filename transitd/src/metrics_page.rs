@@ -1,4 +1,4 @@
-//! `/metrics` of a running node: what it has and what its programs counted is looked up at each scrape.
+//! `/metrics` of a running node. The node's state and its programs' counters are looked up at each scrape.
 //!
 //! Reads only.
 
@@ -69,7 +69,7 @@ async fn observe(node: &Node) -> Result<Observed, ScrapeError> {
             *held.entry(key.table()).or_default() += 1;
         }
         held.extend(quota::TABLES.into_iter().zip(state.services_rows.0));
-        // Two entries each.
+        // Each connection has two entries.
         held.insert(CONNECTIONS, state.connections_held * 2);
         let interfaces: Vec<u32> = state.attachments.values().map(|a| a.host_ifindex).collect();
         let silent = state.silent().0.len();

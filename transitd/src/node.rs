@@ -1,7 +1,8 @@
-//! The running droplet: what does not change after start, what is locked, and the signals between tasks.
+//! The running droplet: the parts that do not change after start, the locked parts, and the signals between tasks.
 //!
-//! The state's lock is for looks and changes in memory and in tables. What waits for the kernel's locks of interfaces or for
-//! processes has locks of its own. In this order: links; netfilter; services; state.
+//! The state's lock is held only for looks and changes in memory and in tables. Work that waits for the kernel's locks
+//! of interfaces, or for processes, has locks of its own. Locks are taken in this order: links; netfilter; services;
+//! state.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +30,7 @@ pub const ENCAPSULATION: u32 = thuban_common::tables::ENCAPSULATION_LENGTH as u3
 pub struct Node {
     pub settings: RunSettings,
     pub uplink: Uplink,
-    /// Where transit runs, as it came out at start.
+    /// Where transit runs; chosen at start.
     pub transit_hook: TransitHook,
     pub store: Store,
     pub netlink: Handle,
@@ -47,7 +48,7 @@ pub struct Node {
     locks: Mutex<HashMap<AttachmentId, Arc<tokio::sync::Mutex<()>>>>,
 }
 
-/// What start found out.
+/// The facts that were found at start.
 #[derive(Debug)]
 pub struct Fixed {
     pub uplink: Uplink,
@@ -102,22 +103,23 @@ impl Node {
         }
     }
 
-    /// Never held across an await.
+    /// Locks the state. The lock is never held across an await.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For long: whoever holds the state must not wait for it.
+    /// Locks the services. The lock may be held for long, so a thread that holds the state must not wait for it.
     pub fn services(&self) -> MutexGuard<'_, Services> {
         self.services.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For as long as the kernel's lock of interfaces is waited for. Not within the runtime's tasks.
+    /// Locks the links. The lock may be held for as long as the kernel's lock of interfaces is waited for. Must not be
+    /// called within the runtime's tasks.
     pub fn links(&self) -> MutexGuard<'_, Links> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For as long as nft takes. Not within the runtime's tasks.
+    /// Locks netfilter. The lock may be held for as long as nft takes. Must not be called within the runtime's tasks.
     pub fn netfilter(&self) -> MutexGuard<'_, Netfilter> {
         self.netfilter.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,7 +128,7 @@ impl Node {
         self.uplink.mtu.saturating_sub(ENCAPSULATION)
     }
 
-    /// Wakes who waits for rows.
+    /// Wakes the tasks that wait for rows.
     pub fn announce(&self) {
         self.changed.send_modify(|count| *count += 1);
     }
@@ -135,11 +137,12 @@ impl Node {
         self.changed.subscribe()
     }
 
-    /// One ADD, DEL or reclaim at a time for one attachment; different ones run in parallel.
+    /// Locks one attachment, so that one ADD, DEL or reclaim at a time works on it; those of different attachments run
+    /// in parallel.
     pub async fn lock(&self, id: &AttachmentId) -> OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-            // Nobody else has a lock of which there is one reference.
+            // A lock with a single reference is held by nobody else.
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);
             locks.entry(id.clone()).or_default().clone()
         };

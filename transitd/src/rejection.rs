@@ -1,4 +1,4 @@
-//! Rows that could not be applied, as the operator is told of them.
+//! Rows that could not be applied, in the form in which the operator is told of them.
 
 use thuban_proto::transit as proto;
 use thuban_rows::InvalidRow;
@@ -6,13 +6,13 @@ use tracing::warn;
 
 use crate::dataplane::tables::TableError;
 
-/// Why one row was not applied.
+/// The reason why one row was not applied.
 pub struct Rejection {
     pub reason: proto::NackReason,
     pub message: String,
 }
 
-/// Tells the operator of a row that was not applied.
+/// Returns the nack of a row that was not applied.
 pub fn refusal(epoch: u64, sequence: u64, key: Option<proto::RowKey>, rejection: Rejection) -> proto::Nack {
     warn!(reason = ?rejection.reason, message = rejection.message, "row not applied");
     proto::Nack {

@@ -1,7 +1,8 @@
 //! Brings the node's nftables in line with the state.
 //!
-//! Invariant: who writes holds the lock of netfilter, for as long as nft takes, and of the state no more than for a look:
-//! nobody waits for nft but who needs its rules. What changes meanwhile is written by the next who comes, all at once.
+//! Invariant: a writer holds the lock of netfilter for as long as nft takes, and the lock of the state only for a
+//! look. Only tasks that need the rules wait for nft. Changes that come meanwhile are written by the next writer, all
+//! at once.
 
 use std::sync::MutexGuard;
 use std::time::Duration;
@@ -13,12 +14,12 @@ use tracing::warn;
 use crate::netfilter::{self, Netfilter, NetfilterError};
 use crate::node::Node;
 
-/// Of the lease of tenants' ports: any.
+/// The least time by which a renewal must extend the lease of tenants' ports: any.
 const LEAST_RENEWAL: Duration = Duration::from_nanos(1);
 
 impl Node {
-    /// Writes what is due, and applies the rows that waited for it. Answers a nack for each row whose rules could not be
-    /// written. Blocks.
+    /// Writes what is due, and applies the rows that waited for it. Returns a nack for each row whose rules could not
+    /// be written. Blocks.
     pub fn write_rules(&self) -> Vec<proto::Nack> {
         self.write(self.netfilter());
         self.state().rules.take_nacks()
@@ -31,7 +32,7 @@ impl Node {
         netfilter.limit(pods)
     }
 
-    /// Makes tables again that somebody took away, and what could not be written before. Blocks.
+    /// Makes tables again that are gone, and writes what could not be written before. Blocks.
     pub fn restore_rules(&self) {
         let tables = [NFT_TABLE, NFT_OVERLAY_TABLE, NFT_LIMITS_TABLE];
         let are_there = tables.map(|table| netfilter::is_there(&self.settings.nft, table));
@@ -50,7 +51,7 @@ impl Node {
         let pods = self.state().limited_pods();
         failed(&netfilter.limit(pods));
         let (droplets, are_all) = self.state().droplets_to_protect();
-        // Before the first snapshot nobody knows what is to be in the other one.
+        // Before the first snapshot nobody knows what table `inet thuban` is to have.
         if !are_all {
             failed(&netfilter.protect_port(droplets, are_all));
             return;
@@ -90,8 +91,8 @@ impl Node {
         } else if written.is_ok() {
             self.state().admit(&wanted.awaited);
         }
-        // What went is still served; the next look tries again.
-        // Rules may be the same as long ago.
+        // After a failure a removed service is still served; the next look tries again. The lease is renewed here
+        // because the rules may have been the same for a long time.
         let step = self.node_port_lease() / 2;
         let is_written = !failed(&written.and_then(|()| netfilter.renew(until, step)));
         let mut state = self.state();
@@ -101,13 +102,13 @@ impl Node {
         }
     }
 
-    /// The operator was heard at that time of this boot, none: not since the last look. Makes the lease of tenants' ports longer,
-    /// or ends it. Blocks.
+    /// Makes the lease of tenants' ports longer, or ends it. `heard`: when the operator was heard, by this boot's
+    /// clock; `None`: not since the last look. Blocks.
     pub fn renew_lease(&self, heard: Option<u64>) {
         let mut netfilter = self.netfilter();
         let heard = {
             let mut state = self.state();
-            // Of what it said nothing is on its way.
+            // Nothing that the operator said is still on its way into the rules.
             if !state.rules.are_due() {
                 state.heard = state.heard.max(heard);
             }

@@ -1,7 +1,8 @@
-//! `transitd trace`: where each packet of an endpoint was seen on this node, and which verdict it got for which reason.
+//! `transitd trace`: shows where each packet of an endpoint was seen on this node, and which verdict it got for which
+//! reason.
 //!
-//! Invariant: the endpoint is traced for as long as this process says so every second; a killed one leaves nothing that
-//! lasts, and the daemon takes the flag away that it may have left ([`tables::sweep`]).
+//! Invariant: the endpoint is traced for as long as this process renews the trace every second. A killed process
+//! leaves nothing that lasts, and the daemon removes the flag that it may have left ([`tables::sweep`]).
 
 mod record;
 mod tables;
@@ -26,7 +27,7 @@ use crate::settings::PinSettings;
 
 pub use tables::sweep;
 
-/// How long an endpoint stays traced when nobody says so again.
+/// How long an endpoint stays traced without a renewal.
 const LEASE: Duration = Duration::from_secs(5);
 
 /// Trace a pod's packets through this node's programs.

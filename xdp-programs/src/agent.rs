@@ -31,14 +31,14 @@ use crate::{
 
 /// VLAN tags that XDP still sees in the frame (802.1Q, 802.1ad).
 const VLAN: [u16; 2] = [0x8100_u16.to_be(), 0x88a8_u16.to_be()];
-/// Ethernet, IPv6 and what is read of the transport header.
+/// Bytes of Ethernet, IPv6 and the part that is read of the transport header.
 const HEADERS: u32 = 14 + 40 + 20;
 
-/// Where the agent sends what isn't on this droplet.
+/// The droplet to which the agent sends packets for endpoints elsewhere.
 struct NextHop {
     droplet: DropletAddress,
     counter: Counter,
-    /// Not the endpoint's droplet: worth a direct row if the flow stays.
+    /// Whether the droplet is not the endpoint's: then the flow is worth a direct row if it stays.
     is_detour: bool,
     /// [`thuban_common::tables::LoadKey::network`] of this droplet's role that passes the packet on.
     role: Option<u32>,
@@ -62,7 +62,7 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed, attachment: &mut Att
     let config = maps::config().ok_or(Counter::NoConfig)?;
     observed.vni = attachment.vni;
     if observed.is_traced() {
-        // What ends before its addresses are read is the pod's all the same.
+        // A packet that ends before its addresses are read is the pod's nevertheless.
         observed.packet.source = attachment.address;
     }
     if frame.is_vlan_tagged() {
@@ -125,14 +125,14 @@ fn packet<F: Frame>(
     route(frame, attachment, config, ethertype, observed)
 }
 
-/// What the tables say of a destination.
+/// The result of looking a destination up in the tables.
 enum Target {
     Local(LocalEntry),
     Remote(DropletAddress),
     Range(&'static SubnetEntry),
     /// The node's own stack serves it for the VPC.
     ByNode,
-    /// Outside, and not to be reached.
+    /// Outside of the VPC, and closed to it.
     Closed,
     Outside,
 }
@@ -216,7 +216,7 @@ fn route<F: Frame>(
         }
     };
     observed.next = next_hop.droplet;
-    // Before anything is written: the error quotes what the pod sent.
+    // The check comes before anything is written: the error quotes the packet as the pod sent it.
     if let Some(mtu) = too_big::exceeded(frame, config, packet, next_hop.droplet) {
         return too_big::answer(frame, attachment, packet, mtu);
     }
@@ -233,7 +233,7 @@ fn route<F: Frame>(
     Ok((verdict, Some(next_hop.counter)))
 }
 
-/// To an endpoint of this droplet: a backend, or who may be waiting for a service's answer.
+/// Delivers to an endpoint of this droplet: a backend, or an endpoint that may be waiting for a service's answer.
 #[inline(always)]
 fn to_local<F: Frame>(
     frame: &mut F,
@@ -254,7 +254,7 @@ fn to_local<F: Frame>(
     deliver::from_agent(frame, local, ethertype)
 }
 
-/// Writes what a service made of the packet.
+/// Writes the service's changes into the packet.
 #[inline(always)]
 fn translate<F: Frame>(
     frame: &mut F,
@@ -267,8 +267,8 @@ fn translate<F: Frame>(
     }
 }
 
-/// To a service without a row here: the bouncers of the pod's own network know all services of its VPC. One that is here
-/// would have known it.
+/// Returns the way to a service without a row here: the bouncers of the pod's own network know all services of its
+/// VPC. If that bouncer is this droplet, nobody knows the service.
 #[inline(always)]
 fn to_own_bouncer(
     attachment: &AttachmentEntry,
@@ -289,16 +289,16 @@ fn to_own_bouncer(
     })
 }
 
-/// The hop limit of an IPv6 packet. With 255 and extension headers it may be discovery in hiding (RFC 6980), which a
-/// receiver takes for its link's.
+/// Returns the hop limit of an IPv6 packet. A packet with 255 and extension headers may hide discovery (RFC 6980),
+/// which a receiver takes for its link's.
 #[inline(always)]
 fn hop_limit<F: Frame>(frame: &F) -> Option<u8> {
     let word: [u16; 1] = frame.load(ethernet::LENGTH + 6)?;
     Some(word[0].to_ne_bytes()[1])
 }
 
-/// The type, if the packet is neighbour discovery; listener reports (ICMPv6, maybe behind a hop-by-hop header, to a
-/// multicast address) count as such.
+/// Returns the type, if the packet is neighbour discovery; listener reports (ICMPv6, maybe behind a hop-by-hop header,
+/// to a multicast address) count as such.
 #[inline(always)]
 fn discovery<F: Frame>(frame: &F, packet: &IpPacket) -> Option<u8> {
     let is_multicast = packet.destination[0] == 0xff;
@@ -313,7 +313,7 @@ fn discovery<F: Frame>(frame: &F, packet: &IpPacket) -> Option<u8> {
     }
 }
 
-/// A bouncer (own network) or a divider (any other). Roles of this very droplet run here.
+/// Finds a bouncer (own network) or a divider (any other). Roles of this very droplet run here.
 #[inline(always)]
 fn find(
     attachment: &AttachmentEntry,

@@ -1,4 +1,4 @@
-//! ARP at the agent: every address but the pod's own is at the gateway's MAC. Answered in place.
+//! ARP at the agent: every address but the pod's own is at the gateway's MAC. Answers in place.
 
 use thuban_common::{
     counters::Counter,

@@ -11,7 +11,7 @@ use crate::{
     maps,
 };
 
-/// The droplet that holds an endpoint; never this one, whose local rows were asked before.
+/// Returns the droplet that holds an endpoint. It is never this droplet, whose local rows were asked before.
 #[inline(always)]
 pub fn home(key: &EndpointKey, here: DropletAddress) -> Result<DropletAddress, Counter> {
     maps::bouncer_row(key)

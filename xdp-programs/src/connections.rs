@@ -1,7 +1,8 @@
-//! CONNECTIONS and PENDING: which backend a client's flow goes to, and which service its answers come from.
+//! CONNECTIONS and PENDING: the backend that a client's flow goes to, and the service that its answers come from.
 //!
 //! Invariant: an entry that leads to a backend stands only while one stands that leads back. Entries are written at a
-//! change of state and at intervals, never for each packet. Taken away by user space alone, but for what is used anew.
+//! change of state and at intervals, never for each packet. Only user space removes entries, except where a key is
+//! used anew.
 
 use aya_ebpf::{
     bindings::BPF_ANY, bindings::BPF_NOEXIST, helpers::bpf_ktime_get_ns, macros::map, maps::PerCpuArray,
@@ -31,26 +32,27 @@ use crate::{
 
 /// errno EEXIST.
 const EXISTS: i32 = -17;
-/// How long an entry that leads back may stand before the one that leads there is written, ns: far longer than it takes.
+/// How long an entry that leads back may stand before its forward entry is written, ns: far longer than writing takes.
 const MAKING: u64 = 1_000_000_000;
-/// High halves of an interface's number that are tried: a node makes so many times 65,536 interfaces while it is up.
+/// The number of high halves of an interface's number that are tried: a node makes at most so many times 65,536
+/// interfaces while it is up.
 const EPOCHS: u32 = 8;
-/// How often the gate of PENDING is pushed on, ns.
+/// The interval at which the gate of PENDING is extended, ns.
 const GATE: u64 = 1_000_000_000;
 
-/// What is too large for the stack.
+/// The data that is too large for the stack.
 pub struct Work {
-    /// What the packet is to be.
+    /// The addresses and ports that the packet is to have.
     pub to: Flow,
-    /// The flow as it came.
+    /// The flow of the packet as it came.
     pub key: ConnectionKey,
     pub service: ServiceKey,
-    /// What its transport header says.
+    /// The meaning of its transport header.
     pub signal: Signal,
     /// The packet's mark, if it comes from the node's own endpoint; else 0.
     pub mark: u32,
     reverse: ConnectionKey,
-    /// Of the connection that was there before.
+    /// The key of the connection that was there before.
     other: ConnectionKey,
     share: EndpointKey,
     entry: ConnectionEntry,
@@ -58,11 +60,11 @@ pub struct Work {
     expected: PendingEntry,
 }
 
-/// One a CPU is enough, see `trace`.
+/// One value for each CPU is enough, see `trace`.
 #[map]
 static WORK: PerCpuArray<Work> = PerCpuArray::with_max_entries(1, 0);
 
-/// What became of a new connection.
+/// The result of making a connection.
 pub enum Made {
     Connection,
     /// The table, or the client's or its VPC's share of it, is full.
@@ -98,7 +100,8 @@ impl Work {
         };
     }
 
-    /// To a backend; a client that is its own backend gets it from the service, because nobody takes a packet from itself.
+    /// Directs the packet to a backend. A client that is its own backend gets it from the service, because nobody
+    /// accepts a packet from itself.
     #[inline(always)]
     pub fn send_to(&mut self, packet: &IpPacket, backend: &Address, port: u16) {
         self.to.destination = *backend;
@@ -109,8 +112,8 @@ impl Work {
         }
     }
 
-    /// The key by which the answers of `backend` are found. `ports`: of the client, as the backend sees it, and of the
-    /// backend.
+    /// Sets the key by which the answers of `backend` are found. `ports`: the client's, as the backend sees it, and
+    /// the backend's.
     #[inline(always)]
     fn set_reverse(&mut self, vni: u32, packet: &IpPacket, backend: &Address, ports: [u16; 2]) {
         self.reverse = ConnectionKey {
@@ -141,7 +144,7 @@ pub fn is_open() -> bool {
     GATES.get(0).is_some_and(|gates| gates.connections != 0)
 }
 
-/// A packet of the connection in this direction.
+/// Notes a packet of the connection in this direction.
 #[inline(always)]
 pub fn touch(entry: &mut ConnectionEntry, signal: &Signal, protocol: u8) {
     let (now, state) = (now(), entry.state | signal.state);
@@ -153,8 +156,8 @@ pub fn touch(entry: &mut ConnectionEntry, signal: &Signal, protocol: u8) {
     }
 }
 
-/// Whether a connection goes on when its client opens it once more: neither side ended it, and the service has the backend
-/// still. Else both its entries are taken away: whoever answers next may be adopted.
+/// Whether a connection goes on when its client opens it once more: neither side ended it, and the service still has
+/// the backend. If not, both its entries are removed, so that the next backend that answers may be adopted.
 #[inline(never)]
 pub fn is_alive(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) -> bool {
     let (vni, payer) = (work.key.vni, entry.payer);
@@ -162,7 +165,7 @@ pub fn is_alive(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) -> 
     let reverse = maps::connection(&work.reverse).map_or(0, |reverse| reverse.state);
     let is_alive = has_backend(work, packet, entry) && (entry.state | reverse) & (FINISHED | RESET) == 0;
     if !is_alive {
-        // Missing is as good.
+        // A missing entry is as good.
         let _ = CONNECTIONS.remove(&work.reverse);
         let _ = CONNECTIONS.remove(&work.key);
         give_share(work, payer, &packet.source);
@@ -170,11 +173,11 @@ pub fn is_alive(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) -> 
     is_alive
 }
 
-/// Whether the service has the backend of a connection still.
+/// Whether the service still has the backend of a connection.
 #[inline(never)]
 pub fn has_backend(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) -> bool {
     if entry.index == NO_INDEX {
-        // A row that has come since chooses.
+        // A row that has come since decides.
         work.service = ServiceKey {
             vni: work.key.vni,
             address: packet.destination,
@@ -188,15 +191,15 @@ pub fn has_backend(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) 
         .is_some_and(|backend| backend.address == entry.address && backend.port == entry.port)
 }
 
-/// Takes away what is remembered of a service and would claim the answers to a packet that the endpoint sends to another
-/// endpoint itself, by a port that it used before. False if that is a connection which still lives.
+/// Removes entries of a service that would claim the answers to a packet which the endpoint sends to another endpoint
+/// itself, by a port that it used before. Returns false if such an entry is a connection that still lives.
 #[inline(never)]
 pub fn yield_to(vni: u32, packet: &IpPacket) -> bool {
     let Some(work) = Work::get() else {
         return true;
     };
     work.set_reverse(vni, packet, &packet.destination, packet.ports);
-    // Of datagrams nothing says that they are over: the last packet counts.
+    // Nothing tells the end of datagrams: the last packet counts.
     if !take_over(work, packet.protocol == ipv4::UDP) {
         return false;
     }
@@ -212,17 +215,18 @@ fn yield_pending(vni: u32, packet: &IpPacket, work: &mut Work) -> bool {
     };
     let is_here = entry.backend == packet.destination && entry.backend_port == packet.ports[1];
     if packet.protocol != ipv4::UDP && is_here {
-        // A connection that got no entry; nothing tells of its end.
+        // This is a connection that got no entry, and nothing tells of its end.
         return now().wrapping_sub(entry.time) > PENDING_LIFE;
     }
-    // Who answers first: that would be this one. Of TCP it must acknowledge what the service was sent.
+    // The backend would be the one that answers first, and this endpoint would be it. With TCP an answer must
+    // acknowledge the packet that the service was sent.
     if is_here || entry.backend == [0; 16] && packet.protocol != ipv4::TCP {
         let _ = PENDING.remove(&work.pending);
     }
     true
 }
 
-/// Takes away the connection whose answers [`Work::reverse`] finds, if it is over or `anyway`. False if it stays.
+/// Removes the connection whose answers [`Work::reverse`] finds, if it is over or `anyway`. Returns false if it stays.
 #[inline(never)]
 fn take_over(work: &mut Work, anyway: bool) -> bool {
     let Some(back) = maps::connection(&work.reverse) else {
@@ -236,10 +240,10 @@ fn take_over(work: &mut Work, anyway: bool) -> bool {
     work.other.destination = back.address;
     work.other.direction = FORWARD;
     let Some(there) = maps::connection(&work.other).filter(|there| {
-        // What leads elsewhere by now isn't this one's.
+        // An entry that leads elsewhere by now doesn't belong to this one.
         there.address == work.reverse.source && [there.port, there.client_port] == work.reverse.ports
     }) else {
-        // Another CPU may be about to write it.
+        // Another CPU may be about to write the forward entry.
         if now().wrapping_sub(back.time) < MAKING {
             return anyway;
         }
@@ -251,7 +255,7 @@ fn take_over(work: &mut Work, anyway: bool) -> bool {
     if !is_over && !anyway {
         return false;
     }
-    // Missing is as good.
+    // A missing entry is as good.
     let _ = CONNECTIONS.remove(&work.other);
     let _ = CONNECTIONS.remove(&work.reverse);
     let client = work.other.source;
@@ -317,13 +321,13 @@ pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Mad
     Made::Connection
 }
 
-/// The VPC whose pod's packet this is, if the node sends it on by its own endpoint in the VPC `vni`.
+/// Returns the VPC of the pod whose packet this is, if the node sends it on by its own endpoint in the VPC `vni`.
 #[inline(never)]
 fn payer(mark: u32, vni: u32) -> u32 {
     if mark & MARK_MASK != MARK_HOST_ENDPOINT || mark == MARK_HOST_ENDPOINT {
         return vni;
     }
-    // A mark has the low half of an interface's number.
+    // The mark has the low half of an interface's number.
     for high in 0..EPOCHS {
         if let Some(vni) = maps::vpc_of(high << 16 | mark >> 16) {
             return vni;
@@ -332,7 +336,8 @@ fn payer(mark: u32, vni: u32) -> u32 {
     vni
 }
 
-/// Whether the client may have more entries: its VPC has less than its reserve, or half of the table is free.
+/// Whether the client may have more entries. Its VPC must have less than its reserve, or half of the table must be
+/// free.
 #[inline(always)]
 fn has_share(work: &mut Work, vni: u32, client: &Address) -> bool {
     work.share.vni = vni;
@@ -369,7 +374,7 @@ fn take_share(work: &mut Work, vni: u32, client: &Address) {
     }
 }
 
-/// Gives back what a connection took that is forgotten.
+/// Gives back the share of a connection that is forgotten.
 #[inline(always)]
 fn give_share(work: &mut Work, vni: u32, client: &Address) {
     work.share.vni = vni;
@@ -389,14 +394,14 @@ fn give_back(of: &EndpointKey) {
     }
 }
 
-/// What is lost between CPUs user space, which counts anew, puts right.
+/// Adds to a count. User space, which counts anew, corrects what is lost between CPUs.
 #[inline(always)]
 fn add(count: *mut u32, more: u32) {
     // SAFETY: as in `has_less`; a single word.
     unsafe { *count += more };
 }
 
-/// As [`add`], and never below zero.
+/// Subtracts from a count as [`add`] adds, but never below zero.
 #[inline(always)]
 fn take(count: *mut u32) {
     // SAFETY: as in `has_less`; a single word.
@@ -413,7 +418,7 @@ fn add_share(of: &EndpointKey, more: u32) {
     }
 }
 
-/// The client keeps the backend for its next connections.
+/// Has the client keep the backend for its next connections.
 #[inline(never)]
 pub fn keep(service: &ServiceEntry, packet: &IpPacket, index: u32, backend: &BackendEntry) {
     let key = AffinityKey {
@@ -428,7 +433,7 @@ pub fn keep(service: &ServiceEntry, packet: &IpPacket, index: u32, backend: &Bac
     let _ = AFFINITY.insert(&key, entry, u64::from(BPF_ANY));
 }
 
-/// Packets are to be looked up from now on: in CONNECTIONS, and if `pending_until` isn't past in PENDING.
+/// Opens the gates: from now on packets are looked up in CONNECTIONS and, until `pending_until`, in PENDING.
 #[inline(always)]
 fn open(pending_until: u64) {
     let Some(gates) = GATES.get_ptr_mut(0) else {
@@ -450,7 +455,7 @@ fn is_pending_open(now: u64) -> bool {
     GATES.get(0).is_some_and(|gates| now < gates.pending_until + GATE)
 }
 
-/// Key of the client's flow in PENDING.
+/// Returns the key of the client's flow in PENDING.
 #[inline(always)]
 const fn pending_key(vni: u32, address: Address, port: u16, protocol: u8) -> PendingKey {
     PendingKey {
@@ -462,7 +467,7 @@ const fn pending_key(vni: u32, address: Address, port: u16, protocol: u8) -> Pen
     }
 }
 
-/// A packet to a service without a row here: its answer decides the backend.
+/// Notes a packet to a service without a row here: its answer decides the backend.
 #[inline(never)]
 pub fn expect_answer(frame: &TcFrame, packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
     let now = now();
@@ -486,7 +491,7 @@ pub fn expect_answer(frame: &TcFrame, packet: &IpPacket, work: &mut Work) -> Res
     let mut acknowledgement = 0;
     if packet.protocol == ipv4::TCP {
         if !work.signal.opens {
-            // Nothing that came would be believed.
+            // No answer to this packet would be believed.
             return Ok(Choice::NoRow);
         }
         let sequence: [u16; 2] = transport(frame, packet, 4).ok_or(Counter::Truncated)?;
@@ -500,7 +505,8 @@ pub fn expect_answer(frame: &TcFrame, packet: &IpPacket, work: &mut Work) -> Res
     Ok(Choice::NoRow)
 }
 
-/// A packet that got no connection goes to [`Work::to`]; answers from there, and from nobody else, find the service.
+/// Notes that a packet without a connection goes to [`Work::to`]. Answers from there, and only from there, find the
+/// service.
 #[inline(never)]
 pub fn expect_from(packet: &IpPacket, work: &mut Work) {
     work.pending = pending_key(work.key.vni, packet.source, packet.ports[0], packet.protocol);
@@ -509,7 +515,7 @@ pub fn expect_from(packet: &IpPacket, work: &mut Work) {
     expect(packet, work, now(), 0);
 }
 
-/// Whether there is room to note it: what is there already stays.
+/// Notes the flow in PENDING. Returns false if there is no room; a flow that is noted already stays.
 #[inline(always)]
 fn expect(packet: &IpPacket, work: &mut Work, now: u64, acknowledgement: u32) -> bool {
     // SAFETY: only whether it is there.
@@ -532,7 +538,7 @@ fn expect(packet: &IpPacket, work: &mut Work, now: u64, acknowledgement: u32) ->
     true
 }
 
-/// Two raw words as a number.
+/// Returns two raw words as a number.
 #[inline(always)]
 fn number(words: [u16; 2]) -> u32 {
     u32::from(u16::from_be(words[0])) << 16 | u32::from(u16::from_be(words[1]))
@@ -559,7 +565,8 @@ pub fn may_be_answer(vni: u32, packet: &IpPacket) -> bool {
     is_pending_open(now()) && unsafe { PENDING.get(&work.pending) }.is_some()
 }
 
-/// Whether a packet to an endpoint of this droplet is an answer of a backend; [`Work::to`] then says what it is to be.
+/// Whether a packet to an endpoint of this droplet is an answer of a backend. If so, [`Work::to`] has its new
+/// addresses and ports.
 #[inline(never)]
 pub fn is_answer(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<bool, Counter> {
     if !packet.has_ports() {
@@ -586,8 +593,9 @@ pub fn is_answer(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) 
     take_pending(frame, vni, packet, work)
 }
 
-/// Whether the client has used the port of this connection for another service since, whose backend an answer is to tell: it
-/// is that one's answer then. Of TCP it must acknowledge what that one was sent.
+/// Whether the client has since used the port of this connection for another service, whose backend an answer decides.
+/// If so, the packet is an answer of that service. With TCP it must acknowledge the packet that the other service was
+/// sent.
 #[inline(never)]
 fn is_superseded(
     frame: &TcFrame,
@@ -610,14 +618,14 @@ fn is_superseded(
     Ok(packet.protocol != ipv4::TCP || acknowledges(frame, packet, entry)?)
 }
 
-/// Whether a segment of TCP acknowledges what opened the flow that waits.
+/// Whether a TCP segment acknowledges the packet that opened the waiting flow.
 #[inline(always)]
 fn acknowledges(frame: &TcFrame, packet: &IpPacket, entry: &PendingEntry) -> Result<bool, Counter> {
     let acknowledged: [u16; 2] = transport(frame, packet, 8).ok_or(Counter::Truncated)?;
     Ok(number(acknowledged) == entry.acknowledgement)
 }
 
-/// Whether the packet answers what is pending.
+/// Whether the packet answers a pending flow.
 #[inline(never)]
 fn take_pending(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<bool, Counter> {
     work.pending = pending_key(vni, packet.destination, packet.ports[1], packet.protocol);
@@ -643,7 +651,7 @@ fn take_pending(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -
     Ok(adopt(packet, work, entry))
 }
 
-/// The flow's backend is who answered, unless it has one.
+/// Makes the sender of the answer the flow's backend, unless the flow has one.
 #[inline(always)]
 fn adopt(packet: &IpPacket, work: &mut Work, entry: &mut PendingEntry) -> bool {
     let vni = work.key.vni;
@@ -673,7 +681,7 @@ fn adopt(packet: &IpPacket, work: &mut Work, entry: &mut PendingEntry) -> bool {
         work.entry.port = packet.ports[0];
         work.entry.state = SEEN;
         let _ = CONNECTIONS.insert(&work.key, &work.entry, u64::from(BPF_ANY));
-        // Else it would claim whatever else comes to this port.
+        // A flow that stays in PENDING would claim everything else that comes to this port.
         let _ = PENDING.remove(&work.pending);
         take_share(work, payer, &packet.destination);
         count(Counter::ServiceConnections);

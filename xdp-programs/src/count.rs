@@ -1,4 +1,4 @@
-//! Counting what happened to packets.
+//! Counts what happened to packets.
 
 use thuban_common::counters::Counter;
 

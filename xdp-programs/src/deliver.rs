@@ -18,10 +18,10 @@ use crate::{
     trace::Observed,
 };
 
-/// Ethernet, IPv6 and what is read of the transport header.
+/// Bytes of Ethernet, IPv6 and the part that is read of the transport header.
 const HEADERS: u32 = 14 + 40 + 20;
 
-/// A plain frame of another endpoint of this droplet.
+/// Delivers a plain frame of another endpoint of this droplet.
 #[inline(always)]
 pub fn from_agent<F: Frame>(frame: &mut F, local: &LocalEntry, ethertype: u16) -> Outcome {
     let header = EthernetHeader::new(local.mac, GATEWAY_MAC, ethertype);
@@ -29,7 +29,7 @@ pub fn from_agent<F: Frame>(frame: &mut F, local: &LocalEntry, ethertype: u16) -
     Ok((frame.deliver(local), Some(Counter::DeliveredLocal)))
 }
 
-/// An encapsulated frame: `length` bytes of outer headers come off, their congestion mark goes inside.
+/// Delivers an encapsulated frame: removes `length` bytes of outer headers, and copies their congestion mark inside.
 #[inline(always)]
 pub fn from_wire<F: Frame>(
     frame: &mut F,
@@ -50,7 +50,8 @@ pub fn from_wire<F: Frame>(
     }
 }
 
-/// Takes the outer headers off and writes the inner MACs; false when this hook can't and has left the frame unchanged.
+/// Removes the outer headers and writes the inner MACs. Returns false when this hook can't, and has left the frame
+/// unchanged.
 #[inline(always)]
 pub fn unwrap<F: Frame>(
     frame: &mut F,
@@ -88,7 +89,8 @@ fn mark<F: Frame>(frame: &mut F, packet: &IpPacket, class: u8) -> Option<()> {
     }
 }
 
-/// A frame that XDP transit checked and decapsulated. The target is looked up again: it may have gone meanwhile.
+/// Delivers a frame that XDP transit checked and decapsulated. The target is looked up again: it may have gone
+/// meanwhile.
 #[inline(always)]
 pub fn decapsulated(frame: &mut TcFrame, metadata: TransitMetadata, observed: &mut Observed) -> Outcome {
     let flags = maps::attachment_flags(metadata.ifindex, metadata.vni).ok_or(Counter::NoAttachment)?;

@@ -8,14 +8,14 @@ use thuban_common::{
 
 use crate::maps;
 
-/// The VPC's divider for a flow.
+/// Returns the VPC's divider for a flow.
 #[inline(always)]
 pub fn divider(vni: u32, hash: u32) -> Result<DropletAddress, Counter> {
     let vpc = maps::vpc(vni).ok_or(Counter::UnknownVni)?;
     pick(vpc.dividers, hash).ok_or(Counter::NoDivider)
 }
 
-/// The network's bouncer for a flow.
+/// Returns the network's bouncer for a flow.
 #[inline(always)]
 pub fn bouncer(subnet: &SubnetEntry, hash: u32) -> Result<DropletAddress, Counter> {
     pick(&subnet.bouncers, hash).ok_or(Counter::NoBouncer)

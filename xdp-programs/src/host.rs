@@ -1,4 +1,5 @@
-//! From a pod to the host's stack: replies to the host itself, and packets out of the VPC where it may.
+//! Sends a pod's packets to the host's stack: replies to the host itself, and packets out of the VPC if it has a way
+//! out.
 
 use thuban_common::{
     counters::Counter,
@@ -17,7 +18,7 @@ use crate::{
 /// Bytes of a TCP header without options.
 const LEAST_TCP: u32 = 20;
 
-/// To the host's own address towards pods: answers to kubelet's probes.
+/// Passes packets to the host's own address towards pods: answers to kubelet's probes.
 #[inline(always)]
 pub fn reply<F: Frame>(frame: &F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
     if flags(attachment) & VPC_HOST_ACCESS == 0 && !is_answer(frame, packet)? {
@@ -26,7 +27,7 @@ pub fn reply<F: Frame>(frame: &F, attachment: &AttachmentEntry, packet: &IpPacke
     pass(frame, packet)
 }
 
-/// To an address outside the VPC, or one that the node serves for it.
+/// Passes packets to an address outside the VPC, or to one that the node serves for it.
 #[inline(always)]
 pub fn leave<F: Frame>(
     frame: &mut F,
@@ -62,7 +63,8 @@ fn mark<F: Frame>(frame: &mut F, flags: u32) {
     }
 }
 
-/// The mark of a packet that the node sends by its own endpoint, which says for whom; 0 of what any other endpoint sends.
+/// Returns the mark of a packet that the node sends by its own endpoint. The mark says for which pod. Returns 0 for
+/// packets of any other endpoint.
 #[inline(always)]
 pub fn mark_of_sent_on(frame: &TcFrame, attachment: &AttachmentEntry) -> u32 {
     if attachment.flags & ATTACHMENT_HOST == 0 {
@@ -77,7 +79,8 @@ fn flags(attachment: &AttachmentEntry) -> u32 {
     maps::vpc(attachment.vni).map_or(0, |vpc| vpc.flags)
 }
 
-/// Answers to probes need no options and no fragments, whose later parts could not be judged.
+/// Whether a packet can only be an answer. Answers to probes need no options and no fragments, whose later parts could
+/// not be judged.
 #[inline(always)]
 fn is_answer<F: Frame>(frame: &F, packet: &IpPacket) -> Result<bool, Counter> {
     if !packet.shows_transport() {
@@ -105,8 +108,8 @@ fn is_answer<F: Frame>(frame: &F, packet: &IpPacket) -> Result<bool, Counter> {
     Ok(is_reply(packet.protocol, transport))
 }
 
-/// Passes to the stack, but no Geneve: nobody else may speak to droplets in the host's name. Droplets take it by IPv4
-/// alone.
+/// Passes a packet to the stack unless it is Geneve: nobody else may send to droplets in the host's name. Droplets
+/// accept Geneve by IPv4 alone.
 #[inline(always)]
 fn pass<F: Frame>(frame: &F, packet: &IpPacket) -> Outcome {
     if packet.protocol == ipv4::UDP && !packet.is_v6() && is_geneve(frame, packet)? {
@@ -115,7 +118,8 @@ fn pass<F: Frame>(frame: &F, packet: &IpPacket) -> Outcome {
     Ok((F::PASS, F::IS_LAST.then_some(Counter::ToHost)))
 }
 
-/// Options hide the port: rare enough to look no further. Of fragments the first shows it.
+/// Whether the packet is for the port of Geneve. Options hide the port, but are too rare to look further. The first of
+/// several fragments shows the port.
 #[inline(always)]
 fn is_geneve<F: Frame>(frame: &F, packet: &IpPacket) -> Result<bool, Counter> {
     if packet.has_options() || packet.is_later_fragment() {

@@ -13,8 +13,8 @@ use thuban_common::{
 
 use crate::frame::Frame;
 
-/// Reads the packet whose IP header lies at `offset + far` into `packet`, `far` being 0 unless the headers before it have
-/// options. In functions of their own and piece by piece, for the stack.
+/// Reads the packet whose IP header lies at `offset + far` into `packet`; `far` is 0 unless the headers before it have
+/// options. The reading is done in separate functions and piece by piece, to save stack.
 #[inline(always)]
 pub fn read<F: Frame>(
     frame: &F,
@@ -63,7 +63,7 @@ fn read_address<F: Frame>(frame: &F, offset: usize, far: u32, to: &mut Address) 
     })
 }
 
-/// The header at `offset + far`: directly where the offset is constant.
+/// Returns the header at `offset + far`: directly where the offset is constant.
 #[inline(always)]
 pub fn at<F: Frame, H: Header>(frame: &F, offset: usize, far: u32) -> Option<H> {
     if far == 0 {
@@ -73,7 +73,7 @@ pub fn at<F: Frame, H: Header>(frame: &F, offset: usize, far: u32) -> Option<H> 
     }
 }
 
-/// The header right behind the packet's fixed IP header and `further` bytes, in a frame that isn't encapsulated.
+/// Returns the header behind the packet's fixed IP header and `further` bytes, in a frame that isn't encapsulated.
 #[inline(always)]
 pub fn transport<F: Frame, H: Header>(frame: &F, packet: &IpPacket, further: usize) -> Option<H> {
     if packet.is_v6() {

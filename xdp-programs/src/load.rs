@@ -1,10 +1,10 @@
-//! What the roles of this droplet pass on, counted where user space has made an entry for the role.
+//! Counts the packets that the roles of this droplet pass on, for each role that user space has made an entry for.
 
 use thuban_common::tables::LoadKey;
 
 use crate::maps::LOADS;
 
-/// One packet more that a role passed on; `network` as in [`LoadKey`].
+/// Counts one more packet that a role passed on; `network` as in [`LoadKey`].
 #[inline(always)]
 pub fn count(vni: u32, network: u32) {
     if let Some(packets) = LOADS.get_ptr_mut(&LoadKey { vni, network }) {

@@ -1,9 +1,9 @@
 //! The eBPF programs of a droplet: agent (a pod's first hop) and transit (the NIC), each for tc and XDP.
 //!
 //! Roles are generic over [`frame::Frame`], so both hooks run the same code. Invariant: a program either takes a
-//! packet to its end (sent, delivered, dropped with a counted reason) or leaves it unchanged for the next hook. Tables are
-//! written by user space alone; programs write only counters, misses, the `used` mark, what routers say of paths, clients'
-//! connections to services, what probed droplets answer, and traces.
+//! packet to its end (sent, delivered, dropped with a counted reason) or leaves it unchanged for the next hook. Only
+//! user space writes tables. Programs write only counters, misses, the `used` mark, path MTUs that routers report,
+//! clients' connections to services, the times of probed droplets' answers, and traces.
 #![no_std]
 #![no_main]
 #![allow(unsafe_code)]
@@ -45,19 +45,19 @@ use aya_ebpf::{
 use frame::{tc::TcFrame, xdp::XdpFrame};
 use thuban_common::tables::{CONFIG_TRANSIT_AT_XDP, TracePoint};
 
-/// Host's end of a pod's veth, tc ingress.
+/// Runs the agent at the host's end of a pod's veth, tc ingress.
 #[classifier]
 pub fn agent_tc(context: TcContext) -> i32 {
     agent::run(&mut TcFrame::new(context), TracePoint::AgentTc)
 }
 
-/// Host's end of a pod's veth, XDP; `agent_tc` behind it takes what it passes.
+/// Runs the agent at the host's end of a pod's veth, XDP; `agent_tc` behind it handles the packets that it passes.
 #[xdp(frags)]
 pub fn agent_xdp(context: XdpContext) -> u32 {
     agent::run(&mut XdpFrame::new(context), TracePoint::AgentXdp).cast_unsigned()
 }
 
-/// NIC, tc ingress: everything, or what `transit_xdp` decapsulated or passed.
+/// Runs transit at the NIC, tc ingress: for all packets, or for those that `transit_xdp` decapsulated or passed.
 #[classifier]
 pub fn transit_tc(context: TcContext) -> i32 {
     let mut frame = TcFrame::new(context);
@@ -68,19 +68,20 @@ pub fn transit_tc(context: TcContext) -> i32 {
     transit::run(&mut frame, TracePoint::TransitTc)
 }
 
-/// NIC, XDP: checks, bounces, divides, and decapsulates for `transit_tc`.
+/// Runs transit at the NIC, XDP: checks, bounces, divides, and decapsulates for `transit_tc`.
 #[xdp(frags)]
 pub fn transit_xdp(context: XdpContext) -> u32 {
     transit::run(&mut XdpFrame::new(context), TracePoint::TransitXdp).cast_unsigned()
 }
 
-/// Attached nowhere: transitd runs it with a probe that it wants sent, and transit finds that at the NIC.
+/// Sends a probe. The program is attached nowhere: transitd runs it with a probe that it wants sent, and transit finds
+/// that at the NIC.
 #[classifier]
 pub fn probe_tc(context: TcContext) -> i32 {
     probe::inject(&context)
 }
 
-/// Passes everything: for the far end of a veth that must take what XDP sends.
+/// Passes everything: for the far end of a veth that must accept the frames that XDP sends.
 #[xdp(frags)]
 pub fn xdp_pass(_context: XdpContext) -> u32 {
     xdp_action::XDP_PASS

@@ -7,10 +7,10 @@
 //! uses it for anything else. Elements that an LRU map evicts are used again in the same way. Nodes of a trie are not:
 //! they wait for a grace period (`kfree_rcu`, `bpf_mem_cache_free_rcu`).
 //!
-//! Invariant: what could lead a packet into another VPC, or out of its VPC, is copied, and the copy is believed only
-//! if its first word says whose it is: entries of ATTACHMENTS, LOCAL_ENDPOINTS, VPCS and CONNECTIONS. What other
-//! entries say is used within the VNI of the packet alone: the droplet of a row, members of a role, services and
-//! backends. If it is another's, the packet is lost or goes to an address of its own VPC.
+//! Invariant: an entry that could lead a packet into another VPC, or out of its VPC, is copied, and the copy is
+//! believed only if its first word names the right owner. These are entries of ATTACHMENTS, LOCAL_ENDPOINTS, VPCS and
+//! CONNECTIONS. Other entries are used within the VNI of the packet alone: the droplet of a row, members of a role,
+//! services and backends. If such an entry is another's, the packet is lost or goes to an address of its own VPC.
 
 use core::{
     mem::MaybeUninit,
@@ -66,7 +66,7 @@ pub static MISSES: LruHashMap<EndpointKey, MissEntry> = LruHashMap::with_max_ent
 pub static ANNOUNCED: LruHashMap<u32, AnnouncedEntry> = LruHashMap::with_max_entries(4096, 0);
 #[map]
 pub static PATH_MTUS: LruHashMap<DropletAddress, PathMtuEntry> = LruHashMap::with_max_entries(4096, 0);
-/// Until when (ns since boot) packets of an endpoint are traced.
+/// The end (ns since boot) of the time for which packets of an endpoint are traced.
 #[map]
 pub static TRACED: HashMap<EndpointKey, u64> = HashMap::with_max_entries(64, BPF_F_NO_PREALLOC);
 #[map]
@@ -89,8 +89,8 @@ pub static CONNECTIONS: HashMap<ConnectionKey, ConnectionEntry> =
 /// [`thuban_common::services::ALL_PENDING`], all clients of a VPC.
 #[map]
 pub static SHARES: HashMap<EndpointKey, u32> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
-/// By [`thuban_common::services::QUOTA_HELD`] and [`thuban_common::services::QUOTA_RESERVE`]. Programs write the first, user
-/// space each element by itself.
+/// Counts, indexed by [`thuban_common::services::QUOTA_HELD`] and [`thuban_common::services::QUOTA_RESERVE`]. Programs
+/// write the first one, user space each element by itself.
 #[map]
 pub static QUOTAS: Array<u32> = Array::with_max_entries(services::QUOTAS, 0);
 #[map]
@@ -107,7 +107,7 @@ pub const fn key(vni: u32, address: Address) -> EndpointKey {
     EndpointKey { vni, address }
 }
 
-/// CONFIG, unless user space hasn't written it.
+/// Returns CONFIG, unless user space hasn't written it.
 #[inline(always)]
 pub fn config() -> Option<&'static ConfigEntry> {
     CONFIG.get(0).filter(|config| config.uplink != 0)
@@ -131,7 +131,8 @@ unsafe fn snapshot<T>(from: *const T, to: *mut T) {
     }
 }
 
-/// Copies what an interface's pod is held to. False if there is no entry, or none any more.
+/// Copies the attachment of an interface: the limits that its pod is held to. Returns false if there is no entry, or
+/// none any more.
 #[inline(always)]
 pub fn read_attachment(interface: u32, to: &mut AttachmentEntry) -> bool {
     let Some(entry) = ATTACHMENTS.get_ptr(&interface) else {
@@ -142,7 +143,7 @@ pub fn read_attachment(interface: u32, to: &mut AttachmentEntry) -> bool {
     to.ifindex == interface
 }
 
-/// The flags of an interface's attachment, if it is of this VPC.
+/// Returns the flags of an interface's attachment, if it is of this VPC.
 #[inline(always)]
 pub fn attachment_flags(interface: u32, vni: u32) -> Option<u16> {
     let entry = ATTACHMENTS.get_ptr(&interface)?;
@@ -156,7 +157,7 @@ pub fn attachment_flags(interface: u32, vni: u32) -> Option<u16> {
     (ifindex == interface && is_of == vni).then_some(flags)
 }
 
-/// The VPC of an interface's attachment.
+/// Returns the VPC of an interface's attachment.
 #[inline(always)]
 pub fn vpc_of(interface: u32) -> Option<u32> {
     let entry = ATTACHMENTS.get_ptr(&interface)?;
@@ -166,7 +167,7 @@ pub fn vpc_of(interface: u32) -> Option<u32> {
     (ifindex == interface).then_some(vni)
 }
 
-/// Where an endpoint of this droplet is.
+/// Returns the place of an endpoint of this droplet.
 #[inline(always)]
 pub fn local(key: &EndpointKey) -> Option<LocalEntry> {
     let entry = LOCAL_ENDPOINTS.get_ptr(key)?;
@@ -179,20 +180,20 @@ pub fn local(key: &EndpointKey) -> Option<LocalEntry> {
     (local.vni == key.vni).then_some(local)
 }
 
-/// The droplet of a row, in one load: another row's maybe, but never half of each.
+/// Returns the droplet of a row, in one load. It may be another row's, but never half of each.
 #[inline(always)]
 fn droplet(row: *const RemoteEntry) -> DropletAddress {
     // SAFETY: an element of a map, see the module; entries are aligned.
     unsafe { row.cast::<u32>().read_volatile() }.to_ne_bytes()
 }
 
-/// Where a direct row says the endpoint is.
+/// Returns the droplet on which a direct row says that the endpoint is.
 #[inline(always)]
 pub fn direct(key: &EndpointKey) -> Option<DropletAddress> {
     DIRECT_ROWS.get_ptr(key).map(droplet)
 }
 
-/// As [`direct`], and marks the row as used. The mark is written once, to keep the cache line shared.
+/// Does what [`direct`] does, and marks the row as used. The mark is written once, to keep the cache line shared.
 #[inline(always)]
 pub fn use_direct(key: &EndpointKey) -> Option<DropletAddress> {
     let row = DIRECT_ROWS.get_ptr_mut(key)?;
@@ -216,13 +217,13 @@ pub fn forward_row(key: &EndpointKey) -> Option<DropletAddress> {
     FORWARD_ROWS.get_ptr(key).map(droplet)
 }
 
-/// Which droplet may forward packets for an endpoint of this one.
+/// Returns the droplet that may forward packets for an endpoint of this one.
 #[inline(always)]
 pub fn forwarder(key: &EndpointKey) -> Option<DropletAddress> {
     FORWARDERS.get_ptr(key).map(droplet)
 }
 
-/// The longest prefix of the VPC's networks that holds the address.
+/// Returns the entry of the longest prefix of the VPC's networks that holds the address.
 #[inline(always)]
 pub fn subnet(vni: u32, address: Address) -> Option<&'static SubnetEntry> {
     SUBNETS.get(Key::new(
@@ -237,7 +238,7 @@ pub fn subnet(vni: u32, address: Address) -> Option<&'static SubnetEntry> {
 /// A VPC, as its entry said when it was looked up.
 pub struct Vpc {
     pub flags: u32,
-    /// Another VPC's maybe, see the module.
+    /// The dividers; they may be another VPC's, see the module.
     pub dividers: &'static Members,
 }
 
@@ -260,7 +261,7 @@ pub fn is_droplet(address: DropletAddress) -> bool {
     unsafe { DROPLETS.get(&address) }.is_some()
 }
 
-/// Whether an address as packets have it is a known droplet's.
+/// Whether an address, in the form that packets have, is a known droplet's.
 #[inline(always)]
 pub fn is_droplet_at(address: &Address) -> bool {
     let [.., a, b, c, d] = *address;
@@ -273,7 +274,7 @@ pub fn service(key: &ServiceKey) -> Option<&'static ServiceEntry> {
     unsafe { SERVICES.get(key) }
 }
 
-/// The backend's index in a slot of a table.
+/// Returns the backend's index in a slot of a table.
 #[inline(always)]
 pub fn slot(table: u32, slot: u32) -> Option<u32> {
     let chunk = slot / CHUNK as u32;
@@ -302,11 +303,11 @@ pub fn connection(key: &ConnectionKey) -> Option<&'static mut ConnectionEntry> {
 pub struct OtherSide {
     pub address: Address,
     pub port: u16,
-    /// The client's, there.
+    /// The client's port, as the other side sees it.
     pub client_port: u16,
 }
 
-/// The other side of a connection, if its entry is still of this VPC.
+/// Returns the other side of a connection, if its entry is still of this VPC.
 #[inline(always)]
 pub fn other_side(entry: &ConnectionEntry, vni: u32) -> Option<OtherSide> {
     let side = OtherSide {
@@ -314,7 +315,7 @@ pub fn other_side(entry: &ConnectionEntry, vni: u32) -> Option<OtherSide> {
         port: entry.port,
         client_port: entry.client_port,
     };
-    // What is read before stays before: CPUs that the images are for keep loads in order.
+    // Earlier reads stay before this one: CPUs that the images are for keep loads in order.
     compiler_fence(Ordering::Acquire);
     // SAFETY: an element of a map, see the module.
     let is_of = unsafe { (&raw const entry.vni).read_volatile() };

@@ -1,7 +1,7 @@
-//! Detours are counted, and a flow that stays is announced, so that user space asks for a direct row.
+//! Counts detours, and announces a flow that stays, so that user space asks for a direct row.
 //!
-//! Invariant: a VPC announces no more than its share in a second, and adds no more addresses than its share in a window. So
-//! VPCs that scan delay nobody else's rows, and nobody else's count is evicted.
+//! Invariant: a VPC announces no more than its share in a second, and adds no more addresses than its share in a
+//! window. So a VPC that scans delays nobody else's rows, and evicts nobody else's count.
 
 use aya_ebpf::{bindings::BPF_ANY, helpers::bpf_ktime_get_ns};
 use thuban_common::{
@@ -16,15 +16,16 @@ use crate::{
     maps::{ANNOUNCED, DIRECT_WANTED, MISSES},
 };
 
-/// Packets to an endpoint before it is announced.
+/// The packet to an endpoint at which the endpoint is announced.
 pub const FEW: u32 = 3;
-/// The first packet to a service is: until its row comes its clients don't share the load of bouncers.
+/// The packet to a service at which the service is announced: until its row comes, its clients don't share the load of
+/// bouncers.
 pub const FIRST: u32 = 1;
-/// Packets after which it is announced again at the latest.
+/// The most packets between two announcements.
 const MANY: u32 = 64;
 
-/// Counts a packet; announces the one of that number, and again at powers of two up to [`MANY`] and its multiples, so that
-/// a lost event heals.
+/// Counts a packet. Announces the packet of that number, and again those at powers of two up to [`MANY`] and at its
+/// multiples, so that a lost event heals.
 #[inline(always)]
 pub fn note(key: &EndpointKey, number: u32) {
     let packets = if let Some(entry) = MISSES.get_ptr_mut(key) {
@@ -107,7 +108,7 @@ fn begin(vni: u32, second: u32, events: u32, noted: u32) {
     let _ = ANNOUNCED.insert(&vni, entry, u64::from(BPF_ANY));
 }
 
-/// Seconds since boot.
+/// Returns the seconds since boot.
 #[inline(always)]
 fn second() -> u32 {
     // SAFETY: helper without arguments.

@@ -1,4 +1,5 @@
-//! Neighbour discovery at the agent: as ARP, every address but the pod's own is at the gateway's MAC. Answered in place.
+//! Neighbour discovery at the agent: as with ARP, every address but the pod's own is at the gateway's MAC. Answers in
+//! place.
 
 use thuban_common::{
     counters::Counter,
@@ -16,7 +17,7 @@ use crate::{
     trace::Observed,
 };
 
-/// An ICMPv6 packet of discovery, of the given type.
+/// Answers an ICMPv6 packet of discovery, of the given type.
 #[inline(never)]
 pub fn answer<F: Frame>(
     frame: &mut F,

@@ -1,5 +1,5 @@
-//! What routers on the underlay say of the tunnel's packets (RFC 1191): no socket of the kernel hears it, so transit
-//! writes it down for the agents.
+//! Path MTUs from ICMP messages of routers on the underlay about the tunnel's packets (RFC 1191). No socket of the
+//! kernel receives these messages, so transit stores the MTUs for the agents.
 
 use aya_ebpf::{bindings::BPF_ANY, helpers::bpf_ktime_get_ns};
 use thuban_common::{

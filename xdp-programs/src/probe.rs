@@ -1,8 +1,8 @@
-//! Probes: whether a droplet that carries a role passes packets on. Transit asks and answers; no daemon takes part in an
-//! answer, so that one that restarts is no dead droplet.
+//! Probes: whether a droplet that carries a role passes packets on. Transit asks and answers. No daemon takes part in
+//! an answer, so a droplet whose daemon restarts does not look dead.
 //!
 //! Invariant: only a known droplet's question is answered, with as many bytes, to where it came from. An answer is
-//! never answered. What was not asked changes nothing.
+//! never answered. An answer without a question changes nothing.
 
 use aya_ebpf::{
     bindings::{BPF_F_INGRESS, TC_ACT_OK, TC_ACT_SHOT},
@@ -24,7 +24,7 @@ use crate::{
     maps::{self, PROBES},
 };
 
-/// A probe from a known droplet, or in its name from this droplet's transitd.
+/// Handles a probe from a known droplet, or one in its name from this droplet's transitd.
 #[inline(never)]
 pub fn take<F: Frame>(frame: &mut F, config: &ConfigEntry, outer: &Ipv4Header) -> Outcome {
     let probe: ProbeHeader = frame.load(ENCAPSULATION_LENGTH).ok_or(Counter::Truncated)?;
@@ -43,7 +43,7 @@ pub fn take<F: Frame>(frame: &mut F, config: &ConfigEntry, outer: &Ipv4Header) -
         }
         _ => return Err(Counter::BadHeader),
     };
-    // The way that a packet takes which a role of this droplet passes on.
+    // A probe takes the same way as a packet that a role of this droplet passes on.
     let Some(verdict) = bounce::hop(frame, config, outer, droplet)? else {
         return Ok((F::PASS, None));
     };
@@ -54,7 +54,7 @@ pub fn take<F: Frame>(frame: &mut F, config: &ConfigEntry, outer: &Ipv4Header) -
     Ok((verdict, Some(counter)))
 }
 
-/// The entry of a droplet that this one asks, if the probe repeats its secret.
+/// Returns the entry of a droplet that this one asks, if the probe repeats its secret.
 #[inline(always)]
 fn asked(droplet: DropletAddress, probe: &ProbeHeader) -> Option<*mut ProbeEntry> {
     let entry = PROBES.get_ptr_mut(&droplet)?;
@@ -63,7 +63,7 @@ fn asked(droplet: DropletAddress, probe: &ProbeHeader) -> Option<*mut ProbeEntry
     (ProbeHeader::new(probe.kind, secret).secret == probe.secret).then_some(entry)
 }
 
-/// Gives the frame to the NIC, as if it had come by it.
+/// Gives the frame to the NIC, as if the NIC had received it.
 #[inline(always)]
 pub fn inject(context: &TcContext) -> Verdict {
     let Some(config) = maps::config() else {

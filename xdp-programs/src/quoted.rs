@@ -1,5 +1,5 @@
-//! ICMP errors about packets to services: what they quote went to a backend, and the client gets it as it sent it, so that
-//! it knows whose error it is.
+//! ICMP errors about packets to services. They quote a packet that went to a backend. The client gets the quote as it
+//! sent the packet, so that it knows whose error it is.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
@@ -25,9 +25,9 @@ use crate::{
     rewrite::{done, store, word},
 };
 
-/// Bytes of an ICMP header, before the quote.
+/// Bytes of an ICMP header before the quote.
 const ICMP: usize = 8;
-/// Ethernet, IPv6, ICMP, IPv6 once more, ports.
+/// Bytes of Ethernet, IPv6, ICMP, IPv6 once more, ports.
 const HEADERS: u32 = (ethernet::LENGTH + 2 * ipv6::LENGTH + ICMP + 4) as u32;
 
 /// Whether a packet may be an ICMP error, by its protocol.
@@ -36,8 +36,8 @@ pub fn is_error(packet: &IpPacket) -> bool {
     packet.shows_transport() && packet.protocol == if packet.is_v6() { ipv6::ICMPV6 } else { ipv4::ICMP }
 }
 
-/// Gives an error its service's address back, where it quotes a packet to a backend: in the quote, and as its own source
-/// if the backend itself sent it.
+/// Gives an error its service's address back if it quotes a packet to a backend: in the quote, and as the error's own
+/// source if the backend itself sent it.
 #[inline(never)]
 pub fn restore(frame: &mut TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<(), Counter> {
     frame.make_linear(HEADERS);
@@ -57,7 +57,8 @@ pub fn restore(frame: &mut TcFrame, vni: u32, packet: &IpPacket, work: &mut Work
     }
 }
 
-/// The key by which answers to the quoted packet are found; false if nothing is quoted that could have gone to a backend.
+/// Sets the key by which answers to the quoted packet are found. Returns false if the quote is of no packet that could
+/// have gone to a backend.
 #[inline(always)]
 fn read(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> bool {
     let Some(kind) = transport::<_, [u16; 1]>(frame, packet, 0) else {
@@ -103,12 +104,13 @@ fn read(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> bool {
     work.key.ports = [to, from];
     work.key.direction = REVERSE;
     work.key.padding = 0;
-    // An error about what somebody else sent says nothing to this client.
+    // An error about somebody else's packet says nothing to this client.
     work.key.destination == packet.destination
         && matches!(work.key.protocol, ipv4::TCP | ipv4::UDP | ipv4::SCTP)
 }
 
-/// The quoted header's checksum makes up for its address, so that ICMP's changes with the port alone.
+/// Rewrites IPv4. The quoted header's checksum makes up for its address, so that ICMP's checksum changes with the port
+/// alone.
 #[inline(always)]
 fn write_v4(skb: *mut __sk_buff, packet: &IpPacket, work: &Work) -> Result<(), Counter> {
     const SUM: u32 = (ethernet::LENGTH + ipv4::LENGTH) as u32 + 2;
@@ -127,7 +129,7 @@ fn write_v4(skb: *mut __sk_buff, packet: &IpPacket, work: &Work) -> Result<(), C
     store(skb, ethernet::LENGTH as u32 + 12, &new, 0)
 }
 
-/// ICMPv6's checksum covers all of it, and the addresses of the packet itself.
+/// Rewrites IPv6. ICMPv6's checksum covers all of the message, and the addresses of the packet itself.
 #[inline(always)]
 fn write_v6(skb: *mut __sk_buff, packet: &IpPacket, work: &Work) -> Result<(), Counter> {
     const SUM: u32 = (ethernet::LENGTH + ipv6::LENGTH) as u32 + 2;
@@ -150,7 +152,7 @@ fn write_v6(skb: *mut __sk_buff, packet: &IpPacket, work: &Work) -> Result<(), C
     )
 }
 
-/// The quoted ports: source and destination of what the client sent.
+/// Rewrites the quoted ports: source and destination of the client's packet.
 #[inline(always)]
 fn ports(skb: *mut __sk_buff, sum: u32, place: u32, work: &Work) -> Result<(), Counter> {
     port(skb, sum, place, work.key.ports[1], work.to.ports[0])?;

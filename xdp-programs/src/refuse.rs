@@ -1,4 +1,5 @@
-//! To a service that nobody serves: the client hears so at once, by a TCP reset or ICMP "port unreachable".
+//! Refuses packets to a service that nobody serves: the client hears so at once, by a TCP reset or ICMP "port
+//! unreachable".
 
 use thuban_common::{
     counters::Counter,
@@ -20,7 +21,7 @@ use crate::{
     too_big,
 };
 
-/// Turns the frame into an answer to the pod. A reset is answered by nothing.
+/// Turns the frame into an answer to the pod. Nothing answers a reset.
 #[inline(never)]
 pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
     let [.., a, b, c, d] = packet.source;

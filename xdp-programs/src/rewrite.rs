@@ -1,5 +1,5 @@
-//! New addresses and ports in a packet, its checksums brought along. At tc alone: the stack may have left a checksum to
-//! the NIC, and only its helpers know.
+//! Writes new addresses and ports into a packet, and updates its checksums. Only at tc: the stack may have left a
+//! checksum to the NIC, and only the helpers of tc know.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
@@ -13,7 +13,7 @@ use thuban_common::{
 
 use crate::frame::tc::TcFrame;
 
-/// Addresses and ports (raw) that a packet is to have.
+/// The addresses and ports (raw) that a packet is to have.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Flow {
@@ -25,20 +25,20 @@ pub struct Flow {
 /// A checksum that covers addresses.
 struct Sum {
     skb: *mut __sk_buff,
-    /// `None`: SCTP's CRC32c covers no addresses.
+    /// The offset; `None`: SCTP's CRC32c covers no addresses.
     at: Option<u32>,
-    /// UDP's zero means that there is none, and stays so.
+    /// The helper's flags. UDP's zero means that there is no checksum, and stays so.
     flags: u64,
 }
 
-/// Which address.
+/// The side whose address is written.
 #[derive(Clone, Copy)]
 enum Side {
     Source,
     Destination,
 }
 
-/// Writes what differs into the packet whose IP header lies at `offset`. It must show its ports.
+/// Writes the differences into the packet whose IP header lies at `offset`. It must show its ports.
 #[inline(never)]
 pub fn rewrite(frame: &TcFrame, offset: u32, packet: &IpPacket, to: &Flow) -> Result<(), Counter> {
     let skb = frame.skb();
@@ -119,7 +119,7 @@ impl Sum {
                 bpf_l4_csum_replace(self.skb, at, 0, difference as u64, flags)
             })?;
         }
-        // What the NIC summed over the whole packet changes twice and is as before.
+        // The NIC's sum over the whole packet changes twice, and so stays as it was.
         store(self.skb, place, new, u64::from(BPF_F_RECOMPUTE_CSUM))
     }
 
@@ -138,7 +138,7 @@ impl Sum {
     }
 }
 
-/// The IPv4 address of a mapped one, raw.
+/// Returns the IPv4 address of a mapped one, raw.
 #[inline(always)]
 pub fn word(address: &Address) -> u32 {
     let [.., a, b, c, d] = *address;

@@ -1,8 +1,9 @@
 //! Services: a client's packet to a service's address goes on to a backend, and the backend's answer comes from the
-//! service's address again, both at the client's agent and its veth.
+//! service's address again. Both happen at the client: at its agent and its veth.
 //!
-//! Invariant: a connection keeps its backend whatever becomes of the service, of UDP while the service has it; only what no
-//! entry of CONNECTIONS knows is chosen anew, and everywhere alike.
+//! Invariant: a connection keeps its backend, no matter what happens to the service; with UDP only while the service
+//! has the backend. Only a packet that no entry of CONNECTIONS knows gets a new choice, and every droplet chooses the
+//! same.
 
 use thuban_common::{
     counters::Counter,
@@ -23,18 +24,19 @@ use crate::{
     rewrite::rewrite,
 };
 
-/// Client's ports, or of SCTP slots, that are tried until the backend's answers wouldn't be another connection's.
+/// The client's ports, or with SCTP slots, that are tried until the backend's answers wouldn't be another
+/// connection's.
 const ATTEMPTS: u32 = 4;
 
-/// What becomes of a packet to a service.
+/// The decision about a packet to a service.
 pub enum Choice {
-    /// [`Work::to`] says what the packet is to be.
+    /// The packet goes to a backend: [`Work::to`] has its new addresses and ports.
     Backend,
     /// No row of the service is here; its clients' bouncers know.
     NoRow,
     /// Nobody serves it.
     Refused,
-    /// Of no connection: to be chosen.
+    /// The packet is of no connection: a backend is still to be chosen.
     New,
 }
 
@@ -42,13 +44,13 @@ pub enum Choice {
 #[inline(always)]
 pub fn to_backend(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
     match lookup_connection(frame, vni, packet, work)? {
-        // Not by `lookup_connection` itself: together they are too deep for the stack.
+        // `lookup_connection` doesn't call this itself: together they are too deep for the stack.
         Choice::New => choose(packet, work),
         choice => Ok(choice),
     }
 }
 
-/// What connections and rows say of it.
+/// Decides by connections and rows.
 #[inline(never)]
 fn lookup_connection(
     frame: &TcFrame,
@@ -64,7 +66,8 @@ fn lookup_connection(
     work.set_key(vni, packet, FORWARD);
     if let Some(entry) = maps::connection(&work.key) {
         let goes_on = if packet.protocol == ipv4::UDP {
-            // What leads back stays for a while: answers may be under way. Where an answer decided, transitd's scan knows.
+            // The entry that leads back stays for a while, because answers may still be on their way. If an answer
+            // decided the backend, transitd's scan checks whether the service still has it.
             entry.index == NO_INDEX || connections::has_backend(work, packet, entry)
         } else {
             !work.signal.opens || connections::is_alive(work, packet, entry)
@@ -99,7 +102,7 @@ fn lookup_connection(
     Ok(Choice::New)
 }
 
-/// A backend for what has no connection.
+/// Chooses a backend for a packet without a connection.
 #[inline(never)]
 fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
     let Some(service) = maps::service(&work.service) else {
@@ -114,7 +117,7 @@ fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
     }
     let first = first_slot(packet, service);
     let kept = kept(service, packet);
-    // Of SCTP a port is in a checksum that only the ends know.
+    // SCTP's ports are in a checksum that only the ends can compute.
     let has_fixed_port = packet.protocol == ipv4::SCTP;
     for attempt in 0..ATTEMPTS {
         let step = if has_fixed_port { attempt } else { 0 };
@@ -133,7 +136,7 @@ fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
             work.to.ports[0] = next_port(packet, attempt);
         }
         if work.signal.state & RESET != 0 {
-            // Nothing follows it.
+            // No packet follows a reset.
             return Ok(Choice::Backend);
         }
         match connections::make(packet, work, service.service, index) {
@@ -155,19 +158,19 @@ fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
     Err(Counter::ServiceCollision)
 }
 
-/// [`slot`], with a stack of its own.
+/// Calls [`slot`] with a stack of its own.
 #[inline(never)]
 fn first_slot(packet: &IpPacket, service: &ServiceEntry) -> u32 {
     slot(packet, service)
 }
 
-/// [`other_port`], with a stack of its own.
+/// Calls [`other_port`] with a stack of its own.
 #[inline(never)]
 fn next_port(packet: &IpPacket, attempt: u32) -> u16 {
     other_port(packet, attempt)
 }
 
-/// At a bouncer: the backend of another droplet's client, which that one's agent would choose.
+/// Chooses, at a bouncer, the backend for another droplet's client: the one that the client's agent would choose.
 #[inline(never)]
 pub fn choose_for_other(vni: u32, packet: &IpPacket, work: &mut Work) -> Result<(), Counter> {
     if !packet.has_ports() {
@@ -179,7 +182,7 @@ pub fn choose_for_other(vni: u32, packet: &IpPacket, work: &mut Work) -> Result<
     work.service.port = packet.ports[1];
     work.service.protocol = packet.protocol;
     let service = maps::service(&work.service)
-        // Its own droplet's backends are not for it, and it will have a row of its own.
+        // This droplet's local backends are not for that client, whose droplet will have a row of its own.
         .filter(|service| service.flags & SERVICE_LOCAL == 0)
         .ok_or(Counter::NoBackend)?;
     let first = first_slot(packet, service);
@@ -189,7 +192,7 @@ pub fn choose_for_other(vni: u32, packet: &IpPacket, work: &mut Work) -> Result<
             .ok_or(Counter::NoBackend)?;
         let index = maps::slot(service.table, slot).ok_or(Counter::NoBackend)?;
         let backend = maps::backend(service.service, index).ok_or(Counter::NoBackend)?;
-        // Only its own agent can give a client its own packet.
+        // Only the client's own agent can give the client its own packet.
         if backend.address != packet.source {
             work.send_to(packet, &backend.address, backend.port);
             return Ok(());
@@ -214,7 +217,7 @@ fn use_address(key: &ServiceKey) -> bool {
     true
 }
 
-/// The backend that the client is to keep, if the service still has it.
+/// Returns the backend that the client is to keep, if the service still has it.
 #[inline(never)]
 fn kept(service: &ServiceEntry, packet: &IpPacket) -> Option<u32> {
     if service.affinity == 0 {
@@ -232,7 +235,7 @@ fn kept(service: &ServiceEntry, packet: &IpPacket) -> Option<u32> {
     is_valid.then_some(entry.index)
 }
 
-/// What the transport header says of its connection.
+/// Returns the meaning of the transport header for its connection.
 #[inline(always)]
 pub fn signal<F: Frame>(frame: &F, packet: &IpPacket) -> Result<Signal, Counter> {
     if packet.protocol == ipv4::UDP {
@@ -253,8 +256,9 @@ pub fn is_used() -> bool {
     connections::is_open()
 }
 
-/// A packet to another endpoint, not by a service: whether its answers are that one's, whatever its port was used for before.
-/// Not if they belong to a connection to a service. Of connections the first packet settles it.
+/// Whether answers to a packet that goes to another endpoint, not by a service, are that endpoint's, no matter what
+/// its port was used for before. They are not if they belong to a connection to a service. With connections only the
+/// first packet is checked.
 #[inline(always)]
 pub fn may_be_direct<F: Frame>(frame: &F, vni: u32, packet: &IpPacket) -> Result<bool, Counter> {
     if !connections::is_open() || !packet.has_ports() {

@@ -1,7 +1,7 @@
 //! Packets that don't fit: the path's MTU, and the ICMP error that tells it to the pod (RFC 1191, RFC 8201).
 //!
-//! Invariant: nothing is fragmented. Outer packets carry don't-fragment, and pods hear of what doesn't fit, also when
-//! their packet may be fragmented: their stack then does it.
+//! Invariant: nothing is fragmented. Outer packets carry don't-fragment. Pods are told of a packet that doesn't fit
+//! even if it may be fragmented: their stack then fragments it.
 
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use thuban_common::{
@@ -26,7 +26,7 @@ use crate::{
 /// Bytes that a tunnel adds to an inner IP packet within the outer one.
 const OVERHEAD: u32 = geneve::OUTER_IP_LENGTH as u32 + ethernet::LENGTH as u32;
 
-/// The MTU of the way to a droplet as the pod sees it, if the packet (each segment, of a GSO frame) is larger.
+/// Returns the MTU of the way to a droplet as the pod sees it, if the packet (each segment, of a GSO frame) is larger.
 #[inline(always)]
 pub fn exceeded<F: Frame>(
     frame: &F,
@@ -46,7 +46,7 @@ pub fn exceeded<F: Frame>(
     (outer > mtu).then_some(mtu - OVERHEAD)
 }
 
-/// Bytes of each segment's IP and transport header.
+/// Returns the bytes of each segment's IP and transport header.
 #[inline(always)]
 fn headers<F: Frame>(frame: &F, packet: &IpPacket) -> u32 {
     let ip = if packet.is_v6() {

@@ -1,4 +1,4 @@
-//! The end of every packet: its verdict counted, and written down if its endpoint is traced.
+//! The end of every packet: its verdict is counted, and recorded if its endpoint is traced.
 //!
 //! Invariant: without `CONFIG_TRACE` tracing costs one test of a word.
 
@@ -21,7 +21,7 @@ use crate::{
     maps::{self, TRACE, TRACED},
 };
 
-/// What a program found out about the packet, up to where it ended.
+/// The facts that a program found out about the packet, up to where the packet ended.
 pub struct Observed {
     pub packet: IpPacket,
     pub vni: u32,
@@ -31,26 +31,26 @@ pub struct Observed {
     is_traced: bool,
 }
 
-/// Too large for the stack beside everything else. One a CPU is enough: these hooks run with bottom halves off and
-/// never within each other.
+/// The scratch space, too large for the stack beside everything else. One value for each CPU is enough: these hooks
+/// run with bottom halves off and never within each other.
 #[map]
 static OBSERVED: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
 
-/// What a run of a program has beside its stack.
+/// The memory that a run of a program has beside its stack.
 pub struct Scratch {
     observed: Observed,
-    /// The agent's copy of what its pod is held to.
+    /// The agent's copy of the attachment that its pod is held to.
     attachment: AttachmentEntry,
 }
 
 impl Observed {
-    /// Before the frame is looked at.
+    /// Returns the facts of a frame that wasn't looked at yet.
     #[inline(always)]
     pub fn new<F: Frame>(frame: &F) -> Option<&'static mut Self> {
         Self::with_attachment(frame).map(|(observed, _)| observed)
     }
 
-    /// As [`Self::new`], with the place for the agent's attachment.
+    /// Does what [`Self::new`] does, and returns the place for the agent's attachment too.
     #[inline(always)]
     pub fn with_attachment<F: Frame>(frame: &F) -> Option<(&'static mut Self, &'static mut AttachmentEntry)> {
         let scratch = OBSERVED.get_ptr_mut(0)?;
@@ -72,12 +72,12 @@ impl Observed {
         self.is_traced
     }
 
-    /// The packet of a plain frame.
+    /// Reads the packet of a plain frame.
     #[inline(always)]
     pub fn read<F: Frame>(&mut self, frame: &F) {
         self.packet = IpPacket::default();
         if let Some(header) = frame.load::<EthernetHeader>(0) {
-            // What isn't read stays empty.
+            // Fields that aren't read stay empty.
             let _ = inner::read(frame, header.ethertype, ethernet::LENGTH, 0, &mut self.packet);
         }
     }

@@ -1,5 +1,5 @@
-//! Transit: what arrives by the NIC. Geneve of known droplets is checked, then delivered, forwarded, bounced or
-//! divided; all else is the host's and passes unchanged.
+//! Transit: handles packets that arrive by the NIC. Geneve of known droplets is checked, then delivered, forwarded,
+//! bounced or divided. All other packets are the host's and pass unchanged.
 
 use thuban_common::{
     counters::Counter,
@@ -30,13 +30,13 @@ use crate::{
     trace::{Observed, settle},
 };
 
-/// Outer headers, inner Ethernet and IPv6, ports.
+/// Bytes of outer headers, inner Ethernet and IPv6, ports.
 const HEADERS: u32 = (ENCAPSULATION_LENGTH + ethernet::LENGTH + ipv6::LENGTH + 4) as u32;
 
 /// Where an inner IP header begins.
 const INNER_IP: u32 = (ENCAPSULATION_LENGTH + ethernet::LENGTH) as u32;
 
-/// The next droplet, and who says so.
+/// The next droplet, and the role that chose it.
 struct Hop {
     droplet: DropletAddress,
     counter: Counter,
@@ -53,7 +53,7 @@ pub fn run<F: Frame>(frame: &mut F, point: TracePoint) -> Verdict {
     settle::<F>(point, observed, outcome)
 }
 
-/// What XDP transit decapsulated, at the tc hook behind it.
+/// Delivers a frame that XDP transit decapsulated, at the tc hook behind it.
 #[inline(always)]
 pub fn deliver(frame: &mut TcFrame, metadata: TransitMetadata) -> Verdict {
     let Some(observed) = Observed::new(frame) else {
@@ -80,7 +80,7 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
     }
     let headers: OuterHeaders = frame.load(ethernet::LENGTH).ok_or(Counter::Truncated)?;
     let options = match options(frame, &headers.geneve) {
-        // Asked where others end: it costs them nothing.
+        // Probes are tested only after the check has failed, where other packets end: the test costs others nothing.
         Err(_) if headers.geneve.is_probe() => return probe::take(frame, config, &outer),
         checked => checked?,
     };
@@ -104,7 +104,7 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
             return Ok((F::PASS, None));
         };
         if options != 0 {
-            // No droplet of ours sends any.
+            // No droplet of ours sends such a packet.
             return Err(Counter::BadHeader);
         }
         return serve(tc, config, vpc.flags, &outer, observed);
@@ -120,8 +120,9 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
     Ok((verdict, Some(hop.counter)))
 }
 
-/// The outer IPv4 header, if the frame is Geneve for this droplet: whole, without IP options, as droplets send it. Geneve for
-/// it in any other form is an error: the port is the overlay's, whoever else may listen.
+/// Returns the outer IPv4 header, if the frame is Geneve for this droplet: whole, without IP options, as droplets send
+/// it. Geneve for this droplet in any other form is an error: the port is the overlay's, even if somebody else
+/// listens.
 #[inline(always)]
 fn ours<F: Frame>(frame: &mut F, config: &ConfigEntry) -> Result<Option<Ipv4Header>, Counter> {
     frame.make_linear((ethernet::LENGTH + ipv4::LENGTH + 8) as u32);
@@ -155,8 +156,8 @@ fn ours<F: Frame>(frame: &mut F, config: &ConfigEntry) -> Result<Option<Ipv4Head
     }
 }
 
-/// Whether a packet with IP options, or a first fragment, is for the port of Geneve. Without the first fragment the later ones
-/// are never put together.
+/// Whether a packet with IP options, or a first fragment, is for the port of Geneve. Without the first fragment the
+/// later ones are never put together.
 #[inline(never)]
 fn hides_geneve<F: Frame>(frame: &F, ip: &Ipv4Header) -> bool {
     if ip.protocol() != ipv4::UDP || ip.is_later_fragment() {
@@ -166,13 +167,13 @@ fn hides_geneve<F: Frame>(frame: &F, ip: &Ipv4Header) -> bool {
     udp.is_some_and(|udp| udp.is_geneve())
 }
 
-/// Checks the Geneve header; the bytes that options take.
+/// Checks the Geneve header. Returns the bytes of its options.
 #[inline(always)]
 fn options<F: Frame>(frame: &F, header: &GeneveHeader) -> Result<u32, Counter> {
     header.check()?;
     let length = header.options_length();
     if length != 0 {
-        // No aggregation understood them.
+        // Aggregation understands no options, so no aggregated frame may have them.
         if frame.segment_size() != 0 {
             return Err(Counter::BadHeader);
         }
@@ -183,16 +184,16 @@ fn options<F: Frame>(frame: &F, header: &GeneveHeader) -> Result<u32, Counter> {
     Ok(length)
 }
 
-/// Where a row says that the inner source lives, only that droplet may send it, or one that passes packets on:
-/// dividers, bouncers of the destination's network, the destination's former droplet. A source without a row must at
-/// least be an address of the VPC.
+/// Checks the sender of an inner source. If a row says where the source lives, only that droplet may send it, or one
+/// that passes packets on: dividers, bouncers of the destination's network, the destination's former droplet. A source
+/// without a row must at least be an address of the VPC.
 #[inline(never)]
 fn check_source(destination: &EndpointKey, packet: &IpPacket, sender: DropletAddress) -> Result<(), Counter> {
     let vni = destination.vni;
     let key = maps::key(vni, packet.source);
     let here = maps::local(&key).is_some();
     let row = maps::direct(&key).or_else(|| maps::bouncer_row(&key));
-    // Nobody of the VPC has an address outside of it, or a service's.
+    // Nobody in the VPC has an address outside of it, or a service's.
     if !here
         && row.is_none()
         && maps::subnet(vni, packet.source).is_none_or(|subnet| subnet.flags & SUBNET_FOREIGN != 0)
@@ -217,8 +218,8 @@ fn is_service(key: &EndpointKey) -> bool {
     maps::subnet(key.vni, key.address).is_some_and(|subnet| subnet.flags & SUBNET_SERVICES != 0)
 }
 
-/// A client's packet to a service that its agent doesn't know yet: chosen as that one will, and sent on to the backend.
-/// Who has no row of the backend leaves it to a divider: its word is taken everywhere in the VPC.
+/// Sends on a client's packet to a service that its agent doesn't know yet. It chooses the backend as that agent will.
+/// If this droplet has no row of the backend, it sends the packet to a divider, which the whole VPC believes.
 #[inline(never)]
 fn serve(
     frame: &mut TcFrame,
@@ -244,7 +245,7 @@ fn serve(
     rewrite(frame, INNER_IP, packet, &work.to)?;
     if let Some(local) = local {
         let length = ENCAPSULATION_LENGTH as u32;
-        // What comes from a client is no answer.
+        // A packet from a client is no answer.
         deliver::unwrap(frame, length, outer.traffic_class(), key.vni, &local, packet)?;
         return Ok((frame.deliver(&local), Some(Counter::Delivered)));
     }
@@ -257,7 +258,7 @@ fn serve(
     Ok((verdict, Some(Counter::Bounced)))
 }
 
-/// Where a packet for nobody here goes.
+/// Finds the next hop of a packet for an endpoint elsewhere.
 #[inline(always)]
 fn find(
     key: &EndpointKey,
@@ -277,7 +278,7 @@ fn find(
         if !bounces && vpc_flags & VPC_DIVIDER_HERE != 0 {
             let bouncer = divide::bouncer(subnet, flow::hash(packet))?;
             if bouncer != config.droplet {
-                // Back to the sender too: it may be the divider's client and a bouncer.
+                // The packet may go back to the sender: that droplet may be both the divider's client and a bouncer.
                 return Ok(Hop {
                     droplet: bouncer,
                     counter: Counter::Divided,
@@ -296,7 +297,7 @@ fn find(
     }
     match next {
         Some(hop) if hop.droplet == config.droplet => Err(Counter::NoEndpoint),
-        // The sender has no such endpoint, or it would not have sent it here: a stale row.
+        // The sender has no such endpoint, or it would not have sent the packet here: the row is stale.
         Some(hop) if hop.droplet == sender => Err(Counter::WouldReturn),
         Some(found) => Ok(found),
         None => Err(Counter::NoEndpoint),

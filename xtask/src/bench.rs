@@ -31,7 +31,7 @@ pub enum Benchmark {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// What a tenant loses while others attack what the tenants of a node share; `--help` says more
+    /// The loss of a tenant while others attack what the tenants of a node share; `--help` says more
     #[command(disable_help_flag = true)]
     Neighbours {
         /// Arguments of the benchmark
@@ -125,7 +125,7 @@ pub fn execute(benchmark: &Path, arguments: &[String]) -> Result<ExitCode> {
         .args(arguments)
         .status()
         .with_context(|| format!("starting {}", benchmark.display()))?;
-    // It has said why.
+    // The benchmark has printed the reason.
     Ok(if status.success() {
         ExitCode::SUCCESS
     } else {

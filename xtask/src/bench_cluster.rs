@@ -1,8 +1,10 @@
-//! `cargo xtask bench cni --cluster`: how long a node takes to bring up a burst of pods, by Thuban and by the bridge plugin.
+//! `cargo xtask bench cni --cluster`: how long a node takes to bring up a burst of pods, by Thuban and by the bridge
+//! plugin.
 //!
-//! Both on the same node of one cluster, in turns: the node's network configuration is another file each time. While the
-//! bridge plugin has its turn the operator is away, so that it pays for nothing of Thuban's. Times are this program's clock,
-//! from before the pods are asked for until the last one runs; the ratio is taken round by round, and its median told.
+//! Both run on the same node of one cluster, in turns: each turn has another file with the node's network
+//! configuration. The operator is away while the bridge plugin has its turn, so that this turn doesn't pay for Thuban's
+//! work. Times are of this program's clock, from before it asks for the pods until the last pod runs. The ratio is
+//! taken round by round, and the report has its median.
 
 use std::{
     fs,
@@ -23,7 +25,7 @@ use crate::{
 const CLUSTER: &str = "bench";
 const NODE: &str = "node-b";
 const SPACE: &str = "burst";
-/// Before Thuban's 05-thuban.conflist: a runtime takes the first.
+/// A name before Thuban's 05-thuban.conflist: a runtime takes the first.
 const CONFLIST: &str = "/etc/cni/net.d/01-bridge.conflist";
 const PATIENCE: Duration = Duration::from_mins(5);
 
@@ -31,10 +33,10 @@ const PATIENCE: Duration = Duration::from_mins(5);
 #[derive(Parser)]
 #[command(name = "cargo xtask bench cni --cluster")]
 struct Arguments {
-    /// Of each plugin
+    /// Rounds of each plugin
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Of a burst; a node takes 110
+    /// Pods of a burst; a node takes 110
     #[arg(long, default_value_t = 50)]
     pods: u32,
     /// Leave the cluster up
@@ -111,7 +113,8 @@ fn by_bridge(cluster: &Cluster, work: impl FnOnce() -> Result<f64>) -> Result<f6
     took
 }
 
-/// A runtime reads its folder when it changes; it doesn't say when it has.
+/// Waits until the runtime knows the folder's new content. A runtime reads its folder when the folder changes, and
+/// doesn't say when it has read it.
 fn known(cluster: &Cluster) -> Result<()> {
     std::thread::sleep(Duration::from_secs(3));
     wait_node(cluster)
@@ -138,7 +141,7 @@ fn operators(cluster: &Cluster, number: u64) -> Result<()> {
         Ok(pods["items"].as_array().map_or(0, Vec::len) as u64 == number)
     })?;
     if number > 0 {
-        // Its streams too: the droplets say so.
+        // The streams must be back too: the droplets report that.
         cluster.wait_for("the droplets", PATIENCE, || {
             let droplets = install::get(cluster, &["droplets.thuban.dev"])?;
             let all = droplets["items"].as_array().cloned().unwrap_or_default();
@@ -156,7 +159,7 @@ fn is_connected(droplet: &Value) -> bool {
     })
 }
 
-/// Seconds from before the pods are asked for until all run; they are gone when it returns.
+/// Returns the seconds from before the pods are asked for until all run. The pods are gone when it returns.
 fn burst(cluster: &Cluster, pods: u32) -> Result<f64> {
     let set = json!({
         "apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "burst", "namespace": SPACE},

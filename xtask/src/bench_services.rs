@@ -46,7 +46,7 @@ struct Arguments {
     /// Changes of an EndpointSlice in a turn
     #[arg(long, default_value_t = 24)]
     changes: usize,
-    /// Compared, by name: thuban, iptables, nftables
+    /// Names of the contestants that are compared: thuban, iptables, nftables
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// One short round with 10 and 100 Services: says whether everything works, no more
@@ -58,7 +58,7 @@ struct Arguments {
     /// Leave the clusters up
     #[arg(long)]
     keep: bool,
-    /// Where the results go
+    /// Folder of the results
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
 }
@@ -122,7 +122,7 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     result
 }
 
-/// Only the clusters that are asked for.
+/// Brings up only the clusters that are asked for.
 fn up(given: &Arguments) -> Result<()> {
     if given.reuse {
         return Ok(());

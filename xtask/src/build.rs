@@ -21,17 +21,17 @@ use crate::{
 /// Packages whose binaries go into images.
 const PACKAGES: [&str; 3] = ["thuban-operator", "transitd", "thuban-cni"];
 
-/// Which binaries an image has.
+/// The kind of binaries that an image has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// What users run.
+    /// The binaries that users run.
     Release,
-    /// What `cargo xtask test` has built anyway: with assertions, overflow checks and failpoints.
+    /// The binaries that `cargo xtask test` has built anyway: with assertions, overflow checks and failpoints.
     Test,
 }
 
 impl Profile {
-    /// Of a local cluster: those of the tests run what the tests were built with.
+    /// Returns the profile of a local cluster: the tests' clusters run what the tests were built with.
     pub fn of(cluster: &str) -> Self {
         if is_tests(cluster) {
             Self::Test
@@ -62,7 +62,7 @@ pub fn is_tests(cluster: &str) -> bool {
     cluster.starts_with("test")
 }
 
-/// Cargo's folder for the target that everything is built for, which this program is in, too.
+/// Cargo's folder for the target that everything is built for. The binary of this program is in it, too.
 pub fn target() -> Result<PathBuf> {
     let program = std::env::current_exe().context("finding this program")?;
     let folder = program
@@ -94,8 +94,8 @@ pub fn images(profile: Profile) -> Result<()> {
     step("images", || make_images(profile, &object, &tools))
 }
 
-/// cargo, as it runs for whoever calls it by hand: what `cargo run` tells this program would make it build anew the
-/// dependencies whose build scripts look at it.
+/// Returns cargo as it runs when a person calls it by hand. The variables that `cargo run` gives to this program would
+/// make cargo rebuild the dependencies whose build scripts look at them.
 pub fn cargo() -> Command {
     let mut cargo = Command::new("cargo");
     for (name, _) in std::env::vars_os() {
@@ -116,7 +116,7 @@ pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(made)
 }
 
-/// Builds what images have; with `more`, of these only what it names, and the like.
+/// Builds the binaries of the images. `more` names the only ones to build, and further arguments of cargo.
 fn release(more: &[&str]) -> Result<()> {
     run_command(
         cargo()
@@ -127,7 +127,7 @@ fn release(more: &[&str]) -> Result<()> {
     )
 }
 
-/// Builds the operator and its benchmark, with the dependencies of the images' binaries; answers their folder.
+/// Builds the operator and its benchmark, with the dependencies of the images' binaries; returns their folder.
 pub fn scale() -> Result<PathBuf> {
     release(&[
         "-p",
@@ -146,14 +146,14 @@ pub fn services() -> Result<PathBuf> {
     Ok(Profile::Release.binaries()?.join("services-bench"))
 }
 
-/// What the benchmark of CNI runs: binaries as images have them, and itself.
+/// The binaries that the benchmark of CNI runs: those of the images, and the benchmark itself.
 pub struct NodeParts {
     pub transitd: PathBuf,
     pub plugin: PathBuf,
     pub benchmark: PathBuf,
 }
 
-/// A benchmark that runs a node's daemon and plugin, by the name of its binary.
+/// Builds a benchmark that runs a node's daemon and plugin, by the name of its binary.
 pub fn with_node(benchmark: &str) -> Result<NodeParts> {
     release(&[
         "-p",
@@ -174,7 +174,7 @@ pub fn with_node(benchmark: &str) -> Result<NodeParts> {
     })
 }
 
-/// Builds the benchmark of the data plane; answers its path.
+/// Builds the benchmark of the data plane; returns its path.
 pub fn datapath() -> Result<PathBuf> {
     run_command(cargo().current_dir(root()).args([
         "build",
@@ -188,14 +188,14 @@ pub fn datapath() -> Result<PathBuf> {
     Ok(Profile::Release.binaries()?.join("datapath-bench"))
 }
 
-/// Folder of what goes into images.
+/// Builds the files that go into images; returns their folder.
 pub fn images_files(profile: Profile) -> Result<PathBuf> {
     let work = profile.images().join("files");
     fs::create_dir_all(&work).with_context(|| format!("making {}", work.display()))?;
     Ok(work)
 }
 
-/// Started for every pod and every few seconds for STATUS: as small as it gets.
+/// Builds the plugin as small as possible: it is started for every pod, and every few seconds for STATUS.
 fn plugin(release: &Path, work: &Path) -> Result<PathBuf> {
     stripped(&release.join("thuban"), &work.join("thuban"), "--strip-all")
 }
@@ -260,7 +260,7 @@ fn make_images(profile: Profile, object: &Path, tools: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The CNI plugin, if it is as small as it must be.
+/// Returns the CNI plugin, if it is as small as it must be.
 fn limited(plugin: PathBuf) -> Result<PathBuf> {
     const LARGEST: u64 = 4 << 20;
     let size = fs::metadata(&plugin)
@@ -272,7 +272,7 @@ fn limited(plugin: PathBuf) -> Result<PathBuf> {
     Ok(plugin)
 }
 
-/// A copy without debug information, or without any symbols.
+/// Makes a copy without debug information, or without any symbols.
 fn stripped(source: &Path, copy: &Path, how: &str) -> Result<PathBuf> {
     if !is_newer(copy, source) {
         run_command(Command::new("strip").arg(how).arg("-o").arg(copy).arg(source))?;
@@ -293,7 +293,7 @@ fn compile_pause(binary: &Path) -> Result<PathBuf> {
     Ok(binary.to_path_buf())
 }
 
-/// Runs it with this process's output; an error names the command.
+/// Runs a command with this process's output; an error names the command.
 pub fn run_command(command: &mut Command) -> Result<()> {
     let status = command
         .status()

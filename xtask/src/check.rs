@@ -1,5 +1,5 @@
-//! What needs no cluster and no root: format, lints, what pages refer to, names of tests, dependencies, and that the eBPF
-//! object builds.
+//! The checks that need no cluster and no root: format, lints, what pages refer to, names of tests, dependencies, and
+//! that the eBPF object builds.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use crate::{
     deps, ebpf, links, test_names,
 };
 
-/// Stops at the first that fails.
+/// Runs all checks and stops at the first that fails.
 pub fn run() -> Result<()> {
     deps::ensure()?;
     format()?;
@@ -33,7 +33,8 @@ pub fn run() -> Result<()> {
     step("eBPF programs", ebpf::build).map(|_| ())
 }
 
-/// Whether dependencies are as `deny.toml` wants them. Advisories are left to CI: they need the network and change daily.
+/// Checks that dependencies are as `deny.toml` wants them. Advisories are left to CI: they need the network and change
+/// daily.
 fn dependencies() -> Result<()> {
     let deny = deps::cargo_deny()?;
     step("dependencies", || {
@@ -45,17 +46,17 @@ fn dependencies() -> Result<()> {
     })
 }
 
-/// Whether all is as `cargo fmt` has it.
+/// Checks that all code is as `cargo fmt` formats it.
 pub fn format() -> Result<()> {
     step("format", || cargo(&["fmt", "--all", "--check"]))
 }
 
-/// Whether what pages refer to is there.
+/// Checks that everything that pages refer to exists.
 pub fn pages() -> Result<()> {
     step("pages", links::run)
 }
 
-/// Whether a list of tests fits on a screen.
+/// Checks that a list of tests fits on a screen.
 pub fn test_names() -> Result<()> {
     step("names of tests", test_names::run)
 }

@@ -16,7 +16,7 @@ use crate::{
 /// Images without which no pod runs.
 const BASE_IMAGES: [&str; 2] = ["pause.tar", "agnhost.tar"];
 
-/// Of one node of the tests' cluster: unlike Debian's version 1 it asks the CNI plugin for its STATUS.
+/// The containerd of one node of the tests' cluster: unlike Debian's version 1 it asks the CNI plugin for its STATUS.
 const CONTAINERD: GoTools = GoTools {
     name: "containerd",
     modules: "e2e/containerd",
@@ -31,7 +31,7 @@ const CONTAINERD: GoTools = GoTools {
 pub enum Action {
     /// Start it, or leave it if it is up
     Up {
-        /// With CoreDNS, and ways between the control plane and pods
+        /// With CoreDNS, and connections between the control plane and pods
         #[arg(long)]
         dns: bool,
     },
@@ -91,12 +91,13 @@ pub fn run(name: &str, action: Action) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Brings the cluster up with all images that there are.
+/// Brings the cluster up with all images that exist.
 pub fn up(name: &str) -> Result<()> {
     bring_up(name, None)
 }
 
-/// Like [`up`], with CoreDNS, whose pods run when Thuban is installed. A cluster that is up must have been brought up so.
+/// Does the same as [`up`], with CoreDNS, whose pods run when Thuban is installed. A cluster that is already up must
+/// have been brought up by this function.
 pub fn up_with_dns(name: &str) -> Result<()> {
     let program = std::env::current_exe().context("finding this program")?;
     bring_up(name, Some(program))?;
@@ -144,7 +145,7 @@ fn bring_up(name: &str, relay: Option<PathBuf>) -> Result<()> {
     thuban_cluster::up(&instance, &options)
 }
 
-/// Builds the containerd of the tests' clusters if it isn't there; answers its folder.
+/// Builds the containerd of the tests' clusters if it doesn't exist; returns its folder.
 pub fn ensure_containerd() -> Result<PathBuf> {
     progress::watched("building containerd 2", || CONTAINERD.ensure())
 }
@@ -154,7 +155,7 @@ pub fn down(name: &str) -> Result<()> {
     thuban_cluster::down(&Instance::named(name)?)
 }
 
-/// All archives of the profile.
+/// Returns all archives of the profile.
 fn images(profile: Profile) -> Result<Vec<PathBuf>> {
     let folder = profile.images();
     let entries = fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;

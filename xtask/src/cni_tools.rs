@@ -1,5 +1,6 @@
-//! Others' code that tests and benchmarks run against or beside the CNI plugin: cnitool, libcni in a small driver, portmap
-//! and tuning, ptp and bridge with host-local. Linked to `target/cni-tools`, where the tests look.
+//! Programs of others that tests and benchmarks run against or beside the CNI plugin: cnitool, libcni in a small
+//! driver, portmap and tuning, ptp and bridge with host-local. `target/cni-tools`, where the tests look for them, is a
+//! link to them.
 
 use std::fs;
 
@@ -26,7 +27,8 @@ const TOOLS: GoTools = GoTools {
     ],
 };
 
-/// Gives every node portmap, as runtimes' packages do, so that pods may have host ports. Before Thuban is installed.
+/// Gives every node portmap, as runtimes' packages do, so that pods may have host ports. Must run before Thuban is
+/// installed.
 pub fn portmap_on_nodes(cluster: &Cluster) -> Result<()> {
     ensure()?;
     let built = root().join("target/cni-tools/portmap").display().to_string();
@@ -37,7 +39,7 @@ pub fn portmap_on_nodes(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Takes no time when they are there.
+/// Builds the tools; takes no time when they exist.
 pub fn ensure() -> Result<()> {
     let folder = TOOLS.ensure()?;
     let link = root().join("target/cni-tools");

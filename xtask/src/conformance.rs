@@ -1,7 +1,7 @@
 //! `cargo xtask conformance`: Kubernetes' own end-to-end tests of the network, on a cluster with Thuban and CoreDNS and
 //! without kube-proxy.
 //!
-//! What a test needs and this cluster can't have makes it *not runnable*; nothing is left out silently.
+//! A test that needs something that this cluster can't have is *not runnable*; no test is left out silently.
 
 mod pods;
 mod report;
@@ -18,7 +18,7 @@ use crate::{
 };
 use report::Outcome;
 
-/// Of the cluster.
+/// The name of the cluster.
 const NAME: &str = "conform";
 
 #[derive(clap::Args)]
@@ -34,7 +34,7 @@ pub struct Arguments {
     keep: bool,
 }
 
-/// Fails when a test failed or did not come to its end.
+/// Runs the tests. Fails when a test failed or did not end.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     if !nix::unistd::geteuid().is_root() {
         bail!("a cluster needs root");

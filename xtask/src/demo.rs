@@ -1,6 +1,7 @@
-//! `cargo xtask demo`: a cluster with Thuban, tenants with equal addresses, who reaches whom and by which way.
+//! `cargo xtask demo`: a cluster with Thuban and tenants with equal addresses. It shows which pods reach each other,
+//! and by which ways.
 //!
-//! It can be repeated: what is there already is kept. The cluster stays up.
+//! It can be repeated: whatever exists already is kept. The cluster stays up.
 
 mod matrix;
 mod pods;
@@ -28,7 +29,7 @@ const NETWORKS: [(&str, &str); 5] = [
     ("green-web", "green"),
 ];
 
-/// Fails when packets reach whom they must not, or don't reach whom they must.
+/// Runs the demo. Fails when packets reach a pod that they must not reach, or don't reach a pod that they must reach.
 pub fn run() -> Result<()> {
     build::run()?;
     build::step("cluster of three nodes", || cluster::up(NAME))?;
@@ -39,7 +40,8 @@ pub fn run() -> Result<()> {
     })?;
     print_addresses(&cluster, &pods)?;
     let networks = NETWORKS.map(|(network, _)| network);
-    // Before the matrix: there, clients try addresses that their VPC does not have yet, and droplets subscribe to them.
+    // This runs before the matrix: there, clients try addresses that their VPC does not have yet, and droplets
+    // subscribe to them.
     let is_direct = ways::show(&cluster)?;
     let is_isolated = matrix::show(&pods, &networks)?;
     print_hints();

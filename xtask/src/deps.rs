@@ -1,7 +1,7 @@
-//! The programs that builds and clusters need: finds what is missing by its files, and installs it.
+//! The programs that builds and clusters need: finds missing ones by their files, and installs them.
 //!
-//! Only Debian's packages are installed, by root. Elsewhere the error names what to install. etcd and Kubernetes are
-//! built from source instead (`kube.rs`).
+//! Only Debian's packages are installed, by root. On other systems the error names what to install. etcd and Kubernetes
+//! are built from source instead (`kube.rs`).
 
 use std::{
     env, fs, iter,
@@ -94,7 +94,7 @@ const PACKAGES: [Package; 18] = [
     },
 ];
 
-/// What builds the eBPF programs where rustup has no nightly compiler with its source.
+/// The packages that build the eBPF programs where rustup has no nightly compiler with its source.
 const EBPF_PACKAGES: [Package; 4] = [
     Package {
         name: "rustc-web",
@@ -117,7 +117,7 @@ const EBPF_PACKAGES: [Package; 4] = [
 pub const LLVM: &str = "/usr/lib/llvm-22";
 const LLVM_LIBRARY: &str = "/usr/lib/llvm-22/lib/libLLVM.so";
 
-/// What makes the traffic of benchmarks.
+/// The packages that make the traffic of benchmarks.
 pub const TRAFFIC_PACKAGES: [Package; 1] = [Package {
     name: "iperf3",
     sign: "iperf3",
@@ -141,14 +141,14 @@ pub const POD_PACKAGES: [Package; 5] = [
         name: "netcat-openbsd",
         sign: "/bin/nc.openbsd",
     },
-    // Debian's busybox can't bound its wget's time.
+    // Debian's busybox can't limit the time of its wget.
     Package {
         name: "wget",
         sign: "/usr/bin/wget",
     },
 ];
 
-/// Installs what is missing; takes no time when all is there.
+/// Installs what is missing; takes no time when nothing is.
 pub fn ensure() -> Result<()> {
     let missing = missing();
     if !missing.is_empty() {
@@ -164,7 +164,7 @@ pub fn ensure() -> Result<()> {
     bpf_linker().map(|_| ())
 }
 
-/// Installs what a command needs beside [`ensure`]'s.
+/// Installs packages that a command needs beside those of [`ensure`].
 pub fn ensure_more(packages: &[Package]) -> Result<()> {
     let missing: Vec<&str> = packages
         .iter()
@@ -212,7 +212,7 @@ fn install(packages: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Keeps packages from starting their daemons (containerd's would be nobody's) while it lives.
+/// Keeps packages from starting their daemons while it lives (nobody would use containerd's).
 struct StartPolicy {
     path: Option<PathBuf>,
 }
@@ -241,7 +241,7 @@ impl Drop for StartPolicy {
     }
 }
 
-/// Links eBPF programs.
+/// Returns the path of the program that links eBPF programs.
 pub fn bpf_linker() -> Result<PathBuf> {
     cargo_tool("bpf-linker", |install| {
         if !Path::new(LLVM_LIBRARY).exists() {
@@ -257,12 +257,12 @@ pub fn bpf_linker() -> Result<PathBuf> {
     })
 }
 
-/// Checks the dependencies' licences and sources.
+/// Returns the path of the program that checks the dependencies' licences and sources.
 pub fn cargo_deny() -> Result<PathBuf> {
     cargo_tool("cargo-deny", |_| Ok(()))
 }
 
-/// A program of crates.io, from PATH or from cargo's folder; installed when it is in neither.
+/// Returns the path of a program of crates.io, from PATH or from cargo's folder. Installs it when it is in neither.
 fn cargo_tool(name: &str, set_up: impl FnOnce(&mut Command) -> Result<()>) -> Result<PathBuf> {
     if let Ok(found) = program(name) {
         return Ok(found);
@@ -278,7 +278,7 @@ fn cargo_tool(name: &str, set_up: impl FnOnce(&mut Command) -> Result<()>) -> Re
     Ok(place)
 }
 
-/// A path must exist; a name must be a file in a folder of PATH.
+/// Whether a sign is there: a path must exist, a name must be a file in a folder of PATH.
 fn is_there(sign: &str) -> bool {
     if sign.starts_with('/') {
         return Path::new(sign).exists();
@@ -286,7 +286,7 @@ fn is_there(sign: &str) -> bool {
     program(sign).is_ok()
 }
 
-/// Where PATH has a program.
+/// Returns the path of a program in PATH.
 pub fn program(name: &str) -> Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut places = env::split_paths(&path).map(|folder| folder.join(name));
@@ -308,7 +308,7 @@ fn cargo_home() -> Result<PathBuf> {
     home_folder("CARGO_HOME", ".cargo")
 }
 
-/// Whether rustup has a nightly compiler with the source of `core`; asks the file system, for rustup takes its time.
+/// Whether rustup has a nightly compiler with the source of `core`. Asks the file system, because rustup is slow.
 pub fn has_nightly_source() -> bool {
     let Ok(rustup) = home_folder("RUSTUP_HOME", ".rustup") else {
         return false;

@@ -1,4 +1,4 @@
-//! What a cluster says about itself when something did not come up: pods, events and logs. Never fails.
+//! The state of a cluster in which something did not come up: pods, events and logs. Never fails.
 
 use thuban_cluster::Cluster;
 
@@ -53,11 +53,11 @@ pub fn print(cluster: &Cluster) {
     }
 }
 
-/// The answer's last lines.
+/// Prints the answer's last lines.
 fn show(cluster: &Cluster, title: &str, arguments: &[&str], lines: usize) {
     let text = match cluster.kubectl(arguments) {
         Ok(text) => text,
-        // There is seldom a previous container.
+        // Most pods have no previous container.
         Err(_) if arguments.contains(&"--previous=true") => return,
         Err(error) => format!("{error:#}"),
     };

@@ -38,22 +38,22 @@ pub fn apply(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Builds it if it isn't there; answers its folder.
+/// Builds CoreDNS if it doesn't exist; returns its folder.
 pub fn ensure() -> Result<PathBuf> {
     progress::watched("building CoreDNS", || COREDNS.ensure())
 }
 
-/// Its image, on all nodes.
+/// Imports CoreDNS' image on all nodes.
 pub fn import(cluster: &Cluster) -> Result<()> {
     cluster.import_image(&archive(Profile::of(cluster.name()))?)
 }
 
-/// Its image, made if it isn't there.
+/// Returns CoreDNS' image, which is made if it doesn't exist.
 pub fn archive(profile: Profile) -> Result<PathBuf> {
     image(profile, &ensure()?)
 }
 
-/// Waits until it answers.
+/// Waits until CoreDNS is ready.
 pub fn wait_ready(cluster: &Cluster) -> Result<()> {
     wait("CoreDNS", || {
         workload(
@@ -66,7 +66,7 @@ pub fn wait_ready(cluster: &Cluster) -> Result<()> {
     })
 }
 
-/// Not among the images that every cluster imports.
+/// Writes the image, in a folder apart from the images that every cluster imports.
 fn image(profile: Profile, folder: &Path) -> Result<PathBuf> {
     let image = Image {
         archive: "coredns.tar",

@@ -20,7 +20,7 @@ const TARGET: &str = "bpfel-unknown-none";
 const DEBIAN_CARGO: &str = "/usr/bin/cargo";
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 
-/// Builds what is out of date and returns the object's path. [`deps::ensure`] has been called.
+/// Builds what is out of date and returns the object's path. [`deps::ensure`] must have been called before.
 pub fn build() -> Result<PathBuf> {
     let root = root();
     let output = root.join("target/bpf");

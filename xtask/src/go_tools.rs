@@ -1,7 +1,8 @@
-//! Others' programs that are built from their Go modules: a folder of the repository whose go.mod names them as tools.
+//! Programs of others that are built from their Go modules: a folder of the repository whose go.mod names them as
+//! tools.
 //!
-//! Built once, and kept in the user's cache under the digest of that folder's files. A folder in the cache is complete: it
-//! is filled aside and renamed.
+//! They are built once, and kept in the user's cache under the digest of that folder's files. A folder in the cache is
+//! complete: it is filled under another name and then renamed.
 
 use std::{
     fs,
@@ -18,23 +19,23 @@ use crate::{
 };
 
 pub struct GoTools {
-    /// In the cache.
+    /// Name of the folder in the cache, before the digest.
     pub name: &'static str,
     /// Folder of the go.mod.
     pub modules: &'static str,
-    /// What the digest is of.
+    /// Files of which the digest is made.
     pub files: &'static [&'static str],
     /// Build tags, with commas between them.
     pub tags: &'static str,
-    /// What `go install` gets: packages, or `tool` for all that the go.mod lists.
+    /// Arguments of `go install`: packages, or `tool` for all that the go.mod lists.
     pub packages: &'static [&'static str],
-    /// Packages whose tests become a program, after its name.
+    /// Packages whose tests are built as a program, each after the program's name.
     pub tests: &'static [(&'static str, &'static str)],
     pub binaries: &'static [&'static str],
 }
 
 impl GoTools {
-    /// The folder with the binaries; takes no time when they are there.
+    /// Returns the folder with the binaries; takes no time when they exist.
     pub fn ensure(&self) -> Result<PathBuf> {
         let modules = root().join(self.modules);
         let mut digest = Sha256::new();

@@ -1,6 +1,7 @@
 //! Container images as OCI archives in `target/images`, made without a container tool.
 //!
-//! An archive depends on nothing but the bytes of its files: same files, same digest. A current one is left alone.
+//! An archive depends on nothing but the bytes of its files: same files, same digest. An archive that is current is not
+//! written again.
 
 use std::{
     fmt::Write as _,
@@ -23,7 +24,7 @@ pub const TRANSITD: &str = "thuban.dev/transitd:0.1.0";
 pub const PAUSE: &str = "registry.k8s.io/pause:3.10";
 pub const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
 
-/// What containerd calls an image by that it imports.
+/// The annotation with the name that containerd gives to an image that it imports.
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
 
 /// Folders of every image: runtimes mount into them, also with a read-only root.
@@ -56,7 +57,7 @@ impl Image<'_> {
             return Ok(path);
         }
         let bytes = self.archive_bytes()?;
-        // Of its own, for two clusters may be made at once.
+        // The thread has a folder of its own, because two clusters may be made at once.
         let thread = std::thread::current().id();
         let partial = folder.join(format!(
             "{}.{}-{thread:?}.partial",
@@ -113,7 +114,7 @@ impl Image<'_> {
         archive.into_inner().context("closing the archive")
     }
 
-    /// Only executables and data with fixed owner, mode and time.
+    /// Returns the layer. It has only executables and data, with fixed owner, mode and time.
     fn layer(&self) -> Result<Vec<u8>> {
         let mut layer = tar::Builder::new(Vec::new());
         let mut folders: Vec<String> = FOLDERS.iter().map(ToString::to_string).collect();
@@ -142,7 +143,7 @@ impl Image<'_> {
     }
 }
 
-/// A program of this machine as /bin/NAME, and what it loads.
+/// Returns a program of this machine as /bin/NAME, and the libraries that it loads.
 pub fn with_libraries(program: &Path) -> Result<Vec<(PathBuf, String)>> {
     let name = program.file_name().context("a program's name")?.to_string_lossy();
     let own = (program.to_path_buf(), format!("/bin/{name}"));
@@ -151,7 +152,7 @@ pub fn with_libraries(program: &Path) -> Result<Vec<(PathBuf, String)>> {
     Ok(std::iter::once(own).chain(libraries).collect())
 }
 
-/// Paths of what a program loads at its start.
+/// Returns the paths of the libraries that a program loads at its start.
 pub fn libraries(program: &Path) -> Result<Vec<String>> {
     if !program.exists() {
         bail!("{}: not there, although its package is", program.display());
@@ -164,7 +165,8 @@ pub fn libraries(program: &Path) -> Result<Vec<String>> {
     Ok(paths(&listed).map(str::to_owned).collect())
 }
 
-/// `name => /path (0x…)`, or the loader's `/path (0x…)`. A static program has no such line.
+/// Returns the paths in lines of ldd: `name => /path (0x…)`, or the loader's `/path (0x…)`. A static program has no
+/// such line.
 fn paths(ldd: &str) -> impl Iterator<Item = &str> {
     ldd.lines()
         .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
@@ -193,7 +195,7 @@ fn append<W: Write>(archive: &mut tar::Builder<W>, name: &str, bytes: &[u8], mod
         .with_context(|| format!("adding {name}"))
 }
 
-/// JSON whose keys are sorted: oci-spec's maps have another order each time.
+/// Returns JSON whose keys are sorted: oci-spec's maps have another order each time.
 fn json(document: &impl Serialize) -> Result<Vec<u8>> {
     Ok(serde_json::to_vec(&serde_json::to_value(document)?)?)
 }
@@ -207,7 +209,7 @@ fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", hex_digest(bytes))
 }
 
-/// SHA-256 in hexadecimal.
+/// Returns the SHA-256 in hexadecimal.
 pub fn hex_digest(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().fold(String::new(), |mut hex, byte| {
         // Writing to a String cannot fail.

@@ -1,4 +1,4 @@
-//! Installs Thuban on a local cluster from `install/`, the same files in the same order as a user would apply.
+//! Installs Thuban on a local cluster from `install/`: the same files in the same order as a user would apply.
 //!
 //! Only values of `05-config.yaml` differ, as they do on any cluster. A second run brings changed images and manifests.
 
@@ -20,9 +20,9 @@ use crate::{
 
 pub const NAMESPACE: &str = "thuban-system";
 const CONFIG: &str = "05-config.yaml";
-/// What the tests' cluster allows.
+/// The external addresses that the tests' cluster allows.
 const EXTERNAL_IPS: &str = "198.51.100.0/24";
-/// Tests wait until addresses and VNIs are free again.
+/// The rest of claims on the tests' cluster: tests wait until addresses and VNIs are free again.
 const CLAIM_REST_SECONDS: &str = "5";
 const PATIENCE: Duration = Duration::from_mins(3);
 
@@ -54,7 +54,7 @@ pub fn run(name: &str) -> Result<()> {
     wait_installed(&cluster).inspect_err(|_| diagnostics::print(&cluster))
 }
 
-/// YAML files of `install/`, in name order.
+/// Returns the YAML files of `install/`, in name order.
 pub fn manifests() -> Result<Vec<PathBuf>> {
     let folder = root().join("install");
     let entries = fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
@@ -69,14 +69,14 @@ pub fn manifests() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The file's text, with the values of this cluster.
+/// Returns the file's text, with the values of this cluster.
 pub fn manifest_for(path: &Path, instance: &Instance) -> Result<String> {
     let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     if !path.ends_with(CONFIG) {
         return Ok(text);
     }
     let mut config: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text)?;
-    // Uplinks are veths: the demo runs as a user would have it, the tests have transit at XDP where they can.
+    // Uplinks are veths. The demo runs as a user would have it, the tests have transit at XDP where the uplinks can.
     let is_tests = is_tests(instance.name());
     let aggregation = if is_tests { "never" } else { "auto" };
     let values = [
@@ -84,7 +84,7 @@ pub fn manifest_for(path: &Path, instance: &Instance) -> Result<String> {
         ("KUBERNETES_SERVICE_HOST", instance.gateway().to_string()),
         ("KUBERNETES_SERVICE_PORT", instance.api_port().to_string()),
         ("THUBAN_UNDERLAY_CIDRS", instance.subnet()),
-        // Tests dial as thieves of tokens do, from here.
+        // The tests dial from here, as thieves of tokens do.
         ("THUBAN_STREAM_SOURCES", format!("{}/32", instance.gateway())),
     ];
     for (key, value) in values {
@@ -182,7 +182,7 @@ pub fn is_ready(node: &Value) -> bool {
     })
 }
 
-/// Phase of an object, with the reason when it is refused.
+/// Returns the phase of an object, with the reason when it is refused.
 pub fn provisioned(cluster: &Cluster, object: &str) -> Result<(bool, String)> {
     let status = get(cluster, &[object])?["status"].take();
     let phase = status["phase"].as_str().unwrap_or("no phase").to_owned();
@@ -194,7 +194,7 @@ pub fn provisioned(cluster: &Cluster, object: &str) -> Result<(bool, String)> {
     Ok((phase == "Provisioned", text))
 }
 
-/// `kubectl get … -o json`.
+/// Returns the answer of `kubectl get … -o json`.
 pub fn get(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
     let arguments: Vec<&str> = ["get", "-o", "json"].iter().chain(arguments).copied().collect();
     Ok(serde_json::from_str(&cluster.kubectl(&arguments)?)?)

@@ -1,7 +1,7 @@
 //! The binaries of the local cluster: etcd, Kubernetes and agnhost.
 //!
-//! Built once as Go tools from `e2e/kube`, whose go.mod names their versions, and kept in the user's cache under that
-//! file's digest. A folder in the cache is complete: it is filled aside and renamed.
+//! They are built once as Go tools from `e2e/kube`, whose go.mod names their versions, and kept in the user's cache
+//! under that file's digest. A folder in the cache is complete: it is filled under another name and then renamed.
 
 use std::{
     env, fs,
@@ -20,7 +20,7 @@ use crate::{
 const VERSION: &str = "v1.36.3";
 const OLDEST_ETCD: (u32, u32, u32) = (3, 5, 13);
 pub const OLDEST_GO: &str = "1.26";
-/// The compiler collects its own garbage less often: memory for time.
+/// The value that makes the compiler collect its garbage less often: memory for time.
 const GOGC: &str = "400";
 const NAMES: [&str; 7] = [
     "agnhost",
@@ -32,7 +32,7 @@ const NAMES: [&str; 7] = [
     "kubelet",
 ];
 
-/// The folder with all binaries; builds them first if they are not there (about 8 minutes).
+/// Returns the folder with all binaries; builds them first if they don't exist (about 8 minutes).
 pub fn binaries() -> Result<PathBuf> {
     let modules = root().join("e2e/kube");
     let go_mod = fs::read(modules.join("go.mod")).context("reading e2e/kube/go.mod")?;
@@ -48,7 +48,7 @@ fn is_complete(folder: &Path) -> bool {
     NAMES.iter().all(|name| folder.join(name).exists())
 }
 
-/// Where built tools are kept.
+/// Returns the folder where built tools are kept.
 pub fn cache() -> Result<PathBuf> {
     let base = match env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()) {
         Some(path) => PathBuf::from(path),
@@ -63,7 +63,7 @@ fn build(modules: &Path, folder: &Path) -> Result<()> {
     fs::create_dir_all(&partial).with_context(|| format!("making {}", partial.display()))?;
     let result = fill(modules, &partial);
     if result.is_ok() {
-        // A folder that misses a file is no use to anybody.
+        // A folder that misses a file is of no use.
         let _ = fs::remove_dir_all(folder);
         fs::rename(&partial, folder).with_context(|| format!("renaming to {}", folder.display()))?;
     } else {
@@ -116,7 +116,8 @@ fn fill(modules: &Path, partial: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The Go command, for static programs. It comes after all else that wants the CPUs, because tests may run beside it.
+/// Returns the Go command, for static programs. It runs after all other processes that want the CPUs, because tests may
+/// run beside it.
 pub fn go() -> Command {
     let mut go = Command::new("nice");
     go.args(["-n", "10", "go"])
@@ -125,7 +126,7 @@ pub fn go() -> Command {
     go
 }
 
-/// The Go package of a binary.
+/// Returns the Go package of a binary.
 fn package(name: &str) -> String {
     match name {
         "etcd" => "go.etcd.io/etcd/server/v3".into(),
@@ -134,7 +135,8 @@ fn package(name: &str) -> String {
     }
 }
 
-/// The binary in PATH, if its version is one that the cluster can take. agnhost goes into an image, and so is built.
+/// Returns the binary in PATH, if its version is one that the cluster can take. agnhost goes into an image, and so is
+/// always built.
 fn suitable(name: &str) -> Option<PathBuf> {
     if name == "agnhost" {
         return None;
@@ -157,7 +159,7 @@ fn suitable(name: &str) -> Option<PathBuf> {
     fits.then_some(path)
 }
 
-/// `Kubernetes v1.36.x`, or kubectl's `Client Version: v1.36.x`.
+/// Whether the text has the cluster's minor version: `Kubernetes v1.36.x`, or kubectl's `Client Version: v1.36.x`.
 fn is_same_minor(text: &str) -> bool {
     let minor = VERSION.rsplit_once('.').map_or(VERSION, |(minor, _)| minor);
     text.split_whitespace()

@@ -1,8 +1,8 @@
-//! Pages say nothing untrue that a program can see: links and anchors lead somewhere, files and functions that pages name
-//! in backticks exist, lines fit on a screen, and the table of contents has every page.
+//! Checks everything in pages that a program can check: links and anchors lead somewhere, files and functions that
+//! pages name in backticks exist, lines fit on a screen, and the table of contents has every page.
 //!
-//! In backticks, `folder/file.rs` may leave out the beginning of its path. `folder/file.rs::name` and `some/folder::name`
-//! want a function of that name in that file, or in a file of that folder.
+//! A name `folder/file.rs` in backticks may leave out the beginning of its path. `folder/file.rs::name` and
+//! `some/folder::name` need a function of that name in that file, or in a file of that folder.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -26,16 +26,16 @@ const PAGES: [&str; 5] = [
 ];
 /// The table of contents.
 const CONTENTS: &str = "docs/SUMMARY.md";
-/// Its tests are a proof: each is named with its file.
+/// The page whose tests are a proof: it names each test with its file.
 const PROOF: &str = "docs/workflows.md";
 const PAGE: &str = ".md";
-/// What ends so is a file of the repository, wherever its path begins.
+/// Endings of the repository's files: a path with one must be a file, wherever the path begins.
 const ENDINGS: [&str; 6] = [PAGE, ".proto", ".rs", ".sh", ".toml", ".yaml"];
 const LONGEST_LINE: usize = 120;
-/// A name with so many underscores is a test's.
+/// A name with at least this many underscores is a test's name.
 const WORDS_OF_A_TEST: usize = 3;
 
-/// Paths from the repository's root, with the text of sources and pages.
+/// Texts of sources and pages, by path from the repository's root.
 pub type Tree = BTreeMap<String, String>;
 
 #[derive(Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Prints all problems.
+/// Checks all pages and prints all problems.
 pub fn run() -> Result<()> {
     let tree = tree()?;
     let problems = check(&tree);
@@ -64,14 +64,14 @@ pub fn run() -> Result<()> {
     bail!("{} problems in pages", problems.len())
 }
 
-/// All files of the repository.
+/// Reads all files of the repository.
 pub fn tree() -> Result<Tree> {
     let mut tree = Tree::new();
     collect(&root(), "", &mut tree)?;
     Ok(tree)
 }
 
-/// Files below a folder, but what is built and what git keeps.
+/// Collects the files below a folder, except for built files and git's own.
 fn collect(folder: &Path, path: &str, tree: &mut Tree) -> Result<()> {
     let failed = || format!("cannot read {}", folder.display());
     for entry in fs::read_dir(folder).with_context(failed)? {
@@ -113,7 +113,7 @@ fn is_in_book(path: &str) -> bool {
     path.starts_with("docs/") && has_ending(path, &[PAGE])
 }
 
-/// Pages of `docs/` that the table of contents leaves out.
+/// Returns the pages of `docs/` that the table of contents leaves out.
 fn missing_contents(tree: &Tree) -> Vec<Problem> {
     let Some(contents) = tree.get(CONTENTS) else {
         return Vec::new();
@@ -159,7 +159,7 @@ fn check_page(tree: &Tree, page: &str, text: &str) -> Vec<Problem> {
     found.into_iter().map(problem).collect()
 }
 
-/// What is looked at in a page, each with where it begins.
+/// The parts of a page that are checked, each with where it begins.
 #[derive(Default)]
 struct Parsed {
     links: Vec<(String, usize)>,
@@ -214,7 +214,7 @@ impl Parsed {
     }
 }
 
-/// The anchor that GitHub and mdBook give a heading.
+/// Returns the anchor that GitHub and mdBook give to a heading.
 fn slug(heading: &str) -> String {
     let kept = |char: char| match char {
         ' ' => Some('-'),
@@ -224,7 +224,7 @@ fn slug(heading: &str) -> String {
     heading.trim().chars().filter_map(kept).collect()
 }
 
-/// What a relative link lacks.
+/// Returns what is wrong with a relative link, if anything.
 fn missing_target(tree: &Tree, page: &str, target: &str) -> Option<String> {
     if target.contains("://") || target.starts_with("mailto:") {
         return None;
@@ -248,7 +248,7 @@ fn missing_target(tree: &Tree, page: &str, target: &str) -> Option<String> {
     None
 }
 
-/// A path from the repository's root; none if it leads out of it.
+/// Returns a path from the repository's root; none if it leads out of the repository.
 fn join(folder: &str, path: &str) -> Option<String> {
     let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
     for part in path.split('/') {
@@ -275,7 +275,7 @@ fn has_ending(path: &str, endings: &[&str]) -> bool {
     endings.iter().any(|ending| path.ends_with(ending))
 }
 
-/// What a word in backticks lacks, if it names something of the repository.
+/// Returns what is wrong with a word in backticks, if it names something of the repository.
 fn missing_name(tree: &Tree, page: &str, word: &str) -> Option<String> {
     let is_plain = |char: char| char.is_ascii_alphanumeric() || "/._-".contains(char);
     let (path, function) = match word.split_once("::") {
@@ -303,13 +303,14 @@ fn missing_name(tree: &Tree, page: &str, word: &str) -> Option<String> {
     (!is_there).then(|| format!("{word}: no function {function} there"))
 }
 
-/// Whether a path must be one of the repository: it has the ending of a source, or begins with one of its folders.
+/// Whether a path must be in the repository: it has the ending of a source, or begins with one of the repository's
+/// folders.
 fn is_ours(tree: &Tree, path: &str) -> bool {
     let first = path.split('/').next().unwrap_or_default();
     has_ending(path, &ENDINGS) || is_folder(tree, first)
 }
 
-/// Files that a path names, which may begin anywhere: the file itself, or all in the folder.
+/// Returns the files that a path names, which may begin anywhere: the file itself, or all in the folder.
 fn files_of<'a>(tree: &'a Tree, path: &'a str) -> impl Iterator<Item = &'a String> {
     let (file, folder) = (format!("/{path}"), format!("/{path}/"));
     tree.keys().filter(move |known| {
@@ -329,7 +330,7 @@ fn has_function(text: &str, name: &str) -> bool {
 mod tests {
     use super::{Tree, check, slug};
 
-    /// Problems of pages in a small repository.
+    /// Returns the problems of pages in a small repository.
     fn problems(pages: &[(&str, &str)]) -> Vec<String> {
         let files = [
             (

@@ -49,23 +49,23 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
-    /// Format, what pages refer to, names of tests, lints, dependencies, eBPF build: what needs no root
+    /// Run what needs no root: format, references of pages, names of tests, lints, dependencies, eBPF build
     Check,
     /// Run the tests: as root, with a cluster of their own
     Test {
-        /// Only this part of the tests
+        /// Run only this part of the tests
         #[arg(long)]
         only: Option<String>,
-        /// How many schedules the simulator of the control plane runs
+        /// Number of schedules that the simulator of the control plane runs
         #[arg(long, default_value_t = test::SCHEDULES)]
         schedules: u64,
-        /// Tests that waited too long have failed, even if they pass when they are run again
+        /// Count tests that waited too long as failed, even if they pass when they are run again
         #[arg(long)]
         strict: bool,
     },
     /// Run tests with large counts: as root
     Soak {
-        /// Only this one
+        /// Run only this one
         #[arg(long)]
         only: Option<String>,
     },

@@ -1,4 +1,4 @@
-//! Long work says every 20 seconds that it is still alive.
+//! Prints every 20 seconds that long work goes on.
 
 use std::{
     sync::mpsc::{RecvTimeoutError, channel},
@@ -8,7 +8,7 @@ use std::{
 
 const INTERVAL: Duration = Duration::from_secs(20);
 
-/// Does `work`, with a line of elapsed time every 20 seconds.
+/// Does `work`, and prints a line of elapsed time every 20 seconds.
 pub fn watched<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let (done, waiting) = channel::<()>();
     let begin = Instant::now();

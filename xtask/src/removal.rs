@@ -8,7 +8,7 @@ use crate::{demo, images, install, uninstall};
 
 type Test = (&'static str, fn(&str) -> Result<()>);
 
-/// In this order; the cluster comes with Thuban and with pods of tenants, and is left with neither.
+/// The tests, in this order. The cluster comes with Thuban and with pods of tenants, and is left with neither.
 pub const TESTS: [Test; 2] = [
     ("removal under running pods, and again", under_running_pods),
     (
@@ -51,7 +51,7 @@ fn without_operator_and_node(name: &str) -> Result<()> {
     uninstall::run(name)
 }
 
-/// Pods that take their time to end, one on each node, and are made again.
+/// Returns a Deployment of pods that are slow to end, one on each node. They are made again when they are deleted.
 fn patient() -> Value {
     let labels = json!({"app": "patient"});
     json!({
@@ -68,7 +68,8 @@ fn patient() -> Value {
     })
 }
 
-/// Pods' endpoints: Services and nodes have theirs as long as there are such.
+/// Whether pods have endpoints. Endpoints of Services and nodes don't count: they stay as long as Services and nodes
+/// exist.
 fn has_endpoints(cluster: &Cluster) -> Result<bool> {
     let endpoints = install::get(cluster, &["endpoints.thuban.dev", "-A"])?;
     let endpoints = endpoints["items"].as_array().into_iter().flatten();

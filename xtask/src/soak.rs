@@ -1,4 +1,5 @@
-//! `cargo xtask soak`: tests that `cargo xtask test` runs with small counts, with large ones, one after the other.
+//! `cargo xtask soak`: runs the tests that `cargo xtask test` runs with small counts, with large ones, one after the
+//! other.
 
 use std::{process::ExitCode, time::Instant};
 
@@ -15,9 +16,9 @@ struct Soak {
     package: &'static str,
     /// Its test binary.
     target: &'static str,
-    /// Tests whose names begin so.
+    /// The beginning of the names of its tests.
     tests: &'static str,
-    /// What its count is read from, and the large one.
+    /// The environment variable of its count; `count` is the large value.
     variable: &'static str,
     count: &'static str,
 }
@@ -75,7 +76,7 @@ const SOAKS: [Soak; 6] = [
     },
 ];
 
-/// All, or one by name. A count that the environment has already stays.
+/// Runs all, or one by name. A count that the environment has already stays.
 pub fn run(only: Option<&str>) -> Result<ExitCode> {
     let chosen: Vec<&Soak> = SOAKS
         .iter()
@@ -93,7 +94,7 @@ pub fn run(only: Option<&str>) -> Result<ExitCode> {
     deps::ensure()?;
     step("eBPF programs", ebpf::build)?;
     step("cnitool and others", cni_tools::ensure)?;
-    // Tests run the plugin that cargo puts beside them.
+    // The tests run the plugin that cargo builds beside them.
     run_command(
         cargo()
             .current_dir(root())

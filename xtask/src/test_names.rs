@@ -1,4 +1,4 @@
-//! Names of tests fit on a screen, in a list and in a table of a page.
+//! Checks that names of tests fit on a screen, in a list and in a table of a page.
 
 use anyhow::{Result, bail};
 

@@ -1,8 +1,8 @@
-//! Takes Thuban off a local cluster, in whatever state it is: pods first, then what people made, while the operator can
-//! still take rows out of droplets, then Thuban itself, then its traces on the nodes.
+//! Takes Thuban off a local cluster, in whatever state it is. First it removes pods, then the objects that people made,
+//! while the operator can still take rows out of droplets. Then it removes Thuban itself, then its traces on the nodes.
 //!
-//! Invariant: every wait has an end, says what it waits for, and can be run again. What waits for an operator or a node
-//! that is gone loses its finalizer once the operator is deleted.
+//! Invariant: every wait has an end, says what it waits for, and can be run again. An object that waits for an operator
+//! or a node that is gone loses its finalizer once the operator is deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,7 +15,7 @@ use thuban_cluster::Cluster;
 use crate::build::root;
 use crate::install::{NAMESPACE, manifest_for, manifests};
 
-/// Kinds of Thuban, users before what they use.
+/// Kinds of Thuban, users before the kinds that they use.
 const KINDS: [&str; 8] = [
     "endpoints.thuban.dev",
     "networks.thuban.dev",
@@ -26,16 +26,17 @@ const KINDS: [&str; 8] = [
     "vniclaims.thuban.dev",
     "droplets.thuban.dev",
 ];
-/// What people make.
+/// Kinds of the objects that people make.
 const ASKED_FOR: [&str; 3] = [KINDS[0], KINDS[1], KINDS[2]];
 /// Cluster-scoped kinds of the manifests.
 const LASTING: &str = "namespaces,customresourcedefinitions,clusterroles,clusterrolebindings,\
                        validatingadmissionpolicies,validatingadmissionpolicybindings,\
                        flowschemas,prioritylevelconfigurations";
 const NAMESPACES: [&str; 2] = [NAMESPACE, "thuban-heartbeats"];
-/// Pods get their own grace first; a kubelet that is gone, or has no transitd to call, never ends them.
+/// How long pods may take to end. Pods get their own grace first. They never end if their kubelet is gone or has no
+/// transitd to call.
 const PATIENCE_WITH_PODS: Duration = Duration::from_secs(45);
-/// The operator is given up this long after the last thing went.
+/// How long after the last removed object the operator is given up.
 const PATIENCE_WITH_OPERATOR: Duration = Duration::from_secs(30);
 const PATIENCE_WITH_SERVER: Duration = Duration::from_mins(2);
 const POLL: Duration = Duration::from_secs(1);
@@ -43,7 +44,7 @@ const ON_A_NODE: &str = "install/remove-from-node.sh";
 
 pub fn run(name: &str) -> Result<()> {
     let cluster = Cluster::named(name)?;
-    // Pods that are made again meanwhile stay without a node.
+    // Pods that are made again meanwhile get no node.
     let cordoned = cordon(&cluster)?;
     let result = remove(&cluster);
     for node in &cordoned {
@@ -86,7 +87,7 @@ fn remove(cluster: &Cluster) -> Result<()> {
     clean_nodes(cluster)
 }
 
-/// Marks nodes unschedulable; those that were not.
+/// Marks nodes unschedulable; returns those that were not before.
 fn cordon(cluster: &Cluster) -> Result<Vec<String>> {
     let mut cordoned = Vec::new();
     for node in items(cluster, &["nodes"])? {
@@ -99,7 +100,8 @@ fn cordon(cluster: &Cluster) -> Result<Vec<String>> {
     Ok(cordoned)
 }
 
-/// Ends the pods that have their network by Thuban: without it they can neither be connected nor taken away cleanly.
+/// Ends the pods that have their network from Thuban: without Thuban they can neither be connected nor taken away
+/// cleanly.
 fn end_pods(cluster: &Cluster) -> Result<()> {
     let found = connected_pods(cluster)?;
     if found.is_empty() {
@@ -108,7 +110,7 @@ fn end_pods(cluster: &Cluster) -> Result<()> {
     let all: BTreeSet<String> = found.iter().map(|pod| text(&pod["metadata"]["uid"])).collect();
     println!("deleting {} pods that have their network by Thuban:", found.len());
     delete_pods(cluster, &found, &[])?;
-    // Those that a DaemonSet makes anew are others.
+    // Pods that a DaemonSet makes anew are other pods.
     let remaining = || -> Result<Vec<Value>> {
         let mut pods = connected_pods(cluster)?;
         pods.retain(|pod| all.contains(&text(&pod["metadata"]["uid"])));
@@ -124,7 +126,7 @@ fn end_pods(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Pods on a node, not on host network and not finished.
+/// Returns the pods that are on a node, not on host network and not finished.
 fn connected_pods(cluster: &Cluster) -> Result<Vec<Value>> {
     let mut pods = items(cluster, &["pods", "-A"])?;
     pods.retain(|pod| {
@@ -169,7 +171,7 @@ fn is_operator_ready(cluster: &Cluster) -> bool {
         .is_ok_and(|ready| ready.trim().parse().is_ok_and(|ready: u32| ready > 0))
 }
 
-/// Endpoints, networks and VPCs, whose rows the operator takes out of all droplets.
+/// Removes endpoints, networks and VPCs, whose rows the operator takes out of all droplets.
 fn end_what_was_asked_for(cluster: &Cluster) -> Result<()> {
     for kind in ASKED_FOR {
         let mut arguments = vec!["delete", kind, "--all", "--wait=false"];
@@ -182,7 +184,8 @@ fn end_what_was_asked_for(cluster: &Cluster) -> Result<()> {
         let mut left = Vec::new();
         for kind in ASKED_FOR {
             let objects = items(cluster, &[kind, "-A"])?;
-            // They stay as long as their Services, which are not Thuban's; their rows go with the networks.
+            // Endpoints of Services stay as long as their Services, which are not Thuban's. Their rows go with the
+            // networks.
             let objects = objects.iter().filter(|object| !is_scaled(object));
             left.extend(objects.map(waiting));
         }
@@ -199,7 +202,7 @@ pub fn is_scaled(object: &Value) -> bool {
     object["spec"]["type"] == "Scaled"
 }
 
-/// An object and, if it says so, what it waits for.
+/// Returns an object's name and, if the object says so, what it waits for.
 fn waiting(object: &Value) -> String {
     let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
     let reason = conditions
@@ -209,7 +212,7 @@ fn waiting(object: &Value) -> String {
     format!("{}{}", named(object), reason.unwrap_or_default())
 }
 
-/// Waits for all that was deleted, and helps what nobody is left to help.
+/// Waits for all that was deleted, and removes by force the objects that nobody else can remove.
 fn settle(cluster: &Cluster) -> Result<()> {
     let mut last_pods = Instant::now();
     let is_done = wait("the API server", PATIENCE_WITH_SERVER, || {
@@ -220,7 +223,7 @@ fn settle(cluster: &Cluster) -> Result<()> {
             for namespace in NAMESPACES {
                 pods.extend(items(cluster, &["pods", "-n", namespace])?);
             }
-            // Of a node that is gone: their namespace waits for them.
+            // Pods of a node that is gone: their namespace waits for them.
             delete_pods(cluster, &pods, &["--force", "--grace-period=0"])?;
         }
         lasting(cluster)
@@ -231,7 +234,7 @@ fn settle(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// The operator is deleted: nobody else would take them.
+/// Takes the finalizers away. The operator is deleted, so nobody else would do it.
 fn take_finalizers(cluster: &Cluster) -> Result<()> {
     let mut count = 0;
     for kind in KINDS {
@@ -255,7 +258,7 @@ fn take_finalizers(cluster: &Cluster) -> Result<()> {
                     arguments.extend(["-n", &namespace]);
                 }
                 arguments.extend(names.iter().map(String::as_str));
-                // One that went in between is what is wanted.
+                // An object that went in between needs nothing more.
                 let _ = cluster.kubectl(&arguments);
             }
         }
@@ -266,7 +269,7 @@ fn take_finalizers(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Everything of the manifests that has no namespace and is still there.
+/// Returns everything of the manifests that has no namespace and still exists.
 fn lasting(cluster: &Cluster) -> Result<Vec<String>> {
     let mut ours = BTreeSet::new();
     for manifest in manifests()? {
@@ -309,7 +312,7 @@ fn clean_nodes(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Everything of Thuban that is on the cluster and on the nodes that are up.
+/// Returns everything of Thuban that is on the cluster and on the nodes that are up.
 fn leftovers(cluster: &Cluster) -> Result<Vec<String>> {
     let mut left = lasting(cluster)?;
     let path = root().join(ON_A_NODE);
@@ -324,7 +327,8 @@ fn leftovers(cluster: &Cluster) -> Result<Vec<String>> {
     Ok(left)
 }
 
-/// Asks until nothing is left; false when nothing went for so long. Prints how much is left whenever that changes.
+/// Asks until nothing is left. Returns false when nothing was removed for as long as `patience`. Prints how much is
+/// left whenever that changes.
 fn wait(what: &str, patience: Duration, mut ask: impl FnMut() -> Result<Vec<String>>) -> Result<bool> {
     let start = Instant::now();
     let mut said = Vec::new();
@@ -352,7 +356,7 @@ fn wait(what: &str, patience: Duration, mut ask: impl FnMut() -> Result<Vec<Stri
     }
 }
 
-/// `kubectl get …`; nothing of a kind that the API server doesn't know.
+/// Returns the items of `kubectl get …`; none of a kind that the API server doesn't know.
 fn items(cluster: &Cluster, arguments: &[&str]) -> Result<Vec<Value>> {
     let arguments = [&["get", "-o", "json"], arguments].concat();
     let answer = match cluster.kubectl(&arguments) {

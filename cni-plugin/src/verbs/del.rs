@@ -10,7 +10,7 @@ use crate::environment::Environment;
 use crate::error::PluginError;
 use crate::{clock, spool, transitd};
 
-/// With what spooling takes: 2 s.
+/// How long transitd may take. Spooling included, a DEL takes 2 s.
 const TIMEOUT: Duration = Duration::from_millis(1500);
 
 pub fn run(config: &Config, environment: &Environment) -> Result<(), PluginError> {

@@ -1,4 +1,4 @@
-//! One file a verb.
+//! The CNI verbs, one file a verb.
 
 pub mod add;
 pub mod check;

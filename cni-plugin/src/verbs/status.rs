@@ -11,9 +11,9 @@ use crate::config::Config;
 use crate::error::PluginError;
 use crate::{clock, file, transitd};
 
-/// Runtimes ask every few seconds and want an answer within one.
+/// How long transitd may take: runtimes ask every few seconds and want an answer within one.
 const TIMEOUT: Duration = Duration::from_millis(900);
-/// Longer than an upgrade with its image there, shorter than pods are evicted in.
+/// How long a restart is bridged: longer than an upgrade whose image is there, shorter than pods are evicted in.
 const BRIDGE: Duration = Duration::from_mins(2);
 
 pub fn run(config: &Config) -> Result<(), PluginError> {
@@ -51,7 +51,8 @@ pub fn run(config: &Config) -> Result<(), PluginError> {
     })
 }
 
-/// Since the first STATUS of this boot that found transitd not ready; writes that down if this one is it.
+/// Returns the time since the first STATUS of this boot that found transitd not ready. Stores that time if this STATUS
+/// is the first.
 fn away_for(path: &Path, boot_id: &str) -> Result<Duration, PluginError> {
     let now = clock::since_boot();
     let noted = std::fs::read_to_string(path).ok().and_then(|text| {

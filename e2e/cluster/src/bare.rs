@@ -1,4 +1,4 @@
-//! etcd and an API server alone: no nodes, no scheduler, no controllers. What is measured there is the operator's.
+//! etcd and an API server alone: no nodes, no scheduler, no controllers. Measurements there are of the operator alone.
 
 use std::{fs, os::unix::fs::symlink, path::Path};
 
@@ -11,7 +11,7 @@ use crate::{
     network, pki,
 };
 
-/// Brings it up, always anew: what is left of an earlier one is removed first.
+/// Brings it up, always anew: leftovers of an earlier one are removed first.
 pub fn up(instance: &Instance, binaries: &Path) -> Result<()> {
     let _lock = lock(instance)?;
     if !leftovers(instance)?.is_empty() {
@@ -26,7 +26,7 @@ pub fn up(instance: &Instance, binaries: &Path) -> Result<()> {
     control_plane::start_api_server(instance, binaries)
 }
 
-/// Processes of `etcd` or `apiserver`.
+/// Returns the processes of `etcd` or `apiserver`.
 pub fn processes(instance: &Instance, component: &str) -> Result<Vec<i32>> {
     let found = cgroups::processes(&control_plane::group(instance, component))?;
     Ok(found.into_iter().collect())

@@ -1,7 +1,7 @@
-//! The instance's cgroups: who belongs to it, and how it ends.
+//! The instance's cgroups: which processes belong to it, and how it ends.
 //!
 //! A process belongs to an instance when it is in the instance's cgroup; nothing else tells. Hierarchies of version 1
-//! are all used (kubelet wants its root in each), on a machine with version 2 only that one.
+//! are all used (kubelet wants its root in each); on a machine with version 2 only that one is used.
 
 use std::{
     collections::BTreeSet,
@@ -18,7 +18,7 @@ use nix::{
 
 const UNIFIED: &str = "/sys/fs/cgroup";
 
-/// Mount points of file systems of type `kind`.
+/// Returns the mount points of file systems of type `kind`.
 fn mounts_of(kind: &str) -> Result<Vec<PathBuf>> {
     let mounts = fs::read_to_string("/proc/self/mounts").context("reading the mounts")?;
     Ok(mounts
@@ -30,7 +30,7 @@ fn mounts_of(kind: &str) -> Result<Vec<PathBuf>> {
         .collect())
 }
 
-/// Mount points of the hierarchies, that with the processes (`pids`, or the unified one) first.
+/// Returns the mount points of the hierarchies, first the one with the processes (`pids`, or the unified one).
 fn hierarchies() -> Result<Vec<PathBuf>> {
     let mut found = mounts_of("cgroup")?;
     if found.is_empty() && Path::new(UNIFIED).join("cgroup.controllers").exists() {
@@ -75,7 +75,7 @@ pub fn create(group: &str) -> Result<()> {
     Ok(())
 }
 
-/// The file that takes a process into `group`; makes the leaf.
+/// Returns the file that takes a process into `group`; makes the leaf.
 pub fn processes_file(group: &str) -> Result<PathBuf> {
     let hierarchies = hierarchies()?;
     let folder = hierarchies[0].join(group);
@@ -83,11 +83,11 @@ pub fn processes_file(group: &str) -> Result<PathBuf> {
     Ok(folder.join("cgroup.procs"))
 }
 
-/// All processes in `group` and beneath it.
+/// Returns all processes in `group` and beneath it.
 pub fn processes(group: &str) -> Result<BTreeSet<i32>> {
     let mut found = BTreeSet::new();
     for folder in folders(&hierarchies()?[0].join(group)) {
-        // Gone between the walk and the read: it holds nobody.
+        // The group was removed between the walk and the read: it holds no process.
         let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
         found.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
     }
@@ -122,18 +122,19 @@ pub fn remove(group: &str) -> Result<()> {
     Ok(())
 }
 
-/// The group's folders that still exist.
+/// Returns the group's folders that still exist.
 pub fn leftovers(group: &str) -> Result<Vec<PathBuf>> {
     Ok(roots(group)?.into_iter().filter(|path| path.exists()).collect())
 }
 
-/// Where the group may be: with version 1, runc makes its cgroups in an additional version 2 tree too.
+/// Returns the places where the group may be. With version 1, runc also makes its cgroups in an additional version 2
+/// tree.
 fn roots(group: &str) -> Result<Vec<PathBuf>> {
     let mounts = [mounts_of("cgroup")?, mounts_of("cgroup2")?].concat();
     Ok(mounts.into_iter().map(|mount| mount.join(group)).collect())
 }
 
-/// A cgroup stays busy for some moments after its last process has died.
+/// Removes a folder. A cgroup stays busy for some moments after its last process has died.
 fn remove_folder(folder: &Path) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(5);
     loop {
@@ -148,7 +149,7 @@ fn remove_folder(folder: &Path) -> Result<()> {
     }
 }
 
-/// `root` and all folders beneath it, parents first; none if there is no such folder.
+/// Returns `root` and all folders beneath it, parents first; none if there is no such folder.
 fn folders(root: &Path) -> Vec<PathBuf> {
     if !root.is_dir() {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Running other programs: what they say on failure becomes the error.
+//! Runs other programs: their messages on failure become the error.
 
 use std::{
     io::Write,
@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 
-/// Runs to the end and returns standard output.
+/// Runs a command to its end and returns its standard output.
 pub fn output(command: &mut Command) -> Result<String> {
     let output = command
         .stdin(Stdio::null())
@@ -16,7 +16,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     finish(command, &output)
 }
 
-/// Like [`output`], with `input` on standard input.
+/// Does the same as [`output`], with `input` on standard input.
 pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
     command
         .stdin(Stdio::piped())
@@ -34,7 +34,7 @@ pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
     let output = child
         .wait_with_output()
         .with_context(|| format!("waiting for {}", shown(command)))?;
-    // A program that failed may not have read all; its own words say more than the broken pipe.
+    // A program that failed may not have read all of it. Its own message says more than the broken pipe.
     let written = writer
         .join()
         .map_err(|_| anyhow!("writing to {}", shown(command)))?;
@@ -43,7 +43,7 @@ pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
     Ok(text)
 }
 
-/// `program` with `arguments`, to the end.
+/// Runs `program` with `arguments` to its end.
 pub fn run(program: &str, arguments: &[&str]) -> Result<String> {
     output(Command::new(program).args(arguments))
 }

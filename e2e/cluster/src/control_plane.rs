@@ -16,7 +16,7 @@ use crate::{
     relay,
 };
 
-/// Name in the cgroup tree, in the order in which they start.
+/// Names in the cgroup tree, in the order in which the components start.
 pub const COMPONENTS: [&str; 4] = ["etcd", "apiserver", "controller-manager", "scheduler"];
 const SERVICE_RANGE: &str = "10.96.0.0/16";
 
@@ -34,7 +34,7 @@ pub fn start_api_server(instance: &Instance, binaries: &Path) -> Result<()> {
     wait_ready(instance, Duration::from_mins(1))
 }
 
-/// Ends components as a crash does, those that others need last.
+/// Ends components as a crash does; those that others need end last.
 pub fn stop(instance: &Instance, components: &[&str]) -> Result<()> {
     for component in COMPONENTS.iter().rev().filter(|name| components.contains(name)) {
         cgroups::kill_all(&group(instance, component), Duration::from_secs(10))?;
@@ -42,7 +42,7 @@ pub fn stop(instance: &Instance, components: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Starts components again, on the state that there is, and waits until the API server is ready.
+/// Starts components again, on the existing state, and waits until the API server is ready.
 pub fn resume(instance: &Instance, components: &[&str]) -> Result<()> {
     let binaries = binaries(instance)?;
     for component in COMPONENTS.iter().filter(|name| components.contains(name)) {
@@ -51,7 +51,7 @@ pub fn resume(instance: &Instance, components: &[&str]) -> Result<()> {
     wait_ready(instance, Duration::from_mins(1))
 }
 
-/// The folder that the instance's binaries are in.
+/// Returns the folder with the instance's binaries.
 pub fn binaries(instance: &Instance) -> Result<PathBuf> {
     let kubectl = instance.bin().join("kubectl");
     let kubectl = kubectl.read_link().context("the link to kubectl")?;
@@ -85,12 +85,12 @@ fn saved_state(instance: &Instance) -> PathBuf {
     instance.state().join("etcd-saved")
 }
 
-/// The cgroup of a component.
+/// Returns the cgroup of a component.
 pub fn group(instance: &Instance, component: &str) -> String {
     format!("{}/cp/{component}", instance.cgroup())
 }
 
-/// kubectl as the administrator. What it caches goes with the instance.
+/// Returns kubectl as the administrator. Its cache is removed with the instance.
 pub fn kubectl(instance: &Instance) -> Command {
     let mut command = Command::new(instance.bin().join("kubectl"));
     command
@@ -152,7 +152,7 @@ fn start_component(instance: &Instance, binaries: &Path, component: &str) -> Res
     .with_context(|| format!("starting {component}"))
 }
 
-/// Starts a program for good: in `group`, in a session of its own, with its output in `log`.
+/// Starts a program that goes on after this one: in `group`, in a session of its own, with its output in `log`.
 pub fn spawn(group: &str, log: &Path, program: &Path, arguments: &[String]) -> Result<()> {
     let script =
         "echo $$ > \"$1\" && log=$2 && shift 2 && exec setsid --fork \"$@\" > \"$log\" 2>&1 < /dev/null";
@@ -235,7 +235,7 @@ fn controller_manager(instance: &Instance) -> Vec<String> {
         "--leader-elect=false".into(),
         "--kube-api-qps=100".into(),
         "--kube-api-burst=200".into(),
-        // The default is made under /usr/libexec.
+        // The default folder is under /usr/libexec.
         format!(
             "--flex-volume-plugin-dir={}",
             instance.state().join("volume-plugins").display()

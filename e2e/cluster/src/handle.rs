@@ -1,4 +1,4 @@
-//! A running cluster as tests and the demo use it: kubectl, nodes and what transitd tells.
+//! A running cluster as tests and the demo use it: kubectl, nodes and the reports of transitd.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use crate::{
     wait::wait_for,
 };
 
-/// Names the instance that [`Cluster::from_env`] takes.
+/// The variable that names the instance that [`Cluster::from_env`] takes.
 const VARIABLE: &str = "THUBAN_CLUSTER";
 const NAMESPACE: &str = "thuban-system";
 const POLL: Duration = Duration::from_millis(150);
@@ -35,7 +35,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// The instance that the environment names, `test` by default.
+    /// Returns the cluster of the instance that the environment names, `test` by default.
     pub fn from_env() -> Result<Self> {
         Self::named(&std::env::var(VARIABLE).unwrap_or_else(|_| "test".into()))
     }
@@ -64,7 +64,7 @@ impl Cluster {
         self.instance.gateway()
     }
 
-    /// Names of the nodes, sorted.
+    /// Returns the names of the nodes, sorted.
     #[allow(clippy::unnecessary_wraps)] // callers treat all questions to a cluster alike
     pub fn nodes(&self) -> Result<Vec<String>> {
         Ok(NODES.map(String::from).into())
@@ -79,17 +79,17 @@ impl Cluster {
         control_plane::stop(&self.instance, components)
     }
 
-    /// Starts them again and waits until the API server is ready.
+    /// Starts parts of the control plane again and waits until the API server is ready.
     pub fn resume_control_plane(&self, components: &[&str]) -> Result<()> {
         control_plane::resume(&self.instance, components)
     }
 
-    /// Keeps a copy of etcd's state. It must have ended.
+    /// Keeps a copy of etcd's state. etcd must have ended.
     pub fn save_state(&self) -> Result<()> {
         control_plane::save_state(&self.instance)
     }
 
-    /// Takes etcd's state back to the copy. It must have ended.
+    /// Takes etcd's state back to the copy. etcd must have ended.
     pub fn restore_state(&self) -> Result<()> {
         control_plane::restore_state(&self.instance)
     }
@@ -100,12 +100,12 @@ impl Cluster {
         self.exec_on_node(node, &["sh", "-c", &command]).map(|_| ())
     }
 
-    /// Starts the kubelet of a node where it has ended.
+    /// Starts the kubelet of a node on which it has ended.
     pub fn start_kubelet(&self, node: &str) -> Result<()> {
         node::start_kubelet(&self.instance, node)
     }
 
-    /// The node's first process, as the root PID namespace sees it.
+    /// Returns the node's first process, as the root PID namespace sees it.
     pub fn node_pid(&self, node: &str) -> Result<u32> {
         first_process(&self.instance, node)
     }
@@ -116,7 +116,7 @@ impl Cluster {
         cgroups::kill_all(&group(&self.instance, node), Duration::from_secs(30))
     }
 
-    /// Cuts a node off from the underlay without a word, or ends that.
+    /// Cuts a node off from the underlay without a sign of it on the node, or connects it again.
     pub fn cut_off(&self, node: &str, is_cut: bool) -> Result<()> {
         self.instance.node_address(node)?;
         network::cut_off(&self.instance, node, is_cut)
@@ -135,7 +135,7 @@ impl Cluster {
         output(&mut self.command_on_node(node, command)?).with_context(|| format!("on {node}"))
     }
 
-    /// The same, and leaves it running. Its output is piped.
+    /// Runs a command in all namespaces of the node and does not wait for its end. Its output is piped.
     pub fn spawn_on_node(&self, node: &str, command: &[&str]) -> Result<Child> {
         self.command_on_node(node, command)?
             .stdin(Stdio::null())
@@ -179,7 +179,7 @@ impl Cluster {
         output(kubectl(&self.instance).args(arguments))
     }
 
-    /// Applies JSON or YAML; the error carries the server's words.
+    /// Applies JSON or YAML; the error has the server's message.
     pub fn kubectl_apply(&self, manifest: &str) -> Result<String> {
         output_with_input(kubectl(&self.instance).args(["apply", "-f", "-"]), manifest)
     }
@@ -193,12 +193,12 @@ impl Cluster {
         )
     }
 
-    /// Asks until the answer is yes. An error is a no; the last one is told when the patience ends.
+    /// Asks until the answer is yes. An error counts as a no; the last error is returned when the patience ends.
     pub fn wait_for(&self, what: &str, patience: Duration, ask: impl FnMut() -> Result<bool>) -> Result<()> {
         wait_for(what, patience, POLL, ask)
     }
 
-    /// The running transitd pod of a node.
+    /// Returns the running transitd pod of a node.
     pub fn transitd_pod(&self, node: &str) -> Result<String> {
         let selector = format!("--field-selector=spec.nodeName={node},status.phase=Running");
         let list = self.kubectl(&[
@@ -221,7 +221,7 @@ impl Cluster {
             .ok_or_else(|| anyhow!("no transitd runs on {node}"))
     }
 
-    /// All counters of the node's data plane, by name.
+    /// Returns all counters of the node's data plane, by name.
     pub fn counters(&self, node: &str) -> Result<BTreeMap<String, u64>> {
         let text = self.pod_exec(
             NAMESPACE,
@@ -231,14 +231,14 @@ impl Cluster {
         serde_json::from_str(&text).with_context(|| format!("counters of {node}: {text}"))
     }
 
-    /// All rows of the node's tables, as `transitd rows` prints them.
+    /// Returns all rows of the node's tables, as `transitd rows` prints them.
     pub fn table_rows(&self, node: &str) -> Result<Vec<serde_json::Value>> {
         let text = self.pod_exec(NAMESPACE, &self.transitd_pod(node)?, &["/bin/transitd", "rows"])?;
         let rows = text.lines().map(serde_json::from_str::<serde_json::Value>);
         rows.collect::<Result<Vec<_>, _>>().context("rows of transitd")
     }
 
-    /// How many rows of a VPC the node's tables hold.
+    /// Returns how many rows of a VPC the node's tables hold.
     pub fn rows(&self, node: &str, vni: u64) -> Result<usize> {
         let rows = self.table_rows(node)?;
         let is_of = |row: &&serde_json::Value| row["key"]["vni"] == vni || row["entry"]["vni"] == vni;

@@ -1,4 +1,4 @@
-//! Names, addresses, ports and paths of one instance. All are a function of its name.
+//! Names, addresses, ports and paths of one instance. All of them follow from its name.
 
 use std::{
     net::Ipv4Addr,
@@ -10,10 +10,10 @@ use anyhow::{Result, bail};
 /// Node names, in order of their addresses (.11, .12, .13).
 pub const NODES: [&str; 3] = ["node-a", "node-b", "node-c"];
 
-/// `thuban-<name>` is the name of a link.
+/// The length of an instance's name is limited because `thuban-<name>` is the name of a link.
 const LONGEST_NAME: usize = 8;
 const FIRST_SUBNET: u8 = 77;
-/// Of subnets and sets of ports, those of demo and test included.
+/// The number of subnets and sets of ports, those of demo and test included.
 const NUMBERS: u8 = 100;
 const STATE: &str = "/var/lib/thuban-cluster";
 
@@ -22,14 +22,15 @@ const STATE: &str = "/var/lib/thuban-cluster";
 pub struct Instance {
     name: String,
     bridge: String,
-    /// Third octet of 172.31.x.0/24.
+    /// Third octet of the subnet 172.31.x.0/24.
     subnet: u8,
-    /// Added to every port.
+    /// A number that is added to every port.
     port_offset: u16,
 }
 
 impl Instance {
-    /// `demo`, `test`, or another name of at most 8 letters and digits, whose numbers follow from it.
+    /// Returns the instance `demo`, `test`, or one of another name of at most 8 letters and digits, whose numbers
+    /// follow from the name.
     pub fn named(name: &str) -> Result<Self> {
         let is_short = (1..=LONGEST_NAME).contains(&name.len());
         if !is_short
@@ -52,22 +53,22 @@ impl Instance {
         &self.name
     }
 
-    /// The bridge that plays the underlay; also the prefix of the nodes' network namespaces.
+    /// Returns the name of the bridge that plays the underlay. It is also the prefix of the nodes' network namespaces.
     pub fn bridge(&self) -> &str {
         &self.bridge
     }
 
-    /// The bridge's own address: the control plane's, and the nodes' default gateway.
+    /// Returns the bridge's own address. It is the control plane's address and the nodes' default gateway.
     pub fn gateway(&self) -> Ipv4Addr {
         Ipv4Addr::new(172, 31, self.subnet, 1)
     }
 
-    /// The underlay in CIDR notation.
+    /// Returns the underlay in CIDR notation.
     pub fn subnet(&self) -> String {
         format!("172.31.{}.0/24", self.subnet)
     }
 
-    /// The nodes' address, or an error for a name that is not a node's.
+    /// Returns the node's address, or an error for a name that is not a node's.
     pub fn node_address(&self, node: &str) -> Result<Ipv4Addr> {
         match NODES.iter().position(|name| *name == node) {
             Some(index) => Ok(Ipv4Addr::new(172, 31, self.subnet, 11 + index as u8)),
@@ -99,27 +100,27 @@ impl Instance {
         20259 + self.port_offset
     }
 
-    /// URL of the API server.
+    /// Returns the URL of the API server.
     pub fn api_url(&self) -> String {
         format!("https://{}:{}", self.gateway(), self.api_port())
     }
 
-    /// Folder of the state of all instances.
+    /// Returns the folder of the state of all instances.
     pub(crate) fn all_state() -> &'static Path {
         Path::new(STATE)
     }
 
-    /// Everything that this instance keeps on disk.
+    /// Returns the folder of everything that this instance keeps on disk.
     pub fn state(&self) -> PathBuf {
         Self::all_state().join(&self.name)
     }
 
-    /// Folder with the cluster's own kubectl.
+    /// Returns the folder with the cluster's own kubectl.
     pub fn bin(&self) -> PathBuf {
         self.state().join("bin")
     }
 
-    /// kubeconfig of an administrator.
+    /// Returns the path of an administrator's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
         self.state().join("admin.conf")
     }
@@ -140,7 +141,7 @@ impl Instance {
         self.state().join("nodes").join(node)
     }
 
-    /// Name of the cgroup in every hierarchy, without the slash.
+    /// Returns the name of the cgroup in every hierarchy, without the slash.
     pub(crate) fn cgroup(&self) -> String {
         format!("thuban-{}", self.name)
     }
@@ -149,14 +150,14 @@ impl Instance {
         format!("{}-{node}", self.bridge)
     }
 
-    /// The bridge's end of a node's uplink, short enough for a link's name.
+    /// Returns the name of the bridge's end of a node's uplink, short enough for a link's name.
     pub(crate) fn uplink(&self, node: &str) -> String {
         format!("v{}-{}", self.name, node.trim_start_matches("node-"))
     }
 }
 
-/// Tells instances apart: 0 and 1 are demo and test, the others share the rest by the sum of their letters, weighed by
-/// place. Two whose numbers are equal can't be up at once.
+/// Returns the number that tells instances apart. 0 and 1 are demo and test. The others share the rest by the sum of
+/// their letters, weighted by place. Two instances with equal numbers can't be up at once.
 fn number(name: &str) -> u8 {
     match name {
         "demo" => 0,

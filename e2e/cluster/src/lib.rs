@@ -1,8 +1,9 @@
 //! A real Kubernetes cluster on one Linux machine: etcd, API server, controller manager and scheduler in the root
-//! network namespace, and three nodes, each with its own network, mount, UTS and PID namespaces, containerd and kubelet.
+//! network namespace, and three nodes, each with its own network, mount, UTS and PID namespaces, containerd and
+//! kubelet.
 //!
 //! Everything of an instance is found by its name: cgroups, network namespaces, links and one state folder. So an
-//! instance can be taken down whatever became of the process that brought it up.
+//! instance can be taken down even if the process that brought it up is gone.
 
 pub mod bare;
 mod cgroups;

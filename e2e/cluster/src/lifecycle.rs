@@ -1,4 +1,5 @@
-//! Up, down and status of an instance. Each can be repeated, and comes to the same end after an interruption.
+//! Brings an instance up and down, and tells its status. Each operation can be repeated, and has the same result after
+//! an interruption.
 
 use std::{
     fs::{self, File},
@@ -19,29 +20,29 @@ use crate::{
     mount_points, network, node, pki, relay,
 };
 
-/// What an instance is made of.
+/// The parts of which an instance is made.
 pub struct Options {
     /// Folder with etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet and kubectl.
     pub binaries: PathBuf,
     /// OCI archives that every node imports before kubelet starts; the pause image must be among them.
     pub images: Vec<PathBuf>,
-    /// Nodes that run the containerd of another folder, its shim and ctr beside it.
+    /// Nodes that run the containerd of another folder, with its shim and ctr beside it.
     pub runtimes: Vec<(String, PathBuf)>,
-    /// Nodes whose uplink passes GSO frames whole; all others segment.
+    /// Nodes whose uplink passes GSO frames whole; the uplinks of all other nodes segment.
     pub whole_gso: Vec<String>,
-    /// xtask, where the control plane and pods shall reach each other ([`relay`]).
+    /// xtask, if the control plane and pods shall reach each other ([`relay`]).
     pub relay: Option<PathBuf>,
-    /// Gets a line at each step.
+    /// A function that gets a line at each step.
     pub progress: fn(&str),
 }
 
-/// What is there of an instance.
+/// The parts of an instance that exist.
 #[derive(Debug)]
 pub struct Status {
-    /// Control plane component, and whether it runs.
+    /// Control plane components, each with whether it runs.
     pub components: Vec<(&'static str, bool)>,
     pub api_ready: bool,
-    /// Node, whether its first process lives, and its Ready condition (none: not registered).
+    /// Nodes, each with whether its first process lives, and its Ready condition (none: not registered).
     pub nodes: Vec<(&'static str, bool, Option<String>)>,
 }
 
@@ -56,7 +57,7 @@ impl Status {
     }
 }
 
-/// Brings the instance up, or leaves it as it is if it is up. What is half made is taken down first.
+/// Brings the instance up, or leaves it unchanged if it is up. A half-made instance is taken down first.
 pub fn up(instance: &Instance, options: &Options) -> Result<()> {
     let _lock = lock(instance)?;
     if status(instance)?.is_up() {
@@ -139,7 +140,7 @@ fn wait_registered(instance: &Instance) -> Result<()> {
     }
 }
 
-/// Removes every trace of the instance; an error names what is left.
+/// Removes every trace of the instance; an error names what remains.
 pub fn down(instance: &Instance) -> Result<()> {
     {
         let _lock = lock(instance)?;
@@ -156,7 +157,7 @@ pub fn down(instance: &Instance) -> Result<()> {
 
 pub(crate) fn take_down(instance: &Instance) -> Result<()> {
     let group = instance.cgroup();
-    // Not SIGTERM: the API server would wait a minute for its watchers.
+    // The signal is not SIGTERM: the API server would wait a minute for its watchers.
     cgroups::kill_all(&group, Duration::from_secs(30))?;
     network::remove(instance)?;
     cgroups::remove(&group)?;
@@ -167,7 +168,7 @@ pub(crate) fn take_down(instance: &Instance) -> Result<()> {
     Ok(())
 }
 
-/// Everything of the instance that exists, described.
+/// Returns everything of the instance that exists, described.
 pub(crate) fn leftovers(instance: &Instance) -> Result<Vec<String>> {
     let group = instance.cgroup();
     let mut left = network::leftovers(instance);
@@ -196,7 +197,7 @@ pub(crate) fn leftovers(instance: &Instance) -> Result<Vec<String>> {
     Ok(left)
 }
 
-/// Looks at the instance; changes nothing.
+/// Reads the instance's state; changes nothing.
 pub fn status(instance: &Instance) -> Result<Status> {
     let mut components = Vec::new();
     for component in control_plane::COMPONENTS {
@@ -242,7 +243,7 @@ fn ready_conditions(instance: &Instance) -> Result<serde_json::Value> {
     Ok(serde_json::from_str(&nodes)?)
 }
 
-/// Shell lines that point kubectl at the instance.
+/// Returns shell lines that point kubectl at the instance.
 pub fn env(instance: &Instance) -> String {
     format!(
         "export KUBECONFIG={}\nexport KUBECACHEDIR={}\nexport THUBAN_CLUSTER={}\nexport PATH={}:$PATH\n",
@@ -263,7 +264,7 @@ pub fn exec(instance: &Instance, node: &str, command: &[String]) -> Result<ExitS
     nsenter.status().context("starting nsenter")
 }
 
-/// The node's first process, or an error that says what to do.
+/// Returns the node's first process, or an error that says what to do.
 pub(crate) fn first_process(instance: &Instance, node: &str) -> Result<u32> {
     instance.node_address(node)?;
     node::first_process(instance, node)?.ok_or_else(|| {
@@ -291,7 +292,7 @@ pub(crate) fn lock(instance: &Instance) -> Result<Flock<File>> {
         let lock = Flock::lock(file, FlockArg::LockExclusive)
             .map_err(|(_, error)| error)
             .context("locking")?;
-        // Whoever held it may have removed the file on the way out: then the lock is on nothing.
+        // The process that held the lock may have removed the file at its end: then the lock is on nothing.
         let held = nix::sys::stat::fstat(lock.as_fd())?.st_ino;
         if nix::sys::stat::stat(&path).is_ok_and(|there| there.st_ino == held) {
             return Ok(lock);

@@ -1,4 +1,5 @@
-//! Folders of the machine over which a node mounts its own. Those that were missing go with the last instance.
+//! Folders of the machine over which a node mounts its own. The folders that were missing are removed with the last
+//! instance.
 //!
 //! A folder is never removed while an instance is up: that would take away the mount on it in the nodes too.
 
@@ -21,7 +22,7 @@ pub const PRIVATE: [&str; 7] = [
 
 const RECORD: &str = "made-mount-points";
 
-/// Makes what is missing, and records that.
+/// Makes the missing folders, and records them.
 pub fn create() -> Result<()> {
     let record = Instance::all_state().join(RECORD);
     let mut made = fs::read_to_string(&record).unwrap_or_default();
@@ -42,15 +43,15 @@ pub fn remove_unused() {
     let Ok(entries) = fs::read_dir(state) else {
         return;
     };
-    // An instance has a folder, and a lock already before that.
+    // An instance has a folder, and even before that a lock.
     if entries.flatten().any(|entry| entry.file_name() != RECORD) {
         return;
     }
     for path in fs::read_to_string(state.join(RECORD)).unwrap_or_default().lines() {
-        // Not empty: somebody else has found a use for it.
+        // The folder is not empty: somebody else uses it.
         let _ = fs::remove_dir(path);
     }
-    // Fails if an instance has come up meanwhile, and then it is right to leave the folder.
+    // This fails if an instance has come up meanwhile, and then it is right to leave the folder.
     let _ = fs::remove_file(state.join(RECORD));
     let _ = fs::remove_dir(state);
 }

@@ -91,8 +91,8 @@ pub fn create_node(instance: &Instance, node: &str, whole_gso: bool) -> Result<(
     Ok(())
 }
 
-/// Takes a node's uplink off the bridge, or puts it back. The node sees its link up all the time: it falls silent for all
-/// others as one does whose switch has failed.
+/// Takes a node's uplink off the bridge, or puts it back. The node sees its link up all the time. For all others it
+/// falls silent, like a node whose switch has failed.
 pub fn cut_off(instance: &Instance, node: &str, is_cut: bool) -> Result<()> {
     let link = instance.uplink(node);
     let place: &[&str] = if is_cut {
@@ -121,7 +121,7 @@ pub fn remove(instance: &Instance) -> Result<()> {
     Ok(())
 }
 
-/// Links and namespaces that are still there, described.
+/// Returns the links and namespaces that still exist, described.
 pub fn leftovers(instance: &Instance) -> Vec<String> {
     let mut found = Vec::new();
     for node in NODES {
@@ -139,7 +139,7 @@ pub fn leftovers(instance: &Instance) -> Vec<String> {
     found
 }
 
-/// The file by which a named network namespace is entered.
+/// Returns the file by which a process enters a named network namespace.
 pub fn namespace_path(namespace: &str) -> PathBuf {
     PathBuf::from("/run/netns").join(namespace)
 }

@@ -1,4 +1,4 @@
-//! A node: containerd and kubelet in namespaces of their own, under paths that are the machine's usual ones.
+//! A node: containerd and kubelet in namespaces of their own, under the usual paths of a machine.
 
 use std::{
     fs,
@@ -38,18 +38,18 @@ runtime_type = "io.containerd.runc.v2"
 SystemdCgroup = false
 "#;
 
-/// The cgroup of a node: kubelet's root for pods.
+/// Returns the cgroup of a node: kubelet's root for pods.
 pub fn group(instance: &Instance, node: &str) -> String {
     format!("{}/{node}", instance.cgroup())
 }
 
-/// The cgroup of the node's own processes (the root may hold none under cgroup v2).
+/// Returns the cgroup of the node's own processes (the root may hold none under cgroup v2).
 fn init_group(instance: &Instance, node: &str) -> String {
     format!("{}/init", group(instance, node))
 }
 
-/// Starts the node's first process; images are imported and kubelet started when the API server is there.
-/// The node's network namespace exists already.
+/// Starts the node's first process. Images are imported and kubelet is started when the API server is up. The node's
+/// network namespace exists already.
 pub fn start(
     instance: &Instance,
     node: &str,
@@ -91,7 +91,7 @@ pub fn start(
         instance.node_address(node)?.to_string(),
     ]);
     arguments.extend([text(&state), text(&instance.state()), text(binaries)]);
-    // First in the node's PATH.
+    // This folder is first in the node's PATH.
     arguments.push(text(runtime.unwrap_or(binaries)));
     arguments.extend(images.iter().map(|image| text(image)));
     spawn(
@@ -103,7 +103,7 @@ pub fn start(
     .with_context(|| format!("starting {node}"))
 }
 
-/// An error if the node's start has failed; true when kubelet has been started.
+/// Returns true when kubelet has been started, and an error if the node's start has failed.
 pub fn is_started(instance: &Instance, node: &str) -> Result<bool> {
     let state = instance.node_state(node);
     if let Ok(reason) = fs::read_to_string(state.join("failed")) {
@@ -116,7 +116,7 @@ pub fn is_started(instance: &Instance, node: &str) -> Result<bool> {
     Ok(state.join("ready").exists())
 }
 
-/// Starts kubelet as [`INIT`] does, on a node where it has ended.
+/// Starts kubelet in the same way as [`INIT`], on a node on which it has ended.
 pub fn start_kubelet(instance: &Instance, node: &str) -> Result<()> {
     let Some(process) = first_process(instance, node)? else {
         bail!("{node} is down");
@@ -139,11 +139,12 @@ pub fn start_kubelet(instance: &Instance, node: &str) -> Result<()> {
     .with_context(|| format!("starting kubelet on {node}"))
 }
 
-/// The node's first process as this PID namespace sees it; none if the node is down.
+/// Returns the node's first process as this PID namespace sees it; none if the node is down.
 pub fn first_process(instance: &Instance, node: &str) -> Result<Option<u32>> {
     let own_depth = namespace_ids("self").map_or(1, |ids| ids.len());
     for process in cgroups::processes(&init_group(instance, node))? {
-        // 1 in a namespace directly beneath ours; first processes of containers are one deeper.
+        // A first process has id 1 in a namespace directly beneath ours; first processes of containers are one level
+        // deeper.
         let ids = namespace_ids(&process.to_string()).unwrap_or_default();
         if ids.len() == own_depth + 1 && ids.last().is_some_and(|id| id == "1") {
             return Ok(u32::try_from(process).ok());
@@ -152,7 +153,7 @@ pub fn first_process(instance: &Instance, node: &str) -> Result<Option<u32>> {
     Ok(None)
 }
 
-/// A process's ids from this PID namespace inwards.
+/// Returns a process's ids from this PID namespace inwards.
 fn namespace_ids(process: &str) -> Option<Vec<String>> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
@@ -181,7 +182,7 @@ fn kubelet(instance: &Instance, node: &str) -> serde_json::Value {
         "imageGCHighThresholdPercent": 100,
         "resolvConf": "",
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
-        // Host ports and masquerading are the network plugin's.
+        // The network plugin does host ports and masquerading.
         "makeIPTablesUtilChains": false,
         "maxPods": 120,
         "serializeImagePulls": false,

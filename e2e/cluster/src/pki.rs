@@ -1,5 +1,5 @@
-//! Certificates and kubeconfigs of an instance, by openssl. They live as long as the instance.
-//! Not by rcgen: with ring it makes no RSA key (service accounts' tokens), and xtask, built first, would wait for both.
+//! Certificates and kubeconfigs of an instance, made with openssl. They live as long as the instance. rcgen is no
+//! choice: with ring it makes no RSA key (service accounts' tokens), and xtask, built first, would wait for both.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
@@ -10,7 +10,7 @@ use crate::{
     instance::{Instance, NODES},
 };
 
-/// First address of the service range, by which pods may know the API server.
+/// First address of the service range. Pods may know the API server by it.
 const SERVICE_ADDRESS: &str = "10.96.0.1";
 const CURVE: [&str; 4] = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"];
 

@@ -1,8 +1,9 @@
-//! The way from the API server to pods, for it stands outside of the pods' network as a hosted one does: its connections to
-//! pods go by the pod's node (an HTTP CONNECT proxy on a Unix socket, in the place that konnectivity has elsewhere).
+//! The way from the API server to pods. The API server is outside of the pods' network, like a hosted one. Its
+//! connections to pods pass the pod's node (an HTTP CONNECT proxy on a Unix socket, in the place that konnectivity has
+//! elsewhere).
 //!
-//! One process a cluster, in the control plane's cgroups. It passes bytes and knows no VPC: an address that several pods
-//! have is refused.
+//! There is one process for each cluster, in the control plane's cgroups. It passes bytes and knows no VPC: an address
+//! that several pods have is refused.
 
 use std::{
     collections::HashMap,
@@ -24,14 +25,14 @@ use crate::{
     instance::Instance,
 };
 
-/// Name of its cgroup and of its log.
+/// Name of the relay's cgroup and of its log.
 const COMPONENT: &str = "relay";
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Shorter than an address rests between two pods.
+/// How long a pod's node is remembered. Shorter than an address rests between two pods.
 const MEMORY: Duration = Duration::from_secs(5);
 const LONGEST_REQUEST: usize = 4096;
 
-/// The API server's `--egress-selector-config-file`. An instance without it has no relay.
+/// Returns the path of the API server's `--egress-selector-config-file`. An instance without this file has no relay.
 pub fn config(instance: &Instance) -> PathBuf {
     instance.state().join("egress.json")
 }
@@ -56,7 +57,7 @@ pub fn start(instance: &Instance, program: &Path) -> Result<()> {
     spawn(&group(instance, COMPONENT), &log, program, &arguments).context("starting the relay")
 }
 
-/// Relays for ever.
+/// Relays connections for ever.
 pub fn serve(instance: &Instance) -> Result<()> {
     let relay = Arc::new(Relay {
         cluster: Cluster::named(instance.name())?,
@@ -77,12 +78,12 @@ pub fn serve(instance: &Instance) -> Result<()> {
 
 struct Relay {
     cluster: Cluster,
-    /// Nodes of pods that were asked for lately.
+    /// Nodes of pods that were asked for lately, each with the time.
     pods: Mutex<HashMap<IpAddr, (String, Instant)>>,
 }
 
 impl Relay {
-    /// One connection of the API server: `CONNECT address:port HTTP/1.1`, an answer, then bytes.
+    /// Serves one connection of the API server: `CONNECT address:port HTTP/1.1`, an answer, then bytes.
     fn serve_api_server(&self, client: &UnixStream) -> Result<()> {
         let request = read_head(client).context("reading a request")?;
         let dialled = target(&request).and_then(|target| {
@@ -113,7 +114,7 @@ impl Relay {
         matches!(address, IpAddr::V4(address) if network(address) == network(self.cluster.gateway()))
     }
 
-    /// The node of the one pod that has the address.
+    /// Returns the node of the one pod that has the address.
     fn node_of(&self, address: IpAddr) -> Result<String> {
         let known = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((node, when)) = known.get(&address)
@@ -137,7 +138,7 @@ impl Relay {
     }
 }
 
-/// Bytes to the end of the request's head. The API server sends nothing after it until it has an answer.
+/// Reads the bytes to the end of the request's head. The API server sends nothing after it until it has an answer.
 fn read_head(mut client: &UnixStream) -> Result<String> {
     let mut head = Vec::new();
     let mut piece = [0; 512];
@@ -196,7 +197,7 @@ fn join(client: &impl End, server: &impl End) -> Result<()> {
 
 fn pass(from: &mut impl End, to: &mut impl End) {
     if std::io::copy(from, to).is_ok() {
-        // Fails where the other side is gone already.
+        // This fails when the other side is gone already.
         let _ = to.close(Shutdown::Write);
     } else {
         let _ = from.close(Shutdown::Both);

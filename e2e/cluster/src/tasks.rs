@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::handle::Cluster;
 
-/// Of one node, at one moment.
+/// The containers of one node, at one moment.
 #[derive(Debug)]
 pub struct Tasks {
     /// The node's first process, as the root PID namespace sees it.
@@ -22,7 +22,7 @@ impl Tasks {
         })
     }
 
-    /// The file of a running container's network namespace; `container` as a pod's status names it.
+    /// Returns the file of a running container's network namespace; `container` is written as in a pod's status.
     pub fn network_namespace(&self, container: &str) -> Option<PathBuf> {
         let container = container.trim_start_matches("containerd://");
         let line = self.text.lines().find(|line| line.starts_with(container))?;

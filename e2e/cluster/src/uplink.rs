@@ -1,7 +1,8 @@
-//! The far end of a node's uplink, so that a veth behaves like the NIC that it stands for.
+//! The far end of a node's uplink, which makes a veth behave like the NIC that it stands for.
 //!
-//! A veth takes frames that XDP sends back (XDP_TX) only if its peer has an XDP program too; it loses them otherwise. So
-//! the bridge's end gets a program of two instructions that passes everything. The kernel keeps it as long as the link.
+//! A veth takes frames that XDP sends back (XDP_TX) only if its peer has an XDP program too; it loses them otherwise.
+//! So the bridge's end gets a program of two instructions that passes everything. The kernel keeps the program as long
+//! as the link.
 
 use std::{
     io,
@@ -14,7 +15,7 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
 };
 
-/// Offloads that must be off for a device to segment and checksum by itself before it sends.
+/// Offloads that must be off so that a device segments and checksums by itself before it sends.
 pub const SEGMENTED: [&str; 10] = [
     "tx",
     "off",
@@ -31,7 +32,7 @@ pub const SEGMENTED: [&str; 10] = [
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
-/// `r0 = XDP_PASS (2); exit`, each 8 bytes: code, registers, offset, immediate value.
+/// The program `r0 = XDP_PASS (2); exit`, each instruction of 8 bytes: code, registers, offset, immediate value.
 const PASS: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, 2, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
 
 const IFLA_XDP: u16 = 43;
@@ -118,7 +119,7 @@ fn load_pass() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
-/// RTM_SETLINK with IFLA_XDP { FD, FLAGS } and NLM_F_ACK (`linux/rtnetlink.h`, `linux/if_link.h`).
+/// Returns the message RTM_SETLINK with IFLA_XDP { FD, FLAGS } and NLM_F_ACK (`linux/rtnetlink.h`, `linux/if_link.h`).
 fn set_xdp(index: u32, program: i32) -> Vec<u8> {
     let attribute = |kind: u16, value: &[u8]| {
         let mut bytes = (4 + value.len() as u16).to_ne_bytes().to_vec();

@@ -1,4 +1,4 @@
-//! Waiting for what comes about sooner or later.
+//! Waits for conditions that become true sooner or later.
 
 use std::{
     thread,
@@ -7,7 +7,8 @@ use std::{
 
 use anyhow::{Result, anyhow};
 
-/// Asks until the answer is yes, with a pause after each. An error is a no; the last one is told when the patience ends.
+/// Asks until the answer is yes, with a pause after each. An error counts as a no; the last error is returned when the
+/// patience ends.
 pub fn wait_for(
     what: &str,
     patience: Duration,

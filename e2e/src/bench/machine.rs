@@ -1,11 +1,11 @@
-//! The machine that is measured: what it is, and how busy it was.
+//! The machine that is measured: its description, and how busy it was.
 
 use std::{fs, process::Command, thread};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// What numbers depend on.
+/// The properties of the machine that numbers depend on.
 #[derive(Debug, Serialize)]
 pub struct Machine {
     pub kernel: String,
@@ -32,7 +32,7 @@ impl Machine {
     }
 }
 
-/// Date and time, UTC.
+/// Returns date and time, UTC.
 pub fn date() -> Result<String> {
     let output = Command::new("date")
         .args(["-u", "+%Y-%m-%dT%H:%M:%SZ"])
@@ -41,7 +41,7 @@ pub fn date() -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Milliseconds that all cores together were busy since boot: user, nice, system, interrupts.
+/// Returns the milliseconds that all cores together were busy since boot: user, nice, system, interrupts.
 pub fn busy_ms() -> Result<f64> {
     let text = fs::read_to_string("/proc/stat").context("/proc/stat")?;
     let ticks: Vec<f64> = text
@@ -52,7 +52,7 @@ pub fn busy_ms() -> Result<f64> {
         .skip(1)
         .map_while(|word| word.parse().ok())
         .collect();
-    // user nice system idle iowait irq softirq steal …, each of 10 ms.
+    // The fields are user nice system idle iowait irq softirq steal …, each in units of 10 ms.
     let busy = [0, 1, 2, 5, 6].map(|index| ticks.get(index).copied().unwrap_or(0.0));
     Ok(busy.iter().sum::<f64>() * 10.0)
 }

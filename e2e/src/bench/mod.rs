@@ -1,7 +1,7 @@
-//! The benchmarks, each with the name of its command `cargo xtask bench …` (`controlplane` is `bench scale`), and
-//! what they share: statistics, tables, the report and its plot, the machine, processes and threads on one core.
+//! The benchmarks, each with the name of its command `cargo xtask bench …` (`controlplane` is `bench scale`), and the
+//! parts that they share: statistics, tables, the report and its plot, the machine, processes and threads on one core.
 //!
-//! A benchmark passes or fails nothing by time; only what can't be measured is an error.
+//! A benchmark passes or fails nothing by time; only a measurement that can't be made is an error.
 
 pub mod cni;
 pub mod controlplane;
@@ -29,13 +29,13 @@ extern "C" fn interrupt(_signal: i32) {
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
-/// An error if the run was interrupted.
+/// Returns an error if the run was interrupted.
 pub fn go_on() -> Result<()> {
     ensure!(!INTERRUPTED.load(Ordering::Relaxed), "interrupted");
     Ok(())
 }
 
-/// Makes Ctrl-C end the run in order, so that everything that was made is removed.
+/// Makes Ctrl-C end the run in order, so that everything that the run made is removed.
 pub fn catch_interrupts() -> Result<()> {
     let action = SigAction::new(
         SigHandler::Handler(interrupt),
@@ -50,7 +50,7 @@ pub fn catch_interrupts() -> Result<()> {
     Ok(())
 }
 
-/// A count as a floating-point number; counts here are far below 2^52.
+/// Returns a count as a floating-point number; counts here are far below 2^52.
 #[allow(clippy::cast_precision_loss)]
 pub const fn float(count: u64) -> f64 {
     count as f64

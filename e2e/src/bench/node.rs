@@ -1,4 +1,4 @@
-//! Folders and mounts of a node; they go with their owner.
+//! Folders and mounts of a node; they are removed with their owner.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-/// On a disk, as `/var/lib` of a node is.
+/// A folder on a disk, like `/var/lib` of a node.
 #[derive(Debug)]
 pub struct Folder(PathBuf);
 
@@ -23,7 +23,7 @@ impl Folder {
         &self.0
     }
 
-    /// A folder in it.
+    /// Makes a folder in it.
     pub fn part(&self, name: &str) -> Result<PathBuf> {
         let path = self.0.join(name);
         fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
@@ -39,7 +39,7 @@ impl Drop for Folder {
     }
 }
 
-/// A bpffs of its own.
+/// A bpffs for one owner.
 #[derive(Debug)]
 pub struct Bpffs(PathBuf);
 

@@ -24,7 +24,7 @@ impl Pod {
         Ok(Self { number, namespace })
     }
 
-    /// Of its container, and the UID of its pod.
+    /// Returns the name of its container, which is also the UID of its pod.
     pub fn name(&self) -> String {
         format!("bench-{}", self.number)
     }
@@ -39,7 +39,7 @@ impl Pod {
 pub struct Plugin {
     pub binary: PathBuf,
     pub configuration: String,
-    /// Where it finds other plugins.
+    /// The folder where the plugin finds other plugins.
     pub folder: PathBuf,
 }
 
@@ -52,7 +52,8 @@ impl Plugin {
         }
     }
 
-    /// From before the process is made until it has ended and all that it said is read.
+    /// Calls the plugin. Returns the time from before the process is made until it has ended and its whole output is
+    /// read.
     pub fn call(&self, verb: &str, pod: &Pod) -> Result<Duration> {
         let name = pod.name();
         let arguments =

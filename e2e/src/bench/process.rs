@@ -1,5 +1,5 @@
-//! Programs of others in namespaces, and threads of our own, on one core and before all other work of the machine.
-//! Programs end with their owner, and with this process however it ends.
+//! Other programs in namespaces, and threads of our own, on one core and before all other work of the machine. Programs
+//! end with their owner, and with this process however it ends.
 
 use std::{
     io,
@@ -18,7 +18,7 @@ use nix::{
 
 use crate::rig::namespace::Namespace;
 
-/// Of the client of what is measured, and of its server.
+/// The core of the client of a measurement; its server has `SERVER_CORE`.
 pub const CLIENT_CORE: usize = 0;
 pub const SERVER_CORE: usize = 1;
 
@@ -31,8 +31,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a program in the namespace, on one core; arguments are split at spaces. To be called by a thread that
-    /// outlives the program.
+    /// Starts a program in the namespace, on one core; arguments are split at spaces. The calling thread must outlive
+    /// the program.
     pub fn start(namespace: &Namespace, core: usize, line: &str) -> Result<Self> {
         let mut words = line.split(' ');
         let name = words.next().unwrap_or_default().to_owned();
@@ -56,7 +56,7 @@ impl Process {
         Ok(Self { child, name })
     }
 
-    /// What it prints until it ends by itself, within the time.
+    /// Returns what the program prints until it ends by itself, within the time.
     pub fn output(mut self, within: Duration) -> Result<String> {
         let stdout = self.child.stdout.take().context("a pipe")?;
         let stderr = self.child.stderr.take().context("a pipe")?;
@@ -118,13 +118,13 @@ impl Drop for Process {
     }
 }
 
-/// Keeps the calling thread on one core, where it goes before all other work of the machine: otherwise the fair
-/// scheduler's slices of 3 ms would be what latencies measure. The kernel leaves others a twentieth of the time.
+/// Keeps the calling thread on one core, with priority over all other work of the machine. Otherwise latencies would
+/// measure the fair scheduler's slices of 3 ms. The kernel leaves other work a twentieth of the time.
 pub fn pin(core: usize) -> Result<()> {
     place(0, core, 1)
 }
 
-/// Keeps the calling thread on one core, where the scheduler gives it ten times what others get.
+/// Keeps the calling thread on one core, where the scheduler gives it ten times the share of others.
 pub fn prefer(core: usize) -> Result<()> {
     sched_setaffinity(Pid::from_raw(0), &one_core(core)?)
         .with_context(|| format!("pinning to core {core}"))?;
@@ -138,7 +138,7 @@ pub fn prefer(core: usize) -> Result<()> {
     }
 }
 
-/// Like [`pin`] for any thread, 0 for the calling one, with a real-time priority.
+/// Does the same as [`pin`] for any thread, 0 for the calling one, with a real-time priority.
 pub fn place(thread: i32, core: usize, priority: i32) -> Result<()> {
     let cores = one_core(core)?;
     sched_setaffinity(Pid::from_raw(thread), &cores).with_context(|| format!("pinning to core {core}"))?;
@@ -159,7 +159,7 @@ fn real_time(thread: i32, priority: i32) -> io::Result<()> {
     }
 }
 
-/// One core; on a machine that has fewer, one that it has.
+/// Returns one core; on a machine that has fewer cores, one that exists.
 fn one_core(core: usize) -> Result<CpuSet> {
     let cores = thread::available_parallelism()?.get();
     let mut set = CpuSet::new();

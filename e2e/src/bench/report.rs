@@ -1,4 +1,4 @@
-//! What every benchmark's report has: the machine and the date, tables that are printed, a file of numbers, a plot.
+//! The parts of every benchmark's report: the machine and the date, printed tables, a file of numbers, a plot.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use super::{
     plot::{self, Picture},
 };
 
-/// A measured value, with the name and the unit that it has in the file.
+/// A measured value, with its name and unit in the file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Number {
     pub metric: String,
@@ -31,14 +31,14 @@ impl Number {
     }
 }
 
-/// What is promised of a value.
+/// The promise for a value.
 #[derive(Clone, Copy, Debug)]
 pub enum Bound {
     AtLeast(f64),
     AtMost(f64),
 }
 
-/// The bound, and whether the value keeps it.
+/// Returns the bound, and whether the value keeps it.
 pub fn judge(value: f64, bound: Bound) -> String {
     let (is_met, text) = match bound {
         Bound::AtLeast(least) => (value >= least, format!(">= {least}")),
@@ -50,7 +50,7 @@ pub fn judge(value: f64, bound: Bound) -> String {
 /// One run of a benchmark's program.
 #[derive(Debug)]
 pub struct Session {
-    /// Of its files.
+    /// Name of its files.
     name: &'static str,
     folder: PathBuf,
     start: Instant,
@@ -67,7 +67,7 @@ struct File<'a, T> {
 }
 
 impl Session {
-    /// From now on Ctrl-C ends the run in order.
+    /// Begins a session; from now on Ctrl-C ends the run in order.
     pub fn begin(name: &'static str, folder: &Path) -> Result<Self> {
         catch_interrupts()?;
         Ok(Self {
@@ -79,7 +79,7 @@ impl Session {
         })
     }
 
-    /// Seconds since the beginning.
+    /// Returns the seconds since the beginning.
     pub fn seconds(&self) -> f64 {
         self.start.elapsed().as_secs_f64()
     }
@@ -103,7 +103,7 @@ impl Session {
         Ok(())
     }
 
-    /// Writes a file and says where it is.
+    /// Writes a file and prints its path.
     fn save(&self, ending: &str, text: &str) -> Result<PathBuf> {
         let path = self.folder.join(format!("{}.{ending}", self.name));
         fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;

@@ -2,14 +2,14 @@
 
 use super::float;
 
-/// Ascending.
+/// Returns the values, ascending.
 pub fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
     values
 }
 
-/// The value in the middle, or halfway between the two in the middle. NaN of no values.
+/// Returns the value in the middle, or halfway between the two in the middle. NaN if there are no values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let sorted = sorted(values);
     let middle = sorted.len() / 2;
@@ -20,9 +20,10 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// The least of the ascending values that `part` of all values are not above. NaN of no values.
+/// Returns the least of the ascending values such that `part` of all values are not above it. NaN if there are no
+/// values.
 pub fn quantile(sorted: &[f64], part: f64) -> f64 {
-    // Not negative, and not beyond the last.
+    // The rank is not negative, and not beyond the last.
     #[allow(clippy::cast_sign_loss)]
     let rank = (float(sorted.len() as u64) * part).ceil().max(1.0) as usize;
     sorted
@@ -31,7 +32,7 @@ pub fn quantile(sorted: &[f64], part: f64) -> f64 {
         .unwrap_or(f64::NAN)
 }
 
-/// The median of ratios, each of two values of one round: what slows a whole round changes none of them.
+/// Returns the median of ratios, each of two values of one round: a slow round changes none of them.
 pub fn median_ratio(rounds: impl IntoIterator<Item = (f64, f64)>) -> Option<f64> {
     let ratios: Vec<f64> = rounds.into_iter().map(|(over, under)| over / under).collect();
     (!ratios.is_empty()).then(|| median(ratios))

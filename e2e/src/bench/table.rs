@@ -1,4 +1,4 @@
-//! Numbers as text, in columns.
+//! Tables of numbers as text, in columns.
 
 use std::{fmt, ops::Range};
 
@@ -19,7 +19,7 @@ impl Table {
         Self(table)
     }
 
-    /// Aligns columns to the right: those of numbers.
+    /// Aligns columns of numbers to the right.
     #[must_use]
     pub fn right(mut self, columns: Range<usize>) -> Self {
         for index in columns {
@@ -41,7 +41,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// Four digits that count, or all of a large number.
+/// Returns a number with four significant digits, or all digits of a large number.
 pub fn number(value: f64) -> String {
     let digits = match value.abs() {
         size if size >= 1000.0 => 0,
@@ -52,7 +52,7 @@ pub fn number(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// The number, or nothing in its place.
+/// Returns the number, or nothing in its place.
 pub fn maybe(value: Option<f64>) -> String {
     value.map(number).unwrap_or_default()
 }

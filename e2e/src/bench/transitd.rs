@@ -22,7 +22,7 @@ use crate::rig::namespace::Namespace;
 /// The node's address.
 pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
-/// What is run.
+/// The programs that are run.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Parts {
     /// transitd as images have it
@@ -48,7 +48,7 @@ pub struct Transitd {
 }
 
 impl Transitd {
-    /// With these rows, which are there before the first pod, and variables of its environment.
+    /// Brings up a node with these rows, which exist before the first pod, and with variables of its environment.
     pub fn up(parts: &Parts, rows: Vec<Row>, environment: &[(&str, String)]) -> Result<Self> {
         let folder = Folder::new("thuban")?;
         let (node, far) = (Namespace::new("node")?, Namespace::new("far")?);
@@ -106,7 +106,7 @@ impl Transitd {
         Ok(transitd)
     }
 
-    /// Until the first snapshot is applied.
+    /// Waits until the first snapshot is applied.
     fn wait(&mut self) -> Result<()> {
         for _ in 0..500 {
             if self.operator.count(|message| matches!(message, Message::Ack(_))) > 0 {

@@ -17,22 +17,22 @@ struct Arguments {
     /// Pods of a run that come and go one after the other
     #[arg(long, default_value_t = 40)]
     single: usize,
-    /// How often in a run all pods come at once, and go at once
+    /// How often all pods come at once, and go at once, in a run
     #[arg(long, default_value_t = 4)]
     rounds: usize,
     /// How many pods come at once
     #[arg(long, default_value_t = 16)]
     at_once: usize,
-    /// Pods that are there when the daemon's memory is read
+    /// Pods that exist when the daemon's memory is read
     #[arg(long, default_value_t = 100)]
     pods: usize,
-    /// Compared, by name: thuban, ptp, bridge, link, ip-link
+    /// Names of the contestants that are compared: thuban, ptp, bridge, link, ip-link
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// One short run: says whether everything works, no more
     #[arg(long)]
     quick: bool,
-    /// Where the results go
+    /// Folder of the results
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
     #[command(flatten)]

@@ -12,7 +12,7 @@ struct Arguments {
     /// How often each case is measured
     #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// How long a stream and a ping-pong take; what settles faster takes half
+    /// How long a stream and a ping-pong take; measures that settle faster take half
     #[arg(long, default_value_t = 3)]
     seconds: u64,
     /// Cases by name; a `*` at the end stands for the rest of a name
@@ -24,7 +24,7 @@ struct Arguments {
     /// One run of one second: says whether everything works, no more
     #[arg(long)]
     quick: bool,
-    /// Where the results go
+    /// Folder of the results
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
 }

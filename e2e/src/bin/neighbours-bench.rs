@@ -29,7 +29,7 @@ struct Arguments {
     /// One short round: says whether everything works, no more
     #[arg(long)]
     quick: bool,
-    /// Where the results go
+    /// Folder of the results
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
     #[command(flatten)]

@@ -13,12 +13,12 @@ struct Arguments {
     droplets: usize,
     #[arg(long, default_value_t = 200)]
     vpcs: usize,
-    /// In all; a multiple of the VPCs
+    /// Networks of all VPCs; a multiple of the VPCs
     #[arg(long, default_value_t = 1000)]
     networks: usize,
     #[arg(long, default_value_t = 20_000)]
     endpoints: usize,
-    /// Of each network
+    /// Bouncers of each network
     #[arg(long, default_value_t = 2)]
     bouncers: u32,
     /// Endpoints made, and as many removed, a second
@@ -27,7 +27,7 @@ struct Arguments {
     /// How long the churn takes
     #[arg(long, default_value_t = 60)]
     seconds: usize,
-    /// Rates that come before it, each for 15 s: what the machine carries
+    /// Rates of churn that come before the main churn, each for 15 s: they show what the machine carries
     #[arg(long, value_delimiter = ',', default_value = "10,25,50")]
     ladder: Vec<usize>,
     /// How often one VPC and fifty at once are made
@@ -36,13 +36,13 @@ struct Arguments {
     /// 100 droplets, 20 VPCs, 100 networks, 2,000 endpoints, a churn of 15 s: says whether everything works
     #[arg(long)]
     quick: bool,
-    /// Where the results go
+    /// Folder of the results
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
     /// Folder with etcd, kube-apiserver and kubectl
     #[arg(long, hide = true)]
     binaries: PathBuf,
-    /// The operator
+    /// Binary of the operator
     #[arg(long, hide = true)]
     operator: PathBuf,
     /// Folder of the manifests

@@ -12,7 +12,7 @@ struct Arguments {
     services: Vec<usize>,
     #[arg(long)]
     rounds: usize,
-    /// Seconds
+    /// Seconds of each measure
     #[arg(long)]
     time: f64,
     #[arg(long)]

@@ -1,4 +1,4 @@
-//! Frames as a wire has them: captured and injected by packet sockets.
+//! Frames on a wire: captured and injected by packet sockets.
 
 use std::{
     os::fd::{AsRawFd, OwnedFd},
@@ -38,7 +38,7 @@ impl Wire {
         Ok(Self { socket })
     }
 
-    /// Frames that come by within the time and that the filter wants.
+    /// Returns the frames that pass within the time and that the filter wants.
     pub fn collect(&self, time: Duration, mut wanted: impl FnMut(&[u8]) -> bool) -> Vec<Vec<u8>> {
         let end = Instant::now() + time;
         let mut frames = Vec::new();
@@ -76,7 +76,7 @@ fn link_address(index: u32) -> Result<LinkAddr> {
     address.context("packet address")
 }
 
-/// VNI of a Geneve frame without outer IP options.
+/// Returns the VNI of a Geneve frame without outer IP options.
 pub fn vni(frame: &[u8]) -> Option<u32> {
     let is_geneve =
         frame.len() >= 50 && frame[12..14] == [8, 0] && frame[23] == 17 && frame[36..38] == [0x17, 0xc1];

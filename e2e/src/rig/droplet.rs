@@ -11,11 +11,11 @@ use thuban_common::tables::{
 use super::{POD_MTU, Transit, UNDERLAY_MTU, Underlay, namespace::Namespace, traffic::End};
 use crate::programs::{Programs, key};
 
-/// What must be off at a sender whose receiver has XDP. GRO is asked for, because attaching XDP at the far end takes
-/// away what attaching it here gave.
+/// Offloads that must be off at a sender whose receiver has XDP. GRO is asked for, because attaching XDP at the far end
+/// takes away what attaching it here gave.
 const SEGMENTED: &str =
     "tx off tso off gso off tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off gro on";
-/// What must be off at a pod: decapsulation can't restore these.
+/// Offloads that must be off at a pod: decapsulation can't restore these.
 const POD_OFFLOADS: &str = "tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off tx-udp-segmentation off \
                             tx-sctp-segmentation off";
 
@@ -23,7 +23,7 @@ pub struct Droplet {
     pub address: Ipv4Addr,
     pub namespace: Namespace,
     pub programs: Programs,
-    /// Attach agents at XDP too.
+    /// Whether agents are attached at XDP too.
     pub agent_at_xdp: bool,
     pods: u8,
 }
@@ -36,13 +36,13 @@ pub struct Pod {
     pub address: Ipv4Addr,
     pub address6: Ipv6Addr,
     pub mac: [u8; 6],
-    /// Host's end of the veth.
+    /// The host's end of the veth.
     pub host_end: String,
     pub interface: u32,
 }
 
 impl Pod {
-    /// The pod as an end of traffic.
+    /// Returns the pod as an end of traffic.
     pub fn end(&self) -> End<'_> {
         End {
             namespace: &self.namespace,
@@ -50,7 +50,7 @@ impl Pod {
         }
     }
 
-    /// The same for IPv6.
+    /// Returns the same for IPv6.
     pub fn end6(&self) -> End<'_> {
         End {
             namespace: &self.namespace,
@@ -128,7 +128,7 @@ impl Droplet {
         Ok(())
     }
 
-    /// A pod with its veth, the agent at it, and the droplet's own rows for it.
+    /// Makes a pod with its veth, the agent at it, and the droplet's own rows for it.
     pub fn add_pod(&mut self, vni: u32, network: u32, address: Ipv4Addr) -> Result<Pod> {
         self.pods += 1;
         let [_, _, _, number] = self.address.octets();
@@ -178,7 +178,7 @@ impl Droplet {
         };
         programs.insert("LOCAL_ENDPOINTS", key(vni, address), local)?;
         programs.insert("LOCAL_ENDPOINTS", key(vni, address6), local)?;
-        // Rows first: no packet of the pod meets an agent that doesn't know it.
+        // Rows come first: no packet of the pod meets an agent that doesn't know it.
         if self.agent_at_xdp {
             namespace.command(&format!("ethtool -K eth0 {SEGMENTED}"))?;
             self.namespace
@@ -201,7 +201,7 @@ impl Droplet {
         self.programs.insert("VPCS", entry.vni, entry)
     }
 
-    /// A network of IPv4 /24 and the IPv6 /64 beside it.
+    /// Writes a network of IPv4 /24 and the IPv6 /64 beside it.
     pub fn set_subnet(&mut self, vni: u32, base: Ipv4Addr, entry: SubnetEntry) -> Result<()> {
         self.programs.insert_subnet(vni, base, 24, entry)?;
         self.programs.insert_subnet(vni, address6(base), 64, entry)
@@ -226,7 +226,7 @@ impl Droplet {
     }
 }
 
-/// The IPv6 address beside an IPv4 one: fd00:0:0:c::d for a.b.c.d.
+/// Returns the IPv6 address beside an IPv4 one: fd00:0:0:c::d for a.b.c.d.
 pub fn address6(address: Ipv4Addr) -> Ipv6Addr {
     let [_, _, network, host] = address.octets();
     Ipv6Addr::new(0xfd00, 0, 0, network.into(), 0, 0, 0, host.into())

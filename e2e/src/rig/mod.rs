@@ -1,7 +1,7 @@
 //! Droplets as network namespaces on one machine: real veths, real stacks, the real programs, tables filled by hand.
 //!
-//! Everything lies in namespaces of the rig's own, the bridge between droplets included; dropping the rig removes them.
-//! No transitd, no operator: what is wrong here is wrong in the data plane.
+//! Everything is in namespaces of the rig's own, the bridge between droplets included; dropping the rig removes them.
+//! There is no transitd and no operator: an error here is an error of the data plane.
 
 pub mod capture;
 pub mod droplet;
@@ -22,33 +22,33 @@ pub const UNDERLAY_MTU: u32 = 1500;
 /// MTU of pods: the underlay's less the encapsulation.
 pub const POD_MTU: u32 = UNDERLAY_MTU - 50;
 
-/// How frames travel between droplets, and the hook that suits.
+/// The form in which frames travel between droplets, and the hook that suits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transit {
-    /// Segmented before they leave, as most NICs do it: transit at XDP, tc behind it.
+    /// Frames are segmented before they leave, as on most NICs: transit at XDP, tc behind it.
     Xdp,
     /// Whole GSO frames, as veths pass them: transit at tc.
     Tc,
-    /// Segmented, and aggregated by the receiving stack before transit at tc.
+    /// Frames are segmented, and the receiving stack aggregates them before transit at tc.
     Aggregated,
 }
 
 impl Transit {
-    /// Every one.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::Xdp, Self::Tc, Self::Aggregated];
 }
 
-/// What lies between droplets.
+/// The network between droplets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Underlay {
     /// One bridge, 172.31.99.0/24.
     Switched,
-    /// A router with a subnet for each droplet, 172.31.100.0/24 and on.
+    /// A router with a subnet for each droplet, from 172.31.100.0/24 on.
     Routed,
 }
 
 impl Underlay {
-    /// A droplet's address, by its number from 1.
+    /// Returns a droplet's address, by its number from 1.
     pub fn droplet(self, index: u8) -> Ipv4Addr {
         match self {
             Self::Switched => Ipv4Addr::new(172, 31, 99, 10 + index),
@@ -56,7 +56,7 @@ impl Underlay {
         }
     }
 
-    /// The router's address in a droplet's subnet.
+    /// Returns the router's address in a droplet's subnet.
     fn router(self, index: u8) -> Ipv4Addr {
         let [a, b, c, _] = self.droplet(index).octets();
         Ipv4Addr::new(a, b, c, 254)
@@ -65,14 +65,14 @@ impl Underlay {
 
 pub struct Rig {
     pub droplets: Vec<Droplet>,
-    /// The bridge's or the router's.
+    /// The namespace of the bridge or the router.
     pub bridge: Namespace,
-    // Keeps the bridge's ends of the uplinks taking what XDP sends.
+    // Programs that let the bridge's ends of the uplinks take frames that XDP sends.
     _far_ends: Programs,
 }
 
 impl Rig {
-    /// Droplets, joined by a bridge or a router.
+    /// Makes droplets that a bridge or a router joins.
     pub fn new(count: u8, transit: Transit, underlay: Underlay) -> Result<Self> {
         let bridge = Namespace::new("bridge")?;
         match underlay {
@@ -93,7 +93,7 @@ impl Rig {
             droplets.push(droplet);
         }
         if transit != Transit::Tc {
-            // XDP at a veth's one end turns GRO at the other off: asked for again when all are there.
+            // XDP at one end of a veth turns GRO off at the other end: it is asked for again when all exist.
             for (index, droplet) in (1..).zip(&droplets) {
                 droplet.namespace.command("ethtool -K uplink gro on")?;
                 bridge.command(&format!("ethtool -K d{index} gro on"))?;
@@ -110,14 +110,14 @@ impl Rig {
         })
     }
 
-    /// A droplet by its number, from 1.
+    /// Returns a droplet by its number, from 1.
     pub fn droplet(&mut self, number: usize) -> Result<&mut Droplet> {
         self.droplets
             .get_mut(number - 1)
             .with_context(|| format!("no droplet {number}"))
     }
 
-    /// Prints what each droplet counted: for a failing test.
+    /// Prints the counters of each droplet, for a failing test.
     pub fn print_counters(&self) {
         for droplet in &self.droplets {
             println!("{}: {:?}", droplet.address, droplet.programs.counters());

@@ -1,4 +1,4 @@
-//! Named network namespaces that vanish with their owner. Those of a killed run are removed by the next.
+//! Named network namespaces that are removed with their owner. Those of a killed run are removed by the next run.
 
 use std::{
     fs::{self, File},
@@ -19,7 +19,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes a namespace whose name has the given word in it.
+    /// Makes a namespace whose name contains the given word.
     pub fn new(word: &str) -> Result<Self> {
         remove_stale();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -61,7 +61,7 @@ impl Namespace {
         self.run(|| fs::write(Path::new("/proc/sys/net").join(path), value).with_context(|| path.to_owned()))
     }
 
-    /// Index of an interface in the namespace.
+    /// Returns the index of an interface in the namespace.
     pub fn interface(&self, name: &str) -> Result<u32> {
         self.run(|| nix::net::if_::if_nametoindex(name).with_context(|| name.to_owned()))
     }

@@ -1,5 +1,5 @@
-//! The rows that an operator would have written: two VPCs with the same addresses, two networks, every role on a
-//! droplet of its own.
+//! The rows that an operator would write: two VPCs with the same addresses, two networks, every role on a droplet of
+//! its own.
 //!
 //! VPC 100: network 1 (10.0.1.0/24, bouncer on droplet 3), network 2 (10.0.2.0/24, bouncer on droplet 1), divider on
 //! droplet 2. VPC 200: network 3 (10.0.1.0/24, bouncer on droplet 3), no divider.
@@ -22,32 +22,32 @@ pub const BLUE: u32 = 200;
 pub struct Topology {
     pub transit: Transit,
     pub rig: Rig,
-    /// Droplet 1, network 1.
+    /// A pod on droplet 1, in network 1.
     pub first: Pod,
-    /// Droplet 1, network 1.
+    /// A pod on droplet 1, in network 1.
     pub neighbour: Pod,
-    /// Droplet 2, network 1.
+    /// A pod on droplet 2, in network 1.
     pub second: Pod,
-    /// Droplet 3, network 2.
+    /// A pod on droplet 3, in network 2.
     pub other: Pod,
-    /// Droplet 1 of the other VPC, with the address of `first`.
+    /// A pod on droplet 1 of the other VPC, with the address of `first`.
     pub first_blue: Pod,
-    /// Droplet 2 of the other VPC, with the address of `second`.
+    /// A pod on droplet 2 of the other VPC, with the address of `second`.
     pub second_blue: Pod,
 }
 
 impl Topology {
-    /// Agents at tc.
+    /// Makes the topology with agents at tc.
     pub fn new(transit: Transit) -> Result<Self> {
         Self::with(transit, Underlay::Switched, false)
     }
 
-    /// With a router between the droplets.
+    /// Makes the topology with a router between the droplets.
     pub fn routed(transit: Transit) -> Result<Self> {
         Self::with(transit, Underlay::Routed, false)
     }
 
-    /// Agents at XDP, with tc behind them.
+    /// Makes the topology with agents at XDP, and tc behind them.
     pub fn with_agents_at_xdp() -> Result<Self> {
         Self::with(Transit::Xdp, Underlay::Switched, true)
     }
@@ -77,7 +77,7 @@ impl Topology {
         Ok(topology)
     }
 
-    /// Which droplet serves which network and VPC.
+    /// Writes which droplet serves which network and VPC.
     fn write_roles(&mut self) -> Result<()> {
         let [one, two, three] = [0, 1, 2].map(|index| self.rig.droplets[index].address);
         for (vni, network, base, bouncer) in [
@@ -127,7 +127,7 @@ impl Topology {
         Ok(())
     }
 
-    /// Direct rows between `first` and `second`, both ways.
+    /// Writes direct rows between `first` and `second`, both ways.
     pub fn make_direct(&mut self) -> Result<()> {
         let [one, two] = [0, 1].map(|index| self.rig.droplets[index].address);
         let (first, second) = (self.first.address, self.second.address);

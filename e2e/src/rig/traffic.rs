@@ -1,4 +1,4 @@
-//! Traffic between pods by plain sockets: ping, datagrams, bulk TCP with the bytes compared.
+//! Traffic between pods by plain sockets: ping, datagrams, and bulk TCP whose bytes are compared.
 
 use std::{
     io::{Read, Write},
@@ -29,10 +29,11 @@ pub struct End<'a> {
 }
 
 const WAIT: Duration = Duration::from_secs(5);
-/// A port for each exchange: a socket that was closed may live on for a moment in a process that is being started.
+/// The next port. Each exchange has a port of its own: a socket that was closed may live on for a moment in a process
+/// that is being started.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(7600);
 
-/// Pings once with a payload of `size` bytes and says whether the same came back within a second.
+/// Pings once with a payload of `size` bytes and returns whether the same came back within a second.
 pub fn ping(from: &Namespace, to: impl Into<IpAddr>, size: usize) -> Result<bool> {
     let to = to.into();
     let (family, protocol, request_type) = match to {
@@ -43,7 +44,7 @@ pub fn ping(from: &Namespace, to: impl Into<IpAddr>, size: usize) -> Result<bool
     setsockopt(&socket, ReceiveTimeout, &TimeVal::milliseconds(100))?;
     let mut request = vec![request_type, 0, 0, 0, 0x74, 0x68, 0, 1];
     request.extend((0..size).map(|index| index as u8));
-    // ICMPv6's is the kernel's work, because it covers the addresses.
+    // The kernel writes the checksum of ICMPv6, because it covers the addresses.
     if to.is_ipv4() {
         let sum = checksum(&request);
         request[2..4].copy_from_slice(&sum.to_be_bytes());
@@ -80,13 +81,13 @@ pub fn ping(from: &Namespace, to: impl Into<IpAddr>, size: usize) -> Result<bool
     Ok(false)
 }
 
-/// A datagram there and its echo back, from fresh sockets. `Ok(false)` when no echo came.
+/// Sends a datagram and its echo back, from fresh sockets. Returns `Ok(false)` when no echo came.
 pub fn echo_udp(from: End, to: End, size: usize) -> Result<bool> {
     let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
     echo_udp_by(from, to, port, SocketAddr::from((to.address, port)), size)
 }
 
-/// The same with a server at this port, which the client knows as `seen`: only answers from there count.
+/// Does the same with a server at this port, which the client knows as `seen`: only answers from there count.
 pub fn echo_udp_by(from: End, to: End, port: u16, seen: SocketAddr, size: usize) -> Result<bool> {
     let server = when_free(|| to.namespace.run(|| Ok(UdpSocket::bind((to.address, port))?)))?;
     server.set_read_timeout(Some(WAIT))?;
@@ -107,7 +108,7 @@ pub fn echo_udp_by(from: End, to: End, port: u16, seen: SocketAddr, size: usize)
             .recv(&mut buffer)
             .is_ok_and(|length| buffer[..length] == payload[..]);
         if !answer {
-            // Frees the server's thread.
+            // This frees the server's thread.
             let _ = to.namespace.run(|| {
                 UdpSocket::bind((to.address, 0))?.send_to(&[0], (to.address, port))?;
                 Ok(())
@@ -128,13 +129,14 @@ fn when_free<T>(bind: impl Fn() -> Result<T>) -> Result<T> {
     }
 }
 
-/// Sends `bytes` there and as many back over one connection, compares every byte, and returns how long it took.
+/// Sends `bytes` in one direction and as many back over one connection, compares every byte, and returns how long it
+/// took.
 pub fn transfer(from: End, to: End, bytes: usize) -> Result<Duration> {
     let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
     transfer_by(from, to, port, SocketAddr::from((to.address, port)), bytes)
 }
 
-/// The same with a server at this port, which the client knows as `seen`.
+/// Does the same with a server at this port, which the client knows as `seen`.
 pub fn transfer_by(from: End, to: End, port: u16, seen: SocketAddr, bytes: usize) -> Result<Duration> {
     let listener = when_free(|| to.namespace.run(|| Ok(TcpListener::bind((to.address, port))?)))?;
     let start = Instant::now();
@@ -156,7 +158,7 @@ pub fn transfer_by(from: End, to: End, port: u16, seen: SocketAddr, bytes: usize
             receive(&mut stream, bytes, 2).context("server to client")
         };
         if let Err(error) = client() {
-            // Frees a server that still waits in accept.
+            // This frees a server that still waits in accept.
             let _ = to.namespace.run(|| Ok(TcpStream::connect((to.address, port))?));
             let _ = server.join();
             return Err(error);
@@ -166,7 +168,7 @@ pub fn transfer_by(from: End, to: End, port: u16, seen: SocketAddr, bytes: usize
     Ok(start.elapsed())
 }
 
-/// One turn of the pattern that transfers carry: longer than any segment and no divisor of one.
+/// Returns one period of the pattern that transfers carry: longer than any segment and no divisor of one.
 fn pattern(seed: u32) -> Vec<u8> {
     let mut state = seed;
     let next = || {
@@ -192,7 +194,7 @@ fn receive(stream: &mut TcpStream, bytes: usize, seed: u32) -> Result<()> {
     let mut buffer = vec![0; pattern.len()];
     let mut offset = 0;
     while offset < bytes {
-        // Never over the end of a turn.
+        // The chunk never passes the end of a period.
         let at = offset % pattern.len();
         let length = stream
             .read(&mut buffer[at..])

@@ -1,5 +1,5 @@
-//! What tests of several crates share: the operator that they play, packets made by hand, threads in network
-//! namespaces, waiting. A test that goes wrong panics, and so does this.
+//! Parts that tests of several crates share: the operator that they play, packets made by hand, threads in network
+//! namespaces, waiting. A test that goes wrong panics, and so does this code.
 
 #![allow(
     clippy::unwrap_used,

@@ -19,17 +19,18 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::wait::wait_for;
 
-/// Of what must happen in the end: on a machine that does much else the kernel's locks and the disk keep all waiting.
+/// How long tests wait for a condition that must become true in the end: on a busy machine the kernel's locks and the
+/// disk keep everything waiting.
 pub const IN_THE_END: Duration = Duration::from_mins(1);
 
-/// What all streams share.
+/// The state that all streams share.
 #[derive(Default)]
 pub struct Shared {
     pub rows: Vec<row::Row>,
     pub epoch: u64,
     pub received: Vec<Message>,
     pub tokens: Vec<String>,
-    /// The only version that it takes; none: any.
+    /// The only protocol version that the operator accepts; none: any.
     pub speaks: Option<u32>,
     stream: Option<(mpsc::UnboundedSender<Result<OperatorMessage, Status>>, u64)>,
 }
@@ -44,7 +45,7 @@ pub struct Operator {
 struct Service(Arc<Mutex<Shared>>);
 
 impl Operator {
-    /// Serves on a listener that was made in the node's namespace.
+    /// Starts to serve on a listener that was made in the node's namespace.
     pub fn start(listener: std::net::TcpListener, directory: &Path, rows: Vec<row::Row>) -> Self {
         let certified = rcgen::generate_simple_self_signed(vec![OPERATOR_TLS_NAME.to_owned()]).unwrap();
         let (certificate, key) = (certified.cert.pem(), certified.signing_key.serialize_pem());
@@ -81,14 +82,14 @@ impl Operator {
         }
     }
 
-    /// Sends a delta and remembers it for later snapshots. Answers its sequence.
+    /// Sends a delta and remembers it for later snapshots. Returns its sequence.
     pub fn push(&self, upserts: Vec<row::Row>, deletes: Vec<RowKey>) -> u64 {
         self.shared.lock().unwrap().rows.extend(upserts.iter().cloned());
         let upserts = upserts.into_iter().map(|row| Row { row: Some(row) });
         self.push_raw(upserts.collect(), deletes)
     }
 
-    /// A row in the place of another one; without a stream by the next snapshot.
+    /// Replaces a row by another one; without a stream this comes with the next snapshot.
     pub fn replace(&self, old: &row::Row, deletes: Vec<RowKey>, new: row::Row) {
         let mut shared = self.shared.lock().unwrap();
         shared.rows.retain(|row| row != old);
@@ -103,14 +104,14 @@ impl Operator {
                 upserts: vec![Row { row: Some(new) }],
                 deletes,
             };
-            // A stream that has ended is dialled again.
+            // transitd redials a stream that has ended.
             let _ = sender.send(Ok(OperatorMessage {
                 message: Some(operator_message::Message::Program(program)),
             }));
         }
     }
 
-    /// Sends a delta, whatever it holds, and forgets it.
+    /// Sends a delta, whatever it holds, and forgets it. Returns its sequence.
     pub fn push_raw(&self, upserts: Vec<Row>, deletes: Vec<RowKey>) -> u64 {
         let mut shared = self.shared.lock().unwrap();
         let epoch = shared.epoch;
@@ -143,7 +144,7 @@ impl Operator {
         );
     }
 
-    /// The first received message that fits, or a panic after a while.
+    /// Returns the first received message that fits; panics after a while.
     pub fn wait_for(&self, what: &str, fits: impl Fn(&Message) -> bool) -> Message {
         let mut found = None;
         wait_for(what, IN_THE_END, Duration::from_millis(20), || {
@@ -159,7 +160,7 @@ impl Operator {
         shared.received.iter().find(|message| fits(message)).cloned()
     }
 
-    /// How many messages that fit have come.
+    /// Returns how many messages that fit have come.
     pub fn count(&self, fits: impl Fn(&Message) -> bool) -> usize {
         let shared = self.shared.lock().unwrap();
         shared.received.iter().filter(|message| fits(message)).count()

@@ -15,7 +15,7 @@ pub const GENEVE: u16 = 6081;
 const UDP: u8 = 17;
 const DO_NOT_FRAGMENT: u16 = 0x4000;
 
-/// The Internet's checksum over whole bytes: RFC 1071.
+/// Returns the Internet's checksum over whole bytes: RFC 1071.
 pub fn checksum(bytes: &[u8]) -> u16 {
     let words = bytes
         .chunks(2)
@@ -36,14 +36,14 @@ pub struct Ipv4 {
     pub ttl: u8,
     pub traffic_class: u8,
     pub identification: u16,
-    /// Flags and offset.
+    /// Flags and fragment offset.
     pub fragment: u16,
-    /// Whole words.
+    /// Options, in whole words.
     pub options: Vec<u8>,
 }
 
 impl Ipv4 {
-    /// Not to be fragmented, without options.
+    /// Makes a header without options; the packet must not be fragmented.
     pub fn new(protocol: u8, from: Ipv4Addr, to: Ipv4Addr) -> Self {
         Self {
             from,
@@ -57,7 +57,7 @@ impl Ipv4 {
         }
     }
 
-    /// The header before so many bytes, its checksum right.
+    /// Returns the header of a payload of this many bytes, with a correct checksum.
     pub fn header(&self, payload: usize) -> Vec<u8> {
         let length = 20 + self.options.len();
         let mut header = vec![0x40 + (length / 4) as u8, self.traffic_class];
@@ -78,7 +78,7 @@ impl Ipv4 {
     }
 }
 
-/// An IPv4 header without options, checksum right.
+/// Returns an IPv4 header without options, with a correct checksum.
 pub fn header(
     traffic_class: u8,
     payload: usize,
@@ -97,7 +97,7 @@ pub fn header(
     fields.header(payload)
 }
 
-/// A UDP header without checksum, and the payload.
+/// Returns a UDP header without checksum, and the payload.
 pub fn udp(source: u16, destination: u16, payload: &[u8]) -> Vec<u8> {
     let mut bytes = source.to_be_bytes().to_vec();
     bytes.extend(destination.to_be_bytes());
@@ -107,12 +107,12 @@ pub fn udp(source: u16, destination: u16, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// One UDP datagram as an IPv4 packet.
+/// Returns one UDP datagram as an IPv4 packet.
 pub fn datagram(from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) -> Vec<u8> {
     Ipv4::new(UDP, *from.ip(), *to.ip()).around(&udp(from.port(), to.port(), payload))
 }
 
-/// An IPv4 packet in Ethernet between two MACs of nobody: who delivers it writes them anew.
+/// Returns an IPv4 packet in Ethernet between two MACs of nobody: the droplet that delivers it writes them anew.
 pub fn ethernet(packet: &[u8]) -> Vec<u8> {
     [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0], packet].concat()
 }
@@ -147,7 +147,7 @@ impl Tunnel {
         }
     }
 
-    /// Around [`probe`].
+    /// Makes the tunnel around [`probe`].
     pub fn probe(from: Ipv4Addr, to: Ipv4Addr) -> Self {
         Self {
             first: [0, 0x80],
@@ -156,7 +156,7 @@ impl Tunnel {
         }
     }
 
-    /// With options, their length announced.
+    /// Adds options, and their length to the header.
     #[must_use]
     pub fn with_options(mut self, options: &[u8]) -> Self {
         self.first[0] = (options.len() / 4) as u8;
@@ -164,7 +164,7 @@ impl Tunnel {
         self
     }
 
-    /// The outer IPv4 packet.
+    /// Returns the outer IPv4 packet.
     pub fn packet(&self, inner: &[u8]) -> Vec<u8> {
         let mut geneve = self.first.to_vec();
         geneve.extend(self.protocol.to_be_bytes());
@@ -179,13 +179,13 @@ impl Tunnel {
         outer.around(&udp(self.source_port, GENEVE, &geneve))
     }
 
-    /// The outer frame; `macs` are the destination's and the source's.
+    /// Returns the outer frame; `macs` are the destination's and the source's.
     pub fn around(&self, macs: [u8; 12], inner: &[u8]) -> Vec<u8> {
         [&macs[..], &[8, 0], &self.packet(inner)].concat()
     }
 }
 
-/// A probe's own bytes; kinds: 1 wanted, 2 question, 3 answer.
+/// Returns a probe's own bytes; kinds: 1 wanted, 2 question, 3 answer.
 pub fn probe(kind: u16, secret: u64) -> Vec<u8> {
     [&kind.to_be_bytes()[..], &[0; 2], &secret.to_ne_bytes()].concat()
 }
@@ -212,7 +212,7 @@ impl Raw {
     }
 }
 
-/// One packet by a [`Raw`].
+/// Sends one packet through a [`Raw`].
 pub fn send_raw(packet: &[u8]) -> Result<()> {
     Raw::open()?.send(packet)
 }

@@ -1,4 +1,4 @@
-//! Somebody with a token and nothing else, as the API server sees him.
+//! An actor with a token and nothing else, as the API server sees it.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ impl Actor {
         Self::with(cluster, name, Some(token))
     }
 
-    /// Who made the cluster.
+    /// Returns the administrator who made the cluster.
     pub fn administrator(cluster: &Cluster) -> Result<Self> {
         Self::with(cluster, "the administrator", None)
     }
@@ -46,7 +46,7 @@ impl Actor {
         })
     }
 
-    /// A ServiceAccount, by a token that the API server issues (bound to no pod).
+    /// Returns a ServiceAccount, with a token that the API server issues (bound to no pod).
     pub fn service_account(cluster: &Cluster, namespace: &str, name: &str) -> Result<Self> {
         let token = cluster.kubectl(&["create", "token", "-n", namespace, name])?;
         Self::new(cluster, name, &token)
@@ -67,7 +67,7 @@ impl Actor {
             .stderr(Stdio::piped())
             .spawn()?;
         if let Some(mut pipe) = child.stdin.take() {
-            // One who is refused may not have read it.
+            // kubectl that is refused may not have read all of it.
             let _ = std::io::Write::write_all(&mut pipe, input.as_bytes());
         }
         let output = child.wait_with_output()?;
@@ -77,13 +77,13 @@ impl Actor {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// The object as this actor reads it.
+    /// Returns the object as this actor reads it.
     pub fn get(&self, arguments: &[&str]) -> Result<Value> {
         let arguments: Vec<&str> = ["get", "-o", "json"].iter().chain(arguments).copied().collect();
         Ok(serde_json::from_str(&self.kubectl(&arguments)?)?)
     }
 
-    /// `create` or `replace` of an object, dry.
+    /// Does `create` or `replace` of an object, dry.
     pub fn write(&self, verb: &str, object: &Value, more: &[&str]) -> Result<String> {
         let arguments: Vec<&str> = [verb, "--dry-run=server", "--validate=false", "-f", "-"]
             .iter()
@@ -93,7 +93,7 @@ impl Actor {
         self.with_input(&arguments, &object.to_string())
     }
 
-    /// Asserts that it is refused, in words that contain all of `expected`.
+    /// Asserts that the request is refused, in words that contain all of `expected`.
     pub fn is_refused(&self, what: &str, answer: Result<String>, expected: &[&str]) {
         let error = match answer {
             Ok(text) => panic!("{} may {what}: {text}", self.name),
@@ -108,7 +108,8 @@ impl Actor {
         }
     }
 
-    /// What RBAC grants in a namespace and everywhere: `resource [names]: verbs`, without what everybody may.
+    /// Returns what RBAC grants in a namespace and everywhere: `resource [names]: verbs`, without the rights that
+    /// everybody has.
     pub fn grants(&self, namespace: &str) -> Result<Vec<String>> {
         let list = self.kubectl(&["auth", "can-i", "--list", "--no-headers", "-n", namespace])?;
         let mut grants: Vec<String> = list
@@ -134,8 +135,8 @@ impl Drop for Actor {
     }
 }
 
-/// The token of the transitd on `node`, as somebody who owns that node finds it: `token` is for the operator, the other
-/// one (`api`) for the API server.
+/// Returns the token of the transitd on `node`, as the owner of that node finds it: `token` is for the operator, the
+/// other one (`api`) for the API server.
 pub fn token_of_node(cluster: &Cluster, node: &str, audience: &str) -> Result<String> {
     let pod = cluster.transitd_pod(node)?;
     let uid = cluster.kubectl(&[

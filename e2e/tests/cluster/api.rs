@@ -1,5 +1,5 @@
-//! Reads objects as `kubectl get … -o json` does, by connections that stay open: tests ask many times a second, and each
-//! kubectl is a process that first learns what the API server has.
+//! Reads objects as `kubectl get … -o json` does, by connections that stay open. Tests ask many times a second, and
+//! each kubectl is a process that first learns the API server's kinds.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,11 +20,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 struct Api {
     runtime: Arc<Runtime>,
     client: Client,
-    /// By plural and kind in lower case, and by `plural.group`.
+    /// Resources by plural and kind in lower case, and by `plural.group`.
     resources: HashMap<String, (ApiResource, ApiCapabilities)>,
 }
 
-/// What `kubectl get` is asked for.
+/// The arguments of `kubectl get`.
 #[derive(Debug, Default)]
 struct Question<'a> {
     kind: &'a str,
@@ -34,7 +34,7 @@ struct Question<'a> {
     selected: ListParams,
 }
 
-/// The object, or the list of objects, that `kubectl get` prints for these arguments.
+/// Returns the object, or the list of objects, that `kubectl get` prints for these arguments.
 pub fn get(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
     static API: Mutex<Option<Api>> = Mutex::new(None);
     let question = Question::read(arguments)?;
@@ -44,7 +44,7 @@ pub fn get(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
             .as_ref()
             .is_some_and(|api| api.resources.contains_key(question.kind))
         {
-            // The first question, or the kind came later.
+            // This is the first question, or the kind came later.
             *api = Some(Api::new(cluster)?);
         }
         let api = api.as_ref().context("an API")?;
@@ -86,7 +86,7 @@ impl Api {
 
 fn resources(discovery: &Discovery) -> HashMap<String, (ApiResource, ApiCapabilities)> {
     let mut all = HashMap::new();
-    // The first group that has a name keeps it, as it does for kubectl: the core's.
+    // The first group with a name keeps it, as for kubectl: the core group.
     for group in discovery.groups_alphabetical() {
         for one in group.recommended_resources() {
             let resource = &one.0;

@@ -1,4 +1,4 @@
-//! Whether objects, claims and the droplets' tables agree: nothing leaked, nothing double.
+//! The audit of objects, claims and the droplets' tables: nothing leaked, nothing double.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,12 +12,13 @@ use crate::support::get;
 /// (VPC, address), or (VNI, address).
 type At<T> = (T, String);
 
-/// Waits until all of the cluster agree. Where tests run side by side, others' may never do so at the same time.
+/// Waits until everything in the cluster agrees. Where tests run side by side, objects of other tests may never agree
+/// at the same time.
 pub fn wait_sound(cluster: &Cluster) {
     wait_until_sound(cluster, |_| true);
 }
 
-/// Waits until those of some VPCs agree, which share names with their namespaces.
+/// Waits until the objects of some VPCs agree. The VPCs share names with their namespaces.
 pub fn wait_sound_of(cluster: &Cluster, vpcs: &[&str]) {
     wait_until_sound(cluster, |vpc| vpcs.contains(&vpc));
 }
@@ -33,11 +34,11 @@ fn wait_until_sound(cluster: &Cluster, is_meant: impl Fn(&str) -> bool) {
         .unwrap_or_else(|error| panic!("{error:#}:\n{faults:#?}"));
 }
 
-/// Something that does not agree.
+/// A fact that does not agree with others.
 #[derive(Debug)]
 pub struct Fault {
     vpc: String,
-    /// Printed when a test fails.
+    /// The description, printed when a test fails.
     #[allow(dead_code)]
     what: String,
 }
@@ -58,7 +59,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// What does not agree.
+/// Returns everything that does not agree.
 fn audit(cluster: &Cluster) -> Result<Vec<Fault>> {
     let (scaled, endpoints): (Vec<Value>, Vec<Value>) = endpoints(cluster)?
         .into_iter()
@@ -73,7 +74,7 @@ fn audit(cluster: &Cluster) -> Result<Vec<Fault>> {
     Ok(faults)
 }
 
-/// All of them, with their VPC also where a user named the network alone.
+/// Returns all endpoints, with their VPC also where a user named only the network.
 fn endpoints(cluster: &Cluster) -> Result<Vec<Value>> {
     let networks = items(cluster, &["networks.thuban.dev"])?;
     let mut endpoints = items(cluster, &["endpoints.thuban.dev", "-A"])?;
@@ -86,7 +87,7 @@ fn endpoints(cluster: &Cluster) -> Result<Vec<Value>> {
     Ok(endpoints)
 }
 
-/// Addresses of endpoints.
+/// Returns the addresses of endpoints.
 fn held(endpoints: &[Value], faults: &mut Vec<Fault>) -> BTreeSet<At<String>> {
     let mut held = BTreeSet::new();
     for endpoint in endpoints {
@@ -104,7 +105,7 @@ fn held(endpoints: &[Value], faults: &mut Vec<Fault>) -> BTreeSet<At<String>> {
     held
 }
 
-/// Each address has a claim, and each claim that doesn't rest an endpoint.
+/// Checks that each address has a claim, and that each claim that doesn't rest has an endpoint.
 fn claims(cluster: &Cluster, held: &BTreeSet<At<String>>, faults: &mut Vec<Fault>) -> Result<()> {
     let mut claimed = BTreeSet::new();
     for claim in items(cluster, &["ipclaims.thuban.dev"])? {
@@ -128,7 +129,7 @@ fn claims(cluster: &Cluster, held: &BTreeSet<At<String>>, faults: &mut Vec<Fault
     Ok(())
 }
 
-/// IPv6 stands in names as 32 hex digits.
+/// Returns the address in a claim's name. IPv6 is written there as 32 hex digits.
 fn address_of(name: &str) -> String {
     match u128::from_str_radix(name, 16) {
         Ok(number) if name.len() == 32 => std::net::Ipv6Addr::from(number).to_string(),
@@ -136,7 +137,7 @@ fn address_of(name: &str) -> String {
     }
 }
 
-/// Each endpoint that was made for a pod has it, and no pod has two.
+/// Checks that each endpoint that was made for a pod has that pod, and that no pod has two.
 fn pods(cluster: &Cluster, endpoints: &[Value], faults: &mut Vec<Fault>) -> Result<()> {
     let pods = items(cluster, &["pods", "-A"])?;
     let living: BTreeSet<String> = pods.iter().map(|pod| text(&pod["metadata"]["uid"])).collect();
@@ -157,7 +158,8 @@ fn pods(cluster: &Cluster, endpoints: &[Value], faults: &mut Vec<Fault>) -> Resu
     Ok(())
 }
 
-/// Each Service with addresses of its own has one scaled endpoint, with these addresses, and no other has.
+/// Checks that each Service with addresses of its own has one scaled endpoint with these addresses, and that no other
+/// Service has one.
 fn services(cluster: &Cluster, scaled: &[Value], faults: &mut Vec<Fault>) -> Result<()> {
     let addresses = |list: &Value| -> Vec<String> {
         let list = list.as_array().into_iter().flatten().map(text);
@@ -187,7 +189,7 @@ fn services(cluster: &Cluster, scaled: &[Value], faults: &mut Vec<Fault>) -> Res
                 let vpc = text(&endpoint["spec"]["vpc"]);
                 faults.push(fault(vpc, format!("scaled endpoint {name} is of no Service")));
             }
-            // One that no network admits has none.
+            // A Service that no network admits has no endpoint.
             Some((namespace, addresses)) if !has.is_empty() && has != addresses => {
                 let what = format!("scaled endpoint {name} has {has:?} of {addresses:?}");
                 faults.push(fault(namespace, what));
@@ -204,7 +206,7 @@ fn services(cluster: &Cluster, scaled: &[Value], faults: &mut Vec<Fault>) -> Res
     Ok(())
 }
 
-/// Roles work where they are placed, each once.
+/// Checks that roles work where they are placed, each once.
 fn roles(cluster: &Cluster, faults: &mut Vec<Fault>) -> Result<()> {
     for kind in ["bouncers.thuban.dev", "dividers.thuban.dev"] {
         for role in items(cluster, &[kind])? {
@@ -221,7 +223,8 @@ fn roles(cluster: &Cluster, faults: &mut Vec<Fault>) -> Result<()> {
     Ok(())
 }
 
-/// Droplets deliver to the endpoints that live there, and bouncers know those of their networks: no more, no fewer.
+/// Checks that droplets deliver to the endpoints that live there, and that bouncers know those of their networks: no
+/// more, no fewer.
 fn tables(cluster: &Cluster, endpoints: &[Value], faults: &mut Vec<Fault>) -> Result<()> {
     let mut vnis = BTreeMap::new();
     for vpc in items(cluster, &["vpcs.thuban.dev"])? {

@@ -1,4 +1,4 @@
-//! Flows that are always new: each is one question by UDP from a port of its own, and its answer. What is lost is told.
+//! Flows that are always new: each is one question by UDP from a port of its own, and its answer. Losses are reported.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -14,11 +14,11 @@ use crate::tenants::tenants;
 
 const PAUSE: Duration = Duration::from_millis(4);
 
-/// What became of the flows of one sender.
+/// The results of the flows of one sender.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub sent: usize,
-    /// When each lost one began, since the first, and why it counts as lost.
+    /// The lost flows: when each began, since the first, and why it counts as lost.
     pub lost: Vec<Failure>,
 }
 
@@ -39,7 +39,7 @@ pub fn none_lost_while(what: &str, ways: &[(&Pod, Ipv4Addr)], work: impl FnOnce(
     );
 }
 
-/// Sends flows while `work` runs, and tells what became of them. An answer that takes longer than `waits` is none.
+/// Sends flows while `work` runs, and returns their results. An answer that takes longer than `waits` counts as lost.
 pub fn while_flowing(
     ways: &[(&Pod, Ipv4Addr)],
     waits: Duration,
@@ -67,7 +67,7 @@ fn load<'a>((pod, address): &(&'a Pod, Ipv4Addr), waits: Duration) -> Load<'a> {
     }
 }
 
-/// Counters of all nodes at a time.
+/// Counters of all nodes at one time.
 pub struct Counted(BTreeMap<(String, String), u64>);
 
 impl Counted {
@@ -75,7 +75,7 @@ impl Counted {
         Self(counters(cluster).unwrap_or_default())
     }
 
-    /// What has grown since, and by how much.
+    /// Returns the counters that have grown since, and by how much.
     pub fn growth(&self, cluster: &Cluster) -> String {
         let mut told = String::new();
         for (at, count) in Self::now(cluster).0 {
@@ -88,7 +88,7 @@ impl Counted {
     }
 }
 
-/// By node and name.
+/// Returns the counters by node and name.
 fn counters(cluster: &Cluster) -> Result<BTreeMap<(String, String), u64>> {
     let mut all = BTreeMap::new();
     for node in cluster.nodes()? {
@@ -99,7 +99,7 @@ fn counters(cluster: &Cluster) -> Result<BTreeMap<(String, String), u64>> {
     Ok(all)
 }
 
-/// How many packets bouncers and dividers of all nodes have passed on.
+/// Returns how many packets bouncers and dividers of all nodes have passed on.
 pub fn passed_on(cluster: &Cluster) -> Result<u64> {
     let counters = counters(cluster)?;
     let of_roles = counters
@@ -108,8 +108,8 @@ pub fn passed_on(cluster: &Cluster) -> Result<u64> {
     Ok(of_roles.map(|(_, count)| count).sum())
 }
 
-/// Where the roles of a parent work: `kind` is `bouncers` or `dividers`; none while one of them is on the way, or
-/// their number isn't that.
+/// Returns where the roles of a parent work: `kind` is `bouncers` or `dividers`. Returns none while one of them is on
+/// the way, or their number is another one.
 pub fn settled(cluster: &Cluster, kind: &str, parent: &str, number: usize) -> Result<Option<Vec<String>>> {
     let field = if kind == "bouncers" { "network" } else { "vpc" };
     let list = get(cluster, &[&format!("{kind}.thuban.dev")])?;
@@ -129,7 +129,7 @@ pub fn settled(cluster: &Cluster, kind: &str, parent: &str, number: usize) -> Re
     Ok((droplets.len() == number).then_some(droplets))
 }
 
-/// Waits until they are, and answers where.
+/// Waits until the roles are settled; returns where.
 pub fn wait_settled(cluster: &Cluster, kind: &str, parent: &str, number: usize) -> Result<Vec<String>> {
     let mut droplets = Vec::new();
     let what = format!("{number} {kind} of {parent} at work");

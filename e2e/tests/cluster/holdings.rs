@@ -1,8 +1,8 @@
-//! What a node holds of attachments.
+//! The attachments' holdings of a node.
 
 use crate::tenants::tenants;
 
-/// What a node holds of attachments: veths, map rows of the VPC, files and pins.
+/// Returns a node's holdings of attachments: veths, map rows of the VPC, files and pins.
 pub fn holdings(node: &str, vni: u64) -> [usize; 4] {
     let cluster = &tenants().cluster;
     let lines = |command: &str| {

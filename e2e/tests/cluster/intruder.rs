@@ -1,4 +1,4 @@
-//! An underlay host that is no droplet: a namespace on the cluster's bridge, gone when dropped.
+//! An underlay host that is no droplet: a namespace on the cluster's bridge, removed when dropped.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -22,14 +22,14 @@ fn ip(arguments: &[&str]) -> Result<()> {
 }
 
 impl Intruder {
-    /// At the first address that no other test's has, in whatever process that is.
+    /// Makes a host at the first address that no other test has, in whatever process that test is.
     pub fn new(cluster: &Cluster) -> Result<Self> {
         let octets = cluster.gateway().octets();
         let mut numbers = 200..250;
         let (intruder, number) = loop {
             let number = numbers.next().context("every address of an intruder is taken")?;
             let name = format!("{}-x{number}", cluster.name());
-            // Who makes the name has the address.
+            // The process that makes the name has the address.
             if ip(&["netns", "add", &name]).is_ok() {
                 let address = Ipv4Addr::new(octets[0], octets[1], octets[2], number);
                 break (Self { name, address }, number);

@@ -1,4 +1,4 @@
-//! Who leads, and whether all droplets are served.
+//! The leader of the operators, and whether all droplets are served.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +10,17 @@ use crate::support::get;
 
 const SYSTEM: &str = "thuban-system";
 
-/// Loose: machines of tests are busy.
+/// The bound for a new leader. It is loose, because machines of tests are busy.
 pub const BOUND: Duration = Duration::from_secs(30);
 
-/// Streams of a leader are then as good as old ones: what dies at once is dialled again with pauses.
+/// The time after which a leader's streams are as good as old ones: a stream that dies at once is dialled again with
+/// pauses.
 pub const LASTING: Duration = Duration::from_secs(8);
 
-/// A leader judges no droplet before.
+/// The time before which a leader judges no droplet.
 pub const JUDGING: Duration = Duration::from_mins(1);
 
-/// The Lease's holder, and its epoch.
+/// Returns the Lease's holder, and its epoch.
 pub fn leader(cluster: &Cluster) -> Result<(String, u64)> {
     let lease = get(cluster, &["lease", "-n", SYSTEM, "thuban-operator"])?;
     let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
@@ -27,7 +28,7 @@ pub fn leader(cluster: &Cluster) -> Result<(String, u64)> {
     Ok((holder.to_owned(), epoch))
 }
 
-/// The pod of a holder, and its node.
+/// Returns the pod of a holder, and its node.
 pub fn pod_of(cluster: &Cluster, holder: &str) -> Result<(String, String)> {
     let (pod, _) = holder.rsplit_once('_').context("no leader")?;
     let object = get(cluster, &["pod", "-n", SYSTEM, pod])?;
@@ -35,8 +36,8 @@ pub fn pod_of(cluster: &Cluster, holder: &str) -> Result<(String, String)> {
     Ok((pod.to_owned(), node.to_owned()))
 }
 
-/// Waits until a leader of a higher epoch has the streams of all droplets. By its log: how long after `since` it led, and
-/// how long after it all droplets had their programs.
+/// Waits until a leader of a higher epoch has the streams of all droplets. Returns from its log how long after `since`
+/// it led, and how long after it all droplets had their programs.
 pub fn wait_served(cluster: &Cluster, epoch: u64, since: Instant) -> Result<[Duration; 2]> {
     let begin = Timestamp::now().checked_sub(since.elapsed())?;
     let mut times = None;
@@ -47,7 +48,7 @@ pub fn wait_served(cluster: &Cluster, epoch: u64, since: Instant) -> Result<[Dur
         }
         let (pod, _) = pod_of(cluster, &holder)?;
         let log = cluster.kubectl(&["logs", "-n", SYSTEM, &pod])?;
-        // Of this leadership: a process that lost one begins again under its old log.
+        // Only lines of this leadership count: a process that lost one begins again under its old log.
         let lines: Vec<&str> = log.lines().collect();
         let leads = lines.iter().rposition(|line| line.contains(" leading "));
         let own = &lines[leads.unwrap_or_default()..];

@@ -1,9 +1,10 @@
 //! Black-box tests of a real cluster with Thuban installed from `install/`, run by `cargo xtask test`.
 //!
-//! They see what a user sees (kubectl, pods, packets on the wire) and what a malicious tenant can do. Each test is in
-//! the lane of what it disturbs (`xtask/src/test/lanes.rs` says which lanes share a cluster):
+//! The tests see everything that a user sees (kubectl, pods, packets on the wire), and do everything that a malicious
+//! tenant can do. Each test is in the lane of the part that it disturbs (`xtask/src/test/lanes.rs` says which lanes
+//! share a cluster):
 //!
-//! - `side_by_side`: nothing but objects of its own. Files run side by side, the tests of a file one after the other.
+//! - `side_by_side`: only objects of the test's own. Files run side by side, the tests of a file one after the other.
 //! - `alone`: a node, a transitd or a runtime. One after the other.
 //! - `control_plane`: operators, API server, etcd. One after the other.
 //! - `gone`: takes nodes away with the pods of all tenants on them. Last.

@@ -1,4 +1,4 @@
-//! The operator's stream, as whoever has a token of a node may open it.
+//! The operator's stream, as an actor with a token of a node may open it.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub const NODE: &str = "node-a";
 
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Dials as the Lease says, which everybody with a node's token may read.
+/// Dials the address in the Lease, which everybody with a node's token may read.
 async fn client(lease: &Value) -> TransitClient<Channel> {
     let annotation = |name: &str| {
         lease["metadata"]["annotations"][format!("thuban.dev/{name}")]
@@ -35,7 +35,8 @@ async fn client(lease: &Value) -> TransitClient<Channel> {
     TransitClient::new(endpoint.connect().await.unwrap())
 }
 
-/// The first program that the operator sends to whoever says Hello as `droplet` with this token, and the stream.
+/// Returns the first program that the operator sends to a client that says Hello as `droplet` with this token, and the
+/// stream.
 pub async fn program(
     lease: &Value,
     token: Option<&str>,
@@ -49,7 +50,7 @@ pub async fn program(
     let message = DropletMessage {
         message: Some(droplet_message::Message::Hello(hello)),
     };
-    // The stream stays open behind the Hello.
+    // The stream stays open after the Hello.
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
     sender.send(message).await.unwrap();
     let mut request = Request::new(tokio_stream::wrappers::ReceiverStream::new(receiver));

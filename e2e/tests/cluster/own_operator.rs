@@ -1,4 +1,5 @@
-//! Operators as processes of the test, beside the cluster's nodes, built with failpoints; the cluster's own ones rest.
+//! Operators as processes of the test, beside the cluster's nodes, built with failpoints. The cluster's own operators
+//! rest.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use crate::support::get;
 const SYSTEM: &str = "thuban-system";
 const DEPLOYMENT: &str = "deployment/thuban-operator";
 
-/// Built by `cargo xtask test`, with failpoints, in the folder above this test's.
+/// Returns the path of the operator, which `cargo xtask test` builds with failpoints in the folder above this test's.
 fn binary() -> Result<PathBuf> {
     let test = std::env::current_exe()?;
     let folder = test
@@ -29,7 +30,7 @@ fn binary() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// No operator of the cluster's own runs until this is dropped.
+/// Keeps all of the cluster's own operators stopped until this is dropped.
 pub struct Stage<'a> {
     pub cluster: &'a Cluster,
     folder: PathBuf,
@@ -47,7 +48,7 @@ impl<'a> Stage<'a> {
             let pods = get(cluster, &["pods", "-n", SYSTEM, "-l", selector])?;
             Ok(pods["items"].as_array().is_some_and(Vec::is_empty))
         })?;
-        // As the operator's own account: nobody else may write what it writes.
+        // The operator gets its own account: nobody else may write what it writes.
         let token = cluster.kubectl(&[
             "create",
             "token",
@@ -63,7 +64,7 @@ impl<'a> Stage<'a> {
         Ok(stage)
     }
 
-    /// An operator at this port of the bridge.
+    /// Starts an operator at this port of the bridge.
     pub fn operator(&self, name: &str, port: u16, environment: &[(&str, &str)]) -> Result<Operator> {
         let config = get(self.cluster, &["configmap", "-n", SYSTEM, "thuban-config"])?;
         let log = self.folder.join(name);
@@ -89,7 +90,7 @@ impl<'a> Stage<'a> {
         Ok(Operator { child, log })
     }
 
-    /// Takes the Lease from who has it, so that the next one need not wait for its expiry.
+    /// Takes the Lease from its holder, so that the next operator need not wait for its expiry.
     pub fn free_lease(&self) -> Result<()> {
         let patch = r#"{"spec":{"holderIdentity":""}}"#;
         let lease = [
@@ -119,7 +120,7 @@ impl Drop for Stage<'_> {
     }
 }
 
-/// Killed when it is dropped.
+/// An operator that is killed when this is dropped.
 pub struct Operator {
     child: Child,
     log: PathBuf,
@@ -130,7 +131,7 @@ impl Operator {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// How it ended, if it does within this time.
+    /// Returns how the operator ended, if it ends within this time.
     pub fn ends_within(&mut self, patience: Duration) -> Result<Option<ExitStatus>> {
         let end = Instant::now() + patience;
         loop {
@@ -144,7 +145,7 @@ impl Operator {
         }
     }
 
-    /// Waits until it serves that many droplets.
+    /// Waits until the operator serves that many droplets.
     pub fn wait_serving(&self, cluster: &Cluster, droplets: usize) -> Result<()> {
         cluster.wait_for("streams to it", Duration::from_secs(40), || {
             let nodes = cluster.nodes()?;

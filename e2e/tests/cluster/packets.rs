@@ -1,4 +1,4 @@
-//! Packets made by hand: echo requests, datagrams with a forged source, Geneve frames; and the reading of captures.
+//! Packets made by hand: echo requests, datagrams with a forged source, Geneve frames; and a reader of captures.
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -56,7 +56,7 @@ pub fn ping(address: Ipv4Addr, patience: Duration) -> Result<()> {
     bail!("no echo reply from {address}")
 }
 
-/// One UDP datagram as an IPv4 packet with any source.
+/// Returns one UDP datagram as an IPv4 packet with any source.
 pub fn udp_packet(source: Ipv4Addr, destination: Ipv4Addr, port: u16, payload: &[u8]) -> Vec<u8> {
     let (from, to) = (
         SocketAddrV4::new(source, 40_000),
@@ -65,7 +65,7 @@ pub fn udp_packet(source: Ipv4Addr, destination: Ipv4Addr, port: u16, payload: &
     datagram(from, to, payload)
 }
 
-/// Geneve of `vni` around an inner IPv4 packet.
+/// Returns Geneve of `vni` around an inner IPv4 packet.
 pub fn geneve_packet(source: Ipv4Addr, destination: Ipv4Addr, vni: u32, inner: &[u8]) -> Vec<u8> {
     Tunnel::new(source, destination, vni).packet(&ethernet(inner))
 }
@@ -80,7 +80,7 @@ pub struct Captured {
     pub inner_destination: Ipv4Addr,
 }
 
-/// The Geneve frames of a pcap file (as tcpdump writes it: little endian, Ethernet).
+/// Returns the Geneve frames of a pcap file (as tcpdump writes it: little endian, Ethernet).
 pub fn read_capture(bytes: &[u8]) -> Vec<Captured> {
     let mut frames = Vec::new();
     let mut rest = bytes.get(24..).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Requests without end, each by a connection of its own and answered by a name: who answered is counted, and what failed is
-//! told.
+//! Endless requests. Each has a connection of its own, and the server answers with its name. The answers are counted by
+//! name, and failures are reported.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -22,21 +22,21 @@ pub const PATIENCE: Duration = Duration::from_secs(4);
 pub const LATE: Duration = Duration::from_secs(30);
 /// How long a request by [`Way::SlowTcp`] is under way.
 const SLOW: Duration = Duration::from_secs(2);
-/// How often it is looked whether the machine stands still, and how long a standstill spoils the requests of its time: their
-/// answers may have come, and nobody took them.
+/// How often the machine is checked for a standstill. A standstill spoils the requests of its time: their answers may
+/// have come, and nobody read them.
 const PULSE: Duration = Duration::from_millis(20);
 const STANDSTILL: Duration = Duration::from_secs(1);
-/// Who loses so many one after the other reaches nobody.
+/// A sender that loses this many requests in a row reaches nobody.
 const MOST_IN_A_ROW: u32 = 50;
 
 #[derive(Clone, Debug)]
 pub enum Way {
     /// HTTP.
     Tcp,
-    /// HTTP, by a connection that is open for [`SLOW`] before all is asked.
+    /// HTTP, by a connection that is open for [`SLOW`] before the request is complete.
     SlowTcp,
     Udp,
-    /// From these ports, one after the other, again and again.
+    /// Datagrams from these ports, one after the other, again and again.
     UdpFrom(Range<u16>),
 }
 
@@ -46,23 +46,23 @@ pub struct Load<'a> {
     pub pod: &'a Pod,
     pub address: Ipv4Addr,
     pub way: Way,
-    /// Between an answer and the next request.
+    /// The pause between an answer and the next request.
     pub pause: Duration,
-    /// After this there is no answer: [`PATIENCE`] where requests may be lost, else [`LATE`].
+    /// How long the sender waits for an answer: [`PATIENCE`] where requests may be lost, else [`LATE`].
     pub waits: Duration,
 }
 
 pub struct Failure {
-    /// When the request began, since the load did.
+    /// The time from the beginning of the load to the beginning of the request.
     pub at: Duration,
     took: Duration,
     why: String,
 }
 
-/// When this process did not run at all, since the load began: begin and end.
+/// Times in which this process did not run at all, since the load began: begin and end.
 type Standstills = Vec<(Duration, Duration)>;
 
-/// Of a thread that only sleeps.
+/// Returns the standstills that a thread sees that only sleeps.
 fn standstills(begin: Instant, is_over: &AtomicBool) -> Standstills {
     let mut all = Vec::new();
     while !is_over.load(Ordering::Relaxed) {
@@ -76,7 +76,7 @@ fn standstills(begin: Instant, is_over: &AtomicBool) -> Standstills {
     all
 }
 
-/// What became of one sender's requests.
+/// The results of one sender's requests.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub answers: BTreeMap<String, u64>,
@@ -94,7 +94,7 @@ impl Tally {
         self.answers.values().sum()
     }
 
-    /// Takes out what failed while the machine stood still.
+    /// Removes the failures of times in which the machine stood still.
     fn excuse(&mut self, still: &Standstills) {
         self.failures.retain(|failure| {
             let end = failure.at + failure.took;
@@ -115,7 +115,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Sends while `work` runs, which may look at the tallies, one for each load.
+/// Sends requests while `work` runs. `work` may read the tallies, one for each load.
 pub fn under_load(
     loads: &[Load<'_>],
     work: impl FnOnce(&[Mutex<Tally>]) -> Result<()>,
@@ -123,7 +123,7 @@ pub fn under_load(
     let tallies: Vec<Mutex<Tally>> = loads.iter().map(|_| Mutex::default()).collect();
     let (begin, is_over) = (Instant::now(), AtomicBool::new(false));
     thread::scope(|scope| {
-        // Also when `work` panics.
+        // This also runs when `work` panics.
         let ends = Ends(&is_over);
         let pulse = scope.spawn(|| standstills(begin, &is_over));
         let senders: Vec<_> = loads
@@ -206,7 +206,7 @@ impl Load<'_> {
         }
     }
 
-    /// A datagram is sent once, so that a late answer proves that none was lost.
+    /// Asks for the name by UDP. A datagram is sent once, so that a late answer proves that none was lost.
     fn udp_hostname(&self, port: u16) -> Result<String> {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?;
         socket.set_read_timeout(Some(self.waits))?;
@@ -217,8 +217,8 @@ impl Load<'_> {
         Ok(String::from_utf8_lossy(&buffer[..length]).trim().to_owned())
     }
 
-    /// TCP sends again what was lost. So a late answer counts only if the server's kernel acknowledged all of the request in
-    /// time.
+    /// Asks for the name by HTTP. TCP sends lost segments again. So a late answer counts only if the server's kernel
+    /// acknowledged all of the request in time.
     fn http_hostname(&self, pause: Duration) -> Result<String> {
         let stream = ask_slowly((self.address, PORT).into(), "/hostname", PATIENCE, pause)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -235,7 +235,7 @@ impl Load<'_> {
     }
 }
 
-/// How many bytes this connection has sent that the other end has not acknowledged.
+/// Returns how many bytes this connection has sent that the other end has not acknowledged.
 fn unacknowledged(stream: &TcpStream) -> Result<u32> {
     let local = format!(":{:04X}", stream.local_addr()?.port());
     let remote = format!(":{:04X}", stream.peer_addr()?.port());

@@ -27,7 +27,7 @@ pub fn ask(address: SocketAddr, path: &str) -> Result<String> {
     Ok(answer)
 }
 
-/// Of the operator that leads, as scraped on the underlay.
+/// Returns the metrics of the operator that leads, as scraped on the underlay.
 pub fn of_leader(cluster: &Cluster) -> Result<BTreeMap<String, f64>> {
     let all = replicas(cluster).into_iter().map(|address| metrics(&address));
     let leader = all
@@ -36,7 +36,7 @@ pub fn of_leader(cluster: &Cluster) -> Result<BTreeMap<String, f64>> {
     leader.context("no replica leads")
 }
 
-/// Addresses of the operator's replicas.
+/// Returns the addresses of the operator's replicas.
 pub fn replicas(cluster: &Cluster) -> Vec<String> {
     let selector = "app.kubernetes.io/name=thuban-operator";
     let pods = get(cluster, &["pods", "-n", "thuban-system", "-l", selector]).unwrap();
@@ -49,12 +49,12 @@ pub fn replicas(cluster: &Cluster) -> Vec<String> {
         .collect()
 }
 
-/// Series and their values.
+/// Returns series and their values.
 pub fn metrics(address: &str) -> Result<BTreeMap<String, f64>> {
     series(&http(address, "/metrics")?)
 }
 
-/// Of transitd, as scraped on its node.
+/// Returns the metrics of transitd, as scraped on its node.
 pub fn of_node(cluster: &Cluster, node: &str) -> Result<BTreeMap<String, f64>> {
     let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), TRANSITD_PORT);
     series(&cluster.in_node(node, || ask(address, "/metrics"))?)

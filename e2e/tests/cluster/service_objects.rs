@@ -20,7 +20,7 @@ pub fn manifest(namespace: &str, name: &str, selector: &Value) -> Value {
     })
 }
 
-/// Makes the Service; its address.
+/// Makes the Service; returns its address.
 pub fn made(cluster: &Cluster, manifest: &Value) -> Result<Ipv4Addr> {
     apply(cluster, std::slice::from_ref(manifest))?;
     let part = |field: &str| manifest["metadata"][field].as_str().context("manifest");
@@ -31,7 +31,7 @@ pub fn made(cluster: &Cluster, manifest: &Value) -> Result<Ipv4Addr> {
         .parse()?)
 }
 
-/// The scaled Endpoint of a Service, if there is one.
+/// Returns the scaled Endpoint of a Service, if there is one.
 pub fn endpoint(cluster: &Cluster, namespace: &str, service: &str) -> Result<Option<Value>> {
     let all = get(cluster, &["endpoints.thuban.dev", "-n", namespace])?;
     let mut all = all["items"].as_array().into_iter().flatten();

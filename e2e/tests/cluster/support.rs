@@ -20,7 +20,7 @@ pub use crate::api::get;
 pub const REACHED: Duration = Duration::from_secs(5);
 /// How long a packet that must not arrive is waited for.
 pub const NOT_REACHED: Duration = Duration::from_millis(800);
-/// Pods that try at a time whether they reach nothing: so many threads times three.
+/// The number of pods that try at a time whether they reach nothing. Each has three threads.
 const PAIRS_AT_ONCE: usize = 16;
 /// HTTP and UDP port of `agnhost netexec` in every test pod.
 pub const PORT: u16 = 8080;
@@ -31,11 +31,11 @@ pub struct Pod {
     pub name: String,
     pub node: String,
     pub address: Ipv4Addr,
-    /// Path of its network namespace, as the root namespace sees it.
+    /// Path of the pod's network namespace, as the root namespace sees it.
     netns: PathBuf,
 }
 
-/// A pod of `agnhost netexec` on `node`, in `network` (none: whatever its namespace says).
+/// Returns a pod of `agnhost netexec` on `node`, in `network` (none: the network that its namespace says).
 pub fn netexec_manifest(namespace: &str, name: &str, node: &str, network: Option<&str>) -> Value {
     let mut pod = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -55,7 +55,7 @@ pub fn netexec_manifest(namespace: &str, name: &str, node: &str, network: Option
     pod
 }
 
-/// A VPC that admits the namespaces `namespaces`, with one divider: tests know the way of a packet.
+/// Returns a VPC that admits the namespaces `namespaces`, with one divider: tests know the way of a packet.
 pub fn vpc_manifest(name: &str, cidr: &str, namespaces: &[&str]) -> Value {
     serde_json::json!({
         "apiVersion": "thuban.dev/v1alpha1", "kind": "Vpc", "metadata": {"name": name},
@@ -64,7 +64,7 @@ pub fn vpc_manifest(name: &str, cidr: &str, namespaces: &[&str]) -> Value {
     })
 }
 
-/// A network of `vpc` that admits every namespace that the VPC admits, with one bouncer.
+/// Returns a network of `vpc` that admits every namespace that the VPC admits, with one bouncer.
 pub fn network_manifest(name: &str, vpc: &str, cidr: &str) -> Value {
     serde_json::json!({
         "apiVersion": "thuban.dev/v1alpha1", "kind": "Network", "metadata": {"name": name},
@@ -82,13 +82,13 @@ pub fn namespace_manifest(name: &str, network: Option<&str>) -> Value {
     namespace
 }
 
-/// Applies all objects in one go.
+/// Applies all objects in one request.
 pub fn apply(cluster: &Cluster, objects: &[Value]) -> Result<()> {
     let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
     cluster.kubectl_apply(&list.to_string()).map(|_| ())
 }
 
-/// The condition of `kind` of an object, if it has one.
+/// Returns the condition of `kind` of an object, if it has one.
 pub fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
     object["status"]["conditions"]
         .as_array()?
@@ -103,7 +103,7 @@ pub fn wait_provisioned(cluster: &Cluster, object: &str) -> Result<()> {
     })
 }
 
-/// What Kubernetes told of a pod, the last first, for who waited for it in vain.
+/// Returns the events of a pod, the last first, for a test that waited for the pod in vain.
 fn events_of(cluster: &Cluster, namespace: &str, pod: &str) -> String {
     let selector = format!("--field-selector=involvedObject.name={pod}");
     let events = get(cluster, &["events", "-n", namespace, &selector]);
@@ -151,7 +151,7 @@ pub fn running(cluster: &Cluster, namespace: &str, name: &str) -> Result<Pod> {
         netns,
     };
     if is_server {
-        // It has no probe, and so is ready before it listens.
+        // The pod has no probe, and so is ready before it listens.
         let listens = || Ok(TcpStream::connect((Ipv4Addr::LOCALHOST, PORT))?);
         cluster.wait_for(&format!("the server in {name}"), Duration::from_secs(30), || {
             Ok(pod.inside(listens).is_ok())
@@ -160,7 +160,7 @@ pub fn running(cluster: &Cluster, namespace: &str, name: &str) -> Result<Pod> {
     Ok(pod)
 }
 
-/// A process of a node that hangs, until this is dropped.
+/// A process of a node that hangs until this is dropped.
 pub struct Hanging<'a> {
     cluster: &'a Cluster,
     node: String,
@@ -218,13 +218,14 @@ impl Pod {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Who answers `GET /hostname` at `address`, seen from this pod.
+    /// Returns the name that answers `GET /hostname` at `address`, seen from this pod.
     pub fn tcp(&self, address: impl Into<IpAddr>, patience: Duration) -> Result<String> {
         let address = address.into();
         self.inside(move || http_hostname(address, patience))
     }
 
-    /// Who answers the UDP command `hostname` at `address`, seen from this pod; asks again until patience ends.
+    /// Returns the name that answers the UDP command `hostname` at `address`, seen from this pod; asks again until
+    /// patience ends.
     pub fn udp(&self, address: Ipv4Addr, patience: Duration) -> Result<String> {
         self.inside(move || {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
@@ -243,7 +244,7 @@ impl Pod {
         })
     }
 
-    /// Whether `address` answers an ICMP echo, seen from this pod.
+    /// Checks that `address` answers an ICMP echo, seen from this pod.
     pub fn ping(&self, address: Ipv4Addr, patience: Duration) -> Result<()> {
         self.inside(move || super::packets::ping(address, patience))
     }
@@ -254,7 +255,8 @@ impl Pod {
     }
 }
 
-/// Asserts that none of the pods gets an answer at its address by TCP, UDP or ICMP. They try side by side, for each waits only.
+/// Asserts that none of the pods gets an answer at its address by TCP, UDP or ICMP. The pods try side by side, because
+/// each only waits.
 pub fn nobody_reaches<'a>(pairs: impl IntoIterator<Item = (&'a Pod, Ipv4Addr)>) {
     let pairs: Vec<_> = pairs.into_iter().collect();
     for pairs in pairs.chunks(PAIRS_AT_ONCE) {
@@ -283,24 +285,24 @@ pub fn nobody_reaches<'a>(pairs: impl IntoIterator<Item = (&'a Pod, Ipv4Addr)>) 
     }
 }
 
-/// Who answers `GET /hostname` at `address`, from the namespace of the calling thread.
+/// Returns the name that answers `GET /hostname` at `address`, from the namespace of the calling thread.
 pub fn http_hostname(address: impl Into<IpAddr>, patience: Duration) -> Result<String> {
     http_hostname_at((address.into(), PORT), patience)
 }
 
-/// The same on any port.
+/// Returns the same on any port.
 pub fn http_hostname_at(address: impl Into<SocketAddr>, patience: Duration) -> Result<String> {
     http_get(address, "/hostname", patience)
 }
 
-/// What is at a path, from the namespace of the calling thread.
+/// Returns the content of a path, from the namespace of the calling thread.
 pub fn http_get(address: impl Into<SocketAddr>, path: &str, patience: Duration) -> Result<String> {
     let stream = ask_slowly(address.into(), path, patience, Duration::ZERO)?;
     stream.set_read_timeout(Some(patience))?;
     http_answer(stream)
 }
 
-/// Connects and asks, and leaves the answer to be read.
+/// Connects and sends a request, with a pause in the middle; returns the connection with the answer unread.
 pub fn ask_slowly(address: SocketAddr, path: &str, patience: Duration, pause: Duration) -> Result<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, patience)?;
     if pause.is_zero() {
@@ -313,7 +315,7 @@ pub fn ask_slowly(address: SocketAddr, path: &str, patience: Duration, pause: Du
     Ok(stream)
 }
 
-/// The body of an answer.
+/// Returns the body of an answer.
 pub fn http_answer(mut stream: TcpStream) -> Result<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -324,7 +326,7 @@ pub fn http_answer(mut stream: TcpStream) -> Result<String> {
     Ok(body.trim().to_owned())
 }
 
-/// Addresses of a namespace's running pods; an error if two have the same.
+/// Returns the addresses of a namespace's running pods; an error if two have the same.
 pub fn pod_addresses(cluster: &Cluster, namespace: &str) -> Result<BTreeSet<String>> {
     let pods = get(cluster, &["pods", "-n", namespace])?;
     let mut found = BTreeSet::new();
@@ -342,7 +344,7 @@ pub fn patch_vpc(cluster: &Cluster, vpc: &str, spec: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Nobody else changes what is called so, in this or another process of the tests, until the answer is dropped.
+/// Locks a name until the result is dropped: no other test, in this or another process, changes what has this name.
 pub fn lock(cluster: &Cluster, what: &str) -> Result<Flock<File>> {
     let path = cluster.instance().state().join(format!("tests-{what}.lock"));
     let file = File::create(&path).with_context(|| format!("making {}", path.display()))?;

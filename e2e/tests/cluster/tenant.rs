@@ -1,4 +1,4 @@
-//! A tenant of one test.
+//! The tenant of one test.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -6,8 +6,8 @@ use thuban_cluster::Cluster;
 
 use crate::support::{apply, delete, namespace_manifest, network_manifest, vpc_manifest, wait_provisioned};
 
-/// A VPC, its network and a namespace whose pods are in it, all of one name. They go when this is dropped, also when the
-/// test fails: what one test leaves must not fail the next.
+/// A VPC, its network and a namespace with pods in it, all with one name. They are removed when this is dropped, also
+/// when the test fails: leftovers of one test must not make the next one fail.
 pub struct Tenant<'a> {
     cluster: &'a Cluster,
     name: String,
@@ -15,12 +15,12 @@ pub struct Tenant<'a> {
 }
 
 impl<'a> Tenant<'a> {
-    /// With these ranges; waits until the network is Provisioned.
+    /// Makes a tenant with these ranges; waits until the network is Provisioned.
     pub fn new(cluster: &'a Cluster, name: &str, vpc: &[&str], network: &[&str]) -> Result<Self> {
         Self::of(cluster, name, &manifests(name, vpc, network))
     }
 
-    /// Of objects like those of [`manifests`].
+    /// Makes a tenant of objects like those of [`manifests`].
     pub fn of(cluster: &'a Cluster, name: &str, objects: &[Value]) -> Result<Self> {
         let tenant = Self {
             cluster,
@@ -32,7 +32,7 @@ impl<'a> Tenant<'a> {
         Ok(tenant)
     }
 
-    /// Waits until all of it is gone.
+    /// Waits until all objects are gone.
     pub fn remove(mut self) -> Result<()> {
         self.is_removed = true;
         self.delete_all()
@@ -55,7 +55,7 @@ impl Drop for Tenant<'_> {
     }
 }
 
-/// VPC, network and namespace, in this order.
+/// Returns VPC, network and namespace, in this order.
 pub fn manifests(name: &str, vpc_ranges: &[&str], network_ranges: &[&str]) -> [Value; 3] {
     let mut vpc = vpc_manifest(name, vpc_ranges[0], &[name]);
     vpc["spec"]["cidrs"] = json!(vpc_ranges);

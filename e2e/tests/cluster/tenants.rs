@@ -1,5 +1,5 @@
-//! The tenants that most tests look at: `red` and `blue` with equal addresses, `green` with others; one pod of each
-//! network on every node. Made once for the whole test binary.
+//! The tenants that most tests use: `red` and `blue` with equal addresses, `green` with others; one pod of each network
+//! on every node. They are made once for the whole test binary.
 
 use std::net::Ipv4Addr;
 use std::sync::OnceLock;
@@ -34,7 +34,7 @@ pub struct Tenants {
 }
 
 impl Tenants {
-    /// Pods of a network, in the order of the nodes.
+    /// Returns the pods of a network, in the order of the nodes.
     pub fn network(&self, network: &str) -> Vec<&Pod> {
         let prefix = format!("{network}-");
         self.pods
@@ -43,18 +43,18 @@ impl Tenants {
             .collect()
     }
 
-    /// Ways from each pod of a network to the next, over all nodes.
+    /// Returns the ways from each pod of a network to the next, over all nodes.
     pub fn ring(&self, network: &str) -> Vec<(&Pod, Ipv4Addr)> {
         ring(&self.network(network))
     }
 
-    /// Pods of a VPC.
+    /// Returns the pods of a VPC.
     pub fn vpc(&self, vpc: &str) -> Vec<&Pod> {
         self.pods.iter().filter(|pod| pod.namespace == vpc).collect()
     }
 }
 
-/// Ways from each pod to the next, and from the last to the first.
+/// Returns the ways from each pod to the next, and from the last to the first.
 pub fn ring<'a>(pods: &[&'a Pod]) -> Vec<(&'a Pod, Ipv4Addr)> {
     let next = pods.iter().cycle().skip(1);
     pods.iter()
@@ -63,7 +63,7 @@ pub fn ring<'a>(pods: &[&'a Pod]) -> Vec<(&'a Pod, Ipv4Addr)> {
         .collect()
 }
 
-/// The tenants, made at the first call.
+/// Returns the tenants, which are made at the first call.
 pub fn tenants() -> &'static Tenants {
     static TENANTS: OnceLock<Tenants> = OnceLock::new();
     TENANTS.get_or_init(|| make().expect("the tenants could not be made"))
@@ -87,7 +87,7 @@ fn make() -> Result<Tenants> {
     for (network, vpc, cidr) in NETWORKS {
         objects.push(network_manifest(network, vpc, cidr));
     }
-    // Another process may have made them, and its tests have changed them since.
+    // Another process may have made the tenants, and its tests may have changed them since.
     let _lock = lock(&cluster, "tenants")?;
     let is_made = has_all(&cluster)?;
     if !is_made {
@@ -99,7 +99,7 @@ fn make() -> Result<Tenants> {
     let nodes = cluster.nodes()?;
     let mut pods = Vec::new();
     for (network, vpc, _) in NETWORKS {
-        // web: by the namespace's annotation; db: by the pod's own.
+        // The network of web comes from the namespace's annotation, that of db from the pod's own.
         let annotation = (!network.ends_with("-web")).then_some(network);
         for node in &nodes {
             let mut pod = netexec_manifest(vpc, &format!("{network}-{node}"), node, annotation);

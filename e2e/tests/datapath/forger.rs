@@ -1,8 +1,8 @@
-//! A host on the underlay that forges Geneve: every combination of outer source, VNI and inner source, and every form in
-//! which a droplet does not send it.
+//! A host on the underlay that forges Geneve: every combination of outer source, VNI and inner source, and every form
+//! in which no droplet sends it.
 //!
-//! What a droplet can judge without authentication is whether the three fit together. A forger that may use a droplet's
-//! address as its own can say what that droplet could say, and no more.
+//! Without authentication, a droplet can judge whether the three fit together. A forger that may use a droplet's
+//! address as its own can say everything that this droplet could say, and no more.
 
 mod shapes;
 
@@ -28,10 +28,10 @@ use crate::{
 };
 
 const PORT: u16 = 7700;
-/// Nobody's.
+/// A port that nobody uses.
 const OTHER: u16 = 7701;
 
-/// All drops of a droplet.
+/// Returns all drops of a droplet.
 fn drops(topology: &Topology, droplet: usize) -> Result<u64> {
     Counter::ALL
         .iter()
@@ -52,7 +52,7 @@ fn only_consistent_frames_pass_and_others_count_as_drops() -> Result<()> {
         let wire = Wire::open(&topology.rig.bridge, "d2")?;
         let red = Wire::open(&topology.second.namespace, "eth0")?;
         let blue = Wire::open(&topology.second_blue.namespace, "eth0")?;
-        // Nobody answers what arrives.
+        // These sockets answer nothing that arrives.
         let _listeners = [
             listen(&topology.second.namespace, second, PORT)?,
             listen(&topology.second_blue.namespace, second, PORT)?,
@@ -61,12 +61,12 @@ fn only_consistent_frames_pass_and_others_count_as_drops() -> Result<()> {
         for outer in [one, two, three, stranger] {
             for vni in [RED, BLUE, 300] {
                 for inner in [first, neighbour, second, other, nobody, outer] {
-                    // Droplet 2 holds `second` in both VPCs, is red's divider and has a direct row for red's `first`;
-                    // droplet 3 is the bouncer of both networks.
+                    // Droplet 2 holds `second` in both VPCs, is red's divider and has a direct row for red's `first`.
+                    // Droplet 3 is the bouncer of both networks.
                     let fits = match (outer, vni) {
                         (outer, RED | BLUE) if outer == one || outer == three => {
                             let is_of_vpc = inner != outer && (inner != other || vni == RED);
-                            // Of its own endpoints only a bouncer may send this droplet anything.
+                            // Only a bouncer may send packets of this droplet's own endpoints to it.
                             is_of_vpc && (inner != second || outer == three)
                         }
                         _ => false,
@@ -105,7 +105,7 @@ fn only_consistent_frames_pass_and_others_count_as_drops() -> Result<()> {
     })
 }
 
-/// The same words as [`geneve`] says, for any shape: VNI 100 and a frame of 10.0.1.11.
+/// Returns the content that [`geneve`] builds, for any shape: VNI 100 and a frame of 10.0.1.11.
 fn forged(to: Ipv4Addr, marker: &str) -> Vec<u8> {
     let payload = udp(7777, PORT, marker.as_bytes());
     let inner = Ipv4::new(17, Ipv4Addr::new(10, 0, 1, 11), to).around(&payload);
@@ -117,7 +117,7 @@ fn forged(to: Ipv4Addr, marker: &str) -> Vec<u8> {
     )
 }
 
-/// Names of the shapes that came, until nothing comes any more.
+/// Returns the names of the shapes that arrived, until none arrives any more.
 fn came(socket: &UdpSocket) -> BTreeSet<String> {
     let mut buffer = [0; 2000];
     let mut came = BTreeSet::new();
@@ -131,7 +131,7 @@ fn came(socket: &UdpSocket) -> BTreeSet<String> {
     came
 }
 
-/// Even what a droplet could say is not believed in a form in which no droplet says it.
+/// A droplet rejects even content that another droplet could send, if its form is one that no droplet uses.
 #[test]
 fn geneve_in_any_other_form_reaches_nobody() -> Result<()> {
     each(|topology| {
@@ -156,7 +156,7 @@ fn geneve_in_any_other_form_reaches_nobody() -> Result<()> {
 
         let mut expected = BTreeSet::new();
         for shape in &shapes {
-            // Long enough for every fragment.
+            // The payload is long enough for every fragment.
             let marker = format!("{:.<160}", shape.name);
             for frame in (shape.build)(stranger, &udp(7777, OTHER, marker.as_bytes())) {
                 wire.inject(&frame)?;

@@ -1,4 +1,4 @@
-//! VPCs don't mix, and nobody is believed who is not who he says.
+//! Isolation of VPCs, and the rejection of senders with false identities.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
@@ -22,7 +22,7 @@ use thuban_testkit::packets::{self, Tunnel};
 
 use crate::{counter, each};
 
-/// A socket of a pod that waits a moment for a datagram.
+/// Returns a socket of a pod that waits a moment for a datagram.
 pub fn listen(
     namespace: &thuban_e2e::rig::namespace::Namespace,
     address: Ipv4Addr,
@@ -33,13 +33,13 @@ pub fn listen(
     Ok(socket)
 }
 
-/// An inner Ethernet frame with a datagram.
+/// Returns an inner Ethernet frame with a datagram.
 pub fn datagram(from: Ipv4Addr, to: Ipv4Addr, port: u16) -> Vec<u8> {
     let (from, to) = (SocketAddrV4::new(from, 7777), SocketAddrV4::new(to, port));
     packets::ethernet(&packets::datagram(from, to, b"hi"))
 }
 
-/// Geneve around an inner frame, to a droplet's MAC.
+/// Returns Geneve around an inner frame, to a droplet's MAC.
 pub fn geneve(
     topology: &Topology,
     from: Ipv4Addr,
@@ -146,7 +146,7 @@ fn a_pod_cannot_take_another_address() -> Result<()> {
         let liar = listen(&topology.first.namespace, forged, 0)?;
         liar.send_to(b"x", (topology.neighbour.address, 7200))?;
         ensure!(second.recv(&mut [0; 8]).is_err(), "a forged source was delivered");
-        // The kernel asks by ARP as the address that it sends from; the neighbour may be known already.
+        // The kernel sends its ARP request from the address that it sends from; the neighbour may be known already.
         ensure!(
             counter(topology, 1, Counter::SpoofedSource)? + counter(topology, 1, Counter::SpoofedArp)? > 0
         );
@@ -176,7 +176,7 @@ fn forged_geneve_is_dropped() -> Result<()> {
     each(|topology| {
         let victim = listen(&topology.second.namespace, topology.second.address, 7300)?;
         let [one, three] = [0, 2].map(|index| topology.rig.droplets[index].address);
-        // The neighbour's home is droplet 1, says a row.
+        // A row says that the neighbour's home is droplet 1.
         topology
             .rig
             .droplet(2)?
@@ -209,7 +209,7 @@ fn forged_geneve_is_dropped() -> Result<()> {
                 reason.name()
             );
         }
-        // Droplet 3 is the network's bouncer here, so it may pass packets on; a droplet without a role may not.
+        // Droplet 3 is the network's bouncer here, so it may pass packets on. A droplet without a role may not.
         let stranger = Ipv4Addr::new(172, 31, 99, 77);
         let entry = DropletEntry { flags: 0 };
         topology
@@ -239,7 +239,7 @@ fn a_pod_cannot_reach_droplets() -> Result<()> {
     each(|topology| {
         let droplet = topology.rig.droplets[0].address;
         let pod = listen(&topology.first.namespace, topology.first.address, 0)?;
-        // With aggregation a device of the droplet's has Geneve's port.
+        // With aggregation, a device of the droplet has Geneve's port.
         let ports = if topology.transit == Transit::Aggregated {
             &[7600][..]
         } else {
@@ -258,7 +258,7 @@ fn a_pod_cannot_reach_droplets() -> Result<()> {
 #[test]
 fn loops_end_with_the_ttl() -> Result<()> {
     each(|topology| {
-        // A loop of two is stopped by WouldReturn, so the packet goes round all three.
+        // WouldReturn stops a loop of two, so the packet goes round all three.
         let lost = Ipv4Addr::new(10, 0, 1, 200);
         let [one, two, three] = [0, 1, 2].map(|index| topology.rig.droplets[index].address);
         topology.rig.droplet(3)?.set_row("FORWARD_ROWS", RED, lost, two)?;
@@ -278,7 +278,7 @@ fn loops_end_with_the_ttl() -> Result<()> {
 
 #[test]
 fn what_xdp_decapsulated_is_not_given_to_another_vpc() -> Result<()> {
-    // Between XDP and tc the interface may have become another pod's; tc at the NIC does it all in one step.
+    // Between XDP and tc the interface may have become another pod's; tc at the NIC does everything in one step.
     let mut topology = Topology::new(Transit::Xdp)?;
     let victim = listen(&topology.second.namespace, topology.second.address, 7400)?;
     let sender = listen(&topology.first.namespace, topology.first.address, 0)?;
@@ -299,8 +299,8 @@ fn what_xdp_decapsulated_is_not_given_to_another_vpc() -> Result<()> {
 #[test]
 fn corrupt_datagram_in_verified_tunnel_packet_is_not_received() -> Result<()> {
     each(|topology| {
-        // By a veth with GRO, which verifies the tunnel packet and says so to whoever comes next. Veths leave GRO out
-        // for a sender that passes whole TCP frames.
+        // The packet passes a veth with GRO, which verifies the tunnel packet and marks it as verified for the next
+        // reader. Veths leave GRO out for a sender that passes whole TCP frames.
         for command in [
             "ip link add in0 type veth peer name in1",
             "ip link set in1 master br0 up",
@@ -316,7 +316,7 @@ fn corrupt_datagram_in_verified_tunnel_packet_is_not_received() -> Result<()> {
         let sender = topology.rig.droplets[0].address;
         let mut frame = datagram(from, to, 7600);
         for (sum, is_right) in [([0, 0], true), ([0xbe, 0xef], false)] {
-            // Zero: the datagram has none.
+            // Zero means that the datagram has no checksum.
             frame[40..42].copy_from_slice(&sum);
             wire.inject(&geneve(topology, sender, 2, RED, &frame)?)?;
             ensure!(

@@ -1,4 +1,4 @@
-//! The data plane between three droplets: real sockets over real veths, every way of transit.
+//! The data plane between three droplets: real sockets over real veths, with every kind of transit.
 
 mod forger;
 mod forwarders;
@@ -14,7 +14,7 @@ use anyhow::Result;
 use thuban_common::counters::Counter;
 use thuban_e2e::rig::{Transit, topology::Topology};
 
-/// Runs a scenario with every way of transit.
+/// Runs a scenario with every kind of transit.
 fn each(scenario: impl Fn(&mut Topology) -> Result<()>) -> Result<()> {
     for transit in Transit::ALL {
         run(&mut Topology::new(transit)?, &scenario)?;
@@ -31,7 +31,7 @@ fn run(topology: &mut Topology, scenario: &impl Fn(&mut Topology) -> Result<()>)
     })
 }
 
-/// A counter of a droplet, by its number from 1.
+/// Returns a counter of a droplet, by its number from 1.
 fn counter(topology: &Topology, droplet: usize, counter: Counter) -> Result<u64> {
     topology.rig.droplets[droplet - 1].programs.counter(counter)
 }

@@ -1,4 +1,4 @@
-//! Endpoints that move or go while others still have a direct row to where they were.
+//! Endpoints that move or go while others still have a direct row to their old place.
 
 use std::{
     net::{Ipv4Addr, UdpSocket},
@@ -23,8 +23,8 @@ use crate::{counter, each, isolation::listen};
 const PORT: u16 = 7800;
 const STEP: Duration = Duration::from_millis(300);
 
-/// Sends numbered datagrams from blue's first pod to its second's address, one a millisecond, while `work` runs; answers
-/// how many were sent.
+/// Sends numbered datagrams from blue's first pod to the address of its second pod, one a millisecond, while `work`
+/// runs; returns how many were sent.
 fn while_sending(topology: &mut Topology, work: impl FnOnce(&mut Topology) -> Result<()>) -> Result<u32> {
     let (from, to) = (topology.first_blue.address, topology.second_blue.address);
     let socket = topology
@@ -36,7 +36,7 @@ fn while_sending(topology: &mut Topology, work: impl FnOnce(&mut Topology) -> Re
         let sender = scope.spawn(|| {
             let mut number = 0_u32;
             while !is_over.load(Ordering::Relaxed) {
-                // An error tells of an earlier datagram's ICMP answer.
+                // An error reports an earlier datagram's ICMP answer.
                 let _ = socket.send_to(&number.to_be_bytes(), (to, PORT));
                 number += 1;
                 thread::sleep(Duration::from_millis(1));
@@ -50,14 +50,14 @@ fn while_sending(topology: &mut Topology, work: impl FnOnce(&mut Topology) -> Re
     })
 }
 
-/// A socket that keeps all that arrives until it is read.
+/// Returns a socket that keeps all datagrams that arrive until it is read.
 fn keep(namespace: &Namespace, address: Ipv4Addr) -> Result<UdpSocket> {
     let socket = listen(namespace, address, PORT)?;
     setsockopt(&socket, RcvBufForce, &(32 << 20))?;
     Ok(socket)
 }
 
-/// All numbers that arrived, in the order of their arrival.
+/// Returns all numbers that arrived, in the order of their arrival.
 fn received(socket: &UdpSocket) -> Vec<u32> {
     let mut numbers = Vec::new();
     let mut buffer = [0; 4];
@@ -67,7 +67,8 @@ fn received(socket: &UdpSocket) -> Vec<u32> {
     numbers
 }
 
-/// The steps of a move: the new droplet takes it, the old one forwards, then those who had a row are told.
+/// The steps of a move: the new droplet accepts the endpoint, the old one forwards, then the droplets with a row are
+/// told.
 #[test]
 fn a_one_way_flow_loses_nothing_when_its_receiver_moves() -> Result<()> {
     each(|topology| {

@@ -1,4 +1,5 @@
-//! What pods' stacks and their own tunnels leave to the NIC must come out right: checksums, segmentation, forwarding.
+//! Work that pods' stacks and their own tunnels leave to the NIC must be done correctly: checksums, segmentation,
+//! forwarding.
 
 use std::{
     net::{Ipv4Addr, UdpSocket},
@@ -22,7 +23,7 @@ use crate::{
     paths::{exchange, exchange_between},
 };
 
-/// One call sends ten datagrams, which must arrive as ten.
+/// Sends ten datagrams in one call; they must arrive as ten.
 fn send_segmented(from: End, to: End) -> Result<()> {
     let receiver = to.namespace.run(|| Ok(UdpSocket::bind((to.address, 7601))?))?;
     receiver.set_read_timeout(Some(Duration::from_secs(2)))?;
@@ -73,7 +74,7 @@ fn pods_without_offloads_are_served_as_well() -> Result<()> {
     })
 }
 
-/// The kernel here has no SCTP: what matters to a network is that the packets arrive as they were sent.
+/// The kernel here has no SCTP. For a network it matters that the packets arrive as they were sent.
 #[test]
 fn sctp_packets_arrive_unchanged() -> Result<()> {
     each(|topology| {
@@ -108,8 +109,8 @@ fn sctp_packets_arrive_unchanged() -> Result<()> {
     })
 }
 
-/// A pod that is a router of its own overlay: what was decapsulated here is forwarded, encapsulated by the pod, and
-/// encapsulated again.
+/// A pod is a router of its own overlay: packets that were decapsulated here are forwarded, encapsulated by the pod,
+/// and encapsulated again.
 #[test]
 fn a_pod_forwards_between_its_own_tunnels() -> Result<()> {
     each(|topology| {
@@ -142,7 +143,7 @@ fn a_pod_forwards_between_its_own_tunnels() -> Result<()> {
     })
 }
 
-/// A pod that raises its own MTU hears what the path takes.
+/// A pod that raises its own MTU is told the path's MTU.
 #[test]
 fn pods_that_raise_their_mtu_are_told() -> Result<()> {
     each(|topology| {

@@ -15,13 +15,13 @@ use crate::{counter, each};
 
 const BULK: usize = 8 << 20;
 
-/// Both families.
+/// Exchanges traffic of both families.
 pub fn exchange(from: &Pod, to: &Pod) -> Result<()> {
     exchange_between(from.end(), to.end(), 1450)?;
     exchange_between(from.end6(), to.end6(), 1450)
 }
 
-/// Pings, datagrams and bulk both ways over a path with the given MTU.
+/// Sends pings, datagrams and bulk data both ways over a path with the given MTU.
 pub fn exchange_between(from: End, to: End, mtu: usize) -> Result<()> {
     ensure!(
         ping(from.namespace, to.address, 56)?,

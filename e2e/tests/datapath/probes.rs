@@ -1,4 +1,4 @@
-//! Probes between droplets over every way of transit, with no daemon anywhere.
+//! Probes between droplets with every kind of transit, without a daemon.
 
 use std::{thread::sleep, time::Duration};
 
@@ -8,10 +8,10 @@ use thuban_common::{counters::Counter, packet::probe::ProbeFrame, tables::ProbeE
 use thuban_e2e::rig::{Rig, Transit, Underlay};
 
 const SECRET: u64 = 0x1122_3344_5566_7788;
-/// Of a question and its answer; the first waits for the neighbour.
+/// How often a test looks for a question and for its answer; the first waits for the neighbour.
 const PATIENCE: u32 = 100;
 
-/// As transitd: the first droplet asks the last.
+/// Sends a probe as transitd does: the first droplet asks the last.
 fn ask(rig: &mut Rig) -> Result<()> {
     let [here, to] = [0, rig.droplets.len() - 1].map(|index| rig.droplets[index].address.octets());
     let droplet = rig.droplet(1)?;
@@ -59,7 +59,7 @@ fn asks_and_hears(transit: Transit, underlay: Underlay) -> Result<()> {
     ensure!(counted(1, Counter::ProbesSent)? == 3);
     ensure!(counted(3, Counter::ProbesAnswered)? == 3);
     ensure!(counted(1, Counter::ProbesHeard)? == 3);
-    // Nobody answers an answer.
+    // No droplet answers an answer.
     sleep(Duration::from_millis(200));
     for droplet in 1..=3 {
         let all = rig.droplet(droplet)?.programs.counters()?;

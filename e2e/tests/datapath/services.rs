@@ -22,12 +22,12 @@ use crate::{counter, each};
 
 const SERVICE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 10));
 const SERVICE6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd96, 0, 0, 0, 0, 0, 0, 0x10));
-/// Ports of the service and of its backends.
+/// The port of the service, and the port of its backends.
 const PORT: u16 = 80;
 const BACKEND_PORT: u16 = 8080;
 const BULK: usize = 8 << 20;
 
-/// Ranges of services in both VPCs, on every droplet.
+/// Adds the ranges of services in both VPCs, on every droplet.
 fn add_ranges(topology: &mut Topology) -> Result<()> {
     for droplet in &mut topology.rig.droplets {
         for vni in [RED, BLUE] {
@@ -47,7 +47,7 @@ fn add_ranges(topology: &mut Topology) -> Result<()> {
     Ok(())
 }
 
-/// Rows of the service with one backend, on these droplets.
+/// Writes the rows of the service with one backend, on these droplets.
 fn serve(topology: &mut Topology, droplets: &[usize], vni: u32, backend: (Ipv4Addr, Ipv6Addr)) -> Result<()> {
     for droplet in droplets {
         let programs = &mut topology.rig.droplet(*droplet)?.programs;
@@ -64,7 +64,7 @@ fn serve(topology: &mut Topology, droplets: &[usize], vni: u32, backend: (Ipv4Ad
     Ok(())
 }
 
-/// Datagrams and bulk TCP both ways through the service, both families.
+/// Exchanges datagrams and bulk TCP both ways through the service, in both families.
 fn exchange(from: &Pod, backend: &Pod) -> Result<()> {
     let ends: [(End, End, IpAddr); 2] = [
         (from.end(), backend.end(), SERVICE),
@@ -207,7 +207,7 @@ fn what_nobody_serves_is_refused_to_sockets_at_once() -> Result<()> {
                 "UDP to {service}: {kind:?}"
             );
         }
-        // A backend that has no such socket says so, and the client takes it for the service's word.
+        // A backend without such a socket reports it, and the client takes the error for the service's.
         for service in [SERVICE, SERVICE6] {
             let unheard = SocketAddr::new(service, PORT);
             let kind = topology.first.namespace.run(|| {

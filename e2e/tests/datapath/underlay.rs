@@ -37,7 +37,7 @@ fn droplets_behind_a_router_take_every_path() -> Result<()> {
 fn a_smaller_link_on_the_way_is_told_to_pods() -> Result<()> {
     routed(|topology| {
         topology.make_direct()?;
-        // Only one way: the other would be droplet 2's own link.
+        // Only one direction has the smaller MTU: the other would be droplet 2's own link.
         let way = "ip route replace 172.31.101.0/24 dev d2 mtu lock 1400";
         topology.rig.bridge.command(way)?;
         let (first, second) = (&topology.first, &topology.second);
@@ -48,7 +48,7 @@ fn a_smaller_link_on_the_way_is_told_to_pods() -> Result<()> {
             } else {
                 1450 - 48
             };
-            // Lost on the way, lost and answered, then fragmented by the pod.
+            // One packet is lost on the way, one is lost and answered, and then the pod fragments.
             let lost = (0..4)
                 .take_while(|_| !ping(from.namespace, to.address, full).unwrap_or(false))
                 .count();

@@ -380,7 +380,7 @@ fn a_vpc_without_a_row_has_no_dividers() -> Result<()> {
 fn fragments_of_a_datagram_go_one_way() -> Result<()> {
     let mut world = World::new()?;
     let mut ports = Vec::new();
-    // The first shows ports, the others anything.
+    // The first fragment shows ports, the others may show anything.
     for (fragment, payload) in [
         (0x2000, udp(1234, 80, b"first")),
         (0x2001, udp(9, 9, b"more")),

@@ -37,7 +37,7 @@ fn flows_that_stay_are_announced() -> Result<()> {
     }
     ensure!(announced == [3, 4, 8, 16], "{announced:?}");
     ensure!(world.programs.counter(Counter::DirectWanted)? == 4);
-    // A direct row ends that, and is marked as used.
+    // A direct row ends the announcements, and is marked as used.
     let direct = key(100, ip(10, 0, 1, 50));
     for _ in 0..5 {
         world.run(
@@ -51,7 +51,7 @@ fn flows_that_stay_are_announced() -> Result<()> {
     Ok(())
 }
 
-/// Sends the packet that is announced, the third of its destination, and says what was counted.
+/// Sends the packet that is announced, the third one to its destination, and returns what was counted.
 fn announce(world: &mut World, endpoint: Endpoint) -> Result<Option<Counter>> {
     let to = ip(10, 0, 2, 90);
     let misses = MissEntry { packets: 2 };
@@ -66,7 +66,7 @@ fn announce(world: &mut World, endpoint: Endpoint) -> Result<Option<Counter>> {
     Ok(is_paced.then_some(Counter::DirectPaced))
 }
 
-/// As if the VPC had announced so many in the second of its last announcement.
+/// Writes that the VPC had announced this many destinations in the second of its last announcement.
 fn had(world: &mut World, vni: u32, events: u32) -> Result<u32> {
     let mut entry: AnnouncedEntry = world.programs.get("ANNOUNCED", &vni)?;
     let second = entry.second;
@@ -78,7 +78,7 @@ fn had(world: &mut World, vni: u32, events: u32) -> Result<u32> {
 #[test]
 fn a_vpc_that_scans_is_paced_and_delays_no_other() -> Result<()> {
     let mut world = World::new()?;
-    // Again if a second ended meanwhile.
+    // The test repeats this if a second ended meanwhile.
     for _ in 0..20 {
         ensure!(announce(&mut world, TENANT)?.is_none());
         let second = had(&mut world, TENANT.vni, ANNOUNCEMENTS_PER_SECOND - 1)?;
@@ -91,7 +91,7 @@ fn a_vpc_that_scans_is_paced_and_delays_no_other() -> Result<()> {
         ensure!(last.is_none(), "the last of its share");
         ensure!(beyond == Some(Counter::DirectPaced));
         ensure!(other.is_none(), "another VPC's");
-        // The next second is a new share.
+        // The next second has a new share.
         let passed = AnnouncedEntry {
             second: second - 1,
             events: u32::MAX - 1,
@@ -105,7 +105,7 @@ fn a_vpc_that_scans_is_paced_and_delays_no_other() -> Result<()> {
     anyhow::bail!("every second ended too soon")
 }
 
-/// VPCs of [`STRAY`]'s interface, one at a time, that send to whatever address there is.
+/// VPCs on the interface of [`STRAY`], one at a time, that send to every address.
 struct Scanner {
     vni: u32,
     next: u32,
@@ -124,7 +124,7 @@ impl Scanner {
         Ok(Self { vni, next: 0 })
     }
 
-    /// One packet each to so many addresses that it never sent to.
+    /// Sends one packet each to this many addresses to which it never sent before.
     fn scan(&mut self, world: &mut World, addresses: u32) -> Result<()> {
         let interface = world.interfaces[usize::from(STRAY.index)];
         let attachment = AttachmentEntry {
@@ -163,7 +163,7 @@ fn slow_flow_is_announced_beside_vpcs_that_scan() -> Result<()> {
         let announced = [key(100, ip(10, 0, 2, 90))];
         let expected = if number < 3 { &[][..] } else { &announced };
         ensure!(events == expected, "packet {number}: {events:?}");
-        // Three seconds at 5,000 packets a second.
+        // This is three seconds at 5,000 packets a second.
         for scanner in &mut scanners {
             scanner.scan(&mut world, 15_000)?;
         }
@@ -180,7 +180,7 @@ fn a_vpc_adds_its_share_of_addresses_in_a_window() -> Result<()> {
         Hook::Tc,
         &packet(TENANT, ip(10, 0, 2, 90)).bytes(),
     )?;
-    // Again if a window ended meanwhile.
+    // The test repeats this if a window ended meanwhile.
     for last in 100..120 {
         let to = ip(10, 0, 2, last);
         let mut entry: AnnouncedEntry = world.programs.get("ANNOUNCED", &TENANT.vni)?;
@@ -206,7 +206,7 @@ fn a_vpc_adds_its_share_of_addresses_in_a_window() -> Result<()> {
             continue;
         }
         ensure!(!beyond && world.programs.counter(Counter::DirectPaced)? == paced + 1);
-        // The next window is a new share.
+        // The next window has a new share.
         let passed = AnnouncedEntry {
             window: entry.window - 1,
             ..entry

@@ -1,4 +1,4 @@
-//! What an agent answers a pod, byte by byte, written apart from the code under test.
+//! The answers of an agent to a pod, byte by byte, written apart from the code under test.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -10,13 +10,13 @@ use crate::{
 };
 
 const GATEWAY: [u8; 6] = [0x02, 0x54, 0x68, 0x75, 0x62, 0x61];
-/// The host towards pods: 169.254.64.1 and fe80::5468:7562:6101.
+/// The host's address for pods: 169.254.64.1 and fe80::5468:7562:6101.
 pub const HOST: Ipv4Addr = ip(169, 254, 64, 1);
 pub const HOST6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0x5468, 0x7562, 0x6101);
-/// Bytes of the packet that an error quotes.
+/// The number of bytes of the packet that an error quotes.
 const QUOTE: usize = 128;
 
-/// The gateway's answer to the endpoint's ARP request.
+/// Returns the gateway's answer to the endpoint's ARP request.
 pub fn arp_reply(endpoint: Endpoint, target: Ipv4Addr) -> Vec<u8> {
     let mut bytes = arp(GATEWAY, 2, GATEWAY, target, endpoint.address);
     bytes[..6].copy_from_slice(&endpoint.mac());
@@ -24,7 +24,8 @@ pub fn arp_reply(endpoint: Endpoint, target: Ipv4Addr) -> Vec<u8> {
     bytes
 }
 
-/// The gateway's advertisement of the target to an address of the endpoint: from a router, solicited, overrides.
+/// Returns the gateway's advertisement of the target to an address of the endpoint: from a router, solicited,
+/// overrides.
 pub fn advertisement(endpoint: Endpoint, source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     let rest = [&[0xe0, 0, 0, 0][..], &target.octets(), &[2, 1], &GATEWAY].concat();
     let mut bytes = Packet6::udp(GATEWAY, target, source).icmp(136, &rest).bytes();
@@ -32,7 +33,7 @@ pub fn advertisement(endpoint: Endpoint, source: Ipv6Addr, target: Ipv6Addr) -> 
     bytes
 }
 
-/// Bytes of an error's ICMP part: type, code, checksum still zero, MTU, quote.
+/// Returns the bytes of an error's ICMP part: type, code, checksum still zero, MTU, quote.
 fn message(kind: u8, code: u8, mtu: u16, frame: &[u8]) -> Vec<u8> {
     let mut message = vec![kind, code, 0, 0, 0, 0];
     message.extend(mtu.to_be_bytes());
@@ -40,7 +41,7 @@ fn message(kind: u8, code: u8, mtu: u16, frame: &[u8]) -> Vec<u8> {
     message
 }
 
-/// The answer to a frame of the endpoint that is too big, IPv4.
+/// Returns the answer to a frame of the endpoint that is too big, IPv4.
 pub fn too_big(endpoint: Endpoint, frame: &[u8], mtu: u16) -> Vec<u8> {
     let mut icmp = message(3, 4, mtu, frame);
     let sum = checksum(&icmp);
@@ -51,7 +52,7 @@ pub fn too_big(endpoint: Endpoint, frame: &[u8], mtu: u16) -> Vec<u8> {
     answer
 }
 
-/// The same, IPv6.
+/// Returns the same, IPv6.
 pub fn too_big6(endpoint: Endpoint, frame: &[u8], mtu: u16) -> Vec<u8> {
     let quote = &message(2, 0, mtu, frame)[4..];
     let mut from_host = Packet6::udp(GATEWAY, HOST6, endpoint.v6).icmp(2, quote);

@@ -1,5 +1,5 @@
-//! What is remembered of connections to services: a backend stays a connection's, new ones are chosen anew, and no client
-//! fills the table for others.
+//! The memory of connections to services: a connection keeps its backend, new connections get a new choice, and no
+//! client fills the table for others.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -37,7 +37,7 @@ fn segment(protocol: u8, port: u16) -> Segment {
     Segment::new(protocol, TENANT.mac(), (CLIENT, port), (SERVICE, 80))
 }
 
-/// The backend that a packet goes to.
+/// Returns the backend that a packet goes to.
 fn chosen(world: &mut World, segment: &Segment) -> Result<[u8; 4]> {
     let outcome = send(world, TENANT.index, segment)?;
     ensure!(outcome.verdict == 7, "{:?}", outcome.counted);
@@ -96,7 +96,7 @@ fn udp_flow_keeps_its_backend_while_service_has_it() -> Result<()> {
     );
     served.by(&mut world.programs, &[backend(41)])?;
     ensure!(chosen(&mut world, &request)? == [10, 0, 2, 41], "it has gone");
-    // What it answered before that was under way.
+    // An answer of before was still under way.
     let late = request.sent_to(far).answer([9; 6]);
     let outcome = arrive(&mut world, SECOND, 100, &late)?;
     ensure_delivered(&outcome, &late.sent_from((SERVICE, 80)), TENANT.mac())?;
@@ -119,7 +119,7 @@ fn a_port_used_again_gets_a_backend_that_is_there() -> Result<()> {
     served.by(&mut world.programs, &[backend(40)])?;
     let opening = segment(TCP, 40000);
     ensure!(chosen(&mut world, &opening)? == [10, 0, 2, 40]);
-    // Sent again: the same.
+    // The packet is sent again: the backend is the same.
     ensure!(chosen(&mut world, &opening)? == [10, 0, 2, 40]);
     served.by(&mut world.programs, &[backend(41)])?;
     ensure!(
@@ -183,7 +183,7 @@ fn a_clients_share_bounds_its_entries_and_it_is_served_beyond() -> Result<()> {
     ensure_delivered(&outcome, &answer.sent_from((SERVICE, 80)), TENANT.mac())?;
     let other = answer.sent_from((IpAddr::V4(ip(10, 0, 1, 50)), 8081));
     ensure_delivered(&arrive(&mut world, SECOND, 100, &other)?, &other, TENANT.mac())?;
-    // Another client isn't bound by it.
+    // Another client is not bound to this backend.
     let other = Segment::new(UDP, BOUNCED.mac(), (BOUNCED.address.into(), 40000), (SERVICE, 80));
     let outcome = send(&mut world, BOUNCED.index, &other)?;
     ensure!(outcome.counted.contains_key(Counter::ServiceConnections.name()));
@@ -221,7 +221,7 @@ fn a_vpcs_share_bounds_all_its_clients_together_and_no_others() -> Result<()> {
     let outcome = send(&mut world, SPREAD.index, &from(SPREAD, 40000))?;
     ensure!(outcome.counted.contains_key(Counter::ServiceConnections.name()));
     ensure!(world.programs.get::<_, u32>("SHARES", &all(103))? == 2);
-    // While half of the table is free nobody is held to its reserve.
+    // While half of the table is free, no client is limited to its reserve.
     let free = CONNECTIONS_BEYOND_RESERVE - 2;
     world.programs.set("QUOTAS", QUOTA_HELD, free)?;
     for is_made in [true, false] {
@@ -241,7 +241,7 @@ fn what_the_node_sends_on_for_a_vpc_is_of_that_vpcs_room() -> Result<()> {
     let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
     Served::new(100, 1, SERVICE, 80, TCP).by(&mut world.programs, &[far])?;
     let held = |world: &World| [100, 103].map(|vni| held_by(world, vni));
-    // The mark that the node's stack leaves on what it sends on for the pod of another VPC.
+    // The node's stack leaves this mark on packets that it forwards for the pod of another VPC.
     world.mark = mark_of(world.interfaces[usize::from(SPREAD.index)], MARK_HOST_ENDPOINT);
     let requests: Vec<Segment> = (0..8).map(|port| segment(TCP, 40000 + port)).collect();
     ensure_served(&mut world, &requests[0], far)?;
@@ -256,11 +256,11 @@ fn what_the_node_sends_on_for_a_vpc_is_of_that_vpcs_room() -> Result<()> {
     ensure_served(&mut world, &requests[1], far)?;
     ensure!(held(&world) == [2, 2]);
     ensure!(forward(&world, &requests[1])?.payer == 103);
-    // It is given back to whom it was taken from.
+    // The entry is given back to the client that it was taken from.
     ensure_served(&mut world, &requests[1].clone().with_flags(0x14), far)?;
     ensure_served(&mut world, &requests[1], far)?;
     ensure!(held(&world) == [2, 2]);
-    // An interface's number that has more than the mark's bits, and one that is nobody's.
+    // One interface number has more bits than the mark, and one belongs to no interface.
     let of_spread = world.interfaces[usize::from(SPREAD.index)];
     let mut later: AttachmentEntry = world.programs.get("ATTACHMENTS", &of_spread)?;
     later.ifindex = 3 << 16 | 0xfff0;
@@ -270,7 +270,7 @@ fn what_the_node_sends_on_for_a_vpc_is_of_that_vpcs_room() -> Result<()> {
         ensure_served(&mut world, &requests[usize::from(expected[0] as u8)], far)?;
         ensure!(held(&world) == expected, "{mark:#x}: {:?}", held(&world));
     }
-    // The VPC has all that a client may have, which bounds nobody else.
+    // The VPC has all entries that a client may have, which limits nobody else.
     let full = key(103, TENANT.address);
     world.programs.insert("SHARES", full, CONNECTIONS_OF_CLIENT)?;
     for (interface, is_made) in [(of_spread, false), (0, true)] {
@@ -290,7 +290,7 @@ fn what_the_node_sends_on_for_a_vpc_is_of_that_vpcs_room() -> Result<()> {
     Ok(())
 }
 
-/// Entries of CONNECTIONS of all clients of a VPC.
+/// Returns the number of entries of CONNECTIONS of all clients of a VPC.
 fn held_by(world: &World, vni: u32) -> u32 {
     let address = ALL_CONNECTIONS;
     let held = world.programs.get("SHARES", &EndpointKey { vni, address });
@@ -314,7 +314,7 @@ fn vpcs_that_fill_the_table_leave_a_third_its_room() -> Result<()> {
     let mut world = world()?;
     world.enter()?;
     let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
-    // Together as many connections as there is room for: of four pods each, which have 32,768.
+    // The connections fill the table together: four pods have 32,768 each.
     let ports = 4;
     for (vni, id) in [(100, 1), (102, 20), (103, 40)] {
         for port in 0..ports {
@@ -327,14 +327,14 @@ fn vpcs_that_fill_the_table_leave_a_third_its_room() -> Result<()> {
             served.by(&mut world.programs, &[(backend, 8080 + port)])?;
         }
     }
-    // As transitd says before anything is attached.
+    // transitd writes this before anything is attached.
     world
         .programs
         .set("QUOTAS", QUOTA_RESERVE, CONNECTIONS_BEYOND_RESERVE / 4)?;
     for port in 0..ports {
         for client in [SPREAD, DIVIDED] {
             open_all(&mut world, client, 80 + port)?;
-            // The next pod.
+            // The next pod follows.
             let of = key(client.vni, client.address);
             world.programs.insert("SHARES", of, 0_u32)?;
         }
@@ -350,7 +350,7 @@ fn vpcs_that_fill_the_table_leave_a_third_its_room() -> Result<()> {
         ensure_served(&mut world, request, far)?;
         ensure!(forward(&world, request).is_ok(), "an entry of its own");
     }
-    // And they keep their backend when others come.
+    // The connections keep their backend when others come.
     Served::new(100, 1, SERVICE, 80, TCP).by(&mut world.programs, &[backend(40), backend(41)])?;
     for request in &requests {
         let next = request.clone().with_flags(0x10);
@@ -368,7 +368,7 @@ fn full_pending_share_of_a_vpc_evicts_no_other_flow() -> Result<()> {
     };
     let held = |world: &World, vni| world.programs.get::<_, u32>("SHARES", &all(vni));
     world.programs.insert("SHARES", all(100), PENDING_OF_VPC - 1)?;
-    // No row of the service is here.
+    // This droplet has no row of the service.
     let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
     let (noted, beyond) = (segment(UDP, 40000), segment(UDP, 40001));
     for _ in 0..2 {
@@ -407,7 +407,7 @@ fn reused_port_takes_backend_of_new_service_row() -> Result<()> {
     Ok(())
 }
 
-/// A port that one service used is used for another one, which has no row here yet, and both are served by the same backend.
+/// A port that one service used is used for another one, which has no row here yet. The same backend serves both.
 fn port_goes_to_service_without_row(protocol: u8) -> Result<()> {
     let mut world = world()?;
     let (first, second) = (segment(protocol, 40000), (IpAddr::V4(ip(10, 96, 0, 77)), 80));
@@ -429,7 +429,7 @@ fn port_goes_to_service_without_row(protocol: u8) -> Result<()> {
     };
     let held: u32 = world.programs.get("SHARES", &client)?;
     ensure!(held == 2, "{held} entries counted, a connection has two");
-    // What it sends to the first one again is a connection of its own.
+    // A packet to the first service again is a connection of its own.
     let port = ensure_connected(&mut world, &first, far)?;
     ensure!(port != 40000, "its answers would be the second one's");
     Ok(())
@@ -441,8 +441,8 @@ fn answer_is_of_the_service_that_a_port_was_used_for_last() -> Result<()> {
     port_goes_to_service_without_row(TCP)
 }
 
-/// Sends a segment of a connection to a service and asserts that it goes to `backend`, and that the backend's answer comes
-/// from the service to the port that sent it. Says which port the backend sees.
+/// Sends a segment of a connection to a service. Asserts that it goes to `backend`, and that the backend's answer comes
+/// from the service to the port that sent it. Returns the port that the backend sees.
 fn ensure_connected(world: &mut World, request: &Segment, backend: (IpAddr, u16)) -> Result<u16> {
     let outcome = send(world, TENANT.index, request)?;
     ensure!(outcome.verdict == 7, "{:?}", outcome.counted);
@@ -477,19 +477,19 @@ fn services_with_one_backend_are_used_from_one_port_at_once() -> Result<()> {
             }
             ensure!(seen[0] == 40000, "the first keeps the client's port: {seen:?}");
             ensure!(BTreeSet::from_iter(&seen).len() == 3, "{seen:?}");
-            // All of them live, and each again has its own.
+            // All connections live, and each again gets its own answers.
             for _ in 0..2 {
                 for (request, port) in requests.iter().zip(&seen) {
                     let next = request.clone().with_flags(0x10);
                     ensure!(ensure_connected(&mut world, &next, backend)? == *port);
                 }
             }
-            // A port that was another's towards the backend is some client's own as well.
+            // A port that was another client's towards the backend is some client's own as well.
             let mut own = requests[0].clone();
             own.from.1 = seen[1];
             ensure!(ensure_connected(&mut world, &own, backend)? != seen[1]);
             ensure!(ensure_connected(&mut world, &requests[1], backend)? == seen[1]);
-            // Once the first is over its port is free again.
+            // Once the first connection is over, its port is free again.
             if protocol == TCP {
                 send(&mut world, TENANT.index, &requests[0].clone().with_flags(0x14))?;
                 send(&mut world, TENANT.index, &requests[2].clone().with_flags(0x14))?;
@@ -515,7 +515,7 @@ fn a_pod_reaches_itself_by_two_services_from_one_port() -> Result<()> {
         let there = request.sent_to(own).sent_from((SERVICE, port_of(&outcome)));
         ensure_delivered(&outcome, &there, TENANT.mac())?;
         seen.insert(there.from.1);
-        // What it answers itself.
+        // The client itself answers as the backend.
         let answer = there.answer(TENANT.mac());
         let outcome = send(&mut world, TENANT.index, &answer)?;
         let mut restored = answer.clone();
@@ -538,7 +538,7 @@ fn sctp_answers_that_two_services_could_give_are_not_made() -> Result<()> {
     ensure!(chosen(&mut world, &request)? == [10, 0, 2, 40]);
     let outcome = send(&mut world, TENANT.index, &other)?;
     ensure_dropped(&outcome, Counter::ServiceCollision)?;
-    // With another backend there is a way.
+    // With another backend there is a free way.
     Served::new(100, 2, second, 80, SCTP).by(&mut world.programs, &[backend(40), backend(41)])?;
     ensure!(chosen(&mut world, &other)? == [10, 0, 2, 41]);
     Ok(())
@@ -551,7 +551,7 @@ fn ensure_direct(world: &mut World, segment: &Segment) -> Result<()> {
     ensure_delivered(&arrive(world, SECOND, 100, &answer)?, &answer, TENANT.mac())
 }
 
-/// Sends a segment to an endpoint itself and asserts that the client is told at once that it can't.
+/// Sends a segment to an endpoint itself and asserts that the client is told at once that this can't be done.
 fn ensure_collides(world: &mut World, segment: &Segment) -> Result<()> {
     let outcome = send(world, TENANT.index, segment)?;
     let told = [Counter::ServiceCollision, Counter::ServiceRefused];
@@ -560,7 +560,8 @@ fn ensure_collides(world: &mut World, segment: &Segment) -> Result<()> {
     Ok(())
 }
 
-/// Sends a segment to the service and asserts that it goes to `backend`, whose answer comes from the service.
+/// Sends a segment to the service and asserts that it goes to `backend`, and that the backend's answer comes from the
+/// service.
 fn ensure_served(world: &mut World, request: &Segment, backend: (IpAddr, u16)) -> Result<()> {
     ensure_sent(
         &send(world, TENANT.index, request)?,
@@ -584,7 +585,7 @@ fn port_may_send_udp_to_backend_after_using_its_service() -> Result<()> {
         ensure!(forward(&world, &request).is_err());
         let held: u32 = world.programs.get("SHARES", &key(100, TENANT.address))?;
         ensure!(held <= 2, "given back: {held}");
-        // Other ports are other flows.
+        // Other ports make other flows.
         ensure_served(&mut world, &segment(UDP, 40001), far)?;
     }
     Ok(())
@@ -619,13 +620,13 @@ fn refused_connection_is_closed_but_untracked_one_is_not() -> Result<()> {
     let mut world = world()?;
     let request = segment(TCP, 40000);
     let direct = request.sent_to(far);
-    // No row of the service is here: who answers decides, were it by a reset.
+    // This droplet has no row of the service: the answer decides, even a reset.
     send(&mut world, TENANT.index, &request)?;
     let answer = direct.answer([9; 6]).with_flags(0x14);
     let outcome = arrive(&mut world, SECOND, 100, &answer)?;
     ensure_delivered(&outcome, &answer.sent_from(request.to), TENANT.mac())?;
     ensure_direct(&mut world, &direct)?;
-    // No room for it.
+    // There is no room for it.
     Served::new(100, 1, SERVICE, 80, TCP).by(&mut world.programs, &[far])?;
     let client = key(100, TENANT.address);
     world.programs.insert("SHARES", client, CONNECTIONS_OF_CLIENT)?;
@@ -640,13 +641,13 @@ fn refused_connection_is_closed_but_untracked_one_is_not() -> Result<()> {
 #[test]
 fn what_waits_for_an_answer_of_a_service_takes_nobody_elses() -> Result<()> {
     let far = (IpAddr::V4(ip(10, 0, 1, 50)), 8080);
-    // No row of the service is here, and nobody answered.
+    // This droplet has no row of the service, and no backend answered.
     let mut world = world()?;
     let request = segment(UDP, 40000);
     ensure_sent(&send(&mut world, TENANT.index, &request)?, &request, THIRD)?;
     ensure_direct(&mut world, &request.sent_to(far))?;
     ensure!(forward(&world, &request).is_err());
-    // Somebody answered, the row came, and the connection is forgotten.
+    // A backend answered, the row came, and the connection is forgotten.
     ensure_sent(&send(&mut world, TENANT.index, &request)?, &request, THIRD)?;
     let answer = request.sent_to(far).answer([9; 6]);
     let restored = answer.sent_from(request.to);
@@ -674,7 +675,7 @@ fn a_client_with_affinity_keeps_its_backend_while_it_is_there() -> Result<()> {
     for port in 40001..40020 {
         ensure!(chosen(&mut world, &segment(TCP, port))? == first);
     }
-    // Others take its slots, but it is there still.
+    // Other backends take its slots, but the backend still exists.
     let mut turned = backends.clone();
     turned.rotate_left(1);
     let place = backends

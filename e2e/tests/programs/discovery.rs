@@ -1,4 +1,4 @@
-//! Neighbour discovery and DHCP at the agent: what is answered, and what no pod may say.
+//! Neighbour discovery and DHCP at the agent: the questions that it answers, and the messages that no pod may send.
 
 use std::net::Ipv6Addr;
 
@@ -20,7 +20,7 @@ fn fixture(description: &'static str, packet: &Packet6, expect: Expect) -> Fixtu
     Fixture::new(description, Role::Agent(TENANT.index), packet.bytes(), expect)
 }
 
-/// `ff02::1:ff..`, where solicitations of an address go.
+/// Returns `ff02::1:ff..`, the destination of solicitations of an address.
 fn solicited_node(target: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = target.octets();
     Ipv6Addr::new(
@@ -35,7 +35,7 @@ fn solicited_node(target: Ipv6Addr) -> Ipv6Addr {
     )
 }
 
-/// A solicitation of TENANT with its MAC.
+/// Returns a solicitation of TENANT with its MAC.
 fn solicitation(source: Ipv6Addr, target: Ipv6Addr) -> Packet6 {
     let rest = [&[0; 4][..], &target.octets(), &[1, 1], &TENANT.mac()].concat();
     Packet6::udp(TENANT.mac(), source, solicited_node(target)).icmp(135, &rest)
@@ -138,7 +138,7 @@ fn what_only_routers_say_is_forbidden_and_the_rest_is_noise() -> Result<()> {
         dropped("listener report, version 2", &report, Counter::Ipv6Discovery),
         dropped("a ping of all nodes", &to(nodes, 128), Counter::Ipv6Discovery),
     ];
-    // Nor to one pod, whatever the source.
+    // It is not sent to one pod either, whatever the source.
     for neighbour in [ip6(0, 1, 0x12), ip6(0, 1, 0x50)] {
         let own = |kind| Packet6::udp(TENANT.mac(), TENANT.v6, neighbour).icmp(kind, &[0; 28]);
         fixtures.extend([
@@ -219,7 +219,7 @@ fn discovery_hides_behind_no_extension_header() -> Result<()> {
             Expect::Drop(Counter::Ipv6Discovery),
         ));
     }
-    // At XDP solicitations are tc's.
+    // XDP leaves solicitations to tc.
     let hooks: &[Hook] = &[Hook::Tc];
     for fixture in fixtures.iter_mut().rev().take(2) {
         fixture.hooks = hooks;

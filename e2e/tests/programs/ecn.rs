@@ -11,12 +11,12 @@ use crate::{
 };
 
 const ETHERNET: [u8; 12] = [2, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2];
-/// Not-ECT, ECT(1), ECT(0), CE.
+/// The ECN values: Not-ECT, ECT(1), ECT(0), CE.
 const NOT: u8 = 0;
 const ECT1: u8 = 1;
 const ECT0: u8 = 2;
 const CE: u8 = 3;
-/// RFC 6040 figure 4: inner, then what comes out where the outer is Not-ECT, ECT(0), ECT(1), CE.
+/// RFC 6040 figure 4: the inner value, then the result where the outer is Not-ECT, ECT(0), ECT(1), CE.
 const DECAPSULATION: [(u8, [Option<u8>; 4]); 4] = [
     (NOT, [Some(NOT), Some(NOT), Some(NOT), None]),
     (ECT0, [Some(ECT0), Some(ECT0), Some(ECT1), Some(CE)]),
@@ -24,10 +24,10 @@ const DECAPSULATION: [(u8, [Option<u8>; 4]); 4] = [
     (CE, [Some(CE), Some(CE), Some(CE), Some(CE)]),
 ];
 const OUTER: [u8; 4] = [NOT, ECT0, ECT1, CE];
-/// DSCP of the inner packet; the outer has another one, which stays outside.
+/// DSCP of the inner packet; the outer packet has another one, which does not come inside.
 const DSCP: u8 = 0x28;
 
-/// A packet to a pod of this droplet, in a frame.
+/// Returns a packet to a pod of this droplet, in a frame.
 fn inner(is_v6: bool, class: u8) -> Vec<u8> {
     if is_v6 {
         let mut packet = Packet6::udp([2; 6], ip6(0, 1, 0x40), ip6(0, 1, 0x12));
@@ -50,7 +50,7 @@ fn marks_combine_at_decapsulation() -> Result<()> {
                     let mut tunnel = Tunnel::new(SECOND, HERE, 100).with_options(options);
                     tunnel.traffic_class = 0xb8 | outside;
                     let frame = tunnel.around(ETHERNET, &inner(is_v6, DSCP | inside));
-                    // The whole inner header, its checksum too.
+                    // The whole inner header is compared, with its checksum.
                     let expect = result.map_or(Expect::Drop(Counter::CongestionUnknown), |class| {
                         Expect::DeliveredAs {
                             inner: inner(is_v6, DSCP | class),

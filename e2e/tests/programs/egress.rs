@@ -1,4 +1,5 @@
-//! Ways out of a VPC: outside, to what the node serves, and what stays closed. VPC 103 may go out, 101 has access to hosts.
+//! The ways out of a VPC: to the outside, to the addresses that the node serves, and the ways that stay closed. VPC 103
+//! may go out, 101 has access to hosts.
 
 use std::net::Ipv4Addr;
 

@@ -1,4 +1,4 @@
-//! Packet fixtures: what goes in, what must come out, at both hooks.
+//! Packet fixtures: the frame that goes in and the result that must come out, at both hooks.
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
@@ -16,42 +16,42 @@ use crate::{
     world::{Hook, Outcome, Role, UPLINK_MAC, World, neighbour_mac},
 };
 
-/// What must happen to a frame.
+/// The expected result of a frame.
 #[derive(Debug)]
 pub enum Expect {
     Drop(Counter),
-    /// Unchanged to the stack; the counter is tc's, which has the last word.
+    /// The frame goes unchanged to the stack; the counter is tc's, which decides last.
     Pass(Option<Counter>),
-    /// Encapsulated and sent to a droplet.
+    /// The frame is encapsulated and sent to a droplet.
     Encapsulated {
         to: Ipv4Addr,
         vni: u32,
         traffic_class: u8,
         counter: Counter,
     },
-    /// As it came, with the endpoint's MACs, to a veth of this droplet.
+    /// The frame goes unchanged except for the endpoint's MACs to a veth of this droplet.
     Local {
         mac: [u8; 6],
     },
-    /// These bytes back to the pod; XDP leaves it to tc.
+    /// These bytes go back to the pod; XDP leaves it to tc.
     Reply {
         bytes: Vec<u8>,
         counter: Counter,
     },
-    /// The outer header rewritten for the next droplet.
+    /// The outer header is rewritten for the next droplet.
     Hop {
         to: Ipv4Addr,
         counter: Counter,
     },
-    /// A probe sent back to the droplet that it names as its sender.
+    /// The probe goes back to the droplet that it names as its sender.
     Turned {
         to: Ipv4Addr,
         kind: u8,
         counter: Counter,
     },
-    /// Its end, but no loss.
+    /// The frame ends here, and this is no loss.
     Taken(Counter),
-    /// Local, where the veth takes no frames from XDP, which leaves it to tc.
+    /// The same as Local, where the veth takes no frames from XDP, which leaves it to tc.
     LocalAtTc {
         mac: [u8; 6],
     },
@@ -61,7 +61,7 @@ pub enum Expect {
         length: usize,
         vni: u32,
     },
-    /// As [`Expect::Delivered`], but the inner frame is this one.
+    /// The same as [`Expect::Delivered`], but the inner frame is this one.
     DeliveredAs {
         inner: Vec<u8>,
         mac: [u8; 6],
@@ -101,7 +101,7 @@ impl Fixture {
         }
     }
 
-    /// Test runs at tc refuse IPv4 frames that are shorter than the header.
+    /// Restricts the fixture to XDP. Test runs at tc refuse IPv4 frames that are shorter than the header.
     pub fn at_xdp_only(self) -> Self {
         Self {
             hooks: &[Hook::Xdp],
@@ -114,7 +114,7 @@ const PASS: [u32; 2] = [0, 2];
 const DROP: [u32; 2] = [2, 1];
 const REDIRECT: [u32; 2] = [7, 4];
 const XDP_TX: u32 = 3;
-/// The last byte of a probe's kind.
+/// The offset of the last byte of a probe's kind.
 const PROBE_KIND: usize = 51;
 const DELIVERED: [Counter; 2] = [Counter::Delivered, Counter::DecapsulatedXdp];
 
@@ -148,7 +148,7 @@ fn check(fixture: &Fixture, hook: Hook, outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
-/// Checks the verdict and the frame, and says what must have been counted.
+/// Checks the verdict and the frame, and returns what must have been counted.
 pub fn judge(expect: &Expect, hook: Hook, input: &[u8], outcome: &Outcome) -> Result<Option<Counter>> {
     let is_xdp = usize::from(hook == Hook::Xdp);
     let is_tc = hook == Hook::Tc;
@@ -225,7 +225,7 @@ pub fn judge(expect: &Expect, hook: Hook, input: &[u8], outcome: &Outcome) -> Re
     Ok(counter)
 }
 
-/// The inner frame with the endpoint's MACs; at XDP behind metadata.
+/// Checks the inner frame with the endpoint's MACs; at XDP it is behind metadata.
 fn delivered(outcome: &Outcome, hook: Hook, inner: &[u8], mac: [u8; 6], vni: u32) -> Result<()> {
     let inner = with_macs(inner, mac);
     if hook == Hook::Tc {
@@ -244,7 +244,7 @@ fn with_macs(frame: &[u8], mac: [u8; 6]) -> Vec<u8> {
     [&mac[..], &GATEWAY_MAC, &frame[12..]].concat()
 }
 
-/// The outer packet. tc's neighbour code writes the Ethernet header after the program.
+/// Returns the outer packet. tc's neighbour code writes the Ethernet header after the program.
 fn without_ethernet(hook: Hook, frame: &[u8], to: Ipv4Addr) -> Result<&[u8]> {
     let (ethernet, rest) = frame.split_at_checked(14).context("too short")?;
     if hook == Hook::Xdp {
@@ -273,7 +273,7 @@ fn encapsulated(
     ensure_same(rest, &tunnel.around([0; 12], input)[14..])
 }
 
-/// Outer source and destination new, TTL one less, checksum right; all else as it was.
+/// Checks that outer source and destination are new, TTL one less, the checksum right, and everything else unchanged.
 fn hopped(outcome: &Outcome, hook: Hook, input: &[u8], to: Ipv4Addr) -> Result<()> {
     let rest = without_ethernet(hook, &outcome.frame, to)?;
     let mut expected = input[14..].to_vec();
@@ -285,7 +285,7 @@ fn hopped(outcome: &Outcome, hook: Hook, input: &[u8], to: Ipv4Addr) -> Result<(
         let sum = checksum(&expected[..20]);
         expected[10..12].copy_from_slice(&sum.to_be_bytes());
     } else {
-        // A wrong one stays wrong, whatever it is.
+        // A wrong checksum stays wrong, whatever it is.
         ensure!(checksum(&rest[..20]) != 0, "a wrong checksum became right");
         expected[10..12].copy_from_slice(&rest[10..12]);
     }

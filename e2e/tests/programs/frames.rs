@@ -1,4 +1,5 @@
-//! Frames byte by byte, written apart from the code under test; [`thuban_testkit::packets`] has those of IPv4 and Geneve.
+//! Frames byte by byte, written apart from the code under test; [`thuban_testkit::packets`] has the parts for IPv4 and
+//! Geneve.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -19,7 +20,7 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// A datagram to port 80.
+    /// Returns a datagram to port 80.
     pub fn udp(source_mac: [u8; 6], from: Ipv4Addr, to: Ipv4Addr) -> Self {
         let payload = udp(1234, 80, b"hello");
         Self {
@@ -65,7 +66,7 @@ pub fn tcp(flags: u8) -> Vec<u8> {
     bytes
 }
 
-/// ARP: operation, sender's MAC and address, target's.
+/// Returns an ARP frame: operation, sender's MAC and address, target's.
 pub fn arp(source_mac: [u8; 6], operation: u8, mac: [u8; 6], sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend(source_mac);
@@ -77,7 +78,7 @@ pub fn arp(source_mac: [u8; 6], operation: u8, mac: [u8; 6], sender: Ipv4Addr, t
     frame
 }
 
-/// A frame of another ethertype.
+/// Returns a frame of another ethertype.
 pub fn other(source_mac: [u8; 6], ethertype: u16, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![0x33, 0x33, 0, 0, 0, 1];
     frame.extend(source_mac);
@@ -99,7 +100,7 @@ pub struct Packet6 {
 }
 
 impl Packet6 {
-    /// A datagram to port 80.
+    /// Returns a datagram to port 80.
     pub fn udp(source_mac: [u8; 6], from: Ipv6Addr, to: Ipv6Addr) -> Self {
         Self {
             source_mac,
@@ -118,13 +119,13 @@ impl Packet6 {
         self
     }
 
-    /// The same with an extension header of 8 bytes before a datagram.
+    /// Returns the same with an extension header of 8 bytes before a datagram.
     pub fn extended(&self, kind: u8) -> Self {
         let payload = [&[17, 0, 1, 4, 0, 0, 0, 0][..], &udp(1, 80, b"hello")].concat();
         self.clone().carrying(kind, &payload)
     }
 
-    /// With ICMPv6 of a type, whose checksum is written; `rest` follows it. Hop limit 255.
+    /// Makes it ICMPv6 of a type, and writes its checksum; `rest` follows the checksum. Hop limit 255.
     pub fn icmp(mut self, kind: u8, rest: &[u8]) -> Self {
         let mut message = vec![kind, 0, 0, 0];
         message.extend(rest);
@@ -161,7 +162,7 @@ impl Packet6 {
     }
 }
 
-/// `::ffff:10.0.1.<host>`, which is how tables key 10.0.1.<host>.
+/// Returns `::ffff:10.0.1.<host>`, the key of 10.0.1.<host> in tables.
 pub fn mapped(host: u8) -> Ipv6Addr {
     Ipv4Addr::new(10, 0, 1, host).to_ipv6_mapped()
 }

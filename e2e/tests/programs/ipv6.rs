@@ -1,4 +1,4 @@
-//! IPv6 at the agent: every way and every reason to drop that IPv4 has, and what only IPv6 has.
+//! IPv6 at the agent: every way and every reason to drop that IPv4 has, and those that only IPv6 has.
 
 use std::net::Ipv6Addr;
 
@@ -270,7 +270,7 @@ fn only_answers_and_allowed_packets_reach_the_host() -> Result<()> {
             ),
             guest("host access: UDP", packet(GUEST, host)),
             guest("host access: outside", packet(GUEST, "2001:db8::1".parse()?)),
-            // Droplets take Geneve by IPv4 alone.
+            // Droplets take Geneve only by IPv4.
             guest(
                 "host access: Geneve",
                 packet(GUEST, "2001:db8::1".parse()?).carrying(17, &udp(1, 6081, &[0; 20])),

@@ -18,7 +18,7 @@ fn wrapped(packet: &Packet6) -> Vec<u8> {
     Tunnel::new(SECOND, HERE, 100).around(ETHERNET, &packet.bytes())
 }
 
-/// From an endpoint of another droplet that no row knows.
+/// Returns a packet from an endpoint of another droplet that no row knows.
 fn remote(to: Ipv6Addr) -> Packet6 {
     Packet6::udp([2, 0, 0, 0, 0, 9], ip6(0, 1, 0x40), to)
 }

@@ -1,5 +1,6 @@
-//! What the programs should do, in plain Rust over the rows of the world: written from the design and ARCHITECTURE.md,
-//! not from the programs. Of theirs it uses constants, and the hash and pick that choose a role's member.
+//! The expected behaviour of the programs, in plain Rust over the rows of the world: written from the design and
+//! ARCHITECTURE.md, not from the programs. It uses only the programs' constants, and the hash and pick that choose a
+//! role's member.
 //!
 //! Addresses are `IpAddr`s here, so that a mapped IPv6 address never equals an IPv4 one.
 
@@ -42,7 +43,7 @@ pub struct Model {
     pub bouncer: Rows,
     pub forward: Rows,
     pub forwarders: Rows,
-    /// What routers said of the ways to droplets.
+    /// The path MTUs that routers reported for the ways to droplets.
     pub paths: HashMap<Ipv4Addr, u32>,
 }
 
@@ -83,28 +84,28 @@ impl Model {
         }
     }
 
-    /// The MTU of the way to a droplet.
+    /// Returns the MTU of the way to a droplet.
     pub fn mtu(&self, droplet: Ipv4Addr) -> u32 {
         self.paths.get(&droplet).copied().unwrap_or(MTU).min(MTU)
     }
 }
 
-/// A drop and its reason.
+/// The reason of a drop.
 pub type Refusal = Counter;
 
-/// The endpoint behind an interface.
+/// Returns the endpoint behind an interface.
 pub fn attached(index: u8) -> Option<Endpoint> {
     ATTACHED.into_iter().find(|endpoint| endpoint.index == index)
 }
 
-/// Flags and dividers of a VPC.
+/// Returns flags and dividers of a VPC.
 pub fn vpc(vni: u32) -> Option<(u32, &'static [Ipv4Addr])> {
     VPCS.into_iter()
         .find(|(number, ..)| *number == vni)
         .map(|(_, flags, dividers)| (flags, dividers))
 }
 
-/// The smallest network that holds the address.
+/// Returns the smallest network that holds the address.
 pub fn subnet(vni: u32, address: IpAddr) -> Option<Subnet> {
     SUBNETS
         .into_iter()
@@ -122,17 +123,17 @@ fn holds(base: IpAddr, prefix: u32, address: IpAddr) -> bool {
     }
 }
 
-/// The member of a role for a packet.
+/// Returns the member of a role for a packet.
 pub fn member(droplets: &[Ipv4Addr], packet: &Packet) -> Option<Ipv4Addr> {
     pick(&members(droplets), packet.hash).map(Ipv4Addr::from)
 }
 
-/// Whether a hook can send to a droplet: XDP only to one whose neighbour entry is there.
+/// Whether a hook can send to a droplet: XDP only sends to one whose neighbour entry exists.
 pub fn reaches(hook: Hook, droplet: Ipv4Addr) -> bool {
     hook == Hook::Tc || droplet != UNREACHED
 }
 
-/// Unchanged to tc, which has the last word.
+/// The frame goes unchanged to tc, which decides last.
 pub const TO_TC: Expect = Expect::Pass(None);
 
 /// An inner IP packet.
@@ -142,15 +143,15 @@ pub struct Packet {
     /// IPv4's protocol or IPv6's next header.
     pub protocol: u8,
     pub class: u8,
-    /// As the header says, from the IP header on.
+    /// Length in the header, from the IP header on.
     pub length: usize,
     pub is_fragment: bool,
     pub is_later_fragment: bool,
     pub has_options: bool,
-    /// Zeros where the packet doesn't show them.
+    /// Ports; zeros where the packet doesn't show them.
     pub ports: [u16; 2],
     pub hash: u32,
-    /// Behind the fixed header, to the end of the frame.
+    /// The bytes behind the fixed header, to the end of the frame.
     pub rest: Vec<u8>,
 }
 
@@ -159,7 +160,7 @@ impl Packet {
         self.source.is_ipv6()
     }
 
-    /// The bytes from an IP header on.
+    /// Reads the bytes from an IP header on.
     pub fn read(ethertype: [u8; 2], bytes: &[u8]) -> Result<Self, Refusal> {
         let (mut packet, mut hashed) = match ethertype {
             [0x08, 0x00] => Self::read_v4(bytes)?,
@@ -193,7 +194,7 @@ impl Packet {
             protocol: header[9],
             class: header[1],
             length,
-            // More fragments, or an offset.
+            // The packet has more fragments, or an offset.
             is_fragment: fragment & 0x3fff != 0,
             is_later_fragment: fragment & 0x1fff != 0,
             has_options: words != 5,
@@ -224,7 +225,7 @@ impl Packet {
             protocol: next,
             class: header[0] << 4 | header[1] >> 4,
             length: 40 + (usize::from(header[4]) << 8 | usize::from(header[5])),
-            // A fragment header hides what follows, the first fragment's too.
+            // A fragment header hides what follows it, also in the first fragment.
             is_fragment: next == 44,
             is_later_fragment: next == 44,
             has_options: matches!(next, 0 | 43 | 51 | 60 | 135 | 139 | 140),
@@ -236,7 +237,7 @@ impl Packet {
     }
 }
 
-/// The first bytes of some.
+/// Returns the first bytes.
 pub fn first<const N: usize>(bytes: &[u8]) -> Result<[u8; N], Refusal> {
     bytes.first_chunk().copied().ok_or(Counter::Truncated)
 }
@@ -245,12 +246,13 @@ fn raw<const BYTES: usize, const WORDS: usize>(bytes: &[u8; BYTES]) -> [u16; WOR
     std::array::from_fn(|word| u16::from_ne_bytes([bytes[2 * word], bytes[2 * word + 1]]))
 }
 
-/// What happens at a hook to a frame: an error is a drop.
+/// Returns the result of a frame at a hook: an error is a drop.
 pub fn settle(outcome: Result<Expect, Refusal>) -> Expect {
     outcome.unwrap_or_else(Expect::Drop)
 }
 
-/// This droplet has no such endpoint, or a row would send it to itself.
+/// Returns the droplet of a row. Refuses if this droplet has no such endpoint, or if a row would send the packet to
+/// itself.
 pub fn elsewhere(droplet: Option<Ipv4Addr>) -> Result<Ipv4Addr, Refusal> {
     droplet
         .filter(|droplet| *droplet != HERE)

@@ -69,7 +69,7 @@ impl Model {
         if !self.is_own(endpoint, packet.source) {
             return Err(Counter::SpoofedSource);
         }
-        // Discovery may hide behind extension headers.
+        // Discovery may be behind extension headers.
         if packet.is_v6() && packet.has_options && sent.frame[21] == 255 {
             return Err(Counter::RouterForbidden);
         }
@@ -123,7 +123,7 @@ impl Model {
         })
     }
 
-    /// Direct row, else bouncer (own network) or divider; roles of this droplet run at once.
+    /// Chooses the way: a direct row, else the bouncer (own network) or divider; roles of this droplet run at once.
     fn way(
         &self,
         endpoint: Endpoint,
@@ -155,7 +155,7 @@ impl Model {
         Ok((bouncer, counter))
     }
 
-    /// What is done with neighbour and multicast discovery; `None` if the packet is none.
+    /// Returns the result of neighbour and multicast discovery; `None` if the packet is neither.
     fn discovery(&self, sent: &Sent, packet: &Packet, to: Ipv6Addr) -> Option<Result<Expect, Refusal>> {
         let kind = match packet.protocol {
             0 if to.is_multicast() => return Some(Err(Counter::Ipv6Discovery)),
@@ -176,7 +176,7 @@ impl Model {
         let IpAddr::V6(source) = packet.source else {
             return Err(Counter::Ipv6Discovery);
         };
-        // Hop limit, code, a target and a MAC.
+        // The conditions: hop limit, code, a target and a MAC.
         let is_valid = sent.frame[21] == 255
             && packet.rest.len() >= 32
             && packet.rest[1] == 0
@@ -235,7 +235,8 @@ fn has_host_access(endpoint: Endpoint) -> bool {
     vpc(endpoint.vni).is_some_and(|(flags, _)| flags & VPC_HOST_ACCESS != 0)
 }
 
-/// TCP that opens nothing, ICMP echo replies and errors; nothing that hides its kind.
+/// Whether the packet is an answer: TCP that opens nothing, ICMP echo replies and errors. A packet that hides its kind
+/// is none.
 fn is_answer(packet: &Packet) -> Result<bool, Refusal> {
     if packet.is_fragment || packet.has_options {
         return Ok(false);
@@ -254,10 +255,10 @@ fn is_answer(packet: &Packet) -> Result<bool, Refusal> {
     })
 }
 
-/// Nobody speaks Geneve to droplets in the host's name, also not by fragments.
+/// Judges a packet to the host. Nobody may send Geneve to droplets in the host's name, also not in fragments.
 fn to_host(packet: &Packet) -> Result<Expect, Refusal> {
     let passed = Ok(Expect::Pass(Some(Counter::ToHost)));
-    // Droplets take it by IPv4 alone.
+    // Droplets take it only by IPv4.
     if packet.protocol != 17 || packet.is_v6() {
         return passed;
     }
@@ -290,7 +291,7 @@ fn is_one_hosts(address: IpAddr) -> bool {
     }
 }
 
-/// The pod hears the path's MTU, unless no error may answer its packet.
+/// Tells the path's MTU to the pod, unless no error may answer its packet.
 fn too_large(sent: &Sent, packet: &Packet, mtu: u32) -> Result<Expect, Refusal> {
     if sent.hook == Hook::Xdp {
         return Ok(TO_TC);

@@ -14,23 +14,23 @@ use crate::{
     world::Hook,
 };
 
-/// More fragments, or an offset.
+/// The mask of more fragments and offset.
 const FRAGMENT: u16 = 0x3fff;
 const OFFSET: u16 = 0x1fff;
-/// Outer Ethernet, IP, UDP and Geneve without options.
+/// The size of outer Ethernet, IP, UDP and Geneve without options.
 const OUTER: usize = 14 + 20 + 8 + 8;
-/// Geneve's header of a probe.
+/// The Geneve header of a probe.
 const PROBE: [u8; 8] = [0, 0x80, 0x88, 0xb5, 0, 0, 0, 0];
 
 fn address(bytes: &[u8], at: usize) -> Ipv4Addr {
     Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3])
 }
 
-/// What the outer packet is to this droplet.
+/// The kinds of an outer packet for this droplet.
 enum Outer {
     Foreign,
     Geneve,
-    /// For Geneve's port, in a form that no droplet sends.
+    /// A packet for Geneve's port, in a form that no droplet sends.
     Malformed,
     Icmp,
 }
@@ -65,7 +65,7 @@ impl Model {
         }
     }
 
-    /// From ICMP "fragmentation needed" about Geneve of this droplet to another one.
+    /// Learns from ICMP "fragmentation needed" about Geneve from this droplet to another one.
     fn learn(&mut self, icmp: &[u8]) -> Option<Counter> {
         let quoted = icmp.get(8..36)?;
         let droplet = address(quoted, 16);
@@ -100,8 +100,8 @@ impl Model {
         let destination = (vni, packet.destination);
         let network = subnet(vni, packet.destination);
 
-        // Where a row says that the source lives; nobody else sends it but those who pass on what others sent. Without a
-        // row it is an address of the VPC at least.
+        // A packet may come from the droplet where a row says that its source lives. Otherwise only a droplet that
+        // passes on others' packets may send it. Without a row the source must at least be an address of the VPC.
         let source = (vni, packet.source);
         let is_here = self.locals.contains_key(&source);
         let home = self.bouncer.get(&source).or_else(|| self.direct.get(&source));
@@ -134,7 +134,7 @@ impl Model {
         })
     }
 
-    /// Forward row, else the bouncer's role, else the divider's.
+    /// Chooses the next droplet: a forward row, else the bouncer's role, else the divider's.
     fn next(
         &self,
         vni: u32,
@@ -166,7 +166,8 @@ impl Model {
     }
 }
 
-/// A question becomes an answer, what transitd wants asked a question; an answer is noted.
+/// Judges a probe. A question becomes an answer. A message of transitd that wants a question becomes a question. An
+/// answer is noted.
 fn probe(hook: Hook, sender: Ipv4Addr, frame: &[u8]) -> Result<Expect, Refusal> {
     let probe: [u8; 12] = first(&frame[OUTER..])?;
     let is_asked = ASKED.contains(&sender) && probe[4..] == SECRET.to_ne_bytes();
@@ -188,7 +189,7 @@ fn probe(hook: Hook, sender: Ipv4Addr, frame: &[u8]) -> Result<Expect, Refusal> 
     })
 }
 
-/// Bytes of Geneve's options, none of them critical.
+/// Returns the number of bytes of Geneve's options, none of them critical.
 fn options(geneve: [u8; 8], behind: &[u8]) -> Result<usize, Refusal> {
     let is_control = geneve[1] & 0x80 != 0;
     if geneve[0] >> 6 != 0 || is_control || geneve[2..4] != [0x65, 0x58] {
@@ -213,7 +214,7 @@ fn options(geneve: [u8; 8], behind: &[u8]) -> Result<usize, Refusal> {
     }
 }
 
-/// To the endpoint, the outer congestion mark combined with the inner (RFC 6040).
+/// Delivers the packet to the endpoint, with the outer congestion mark combined with the inner (RFC 6040).
 fn deliver(
     local: Local,
     vni: u32,
@@ -237,7 +238,7 @@ fn deliver(
     if packet.is_v6() {
         inner[15] = inner[15] & 0xcf | mark << 4;
     } else {
-        // Equation 3 of RFC 1624, so that a wrong checksum stays wrong.
+        // This is equation 3 of RFC 1624, so that a wrong checksum stays wrong.
         let old = u16::from_be_bytes([inner[14], inner[15]]);
         inner[15] = inner[15] & 0xfc | mark;
         let new = u16::from_be_bytes([inner[14], inner[15]]);

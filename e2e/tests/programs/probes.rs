@@ -1,4 +1,4 @@
-//! Probes between droplets: answered to droplets alone, and nothing else comes of them.
+//! Probes between droplets: only droplets get answers, and a probe has no other effect.
 
 use anyhow::{Result, ensure};
 use thuban_common::{counters::Counter, packet::probe::ProbeFrame, tables::ProbeEntry};
@@ -158,7 +158,7 @@ fn what_transitd_wants_asked_goes_to_those_that_it_asks_alone() -> Result<()> {
             fixture("by somebody else", from(SECOND, WANTED, 1), unasked()),
         ],
     )?;
-    // XDP leaves it to tc, whose kernel finds the neighbour.
+    // XDP leaves it to tc, where the kernel finds the neighbour.
     for (hook, verdict) in [(Hook::Xdp, 2), (Hook::Tc, 7)] {
         let outcome = world.run(Role::Transit, hook, &from(UNREACHED, WANTED, SECRET))?;
         ensure!(outcome.verdict == verdict, "{hook:?}: {}", outcome.verdict);

@@ -1,4 +1,4 @@
-//! Random frames: put together from parts that mean something to the tables, then sometimes damaged.
+//! Random frames: assembled from parts that mean something to the tables, then sometimes damaged.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -35,7 +35,7 @@ const SPECIAL6: [Ipv6Addr; 6] = [
 ];
 const PORTS: [u16; 9] = [67, 68, 546, 547, 6081, 80, 53, 1, 40000];
 
-/// xorshift64* (Vigna 2016).
+/// The generator xorshift64* (Vigna 2016).
 pub struct Random {
     state: u64,
 }
@@ -60,7 +60,7 @@ impl Random {
         self.u32() as usize % limit
     }
 
-    /// True once in so many times.
+    /// Returns true once in this many times.
     const fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
@@ -73,7 +73,7 @@ impl Random {
         (0..length).map(|_| self.u8()).collect()
     }
 
-    /// A frame and the role that gets it.
+    /// Returns a frame and the role that gets it.
     pub fn frame(&mut self) -> (Role, Vec<u8>) {
         let (role, mut frame) = if self.once_in(2) {
             let endpoint = if self.once_in(30) {
@@ -172,7 +172,7 @@ impl Random {
         }
         let mut frame = tunnel.around(ETHERNET, &inner);
         match self.below(60) {
-            // Outer fragments, and options made of what follows.
+            // This makes outer fragments, and options out of the bytes that follow.
             0 => frame[20..22].copy_from_slice(&self.one_of(&[[0x20, 0], [0x20, 4], [0, 4], [0x80, 0]])),
             1 => frame[14] = 0x40 + self.u8() % 16,
             _ => {}
@@ -198,7 +198,7 @@ impl Random {
         }
     }
 
-    /// Options that mostly end where they say.
+    /// Returns options that mostly end where they say.
     fn options(&mut self) -> Vec<u8> {
         let mut options = Vec::new();
         for _ in 0..self.below(5) {
@@ -271,7 +271,7 @@ impl Random {
         packet.bytes()
     }
 
-    /// An address that some row knows, mostly of the VPC, or one that is special, or one of a network.
+    /// Returns an address: one that some row knows, mostly of the VPC, or a special one, or one of a network.
     fn v4(&mut self, vni: u32) -> Ipv4Addr {
         match self.below(20) {
             0 => HOST,
@@ -323,7 +323,7 @@ impl Random {
         }
     }
 
-    /// What a transport header begins with, and more.
+    /// Returns the beginning of a transport header, and more.
     fn payload(&mut self) -> Vec<u8> {
         let length = match self.below(12) {
             0 => 0,
@@ -335,7 +335,7 @@ impl Random {
         let (from, to) = (self.one_of(&PORTS), self.one_of(&PORTS));
         let mut bytes = udp(from, to, &[0; 8]);
         if self.once_in(3) {
-            // An ICMP type; and flags, if it is TCP.
+            // The bytes are an ICMP type; and flags, if the packet is TCP.
             bytes[0] = self.one_of(&[0, 3, 8, 11, 1, 2, 128, 129, 131, 133, 134, 135, 136, 137]);
         }
         bytes[13] = self.one_of(&[0x02, 0x12, 0x10, 0x04, 0xc2, 0x00]);
@@ -357,7 +357,7 @@ impl Random {
         };
         let mut frame = packet.bytes();
         match self.below(30) {
-            // Options, of which the payload's first bytes are made.
+            // This makes options out of the payload's first bytes.
             0 | 1 => frame[14] = 0x45 + self.u8() % 11,
             2 => frame[14] = 0x40 + self.u8() % 16,
             3 => frame[16..18].copy_from_slice(&[0, 18 + self.u8() % 30]),
@@ -382,7 +382,7 @@ impl Random {
     }
 }
 
-/// Addresses of all rows, each with its VPC.
+/// Returns the addresses of all rows, each with its VPC.
 fn known() -> impl Iterator<Item = (u32, IpAddr)> {
     let own = ATTACHED.into_iter().flat_map(|endpoint| {
         let Endpoint { vni, address, v6, .. } = endpoint;
@@ -394,7 +394,7 @@ fn known() -> impl Iterator<Item = (u32, IpAddr)> {
     own.chain(local).chain(remote).chain(others)
 }
 
-/// Of the addresses of a VPC.
+/// Returns the second byte of the addresses of a VPC.
 const fn second_byte(vni: u32) -> u8 {
     match vni {
         101 => 5,

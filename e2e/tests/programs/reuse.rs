@@ -1,5 +1,5 @@
-//! The kernel gives an element of a hash map that is removed or replaced to the next key at once. No program that
-//! holds one takes another VPC's for its own.
+//! The kernel gives an element of a hash map that is removed or replaced to the next key at once. No program that holds
+//! such an element takes another VPC's element for its own.
 
 use std::{
     net::IpAddr,
@@ -38,7 +38,7 @@ const RUNS: usize = 60_000;
 /// The MAC of the other VPC's endpoint.
 const OTHER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 77];
 
-/// The CPU of the programs and the CPU of the changes, of those that the test may use.
+/// Returns the CPU of the programs and the CPU of the changes, of those that the test may use.
 fn cpus(all: CpuSet) -> Result<(usize, usize)> {
     let all: Vec<usize> = (0..CpuSet::count())
         .filter(|cpu| all.is_set(*cpu) == Ok(true))
@@ -49,14 +49,14 @@ fn cpus(all: CpuSet) -> Result<(usize, usize)> {
     }
 }
 
-/// Keeps the calling thread on a CPU: the kernel's free lists are each CPU's own.
+/// Keeps the calling thread on a CPU: each CPU has its own free lists in the kernel.
 fn stay_on(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu)?;
     Ok(sched_setaffinity(Pid::from_raw(0), &set)?)
 }
 
-/// A map for another thread.
+/// Returns a map for another thread.
 fn share<K: Pod, V: Pod>(programs: &Programs, name: &str) -> Result<HashMap<MapData, K, V>> {
     let Some(Map::HashMap(map)) = programs.ebpf.map(name) else {
         anyhow::bail!("no hash map {name}");
@@ -65,8 +65,8 @@ fn share<K: Pod, V: Pod>(programs: &Programs, name: &str) -> Result<HashMap<MapD
     Ok(HashMap::try_from(Map::HashMap(map))?)
 }
 
-/// Calls `run` [`RUNS`] times on one CPU. On another CPU one row is written anew all the time, and `other`, which gets
-/// the element of the replaced row, comes and goes.
+/// Calls `run` [`RUNS`] times on one CPU. Another CPU writes one row anew all the time, and adds and removes `other`,
+/// which gets the element of the replaced row.
 fn beside_changes<K: Pod + Send, V: Pod + Send>(
     mut rows: HashMap<MapData, K, V>,
     own: (K, V),
@@ -140,7 +140,7 @@ fn removed_attachments_element_sends_for_no_other_vpc() -> Result<()> {
     let mut world = World::new()?;
     let mac = TENANT.mac();
     let interface = |index: u8| world.interfaces[usize::from(index)];
-    // The same address and MAC, as another tenant may have them.
+    // Another tenant may have the same address and MAC.
     let entry = |ifindex, vni, network| AttachmentEntry {
         ifindex,
         vni,
@@ -153,7 +153,7 @@ fn removed_attachments_element_sends_for_no_other_vpc() -> Result<()> {
     let (mine, theirs) = (interface(TENANT.index), interface(STRAY.index));
     let own = (mine, entry(mine, 100, 1));
     let other = (theirs, entry(theirs, 103, 11));
-    // To the second droplet in VPC 100, to the third one in VPC 103.
+    // The row leads to the second droplet in VPC 100, and to the third one in VPC 103.
     let frame = Packet::udp(mac, TENANT.address, ip(10, 0, 1, 50)).bytes();
     world.enter()?;
     for hook in [Hook::Tc, Hook::Xdp] {
@@ -182,7 +182,7 @@ fn entries_that_became_another_vpcs_are_not_used() -> Result<()> {
     let to = |destination| Packet::udp(TENANT.mac(), TENANT.address, destination).bytes();
     let run =
         |world: &mut World, destination| world.run(Role::Agent(TENANT.index), Hook::Tc, &to(destination));
-    // An endpoint's.
+    // The entry of an endpoint is another VPC's now.
     let mut local: LocalEntry = world
         .programs
         .get("LOCAL_ENDPOINTS", &key(100, ip(10, 0, 1, 12)))?;
@@ -192,11 +192,11 @@ fn entries_that_became_another_vpcs_are_not_used() -> Result<()> {
         .insert("LOCAL_ENDPOINTS", key(100, ip(10, 0, 1, 12)), local)?;
     let outcome = run(&mut world, ip(10, 0, 1, 12))?;
     ensure!(outcome.counted.contains_key(Counter::SentToBouncer.name()));
-    // A VPC's, which may go out.
+    // The entry is that of a VPC that may go out.
     let open = VpcEntry::new(101, VPC_HOST_ACCESS, members(&[]));
     world.programs.insert("VPCS", 100_u32, open)?;
     ensure_dropped(&run(&mut world, ip(198, 51, 100, 9))?, Counter::OutsideVpc)?;
-    // An interface's.
+    // The entry is another interface's.
     let interface = world.interfaces[usize::from(TENANT.index)];
     let mut attachment: AttachmentEntry = world.programs.get("ATTACHMENTS", &interface)?;
     attachment.ifindex += 1;
@@ -224,7 +224,7 @@ fn connection_entry_of_another_vpc_leads_nowhere() -> Result<()> {
     ensure!(entry.vni == 100);
     entry.address = address(ip(10, 0, 1, 60));
     for (vni, expected) in [(100, [10, 0, 1, 60]), (103, [10, 0, 1, 50])] {
-        // As of a backend that an answer decided: it isn't asked whether the service has it.
+        // The entry is that of a backend that an answer decided: the program doesn't check whether the service has it.
         (entry.vni, entry.index) = (vni, NO_INDEX);
         world.programs.insert("CONNECTIONS", flow, entry)?;
         let outcome = send(&mut world, TENANT.index, &request)?;

@@ -15,7 +15,7 @@ pub const fn ip(a: u8, b: u8, c: u8, d: u8) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, d)
 }
 
-/// `fd<vpc>:0:0:<network>::<host>`, the numbers hexadecimal as they are written.
+/// Returns `fd<vpc>:0:0:<network>::<host>`, the numbers written in hexadecimal.
 pub const fn ip6(vpc: u16, network: u16, host: u16) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00 | vpc, 0, 0, network, 0, 0, 0, host)
 }
@@ -33,7 +33,7 @@ pub const SECOND: Ipv4Addr = ip(192, 0, 2, 2);
 pub const THIRD: Ipv4Addr = ip(192, 0, 2, 3);
 pub const UNREACHED: Ipv4Addr = ip(192, 0, 2, 4);
 pub const DROPLETS: [Ipv4Addr; 4] = [HERE, SECOND, THIRD, UNREACHED];
-/// Droplets that this one asks whether they live, and what an answer must repeat.
+/// Droplets that this droplet probes, and the secret that an answer must repeat.
 pub const ASKED: [Ipv4Addr; 2] = [SECOND, UNREACHED];
 pub const SECRET: u64 = 0x0807_0605_0403_0201;
 /// MTU of the uplink.
@@ -65,17 +65,17 @@ impl Endpoint {
     }
 }
 
-/// VPC 100, network 1 (bouncer: third droplet).
+/// A pod in VPC 100, network 1 (bouncer: third droplet).
 pub const TENANT: Endpoint = Endpoint::new(0, 100, 1, ip(10, 0, 1, 11), ip6(0, 1, 0x11));
-/// VPC 101, which has access to the host.
+/// A pod in VPC 101, which has access to the host.
 pub const GUEST: Endpoint = Endpoint::new(1, 101, 5, ip(10, 5, 0, 11), ip6(5, 0, 0x11));
-/// VPC 102, divided here.
+/// A pod in VPC 102, which is divided here.
 pub const DIVIDED: Endpoint = Endpoint::new(2, 102, 7, ip(10, 7, 0, 11), ip6(7, 0, 0x11));
-/// VPC 100, network 3, bounced here.
+/// A pod in VPC 100, network 3, which is bounced here.
 pub const BOUNCED: Endpoint = Endpoint::new(3, 100, 3, ip(10, 0, 3, 11), ip6(0, 3, 0x11));
 /// An interface without a row.
 pub const STRAY: Endpoint = Endpoint::new(4, 100, 1, ip(10, 0, 1, 14), ip6(0, 1, 0x14));
-/// VPC 103, whose roles have two members each.
+/// A pod in VPC 103, whose roles have two members each.
 pub const SPREAD: Endpoint = Endpoint::new(5, 103, 11, ip(10, 0, 1, 21), ip6(0, 1, 0x21));
 /// Endpoints with an attachment.
 pub const ATTACHED: [Endpoint; 5] = [TENANT, GUEST, DIVIDED, BOUNCED, SPREAD];
@@ -117,17 +117,17 @@ pub const REMOTES: [(&str, u32, IpAddr, Ipv4Addr); 25] = [
     ("BOUNCER_ROWS", 100, v6(0, 3, 0x31), HERE),
     ("BOUNCER_ROWS", 100, v6(0, 3, 0x33), THIRD),
     ("BOUNCER_ROWS", 102, v6(7, 2, 0x30), SECOND),
-    // What the endpoint's former droplet sends on comes from there.
+    // Packets that the endpoint's former droplet sends on come from there.
     ("FORWARDERS", 100, v4(10, 0, 1, 13), UNREACHED),
     ("FORWARDERS", 100, v6(0, 1, 0x13), UNREACHED),
     ("FORWARDERS", 100, v4(10, 0, 1, 15), THIRD),
     ("FORWARDERS", 103, v4(10, 0, 1, 12), UNREACHED),
 ];
 
-/// VNI, base, prefix, network, flags, bouncers.
+/// A network: VNI, base, prefix, network, flags, bouncers.
 pub type Subnet = (u32, IpAddr, u32, u32, u32, &'static [Ipv4Addr]);
 
-/// Networks; 0 is a VPC's own range, or one that is nobody's.
+/// Networks; 0 is a VPC's own range, or a range of nobody.
 pub const SUBNETS: [Subnet; 32] = [
     (100, v4(10, 0, 0, 0), 16, 0, 0, &[]),
     (100, v4(10, 0, 1, 0), 24, 1, 0, &[THIRD]),
@@ -163,12 +163,12 @@ pub const SUBNETS: [Subnet; 32] = [
     (103, IpAddr::V6(CLOSED6), 64, 0, SUBNET_CLOSED, &[]),
 ];
 
-/// What nodes serve, and what stays closed.
+/// An address that nodes serve, and one that stays closed.
 pub const BY_NODE: Ipv4Addr = ip(10, 96, 0, 1);
 pub const BY_NODE6: Ipv6Addr = ip6(0x96, 0, 1);
 pub const CLOSED: Ipv4Addr = ip(203, 0, 113, 0);
 pub const CLOSED6: Ipv6Addr = ip6(0x113, 0, 0);
-/// Addresses of no endpoint: of those, and outside.
+/// Addresses of no endpoint: in those networks, and outside.
 pub const OTHERS: [IpAddr; 7] = [
     IpAddr::V4(BY_NODE),
     IpAddr::V6(BY_NODE6),

@@ -1,4 +1,4 @@
-//! Services in the test world: rows, clients' packets with right checksums, and what must become of them. Written apart
+//! Services in the test world: rows, clients' packets with correct checksums, and their expected results. Written apart
 //! from the code under test.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -33,12 +33,12 @@ pub struct Segment {
     pub from: (IpAddr, u16),
     pub to: (IpAddr, u16),
     pub protocol: u8,
-    /// TCP's.
+    /// Flags of TCP.
     pub flags: u8,
     pub sequence: u32,
     pub acknowledged: u32,
     pub payload: Vec<u8>,
-    /// UDP's may be left out.
+    /// Whether it has a checksum: UDP may leave it out.
     pub has_sum: bool,
 }
 
@@ -62,7 +62,7 @@ impl Segment {
         self
     }
 
-    /// The other direction of the same flow.
+    /// Returns the other direction of the same flow.
     pub fn answer(&self, source_mac: [u8; 6]) -> Self {
         let mut answer = self.clone();
         answer.source_mac = source_mac;
@@ -74,12 +74,12 @@ impl Segment {
         answer
     }
 
-    /// The same to another destination.
+    /// Returns the same to another destination.
     pub fn sent_to(&self, to: (IpAddr, u16)) -> Self {
         Self { to, ..self.clone() }
     }
 
-    /// The same from another source.
+    /// Returns the same from another source.
     pub fn sent_from(&self, from: (IpAddr, u16)) -> Self {
         Self { from, ..self.clone() }
     }
@@ -100,7 +100,7 @@ impl Segment {
                 6
             }
             _ => {
-                // A CRC32c, which nobody here checks, and an INIT.
+                // The bytes are a CRC32c, which nothing here checks, and an INIT.
                 bytes.extend([9, 9, 9, 9, 1, 2, 3, 4, 1, 0, 0, 20]);
                 0
             }
@@ -117,7 +117,7 @@ impl Segment {
         bytes
     }
 
-    /// The frame, from the endpoint to the gateway.
+    /// Returns the frame, from the endpoint to the gateway.
     pub fn bytes(&self) -> Vec<u8> {
         let transport = self.transport();
         let mut frame = [&GATEWAY_MAC[..], &self.source_mac].concat();
@@ -143,7 +143,7 @@ impl Segment {
         frame
     }
 
-    /// The frame as an endpoint of this droplet gets it.
+    /// Returns the frame as an endpoint of this droplet gets it.
     pub fn delivered(&self, mac: [u8; 6]) -> Vec<u8> {
         [&mac[..], &GATEWAY_MAC, &self.bytes()[12..]].concat()
     }
@@ -156,7 +156,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// The world with ranges of services in VPCs 100, 102 and 103.
+/// Returns the world with ranges of services in VPCs 100, 102 and 103.
 pub fn world() -> Result<World> {
     let mut world = World::new()?;
     let entry = SubnetEntry {
@@ -182,7 +182,7 @@ pub fn arrive(world: &mut World, droplet: Ipv4Addr, vni: u32, segment: &Segment)
     world.run(Role::Transit, Hook::Tc, &frame)
 }
 
-/// The frame that went out, within its tunnel if there is one.
+/// Returns the frame that went out, within its tunnel if there is one.
 pub fn inner(outcome: &Outcome) -> &[u8] {
     let frame = &outcome.frame;
     let is_tunnel =
@@ -190,7 +190,7 @@ pub fn inner(outcome: &Outcome) -> &[u8] {
     if is_tunnel { &frame[50..] } else { frame }
 }
 
-/// The client's port as a backend sees it, in a frame that went out.
+/// Returns the client's port as a backend sees it, in a frame that went out.
 pub fn port_of(outcome: &Outcome) -> u16 {
     let inner = inner(outcome);
     let at = if inner[12..14] == [8, 0] { 34 } else { 54 };

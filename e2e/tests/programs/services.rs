@@ -1,4 +1,5 @@
-//! Services at the client's agent and at its bouncer: who gets a packet, and what the client sees of the answer.
+//! Services at the client's agent and at its bouncer: the backend that gets a packet, and the answer that the client
+//! sees.
 
 use std::net::IpAddr;
 
@@ -31,7 +32,7 @@ fn segment(protocol: u8, port: u16) -> Segment {
     Segment::new(protocol, TENANT.mac(), (CLIENT, port), (SERVICE, 80))
 }
 
-/// VPC 100's service of both families at port 80, one backend each.
+/// Writes VPC 100's service of both families at port 80, one backend each.
 fn serve(world: &mut World, protocol: u8, v4: (IpAddr, u16), v6: (IpAddr, u16)) -> Result<()> {
     Served::new(100, 1, SERVICE, 80, protocol).by(&mut world.programs, &[v4])?;
     Served::new(100, 2, SERVICE6, 80, protocol).by(&mut world.programs, &[v6])
@@ -141,11 +142,11 @@ fn what_nobody_serves_is_refused_at_once() -> Result<()> {
         reset.payload.clear();
         let outcome = send(&mut world, TENANT.index, &request)?;
         let mut expected = reset.delivered(TENANT.mac());
-        // No window; the checksum's zero has two forms, so it is the same.
+        // There is no window; zero has two forms in the checksum, so it is the same.
         let window = if client.is_ipv4() { 48 } else { 68 };
         expected[window..window + 2].fill(0);
         if client.is_ipv4() {
-            // Written afresh: another TTL, no don't-fragment.
+            // The header is written afresh: another TTL, no don't-fragment.
             expected[20] = 0;
             expected[22] = 64;
             expected[24..26].fill(0);
@@ -207,7 +208,7 @@ fn vpcs_with_the_same_service_and_clients_never_meet() -> Result<()> {
     let there = request.sent_to((far, 8080));
     let outcome = send(&mut world, SPREAD.index, &request)?;
     ensure_sent(&outcome, &there, THIRD)?;
-    // The same answer in the other VPC: to an endpoint of another droplet there, and nobody's service.
+    // The same answer in the other VPC goes to an endpoint of another droplet there, and comes from no service.
     let answer = there.answer([9; 6]);
     let outcome = arrive(&mut world, SECOND, 100, &answer)?;
     ensure!(outcome.verdict == 2, "{:?}", outcome.counted);
@@ -257,15 +258,15 @@ fn unknown_service_goes_to_bouncer_and_answer_sets_backend() -> Result<()> {
         }
         let outcome = arrive(&mut world, SECOND, 100, &answer)?;
         ensure_delivered(&outcome, &answer.sent_from((SERVICE, 80)), TENANT.mac())?;
-        // From now on the client goes there itself, whatever the service's row will say.
+        // From now on the client goes to the backend itself, whatever the service's row says later.
         if protocol != SCTP {
             Served::new(100, 1, SERVICE, 80, protocol).by(&mut world.programs, &[(HERE_BACKEND, 80)])?;
         }
-        // Of SCTP an INIT once more, which a row would choose anew for.
+        // SCTP sends an INIT once more; a row would make a new choice for it.
         let next = request.clone().with_flags(0x10);
         let outcome = send(&mut world, TENANT.index, &next)?;
         ensure_sent(&outcome, &next.sent_to((FAR_BACKEND, 80)), SECOND)?;
-        // Another who answers is not the service.
+        // Another endpoint that answers is not the service.
         let other = request.sent_to((IpAddr::V4(ip(10, 0, 1, 77)), 80)).answer([9; 6]);
         let outcome = arrive(&mut world, SECOND, 100, &other)?;
         ensure_delivered(&outcome, &other, TENANT.mac())?;
@@ -291,7 +292,7 @@ fn reused_port_of_unknown_service_follows_newest_answer() -> Result<()> {
     Ok(())
 }
 
-/// A client of network 3, whose bouncer this droplet is, on the second droplet.
+/// Returns a segment of a client of network 3, whose bouncer is this droplet; the client is on the second droplet.
 fn foreign(protocol: u8) -> Segment {
     let client = IpAddr::V4(ip(10, 0, 3, 30));
     Segment::new(protocol, [9; 6], (client, 40000), (SERVICE, 80))
@@ -304,8 +305,8 @@ fn a_bouncer_chooses_for_clients_that_do_not_know_the_service() -> Result<()> {
         let request = foreign(protocol);
         ensure_dropped(&arrive(&mut world, SECOND, 100, &request)?, Counter::NoBackend)?;
         let served = Served::new(100, 1, SERVICE, 80, protocol);
-        // On this droplet, in its network, in another network (by a divider), and on the client's own droplet.
-        // Backends that are for this droplet's own clients.
+        // Backends that are only for this droplet's own clients come first. Then backends on this droplet, in its
+        // network, in another network (by a divider), and on the client's own droplet.
         let mut local = served;
         local.flags = SERVICE_LOCAL;
         local.by(&mut world.programs, &[(HERE_BACKEND, 8080)])?;
@@ -321,7 +322,7 @@ fn a_bouncer_chooses_for_clients_that_do_not_know_the_service() -> Result<()> {
             served.by(&mut world.programs, &[(backend.into(), 8080)])?;
             let outcome = arrive(&mut world, SECOND, 100, &request)?;
             if backend == ip(10, 0, 3, 30) {
-                // The client itself, and no other: its agent will know.
+                // The client is the only backend: its agent will know.
                 ensure_dropped(&outcome, Counter::NoBackend)?;
                 continue;
             }
@@ -339,7 +340,7 @@ fn a_bouncer_and_the_clients_agent_choose_alike() -> Result<()> {
     Served::new(100, 1, SERVICE, 80, UDP).by(&mut world.programs, &backends)?;
     let mut chosen = std::collections::BTreeSet::new();
     for port in 40000..40064 {
-        // The same client, once from the wire and once from its veth.
+        // The same client sends once from the wire and once from its veth.
         let request = Segment::new(UDP, BOUNCED.mac(), (BOUNCED.address.into(), port), (SERVICE, 80));
         let own = send(&mut world, BOUNCED.index, &request)?;
         let tunnel = Tunnel::new(THIRD, HERE, 100);
@@ -378,7 +379,7 @@ fn the_mac_of_a_local_backend_is_its_own() -> Result<()> {
     ensure_delivered(&outcome, &request.sent_to((local, 8080)), LOCAL_MAC)
 }
 
-/// ICMP "port unreachable" of the backend about a packet that it got, in a frame to the client.
+/// Returns ICMP "port unreachable" of the backend about a packet that it got, in a frame to the client.
 fn unreachable(from: IpAddr, about: &Segment, mac: [u8; 6]) -> Vec<u8> {
     let quoted = &about.bytes()[14..];
     match (from, about.from.0) {
@@ -394,7 +395,7 @@ fn unreachable(from: IpAddr, about: &Segment, mac: [u8; 6]) -> Vec<u8> {
             let mut packet =
                 crate::frames::Packet6::udp(mac, from, client).icmp(1, &[&[0; 4][..], quoted].concat());
             packet.hop_limit = 63;
-            // Its code, 4, in the checksum's place of the type's word.
+            // The code is 4, in the checksum's place of the type's word.
             let mut frame = packet.bytes();
             frame[55] = 4;
             let sum = u16::from_be_bytes([frame[56], frame[57]]);
@@ -412,7 +413,7 @@ fn errors_about_packets_to_a_backend_quote_what_the_client_sent() -> Result<()> 
     let mut world = world()?;
     serve(&mut world, UDP, (FAR_BACKEND, 8080), (FAR_BACKEND6, 8080))?;
     let router = (IpAddr::V4(ip(10, 0, 1, 90)), IpAddr::V6(ip6(0, 1, 0x90)));
-    // Another service with the same backend, which sees other ports.
+    // Another service has the same backend, and the backend sees other ports.
     Served::new(100, 11, SERVICE, 81, UDP).by(&mut world.programs, &[(FAR_BACKEND, 8080)])?;
     Served::new(100, 12, SERVICE6, 81, UDP).by(&mut world.programs, &[(FAR_BACKEND6, 8080)])?;
     for (client, service, port, backend, router, quoted_sum) in [
@@ -435,7 +436,7 @@ fn errors_about_packets_to_a_backend_quote_what_the_client_sent() -> Result<()> 
             let mut expected = unreachable(seen_from, &request, [9; 6]);
             expected[..6].copy_from_slice(&TENANT.mac());
             expected[6..12].copy_from_slice(&thuban_common::tables::GATEWAY_MAC);
-            // The quoted checksum is the backend's still, and ICMP's covers it.
+            // The quoted checksum is still the backend's, and ICMP's checksum covers it.
             let mut is = outcome.frame.clone();
             ensure!(is.len() == expected.len(), "{:?}", outcome.counted);
             let icmp = if client.is_ipv4() { 34 } else { 54 };
@@ -450,7 +451,7 @@ fn errors_about_packets_to_a_backend_quote_what_the_client_sent() -> Result<()> 
     Ok(())
 }
 
-/// The checksum over an ICMP message at `at` of a frame, with IPv6's pseudo header: 0 if it is right.
+/// Returns the checksum over an ICMP message at `at` of a frame, with IPv6's pseudo header: 0 if it is right.
 fn sum_of(frame: &[u8], at: usize) -> u16 {
     let message = &frame[at..];
     let mut bytes = Vec::new();

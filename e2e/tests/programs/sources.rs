@@ -1,4 +1,4 @@
-//! Whom transit believes: who may send what an endpoint said.
+//! The senders that transit believes: each may send only the packets of certain endpoints.
 
 use anyhow::Result;
 use thuban_common::counters::Counter;
@@ -28,7 +28,7 @@ fn sources_must_live_where_their_rows_say() -> Result<()> {
         vni: 100,
     };
     let mismatch = || Expect::Drop(Counter::SourceMismatch);
-    // By rows: 10.0.1.50 and 10.0.3.30 live on the second droplet. The second is the VPC's divider, the third the
+    // Rows say that 10.0.1.50 and 10.0.3.30 live on the second droplet. The second is the VPC's divider, the third the
     // bouncer of network 1.
     fixture::run(
         &mut World::new()?,

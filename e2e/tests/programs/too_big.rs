@@ -1,4 +1,5 @@
-//! Packets that don't fit the path: what the pod hears, and what routers on the underlay teach.
+//! Packets that don't fit the path: the errors that the pod gets, and the path MTUs that routers on the underlay
+//! report.
 
 use std::net::Ipv4Addr;
 
@@ -27,7 +28,7 @@ fn packet(endpoint: Endpoint, to: Ipv4Addr) -> Packet {
     Packet::udp(endpoint.mac(), endpoint.address, to)
 }
 
-/// A datagram of TENANT to an endpoint of the second droplet, `length` bytes of IP.
+/// Returns a datagram of TENANT to an endpoint of the second droplet, with `length` bytes of IP.
 fn sized(length: usize) -> Packet {
     packet(TENANT, ip(10, 0, 1, 50)).carrying(17, &udp(1, 2, &vec![7; length - 28]))
 }
@@ -145,7 +146,7 @@ fn a_gso_frame_is_measured_by_its_segments() -> Result<()> {
         ("TCP, IPv6", frame6.bytes(), 1390),
         ("UDP", datagrams.bytes(), 1422),
     ] {
-        // The kernel refuses to grow a GSO frame in test runs, which has no type.
+        // The kernel refuses to grow a GSO frame in test runs, because the frame has no type.
         for (segment, counter) in [
             (largest, Counter::AdjustRoomFailed),
             (largest + 1, Counter::TooBigAnswered),
@@ -168,7 +169,7 @@ fn a_gso_frame_is_measured_by_its_segments() -> Result<()> {
     Ok(())
 }
 
-/// What a router on the underlay says about a packet of this droplet.
+/// The report of a router on the underlay about a packet of this droplet.
 struct Said {
     kind: [u8; 2],
     mtu: u16,
@@ -184,7 +185,7 @@ impl Said {
         }
     }
 
-    /// The frame, with the quoted packet (from its IP header on) changed.
+    /// Returns the frame, with the quoted packet (from its IP header on) changed.
     fn frame(&self, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
         let mut quoted = self.quoted.around([0; 12], &sized(1450).bytes()).split_off(14);
         change(&mut quoted);
@@ -202,7 +203,8 @@ impl Said {
     }
 }
 
-/// Runs what a router says through transit; whether it was learnt. It is the host's in any case.
+/// Runs a router's report through transit; returns whether transit learnt from it. The host gets the report in any
+/// case.
 fn learns(world: &mut World, frame: &[u8]) -> Result<bool> {
     let at_xdp = world.run(Role::Transit, Hook::Xdp, frame)?;
     ensure!(
@@ -265,7 +267,7 @@ fn less_than_any_path_carries_is_not_believed() -> Result<()> {
         ensure!(path_mtu(&world, SECOND) == Some(learnt), "{said}");
     }
     ensure!(learns(&mut world, &Said::of(SECOND, 68).frame(|_| ()))?);
-    // IPv6 has no paths below 1280, whatever is said.
+    // IPv6 has no paths below 1280, whatever a router says.
     let (large, large6) = (sized(577).bytes(), sized6(577).bytes());
     let (answer, answer6) = (too_big(TENANT, &large, 576), too_big6(TENANT, &large6, 1280));
     fixture::run(
@@ -321,7 +323,7 @@ fn what_is_not_about_our_tunnels_teaches_nothing() -> Result<()> {
     for droplet in [SECOND, THIRD, ip(192, 0, 2, 99)] {
         ensure!(path_mtu(&world, droplet).is_none(), "{droplet}");
     }
-    // The same is learnt where transit is at tc.
+    // Transit at tc learns the same.
     world.configure_with(0)?;
     ensure!(learns(&mut world, &unchanged(Said::of(SECOND, 1400)))?);
     world.configure_with(CONFIG_TRANSIT_AT_XDP)

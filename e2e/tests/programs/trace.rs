@@ -63,7 +63,7 @@ fn take(world: &mut World) -> Result<Vec<Record>> {
     Ok(records)
 }
 
-/// A world that traces TENANT in both families, and a remote endpoint of VPC 100.
+/// Returns a world that traces TENANT in both families, and a remote endpoint of VPC 100.
 fn traced(until: u64) -> Result<World> {
     let mut world = World::new()?;
     world.configure_with(CONFIG_TRANSIT_AT_XDP | CONFIG_TRACE)?;
@@ -79,7 +79,7 @@ fn traced(until: u64) -> Result<World> {
 
 const AT: [(Hook, u8); 2] = [(Hook::Tc, 0), (Hook::Xdp, 1)];
 
-/// What the record of a datagram of [`Packet::udp`] says at a hook, beside its end.
+/// Returns the record of a datagram of [`Packet::udp`] at a hook, without its end.
 fn datagram(world: &World, point: u8, length: usize) -> Record {
     let interface = if point < 2 {
         world.interfaces[0]
@@ -210,7 +210,7 @@ fn trace_records_wire_packets_by_source_and_destination() -> Result<()> {
     Ok(())
 }
 
-/// Frames that no record may come from in [`traced`]: other endpoints, and the same address in another VPC.
+/// Returns frames that must give no record in [`traced`]: other endpoints, and the same address in another VPC.
 fn untraced() -> Vec<(Role, Vec<u8>)> {
     let of = |endpoint: crate::rows::Endpoint, to| {
         let packet = Packet::udp(endpoint.mac(), endpoint.address, to);
@@ -234,7 +234,7 @@ fn nothing_else_is_written_down() -> Result<()> {
     let of_tenant = Packet::udp(TENANT.mac(), TENANT.address, ip(10, 0, 1, 50)).bytes();
     let traced_frame = (Role::Agent(TENANT.index), of_tenant);
     let mut world = traced(u64::MAX)?;
-    // What the frame before left behind must not show.
+    // Bytes that the previous frame left behind must not show.
     for (role, frame) in untraced() {
         for hook in [Hook::Tc, Hook::Xdp] {
             world.run(traced_frame.0, hook, &traced_frame.1)?;

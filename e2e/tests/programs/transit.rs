@@ -16,7 +16,7 @@ fn fixture(description: &'static str, frame: Vec<u8>, expect: Expect) -> Fixture
     Fixture::new(description, Role::Transit, frame, expect)
 }
 
-/// From an endpoint of another droplet that no row knows.
+/// Returns a packet from an endpoint of another droplet that no row knows.
 fn inner(to: std::net::Ipv4Addr) -> Vec<u8> {
     Packet::udp([2, 0, 0, 0, 0, 9], ip(10, 0, 1, 40), to).bytes()
 }
@@ -335,7 +335,7 @@ fn frames_without_a_next_hop_are_dropped() -> Result<()> {
 
 #[test]
 fn options_in_an_aggregated_frame_are_refused() -> Result<()> {
-    // No aggregation understood them: those of the first segment would count for all.
+    // No aggregation understood these options: those of the first segment would count for all.
     let with = |options: &[u8]| {
         let segments = Packet::udp([2; 6], ip(10, 0, 1, 40), ip(10, 0, 1, 12)).carrying(17, &[0; 1200]);
         tunnel().with_options(options).around(ETHERNET, &segments.bytes())
@@ -401,7 +401,7 @@ fn random_frames_never_reach_an_endpoint_unchecked() -> Result<()> {
     let good = wrapped(ip(10, 0, 1, 12));
     ensure!(good[..6] == UPLINK_MAC);
     for _ in 0..300 {
-        // A good frame with some bytes of the outer headers changed.
+        // It is a good frame with some bytes of the outer headers changed.
         let mut frame = good.clone();
         for _ in 0..=random() % 3 {
             let place = 12 + random() as usize % 38;

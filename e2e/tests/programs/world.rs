@@ -1,4 +1,4 @@
-//! The tables of [`crate::rows`] in the kernel, interfaces to stand on, and the run of a frame at a hook.
+//! The tables of [`crate::rows`] in the kernel, interfaces for the frames, and runs of frames at a hook.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use crate::rows::{
 
 pub const UPLINK_MAC: [u8; 6] = [2, 1, 1, 1, 1, 1];
 
-/// MAC of a neighbour on the underlay.
+/// Returns the MAC of a neighbour on the underlay.
 pub fn neighbour_mac(droplet: Ipv4Addr) -> [u8; 6] {
     [2, 2, 2, 2, 2, droplet.octets()[3]]
 }
@@ -43,7 +43,7 @@ pub enum Role {
     Transit,
 }
 
-/// What a run did.
+/// The result of a run.
 pub struct Outcome {
     pub verdict: u32,
     pub frame: Vec<u8>,
@@ -201,7 +201,7 @@ impl World {
         self.run_segmented(role, hook, frame, 0)
     }
 
-    /// The same with a GSO segment size (tc).
+    /// Does the same with a GSO segment size (tc).
     pub fn run_segmented(&mut self, role: Role, hook: Hook, frame: &[u8], segment: u32) -> Result<Outcome> {
         let before = self.programs.counters()?;
         let mut outcome = self.run_uncounted(role, hook, frame, segment)?;
@@ -221,7 +221,7 @@ impl World {
         self.namespace.enter()
     }
 
-    /// The same without reading the counters, which takes longer than the run.
+    /// Does the same without reading the counters, which takes longer than the run.
     pub fn run_uncounted(&mut self, role: Role, hook: Hook, frame: &[u8], segment: u32) -> Result<Outcome> {
         let interface = match role {
             Role::Agent(index) => self.interfaces[usize::from(index)],
@@ -279,7 +279,7 @@ impl World {
     }
 }
 
-/// One end of a veth with a program, which registers its receive queue for test runs.
+/// Makes one end of a veth with a program, which registers its receive queue for test runs.
 fn add_interface(namespace: &Namespace, programs: &mut Programs, name: &str) -> Result<()> {
     namespace.command(&format!("ip link add {name} type veth peer name far-{name}"))?;
     namespace.command(&format!("ip link set {name} up"))?;

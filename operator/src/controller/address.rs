@@ -1,5 +1,5 @@
-//! An endpoint's addresses, one of each family that its network has ranges of: claimed by creating objects, released
-//! together.
+//! Claims and releases an endpoint's addresses, one of each family that its network has ranges of. Addresses are
+//! claimed by creating objects, and released together.
 //!
 //! Invariant: an address counts only once an Endpoint says that it has it; a claim that never gets there is released by
 //! `claim`.
@@ -17,30 +17,30 @@ use crate::controller::runtime::error::ClaimError;
 use crate::controller::runtime::objects::{WriteError, create, delete, get};
 use crate::model::allocation::{Family, Owner, addresses_of, ip_claim_name, is_released, own_claim, propose};
 
-/// Claims lost to others in one go before it is left to the next.
+/// The most claims that one try may lose to others before the next try takes over.
 const MAX_LOST: usize = 1000;
 
-/// What is claimed, and for whom.
+/// The owner of claims, and the addresses that are claimed for it.
 pub struct Claimant<'a> {
     pub owner: &'a Owner,
     /// UID that kubelet tells the CNI plugin; empty without a pod.
     pub cni_uid: &'a str,
-    /// Where it lives; empty without a pod.
+    /// Droplet that the endpoint lives on; empty without a pod.
     pub droplet: &'a str,
-    /// Where it lives for life; empty if it has no place, or moves.
+    /// Droplet that the endpoint lives on for life; empty if the endpoint has no droplet, or moves.
     pub home: &'a str,
     pub network: &'a Network,
     /// Ranges in force.
     pub ranges: &'a [Cidr],
     /// Addresses asked for.
     pub asked: &'a [IpAddr],
-    /// Addresses that its droplet refused.
+    /// Addresses that the endpoint's droplet refused.
     pub refused: &'a [IpAddr],
 }
 
 impl Claimant<'_> {
-    /// Claims what the endpoint needs, each with its range, IPv4 first. What was claimed before an error is found again
-    /// at the next try.
+    /// Claims the addresses that the endpoint needs, each with its range, IPv4 first. The next try finds the addresses
+    /// that were claimed before an error.
     pub async fn claim_all(&self, context: &Context) -> Result<Vec<(IpAddr, Cidr)>, ClaimError> {
         let mut claimed = Vec::new();
         for family in Family::ALL {
@@ -101,10 +101,11 @@ impl Claimant<'_> {
         ranges: &[Cidr],
         context: &Context,
     ) -> Result<(IpAddr, Cidr), ClaimError> {
-        // Made before a crash or a lost race of the other family, its address not written yet.
+        // The claim was made before a crash, or before the race for the other family was lost; no status names its
+        // address yet.
         let known = context.claims_of(&self.owner.uid);
         let known = own_claim(known.iter().map(AsRef::as_ref), self.owner, family, ranges);
-        // Had before etcd forgot it.
+        // The pod had the address before etcd forgot it.
         let vni = context
             .hub
             .read(|world| world.network_vni(&self.network.name_any()));
@@ -135,7 +136,7 @@ impl Claimant<'_> {
         }
     }
 
-    /// The lowest address that seems to be free.
+    /// Returns the lowest address that seems to be free.
     fn pick(
         &self,
         family: Family,
@@ -172,7 +173,7 @@ impl Claimant<'_> {
         context.reservations.reserve(uid, vpc, self.droplet, reserve)
     }
 
-    /// Creates the claim of an address: the creation decides who has it. Also true if it is the owner's already.
+    /// Creates the claim of an address: the creation decides who has it. Also true if the claim is the owner's already.
     async fn try_claim(&self, address: IpAddr, context: &Context) -> Result<bool, WriteError> {
         let claims: Api<IpClaim> = Api::all(context.client.clone());
         let name = ip_claim_name(&self.network.spec.vpc, address);
@@ -203,7 +204,7 @@ impl Claimant<'_> {
         if !is_namesakes || !self.asked.contains(&address) {
             return Ok(false);
         }
-        // Everybody acked that it is free; its rest is for strangers.
+        // All droplets acked that the address is free. Only strangers must wait until it has rested.
         delete(&claims, &known).await?;
         match create(&claims, &claim).await {
             Ok(_) => Ok(true),
@@ -233,7 +234,7 @@ pub async fn release_each(
     Ok(())
 }
 
-/// The addresses that the Endpoint has and those that it was made with.
+/// Returns the addresses that the Endpoint has and those that it was made with.
 pub fn all_addresses(endpoint: &Endpoint) -> Vec<IpAddr> {
     let mut addresses = addresses_of(endpoint);
     let claimed = endpoint.spec.claimed.iter().filter_map(|text| text.parse().ok());

@@ -1,4 +1,4 @@
-//! Whether a namespace may enter a network, and whether the network works.
+//! Decides whether a namespace may enter a network, and whether the network works.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::controller::context::Context;
 use crate::controller::runtime::objects::condition;
 use crate::model::admission::{Refusal, admit};
 
-/// Why a network can't be used.
+/// The reason why a network can't be used.
 pub enum Unusable {
     Refused(Refusal),
     NotProvisioned,
@@ -31,7 +31,7 @@ impl Unusable {
     }
 }
 
-/// The network, if it may be entered from the namespace and works.
+/// Returns the network if pods of the namespace may enter it and it works.
 pub fn usable_network(namespace: &str, network: &str, context: &Context) -> Result<Arc<Network>, Unusable> {
     let name = network;
     let network = context.network(name);
@@ -53,7 +53,7 @@ pub fn admitted(
         .stores
         .namespaces
         .get(&ObjectRef::<Namespace>::new(namespace));
-    // The cache may not have it yet: what no selector knows is let in by none.
+    // The cache may not have the namespace yet. No selector admits a namespace that is not known.
     let Some(space) = space else {
         return Err(Refusal::NamespaceNotFound {
             namespace: namespace.to_owned(),

@@ -1,4 +1,4 @@
-//! IpClaim: rests after its release, then goes; one that no Endpoint counts is released.
+//! IpClaim: rests after its release, then is deleted. A claim that no Endpoint counts is released.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -32,14 +32,14 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
         .as_ref()
         .is_some_and(|status| status.released_at.is_some())
     {
-        // By this leader's monotonic clock: a new leader restarts the rest.
+        // The rest is timed by this leader's monotonic clock: a new leader restarts it.
         if let Some(left) = context
             .clocks
             .remaining(Timed::ClaimReleased, &uid, context.claim_rest)
         {
             return Ok(Action::requeue(left));
         }
-        // Whoever has the address in its status has it, released or not.
+        // An Endpoint with the address in its status has the address, whether the claim is released or not.
         if standing(spec, holder(&context, spec).await?.as_ref()) == Standing::Counted {
             return Ok(Action::requeue(context.claim_rest));
         }
@@ -52,14 +52,14 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
         context.clocks.forget(Timed::ClaimOrphaned, &uid);
         return Ok(Action::await_change());
     }
-    // Its operator died before the status was written, or it lost to another claim.
+    // The operator that made the claim died before it wrote the status, or the claim lost to another claim.
     if let Some(left) = context
         .clocks
         .remaining(Timed::ClaimOrphaned, &uid, COUNTING_TIMEOUT)
     {
         return Ok(Action::requeue(left));
     }
-    // Whoever is about to count it may be about to for long.
+    // A worker that is about to count the claim may take long.
     let Some(_guard) = context.claim_locks.try_lock(&spec.owner_uid) else {
         return Ok(Action::requeue(COUNTING_TIMEOUT));
     };
@@ -78,12 +78,12 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     Ok(Action::await_change())
 }
 
-/// Whether the proofs are there that an Endpoint gives when it is deleted: rows are gone from all who may have them, those
-/// of its droplet and of its bouncers by their own word, and no pod has the address. Somebody may have taken the finalizer
-/// of an Endpoint whose droplet is cut off and serves on.
+/// Whether there is the same proof as when an Endpoint is deleted: the rows are gone from all droplets that may have
+/// them, the endpoint's droplet and bouncers say so themselves, and no pod has the address. The finalizer of an
+/// Endpoint may have been removed by hand while its droplet is cut off and serves on.
 fn is_out_of_use(claim: &IpClaim, context: &Context) -> bool {
     let spec = &claim.spec;
-    // By the VPC: the network may be gone.
+    // The VPC gives the VNI, because the network may be gone.
     let vni = context.hub.read(|world| world.vni(&spec.vpc));
     let (Some(vni), Ok(address)) = (vni, spec.address.parse::<IpAddr>()) else {
         return true;
@@ -103,7 +103,7 @@ fn is_out_of_use(claim: &IpClaim, context: &Context) -> bool {
         barrier.asks(bouncers.chain(homes))
     });
     if spec.pod.is_empty() && spec.droplet.is_empty() {
-        // It may have been a Service's.
+        // The address may have been a Service's.
         let rows = [
             Key::Service(vni, address),
             Key::Exposed(vni, address),
@@ -115,7 +115,7 @@ fn is_out_of_use(claim: &IpClaim, context: &Context) -> bool {
     context.hub.missing(&barrier).is_empty()
 }
 
-/// The Endpoint of the claim's name as the API server has it now.
+/// Returns the Endpoint that the claim names, as the API server has it now.
 async fn holder(context: &Context, spec: &IpClaimSpec) -> Result<Option<Endpoint>, WriteError> {
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &spec.endpoint_namespace);
     get(&endpoints, &spec.endpoint_name).await

@@ -1,4 +1,4 @@
-//! What every reconciler works with: client, stores, hub, events.
+//! The context of every reconciler: client, stores, hub, events.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -29,17 +29,17 @@ use crate::metrics::{DropletCounts, Leadership};
 use crate::model::cached::internal_ips;
 use crate::model::validation::RefusedRanges;
 
-/// What one leadership is run with.
+/// The options of one leadership.
 #[derive(Debug)]
 pub struct Options {
     pub epoch: u64,
-    /// For how long nobody led before.
+    /// How long nobody led before.
     pub vacancy: Duration,
     /// Ranges that no VPC may touch.
     pub refused: RefusedRanges,
-    /// Where Services have their addresses.
+    /// Ranges in which Services have their addresses.
     pub service_ranges: Vec<Cidr>,
-    /// Where Services may have `externalIPs`.
+    /// Ranges in which Services may have `externalIPs`.
     pub external_ranges: Vec<Cidr>,
     /// Ranges of nodes and underlay.
     pub underlay_ranges: Vec<Cidr>,
@@ -53,7 +53,7 @@ pub struct Options {
     pub cluster_dns: Option<IpAddr>,
 }
 
-/// Writes of numbers that only people look at: a large cluster's churn is not to double the writes.
+/// The rate of writes of numbers that only people read: the churn of a large cluster must not double the writes.
 const COUNTS_A_SECOND: u32 = 10;
 const COUNTS_AT_ONCE: u32 = 50;
 
@@ -63,15 +63,16 @@ pub struct Context {
     pub stores: Stores,
     pub events: Events,
     pub refused: RefusedRanges,
-    /// Where Services have their addresses.
+    /// Ranges in which Services have their addresses.
     pub service_ranges: Vec<Cidr>,
-    /// Where Services may have `externalIPs`.
+    /// Ranges in which Services may have `externalIPs`.
     pub external_ranges: Vec<Cidr>,
-    /// The default VPC's first, whose packets nodes see: refused to all others.
+    /// The first range of the default VPC. Nodes see packets of its addresses, so the range is refused to all other
+    /// VPCs.
     pub default_range: Cidr,
     /// How long a released address, and a VNI, rests before it may be given out again.
     pub claim_rest: Duration,
-    /// Services of the default VPC, by namespace and name, that a VPC reaches if it says nothing about it.
+    /// Services of the default VPC, by namespace and name, that a VPC reaches if its spec lists none.
     pub shared_by_default: Vec<(String, String)>,
     pub reservations: Reservations,
     pub waits: Waits,
@@ -80,7 +81,7 @@ pub struct Context {
     pub index: Index,
     pub slices: Slices,
     pub policies_told: PoliciesTold,
-    /// Of writes that only bring numbers in statuses up to date.
+    /// The rate limit of writes that only update numbers in statuses.
     pub counts: RateLimit,
     pub heartbeats: Heartbeats,
     pub clocks: Clocks,
@@ -130,23 +131,24 @@ impl Context {
         self.stores.nodes.get(&ObjectRef::new(name))
     }
 
-    /// The VPC of an endpoint's network; of one that is gone, what the endpoint was made with.
+    /// Returns the VPC of an endpoint's network. If the network is gone, returns the VPC that the endpoint was made
+    /// with.
     pub fn vpc_name_of(&self, endpoint: &Endpoint) -> String {
         let network = self.network(&endpoint.spec.network);
         network.map_or_else(|| endpoint.spec.vpc.clone(), |network| network.spec.vpc.clone())
     }
 
-    /// Claims of an owner.
+    /// Returns the claims of an owner.
     pub fn claims_of(&self, owner: &str) -> Vec<Arc<IpClaim>> {
         found(&self.stores.ip_claims, &self.index.owned_by(owner))
     }
 
-    /// Networks of a VPC.
+    /// Returns the networks of a VPC.
     pub fn networks_of(&self, vpc: &str) -> Vec<Arc<Network>> {
         found(&self.stores.networks, &self.index.networks_of(vpc))
     }
 
-    /// Addresses of all nodes, with their names.
+    /// Returns the addresses of all nodes, with the nodes' names.
     pub fn node_addresses(&self) -> Vec<(String, IpAddr)> {
         let nodes = self.stores.nodes.state();
         let addresses = |node: &Arc<Node>| {
@@ -160,7 +162,7 @@ impl Context {
     }
 }
 
-/// A cluster's object of ours, to be named in an event.
+/// Returns a reference to a cluster-scoped object of ours, for an event.
 pub fn related(kind: &str, name: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some(format!("{GROUP}/v1alpha1")),
@@ -170,7 +172,7 @@ pub fn related(kind: &str, name: &str) -> ObjectReference {
     }
 }
 
-/// Those of the names that the store has.
+/// Returns the objects with these names that the store has.
 pub fn found<K: Object>(store: &Store<K>, names: &[String]) -> Vec<Arc<K>> {
     names
         .iter()

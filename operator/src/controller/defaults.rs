@@ -6,7 +6,7 @@ use tracing::info;
 
 use crate::controller::runtime::objects::{WriteError, create, get};
 
-/// Creates what is missing; what is there stays as it is.
+/// Creates the objects that are missing, and leaves the others as they are.
 pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
     let vpcs: Api<Vpc> = Api::all(client.clone());
     let spec = VpcSpec {

@@ -1,4 +1,4 @@
-//! What a deletion waits for, told in the condition `Deleting` and, of VPCs and networks, by an event.
+//! Reports what a deletion waits for: in the condition `Deleting` and, for VPCs and networks, by an event.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::controller::runtime::waits::CONDITION_DELAY;
 const DELETING: &str = "Deleting";
 
 pub trait Deleted: Object {
-    /// Whether events tell of it. Endpoints may be many that wait for the same.
+    /// Whether events report the wait. Many Endpoints may wait for the same thing.
     const HAS_EVENTS: bool;
     fn conditions(&mut self) -> &mut Vec<Condition>;
 }
@@ -31,7 +31,7 @@ macro_rules! deleted {
 
 deleted!(Vpc: true, Network: true, Endpoint: false);
 
-/// Says what it waits for.
+/// Reports what the object waits for.
 pub async fn wait<K: Deleted>(
     object: &K,
     api: &Api<K>,
@@ -41,7 +41,7 @@ pub async fn wait<K: Deleted>(
     say(object, api, why, Duration::ZERO, context).await
 }
 
-/// The same for what mostly takes a moment: said when it takes longer.
+/// Reports the same for a wait that is mostly short: only when it takes longer.
 pub async fn wait_long<K: Deleted>(
     object: &K,
     api: &Api<K>,
@@ -76,19 +76,19 @@ async fn say<K: Deleted>(
     Ok(())
 }
 
-/// It isn't to be deleted after all. False if nobody said so.
+/// Removes the condition of an object that is not deleted after all. Returns false if there was no such condition.
 pub fn take_back(conditions: &mut Vec<Condition>) -> bool {
     let told = conditions.len();
     conditions.retain(|condition| condition.kind != DELETING);
     conditions.len() < told
 }
 
-/// Of a droplet that hasn't told of the end of a pod's network.
+/// Returns the message for a droplet that hasn't reported the end of a pod's network.
 pub fn until_detached(droplet: &str) -> String {
     format!("its pod is gone; waits until droplet {droplet} has taken its network away")
 }
 
-/// Of droplets whose rows are in the way.
+/// Returns the message for droplets that still have rows of the object.
 pub fn until_taken(holding: &[String]) -> String {
     format!(
         "waits until its rows are gone from droplets {}; one that never comes back is forgotten with its Node",
@@ -96,7 +96,7 @@ pub fn until_taken(holding: &[String]) -> String {
     )
 }
 
-/// The first names of a list that may be long.
+/// Joins the first names of a list that may be long.
 pub fn join_first(names: &[String]) -> String {
     const SHOWN: usize = 5;
     let more = names.len().saturating_sub(SHOWN);

@@ -1,5 +1,6 @@
-//! An Endpoint that the API server does not let the operator make: by a quota, a webhook or a policy. An event at the object
-//! that needs it says who denied it and what to do. Nobody tells the operator when that is mended, so it tries again.
+//! Handles the denial of an Endpoint: a quota, a webhook or a policy doesn't let the operator make it. An event at the
+//! object that needs the Endpoint says who denied it and what to do. Nothing tells the operator when the cause is
+//! fixed, so it tries again.
 
 use std::time::Duration;
 
@@ -12,13 +13,14 @@ use crate::controller::context::Context;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::objects::{Object, WriteError};
 
-/// The next try is as far away as the first one is past, within these bounds.
+/// The shortest pause before the next try. The pause is as long as the time since the first try, within these bounds.
 const MIN_RETRY: Duration = Duration::from_secs(5);
 const MAX_RETRY: Duration = Duration::from_mins(1);
 /// The API server forgets events after an hour.
 const TELL_EVERY: Duration = Duration::from_mins(30);
 
-/// Tells of it, and when to try again. Not in a namespace that ends: all that is in it goes.
+/// Reports the denial, and returns when to try again. It reports nothing in a namespace that ends, because everything
+/// in it is deleted.
 pub fn tell<K: Object>(object: &K, namespace: &str, error: &WriteError, context: &Context) -> Action {
     if error.is_namespace_ending() || is_ending(namespace, context) {
         return Action::await_change();
@@ -46,7 +48,7 @@ pub fn is_told<K: Object>(object: &K, context: &Context) -> bool {
     context.clocks.is_known(Timed::EndpointDenied, &key(object))
 }
 
-/// It was let in, or is gone.
+/// Forgets the denial: the Endpoint was let in, or the object is gone.
 pub fn forget<K: Object>(object: &K, context: &Context) {
     let key = key(object);
     for timed in [Timed::EndpointDenied, Timed::DenialTold] {

@@ -21,12 +21,12 @@ use crate::model::cached::internal_ips;
 use crate::model::droplet::is_accepted;
 use crate::model::validation::parse;
 
-/// Why a droplet is not used: (reason, message).
+/// The reason and message of a droplet that is not used.
 type Refusal = (&'static str, String);
 
-/// Between two looks at the heartbeat of a droplet without a stream.
+/// How long the operator waits between two looks at the heartbeat of a droplet without a stream.
 const HEARTBEAT_RETRY: Duration = Duration::from_secs(5);
-/// Set by a person on the Node of a machine that is switched off for sure.
+/// The taint that a person sets on the Node of a machine that is certainly switched off.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -100,7 +100,7 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     })
 }
 
-/// What is known of a droplet.
+/// The state of a droplet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Connected,
@@ -108,7 +108,7 @@ enum State {
     Suspect,
     /// Neither stream nor heartbeat: direct paths to it end.
     NotReady,
-    /// A person says that it is switched off: as if it were deleted.
+    /// A person says that the machine is switched off: the droplet is treated as deleted.
     OutOfService,
 }
 
@@ -138,7 +138,7 @@ impl State {
     }
 }
 
-/// Its state, if there is a verdict, and when to look again.
+/// Returns the droplet's state, if there is a verdict, and when to look again.
 async fn listen(
     name: &str,
     node: &Node,
@@ -172,7 +172,7 @@ fn is_out_of_service(node: &Node) -> bool {
     taints.into_iter().any(|taint| taint.key == OUT_OF_SERVICE)
 }
 
-/// The address that rows go by; none while the droplet counts for none.
+/// Returns the address of the droplet in rows; none while the droplet doesn't count as one.
 pub fn address_in_force(droplet: &Droplet, context: &Context) -> Option<Ipv4Addr> {
     let name = droplet.name_any();
     context.node(&name)?;
@@ -186,14 +186,14 @@ fn verified_address(droplet: &Droplet) -> Option<Ipv4Addr> {
     droplet.status.as_ref()?.address.as_ref()?.parse().ok()
 }
 
-/// A person says that its machine is switched off, and nothing speaks against it.
+/// Whether a person says that the machine is switched off, and nothing contradicts it.
 fn is_off(name: &str, context: &Context) -> bool {
     let node = context.node(name);
     node.is_some_and(|node| is_out_of_service(&node)) && !context.hub.is_connected(name)
 }
 
-/// Droplets that may have rows, as the API server has them now: another leader may know of some that this one has not
-/// seen, nor their Nodes.
+/// Returns the droplets that may have rows, as the API server has them now: another leader may know droplets that this
+/// one has not seen, and whose Nodes it has not seen either.
 pub async fn all_in_force(context: &Context) -> Result<Vec<String>, WriteError> {
     let droplets: Api<Droplet> = Api::all(context.client.clone());
     let all = list(&droplets).await?;
@@ -202,7 +202,7 @@ pub async fn all_in_force(context: &Context) -> Result<Vec<String>, WriteError> 
     Ok(names.filter(|name| !is_off(name, context)).collect())
 }
 
-/// What the state means to others.
+/// Applies the state of the droplet to the objects that depend on it.
 fn apply(droplet: &Droplet, state: Option<State>, context: &Context) {
     let name = &droplet.name_any();
     let address = address_in_force(droplet, context);

@@ -1,5 +1,5 @@
-//! The kinds of objects that the operator knows: each has a watch that feeds its store and says what a change means, and
-//! most a controller that reconciles what is woken.
+//! The kinds of objects that the operator knows. Each kind has a watch that feeds its store and says what a change
+//! means; most have a controller that reconciles objects that are woken.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -23,11 +23,11 @@ use crate::metrics::{self, Queue};
 /// How many objects of a kind are reconciled at the same time.
 const CONCURRENCY: u16 = 64;
 
-/// Starts one watch, and tells when its store and the world have all that is there.
+/// Starts one watch, and signals when its store and the world have all objects that exist.
 type StartWatch = Box<dyn FnOnce(&Arc<Context>, &mut JoinSet<()>) -> oneshot::Receiver<()> + Send>;
 type StartController = Box<dyn FnOnce(&Arc<Context>, &mut JoinSet<()>) + Send>;
 
-/// Kinds that are registered, to be started once there is a context.
+/// The registered kinds, which start once there is a context.
 #[derive(Default)]
 pub struct Kinds {
     watches: Vec<StartWatch>,
@@ -35,7 +35,8 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// A kind that is only read. `strip` leaves what of an object is kept, `on_change` is told of every change.
+    /// Registers a kind that is only read. `strip` leaves the parts of an object that are kept; `on_change` is called
+    /// with every change.
     pub fn watch<K: Object + 'static>(
         &mut self,
         strip: fn(&mut K),
@@ -53,7 +54,7 @@ impl Kinds {
         reader
     }
 
-    /// A kind that is read and reconciled whenever the sender names an object of it.
+    /// Registers a kind that is read, and reconciled whenever the sender names an object of it.
     pub fn register<K, F>(
         &mut self,
         strip: fn(&mut K),
@@ -73,7 +74,7 @@ impl Kinds {
         (reader, sender)
     }
 
-    /// Starts all watches; what is answered tells of each when it has brought all that is there.
+    /// Starts all watches. Each returned receiver signals that its watch has brought all objects that exist.
     pub fn start_watches(
         &mut self,
         context: &Arc<Context>,

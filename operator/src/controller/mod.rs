@@ -1,10 +1,11 @@
-//! Reads and writes objects: one watch a kind feeds store, world and triggers; one kube controller a kind reconciles.
+//! Reads and writes objects: one watch for each kind feeds store, world and triggers; one kube controller for each kind
+//! reconciles.
 //!
-//! Every write carries a resourceVersion, every delete UID and resourceVersion; a conflict means trying again.
+//! Every write carries a resourceVersion, every delete a UID and a resourceVersion; a conflict means trying again.
 //!
-//! Arrows go one way: [`run`] and [`observe`] know all kinds; the kinds know [`context`] and, of each other, only what is
-//! below: VPCs and networks know roles and claims, endpoints Services and claims; `context` knows `cache` and `runtime`, which
-//! know none of these.
+//! Dependencies go one way: [`run`] and [`observe`] know all kinds. The kinds know [`context`] and, of each other, only
+//! what is below: VPCs and networks know roles and claims, endpoints know Services and claims. `context` knows `cache`
+//! and `runtime`, which know none of these.
 
 mod address;
 mod admission;

@@ -1,4 +1,4 @@
-//! Network: checked against its VPC and siblings, served by bouncers; goes after its endpoints.
+//! Network: checked against its VPC and siblings, and served by bouncers. It is deleted after its endpoints.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ use crate::model::rows::Key;
 use crate::model::scaling::{Bounds, Demand};
 use crate::model::validation::{self, RangeError};
 
-/// How long numbers in the status may be old, so that a burst of pods costs one write.
+/// How long numbers in the status may be out of date, so that a burst of pods costs one write.
 const COUNT_EVERY: Duration = Duration::from_secs(10);
 
 pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -56,7 +56,7 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
         has_number: true,
     });
     if step == Step::WaitForVpc {
-        // Made together with its VPC, which is looked at first.
+        // The network was made together with its VPC, which is checked first.
         return Ok(Action::requeue(Duration::from_secs(1)));
     }
     let generation = network.metadata.generation;
@@ -87,7 +87,7 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
     serve(&network, &networks, (status, capacity(&ranges)), &context).await
 }
 
-/// Its bouncers first, then the status that says that they work.
+/// Creates the bouncers first, then writes the status that says that they work.
 async fn serve(
     network: &Network,
     networks: &Api<Network>,
@@ -137,7 +137,7 @@ async fn serve(
     })
 }
 
-/// Brings the numbers up to date, unless they were written a moment ago.
+/// Updates the numbers, unless they were written a moment ago.
 fn count(status: &mut NetworkStatus, capacity: u64, name: &str, context: &Context) -> bool {
     let allocated = Some(context.index.claimed(name));
     if status.allocated == allocated && status.capacity == Some(capacity) {
@@ -165,7 +165,7 @@ fn check(network: &Network, context: &Context) -> Result<Vec<Cidr>, RangeError> 
         .networks_of(vpc_name)
         .iter()
         .filter(|other| other.name_any() != network.name_any())
-        // Of two new ones that overlap the older one stays.
+        // Of two new networks that overlap the older one stays.
         .filter(|other| is_accepted(other) || !is_accepted(network) && age(other) < age(network))
         .map(|other| {
             (
@@ -195,7 +195,7 @@ async fn write(network: &Network, networks: &Api<Network>, status: NetworkStatus
     update_status(networks, network, &changed).await.map(|_| ())
 }
 
-/// How many bouncers there should be now.
+/// Returns how many bouncers there should be now.
 fn wanted(network: &Network, status: &NetworkStatus, context: &Context) -> u32 {
     let name = network.name_any();
     let least = network.spec.bouncers;
@@ -230,7 +230,7 @@ fn wanted(network: &Network, status: &NetworkStatus, context: &Context) -> u32 {
     )
 }
 
-/// Creates missing bouncers and removes those too many; the names of those that don't work yet.
+/// Creates missing bouncers and removes those that are too many. Returns the names of the bouncers that don't work yet.
 async fn ensure_bouncers(
     network: &Network,
     wanted: u32,
@@ -252,7 +252,7 @@ async fn ensure_bouncers(
     roles.ensure(wanted, context).await
 }
 
-/// Endpoints first, then bouncers, then the rows everywhere, then the object.
+/// Waits for the endpoints first, then removes the bouncers, then the rows everywhere, then the object.
 async fn remove(
     network: &Network,
     networks: &Api<Network>,
@@ -276,7 +276,7 @@ async fn remove(
     Ok(Action::await_change())
 }
 
-/// Names of what is left at a stage of its deletion, or their number.
+/// Returns the names of the objects that are left at a stage of the deletion, or their number.
 async fn look(stage: Stage, network: &Network, context: &Context) -> Result<Vec<String>, ReconcileError> {
     let name = network.name_any();
     match stage {
@@ -287,7 +287,7 @@ async fn look(stage: Stage, network: &Network, context: &Context) -> Result<Vec<
         }
         Stage::Roles => Ok(role_set::remove_all::<_, Bouncer>(network, context).await?),
         Stage::Rows => {
-            // With its bouncers gone, the rows that are left go with the network itself.
+            // The bouncers are gone: the remaining rows are removed together with the network itself.
             context.hub.update(|world| world.set_network(&name, None));
             let vpc = context.vpc(&network.spec.vpc);
             let vni = vpc.and_then(|vpc| Vni::new(vpc.status.as_ref()?.vni?));
@@ -297,11 +297,11 @@ async fn look(stage: Stage, network: &Network, context: &Context) -> Result<Vec<
             let barrier = Barrier::new(Waiter::Network(name)).lacks([Key::Network(vni, id)]);
             Ok(context.hub.missing(&barrier).unacked)
         }
-        // This process makes no more endpoints in it, but its view of those that were made may be old.
+        // This process makes no more endpoints in the network, but its view of the existing ones may be old.
         Stage::Unseen => {
             let endpoints = Api::<Endpoint>::all(context.client.clone());
             let own = list_where(&endpoints, "spec.network", &name).await?;
-            // One that never came in stays, and says so; so does a Service's.
+            // An Endpoint that was never admitted stays, and says so; a Service's Endpoint does the same.
             let own = own.iter().filter(|endpoint| {
                 has_addresses(endpoint) && EndpointKind::of(endpoint) != EndpointKind::Service
             });
@@ -314,7 +314,7 @@ async fn look(stage: Stage, network: &Network, context: &Context) -> Result<Vec<
     }
 }
 
-/// Says what it waits for.
+/// Reports what the network waits for.
 async fn wait(
     stage: Stage,
     names: &[String],
@@ -327,7 +327,7 @@ async fn wait(
         Stage::Members => {
             let message = format!("waits until {first} are gone: kubectl get endpoints.thuban.dev -A");
             deletion::wait(network, networks, ("WaitsForEndpoints", &message), context).await?;
-            // Endpoints that came while it began to leave are served to their end.
+            // Endpoints that arrived while the network's deletion began are served to their end.
             if roles_of::<Bouncer>(&network.name_any(), context).is_empty() {
                 ensure_bouncers(network, 1, context).await?;
             }

@@ -1,8 +1,8 @@
-//! NetworkPolicy: none is enforced, and whoever writes one is told so at the object itself.
+//! NetworkPolicy: none is enforced, and an event at the policy itself tells its author so.
 //!
-//! Invariant: one event a UID and generation, however often operators start, watches list again or two lead: the API server
-//! takes the event's name once. When it has forgotten the event (after an hour, unless it is set otherwise), the next leader
-//! tells again.
+//! Invariant: there is one event for each UID and generation, however often operators start, watches list again or two
+//! operators lead, because the API server takes the event's name once. When the API server has forgotten the event
+//! (after an hour, unless it is configured otherwise), the next leader writes it again.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ pub async fn reconcile(policy: Arc<NetworkPolicy>, context: Arc<Context>) -> Res
             context.policies_told.with(|told| told.insert(uid, generation));
             Ok(Action::await_change())
         }
-        // The namespace is going away; so is the policy.
+        // The namespace is being deleted, and the policy with it.
         Err(error) if error.is_forbidden() || error.is_not_found() => Ok(Action::await_change()),
         Err(error) => Err(error.into()),
     }

@@ -1,4 +1,4 @@
-//! What a change of an object means: rows of the world, and whom to wake.
+//! Handles changes of objects: updates rows of the world, and wakes other objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -93,10 +93,10 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
     }
 }
 
-/// Tells the world where the namespace's names belong: nowhere while its network doesn't let it in.
+/// Tells the world which network the namespace's names belong to: none while its network doesn't let it in.
 fn sync_namespace(context: &Context, space: &Namespace) {
     let name = space.name_any();
-    // Judged under the lock, by the stores as they are then: whoever comes last is right.
+    // This is judged under the lock, by the stores as they are then: the last caller is right.
     context.hub.update(|world| {
         let space = context.stores.namespaces.get(&ObjectRef::from_obj(space));
         let network = space.map(|space| network_of(&BTreeMap::new(), space.annotations()));
@@ -108,14 +108,14 @@ fn sync_namespace(context: &Context, space: &Namespace) {
     });
 }
 
-/// The same of all.
+/// Does the same for all namespaces.
 pub fn sync_all_namespaces(context: &Context) {
     for space in context.stores.namespaces.state() {
         sync_namespace(context, &space);
     }
 }
 
-/// The same of all namespaces of networks that may let others in from now on.
+/// Does the same for all namespaces of networks that may let others in from now on.
 fn sync_namespaces(context: &Context, networks: &[String]) {
     for space in context.stores.namespaces.state() {
         if networks.contains(&network_of(&BTreeMap::new(), space.annotations())) {
@@ -138,7 +138,7 @@ pub fn on_node(context: &Context, change: &Change<Node>) {
     context.hub.set_node_addresses(addresses.clone());
     context.hub.update(|world| world.set_nodes(addresses));
     context.hub.triggers.droplet(&name);
-    // It may have been cordoned, or not be any more.
+    // The node may have been cordoned or uncordoned.
     wake_roles(&name, context);
 }
 
@@ -154,7 +154,7 @@ fn forget_droplet(context: &Context, name: &str) {
     }
 }
 
-/// What a VPC's pods may reach of others, by namespace and name.
+/// Returns the Services of other VPCs that a VPC's pods may reach, by namespace and name.
 fn shared_services(vpc: &Vpc, context: &Context) -> Vec<(String, String)> {
     let Some(names) = &vpc.spec.shared_services else {
         return context.shared_by_default.clone();
@@ -208,7 +208,7 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
     });
     let triggers = &context.hub.triggers;
     triggers.vpc(&name);
-    // One that it does not count, or not any more, goes.
+    // A VNI claim that the VPC does not count, or no longer counts, is deleted.
     let claims = context.stores.vni_claims.state();
     for claim in claims.iter().filter(|claim| claim.spec.vpc == name) {
         let _ = triggers.vni_claims.send(ObjectRef::from_obj(&**claim));
@@ -265,9 +265,9 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
             context.index.network(&network.spec.vpc, &name, false);
             context.hub.update(|world| world.set_network(&name, None));
             triggers.vpc(&network.spec.vpc);
-            // Those that an operator let in which saw the end of the network late say so.
+            // Endpoints that an operator let in because it saw the end of the network late report it.
             wake_where(context, |endpoint| endpoint.spec.network == name);
-            // One that it overlapped may be accepted now.
+            // A network that overlapped this one may be accepted now.
             let networks = context.stores.networks.state();
             let refused = networks.iter().filter(|other| !is_accepted(other));
             for other in refused {
@@ -286,7 +286,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
     }
 }
 
-/// Whether nodes may get their endpoints now, or are to lose them.
+/// Whether nodes may get their endpoints now, or must lose them.
 fn is_usable_anew(context: &Context, change: &Change<Network>) -> bool {
     let now = match change {
         Change::Applied(network) => DefaultNetwork::of(network),
@@ -336,7 +336,7 @@ pub fn on_droplet(context: &Context, change: &Change<Droplet>) {
         Change::Gone(droplet) => {
             denial::forget(&**droplet, context);
             let name = droplet.name_any();
-            // Its transitd registers it again: pods are not to pay for a deletion by mistake.
+            // The droplet's transitd registers it again: pods must not suffer from an accidental deletion.
             let is_alive = context.node(&name).is_some() && context.hub.is_connected(&name);
             if !is_alive {
                 forget_droplet(context, &name);
@@ -379,7 +379,7 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
         remove_endpoint(&name, context);
         context.hub.update(|world| world.set_service(&name, None));
         context.index.forget_leaving(&object.uid().unwrap_or_default());
-        // A pod that lives on, or was created again under its name, gets a new one.
+        // A pod that lives on, or was created again under its name, gets a new Endpoint.
         if let Some(pod) = &object.spec.pod_ref {
             triggers.pod(&name.0, &pod.name);
         }
@@ -390,7 +390,7 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
             triggers.droplet(&object.spec.droplet);
         }
     }
-    // Claims that it doesn't count, or not any more, go.
+    // Claims that the Endpoint doesn't count, or no longer counts, are released.
     let vpc = context.vpc_name_of(object);
     let counted = allocation::addresses_of(object);
     let counted = counted
@@ -407,7 +407,7 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
     triggers.endpoint(&name);
 }
 
-/// The endpoint that a claim names, if its addresses may be counted only now.
+/// Returns the endpoint that a claim names, if its addresses may be counted only now.
 fn claimant(context: &Context, claim: &IpClaim) -> Option<EndpointName> {
     let spec = &claim.spec;
     let reference = ObjectRef::<Endpoint>::new(&spec.endpoint_name).within(&spec.endpoint_namespace);
@@ -445,7 +445,7 @@ pub fn on_ip_claim(context: &Context, change: &Change<IpClaim>) {
         if let Ok(address) = claim.spec.address.parse() {
             context.index.drop_floor(network, address);
         }
-        // Somebody may be waiting for the address.
+        // An endpoint may be waiting for the address.
         wake_endpoints(context, network);
     }
 }

@@ -1,19 +1,19 @@
-//! What a VPC or a network needs next, by what is known of it: both are served by roles, and both go in one order.
-//! Nothing here reads a store or writes: the reconciler looks, and does what it is told.
+//! Decides the next step of a VPC or a network from its view: both are served by roles, and both follow one order.
+//! Nothing here reads a store or writes: the reconciler looks, and does what is decided here.
 
 use thuban_api::Phase;
 
-/// What is known of one that is not deleted.
+/// The view of a VPC or network that is not deleted.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own, none follows from another
 #[derive(Clone, Copy, Debug)]
 pub struct View {
-    /// Of a network: its VPC is there and not looked at yet.
+    /// For a network: its VPC is there and has not been checked yet.
     pub is_early: bool,
     /// Its spec may come into force.
     pub is_usable: bool,
     /// An earlier spec is in force.
     pub is_in_force: bool,
-    /// It has what its rows are told apart by. A network always has.
+    /// It has the number that its rows are told apart by. A network always has one.
     pub has_number: bool,
 }
 
@@ -21,11 +21,11 @@ pub struct View {
 pub enum Step {
     /// Its VPC comes first.
     WaitForVpc,
-    /// It says why its spec is refused. What is in force goes on being served.
+    /// Its status says why its spec is refused. A spec that is in force goes on being served.
     Refuse {
         serves_on: bool,
     },
-    /// Nobody serves it before it has a number.
+    /// It has no number yet, and is not served before it has one.
     ClaimNumber,
     Serve,
 }
@@ -44,18 +44,18 @@ pub fn decide(view: View) -> Step {
     }
 }
 
-/// How far one is that is served.
+/// The progress of a VPC or network that is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// It was Provisioned before, and stays so.
+    /// It was Provisioned before, and stays Provisioned.
     Kept,
     WaitsForVpc,
     WaitsForRoles,
-    /// From now on.
+    /// It is Provisioned from now on.
     Provisioned,
 }
 
-/// `vpc`: the phase of a network's VPC. `waiting`: how many of its roles don't work.
+/// Returns the progress. `vpc` is the phase of a network's VPC, `waiting` the number of roles that don't work.
 pub fn readiness(phase: Phase, vpc: Option<Phase>, waiting: usize) -> Readiness {
     if phase == Phase::Provisioned {
         Readiness::Kept
@@ -68,19 +68,19 @@ pub fn readiness(phase: Phase, vpc: Option<Phase>, waiting: usize) -> Readiness 
     }
 }
 
-/// What goes before one that is deleted.
+/// A stage of the deletion: it ends before the object goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// A VPC's networks, a network's endpoints: its roles serve them to their end.
+    /// The networks of a VPC, or the endpoints of a network: the roles serve them to their end.
     Members,
     Roles,
-    /// Rows that droplets have of it.
+    /// Rows of the object that droplets have.
     Rows,
-    /// Members of which the API server knows and this process does not.
+    /// Members that the API server knows and this process does not.
     Unseen,
 }
 
-/// Whether something of a stage is left; none: nobody has looked.
+/// Whether something of each stage is left; none: nobody has looked.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Left {
     members: Option<bool>,
@@ -90,7 +90,7 @@ pub struct Left {
 }
 
 impl Left {
-    /// What a look found.
+    /// Notes the result of a look at a stage.
     pub fn after(mut self, stage: Stage, is_left: bool) -> Self {
         let found = match stage {
             Stage::Members => &mut self.members,
@@ -105,7 +105,7 @@ impl Left {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaving {
-    /// To look at roles is to delete them, so nobody looks at them early.
+    /// The reconciler looks at a stage. A look at roles deletes them, so nobody looks at them early.
     Look(Stage),
     Wait(Stage),
     LetGo,
@@ -168,7 +168,7 @@ mod tests {
             (serving, Step::Serve),
             (bad(NEW), Step::Refuse { serves_on: false }),
             (bad(serving), Step::Refuse { serves_on: true }),
-            // Nobody says that its VPC is missing before that was looked at.
+            // The network doesn't report a missing VPC before the VPC was checked.
             (early(bad(NEW)), Step::WaitForVpc),
             (early(serving), Step::WaitForVpc),
         ] {
@@ -186,7 +186,7 @@ mod tests {
             (init, Some(init), 1, Readiness::WaitsForVpc),
             (init, Some(provisioned), 2, Readiness::WaitsForRoles),
             (init, Some(provisioned), 0, Readiness::Provisioned),
-            // Once Provisioned it stays so, whatever becomes of its roles.
+            // A Provisioned object stays Provisioned, whatever happens to its roles.
             (provisioned, Some(init), 2, Readiness::Kept),
             (provisioned, None, 0, Readiness::Kept),
         ] {
@@ -207,7 +207,7 @@ mod tests {
             left = left.after(stage, false);
         }
         assert_eq!(decide_leaving(left), Leaving::LetGo);
-        // A network that came while its VPC began to leave is served.
+        // A network that arrived while its VPC's deletion began is served.
         let again = left.after(Stage::Members, true);
         assert_eq!(decide_leaving(again), Leaving::Wait(Stage::Members));
     }

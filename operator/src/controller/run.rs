@@ -1,4 +1,4 @@
-//! Wires it up: every kind with its watch and its controller, and the order in which a leadership begins.
+//! Connects everything: every kind with its watch and its controller, and the order in which a leadership begins.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,10 +29,11 @@ use crate::model::cached::{NetworkPolicy, Pod};
 use crate::model::droplet::was_ready;
 use crate::model::service::{EndpointSlice, Service};
 
-/// Between two looks at whether all is adopted.
+/// How long the operator waits between two looks at whether all attachments have their Endpoints.
 const ADOPTION_RETRY: Duration = Duration::from_millis(20);
 
-/// Where clouds tell a node of itself: link-local, of which agents pass no IPv6, and what one of them has for IPv6.
+/// Ranges of the clouds' metadata services: IPv4 link-local (agents pass no IPv6 link-local packets), and the IPv6
+/// address of one cloud's service.
 const METADATA: [&str; 2] = ["169.254.0.0/16", "fd00:ec2::254/128"];
 
 /// Starts watches and controllers, and returns once every store and the world are filled.
@@ -59,7 +60,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     let (services, service_triggers) =
         kinds.register::<Service, _>(strip::service, on_service, service::reconcile);
     let slices = kinds.watch::<EndpointSlice>(strip::slice, on_slice);
-    // Nothing waits for what is only told of.
+    // Nothing waits for kinds that are only reported on.
     let mut unawaited = Kinds::default();
     let (network_policies, network_policy_triggers) = unawaited.register::<NetworkPolicy, _>(
         strip::network_policy,
@@ -100,7 +101,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     let context = Arc::new(Context::new(client, hub.clone(), stores, events, options));
     let filling = kinds.start_watches(&context, tasks);
     drop(unawaited.start_watches(&context, tasks));
-    // Whoever is served or reconciled before the world is whole would be taken for gone.
+    // Before the world is complete, objects that it lacks would be taken for deleted.
     for filled in filling {
         let _ = filled.await;
     }
@@ -117,7 +118,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     hub
 }
 
-/// A hub that knows what the installation says, and holds programs back.
+/// Makes a hub that knows the installation's settings, and holds programs back.
 fn make_hub(options: &Options, triggers: Triggers) -> Hub {
     let hub = Hub::new(options.epoch, triggers);
     hub.hold_back(options.vacancy);
@@ -133,8 +134,9 @@ fn make_hub(options: &Options, triggers: Triggers) -> Hub {
     hub
 }
 
-/// What depends on objects of other kinds was judged in the order in which the lists came: a droplet without its Node, a
-/// network that leaves without its endpoints. Claims would be freed and rows lost by that.
+/// Judges objects again that depend on objects of other kinds. They were judged in the order in which the lists
+/// arrived: a droplet without its Node, a network that leaves without its endpoints. Claims would be freed and rows
+/// lost by that.
 fn judge_again(context: &Context) {
     for droplet in context.stores.droplets.state() {
         observe::on_droplet(context, &Change::Applied((*droplet).clone()));
@@ -146,7 +148,7 @@ fn judge_again(context: &Context) {
     for endpoint in context.stores.endpoints.state() {
         sync_endpoint(&endpoint, context);
     }
-    // Their backends are endpoints.
+    // The backends of Services are endpoints.
     for endpoint in context.stores.endpoints.state() {
         sync_service(&endpoint, context);
     }
@@ -154,8 +156,8 @@ fn judge_again(context: &Context) {
     role::unpublish_leaving::<Bouncer>(context);
 }
 
-/// Pods may run whose Endpoint the API server has lost (a restore): they get it back before any droplet gets a program,
-/// which would lack their rows.
+/// Serves droplets once pods whose Endpoint the API server has lost (by a restore) have it again. A program without
+/// their rows must not reach a droplet before.
 async fn serve_when_adopted(context: Arc<Context>) {
     let is_expected = |droplet: &str| {
         let object = context.stores.droplets.get(&ObjectRef::new(droplet));

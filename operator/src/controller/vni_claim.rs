@@ -1,5 +1,5 @@
-//! VniClaim: one that no VPC counts rests, and goes once no droplet has rows of it. Two operators at a time may both have
-//! made one for a VPC; it counts one.
+//! VniClaim: a claim that no VPC counts rests, and is deleted once no droplet has rows of its number. Two operators at
+//! a time may both have made a claim for a VPC; the VPC counts one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{WriteError, delete, get};
 use crate::hub::{Barrier, Waiter};
 
-/// Steady ones are looked at again, should a watch have missed the end of their VPC.
+/// How often steady claims are looked at again, in case a watch has missed the end of their VPC.
 const STEADY_RETRY: Duration = Duration::from_mins(5);
 
 pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -28,8 +28,8 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
         context.clocks.forget(Timed::VniClaimVoid, &uid);
         return Ok(Action::requeue(STEADY_RETRY));
     }
-    // A status may be about to name it. Or its VPC is gone, and another leader, whose view of it is older, still brings rows
-    // to droplets whose streams to this one have ended unheard.
+    // A status may be about to name the claim. Or its VPC is gone, and another leader, whose view of the VPC is older,
+    // still sends rows to droplets whose streams to this leader have ended unheard.
     if let Some(left) = context
         .clocks
         .remaining(Timed::VniClaimVoid, &uid, context.claim_rest)
@@ -60,8 +60,9 @@ pub async fn reconcile(claim: Arc<VniClaim>, context: Arc<Context>) -> Result<Ac
     Ok(Action::await_change())
 }
 
-/// Droplets that may have rows under a number, and that the barrier waits for. Of droplets that joined a moment ago,
-/// and follow another leader, this one may not know; the API server does, and is asked once no other is waited for.
+/// Returns the droplets that may have rows under a number and that the barrier waits for. This leader may not know
+/// droplets that joined a moment ago and follow another leader. The API server knows them, and is asked once the
+/// barrier waits for no other droplet.
 pub async fn holding_rows(
     barrier: impl Fn(Vec<String>) -> Barrier,
     context: &Context,
@@ -74,12 +75,12 @@ pub async fn holding_rows(
     Ok(context.hub.missing(&barrier(droplets)).unacked)
 }
 
-/// The VPC, if it is the one that the claim was made for.
+/// Returns the VPC if it is the one that the claim was made for.
 fn own<'a>(claim: &VniClaim, vpc: Option<&'a Vpc>) -> Option<&'a Vpc> {
     vpc.filter(|vpc| vpc.uid().as_deref() == Some(&claim.spec.vpc_uid))
 }
 
-/// Whether the VPC that it names is gone, or has another VNI.
+/// Whether the VPC that the claim names is gone, or has another VNI.
 fn is_void(claim: &VniClaim, vpc: Option<&Vpc>) -> bool {
     let Some(vpc) = own(claim, vpc) else {
         return true;

@@ -1,4 +1,4 @@
-//! Vpc: checked, given a VNI, served by dividers; goes after its networks.
+//! Vpc: checked, given a VNI, and served by dividers. It is deleted after its networks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
     let generation = vpc.metadata.generation;
     let mut status = vpc.status.clone().unwrap_or_default();
     status.observed_generation = generation;
-    // A node that joins inside a VPC in force is refused itself.
+    // A node that joins with an address inside a VPC in force is refused itself.
     let is_new = status.cidrs != vpc.spec.cidrs;
     let nodes = if is_new {
         context.node_addresses()
@@ -88,7 +88,7 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
     serve(&vpc, &vpcs, status, &context).await
 }
 
-/// Its dividers first, then the status that says that they work.
+/// Creates the dividers first, then writes the status that says that they work.
 async fn serve(
     vpc: &Vpc,
     vpcs: &Api<Vpc>,
@@ -126,8 +126,8 @@ async fn serve(
     })
 }
 
-/// What this VPC may not have. Nodes reach the default VPC by its addresses, so no other VPC may have them; those that
-/// it takes later must be nobody's.
+/// Returns the ranges that this VPC may not have. Nodes reach the default VPC by its addresses, so no other VPC may
+/// have them; ranges that the default VPC takes later must be free.
 fn refused(vpc: &Vpc, context: &Context) -> RefusedRanges {
     let is_default = vpc.name_any() == DEFAULT_NAME;
     let what = "the default VPC, which nodes reach by these addresses";
@@ -135,7 +135,7 @@ fn refused(vpc: &Vpc, context: &Context) -> RefusedRanges {
         let in_force = vpc.status.iter().flat_map(|status| &status.cidrs);
         in_force.filter_map(|cidr| cidr.parse().ok()).collect()
     };
-    // What is in force stays, whatever was taken beside it before.
+    // Ranges in force stay, whatever was taken beside them before.
     let own = parsed(vpc);
     let is_new = |range: &Cidr| !own.iter().any(|own| own.overlaps(*range));
     let mut refused = context.refused.clone();
@@ -164,7 +164,7 @@ async fn write(vpc: &Vpc, vpcs: &Api<Vpc>, status: VpcStatus) -> Result<(), Writ
     update_status(vpcs, vpc, &changed).await.map(|_| ())
 }
 
-/// Claims the lowest free number by creating the object of that name; whoever creates it has it.
+/// Claims the lowest free number by creating the object of that name: the VPC of the created object has it.
 async fn claim_vni(vpc: &Vpc, context: &Context) -> Result<u32, WriteError> {
     let uid = vpc.uid().unwrap_or_default();
     let claims: Api<VniClaim> = Api::all(context.client.clone());
@@ -178,7 +178,7 @@ async fn claim_vni(vpc: &Vpc, context: &Context) -> Result<u32, WriteError> {
     }
     let others = context.stores.vpcs.state();
     let in_use = others.iter().filter(|other| other.uid() != vpc.uid());
-    // A VPC whose claim was taken away has its VNI all the same.
+    // A VPC whose claim was removed has its VNI all the same.
     let mut taken: Vec<u32> = known
         .iter()
         .filter_map(|claim| claim.name_any().parse().ok())
@@ -201,7 +201,7 @@ async fn claim_vni(vpc: &Vpc, context: &Context) -> Result<u32, WriteError> {
     }
 }
 
-/// How many dividers there should be now.
+/// Returns how many dividers there should be now.
 fn wanted(vpc: &Vpc, status: &VpcStatus, context: &Context) -> u32 {
     let least = vpc.spec.dividers;
     let scaling = vpc.spec.autoscale.as_ref();
@@ -219,7 +219,7 @@ fn wanted(vpc: &Vpc, status: &VpcStatus, context: &Context) -> u32 {
     role_set::wanted(key, status.dividers, bounds, demands.as_slice(), context)
 }
 
-/// Creates missing dividers and removes those too many; the names of those that don't work yet.
+/// Creates missing dividers and removes those that are too many. Returns the names of the dividers that don't work yet.
 async fn ensure_dividers(vpc: &Vpc, wanted: u32, context: &Context) -> Result<Vec<String>, WriteError> {
     let make = |name: &str| {
         let spec = DividerSpec {
@@ -236,7 +236,7 @@ async fn ensure_dividers(vpc: &Vpc, wanted: u32, context: &Context) -> Result<Ve
     roles.ensure(wanted, context).await
 }
 
-/// Networks first, then dividers, then the rows everywhere, then the object, then its VNI.
+/// Waits for the networks first, then removes the dividers, then the rows everywhere, then the object, then its VNI.
 async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action, ReconcileError> {
     if !has_finalizer(vpc) {
         return Ok(Action::await_change());
@@ -252,13 +252,13 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
             Leaving::LetGo => break,
         }
     }
-    // Its VNI rests from then on. Another operator may be accepting a network of it at this moment, and then this write is
-    // refused.
+    // The VNI rests from then on. Another operator may be accepting a network of the VPC at this moment; then this
+    // write is refused.
     remove_finalizer(vpcs, vpc).await?;
     Ok(Action::await_change())
 }
 
-/// Names of what is left at a stage of its deletion.
+/// Returns the names of the objects that are left at a stage of the deletion.
 async fn look(stage: Stage, vpc: &Vpc, context: &Context) -> Result<Vec<String>, ReconcileError> {
     let name = vpc.name_any();
     match stage {
@@ -274,12 +274,12 @@ async fn look(stage: Stage, vpc: &Vpc, context: &Context) -> Result<Vec<String>,
             let Some(vni) = vni else {
                 return Ok(Vec::new());
             };
-            // Those that are lost hold up its number alone, which is not given out before they are heard.
+            // Lost droplets only delay the reuse of the number, which is not given out before they are heard.
             let waiter = || Waiter::Vpc(name.clone());
             let barrier = |droplets| Barrier::new(waiter()).lacks_number(vni, droplets).keeps_number();
             Ok(holding_rows(barrier, context).await?)
         }
-        // This process accepts no more networks of it, but its view of those that it did accept may be old.
+        // This process accepts no more networks of the VPC, but its view of those that it did accept may be old.
         Stage::Unseen => {
             let networks = Api::<Network>::all(context.client.clone());
             let networks = list(&networks).await?.into_iter();
@@ -289,7 +289,7 @@ async fn look(stage: Stage, vpc: &Vpc, context: &Context) -> Result<Vec<String>,
     }
 }
 
-/// Says what it waits for.
+/// Reports what the VPC waits for.
 async fn wait(
     stage: Stage,
     names: &[String],
@@ -301,7 +301,7 @@ async fn wait(
         Stage::Members => {
             let message = format!("waits until these networks are deleted: {}", join_first(names));
             deletion::wait(vpc, vpcs, ("WaitsForNetworks", &message), context).await?;
-            // Networks that came while it began to leave are served to their end.
+            // Networks that arrived while the VPC's deletion began are served to their end.
             if roles_of::<Divider>(&vpc.name_any(), context).is_empty() {
                 ensure_dividers(vpc, 1, context).await?;
             }

@@ -1,4 +1,4 @@
-//! Whom a change wakes, where that is more than the object itself.
+//! Wakes objects that a change concerns, where these are more than the object itself.
 
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
@@ -17,7 +17,7 @@ pub fn wake_roles(name: &str, context: &Context) {
     }
 }
 
-/// Roles that wait for a droplet.
+/// Wakes the roles that wait for a droplet.
 pub fn wake_unplaced(context: &Context) {
     wake_unplaced_of::<Divider>(context);
     wake_unplaced_of::<Bouncer>(context);
@@ -38,7 +38,8 @@ pub fn wake_endpoints(context: &Context, network: &str) {
     }
 }
 
-/// Wakes all endpoints that are so. It goes through all of them: for what changes by a person's hand.
+/// Wakes all endpoints for which `is_so` is true. It goes through all of them, so it is for changes that a person
+/// makes.
 pub fn wake_where(context: &Context, is_so: impl Fn(&Endpoint) -> bool) {
     let all = context.stores.endpoints.state();
     for endpoint in all.iter().filter(|endpoint| is_so(endpoint)) {
@@ -46,7 +47,7 @@ pub fn wake_where(context: &Context, is_so: impl Fn(&Endpoint) -> bool) {
     }
 }
 
-/// Wakes the scaled endpoints of a network, whose VPC is another one now, or none.
+/// Wakes the scaled endpoints of a network whose VPC is another one now, or none.
 pub fn wake_members(context: &Context, network: &str) {
     let services: Vec<EndpointName> = context
         .hub

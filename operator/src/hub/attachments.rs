@@ -1,6 +1,6 @@
-//! What droplets say that pods have: attachments, and the addresses in them.
+//! Stores what droplets report of pods: attachments, and the addresses in them.
 //!
-//! Invariant: a droplet's word counts for that droplet alone.
+//! Invariant: a droplet's report counts for that droplet alone.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -11,8 +11,8 @@ use thuban_proto::transit::Attachment;
 
 use crate::model::rows;
 
-/// Pods of a droplet, and attachments of a pod, beyond which a droplet is not believed: no node has so many, and going
-/// through them holds everybody up.
+/// The most pods of a droplet, and the most attachments of a pod. A droplet that reports more is not believed: no node
+/// has so many, and going through them delays everybody.
 const MAX_PODS: usize = 4096;
 const MAX_ATTACHMENTS_OF_POD: usize = 64;
 
@@ -21,7 +21,7 @@ struct Attached {
     droplet: Arc<str>,
     container: Box<str>,
     interface: Box<str>,
-    /// None of what no VPC has.
+    /// The VNI; none for a number that no VPC has.
     vni: Option<Vni>,
     addresses: Box<[IpAddr]>,
 }
@@ -33,7 +33,7 @@ impl Attached {
             && *self.interface == *attachment.ifname
     }
 
-    /// Its addresses, each in its VPC.
+    /// Yields the addresses of the attachment, each with its VNI.
     fn keys(&self) -> impl Iterator<Item = (Vni, IpAddr)> {
         let addresses = self
             .vni
@@ -42,19 +42,19 @@ impl Attached {
     }
 }
 
-/// Small lists, most of one element: a cluster has as many as it has pods.
+/// All attachments. The lists are small, most have one element: a cluster has as many lists as pods.
 #[derive(Debug, Default)]
 pub struct Attachments {
-    /// By UID of the pod, as kubelet tells the CNI plugin.
+    /// Attachments by UID of the pod, as kubelet tells it to the CNI plugin.
     pods: HashMap<Arc<str>, Vec<Attached>>,
-    /// Who has an address: UIDs of pods.
+    /// UIDs of the pods that have an address.
     live: HashMap<(Vni, IpAddr), Vec<Arc<str>>>,
     /// UIDs of the pods of a droplet.
     on: HashMap<Arc<str>, HashSet<Arc<str>>>,
 }
 
 impl Attachments {
-    /// All that a droplet has, instead of what it said before.
+    /// Replaces all attachments of a droplet.
     pub fn replace(&mut self, droplet: &str, attachments: &[Attachment]) {
         for pod in self.on.remove(droplet).unwrap_or_default() {
             self.forget(&pod, |attached| *attached.droplet == *droplet);
@@ -108,7 +108,7 @@ impl Attachments {
         self.forget(&attachment.pod_uid, |attached| attached.is(droplet, attachment));
     }
 
-    /// Forgets those of the pod that are gone.
+    /// Forgets the attachments of the pod for which `is_gone` is true.
     fn forget(&mut self, pod: &str, is_gone: impl Fn(&Attached) -> bool) {
         let Some(all) = self.pods.get_mut(pod) else { return };
         let gone: Vec<Attached> = all.extract_if(.., |attached| is_gone(attached)).collect();
@@ -145,7 +145,8 @@ impl Attachments {
         attached.is_some_and(|all| all.iter().any(|attached| *attached.droplet == *droplet))
     }
 
-    /// The addresses in a VPC that a pod has on a droplet: of several sandboxes the last by name.
+    /// Returns the addresses in a VPC that a pod has on a droplet: if it has several sandboxes, those of the last one
+    /// by name.
     pub fn addresses(&self, pod: &str, droplet: &str, vni: Vni) -> Vec<IpAddr> {
         let attached = self.pods.get(pod).into_iter().flatten();
         let here = attached.filter(|attached| *attached.droplet == *droplet && attached.vni == Some(vni));
@@ -154,7 +155,7 @@ impl Attachments {
             .unwrap_or_default()
     }
 
-    /// All (VNI, address) that pods have.
+    /// Yields every (VNI, address) that a pod has.
     pub fn live(&self) -> impl Iterator<Item = (Vni, IpAddr)> {
         self.live.keys().copied()
     }

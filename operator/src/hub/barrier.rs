@@ -1,6 +1,7 @@
-//! What an object waits for until it goes on: rows that droplets must have, or must not have any more.
+//! A barrier: the rows that droplets must have, or must no longer have, before an object goes on.
 //!
-//! Invariant: nothing else says whether droplets have acked what somebody needs. Who is excused is said here alone.
+//! Invariant: only this module decides whether droplets have acked the rows that an object needs, and which droplets
+//! are excused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,39 +14,39 @@ use super::triggers::Waiter;
 use super::{Health, State};
 use crate::model::rows::Key;
 
-/// Demands on droplets, and the object that is woken when one of those that it waits for acks something.
+/// Demands on droplets, and the object that is woken when one of the awaited droplets acks something.
 ///
-/// Droplets that must *have* something are excused when they are suspect, or are no droplets (any more). Of droplets
-/// that must *lack* something, all with an open stream are waited for. But a droplet that owes acks for too long counts
-/// as one without a stream.
+/// Droplets that must *have* something are excused when they are suspect, or are no (longer) droplets. Of droplets that
+/// must *lack* something, all with an open stream are waited for. But a droplet that owes acks for too long counts as
+/// one without a stream.
 #[must_use = "nothing is asked of droplets until the hub is asked what is missing"]
 #[derive(Clone, Debug)]
 pub struct Barrier {
     pub(super) waiter: Waiter,
-    /// Never excused from what it must have.
+    /// The droplet that is never excused from what it must have.
     home: Option<String>,
-    /// Rows that droplets must have acked, and so understand.
+    /// Rows that droplets must have acked, and therefore understand.
     rows: Vec<(String, Key)>,
     /// Droplets that must have acked the snapshot of their stream.
     synced: BTreeSet<String>,
     /// Droplets that must have acked all that was sent to them.
     settled: BTreeSet<String>,
-    /// A droplet that all who were told of it must know.
+    /// A droplet that all droplets which were told of it must know.
     introduced: Option<String>,
-    /// What serves, and its rows: one droplet that lives must have acked all of its own.
+    /// The things that must be served, each with its rows: one live droplet must have acked all of its own rows.
     served: Vec<(String, Vec<(String, Key)>)>,
-    /// Rows that nobody may have.
+    /// Rows that no droplet may have.
     gone: Vec<Key>,
     /// Droplets that must say themselves that these rows are gone.
     witnesses: BTreeSet<String>,
     number: Option<Number>,
 }
 
-/// The number of a VPC, of which no droplet may have rows.
+/// The number of a VPC. No droplet may have rows of it.
 #[derive(Clone, Debug)]
 struct Number {
     vni: Vni,
-    /// Droplets that exist, whether this leader knows of them or not.
+    /// Droplets that exist, known to this leader or not.
     droplets: Vec<String>,
     excuses_suspects: bool,
 }
@@ -66,45 +67,46 @@ impl Barrier {
         }
     }
 
-    /// The droplets must have acked these rows.
+    /// Demands that the droplets have acked these rows.
     pub fn has(mut self, rows: Vec<(String, Key)>) -> Self {
         self.rows.extend(rows);
         self
     }
 
-    /// This droplet is waited for, whatever is known of it.
+    /// Waits for this droplet in any case, whatever its state.
     pub fn never_excuses(mut self, home: Option<&str>) -> Self {
         self.home = home.map(str::to_owned);
         self
     }
 
-    /// Packets of the droplet must be taken: by those that were told of it, and by these, which must have acked
-    /// something at all.
+    /// Demands that packets of the droplet are accepted: by the droplets that were told of it, and by these users,
+    /// which must have acked something at all.
     pub fn knows(mut self, droplet: &str, users: BTreeSet<String>) -> Self {
         self.introduced = Some(droplet.to_owned());
         self.synced.extend(users);
         self
     }
 
-    /// The droplets must have acked all that was sent to them.
+    /// Demands that the droplets have acked all that was sent to them.
     pub fn settles(mut self, droplets: BTreeSet<String>) -> Self {
         self.settled.extend(droplets);
         self
     }
 
-    /// One of the droplets must live and have acked all of its rows. `what` it serves as is told to people.
+    /// Demands that one of the droplets lives and has acked all of its rows. `what` is the served thing in messages to
+    /// people.
     pub fn served_by(mut self, what: String, rows: Vec<(String, Key)>) -> Self {
         self.served.push((what, rows));
         self
     }
 
-    /// No droplet may have these rows.
+    /// Demands that no droplet has these rows.
     pub fn lacks(mut self, keys: impl IntoIterator<Item = Key>) -> Self {
         self.gone.extend(keys);
         self
     }
 
-    /// No droplet may have rows of these addresses of endpoints.
+    /// Demands that no droplet has rows of these addresses of endpoints.
     pub fn lacks_addresses(self, vni: Vni, addresses: &[IpAddr]) -> Self {
         let keys = |address: &IpAddr| {
             [
@@ -116,13 +118,15 @@ impl Barrier {
         self.lacks(addresses.iter().flat_map(keys))
     }
 
-    /// These must say so themselves, unless they are no droplets any more: then nobody may know them.
+    /// Demands that these droplets say so themselves, unless they are no longer droplets: then no droplet may know
+    /// them.
     pub fn asks(mut self, witnesses: impl IntoIterator<Item = String>) -> Self {
         self.witnesses.extend(witnesses);
         self
     }
 
-    /// No droplet may have rows of the VPC, nor may have some unheard. `droplets`: those that exist, besides the known.
+    /// Demands that no droplet has rows of the VPC, or could have some without having been heard. `droplets` are those
+    /// that exist, besides the known ones.
     pub fn lacks_number(mut self, vni: Vni, droplets: Vec<String>) -> Self {
         self.number = Some(Number {
             vni,
@@ -132,7 +136,7 @@ impl Barrier {
         self
     }
 
-    /// Suspects may keep rows of the number: nobody else gets it meanwhile.
+    /// Lets suspects keep rows of the number: no other VPC gets the number meanwhile.
     pub fn keeps_number(mut self) -> Self {
         if let Some(number) = &mut self.number {
             number.excuses_suspects = true;
@@ -152,7 +156,7 @@ impl Barrier {
         }
     }
 
-    /// Droplets whose acks wake the waiter.
+    /// Yields the droplets whose acks wake the waiter.
     pub(super) fn awaited<'a>(&'a self, missing: &'a Missing) -> impl Iterator<Item = &'a String> {
         let unserved = self
             .served
@@ -163,7 +167,7 @@ impl Barrier {
         missing.unacked.iter().chain(outdated).chain(candidates)
     }
 
-    /// Droplets that must have something and don't, and those that don't understand it.
+    /// Returns the droplets that must have something and don't, and those that don't understand it.
     fn not_had(&self, state: &State, now: u64) -> (BTreeSet<String>, BTreeSet<(String, Kind)>) {
         let acks = &state.acks;
         let mut unacked: BTreeSet<String> = BTreeSet::new();
@@ -194,7 +198,7 @@ impl Barrier {
         (unacked, outdated)
     }
 
-    /// Droplets that may have a row that nobody may have.
+    /// Returns the droplets that may have a row that no droplet may have.
     fn not_lacked(&self, state: &State, now: u64) -> BTreeSet<String> {
         let acks = &state.acks;
         let holding = self.gone.iter().flat_map(|key| acks.holding(key, now));
@@ -204,7 +208,7 @@ impl Barrier {
         }
         for witness in &self.witnesses {
             if !state.world.is_droplet(witness) {
-                // What it sends counts no more only when nobody knows it.
+                // The packets of the witness stop counting only when no droplet knows it.
                 holding.extend(acks.forgetting(now).map(str::to_owned));
             } else if self.gone.iter().any(|key| acks.may_hold(witness, key)) {
                 holding.insert(witness.clone());
@@ -213,8 +217,8 @@ impl Barrier {
         holding
     }
 
-    /// Droplets that may have rows of the number. One that has acked nothing on an open stream may, whether it is known
-    /// or not: it may have none, follow another leader, or not speak at all.
+    /// Returns the droplets that may have rows of the number. A droplet that has acked nothing on an open stream may
+    /// have some, known or not: it may have no stream, follow another leader, or not speak at all.
     fn not_freed(&self, state: &State, now: u64) -> BTreeSet<String> {
         let Some(number) = &self.number else {
             return BTreeSet::new();
@@ -226,7 +230,7 @@ impl Barrier {
         holding.extend(all.filter(|name| !state.acks.is_synced(name)).cloned());
         if number.excuses_suspects {
             let suspects = state.suspects(holding.iter(), now);
-            // Of one that this leader doesn't know it has never heard.
+            // This leader has never heard a droplet that it doesn't know.
             holding.retain(|droplet| !state.world.is_droplet(droplet) || !suspects.contains(droplet));
         }
         holding

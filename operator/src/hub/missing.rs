@@ -1,19 +1,19 @@
-//! What a barrier waits for, as people are told of it.
+//! The report on what a barrier waits for, for people.
 
 use thuban_rows::Kind;
 
 /// Reason of conditions: droplets have not acknowledged what they were sent.
 pub const WAITS_FOR_ACKS: &str = "WaitsForAcks";
-/// Reason of conditions: droplets are not sent what is needed, for their transitd does not understand it.
+/// Reason of conditions: droplets are not sent the needed rows, because their transitd does not understand them.
 pub const WAITS_FOR_UPGRADE: &str = "WaitsForUpgrade";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Droplets that have not acked a row, or that it is gone.
+    /// Droplets that have not acked a row, or the removal of a row.
     pub unacked: Vec<String>,
     /// Droplets that are not sent a row of this kind, because their transitd does not understand it. They hold none.
     pub outdated: Vec<(String, Kind)>,
-    /// What no droplet serves as that lives.
+    /// Names of what no live droplet serves.
     pub unserved: Vec<String>,
 }
 
@@ -22,7 +22,7 @@ impl Missing {
         self.unacked.is_empty() && self.outdated.is_empty() && self.unserved.is_empty()
     }
 
-    /// Of the condition.
+    /// Returns the reason of the condition.
     pub fn reason(&self) -> &'static str {
         if self.outdated.is_empty() {
             WAITS_FOR_ACKS
@@ -31,7 +31,7 @@ impl Missing {
         }
     }
 
-    /// Of the condition: what somebody must do first.
+    /// Returns the message of the condition: what somebody must do first.
     pub fn message(&self) -> String {
         if self.outdated.is_empty() && !self.unserved.is_empty() {
             return format!("waits for {}", self.unserved.join(" and "));

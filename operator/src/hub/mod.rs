@@ -1,7 +1,7 @@
-//! Joins objects, rows and streams: the world and the acks under one lock, the senders of the open streams, and the
-//! triggers of the controllers.
+//! Joins objects, rows and streams: holds the world and the acks under one lock, the senders of the open streams, and
+//! the triggers of the controllers.
 //!
-//! Invariant: what is sent to a droplet is what the world says, in order of sequence; nothing else sends.
+//! Invariant: each droplet is sent what the world says, in order of sequence; nothing else sends.
 
 mod attachments;
 mod barrier;
@@ -32,20 +32,21 @@ pub use barrier::Barrier;
 pub use missing::{Missing, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
 pub use triggers::{Triggers, Waiter};
 
-/// How long a new leader waits for the droplets' word of what they hold before it gives out addresses, milliseconds.
+/// How long a new leader waits for the droplets' reports of what they hold before it gives out addresses, milliseconds.
 const ADOPTION_TIMEOUT: u64 = 10_000;
-/// How long it waits for their streams before it sends them programs: droplets dial less often the longer nobody answers
-/// (up to 7.5 s apart).
+/// How long a new leader waits for streams before it sends programs: droplets dial less often the longer no leader
+/// answers (up to 7.5 s apart).
 const DIAL_TIMEOUTS: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(9)];
-/// How long it waits for Endpoints of attachments, milliseconds: what they need would be missing in the programs.
+/// How long a new leader waits for Endpoints of attachments, milliseconds: without them rows would be missing in the
+/// programs.
 const MENDING_TIMEOUT: u64 = ADOPTION_TIMEOUT + 3_000;
-/// Direct rows that a droplet may hold of one VPC.
+/// The most direct rows that a droplet may hold of one VPC.
 const MAX_SUBSCRIPTIONS_PER_VPC: usize = 4096;
 
 /// A stream that has no program yet.
 struct Opened {
     id: u64,
-    /// What the droplet had asked for.
+    /// The addresses that the droplet asked for.
     subscriptions: Vec<(Vni, IpAddr)>,
     /// The kinds of rows that it understands.
     kinds: Kinds,
@@ -57,12 +58,12 @@ struct State {
     senders: HashMap<String, UnboundedSender<OperatorMessage>>,
     /// Streams by droplet, while programs are held back.
     held: Option<BTreeMap<String, Opened>>,
-    /// For how long droplets that don't dial are waited for.
+    /// How long the leader waits for droplets that don't dial.
     dialling: Duration,
     attachments: Attachments,
-    /// By droplet.
+    /// Waiters by droplet.
     waiters: HashMap<String, HashSet<Waiter>>,
-    /// Endpoints whose droplet has the address already.
+    /// Endpoints whose droplet already uses the address.
     in_use: HashSet<EndpointName>,
     /// Packets a second that roles passed on, by VPC, network (none for the divider) and droplet.
     loads: HashMap<(Vni, Option<NetworkId>), BTreeMap<String, u64>>,
@@ -76,7 +77,7 @@ impl State {
             .is_judging(self.world.droplets().map(|(name, _)| name), now)
     }
 
-    /// Droplets whose programs are held back: what they hold is not known.
+    /// Yields the droplets whose programs are held back: what they hold is not known.
     fn waiting_for_programs(&self) -> impl Iterator<Item = String> {
         self.held.iter().flat_map(BTreeMap::keys).cloned()
     }
@@ -86,7 +87,7 @@ impl State {
         self.acks.is_connected(droplet) || self.held.as_ref().is_some_and(is_held)
     }
 
-    /// Those of the droplets that are lost for [`SUSPECT_AFTER`], if droplets may be judged.
+    /// Returns the droplets that have been lost for [`SUSPECT_AFTER`], if droplets may be judged.
     fn suspects<'a>(&self, droplets: impl Iterator<Item = &'a String>, now: u64) -> HashSet<String> {
         let is_lost = |droplet: &&String| {
             let lost = self.acks.lost_for(droplet, now);
@@ -112,11 +113,11 @@ impl State {
     }
 }
 
-/// What is known of a droplet by its stream.
+/// The state of a droplet by its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     Connected,
-    /// No stream on which it acks in time, and no verdict before this.
+    /// The droplet has no stream on which it acks in time, and there is no verdict before this time is over.
     Missing(Duration),
     Suspect,
 }
@@ -176,7 +177,7 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the world and sends what follows.
+    /// Changes the world and sends the resulting changes of rows.
     pub fn update<T>(&self, change: impl FnOnce(&mut World) -> T) -> T {
         let state = &mut *self.lock();
         let result = change(&mut state.world);
@@ -238,8 +239,8 @@ impl Hub {
         state.world.resting_node_ports(name)
     }
 
-    /// A droplet's stream opened: it gets its whole program, and deltas from then on, of rows of the kinds that it
-    /// understands; not before [`Self::serve`], if programs are held back. An older stream ends.
+    /// Opens a droplet's stream. The droplet gets its whole program, and from then on deltas, with rows of the kinds
+    /// that it understands. If programs are held back, this begins only with [`Self::serve`]. An older stream ends.
     pub fn open(
         &self,
         droplet: &str,
@@ -257,7 +258,7 @@ impl Hub {
             subscriptions: subscriptions.to_vec(),
             kinds,
         };
-        // The older one's end shows in its receiver.
+        // The older stream's end shows in its receiver.
         state.senders.remove(droplet);
         if let Some(held) = &mut state.held {
             held.insert(droplet.to_owned(), opened);
@@ -298,8 +299,8 @@ impl Hub {
         state.senders.insert(droplet.to_owned(), messages);
     }
 
-    /// Holds programs back from now on: a snapshot takes out of a droplet whatever it lacks. `vacancy`: for how long
-    /// nobody has led.
+    /// Holds programs back from now on, because a snapshot removes from a droplet every row that it lacks. `vacancy`:
+    /// how long nobody has led.
     pub fn hold_back(&self, vacancy: Duration) {
         let state = &mut *self.lock();
         state.held.get_or_insert_default();
@@ -307,8 +308,8 @@ impl Hub {
         state.dialling = (vacancy / 4).clamp(least, most);
     }
 
-    /// Whether all droplets but those of which nothing is expected have dialled, and all that is attached there has its
-    /// Endpoint; or that took too long.
+    /// Whether all expected droplets have dialled, and all that is attached there has its Endpoint; or that took too
+    /// long.
     pub fn is_adopted(&self, is_expected: impl Fn(&str) -> bool) -> bool {
         let state = &*self.lock();
         let now = self.now();
@@ -348,7 +349,7 @@ impl Hub {
         }
     }
 
-    /// Ends a droplet's stream, whoever holds it, and forgets what it said: nothing lives there any more.
+    /// Ends a droplet's stream, whoever holds it, and forgets the droplet's reports: nothing lives there any more.
     pub fn forget(&self, droplet: &str) {
         let state = &mut *self.lock();
         state.senders.remove(droplet);
@@ -364,10 +365,10 @@ impl Hub {
         is_valid
     }
 
-    /// Whether the droplet leaves what it is sent unacked for too long: its stream is to end.
+    /// Whether the droplet has left something unacked for too long: its stream must end.
     pub fn is_silent(&self, droplet: &str, id: u64) -> bool {
         let (state, now) = (self.lock(), self.now());
-        // It may owe acks of an earlier stream.
+        // The droplet may owe acks of an earlier stream.
         if state.acks.is_overdue(droplet, now) {
             self.triggers.droplet(droplet);
         }
@@ -392,7 +393,7 @@ impl Hub {
         self.lock().in_use.contains(name)
     }
 
-    /// The endpoint has another address now.
+    /// Forgets the refusal: the endpoint has another address now.
     pub fn forget_in_use(&self, name: &EndpointName) {
         self.lock().in_use.remove(name);
     }
@@ -408,7 +409,7 @@ impl Hub {
         is_taken
     }
 
-    /// What a droplet's roles pass on, instead of what it said before.
+    /// Replaces the reported loads of a droplet's roles.
     pub fn report(&self, droplet: &str, load: &Load) {
         let state = &mut *self.lock();
         forget_load(state, droplet);
@@ -424,7 +425,8 @@ impl Hub {
         }
     }
 
-    /// Packets a second that the bouncers of a network, or without one the dividers of a VPC, passed on together.
+    /// Returns the packets a second that the bouncers of a network, or without a network the dividers of a VPC, passed
+    /// on together.
     pub fn load(&self, vni: Vni, network: Option<NetworkId>) -> u64 {
         let state = self.lock();
         state
@@ -435,7 +437,7 @@ impl Hub {
             .sum()
     }
 
-    /// An attachment came or went.
+    /// Notes that an attachment came or went.
     pub fn attach(&self, droplet: &str, attachment: &Attachment, removed: bool) {
         let state = &mut *self.lock();
         if removed {
@@ -450,20 +452,20 @@ impl Hub {
         }
     }
 
-    /// Whether the pod may still have a network on that droplet: it reported an attachment, or can't be asked. What
-    /// other droplets say of the pod doesn't count, and one that is no droplet any more holds nothing.
+    /// Whether the pod may still have a network on that droplet: the droplet reported an attachment, or can't be asked.
+    /// Reports of other droplets on the pod don't count, and a former droplet holds nothing.
     pub fn may_be_attached(&self, pod_uid: &str, droplet: &str) -> bool {
         let state = self.lock();
         state.world.is_droplet(droplet)
             && (!state.acks.is_connected(droplet) || state.attachments.has(pod_uid, droplet))
     }
 
-    /// The addresses in a VPC that the pod has on a droplet already, by the droplet's word.
+    /// Returns the addresses in a VPC that the pod already has on the droplet, by the droplet's report.
     pub fn attached_addresses(&self, pod_uid: &str, droplet: &str, vni: Vni) -> Vec<IpAddr> {
         self.lock().attachments.addresses(pod_uid, droplet, vni)
     }
 
-    /// Whether another pod has the address, by its droplet's word.
+    /// Whether another pod has the address, by the report of its droplet.
     pub fn is_live(&self, vni: Vni, address: IpAddr, except: &str) -> bool {
         self.lock().attachments.is_live(vni, address, except)
     }
@@ -472,7 +474,7 @@ impl Hub {
         self.lock().acks.is_connected(droplet)
     }
 
-    /// Whether all droplets have dialled, or had the time to: what they hold is known then.
+    /// Whether all droplets have dialled, or had the time to: from then on it is known what they hold.
     pub fn is_whole(&self) -> bool {
         let state = self.lock();
         let mut droplets = state.world.droplets().map(|(name, _)| name);
@@ -483,7 +485,7 @@ impl Hub {
         self.lock().health(droplet, self.now())
     }
 
-    /// Wakes all who wait for a droplet's ack: it may be excused now.
+    /// Wakes all objects that wait for a droplet's ack: the droplet may be excused now.
     pub fn wake_waiters(&self, droplet: &str) {
         self.wake(&mut self.lock(), droplet);
     }
@@ -494,7 +496,7 @@ impl Hub {
         }
     }
 
-    /// What a barrier waits for; its waiter is triggered when one of these droplets acks.
+    /// Returns what a barrier waits for; its waiter is triggered when one of these droplets acks.
     pub fn missing(&self, barrier: &Barrier) -> Missing {
         let state = &mut *self.lock();
         let missing = barrier.missing(state, self.now());
@@ -503,7 +505,7 @@ impl Hub {
     }
 }
 
-/// The waiter is triggered when one of the droplets acks.
+/// Notes that the waiter is triggered when one of the droplets acks.
 fn wait_for<'a>(state: &mut State, droplets: impl IntoIterator<Item = &'a String>, waiter: &Waiter) {
     for droplet in droplets {
         state
@@ -527,7 +529,7 @@ fn message(program: Program) -> OperatorMessage {
     }
 }
 
-/// Only addresses of VPCs that the droplet takes part in, and not without end.
+/// Notes a subscription: only to addresses of VPCs that the droplet takes part in, and only up to a limit.
 fn subscribe(state: &mut State, droplet: &str, vni: Vni, address: IpAddr) -> bool {
     state.world.takes_part(droplet, vni)
         && state.world.subscribed(droplet, vni) < MAX_SUBSCRIPTIONS_PER_VPC

@@ -1,4 +1,4 @@
-//! Droplets played by their streams: what they are sent, and what their answers lead to.
+//! Tests with droplets that are played by their streams: what they are sent, and what their answers cause.
 
 mod judging;
 mod rests;
@@ -20,7 +20,7 @@ use crate::model::world::{self, EndpointName, Membership, Role, RoleKind};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 2);
 const ADDRESS6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 2);
-/// As keys have them.
+/// The addresses in the form that keys have.
 const V4: IpAddr = IpAddr::V4(ADDRESS);
 const V6: IpAddr = IpAddr::V6(ADDRESS6);
 
@@ -28,7 +28,7 @@ fn name() -> EndpointName {
     ("red".to_owned(), "web-1".to_owned())
 }
 
-/// Three droplets: `a` divides, `b` bounces, `c` holds the endpoint.
+/// Makes a hub with three droplets: `a` divides, `b` bounces, `c` holds the endpoint.
 fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
     let (endpoints, woken) = unbounded_channel();
     let triggers = Triggers {
@@ -118,20 +118,20 @@ fn barrier() -> Barrier {
     Barrier::new(Waiter::Endpoint(name()))
 }
 
-/// What is missing of rows, the droplet `c` never being excused.
+/// Returns what is missing of the rows; the droplet `c` is never excused.
 fn missing_of(hub: &Hub, rows: &[(String, Key)]) -> Missing {
     let barrier = barrier().has(rows.to_vec()).never_excuses(Some("c"));
     hub.missing(&barrier)
 }
 
-/// Who may have rows of the addresses; these droplets must say so themselves.
+/// Returns the droplets that may have rows of the addresses; these witnesses must say so themselves.
 fn holding(hub: &Hub, addresses: &[IpAddr], witnesses: &[&str]) -> Vec<String> {
     let witnesses = witnesses.iter().map(ToString::to_string);
     let barrier = barrier().lacks_addresses(VNI, addresses).asks(witnesses);
     hub.missing(&barrier).unacked
 }
 
-/// All programs that wait on a stream.
+/// Returns all programs that wait on a stream.
 fn received(stream: &mut UnboundedReceiver<thuban_proto::transit::OperatorMessage>) -> Vec<Program> {
     let mut programs = Vec::new();
     while let Ok(message) = stream.try_recv() {
@@ -400,7 +400,7 @@ async fn programs_wait_until_every_attachment_has_its_endpoint() {
     assert!(hub.is_connected("b") && !hub.is_connected("c"));
 }
 
-/// All but one.
+/// Returns all kinds but one.
 fn without(kind: Kind) -> Kinds {
     Kind::ALL.iter().copied().filter(|known| *known != kind).collect()
 }
@@ -422,15 +422,15 @@ fn a_row_of_an_unknown_kind_is_not_sent_and_counts_as_missing() {
     let missing = || missing_of(&hub, &rows);
     let outdated = vec![("b".to_owned(), Kind::Bouncer)];
     assert_eq!((missing().unacked, missing().outdated), (Vec::new(), outdated));
-    // Other rows reach it, and their acks say nothing of the one that is missing.
+    // Other rows reach the droplet, and their acks say nothing about the missing row.
     hub.update(|world| world.set_droplet("d", Some(Ipv4Addr::new(172, 16, 0, 9))));
     assert_eq!(received(&mut bouncer).len(), 1);
     assert!(hub.ack("b", b, 2));
     assert_eq!(missing().reason(), "WaitsForUpgrade");
-    // It holds nothing that must go.
+    // It holds no row that must be removed.
     assert_eq!(holding(&hub, &[V4], &[]), ["c"]);
     while woken.try_recv().is_ok() {}
-    // Its transitd is another one now.
+    // Its transitd has another version now.
     let (b, mut bouncer) = hub.open("b", &[], &[], Kinds::all());
     let is_bouncer = |row: &thuban_proto::transit::Row| matches!(row.row, Some(row::Row::Bouncer(_)));
     assert!(received(&mut bouncer)[0].upserts.iter().any(is_bouncer));

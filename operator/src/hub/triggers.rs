@@ -1,4 +1,4 @@
-//! Who is woken: a sender of references for each controller.
+//! Wakes objects: there is a sender of references for each controller.
 
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};

@@ -1,7 +1,7 @@
-//! What the operator counts, as text for Prometheus.
+//! The operator's metrics, as text for Prometheus.
 //!
-//! Invariant: no label holds the name of an object, a pod or a tenant, so that the number of series is bounded and whoever
-//! may scrape learns nothing of tenants. Hooks are one call each; counts are of the process, states of its leadership.
+//! Invariant: no label holds the name of an object, a pod or a tenant, so that the number of series is bounded and a
+//! scrape reveals nothing of tenants. Hooks are one call each; counts are of the process, states of its leadership.
 
 pub mod serve;
 
@@ -24,14 +24,14 @@ use thuban_proto::transit::{DropletMessage, OperatorMessage, droplet_message, op
 use tokio::time::Instant;
 use tracing::{Instrument, info_span};
 
-/// What a leadership says of the states that it knows, when it is asked.
+/// The states that a leadership reports when it is asked.
 pub trait Leadership: Send + Sync {
-    /// Returns when the hub has answered: one that is stuck never does.
+    /// Returns when the hub has answered: a hub that is stuck never answers.
     fn look(&self);
     fn epoch(&self) -> u64;
-    /// How many droplets have a stream, have lost it a moment ago, and are suspect.
+    /// Returns how many droplets have a stream, have lost it a moment ago, and are suspect.
     fn droplets(&self) -> DropletCounts;
-    /// The phases of all objects that have one, kind by kind; none: no status yet.
+    /// Returns the phases of all objects that have one, kind by kind; none: no status yet.
     fn phases(&self) -> Vec<(&'static str, Vec<Option<Phase>>)>;
     fn network_policies(&self) -> usize;
 }
@@ -43,7 +43,7 @@ pub struct DropletCounts {
     pub suspect: i64,
 }
 
-/// An error that is counted by what kind of error it is: one of few words.
+/// An error that is counted by its category, which is one of few words.
 pub trait Category {
     fn category(&self) -> &'static str;
 }
@@ -102,7 +102,7 @@ struct Metrics {
 }
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
-/// Of the leadership that this process has.
+/// The leadership that this process has.
 static LEADERSHIP: Mutex<Option<Weak<dyn Leadership>>> = Mutex::new(None);
 
 fn seconds() -> Histogram {
@@ -182,7 +182,7 @@ impl Metrics {
         metrics
     }
 
-    /// States are looked up when they are asked for.
+    /// Looks up the states; called when somebody asks for metrics.
     fn refresh(&self) {
         let Some(leadership) = leadership() else {
             self.droplets.clear();
@@ -232,7 +232,7 @@ fn leadership() -> Option<Arc<dyn Leadership>> {
         .upgrade()
 }
 
-/// This process leads, until `leadership` is dropped.
+/// Notes that this process leads, until `leadership` is dropped.
 pub fn leads(leadership: &Arc<impl Leadership + 'static>) {
     METRICS.leader.set(1);
     METRICS
@@ -243,7 +243,7 @@ pub fn leads(leadership: &Arc<impl Leadership + 'static>) {
     *LEADERSHIP.lock().unwrap_or_else(PoisonError::into_inner) = Some(leadership);
 }
 
-/// All metrics, as Prometheus reads them.
+/// Returns all metrics, as Prometheus reads them.
 pub fn text() -> Result<String, fmt::Error> {
     METRICS.refresh();
     let mut text = String::new();
@@ -251,7 +251,7 @@ pub fn text() -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// Kinds of Kubernetes that are reconciled, of which small views are read: their types own their names.
+/// Kinds of Kubernetes that are reconciled and read as small views: their types own their names.
 const VIEWS: [&str; 3] = ["Pod", "Service", "NetworkPolicy"];
 
 fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
@@ -261,11 +261,11 @@ fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
     }
 }
 
-/// Objects of a kind that are looked at.
+/// Objects of a kind that is reconciled.
 pub trait Counted: Resource<DynamicType = ()> + Clone {}
 impl<K: Resource<DynamicType = ()> + Clone> Counted for K {}
 
-/// Objects of a kind that were triggered and not looked at since.
+/// Objects of a kind that were triggered and have not been reconciled since.
 pub struct Queue<K: Counted>(Arc<Mutex<HashSet<ObjectRef<K>>>>);
 
 impl<K: Counted> Clone for Queue<K> {
@@ -285,7 +285,7 @@ impl<K: Counted> Queue<K> {
         self.change(|waiting| waiting.insert(object.clone()));
     }
 
-    /// It went before it was looked at.
+    /// Notes that an object is gone before it was reconciled.
     pub fn gone(&self, name: &str, namespace: Option<&str>) {
         let mut object = ObjectRef::new(name);
         object.namespace = namespace.map(str::to_owned);
@@ -308,7 +308,7 @@ impl<K: Counted> Queue<K> {
     }
 }
 
-/// Reconciles in a span of its own, counted and timed.
+/// Reconciles in a span of its own, and counts and times it.
 pub async fn observed<K: Counted, E: Category>(
     queue: Queue<K>,
     object: Arc<K>,
@@ -341,12 +341,12 @@ pub async fn observed<K: Counted, E: Category>(
     result
 }
 
-/// A connection or token at the droplets' port. `reason`: one of few.
+/// Counts a connection or token that is refused at the droplets' port. `reason` is one of few words.
 pub fn refuses(reason: &'static str) {
     METRICS.refusals.get_or_create(&Because { reason }).inc();
 }
 
-/// What one stream carries: rows, and how long their acks take.
+/// The metrics of one stream: its rows, and how long their acks take.
 #[derive(Debug, Default)]
 pub struct Stream {
     /// Sequences without an ack, and when they were sent.
@@ -386,7 +386,7 @@ impl Stream {
         }
     }
 
-    /// `reason`: one of few.
+    /// Counts the end of a stream. `reason` is one of few words.
     pub fn ends(reason: &'static str) {
         METRICS.streams.get_or_create(&Because { reason }).inc();
     }
@@ -422,7 +422,7 @@ mod tests {
         }
     }
 
-    /// The value of the series whose line starts so.
+    /// Returns the value of the series whose line starts so.
     fn value(series: &str) -> f64 {
         let text = text().unwrap();
         let line = text

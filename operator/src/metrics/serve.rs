@@ -1,4 +1,4 @@
-//! `/metrics` for Prometheus, `/healthz` and `/readyz` for kubelet, by HTTP on the node's address.
+//! Serves `/metrics` for Prometheus, `/healthz` and `/readyz` for kubelet, by HTTP on the node's address.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,7 +9,7 @@ use super::{leadership, text};
 
 static IS_READY: AtomicBool = AtomicBool::new(false);
 
-/// A standby is ready when it could lead, a leader when it serves.
+/// Sets whether the process is ready. A standby is ready when it could lead, a leader when it serves.
 pub fn ready(is_ready: bool) {
     IS_READY.store(is_ready, Ordering::Relaxed);
 }
@@ -31,7 +31,7 @@ impl Pages for OperatorPages {
     }
 }
 
-/// A leader whose hub is stuck is of no use.
+/// Whether the process is alive: a leader whose hub is stuck is not.
 async fn is_alive() -> bool {
     let Some(leadership) = leadership() else {
         return true;

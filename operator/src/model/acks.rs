@@ -1,6 +1,6 @@
-//! What each droplet was sent and has acked. Times are milliseconds of any monotonic clock.
+//! Tracks what each droplet was sent and has acked. Times are milliseconds of any monotonic clock.
 //!
-//! Invariant: a row counts as applied (or as gone) only after the droplet acked the sequence that said so, on the
+//! Invariant: a row counts as applied (or as gone) only after the droplet acked the sequence with that change, on the
 //! stream that is open now.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -12,42 +12,44 @@ use thuban_rows::{Kind, Kinds};
 use super::rows::Key;
 use super::world::Delta;
 
-/// Stream gone for so long: the droplet is suspect.
+/// How long a stream is gone before the droplet is suspect, milliseconds.
 pub const SUSPECT_AFTER: u64 = 10_000;
-/// A droplet that owes an ack for so long is taken for lost, whatever else it acks and however often it dials.
+/// How long a droplet may owe an ack before it counts as lost, milliseconds, whatever else it acks and however often it
+/// dials.
 pub const ACK_TIMEOUT: u64 = 60_000;
-/// A new leader judges nobody for so long.
+/// How long a new leader judges no droplet, milliseconds.
 pub const JUDGING_DELAY: u64 = 60_000;
-/// Percent of the droplets that may be missing while the others are still judged.
+/// The percentage of droplets that may be missing while the others are still judged.
 const MAX_MISSING_PERCENT: usize = 30;
 
 /// An open stream.
 #[derive(Debug)]
 struct Session {
-    /// The droplet's, shared by all rows that it holds.
+    /// The droplet's name, shared by all rows that it holds.
     name: Arc<str>,
-    /// Which stream; a droplet may dial again before the old one's end is noticed.
+    /// The id of the stream; a droplet may dial again before the end of its old stream is noticed.
     id: u64,
-    /// When it opened.
+    /// The time when the stream opened.
     opened: u64,
     /// The kinds of rows that the droplet understands: it is sent no others.
     kinds: Kinds,
     sequence: u64,
     acked: u64,
-    /// Sequences that are not acked, and since when the droplet owes their acks; the oldest first.
+    /// Sequences that are not acked, and since when the droplet owes their acks; the oldest is first.
     owed: VecDeque<(u64, u64)>,
-    /// Sequence that last changed the row.
+    /// The sequence that last changed each row.
     rows: BTreeMap<Key, u64>,
-    /// Sequence that removed the row; forgotten once acked.
+    /// The sequence that removed each row; forgotten once acked.
     removed: BTreeMap<Key, u64>,
-    /// Sequence that introduced another droplet; forgotten once acked.
+    /// The sequence that introduced each other droplet; forgotten once acked.
     introduced: BTreeMap<Key, u64>,
 }
 
-/// Sorted; grown by one at a time, for nearly every row has one holder or as many as its network has bouncers.
+/// Names of droplets, sorted. The list grows by one element at a time: nearly every row has one holder, or as many as
+/// its network has bouncers.
 type Names = Vec<Arc<str>>;
 
-/// Who may hold a row: so that asking costs nothing for those that never had it.
+/// The droplets that may hold a row, so that a query costs nothing for droplets that never had it.
 #[derive(Debug, Default)]
 struct Holders {
     /// Droplets by the keys of their sessions' `rows` and `removed`.
@@ -112,7 +114,7 @@ pub struct Marks(HashMap<Arc<str>, (u64, u64)>);
 pub struct Acks {
     sessions: HashMap<String, Session>,
     holders: Holders,
-    /// When the stream of a droplet ended.
+    /// The time when each droplet's stream ended.
     lost: HashMap<String, u64>,
     /// Since when droplets without a stream owe acks of their last one: a new stream begins with that debt.
     debts: HashMap<String, u64>,
@@ -120,7 +122,7 @@ pub struct Acks {
 }
 
 impl Acks {
-    /// `now`: when this operator began to lead; droplets have from then on to dial.
+    /// Makes an empty set. `now` is the time when this operator began to lead: droplets have from then on to dial.
     pub fn new(now: u64) -> Self {
         Self {
             started: now,
@@ -128,7 +130,7 @@ impl Acks {
         }
     }
 
-    /// A stream opened of a droplet that understands these kinds, and gets this snapshot; its sequence.
+    /// Notes that a droplet that understands these kinds opened a stream and gets this snapshot. Returns the sequence.
     pub fn open<'a>(
         &mut self,
         droplet: &str,
@@ -137,7 +139,8 @@ impl Acks {
         now: u64,
     ) -> u64 {
         let name: Arc<str> = droplet.into();
-        // Its ack settles what the droplet owes of earlier streams, and nothing else does: not that it dials again.
+        // The ack of the snapshot settles all that the droplet owes of earlier streams. Nothing else does, not even
+        // that it dials again.
         let since = self.owes_since(droplet).unwrap_or(now);
         self.debts.remove(droplet);
         let session = Session {
@@ -167,7 +170,7 @@ impl Acks {
         1
     }
 
-    /// The stream ended; ignored if a newer one is open.
+    /// Notes that the stream ended; ignored if a newer one is open.
     pub fn close(&mut self, droplet: &str, id: u64, now: u64) -> bool {
         if self.sessions.get(droplet).is_none_or(|session| session.id != id) {
             return false;
@@ -182,7 +185,7 @@ impl Acks {
         true
     }
 
-    /// Notes a change that is about to be sent; its sequence, or none when no stream is open.
+    /// Notes a change that is about to be sent. Returns its sequence, or none when no stream is open.
     pub fn send(&mut self, droplet: &str, delta: &Delta, now: u64) -> Option<u64> {
         let session = self.sessions.get_mut(droplet)?;
         session.sequence += 1;
@@ -211,7 +214,8 @@ impl Acks {
         Some(session.sequence)
     }
 
-    /// The droplet acked everything up to `sequence`; false if it's not of the open stream or beyond what was sent.
+    /// Notes that the droplet acked everything up to `sequence`. Returns false if the sequence is not of the open
+    /// stream or is beyond the last one sent.
     pub fn ack(&mut self, droplet: &str, id: u64, sequence: u64) -> bool {
         let Some(session) = self.sessions.get_mut(droplet).filter(|session| session.id == id) else {
             return false;
@@ -245,8 +249,8 @@ impl Acks {
         true
     }
 
-    /// The row of this sequence could not be applied: it is not there until it is sent again. False if it was changed
-    /// since, or is not of the open stream.
+    /// Notes that the row of this sequence could not be applied: the droplet lacks it until it is sent again. Returns
+    /// false if the row was changed since, or the sequence is not of the open stream.
     pub fn nack(&mut self, droplet: &str, id: u64, sequence: u64, key: &Key) -> bool {
         let session = self.sessions.get_mut(droplet).filter(|session| session.id == id);
         let row = session
@@ -277,7 +281,7 @@ impl Acks {
         self.sessions.contains_key(droplet)
     }
 
-    /// Whether the droplet may be sent rows of a kind, as far as it is known.
+    /// Whether the droplet may be sent rows of a kind, as far as that is known.
     pub fn understands(&self, droplet: &str, kind: Kind) -> bool {
         let session = self.sessions.get(droplet);
         session.is_none_or(|session| session.kinds.contains(kind))
@@ -293,8 +297,8 @@ impl Acks {
             .is_some_and(|sequence| *sequence <= session.acked)
     }
 
-    /// Droplets that hold, or may hold, a row with this key although their stream is open. One that owes acks for too
-    /// long counts as if it had no stream.
+    /// Yields the droplets that hold, or may hold, a row with this key although their stream is open. A droplet that
+    /// owes acks for too long counts as if it had no stream.
     pub fn holding<'a>(&'a self, key: &'a Key, now: u64) -> impl Iterator<Item = &'a str> {
         let holders = self.holders.of.get(key);
         let unknown = self.holders.unknown.iter();
@@ -305,15 +309,16 @@ impl Acks {
             .filter(move |droplet| !self.is_overdue(droplet, now))
     }
 
-    /// Whether the droplet may hold a row with this key, by all that it has acked itself: it has no stream, has acked
-    /// nothing on it, or was sent the row, or its removal, and has not acked that it is gone.
+    /// Whether the droplet may hold a row with this key, by all that it has acked itself. It may if it has no stream,
+    /// has acked nothing on its stream, or was sent the row or the row's removal and has not acked that the row is
+    /// gone.
     pub fn may_hold(&self, droplet: &str, key: &Key) -> bool {
         self.sessions.get(droplet).is_none_or(|session| {
             session.acked == 0 || session.rows.contains_key(key) || session.removed.contains_key(key)
         })
     }
 
-    /// Droplets with an open stream that were told of a droplet and have not acked it.
+    /// Yields the droplets with an open stream that were told of a droplet and have not acked it.
     pub fn unaware(&self, droplet: &Key) -> impl Iterator<Item = &str> {
         let unaware = self.holders.unaware.get(droplet);
         unaware.into_iter().flatten().map(AsRef::as_ref)
@@ -326,12 +331,13 @@ impl Acks {
             .is_some_and(|session| session.acked > 0)
     }
 
-    /// What it holds is not known; of one that owes acks for too long, that is as if it had no stream.
+    /// Whether it is not known what the droplet holds. A droplet that owes acks for too long counts as if it had no
+    /// stream.
     fn is_unknown(&self, droplet: &str, session: &Session, now: u64) -> bool {
         session.acked == 0 && !self.is_overdue(droplet, now)
     }
 
-    /// Droplets with an open stream that hold, or may hold, rows of a VPC.
+    /// Yields the droplets with an open stream that hold, or may hold, rows of a VPC.
     pub fn holding_vni(&self, vni: Vni, now: u64) -> impl Iterator<Item = &str> {
         let holds = move |droplet: &str, session: &Session| {
             self.is_unknown(droplet, session, now)
@@ -347,8 +353,8 @@ impl Acks {
             .map(|(droplet, _)| droplet.as_str())
     }
 
-    /// Droplets with an open stream that may not know yet that another droplet is gone. One that owes acks for too long
-    /// counts as if it had no stream.
+    /// Yields the droplets with an open stream that may not know yet that another droplet is gone. A droplet that owes
+    /// acks for too long counts as if it had no stream.
     pub fn forgetting(&self, now: u64) -> impl Iterator<Item = &str> {
         let forgets = |session: &Session| {
             session.acked == 0 || session.removed.keys().any(|key| matches!(key, Key::Droplet(_)))
@@ -359,13 +365,13 @@ impl Acks {
             .map(|(droplet, _)| droplet.as_str())
     }
 
-    /// The droplet acked all that was sent to it, on a stream that is open.
+    /// Whether the droplet acked all that was sent to it, on a stream that is open.
     pub fn is_settled(&self, droplet: &str) -> bool {
         let session = self.sessions.get(droplet);
         session.is_some_and(|session| session.acked == session.sequence)
     }
 
-    /// Since when the droplet owes an ack, of this stream or an earlier one.
+    /// Returns since when the droplet owes an ack, of this stream or an earlier one.
     fn owes_since(&self, droplet: &str) -> Option<u64> {
         match self.sessions.get(droplet) {
             Some(session) => session.owed.front().map(|(_, since)| *since),
@@ -373,14 +379,14 @@ impl Acks {
         }
     }
 
-    /// Whether the droplet owes an ack for [`ACK_TIMEOUT`]: it is taken for lost until it has acked that.
+    /// Whether the droplet owes an ack for [`ACK_TIMEOUT`]: it counts as lost until it has acked that.
     pub fn is_overdue(&self, droplet: &str, now: u64) -> bool {
         let since = self.owes_since(droplet);
         since.is_some_and(|since| now.saturating_sub(since) >= ACK_TIMEOUT)
     }
 
-    /// Whether the stream is to end, for the droplet has left something unacked on it for [`ACK_TIMEOUT`]. One that
-    /// dialled again has the time anew to ack its snapshot.
+    /// Whether the stream must end, because the droplet has left something unacked on it for [`ACK_TIMEOUT`]. A droplet
+    /// that dialled again has the whole time again to ack its snapshot.
     pub fn is_silent(&self, droplet: &str, id: u64, now: u64) -> bool {
         let session = self.sessions.get(droplet).filter(|session| session.id == id);
         session.is_some_and(|session| {
@@ -389,7 +395,7 @@ impl Acks {
         })
     }
 
-    /// For how long the droplet has had no stream on which it acks in time; none while it has one.
+    /// Returns how long the droplet has had no stream on which it acks in time; none while it has one.
     pub fn lost_for(&self, droplet: &str, now: u64) -> Option<u64> {
         if self.is_overdue(droplet, now) {
             return self.owes_since(droplet).map(|since| now.saturating_sub(since));
@@ -398,8 +404,8 @@ impl Acks {
         (!self.is_connected(droplet)).then(|| now.saturating_sub(since))
     }
 
-    /// When droplets may be judged at all: some time after this operator began to lead, and not while so many of them
-    /// are missing that the fault is likely to be elsewhere. One missing droplet is never too many.
+    /// Whether droplets may be judged at all: only some time after this operator began to lead, and not while so many
+    /// droplets are missing that the fault is likely to be elsewhere. One missing droplet is never too many.
     pub fn is_judging<'a>(&self, droplets: impl Iterator<Item = &'a String>, now: u64) -> bool {
         let (mut total, mut missing) = (0, 0);
         for droplet in droplets {
@@ -411,7 +417,8 @@ impl Acks {
     }
 }
 
-/// Every droplet knows every other: only the removal of these rows is waited for, and so kept.
+/// Whether changes of the row are tracked. Every droplet knows every other droplet: only removals of those rows are
+/// waited for, and therefore kept.
 fn is_tracked(key: &Key) -> bool {
     !matches!(key, Key::Droplet(_))
 }

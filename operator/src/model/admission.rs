@@ -1,4 +1,4 @@
-//! Which network a pod is in, and whether VPC and network let its namespace in.
+//! Decides which network a pod is in, and whether VPC and network let its namespace in.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use thuban_api::{DEFAULT_NAME, NETWORK_ANNOTATION, Network, Vpc};
 
 type Labels = BTreeMap<String, String>;
 
-/// Why a pod gets no endpoint. The words are for the person who made the pod.
+/// The reason why a pod gets no endpoint. The messages are for the person who made the pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error(
@@ -36,7 +36,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether it is for want of an object: it may be there and not seen yet.
+    /// Whether the cause is a missing object, which may exist and not be seen yet.
     pub fn is_unseen(&self) -> bool {
         matches!(
             self,
@@ -44,7 +44,7 @@ impl Refusal {
         )
     }
 
-    /// CamelCase reason of the condition, the event and the row.
+    /// Returns the CamelCase reason of the condition, the event and the row.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::NetworkNotFound { .. } => "NetworkNotFound",
@@ -55,7 +55,7 @@ impl Refusal {
     }
 }
 
-/// The pod's annotation, else its namespace's, else the default network.
+/// Returns the pod's network: by its annotation, else by its namespace's, else the default network.
 pub fn network_of(pod: &BTreeMap<String, String>, namespace: &BTreeMap<String, String>) -> String {
     let named = pod
         .get(NETWORK_ANNOTATION)
@@ -63,7 +63,7 @@ pub fn network_of(pod: &BTreeMap<String, String>, namespace: &BTreeMap<String, S
     named.cloned().unwrap_or_else(|| DEFAULT_NAME.to_owned())
 }
 
-/// Whether a namespace may enter; `labels` are the namespace's.
+/// Decides whether a namespace may enter; `labels` are the namespace's.
 pub fn admit(
     namespace: &str,
     labels: &Labels,
@@ -97,7 +97,8 @@ pub fn admit(
     Ok(())
 }
 
-/// None selects nothing, an empty selector everything; an unknown operator nothing.
+/// Whether the selector selects the labels. None selects nothing, an empty selector everything, an unknown operator
+/// nothing.
 pub fn selects(selector: Option<&LabelSelector>, labels: &Labels) -> bool {
     let Some(selector) = selector else { return false };
     let equal = selector

@@ -1,4 +1,4 @@
-//! Which address an endpoint asks for. The claim decides; this only proposes.
+//! Proposes the address that an endpoint asks for. The claim decides.
 
 use std::net::IpAddr;
 
@@ -27,14 +27,14 @@ impl Family {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// The ranges of this family, in their order.
+    /// Returns the ranges of this family, in their order.
     pub fn ranges(self, ranges: &[Cidr]) -> Vec<Cidr> {
         let own = ranges.iter().filter(|range| Self::of(range.base()) == self);
         own.copied().collect()
     }
 }
 
-/// The lowest address of the ranges that is not taken, and the range that it is of. `from` skips what is below it, in
+/// Returns the lowest address of the ranges that is not taken, and its range. `from` skips the addresses below it, in
 /// its own range.
 pub fn propose(
     ranges: &[Cidr],
@@ -50,13 +50,13 @@ pub fn propose(
     })
 }
 
-/// How many endpoints a network has IPv4 addresses for: every endpoint has one, and IPv6 ranges are larger.
+/// Returns for how many endpoints a network has IPv4 addresses: every endpoint has one, and IPv6 ranges are larger.
 pub fn capacity(ranges: &[Cidr]) -> u64 {
     let ranges = Family::V4.ranges(ranges);
     ranges.iter().map(|range| range.capacity()).sum()
 }
 
-/// Name of the claim of an address: IPv6 as 32 hex digits, because names of objects have no colons.
+/// Returns the name of the claim of an address: IPv6 as 32 hex digits, because names of objects have no colons.
 pub fn ip_claim_name(vpc: &str, address: IpAddr) -> String {
     match address {
         IpAddr::V4(address) => format!("{vpc}.{address}"),
@@ -64,7 +64,7 @@ pub fn ip_claim_name(vpc: &str, address: IpAddr) -> String {
     }
 }
 
-/// The addresses that an Endpoint has, IPv4 first: those of its status, else those claimed before it was made.
+/// Returns the addresses that an Endpoint has, IPv4 first: those of its status, else those claimed before it was made.
 pub fn addresses_of(endpoint: &Endpoint) -> Vec<IpAddr> {
     let status = endpoint.status.as_ref().map(|status| &status.addresses);
     let texts = status.filter(|addresses| !addresses.is_empty());
@@ -76,20 +76,20 @@ pub fn family_of(claim: &IpClaimSpec) -> Option<Family> {
     claim.address.parse().ok().map(Family::of)
 }
 
-/// For whom a claim is.
+/// The owner of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     pub namespace: String,
-    /// Of the Endpoint.
+    /// Name of the Endpoint.
     pub endpoint: String,
     /// Name of the pod; empty if a user made the Endpoint.
     pub pod: String,
-    /// UID of the pod; of the Endpoint, if a user made it.
+    /// UID of the pod, or of the Endpoint if a user made it.
     pub uid: String,
 }
 
 impl Owner {
-    /// Whether the claim was made for it.
+    /// Whether the claim was made for this owner.
     pub fn has(&self, claim: &IpClaimSpec) -> bool {
         claim.endpoint_namespace == self.namespace
             && claim.endpoint_name == self.endpoint
@@ -124,7 +124,7 @@ pub fn is_released(claim: &IpClaim) -> bool {
     status.is_some_and(|status| status.released_at.is_some())
 }
 
-/// The address of this family that the owner has a claim of already, and the range that it is of.
+/// Returns the address of this family that the owner has already claimed, and its range.
 pub fn own_claim<'a>(
     claims: impl IntoIterator<Item = &'a IpClaim>,
     owner: &Owner,
@@ -142,14 +142,14 @@ pub fn own_claim<'a>(
         })
 }
 
-/// What a claim is to the Endpoint that it names.
+/// The standing of a claim with the Endpoint that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// The Endpoint has its address.
     Counted,
     /// The Endpoint has no address yet and may still take this one.
     Open,
-    /// The Endpoint is gone, or has its addresses, and this is none of them.
+    /// The Endpoint is gone, or has its addresses, and the claimed one is not among them.
     Void,
 }
 
@@ -158,8 +158,8 @@ pub fn standing(claim: &IpClaimSpec, endpoint: Option<&Endpoint>) -> Standing {
     let Some(endpoint) = own else {
         return Standing::Void;
     };
-    // A pod's addresses are taken at once: with one there, no other comes. Those that a Service asks for come behind the
-    // cluster's.
+    // A pod's addresses are taken together: if it has one, no other is added. Addresses that a Service asks for come
+    // after the cluster's.
     let addresses = addresses_of(endpoint);
     let address = claim.address.parse();
     let is_scaled = endpoint.spec.kind == EndpointType::Scaled;
@@ -172,7 +172,7 @@ pub fn standing(claim: &IpClaimSpec, endpoint: Option<&Endpoint>) -> Standing {
     }
 }
 
-/// The lowest free VNI.
+/// Returns the lowest free VNI.
 pub fn propose_vni(is_taken: impl Fn(u32) -> bool) -> Option<u32> {
     (1..=thuban_api::identifiers::Vni::MAX).find(|vni| !is_taken(*vni))
 }

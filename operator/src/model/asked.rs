@@ -1,4 +1,4 @@
-//! What annotations ask for.
+//! Reads the values that annotations ask for.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ pub enum AskedError {
     Mac(String),
 }
 
-/// Addresses that an annotation asks for, at most one of each family, IPv4 first.
+/// Reads the addresses that an annotation asks for, at most one of each family, IPv4 first.
 pub fn asked_addresses(
     annotations: &BTreeMap<String, String>,
     annotation: &'static str,
@@ -42,7 +42,7 @@ pub fn asked_addresses(
     Ok(addresses)
 }
 
-/// A MAC address that an interface can have.
+/// Reads a MAC address; none if an interface can't have it.
 pub fn unicast(text: &str) -> Option<MacAddr> {
     let mac: MacAddr = text.parse().ok()?;
     (mac.0[0] & 1 == 0 && mac.0 != [0; 6]).then_some(mac)

@@ -1,5 +1,5 @@
-//! Kubernetes' objects as far as the operator reads them. A cluster has tens of thousands of pods, whose specs are most of
-//! what a watch brings.
+//! Kubernetes' objects, reduced to the fields that the operator reads. A cluster has tens of thousands of pods, whose
+//! specs are most of a watch's data.
 
 use std::net::IpAddr;
 
@@ -9,10 +9,10 @@ use kube::{Resource, ResourceExt};
 use serde::{Deserialize, Serialize};
 use thuban_api::PodRef;
 
-/// UID that kubelet tells the CNI plugin: a static pod's mirror carries it in this annotation.
+/// The annotation of a static pod's mirror with the UID that kubelet tells the CNI plugin.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// A pod as far as it is read: the whole type takes 2.5 KiB even when nearly empty.
+/// A pod, reduced to the fields that are read: the whole type takes 2.5 KiB even when nearly empty.
 #[derive(Clone, Debug, Default, Deserialize, Resource, Serialize)]
 #[resource(inherit = k8s_openapi::api::core::v1::Pod)]
 pub struct Pod {
@@ -34,7 +34,7 @@ pub struct PodStatus {
 }
 
 impl Pod {
-    /// The pod as an Endpoint names it.
+    /// Returns the pod as an Endpoint names it.
     pub fn reference(&self) -> Option<PodRef> {
         let uid = self.uid()?;
         Some(PodRef {
@@ -44,7 +44,7 @@ impl Pod {
         })
     }
 
-    /// The node of a pod that needs a network of ours.
+    /// Returns the node of a pod that needs a network of ours.
     pub fn node(&self) -> Option<String> {
         let spec = self.spec.as_ref()?;
         if spec.host_network == Some(true) {
@@ -53,21 +53,21 @@ impl Pod {
         spec.node_name.clone().filter(|node| !node.is_empty())
     }
 
-    /// UID of the static pod that this one mirrors. Its form (32 hex digits) can't be the UID of any Pod object, so a pod
-    /// whose owner sets the annotation takes nobody's place.
+    /// Returns the UID of the static pod that this pod mirrors. Its form (32 hex digits) can't be the UID of any Pod
+    /// object, so a pod whose owner sets the annotation takes no other pod's place.
     fn mirrored(&self) -> Option<String> {
         let uid = self.annotations().get(MIRROR)?;
         let is_hash = uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit());
         is_hash.then(|| uid.clone())
     }
 
-    /// Not finished: a pod that is being deleted still runs.
+    /// Whether the pod is not finished: a pod that is being deleted still runs.
     pub fn is_alive(&self) -> bool {
         let phase = self.status.as_ref().and_then(|status| status.phase.as_deref());
         !matches!(phase, Some("Succeeded" | "Failed"))
     }
 
-    /// `<pod>-<first 8 of its UID>`.
+    /// Returns the name of the pod's Endpoint: `<pod>-<first 8 of its UID>`.
     pub fn endpoint_name(&self) -> String {
         let uid: String = self.uid().unwrap_or_default().chars().take(8).collect();
         let name: String = self.name_any().chars().take(244).collect();
@@ -75,14 +75,14 @@ impl Pod {
     }
 }
 
-/// A NetworkPolicy as far as it is read: that it is there.
+/// A NetworkPolicy, reduced to the fields that are read: only its existence matters.
 #[derive(Clone, Debug, Default, Deserialize, Resource, Serialize)]
 #[resource(inherit = k8s_openapi::api::networking::v1::NetworkPolicy)]
 pub struct NetworkPolicy {
     pub metadata: ObjectMeta,
 }
 
-/// InternalIPs of a node, of both families.
+/// Returns the InternalIPs of a node, of both families.
 pub fn internal_ips(node: &Node) -> Vec<IpAddr> {
     let addresses = node
         .status

@@ -1,4 +1,4 @@
-//! Whose an Endpoint is, where it lives and what it has, by what its object says.
+//! Reads an Endpoint's kind of holder, its droplet and its addresses from its object.
 
 use kube::ResourceExt;
 use thuban_api::{Endpoint, EndpointType, PodRef};
@@ -6,7 +6,7 @@ use thuban_api::{Endpoint, EndpointType, PodRef};
 use super::allocation::addresses_of;
 use super::world::EndpointName;
 
-/// Whose an Endpoint is. The CRD's rules let none be two of them.
+/// The kind of holder that an Endpoint has. The CRD's rules allow exactly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndpointKind {
     /// Made for a pod, which has it for life.
@@ -35,8 +35,8 @@ pub fn name_of(endpoint: &Endpoint) -> EndpointName {
     (endpoint.namespace().unwrap_or_default(), endpoint.name_any())
 }
 
-/// By what its droplet knows who has it: the UID that kubelet tells the CNI plugin, or a node's name in a form that is no
-/// UID.
+/// Returns the identifier by which the droplet knows the holder: the UID that kubelet tells the CNI plugin, or a node's
+/// name in a form that is no UID.
 pub fn holder_uid(endpoint: &Endpoint) -> String {
     match EndpointKind::of(endpoint) {
         EndpointKind::Host => format!("node/{}", endpoint.spec.droplet),
@@ -46,7 +46,7 @@ pub fn holder_uid(endpoint: &Endpoint) -> String {
     }
 }
 
-/// The pod that has it.
+/// Returns the pod that has the Endpoint.
 pub fn pod_of(endpoint: &Endpoint) -> Option<&PodRef> {
     let current = endpoint
         .status
@@ -55,7 +55,7 @@ pub fn pod_of(endpoint: &Endpoint) -> Option<&PodRef> {
     endpoint.spec.pod_ref.as_ref().or(current)
 }
 
-/// Where it lives; empty while no pod has it.
+/// Returns the droplet that the Endpoint lives on; empty while no pod has the Endpoint.
 pub fn droplet_of(endpoint: &Endpoint) -> &str {
     match EndpointKind::of(endpoint) {
         EndpointKind::User => {
@@ -68,7 +68,7 @@ pub fn droplet_of(endpoint: &Endpoint) -> &str {
     }
 }
 
-/// Whether addresses are its own, by its status or by claims made before it.
+/// Whether the Endpoint has addresses of its own, by its status or by claims made before it.
 pub fn has_addresses(endpoint: &Endpoint) -> bool {
     !addresses_of(endpoint).is_empty()
 }

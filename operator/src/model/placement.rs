@@ -1,4 +1,4 @@
-//! Which droplet carries a divider or bouncer.
+//! Picks the droplet that carries a divider or bouncer.
 
 /// A droplet that could carry it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,8 +16,8 @@ pub struct Candidate {
     pub is_cordoned: bool,
 }
 
-/// Never a cordoned droplet and never a sibling's while another is free; then preferred ones, then the zone with the
-/// fewest siblings, then the fewest roles, then by name.
+/// Picks the best candidate: never a cordoned droplet, and never a sibling's droplet while another one is free. Then
+/// preferred droplets come first, then the zone with the fewest siblings, then the fewest roles, then the name.
 pub fn pick(candidates: &[Candidate]) -> Option<&Candidate> {
     let rank = |candidate: &&Candidate| {
         (

@@ -1,4 +1,4 @@
-//! What of a network is in force: its status says so, not its spec.
+//! Reads what is in force of a network: its status decides, not its spec.
 
 use thuban_api::Network;
 use thuban_api::identifiers::NetworkId;
@@ -8,13 +8,13 @@ pub fn is_accepted(network: &Network) -> bool {
     !in_force(network).is_empty()
 }
 
-/// Its id in rows; none until ranges are in force.
+/// Returns the network's id in rows; none until ranges are in force.
 pub fn id(network: &Network) -> Option<NetworkId> {
     let ranges = in_force(network).iter().filter_map(|cidr| cidr.parse().ok());
     NetworkId::of(&ranges.collect::<Vec<_>>())
 }
 
-/// The ranges in force.
+/// Returns the ranges in force.
 pub fn in_force(network: &Network) -> &[String] {
     network.status.as_ref().map_or(&[], |status| &status.cidrs)
 }

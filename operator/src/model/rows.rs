@@ -1,4 +1,4 @@
-//! Rows as the world keeps them, for each droplet that has them. What rows and keys there are is `thuban_rows`'.
+//! Rows as the world stores them, for each droplet that has them. `thuban_rows` defines rows and keys.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use thuban_rows::{Droplet, Row};
 
 pub use thuban_rows::{RowKey as Key, read_address as address};
 
-/// A row as it goes over the wire, shared by the droplets that have it alike: it takes a fraction of the memory of its
-/// message, and a cluster has several for each endpoint.
+/// A row in the form in which it is sent, shared by the droplets that have the same row. It takes a fraction of the
+/// memory of its message, and a cluster has several rows for each endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedRow(Arc<[u8]>);
 
@@ -21,18 +21,18 @@ impl PackedRow {
     }
 
     pub fn unpack(&self) -> proto::Row {
-        // What `new` wrote can be read.
+        // `new` wrote these bytes, so they can be read.
         proto::Row::decode(&*self.0).unwrap_or_default()
     }
 }
 
-/// A known droplet.
+/// Returns the row of a known droplet.
 pub fn droplet(address: Ipv4Addr) -> Row {
     let address = address.into();
     Row::Droplet(Droplet { address })
 }
 
-/// Ranges in force, which have been validated.
+/// Reads ranges in force, which have been validated.
 pub fn ranges<'a>(texts: impl IntoIterator<Item = &'a String>) -> Vec<IpNet> {
     texts.into_iter().filter_map(|text| text.parse().ok()).collect()
 }

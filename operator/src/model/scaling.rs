@@ -1,6 +1,6 @@
-//! How many bouncers a network needs, and how many dividers a VPC.
+//! Decides how many bouncers a network needs, and how many dividers a VPC needs.
 
-/// An amount, and how much of it one role is for.
+/// A demand: an amount, and how much of it one role can carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
     pub amount: u64,
@@ -14,19 +14,19 @@ pub struct Bounds {
     pub most: u32,
 }
 
-/// What to do about the number of roles.
+/// A decision on the number of roles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scaling {
-    /// So many, now.
+    /// This number is needed now.
     Now(u32),
-    /// Fewer would do, with room to spare: so many, if it stays so for a while.
+    /// Fewer roles are enough, with room to spare: this number, if the demand stays so for a while.
     Fewer(u32),
 }
 
-/// Percent of a role's measure that may be taken when there is one role less.
+/// The percentage of a role's measure that may be used when there is one role less.
 const ROOM: u64 = 80;
 
-/// More at once; fewer only with room to spare, and not at once.
+/// Decides on the number of roles: more at once; fewer only with room to spare, and not at once.
 pub fn scale(current: u32, bounds: Bounds, demands: &[Demand]) -> Scaling {
     let most = bounds.most.max(bounds.least);
     let needed = |percent: u64| {

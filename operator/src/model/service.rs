@@ -1,5 +1,5 @@
-//! Services and their EndpointSlices as far as they are read: the whole types are many times as large, and a cluster has
-//! a slice for each hundred backends.
+//! Services and their EndpointSlices, reduced to the fields that are read: the whole types are many times as large, and
+//! a cluster has a slice for each hundred backends.
 
 use std::net::IpAddr;
 
@@ -34,7 +34,7 @@ pub struct LoadBalancer {
 #[serde(rename_all = "camelCase")]
 pub struct Ingress {
     pub ip: Option<String>,
-    /// `Proxy`: packets reach nodes by other addresses.
+    /// `Proxy`: packets reach nodes at other addresses.
     pub ip_mode: Option<String>,
 }
 
@@ -61,9 +61,9 @@ pub struct ServiceSpec {
 pub struct Port {
     pub name: Option<String>,
     pub protocol: Option<String>,
-    /// A slice without one is not about a port.
+    /// The port number. A slice without one says nothing of a port.
     pub port: Option<i32>,
-    /// Of a Service: at each address of each node.
+    /// The port of a Service at each address of each node.
     pub node_port: Option<i32>,
 }
 
@@ -81,8 +81,8 @@ pub struct ClientIp {
 }
 
 impl Service {
-    /// Its addresses in this cluster, the first of its preferred family; none of a headless one, or one that is another
-    /// name only.
+    /// Returns the Service's addresses in this cluster, the first of its preferred family; none for a headless Service
+    /// or one that only names another host.
     pub fn cluster_ips(&self) -> Vec<IpAddr> {
         let spec = self.spec.as_ref();
         let spec = spec.filter(|spec| spec.kind.as_deref() != Some("ExternalName"));
@@ -91,25 +91,25 @@ impl Service {
         texts.filter_map(|text| text.parse().ok()).collect()
     }
 
-    /// As they are written.
+    /// Returns the ports as the spec has them.
     pub fn ports(&self) -> &[Port] {
         let ports = self.spec.as_ref().and_then(|spec| spec.ports.as_deref());
         ports.unwrap_or_default()
     }
 
-    /// Whether clients outside reach the backends of the node alone that they come to.
+    /// Whether clients outside reach only the backends of the node that their packets arrive at.
     pub fn is_external_local(&self) -> bool {
         let policy = self.spec.as_ref().map(|spec| &spec.external_traffic_policy);
         policy.is_some_and(|policy| policy.as_deref() == Some("Local"))
     }
 
-    /// Whether pods reach the backends of their own node alone.
+    /// Whether pods reach only the backends of their own node.
     pub fn is_internal_local(&self) -> bool {
         let policy = self.spec.as_ref().map(|spec| &spec.internal_traffic_policy);
         policy.is_some_and(|policy| policy.as_deref() == Some("Local"))
     }
 
-    /// Where load balancers ask nodes whether they have backends.
+    /// Returns the port where load balancers ask nodes whether they have backends.
     pub fn health_port(&self) -> Option<u16> {
         let spec = self.spec.as_ref().filter(|_| self.is_balanced())?;
         let port = spec.health_check_node_port.filter(|_| self.is_external_local())?;
@@ -121,7 +121,7 @@ impl Service {
         spec.is_some_and(|spec| spec.kind.as_deref() == Some("LoadBalancer"))
     }
 
-    /// Addresses that its user says lead to nodes.
+    /// Returns the addresses of which the Service's user says that they lead to nodes.
     pub fn external_ips(&self) -> Vec<IpAddr> {
         let spec = self.spec.as_ref();
         let spec = spec.filter(|spec| spec.kind.as_deref() != Some("ExternalName"));
@@ -130,7 +130,7 @@ impl Service {
         texts.filter_map(|text| text.parse().ok()).collect()
     }
 
-    /// Addresses of load balancers whose packets come to nodes as they were sent.
+    /// Returns the addresses of load balancers whose packets reach nodes as they were sent.
     pub fn balancers(&self) -> Vec<IpAddr> {
         let status = self.status.as_ref().filter(|_| self.is_balanced());
         let ingress = status
@@ -143,7 +143,7 @@ impl Service {
             .collect()
     }
 
-    /// `<service>-<first 8 of its UID>`.
+    /// Returns the name of the Service's Endpoint: `<service>-<first 8 of its UID>`.
     pub fn endpoint_name(&self) -> String {
         let uid: String = self.uid().unwrap_or_default().chars().take(8).collect();
         format!("{}-{uid}", self.name_any())
@@ -159,7 +159,7 @@ pub struct EndpointSlice {
     pub ports: Option<Vec<Port>>,
 }
 
-/// What a slice calls an endpoint.
+/// An endpoint of a slice.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Backend {
@@ -176,7 +176,7 @@ pub struct Conditions {
     pub terminating: Option<bool>,
 }
 
-/// Whose address it is.
+/// The object that has the address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Target {
     pub kind: Option<String>,
@@ -186,7 +186,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Whether it means this pod, or nothing that is known to be another one.
+    /// Whether the reference means this pod, or nothing that is known to be another object.
     pub fn may_be(&self, namespace: &str, name: &str, uid: &str) -> bool {
         let agrees = |said: &Option<String>, is: &str| said.as_ref().is_none_or(|said| said == is);
         self.kind.as_deref().is_none_or(|kind| kind == "Pod")
@@ -197,13 +197,13 @@ impl Target {
 }
 
 impl EndpointSlice {
-    /// Name of the Service that it is of.
+    /// Returns the name of the Service that the slice is of.
     pub fn service(&self) -> Option<&str> {
         let labels = self.metadata.labels.as_ref()?;
         labels.get(SERVICE_LABEL).map(String::as_str)
     }
 
-    /// Addresses that it names, in its order.
+    /// Yields the addresses that the slice names, in its order.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.backends().iter().filter_map(Backend::address)
     }
@@ -214,7 +214,7 @@ impl EndpointSlice {
 }
 
 impl Backend {
-    /// The first one: whatever else stands there reaches the same backend, and kube-proxy doesn't use it either.
+    /// Returns the first address: the others reach the same backend, and kube-proxy doesn't use them either.
     pub fn address(&self) -> Option<IpAddr> {
         self.addresses.first()?.parse().ok()
     }

@@ -1,6 +1,7 @@
-//! Sets that are small and many: a network has few endpoints on a droplet, an address few holders, an Endpoint few claims.
+//! Small sets, of which there are many: a network has few endpoints on a droplet, an address few holders, an Endpoint
+//! few claims.
 
-/// Sorted, with no room to spare.
+/// A sorted list without spare capacity.
 #[derive(Debug)]
 pub struct SortedSet<T>(Vec<T>);
 

@@ -1,4 +1,4 @@
-//! Rules of ranges across objects; every error names the field and what was expected.
+//! Checks rules of ranges across objects; every error names the field and what was expected.
 
 use std::net::IpAddr;
 
@@ -47,7 +47,7 @@ pub enum RangeError {
 }
 
 impl RangeError {
-    /// CamelCase reason of the condition and the event.
+    /// Returns the CamelCase reason of the condition and the event.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Malformed(_) | Self::NotIpv4First(_) | Self::PrefixLength(_) => "InvalidCidr",
@@ -61,8 +61,8 @@ impl RangeError {
     }
 }
 
-/// Ranges that no VPC may have, whatever the installation. What is left of IPv6: global unicast (2000::/3) and
-/// unique local addresses (fc00::/7).
+/// Ranges that no VPC may have in any installation. Of IPv6 they leave global unicast (2000::/3) and unique local
+/// addresses (fc00::/7).
 const NEVER: [(&str, &str); 18] = [
     ("127.0.0.0/8", "loopback"),
     ("169.254.0.0/16", "link-local"),
@@ -89,7 +89,7 @@ const NEVER: [(&str, &str); 18] = [
 pub struct RefusedRanges(Vec<(Cidr, String)>);
 
 impl RefusedRanges {
-    /// These, and one more: `what` says why.
+    /// Returns these ranges and one more; `what` says why it is refused.
     #[must_use]
     pub fn and(&self, range: Cidr, what: &str) -> Self {
         let mut ranges = self.0.clone();
@@ -97,7 +97,7 @@ impl RefusedRanges {
         Self(ranges)
     }
 
-    /// The fixed ones, the services' and the underlay's.
+    /// Makes the set of the fixed ranges, the services' and the underlay's.
     pub fn new(services: &[Cidr], underlay: &[Cidr]) -> Result<Self, CidrError> {
         let mut ranges = Vec::new();
         for (range, what) in NEVER {
@@ -137,7 +137,7 @@ pub fn parse(cidrs: &[String]) -> Result<Vec<Cidr>, RangeError> {
     Ok(parsed)
 }
 
-/// A VPC's ranges against those that are refused and the nodes' addresses.
+/// Checks a VPC's ranges against refused ranges and the nodes' addresses.
 pub fn vpc(
     cidrs: &[String],
     refused: &RefusedRanges,
@@ -163,10 +163,11 @@ pub fn vpc(
     Ok(ranges)
 }
 
-/// Prefix lengths of a network's IPv6 ranges: as long as hosts expect, and not so short of addresses as to be of no use.
+/// Prefix lengths of a network's IPv6 ranges: as long as hosts expect, and short enough to have a useful number of
+/// addresses.
 const NETWORK_PREFIXES: std::ops::RangeInclusive<u8> = 64..=120;
 
-/// A network's ranges against its VPC's and those of its siblings: (name, ranges).
+/// Checks a network's ranges against its VPC's and those of its siblings: (name, ranges).
 pub fn network(
     cidrs: &[String],
     vpc: (&str, &[String]),

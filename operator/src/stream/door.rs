@@ -1,8 +1,8 @@
-//! Who may come in to the stream server, and how many at a time.
+//! Admits connections to the stream server, and limits how many there are at a time.
 //!
-//! Invariant: connections of those who have not proven who they are have a bound, all together and by where they come
-//! from, and a time. Whoever comes last is let in, in place of the oldest from the same place: who dials and proves itself
-//! in a moment is not kept out by those who dial and keep silent.
+//! Invariant: connections without proof of identity have a limit, in total and for each place that they come from, and
+//! a time. The newest connection is admitted in place of the oldest from the same place: a caller that dials and proves
+//! itself at once is not kept out by callers that dial and keep silent.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
@@ -26,23 +26,23 @@ use tracing::debug;
 use crate::hub::Hub;
 use crate::metrics;
 
-/// Source ports that transitd leaves to pods, where their node's name is on their connections. A node's own are above, by
-/// the kernel's default.
+/// Source ports that transitd leaves to pods whose connections carry their node's address. A node's own ports are
+/// above, by the kernel's default.
 const PORTS_OF_PODS: RangeInclusive<u16> = 10_000..=32_767;
-/// How often it is looked for those who have not proven themselves in time.
+/// How often the door looks for connections that have not proven themselves in time.
 const LOOK: Duration = Duration::from_millis(500);
-/// After an error of the listener, such as for want of descriptors.
+/// How long the door waits after an error of the listener, such as a lack of descriptors.
 const LISTENER_RETRY: Duration = Duration::from_millis(100);
 
-/// Of connections without proof.
+/// Limits on connections without proof.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// From one place.
+    /// The most connections from one place.
     pub of_place: usize,
     pub total: usize,
-    /// For how long.
+    /// How long a connection may go without proof.
     pub patience: Duration,
-    /// Tokens that the API server is asked about at a time; of one place, one.
+    /// The most tokens that the API server is asked about at a time; one for each place.
     pub reviews: usize,
 }
 
@@ -57,13 +57,13 @@ impl Default for Limits {
     }
 }
 
-/// Where connections come from, as far as one place may use up its bound without harm to others: an address, and whether
-/// the port is one that pods have behind their node's address.
+/// A place that connections come from. One place can use up its own limit without harm to others. A place is an
+/// address, and whether the port is one that pods have behind their node's address.
 type Place = (IpAddr, bool);
 
 struct Held {
     place: Place,
-    /// None while it serves a droplet.
+    /// The time since which the connection waits; none while it serves a droplet.
     waits_since: Option<Instant>,
     /// The connection ends when this is dropped.
     _hold: oneshot::Sender<()>,
@@ -78,10 +78,10 @@ struct Waiting {
 struct State {
     next_id: u64,
     held: BTreeMap<u64, Held>,
-    /// Those without proof, oldest first.
+    /// Connections without proof, oldest first.
     waiting: HashMap<Place, Waiting>,
     waiting_count: usize,
-    /// The connection that serves a droplet.
+    /// The connection that serves each droplet.
     serving: HashMap<String, u64>,
 }
 
@@ -110,7 +110,7 @@ impl State {
         }
     }
 
-    /// The connection serves nobody any more, and has the time anew to prove something.
+    /// Notes that the connection serves no droplet any more, and has the whole time again to prove itself.
     fn rest(&mut self, id: u64) {
         let Some(held) = self.held.get_mut(&id).filter(|held| held.waits_since.is_none()) else {
             return;
@@ -120,7 +120,7 @@ impl State {
         self.wait(id, place);
     }
 
-    /// Ends the oldest of a place that has its share, or of the place with the most.
+    /// Ends the oldest connection of a place that has its share, or of the place with the most connections.
     fn make_room(&mut self, place: Place, limits: &Limits, has_share: bool) -> bool {
         let of_place = self.waiting.get(&place).map_or(0, |waiting| waiting.ids.len());
         let from = if has_share && of_place >= limits.of_place {
@@ -140,9 +140,9 @@ impl State {
 }
 
 pub struct Door {
-    /// None while nodes are not known yet: then the bounds are all there is.
+    /// The hub; none while nodes are not known yet: then the limits are the only protection.
     hub: watch::Receiver<Option<Arc<Hub>>>,
-    /// From where droplets may come besides Nodes' addresses, many from one address.
+    /// Ranges from which droplets may come besides Nodes' addresses; one address there may have many droplets.
     sources: Vec<IpNet>,
     limits: Limits,
     reviews: Arc<Semaphore>,
@@ -164,7 +164,7 @@ impl Door {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connections that are held, and those of them without proof.
+    /// Returns the number of connections that are held, and of those without proof.
     #[cfg(test)]
     pub fn counts(&self) -> (usize, usize) {
         let state = self.lock();
@@ -175,13 +175,13 @@ impl Door {
         self.sources.iter().any(|range| range.contains(&address))
     }
 
-    /// Whether a node may be there.
+    /// Whether a node may have the address.
     fn is_known(&self, address: IpAddr) -> bool {
         let hub = self.hub.borrow().clone();
         self.is_source(address) || hub.is_none_or(|hub| hub.is_node_address(address))
     }
 
-    /// Takes a connection, if it comes from where droplets are.
+    /// Takes a connection, if it comes from a place where droplets are.
     fn admit(self: &Arc<Self>, stream: TcpStream, from: SocketAddr) -> Option<Connection> {
         let address = from.ip().to_canonical();
         if !self.is_known(address) {
@@ -215,7 +215,7 @@ impl Door {
         Some(Connection { stream, end, caller })
     }
 
-    /// Ends those who have not proven themselves in time.
+    /// Ends connections that have not proven themselves in time.
     fn look(&self) {
         let state = &mut *self.lock();
         let patience = self.limits.patience;
@@ -232,7 +232,7 @@ impl Door {
         }
     }
 
-    /// The connections that are taken.
+    /// Yields the connections that are admitted.
     pub fn incoming(self: Arc<Self>, listener: TcpListener) -> impl Stream<Item = io::Result<Connection>> {
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -255,7 +255,7 @@ impl Door {
     }
 }
 
-/// Who is at the other end of a connection, as far as it is known.
+/// The peer of a connection, as far as it is known.
 #[derive(Clone)]
 pub struct Caller {
     door: Arc<Door>,
@@ -284,7 +284,7 @@ impl Caller {
         Some((own, any))
     }
 
-    /// The connection is a droplet's until the answer is dropped, or another one is.
+    /// Notes that the connection serves a droplet until the answer is dropped, or until another connection serves it.
     pub fn serves(&self, droplet: &str) -> Serving {
         let state = &mut *self.door.lock();
         if let Some(held) = state.held.get_mut(&self.id) {
@@ -386,7 +386,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // One that was ended waits for nobody.
+        // A connection that was ended waits for nothing.
         self.is_ended(context)?;
         Pin::new(&mut self.stream).poll_shutdown(context)
     }

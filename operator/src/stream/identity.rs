@@ -1,4 +1,4 @@
-//! Which node dials: its ServiceAccount token, reviewed by the API server.
+//! Finds out which node dials: by its ServiceAccount token, which the API server reviews.
 
 use std::time::Duration;
 
@@ -38,11 +38,11 @@ pub enum IdentityError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub node: String,
-    /// The stream ends then.
+    /// How long the token is valid; the stream ends then.
     pub valid_for: Duration,
 }
 
-/// Asks the API server whose token it is. `now`: seconds since the epoch, for the token's expiry.
+/// Asks the API server which node has the token. `now`: seconds since the epoch, for the token's expiry.
 pub async fn review(client: Client, token: &str, now: u64) -> Result<Identity, IdentityError> {
     let spec = TokenReviewSpec {
         token: token.to_owned(),
@@ -60,7 +60,8 @@ pub async fn review(client: Client, token: &str, now: u64) -> Result<Identity, I
     judge(&answer.status.unwrap_or_default(), expiry(token), now)
 }
 
-/// What a token says of itself, before the API server is asked whether that is so: what is refused here costs it nothing.
+/// Checks the token's own claims before the API server is asked whether they are true: a token that is refused here
+/// costs the API server nothing.
 pub fn check_claims(token: &str, now: u64) -> Result<(), IdentityError> {
     let claims = claims(token).ok_or(IdentityError::NotAuthenticated)?;
     let audience = &claims["aud"];
@@ -120,7 +121,7 @@ fn claims(token: &str) -> Option<Value> {
     serde_json::from_slice(&claims).ok()
 }
 
-/// The `exp` claim. Believed only of a token that the API server has verified.
+/// Returns the `exp` claim. It is believed only if the API server has verified the token.
 fn expiry(token: &str) -> Option<u64> {
     claims(token)?.get("exp")?.as_u64()
 }

@@ -1,4 +1,4 @@
-//! The server that droplets dial: TLS, proof of the node, one stream each.
+//! The server that droplets dial: TLS, proof of the node, one stream for each droplet.
 
 pub mod door;
 pub mod identity;

@@ -1,4 +1,4 @@
-//! One stream a droplet: Hello, then programs down and acks up.
+//! Serves one stream for each droplet: Hello, then programs to the droplet and acks from it.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -32,15 +32,15 @@ use crate::model::rows::{self, Key};
 
 /// How long a stream may take to say Hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// A silent peer is asked after this, and given up after it once more.
+/// How long a peer may be silent before it is asked, and how long it then has to answer.
 const KEEPALIVE: Duration = Duration::from_secs(4);
-/// How often a stream is looked at for whether its droplet acks.
+/// How often the server checks whether a stream's droplet acks.
 const LOOK: Duration = Duration::from_secs(5);
 /// How long a droplet may take to make room for a program.
 const SLOWEST: Duration = Duration::from_secs(30);
-/// Epochs that a leader takes a droplet's word for.
+/// The most epochs by which a droplet's report may be ahead of the leader's.
 const LARGEST_LEAP: u64 = 1 << 20;
-/// A Hello of a droplet with 10,000 subscriptions fits well.
+/// The largest message in bytes: a Hello of a droplet with 10,000 subscriptions fits well.
 const LARGEST_MESSAGE: usize = 16 << 20;
 
 #[derive(Debug, Error)]
@@ -59,10 +59,10 @@ pub enum ServeError {
 
 pub struct TransitService {
     pub door: Arc<Door>,
-    /// None until its world is whole: droplets may dial already, and wait.
+    /// The hub; none until its world is complete: droplets may already dial, and wait.
     pub hub: watch::Receiver<Option<Arc<Hub>>>,
     pub client: Client,
-    /// Told an epoch higher than ours that a droplet has followed.
+    /// Receives an epoch higher than ours that a droplet has followed.
     pub outranked: mpsc::Sender<u64>,
     /// The highest epoch that each droplet has seen, if it is above this leader's.
     pub witnesses: Mutex<HashMap<String, u64>>,
@@ -89,7 +89,7 @@ pub(super) async fn serve_at(
         Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE))
             .http2_keepalive_timeout(Some(KEEPALIVE))
-            // A droplet has one.
+            // A droplet has one stream.
             .max_concurrent_streams(2)
             .tls_config(ServerTlsConfig::new().identity(identity))?
             .add_service(transit)
@@ -126,7 +126,7 @@ impl Transit for TransitService {
         let serving = caller.serves(&identity.node);
         let hub = self.hub().await?;
         if hello.highest_epoch > hub.epoch() {
-            // No more than a Lease can carry on from.
+            // The leap must not be larger than a Lease can carry on from.
             if hello.highest_epoch - hub.epoch() <= LARGEST_LEAP
                 && let Some(epoch) = self.witness(&hub, &identity.node, hello.highest_epoch)
             {
@@ -173,8 +173,8 @@ impl Transit for TransitService {
 }
 
 impl TransitService {
-    /// The epoch that more than a third of the droplets have seen, if there is one above this leader's: what a single
-    /// droplet makes up must not end all leadership.
+    /// Notes the epoch that a droplet has seen. Returns the epoch that more than a third of the droplets have seen, if
+    /// there is one above this leader's: the false claim of a single droplet must not end all leadership.
     fn witness(&self, hub: &Hub, droplet: &str, epoch: u64) -> Option<u64> {
         let mut witnesses = self.witnesses.lock().unwrap_or_else(PoisonError::into_inner);
         witnesses.insert(droplet.to_owned(), epoch);
@@ -204,7 +204,7 @@ impl TransitService {
             .duration_since(UNIX_EPOCH)
             .map(|time| time.as_secs())
             .unwrap_or_default();
-        // Anybody may send any number of these.
+        // Any caller may send any number of these.
         identity::check_claims(token, now).map_err(|error| {
             metrics::refuses("claims");
             debug!(error = %error, "a stream was refused");
@@ -225,7 +225,7 @@ impl TransitService {
     }
 }
 
-/// The highest epoch that more than a third of the droplets have seen.
+/// Returns the highest epoch that more than a third of the droplets have seen.
 fn seen_by_many(mut epochs: Vec<u64>, droplets: usize) -> Option<u64> {
     epochs.sort_unstable_by(|one, other| other.cmp(one));
     epochs.get(droplets / 3).copied()
@@ -366,7 +366,7 @@ impl DropletStream {
             }
             Some(Message::Load(load)) => self.hub.report(droplet, &load),
             Some(Message::Hello(_)) => return Err(Status::invalid_argument("Hello comes once")),
-            // A newer droplet's message: nothing that must be understood.
+            // This is a newer droplet's message, which needs no understanding.
             None => {}
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! The real server on loopback, with an API server that only reviews tokens: whom it lets in, and what those cost it who
-//! are not.
+//! Tests of the real server on loopback, with an API server that only reviews tokens: which callers it admits, and what
+//! the others cost it.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -33,10 +33,10 @@ use crate::hub::{Hub, Triggers};
 
 const NODE: [u8; 4] = [127, 0, 0, 1];
 const STRANGER: [u8; 4] = [127, 0, 0, 2];
-/// Whatever is waited for takes no longer, on any machine.
+/// How long a test waits at most, on any machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An API server that takes its time, and knows forged tokens by their signature.
+/// An API server that answers slowly, and knows forged tokens by their signature.
 #[derive(Default)]
 struct Reviews {
     all: AtomicUsize,
@@ -126,7 +126,7 @@ struct Operator {
 
 impl Operator {
     async fn start(hub: Option<Hub>, sources: &[&str], limits: Limits) -> Self {
-        // The other tests of this process may have been first.
+        // Another test of this process may have installed it first.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let reviews = Arc::new(Reviews::default());
         let counted = reviews.clone();
@@ -145,7 +145,7 @@ impl Operator {
             outranked,
             witnesses: std::sync::Mutex::default(),
         };
-        // All of loopback.
+        // The listener takes all of loopback.
         let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
         let address = SocketAddr::from((NODE, listener.local_addr().unwrap().port()));
         let tls = tls();
@@ -161,7 +161,7 @@ impl Operator {
         }
     }
 
-    /// As a droplet dials: its stream, with the channel that keeps it open.
+    /// Dials as a droplet does, and returns its stream with the channel that keeps it open.
     async fn dial(
         &self,
         node: &str,
@@ -188,7 +188,7 @@ impl Operator {
         Ok((stream, sender))
     }
 
-    /// A droplet that gets its program, however often it must dial.
+    /// Dials until the droplet gets its program, however often that takes.
     async fn droplet(&self, node: &str) -> (Streaming<OperatorMessage>, mpsc::Sender<DropletMessage>) {
         let dial = async {
             loop {
@@ -205,7 +205,7 @@ impl Operator {
             .expect("the droplet gets no program")
     }
 
-    /// A connection from this address, by one of pods' ports or any other.
+    /// Opens a connection from this address, with a port of pods' or any other.
     async fn connect(&self, from: [u8; 4], port: u16) -> std::io::Result<TcpStream> {
         let socket = TcpSocket::new_v4()?;
         socket.bind(SocketAddr::from((from, port)))?;
@@ -223,7 +223,7 @@ impl Operator {
     }
 }
 
-/// The server ends a connection that says nothing.
+/// Waits until the server ends a connection that says nothing.
 async fn is_ended(connection: &mut TcpStream) {
     let read = timeout(PATIENCE, connection.read(&mut [0; 16])).await;
     assert!(matches!(read.expect("it is left open"), Ok(0) | Err(_)));
@@ -242,7 +242,7 @@ async fn two_thousand_silent_connections_keep_no_droplet_out() {
     let operator = Operator::start(Some(hub()), &[], limits).await;
     let mut silent = Vec::new();
     for number in 0..1000 {
-        // As pods of the node come, and as its own processes do.
+        // Pods of the node and its own processes dial.
         for port in [10_000 + number, 0] {
             if let Ok(connection) = operator.connect(NODE, port).await {
                 silent.push(connection);
@@ -258,7 +258,7 @@ async fn two_thousand_silent_connections_keep_no_droplet_out() {
             held <= limits.of_place * 2 + 1 && waiting == held - 1
         })
         .await;
-    // Those of its own place who come later don't take its connection.
+    // Later callers from the droplet's own place don't take its connection.
     for _ in 0..limits.of_place * 2 {
         silent.push(operator.connect(NODE, 0).await.unwrap());
     }
@@ -301,7 +301,7 @@ async fn before_nodes_are_known_the_bounds_hold_for_all() {
     operator
         .until("no more than the bound are held", |counts| counts == (6, 6))
         .await;
-    // Whoever came last is among them.
+    // The newest connection is among them.
     let read = timeout(Duration::from_millis(200), last.read(&mut [0; 16])).await;
     assert!(read.is_err(), "{read:?}");
 }

@@ -26,7 +26,7 @@ pub enum TlsError {
     Certificate(#[from] rcgen::Error),
 }
 
-/// PEM of what the server needs, and of what clients verify it by.
+/// PEM texts that the server needs, and by which clients verify it.
 pub struct ServerTls {
     pub ca_bundle: String,
     pub certificate: String,

@@ -1,9 +1,9 @@
-//! Where chance comes from: the seed of a schedule, and nothing else. Hash maps of std and of kube (ahash) take their
-//! keys from the system's randomness; here that is a sequence of numbers that follows from the seed.
+//! The source of chance: the seed of a schedule, and nothing else. Hash maps of std and of kube (ahash) take their keys
+//! from the system's randomness; here that is a sequence of numbers that follows from the seed.
 //!
-//! Invariants: each schedule runs in a thread of its own, for std draws keys once a thread, and what a thread draws
-//! depends on no other. Nothing in a schedule uses tokio's generator, which counts the runtimes of the process: `select!`
-//! says `biased`, [`Signal`](crate::signal::Signal) stands for tokio's `watch`.
+//! Invariants: each schedule runs in a thread of its own, because std draws keys once for each thread, and the numbers
+//! that a thread draws depend on no other thread. Nothing in a schedule uses tokio's generator, which counts the
+//! runtimes of the process: `select!` says `biased`, and [`Signal`](crate::signal::Signal) replaces tokio's `watch`.
 
 #![allow(unsafe_code)] // a function of the C library is replaced
 
@@ -19,11 +19,11 @@ use crate::random::Random;
 use crate::workflow;
 
 thread_local! {
-    /// Outside of schedules, that of the seed 0.
+    /// The generator of this thread; outside of schedules that of the seed 0.
     static RANDOM: RefCell<Random> = const { RefCell::new(Random::new(0)) };
 }
 
-/// The next number of this thread.
+/// Draws the next number of this thread.
 fn draw() -> u64 {
     RANDOM.with_borrow_mut(Random::next)
 }
@@ -32,7 +32,7 @@ fn draw() -> u64 {
 ///
 /// # Safety
 ///
-/// As there: `buffer` has room for `length` bytes.
+/// The contract of the C library: `buffer` has room for `length` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getrandom(buffer: *mut u8, length: usize, _flags: u32) -> isize {
     for offset in 0..length {
@@ -43,11 +43,11 @@ unsafe extern "C" fn getrandom(buffer: *mut u8, length: usize, _flags: u32) -> i
 }
 
 /// Stands in for the C library's function, by which crates look for `getrandom` and find none in a static program: they
-/// would read `/dev/urandom`. There is nothing else to be found in one.
+/// would read `/dev/urandom`. A static program has no other symbols to find.
 ///
 /// # Safety
 ///
-/// As there: `name` is a C string.
+/// The contract of the C library: `name` is a C string.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlsym(_library: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: the caller's promise.
@@ -58,7 +58,7 @@ unsafe extern "C" fn dlsym(_library: *mut c_void, name: *const c_char) -> *mut c
     }
 }
 
-/// Of ahash, which would count the maps of all threads.
+/// The source of randomness for ahash, which would count the maps of all threads otherwise.
 struct OfThread;
 
 impl RandomSource for OfThread {
@@ -67,7 +67,8 @@ impl RandomSource for OfThread {
     }
 }
 
-/// What is made once a process is made before the first schedule, which would have drawn for it otherwise.
+/// Makes everything that is made once for each process before the first schedule, which would have drawn numbers for it
+/// otherwise.
 fn prepare() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
@@ -88,10 +89,11 @@ fn in_thread<T: Send>(seed: u64, run: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Runs it in a thread that draws all its randomness from the seed, and orders hash maps in the `order`th of many ways.
+/// Runs `run` in a thread that draws all its randomness from the seed, and orders hash maps in the `order`th of many
+/// ways.
 pub fn seeded<T: Send>(seed: u64, order: u64, run: impl FnOnce() -> T + Send) -> T {
     prepare();
-    // Not the numbers that the schedule draws itself.
+    // These are not the numbers that the schedule draws itself.
     in_thread(!(seed ^ order.rotate_right(16)), || {
         fastrand::seed(seed);
         run()

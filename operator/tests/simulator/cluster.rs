@@ -1,4 +1,4 @@
-//! What a cluster does by itself: nodes, kubelets with their CNI calls, scheduler, garbage collector, namespaces.
+//! The cluster's own actions: nodes, kubelets with their CNI calls, scheduler, garbage collector, namespaces.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub fn droplet_object(name: &str, address: Ipv4Addr) -> Value {
     })
 }
 
-/// A node with its transitd and kubelet.
+/// Adds a node with its transitd and kubelet.
 pub fn add_node(simulation: &Arc<Simulation>, number: u8) {
     let name = format!("n{number}");
     let address = Ipv4Addr::new(192, 168, 0, number + 1);
@@ -54,7 +54,7 @@ pub fn add_node(simulation: &Arc<Simulation>, number: u8) {
     }
 }
 
-/// The machine is off, or only its tables and pods' sandboxes are gone (it started again).
+/// Switches a machine off, or starts it again: then only its tables and its pods' sandboxes are gone.
 pub fn power(state: &mut State, name: &str, is_on: bool) {
     let now = state.elapsed();
     let Some(droplet) = state.droplets.get_mut(name) else {
@@ -75,7 +75,7 @@ pub fn power(state: &mut State, name: &str, is_on: bool) {
     state.note(|| format!("node {name} is {}", if is_on { "started again" } else { "off" }));
 }
 
-/// The Node of a machine that is off is deleted; what it owned and its pods follow.
+/// Deletes the Node of a machine that is off; the objects that it owned and its pods follow.
 pub fn remove_node(state: &mut State, name: &str) {
     power(state, name, false);
     state.droplets.remove(name);
@@ -102,7 +102,7 @@ pub fn pods_on(state: &State, node: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Not finished.
+/// Whether the pod is not finished.
 pub fn is_alive(pod: &Value) -> bool {
     !matches!(text(pod, "/status/phase"), "Succeeded" | "Failed")
 }
@@ -118,7 +118,7 @@ pub fn add_pod(state: &mut State, namespace: &str, name: &str, node: &str, annot
     }
 }
 
-/// What a kubelet may do next.
+/// The next action of a kubelet.
 #[derive(Debug)]
 enum Chore {
     /// CNI ADD.
@@ -227,7 +227,8 @@ pub fn detach(state: &mut State, node: &str, uid: &str) {
     }
 }
 
-/// Kubernetes' garbage collector: what has no owner any more goes; owners deleted in the foreground wait for it.
+/// Runs Kubernetes' garbage collector: objects whose owners are all gone are deleted; owners deleted in the foreground
+/// wait for that.
 pub async fn collect(simulation: Arc<Simulation>) {
     loop {
         simulation.collect.notified().await;
@@ -298,7 +299,7 @@ fn is_foreground(owner: &Value) -> bool {
     finalizers.is_some_and(|all| all.iter().any(|finalizer| finalizer == "foregroundDeletion"))
 }
 
-/// A namespace that is deleted takes all that is in it along, without asking in what order.
+/// Ends the namespaces that are deleted: each takes all its objects along, in no particular order.
 fn end_namespaces(state: &mut State) {
     let ending: Vec<String> = state
         .store

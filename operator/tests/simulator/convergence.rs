@@ -1,4 +1,4 @@
-//! When faults stop, everything comes right within a bound, and then nothing is written any more.
+//! Checks convergence: when faults stop, everything becomes right within a bound, and then nothing is written any more.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use crate::store::{is_deleting, text};
 use crate::tables::{Slot, slot_of_row};
 use crate::walk;
 
-/// Faults have stopped for so long: all is right.
+/// How long after the end of faults everything must be right.
 const BOUND: Duration = Duration::from_mins(5);
-/// Nothing is written for so long.
+/// How long nothing is written then.
 const QUIET: Duration = Duration::from_mins(10);
 
 /// Ends all faults, and waits.
@@ -56,7 +56,7 @@ pub async fn settle(simulation: &Arc<Simulation>) {
     if !converge(simulation).await {
         return;
     }
-    // Pods have come to rest: slices say so.
+    // Pods have come to rest, and slices say so.
     simulation.with(|state| {
         let mut random = state.random.fork();
         services::follow(state, &mut random);
@@ -67,7 +67,7 @@ pub async fn settle(simulation: &Arc<Simulation>) {
     if !stay_quiet(simulation, "at rest").await {
         return;
     }
-    // One that starts anew sees the same, wants the same rows, and has nothing to do.
+    // An operator that starts again sees the same, wants the same rows, and has nothing to do.
     let is_restarted = simulation.lock().random.permille(250);
     if is_restarted {
         let old: Vec<_> = simulation.lock().operators.clone();
@@ -103,7 +103,8 @@ async fn converge(simulation: &Arc<Simulation>) -> bool {
 }
 
 async fn stay_quiet(simulation: &Arc<Simulation>, when: &str) -> bool {
-    // A request that was slow before may have left a claim, which is let go in its time; then numbers in statuses follow.
+    // A request that was slow before may have left a claim, which is released in its time; then numbers in statuses
+    // follow.
     tokio::time::sleep(Duration::from_secs(90)).await;
     let since = simulation.lock().elapsed();
     tokio::time::sleep(QUIET).await;
@@ -155,7 +156,7 @@ fn verdict(state: &State) -> Result<(), String> {
     walk::everything(state)
 }
 
-/// Networks and VPCs work, or wait for what still lives.
+/// Checks that networks and VPCs work, or wait for objects that still live.
 fn parents(state: &State) -> Result<(), String> {
     for (name, network) in all(state, Kind::Network) {
         if is_deleting(network) {
@@ -248,7 +249,7 @@ fn endpoints(state: &State) -> Result<(), String> {
         }
         let found = by_pod.get(uid);
         let is_attached = state.droplets[node].attachments.contains_key(uid);
-        // An operator that saw the end of the network late may have let it in: no droplet has its row.
+        // An operator that saw the end of the network late may have let the endpoint in: no droplet has its row.
         let is_served = |endpoint: &Value| {
             let network = text(endpoint, "/spec/network");
             is_provisioned(endpoint) && state.store.get(Kind::Network, "", network).is_some()
@@ -269,7 +270,7 @@ fn endpoints(state: &State) -> Result<(), String> {
         {
             return Err(format!("endpoint of pod {name} is deleted, but doesn't go"));
         }
-        // An address of its own choice may be another's.
+        // An address that the pod chose may be another's.
         let is_choosy = annotation("thuban.dev/ip").is_some();
         let is_provisioned = found.is_some_and(|(_, endpoint)| is_provisioned(endpoint));
         if is_open(state, namespace, network) && !is_choosy && !is_provisioned {
@@ -283,7 +284,7 @@ fn endpoints(state: &State) -> Result<(), String> {
     Ok(())
 }
 
-/// Somebody has it, if somebody wants it.
+/// Checks that a pod has the Endpoint, if any pod wants it.
 fn users_endpoint(state: &State, namespace: &str, name: &str) -> Result<(), String> {
     let Some(endpoint) = state.store.value(Kind::Endpoint, namespace, name) else {
         return Ok(());
@@ -299,7 +300,7 @@ fn users_endpoint(state: &State, namespace: &str, name: &str) -> Result<(), Stri
 
 fn claims(state: &State) -> Result<(), String> {
     let mut wanted: Vec<String> = Vec::new();
-    // Those whose network is not there keep what was claimed for them.
+    // Endpoints whose network is not there keep the addresses that were claimed for them.
     let mut open: Vec<(&str, &str)> = Vec::new();
     for (name, endpoint) in all(state, Kind::Endpoint).filter(|(_, endpoint)| !is_scaled(endpoint)) {
         let network = state
@@ -361,21 +362,21 @@ fn roles(state: &State) -> Result<(), String> {
             let Some(parent) = state.store.value(parent_kind, "", parent) else {
                 return Err(format!("{kind:?} {name} outlives {parent}"));
             };
-            // The last one of a parent that is in use serves on.
+            // The last role of a parent that is in use serves on.
             let siblings = all(state, kind)
                 .filter(|(_, other)| text(other, field) == text(role, field))
                 .count();
             if is_deleting(role) && !is_deleting(parent) && siblings > 1 {
                 return Err(format!("{kind:?} {name} is deleted, but doesn't go"));
             }
-            // One that was made while its VPC went has nothing to serve.
+            // A bouncer that was made while its VPC went has nothing to serve.
             if kind == Kind::Bouncer && !vpc_lives(state, text(role, "/spec/vpc")) {
                 continue;
             }
             if !is_deleting(parent) && !is_provisioned(role) {
                 return Err(format!("{kind:?} {name} is not Provisioned: {role}"));
             }
-            // A parent that goes replaces none.
+            // A parent that is deleted replaces no roles.
             if is_deleting(role) && is_deleting(parent) {
                 continue;
             }
@@ -404,7 +405,7 @@ fn roles(state: &State) -> Result<(), String> {
     Ok(())
 }
 
-/// Its droplet has no sibling of it and is not cordoned while another one is free.
+/// Checks that the role's droplet has no sibling of it, and is not cordoned, while another droplet is free.
 fn spread(state: &State, kind: Kind, field: &str, (name, role): (&str, &Value)) -> Result<(), String> {
     let droplet = text(role, "/spec/droplet");
     let serves = |role: &Value| is_provisioned(role) && !is_deleting(role);
@@ -441,7 +442,7 @@ fn is_cordoned(state: &State, node: &str) -> bool {
     node.is_some_and(|node| node.pointer("/spec/unschedulable") == Some(&true.into()))
 }
 
-/// The operator has found it to be its Node's.
+/// Whether the operator has found the droplet to be its Node's.
 pub fn is_accepted(state: &State, name: &str) -> bool {
     let droplet = state.store.value(Kind::Droplet, "", name);
     let conditions = droplet.and_then(|droplet| droplet.pointer("/status/conditions")?.as_array());
@@ -451,7 +452,7 @@ pub fn is_accepted(state: &State, name: &str) -> bool {
         .any(|condition| text(condition, "/type") == "Accepted" && text(condition, "/status") == "True")
 }
 
-/// It was accepted, its Node is there, and it has a stream and all that came by it.
+/// Whether the droplet was accepted, its Node is there, and it has a stream and all that came by it.
 fn is_placeable(state: &State, name: &str) -> bool {
     let follows = state
         .leaders()
@@ -459,7 +460,7 @@ fn is_placeable(state: &State, name: &str) -> bool {
     is_accepted(state, name) && follows && state.store.get(Kind::Node, "", name).is_some()
 }
 
-/// Every droplet holds what its leader wants, no more and no less.
+/// Checks that every droplet holds exactly the rows that its leader wants.
 fn programs(state: &State) -> Result<(), String> {
     let Some(hub) = state.leaders().next().and_then(|operator| operator.hub()) else {
         return Err("no operator leads".into());

@@ -1,6 +1,6 @@
-//! The exceptions of deletion: whom a VPC and a network that are deleted do not wait for, and whom they serve to the
-//! end though their roles are gone. Two operators bring about what one alone seldom meets: one has not seen the deletion
-//! yet.
+//! Tests of the exceptions of deletion: the objects that a deleted VPC or network does not wait for, and those that it
+//! serves to the end though its roles are gone. Two operators cause what one alone seldom meets: one has not seen the
+//! deletion yet.
 
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -81,7 +81,7 @@ fn a_vpc_in_deletion_divides_for_networks_that_came_late() {
             delete(simulation, Kind::Network, "", "red-1");
             until_gone_network(simulation, "red-1").await;
             let other = second(simulation, &first).await;
-            // One takes the dividers away, the other one does not see it and accepts a network.
+            // One operator removes the dividers; the other one does not see that, and accepts a network.
             other.deafen([Kind::Vpc, Kind::Divider]);
             first.deafen([Kind::Network]);
             network(simulation, "red-2", "10.0.2.0/24");
@@ -112,7 +112,7 @@ fn a_network_does_not_wait_for_endpoints_out_of_rows() {
     for seed in 1..=3 {
         check("out-of-rows", seed, async |simulation| {
             begin(simulation, 1).await;
-            // One asks for an address that the network has not; the other one is a Service's.
+            // One Endpoint asks for an address that the network doesn't have; the other one is a Service's.
             let spec = json!({
                 "type": "Simple", "vpc": "", "network": "red-1", "addresses": ["10.0.77.7"],
             });
@@ -154,7 +154,7 @@ fn names(state: &State) -> impl Iterator<Item = &str> {
     endpoints.map(|endpoint| text(endpoint, "/metadata/name"))
 }
 
-/// Whether an Endpoint says that something of it is not so.
+/// Whether a condition of the Endpoint is false.
 fn says_no(state: &State, name: &str) -> bool {
     let endpoint = state.store.value(Kind::Endpoint, "east", name);
     let conditions = endpoint.and_then(|endpoint| endpoint.pointer("/status/conditions")?.as_array());
@@ -168,7 +168,7 @@ fn a_network_in_deletion_bounces_for_endpoints_that_came_late() {
         check("late-endpoint", seed, async |simulation| {
             let first = begin(simulation, 1).await;
             let other = second(simulation, &first).await;
-            // One takes the bouncer away, the other one does not see it and lets a pod in.
+            // One operator removes the bouncer; the other one does not see that, and lets a pod in.
             other.deafen([Kind::Network, Kind::Bouncer]);
             first.deafen([Kind::Endpoint, Kind::Pod]);
             simulation.with(|state| {

@@ -1,7 +1,8 @@
-//! Operators brought on purpose to where chance seldom brings them. Two lead at a time, and one of them gives back the
-//! number of a VPC whose rows the other one still has a droplet keep; one dies between taking a role's tables away and
-//! letting its object go; one has two roles on one droplet for want of another.
-//! And what takes time or company: less need that lasts, many objects at once, an Endpoint that pods have in turn.
+//! Tests that lead operators on purpose to states that chance seldom reaches. Two lead at a time, and one of them gives
+//! back the number of a VPC whose rows a droplet keeps because of the other one. One dies after it removed a role's
+//! tables and before it lets the role's object go. One has two roles on one droplet, because there is no other droplet.
+//! Other tests cover what takes time or many objects: less need that lasts, many objects at once, an Endpoint that pods
+//! have in turn.
 
 mod late;
 
@@ -33,7 +34,7 @@ use crate::tables::Slot;
 
 /// The first VNI that is given out.
 const VNI: Vni = Vni::MIN;
-/// Whatever is waited for takes no longer.
+/// How long a test waits at most.
 const PATIENCE: Duration = Duration::from_secs(200);
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -72,7 +73,7 @@ fn bounces(state: &State, droplet: &str) -> bool {
     rows.keys().any(|slot| matches!(slot, Slot::Bouncer(VNI, _)))
 }
 
-/// A world without faults: two nodes, a VPC and its network, and an operator that leads them.
+/// Makes a world without faults: two nodes, a VPC and its network, and an operator that leads them.
 pub async fn begin(simulation: &Arc<Simulation>, bouncers: u32) -> Arc<Operator> {
     {
         let state = &mut *simulation.lock();
@@ -111,7 +112,7 @@ pub async fn begin(simulation: &Arc<Simulation>, bouncers: u32) -> Arc<Operator>
     first
 }
 
-/// One that leads beside the first, which keeps the droplets that it has and gets no more.
+/// Starts an operator that leads beside the first one, which keeps its droplets and gets no more.
 pub async fn second(simulation: &Arc<Simulation>, first: &Operator) -> Arc<Operator> {
     first.is_full.store(true, Relaxed);
     let second = operators::start(simulation);
@@ -130,12 +131,12 @@ pub async fn pod_on(simulation: &Arc<Simulation>, name: &str, node: &str) {
     .await;
 }
 
-/// The same with a pod on each node.
+/// Makes the same world with a pod on each node.
 async fn begin_in_use(simulation: &Arc<Simulation>, bouncers: u32) -> Arc<Operator> {
     let first = begin(simulation, bouncers).await;
     pod_on(simulation, "p", "n0").await;
     pod_on(simulation, "q", "n1").await;
-    // Until all is quiet.
+    // The world is quiet after this time.
     sleep(Duration::from_secs(20)).await;
     first
 }
@@ -153,7 +154,7 @@ pub fn delete(simulation: &Simulation, kind: Kind, namespace: &str, name: &str) 
     });
 }
 
-/// The user's part of the end of it all.
+/// Deletes everything that users made.
 pub fn delete_everything(simulation: &Simulation) {
     delete(simulation, Kind::Pod, "east", "p");
     delete(simulation, Kind::Pod, "east", "q");
@@ -161,7 +162,7 @@ pub fn delete_everything(simulation: &Simulation) {
     delete(simulation, Kind::Vpc, "", "red");
 }
 
-/// With the first one dead, the other one ends the VPC and gives its number back.
+/// Kills the first operator, so that the other one ends the VPC and gives its number back.
 async fn end(simulation: &Arc<Simulation>, first: &Operator) {
     first.crash();
     until_gone(simulation).await;
@@ -217,7 +218,7 @@ fn a_number_rests_while_another_leader_may_bring_rows_of_it() {
             })
             .await;
             until_gone(simulation).await;
-            // As long as the stream's keepalive takes, and no watch is later.
+            // The stream's keepalive takes this long, and no watch is later.
             sleep(Duration::from_secs(15)).await;
             first.misses_ends.store(false, Relaxed);
             other.deafen([]);
@@ -309,7 +310,7 @@ fn bouncers_sharing_a_droplet_separate_when_another_returns() {
                 bouncer.map(|bouncer| text(bouncer, "/status/droplet").to_owned())
             };
             let is_shared = |state: &State| at(state, "red-1-b0") == at(state, "red-1-b1");
-            // Droplets are judged then.
+            // From then on droplets are judged.
             sleep(Duration::from_mins(1)).await;
             let reach = |name: &str, is_reachable: bool| {
                 let droplets = &mut simulation.lock().droplets;
@@ -373,7 +374,7 @@ fn a_bouncer_goes_though_an_endpoint_outlives_its_network() {
     }
 }
 
-/// transitd of a node is exchanged for one that understands other rows.
+/// Replaces the transitd of a node by one that understands other rows.
 fn exchange(simulation: &Simulation, node: &str, kinds: &Kinds) {
     simulation.with(|state| {
         if let Some(droplet) = state.droplets.get_mut(node) {
@@ -383,7 +384,7 @@ fn exchange(simulation: &Simulation, node: &str, kinds: &Kinds) {
     });
 }
 
-/// Whether the endpoint of a pod says this of itself.
+/// Whether the endpoint of a pod has a condition with this reason.
 fn says(state: &State, pod: &str, reason: &str) -> bool {
     let mut endpoints = state.store.values(Kind::Endpoint);
     let endpoint = endpoints.find(|endpoint| text(endpoint, "/spec/podRef/name") == pod);
@@ -405,7 +406,7 @@ fn objects_wait_until_bouncers_understand_their_rows() {
             for node in ["n0", "n1"] {
                 exchange(simulation, node, &old);
             }
-            // Until they have dialled again.
+            // The droplets have dialled again after this time.
             sleep(Duration::from_secs(20)).await;
             pod_on(simulation, "p", "n0").await;
             until(simulation, "its endpoint waits for an upgrade", |state| {
@@ -463,7 +464,7 @@ fn a_bouncer_goes_after_five_minutes_of_less_need() {
             };
             leave("q").await;
             stay_for(240).await;
-            // The need comes back, and the time begins anew.
+            // The need returns, and the time starts again.
             pod_on(simulation, "r", "n1").await;
             stay_for(30).await;
             leave("r").await;
@@ -507,7 +508,7 @@ fn workflows_of_one_kind_run_side_by_side() {
     }
 }
 
-/// A user's Endpoint `db`, and pods that name it.
+/// Adds a pod that names a user's Endpoint `db`.
 fn pod_of_db(simulation: &Simulation, name: &str, node: &str) {
     simulation.with(|state| {
         let annotations = json!({"thuban.dev/network": "red-1", "thuban.dev/endpoint": "db"});
@@ -540,7 +541,7 @@ fn users_endpoint_is_in_init_until_its_next_pod_is_served() {
             .await;
             pod_of_db(simulation, "q", "n1");
             until(simulation, "the second pod has it", |state| is_at(state, "n1")).await;
-            // The third one waits already when the second one goes.
+            // The third pod waits already when the second one goes.
             pod_of_db(simulation, "r", "n0");
             delete(simulation, Kind::Pod, "east", "q");
             until(simulation, "the third pod has it", |state| is_at(state, "n0")).await;

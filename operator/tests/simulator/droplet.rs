@@ -21,23 +21,25 @@ use crate::operators::Operator;
 use crate::simulation::{Simulation, State};
 use crate::tables::{Slot, Tables, number};
 
-/// How often its stream is looked at, as the stream server does every few seconds.
+/// How often a droplet's stream is looked at, as the stream server does every few seconds.
 const LOOK: Duration = Duration::from_secs(1);
-/// In this time a slow one acks one program: less than the operator waits for an ack.
+/// How long a slow droplet takes for each ack of a program: less than the operator waits for an ack.
 const SLOWNESS: Duration = Duration::from_secs(59);
-/// A restless one dials again after so long: sooner than one without a stream is suspect.
+/// How long a restless droplet waits until it dials again: less than a droplet without a stream takes to become
+/// suspect.
 const RESTLESSNESS: Duration = Duration::from_secs(9);
 
-/// When a droplet acks what it has applied. All but the first may be a thief's who holds up others with a node's token.
+/// The manner in which a droplet acks the programs that it has applied. All but the first may be those of a thief who
+/// delays others with a node's token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// At once, or some seconds late.
+    /// It acks at once, or some seconds late.
     Honest,
-    /// One program after the other, in [`SLOWNESS`] each.
+    /// It acks one program after the other, in [`SLOWNESS`] each.
     Slow,
-    /// Never.
+    /// It never acks.
     Mute,
-    /// Never, and it dials again and again.
+    /// It never acks, and dials again and again.
     Restless,
 }
 
@@ -45,7 +47,7 @@ impl Manner {
     pub const LATE: [Self; 3] = [Self::Slow, Self::Mute, Self::Restless];
 }
 
-/// What a droplet says on its stream besides acks.
+/// A message of a droplet on its stream besides acks.
 #[derive(Clone, Debug)]
 pub enum Report {
     Attached(Attachment),
@@ -59,13 +61,13 @@ pub enum Report {
 
 pub struct Stream {
     pub outbox: UnboundedSender<Report>,
-    /// Of the operator at the other end.
+    /// The epoch of the operator at the other end.
     pub epoch: u64,
 }
 
 pub struct Droplet {
     pub name: String,
-    /// Of those that had the name.
+    /// The number of this droplet among those that had the name.
     pub incarnation: u64,
     pub address: Ipv4Addr,
     /// The machine is on: its data plane forwards.
@@ -82,15 +84,15 @@ pub struct Droplet {
     pub tables: Tables,
     /// The kinds of rows that its transitd understands.
     pub kinds: Kinds,
-    /// By UID of the pod.
+    /// Attachments by UID of the pod.
     pub attachments: BTreeMap<String, Attachment>,
     pub subscriptions: BTreeSet<(u32, IpAddr)>,
     pub stream: Option<Stream>,
-    /// When it last got or lost a stream, and when its machine last lost its tables.
+    /// The time when it last got or lost a stream, or when its machine last lost its tables.
     pub since: Duration,
     pub is_applied: bool,
     pub manner: Manner,
-    /// It has applied programs that it has not acked, because of its manner.
+    /// Whether it has applied programs that it has not acked because of its manner.
     owes: bool,
     pub containers: u64,
 }
@@ -121,7 +123,7 @@ impl Droplet {
         }
     }
 
-    /// Heartbeats so far.
+    /// Returns the number of heartbeats so far.
     pub fn beats(&self, now: Duration) -> u64 {
         if self.is_on && self.is_heart_beating {
             now.as_secs() / 10
@@ -141,15 +143,15 @@ impl Droplet {
         }
     }
 
-    /// Whether its stream is to this operator, all that came by it is in its tables, and the operator may wait for its
-    /// acks: it keeps none back.
+    /// Whether its stream is to this operator, all that came by the stream is in its tables, and the operator may wait
+    /// for its acks: it holds none back.
     pub fn follows(&self, epoch: u64) -> bool {
         let stream = self.stream.as_ref();
         let is_late = self.manner != Manner::Honest || self.owes;
         self.is_applied && !is_late && stream.is_some_and(|stream| stream.epoch == epoch)
     }
 
-    /// Whether it delivers to the address: a row and the pod's attachment.
+    /// Whether it delivers to the address: it has a row and the pod's attachment.
     pub fn delivers(&self, vni: u32, address: IpAddr) -> bool {
         self.is_on
             && self
@@ -159,7 +161,7 @@ impl Droplet {
     }
 }
 
-/// The life of a droplet's transitd, until its Droplet goes.
+/// Runs a droplet's transitd, until its Droplet goes.
 pub async fn live(simulation: Arc<Simulation>, name: String, incarnation: u64) {
     loop {
         simulation.pause(20, 900).await;
@@ -181,7 +183,7 @@ pub async fn live(simulation: Arc<Simulation>, name: String, incarnation: u64) {
             let hub = operator.hub().unwrap();
             (operator, hub, epoch)
         };
-        // As the stream server refuses a Hello that has seen a higher epoch.
+        // The stream server refuses a Hello that has seen a higher epoch, too.
         if epoch > operator.epoch {
             continue;
         }
@@ -189,7 +191,7 @@ pub async fn live(simulation: Arc<Simulation>, name: String, incarnation: u64) {
     }
 }
 
-/// With each heartbeat, transitd registers a Droplet that somebody deleted.
+/// Registers a Droplet again that somebody deleted, as transitd does with each heartbeat.
 pub async fn register(simulation: Arc<Simulation>, name: String, incarnation: u64) {
     loop {
         tokio::time::sleep(Duration::from_secs(10)).await;
@@ -267,7 +269,7 @@ async fn session(
             droplet.since = now;
         }
     }
-    // The operator may hear a last ack, and of the end, long after the droplet has dialled again.
+    // The operator may hear a last ack, and the end of the stream, long after the droplet has dialled again.
     let (simulation, name, operator, hub) =
         (simulation.clone(), name.to_owned(), operator.clone(), hub.clone());
     tokio::spawn(async move {
@@ -358,7 +360,8 @@ async fn serve(
     }
 }
 
-/// False if the stream must end, as the stream server ends it: another one is open, or nothing was sent.
+/// Passes an ack on. Returns false if the stream must end as the stream server ends it: another one is open, or nothing
+/// was sent.
 fn ack(hub: &Hub, (name, id): (&str, u64), sequence: u64, refused: &[(u32, IpAddr)]) -> bool {
     for (vni, address) in refused {
         let key = Key::Local(number(*vni), *address);
@@ -367,11 +370,11 @@ fn ack(hub: &Hub, (name, id): (&str, u64), sequence: u64, refused: &[(u32, IpAdd
     hub.ack(name, id, sequence)
 }
 
-/// Programs of a stream that are applied and whose acks are kept back.
+/// Applied programs of a stream whose acks are held back.
 struct Owed {
     programs: VecDeque<(u64, Vec<(u32, IpAddr)>)>,
     opened: Instant,
-    /// When something was acked last.
+    /// The time of the last ack.
     last: Instant,
 }
 
@@ -397,7 +400,7 @@ impl Owed {
         is_kept_back
     }
 
-    /// How many are acked now; none: it dials again.
+    /// Returns how many programs are acked now; none: the droplet dials again.
     fn due(&self, simulation: &Simulation, name: &str) -> Option<usize> {
         let state = simulation.lock();
         match state.droplets.get(name)?.manner {
@@ -408,7 +411,7 @@ impl Owed {
         }
     }
 
-    /// All is acked, if nothing is kept back.
+    /// Notes that all is acked, if nothing is held back.
     fn settle(&self, state: &mut State, name: &str) {
         if let Some(droplet) = state.droplets.get_mut(name)
             && self.programs.is_empty()
@@ -444,7 +447,7 @@ fn say(name: &str, hub: &Hub, report: Report) -> bool {
     true
 }
 
-/// The refused local rows; none if the stream must end.
+/// Applies a program. Returns the refused local rows; none if the stream must end.
 fn apply(simulation: &Simulation, name: &str, program: Program) -> Option<Vec<(u32, IpAddr)>> {
     let refused = simulation.with(|state| {
         let droplet = state.droplets.get_mut(name)?;
@@ -493,7 +496,7 @@ fn apply(simulation: &Simulation, name: &str, program: Program) -> Option<Vec<(u
     refused
 }
 
-/// What roles say that they pass on.
+/// Makes a report of the packets that a role passes on.
 pub fn load(vni: u32, network: u32, packets_per_second: u64) -> Report {
     Report::Load(Load {
         roles: vec![RoleLoad {

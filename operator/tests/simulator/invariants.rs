@@ -1,5 +1,5 @@
-//! What must hold after every step: each check looks at the true objects and the true tables, not at what the
-//! operator believes.
+//! Checks the invariants that hold after every step: each check looks at the true objects and the true tables, not at
+//! what the operator believes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ use crate::walk;
 /// How late a watch and a write may be together.
 const LONGEST_LAG: Duration = Duration::from_secs(15);
 
-/// A write of anybody.
+/// Checks the invariants after a write by any writer.
 pub fn after_write(state: &mut State, change: &Change) {
     let (kind, _, name) = &change.name;
     let (old, new) = (change.old.as_deref(), change.new.as_deref());
@@ -65,7 +65,7 @@ fn one_vpc_a_vni(state: &mut State, name: &str, vpc: &Value) {
     }
 }
 
-/// Addresses that an Endpoint has: those of its status, before that those claimed for it.
+/// Returns the addresses that an Endpoint has: those of its status, before that those claimed for it.
 pub fn addresses(endpoint: &Value) -> Vec<&str> {
     let list = |path| {
         let list = endpoint.pointer(path).and_then(Value::as_array);
@@ -82,7 +82,7 @@ pub fn addresses(endpoint: &Value) -> Vec<&str> {
     }
 }
 
-/// The pod that has it now.
+/// Returns the UID of the pod that has the Endpoint now.
 pub fn pod_uid(endpoint: &Value) -> &str {
     match text(endpoint, "/spec/podRef/uid") {
         "" => text(endpoint, "/status/podRef/uid"),
@@ -90,7 +90,7 @@ pub fn pod_uid(endpoint: &Value) -> &str {
     }
 }
 
-/// Where it lives.
+/// Returns the droplet that the Endpoint lives on.
 pub fn home(endpoint: &Value) -> &str {
     match text(endpoint, "/spec/droplet") {
         "" => text(endpoint, "/status/droplet"),
@@ -121,7 +121,7 @@ fn one_holder_in_status(state: &mut State, change: &Change) {
     }
 }
 
-/// VNI of a VPC.
+/// Returns the VNI of a VPC.
 pub fn vni(state: &State, vpc: &str) -> Option<u32> {
     let vpc = state.store.value(Kind::Vpc, "", vpc)?;
     vpc.pointer("/status/vni")?.as_u64().map(|vni| vni as u32)
@@ -141,14 +141,15 @@ pub fn first_address(endpoint: &Value) -> Option<IpAddr> {
     addresses(endpoint).first()?.parse().ok()
 }
 
-/// With two that lead, and while its watches lag, one may not know where the other placed a role.
+/// Whether one operator has been leading alone long enough. While two lead, and while watches lag, one may not know
+/// where the other placed a role.
 pub fn is_alone(state: &State) -> bool {
     state
         .crowded
         .is_none_or(|last| state.elapsed() > last + LONGEST_LAG)
 }
 
-/// Its droplet delivers, and every bouncer that its operator can hear has its row.
+/// Checks a Provisioned Endpoint: its droplet delivers, and every bouncer that its operator can hear has its row.
 fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
     let (true, Some(writer)) = (is_alone(state), state.writer) else {
         return;
@@ -192,8 +193,9 @@ fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
         let Some(droplet) = state.droplets.get(&bouncer) else {
             continue;
         };
-        // Away is suspect, unless it just went; back but not yet applied is not acked. A machine that came after another
-        // under its name carries nothing until it is Accepted, wherever the bouncer's object says that it served.
+        // A bouncer's droplet that is away is suspect, unless it just went; one that is back but has not applied its
+        // program has not acked. A machine that came after another one under its name carries nothing until it is
+        // Accepted, wherever the bouncer's object says that the bouncer served.
         if !droplet.follows(writer) || !is_accepted(state, &bouncer) {
             continue;
         }
@@ -210,7 +212,7 @@ fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
     }
 }
 
-/// Where a role serves.
+/// Returns the droplet where a role serves.
 pub fn serving(role: &Value) -> &str {
     match text(role, "/status/droplet") {
         "" => text(role, "/spec/droplet"),
@@ -218,7 +220,7 @@ pub fn serving(role: &Value) -> &str {
     }
 }
 
-/// An Endpoint goes after its pod, and nobody who is connected has rows of it.
+/// Checks that an Endpoint is deleted after its pod, and that no connected droplet has rows of it.
 fn gone_means_out_of_use(state: &mut State, name: &str, old: Option<&Value>) {
     let Some(old) = old else { return };
     if is_scaled(old) {
@@ -243,7 +245,7 @@ fn gone_means_out_of_use(state: &mut State, name: &str, old: Option<&Value>) {
     out_of_tables(state, vni, address, &format!("endpoint {name} is gone"), uid);
 }
 
-/// Rows of an address that is released must be gone wherever somebody would deliver or bounce by them.
+/// Checks that rows of a released address are gone from every droplet that would deliver or bounce by them.
 fn out_of_tables(state: &mut State, vni: u32, address: IpAddr, what: &str, uid: &str) {
     let of = number(vni);
     let slots = [Slot::Local(of, address), Slot::Bouncer(of, address)];
@@ -256,7 +258,7 @@ fn out_of_tables(state: &mut State, vni: u32, address: IpAddr, what: &str, uid: 
             },
         )
     };
-    // Of two that lead, each knows of those that follow it; the rest of the claim covers the others.
+    // Each of two leading operators knows the droplets that follow it; the rest of the claim covers the others.
     let is_followed = |droplet: &Droplet| match state.writer {
         Some(writer) => droplet.follows(writer),
         None => droplet.stream.is_some() && droplet.is_applied,
@@ -279,7 +281,8 @@ fn is_held_by_another(state: &State, vni: u32, address: IpAddr, uid: &str) -> bo
     })
 }
 
-/// A claim is released, or goes, only when no Endpoint has its address and no table leads to the old one.
+/// Checks that a claim is released, or deleted, only when no Endpoint has its address and no table leads to the old
+/// one.
 fn claims_outlive_rows(state: &mut State, name: &str, old: Option<&Value>, new: Option<&Value>) {
     let was_released = old.is_some_and(|old| old.pointer("/status/releasedAt").is_some());
     let is_released = new.is_none_or(|new| new.pointer("/status/releasedAt").is_some());
@@ -321,7 +324,7 @@ fn numbers_outlive_rows(state: &mut State, name: &str) {
     }
 }
 
-/// VNIs of its rows.
+/// Returns the VNIs of the droplet's rows.
 fn numbers(droplet: &Droplet) -> BTreeSet<u32> {
     let slots = droplet.tables.rows.keys();
     slots.filter_map(|slot| Some(slot.vni()?.get())).collect()
@@ -331,7 +334,7 @@ fn is_claimed(state: &State, vni: u32) -> bool {
     state.store.get(Kind::VniClaim, "", &vni.to_string()).is_some()
 }
 
-/// A droplet's tables changed.
+/// Checks the invariants after a change of a droplet's tables.
 pub fn after_apply(state: &mut State, name: &str) {
     let Some(droplet) = state.droplets.get(name) else {
         return;
@@ -368,7 +371,7 @@ pub fn after_apply(state: &mut State, name: &str) {
     packets_arrive(state);
 }
 
-/// While no machine is lost, packets between endpoints that are Provisioned arrive, whatever roles do meanwhile.
+/// Checks that packets between Provisioned endpoints arrive while no machine is lost, whatever roles do meanwhile.
 fn packets_arrive(state: &mut State) {
     if state.weather.is_steady
         && let Err(lost) = walk::everything(state)
@@ -377,7 +380,7 @@ fn packets_arrive(state: &mut State) {
     }
 }
 
-/// A pod got its address.
+/// Checks the invariants after a pod got its address.
 pub fn after_attach(state: &mut State, name: &str, uid: &str) {
     let Some(attachment) = state
         .droplets

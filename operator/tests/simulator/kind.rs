@@ -16,7 +16,7 @@ pub enum Kind {
     Service,
     EndpointSlice,
     NetworkPolicy,
-    /// Those that are told once; of others only that they were written.
+    /// Events that are reported once; of other events only the fact that they were written.
     Event,
 }
 

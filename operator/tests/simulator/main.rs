@@ -1,14 +1,14 @@
 //! The simulator of the control plane: the real controllers against a fake API server and simulated droplets, in
 //! virtual time, by random schedules that a seed repeats.
 //!
-//! `cargo xtask test --only simulator` runs two thousand of them, `--schedules N` more or less. By hand:
-//! `cargo test -p thuban-operator --test simulator`, with `THUBAN_SCHEDULES=N` (100),
-//! `THUBAN_FIRST_SEED=S` (1); `THUBAN_SIMULATOR_SEED=S` runs one and prints what happens in it. The seed decides
-//! everything, the order of hash maps too: the same binary does the same again. Any change of code may give a seed another
-//! schedule; `THUBAN_SIMULATOR_TRIES=N` runs a seed with N orders of hash maps, so of tasks of one instant, until one
-//! fails. What happened in a schedule that failed is kept in a file, too.
+//! `cargo xtask test --only simulator` runs two thousand of them, `--schedules N` more or less. By hand: `cargo test -p
+//! thuban-operator --test simulator`, with `THUBAN_SCHEDULES=N` (100), `THUBAN_FIRST_SEED=S` (1);
+//! `THUBAN_SIMULATOR_SEED=S` runs one and prints its trace. The seed decides everything, the order of hash maps too:
+//! the same binary does the same again. Any change of code may give a seed another schedule. `THUBAN_SIMULATOR_TRIES=N`
+//! runs a seed with N orders of hash maps, and so of tasks of one instant, until one fails. The trace of a schedule
+//! that failed is also kept in a file.
 
-// Helpers of tests: what they find broken ends the test.
+// Helpers of tests: a failure that they find ends the test.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -61,12 +61,12 @@ fn number(variable: &str) -> Option<u64> {
     )
 }
 
-/// Past cargo's capture: the run takes minutes.
+/// Prints a line past cargo's capture, because the run takes minutes.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// What happened in a schedule that failed.
+/// Keeps the trace of a schedule that failed in a file.
 fn keep(seed: impl std::fmt::Display, trace: &[String]) {
     let path = format!("{}/simulator-{seed}.txt", env!("CARGO_TARGET_TMPDIR"));
     if std::fs::write(&path, trace.join("\n")).is_ok() {
@@ -134,7 +134,7 @@ fn the_control_plane_keeps_its_promises_whatever_happens() {
     );
 }
 
-/// What a process of its own prints of a seed.
+/// Returns the trace that a separate process prints for a seed.
 fn trace_elsewhere(seed: u64) -> String {
     let itself = std::env::current_exe().expect("a path");
     let output = Command::new(itself)

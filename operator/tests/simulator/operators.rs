@@ -18,26 +18,26 @@ use crate::signal::Signal;
 use crate::simulation::Simulation;
 
 pub const DEFAULT_RANGE: &str = "10.244.0.0/24";
-/// How often one that hears nothing asks whether it does again.
+/// How often an operator that hears nothing asks whether it hears again.
 const LOOK: Duration = Duration::from_millis(100);
 
 pub struct Operator {
     pub id: String,
     pub epoch: u64,
-    /// 0 while it lives.
+    /// The signal of the operator's death: 0 while it lives.
     deaths: Signal,
-    /// Dies right after so many writes; negative: never.
+    /// Number of writes after which the operator dies; negative: never.
     left: AtomicI64,
     hub: OnceLock<Arc<Hub>>,
-    /// Kinds of which its watches bring nothing for now.
+    /// Kinds whose watches bring the operator nothing for now.
     deaf: Mutex<BTreeSet<Kind>>,
-    /// No droplet reaches it any more; streams that it has go on.
+    /// Whether no more droplets reach the operator; streams that it has go on.
     pub is_full: AtomicBool,
-    /// Ends of streams don't come to it for now.
+    /// Whether the ends of streams don't reach the operator for now.
     pub misses_ends: AtomicBool,
-    /// When, and how often, by what was asked for.
+    /// How often and when the operator last wrote, by the request.
     pub writes: Mutex<BTreeMap<String, (u64, Duration)>>,
-    /// Of each kind: writes that are under way, and how many were at most.
+    /// The number of writes under way, and the most so far, by kind.
     under_way: Mutex<BTreeMap<Kind, (usize, usize)>>,
 }
 
@@ -69,12 +69,12 @@ impl Operator {
         self.deaths.set(1);
     }
 
-    /// Waits for its death.
+    /// Waits for the operator's death.
     pub async fn died(&self) {
         self.deaths.other_than(0).await;
     }
 
-    /// Dies right after its `writes`th write from now.
+    /// Makes the operator die right after its `writes`th write from now.
     pub fn crash_after(&self, writes: i64) {
         self.left.store(writes, Ordering::Relaxed);
     }
@@ -91,7 +91,7 @@ impl Operator {
         }
     }
 
-    /// A write of an object of the kind begins; it is under way until the answer is dropped.
+    /// Begins a write of an object of the kind; the write is under way until the returned value is dropped.
     pub fn begin(self: &Arc<Self>, kind: Option<Kind>) -> UnderWay {
         if let Some(kind) = kind {
             let mut under_way = self.under_way.lock().unwrap();
@@ -105,32 +105,32 @@ impl Operator {
         }
     }
 
-    /// How many writes of a kind were under way at the same time, at most.
+    /// Returns how many writes of a kind were under way at the same time, at most.
     pub fn most_under_way(&self, kind: Kind) -> usize {
         let under_way = self.under_way.lock().unwrap();
         under_way.get(&kind).map_or(0, |(_, most)| *most)
     }
 
-    /// From now on its watches of these kinds alone bring nothing.
+    /// Makes the watches of exactly these kinds bring nothing from now on.
     pub fn deafen(&self, kinds: impl IntoIterator<Item = Kind>) {
         *self.deaf.lock().unwrap() = kinds.into_iter().collect();
     }
 
-    /// Waits until its watches of this kind bring what happened.
+    /// Waits until the watches of this kind bring everything that happened.
     pub async fn hears(&self, kind: Kind) {
         while self.deaf.lock().unwrap().contains(&kind) {
             tokio::time::sleep(LOOK).await;
         }
     }
 
-    /// Waits until ends of streams come to it.
+    /// Waits until ends of streams reach the operator.
     pub async fn hears_ends(&self) {
         while self.misses_ends.load(Ordering::Relaxed) {
             tokio::time::sleep(LOOK).await;
         }
     }
 
-    /// What it wrote after a point in time.
+    /// Returns the operator's writes after a point in time.
     pub fn writes_since(&self, since: Duration) -> Vec<String> {
         let writes = self.writes.lock().unwrap();
         let late = writes.iter().filter(|(_, (_, last))| *last > since);
@@ -139,7 +139,7 @@ impl Operator {
     }
 }
 
-/// Starts one with the next epoch.
+/// Starts an operator with the next epoch.
 pub fn start(simulation: &Arc<Simulation>) -> Arc<Operator> {
     let operator = {
         let state = &mut *simulation.lock();
@@ -183,7 +183,7 @@ async fn life(simulation: Arc<Simulation>, operator: Arc<Operator>) {
         underlay_ranges: vec!["192.168.0.0/16".parse().unwrap()],
         default_range: DEFAULT_RANGE.parse().unwrap(),
         claim_rest: Duration::from_secs(30),
-        node_port_lease: Duration::from_secs(600),
+        node_port_lease: Duration::from_mins(10),
         cluster_dns: Some([10, 96, 0, 10].into()),
     };
     let work = async {

@@ -1,5 +1,5 @@
-//! NetworkPolicies: users make, change and take them; each says once a generation that it is not enforced, whatever happens to
-//! operators and watches.
+//! NetworkPolicies: users make, change and delete them. Each reports once for each generation that it is not enforced,
+//! whatever happens to operators and watches.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::schedule::NAMESPACES;
 use crate::simulation::State;
 use crate::store::{Preconditions, is_deleting, text};
 
-/// What users do.
+/// Does a random action of users.
 pub fn step(state: &mut State, random: &mut Random) {
     let namespace = NAMESPACES[random.below(2) as usize];
     let name = format!("p{}", random.below(3));
@@ -54,7 +54,7 @@ fn generation(policy: &Value) -> u64 {
     policy["metadata"]["generation"].as_u64().unwrap_or_default()
 }
 
-/// Every policy has an event of its generation, and none has more events than it had generations.
+/// Checks that every policy has an event of its generation, and none has more events than it had generations.
 pub fn verdict(state: &State) -> Result<(), String> {
     for ((_, namespace, name), policy) in state.store.all(Kind::NetworkPolicy) {
         let policy = &*policy.value;

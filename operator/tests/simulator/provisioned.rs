@@ -1,5 +1,5 @@
-//! What Provisioned must mean at the moment when it is written: of a VPC or network that its roles work, of a role that
-//! its droplet has its tables and that its users know its place. And what is told only afterwards.
+//! Checks the meaning of Provisioned at the moment when it is written. For a VPC or network: its roles work. For a
+//! role: its droplet has its tables, and its users know its place. Also checks what is told only afterwards.
 
 use std::net::IpAddr;
 
@@ -17,14 +17,14 @@ use crate::store::{Change, is_deleting, text};
 use crate::tables::{Slot, number, underlay};
 use crate::walk::contains;
 
-/// A write of anybody.
+/// Checks the meaning of Provisioned after a write by any writer.
 pub fn after_write(state: &mut State, change: &Change) {
     let (kind, _, name) = &change.name;
     let old = change.old.as_deref();
     let Some(new) = change.new.as_deref() else { return };
     let was_provisioned = old.is_some_and(is_provisioned);
     if !is_provisioned(new) {
-        // The pods that name an Endpoint of a user have it one after the other.
+        // The pods that name a user's Endpoint have it one after the other.
         let is_users = *kind == Kind::Endpoint && is_users(new);
         if was_provisioned && !is_users {
             state.violation(format!("{kind:?} {name} was Provisioned, and is in Init again"));
@@ -52,7 +52,7 @@ fn is_users(endpoint: &Value) -> bool {
     text(endpoint, "/spec/type") == "Simple" && text(endpoint, "/spec/podRef/uid").is_empty()
 }
 
-/// By what its droplet knows who has it.
+/// Returns the identifier by which the droplet knows the holder of the Endpoint.
 fn holder(endpoint: &Value) -> String {
     match text(endpoint, "/spec/type") {
         "Host" => format!("node/{}", text(endpoint, "/spec/droplet")),
@@ -60,7 +60,7 @@ fn holder(endpoint: &Value) -> String {
     }
 }
 
-/// A droplet is told that a pod's endpoint is ready only when the Endpoint is Provisioned.
+/// Checks that a droplet is told that a pod's endpoint is ready only when the Endpoint is Provisioned.
 pub fn ready_means_provisioned(state: &State, droplet: &Droplet) -> Result<(), String> {
     let mut early = droplet
         .tables
@@ -75,7 +75,7 @@ pub fn ready_means_provisioned(state: &State, droplet: &Droplet) -> Result<(), S
     }
 }
 
-/// All roles of a parent, as many as its status asks for, have been Provisioned.
+/// Checks that all roles of a parent, as many as its status asks for, have been Provisioned.
 fn roles_work(state: &State, parent: (Kind, &str, &Value), kind: Kind) -> Result<(), String> {
     let (parent_kind, name, object) = parent;
     let (letter, count) = match parent_kind {
@@ -85,7 +85,7 @@ fn roles_work(state: &State, parent: (Kind, &str, &Value), kind: Kind) -> Result
     let count = object.pointer(count).and_then(Value::as_u64).unwrap_or(1);
     let owner = text(object, "/metadata/uid");
     let mut names = (0..count).map(|number| format!("{name}-{letter}{number}"));
-    // It may have been deleted since.
+    // The role may have been deleted since.
     let idle = names.find(|role| !has_worked(state, kind, role, owner));
     idle.map_or(Ok(()), |role| Err(format!("{role} has never worked")))
 }
@@ -108,8 +108,8 @@ fn network_works(state: &State, name: &str, network: &Value) -> Result<(), Strin
     roles_work(state, (Kind::Network, name, network), Kind::Bouncer)
 }
 
-/// The droplet of a name, unless it is suspect, was started again, or came after another one of its name: then nobody
-/// waits for its acks, or it hears of everything anew.
+/// Returns the droplet of a name, unless it is suspect, was started again, or came after another one of its name: then
+/// nothing waits for its acks, or it gets everything again.
 fn listening<'a>(state: &'a State, name: &str) -> Option<&'a Droplet> {
     let droplet = state.droplets.get(name)?;
     let follows = droplet.follows(state.writer?) && !droplet.tables.rows.is_empty();
@@ -134,13 +134,14 @@ fn network_row(droplet: &Droplet, vni: u32, within: IpAddr) -> Option<&NetworkRo
     })
 }
 
-/// An address of a network's first range.
+/// Returns an address of a network's first range.
 fn inside(network: &Value) -> Option<IpAddr> {
     let range = text(network, "/status/cidrs/0");
     range.split('/').next()?.parse().ok()
 }
 
-/// Whether the droplet serves a VPC, or a network of it, or has a pod there; else its rows of it may be about to go.
+/// Whether the droplet serves a VPC or a network of it, or has a pod there. Otherwise its rows of the VPC may be about
+/// to go.
 fn uses(state: &State, droplet: &str, vpc: &str, network: Option<&str>) -> bool {
     let is_own = |object: &Value| {
         let is_of_network = network.is_none_or(|network| text(object, "/spec/network") == network);
@@ -158,7 +159,8 @@ fn uses(state: &State, droplet: &str, vpc: &str, network: Option<&str>) -> bool 
         })
 }
 
-/// A list of droplets in a row has every role of a kind that works, where it serves or is about to.
+/// Checks that a list of droplets in a row has every role of a kind that works, where the role serves or is about to
+/// serve.
 fn lists(state: &State, row: &[Vec<u8>], kind: Kind, field: &str, parent: &str) -> Result<(), String> {
     for role in state.store.values(kind) {
         if text(role, field) != parent || is_deleting(role) || !is_provisioned(role) {
@@ -168,7 +170,7 @@ fn lists(state: &State, row: &[Vec<u8>], kind: Kind, field: &str, parent: &str) 
             let droplet = state.droplets.get(text(role, path));
             droplet.filter(|droplet| is_accepted(state, &droplet.name))
         };
-        // Its droplet has gone: nobody is told of its next place before it is ready there.
+        // The role's droplet has gone: no droplet is told of its next place before it is ready there.
         let Some(serving) = known("/status/droplet") else {
             continue;
         };
@@ -181,7 +183,8 @@ fn lists(state: &State, row: &[Vec<u8>], kind: Kind, field: &str, parent: &str) 
     Ok(())
 }
 
-/// Its droplet has the VPC's row and that of every network, with its bouncers; who has the VPC's row knows it.
+/// Checks that the divider's droplet has the VPC's row and the row of every network with its bouncers, and that
+/// droplets with the VPC's row know the divider.
 fn divider_works(state: &State, divider: &Value) -> Result<(), String> {
     let vpc = text(divider, "/spec/vpc");
     let (true, Some(vni)) = (is_alone(state), vni(state, vpc)) else {
@@ -215,8 +218,8 @@ fn divider_works(state: &State, divider: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Its droplet has a row for every endpoint of the network, and the VPC's row with all dividers; who has the network's
-/// row knows it.
+/// Checks that the bouncer's droplet has a row for every endpoint of the network, and the VPC's row with all dividers,
+/// and that droplets with the network's row know the bouncer.
 fn bouncer_works(state: &State, bouncer: &Value) -> Result<(), String> {
     let (vpc, name) = (text(bouncer, "/spec/vpc"), text(bouncer, "/spec/network"));
     let network = state.store.value(Kind::Network, "", name);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// SplitMix64.
+/// A SplitMix64 generator.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -11,7 +11,7 @@ impl Random {
         Self(seed)
     }
 
-    /// Another sequence, which doesn't depend on how much of this one is used later.
+    /// Returns another sequence, which doesn't depend on how much of this one is used later.
     pub fn fork(&mut self) -> Self {
         Self(self.next())
     }
@@ -24,12 +24,12 @@ impl Random {
         word ^ (word >> 31)
     }
 
-    /// Less than `end`, which is not 0.
+    /// Returns a number less than `end`, which is not 0.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
-    /// Of a thousand times, so many.
+    /// Returns true `chance` times of a thousand.
     pub fn permille(&mut self, chance: u64) -> bool {
         self.below(1000) < chance
     }

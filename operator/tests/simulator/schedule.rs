@@ -1,4 +1,4 @@
-//! One schedule: a small world, random things happening to it, then peace.
+//! Runs one schedule: a small world, random things that happen to it, then peace.
 
 use std::sync::Arc;
 
@@ -20,15 +20,15 @@ const VPCS: [&str; 3] = ["red", "blue", "green"];
 pub const NAMESPACES: [&str; 2] = ["east", "west"];
 const NODES: u8 = 4;
 const MOST_PODS: usize = 8;
-/// For how long a watch brings nothing, milliseconds.
+/// The longest time for which a watch brings nothing, milliseconds.
 const MOST_DEAFNESS: u64 = 12_000;
 
-/// Runs the schedule of a seed: what went wrong, and what happened.
+/// Runs the schedule of a seed. Returns what went wrong, and what happened.
 pub fn run(seed: u64) -> (Vec<String>, Vec<String>) {
     run_in_order(seed, 0)
 }
 
-/// The same with another order of hash maps, so of tasks of one instant, for each `order`.
+/// Runs the schedule with another order of hash maps, and so of tasks of one instant, for each `order`.
 pub fn run_in_order(seed: u64, order: u64) -> (Vec<String>, Vec<String>) {
     let happen = async |simulation: &Arc<Simulation>| {
         chaos(simulation).await;
@@ -89,12 +89,12 @@ async fn chaos(simulation: &Arc<Simulation>) {
         crowd(simulation, &mut random).await;
     }
     simulation.with(|state| tear_down(state, &mut random));
-    // What was given back is given out again, with all faults going on.
+    // Returned numbers and addresses are given out again, with all faults going on.
     let number = random.below(10);
     steps(simulation, &mut random, number).await;
 }
 
-/// Another operator leads, too, and nodes come of which the first one does not know for a while.
+/// Starts another operator that leads too, and adds nodes that the first one does not know for a while.
 async fn crowd(simulation: &Arc<Simulation>, random: &mut Random) {
     while simulation.lock().alive() < 2 {
         operators::start(simulation);
@@ -139,7 +139,7 @@ async fn steps(simulation: &Arc<Simulation>, random: &mut Random, number: u64) {
     }
 }
 
-/// Everything that users made is deleted, in any order.
+/// Deletes everything that users made, in any order.
 fn tear_down(state: &mut State, random: &mut Random) {
     state.note(|| "users delete everything".into());
     let mut all: Vec<_> = [Kind::Pod, Kind::Network, Kind::Vpc]
@@ -195,7 +195,7 @@ fn step(simulation: &Arc<Simulation>, random: &mut Random) {
     }
 }
 
-/// A namespace's quota of Endpoints is used up, or raised.
+/// Uses up a namespace's quota of Endpoints, or raises it.
 fn quota(state: &mut State, random: &mut Random) {
     let namespace = NAMESPACES[random.below(2) as usize];
     let is_full = !state.full.remove(namespace) && state.full.insert(namespace.to_owned());
@@ -203,7 +203,7 @@ fn quota(state: &mut State, random: &mut Random) {
     state.note(|| format!("the quota of {namespace} is {verb}"));
 }
 
-/// More or fewer roles.
+/// Asks for more or fewer roles.
 fn scale(state: &mut State, random: &mut Random) {
     let (kind, field) = if random.permille(600) {
         (Kind::Network, "bouncers")
@@ -235,7 +235,7 @@ fn cordon(state: &mut State, random: &mut Random) {
     });
 }
 
-/// One that a user makes, or takes away.
+/// Makes a user's Endpoint, or deletes one.
 fn users_endpoint(state: &mut State, random: &mut Random) {
     let namespace = NAMESPACES[random.below(2) as usize];
     if random.permille(300) {
@@ -287,7 +287,7 @@ fn toggle_reach(state: &mut State, name: &str) {
     state.note(|| format!("{name} is {}reachable", if is_reachable { "" } else { "not " }));
 }
 
-/// A droplet acks late, or not at all, or as it should again.
+/// Makes a droplet ack late, or never, or normally again.
 fn change_manner(state: &mut State, random: &mut Random) {
     let late = Manner::LATE[random.below(3) as usize];
     with_droplet(state, random, |state, name| {
@@ -359,7 +359,7 @@ fn add_network(state: &mut State, random: &mut Random) {
     }
 }
 
-/// Another range for a network.
+/// Adds a range to a network.
 fn widen(state: &mut State, random: &mut Random) {
     let networks = state.store.names(Kind::Network);
     let Some(name) = random.pick(&networks).filter(|name| *name != "default") else {
@@ -399,7 +399,7 @@ fn delete_parent(state: &mut State, random: &mut Random) {
         .delete(kind, "", name, &Preconditions::default(), foreground);
 }
 
-/// Objects of the operator's own that somebody deletes.
+/// Deletes an object of the operator's own, as somebody might by hand.
 fn delete_by_hand(state: &mut State, random: &mut Random) {
     let kind = [Kind::Endpoint, Kind::Bouncer, Kind::Divider][random.below(3) as usize];
     let all: Vec<_> = state.store.all(kind).map(|(name, _)| name.clone()).collect();
@@ -470,7 +470,7 @@ fn end_pod(state: &mut State, random: &mut Random) {
     }
 }
 
-/// The sandbox of a pod is made again: DEL, later ADD.
+/// Makes the sandbox of a pod again: DEL, later ADD.
 fn sandbox_again(state: &mut State, random: &mut Random) {
     let attached: Vec<(String, String)> = state
         .droplets

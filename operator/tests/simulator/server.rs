@@ -26,7 +26,7 @@ use crate::workflow;
 type Broken = Box<dyn std::error::Error + Send + Sync>;
 type Reply = Response<UnsyncBoxBody<Bytes, Broken>>;
 
-/// One operator's way to the API server.
+/// The connection of one operator to the API server.
 #[derive(Clone)]
 pub struct Connection {
     pub simulation: Arc<Simulation>,
@@ -44,29 +44,29 @@ impl tower::Service<Request<Body>> for Connection {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let connection = self.clone();
-        // Here its span is open.
+        // The span of the request's object is open here.
         let workflow = workflow::current();
         Box::pin(async move { connection.serve(request, workflow).await })
     }
 }
 
-/// What a request asks for.
+/// The object or event that a request asks for.
 #[derive(Debug)]
 enum Target {
     Object {
         kind: Kind,
         namespace: String,
-        /// Empty: the collection.
+        /// The name of the object; empty: the collection.
         name: String,
         is_status: bool,
     },
-    /// Namespace.
+    /// An event in this namespace.
     Event(String),
     Lease(String),
 }
 
 impl Target {
-    /// Of the object.
+    /// Returns the kind of the object.
     fn kind(&self) -> Option<Kind> {
         match self {
             Self::Object { kind, .. } => Some(*kind),
@@ -75,7 +75,7 @@ impl Target {
     }
 }
 
-/// What happens to a request, besides being slow.
+/// The fate of a request, besides being slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Good,
@@ -305,7 +305,7 @@ impl Connection {
     }
 }
 
-/// A path without the time of day, with which names of events end.
+/// Returns a path without the time of day, with which names of events end.
 fn timeless(path: &str) -> &str {
     let is_event = path.contains("/events/");
     path.rsplit_once('.')
@@ -362,7 +362,7 @@ fn fate(state: &mut State, is_write: bool) -> Fate {
     Fate::Good
 }
 
-/// Somebody else writes something that means nothing.
+/// Writes a meaningless change, as another writer.
 fn touch(state: &mut State, kind: Kind, namespace: &str, name: &str) {
     let number = state.random.next();
     state.store.edit(kind, namespace, name, |value| {
@@ -370,8 +370,8 @@ fn touch(state: &mut State, kind: Kind, namespace: &str, name: &str) {
     });
 }
 
-/// The status of an object is written in the workflow of that object, so by the controller of its kind, in every state.
-/// A claim has no state.
+/// Checks that the status of an object is written in the workflow of that object, and so by the controller of its kind,
+/// in every state. A claim has no state.
 fn one_writer(state: &mut State, workflow: Option<&str>, target: &Target) {
     let Target::Object {
         kind,
@@ -452,7 +452,7 @@ fn perform(
     }
 }
 
-/// Of policies they are kept, under their names; of all else, of what warnings were.
+/// Stores an event: events of policies under their names; of all other events, the subjects of warnings.
 fn event(state: &mut State, method: &Method, namespace: &str, body: &Bytes) -> Result<(u16, Bytes), Failure> {
     if method != Method::POST {
         return Ok((200, body.clone()));
@@ -512,7 +512,7 @@ fn list(state: &mut State, kind: Kind, query: &str) -> Result<Bytes, Failure> {
     Ok(body.into())
 }
 
-/// The heartbeat of a droplet, which its node renews every ten seconds while it lives.
+/// Returns the heartbeat of a droplet, which its node renews every ten seconds while it lives.
 fn lease(state: &State, name: &str) -> Result<Bytes, Failure> {
     let droplet = name.strip_prefix("droplet-").ok_or(NOT_FOUND)?;
     let beats = state
@@ -537,7 +537,7 @@ fn lease(state: &State, name: &str) -> Result<Bytes, Failure> {
     Ok(serde_json::to_vec(&lease).unwrap().into())
 }
 
-/// One open watch.
+/// An open watch.
 struct Watch {
     connection: Connection,
     kind: Kind,
@@ -549,7 +549,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// Lines of events, or the end.
+    /// Returns the next lines of events, or the end.
     async fn next(&mut self) -> Option<Result<Bytes, Broken>> {
         if self.is_over {
             return None;

@@ -1,4 +1,5 @@
-//! Services: users make, move and take them, slices follow the pods and sometimes lie, and what must hold of their rows.
+//! Services: users make, move and delete them, slices follow the pods and sometimes lie. Checks what must hold of the
+//! Services' rows.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,14 +20,14 @@ use crate::tables::{Slot, Tables, address, number};
 const LABEL: &str = "kubernetes.io~1service-name";
 const PORT: u32 = 8080;
 
-/// In no VPC.
+/// An address in no VPC.
 const OUTSIDE: &str = "192.168.0.1";
 
 pub fn is_scaled(endpoint: &Value) -> bool {
     text(endpoint, "/spec/type") == "Scaled"
 }
 
-/// What users and the slices' controller do.
+/// Does a random action of users and of the slices' controller.
 pub fn step(state: &mut State, random: &mut Random) {
     let namespace = NAMESPACES[random.below(2) as usize];
     let name = format!("s{}", random.below(3));
@@ -57,7 +58,7 @@ fn make(state: &mut State, random: &mut Random, namespace: &str, name: &str) {
     let Some(network) = random.pick(&networks) else {
         return;
     };
-    // As the API server: the lowest that nobody has, also if it was another's a moment ago.
+    // The API server gives out the lowest address that no Service has, even if another one had it a moment ago.
     let used: BTreeSet<String> = state
         .store
         .values(Kind::Service)
@@ -86,7 +87,8 @@ fn make(state: &mut State, random: &mut Random, namespace: &str, name: &str) {
     }
 }
 
-/// Slices say which pods of the namespace are attached, in whatever VPC, and name an address of nobody's.
+/// Updates the slices: they name the pods of the namespace that are attached, in any VPC, and an address that nobody
+/// has.
 pub fn follow(state: &mut State, random: &mut Random) {
     let services: Vec<(String, String)> = state
         .store
@@ -94,7 +96,7 @@ pub fn follow(state: &mut State, random: &mut Random) {
         .map(|((_, namespace, name), _)| (namespace.clone(), name.clone()))
         .collect();
     for (namespace, service) in &services {
-        // That of `s2` is made by hand, and names whatever its maker likes.
+        // The slice of `s2` is made by hand, and names any address that its maker likes.
         let is_by_hand = service == "s2";
         let attachments = state
             .droplets
@@ -106,7 +108,7 @@ pub fn follow(state: &mut State, random: &mut Random) {
             let mut endpoint =
                 json!({"addresses": [address(&pod.address).to_string()], "conditions": {"ready": true}});
             if !is_by_hand {
-                // One that went may still be named when another has its address.
+                // A pod that went may still be named when another one has its address.
                 let is_late = random.permille(100);
                 let uid = if is_late { "another" } else { &pod.pod_uid };
                 endpoint["targetRef"] =
@@ -148,7 +150,7 @@ pub fn follow(state: &mut State, random: &mut Random) {
     }
 }
 
-/// Empty of one without.
+/// Returns the cluster IP; empty for a Service without one.
 fn cluster_ip(service: &Value) -> &str {
     match text(service, "/spec/clusterIPs/0") {
         "None" => "",
@@ -156,7 +158,7 @@ fn cluster_ip(service: &Value) -> &str {
     }
 }
 
-/// Every bouncer of the VPC that its operator can hear has its row.
+/// Checks that every bouncer of the VPC that its operator can hear has the Service's row.
 pub fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value, writer: u64) {
     let vpc = vpc_of(state, endpoint);
     let (Some(vni), Some(address)) = (vni(state, &vpc), first(endpoint)) else {
@@ -174,7 +176,7 @@ pub fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value, 
     }
 }
 
-/// Of one that agents serve, or nodes.
+/// Whether the tables have the row of a service that agents or nodes serve.
 fn has_row(tables: &Tables, vni: u32, address: IpAddr) -> bool {
     let vni = number(vni);
     let slots = [Slot::Service(vni, address), Slot::NodeService(vni, address)];
@@ -185,7 +187,7 @@ fn first(endpoint: &Value) -> Option<IpAddr> {
     addresses(endpoint).first()?.parse().ok()
 }
 
-/// Where bouncers of a VPC serve.
+/// Returns the droplets where bouncers of a VPC serve.
 fn bouncers<'a>(state: &'a State, vpc: &str) -> Vec<&'a str> {
     let bouncers = state.store.values(Kind::Bouncer);
     bouncers
@@ -195,7 +197,8 @@ fn bouncers<'a>(state: &'a State, vpc: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Nobody who is heard of has rows of a scaled Endpoint that is gone, unless the address is another's already.
+/// Checks that no droplet that is heard has rows of a scaled Endpoint that is gone, unless the address already belongs
+/// to another one.
 pub fn gone_means_out_of_tables(state: &mut State, name: &str, old: &Value) {
     let (Some(vni), Some(address)) = (vni(state, &vpc_of(state, old)), first(old)) else {
         return;
@@ -221,8 +224,8 @@ pub fn gone_means_out_of_tables(state: &mut State, name: &str, old: &Value) {
     }
 }
 
-/// While no machine is lost, the bouncers of a droplet that applied a program have the rows of all Services that are
-/// Provisioned: operators that come and go take none away.
+/// Checks that the bouncers of a droplet that applied a program have the rows of all Provisioned Services while no
+/// machine is lost: operators that come and go remove none.
 pub fn rows_stay(state: &State, droplet: &str) -> Result<(), String> {
     let Some(tables) = state.droplets.get(droplet).map(|droplet| &droplet.tables) else {
         return Ok(());
@@ -261,7 +264,7 @@ pub fn rows_stay(state: &State, droplet: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// In the end each Service is in its VPC with the backends that it has there, and nowhere else.
+/// Checks that in the end each Service is in its VPC with the backends that it has there, and nowhere else.
 pub fn verdict(state: &State) -> Result<(), String> {
     let mut expected: BTreeSet<Slot> = BTreeSet::new();
     for ((_, namespace, name), service) in state.store.all(Kind::Service) {
@@ -365,7 +368,8 @@ pub fn verdict(state: &State) -> Result<(), String> {
     Ok(())
 }
 
-/// What slices say, as far as it is the namespace's own and in the VPC; of the VPC of nodes what is outside, if anything is.
+/// Returns the backends that slices name, if they are the namespace's own and in the VPC; for the VPC of nodes those
+/// outside, if there are any.
 fn backends(
     state: &State,
     namespace: &str,
@@ -387,7 +391,7 @@ fn backends(
         {
             let at = text(said, "/addresses/0");
             let uid = text(said, "/targetRef/uid");
-            // Of the default range are members alone; whose pod it is says a slice of a selector's.
+            // Only members have addresses of the default range; a slice of a selector says which pod has an address.
             if vpc == DEFAULT_NAME && uid.is_empty() && !at.starts_with("10.244.") {
                 outside.extend(at.parse().map(|at| (at, PORT)).ok());
                 continue;

@@ -1,5 +1,5 @@
-//! A number that others wait for. All that wait are woken in the order in which they came: tokio's `watch` wakes them in
-//! an order by chance.
+//! A number whose changes others wait for. All waiters are woken in the order in which they came: tokio's `watch` wakes
+//! them in a random order.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,10 +21,10 @@ impl Signal {
         self.changed.notify_waiters();
     }
 
-    /// Waits until it is another number than `seen`; answers that.
+    /// Waits until the number differs from `seen`, and returns it.
     pub async fn other_than(&self, seen: u64) -> u64 {
         loop {
-            // Made first: it hears of a change from then on.
+            // This is made first: it hears of a change from then on.
             let changed = self.changed.notified();
             let number = self.get();
             if number != seen {

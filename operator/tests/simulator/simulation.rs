@@ -24,11 +24,11 @@ pub struct State {
     pub droplets: BTreeMap<String, Droplet>,
     pub operators: Vec<Arc<Operator>>,
     pub epoch: u64,
-    /// When more than one operator was last alive.
+    /// The time when more than one operator was last alive.
     pub crowded: Option<Duration>,
-    /// The operator whose write this is.
+    /// The operator that makes the current write.
     pub writer: Option<u64>,
-    /// Whose Endpoints have ever been Provisioned: UIDs of pods, and names of nodes.
+    /// The holders whose Endpoints have ever been Provisioned: UIDs of pods, and names of nodes.
     pub served: BTreeSet<String>,
     pub violations: Vec<String>,
     /// Pages of lists that are still to be fetched.
@@ -38,7 +38,7 @@ pub struct State {
     pub full: BTreeSet<String>,
     /// Warnings that people were told of: kind, name, reason.
     pub told: BTreeSet<(String, String, String)>,
-    /// Endpoints whose finalizer somebody took who may not: how they go says nothing of the operator.
+    /// Endpoints whose finalizer was removed by somebody who must not: their end says nothing about the operator.
     pub stripped: BTreeSet<String>,
     /// Faults have stopped.
     pub is_fair: bool,
@@ -50,9 +50,9 @@ pub struct State {
 
 pub struct Simulation {
     state: Mutex<State>,
-    /// Something happened that kubelets may wait for.
+    /// The signal that something happened that kubelets may wait for.
     pub stirred: Signal,
-    /// Something happened that the garbage collector may want to know.
+    /// The signal that something happened that may concern the garbage collector.
     pub collect: Notify,
 }
 
@@ -89,7 +89,7 @@ impl Simulation {
         })
     }
 
-    /// Changes the state; what follows from a change of objects is done before anybody else sees it.
+    /// Changes the state. The consequences of a change of objects are done before anybody else sees the change.
     pub fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         state.store.seconds = state.started.elapsed().as_secs();
@@ -156,7 +156,7 @@ impl State {
         std::mem::take(&mut self.trace)
     }
 
-    /// Operators that are alive and have filled their caches.
+    /// Yields the operators that are alive and have filled their caches.
     pub fn leaders(&self) -> impl Iterator<Item = &Arc<Operator>> {
         self.operators
             .iter()

@@ -20,7 +20,7 @@ const NEWER: &str = "newer";
 pub struct Failure {
     pub code: u16,
     pub reason: &'static str,
-    /// As a machine reads it.
+    /// The cause of the failure, in the form for machines.
     cause: Option<&'static str>,
 }
 
@@ -67,7 +67,7 @@ pub enum EventKind {
     Deleted,
 }
 
-/// What a watch sees.
+/// An event of a watch.
 #[derive(Clone, Debug)]
 pub struct Event {
     pub version: u64,
@@ -75,7 +75,7 @@ pub struct Event {
     pub object: Bytes,
 }
 
-/// What a write changed; the invariants look at it.
+/// A change by a write; the invariants look at it.
 #[derive(Clone, Debug)]
 pub struct Change {
     pub name: Name,
@@ -95,9 +95,9 @@ pub struct Store {
     made: u64,
     objects: BTreeMap<Name, Object>,
     events: BTreeMap<Kind, Vec<Event>>,
-    /// Watches can't be taken up before this version.
+    /// The oldest version from which a watch can be resumed.
     pub compacted: u64,
-    /// Since they were last taken.
+    /// The changes since they were last taken.
     changes: Vec<Change>,
     /// Seconds since the beginning, for creation timestamps.
     pub seconds: u64,
@@ -127,7 +127,7 @@ pub fn finalizers(value: &Value) -> usize {
         .map_or(0, Vec::len)
 }
 
-/// RFC 7386.
+/// Applies a merge patch (RFC 7386).
 fn merge(value: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *value = patch.clone();
@@ -146,7 +146,7 @@ fn merge(value: &mut Value, patch: &Value) {
     }
 }
 
-/// Whether spec or status lost the field of the newer CRD.
+/// Returns which of spec and status lost the field of the newer CRD.
 pub fn lost_newer(change: &Change) -> Option<&'static str> {
     let (old, new) = (change.old.as_ref()?, change.new.as_ref()?);
     let has = |value: &Value, part: &str| value.get(part).is_some_and(|part| part.get(NEWER).is_some());
@@ -190,7 +190,7 @@ impl Store {
         self.all(kind).map(|((_, _, name), _)| name.clone()).collect()
     }
 
-    /// Events of a kind after a version.
+    /// Returns the events of a kind after a version.
     pub fn events_after(&self, kind: Kind, version: u64) -> &[Event] {
         let Some(events) = self.events.get(&kind) else {
             return &[];
@@ -252,7 +252,7 @@ impl Store {
         Ok(self.put(key, value, EventKind::Added))
     }
 
-    /// A merge patch of metadata and spec, or with `is_status` of the status alone.
+    /// Applies a merge patch to metadata and spec, or with `is_status` to the status alone.
     pub fn patch(
         &mut self,
         kind: Kind,
@@ -265,10 +265,10 @@ impl Store {
         let had_status = value.get("status").is_some();
         merge(&mut value, patch);
         if is_status && !had_status {
-            // As a newer operator, which shares the work.
+            // A newer operator, which shares the work, writes this field.
             value["status"][NEWER] = true.into();
         }
-        // A patch without a version holds for all; the operator's have one.
+        // A patch without a version holds for every version; the operator's patches have one.
         if text(patch, "/metadata/resourceVersion").is_empty() {
             return Err(INVALID);
         }
@@ -334,7 +334,7 @@ impl Store {
             }
         }
         if value == *old.value {
-            // As the API server: nothing is written.
+            // Nothing is written, as in the API server.
             return Ok(old.bytes);
         }
         if is_deleting(&value) && finalizers(&value) == 0 {
@@ -383,7 +383,7 @@ impl Store {
         Ok(self.put(key, value, EventKind::Modified))
     }
 
-    /// Changes an object as some other writer does, whatever version it has.
+    /// Changes an object as another writer does, whatever version the object has.
     pub fn edit(&mut self, kind: Kind, namespace: &str, name: &str, change: impl FnOnce(&mut Value)) -> bool {
         let Some(old) = self.value(kind, namespace, name).cloned() else {
             return false;

@@ -1,4 +1,4 @@
-//! A droplet's tables: rows by what identifies them, applied as transitd does.
+//! A droplet's tables: rows by their keys, applied as transitd does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,16 +6,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use thuban_api::identifiers::Vni;
 use thuban_proto::transit::{LocalRow, Program, Row, row};
 
-/// Which row.
+/// The key of a row.
 pub use thuban_rows::RowKey as Slot;
 
-/// As transitd reads it: the operator sends nothing that is not valid.
+/// Returns the key of a row as transitd reads it: the operator sends only valid rows.
 pub fn slot_of_row(row: &Row) -> Slot {
     let row = thuban_rows::Row::try_from(row.clone());
     row.expect("a valid row").key()
 }
 
-/// Of a VPC's status.
+/// Returns the VNI for the number in a VPC's status.
 pub fn number(vni: u32) -> Vni {
     Vni::new(vni).expect("a VNI")
 }
@@ -48,12 +48,13 @@ impl Tables {
         })
     }
 
-    /// The row of a pod, if it is ready.
+    /// Returns the row of a pod, if it is ready.
     pub fn ready(&self, pod_uid: &str) -> Option<&LocalRow> {
         self.locals().find(|row| row.pod_uid == pod_uid && row.ready)
     }
 
-    /// Deletes first, then upserts; the local rows whose address is in use in another VPC here are refused.
+    /// Applies a program: deletes first, then upserts. Local rows whose address is in use in another VPC here are
+    /// refused and returned.
     pub fn apply(&mut self, program: Program) -> Vec<(u32, IpAddr)> {
         if program.snapshot {
             let wanted: BTreeSet<Slot> = program.upserts.iter().map(slot_of_row).collect();

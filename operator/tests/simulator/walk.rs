@@ -1,4 +1,4 @@
-//! Packets walked over the tables, as the data plane does: from every Provisioned endpoint to every other one of its
+//! Walks packets over the tables, as the data plane does: from every Provisioned endpoint to every other one of its
 //! VPC, over each bouncer and each divider that the tables name.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -24,7 +24,7 @@ pub struct Member {
     pub network: String,
 }
 
-/// Endpoints that are Provisioned and whose pods run.
+/// Returns the endpoints that are Provisioned and whose pods run.
 pub fn members(state: &State) -> Vec<Member> {
     let endpoints = state.store.all(Kind::Endpoint);
     endpoints
@@ -36,7 +36,7 @@ fn member(state: &State, name: &str, endpoint: &Value) -> Option<Member> {
     if text(endpoint, "/status/phase") != "Provisioned" || is_deleting(endpoint) {
         return None;
     }
-    // An operator that saw the end of the network late may have let it in: nobody serves it.
+    // An operator that saw the end of the network late may have let the endpoint in: no role serves it.
     state
         .store
         .value(Kind::Network, "", text(endpoint, "/spec/network"))?;
@@ -66,13 +66,14 @@ pub fn everything(state: &State) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a bouncer and a divider of those that the droplet knows for an address have not been lost for so long.
+/// Whether a bouncer and a divider that the droplet knows for an address have a stream, or have lost it for no longer
+/// than `long`.
 pub fn is_served(state: &State, droplet: &Droplet, (vni, to): (u32, IpAddr), long: Duration) -> bool {
     let now = state.elapsed();
     let lives = |address: &Vec<u8>| {
         let mut droplets = state.droplets.values();
         let role = droplets.find(|droplet| droplet.address == underlay(address));
-        // A machine that is deleted is in nobody's tables soon.
+        // The tables soon lose a machine that is deleted.
         role.is_none_or(|role| role.stream.is_some() || now <= role.since + long)
     };
     let bouncers = network_row(droplet, vni, to).map(|row| &row.bouncers);
@@ -109,7 +110,7 @@ pub fn contains(cidr: &str, address: IpAddr) -> bool {
     cidr.is_some_and(|cidr| cidr.contains_address(address))
 }
 
-/// Over every way that the tables allow.
+/// Walks a packet over every way that the tables allow.
 fn walk(state: &State, from: &Member, to: &Member) -> Result<(), String> {
     let failed = |why: String| {
         format!(
@@ -152,7 +153,7 @@ fn walk(state: &State, from: &Member, to: &Member) -> Result<(), String> {
     Ok(())
 }
 
-/// Over each bouncer of the network.
+/// Walks a packet over each bouncer of the network.
 fn bounce(state: &State, from: &Droplet, row: &NetworkRow, vni: u32, address: IpAddr) -> Result<(), String> {
     if row.bouncers.is_empty() {
         return Err(format!("{} knows no bouncer", from.name));
@@ -178,7 +179,7 @@ fn bounce(state: &State, from: &Droplet, row: &NetworkRow, vni: u32, address: Ip
     Ok(())
 }
 
-/// The droplet with an address, if it takes packets from `from`.
+/// Returns the droplet with an address, if it takes packets from `from`.
 fn hop<'a>(state: &'a State, from: &'a Droplet, to: Ipv4Addr) -> Result<&'a Droplet, String> {
     if from.address == to {
         return Ok(from);

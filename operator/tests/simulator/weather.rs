@@ -1,30 +1,30 @@
-//! How bad it is: the chances of faults, chosen anew for each schedule, so that some schedules know one fault only.
+//! The weather: the chances of faults, chosen for each schedule, so that some schedules know one fault only.
 
 use std::time::Duration;
 
 use crate::random::Random;
 
-/// Chances are of a thousand.
+/// The chances of faults, in thousandths.
 #[derive(Clone, Debug)]
 pub struct Weather {
-    /// Another writer touches the object first.
+    /// The chance that another writer touches the object first.
     pub touched: u64,
-    /// A write that is done, but answered with an error.
+    /// The chance that a write is done, but answered with an error.
     pub lost_answer: u64,
     /// A write whose client gives up before it is done, seconds later.
     pub done_later: u64,
     /// A request that is answered with an error and not done.
     pub refused: u64,
     pub slow_request: u64,
-    /// Of watches: events come seconds late.
+    /// The chance that a watch brings its events seconds late.
     pub stale_watch: u64,
-    /// At each delivery.
+    /// The chance that a watch breaks, at each delivery.
     pub dropped_watch: u64,
     pub late_ack: u64,
     pub stream_lost: u64,
     pub small_pages: bool,
     pub has_default: bool,
-    /// No machine is lost, no droplet stays away, one operator leads at a time: every packet must arrive.
+    /// Whether no machine is lost, no droplet stays away, and one operator leads at a time: every packet must arrive.
     pub is_steady: bool,
 }
 

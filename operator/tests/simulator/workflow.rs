@@ -1,5 +1,5 @@
-//! Whose workflow makes a request: kube's controller opens a span for the object that it reconciles, and requests are
-//! made within that span.
+//! Finds the workflow that makes a request: kube's controller opens a span for the object that it reconciles, and
+//! requests are made within that span.
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id};
@@ -9,9 +9,9 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::{EnvFilter, Layer};
 
-/// Of kube-runtime's controller.
+/// The name of the span that kube-runtime's controller opens.
 const SPAN: &str = "reconciling object";
-/// Its field with the object.
+/// The span's field with the object.
 const OBJECT: &str = "object.ref";
 
 /// The object of a span, as kube writes it.
@@ -38,7 +38,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Workflows {
     }
 }
 
-/// Spans are known from then on. With `RUST_LOG` the log is written, too.
+/// Starts to record spans. With `RUST_LOG` it also writes the log.
 pub fn watch() {
     let spans = filter_fn(|metadata| metadata.is_span() && metadata.name() == SPAN);
     let workflows = Workflows.with_filter(spans.with_max_level_hint(LevelFilter::INFO));
@@ -48,7 +48,7 @@ pub fn watch() {
     tracing::subscriber::set_global_default(subscriber).expect("no other subscriber");
 }
 
-/// The object whose workflow is running: `Kind.version.group/name`, with `.namespace` if it has one.
+/// Returns the object whose workflow is running: `Kind.version.group/name`, with `.namespace` if it has one.
 pub fn current() -> Option<String> {
     let found = Span::current().with_subscriber(|(id, dispatch)| {
         let span = dispatch.downcast_ref::<Registry>()?.span(id)?;

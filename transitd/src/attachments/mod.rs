@@ -22,7 +22,7 @@ pub struct AttachmentId {
     pub ifname: String,
 }
 
-/// One attachment; the truth for DEL when nothing else answers.
+/// One attachment. DEL goes by it when nothing else answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     pub id: AttachmentId,
@@ -45,10 +45,11 @@ pub struct Attachment {
     pub host_ifindex: u32,
     /// Grows with every ADD: of two attachments of one pod the higher one carries its traffic.
     pub generation: u64,
-    /// Made with the agent at XDP: the pod's end takes frames that XDP redirects to it.
+    /// The agent was at XDP when the attachment was made: the pod's end takes frames that XDP redirects to it.
     #[serde(default)]
     pub takes_xdp: bool,
-    /// When the runtime asked for it, nanoseconds since boot: a DEL that was spooled before is not meant for it.
+    /// When the runtime asked for it, nanoseconds since boot: a DEL that was spooled before that is not meant for this
+    /// attachment.
     #[serde(default)]
     pub asked_at: u64,
     /// The CNI network that it was asked for in; empty in files of a transitd that kept none.
@@ -78,13 +79,13 @@ impl Attachment {
         })
     }
 
-    /// IPv4, then IPv6.
+    /// Returns the IPv4 address, then the IPv6 address.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let second = self.address6.map(|net| IpAddr::from(net.addr()));
         std::iter::once(IpAddr::from(self.address)).chain(second)
     }
 
-    /// The keys of all addresses.
+    /// Returns the keys of all addresses.
     pub fn keys(&self) -> impl Iterator<Item = EndpointKey> + use<> {
         [Some(self.key()), self.key6()].into_iter().flatten()
     }
@@ -120,7 +121,7 @@ impl AttachmentId {
         })
     }
 
-    /// The attachment id of the node's own endpoint.
+    /// Returns the attachment id of the node's own endpoint.
     pub fn host(ifname: &str) -> Self {
         Self {
             container_id: HOST_ID.to_owned(),
@@ -128,7 +129,8 @@ impl AttachmentId {
         }
     }
 
-    /// The host's end: a function of the key alone, so that DEL finds it without any state. 14 bytes.
+    /// Returns the name of the host's end, 14 bytes. It depends on the key alone, so that DEL finds it without any
+    /// state.
     pub fn host_interface(&self) -> String {
         let digest = Sha256::digest(format!("{}/{}", self.container_id, self.ifname));
         let mut name = String::from(HOST_PREFIX);

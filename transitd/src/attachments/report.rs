@@ -5,7 +5,7 @@ use thuban_proto::transit::droplet_message::Message;
 
 use super::Attachment;
 
-/// An attachment came or went.
+/// Returns the message that an attachment came or went.
 pub fn change(of: &Attachment, removed: bool) -> Message {
     Message::Attachment(proto::AttachmentChange {
         attachment: Some(attachment(of)),

@@ -1,10 +1,10 @@
-//! One file an attachment: `{"version": 2, "node": …, "sha256": …, "attachment": {…}}`, written to a temporary file, synced,
-//! renamed, directory synced. The checksum is of the attachment's text.
+//! One file an attachment: `{"version": 2, "node": …, "sha256": …, "attachment": {…}}`, written to a temporary file,
+//! synced, renamed, directory synced. The checksum is of the attachment's text.
 //!
-//! Invariant: a file under its final name is whole, of this node and about the attachment that its name says, or it is not
-//! believed: put aside under `<name>.torn` and named. It never stops the daemon nor hides another one. What was made in another
-//! boot is gone with that boot, and so is its file. Files of version 1, which had no `version` and no `node`, are written
-//! anew when they are read.
+//! Invariant: a file under its final name is whole, of this node, and about the attachment that its name says. Any
+//! other file is not believed: it is renamed to `<name>.torn` and logged, and neither stops the daemon nor hides
+//! another file. An attachment that was made in another boot is gone with that boot, and so is its file. Files of
+//! version 1, which had no `version` and no `node`, are written anew when they are read.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -50,7 +50,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// One word, for metrics.
+    /// Returns the error's reason in one word, for metrics.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Io { .. } => "io",
@@ -92,7 +92,7 @@ pub struct Loaded {
 struct Document {
     #[serde(default = "first")]
     version: u32,
-    /// None in version 1.
+    /// The node; none in version 1.
     #[serde(default)]
     node: Option<String>,
     sha256: String,
@@ -109,13 +109,13 @@ impl Store {
         Ok(Self { directory, owner })
     }
 
-    /// Believes what is whole and of this node and boot, and clears the rest away.
+    /// Loads the files that are whole and of this node and boot, and clears the others away.
     pub fn load(&self) -> Result<Loaded, StoreError> {
         let mut loaded = Loaded::default();
         for path in files(&self.directory)? {
             match path.extension().and_then(|e| e.to_str()) {
                 Some("json") => self.take(&path, &mut loaded)?,
-                // Left by a crash before the rename: that ADD never succeeded.
+                // A crash before the rename left the file: that ADD never succeeded.
                 Some("tmp") => fs::remove_file(&path).map_err(io("remove", &path))?,
                 _ => {}
             }
@@ -137,7 +137,7 @@ impl Store {
                 if version != VERSION
                     && let Err(error) = self.write(&attachment)
                 {
-                    // It is good as it is; a full disk must not cost the pod its network.
+                    // The file of version 1 is good as it is; a full disk must not cost the pod its network.
                     tracing::warn!(
                         path = %path.display(),
                         error = &error as &dyn std::error::Error,
@@ -186,11 +186,11 @@ impl Store {
         replace_file(&path, text.as_bytes(), 0o600).map_err(io("write", &path))
     }
 
-    /// Removing what is not there is success.
+    /// Removes an attachment's file. A missing file is success.
     pub fn remove(&self, id: &AttachmentId) -> Result<(), StoreError> {
         let path = self.path(id);
         match fs::remove_file(&path) {
-            // Not synced: a file that a power cut brings back is of another boot, and believed no more.
+            // The removal is not synced: a file that a power cut brings back is of another boot, and not believed.
             Ok(()) => Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             Err(source) => Err(StoreError::Io {
@@ -206,7 +206,7 @@ impl Store {
     }
 }
 
-/// All whole attachments of a directory, whosever they are. Changes nothing, also beside a running daemon.
+/// Returns all whole attachments of a directory, of any node and boot. Changes nothing, so it may run beside a daemon.
 pub fn observe(directory: &Path) -> Result<Vec<Attachment>, StoreError> {
     let whole = |path: &PathBuf| Some(read(path).ok()?.2);
     Ok(files(directory)?
@@ -222,7 +222,7 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>, StoreError> {
         .map_err(io("read", directory))
 }
 
-/// Its version, its node, and what it says.
+/// Returns the file's version, its node, and its attachment.
 fn read(path: &Path) -> Result<(u32, Option<String>, Attachment), StoreError> {
     let decode = |source| StoreError::Decode {
         path: path.to_owned(),

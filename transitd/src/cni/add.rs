@@ -17,10 +17,11 @@ use crate::netlink::namespace;
 use crate::node::Node;
 use crate::state::Readiness;
 
-/// Dropping the returned future cancels the wait, not the wiring: that runs to its end or its undoing.
+/// Adds an attachment. Dropping the returned future cancels the wait, but not the wiring: the wiring runs to its end
+/// or is undone.
 pub async fn run(node: &Arc<Node>, request: AddRequest) -> Result<Attached, AttachmentError> {
     let request = ValidatedAdd::try_from(request)?;
-    // A DEL that waits is older than this ADD.
+    // A DEL that waits in the spool is older than this ADD.
     spool::drain_one(node, &request.id).await;
     exists(node, &request.id)?;
     // Refuse a bad namespace before waiting.

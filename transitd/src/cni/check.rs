@@ -1,8 +1,8 @@
-//! CHECK: is everything that ADD made still there, and does the runtime remember the same? Reads only.
+//! CHECK: whether everything that ADD made is still there, and the runtime remembers the same. Reads only.
 //!
-//! Compared are the runtime's `prevResult`, the attachment, and the kernel: both ends of the veth, addresses, routes,
-//! table rows, programs. What plugins after Thuban added is theirs; of the routes only those that `prevResult` lists
-//! count, for such a plugin may have taken one away.
+//! Compares the runtime's `prevResult`, the attachment, and the kernel: both ends of the veth, addresses, routes,
+//! table rows, programs. Anything that plugins after Thuban added is theirs. Only routes that `prevResult` lists
+//! count, because such a plugin may have taken one away.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
@@ -70,15 +70,15 @@ async fn host(node: &Node, attachment: &Attachment) -> Result<(), AttachmentErro
             return Err(Difference::HostRoute(address).into());
         }
     }
-    // Of its own: the kernel refuses a second listing on one connection.
+    // The connection is this check's own: the kernel refuses a second listing on one connection.
     let at_tc = filter::program(&netlink::connect()?, attachment.host_ifindex).await?;
-    // A pod made for XDP runs at tc where transit went there.
+    // A pod made for XDP has its agent at tc if transit moved to tc.
     let at_xdp = attachment.takes_xdp && node.settings.agent_hook == AgentHook::Xdp;
     let hooks = [
         Some((Hook::AgentTc, at_tc)),
         at_xdp.then_some((Hook::AgentXdp, netlink::xdp_program(&link))),
     ];
-    // Links may be locked for as long as the kernel's interfaces are.
+    // The lock of links may be held for as long as the kernel's lock of interfaces is.
     block_in_place(|| {
         let links = node.links();
         for (hook, runs) in hooks.into_iter().flatten() {

@@ -9,7 +9,7 @@ use super::wiring;
 use crate::attachments::AttachmentId;
 use crate::node::Node;
 
-/// The removal goes on when the caller leaves.
+/// Removes an attachment. The removal goes on when the caller leaves.
 pub async fn run(node: &Arc<Node>, request: DelRequest) -> Result<(), AttachmentError> {
     let id = AttachmentId::new(&request.container_id, &request.ifname)?;
     let node = Arc::clone(node);

@@ -61,8 +61,8 @@ pub enum AttachmentError {
 }
 
 impl AttachmentError {
-    /// 3, 4, 5, 11, 50, 51: the spec's. 100: interface exists. 101: refused. 102: could not be wired. 103: could not be
-    /// removed. 104: not as ADD made it.
+    /// Returns the CNI error code. 3, 4, 5, 11, 50, 51: the spec's. 100: interface exists. 101: refused. 102: could
+    /// not be wired. 103: could not be removed. 104: not as ADD made it.
     pub fn code(&self) -> u32 {
         match self {
             Self::Id(_)
@@ -128,7 +128,7 @@ pub enum NotReady {
 }
 
 impl NotReady {
-    /// 50: no ADD. 51: besides, pods that are there have limited connectivity.
+    /// Returns the code. 50: no ADD. 51: besides, pods that are there have limited connectivity.
     pub fn code(self) -> u32 {
         match self {
             Self::NoProgram | Self::OldProgram(_) | Self::NoNetlink => 50,

@@ -1,7 +1,8 @@
 //! GC: removes attachments that the runtime does not list, each only if a second source says that it is gone too.
 //!
 //! The second source: the pod's namespace is gone, the veth is gone, or the operator knows no endpoint of the pod any
-//! more. What has none stays and is named in the log: the runtime may have lost its memory, or another one owns it.
+//! more. An attachment that no second source calls gone stays and is logged: the runtime may have lost its memory, or
+//! another runtime owns the attachment.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,7 +18,7 @@ use crate::metrics::{self, Reclaimed};
 use crate::netlink::{find_link, namespace};
 use crate::node::Node;
 
-/// Goes on when the caller leaves, and whatever fails on the way.
+/// Removes the attachments. Goes on when the caller leaves, and after failures on the way.
 pub async fn run(node: &Arc<Node>, request: GcRequest) -> Result<(), AttachmentError> {
     let valid = request
         .valid

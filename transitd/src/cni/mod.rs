@@ -30,7 +30,7 @@ pub use self::socket::ServerError;
 use crate::metrics;
 use crate::node::Node;
 
-/// Between looks at whether a caller still is there, and how long it may take to say so.
+/// The time between looks at whether a caller still is there, and how long the caller may take to answer.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// The most bytes of one call's headers.
 const MAX_HEADER_BYTES: u32 = 16 * 1024;
@@ -111,7 +111,7 @@ impl Cni for Service {
     }
 }
 
-/// A failure in the form of CNI, after it was counted and logged.
+/// Counts and logs a failure, and returns it in the form of CNI.
 async fn told(
     verb: &'static str,
     container_id: &str,

@@ -1,4 +1,4 @@
-//! An ADD's request, once its fields are safe to act on.
+//! The request of an ADD, once its fields are safe to act on.
 
 use thuban_proto::cni::AddRequest;
 
@@ -14,7 +14,7 @@ pub struct ValidatedAdd {
     pub pod_namespace: String,
     pub pod_name: String,
     pub cni_network: String,
-    /// Nanoseconds since boot.
+    /// When the runtime asked, nanoseconds since boot.
     pub asked_at: u64,
 }
 

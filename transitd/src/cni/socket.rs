@@ -1,7 +1,7 @@
-//! The Unix socket of the CNI service, and who gets through to it.
+//! The Unix socket of the CNI service, and the check of its callers.
 //!
-//! Invariant: the socket's directory is 0700, the socket 0600, and each connection's peer has uid 0. Who does not begin to
-//! speak HTTP/2 in time is hung up on; no one caller keeps another one waiting.
+//! Invariant: the socket's directory is 0700, the socket 0600, and each connection's peer has uid 0. A caller that
+//! does not begin to speak HTTP/2 in time is hung up on. No caller keeps another one waiting.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -25,7 +25,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause after an accept that failed, most likely for want of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// Between looks at a preface that comes in pieces.
+/// The pause between looks at a preface that comes in pieces.
 const PIECE: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Error)]
@@ -59,7 +59,7 @@ pub(super) fn listen(path: &Path) -> Result<UnixListener, ServerError> {
         let private = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(directory, private).map_err(failed("protect the directory of"))?;
     }
-    // Left by the last transitd; nobody listens on it any more.
+    // The last transitd left the socket; nobody listens on it any more.
     if let Err(error) = std::fs::remove_file(path)
         && error.kind() != std::io::ErrorKind::NotFound
     {
@@ -90,7 +90,7 @@ fn is_root(stream: &UnixStream) -> bool {
     }
 }
 
-/// Connections of root that speak HTTP/2; goes on for ever.
+/// Returns the connections of root that speak HTTP/2; the stream never ends.
 pub(super) fn connections(listener: UnixListener) -> impl Stream<Item = io::Result<UnixStream>> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -113,7 +113,7 @@ pub(super) fn connections(listener: UnixListener) -> impl Stream<Item = io::Resu
                 let sender = sender.clone();
                 tokio::spawn(async move {
                     if matches!(timeout(HELLO_TIMEOUT, speaks(&stream)).await, Ok(Ok(true))) {
-                        // Nobody takes it when the service ends.
+                        // After the service has ended nobody receives the stream.
                         let _ = sender.send(Ok(stream)).await;
                     } else {
                         debug!("hung up on a caller of the CNI socket that speaks no HTTP/2");
@@ -125,7 +125,7 @@ pub(super) fn connections(listener: UnixListener) -> impl Stream<Item = io::Resu
     ReceiverStream::new(receiver)
 }
 
-/// Whether it begins with the preface, which stays to be read.
+/// Whether the connection begins with the preface. The preface stays to be read.
 async fn speaks(stream: &UnixStream) -> io::Result<bool> {
     let mut buffer = [0; PREFACE.len()];
     loop {
@@ -144,7 +144,7 @@ async fn speaks(stream: &UnixStream) -> io::Result<bool> {
         if length == PREFACE.len() {
             return Ok(true);
         }
-        // It stays readable by what was not taken.
+        // The socket stays readable, because the preface was only peeked at.
         sleep(PIECE).await;
     }
 }

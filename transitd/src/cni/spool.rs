@@ -1,7 +1,8 @@
 //! DELs that the plugin left while transitd was away: one file each, done and removed here.
 //!
-//! Invariant: a spooled DEL takes apart only what was there when the runtime asked for it: not an attachment of the same
-//! name that was asked for later. Done twice it does nothing. A file that is none of the plugin's is removed and named.
+//! Invariant: a spooled DEL removes only an attachment that was there when the runtime asked for the DEL, not one of
+//! the same name that was asked for later. A DEL that is done twice does nothing the second time. A file that the
+//! plugin did not write is removed and logged.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::node::Node;
 /// The name of the spool in the state directory.
 pub const DIRECTORY: &str = "spool";
 
-/// All that wait.
+/// Does all DELs that wait.
 pub async fn drain(node: &Arc<Node>) {
     let directory = node.settings.state_dir.join(DIRECTORY);
     let entries = match std::fs::read_dir(&directory) {
@@ -48,7 +49,7 @@ pub async fn drain(node: &Arc<Node>) {
     }
 }
 
-/// How many wait.
+/// Returns how many DELs wait.
 pub fn waiting(node: &Node) -> usize {
     let entries = std::fs::read_dir(node.settings.state_dir.join(DIRECTORY));
     entries.map_or(0, |entries| {
@@ -59,8 +60,8 @@ pub fn waiting(node: &Node) -> usize {
     })
 }
 
-/// Removes what plugins that were killed left half-written: nobody was told that those DELs are done. Once at start: a
-/// plugin that writes just then fails, and its runtime repeats the DEL.
+/// Removes files that killed plugins left half-written: nobody was told that those DELs are done. Runs once at start.
+/// A plugin that writes at that moment fails, and its runtime repeats the DEL.
 pub fn sweep(node: &Node) {
     let Ok(entries) = std::fs::read_dir(node.settings.state_dir.join(DIRECTORY)) else {
         return;
@@ -72,14 +73,14 @@ pub fn sweep(node: &Node) {
     }
 }
 
-/// The one that waits for this attachment, if any.
+/// Does the DEL that waits for this attachment, if any.
 pub async fn drain_one(node: &Arc<Node>, id: &AttachmentId) {
     let path = file(node, id);
     if !path.exists() {
         return;
     }
     let _lock = node.lock(id).await;
-    // Only now: until here another one may have done it.
+    // The file is read only now: until here another task may have done the DEL.
     let Some(del) = read(&path) else { return };
     let held = node.state().attachments.get(id).map(|held| held.asked_at);
     if del.boot_id == node.boot_id && held.is_none_or(|added_at| added_at <= del.asked_at) {
@@ -107,7 +108,7 @@ fn file(node: &Node, id: &AttachmentId) -> PathBuf {
     node.settings.state_dir.join(DIRECTORY).join(name)
 }
 
-/// Done again after a crash it does no harm, so the directory needs no sync.
+/// Removes the file. A DEL that is done again after a crash does no harm, so the directory needs no sync.
 fn remove(path: &Path) {
     if let Err(error) = std::fs::remove_file(path) {
         warn!(

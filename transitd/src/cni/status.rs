@@ -1,4 +1,5 @@
-//! STATUS: whether an ADD would be served, by what is known of this node; never by one tenant's network.
+//! STATUS: whether an ADD would be served. The answer depends on what is known of this node, never on one tenant's
+//! network.
 
 use tokio::task::block_in_place;
 use tracing::warn;
@@ -11,7 +12,7 @@ use crate::node::Node;
 
 pub async fn run(node: &Node) -> Result<(), AttachmentError> {
     {
-        // Links may be locked for as long as the kernel's interfaces are.
+        // The lock of links may be held for as long as the kernel's lock of interfaces is.
         if let Some(program) = block_in_place(|| node.links().kept().next()) {
             return Err(NotReady::OldProgram(program).into());
         }
@@ -35,7 +36,7 @@ pub async fn run(node: &Node) -> Result<(), AttachmentError> {
     }
 }
 
-/// Whether transit is where it was put; `at_xdp` is the program that the uplink has there.
+/// Checks that transit is where it was attached; `at_xdp` is the program that the uplink has there.
 fn attached(node: &Node, at_xdp: Option<u32>) -> Result<(), AttachmentError> {
     let links = node.links();
     let hooks = [

@@ -1,7 +1,8 @@
 //! The steps that make an attachment and those that take it apart.
 //!
-//! Invariant: rows and agent are in place before the pod's end is up, and the file before success is told; a failure
-//! undoes every step. Teardown fences first, goes through all steps whatever fails, and takes missing things as done.
+//! Invariant: rows and agent are in place before the pod's end is up, and the file is there before success is
+//! reported. A failure undoes every step. Teardown fences first, goes through all steps even if some fail, and takes
+//! missing things as done.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -35,7 +36,8 @@ pub async fn setup(
         .ok_or(AttachmentError::Interrupted)?
 }
 
-/// The node's own endpoint, as [`setup`] makes a pod's; what its interface has of addresses and routes comes after it.
+/// Sets up the node's own endpoint, as [`setup`] does a pod's. The addresses and routes of its interface are set up
+/// later.
 pub async fn setup_host(node: &Arc<Node>, endpoint: LocalEndpoint) -> Result<Attachment, AttachmentError> {
     let node = Arc::clone(node);
     aside(async move |netlink| {
@@ -54,8 +56,8 @@ pub async fn setup_host(node: &Arc<Node>, endpoint: LocalEndpoint) -> Result<Att
     .ok_or(AttachmentError::Interrupted)?
 }
 
-/// Removes what there is of an attachment; `attachment` is what is known of it, if anything. On a thread of its own, as
-/// [`aside`] says.
+/// Removes what is there of an attachment, on a thread of its own, as [`aside`] says. `attachment` is what is known of
+/// it, if anything.
 pub async fn teardown(
     node: &Arc<Node>,
     id: &AttachmentId,
@@ -79,7 +81,7 @@ async fn make(
         namespace::open(request.netns.as_ref())?
     };
     if endpoint.address6.is_some() {
-        // Before anything is made. A pod without IPv6 changes nothing of the node's IPv6.
+        // This check comes before anything is made. A pod without IPv6 changes nothing of the node's IPv6.
         sysctl::require_ipv6(&node.settings.proc_sys_net)?;
         host::setup_ipv6(netlink).await?;
     }
@@ -91,7 +93,7 @@ async fn make(
         address: endpoint.address,
         address6: endpoint.address6.map(|net| net.addr()),
     };
-    // Left of an ADD that a crash cut off; no attachment of that name exists.
+    // An ADD that a crash cut off left the veth; no attachment of that name exists.
     veth::delete(netlink, &plan.host_interface).await?;
     let host_ifindex = veth::create(netlink, &plan, &pod_namespace).await?;
     let attachment = Attachment {
@@ -213,7 +215,7 @@ async fn take_apart(
     if attachment.is_none()
         && let Ok(Some(link)) = crate::netlink::find_link(netlink, &host_interface).await
     {
-        // Nothing is known but the name: rows that a crash left for this interface go all the same.
+        // Only the name is known: rows that a crash left for this interface are removed all the same.
         errors.extend(
             node.state()
                 .fence_interface(link.header.index)
@@ -234,7 +236,7 @@ async fn take_apart(
         errors.extend(released.err().map(Into::into));
     }
     errors.extend(deleted.err().map(Into::into));
-    // Nothing of it is on its way any more that could be remembered anew.
+    // No packet of the attachment is on its way any more that could create connections anew.
     let forgotten = attachment.map_or(Ok(()), |attachment| {
         conntrack::forget(attachment.host_ifindex)?;
         // Another sandbox of the same pod goes on.
@@ -248,24 +250,24 @@ async fn take_apart(
     });
     match forgotten {
         Ok(()) => errors.extend(node.store.remove(id).err().map(Into::into)),
-        // The file stays: without it nobody would know what is to be forgotten.
+        // The file stays: without it nobody would know which connections to remove.
         Err(error) => errors.push(AttachmentError::Conntrack(error)),
     }
     if errors.is_empty() {
-        // Only now may the address go to somebody else.
+        // The address may go to another endpoint only now.
         if let Some(attachment) = attachment {
             node.state().send(report::change(attachment, true));
         }
         return Ok(());
     }
-    // Whoever repeats the removal finds the attachment again.
+    // A repeated removal finds the attachment again.
     if let Some(attachment) = attachment {
         node.state().attachments.insert(id.clone(), attachment.clone());
     }
     Err(AttachmentError::Teardown(errors))
 }
 
-/// Later than every attachment there is, whatever clock its transitd went by.
+/// Returns a generation later than every attachment's, whichever clock its transitd used.
 fn next_generation(node: &Node) -> u64 {
     let now = boot::nanoseconds();
     let highest = node

@@ -1,7 +1,7 @@
-//! CONNECTIONS, PENDING, AFFINITY, SHARES and QUOTAS: what agents remember of connections to services, when it goes, and
-//! how much of it each VPC may have.
+//! CONNECTIONS, PENDING, AFFINITY, SHARES and QUOTAS: what agents remember of connections to services, when entries
+//! are removed, and how many each VPC may have.
 //!
-//! Must not write anything that leads a packet: entries are only taken away, and shares counted anew.
+//! Must not write anything that leads a packet: entries are only removed, and shares counted anew.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -24,9 +24,9 @@ use super::walk::Walk;
 
 /// The table of connections.
 pub const CONNECTIONS: &str = "CONNECTIONS";
-/// TCP and SCTP, both sides heard: as long as Linux's conntrack.
+/// The life of a TCP or SCTP connection of which both sides were heard: as long as in Linux's conntrack.
 const ESTABLISHED: Duration = Duration::from_hours(120);
-/// One side has ended it.
+/// The life of a connection that one side has ended.
 const HALF_CLOSED: Duration = Duration::from_mins(2);
 /// The life of a connection that is not answered yet, or was ended by both sides or a reset.
 const TRANSITORY: Duration = Duration::from_mins(1);
@@ -34,11 +34,12 @@ const TRANSITORY: Duration = Duration::from_mins(1);
 const ABANDONED: Duration = Duration::from_mins(5);
 const DATAGRAMS: Duration = Duration::from_mins(2);
 const UNANSWERED_DATAGRAM: Duration = Duration::from_secs(30);
-/// Not answered yet, of a VPC beyond its reserve while the table is [`CROWDED`]: a client asks twice in that time.
+/// The life of an unanswered connection of a VPC beyond its reserve, while the table is [`CROWDED`]: a client asks
+/// twice in that time.
 const UNANSWERED_IN_A_CROWD: Duration = Duration::from_secs(5);
-/// Entries from which on the table is crowded: soon no VPC may go beyond its reserve.
+/// The number of entries from which on the table is crowded: soon no VPC may go beyond its reserve.
 const CROWDED: u32 = CONNECTIONS_BEYOND_RESERVE / 4 * 3;
-/// Entries that one scan takes away at most; the rest is found by the next.
+/// The most entries that one scan removes; the next scan finds the rest.
 const MAX_EXPIRED_PER_SCAN: usize = 65_536;
 
 pub struct Connections {
@@ -62,7 +63,7 @@ pub struct Scan {
     /// Connections that stay.
     pub held: usize,
     pub expired: usize,
-    /// Services that they lead to.
+    /// The services that they lead to.
     pub services: HashSet<EndpointKey>,
 }
 
@@ -82,8 +83,9 @@ impl Connections {
         })
     }
 
-    /// Looks at every connection once, and takes away those whose time is over and those of clients that aren't here.
-    /// `backends` is asked once for a service; `None`: it isn't known. `vpcs`: how many have endpoints here.
+    /// Looks at every connection once, and removes those whose time is over and those of clients that aren't here.
+    /// `backends` is called once for a service; it returns `None` if the service isn't known. `vpcs`: how many VPCs
+    /// have endpoints here.
     pub fn scan(
         &mut self,
         is_here: impl Fn(&EndpointKey) -> bool,
@@ -141,7 +143,7 @@ impl Connections {
             let is_same = both.iter().flatten().try_fold(true, |is_same, looked| {
                 Ok(is_same && self.connection(&looked.key)?.map(|now| now.time) == looked.time)
             })?;
-            // Else a packet has come since, and made one of both anew.
+            // If the times differ, a packet has come since, and made one of both entries anew.
             if is_same {
                 for looked in both.iter().flatten() {
                     take(&mut self.flows, CONNECTIONS, &looked.key)?;
@@ -154,7 +156,7 @@ impl Connections {
         Ok(scan)
     }
 
-    /// Takes away what is believed no longer, and counts the rest.
+    /// Removes flows in PENDING that are no longer believed, and counts the rest.
     fn scan_pending(
         &mut self,
         now: Duration,
@@ -174,7 +176,8 @@ impl Connections {
             .try_for_each(|key| take(&mut self.pending, "PENDING", key))
     }
 
-    /// Takes away all that is remembered of endpoints that have left, as clients or as backends. `vnis`: of services.
+    /// Removes everything that is remembered of endpoints that have left, as clients or as backends. `vnis` gives the
+    /// VPC of each service.
     pub fn forget(
         &mut self,
         has_left: impl Fn(&EndpointKey) -> bool,
@@ -190,7 +193,7 @@ impl Connections {
         };
         let mut flows = Vec::new();
         self.all_flows.each(|key, entry| {
-            // The service's address, which is one of them, is no endpoint's.
+            // One of these addresses is the service's. No endpoint has it.
             if is_gone(key.vni, &[key.source, key.destination, entry.address]) {
                 flows.push(key);
             }
@@ -206,7 +209,7 @@ impl Connections {
         let (mut affinity, vnis) = (Vec::new(), vnis());
         self.all_affinity.each(|key, entry| {
             let vni = vnis.get(&key.service);
-            // Of a service that has gone as well nobody asks.
+            // If the service has gone as well, nobody looks the entry up.
             if vni.is_some_and(|vni| is_gone(*vni, &[key.client, entry.backend.address])) {
                 affinity.push(key);
             }
@@ -220,7 +223,7 @@ impl Connections {
         affinity.try_for_each(|key| take(&mut self.affinity, "AFFINITY", key))
     }
 
-    /// An entry that leads back and nothing leads there. It may be one that is just made.
+    /// Whether an entry leads back and no entry leads there. A connection that is just being made may look like this.
     fn is_orphan(
         &self,
         key: &ConnectionKey,
@@ -254,14 +257,14 @@ impl Connections {
         lookup(CONNECTIONS, self.flows.get(key, 0))
     }
 
-    /// Whether the service has the backend still.
+    /// Whether the service still has the backend.
     fn has_backend(&self, entry: &ConnectionEntry) -> Result<bool, TableError> {
         let (service, index) = (entry.service, entry.index);
         let there = lookup("BACKENDS", self.backends.get(&BackendKey { service, index }, 0))?;
         Ok(there.is_some_and(|there| there == backend(entry)))
     }
 
-    /// What agents have counted.
+    /// Reads the counts that agents keep.
     fn counts(&self) -> Result<Counts, TableError> {
         // Agents add keys and remove none: this iteration ends.
         let shares: Result<_, _> = self.shares.iter().collect();
@@ -276,7 +279,8 @@ impl Connections {
         self.quotas.get(&index, 0).map_err(access("read", "QUOTAS"))
     }
 
-    /// Writes what a scan counted, and what agents have added since it began: its walk may not have met that.
+    /// Writes what a scan counted, and adds what agents have counted since it began: the scan's walk may not have met
+    /// those entries.
     fn count(&mut self, before: &Counts, counted: Counts, vpcs: usize) -> Result<(), TableError> {
         let Counts { shares, held, .. } = counted;
         let now = self.counts()?;
@@ -306,7 +310,7 @@ impl Connections {
     }
 }
 
-/// What SHARES and QUOTAS say, or are to say.
+/// The contents of SHARES and QUOTAS, as they are or as they are to be.
 #[derive(Default)]
 struct Counts {
     shares: HashMap<EndpointKey, u32>,
@@ -322,7 +326,7 @@ impl Counts {
     }
 }
 
-/// An entry as a scan saw it, or saw that it wasn't there.
+/// An entry as a scan saw it; without a time if it wasn't there.
 struct Looked {
     key: ConnectionKey,
     time: Option<u64>,
@@ -337,7 +341,7 @@ impl Looked {
     }
 }
 
-/// The known facts of a connection.
+/// The known facts of a connection, by which its life is chosen.
 struct Seen {
     protocol: u8,
     /// [`ConnectionEntry::state`] of both directions.
@@ -348,7 +352,7 @@ struct Seen {
     is_crowding: bool,
 }
 
-/// How long a connection may be without a packet.
+/// Returns how long a connection may be without a packet.
 fn life(seen: &Seen) -> Duration {
     let either = seen.forward | seen.reverse;
     let is_answered = seen.reverse & SEEN != 0;
@@ -380,7 +384,7 @@ fn life(seen: &Seen) -> Duration {
     }
 }
 
-/// The service that a forward key leads to.
+/// Returns the service that a forward key leads to.
 fn service(key: &ConnectionKey) -> ServiceKey {
     ServiceKey {
         vni: key.vni,
@@ -391,7 +395,7 @@ fn service(key: &ConnectionKey) -> ServiceKey {
     }
 }
 
-/// The backend of a forward entry.
+/// Returns the backend of a forward entry.
 fn backend(entry: &ConnectionEntry) -> BackendEntry {
     BackendEntry {
         address: entry.address,
@@ -400,7 +404,7 @@ fn backend(entry: &ConnectionEntry) -> BackendEntry {
     }
 }
 
-/// The key that leads back, of a forward one.
+/// Returns the key of the entry that leads back, for a forward entry.
 fn reverse(key: &ConnectionKey, entry: &ConnectionEntry) -> ConnectionKey {
     let is_own = entry.address == key.source;
     ConnectionKey {
@@ -418,7 +422,7 @@ fn endpoint(vni: u32, address: [u8; 16]) -> EndpointKey {
     EndpointKey { vni, address }
 }
 
-/// The programs' clock.
+/// Returns the time of the programs' clock.
 fn now() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }

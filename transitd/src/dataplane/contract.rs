@@ -10,7 +10,7 @@ use thuban_common::services::{BackendEntry, ServiceKey};
 use thuban_common::tables::EndpointKey;
 use thuban_rows::{LocalEndpoint, Port, RowKey, Service};
 
-/// An address of a VPC.
+/// Returns the key of an address of a VPC.
 pub fn endpoint_key(vni: Vni, address: impl Into<IpAddr>) -> EndpointKey {
     EndpointKey {
         vni: vni.get(),
@@ -18,7 +18,7 @@ pub fn endpoint_key(vni: Vni, address: impl Into<IpAddr>) -> EndpointKey {
     }
 }
 
-/// All addresses of an endpoint.
+/// Returns the keys of all addresses of an endpoint.
 pub fn endpoint_keys(endpoint: &LocalEndpoint) -> impl Iterator<Item = EndpointKey> + use<> {
     let vni = endpoint.vni;
     endpoint
@@ -26,18 +26,18 @@ pub fn endpoint_keys(endpoint: &LocalEndpoint) -> impl Iterator<Item = EndpointK
         .map(move |address| endpoint_key(vni, address))
 }
 
-/// The row of a kind that is about an address; none of what no VPC has.
+/// Returns the key of the row of a kind that is about an address; `None` if no VPC can have the VNI.
 pub fn row_key(kind: fn(Vni, IpAddr) -> RowKey, key: &EndpointKey) -> Option<RowKey> {
     let address = Ipv6Addr::from(key.address).to_canonical();
     Some(kind(Vni::new(key.vni)?, address))
 }
 
-/// A service's address.
+/// Returns the key of a service's address.
 pub fn key_of(service: &Service) -> EndpointKey {
     endpoint_key(service.vni, service.address)
 }
 
-/// A port of it.
+/// Returns the key of a port of the service.
 pub fn service_key(of: EndpointKey, port: &Port) -> ServiceKey {
     ServiceKey {
         vni: of.vni,
@@ -48,8 +48,8 @@ pub fn service_key(of: EndpointKey, port: &Port) -> ServiceKey {
     }
 }
 
-/// The backends in the order of their entries. A port's slots follow from this order, so they are the same on all
-/// droplets.
+/// Returns the backends in the order of their entries. A port's slots follow from this order, so they are the same on
+/// all droplets.
 pub fn backend_entries(port: &Port) -> BTreeSet<BackendEntry> {
     let entries = port.backends.iter().map(|backend| BackendEntry {
         address: mapped(backend.address),

@@ -11,7 +11,7 @@ use thuban_common::counters::Counter;
 #[error("cannot read the pinned map COUNTERS; has transitd run on this node?")]
 pub struct CounterError(#[from] MapError);
 
-/// Name -> sum over all CPUs.
+/// Reads the counters: name -> sum over all CPUs.
 pub fn read(maps: &Path) -> Result<BTreeMap<&'static str, u64>, CounterError> {
     let data = MapData::from_pin(maps.join("COUNTERS"))?;
     let counters: PerCpuArray<MapData, u64> = PerCpuArray::try_from(Map::PerCpuArray(data))?;

@@ -61,7 +61,7 @@ fn decode(record: &[u8]) -> Option<EndpointKey> {
     })
 }
 
-/// Log lines of this process's programs. Programs without log statements have no such map.
+/// Forwards the log lines of this process's programs. Programs without log statements have no such map.
 pub fn watch_log(ebpf: &mut Ebpf) {
     let logger = match EbpfLogger::init(ebpf) {
         Ok(logger) => logger,

@@ -1,10 +1,10 @@
 //! The agent at tc: one filter at the ingress of the host's end of a pod's veth.
 //!
-//! A filter and no tcx link: attaching or detaching a tcx program waits for a grace period of RCU under the lock that all
-//! changes of interfaces need, so that ADD and DEL took twice as long, and queued (ADR 10).
+//! The agent is a filter and no tcx link. Attaching or detaching a tcx program waits for a grace period of RCU, under
+//! the lock that all changes of interfaces need. With tcx links ADD and DEL took twice as long, and queued (ADR 10).
 //!
-//! Invariant: a program takes its predecessor's place in one step. The filter lives and goes with its interface; nothing
-//! here takes one away.
+//! Invariant: a program takes its predecessor's place in one step. The filter lives and goes with its interface; this
+//! module never removes one.
 
 use aya::programs::tc::{
     NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle, qdisc_add_clsact,
@@ -16,11 +16,11 @@ use rtnetlink::Handle;
 
 use crate::netlink::{NetlinkError, error_number};
 
-/// Before all filters of others.
+/// The filter's priority: before all filters of others.
 const PRIORITY: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, 1);
 
-/// Puts the program at the interface, or in the place of the one that is there.
+/// Attaches the program to the interface, or replaces the one that is there.
 pub fn put(program: &mut SchedClassifier, interface: &str) -> Result<(), ProgramError> {
     match qdisc_add_clsact(interface) {
         Err(error) if !is_there(&error) => return Err(error.into()),
@@ -44,12 +44,12 @@ pub fn put(program: &mut SchedClassifier, interface: &str) -> Result<(), Program
         }
         other => other,
     }?;
-    // A link that is dropped takes its filter along.
+    // A link that is dropped removes its filter.
     std::mem::forget(program.take_link(id)?);
     Ok(())
 }
 
-/// Id of the program that runs at the agent's place of an interface.
+/// Returns the id of the program that runs at the agent's place of an interface.
 pub async fn program(handle: &Handle, ifindex: u32) -> Result<Option<u32>, NetlinkError> {
     let mut filters = handle
         .traffic_filter(ifindex.cast_signed())
@@ -61,7 +61,7 @@ pub async fn program(handle: &Handle, ifindex: u32) -> Result<Option<u32>, Netli
         let filter = match filters.try_next().await {
             Ok(Some(filter)) => filter,
             Ok(None) => return Ok(found),
-            // No place for filters, or no interface.
+            // The interface has no place for filters, or there is no interface.
             Err(error) if matches!(error_number(&error), Some(libc::EINVAL | libc::ENODEV)) => {
                 return Ok(None);
             }

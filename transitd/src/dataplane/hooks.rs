@@ -1,4 +1,5 @@
-//! Chooses the uplink's transit hook, once at start: what the NIC does decides, never the droplet's roles.
+//! Chooses the uplink's transit hook, once at start. The choice depends on what the NIC does, never on the droplet's
+//! roles.
 
 use tracing::warn;
 
@@ -33,8 +34,9 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// `sends_gso`: what the NIC itself may be given to send. Only of a veth that says what arrives: its other end has
-    /// the same features as a rule. Other NICs, bonds and VLANs segment in hardware and receive segments.
+    /// Returns the properties of a NIC. `sends_gso`: whether the NIC may be given GSO frames to send. Only for a veth
+    /// does this tell whether they arrive, because its other end has the same features as a rule. Other NICs, bonds
+    /// and VLANs segment in hardware and receive segments.
     fn new(driver: &str, sends_gso: bool) -> Self {
         let is_veth = driver == "veth";
         Self {
@@ -44,8 +46,8 @@ impl Nic {
     }
 }
 
-/// What `auto` prefers for a NIC. On a veth XDP copies each frame: tc, where frames come whole or are aggregated before.
-/// Everything else gets XDP.
+/// Returns the hook that `auto` prefers for a NIC. A veth gets tc if frames arrive whole or are aggregated before,
+/// because XDP copies each frame on a veth. Everything else gets XDP.
 pub fn preferred(choice: TransitHookChoice, nic: &Nic, aggregates: bool) -> TransitHook {
     match choice {
         TransitHookChoice::Tc => TransitHook::Tc,
@@ -54,7 +56,8 @@ pub fn preferred(choice: TransitHookChoice, nic: &Nic, aggregates: bool) -> Tran
     }
 }
 
-/// Where agents run. At XDP they redirect to the NIC, which must take XDP frames: proven only where transit is at XDP.
+/// Returns where agents run. At XDP they redirect to the NIC, which must take XDP frames. That is proven only where
+/// transit is at XDP.
 pub fn agent(wanted: AgentHook, transit: TransitHook) -> AgentHook {
     if wanted == AgentHook::Xdp && transit == TransitHook::Tc {
         warn!("agents stay at tc: at XDP they need a NIC with transit at XDP");
@@ -71,14 +74,14 @@ pub fn examine(uplink: &str) -> Result<Nic, NetlinkError> {
     Ok(Nic::new(&ethtool::driver(uplink)?, sends_gso))
 }
 
-/// Attaches transit. Where native XDP is refused and was not demanded, tc does all of it.
+/// Attaches transit. If native XDP is refused and was not demanded, tc does everything.
 pub fn attach(
     links: &mut Links,
     choice: TransitHookChoice,
     wanted: TransitHook,
     uplink: &str,
 ) -> Result<TransitHook, LinkingError> {
-    // tc first: what XDP passes on must be met by the program behind it.
+    // tc comes first: the tc program must be there for the packets that XDP passes on.
     links.ensure_or_keep(Hook::TransitTc, uplink)?;
     if wanted == TransitHook::Xdp {
         match links.ensure_or_keep(Hook::TransitXdp, uplink) {

@@ -1,6 +1,7 @@
 //! The pinned links that a transitd of another layout left in place: their programs use maps of that layout.
 //!
-//! Invariant: until the maps of this layout are filled nothing of it is touched but links of interfaces that are gone.
+//! Invariant: until the maps of this layout are filled, nothing of another layout changes, except links of interfaces
+//! that are gone.
 
 use std::path::{Path, PathBuf};
 
@@ -36,7 +37,7 @@ impl Inherited {
         }
     }
 
-    /// Whether programs of another layout must be left alone still.
+    /// Whether programs of another layout must still be left alone.
     pub fn is_in_place(&self) -> bool {
         let has_links = |directory: &PathBuf| names(directory).is_ok_and(|names| !names.is_empty());
         !self.is_ready && self.directories.iter().any(has_links)
@@ -46,7 +47,7 @@ impl Inherited {
         self.waiting.push((hook, interface.to_owned(), wanted));
     }
 
-    /// The link that is pinned under that name.
+    /// Opens the link that is pinned under that name.
     pub fn open(&self, name: &str) -> Result<Option<(PathBuf, FdLink)>, LinkingError> {
         let Some(path) = self.find(name) else {
             return Ok(None);
@@ -54,14 +55,14 @@ impl Inherited {
         Ok(open(&path)?.map(|link| (path, link)))
     }
 
-    /// Missing is success.
+    /// Releases the link of that name. A missing link is success.
     pub fn release(&self, name: &str) -> Result<(), LinkingError> {
         self.directories
             .iter()
             .try_for_each(|directory| unpin(&directory.join(name)))
     }
 
-    /// All of it: links that nobody asked for, and then the maps.
+    /// Removes everything that the other layouts left: links that no hook asked for, and then the maps.
     pub fn remove(&mut self) -> Result<(), LinkingError> {
         for layout in self.layouts.drain(..) {
             for part in ["links", "maps"] {

@@ -1,9 +1,9 @@
 //! Programs in the kernel and their pinned links; the agent at tc is a filter and has none.
 //!
 //! Invariant: a pinned link is updated in place to this version's program (the kernel swaps it atomically) and never
-//! unpinned and pinned again; only a link whose interface is gone, or whose hook was given up, loses its pin. A program
-//! that the kernel refuses leaves the old one in place. Programs of another layout, which have maps of their own, stay until
-//! the maps of this one are filled.
+//! unpinned and pinned again. Only a link whose interface is gone, or whose hook was given up, loses its pin. A
+//! program that the kernel refuses leaves the old one in place. Programs of another layout, which have maps of their
+//! own, stay until the maps of this one are filled.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ impl LinkingError {
         }
     }
 
-    /// The link's interface is gone; another one may have its name now.
+    /// Whether the link's interface is gone. Another interface may have its name now.
     fn is_dead_link(&self) -> bool {
         let number = match self {
             Self::Attach {
@@ -115,14 +115,14 @@ impl Hook {
         matches!(self, Self::AgentXdp | Self::TransitXdp)
     }
 
-    /// bpffs takes no dots, interface names may have them.
+    /// Returns the pin's name. bpffs takes no dots, and interface names may have them.
     pub(super) fn pin_name(self, interface: &str) -> String {
         format!("{}_{}", self.program(), interface.replace('.', "_"))
     }
 }
 
 impl Links {
-    /// `layouts`: directories of other layouts, whose programs may still be in place.
+    /// Returns the programs. `layouts`: directories of other layouts, whose programs may still be in place.
     pub fn new(ebpf: Ebpf, directory: PathBuf, layouts: Vec<PathBuf>) -> Self {
         Self {
             ebpf,
@@ -133,8 +133,8 @@ impl Links {
         }
     }
 
-    /// Puts this version's program at the hook: into the pinned link if there is a live one, else by a new link. Where
-    /// another layout's programs still are, all waits for [`Self::take_over`].
+    /// Puts this version's program at the hook: into the pinned link if there is a live one, else by a new link. If
+    /// another layout's programs are still in place, this waits for [`Self::take_over`].
     pub fn ensure(&mut self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
         if self.inherited.is_in_place() {
             self.inherited.wait(hook, interface, Wanted::Here);
@@ -143,12 +143,12 @@ impl Links {
         let path = self.directory.join(hook.pin_name(interface));
         if hook == Hook::AgentTc {
             self.put_filter(interface)?;
-            // Where a former version had a link.
+            // A former version had a link at this hook.
             return unpin(&path).and(self.inherited.release(&hook.pin_name(interface)));
         }
         if let Some(pinned) = open(&path)? {
             match self.replace(hook, interface, pinned) {
-                // Pinned there too, if a take-over was cut off.
+                // The link is pinned in the other layout's directory too, if a take-over was cut off.
                 Ok(_) => return self.inherited.release(&hook.pin_name(interface)),
                 Err(error) if error.is_dead_link() => unpin(&path)?,
                 Err(error) => return Err(error.kept(hook, interface)),
@@ -156,7 +156,7 @@ impl Links {
         }
         if let Some((old, pinned)) = self.inherited.open(&hook.pin_name(interface))? {
             match self.replace(hook, interface, pinned) {
-                // In this order: a link without a pin is gone.
+                // This order matters: a link without a pin is gone.
                 Ok(link) => {
                     pin(link, path)?;
                     return unpin(&old);
@@ -173,12 +173,14 @@ impl Links {
         pin(link, path)
     }
 
-    /// The tables of this layout are filled: its programs take the places of another layout's, link by link, and what is
-    /// left of that goes. What the kernel refuses stays, with its maps.
+    /// Replaces another layout's programs by this one's, link by link, now that the tables of this layout are filled.
+    /// Then removes the rest of the other layout. A program that the kernel refuses leaves the old one in place, with
+    /// its maps.
     pub fn take_over(&mut self) -> Result<(), LinkingError> {
         self.inherited.is_ready = true;
         let mut waiting = std::mem::take(&mut self.inherited.waiting);
-        // First what comes: no packet meets a hook that is given up and no other yet.
+        // Hooks that get a program come first, so that no packet meets a hook that is given up before the other hook
+        // has its program.
         waiting.sort_by_key(|(_, _, wanted)| *wanted);
         for (hook, interface, wanted) in waiting {
             match wanted {
@@ -208,7 +210,8 @@ impl Links {
         }
     }
 
-    /// A former transitd put its agent's filter there: it stays in place if this version's cannot take that.
+    /// Remembers that a former transitd attached its agent's filter there: the filter stays in place if this version's
+    /// program cannot replace it.
     pub fn remember_filter(&mut self, interface: &str) {
         self.filters.insert(interface.to_owned());
     }
@@ -237,13 +240,13 @@ impl Links {
         self.inherited.is_in_place()
     }
 
-    /// Programs of this version that could not take their predecessors' places.
+    /// Returns the programs of this version that could not take their predecessors' places.
     pub fn kept(&self) -> impl Iterator<Item = &'static str> {
         self.kept.iter().copied()
     }
 
-    /// Whether the hook's program is among those that the kernel runs at the interface; `runs` is the one that it has at
-    /// XDP, or in the agent's filter.
+    /// Whether the hook's program is among those that the kernel runs at the interface; `runs` is the program that the
+    /// interface has at XDP, or in the agent's filter.
     pub fn is_attached(&self, hook: Hook, interface: &str, runs: Option<u32>) -> Result<bool, LinkingError> {
         if hook == Hook::AgentTc {
             return Ok(runs.is_some());
@@ -271,7 +274,7 @@ impl Links {
         Ok(programs.iter().any(|info| info.id() == program))
     }
 
-    /// Takes the program off the interface. Missing is success.
+    /// Takes the program off the interface. A missing program is success.
     pub fn release(&self, hook: Hook, interface: &str) -> Result<(), LinkingError> {
         let name = hook.pin_name(interface);
         unpin(&self.directory.join(&name)).and(self.inherited.release(&name))
@@ -317,7 +320,7 @@ impl Links {
             interface: interface.to_owned(),
             source,
         };
-        // Dropped, the FdLink that comes back leaves the link to its pin.
+        // When the returned FdLink is dropped, the link lives on by its pin.
         if hook.at_xdp() {
             let link = XdpLink::try_from(link).map_err(convert)?;
             let loaded = self.xdp(hook)?;
@@ -353,7 +356,7 @@ impl Links {
         })
     }
 
-    /// Native mode only: generic XDP would cost more than tc.
+    /// Attaches in native mode only: generic XDP would cost more than tc.
     fn attach_xdp(&mut self, hook: Hook, interface: &str) -> Result<FdLink, LinkingError> {
         let program = hook.program();
         let attach = |source| LinkingError::Attach {

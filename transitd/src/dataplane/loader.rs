@@ -1,7 +1,7 @@
 //! Loads the object file and adopts or makes the pinned maps.
 //!
-//! Invariant: a pinned map is adopted only when type, key, value, size and flags are exactly what the programs were
-//! built for. aya 0.14 does not look, and the kernel would then write past the program's buffers.
+//! Invariant: a pinned map is adopted only when type, key, value, size and flags are exactly those that the programs
+//! were built for. aya 0.14 does not check, and the kernel would then write past the program's buffers.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use thiserror::Error;
 use super::tables::TableError;
 use crate::settings::PinSettings;
 
-/// How often the verifier is asked in all.
+/// How often the verifier runs in all.
 const MAX_ATTEMPTS: u32 = 8;
 
 /// Maps that are pinned under their names.
@@ -90,7 +90,8 @@ pub enum LoadError {
     },
 }
 
-/// Maps are pinned after this; programs are parsed, none is loaded into the kernel yet.
+/// Loads the object file. Afterwards the maps are pinned; the programs are parsed, but none is loaded into the kernel
+/// yet.
 pub fn load(programs: &Path, pins: &PinSettings) -> Result<Ebpf, LoadError> {
     let data = std::fs::read(programs).map_err(|source| LoadError::Read {
         path: programs.to_owned(),
@@ -116,8 +117,9 @@ pub fn load(programs: &Path, pins: &PinSettings) -> Result<Ebpf, LoadError> {
     loader.load(&data).map_err(LoadError::Load)
 }
 
-/// Has a program verified. The verifier gives up with EAGAIN when a signal comes for the thread (kernel/bpf/verifier.c,
-/// `do_check`), which says nothing of the program: it is asked again, as libbpf does.
+/// Has a program verified. The verifier gives up with EAGAIN when a signal comes for the thread
+/// (kernel/bpf/verifier.c, `do_check`). EAGAIN says nothing of the program, so the verifier is called again, as libbpf
+/// does.
 pub fn verified(mut load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
     let is_interrupted = |result: &Result<(), ProgramError>| matches!(result, Err(ProgramError::LoadError { io_error, .. }) if io_error.raw_os_error() == Some(libc::EAGAIN));
     let mut result = load();

@@ -14,7 +14,7 @@ impl Loads {
         Self(map)
     }
 
-    /// A role is here: it has passed on nothing yet.
+    /// Makes the entry of a role that has come. It has passed on nothing yet.
     pub fn begin(&mut self, key: LoadKey) -> Result<(), MapError> {
         let cpus = nr_cpus().map_err(|(_, error)| error)?;
         self.0.insert(key, PerCpuValues::try_from(vec![0; cpus])?, 0)
@@ -24,7 +24,7 @@ impl Loads {
         self.0.remove(&key)
     }
 
-    /// Packets that each role has passed on since it is here.
+    /// Returns the packets that each role has passed on since it came.
     pub fn totals(&self) -> impl Iterator<Item = Result<(LoadKey, u64), MapError>> {
         let sum = |(key, values): (LoadKey, PerCpuValues<u64>)| (key, values.iter().sum());
         self.0.iter().map(move |entry| entry.map(sum))

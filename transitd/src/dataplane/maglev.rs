@@ -1,20 +1,20 @@
-//! Maglev's table (Eisenbud et al., NSDI 2016): which backend a slot leads to. All backends have about as many slots, and a
-//! backend that comes or goes moves few others'.
+//! Maglev's table (Eisenbud et al., NSDI 2016): which backend a slot leads to. All backends have about as many slots.
+//! A backend that comes or goes moves few slots of others.
 //!
-//! Pure, and the same on every droplet: it depends on the backends alone, in any order.
+//! Pure, and the same on every droplet: the table depends on the backends alone, in any order.
 
 use thuban_common::services::{BackendEntry, MAX_SLOTS};
 
-/// Slots of tables: primes, four times as large each, so that the size seldom changes with the number of backends, which
-/// moves nearly all slots.
+/// The sizes of tables. They are primes, each four times as large as the one before, so that the size seldom changes
+/// with the number of backends: a change of the size moves nearly all slots.
 const SIZES: [u32; 6] = [251, 1021, 4093, 16381, 65521, MAX_SLOTS];
-/// Slots that a backend should have: then no two differ by more than some percent, and a usual service with few backends
-/// takes little room.
+/// The number of slots that a backend should have. With so many, the shares of backends differ by no more than some
+/// percent, and a usual service with few backends takes little room.
 const SLOTS_A_BACKEND: usize = 60;
-/// A slot that nobody has yet.
+/// The mark of a slot that no backend has yet.
 const NOBODY: u32 = u32::MAX;
 
-/// Slots of a table for so many backends.
+/// Returns the number of slots of a table for so many backends.
 pub fn size(backends: usize) -> u32 {
     if backends == 0 {
         return 0;
@@ -26,7 +26,8 @@ pub fn size(backends: usize) -> u32 {
         .unwrap_or(MAX_SLOTS)
 }
 
-/// The table's slots, each an index into `backends`, which are sorted and different. None without backends.
+/// Returns the table's slots, each an index into `backends`, which are sorted and different. There are no slots
+/// without backends.
 pub fn table(backends: &[BackendEntry]) -> Vec<u32> {
     if backends.is_empty() {
         return Vec::new();
@@ -63,7 +64,8 @@ impl Turn {
         }
     }
 
-    /// The next slot of the order that is free. There is one: the step and the size, a prime, have no common divisor.
+    /// Returns the next slot of the order that is free. There is one: the step and the size, a prime, have no common
+    /// divisor.
     fn next(&mut self, size: u32, is_free: impl Fn(u32) -> bool) -> u32 {
         loop {
             let slot = self.slot;
@@ -75,7 +77,7 @@ impl Turn {
     }
 }
 
-/// Must never change: droplets of all versions choose alike.
+/// Hashes a backend. The hash must never change: droplets of all versions choose alike.
 fn hash(backend: &BackendEntry) -> u64 {
     let address = u128::from_be_bytes(backend.address);
     let words = [

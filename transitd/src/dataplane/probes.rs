@@ -1,7 +1,8 @@
-//! PROBES: the droplets that this one asks whether they live, and when they answered; and how they are asked.
+//! PROBES: the droplets that this droplet probes, when each answered last, and how they are probed.
 //!
-//! A question goes the way of packets: `probe_tc` gives it to transit at the NIC, which sends it. No socket has a part in it,
-//! so the node's stack stays closed to the overlay's port. Must not decide who is silent: `tasks::probe_members` does.
+//! A question takes the path of packets: `probe_tc` gives it to transit at the NIC, which sends it. No socket takes
+//! part, so the node's stack stays closed to the overlay's port. Must not decide who is silent: `tasks::probe_members`
+//! does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -28,7 +29,8 @@ const RELAYED: [Counter; 4] = [
     Counter::Bounced,
     Counter::Divided,
 ];
-/// The first port of those that source ports are taken from, as flows': the ways of the underlay take turns.
+/// The first of the ports from which source ports are taken, as for flows, so that questions use the paths of the
+/// underlay in turn.
 const FIRST_PORT: u16 = 49152;
 
 #[derive(Debug, Error)]
@@ -81,7 +83,7 @@ impl Probes {
         self.here
     }
 
-    /// All entries, of an earlier transitd too.
+    /// Returns all entries, also those of an earlier transitd.
     pub fn entries(&self) -> Result<BTreeMap<DropletAddress, ProbeEntry>, TableError> {
         self.table
             .iter()
@@ -89,17 +91,17 @@ impl Probes {
             .map_err(access("read", TABLE))
     }
 
-    /// Droplets that an earlier transitd found silent.
+    /// Returns the droplets that an earlier transitd found silent.
     pub fn silent(&self) -> Result<BTreeSet<DropletAddress>, TableError> {
         let entries = self.entries()?.into_iter();
         let silent = entries.filter(|(_, entry)| entry.silent != 0);
         Ok(silent.map(|(droplet, _)| droplet).collect())
     }
 
-    /// Makes the entry of a droplet that is to be asked, which was never heard.
+    /// Makes the entry of a droplet that is to be asked. The entry says that the droplet was never heard.
     pub fn begin(&mut self, droplet: DropletAddress) -> Result<(), TableError> {
         let entry = ProbeEntry {
-            // Keys from the system's randomness.
+            // `RandomState` has keys from the system's randomness.
             secret: RandomState::new().hash_one(droplet) | 1,
             ..ProbeEntry::default()
         };
@@ -110,13 +112,13 @@ impl Probes {
         take(&mut self.table, TABLE, &droplet)
     }
 
-    /// When it answered last, ns since boot; 0 for never.
+    /// Returns when the droplet answered last, ns since boot; 0 for never.
     pub fn heard(&self, droplet: DropletAddress) -> Result<u64, TableError> {
         let entry = lookup(TABLE, self.table.get(&droplet, 0))?;
         Ok(entry.map_or(0, |entry| entry.heard))
     }
 
-    /// Tells the next transitd.
+    /// Stores for the next transitd whether the droplet is silent.
     pub fn remember(&mut self, droplet: DropletAddress, is_silent: bool) -> Result<(), TableError> {
         let Some(entry) = lookup(TABLE, self.table.get(&droplet, 0))? else {
             return Ok(());
@@ -145,7 +147,7 @@ impl Probes {
         }
     }
 
-    /// Packets that this droplet gave to roles.
+    /// Returns the number of packets that this droplet gave to roles.
     pub fn relayed(&self) -> Result<u64, ProbeError> {
         let count = |counter: Counter| -> Result<u64, MapError> {
             Ok(self.counters.get(&(counter as u32), 0)?.iter().sum())

@@ -1,7 +1,7 @@
-//! The share of each VPC in SERVICES, SLOTS and BACKENDS: what it has, and whether it may have more.
+//! The share of each VPC in SERVICES, SLOTS and BACKENDS: how many rows it has, and whether it may have more.
 //!
-//! Invariant: up to a quarter of a table is any VPC's; beyond that it takes only while half of the table stays free. So one
-//! VPC has at most half, and leaves others a quarter each. Pure.
+//! Invariant: any VPC may have up to a quarter of a table. Beyond that a VPC takes rows only while half of the table
+//! stays free. So one VPC has at most half, and leaves others a quarter each. Pure.
 
 use std::collections::HashMap;
 
@@ -29,7 +29,7 @@ impl Usage {
     /// The usage of an address's own entry.
     pub const OWN: Self = Self([1, 0, 0]);
 
-    /// The usage of a port with so many backends.
+    /// Returns the usage of a port with so many backends.
     pub fn of_port(backends: usize) -> Self {
         let chunks = maglev::size(backends).div_ceil(CHUNK as u32);
         Self([1, chunks as usize, backends])
@@ -72,7 +72,8 @@ impl Quota {
         self.total
     }
 
-    /// Whether a VPC may have `new` in the place of `old`. What grows in no table always may.
+    /// Returns an error unless a VPC may have `new` in the place of `old`. A change that grows in no table is always
+    /// allowed.
     pub fn admit(&self, vni: u32, old: Usage, new: Usage) -> Result<(), TableError> {
         let own = self.of.get(&vni).copied().unwrap_or_default();
         let own = own.minus(old).plus(new);

@@ -1,15 +1,15 @@
-//! The share of each VPC in CONNECTIONS: how many entries are its own whatever others do.
+//! The share of each VPC in CONNECTIONS: how many entries are its own, no matter what other VPCs do.
 //!
-//! Invariant: there is room for what each VPC lacks of its reserve. A VPC goes beyond its reserve only while half of the
-//! table is free, and all reserves together are at most that half. Pure.
+//! Invariant: there is always room for the entries that each VPC lacks of its reserve. A VPC goes beyond its reserve
+//! only while half of the table is free, and all reserves together are at most that half. Pure.
 
 use thuban_common::services::{CONNECTIONS_BEYOND_RESERVE, CONNECTIONS_CAPACITY};
 
 /// The least number of VPCs that the reserves are for.
 const LEAST_VPCS: usize = 4;
 
-/// Entries that each VPC may always have. `held`: what each VPC has that has any; `vpcs`: how many have endpoints here;
-/// `total`: entries in the table.
+/// Returns the number of entries that each VPC may always have. `held`: the entries of each VPC that has any; `vpcs`:
+/// how many VPCs have endpoints here; `total`: entries in the table.
 pub fn reserve(held: &[u32], vpcs: usize, total: u32) -> u32 {
     let free = u64::from(CONNECTIONS_CAPACITY.saturating_sub(total));
     let idle = vpcs.saturating_sub(held.len()) as u64;
@@ -17,7 +17,7 @@ pub fn reserve(held: &[u32], vpcs: usize, total: u32) -> u32 {
         let held = held.iter().map(|held| u64::from(reserve.saturating_sub(*held)));
         held.sum::<u64>() + idle * u64::from(reserve)
     };
-    // By powers of two, so that it rarely changes.
+    // The divisor is a power of two, so that the reserve rarely changes.
     let parts = vpcs.max(held.len()).max(LEAST_VPCS).next_power_of_two();
     let first = CONNECTIONS_BEYOND_RESERVE / u32::try_from(parts).unwrap_or(u32::MAX);
     let mut smaller = std::iter::successors(Some(first), |reserve| Some(reserve / 2));
@@ -53,10 +53,10 @@ mod tests {
             let mut reserved = reserve(&held, vpcs, 0);
             for _ in 0..400 {
                 let total: u32 = held.iter().sum();
-                // The last one takes nothing.
+                // The last VPC takes nothing.
                 let of = random.usize(..vpcs - 1);
                 let own = held[of];
-                // As agents decide.
+                // Agents decide the same way.
                 if own < reserved {
                     held[of] += random.u32(..=reserved - own);
                 } else if total < HALF {
@@ -77,7 +77,8 @@ mod tests {
 
     #[test]
     fn a_reserve_that_there_is_no_room_for_is_smaller() {
-        // Nine VPCs where eight had a whole eighth of a half each, one of them a half.
+        // Nine VPCs where there were eight. Of the eight, one has a half, and the others have a whole eighth of a half
+        // each.
         let held = [&[HALF][..], &[HALF / 8; 7]].concat();
         let total = held.iter().sum();
         let reserved = reserve(&held, 16, total);

@@ -64,7 +64,7 @@ fn entry_json(entry: &TableEntry) -> Value {
     }
 }
 
-/// A network's id is its first CIDR's base address; 0 is the VPC's own range.
+/// Returns the network. A network's id is its first CIDR's base address; 0 is the VPC's own range.
 fn network(id: u32) -> Value {
     if id == 0 { Value::Null } else { json!(id) }
 }

@@ -1,9 +1,9 @@
-//! SERVICES, SLOTS and BACKENDS: what services of this droplet's VPCs are, with a mirror of what they hold.
+//! SERVICES, SLOTS and BACKENDS: the services of this droplet's VPCs, with a mirror of the maps.
 //!
-//! Invariant: the mirror equals the maps (the `used` word aside). An entry of SERVICES stands only while the slots and
-//! backends that it leads to do: they are written before it and taken away after it. A service keeps its id and a backend
-//! its index while they are there, also over restarts, so that connections and affinity know them. What finds no room
-//! changes nothing of what stands.
+//! Invariant: the mirror equals the maps (except the `used` word). An entry of SERVICES stands only while its slots
+//! and backends do: they are written before the entry and removed after it. A service keeps its id and a backend its
+//! index while they are there, also over restarts, so that connections and affinity find them again. A service that
+//! finds no room changes nothing of what stands.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::Ipv6Addr;
@@ -22,7 +22,7 @@ use super::maglev;
 use super::quota::{Quota, TABLES, Usage};
 use super::tables::{Hash, TableError, access, capacity, hash, is_missing, lru, take};
 
-/// Flag of an update: only what is there (`BPF_EXIST`).
+/// Flag of an update: writes only an entry that is there (`BPF_EXIST`).
 const IS_THERE: u64 = 2;
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub struct Services {
     misses: Hash<EndpointKey, MissEntry>,
     held: HashMap<EndpointKey, Address>,
     quota: Quota,
-    /// Services that found no room: tried again when something has gone.
+    /// Services that found no room. They are tried again when something has been removed.
     waiting: HashMap<EndpointKey, Service>,
     has_more_room: bool,
     ids: HashSet<u32>,
@@ -45,7 +45,7 @@ pub struct Services {
 /// The entries of one address.
 #[derive(Debug, Default)]
 struct Address {
-    /// The entry that says that it is known.
+    /// The address has its own entry (port 0), which says that the address is known.
     has_own: bool,
     ports: HashMap<ServiceKey, Held>,
 }
@@ -81,7 +81,7 @@ impl Marks {
             let cleared = ServiceEntry { used: 0, ..entry };
             match self.entries.insert(own, cleared, IS_THERE) {
                 Err(error) if !is_missing(&error) => return Err(access("write", "SERVICES")(error)),
-                // It may have gone meanwhile.
+                // The service may have gone meanwhile.
                 _ => {}
             }
         }
@@ -90,7 +90,7 @@ impl Marks {
 }
 
 impl Services {
-    /// Opens the pinned maps, reads back what they hold, and takes away what nothing leads to.
+    /// Opens the pinned maps, reads back their contents, and removes what no entry leads to.
     pub fn open(maps: &Path) -> Result<Self, TableError> {
         let mut rows = Usage::default();
         for (rows, table) in rows.0.iter_mut().zip(TABLES) {
@@ -114,12 +114,13 @@ impl Services {
         Ok(services)
     }
 
-    /// Addresses that have rows.
+    /// Returns the addresses that have rows.
     pub fn addresses(&self) -> impl Iterator<Item = &EndpointKey> {
         self.held.keys()
     }
 
-    /// Backends of a port; none of one that its address doesn't have, `None` where the address is unknown.
+    /// Returns the backends of a port; no backends for a port that its address doesn't have, `None` where the address
+    /// is unknown.
     pub fn backends(&self, key: &ServiceKey) -> Option<HashSet<BackendEntry>> {
         let held = self.held.get(&address_of(key)).filter(|held| held.has_own)?;
         let port = held.ports.get(key);
@@ -129,7 +130,7 @@ impl Services {
         )
     }
 
-    /// The VPC of each service's id.
+    /// Returns the VPC of each service's id.
     pub fn vnis(&self) -> HashMap<u32, u32> {
         let ports = self.held.iter().flat_map(|(key, held)| {
             let ids = held.ports.values().map(|port| port.entry.service);
@@ -138,7 +139,7 @@ impl Services {
         ports.collect()
     }
 
-    /// Rows in each table.
+    /// Returns the number of rows in each table.
     pub fn rows(&self) -> Usage {
         self.quota.total()
     }
@@ -157,7 +158,7 @@ impl Services {
             self.waiting.remove(&key);
         } else {
             if is_new {
-                // The first error is the one to tell.
+                // The first error is the one to report.
                 let _ = self.remove_rows(&key);
             }
             self.waiting.insert(key, service.clone());
@@ -165,7 +166,7 @@ impl Services {
         written
     }
 
-    /// Tries once more what found no room, if something has gone since.
+    /// Tries again the services that found no room, if something was removed since.
     pub fn retry(&mut self) {
         if self.waiting.is_empty() || !std::mem::take(&mut self.has_more_room) {
             return;
@@ -184,7 +185,7 @@ impl Services {
         for port in &service.ports {
             self.write_port(key, port)?;
         }
-        // From here on what isn't served is refused.
+        // From here on packets to ports that aren't served are refused.
         let own = own_key(&key);
         let none = ServiceEntry {
             service: 0,
@@ -202,7 +203,7 @@ impl Services {
             if let Some(held) = self.held.get_mut(&key) {
                 held.has_own = true;
             }
-            // When it has gone again it counts from the beginning: else it would be announced late.
+            // The count starts from zero after the service has gone again. An old count would delay the announcement.
             take(&mut self.misses, "MISSES", &key)?;
         }
         let wanted = service.ports.iter().map(|port| service_key(key, port));
@@ -220,7 +221,7 @@ impl Services {
     }
 
     fn remove_rows(&mut self, key: &EndpointKey) -> Result<(), TableError> {
-        // First: clients then ask bouncers, who may know better.
+        // This entry goes first: clients then ask bouncers, who may know better.
         take(&mut self.entries, "SERVICES", &own_key(key))?;
         if let Some(held) = self.held.get_mut(key)
             && std::mem::take(&mut held.has_own)
@@ -235,7 +236,7 @@ impl Services {
         Ok(())
     }
 
-    /// Removes all but these.
+    /// Removes all services but the wanted ones.
     pub fn keep(&mut self, wanted: impl Fn(&EndpointKey) -> bool) -> Result<(), TableError> {
         let stale: Vec<EndpointKey> = self.held.keys().filter(|key| !wanted(key)).copied().collect();
         self.waiting.retain(|key, _| wanted(key));
@@ -270,7 +271,7 @@ impl Services {
             flags,
         };
         if let Err(error) = self.write_rows(key, entry, &before, &indexes) {
-            // Nothing leads to them yet; what can't be taken away now goes at the next start.
+            // Nothing leads to the slots yet. Those that can't be removed now are removed at the next start.
             let _ = self.remove_slots(table, entry.slots);
             let new = indexes
                 .iter()
@@ -399,8 +400,8 @@ impl Services {
         Ok(())
     }
 
-    /// Backends of each service by index, as its slots name them. Slots and backends that no entry leads to, of a change
-    /// that was cut short, go.
+    /// Returns the backends of each service by index, as its slots name them. Removes slots and backends that no entry
+    /// leads to: they are from a change that was cut short.
     fn read_backends(
         &mut self,
         entries: &[(ServiceKey, ServiceEntry)],
@@ -471,7 +472,7 @@ fn address_of(key: &ServiceKey) -> EndpointKey {
     }
 }
 
-/// The entry that says that the address is known.
+/// Returns the key of the entry that says that the address is known.
 fn own_key(key: &EndpointKey) -> ServiceKey {
     ServiceKey {
         vni: key.vni,
@@ -482,7 +483,8 @@ fn own_key(key: &EndpointKey) -> ServiceKey {
     }
 }
 
-/// A number that nobody has, and the next one when asked again, so that what is gone isn't taken for what comes.
+/// Returns a number that nobody has, and the next one at the next call, so that a removed service isn't taken for a
+/// new one.
 fn next(taken: &mut HashSet<u32>, last: &mut u32) -> u32 {
     loop {
         *last = last.wrapping_add(1);
@@ -492,7 +494,8 @@ fn next(taken: &mut HashSet<u32>, last: &mut u32) -> u32 {
     }
 }
 
-/// The index of each backend: its own, or the least that nobody had. The table that is replaced still means what it did.
+/// Returns the index of each backend: its own, or the least that nobody had. The table that is being replaced keeps
+/// its meaning.
 fn indexes(
     before: &BTreeMap<BackendEntry, u32>,
     backends: &BTreeSet<BackendEntry>,

@@ -1,7 +1,7 @@
 //! The pinned maps as typed tables, with a mirror of what they hold.
 //!
-//! Invariant: the mirror equals the maps (what programs write, the `used` word of direct rows and what LOADS counts,
-//! aside), so that only differences are written. Must not decide what rows there should be: `program` does.
+//! Invariant: the mirror equals the maps, except for what programs write: the `used` word of direct rows and the
+//! counts of LOADS. So only differences are written. Must not decide what rows there should be: `program` does.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -123,7 +123,7 @@ impl Tables {
         Ok(tables)
     }
 
-    /// The rows that the tables hold, from the mirror.
+    /// Returns the rows that the tables hold, from the mirror.
     pub fn held(&self) -> impl Iterator<Item = (&TableKey, &TableEntry)> {
         self.mirror.iter()
     }
@@ -153,7 +153,7 @@ impl Tables {
             }
             (TableKey::Local(k), TableEntry::Local(v)) => put(&mut self.local, "LOCAL_ENDPOINTS", k, v),
             (TableKey::Direct(k), TableEntry::Remote(v)) => {
-                // When it has gone again it counts from the beginning: else it would be announced late.
+                // The count starts from zero after the row has gone again. An old count would delay the announcement.
                 put(&mut self.direct, "DIRECT_ROWS", k, v).and_then(|()| take(&mut self.misses, "MISSES", &k))
             }
             (TableKey::Bouncer(k), TableEntry::Remote(v)) => put(&mut self.bouncer, "BOUNCER_ROWS", k, v),
@@ -172,7 +172,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Removes a row; missing is success.
+    /// Removes a row; a missing row is success.
     pub fn remove(&mut self, key: &TableKey) -> Result<(), TableError> {
         let result = match key {
             TableKey::Attachment(k) => self.attachments.remove(k),
@@ -212,7 +212,7 @@ impl Tables {
         Ok(entry.used != 0)
     }
 
-    /// Packets that each role of this droplet has passed on since it is here.
+    /// Returns the packets that each role of this droplet has passed on since it came.
     pub fn loads(&self) -> Result<Vec<(LoadKey, u64)>, TableError> {
         self.loads
             .totals()
@@ -303,7 +303,7 @@ impl Tables {
 }
 
 impl TableKey {
-    /// The map's name.
+    /// Returns the map's name.
     pub fn table(&self) -> &'static str {
         match self {
             Self::Attachment(_) => "ATTACHMENTS",
@@ -320,14 +320,14 @@ impl TableKey {
     }
 }
 
-/// How many rows a table holds.
+/// Returns how many rows a table holds.
 pub fn capacity(maps: &Path, name: &'static str) -> Result<u32, TableError> {
     MapInfo::from_pin(maps.join(name))
         .map(|info| info.max_entries())
         .map_err(open(name))
 }
 
-/// CONFIG[0]; written before any program is attached.
+/// Writes CONFIG[0], before any program is attached.
 pub fn write_config(maps: &Path, entry: ConfigEntry) -> Result<(), TableError> {
     let mut config: Array<MapData, ConfigEntry> =
         Array::try_from(Map::Array(data(maps, "CONFIG")?)).map_err(open("CONFIG"))?;
@@ -383,7 +383,7 @@ fn lpm(vni: u32, address: Address, prefix: u8) -> LpmKey<SubnetKey> {
     )
 }
 
-/// Missing is as good.
+/// Removes an entry. A missing entry is success.
 pub(super) fn take<K: Pod, V: Pod>(
     map: &mut Hash<K, V>,
     name: &'static str,
@@ -401,7 +401,7 @@ pub(super) fn open(name: &'static str) -> impl FnOnce(MapError) -> TableError {
 
 pub(super) fn access(operation: &'static str, name: &'static str) -> impl FnOnce(MapError) -> TableError {
     move |source| match error_number(&source) {
-        // Hash maps answer E2BIG, tries ENOSPC, memory limits ENOMEM.
+        // Hash maps return E2BIG, tries ENOSPC, memory limits ENOMEM.
         Some(libc::E2BIG | libc::ENOSPC | libc::ENOMEM) => TableError::Full { name },
         _ => TableError::Access {
             operation,

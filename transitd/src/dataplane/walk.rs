@@ -1,7 +1,7 @@
-//! Looks at the entries of a hash map that programs change meanwhile, by batches (`BPF_MAP_LOOKUP_BATCH`).
+//! Walks over the entries of a hash map that programs change meanwhile, by batches (`BPF_MAP_LOOKUP_BATCH`).
 //!
-//! Invariant: a walk visits each bucket once. So it ends, and meets no key twice. `BPF_MAP_GET_NEXT_KEY` begins again
-//! at the first bucket when a program has removed the key that it goes on from.
+//! Invariant: a walk visits each bucket once. So it ends, and meets no key twice. `BPF_MAP_GET_NEXT_KEY` would begin
+//! again at the first bucket if a program has removed the key from which the walk goes on.
 #![allow(unsafe_code)] // a system call that aya has no function for
 
 use std::io;
@@ -27,7 +27,7 @@ pub struct Walk<K, V> {
     entry: PhantomData<(K, V)>,
 }
 
-/// What the system call takes: `batch` of linux/bpf.h's `union bpf_attr`.
+/// The arguments of the system call: `batch` of linux/bpf.h's `union bpf_attr`.
 #[repr(C)]
 struct Attributes {
     in_batch: u64,
@@ -56,7 +56,8 @@ impl<K: Pod, V: Pod> Walk<K, V> {
         })
     }
 
-    /// Visits all entries that are there from the begin to the end of the walk once, and others once or not at all.
+    /// Visits once every entry that is there from the begin to the end of the walk, and each other entry once or not
+    /// at all.
     pub fn each(&self, mut visit: impl FnMut(K, V) -> Result<(), TableError>) -> Result<(), TableError> {
         let failed = |error| access("read", self.name)(MapError::IoError(error));
         let mut room = BATCH;
@@ -84,8 +85,8 @@ impl<K: Pod, V: Pod> Walk<K, V> {
         }
     }
 
-    /// One batch, from a bucket on (`None`: the first); `to` is then the one to go on from. ENOENT says that it was the
-    /// last. All but ENOSPC leave in the vectors what was read.
+    /// Reads one batch, starting at a bucket (`None`: the first). Afterwards `to` is the bucket to go on from. ENOENT
+    /// says that this was the last batch. After any result but ENOSPC the vectors have the entries that were read.
     fn read(
         &self,
         from: Option<u32>,

@@ -1,4 +1,4 @@
-//! The way from the bytes of a pod's query to the bytes of the answer.
+//! Turns the bytes of a pod's query into the bytes of the answer.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::upstream::{self, Transport, UpstreamError};
 use super::view::{Verdict, View, Zone};
 use crate::metrics::DnsResult;
 
-/// A message has at most so many bytes, whatever brings it.
+/// The most bytes of a message, by any transport.
 const MAX_MESSAGE_BYTES: usize = u16::MAX as usize;
 
 /// The reason why upstream gives no answer to pass on.
@@ -32,14 +32,15 @@ enum Failure {
     Decode(#[source] hickory_proto::serialize::binary::DecodeError),
 }
 
-/// Where and how long is asked.
+/// The address of upstream, and how long it may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Upstream {
     pub(super) address: SocketAddr,
     pub(super) patience: Duration,
 }
 
-/// The answer, if there is to be one, and what it is counted as. Upstream is not waited for beyond `lost`.
+/// Returns the answer, if there is to be one, and the result that is counted. Waits for upstream no longer than
+/// `lost`.
 pub(super) async fn answer(
     upstream: Upstream,
     view: &View,
@@ -106,7 +107,7 @@ async fn forward(
         () = lost => return Err(Failure::Displaced),
     };
     question.restore(&outgoing, &mut bytes);
-    // Of a truncated one there is nothing to believe but that.
+    // A truncated answer is believed in nothing but that.
     if transport == Transport::Udp && is_truncated(&bytes) {
         return Ok(Forwarded::Made(
             Box::new(question.truncated()),
@@ -127,12 +128,12 @@ async fn forward(
     })
 }
 
-/// TC, in the third byte of the header.
+/// Whether TC, in the third byte of the header, is set.
 fn is_truncated(bytes: &[u8]) -> bool {
     bytes.get(2).is_some_and(|flags| flags & 0b10 != 0)
 }
 
-/// None only of what can't be encoded at all.
+/// Encodes an answer; `None` only if it can't be encoded at all.
 fn encode(question: &Question, message: &Message, room: usize) -> Option<Vec<u8>> {
     match message.to_vec() {
         Ok(bytes) if bytes.len() <= room => Some(bytes),

@@ -1,7 +1,8 @@
-//! Takes out of upstream's answers what a VPC must not see.
+//! Removes from upstream's answers what a VPC must not see.
 //!
-//! Invariant: an answer says the same whether a name that the VPC must not see is there or not. So negative answers of the
-//! cluster's domain and of addresses are all made here, and an alias that leads out of the view leads nowhere.
+//! Invariant: an answer is the same whether a name that the VPC must not see exists or not. So all negative answers
+//! about the cluster's domain and about addresses are made here, and an alias that leads out of the view leads
+//! nowhere.
 
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::{Name, RData, Record};
@@ -13,11 +14,12 @@ use super::view::{View, Zone};
 #[derive(Debug)]
 pub(super) struct Filtered {
     pub(super) message: Message,
-    /// Whether upstream's had what this has not.
+    /// Whether upstream's answer had records that this one lacks.
     pub(super) less: bool,
 }
 
-/// None if the answer may go as it came. It is one to `question`, which asks for a name of `zone`, and not truncated.
+/// Returns `None` if the answer may go as it came. The answer is one to `question`, which asks for a name of `zone`,
+/// and not truncated.
 pub(super) fn filter(view: &View, zone: Zone, question: &Question, mut answer: Message) -> Option<Filtered> {
     let code = answer.metadata.response_code;
     let is_hidden = |record: &Record| names(record).any(|name| !view.shows(name));
@@ -33,7 +35,7 @@ pub(super) fn filter(view: &View, zone: Zone, question: &Question, mut answer: M
     if answer.answers.is_empty() && is_negative && (removed || zone != Zone::Outside) {
         let code = match zone {
             _ if !removed => code,
-            // What CoreDNS says of an address that nobody has.
+            // CoreDNS gives this answer for an address that nobody has.
             Zone::Reverse4 | Zone::Reverse6 => ResponseCode::NXDomain,
             Zone::Cluster | Zone::Outside => ResponseCode::NoError,
         };
@@ -44,14 +46,14 @@ pub(super) fn filter(view: &View, zone: Zone, question: &Question, mut answer: M
         });
     }
     let mut less = removed;
-    // These only help, and which of them are there may itself tell.
+    // These records only help, and their presence may itself reveal names.
     for section in [&mut answer.authorities, &mut answer.additionals] {
         if section.iter().any(is_hidden) {
             section.clear();
             less = true;
         }
     }
-    // It is no longer what somebody signed.
+    // The answer is no longer the one that was signed.
     answer.metadata.authentic_data &= !less;
     less.then_some(Filtered {
         message: answer,
@@ -59,7 +61,7 @@ pub(super) fn filter(view: &View, zone: Zone, question: &Question, mut answer: M
     })
 }
 
-/// The names in a record that lead to others.
+/// Returns the names in a record that lead to others.
 fn names(record: &Record) -> impl Iterator<Item = &Name> {
     let target = match &record.data {
         RData::ANAME(name) => Some(&name.0),

@@ -1,11 +1,12 @@
 //! The DNS of tenants' pods: a view of the cluster's DNS for each VPC, in front of it (ADR 15).
-//! Of crates only hickory-proto, for messages: hickory-server picks who answers by the name asked for, not by who asks.
+//! The only crate used is hickory-proto, for messages: hickory-server picks who answers by the name asked for, not by
+//! who asks.
 //!
-//! A query is known by its source address, which leads to a VPC. What the VPC may not see is answered here; the rest is asked
-//! of the cluster's DNS, and what its answer names is checked again. Nothing is cached, and no state outlives a query
-//! but a TCP connection.
+//! A query's source address leads to a VPC. Queries for names that the VPC may not see are answered here. The rest is
+//! asked of the cluster's DNS, and the names in its answer are checked again. Nothing is cached, and no state outlives
+//! a query but a TCP connection.
 //!
-//! Untrusted: whatever a pod sends, and whatever the cluster's DNS was told by servers outside.
+//! Untrusted: everything that a pod sends, and everything that servers outside told the cluster's DNS.
 
 mod answer;
 mod filter;

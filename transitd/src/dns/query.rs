@@ -1,7 +1,7 @@
 //! Queries as pods send them, what is asked upstream in their place, and the answers made here.
 //!
-//! Invariant: no byte of a pod's message goes on as it came. What is asked is made anew of the question and the flags that
-//! were understood, so that this parser and upstream's can't differ about a name.
+//! Invariant: no byte of a pod's message goes on as it came. The upstream query is made anew from the question and the
+//! flags that were understood, so that this parser and upstream's can't differ about a name.
 
 use hickory_proto::ProtoError;
 use hickory_proto::op::{Edns, Header, Message, MessageType, Metadata, OpCode, Query, ResponseCode};
@@ -11,14 +11,14 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
 use super::view::{Domain, Zone};
 
-/// Bytes of a query. A name takes 255, options rarely more than 468 (RFC 8467).
+/// The most bytes of a query. A name takes 255, options rarely more than 468 (RFC 8467).
 pub(super) const MAX_QUERY_BYTES: usize = 1232;
-/// The most bytes that are taken by UDP, and announced: as many as pass every link unfragmented (DNS flag
-/// day 2020).
+/// The most bytes that are accepted by UDP, and announced: as many as pass every link unfragmented (DNS flag day
+/// 2020).
 const UDP_PAYLOAD: u16 = 1232;
 /// The most bytes of an answer to a client without EDNS (RFC 1035, 4.2.1).
 const PLAIN_PAYLOAD: u16 = 512;
-/// Seconds that a refusal may be remembered; CoreDNS' own default.
+/// How many seconds a refusal may be remembered; CoreDNS' own default.
 const NEGATIVE_TTL: u32 = 5;
 const HEADER: usize = 12;
 
@@ -72,7 +72,7 @@ impl Question {
             return Err(Unfit::Unsupported(bare(ResponseCode::NotImp)));
         }
         let malformed = || Unfit::Malformed(bare(ResponseCode::FormErr));
-        // Before records are read: a query has none but that of EDNS.
+        // This check comes before records are read: a query has no record but that of EDNS.
         let is_plain = counts.queries == 1 && counts.answers == 0 && counts.authorities == 0;
         if !is_plain || counts.additionals > 1 || bytes.len() > MAX_QUERY_BYTES {
             return Err(malformed());
@@ -106,7 +106,7 @@ impl Question {
         self.query.query_type
     }
 
-    /// Bytes of an answer by UDP.
+    /// Returns the most bytes of an answer by UDP.
     pub(super) fn payload(&self) -> usize {
         usize::from(self.edns.map_or(PLAIN_PAYLOAD, |edns| edns.payload))
     }
@@ -126,7 +126,7 @@ impl Question {
         })
     }
 
-    /// An answer of no records.
+    /// Returns an answer without records.
     pub(super) fn reply(&self, code: ResponseCode) -> Message {
         let mut message = Message::new(self.header.id, MessageType::Response, OpCode::Query);
         message.metadata = Metadata::response_from_request(&self.header);
@@ -136,7 +136,7 @@ impl Question {
         message
     }
 
-    /// NXDOMAIN or, for `NoError`, NODATA, with the SOA record that CoreDNS puts there.
+    /// Returns NXDOMAIN or, for `NoError`, NODATA, with the SOA record that CoreDNS puts there.
     pub(super) fn negative(&self, code: ResponseCode, zone: Zone, domain: &Domain) -> Message {
         let mut message = self.reply(code);
         if let Some(soa) = soa(zone, domain) {
@@ -146,20 +146,20 @@ impl Question {
         message
     }
 
-    /// Says to ask by TCP.
+    /// Returns an answer that tells the client to ask by TCP.
     pub(super) fn truncated(&self) -> Message {
         let mut message = self.reply(ResponseCode::NoError);
         message.metadata.truncation = true;
         message
     }
 
-    /// Makes `answer`, which is one of `outgoing`, one of this question.
+    /// Turns `answer`, which answers `outgoing`, into an answer to this question.
     pub(super) fn restore(&self, outgoing: &Outgoing, answer: &mut [u8]) {
         let id = self.header.id.to_be_bytes();
         for (at, byte) in answer.iter_mut().zip(id) {
             *at = byte;
         }
-        // Some lower the case, which a client that mixes it would not believe.
+        // Some servers lower the case, and a client that mixes it would not believe that.
         let question = HEADER..outgoing.end;
         if let (Some(to), Some(from)) = (answer.get_mut(question.clone()), outgoing.bytes.get(question)) {
             to.copy_from_slice(from);
@@ -177,7 +177,7 @@ impl Question {
 }
 
 impl Outgoing {
-    /// Whether `bytes` answer this: its id and its question, the case of the name aside.
+    /// Whether `bytes` answer this query: they have its id and its question, the case of the name aside.
     pub(super) fn is_answered_by(&self, bytes: &[u8]) -> bool {
         let Ok(Header { metadata, counts }) = Header::read(&mut BinDecoder::new(bytes)) else {
             return false;
@@ -187,7 +187,7 @@ impl Outgoing {
         let names = [bytes, &self.bytes].map(|of| part(of, HEADER, type_and_class));
         let kinds = [bytes, &self.bytes].map(|of| part(of, type_and_class, self.end));
         let same_name = match &names {
-            // Lengths of labels are below every letter.
+            // Lengths of labels are below every letter, so comparing them without case is safe.
             [Some(theirs), Some(own)] => theirs.eq_ignore_ascii_case(own),
             _ => false,
         };

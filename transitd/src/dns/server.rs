@@ -1,7 +1,8 @@
 //! The listener and its bounds.
 //!
-//! Invariant: whatever pods send, no more is held at once than `Limits` say: by a VPC and in all. Places are not waited
-//! for: who holds little takes one of the largest holder's, who is refused or loses one is counted.
+//! Invariant: a VPC, and all together, never hold more at once than `Limits` say, no matter what pods send. Nobody
+//! waits for a place: a pod that holds little takes a place of the largest holder. Each pod that is refused or loses a
+//! place is counted.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -26,9 +27,10 @@ pub struct Asker {
     pub view: Arc<View>,
 }
 
-/// Leads from a source address to who asks.
+/// Maps a source address to the client.
 pub trait Views: Send + Sync + 'static {
-    /// None of an address that no attachment of this node has. Called for each query, so it must be quick.
+    /// Returns the client, or `None` for an address that no attachment of this node has. Called for each query, so it
+    /// must be quick.
     fn of(&self, source: IpAddr) -> Option<Asker>;
 }
 
@@ -38,18 +40,18 @@ impl<F: Fn(IpAddr) -> Option<Asker> + Send + Sync + 'static> Views for F {
     }
 }
 
-/// A query in flight has a file descriptor, and so has a connection.
+/// The limits of the listener. A query in flight has a file descriptor, and so has a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Queries at once.
+    /// The most queries at once.
     pub in_flight: usize,
     pub in_flight_of_vpc: usize,
-    /// TCP connections at once.
+    /// The most TCP connections at once.
     pub connections: usize,
     pub connections_of_vpc: usize,
-    /// The time that a query has until upstream's answer, and a client until it takes the answer.
+    /// How long a query waits for upstream's answer, and how long a client may take to receive the answer.
     pub patience: Duration,
-    /// The time that a connection stays open on which nothing is asked and nothing waits.
+    /// How long a connection stays open on which nothing is asked and nothing waits.
     pub idle: Duration,
 }
 
@@ -60,7 +62,7 @@ impl Default for Limits {
             in_flight_of_vpc: 128,
             connections: 256,
             connections_of_vpc: 64,
-            // Resolvers of libc wait 5 s.
+            // libc's resolvers wait 5 s.
             patience: Duration::from_secs(4),
             idle: Duration::from_secs(10),
         }
@@ -69,7 +71,7 @@ impl Default for Limits {
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// One of this node's, not the unspecified one: answers must come from where queries went.
+    /// An address of this node, not the unspecified one: answers must come from where queries went.
     pub address: SocketAddr,
     /// The cluster's DNS.
     pub upstream: SocketAddr,
@@ -116,7 +118,7 @@ pub struct Server<V> {
 }
 
 impl<V: Views> Server<V> {
-    /// Queries wait in the sockets from here on. Port 0 is any that is free for TCP.
+    /// Binds the sockets. Queries wait in them from here on. Port 0 is any that is free for TCP.
     pub async fn bind(settings: Settings, views: V) -> Result<Self, BindError> {
         let Settings {
             address,
@@ -161,7 +163,7 @@ impl<V: Views> Server<V> {
         self.address
     }
 
-    /// Until `stop`; queries in flight then get no answer.
+    /// Serves until `stop`; queries in flight then get no answer.
     pub async fn serve(self, stop: impl Future<Output = ()>) {
         tokio::select! {
             () = udp::serve(&self.shared, Arc::new(self.udp)) => {}
@@ -194,7 +196,7 @@ impl<V: Views> Shared<V> {
         self.views.of(source.to_canonical())
     }
 
-    /// None is counted.
+    /// Admits a query. A query that isn't admitted is counted.
     pub(super) fn admit(&self, source: IpAddr) -> Option<Admitted> {
         let Some(asker) = self.asker(source) else {
             self.metrics.answered(DnsResult::UnknownSource);
@@ -207,7 +209,7 @@ impl<V: Views> Shared<V> {
         Some(Admitted { asker, place })
     }
 
-    /// None is counted.
+    /// Admits a connection. A connection that isn't admitted is counted.
     pub(super) fn admit_connection(&self, source: IpAddr) -> Option<Place> {
         let Some(asker) = self.asker(source) else {
             self.metrics.hung_up(DnsResult::UnknownSource);

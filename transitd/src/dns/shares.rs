@@ -1,8 +1,8 @@
-//! How much is held at once: in all, by a VPC, and by a pod of it.
+//! Bounds how much is held at once: in all, by a VPC, and by a pod of it.
 //!
-//! Invariant: who holds little finds a place. Where there is none left, the oldest place of the largest pod of the largest
-//! VPC is taken away. Only that pod itself is refused, so that a flood neither silences others nor asks upstream for more
-//! than what it has places for.
+//! Invariant: a pod that holds little finds a place. If no place is left, the oldest place of the largest pod of the
+//! largest VPC is taken away. Only that pod itself is refused, so that a flood neither silences others nor asks
+//! upstream for more than it has places for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio_util::sync::CancellationToken;
 
-/// Places, none of which is waited for. Memory is that of those who hold one.
+/// The places. Nobody waits for one. Memory is used only for pods and VPCs that hold a place.
 #[derive(Debug)]
 pub(super) struct Shares {
     in_all: usize,
@@ -32,11 +32,11 @@ struct Held {
 #[derive(Debug, Default)]
 struct OfVpc {
     in_all: usize,
-    /// None is empty.
+    /// The places of each pod. No map in it is empty.
     by: HashMap<IpAddr, BTreeMap<u64, CancellationToken>>,
 }
 
-/// Given back when dropped, unless it was taken away before.
+/// A place. Dropping it gives it back, unless it was taken away before.
 #[derive(Debug)]
 pub(super) struct Place {
     shares: Arc<Shares>,
@@ -47,7 +47,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Waits until the place is taken away; what it was for must end then.
+    /// Waits until the place is taken away; the work that it was for must end then.
     pub(super) async fn lost(&self) {
         self.is_lost.cancelled().await;
     }
@@ -63,7 +63,8 @@ impl Shares {
         })
     }
 
-    /// None if nobody holds more than this pod.
+    /// Takes a place for a pod, if necessary from the largest holder. Returns `None` if nobody holds more than this
+    /// pod.
     pub(super) fn take(self: &Arc<Self>, vpc: u32, pod: IpAddr) -> Option<Place> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let of_vpc = held.by.get(&vpc).map_or(0, |own| own.in_all);
@@ -89,12 +90,13 @@ impl Shares {
 }
 
 impl Held {
-    /// Finds the place that goes for one of `pod`: its VPC, its pod, and the ticket. None if that pod is as large as
-    /// any.
+    /// Finds the place that is given up for one of `pod`: its VPC, its pod, and the ticket. Returns `None` if that pod
+    /// is as large as any.
     fn loser(&self, vpc: u32, pod: IpAddr, is_vpcs_own: bool) -> Option<(u32, IpAddr, u64)> {
         let own = self.by.get(&vpc);
         let of_vpc = own.map_or(0, |own| own.in_all);
-        // Of two that are equal with the new one, neither takes from the other: each would in turn.
+        // If two holders are equal with the new place, neither takes from the other: they would take from each other
+        // in turn.
         let largest = self.by.iter().max_by_key(|(_, of)| of.in_all);
         if let Some((of, largest)) = largest.filter(|(_, of)| !is_vpcs_own && of.in_all > of_vpc + 1) {
             let (whose, places) = largest.largest()?;
@@ -116,7 +118,7 @@ impl Held {
         ticket
     }
 
-    /// None if it is gone already.
+    /// Removes a place. Returns `None` if it is gone already.
     fn remove(&mut self, vpc: u32, pod: IpAddr, ticket: u64) -> Option<CancellationToken> {
         let own = self.by.get_mut(&vpc)?;
         let places = own.by.get_mut(&pod)?;
@@ -163,7 +165,7 @@ mod tests {
         Shares::new(in_all, of_vpc, Gauge::default())
     }
 
-    /// As many as it gets of `count`.
+    /// Takes up to `count` places, as many as it gets.
     fn take(shares: &Arc<Shares>, vpc: u32, number: u8, count: usize) -> Vec<Place> {
         (0..count).filter_map(|_| shares.take(vpc, pod(number))).collect()
     }
@@ -185,7 +187,7 @@ mod tests {
         let shares = shares(8, 8);
         let small = take(&shares, 1, 1, 2);
         let large = take(&shares, 1, 2, 3);
-        // Another VPC's pod is larger than the second, but its VPC is not.
+        // The pod of the other VPC is larger than the second, but its VPC is not.
         let other = take(&shares, 2, 3, 3);
         let victim = shares.take(3, pod(4)).unwrap();
         assert_eq!(lost(&large), [true, false, false]);
@@ -205,7 +207,8 @@ mod tests {
 
     #[test]
     fn who_would_have_as_many_takes_nothing() {
-        // Two VPCs, then two pods of one: with the place of the first, the second would only be the larger one.
+        // First two VPCs, then two pods of one VPC. If the second took a place of the first, the second would only
+        // become the larger one.
         for (in_all, of_vpc, other) in [(3, 3, 2), (9, 3, 1)] {
             let shares = shares(in_all, of_vpc);
             let (one, two) = (take(&shares, 1, 1, 2), take(&shares, other, 2, 2));
@@ -226,7 +229,7 @@ mod tests {
         assert_eq!((held.in_all, held.by.len(), shares.gauge.get()), (0, 0, 0));
     }
 
-    /// Floods of all sizes, and a victim of few: `THUBAN_SEED` chooses them.
+    /// Tests floods of all sizes, with a victim of few places. `THUBAN_SEED` chooses them.
     #[test]
     fn who_holds_little_always_gets_in_and_keeps_it() {
         let set = std::env::var("THUBAN_SEED").ok();
@@ -241,7 +244,7 @@ mod tests {
             if !floods.is_empty() && random.u8(0..4) == 0 {
                 floods.swap_remove(random.usize(..floods.len()));
             }
-            // Another VPC's pod, and a pod that is not one of the flood's in a VPC that is.
+            // Either another VPC's pod, or a pod of the flooding VPC that is not one of the flood's.
             let (vpc, number) = random.choice([(9, 1), (1, 9)]).unwrap();
             victims.push(shares.take(vpc, pod(number)).expect("a place"));
             if victims.len() > 4 {

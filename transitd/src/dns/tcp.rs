@@ -18,9 +18,9 @@ use super::server::{Shared, Views};
 use super::upstream::Transport;
 use crate::metrics::DnsResult;
 
-/// Queries of one connection in flight; the next are read when one is answered.
+/// The most queries of one connection in flight; the next ones are read when one is answered.
 const MAX_PIPELINED: usize = 16;
-/// After a failed accept.
+/// The pause after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 pub(super) async fn serve<V: Views>(shared: &Arc<Shared<V>>, listener: TcpListener) {
@@ -48,7 +48,7 @@ pub(super) async fn serve<V: Views>(shared: &Arc<Shared<V>>, listener: TcpListen
     }
 }
 
-/// Two bytes of length before each message.
+/// Frames messages: two bytes of length come before each.
 fn codec(longest: usize) -> LengthDelimitedCodec {
     LengthDelimitedCodec::builder()
         .length_field_type::<u16>()
@@ -56,9 +56,10 @@ fn codec(longest: usize) -> LengthDelimitedCodec {
         .new_codec()
 }
 
-/// Until the client hangs up, is silent, sends what can't be a query, or doesn't take its answers.
+/// Serves a connection until the client hangs up, is silent, sends what can't be a query, or doesn't receive its
+/// answers.
 async fn converse<V: Views>(shared: &Shared<V>, stream: TcpStream, source: IpAddr) {
-    // Answers are small, and each is waited for.
+    // Answers are small, and the client waits for each.
     let _ = stream.set_nodelay(true);
     let (reader, writer) = stream.into_split();
     let mut queries = FramedRead::new(reader, codec(MAX_QUERY_BYTES));
@@ -69,7 +70,8 @@ async fn converse<V: Views>(shared: &Shared<V>, stream: TcpStream, source: IpAdd
         tokio::select! {
             query = queries.next(), if more && in_flight.len() < MAX_PIPELINED => match query {
                 Some(Ok(query)) => {
-                    // Asked anew each time: its pod may be gone, or its VPC's view another.
+                    // The client is looked up anew for each query: its pod may be gone, or its VPC's view may have
+                    // changed.
                     if let Some(admitted) = shared.admit(source) {
                         in_flight.push(async move { shared.answer(admitted, Transport::Tcp, &query).await });
                     }

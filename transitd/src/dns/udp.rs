@@ -12,12 +12,12 @@ use super::query::MAX_QUERY_BYTES;
 use super::server::{Shared, Views};
 use super::upstream::Transport;
 
-/// After an error of the socket.
+/// The pause after an error of the socket.
 const RECEIVE_RETRY: Duration = Duration::from_millis(100);
 
 pub(super) async fn serve<V: Views>(shared: &Arc<Shared<V>>, socket: Arc<UdpSocket>) {
     let mut at_work = JoinSet::new();
-    // One byte more than fits, so that what is too long is seen to be.
+    // The buffer has one byte more than fits, so that a message that is too long is noticed.
     let mut buffer = [0; MAX_QUERY_BYTES + 1];
     loop {
         let (length, client) = match socket.recv_from(&mut buffer).await {
@@ -36,7 +36,7 @@ pub(super) async fn serve<V: Views>(shared: &Arc<Shared<V>>, socket: Arc<UdpSock
         let (shared, socket) = (Arc::clone(shared), Arc::clone(&socket));
         at_work.spawn(async move {
             if let Some(answer) = shared.answer(admitted, Transport::Udp, &query).await {
-                // A pod that is gone meanwhile has no use for it.
+                // A pod that is gone meanwhile doesn't need the answer.
                 let _ = timeout(shared.limits.patience, socket.send_to(&answer, client)).await;
             }
         });

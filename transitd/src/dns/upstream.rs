@@ -1,8 +1,8 @@
 //! Asks the cluster's DNS.
 //!
-//! Untrusted: datagrams that somebody else may have sent. Each query has a socket of its own, with a port that the kernel
-//! picks at random and a random id, takes datagrams of the asked address alone, and believes none whose id or question
-//! is another. How long it takes is the caller's to bound.
+//! Untrusted: datagrams that somebody else may have sent. Each query has a socket of its own, with a port that the
+//! kernel picks at random, and a random id. It accepts datagrams from the asked address alone, and believes none with
+//! another id or question. The caller bounds the time.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,10 +13,10 @@ use tokio::net::{TcpStream, UdpSocket};
 
 use super::query::Outgoing;
 
-/// More than is asked for, so that what is too long is seen to be.
+/// More bytes than are asked for, so that a message that is too long is noticed.
 const MAX_DATAGRAM_BYTES: usize = 4096;
 
-/// How a query came, and is asked.
+/// The transport by which a query came, and by which it is asked upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
     Udp,
@@ -71,7 +71,8 @@ async fn by_tcp(upstream: SocketAddr, query: &Outgoing) -> Result<Vec<u8>, Upstr
     let mut framed = length.to_be_bytes().to_vec();
     framed.extend(&query.bytes);
     let mut stream = TcpStream::connect(upstream).await.map_err(UpstreamError::Open)?;
-    // Closed by a reset: the port and conntrack's entry are free at once, whatever a pod asks for.
+    // The connection is closed by a reset, so that the port and conntrack's entry are free at once, no matter how much
+    // a pod asks.
     stream.set_zero_linger().map_err(UpstreamError::Open)?;
     stream.write_all(&framed).await.map_err(UpstreamError::Send)?;
     let length = stream.read_u16().await.map_err(UpstreamError::Receive)?;

@@ -1,8 +1,8 @@
 //! The names of the cluster's domain that a VPC may see.
 //!
 //! Pure: no sockets, no clock. The shapes of names are those that CoreDNS' plugin `kubernetes` answers
-//! (`plugin/kubernetes/parse.go`), and so is what an empty non-terminal gets. What a VPC must not see is refused by its name
-//! alone, before anybody is asked: an answer can't tell whether it is there.
+//! (`plugin/kubernetes/parse.go`), and an empty non-terminal gets the same answer as there. A name that a VPC must not
+//! see is refused by the name alone, before anybody is asked: an answer can't tell whether the name exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
@@ -43,7 +43,7 @@ impl FromStr for Domain {
 }
 
 impl Domain {
-    /// `text` with or without the dot at its end, of any case.
+    /// Parses `text`, which may end with a dot and have any case.
     pub fn parse(text: &str) -> Result<Self, ViewError> {
         let mut name = Name::from_ascii(text).map_err(|source| ViewError::Domain {
             domain: text.to_owned(),
@@ -60,7 +60,7 @@ impl Domain {
         &self.0
     }
 
-    /// The labels of `name` before this domain; none if it is outside.
+    /// Returns the labels of `name` before this domain; none if it is outside.
     fn labels_before<'a>(&self, name: &'a Name) -> Option<Vec<&'a [u8]>> {
         let mut labels: Vec<&[u8]> = name.iter().collect();
         for own in self.0.iter().rev() {
@@ -92,7 +92,7 @@ pub enum Verdict {
     Forward(Zone),
     /// The name has no records but has names below it.
     NoData,
-    /// NXDOMAIN, whether it is there or not.
+    /// NXDOMAIN, whether the name exists or not.
     Refuse,
 }
 
@@ -129,7 +129,8 @@ impl View {
         let Some(labels) = self.domain.labels_before(name) else {
             return Verdict::Forward(zone_outside(name));
         };
-        // Kubernetes names nothing with other characters, and a resolver may read them as it likes: `*`, or a dot in a label.
+        // Kubernetes has no names with other characters, and a resolver may read such names as it likes: `*`, or a dot
+        // in a label.
         let labels: Option<Vec<String>> = labels.into_iter().map(lowercase).collect();
         let Some(labels) = labels else {
             return Verdict::Refuse;
@@ -151,7 +152,7 @@ impl View {
         }
     }
 
-    /// Whether an answer may name it.
+    /// Whether an answer may contain the name.
     pub fn shows(&self, name: &Name) -> bool {
         self.decide(name) != Verdict::Refuse
     }
@@ -225,7 +226,7 @@ mod tests {
     }
 
     fn name(labels: &str) -> Name {
-        // Not from text: `*`, `\.` and capitals must come as they would by the wire.
+        // The labels are not made from text: `*`, `\.` and capitals must arrive as they would by the wire.
         let labels = labels
             .split('.')
             .filter(|label| !label.is_empty())
@@ -242,7 +243,7 @@ mod tests {
     fn a_vpc_sees_its_namespaces_and_what_is_shared() {
         use Verdict::{NoData, Refuse};
         let table = [
-            // What is in no namespace.
+            // Names in no namespace.
             ("cluster.local", FORWARD),
             ("dns-version.cluster.local", FORWARD),
             ("ns.dns.cluster.local", FORWARD),
@@ -289,7 +290,7 @@ mod tests {
             ("red.cluster.local", Refuse),
             ("web.red.cluster.local", Refuse),
             ("svc.svc.cluster.local", Refuse),
-            // What could be read as several names, or as another one.
+            // Names that could be read as several names, or as another one.
             ("*.red.svc.cluster.local", Refuse),
             ("*.*.svc.cluster.local", Refuse),
             ("web.*.svc.cluster.local", Refuse),

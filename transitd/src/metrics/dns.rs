@@ -16,7 +16,7 @@ struct Resulted {
 /// The result of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DnsResult {
-    /// Answered as the cluster's DNS did.
+    /// Answered as the cluster's DNS answered.
     Forwarded,
     /// Answered without what the VPC must not see.
     Filtered,
@@ -26,15 +26,15 @@ pub enum DnsResult {
     NoData,
     /// The cluster's DNS gave no answer: SERVFAIL.
     Failed,
-    /// No query.
+    /// The message was no query.
     Malformed,
     /// An operation or a class that is not served, or a transfer of a zone.
     Unsupported,
     /// The query came from an address that no attachment has: dropped.
     UnknownSource,
-    /// No VPC and no pod has more at once: dropped.
+    /// No VPC and no pod holds more at once than the asking pod: dropped.
     Limited,
-    /// Another pod, which has less at once, took its place: SERVFAIL.
+    /// Another pod, which holds less at once, took its place: SERVFAIL.
     Displaced,
 }
 
@@ -55,7 +55,7 @@ impl DnsResult {
     }
 }
 
-/// Clones count together.
+/// The metrics. Clones count together.
 #[derive(Clone, Debug, Default)]
 pub struct DnsMetrics {
     queries: Family<Resulted, Counter>,
@@ -88,7 +88,7 @@ impl DnsMetrics {
         );
     }
 
-    /// A query came to its end.
+    /// Counts a query that came to its end.
     pub fn answered(&self, result: DnsResult) {
         let of = Resulted {
             result: result.name(),
@@ -96,7 +96,7 @@ impl DnsMetrics {
         self.queries.get_or_create(&of).inc();
     }
 
-    /// So many did.
+    /// Returns how many queries came to this end.
     pub fn count(&self, result: DnsResult) -> u64 {
         let of = Resulted {
             result: result.name(),
@@ -104,13 +104,13 @@ impl DnsMetrics {
         self.queries.get_or_create(&of).get()
     }
 
-    /// A connection found no place, or lost it.
+    /// Counts a connection that found no place, or lost it.
     pub fn hung_up(&self, why: DnsResult) {
         let of = Because { reason: why.name() };
         self.hung_up.get_or_create(&of).inc();
     }
 
-    /// So many did.
+    /// Returns how many connections were hung up on for this reason.
     pub fn hung_up_on(&self, why: DnsResult) -> u64 {
         let of = Because { reason: why.name() };
         self.hung_up.get_or_create(&of).get()

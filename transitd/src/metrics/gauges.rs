@@ -19,7 +19,7 @@ pub struct Observed {
     pub rows: BTreeMap<&'static str, Rows>,
     /// The programs' counters, by name.
     pub packets: Vec<(&'static str, u64)>,
-    /// Those of `packets` that were dropped, and no others.
+    /// Those of `packets` that count dropped packets, and no others.
     pub drops: Vec<(&'static str, u64)>,
     /// The epoch of the operator, while its stream is open and has sent this node's program.
     pub epoch: Option<u64>,

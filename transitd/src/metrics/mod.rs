@@ -1,8 +1,8 @@
 //! Transitd's metrics, as text for Prometheus.
 //!
-//! Invariant: no label holds the name of a pod, a VPC or a tenant, so that the number of series is bounded and whoever may
-//! scrape learns nothing of tenants. Hooks are one call each and count since the process began; what the node has, and what
-//! its programs counted, is given by whoever asks for the text.
+//! Invariant: no label holds the name of a pod, a VPC or a tenant, so that the number of series is bounded and a
+//! scrape reveals nothing of tenants. Hooks are one call each and count since the process began. The caller that asks
+//! for the text gives the node's state and its programs' counters.
 
 mod dns;
 mod gauges;
@@ -168,7 +168,7 @@ impl Metrics {
     }
 }
 
-/// A CNI verb was answered; code 0 is success.
+/// Counts an answered CNI verb; code 0 is success.
 pub fn answered(verb: &'static str, code: u32, took: Duration) {
     METRICS.verbs.get_or_create(&Answered { verb, code }).inc();
     METRICS
@@ -177,12 +177,12 @@ pub fn answered(verb: &'static str, code: u32, took: Duration) {
         .observe(took.as_secs_f64());
 }
 
-/// The operator is dialled.
+/// Counts a dial of the operator.
 pub fn dials() {
     METRICS.attempts.inc();
 }
 
-/// Rows came.
+/// Counts rows that came.
 pub fn receives(program: &Program) {
     if program.snapshot {
         METRICS.snapshots.inc();
@@ -199,7 +199,7 @@ pub fn receives(program: &Program) {
     }
 }
 
-/// Rows were refused.
+/// Counts rows that were refused.
 pub fn refuses(nacks: &[Nack]) {
     for nack in nacks {
         let reason = nack.reason().as_str_name();
@@ -214,13 +214,13 @@ pub fn adopts(attachments: usize) {
         .set(i64::try_from(attachments).unwrap_or(i64::MAX));
 }
 
-/// An attachment file is not believed.
+/// Counts an attachment file that is not believed.
 pub fn disbelieves(error: &StoreError) {
     let reason = error.reason();
     METRICS.refused.get_or_create(&Because { reason }).inc();
 }
 
-/// So many of a kind.
+/// Counts things of one kind that were reclaimed.
 pub fn reclaims(what: Reclaimed, count: usize) {
     if count > 0 {
         METRICS
@@ -230,7 +230,7 @@ pub fn reclaims(what: Reclaimed, count: usize) {
     }
 }
 
-/// All of it, with what the node has now.
+/// Returns all metrics, with what the node has now.
 pub fn text(observed: &Observed) -> Result<String, std::fmt::Error> {
     METRICS.gauges.set(observed);
     let mut text = String::new();
@@ -238,7 +238,7 @@ pub fn text(observed: &Observed) -> Result<String, std::fmt::Error> {
     Ok(text)
 }
 
-/// The metrics of the DNS of tenants' pods.
+/// Returns the metrics of the DNS of tenants' pods.
 pub fn dns() -> DnsMetrics {
     METRICS.dns.clone()
 }

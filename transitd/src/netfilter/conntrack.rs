@@ -1,4 +1,4 @@
-//! Ends what conntrack remembers of an attachment, by requests of its netlink protocol
+//! Removes connections of an attachment from conntrack, by requests of conntrack's netlink protocol
 //! (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
 
 use std::io;
@@ -21,25 +21,25 @@ const CTA_ZONE: u16 = 18;
 const CTA_MARK: u16 = 8;
 const CTA_MARK_MASK: u16 = 21;
 const CTA_FILTER: u16 = 25;
-/// In CTA_TUPLE_REPLY.
+/// Attribute in CTA_TUPLE_REPLY.
 const CTA_TUPLE_IP: u16 = 1;
-/// In CTA_TUPLE_IP.
+/// Attribute in CTA_TUPLE_IP.
 const CTA_IP_V4_SRC: u16 = 1;
 const CTA_IP_V6_SRC: u16 = 3;
-/// In CTA_FILTER.
+/// Attribute in CTA_FILTER.
 const CTA_FILTER_REPLY_FLAGS: u16 = 2;
 /// NLA_F_NESTED.
 const NESTED: u16 = 1 << 15;
-/// Of nlmsghdr and of nfgenmsg behind it.
+/// Bytes of nlmsghdr and of nfgenmsg behind it.
 const HEADERS: usize = 16 + 4;
 
 /// `CTA_FILTER_F_CTA_IP_SRC`.
 const BY_SOURCE: u32 = 1;
 
-/// Removes every connection that came from the attachment with this interface at the host's end. Later answers to them find
-/// nobody.
+/// Removes every connection that came from the attachment with this interface at the host's end. Later answers to
+/// these connections reach nobody.
 pub fn forget(ifindex: u32) -> io::Result<()> {
-    // The one bit in which the two kinds differ is left out.
+    // The mask leaves out the one bit in which the two kinds differ.
     let mask = !(MARK_EGRESS ^ MARK_EGRESS_HOST);
     let mark = (mark_of(ifindex, MARK_EGRESS) & mask).to_be_bytes();
     let attributes = [
@@ -50,9 +50,9 @@ pub fn forget(ifindex: u32) -> io::Result<()> {
     exchange(&request, |_| {})
 }
 
-/// Removes every connection that an endpoint with this address answers: what came to a port of the node and was led there.
-/// Who has the address next would get the rest of it. Kernels before 6.12 delete nothing by a part of a tuple, so they are
-/// listed and deleted one by one.
+/// Removes every connection that an endpoint with this address answers: connections to a port of the node that were
+/// led to the endpoint. The next endpoint with the address would get the rest of them. Kernels before 6.12 delete
+/// nothing by a part of a tuple, so the connections are listed and deleted one by one.
 pub fn forget_answered_by(address: IpAddr) -> io::Result<()> {
     let (family, kind, bytes) = match address {
         IpAddr::V4(v4) => (libc::AF_INET as u8, CTA_IP_V4_SRC, v4.octets().to_vec()),
@@ -75,7 +75,7 @@ pub fn forget_answered_by(address: IpAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// Of a connection's attributes those by which it is deleted.
+/// Returns those of a connection's attributes by which it is deleted.
 fn name_of(connection: &[u8]) -> Vec<u8> {
     let mut name = Vec::new();
     let mut rest = connection;
@@ -90,7 +90,7 @@ fn name_of(connection: &[u8]) -> Vec<u8> {
     name
 }
 
-/// Type and length of the first nlattr, its header included.
+/// Returns the type and length of the first nlattr, its header included.
 fn header(attributes: &[u8]) -> Option<(u16, usize)> {
     let [a, b, c, d] = *attributes.first_chunk()?;
     let length = usize::from(u16::from_ne_bytes([a, b]));
@@ -99,7 +99,8 @@ fn header(attributes: &[u8]) -> Option<(u16, usize)> {
         .then_some((u16::from_ne_bytes([c, d]), length))
 }
 
-/// Sends a request and reads its answers: the attributes of each connection. Until its acknowledgement, or the end of the list.
+/// Sends a request and reads its answers: the attributes of each connection. Ends at the acknowledgement, or at the
+/// end of the list.
 fn exchange(request: &[u8], mut listed: impl FnMut(&[u8])) -> io::Result<()> {
     let socket = netlink()?;
     sendto(
@@ -127,7 +128,7 @@ fn exchange(request: &[u8], mut listed: impl FnMut(&[u8])) -> io::Result<()> {
     }
 }
 
-/// The first message: its type, what follows its nlmsghdr, and what follows it.
+/// Returns the first message's type, what follows its nlmsghdr, and the bytes after the message.
 fn message(messages: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let length = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
     let (own, _) = messages.split_at_checked(length).filter(|_| length >= 16)?;
@@ -136,19 +137,19 @@ fn message(messages: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     Some((kind, &own[16..], &messages[next..]))
 }
 
-/// An error number, negative or 0.
+/// Reads an acknowledgement's error number, negative or 0.
 fn acknowledged(body: &[u8]) -> io::Result<()> {
     let code = body.first_chunk().copied().map(i32::from_ne_bytes);
     match code {
         Some(0) => Ok(()),
-        // There is none.
+        // There is no such connection.
         Some(code) if -code == libc::ENOENT => Ok(()),
         Some(code) => Err(io::Error::from_raw_os_error(-code)),
         None => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
 
-/// Without flags of its own it is acknowledged.
+/// Returns a request. A request without flags of its own is acknowledged.
 fn request(kind: u16, flags: u16, family: u8, attributes: &[u8]) -> Vec<u8> {
     let acknowledged = if flags == 0 { libc::NLM_F_ACK as u16 } else { 0 };
     let flags = libc::NLM_F_REQUEST as u16 | flags | acknowledged;
@@ -165,7 +166,7 @@ fn request(kind: u16, flags: u16, family: u8, attributes: &[u8]) -> Vec<u8> {
     request
 }
 
-/// An nlattr, padded.
+/// Returns an nlattr, padded.
 fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let mut attribute = Vec::with_capacity(value.len() + 4);
     attribute.extend((value.len() as u16 + 4).to_ne_bytes());

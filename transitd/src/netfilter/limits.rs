@@ -1,7 +1,8 @@
-//! What fills in `limits.nft`, the text of table `inet thuban-limits`, for `nft -f`: how many connections pods have by
-//! the node's own stack, where all share its conntrack and its source ports.
+//! Fills in `limits.nft`, the text of table `inet thuban-limits`, for `nft -f`: the limits of connections that pods
+//! make through the node's own stack. All pods share its conntrack and its source ports.
 //!
-//! Invariant: a pod and a VPC can have far fewer than there are, and nothing that a tenant changes begins a count anew.
+//! Invariant: a pod or a VPC can have far fewer connections than the node has room for, and no change by a tenant
+//! starts a count anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -14,14 +15,14 @@ use super::template::Values;
 
 const TEMPLATE: &str = include_str!("limits.nft");
 
-/// Connections that a pod opens a second, and so many at once after a rest.
+/// The connections that a pod may open a second, and as many at once after a rest.
 const MAX_POD_RATE: u32 = 500;
 const MAX_POD_BURST: u32 = 1000;
-/// Connections that a pod has, and as many again to the cluster's DNS.
+/// The connections that a pod may have, and as many again to the cluster's DNS.
 const MAX_OF_POD: u32 = 4096;
-/// Connections that all pods of a VPC on this node have.
+/// The connections that all pods of a VPC on this node may have.
 const MAX_OF_VPC: u32 = 8192;
-/// Pods that are counted at a time: as many as a node has and more.
+/// The most pods that are counted at a time: more than a node has.
 const MAX_PODS: u32 = 65_535;
 
 /// Reasons of drops.
@@ -30,17 +31,17 @@ const POD_CONNECTIONS: &str = "pod_connections";
 const VPC_CONNECTIONS: &str = "vpc_connections";
 pub(super) const REASONS: [&str; 3] = [POD_RATE, POD_CONNECTIONS, VPC_CONNECTIONS];
 
-/// Where source ports of pods' connections are, if the node's own are elsewhere. Not below: the overlay's port, and
-/// those of other tunnels.
+/// The least source port of pods' connections, if the node's own ports are elsewhere. The overlay's port and those of
+/// other tunnels are below.
 const MIN_PORT: u16 = 10_000;
-/// Fewer are none.
+/// The fewest source ports that are enough.
 const MIN_PORTS: u16 = 4096;
 
 /// VNIs of pods, by their interface at the host's end.
 pub type PodVpcs = BTreeMap<u32, u32>;
 
-/// Source ports for connections of pods, apart from `own`, where the node's own connections have theirs; none if those
-/// leave too little.
+/// Returns the source ports for connections of pods. They are apart from `own`, the ports of the node's own
+/// connections. Returns `None` if those leave too few.
 pub fn pod_ports(own: &RangeInclusive<u16>) -> Option<RangeInclusive<u16>> {
     let below = MIN_PORT..=own.start().saturating_sub(1);
     let above = own.end().saturating_add(1).max(MIN_PORT)..=u16::MAX;
@@ -53,7 +54,7 @@ pub fn pod_ports(own: &RangeInclusive<u16>) -> Option<RangeInclusive<u16>> {
     (size(&larger) >= MIN_PORTS).then_some(larger)
 }
 
-/// The whole table.
+/// Returns the text of the whole table.
 pub(super) fn ruleset(pods: &PodVpcs, dns: Option<Ipv4Addr>) -> String {
     let mut values = Values::default();
     for (name, text) in [
@@ -86,7 +87,7 @@ pub(super) fn ruleset(pods: &PodVpcs, dns: Option<Ipv4Addr>) -> String {
     values.fill(TEMPLATE)
 }
 
-/// What makes a table for `written` one for `pods`. All other counts go on.
+/// Returns the commands that turn a table for `written` into one for `pods`. All other counts go on.
 pub(super) fn changes(written: &PodVpcs, pods: &PodVpcs) -> String {
     let (before, now) = (vnis(written), vnis(pods));
     let new = now.difference(&before).flat_map(|vni| {

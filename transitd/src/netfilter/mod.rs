@@ -1,8 +1,8 @@
-//! What the host's own stack does for pods: packets that leave a VPC go in the node's name, answers find their pod, and
-//! services whose backends are outside of their VPC are translated (ADR 13).
+//! The work of the host's own stack for pods: packets that leave a VPC go in the node's name, answers find their pod,
+//! and services whose backends are outside of their VPC are translated (ADR 13).
 //!
-//! Invariant: the tables `inet thuban`, `inet thuban-overlay` and `inet thuban-limits` are each written in one transaction;
-//! connections that are known stay as they are. Nothing of other tables is touched.
+//! Invariant: the tables `inet thuban`, `inet thuban-overlay` and `inet thuban-limits` are each written in one
+//! transaction. Known connections stay as they are. Nothing of other tables is changed.
 
 pub mod conntrack;
 pub mod limits;
@@ -46,7 +46,7 @@ pub enum NetfilterError {
     Conntrack(#[source] std::io::Error),
 }
 
-/// A socket to netfilter.
+/// Opens a socket to netfilter.
 fn netlink() -> std::io::Result<OwnedFd> {
     let socket = socket(
         AddressFamily::Netlink,
@@ -57,7 +57,7 @@ fn netlink() -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Whether a table is there: somebody may have flushed all tables of the node.
+/// Whether a table is there: all tables of the node may have been flushed.
 pub fn is_there(program: &Path, table: &str) -> bool {
     let listed = Command::new(program)
         .args(["-t", "list", "table", "inet", table])
@@ -67,7 +67,7 @@ pub fn is_there(program: &Path, table: &str) -> bool {
     listed.is_ok_and(|status| status.success())
 }
 
-/// Packets by named counter of a table; nothing if there is no such table.
+/// Returns the packets by named counter of a table; nothing if there is no such table.
 pub fn counters(program: &Path, table: &str) -> Vec<(String, u64)> {
     let listed = Command::new(program)
         .args(["-j", "list", "counters", "table", "inet", table])
@@ -84,7 +84,7 @@ pub fn counters(program: &Path, table: &str) -> Vec<(String, u64)> {
     counted.collect()
 }
 
-/// Packets that rules dropped, by reason.
+/// Returns the packets that rules dropped, by reason.
 pub fn dropped(program: &Path) -> Vec<(&'static str, u64)> {
     let counted = [NFT_TABLE, NFT_LIMITS_TABLE].map(|table| counters(program, table));
     let reasons = limits::REASONS.into_iter().chain([node_ports::STALE]);
@@ -112,7 +112,7 @@ pub struct Netfilter {
 }
 
 impl Netfilter {
-    /// `program`: nft, by its path or found in PATH.
+    /// Returns tables that aren't written yet. `program`: nft, by its path or found in PATH.
     pub fn new(program: PathBuf, own: OwnAddresses) -> Self {
         Self {
             program,
@@ -126,9 +126,10 @@ impl Netfilter {
         }
     }
 
-    /// Makes the table if it isn't there, and finds out whether the kernel has what else is needed. One of an earlier transitd stays until the operator's rows are here.
+    /// Makes the table if it isn't there, and checks whether the kernel has what else is needed. A table of an earlier
+    /// transitd stays until the operator's rows are here.
     pub fn ensure(&mut self) -> Result<(), NetfilterError> {
-        // Nobody has interface 0: a DEL must not be the first to find out.
+        // No interface has number 0. This call finds out before the first DEL does.
         conntrack::forget(0).map_err(NetfilterError::Conntrack)?;
         self.inherited = overlay_port::droplets(&self.program);
         if is_there(&self.program, NFT_TABLE) {
@@ -137,13 +138,13 @@ impl Netfilter {
         self.set(ruleset(std::iter::empty(), &Host::default(), self.own), 0)
     }
 
-    /// Whether nobody else on this node may have the overlay's port, from the next [`Self::protect_port`] on.
+    /// Sets whether the overlay's port is this node's alone, from the next [`Self::protect_port`] on.
     pub fn claim_port(&mut self, is_claimed: bool) {
         self.overlay_port.is_claimed = is_claimed;
     }
 
-    /// Keeps everybody but this node's own programs from the overlay's port. `droplets`: that are known; not `are_all`: those
-    /// that an earlier transitd knew count too.
+    /// Keeps all but this node's own programs from the overlay's port. `droplets`: the known ones. Unless `are_all`,
+    /// the droplets that an earlier transitd knew count too.
     pub fn protect_port(
         &mut self,
         droplets: BTreeSet<Ipv4Addr>,
@@ -161,8 +162,8 @@ impl Netfilter {
         Ok(())
     }
 
-    /// Bounds the connections of these pods, each by itself and all of a VPC. Their counts begin anew if the table isn't there,
-    /// or is another transitd's.
+    /// Bounds the connections of these pods, each by itself and all of a VPC. The counts begin anew if the table isn't
+    /// there, or is another transitd's.
     pub fn limit(&mut self, pods: PodVpcs) -> Result<(), NetfilterError> {
         let text = match self.written_limits.take() {
             Some(written) if written == pods => String::new(),
@@ -176,23 +177,23 @@ impl Netfilter {
         Ok(())
     }
 
-    /// Writes it anew at the next [`Self::set`], whatever is in it.
+    /// Has the next [`Self::set`] write the table anew, whatever is in it.
     pub fn doubt(&mut self) {
         self.written = None;
     }
 
-    /// The same of [`Self::protect_port`].
+    /// Does what [`Self::doubt`] does, for [`Self::protect_port`].
     pub fn doubt_overlay_port(&mut self) {
         self.written_overlay_port = None;
     }
 
-    /// The same of [`Self::limit`].
+    /// Does what [`Self::doubt`] does, for [`Self::limit`].
     pub fn doubt_limits(&mut self) {
         self.written_limits = None;
     }
 
-    /// Brings the table in line with its text ([`ruleset::ruleset`]), with a lease of tenants' ports. Runs nft when the text
-    /// changed; some milliseconds, or as long as the kernel's lock of nftables is taken.
+    /// Brings the table in line with its text ([`ruleset::ruleset`]), with a lease of tenants' ports. Runs nft if the
+    /// text changed. That takes some milliseconds, or as long as the kernel's lock of nftables is held.
     pub fn set(&mut self, text: String, lease_until: u64) -> Result<(), NetfilterError> {
         if self.written.as_ref() == Some(&text) {
             return Ok(());
@@ -208,8 +209,8 @@ impl Netfilter {
         Ok(())
     }
 
-    /// Makes the lease of tenants' ports one until then, if it is shorter by `step` or more; ends it when it is over, also by a
-    /// clock that went on while the kernel's stood still.
+    /// Extends the lease of tenants' ports to that time if this makes it longer by `step` or more. Ends the lease when
+    /// it is over, also when it is over only by a clock that went on while the kernel's stood still.
     pub fn renew(&mut self, lease_until: u64, step: Duration) -> Result<(), NetfilterError> {
         let now = boot::nanoseconds();
         let is_over = lease_until <= now;
@@ -241,7 +242,7 @@ impl Netfilter {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(failed)?;
-        // Taken, so that it is closed. A child that died says why by its status.
+        // The standard input is taken, so that it is closed. If the child died, its status says why.
         let written = child
             .stdin
             .take()

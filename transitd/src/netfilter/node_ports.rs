@@ -1,8 +1,9 @@
-//! For how long ports of tenants' Services are open without the operator: a port that is taken from a Service may be another
-//! tenant's soon, and a node that hears nothing of it would lead that tenant's clients to the old one.
+//! The lease of tenants' ports: how long ports of tenants' Services stay open without the operator. A port that is
+//! removed from a Service may soon be another tenant's. A node that does not hear of the removal would lead the other
+//! tenant's clients to the old Service.
 //!
-//! Elements of a set with a timeout are the lease: the kernel takes them out by itself, also when transitd is dead. Without them
-//! no new connection gets to such a port. Those that there are go on.
+//! The lease is elements of a set with a timeout: the kernel removes them by itself, even if transitd is dead. Without
+//! the elements no new connection reaches such a port. Existing connections go on.
 //!
 //! Times are nanoseconds since boot ([`crate::boot::nanoseconds`]).
 
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use thuban_common::host_stack::NFT_TABLE;
 
-/// The set, and the counter of what is dropped without its elements: a reason of drops.
+/// The name of the set, and of the counter of packets that are dropped without its elements: a reason of drops.
 pub const LEASE: &str = "lease";
 pub const STALE: &str = "node_port_stale";
 
@@ -20,25 +21,26 @@ const PROTOCOLS: [&str; 3] = ["tcp", "udp", "sctp"];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     Until(u64),
-    /// Whatever an earlier transitd told.
+    /// The state is unknown: an earlier transitd wrote the lease.
     Unknown,
     Nothing,
 }
 
-/// What makes a lease until then of an empty set. Whole seconds, rather too few.
+/// Returns the commands that fill an empty set with a lease until that time. The timeout is rounded down to whole
+/// seconds.
 pub fn elements(until: u64, now: u64) -> Option<String> {
     let left = Duration::from_nanos(until.saturating_sub(now)).as_secs();
     let each = PROTOCOLS.map(|protocol| format!("{protocol} timeout {left}s"));
     (left > 0).then(|| format!("add element inet {NFT_TABLE} {LEASE} {{ {} }}\n", each.join(", ")))
 }
 
-/// What makes a lease until then of any.
+/// Returns the commands that make any lease one until that time.
 pub fn renewal(until: u64, now: u64) -> String {
     let elements = elements(until, now).unwrap_or_default();
     format!("flush set inet {NFT_TABLE} {LEASE}\n{elements}")
 }
 
-/// Drops new connections without a lease.
+/// Returns the rule that drops new connections without a lease.
 pub fn rule() -> String {
     format!("meta l4proto != @{LEASE} counter name \"{STALE}\" drop")
 }

@@ -1,7 +1,8 @@
-//! What fills in `overlay_port.nft`, the text of table `inet thuban-overlay`, for `nft -f`: UDP port 6081 is the overlay's.
+//! Fills in `overlay_port.nft`, the text of table `inet thuban-overlay`, for `nft -f`: UDP port 6081 is the overlay's.
 //!
-//! Droplets believe Geneve by its outer source. Agents and transit write theirs past netfilter, so whatever comes through
-//! netfilter for that port is somebody else's packet: translated, forwarded, reflected, or sent by a process of the node.
+//! Droplets believe Geneve by its outer source. Agents and transit send theirs past netfilter. So every packet for
+//! that port that passes netfilter is somebody else's: translated, forwarded, reflected, or sent by a process of the
+//! node.
 //!
 //! Invariant: the rules depend on nothing that a tenant can change, and are in force before the first row is here.
 
@@ -17,12 +18,12 @@ use super::template::Values;
 use crate::attachments::HOST_PREFIX;
 use crate::netlink::host_end::HOST_END;
 
-/// What the operator refuses is what the data plane guards.
+/// The operator refuses the same port that the data plane guards.
 const _: () = assert!(thuban_api::OVERLAY_PORT == GENEVE_PORT);
 
 const TEMPLATE: &str = include_str!("overlay_port.nft");
 
-/// Those that the kernel's table has; none if there is no table.
+/// Returns the droplets that the kernel's table has; none if there is no table.
 pub fn droplets(program: &Path) -> BTreeSet<Ipv4Addr> {
     let listed = Command::new(program)
         .args(["-j", "list", "set", "inet", NFT_OVERLAY_TABLE, "droplets"])
@@ -40,12 +41,13 @@ pub fn droplets(program: &Path) -> BTreeSet<Ipv4Addr> {
         .collect()
 }
 
-/// What the rules are made of.
+/// The variable parts of the rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OverlayPort {
     /// Underlay addresses of the other droplets.
     pub droplets: BTreeSet<Ipv4Addr>,
-    /// The device that aggregates Geneve has the port on this node; else tunnels of the node's own may.
+    /// Whether the device that aggregates Geneve has the port on this node. If not, tunnels of the node's own may have
+    /// it.
     pub is_claimed: bool,
 }
 

@@ -1,8 +1,9 @@
-//! What fills in `thuban.nft`, the text of table `inet thuban`, for `nft -f`. No crate: `nftables` and `nftables-json` start
-//! the same program, with JSON that is harder to review than rules.
+//! Fills in `thuban.nft`, the text of table `inet thuban`, for `nft -f`. It uses no crate: `nftables` and
+//! `nftables-json` start the same program, with JSON that is harder to review than rules.
 //!
-//! Pure. What agents pass to the host's stack has a mark (`thuban_common::host_stack`); rules match on that mark alone, but for
-//! the node's own packets, and those of anybody to what it exposes of services.
+//! Pure. Packets that agents pass to the host's stack have a mark (`thuban_common::host_stack`), and rules match on
+//! that mark alone. The exceptions are the node's own packets, and packets from anybody to services that the node
+//! exposes.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -25,22 +26,23 @@ use crate::netlink::host_end::HOST_END;
 use crate::program::Program;
 
 const TEMPLATE: &str = include_str!("thuban.nft");
-/// The node's own sources towards pods.
+/// The node's own source address towards pods.
 const HOST: Ipv4Addr = Ipv4Addr::new(HOST_SOURCE[0], HOST_SOURCE[1], HOST_SOURCE[2], HOST_SOURCE[3]);
 const HOST6: Ipv6Addr = Ipv6Addr::from_octets(HOST_SOURCE_V6);
-/// Queries a second by UDP of one tenant's pod, and so many at once after a rest: the socket that they wait in is everybody's.
+/// Queries a second by UDP that one pod of a tenant may send, and as many at once after a rest. All pods share the
+/// socket in which the queries wait.
 const MAX_QUERIES: u32 = 1024;
-/// Pods that are counted at a time: as many as a node has and more.
+/// The most pods that are counted at a time: more than a node has.
 const MAX_ASKERS: u32 = 65_535;
 
-/// Addresses that transitd is started with.
+/// The addresses that transitd is started with.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnAddresses {
     /// The cluster's DNS, in front of which this node has a listener.
     pub dns: Option<Ipv4Addr>,
-    /// This droplet's.
+    /// The underlay address of this droplet.
     pub underlay: Ipv4Addr,
-    /// First and last source port of pods' connections; none: any, as the node's own.
+    /// The first and last source port of pods' connections; `None`: any, as for the node's own connections.
     pub pod_ports: Option<(u16, u16)>,
 }
 
@@ -52,31 +54,35 @@ impl OwnAddresses {
     }
 }
 
-/// What the rules are made of, besides services.
+/// The input of the rules, besides services.
 #[derive(Debug, Default)]
 pub struct Host<'a> {
     /// The addresses of the node's own endpoint.
     pub addresses: Vec<IpAddr>,
-    /// Where services have addresses, of the VPC of its own or, without an endpoint, of any.
+    /// The ranges of service addresses: of the VPC of the node's endpoint or, without an endpoint, of any VPC.
     pub service_ranges: &'a [IpNet],
-    /// Of its VPC.
+    /// The ranges of the VPC of the node's endpoint.
     pub ranges: &'a [IpNet],
-    /// Where endpoints of other VPCs don't answer to, their own VPCs' ranges too: nobody outside has such an address.
+    /// The ranges that endpoints of other VPCs don't answer to, including the ranges of their own VPCs: nobody outside
+    /// has such an address.
     pub closed: Vec<IpNet>,
-    /// Of services of its VPC, and of those of others whose backends here take what comes.
+    /// The exposed services of the node's VPC, and those of other VPCs that have backends here which take their
+    /// traffic.
     pub exposed: Vec<&'a Exposed>,
-    /// VNI of its VPC.
+    /// The VNI of the VPC of the node's endpoint.
     pub vni: Option<Vni>,
     /// Backends that are endpoints of this node.
     pub led_to: HashSet<(Vni, IpAddr)>,
-    /// Those of them that may answer to anybody outside.
+    /// Those of the backends that may answer to anybody outside.
     pub open: BTreeSet<IpAddr>,
-    /// Underlay addresses of the other droplets, if any has a share of what comes to this one.
+    /// The underlay addresses of the other droplets, if any of them takes a share of the traffic that comes to this
+    /// one.
     pub droplets: BTreeSet<Ipv4Addr>,
 }
 
 impl<'a> Host<'a> {
-    /// While the node has no endpoint it reaches its own ones alone. `underlay`: this droplet's address.
+    /// Returns the input. While the node has no endpoint, it reaches only endpoints on itself. `underlay`: this
+    /// droplet's address.
     pub fn of(program: &'a Program, underlay: Ipv4Addr) -> Self {
         let endpoint = program.host();
         let vni = endpoint.map(|endpoint| endpoint.vni);
@@ -121,8 +127,8 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Backends of an exposed port on this droplet, if others' are not reached; whether they are endpoints. What is neither
-    /// an endpoint here nor outside of the VPC has gone.
+    /// Returns the backends of an exposed port on this droplet, and whether they are endpoints; `None` if backends of
+    /// other droplets are used too. A backend that is neither an endpoint here nor outside of the VPC has gone.
     pub(super) fn local_backends(
         &self,
         of: &Exposed,
@@ -142,7 +148,7 @@ impl<'a> Host<'a> {
         Some((false, outside.collect()))
     }
 
-    /// The ranges of the node's VPC, of families that its endpoint has.
+    /// Returns matches for the ranges of the node's VPC, of families that its endpoint has.
     fn to_own_ranges(&self) -> impl Iterator<Item = String> {
         let own = self.ranges.iter().filter(|range| self.has_family_of(range));
         own.map(|range| format!("{} daddr {range}", family(range.addr())))
@@ -153,19 +159,19 @@ impl<'a> Host<'a> {
         own.any(|own| own.is_ipv4() == range.addr().is_ipv4())
     }
 
-    /// What is to be sent by the endpoint, once its destination is known.
+    /// Returns the rules that mark packets which the endpoint is to send, once their destination is known.
     fn to_services(&self, from_pod: &str) -> Vec<String> {
         let by_family = self.addresses.iter().flat_map(|own| {
             let ranges = self.service_ranges.iter();
             let ranges = ranges.filter(|range| range.addr().is_ipv4() == own.is_ipv4());
             ranges.flat_map(|range| {
                 let to = format!("{} daddr {range}", family(*own));
-                // What the node serves itself and did not translate is refused.
+                // A packet to an address that the node serves itself, and that it did not translate, is refused.
                 let suffix = if own.is_ipv4() { "" } else { "6" };
                 let to = format!("{} daddr != @addresses{suffix} {to}", family(*own));
                 let others = format!("meta mark & {MARK_MASK:#x} != {MARK_HOST_ENDPOINT:#x}");
                 [
-                    // The pod's number stays: the endpoint's agent counts by it.
+                    // The pod's number stays in the mark: the endpoint's agent counts by it.
                     format!("{from_pod} {to} meta mark set meta mark & {:#x} | {MARK_HOST_ENDPOINT:#x}", !MARK_MASK),
                     format!(
                         "{others} ct direction original ct status dnat {to} meta mark set {MARK_HOST_ENDPOINT:#x}"
@@ -176,7 +182,8 @@ impl<'a> Host<'a> {
         by_family.collect()
     }
 
-    /// What is for services and would leave elsewhere: the endpoint is not there.
+    /// Returns the rules that drop packets to services which would leave by another interface, because the endpoint is
+    /// not there.
     fn astray(&self, from_pod: &str) -> Vec<String> {
         let ranges = self.service_ranges.iter();
         let rules = ranges.flat_map(|range| {
@@ -187,7 +194,8 @@ impl<'a> Host<'a> {
         rules.collect()
     }
 
-    /// What leaves by the endpoint has its address, and what was to and goes elsewhere, to what nodes serve, has the node's.
+    /// Returns the rules of source addresses. A packet that leaves by the endpoint gets the endpoint's address. A
+    /// packet that has the endpoint's address and leaves elsewhere, to an address that nodes serve, gets the node's.
     fn sources(&self) -> Vec<String> {
         let by_family = self.addresses.iter().flat_map(|own| {
             let family = family(*own);
@@ -228,7 +236,7 @@ fn family(address: IpAddr) -> &'static str {
     if address.is_ipv4() { "ip" } else { "ip6" }
 }
 
-/// Everything, with the services that the node serves; two with one address are one.
+/// Returns the whole text, with the services that the node serves; two services with one address count as one.
 pub fn ruleset<'a>(
     services: impl Iterator<Item = &'a NodeService>,
     host: &Host,
@@ -291,7 +299,7 @@ fn constants(values: &mut Values) {
     );
 }
 
-/// Whether a packet is a pod's and leaves in the node's name; `is`: `==` or `!=`.
+/// Returns a match for packets of pods that leave in the node's name; `is`: `==` or `!=`.
 pub(super) fn from_pod(is: &str) -> String {
     format!("meta mark & {MARK_FROM_POD_MASK:#x} {is} {MARK_FROM_POD:#x}")
 }

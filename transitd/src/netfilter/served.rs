@@ -1,4 +1,5 @@
-//! What the node translates of services: maps from an address and a port to a chain, and a chain for each set of backends.
+//! The services that the node translates: maps from an address and a port to a chain, and a chain for each set of
+//! backends.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
@@ -12,40 +13,40 @@ use super::node_ports;
 use super::ruleset::{Host, from_pod};
 use super::template::Values;
 
-/// Where packets to an address and a port go.
+/// The chain of each address, protocol and port.
 type Ports = BTreeMap<(IpAddr, u8, u16), usize>;
 
-/// What the node serves.
+/// The services that the node serves.
 #[derive(Default)]
 pub(super) struct Served {
-    /// Where what has no port here is refused.
+    /// Addresses where a packet to any other port is refused.
     addresses: Vec<IpAddr>,
     ports: Ports,
-    /// Of services that nodes expose, at addresses outside of the cluster.
+    /// Ports of services that nodes expose, at addresses outside of the cluster.
     outside: Ports,
-    /// The same at each of the node's: whether it is IPv6, protocol, port.
+    /// The same services' ports at each address of the node: whether it is IPv6, protocol, port.
     node_ports: BTreeMap<(bool, u8, u16), usize>,
     chains: Vec<PortChain>,
 }
 
-/// A chain `port-N`: where connections go.
+/// A chain `port-N`: it says where connections go.
 struct PortChain {
-    /// Of its connections; 0: none.
+    /// The mark of its connections; 0: none.
     mark: u32,
     protocol: u8,
     is_v6: bool,
     goes: Goes,
-    /// What becomes of what processes and pods of the node itself ask for.
+    /// Where packets go that processes and pods of the node itself send.
     for_own: Own,
 }
 
 enum Goes {
-    /// None: dropped.
+    /// These backends. Without any, packets are dropped.
     To(Vec<(IpAddr, u16)>),
-    /// To one of so many other droplets or to this one, all alike; what comes from a droplet goes no farther.
+    /// One of so many other droplets or this one, all with equal shares. A packet from another droplet is not sent on.
     Among {
         here: Option<usize>,
-        /// Whether what comes from elsewhere stays here too; not with backends that end.
+        /// Whether this droplet keeps a share of packets from elsewhere too; not if all its backends are ending.
         has_share: bool,
         others: usize,
         droplets: usize,
@@ -54,11 +55,11 @@ enum Goes {
 
 /// See [`PortChain::for_own`].
 enum Own {
-    /// As of others.
+    /// The same backends as for others.
     Same,
-    /// Another chain.
+    /// The backends of another chain.
     By(usize),
-    /// A tenant's port: pods of other VPCs don't get there, and nobody without a lease.
+    /// A tenant's port: pods of other VPCs don't reach it, and nobody does without a lease.
     NoPods,
 }
 
@@ -84,7 +85,7 @@ impl Served {
         made
     }
 
-    /// Its protocol and number.
+    /// Adds a chain. Returns its protocol and number.
     fn add_chain(&mut self, protocol: u8, backends: Vec<(IpAddr, u16)>) -> (u8, usize) {
         self.chains.push(PortChain {
             mark: 0,
@@ -96,7 +97,8 @@ impl Served {
         (protocol, self.chains.len() - 1)
     }
 
-    /// To backends wherever they are, by the address in its VPC, where agents translate it; none if there are none.
+    /// Adds a chain to backends wherever they are, by the service's address in its VPC, which agents translate.
+    /// Returns `None` if there are none.
     fn cluster_chain(&mut self, cluster: IpAddr, port: &ExposedPort) -> Option<usize> {
         let served = self.ports.get(&(cluster, port.protocol, port.port)).copied();
         let backends = match served.and_then(|chain| self.chains.get(chain)) {
@@ -104,21 +106,22 @@ impl Served {
                 goes: Goes::To(backends),
                 ..
             }) => backends.clone(),
-            // The node serves it, and it has no backends.
+            // The node serves the address, and this port has no backends.
             _ if self.addresses.contains(&cluster) => return None,
             _ => vec![(cluster, port.port)],
         };
         let (_, chain) = self.add_chain(port.protocol, backends);
         if let Some(made) = self.chains.get_mut(chain).filter(|_| served.is_some()) {
-            // The node answers for backends elsewhere that are not reached by its endpoint: they must answer the node.
+            // The node serves backends that are elsewhere and not reached by its endpoint: they must answer the node.
             made.mark = CONNECTION_EXPOSED;
         }
         Some(chain)
     }
 
-    /// To backends of this droplet and of its peers, by their ports of the same number; none if there are no peers.
+    /// Adds a chain to backends of this droplet and of its peers, by their ports of the same number. Returns `None` if
+    /// there are no peers.
     fn peers_chain(&mut self, here: Option<usize>, port: &ExposedPort, host: &Host) -> Option<usize> {
-        // Pods that are led to answer a node by TCP alone.
+        // Pods to which connections are led answer a node by TCP alone.
         let node_port = port.node_port.filter(|_| port.protocol == TCP)?;
         let peers = port.peers.iter().filter(|peer| host.droplets.contains(&peer.0));
         let peers: Vec<_> = peers.map(|peer| (IpAddr::from(peer.0), node_port)).collect();
@@ -152,7 +155,7 @@ impl Served {
         let cluster = exposed.address;
         let is_nodes_own = host.vni == Some(exposed.vni);
         if !is_nodes_own && cluster.is_ipv6() {
-            // Their endpoints answer to the node by IPv4 alone.
+            // Endpoints of other VPCs answer to the node by IPv4 alone.
             return;
         }
         for port in &exposed.ports {
@@ -163,7 +166,7 @@ impl Served {
             };
             let chain = match host.local_backends(exposed, port) {
                 None => for_all,
-                // Of another VPC the node is silent where it has none.
+                // For a service of another VPC the node doesn't answer if it has no backend of it.
                 Some((_, backends)) if backends.is_empty() && !is_nodes_own => None,
                 Some((is_led, backends)) => {
                     let (_, chain) = self.add_chain(port.protocol, backends);
@@ -200,7 +203,7 @@ impl Served {
         }
     }
 
-    /// Elements of sets and maps, and the chains that those lead to.
+    /// Fills in the elements of sets and maps, and the chains that they lead to.
     pub fn fill(&self, values: &mut Values) {
         let is_v4 = |address: &&IpAddr| address.is_ipv4();
         let is_v6 = |address: &&IpAddr| address.is_ipv6();
@@ -222,7 +225,7 @@ impl Served {
     }
 }
 
-/// Elements of a map from address and port to a chain.
+/// Returns the elements of a map from address and port to a chain.
 fn to_chains(ports: &Ports, is_v6: bool) -> impl Iterator<Item = String> {
     let elements = ports
         .iter()
@@ -245,7 +248,7 @@ impl PortChain {
             Own::NoPods => rules.extend([format!("{} counter drop", from_pod("==")), node_ports::rule()]),
         }
         if self.mark != 0 {
-            // Pods' connections have the mark of their pod.
+            // Connections of pods have the mark of their pod.
             rules.push(format!("{} ct mark set {:#x}", from_pod("!="), self.mark));
         }
         match &self.goes {
@@ -269,7 +272,7 @@ impl PortChain {
                 let own = here.map(|here| format!("goto port-{here}"));
                 match &own {
                     Some(own) => rules.push(format!("ip saddr @droplets {own}")),
-                    // Refused at the node's own address; another one would only be sent round.
+                    // The packet is refused at the node's own address. At another address it would only be sent round.
                     None => rules.extend([
                         "ip saddr @droplets fib daddr type local return".to_owned(),
                         "ip saddr @droplets counter drop".to_owned(),

@@ -1,44 +1,44 @@
 //! Fills in the templates of rules, `thuban.nft` and `overlay_port.nft`.
 //!
-//! Pure. Invariant: a placeholder without a value given stays in the text, which nft refuses as a whole: no rule is left out
-//! by mistake.
+//! Pure. Invariant: a placeholder without a value stays in the text, and nft then refuses the whole text. So no rule
+//! is left out by mistake.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-/// What stands for each placeholder.
+/// The values of the placeholders.
 #[derive(Debug, Default)]
 pub(super) struct Values(BTreeMap<&'static str, Vec<String>>);
 
 impl Values {
-    /// One value.
+    /// Sets one value.
     pub fn one(&mut self, name: &'static str, value: impl Display) {
         self.each(name, [value]);
     }
 
-    /// A mark or its mask, in hexadecimal.
+    /// Sets a mark or its mask, in hexadecimal.
     pub fn mark(&mut self, name: &'static str, mark: u32) {
         self.one(name, format_args!("{mark:#x}"));
     }
 
-    /// A line for each of these.
+    /// Sets a line for each of these.
     pub fn each<T: Display>(&mut self, name: &'static str, values: impl IntoIterator<Item = T>) {
         let values = values.into_iter().map(|value| value.to_string());
         self.0.insert(name, values.collect());
     }
 
-    /// All of these in one line; no line if there are none.
+    /// Sets one line with all of these; no line if there are none.
     pub fn joined<T: Display>(&mut self, name: &'static str, values: impl IntoIterator<Item = T>) {
         let values: Vec<_> = values.into_iter().map(|value| value.to_string()).collect();
         self.each(name, (!values.is_empty()).then(|| values.join(", ")));
     }
 
-    /// Lines that stand if this holds.
+    /// Sets whether the condition's lines stand.
     pub fn condition(&mut self, name: &'static str, holds: bool) {
         self.each(name, holds.then_some(""));
     }
 
-    /// The text for nft.
+    /// Returns the text for nft.
     pub fn fill(&self, template: &str) -> String {
         let mut text = String::new();
         for line in template.lines() {
@@ -53,7 +53,7 @@ impl Values {
         text
     }
 
-    /// What becomes of a line, or of its rest.
+    /// Returns the lines that a line, or its rest, turns into.
     fn lines(&self, line: &str) -> Vec<String> {
         let Some((before, rest)) = line.split_once("{{") else {
             return vec![line.to_owned()];

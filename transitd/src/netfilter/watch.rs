@@ -1,4 +1,5 @@
-//! Hears of changes of nftables by netlink (include/uapi/linux/netfilter/nfnetlink.h), whoever makes them.
+//! Receives notices of changes of nftables by netlink (include/uapi/linux/netfilter/nfnetlink.h), no matter who makes
+//! them.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -14,7 +15,7 @@ use super::netlink;
 /// NFNLGRP_NFTABLES, as a bit.
 const GROUP: u32 = 1 << (7 - 1);
 
-/// Is notified of each change from now on, by a thread that ends with the process.
+/// Returns a [`Notify`] that is notified of each change from now on, by a thread that ends with the process.
 pub fn changes() -> io::Result<Arc<Notify>> {
     let socket = netlink()?;
     bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUP))?;
@@ -24,7 +25,7 @@ pub fn changes() -> io::Result<Arc<Notify>> {
         let mut buffer = [0; 8192];
         loop {
             match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-                // More than the socket holds: that something changed is all that counts.
+                // There may be more notices than the socket holds. It counts only that something changed.
                 Ok(_) | Err(Errno::ENOBUFS) => notify.notify_one(),
                 Err(Errno::EINTR) => {}
                 Err(_) => return,

@@ -21,7 +21,7 @@ const STRING_LENGTH: usize = 32;
 const DRIVER_OFFSET: usize = 4;
 const DRIVER_INFO_SIZE: usize = 196;
 
-/// The driver's name, e.g. `veth`.
+/// Returns the driver's name, e.g. `veth`.
 pub fn driver(interface: &str) -> Result<String, NetlinkError> {
     let mut buffer = vec![0u32; DRIVER_INFO_SIZE / 4];
     buffer[0] = ETHTOOL_GDRVINFO;
@@ -45,7 +45,7 @@ pub fn is_on(interface: &str, feature: &str) -> Result<bool, NetlinkError> {
     Ok(buffer[2 + (bit / 32) * 4 + 2] & (1 << (bit % 32)) != 0)
 }
 
-/// Turns features off; one that this kernel does not know is none that can be on.
+/// Turns features off. A feature that this kernel does not know can't be on.
 pub fn turn_off(interface: &str, features: &[&str]) -> Result<(), NetlinkError> {
     set(interface, features, false)
 }
@@ -98,7 +98,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// `buffer` starts with the command and is as long as the command's structure for the sizes in it.
+/// Sends a request. `buffer` starts with the command and is as long as the command's structure for the sizes in it.
 fn request(interface: &str, operation: &'static str, buffer: &mut [u32]) -> Result<(), NetlinkError> {
     let failed = |source| NetlinkError::Ethtool {
         operation,
@@ -123,7 +123,7 @@ fn request(interface: &str, operation: &'static str, buffer: &mut [u32]) -> Resu
     message.ifr_ifru.ifru_data = buffer.as_mut_ptr().cast();
     // SAFETY: the buffer outlives the call and is as long as the kernel reads and writes for this command.
     let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut message) };
-    // Setting features answers bits when the kernel changed more or less than asked; that is no error.
+    // Setting features returns bits if the kernel changed more or fewer features than asked; that is no error.
     if answer < 0 {
         Err(failed(std::io::Error::last_os_error()))
     } else {

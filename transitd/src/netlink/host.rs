@@ -1,7 +1,8 @@
-//! What the node needs once, whatever pods it has: the source address towards pods, the rules to the table of pods, rp_filter.
-//! For IPv6 only the rules, and only once a pod has IPv6: the source address is link-local, on each host end.
+//! Host state that the node needs once, no matter which pods it has: the source address towards pods, the rules to the
+//! table of pods, rp_filter. IPv6 needs only the rules, and only once a pod has IPv6: the source address is
+//! link-local, on each host end.
 //!
-//! IP forwarding is not touched: only the way out of a VPC needs it, and Kubernetes nodes have it on.
+//! This module doesn't change IP forwarding: only the way out of a VPC needs it, and Kubernetes nodes have it on.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -13,10 +14,10 @@ use thuban_common::tables::HOST_SOURCE;
 
 use super::{NetlinkError, failed, find_link, sysctl, tolerate_exists, veth};
 
-/// Carries the host's source address towards pods; a dummy link would do as well, but not every kernel has them.
+/// The link with the host's source address towards pods. A dummy link would do as well, but not every kernel has them.
 const HOST_LINK: &str = "lo";
 
-/// Idempotent; run at each start.
+/// Sets up the host; idempotent. Runs at each start.
 pub async fn setup(handle: &Handle, proc_sys_net: &Path, uplink: &str) -> Result<(), NetlinkError> {
     sysctl::disable_rp_filter(proc_sys_net, "all")?;
     sysctl::disable_rp_filter(proc_sys_net, uplink)?;
@@ -27,19 +28,20 @@ pub async fn setup(handle: &Handle, proc_sys_net: &Path, uplink: &str) -> Result
     add_rules(|| handle.rule().add().v4()).await
 }
 
-/// Idempotent; run before a pod with IPv6 is connected, and at each start with such pods.
+/// Sets up the rules for IPv6; idempotent. Runs before a pod with IPv6 is connected, and at each start with such pods.
 pub async fn setup_ipv6(handle: &Handle) -> Result<(), NetlinkError> {
     add_rules(|| handle.rule().add().v6()).await
 }
 
-/// What the host itself sends, and answers from outside, look into the table of pods. The kernel knows whether a rule is
-/// there; to list rules first would fail while another request of this socket lists anything.
+/// Adds the rules by which the table of pods is used for packets that the host itself sends, and for answers from
+/// outside. The kernel knows whether a rule is there. Listing rules first would fail while another request of this
+/// socket lists anything.
 async fn add_rules<T>(rule: impl Fn() -> RuleAddRequest<T>) -> Result<(), NetlinkError> {
     add_rule(rule().input_interface("lo"), POD_TABLE).await?;
     add_rule(marked(rule(), MARK_ANSWER), POD_TABLE).await
 }
 
-/// Packets with this mark look into a table. Idempotent.
+/// Makes packets with this mark use a table. Idempotent.
 pub async fn route_marked(handle: &Handle, mark: u32, table: u32, with_v6: bool) -> Result<(), NetlinkError> {
     add_rule(marked(handle.rule().add().v4(), mark), table).await?;
     if with_v6 {

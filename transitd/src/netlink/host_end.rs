@@ -1,5 +1,5 @@
-//! The node's end of its own endpoint's veth, in the host's network namespace: its addresses, and the routes that lead the
-//! node's packets to members and services of the endpoint's VPC there.
+//! The node's end of its own endpoint's veth, in the host's network namespace: its addresses, and the routes that lead
+//! the node's packets for members and services of the endpoint's VPC to it.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,25 +17,25 @@ use super::{
     NetlinkError, ethtool, failed, find_link, host, set_up, sysctl, tolerate_exists, tolerate_missing, veth,
 };
 
-/// The interface that the node reaches its VPC by.
+/// The interface by which the node reaches its VPC.
 pub const HOST_END: &str = "thuban0";
-/// Next hops on [`HOST_END`]: nobody has them, the agent behind it takes what goes there.
+/// The next hops on [`HOST_END`]. Nobody has these addresses; the agent behind the interface takes the packets.
 const NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 64, 2);
 const NEXT_HOP6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5468, 0x7562, 0x6101, 2);
 
-/// What the interface is to have.
+/// The addresses and routes that the interface is to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPlan {
-    /// IPv4, then IPv6 if the endpoint has it.
+    /// The node's addresses: IPv4, then IPv6 if the endpoint has it.
     pub addresses: Vec<IpAddr>,
-    /// Of the VPC.
+    /// The ranges of the VPC.
     pub ranges: BTreeSet<IpNet>,
-    /// Of its services.
+    /// The ranges of its services.
     pub services: BTreeSet<IpNet>,
 }
 
 impl HostPlan {
-    /// (table, destination) of each route, and its source.
+    /// Returns (table, destination) of each route, and its source.
     fn routes(&self) -> impl Iterator<Item = (u32, IpNet, IpAddr)> {
         let both = self.ranges.union(&self.services);
         let routes = both.flat_map(|range| [POD_TABLE, SERVICE_TABLE].map(|table| (table, *range)));
@@ -47,7 +47,7 @@ impl HostPlan {
     }
 }
 
-/// Idempotent: brings the interface, up, and its routes in line with the plan. Answers its number.
+/// Brings the interface, up, and its routes in line with the plan; idempotent. Returns the interface's number.
 pub async fn setup(handle: &Handle, plan: &HostPlan, proc_sys_net: &Path) -> Result<u32, NetlinkError> {
     let link = find_link(handle, HOST_END)
         .await?
@@ -80,7 +80,7 @@ pub async fn setup(handle: &Handle, plan: &HostPlan, proc_sys_net: &Path) -> Res
     Ok(index)
 }
 
-/// Adds what is missing, and removes what the plan has no more.
+/// Adds missing routes, and removes routes that the plan no longer has.
 async fn set_routes(handle: &Handle, index: u32, plan: &HostPlan) -> Result<(), NetlinkError> {
     let wanted: BTreeSet<(u32, IpNet)> = plan.routes().map(|(table, range, _)| (table, range)).collect();
     for (table, range, source) in plan.routes() {
@@ -111,7 +111,7 @@ async fn set_routes(handle: &Handle, index: u32, plan: &HostPlan) -> Result<(), 
     Ok(())
 }
 
-/// Table and destination, if the table is one of ours.
+/// Returns table and destination, if the table is one of ours.
 fn key_of(route: &RouteMessage) -> Option<(u32, IpNet)> {
     let table = route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Table(table) => Some(*table),

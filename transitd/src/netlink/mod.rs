@@ -73,7 +73,7 @@ pub enum NetlinkError {
     Thread { path: PathBuf },
 }
 
-/// The error number that the kernel answered, if it was the kernel.
+/// Returns the error number, if the error came from the kernel.
 pub fn error_number(error: &rtnetlink::Error) -> Option<i32> {
     match error {
         rtnetlink::Error::NetlinkError(message) => message.code.map(|code| -code.get()),
@@ -81,16 +81,16 @@ pub fn error_number(error: &rtnetlink::Error) -> Option<i32> {
     }
 }
 
-/// A netlink connection in the calling thread's network namespace; its task ends with the last handle.
+/// Opens a netlink connection in the calling thread's network namespace. Its task ends with the last handle.
 pub fn connect() -> Result<Handle, NetlinkError> {
     let (connection, handle, _) = rtnetlink::new_connection().map_err(NetlinkError::Socket)?;
     tokio::spawn(connection);
     Ok(handle)
 }
 
-/// Runs `work` on a thread of its own, with a netlink connection of its own in this thread's network namespace: the
-/// kernel answers some requests (deleting a link) only after many milliseconds and serves one connection's in their
-/// order, so those of several pods would wait for each other. `None`: the thread died.
+/// Runs `work` on a thread of its own, with a netlink connection of its own in this thread's network namespace. The
+/// kernel answers some requests (deleting a link) only after many milliseconds, and serves the requests of one
+/// connection in their order. So requests for several pods would wait for each other. `None`: the thread died.
 pub async fn aside<T, F>(work: F) -> Result<Option<T>, NetlinkError>
 where
     T: Send + 'static,
@@ -106,7 +106,7 @@ where
         .map_or(Ok(None), |result| result.map(Some))
 }
 
-/// The link of that name, or `None`.
+/// Returns the link of that name, or `None`.
 pub async fn find_link(handle: &Handle, name: &str) -> Result<Option<LinkMessage>, NetlinkError> {
     match handle.link().get().match_name(name).execute().try_next().await {
         Ok(link) => Ok(link),
@@ -137,7 +137,7 @@ pub fn mac(link: &LinkMessage) -> Option<&[u8]> {
     })
 }
 
-/// Id of the program that the link has at XDP.
+/// Returns the id of the program that the link has at XDP.
 pub fn xdp_program(link: &LinkMessage) -> Option<u32> {
     let xdp = link.attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::Xdp(xdp) => Some(xdp),
@@ -162,7 +162,7 @@ fn failed(
     }
 }
 
-/// As [`failed`], with "it is there already" as success.
+/// Maps a request's error as [`failed`] does, with "it is there already" as success.
 fn tolerate_exists(result: Result<(), rtnetlink::Error>) -> Result<(), rtnetlink::Error> {
     match result {
         Err(error) if error_number(&error) == Some(libc::EEXIST) => Ok(()),
@@ -170,7 +170,7 @@ fn tolerate_exists(result: Result<(), rtnetlink::Error>) -> Result<(), rtnetlink
     }
 }
 
-/// As [`failed`], with "it is not there" as success.
+/// Maps a request's error as [`failed`] does, with "it is not there" as success.
 fn tolerate_missing(result: Result<(), rtnetlink::Error>) -> Result<(), rtnetlink::Error> {
     match result {
         Err(error)

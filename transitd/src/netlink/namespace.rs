@@ -1,4 +1,4 @@
-//! Work inside a pod's network namespace: on a thread of its own that lives just for the call.
+//! Runs work inside a pod's network namespace, on a thread of its own that lives just for the call.
 //!
 //! Invariant: no tokio worker ever changes its namespace.
 
@@ -32,7 +32,7 @@ pub fn open(path: &Path) -> Result<File, NetlinkError> {
     Ok(file)
 }
 
-/// The node's own, where it has an end of a veth as pods have.
+/// Opens the node's own namespace, where it has an end of a veth as pods have.
 pub fn own() -> Result<File, NetlinkError> {
     let path = Path::new("/proc/thread-self/ns/net");
     File::open(path).map_err(|source| NetlinkError::Namespace {
@@ -41,7 +41,7 @@ pub fn own() -> Result<File, NetlinkError> {
     })
 }
 
-/// Whether the path still is a namespace. A leftover empty file is not.
+/// Whether the path still is a namespace. A leftover empty file is not one.
 pub fn exists(path: &Path) -> bool {
     open(path).is_ok()
 }
@@ -65,7 +65,7 @@ where
                 })?
                 .block_on(work())
         });
-        // The caller may have gone; the work is done all the same.
+        // The caller may have gone; the work is done nevertheless.
         let _ = sender.send(result);
     };
     std::thread::Builder::new()

@@ -1,4 +1,4 @@
-//! What a pod's interface is like, as the kernel tells it in the pod's namespace. Reads only.
+//! Observes a pod's interface from inside the pod's namespace, as the kernel reports it. Reads only.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -18,11 +18,11 @@ pub struct Observed {
     pub mac: Vec<u8>,
     pub is_up: bool,
     pub addresses: Vec<IpAddr>,
-    /// Of default routes, both families.
+    /// The gateways of default routes, both families.
     pub gateways: Vec<IpAddr>,
 }
 
-/// In the calling thread's namespace.
+/// Observes an interface in the calling thread's namespace.
 pub async fn interface(name: &str) -> Result<Option<Observed>, NetlinkError> {
     let handle = connect()?;
     let Some(link) = find_link(&handle, name).await? else {

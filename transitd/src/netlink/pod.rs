@@ -16,7 +16,7 @@ pub(super) const OFF: [&str; 4] = [
     "tx-udp-segmentation",
     "tx-sctp-segmentation",
 ];
-/// With the agent at XDP frames must leave the pod whole and checksummed.
+/// Offloads that must be off besides when the agent is at XDP: frames must then leave the pod whole and checksummed.
 const OFF_XDP: [&str; 5] = [
     "tx-checksum-ip-generic",
     "tx-tcp-segmentation",
@@ -25,21 +25,21 @@ const OFF_XDP: [&str; 5] = [
     "tx-generic-segmentation",
 ];
 
-/// What the pod's end gets.
+/// The properties that the pod's end gets.
 #[derive(Clone, Debug)]
 pub struct PodPlan {
     pub interface: String,
     pub address: Ipv4Addr,
     pub prefix_length: u8,
     pub gateway: Ipv4Addr,
-    /// With the length of its network's prefix.
+    /// The IPv6 address with the length of its network's prefix.
     pub address6: Option<Ipv6Net>,
     pub agent_at_xdp: bool,
     /// A writable /proc/sys/net.
     pub proc_sys_net: PathBuf,
 }
 
-/// Runs in the pod's namespace. Last step of ADD: with it the pod can send.
+/// Sets up the pod's end. Runs in the pod's namespace, as the last step of ADD: afterwards the pod can send.
 pub async fn setup(plan: PodPlan) -> Result<(), NetlinkError> {
     let handle = connect()?;
     let name = &plan.interface;
@@ -77,11 +77,11 @@ pub async fn setup(plan: PodPlan) -> Result<(), NetlinkError> {
     }
 }
 
-/// Once the interface is up: the kernel takes no IPv6 routes before.
+/// Sets up IPv6 once the interface is up: the kernel accepts no IPv6 routes before.
 async fn setup_ipv6(handle: &Handle, index: u32, address: Ipv6Net) -> Result<(), NetlinkError> {
     let gateway = Ipv6Addr::from(HOST_SOURCE_V6);
     veth::add_address(handle, index, address.addr().into(), address.prefix_len()).await?;
-    // The kernel's own comes with the link-local address, which may be a moment later.
+    // The kernel's own route comes with the link-local address, which may be a moment later.
     let link = RouteMessageBuilder::<Ipv6Addr>::new()
         .destination_prefix(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 64)
         .output_interface(index)

@@ -5,12 +5,13 @@ use std::path::Path;
 
 use super::NetlinkError;
 
-/// Replies of the host to pods and packets of other droplets come by ways that reverse-path filtering does not expect.
+/// Turns off reverse-path filtering: replies of the host to pods, and packets of other droplets, come by ways that it
+/// does not expect.
 pub fn disable_rp_filter(proc_sys_net: &Path, interface: &str) -> Result<(), NetlinkError> {
     write(proc_sys_net, "ipv4", interface, "rp_filter", "0")
 }
 
-/// A node without IPv6 has no pods with it.
+/// Returns an error if the node has no IPv6. Such a node has no pods with IPv6.
 pub fn require_ipv6(proc_sys_net: &Path) -> Result<(), NetlinkError> {
     let path = proc_sys_net.join("ipv6/conf/all/disable_ipv6");
     match std::fs::read_to_string(&path) {
@@ -20,14 +21,15 @@ pub fn require_ipv6(proc_sys_net: &Path) -> Result<(), NetlinkError> {
     }
 }
 
-/// Where the kernel looks for the source ports of the node's own connections; none if it doesn't say.
+/// Returns the range in which the kernel chooses source ports of the node's own connections; `None` if it is unknown.
 pub fn local_ports(proc_sys_net: &Path) -> Option<RangeInclusive<u16>> {
     let text = std::fs::read_to_string(proc_sys_net.join("ipv4/ip_local_port_range")).ok()?;
     let mut ports = text.split_whitespace().map(str::parse);
     Some(ports.next()?.ok()?..=ports.next()?.ok()?)
 }
 
-/// The host's end of a veth: IPv6 with the addresses that it is given and no others. Before it is up.
+/// Enables IPv6 on the host's end of a veth, with the addresses that it is given and no others. Runs before the link
+/// is up.
 pub fn enable_ipv6_on_host(proc_sys_net: &Path, interface: &str) -> Result<(), NetlinkError> {
     // addr_gen_mode 1: no link-local address of its own.
     for (name, value) in [("disable_ipv6", "0"), ("accept_ra", "0"), ("addr_gen_mode", "1")] {
@@ -36,8 +38,8 @@ pub fn enable_ipv6_on_host(proc_sys_net: &Path, interface: &str) -> Result<(), N
     Ok(())
 }
 
-/// The pod's end: nothing is taken from the network, and an address is usable at once (the operator made it unique).
-/// Before it is up.
+/// Enables IPv6 on the pod's end. Nothing is taken from the network, and an address is usable at once (the operator
+/// made it unique). Runs before the link is up.
 pub fn enable_ipv6_in_pod(proc_sys_net: &Path, interface: &str) -> Result<(), NetlinkError> {
     for (name, value) in [
         ("disable_ipv6", "0"),

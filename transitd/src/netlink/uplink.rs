@@ -1,4 +1,5 @@
-//! Which interface carries this droplet's traffic: the one named, else the one with the node's address, else the default route's.
+//! Finds the interface that carries this droplet's traffic: the named one, else the one with the node's address, else
+//! the default route's.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -31,7 +32,7 @@ impl fmt::Display for Uplink {
     }
 }
 
-/// Observes only.
+/// Finds the uplink. Observes only.
 pub async fn find(
     handle: &Handle,
     name: Option<&str>,
@@ -102,7 +103,7 @@ async fn default_route(handle: &Handle) -> Result<u32, NetlinkError> {
         .execute();
     let mut best: Option<(u32, u32)> = None;
     while let Some(route) = routes.try_next().await.map_err(failed("list", "routes"))? {
-        // 254: the main table.
+        // Table 254 is the main table.
         if route.header.destination_prefix_length != 0 || route.header.table != 254 {
             continue;
         }

@@ -15,7 +15,7 @@ use tracing::warn;
 
 use super::{NetlinkError, error_number, failed, find_link, set_up, tolerate_exists, tolerate_missing};
 
-/// What the pair is made of.
+/// The properties of the pair.
 #[derive(Clone, Debug)]
 pub struct VethPlan {
     pub host_interface: String,
@@ -33,13 +33,13 @@ impl VethPlan {
     }
 }
 
-/// Both ends, down. Returns the host end's ifindex. An interface of that name in the pod is an error. After an error
-/// nothing is there.
+/// Makes both ends, down. Returns the host end's ifindex. An interface of that name in the pod is an error. After an
+/// error no end is there.
 pub async fn create(handle: &Handle, plan: &VethPlan, pod: &File) -> Result<u32, NetlinkError> {
     create_and_look(handle, plan, pod, find_link).await
 }
 
-/// As [`create`]; `look` finds the host's end once it is made.
+/// Does what [`create`] does; `look` finds the host's end once it is made.
 pub async fn create_and_look(
     handle: &Handle,
     plan: &VethPlan,
@@ -85,8 +85,8 @@ pub async fn create_and_look(
     Err(found)
 }
 
-/// The host's end up, with the pod's permanent neighbours and its routes in the table of pods. With an IPv6 address,
-/// the interface's sysctls come first and the host's own address on it comes here.
+/// Sets the host's end up, with the pod's permanent neighbours and its routes in the table of pods. With an IPv6
+/// address, it sets the interface's sysctls first, and adds the host's own address on the interface.
 pub async fn connect_host(handle: &Handle, plan: &VethPlan, ifindex: u32) -> Result<(), NetlinkError> {
     let name = &plan.host_interface;
     set_up(handle, ifindex, name).await?;
@@ -148,7 +148,7 @@ pub async fn has_route(handle: &Handle, address: IpAddr, ifindex: u32) -> Result
     Ok(found)
 }
 
-/// Names and ifindexes of all host ends on this node.
+/// Returns names and ifindexes of all host ends on this node.
 pub async fn list(handle: &Handle) -> Result<Vec<(String, u32)>, NetlinkError> {
     let mut links = handle.link().get().execute();
     let mut found = Vec::new();
@@ -175,7 +175,7 @@ fn is_host_interface(name: &str) -> bool {
         .is_some_and(|rest| rest.len() == 11 && rest.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// Routes of both families in the table of pods whose interface is not one of `known`: left by a crash, removed.
+/// Removes routes of both families from the table of pods if their interface is not one of `known`: a crash left them.
 pub async fn sweep_routes(handle: &Handle, known: &[u32]) -> Result<(), NetlinkError> {
     sweep_family(handle, known, RouteMessageBuilder::<Ipv4Addr>::new().build()).await?;
     sweep_family(handle, known, RouteMessageBuilder::<Ipv6Addr>::new().build()).await
@@ -222,7 +222,7 @@ fn pod_route(address: IpAddr, ifindex: u32) -> RouteMessage {
     }
 }
 
-/// An address on a link, usable at once; already there is success.
+/// Adds an address to a link, usable at once. An address that is there already is success.
 pub async fn add_address(
     handle: &Handle,
     ifindex: u32,

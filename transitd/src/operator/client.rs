@@ -1,5 +1,5 @@
-//! Dials the operator again and again: TLS with the fixed name, the node's token, jittered pauses that grow with the
-//! time without a stream.
+//! Dials the operator again and again: TLS with the fixed name, the node's token, and jittered pauses that grow with
+//! the time without a stream.
 //!
 //! Invariant: every step of an attempt has a limit, so that a droplet never waits for an operator that is gone.
 
@@ -24,16 +24,17 @@ use super::peer::Peer;
 use super::session::{self, SessionError};
 use crate::metrics;
 
-/// Bytes of a message: a snapshot is one, with the rows of large services in it.
+/// The most bytes of a message: a snapshot is one message, including the rows of large services.
 const MAX_PROGRAM_BYTES: usize = 256 << 20;
 const MIN_RETRY: Duration = Duration::from_millis(200);
 const MAX_RETRY: Duration = Duration::from_secs(5);
-/// The pause is this part of the time without a stream: soon with a new leader, and no crowd after a long absence.
+/// The pause is the time without a stream divided by this. So droplets reach a new leader soon, and no crowd comes
+/// after a long absence.
 const RETRY_JITTER_PART: u32 = 8;
-/// A stream that lived for so long was one.
+/// How long a stream must live to count as one.
 const LASTING: Duration = Duration::from_secs(5);
 const KEEPALIVE: Duration = Duration::from_secs(3);
-/// Of reading the Lease, and of connecting: while the Lease still names a dead node, nobody answers there.
+/// The timeout of reading the Lease, and of connecting: while the Lease still names a dead node, nobody answers there.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Error)]
@@ -119,7 +120,7 @@ async fn attempt(peer: &Arc<impl Peer>, locator: &Locator, epoch: &mut Epoch) ->
     }
 }
 
-/// Read again at each connect: kubelet renews the projected token.
+/// Reads the token. It is read again at each connect, because kubelet renews the projected token.
 fn bearer(path: &std::path::Path) -> Result<MetadataValue<Ascii>, ClientError> {
     let token = std::fs::read_to_string(path).map_err(|source| ClientError::Token {
         path: path.to_owned(),
@@ -132,7 +133,7 @@ fn bearer(path: &std::path::Path) -> Result<MetadataValue<Ascii>, ClientError> {
     Ok(value)
 }
 
-/// Half to one and a half of the pause, so that droplets do not come back all at once.
+/// Returns half to one and a half of the pause, so that droplets do not come back all at once.
 fn jittered(pause: Duration) -> Duration {
     let random = u32::try_from(RandomState::new().hash_one(std::process::id()) % 1000).unwrap_or_default();
     pause / 2 + pause.mul_f64(f64::from(random) / 1000.0)

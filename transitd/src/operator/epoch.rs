@@ -1,6 +1,6 @@
 //! The highest epoch of an operator's leadership that this droplet obeyed; kept across restarts.
 //!
-//! Invariant: written to disk before anything of that epoch is applied; never goes down.
+//! Invariant: an epoch is written to disk before anything of it is applied. The stored epoch never goes down.
 
 use std::path::PathBuf;
 
@@ -54,7 +54,7 @@ impl Epoch {
         self.highest
     }
 
-    /// Must succeed before a program of that epoch is applied.
+    /// Admits an epoch. Must succeed before a program of that epoch is applied.
     pub fn admit(&mut self, given: u64) -> Result<(), EpochError> {
         if given < self.highest {
             return Err(EpochError::Lower {

@@ -1,4 +1,4 @@
-//! Where the operator is: from its Lease, read only while disconnected; or fixed by flags.
+//! Finds the operator's address: in its Lease, which is read only while disconnected, or fixed by flags.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,7 +44,7 @@ pub struct Location {
 }
 
 impl Locator {
-    /// Within `patience`.
+    /// Finds the operator within `patience`.
     pub async fn locate(&self, patience: Duration) -> Result<Location, LeaseError> {
         match self {
             Self::Fixed { address, bundle } => {
@@ -58,7 +58,7 @@ impl Locator {
                 })
             }
             Self::Lease(api) => {
-                // From the API server's cache: all droplets ask at once when the operator is gone.
+                // The Lease comes from the API server's cache: all droplets ask at once when the operator is gone.
                 let parameters = GetParams::any();
                 let lease = timeout(patience, api.get_with(OPERATOR_LEASE, &parameters))
                     .await

@@ -1,6 +1,6 @@
 //! The operator's side of transitd: find it, dial it, hold one stream, apply what it sends.
 //!
-//! Invariant: nothing is torn down because the operator is away; the tables stay as they are.
+//! Invariant: nothing is torn down when the operator is away; the tables stay as they are.
 
 pub mod client;
 pub mod epoch;

@@ -1,4 +1,4 @@
-//! Whose stream it is: the node's, or that of a droplet without a data plane, which is how the operator is measured.
+//! The owner of a stream: the node, or a droplet without a data plane, with which the operator is measured.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -19,24 +19,25 @@ use crate::{boot, endpoints, metrics};
 pub type Outbox = mpsc::UnboundedSender<DropletMessage>;
 
 pub trait Peer: Send + Sync + 'static {
-    /// Read at each attempt.
+    /// Returns the token's file. It is read at each attempt.
     fn token_file(&self) -> &Path;
 
-    /// Says what is here in `hello`, sends it, and keeps the outbox for what changes; all under one lock.
+    /// Adds this droplet's state to `hello`, sends it, and keeps the outbox for later changes; all under one lock.
     fn open(&self, hello: Hello, outbox: &Outbox);
 
-    /// The outbox leads nowhere any more.
+    /// Gives up the outbox: its stream is gone.
     fn close(&self);
 
-    /// Applies a program but for what takes long, which may block; what could not be applied is answered.
+    /// Applies a program except for the parts that take long. May block. Returns nacks for rows that could not be
+    /// applied, and the work that is left.
     fn apply(&self, program: Program) -> (Vec<Nack>, Changes);
 
-    /// Does the rest of programs that came, which may block; what could not be applied is answered.
+    /// Does the work that programs left. May block. Returns nacks for rows that could not be applied.
     fn finish(&self, changes: Changes) -> Vec<Nack>;
 }
 
 impl Node {
-    /// Programs of another layout go, now that the tables of this one are filled.
+    /// Replaces programs of another layout, now that the tables of this one are filled.
     fn take_over(&self) {
         if let Err(error) = self.links().take_over() {
             error!(
@@ -48,7 +49,7 @@ impl Node {
         self.announce();
     }
 
-    /// Connections of endpoints that have left go before that is acked.
+    /// Removes connections of endpoints that have left, before their removal is acknowledged.
     fn forget(&self, gone: &HashSet<EndpointKey>) -> Result<(), TableError> {
         if gone.is_empty() {
             return Ok(());

@@ -36,7 +36,7 @@ pub enum SessionError {
     Interrupted,
 }
 
-/// Of opening the stream: the operator has the token reviewed.
+/// How long opening the stream may take: the operator has the token reviewed meanwhile.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Runs one stream to its end, in a version of the contract that the operator may know.
@@ -63,7 +63,7 @@ pub async fn run(
     result
 }
 
-/// What every transitd of this version says of itself.
+/// Returns the Hello that every transitd of this version sends.
 fn hello(version: u32, highest_epoch: u64) -> Hello {
     Hello {
         protocol_version: version,
@@ -73,7 +73,7 @@ fn hello(version: u32, highest_epoch: u64) -> Hello {
     }
 }
 
-/// What programs leave to be done, and the ack that waits for it.
+/// The work that programs left, and the ack that waits for it.
 #[derive(Debug)]
 struct Rest {
     work: Work,
@@ -93,14 +93,15 @@ impl Rest {
             None => *work = Some((ack, changes)),
         }
         match self.waker.try_send(()) {
-            // Full: it is woken already.
+            // The channel is full: the task is woken already.
             Ok(()) | Err(mpsc::error::TrySendError::Full(())) => Ok(()),
             Err(mpsc::error::TrySendError::Closed(())) => Err(SessionError::Interrupted),
         }
     }
 }
 
-/// Does what programs left to do, all that came meanwhile at once, and acks; also what is left when the stream ends.
+/// Does the work that programs left, everything that came meanwhile at once, and acks. When the stream ends, it still
+/// does what is left.
 async fn finish(peer: &Arc<impl Peer>, work: &Work, mut woken: mpsc::Receiver<()>, sender: &Outbox) {
     while woken.recv().await.is_some() {
         let taken = work.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -124,7 +125,7 @@ async fn finish(peer: &Arc<impl Peer>, work: &Work, mut woken: mpsc::Receiver<()
 
 fn send(sender: &Outbox, messages: impl Iterator<Item = Message>) {
     for message in messages {
-        // A stream that is gone shows in the next read.
+        // The next read notices that the stream is gone.
         let _ = sender.send(DropletMessage {
             message: Some(message),
         });
@@ -176,7 +177,7 @@ async fn receive(
             "program received"
         );
         let applying = Arc::clone(peer);
-        // Others' tasks go on meanwhile, the keepalive among them.
+        // Tasks of others go on meanwhile, among them the keepalive.
         let applied = tokio::task::spawn_blocking(move || applying.apply(program)).await;
         let (nacks, changes) = applied.map_err(|_| SessionError::Interrupted)?;
         send(sender, nacks.into_iter().map(Message::Nack));

@@ -18,17 +18,18 @@ use crate::dataplane::tables::{TableEntry, TableKey};
 pub use silent::Silent;
 pub use table_rows::table_rows;
 
-/// The least address, where ranges of rows begin.
+/// The least address, at which ranges of rows begin.
 const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// A table row that must change: to this entry, or away.
+/// A table row that must change: to this entry, or removed.
 pub type Change = (TableKey, Option<TableEntry>);
 
-/// All rows, and who contributes what to each table row.
+/// All rows, and for each table row its contributing rows.
 #[derive(Debug, Default)]
 pub struct Program {
     rows: BTreeMap<RowKey, Row>,
-    /// The least `RowKey` wins: a network's row covers its VPC's own range with the same CIDR.
+    /// The entries of each table row. The least `RowKey` wins: a network's row covers its VPC's own range with the
+    /// same CIDR.
     contributions: HashMap<TableKey, BTreeMap<RowKey, TableEntry>>,
     local_by_pod: HashMap<String, RowKey>,
 }
@@ -42,7 +43,7 @@ impl Program {
         self.rows.keys()
     }
 
-    /// The endpoint of a pod on this droplet.
+    /// Returns the endpoint of a pod on this droplet.
     pub fn local_of_pod(&self, pod_uid: &str) -> Option<&LocalEndpoint> {
         match self.local_by_pod.get(pod_uid).and_then(|key| self.rows.get(key)) {
             Some(Row::Local(endpoint)) => Some(endpoint),
@@ -58,7 +59,7 @@ impl Program {
         })
     }
 
-    /// The node's own endpoint.
+    /// Returns the node's own endpoint.
     pub fn host(&self) -> Option<&LocalEndpoint> {
         self.locals().find(|endpoint| endpoint.host)
     }
@@ -78,15 +79,15 @@ impl Program {
         })
     }
 
-    /// Rows of networks and VPCs, which name members of roles.
+    /// Returns the rows of networks and VPCs, which name members of roles.
     fn of_roles(&self) -> impl Iterator<Item = &Row> {
-        // Between those of droplets and those of endpoints.
+        // These rows are between those of droplets and those of endpoints.
         let rows = self.rows.range(..RowKey::Local(Vni::MIN, FIRST)).rev();
         let rows = rows.take_while(|(key, _)| !matches!(key, RowKey::Droplet(_)));
         rows.map(|(_, row)| row)
     }
 
-    /// Droplets whose roles this one may use.
+    /// Returns the droplets whose roles this one may use.
     pub fn members(&self) -> BTreeSet<DropletAddress> {
         let members = self.of_roles().filter_map(|row| match row {
             Row::Network(network) => Some(&network.bouncers.used),
@@ -96,14 +97,14 @@ impl Program {
         members.flatten().map(|droplet| droplet.octets()).collect()
     }
 
-    /// What names members of roles in the tables.
+    /// Returns the table rows that name members of roles, with their present entries.
     pub fn role_tables(&self) -> Vec<Change> {
         let entry = |key| self.contributions.get(&key)?.values().next().copied();
         let keys = self.of_roles().flat_map(table_rows).map(|(key, _)| key);
         keys.map(|key| (key, entry(key))).collect()
     }
 
-    /// Ranges of a VPC: its own, and its services'.
+    /// Returns the ranges of a VPC: its own, and those of its services.
     pub fn ranges(&self, vni: Vni) -> (&[IpNet], &[IpNet]) {
         match self.vpc(vni) {
             Some(vpc) => (&vpc.cidrs, &vpc.service_cidrs),
@@ -116,7 +117,8 @@ impl Program {
         self.vpc(vni).is_some_and(|vpc| vpc.egress)
     }
 
-    /// Outside ranges that stay closed to VPCs which get outside, the same for all that nodes are not in.
+    /// Returns the outside ranges that stay closed to VPCs with egress. They are the same for all VPCs that nodes are
+    /// not in.
     pub fn closed_ranges(&self) -> &[IpNet] {
         let mut all = self.vpcs().map(|vpc| vpc.closed_cidrs.as_slice());
         all.find(|ranges| !ranges.is_empty()).unwrap_or_default()
@@ -131,7 +133,7 @@ impl Program {
         self.rows.contains_key(&RowKey::Local(vni, address)) || address.is_ipv6() && self.locals().any(is_v6)
     }
 
-    /// Whether what comes from outside is led to an endpoint of this droplet by its address.
+    /// Whether traffic from outside is led to an endpoint of this droplet by its address.
     pub fn is_led_to(&self, endpoint: &LocalEndpoint) -> bool {
         let own: Vec<IpAddr> = endpoint.addresses().collect();
         let mut exposed = self.exposed().filter(|exposed| exposed.vni == endpoint.vni);
@@ -141,19 +143,20 @@ impl Program {
         })
     }
 
-    /// Ranges of services, the same in each VPC.
+    /// Returns the ranges of services, which are the same in each VPC.
     pub fn service_ranges(&self) -> &[IpNet] {
         let mut all = self.vpcs().map(|vpc| vpc.service_cidrs.as_slice());
         all.next().unwrap_or_default()
     }
 
-    /// What of the cluster's names a VPC's pods find; none of the VPC of nodes, whose pods ask the cluster's DNS itself.
+    /// Returns the names of the cluster that a VPC's pods find; `None` for the VPC of nodes, whose pods ask the
+    /// cluster's DNS itself.
     pub fn visible(&self, vni: Vni) -> Option<&Arc<Visible>> {
         let vpc = self.vpc(vni).filter(|vpc| !vpc.host_access);
         vpc.map(|vpc| &vpc.visible)
     }
 
-    /// Underlay addresses of the other droplets.
+    /// Returns the underlay addresses of the other droplets.
     pub fn droplets(&self) -> impl Iterator<Item = Ipv4Addr> {
         let rows = self.rows.range(RowKey::Droplet(Underlay::MIN)..);
         rows.map_while(|(_, row)| match row {
@@ -162,7 +165,7 @@ impl Program {
         })
     }
 
-    /// What of services is reached by way of this node.
+    /// Returns the services that are reached by way of this node.
     pub fn exposed(&self) -> impl Iterator<Item = &Exposed> {
         let rows = self.rows.range(RowKey::Exposed(Vni::MIN, FIRST)..);
         rows.map_while(|(_, row)| match row {
@@ -171,7 +174,7 @@ impl Program {
         })
     }
 
-    /// Services of the node's own stack.
+    /// Returns the services of the node's own stack.
     pub fn served_by_node(&self) -> impl Iterator<Item = &NodeService> {
         let rows = self.rows.range(RowKey::NodeService(Vni::MIN, FIRST)..);
         rows.map_while(|(_, row)| match row {
@@ -180,7 +183,7 @@ impl Program {
         })
     }
 
-    /// Which of the endpoint's addresses an endpoint of another VPC on this droplet has.
+    /// Returns the endpoint's address that an endpoint of another VPC on this droplet has, if there is one.
     pub fn address_taken(&self, endpoint: &LocalEndpoint) -> Option<IpAddr> {
         let others = || self.locals().filter(|other| other.vni != endpoint.vni);
         if others().any(|other| other.address == endpoint.address) {
@@ -191,7 +194,8 @@ impl Program {
         others().any(is_same).then_some(address6.into())
     }
 
-    /// Puts a row and tells what changes in the tables. The delivery of a local row isn't among it: it needs an attachment.
+    /// Puts a row and returns the changes in the tables. The delivery of a local row isn't among them: it needs an
+    /// attachment.
     pub fn upsert(&mut self, row: Row) -> Vec<Change> {
         let key = row.key();
         let mut changes = Vec::new();
@@ -219,7 +223,7 @@ impl Program {
         changes
     }
 
-    /// Takes a row away and tells what changes in the tables.
+    /// Removes a row and returns the changes in the tables.
     pub fn delete(&mut self, key: &RowKey) -> Vec<Change> {
         self.forget_pod(key);
         let Some(row) = self.rows.remove(key) else {
@@ -231,7 +235,7 @@ impl Program {
             .collect()
     }
 
-    /// Every table row that some row asks for.
+    /// Whether some row asks for this table row.
     pub fn wants(&self, key: &TableKey) -> bool {
         self.contributions.contains_key(key)
     }
@@ -536,7 +540,7 @@ mod tests {
         let mut program = Program::default();
         assert!(program.upsert(local("a", 5)).is_empty());
         assert_eq!(program.local_of_pod("a").map(|e| e.address.octets()[3]), Some(5));
-        // The address goes to another pod: the first one has none any more.
+        // The address goes to another pod, so the first pod no longer has one.
         program.upsert(local("b", 5));
         assert!(program.local_of_pod("a").is_none());
         program.delete(&local("b", 5).key());

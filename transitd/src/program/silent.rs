@@ -1,7 +1,7 @@
-//! Droplets with roles that do not answer: other members of a role take their packets meanwhile.
+//! Droplets with roles that do not answer. Other members of a role take their packets meanwhile.
 //!
-//! Pure. A silent member stays one that may pass packets on, for others may hear it. Where all members are silent they
-//! are used all the same: it may be this droplet's own way to them that is broken.
+//! Pure. A silent member may still pass packets on, because others may hear it. If all members are silent, they are
+//! used nevertheless: the fault may be in this droplet's own path to them.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::dataplane::tables::TableEntry;
 pub struct Silent(pub BTreeSet<DropletAddress>);
 
 impl Silent {
-    /// The entry as it is to be while these droplets are silent.
+    /// Returns the entry as it is to be while these droplets are silent.
     pub fn arrange(&self, entry: TableEntry) -> TableEntry {
         match entry {
             TableEntry::Subnet(mut subnet) => {
@@ -28,7 +28,8 @@ impl Silent {
         }
     }
 
-    /// Picked are the first `count`; those behind them may pass packets on.
+    /// Puts silent members behind the others. Only the first `count` are picked; those behind them may pass packets
+    /// on.
     fn put_behind(&self, members: &mut Members) {
         let count = members.count as usize;
         let Some(picked) = members.droplets.get_mut(..count) else {
@@ -36,7 +37,7 @@ impl Silent {
         };
         let living = picked.iter().filter(|droplet| !self.0.contains(*droplet)).count();
         if living > 0 && living < count {
-            // Stable: every droplet that hears the same ranks the same list.
+            // The sort is stable: all droplets that hear the same members rank the same list.
             picked.sort_by_key(|droplet| self.0.contains(droplet));
             members.count = living as u32;
         }

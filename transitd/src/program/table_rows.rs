@@ -1,4 +1,4 @@
-//! What each kind of row means in the tables by itself. A service's tables are `dataplane::services`'.
+//! The table rows that each kind of row asks for by itself. A service's tables are `dataplane::services`'.
 
 use ipnet::IpNet;
 use thuban_common::tables::{
@@ -11,12 +11,12 @@ use thuban_rows::{self as rows, LocalEndpoint, Network, NodeService, Row, Underl
 use crate::dataplane::contract::{endpoint_key, endpoint_keys};
 use crate::dataplane::tables::{TableEntry, TableKey};
 
-// What rows may have room for, tables have.
+// The tables have room for as many members as rows may have.
 const _: () = assert!(rows::MAX_MEMBERS == MAX_MEMBERS);
 
 type TableRow = (TableKey, TableEntry);
 
-/// What a row asks of the tables.
+/// Returns the table rows that a row asks for.
 pub fn table_rows(row: &Row) -> Vec<TableRow> {
     match row {
         Row::Droplet(row) => vec![(
@@ -55,7 +55,7 @@ fn of_vpc(row: &Vpc) -> Vec<TableRow> {
     let entry = VpcEntry::new(vni, flags, members(&row.dividers));
     let mut rows = vec![(TableKey::Vpc(vni), TableEntry::Vpc(entry))];
     rows.extend(row.divider_here.then(|| load(vni, LOAD_OF_DIVIDER)));
-    // A range that is closed and the VPC's is the VPC's.
+    // A range that is both closed and the VPC's counts as the VPC's.
     let own = |cidr: &&IpNet| !row.cidrs.contains(cidr) && !row.service_cidrs.contains(cidr);
     let closed = row.closed_cidrs.iter().filter(own).copied();
     let ranges = row.cidrs.iter().map(|cidr| (*cidr, 0));
@@ -81,7 +81,7 @@ fn of_network(row: &Network) -> Vec<TableRow> {
         .collect()
 }
 
-/// Its delivery needs an attachment, see `state`.
+/// Returns the table rows of an endpoint. Its delivery needs an attachment, see `state`.
 fn of_local(row: &LocalEndpoint) -> Vec<TableRow> {
     let Some(droplet) = row.moved_from else {
         return Vec::new();
@@ -108,7 +108,7 @@ fn remote(droplet: Underlay) -> TableEntry {
     })
 }
 
-/// Relays stand behind the members, as many as there is room for.
+/// Returns the members, followed by as many relays as there is room for.
 fn members(of: &rows::Members) -> Members {
     let mut droplets = [[0; 4]; MAX_MEMBERS];
     for (slot, droplet) in droplets.iter_mut().zip(of.used.iter().chain(&of.relays)) {
@@ -124,7 +124,7 @@ fn load(vni: u32, network: u32) -> TableRow {
     (TableKey::Load(LoadKey { vni, network }), TableEntry::Load)
 }
 
-/// A range that is no network's.
+/// Returns the entry of a range that is no network's.
 fn range(flags: u32) -> TableEntry {
     TableEntry::Subnet(SubnetEntry {
         network: 0,

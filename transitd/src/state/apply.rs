@@ -1,4 +1,4 @@
-//! Applies programs: where roles are, then deletes, then upserts, then what attachments make of them.
+//! Applies programs: the places of roles first, then deletes, then upserts, then the rows of attachments.
 
 use std::collections::BTreeSet;
 
@@ -14,17 +14,17 @@ use crate::dataplane::tables::{TableEntry, TableKey};
 use crate::program::table_rows;
 use crate::rejection::{Rejection, refusal};
 
-/// A row, and the key to refuse it by.
+/// A row, and the key by which it is refused.
 type Upsert = (Option<proto::RowKey>, Row);
 
-/// What one program is to do and what came of it, from step to step.
+/// The work of one program and its result, from step to step.
 struct Applying {
     epoch: u64,
     sequence: u64,
     nacks: Vec<proto::Nack>,
-    /// What is to be written of services, and who has left.
+    /// The changes of services that are still to be written, and the endpoints that have left.
     changes: Changes,
-    /// Those whose attachments' rows may change.
+    /// The pods whose attachments' rows may change.
     pods: BTreeSet<String>,
 }
 
@@ -58,7 +58,8 @@ impl Applying {
 }
 
 impl State {
-    /// Answers a nack for each row not applied, and what is to be done without the state's lock before the ack.
+    /// Applies a program. Returns a nack for each row not applied, and the work to do without the state's lock before
+    /// the ack.
     pub fn apply(&mut self, program: proto::Program) -> (Vec<proto::Nack>, Changes) {
         let is_snapshot = program.snapshot;
         let mut applying = Applying::new(&program);
@@ -81,7 +82,7 @@ impl State {
         let Applying {
             nacks, mut changes, ..
         } = applying;
-        // Of one that lives on elsewhere connections go on.
+        // The connections of an endpoint that lives on elsewhere go on.
         changes.gone.retain(|key| {
             let forward = row_key(RowKey::Forward, key);
             forward.is_none_or(|forward| self.program.get(&forward).is_none())
@@ -89,7 +90,7 @@ impl State {
         (nacks, changes)
     }
 
-    /// Upserts and deletes that are valid; what a snapshot doesn't name is deleted.
+    /// Returns the valid upserts and deletes. Rows that a snapshot doesn't name are deleted.
     fn read(&mut self, program: proto::Program, applying: &mut Applying) -> (Vec<Upsert>, Vec<RowKey>) {
         let mut wanted = BTreeSet::new();
         let (mut rows, mut deletes, mut unknown) = (Vec::new(), Vec::new(), 0_usize);
@@ -112,7 +113,7 @@ impl State {
             }
         }
         if unknown > 0 {
-            // Of a newer operator, which has our version from Hello. A nack could not name them.
+            // The row is of a newer operator, which has our version from Hello. A nack could not name it.
             warn!(
                 unknown,
                 "rows of a kind that this transitd does not know are ignored"
@@ -129,8 +130,8 @@ impl State {
         (rows, deletes)
     }
 
-    /// Where roles are, before what they bounced by here until now goes: a snapshot brings both at once. What needs room is
-    /// left for its turn.
+    /// Moves roles to their new places before the rows that were bounced here until now are deleted: a snapshot brings
+    /// both at once. Changes that need room wait for their turn.
     fn move_roles(&mut self, row: &Row) {
         let tells_roles = matches!(row, Row::Vpc(_) | Row::Network(_));
         let Some(old) = self.program.get(&row.key()).filter(|_| tells_roles).cloned() else {
@@ -186,7 +187,8 @@ impl State {
         }
     }
 
-    /// Services that the node is to serve wait for their rules. What needs a view of names that this node has not is refused.
+    /// Has the services that the node is to serve wait for their rules. Refuses a service that needs a view of names
+    /// if this node has none.
     fn await_rules(&mut self, served: Vec<Upsert>, applying: &mut Applying) {
         for (key, row) in served {
             let Row::NodeService(service) = row else { continue };
@@ -224,7 +226,7 @@ impl State {
         }
         let changes = self.program.upsert(row);
         self.write(changes).map_err(|error| {
-            // Nothing half-applied: the row goes again, whatever of it was written.
+            // Nothing stays half-applied: the row is removed again, however much of it was written.
             let undo = self.program.delete(&key);
             if let Err(error) = self.write(undo) {
                 warn!(
@@ -236,7 +238,7 @@ impl State {
         })
     }
 
-    /// The tables hold nothing but what the snapshot asks for.
+    /// Removes everything that the snapshot doesn't ask for from the tables.
     fn end_snapshot(&mut self, is_first: bool, applying: &mut Applying) {
         self.sweep();
         let pods = self
@@ -255,7 +257,7 @@ impl State {
         self.stream = Some(applying.epoch);
     }
 
-    /// Removes table rows that nobody asks for: after a restart the tables still hold the last program.
+    /// Removes table rows that no row asks for: after a restart the tables still hold the last program.
     fn sweep(&mut self) {
         let awaited = self.rules.table_keys();
         let stale: Vec<TableKey> = self
@@ -289,7 +291,7 @@ impl State {
                     error = &error as &dyn std::error::Error,
                     "an attachment's rows could not be written"
                 );
-                // Without a key: the operator begins anew instead of taking the rows for applied.
+                // The nack has no key, so that the operator begins anew instead of taking the rows as applied.
                 let reason = proto::NackReason::Unspecified;
                 let message = format!("rows of pod {pod}: {error}");
                 applying.refuse(None, Rejection { reason, message });
@@ -298,7 +300,7 @@ impl State {
     }
 }
 
-/// Whether a row is one of rules of the node's own stack; the service ranges of VPCs are in them.
+/// Whether rules of the node's own stack depend on the row; the service ranges of VPCs are in them.
 fn has_rules(key: &RowKey) -> bool {
     matches!(
         key,

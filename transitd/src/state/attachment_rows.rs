@@ -1,6 +1,7 @@
-//! What attachments have in the tables.
+//! The rows of attachments in the tables.
 //!
-//! Invariant: an address's row leads to the newest attachment of its pod, and to none if the program has no such endpoint.
+//! Invariant: an address's row leads to the newest attachment of its pod. Without such an endpoint in the program
+//! there is no row.
 
 use std::collections::BTreeSet;
 
@@ -39,7 +40,8 @@ impl State {
         Ok(())
     }
 
-    /// `address6` is the endpoint's. An attachment made by a transitd that knew no IPv6 goes on with IPv4 alone.
+    /// Writes an attachment's rows. `address6` is the endpoint's. An attachment made by a transitd that knew no IPv6
+    /// goes on with IPv4 alone.
     fn wire(&mut self, attachment: &Attachment, address6: Option<Ipv6Net>) -> Result<(), TableError> {
         let entry = AttachmentEntry {
             ifindex: attachment.host_ifindex,
@@ -84,8 +86,8 @@ impl State {
         }
     }
 
-    /// Takes an attachment's rows out of the tables, as many as can be; never those of a newer attachment with the
-    /// same addresses.
+    /// Removes an attachment's rows from the tables, as many as can be removed, but never those of a newer attachment
+    /// with the same addresses.
     pub fn fence(&mut self, attachment: &Attachment) -> Result<(), TableError> {
         let ifindex = attachment.host_ifindex;
         let mut result = Ok(());
@@ -95,7 +97,7 @@ impl State {
         self.tables.remove(&TableKey::Attachment(ifindex)).and(result)
     }
 
-    /// Takes all rows that lead to an interface out of the tables.
+    /// Removes all rows that lead to an interface from the tables.
     pub fn fence_interface(&mut self, ifindex: u32) -> Result<(), TableError> {
         let rows: Vec<TableKey> = self
             .tables
@@ -106,7 +108,7 @@ impl State {
         rows.iter().try_for_each(|key| self.tables.remove(key))
     }
 
-    /// Interfaces that rows lead to.
+    /// Returns the interfaces that rows lead to.
     pub fn interfaces(&self) -> BTreeSet<u32> {
         self.tables
             .held()

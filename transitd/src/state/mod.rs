@@ -1,4 +1,5 @@
-//! What this droplet has: its program, its tables, its attachments, and the stream's outgoing side; under one lock in `Node`.
+//! The state of this droplet: its program, its tables, its attachments, and the stream's outgoing side; under one lock
+//! in `Node`.
 //!
 //! Invariant: an attachment's table rows exist exactly while the program has its pod's endpoint with that address and
 //! no newer attachment of the pod took over. Until the first snapshot the tables stay as the last transitd left them.
@@ -35,33 +36,33 @@ pub struct State {
     pub program: Program,
     pub tables: Tables,
     pub marks: Marks,
-    /// Rows in the tables of services, see `dataplane::services`.
+    /// The number of rows in the tables of services, see `dataplane::services`.
     pub services_rows: Usage,
-    /// Of the last look at them, see `tasks::expire_connections`.
+    /// The number of connections at the last look at them, see `tasks::expire_connections`.
     pub connections_held: usize,
     /// Services that those connections lead to.
     pub services_in_use: HashSet<EndpointKey>,
     pub own: OwnAddresses,
     pub rules: Rules,
-    /// Programs of another layout are in place until the tables of this one are filled.
+    /// Whether programs of another layout are in place until the tables of this one are filled.
     pub is_replacing: bool,
     pub attachments: BTreeMap<AttachmentId, Attachment>,
     pub subscriptions: Subscriptions,
     pub outbox: Option<mpsc::UnboundedSender<proto::DropletMessage>>,
     /// The operator's epoch, while its stream is open and has sent a snapshot.
     pub stream: Option<u64>,
-    /// Counts streams.
+    /// The number of streams so far.
     pub streams: u64,
-    /// When the operator was heard of last by this boot's clock, with everything that it had said by then in the rules.
+    /// When the operator was last heard, by this boot's clock, with everything that it had said by then in the rules.
     pub heard: Option<u64>,
-    /// The first snapshot since this start is applied.
+    /// Whether the first snapshot since this start is applied.
     pub synced: bool,
-    /// What VPCs saw of names before it.
+    /// The names that VPCs saw before the first snapshot.
     pub visible_before: HashMap<u32, Arc<Visible>>,
     silent: Silent,
 }
 
-/// Why a pod cannot be wired yet, or ever.
+/// Whether a pod can be wired, and if not, why.
 #[derive(Clone, Debug)]
 pub enum Readiness {
     Ready(LocalEndpoint),
@@ -92,7 +93,7 @@ impl State {
                 _ => false,
             })
         };
-        // Bouncers have a VPC's services unasked.
+        // Bouncers get a VPC's services without asking.
         let vnis: BTreeSet<u32> = services.addresses().map(|key| key.vni).collect();
         let subscribed: BTreeSet<u32> = vnis.into_iter().filter(|vni| !is_bouncer(*vni)).collect();
         let known = services.addresses().filter(|key| subscribed.contains(&key.vni));
@@ -120,15 +121,15 @@ impl State {
         }
     }
 
-    /// Endpoints that an earlier transitd had here: their pods can be served before the first snapshot, which decides. What
-    /// they mean in the tables is there still.
+    /// Remembers endpoints that an earlier transitd had here: their pods can be served before the first snapshot,
+    /// which decides. Their table rows are still there.
     pub fn remember(&mut self, endpoints: Vec<LocalEndpoint>) {
         for endpoint in endpoints {
             let _ = self.program.upsert(Row::Local(endpoint));
         }
     }
 
-    /// Droplets that an earlier transitd found silent: its tables are arranged for them.
+    /// Remembers the droplets that an earlier transitd found silent: its tables are arranged for them.
     pub fn remember_silent(&mut self, silent: Silent) {
         self.silent = silent;
     }
@@ -137,8 +138,8 @@ impl State {
         &self.silent
     }
 
-    /// From now on these droplets are silent, and no others; after an error those from before, though some tables may say
-    /// otherwise.
+    /// Makes these droplets the silent ones, and no others. After an error the former droplets stay the silent ones,
+    /// though some tables may say otherwise.
     pub fn silence(&mut self, silent: Silent) -> Result<(), TableError> {
         let before = std::mem::replace(&mut self.silent, silent);
         let written = self.write(self.program.role_tables());
@@ -158,8 +159,8 @@ impl State {
         }
     }
 
-    /// Who may ask the cluster's DNS by this node's view. An attachment that is fenced may have an address that another one
-    /// has by now.
+    /// Returns the pods that may ask the cluster's DNS by this node's view. A fenced attachment is left out, because
+    /// another attachment may have its address by now.
     pub fn askers(&self) -> Source {
         let mut source = Source::default();
         for attachment in self.attachments.values() {
@@ -198,7 +199,7 @@ impl State {
             );
         }
         if self.synced && !self.rules.are_written {
-            // They may lead to an endpoint that had the address before.
+            // These rules may lead to an endpoint that had the address before.
             return Readiness::NotYet("the node's nftables rules could not be written, see transitd's log");
         }
         match self.program.local_of_pod(pod_uid) {
@@ -237,7 +238,8 @@ impl State {
             })
     }
 
-    /// Gives a direct row back. A service's row stays until the operator takes it: this droplet may be a bouncer too.
+    /// Gives a direct row back. A service's row stays until the operator removes it: this droplet may be a bouncer
+    /// too.
     pub fn drop_direct(&mut self, key: &EndpointKey) {
         let row = row_key(RowKey::Direct, key);
         let changes = row.map(|row| self.program.delete(&row)).unwrap_or_default();

@@ -1,8 +1,8 @@
-//! What the rules of the node's own stack are to be, and which rows wait for them. Whoever writes them waits for nft without
-//! the state's lock ([`crate::rules`]).
+//! The wanted rules of the node's own stack, and the rows that wait for them. The writer of the rules waits for nft
+//! without the state's lock ([`crate::rules`]).
 //!
-//! Invariant: rules before rows: of a service that the node serves an untranslated packet would leave, and conntrack would
-//! keep it so. Nothing of such a row is in the tables before its rules are in force.
+//! Invariant: rules come before rows. Without the rules, an untranslated packet to a service that the node serves
+//! would leave, and conntrack would keep it so. Nothing of such a row is in the tables before its rules are in force.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::Ipv4Addr;
@@ -18,16 +18,16 @@ use crate::netfilter::ruleset::{Host, ruleset};
 use crate::program::table_rows;
 use crate::rejection::{Rejection, refusal};
 
-/// Where the kernel's rules are against the program.
+/// The state of the kernel's rules, compared with the program.
 #[derive(Debug, Default)]
 pub struct Rules {
     /// Services whose rows wait for rules.
     coming: BTreeMap<RowKey, Coming>,
-    /// The program is another one than rules were last made of.
+    /// Whether the program has changed since rules were last made of it.
     changed: bool,
-    /// The kernel has what was last asked for, as far as it is known.
+    /// Whether the kernel has the rules that were last asked for, as far as is known.
     pub are_written: bool,
-    /// Of rows that waited, not told yet.
+    /// Nacks of rows that waited. The operator has not been told yet.
     nacks: Vec<proto::Nack>,
     /// When the program came, by this boot's clock.
     said: Option<u64>,
@@ -37,14 +37,14 @@ pub struct Rules {
 #[derive(Debug)]
 pub struct Coming {
     pub service: NodeService,
-    /// To refuse it by.
+    /// The key by which the row is refused.
     pub key: Option<proto::RowKey>,
     pub epoch: u64,
     pub sequence: u64,
 }
 
 impl Coming {
-    /// Another row in its place has another one.
+    /// Returns the row's version. Another row in its place has another version.
     fn version(&self) -> (u64, u64) {
         (self.epoch, self.sequence)
     }
@@ -58,7 +58,7 @@ impl Coming {
 #[derive(Debug)]
 pub struct Wanted {
     pub text: String,
-    /// When the operator was heard that said so.
+    /// When the operator was heard with the program that the text is made of.
     pub heard: Option<u64>,
     pub awaited: Vec<(RowKey, (u64, u64))>,
 }
@@ -68,12 +68,12 @@ impl Rules {
         self.changed = true;
     }
 
-    /// A program came.
+    /// Notes that a program came.
     pub fn hear(&mut self, now: u64) {
         self.said = Some(now);
     }
 
-    /// Whether there is something to write, or to try again.
+    /// Whether there are rules to write, or to try again.
     pub fn are_due(&self) -> bool {
         self.changed || !self.are_written || !self.coming.is_empty()
     }
@@ -83,12 +83,13 @@ impl Rules {
         self.coming.insert(key, row);
     }
 
-    /// A row that goes, or that a snapshot doesn't name.
+    /// Forgets rows that are deleted, or that a snapshot doesn't name.
     pub fn forget(&mut self, is_gone: impl Fn(&RowKey) -> bool) {
         self.coming.retain(|key, _| !is_gone(key));
     }
 
-    /// What the rows that wait ask of the tables, where earlier ones of them may be.
+    /// Returns the keys of the table rows that the waiting rows ask for. Earlier versions of these rows may be in the
+    /// tables.
     pub fn table_keys(&self) -> HashSet<TableKey> {
         let rows = self.coming.values().flat_map(|row| {
             let row = Row::NodeService(row.service.clone());
@@ -97,7 +98,7 @@ impl Rules {
         rows.map(|(key, _)| key).collect()
     }
 
-    /// Nacks of rows that waited, whoever wrote the rules.
+    /// Returns the nacks of rows that waited, no matter who wrote the rules.
     pub fn take_nacks(&mut self) -> Vec<proto::Nack> {
         std::mem::take(&mut self.nacks)
     }
@@ -113,7 +114,7 @@ impl Rules {
 }
 
 impl State {
-    /// What table `inet thuban` is to be now. Changes that come later are due again.
+    /// Returns the text that table `inet thuban` is to have now. Changes that come later are due again.
     pub fn wanted_rules(&mut self) -> Wanted {
         self.rules.changed = false;
         let coming = &self.rules.coming;
@@ -154,8 +155,8 @@ impl State {
         }
     }
 
-    /// Droplets that others are to be kept from, and whether they are all: until the first snapshot those of the tables count,
-    /// which an earlier transitd had.
+    /// Returns the droplets that the rules of the overlay's port protect, and whether these are all droplets. Until
+    /// the first snapshot they are those in the tables, which an earlier transitd wrote.
     pub fn droplets_to_protect(&self) -> (BTreeSet<Ipv4Addr>, bool) {
         if self.synced {
             return (self.program.droplets().collect(), true);
@@ -167,7 +168,7 @@ impl State {
         (held.collect(), false)
     }
 
-    /// Pods whose connections by the node's own stack are bounded.
+    /// Returns the pods whose connections by the node's own stack are bounded.
     pub fn limited_pods(&self) -> PodVpcs {
         let pods = self
             .attachments

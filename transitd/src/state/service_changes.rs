@@ -1,8 +1,8 @@
-//! What programs leave to be done beside the state's lock: a large service and nft take a while, and no ADD and no other
-//! row waits for it.
+//! The work that programs leave to be done without the state's lock. A large service and nft take a while, and no ADD
+//! and no other row waits for them.
 //!
-//! Invariant: of a service that changes faster than it is written only the last row is, and nothing is acked before it, or
-//! what came in its place, is.
+//! Invariant: if a service changes faster than it is written, only its last row is written. Nothing is acked before
+//! it, or its replacement, is written.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,26 +14,26 @@ use crate::dataplane::services::Services;
 use crate::dataplane::tables::TableError;
 use crate::rejection::refusal;
 
-/// What is still to be written of programs that came.
+/// The part of programs that is still to be written.
 #[derive(Debug, Default)]
 pub struct Changes {
-    /// A snapshot: what it doesn't name goes.
+    /// The changes are a snapshot: a service that it doesn't name is removed.
     pub is_all: bool,
     pub rows: HashMap<EndpointKey, Change>,
     /// Endpoints that have left: nothing may be remembered of them when their addresses are used again.
     pub gone: HashSet<EndpointKey>,
-    /// Rules of the node's own stack are due.
+    /// Whether rules of the node's own stack are due.
     pub rules: bool,
-    /// With the first snapshot since this start.
+    /// Whether the first snapshot since this start is among them.
     pub is_first: bool,
 }
 
-/// What becomes of a service.
+/// The change of a service.
 #[derive(Debug)]
 pub struct Change {
-    /// None: it goes.
+    /// The new row; `None`: the service is removed.
     pub service: Option<Service>,
-    /// To refuse it by. Without a key the operator begins anew.
+    /// The key by which the row is refused. Without a key the operator begins anew.
     pub key: Option<proto::RowKey>,
     pub epoch: u64,
     pub sequence: u64,
@@ -51,7 +51,7 @@ impl Changes {
         !is_all && !rules && !is_first && rows.is_empty() && gone.is_empty()
     }
 
-    /// Both, the later in the place of the earlier.
+    /// Adds later changes. They replace earlier ones of the same service.
     pub fn add(&mut self, later: Self) {
         if later.is_all {
             self.is_all = true;
@@ -63,7 +63,8 @@ impl Changes {
         self.is_first |= later.is_first;
     }
 
-    /// Writes them; what goes makes room for what comes, and for what waits. Answers a nack for each row not written.
+    /// Writes the changes. Removals come first, because they make room for new and waiting services. Returns a nack
+    /// for each row not written.
     pub fn write(self, services: &mut Services) -> Vec<proto::Nack> {
         let Self { is_all, rows, .. } = self;
         let mut nacks = Vec::new();

@@ -1,12 +1,12 @@
-//! Which direct rows this droplet asked for: a clock over their use, and a cap for each VPC.
+//! The direct rows that this droplet asked for: a clock over their use, and a cap for each VPC.
 //!
-//! Invariant: every DIRECT_ROWS row has a subscription, so every one is given back once idle.
+//! Invariant: every row of DIRECT_ROWS has a subscription, so every row is given back once it is idle.
 
 use std::collections::HashMap;
 
 use thuban_common::tables::EndpointKey;
 
-/// Direct rows that one VPC may have on this droplet.
+/// The most direct rows that one VPC may have on this droplet.
 const MAX_SUBSCRIPTIONS: usize = 4096;
 /// Scans without use after which a row is given back.
 const IDLE_ROUNDS: u8 = 2;
@@ -14,7 +14,7 @@ const IDLE_ROUNDS: u8 = 2;
 #[derive(Debug, Default)]
 pub struct Subscriptions {
     idle: HashMap<EndpointKey, u8>,
-    /// How many each VPC has, if any: an event is judged without a look at all of them.
+    /// How many rows each VPC has, if any: an event is judged without a look at all rows.
     held: HashMap<u32, usize>,
 }
 
@@ -29,7 +29,7 @@ impl Subscriptions {
         self.idle.keys()
     }
 
-    /// A row came: it is subscribed, whoever asked.
+    /// Subscribes to a row that came, no matter who asked for it.
     pub fn adopt(&mut self, key: EndpointKey) {
         if self.idle.contains_key(&key) {
             return;
@@ -54,7 +54,7 @@ impl Subscriptions {
         self.idle.drain().map(|(key, _)| key).collect()
     }
 
-    /// One scan; answers what has been idle long enough and forgets it.
+    /// Does one scan. Returns the rows that have been idle long enough, and forgets them.
     pub fn scan(&mut self, mut used: impl FnMut(&EndpointKey) -> bool) -> Vec<EndpointKey> {
         let mut given_back = Vec::new();
         self.idle.retain(|key, rounds| {

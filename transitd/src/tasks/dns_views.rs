@@ -1,7 +1,7 @@
 //! Answers queries of pods for the cluster's DNS, each by the view of its VPC.
 //!
-//! On threads of its own, begun before anything of the start that may take time: nothing that the daemon does or waits for
-//! holds up an answer.
+//! DNS runs on threads of its own, which begin before any part of the start that may take time. So nothing that the
+//! daemon does or waits for delays an answer.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,12 +16,12 @@ use crate::askers::Askers;
 use crate::dns::{DNS_PORT, Server, Settings, Views};
 
 const THREADS: usize = 2;
-/// The address may not be there yet, and the port still be a predecessor's.
+/// The pause between tries: the address may not be there yet, and the port may still be a predecessor's.
 const BIND_RETRY: Duration = Duration::from_millis(50);
-/// Tries until it is said, and until it is said again.
+/// The number of failed tries before each warning.
 const TRIES_TO_WARN: u32 = 100;
 
-/// Runs until the process ends.
+/// Starts the thread that answers. It runs until the process ends.
 pub fn start(askers: Arc<Askers>, cluster_dns: Ipv4Addr) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)

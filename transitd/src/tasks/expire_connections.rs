@@ -1,4 +1,4 @@
-//! Takes away what agents remember of connections to services, when its time is over.
+//! Removes what agents remember of connections to services when its time is over.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub async fn run(node: Arc<Node>) {
     loop {
         interval.tick().await;
         let node = Arc::clone(&node);
-        // Up to a second of system calls, with a full table.
+        // A scan takes up to a second of system calls if the table is full.
         match tokio::task::spawn_blocking(move || scan(&node)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => warn!(

@@ -1,5 +1,5 @@
-//! Where load balancers ask whether this node has backends of a Service whose traffic stays on its node: a port of each such
-//! Service answers as kube-proxy's does, 200 with a count or 503.
+//! Answers load balancers that ask whether this node has backends of a Service whose traffic stays on its node. Each
+//! such Service has a port, which answers as kube-proxy's does: 200 with a count, or 503.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -46,7 +46,7 @@ pub async fn run(node: Arc<Node>) {
     }
 }
 
-/// Of both families, where there are two.
+/// Returns the unspecified address: of both families if the node has IPv6.
 fn everywhere() -> IpAddr {
     if Path::new("/proc/sys/net/ipv6").exists() {
         Ipv6Addr::UNSPECIFIED.into()
@@ -55,7 +55,7 @@ fn everywhere() -> IpAddr {
     }
 }
 
-/// The Service of each port.
+/// Returns the Service of each port.
 fn wanted(state: &State) -> BTreeMap<u16, String> {
     let exposed = state.program.exposed();
     let ports = exposed.filter_map(|exposed| Some((exposed.health_port?, exposed.service.clone())));
@@ -85,7 +85,7 @@ impl Pages for Health {
     }
 }
 
-/// How many addresses of this node take what comes for a Service and don't end, of the family that has more.
+/// Returns how many addresses of this node take traffic for a Service and aren't ending, of the family that has more.
 fn backends(state: &State, service: &str) -> usize {
     let exposed = state
         .program

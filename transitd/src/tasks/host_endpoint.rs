@@ -1,8 +1,9 @@
-//! The node's own endpoint: a member of its VPC as pods are, made when the operator's row for it comes, and taken away when
-//! that goes. By it the node reaches pods and services on all nodes, and sends on what others send to services.
+//! The node's own endpoint: a member of its VPC as pods are. It is made when the operator's row for it comes, and
+//! removed when the row goes. By it the node reaches pods and services on all nodes, and sends on packets of others to
+//! services.
 //!
-//! Invariant: no CNI verb makes it or takes it away; a transitd that starts finds the one of its predecessor and changes
-//! nothing of it.
+//! Invariant: no CNI verb makes or removes the endpoint. A transitd that starts finds the endpoint of its predecessor
+//! and changes nothing of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::netlink::{NetlinkError, find_link};
 use crate::node::Node;
 use crate::state::State;
 
-/// Between two looks at whether somebody took interface or routes away.
+/// The time between two looks at whether the interface or routes were removed by others.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
@@ -57,10 +58,10 @@ pub async fn run(node: Arc<Node>) {
     }
 }
 
-/// What is wanted, if it is known.
+/// The wanted endpoint and interface, if they are known.
 type Wanted = Option<(LocalEndpoint, HostPlan)>;
 
-/// Nothing before the first snapshot: the ranges come with it.
+/// Returns what is wanted; `None` before the first snapshot, which brings the ranges.
 fn plan(state: &State) -> Wanted {
     if !state.synced {
         return None;

@@ -1,4 +1,4 @@
-//! Tells the rules which pod is of which VPC, for the VPC's limit of connections. A pod's own limit needs no telling.
+//! Tells the rules the VPC of each pod, for the VPC's limit of connections. A pod's own limit needs no telling.
 
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
-//! What runs beside the CNI service and the operator's stream, from the daemon's start to its end; one task a file.
+//! The tasks that run beside the CNI service and the operator's stream, from the daemon's start to its end; one task a
+//! file.
 //!
-//! Tasks know the node; nothing but the daemon knows a task.
+//! Tasks know the node. Only the daemon knows the tasks.
 
 pub mod dns_views;
 pub mod expire_connections;

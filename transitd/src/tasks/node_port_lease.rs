@@ -1,8 +1,9 @@
-//! Keeps ports of tenants' Services open for as long as the operator is heard, and closes them when it has been away for too
-//! long (`netfilter::node_ports`).
+//! Keeps ports of tenants' Services open for as long as the operator is heard, and closes them when the operator has
+//! been away for too long (`netfilter::node_ports`).
 //!
-//! Invariant: a stream that is the same at two looks was alive at the first. Between them its keepalive asked the operator, or
-//! would have ended it. So a transitd that was stopped for an hour doesn't take an old stream for one that lives.
+//! Invariant: a stream that is the same at two looks was alive at the first one. Between them its keepalive asked the
+//! operator, or would have ended the stream. So a transitd that was stopped for an hour doesn't take an old stream for
+//! a live one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +15,12 @@ use crate::boot;
 use crate::node::Node;
 use crate::state::State;
 
-/// Looks in a lease.
+/// The number of looks in a lease.
 const LOOKS: u32 = 20;
-/// Longer than the stream's keepalive takes to give up, if the lease is as long as it is to be.
+/// The longest time between looks. It is longer than the stream's keepalive takes to give up, if the lease has its
+/// usual length.
 const MAX_INTERVAL: Duration = Duration::from_secs(30);
-/// For tests.
+/// The shortest time between looks, for tests.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs until the daemon ends.
@@ -54,7 +56,7 @@ pub async fn run(node: Arc<Node>) {
     }
 }
 
-/// The stream that is open and has brought a snapshot.
+/// Returns the stream that is open and has brought a snapshot.
 fn stream(state: &State) -> Option<u64> {
     state.stream.map(|_| state.streams)
 }

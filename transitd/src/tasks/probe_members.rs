@@ -1,7 +1,8 @@
-//! Asks droplets whose roles this one uses whether they live, and has others take the packets of those that fall silent.
+//! Probes the droplets whose roles this one uses, and has others take the packets of droplets that fall silent.
 //!
-//! A droplet's transit answers, not its transitd. Invariant: only one that has answered before can fall silent, so that
-//! an older version, which knows no probes, is never taken for dead. Must not write tables of roles: the state does.
+//! A droplet's transit answers, not its transitd. Invariant: only a droplet that has answered before can fall silent.
+//! So an older version, which knows no probes, is never taken for dead. Must not write tables of roles: the state
+//! does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -20,18 +21,18 @@ use crate::program::Silent;
 const TICK: Duration = Duration::from_millis(100);
 /// Ticks between two questions while packets are given to roles.
 const PACE: u64 = 2;
-/// As [`PACE`], after a question that was not answered.
+/// Ticks between two questions, after a question that was not answered.
 const DOUBTFUL_PACE: u64 = 1;
-/// As [`PACE`], while none are, and at all times to droplets that never answered.
+/// Ticks between two questions while no packets are given to roles, and at all times for droplets that never answered.
 const IDLE_PACE: u64 = 50;
-/// Ticks after the last packet that was given to a role.
+/// How many ticks after the last packet to a role count as active.
 const ACTIVE: u64 = 100;
-/// Questions in a row without an answer.
+/// The number of questions in a row without an answer after which a droplet is silent.
 const MISSES: u32 = 3;
-/// Answers in a row of one that was silent.
+/// The number of answers in a row after which a silent droplet is back.
 const ANSWERS: u32 = 5;
 
-/// What is known of a droplet.
+/// The known state of a droplet.
 #[derive(Clone, Debug, Default)]
 struct Member {
     is_silent: bool,
@@ -42,7 +43,7 @@ struct Member {
 }
 
 impl Member {
-    /// Notes what came of the last question: whether it fell silent, or is back.
+    /// Notes the result of the last question. Returns whether the droplet fell silent, or is back.
     fn judge(&mut self, heard: u64) -> bool {
         let Some((_, before)) = self.asked.take() else {
             return false;
@@ -70,13 +71,13 @@ impl Member {
         }
     }
 
-    /// Whether it is to be looked at.
+    /// Whether the droplet's turn has come.
     fn is_due(&self, tick: u64, is_active: bool) -> bool {
         self.asked
             .is_none_or(|(asked, _)| tick >= asked + self.pace(is_active))
     }
 
-    /// Whether it never answered and was asked not long ago.
+    /// Whether the droplet never answered and was asked not long ago.
     fn is_to_wait(&self, tick: u64, heard: u64) -> bool {
         heard == 0 && self.asked.is_some_and(|(asked, _)| tick < asked + IDLE_PACE)
     }
@@ -105,9 +106,9 @@ struct Watch {
     members: BTreeMap<DropletAddress, Member>,
     activity: Activity,
     tick: u64,
-    /// Those that the tables are arranged for.
+    /// The droplets for which the tables are arranged.
     told: Silent,
-    /// That questions can't be sent is said once.
+    /// Whether questions can't be sent. The failure is logged once.
     fails: bool,
 }
 
@@ -139,7 +140,7 @@ impl Watch {
         watch
     }
 
-    /// Those that are to be asked from now on.
+    /// Sets the droplets that are probed from now on.
     fn follow(&mut self, mut used: BTreeSet<DropletAddress>) -> Result<(), TableError> {
         used.remove(&self.probes.here());
         let gone: Vec<_> = self
@@ -161,7 +162,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Judges those whose time has come, and asks them again.
+    /// Judges the droplets whose time has come, and asks them again.
     fn look(&mut self) -> Result<(), ProbeError> {
         self.tick += 1;
         if self.members.is_empty() {
@@ -180,7 +181,7 @@ impl Watch {
                 self.probes.remember(*droplet, member.is_silent)?;
                 tell(*droplet, member.is_silent);
             }
-            // Of what was not sent nothing is concluded.
+            // A question that was not sent proves nothing.
             self.probes.ask(*droplet)?;
             member.asked = Some((self.tick, heard));
         }
@@ -234,7 +235,7 @@ fn look(
         let used = {
             let state = node.state();
             if !state.synced {
-                // The tables are the last transitd's.
+                // The tables are still the last transitd's.
                 return Ok(());
             }
             programs.mark_unchanged();
@@ -255,7 +256,7 @@ fn look(
 mod tests {
     use super::*;
 
-    /// Looks at a member each tick until something changes; how many ticks that took.
+    /// Looks at a member each tick until something changes. Returns how many ticks that took.
     fn ticks_until_change(
         member: &mut Member,
         from: u64,
@@ -298,7 +299,7 @@ mod tests {
         member.asked = Some((2000, 0));
         assert!(member.is_to_wait(2000 + IDLE_PACE - 1, 0));
         assert!(!member.is_to_wait(2000 + IDLE_PACE, 0));
-        // Its first answer is noticed at once.
+        // The droplet's first answer is noticed at once.
         assert!(member.is_due(2000 + PACE, true) && !member.is_to_wait(2000 + PACE, 7));
     }
 
@@ -308,7 +309,7 @@ mod tests {
             is_silent: true,
             ..Member::default()
         };
-        // Every third answer is lost: not yet.
+        // Every third answer is lost: the droplet isn't back yet.
         let flaky = |tick: u64| tick - u64::from(tick.is_multiple_of(6)) * 2;
         assert_eq!(ticks_until_change(&mut member, 10, true, flaky), None);
         member.answers = 0;

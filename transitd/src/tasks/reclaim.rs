@@ -1,9 +1,10 @@
-//! Finds what was left: by a killed trace, DELs that the plugin spooled, and attachments by a lost DEL. Of those both the
-//! pod's namespace and the veth must be gone; or its runtime had the same interface of the same pod made once more, which
-//! it does only when it knows of no sandbox of the pod (one that dies between ADD and remembering the sandbox keeps the
-//! namespace and never sends a DEL), and the operator still has one endpoint for both.
+//! Finds leftovers: of a killed trace, DELs that the plugin spooled, and attachments whose DEL was lost. An attachment
+//! is a leftover if both the pod's namespace and the veth are gone. It is one too if its runtime had the same
+//! interface of the same pod made once more, and the operator still has one endpoint for both. A runtime does that
+//! only when it knows of no sandbox of the pod (a runtime that dies between ADD and remembering the sandbox keeps the
+//! namespace and never sends a DEL).
 //!
-//! Conservative: one source alone proves nothing, and a look must say so twice in a row.
+//! Conservative: one source alone proves nothing, and two looks in a row must agree.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -59,12 +60,12 @@ pub async fn run(node: Arc<Node>) {
     }
 }
 
-/// What the last look took for gone.
+/// The attachments that the last look took for gone.
 #[derive(Debug, Default)]
 struct Suspects(BTreeSet<AttachmentId>);
 
 impl Suspects {
-    /// What this look and the last one take for gone.
+    /// Returns the attachments that both this look and the last one take for gone.
     fn confirmed_by(&mut self, gone: BTreeSet<AttachmentId>) -> Vec<AttachmentId> {
         let confirmed = gone.intersection(&self.0).cloned().collect();
         self.0 = gone;
@@ -72,7 +73,7 @@ impl Suspects {
     }
 }
 
-/// Attachments whose pod has a newer one that carries its traffic.
+/// Returns the attachments whose pod has a newer one that carries its traffic.
 fn superseded(state: &State) -> Vec<AttachmentId> {
     let carries = |newer: &Attachment| {
         let key = TableKey::Attachment(newer.host_ifindex);

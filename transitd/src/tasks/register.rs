@@ -1,7 +1,7 @@
 //! Registers this node's Droplet and keeps its heartbeat Lease fresh.
 //!
-//! Writes its own Droplet's spec and its own Lease, nothing else. An API error is waited out, never a reason to end:
-//! the data plane needs neither.
+//! Writes its own Droplet's spec and its own Lease, nothing else. After an API error the task waits and tries again,
+//! and never ends: the data plane needs neither object.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use tracing::{info, warn};
 use crate::node::Node;
 use crate::settings::AgentHook;
 
-/// Between renewals of the heartbeat, and so between looks at the Droplet.
+/// The time between renewals of the heartbeat, and so between looks at the Droplet.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// After this without renewal the heartbeat counts as gone.
+/// How many seconds without renewal the heartbeat may be old before it counts as gone.
 const LEASE_SECONDS: i32 = 40;
-/// Of one request.
+/// How long one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Error)]
@@ -101,7 +101,7 @@ async fn register(node: &Node, droplets: &Api<Droplet>) -> Result<(), RegisterEr
         }
         Some(mut droplet) if droplet.spec != spec => {
             droplet.spec = spec;
-            // Carries the resourceVersion that was read.
+            // The update carries the resourceVersion that was read.
             droplets
                 .replace(name, &PostParams::default(), &droplet)
                 .await

@@ -1,6 +1,7 @@
-//! What the roles of this droplet pass on, told to the operator while it is anything, and once when it ends.
+//! Reports the packets that the roles of this droplet pass on to the operator: while there are any, and once when they
+//! end.
 //!
-//! Observes only: the programs count, rows of the program make and remove what they count in.
+//! Observes only: the programs count, and rows of the program make and remove the counters.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use tracing::warn;
 
 use crate::node::Node;
 
-/// What was counted when it was looked at last, and what the operator knows. The first look finds what was counted
-/// for an earlier transitd.
+/// The counts at the last look, and whether the operator knows them. The first look finds counts of an earlier
+/// transitd's time.
 #[derive(Debug, Default)]
 struct Meter {
     counted: Option<HashMap<LoadKey, u64>>,
@@ -22,7 +23,7 @@ struct Meter {
 }
 
 impl Meter {
-    /// The roles that passed packets on since the last look.
+    /// Returns the roles that passed packets on since the last look.
     fn look(&mut self, counted: Vec<(LoadKey, u64)>, since: Duration) -> Vec<RoleLoad> {
         let Some(last) = self.counted.replace(counted.iter().copied().collect()) else {
             return Vec::new();
@@ -31,7 +32,7 @@ impl Meter {
             .into_iter()
             .filter_map(|(key, packets)| {
                 let before = last.get(&key).copied().unwrap_or_default();
-                // Less than before: the role went and came back between two looks.
+                // The count is lower than before: the role went and came back between two looks.
                 let new = packets.checked_sub(before).unwrap_or(packets);
                 (new > 0).then(|| RoleLoad {
                     vni: key.vni,
@@ -44,13 +45,13 @@ impl Meter {
         roles
     }
 
-    /// Whether to tell it: nothing is told once.
+    /// Whether to report the load: a load of nothing is reported once.
     fn is_news(&self, roles: &[RoleLoad]) -> bool {
         self.is_told || !roles.is_empty()
     }
 }
 
-/// Packets a second, rounded up: a role that passes anything on isn't idle.
+/// Returns packets a second, rounded up: a role that passes any packet on isn't idle.
 fn rate(packets: u64, since: Duration) -> u64 {
     let milliseconds = u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1);
     packets.saturating_mul(1000).div_ceil(milliseconds)
@@ -78,7 +79,7 @@ pub async fn run(node: Arc<Node>) {
         let roles = meter.look(counted, now.duration_since(last));
         last = now;
         if state.outbox.is_none() {
-            // A stream begins with no load known.
+            // No load is known to the operator when a stream begins.
             meter.is_told = false;
         } else if meter.is_news(&roles) {
             meter.is_told = !roles.is_empty();

@@ -1,6 +1,7 @@
-//! Makes rules of the node again that somebody took away: whoever reloads the node's own rules flushes all tables.
+//! Makes rules of the node again that were removed: a reload of the node's own rules flushes all tables.
 //!
-//! The kernel tells of each change of nftables; a look at every scan finds what it did not tell of, and a write that failed.
+//! The kernel reports each change of nftables. A look at every scan finds changes that it did not report, and writes
+//! that failed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +12,14 @@ use tracing::warn;
 use crate::netfilter::watch;
 use crate::node::Node;
 
-/// Changes come in crowds, our own among them.
+/// The shortest time between looks: changes come in crowds, our own among them.
 const MIN_LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// A transaction is told in many messages.
+/// The pause after a change: a transaction is reported in many messages.
 const CHANGE_DELAY: Duration = Duration::from_millis(50);
 
 /// Runs until the daemon ends.
 pub async fn run(node: Arc<Node>) {
-    // Never notified, where the kernel does not tell.
+    // The task is never notified if the kernel does not report changes.
     let changes = watch::changes().unwrap_or_else(|error| {
         warn!(
             error = &error as &dyn std::error::Error,

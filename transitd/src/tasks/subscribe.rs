@@ -19,7 +19,7 @@ pub async fn run(node: Arc<Node>, mut wanted: mpsc::Receiver<EndpointKey>) {
     interval.tick().await;
     let is_off = node.settings.direct_paths == DirectPaths::Never;
     if is_off {
-        // Those of an earlier transitd.
+        // These are subscriptions of an earlier transitd.
         let given_back = node.state().subscriptions.take_all();
         give_back(&mut node.state(), given_back);
     }

@@ -1,7 +1,8 @@
-//! Finds out that the uplink is another one: made anew, with another address or another MTU.
+//! Finds out that the uplink has changed: it was made anew, or has another address or another MTU.
 //!
-//! transit, the rules and the node's configuration are made for one uplink at start. So the daemon ends then, and whoever
-//! runs it starts it anew; until then packets of other nodes go nowhere. An uplink that is away is waited for.
+//! transit, the rules and the node's configuration are made for one uplink at start. So the daemon ends when the
+//! uplink changes, and its supervisor starts it anew. Until then packets of other nodes go nowhere. If the uplink is
+//! away, the task waits for it.
 
 use std::io;
 use std::time::Duration;
@@ -19,7 +20,8 @@ use crate::netlink::uplink::{self, Uplink};
 use crate::netlink::{self, NetlinkError};
 use crate::node::Node;
 
-/// A new uplink gets its address and its MTU one after the other. Pods' links come in crowds.
+/// How long to wait after a change: a new uplink gets its address and its MTU one after the other, and pods' links
+/// come in crowds.
 const SETTLE: Duration = Duration::from_secs(1);
 
 type Changes = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
@@ -33,7 +35,8 @@ pub async fn run(node: &Node) -> Uplink {
         );
         futures::channel::mpsc::unbounded().1
     });
-    // The kernel refuses a second dump on a connection that has one (EBUSY), and others list things on the node's.
+    // The kernel refuses a second dump on a connection that has one (EBUSY), and other tasks list things on the node's
+    // connection.
     let netlink = netlink::connect().unwrap_or_else(|_| node.netlink.clone());
     let mut scan = interval(Duration::from_secs(node.settings.scan_interval));
     scan.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -62,7 +65,7 @@ async fn find(node: &Node, netlink: &Handle) -> Result<Uplink, NetlinkError> {
     uplink::find(netlink, settings.interface.as_deref(), settings.node_ip).await
 }
 
-/// Each change of a link or an IPv4 address.
+/// Opens a socket that reports each change of a link or an IPv4 address.
 fn changes() -> io::Result<Changes> {
     let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr];
     let (connection, _, changes) = new_multicast_connection(&groups)?;

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use thuban_common::counters::Counter;
 use thuban_common::tables::TraceRecord;
 
+/// Returns the record as text, for example
 /// `+0.001234 agent_tc thb… vni 100 10.0.1.2:40000 > 10.0.1.3:80 tcp 74 bytes: sent_direct to 172.31.77.3`
 pub fn to_text(record: &TraceRecord, start: u64) -> String {
     let micros = record.time.saturating_sub(start) / 1000;

@@ -19,7 +19,7 @@ pub enum TraceTableError {
     },
 }
 
-/// Nanoseconds since boot, on the programs' clock.
+/// Returns nanoseconds since boot, by the programs' clock.
 pub fn now() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -38,7 +38,7 @@ pub struct TraceTables {
     config: Array<MapData, ConfigEntry>,
 }
 
-/// The records' ring buffer, emptied of what an earlier trace left unread.
+/// Opens the records' ring buffer, and empties it of records that an earlier trace left unread.
 pub fn ring(maps: &Path) -> Result<RingBuf<MapData>, TraceTableError> {
     let open = |source| TraceTableError::Open {
         name: "TRACE",
@@ -50,7 +50,7 @@ pub fn ring(maps: &Path) -> Result<RingBuf<MapData>, TraceTableError> {
     Ok(ring)
 }
 
-/// `None` when the bytes are too few.
+/// Decodes a record; `None` if there are too few bytes.
 pub fn decode(bytes: &[u8]) -> Option<TraceRecord> {
     if bytes.len() < size_of::<TraceRecord>() {
         return None;
@@ -110,7 +110,7 @@ impl TraceTables {
     }
 }
 
-/// Takes away what a killed trace left: endpoints whose time is over, and with the last one the flag.
+/// Removes what a killed trace left: endpoints whose time is over, and with the last one the flag.
 pub fn sweep(maps: &Path) -> Result<(), TraceTableError> {
     let mut tables = TraceTables::open(maps)?;
     if tables.entry()?.flags & CONFIG_TRACE == 0 {

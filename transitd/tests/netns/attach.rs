@@ -102,14 +102,14 @@ fn pods_of_different_vpcs_do_not_meet_by_way_of_the_node() {
     let mut rig = Rig::new(rows(&[local(7, "r1", 5), local(8, "b1", 7)]));
     let red = rig.add_pod("r1");
     rig.add_pod("b1");
-    // By the node's routing, with routes set by hand and with the node's own MAC as next hop.
+    // The packet is routed by the node, with routes set by hand and with the node's own MAC as next hop.
     assert!(rig.in_pod("r1", "ip route add 10.0.1.7/32 via 10.0.1.1"));
     assert!(rig.in_pod(
         "r1",
         &format!("ip neighbour replace 10.0.1.1 lladdr {} dev eth0", red.host_mac)
     ));
     assert!(!rig.ping("r1", "10.0.1.7"));
-    // With a forged source: an address that the node itself routes.
+    // The packet has a forged source: an address that the node itself routes.
     assert!(rig.in_pod("r1", "ip address add 10.0.1.99/32 dev eth0"));
     let before = rig.counter("spoofed_source");
     assert!(!rig.ping_from("r1", "10.0.1.99", "10.0.1.7"));
@@ -208,7 +208,7 @@ fn a_failing_add_leaves_nothing() {
         let error = rig.add("p1", "p1", path).unwrap_err();
         assert_eq!(error.code, 4, "{path}: {error:?}");
     }
-    // And then it works.
+    // The ADD works afterwards.
     assert!(rig.in_pod("p1", "ip route del default dev lo"));
     rig.add("p1", "p1", &netns).unwrap();
     assert_eq!(
@@ -256,7 +256,7 @@ fn removed_endpoint_is_fenced_before_address_is_reused() {
         "a pod without an endpoint cannot send"
     );
     rig.operator.push_and_wait(vec![local(7, "p1", 5)], vec![]);
-    // The pod's own ARP tries of the meantime run out first.
+    // The pod's own ARP attempts from before run out first.
     eventually("p1 answers again", || rig.ping("p2", "10.0.1.5"));
 }
 

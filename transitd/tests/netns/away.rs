@@ -1,4 +1,5 @@
-//! The operator is out of reach while transitd starts anew: pods that it has placed here are served all the same.
+//! The operator is out of reach while transitd restarts: transitd still serves the pods that the operator has placed
+//! here.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use thuban_proto::transit::{AddressKey, RowKey, droplet_message::Message, row_ke
 use crate::flow::{Flow, datagrams, port};
 use crate::rig::{Rig, base_rows, eventually, local, mapped};
 
-/// Of the outage; `THUBAN_SOAK_AWAY` says how many else.
+/// Length of the outage; `THUBAN_SOAK_AWAY` sets another one.
 const SECONDS: u64 = 4;
 
 fn rig() -> Rig {
@@ -26,7 +27,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// Killed and started while nobody answers.
+/// Kills the daemon and starts it while no operator answers.
 fn restart_alone(rig: &mut Rig) {
     rig.kill();
     rig.on_node("ip link set lo down");
@@ -42,14 +43,14 @@ fn transitd_started_without_operator_serves_pods_with_rows() {
     restart_alone(&mut rig);
     let check = json!({ "prevResult": result });
     assert_eq!(rig.plugin("CHECK", "p1", "1.1.0", check), (0, Value::Null));
-    // One that waited for its sandbox, and one whose sandbox is made anew.
+    // One pod that waited for its sandbox, and one pod that gets a new sandbox.
     rig.plugin_add("p3");
     assert_eq!(rig.plugin("DEL", "p2", "1.1.0", json!({})), (0, Value::Null));
     rig.plugin_add("p2");
     rig.plugin_add("q");
     assert!(rig.ping("p3", "10.0.1.5") && rig.ping("p2", "10.0.1.7") && rig.ping_from_node("10.0.1.6"));
     assert!(!rig.ping("q", "10.0.1.5"), "another VPC");
-    // One that nobody has told of, and why.
+    // A pod that the operator has not announced is refused, with the reason.
     let (exit, error) = rig.plugin("ADD", "stranger", "1.1.0", json!({}));
     assert_eq!((exit, &error["code"]), (1, &json!(11)), "{error}");
     assert!(
@@ -60,7 +61,7 @@ fn transitd_started_without_operator_serves_pods_with_rows() {
         "{error}"
     );
     assert!(!rig.in_pod("stranger", "ip link show eth0"));
-    // It is back, and hears of all.
+    // The operator is back, and receives all reports.
     rig.operator.forget_received();
     rig.on_node("ip link set lo up");
     rig.operator.wait_for_ack();
@@ -83,7 +84,7 @@ fn endpoint_removed_with_ack_is_not_served_after_restart() {
     let (exit, error) = rig.plugin("ADD", "p3", "1.1.0", json!({}));
     assert_eq!((exit, &error["code"]), (1, &json!(11)), "{error}");
     rig.plugin_add("p1");
-    // What the operator says counts as soon as it is there.
+    // Rows of the operator count as soon as it is there.
     rig.operator
         .shared
         .lock()
@@ -115,7 +116,8 @@ fn a_file_of_endpoints_that_is_torn_or_forged_is_not_believed() {
     eventually("kept again", || path.exists());
 }
 
-/// transitd looks through what it has every second here, every 30 by default: two minutes are an hour of looks.
+/// Runs an outage. transitd looks through its attachments every second here, every 30 by default: two minutes are an
+/// hour of looks.
 fn outage(with_restarts: bool) {
     let seconds = std::env::var("THUBAN_SOAK_AWAY").map_or(SECONDS, |text| text.parse().unwrap());
     let mut rig = rig();

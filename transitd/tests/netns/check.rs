@@ -1,4 +1,4 @@
-//! CHECK by the real plugin: everything that ADD made is looked at, in the kernel, and what others add is theirs.
+//! CHECK by the real plugin: it looks at everything that ADD made, in the kernel, and leaves alone what others add.
 
 use serde_json::{Value, json};
 use thuban_proto::transit::{RowKey, row::Row, row_key::Key};
@@ -14,7 +14,7 @@ fn rig() -> (Rig, Value) {
     (rig, result)
 }
 
-/// Nothing, or what CHECK says with its code.
+/// Returns the error of CHECK with its code, or nothing.
 fn check(rig: &Rig, result: &Value) -> Option<(u64, String)> {
     let (exit, error) = rig.plugin("CHECK", "p1", "1.1.0", json!({ "prevResult": result }));
     (exit != 0).then(|| {
@@ -100,7 +100,7 @@ fn each_loss_on_the_node_is_named_and_its_repair_is_seen() {
         rig.on_node(&format!("ip {table}route add table 6081 {}", route.trim()));
         assert_eq!(check(&rig, &result), None, "{route}");
     }
-    // Its row goes behind transitd's back, and by the operator.
+    // Its row is removed behind transitd's back, and by the operator.
     let bpffs = rig.directory.join("bpf/thuban/layout_1");
     let map = bpffs.join("maps/ATTACHMENTS").display().to_string();
     let rows = |action: &str| {
@@ -190,7 +190,7 @@ fn prev_result_must_match_but_chained_plugins_may_extend() {
 fn check_uses_files_alone_after_restart_without_operator() {
     let (mut rig, result) = rig();
     rig.kill();
-    // The operator's epoch is lower than the one that was seen: nothing of it is applied.
+    // The operator's epoch is lower than the one that transitd saw: transitd applies nothing of it.
     rig.operator.shared.lock().unwrap().epoch = 0;
     rig.start();
     eventually("transitd answers", || check(&rig, &result).is_none());

@@ -1,5 +1,5 @@
-//! Pods that come and go on addresses that are used again at once, by another VPC too, while neighbours of both VPCs send
-//! to all of them: nothing goes astray, and nothing grows.
+//! Pods that come and go on addresses that are used again at once, by another VPC too, while neighbours of both VPCs
+//! send to all of them: no datagram goes astray, and nothing grows.
 //!
 //! 60 cycles, or as many as `THUBAN_CHURN` says.
 
@@ -39,7 +39,7 @@ impl Neighbour {
             });
             while !stopped.load(Ordering::Relaxed) {
                 for last in SHARED {
-                    // Answers that nobody is there come as errors.
+                    // Errors are ICMP answers that nobody is there.
                     let _ = socket.send_to(&[vni as u8, last], (Ipv4Addr::new(10, 0, 1, last), PORT));
                     count.fetch_add(1, Ordering::Relaxed);
                 }
@@ -56,7 +56,7 @@ impl Neighbour {
     }
 }
 
-/// What the daemon holds.
+/// The resources that the daemon holds.
 #[derive(Clone, Copy, Debug)]
 struct Holdings {
     memory_kib: u64,
@@ -76,7 +76,7 @@ fn holdings(rig: &Rig) -> Holdings {
     }
 }
 
-/// Takes what has come, so many at most; an error names what was not for this pod.
+/// Takes at most `most` of the datagrams that have come; an error names one that was not for this pod.
 fn receive(socket: &UdpSocket, vni: u32, last: u8, most: usize) -> Result<usize, String> {
     let mut word = [0; 16];
     let mut count = 0;
@@ -95,7 +95,7 @@ fn receive(socket: &UdpSocket, vni: u32, last: u8, most: usize) -> Result<usize,
     Ok(count)
 }
 
-/// One pod's life. What the neighbour of its VPC sends comes to it; nothing of the other one's.
+/// Runs one pod's life. The pod gets the datagrams of its VPC's neighbour, and none of the other VPC's.
 fn live(rig: &Rig, pod: &str, vni: u32, last: u8) {
     let (exit, result) = rig.plugin("ADD", pod, "1.1.0", json!({}));
     assert_eq!(exit, 0, "{result}\n{}", rig.log());
@@ -110,7 +110,7 @@ fn live(rig: &Rig, pod: &str, vni: u32, last: u8) {
         assert!(start.elapsed() < PATIENCE, "nothing came to {pod}\n{}", rig.log());
     }
     assert_eq!(rig.plugin("DEL", pod, "1.1.0", json!({})), (0, Value::Null));
-    // No more come: the interface is gone.
+    // No more datagrams come: the interface is gone.
     receive(&socket, vni, last, usize::MAX).unwrap();
 }
 
@@ -118,7 +118,7 @@ fn pod(vni: u32, last: u8) -> String {
     format!("v{vni}s{last}")
 }
 
-/// The address goes from one VPC's pod to the other's. That one's ADD waits for it.
+/// Moves the address from one VPC's pod to the other VPC's pod. The ADD of the other pod waits for the address.
 fn hand_over(rig: &Rig, from: u32, to: u32, last: u8) {
     let key = Key::Local(AddressKey {
         vni: from,
@@ -140,7 +140,7 @@ fn addresses_are_reused_at_once_without_strays_or_growth() {
         rig.pod_namespace(pod);
         rig.plugin_add(pod);
     }
-    // Used again and again: a pod leaves its namespace as it found it.
+    // Namespaces are used again and again: a pod leaves its namespace as it found it.
     for (vni, last) in VPCS.into_iter().flat_map(|vni| SHARED.map(|last| (vni, last))) {
         rig.pod_namespace(&pod(vni, last));
     }

@@ -16,7 +16,7 @@ fn steps_of_the_wall_clock_by_an_hour_change_nothing() {
     let clock = rig.directory.join("clock");
     let step = |seconds: i64| std::fs::write(&clock, seconds.to_string()).unwrap();
     step(0);
-    // By the feature `clock-steps`.
+    // The feature `clock-steps` reads this.
     rig.environment = vec![("CLOCK_STEP".into(), clock.display().to_string())];
     rig.flags = vec!["--metrics-port".into(), "6084".into()];
     rig.start();
@@ -30,14 +30,14 @@ fn steps_of_the_wall_clock_by_an_hour_change_nothing() {
     let attempts = rig.metrics()["stream_attempts_total"];
     for (round, seconds) in [3600, -3600, 0].into_iter().enumerate() {
         step(seconds);
-        // Keep-alives, scans and reports go by.
+        // Keep-alives, scans and reports pass.
         std::thread::sleep(Duration::from_secs(2));
         assert_eq!(
             rig.metrics()["stream_attempts_total"],
             attempts,
             "the same stream"
         );
-        // A sandbox that is made anew takes the pod's traffic, and the old one's DEL leaves it alone.
+        // A new sandbox takes the pod's traffic, and the DEL of the old one leaves it alone.
         let (old, new) = (format!("c{round}"), format!("c{}", round + 1));
         let netns = rig.pod_namespace(&new);
         if round == 0 {
@@ -53,7 +53,7 @@ fn steps_of_the_wall_clock_by_an_hour_change_nothing() {
         assert_eq!(rig.del(&old), None);
         assert!(rig.ping(&new, "10.0.1.5"), "after a step to {seconds}");
     }
-    // A DEL that waited while the clock went back is meant for what was there.
+    // A DEL that waited while the clock went back is for the attachment that existed then.
     rig.kill();
     assert_eq!(rig.plugin("DEL", "c3", "1.1.0", json!({})), (0, Value::Null));
     step(-3600);

@@ -13,11 +13,11 @@ use crate::operator::IN_THE_END;
 use crate::rig::{NODE, Rig, base_rows, eventually, in_namespace, local};
 
 const DNS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
-/// What one may ask at once after a rest.
+/// The number of queries that a pod may send at once after a rest.
 const BURST: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// p1, p3 and p4 are of VPC 7, which shares the cluster's DNS.
+/// Returns a rig where p1, p3 and p4 are of VPC 7, which shares the cluster's DNS.
 pub fn prepare() -> Rig {
     let mut rows = base_rows();
     for row in &mut rows {
@@ -43,7 +43,7 @@ pub fn prepare() -> Rig {
     rig
 }
 
-/// With p1 and p3.
+/// Starts the rig with p1 and p3.
 pub fn start(rig: &mut Rig) {
     rig.start();
     rig.operator.wait_for_ack();
@@ -72,7 +72,7 @@ pub fn socket(rig: &Rig, pod: &str) -> UdpSocket {
     socket
 }
 
-/// A query for a name of the cluster that the VPC has not: answered by the node alone.
+/// Returns a query for a name of the cluster that the VPC does not have: the node answers it alone.
 fn query() -> Vec<u8> {
     let mut query = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in ["web", "hidden", "svc", "cluster", "local"] {
@@ -83,14 +83,14 @@ fn query() -> Vec<u8> {
     query
 }
 
-/// Whether it is told that there is no such name.
+/// Whether the answer says that there is no such name.
 pub fn asks(socket: &UdpSocket) -> bool {
     let mut answer = [0; 512];
     socket.send(&query()).unwrap();
     matches!(socket.recv(&mut answer), Ok(length) if length > 12 && answer[3] & 0xf == 3)
 }
 
-/// Queries that the rule of too many has dropped.
+/// Returns the number of queries that the rate limit has dropped.
 fn dropped(rig: &Rig) -> usize {
     let output = Rig::try_in(rig.node(), "nft list chain inet thuban track");
     let text = String::from_utf8(output.stdout).unwrap();
@@ -128,7 +128,7 @@ fn a_pod_that_asks_without_end_takes_its_own_share_of_dns_alone() {
     assert!(answered > 90, "{answered} of 100");
 }
 
-/// The operator's answers don't come any more.
+/// Cuts the operator off: its answers don't arrive any more.
 pub fn cut_off(rig: &Rig) {
     let (_, port) = rig.operator.address.rsplit_once(':').unwrap();
     rig.on_node(&format!(

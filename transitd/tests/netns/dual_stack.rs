@@ -1,5 +1,5 @@
-//! Pods with an address of each family: what ADD makes of it on both ends, in the tables and in the file, that DEL, a
-//! crash and a restart treat both alike, and that a pod without IPv6 changes nothing of it.
+//! Pods with an address of each family: what ADD makes on both ends, in the tables and in the file for them; that DEL,
+//! a crash and a restart treat both alike; and that a pod without IPv6 is not affected.
 
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::{AddressKey, BouncerRow, NackReason, RowKey, row::Row, row_key::Key};
@@ -12,7 +12,7 @@ fn rows(locals: &[Row]) -> Vec<Row> {
     rows
 }
 
-/// Addresses of one table's rows, sorted.
+/// Returns the addresses of one table's rows, sorted.
 fn addresses(rig: &Rig, table: &str) -> Vec<String> {
     let rows = rig.rows(table);
     let mut addresses: Vec<String> = rows
@@ -33,13 +33,13 @@ fn local_key(last: u8) -> RowKey {
     }
 }
 
-/// What the host sends, and answers from outside, find pods by the table of pods.
+/// Rules by which packets from the host, and answers from outside, find pods in the table of pods.
 const RULES: [&str; 2] = [
     "from all fwmark 0x55/0xffff lookup 6081",
     "from all iif lo lookup 6081",
 ];
 
-/// Rules that lead to the table of pods, sorted.
+/// Returns the rules that lead to the table of pods, sorted.
 fn lookups(rules: &str) -> Vec<&str> {
     let rules = rules.lines().filter_map(|rule| rule.split_once('\t'));
     let rules = rules.map(|(_, rule)| rule.trim());
@@ -133,7 +133,7 @@ fn both_families_connect_vpc_pods_and_node_but_no_other_vpc() {
             "another VPC's {address}"
         );
     }
-    // The pod's own addresses are known to be its own for as long as it has them.
+    // The pod's own addresses count as its own for as long as the pod has them.
     assert!(!rig.in_pod_text("r1", "ip -6 address").contains("dadfailed"));
 }
 
@@ -175,7 +175,7 @@ fn a_node_without_ipv6_says_which_sysctl_and_serves_the_others() {
 #[test]
 fn interfaces_that_are_made_without_ipv6_get_it() {
     let mut rig = Rig::new(rows(&[dual(7, "p1", 5)]));
-    // As container runtimes do.
+    // Container runtimes do this.
     rig.on_node("echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6");
     let netns = rig.pod_namespace("p1");
     assert!(rig.in_pod("p1", "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6"));
@@ -197,7 +197,7 @@ fn an_endpoint_that_goes_takes_both_rows_and_brings_both_back() {
     assert_eq!(rig.rows("ATTACHMENTS").len(), 0);
     rig.operator.push_and_wait(vec![dual(7, "p1", 5)], vec![]);
     assert_eq!(addresses(&rig, "LOCAL_ENDPOINTS"), ["10.0.1.5", "fd00:1::5"]);
-    // An operator that knows no IPv6 says nothing of the second address.
+    // An operator that knows no IPv6 does not send the second address.
     rig.operator.push_and_wait(vec![local(7, "p1", 5)], vec![]);
     assert_eq!(addresses(&rig, "LOCAL_ENDPOINTS"), ["10.0.1.5"]);
     assert_eq!(rig.rows("ATTACHMENTS").len(), 1);
@@ -224,7 +224,7 @@ fn restart_keeps_both_addresses_and_sweeps_stale_routes() {
     rig.add_pod("p1");
     rig.add_pod("p2");
     rig.kill();
-    // p2's file is lost, as of an ADD that a crash cut off.
+    // p2's file is lost, as after an ADD that a crash cut off.
     std::fs::remove_file(rig.directory.join("state/attachments/p2_eth0.json")).unwrap();
     rig.on_node("ip -6 route add fd00:1::99/128 dev up0 table 6081; ip -6 rule del priority 6081");
     rig.start();
@@ -252,7 +252,7 @@ fn an_attachment_of_a_transitd_without_ipv6_goes_on_with_ipv4() {
     rig.kill();
     rig.start();
     rig.operator.wait_for_ack();
-    // An operator of this version tells both; the pod has but one.
+    // An operator of this version sends both; the pod has only one.
     rig.operator.push_and_wait(vec![dual(7, "p1", 5)], vec![]);
     assert_eq!(addresses(&rig, "LOCAL_ENDPOINTS"), ["10.0.1.5"]);
     assert_eq!(rig.rows("ATTACHMENTS").len(), 1);

@@ -1,4 +1,5 @@
-//! The way out of a VPC by its node's stack: in the node's name, to what the node serves, and nowhere else.
+//! The way out of a VPC by its node's stack: in the node's name, to the addresses that the node serves, and nowhere
+//! else.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
@@ -11,14 +12,14 @@ use crate::rig::{NODE, Rig, base_rows, in_namespace, local};
 use crate::rows::mapped;
 use crate::tcp::{PATIENCE, ask, connect, serve};
 
-/// At the other end of the uplink, in no range of anybody.
+/// An address at the other end of the uplink, in no range of any VPC.
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 /// The other end of the uplink itself.
 const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
-/// Served by nodes.
+/// An address that nodes serve.
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
-/// VPC 7 may go out, 8 may not; p1 is of 7, p2 of 8.
+/// Returns a rig where VPC 7 may go out and 8 may not; p1 is of 7, p2 of 8.
 fn rig() -> Rig {
     let mut rows = base_rows();
     for row in &mut rows {
@@ -42,7 +43,7 @@ fn pod(rig: &Rig, name: &str) -> String {
     format!("{}-{name}", rig.name)
 }
 
-/// What nodes serve for a VPC on port 443, by these addresses of outside.
+/// Returns the row that nodes serve for a VPC on port 443, with these addresses outside as backends.
 fn served(vni: u32, backends: &[(Ipv4Addr, u32)]) -> Row {
     let backends = backends.iter().map(|(address, port)| ServiceBackend {
         address: address.to_ipv6_mapped().octets().to_vec(),
@@ -91,7 +92,7 @@ fn pods_reach_outside_in_their_nodes_name_if_their_vpc_may() {
     assert!(connect(&pod(&rig, "p2"), OUTSIDE, 8080).is_err());
     assert!(!rig.ping("p2", &OUTSIDE.to_string()));
     assert!(rig.counter("outside_vpc") > 0);
-    // Nodes and their network, and what else is the node's own.
+    // Nodes and their network, and other addresses of the node.
     let _far = serve(rig.far(), FAR, 8080, 2);
     let _near = serve(rig.node(), NODE.into(), 8080, 1);
     rig.on_node("ip address add 198.51.100.77/32 dev lo");
@@ -100,7 +101,7 @@ fn pods_reach_outside_in_their_nodes_name_if_their_vpc_may() {
         assert!(connect(&pod(&rig, "p1"), closed, 8080).is_err(), "{closed}");
         assert!(connect(rig.node(), closed, 8080).is_ok(), "{closed} serves");
     }
-    // A connection outlives its daemon, and new ones need none.
+    // A connection survives its daemon, and new connections need none.
     rig.kill();
     assert_eq!(ask(&mut stream), 9);
     assert_eq!(ask(&mut connect(&pod(&rig, "p1"), OUTSIDE, 8080).unwrap()), 9);
@@ -124,7 +125,7 @@ fn answers_find_nobody_who_has_the_address_later() {
     server.send_to(b"1", from).unwrap();
     assert!(client.recv(&mut [0; 8]).is_ok());
 
-    // The next tenant with this address, on this node, before conntrack forgets by itself.
+    // The next tenant with this address comes on this node, before conntrack forgets by itself.
     assert_eq!(rig.del("p1"), None);
     rig.operator
         .push_and_wait(vec![local(8, "p3", 5)], vec![local_key(7, 5)]);
@@ -206,16 +207,16 @@ fn what_nodes_serve_is_reached_from_vpcs_that_have_it() {
         1,
         "the node itself"
     );
-    // VPC 8 may not go out, but has this.
+    // VPC 8 may not go out, but may reach this.
     rig.operator
         .push_and_wait(vec![served(8, &[(FAR, 6443)])], vec![]);
     assert_eq!(ask(&mut connect(&p2, SERVICE, 443).unwrap()), 1);
-    // Other backends: new connections alone go there.
+    // The backends change: only new connections go to the new ones.
     let rows = [7, 8].map(|vni| served(vni, &[(FAR, 7443)]));
     rig.operator.push_and_wait(rows.to_vec(), vec![]);
     let mut second = connect(&p1, SERVICE, 443).unwrap();
     assert_eq!((ask(&mut second), ask(&mut first)), (2, 1));
-    // One on this very node.
+    // One backend is on this very node.
     let rows = [7, 8].map(|vni| served(vni, &[(NODE.into(), 6443)]));
     rig.operator.push_and_wait(rows.to_vec(), vec![]);
     assert_eq!(ask(&mut connect(&p2, SERVICE, 443).unwrap()), 3);

@@ -1,4 +1,5 @@
-//! Attachment files that are not to be believed: torn, forged, of another boot; each costs its own pod its network at most.
+//! Attachment files that transitd must not believe: torn, forged, of another boot. Each costs at most its own pod the
+//! network.
 
 use std::path::PathBuf;
 
@@ -34,7 +35,7 @@ fn edit(rig: &Rig, pod: &str, edit: impl Fn(&str) -> String) {
     std::fs::write(path, new).unwrap();
 }
 
-/// With a checksum that is right again.
+/// Returns the text with a correct checksum.
 fn summed(text: &str) -> String {
     let (head, body) = text.split_once(r#""attachment":"#).unwrap();
     let body = body.strip_suffix('}').unwrap();
@@ -53,7 +54,7 @@ fn each_invalid_file_is_named_and_costs_only_its_own_pod() {
     let mut rig = rig();
     rig.kill();
     edit(&rig, "p1", |text| text.replace("node-t", "node-u"));
-    // A pod that takes another's address, and one that takes another's place.
+    // One pod takes another pod's address, and one takes another pod's place.
     edit(&rig, "p2", |text| text.replace("10.0.1.6", "10.0.1.8"));
     edit(&rig, "p3", |text| {
         summed(&text.replace(r#""container_id":"p3""#, r#""container_id":"p4""#))
@@ -133,7 +134,7 @@ fn files_of_the_version_before_are_believed_and_written_anew() {
     assert!(rig.ping("p1", "10.0.1.6"));
     let text = std::fs::read_to_string(file(&rig, "p1")).unwrap();
     assert!(text.contains(r#""version":2,"node":"node-t""#), "{text}");
-    // One of a version to come is not guessed at.
+    // A file of a future version is not interpreted.
     rig.kill();
     edit(&rig, "p1", |text| {
         text.replace(r#""version":2"#, r#""version":9"#)
@@ -146,7 +147,7 @@ fn files_of_the_version_before_are_believed_and_written_anew() {
 }
 
 impl Rig {
-    /// What a reboot takes away: bpffs, links, routes, the socket's directory.
+    /// Removes what a reboot removes: bpffs, links, routes, the socket's directory.
     fn reboot(&self) {
         let bpf = self.directory.join("bpf");
         self.on_node(

@@ -1,4 +1,5 @@
-//! Flows whose every loss is counted: numbered datagrams at a thousand a second, and a TCP stream whose every byte is known.
+//! Flows whose losses are all counted: numbered datagrams at a thousand a second, and a TCP stream whose bytes are all
+//! known.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -12,31 +13,31 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::rig::in_namespace;
 
-/// Between datagrams.
+/// The time between datagrams.
 const STEP: Duration = Duration::from_millis(1);
-/// Of what is under way when a flow ends.
+/// How long datagrams that are still under way may take when a flow ends.
 const DRAIN: Duration = Duration::from_millis(700);
 
-/// What became of a flow.
+/// The result of a flow.
 #[derive(Debug)]
 pub struct Outcome {
     pub sent: u64,
     pub lost: u64,
-    /// Datagrams that are none of this flow's.
+    /// Datagrams that do not belong to this flow.
     pub foreign: u64,
 }
 
 type Sender = Box<dyn FnMut(u32) + Send>;
 type Receiver = Box<dyn FnMut() -> Option<[u8; 4]> + Send>;
 
-/// Numbers from one place to another until it is stopped.
+/// A flow of numbers from one place to another until it is stopped.
 pub struct Flow {
     stop: Arc<AtomicBool>,
     sending: JoinHandle<u64>,
     receiving: JoinHandle<(BTreeSet<u32>, u64)>,
 }
 
-/// A socket in a namespace, with room for what comes while nobody reads.
+/// Returns a socket in a namespace, with room for datagrams that come while nobody reads.
 pub fn socket(namespace: &str, port: u16) -> UdpSocket {
     in_namespace(namespace, move || {
         let socket = UdpSocket::bind(("0.0.0.0", port)).unwrap();
@@ -46,16 +47,16 @@ pub fn socket(namespace: &str, port: u16) -> UdpSocket {
     })
 }
 
-/// Sends each number as a datagram with this mark before it.
+/// Sends each number as a datagram, after this mark.
 pub fn datagrams(namespace: &str, to: &str, mark: u8) -> Sender {
     let (socket, to): (_, SocketAddr) = (socket(namespace, 0), to.parse().unwrap());
     Box::new(move |number| {
-        // While a neighbour is looked up, or the way is refused, there may be an error: a loss, then.
+        // There may be an error while a neighbour is looked up or the way is refused: that counts as a loss.
         let _ = socket.send_to(&word(mark, number), to);
     })
 }
 
-/// What comes to a port.
+/// Returns the datagrams that come to a port.
 pub fn port(namespace: &str, port: u16) -> Receiver {
     let socket = socket(namespace, port);
     Box::new(move || {
@@ -65,7 +66,7 @@ pub fn port(namespace: &str, port: u16) -> Receiver {
     })
 }
 
-/// A mark and 24 bits of a number.
+/// Returns a mark and 24 bits of a number.
 pub fn word(mark: u8, number: u32) -> [u8; 4] {
     let [_, a, b, c] = number.to_be_bytes();
     [mark, a, b, c]
@@ -127,7 +128,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// From one namespace to an address of another one.
+    /// Starts a stream from one namespace to an address of another one.
     pub fn start(from: &str, to: &str, address: &str) -> Self {
         let listener = in_namespace(to, || TcpListener::bind("0.0.0.0:0").unwrap());
         let address = SocketAddr::new(address.parse().unwrap(), listener.local_addr().unwrap().port());
@@ -168,7 +169,7 @@ impl Stream {
         }
     }
 
-    /// Bytes that were sent and came, all of them.
+    /// Returns the number of bytes that were sent; all of them arrived.
     pub fn stop(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         let written = self.writing.join().unwrap();

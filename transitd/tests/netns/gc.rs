@@ -1,4 +1,5 @@
-//! GC by the real plugin: what the runtime does not list goes only if a second source says that it is gone.
+//! GC by the real plugin: an attachment that the runtime does not list goes only if a second source says that its pod
+//! is gone.
 
 use serde_json::{Value, json};
 use thuban_proto::transit::{RowKey, row_key::Key};
@@ -48,7 +49,7 @@ fn gc(rig: &Rig, more: Value) -> (i32, Value) {
 fn gc_removes_unlisted_only_if_operator_or_kernel_agrees() {
     let rig = rig();
     let key = |pod: &str| json!({"containerID": pod, "ifname": "eth0"});
-    // c's pod is gone by the operator, d's too, but the runtime lists d.
+    // The operator says that the pods of c and d are gone, but the runtime lists d.
     endpoint_goes(&rig, 7);
     endpoint_goes(&rig, 8);
     let list = json!({"cni.dev/valid-attachments": [key("a"), key("d")]});
@@ -67,7 +68,7 @@ fn gc_removes_unlisted_only_if_operator_or_kernel_agrees() {
         (0, Value::Null)
     );
     assert_eq!(files(&rig), ["a_eth0.json", "b_eth0.json"]);
-    // What the operator says counts only while it is there.
+    // Rows of the operator count only while it is there.
     rig.operator.wait_for(
         "the removal of c",
         |m| matches!(m, thuban_proto::transit::droplet_message::Message::Attachment(change) if change.removed),

@@ -1,4 +1,4 @@
-//! Where programs run, and what the agent's misses lead to.
+//! The hooks that programs run at, and the effects of the agent's misses.
 
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::{DirectRow, DropletRow, NetworkRow, row::Row};
@@ -48,7 +48,7 @@ fn without_aggregation_transit_is_at_xdp_on_a_segmented_uplink() {
     let mut rig = started(&never, SEGMENTED);
     assert_eq!(links(&rig), ["transit_tc_up0", "transit_xdp_up0"]);
     assert!(!rig.on_node("ip link").contains("thuban-gro"));
-    // And back again, by a restart.
+    // A restart also switches back.
     for (flags, is_there) in [(vec![], true), (never.to_vec(), false)] {
         rig.kill();
         rig.flags = flags.iter().map(ToString::to_string).collect();
@@ -155,7 +155,7 @@ fn a_flow_that_stays_subscribes_and_an_idle_row_is_given_back() {
         droplet: far,
     });
     let before = rig.counter("sent_direct");
-    // More than once: it is given back as soon as this thread has been kept waiting for a while.
+    // The packet is sent more than once: the direct row is given back when this thread has waited for a while.
     eventually("a packet by the direct row", || {
         rig.operator.push_and_wait(vec![direct.clone()], vec![]);
         rig.send_pings("p1", "10.0.1.50", 1);
@@ -166,7 +166,7 @@ fn a_flow_that_stays_subscribes_and_an_idle_row_is_given_back() {
         |m| matches!(m, Message::Unsubscribe(s) if s.vni == 7 && s.address == mapped(50)),
     );
     eventually("the row is gone", || rig.rows("DIRECT_ROWS").is_empty());
-    // The next flow counts from the beginning.
+    // The next flow starts counting from zero.
     let before = rig.operator.count(subscribed);
     eventually("another subscription", || {
         rig.send_pings("p1", "10.0.1.50", 6);

@@ -1,4 +1,5 @@
-//! The node's own endpoint: members and services of its VPC reached by it, by the node and by those that it sends on for.
+//! The node's own endpoint: it reaches members and services of its VPC, for the node and for those whose packets the
+//! node forwards.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::os::fd::AsRawFd;
@@ -21,7 +22,7 @@ use crate::rig::{NODE, Rig, base_rows, eventually, in_namespace, local, mapped};
 use crate::tcp::{PATIENCE, ask, connect, serve};
 
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
-/// The node's, in VPC 7.
+/// Last byte of the address of the node's endpoint, in VPC 7.
 const OWN: u8 = 9;
 const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 1, OWN);
 /// Another droplet.
@@ -47,7 +48,7 @@ fn service_address() -> Vec<u8> {
     SERVICE.to_ipv6_mapped().octets().to_vec()
 }
 
-/// VPC 7's service, port 80, by the pod at 10.0.1.`last`, port 8080.
+/// Returns VPC 7's service, port 80, with the pod at 10.0.1.`last`, port 8080, as its backend.
 fn service(last: u8) -> Row {
     Row::Service(ServiceRow {
         vni: 7,
@@ -66,7 +67,7 @@ fn service(last: u8) -> Row {
     })
 }
 
-/// Nodes are in VPC 7, p1 and p2 too; p3 is another tenant's.
+/// Returns a rig where nodes, p1 and p2 are in VPC 7; p3 is another tenant's.
 fn rig() -> Rig {
     let mut rows = base_rows();
     for row in &mut rows {
@@ -90,7 +91,7 @@ fn has_endpoint(rig: &Rig) -> bool {
     rig.on_node("ip -o address show").contains("thuban0") && routes(rig).contains("10.96.0.0/16")
 }
 
-/// To services, for what the node sends on.
+/// Returns the routes to services, for packets that the node forwards.
 fn routes(rig: &Rig) -> String {
     rig.on_node("ip route show table 6082 2>/dev/null || true")
 }
@@ -106,7 +107,7 @@ fn the_node_reaches_members_and_services_in_its_own_name() {
     let mut stream = connect(rig.node(), SERVICE, 80).unwrap();
     assert_eq!(ask(&mut stream), 1);
     assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(OWN_ADDRESS));
-    // A member elsewhere, by its droplet; nobody answers there.
+    // A member elsewhere is reached through its droplet; nobody answers there.
     rig.operator.push_and_wait(
         vec![Row::Direct(DirectRow {
             vni: 7,
@@ -118,11 +119,11 @@ fn the_node_reaches_members_and_services_in_its_own_name() {
     let before = rig.counter("sent_direct");
     assert!(!rig.ping_from_node("10.0.1.77"));
     assert!(rig.counter("sent_direct") > before);
-    // Members reach it, and nobody of another VPC does.
+    // Members reach the endpoint, and no pod of another VPC does.
     assert!(rig.ping("p2", &OWN_ADDRESS.to_string()));
     assert!(!rig.ping("p3", &OWN_ADDRESS.to_string()));
 
-    // A daemon that comes finds all as it was, also while nobody tells it anything.
+    // A daemon that starts finds everything unchanged, even while no operator sends anything.
     let links = rig.on_node("ip -o link show type veth");
     let routes = rig.on_node("ip route show table 6081");
     rig.kill();
@@ -141,7 +142,7 @@ fn the_node_reaches_members_and_services_in_its_own_name() {
     assert_eq!(rig.on_node("ip route show table 6081"), routes);
 }
 
-/// The VPC of p3 gets the service.
+/// Gives the service to the VPC of p3.
 fn share_with_tenant(rig: &Rig) {
     let shared = Row::NodeService(ServiceRow {
         vni: 8,
@@ -169,16 +170,16 @@ fn connections_of_a_tenant_by_the_node_are_of_its_own_room() {
         [7, 8].map(held)
     };
     let before = held(&shares);
-    // The tenant's pod, and the node itself.
+    // The tenant's pod connects, and the node itself.
     let mut tenant = connect(&pod(&rig, "p3"), SERVICE, 80).unwrap();
     assert_eq!(held(&shares), [before[0], before[1] + 2]);
     let mut own = connect(rig.node(), SERVICE, 80).unwrap();
     assert_eq!(held(&shares), [before[0] + 2, before[1] + 2]);
-    // As if the tenant had all that a client may have.
+    // The tenant now seems to have all connections that a client may have.
     shares.insert(of_node(8), CONNECTIONS_OF_CLIENT, 0).unwrap();
     let stateless = rig.counter("service_stateless");
     let mut beyond = connect(&pod(&rig, "p3"), SERVICE, 80).unwrap();
-    // Each packet of it.
+    // Each packet of the connection is counted.
     let without_room = rig.counter("service_stateless");
     assert!(without_room > stateless, "{without_room}");
     let mut others = connect(rig.node(), SERVICE, 80).unwrap();
@@ -201,7 +202,7 @@ fn node_endpoint_is_restored_and_goes_only_with_its_row() {
     assert_eq!(ask(&mut connect(rig.node(), SERVICE, 80).unwrap()), 1);
     rig.on_node("ip route flush table 6082");
     eventually("its routes are there again", || has_endpoint(&rig));
-    // Another address.
+    // The endpoint gets another address.
     rig.operator
         .push_and_wait(vec![host_row(19)], vec![host_key(OWN)]);
     eventually("it has the new address", || {
@@ -209,7 +210,7 @@ fn node_endpoint_is_restored_and_goes_only_with_its_row() {
             .contains("10.0.1.19/32")
     });
     eventually("and serves", || connect(rig.node(), SERVICE, 80).is_ok());
-    // The runtime knows nothing of it, and can't take it away.
+    // The runtime does not know the endpoint, and can't remove it.
     assert!(rig.del("host").is_some());
     assert!(has_endpoint(&rig));
     rig.operator.push_and_wait(vec![], vec![host_key(19)]);
@@ -235,7 +236,7 @@ fn vpc_reaches_shared_service_by_node_and_nothing_else() {
     rig.start();
     rig.operator.wait_for_ack();
     assert_eq!(ask(&mut stream), 1);
-    // Without the node's endpoint it leads nowhere, least of all out by the uplink.
+    // Without the node's endpoint the address leads nowhere, and never out by the uplink.
     rig.operator.push_and_wait(vec![], vec![host_key(OWN)]);
     eventually("the endpoint is gone", || {
         !rig.on_node("ip -o link show").contains("thuban0")
@@ -246,7 +247,7 @@ fn vpc_reaches_shared_service_by_node_and_nothing_else() {
     assert!(connect(&pod(&rig, "p3"), SERVICE, 80).is_err());
 }
 
-/// A segment of no connection, with a byte of data.
+/// Sends a segment of no connection, with a byte of data.
 pub fn send_ack(namespace: &str, from: Ipv4Addr, to: Ipv4Addr, port: u16) {
     // Ports; sequence, acknowledged; 20 bytes, ACK and PSH; window, sum, urgent; data.
     let mut segment = vec![0x9c, 0x40];
@@ -295,7 +296,7 @@ fn node_ports_and_outside_addresses_lead_to_services() {
     assert!(connect(rig.far(), NODE.into(), 30080).is_err());
     rig.operator.push_and_wait(vec![exposed], vec![]);
     rig.on_far(&format!("ip route add {outside}/32 via {}", Ipv4Addr::from(NODE)));
-    // The way that packets to it would go.
+    // Packets to the address would take this way.
     rig.on_node(&format!("ip route add default via {FAR}"));
     let places = [
         (rig.far().to_owned(), Ipv4Addr::from(NODE), 30080, "from outside"),
@@ -326,7 +327,7 @@ fn node_ports_and_outside_addresses_lead_to_services() {
         let client = clients.recv_timeout(PATIENCE).unwrap();
         assert_eq!(client, IpAddr::from(OWN_ADDRESS), "{what}");
     }
-    // A tenant's pod reaches no node, not by what looks like an answer either.
+    // A tenant's pod reaches no node, not even by packets that look like answers.
     assert!(connect(&pod(&rig, "p3"), NODE.into(), 30080).is_err());
     rig.on_node("nft add table inet seen");
     rig.on_node("nft 'add chain inet seen out { type filter hook postrouting priority 300; }'");
@@ -339,7 +340,7 @@ fn node_ports_and_outside_addresses_lead_to_services() {
     );
     let counted = rig.on_node("nft list chain inet seen out");
     assert!(counted.contains("counter packets 0 "), "{counted}");
-    // Backends outside of the VPC answer the node.
+    // Backends outside the VPC answer the node.
     let elsewhere = serve(rig.far(), FAR, 6443, 3);
     let by_node = Row::NodeService(ServiceRow {
         vni: 7,

@@ -1,8 +1,9 @@
-//! SIGKILL at the system calls of ADD and DEL, in the plugin and in transitd: what is left belongs to nobody and goes, and
-//! nothing that is somebody's is touched.
+//! SIGKILL at the system calls of ADD and DEL, in the plugin and in transitd. Leftovers that belong to nobody are
+//! removed, and nothing that belongs to somebody is touched.
 //!
-//! strace ends the process when one of its threads comes to its n-th call of a kind; the kinds are those that something
-//! outside can see. Every fifth call of each kind, the first among them, or every `THUBAN_KILL_STRIDE`-th.
+//! strace ends the process when one of its threads comes to its n-th call of a kind. The kinds are those whose effects
+//! can be seen from outside. Tests take every fifth call of each kind, the first among them, or every
+//! `THUBAN_KILL_STRIDE`-th.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -18,7 +19,7 @@ const OF_TRANSITD: [&str; 9] = [
     "sendto", "bpf", "ioctl", "unlink", "rename", "fsync", "setns", "exit", "writev",
 ];
 const OF_PLUGIN: [&str; 6] = ["connect", "writev", "recvfrom", "epoll_wait", "fsync", "write"];
-/// More calls of a kind than either makes for one verb.
+/// A number of calls of a kind that neither program reaches in one verb.
 const MOST: usize = 100;
 
 fn rig() -> Rig {
@@ -38,7 +39,7 @@ fn stride() -> usize {
     given.map_or(5, |text| text.parse().unwrap())
 }
 
-/// Everything of attachments, and what is neither done nor thrown away.
+/// Returns everything that attachments leave, and files that are neither done nor thrown away.
 fn traces(rig: &Rig) -> Vec<String> {
     let mut traces = rig.traces();
     for folder in ["state/spool", "state"] {
@@ -47,14 +48,15 @@ fn traces(rig: &Rig) -> Vec<String> {
             .flatten();
         traces.extend(entries.map(|entry| format!("{folder}/{}", entry.unwrap().file_name().display())));
     }
-    // Made by the first DEL that waits.
-    // The last contact with the operator comes with the stream, not with a pod.
+    // The first DEL that waits makes the spool. The last contact with the operator comes with the stream, not with a
+    // pod.
     traces.retain(|trace| trace != "state/spool" && trace != "state/contact");
     traces.sort();
     traces
 }
 
-/// Where to kill: the kind of call, and which of these. The rest of a kind is skipped once nothing dies there.
+/// Finds the boundaries to kill at: the kind of call, and its number. The rest of a kind is skipped once no process
+/// dies there.
 fn boundaries(kinds: &[&'static str], mut dies_at: impl FnMut(&'static str, usize) -> bool) {
     let stride = stride();
     for kind in kinds {
@@ -98,7 +100,7 @@ impl Armed {
                 return true;
             };
             entries.flatten().all(|task| {
-                // Gone, or dead already: it makes such calls at other times too.
+                // The thread is gone or dead already: the daemon makes such calls at other times too.
                 std::fs::read_to_string(task.path().join("status")).map_or(true, |status| {
                     !status.contains("TracerPid:\t0\n") || status.contains("State:\tZ")
                 })
@@ -116,7 +118,7 @@ impl Drop for Armed {
     }
 }
 
-/// Whether the daemon is dead; a moment is given to it, for a process that was killed ends after its sockets.
+/// Whether the daemon is dead. Waits a moment, because a process that was killed ends after its sockets.
 fn died(rig: &mut Rig) -> bool {
     let end = Instant::now() + Duration::from_millis(300);
     while Instant::now() < end {
@@ -128,7 +130,7 @@ fn died(rig: &mut Rig) -> bool {
     false
 }
 
-/// The runtime's part: a DEL, or none and the namespace goes.
+/// The runtime's part: a DEL, or no DEL and the namespace goes.
 #[derive(Clone, Copy, Debug)]
 enum Runtime {
     DeletesBeforeRestart,
@@ -151,7 +153,7 @@ fn delete(rig: &Rig) {
     );
 }
 
-/// Brings the node back, and compares it with what it was like without the pod.
+/// Brings the node back, and compares it with its state before the pod.
 fn recover(rig: &mut Rig, runtime: Runtime, before: &[String], what: &str) {
     if matches!(runtime, Runtime::DeletesBeforeRestart) {
         delete(rig);
@@ -184,7 +186,7 @@ fn recover(rig: &mut Rig, runtime: Runtime, before: &[String], what: &str) {
     }
 }
 
-/// The pod can come and go as if nothing had been.
+/// Asserts that the pod can come and go as if nothing had happened.
 fn works(rig: &Rig, before: &[String]) {
     rig.plugin_add("p1");
     assert!(rig.ping("p1", "10.0.1.6"), "{}", rig.log());
@@ -192,7 +194,7 @@ fn works(rig: &Rig, before: &[String]) {
     assert_eq!(traces(rig), before);
 }
 
-/// What each runtime would do after the kill of this number, in turns; after none, the pod is removed as usual.
+/// Does what each runtime would do after the kill of this number, in turns. After no kill, the pod is removed as usual.
 fn go_on(rig: &mut Rig, kill: Option<usize>, before: &[String], what: &str) {
     let runtime = kill.map_or(Runtime::DeletesAfterRestart, |kill| RUNTIMES[kill % 3]);
     recover(rig, runtime, before, what);
@@ -208,7 +210,7 @@ fn transitd_killed_in_an_add_leaves_nothing() {
         let (exit, _) = rig.plugin("ADD", "p1", "1.1.0", json!({}));
         drop(armed);
         let has_died = died(&mut rig);
-        // Where it died after the answer the ADD is one.
+        // If transitd died after the answer, the ADD has succeeded.
         assert!(exit == 0 || has_died, "{}", rig.log());
         let what = format!("killed at {call} {number} of ADD");
         go_on(&mut rig, has_died.then_some(kills), &before, &what);
@@ -231,7 +233,7 @@ fn an_attachments_file_is_synced_before_it_has_its_name() {
     let mut watching = Armed::attach(strace, rig.daemon_id());
     rig.plugin_add("p1");
     rig.kill();
-    // Its last lines are written when it ends.
+    // strace writes its last lines when it ends.
     watching.0.wait().unwrap();
     let calls = std::fs::read_to_string(calls).unwrap();
     let of_file: Vec<&str> = calls
@@ -270,12 +272,12 @@ fn transitd_killed_in_a_del_finishes_it_later() {
     works(&rig, &before);
 }
 
-/// Runs the plugin until its `number`-th such call; whether it was killed there.
+/// Runs the plugin until its `number`-th such call; returns whether it was killed there.
 fn cut_off(rig: &Rig, verb: &str, call: &str, number: usize) -> bool {
     let mut command = strace(call, number);
     command.arg(binary());
     let output = rig.plugin_by(command, verb, "p1", "1.1.0", json!({}));
-    // strace ends as what it started.
+    // strace ends in the same way as the process that it started.
     let killed = std::os::unix::process::ExitStatusExt::signal(&output.status) == Some(9);
     assert!(killed || output.status.success(), "{output:?}");
     killed
@@ -288,7 +290,7 @@ fn plugin_killed_in_add_leaves_nothing_unknown_to_runtime() {
     let mut kills = 0;
     boundaries(&OF_PLUGIN, |call, number| {
         let killed = cut_off(&rig, "ADD", call, number);
-        // The DEL meets a wiring that goes on, or comes never.
+        // The DEL comes while the attaching goes on, or never comes.
         let runtime = RUNTIMES[1 + kills % 2];
         recover(
             &mut rig,

@@ -1,4 +1,4 @@
-//! Others' code drives the real plugin: cnitool, libcni as runtimes have it, and plugins that run after Thuban.
+//! Programs of others drive the real plugin: cnitool, libcni as runtimes have it, and plugins that run after Thuban.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::plugin::{Answer, binary};
 use crate::rig::{Rig, base_rows, eventually, local};
 
-/// Go tools, built by xtask from `e2e/cni`.
+/// Returns the folder of the Go tools, which xtask builds from `e2e/cni`.
 fn tools() -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/cni-tools");
     assert!(
@@ -18,7 +18,7 @@ fn tools() -> PathBuf {
     folder
 }
 
-/// A node with pods' namespaces, the plugins in one folder, and the conflist that transitd wrote.
+/// Returns a node with pods' namespaces, the plugins in one folder, and the conflist that transitd wrote.
 fn rig(pods: &[(&str, u8)]) -> Rig {
     let mut rows = base_rows();
     rows.extend(pods.iter().map(|(pod, last)| local(7, pod, *last)));
@@ -41,7 +41,7 @@ fn conflist(rig: &Rig) -> PathBuf {
     rig.directory.join("conf/05-thuban.conflist")
 }
 
-/// A changed copy of the conflist.
+/// Writes a changed copy of the conflist.
 fn changed(rig: &Rig, change: impl FnOnce(&mut Value)) -> PathBuf {
     let mut list: Value = serde_json::from_slice(&std::fs::read(conflist(rig)).unwrap()).unwrap();
     change(&mut list);
@@ -50,7 +50,7 @@ fn changed(rig: &Rig, change: impl FnOnce(&mut Value)) -> PathBuf {
     path
 }
 
-/// As a runtime runs in the node's namespace; libcni's default cache is this rig's.
+/// Runs a command as a runtime does, in the node's namespace; libcni's default cache is this rig's.
 fn command(rig: &Rig, pod: &str, line: &str) -> Answer {
     let script = format!(
         "mkdir -p /var/lib/cni && mount --bind {} /var/lib/cni && exec {line}",
@@ -121,7 +121,7 @@ fn cnitool_runs_every_verb_of_the_installed_conflist() {
     done(cnitool(&rig, "del", "p1"));
     assert_eq!(rig.traces(), Vec::<String>::new());
     done(cnitool(&rig, "del", "p1"));
-    // It gives no list, which must not be taken for an empty one.
+    // cnitool gives no list, and the missing list must not be taken for an empty one.
     let (exit, said) = cnitool(&rig, "gc", "p1");
     assert!(
         exit != 0 && said.to_string().contains("cni.dev/valid-attachments"),
@@ -147,7 +147,7 @@ fn libcni_runs_every_verb_in_every_version() {
         }
         let (exit, error) = driver(&rig, "ADD", &list, "p1", "");
         assert_eq!((exit, &error["code"]), (1, &json!(100)), "{error}");
-        // libcni deletes what it remembers and is not told, and with 1.1.0 calls GC.
+        // libcni deletes the attachments that it remembers and that are not in the list, and with 1.1.0 calls GC.
         done(driver(&rig, "GC", &list, "p1", "p1"));
         assert!(rig.in_pod("p1", "ip link show eth0") && !rig.in_pod("p2", "ip link show eth0"));
         done(driver(&rig, "DEL", &list, "p1", ""));
@@ -211,7 +211,7 @@ fn portmap_and_tuning_run_after_thuban_and_not_before() {
     assert!(!rig.on_node("iptables-save -t nat").contains("10.0.1.5:80"));
     assert_eq!(rig.traces(), Vec::<String>::new());
     assert_ne!(before.trim(), "500");
-    // Thuban second: refused with the reason, and nothing is left.
+    // Thuban is second in the list: the plugin refuses with the reason, and nothing is left.
     let list = changed(&rig, |list| {
         let plugins = list["plugins"].as_array_mut().unwrap();
         plugins.insert(0, json!({"type": "other"}));

@@ -9,14 +9,14 @@ use thuban_testkit::packets::{Raw, datagram};
 
 use crate::rig::{Rig, base_rows, eventually, in_namespace, local};
 
-/// At the other end of the uplink, in no range of anybody.
+/// The server at the other end of the uplink, in no range of any VPC.
 const SERVER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, 9), 5000);
 const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 const QUESTION: &[u8] = b"?";
-/// Connections tried beside the flood.
+/// Connections that are tried beside the flood.
 const TRIES: usize = 20;
 
-/// p1 and p3 are of VPC 7, p2 is of 8; both VPCs may go out.
+/// Returns a rig where p1 and p3 are of VPC 7, p2 is of 8; both VPCs may go out.
 fn rig() -> Rig {
     let mut rows = base_rows();
     for row in &mut rows {
@@ -37,7 +37,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// Answers questions, and nothing else.
+/// Runs a server that answers questions, and does nothing else.
 fn serve(rig: &Rig) {
     let socket = in_namespace(rig.far(), || UdpSocket::bind(SERVER).unwrap());
     std::thread::spawn(move || {
@@ -50,7 +50,7 @@ fn serve(rig: &Rig) {
     });
 }
 
-/// How many new connections get an answer. Each asks three times: the server's socket may be full for a moment.
+/// Returns how many new connections get an answer. Each asks three times: the server's socket may be full for a moment.
 fn answered(namespace: &str) -> usize {
     let tries = (0..TRIES).filter(|_| {
         let socket = in_namespace(namespace, || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap());
@@ -61,7 +61,7 @@ fn answered(namespace: &str) -> usize {
     tries.count()
 }
 
-/// A connection from each port of a pod, again and again until it is over; none of them is ever answered.
+/// Opens a connection from each port of a pod, again and again until it is over; none of them is ever answered.
 fn flood(rig: &Rig, pod: &str, is_over: &AtomicBool, all_sent: &AtomicBool) {
     let address = Ipv4Addr::new(10, 0, 1, 5);
     let raw = in_namespace(&format!("{}-{pod}", rig.name), || Raw::open().unwrap());
@@ -99,7 +99,7 @@ fn limits_follow_pods_and_come_back() {
     let mut rig = rig();
     let has = |rig: &Rig, vpcs: [bool; 2], pods: usize| {
         eventually("limits of the node's pods", || {
-            // For a moment there may be none.
+            // For a moment there may be no table.
             let output = Rig::try_in(rig.node(), "nft list table inet thuban-limits");
             let text = String::from_utf8(output.stdout).unwrap();
             let chains = [7, 8].map(|vni| text.contains(&format!("chain vpc-{vni} ")));
@@ -111,7 +111,7 @@ fn limits_follow_pods_and_come_back() {
     has(&rig, [true, true], 3);
     assert_eq!(rig.del("p2"), None);
     has(&rig, [true, false], 2);
-    // Whoever reloads the node's own rules flushes all tables.
+    // An administrator who reloads the node's own rules flushes all tables.
     rig.on_node("nft flush ruleset");
     has(&rig, [true, false], 2);
     rig.kill();

@@ -1,4 +1,5 @@
-//! What this droplet's roles pass on is counted while they are here, and told to the operator while it is anything.
+//! The packets that this droplet's roles pass on: they are counted while the roles are here, and reported to the
+//! operator while there are any.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::wire::Peer;
 
 const NETWORK: u32 = 0x0a00_0100;
 
-/// 10.0.1.99 lives on the second droplet, and the second network is bounced there.
+/// Returns a rig where 10.0.1.99 lives on the second droplet, and the second network is bounced there.
 fn rig() -> Rig {
     let mut rows = base_rows();
     for last in [2, 3] {
@@ -52,7 +53,7 @@ fn load_of(load: &Load, network: u32) -> u64 {
         .map_or(0, |role| role.packets_per_second)
 }
 
-/// Waits for a load of that role, and answers the whole of it.
+/// Waits until a load of that role is reported; returns the whole load.
 fn told(rig: &Rig, network: u32) -> Load {
     let is_it = |m: &Message| matches!(m, Message::Load(load) if load_of(load, network) > 0);
     match rig.operator.wait_for("the load", is_it) {
@@ -67,27 +68,27 @@ fn inline_roles_and_transit_count_load_and_report_end_once() {
     rig.add_pod("p");
     std::thread::sleep(Duration::from_millis(2500));
     assert_eq!(rig.operator.count(is_load), 0, "nothing is passed on");
-    // By the pod's agent: this droplet bounces for its network, and divides for the other.
+    // The pod's agent sends these: this droplet bounces for its network, and divides for the other.
     assert!(!rig.ping("p", "10.0.1.99"));
     let load = told(&rig, NETWORK);
     assert!(load.roles.len() == 1 && load_of(&load, NETWORK) <= 4, "{load:?}");
     assert!(!rig.ping("p", "10.0.2.9"));
     told(&rig, 0);
-    // The first role's end was told while the second one's echo requests waited.
+    // The end of the first role's load was reported while the second role's echo requests waited.
     rig.operator.forget_received();
     let is_end = |m: &Message| matches!(m, Message::Load(load) if load.roles.is_empty());
     rig.operator.wait_for("the end of the load", is_end);
     let ends = rig.operator.count(is_end);
     std::thread::sleep(Duration::from_millis(2500));
     assert_eq!(rig.operator.count(is_end), ends, "told once");
-    // By transit: for others.
+    // Transit passes these on for others.
     rig.operator.forget_received();
     let third = Peer::new(&rig, 3);
     for _ in 0..100 {
         for destination in ["10.0.1.99", "10.0.2.9"] {
             third.send(7, "10.0.1.98".parse().unwrap(), destination.parse().unwrap());
         }
-        // The pod's own address, from elsewhere: dropped.
+        // The source is the pod's own address, and the packet comes from elsewhere: it is dropped.
         third.send(7, "10.0.1.5".parse().unwrap(), "10.0.1.99".parse().unwrap());
     }
     for network in [NETWORK, 0] {
@@ -105,7 +106,7 @@ fn inline_roles_and_transit_count_load_and_report_end_once() {
         });
         loads.sum()
     };
-    // An interval is a second, rates are rounded up.
+    // An interval is a second; rates are rounded up.
     assert!((95..=110).contains(&sum(NETWORK)), "{}", sum(NETWORK));
     assert!((95..=110).contains(&sum(0)), "{}", sum(0));
 }

@@ -1,4 +1,5 @@
-//! DELs that are lost, doubled, late, or come after their namespace: what is somebody's stays, the rest goes.
+//! DELs that are lost, doubled, late, or come after their namespace: attachments that belong to a pod stay, the rest
+//! goes.
 
 use std::thread;
 use std::time::Duration;
@@ -49,7 +50,7 @@ fn double_or_late_del_succeeds_and_lost_del_is_cleaned_up() {
     for pod in pods() {
         rig.plugin_add(&pod);
     }
-    // Two of each at once.
+    // Two DELs of each pod run at once.
     let doubled = all_at_once(
         &rig,
         &[("DEL", "p0"), ("DEL", "p0"), ("DEL", "p1"), ("DEL", "p1")],
@@ -58,12 +59,12 @@ fn double_or_late_del_succeeds_and_lost_del_is_cleaned_up() {
         doubled.iter().all(|answer| *answer == (0, Value::Null)),
         "{doubled:?}"
     );
-    // The namespace is gone before.
+    // The namespace is gone before the DEL.
     for pod in ["p2", "p3"] {
         rig.remove_namespace(pod);
         assert_eq!(rig.plugin("DEL", pod, "1.1.0", json!({})), (0, Value::Null));
     }
-    // Never, and across a restart.
+    // The DEL never comes, also not after a restart.
     for pod in ["p4", "p5"] {
         rig.remove_namespace(pod);
     }
@@ -83,7 +84,7 @@ fn forgotten_sandbox_is_removed_only_once_pod_has_another() {
     let netns = rig.pod_namespace("forgotten");
     rig.add("forgotten", "p0", &netns).unwrap();
     assert!(rig.in_pod("forgotten", "ip link show eth0"));
-    // The only one of its pod: it stays, whatever the runtime thinks.
+    // This attachment is the only one of its pod: it stays, whatever the runtime thinks.
     thread::sleep(Duration::from_secs(3));
     assert!(rig.ping("forgotten", "10.0.1.5"));
     rig.plugin_add("p0");
@@ -114,7 +115,7 @@ fn concurrent_add_and_del_leave_a_whole_pod_or_none() {
             if *verb == "ADD" {
                 let previous = json!({ "prevResult": result });
                 let (exit, error) = rig.plugin("CHECK", pod, "1.1.0", previous);
-                // 3: the DEL was the later one.
+                // 3: the DEL came after the ADD.
                 assert!(exit == 0 || error["code"] == 3, "{pod}: {error}");
                 assert_eq!(rig.in_pod(pod, "ip link show eth0"), exit == 0, "{pod}");
             }

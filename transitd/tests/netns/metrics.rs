@@ -1,4 +1,4 @@
-//! What a whole transitd says about itself: metrics by HTTP, and the probes.
+//! The metrics of a whole transitd by HTTP, and its probes.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use crate::rig::{Rig, base_rows, eventually, in_namespace, local};
 const PORT: u16 = 6084;
 
 impl Rig {
-    /// Series and their values, as scraped on the node.
+    /// Returns series and their values, as scraped on the node.
     pub fn metrics(&self) -> BTreeMap<String, u64> {
         let text = get(self.node(), Ipv4Addr::LOCALHOST).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
@@ -32,7 +32,7 @@ impl Rig {
             .collect()
     }
 
-    /// Exit code and stderr of `transitd status`.
+    /// Returns exit code and stderr of `transitd status`.
     pub fn probe(&self, alive: bool) -> (i32, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_transitd"));
         command
@@ -47,7 +47,7 @@ impl Rig {
         (output.status.code().unwrap(), text)
     }
 
-    /// Asserts that it is alive and not ready, for that reason.
+    /// Asserts that transitd is alive and not ready, for that reason.
     fn assert_unready(&self, reason: &str) {
         let (code, text) = self.probe(false);
         assert!(code == 1 && text.contains(reason), "{reason}: {code} {text}");
@@ -119,7 +119,7 @@ fn what_happens_on_the_node_is_counted() {
         );
     }
 
-    // A restart finds one with its file, one without, and a DEL that waits.
+    // A restart finds one attachment with its file, one without, and a DEL that waits.
     rig.kill();
     std::fs::remove_file(rig.directory.join("state/attachments/p2_eth0.json")).unwrap();
     assert_eq!(rig.plugin("DEL", "p1", "1.1.0", json!({})), (0, Value::Null));
@@ -127,7 +127,7 @@ fn what_happens_on_the_node_is_counted() {
     eventually("the DEL is done", || {
         rig.log().contains("spooled DEL done") && rig.probe(false).0 == 0
     });
-    // An operator that leads no more: no stream, and ready all the same.
+    // The operator leads no more: there is no stream, and transitd is ready all the same.
     rig.operator.shared.lock().unwrap().epoch = 0;
     rig.operator.hang_up();
     eventually("the stream is gone", || rig.metrics()["stream"] == 0);
@@ -176,17 +176,17 @@ fn probes_report_faults_and_survive_a_lost_operator() {
     let mut rig = prepare("loopback");
     rig.add_pod("p1");
     eventually("ready", || rig.probe(false).0 == 0);
-    // The operator is away: pods are served, so it is ready.
+    // The operator is away: transitd serves pods, so it is ready.
     rig.operator.shared.lock().unwrap().epoch = 0;
     rig.operator.hang_up();
     eventually("no stream", || rig.metrics()["stream"] == 0);
     assert_eq!((rig.probe(false).0, rig.probe(true).0), (0, 0));
-    // Somebody takes transit off the uplink.
+    // Another program takes transit off the uplink.
     let pin = rig.directory.join("bpf/thuban/layout_1/links/transit_tc_up0");
     std::fs::remove_file(pin).unwrap();
     rig.assert_unready("transit_tc is not attached");
     assert_eq!(rig.metrics()["ready"], 0);
-    // A restart heals that, but without an operator it has no program.
+    // A restart would repair that, but without an operator transitd has no program.
     rig.kill();
     assert_eq!((rig.probe(false).0, rig.probe(true).0), (1, 1), "no socket");
     rig.start();
@@ -198,11 +198,11 @@ fn probes_report_faults_and_survive_a_lost_operator() {
     rig.on_node("ip link set up0 down");
     rig.assert_unready("uplink is missing or down");
     rig.on_node("ip link set up0 up");
-    // An agent that is gone is one pod's trouble, and is seen.
+    // A missing agent affects one pod only, and the metrics show it.
     rig.on_node("for link in $(ip -o link | grep -o 'thb[0-9a-f]*'); do tc qdisc del dev $link clsact; done");
     assert_eq!(rig.metrics()["attachments_without_agent"], 1);
     assert_eq!(rig.probe(false).0, 0);
-    // One that is stuck answers nobody, though the kernel takes connections for it.
+    // A transitd that hangs answers nobody, though the kernel accepts connections for it.
     let daemon = nix::unistd::Pid::from_raw(rig.daemon_id().cast_signed());
     kill(daemon, Signal::SIGSTOP).unwrap();
     let (code, text) = rig.probe(true);

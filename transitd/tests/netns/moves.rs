@@ -1,5 +1,5 @@
-//! An endpoint moves from node to node: its old droplet forwards, its new one takes what that one forwards, and both
-//! stop when the rows go. Its MAC is the one that the operator says, whatever it is.
+//! An endpoint moves from node to node. Its old droplet forwards, its new one accepts the forwarded packets, and both
+//! stop when the rows go. The endpoint has the MAC that the operator says, whatever it is.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use crate::wire::Peer;
 const OLD: [u8; 4] = [192, 0, 2, 2];
 const THIRD: [u8; 4] = [192, 0, 2, 3];
 
-/// Other droplets are known, and 10.0.1.99 and its IPv6 address live on the third one.
+/// Returns the rows of other droplets; 10.0.1.99 and its IPv6 address live on the third one.
 fn rows() -> Vec<Row> {
     let mut rows = dual_rows();
     for droplet in [OLD, THIRD] {
@@ -46,7 +46,8 @@ fn moved(from: &[u8]) -> Row {
     Row::Local(row)
 }
 
-/// What the old droplet forwards for both addresses of the endpoint: how much of it is delivered, how much refused.
+/// Returns how many packets that the old droplet forwards for both addresses of the endpoint are delivered, and how
+/// many are refused.
 fn forwarded(rig: &Rig, old: &Peer) -> [u64; 2] {
     let count = || [rig.counter("delivered"), rig.counter("source_mismatch")];
     let before = count();
@@ -118,7 +119,8 @@ fn old_droplet_forwards_both_addresses_at_endpoint_removal() {
     let mut rig = Rig::new(rows());
     rig.operator.push_and_wait(vec![dual(7, "p", 5)], vec![]);
     rig.add_pod("p");
-    // What arrives for it must go on to the droplet that it went to, even from where its senders live.
+    // A packet for the endpoint must go on to its new droplet, even when the packet comes from the droplet where its
+    // sender lives.
     let (third, new) = (Peer::new(&rig, 3), Peer::new(&rig, 2));
     let ask = |[from, to]: [&str; 2]| {
         third.send(7, from.parse().unwrap(), to.parse().unwrap());
@@ -154,7 +156,7 @@ fn role_traffic_is_accepted_before_and_after_publication() {
     rig.operator.push_and_wait(vec![local(7, "p", 5)], vec![]);
     rig.add_pod("p");
     let other = Peer::new(&rig, 2);
-    // From the third droplet's endpoint by the second one.
+    // The packet is of the third droplet's endpoint and comes through the second droplet.
     let is_taken = || {
         let count = || [rig.counter("delivered"), rig.counter("source_mismatch")];
         let before = count();
@@ -197,7 +199,8 @@ fn pod_has_operators_mac_and_delivered_frames_carry_it() {
         Row::Local(row)
     };
     let mut rig = Rig::new(rows());
-    // One that a vendor gave out, and one that is locally administered; each may be another's elsewhere.
+    // One MAC that a vendor gave out, and one that is locally administered; each may also be another endpoint's
+    // elsewhere.
     let macs = [
         [0xac, 0xde, 0x48, 0x00, 0x11, 0x22],
         [0xfe, 0xff, 0xff, 0xff, 0xff, 0xff],
@@ -208,7 +211,7 @@ fn pod_has_operators_mac_and_delivered_frames_carry_it() {
     rig.add_pod("q");
     let link = rig.in_pod_text("p", "ip -o link show eth0");
     assert!(link.contains("ac:de:48:00:11:22"), "{link}");
-    // The kernel drops what is not for its MAC.
+    // The kernel drops frames that are not for its MAC.
     assert!(rig.ping("p", "10.0.1.6") && rig.ping("q", "10.0.1.5"));
     assert!(rig.ping_from_node("10.0.1.5"));
     let third = Peer::new(&rig, 3);

@@ -1,4 +1,4 @@
-//! nft that takes its time: nobody waits for it but who needs its rules.
+//! An nft that is slow: only those who need its rules wait for it.
 
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use crate::rig::{Rig, eventually, local, mapped};
 
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 20);
 
-/// NodePort 30080 to p1.
+/// Returns the row of NodePort 30080 to p1.
 fn exposed() -> Row {
     Row::Exposed(ExposedRow {
         vni: 7,
@@ -34,7 +34,7 @@ fn exposed() -> Row {
     })
 }
 
-/// An nft that waits for as long as the file `hang` is there, and says by the file `hangs` that it does.
+/// An nft that waits for as long as the file `hang` exists, and makes the file `hangs` while it waits.
 struct Nft {
     directory: PathBuf,
 }
@@ -84,12 +84,12 @@ fn while_nft_hangs_dns_adds_and_stream_go_on_and_acks_wait() {
     let sequence = rig.operator.push(vec![exposed()], vec![]);
     eventually("nft hangs", || nft.hangs());
     eventually("DNS while nft hangs", || asks(&pod));
-    // A pod whose rows were there before, and one whose rows come meanwhile.
+    // One pod has its rows before, and one gets its rows meanwhile.
     rig.add_pod("p4");
     let later = rig.operator.push(vec![local(7, "p5", 9)], vec![]);
     rig.add_pod("p5");
     assert!(rig.ping("p5", "10.0.1.8"));
-    // Longer than the stream's keepalive takes to give up.
+    // This is longer than the stream's keepalive takes to give up.
     std::thread::sleep(std::time::Duration::from_secs(7));
     let acks = |from| {
         rig.operator

@@ -1,4 +1,5 @@
-//! A node that is cut off from the operator serves ports of tenants' Services for as long as nobody else can have them.
+//! A node that is cut off from the operator serves ports of tenants' Services only as long as no other Service can get
+//! them.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use crate::tcp::{ask, connect, serve};
 
 const LEASE: Duration = Duration::from_secs(8);
 
-/// The port by a pod of this node and by the other droplet, for clients that are no droplets.
+/// Returns a rig where a pod of this node and the other droplet serve the port, for clients that are not droplets.
 fn rig() -> Rig {
     let rig = rig_with(vec![format!("--node-port-lease={}", LEASE.as_secs())]);
     let node = Ipv4Addr::from(NODE);
@@ -32,7 +33,7 @@ fn is_open(rig: &Rig) -> bool {
     connect(rig.far(), NODE.into(), 30080).is_ok()
 }
 
-/// Of several, both by the pod and by the other droplet.
+/// Whether none of several connections succeeds, neither by the pod nor by the other droplet.
 fn is_shut(rig: &Rig) -> bool {
     (0..3).all(|_| !is_open(rig))
 }
@@ -56,7 +57,7 @@ fn tenants_ports_shut_while_the_operator_is_away_too_long() {
     let _others = serve(rig.far(), FAR, 30080, 9);
     let mut stays = connect(rig.far(), NODE.into(), 30080).unwrap();
     let own = ask(&mut stays);
-    // Far longer than a lease.
+    // This is far longer than a lease.
     std::thread::sleep(LEASE + LEASE / 2);
     assert!((0..10).all(|_| is_open(&rig)), "while the operator is there");
     assert_eq!(dropped(&rig), 0);
@@ -65,7 +66,7 @@ fn tenants_ports_shut_while_the_operator_is_away_too_long() {
     eventually("they shut", || is_shut(&rig));
     assert!(dropped(&rig) > 0);
     assert_eq!(ask(&mut stays), own, "connections that there were stay");
-    // A daemon that begins knows no better.
+    // A daemon that starts does not know more.
     rig.kill();
     rig.start();
     eventually("alive", || rig.probe(true).0 == 0);
@@ -74,7 +75,7 @@ fn tenants_ports_shut_while_the_operator_is_away_too_long() {
     reconnect(&rig);
     eventually("they open", || is_open(&rig));
 
-    // Without a daemon the kernel does it.
+    // Without a daemon the kernel closes the port.
     rig.kill();
     let killed = Instant::now();
     let are_open = (0..3).all(|_| is_open(&rig));

@@ -1,6 +1,7 @@
-//! UDP port 6081 is the overlay's: nobody else's packet leaves a node for it, and none for it reaches the node's own stack.
+//! UDP port 6081 is the overlay's: no packet of others leaves a node for it, and none for it reaches the node's own
+//! stack.
 //!
-//! Each way is tried with another port too, which shows that it leads there.
+//! Each way is tried with another port too, which shows that the way works.
 
 mod forms;
 mod ways;
@@ -28,10 +29,10 @@ fn nobody_elses_packet_leaves_for_the_overlays_port() {
     let (open, far) = open_ways(&mut rig);
     assert_eq!(open, Vec::<String>::new(), "ways to the overlay's port");
     let (node, guest) = (rig.node().to_owned(), format!("{}-guest", rig.name));
-    // Who is no droplet may have such a tunnel with the node.
+    // A host that is not a droplet may have such a tunnel with the node.
     send(&node, 0, (STRANGER, GENEVE), b"a tunnel".to_vec());
     assert!(has_come(&far.overlay, "a tunnel"));
-    // The operator is away, and the tables that this transitd finds are all that it knows.
+    // The operator is away, and this transitd knows only the tables that it finds.
     rig.kill();
     rig.on_node("nft flush ruleset && ip link set lo down");
     rig.start();
@@ -51,12 +52,12 @@ fn nobody_elses_packet_leaves_for_the_overlays_port() {
     });
 }
 
-/// One that joined a moment ago, and of which this node has not heard.
+/// Sends to a droplet that joined a moment ago, and that this node does not know yet.
 #[test]
 fn nor_does_one_for_a_droplet_that_the_node_does_not_know() {
     let mut rig = rig_with("true", true, false);
     let (open, _) = open_ways(&mut rig);
-    // Which is the node's own word, and no endpoint's.
+    // The node itself sends this, and no endpoint does.
     assert_eq!(open, ["a process of the node;"]);
 }
 
@@ -86,7 +87,7 @@ fn the_port_is_one_like_any_other_inside_a_vpc() {
     }
 }
 
-/// ICMP of another droplet's router would make that one's packets small for ten minutes.
+/// Sends ICMP as another droplet's router would; it would make that droplet's packets small for ten minutes.
 #[test]
 fn no_pod_speaks_as_a_router_of_the_underlay() {
     for egress in [true, false] {
@@ -117,7 +118,7 @@ fn speak_as_a_router(rig: &Rig, egress: bool) {
     assert!(says(8, 0, &[0; 28]).contains(&8), "an echo request leads there");
     let quoted = datagram(FAR, NODE.into(), (40_000, GENEVE), &[], &[0; 8]);
     assert_eq!(says(3, 4, &quoted[..28]), Vec::<u8>::new(), "egress {egress}");
-    // About a connection that the pod did make, which the node translates and knows.
+    // The ICMP is about a connection that the pod did make, and that the node translates and knows.
     send(&pod(rig), GENEVE, (FAR, OTHER), b"?".to_vec());
     let quoted = datagram(FAR, pod_address, (OTHER, GENEVE), &[], &[0; 8]);
     assert!(says(3, 3, &quoted[..28]).contains(&3), "refusals lead there");
@@ -131,7 +132,7 @@ fn nothing_for_the_overlays_port_reaches_the_nodes_stack() {
     rig.on_far(&format!("ip route add {SECOND}/32 via {}", Ipv4Addr::from(NODE)));
     rig.on_node("sysctl -qw net.ipv4.icmp_echo_ignore_broadcasts=0");
     rig.on_far("ip route add 224.0.0.1/32 dev far");
-    // A Service whose backend is the node's own port.
+    // The Service has the node's own port as its backend.
     rig.operator
         .push_and_wait(vec![by_node(SERVICE.into(), Ipv4Addr::from(NODE).into())], vec![]);
     let inner = listen(rig.node(), 9999);
@@ -169,7 +170,7 @@ fn nothing_for_the_overlays_port_reaches_the_nodes_stack() {
         let before = received(rig);
         for (what, send) in forms {
             for _ in 0..5 {
-                // The second one is what the device has itself.
+                // VNI 0 is the device's own.
                 for vni in [7, 0] {
                     send(GENEVE, tunnelled(vni, mac.clone().try_into().unwrap(), what));
                 }
@@ -186,7 +187,7 @@ fn nothing_for_the_overlays_port_reaches_the_nodes_stack() {
     assert_eq!(attack(&rig, &forms), nothing, "as transitd made it");
     assert!(rig.counter("bad_header") >= 20, "counted by transit");
 
-    // The device alone, the rules alone, and neither; nobody mends it meanwhile.
+    // The device is tried alone, then the rules alone, then neither; nobody repairs them meanwhile.
     rig.kill();
     rig.on_node("nft delete table inet thuban-overlay");
     assert_eq!(attack(&rig, &forms), nothing, "without the table");
@@ -198,7 +199,7 @@ fn nothing_for_the_overlays_port_reaches_the_nodes_stack() {
         count > 0 && !came.is_empty(),
         "the attack is none: {count} {came:?}"
     );
-    // Somebody deleted the one, and an earlier version made the other.
+    // Somebody deleted the rules, and an earlier version made the device.
     rig.start();
     rig.operator.wait_for_ack();
     assert_eq!(attack(&rig, &forms), nothing, "after a restart");

@@ -1,4 +1,4 @@
-//! The CNI plugin as a runtime runs it: the real binary against the rig's transitd, every verb in every version.
+//! The CNI plugin as a runtime runs it: the real binary against the rig's transitd, with every verb in every version.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -15,16 +15,16 @@ pub fn binary() -> PathBuf {
     path
 }
 
-/// Exit code, and what stdout says: null where it says nothing.
+/// Exit code, and the content of stdout: null where stdout is empty.
 pub type Answer = (i32, Value);
 
 impl Rig {
-    /// The rig's namespace of a pod.
+    /// Returns the rig's namespace of a pod.
     pub fn netns(&self, pod: &str) -> String {
         format!("/run/netns/{}-{pod}", self.name)
     }
 
-    /// The plugin's part of a configuration list, with more keys.
+    /// Returns the plugin's part of a configuration list, with more keys.
     pub fn configuration(&self, version: &str, more: Value) -> Value {
         let mut configuration = json!({
             "cniVersion": version,
@@ -49,7 +49,7 @@ impl Rig {
         (output.status.code().unwrap(), value)
     }
 
-    /// The same by a command of the caller's, which may not come to its end.
+    /// Does the same with a command of the caller's, which may be killed before it ends.
     pub fn plugin_by(
         &self,
         mut command: Command,
@@ -72,7 +72,7 @@ impl Rig {
             .spawn()
             .unwrap();
         let text = self.configuration(version, more).to_string();
-        // One that is killed reads nothing.
+        // A plugin that is killed reads nothing.
         let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
         child.wait_with_output().unwrap()
     }

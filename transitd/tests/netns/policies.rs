@@ -1,5 +1,5 @@
-//! What comes from outside and stays on its node, ports of nodes that a chained plugin made, addresses that Services have in
-//! their own VPC.
+//! Traffic from outside that stays on its node, ports of nodes that a chained plugin made, and addresses that Services
+//! have in their own VPC.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
@@ -23,11 +23,11 @@ const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 9);
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
 const SECOND: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 6);
-/// Of VPC 8.
+/// An address of VPC 8.
 pub const TENANTS: Ipv4Addr = Ipv4Addr::new(10, 8, 1, 7);
-/// Beside the node.
+/// A host beside the node.
 pub const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
-/// Farther away.
+/// A host farther away.
 pub const STRANGER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 
 fn bytes(address: Ipv4Addr) -> Vec<u8> {
@@ -42,7 +42,7 @@ fn backends(addresses: &[Ipv4Addr]) -> Vec<ServiceBackend> {
     each.collect()
 }
 
-/// A service of port 80.
+/// Returns a service of port 80.
 fn service(vni: u32, address: Ipv4Addr, by: &[Ipv4Addr], local: bool) -> Row {
     Row::Service(ServiceRow {
         vni,
@@ -58,12 +58,13 @@ fn service(vni: u32, address: Ipv4Addr, by: &[Ipv4Addr], local: bool) -> Row {
     })
 }
 
-/// NodePort 30080, of traffic that stays on its node.
+/// Returns NodePort 30080, whose traffic stays on its node.
 fn exposed(vni: u32, by: &[Ipv4Addr]) -> Row {
     exposed_ending(vni, by, &[])
 }
 
-/// The same port of VPC 8, for backends of all nodes: of these droplets too, if it is a tenant's.
+/// Returns the same port of VPC 8, for backends of all nodes. `peers` are droplets whose backends count too, if the
+/// Service is a tenant's.
 pub fn exposed_everywhere(by: &[Ipv4Addr], peers: &[Ipv4Addr]) -> Row {
     let Row::Exposed(mut row) = exposed(8, by) else {
         panic!("an exposed row")
@@ -100,7 +101,7 @@ fn local_key(vni: u32, address: Ipv4Addr) -> RowKey {
     }
 }
 
-/// A pod of VPC 8 or 9.
+/// Returns a pod of VPC 8 or 9.
 fn tenants(vni: u32, uid: &str) -> Row {
     let Row::Local(row) = local(vni, uid, 7) else {
         panic!("a local row")
@@ -113,12 +114,12 @@ fn tenants(vni: u32, uid: &str) -> Row {
     })
 }
 
-/// Nodes are in VPC 7, p1 and p2 too; p3 is VPC 8's, whose range is its own. VPC 9 is as 8.
+/// Returns a rig where nodes, p1 and p2 are in VPC 7; p3 is in VPC 8, which has a range of its own. VPC 9 is like 8.
 fn rig() -> Rig {
     rig_with(vec![])
 }
 
-/// The same, with flags of the daemon.
+/// Returns the same rig, with flags of the daemon.
 pub fn rig_with(flags: Vec<String>) -> Rig {
     let mut rows = Vec::new();
     for row in base_rows() {
@@ -173,7 +174,7 @@ pub fn pod(rig: &Rig, name: &str) -> String {
     format!("{}-{name}", rig.name)
 }
 
-/// Status and body of the health port.
+/// Returns status and body of the health port.
 fn health(rig: &Rig) -> (String, String) {
     let mut stream = connect(rig.far(), NODE.into(), 32000).unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n").unwrap();
@@ -257,15 +258,15 @@ fn tenant_port_reaches_own_pod_never_its_address_successor() {
     assert_eq!(ask(&mut stranger), 3);
     assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(STRANGER));
 
-    // Whatever a row says, another VPC's pod is led to nobody.
+    // Whatever a row says, no pod of another VPC is a backend.
     rig.operator.push_and_wait(vec![exposed(8, &[FIRST])], vec![]);
     assert!(connect(rig.far(), NODE.into(), 30080).is_err());
     rig.operator.push_and_wait(vec![exposed(8, &[TENANTS])], vec![]);
     assert_eq!(ask(&mut connect(rig.far(), NODE.into(), 30080).unwrap()), 3);
 
-    // The pod goes; the address is another VPC's now, while the service's row is as it was.
+    // The pod goes, and another VPC gets the address, while the service's row is unchanged.
     assert_eq!(rig.del("p3"), None);
-    // What still comes for it goes nowhere.
+    // Packets that still come for the pod go nowhere.
     rig.on_node("nft add table inet seen");
     rig.on_node("nft 'add chain inet seen out { type filter hook postrouting priority 300; }'");
     rig.on_node(&format!("nft add rule inet seen out ip daddr {TENANTS} counter"));
@@ -289,7 +290,7 @@ fn tenant_port_is_relayed_once_to_droplets_with_backends() {
     let rig = rig();
     let node = Ipv4Addr::from(NODE);
     let clients = serve(&pod(&rig, "p3"), Ipv4Addr::UNSPECIFIED, 8080, 3);
-    // As the other droplet answers.
+    // The other droplet answers like this.
     let others = serve(rig.far(), FAR, 30080, 9);
     let from = |source: Ipv4Addr| {
         rig.on_far(&format!("ip route replace {node}/32 dev far src {source}"));
@@ -312,7 +313,7 @@ fn tenant_port_is_relayed_once_to_droplets_with_backends() {
     }
     assert_eq!(ask(&mut connect(rig.node(), node, 30080).unwrap()), 9);
     assert_eq!(others.recv_timeout(PATIENCE).unwrap(), IpAddr::from(node));
-    // No pods, and no droplets.
+    // There are no pods, and no droplets.
     for name in ["p1", "p3"] {
         assert!(connect(&pod(&rig, name), node, 30080).is_err());
     }
@@ -323,7 +324,7 @@ fn tenant_port_is_relayed_once_to_droplets_with_backends() {
     );
     assert!(others.try_recv().is_err());
 
-    // With a backend of its own it takes its share.
+    // A node with a backend of its own takes its share.
     from(STRANGER);
     let mut stays = connect(rig.far(), node, 30080).unwrap();
     rig.operator
@@ -337,7 +338,7 @@ fn tenant_port_is_relayed_once_to_droplets_with_backends() {
     for _ in 0..20 {
         assert_eq!(ask(&mut connect(rig.far(), node, 30080).unwrap()), 3);
     }
-    // While its own ends it serves what other droplets still send.
+    // While its own backend ends, the node serves connections that other droplets still send.
     let Row::Exposed(mut ending) = exposed_everywhere(&[TENANTS], &[FAR, node]) else {
         panic!("an exposed row")
     };
@@ -348,7 +349,7 @@ fn tenant_port_is_relayed_once_to_droplets_with_backends() {
     for _ in 0..20 {
         assert_eq!(ask(&mut connect(rig.far(), node, 30080).unwrap()), 9);
     }
-    // Alone it takes all, and what was sent on stays where it is.
+    // Alone, the node takes all connections, and connections that it sent on stay where they are.
     rig.operator
         .push_and_wait(vec![exposed_everywhere(&[TENANTS], &[])], vec![]);
     for _ in 0..20 {
@@ -394,7 +395,7 @@ fn a_port_of_the_node_that_another_plugin_made_leads_to_its_pod() {
             IpAddr::from(HOST_SOURCE)
         );
     }
-    // A tenant reaches no node, and no pod by what looks like an answer to the node.
+    // A tenant reaches no node, and reaches no pod by packets that look like answers to the node.
     assert!(connect(&pod(&rig, "p3"), node, 8081).is_err());
     rig.on_node("nft add table inet seen");
     rig.on_node("nft 'add chain inet seen out { type filter hook postrouting priority 300; }'");
@@ -404,7 +405,7 @@ fn a_port_of_the_node_that_another_plugin_made_leads_to_its_pod() {
     send_ack(&pod(&rig, "p3"), TENANTS, HOST_SOURCE.into(), 8081);
     let counted = rig.on_node("nft list chain inet seen out");
     assert!(counted.contains("counter packets 0 "), "{counted}");
-    // What others' rules translate to elsewhere goes there.
+    // Connections that others' rules translate to a host elsewhere go there.
     let elsewhere = serve(rig.far(), FAR, 9090, 9);
     for chain in ["in", "own"] {
         rig.on_node(&format!(
@@ -414,7 +415,7 @@ fn a_port_of_the_node_that_another_plugin_made_leads_to_its_pod() {
     assert_eq!(ask(&mut connect(&pod(&rig, "p2"), node, 8089).unwrap()), 9);
     assert_eq!(ask(&mut connect(rig.node(), node, 8089).unwrap()), 9);
     drop(elsewhere);
-    // And no other pod of the host's table by an address that it chose.
+    // Nor does an address that the sender chose lead to another pod of the host's table.
     assert!(connect(rig.far(), TENANTS, 8080).is_err());
 }
 
@@ -455,7 +456,7 @@ fn services_of_two_vpcs_have_one_address_among_their_own() {
         let mut stream = connect(&pod(&rig, name), own, 80).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(ask(&mut stream), answer);
     }
-    // Not of the VPC's services any more: an address of the network as any.
+    // The address is not one of the VPC's services any more: it is an ordinary address of the network.
     let unnamed = named.map(|row| match row {
         Row::Vpc(mut vpc) => {
             vpc.service_addresses.clear();

@@ -1,5 +1,5 @@
-//! A node that runs out of something: disk, rows, file descriptors, memory. An ADD says which and leaves nothing, pods that are
-//! there go on, and all works again when there is room.
+//! A node that runs out of something: disk, rows, file descriptors, memory. An ADD names the missing resource and
+//! leaves nothing, existing pods go on, and everything works again when there is room.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,7 +27,7 @@ fn start(rig: &mut Rig) {
     eventually("ready", || rig.probe(false).0 == 0);
 }
 
-/// The ADD fails with that code, its text holds all of these, and nothing of it stays.
+/// Asserts that the ADD fails with that code, that its text contains all of these, and that nothing of it stays.
 fn assert_refused(rig: &Rig, pod: &str, code: u32, parts: &[&str]) {
     let before = rig.traces();
     let (exit, error) = rig.plugin("ADD", pod, "1.1.0", json!({}));
@@ -43,7 +43,7 @@ fn sh(script: &str) {
     assert!(status.success(), "{script}");
 }
 
-/// A small file system, unmounted in the end.
+/// A small file system, unmounted when dropped.
 struct Small(PathBuf);
 
 impl Small {
@@ -59,8 +59,8 @@ impl Drop for Small {
     }
 }
 
-/// Fills the file system of transitd's state, until no room comes back for a while. Files of this boot go before: transitd
-/// removes them when it can't write them, which would make room.
+/// Fills the file system of transitd's state, until no room comes back for a while. Files of this boot are removed
+/// first: transitd removes them when it can't write them, which would make room.
 fn fill(filler: &Path) {
     let mut filled = 0;
     for name in ["askers", "contact", "endpoints"] {
@@ -91,14 +91,14 @@ fn a_full_disk_refuses_adds_by_name_and_harms_no_pod() {
     fill(&filler);
     assert_refused(&rig, "p2", 5, &["cannot write", "p2_eth0.json", "No space left"]);
     assert!(rig.ping_from_node("10.0.1.5"));
-    // A new leader's epoch can't be kept, so it is not obeyed; what there is stays.
+    // transitd can't store a new leader's epoch, so it does not obey the leader; the existing state stays.
     rig.operator.shared.lock().unwrap().epoch = 5;
     rig.operator.hang_up();
     eventually("said", || {
         rig.log().contains("epoch") && rig.log().contains("No space left")
     });
     assert!(rig.ping_from_node("10.0.1.5"));
-    // A DEL needs no room; one that would have to wait is refused, so that it is repeated.
+    // A DEL needs no room. A DEL that would have to wait is refused, so that the runtime repeats it.
     rig.kill();
     let (exit, error) = rig.plugin("DEL", "p1", "1.1.0", json!({}));
     assert_eq!(exit, 1, "{error}");
@@ -112,7 +112,7 @@ fn a_full_disk_refuses_adds_by_name_and_harms_no_pod() {
     assert!(rig.ping("p1", "10.0.1.6"));
 }
 
-/// The same programs with a smaller map.
+/// Writes the same programs with a smaller map.
 pub fn shrunk(rig: &Rig, map: &str, entries: u32) -> PathBuf {
     let path = rig.directory.join("shrunk.o");
     shrink(&rig.programs, map, entries, &path);
@@ -161,7 +161,7 @@ fn without_file_descriptors_adds_are_refused_and_harm_no_pod() {
         usage(&rig).0 == now
     });
     let (open, _) = usage(&rig);
-    // From none at all to nearly enough: each step of an ADD fails once.
+    // The limits go from none at all to nearly enough: each step of an ADD fails once.
     let mut codes = Vec::new();
     for spare in 0..24 {
         let before = rig.traces();
@@ -195,7 +195,7 @@ fn without_memory_pods_go_on_and_all_is_right_afterwards() {
     rig.plugin_add("p1");
     rig.plugin_add("p2");
     let (_, resident) = usage(&rig);
-    // No more address space than it has: the next allocation fails, and a process without memory ends.
+    // The daemon gets no more address space than it has: the next allocation fails, and a process without memory ends.
     sh(&format!(
         "prlimit --pid {} --as={}:",
         rig.daemon_id(),
@@ -208,7 +208,7 @@ fn without_memory_pods_go_on_and_all_is_right_afterwards() {
     assert!(rig.ping("p1", "10.0.1.6"));
     rig.kill();
     start(&mut rig);
-    // As a runtime does after an ADD that failed.
+    // A runtime does this after an ADD that failed.
     assert_eq!(rig.del("p3"), None);
     rig.plugin_add("p3");
     assert!(rig.ping("p3", "10.0.1.5"));

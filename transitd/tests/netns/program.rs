@@ -1,4 +1,5 @@
-//! Programs over the stream: what lands in the tables, what is nacked, what a new snapshot takes away.
+//! Programs over the stream: the rows that reach the tables, the rows that are nacked, and the rows that a new snapshot
+//! removes.
 
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::{AddressKey, BouncerRow, NackReason, RowKey, VpcRow, row::Row, row_key::Key};

@@ -1,4 +1,5 @@
-//! The stream finds its way: to an operator of the version before, over rows of a version to come, and soon back.
+//! The stream to the operator: to an operator of the previous version, with rows of a future version, and soon back
+//! after it ends.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,7 @@ fn an_operator_of_the_version_before_is_spoken_to_in_its_own() {
     rig.add_pod("p");
     rig.add_pod("q");
     assert!(rig.ping("p", "10.0.1.6"));
-    // The operator is updated: the next stream is of this version again.
+    // The operator is updated: the next stream has this version again.
     rig.operator.shared.lock().unwrap().speaks = Some(PROTOCOL_VERSION);
     rig.operator.forget_received();
     rig.operator.hang_up();
@@ -54,7 +55,7 @@ fn rows_of_a_kind_to_come_are_ignored_and_the_stream_goes_on() {
 #[test]
 fn ended_stream_is_redialled_at_once_and_silent_one_soon() {
     let mut rig = Rig::new(base_rows());
-    // A stream that lasted.
+    // This stream has lasted for a while.
     std::thread::sleep(Duration::from_secs(6));
     let again = |rig: &Rig, what: &str| {
         let start = Instant::now();

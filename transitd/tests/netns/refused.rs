@@ -1,4 +1,4 @@
-//! Programs that cannot take their predecessors' places: the old ones stay, and that is said.
+//! Programs that cannot replace their predecessors: the old ones stay, and transitd reports that.
 
 use object::{Object, ObjectSection, ObjectSymbol};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// The same object, but these programs begin with an exit without a value, which the verifier does not take.
+/// Writes the same object in which these programs begin with an exit without a value, which the verifier refuses.
 fn broken(rig: &Rig, programs: &[&str]) -> std::path::PathBuf {
     let mut bytes = std::fs::read(&rig.programs).unwrap();
     let offsets: Vec<u64> = {
@@ -37,8 +37,8 @@ fn broken(rig: &Rig, programs: &[&str]) -> std::path::PathBuf {
     path
 }
 
-/// Pinned links with the ids of the programs that they run and their own; and `agent_tc_<interface>` for each filter of
-/// an agent, with its interface's index as its own.
+/// Returns pinned links with the ids of the programs that they run and their own ids; and `agent_tc_<interface>` for
+/// each filter of an agent, with its interface's index as its own id.
 fn attached(rig: &Rig) -> Vec<(String, Value, Value)> {
     let links = rig.directory.join("bpf/thuban/layout_1/links");
     let mut found: Vec<_> = std::fs::read_dir(&links)
@@ -92,7 +92,7 @@ fn refused_program_leaves_the_old_one_and_is_reported() {
         let said = format!("the old {program} stays on");
         assert!(rig.log().contains(&said), "{said}: {}", rig.log());
     }
-    // It cannot serve an ADD, and does not let a rolling update go on to the next node.
+    // transitd cannot serve an ADD, and does not let a rolling update go on to the next node.
     assert!(!rig.directory.join("run/ready").exists());
     let (exit, error) = rig.plugin("ADD", "p3", "1.1.0", json!({}));
     assert_eq!((exit, &error["code"]), (1, &json!(102)), "{error}");
@@ -105,7 +105,7 @@ fn refused_program_leaves_the_old_one_and_is_reported() {
         "{error}"
     );
     assert_eq!(rig.plugin("DEL", "p2", "1.1.0", json!({})), (0, Value::Null));
-    // With programs that are taken, they are swapped in the same places.
+    // Programs that the kernel accepts replace the old ones in the same places.
     rig.kill();
     rig.programs = good;
     rig.start();

@@ -1,4 +1,4 @@
-//! A transitd that crashes and comes back: packets do not notice, and what crashes left is cleared.
+//! A transitd that crashes and comes back: no packet is lost, and what crashes left is removed.
 
 use std::process::Command;
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn traffic_flows_on_while_transitd_is_away_and_comes_back() {
     rig.operator.wait_for_ack();
     assert_eq!(flow.join().unwrap(), 200, "not one packet is lost");
     assert_eq!(rig.operator.hellos().last().unwrap().attachments.len(), 2);
-    // The adopted attachments are its own again.
+    // transitd treats the adopted attachments as its own again.
     rig.add_pod("p3");
     assert!(rig.ping("p3", "10.0.1.5"));
     for pod in ["p1", "p2", "p3"] {

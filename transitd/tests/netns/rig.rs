@@ -21,7 +21,7 @@ use crate::operator::IN_THE_END;
 use crate::operator::Operator;
 pub use crate::rows::{base_rows, dual, dual_rows, local, mapped};
 
-/// How long an answer may take on a machine that does much else.
+/// How long an answer may take on a busy machine.
 const PATIENCE: Duration = Duration::from_millis(1500);
 static NEXT: AtomicU32 = AtomicU32::new(0);
 /// The node's address on its uplink.
@@ -32,7 +32,7 @@ pub struct Rig {
     pub directory: PathBuf,
     pub operator: Operator,
     pub flags: Vec<String>,
-    /// Of the daemon.
+    /// The daemon's environment.
     pub environment: Vec<(String, String)>,
     /// The object file with the programs.
     pub programs: PathBuf,
@@ -41,7 +41,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A node with its daemon running and the first snapshot applied.
+    /// Makes a node with its daemon running and the first snapshot applied.
     pub fn new(rows: Vec<Row>) -> Self {
         let mut rig = Self::prepare(rows);
         rig.start();
@@ -49,7 +49,7 @@ impl Rig {
         rig
     }
 
-    /// A node without a daemon.
+    /// Makes a node without a daemon.
     pub fn prepare(rows: Vec<Row>) -> Self {
         assert!(nix::unistd::Uid::effective().is_root(), "these tests need root");
         let name = format!(
@@ -94,7 +94,7 @@ impl Rig {
         &self.namespaces[0]
     }
 
-    /// The namespace at the other end of the uplink: 192.0.2.2, any other droplet.
+    /// Returns the namespace at the other end of the uplink: 192.0.2.2, any other droplet.
     pub fn far(&self) -> &str {
         &self.namespaces[1]
     }
@@ -115,7 +115,7 @@ impl Rig {
         let mut command = Command::new("nsenter");
         command
             .arg(format!("--net=/run/netns/{}", self.node()))
-            // Root with the capabilities of the DaemonSet's container and no others.
+            // The daemon runs as root with the capabilities of the DaemonSet's container and no others.
             .args([
                 "setpriv",
                 "--bounding-set=-all,+bpf,+net_admin,+perfmon,+sys_admin",
@@ -163,7 +163,7 @@ impl Rig {
         self.daemon = Some(command.spawn().unwrap());
     }
 
-    /// SIGKILL: as a crash.
+    /// Kills the daemon with SIGKILL, like a crash.
     pub fn kill(&mut self) {
         if let Some(mut daemon) = self.daemon.take() {
             daemon.kill().unwrap();
@@ -178,7 +178,7 @@ impl Rig {
             .is_none_or(|daemon| daemon.try_wait().unwrap().is_some())
     }
 
-    /// A pod's namespace goes, as when a runtime removes its sandbox.
+    /// Removes a pod's namespace, as a runtime does with its sandbox.
     pub fn remove_namespace(&mut self, pod: &str) {
         let name = format!("{}-{pod}", self.name);
         sh(&format!("ip netns del {name}"));
@@ -189,7 +189,7 @@ impl Rig {
         self.daemon.as_ref().unwrap().id()
     }
 
-    /// Whether the daemon ended by itself, with its exit code.
+    /// Waits until the daemon ends by itself; returns its exit code.
     pub fn wait_for_exit(&mut self) -> Option<i32> {
         let deadline = Instant::now() + IN_THE_END;
         while Instant::now() < deadline {
@@ -205,7 +205,7 @@ impl Rig {
         std::fs::read_to_string(self.directory.join("log")).unwrap_or_default()
     }
 
-    /// A namespace for a pod; answers its path.
+    /// Makes a namespace for a pod; returns its path.
     pub fn pod_namespace(&mut self, pod: &str) -> String {
         let name = format!("{}-{pod}", self.name);
         sh(&format!("ip netns add {name} && ip -n {name} link set lo up"));
@@ -233,7 +233,7 @@ impl Rig {
         }
     }
 
-    /// A pod with its namespace, attached; the container is named as the pod.
+    /// Makes a pod with its namespace and attaches it; the container has the pod's name.
     pub fn add_pod(&mut self, uid: &str) -> Attached {
         let netns = self.pod_namespace(uid);
         self.add(uid, uid, &netns)
@@ -278,20 +278,20 @@ impl Rig {
         })
     }
 
-    /// Runs in the node's namespace.
+    /// Runs a command in the node's namespace.
     pub fn on_node(&self, command: &str) -> String {
         let output = Self::try_in(self.node(), command);
         assert!(output.status.success(), "{command}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs at the other end of the uplink.
+    /// Runs a command at the other end of the uplink.
     pub fn on_far(&self, command: &str) {
         let output = Self::try_in(self.far(), command);
         assert!(output.status.success(), "{command}: {output:?}");
     }
 
-    /// Runs in a pod's namespace; answers whether it succeeded.
+    /// Runs a command in a pod's namespace; returns whether it succeeded.
     pub fn in_pod(&self, pod: &str, command: &str) -> bool {
         Self::try_in(&format!("{}-{pod}", self.name), command)
             .status
@@ -307,13 +307,13 @@ impl Rig {
         pings(&format!("{}-{pod}", self.name), None, address)
     }
 
-    /// Sends echo requests to an address that may be nobody's.
+    /// Sends echo requests to an address that may belong to nobody.
     pub fn send_pings(&self, pod: &str, address: &str, count: u16) {
         let namespace = format!("{}-{pod}", self.name);
         ping(&namespace, None, address, count, Duration::from_millis(100));
     }
 
-    /// As [`Self::ping`], from another source address of the pod.
+    /// Does the same as [`Self::ping`], from another source address of the pod.
     pub fn ping_from(&self, pod: &str, source: &str, address: &str) -> bool {
         let namespace = format!("{}-{pod}", self.name);
         ping(&namespace, Some(source), address, 2, PATIENCE) > 0
@@ -323,8 +323,8 @@ impl Rig {
         pings(self.node(), None, address)
     }
 
-    /// Whether a TCP connection from a pod (none: from the node) to `address` of the pod `server` comes about and
-    /// carries a byte each way.
+    /// Whether a pod (none: the node) can open a TCP connection to `address` of the pod `server` that carries a byte
+    /// each way.
     pub fn connects(&self, client: Option<&str>, server: &str, address: &str) -> bool {
         use std::io::{Read, Write};
         let address: IpAddr = address.parse().unwrap();
@@ -367,7 +367,7 @@ impl Rig {
             .unwrap()
     }
 
-    /// Rows of one table, as `transitd rows` prints them.
+    /// Returns the rows of one table, as `transitd rows` prints them.
     pub fn rows(&self, table: &str) -> Vec<Value> {
         let bpffs = self.directory.join("bpf");
         let output = Command::new(env!("CARGO_BIN_EXE_transitd"))
@@ -398,7 +398,7 @@ impl Rig {
             .unwrap()
     }
 
-    /// Everything that attachments leave, in one list: empty when there is none.
+    /// Returns everything that attachments leave, in one list: empty when there is none.
     pub fn traces(&self) -> Vec<String> {
         let mut traces: Vec<String> = Vec::new();
         let mut note = |what: &str, found: Vec<String>| {
@@ -462,12 +462,12 @@ pub fn in_namespace<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Se
     inside(file, || Ok(work())).unwrap()
 }
 
-/// Sends ICMP echo requests from a namespace; answers how many were answered within `patience` each.
 /// Whether two echo requests in a row are answered.
 fn pings(namespace: &str, source: Option<&str>, address: &str) -> bool {
     (0..2).all(|_| ping(namespace, source, address, 1, PATIENCE) == 1)
 }
 
+/// Sends ICMP echo requests from a namespace. Returns how many were answered, each within `patience`.
 pub fn ping(namespace: &str, source: Option<&str>, address: &str, count: u16, patience: Duration) -> u16 {
     use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, SockaddrIn, bind, socket};
     let target: Ipv4Addr = address.parse().unwrap();
@@ -531,7 +531,7 @@ fn sh(script: &str) {
     assert!(status.success(), "{script}");
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     wait_for(what, IN_THE_END, Duration::from_millis(100), || Ok(holds())).unwrap();
 }

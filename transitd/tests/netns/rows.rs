@@ -6,7 +6,7 @@ use thuban_proto::transit::{DropletRow, LocalRow, NetworkRow, VpcRow, row::Row};
 
 use crate::rig::NODE;
 
-/// VPCs 7 and 8, each 10.0.0.0/16, network 10.0.1.0/24; this droplet has every role.
+/// Returns VPCs 7 and 8, each 10.0.0.0/16, network 10.0.1.0/24; this droplet has every role.
 pub fn base_rows() -> Vec<Row> {
     let mut rows = vec![Row::Droplet(DropletRow {
         address: NODE.to_vec(),
@@ -36,7 +36,7 @@ pub fn mapped(last: u8) -> Vec<u8> {
     Ipv4Addr::new(10, 0, 1, last).to_ipv6_mapped().octets().to_vec()
 }
 
-/// The pod `uid` at 10.0.1.`last`.
+/// Returns the pod `uid` at 10.0.1.`last`.
 pub fn local(vni: u32, uid: &str, last: u8) -> Row {
     Row::Local(LocalRow {
         vni,
@@ -55,7 +55,7 @@ pub fn local(vni: u32, uid: &str, last: u8) -> Row {
     })
 }
 
-/// As [`base_rows`], with fd00:1::/48 for the VPCs and fd00:1::/64 for the networks besides.
+/// Returns the rows of [`base_rows`], and fd00:1::/48 for the VPCs and fd00:1::/64 for the networks.
 pub fn dual_rows() -> Vec<Row> {
     let mut rows = base_rows();
     for row in &mut rows {
@@ -68,7 +68,7 @@ pub fn dual_rows() -> Vec<Row> {
     rows
 }
 
-/// As [`local`], with fd00:1::`last` (in decimal) besides.
+/// Returns the pod of [`local`], with fd00:1::`last` (in decimal) as its second address.
 pub fn dual(vni: u32, uid: &str, last: u8) -> Row {
     let Row::Local(mut row) = local(vni, uid, last) else {
         unreachable!()

@@ -1,4 +1,4 @@
-//! What transitd takes away of what agents remember of connections, in the kernel's maps without a daemon.
+//! How transitd removes entries of the agents' memory of connections, in the kernel's maps without a daemon.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -40,13 +40,13 @@ fn backend(last: u8) -> BackendEntry {
     }
 }
 
-/// ns since boot.
+/// Returns the nanoseconds since boot.
 fn now() -> u64 {
     let now = std::time::Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap());
     now.as_nanos() as u64
 }
 
-/// Of both entries of a connection.
+/// Returns the keys of both entries of a connection.
 fn keys(vni: u32, protocol: u8, client: u8, port: u16, backend: u8) -> [ConnectionKey; 2] {
     let (to, at) = (80_u16.to_be(), 8080_u16.to_be());
     let key = |direction, source, destination, ports| ConnectionKey {
@@ -80,12 +80,12 @@ impl World {
         Self { pinned }
     }
 
-    /// Both entries of a connection to the service that was adopted from its backend's answer.
+    /// Writes both entries of a connection to the service that was adopted from its backend's answer.
     fn adopt(&self, vni: u32, protocol: u8, client: u8, port: u16, backend: u8) {
         self.connect(vni, protocol, client, port, backend, SEEN, 0);
     }
 
-    /// The same with what is known of the answers, and how long ago the last packet was, seconds.
+    /// Writes the same with the state of the answers, and how many seconds ago the last packet was.
     #[expect(clippy::too_many_arguments)]
     fn connect(&self, vni: u32, protocol: u8, client: u8, port: u16, backend: u8, answers: u16, age: u64) {
         let mut flows = self.pinned.map("CONNECTIONS");
@@ -208,7 +208,7 @@ fn shares_are_counted_anew_for_clients_and_their_vpcs() {
     assert_eq!(pending.keys().count(), 3);
 }
 
-/// Agents take away what the walk stands at, and remember other connections in its place.
+/// Agents remove the entry that the walk is at, and add other connections in its place.
 #[test]
 fn entries_that_go_during_a_walk_send_it_back_to_no_others() {
     const CONNECTIONS: u32 = 6000;
@@ -219,7 +219,7 @@ fn entries_that_go_during_a_walk_send_it_back_to_no_others() {
     let flows = world.pinned.map::<ConnectionKey, ConnectionEntry>("CONNECTIONS");
     let (flows, next) = (RefCell::new(flows), Cell::new(CONNECTIONS));
     let mut connections = Connections::open(&world.pinned.maps).unwrap();
-    // The walk asks where it stands. One without an end would be one here.
+    // The walk asks this at its place. A walk without an end would find no end here.
     let is_here = |client: &EndpointKey| {
         if next.get() < 5 * CONNECTIONS {
             let [forward, reverse] = keys(client.vni, TCP, 5, 1, 6);
@@ -232,7 +232,7 @@ fn entries_that_go_during_a_walk_send_it_back_to_no_others() {
         true
     };
     let scan = connections.scan(is_here, 1, |_| None).unwrap();
-    // Those that have come lie anywhere: behind the walk, or before it.
+    // New entries lie anywhere: behind the walk, or ahead of it.
     let others = next.get() - CONNECTIONS;
     println!("{} met of {CONNECTIONS}, {others} have come meanwhile", scan.held);
     assert!(others < 2 * CONNECTIONS && scan.held == others as usize);
@@ -280,7 +280,7 @@ fn who_crowds_the_table_loses_what_nobody_answers() {
     assert_eq!(scan(4, 0, [4, 4]), [2, 2], "a table with room");
     assert_eq!(scan(crowded, 5, [4, 4]), [2, 2], "each within its reserve");
     assert_eq!(scan(crowded, 4, [5, 4]), [1, 2], "one is beyond it");
-    // What a scan leaves is what agents go by.
+    // Agents use the values that a scan leaves.
     assert_eq!(world.quota(QUOTA_HELD), 6);
     assert_eq!(world.quota(QUOTA_RESERVE), CONNECTIONS_BEYOND_RESERVE / 4);
 }
@@ -288,7 +288,7 @@ fn who_crowds_the_table_loses_what_nobody_answers() {
 #[test]
 fn nothing_is_remembered_of_endpoints_that_left() {
     let world = World::new();
-    // As a client, as a backend, and others of the same VPC and of another.
+    // The endpoint as a client, as a backend, and others of the same VPC and of another.
     world.adopt(7, UDP, 5, 1, 6);
     world.adopt(7, UDP, 8, 2, 5);
     world.adopt(7, UDP, 8, 3, 6);

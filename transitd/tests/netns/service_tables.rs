@@ -1,4 +1,5 @@
-//! The tables of services in the kernel, without a daemon: what finds no room, and what a crash cut short.
+//! The tables of services in the kernel, without a daemon: services that find no room, and changes that a crash cut
+//! short.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -28,7 +29,7 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// With a smaller map.
+    /// Opens the maps, one of them smaller.
     pub fn new(map: &str, entries: u32) -> Self {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let directory = std::env::temp_dir().join(format!("thm{}-{number}", std::process::id()));
@@ -73,7 +74,7 @@ impl Pinned {
         map.get(&port_key(of), 0).ok()
     }
 
-    /// How many rows SERVICES, SLOTS and BACKENDS hold.
+    /// Returns how many rows SERVICES, SLOTS and BACKENDS hold.
     fn counts(&self) -> [usize; 3] {
         [
             self.map::<ServiceKey, ServiceEntry>("SERVICES").keys().count(),
@@ -82,7 +83,7 @@ impl Pinned {
         ]
     }
 
-    /// Last bytes of the backends that a service's slots lead to.
+    /// Returns the last bytes of the backends that a service's slots lead to.
     fn leads_to(&self, of: EndpointKey) -> BTreeSet<u16> {
         let entry = self.entry(of).unwrap();
         let (slots, backends) = (self.map::<SlotsKey, SlotsEntry>("SLOTS"), self.map("BACKENDS"));
@@ -122,7 +123,7 @@ fn port_key(of: EndpointKey) -> ServiceKey {
     }
 }
 
-/// Backends 10.0.x.y by the number x.y.
+/// Returns a service with backends 10.0.x.y, by the number x.y.
 fn service(of: EndpointKey, backends: impl IntoIterator<Item = u16>) -> Service {
     let backend = |number: u16| {
         let [high, low] = number.to_be_bytes();
@@ -173,7 +174,7 @@ fn vpc_cannot_fill_table_and_waiting_rows_enter_with_room() {
         matches!(full, Err(TableError::Full { name: "SLOTS" })),
         "{full:?}"
     );
-    // What stands stays, also when there is no room but for a moment.
+    // The existing service stays, even when there is no room for a moment.
     let (before, counts) = (pinned.entry(at(7, 1)), pinned.counts());
     assert_eq!(counts, [20, 64, 26]);
     assert!(is_over_share(&services.set(&service(at(7, 1), [1, 2, 3, 4, 5]))));
@@ -194,7 +195,7 @@ fn vpc_cannot_fill_table_and_waiting_rows_enter_with_room() {
         pinned.entry(at(7, 9)).is_none(),
         "more than a quarter, and less than half is free"
     );
-    // The share is known again after a restart.
+    // The usage is known again after a restart.
     drop(services);
     let mut services = pinned.open();
     assert!(is_over_share(&services.set(&service(at(7, 9), [1, 2]))));
@@ -214,7 +215,7 @@ fn a_change_that_a_crash_cut_short_is_made_at_the_next_start() {
     services.set(&service(at(7, 1), [1, 2])).unwrap();
     let entry = pinned.entry(at(7, 1)).unwrap();
     drop(services);
-    // As far as `set` had come: backends are there, and some of the new table's slots.
+    // `set` had come this far: the backends are there, and some of the new table's slots.
     let mut backends = pinned.map::<BackendKey, BackendEntry>("BACKENDS");
     let key = |index| BackendKey {
         service: entry.service,
@@ -239,7 +240,7 @@ fn a_change_that_a_crash_cut_short_is_made_at_the_next_start() {
     let counts = pinned.counts();
     services.set(&service(at(7, 1), [1, 2, 3])).unwrap();
     assert_eq!(pinned.counts(), counts);
-    // All backends are others: the old table means the old ones until the end.
+    // All backends change: the old table leads to the old ones until the end.
     services.set(&service(at(7, 1), [4, 5])).unwrap();
     assert_eq!(pinned.leads_to(at(7, 1)), [4, 5].into());
     assert_eq!(pinned.counts(), [2, 4, 2]);

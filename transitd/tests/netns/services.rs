@@ -1,4 +1,4 @@
-//! Services of a whole transitd: rows of the contract become what sockets of pods reach, also over a restart.
+//! Services of a whole transitd: sockets of pods reach the rows of the contract, also over a restart.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpStream};
@@ -18,7 +18,7 @@ use crate::tcp::{self, ask};
 
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 
-/// VPC 7's service, port 80, by pods at 10.0.1.`last`, port 8080.
+/// Returns VPC 7's service, port 80, with pods at 10.0.1.`last`, port 8080, as its backends.
 fn service(backends: &[u8]) -> Row {
     let backend = |last: &u8| ServiceBackend {
         address: mapped(*last),
@@ -72,7 +72,7 @@ fn start(rig: &mut Rig) {
     }
 }
 
-/// A server in a pod that answers each byte with its own.
+/// Runs a server in a pod that answers each byte with its own byte.
 fn answer_with(rig: &Rig, pod: &str, own: u8) {
     drop(tcp::serve(
         &format!("{}-{pod}", rig.name),
@@ -99,7 +99,7 @@ fn a_service_serves_changes_and_goes_and_its_connections_stay() {
     rig.operator.push_and_wait(vec![service(&[7])], vec![]);
     let mut second = connect(&rig, "p1").unwrap();
     assert_eq!((ask(&mut second), ask(&mut first)), (3, 2));
-    // Its own backend, too.
+    // The pod reaches itself as a backend, too.
     let mut own = connect(&rig, "p3").unwrap();
     assert_eq!(ask(&mut own), 3);
 
@@ -139,7 +139,8 @@ fn a_service_that_the_new_snapshot_lacks_goes() {
     assert!(connect(&rig, "p1").is_err());
 }
 
-/// As [`service`], at another address, with so many backends that nobody is, for each of these ports.
+/// Returns a service like [`service`], at another address, for each of these ports, with this many backends that do not
+/// exist.
 fn large(last: u8, ports: std::ops::Range<u32>, backends: u32) -> Row {
     let Row::Service(mut row) = service(&[]) else {
         unreachable!()
@@ -188,7 +189,7 @@ fn service_without_room_keeps_old_rows_and_applies_later() {
     let Row::Service(mut more) = service(&[7]) else {
         unreachable!()
     };
-    // Five backends are 16 rows: with the other's 16 and its own more than half of the table.
+    // Five backends are 16 rows: with the other's 16 and its own 16, more than half of the table.
     more.ports.push(ServicePort {
         port: 81,
         ..match large(12, 81..82, 5) {
@@ -244,7 +245,7 @@ fn large_services_delay_no_row_and_are_acked_when_written() {
     rig.operator.wait_for_ack_of(last);
     println!("it took {:?}", begun.elapsed());
 
-    // What changes faster than it is written is written as it is in the end.
+    // Rows that change faster than they are written have their last state in the end.
     answer_with(&rig, "p2", 2);
     answer_with(&rig, "p3", 3);
     let before = rig.operator.count(|m| matches!(m, Message::Ack(_)));
@@ -260,7 +261,7 @@ fn large_services_delay_no_row_and_are_acked_when_written() {
     assert!(acks < 20, "{acks}");
 }
 
-/// Entries of CONNECTIONS that name 10.0.1.`last`.
+/// Returns the number of entries of CONNECTIONS that name 10.0.1.`last`.
 fn remembered(rig: &Rig, last: u8) -> usize {
     let path = rig.directory.join("bpf/thuban/layout_1/maps/CONNECTIONS");
     let map = Map::HashMap(MapData::from_pin(path).unwrap());

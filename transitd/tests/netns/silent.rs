@@ -1,4 +1,5 @@
-//! A bouncer's or divider's node that dies without a word is noticed by who uses it, and one that lives is not doubted.
+//! A bouncer's or divider's node that dies silently: the nodes that use it notice, and they do not suspect a node that
+//! lives.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,19 +11,19 @@ use crate::flow::{Flow, datagrams};
 use crate::rig::{NODE, Rig, base_rows, eventually, local};
 use crate::wire::{Peer, Played};
 
-/// What is said of it is a second; a machine that does much else looks later.
+/// The documented time is a second; a busy machine looks later.
 const GENEROUS: u64 = 5000;
 const LASTS: [u8; 2] = [2, 3];
-/// Of the network's members, which a bounced flow goes by.
+/// A member of the network: a bounced flow goes to it.
 const BOUNCED: &str = "10.0.1.99:7";
-/// Of the VPC's.
+/// A member of the VPC: a divided flow goes to it.
 const DIVIDED: &str = "10.0.2.99:7";
 
 fn droplets() -> Vec<Vec<u8>> {
     LASTS.map(|last| vec![192, 0, 2, last]).to_vec()
 }
 
-/// VPC 7 and its network, whose roles are on two other droplets.
+/// Returns VPC 7 and its network, whose roles are on two other droplets.
 fn rows() -> Vec<Row> {
     let droplet = |address| Row::Droplet(DropletRow { address });
     let mut rows: Vec<Row> = droplets().into_iter().map(droplet).collect();
@@ -71,12 +72,12 @@ impl World {
         }
     }
 
-    /// As a node that is cut off from the underlay, or is there again.
+    /// Cuts a droplet off from the underlay, or connects it again.
     fn cut(&self, which: usize, is_cut: bool) {
         self.died[which].store(is_cut, Ordering::Relaxed);
     }
 
-    /// Whom the tables have picked for each role, by the last number.
+    /// Returns the droplets that the tables have picked for each role, by the last number.
     fn picked(&self) -> Vec<Vec<u8>> {
         let tables = [("SUBNETS", "bouncers"), ("VPCS", "dividers")];
         let picked = tables.iter().map(|(table, field)| {
@@ -106,7 +107,8 @@ impl World {
         self.played.iter().all(|played| questions(played) >= times)
     }
 
-    /// Sends a flow, which goes by one of two; how many of its datagrams were lost when that one died.
+    /// Sends a flow, which goes through one of two droplets. Returns how many of its datagrams were lost when that
+    /// droplet died.
     fn flow_through_death(&mut self, to: &str) -> u64 {
         let pod = format!("{}-p", self.rig.name);
         let played = std::mem::take(&mut self.played);
@@ -122,7 +124,7 @@ impl World {
             None
         };
         let flow = Flow::start(1, datagrams(&pod, to, 1), Box::new(receive));
-        // Some answers, while packets are sent to them.
+        // The droplets answer some probes, while packets are sent to them.
         std::thread::sleep(Duration::from_millis(1500));
         let by: Vec<usize> = carries.try_iter().collect();
         let by = *by.first().expect("datagrams came");
@@ -202,7 +204,7 @@ fn who_was_silent_is_so_for_the_next_transitd() {
     world.rig.kill();
     world.rig.start();
     world.rig.operator.wait_for_ack();
-    // What the operator says again changes nothing of it, then or later.
+    // A row that the operator repeats changes nothing, then or later.
     for _ in 0..10 {
         assert_eq!(world.picked(), vec![vec![3]; 2]);
         send(0);
@@ -213,7 +215,7 @@ fn who_was_silent_is_so_for_the_next_transitd() {
 #[test]
 fn droplets_that_know_no_probes_are_never_taken_for_dead() {
     let mut rig = Rig::prepare(rows());
-    // They take packets, and answer nothing.
+    // The droplets take packets, and answer nothing.
     let _peers = LASTS.map(|last| Peer::new(&rig, last));
     rig.start();
     rig.operator.wait_for_ack();

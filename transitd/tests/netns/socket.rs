@@ -1,4 +1,5 @@
-//! The CNI socket under callers that mean no good or can't speak: whoever speaks properly is answered beside them.
+//! The CNI socket under callers that are hostile or break the protocol: transitd still answers proper callers beside
+//! them.
 #![allow(unsafe_code)]
 
 use std::io::{Read, Write};
@@ -13,7 +14,7 @@ use thuban_proto::cni::{CheckRequest, StatusRequest};
 
 use crate::rig::{Rig, base_rows, eventually, local};
 
-/// Cases of the fuzzer; `THUBAN_SOAK_SOCKET` says how many else.
+/// Number of the fuzzer's cases; `THUBAN_SOAK_SOCKET` sets another one.
 const CASES: u64 = 150;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -37,7 +38,7 @@ fn connect(rig: &Rig) -> UnixStream {
     stream
 }
 
-/// Open file descriptors and resident memory (KiB) of the daemon.
+/// Returns open file descriptors and resident memory (KiB) of the daemon.
 pub fn usage(rig: &Rig) -> (usize, usize) {
     let process = PathBuf::from(format!("/proc/{}", rig.daemon_id()));
     let status = std::fs::read_to_string(process.join("status")).unwrap();
@@ -59,7 +60,7 @@ fn assert_checks(rig: &Rig, when: &str) {
     assert_eq!(reply.error.unwrap().code, 3, "{when}");
 }
 
-/// A CHECK and an ADD and DEL are answered as ever.
+/// Asserts that a CHECK and an ADD and DEL are answered as usual.
 fn assert_serves(rig: &Rig) {
     assert_checks(rig, "");
     rig.plugin_add("p2");
@@ -73,7 +74,7 @@ fn only_root_is_answered_whatever_the_modes_say() {
     let mode = |path: PathBuf| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     assert_eq!(mode(rig.directory.join("run")), 0o700);
     assert_eq!(mode(path(&rig)), 0o600);
-    // Somebody opens the way.
+    // The permissions are opened for everybody.
     let open = |path: PathBuf, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     };
@@ -107,7 +108,7 @@ fn two_hundred_silent_or_slow_callers_delay_nobody() {
     let (before, _) = usage(&rig);
     let mut idle: Vec<UnixStream> = (0..200).map(|_| connect(&rig)).collect();
     for (count, stream) in idle.iter_mut().enumerate() {
-        // Nothing, or a part of the preface, or all of it and a frame that never ends.
+        // The caller sends nothing, or a part of the preface, or all of it and a frame that never ends.
         let whole = [PREFACE, &[0, 0, 200, 0, 0]].concat();
         let part = [0, 1, 12, 23, PREFACE.len(), whole.len()][count % 6];
         stream.write_all(&whole[..part]).unwrap();
@@ -169,7 +170,7 @@ fn oversized_message_or_header_is_refused_and_next_served() {
     assert_serves(&rig);
 }
 
-/// What a proper client sends for a CHECK.
+/// Returns the bytes that a proper client sends for a CHECK.
 fn recorded(rig: &Rig) -> Vec<u8> {
     let path = rig.directory.join("recorder.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -254,11 +255,11 @@ fn whatever_is_said_neither_ends_nor_stalls_it() {
     let proper = recorded(&rig);
     let before = usage(&rig);
     for count in 0..cases {
-        // A case can be had alone, by its number.
+        // A case can be repeated alone, by its number.
         let mut random = Rng::with_seed(seed.wrapping_add(count));
         let bytes = case(&mut random, &proper);
         let mut stream = connect(&rig);
-        // It may hang up in the middle.
+        // The daemon may hang up in the middle.
         let _ = stream.write_all(&bytes);
         if random.bool() {
             let _ = stream.shutdown(Shutdown::Write);

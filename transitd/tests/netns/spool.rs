@@ -1,4 +1,5 @@
-//! DELs by the real plugin while transitd is away: done when it is back, once, and never to what came later.
+//! DELs by the real plugin while transitd is away: transitd does them when it is back, once, and never to a later
+//! attachment.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ fn a_del_without_transitd_is_done_when_it_is_back() {
     del(&rig, "p1");
     del(&rig, "never-was");
     assert_eq!(spooled(&rig).len(), 2);
-    // A plugin that was killed before it was done.
+    // This is the file of a plugin that was killed before it was done.
     std::fs::write(rig.directory.join("state/spool/p2_eth0.del.99.tmp"), "").unwrap();
     rig.start();
     eventually("the spool is empty", || spooled(&rig).is_empty());
@@ -71,10 +72,10 @@ fn earlier_del_does_not_undo_add_of_the_same_container() {
     let old = std::fs::read(&file).unwrap();
     rig.start();
     rig.operator.wait_for_ack();
-    // The spooled DEL is done before or by this ADD, never after it.
+    // The spooled DEL is done before this ADD or by it, never after it.
     rig.plugin_add("p1");
     assert!(rig.ping("p1", "10.0.1.6"));
-    // And a copy that comes late is known to be older.
+    // A copy that comes late is recognised as older.
     std::fs::write(&file, old).unwrap();
     eventually("the late one is dropped", || spooled(&rig).is_empty());
     assert!(
@@ -83,7 +84,7 @@ fn earlier_del_does_not_undo_add_of_the_same_container() {
         rig.log()
     );
     assert!(rig.ping("p1", "10.0.1.6"), "{}", rig.log());
-    // One that is meant for it works, doubled and all.
+    // A DEL for this attachment works, also when it is doubled.
     rig.kill();
     del(&rig, "p1");
     del(&rig, "p2");
@@ -97,7 +98,7 @@ fn spooled_del_runs_before_next_add_of_same_container() {
     let rig = rig();
     let directory = rig.directory.join("state/spool");
     std::fs::create_dir_all(&directory).unwrap();
-    // More than once: now and then it is found before the ADD comes.
+    // This runs more than once: now and then transitd finds the DEL before the ADD comes.
     for _ in 0..3 {
         let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).unwrap();
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();

@@ -1,4 +1,4 @@
-//! STATUS by the real plugin: the truth, bridged over a restart of transitd.
+//! STATUS by the real plugin: it says the truth, and bridges a restart of transitd.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ fn status(rig: &Rig) -> (i32, Value) {
     rig.plugin("STATUS", "nobody", "1.1.0", json!({}))
 }
 
-/// Code 50, and why, in this part of the error.
+/// Asserts that STATUS fails with code 50, and with the reason in this part of the error.
 fn assert_not_ready(rig: &Rig, part: &str, text: &str) {
     let (exit, error) = status(rig);
     assert_eq!((exit, &error["code"]), (1, &json!(50)), "{error}");
@@ -29,7 +29,7 @@ fn a_restart_of_transitd_never_fails_status() {
         std::thread::sleep(Duration::from_millis(200));
         assert_eq!(status(&rig), (0, Value::Null), "away");
         assert!(rig.directory.join("run/away").exists());
-        // Else the last transitd's would count until this one removes it.
+        // Otherwise the file of the previous transitd would count until this one removes it.
         std::fs::remove_file(rig.directory.join("run/ready")).unwrap();
         rig.start();
         while !rig.directory.join("run/ready").exists() {
@@ -58,7 +58,7 @@ fn long_absence_or_missing_program_fails_status_with_reason() {
     };
     age();
     assert_not_ready(&rig, "details", "does not answer");
-    // It answers, but has no program: the same absence.
+    // transitd answers, but has no program: this counts as the same absence.
     rig.operator.shared.lock().unwrap().epoch = 0;
     rig.start();
     rig.operator
@@ -85,7 +85,7 @@ fn a_node_that_never_served_is_not_ready_at_once() {
 fn a_dead_uplink_is_code_51() {
     let rig = Rig::new(base_rows());
     rig.on_node("ip link set up0 down");
-    // Bridged as a restart is, for links flap.
+    // STATUS bridges this like a restart, because links flap.
     eventually("ready", || rig.directory.join("run/ready").exists());
     assert_eq!(status(&rig).0, 0);
     std::fs::remove_file(rig.directory.join("run/served")).unwrap();

@@ -9,7 +9,7 @@ use crate::rig::in_namespace;
 
 pub const PATIENCE: Duration = Duration::from_millis(1500);
 
-/// A server that answers each byte with its own, and tells who connects first.
+/// Runs a server that answers each byte with its own, and reports the clients that connect.
 pub fn serve(namespace: &str, address: Ipv4Addr, port: u16, own: u8) -> Receiver<IpAddr> {
     let listener = in_namespace(namespace, move || TcpListener::bind((address, port)).unwrap());
     let (sender, clients) = channel();

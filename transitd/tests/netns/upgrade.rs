@@ -1,5 +1,5 @@
-//! transitd stops, is killed, goes to the next layout of maps and back, under traffic: nothing is lost, and nothing comes
-//! through that must not.
+//! transitd stops, is killed, goes to the next layout of maps and back, under traffic: no packet is lost, and no packet
+//! comes through that must not.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -15,10 +15,10 @@ use crate::pressure::shrunk;
 use crate::rig::{Rig, base_rows, eventually, local, mapped};
 use crate::wire::Peer;
 
-/// Ends and starts of transitd; `THUBAN_SOAK_RESTARTS` says how many else.
+/// Number of ends and starts of transitd; `THUBAN_SOAK_RESTARTS` sets another one.
 const ROUNDS: usize = 6;
 
-/// p1 and p2 of VPC 7, q of VPC 8 on this node; 10.0.1.20 of VPC 7 lives on 192.0.2.2.
+/// Returns a rig with p1 and p2 of VPC 7, q of VPC 8 on this node; 10.0.1.20 of VPC 7 lives on 192.0.2.2.
 fn rig(flags: &[&str]) -> Rig {
     let mut rows = base_rows();
     rows.extend([
@@ -46,7 +46,7 @@ fn rig(flags: &[&str]) -> Rig {
     rig
 }
 
-/// The programs of this build with maps of another shape, as of the next layout.
+/// Builds programs with maps of another shape, as in the next layout.
 fn next_layout(rig: &mut Rig) {
     rig.programs = shrunk(rig, "VPCS", 8192);
     rig.flags.extend(["--layout".into(), "2".into()]);
@@ -61,7 +61,7 @@ fn layouts(rig: &Rig) -> Vec<String> {
     names
 }
 
-/// The next transitd is here and serves.
+/// Waits until the next transitd serves.
 fn started(rig: &mut Rig) {
     rig.start();
     eventually("ready", || rig.probe(false).0 == 0);
@@ -85,7 +85,7 @@ impl Traffic {
         let of = |pod: &str| format!("{}-{pod}", rig.name);
         let peer = Peer::new(rig, 2);
         let (sending, receiving) = (peer.sender(7, 3, "10.0.1.20", "10.0.1.5"), peer.receiver());
-        // Neighbours are known before anything counts.
+        // Neighbours are resolved before the count begins.
         assert!(rig.ping("p1", "10.0.1.6"));
         rig.send_pings("p1", "10.0.1.20", 3);
         let flows = vec![
@@ -100,12 +100,13 @@ impl Traffic {
             ("wire to pod", Flow::start(3, sending, port(&of("p1"), 7))),
         ];
         let stream = Stream::start(&of("p2"), &of("p1"), "10.0.1.5");
-        // Of another VPC, by the wire and from a pod; nobody has a mark of 9, so each that comes is foreign somewhere.
+        // Probes of another VPC, from the wire and from a pod. No flow has mark 9, so each probe that arrives counts as
+        // foreign somewhere.
         let silent = || Box::new(|| None);
         let probes = vec![
             Flow::start(9, datagrams(&of("q"), "10.0.1.6:7", 9), silent()),
             Flow::start(9, peer.sender(8, 9, "10.0.1.20", "10.0.1.5"), silent()),
-            // And of this one, by a droplet that the source is not on.
+            // A probe of this VPC, from a droplet that the source is not on.
             Flow::start(9, peer.sender(7, 9, "10.0.1.5", "10.0.1.6"), silent()),
         ];
         Self {
@@ -115,7 +116,7 @@ impl Traffic {
         }
     }
 
-    /// What was sent, lost, and came though it must not.
+    /// Returns the numbers of datagrams that were sent, that were lost, and that came though they must not.
     fn stop(self) -> (u64, u64, u64) {
         let probed: u64 = self.probes.into_iter().map(|flow| flow.stop().sent).sum();
         let bytes = self.stream.stop();
@@ -184,7 +185,7 @@ fn restarts(flags: &[&str]) {
 
 #[test]
 fn layout_takes_over_only_with_rows_and_resumes_if_killed() {
-    // Two links: of transit at tc and at XDP.
+    // There are two links: of transit at tc and at XDP.
     let mut rig = rig(&["--transit-hook", "xdp"]);
     let flags = rig.flags.clone();
     let traffic = Traffic::start(&rig);
@@ -206,7 +207,7 @@ fn layout_takes_over_only_with_rows_and_resumes_if_killed() {
         "nothing moved"
     );
     assert_eq!(links(&rig, 2), [] as [String; 0]);
-    // A pod that ends meanwhile is taken apart, program and all; none begins.
+    // A pod that ends meanwhile is removed with its program; no new pod begins.
     assert_eq!(rig.del("q"), None);
     assert_eq!(agents(&rig).len(), 2);
     rig.pod_namespace("p3");
@@ -215,7 +216,8 @@ fn layout_takes_over_only_with_rows_and_resumes_if_killed() {
         error["code"] == 11 && error["msg"].as_str().unwrap().contains("another layout"),
         "{error}"
     );
-    // Killed in the middle of taking over: one link is in both places, as between pinning and unpinning, one in the new.
+    // transitd is killed in the middle of taking over: one link is in both places, as between pinning and unpinning,
+    // one in the new place.
     rig.kill();
     let (old, new) = (pins(&rig, 1), pins(&rig, 2));
     rig.on_node(&format!(
@@ -235,7 +237,7 @@ fn layout_takes_over_only_with_rows_and_resumes_if_killed() {
         after.iter().all(|agent| !before.contains(agent)),
         "{before:?} {after:?}"
     );
-    // And back.
+    // Now back to the old layout.
     rig.kill();
     rig.programs = programs;
     rig.flags = flags;
@@ -246,7 +248,7 @@ fn layout_takes_over_only_with_rows_and_resumes_if_killed() {
     assert_eq!((lost, foreign), (0, 0), "of {sent}");
 }
 
-/// Interfaces of pods and the ids of the programs in their agents' filters.
+/// Returns interfaces of pods and the ids of the programs in their agents' filters.
 fn agents(rig: &Rig) -> Vec<(String, u64)> {
     let links: Value = serde_json::from_str(&rig.on_node("ip -j link show type veth")).unwrap();
     let links = links.as_array().unwrap().iter();

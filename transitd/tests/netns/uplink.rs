@@ -11,7 +11,7 @@ use crate::wire::Peer;
 const POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 1, 5));
 const OTHER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 1, 20));
 
-/// p1 on this node; 10.0.1.20 on 192.0.2.2.
+/// Returns a rig with p1 on this node and 10.0.1.20 on 192.0.2.2.
 fn rig() -> Rig {
     let mut rows = base_rows();
     rows.push(local(7, "p1", 5));
@@ -29,7 +29,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// Another droplet's packet comes to the pod.
+/// Whether another droplet's packet comes to the pod.
 fn receives(rig: &Rig) -> bool {
     let before = rig.counter("delivered");
     Peer::new(rig, 2).send(7, OTHER, POD);
@@ -37,7 +37,7 @@ fn receives(rig: &Rig) -> bool {
     rig.counter("delivered") > before
 }
 
-/// It ends by itself and says why; whoever runs it starts it anew.
+/// Asserts that transitd ends by itself and gives the reason, and starts it again as its supervisor would.
 fn ends_and_is_started(rig: &mut Rig, why: &str) {
     assert_eq!(rig.wait_for_exit(), Some(1));
     assert!(rig.log().contains(why), "{}", rig.log());

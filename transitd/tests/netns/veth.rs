@@ -1,4 +1,4 @@
-//! Making a veth, step by step.
+//! The steps of making a veth.
 
 use std::fs::File;
 use std::net::Ipv4Addr;

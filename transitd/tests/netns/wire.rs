@@ -19,7 +19,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// 192.0.2.`last`, not 1.
+    /// Makes the droplet 192.0.2.`last`; `last` is not 1.
     pub fn new(rig: &Rig, last: u8) -> Self {
         let address = Ipv4Addr::new(192, 0, 2, last);
         let far = rig.far().to_owned();
@@ -37,7 +37,8 @@ impl Peer {
         self.socket.send_to(&frame, (Ipv4Addr::from(NODE), 6081)).unwrap();
     }
 
-    /// As [`Self::send`], of numbers after a mark: 9 to what must not come, else the one that [`Self::receiver`] has not.
+    /// Sends numbers like [`Self::send`], each after a mark: 9 for datagrams that must not arrive, otherwise the mark
+    /// that [`Self::receiver`] does not get.
     pub fn sender(&self, vni: u32, mark: u8, source: &str, destination: &str) -> Box<dyn FnMut(u32) + Send> {
         let (socket, source, destination) = (
             self.socket.try_clone().unwrap(),
@@ -50,7 +51,7 @@ impl Peer {
         })
     }
 
-    /// The first four bytes of each UDP datagram that the node sends here.
+    /// Returns the first four bytes of each UDP datagram that the node sends to this droplet.
     pub fn receiver(&self) -> Box<dyn FnMut() -> Option<[u8; 4]> + Send> {
         let socket = self.socket.try_clone().unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
@@ -60,7 +61,7 @@ impl Peer {
                 let mut buffer = [0; 2048];
                 let length = socket.recv(&mut buffer).ok()?;
                 let inner = buffer[..length].get(8 + 14..).unwrap_or_default();
-                // Pings before the flows are no part of them.
+                // Pings that come before the flows do not belong to them.
                 if inner.get(9) == Some(&17) {
                     return Some(
                         inner
@@ -73,12 +74,12 @@ impl Peer {
         })
     }
 
-    /// Plays the droplet until it is dropped: `died` tells whether it has.
+    /// Plays the droplet until the result is dropped; `died` tells whether the droplet has died.
     pub fn play(&self, died: Arc<AtomicBool>) -> Played {
         Played::new(&self.socket, died)
     }
 
-    /// Asks the node whether it lives; whether it answers within half a second.
+    /// Asks the node whether it lives; returns whether the node answers within half a second.
     pub fn probes(&self) -> bool {
         let secret = 0x0102_0304_0506_0708;
         self.socket
@@ -95,7 +96,7 @@ impl Peer {
         }
     }
 
-    /// Whether something came from the node within half a second: the inner packet's destination.
+    /// Returns the inner packet's destination if a packet came from the node within half a second.
     pub fn received(&self) -> Option<IpAddr> {
         let mut buffer = [0; 2048];
         let length = loop {
@@ -113,12 +114,12 @@ impl Peer {
     }
 }
 
-/// A droplet that answers probes and takes endpoints' datagrams, until it dies: then it does neither.
+/// A droplet that answers probes and takes endpoints' datagrams until it dies. Then it does neither.
 pub struct Played {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     words: Receiver<[u8; 4]>,
-    /// Questions that came, answered or not.
+    /// Number of probes that came, answered or not.
     pub questions: Arc<AtomicU64>,
 }
 
@@ -157,7 +158,7 @@ impl Played {
         }
     }
 
-    /// The first four bytes of the next of endpoints' datagrams, if one came.
+    /// Returns the first four bytes of the next datagram of an endpoint, if one came.
     pub fn word(&self) -> Option<[u8; 4]> {
         self.words.try_recv().ok()
     }
@@ -170,17 +171,17 @@ impl Drop for Played {
     }
 }
 
-/// What droplets say to each other, without a frame of an endpoint.
+/// Whether this is a message between droplets, without a frame of an endpoint.
 fn is_control(geneve: &[u8]) -> bool {
     geneve[1] & 0x80 != 0
 }
 
-/// Geneve of a probe.
+/// Returns the Geneve packet of a probe.
 fn control(kind: u16, secret: u64) -> Vec<u8> {
     [&[0, 0x80, 0x88, 0xb5, 0, 0, 0, 0][..], &probe(kind, secret)].concat()
 }
 
-/// Geneve, Ethernet, IP, UDP and four bytes.
+/// Returns Geneve, Ethernet, IP, UDP and four bytes.
 fn frame(vni: u32, source: IpAddr, destination: IpAddr, word: [u8; 4]) -> Vec<u8> {
     let [_, vni @ ..] = vni.to_be_bytes();
     let udp = udp(12345, 7, &word);

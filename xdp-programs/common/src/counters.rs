@@ -3,7 +3,7 @@
 //! Invariant: append-only. A number is never reused or renamed: running programs, user space and metrics of other
 //! versions share the map.
 
-/// Entries of COUNTERS: more than there are counters, so that new ones need no new map.
+/// The number of entries of COUNTERS. It is larger than the number of counters, so that new counters need no new map.
 pub const COUNTERS_CAPACITY: u32 = 128;
 
 macro_rules! counters {
@@ -24,7 +24,7 @@ macro_rules! counters {
                 self as u32 >= 32
             }
 
-            /// Stable name in snake_case, as metrics and the CLI print it.
+            /// Returns the stable name in snake_case, as metrics and the CLI print it.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Counter::$variant => $name,)+
@@ -140,8 +140,8 @@ counters! {
     ServiceUnreadable = 60, "service_unreadable";
     /// Drop: to a service that nobody here serves or knows, and no answer may be written.
     NoBackend = 61, "no_backend";
-    /// Drop: to a service, and the client has such a connection by another one to every backend that was tried; or refused: to
-    /// an endpoint itself, and the client has such a connection to it by a service.
+    /// Drop: to a service, and the client has such a connection by another one to every backend that was tried; or
+    /// refused: to an endpoint itself, and the client has such a connection to it by a service.
     ServiceCollision = 62, "service_collision";
     /// Drop: a port would have to change under a checksum that can't be updated (SCTP).
     ServicePortFixed = 63, "service_port_fixed";

@@ -9,7 +9,7 @@ use crate::{
 /// An unused place.
 const NOBODY: DropletAddress = [0; 4];
 
-/// The member for a flow's hash; `None` when there is none.
+/// Returns the member for a flow's hash; `None` when there is none.
 #[inline(always)]
 pub fn pick(members: &Members, hash: u32) -> Option<DropletAddress> {
     let mut best = 0;
@@ -27,7 +27,7 @@ pub fn pick(members: &Members, hash: u32) -> Option<DropletAddress> {
     chosen
 }
 
-/// Whether the droplet may pass packets on: a member, or one that is to be or was one, behind them.
+/// Whether the droplet may pass packets on: it is a member, or stands behind them because it will be or was one.
 #[inline(always)]
 pub fn contains(members: &Members, droplet: DropletAddress) -> bool {
     for member in members.droplets.iter().take(MAX_MEMBERS) {

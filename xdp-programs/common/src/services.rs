@@ -1,20 +1,20 @@
 //! Keys and entries of the pinned maps of services, and the pure part of choosing a backend.
 //!
-//! Invariant: as [`crate::tables`]: `repr(C)`, integers and arrays only, explicit padding, sizes asserted. Numbers are host
-//! order; addresses and ports are network order (raw).
+//! Invariant: as in [`crate::tables`]: `repr(C)`, integers and arrays only, explicit padding, sizes asserted. Numbers
+//! are host order; addresses and ports are network order (raw).
 
 use crate::{
     packet::{flow, ip::IpPacket},
     tables::Address,
 };
 
-/// Key of SERVICES. Port and protocol 0: whether the address is known at all.
+/// Key of SERVICES. With port and protocol 0 it is the address's own entry: whether the address is known at all.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceKey {
     pub vni: u32,
     pub address: Address,
-    /// Network order.
+    /// The port, network order.
     pub port: u16,
     pub protocol: u8,
     pub padding: u8,
@@ -24,17 +24,18 @@ pub struct ServiceKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceEntry {
-    /// In the keys of BACKENDS and AFFINITY; no two services of a droplet have one.
+    /// The id in the keys of BACKENDS and AFFINITY; no two services of a droplet have the same one.
     pub service: u32,
-    /// In the keys of SLOTS. Each change of the backends makes a new table, so that nobody reads half of one.
+    /// The id in the keys of SLOTS. Each change of the backends makes a new table, so that nobody reads half of one.
     pub table: u32,
     /// Slots of the table; 0: no backends.
     pub slots: u32,
     /// How long a client keeps its backend after its last connection, seconds; 0: no affinity.
     pub affinity: u32,
-    /// Of the address's own entry (port 0): set to 1 by agents that use the service, cleared by transitd's scan. Else 0.
+    /// Whether the service was used; only in the address's own entry (port 0), else 0. Agents set it to 1, transitd's
+    /// scan clears it.
     pub used: u32,
-    /// [`SERVICE_LOCAL`].
+    /// The flags: [`SERVICE_LOCAL`].
     pub flags: u32,
 }
 
@@ -66,17 +67,17 @@ pub struct BackendKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BackendEntry {
     pub address: Address,
-    /// Network order.
+    /// The port, network order.
     pub port: u16,
     pub padding: u16,
 }
 
-/// Key of CONNECTIONS: a packet's flow as the agent that looks it up meets it.
+/// Key of CONNECTIONS: a packet's flow as it reaches the agent that looks it up.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnectionKey {
     pub vni: u32,
-    /// Source and destination, network order.
+    /// The source and destination ports, network order.
     pub ports: [u16; 2],
     pub source: Address,
     pub destination: Address,
@@ -90,25 +91,26 @@ pub struct ConnectionKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionEntry {
-    /// The key's: says whose the entry is, see [`crate::tables`].
+    /// The key's VNI: it says whose the entry is, see [`crate::tables`].
     pub vni: u32,
-    /// Of a forward entry, with `service`: the backend's key, to ask whether the service still has it; [`NO_INDEX`]
-    /// where no row of the service was here.
+    /// The backend's index, only in a forward entry: with `service` it is the backend's key, to check whether the
+    /// service still has the backend. [`NO_INDEX`] if no row of the service was here.
     pub index: u32,
-    /// When a packet was last written down, ns since boot.
+    /// The last time that was written for a packet, ns since boot.
     pub time: u64,
-    /// The other side: the backend of a forward entry, else the service.
+    /// The other side: in a forward entry the backend, else the service.
     pub address: Address,
-    /// Network order.
+    /// The port of the other side, network order.
     pub port: u16,
-    /// What this direction has seen: [`SEEN`], [`FINISHED`], [`RESET`].
+    /// The packets that this direction has seen: [`SEEN`], [`FINISHED`], [`RESET`].
     pub state: u16,
     pub service: u32,
-    /// The client's port at the other side, network order: of a forward entry the one that the backend sees, else the
-    /// client's own. They differ if the backend sees another connection by the client's own, see [`other_port`].
+    /// The client's port at the other side, network order: in a forward entry the port that the backend sees, else the
+    /// client's own. They differ if the backend sees another connection by the client's own port, see [`other_port`].
     pub client_port: u16,
     pub padding: u16,
-    /// VNI of the VPC in whose share it counts: the key's, or of what the node sends on the VPC of the pod.
+    /// The VNI of the VPC in whose share the entry counts: the key's VNI, or for packets that the node sends on, that
+    /// of the pod's VPC.
     pub payer: u32,
 }
 
@@ -130,13 +132,13 @@ pub struct AffinityEntry {
     pub backend: BackendEntry,
 }
 
-/// Key of PENDING: a client's flow, whose backend nobody here knows or has room to remember.
+/// Key of PENDING: a client's flow whose backend is unknown here, or is not remembered for lack of room.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PendingKey {
     pub vni: u32,
     pub address: Address,
-    /// Network order.
+    /// The port, network order.
     pub port: u16,
     pub protocol: u8,
     pub padding: u8,
@@ -149,53 +151,54 @@ pub struct PendingEntry {
     /// Ns since boot.
     pub time: u64,
     pub service: Address,
-    /// Who may answer: a choice that got no entry; zeros: whoever answers first.
+    /// The backend that may answer: a chosen one that got no entry; zeros: the backend that answers first.
     pub backend: Address,
-    /// Network order, as all here.
+    /// The service's port, network order as all here.
     pub service_port: u16,
     pub backend_port: u16,
-    /// What an answer to the TCP SYN must acknowledge; host order.
+    /// The number that an answer to the TCP SYN must acknowledge; host order.
     pub acknowledgement: u32,
-    /// As in [`ConnectionEntry`].
+    /// The payer, as in [`ConnectionEntry`].
     pub payer: u32,
     pub padding: u32,
 }
 
-/// GATES[0]: what no packet need be looked up for. Written by agents, never cleared.
+/// GATES[0]: whether a packet needs a look-up at all. Written by agents, never cleared.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatesEntry {
     /// Until when there may be something in PENDING, ns since boot.
     pub pending_until: u64,
-    /// There was a connection.
+    /// Whether there ever was a connection.
     pub connections: u32,
     pub padding: u32,
 }
 
-/// [`ServiceEntry::flags`]: the backends are for clients of this droplet alone. Without any, packets are dropped: other droplets
-/// have some.
+/// [`ServiceEntry::flags`]: the backends are for clients of this droplet alone. Without any backend, packets are
+/// dropped: other droplets have some.
 pub const SERVICE_LOCAL: u32 = 1;
 
 /// Slots in an entry of SLOTS.
 pub const CHUNK: usize = 64;
-/// Most slots of a table.
+/// The most slots of a table.
 pub const MAX_SLOTS: u32 = 262_139;
 
-/// [`ConnectionKey::direction`]: client to service.
+/// [`ConnectionKey::direction`]: from client to service.
 pub const FORWARD: u8 = 0;
-/// [`ConnectionKey::direction`]: backend to client.
+/// [`ConnectionKey::direction`]: from backend to client.
 pub const REVERSE: u8 = 1;
-/// [`ConnectionKey::direction`]: a pod that is its own backend, to the service whose address it saw as its client's.
+/// [`ConnectionKey::direction`]: from a pod that is its own backend to the service, whose address it saw as its
+/// client's.
 pub const HAIRPIN: u8 = 2;
 
 /// [`ConnectionEntry::state`]: a packet of this direction was seen.
 pub const SEEN: u16 = 1;
-/// [`ConnectionEntry::state`]: TCP FIN, SCTP SHUTDOWN.
+/// [`ConnectionEntry::state`]: a TCP FIN or SCTP SHUTDOWN was seen.
 pub const FINISHED: u16 = 2;
-/// [`ConnectionEntry::state`]: TCP RST, SCTP ABORT.
+/// [`ConnectionEntry::state`]: a TCP RST or SCTP ABORT was seen.
 pub const RESET: u16 = 4;
 
-/// [`ConnectionEntry::index`]: who answered first is the backend.
+/// [`ConnectionEntry::index`]: the backend is the one that answered first.
 pub const NO_INDEX: u32 = u32::MAX;
 
 /// How long PENDING is believed, ns.
@@ -204,7 +207,7 @@ pub const PENDING_LIFE: u64 = 120_000_000_000;
 pub const CONNECTIONS_OF_CLIENT: u32 = 65_536;
 /// Entries that CONNECTIONS has room for.
 pub const CONNECTIONS_CAPACITY: u32 = 524_288;
-/// Entries in CONNECTIONS, of whomever, up to which a VPC may have more than its reserve: half of the table.
+/// Entries in CONNECTIONS, of all VPCs, up to which a VPC may have more than its reserve: half of the table.
 pub const CONNECTIONS_BEYOND_RESERVE: u32 = CONNECTIONS_CAPACITY / 2;
 /// Index in QUOTAS: entries in CONNECTIONS. Agents add theirs; transitd counts anew.
 pub const QUOTA_HELD: u32 = 0;
@@ -214,24 +217,24 @@ pub const QUOTA_RESERVE: u32 = 1;
 pub const QUOTAS: u32 = 2;
 /// Flows in PENDING that the clients of one VPC may have: half of the table.
 pub const PENDING_OF_VPC: u32 = 8192;
-/// The address, no client's, by which SHARES counts a VPC's entries of CONNECTIONS.
+/// The address by which SHARES counts a VPC's entries of CONNECTIONS. No client has it.
 pub const ALL_CONNECTIONS: Address = [0; 16];
-/// The address, no client's, by which SHARES counts a VPC's flows in PENDING.
+/// The address by which SHARES counts a VPC's flows in PENDING. No client has it.
 pub const ALL_PENDING: Address = [0xff; 16];
 
-/// What the first bytes of a transport header say of its connection.
+/// The meaning of a transport header's first bytes for its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// Opens a connection: TCP SYN alone, SCTP INIT.
+    /// The packet opens a connection: TCP SYN alone, SCTP INIT.
     pub opens: bool,
-    /// An answer that only a packet which was heard can get: TCP SYN-ACK or RST, any of UDP and SCTP.
+    /// The packet, as an answer, proves that a packet was received: TCP SYN-ACK or RST, any of UDP and SCTP.
     pub decides: bool,
-    /// The bits of [`ConnectionEntry::state`] that it sets.
+    /// The bits of [`ConnectionEntry::state`] that the packet sets.
     pub state: u16,
 }
 
 impl Signal {
-    /// Of TCP's byte of flags.
+    /// Returns the signal of TCP's byte of flags.
     #[inline(always)]
     pub const fn of_tcp(flags: u8) -> Self {
         let (finishes, resets) = (flags & 1 != 0, flags & 4 != 0);
@@ -242,7 +245,7 @@ impl Signal {
         }
     }
 
-    /// Of an SCTP packet's first chunk (RFC 9260 section 3.2).
+    /// Returns the signal of an SCTP packet's first chunk (RFC 9260 section 3.2).
     #[inline(always)]
     pub const fn of_sctp(chunk: u8) -> Self {
         let state = match chunk {
@@ -257,7 +260,7 @@ impl Signal {
         }
     }
 
-    /// Of a datagram.
+    /// The signal of a datagram.
     pub const DATAGRAM: Self = Self {
         opens: false,
         decides: true,
@@ -265,7 +268,7 @@ impl Signal {
     };
 }
 
-/// How long an entry is left unwritten while nothing but time changes, ns: a small part of its least life.
+/// Returns how long an entry is left unwritten while nothing but time changes, ns: a small part of its least life.
 #[inline(always)]
 pub const fn refresh(protocol: u8) -> u64 {
     if protocol == crate::packet::ipv4::UDP {
@@ -275,20 +278,21 @@ pub const fn refresh(protocol: u8) -> u64 {
     }
 }
 
-/// The slot of a packet to a service: of its flow, or of its client where clients keep their backends. Every droplet
-/// chooses the same.
+/// Returns the slot of a packet to a service. The slot depends on the flow, or on the client if clients keep their
+/// backends. Every droplet chooses the same.
 #[inline(always)]
 pub const fn slot(packet: &IpPacket, entry: &ServiceEntry) -> u32 {
     let hash = flow::hash_of(packet, entry.affinity == 0);
-    // Mixed once more: the flow's hash also picks bouncers.
+    // The hash is mixed once more, because the flow's hash also picks bouncers.
     ((flow::finish(hash ^ 0x5e72_71ce) as u64 * entry.slots as u64) >> 32) as u32
 }
 
-/// First of the ports that clients get towards a backend in the place of their own. Linux's sockets get lower ones, unless
-/// they ask or a node is told otherwise (32768 to 60999).
+/// The first of the ports that clients get towards a backend in place of their own. Linux's sockets get lower ports
+/// (32768 to 60999), unless they ask for others or a node is configured otherwise.
 const OTHER_PORTS: u16 = 61_000;
 
-/// A port, network order, for a packet to a service whose backend sees another connection by the client's own port.
+/// Returns a port, network order, for a packet to a service whose backend sees another connection by the client's own
+/// port.
 #[inline(always)]
 pub const fn other_port(packet: &IpPacket, attempt: u32) -> u16 {
     let hash = flow::finish(flow::hash(packet) ^ attempt.wrapping_mul(0x9e37_79b9));

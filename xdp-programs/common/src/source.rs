@@ -1,4 +1,4 @@
-//! Who may say what: checks of senders as pure functions. The tables are looked up by the caller.
+//! Checks of senders as pure functions. The tables are looked up by the caller.
 
 use crate::{
     packet::{
@@ -8,9 +8,9 @@ use crate::{
     tables::DropletAddress,
 };
 
-/// Whether a droplet may send packets of an inner source. `row` is where a row says that the source lives,
-/// `relays` whether the droplet is a bouncer of the destination's network or a divider of the VPC, which pass on what
-/// others sent.
+/// Whether a droplet may send packets of an inner source. `row` is the droplet on which a row says that the source
+/// lives. `relays` says whether the sender is a bouncer of the destination's network or a divider of the VPC, which
+/// pass on packets of others.
 #[inline(always)]
 pub fn may_send(row: Option<DropletAddress>, outer_source: DropletAddress, relays: bool) -> bool {
     match row {
@@ -19,7 +19,7 @@ pub fn may_send(row: Option<DropletAddress>, outer_source: DropletAddress, relay
     }
 }
 
-/// What tells answers from questions: the family with ICMP's type, or TCP's byte of flags.
+/// The fields that tell answers from questions: the family with ICMP's type, or TCP's byte of flags.
 #[derive(Clone, Copy, Debug)]
 pub struct Transport {
     pub is_v6: bool,
@@ -28,7 +28,7 @@ pub struct Transport {
 }
 
 /// Whether a packet of a pod to the host can only be an answer: TCP that opens nothing, ICMP echo replies and errors.
-/// Without state this is all that can be said; the host's own stack refuses what no socket waits for. UDP has no
+/// No more can be known without state. The host's own stack refuses packets that no socket waits for. UDP has no
 /// answers: any port may be a service's.
 #[inline(always)]
 pub const fn is_reply(protocol: u8, transport: Transport) -> bool {

@@ -1,18 +1,18 @@
 //! Keys and entries of the pinned maps, as they lie in memory.
 //!
 //! Invariant: `repr(C)`, integers and arrays only, explicit padding, sizes asserted; any change of a layout raises
-//! [`LAYOUT_VERSION`], because running programs of the old version may share the maps. It counts from the first release.
-//! Numbers are host order unless the doc says otherwise; addresses are network order.
+//! [`LAYOUT_VERSION`], because running programs of the old version may share the maps. It counts from the first
+//! release. Numbers are host order unless the doc says otherwise; addresses are network order.
 //!
 //! The kernel gives a hash map's removed element to the next key at once, while programs still read it. So an entry
-//! that could lead a packet into another VPC begins with whose it is, in one aligned word of 8 bytes. The kernel
-//! copies values forwards. Who reads that word last knows whose the other words were.
+//! that could lead a packet into another VPC begins with its owner, in one aligned word of 8 bytes. The kernel copies
+//! values forwards. A program that reads that word last knows the owner of the other words.
 
 use core::mem::offset_of;
 
 /// Version of everything under `thuban/layout_N` in bpffs.
 pub const LAYOUT_VERSION: u32 = 1;
-/// Most bouncers of a network, and most dividers of a VPC.
+/// The most bouncers of a network, and the most dividers of a VPC.
 pub const MAX_MEMBERS: usize = 8;
 /// MAC of every gateway and of the host's end of every veth: 02:54:68:75:62:61.
 pub const GATEWAY_MAC: [u8; 6] = [0x02, 0x54, 0x68, 0x75, 0x62, 0x61];
@@ -63,7 +63,7 @@ pub struct ConfigEntry {
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachmentEntry {
-    /// The key. With the VNI the word that says whose the entry is.
+    /// The key's interface. Together with the VNI it is the word that says whose the entry is.
     pub ifindex: u32,
     pub vni: u32,
     pub address: Address,
@@ -77,16 +77,16 @@ pub struct AttachmentEntry {
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalEntry {
-    /// The key's. With the interface the word that says whose the entry is.
+    /// The key's VNI. Together with the interface it is the word that says whose the entry is.
     pub vni: u32,
-    /// Host's end of the veth.
+    /// The host's end of the veth.
     pub ifindex: u32,
     pub mac: [u8; 6],
     pub flags: u16,
 }
 
-/// DIRECT_ROWS, BOUNCER_ROWS, FORWARD_ROWS: which droplet holds the endpoint. FORWARDERS: which one held it before and
-/// may send on what others sent it for the endpoint.
+/// DIRECT_ROWS, BOUNCER_ROWS, FORWARD_ROWS: the droplet that holds the endpoint. FORWARDERS: the droplet that held the
+/// endpoint before, and may send on packets that it got for the endpoint.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteEntry {
@@ -95,8 +95,8 @@ pub struct RemoteEntry {
     pub used: u32,
 }
 
-/// Droplets that carry a role, sorted: the first `count`. Behind them those that are to carry it or did: they are never
-/// picked, but may pass packets on, because not all droplets learn of a change at the same moment. Then zeros.
+/// Droplets that carry a role, sorted: the first `count`. Behind them are those that will carry it or did. They are
+/// never picked, but may pass packets on, because not all droplets learn of a change at the same moment. Then zeros.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Members {
@@ -117,7 +117,7 @@ pub struct SubnetEntry {
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VpcEntry {
-    /// The key. With the flags the word that says whose the entry is.
+    /// The key. Together with the flags it is the word that says whose the entry is.
     pub vni: u32,
     pub flags: u32,
     pub dividers: Members,
@@ -143,15 +143,15 @@ pub struct DropletEntry {
 }
 
 /// MISSES[(vni, address)], LRU: packets that an agent sent by way of a bouncer or divider. A VPC adds at most
-/// [`NOTED_PER_WINDOW`] addresses in a [`NOTED_WINDOW`], so that who scans evicts nobody's slow flow.
+/// [`NOTED_PER_WINDOW`] addresses in a [`NOTED_WINDOW`], so that a scan evicts nobody's slow flow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissEntry {
     pub packets: u32,
 }
 
-/// Key of LOADS: packets that a role of this droplet passed on, per CPU. transitd makes the entries, programs count where
-/// there is one.
+/// Key of LOADS: packets that a role of this droplet passed on, per CPU. transitd makes the entries, and programs
+/// count where there is one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LoadKey {
@@ -160,34 +160,35 @@ pub struct LoadKey {
     pub network: u32,
 }
 
-/// PATH_MTUS[droplet], LRU: what a router on the underlay said of the way to a droplet. Written by transit.
+/// PATH_MTUS[droplet], LRU: the MTU that a router on the underlay reported for the way to a droplet. Written by
+/// transit.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathMtuEntry {
-    /// When it was said, ns since boot; forgotten after [`PATH_MTU_LIFE`].
+    /// When it was reported, ns since boot; forgotten after [`PATH_MTU_LIFE`].
     pub time: u64,
-    /// Bytes of the outer IP packet.
+    /// The MTU: bytes of the outer IP packet.
     pub mtu: u32,
     pub padding: u32,
 }
 
-/// PROBES[droplet]: a member of a role that this droplet asks whether it lives. transitd makes and removes the entries and
-/// writes all but `heard`.
+/// PROBES[droplet]: a member of a role that this droplet asks whether it lives. transitd makes and removes the entries
+/// and writes all but `heard`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProbeEntry {
-    /// When transit had an answer, ns since boot; 0: never. Written into another droplet's entry maybe, if this one's was
-    /// removed at that moment: it then counts as heard once more.
+    /// When transit got an answer, ns since boot; 0: never. If this droplet's entry was removed at that moment, the
+    /// time may be written into another droplet's entry, which then counts as heard once more.
     pub heard: u64,
-    /// What an answer must repeat. Never 0.
+    /// The number that an answer must repeat. Never 0.
     pub secret: u64,
-    /// 1 while it is silent: for the next transitd.
+    /// Whether the droplet is silent (1), for the next transitd.
     pub silent: u32,
     pub padding: u32,
 }
 
-/// ANNOUNCED[vni], LRU: how many events of DIRECT_WANTED a VPC had in a second, and how many addresses it added to MISSES in
-/// a window. Written by agents.
+/// ANNOUNCED[vni], LRU: how many events of DIRECT_WANTED a VPC had in a second, and how many addresses it added to
+/// MISSES in a window. Written by agents.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnnouncedEntry {
@@ -214,12 +215,12 @@ pub struct TraceRecord {
     pub length: u32,
     /// The [`crate::counters::Counter`] of the verdict, or [`NO_COUNTER`].
     pub counter: u32,
-    /// Droplet that it was sent to; zeros if to none.
+    /// The droplet that it was sent to; zeros if to none.
     pub next: DropletAddress,
-    /// Network order; zeros where the packet doesn't show them.
+    /// The ports, network order; zeros where the packet doesn't show them.
     pub ports: [u16; 2],
     pub protocol: u8,
-    /// [`TracePoint`].
+    /// The [`TracePoint`].
     pub point: u8,
     pub padding: [u8; 6],
 }
@@ -256,26 +257,27 @@ pub const CONFIG_TRANSIT_AT_XDP: u32 = 1;
 pub const CONFIG_TRACE: u32 = 2;
 /// [`LocalEntry::flags`]: the pod's end takes frames that XDP redirects to it (its GRO is on, so it has NAPI).
 pub const LOCAL_TAKES_XDP: u16 = 1;
-/// [`LocalEntry::flags`]: the endpoint is the node itself. Its end of the veth is in the host's own network namespace, which
-/// a redirect to the peer may not lead to.
+/// [`LocalEntry::flags`]: the endpoint is the node itself. Its end of the veth is in the host's own network namespace,
+/// to which a redirect to the peer may not lead.
 pub const LOCAL_HOST: u16 = 2;
-/// [`AttachmentEntry::flags`]: as [`LOCAL_HOST`].
+/// [`AttachmentEntry::flags`]: the endpoint is the node itself, as with [`LOCAL_HOST`].
 pub const ATTACHMENT_HOST: u16 = 1;
 /// [`SubnetEntry::flags`]: this droplet is a bouncer of the network.
 pub const SUBNET_BOUNCER_HERE: u32 = 1;
-/// [`SubnetEntry::flags`]: addresses of services, which no endpoint has; `network` is 0.
+/// [`SubnetEntry::flags`]: the range has addresses of services, which no endpoint has; `network` is 0.
 pub const SUBNET_SERVICES: u32 = 2;
-/// [`SubnetEntry::flags`]: addresses that the node's own stack serves for the VPC; `network` is 0.
+/// [`SubnetEntry::flags`]: the node's own stack serves the range for the VPC; `network` is 0.
 pub const SUBNET_BY_NODE: u32 = 4;
-/// [`SubnetEntry::flags`]: outside of the VPC, and closed to it though it may go out; `network` is 0.
+/// [`SubnetEntry::flags`]: the range is outside of the VPC, and closed to it even if it may go out; `network` is 0.
 pub const SUBNET_CLOSED: u32 = 8;
-/// Ranges that no endpoint of the VPC has an address in.
+/// The flags of ranges in which no endpoint of the VPC has an address.
 pub const SUBNET_FOREIGN: u32 = SUBNET_SERVICES | SUBNET_BY_NODE | SUBNET_CLOSED;
 /// [`VpcEntry::flags`]: this droplet is a divider of the VPC.
 pub const VPC_DIVIDER_HERE: u32 = 1;
 /// [`VpcEntry::flags`]: packets to outside the VPC go to the host's stack.
 pub const VPC_HOST_ACCESS: u32 = 2;
-/// [`VpcEntry::flags`]: packets to outside the VPC leave in their node's name; without [`VPC_HOST_ACCESS`] not for nodes.
+/// [`VpcEntry::flags`]: packets to outside the VPC leave in their node's name; without [`VPC_HOST_ACCESS`] they don't
+/// go to nodes.
 pub const VPC_EGRESS: u32 = 4;
 
 /// Record of the ring buffer DIRECT_WANTED: transitd subscribes to this address.
@@ -290,7 +292,7 @@ pub const TRANSIT_MAGIC: u32 = 0x7468_7562;
 pub struct TransitMetadata {
     pub magic: u32,
     pub vni: u32,
-    /// Host's end of the target's veth.
+    /// The host's end of the target's veth.
     pub ifindex: u32,
 }
 

@@ -1,4 +1,5 @@
-//! A frame at a hook: bytes, room in front, and ways out. What differs between tc and XDP is here and nowhere else.
+//! A frame at a hook: bytes, room in front, and ways out. All differences between tc and XDP are here and nowhere
+//! else.
 
 pub mod tc;
 pub mod xdp;
@@ -9,42 +10,42 @@ use thuban_common::{
     tables::{ConfigEntry, DropletAddress, LocalEntry},
 };
 
-/// What a program returns to the kernel.
+/// The value that a program returns to the kernel.
 pub type Verdict = i32;
 
-/// What a way out gives: `None` when this hook can't and has left the frame unchanged for the next one.
+/// The result of a way out: `None` when this hook can't take it and has left the frame unchanged for the next one.
 pub type Exit = Result<Option<Verdict>, Counter>;
 
-/// How a packet ends: the verdict with what to count (nothing, when a later hook has the last word), or why it's
-/// dropped.
+/// The end of a packet: the verdict with the counter (none, when a later hook has the last word), or the reason why
+/// it's dropped.
 pub type Outcome = Result<(Verdict, Option<Counter>), Counter>;
 
 pub trait Frame {
-    /// To the next hook or the host's stack, unchanged.
+    /// Passes the frame to the next hook or the host's stack, unchanged.
     const PASS: Verdict;
     const DROP: Verdict;
     /// No program of ours sees the frame after this one.
     const IS_LAST: bool;
-    /// How to reach a droplet.
+    /// The way to reach a droplet.
     type NextHop;
 
-    /// The frame, if this is tc: what only the stack can do.
+    /// Returns the frame if this is tc, for work that only the stack can do.
     fn tc(&mut self) -> Option<&mut tc::TcFrame>;
-    /// The header at a constant offset, if the directly readable part holds it.
+    /// Returns the header at a constant offset, if the directly readable part holds it.
     fn load<H: Header>(&self, offset: usize) -> Option<H>;
-    /// The header at any offset.
+    /// Returns the header at any offset.
     fn load_far<H: Header>(&self, offset: u32) -> Option<H>;
     /// Overwrites the header at a constant offset.
     fn store<H: Header>(&mut self, offset: usize, header: &H) -> Option<()>;
-    /// Makes the first `length` bytes (or all there are) directly readable; false when only a later hook can.
+    /// Makes the first `length` bytes (or all there are) directly readable. Returns false when only a later hook can.
     fn make_linear(&mut self, length: u32) -> bool;
-    /// Bytes from the Ethernet header to the end.
+    /// Returns the bytes from the Ethernet header to the end.
     fn length(&self) -> u32;
-    /// Interface that the frame came in by.
+    /// Returns the interface by which the frame came in.
     fn interface(&self) -> u32;
-    /// Payload bytes of each segment, 0 when it's no GSO frame.
+    /// Returns the payload bytes of each segment, 0 when it's no GSO frame.
     fn segment_size(&self) -> u32;
-    /// A VLAN tag that the NIC or the stack took off.
+    /// Whether the frame had a VLAN tag that the NIC or the stack removed.
     fn is_vlan_tagged(&self) -> bool;
 
     fn next_hop(&self, config: &ConfigEntry, droplet: DropletAddress) -> Option<Self::NextHop>;
@@ -59,12 +60,12 @@ pub trait Frame {
     fn cut(&mut self, length: u32) -> Option<()>;
     /// Keeps the first `keep` bytes and makes `room` behind the Ethernet header; `None` when it can't be done.
     fn quote(&mut self, keep: u32, room: u32) -> Option<()>;
-    /// The sum of the 16-bit words in `N` bytes at a constant offset, folded to less than 2^18.
+    /// Returns the sum of the 16-bit words in `N` bytes at a constant offset, folded to less than 2^18.
     fn sum<const N: usize>(&self, offset: usize) -> Option<u32>;
     /// Gives a plain frame to an endpoint of this droplet.
     fn deliver(&mut self, local: &LocalEntry) -> Verdict;
-    /// Takes off `length` bytes of outer headers for an endpoint of this droplet; false when this hook can't and has
-    /// left the frame unchanged. The caller writes the inner Ethernet header, whose place holds anything.
+    /// Removes `length` bytes of outer headers for an endpoint of this droplet. Returns false when this hook can't,
+    /// and has left the frame unchanged. The caller writes the inner Ethernet header; its place holds arbitrary bytes.
     fn decapsulate(
         &mut self,
         length: u32,

@@ -26,9 +26,9 @@ use thuban_common::{
 
 use super::{Frame, Verdict};
 
-/// Flags for making room, and for taking it away: GSO sizes are the inner frame's, whatever is around it.
+/// Flags for making and for removing room: GSO sizes are the inner frame's, whatever headers are around it.
 const FIXED: u64 = BPF_F_ADJ_ROOM_FIXED_GSO as u64;
-/// Says what the room is for, so that the kernel can segment and checksum the inner frame.
+/// Flags that tell what the room is for, so that the kernel can segment and checksum the inner frame.
 const ENCAPSULATION: u64 = FIXED
     | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 as u64
     | BPF_F_ADJ_ROOM_ENCAP_L4_UDP as u64
@@ -36,7 +36,7 @@ const ENCAPSULATION: u64 = FIXED
     | bpf_f_adj_room_encap_l2(LENGTH as u64);
 /// errno EALREADY: the frame is marked as encapsulated.
 const ALREADY: i64 = 114;
-/// Bytes of a TCP header without options: what services read of an answer.
+/// Bytes of a TCP header without options: the part of an answer that services read.
 const LEAST_TCP: usize = 20;
 /// PACKET_HOST of linux/if_packet.h.
 const PACKET_HOST: u32 = 0;
@@ -56,9 +56,9 @@ impl TcFrame {
         self.context.skb.skb
     }
 
-    /// What XDP transit said of a frame that it decapsulated. To be asked only where transit is at XDP: it then is the
-    /// only program that can write metadata here. It is said once: what the stack forwards keeps its metadata, over a
-    /// veth to the next machine even.
+    /// Takes the metadata of a frame that XDP transit decapsulated. Must be called only where transit is at XDP: then
+    /// it is the only program that can write metadata here. The metadata is read once: a frame that the stack forwards
+    /// keeps its metadata, even over a veth to the next machine.
     #[inline(always)]
     pub fn take_metadata(&mut self) -> Option<TransitMetadata> {
         // SAFETY: fields of the context; the kernel bounds them.
@@ -76,22 +76,23 @@ impl TcFrame {
         Some(metadata)
     }
 
-    /// What the host's stack is told of the packet: rules of its own match on it.
+    /// Sets the packet's mark for the host's stack, whose rules match on it.
     #[inline(always)]
     pub fn mark(&mut self, mark: u32) {
         // SAFETY: a field of the context that programs may write.
         unsafe { (*self.skb()).mark = mark };
     }
 
-    /// Forgets that a checksum was verified. After XDP took off the outer headers that was said of the outer packet.
+    /// Forgets that a checksum was verified. After XDP removed the outer headers, that statement was about the outer
+    /// packet.
     #[inline(always)]
     pub fn distrust_checksum(&mut self) {
         // SAFETY: helper on our own context. Of a frame that nobody verified it changes nothing.
         unsafe { bpf_csum_level(self.skb(), u64::from(BPF_CSUM_LEVEL_RESET)) };
     }
 
-    /// Gives a frame to the pod's end of the veth. XDP transit may have written the pod's MAC, which the stack then
-    /// took for another host's.
+    /// Gives a frame to the pod's end of the veth. XDP transit may have written the pod's MAC; the stack then took the
+    /// frame for another host's.
     #[inline(always)]
     pub fn to_peer(&mut self, interface: u32) -> Verdict {
         // SAFETY: helpers on our own context.
@@ -101,8 +102,8 @@ impl TcFrame {
         }
     }
 
-    /// Gives a frame to the node's own end of a veth: out by the other end, for the kernel takes no redirect to a peer of
-    /// the same network namespace.
+    /// Gives a frame to the node's own end of a veth. It goes out by the other end, because the kernel accepts no
+    /// redirect to a peer of the same network namespace.
     #[inline(always)]
     pub fn to_host(&mut self, interface: u32) -> Verdict {
         // SAFETY: helper without pointers.
@@ -201,9 +202,9 @@ impl Frame for TcFrame {
         let room = ENCAPSULATION_LENGTH as i32;
         // SAFETY: helpers on our own context.
         let mut result = unsafe { bpf_skb_adjust_room(self.skb(), room, BPF_ADJ_ROOM_MAC, ENCAPSULATION) };
-        // Decapsulated frames that a pod sends on, and tunnels of pods, are marked already. Without GSO nothing
-        // needs the mark. TCP at the very front is no tunnel: such a GSO frame was marked when it was encapsulated the first
-        // time, and its inner headers are still where the kernel noted them then.
+        // Frames that a pod sends on after decapsulation, and tunnels of pods, are marked already. Without GSO nothing
+        // needs the mark. A frame that begins with TCP is no tunnel: if it has GSO, it was marked when it was encapsulated
+        // the first time, and its inner headers are still where the kernel noted them then.
         if result == -ALREADY {
             if self.segment_size() != 0 && protocol != ipv4::TCP {
                 return Err(Counter::TunnelSegments);
@@ -282,7 +283,7 @@ impl Frame for TcFrame {
         _vni: u32,
         _local: &LocalEntry,
     ) -> Result<bool, Counter> {
-        // Else the frame stays an IPv4 one for the kernel, as the outer packet was.
+        // Otherwise the kernel would keep taking the frame for IPv4, as the outer packet was.
         let inner = if is_v6 {
             BPF_F_ADJ_ROOM_DECAP_L3_IPV6 as u64
         } else {

@@ -1,5 +1,5 @@
-//! Frames at XDP: before the stack, segmented, maybe in several buffers. What needs the stack (unknown neighbours,
-//! headers outside the first buffer) is passed on to tc unchanged.
+//! Frames at XDP: before the stack, segmented, maybe in several buffers. Frames that need the stack (unknown
+//! neighbours, headers outside the first buffer) are passed on to tc unchanged.
 
 use core::mem::{MaybeUninit, zeroed};
 
@@ -178,7 +178,7 @@ impl Frame for XdpFrame {
         Ok(unsafe { bpf_redirect(next_hop.interface, 0) } as Verdict)
     }
 
-    /// XDP_TX at a veth needs a program at the pod's end, which is the pod's.
+    /// Replies by XDP_TX. At a veth that needs a program at the pod's end, which belongs to the pod.
     #[inline(always)]
     fn reply(&mut self) -> Option<Verdict> {
         None
@@ -206,7 +206,7 @@ impl Frame for XdpFrame {
     }
 
     /// Hands the inner frame to tc, so that the stack can aggregate segments before. Its MAC is the pod's: if no
-    /// program of ours is behind, the stack drops it as another host's.
+    /// program of ours is behind, the stack drops the frame as another host's.
     #[inline(always)]
     fn decapsulate(
         &mut self,

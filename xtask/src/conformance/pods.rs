@@ -1,7 +1,7 @@
-//! The images that the tests' pods have, made here under the names that the tests ask for.
+//! The images of the tests' pods, made here under the names that the tests ask for.
 //!
-//! Kubernetes' own are Alpine with programs beside agnhost; here the same programs are Debian's, with the libraries that
-//! they load. What the tests call their image of glibc is the same.
+//! Kubernetes' own images are Alpine with programs beside agnhost. Here the same programs are Debian's, with the
+//! libraries that they load. The image that the tests call the one of glibc is the same.
 
 use std::{
     collections::BTreeSet,
@@ -24,7 +24,7 @@ const GLIBC: &str = "registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0";
 /// Programs of this machine, and where the tests look for them.
 const PROGRAMS: [(&str, &str); 9] = [
     ("/bin/busybox", "/bin/busybox"),
-    // Debian's busybox as a shell would take its own nc and wget, whatever PATH says.
+    // Debian's busybox as a shell would run its own nc and wget, whatever PATH says.
     ("/bin/dash", "/bin/sh"),
     ("/bin/ip", "/bin/ip"),
     ("/bin/nc.openbsd", "/bin/nc"),
@@ -35,13 +35,13 @@ const PROGRAMS: [(&str, &str); 9] = [
     ("/usr/bin/wget", "/bin/wget"),
 ];
 
-/// Programs that busybox is by its name.
+/// Programs that busybox provides under their names.
 const APPLETS: [&str; 23] = [
     "awk", "cat", "cut", "date", "echo", "env", "grep", "head", "hostname", "id", "ls", "mkdir", "nslookup",
     "ps", "rm", "sed", "seq", "sleep", "sort", "tail", "test", "true", "wc",
 ];
 
-/// Archives of all images, made again when something in them is newer.
+/// Returns the archives of all images. Makes an archive again when one of its files is newer.
 pub fn images() -> Result<Vec<PathBuf>> {
     let links: Vec<(String, &str)> = APPLETS
         .iter()
@@ -83,12 +83,12 @@ pub fn images() -> Result<Vec<PathBuf>> {
             command: &[],
         },
     ];
-    // Not among the images that every cluster imports.
+    // This folder is not among the images that every cluster imports.
     let folder = Profile::Release.images().join("more");
     list.iter().map(|image| image.write(&folder)).collect()
 }
 
-/// Kubernetes' source, by Go: the image has certificates of it.
+/// Returns the folder of Kubernetes' source, by Go: the image has certificates of it.
 fn source() -> Result<PathBuf> {
     let mut go = Command::new("go");
     go.current_dir(root().join("e2e/kube"))

@@ -1,23 +1,23 @@
-//! From ginkgo's report to a result for every test that was planned.
+//! Makes a result for every planned test out of ginkgo's report.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-/// How far a reason goes in the table.
+/// The longest reason in the table, in characters.
 const WIDTH: usize = 110;
-/// How far it goes in the file.
+/// The longest reason in the file, in characters.
 const LONGEST: usize = 600;
 
-/// What became of a test.
+/// The result of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Passed,
     Failed,
-    /// It found that this cluster can't have what it needs.
+    /// The test found that this cluster can't have what the test needs.
     NotRunnable,
-    /// The run ended before it: as bad as failed.
+    /// The run ended before the test: as bad as failed.
     NotRun,
 }
 
@@ -40,13 +40,13 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether the run must be called failed.
+    /// Whether this result makes the run fail.
     pub fn is_bad(&self) -> bool {
         matches!(self.state, State::Failed | State::NotRun)
     }
 }
 
-/// The tests that ginkgo reports on.
+/// Returns the tests that ginkgo reports on.
 pub fn read(path: &Path) -> Result<Vec<Value>> {
     let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     let suites: Vec<Value> =
@@ -60,7 +60,7 @@ pub fn read(path: &Path) -> Result<Vec<Value>> {
     Ok(reports.flatten().collect())
 }
 
-/// Names of the tests that a dry run would run.
+/// Returns the names of the tests that a dry run would run.
 pub fn names(reports: &[Value]) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for report in reports.iter().filter(|report| is_test(report)) {
@@ -72,7 +72,7 @@ pub fn names(reports: &[Value]) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// A result for each of `planned`, whatever the report lacks.
+/// Returns a result for each of `planned`, whatever the report lacks.
 pub fn outcomes(planned: &[String], reports: &[Value]) -> Result<Vec<Outcome>> {
     let mut found = BTreeMap::new();
     for report in reports.iter().filter(|report| is_test(report)) {
@@ -87,7 +87,7 @@ pub fn outcomes(planned: &[String], reports: &[Value]) -> Result<Vec<Outcome>> {
         }
     };
     let mut outcomes: Vec<Outcome> = planned.iter().map(outcome).collect();
-    // What breaks before or after all tests is not theirs.
+    // A failure before or after all tests belongs to no test.
     for report in reports.iter().filter(|report| !is_test(report)) {
         let (state, why) = judge(report);
         if state == State::Failed {
@@ -106,7 +106,7 @@ fn judge(report: &Value) -> (State, String) {
     let why = cut(&one_line(message), LONGEST);
     match report["State"].as_str() {
         Some("passed") => (State::Passed, String::new()),
-        // A test that ginkgo leaves out for the run's end has no message.
+        // A test that ginkgo leaves out because the run ends has no message.
         Some("skipped") if message.is_empty() => not_run(),
         Some("skipped") => (State::NotRunnable, why),
         Some("pending") => (State::NotRunnable, "Kubernetes has it switched off".into()),
@@ -132,7 +132,7 @@ fn name(report: &Value) -> Result<String> {
         .join(" "))
 }
 
-/// `{"tests": [{"name", "result", "why"}]}`.
+/// Returns `{"tests": [{"name", "result", "why"}]}`.
 pub fn to_json(outcomes: &[Outcome]) -> Value {
     let tests: Vec<Value> = outcomes
         .iter()
@@ -141,7 +141,7 @@ pub fn to_json(outcomes: &[Outcome]) -> Value {
     json!({ "tests": tests })
 }
 
-/// A table: failed ones last, where they are seen.
+/// Prints a table: failed ones last, where they are seen.
 pub fn print(outcomes: &[Outcome]) {
     println!();
     for state in [State::Passed, State::NotRunnable, State::NotRun, State::Failed] {
@@ -167,7 +167,7 @@ pub fn print(outcomes: &[Outcome]) {
     );
 }
 
-/// A test's name without what all have in common.
+/// Returns a test's name without the part that all names have.
 pub fn short(name: &str) -> &str {
     let name = name.strip_prefix("[sig-network] ").unwrap_or(name);
     name.split(" [").next().unwrap_or(name)

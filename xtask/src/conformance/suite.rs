@@ -1,4 +1,4 @@
-//! Kubernetes' test program under ginkgo: which tests there are, a run with a line for each test that ended.
+//! Kubernetes' test program under ginkgo: the list of its tests, and a run with a line for each test that ended.
 
 use std::{
     fs::{self, File},
@@ -15,7 +15,7 @@ use crate::{build::root, go_tools::GoTools, progress};
 
 const TOOLS: GoTools = GoTools {
     name: "kube-tests",
-    // So they are of kubelet's version.
+    // The tools are of kubelet's version this way.
     modules: "e2e/kube",
     files: &["go.mod", "go.sum"],
     tags: "",
@@ -26,20 +26,20 @@ const TOOLS: GoTools = GoTools {
 
 /// Labels that Kubernetes gives its tests.
 const LABELS: &str = "Conformance && sig-network";
-/// Of the whole run. What has not ended by then is not a result.
+/// The limit of the whole run. A test that has not ended by then has no result.
 const TIMEOUT: &str = "55m";
 
-/// The folder of the test program and of ginkgo; builds them first if they are not there.
+/// Returns the folder of the test program and of ginkgo; builds them first if they don't exist.
 pub fn tools() -> Result<PathBuf> {
     progress::watched("building Kubernetes' tests", || TOOLS.ensure())
 }
 
-/// Of what ginkgo and the tests write.
+/// Returns the folder of the files that ginkgo and the tests write.
 pub fn folder() -> PathBuf {
     root().join("target/conformance")
 }
 
-/// Runs the tests whose name matches `focus`, and says of each how it ended.
+/// Runs the tests whose name matches `focus`, and prints how each ended.
 pub fn run(tools: &Path, cluster: &Cluster, focus: &str, procs: u32) -> Result<Vec<Outcome>> {
     let folder = folder();
     let _ = fs::remove_dir_all(&folder);
@@ -64,7 +64,7 @@ pub fn run(tools: &Path, cluster: &Cluster, focus: &str, procs: u32) -> Result<V
         format!("--kubeconfig={}", instance.kubeconfig().display()),
         format!("--kubectl-path={}", instance.bin().join("kubectl").display()),
         format!("--e2e-output-dir={}", folder.display()),
-        // Their logs would be fetched by SSH.
+        // Logs of the nodes would be fetched by SSH.
         "--disable-log-dump".to_owned(),
     ];
     let program = tools.join("e2e.test");
@@ -89,11 +89,11 @@ pub fn run(tools: &Path, cluster: &Cluster, focus: &str, procs: u32) -> Result<V
     let mut tests = ginkgo("report.json", procs);
     tests.arg(&program).arg("--").args(&options);
     watch(&mut tests, &folder.join("output.log"), planned.len())?;
-    // Its exit code only says that a test failed; a run without a report is an error.
+    // The exit code only says that a test failed; a run without a report is an error.
     report::outcomes(&planned, &report::read(&folder.join("report.json"))?)
 }
 
-/// Runs it with its output in `log`, and a line here for each test that ended.
+/// Runs ginkgo with its output in `log`, and prints a line for each test that ended.
 fn watch(ginkgo: &mut Command, log: &Path, count: usize) -> Result<()> {
     let mut file = File::create(log).with_context(|| format!("making {}", log.display()))?;
     let mut child = ginkgo
@@ -122,7 +122,7 @@ fn watch(ginkgo: &mut Command, log: &Path, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// What is known of the lines so far.
+/// The state after the lines that were read so far.
 #[derive(Default)]
 struct Lines {
     name: String,
@@ -130,11 +130,11 @@ struct Lines {
 }
 
 impl Lines {
-    /// Result and name of a test when the line after its heading has come: that is its name where tests run side by side;
-    /// one after the other, the name came when the test began.
+    /// Returns result and name of a test when the line after its heading has come. Where tests run side by side, that
+    /// line is the name. Where they run one after the other, the name came when the test began.
     fn next(&mut self, line: &str) -> Option<(String, String)> {
         if line.starts_with("[sig-") {
-            // Where a test failed, its node is marked.
+            // The line marks the node of the test that failed.
             self.name = line.replace(" [It] ", " ");
         }
         let ended = self.heading.take().map(|result| (result, self.name.clone()));
@@ -143,7 +143,7 @@ impl Lines {
     }
 }
 
-/// What ginkgo's heading of a test that ended says.
+/// Returns the result in ginkgo's heading of a test that ended.
 fn result(line: &str) -> Option<String> {
     let (word, rest) = if let Some(rest) = line.strip_prefix("S [SKIPPED] [") {
         ("skipped", rest)

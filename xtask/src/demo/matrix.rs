@@ -1,4 +1,4 @@
-//! Who reaches whom: every pod asks every other for its name, by TCP and UDP.
+//! The matrix of pods that reach each other: every pod asks every other for its name, by TCP and UDP.
 
 use std::time::Duration;
 
@@ -6,10 +6,11 @@ use anyhow::{Result, ensure};
 
 use super::pods::Pod;
 
-/// The same for those that must answer and those that must not. Longer than a lost first packet takes to be repeated.
+/// The same patience for those that must answer and those that must not. Longer than it takes until a lost first packet
+/// is repeated.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// What one pod found at the address of another.
+/// The answers that one pod got at the address of another.
 struct Finding<'a> {
     client: &'a Pod,
     server: &'a Pod,
@@ -101,7 +102,7 @@ pub fn show(pods: &[Pod], networks: &[&str]) -> Result<bool> {
     Ok(wrong.is_empty())
 }
 
-/// All pairs but a pod with itself; clients side by side.
+/// Asks for all pairs except a pod with itself; clients run side by side.
 fn ask_all(pods: &[Pod]) -> Vec<Finding<'_>> {
     std::thread::scope(|scope| {
         let clients: Vec<_> = pods

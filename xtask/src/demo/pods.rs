@@ -16,7 +16,7 @@ use crate::{build::root, install::get};
 /// HTTP and UDP port of `agnhost netexec`.
 const PORT: u16 = 8080;
 
-/// A running pod. Its name is unique over all tenants, and its HTTP and UDP servers tell it.
+/// A running pod. Its name is unique over all tenants, and its HTTP and UDP servers answer with it.
 #[derive(Clone, Debug)]
 pub struct Pod {
     pub vpc: String,
@@ -27,7 +27,7 @@ pub struct Pod {
     namespace_file: PathBuf,
 }
 
-/// What a pod is to be.
+/// A pod that the demo wants.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub vpc: String,
@@ -46,7 +46,8 @@ impl Wanted {
         }
     }
 
-    /// From `e2e/demo/pod.yaml`. Pods of `<vpc>-web` have no annotation of their own: their namespace has it.
+    /// Returns the manifest made from `e2e/demo/pod.yaml`. Pods of `<vpc>-web` have no annotation of their own: their
+    /// namespace has it.
     fn manifest(&self) -> Result<String> {
         let path = root().join("e2e/demo/pod.yaml");
         let template =
@@ -71,7 +72,7 @@ pub fn apply(cluster: &Cluster, wanted: &[Wanted]) -> Result<()> {
     cluster.kubectl_apply(&manifests.join("\n---\n")).map(|_| ())
 }
 
-/// How many are ready, of all.
+/// Returns whether all are ready, and how many of all are.
 pub fn readiness(cluster: &Cluster, wanted: &[Wanted]) -> Result<(bool, String)> {
     let list = get(
         cluster,
@@ -95,7 +96,7 @@ pub fn readiness(cluster: &Cluster, wanted: &[Wanted]) -> Result<(bool, String)>
     ))
 }
 
-/// Addresses and network namespaces of running pods.
+/// Returns addresses and network namespaces of running pods.
 pub fn find(cluster: &Cluster, wanted: &[Wanted]) -> Result<Vec<Pod>> {
     let list = get(
         cluster,
@@ -134,7 +135,7 @@ impl Pod {
         inside(namespace, work)
     }
 
-    /// Who answers `GET /hostname` at `address`.
+    /// Returns the name that answers `GET /hostname` at `address`.
     pub fn ask_tcp(&self, address: Ipv4Addr, patience: Duration) -> Result<String> {
         self.inside(move || {
             let mut stream = TcpStream::connect_timeout(&SocketAddr::from((address, PORT)), patience)?;
@@ -152,7 +153,7 @@ impl Pod {
         })
     }
 
-    /// Who answers one UDP datagram at `address`.
+    /// Returns the name that answers one UDP datagram at `address`.
     pub fn ask_udp(&self, address: Ipv4Addr, patience: Duration) -> Result<String> {
         self.inside(move || {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;

@@ -1,4 +1,4 @@
-//! By which way packets go: what the droplets counted for the first packet of two strangers, and for later ones.
+//! The ways that packets take: what the droplets counted for the first packet of two strangers, and for later ones.
 
 use std::{collections::BTreeMap, thread::sleep, time::Duration};
 
@@ -9,7 +9,7 @@ use super::pods::{self, Pod, Wanted};
 use crate::install::{get, wait};
 
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Counters that say by which way a packet went.
+/// Counters that say which way a packet took.
 const WAYS: [&str; 6] = [
     "sent_to_divider",
     "divided",
@@ -19,7 +19,7 @@ const WAYS: [&str; 6] = [
     "delivered",
 ];
 
-/// Node -> counter -> number.
+/// Number by node and counter.
 type Counts = BTreeMap<String, BTreeMap<String, u64>>;
 
 /// Two networks, and the role that lies between strangers in them.
@@ -28,7 +28,7 @@ struct Case {
     server: &'static str,
     role: &'static str,
     role_object: &'static str,
-    /// What the first packet is counted as.
+    /// The counter of the first packet.
     first: &'static str,
 }
 
@@ -90,7 +90,7 @@ fn show_case(cluster: &Cluster, case: &Case) -> Result<bool> {
     print_counts("next 20", &next);
     let later = counted(cluster, &pair, 20)?;
     print_counts("20 more", &later);
-    // The matrix knows nothing of them.
+    // The matrix must not see these pods.
     remove(cluster, &wanted)?;
     let is_expected = sum(&first, case.first) > 0
         && on(&first, &nodes[0], "sent_direct") == 0
@@ -110,7 +110,7 @@ fn show_case(cluster: &Cluster, case: &Case) -> Result<bool> {
     Ok(is_expected)
 }
 
-/// What all droplets counted while the first pod asked the second.
+/// Returns what all droplets counted while the first pod asked the second.
 fn counted(cluster: &Cluster, pair: &[Pod], packets: usize) -> Result<Counts> {
     let before = read(cluster)?;
     let mut answered = 0;

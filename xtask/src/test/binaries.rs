@@ -18,12 +18,12 @@ use crate::build::{cargo, root};
 /// A test binary.
 #[derive(Clone, Debug)]
 pub struct Binary {
-    /// Of its target: `netns`, `transitd`.
+    /// Name of its target: `netns`, `transitd`.
     pub name: String,
-    /// `test`, or what else its unit tests are of.
+    /// Kind of its target: `test`, or the kind of the target with the unit tests.
     kind: String,
     pub executable: PathBuf,
-    /// Of its package: where cargo runs it.
+    /// Folder of its package: cargo runs the binary there.
     folder: PathBuf,
 }
 
@@ -34,7 +34,7 @@ impl Binary {
     }
 }
 
-/// What cargo says of something that it has built.
+/// A message of cargo about something that it has built.
 #[derive(Deserialize)]
 struct Message {
     reason: String,
@@ -63,17 +63,17 @@ struct Profile {
     test: bool,
 }
 
-/// What a build made.
+/// The result of a build.
 #[derive(Debug, Default)]
 pub struct Built {
     pub binaries: Vec<Binary>,
-    /// Of rustc and clippy, on code of the workspace.
+    /// Number of warnings of rustc and clippy on code of the workspace.
     pub warnings: usize,
 }
 
-/// Builds all of the workspace that runs on this machine; also the binaries that tests start and that go into the images
-/// of the tests' clusters, whose operator ends after a write of a test's choice. clippy is the compiler, so that lints
-/// need no build of their own.
+/// Builds all of the workspace that runs on this machine. Builds also the binaries that tests start and that go into
+/// the images of the tests' clusters; the operator there can end after a write that a test chooses. The compiler is
+/// clippy, so that lints need no build of their own.
 pub fn build() -> Result<Built> {
     let mut child = cargo()
         .current_dir(root())
@@ -154,21 +154,21 @@ pub fn run(
     Ok(sum)
 }
 
-/// Also the tests that failed only because they waited too long.
+/// Runs a binary once. Returns also the tests that failed only because they waited too long.
 fn once(
     binary: &Binary,
     arguments: &[&str],
     environment: &[(&str, &str)],
     times: &mut Times,
 ) -> Result<(Sum, Vec<String>)> {
-    // Whose output it is, where several run side by side.
+    // The name of the binary's output, where several run side by side.
     let label = arguments.first().filter(|argument| argument.ends_with("::"));
     let label = label.map_or(String::new(), |filter| format!("[{filter}] "));
     println!("\n{label}     {} ({})", binary.name, binary.kind);
     let mut child = Command::new(&binary.executable)
         .current_dir(&binary.folder)
         .args(arguments)
-        // How long each test took; the harness takes the flag for unstable.
+        // This reports how long each test took; the harness takes the flag for unstable.
         .args(["-Z", "unstable-options", "--report-time"])
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_MANIFEST_DIR", &binary.folder)
@@ -195,7 +195,7 @@ fn once(
         .wait()
         .with_context(|| format!("waiting for {}", binary.name))?;
     if !status.success() && sum.failed == 0 {
-        // A test that took its whole process down has no result.
+        // A test that ended its whole process has no result.
         eprintln!("FAILED {}: {status}", binary.name);
         sum.failed += 1;
         sum.failures.push((binary.name.clone(), status.to_string()));

@@ -1,5 +1,5 @@
-//! Which tests of a cluster run where. Each share has a cluster of its own; shares run side by side, the lanes of a share
-//! one after the other. A test's lane is the first part of its name.
+//! The lanes and shares of the tests of a cluster. Each share has a cluster of its own. Shares run side by side, the
+//! lanes of a share one after the other. A test's lane is the first part of its name.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -27,16 +27,16 @@ pub struct Lane {
     is_parallel: bool,
 }
 
-/// What runs on one cluster.
+/// The lanes that run on one cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
     pub cluster: &'static str,
     pub lanes: &'static [Lane],
-    /// Whether the tests of `cargo xtask uninstall` end it.
+    /// Whether the tests of `cargo xtask uninstall` run at its end.
     pub has_removal: bool,
 }
 
-/// Balanced by how long they take.
+/// The shares, balanced by how long they take.
 pub const SHARES: [Share; 2] = [
     Share {
         cluster: "test",
@@ -92,7 +92,7 @@ pub fn run(binary: &Binary, share: &Share) -> Result<(Sum, Times)> {
     Ok((sum, times))
 }
 
-/// Runs the tests of each filter by a process of its own.
+/// Runs the tests of each filter in a process of its own.
 fn run_files(binary: &Binary, cluster: &str, filters: VecDeque<String>) -> (Sum, Times) {
     let all = Mutex::new((Sum::default(), Times::default()));
     let left = Mutex::new(filters);
@@ -116,12 +116,12 @@ fn run_files(binary: &Binary, cluster: &str, filters: VecDeque<String>) -> (Sum,
     all.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The part of a test's name at this place.
+/// Returns the part of a test's name at this place.
 fn part(test: &str, place: usize) -> &str {
     test.split("::").nth(place).unwrap_or_default()
 }
 
-/// Names of all tests of a binary.
+/// Returns the names of all tests of a binary.
 fn list(binary: &Binary) -> Result<Vec<String>> {
     let output = Command::new(&binary.executable)
         .args(["--list", "--format=terse"])

@@ -1,8 +1,8 @@
-//! `cargo xtask test`: every test there is, in groups that all run even when one fails, and one sum at the end.
+//! `cargo xtask test`: all tests, in groups that all run even when one fails, and one sum at the end.
 //!
-//! A test that failed only because it waited too long is run once more by itself, because machines of tests are busy. If it
-//! passes then, the sum names it: such a test may have found something that waits for ever now and then. `--strict` counts
-//! it as failed. Whatever else fails has failed.
+//! A test that failed only because it waited too long is run once more by itself, because machines of tests are busy.
+//! If it passes then, the sum names it: such a test may have found something that now and then waits for ever.
+//! `--strict` counts it as failed. A test that failed for another reason has failed.
 
 mod binaries;
 mod lanes;
@@ -45,7 +45,7 @@ const TIMED: [&str; 6] = [
 const E2E: &str = "cluster";
 const SIMULATOR: &str = "simulator";
 const GROUPS: [&str; 6] = ["check", "unit", SIMULATOR, "programs", "netns", "e2e"];
-/// More of them: `cargo xtask soak --only simulator`.
+/// Schedules of the simulator. `cargo xtask soak --only simulator` runs more of them.
 pub const SCHEDULES: u64 = 2_000;
 
 /// Runs all groups, or only one. The last line of output is `N passed, N failed`.
@@ -115,10 +115,10 @@ pub fn run(only: Option<&str>, schedules: u64, is_strict: bool) -> Result<ExitCo
     })
 }
 
-/// Others' programs while they are built beside tests that mostly wait.
+/// The build of others' programs, beside tests that mostly wait.
 type Others = Option<JoinHandle<Result<()>>>;
 
-/// What all groups need to know.
+/// The values that all groups need.
 struct Run<'a> {
     built: &'a Built,
     schedules: u64,
@@ -183,7 +183,7 @@ fn run_group(group: &str, run: &Run<'_>, others: &mut Others, times: &mut Times)
     }
 }
 
-/// The build has told them.
+/// Fails if the build has printed warnings.
 fn lints(warnings: usize) -> Result<()> {
     if warnings > 0 {
         bail!("{warnings} warnings, told while the tests were built: `cargo xtask check` tells them again");
@@ -191,7 +191,7 @@ fn lints(warnings: usize) -> Result<()> {
     Ok(())
 }
 
-/// What measures time first, a test for each core; then the others, which mostly wait.
+/// Runs the tests that measure time first, one test for each core. Then runs the others, which mostly wait.
 fn run_netns(binaries: &[&Binary], times: &mut Times) -> Result<Sum> {
     let timed: Vec<&str> = TIMED.iter().copied().chain(["--test-threads=2"]).collect();
     let mut others = vec!["--test-threads=6"];
@@ -214,7 +214,7 @@ fn run_each(
     Ok(sum)
 }
 
-/// Clusters of its own, from nothing to nothing.
+/// Runs the tests on clusters of their own, which are made before and removed after.
 fn run_e2e(binary: &Binary, others: Others, times: &mut Times) -> Result<Sum> {
     times.stage("e2e: others' programs", |_| match others {
         Some(building) => building.join().map_err(|_| anyhow!("a thread panicked"))?,
@@ -243,7 +243,7 @@ fn run_e2e(binary: &Binary, others: Others, times: &mut Times) -> Result<Sum> {
     Ok(sum)
 }
 
-/// What clusters are made of beside images, so that no two builds run at once.
+/// Builds the parts of clusters beside images, so that no two builds run at once.
 fn prepare() -> Result<()> {
     step("kube binaries", kube::binaries)?;
     step("CoreDNS", || dns::archive(Profile::Test))?;

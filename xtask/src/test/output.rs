@@ -1,10 +1,10 @@
-//! What test binaries print, read line by line.
+//! The output of test binaries, read line by line.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
-/// What tests print when they have waited too long.
+/// Parts of the messages that tests print when they have waited too long.
 const LATE: [&str; 3] = ["waited ", "never happened: ", "assertion failed: rig.ping("];
 
 /// Tests that passed and failed.
@@ -13,9 +13,9 @@ pub struct Sum {
     pub passed: usize,
     pub failed: usize,
     pub ignored: usize,
-    /// Names of those that passed only when they were run again.
+    /// Names of tests that passed only when they were run again.
     pub late: Vec<String>,
-    /// Names of those that failed, with what they said first.
+    /// Names of tests that failed, with their first message.
     pub failures: Vec<(String, String)>,
 }
 
@@ -28,7 +28,7 @@ impl Sum {
         self.late.extend(other.late);
     }
 
-    /// Something that is no test of cargo's, as one.
+    /// Returns the result of one check that is no test of cargo's.
     pub fn one(name: &str, result: Result<()>) -> Self {
         match result {
             Ok(()) => Self {
@@ -47,16 +47,16 @@ impl Sum {
     }
 }
 
-/// Of a test binary, what it prints of tests that failed: after all have run, a block for each.
+/// The part of a test binary's output about tests that failed: after all have run, a block for each.
 #[derive(Debug, Default)]
 pub struct Failures {
     /// Names of tests that failed only because they waited too long.
     pub late: Vec<String>,
-    /// The first message of each.
+    /// Names of tests that failed, with the first message of each.
     pub said: Vec<(String, String)>,
-    /// Whose block this is.
+    /// The test of the current block.
     current: Option<String>,
-    /// The next line is what a panic says.
+    /// Whether the next line is the message of a panic.
     is_message: bool,
 }
 
@@ -79,13 +79,13 @@ impl Failures {
         if LATE.iter().any(|word| line.contains(word)) {
             self.late.push(name.clone());
         } else {
-            // Whatever else it panics about.
+            // Later panics of the same block don't count.
             self.current = None;
         }
     }
 }
 
-/// Of a line such as `test result: ok. 12 passed; 0 failed; 1 ignored; …`.
+/// Reads the result of a line such as `test result: ok. 12 passed; 0 failed; 1 ignored; …`.
 pub fn result_of(line: &str) -> Option<Sum> {
     let rest = line.trim().strip_prefix("test result: ")?;
     let number = |word: &str| {
@@ -100,7 +100,7 @@ pub fn result_of(line: &str) -> Option<Sum> {
     })
 }
 
-/// Name and time of a line such as `test a::b ... ok <1.250s>`.
+/// Reads name and time of a line such as `test a::b ... ok <1.250s>`.
 pub fn time_of(line: &str) -> Option<(&str, Duration)> {
     let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let seconds = rest.split_once('<')?.1.strip_suffix("s>")?;

@@ -1,4 +1,4 @@
-//! How long stages and tests took: printed, and written for whoever asks later where the time goes.
+//! The times of stages and tests: printed, and written to a file.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::build::root;
 
-/// How many of the slowest tests are told.
+/// How many of the slowest tests are printed.
 const SLOWEST: usize = 30;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -19,12 +19,12 @@ pub struct Timed {
     pub seconds: f64,
 }
 
-/// `target/test-times.json`.
+/// The content of `target/test-times.json`.
 #[derive(Debug, Default, Serialize)]
 pub struct Times {
-    /// One after the other: their sum is the whole run.
+    /// Stages, one after the other: their sum is the whole run.
     pub stages: Vec<Timed>,
-    /// The longest first.
+    /// The slowest tests, the longest first.
     pub slowest: Vec<Timed>,
 }
 
@@ -34,7 +34,7 @@ impl Times {
         let start = Instant::now();
         let within: f64 = self.stages.iter().map(|stage| stage.seconds).sum();
         let made = work(self);
-        // What a stage within it took counts as that one's.
+        // The time of a stage within this one counts as the inner stage's.
         let now: f64 = self.stages.iter().map(|stage| stage.seconds).sum();
         self.stages.push(Timed {
             name: name.to_owned(),
@@ -51,7 +51,7 @@ impl Times {
         self.keep_slowest();
     }
 
-    /// Takes over what another one has of tests.
+    /// Adds the tests of another one.
     pub fn merge(&mut self, other: Self) {
         self.slowest.extend(other.slowest);
         self.keep_slowest();
@@ -63,7 +63,7 @@ impl Times {
         self.slowest.truncate(SLOWEST);
     }
 
-    /// Prints them and writes the file.
+    /// Prints the times and writes the file.
     pub fn tell(&self) -> Result<()> {
         println!("\nSeconds of each stage");
         for Timed { name, seconds } in &self.stages {

@@ -1,4 +1,4 @@
-//! Who is compared.
+//! The contestants that are compared.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use anyhow::Result;
 
 use crate::{bench::plugin::Pod, rig::namespace::Namespace};
 
-/// One way to wire a pod. Both answer how long it took.
+/// One way to wire a pod. Both ADD and DEL return how long they took.
 pub trait Contestant: Sync {
     fn name(&self) -> &'static str;
-    /// Where it works: the calling thread must be there.
+    /// Returns the node on which the contestant works: the calling thread must be there.
     fn node(&self) -> &Namespace;
-    /// In the namespace of the node.
+    /// Runs ADD in the namespace of the node.
     fn add_here(&self, pod: &Pod) -> Result<Duration>;
     fn del_here(&self, pod: &Pod) -> Result<Duration>;
 

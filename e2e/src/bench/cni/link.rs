@@ -1,5 +1,5 @@
-//! A bare veth pair: what the kernel alone takes to make one and to delete it, both ends up, one of them in the pod's
-//! namespace with an address and a route, as every plugin leaves it.
+//! A bare veth pair: the time that the kernel alone takes to make one and to delete it, both ends up, one of them in
+//! the pod's namespace with an address and a route, as every plugin leaves it.
 //!
 //! `link`: one netlink request for the deletion, no process. `ip-link`: by `ip link del`.
 
@@ -118,7 +118,7 @@ impl Contestant for LinkCommand {
     }
 }
 
-/// In the calling thread's namespace.
+/// Runs work with netlink in the calling thread's namespace.
 fn with_netlink<T>(work: impl AsyncFnOnce(Handle) -> Result<T>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,4 +1,4 @@
-//! Who took how long, one after the other and many at once.
+//! The times that each contestant took, one pod after the other and many at once.
 
 use std::{collections::BTreeMap, sync::Barrier, thread, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::bench::{
     stats::{median, quantile, sorted},
 };
 
-/// Milliseconds by (who, what, how many at once) and run.
+/// Milliseconds by (contestant, verb, how many at once) and run.
 #[derive(Debug, Default)]
 pub struct Times {
     runs: BTreeMap<(&'static str, &'static str, usize), Vec<Vec<f64>>>,
@@ -30,24 +30,24 @@ impl Times {
         runs[run].extend(times.iter().map(|time| time.as_secs_f64() * 1000.0));
     }
 
-    /// Median of the runs' medians.
+    /// Returns the median of the runs' medians.
     pub fn p50(&self, who: &str, what: &str, at_once: usize) -> Option<f64> {
         let runs = self.of(who, what, at_once)?;
         Some(median(runs.iter().map(|run| median(run.iter().copied()))))
     }
 
-    /// Of all runs together.
+    /// Returns the 99th percentile of all runs together.
     pub fn p99(&self, who: &str, what: &str, at_once: usize) -> Option<f64> {
         let all = self.of(who, what, at_once)?.concat();
         Some(quantile(&sorted(all), 0.99))
     }
 
-    /// Those that were measured.
+    /// Returns the keys that were measured.
     pub fn keys(&self) -> impl Iterator<Item = (&'static str, &'static str, usize)> {
         self.runs.keys().copied()
     }
 
-    /// Medians of a run.
+    /// Returns the medians of a run.
     pub fn line(&self, run: usize) -> String {
         let mut parts = Vec::new();
         for ((who, what, at_once), runs) in &self.runs {
@@ -70,14 +70,14 @@ impl Times {
     }
 }
 
-/// ADD and DEL of one pod.
+/// Times ADD and DEL of one pod.
 pub fn one(contestant: &dyn Contestant, pod: &Pod) -> Result<[Duration; 2]> {
     contestant
         .node()
         .run(|| Ok([contestant.add_here(pod)?, contestant.del_here(pod)?]))
 }
 
-/// ADDs of all pods at once, and when all are there, DELs of all at once.
+/// Times the ADDs of all pods at once, and when all are there, the DELs of all at once.
 pub fn at_once(contestant: &dyn Contestant, pods: &[Pod]) -> Result<[Vec<Duration>; 2]> {
     let barrier = Barrier::new(pods.len());
     let results: Vec<Result<[Duration; 2]>> = thread::scope(|scope| {
@@ -87,7 +87,7 @@ pub fn at_once(contestant: &dyn Contestant, pods: &[Pod]) -> Result<[Vec<Duratio
                 let barrier = &barrier;
                 scope.spawn(move || {
                     let entered = contestant.node().enter();
-                    // Everybody comes to each barrier, whatever failed.
+                    // Every thread comes to each barrier, even after an error.
                     barrier.wait();
                     let add = entered.and_then(|()| contestant.add_here(pod));
                     barrier.wait();

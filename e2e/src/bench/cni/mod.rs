@@ -1,8 +1,8 @@
 //! The CNI benchmark: ADD and DEL of the real plugin with a real transitd, beside others' plugins and a bare veth pair.
 //!
-//! All take turns, pod by pod and round by round, in the same namespaces of pods; what is compared are ratios of medians
-//! within one run of this program. A plugin's time is what a runtime waits: from before its process is made until it has
-//! ended and its answer is read. Nothing is passed or failed by time.
+//! All contestants take turns, pod by pod and round by round, in the same namespaces of pods. The benchmark compares
+//! ratios of medians within one run of this program. A plugin's time is the time that a runtime waits: from before its
+//! process is made until it has ended and its answer is read. Nothing is passed or failed by time.
 
 mod contestant;
 mod link;
@@ -24,26 +24,26 @@ use others::Other;
 use report::Report;
 use thuban::Thuban;
 
-/// How much of everything.
+/// The amounts that are measured.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub runs: usize,
     /// Pods of a run, one after the other.
     pub single: usize,
-    /// Rounds of a run, of so many pods at once.
+    /// Rounds of a run, each with many pods at once.
     pub rounds: usize,
     pub at_once: usize,
-    /// Attached when the daemon's memory is read.
+    /// Pods that are attached when the daemon's memory is read.
     pub pods: usize,
-    /// By name; all when empty.
+    /// Contestants by name; all when empty.
     pub only: Vec<String>,
 }
 
-/// What is run.
+/// The programs that are run.
 #[derive(Clone, Debug)]
 pub struct Parts {
     pub own: transitd::Parts,
-    /// ptp, bridge and host-local.
+    /// Folder of ptp, bridge and host-local.
     pub others: PathBuf,
 }
 
@@ -68,7 +68,7 @@ pub fn run(plan: &Plan, parts: &Parts, folder: &Path) -> Result<()> {
 
     let mut times = Times::default();
     for contestant in &contestants {
-        // The first of each loads programs, fills caches and makes the bridge.
+        // The first pod of each contestant loads programs, fills caches and makes the bridge.
         measure::one(*contestant, &pods[0]).with_context(|| contestant.name())?;
     }
     for run in 0..plan.runs {
@@ -97,7 +97,7 @@ pub fn run(plan: &Plan, parts: &Parts, folder: &Path) -> Result<()> {
     report.write(&times, plan, &session)
 }
 
-/// The daemon's, with nothing attached, with all pods, and after they are gone.
+/// Measures the daemon's memory with nothing attached, with all pods, and after they are gone.
 fn memory(thuban: &Thuban, pods: &[Pod], plan: &Plan, report: &mut Report) -> Result<()> {
     let pods = &pods[..plan.pods.min(pods.len())];
     report.add("transitd_rss_mib_0_pods", "MiB", thuban.memory_mib()?);

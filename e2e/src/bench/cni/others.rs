@@ -18,7 +18,7 @@ pub struct Other {
     name: &'static str,
     plugin: Plugin,
     node: Namespace,
-    /// Of addresses given out.
+    /// The folder of addresses that were given out.
     _folder: Folder,
 }
 
@@ -31,7 +31,7 @@ impl Other {
         Self::new("bridge", parts, &json!({"bridge": "cni0", "isGateway": true}))
     }
 
-    /// No masquerading, as with Thuban: iptables would make them slower.
+    /// Makes a contestant without masquerading, as with Thuban: iptables would make it slower.
     fn new(name: &'static str, parts: &Parts, more: &serde_json::Value) -> Result<Self> {
         let folder = Folder::new(name)?;
         let mut configuration = json!({

@@ -1,4 +1,4 @@
-//! Medians as bars with marks at the worst of a hundred: ADD and DEL, one and many at once.
+//! Bars of medians, with marks at the 99th percentile: ADD and DEL, one and many at once.
 
 use super::{Plan, measure::Times};
 use crate::bench::plot::{

@@ -1,4 +1,4 @@
-//! What is said at the end: times, ratios beside their goals, a file of them, and a plot.
+//! The report at the end: times, ratios beside their goals, a file of them, and a plot.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use crate::bench::{
     table::{Table, number},
 };
 
-/// Whose time divides whose, for what, and what is promised.
+/// Ratios: the contestant whose time is divided, the contestant whose time divides, the measurement, and the goal.
 const RATIOS: [(&str, &str, &str, Option<f64>); 7] = [
     ("add", "thuban", "ptp", Some(0.7)),
     ("add", "thuban", "bridge", None),
@@ -23,7 +23,7 @@ const RATIOS: [(&str, &str, &str, Option<f64>); 7] = [
 #[derive(Debug, Default)]
 pub struct Report {
     numbers: Vec<Number>,
-    /// Metric and bound.
+    /// Metrics, each with its bound.
     goals: Vec<(String, Bound)>,
 }
 
@@ -38,7 +38,7 @@ struct File<'a> {
 }
 
 impl Report {
-    /// Times, and those ratios whose both sides were measured.
+    /// Makes a report of times, and of the ratios whose both sides were measured.
     pub fn new(times: &Times, at_once: usize) -> Self {
         let mut report = Self::default();
         for (who, what, many) in times.keys() {

@@ -1,7 +1,7 @@
 //! Thuban: the plugin and transitd.
 //!
-//! The rows of all pods are there before, as on a node whose operator is quicker than its runtime: what is measured is
-//! the plugin and transitd.
+//! The rows of all pods exist before, as on a node whose operator is quicker than its runtime. So only the plugin and
+//! transitd are measured.
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -25,7 +25,7 @@ pub struct Thuban {
 }
 
 impl Thuban {
-    /// With rows for so many pods.
+    /// Brings up transitd with rows for this many pods.
     pub fn up(parts: &Parts, pods: usize) -> Result<Self> {
         let transitd = Transitd::up(&parts.own, rows(pods), &[])?;
         Ok(Self { transitd })
@@ -54,7 +54,7 @@ impl Contestant for Thuban {
     }
 }
 
-/// One VPC, one network, all roles here.
+/// Returns one VPC and one network, with all roles on this node.
 fn rows(pods: usize) -> Vec<Row> {
     let mut rows = vec![
         Row::Droplet(DropletRow {

@@ -1,4 +1,5 @@
-//! Endpoints that come and go at a steady rate, whatever the operator does meanwhile: how long each waits.
+//! Endpoints that come and go at a steady rate, whatever the operator does meanwhile. The bench measures how long each
+//! waits.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +11,17 @@ use crate::bench::float;
 
 const AFTER: Duration = Duration::from_mins(1);
 
-/// What was asked of the API server.
+/// The requests to the API server.
 struct Asked {
-    /// Those that have not been answered yet.
+    /// Requests that have not been answered yet.
     tasks: JoinSet<Result<()>>,
     deleted: Vec<usize>,
-    /// How late the bench itself was at most.
+    /// The longest delay of the bench itself.
     latest: Duration,
 }
 
 impl Bench {
-    /// So many a second for so long; metrics get the prefix.
+    /// Makes and removes this many endpoints a second for this long; the metrics get the prefix.
     pub(super) async fn churn(&mut self, rate: usize, seconds: usize, prefix: &str) -> Result<()> {
         let total = rate * seconds;
         if total == 0 {
@@ -101,7 +102,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Makes endpoints at that rate, and deletes as many that have been there.
+    /// Makes endpoints at that rate, and deletes as many older ones.
     async fn make_and_delete(&mut self, rate: usize, total: usize) -> Result<Asked> {
         let mut tasks = JoinSet::new();
         let (start, mut said) = (Instant::now(), Instant::now());
@@ -116,7 +117,7 @@ impl Bench {
             self.live.push_back(created);
             let own = hand.clone();
             tasks.spawn(async move { own.create(created).await });
-            // One that has been there, so that both ends of a life are measured.
+            // The endpoint is Provisioned, so that both ends of a life are measured.
             let track = &self.book.track;
             if self
                 .live
@@ -148,7 +149,7 @@ impl Bench {
         })
     }
 
-    /// Endpoints that were made and are not Provisioned yet.
+    /// Returns the number of endpoints that were made and are not Provisioned yet.
     fn on_the_way(&self) -> usize {
         let track = &self.book.track;
         track

@@ -1,5 +1,5 @@
-//! Nodes on paper and their hollow droplets: each with its Node, its transitd pod, that pod's token, its Droplet, its
-//! heartbeat Lease and its stream.
+//! Nodes as objects only, and their hollow droplets: each with its Node, its transitd pod, that pod's token, its
+//! Droplet, its heartbeat Lease and its stream.
 
 use std::{
     fs,
@@ -27,7 +27,7 @@ use super::{
     progress::until,
 };
 
-/// Requests at a time while a droplet is made.
+/// Parallel requests while a droplet is made.
 const PARALLEL: usize = 24;
 
 pub struct Fleet {
@@ -36,7 +36,7 @@ pub struct Fleet {
     folder: Folder,
 }
 
-/// Tokens and epochs of all droplets; in memory, for a thousand nodes have a thousand disks.
+/// Folder of tokens and epochs of all droplets. It is in memory, because a thousand nodes have a thousand disks.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
@@ -71,7 +71,7 @@ impl Fleet {
         })
     }
 
-    /// Adds droplets until there are so many, and waits until each has applied its snapshot and is accepted.
+    /// Adds droplets up to the total, and waits until each has applied its snapshot and is accepted.
     pub async fn grow(&mut self, plane: &Plane, book: &Arc<Book>, total: usize) -> Result<()> {
         let from = self.droplets.len();
         let folder = self.folder.0.clone();
@@ -116,7 +116,7 @@ impl Drop for Fleet {
     }
 }
 
-/// Makes all objects of a droplet; answers the file with its token.
+/// Makes all objects of a droplet; returns the file with its token.
 async fn make(plane: &Plane, number: usize, file: PathBuf) -> Result<PathBuf> {
     let name = node_name(number);
     let admin = || plane.admin.clone();

@@ -1,7 +1,8 @@
-//! A droplet without a data plane: what transitd's client applies programs to when there are no maps to write.
+//! A droplet without a data plane: transitd's client applies programs to it when there are no maps to write.
 //!
-//! It does what a node's would do with rows: validates them with transitd's own code, refuses an address that another
-//! VPC's endpoint here has, holds the program, and reports attachments as CNI ADD and DEL would. It counts what comes.
+//! It treats rows as a node does: validates them with transitd's own code, refuses an address that another VPC's
+//! endpoint here has, holds the program, and reports attachments as CNI ADD and DEL would. It counts the rows that
+//! come.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -29,7 +30,7 @@ use super::{
     track::{Step, Track, pod_number},
 };
 
-/// What all hollow droplets of a run write to.
+/// The record that all hollow droplets of a run write to.
 #[derive(Debug)]
 pub struct Book {
     pub track: Track,
@@ -46,7 +47,8 @@ pub struct Synced {
 #[derive(Debug, Default)]
 struct State {
     program: program::Program,
-    /// Known droplets: so many, and all alike, that the program's table rows would be most of this process's memory.
+    /// Known droplets. They are so many, and all alike, that the program's table rows would be most of this process's
+    /// memory.
     droplets: HashSet<RowKey>,
     attachments: BTreeMap<usize, Attachment>,
     outbox: Option<Outbox>,
@@ -81,7 +83,7 @@ impl Hollow {
         self.state().synced
     }
 
-    /// Endpoints that live here, and rows of them as a bouncer.
+    /// Returns the number of endpoints that live here, and of their rows as a bouncer.
     pub fn endpoint_rows(&self) -> (usize, usize) {
         let state = self.state();
         let bouncer = |key: &&RowKey| matches!(key, RowKey::Bouncer(..));
@@ -91,7 +93,7 @@ impl Hollow {
         )
     }
 
-    /// CNI DEL.
+    /// Reports the detachment of a pod, as CNI DEL does.
     pub fn detach(&self, number: usize) {
         let mut state = self.state();
         if let Some(attachment) = state.attachments.remove(&number) {
@@ -103,7 +105,7 @@ impl Hollow {
 impl State {
     fn send(&self, attachment: Attachment, removed: bool) {
         let Some(outbox) = &self.outbox else { return };
-        // A stream that is gone shows in its session; Hello tells the rest.
+        // A stream that is gone shows in its session; the next Hello reports the rest.
         let _ = outbox.send(DropletMessage {
             message: Some(Message::Attachment(AttachmentChange {
                 attachment: Some(attachment),
@@ -118,7 +120,7 @@ impl State {
         }
     }
 
-    /// Holds the row; an error is a refusal.
+    /// Holds the row; an error refuses it.
     fn upsert(&mut self, row: Row) -> Result<(), String> {
         match &row {
             Row::Droplet(_) => {
@@ -136,7 +138,7 @@ impl State {
         Ok(())
     }
 
-    /// What kind of news a row is, before it is held.
+    /// Returns how a row counts, before it is held.
     fn classify(&self, row: &Row) -> Count {
         let known = match row {
             Row::Droplet(_) => return Count::Droplet,
@@ -165,7 +167,7 @@ impl Hollow {
         row: ProtoRow,
         is_snapshot: bool,
     ) -> Result<RowKey, (NackReason, String)> {
-        // ADD waits for this row.
+        // An ADD waits for this row.
         let attaching = match &row.row {
             Some(Kind::Local(local)) if local.ready => pod_number(&local.pod_name).map(|number| {
                 let attachment = Attachment {
@@ -229,7 +231,7 @@ impl Peer for Hollow {
         self.state().outbox = None;
     }
 
-    /// As transitd does: deletes first, then upserts; a snapshot leaves nothing else.
+    /// Applies a program as transitd does: deletes first, then upserts; a snapshot leaves nothing else.
     fn apply(&self, program: Program) -> (Vec<Nack>, Changes) {
         let state = &mut *self.state();
         let (epoch, sequence, is_snapshot) = (program.epoch, program.sequence, program.snapshot);

@@ -1,4 +1,4 @@
-//! Endpoints made and removed in bulk: what one costs in rows and in writes.
+//! Endpoints made and removed in bulk: the cost of one in rows and in writes.
 
 use std::{
     sync::{
@@ -25,16 +25,16 @@ use super::{
 };
 use crate::bench::float;
 
-/// Requests at a time.
+/// Parallel requests.
 const PARALLEL: usize = 32;
-/// Endpoints at a time that are on the way: the operator is kept busy, not buried.
+/// Endpoints that are under way at a time: the operator is kept busy, but not overloaded.
 const WINDOW: u64 = 200;
 /// Endpoints of the drain: enough for a mean.
 const DRAINED: usize = 2000;
 const PATIENCE: Duration = Duration::from_mins(8);
-/// For rows of what is there.
+/// How long the rows of existing objects may take.
 const SETTLED: Duration = Duration::from_mins(1);
-/// What the operator writes of an endpoint.
+/// The resources that the operator writes for an endpoint.
 const OF_ENDPOINTS: [&str; 4] = ["endpoints", "endpoints/status", "ipclaims", "ipclaims/status"];
 
 /// Makes and removes single pods; cheap to clone into tasks.
@@ -48,7 +48,8 @@ pub struct Hand {
 }
 
 impl Hand {
-    /// A new pod's number; where it goes is a function of it, different for the endpoints of one network.
+    /// Returns a new pod's number. The pod's place is a function of the number, and different for the endpoints of one
+    /// network.
     pub fn add(&self) -> Result<usize> {
         self.book.track.add(|number| Place {
             network: number % self.networks,
@@ -68,7 +69,7 @@ impl Hand {
         Ok(())
     }
 
-    /// As kubelet ends a pod: CNI DEL, then the object goes.
+    /// Ends a pod as kubelet does: CNI DEL, then the object goes.
     pub async fn delete(&self, number: usize) -> Result<()> {
         let place = self.book.track.place(number).context("a pod without a place")?;
         let api: Api<Pod> = Api::namespaced(self.admin.clone(), &self.tenants.namespace(place.network));
@@ -81,7 +82,7 @@ impl Hand {
     }
 }
 
-/// Numbers that follow each other go far apart (the finalizer of splitmix64).
+/// Maps consecutive numbers to distant ones (the finalizer of splitmix64).
 fn scatter(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -100,15 +101,15 @@ impl Bench {
         }
     }
 
-    /// Rows of an endpoint while there are few droplets.
+    /// Measures the rows of an endpoint while there are few droplets.
     pub(super) async fn few(&mut self, droplets: usize, networks: usize) -> Result<()> {
         let hand = self.hand(droplets, networks);
         let endpoints = FEW_ENDPOINTS.min(self.plan.endpoints);
         self.make(&hand, endpoints, "10").await
     }
 
-    /// The counters once the operator has told of all that was before: events are written beside the workflows, so that
-    /// those of networks and roles would count as the endpoints'.
+    /// Returns the counters once the operator has written all earlier events. It writes events beside the workflows, so
+    /// that events of networks and roles would count as the endpoints'.
     async fn untold(&self) -> Result<Metrics> {
         let end = Instant::now() + PATIENCE;
         let mut before = metrics::read(&self.plane.admin).await?;
@@ -123,7 +124,7 @@ impl Bench {
         }
     }
 
-    /// All endpoints but those that are there already.
+    /// Makes all endpoints except those that exist already.
     pub(super) async fn load(&mut self) -> Result<()> {
         let endpoints = self.plan.endpoints.saturating_sub(self.live.len());
         if endpoints == 0 {
@@ -158,7 +159,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Makes so many endpoints, waits until their droplets may go on with ADD, and counts rows.
+    /// Makes this many endpoints, waits until their droplets may go on with ADD, and counts rows.
     async fn make(&mut self, hand: &Hand, endpoints: usize, name: &str) -> Result<()> {
         self.settle().await?;
         let rows = self.book.tally.now();
@@ -277,7 +278,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Waits until so many claims were deleted since; they rest for 30 s before.
+    /// Waits until this many claims were deleted since then; claims rest for 30 s before.
     async fn await_claims(&mut self, since: &Metrics, wanted: u64) -> Result<Metrics> {
         let end = Instant::now() + Duration::from_mins(2);
         loop {
@@ -298,7 +299,7 @@ impl Bench {
         }
     }
 
-    /// Local and bouncer rows that all droplets hold, and that they should hold.
+    /// Returns the local and bouncer rows that all droplets hold, and those that they should hold.
     fn rows(&self) -> [(usize, usize); 2] {
         let live = self.live.len();
         // Each node has an endpoint of its own, in the network `default`.
@@ -311,8 +312,8 @@ impl Bench {
         ]
     }
 
-    /// Waits until the droplets have the rows of what was made before and no more come: those of nodes' own endpoints would
-    /// count as other endpoints'.
+    /// Waits until the droplets have the rows of all earlier objects and no more rows come. Otherwise rows of nodes'
+    /// own endpoints would count as other endpoints' rows.
     async fn settle(&self) -> Result<()> {
         let end = Instant::now() + SETTLED;
         let mut before = self.book.tally.now();
@@ -335,7 +336,7 @@ impl Bench {
         )
     }
 
-    /// Whether the droplets hold the rows of exactly the endpoints that are there.
+    /// Checks that the droplets hold the rows of exactly the endpoints that exist.
     pub(super) async fn check_rows(&mut self) {
         match self.settle().await {
             Ok(()) => {
@@ -347,7 +348,7 @@ impl Bench {
     }
 }
 
-/// Writes per endpoint by verb and resource.
+/// Prints the writes per endpoint by verb and resource.
 fn tell(change: &Metrics, endpoints: usize) {
     let endpoints = float(endpoints as u64);
     for (request, count) in &change.done {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use kube::Client;
 
-/// The resources of which the operator alone writes: its requests are all there are.
+/// The groups whose resources the operator alone writes: all requests are the operator's.
 const GROUPS: [&str; 2] = ["thuban.dev", "events.k8s.io"];
 const TOTAL: &str = "apiserver_request_total";
 const BUCKETS: &str = "apiserver_request_duration_seconds_bucket";
@@ -17,18 +17,19 @@ pub struct Request {
     pub resource: String,
 }
 
-/// Counters at one time, or between two.
+/// Counters at one time, or their growth between two.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
-    /// Of Thuban's kinds and events; answered well.
+    /// Requests for Thuban's kinds and events that succeeded.
     pub done: BTreeMap<Request, f64>,
-    /// The same, refused: conflicts and what is there already.
+    /// Requests for the same that were refused: conflicts and objects that exist already.
     pub refused: BTreeMap<Request, f64>,
-    /// Seconds (as text, for order) and how many writes of pods and of Thuban's kinds took at most that long.
+    /// Bounds in seconds (as text, for order), each with how many writes of pods and of Thuban's kinds took at most
+    /// that long.
     buckets: BTreeMap<String, f64>,
 }
 
-/// Asks the API server.
+/// Reads the metrics from the API server.
 pub async fn read(client: &Client) -> Result<Metrics> {
     let request = http::Request::get("/metrics")
         .body(Vec::new())
@@ -91,7 +92,7 @@ fn parse(text: &str) -> Metrics {
 }
 
 impl Metrics {
-    /// What was counted since.
+    /// Returns the growth since then.
     pub fn since(&self, then: &Self) -> Self {
         let less = |now: &BTreeMap<Request, f64>, then: &BTreeMap<Request, f64>| {
             let change = |(request, count): (&Request, &f64)| {
@@ -111,7 +112,7 @@ impl Metrics {
         }
     }
 
-    /// Writes that were done of resources that fit.
+    /// Returns the number of successful writes of resources that fit.
     pub fn writes(&self, fits: impl Fn(&Request) -> bool) -> f64 {
         self.done
             .iter()
@@ -120,7 +121,8 @@ impl Metrics {
             .sum()
     }
 
-    /// Within how many milliseconds the API server answered that part of the writes; the bound of a bucket.
+    /// Returns the milliseconds within which the API server answered that part of the writes; the value is the bound of
+    /// a bucket.
     pub fn quantile_ms(&self, part: f64) -> Option<f64> {
         let mut bounds: Vec<(f64, f64)> = self
             .buckets

@@ -1,8 +1,8 @@
 //! The control-plane benchmark: the real operator and a real API server, with droplets that have no data plane.
 //!
-//! Everything that an endpoint costs is measured where it arrives: rows at the droplets, times by the bench's own clock
-//! and watches, writes by the API server's own counters. Nothing is passed or failed by time; what does not come to an
-//! end is said, and makes the run fail.
+//! The whole cost of an endpoint is measured where it arrives: rows at the droplets, times by the bench's own clock and
+//! watches, writes by the API server's own counters. Nothing is passed or failed by time. A step that does not end is
+//! reported, and makes the run fail.
 
 mod churn;
 mod fleet;
@@ -51,7 +51,7 @@ use tenants::Tenants;
 use track::Track;
 use watches::Watches;
 
-/// How much of everything.
+/// The amounts that are measured.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub droplets: usize,
@@ -60,28 +60,28 @@ pub struct Plan {
     pub endpoints: usize,
     /// Bouncers of each network.
     pub bouncers: u32,
-    /// Endpoints made, and as many deleted, a second.
+    /// Endpoints that are made in a second; as many are deleted.
     pub churn: usize,
-    /// How long.
+    /// Length of the churn.
     pub seconds: usize,
-    /// Rates of churn that come before it, for [`LADDER_SECONDS`] each.
+    /// Rates of churn that come before the main churn, for [`LADDER_SECONDS`] each.
     pub ladder: Vec<usize>,
-    /// Of VPCs made at once.
+    /// Rounds of VPCs made at once.
     pub rounds: usize,
 }
 
-/// Droplets at first, for rows that must not become more with more droplets.
+/// Droplets at the beginning, for rows that must not become more with more droplets.
 const FEW: usize = 10;
 const LADDER_SECONDS: usize = 15;
-/// Networks that are there while the droplets are few.
+/// Networks that exist while the droplets are few.
 const FEW_NETWORKS: usize = 20;
 /// Endpoints made while the droplets are few.
 const FEW_ENDPOINTS: usize = 200;
 
-/// It ended without being asked to.
+/// Whether the operator ended without being asked to.
 static OPERATOR_GONE: AtomicBool = AtomicBool::new(false);
 
-/// An error if there is nothing to wait for any more.
+/// Returns an error if there is nothing to wait for any more.
 fn go_on() -> Result<()> {
     super::go_on()?;
     ensure!(
@@ -91,19 +91,19 @@ fn go_on() -> Result<()> {
     Ok(())
 }
 
-/// Everything that is up during a run; taken down in this order.
+/// Everything that is up during a run. It is taken down in this order.
 struct Bench {
     plan: Plan,
     tenants: Tenants,
     book: Arc<Book>,
-    /// Pods that are there, oldest first.
+    /// Existing pods, oldest first.
     live: VecDeque<usize>,
     report: Report,
     watches: Watches,
     fleet: Fleet,
     sampler: Sampler,
     operator: Operator,
-    /// How many operators there were.
+    /// The number of operators that were started.
     operators: u32,
     plane: Plane,
     _tasks: JoinSet<()>,
@@ -126,7 +126,7 @@ pub async fn run(plan: Plan, parts: &Parts, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     bench.plane.save_log(folder);
     if let Err(error) = result {
-        // What was measured until then is told all the same.
+        // The measurements up to then are reported all the same.
         bench.report.problem(format!("{error:#}"));
     }
     let points = bench.sampler.points();
@@ -223,14 +223,14 @@ impl Bench {
             .push((self.book.track.seconds(), name.to_owned()));
     }
 
-    /// Makes networks of these numbers with their VPCs, and waits until all are Provisioned.
+    /// Makes the networks of these numbers with their VPCs, and waits until all are Provisioned.
     async fn make_tenants(&mut self, from: usize, to: usize) -> Result<()> {
         let each = self.tenants.networks_per_vpc;
         let admin = self.plane.admin.clone();
         let vpcs = from.div_ceil(each)..to.div_ceil(each);
         let patience = Duration::from_mins(3);
         self.tenants.make_vpcs(&admin, vpcs.clone()).await?;
-        // One more of each is the default one.
+        // There is one more of each: the default one.
         let (seen, total) = (Arc::clone(&self.watches.vpcs), vpcs.end + 1);
         until("VPCs Provisioned", total, patience, || Ok(seen.count())).await?;
         self.tenants.make_networks(&admin, from..to).await?;

@@ -1,5 +1,5 @@
 //! The control plane that the operator is measured with: etcd and an API server, Thuban's objects of `install/`, and
-//! clients with the rights that operator and transitd have on a cluster. Taken down when dropped.
+//! clients with the rights that operator and transitd have on a cluster. It is taken down when dropped.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ use thuban_proto::OPERATOR_TOKEN_AUDIENCE;
 
 use super::process::{Launch, Usage, usage};
 
-/// What the run needs that is built elsewhere.
+/// The parts of a run that are built elsewhere.
 #[derive(Clone, Debug)]
 pub struct Parts {
     /// Folder with etcd, kube-apiserver and kubectl.
@@ -33,15 +33,15 @@ pub struct Parts {
     pub install: PathBuf,
 }
 
-/// Underlay of the nodes, which exist on paper only.
+/// Underlay of the nodes, which exist as objects only.
 pub const UNDERLAY: &str = "100.64.0.0/16";
 const PORT: u16 = 16282;
 
 pub struct Plane {
     instance: Instance,
-    /// As the cluster's administrator.
+    /// A client with the rights of the cluster's administrator.
     pub admin: Client,
-    /// As transitd: reads the operator's Lease.
+    /// A client with the rights of transitd: reads the operator's Lease.
     pub transitd: Client,
     pub launch: Launch,
 }
@@ -74,12 +74,12 @@ impl Plane {
         })
     }
 
-    /// Of etcd or the API server.
+    /// Returns the processes of etcd or the API server.
     pub fn processes(&self, component: &str) -> Vec<i32> {
         bare::processes(&self.instance, component).unwrap_or_default()
     }
 
-    /// Of all processes of etcd or the API server.
+    /// Returns CPU and memory of all processes of etcd or the API server.
     pub fn usage(&self, component: &str) -> Usage {
         let processes = self.processes(component);
         let usages = processes
@@ -96,7 +96,7 @@ impl Plane {
         self.instance.state()
     }
 
-    /// Copies what the operator said, for it goes with the control plane.
+    /// Copies the operator's log, because it is removed with the control plane.
     pub fn save_log(&self, folder: &Path) {
         let _ = fs::copy(&self.launch.log, folder.join("scale-operator.log"));
     }
@@ -127,7 +127,7 @@ impl Drop for Down {
     }
 }
 
-/// Every manifest, in order. Without controllers the workloads among them start nothing.
+/// Applies every manifest, in order. Without controllers the workloads among them start nothing.
 fn apply(folder: &Path) -> Result<()> {
     let cluster = Cluster::named("scale")?;
     let entries = fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;
@@ -162,7 +162,7 @@ async fn client(kubeconfig: &Path) -> Result<Client> {
     Client::try_from(config).with_context(|| format!("a client by {}", kubeconfig.display()))
 }
 
-/// A kubeconfig with the token of one of Thuban's ServiceAccounts.
+/// Writes a kubeconfig with the token of one of Thuban's ServiceAccounts.
 async fn kubeconfig_for(admin: &Client, instance: &Instance, account: &str) -> Result<PathBuf> {
     let token = token(admin, account, None).await?;
     let text = fs::read_to_string(instance.kubeconfig()).context("reading the administrator's kubeconfig")?;
@@ -173,7 +173,8 @@ async fn kubeconfig_for(admin: &Client, instance: &Instance, account: &str) -> R
     Ok(path)
 }
 
-/// A token as kubelet projects it: for the operator's stream and bound to a pod (name, UID), or for the API server.
+/// Returns a token as kubelet projects it: for the operator's stream and bound to a pod (name, UID), or for the API
+/// server.
 pub async fn token(admin: &Client, account: &str, pod: Option<(String, String)>) -> Result<String> {
     let accounts: Api<ServiceAccount> = Api::namespaced(admin.clone(), SYSTEM_NAMESPACE);
     let audiences = pod.is_some().then(|| vec![OPERATOR_TOKEN_AUDIENCE.to_owned()]);

@@ -1,5 +1,5 @@
-//! Three panels: how long endpoints of the churn waited, the same over the churn's time, and CPU and memory over the
-//! whole run with its phases.
+//! A plot of three panels: how long endpoints of the churn waited, the same over the churn's time, and CPU and memory
+//! over the whole run with its phases.
 
 use super::{
     Plan,
@@ -18,7 +18,7 @@ use crate::bench::{
 
 const GOAL_MS: f64 = 500.0;
 
-/// Distributions: name, what it is called, colour.
+/// Distributions: name, label, colour.
 const WAITS: [(&str, &str, Colour); 5] = [
     (
         "configmap_watch",
@@ -45,7 +45,7 @@ pub fn picture(report: &Report, plan: &Plan, points: &[Point], track: &Track) ->
     }
 }
 
-/// Of milliseconds, logarithmic.
+/// Returns an axis of milliseconds, logarithmic.
 fn waiting() -> Axis {
     Axis {
         from: 1.0,
@@ -81,7 +81,7 @@ fn curve(name: &str, colour: Colour, points: Vec<(f64, f64)>) -> Curve {
     }
 }
 
-/// Which part of the endpoints waited at most so long.
+/// Returns curves of the part of the endpoints that waited at most this long.
 fn waits(report: &Report) -> Curves {
     let draw = |(name, words, colour): (&str, &str, Colour)| {
         let (_, times) = report.times.iter().find(|(known, _)| known == name)?;
@@ -109,7 +109,7 @@ fn waits(report: &Report) -> Curves {
     }
 }
 
-/// Median and worst of a hundred of those that were made in each second.
+/// Returns median and 99th percentile of the endpoints that were made in each second.
 fn seconds(report: &Report, track: &Track) -> Curves {
     let mut buckets: Vec<Vec<f64>> = Vec::new();
     let begin = track.at(report.churned.start, Step::Sent).unwrap_or_default();
@@ -118,7 +118,7 @@ fn seconds(report: &Report, track: &Track) -> Curves {
         else {
             continue;
         };
-        // After the first one's.
+        // The second counts from the first endpoint.
         #[allow(clippy::cast_sign_loss)]
         let second = (sent - begin).max(0.0) as usize;
         if buckets.len() <= second {
@@ -153,7 +153,7 @@ fn seconds(report: &Report, track: &Track) -> Curves {
 
 type Value = fn(&Point) -> f64;
 
-/// Cores and memory over the whole run.
+/// Returns curves of cores and memory over the whole run.
 fn resources(report: &Report, points: &[Point]) -> Curves {
     let end = points.last().map_or(1.0, |point| point.seconds).max(1.0);
     let cores = points

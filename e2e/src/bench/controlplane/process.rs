@@ -1,5 +1,5 @@
-//! The operator's process, as Kubernetes would run it: its own ServiceAccount's token, its release binary, a log.
-//! It ends with the bench, however that ends.
+//! The operator's process, as Kubernetes would run it: its own ServiceAccount's token, its release binary, a log. It
+//! ends with the bench, however the bench ends.
 
 use std::{
     fs::{self, File},
@@ -20,16 +20,16 @@ pub struct Usage {
     pub most_rss_mib: f64,
 }
 
-/// How the operator is started.
+/// The settings with which the operator is started.
 #[derive(Clone, Debug)]
 pub struct Launch {
     pub binary: PathBuf,
     pub kubeconfig: PathBuf,
     pub log: PathBuf,
-    /// Where droplets dial.
+    /// The address that droplets dial.
     pub address: String,
     pub port: u16,
-    /// Ranges of nodes.
+    /// Ranges of the nodes' addresses.
     pub underlay: String,
 }
 
@@ -40,7 +40,7 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// To be called by a thread that outlives it: the kernel ends it with that thread.
+    /// Starts the operator. The calling thread must outlive it: the kernel ends it with that thread.
     pub fn start(launch: &Launch, number: u32) -> Result<Self> {
         let log = File::options()
             .create(true)
@@ -56,7 +56,7 @@ impl Operator {
             .env("THUBAN_LISTEN_PORT", launch.port.to_string())
             .env("THUBAN_SERVICE_CIDRS", "10.96.0.0/16")
             .env("THUBAN_UNDERLAY_CIDRS", &launch.underlay)
-            // All hollow droplets dial from there.
+            // All hollow droplets dial from this address.
             .env("THUBAN_STREAM_SOURCES", format!("{}/32", launch.address))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -77,12 +77,12 @@ impl Operator {
         usage(self.child.id())
     }
 
-    /// Its number.
+    /// Returns its process number.
     pub fn process(&self) -> u32 {
         self.child.id()
     }
 
-    /// An error if it has ended.
+    /// Returns an error if it has ended.
     pub fn check(&mut self, launch: &Launch) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!("the operator has ended ({status}), see {}", launch.log.display());
@@ -90,7 +90,7 @@ impl Operator {
         Ok(())
     }
 
-    /// SIGKILL: no goodbye, the Lease stays taken.
+    /// Kills it with SIGKILL: it can't say goodbye, and the Lease stays taken.
     pub fn kill(mut self) -> Result<()> {
         self.child.kill().context("killing the operator")?;
         self.child.wait().context("the operator's end")?;
@@ -105,7 +105,7 @@ impl Drop for Operator {
     }
 }
 
-/// Of any process.
+/// Returns CPU and memory of any process.
 pub fn usage(process: u32) -> Result<Usage> {
     let folder = Path::new("/proc").join(process.to_string());
     let read =
@@ -123,7 +123,7 @@ fn parse(stat: &str, status: &str) -> Option<Usage> {
         Some(kib / 1024.0)
     };
     Some(Usage {
-        // Ticks of 10 ms, on every Linux of today.
+        // A tick is 10 ms, on every Linux of today.
         cpu_seconds: (ticks(11)? + ticks(12)?) / 100.0,
         rss_mib: mib("VmRSS:")?,
         most_rss_mib: mib("VmHWM:")?,

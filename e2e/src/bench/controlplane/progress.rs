@@ -1,4 +1,4 @@
-//! Waiting that says how it goes.
+//! Waits and prints the progress.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::bench::float;
 const LOOK: Duration = Duration::from_millis(20);
 const SAY: Duration = Duration::from_secs(5);
 
-/// Waits until the count comes to the total; says how far it is and how fast every few seconds.
+/// Waits until the count reaches the total. Prints every few seconds how far it is and how fast it grows.
 pub async fn until(
     what: &str,
     total: usize,

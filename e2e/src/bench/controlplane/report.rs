@@ -1,4 +1,4 @@
-//! What is said at the end: numbers beside their goals, a file of them, and a plot.
+//! The report at the end: numbers beside their goals, a file of them, and a plot.
 
 use std::ops::Range;
 
@@ -17,11 +17,11 @@ pub struct Report {
     pub numbers: Vec<Number>,
     /// Distributions, for the plot: name and sorted milliseconds.
     pub times: Vec<(String, Vec<f64>)>,
-    /// When each began, in seconds since the start.
+    /// The beginning of each phase, in seconds since the start, and its name.
     pub phases: Vec<(f64, String)>,
     /// Pods that were made in the churn.
     pub churned: Range<usize>,
-    /// What did not come to its end.
+    /// Steps that did not end.
     pub problems: Vec<String>,
 }
 
@@ -37,7 +37,7 @@ struct File<'a> {
     problems: &'a [String],
 }
 
-/// What is promised: metric, bound (`bouncers + 1` where it depends), and what it is.
+/// Returns the goals: metric, bound (`bouncers + 1` where it depends), and description.
 fn goals(plan: &Plan) -> Vec<(&'static str, Option<Bound>, &'static str)> {
     use Bound::AtMost;
     let rows = f64::from(plan.bouncers + 1);
@@ -141,7 +141,7 @@ fn goals(plan: &Plan) -> Vec<(&'static str, Option<Bound>, &'static str)> {
 }
 
 impl Report {
-    /// What is no number (of nothing measured) is left out.
+    /// Adds a value. A value that is no number (of an empty measurement) is left out.
     pub fn add(&mut self, metric: &str, unit: &'static str, value: f64) {
         if !value.is_finite() {
             return;
@@ -149,7 +149,7 @@ impl Report {
         self.numbers.push(Number::new(metric, unit, value));
     }
 
-    /// Median and the worst of a hundred, and all for the plot.
+    /// Adds median and 99th percentile, and all times for the plot.
     pub fn add_times(&mut self, name: &str, times: &[f64]) {
         if times.is_empty() {
             return;
@@ -185,7 +185,7 @@ impl Report {
         text
     }
 
-    /// Waits and cores by rate of the churn.
+    /// Returns waits and cores by rate of the churn.
     fn ladder(&self, plan: &Plan) -> Table {
         const COLUMNS: [(&str, &str); 7] = [
             ("provisioned_p50_ms", "p50 ms"),

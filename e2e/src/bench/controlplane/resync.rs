@@ -1,4 +1,5 @@
-//! The operator is killed and started again: how long until every droplet has its whole program from the new one.
+//! The operator is killed and started again: the bench measures how long it takes until every droplet has its whole
+//! program from the new one.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ impl Bench {
         let rows = self.book.tally.now();
         let next = Operator::start(&self.plane.launch, self.operators)?;
         self.operators += 1;
-        // The old one is killed here; the Lease stays taken until it expires.
+        // The old operator is killed here; the Lease stays taken until it expires.
         let started = next.started;
         self.sampler.operator(next.process());
         std::mem::replace(&mut self.operator, next).kill()?;

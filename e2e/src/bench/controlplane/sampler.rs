@@ -1,4 +1,4 @@
-//! CPU and memory over the whole run: of the operator, the API server, etcd and the bench itself.
+//! Samples of CPU and memory over the whole run: of the operator, the API server, etcd and the bench itself.
 
 use std::{
     sync::{
@@ -13,10 +13,10 @@ use super::process::usage;
 
 const EVERY: Duration = Duration::from_millis(500);
 
-/// At one time.
+/// A sample at one time.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
-    /// Since the start of the run.
+    /// Seconds since the start of the run.
     pub seconds: f64,
     /// Cores that the operator kept busy since the last point.
     pub operator_cores: f64,
@@ -41,7 +41,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// `server` and `etcd` are processes.
+    /// Starts the sampler. `server` and `etcd` are processes.
     pub fn start(server: Vec<i32>, etcd: Vec<i32>) -> Self {
         let shared = Arc::new(Shared::default());
         let own = Arc::clone(&shared);
@@ -52,7 +52,7 @@ impl Sampler {
         }
     }
 
-    /// Which process is the operator now.
+    /// Sets the process that is the operator now.
     pub fn operator(&self, process: u32) {
         self.shared.operator.store(process, Ordering::Relaxed);
     }

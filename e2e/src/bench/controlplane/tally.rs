@@ -1,8 +1,8 @@
-//! What hollow droplets received, counted over all of them.
+//! Counts of the rows that hollow droplets received, over all of them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is counted. Rows of snapshots are counted by themselves: deltas are what an endpoint costs.
+/// The kinds of rows. Rows of snapshots are counted by themselves: deltas are the cost of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Count {
@@ -12,7 +12,7 @@ pub enum Count {
     Ready,
     /// A row of an endpoint that a bouncer did not have.
     Bouncer,
-    /// A row of an endpoint that was there as it is.
+    /// A row of an endpoint that the droplet had in the same form.
     Repeated,
     Direct,
     Refused,
@@ -32,7 +32,7 @@ const COUNTS: usize = Count::Hello as usize + 1;
 #[derive(Debug, Default)]
 pub struct Tally([AtomicU64; COUNTS]);
 
-/// The counts at one time, or between two.
+/// The counts at one time, or their growth between two.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts([u64; COUNTS]);
 
@@ -56,7 +56,7 @@ impl Counts {
         self.0[count as usize]
     }
 
-    /// Distinct rows of endpoints.
+    /// Returns the number of distinct rows of endpoints.
     pub fn endpoint_rows(&self) -> u64 {
         self.of(Count::Local) + self.of(Count::Bouncer)
     }

@@ -1,4 +1,4 @@
-//! VPCs, their networks, and for each network a namespace whose pods are in it.
+//! VPCs, their networks, and for each network a namespace with pods in it.
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -13,14 +13,14 @@ use thuban_api::{NETWORK_ANNOTATION, Network, Vpc};
 use super::{fleet::node_name, track::pod_name};
 
 const PARALLEL: usize = 24;
-/// VPCs with ranges of their own; the next ones have the same again, as tenants do.
+/// The number of VPCs with ranges of their own. The next VPCs have the same ranges again, as tenants do.
 const RANGES: usize = 50;
 
 pub fn vpc_name(number: usize) -> String {
     format!("v{number}")
 }
 
-/// Which networks there are: the same number in every VPC.
+/// The networks of the run: the same number in every VPC.
 #[derive(Clone, Copy, Debug)]
 pub struct Tenants {
     pub networks_per_vpc: usize,
@@ -78,7 +78,7 @@ impl Tenants {
         let namespace: Namespace = serde_json::from_value(json!({
             "metadata": {"name": space, "annotations": {NETWORK_ANNOTATION: name}},
         }))?;
-        // The controller that makes it does not run here.
+        // The controller that makes the ServiceAccount does not run here.
         let account: ServiceAccount = serde_json::from_value(json!({"metadata": {"name": "default"}}))?;
         let failed = || format!("network {name}");
         Api::<Network>::all(admin.clone())
@@ -96,7 +96,7 @@ impl Tenants {
         Ok(())
     }
 
-    /// A pod of a network, bound to a droplet; it exists as an object only.
+    /// Returns a pod of a network, bound to a droplet. It exists as an object only.
     pub fn pod(self, number: usize, network: usize, droplet: usize) -> Result<Pod> {
         let name = pod_name(number);
         Ok(serde_json::from_value(json!({
@@ -115,7 +115,7 @@ impl Tenants {
     }
 }
 
-/// A VPC that admits all namespaces.
+/// Returns a VPC that admits all namespaces.
 pub fn vpc(name: &str, number: usize) -> Result<Vpc> {
     Ok(serde_json::from_value(json!({
         "apiVersion": "thuban.dev/v1alpha1", "kind": "Vpc", "metadata": {"name": name},
@@ -123,7 +123,7 @@ pub fn vpc(name: &str, number: usize) -> Result<Vpc> {
     }))?)
 }
 
-/// As kubelet ends a pod's object.
+/// Returns the parameters with which kubelet ends a pod's object.
 pub fn at_once() -> DeleteParams {
     DeleteParams::default().grace_period(0)
 }

@@ -1,4 +1,4 @@
-//! When what happened to which pod, by the bench's own clock. Pods are known by their number, which is in their name.
+//! The times of each pod's steps, by the bench's own clock. A pod is known by its number, which is in its name.
 
 use std::{
     sync::{
@@ -10,11 +10,11 @@ use std::{
 
 use anyhow::{Result, bail};
 
-/// What can happen to a pod, once.
+/// The steps of a pod. Each happens once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Step {
-    /// Just before the request that creates it, bound.
+    /// The time just before the request that creates the pod, bound.
     Sent,
     /// The request is answered.
     Answered,
@@ -22,7 +22,7 @@ pub enum Step {
     Provisioned,
     /// Its droplet has the row that lets ADD go on.
     Ready,
-    /// Just before the request that deletes it.
+    /// The time just before the request that deletes the pod.
     Deleted,
     /// Its Endpoint is gone, as the bench's watch shows it.
     Gone,
@@ -30,7 +30,7 @@ pub enum Step {
 
 const STEPS: usize = Step::Gone as usize + 1;
 
-/// Where a pod is: its place among the droplets and among the networks.
+/// The place of a pod: its index among the droplets and among the networks.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub droplet: usize,
@@ -40,11 +40,11 @@ pub struct Place {
 #[derive(Debug, Default)]
 struct Pod {
     place: OnceLock<Place>,
-    /// Microseconds since the start, plus 1; 0 is never.
+    /// The time of each step in microseconds since the start, plus 1; 0 is never.
     steps: [AtomicU64; STEPS],
 }
 
-/// All pods that there ever are in a run.
+/// All pods of a run.
 #[derive(Debug)]
 pub struct Track {
     start: Instant,
@@ -53,12 +53,12 @@ pub struct Track {
     counts: [AtomicU64; STEPS],
 }
 
-/// Name of a pod; short, as it is part of many names.
+/// Returns the name of a pod. It is short, because it is part of many names.
 pub fn pod_name(number: usize) -> String {
     format!("p{number}")
 }
 
-/// The number in a pod's name.
+/// Returns the number in a pod's name.
 pub fn pod_number(name: &str) -> Option<usize> {
     name.strip_prefix('p')?.parse().ok()
 }
@@ -77,12 +77,12 @@ impl Track {
         self.start.elapsed().as_micros() as u64 + 1
     }
 
-    /// Seconds since the start.
+    /// Returns the seconds since the start.
     pub fn seconds(&self) -> f64 {
         self.start.elapsed().as_secs_f64()
     }
 
-    /// A new pod's number.
+    /// Adds a pod; returns its number.
     pub fn add(&self, place: impl FnOnce(usize) -> Place) -> Result<usize> {
         let number = self.next.fetch_add(1, Ordering::Relaxed) as usize;
         let Some(pod) = self.pods.get(number) else {
@@ -96,7 +96,7 @@ impl Track {
         self.pods.get(number)?.place.get().copied()
     }
 
-    /// Notes a step the first time.
+    /// Notes the time of a step when it happens first.
     pub fn note(&self, number: usize, step: Step) {
         let Some(pod) = self.pods.get(number) else { return };
         let noted =
@@ -111,29 +111,29 @@ impl Track {
         pod.is_some_and(|pod| pod.steps[step as usize].load(Ordering::Relaxed) > 0)
     }
 
-    /// How many pods have come to a step.
+    /// Returns how many pods have reached a step.
     pub fn count(&self, step: Step) -> u64 {
         self.counts[step as usize].load(Ordering::Relaxed)
     }
 
-    /// How many pods there were; the next one's number.
+    /// Returns how many pods were added. It is the next pod's number.
     pub fn added(&self) -> usize {
         self.next.load(Ordering::Relaxed) as usize
     }
 
-    /// Seconds since the start of a step of a pod, if it came to it.
+    /// Returns the seconds from the start to a step of a pod, if the pod reached it.
     pub fn at(&self, number: usize, step: Step) -> Option<f64> {
         let micros = self.pods.get(number)?.steps[step as usize].load(Ordering::Relaxed);
         (micros > 0).then(|| Duration::from_micros(micros - 1).as_secs_f64())
     }
 
-    /// Milliseconds between two steps, of the pods that came to both.
+    /// Returns the milliseconds between two steps, of the pods that reached both.
     pub fn between(&self, pods: impl Iterator<Item = usize>, from: Step, to: Step) -> Vec<f64> {
         let took = |number| Some((self.at(number, to)? - self.at(number, from)?).max(0.0) * 1000.0);
         pods.filter_map(took).collect()
     }
 
-    /// Pods that came to a step and not to another.
+    /// Returns the pods that reached one step and not the other.
     pub fn left(&self, from: Step, to: Step) -> Vec<usize> {
         (0..self.added())
             .filter(|number| self.has(*number, from) && !self.has(*number, to))

@@ -1,4 +1,4 @@
-//! Workflows side by side: fifty VPCs made at once beside one.
+//! Workflows side by side: fifty VPCs made at once, compared with one.
 
 use std::{
     sync::Arc,
@@ -49,8 +49,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Milliseconds that the API server takes for so many creates, in fifty rows of one after the other: what no operator
-    /// that writes so much can be faster than.
+    /// Returns the milliseconds that the API server takes for this many creates, in fifty rows of one after the other.
+    /// An operator that writes this much can't be faster.
     async fn as_many_config_maps(&self, number: usize) -> Result<f64> {
         let api: Api<ConfigMap> = Api::namespaced(self.plane.admin.clone(), PROBES);
         let start = Instant::now();
@@ -80,7 +80,8 @@ impl Bench {
         Ok(took)
     }
 
-    /// Milliseconds until the last is Provisioned, and the writes until then, events aside. They are removed again.
+    /// Measures the milliseconds until the last VPC is Provisioned, and the writes until then, without events. The VPCs
+    /// are removed again.
     async fn vpc_round(&mut self, round: usize, number: usize) -> Result<(f64, usize)> {
         let before = metrics::read(&self.plane.admin).await?;
         let api: Api<Vpc> = Api::all(self.plane.admin.clone());

@@ -1,4 +1,4 @@
-//! What the bench sees of objects by watches of its own, beside the operator's.
+//! The bench's own watches of objects, beside the operator's.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -25,7 +25,7 @@ use super::{
     track::{Step, pod_number},
 };
 
-/// Names of what is there and Provisioned, and when it became so.
+/// The names of the objects that exist and are Provisioned, and when they became so.
 #[derive(Debug, Default)]
 pub struct Seen {
     provisioned: Mutex<HashMap<String, Instant>>,
@@ -49,19 +49,19 @@ impl Seen {
         there.remove(name);
     }
 
-    /// How many are Provisioned.
+    /// Returns how many are Provisioned.
     pub fn count(&self) -> usize {
         let provisioned = self.provisioned.lock().unwrap_or_else(PoisonError::into_inner);
         provisioned.len()
     }
 
-    /// How many of these are there at all.
+    /// Returns how many of these exist at all.
     pub fn there(&self, names: &[String]) -> usize {
         let there = self.there.lock().unwrap_or_else(PoisonError::into_inner);
         names.iter().filter(|name| there.contains(*name)).count()
     }
 
-    /// When the last of these became Provisioned, once all are.
+    /// Returns when the last of these became Provisioned, once all are.
     pub fn all(&self, names: &[String]) -> Option<Instant> {
         let provisioned = self.provisioned.lock().unwrap_or_else(PoisonError::into_inner);
         let times: Option<Vec<Instant>> = names.iter().map(|name| provisioned.get(name).copied()).collect();
@@ -77,7 +77,7 @@ pub struct Watches {
     pub probes: Arc<Probes>,
 }
 
-/// Only what is looked at, for there are many.
+/// The fields that the bench reads, and no others, because there are many objects.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct SlimSpec {
@@ -93,7 +93,7 @@ struct SlimStatus {
 type Slim = Object<SlimSpec, SlimStatus>;
 
 impl Watches {
-    /// Starts them; they end with the tasks.
+    /// Starts the watches; they end with the tasks.
     pub fn start(client: &Client, book: &Arc<Book>, tasks: &mut JoinSet<()>) -> Self {
         let watches = Self::default();
         let all = || client.clone();
@@ -159,7 +159,7 @@ fn phases<K>(
     }));
 }
 
-/// Hands on every object that comes or changes, and every one that goes while the watch stands.
+/// Hands on every object that comes or changes, and every object that goes while the watch lasts.
 async fn watch<K>(api: Api<K>, mut handle: impl FnMut(&K, bool) + Send)
 where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
@@ -178,7 +178,8 @@ where
 pub const PROBES: &str = "thuban-scale";
 const EVERY: Duration = Duration::from_millis(100);
 
-/// ConfigMaps that have nothing to do with Thuban: how long the API server alone takes from a create to a watch.
+/// ConfigMaps that have nothing to do with Thuban: they measure how long the API server alone takes from a create to a
+/// watch.
 #[derive(Debug, Default)]
 pub struct Probes {
     sent: Mutex<HashMap<String, Instant>>,
@@ -199,12 +200,12 @@ impl Probes {
         }
     }
 
-    /// Milliseconds of each since the last call.
+    /// Returns the milliseconds of each probe since the last call.
     pub fn take(&self) -> Vec<f64> {
         std::mem::take(&mut *self.took.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Makes them until it is dropped.
+    /// Sends probes until it is dropped.
     pub async fn send(&self, client: Client) {
         let api: Api<ConfigMap> = Api::namespaced(client, PROBES);
         let mut interval = tokio::time::interval(EVERY);

@@ -1,8 +1,8 @@
 //! The data-plane benchmark: Thuban beside plain routing and the kernel's VXLAN, on one machine, in one run.
 //!
-//! Cases take turns, run after run and measure by measure, so that a slow minute of the machine meets all that are
-//! compared; comparisons are ratios of medians within one run, since absolute numbers are the machine's. Every case
-//! proves that its traffic went the way that its name says.
+//! Cases take turns, run after run and measure by measure, so that a slow minute of the machine affects all cases that
+//! are compared. Comparisons are ratios of medians within one run, because absolute numbers depend on the machine.
+//! Every case proves that its traffic went the way that its name says.
 
 mod plot;
 mod results;
@@ -34,12 +34,12 @@ impl Sample {
     }
 }
 
-/// What to measure, and for how long.
+/// The plan of a run: the measurements and their lengths.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub runs: usize,
     pub time: Duration,
-    /// Cases by name, or the beginning of names before a `*`; all when empty.
+    /// Cases by name, or by the beginning of their names before a `*`; all when empty.
     pub only: Vec<String>,
     /// Metrics by name; all when empty.
     pub metrics: Vec<String>,
@@ -67,7 +67,7 @@ impl Plan {
 /// Something set up that is measured once a run.
 pub trait Case {
     fn name(&self) -> &str;
-    /// Metrics that it can give.
+    /// Returns the metrics that the case can measure.
     fn metrics(&self) -> Vec<&'static str>;
     fn measure(&mut self, plan: &Plan) -> Result<Vec<Sample>>;
 }
@@ -107,7 +107,7 @@ pub fn run(plan: &Plan, folder: &Path) -> Result<()> {
     session.finish(&tables, &file, plot::picture(&results).as_ref())
 }
 
-/// Samples of one case and run.
+/// Returns the samples of one case and run as a line.
 fn line(samples: &[Sample]) -> String {
     let parts = samples
         .iter()

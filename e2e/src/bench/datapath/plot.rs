@@ -1,12 +1,12 @@
-//! Medians as bars, relative to plain routing (or the direct path) on the same rig: one panel a rig, one group of bars
-//! a metric, one colour a network.
+//! A plot of medians as bars, relative to plain routing (or the direct path) on the same rig: one panel for each rig,
+//! one group of bars for each metric, one colour for each network.
 
 use super::results::Results;
 use crate::bench::plot::{
     BLUE, Bar, Bars, Colour, Entry, GREY, Group, LIGHT_BLUE, NAVY, ORANGE, Panel, Picture, SAND,
 };
 
-/// A rig: its title and its cases, the first of which is 1.
+/// A rig: its title and its cases. The first case is 1.
 struct Rig {
     title: &'static str,
     cases: &'static [&'static str],
@@ -46,7 +46,7 @@ const RIGS: &[Rig] = &[
     },
 ];
 
-/// Metrics, what they are called in the plot, and which way is good.
+/// Metrics, their labels in the plot, and which direction is good.
 const METRICS: &[(&str, &str, &str)] = &[
     ("tcp1_gbps", "TCP, 1 stream", "more is better"),
     ("tcp8_gbps", "TCP, 8 streams", "more is better"),
@@ -57,7 +57,7 @@ const METRICS: &[(&str, &str, &str)] = &[
     ("rr_p99_us", "round trip, 99 %", "less is better"),
 ];
 
-/// Colours by how a case's name begins; the first that fits.
+/// Colours by the beginning of a case's name; the first that fits counts.
 const COLOURS: &[(&str, Colour)] = &[
     ("plain", GREY),
     ("direct", GREY),
@@ -68,10 +68,10 @@ const COLOURS: &[(&str, Colour)] = &[
     ("bounced", LIGHT_BLUE),
     ("divided", NAVY),
 ];
-/// Ratios beyond are cut off; their number still stands there.
+/// The longest bar as a ratio. Longer bars are cut off; their number is still written there.
 const MOST: f64 = 2.5;
 
-/// Nothing when no rig has two cases with numbers.
+/// Returns the picture; nothing when no rig has two cases with numbers.
 pub fn picture(results: &Results) -> Option<Picture> {
     let panels: Vec<Panel> = RIGS.iter().filter_map(|rig| panel(rig, results)).collect();
     (!panels.is_empty()).then(|| Picture {
@@ -112,7 +112,7 @@ fn panel(rig: &Rig, results: &Results) -> Option<Panel> {
     }))
 }
 
-/// The ratio of each case that has a number; nothing if only one has.
+/// Returns the ratio of each case that has a number; nothing if only one has.
 fn bars(rig: &Rig, results: &Results, metric: &str) -> Option<Vec<Bar>> {
     let base = results.median(rig.cases.first()?, metric)?;
     let bars: Vec<Bar> = rig

@@ -1,4 +1,4 @@
-//! Samples by case and metric, in the order in which cases came first.
+//! Samples by case and metric, in the order in which the cases appeared.
 
 use serde::Serialize;
 
@@ -47,7 +47,7 @@ impl Results {
         }
     }
 
-    /// Behind the others of its case.
+    /// Inserts a series after the others of its case.
     fn insert(&mut self, series: Series) {
         let last = self.series.iter().rposition(|known| known.case == series.case);
         let position = last.map_or(self.series.len(), |last| last + 1);
@@ -62,7 +62,7 @@ impl Results {
         series.map(Series::median)
     }
 
-    /// Every series: least, median, most.
+    /// Returns a table of every series: least, median, most.
     pub fn table(&self) -> Table {
         let mut table = Table::new(["case", "metric", "least", "median", "most", "unit"]).right(2..5);
         let mut last = "";

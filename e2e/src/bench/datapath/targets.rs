@@ -1,4 +1,4 @@
-//! What Thuban promises, as ratios of medians of one run. Missing one fails nothing; it is said.
+//! Thuban's promises, as ratios of medians of one run. A missed promise is reported, and fails nothing.
 
 use super::results::Results;
 use crate::bench::{
@@ -12,7 +12,7 @@ use crate::bench::{
 struct Target {
     case: &'static str,
     metric: &'static str,
-    /// Whose median divides; a case of its own metric, or nothing.
+    /// The case and its metric whose median divides, or nothing.
     against: Option<(&'static str, &'static str)>,
     bound: Option<Bound>,
 }
@@ -26,7 +26,7 @@ const fn ratio(case: &'static str, against: &'static str, metric: &'static str, 
     }
 }
 
-/// A ratio worth knowing, without a promise.
+/// Returns a ratio that is shown without a promise.
 const fn known(case: &'static str, against: &'static str, metric: &'static str) -> Target {
     Target {
         case,
@@ -54,7 +54,7 @@ const TARGETS: &[Target] = &[
     Target {
         case: "rows-1000000",
         metric: "mpps_active",
-        // The least that has as many active destinations.
+        // The smallest case that has as many active destinations.
         against: Some(("rows-1000", "mpps_active")),
         bound: Some(AtLeast(0.87)),
     },
@@ -99,7 +99,7 @@ const TARGETS: &[Target] = &[
     known("rows-1000000", "rows-100", "ns_random"),
 ];
 
-/// Every ratio whose cases were measured, and what is promised of it.
+/// Returns every ratio whose cases were measured, with its promise.
 pub fn table(results: &Results) -> Table {
     let mut table = Table::new(["ratio of medians", "", "target"]).right(1..2);
     for target in TARGETS {

@@ -1,4 +1,4 @@
-//! What attackers send: packets at a steady rate, each with its own header, from raw sockets of their pods.
+//! The traffic of attackers: packets at a steady rate, each with its own header, from raw sockets of their pods.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4},
@@ -20,16 +20,16 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const TICK: Duration = Duration::from_millis(10);
 
-/// Of a pod, all day long.
+/// The kinds of floods that a pod sends all the time.
 #[derive(Clone, Copy, Debug)]
 pub enum Flood {
     /// Connections to the VPC's own Service, none of which is ever answered.
     Service,
     /// As many to an address of nobody: what takes nothing of the others.
     Nobody,
-    /// Names whose servers never answer.
+    /// Queries for names whose servers never answer.
     SilentNames,
-    /// As many names that the node answers alone.
+    /// The same number of queries for names that the node answers alone.
     OwnNames,
     /// A datagram to each address of the network.
     Scan,
@@ -37,7 +37,7 @@ pub enum Flood {
 
 impl Flood {
     fn packet(self, vni: u8, from: Ipv4Addr, number: u32) -> Vec<u8> {
-        // Every port but the lowest.
+        // All ports are used except the lowest.
         let port = 1024 + (number % 64_000) as u16;
         match self {
             Self::Service => syn(SocketAddrV4::new(from, port), SERVICE),
@@ -55,7 +55,7 @@ impl Flood {
     }
 }
 
-/// Sends until it is over; answers how many it sent.
+/// Sends until it is over; returns how many packets it sent.
 pub fn send(
     namespace: &Namespace,
     (vni, from): (u8, Ipv4Addr),
@@ -70,7 +70,7 @@ pub fn send(
         while !is_over.load(Ordering::Relaxed) {
             let due = start.elapsed().as_micros() * u128::from(rate) / 1_000_000;
             while u128::from(sent) < due {
-                // What the pod's own stack has no room for is not sent.
+                // A packet for which the pod's own stack has no room is not sent.
                 let _ = raw.send(&flood.packet(vni, from, sent));
                 sent += 1;
             }
@@ -80,7 +80,7 @@ pub fn send(
     })
 }
 
-/// The first packet of a connection.
+/// Returns the first packet of a connection.
 fn syn(from: SocketAddrV4, to: SocketAddrV4) -> Vec<u8> {
     let mut segment = from.port().to_be_bytes().to_vec();
     segment.extend(to.port().to_be_bytes());

@@ -1,9 +1,8 @@
-//! The benchmark of neighbours: one VPC does its worst with something that the tenants of a node share, and another one
-//! measures.
+//! The benchmark of neighbours: one VPC attacks something that the tenants of a node share, and another one measures.
 //!
 //! Each round has a fresh node, with a real transitd, and three measurements: alone; beside attackers who send as many
-//! packets that touch nothing shared (`control`); beside the attack. What the attack's packets cost the machine's cores
-//! is in both of the latter, so their ratio shows what is shared. Nothing is passed or failed by time.
+//! packets that touch nothing shared (`control`); beside the attack. The attack's packets cost the machine's cores the
+//! same in both of the latter, so their ratio shows what is shared. Nothing is passed or failed by time.
 
 mod flood;
 mod plot;
@@ -21,11 +20,11 @@ use super::{go_on, report::Session, transitd::Parts};
 use report::Report;
 use scenes::SCENES;
 
-/// How much of everything.
+/// The amounts that are measured.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub rounds: usize,
-    /// Of each measurement.
+    /// Length of each measurement.
     pub seconds: u64,
     /// VPCs that attack at the same time.
     pub attackers: u8,

@@ -1,4 +1,4 @@
-//! What was answered of each probe, as bars: alone, beside a harmless flood, beside the attack.
+//! Bars of the answered share of each probe: alone, beside a harmless flood, beside the attack.
 
 use super::report::Probed;
 use crate::bench::plot::{BLUE, Bar, Bars, Entry, GREY, Group, ORANGE, Panel, Picture};

@@ -1,4 +1,4 @@
-//! What the tenant that measures does: a steady number of attempts a second, and how many were answered in time.
+//! The probes of the tenant that measures: a steady number of attempts a second, and how many were answered in time.
 
 use std::{
     collections::BTreeSet,
@@ -29,9 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
 pub enum Probe {
-    /// New connections by the VPC's own Service.
+    /// New connections to the VPC's own Service.
     Connect,
-    /// Connections that were open before, by a Service that gets a backend meanwhile.
+    /// Connections to a Service that were open before, while the Service gets a backend.
     Open,
     Names,
     /// Direct paths to addresses that are new to the node.
@@ -40,12 +40,12 @@ pub enum Probe {
     Pods,
 }
 
-/// Of one measurement.
+/// The result of one measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     pub attempts: u64,
     pub answered: u64,
-    /// Of those that were answered.
+    /// Median of the attempts that were answered.
     pub median_ms: f64,
     pub p99_ms: f64,
 }
@@ -61,7 +61,7 @@ impl Outcome {
         }
     }
 
-    /// Of all attempts.
+    /// Returns the answered part of all attempts.
     pub fn share(&self) -> f64 {
         float(self.answered) / float(self.attempts)
     }
@@ -78,7 +78,7 @@ impl Probe {
         }
     }
 
-    /// Attempts a second.
+    /// Returns the attempts a second.
     const fn rate(self) -> u32 {
         match self {
             Self::Connect => 100,
@@ -152,7 +152,7 @@ fn names(count: u64, rate: u32) -> Result<Outcome> {
     let mut buffer = [0; 1500];
     paced(count, rate, |number| {
         let identifier = number as u16;
-        // A refusal of an earlier one is no answer to this one.
+        // A refusal of an earlier query is no answer to this one.
         let _ = socket.send(&query(identifier, &["web", "example"]));
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
@@ -160,7 +160,7 @@ fn names(count: u64, rate: u32) -> Result<Outcome> {
                 continue;
             };
             if length > 12 && buffer[..2] == identifier.to_be_bytes() {
-                // With an answer.
+                // The response has an answer.
                 return Ok(buffer[7] > 0);
             }
         }
@@ -202,7 +202,7 @@ fn paths(site: &Site, count: u64, turn: u32) -> Result<Outcome> {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         for _ in 0..3 {
             for address in &addresses {
-                // What nobody answers may be refused.
+                // A datagram that nobody answers may be refused.
                 let _ = socket.send_to(&[0], (*address, PORT));
             }
             thread::sleep(Duration::from_secs(1));

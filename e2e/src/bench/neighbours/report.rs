@@ -1,4 +1,4 @@
-//! What is said at the end: shares that were answered, times, and their ratios beside the goals.
+//! The report at the end: shares that were answered, times, and their ratios beside the goals.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -10,7 +10,7 @@ use crate::bench::{
     table::{Table, number},
 };
 
-/// Of what is answered without the attack, at least.
+/// The least part of what is answered without the attack.
 const GOAL: f64 = 0.9;
 
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ pub struct Probed {
 }
 
 impl Probed {
-    /// Medians of what was answered: alone, beside the harmless flood, beside the attack.
+    /// Returns the medians of the answered shares: alone, beside the harmless flood, beside the attack.
     pub fn shares(&self) -> [f64; 3] {
         let of = |pick: fn(&Outcomes) -> f64| median(self.rounds.iter().map(pick));
         [
@@ -37,7 +37,7 @@ impl Probed {
         ]
     }
 
-    /// Beside the attack over beside the harmless flood.
+    /// Returns the share beside the attack over the share beside the harmless flood.
     pub fn ratio(&self) -> f64 {
         let rounds = self.rounds.iter();
         median_ratio(rounds.map(|round| (round.beside.share(), round.control.share()))).unwrap_or(f64::NAN)
@@ -48,7 +48,7 @@ impl Probed {
         median_ratio(rounds.map(|round| (round.beside.p99_ms, round.control.p99_ms))).unwrap_or(f64::NAN)
     }
 
-    /// In all rounds beside the attack.
+    /// Returns the failed attempts of all rounds beside the attack.
     fn failed(&self) -> u64 {
         let rounds = self.rounds.iter();
         rounds
@@ -70,7 +70,7 @@ struct File<'a> {
     results: &'a [Number],
 }
 
-/// One round of a scene.
+/// Returns one round of a scene as a line.
 pub fn line(scene: &str, outcomes: &[Outcomes]) -> String {
     let parts = outcomes.iter().map(|each| {
         let [alone, control, beside] =

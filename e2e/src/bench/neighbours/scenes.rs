@@ -1,4 +1,4 @@
-//! What is attacked, how, and who measures it.
+//! The scenes: the target of each attack, its form, and the probe that measures it.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -25,7 +25,7 @@ pub struct Scene {
 
 #[derive(Clone, Copy)]
 enum Attack {
-    /// All pods of all attackers, at the plan's rate or this one. The second flood takes nothing of others.
+    /// Floods of all pods of all attackers, at the plan's rate or this one. The second flood takes nothing of others.
     Floods(Flood, Flood, Option<u32>),
     /// One pod of the VPC that measures.
     Own(Flood, Flood, Option<u32>),
@@ -33,7 +33,7 @@ enum Attack {
     Changes(u32, fn(u8, u8) -> Row),
 }
 
-/// Names a second of one pod: what 4 seconds of patience and 128 places a VPC are exhausted by.
+/// Names a second of one pod: enough to exhaust 4 seconds of patience and 128 places of a VPC.
 const NAMES: Option<u32> = Some(100);
 
 pub const SCENES: [Scene; 6] = [
@@ -78,7 +78,7 @@ pub struct Outcomes {
     pub beside: Outcome,
 }
 
-/// One round of a scene, each probe on a node of its own: what an attack leaves behind lasts for minutes.
+/// Plays one round of a scene, each probe on a node of its own: the effects of an attack last for minutes.
 pub fn play(scene: &Scene, plan: &Plan, parts: &Parts) -> Result<Vec<Outcomes>> {
     let one = |probe: &Probe| {
         let site = Site::up(parts, plan.attackers)?;

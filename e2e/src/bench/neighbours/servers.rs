@@ -1,4 +1,5 @@
-//! What tenants ask: servers that echo a byte, and a DNS server that answers some names and is silent about others.
+//! The servers that tenants ask: servers that echo a byte, and a DNS server that answers some names and is silent about
+//! others.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -17,10 +18,10 @@ use crate::rig::namespace::Namespace;
 
 /// Names under this are never answered.
 pub const SILENT: &str = "silent";
-/// How often a server looks whether it is to end.
+/// How often a server checks whether it must end.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Ends when dropped.
+/// A server that ends when dropped.
 pub struct Server {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -46,7 +47,7 @@ impl Drop for Server {
     }
 }
 
-/// Answers each byte of a connection with itself.
+/// Starts a server that answers each byte of a connection with itself.
 pub fn echo(namespace: &Namespace, address: impl Into<SocketAddr>) -> Result<Server> {
     let address = address.into();
     let listener = namespace.run(|| Ok(TcpListener::bind(address)?));
@@ -71,7 +72,7 @@ pub fn echo(namespace: &Namespace, address: impl Into<SocketAddr>) -> Result<Ser
     }))
 }
 
-/// The cluster's DNS: one address for every name, but for those that begin with [`SILENT`].
+/// Starts the cluster's DNS: one address for every name, except for names that begin with [`SILENT`].
 pub fn names(namespace: &Namespace, address: impl Into<SocketAddr>) -> Result<Server> {
     let address = address.into();
     let socket = namespace.run(|| Ok(UdpSocket::bind(address)?));
@@ -90,7 +91,7 @@ pub fn names(namespace: &Namespace, address: impl Into<SocketAddr>) -> Result<Se
     }))
 }
 
-/// A query for the address of a name.
+/// Returns a query for the address of a name.
 pub fn query(identifier: u16, labels: &[&str]) -> Vec<u8> {
     let mut query = identifier.to_be_bytes().to_vec();
     // Recursion desired, one question.

@@ -20,16 +20,16 @@ use crate::{
 /// The other end of the uplink: the cluster's DNS, and a droplet that holds everybody's bouncers.
 pub const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 pub const DNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 96, 0, 10), 53);
-/// A Service of every VPC, each its own.
+/// The address of a Service that every VPC has, each its own.
 pub const SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 96, 1, 1), 80);
 /// Where pods listen.
 pub const PORT: u16 = 8080;
 /// Pods of a VPC: a client, a server, and one that comes and goes.
 pub const PODS: u8 = 3;
-/// Of the VPC that measures; attackers have those above.
+/// The number of the VPC that measures; attackers have the numbers above.
 pub const VICTIM: u8 = 1;
 
-/// A tenant's pods, of which the last is not attached.
+/// A tenant's pods. The last one is not attached.
 pub struct Tenant {
     pub vni: u8,
     pub pods: Vec<Pod>,
@@ -49,7 +49,7 @@ impl Tenant {
     }
 }
 
-/// An address of nobody, in the upper half of the VPC's network: 32,768 in turn.
+/// Returns an address of nobody, in the upper half of the VPC's network: 32,768 in turn.
 pub fn nobody(vni: u8, number: u32) -> Ipv4Addr {
     let [_, _, high, low] = number.to_be_bytes();
     Ipv4Addr::new(10, vni, 128 | high, low)
@@ -81,7 +81,7 @@ impl Site {
         transitd
             .node
             .command(&format!("ip route add default via {FAR}"))?;
-        // Attackers' connections stay unanswered: no refusal frees what they take.
+        // Attackers' connections stay unanswered: no refusal frees the entries that they take.
         far.command("nft add table ip bench")?;
         far.command("nft add chain ip bench in { type filter hook input priority 0 ; }")?;
         far.command("nft add rule ip bench in udp dport 6081 drop")?;
@@ -130,7 +130,7 @@ fn droplet(address: Ipv4Addr) -> Row {
     })
 }
 
-/// A VPC of one network, whose bouncers are elsewhere.
+/// Returns a VPC of one network, whose bouncers are elsewhere.
 fn of_tenant(vni: u8) -> Vec<Row> {
     let cidr = format!("10.{vni}.0.0/16");
     let network = u32::from(Ipv4Addr::new(10, vni, 0, 0));
@@ -162,9 +162,9 @@ fn of_tenant(vni: u8) -> Vec<Row> {
     rows
 }
 
-/// The VPC's Service, by the server and so many others.
+/// Returns the VPC's Service, with the server and this many other backends.
 pub fn service(vni: u8, backends: u8) -> Row {
-    // Those of attackers are nobody: what is never answered stays longest.
+    // Backends of attackers do not exist: an entry that is never answered stays longest.
     let address_of = |backend: u8| match vni {
         VICTIM => address(vni, 1 - backend),
         _ => nobody(vni, u32::from(backend) + 1),

@@ -1,4 +1,4 @@
-//! Bars in groups.
+//! Groups of bars.
 
 use anyhow::Result;
 use plotters::prelude::*;
@@ -8,18 +8,18 @@ use crate::bench::float;
 
 pub struct Bars {
     pub title: String,
-    /// Empty where the picture's says all.
+    /// Empty where the picture's legend says all.
     pub legend: Vec<Entry>,
     pub groups: Vec<Group>,
-    /// Value at the upper end. Longer bars are cut off; their label still stands there.
+    /// Value at the upper end. Longer bars are cut off; their label is still written there.
     pub most: f64,
-    /// A value with a line of its own, to which others are compared.
+    /// A value with a line of its own; other values are compared to it.
     pub one: Option<f64>,
-    /// How values stand at the axis.
+    /// The text of values at the axis.
     pub scale: fn(f64) -> String,
 }
 
-/// Bars side by side, and what stands below them.
+/// Bars side by side, and the text below them.
 pub struct Group {
     pub name: String,
     pub note: String,
@@ -31,11 +31,11 @@ pub struct Bar {
     pub colour: Colour,
     /// A red line across the bar or above it.
     pub mark: Option<f64>,
-    /// What stands above both.
+    /// The text above bar and mark.
     pub label: String,
 }
 
-/// Pixels.
+/// The widest bar in pixels.
 const WIDEST: f64 = 44.0;
 
 pub(super) fn draw(area: &Area, panel: &Bars) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Curves over a common axis, some of them by a second scale at the right.
+//! Curves over a common axis, some of them on a second scale at the right.
 
 use std::ops::Range;
 
@@ -11,11 +11,11 @@ pub struct Curves {
     pub title: String,
     pub x: Axis,
     pub y: Axis,
-    /// At the right.
+    /// The scale at the right.
     pub second: Option<Axis>,
     pub curves: Vec<Curve>,
     pub goals: Vec<Goal>,
-    /// Where on the x axis something begins, and what.
+    /// The place on the x axis where each phase begins, and its name.
     pub phases: Vec<(f64, String)>,
 }
 
@@ -23,7 +23,7 @@ pub struct Axis {
     pub from: f64,
     pub to: f64,
     pub is_logarithmic: bool,
-    /// About so many numbers.
+    /// The approximate number of labels.
     pub labels: usize,
     pub scale: fn(f64) -> String,
 }
@@ -32,18 +32,18 @@ pub struct Curve {
     pub name: String,
     pub colour: Colour,
     pub points: Vec<(f64, f64)>,
-    /// By the scale at the right.
+    /// Whether the curve belongs to the scale at the right.
     pub is_second: bool,
 }
 
-/// A red line, and what stands beside it.
+/// A red line, and the text beside it.
 pub enum Goal {
     X(f64, String),
     Y(f64, String),
 }
 
 impl Axis {
-    /// Values beyond the ends are drawn at them.
+    /// Returns the place of a value. Values beyond the ends are drawn at the ends.
     fn place(&self, value: f64) -> f64 {
         let value = value.clamp(self.from, self.to);
         if self.is_logarithmic { value.log10() } else { value }

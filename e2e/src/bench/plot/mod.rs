@@ -1,5 +1,5 @@
-//! Plots of benchmarks as SVG: a picture has panels, a panel has bars or curves. A benchmark says what there is to see;
-//! how it looks is decided here alone.
+//! Plots of benchmarks as SVG: a picture has panels, a panel has bars or curves. A benchmark gives the content; only
+//! this module decides how it looks.
 
 mod bars;
 mod curves;
@@ -25,7 +25,7 @@ pub const ORANGE: Colour = RGBColor(0xe0, 0x9f, 0x3e);
 pub const SAND: Colour = RGBColor(0xf2, 0xcc, 0x8f);
 pub const SLATE: Colour = RGBColor(0x8d, 0x99, 0xae);
 pub const GREY: Colour = RGBColor(0xb8, 0xb8, 0xb8);
-/// Of goals and marks.
+/// The colour of goals and marks.
 pub const RED: Colour = RGBColor(0xc0, 0x39, 0x2b);
 
 const FAINT: Colour = RGBColor(0x66, 0x66, 0x66);
@@ -34,16 +34,16 @@ const MESH: Colour = RGBColor(0xe2, 0xe2, 0xe2);
 
 const FAMILY: &str = "DejaVu Sans, Helvetica, Arial, sans-serif";
 const WIDTH: u32 = 1180;
-/// Where titles and plots begin.
+/// The left edge of titles and plots.
 const LEFT: i32 = 60;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 pub struct Picture {
     pub title: String,
-    /// Of all panels.
+    /// The legend of all panels.
     pub legend: Vec<Entry>,
-    /// Panels side by side.
+    /// The number of panels side by side.
     pub columns: usize,
     /// Height of a panel in pixels.
     pub height: u32,
@@ -55,11 +55,11 @@ pub enum Panel {
     Curves(Curves),
 }
 
-/// What a colour stands for.
+/// The meaning of a colour.
 pub struct Entry {
     pub name: String,
     pub colour: Colour,
-    /// A mark or a line; otherwise a bar.
+    /// Whether the entry shows a mark or a line; otherwise it shows a bar.
     pub is_line: bool,
 }
 
@@ -107,14 +107,14 @@ fn draw(picture: &Picture, text: &mut String) -> Result<()> {
     Ok(())
 }
 
-/// The title of a panel and its legend; answers the height that both take.
+/// Draws the title of a panel and its legend; returns the height of both.
 fn head(area: &Area, title: &str, entries: &[Entry]) -> Result<i32> {
     Words::new(14.0).bold().put(area, title, (LEFT - 10, 20))?;
     legend(area, entries, 30)?;
     Ok(if entries.is_empty() { 38 } else { 58 })
 }
 
-/// A row of colours and their names.
+/// Draws a row of colours and their names.
 fn legend(area: &Area, entries: &[Entry], top: i32) -> Result<()> {
     let mut x = LEFT - 10;
     for entry in entries {
@@ -131,7 +131,7 @@ fn legend(area: &Area, entries: &[Entry], top: i32) -> Result<()> {
     Ok(())
 }
 
-/// How words look.
+/// The style of words.
 #[derive(Clone, Copy)]
 struct Words {
     size: f64,
@@ -141,7 +141,7 @@ struct Words {
 }
 
 impl Words {
-    /// Size in pixels.
+    /// Makes words of a size in pixels.
     const fn new(size: f64) -> Self {
         Self {
             size,
@@ -172,12 +172,12 @@ impl Words {
         font.color(&self.colour).pos(Pos::new(self.anchor, VPos::Bottom))
     }
 
-    /// About so many pixels.
+    /// Returns the approximate width in pixels.
     fn width(self, words: &str) -> i32 {
         (self.size * 0.57 * float(words.chars().count() as u64)) as i32
     }
 
-    /// The same with white behind, so that no line crosses them.
+    /// Draws the words with white behind, so that no line crosses them.
     fn put_over(self, area: &Area, words: &str, (x, y): (i32, i32)) -> Result<()> {
         let (half, height) = (self.width(words) / 2, self.size as i32);
         let behind = [(x - half, y - height), (x + half, y - 2)];
@@ -185,18 +185,18 @@ impl Words {
         self.put(area, words, (x, y))
     }
 
-    /// Above the place, in pixels of the area.
+    /// Draws the words above the place, in pixels of the area.
     fn put(self, area: &Area, words: &str, place: (i32, i32)) -> Result<()> {
         Ok(area.draw_text(words, &self.text_style(), place)?)
     }
 }
 
-/// A number at an axis.
+/// Returns a number as an axis shows it.
 pub fn rounded(value: f64) -> String {
     format!("{}", (value * 10.0).round() / 10.0)
 }
 
-/// Of an axis' numbers.
+/// Returns the style of an axis' numbers.
 fn axis_style(colour: Colour) -> TextStyle<'static> {
     let font = (FAMILY, 11.0 * 1.24).into_font();
     font.color(&colour)

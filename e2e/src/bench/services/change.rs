@@ -1,5 +1,5 @@
-//! From the change of an EndpointSlice to its effect: a client makes a connection every few milliseconds, and the first of
-//! a row of connections that all reach the new backends is when the change has come.
+//! The time from a change of an EndpointSlice to its effect. A client makes a connection every few milliseconds. The
+//! change has arrived at the first of a row of connections that all reach the new backends.
 
 use std::{
     ops::Range,
@@ -19,43 +19,43 @@ use super::{
 };
 use crate::bench::process::{CLIENT_CORE, pin};
 
-/// Between connections.
+/// The pause between connections.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Connections in a row that reach the new backends.
+/// The number of connections in a row that reach the new backends.
 const ROW: usize = 10;
 const WITHIN: Duration = Duration::from_millis(500);
-/// After which no more changes are made in a turn.
+/// The time after which a turn makes no more changes.
 const BUDGET: Duration = Duration::from_secs(45);
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Numbers of the backends far from the client; those near have the numbers from 0.
+/// Numbers of the backends far from the client; the near ones have the numbers from 0.
 pub const FAR: Range<u8> = 100..100 + BACKENDS as u8;
 
-/// What one change took.
+/// The times of one change.
 #[derive(Clone, Copy, Debug)]
 pub struct Effect {
-    /// From before it was sent until the API server had answered.
+    /// The time from before the change was sent until the API server had answered.
     pub written: Duration,
-    /// From before it was sent until connections reach the new backends, and no other.
+    /// The time from before the change was sent until connections reach the new backends, and no other.
     pub seen: Duration,
     /// Connections that nobody answered meanwhile.
     pub failed: usize,
 }
 
-/// Changes the slice so often, there and back, with a pause after each.
+/// Changes the slice this often, there and back, with a pause after each.
 pub fn effects(site: &Site, runtime: &Runtime, count: usize, pause: Duration) -> Result<Vec<Effect>> {
     let target = site.made.moving.as_ref().context("the Service that changes")?;
     let mut effects = Vec::new();
     let start = Instant::now();
     for number in 0..count.next_multiple_of(2) {
         let is_far = number % 2 == 0;
-        // Back where it was before.
+        // The slice is back at its first backends.
         if is_far && start.elapsed() > BUDGET {
             break;
         }
         let backends = if is_far { &site.pods.far } else { &site.pods.near };
         effects.push(effect(site, runtime, target, backends, is_far)?);
-        // Not always as long, so that no period of anybody's is met.
+        // The pause varies, so that it does not match any period.
         thread::sleep(pause.mul_f64(1.0 + 0.1 * f64::from((number % 5) as u8)));
     }
     Ok(effects)
@@ -83,7 +83,7 @@ fn effect(site: &Site, runtime: &Runtime, target: &Target, backends: &[Pod], is_
     })
 }
 
-/// Since when all connections reach a wanted backend, and how many failed before. Tells when it has begun.
+/// Returns since when all connections reach a wanted backend, and how many failed before. Signals when it has begun.
 fn probe(
     target: &Target,
     is_wanted: impl Fn(u8) -> bool,
@@ -108,7 +108,7 @@ fn probe(
         if start.elapsed() > PATIENCE {
             bail!("a change has no effect after {} s", PATIENCE.as_secs());
         }
-        // The first has been answered by an old backend.
+        // An old backend has answered the first connection.
         let _ = tell.send(());
         thread::sleep(PAUSE);
     }

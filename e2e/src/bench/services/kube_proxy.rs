@@ -1,4 +1,4 @@
-//! kube-proxy on two nodes of a cluster, for one turn: what it made is removed at the end.
+//! kube-proxy on two nodes of a cluster, for one turn. Everything that it made is removed at the end.
 
 use std::{
     env,
@@ -13,7 +13,7 @@ use thuban_cluster::Cluster;
 
 use super::{pods::NODES, routes::POD_RANGE};
 
-/// To iptables-restore: no rules, and no chains of anybody's.
+/// Input of iptables-restore: no rules and no chains.
 const EMPTY: &str = "*nat\\nCOMMIT\\n*filter\\nCOMMIT\\n*mangle\\nCOMMIT\\n";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,16 +31,16 @@ impl Mode {
     }
 }
 
-/// Ends with its owner.
+/// The kube-proxy of all nodes; it ends with its owner.
 #[derive(Debug)]
 pub struct KubeProxy<'a> {
     cluster: &'a Cluster,
-    /// Node, and nsenter's process.
+    /// Nodes, each with nsenter's process.
     running: Vec<(&'static str, Child)>,
 }
 
 impl<'a> KubeProxy<'a> {
-    /// As kubeadm starts it, but that limits of conntrack stay the machine's.
+    /// Starts it as kubeadm does, except that limits of conntrack stay the machine's.
     pub fn start(cluster: &'a Cluster, program: &Path, mode: Mode) -> Result<Self> {
         let legacy = legacy(cluster)?;
         let mut folders = vec![legacy];
@@ -88,7 +88,7 @@ impl Drop for KubeProxy<'_> {
         for (node, child) in &mut self.running {
             let _ = self.cluster.signal(node, "kube-proxy", "KILL");
             let _ = child.wait();
-            // Nobody else has rules on these nodes.
+            // No other program has rules on these nodes.
             let _ = self.cluster.exec_on_node(node, &["nft", "flush", "ruleset"]);
             for family in ["iptables", "ip6tables"] {
                 let restore = format!("printf '{EMPTY}' | {family}-legacy-restore");
@@ -98,8 +98,8 @@ impl Drop for KubeProxy<'_> {
     }
 }
 
-/// A folder in which iptables is the legacy one, which writes tens of thousands of rules in seconds where the one over
-/// nftables (1.8.9) takes minutes.
+/// Makes a folder with the legacy iptables. It writes tens of thousands of rules in seconds; the iptables over nftables
+/// (1.8.9) takes minutes.
 fn legacy(cluster: &Cluster) -> Result<PathBuf> {
     let folder = cluster.instance().state().join("iptables-legacy");
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;

@@ -1,4 +1,4 @@
-//! What Services take: kernel memory of Thuban's tables of them, and memory of processes.
+//! The memory of Services: kernel memory of Thuban's tables for them, and memory of processes.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -6,11 +6,12 @@ use thuban_cluster::Cluster;
 
 use crate::bench::float;
 
-/// Tables that grow with Services; by traffic alone grow the next.
+/// Tables that grow with Services. The next ones grow by traffic alone.
 const TABLES: [&str; 3] = ["SERVICES", "SLOTS", "BACKENDS"];
 const TABLES_OF_TRAFFIC: [&str; 4] = ["CONNECTIONS", "SHARES", "AFFINITY", "PENDING"];
 
-/// MiB of a node's tables of Services, and of those of connections to them, as the kernel accounts them.
+/// Returns the MiB of a node's tables of Services, and of its tables of connections to Services, as the kernel accounts
+/// them.
 pub fn tables_mib(cluster: &Cluster, node: &str) -> Result<(f64, f64)> {
     let sum = |names: &[&str]| -> Result<f64> {
         let bytes = names.iter().map(|name| {
@@ -28,7 +29,7 @@ pub fn tables_mib(cluster: &Cluster, node: &str) -> Result<(f64, f64)> {
     Ok((sum(&TABLES)?, sum(&TABLES_OF_TRAFFIC)?))
 }
 
-/// MiB of memory that the oldest process of that name on a node has; none runs there: nothing.
+/// Returns the MiB of memory of the oldest process of that name on a node; nothing if none runs there.
 pub fn process_mib(cluster: &Cluster, node: &str, name: &str) -> Option<f64> {
     let show = format!("cat /proc/$(pgrep -o -x {name})/status");
     let status = cluster.exec_on_node(node, &["sh", "-c", &show]).ok()?;

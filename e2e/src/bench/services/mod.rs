@@ -1,10 +1,10 @@
 //! ClusterIPs by Thuban beside kube-proxy: connections, throughput, the time from a change of an EndpointSlice to its
 //! effect, and memory, among few Services and among very many.
 //!
-//! Two clusters of one kind are up: one with Thuban, one whose pods are joined by plain routes and whose nodes run kube-proxy
-//! in one mode or the other. All take turns, round by round, with the same programs in their pods. Each also measures its
-//! own way from pod to pod without a Service, which tells what is the Service's from what is the network's. Nothing is
-//! passed or failed by time; only what can't be measured is an error.
+//! Two clusters of the same kind are up. One has Thuban. In the other one, plain routes join the pods, and the nodes
+//! run kube-proxy in one mode or the other. All contestants take turns, round by round, with the same programs in their
+//! pods. Each also measures its own way from pod to pod without a Service, which separates the Service's part from the
+//! network's. Nothing is passed or failed by time; only a measurement that can't be made is an error.
 
 mod change;
 mod kube_proxy;
@@ -32,14 +32,14 @@ use report::Report;
 use site::Site;
 use turn::Contestant;
 
-/// How much of everything.
+/// The amounts that are measured.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Numbers of Services, ascending.
     pub sizes: Vec<usize>,
     /// Turns of each contestant at each size.
     pub rounds: usize,
-    /// Of one measure.
+    /// Length of one measure.
     pub time: Duration,
     /// Changes of an EndpointSlice in a turn.
     pub changes: usize,
@@ -47,7 +47,7 @@ pub struct Plan {
     pub only: Vec<String>,
 }
 
-/// What is there before.
+/// The parts that exist before the run.
 #[derive(Clone, Debug)]
 pub struct Parts {
     /// Name of the cluster with Thuban.
@@ -55,7 +55,7 @@ pub struct Parts {
     /// Name of the cluster without any network.
     pub other: String,
     pub kube_proxy: PathBuf,
-    /// ptp and host-local.
+    /// Folder of ptp and host-local.
     pub plugins: PathBuf,
 }
 
@@ -97,7 +97,7 @@ pub fn run(plan: &Plan, parts: &Parts, folder: &Path) -> Result<()> {
             }
         }
         for round in 1..=plan.rounds {
-            // Who is first in one round is last in the next.
+            // The first contestant of one round is the last of the next.
             let first = round % contestants.len();
             for contestant in contestants[first..].iter().chain(&contestants[..first]) {
                 go_on()?;

@@ -1,5 +1,5 @@
-//! Services and their EndpointSlices, written by hand: a few that are measured, one whose slice changes, and as many others
-//! as the size asks for. Each has four backends.
+//! Services and their EndpointSlices, written by hand: a few that are measured, one whose slice changes, and as many
+//! others as the size needs. Each has four backends.
 
 use std::{
     collections::HashMap,
@@ -24,20 +24,20 @@ use super::{
 };
 use crate::bench::{float, go_on};
 
-/// Services that are measured, of each kind: connections take them in turns, for where a Service stands among iptables'
-/// rules is chance.
+/// The number of Services that are measured, of each kind. Connections take them in turns, because a Service's place
+/// among iptables' rules is random.
 const MEASURED: u16 = 4;
-/// Services that are always there: those that are measured, and the one that changes.
+/// The number of Services that always exist: those that are measured, and the one that changes.
 pub const LEAST: usize = 2 * MEASURED as usize + 1;
 pub const MOVING: &str = "moving";
-/// Requests at a time.
+/// Parallel requests.
 const PARALLEL: usize = 16;
 const SAY: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_mins(20);
-/// What doesn't come for so long doesn't come: the droplets have no room for it.
+/// How long to wait for the next Endpoint. One that takes longer does not come: the droplets have no room for it.
 const STALLED: Duration = Duration::from_secs(30);
 
-/// What is there.
+/// The objects that exist.
 #[derive(Debug, Default)]
 pub struct Made {
     /// Backends on the client's node.
@@ -45,10 +45,10 @@ pub struct Made {
     /// Backends on another node.
     pub far: Vec<Target>,
     pub moving: Option<Target>,
-    /// The last of the others, which says that kube-proxy has seen all.
+    /// The last of the other Services. It shows that kube-proxy has seen all.
     pub last: Option<Target>,
     others: usize,
-    /// ClusterIPs of what was there before, by name.
+    /// ClusterIPs of the Services that existed before, by name.
     known: HashMap<String, Ipv4Addr>,
 }
 
@@ -57,12 +57,12 @@ impl Made {
         self.near.len() + self.far.len() + usize::from(self.moving.is_some()) + self.others
     }
 
-    /// All that is used.
+    /// Returns all targets that are used.
     pub fn targets(&self) -> impl Iterator<Item = &Target> {
         self.near.iter().chain(&self.far).chain(&self.moving)
     }
 
-    /// The address of a Service, which is made if it isn't there.
+    /// Returns the address of a Service, which is made if it doesn't exist.
     async fn find_or_make(&self, client: &Client, name: &str, backends: &[Pod]) -> Result<Ipv4Addr> {
         match self.known.get(name) {
             Some(address) => Ok(*address),
@@ -70,7 +70,7 @@ impl Made {
         }
     }
 
-    /// Makes as many more as there must be.
+    /// Makes more Services, up to the size.
     pub async fn grow(&mut self, client: &Client, pods: &Pods, size: usize) -> Result<()> {
         if self.count() == 0 {
             self.known = there(client).await?;
@@ -116,7 +116,7 @@ impl Made {
     }
 }
 
-/// Services with their slices that another run left.
+/// Returns the Services with slices that another run left.
 async fn there(client: &Client) -> Result<HashMap<String, Ipv4Addr>> {
     let services: Api<Service> = Api::namespaced(client.clone(), SPACE);
     let all = services
@@ -130,7 +130,7 @@ async fn there(client: &Client) -> Result<HashMap<String, Ipv4Addr>> {
     Ok(all.items.into_iter().filter_map(named).collect())
 }
 
-/// Does `work` and says how far it is every few seconds.
+/// Does `work` and prints the progress every few seconds.
 async fn said<T>(
     what: &str,
     total: usize,
@@ -155,7 +155,7 @@ async fn said<T>(
     }
 }
 
-/// Makes a Service after its slice; its address.
+/// Makes a Service after its slice; returns its address.
 async fn make(client: &Client, name: &str, backends: &[Pod]) -> Result<Ipv4Addr> {
     let ports: Vec<_> = ports(name).into_iter().collect();
     let service = json!({
@@ -183,7 +183,7 @@ async fn make(client: &Client, name: &str, backends: &[Pod]) -> Result<Ipv4Addr>
     Ok(address.context("a ClusterIP")?.parse()?)
 }
 
-/// Others have one port, as most Services.
+/// Returns the ports of a Service. The other Services have one port, like most Services.
 fn ports(name: &str) -> Vec<(&'static str, u16)> {
     if name.starts_with("other") {
         vec![("answers", ANSWERS)]
@@ -197,7 +197,7 @@ fn endpoints(backends: &[Pod]) -> Value {
     backends.iter().map(endpoint).collect()
 }
 
-/// Gives the Service that changes other backends.
+/// Gives other backends to the Service that changes.
 pub async fn change(client: &Client, backends: &[Pod]) -> Result<()> {
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), SPACE);
     let patch = json!({"endpoints": endpoints(backends)});
@@ -208,7 +208,8 @@ pub async fn change(client: &Client, backends: &[Pod]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until Thuban's Endpoints of all Services are Provisioned, or until no more come: how many are.
+/// Waits until Thuban's Endpoints of all Services are Provisioned, or until no more come. Returns how many are
+/// Provisioned.
 pub async fn provisioned(client: &Client, size: usize) -> Result<usize> {
     let endpoints: Api<Endpoint> = Api::namespaced(client.clone(), SPACE);
     let start = Instant::now();
@@ -216,7 +217,7 @@ pub async fn provisioned(client: &Client, size: usize) -> Result<usize> {
     let mut most = (0, start);
     loop {
         let all = endpoints.list_metadata(&ListParams::default().match_any()).await;
-        // Those of Services exist soon; only then the long list of their states is worth its time.
+        // The Endpoints of Services exist soon. The long list of their states is worth its time only then.
         let there = all.context("listing Endpoints")?.items.len();
         let mut ready = 0;
         if there >= size {

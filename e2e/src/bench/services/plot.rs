@@ -1,4 +1,5 @@
-//! Sizes side by side, one colour a contestant, its own way without a Service as a mark across the bar.
+//! A plot of sizes side by side, with one colour for each contestant. A mark across the bar is the contestant's own way
+//! without a Service.
 
 use super::{
     Plan,
@@ -14,9 +15,9 @@ const COLOURS: [Colour; 3] = [BLUE, ORANGE, SAND];
 struct Measure {
     title: &'static str,
     metric: &'static str,
-    /// Drawn as a mark across the bar, and what it is.
+    /// The meaning of the mark across the bar.
     mark: &'static str,
-    /// The mark is the worst of a hundred of the metric's own values.
+    /// Whether the mark is the 99th percentile of the metric's own values.
     is_worst: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The pods of one cluster: clients, four backends on its node (near), and four on another one (far). They only hold
-//! network namespaces; what runs in them are threads of this program.
+//! The pods of one cluster: clients, four backends on their node (near), and four on another one (far). They only hold
+//! network namespaces; threads of this program run in them.
 
 use std::{fs::File, net::Ipv4Addr, path::PathBuf, time::Duration};
 
@@ -24,15 +24,15 @@ pub struct Pod {
 #[derive(Debug)]
 pub struct Pods {
     pub client: Pod,
-    /// On its node too, for many connections: a client has room for only so many in the minute that closed ones are
-    /// remembered.
+    /// Further pods on the client's node, for many connections. Closed connections are remembered for a minute, and a
+    /// client has room for only so many of them.
     pub crowd: Vec<Pod>,
     pub near: Vec<Pod>,
     pub far: Vec<Pod>,
 }
 
 impl Pods {
-    /// Makes them and waits until all run.
+    /// Makes the pods and waits until all run.
     pub fn up(cluster: &Cluster) -> Result<Self> {
         let space = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}});
         cluster.kubectl_apply(&space.to_string())?;
@@ -50,7 +50,7 @@ impl Pods {
             .collect();
         let manifests: Vec<Value> = wanted.iter().map(|(name, node)| manifest(name, node)).collect();
         let list = json!({"apiVersion": "v1", "kind": "List", "items": manifests});
-        // The namespace's ServiceAccount comes a moment after it.
+        // The namespace's ServiceAccount is made a moment after the namespace.
         cluster.wait_for("the pods made", PATIENCE, || {
             cluster.kubectl_apply(&list.to_string()).map(|_| true)
         })?;
@@ -84,7 +84,7 @@ fn manifest(name: &str, node: &str) -> Value {
     })
 }
 
-/// Those that run, with their network namespaces.
+/// Returns the pods that run, with their network namespaces.
 fn running(cluster: &Cluster) -> Result<Vec<Pod>> {
     let list: Value = serde_json::from_str(&cluster.kubectl(&["get", "pods", "-n", SPACE, "-o", "json"])?)?;
     let tasks = NODES.map(|node| Ok((node, Tasks::of(cluster, node)?)));

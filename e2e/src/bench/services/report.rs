@@ -1,4 +1,4 @@
-//! What is said at the end: medians by size and contestant, ratios round by round, a file of all, and a plot.
+//! The report at the end: medians by size and contestant, ratios round by round, a file of all, and a plot.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -13,14 +13,14 @@ use crate::bench::{
 
 pub const WHO: [&str; 3] = ["thuban", "iptables", "nftables"];
 const CHANGE_GOAL_MS: f64 = 200.0;
-/// Of what is flat.
+/// The largest difference between values that count as flat.
 const FLAT: f64 = 0.10;
 
 /// A value of one turn.
 #[derive(Clone, Debug, Serialize)]
 struct Entry {
     services: usize,
-    /// 0: not of a round.
+    /// The round; 0: the value is not of a round.
     round: usize,
     who: String,
     metric: String,
@@ -44,7 +44,7 @@ struct File<'a> {
     samples: &'a [Entry],
 }
 
-/// Whether more of a metric is better.
+/// Whether a higher value of a metric is better.
 fn is_rate(metric: &str) -> bool {
     metric.ends_with("_per_s") || metric.ends_with("_gbps")
 }
@@ -75,7 +75,7 @@ impl Report {
         }
     }
 
-    /// All values, ascending.
+    /// Returns all values, ascending.
     fn values(&self, services: usize, who: &str, metric: &str) -> Vec<f64> {
         let is_wanted =
             |entry: &&Entry| entry.services == services && entry.who == who && entry.metric == metric;
@@ -99,7 +99,7 @@ impl Report {
         self.entries.iter().find(is_wanted).map(|entry| entry.value)
     }
 
-    /// The median over rounds of one value divided by another of the same round.
+    /// Returns the median over rounds of one value divided by another of the same round.
     fn ratio(&self, services: usize, rounds: usize, over: (&str, &str), under: (&str, &str)) -> Option<f64> {
         let both = |round| {
             let over = self.of_round(services, round, over.0, over.1)?;
@@ -108,7 +108,7 @@ impl Report {
         median_ratio((1..=rounds).filter_map(both))
     }
 
-    /// Metrics in the order in which they came.
+    /// Returns the metrics in the order in which they came.
     fn metrics(&self) -> Vec<(&str, &'static str)> {
         let mut metrics: Vec<(&str, &'static str)> = Vec::new();
         for entry in &self.entries {
@@ -190,7 +190,7 @@ impl Report {
         table
     }
 
-    /// What a Service costs beside the way without one, by size.
+    /// Returns the cost of a Service beside the way without one, by size.
     fn costs(&self, plan: &Plan) -> Table {
         let columns: Vec<(&str, usize)> = WHO
             .iter()
@@ -307,12 +307,12 @@ impl Report {
     }
 }
 
-/// Whether contestants are compared by it.
+/// Whether the metric compares contestants.
 fn is_measured(metric: &str) -> bool {
     metric.starts_with("near_") || metric.starts_with("far_")
 }
 
-/// The same without a Service.
+/// Returns the metric of the same without a Service.
 fn direct_of(metric: &str) -> Option<String> {
     metric
         .contains("_service_")
@@ -339,7 +339,7 @@ mod tests {
     fn ratios_are_of_one_round_and_their_median_is_told() {
         let mut report = Report::default();
         let metric = "near_service_crr8_per_s";
-        // Slow rounds of the machine, which both had.
+        // Some rounds of the machine were slow, for both contestants.
         for (round, slow) in [(1, 1.0), (2, 0.1), (3, 0.2)] {
             report.add(10, round, "thuban", metric, "1/s", 1200.0 * slow);
             report.add(10, round, "iptables", metric, "1/s", 1000.0 * slow);

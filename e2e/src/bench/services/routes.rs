@@ -1,4 +1,4 @@
-//! The network of the cluster that kube-proxy serves: pods by ptp, plain routes between the nodes' ranges, no tunnel, no
+//! The network of the cluster with kube-proxy: pods by ptp, plain routes between the nodes' ranges, no tunnel, no
 //! masquerading.
 
 use std::{net::Ipv4Addr, path::Path, time::Duration};
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use thuban_cluster::{Cluster, NODES};
 
-/// Of all pods.
+/// The range of all pods.
 pub const POD_RANGE: &str = "10.201.0.0/16";
 const CONFLIST: &str = "/etc/cni/net.d/10-ptp.conflist";
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -16,7 +16,7 @@ fn range(index: usize) -> String {
     format!("{}/24", Ipv4Addr::new(10, 201, index as u8, 0))
 }
 
-/// Makes all nodes Ready.
+/// Lays the routes, which makes all nodes Ready.
 pub fn lay(name: &str, plugins: &Path) -> Result<()> {
     let cluster = Cluster::named(name)?;
     for (index, node) in NODES.iter().enumerate() {
@@ -30,7 +30,7 @@ pub fn lay(name: &str, plugins: &Path) -> Result<()> {
                 cluster.exec_on_node(node, &["ip", "route", "replace", &to, "via", &via])?;
             }
         }
-        // As a NIC's driver has it, and as transitd makes it on the other cluster.
+        // A NIC's driver has it on, and transitd turns it on in the other cluster.
         cluster.exec_on_node(node, &["ethtool", "-K", "eth0", "gro", "on"])?;
         let conflist = json!({
             "cniVersion": "1.0.0", "name": "ptp",

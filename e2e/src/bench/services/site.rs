@@ -26,15 +26,15 @@ pub struct Site {
     pub client: Client,
     pub pods: Pods,
     pub made: Made,
-    /// Ways to the backends without a Service.
+    /// Targets of the near backends without a Service.
     pub near: Vec<Target>,
     pub far: Vec<Target>,
-    /// Bytes that its backends took.
+    /// Bytes that the site's backends took.
     pub taken: Taken,
 }
 
 impl Site {
-    /// Makes the pods and starts what they do.
+    /// Makes the pods and starts their work.
     pub fn up(runtime: &Runtime, name: &str, is_thuban: bool) -> Result<Self> {
         let cluster = Cluster::named(name)?;
         let client = runtime.block_on(client(&cluster))?;
@@ -59,7 +59,7 @@ impl Site {
         if self.is_thuban { "thuban" } else { "kube-proxy" }
     }
 
-    /// Makes Services until there are as many; how long it took, and with Thuban how many came to be Provisioned.
+    /// Makes Services up to the size. Returns how long it took, and with Thuban how many became Provisioned.
     pub fn grow(&mut self, runtime: &Runtime, size: usize) -> Result<(Duration, Option<usize>)> {
         println!("{size} Services on the cluster of {}", self.name());
         let start = Instant::now();
@@ -79,7 +79,7 @@ impl Site {
     }
 }
 
-/// As the cluster's administrator.
+/// Returns a client with the rights of the cluster's administrator.
 async fn client(cluster: &Cluster) -> Result<Client> {
     let path = cluster.instance().kubeconfig();
     let read = Kubeconfig::read_from(&path).with_context(|| format!("reading {}", path.display()))?;

@@ -1,10 +1,10 @@
-//! What the pods do: backends answer one byte with their number, or take whatever comes; the client makes connections or
-//! sends. The client's threads are on one core and the backends' on another. Connections go before all other work of the
-//! machine; streams nearly so, for they would leave the control plane nothing.
+//! The traffic of the pods. Backends answer one byte with their number, or take whatever comes. The client makes
+//! connections or sends. The client's threads are on one core and the backends' on another. Connections have priority
+//! over all other work of the machine. Streams have a little less, because they would leave the control plane nothing.
 //!
-//! A backend closes first, so that waiting sockets are its own and the client's ports are free again at once. Each way to a
-//! backend has ports of its own: from one port to one backend by two Services, or by one and directly, is what Thuban can't
-//! tell apart while it remembers the former (docs/dataplane.md).
+//! A backend closes first, so that waiting sockets are the backend's and the client's ports are free again at once.
+//! Each way to a backend has ports of its own. Thuban can't tell apart two connections from one port to one backend, by
+//! two Services or by one and directly, while it remembers the first one (docs/dataplane.md).
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -40,18 +40,18 @@ use crate::bench::{
 
 pub const ANSWERS: u16 = 7000;
 pub const SINK: u16 = 7001;
-/// Longer than the kernel's first repetition of a lost SYN.
+/// How long a connection may take. Longer than the kernel's first repetition of a lost SYN.
 const WAIT: Duration = Duration::from_secs(3);
-/// Until caches and windows are as they stay.
+/// How long it takes until caches and windows are stable.
 const WARM_UP: Duration = Duration::from_millis(300);
 const BLOCK: usize = 128 << 10;
-/// Less than what is on the way lasts.
+/// The pause when all streams are full: shorter than the time that data on the way lasts.
 const FULL: Duration = Duration::from_micros(50);
 
 /// Bytes that backends of one cluster took.
 pub type Taken = Arc<AtomicU64>;
 
-/// Starts what a backend does, until this program ends.
+/// Starts the work of a backend, until this program ends.
 pub fn serve(pod: &Pod, number: u8, taken: &Taken) -> Result<()> {
     let (told, listens) = mpsc::channel();
     let (answers, sink) = (pod.clone(), pod.clone());
@@ -63,7 +63,7 @@ pub fn serve(pod: &Pod, number: u8, taken: &Taken) -> Result<()> {
         }
     });
     thread::spawn(move || {
-        // So is what it spawns.
+        // A thread that it spawns has the same priority.
         let listener = prefer(SERVER_CORE).and_then(|()| listen(&sink, SINK));
         if let Some(listener) = pass_error(listener, &told_too) {
             take(&listener, &taken);
@@ -90,7 +90,7 @@ fn pass_error(listener: Result<TcpListener>, to: &mpsc::Sender<Result<()>>) -> O
     listener
 }
 
-/// What goes wrong with a client is the client's error.
+/// Answers clients. An error with a client is the client's error.
 fn answer(listener: &TcpListener, number: u8) {
     for stream in listener.incoming() {
         let answered = stream.and_then(|mut stream| {
@@ -120,7 +120,7 @@ fn take(listener: &TcpListener, taken: &Taken) {
     }
 }
 
-/// Where connections go, and from which ports, one after the other and then again.
+/// A destination of connections, and the ports that they come from, one after the other and then again.
 #[derive(Debug)]
 pub struct Target {
     pub address: Ipv4Addr,
@@ -129,7 +129,7 @@ pub struct Target {
 }
 
 const FIRST_PORT: u16 = 2048;
-/// Ports of a target: more than it gets connections within the minute that closed ones are remembered.
+/// Ports of a target: more than the connections that it gets within the minute that closed ones are remembered.
 const PORTS: u16 = 10_400;
 
 impl Target {
@@ -143,7 +143,7 @@ impl Target {
     }
 
     fn connect(&self, within: Duration) -> Result<TcpStream> {
-        // connect(2) waits as long as sending may.
+        // connect(2) waits as long as a send may take.
         let within = TimeVal::milliseconds(i64::try_from(within.as_millis())?);
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed) % u32::from(PORTS);
@@ -156,7 +156,7 @@ impl Target {
             let own = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, self.first + number as u16);
             match bind(socket.as_raw_fd(), &SockaddrIn::from(own)) {
                 Ok(()) => {}
-                // A stream of this pod has it.
+                // A stream of this pod has this port.
                 Err(Errno::EADDRINUSE) => continue,
                 Err(error) => return Err(error).context("binding"),
             }
@@ -167,7 +167,8 @@ impl Target {
     }
 }
 
-/// Connects, asks one byte, gets one byte, and reads the end: the number of the backend. From the calling thread's namespace.
+/// Connects, asks one byte, gets one byte, and reads the end; returns the number of the backend. Works in the calling
+/// thread's namespace.
 pub fn ask(target: &Target, within: Duration) -> Result<u8> {
     let mut stream = target.connect(within)?;
     stream.set_nodelay(true)?;
@@ -181,21 +182,22 @@ pub fn ask(target: &Target, within: Duration) -> Result<u8> {
 /// Connections of one measure.
 #[derive(Debug)]
 pub struct Connections {
-    /// Microseconds of each that was answered, ascending.
+    /// Microseconds of each connection that was answered, ascending.
     pub micros: Vec<f64>,
     pub per_second: f64,
-    /// Of those that were not.
+    /// Number of connections that were not answered.
     pub failed: usize,
 }
 
-/// Connections to the targets in turns, by so many at once, from the pods in turns.
+/// Makes connections to the targets in turns, by this many workers at once, from the pods in turns.
 pub fn connections(
     clients: &[Pod],
     targets: &[Target],
     workers: usize,
     time: Duration,
 ) -> Result<Connections> {
-    // One window for all: threads that begin and end by themselves would be counted when they have the core alone.
+    // All threads have one window: threads that begin and end by themselves would be counted when they have the core
+    // alone.
     let start = Instant::now() + WARM_UP;
     let work = |worker: usize| {
         pin(CLIENT_CORE)?;
@@ -236,8 +238,8 @@ pub fn connections(
     })
 }
 
-/// Gigabits a second that arrive by so many streams to the targets in turns, all sent by one thread: several that are never
-/// idle would keep the kernel from its own part.
+/// Returns the gigabits a second that arrive through this many streams to the targets in turns. One thread sends all of
+/// them: several threads that are never idle would keep the kernel from its own part.
 pub fn throughput(
     client: &Pod,
     targets: &[Target],

@@ -1,4 +1,4 @@
-//! One contestant's turn: it comes, everything is measured once, it goes.
+//! One contestant's turn: it is started, everything is measured once, and it is stopped.
 
 use std::{
     fmt::Write,
@@ -47,18 +47,18 @@ impl Contestant {
 /// Clients at once where connections a second are counted.
 const WORKERS: usize = 8;
 const STREAMS: usize = 4;
-/// Asked of each Service and backend before anything is measured, so that rows which come when they are used are there.
+/// Requests to each Service and backend before anything is measured, so that rows that are made at the first use exist.
 const WARM_UP: usize = 50;
 const PATIENCE: Duration = Duration::from_mins(5);
-/// After each measure, for what waits meanwhile on this machine: the control plane too.
+/// The pause after each measure, for other work that waits on this machine, such as the control plane.
 const REST: Duration = Duration::from_millis(300);
 const REST_BEFORE_CHANGES: Duration = Duration::from_secs(2);
-/// Between changes. kube-proxy holds a change back that comes within its minSyncPeriod (1 s by default) after the one before:
-/// it isn't made to.
+/// The pause between changes. kube-proxy holds back a change that comes within its minSyncPeriod (1 s by default) after
+/// the one before. The pause avoids that.
 const PAUSE_THUBAN: Duration = Duration::from_millis(300);
 const PAUSE_KUBE_PROXY: Duration = Duration::from_millis(1200);
 
-/// Numbers of the turn.
+/// Takes the numbers of the turn.
 pub fn take(
     contestant: Contestant,
     site: &Site,
@@ -94,7 +94,7 @@ pub fn take(
             let mut proxy = KubeProxy::start(&site.cluster, &parts.kube_proxy, mode)?;
             answering(site, site.made.last.as_ref(), || proxy.is_running())?;
             samples.add("start_s", "s", start.elapsed().as_secs_f64());
-            // It writes all once more when it has seen its own node.
+            // kube-proxy writes all rules once more when it has seen its own node.
             thread::sleep(Duration::from_secs(2));
             measure(site, plan, &mut samples)?;
             let effects = change::effects(site, runtime, plan.changes, PAUSE_KUBE_PROXY)?;
@@ -105,12 +105,12 @@ pub fn take(
     Ok(samples.0)
 }
 
-/// Of the client's droplet.
+/// Returns the counters of the client's droplet.
 fn counters(site: &Site) -> Result<std::collections::BTreeMap<String, u64>> {
     site.cluster.counters(pods::NODES[0])
 }
 
-/// Waits until all Services that are used, and another one, answer; everything has been used then.
+/// Waits until all used Services, and another one, answer; everything has been used then.
 fn answering(site: &Site, other: Option<&Target>, mut is_running: impl FnMut() -> bool) -> Result<()> {
     let start = Instant::now();
     for target in site.made.targets().chain(other) {
@@ -187,7 +187,7 @@ impl Samples {
         self.0.push(Number::new(metric, unit, value));
     }
 
-    /// One sample a change.
+    /// Adds one sample for each change.
     fn changes(&mut self, effects: &[Effect]) {
         for effect in effects {
             self.add("change_ms", "ms", effect.seen.as_secs_f64() * 1e3);
@@ -197,7 +197,7 @@ impl Samples {
         self.add("change_failed", "connections", float(failed as u64));
     }
 
-    /// The most that one node's process of that name takes.
+    /// Adds the most memory that one node's process of that name takes.
     fn memory(&mut self, site: &Site, name: &str) {
         let all = NODES
             .iter()
@@ -208,7 +208,7 @@ impl Samples {
     }
 }
 
-/// What one wants to see at once.
+/// Returns the most important samples as a line.
 pub fn line(samples: &[Number]) -> String {
     const SHOWN: [&str; 6] = [
         "near_service_p50_us",
@@ -223,7 +223,7 @@ pub fn line(samples: &[Number]) -> String {
         .iter()
         .filter(|sample| SHOWN.contains(&sample.metric.as_str()))
     {
-        // A String takes everything, here and below.
+        // A write to a String never fails, here and below.
         let _ = write!(text, " {} {}", sample.metric, number(sample.value));
     }
     let changes = samples.iter().filter(|sample| sample.metric == "change_ms");

@@ -1,4 +1,4 @@
-//! The agent at XDP, behind its flag: new pods get it, and see the same world.
+//! The agent at XDP, behind its flag: new pods get it, and notice no difference.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ fn check() {
     let mut at_xdp = 0;
     for node in cluster.nodes().unwrap() {
         let droplet = get(cluster, &["droplet", &node]).unwrap();
-        // Agents need a NIC that takes XDP frames: where transit is at tc they stay there too.
+        // Agents need a NIC that takes XDP frames: where transit is at tc they stay at tc too.
         assert_eq!(
             droplet["spec"]["agentHook"], droplet["spec"]["transitHook"],
             "{node}"

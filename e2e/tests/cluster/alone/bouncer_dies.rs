@@ -1,4 +1,4 @@
-//! The node of a bouncer falls silent under bounced flows: who sends them finds out by itself, long before the operator
+//! The node of a bouncer falls silent under bounced flows: the senders notice by themselves, long before the operator
 //! moves the role.
 
 use std::collections::BTreeMap;
@@ -20,18 +20,20 @@ use crate::tenant::{Tenant, manifests};
 use crate::tenants::tenants;
 
 const NAME: &str = "bereft";
-/// One of them dies: the flows are shared between both.
+/// The number of bouncers. One of them dies: the flows are shared between both.
 const BOUNCERS: usize = 2;
 const FLOWS: u8 = 32;
-/// Between datagrams of all flows together.
+/// The time between datagrams of all flows together.
 const STEP: Duration = Duration::from_millis(1);
-/// Before anything happens, and while the node is cut off. The operator takes 10 s to suspect it.
+/// How long flows go on before anything happens, and while the node is cut off. The operator takes 10 s to suspect the
+/// node.
 const WARM: Duration = Duration::from_secs(3);
 const CUT: Duration = Duration::from_secs(6);
-/// What is said of it is a second; a machine that does much else looks later. Before, it was as long as the node was cut.
+/// The longest gap that is accepted. The documented time is a second, and a busy machine looks later. Without the
+/// probes, the gap was as long as the node was cut off.
 const GENEROUS: Duration = Duration::from_secs(3);
 
-/// When datagrams of a flow came, by its number.
+/// The times at which datagrams of a flow came, by the flow's number.
 type Arrivals = BTreeMap<u8, Vec<Instant>>;
 
 /// Sends flows until it is over, each from a port of its own.
@@ -45,7 +47,7 @@ fn send(client: &Pod, server: &UdpSocket, to: &Pod, is_over: &AtomicBool) -> Res
             if is_over.load(Ordering::Relaxed) {
                 break;
             }
-            // One that can't be sent is one that is lost.
+            // A datagram that can't be sent counts as lost.
             let _ = socket.send_to(&[number], to);
             thread::sleep(STEP);
         }
@@ -65,8 +67,8 @@ fn receive(server: &UdpSocket, is_over: &AtomicBool) -> Result<Arrivals> {
     Ok(arrivals)
 }
 
-/// The longest time without a datagram of a flow after `since`, for each flow that had come before; and how many come in
-/// the end.
+/// Returns the longest gap in each flow that had come before `since`, from its last datagram before `since` on; the
+/// maximum if no datagram came afterwards. Sorted.
 fn gaps(arrivals: &Arrivals, since: Instant) -> Vec<Duration> {
     let gap = |times: &Vec<Instant>| {
         let last = times.iter().rfind(|time| **time < since)?;
@@ -83,7 +85,7 @@ fn gaps(arrivals: &Arrivals, since: Instant) -> Vec<Duration> {
     gaps
 }
 
-/// The node is cut off while this is there.
+/// Cuts the node off until this is dropped.
 struct CutOff<'a>(&'a Cluster, &'a str);
 
 impl<'a> CutOff<'a> {
@@ -101,7 +103,7 @@ impl Drop for CutOff<'_> {
     }
 }
 
-/// A node with a bouncer that is to fall silent, one whose bouncer stays, and one that has none.
+/// Returns a node with a bouncer that is to fall silent, one whose bouncer stays, and one without a bouncer.
 fn parts(cluster: &Cluster) -> Result<[String; 3]> {
     let (_, leads) = pod_of(cluster, &leader(cluster)?.0)?;
     let bouncers = wait_settled(cluster, "bouncers", NAME, BOUNCERS)?;

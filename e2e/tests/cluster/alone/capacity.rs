@@ -1,4 +1,4 @@
-//! A burst of pods on every node, and that nothing of them stays.
+//! A burst of pods on every node; none of their objects and rows stays.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::support::{apply, delete, get, running};
 use crate::tenant::Tenant;
 use crate::tenants::tenants;
 
-/// Pods a node; `THUBAN_E2E_PODS=110` is the large run.
+/// Returns the number of pods on a node; `THUBAN_E2E_PODS=110` is the large run.
 fn pods_per_node() -> usize {
     std::env::var("THUBAN_E2E_PODS")
         .ok()
@@ -19,7 +19,7 @@ fn pods_per_node() -> usize {
         .unwrap_or(30)
 }
 
-/// From one pod of each node to all pods of the others.
+/// Sends from one pod of each node to all pods of the others, until the flows are direct.
 fn flows_become_direct(pods: &Value) {
     let cluster = &tenants().cluster;
     let pods: Vec<(&str, &str, Ipv4Addr)> = pods["items"]
@@ -65,7 +65,7 @@ fn a_burst_of_pods_comes_up_and_leaves_nothing_behind() {
     let cluster = &tenants().cluster;
     let nodes = cluster.nodes().unwrap();
     let tenant = Tenant::new(cluster, "burst", &["10.7.0.0/16"], &["10.7.0.0/22"]).unwrap();
-    // The network's own rows are there before and after; those of pods must come and go.
+    // The network's own rows exist before and after; the rows of pods must come and go.
     std::thread::sleep(Duration::from_secs(1));
     let vpc = get(cluster, &["vpc", "burst"]).unwrap();
     let vni = vpc["status"]["vni"].as_u64().unwrap();

@@ -1,4 +1,4 @@
-//! containerd dies again and again while pods come: all of them run in the end, and nothing of them stays.
+//! containerd dies again and again while pods come: all of them run in the end, and nothing of them stays afterwards.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn containerd() -> String {
 fn six_containerd_kills_lose_no_pod_and_leave_no_state() {
     let cluster = &tenants().cluster;
     let tenant = Tenant::new(cluster, NAME, &["10.43.0.0/16"], &["10.43.0.0/24"]).unwrap();
-    // The network's own rows are there before and after; those of pods must come and go.
+    // The network's own rows exist before and after; the rows of pods must come and go.
     std::thread::sleep(Duration::from_secs(1));
     let vpc = get(cluster, &["vpc", NAME]).unwrap();
     let vni = vpc["status"]["vni"].as_u64().unwrap();
@@ -52,7 +52,8 @@ fn six_containerd_kills_lose_no_pod_and_leave_no_state() {
             })
             .unwrap();
     }
-    // Its libcni writes a result's file not at once; an empty one makes every DEL of that sandbox fail in it for ever.
+    // containerd's libcni does not write a result's file at once. An empty file makes every DEL of that sandbox fail in
+    // it for ever.
     let empty = ["find", "/var/lib/cni/results", "-type", "f", "-empty", "-delete"];
     cluster.exec_on_node(NODE, &empty).unwrap();
     let deployment = format!("deployment/{NAME}");

@@ -1,5 +1,5 @@
-//! What is deleted says what it waits for, and goes in order: a VPC after its networks, a network after its endpoints, an
-//! endpoint after its pod and after its rows are gone from all droplets.
+//! A deleted object says what it waits for, and goes in order: a VPC after its networks, a network after its endpoints,
+//! an endpoint after its pod and after its rows are gone from all droplets.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,14 +19,14 @@ use crate::tenants::tenants;
 const NAME: &str = "leaver";
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Why it waits, and what it says.
+/// Returns the reason why it waits, and its message.
 fn deleting(object: &Value) -> Option<(String, String)> {
     let deleting = condition(object, "Deleting")?;
     let text = |field: &str| deleting[field].as_str().unwrap_or_default().to_owned();
     Some((text("reason"), text("message")))
 }
 
-/// Waits until the object says so.
+/// Waits until the object gives this reason and message.
 fn wait_says(cluster: &Cluster, object: &[&str], reason: &str, what: &str) {
     let mut said = None;
     let waited = cluster.wait_for(&format!("{object:?}: {reason}"), PATIENCE, || {
@@ -38,7 +38,7 @@ fn wait_says(cluster: &Cluster, object: &[&str], reason: &str, what: &str) {
     waited.unwrap_or_else(|error| panic!("{error:#}: it says {said:?}"));
 }
 
-/// Reasons of the object's events.
+/// Returns the reasons of the object's events.
 fn told(cluster: &Cluster, kind: &str) -> Result<BTreeSet<String>> {
     let selector = format!("--field-selector=involvedObject.kind={kind},involvedObject.name={NAME}");
     let events = get(cluster, &["events", "-n", "default", &selector])?;
@@ -69,7 +69,7 @@ fn what_is_deleted_says_what_it_waits_for_and_goes_in_order() {
     let cluster = &tenants().cluster;
     wait_led(cluster, JUDGING).unwrap();
     let mut network = network_manifest(NAME, NAME, "10.78.0.0/24");
-    // On every node.
+    // There is one on every node.
     network["spec"]["bouncers"] = json!(3);
     let objects = [
         vpc_manifest(NAME, "10.78.0.0/16", &[NAME]),

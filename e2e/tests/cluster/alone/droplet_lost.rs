@@ -1,4 +1,5 @@
-//! transitd of a node hangs: its droplet is Suspect, its roles move, and no packet is lost, because programs run on.
+//! transitd of a node hangs: its droplet is Suspect, its roles move, and no packet is lost, because the programs keep
+//! running.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use crate::leadership::{JUDGING, wait_led};
 use crate::support::{Hanging, condition, get};
 use crate::tenants::tenants;
 
-/// Also waits until the heartbeat counts as gone, a minute more.
+/// Whether the test also waits until the heartbeat counts as gone, a minute more.
 fn is_long() -> bool {
     std::env::var_os("THUBAN_E2E_LONG").is_some()
 }

@@ -1,4 +1,4 @@
-//! What the install manifests alone bring up.
+//! The state that the install manifests alone bring up.
 
 use crate::flows::wait_settled;
 use crate::support::{condition, get, wait_provisioned};

@@ -1,4 +1,4 @@
-//! Bouncers and dividers come, go and move under traffic that goes by them alone: no packet is lost.
+//! Bouncers and dividers come, go and move under traffic that passes only them: no packet is lost.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::support::{
 };
 use crate::tenants::tenants;
 
-/// Direct paths on every node: auto or never.
+/// Turns direct paths off on every node until this is dropped.
 pub struct NoDirectPaths(&'static Cluster);
 
 impl NoDirectPaths {
@@ -48,7 +48,7 @@ fn scale(cluster: &Cluster, parent: &str, kind: &str, number: usize) -> Result<(
     distinct.sort();
     distinct.dedup();
     ensure!(distinct.len() == number, "{number} {kind} on {droplets:?}");
-    // Whatever still is on its way shows now.
+    // A datagram that is still on its way arrives now.
     std::thread::sleep(Duration::from_secs(1));
     Ok(())
 }
@@ -99,7 +99,8 @@ fn roles_scale_and_leave_cordoned_nodes_without_loss() {
     let _guard = NoDirectPaths::new(cluster).unwrap();
     let pods = world(cluster).unwrap();
     let [a1, a2, b1] = &pods[..] else { unreachable!() };
-    // Within the network by its bouncers, to the other one by dividers and its bouncers.
+    // The first way is within the network by its bouncers, the other one to another network by dividers and that
+    // network's bouncers.
     let ways = [
         (a1, a2.address),
         (a2, a1.address),
@@ -133,7 +134,7 @@ fn roles_scale_and_leave_cordoned_nodes_without_loss() {
     none_lost_while("one more for each endpoint, and for packets", &ways, || {
         let endpoints = json!({"maxBouncers": 2, "endpointsPerBouncer": 1});
         autoscale(network, "bouncers", endpoints)?;
-        // As droplets report it: the ways above send hundreds.
+        // Droplets report their rate: the ways above send hundreds of packets a second.
         let packets = json!({"maxDividers": 2, "packetsPerSecond": 20});
         autoscale(vpc, "dividers", packets)
     });

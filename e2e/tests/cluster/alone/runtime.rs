@@ -1,4 +1,5 @@
-//! What runs pods dies, or asks: kubelet, containerd, and the verb STATUS of the one node whose containerd calls it.
+//! The runtime of pods dies, or asks: kubelet, containerd, and the verb STATUS on the one node whose containerd calls
+//! it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,16 +13,17 @@ use crate::scrape::of_node;
 use crate::support::{apply, condition, delete, get, netexec_manifest, running};
 use crate::tenants::tenants;
 
-/// Its containerd is of version 2 (`xtask/src/cluster.rs`).
+/// The node whose containerd is of version 2 (`xtask/src/cluster.rs`).
 const ASKED: &str = "node-b";
-/// Its containerd is Debian's, of version 1.6.
+/// The node whose containerd is Debian's, of version 1.6.
 const NOT_ASKED: &str = "node-a";
 const STATUSES: &str = r#"thuban_transitd_cni_total{verb="STATUS",code="0"}"#;
 const RUN: &str = "/run/thuban";
-/// Without them the plugin finds nobody, and no sign that somebody has served in this boot.
+/// The files without which the plugin finds no transitd, and no sign that a transitd has served in this boot.
 const FILES: [&str; 2] = ["cni.sock", "served"];
 
-/// Of each pod on a node that isn't about to end: how often its containers were started, and whether it is ready.
+/// Returns for each pod on a node that isn't about to end how often its containers were started, and whether it is
+/// ready.
 fn states(cluster: &Cluster, node: &str) -> Result<BTreeMap<String, (u64, bool)>> {
     let selector = format!("--field-selector=spec.nodeName={node}");
     let pods = get(cluster, &["pods", "-A", &selector])?;
@@ -42,8 +44,8 @@ fn states(cluster: &Cluster, node: &str) -> Result<BTreeMap<String, (u64, bool)>
         .collect())
 }
 
-/// Ends a process of the node while flows go on, waits until pods can be made there again, and asserts that those that
-/// were there are as they were.
+/// Ends a process of the node while flows go on, waits until pods can be made there again, and asserts that existing
+/// pods are unchanged.
 fn restarts(node: &str, what: &str, end: impl FnOnce(&Cluster) -> Result<()>) {
     let cluster = &tenants().cluster;
     let before = states(cluster, node).unwrap();
@@ -62,7 +64,7 @@ fn restarts(node: &str, what: &str, end: impl FnOnce(&Cluster) -> Result<()>) {
 fn a_restart_of_kubelet_is_noticed_by_no_pod() {
     restarts("node-a", "kubelet restarts", |cluster| {
         cluster.signal("node-a", "kubelet", "KILL")?;
-        // Longer than probes' periods.
+        // This is longer than the periods of probes.
         std::thread::sleep(Duration::from_secs(12));
         cluster.start_kubelet("node-a")
     });
@@ -77,7 +79,7 @@ fn a_restart_of_containerd_is_noticed_by_no_pod() {
     }
 }
 
-/// The plugin finds no transitd on the node while this lives, which goes on for all others.
+/// Hides the node's transitd from the plugin until this is dropped. For all others transitd goes on.
 struct Away<'a>(&'a Cluster, &'a str);
 
 impl<'a> Away<'a> {
@@ -102,7 +104,7 @@ impl Drop for Away<'_> {
     }
 }
 
-/// Whether the node takes pods, and what it says of that.
+/// Returns whether the node takes pods, and its message about that.
 fn readiness(cluster: &Cluster, node: &str) -> Result<(bool, String)> {
     let node = get(cluster, &["node", node])?;
     let ready = condition(&node, "Ready").context("no condition")?;

@@ -22,7 +22,7 @@ fn stolen_token_streams_only_its_nodes_program_briefly() {
         .iter()
         .filter(|endpoint| endpoint["status"]["droplet"] == NODE)
         .map(|endpoint| {
-            // The node's own has its name.
+            // The endpoint of the node itself has the node's name.
             let pod = endpoint["spec"]["podRef"]["name"].as_str();
             pod.unwrap_or(NODE).to_owned()
         })
@@ -49,7 +49,7 @@ fn stolen_token_streams_only_its_nodes_program_briefly() {
         tokio::time::timeout(PATIENCE, end).await
     });
     assert!(end.is_ok(), "transitd never came back");
-    // Nothing of it stays.
+    // Nothing of the thief's stays.
     for pod in tenants().network("red-web") {
         for other in tenants().network("red-web") {
             pod.ping(other.address, crate::support::REACHED).unwrap();

@@ -1,5 +1,5 @@
-//! Operators die after 22 of the 25 kinds of writes, at random, and two lead at once: nothing leaks, nothing is double, traffic
-//! flows on.
+//! Operators die after 22 of the 25 kinds of writes, at random, and two lead at once: nothing leaks, nothing is double,
+//! traffic goes on.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,8 @@ use crate::tenant::{Tenant, manifests};
 use crate::tenants::tenants;
 
 const PORT: u16 = 6182;
-/// Kinds of writes (docs/workflows.md names those that are left out), in an order in which one round makes what the next takes away.
+/// Kinds of writes (docs/workflows.md names the ones that are left out). The order is such that one round makes the
+/// objects that the next one takes away.
 const POINTS: [&str; 22] = [
     "create/VniClaim",
     "status/Vpc",
@@ -41,7 +42,8 @@ const POINTS: [&str; 22] = [
     "delete/IpClaim",
 ];
 
-/// Numbers of VPCs and addresses rest for 30 s before their claims go.
+/// How long an operator may take to come to a write. Numbers of VPCs and addresses rest for 30 s before their claims
+/// go.
 const WRITTEN: Duration = Duration::from_mins(1);
 
 fn number(variable: &str, default: usize) -> usize {
@@ -49,13 +51,13 @@ fn number(variable: &str, default: usize) -> usize {
     given.and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Traffic of red's web pods, while `work` runs.
+/// Runs traffic of red's web pods while `work` runs.
 fn under_traffic(what: &str, work: impl FnOnce() -> Result<()>) {
     let ways = tenants().ring("red-web");
     none_lost_while(what, &ways, work);
 }
 
-/// VPC, network and namespace.
+/// Returns VPC, network and namespace.
 fn tenant(name: &str, second: u8) -> [Value; 3] {
     manifests(
         name,
@@ -68,13 +70,13 @@ fn make<'a>(cluster: &'a Cluster, name: &str, second: u8) -> Tenant<'a> {
     Tenant::of(cluster, name, &tenant(name, second)).unwrap()
 }
 
-/// A VPC and its network.
+/// Removes a VPC and its network.
 fn remove(cluster: &Cluster, name: &str) -> Result<()> {
     delete(cluster, &["networks.thuban.dev", name])?;
     delete(cluster, &["vpcs.thuban.dev", name])
 }
 
-/// Pods that do nothing, spread over the nodes.
+/// Returns pods that do nothing, spread over the nodes.
 fn idlers(namespace: &str, count: usize) -> Value {
     json!({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "idle", "namespace": namespace},
@@ -93,12 +95,12 @@ fn scale(cluster: &Cluster, namespace: &str, count: usize) -> Result<()> {
         .map(|_| ())
 }
 
-/// The tenant of a round.
+/// Returns the name of the tenant of a round.
 fn passing(round: usize) -> String {
     format!("passing-{round}")
 }
 
-/// All kinds of writes: a tenant comes, the one before goes, pods come and go.
+/// Causes all kinds of writes: a tenant comes, the previous one goes, pods come and go.
 fn stir(cluster: &Cluster, round: usize) -> Result<()> {
     apply(cluster, &tenant(&passing(round), 40 + round as u8)[..2])?;
     if round > 0 {
@@ -216,7 +218,7 @@ fn two_simultaneous_leaders_allocate_nothing_twice() {
         first.wait_serving(cluster, 3)?;
         stage.free_lease()?;
         let second = stage.operator("twin-2", PORT + 1, &[("THUBAN_DEAF", "1")])?;
-        // One droplet comes to the second, the others stay with the first.
+        // One droplet moves to the second operator, the others stay with the first.
         let transitd = cluster.transitd_pod("node-b")?;
         cluster.kubectl(&["delete", "pod", "-n", "thuban-system", &transitd, "--wait=false"])?;
         second.wait_serving(cluster, 1)?;

@@ -1,4 +1,5 @@
-//! The leading operator dies or stops: how long until the next one serves all droplets; traffic doesn't notice.
+//! The leading operator dies or stops: the time until the next one serves all droplets is bounded, and traffic is not
+//! affected.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Tests that end operators, the API server or etcd, or take them away.
+//! Tests that end operators, the API server or etcd, or make them unreachable.
 
 mod crashes;
 mod leaders;

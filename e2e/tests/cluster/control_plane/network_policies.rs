@@ -1,4 +1,4 @@
-//! NetworkPolicies are not enforced, and each says so itself: once, whoever leads.
+//! NetworkPolicies are not enforced, and each gets an event that says so: once, whichever operator leads.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::tenants::tenants;
 const SOON: Duration = Duration::from_secs(30);
 const REASON: &str = "NetworkPolicyNotEnforced";
 
-/// Allows nothing to the pods that it selects.
+/// Returns a policy that allows nothing to the pods that it selects.
 fn deny(name: &str, selector: &Value) -> Value {
     json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
@@ -22,7 +22,7 @@ fn deny(name: &str, selector: &Value) -> Value {
     })
 }
 
-/// The events of the one that has the name now, each with how often it was told.
+/// Returns the events of the policy that has the name now, each with how often it was reported.
 fn told(cluster: &Cluster, name: &str) -> Result<Vec<(String, u64)>> {
     let policy = get(cluster, &["networkpolicy", "-n", "red", name])?;
     let uid = policy["metadata"]["uid"].as_str().context("no UID")?;
@@ -64,7 +64,7 @@ fn unenforced_network_policy_warns_once_across_leaders() {
     let before = counted(cluster, "network_policies_not_enforced");
     apply(cluster, &[deny("closed", &json!({}))]).unwrap();
     wait_told(cluster, "closed", 1);
-    // What it says is true, and a person finds it; kubectl describes policies without their events.
+    // The message is true, and a person finds it; kubectl describes policies without their events.
     let described = cluster
         .kubectl(&["events", "-n", "red", "--for", "networkpolicy/closed"])
         .unwrap();
@@ -76,7 +76,7 @@ fn unenforced_network_policy_warns_once_across_leaders() {
     }
     let more = counted(cluster, "network_policies_not_enforced") - before;
     assert!((more - 1.0).abs() < 0.1, "{more} more are counted");
-    // Other rules are another generation, other labels are not.
+    // Other rules make another generation, other labels do not.
     apply(
         cluster,
         &[deny("closed", &json!({"matchLabels": {"app": "netexec"}}))],
@@ -86,7 +86,7 @@ fn unenforced_network_policy_warns_once_across_leaders() {
     cluster
         .kubectl(&["label", "networkpolicy", "-n", "red", "closed", "a=b"])
         .unwrap();
-    // The next leader looks at them all, and a later one comes after them.
+    // The next leader looks at all policies, and a later policy comes after them.
     let restart = [
         "rollout",
         "restart",
@@ -115,7 +115,7 @@ fn unenforced_network_policy_warns_once_across_leaders() {
     apply(cluster, &[deny("late", &json!({}))]).unwrap();
     wait_told(cluster, "late", 1);
     assert_eq!(told(cluster, "closed").unwrap(), vec![once(); 2], "told again");
-    // Made anew under its name, it is another one.
+    // A policy that is made again under its name is another policy.
     delete(cluster, &["networkpolicy", "-n", "red", "closed", "late"]).unwrap();
     apply(cluster, &[deny("closed", &json!({}))]).unwrap();
     wait_told(cluster, "closed", 1);

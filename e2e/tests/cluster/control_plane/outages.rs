@@ -1,4 +1,4 @@
-//! The control plane is away for a while: traffic flows on, and then all goes on.
+//! The control plane is away for a while: traffic goes on, and afterwards everything works again.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::leadership::{leader, wait_served};
 use crate::support::{apply, delete, netexec_manifest, running};
 use crate::tenants::tenants;
 
-/// How long the API server is away: 20 s, or `THUBAN_E2E_OUTAGE` seconds.
+/// Returns how long the API server is away: 20 s, or `THUBAN_E2E_OUTAGE` seconds.
 fn outage() -> Duration {
     let seconds = std::env::var("THUBAN_E2E_OUTAGE").ok();
     Duration::from_secs(seconds.and_then(|text| text.parse().ok()).unwrap_or(20))
@@ -39,7 +39,7 @@ fn away(what: &str, components: &[&str], time: Duration) {
     wait_sound(cluster);
 }
 
-/// A pod is made, and goes again.
+/// Makes a pod and removes it again.
 fn comes_up(cluster: &Cluster) -> Result<()> {
     apply(cluster, &[netexec_manifest("red", "after", "node-b", None)])?;
     running(cluster, "red", "after")?;

@@ -1,4 +1,4 @@
-//! transitd and operator start anew; packets flow on, and so do new connections to Services.
+//! transitd and operator restart; packets still arrive, and new connections to Services work.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -44,7 +44,7 @@ fn lost_while(work: impl FnOnce()) -> (usize, usize) {
     (sent.into_inner(), lost.into_inner())
 }
 
-/// One after the other, each until all its pods are new and ready.
+/// Restarts both, one after the other; waits each time until all its pods are new and ready.
 fn restart_all(cluster: &Cluster) -> Result<()> {
     for workload in ["daemonset/transitd", "deployment/thuban-operator"] {
         cluster.kubectl(&["rollout", "restart", "-n", "thuban-system", workload])?;

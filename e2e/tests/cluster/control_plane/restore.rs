@@ -1,5 +1,5 @@
-//! etcd goes back to an older state, while pods run whose Endpoints and claims that state has never seen: they keep their
-//! addresses, nobody else gets these, and no packet is lost.
+//! etcd goes back to an older state, while pods run whose Endpoints and claims are not in that state. The pods keep
+//! their addresses, no other pod gets these, and no packet is lost.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,12 +13,13 @@ use crate::support::{Hanging, Pod, apply, get, netexec_manifest, running};
 use crate::tenant::Tenant;
 use crate::tenants::{ring, tenants};
 
-/// The tenant, its network and its namespace.
+/// The name of the tenant, its network and its namespace.
 const NAME: &str = "restored";
-/// On each node. So many that nobody who draws addresses anew draws the same ones.
+/// The number of pods on each node. They are so many that an operator that draws addresses anew would not draw the same
+/// ones.
 const PODS_PER_NODE: usize = 2;
 
-/// All operators hang until these are dropped.
+/// Makes all operators hang until the results are dropped.
 fn hanging_operators(cluster: &Cluster) -> Result<Vec<Hanging<'_>>> {
     let selector = "app.kubernetes.io/name=thuban-operator";
     let pods = get(cluster, &["pods", "-n", "thuban-system", "-l", selector])?;
@@ -43,7 +44,7 @@ fn wait_running(cluster: &Cluster, names: &[String]) -> Result<Vec<Pod>> {
     names.iter().map(|name| running(cluster, NAME, name)).collect()
 }
 
-/// Keeps etcd's state with the pods bound and without their Endpoints.
+/// Keeps etcd's state in which the pods are bound and have no Endpoints.
 fn back_up(cluster: &Cluster, names: &[String]) -> Result<()> {
     let _hanging = hanging_operators(cluster)?;
     make(cluster, names)?;
@@ -58,8 +59,8 @@ fn back_up(cluster: &Cluster, names: &[String]) -> Result<()> {
     cluster.resume_control_plane(&COMPONENTS)
 }
 
-/// Takes etcd back, and starts anew what Kubernetes wants to be started anew then: all of its own that watches. Of
-/// Thuban nothing is touched.
+/// Takes etcd back, and restarts the parts that Kubernetes wants to be restarted then: all of its own processes that
+/// watch. Nothing of Thuban is touched.
 fn restore(cluster: &Cluster) -> Result<()> {
     for node in cluster.nodes()? {
         cluster.signal(&node, "kubelet", "KILL")?;
@@ -73,7 +74,7 @@ fn restore(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Addresses of the Endpoints that are Provisioned, by pod.
+/// Returns the addresses of the Endpoints that are Provisioned, by pod.
 fn endpoints(cluster: &Cluster) -> Result<BTreeMap<String, String>> {
     let list = get(cluster, &["endpoints.thuban.dev", "-n", NAME])?;
     let all = list["items"].as_array().into_iter().flatten();

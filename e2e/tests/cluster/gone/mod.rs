@@ -1,3 +1,3 @@
-//! Tests that take nodes away, and the pods of all tenants with them.
+//! Tests that take nodes away, together with the pods of all tenants on them.
 
 mod node_deleted;

@@ -1,5 +1,6 @@
 //! Nodes that are gone for good, by their deletion or by the out-of-service taint: endpoints follow their pods, claims
-//! are freed, roles work elsewhere; and the node comes back clean. These tests take the node's pods of all tenants too.
+//! are freed, roles work elsewhere. Then the node comes back clean. These tests take the node's pods of all tenants
+//! too.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -15,14 +16,14 @@ use crate::support::{REACHED, apply, condition, get, netexec_manifest, pod_addre
 use crate::tenant::Tenant;
 use crate::tenants::tenants;
 
-/// The tenant, its network and its namespace.
+/// The name of the tenant, its network and its namespace.
 const NAME: &str = "vanished";
 /// Roles go to Nodes with this label first.
 const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 const REPLICAS: usize = 4;
 
-/// Pods on all nodes, and an Endpoint of a user's whose pod is on `node`.
+/// Makes pods on all nodes, and an Endpoint of a user's whose pod is on `node`.
 fn make<'a>(cluster: &'a Cluster, node: &str) -> Result<Tenant<'a>> {
     cluster.kubectl(&["label", "node", node, &format!("{PREFERENCE}=")])?;
     let tenant = Tenant::new(cluster, NAME, &["10.24.0.0/16"], &["10.24.1.0/24"])?;
@@ -48,7 +49,7 @@ fn make<'a>(cluster: &'a Cluster, node: &str) -> Result<Tenant<'a>> {
     Ok(tenant)
 }
 
-/// The pod that has the Endpoint, as a StatefulSet makes it again under its name.
+/// Returns the pod that has the Endpoint. A StatefulSet makes such a pod again under its name.
 fn named(node: &str) -> Value {
     let mut pod = netexec_manifest(NAME, "db-0", node, None);
     pod["metadata"]["labels"] = json!({"app": "db"});
@@ -61,7 +62,7 @@ fn rolled_out(cluster: &Cluster) -> Result<()> {
     cluster.kubectl(&status).map(|_| ())
 }
 
-/// Names and addresses of the tenant's pods on a node.
+/// Returns names and addresses of the tenant's pods on a node.
 fn pods_on(cluster: &Cluster, node: &str) -> Result<Vec<(String, String)>> {
     let field = format!("--field-selector=spec.nodeName={node}");
     let pods = get(cluster, &["pods", "-n", NAME, &field])?;
@@ -72,7 +73,7 @@ fn pods_on(cluster: &Cluster, node: &str) -> Result<Vec<(String, String)>> {
         .collect())
 }
 
-/// Whether nobody of this name holds the address any more: its claim rests, is gone, or is another's.
+/// Whether no pod of this name holds the address any more: its claim rests, is gone, or is another pod's.
 fn is_freed(cluster: &Cluster, pod: &str, address: &str) -> Result<bool> {
     let claims = get(cluster, &["ipclaims.thuban.dev"])?;
     let name = format!("{NAME}.{address}");
@@ -81,7 +82,8 @@ fn is_freed(cluster: &Cluster, pod: &str, address: &str) -> Result<bool> {
     Ok(claim.all(|claim| claim["spec"]["pod"] != pod || !claim["status"]["releasedAt"].is_null()))
 }
 
-/// No endpoint, no claim and no role is left on the node, and all pods run elsewhere with addresses of their own.
+/// Waits until no endpoint, no claim and no role is left on the node, and all pods run elsewhere with addresses of
+/// their own.
 fn wait_left(cluster: &Cluster, node: &str, was: &[(String, String)]) -> Result<()> {
     let elsewhere =
         |kind: &'static str| move || Ok(settled(cluster, kind, NAME, 1)?.is_some_and(|on| on[0] != node));
@@ -114,7 +116,7 @@ impl<'a> Dead<'a> {
 impl Drop for Dead<'_> {
     fn drop(&mut self) {
         let Self(cluster, node) = self;
-        // It may have no taint, or not be registered.
+        // The node may have no taint, or not be registered.
         let _ = cluster.kubectl(&["taint", "node", node, &format!("{OUT_OF_SERVICE}-")]);
         if let Err(error) = cluster.start_kubelet(node) {
             eprintln!("{node}: {error:#}");
@@ -122,7 +124,7 @@ impl Drop for Dead<'_> {
     }
 }
 
-/// The node vanishes, which `end` says to Kubernetes, and comes back.
+/// Makes the node vanish and come back; `end` reports the loss to Kubernetes.
 fn vanishes(what: &str, end: impl FnOnce(&Cluster, &str) -> Result<()>) {
     let cluster = &tenants().cluster;
     let nodes = cluster.nodes().unwrap();
@@ -142,7 +144,7 @@ fn vanishes(what: &str, end: impl FnOnce(&Cluster, &str) -> Result<()>) {
     let dead = Dead::new(cluster, node).unwrap();
     let since = Instant::now();
     end(cluster, node).unwrap();
-    // What Kubernetes does itself after a minute.
+    // Kubernetes does this itself after a minute.
     let force = [
         "delete",
         "pods",
@@ -167,7 +169,7 @@ fn vanishes(what: &str, end: impl FnOnce(&Cluster, &str) -> Result<()>) {
     tenant.remove().unwrap();
 }
 
-/// The user's Endpoint has its address at the pod's new place, and is reached there by all.
+/// Asserts that the user's Endpoint has its address at the pod's new place, and that all reach it there.
 fn follows(cluster: &Cluster, node: &str, address: Ipv4Addr) -> Result<()> {
     let db = running(cluster, NAME, "db-0")?;
     ensure!((db.node.as_str(), db.address) == (node, address), "{db:?}");
@@ -180,7 +182,7 @@ fn follows(cluster: &Cluster, node: &str, address: Ipv4Addr) -> Result<()> {
     Ok(())
 }
 
-/// Node and droplet are there again.
+/// Waits until node and droplet exist again.
 fn wait_back(cluster: &Cluster, node: &str) -> Result<()> {
     cluster.wait_for(&format!("{node} back"), Duration::from_mins(1), || {
         let is_ready = |object: &Value| {

@@ -1,4 +1,4 @@
-//! Bad input: every error names the field and what was expected, and nothing half-made stays.
+//! Invalid input: every error names the field and what was expected, and no half-made object stays.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::{
 };
 use crate::tenants::tenants;
 
-/// Waits for a warning event about the object, and gives its text.
+/// Waits for a warning event about the object, and returns its text.
 fn warning(cluster: &Cluster, namespace: &str, name: &str) -> String {
     let mut text = String::new();
     cluster
@@ -42,7 +42,7 @@ fn warning(cluster: &Cluster, namespace: &str, name: &str) -> String {
     text
 }
 
-/// A VPC or network that the controller must refuse: its condition and event say why.
+/// Asserts that the controller refuses a VPC or network: its condition and event say why.
 fn refused(object: &Value, expected: &[&str]) {
     let cluster = &tenants().cluster;
     let kind = if object["kind"] == "Vpc" {
@@ -86,7 +86,7 @@ fn refused(object: &Value, expected: &[&str]) {
     delete(cluster, &[kind, name]).unwrap();
 }
 
-/// An object that the API server itself must refuse, by a rule of the CRD.
+/// Asserts that the API server itself refuses an object, by a rule of the CRD.
 fn rejected(object: &Value, expected: &[&str]) {
     let error = apply(&tenants().cluster, std::slice::from_ref(object))
         .expect_err("the API server took it")
@@ -273,7 +273,7 @@ fn a_range_that_is_appended_serves_and_a_bad_one_harms_nobody() {
         pods[0].tcp(pods[1].address, crate::support::REACHED).unwrap(),
         pods[1].name
     );
-    // It can be taken back, as it never was in force; a good one is then in force beside the first.
+    // The range can be taken back, as it never was in force; a valid range is then in force beside the first.
     ranges(&["10.1.1.0/24", "10.1.7.0/24"]).unwrap();
     cluster
         .wait_for("the second range in force", Duration::from_secs(20), || {

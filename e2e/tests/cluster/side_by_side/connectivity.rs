@@ -1,4 +1,4 @@
-//! Who reaches whom, by TCP, UDP and ICMP.
+//! Connectivity between pods, by TCP, UDP and ICMP.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -25,7 +25,7 @@ fn red_and_blue_hold_equal_addresses_at_the_same_time() {
         addresses("red"),
         addresses("blue")
     );
-    // ... but never on one droplet, where kubelet knows nothing but an address.
+    // Pods with equal addresses are never on one droplet: kubelet there knows only an address.
     let mut holders = HashMap::new();
     for pod in &tenants.pods {
         let other = holders.insert((&pod.node, pod.address), &pod.name);

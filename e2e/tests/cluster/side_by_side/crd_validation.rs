@@ -8,7 +8,7 @@ use crate::actor::Actor;
 use crate::support::{delete, get};
 use crate::tenants::tenants;
 
-/// An object that breaks one rule, and what the API server must say.
+/// An object that breaks one rule, and the message that the API server must give.
 struct Case(Value, &'static str);
 
 fn object(kind: &str, name: &str, spec: Value) -> Value {
@@ -339,13 +339,13 @@ fn claims() -> Vec<Case> {
     ]
 }
 
-/// Objects that exist, with what can't be changed changed.
+/// Returns existing objects, each with a field changed that can't be changed.
 fn changes() -> Vec<Case> {
     let cluster = &tenants().cluster;
     let changed = |kind: &str, name: &str, field: &str, value: Value| {
         let mut object = get(cluster, &[kind, name, "-n", "red"]).unwrap();
         object["spec"][field] = value;
-        // The operator may write it meanwhile.
+        // The operator may write the object meanwhile.
         object["metadata"]
             .as_object_mut()
             .unwrap()
@@ -402,7 +402,7 @@ fn changes() -> Vec<Case> {
     ]
 }
 
-/// One request of kubectl for all; it answers with a line for each.
+/// Sends one request of kubectl for all objects; kubectl prints a line for each.
 fn refusals(verb: &str, cases: &[Case]) -> Vec<String> {
     let admin = Actor::administrator(&tenants().cluster).unwrap();
     let stream: Vec<String> = cases.iter().map(|case| case.0.to_string()).collect();
@@ -463,7 +463,7 @@ fn every_rule_refuses_what_breaks_it_and_says_what_to_do() {
                 line.contains(expected),
                 "{object} is refused, but {line:?} does not say {expected:?}"
             );
-            // A rule that can't be judged is no message.
+            // A rule that can't be evaluated gives no proper message.
             assert!(!line.contains("no such"), "{line}");
             said.push_str(line);
         }
@@ -475,7 +475,7 @@ fn every_rule_refuses_what_breaks_it_and_says_what_to_do() {
     );
 }
 
-/// The messages of all rules that the API server has for our kinds.
+/// Returns the messages of all rules that the API server has for our kinds.
 fn rules() -> BTreeSet<String> {
     fn walk(value: &Value, found: &mut BTreeSet<String>) {
         match value {

@@ -12,13 +12,13 @@ use crate::support::{NOT_REACHED, PORT, Pod, apply, delete, get, lock, netexec_m
 use crate::tenants::{SELECTOR, tenants};
 
 const SOON: Duration = Duration::from_secs(30);
-/// A resolver's patience, on a machine that does much else.
+/// The patience of a resolver, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(4);
 const DNS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 10)), 53);
 const MANIFEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/dns/coredns.yaml");
 const NXDOMAIN: u8 = 3;
 
-/// Until this is dropped.
+/// CoreDNS, which runs until this is dropped.
 struct CoreDns<'a>(&'a Cluster);
 
 impl<'a> CoreDns<'a> {
@@ -46,7 +46,7 @@ impl Drop for CoreDns<'_> {
     }
 }
 
-/// A query for the IPv4 addresses of a name (RFC 1035).
+/// Returns a query for the IPv4 addresses of a name (RFC 1035).
 fn query(name: &str) -> Vec<u8> {
     let mut message = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.') {
@@ -57,7 +57,7 @@ fn query(name: &str) -> Vec<u8> {
     message
 }
 
-/// Its response code, and the addresses in it.
+/// Returns an answer's response code, and the addresses in it.
 fn read(answer: &[u8], asked: usize) -> Result<(u8, Vec<Ipv4Addr>)> {
     ensure!(
         answer.len() >= asked && answer[..2] == [0x12, 0x34],
@@ -177,7 +177,7 @@ fn dns_resolves_only_names_of_own_vpc_and_shared_services() {
                 assert_eq!((code, found), (NXDOMAIN, vec![]), "{hidden} for {}", pod.name);
             }
         }
-        // By the resolver that every pod has, with nothing in its spec.
+        // The pod uses the resolver that every pod has, with nothing in its spec.
         let target = format!("names.{own}:{PORT}");
         let arguments = [
             "exec",

@@ -1,5 +1,5 @@
-//! Networks with an IPv6 range: two addresses for every new pod, both of which work within the VPC and from the pod's
-//! node, and neither from another VPC that has the same ones.
+//! Networks with an IPv6 range: two addresses for every new pod. Both work within the VPC and from the pod's node.
+//! Neither works from another VPC that has the same addresses.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::support::{
 use crate::tenant::{Tenant, manifests};
 use crate::tenants::tenants;
 
-/// The addresses in the status of the pod's Endpoint, IPv4 first.
+/// Returns the addresses in the status of the pod's Endpoint, IPv4 first.
 fn addresses(cluster: &Cluster, pod: &Pod) -> Vec<IpAddr> {
     let endpoints = get(cluster, &["endpoints.thuban.dev", "-n", &pod.namespace]).unwrap();
     let own = endpoints["items"]
@@ -29,7 +29,7 @@ fn addresses(cluster: &Cluster, pod: &Pod) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Names of the claims of a pod's endpoint.
+/// Returns the names of the claims of a pod's endpoint.
 fn claims(cluster: &Cluster, pod: &Pod) -> Vec<String> {
     let claims = get(cluster, &["ipclaims.thuban.dev"]).unwrap();
     let prefix = format!("{}-", pod.name);
@@ -62,7 +62,7 @@ fn dual_stack_pods_use_both_addresses_only_in_their_vpc() {
         netexec_manifest("dual", "second", &nodes[1], None),
         netexec_manifest("twin", "other", &nodes[2], None),
     ];
-    // One after the other: the lowest free address goes to each.
+    // The pods are made one after the other: each gets the lowest free address.
     let pods = manifests.map(|manifest| {
         apply(cluster, std::slice::from_ref(&manifest)).unwrap();
         let field = |name: &str| manifest["metadata"][name].as_str().unwrap().to_owned();
@@ -98,7 +98,7 @@ fn dual_stack_pods_use_both_addresses_only_in_their_vpc() {
             "its VPC's {address}"
         );
     }
-    // As kubelet's probes do, from each node to its own pod.
+    // Kubelet's probes do the same, from each node to its own pod.
     for pod in &pods {
         for address in of(pod) {
             let answer = cluster.in_node(&pod.node, || http_hostname(address, REACHED));
@@ -111,7 +111,7 @@ fn dual_stack_pods_use_both_addresses_only_in_their_vpc() {
             assert!(answer.is_err() || reached_itself, "{}: {answer:?}", stranger.node);
         }
     }
-    // Nothing that a router on the link could say is listened to.
+    // The pod ignores everything that a router on the link could say.
     let conf = first.command(&["ip", "-6", "route", "show", "default"]).unwrap();
     assert!(conf.contains("via fe80::5468:7562:6101 dev eth0"), "{conf}");
 

@@ -1,4 +1,5 @@
-//! What pods reach beside their VPC: the API server by its ClusterIP, and outside addresses in their node's name.
+//! The destinations of pods beside their VPC: the API server by its ClusterIP, and outside addresses in their node's
+//! name.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -14,11 +15,11 @@ use crate::support::{
 use crate::tenants::tenants;
 
 const SOON: Duration = Duration::from_secs(20);
-/// No range of anybody; the test gives it to a node.
+/// An address in no range of any VPC; the test gives it to a node.
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 const PORT: u16 = 7070;
 
-/// What the API server says to the pod's own account, by its ordinary address.
+/// Returns the API server's answer to the pod's own account, by its usual address.
 fn asks_server(cluster: &Cluster, pod: &Pod, patience: Duration) -> Result<String> {
     let token = cluster.kubectl(&["create", "token", "-n", &pod.namespace, "default"])?;
     let server = cluster.kubectl(&["get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}"])?;
@@ -61,7 +62,7 @@ fn pods_of_every_vpc_use_their_account_at_the_api_server() {
     let kubernetes = kubernetes.unwrap();
     assert_eq!(kubernetes["status"]["backends"], 1);
     assert_eq!(condition(kubernetes, "Ready").unwrap()["status"], "True");
-    // Another port of the same address, and the server's own address.
+    // The first is another port of the same address, the second is the server's own address.
     let gateway = cluster.gateway();
     let service = "10.96.0.1".parse().unwrap();
     let port = cluster.instance().api_port();
@@ -69,7 +70,7 @@ fn pods_of_every_vpc_use_their_account_at_the_api_server() {
     assert!(connects(red, gateway, port).is_err(), "nodes and underlay");
     assert!(connects(&own, gateway, port).is_ok(), "of the VPC of nodes");
 
-    // A VPC that shares nothing.
+    // The VPC shares nothing.
     patch_vpc(cluster, "red", &json!({"sharedServices": []})).unwrap();
     let result = cluster.wait_for("no API server for red", SOON, || {
         Ok(asks_server(cluster, red, NOT_REACHED).is_err())
@@ -89,7 +90,7 @@ fn connects(pod: &Pod, address: Ipv4Addr, port: u16) -> Result<TcpStream> {
     pod.inside(move || Ok(TcpStream::connect_timeout(&address, NOT_REACHED * 2)?))
 }
 
-/// An address outside on one node, and the way there on another, until this is dropped.
+/// An address outside on one node, and the route to it on another, until this is dropped.
 struct Outside<'a> {
     cluster: &'a Cluster,
     server: &'static str,
@@ -122,7 +123,7 @@ impl Drop for Outside<'_> {
     }
 }
 
-/// Who the server outside sees, when the pod asks it.
+/// Returns the client address that the server outside sees when the pod asks it.
 fn seen_as(pod: &Pod) -> Result<IpAddr> {
     let mut stream = connects(pod, OUTSIDE, PORT)?;
     stream.set_read_timeout(Some(REACHED))?;
@@ -161,7 +162,7 @@ fn a_vpc_that_may_reaches_outside_in_its_nodes_name() {
         ensure!(seen_as(&red).is_err(), "red may not");
         let kubelet = cluster.node_address("node-c")?;
         ensure!(connects(&blue, kubelet, 10250).is_err(), "a node");
-        // Its own VPC is as it was.
+        // The pod's own VPC is unchanged.
         for other in tenants.vpc("blue") {
             ensure!(blue.tcp(other.address, REACHED)? == other.name);
         }

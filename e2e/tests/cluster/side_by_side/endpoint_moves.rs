@@ -1,4 +1,5 @@
-//! Addresses of one's choice: an Endpoint that outlives its pods and moves with them, and pods that ask by annotation.
+//! Addresses that users choose: an Endpoint that outlives its pods and moves with them, and pods that ask by
+//! annotation.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use crate::tenants::tenants;
 
 const MAC: &str = "ac:de:48:00:11:22";
 
-/// VPC, network and namespace `nomads`, where addresses may be asked for.
+/// Makes VPC, network and namespace `nomads`, where addresses may be asked for.
 fn nomads(cluster: &Cluster) -> Tenant<'_> {
     let mut objects = manifests("nomads", &["10.21.0.0/16"], &["10.21.1.0/24"]);
     objects[1]["spec"]["allowStaticIPs"] = true.into();
@@ -79,7 +80,7 @@ fn endpoint_keeps_address_and_mac_when_its_pod_moves() {
         back.saturating_sub(gone),
         tally.lost.len()
     );
-    // Those that wait for their answer as the pod goes are lost with it.
+    // Requests that wait for their answer when the pod goes are lost with it.
     let margin = Duration::from_secs(2);
     let strays: Vec<_> = tally
         .lost
@@ -96,7 +97,7 @@ fn endpoint_keeps_address_and_mac_when_its_pod_moves() {
             Ok(status["previousDroplet"].is_null() && status["droplet"] == "node-c")
         })
         .unwrap();
-    // Without a pod it keeps its address.
+    // Without a pod the Endpoint keeps its address.
     delete(cluster, &["pod", "-n", "nomads", "db-2"]).unwrap();
     assert_eq!(
         endpoint(cluster, "db")["status"]["addresses"],

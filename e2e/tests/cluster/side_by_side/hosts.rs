@@ -1,5 +1,5 @@
-//! Nodes' own endpoints: every node reaches pods and Services of the default VPC on every node, and nothing of a tenant's;
-//! Services are reached by way of nodes, and from other VPCs if those share them.
+//! Nodes' own endpoints: every node reaches pods and Services of the default VPC on every node, and nothing of a
+//! tenant's. Services are reached by way of nodes, and from other VPCs if those share them.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -80,7 +80,7 @@ impl Drop for Echo<'_> {
     }
 }
 
-/// What the server says of itself when the node asks it.
+/// Returns the server's name for itself when the node asks it.
 fn asked(
     cluster: &Cluster,
     node: &str,
@@ -113,7 +113,7 @@ fn nodes_reach_default_vpc_pods_and_services_but_no_tenants() {
             let is_own = |name: &String| {
                 let own = tenants.vpc("blue");
                 let green = tenants.vpc("green");
-                // An address that a tenant of this very node has as well.
+                // A tenant of this very node has the same address.
                 own.iter()
                     .chain(&green)
                     .any(|own| own.node == *node && own.name == *name)
@@ -125,7 +125,7 @@ fn nodes_reach_default_vpc_pods_and_services_but_no_tenants() {
             );
         }
     }
-    // Pods reach nodes' endpoints as they reach any member; other VPCs don't.
+    // Pods reach nodes' endpoints as they reach any member; pods of other VPCs don't.
     let endpoint = get(cluster, &["endpoints.thuban.dev", "-n", SYSTEM, &nodes[1]]).unwrap();
     let address: Ipv4Addr = endpoint["status"]["addresses"][0]
         .as_str()
@@ -146,7 +146,7 @@ fn node_ports_lead_to_a_service_from_every_node_and_from_pods() {
     let nodes = cluster.nodes().unwrap();
     for node in &nodes {
         let at = cluster.node_address(node).unwrap();
-        // From outside of the cluster's nodes, as this process is, from nodes, and from pods.
+        // The clients are outside the cluster's nodes (this process), on nodes, and in pods.
         cluster
             .wait_for("the node port from outside", SOON, || {
                 Ok(http_hostname_at((at, port), REACHED).is_ok_and(|name| name.starts_with("echo-")))
@@ -187,7 +187,7 @@ fn vpc_reaches_default_vpc_service_only_while_sharing_it() {
         })?;
         let name = ask(pod, REACHED)?;
         anyhow::ensure!(name.starts_with("echo-"), "{name}");
-        // The Service, not what is behind it.
+        // Only the Service is reached, not its backends.
         anyhow::ensure!(
             pod.inside(|| http_hostname_at((echo.pods[0].address, PORT), NOT_REACHED))
                 .is_err(),

@@ -1,4 +1,4 @@
-//! What a malicious tenant or underlay host tries. Every attack has its positive control: the same packet without
+//! The attacks of a malicious tenant or underlay host. Every attack has its positive control: the same packet without
 //! the lie arrives, so that silence proves the defence and not a broken test.
 
 use std::net::Ipv4Addr;
@@ -215,7 +215,7 @@ fn geneve_from_an_underlay_host_that_is_no_droplet_is_dropped() {
             "Geneve of a stranger was delivered to {}",
             receiver.name
         );
-        // A droplet's address is forged as well; the inner source lives elsewhere than that droplet.
+        // The droplet's address is forged as well; the inner source does not live on that droplet.
         let third = pods
             .iter()
             .find(|pod| pod.node != receiver.node && pod.node != sender.node)

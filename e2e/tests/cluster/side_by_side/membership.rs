@@ -1,4 +1,4 @@
-//! Membership that changes: a namespace that is admitted no longer, and a network that is made again in another VPC.
+//! Membership that changes: a namespace that is no longer admitted, and a network that is made again in another VPC.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::support::{
 };
 use crate::tenants::tenants;
 
-/// A pod that takes the Endpoint `kept`.
+/// Returns a pod that takes the Endpoint `kept`.
 fn guest(name: &str) -> serde_json::Value {
     let mut pod = netexec_manifest("guests", name, "node-b", None);
     pod["metadata"]["annotations"]["thuban.dev/endpoint"] = "kept".into();
@@ -30,7 +30,7 @@ fn wait_accepted(cluster: &Cluster, status: &str, reason: &str) {
         .unwrap();
 }
 
-/// Takes away what [`revoked_namespace_keeps_pods_and_adds_none_by_endpoint`] makes, if it is there.
+/// Removes the objects that [`revoked_namespace_keeps_pods_and_adds_none_by_endpoint`] makes, if they exist.
 fn remove_guests(cluster: &Cluster) {
     for arguments in [
         ["namespace", "guests"],
@@ -44,7 +44,7 @@ fn remove_guests(cluster: &Cluster) {
 #[test]
 fn revoked_namespace_keeps_pods_and_adds_none_by_endpoint() {
     let cluster = &tenants().cluster;
-    // Of a run that ended before its end.
+    // A run that was cut short may have left some.
     remove_guests(cluster);
     let endpoint = json!({
         "apiVersion": "thuban.dev/v1alpha1", "kind": "Endpoint",
@@ -70,7 +70,7 @@ fn revoked_namespace_keeps_pods_and_adds_none_by_endpoint() {
     );
     delete(cluster, &["pod", "-n", "guests", "early"]).unwrap();
     apply(cluster, &[guest("late")]).unwrap();
-    // Long enough for an ADD that is served.
+    // This is long enough for an ADD that succeeds.
     std::thread::sleep(Duration::from_secs(5));
     let late = get(cluster, &["pod", "-n", "guests", "late"]).unwrap();
     assert!(late["spec"]["nodeName"].is_string(), "not even bound: {late}");

@@ -1,4 +1,4 @@
-//! What operator and transitd say about themselves: metrics, and probes.
+//! The metrics and probes of operator and transitd.
 
 use crate::scrape::{http, metrics, of_node, replicas};
 use crate::support::REACHED;

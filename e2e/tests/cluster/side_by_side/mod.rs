@@ -1,4 +1,4 @@
-//! Tests that disturb nobody: they make objects of their own, or lock what they change.
+//! Tests that disturb nobody: they make objects of their own, or lock the objects that they change.
 
 mod admission;
 mod connectivity;

@@ -1,6 +1,6 @@
-//! Two VPCs that are as equal as two can be: the same ranges, a client at the same address that asks from the same ports, a
-//! Service each, at the same address of their own, with backends at the same addresses, some of which pass from one VPC to the other and back on their node. No
-//! answer may ever come from the other VPC.
+//! Two VPCs that are as equal as possible. They have the same ranges, a client at the same address that asks from the
+//! same ports, and a Service each at the same address. The Services have backends at the same addresses, some of which
+//! pass from one VPC to the other and back on their node. No answer may ever come from the other VPC.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -22,21 +22,21 @@ use crate::tenants::tenants;
 
 const TWINS: [&str; 2] = ["castor", "pollux"];
 const NODES: [&str; 3] = ["node-a", "node-b", "node-c"];
-/// Answers to get, of both VPCs together; `THUBAN_E2E_REQUESTS` says another number.
+/// The number of answers to get, of both VPCs together; `THUBAN_E2E_REQUESTS` sets another one.
 const REQUESTS: u64 = 30_000;
-/// How often at least each address that passes is somebody's: one VPC's, the other's, the first one's again.
+/// The least number of turns of each passing address: it belongs to one VPC, to the other, to the first one again.
 const TURNS: usize = 3;
 const LATEST: Duration = Duration::from_secs(90);
 const BACKEND: &str = "backend";
-/// Of the Service of each.
+/// The address of each VPC's Service.
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 77, 1, 50);
 
-/// `last` byte of its address.
+/// Returns a pod; `last` is the last byte of its address.
 fn pod(vpc: &str, name: &str, node: &str, last: usize) -> Value {
     let mut pod = netexec_manifest(vpc, name, node, None);
     pod["metadata"]["annotations"]["thuban.dev/ip"] = json!(address(last));
     pod["metadata"]["labels"] = json!({"app": BACKEND});
-    // Deleted means gone from its node.
+    // A deleted pod must be gone from its node.
     pod["spec"]["terminationGracePeriodSeconds"] = json!(1);
     pod
 }
@@ -51,7 +51,7 @@ fn client(vpc: usize) -> Value {
     client
 }
 
-/// One on each node; where castor's first address is, pollux has its third.
+/// Returns one pod on each node. Where castor has its first address, pollux has its third.
 fn steady(vpc: usize) -> Vec<Value> {
     let one = |number: usize| {
         let name = format!("{}-steady-{number}", TWINS[vpc]);
@@ -60,7 +60,7 @@ fn steady(vpc: usize) -> Vec<Value> {
     (0..3).map(one).collect()
 }
 
-/// Whose the passing addresses are at a turn: name and VPC of each pod, and its manifest.
+/// Returns the owners of the passing addresses at a turn: name and VPC of each pod, and its manifest.
 fn passing(turn: usize) -> Vec<(usize, String, Value)> {
     let one = |slot: usize| {
         let vpc = (slot + turn) % 2;
@@ -97,7 +97,7 @@ fn make(cluster: &Cluster) -> Vec<Pod> {
         .to_vec()
 }
 
-/// Nobody has claimed the address in the VPC.
+/// Waits until nobody has claimed the address in the VPC.
 fn wait_free(cluster: &Cluster, vpc: &str, last: usize) -> Result<()> {
     let name = format!("{vpc}.{}", address(last));
     cluster.wait_for(&format!("{name} is free"), LATEST, || {
@@ -107,7 +107,7 @@ fn wait_free(cluster: &Cluster, vpc: &str, last: usize) -> Result<()> {
     })
 }
 
-/// How often each name has answered in a VPC, over the senders there.
+/// Returns how often each name has answered in a VPC, over the senders there.
 fn answers(tallies: &[Mutex<Tally>], vpc: usize) -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for tally in tallies.iter().skip(vpc).step_by(TWINS.len()) {
@@ -122,7 +122,7 @@ fn answered(tallies: &[Mutex<Tally>]) -> u64 {
     tallies.iter().map(|tally| tally.lock().unwrap().answered()).sum()
 }
 
-/// Gives the passing addresses to the next ones, and waits until these have answered.
+/// Gives the passing addresses to the next pods, and waits until these have answered.
 fn turn(cluster: &Cluster, turn: usize, tallies: &[Mutex<Tally>]) -> Result<()> {
     let pods = passing(turn);
     for (slot, (vpc, ..)) in pods.iter().enumerate() {
@@ -167,7 +167,7 @@ fn services_of_overlapping_vpcs_never_mix_as_addresses_move() {
             },
         );
     }
-    // Of each way one sender in each VPC.
+    // There is one sender of each way in each VPC.
     let datagrams = [20_000..35_000, 35_000..50_000, 50_000..65_000].map(Way::UdpFrom);
     let loads: Vec<Load> = [Way::Tcp]
         .into_iter()

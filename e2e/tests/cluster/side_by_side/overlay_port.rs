@@ -1,5 +1,5 @@
-//! UDP port 6081 of nodes is the overlay's: who may write Services and EndpointSlices in one namespace of the VPC `default`
-//! gets no packet into another VPC by it.
+//! UDP port 6081 of nodes is the overlay's: a user who may write Services and EndpointSlices in one namespace of the
+//! VPC `default` can't use it to send a packet into another VPC.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::support::{apply, condition, delete, get, netexec_manifest, running};
 use crate::tenants::tenants;
 
 const SOON: Duration = Duration::from_secs(30);
-/// Nobody's.
+/// An address of nobody.
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 66);
-/// Of a node, where the test listens itself.
+/// A port of a node, where the test itself listens.
 const CONTROL: u16 = 7777;
-/// What an IPv4 and a UDP header take.
+/// The size of an IPv4 and a UDP header.
 const OUTER: usize = 28;
 
-/// What the test made in `default`, until this is dropped.
+/// The objects that the test made in `default`, until this is dropped.
 struct Made<'a> {
     cluster: &'a Cluster,
     node: &'a str,
@@ -132,7 +132,7 @@ fn service_with_nodes_overlay_port_backend_enters_no_vpc() {
     );
     let vpc = get(cluster, &["vpc", "red"]).unwrap();
     let vni = u32::try_from(vpc["status"]["vni"].as_u64().unwrap()).unwrap();
-    // In the name of a pod that lives where the relay would be.
+    // The source is a pod that lives where the relay would be.
     let inner = udp_packet(neighbour.address, victim.address, 9100, b"relayed");
     let geneve = geneve_packet(here, there, vni, &inner);
     let intruder = Intruder::new(cluster).unwrap();

@@ -1,4 +1,4 @@
-//! By which way packets go: first by a bouncer or divider, later direct; seen on the wire and in the counters.
+//! The ways that packets take: first by a bouncer or divider, later direct; seen on the wire and in the counters.
 
 use std::io::{BufRead, BufReader};
 use std::net::Ipv4Addr;
@@ -12,7 +12,7 @@ use crate::packets::{Captured, read_capture};
 use crate::support::{Pod, REACHED, apply, delete, get, netexec_manifest, running};
 use crate::tenants::tenants;
 
-/// Geneve frames on the cluster's bridge while `work` runs.
+/// Returns the Geneve frames on the cluster's bridge while `work` runs.
 fn capture(cluster: &Cluster, work: impl FnOnce()) -> Result<Vec<Captured>> {
     let file = std::env::temp_dir().join(format!("thuban-capture-{}.pcap", std::process::id()));
     let mut tcpdump = Command::new("tcpdump")
@@ -21,7 +21,7 @@ fn capture(cluster: &Cluster, work: impl FnOnce()) -> Result<Vec<Captured>> {
         .args(["udp", "port", "6081"])
         .stderr(Stdio::piped())
         .spawn()?;
-    // It says so when it captures. The pipe stays open, for it may say more.
+    // tcpdump prints a line when it captures. The pipe stays open, because it may print more.
     let mut said = BufReader::new(tcpdump.stderr.take().context("tcpdump has no stderr")?);
     let mut line = String::new();
     while !line.contains("listening on") {
@@ -37,7 +37,7 @@ fn capture(cluster: &Cluster, work: impl FnOnce()) -> Result<Vec<Captured>> {
     Ok(frames)
 }
 
-/// Geneve frames while a pod pings another one 20 times.
+/// Returns the Geneve frames while a pod pings another one 20 times.
 fn capture_pings(client: &Pod, server: &Pod) -> Vec<Captured> {
     let pings = || {
         for _ in 0..20 {
@@ -54,7 +54,7 @@ fn nodes_but(one: &str) -> Vec<String> {
     nodes
 }
 
-/// Two new pods, so that nothing about their addresses is known to any agent yet.
+/// Makes two new pods, so that no agent knows anything about their addresses yet.
 fn fresh_pair(first: (&str, &str), second: (&str, &str)) -> (Pod, Pod) {
     let cluster = &tenants().cluster;
     let manifests = [first, second].map(|(network, node)| {
@@ -71,7 +71,7 @@ fn drop_pair(pair: &(Pod, Pod)) {
     delete(cluster, &["pod", "-n", "red", &pair.0.name, &pair.1.name]).unwrap();
 }
 
-/// The node that carries a role object.
+/// Returns the node that carries a role object.
 fn role_node(kind: &str, name: &str) -> String {
     get(&tenants().cluster, &[kind, name]).unwrap()["spec"]["droplet"]
         .as_str()

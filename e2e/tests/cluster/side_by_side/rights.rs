@@ -130,14 +130,14 @@ fn administrator_cannot_write_roles_claims_or_statuses() {
         answer,
         &["spec of Bouncers is written by the operator alone"],
     );
-    // Repair: metadata, and deletion.
+    // A repair may change metadata, and delete.
     admin
         .kubectl(&["label", "--dry-run=server", "bouncer", "red-web-b0", "a=b"])
         .unwrap();
     admin
         .kubectl(&["delete", "--dry-run=server", "bouncer", "red-web-b0"])
         .unwrap();
-    // Not claims: what somebody has would be given to another.
+    // Claims can't be repaired: an address in use would be given to another pod.
     for kind in ["ipclaims.thuban.dev", "vniclaims.thuban.dev"] {
         let claims = get(cluster, &[kind]).unwrap();
         let name = claims["items"][0]["metadata"]["name"].as_str().unwrap();
@@ -159,7 +159,7 @@ fn administrator_cannot_write_roles_claims_or_statuses() {
             let object = get(cluster, &[object]).unwrap();
             admin.write("replace", &object, &["--subresource=status"])
         };
-        // Whose status the operator has written in between says nothing.
+        // A conflict proves nothing: the operator has written the status in between.
         let is_conflict = |answer: &Result<String>| {
             let error = answer.as_ref().err();
             error.is_some_and(|error| error.to_string().contains("Conflict"))
@@ -172,17 +172,17 @@ fn administrator_cannot_write_roles_claims_or_statuses() {
             &["status of", "is written by the operator alone"],
         );
     }
-    // In the operator's name, as docs/guide/access.md says.
+    // The request is in the operator's name, as docs/guide/access.md says.
     let operator = "--as=system:serviceaccount:thuban-system:thuban-operator";
     admin.write("replace", &moved, &[operator]).unwrap();
 }
 
-/// A tenant with the role `edit` in its namespace.
+/// Makes a tenant with the role `edit` in its namespace.
 fn editor(cluster: &Cluster, namespace: &str) -> Actor {
     bound(cluster, namespace, "editor", "edit")
 }
 
-/// A ServiceAccount with a role in its namespace alone.
+/// Makes a ServiceAccount with a role in its namespace alone.
 fn bound(cluster: &Cluster, namespace: &str, name: &str, role: &str) -> Actor {
     let ignore = |arguments: &[&str]| {
         if let Err(error) = cluster.kubectl(arguments) {
@@ -247,14 +247,14 @@ fn who_rules_a_namespace_takes_no_finalizer_of_its_endpoints() {
     ruler.is_refused("replace it without", answer, &["thuban.dev/rows"]);
     let answer = patch(&ruler, &json!({"spec": {"droplet": "node-z"}}));
     ruler.is_refused("move it", answer, &["immutable"]);
-    // All else of its metadata is the namespace's, a finalizer beside the operator's too.
+    // Everything else of its metadata is the namespace owner's, also a finalizer beside the operator's.
     for allowed in [
         json!({"metadata": {"labels": {"a": "b"}}}),
         json!({"metadata": {"finalizers": ["thuban.dev/rows", "example.com/stay"]}}),
     ] {
         patch(&ruler, &allowed).unwrap();
     }
-    // Who rules the cluster repairs.
+    // The cluster's administrator repairs it.
     patch(&admin, &json!({"metadata": {"finalizers": null}})).unwrap();
 }
 
@@ -305,7 +305,7 @@ fn tenant_editor_sees_reason_and_enters_no_disallowed_vpc() {
     tenant
         .kubectl(&["describe", "endpoints.thuban.dev", "-n", "red", &name])
         .unwrap();
-    // What guards the address of an endpoint is not the tenant's to write.
+    // The tenant may not write the objects that guard an endpoint's address.
     for arguments in [
         &["label", "endpoints.thuban.dev", "-n", "red", &name, "a=b"][..],
         &[

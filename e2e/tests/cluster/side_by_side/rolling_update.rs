@@ -1,5 +1,5 @@
-//! A Deployment behind a Service is rolled over under load. Its pods end gracefully: they serve on for a while after they are
-//! told to end, so nobody may notice.
+//! A Deployment behind a Service is rolled over under load. Its pods end gracefully: they serve on for a while after
+//! they are told to end, so that no client notices.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,8 @@ use crate::tenants::tenants;
 const NAME: &str = "rolling";
 const REPLICAS: u64 = 4;
 const ROLLOUTS: usize = 2;
-/// How long a pod serves on, seconds: until everybody sends elsewhere, and a request that was under way is answered.
+/// How long a pod still serves, in seconds: until all clients send elsewhere, and a request that was under way is
+/// answered.
 const GRACE: u64 = 6;
 
 fn deployment() -> Value {
@@ -61,7 +62,7 @@ fn graceful_rolling_update_fails_no_request() {
     let loads: Vec<Load> = clients
         .iter()
         .flat_map(|pod| {
-            // 1,000 ports: each is used again while backends come and go.
+            // There are 1,000 ports: each is used again while backends come and go.
             let ways = [
                 (Way::Tcp, 4),
                 (Way::UdpFrom(20_000..21_000), 4),
@@ -70,7 +71,8 @@ fn graceful_rolling_update_fails_no_request() {
             ways.map(|(way, pause)| load(pod, way, pause))
         })
         .collect();
-    // The first flows of a droplet are decided by their answers and lose a backend some seconds later: they end before.
+    // The first flows of a droplet are decided by their answers and lose a backend some seconds later: they must end
+    // before.
     for pod in &clients {
         pod.udp(address, REACHED).unwrap();
     }
@@ -80,7 +82,7 @@ fn graceful_rolling_update_fails_no_request() {
         for _ in 0..ROLLOUTS {
             roll(cluster, &["restart"])?;
             roll(cluster, &["status", "--timeout=180s"])?;
-            // The last ones end.
+            // The last requests end.
             std::thread::sleep(Duration::from_secs(GRACE + 4));
         }
         Ok(())

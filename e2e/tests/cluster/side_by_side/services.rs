@@ -1,4 +1,4 @@
-//! Services: each VPC has its own, whose addresses stand for pods of that VPC alone, wherever these run.
+//! Services: each VPC has its own. Their addresses stand for pods of that VPC alone, wherever these run.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -23,7 +23,7 @@ fn names(pods: &[&Pod]) -> BTreeSet<String> {
     pods.iter().map(|pod| pod.name.clone()).collect()
 }
 
-/// Everybody who answers at an address, until all of `expected` have.
+/// Returns everybody who answers at an address, until all of `expected` have.
 fn answering(pod: &Pod, address: Ipv4Addr, expected: usize) -> BTreeSet<String> {
     let mut answered = BTreeSet::new();
     let end = Instant::now() + SOON;
@@ -119,7 +119,7 @@ fn service_refuses_connections_until_it_has_backends() {
     }
 }
 
-/// Warnings on the Service with this reason.
+/// Returns the warnings on the Service with this reason.
 fn warnings(cluster: &Cluster, service: &str, reason: &str) -> Result<Vec<String>> {
     let selector =
         format!("--field-selector=involvedObject.kind=Service,involvedObject.name={service},reason={reason}");
@@ -135,7 +135,7 @@ fn a_scaled_endpoint_follows_its_service_and_tells_why_it_waits() {
     let mut service = manifest("red", "nomad", &json!({SELECTOR.0: SELECTOR.1}));
     service["metadata"]["annotations"]["thuban.dev/network"] = json!("blue-web");
     let address = made(cluster, &service).unwrap();
-    // As a pod that names a network of another's VPC.
+    // The Endpoint is refused, like a pod that names a network of another VPC.
     let refused = wait_endpoint(cluster, "red", "nomad", "refused", |endpoint| {
         condition(endpoint, "Accepted").is_some_and(|accepted| accepted["status"] == "False")
     });
@@ -157,7 +157,7 @@ fn a_scaled_endpoint_follows_its_service_and_tells_why_it_waits() {
     let client = tenants.network("red-web")[0];
     client.reaches_nothing_at(address);
     tenants.network("blue-web")[0].reaches_nothing_at(address);
-    // It names one that admits it.
+    // The Service names a network that admits it.
     service["metadata"]["annotations"]["thuban.dev/network"] = json!("red-db");
     apply(cluster, &[service]).unwrap();
     let count = tenants.vpc("red").len() as u64;
@@ -167,7 +167,7 @@ fn a_scaled_endpoint_follows_its_service_and_tells_why_it_waits() {
     let name = format!("nomad-{}", &uid[..8]);
     assert_eq!(served["metadata"]["name"], name);
     client.tcp(address, REACHED).unwrap();
-    // Somebody deletes it under the Service.
+    // Somebody deletes the Endpoint while the Service exists.
     cluster
         .kubectl(&[
             "delete",

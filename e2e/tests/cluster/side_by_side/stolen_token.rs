@@ -58,7 +58,7 @@ fn stream_requires_transitd_token_for_operator_audience() {
     assert_eq!(status.code(), Code::Unauthenticated, "{status}");
     let status = refusal(&lease, Some("not.a.token"), NODE);
     assert_eq!(status.code(), Code::Unauthenticated, "{status}");
-    // That of the API server, of the same pod.
+    // The token is the one for the API server, of the same pod.
     let token = token_of_node(cluster, NODE, "api").unwrap();
     let status = refusal(&lease, Some(&token), NODE);
     assert_eq!(status.code(), Code::Unauthenticated, "{status}");
@@ -71,7 +71,7 @@ fn stream_requires_transitd_token_for_operator_audience() {
             .collect();
         cluster.kubectl(&arguments).unwrap()
     };
-    // The right ServiceAccount, but of no pod; of a node alone; and another's.
+    // The tokens: of the right ServiceAccount but of no pod, of a node alone, and of another account.
     for (arguments, word) in [
         (&["-n", "thuban-system", "transitd"][..], "not bound to a pod"),
         (

@@ -1,5 +1,5 @@
-//! Traffic that stays on its node, addresses that a Service's user chose, and ports of nodes: what Services and pods ask for
-//! besides an address.
+//! Traffic that stays on its node, addresses that a Service's user chose, and ports of nodes: the requests of Services
+//! and pods besides an address.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -17,14 +17,14 @@ use crate::support::{
 use crate::tenants::tenants;
 
 const SOON: Duration = Duration::from_secs(30);
-/// In the range that the test's cluster allows, see `xtask`.
+/// An address in the range that the test's cluster allows, see `xtask`.
 const EXTERNAL: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
 
 /// Objects of one namespace that are deleted when this is dropped.
 struct Made<'a> {
     cluster: &'a Cluster,
     namespace: &'a str,
-    /// kind, name
+    /// Kind and name.
     objects: Vec<(String, String)>,
 }
 
@@ -45,7 +45,7 @@ impl<'a> Made<'a> {
         Ok(())
     }
 
-    /// A server on a node, with this label.
+    /// Makes a server on a node, with this label.
     fn server(&mut self, name: &str, node: &str, label: &str) -> Result<Pod> {
         let mut pod = netexec_manifest(self.namespace, name, node, None);
         pod["metadata"]["labels"] = json!({"app": label});
@@ -80,7 +80,7 @@ fn address(service: &Value) -> Ipv4Addr {
     service["spec"]["clusterIP"].as_str().unwrap().parse().unwrap()
 }
 
-/// The address that a server sees, without its port.
+/// Returns the client address that a server sees, without its port.
 fn client(at: (Ipv4Addr, u16)) -> Result<IpAddr> {
     let told = http_get(at, "/clientip", REACHED)?;
     let (address, _) = told.rsplit_once(':').context("address:port")?;
@@ -117,14 +117,14 @@ fn local_policy_reaches_own_node_pods_with_sender_address() {
         for _ in 0..5 {
             assert_eq!(http_hostname_at((at(node), port), REACHED).unwrap(), pod.name);
         }
-        // As this process is seen by nodes.
+        // Nodes see this process at the gateway's address.
         assert_eq!(client((at(node), port)).unwrap(), IpAddr::from(cluster.gateway()));
     }
     assert!(
         http_hostname_at((at(2), port), NOT_REACHED).is_err(),
         "nobody is there"
     );
-    // A node's own processes go on to any of them, unless pods don't either.
+    // A node's own processes reach any of them, unless pods don't either.
     let open = made
         .service(
             "open",
@@ -143,12 +143,12 @@ fn local_policy_reaches_own_node_pods_with_sender_address() {
         })
         .unwrap();
     assert!(http_hostname_at((at(2), own), NOT_REACHED).is_err());
-    // By the ClusterIP pods reach those of their own node.
+    // By the ClusterIP, pods reach the backends of their own node.
     for (pod, here) in clients.iter().zip([Some(&first), Some(&second), None]) {
         let got = pod.inside(|| http_hostname_at((address(&service), 80), NOT_REACHED));
         assert_eq!(got.ok(), here.map(|pod| pod.name.clone()), "from {}", pod.name);
     }
-    // Load balancers ask where to send.
+    // Load balancers ask here where to send.
     let health = u16::try_from(service["spec"]["healthCheckNodePort"].as_u64().unwrap()).unwrap();
     let told: Value = serde_json::from_str(&http_get((at(0), health), "/healthz", REACHED).unwrap()).unwrap();
     assert_eq!(told["localEndpoints"], 1, "{told}");
@@ -157,7 +157,7 @@ fn local_policy_reaches_own_node_pods_with_sender_address() {
         .to_string();
     assert!(none.contains("503"), "{none}");
 
-    // The second one goes, and another one comes where nobody was.
+    // The second server goes, and another one comes on a node without a server.
     delete(cluster, &["pod", "-n", "default", &second.name, "--now"]).unwrap();
     let third = made.server("kept-2", &nodes[2], "kept").unwrap();
     let follows = || {
@@ -184,7 +184,7 @@ fn a_tenants_node_port_leads_to_its_pods_from_every_node() {
     let service = made.service("open-to-all", &spec).unwrap();
     let port = port(&service);
     let ask = |node: &str| http_hostname_at((cluster.node_address(node).unwrap(), port), REACHED);
-    // Each node leads to each of them, and to nobody else.
+    // Each node leads to each of them, and to no other.
     let follows = |names: &[&str]| {
         let led = |node: &String| {
             let got = (0..8 * names.len())
@@ -200,7 +200,7 @@ fn a_tenants_node_port_leads_to_its_pods_from_every_node() {
     follows(&["open-1"]);
     let second = made.server("open-2", &nodes[2], "open-to-all").unwrap();
     follows(&["open-1", "open-2"]);
-    // A process of a node, too.
+    // A process of a node does so, too.
     let own = || http_hostname_at((cluster.node_address(&nodes[0]).unwrap(), port), REACHED);
     assert!([&first.name, &second.name].contains(&&cluster.in_node(&nodes[0], own).unwrap()));
     delete(cluster, &["pod", "-n", "red", "open-1", "--now"]).unwrap();
@@ -228,7 +228,7 @@ fn tenants_local_node_port_reaches_the_tenants_pods() {
         })
         .unwrap();
     assert!(http_hostname_at((at(0), port), NOT_REACHED).is_err());
-    // Not by its own address, and not for other tenants.
+    // The pod is not reached by its own address, and not by other tenants.
     assert!(
         cluster
             .in_node(&nodes[0], || http_hostname_at((pod.address, PORT), NOT_REACHED))

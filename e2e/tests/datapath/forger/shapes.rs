@@ -1,4 +1,4 @@
-//! Forms of a datagram other than the one in which droplets send Geneve: the node's stack would take each of them.
+//! Forms of a datagram other than the form in which droplets send Geneve: the node's stack would take each of them.
 
 use std::{
     cell::Cell,
@@ -14,22 +14,22 @@ const MORE: u16 = 0x2000;
 /// Another address of droplet 2.
 const SECOND: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 77);
 pub const SECOND6: Ipv6Addr = Ipv6Addr::new(0xfd00, 9, 0, 0, 0, 0, 0, 2);
-/// Of the forger.
+/// The IPv6 address of the forger.
 const FROM6: Ipv6Addr = Ipv6Addr::new(0xfd00, 9, 0, 0, 0, 0, 0, 0x77);
 
-/// From an outer source and a UDP header with payload to frames.
+/// A function that builds frames from an outer source and a UDP header with payload.
 type Build = Box<dyn Fn(Ipv4Addr, &[u8]) -> Vec<Vec<u8>>>;
 
 pub struct Shape {
     pub name: String,
     pub build: Build,
-    /// Transit itself drops it, and counts `bad_header`, once for each datagram.
+    /// Whether transit itself drops it, and counts `bad_header` once for each datagram.
     pub is_counted: bool,
-    /// A datagram of this shape for another port comes to the node's sockets.
+    /// Whether a datagram of this shape for another port reaches the node's sockets.
     pub comes_to_node: bool,
 }
 
-/// MACs of a frame from nobody.
+/// Returns a frame between MACs, the source's of nobody.
 fn ethernet(to: [u8; 6], kind: u16, packet: &[u8]) -> Vec<u8> {
     [&to[..], &[2, 9, 9, 9, 9, 9], &kind.to_be_bytes(), packet].concat()
 }
@@ -42,13 +42,13 @@ fn ipv4(from: Ipv4Addr, to: Ipv4Addr) -> Ipv4 {
     }
 }
 
-/// Fragments of two datagrams must not be taken for one's.
+/// Returns a new identification: fragments of two datagrams must not be taken for those of one.
 fn next_identification() -> u16 {
     thread_local!(static NEXT: Cell<u16> = const { Cell::new(1) });
     NEXT.with(|next| next.replace(next.get().wrapping_add(1)))
 }
 
-/// A datagram in two fragments, the first with so many bytes of it.
+/// Returns a datagram in two fragments, the first with this many bytes of it.
 fn fragments(header: &Ipv4, udp: &[u8], first: usize) -> [Vec<u8>; 2] {
     let (head, tail) = udp.split_at(first.min((udp.len() - 1) / 8 * 8));
     let part = |fragment: u16, payload: &[u8]| {
@@ -61,7 +61,7 @@ fn fragments(header: &Ipv4, udp: &[u8], first: usize) -> [Vec<u8>; 2] {
     [part(MORE, head), part((head.len() / 8) as u16, tail)]
 }
 
-/// By IPv6, its checksum right.
+/// Returns the datagram in IPv6, with a correct checksum.
 fn ipv6(udp: &[u8]) -> Vec<u8> {
     let mut udp = udp.to_vec();
     udp[6..8].copy_from_slice(&[0, 0]);
@@ -79,7 +79,7 @@ fn ipv6(udp: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// All shapes for droplet 2, which gets the other addresses that they need.
+/// Returns all shapes for droplet 2, and gives it the other addresses that they need.
 pub fn shapes(topology: &Topology, mac: [u8; 6]) -> Result<Vec<Shape>> {
     let droplet = topology.rig.droplets.get(1).context("droplet 2")?;
     droplet

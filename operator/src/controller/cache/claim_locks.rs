@@ -1,18 +1,18 @@
-//! Whose claims somebody works on right now.
+//! Locks for claims: one worker at a time for the claims of an owner.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-/// Owners of claims whose claims somebody makes, counts or releases right now: one at a time, for what was asked of the API
-/// server may be answered late.
+/// Owners whose claims are being made, counted or released right now. One worker at a time has an owner's claims,
+/// because the API server may answer an earlier request late.
 #[derive(Debug, Default)]
 pub struct ClaimLocks(Mutex<HashSet<String>>);
 
-/// Until it is dropped nobody else touches the owner's claims.
+/// A lock on an owner's claims: until it is dropped nothing else touches them.
 pub struct ClaimGuard<'a>(&'a ClaimLocks, String);
 
 impl ClaimLocks {
-    /// None while somebody else has it.
+    /// Locks the owner's claims; none while they are locked.
     pub fn try_lock(&self, owner_uid: &str) -> Option<ClaimGuard<'_>> {
         let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_free = taken.insert(owner_uid.to_owned());

@@ -1,4 +1,5 @@
-//! What reconcilers look up often: kept by the watches, so that nobody goes through all objects of a kind.
+//! Indexes for frequent lookups by reconcilers. The watches keep them, so that no lookup goes through all objects of a
+//! kind.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -20,13 +21,13 @@ struct Sets {
     roles: HashMap<(RoleKind, String), BTreeSet<String>>,
     /// Names of networks by VPC.
     networks: HashMap<String, BTreeSet<String>>,
-    /// By network and family: every address below has a claim.
+    /// The lowest address that may be free, with its range, by network and family: every address below has a claim.
     floors: HashMap<(String, Family), (Cidr, IpAddr)>,
-    /// Endpoints without an address by network.
+    /// Endpoints without an address, by network.
     waiting: HashMap<String, BTreeSet<EndpointName>>,
     /// VNIs that this process has tried to claim, by UID of the VPC.
     vnis: HashMap<u32, String>,
-    /// UIDs of endpoints whose rows are being taken back.
+    /// UIDs of endpoints whose rows are being removed.
     leaving: HashSet<String>,
     /// Names of the pods that name an Endpoint made by a user.
     pods: HashMap<EndpointName, BTreeSet<String>>,
@@ -75,7 +76,7 @@ impl Index {
         });
     }
 
-    /// Names of the claims of an owner.
+    /// Returns the names of the claims of an owner.
     pub fn owned_by(&self, owner: &str) -> Vec<String> {
         self.sets(|sets| sets.owned.get(owner).into_iter().flatten().cloned().collect())
     }
@@ -85,7 +86,7 @@ impl Index {
         self.sets(|sets| put(&mut sets.roles, key, name.to_owned(), is_there));
     }
 
-    /// Names of the roles of a parent.
+    /// Returns the names of the roles of a parent.
     pub fn roles_of(&self, kind: RoleKind, parent: &str) -> Vec<String> {
         let key = (kind, parent.to_owned());
         self.sets(|sets| sets.roles.get(&key).into_iter().flatten().cloned().collect())
@@ -95,29 +96,30 @@ impl Index {
         self.sets(|sets| put(&mut sets.networks, vpc.to_owned(), name.to_owned(), is_there));
     }
 
-    /// Names of the networks of a VPC.
+    /// Returns the names of the networks of a VPC.
     pub fn networks_of(&self, vpc: &str) -> Vec<String> {
         self.sets(|sets| sets.networks.get(vpc).into_iter().flatten().cloned().collect())
     }
 
-    /// How many IPv4 addresses of a network are claimed.
+    /// Returns how many IPv4 addresses of a network are claimed.
     pub fn claimed(&self, network: &str) -> u64 {
         self.sets(|sets| sets.claims.get(network).map_or(0, |names| names.len() as u64))
     }
 
-    /// Below this address, all of the network's are claimed.
+    /// Returns the address below which all of the network's addresses are claimed.
     pub fn floor(&self, network: &str, family: Family) -> Option<IpAddr> {
         let key = (network.to_owned(), family);
         self.sets(|sets| sets.floors.get(&key).map(|(_, floor)| *floor))
     }
 
-    /// All addresses below it, those of earlier ranges included, are claimed.
+    /// Notes that all addresses below this one are claimed, those of earlier ranges included.
     pub fn raise_floor(&self, network: &str, range: Cidr, address: IpAddr) {
         let key = (network.to_owned(), Family::of(address));
         self.sets(|sets| sets.floors.insert(key, (range, address)));
     }
 
-    /// The address may be free again. In another range than the floor's, the next search begins anew.
+    /// Notes that the address may be free again. If it is in another range than the floor, the next search starts from
+    /// the beginning.
     pub fn drop_floor(&self, network: &str, address: IpAddr) {
         let key = (network.to_owned(), Family::of(address));
         self.sets(|sets| match sets.floors.get_mut(&key) {
@@ -130,17 +132,17 @@ impl Index {
         self.sets(|sets| put(&mut sets.waiting, network.to_owned(), name.clone(), is_waiting));
     }
 
-    /// Endpoints of a network that wait for an address.
+    /// Returns the endpoints of a network that wait for an address.
     pub fn waiting_of(&self, network: &str) -> Vec<EndpointName> {
         self.sets(|sets| sets.waiting.get(network).into_iter().flatten().cloned().collect())
     }
 
-    /// All endpoints that wait for an address.
+    /// Returns all endpoints that wait for an address.
     pub fn all_waiting(&self) -> Vec<EndpointName> {
         self.sets(|sets| sets.waiting.values().flatten().cloned().collect())
     }
 
-    /// Picks a VNI that nobody else in this process picked. Only saves conflicts: the claim decides.
+    /// Picks a VNI that no other VPC in this process picked. This only avoids conflicts: the claim decides.
     pub fn pick_vni(&self, vpc_uid: &str, pick: impl FnOnce(&dyn Fn(u32) -> bool) -> u32) -> u32 {
         self.sets(|sets| {
             let is_others = |vni| sets.vnis.get(&vni).is_some_and(|uid| uid != vpc_uid);
@@ -150,12 +152,12 @@ impl Index {
         })
     }
 
-    /// The VPC has a VNI, or is gone.
+    /// Forgets the VNIs that the VPC tried: it has one, or is gone.
     pub fn forget_vnis(&self, vpc_uid: &str) {
         self.sets(|sets| sets.vnis.retain(|_, uid| uid != vpc_uid));
     }
 
-    /// Its rows go, and are not to come back.
+    /// Notes that the endpoint's rows are being removed and must not come back.
     pub fn leave(&self, uid: &str) {
         self.sets(|sets| sets.leaving.insert(uid.to_owned()));
     }
@@ -164,7 +166,7 @@ impl Index {
         self.sets(|sets| sets.leaving.contains(uid))
     }
 
-    /// The object is gone.
+    /// Forgets an endpoint whose object is gone.
     pub fn forget_leaving(&self, uid: &str) {
         self.sets(|sets| sets.leaving.remove(uid));
     }
@@ -173,7 +175,7 @@ impl Index {
         self.sets(|sets| put(&mut sets.pods, endpoint, pod.to_owned(), is_naming));
     }
 
-    /// Names of the pods that name an endpoint.
+    /// Returns the names of the pods that name an endpoint.
     pub fn pods_of(&self, endpoint: &EndpointName) -> Vec<String> {
         self.sets(|sets| sets.pods.get(endpoint).into_iter().flatten().cloned().collect())
     }

@@ -1,4 +1,4 @@
-//! What was last seen of what decides about others: only a change wakes them.
+//! The last seen values of fields that decide about other objects: only a change of such a field wakes those objects.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use thuban_api::{Network, Phase};
 
-/// By name.
+/// The last seen value of each object, by the object's name.
 #[derive(Debug)]
 pub struct Sights<V>(Mutex<HashMap<String, V>>);
 
@@ -17,27 +17,27 @@ impl<V> Default for Sights<V> {
 }
 
 impl<V> Sights<V> {
-    /// Remembers what is seen now; answers what was seen before.
+    /// Stores the value that is seen now, and returns the value that was seen before.
     pub fn replace(&self, name: &str, now: V) -> Option<V> {
         let mut sights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         sights.insert(name.to_owned(), now)
     }
 
-    /// It is gone.
+    /// Forgets an object that is gone.
     pub fn forget(&self, name: &str) {
         let mut sights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         sights.remove(name);
     }
 }
 
-/// What decides whom a network lets in.
+/// The fields that decide which namespaces a network lets in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entrance {
     pub allowed: Option<LabelSelector>,
     pub vpc: String,
 }
 
-/// What decides whether nodes have their endpoints in the default network.
+/// The fields that decide whether nodes have their endpoints in the default network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultNetwork {
     Gone,
@@ -57,7 +57,7 @@ impl DefaultNetwork {
 pub struct LastSeen {
     /// Labels of namespaces.
     pub labels: Sights<BTreeMap<String, String>>,
-    /// Whom VPCs let in.
+    /// The namespaces that VPCs let in.
     pub vpcs: Sights<Option<LabelSelector>>,
     pub networks: Sights<Entrance>,
     pub default_network: Sights<DefaultNetwork>,

@@ -1,5 +1,5 @@
-//! What reconcilers look up: objects as the watches brought them, indexes over them, and what this leader remembers of its own
-//! doing that they may not show yet.
+//! The caches of reconcilers: objects as the watches brought them, indexes over them, and this leader's own writes that
+//! the objects may not show yet.
 
 pub mod claim_locks;
 pub mod index;

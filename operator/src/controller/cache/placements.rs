@@ -1,11 +1,11 @@
-//! Roles that were placed a moment ago.
+//! Remembers roles that were placed a moment ago.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::model::world::RoleKind;
 
-/// By kind and name: parent and droplet.
+/// The parent and the droplet of each role, by kind and name.
 pub type Placed = HashMap<RoleKind, HashMap<String, (String, String)>>;
 
 /// Roles that were placed a moment ago, which their store may not show yet.
@@ -17,7 +17,7 @@ impl Placements {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The store shows it, or it is gone.
+    /// Forgets a role: the store shows its place, or it is gone.
     pub fn forget(&self, kind: RoleKind, name: &str) {
         self.lock().get_mut(&kind).and_then(|names| names.remove(name));
     }

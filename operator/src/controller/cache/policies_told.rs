@@ -1,10 +1,10 @@
-//! Of which NetworkPolicies this leader has told.
+//! Remembers which NetworkPolicies this leader has reported.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// The generation of each policy, by UID, that this leader has told of, or found told: labels that change, and lists, cost no
-/// request.
+/// The generation of each policy, by UID, that this leader has reported, or found reported. So a change of labels or a
+/// new list costs no request.
 #[derive(Debug, Default)]
 pub struct PoliciesTold(Mutex<HashMap<String, i64>>);
 

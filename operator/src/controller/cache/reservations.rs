@@ -1,4 +1,4 @@
-//! Addresses that somebody is about to claim.
+//! Reserves addresses that a reconciler is about to claim.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,8 +8,8 @@ use thuban_api::cidr::Cidr;
 
 use crate::model::allocation::Family;
 
-/// Addresses that a reconciler is about to claim, by UID of the endpoint and family, so that two don't pick the same. Only
-/// saves conflicts: the claim decides.
+/// Addresses that a reconciler is about to claim, by UID of the endpoint and family, so that no two reconcilers pick
+/// the same. This only avoids conflicts: the claim decides.
 #[derive(Debug, Default)]
 pub struct Reservations(Mutex<HashMap<(String, Family), Reservation>>);
 
@@ -21,7 +21,7 @@ struct Reservation {
 }
 
 impl Reservations {
-    /// Runs `pick` with what others reserved in the VPC or on the droplet, and keeps its result.
+    /// Runs `pick` with the addresses that others reserved in the VPC or on the droplet, and keeps its result.
     pub fn reserve(
         &self,
         uid: &str,

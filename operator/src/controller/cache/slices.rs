@@ -1,5 +1,5 @@
-//! Which slices a Service has, and which Services name an address: kept by the watches, so that a change wakes those that
-//! it concerns, and no others.
+//! Indexes of the slices of each Service and of the Services that name an address. The watches keep them, so that a
+//! change wakes only the Services that it concerns.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use crate::controller::cache::index::put;
 /// (namespace, name).
 type Name = (String, String);
 
-/// What a slice said when it was last seen.
+/// The content of a slice when it was last seen.
 #[derive(Debug)]
 struct Known {
     service: String,
@@ -22,7 +22,7 @@ struct Sets {
     known: HashMap<Name, Known>,
     /// Names of slices by Service.
     of: HashMap<Name, BTreeSet<String>>,
-    /// Services that name an address, by namespace, each with the slice that does.
+    /// Services that name an address, by namespace, each with the slice that names it.
     naming: HashMap<(String, IpAddr), BTreeSet<(String, String)>>,
     /// Names of Services by namespace.
     services: HashMap<String, BTreeSet<String>>,
@@ -53,7 +53,8 @@ impl Slices {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Notes what a slice says now, and of which Service; none: it is gone. Answers the Services that it was and is of.
+    /// Notes the content of a slice and the Service that it is of; none: the slice is gone. Returns the Services that
+    /// the slice was of and is of.
     pub fn set(
         &self,
         namespace: &str,
@@ -77,13 +78,13 @@ impl Slices {
         })
     }
 
-    /// Names of the slices of a Service.
+    /// Returns the names of the slices of a Service.
     pub fn of(&self, namespace: &str, service: &str) -> Vec<String> {
         let key = (namespace.to_owned(), service.to_owned());
         self.sets(|sets| sets.of.get(&key).into_iter().flatten().cloned().collect())
     }
 
-    /// Services of the namespace whose slices name an address.
+    /// Returns the Services of the namespace whose slices name an address.
     pub fn naming(&self, namespace: &str, address: IpAddr) -> BTreeSet<String> {
         let key = (namespace.to_owned(), address);
         self.sets(|sets| {
@@ -103,7 +104,7 @@ impl Slices {
         });
     }
 
-    /// Names of the Services of a namespace.
+    /// Returns the names of the Services of a namespace.
     pub fn services_of(&self, namespace: &str) -> Vec<String> {
         self.sets(|sets| {
             let services = sets.services.get(namespace).into_iter().flatten();
@@ -136,7 +137,7 @@ mod tests {
         assert_eq!(naming("10.0.1.3"), ["all", "web"]);
         assert_eq!(slices.of("red", "web"), ["web-1", "web-2"]);
         assert!(slices.naming("blue", [10, 0, 1, 3].into()).is_empty());
-        // It says less, passes to another Service, goes.
+        // The slice names fewer addresses, passes to another Service, and goes.
         set("web-1", "web", &["10.0.1.2"]);
         assert_eq!(naming("10.0.1.3"), ["all", "web"], "by its other slice");
         assert_eq!(

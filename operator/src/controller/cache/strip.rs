@@ -1,7 +1,8 @@
-//! What of an object is kept in memory: what reconcilers read.
+//! Strips objects: only what reconcilers read is kept in memory.
 //!
-//! Invariant: objects that are written again lose nothing but `managedFields`, which the API server then takes from the
-//! object that it has. Of pods, nodes, namespaces, Services, slices and policies, which are never written, only what is named here is left.
+//! Invariant: objects that the operator writes lose nothing but `managedFields`, which the API server then takes from
+//! its own copy of the object. The operator never writes pods, nodes, namespaces, Services, slices and policies: of
+//! these only the fields that are named here are left.
 
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeSpec, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -10,7 +11,7 @@ use crate::controller::runtime::objects::Object;
 use crate::model::cached::{NetworkPolicy, Pod};
 use crate::model::service::{EndpointSlice, SERVICE_LABEL, Service};
 
-/// Annotations that say something to the operator begin so: its own, and those of static pods.
+/// Prefixes of the annotations that the operator reads: its own, and those of static pods.
 const ANNOTATIONS: [&str; 2] = ["thuban.dev/", "kubernetes.io/config."];
 
 pub fn any<K: Object>(object: &mut K) {

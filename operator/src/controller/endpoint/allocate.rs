@@ -1,4 +1,4 @@
-//! An Endpoint without addresses, or with one that its droplet refused: steps 1 and 2 of the workflow.
+//! Gives addresses to an Endpoint that has none, or has one that its droplet refused: steps 1 and 2 of the workflow.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::model::endpoint::{EndpointKind, droplet_of, holder_uid, name_of};
 use crate::model::ranges::in_force;
 use crate::model::validation::parse;
 
-/// Admission and addresses: steps 1 and 2 of the workflow, for those that were made without.
+/// Admits an Endpoint that was made without addresses and claims them: steps 1 and 2 of the workflow.
 pub async fn allocate(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -81,7 +81,7 @@ pub async fn allocate(
     Ok(Action::await_change())
 }
 
-/// Why there are no addresses.
+/// The reason why there are no addresses.
 enum Told {
     Condition(Condition),
     Error(ReconcileError),
@@ -118,8 +118,8 @@ async fn claim(
         })
 }
 
-/// The droplet has one of these addresses in another VPC already. Others are claimed before these are given up; those
-/// that were asked for are tried again.
+/// Gives back addresses of which the droplet has one in another VPC already. New addresses are claimed before these are
+/// given back; addresses that were asked for are tried again.
 pub async fn give_back(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -139,7 +139,8 @@ pub async fn give_back(
                 fill(&mut status, &claimed, endpoint);
                 let message = "its address is in use on its node; another one was picked";
                 let told = condition("Ready", false, "AddressInUseOnNode", message, None);
-                // The claims of the others count for nothing then, and go once nobody has their rows.
+                // The claims of the given-back addresses then count for nothing, and are deleted once no droplet has
+                // their rows.
                 say(endpoint, endpoints, status, told, true, context).await?;
                 context.hub.forget_in_use(&name);
                 return Ok(Action::await_change());

@@ -1,5 +1,5 @@
-//! Which pod has an Endpoint. One that was made for a pod has that pod for life; one that a user made has, one after
-//! the other, the pods of its namespace that name it.
+//! Decides which pod has an Endpoint. An Endpoint that was made for a pod belongs to that pod for life. An Endpoint
+//! that a user made belongs to the pods of its namespace that name it, one after the other.
 
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
@@ -22,19 +22,21 @@ fn find(pod: &str, namespace: &str, context: &Context) -> Option<std::sync::Arc<
         .get(&ObjectRef::<Pod>::new(pod).within(namespace))
 }
 
-/// Whether the pod that has it still may need it: it lives, or its droplet has not said that the attachment is gone.
+/// Whether the pod of the Endpoint may still need it: the pod lives, or its droplet has not said that the attachment is
+/// gone.
 pub fn is_needed(endpoint: &Endpoint, context: &Context) -> bool {
     has_living_pod(endpoint, context) || may_be_attached(endpoint, context)
 }
 
-/// Whether the pod that has it lives.
+/// Whether the pod of the Endpoint lives.
 pub fn has_living_pod(endpoint: &Endpoint, context: &Context) -> bool {
     let namespace = endpoint.namespace().unwrap_or_default();
     pod_of(endpoint).is_some_and(|pod| lives(pod, &namespace, context))
 }
 
-/// Whether the pod that has it may have its addresses. Before it is Provisioned no ADD ends well, and it never becomes so
-/// once it is deleted: both writes are of one version of the object.
+/// Whether the pod of the Endpoint may have the Endpoint's addresses. No ADD succeeds before the Endpoint is
+/// Provisioned, and an Endpoint that is deleted never becomes Provisioned: both writes are of one version of the
+/// object.
 pub fn is_in_use(endpoint: &Endpoint, context: &Context) -> bool {
     let status = endpoint.status.as_ref();
     let was_ready = status.is_some_and(|status| status.phase == Phase::Provisioned);
@@ -46,7 +48,7 @@ fn may_be_attached(endpoint: &Endpoint, context: &Context) -> bool {
     !holder.is_empty() && context.hub.may_be_attached(&holder, droplet_of(endpoint))
 }
 
-/// The next pod to have an Endpoint that a user made, and its node: the oldest that names it.
+/// Returns the next pod of an Endpoint that a user made, and the pod's node: the oldest pod that names the Endpoint.
 pub fn next(endpoint: &Endpoint, context: &Context) -> Option<(PodRef, String)> {
     let name = name_of(endpoint);
     let pods = context.index.pods_of(&name);

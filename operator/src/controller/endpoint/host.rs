@@ -1,5 +1,5 @@
-//! A node's own endpoint, in the default VPC: by it the node reaches pods and services on all nodes. It is made for each
-//! accepted droplet; what follows is the workflow of endpoints.
+//! A node's own endpoint, in the default VPC: the node reaches pods and services on all nodes by it. It is made for
+//! each accepted droplet; the workflow of endpoints does the rest.
 
 use kube::api::ObjectMeta;
 use kube::runtime::controller::Action;
@@ -16,8 +16,8 @@ use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{create, delete};
 use crate::model::endpoint::{EndpointKind, name_of};
 
-/// Makes it if it is missing and can be. Whoever is woken by network or namespace asks again; answers when to ask if it was
-/// denied.
+/// Makes the node's endpoint if it is missing and can be made. A change of the network or the namespace wakes the
+/// droplet, whose reconciler asks again. Returns when to ask again if the endpoint was denied.
 pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<Option<Action>, ReconcileError> {
     let name = droplet.name_any();
     let Ok(network) = usable_network(SYSTEM_NAMESPACE, DEFAULT_NAME, context) else {
@@ -67,7 +67,7 @@ pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<Option<Actio
     }
 }
 
-/// Whether the node wants it: an accepted droplet is there, and the network stays.
+/// Whether the node wants the endpoint: an accepted droplet is there, and the network stays.
 pub fn is_wanted_by_node(endpoint: &Endpoint, context: &Context) -> bool {
     let spec = &endpoint.spec;
     let is_right = name_of(endpoint) == (SYSTEM_NAMESPACE.to_owned(), spec.droplet.clone())
@@ -81,7 +81,7 @@ pub fn is_wanted_by_node(endpoint: &Endpoint, context: &Context) -> bool {
     is_right && stays && is_there
 }
 
-/// It goes when its node doesn't want it; none: its workflow goes on.
+/// Deletes the endpoint if its node doesn't want it; none: its workflow goes on.
 pub async fn attend(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,

@@ -1,6 +1,7 @@
-//! Endpoint of a pod, or of a node: admitted, given its addresses, told to its bouncers and its droplet, Provisioned when
-//! they acked; taken out of them all before its addresses are released. Each kind of holder has a module that says whether it
-//! goes on; a Service's has a workflow of its own (`scaled`).
+//! Endpoint of a pod or a node. It is admitted, gets its addresses, and is sent to its bouncers and its droplet; it is
+//! Provisioned when they have acked. It is removed from all of them before its addresses are released. Each kind of
+//! holder has a module that says whether the Endpoint goes on; a Service's Endpoint has a workflow of its own
+//! (`scaled`).
 
 mod allocate;
 pub mod attach;

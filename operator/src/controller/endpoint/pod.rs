@@ -1,5 +1,5 @@
-//! Pod: one that is bound to a node gets an Endpoint (the seed's first trigger of the endpoint workflow), its addresses
-//! claimed before, so that the workflow costs three writes.
+//! Pod: a pod that is bound to a node gets an Endpoint (the seed's first trigger of the endpoint workflow). Its
+//! addresses are claimed before, so that the workflow costs three writes.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use crate::model::endpoint::{EndpointKind, droplet_of};
 use crate::model::ranges::in_force;
 use crate::model::validation::parse;
 
-/// What a pod waits for that nothing wakes it for.
+/// How long a pod waits for a change that nothing wakes it for.
 const POD_RETRY: Duration = Duration::from_secs(10);
 
 pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -53,7 +53,7 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
     }
     let space = ObjectRef::<Namespace>::new(&namespace);
     let Some(space) = context.stores.namespaces.get(&space) else {
-        // Its annotation counts; the watch of namespaces may lag behind that of pods.
+        // The namespace's annotation counts, and the watch of namespaces may lag behind the watch of pods.
         return Ok(Action::requeue(Duration::from_millis(500)));
     };
     if !context.hub.is_whole() {
@@ -85,7 +85,7 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
         return Ok(Action::requeue(Duration::from_millis(500)));
     };
     let addresses = &asked.addresses;
-    // An address that is claimed for an Endpoint that may be denied again would be out of use for nothing.
+    // No address is claimed for an Endpoint that may be denied again: nobody could use the address meanwhile.
     let claimed = if denial::is_told(&*pod, &context) {
         Vec::new()
     } else {
@@ -116,12 +116,12 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
     create_endpoint(&pod, &endpoint, &context).await
 }
 
-/// Waits for the Endpoint of a user that the pod names.
+/// Waits for the user's Endpoint that the pod names.
 fn wait_for_named(pod: &Pod, namespace: &str, named: &str, uid: &str, context: &Context) -> Action {
     let known = ObjectRef::<Endpoint>::new(named).within(namespace);
     let known = context.stores.endpoints.get(&known);
     if known.is_some_and(|endpoint| EndpointKind::of(&endpoint) == EndpointKind::User) {
-        // Its reconciler is woken by the pod too.
+        // The pod wakes the Endpoint's reconciler too.
         return Action::await_change();
     }
     if context.clocks.known_for(Timed::EndpointMissing, uid).is_zero() {
@@ -156,15 +156,17 @@ async fn create_endpoint(
             }
         }
         Err(error) if error.is_conflict() => {}
-        // Also by a rule of the kind that an annotation breaks: a name too long, an address in a form of its own.
+        // A rule of the kind that an annotation breaks denies it too: a name that is too long, or an address in an
+        // unusual form.
         Err(error) if error.is_denied() => return Ok(denial::tell(pod, &namespace, &error, context)),
         Err(error) => return Err(error.into()),
     }
-    // Another operator, whose cache is old, may delete what this one made; the own cache may see neither.
+    // Another operator with an old cache may delete the Endpoint that this one made; this operator's cache may show
+    // neither.
     Ok(Action::requeue(POD_RETRY))
 }
 
-/// The Endpoint of a pod goes when its pod is gone and nothing of it is attached; none: its workflow goes on.
+/// Deletes the Endpoint of a pod when the pod is gone and nothing of it is attached; none: its workflow goes on.
 pub async fn attend(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -183,7 +185,7 @@ pub async fn attend(
     Ok(Some(Action::await_change()))
 }
 
-/// Claims addresses ahead, if the pod may have them. Whatever stands in the way is the Endpoint's to say.
+/// Claims addresses ahead, if the pod may have them. The Endpoint reports any obstacle.
 async fn claim(
     owner: &Owner,
     cni_uid: &str,
@@ -212,8 +214,8 @@ async fn claim(
     }
 }
 
-/// The annotation by which a pod asks for a limit of its bandwidth. The bandwidth plugin, which reads it, shapes at a
-/// veth that packets between pods pass by.
+/// Returns the annotation by which a pod asks for a bandwidth limit. The bandwidth plugin reads the annotation and
+/// shapes at a veth that packets between pods bypass.
 fn shaping(pod: &Pod) -> Option<&'static str> {
     [
         "kubernetes.io/ingress-bandwidth",
@@ -223,9 +225,9 @@ fn shaping(pod: &Pod) -> Option<&'static str> {
     .find(|annotation| pod.annotations().contains_key(*annotation))
 }
 
-/// What a pod asks for by annotations.
+/// The values that a pod asks for by annotations.
 struct Asked {
-    /// At most one of each family.
+    /// The requested addresses, at most one of each family.
     addresses: Vec<IpAddr>,
     mac: Option<MacAddr>,
 }

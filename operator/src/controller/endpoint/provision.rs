@@ -1,4 +1,5 @@
-//! An Endpoint with addresses: Provisioned when its bouncers and its droplet have its rows, and kept from then on.
+//! Provisions an Endpoint that has addresses: it is Provisioned when its bouncers and its droplet have its rows, and is
+//! kept from then on.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use crate::model::endpoint::{droplet_of, name_of};
 use crate::model::rows::Key;
 use crate::model::world::RoleKind;
 
-/// Waits for the acks of steps 4 and 5, then says Provisioned, which the droplet is told in turn (steps 6 and 8).
+/// Waits for the acks of steps 4 and 5, then sets Provisioned and tells the droplet (steps 6 and 8).
 pub async fn provision(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -32,7 +33,7 @@ pub async fn provision(
     let home = droplet_of(endpoint);
     if home.is_empty() {
         say(endpoint, endpoints, status, unattached(), false, context).await?;
-        // A pod that was refused may be admitted later: nothing wakes the Endpoint then.
+        // A pod that was refused may be admitted later, and nothing wakes the Endpoint then.
         let is_asked_for = attach::next(endpoint, context).is_some();
         return Ok(if is_asked_for {
             Action::requeue(USER_RETRY)
@@ -40,7 +41,7 @@ pub async fn provision(
             Action::await_change()
         });
     }
-    // Claims or ranges may have come after it.
+    // Claims or ranges may have arrived after the Endpoint.
     sync_endpoint(endpoint, context);
     let waiter = Waiter::Endpoint(name.clone());
     let (rows, followers) = context
@@ -93,8 +94,9 @@ pub async fn provision(
     Ok(Action::await_change())
 }
 
-/// What an Endpoint waits for until it is Provisioned: its rows; that others take packets of its droplet; and, as those
-/// that are lost are excused, one bouncer and one divider that live and can pass packets on to it.
+/// Returns what an Endpoint waits for until it is Provisioned: that droplets have acked its rows; that others take
+/// packets of its droplet; and, because lost droplets are excused, that one live bouncer and one live divider can pass
+/// packets on to it.
 fn acks_of(endpoint: &Endpoint, rows: Vec<(String, Key)>, context: &Context) -> Barrier {
     let (name, home, network) = (name_of(endpoint), droplet_of(endpoint), &endpoint.spec.network);
     let bouncer = format!("a bouncer of network {network}: kubectl get bouncers");
@@ -109,7 +111,7 @@ fn acks_of(endpoint: &Endpoint, rows: Vec<(String, Key)>, context: &Context) -> 
     })
 }
 
-/// Says what it waits for, if it has waited for a while.
+/// Reports what the Endpoint waits for, if it has waited for a while.
 async fn wait(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -129,7 +131,7 @@ async fn wait(
     Ok(Action::requeue(ACK_RETRY))
 }
 
-/// What its network thinks of it now. It keeps what it has.
+/// Reports whether its network still admits a Provisioned Endpoint. The Endpoint keeps what it has.
 pub async fn keep(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -149,7 +151,7 @@ pub async fn keep(
     if set(&mut status.conditions, accepted) || lives {
         write(endpoint, endpoints, status).await?;
     }
-    // What is seen for the first time wakes nobody.
+    // An object that is seen for the first time wakes nothing.
     Ok(if refusal.is_some_and(|refusal| refusal.is_unseen()) {
         Action::requeue(USER_RETRY)
     } else {

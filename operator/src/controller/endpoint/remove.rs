@@ -1,4 +1,4 @@
-//! An Endpoint that is deleted: out of all droplets before its addresses are released.
+//! Removes an Endpoint that is deleted: from all droplets, before its addresses are released.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::model::allocation::{Owner, addresses_of};
 use crate::model::endpoint::{EndpointKind, droplet_of, has_addresses, name_of, pod_of};
 use crate::model::world::RoleKind;
 
-/// Rows first: the world forgets the endpoint. Then the claims, then the object.
+/// Removes the rows first: the world forgets the endpoint. Then removes the claims, then the object.
 pub async fn remove(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -30,7 +30,7 @@ pub async fn remove(
     }
     let is_pods = EndpointKind::of(endpoint) != EndpointKind::Host;
     if has_addresses(endpoint) && is_pods && attach::is_in_use(endpoint, context) {
-        // Somebody deleted it under a running pod, which keeps its network until it ends.
+        // The Endpoint of a running pod was deleted: the pod keeps its network until it ends.
         if attach::has_living_pod(endpoint, context) {
             let pod = pod_of(endpoint).map_or("", |pod| &pod.name);
             let message = format!("waits until pod {pod} is gone");
@@ -48,7 +48,7 @@ pub async fn remove(
     // One that was given back may be another's by now: its claim goes by itself, and its rows are not waited for here.
     let addresses = addresses_of(endpoint);
     let network = &endpoint.spec.network;
-    // The network doesn't wait for an endpoint that has left it, and may be gone.
+    // The network doesn't wait for an endpoint that has been removed from it, and may be gone.
     let vpc = context.vpc_name_of(endpoint);
     let vni = context.hub.read(|world| world.vni(&vpc));
     if let (false, Some(vni)) = (addresses.is_empty(), vni) {

@@ -1,8 +1,9 @@
-//! A scaled Endpoint, which stands for a Service: admitted as pods are, told to all bouncers of its VPC with its backends,
-//! Provisioned when they acked; taken out of all droplets before it goes. Its addresses are the Service's, which the API
-//! server gives out and takes back.
+//! A scaled Endpoint, which stands for a Service. It is admitted as pods are, and sent to all bouncers of its VPC with
+//! its backends; it is Provisioned when they have acked. It is removed from all droplets before it is deleted. Its
+//! addresses are the Service's, which the API server gives out and takes back.
 //!
-//! It lives as long as its Service wants it, whoever deletes it; a Service that names another network gets another one.
+//! The Endpoint lives as long as its Service wants it, whoever deletes it. A Service that names another network gets
+//! another Endpoint.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -38,13 +39,13 @@ use crate::model::rows::Key;
 use crate::model::service::{Backend, EndpointSlice, Service, Target};
 use crate::model::world::{self, NodePort, World};
 
-/// What acks and watches should have woken.
+/// How long the workflow waits for a change of which acks and watches should have woken it.
 const ACK_RETRY: Duration = Duration::from_secs(2);
-/// What a person has to mend.
+/// How long the workflow waits for a fix by a person.
 const USER_RETRY: Duration = Duration::from_mins(1);
-/// An address that is another's may become free.
+/// How long the workflow waits for an address of another owner to become free.
 const CLAIM_RETRY: Duration = Duration::from_secs(10);
-/// Of the condition and the event.
+/// The reason in the condition and the event.
 const OVERLAY_PORT_REASON: &str = "OverlayPort";
 const PORT_RESTS_REASON: &str = "PortRests";
 /// How often at most a status follows backends that come and go.
@@ -59,11 +60,11 @@ struct Counts {
     /// Addresses of some of them.
     first: Vec<String>,
     left_out: usize,
-    /// Something of it is not served: the port is the overlay's.
+    /// A part of the Service is not served, because its port is the overlay's.
     uses_overlay_port: bool,
 }
 
-/// Why a Service has no rows.
+/// The reason why a Service has no rows.
 #[derive(Debug, Error)]
 enum Unfit {
     #[error(transparent)]
@@ -147,7 +148,7 @@ pub async fn reconcile(
         return Ok(Action::await_change());
     }
     let next = serve(endpoint, endpoints, status, context).await?;
-    // Nothing wakes it when an address becomes free.
+    // Nothing wakes the Endpoint when an address becomes free.
     Ok(if matches!(claimed, Claimed::Not(_)) {
         Action::requeue(CLAIM_RETRY)
     } else {
@@ -155,7 +156,7 @@ pub async fn reconcile(
     })
 }
 
-/// The Service that wants it as it is.
+/// Returns the Service that wants the Endpoint as it is.
 fn service_of(endpoint: &Endpoint, context: &Context) -> Option<Arc<Service>> {
     let reference = endpoint.spec.service_ref.as_ref()?;
     let namespace = name_of(endpoint).0;
@@ -173,7 +174,7 @@ fn service_of(endpoint: &Endpoint, context: &Context) -> Option<Arc<Service>> {
     if asked_by(&service).unwrap_or_default() != asked_of(endpoint) {
         return None;
     }
-    // A network made again under its name is another network: whether it admits the Service is asked anew.
+    // A network that is made again under its name is another network: its admission of the Service is checked again.
     let is_same = match context.network(&endpoint.spec.network) {
         Some(network) => endpoint.spec.vpc.is_empty() || network.spec.vpc == endpoint.spec.vpc,
         None => !has_addresses(endpoint),
@@ -201,12 +202,12 @@ fn bring(endpoint: &Endpoint, context: &Context) -> Option<Result<Counts, Unfit>
     })
 }
 
-/// Makes the world know a Service, if it may.
+/// Adds a Service to the world, if its network admits it.
 pub fn sync_service(endpoint: &Endpoint, context: &Context) {
     let _ = bring(endpoint, context);
 }
 
-/// The rows that follow from a Service, its slices, and the endpoints of its VPC.
+/// Returns the Service of the world that follows from a Service, its slices, and the endpoints of its VPC.
 fn in_world(
     endpoint: &Endpoint,
     service: &Service,
@@ -244,7 +245,7 @@ fn in_world(
         let holder = vni.and_then(|vni| world.holder(vni, address));
         let holder = holder.filter(|holder| holder.0 == namespace)?;
         let is_member = target.is_none_or(|target| is_pod_of(&holder.1, &namespace, target, context));
-        // Where it is in truth: whoever writes slices may say anything.
+        // The real place of the address: the writer of a slice may name anything.
         is_member.then(|| Located {
             place: Place::Member,
             droplet: world.endpoint(holder).map(|holder| holder.droplet.clone()),
@@ -299,7 +300,7 @@ fn is_pod_of(endpoint: &str, namespace: &str, target: &Target, context: &Context
     pod.is_some_and(|pod| target.may_be(namespace, &pod.name, &pod.uid))
 }
 
-/// Rows first, then the status that says that they are there, and from then on how they are.
+/// Adds the rows first, then writes the status that says that they are there. From then on updates the status.
 async fn serve(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -366,7 +367,7 @@ async fn serve(
     set(&mut status.conditions, accepted);
     let told = (ready.reason.clone(), ready.message.clone());
     let is_news = set(&mut status.conditions, ready) && made.is_err();
-    // Backends come and go in crowds: people who look need no write for each.
+    // Backends come and go in crowds, and people who look need no write for each.
     let is_steady = was == Phase::Provisioned && endpoint.status.as_ref() != Some(&status);
     if is_steady
         && (context.clocks.known_for(Timed::ScaledWait, &uid) < COUNT_EVERY || !context.counts.take())
@@ -406,7 +407,8 @@ async fn serve(
     })
 }
 
-/// What its network thinks of it now. It keeps what it has while there is a network to keep it in.
+/// Returns whether its network admits the Endpoint now, as a condition. The Endpoint keeps what it has while its
+/// network exists.
 fn accepted(endpoint: &Endpoint, context: &Context) -> Condition {
     let (network, namespace) = (&endpoint.spec.network, name_of(endpoint).0);
     match admitted(&namespace, network, context.network(network).as_deref(), context) {
@@ -419,7 +421,7 @@ fn accepted(endpoint: &Endpoint, context: &Context) -> Condition {
     }
 }
 
-/// Says how many backends are left out; what is to be told, if it is news.
+/// Sets the condition with the number of left-out backends. Returns the message for an event, if it is news.
 fn leave_out(status: &mut EndpointStatus, count: usize, endpoint: &Endpoint) -> Option<String> {
     let message = (count > 0).then(|| {
         format!(
@@ -432,7 +434,8 @@ fn leave_out(status: &mut EndpointStatus, count: usize, endpoint: &Endpoint) -> 
     lacks(status, "Complete", "BackendsLeftOut", message)
 }
 
-/// The same of what droplets would take for packets of the overlay.
+/// Sets the condition for a port that droplets would take for the overlay's. Returns the message for an event, if it is
+/// news.
 fn refuse_overlay_port(status: &mut EndpointStatus, is_used: bool) -> Option<String> {
     let message = is_used.then(|| {
         format!(
@@ -446,7 +449,7 @@ fn refuse_overlay_port(status: &mut EndpointStatus, is_used: bool) -> Option<Str
 /// The same of NodePorts that were another VPC's until lately.
 fn await_rest(status: &mut EndpointStatus, resting: &BTreeSet<NodePort>) -> Option<String> {
     let message = (!resting.is_empty()).then(|| {
-        let ports: Vec<_> = resting.iter().map(node_port_text).collect();
+        let ports: Vec<_> = resting.iter().copied().map(node_port_text).collect();
         format!(
             "nodes take nothing at {} yet: a Service of another VPC may still have it at a node; it is free when all nodes \
              have said that they know, at the latest a minute after the lease of NodePorts (THUBAN_NODE_PORT_LEASE_SECONDS)",
@@ -458,14 +461,14 @@ fn await_rest(status: &mut EndpointStatus, resting: &BTreeSet<NodePort>) -> Opti
 
 /// For the next leader, which gives a port at once to whom it was given before.
 fn record_node_ports(status: &mut EndpointStatus, ports: &BTreeSet<NodePort>) {
-    status.node_ports = Some(ports.iter().map(node_port_text).collect());
+    status.node_ports = Some(ports.iter().copied().map(node_port_text).collect());
 }
 
 /// By IP protocol number.
 const PROTOCOLS: [(u8, &str); 3] = [(6, "TCP"), (17, "UDP"), (132, "SCTP")];
 
-fn node_port_text((protocol, number): &NodePort) -> String {
-    let named = PROTOCOLS.iter().find(|(of, _)| of == protocol);
+fn node_port_text((protocol, number): NodePort) -> String {
+    let named = PROTOCOLS.iter().find(|(of, _)| *of == protocol);
     let name = named.map_or("?", |(_, name)| name);
     format!("{number}/{name}")
 }
@@ -500,7 +503,7 @@ fn lacks(status: &mut EndpointStatus, kind: &str, reason: &str, message: Option<
     is_news.then_some(message)
 }
 
-/// Events on the Service and on its Endpoint.
+/// Writes events on the Service and on its Endpoint.
 fn tell(endpoint: &Endpoint, reason: &str, message: &str, context: &Context) {
     if let Some(service) = &endpoint.spec.service_ref {
         let about = ObjectReference {
@@ -527,8 +530,8 @@ async fn write_if_new(
     Ok(())
 }
 
-/// Rows first, of bouncers and subscribers, then the object. A droplet that nobody hears of is not waited for: its pods
-/// would reach the backends that the Service had, in their own VPC, and the address is free already.
+/// Removes the rows of bouncers and subscribers first, then the object. It doesn't wait for a droplet that is lost: the
+/// droplet's pods would reach the backends that the Service had, in their own VPC, and the address is free already.
 async fn remove(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -549,7 +552,7 @@ async fn remove(
         .map(|service| context.hub.read(|world| world.sharing(&name.0, &service.name)));
     let sharing = sharing.unwrap_or_default();
     let mut addresses = all_addresses(endpoint);
-    // Another Service may have one by now: its rows are not this one's to wait for.
+    // Another Service may have an address by now: this Endpoint doesn't wait for that Service's rows.
     addresses.retain(|address| context.hub.read(|world| world.service_at(*address).is_none()));
     let mut barrier = Barrier::new(Waiter::Endpoint(name));
     for address in addresses {

@@ -1,4 +1,4 @@
-//! An Endpoint's status: what follows from its addresses, and how it is written.
+//! Fills and writes an Endpoint's status: the fields that follow from its addresses, and conditions.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use crate::controller::runtime::objects::{WriteError, condition, update_status};
 use crate::model::asked::unicast;
 use crate::model::endpoint::{EndpointKind, pod_of};
 
-/// What acks and watches should have woken.
+/// How long the workflow waits for a change of which acks and watches should have woken it.
 pub const ACK_RETRY: Duration = Duration::from_secs(2);
-/// What a person has to mend.
+/// How long the workflow waits for a fix by a person.
 pub const USER_RETRY: Duration = Duration::from_secs(10);
 
-/// What follows from the addresses.
+/// Fills the fields that follow from the addresses.
 pub fn fill(status: &mut EndpointStatus, claimed: &[(IpAddr, Cidr)], endpoint: &Endpoint) {
     status.addresses = claimed.iter().map(|(address, _)| address.to_string()).collect();
     let asked = endpoint.spec.mac.as_deref().and_then(unicast);
@@ -49,7 +49,7 @@ pub async fn write(
     update_status(endpoints, endpoint, &changed).await.map(|_| ())
 }
 
-/// Writes a condition, and an event if asked to, if it is news.
+/// Writes a condition if it is news, and then an event if the caller asks for one.
 pub async fn say(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -89,7 +89,7 @@ pub fn unattached() -> Condition {
     condition("Ready", false, "Unattached", message, None)
 }
 
-/// A pod of the endpoint's namespace, for events that its owner reads.
+/// Returns a reference to a pod of the endpoint's namespace, for events that the pod's owner reads.
 pub fn pod_reference(endpoint: &Endpoint, name: &str, uid: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".into()),

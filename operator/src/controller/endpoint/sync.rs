@@ -1,4 +1,4 @@
-//! What the world knows of an endpoint.
+//! Keeps the world up to date with endpoints.
 
 use std::net::IpAddr;
 
@@ -18,8 +18,8 @@ use crate::model::ranges::in_force;
 use crate::model::validation::parse;
 use crate::model::world::{self, EndpointName, Membership, World};
 
-/// Brings the world up to date with the endpoint of a pod as its store has it now: whoever comes last shows the newest.
-/// One that is being deleted stays until its reconciler takes it out. A Service's is shown by its own workflow.
+/// Brings the world up to date with the endpoint of a pod as its store has it now: the last caller shows the newest. An
+/// endpoint that is being deleted stays until its reconciler removes it. A Service's endpoint has its own workflow.
 pub fn sync_endpoint(endpoint: &Endpoint, context: &Context) {
     if EndpointKind::of(endpoint) == EndpointKind::Service {
         return;
@@ -34,13 +34,13 @@ pub fn sync_endpoint(endpoint: &Endpoint, context: &Context) {
     wake_services(&name.0, changed.unwrap_or_default(), context);
 }
 
-/// The world forgets an endpoint.
+/// Removes an endpoint from the world.
 pub fn remove_endpoint(name: &EndpointName, context: &Context) {
     let changed = context.hub.update(|world| set(world, name, None));
     wake_services(&name.0, changed, context);
 }
 
-/// Answers the addresses that have, or had, another holder, or have one elsewhere.
+/// Sets an endpoint in the world. Returns the addresses that have, or had, another holder, or have one elsewhere.
 fn set(world: &mut World, name: &EndpointName, new: Option<world::Endpoint>) -> Vec<IpAddr> {
     let old = world.endpoint(name);
     let held = |endpoint: Option<&world::Endpoint>| match endpoint.map(|endpoint| &endpoint.membership) {
@@ -58,7 +58,8 @@ fn set(world: &mut World, name: &EndpointName, new: Option<world::Endpoint>) -> 
     if is_same { Vec::new() } else { changed }
 }
 
-/// Services of the namespace that name one of the addresses: it may be a backend now, or not any more.
+/// Wakes the Services of the namespace that name one of the addresses: the address may be a backend now, or no longer
+/// be one.
 fn wake_services(namespace: &str, addresses: Vec<IpAddr>, context: &Context) {
     for address in addresses {
         for service in context.slices.naming(namespace, address) {
@@ -67,7 +68,8 @@ fn wake_services(namespace: &str, addresses: Vec<IpAddr>, context: &Context) {
     }
 }
 
-/// The endpoint's addresses, each with its range of its network; none while the network doesn't have them.
+/// Returns the endpoint's addresses, each with its range of the endpoint's network; none while the network doesn't have
+/// them.
 pub fn ranges_of(endpoint: &Endpoint, context: &Context) -> Option<Vec<(IpAddr, Cidr)>> {
     let network = context.network(&endpoint.spec.network)?;
     let ranges = parse(in_force(&network)).ok()?;
@@ -131,7 +133,8 @@ fn world_endpoint(endpoint: &Endpoint, context: &Context) -> world::Endpoint {
     let status = endpoint.status.clone().unwrap_or_default();
     let is_host = EndpointKind::of(endpoint) == EndpointKind::Host;
     let network = context.network(&endpoint.spec.network);
-    // A network made again under its name in another VPC is another network: there, the addresses are not claimed.
+    // A network that is made again under its name in another VPC is another network: there the addresses are not
+    // claimed.
     let is_elsewhere =
         network.is_some_and(|network| !endpoint.spec.vpc.is_empty() && network.spec.vpc != endpoint.spec.vpc);
     let membership = if is_elsewhere || is_host && !is_wanted_by_node(endpoint, context) {

@@ -1,5 +1,5 @@
-//! An Endpoint that a user made: the pods of its namespace that name it have it, one after the other. It keeps its addresses
-//! between them.
+//! An Endpoint that a user made. The pods of its namespace that name it have it, one after the other, and it keeps its
+//! addresses between them.
 
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
@@ -15,7 +15,7 @@ use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{add_finalizer, condition, has_finalizer};
 use crate::model::endpoint::name_of;
 
-/// Gives it to the next pod, if one waits and none needs it; none: its workflow goes on.
+/// Gives the Endpoint to the next pod, if a pod waits and none needs it; none: its workflow goes on.
 pub async fn attend(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -32,7 +32,7 @@ pub async fn attend(
     Ok(None)
 }
 
-/// The status with the pod that has a user's Endpoint from now on, if that changes.
+/// Returns the status with the pod that has a user's Endpoint from now on, if that changes.
 fn next_pod(endpoint: &Endpoint, context: &Context) -> Option<EndpointStatus> {
     let mut status = endpoint.status.clone().unwrap_or_default();
     let next = attach::next(endpoint, context);
@@ -61,7 +61,7 @@ fn next_pod(endpoint: &Endpoint, context: &Context) -> Option<EndpointStatus> {
     if pod.is_some()
         && let Err(refusal) = allowed
     {
-        // Only pods that run keep what they have.
+        // Only running pods keep what they have.
         let message = refusal.to_string();
         let is_news = set(
             &mut status.conditions,

@@ -1,4 +1,4 @@
-//! Bouncer: the role of a droplet for one network; its life is that of every role.
+//! Bouncer: the role of a droplet for one network; it has the life of every role.
 
 use kube::runtime::reflector::Store;
 use thuban_api::Bouncer;
@@ -27,7 +27,7 @@ impl Role for Bouncer {
     }
 
     fn is_in_use(&self, context: &Context) -> bool {
-        // Endpoints may outlive their network: an operator that saw it late gave them addresses.
+        // Endpoints may outlive their network: an operator that saw the network's end late gave them addresses.
         context.network(&self.spec.network).is_some()
             && context.hub.read(|world| world.population(&self.spec.network)) > 0
     }

@@ -1,14 +1,14 @@
-//! What a role needs next, by what is known of it. Nothing here reads a store or writes: the reconciler looks, asks, and
-//! does what it is told.
+//! Decides the next step of a role from its view. Nothing here reads a store or writes: the reconciler looks, asks, and
+//! does what is decided here.
 
 use crate::hub::Missing;
 
-/// Why a role should not be where it is.
+/// The reason why a role should not be where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Move {
-    /// It is nowhere.
+    /// It has no droplet.
     Unplaced,
-    /// Its droplet is none any more, or is not accepted.
+    /// Its droplet doesn't exist any more, or is not accepted.
     Gone,
     /// Its droplet has no stream.
     Suspect,
@@ -32,48 +32,49 @@ impl Move {
         }
     }
 
-    /// Whether any other droplet is better, a cordoned or crowded one too.
+    /// Whether any other droplet is better, even a cordoned or crowded one.
     pub fn is_forced(self) -> bool {
         matches!(self, Self::Unplaced | Self::Gone | Self::Suspect)
     }
 }
 
-/// What is known of a role that serves, or is to.
+/// The view of a role that serves or is about to serve.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own, none follows from another
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
-    /// Where it should be.
+    /// The droplet where the role should be.
     pub droplet: Option<&'a str>,
-    /// Why it should be elsewhere.
+    /// The reason why the role should be elsewhere.
     pub why: Option<Move>,
-    /// Users are told of it where it should be.
+    /// Users are told that the role is where it should be.
     pub is_published: bool,
     /// Its status says that it is Provisioned where it should be.
     pub serves_here: bool,
     /// Its status says that it leaves.
     pub is_leaving: bool,
-    /// Its object is deleted, and it is the last that its users have.
+    /// Its object is deleted, and the role is the last one that its users have.
     pub is_deleted: bool,
 }
 
 impl View<'_> {
-    /// Users are being told of it. Others may have left because of that: it moves once they know where it is.
+    /// Whether users are being told of the role. Other roles may have left because of that, so this role moves only
+    /// once users know where it is.
     fn is_announced(&self) -> bool {
         self.is_published && !self.serves_here
     }
 
-    /// Why another droplet is to be looked for now. If there is none the role goes on where it is.
+    /// Returns the reason to look for another droplet now. If there is no other droplet the role goes on where it is.
     pub fn wants_to_move(&self) -> Option<Move> {
         self.why.filter(|why| why.is_forced() || !self.is_announced())
     }
 }
 
-/// How far the tables of a role are, where it should be.
+/// The progress of a role's tables on the droplet where it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tables {
-    /// It has no parent that would make some.
+    /// The role has no parent that makes tables.
     Unknown,
-    /// The droplet has not acked them; `is_overdue`: for so long that it will not.
+    /// The droplet has not acked the tables; `is_overdue`: it has not for so long that it never will.
     Missing {
         what: Missing,
         is_overdue: bool,
@@ -83,25 +84,28 @@ pub enum Tables {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nowhere can it be.
+    /// No droplet can carry the role.
     WaitForDroplet,
-    /// Its object says that it leaves, and it is needed: the object is to say so, as the next leader is to know it.
+    /// Its object says that the role leaves, but it is needed. The object must say so, because the next leader knows
+    /// only the object.
     Reinstate,
-    /// It is deleted and goes once another serves.
+    /// It is deleted, and leaves once another role serves.
     WaitForAnother,
-    /// Users have it. There may be a better place for it later.
+    /// Users use the role. There may be a better place for it later.
     Rest(Option<Move>),
     WaitForTables(Missing),
-    /// Its droplet does not take its tables: another one is to be looked for; meanwhile it waits for them.
+    /// Its droplet does not take its tables: the operator looks for another droplet, and the role waits for the tables
+    /// meanwhile.
     LeaveDroplet(Missing),
-    /// Droplets don't take yet what it passes on, or don't know where it is.
+    /// Droplets don't accept the role's packets yet, or don't know where the role is.
     WaitForUsers(Missing),
-    /// All take what it passes on: users may be told.
+    /// All droplets accept the role's packets: users may be told.
     Publish,
 }
 
-/// First its tables, then all that are to take what it passes on, then its users: a packet may be faster than the news.
-/// `tables` and `uninformed` are asked only if it matters, for whoever asks is woken by acks.
+/// Decides the next step. The tables come first, then all droplets that must accept the role's packets, then its users:
+/// a packet may be faster than the news. `tables` and `uninformed` are called only if the answer matters, because acks
+/// wake every caller.
 pub fn decide(view: View, tables: impl FnOnce() -> Tables, uninformed: impl FnOnce() -> Missing) -> Step {
     if view.droplet.is_none() {
         return Step::WaitForDroplet;
@@ -135,15 +139,15 @@ pub fn decide(view: View, tables: impl FnOnce() -> Tables, uninformed: impl FnOn
     }
 }
 
-/// What is known of a role whose object is deleted.
+/// The view of a role whose object is deleted.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own, none follows from another
 #[derive(Clone, Copy, Debug)]
 pub struct LeavingView {
-    /// Somebody may be using its parent's roles.
+    /// The roles of its parent may be in use.
     pub is_in_use: bool,
-    /// Users have another one, which stays.
+    /// Users have another role, which stays.
     pub has_other: bool,
-    /// Users were told to forget it.
+    /// Users were told to forget the role.
     pub is_unpublished: bool,
     /// Its status says that it leaves.
     pub is_leaving: bool,
@@ -151,13 +155,13 @@ pub struct LeavingView {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaving {
-    /// Nobody counts on it from now on. Its status is to say that it leaves before any user is told.
+    /// Nothing counts on the role from now on. Its status must say that it leaves before any user is told.
     Drain,
     /// Its users are told to forget it.
     Unpublished,
-    /// It is the last that they have.
+    /// It is the last role that its users have.
     Held,
-    /// It is the last, and users were told to forget it; what its object says is not seen yet.
+    /// It is the last role, and users were told to forget it; the content of its object is not known yet.
     HeldUnseen,
 }
 
@@ -212,7 +216,7 @@ mod tests {
         }
     }
 
-    /// What serves asks for nothing: it would be woken by every ack.
+    /// Decides for a role that serves: it asks for nothing, because every ack would wake it.
     fn next_unasked(view: View) -> Step {
         decide(view, || unreachable!(), || unreachable!())
     }
@@ -279,7 +283,8 @@ mod tests {
             ..deleted
         };
         assert_eq!(next_unasked(leaving), Step::Reinstate);
-        // Its users were told to forget it: it is made ready as a new one is, and says so before they are told.
+        // Its users were told to forget the role: it is made ready as a new role is, and its object says so before
+        // users are told.
         let unpublished = View {
             is_published: false,
             ..leaving
@@ -311,7 +316,7 @@ mod tests {
         };
         assert_eq!(decide_leaving(other), Leaving::Drain);
         assert_eq!(decide_leaving(unused), Leaving::Drain);
-        // Both must say so, for the next leader knows only the object.
+        // The world and the object must both say so, because the next leader knows only the object.
         let told = LeavingView {
             is_unpublished: true,
             ..other

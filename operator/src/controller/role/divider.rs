@@ -1,4 +1,4 @@
-//! Divider: the role of a droplet for one VPC; its life is that of every role.
+//! Divider: the role of a droplet for one VPC; it has the life of every role.
 
 use kube::runtime::reflector::Store;
 use thuban_api::Divider;
@@ -28,7 +28,7 @@ impl Role for Divider {
     }
 
     fn is_in_use(&self, context: &Context) -> bool {
-        // Networks whose VPC is gone are served no more.
+        // Networks whose VPC is gone are no longer served.
         let networks = context.networks_of(&self.spec.vpc);
         context.vpc(&self.spec.vpc).is_some() && networks.iter().any(|network| is_accepted(network))
     }

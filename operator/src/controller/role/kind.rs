@@ -1,4 +1,4 @@
-//! What the workflow of roles asks of a divider or a bouncer.
+//! The functions of a divider or a bouncer that the workflow of roles needs.
 
 use kube::ResourceExt;
 use kube::core::object::HasStatus;
@@ -14,12 +14,12 @@ use crate::model::world::{self, RoleId, RoleKind, World};
 /// A divider or a bouncer.
 pub trait Role: Object + HasStatus<Status = RoleStatus> + 'static {
     const KIND: RoleKind;
-    /// The divider's VPC, the bouncer's network.
+    /// Returns the name of the divider's VPC, or of the bouncer's network.
     fn parent(&self) -> &str;
     fn droplet(&self) -> Option<&str>;
     fn place_on(&mut self, droplet: String);
     fn all(context: &Context) -> &Store<Self>;
-    /// Whether somebody may be using its parent's roles.
+    /// Whether the roles of its parent may be in use.
     fn is_in_use(&self, context: &Context) -> bool;
 
     fn id(&self) -> RoleId<'_> {
@@ -35,17 +35,18 @@ pub trait Role: Object + HasStatus<Status = RoleStatus> + 'static {
         Waiter::Role(Self::KIND, self.name_any())
     }
 
-    /// The rows that its droplet needs to serve.
+    /// Returns the rows that its droplet needs to serve.
     fn tables(&self, world: &World, droplet: &str) -> Vec<(String, Key)> {
         world.role_tables(Self::KIND, self.parent(), droplet)
     }
 
-    /// The rows that tell users where it is.
+    /// Returns the rows that tell users where the role is.
     fn published_rows(&self, world: &World) -> Vec<(String, Key)> {
         world.published_rows(Self::KIND, self.parent())
     }
 
-    /// Where users have it. Roles of operators that wrote no `status.droplet` serve where they are.
+    /// Returns the droplet where users have the role. Roles of operators that wrote no `status.droplet` serve where
+    /// they are.
     fn serves_on(&self) -> Option<&str> {
         let status = self.status()?;
         let provisioned = self.droplet().filter(|_| status.phase == Phase::Provisioned);
@@ -56,7 +57,7 @@ pub trait Role: Object + HasStatus<Status = RoleStatus> + 'static {
         self.status().is_some_and(|status| status.leaving)
     }
 
-    /// As the world has it.
+    /// Returns the role in the form that the world has.
     fn in_world(&self) -> world::Role {
         world::Role {
             uid: self.uid().unwrap_or_default(),
@@ -68,7 +69,7 @@ pub trait Role: Object + HasStatus<Status = RoleStatus> + 'static {
     }
 }
 
-/// Roles of a parent.
+/// Returns the roles of a parent.
 pub fn roles_of<R: Role>(parent: &str, context: &Context) -> Vec<std::sync::Arc<R>> {
     found(R::all(context), &context.index.roles_of(R::KIND, parent))
 }

@@ -1,9 +1,9 @@
-//! What dividers and bouncers share: placed on a droplet, made ready there before users are told of it, Provisioned
-//! once they know; taken from its users before its tables go.
+//! The workflow that dividers and bouncers share. A role is placed on a droplet, is made ready there before users are
+//! told of it, and is Provisioned once they know. It is taken from its users before its tables are removed.
 //!
-//! Invariants: `status.droplet` is where users have it, and its tables are there until that is written anew.
-//! `status.leaving` is written before any user is told to forget it, and gone before any is told of it again: of
-//! several that are deleted, the next leader knows which serve.
+//! Invariants: `status.droplet` is the droplet where users have the role, and its tables stay there until that field
+//! changes. `status.leaving` is written before any user is told to forget the role, and removed before any user is told
+//! of it again: of several roles that are deleted, the next leader knows which serve.
 
 mod bouncer;
 mod decide;
@@ -35,13 +35,13 @@ use crate::controller::runtime::objects::{
 };
 use crate::hub::{Barrier, Missing};
 
-/// What waits longer than this says so in a condition.
+/// How long a role waits before a condition says so.
 const CONDITION_DELAY: Duration = Duration::from_secs(3);
-/// A droplet that has not taken the tables for so long will not.
+/// How long a droplet may take to ack the tables; after that the operator expects no ack.
 const TABLES_TIMEOUT: Duration = Duration::from_secs(30);
-/// Between two looks at what acks should have woken.
+/// How long the workflow waits for a change of which acks should have woken it.
 const ACK_RETRY: Duration = Duration::from_secs(2);
-/// One that found no better droplet than a shared or cordoned one looks again so often.
+/// How often a role on a shared or cordoned droplet looks for a better one.
 const SPREAD_RETRY: Duration = Duration::from_secs(20);
 
 pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -107,7 +107,7 @@ fn tables_of<R: Role>(role: &R, context: &Context) -> Tables {
     }
 }
 
-/// Droplets that lack the news of where the role is.
+/// Returns the droplets that don't know yet where the role is.
 fn uninformed<R: Role>(role: &R, context: &Context) -> Missing {
     let rows = context.hub.read(|world| role.published_rows(world));
     let barrier = Barrier::new(role.waiter())
@@ -116,7 +116,7 @@ fn uninformed<R: Role>(role: &R, context: &Context) -> Missing {
     context.hub.missing(&barrier)
 }
 
-/// Does what was decided.
+/// Does the step that was decided.
 async fn take<R: Role>(
     step: Step,
     role: &R,
@@ -174,7 +174,7 @@ fn announcing(missing: &Missing) -> (&'static str, String) {
     upgrade_or(missing, ("Announcing", message))
 }
 
-/// That a transitd is to be upgraded is told before anything else.
+/// Returns the message that a transitd must be upgraded, if one must, before any other message.
 fn upgrade_or(missing: &Missing, told: (&'static str, String)) -> (&'static str, String) {
     if missing.outdated.is_empty() {
         told
@@ -183,7 +183,7 @@ fn upgrade_or(missing: &Missing, told: (&'static str, String)) -> (&'static str,
     }
 }
 
-/// All concerned know of it.
+/// Finishes a role of which all droplets concerned know.
 async fn finish<R: Role>(
     role: &R,
     droplet: &str,
@@ -198,7 +198,7 @@ async fn finish<R: Role>(
     set(&mut status.conditions, ready);
     context.clocks.forget(Timed::RoleWait, role.id().uid);
     if role.status() == Some(&status) {
-        // It was taken back where it was.
+        // The role was reinstated where it was.
         return Ok(Action::requeue(ACK_RETRY));
     }
     write(role, roles, status).await?;
@@ -233,7 +233,7 @@ async fn settle_on<R: Role>(
     Ok(Action::await_change())
 }
 
-/// Says what it waits for, if it has waited for a while.
+/// Reports what the role waits for, if it has waited for a while.
 async fn wait<R: Role>(
     role: &R,
     roles: &Api<R>,
@@ -266,13 +266,13 @@ async fn write<R: Role>(role: &R, roles: &Api<R>, status: RoleStatus) -> Result<
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leave {
-    /// Its users are told to forget it.
+    /// Its users are told to forget the role.
     Left,
-    /// It is the last that they have.
+    /// It is the last role that its users have.
     Held,
-    /// What its object says is not seen yet.
+    /// The content of its object is not known yet.
     Later,
-    /// The API server does not keep that it leaves.
+    /// The API server does not store that the role leaves.
     Unkept,
 }
 
@@ -280,7 +280,7 @@ enum Leave {
 async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<Leave, WriteError> {
     let name = role.name_any();
     let is_in_use = role.is_in_use(context);
-    // Decided in one step, so that of two that leave at the same time one stays.
+    // This is decided in one step, so that one of two roles that leave at the same time stays.
     let decided = context.hub.update(|world| {
         let roles = world.roles(R::KIND);
         let decided = decide_leaving(LeavingView {
@@ -300,7 +300,7 @@ async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<L
     match decided {
         Leaving::Unpublished => return Ok(Leave::Left),
         Leaving::Held => return Ok(Leave::Held),
-        // Not seen yet, or taken away by another leader: a write that changes nothing tells.
+        // The change is not seen yet, or another leader removed it: a write that changes nothing tells which.
         Leaving::HeldUnseen => match write(role, roles, status).await {
             Ok(_) => {
                 context.hub.update(|world| world.reinstate_role(role.id()));
@@ -323,7 +323,8 @@ async fn leave<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<L
     Ok(Leave::Left)
 }
 
-/// One that left, or was going to, is needed after all, and ready: as the next leader is to know it.
+/// Writes that a role doesn't leave. It left, or was about to, but is needed after all and ready; the next leader must
+/// know that.
 async fn stay<R: Role>(role: &R, roles: &Api<R>) -> Result<Action, ReconcileError> {
     let mut status = role.status().cloned().unwrap_or_default();
     status.leaving = false;
@@ -331,7 +332,8 @@ async fn stay<R: Role>(role: &R, roles: &Api<R>) -> Result<Action, ReconcileErro
     Ok(Action::requeue(ACK_RETRY))
 }
 
-/// Before a new leader serves anybody: the one before may have taken their tables away already.
+/// Unpublishes the roles that leave, before a new leader serves anybody: the previous leader may already have removed
+/// their tables.
 pub fn unpublish_leaving<R: Role>(context: &Context) {
     for role in R::all(context).state() {
         if role.meta().deletion_timestamp.is_some() && role.is_leaving() && has_finalizer(&*role) {
@@ -340,10 +342,10 @@ pub fn unpublish_leaving<R: Role>(context: &Context) {
     }
 }
 
-/// From its users first, then its tables, then the object.
+/// Removes the role from its users first, then its tables, then the object.
 async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<Action, ReconcileError> {
     let rows = context.hub.read(|world| role.published_rows(world));
-    // Those that don't understand its rows never used it.
+    // Droplets that don't understand its rows never used the role.
     let barrier = Barrier::new(role.waiter()).has(rows);
     let users = context.hub.missing(&barrier).unacked;
     if !users.is_empty() {

@@ -1,4 +1,4 @@
-//! Where a role should be, and whether it should be elsewhere.
+//! Decides which droplet a role should be on, and whether it should move.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::model::droplet::is_accepted;
 use crate::model::placement::{Candidate, pick};
 use crate::model::world::RoleKind;
 
-/// Set on Nodes that should carry roles; kubelets can't set it.
+/// The label of Nodes that should carry roles; kubelets can't set it.
 pub const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
-/// Roles of one parent spread over its values.
+/// The label of zones: the roles of one parent spread over its values.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// Whether the role should be elsewhere.
+/// Returns the reason why the role should be elsewhere, if there is one.
 pub fn should_move<R: Role>(role: &R, context: &Context) -> Option<Move> {
     let Some(droplet) = role.droplet() else {
         return Some(Move::Unplaced);
@@ -43,13 +43,13 @@ pub fn should_move<R: Role>(role: &R, context: &Context) -> Option<Move> {
         .then_some(Move::Crowded)
 }
 
-/// Of two on one droplet, the later by name goes.
+/// Whether the role must make way for the other one: of two on one droplet, the later by name goes.
 fn is_crowding<R: Role>(role: &R, other: &R) -> bool {
     let stays = role.meta().deletion_timestamp.is_none() && role.name_any() < other.name_any();
     stays && role.droplet().is_some() && role.droplet() == other.droplet()
 }
 
-/// Those of its siblings that should move since it is where they are.
+/// Returns the siblings of the role that should move because it is where they are.
 pub fn crowded_by<R: Role>(role: &R, context: &Context) -> Vec<String> {
     let siblings = roles_of::<R>(role.parent(), context);
     let crowded = siblings.iter().filter(|other| is_crowding(role, &**other));
@@ -66,7 +66,7 @@ fn zone(context: &Context, droplet: &str) -> Option<String> {
     node.labels().get(ZONE).cloned()
 }
 
-/// Picks a droplet for a role, one better than where it is, and remembers it until the store shows it.
+/// Picks a droplet for a role that is better than the role's current one, and remembers it until the store shows it.
 pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> {
     let name = role.name_any();
     let mut placements = context.placements.lock();
@@ -125,14 +125,14 @@ pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> 
     Some(picked)
 }
 
-/// Who is where already, for one role that looks for a place.
+/// The roles that droplets carry already, for one role that looks for a droplet.
 struct Crowd<'a> {
     kind: RoleKind,
     name: &'a str,
     parent: &'a str,
-    /// Roles of any kind by droplet.
+    /// Number of roles of any kind, by droplet.
     roles: HashMap<&'a str, usize>,
-    /// Droplets of those of its kind and parent.
+    /// Droplets of the roles of the same kind and parent.
     siblings: Vec<&'a str>,
 }
 
@@ -147,7 +147,7 @@ impl<'a> Crowd<'a> {
         }
     }
 
-    /// Those that were placed a moment ago are where they were placed.
+    /// Adds stored roles. Roles that were placed a moment ago count where they were placed.
     fn add_stored<R: Role>(&mut self, stored: &'a [Arc<R>], placements: &Placed) {
         let newer = placements.get(&R::KIND);
         for role in stored {

@@ -1,4 +1,5 @@
-//! How many roles a parent has: missing ones are created, those beyond the number go once the others work.
+//! Keeps the number of a parent's roles: missing roles are created, those beyond the number are removed once the others
+//! work.
 
 use std::time::Duration;
 
@@ -15,13 +16,13 @@ use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::objects::{Object, WriteError, create, delete, owner};
 use crate::model::scaling::{Bounds, Demand, Scaling, scale};
 
-/// How long less need must last before a role goes.
+/// How long a smaller number must be enough before a role is removed.
 const SCALE_DOWN_DELAY: Duration = Duration::from_mins(5);
 
-/// How often loads are looked at.
+/// How often the operator looks at loads.
 pub const LOOK_AT_LOAD: Duration = Duration::from_secs(10);
 
-/// The number wanted now. `fewer`: since when it is less than it was. `known`: the number so far.
+/// Returns the number that is wanted now. `fewer` is the clock for a smaller number, `known` the number so far.
 pub fn wanted(
     fewer: (Timed, &str),
     known: Option<u32>,
@@ -47,7 +48,7 @@ pub fn wanted(
 /// Roles of one parent, numbered from 0.
 pub struct RoleSet<'a, P, R> {
     pub parent: &'a P,
-    /// `d` of `<vpc>-d0`.
+    /// The letter in the names of roles: `d` of `<vpc>-d0`.
     pub letter: char,
     pub make: &'a (dyn Fn(&str) -> R + Sync),
 }
@@ -62,13 +63,13 @@ where
         name.strip_prefix(&prefix)?.parse().ok()
     }
 
-    /// Creates and deletes; the names of those of the wanted that don't work yet.
+    /// Creates and deletes roles. Returns the names of the wanted roles that don't work yet.
     pub async fn ensure(&self, wanted: u32, context: &Context) -> Result<Vec<String>, WriteError> {
         let api: Api<R> = Api::all(context.client.clone());
         let mut waiting = Vec::new();
         let name_of = |number: u32| format!("{}-{}{number}", self.parent.name_any(), self.letter);
         let known_as = |name: &str| R::all(context).get(&ObjectRef::new(name));
-        // The only one is deleted by hand: it serves on until there is another.
+        // The only role is deleted by hand: it serves until there is another one.
         let only = known_as(&name_of(0)).filter(|_| wanted == 1);
         let is_replaced = only.is_some_and(|role| role.meta().deletion_timestamp.is_some());
         for number in 0..wanted + u32::from(is_replaced) {
@@ -92,7 +93,7 @@ where
                 owner_references: owner(self.parent).map(|reference| vec![reference]),
                 ..ObjectMeta::default()
             };
-            // With a place from the start, if there is one: that saves a write.
+            // The role has a droplet from the start, if there is one: that saves a write.
             if let Some(droplet) = place(&role, Move::Unplaced, context) {
                 role.place_on(droplet);
             }
@@ -129,7 +130,7 @@ where
     }
 }
 
-/// Deletes all roles of a parent that goes; the names of those that are there still.
+/// Deletes all roles of a parent that is deleted. Returns the names of the roles that are still there.
 pub async fn remove_all<P: Object, R: Role>(
     parent: &P,
     context: &Context,
@@ -145,7 +146,7 @@ pub async fn remove_all<P: Object, R: Role>(
     Ok(own.iter().map(|role| role.name_any()).collect())
 }
 
-/// An event of the parent's: `<kind><what>`.
+/// Writes an event of the parent: `<kind><what>`.
 fn tell<P: Object, R: Role>(parent: &P, role: &R, what: &str, context: &Context) {
     let name = role.name_any();
     let note = match role.droplet() {

@@ -1,4 +1,4 @@
-//! Since when this leader has known something, by its own monotonic clock: a new leader begins anew.
+//! Clocks that say since when this leader has known something, by its own monotonic clock: a new leader starts again.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// What is timed, and of what it is the UID or the name that stands beside it.
+/// The subjects that are timed. Each is timed by a UID or a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Timed {
     /// A role waits for a droplet or for acks. By its UID.
@@ -22,7 +22,7 @@ pub enum Timed {
     FewerDividers,
     /// A network needs fewer bouncers. By its name.
     FewerBouncers,
-    /// The numbers in a network's status are not its own any more. By its name.
+    /// The numbers in a network's status are out of date. By its name.
     NetworkCount,
     /// A claim was released. By its UID.
     ClaimReleased,
@@ -38,7 +38,7 @@ pub enum Timed {
     AnnotationUnread,
     /// The API server denies a pod, a Service or a node its Endpoint. By its UID.
     EndpointDenied,
-    /// An event said so. By the same.
+    /// An event reported the denial. By the same UID.
     DenialTold,
     /// The name of a Service's Endpoint is taken. By the Service's UID.
     ServiceNameTaken,
@@ -52,7 +52,7 @@ pub enum Timed {
 pub struct Clocks(Mutex<HashMap<(Timed, String), Instant>>);
 
 impl Clocks {
-    /// For how long it has been known: nothing at the first time of asking.
+    /// Returns how long it has been known: zero at the first call.
     pub fn known_for(&self, what: Timed, whose: &str) -> Duration {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match known.entry((what, whose.to_owned())) {
@@ -64,13 +64,13 @@ impl Clocks {
         }
     }
 
-    /// Whether it was asked about, and not forgotten since.
+    /// Whether it was asked about, and has not been forgotten since.
     pub fn is_known(&self, what: Timed, whose: &str) -> bool {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.contains_key(&(what, whose.to_owned()))
     }
 
-    /// True at the first time of asking, and again whenever so much time has passed since it was.
+    /// Returns true at the first call, and again whenever so much time has passed since the last time that it was true.
     pub fn is_due(&self, what: Timed, whose: &str, every: Duration) -> bool {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (what, whose.to_owned());
@@ -81,13 +81,13 @@ impl Clocks {
         is_due
     }
 
-    /// Asked again, it is new.
+    /// Forgets the time: at the next call it is new.
     pub fn forget(&self, what: Timed, whose: &str) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.remove(&(what, whose.to_owned()));
     }
 
-    /// What is left of `time` since it was first asked about.
+    /// Returns the rest of `time` since it was first asked about.
     pub fn remaining(&self, what: Timed, whose: &str, time: Duration) -> Option<Duration> {
         time.checked_sub(self.known_for(what, whose))
             .filter(|left| !left.is_zero())
@@ -133,7 +133,7 @@ mod tests {
         assert!(!is_due());
     }
 
-    /// Time that goes on by itself is never the same at two looks.
+    /// A clock that advances by itself never shows the same time at two looks.
     #[tokio::test]
     async fn what_is_due_is_due_by_a_clock_that_runs() {
         let clocks = Clocks::default();

@@ -1,4 +1,4 @@
-//! How a look at an object ends that did not succeed.
+//! Errors of reconciling an object.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub enum ClaimError {
 }
 
 impl ClaimError {
-    /// For conditions and events; none of errors that pass by themselves.
+    /// Returns the reason for conditions and events; none for errors that pass by themselves.
     pub fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Full { .. } => Some("NetworkFull"),
@@ -49,7 +49,7 @@ pub enum ReconcileError {
 }
 
 impl ReconcileError {
-    /// Somebody else wrote meanwhile.
+    /// Whether another writer changed the object meanwhile.
     fn is_conflict(&self) -> bool {
         match self {
             Self::Write(write) | Self::Claim(ClaimError::Write(write)) => write.is_conflict(),
@@ -68,7 +68,8 @@ impl Category for ReconcileError {
     }
 }
 
-/// Conflicts are tried again at once, all else with a pause; a transient error of the API server ends nothing.
+/// Returns when to try again: after a conflict at once, after any other error with a pause. A transient error of the
+/// API server ends nothing.
 #[allow(clippy::needless_pass_by_value)] // the signature of kube's error policies
 pub fn retry<K: Object, C>(object: Arc<K>, error: &ReconcileError, _: Arc<C>) -> Action {
     if error.is_conflict() {

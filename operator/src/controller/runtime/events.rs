@@ -1,8 +1,8 @@
-//! Events tell a person each step. They are written beside the workflows, in order and one at a time, so that a burst of
-//! steps does not have the API server busy with telling of them.
+//! Events report each step to people. They are written beside the workflows, in order and one at a time, so that a
+//! burst of steps does not keep the API server busy with events.
 //!
-//! Invariant: no workflow of endpoints or roles waits for an event. What is not told when this process ends, or is too much to remember, stays
-//! untold: conditions say the same for as long as it is true.
+//! Invariant: no workflow of endpoints or roles waits for an event. Events are lost if the process ends first, or if
+//! there are too many to remember: conditions say the same for as long as it is true.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1;
@@ -17,11 +17,12 @@ use tracing::warn;
 
 use crate::controller::runtime::objects::{Object, WriteError, bounded, create};
 
-/// Events that may wait to be written.
+/// The most events that may wait to be written.
 const MAX_QUEUED: usize = 4096;
-/// A recorder keeps each event for minutes, to count repetitions instead of writing them: after so many, a fresh one.
+/// How many events one recorder writes before a fresh one replaces it. A recorder keeps each event for minutes, to
+/// count repetitions instead of writing them.
 const REMEMBERED: usize = 256;
-/// Kubernetes takes notes of 1,024 bytes.
+/// The longest note in bytes: Kubernetes accepts notes of 1,024 bytes.
 const MAX_NOTE: usize = 1000;
 
 const ACTION: &str = "Reconcile";
@@ -38,7 +39,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Writes events by a task of its own.
+    /// Starts a task that writes events.
     pub fn start(client: Client, tasks: &mut JoinSet<()>) -> Self {
         let reporter = Reporter {
             controller: "thuban-operator".into(),
@@ -53,7 +54,7 @@ impl Events {
         }
     }
 
-    /// Tells people what happened to an object.
+    /// Reports to people what happened to an object.
     pub fn event<K: Resource<DynamicType = ()>>(
         &self,
         object: &K,
@@ -68,7 +69,7 @@ impl Events {
         self.tell(object, None, is_warning, reason, note);
     }
 
-    /// An event in which a droplet or a role takes part: events that differ in it are told apart.
+    /// Writes an event in which a droplet or a role takes part: events that differ in it are told apart.
     pub fn event_with<K: Resource<DynamicType = ()>>(
         &self,
         object: &K,
@@ -79,8 +80,9 @@ impl Events {
         self.tell(object.object_ref(&()), Some(related), false, reason, note);
     }
 
-    /// A warning that no other operator and no later leader repeats while the API server remembers it: its name is
-    /// `<kind>-<uid>.<key>` in lower case, and a name is taken once. It is written when this answers true; false: it was there.
+    /// Writes a warning that no other operator and no later leader repeats while the API server remembers it: its name
+    /// is `<kind>-<uid>.<key>` in lower case, and a name is accepted once. Returns true when this call wrote it, false
+    /// when it was already there.
     pub async fn warn_once<K: Object>(
         &self,
         object: &K,

@@ -1,4 +1,4 @@
-//! Heartbeats of droplets without a stream: one Lease a droplet, read only then.
+//! Heartbeats of droplets without a stream: one Lease for each droplet, which is read only then.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,15 +11,15 @@ use tokio::time::Instant;
 
 use crate::controller::runtime::objects::{WriteError, get};
 
-/// A heartbeat that does not change for so long, by this process's own clock, has stopped.
+/// How long a heartbeat may stay unchanged, by this process's own clock, before it counts as stopped.
 pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// By droplet: the version of its Lease that was seen, and since when.
+/// The version of each droplet's Lease that was last seen, and since when, by droplet.
 #[derive(Debug, Default)]
 pub struct Heartbeats(Mutex<HashMap<String, (Option<String>, Instant)>>);
 
 impl Heartbeats {
-    /// For how long the droplet's heartbeat has not changed, as far as this leader knows.
+    /// Returns how long the droplet's heartbeat has not changed, as far as this leader knows.
     pub async fn stopped_for(&self, client: Client, droplet: &str) -> Result<Duration, WriteError> {
         let name = format!("droplet-{droplet}");
         let leases: Api<Lease> = Api::namespaced(client, HEARTBEAT_NAMESPACE);
@@ -34,7 +34,7 @@ impl Heartbeats {
         Ok(entry.1.elapsed())
     }
 
-    /// The droplet is back: what comes later is looked at anew.
+    /// Forgets the heartbeat of a droplet that is back: a later silence is timed from its own start.
     pub fn forget(&self, droplet: &str) {
         self.0
             .lock()

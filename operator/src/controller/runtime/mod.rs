@@ -1,4 +1,4 @@
-//! What reconcilers are run with, whatever their kind: watches, writes, events, errors and pauses.
+//! The runtime of reconcilers of every kind: watches, writes, events, errors and pauses.
 
 pub mod clocks;
 pub mod error;

@@ -1,7 +1,7 @@
-//! Writes as the design wants them: a patch of what changed under resourceVersion, delete under UID and resourceVersion, our
-//! own finalizer helper.
+//! Writes of objects: a patch of the changed fields under resourceVersion, a delete under UID and resourceVersion, and
+//! our own finalizer helper.
 //!
-//! Invariant: a field that this version doesn't know, of a newer CRD, is never written, so it stays.
+//! Invariant: a field of a newer CRD that this version doesn't know is never written, so it stays.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use serde_json::Value;
 use thiserror::Error;
 use thuban_api::{Condition, ConditionStatus, FINALIZER};
 
-/// What went wrong, at which object.
+/// A failed operation on an object.
 #[derive(Debug, Error)]
 #[error("{operation} {object}: {}", self.message())]
 pub struct WriteError {
@@ -27,12 +27,12 @@ pub struct WriteError {
 }
 
 impl WriteError {
-    /// Somebody else wrote meanwhile: read again and decide anew.
+    /// Whether another writer changed the object meanwhile: the caller reads again and decides again.
     pub fn is_conflict(&self) -> bool {
         matches!(&*self.source, kube::Error::Api(status) if status.code == 409)
     }
 
-    /// For counting: what kind of answer it was.
+    /// Returns the kind of answer, for counting.
     pub fn category(&self) -> &'static str {
         match &*self.source {
             kube::Error::Api(status) => match status.code {
@@ -47,7 +47,7 @@ impl WriteError {
         }
     }
 
-    /// The API server's words.
+    /// Returns the API server's message.
     pub fn message(&self) -> String {
         match &*self.source {
             kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
@@ -55,8 +55,8 @@ impl WriteError {
         }
     }
 
-    /// Understood and not allowed: by a quota, a webhook (which answers what it likes), a policy, or a rule of the kind. Tried
-    /// again at once, it is denied again.
+    /// Whether the API server understood the request and denied it: by a quota, a webhook (which may answer anything),
+    /// a policy, or a rule of the kind. An immediate retry would be denied again.
     pub fn is_denied(&self) -> bool {
         match &*self.source {
             kube::Error::Api(status) => {
@@ -66,7 +66,7 @@ impl WriteError {
         }
     }
 
-    /// Denied because its namespace ends.
+    /// Whether the request was denied because its namespace ends.
     pub fn is_namespace_ending(&self) -> bool {
         self.is_denied() && self.causes().any(|cause| cause.reason == "NamespaceTerminating")
     }
@@ -75,7 +75,8 @@ impl WriteError {
         matches!(&*self.source, kube::Error::Api(status) if status.code == 403)
     }
 
-    /// The object breaks a rule of its kind, which names the field. A policy may answer the same code, without one.
+    /// Whether the object breaks a rule of its kind, which names the field. A policy may answer the same code, without
+    /// a field.
     pub fn is_invalid(&self) -> bool {
         matches!(&*self.source, kube::Error::Api(status) if status.code == 422)
             && self.causes().any(|cause| !cause.field.is_empty())
@@ -102,22 +103,23 @@ pub fn failed<'a>(operation: &'static str, object: &'a str) -> impl FnOnce(kube:
     }
 }
 
-/// An API server that does not answer for so long is away. What was asked for may have happened all the same.
+/// How long the API server may take to answer; after that it counts as away. The request may have been carried out all
+/// the same.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// No request keeps its object from being looked at again.
+/// Bounds the time of a request, so that the workflow of its object goes on.
 pub async fn bounded<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
     let silent = || kube::Error::Service("the API server does not answer".into());
     let answer = tokio::time::timeout(REQUEST_TIMEOUT, request).await;
     answer.unwrap_or_else(|_| Err(silent()))
 }
 
-/// The object as the API server has it now.
+/// Returns the object as the API server has it now.
 pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, WriteError> {
     bounded(api.get_opt(name)).await.map_err(failed("get", name))
 }
 
-/// All objects of a kind as the API server has them now.
+/// Returns all objects of a kind as the API server has them now.
 pub async fn list<K: Object>(api: &Api<K>) -> Result<Vec<K>, WriteError> {
     list_by(api, &ListParams::default()).await
 }
@@ -129,7 +131,7 @@ async fn list_by<K: Object>(api: &Api<K>, parameters: &ListParams) -> Result<Vec
         .map_err(failed("list", K::plural(&()).as_ref()))
 }
 
-/// Objects with that field, one of the CRD's `selectableFields`.
+/// Returns the objects with that field, which is one of the CRD's `selectableFields`.
 pub async fn list_where<K: Object>(api: &Api<K>, field: &str, value: &str) -> Result<Vec<K>, WriteError> {
     let parameters = ListParams::default().fields(&format!("{field}={value}"));
     list_by(api, &parameters).await
@@ -150,7 +152,7 @@ pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<K, WriteError
     result.map_err(failed("create", &object.name_any()))
 }
 
-/// Writes what of metadata and spec is other than in `old`, if the API server still has that version.
+/// Writes the parts of metadata and spec that differ from `old`, if the API server still has that version.
 pub async fn update<K: Object>(api: &Api<K>, old: &K, new: &K) -> Result<K, WriteError> {
     let name = old.name_any();
     let result = async {
@@ -162,7 +164,7 @@ pub async fn update<K: Object>(api: &Api<K>, old: &K, new: &K) -> Result<K, Writ
     result.map_err(failed("update", &name))
 }
 
-/// Writes what of the status is other than in `old`, if the API server still has that version.
+/// Writes the parts of the status that differ from `old`, if the API server still has that version.
 pub async fn update_status<K: Object>(api: &Api<K>, old: &K, new: &K) -> Result<K, WriteError> {
     let name = old.name_any();
     let result = async {
@@ -174,7 +176,7 @@ pub async fn update_status<K: Object>(api: &Api<K>, old: &K, new: &K) -> Result<
     result.map_err(failed("update the status of", &name))
 }
 
-/// A merge patch that makes `old` into `new` and holds for that version only.
+/// Returns a merge patch that makes `old` into `new` and holds for that version only.
 fn changes<K: Object>(old: &K, new: &K) -> Result<Value, kube::Error> {
     let read = |object: &K| serde_json::to_value(object).map_err(kube::Error::SerdeError);
     let mut patch = difference(&read(old)?, &read(new)?);
@@ -182,7 +184,7 @@ fn changes<K: Object>(old: &K, new: &K) -> Result<Value, kube::Error> {
     Ok(patch)
 }
 
-/// RFC 7386: a field that goes is null, a list is written whole.
+/// Returns the difference as a merge patch (RFC 7386): a removed field is null, a list is written whole.
 fn difference(old: &Value, new: &Value) -> Value {
     let (Value::Object(old), Value::Object(new)) = (old, new) else {
         return new.clone();
@@ -214,7 +216,8 @@ pub async fn delete<K: Object>(api: &Api<K>, object: &K) -> Result<(), WriteErro
     }
 }
 
-/// For tests of crashes: `THUBAN_CRASH=create/IpClaim` ends the process after the first such write.
+/// Ends the process after a write, for tests of crashes: `THUBAN_CRASH=create/IpClaim` ends it after the first write of
+/// that kind.
 #[cfg(feature = "failpoints")]
 fn crash_point<K: Object>(operation: &str) {
     if std::env::var("THUBAN_CRASH").is_ok_and(|armed| armed == format!("{operation}/{}", K::kind(&()))) {
@@ -235,7 +238,7 @@ pub async fn add_finalizer<K: Object>(api: &Api<K>, object: &K) -> Result<K, Wri
     update(api, object, &guarded).await
 }
 
-/// The object goes with this; one that is gone already is a success.
+/// Removes the finalizer, with which the object is deleted. An object that is already gone is a success.
 pub async fn remove_finalizer<K: Object>(api: &Api<K>, object: &K) -> Result<(), WriteError> {
     let mut released = object.clone();
     released
@@ -248,7 +251,7 @@ pub async fn remove_finalizer<K: Object>(api: &Api<K>, object: &K) -> Result<(),
     }
 }
 
-/// An owner whose deletion takes the object with it.
+/// Returns an owner reference: the deletion of the owner deletes the object too.
 pub fn owner<K: Resource<DynamicType = ()>>(owner: &K) -> Option<OwnerReference> {
     owner.controller_owner_ref(&())
 }

@@ -1,4 +1,4 @@
-//! What may be done so often a second, and not more.
+//! Limits how often a second something may be done.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -8,16 +8,16 @@ use tokio::time::Instant;
 /// A token bucket.
 #[derive(Debug)]
 pub struct RateLimit {
-    /// Time that one costs.
+    /// The time that one action costs.
     each: Duration,
-    /// Time that can be saved up.
+    /// The most time that can be saved up.
     most: Duration,
-    /// Since when time has been saved up.
+    /// The time since which time has been saved up.
     since: Mutex<Instant>,
 }
 
 impl RateLimit {
-    /// So many a second; after a rest so many at once.
+    /// Makes a limit of so many actions a second, and so many at once after a rest.
     pub fn new(a_second: u32, at_once: u32) -> Self {
         let each = Duration::from_secs(1) / a_second;
         let most = each * at_once;
@@ -29,7 +29,7 @@ impl RateLimit {
         }
     }
 
-    /// Whether one more may be done now.
+    /// Takes one action, and returns whether it may be done now.
     pub fn take(&self) -> bool {
         let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(left) = since.elapsed().min(self.most).checked_sub(self.each) else {

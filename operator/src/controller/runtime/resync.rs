@@ -1,4 +1,4 @@
-//! Looks at what is steady now and then, should a watch have missed what concerns it.
+//! Looks at steady objects now and then, in case a watch has missed a change that concerns them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
@@ -9,12 +9,12 @@ use tokio::time::MissedTickBehavior;
 
 use crate::controller::runtime::objects::Object;
 
-/// Each object is looked at so often.
+/// How often each object is looked at.
 const RESYNC_EVERY: Duration = Duration::from_mins(5);
-/// All of a kind are divided into so many parts, one looked at after the other.
+/// The number of parts of a kind: one part is looked at after the other.
 const PARTS: u32 = 64;
 
-/// Wakes all objects of a kind, part by part: a timer of each one would cost half a kilobyte.
+/// Wakes all objects of a kind, part by part: a timer for each object would cost half a kilobyte.
 pub async fn resync<K: Object + 'static>(store: Store<K>, triggers: UnboundedSender<ObjectRef<K>>) {
     let mut turns = tokio::time::interval(RESYNC_EVERY / PARTS);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! What deleted objects wait for, and whether that was said.
+//! Remembers what deleted objects wait for, and whether that was reported.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,10 +10,11 @@ use tokio::time::Instant;
 
 use crate::controller::runtime::objects::Object;
 
-/// What is over sooner is not worth a write, for acks take milliseconds; nor are more of the same in that time.
+/// How long a wait lasts before it is worth a write, because acks take milliseconds. It is also the shortest time
+/// between two reports.
 pub const CONDITION_DELAY: Duration = Duration::from_secs(5);
 
-/// What objects wait for, by their UIDs.
+/// The waits of objects, by the objects' UIDs.
 #[derive(Debug, Default)]
 pub struct Waits(Mutex<HashMap<String, Wait>>);
 
@@ -29,7 +30,7 @@ impl Waits {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it has waited for this so long, and not said so a moment ago.
+    /// Whether the object has waited for this reason so long, and did not report it a moment ago.
     pub fn is_due(&self, uid: &str, reason: &'static str, patience: Duration) -> bool {
         let fresh = Wait {
             reason,
@@ -50,7 +51,7 @@ impl Waits {
         }
     }
 
-    /// The object is gone.
+    /// Forgets the wait of an object that is gone.
     pub fn end<K: Object>(&self, object: &K) {
         self.waits().remove(&object.uid().unwrap_or_default());
     }

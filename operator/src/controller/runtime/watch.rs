@@ -1,4 +1,4 @@
-//! One list+watch of a kind: fills its store and hands every change on, re-lists included.
+//! Runs the list and watch of a kind: fills its store and passes every change on, including the changes of a new list.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use tracing::warn;
 
 use crate::controller::runtime::objects::Object;
 
-/// A change of one object, after its store shows it.
+/// A change of one object, which its store already shows.
 pub enum Change<K: Object> {
     Applied(K),
-    /// As it was last known.
+    /// The object is gone; this is its last known content.
     Gone(Arc<K>),
 }
 
-/// Watches until the process ends; `strip` sees objects before anybody else. A watch that breaks is backed off and taken up again. `filled` is told once all
-/// that was there at the start has been handled.
+/// Watches until the process ends. `strip` sees objects before any other code. A watch that breaks is resumed after a
+/// pause. `filled` is signalled once all objects that existed at the start have been handled.
 pub async fn watch<K>(
     api: Api<K>,
     mut writer: Writer<K>,
@@ -55,7 +55,7 @@ pub async fn watch<K>(
                         handle(Change::Gone(gone));
                     }
                 }
-                // With its room: a list is as large as the cluster.
+                // The list is taken with its capacity, because it is as large as the cluster.
                 for object in std::mem::take(&mut listed) {
                     handle(Change::Applied(object));
                 }
@@ -68,7 +68,7 @@ pub async fn watch<K>(
             watcher::Event::InitApply(object) => listed.push(object.clone()),
             watcher::Event::Apply(_) | watcher::Event::Delete(_) => {}
         }
-        // An object made again under its name while the watch was away is another one: the old one went.
+        // An object that was made again under its name while the watch was away is another object: the old one is gone.
         let old = match &event {
             watcher::Event::Apply(object) => {
                 let old = reader.get(&ObjectRef::from_obj(object));

@@ -1,6 +1,6 @@
-//! Service: one with addresses of its own gets a scaled Endpoint in the VPC of its namespace (the seed's trigger of the
-//! scaled endpoint's workflow). The API server allocated its addresses; no Service is ever written. What follows from
-//! slices and the Service itself is the Endpoint's workflow, `scaled`.
+//! Service: a Service with addresses of its own gets a scaled Endpoint in the VPC of its namespace (the seed's trigger
+//! of the scaled endpoint's workflow). The API server allocated its addresses; the operator never writes a Service. The
+//! Endpoint's workflow, `scaled`, handles slices and the Service itself.
 
 pub mod observe;
 pub mod outside_address;
@@ -27,9 +27,9 @@ use crate::controller::service::own_address::asked_by;
 use crate::model::admission::network_of;
 use crate::model::service::Service;
 
-/// The caches of other kinds may lag behind the Services'.
+/// How long the workflow waits for the caches of other kinds, which may lag behind that of Services.
 const CACHE_RETRY: Duration = Duration::from_millis(500);
-/// What a person has to mend.
+/// How long the workflow waits for a fix by a person.
 const USER_RETRY: Duration = Duration::from_secs(10);
 
 pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -38,7 +38,7 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
     };
     let addresses = service.cluster_ips();
     if addresses.is_empty() || service.metadata.deletion_timestamp.is_some() {
-        // What it may have had before is woken by the Service too.
+        // The Service also wakes the Endpoint that it may have had before.
         return Ok(Action::await_change());
     }
     let name = service.endpoint_name();
@@ -61,10 +61,10 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
     };
     let network = network_of(service.annotations(), space.annotations());
     if network == DEFAULT_NAME && context.network(&network).is_none() {
-        // An installation that begins: this operator makes it.
+        // The installation is new: this operator makes the network.
         return Ok(Action::requeue(CACHE_RETRY));
     }
-    // Whatever else stands in the way is the Endpoint's to say.
+    // The Endpoint reports any other obstacle.
     let usable = usable_network(&namespace, &network, &context).is_ok();
     let vpc = context
         .network(&network)
@@ -75,7 +75,7 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
         Ok(asked) => asked,
         Err(error) => {
             tell_once(&service, &error.to_string(), &context);
-            // Without them.
+            // The Endpoint is made without the requested addresses.
             Vec::new()
         }
     };
@@ -111,12 +111,12 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
                 addresses = endpoint.spec.claimed.join(", "),
                 "scaled endpoint created"
             );
-            // Should another operator, whose cache is old, delete it.
+            // Another operator with an old cache may delete the Endpoint.
             Ok(Action::requeue(USER_RETRY))
         }
         // The watch will tell.
         Err(error) if error.is_conflict() => Ok(Action::requeue(USER_RETRY)),
-        // Also by a rule of the kind: a network's name that can't be one.
+        // A rule of the kind may deny it too, for a network name that is not valid.
         Err(error) if error.is_denied() => Ok(denial::tell(&*service, &namespace, &error, &context)),
         Err(error) => Err(error.into()),
     }

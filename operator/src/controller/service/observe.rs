@@ -1,5 +1,5 @@
-//! What a change of a Service or of one of its slices means: whom to wake. Rows are made by the workflow of the scaled
-//! Endpoint, once for all that changed meanwhile.
+//! Handles a change of a Service or of one of its slices: wakes other objects. The workflow of the scaled Endpoint
+//! makes the rows, once for all changes in between.
 
 use kube::ResourceExt;
 

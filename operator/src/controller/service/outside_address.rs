@@ -1,7 +1,8 @@
-//! Addresses outside of the cluster whose packets nodes send on to a Service: those of load balancers, and `externalIPs`.
+//! Addresses outside of the cluster whose packets nodes send on to a Service: those of load balancers, and
+//! `externalIPs`.
 //!
-//! Invariant: an address that a Service's user chose counts only within the ranges that the installation allows, and only in
-//! the VPC that nodes are in: whoever may write Services could else take any address's packets.
+//! Invariant: an address that a Service's user chose counts only within the ranges that the installation allows, and
+//! only in the VPC that nodes are in. Otherwise every author of a Service could take any address's packets.
 
 use std::net::IpAddr;
 
@@ -38,7 +39,7 @@ pub fn outside_of(endpoint: &Endpoint, service: &Service, context: &Context) -> 
     Outside { allowed, refused }
 }
 
-/// Says which addresses don't count; what is to be told, if it is news.
+/// Sets the condition with the addresses that don't count. Returns the message for an event, if it is news.
 pub fn say(status: &mut EndpointStatus, endpoint: &Endpoint, context: &Context) -> Option<String> {
     let reference = endpoint.spec.service_ref.as_ref()?;
     let known = ObjectRef::<Service>::new(&reference.name).within(&name_of(endpoint).0);

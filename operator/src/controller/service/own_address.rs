@@ -1,5 +1,6 @@
-//! Addresses of its own VPC that a Service has besides its ClusterIPs, so that two tenants' Services can have the same:
-//! asked for by annotation, claimed as those of pods are, given back when no droplet knows them any more.
+//! Addresses of its own VPC that a Service has besides its ClusterIPs. Services of two tenants can have the same such
+//! address. An annotation asks for them; they are claimed as those of pods are, and given back when no droplet knows
+//! them any more.
 
 use std::net::IpAddr;
 
@@ -21,21 +22,21 @@ use crate::model::service::Service;
 use crate::model::validation::parse;
 use crate::model::world::MAX_OWN_ADDRESSES;
 
-/// Says why a Service doesn't have the addresses that it asks for.
+/// The condition that says why a Service doesn't have the addresses that it asks for.
 const CONDITION: &str = "ServiceAddress";
 
-/// What a Service asks for.
+/// Returns the addresses that a Service asks for.
 pub fn asked_by(service: &Service) -> Result<Vec<IpAddr>, AskedError> {
     asked_addresses(service.annotations(), SERVICE_IP_ANNOTATION)
 }
 
-/// What an Endpoint of a Service was made for.
+/// Returns the addresses that a Service's Endpoint was made for.
 pub fn asked_of(endpoint: &Endpoint) -> Vec<IpAddr> {
     let asked = endpoint.spec.addresses.iter();
     asked.filter_map(|text| text.parse().ok()).collect()
 }
 
-/// Those of them that it has.
+/// Returns the requested addresses that the Endpoint has.
 pub fn held(endpoint: &Endpoint) -> Vec<IpAddr> {
     let mut asked = asked_of(endpoint);
     let status = endpoint.status.as_ref().map(|status| &status.addresses);
@@ -43,13 +44,13 @@ pub fn held(endpoint: &Endpoint) -> Vec<IpAddr> {
     asked
 }
 
-/// How the claim of what an Endpoint still lacks went.
+/// The result of claiming the addresses that an Endpoint still lacks.
 pub enum Claimed {
     /// There is nothing to claim.
     Nothing,
     /// The status names them now.
     All,
-    /// To be tried again; a condition of the status says why, and here it is if that is news.
+    /// The claim must be tried again. A condition of the status says why; it is here if it is news.
     Not(Option<Condition>),
 }
 
@@ -117,7 +118,7 @@ pub async fn claim(
     Ok(Claimed::All)
 }
 
-/// Gives them back once no droplet takes them for a Service's; false: not yet.
+/// Gives the addresses back once no droplet takes them for a Service's. Returns false if it is too early.
 pub async fn give_back(endpoint: &Endpoint, context: &Context) -> Result<bool, ReconcileError> {
     let asked = asked_of(endpoint);
     if asked.is_empty() {

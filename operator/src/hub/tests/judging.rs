@@ -1,4 +1,5 @@
-//! Who is waited for, and who is excused: droplets without a stream, droplets that ack late, never, or dial without end.
+//! Tests of which droplets are waited for and which are excused: droplets without a stream, and droplets that ack late,
+//! never ack, or dial without end.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -111,7 +112,7 @@ async fn a_droplet_that_acks_nothing_holds_up_nobody_but_numbers() {
     assert!(hub.is_silent("c", again) && hub.is_silent("b", b) && !hub.is_silent("a", a));
 }
 
-/// Streams of droplets that have acked their snapshots, and of which everything may be judged.
+/// Returns the streams of droplets that have acked their snapshots, and about which everything may be judged.
 async fn settled(hub: &Hub) -> [u64; 3] {
     let ids = ["a", "b", "c"].map(|droplet| {
         let (id, _) = hub.open(droplet, &[], &[], Kinds::all());
@@ -172,7 +173,7 @@ async fn a_droplet_that_dials_without_end_holds_up_nobody() {
     assert_eq!(hub.health("b"), Health::Connected);
 }
 
-/// The rows by which the roles of a kind serve the endpoint.
+/// Returns the kinds of roles that don't serve the endpoint, by the rows of each kind.
 fn served(hub: &Hub) -> Vec<String> {
     let rows = |kind| hub.read(|world| world.serving_rows(kind, &name()));
     let barrier = barrier()
@@ -204,8 +205,8 @@ async fn a_suspect_is_excused_but_serves_nobody() {
     assert_eq!(served(&hub), ["divider"]);
 }
 
-/// Another machine comes under the name of a bouncer's: nobody sends to it, and it is sent to nobody, before its
-/// address is in force.
+/// Another machine comes under the name of a bouncer's: no droplet sends to it, and no droplet is told of it, before
+/// its address is in force.
 #[test]
 fn a_droplet_that_is_not_accepted_yet_is_not_waited_for() {
     let (hub, _woken) = hub();

@@ -1,4 +1,4 @@
-//! What droplets acked, hold and owe.
+//! Tests of what droplets acked, hold and owe.
 
 use thuban_rows::Kinds;
 use thuban_rows::builders::VNI;
@@ -23,7 +23,7 @@ fn is_gone(acks: &Acks, key: &Key) -> bool {
     acks.holding(key, 0).next().is_none()
 }
 
-/// As `holding`, by going through all sessions.
+/// Returns what `holding` returns, by going through all sessions.
 fn holding_by_session(acks: &Acks, key: &Key) -> Vec<String> {
     let droplets = acks.sessions.keys().filter(|droplet| acks.may_hold(droplet, key));
     let mut names: Vec<String> = droplets.cloned().collect();
@@ -137,7 +137,7 @@ fn nobody_is_judged_too_early_or_while_too_many_are_missing() {
     assert_eq!(acks.lost_for("never seen", 160), Some(60));
 }
 
-/// One that acks a row now and then, and always too few.
+/// The droplet acks a row now and then, and always too few.
 #[test]
 fn a_droplet_is_judged_by_the_oldest_row_that_it_has_not_acked() {
     let mut acks = Acks::new(0);
@@ -159,7 +159,7 @@ fn a_droplet_is_judged_by_the_oldest_row_that_it_has_not_acked() {
     assert!(!acks.is_overdue("a", late + 2 * ACK_TIMEOUT) && acks.lost_for("a", late).is_none());
 }
 
-/// One that dials again before anybody finds it silent.
+/// The droplet dials again before anything finds it silent.
 #[test]
 fn what_a_droplet_owes_is_older_than_its_stream() {
     let mut acks = Acks::new(0);

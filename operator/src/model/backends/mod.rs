@@ -1,7 +1,8 @@
-//! Where new connections to a Service go, by its EndpointSlices: as kube-proxy decides it, but only to members of the
-//! Service's VPC, or by nodes to addresses outside of it.
+//! Finds the backends of new connections to a Service, by its EndpointSlices: as kube-proxy does, but only members of
+//! the Service's VPC, or addresses outside of it by way of nodes.
 //!
-//! Invariant: no address that `place_of` refuses is in any table, whatever slices say: their writers may be tenants.
+//! Invariant: no table has an address for which `locate` answers nothing, whatever slices say: their writers may be
+//! tenants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,16 +14,16 @@ use thuban_rows::{self as rows, ExposedPort};
 use super::allocation::Family;
 use super::service::{Backend, Conditions, EndpointSlice, Port, Service};
 
-/// Bounds of a droplet's tables.
+/// Limits of a droplet's tables.
 const MAX_PORTS: usize = rows::MAX_PORTS;
 const MAX_BACKENDS: usize = rows::MAX_BACKENDS;
-/// Of all its ports together: a row is one message's part, and a tenant writes slices.
+/// The most backends of all ports of a Service together: a row is a part of one message, and tenants write slices.
 const MAX_WAYS: usize = 65_536;
-/// Of one that nodes serve: they write all such services anew at each change.
+/// The most backends on one node of a Service that nodes serve: nodes write all such services again at each change.
 const MAX_BY_NODE: usize = 1024;
-/// IP protocol number.
+/// The IP protocol number of UDP.
 const UDP: u8 = 17;
-/// Seconds, as Kubernetes has it.
+/// The default affinity in seconds, as in Kubernetes.
 const DEFAULT_AFFINITY: u32 = 10_800;
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -46,64 +47,65 @@ pub enum TooLarge {
     ByNode(usize),
 }
 
-/// What a Service's rows are made of.
+/// The data that a Service's rows are made of.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Backends {
-    /// Each of its addresses with its ports, in the order of the addresses.
+    /// Each address of the Service with its ports, in the order of the addresses.
     pub tables: Vec<(IpAddr, Vec<rows::Port>)>,
-    /// The same as nodes are told of it; none of a Service that nodes take nothing for.
+    /// The addresses and ports that nodes are told; none for a Service that nodes take no connections for.
     pub exposed: Vec<(IpAddr, Vec<ExposedPort>)>,
     /// The droplet of each backend of local ports.
     pub homes: BTreeMap<IpAddr, String>,
-    /// Addresses that new connections go to.
+    /// Number of addresses that new connections go to.
     pub used: usize,
-    /// Ready ones that can't be used.
+    /// Number of ready addresses that can't be used.
     pub left_out: usize,
-    /// Something of it would be UDP on the overlay's port between nodes, and is not served.
+    /// A part of the Service would be UDP on the overlay's port between nodes, and is not served.
     pub uses_overlay_port: bool,
-    /// They are outside of its VPC: nodes serve it, for agents reach members alone.
+    /// The backends are outside of the Service's VPC: nodes serve it, because agents only reach members.
     pub by_node: bool,
-    /// What comes to a node goes to backends of other nodes too, by way of those.
+    /// Connections to a node go to backends of other nodes too, by way of those nodes.
     pub by_peers: bool,
 }
 
-/// How what comes to nodes gets in.
+/// The ways by which connections to nodes reach the Service.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WaysIn<'a> {
     /// Addresses that lead to nodes.
     pub outside: &'a [IpAddr],
-    /// Some of them are droplets' own.
+    /// Some of these addresses are droplets' own.
     pub at_droplets: bool,
-    /// Nodes are not of its VPC: each reaches the backends that it has, and no others.
+    /// Nodes are not in the Service's VPC: each node only reaches its own backends.
     pub is_tenants: bool,
 }
 
-/// Whether packets of a protocol (by its IP number) to a port, outside of every VPC, would be the overlay's to who gets them.
+/// Whether receivers would take packets of a protocol (by its IP number) to a port, outside of every VPC, for the
+/// overlay's.
 fn is_overlays(protocol: u8, port: u16) -> bool {
     protocol == UDP && port == OVERLAY_PORT
 }
 
-/// Where an address of a slice is.
+/// The place of an address of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// An endpoint of the Service's VPC has it.
     Member,
-    /// Outside of every VPC, and the Service's may have backends there.
+    /// The address is outside of every VPC, and the Service's VPC may have backends there.
     Outside,
 }
 
-/// What is known of an address of a slice.
+/// The known facts about an address of a slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
     pub place: Place,
-    /// The droplet that it is on.
+    /// The droplet that has the address.
     pub droplet: Option<String>,
 }
 
-/// How good a backend is; the best ones of a port are used.
+/// The state of a backend, from worse to better; the best backends of a port are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
-    /// It ends, but serves until then.
+    /// The backend ends, but serves until then.
     Ending,
     Ready,
 }
@@ -122,7 +124,7 @@ fn state(conditions: Option<&Conditions>) -> Option<State> {
     }
 }
 
-/// IP protocol number; none of what droplets can't forward.
+/// Returns the IP protocol number; none if droplets can't forward the protocol.
 fn protocol(port: &Port) -> Option<u8> {
     match port.protocol.as_deref().unwrap_or("TCP") {
         "TCP" => Some(6),
@@ -138,7 +140,7 @@ fn number(port: &Port) -> Option<u16> {
         .filter(|port| *port > 0)
 }
 
-/// What joins a Service's port with those of its slices: protocol and name.
+/// The protocol and name that connect a Service's port with those of its slices.
 type Joint<'a> = (u8, &'a str);
 
 fn joint(port: &Port) -> Option<Joint<'_>> {
@@ -147,9 +149,10 @@ fn joint(port: &Port) -> Option<Joint<'_>> {
 
 type Found = BTreeMap<(IpAddr, u16), State>;
 
-/// `addresses` are those of the Service that count; `locate` answers nothing for an
-/// address that is neither an endpoint's of the Service's VPC and namespace, and of that pod, if the slice names one, nor
-/// outside. A Service that has both has those outside.
+/// Returns the backends of a Service. `addresses` are the Service's addresses that count. `locate` answers for an
+/// address outside, or for one that an endpoint of the Service's VPC and namespace has; if the slice names a pod, the
+/// address must be that pod's. For any other address it answers nothing. If a Service has backends both in its VPC and
+/// outside, only those outside are used.
 pub fn backends<'a>(
     service: &Service,
     addresses: &[IpAddr],
@@ -167,7 +170,7 @@ pub fn backends<'a>(
     } = gather(&ports, slices, locate);
     uses_overlay_port |= has_overlays_node_port(service) || ways_in.at_droplets && has_overlays_port(service);
     let by_node = places.values().any(|place| *place == Place::Outside);
-    // Agents take what pods send to nodes' services on that port for Geneve.
+    // Agents take packets of pods to nodes' services on that port for Geneve.
     uses_overlay_port |= by_node && has_overlays_port(service);
     if by_node {
         let is_used = |address: &IpAddr| places.get(address) == Some(&Place::Outside);
@@ -187,7 +190,7 @@ pub fn backends<'a>(
             Ok(rows::Port {
                 protocol: joint.0,
                 port: *port,
-                // Where nobody has any, new connections are refused as always.
+                // If no droplet has a backend, new connections are refused as always.
                 local: is_local && !backends.is_empty(),
                 backends: backends.into_iter().map(backend).collect(),
                 affinity: affinity(service),
@@ -204,7 +207,7 @@ pub fn backends<'a>(
         tables.push((*address, table));
     }
     let exposed = if has_ways_in(service) || !ways_in.outside.is_empty() {
-        // One of each family leads to it, of the cluster's.
+        // One of the cluster's addresses in each family leads to the Service.
         let cluster = service.cluster_ips();
         let addresses = addresses.iter().filter(|address| cluster.contains(address));
         let each = addresses.map(|address| {
@@ -238,12 +241,12 @@ pub fn backends<'a>(
     })
 }
 
-/// What slices say of a Service's backends, as far as they are where they may be.
+/// The backends of a Service that slices name, if they are where they may be.
 #[derive(Default)]
 struct Gathered<'a> {
     /// Droplets of the backends.
     homes: BTreeMap<IpAddr, String>,
-    /// Ready addresses that are nowhere.
+    /// Ready addresses without a place.
     left_out: BTreeSet<IpAddr>,
     found: BTreeMap<(Family, Joint<'a>), Found>,
     places: BTreeMap<IpAddr, Place>,
@@ -271,7 +274,7 @@ fn gather<'a>(
                 .as_ref()
                 .is_some_and(|located| located.place == Place::Outside)
             {
-                // Whatever its state: it would come and go with each probe.
+                // The state doesn't matter: otherwise the condition would come and go with each probe.
                 gathered.uses_overlay_port |= open.iter().any(|(joint, port)| {
                     is_overlays(joint.0, *port) && ports.iter().any(|(_, own)| own == joint)
                 });
@@ -294,7 +297,7 @@ fn gather<'a>(
                     continue;
                 }
                 let ways = gathered.found.entry((Family::of(address), *joint)).or_default();
-                // One that passes from a slice to another is in both for a while.
+                // A backend that passes from one slice to another is in both for a while.
                 let best = ways.entry((address, *port)).or_insert(state);
                 *best = state.max(*best);
             }
@@ -303,7 +306,7 @@ fn gather<'a>(
     gathered
 }
 
-/// A port's backends; with `homes` the best of each droplet.
+/// Returns a port's backends; with `homes` the best ones of each droplet.
 fn ways(
     found: Option<&Found>,
     homes: Option<&BTreeMap<IpAddr, String>>,
@@ -320,7 +323,7 @@ fn ways(
     Ok(backends)
 }
 
-/// The best of each droplet, in order.
+/// Returns the best backends of each droplet, in order.
 fn best_of_each(found: Option<&Found>, homes: &BTreeMap<IpAddr, String>) -> Vec<(IpAddr, u16)> {
     let mut by_droplet: BTreeMap<&str, Found> = BTreeMap::new();
     for ((address, port), state) in found.into_iter().flatten() {
@@ -335,7 +338,7 @@ fn best_of_each(found: Option<&Found>, homes: &BTreeMap<IpAddr, String>) -> Vec<
     all
 }
 
-/// Ready ones; if there is none, those that still serve.
+/// Chooses the ready backends; if there is none, those that still serve.
 fn chosen<'a>(found: impl Iterator<Item = (&'a (IpAddr, u16), &'a State)> + Clone) -> Vec<(IpAddr, u16)> {
     let best = found.clone().map(|(_, state)| state).max();
     let chosen = found.filter(|(_, state)| Some(*state) == best);
@@ -346,7 +349,7 @@ fn backend((address, port): (IpAddr, u16)) -> rows::Backend {
     rows::Backend { address, port }
 }
 
-/// The ports of a Service; the API server lets none be there twice, and neither may a row.
+/// Returns the ports of a Service. The API server allows none twice, and a row must not have one twice either.
 fn ports(service: &Service) -> Result<Vec<(u16, Joint<'_>)>, TooLarge> {
     let mut seen = BTreeSet::new();
     let usable = service
@@ -362,7 +365,7 @@ fn ports(service: &Service) -> Result<Vec<(u16, Joint<'_>)>, TooLarge> {
     Ok(usable)
 }
 
-/// The port of a Service at each address of each node, if nodes may take anything for it there.
+/// Returns the port of a Service at each address of each node, if nodes may take connections for it there.
 fn node_port(port: &Port) -> Option<u16> {
     let number = port.node_port.and_then(|port| u16::try_from(port).ok())?;
     (!is_overlays(protocol(port)?, number)).then_some(number)
@@ -373,19 +376,19 @@ fn has_overlays_node_port(service: &Service) -> bool {
     ports.any(|port| port.node_port == Some(OVERLAY_PORT.into()) && node_port(port).is_none())
 }
 
-/// Whether a Service has such a port itself: at a node's address it would be the overlay's.
+/// Whether a Service has the overlay's port itself: at a node's address its packets would be the overlay's.
 fn has_overlays_port(service: &Service) -> bool {
     let mut ports = service.ports().iter();
     ports.any(|port| protocol(port).is_some_and(|of| number(port).is_some_and(|port| is_overlays(of, port))))
 }
 
-/// Whether it has ports at nodes' own addresses, or balancers in front of them.
+/// Whether the Service has ports at nodes' own addresses, or load balancers in front of them.
 fn has_ways_in(service: &Service) -> bool {
     let kind = service.spec.as_ref().and_then(|spec| spec.kind.as_deref());
     matches!(kind, Some("NodePort" | "LoadBalancer"))
 }
 
-/// Its ports, as nodes that are to send on to one of its addresses are told them.
+/// Returns the Service's ports in the form for nodes that send on to one of its addresses.
 fn exposed(
     service: &Service,
     address: IpAddr,
@@ -399,7 +402,7 @@ fn exposed(
     let made = ports.map(|(port, joint, number)| {
         let node_port = node_port(port);
         let found = found.get(&(Family::of(address), joint)).filter(|_| local);
-        // What goes to all nodes is cut instead.
+        // Ports that all nodes are told are cut instead.
         let backends = if service.is_external_local() {
             ways(found, Some(homes), number)?
         } else {
@@ -421,12 +424,12 @@ fn exposed(
     made.collect()
 }
 
-/// The droplet of a backend.
+/// Returns the droplet of a backend.
 fn home<'a>(backend: &rows::Backend, homes: &'a BTreeMap<IpAddr, String>) -> Option<&'a str> {
     homes.get(&backend.address).map(String::as_str)
 }
 
-/// What nodes are led to is written anew at each change of any.
+/// Checks that no node has too many backends: all of a node's are written again at each change of one.
 fn bound(ports: &[ExposedPort], homes: &BTreeMap<IpAddr, String>) -> Result<(), TooLarge> {
     let mut by_droplet: BTreeMap<&str, usize> = BTreeMap::new();
     for backend in ports.iter().flat_map(|port| port.local.iter().flatten()) {
@@ -440,7 +443,7 @@ fn bound(ports: &[ExposedPort], homes: &BTreeMap<IpAddr, String>) -> Result<(), 
     }
 }
 
-/// Of what goes to all nodes, each node's first backends of each port, as many as it can be led to.
+/// Cuts ports that are sent to all nodes: leaves each node's first backends of each port, as many as a node can have.
 fn cut(ports: &mut [ExposedPort], homes: &BTreeMap<IpAddr, String>) {
     let most = (MAX_BY_NODE / ports.len().max(1)).max(1);
     for port in ports {
@@ -458,7 +461,7 @@ fn cut(ports: &mut [ExposedPort], homes: &BTreeMap<IpAddr, String>) {
     }
 }
 
-/// For how long a client keeps its backend.
+/// Returns how many seconds a client keeps its backend.
 fn affinity(service: &Service) -> u32 {
     let spec = service.spec.as_ref();
     let spec = spec.filter(|spec| spec.session_affinity.as_deref() == Some("ClientIP"));

@@ -1,4 +1,4 @@
-//! Backends of Services, by what slices say.
+//! Tests of the backends of Services that slices name.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use super::super::service::Target;
 use super::{Backend, Backends, EndpointSlice, Located, Place, Service, TooLarge, WaysIn};
 use serde_json::{Value, json};
 
-/// Each backend is where its slice says.
+/// Makes the backends of a Service; each backend is where its slice says.
 fn backends(
     service: &Service,
     addresses: &[IpAddr],
@@ -21,7 +21,7 @@ fn backends(
     super::backends(service, addresses, WaysIn::default(), slices, locate)
 }
 
-/// The same of a Service whose VPC nodes are not in.
+/// Makes the backends of a Service in a VPC without nodes.
 fn of_tenant(service: &Service, slices: &[EndpointSlice]) -> Backends {
     let locate = |_: IpAddr, backend: &Backend| {
         Some(Located {
@@ -50,7 +50,7 @@ fn slice(ports: &Value, endpoints: &Value) -> EndpointSlice {
     serde_json::from_value(slice).unwrap()
 }
 
-/// On port 8080 of `http`.
+/// Returns a slice with these endpoints on port 8080 of `http`.
 fn of_http(endpoints: &Value) -> EndpointSlice {
     slice(
         &json!([{"name": "http", "protocol": "TCP", "port": 8080}]),
@@ -65,7 +65,7 @@ fn made(service: &Service, slices: &[EndpointSlice]) -> Backends {
     .unwrap()
 }
 
-/// (protocol, port, its backends) of the service's first address.
+/// Returns (protocol, port, its backends) of the service's first address.
 fn first(backends: &Backends) -> Vec<(u8, u16, Vec<String>)> {
     let ports = &backends.tables[0].1;
     ports
@@ -93,7 +93,7 @@ fn slices_are_joined_by_the_names_and_protocols_of_ports() {
     let ports = json!([{"name": "http", "port": 8080}, {"name": "dns", "protocol": "UDP", "port": 5353}]);
     let slices = [
         slice(&ports, &json!([{"addresses": ["10.0.1.2"]}])),
-        // The pods of another version listen elsewhere.
+        // The pods of another version listen on another port.
         slice(
             &json!([{"name": "http", "protocol": "TCP", "port": 9090}, {"name": "dns", "protocol": "TCP", "port": 1}]),
             &json!([{"addresses": ["10.0.1.3"]}, {"addresses": ["10.0.1.4"]}]),
@@ -133,12 +133,12 @@ fn ready_backends_are_used_else_those_still_serving() {
     assert_eq!(of(&json!([starting, ending, ended, ready])), ["10.0.1.5:8080"]);
     assert_eq!(of(&json!([starting, ending, ended])), ["10.0.1.3:8080"]);
     assert_eq!(of(&json!([starting, ended])), Vec::<String>::new());
-    // Serving alone is not enough: one that is not ready and does not end is left out.
+    // Serving alone is not enough: a backend that is not ready and does not end is left out.
     assert_eq!(
         of(&json!([endpoint(6, false, true, false)])),
         Vec::<String>::new()
     );
-    // What is not said is taken for good.
+    // A missing condition counts as good.
     let unsaid = json!([{"addresses": ["10.0.1.7"]}, {"addresses": ["10.0.1.8"], "conditions": {}}]);
     assert_eq!(of(&unsaid), ["10.0.1.7:8080", "10.0.1.8:8080"]);
     // publishNotReadyAddresses: slices say ready although it ends.
@@ -262,7 +262,7 @@ fn nothing_leads_to_the_overlays_port_outside_of_the_vpc() {
         "TCP alone"
     );
     assert!(refused.uses_overlay_port);
-    // Within a VPC it is a port like any other.
+    // Within a VPC the port is like any other.
     let within = made(&service, 6081, Place::Member);
     assert_eq!(by_port(&within), [1, 1]);
     service.spec.as_mut().unwrap().kind = Some("NodePort".into());
@@ -280,7 +280,7 @@ fn nothing_leads_to_the_overlays_port_outside_of_the_vpc() {
     service.spec.as_mut().unwrap().ports.as_mut().unwrap()[0].node_port = Some(30053);
     let other = made(&service, 8080, Place::Outside);
     assert_eq!((by_port(&other), other.uses_overlay_port), (vec![1, 1], false));
-    // One that isn't ready now would be soon, and a port that the Service doesn't have is nobody's.
+    // A backend that isn't ready now will be soon, and a port that the Service doesn't have belongs to nobody.
     let unready = json!([{"addresses": ["172.16.0.1"], "conditions": {"ready": false}}]);
     for (name, is_told) in [("a", true), ("c", false)] {
         let slices = [slice(
@@ -321,7 +321,7 @@ fn nodes_expose_service_ports_except_the_overlay_port() {
         (exposed(&at_droplets), at_droplets.uses_overlay_port),
         (vec![443], true)
     );
-    // Agents drop what pods send to it.
+    // Agents drop packets of pods to it.
     assert!(made(false, Place::Outside).uses_overlay_port);
 }
 
@@ -375,7 +375,7 @@ fn traffic_that_stays_on_its_node_has_the_best_backends_of_each() {
                "conditions": {"ready": ready, "serving": true, "terminating": !ready}})
     };
     let nowhere = json!({"addresses": ["10.0.1.9"]});
-    // Of node b nobody is ready: who ends there still serves.
+    // No backend on node b is ready: those that end still serve.
     let slices = [of_http(&json!([
         on("a", 2, true),
         on("a", 3, false),
@@ -406,13 +406,13 @@ fn traffic_that_stays_on_its_node_has_the_best_backends_of_each() {
     let tenants = of_tenant(&open, &slices);
     let open = made(&open, &slices);
     assert!(open.exposed[0].1[0].local.is_none() && !open.by_peers);
-    // Nodes are told their own of another VPC's.
+    // Of another VPC's Service each node is told its own backends.
     let port = &tenants.exposed[0].1[0];
     assert!(tenants.by_peers && !tenants.tables[0].1[0].local);
     assert_eq!(port.local.as_ref(), Some(local));
     assert_eq!(port.ending, [local.last().unwrap().address].into());
     assert_eq!(ways(&tenants), ways(&open));
-    // Of very many on a node the first ones of each port: their Service is served all the same.
+    // If a node has very many backends, the first ones of each port are used: the Service is served all the same.
     let crowd = (0..1100).map(|number: u16| {
         let [high, low] = number.to_be_bytes();
         json!({"addresses": [format!("10.0.{}.{low}", 8 + high)], "nodeName": "a"})
@@ -460,7 +460,7 @@ fn what_is_too_large_says_so_and_makes_no_table() {
             backends: 16_385
         })
     );
-    // Ports of a slice that its author chose, each with a backend.
+    // Ports that the slice's author chose, each with a backend.
     let named: Vec<Value> = (0..9)
         .map(|number| json!({"name": format!("p{number}"), "port": 80 + number}))
         .collect();

@@ -14,7 +14,7 @@ use super::{EndpointName, Membership, Owner, Rows, Vpc, World};
 use crate::model::rows::{Key, PackedRow, ranges};
 
 impl World {
-    /// Underlay addresses of droplets, sorted, as many as a row has room for.
+    /// Returns the underlay addresses of droplets, sorted, as many as a row has room for.
     fn addresses(&self, droplets: &BTreeSet<&str>) -> Vec<Underlay> {
         let addresses = droplets
             .iter()
@@ -27,7 +27,8 @@ impl World {
         addresses
     }
 
-    /// Those that hold tables without being listed pass on what comes to them: others hear of them earlier, or later.
+    /// Returns the droplets with the roles of a parent. Droplets that hold tables without being listed pass on packets
+    /// that still arrive: other droplets hear of the change earlier, or later.
     fn members_of(&self, roles: &Roles, parent: &str) -> Members {
         let used = roles.members(parent);
         let relays = roles.holders(parent);
@@ -38,7 +39,7 @@ impl World {
         }
     }
 
-    /// Droplets on which endpoints of the network live.
+    /// Yields the droplets on which endpoints of the network live.
     pub(super) fn endpoint_droplets(&self, network: &str) -> impl Iterator<Item = &str> {
         let droplets = self.members.get(network).into_iter().flat_map(BTreeMap::keys);
         droplets.map(String::as_str).filter(|droplet| !droplet.is_empty())
@@ -87,7 +88,8 @@ impl World {
         Some(made)
     }
 
-    /// Where pods of a VPC don't get though they get outside: nodes, what no packet may leave for, and the VPC of nodes.
+    /// Returns the ranges that pods of a VPC can't reach though they reach outside: nodes, addresses that no packet may
+    /// leave for, and the VPC of nodes.
     fn closed_to(&self, vpc: &Vpc) -> Vec<String> {
         if !vpc.egress || vpc.host_access {
             return Vec::new();
@@ -196,7 +198,7 @@ fn at(droplet: &str, row: &Row) -> ((String, Key), PackedRow) {
     ((droplet.to_owned(), row.key()), PackedRow::new(row))
 }
 
-/// The same row for all targets but for one flag: whether the target is among `holders`.
+/// Returns the same row for all targets, except for one flag: whether the target is among `holders`.
 fn share(targets: &BTreeSet<&str>, holders: &BTreeSet<&str>, row: impl Fn(bool) -> Row) -> Rows {
     let with = row(true);
     let key = with.key();

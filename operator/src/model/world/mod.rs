@@ -1,7 +1,7 @@
-//! All objects that make rows, and every droplet's program that follows from them.
+//! All objects that make rows, and every droplet's program that follows from the objects.
 //!
-//! Each row of a program is contributed by one object; a change makes anew only the rows of the objects that it
-//! touches. Invariant (tested): the incremental programs equal those made from scratch.
+//! Each row of a program is contributed by one object; a change makes only the rows of the touched objects again.
+//! Invariant (tested): the incremental programs equal those made from scratch.
 
 mod contribute;
 mod roles;
@@ -26,7 +26,7 @@ pub struct Vpc {
     pub vni: Vni,
     pub cidrs: Vec<String>,
     pub host_access: bool,
-    /// Its pods reach outside in their node's name.
+    /// Pods of the VPC reach outside in their node's name.
     pub egress: bool,
     /// Services of other VPCs that its pods may reach, by namespace and name.
     pub shared: Vec<(String, String)>,
@@ -46,23 +46,23 @@ pub type EndpointName = (String, String);
 pub struct Pod {
     pub namespace: String,
     pub name: String,
-    /// As kubelet tells the CNI plugin.
+    /// The pod's UID, as kubelet tells it to the CNI plugin.
     pub uid: String,
 }
 
-/// What an endpoint is reached by.
+/// The addresses of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     pub address: Ipv4Addr,
     pub prefix_length: u8,
     pub gateway: Ipv4Addr,
     pub mac: MacAddr,
-    /// With its prefix length, if its network had an IPv6 range when it was made.
+    /// The IPv6 address with its prefix length, if the network had an IPv6 range when the endpoint was made.
     pub address6: Option<(Ipv6Addr, u8)>,
 }
 
 impl Address {
-    /// IPv4, then IPv6.
+    /// Yields the IPv4 address, then the IPv6 address.
     pub fn all(&self) -> impl Iterator<Item = IpAddr> {
         let second = self.address6.map(|(address, _)| IpAddr::from(address));
         std::iter::once(IpAddr::from(self.address)).chain(second)
@@ -71,9 +71,9 @@ impl Address {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Membership {
-    /// No address yet: no rows.
+    /// The endpoint has no address yet, and no rows.
     Waiting,
-    /// (reason, message).
+    /// The endpoint is refused, with (reason, message).
     Refused(String, String),
     Member(Address),
 }
@@ -81,25 +81,25 @@ pub enum Membership {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     pub network: String,
-    /// Where it lives; empty while no pod has it.
+    /// The droplet that the endpoint lives on; empty while no pod has the endpoint.
     pub droplet: String,
-    /// Where it lived before; its packets follow it from there.
+    /// The droplet that the endpoint lived on before; packets follow the endpoint from there.
     pub previous: Option<String>,
     pub pod: Pod,
-    /// It is its droplet's own.
+    /// The endpoint is its droplet's own.
     pub is_host: bool,
     pub membership: Membership,
-    /// Provisioned.
+    /// The endpoint is Provisioned.
     pub ready: bool,
 }
 
-/// Who contributes rows.
+/// The object that contributes rows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Owner {
     Vpc(String),
     Network(String),
     Endpoint(EndpointName),
-    /// By its scaled Endpoint.
+    /// A Service, by its scaled Endpoint.
     Service(EndpointName),
 }
 
@@ -108,15 +108,15 @@ pub type Delta = BTreeMap<Key, Option<PackedRow>>;
 
 /// Rows by droplet and key.
 type Rows = BTreeMap<(String, Key), PackedRow>;
-/// The same, small: most owners are endpoints, which have three or four rows for as long as they live.
+/// Rows in a small form: most owners are endpoints, which have three or four rows for as long as they live.
 type KeptRows = Box<[((String, Key), PackedRow)]>;
 
 #[derive(Debug, Default)]
 pub struct World {
     droplets: BTreeMap<String, Ipv4Addr>,
-    /// What changed of them since the last flush: the old addresses.
+    /// The old addresses of the droplets that changed since the last flush.
     moved_droplets: BTreeMap<String, Option<Ipv4Addr>>,
-    /// Droplets that nobody hears of: direct rows don't lead there.
+    /// Lost droplets: direct rows don't lead there.
     away: BTreeSet<String>,
     vpcs: BTreeMap<String, Vpc>,
     networks: BTreeMap<String, Network>,
@@ -124,15 +124,15 @@ pub struct World {
     bouncers: Roles,
     endpoints: HashMap<EndpointName, Endpoint>,
     services: Services,
-    /// Where Services have their addresses, in every VPC.
+    /// Ranges in which Services have their addresses, in every VPC.
     service_ranges: Vec<String>,
-    /// Outside addresses that no VPC but one with access to hosts reaches.
+    /// Outside ranges that only a VPC with access to hosts reaches.
     closed_ranges: Vec<String>,
-    /// Addresses of nodes that are in none of them.
+    /// Addresses of nodes that are in none of the closed ranges.
     closed_nodes: BTreeSet<IpAddr>,
-    /// (VNI, address) -> droplets that asked.
+    /// The droplets that asked for each (VNI, address).
     subscriptions: HashMap<(Vni, IpAddr), BTreeSet<String>>,
-    /// The same by droplet and VNI.
+    /// The same subscriptions by droplet and VNI.
     subscribed: HashMap<String, HashMap<Vni, BTreeSet<IpAddr>>>,
     /// Endpoints of a network by droplet.
     members: HashMap<String, BTreeMap<String, SortedSet<EndpointName>>>,
@@ -141,7 +141,7 @@ pub struct World {
     /// Endpoints with a previous droplet.
     moving: BTreeSet<EndpointName>,
     contributions: HashMap<Owner, KeptRows>,
-    /// What the owners contributed; the known droplets, which all have alike, are not in it.
+    /// The rows that the owners contributed. The rows of known droplets, which all droplets have alike, are not in it.
     programs: BTreeMap<String, BTreeMap<Key, PackedRow>>,
     dirty: BTreeSet<Owner>,
 }
@@ -157,7 +157,7 @@ impl World {
         }
         self.moved_droplets.entry(name.to_owned()).or_insert(old);
         self.touch_exposed();
-        // Its address is in the rows of everything that lives or works there.
+        // The droplet's address is in the rows of everything that lives or works there.
         self.touch_residents(name);
         self.touch_roles_on(name);
     }
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// Endpoints that live, or lived, on a droplet.
+    /// Touches the endpoints that live, or lived, on a droplet.
     fn touch_residents(&mut self, droplet: &str) {
         let here = self.members.values().filter_map(|droplets| droplets.get(droplet));
         let moved = self.moving.iter().filter(|name| {
@@ -186,7 +186,7 @@ impl World {
     }
 
     pub fn set_vpc(&mut self, name: &str, vpc: Option<Vpc>) {
-        // Closed to the others.
+        // The ranges of that VPC are closed to the others.
         let open_ranges = |vpc: Option<&Vpc>| vpc.filter(|vpc| vpc.host_access).map(|vpc| vpc.cidrs.clone());
         if open_ranges(self.vpcs.get(name)) != open_ranges(vpc.as_ref()) {
             self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
@@ -262,20 +262,20 @@ impl World {
         is_changed
     }
 
-    /// All subscriptions of a droplet.
+    /// Returns all subscriptions of a droplet.
     pub fn subscriptions_of(&self, droplet: &str) -> Vec<(Vni, IpAddr)> {
         let own = self.subscribed.get(droplet).into_iter().flatten();
         own.flat_map(|(vni, addresses)| addresses.iter().map(|address| (*vni, *address)))
             .collect()
     }
 
-    /// How many subscriptions a droplet has in a VPC.
+    /// Returns how many subscriptions a droplet has in a VPC.
     pub fn subscribed(&self, droplet: &str, vni: Vni) -> usize {
         let own = self.subscribed.get(droplet).and_then(|own| own.get(&vni));
         own.map_or(0, BTreeSet::len)
     }
 
-    /// Makes the rows of all touched objects anew and says what changed, by droplet.
+    /// Makes the rows of all touched objects again, and returns the changes by droplet.
     pub fn flush(&mut self) -> BTreeMap<String, Delta> {
         let mut deltas: BTreeMap<String, Delta> = BTreeMap::new();
         self.flush_droplets(&mut deltas);
@@ -306,7 +306,7 @@ impl World {
                 self.contributions.insert(owner, new.into_iter().collect());
             }
         }
-        // After all removals: a row may pass from one object to another, such as a reused address.
+        // Rows are inserted after all removals: a row may pass from one object to another, such as a reused address.
         for ((droplet, key), row) in upserts {
             self.programs
                 .entry(droplet.clone())
@@ -317,7 +317,8 @@ impl World {
         deltas
     }
 
-    /// Every droplet knows all others. Their addresses are unique: the controller of droplets sees to it.
+    /// Adds the changes of known droplets: every droplet knows all others. Their addresses are unique; the controller
+    /// of droplets ensures it.
     fn flush_droplets(&mut self, deltas: &mut BTreeMap<String, Delta>) {
         for (name, old) in std::mem::take(&mut self.moved_droplets) {
             let new = self.droplets.get(&name).copied();
@@ -335,7 +336,7 @@ impl World {
                     delta.insert(row.key(), Some(PackedRow::new(&row)));
                 }
             }
-            // What the droplet itself knows begins or ends with it.
+            // The droplet's own rows of other droplets begin or end with it.
             let others: Vec<_> = self
                 .droplets
                 .iter()
@@ -351,7 +352,7 @@ impl World {
         }
     }
 
-    /// The whole program of a droplet.
+    /// Returns the whole program of a droplet.
     pub fn program(&self, droplet: &str) -> BTreeMap<Key, PackedRow> {
         let mut program = self.programs.get(droplet).cloned().unwrap_or_default();
         if self.droplets.contains_key(droplet) {
@@ -384,12 +385,12 @@ impl World {
         self.vpcs.values().any(|vpc| vpc.vni == vni)
     }
 
-    /// The VNI that a network's rows carry.
+    /// Returns the VNI that a network's rows carry.
     pub fn network_vni(&self, network: &str) -> Option<Vni> {
         self.vni(&self.networks.get(network)?.vpc)
     }
 
-    /// Whether a droplet has a part in a VPC, so may ask about its addresses.
+    /// Whether a droplet has a part in a VPC, so that it may ask about the VPC's addresses.
     pub fn takes_part(&self, droplet: &str, vni: Vni) -> bool {
         self.programs
             .get(droplet)
@@ -418,7 +419,7 @@ impl World {
         endpoints.any(|endpoint| endpoint.droplet == droplet)
     }
 
-    /// The endpoint that has an address, by VNI.
+    /// Returns the endpoint that has an address, by VNI.
     pub fn holder(&self, vni: Vni, address: IpAddr) -> Option<&EndpointName> {
         let mut names = self.by_address.get(&address).into_iter().flatten();
         names.find(|name| {
@@ -427,8 +428,8 @@ impl World {
         })
     }
 
-    /// The rows that must be acked before the endpoint is Provisioned: its own, not its subscribers', and those by which
-    /// its droplet finds the bouncers and dividers.
+    /// Returns the rows that must be acked before the endpoint is Provisioned: its own, not its subscribers', and those
+    /// by which its droplet finds the bouncers and dividers.
     pub fn endpoint_rows(&self, name: &EndpointName) -> Vec<(String, Key)> {
         let keys = self.keys_of(&Owner::Endpoint(name.clone()));
         let own = keys.filter(|(_, key)| matches!(key, Key::Local(..) | Key::Bouncer(..)));
@@ -447,7 +448,8 @@ impl World {
         ways().into_iter().flatten().collect()
     }
 
-    /// Droplets that must take packets from wherever the endpoint lives: its VPC's dividers; bouncers have its row.
+    /// Returns the droplets that must accept packets from the endpoint's droplet: its VPC's dividers. Bouncers have the
+    /// endpoint's row.
     pub fn dividers_of(&self, name: &EndpointName) -> BTreeSet<String> {
         let network = self
             .endpoints
@@ -457,8 +459,8 @@ impl World {
         dividers.into_iter().flatten().map(str::to_owned).collect()
     }
 
-    /// Droplets with a row that leads to the endpoint's previous droplet unless they acked the newer one: bouncers and
-    /// subscribers.
+    /// Returns the droplets whose row leads to the endpoint's previous droplet until they ack the newer one: bouncers
+    /// and subscribers.
     pub fn followers(&self, name: &EndpointName) -> Vec<(String, Key)> {
         let keys = self.keys_of(&Owner::Endpoint(name.clone()));
         keys.filter(|(_, key)| matches!(key, Key::Bouncer(..) | Key::Direct(..)))
@@ -477,13 +479,13 @@ impl World {
         members.is_some_and(|droplets| !droplets.is_empty()) || self.bouncers.is_parent(network)
     }
 
-    /// Endpoints of a network that live somewhere.
+    /// Returns how many endpoints of a network live on a droplet.
     pub fn population(&self, network: &str) -> usize {
         let droplets = self.members.get(network).into_iter().flat_map(BTreeMap::values);
         droplets.map(SortedSet::len).sum()
     }
 
-    /// Endpoints that live on a droplet.
+    /// Returns the endpoints that live on a droplet.
     pub fn residents(&self, droplet: &str) -> Vec<EndpointName> {
         let here = self.members.values().filter_map(|droplets| droplets.get(droplet));
         here.flatten().cloned().collect()
@@ -557,7 +559,7 @@ impl World {
         }
     }
 
-    /// The first endpoint of a network came to a droplet, or the last one went.
+    /// Touches what depends on a network's droplets: its first endpoint came to a droplet, or its last one left it.
     fn touch_participation(&mut self, network: &str) {
         self.dirty.insert(Owner::Network(network.to_owned()));
         let vpc = self.networks.get(network).map(|network| network.vpc.clone());
@@ -566,7 +568,7 @@ impl World {
     }
 }
 
-/// Inserts or removes; true if that changed anything.
+/// Inserts or removes a value. Returns whether that changed anything.
 fn set<T: PartialEq>(map: &mut BTreeMap<String, T>, name: &str, value: Option<T>) -> bool {
     if map.get(name) == value.as_ref() {
         return false;

@@ -1,14 +1,14 @@
-//! Dividers and bouncers: which droplets hold the tables of a role, and which of them its users are told of.
+//! Dividers and bouncers: the droplets that hold the tables of a role, and the droplets that its users are told of.
 //!
-//! Invariant: users are told of a droplet only after [`Roles::publish`], and its tables stay until the role is set anew:
-//! a role is made ready before it is used, and not used any more before it goes.
+//! Invariant: users are told of a droplet only after [`Roles::publish`], and its tables stay until the role is set
+//! again. A role is made ready before it is used, and no longer used before it is removed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 use super::{EndpointName, Key, Membership, Owner, World};
 
-/// Both kinds of roles live the same life; they differ in what their tables are, and who uses them.
+/// A kind of roles. Both kinds have the same life; they differ in their tables and their users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RoleKind {
     /// Serves a VPC.
@@ -18,7 +18,7 @@ pub enum RoleKind {
 }
 
 impl RoleKind {
-    /// The kind of its objects.
+    /// Returns the kind of the role's objects.
     pub fn name(self) -> &'static str {
         match self {
             Self::Divider => "Divider",
@@ -33,21 +33,21 @@ impl fmt::Display for RoleKind {
     }
 }
 
-/// A divider or bouncer as its object says; `parent` is the divider's VPC or the bouncer's network.
+/// A divider or bouncer as its object describes it; `parent` is the divider's VPC or the bouncer's network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Role {
-    /// Of its object.
+    /// The UID of the role's object.
     pub uid: String,
     pub parent: String,
-    /// Where its users have it.
+    /// The droplet where its users have the role.
     pub serves_on: Option<String>,
-    /// Where it should be.
+    /// The droplet where the role should be.
     pub placed_on: Option<String>,
-    /// Its object says that users forget it.
+    /// Its object says that users forget the role.
     pub is_leaving: bool,
 }
 
-/// Which object of a name: a step of one that is gone says nothing of another that was made since.
+/// The identity of a role's object: a step of a deleted object says nothing about a later object of the same name.
 #[derive(Clone, Copy, Debug)]
 pub struct RoleId<'a> {
     pub kind: RoleKind,
@@ -67,15 +67,15 @@ impl Role {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
-    /// It was unpublished and is needed again: its tables are filled again, users are not told yet.
+    /// The role was unpublished and is needed again: its tables are filled again, and users are not told yet.
     Reinstated,
-    /// Users have it where it serves.
+    /// Users have the role where it serves.
     Serving,
     /// Users are told of the new place.
     Published,
-    /// Users are told to forget it.
+    /// Users are told to forget the role.
     Unpublished,
-    /// Its tables are gone; only its object is left.
+    /// The role's tables are gone; only its object is left.
     Purged,
 }
 
@@ -83,7 +83,7 @@ enum Stage {
 struct Placed {
     role: Role,
     stage: Stage,
-    /// It is going to be unpublished, which no user is told yet.
+    /// The role will be unpublished, but no user is told yet.
     is_draining: bool,
 }
 
@@ -110,7 +110,7 @@ pub struct Roles {
 }
 
 impl Roles {
-    /// Answers the parents that are touched.
+    /// Sets a role. Returns the parents that are touched.
     pub(super) fn set(&mut self, name: &str, role: Option<Role>) -> Vec<String> {
         let old = self.roles.get(name);
         if old.map(|placed| &placed.role) == role.as_ref() {
@@ -146,30 +146,30 @@ impl Roles {
         touched
     }
 
-    /// Users may have it at its new place. Answers its parent, if that changes anything.
+    /// Lets users have the role at its new place. Returns its parent, if that changes anything.
     pub(super) fn publish(&mut self, id: RoleId) -> Option<String> {
         self.advance(id, Stage::Published)
     }
 
-    /// It is going to be unpublished: nobody counts on it any more, its users have it still.
+    /// Notes that the role will be unpublished: nothing counts on it any more, but its users still have it.
     pub(super) fn begin_drain(&mut self, id: RoleId) {
         if let Some(placed) = self.get_mut(id) {
             placed.is_draining = true;
         }
     }
 
-    /// Users are to forget it; its tables stay. Answers its parent, if that changes anything.
+    /// Makes users forget the role; its tables stay. Returns its parent, if that changes anything.
     pub(super) fn unpublish(&mut self, id: RoleId) -> Option<String> {
         self.advance(id, Stage::Unpublished)
     }
 
-    /// Its tables go. Answers its parent, if that changes anything.
+    /// Removes the role's tables. Returns its parent, if that changes anything.
     pub(super) fn purge(&mut self, id: RoleId) -> Option<String> {
         self.advance(id, Stage::Purged)
     }
 
-    /// One that was unpublished, or was going to be, is needed after all: its tables come back, users are told of it by
-    /// [`Self::publish`]. Answers its parent, if that changes anything.
+    /// Reinstates a role that was unpublished, or was about to be, and is needed after all. Its tables come back;
+    /// [`Self::publish`] tells users of it. Returns its parent, if that changes anything.
     pub(super) fn reinstate(&mut self, id: RoleId) -> Option<String> {
         let placed = self.get_mut(id)?;
         placed.is_draining = false;
@@ -180,7 +180,7 @@ impl Roles {
         Some(placed.role.parent.clone())
     }
 
-    /// Whether users are told of it where it should be.
+    /// Whether users are told that the role is where it should be.
     pub fn is_published(&self, name: &str) -> bool {
         self.roles.get(name).is_some_and(|placed| {
             let member = placed.member();
@@ -188,14 +188,14 @@ impl Roles {
         })
     }
 
-    /// Whether users were told to forget it.
+    /// Whether users were told to forget the role.
     pub fn is_unpublished(&self, name: &str) -> bool {
         self.roles
             .get(name)
             .is_some_and(|placed| placed.stage >= Stage::Unpublished)
     }
 
-    /// Whether users have another role of the same parent, one that stays, and of which the next leader knows.
+    /// Whether users have another role of the same parent, which stays and which the next leader knows.
     pub fn has_other(&self, name: &str) -> bool {
         let parent = self.roles.get(name).map(|placed| placed.role.parent.as_str());
         let names = parent
@@ -230,12 +230,12 @@ impl Roles {
         names.filter_map(|name| self.roles.get(name))
     }
 
-    /// Droplets with tables of the parent's roles.
+    /// Returns the droplets with tables of the parent's roles.
     pub fn holders<'a>(&'a self, parent: &str) -> BTreeSet<&'a str> {
         self.of(parent).flat_map(Placed::holders).collect()
     }
 
-    /// Droplets that users of the parent's roles are told of.
+    /// Returns the droplets that users of the parent's roles are told of.
     pub fn members<'a>(&'a self, parent: &str) -> BTreeSet<&'a str> {
         self.of(parent).filter_map(Placed::member).collect()
     }
@@ -244,7 +244,7 @@ impl Roles {
         self.roles.get(name).map(|placed| &placed.role)
     }
 
-    /// Names of the roles with tables on a droplet.
+    /// Yields the names of the roles with tables on a droplet.
     pub(super) fn on<'a>(&'a self, droplet: &str) -> impl Iterator<Item = &'a String> {
         self.roles
             .iter()
@@ -252,7 +252,7 @@ impl Roles {
             .map(|(name, _)| name)
     }
 
-    /// Parents of the roles with tables on a droplet.
+    /// Returns the parents of the roles with tables on a droplet.
     pub(super) fn parents_on(&self, droplet: &str) -> BTreeSet<String> {
         self.on(droplet)
             .filter_map(|name| self.get(name))
@@ -264,7 +264,7 @@ impl Roles {
         self.of(parent).any(|placed| placed.stage != Stage::Purged)
     }
 
-    /// A copy, for comparison.
+    /// Returns a copy, for comparison.
     #[cfg(test)]
     pub(super) fn copy(&self) -> Self {
         Self {
@@ -275,7 +275,7 @@ impl Roles {
 }
 
 impl World {
-    /// All roles of a kind.
+    /// Returns all roles of a kind.
     pub fn roles(&self, kind: RoleKind) -> &Roles {
         match kind {
             RoleKind::Divider => &self.dividers,
@@ -290,50 +290,50 @@ impl World {
         }
     }
 
-    /// A role as its object says; none: the object is gone.
+    /// Sets a role as its object describes it; none: the object is gone.
     pub fn set_role(&mut self, kind: RoleKind, name: &str, role: Option<Role>) {
         for parent in self.roles_mut(kind).set(name, role) {
             self.touch_tables(kind, &parent);
         }
     }
 
-    /// The role is ready at its new place: users may have it there.
+    /// Publishes a role that is ready at its new place: users may have it there.
     pub fn publish_role(&mut self, id: RoleId) {
         let parent = self.roles_mut(id.kind).publish(id);
         self.touch_published(id.kind, parent);
     }
 
-    /// The role is going to be unpublished: nobody counts on it any more, its users have it still.
+    /// Notes that the role will be unpublished: nothing counts on it any more, but its users still have it.
     pub fn begin_role_drain(&mut self, id: RoleId) {
         self.roles_mut(id.kind).begin_drain(id);
     }
 
-    /// Users are to forget the role; its tables stay.
+    /// Makes users forget the role; its tables stay.
     pub fn unpublish_role(&mut self, id: RoleId) {
         let parent = self.roles_mut(id.kind).unpublish(id);
         self.touch_published(id.kind, parent);
     }
 
-    /// A role that was unpublished serves on: its tables come back, users are told of it by [`Self::publish_role`].
+    /// Makes an unpublished role serve again: its tables come back, and [`Self::publish_role`] tells users of it.
     pub fn reinstate_role(&mut self, id: RoleId) {
         if let Some(parent) = self.roles_mut(id.kind).reinstate(id) {
             self.touch_tables(id.kind, &parent);
         }
     }
 
-    /// The role's tables go.
+    /// Removes the role's tables.
     pub fn purge_role(&mut self, id: RoleId) {
         if let Some(parent) = self.roles_mut(id.kind).purge(id) {
             self.touch_tables(id.kind, &parent);
         }
     }
 
-    /// The row that tells users where the parent's roles are changes.
+    /// Touches the owner of the row that tells users where the parent's roles are.
     fn touch_published(&mut self, kind: RoleKind, parent: Option<String>) {
         self.dirty.extend(parent.map(|parent| published_by(kind, parent)));
     }
 
-    /// Other droplets have the tables of the parent's roles.
+    /// Touches the owners of the tables of the parent's roles: other droplets have these tables now.
     fn touch_tables(&mut self, kind: RoleKind, parent: &str) {
         match kind {
             RoleKind::Divider => self.touch_vpc(parent),
@@ -347,7 +347,7 @@ impl World {
         }
     }
 
-    /// A droplet's address is in the rows of all roles there.
+    /// Touches the roles on a droplet: the droplet's address is in the rows of all of them.
     pub(super) fn touch_roles_on(&mut self, droplet: &str) {
         for kind in [RoleKind::Divider, RoleKind::Bouncer] {
             let parents = self.roles(kind).parents_on(droplet).into_iter();
@@ -356,13 +356,13 @@ impl World {
         }
     }
 
-    /// Roles with tables on a droplet, dividers first.
+    /// Returns the roles with tables on a droplet, dividers first.
     pub fn roles_on(&self, droplet: &str) -> Vec<(RoleKind, String)> {
         let on = |kind| self.roles(kind).on(droplet).map(move |name| (kind, name.clone()));
         on(RoleKind::Divider).chain(on(RoleKind::Bouncer)).collect()
     }
 
-    /// The tables of the parent's role on a droplet.
+    /// Returns the tables of the parent's role on a droplet.
     pub fn role_tables(&self, kind: RoleKind, parent: &str, droplet: &str) -> Vec<(String, Key)> {
         let owners = match kind {
             RoleKind::Divider => self.divider_owners(parent),
@@ -374,14 +374,14 @@ impl World {
             .collect()
     }
 
-    /// Who contributes to a divider's tables: its VPC and all networks of it.
+    /// Returns the owners of a divider's tables: its VPC and all networks of the VPC.
     fn divider_owners(&self, vpc: &str) -> Vec<Owner> {
         let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
         let owners = networks.map(|(name, _)| Owner::Network(name.clone()));
         owners.chain([Owner::Vpc(vpc.to_owned())]).collect()
     }
 
-    /// Who contributes to a bouncer's tables: its network and VPC, its endpoints, and the VPC's services.
+    /// Returns the owners of a bouncer's tables: its network and VPC, the network's endpoints, and the VPC's services.
     fn bouncer_owners(&self, network: &str) -> Vec<Owner> {
         let members = self.members.get(network).into_iter().flat_map(BTreeMap::values);
         let endpoints = members.flatten().cloned().map(Owner::Endpoint);
@@ -394,14 +394,14 @@ impl World {
             .collect()
     }
 
-    /// The rows that tell users where the parent's roles are.
+    /// Returns the rows that tell users where the parent's roles are.
     pub fn published_rows(&self, kind: RoleKind, parent: &str) -> Vec<(String, Key)> {
         self.keys_of(&published_by(kind, parent.to_owned()))
             .cloned()
             .collect()
     }
 
-    /// The rows by which the listed bouncers, or dividers, pass packets on to an endpoint.
+    /// Returns the rows by which the listed bouncers, or dividers, pass packets on to an endpoint.
     pub fn serving_rows(&self, kind: RoleKind, name: &EndpointName) -> Vec<(String, Key)> {
         let rows = || {
             let endpoint = self.endpoints.get(name)?;
@@ -423,7 +423,7 @@ impl World {
     }
 }
 
-/// Whose rows tell users where the roles of a parent are.
+/// Returns the owner of the rows that tell users where the roles of a parent are.
 fn published_by(kind: RoleKind, parent: String) -> Owner {
     match kind {
         RoleKind::Divider => Owner::Vpc(parent),
@@ -467,12 +467,12 @@ mod tests {
         assert_eq!(roles.publish(id("web-b0")), None);
         roles.set("web-b0", Some(role(Some("a"), "a")));
         assert_eq!(seen(&roles), (vec!["a"], vec!["a"]));
-        // It moves.
+        // The role moves.
         roles.set("web-b0", Some(role(Some("a"), "b")));
         assert_eq!(seen(&roles), (vec!["a"], vec!["a", "b"]));
         roles.publish(id("web-b0"));
         assert_eq!(seen(&roles), (vec!["b"], vec!["a", "b"]));
-        // Its new place is lost on the way: back to the old one.
+        // Its new place is lost on the way: the role goes back to the old one.
         roles.set("web-b0", Some(role(Some("a"), "c")));
         assert_eq!(seen(&roles), (vec!["a"], vec!["a", "c"]));
         roles.publish(id("web-b0"));
@@ -487,7 +487,7 @@ mod tests {
         assert_eq!(roles.set("web-b0", None), ["web"]);
         assert_eq!(seen(&roles), (vec![], vec![]));
         assert!(!roles.is_parent("web"));
-        // What was decided about the one that is gone comes late.
+        // A decision about the deleted role arrives late.
         let another = Role {
             uid: "second".into(),
             ..role(Some("a"), "a")
@@ -524,7 +524,7 @@ mod tests {
         };
         roles.set("web-b0", Some(leaving));
         assert!(!roles.has_other("web-b1"));
-        // Users are being told of a third one, of which the next leader knows nothing.
+        // Users are being told of a third role, of which the next leader knows nothing.
         roles.set("web-b2", Some(role(None, "c")));
         roles.publish(id("web-b2"));
         assert!(!roles.has_other("web-b1"));

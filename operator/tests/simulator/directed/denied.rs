@@ -1,4 +1,5 @@
-//! A quota without room for another Endpoint: its pod and its Service are told, and get theirs when the quota is raised.
+//! Tests of a quota without room for another Endpoint: its pod and its Service are told, and get their Endpoints when
+//! the quota is raised.
 
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ fn who_is_denied_an_endpoint_is_told_and_gets_it_later() {
                 is_told(state, "Pod", "p") && is_told(state, "Service", "s")
             })
             .await;
-            // Longer than anything is tried soon; an address that was claimed ahead is let go.
+            // This is longer than the short retries; an address that was claimed ahead is released.
             sleep(PATIENCE).await;
             until(simulation, "no address is kept for the pod", |state| {
                 endpoints(state) == 0
@@ -78,11 +79,11 @@ fn in_a_namespace_that_ends_nobody_is_told_of_a_denial() {
         check("ending", seed, async |simulation| {
             let operator = begin(simulation, 1).await;
             if seed % 2 == 0 {
-                // Then the API server's answer alone says it.
+                // Then only the API server's answer shows it.
                 operator.deafen([Kind::Namespace]);
             }
             simulation.with(|state| {
-                // A pod whose kubelet is away stays, and the namespace with it.
+                // A pod whose kubelet is away stays, and its namespace stays with it.
                 power(state, "n0", false);
                 let annotations = json!({"thuban.dev/network": "red-1"});
                 add_pod(state, NAMESPACES[0], "p", "n0", &annotations);

@@ -1,4 +1,4 @@
-//! Droplets that are cut off, or that keep acks back: whom they hold up, and for how long.
+//! Tests of droplets that are cut off, or that hold acks back: which objects they delay, and for how long.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +13,14 @@ use crate::simulation::{Simulation, State};
 use crate::store::text;
 use crate::tables::Slot;
 
-/// Where a role serves.
+/// Returns the droplet where a role serves.
 fn droplet_of(simulation: &Simulation, kind: Kind, name: &str) -> String {
     let state = simulation.lock();
     let role = state.store.value(kind, "", name).expect("a role");
     text(role, "/status/droplet").to_owned()
 }
 
-/// The other one of two nodes.
+/// Returns the other one of two nodes.
 fn other_than(droplet: &str) -> &'static str {
     if droplet == "n0" { "n1" } else { "n0" }
 }
@@ -31,10 +31,10 @@ fn endpoint_waits_until_a_bouncer_and_a_divider_live() {
     for (seed, (kind, name)) in (1..=6).zip(roles.into_iter().cycle()) {
         check("unserved", seed, async |simulation| {
             let only = begin(simulation, 1).await;
-            // Droplets are judged then.
+            // From then on droplets are judged.
             sleep(Duration::from_mins(1)).await;
             let lost = droplet_of(simulation, kind, name);
-            // It does not hear that the role has moved.
+            // The operator does not hear that the role has moved.
             only.deafen([kind]);
             let reach = |is_reachable: bool| {
                 let droplets = &mut simulation.lock().droplets;
@@ -71,7 +71,7 @@ fn be(simulation: &Simulation, droplet: &str, manner: Manner) {
 
 const PODS: [&str; 6] = ["p0", "p1", "p2", "p3", "p4", "p5"];
 
-/// Pods on a node, each a program of its own to whom it concerns.
+/// Adds pods on a node; each is a program of its own to the droplets that it concerns.
 async fn add_pods(simulation: &Arc<Simulation>, node: &str) {
     for name in PODS {
         pod_on(simulation, name, node).await;
@@ -123,7 +123,7 @@ fn a_subscriber_without_acks_holds_up_no_address_for_long() {
         check("late-subscriber", seed, async |simulation| {
             begin(simulation, 1).await;
             add_node(simulation, 2);
-            // It takes part in the VPC by a pod of its own.
+            // The droplet takes part in the VPC by a pod of its own.
             pod_on(simulation, "q", "n2").await;
             add_pods(simulation, "n0").await;
             until_all_say(simulation, "Acknowledged").await;

@@ -1,4 +1,4 @@
-//! Endpoints whose finalizer somebody takes: their addresses stay claimed while a pod may have them.
+//! Tests of Endpoints whose finalizer is removed by hand: their addresses stay claimed while a pod may have them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::simulation::{Simulation, State};
 use crate::store::text;
 
 const EAST: &str = NAMESPACES[0];
-/// Longer than a claim without an Endpoint waits, and rests.
+/// A time longer than a claim without an Endpoint waits and rests.
 const LONG: Duration = Duration::from_mins(3);
 
-/// The Endpoint goes, whatever the operator thinks of it.
+/// Removes the Endpoint at once, whatever the operator wants.
 fn strip(simulation: &Simulation, pod: &str) {
     let name = simulation.with(|state| {
         let endpoint = {
@@ -42,7 +42,7 @@ fn is_attached(state: &State, node: &str) -> bool {
     !state.droplets[node].attachments.is_empty()
 }
 
-/// Nothing of the node reaches anybody, and it serves on.
+/// Cuts a node off, or ends that: nothing of it reaches anybody, and it serves on.
 fn cut_off(simulation: &Simulation, node: &str, is_cut_off: bool) {
     let state = &mut *simulation.lock();
     let droplet = state.droplets.get_mut(node).expect("a droplet");
@@ -51,16 +51,16 @@ fn cut_off(simulation: &Simulation, node: &str, is_cut_off: bool) {
     droplet.report(Report::Break);
 }
 
-/// Whether the pod's claim is there, and not released.
+/// Whether the pod's claim is there and not released.
 fn is_claimed_for(state: &State, pod: &str) -> bool {
     let mut claims = state.store.values(Kind::IpClaim);
     claims.any(|claim| text(claim, "/spec/pod") == pod && text(claim, "/status/releasedAt").is_empty())
 }
 
-/// A pod that has its address, on a node that is then cut off.
+/// Makes a pod that has its address, on a node that is then cut off.
 async fn begin_cut_off(simulation: &Arc<Simulation>) -> Arc<operators::Operator> {
     let only = begin(simulation, 1).await;
-    // Droplets are judged then.
+    // From then on droplets are judged.
     sleep(Duration::from_mins(1)).await;
     pod_on(simulation, "p", "n0").await;
     until(simulation, "its pod is attached", |state| {
@@ -78,7 +78,7 @@ fn stripped_endpoints_address_is_kept_while_its_node_is_cut_off() {
     for seed in 1..=6 {
         check("stripped", seed, async |simulation| {
             let only = begin_cut_off(simulation).await;
-            // Deleted by force: its kubelet can't be asked.
+            // The pod is deleted by force: its kubelet can't be asked.
             simulation.with(|state| state.store.purge(Kind::Pod, EAST, "p"));
             strip(simulation, "p");
             sleep(LONG).await;
@@ -87,7 +87,7 @@ fn stripped_endpoints_address_is_kept_while_its_node_is_cut_off() {
             })
             .await;
             if seed % 3 == 0 {
-                // The next one knows of the address by the claim alone.
+                // The next operator knows the address by the claim alone.
                 only.crash();
                 operators::start(simulation);
                 sleep(LONG).await;
@@ -122,7 +122,7 @@ fn stripped_endpoints_address_is_kept_while_its_pod_has_it() {
             })
             .await;
             sleep(Duration::from_secs(10)).await;
-            // It gets no other Endpoint, and runs on.
+            // The pod gets no other Endpoint, and runs on.
             simulation.with(|state| state.full.insert(EAST.to_owned()));
             strip(simulation, "p");
             sleep(LONG).await;
@@ -132,7 +132,7 @@ fn stripped_endpoints_address_is_kept_while_its_pod_has_it() {
             .await;
             simulation.with(|state| {
                 state.full.clear();
-                // Of the same network: it must not get the address.
+                // The pod is in the same network: it must not get the address.
                 add_pod(state, EAST, "q", "n1", &json!({"thuban.dev/network": "red-1"}));
             });
             until(simulation, "both have what is theirs", |state| {

@@ -1,4 +1,4 @@
-//! Bounds on what one pod or one VPC can hold, and what is left for others.
+//! Tests of the bounds on what one pod or one VPC can hold, and of what is left for others.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::upstream::{Asked, Script, a, cluster, reply};
 use super::{BLUE, RED, RED_TOO, Rig, eventually, neighbour, query, receive, send, take};
 use crate::metrics::DnsResult;
 
-/// Answers nothing about names that begin with `slow`, unless told to.
+/// Doesn't answer queries for names that begin with `slow`, unless told to.
 fn with_slow_names(answers_all: Arc<AtomicBool>) -> Script {
     Arc::new(move |asked: &Asked<'_>| {
         let owner = asked.message.queries[0].name.to_ascii();
@@ -45,13 +45,13 @@ async fn who_has_less_in_flight_takes_a_place_of_the_largest() {
     red.send(&slow).await.unwrap();
     rig.counts(DnsResult::Limited, 1).await;
     assert_eq!((rig.metrics.in_flight.get(), rig.upstream.asked().len()), (3, 3));
-    // Another of its VPC gets one of its places, however it asks.
+    // Another pod of its VPC gets one of its places, by UDP or TCP.
     let mut stream = rig.tcp(RED_TOO).await;
     send(&mut stream, &slow).await;
     rig.counts(DnsResult::Displaced, 1).await;
     let answer = Message::from_vec(&receive(&red).await).unwrap();
     assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
-    // And so does another VPC, up to as many.
+    // Another VPC gets places too, up to as many.
     let blue = rig.udp(BLUE).await;
     for _ in 0..3 {
         blue.send(&slow).await.unwrap();
@@ -72,7 +72,7 @@ async fn silent_names_of_four_vpcs_leave_others_theirs() {
     let slow = query("slow.example.com.", RecordType::A).to_vec().unwrap();
     for vpc in 0..4 {
         let loud = rig.udp(neighbour(vpc, 1)).await;
-        // In steps: the server's socket has room for some hundreds.
+        // The queries are sent in steps: the server's socket has room for some hundreds.
         for count in 0..200 {
             loud.send(&slow).await.unwrap();
             if count % 20 == 0 {
@@ -110,7 +110,7 @@ async fn places_are_given_back() {
         let answer = rig.ask(RED, &query("slow.example.com.", RecordType::A)).await;
         let code = answer.metadata.response_code;
         assert_eq!(code == ResponseCode::NoError, count % 2 == 1, "{code}");
-        // Given back just after the answer is on its way.
+        // The place is given back just after the answer is sent.
         eventually(|| rig.metrics.in_flight.get() == 0, || "in flight".into()).await;
     }
     assert_eq!(rig.metrics.count(DnsResult::Limited), 0);
@@ -136,7 +136,7 @@ async fn a_connection_has_few_queries_in_flight_and_reads_no_more() {
     assert_eq!(rig.upstream.asked().len(), 16 + 50);
 }
 
-/// Connections that were served, and how many were hung up on.
+/// Returns connections that were served, and how many others were hung up on.
 async fn connect(rig: &Rig, source: IpAddr, count: usize) -> (Vec<TcpStream>, usize) {
     let (mut served, mut refused) = (Vec::new(), 0);
     for _ in 0..count {
@@ -238,7 +238,7 @@ async fn a_client_that_takes_no_answers_is_hung_up_on() {
         .unwrap();
     let mut bytes = u16::try_from(asked.len()).unwrap().to_be_bytes().to_vec();
     bytes.extend(asked);
-    // Until the answers fill all buffers, and then this fails.
+    // The client writes until the answers fill all buffers; then this write fails.
     let wrote = tokio::time::timeout(super::AGES, async {
         while stream.write_all(&bytes).await.is_ok() {}
     });

@@ -21,7 +21,7 @@ fn seed() -> u64 {
     seed
 }
 
-/// Bytes changed, cut, repeated, or put in; or made of nothing at all.
+/// Changes, cuts, repeats or inserts bytes; or makes a message of nothing at all.
 fn spoil(random: &mut Rng, proper: &[u8]) -> Vec<u8> {
     let mut bytes = proper.to_vec();
     for _ in 0..random.usize(1..6) {
@@ -102,7 +102,7 @@ async fn whatever_pods_send_neither_ends_nor_stalls_it() {
     .await;
     rig.assert_serves(BLUE, &in_cluster("web.blue.svc")).await;
     assert!(rig.metrics.count(DnsResult::Malformed) > 100, "seed {seed}");
-    // Nothing went on about names that this VPC must not see, or as anything but a plain query.
+    // No query was sent upstream about names that this VPC must not see, or as anything but a plain query.
     for (message, _) in rig.upstream.asked() {
         let asked = &message.queries[0].name;
         let own = asked == &name("web.blue.svc.cluster.local.");
@@ -111,7 +111,7 @@ async fn whatever_pods_send_neither_ends_nor_stalls_it() {
     }
 }
 
-/// Every name in a message, but for the question's.
+/// Returns every name in a message, but for the question's.
 fn named(message: &Message) -> Vec<Name> {
     let target = |record: &Record| match &record.data {
         RData::CNAME(target) => Some(target.0.clone()),
@@ -172,7 +172,7 @@ fn no_answer_names_what_is_hidden() {
             None => answer,
             Some(made) => made.message,
         };
-        // As it will be read.
+        // The message is parsed as the pod will parse it.
         let Ok(left) = Message::from_vec(&left.to_vec().unwrap()) else {
             panic!("it can't be read, seed {seed}");
         };

@@ -1,4 +1,4 @@
-//! The server on loopback sockets, between clients and an upstream of the test's, with real messages on both sides.
+//! Tests the server on loopback sockets, between clients and the test's upstream, with real messages on both sides.
 
 mod bounds;
 mod hostile;
@@ -23,7 +23,7 @@ use super::{Asker, Domain, Limits, Server, Settings, View};
 use crate::metrics::{DnsMetrics, DnsResult};
 use upstream::{Script, Upstream};
 
-/// The timeout for what must come; nothing is judged by it but that it comes.
+/// The timeout for what must come. Tests depend on nothing but that it comes.
 const AGES: Duration = Duration::from_secs(20);
 
 /// A pod of VPC 1, which sees namespace `red` without `red/moved`, and `blue/shared`.
@@ -32,12 +32,12 @@ const RED: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 const BLUE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
 /// Another pod of VPC 1.
 const RED_TOO: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 4));
-/// A pod of another VPC, which sees what red does.
+/// Returns a pod of another VPC, which sees the same names as red.
 fn neighbour(vpc: u8, pod: u8) -> IpAddr {
     Ipv4Addr::new(127, 1, vpc, 1 + pod).into()
 }
 
-/// Nobody's.
+/// The address of no pod.
 const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9));
 
 fn red() -> View {
@@ -81,7 +81,7 @@ impl Rig {
         Self::before(upstream, address, limits).await
     }
 
-    /// Asks `address`, wherever that is.
+    /// Starts a server before `upstream` that asks `address`, wherever that is.
     async fn before(upstream: Upstream, address: SocketAddr, limits: Limits) -> Self {
         let (red, blue) = (Arc::new(red()), Arc::new(blue()));
         let views = move |source: IpAddr| {
@@ -145,7 +145,7 @@ impl Rig {
         Message::from_vec(&take(&mut stream).await.unwrap()).unwrap()
     }
 
-    /// Waits until so many queries ended so.
+    /// Waits until so many queries ended with this result.
     async fn counts(&self, result: DnsResult, expected: u64) {
         eventually(
             || self.metrics.count(result) == expected,
@@ -185,7 +185,7 @@ async fn send(stream: &mut TcpStream, message: &[u8]) {
     stream.write_all(&bytes).await.unwrap();
 }
 
-/// None when the server hung up.
+/// Returns a message, or `None` when the server hung up.
 async fn take(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let read = async {
         let length = stream.read_u16().await.ok()?;
@@ -212,7 +212,7 @@ fn in_cluster(asked: &str) -> String {
     format!("{asked}.cluster.local.")
 }
 
-/// The data of answers, in their order, as text.
+/// Returns the data of answers, in their order, as text.
 fn data(message: &Message) -> Vec<String> {
     message
         .answers

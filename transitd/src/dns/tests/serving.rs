@@ -1,4 +1,4 @@
-//! Messages as such: what goes on, what comes back, and what is answered here.
+//! Tests of messages as such: which are sent on, which come back, and which are answered here.
 
 use std::net::UdpSocket;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ async fn the_case_of_a_name_comes_back_as_it_went() {
     assert_eq!(data(&answer), ["10.96.0.7"]);
     let (sent, _) = &rig.upstream.asked()[0];
     assert!(sent.queries[0].name.eq_case(&asked.queries[0].name), "{sent}");
-    // Refused ones too.
+    // Refused names keep their case too.
     let asked = query("wEb.bLue.svc.Cluster.LOCAL.", RecordType::A);
     let answer = rig.ask(RED, &asked).await;
     assert!(answer.queries[0].name.eq_case(&asked.queries[0].name), "{answer}");
@@ -86,7 +86,7 @@ async fn forged_answers_are_not_believed() {
         no_question.queries.clear();
         let mut a_query = asked.message.clone();
         a_query.answers.clone_from(&forged.answers);
-        // All is right but where it comes from.
+        // The answer is right in everything but its source.
         let elsewhere = UdpSocket::bind("127.0.0.1:0").unwrap();
         elsewhere
             .send_to(&forged.to_vec().unwrap(), asked.client)
@@ -125,7 +125,7 @@ async fn edns_is_passed_on_by_what_it_says() {
         assert!(edns.options().as_ref().is_empty(), "options go one hop");
     }
     assert!(rig.upstream.asked()[0].0.edns.is_none());
-    // What is answered here has it, too.
+    // Answers that are made here have it, too.
     let refused = query(&in_cluster("web.blue.svc"), RecordType::A);
     assert!(rig.ask(RED, &refused).await.edns.is_none());
     assert!(
@@ -134,11 +134,11 @@ async fn edns_is_passed_on_by_what_it_says() {
             .edns
             .is_some()
     );
-    // Of a version that nobody knows yet.
+    // EDNS of a version that nobody knows yet.
     let mut newer = with_edns(plain, 4096, false);
     newer.edns.as_mut().unwrap().set_version(1);
     let answer = rig.ask(RED, &newer).await;
-    // Of two names of one number the decoder takes the other.
+    // Two response codes have this number, and the decoder takes the other one.
     assert_eq!(
         u16::from(answer.metadata.response_code),
         u16::from(ResponseCode::BADVERS)
@@ -261,14 +261,14 @@ async fn an_upstream_that_fails_is_said_so() {
     );
     let answer = rig.ask_by_tcp(RED, &asked).await;
     assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
-    // What needs no upstream goes on.
+    // Queries that need no upstream are still answered.
     let answer = rig
         .ask(RED, &query(&in_cluster("web.blue.svc"), RecordType::A))
         .await;
     assert_eq!(answer.metadata.response_code, ResponseCode::NXDomain);
     assert_eq!(rig.metrics.count(DnsResult::Failed), 2);
 
-    // One that says nothing, and one that talks nonsense after the question.
+    // One upstream says nothing, the other sends nonsense after the question.
     for junk in [None, Some(vec![0xff; 40])] {
         let limits = Limits {
             patience: std::time::Duration::from_millis(100),
@@ -320,7 +320,7 @@ async fn answers_overtake_each_other_on_a_connection() {
         bytes.extend(u16::try_from(message.len()).unwrap().to_be_bytes());
         bytes.extend(message);
     }
-    // Cut anywhere.
+    // The bytes are cut anywhere.
     for part in bytes.chunks(17) {
         stream.write_all(part).await.unwrap();
     }
@@ -332,7 +332,7 @@ async fn answers_overtake_each_other_on_a_connection() {
     }
     ids.sort_unstable();
     assert_eq!(ids, (1..40).collect::<Vec<u16>>());
-    // Half closed: what is in flight is still answered.
+    // The connection is half closed: queries in flight are still answered.
     stream.shutdown().await.unwrap();
     let answer = Message::from_vec(&take(&mut stream).await.unwrap()).unwrap();
     assert_eq!(answer.metadata.id, 0);

@@ -1,4 +1,4 @@
-//! Plays the cluster's DNS: answers that a script gives, by real sockets.
+//! Plays the cluster's DNS: answers by a script, over real sockets.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ pub(super) struct Asked<'a> {
     pub(super) client: SocketAddr,
 }
 
-/// Messages to send for it.
+/// The messages to send in answer to a query.
 pub(super) type Script = Arc<dyn Fn(&Asked<'_>) -> Vec<Vec<u8>> + Send + Sync>;
 
 pub(super) struct Upstream {
@@ -59,7 +59,7 @@ impl Upstream {
         }
     }
 
-    /// All queries so far, and where they came from.
+    /// Returns all queries so far, and where they came from.
     pub(super) fn asked(&self) -> Vec<(Message, SocketAddr)> {
         self.asked.lock().unwrap().clone()
     }
@@ -74,7 +74,7 @@ fn answers(
     script: &Script,
     log: &Log,
 ) -> Vec<Vec<u8>> {
-    // Whatever a pod sent, upstream gets proper queries.
+    // Upstream gets proper queries, whatever a pod sent.
     let message = Message::from_vec(bytes).unwrap();
     log.lock().unwrap().push((message.clone(), client));
     script(&Asked {
@@ -109,7 +109,7 @@ async fn converse(mut stream: TcpStream, client: SocketAddr, script: Script, log
     }
 }
 
-/// An answer to `query` of these records.
+/// Returns an answer to `query` with these records.
 pub(super) fn reply(query: &Message, answers: Vec<Record>) -> Message {
     let mut message = Message::response(query.metadata.id, query.metadata.op_code);
     message.metadata = Metadata::response_from_request(&query.metadata);
@@ -140,7 +140,7 @@ pub(super) fn srv(owner: &str, target: &str) -> Record {
     record(owner, RData::SRV(SRV::new(0, 50, 80, name(target))))
 }
 
-/// NXDOMAIN or NODATA as CoreDNS makes it, with another serial number than ours.
+/// Returns NXDOMAIN or NODATA as CoreDNS makes it, with another serial number than ours.
 pub(super) fn negative(query: &Message, code: ResponseCode) -> Message {
     let mut message = reply(query, Vec::new());
     message.metadata.response_code = code;
@@ -159,7 +159,8 @@ pub(super) fn negative(query: &Message, code: ResponseCode) -> Message {
     message
 }
 
-/// A cluster: Services `red/web`, `red/big` with much text, `blue/shared`; names outside that begin with `www`.
+/// Returns the script of a cluster: Services `red/web`, `red/big` with much text, `blue/shared`; names outside that
+/// begin with `www`.
 pub(super) fn cluster() -> Script {
     Arc::new(|asked: &Asked<'_>| {
         let query = asked.message;
@@ -169,7 +170,7 @@ pub(super) fn cluster() -> Script {
                 .any(|part| owner.to_ascii_lowercase().starts_with(part))
         };
         let answer = if is(&["web.red.svc", "shared.blue.svc", "web.blue.svc", "www."]) {
-            // Not by the text of a name, which may be any bytes.
+            // The address doesn't depend on the text of a name, which may be any bytes.
             let data = RData::A(A(Ipv4Addr::new(10, 96, 0, 7)));
             reply(
                 query,
@@ -184,7 +185,7 @@ pub(super) fn cluster() -> Script {
     })
 }
 
-/// 1500 bytes and more, whatever room there is.
+/// Returns an answer of 1500 bytes and more, whatever room there is.
 fn big(query: &Message, owner: &str) -> Message {
     let text = |part: u8| RData::TXT(TXT::new(vec![format!("{part}").repeat(100)]));
     reply(query, (10..26).map(|part| record(owner, text(part))).collect())

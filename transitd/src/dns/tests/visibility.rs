@@ -1,4 +1,4 @@
-//! Names that a VPC's pods learn, and names that they don't.
+//! Tests of the names that a VPC's pods learn, and of those that they don't.
 
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::RecordType::{A, ANY, CNAME, PTR, SRV};
@@ -67,7 +67,7 @@ async fn names_with_names_below_them_have_no_data() {
     assert_eq!(rig.metrics.count(DnsResult::NoData), 5);
 }
 
-/// The answer's bytes for two upstreams, one which has the hidden name and one which hasn't.
+/// Returns the answer's bytes for two upstreams, one which has the hidden name and one which hasn't.
 async fn both(asked: &str, of_type: RecordType, has: fn(&Message, &str) -> Message) -> [Vec<u8>; 2] {
     let with = Rig::new(always(has)).await;
     let without = Rig::new(always(|query, _| negative(query, ResponseCode::NoError))).await;

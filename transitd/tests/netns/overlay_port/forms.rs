@@ -1,4 +1,4 @@
-//! Forms in which a packet for the overlay's port passes what transit looks at.
+//! The forms in which a packet for the overlay's port bypasses the part that transit looks at.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -7,7 +7,7 @@ use thuban_testkit::packets::{self, Ipv4, udp};
 use super::world::{FAR, OWN, SECOND, STRANGER, pod, send};
 use crate::rig::{NODE, Rig, in_namespace};
 
-/// A VXLAN header and a datagram of 10.0.1.66 to the node's port 9999 in Ethernet.
+/// Returns a VXLAN header and a datagram of 10.0.1.66 to the node's port 9999 in Ethernet.
 pub(super) fn tunnelled(vni: u8, mac: [u8; 6], marker: &str) -> Vec<u8> {
     let mut frame = vec![8, 0, 0, 0, 0, 0, vni, 0];
     frame.extend(mac);
@@ -19,7 +19,7 @@ pub(super) fn tunnelled(vni: u8, mac: [u8; 6], marker: &str) -> Vec<u8> {
         &[],
         marker.as_bytes(),
     ));
-    // Enough for two fragments.
+    // The frame is long enough for two fragments.
     frame.resize(frame.len().max(64), 0);
     frame
 }
@@ -44,7 +44,7 @@ pub(super) fn datagram(
     packet(17, from, to, options, &udp(ports.0, ports.1, payload))
 }
 
-/// The same in two parts, the first with 24 bytes of payload.
+/// Returns the same packet in two parts, the first with 24 bytes of payload.
 pub(super) fn fragments(packet: &[u8]) -> [Vec<u8>; 2] {
     let (head, payload) = packet.split_at(20);
     let part = |payload: &[u8], offset: u16| {
@@ -66,10 +66,10 @@ pub(super) fn send_raw(namespace: &str, packets: Vec<Vec<u8>>) {
     });
 }
 
-/// A way to the node's stack, past what transit looks at. It is told the port and what to send.
+/// A way to the node's stack that bypasses what transit looks at. The function gets the port and the payload.
 pub(super) type Form = (String, Box<dyn Fn(u16, Vec<u8>)>);
 
-/// Those that transit drops itself come first.
+/// Returns all forms. The forms that transit drops itself come first; the number says how many.
 pub(super) fn forms(rig: &Rig) -> (usize, Vec<Form>) {
     let (far, node, pod) = (rig.far().to_owned(), rig.node().to_owned(), pod(rig));
     let mut forms: Vec<Form> = Vec::new();
@@ -134,7 +134,7 @@ pub(super) fn link_local(rig: &Rig) -> Ipv6Addr {
     address.split('/').next().unwrap().parse().unwrap()
 }
 
-/// What the device took.
+/// Returns how many packets the device took.
 pub(super) fn received(rig: &Rig) -> u64 {
     let count = rig.on_node("cat /sys/class/net/thuban-gro/statistics/rx_packets");
     count.trim().parse().unwrap()

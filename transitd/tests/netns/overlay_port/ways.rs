@@ -1,4 +1,5 @@
-//! Ways by which something of the node, or something that it forwards, could send to the overlay's port of another node.
+//! Ways by which a process of the node, or a packet that the node forwards, could reach the overlay's port of another
+//! node.
 
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -13,7 +14,7 @@ use super::world::{
 };
 use crate::rig::{NODE, Rig, in_namespace};
 
-/// At the other end of the uplink, the overlay's port and another one.
+/// Listeners at the other end of the uplink, on the overlay's port and on another one.
 pub(super) struct Far {
     pub(super) overlay: UdpSocket,
     pub(super) other: UdpSocket,
@@ -30,7 +31,7 @@ impl Far {
         }
     }
 
-    /// `send` is told whether the overlay's port is meant, and what to send.
+    /// Judges one way. `send` gets whether the overlay's port is meant, and the payload.
     pub(super) fn judge(&self, what: &str, send: impl Fn(bool, Vec<u8>)) {
         let marker = format!("{what};");
         send(false, marker.clone().into());
@@ -50,7 +51,8 @@ pub(super) fn port(is_overlay: bool) -> u16 {
     if is_overlay { GENEVE } else { OTHER }
 }
 
-/// Every way to the overlay's port at the other end of the uplink, and a listener there.
+/// Tries every way to the overlay's port at the other end of the uplink, with a listener there; returns the ways that
+/// led there.
 pub(super) fn open_ways(rig: &mut Rig) -> (Vec<String>, Far) {
     let far = Far::of(rig);
     let (pod, node) = (pod(rig), rig.node().to_owned());
@@ -109,7 +111,7 @@ pub(super) fn open_ways(rig: &mut Rig) -> (Vec<String>, Far) {
         send(&guest, 0, (FAR, port(overlay)), payload);
     });
 
-    // Answers to whoever asks from the port.
+    // The port answers everybody who asks it.
     let mut open = far.open.into_inner();
     drop((far.overlay, far.other));
     let mut asks = |what: &str, to: (Ipv4Addr, u16)| {

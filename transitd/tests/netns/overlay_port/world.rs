@@ -12,26 +12,26 @@ use thuban_testkit::packets::GENEVE;
 use crate::rig::{Rig, dual, dual_rows, eventually, in_namespace};
 use crate::tcp::PATIENCE;
 
-/// Nobody's.
+/// A port that nobody uses.
 pub(super) const OTHER: u16 = 7081;
 /// Another droplet.
 pub(super) const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 pub(super) const FAR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 9, 0, 0, 0, 0, 0, 2);
-/// Beside it, and no droplet.
+/// A host beside the other droplet that is not a droplet.
 pub(super) const STRANGER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
-/// Nowhere, until somebody's rule leads it somewhere.
+/// An address that is nowhere, until a rule of somebody leads it somewhere.
 pub(super) const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 pub(super) const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 pub(super) const SERVICE6: Ipv6Addr = Ipv6Addr::new(0xfd00, 96, 0, 0, 0, 0, 0, 1);
-/// Of the VPC that nodes are in, by a backend in it.
+/// A Service address of the VPC that nodes are in, with a backend in the VPC.
 pub(super) const WITHIN: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 20);
-/// The node's own endpoint.
+/// Last byte of the address of the node's own endpoint.
 pub(super) const OWN: u8 = 9;
 /// Another address of the node.
 pub(super) const SECOND: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 77);
 pub(super) const SEGMENTED: &str =
     "ethtool -K up0 tx off tso off gso off tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off";
-/// How long nothing must come.
+/// How long a test waits for datagrams that must not come.
 pub(super) const SILENCE: Duration = Duration::from_millis(400);
 
 pub(super) fn bytes(address: IpAddr) -> Vec<u8> {
@@ -53,7 +53,7 @@ pub(super) fn udp_port(port: u32, backend: IpAddr, to: u16) -> ServicePort {
     }
 }
 
-/// Two ports that lead to the overlay's and to another one.
+/// Returns two ports, one that leads to the overlay's port and one that leads to another port.
 pub(super) fn pair(first: u32, backend: IpAddr) -> Vec<ServicePort> {
     vec![
         udp_port(first, backend, GENEVE),
@@ -85,7 +85,7 @@ pub(super) fn exposed(address: IpAddr, ports: &[(u32, u32)]) -> Row {
     })
 }
 
-/// Nodes are in VPC 7, and so is p1.
+/// Returns a rig where nodes and p1 are in VPC 7.
 pub(super) fn rig(uplink: &str) -> Rig {
     rig_with(uplink, true, true)
 }
@@ -130,14 +130,14 @@ pub(super) fn pod(rig: &Rig) -> String {
     format!("{}-p1", rig.name)
 }
 
-/// Takes datagrams of both families.
+/// Returns a socket that takes datagrams of both families.
 pub(super) fn listen(namespace: &str, port: u16) -> UdpSocket {
     listen_at(namespace, (Ipv6Addr::UNSPECIFIED, port).into())
 }
 
 pub(super) fn listen_at(namespace: &str, address: SocketAddr) -> UdpSocket {
-    // A child that another test starts has this process's sockets until it executes its program: one that was closed a
-    // moment ago may still hold the port.
+    // A child that another test starts has this process's sockets until it executes its program. So a port that was
+    // closed a moment ago may still be held.
     let mut socket = None;
     eventually("the port is free", || {
         socket = in_namespace(namespace, move || UdpSocket::bind(address)).ok();
@@ -148,7 +148,7 @@ pub(super) fn listen_at(namespace: &str, address: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Whether a datagram that begins so has come, of all that have.
+/// Whether one of the datagrams that have come begins like this. Takes all that have come.
 pub(super) fn has_come(socket: &UdpSocket, marker: &str) -> bool {
     let mut buffer = [0; 8192];
     while let Ok((length, _)) = socket.recv_from(&mut buffer) {
@@ -159,7 +159,7 @@ pub(super) fn has_come(socket: &UdpSocket, marker: &str) -> bool {
     false
 }
 
-/// From `port` of the namespace; 0: any.
+/// Sends a datagram from `port` of the namespace; 0: any.
 pub(super) fn send(namespace: &str, port: u16, to: impl Into<SocketAddr>, payload: Vec<u8>) {
     let to = to.into();
     in_namespace(namespace, move || {
@@ -170,12 +170,12 @@ pub(super) fn send(namespace: &str, port: u16, to: impl Into<SocketAddr>, payloa
         };
         let socket = UdpSocket::bind((any, port)).unwrap();
         socket.set_broadcast(true).unwrap();
-        // A refusal that came before is somebody else's.
+        // A refusal that came before belongs to another datagram.
         let _ = socket.send_to(&payload, to);
     });
 }
 
-/// Answers each datagram with its own content, until nobody asks any more.
+/// Answers each datagram with its own content, until no datagram comes any more.
 pub(super) fn echo(namespace: &str, port: u16) {
     let socket = listen(namespace, port);
     socket.set_read_timeout(Some(PATIENCE * 4)).unwrap();

@@ -24,9 +24,9 @@ pub struct ArpPacket {
 unsafe impl Header for ArpPacket {}
 
 impl ArpPacket {
-    /// The reply to a request of the endpoint (`mac`, `address`), or why there is none. Nobody is told who has the
-    /// endpoint's own address, and probes (sender 0.0.0.0) aren't answered: duplicate address detection must find the
-    /// address free (RFC 5227).
+    /// Returns the reply to a request of the endpoint (`mac`, `address`), or why there is none. A request for the
+    /// endpoint's own address gets no answer, and probes (sender 0.0.0.0) get none: duplicate address detection must
+    /// find the address free (RFC 5227).
     #[inline(always)]
     pub fn answer(&self, mac: [u8; 6], address: [u8; 4]) -> Result<Self, Counter> {
         let lengths = u16::from_ne_bytes([6, 4]);

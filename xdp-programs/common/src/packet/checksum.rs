@@ -8,12 +8,12 @@ pub const fn fold(sum: u32) -> u16 {
     ((once & 0xffff) + (once >> 16)) as u16
 }
 
-/// The unfolded sum of some words.
+/// Returns the unfolded sum of some words.
 #[inline(always)]
 pub const fn sum<const N: usize>(words: [u16; N]) -> u32 {
     let mut sum = 0;
     let mut index = 0;
-    // No iterator: the verifier wants what the compiler unrolls.
+    // There is no iterator here: the verifier needs a loop that the compiler unrolls.
     while index < N {
         sum += words[index] as u32;
         index += 1;
@@ -21,7 +21,7 @@ pub const fn sum<const N: usize>(words: [u16; N]) -> u32 {
     sum
 }
 
-/// Checksum field after one word changed from `old` to `new` (RFC 1624 equation 3).
+/// Returns the checksum field after one word changed from `old` to `new` (RFC 1624 equation 3).
 #[inline(always)]
 pub const fn replace(checksum: u16, old: u16, new: u16) -> u16 {
     !fold((!checksum) as u32 + (!old) as u32 + new as u32)

@@ -9,8 +9,8 @@ const ECT0: u8 = 2;
 /// The bits of ECN in a traffic class.
 const MASK: u8 = 3;
 
-/// The inner traffic class after decapsulation (RFC 6040 figure 4); `None`: the packet must be dropped, because its
-/// sender would not understand the mark.
+/// Returns the inner traffic class after decapsulation (RFC 6040 figure 4); `None`: the packet must be dropped,
+/// because its sender would not understand the mark.
 #[inline(always)]
 pub const fn decapsulate(outer: u8, inner: u8) -> Option<u8> {
     match (outer & MASK, inner & MASK) {

@@ -2,13 +2,14 @@
 
 use super::ip::IpPacket;
 
-/// Hash of a packet's flow.
+/// Returns the hash of a packet's flow.
 #[inline(always)]
 pub const fn hash(packet: &IpPacket) -> u32 {
     hash_of(packet, true)
 }
 
-/// The same, or without the source port: of a client and what it asks for.
+/// Returns the hash of a packet's flow, or without the source port the hash of a client and the service that it asks
+/// for.
 #[inline(always)]
 pub const fn hash_of(packet: &IpPacket, with_source_port: bool) -> u32 {
     let mut hash = packet.protocol as u32;
@@ -27,7 +28,7 @@ pub const fn hash_of(packet: &IpPacket, with_source_port: bool) -> u32 {
     ))
 }
 
-/// Eight bytes of an address.
+/// Mixes eight bytes of an address into the hash.
 #[inline(always)]
 const fn half(hash: u32, address: &[u8; 16], at: usize) -> u32 {
     mix(mix(hash, word(address, at)), word(address, at + 4))
@@ -38,7 +39,7 @@ const fn word(address: &[u8; 16], at: usize) -> u32 {
     u32::from_be_bytes([address[at], address[at + 1], address[at + 2], address[at + 3]])
 }
 
-/// One round of Murmur3 (public domain, Austin Appleby).
+/// Does one round of Murmur3 (public domain, Austin Appleby).
 #[inline(always)]
 const fn mix(hash: u32, word: u32) -> u32 {
     let word = word
@@ -51,7 +52,7 @@ const fn mix(hash: u32, word: u32) -> u32 {
         .wrapping_add(0xe654_6b64)
 }
 
-/// Murmur3's finalizer: every input bit reaches every output bit.
+/// Returns the hash after Murmur3's finalizer: every input bit reaches every output bit.
 #[inline(always)]
 pub const fn finish(mut hash: u32) -> u32 {
     hash ^= hash >> 16;
@@ -61,7 +62,7 @@ pub const fn finish(mut hash: u32) -> u32 {
     hash ^ hash >> 16
 }
 
-/// UDP source port of the outer packet, host order, in the ephemeral range 49152-65535.
+/// Returns the UDP source port of the outer packet, host order, in the ephemeral range 49152-65535.
 #[inline(always)]
 pub const fn source_port(hash: u32) -> u16 {
     0xc000 | (hash & 0x3fff) as u16

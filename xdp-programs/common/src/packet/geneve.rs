@@ -1,4 +1,4 @@
-//! Geneve (RFC 8926) inside UDP inside IPv4: what we write, and what we accept.
+//! Geneve (RFC 8926) inside UDP inside IPv4: the headers that we write, and those that we accept.
 
 use super::{Header, ethernet::EthernetHeader, ipv4::Ipv4Header};
 use crate::{
@@ -50,7 +50,7 @@ unsafe impl Header for GeneveHeader {}
 unsafe impl Header for OuterHeaders {}
 
 impl UdpHeader {
-    /// Addressed to the port of Geneve.
+    /// Whether the packet is addressed to the port of Geneve.
     #[inline(always)]
     pub const fn is_geneve(&self) -> bool {
         self.destination == GENEVE_PORT.to_be()
@@ -63,13 +63,13 @@ impl GeneveHeader {
         (u16::from_be(self.vni[0]) as u32) << 8 | (u16::from_be(self.vni[1]) >> 8) as u32
     }
 
-    /// Bytes of options: 0 to 252.
+    /// Returns the bytes of options: 0 to 252.
     #[inline(always)]
     pub const fn options_length(&self) -> u32 {
         (self.first.to_ne_bytes()[0] & 0x3f) as u32 * 4
     }
 
-    /// Version 0, no control packet, Ethernet inside, no critical option announced.
+    /// Checks the header: version 0, no control packet, Ethernet inside, no critical option announced.
     #[inline(always)]
     pub const fn check(&self) -> Result<(), Counter> {
         let [first, flags] = self.first.to_ne_bytes();
@@ -83,8 +83,8 @@ impl GeneveHeader {
     }
 }
 
-/// Walks options that take `length` bytes; `load` gives the header at an offset into them. Any critical option is
-/// unknown to us.
+/// Walks options that take `length` bytes; `load` gives the header at an offset into them. We know no critical option,
+/// so any is an error.
 #[inline(always)]
 pub fn check_options(length: u32, mut load: impl FnMut(u32) -> Option<OptionHeader>) -> Result<(), Counter> {
     let mut offset = 0;
@@ -108,8 +108,9 @@ pub fn check_options(length: u32, mut load: impl FnMut(u32) -> Option<OptionHead
 }
 
 impl OuterHeaders {
-    /// Headers around an inner frame of `inner_length` bytes (Ethernet included). Don't-fragment; DSCP and ECN are the
-    /// inner ones (RFC 6040). A length over 65535 is a GSO frame's, whose lengths are rewritten when it is segmented.
+    /// Returns headers around an inner frame of `inner_length` bytes (Ethernet included). They have don't-fragment;
+    /// DSCP and ECN are the inner ones (RFC 6040). A length over 65535 is a GSO frame's, whose lengths are rewritten
+    /// when it is segmented.
     #[inline(always)]
     pub const fn new(
         source: DropletAddress,

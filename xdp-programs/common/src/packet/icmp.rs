@@ -1,5 +1,5 @@
-//! ICMP messages that agents write: "too big" and "port unreachable" to a pod (RFC 792, RFC 1191, RFC 4443), and what a
-//! router on the underlay says of the tunnel's path.
+//! ICMP messages that agents write: "too big" and "port unreachable" to a pod (RFC 792, RFC 1191, RFC 4443), and
+//! messages of routers on the underlay about the tunnel's path.
 
 use super::{
     Header, checksum,
@@ -17,16 +17,16 @@ pub const FRAGMENTATION_NEEDED: u16 = u16::from_ne_bytes([3, 4]);
 const PACKET_TOO_BIG: u16 = u16::from_ne_bytes([2, 0]);
 /// Raw type and code: port unreachable.
 const UNREACHABLE_V4: u16 = u16::from_ne_bytes([3, 3]);
-/// The same, ICMPv6.
+/// Raw type and code of ICMPv6: port unreachable.
 const UNREACHABLE_V6: u16 = u16::from_ne_bytes([1, 4]);
 /// Bytes that "port unreachable" quotes: the IP header and 8 bytes, which every packet with ports has.
 pub const LEAST_QUOTE_V4: usize = ipv4::LENGTH + 8;
-/// The same, IPv6.
+/// The same for IPv6.
 pub const LEAST_QUOTE_V6: usize = ipv6::LENGTH + 8;
 /// The least MTU of an IPv6 link (RFC 8200 section 5).
 const LEAST_V6: u16 = 1280;
 
-/// Before the quote, IPv4: IP and ICMP header.
+/// The IP and ICMP headers before the quote, IPv4.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorV4 {
@@ -34,7 +34,7 @@ pub struct ErrorV4 {
     pub icmp: IcmpHeader,
 }
 
-/// Before the quote, IPv6.
+/// The IP and ICMP headers before the quote, IPv6.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorV6 {
@@ -59,13 +59,13 @@ unsafe impl Header for ErrorV4 {}
 unsafe impl Header for ErrorV6 {}
 
 impl ErrorV4 {
-    /// "Too big" to a pod, from the host's address towards pods; `quote` is the sum of the quoted words.
+    /// Returns "too big" to a pod, from the host's address towards pods; `quote` is the sum of the quoted words.
     #[inline(always)]
     pub const fn too_big(pod: [u8; 4], mtu: u16, quote: u32) -> Self {
         Self::new(pod, FRAGMENTATION_NEEDED, mtu, QUOTE, quote)
     }
 
-    /// "Port unreachable" likewise, with [`LEAST_QUOTE_V4`].
+    /// Returns "port unreachable" to a pod, with a quote of [`LEAST_QUOTE_V4`] bytes.
     #[inline(always)]
     pub const fn port_unreachable(pod: [u8; 4], quote: u32) -> Self {
         Self::new(pod, UNREACHABLE_V4, 0, LEAST_QUOTE_V4, quote)
@@ -83,14 +83,14 @@ impl ErrorV4 {
 }
 
 impl ErrorV6 {
-    /// "Too big"; never less than IPv6's least MTU.
+    /// Returns "too big"; the MTU is never less than IPv6's least MTU.
     #[inline(always)]
     pub const fn too_big(pod: &Address, mtu: u16, quote: u32) -> Self {
         let mtu = if mtu < LEAST_V6 { LEAST_V6 } else { mtu };
         Self::new(pod, PACKET_TOO_BIG, mtu, QUOTE, quote)
     }
 
-    /// "Port unreachable", with [`LEAST_QUOTE_V6`].
+    /// Returns "port unreachable", with a quote of [`LEAST_QUOTE_V6`] bytes.
     #[inline(always)]
     pub const fn port_unreachable(pod: &Address, quote: u32) -> Self {
         Self::new(pod, UNREACHABLE_V6, 0, LEAST_QUOTE_V6, quote)
@@ -118,7 +118,7 @@ impl IcmpHeader {
         }
     }
 
-    /// MTU of the next hop that a "fragmentation needed" tells; 0 of routers before RFC 1191.
+    /// Returns the MTU of the next hop in a "fragmentation needed"; routers before RFC 1191 send 0.
     #[inline(always)]
     pub const fn next_hop_mtu(&self) -> u16 {
         u16::from_be(self.rest[1])

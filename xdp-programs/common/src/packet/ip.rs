@@ -11,17 +11,17 @@ use crate::{
     tables::{Address, HOST_SOURCE, HOST_SOURCE_V6},
 };
 
-/// Addresses, flow, and what the fixed header says.
+/// An IP packet's addresses, flow, and fields of the fixed header.
 /// Aligned so that the compiler copies it by words.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IpPacket {
-    /// As tables key it.
+    /// The source, as tables key it.
     pub source: Address,
-    /// As tables key it.
+    /// The destination, as tables key it.
     pub destination: Address,
     padding: u32,
-    /// Bytes from the IP header on, as the header says; for IPv6 beyond 65535 only the header's 40.
+    /// Bytes from the IP header on, by the header's own length; for IPv6 beyond 65535 only the header's 40.
     pub length: u32,
     /// Raw source and destination port, 0 where [`IpPacket::has_ports`] says no.
     pub ports: [u16; 2],
@@ -39,14 +39,14 @@ const LATER_FRAGMENT: u8 = 4;
 const OPTIONS: u8 = 8;
 
 impl IpPacket {
-    /// A packet of what the header says, its ports not read.
+    /// Returns the packet that the header describes. The ports are not read.
     #[inline(always)]
     pub fn from_v4(header: &Ipv4Header) -> Result<Self, Counter> {
         let mut packet = Self::default();
         packet.read_v4(header).map(|()| packet)
     }
 
-    /// The same, IPv6.
+    /// Does what [`IpPacket::from_v4`] does, for IPv6.
     #[inline(always)]
     pub fn from_v6(header: &Ipv6Header) -> Result<Self, Counter> {
         let mut packet = Self {
@@ -58,7 +58,7 @@ impl IpPacket {
         packet.read_v6([a, b, c, d]).map(|()| packet)
     }
 
-    /// As [`IpPacket::from_v4`], in place: programs have little stack.
+    /// Does what [`IpPacket::from_v4`] does, in place: programs have little stack.
     #[inline(always)]
     pub fn read_v4(&mut self, header: &Ipv4Header) -> Result<(), Counter> {
         if !header.is_valid() {
@@ -77,7 +77,8 @@ impl IpPacket {
         Ok(())
     }
 
-    /// As [`IpPacket::from_v6`], in place, of the header's first words: source and destination are there already.
+    /// Does what [`IpPacket::from_v6`] does, in place, with the header's first words. Source and destination are there
+    /// already.
     #[inline(always)]
     pub fn read_v6(&mut self, first: [u16; 4]) -> Result<(), Counter> {
         let is_version_6 = first[0].to_ne_bytes()[0] >> 4 == 6;
@@ -104,19 +105,20 @@ impl IpPacket {
         self.flags & V6 != 0
     }
 
-    /// Any fragment, the first included.
+    /// Whether the packet is a fragment, the first included.
     #[inline(always)]
     pub const fn is_fragment(&self) -> bool {
         self.flags & FRAGMENT != 0
     }
 
-    /// A fragment that doesn't begin with the transport header; any fragment of IPv6, whose offset isn't read.
+    /// Whether the packet is a fragment that doesn't begin with the transport header. Any fragment of IPv6 counts,
+    /// because its offset isn't read.
     #[inline(always)]
     pub const fn is_later_fragment(&self) -> bool {
         self.flags & LATER_FRAGMENT != 0
     }
 
-    /// IPv4 options or IPv6 extension headers other than a fragment's.
+    /// Whether the packet has IPv4 options, or IPv6 extension headers other than a fragment's.
     #[inline(always)]
     pub const fn has_options(&self) -> bool {
         self.flags & OPTIONS != 0
@@ -134,7 +136,7 @@ impl IpPacket {
         self.shows_transport() && matches!(self.protocol, ipv4::TCP | ipv4::UDP | ipv4::SCTP)
     }
 
-    /// To the host's own address towards pods.
+    /// Whether the packet goes to the host's own address towards pods.
     #[inline(always)]
     pub fn is_to_host(&self) -> bool {
         if self.is_v6() {
@@ -144,7 +146,7 @@ impl IpPacket {
         }
     }
 
-    /// A destination that one endpoint or one host elsewhere may have.
+    /// Whether one endpoint or one host elsewhere may have the destination.
     #[inline(always)]
     pub const fn is_to_unicast(&self) -> bool {
         if self.is_v6() {
@@ -154,7 +156,7 @@ impl IpPacket {
         }
     }
 
-    /// An answer of a DHCP server (RFC 2131, RFC 8415): pods serve nobody with addresses.
+    /// Whether the packet is an answer of a DHCP server (RFC 2131, RFC 8415): pods must not give addresses to others.
     #[inline(always)]
     pub const fn is_from_dhcp_server(&self) -> bool {
         let (server, client) = if self.is_v6() { (547, 546) } else { (67, 68) };

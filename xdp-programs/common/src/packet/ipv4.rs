@@ -5,7 +5,7 @@ use crate::tables::Address;
 
 /// Bytes of the header without options.
 pub const LENGTH: usize = 20;
-/// TTL of what is written here.
+/// The TTL of packets that are written here.
 pub const TTL: u8 = 64;
 pub const ICMP: u8 = 1;
 pub const TCP: u8 = 6;
@@ -23,7 +23,7 @@ pub struct Ipv4Header {
 unsafe impl Header for Ipv4Header {}
 
 impl Ipv4Header {
-    /// A header without options and with its checksum; `length` counts it.
+    /// Returns a header without options and with its checksum; `length` counts it.
     #[inline(always)]
     pub const fn new(source: [u8; 4], destination: [u8; 4], protocol: u8, class: u8, length: u16) -> Self {
         let (from, to) = (words2(source), words2(destination));
@@ -45,7 +45,7 @@ impl Ipv4Header {
         header
     }
 
-    /// The same header with don't-fragment.
+    /// Returns the same header with don't-fragment.
     #[inline(always)]
     #[must_use]
     pub const fn whole(mut self) -> Self {
@@ -53,7 +53,7 @@ impl Ipv4Header {
         self
     }
 
-    /// Version 4 and a header length of at least 20 bytes that fits in the packet.
+    /// Whether the header has version 4 and a header length of at least 20 bytes that fits in the packet.
     #[inline(always)]
     pub const fn is_valid(&self) -> bool {
         let first = self.words[0].to_ne_bytes()[0];
@@ -61,7 +61,7 @@ impl Ipv4Header {
         first >> 4 == 4 && length >= LENGTH && self.total_length() as usize >= length
     }
 
-    /// Bytes of the header with its options, as it says: 0 to 60.
+    /// Returns the bytes of the header with its options, by its own length: 0 to 60.
     #[inline(always)]
     pub const fn header_length(&self) -> usize {
         (self.words[0].to_ne_bytes()[0] & 15) as usize * 4
@@ -72,25 +72,25 @@ impl Ipv4Header {
         self.words[0].to_ne_bytes()[0] & 15 != 5
     }
 
-    /// Bytes of header and payload.
+    /// Returns the bytes of header and payload.
     #[inline(always)]
     pub const fn total_length(&self) -> u16 {
         u16::from_be(self.words[1])
     }
 
-    /// DSCP and ECN.
+    /// Returns DSCP and ECN.
     #[inline(always)]
     pub const fn traffic_class(&self) -> u8 {
         self.words[0].to_ne_bytes()[1]
     }
 
-    /// Any fragment, the first included.
+    /// Whether the packet is a fragment, the first included.
     #[inline(always)]
     pub const fn is_fragment(&self) -> bool {
         self.words[3] & 0x3fff_u16.to_be() != 0
     }
 
-    /// A fragment that doesn't begin with the transport header.
+    /// Whether the packet is a fragment that doesn't begin with the transport header.
     #[inline(always)]
     pub const fn is_later_fragment(&self) -> bool {
         self.words[3] & 0x1fff_u16.to_be() != 0
@@ -116,7 +116,7 @@ impl Ipv4Header {
         bytes4([self.words[8], self.words[9]])
     }
 
-    /// The same header with other DSCP and ECN bits, the checksum updated.
+    /// Returns the same header with other DSCP and ECN bits, the checksum updated.
     #[inline(always)]
     #[must_use]
     pub const fn with_traffic_class(mut self, class: u8) -> Self {
@@ -125,8 +125,8 @@ impl Ipv4Header {
         self
     }
 
-    /// The header of one more hop: new addresses, TTL less one, checksum updated from what it was (a wrong one stays
-    /// wrong). `None` when the TTL is used up.
+    /// Returns the header of one more hop: new addresses, TTL less one, checksum updated from its old value (a wrong
+    /// one stays wrong). `None` when the TTL is used up.
     #[inline(always)]
     pub fn hop(mut self, source: [u8; 4], destination: [u8; 4]) -> Option<Self> {
         let [ttl, protocol] = self.words[4].to_ne_bytes();
@@ -148,7 +148,7 @@ impl Ipv4Header {
         self.words[index] = new;
     }
 
-    /// The header checksum over the words as they are, with the checksum field taken as zero.
+    /// Returns the header checksum over the words as they are, with the checksum field taken as zero.
     #[inline(always)]
     pub const fn checksum(&self) -> u16 {
         let w = &self.words;
@@ -165,17 +165,17 @@ impl Ipv4Header {
     }
 }
 
-/// Whether an address with this first byte is one that one host may have: not multicast, reserved or broadcast
-/// (224.0.0.0 and above), not 0.x, not loopback (which some hosts route).
+/// Whether one host may have an address with this first byte: not multicast, reserved or broadcast (224.0.0.0 and
+/// above), not 0.x, not loopback (which some hosts route).
 #[inline(always)]
 pub const fn is_unicast(first: u8) -> bool {
     first != 0 && first != 127 && first < 224
 }
 
-/// An IPv4 address as tables key it: `::ffff:a.b.c.d`.
+/// Returns an IPv4 address as tables key it: `::ffff:a.b.c.d`.
 #[inline(always)]
 pub const fn mapped(address: [u8; 4]) -> Address {
-    // One number, so that no program fills bytes in a loop.
+    // The address is built as one number, so that no program fills bytes in a loop.
     (0xffff_u128 << 32 | u32::from_be_bytes(address) as u128).to_be_bytes()
 }
 

@@ -60,13 +60,13 @@ impl Ipv6Header {
         self.words[0].to_ne_bytes()[0] >> 4 == 6
     }
 
-    /// DSCP and ECN.
+    /// Returns DSCP and ECN.
     #[inline(always)]
     pub const fn traffic_class(&self) -> u8 {
         (u16::from_be(self.words[0]) >> 4) as u8
     }
 
-    /// The same header with other DSCP and ECN bits. No checksum covers them.
+    /// Returns the same header with other DSCP and ECN bits. No checksum covers them.
     #[inline(always)]
     #[must_use]
     pub const fn with_traffic_class(mut self, class: u8) -> Self {
@@ -74,13 +74,13 @@ impl Ipv6Header {
         self
     }
 
-    /// Bytes behind this header; 0 in packets beyond 65535 bytes, which only GSO makes.
+    /// Returns the bytes behind this header; 0 in packets beyond 65535 bytes, which only GSO makes.
     #[inline(always)]
     pub const fn payload_length(&self) -> u16 {
         u16::from_be(self.words[2])
     }
 
-    /// Protocol or extension that follows.
+    /// Returns the protocol or extension that follows.
     #[inline(always)]
     pub const fn next(&self) -> u8 {
         self.words[3].to_ne_bytes()[0]
@@ -103,7 +103,7 @@ impl Ipv6Header {
         bytes16([w[12], w[13], w[14], w[15], w[16], w[17], w[18], w[19]])
     }
 
-    /// Sum of the pseudo header (RFC 8200 section 8.1) for an upper layer of `length` bytes.
+    /// Returns the sum of the pseudo header (RFC 8200 section 8.1) for an upper layer of `length` bytes.
     #[inline(always)]
     pub const fn pseudo_sum(&self, length: u16) -> u32 {
         let all = checksum::sum(self.words);
@@ -112,7 +112,7 @@ impl Ipv6Header {
     }
 }
 
-/// An address as eight raw words.
+/// Returns an address as eight raw words.
 #[inline(always)]
 pub const fn words8(address: &Address) -> [u16; 8] {
     let a = address;
@@ -128,7 +128,7 @@ pub const fn words8(address: &Address) -> [u16; 8] {
     ]
 }
 
-/// Eight raw words as an address.
+/// Returns eight raw words as an address.
 #[inline(always)]
 pub const fn bytes16(words: [u16; 8]) -> Address {
     let mut bytes = [0; 16];
@@ -142,19 +142,20 @@ pub const fn bytes16(words: [u16; 8]) -> Address {
     bytes
 }
 
-/// Only this link's: fe80::/10.
+/// Whether the address is valid on this link alone: fe80::/10.
 #[inline(always)]
 pub const fn is_link_local(address: &Address) -> bool {
     address[0] == 0xfe && address[1] & 0xc0 == 0x80
 }
 
-/// An IPv4 address in disguise (`::ffff:0:0/96`): tables key IPv4 so, and no packet may.
+/// Whether the address is a mapped IPv4 one (`::ffff:0:0/96`). Tables key IPv4 by such addresses, and no packet may
+/// have one.
 #[inline(always)]
 pub const fn is_mapped(address: &Address) -> bool {
     has_zeros(address, 10) && address[10] == 0xff && address[11] == 0xff
 }
 
-/// An address that one host of a network may have: not multicast, link-local, `::/96` (unspecified, loopback).
+/// Whether one host of a network may have the address: not multicast, link-local, `::/96` (unspecified, loopback).
 #[inline(always)]
 pub const fn is_unicast(address: &Address) -> bool {
     address[0] != 0xff && !is_link_local(address) && !has_zeros(address, 12)

@@ -26,14 +26,14 @@ pub unsafe trait Header: Copy {}
 // SAFETY: plain arrays of u16.
 unsafe impl<const N: usize> Header for [u16; N] {}
 
-/// Two raw words as the four bytes of an IPv4 address.
+/// Returns two raw words as the four bytes of an IPv4 address.
 #[inline(always)]
 pub const fn bytes4(words: [u16; 2]) -> [u8; 4] {
     let (a, b) = (words[0].to_ne_bytes(), words[1].to_ne_bytes());
     [a[0], a[1], b[0], b[1]]
 }
 
-/// The four bytes of an IPv4 address as two raw words.
+/// Returns the four bytes of an IPv4 address as two raw words.
 #[inline(always)]
 pub const fn words2(bytes: [u8; 4]) -> [u16; 2] {
     [
@@ -42,7 +42,7 @@ pub const fn words2(bytes: [u8; 4]) -> [u16; 2] {
     ]
 }
 
-/// Six bytes of a MAC as three raw words.
+/// Returns six bytes of a MAC as three raw words.
 #[inline(always)]
 pub const fn words3(bytes: [u8; 6]) -> [u16; 3] {
     [

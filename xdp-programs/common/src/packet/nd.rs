@@ -1,5 +1,5 @@
 //! Neighbour discovery (RFC 4861) as the agent serves it: a solicitation of any address is answered with the gateway's
-//! MAC, and nothing else of it leaves a pod.
+//! MAC, and no other discovery message leaves a pod.
 
 use super::{
     Header, checksum,
@@ -15,11 +15,11 @@ pub const ROUTER_SOLICITATION: u8 = 133;
 pub const ROUTER_ADVERTISEMENT: u8 = 134;
 pub const NEIGHBOUR_SOLICITATION: u8 = 135;
 pub const REDIRECT: u8 = 137;
-/// Neighbour messages must not have crossed a router (RFC 4861 section 7.1.1).
+/// The hop limit of neighbour messages, which must not have crossed a router (RFC 4861 section 7.1.1).
 pub const HOP_LIMIT: u8 = 255;
 /// Raw option header: target link-layer address, 8 bytes.
 const TARGET_MAC: u16 = u16::from_ne_bytes([2, 1]);
-/// Raw: from a router, solicited, overrides.
+/// Raw flags: from a router, solicited, overrides.
 const FLAGS: u16 = 0xe000_u16.to_be();
 
 /// IPv6 header and a neighbour solicitation or advertisement with one option of a MAC. Raw words.
@@ -42,8 +42,8 @@ unsafe impl Header for NeighbourPacket {}
 const LENGTH: u16 = 32;
 
 impl NeighbourPacket {
-    /// The address that is looked for, if this is a valid solicitation of a host that has an address and says its MAC.
-    /// `None` for probes of duplicate address detection too: they must find the address free.
+    /// Returns the address that is looked for, if this is a valid solicitation of a host that has an address and gives
+    /// its MAC. Returns `None` for probes of duplicate address detection too: they must find the address free.
     #[inline(always)]
     pub fn solicited(&self) -> Option<Address> {
         let [kind, code] = self.kind.to_ne_bytes();
@@ -59,7 +59,7 @@ impl NeighbourPacket {
         Some(bytes16(self.target))
     }
 
-    /// The advertisement that answers this solicitation: the target is at the gateway's MAC.
+    /// Returns the advertisement that answers this solicitation: the target is at the gateway's MAC.
     #[inline(always)]
     #[must_use]
     pub fn answer(&self, target: &Address) -> Self {
@@ -81,7 +81,8 @@ impl NeighbourPacket {
     }
 }
 
-/// Why a discovery message of a pod ends here: routers' words are forbidden, the rest is expected noise.
+/// Returns why a discovery message of a pod is dropped: messages of routers are forbidden, all others are expected
+/// noise.
 #[inline(always)]
 pub const fn refusal(kind: u8) -> Counter {
     match kind {

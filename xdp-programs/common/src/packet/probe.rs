@@ -1,8 +1,8 @@
-//! Probes between droplets: a control frame of Geneve (RFC 8926 section 3.4, the O bit) without an inner frame, by which
-//! one droplet's transit asks another one's whether it passes packets on.
+//! Probes between droplets: a control frame of Geneve (RFC 8926 section 3.4, the O bit) without an inner frame. By it
+//! one droplet's transit asks another droplet's transit whether it passes packets on.
 //!
-//! transitd puts [`WANTED`] to its own transit, in the name of the droplet that is to be asked. Transit turns it into a
-//! [`QUESTION`], and a question into an [`ANSWER`]. Nothing turns an answer, and each turn lowers the TTL.
+//! transitd sends a [`WANTED`] to its own transit, in the name of the droplet that is to be asked. Transit turns it
+//! into a [`QUESTION`], and a question into an [`ANSWER`]. Nothing turns an answer, and each turn lowers the TTL.
 
 use super::{
     Header,
@@ -15,7 +15,7 @@ use crate::tables::{DropletAddress, ENCAPSULATION_LENGTH};
 const PROTOCOL: u16 = 0x88b5_u16.to_be();
 /// Raw first word: version 0, no options, the O bit.
 const CONTROL: u16 = u16::from_ne_bytes([0, 0x80]);
-/// Traffic class CS6, network control: a full queue on the way is no dead droplet.
+/// Traffic class CS6, network control: a full queue on the way must not look like a dead droplet.
 const TRAFFIC_CLASS: u8 = 0xc0;
 
 /// [`ProbeHeader::kind`]: to this droplet's own transit, which sends the question.
@@ -25,13 +25,13 @@ pub const QUESTION: u16 = 2_u16.to_be();
 /// [`ProbeHeader::kind`]: never answered.
 pub const ANSWER: u16 = 3_u16.to_be();
 
-/// What follows the Geneve header (raw words).
+/// The header behind the Geneve header (raw words).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeHeader {
     pub kind: u16,
     pub padding: u16,
-    /// [`crate::tables::ProbeEntry::secret`] as it lies in memory: an answer is to a question.
+    /// The [`crate::tables::ProbeEntry::secret`] as it lies in memory. It shows which question an answer is to.
     pub secret: [u16; 4],
 }
 
@@ -65,7 +65,7 @@ impl ProbeHeader {
 }
 
 impl GeneveHeader {
-    /// The header of a probe. [`GeneveHeader::check`] refuses it.
+    /// Whether this is the header of a probe. [`GeneveHeader::check`] refuses it.
     #[inline(always)]
     pub const fn is_probe(&self) -> bool {
         self.first == CONTROL && self.protocol == PROTOCOL && self.vni[0] == 0 && self.vni[1] == 0
@@ -73,7 +73,7 @@ impl GeneveHeader {
 }
 
 impl ProbeFrame {
-    /// As if it had come from the droplet `to` that is to be asked.
+    /// Returns a frame that looks as if it had come from the droplet `to` that is to be asked.
     pub const fn wanted(here: DropletAddress, to: DropletAddress, secret: u64, source_port: u16) -> Self {
         let mut outer = OuterHeaders::new(
             to,

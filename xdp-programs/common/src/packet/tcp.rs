@@ -21,8 +21,8 @@ impl TcpHeader {
     /// Bytes without options.
     pub const LENGTH: usize = 20;
 
-    /// The reset that answers this segment of `length` bytes, header included (RFC 9293 section 3.10.7.1), its checksum
-    /// still zero. Nothing answers a reset.
+    /// Returns the reset that answers this segment of `length` bytes, header included (RFC 9293 section 3.10.7.1), its
+    /// checksum still zero. Nothing answers a reset.
     #[inline(always)]
     pub const fn reset(&self, length: u32) -> Option<Self> {
         let [offset, flags] = self.words[6].to_ne_bytes();
@@ -53,7 +53,7 @@ impl TcpHeader {
         })
     }
 
-    /// The same with its checksum; `pseudo` is the sum of the pseudo header.
+    /// Returns the same header with its checksum; `pseudo` is the sum of the pseudo header.
     #[inline(always)]
     #[must_use]
     pub const fn with_checksum(mut self, pseudo: u32) -> Self {

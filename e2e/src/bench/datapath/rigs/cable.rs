@@ -1,14 +1,15 @@
-//! Two droplets whose uplinks are the two ends of one veth, a pod on each: Thuban's direct path beside what it is
-//! measured against, plain routing and the kernel's VXLAN on a bridge.
+//! Two droplets whose uplinks are the two ends of one veth, a pod on each. The cases compare Thuban's direct path with
+//! plain routing and the kernel's VXLAN on a bridge.
 //!
-//! A veth passes GSO frames whole, as a NIC does that segments and aggregates inside tunnels. The `-seg` cases turn
-//! that off, as most NICs have it: frames cross one by one, and the receiver's stack aggregates (GRO) for all alike.
+//! A veth passes GSO frames whole, like a NIC that segments and aggregates inside tunnels. The `-seg` cases turn that
+//! off, as on most NICs: frames cross one by one, and the receiver's stack aggregates (GRO) for all alike.
 //!
-//! `thuban-seg` is what transitd chooses there by itself: transit at tc, Geneve segments aggregated before it.
+//! `thuban-seg` is the hook that transitd chooses there by itself: transit at tc, Geneve segments aggregated before it.
 //!
-//! `thuban-seg-xdp` has transit at XDP, as a NIC with native XDP gets it. A veth must copy every frame before it can show
-//! it to XDP (`skb_pp_cow_data`: senders' buffers are shared and have no headroom); a NIC's driver has them as XDP wants
-//! them. That copy is the rig's; `vxlan-seg-xdp` pays it too, so that what is left between the two is Thuban's.
+//! `thuban-seg-xdp` has transit at XDP, as on a NIC with native XDP. A veth must copy every frame before it can show it
+//! to XDP (`skb_pp_cow_data`: senders' buffers are shared and have no headroom); a NIC's driver has frames in the form
+//! that XDP wants. That copy is a cost of the rig. `vxlan-seg-xdp` pays it too, so that the difference between the two
+//! is Thuban's.
 
 use std::{net::Ipv4Addr, rc::Rc};
 
@@ -23,14 +24,14 @@ use crate::{bench::datapath::traffic::Measure, programs::Programs, rig::namespac
 
 const VNI: u32 = 100;
 const JUMBO: u32 = 9000;
-/// All that Jumbo frames are measured for.
+/// The measures with Jumbo frames.
 const BULK: &[Measure] = &[Measure::Stream, Measure::Streams];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Network {
     Plain,
     Vxlan,
-    /// With a program at both uplinks that passes every frame.
+    /// VXLAN with a program at both uplinks that passes every frame.
     VxlanBehindXdp,
     Thuban {
         agent: Hook,
@@ -105,7 +106,8 @@ pub fn path(spec: &Spec) -> Result<Path> {
         for node in &mut nodes {
             node.load(transit)?;
             if spec.is_segmented && transit == Hook::Tc {
-                // As transitd does it: a device on Geneve's port gives the kernel what aggregating inner flows needs.
+                // transitd does the same: a device on Geneve's port gives the kernel what it needs to aggregate inner
+                // flows.
                 for line in [
                     "ip link add thuban-gro type vxlan external vnifilter dstport 6081",
                     "ip link set thuban-gro up",
@@ -156,7 +158,7 @@ pub fn path(spec: &Spec) -> Result<Path> {
 
 type Pods = ([Namespace; 2], Ipv4Addr);
 
-/// Routed, without a tunnel: pods have the underlay's whole MTU.
+/// Sets up plain routing, without a tunnel: pods have the underlay's whole MTU.
 fn plain(nodes: &mut [Node; 2]) -> Result<Pods> {
     let mut pods = Vec::new();
     for (index, node) in (0..).zip(nodes.iter_mut()) {
@@ -175,7 +177,7 @@ fn plain(nodes: &mut [Node; 2]) -> Result<Pods> {
     Ok((pair(pods)?, Ipv4Addr::new(10, 0, 2, 2)))
 }
 
-/// The kernel's VXLAN device and the pod's veth on a bridge, remote droplet given.
+/// Sets up the kernel's VXLAN device and the pod's veth on a bridge, with the remote droplet given.
 fn vxlan(nodes: &mut [Node; 2]) -> Result<Pods> {
     let mut pods = Vec::new();
     for (index, node) in (0..).zip(nodes.iter_mut()) {
@@ -199,7 +201,7 @@ fn vxlan(nodes: &mut [Node; 2]) -> Result<Pods> {
     Ok((pair(pods)?, Ipv4Addr::new(10, 0, 0, 3)))
 }
 
-/// Direct rows both ways, no bouncer.
+/// Sets up Thuban with direct rows both ways and no bouncer.
 fn thuban(nodes: &mut [Node; 2], agent: Hook) -> Result<Pods> {
     let address = |index: u8| Ipv4Addr::new(10, 0, 0, index + 2);
     let mut pods = Vec::new();

@@ -1,8 +1,8 @@
-//! What traffic goes through: droplets in namespaces, set up once for each case and left alone while others are
+//! The rigs that traffic passes: droplets in namespaces, set up once for each case and left alone while other cases are
 //! measured.
 //!
-//! Every path has its proof: counters of the programs that a measurement must raise and others that it must not, so
-//! that a case is what its name says. Cases without Thuban have none of its programs attached.
+//! Every path has its proof: counters of the programs that a measurement must raise, and others that it must not raise.
+//! So a case measures what its name says. Cases without Thuban have none of its programs attached.
 
 pub mod cable;
 pub mod node;
@@ -20,10 +20,10 @@ use super::{
 use crate::rig::{namespace::Namespace, traffic::ping};
 use node::Node;
 
-/// Least growth of a counter that proves a path: more than ARP and a handshake give.
+/// Least growth of a counter that proves a path: more than ARP and a handshake cause.
 const PROOF: u64 = 100;
 
-/// Two pods on droplets, and what proves the way between them.
+/// Two pods on droplets, and the proof of the way between them.
 pub struct Path {
     pub name: String,
     pub nodes: Rc<Vec<Node>>,
@@ -33,7 +33,7 @@ pub struct Path {
     pub measures: &'static [Measure],
     /// Counters of nodes that traffic raises.
     pub raised: Vec<(usize, Counter)>,
-    /// Counters of nodes that it leaves alone.
+    /// Counters of nodes that traffic leaves unchanged.
     pub untouched: Vec<(usize, Counter)>,
 }
 
@@ -92,7 +92,7 @@ impl Path {
     }
 }
 
-/// One thing measured on a path.
+/// One measure on a path.
 pub struct PathCase {
     pub path: Rc<Path>,
     pub measure: Measure,
@@ -121,7 +121,7 @@ impl Case for PathCase {
     }
 }
 
-/// Cases of paths, so that those of one measure follow each other.
+/// Makes cases of paths, in an order in which those of one measure follow each other.
 pub fn cases(paths: Vec<Path>) -> Vec<Box<dyn Case>> {
     let paths: Vec<Rc<Path>> = paths.into_iter().map(Rc::new).collect();
     let mut cases: Vec<Box<dyn Case>> = Vec::new();

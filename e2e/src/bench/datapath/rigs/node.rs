@@ -13,10 +13,10 @@ use crate::{
     rig::namespace::Namespace,
 };
 
-/// What a NIC without offloads for sending does not do: frames leave segmented, with their checksums.
+/// The offloads that a NIC without offloads for sending lacks: frames leave segmented, with their checksums.
 const SEGMENTED: &str =
     "tx off tso off gso off tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off gro on";
-/// What transitd turns off at pods.
+/// The offloads that transitd turns off at pods.
 const POD_OFFLOADS: &str = "tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off tx-udp-segmentation off \
                             tx-sctp-segmentation off";
 
@@ -35,7 +35,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// A droplet without links.
+    /// Makes a droplet without links.
     pub fn new(address: Ipv4Addr, mtu: u32) -> Result<Self> {
         let [.., number] = address.octets();
         let namespace = Namespace::new(&format!("b{number}"))?;
@@ -51,7 +51,7 @@ impl Node {
         })
     }
 
-    /// Address and MTU of an `uplink` that is there.
+    /// Sets address and MTU of an existing `uplink`.
     pub fn bring_up(&self) -> Result<()> {
         let Self {
             address,
@@ -91,7 +91,8 @@ impl Node {
         self.programs.as_mut().context("a droplet without programs")
     }
 
-    /// A namespace with `eth0`, whose other end has the name returned. MACs are the kernel's unless given.
+    /// Makes a namespace with `eth0`; returns the name of its other end. The kernel chooses the MACs unless they are
+    /// given.
     pub fn veth(&mut self, mtu: u32, macs: Option<([u8; 6], [u8; 6])>) -> Result<(Namespace, String)> {
         self.pods += 1;
         let [.., number] = self.address.octets();
@@ -110,12 +111,12 @@ impl Node {
         self.namespace
             .command(&format!("ip link set {host_end} mtu {mtu} up"))?;
         pod.command(&format!("ip link set eth0 mtu {mtu} up"))?;
-        // More than a run of short connections uses.
+        // This is more than a run of short connections uses.
         pod.sysctl("ipv4/ip_local_port_range", "10000 65000")?;
         Ok((pod, host_end))
     }
 
-    /// A pod of Thuban, as transitd makes them, with the droplet's rows for it.
+    /// Makes a pod of Thuban, as transitd makes it, with the droplet's rows for it.
     pub fn pod(&mut self, vni: u32, network: u32, address: Ipv4Addr, agent: Hook) -> Result<Namespace> {
         let [.., number] = self.address.octets();
         let mac = [2, 0, 0, vni as u8, number, self.pods];
@@ -167,7 +168,7 @@ impl Node {
         Ok(())
     }
 
-    /// A VPC and who divides it.
+    /// Writes a VPC and its divider.
     pub fn vpc(&mut self, vni: u32, divider: Option<Ipv4Addr>) -> Result<()> {
         let is_here = divider == Some(self.address);
         let flags = if is_here { VPC_DIVIDER_HERE } else { 0 };
@@ -175,7 +176,7 @@ impl Node {
         self.tables()?.insert("VPCS", vni, entry)
     }
 
-    /// A network of 256 addresses and who bounces it.
+    /// Writes a network of 256 addresses and its bouncer.
     pub fn network(
         &mut self,
         vni: u32,
@@ -192,7 +193,7 @@ impl Node {
         self.tables()?.insert_subnet(vni, base, 24, entry)
     }
 
-    /// A row of DIRECT_ROWS or BOUNCER_ROWS.
+    /// Writes a row of DIRECT_ROWS or BOUNCER_ROWS.
     pub fn row(&mut self, map: &str, vni: u32, address: Ipv4Addr, droplet: Ipv4Addr) -> Result<()> {
         let entry = RemoteEntry {
             droplet: droplet.octets(),
@@ -202,8 +203,8 @@ impl Node {
     }
 }
 
-/// Makes an interface send as a NIC without offloads, and aggregate what it receives. After any XDP is attached at
-/// either end: attaching at the far end takes away the GRO that attaching here gave.
+/// Makes an interface send like a NIC without offloads, and aggregate what it receives. Must run after any XDP is
+/// attached at either end: attaching at the far end takes away the GRO that attaching here gave.
 pub fn segment(namespace: &Namespace, interface: &str) -> Result<()> {
     namespace.command(&format!("ethtool -K {interface} {SEGMENTED}"))?;
     Ok(())

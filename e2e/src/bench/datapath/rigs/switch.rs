@@ -1,8 +1,8 @@
 //! Four droplets on a bridge: the direct path, the way by a bouncer, and the way by a divider and a bouncer, each in a
 //! VPC of its own.
 //!
-//! Pods are on droplets 1 and 2. Droplet 3 is bouncer of the `bounced` VPC and divider of the `divided` one, droplet 4
-//! bouncer of the latter. The bridge's work is the same for each frame and each hop. On the segmented variant every
+//! Pods are on droplets 1 and 2. Droplet 3 is bouncer of the `bounced` VPC and divider of the `divided` VPC, droplet 4
+//! is bouncer of the latter. The bridge's work is the same for each frame and each hop. On the segmented variant every
 //! port of the bridge sends frames one by one, as the cable does, and aggregates what it receives.
 
 use std::{net::Ipv4Addr, rc::Rc};
@@ -30,14 +30,14 @@ const fn pod(vni: u32, number: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, vni as u8, number, 10)
 }
 
-/// What the paths stand on; they share it.
+/// The droplets and the bridge that the paths share.
 pub struct Switch {
     _bridge: Namespace,
-    // Keeps programs on the bridge's ends, so that they take what XDP sends.
+    // Programs at the bridge's ends, so that these take frames that XDP sends.
     _far_ends: Programs,
 }
 
-/// Names of the cases of a switch.
+/// Returns the names of the cases of a switch.
 pub fn names(transit: Hook) -> [&'static str; 3] {
     match transit {
         Hook::Tc => ["direct-switch", "bounced", "divided"],
@@ -105,7 +105,7 @@ pub fn paths(transit: Hook) -> Result<(Switch, Vec<Path>)> {
     Ok((switch, paths))
 }
 
-/// All rows of all VPCs.
+/// Writes all rows of all VPCs.
 fn fill(nodes: &mut [Node]) -> Result<()> {
     let droplets: Vec<Ipv4Addr> = nodes.iter().map(|node| node.address).collect();
     for node in nodes.iter_mut() {
@@ -134,7 +134,7 @@ fn fill(nodes: &mut [Node]) -> Result<()> {
 
 type Counters = Vec<(usize, Counter)>;
 
-/// Counters that a path raises, and those that it must not.
+/// Returns the counters that a path raises, and those that it must not raise.
 fn proof(vni: u32) -> (Counters, Counters) {
     match vni {
         DIRECT => (

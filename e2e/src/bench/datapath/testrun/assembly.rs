@@ -1,4 +1,4 @@
-//! Programs of a few instructions: what our own are measured against, and what feeds them.
+//! Programs of a few instructions: some are the baseline for our own programs, others send frames to them.
 
 /// XDP verdicts of linux/bpf.h.
 pub const XDP_DROP: u32 = 1;
@@ -10,7 +10,7 @@ pub const TC_OK: u32 = 0;
 pub const TC_SHOT: u32 = 2;
 pub const TC_REDIRECT: u32 = 7;
 
-/// `struct bpf_insn`, little-endian: code, registers, offset, immediate.
+/// Returns a `struct bpf_insn`, little-endian: code, registers, offset, immediate.
 const fn instruction(code: u8, destination: u8, source: u8, offset: i16, immediate: u32) -> u64 {
     code as u64
         | (destination as u64) << 8
@@ -35,7 +35,7 @@ const CALL: u8 = 0x85;
 /// The helper bpf_get_prandom_u32.
 const RANDOM: u32 = 7;
 
-/// An address that each frame gets at random: `first + n * step`, n below `count`, written at `offset`.
+/// An address that each frame gets at random: `first + n * step`, with n below `count`, written at `offset`.
 #[derive(Clone, Copy, Debug)]
 pub struct Scatter {
     pub offset: u16,
@@ -44,16 +44,17 @@ pub struct Scatter {
     pub count: u32,
 }
 
-/// Returns a verdict and does nothing else.
+/// Returns a program that returns a verdict and does nothing else.
 pub fn answer(verdict: u32) -> Vec<u64> {
     vec![instruction(MOVE, 0, 0, 0, verdict), instruction(EXIT, 0, 0, 0, 0)]
 }
 
-/// XDP: writes the beginning of a frame anew, in words of 8 bytes, and an address if asked for, and sends the frame out
-/// where it came in. Frames of a live run come back as the last program left them.
+/// Returns an XDP program. It writes the beginning of a frame anew, in words of 8 bytes, and an address if asked for.
+/// Then it sends the frame out where it came in. Frames of a live run come back as the last program left them.
 pub fn restore_and_send(beginning: &[[u8; 8]], scatter: Option<Scatter>) -> Vec<u64> {
     let mut length = beginning.len() as u32 * 8;
-    // Instructions up to the exit: three a word (a constant counts as two), one for the address, one for the verdict.
+    // Instructions up to the exit: three for each word (a constant counts as two), one for the address, one for the
+    // verdict.
     let mut jump = beginning.len() as u16 * 3 + 1;
     let mut program = vec![instruction(MOVE_REGISTER, 7, 1, 0, 0)];
     if let Some(scatter) = scatter {

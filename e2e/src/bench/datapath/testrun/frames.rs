@@ -1,10 +1,10 @@
-//! Frames for programs: UDP over IPv4, plain as a pod sends it and in Geneve as a droplet does.
+//! Frames for programs: UDP over IPv4, plain as a pod sends it, and in Geneve as a droplet sends it.
 
 use std::net::Ipv4Addr;
 
 use thuban_testkit::packets::checksum;
 
-/// Bytes of a datagram: with its headers the smallest frame that Ethernet knows.
+/// Bytes of a datagram: with its headers it is the smallest frame of Ethernet.
 const PAYLOAD: usize = 22;
 const GENEVE: u16 = 6081;
 
@@ -33,13 +33,13 @@ fn ethernet(to: [u8; 6], from: [u8; 6], packet: &[u8]) -> Vec<u8> {
     [&to[..], &from, &[8, 0], packet].concat()
 }
 
-/// A datagram in an Ethernet frame.
+/// Returns a datagram in an Ethernet frame.
 pub fn plain(to_mac: [u8; 6], from_mac: [u8; 6], from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
     let datagram = udp(1234, 4321, &[0x55; PAYLOAD]);
     ethernet(to_mac, from_mac, &ipv4(from, to, 64, &datagram))
 }
 
-/// A frame in Geneve between droplets.
+/// Returns a frame in Geneve between droplets.
 pub fn tunnelled(macs: [[u8; 6]; 2], from: Ipv4Addr, to: Ipv4Addr, vni: u32, inner: &[u8]) -> Vec<u8> {
     let mut geneve = vec![0, 0, 0x65, 0x58];
     geneve.extend((vni << 8).to_be_bytes());

@@ -1,12 +1,12 @@
 //! Packets a second that one core bounces or divides, with real frames.
 //!
-//! A veth in one namespace: `live0` is the droplet's uplink with `transit_xdp`, `live1` its far end. A generator runs as
-//! BPF_PROG_TEST_RUN with live frames "received" at `live1`: it writes the headers anew (frames come back as the last
-//! program left them) and sends them to `live0`. Transit sends them back, a program at `live1` drops them. Each end is
-//! served by a kernel thread of its own (threaded NAPI): core 1 does nothing but what a bouncer's core does (takes a
-//! frame off the ring, runs transit, puts it onto the other ring), core 0 does the rest (dropping
-//! before generating). `offered_mpps` is what came to
-//! the ring: where it is above `mpps`, the bouncer's core was busy all the time, and `mpps` is what it can do.
+//! A veth in one namespace: `live0` is the droplet's uplink with `transit_xdp`, `live1` is its far end. A generator
+//! runs as BPF_PROG_TEST_RUN with live frames "received" at `live1`: it writes the headers anew (frames come back as
+//! the last program left them) and sends the frames to `live0`. Transit sends them back, and a program at `live1` drops
+//! them. Each end is served by a kernel thread of its own (threaded NAPI). Core 1 does only the work of a bouncer's
+//! core: it takes a frame off the ring, runs transit, and puts the frame onto the other ring. Core 0 does the rest
+//! (dropping before generating). `offered_mpps` is the rate of frames that came to the ring. Where it is above `mpps`,
+//! the bouncer's core was busy all the time, and `mpps` is the most that it can do.
 
 use std::{
     fs,
@@ -35,7 +35,7 @@ use crate::{
 };
 
 const FRAMES: u32 = 1 << 16;
-/// Ethernet and outer IPv4, rounded up to words.
+/// Bytes of Ethernet and outer IPv4, rounded up to words.
 pub const REWRITTEN: usize = 40;
 const GENERATOR_CORE: usize = 0;
 const BOUNCER_CORE: usize = 1;
@@ -44,7 +44,7 @@ const BOUNCER_CORE: usize = 1;
 pub struct Rig {
     pub world: World,
     far: u32,
-    // Drops at the far end while it lives.
+    // The program that drops frames at the far end while it lives.
     _drop: OwnedFd,
 }
 
@@ -81,7 +81,7 @@ pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
 }
 
 impl Rig {
-    /// With room for more bouncer rows, if a number is given.
+    /// Makes a rig, with room for more bouncer rows if a number is given.
     pub fn new(bouncer_rows: Option<u32>) -> Result<Self> {
         let mut world = World::new(bouncer_rows)?;
         let namespace = &world.namespace;
@@ -119,8 +119,8 @@ impl Rig {
         })
     }
 
-    /// Millions of packets a second that transit sent on, by its counter, and that a generator offered. Takes a third
-    /// of the time given, and at least a second.
+    /// Returns the millions of packets a second that transit sent on, by its counter, and that a generator offered.
+    /// Takes a third of the given time, and at least a second.
     pub fn rates(
         &self,
         generator: BorrowedFd,
@@ -169,7 +169,7 @@ impl Case for LiveCase {
     }
 }
 
-/// Gives an interface's receiving to a kernel thread on one core.
+/// Moves an interface's receiving to a kernel thread on one core.
 fn serve(namespace: &Namespace, interface: &str, core: usize) -> Result<()> {
     let script = format!("echo 1 >/sys/class/net/{interface}/threaded");
     let output = Command::new("ip")
@@ -196,7 +196,7 @@ fn serve(namespace: &Namespace, interface: &str, core: usize) -> Result<()> {
     bail!("no kernel thread serves {interface}")
 }
 
-/// Threads whose name begins so.
+/// Returns the threads whose name has this prefix.
 fn threads(prefix: &str) -> Result<Vec<i32>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").context("/proc")? {
@@ -204,7 +204,7 @@ fn threads(prefix: &str) -> Result<Vec<i32>> {
         let Ok(number) = entry.file_name().to_string_lossy().parse() else {
             continue;
         };
-        // One that ended meanwhile has no name.
+        // A thread that ended meanwhile has no name.
         let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
         if name.starts_with(prefix) {
             found.push(number);

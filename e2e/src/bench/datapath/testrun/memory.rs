@@ -28,7 +28,7 @@ impl Case for MemoryCase {
     }
 
     fn measure(&mut self, _plan: &Plan) -> Result<Vec<Sample>> {
-        // Maps of other cases are in this process too.
+        // Maps of other cases are in this process, too.
         let before = maps()?;
         let mut programs = Programs::load()?;
         fill(&mut programs)?;
@@ -39,11 +39,11 @@ impl Case for MemoryCase {
     }
 }
 
-/// Bytes of every map that this process holds, by id.
+/// Returns the bytes of every map that this process holds, by id.
 fn maps() -> Result<BTreeMap<u64, u64>> {
     let mut maps = BTreeMap::new();
     for entry in fs::read_dir("/proc/self/fdinfo").context("/proc/self/fdinfo")? {
-        // A descriptor that is gone by now is nobody's map.
+        // A descriptor that is gone by now is no map.
         let Ok(text) = fs::read_to_string(entry?.path()) else {
             continue;
         };

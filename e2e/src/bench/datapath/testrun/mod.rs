@@ -1,9 +1,10 @@
-//! Programs alone: no stack, no devices, frames handed to a program by the kernel's BPF_PROG_TEST_RUN.
+//! Programs alone: no stack, no devices; the kernel's BPF_PROG_TEST_RUN hands frames to a program.
 //!
-//! What is measured: the kernel's own clock around one run of a program on a fresh frame, many times over, less the
-//! same of a program that does nothing. One run at a time, because the kernel doesn't give a program its frame back
-//! as it was before a repetition, and most of ours change it. So caches are as a system call leaves them, not as a
-//! stream of packets does: numbers are above those of packets in bulk, which `live-*` measures (see [`live`]).
+//! The measure is the time by the kernel's own clock of one run of a program on a fresh frame, many times over, less
+//! the same time of a program that does nothing. There is one run at a time, because the kernel doesn't restore a
+//! program's frame before a repetition, and most of our programs change it. So caches are in the state that a system
+//! call leaves, not a stream of packets. The numbers are higher than those of packets in bulk, which `live-*` measures
+//! (see [`live`]).
 
 mod assembly;
 mod frames;
@@ -19,7 +20,7 @@ use anyhow::{Context, Result};
 use super::{Case, Plan};
 use crate::bench::{go_on, stats};
 
-/// Where programs run.
+/// The core on which programs run.
 const CORE: usize = 1;
 
 /// Sets up every case that is asked for.
@@ -39,7 +40,7 @@ pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
     Ok(())
 }
 
-/// Of nanoseconds.
+/// Returns the median of nanoseconds.
 fn median(times: Vec<u32>) -> f64 {
     stats::median(times.into_iter().map(f64::from))
 }

@@ -1,4 +1,4 @@
-//! bpf(2) where aya has no call for it: programs of our own instructions, timed runs, live frames.
+//! Calls of bpf(2) that aya does not have: programs of our own instructions, timed runs, live frames.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -20,7 +20,7 @@ pub enum Type {
     Xdp = 6,
 }
 
-// The parts of `union bpf_attr` that are used; fields as there.
+// The parts of `union bpf_attr` that are used; the fields have its names.
 
 #[repr(C)]
 #[derive(Default)]
@@ -118,7 +118,7 @@ pub fn attach_xdp(program: BorrowedFd, interface: u32) -> Result<OwnedFd> {
         .context("attaching a program of instructions")
 }
 
-/// The context of a run: `struct xdp_md` or `struct __sk_buff` of a frame that came in by an interface.
+/// Returns the context of a run: `struct xdp_md` or `struct __sk_buff` of a frame that came in by an interface.
 pub fn context(program_type: Type, frame: &[u8], interface: u32) -> Vec<u8> {
     let (size, fields) = match program_type {
         Type::SchedCls => (192, vec![(40, interface)]),
@@ -131,7 +131,7 @@ pub fn context(program_type: Type, frame: &[u8], interface: u32) -> Vec<u8> {
     context
 }
 
-/// Runs a program once on a copy of the frame: its verdict, and nanoseconds by the kernel's clock.
+/// Runs a program once on a copy of the frame; returns its verdict, and nanoseconds by the kernel's clock.
 pub fn run(program: BorrowedFd, frame: &[u8], context: &[u8]) -> Result<(u32, u32)> {
     let mut attributes = attributes(program, frame, context);
     attributes.repeat = 1;
@@ -139,7 +139,7 @@ pub fn run(program: BorrowedFd, frame: &[u8], context: &[u8]) -> Result<(u32, u3
     Ok((attributes.retval, attributes.duration))
 }
 
-/// Runs an XDP program on many frames of which each goes where the program sends it.
+/// Runs an XDP program on many frames; each goes where the program sends it.
 pub fn run_live(program: BorrowedFd, frame: &[u8], context: &[u8], frames: u32) -> Result<()> {
     let mut attributes = attributes(program, frame, context);
     attributes.repeat = frames;

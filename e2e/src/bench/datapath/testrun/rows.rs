@@ -1,13 +1,12 @@
-//! What a bounce costs as BOUNCER_ROWS grows: transit at XDP.
+//! The cost of a bounce as BOUNCER_ROWS grows: transit at XDP.
 //!
-//! `mpps_active` and `mpps_random`: packets a second of one core by live frames, as in [`super::live`]: what a bouncer
-//! feels. `ns_active` and `ns_random`: the program alone by single runs, as in [`super`], between which 3 ms pass until a
-//! row is looked at again, so that other work of the machine has taken the caches.
+//! `mpps_active` and `mpps_random`: packets a second of one core by live frames, as in [`super::live`]. This is the
+//! rate that a bouncer sees. `ns_active` and `ns_random`: the program alone by single runs, as in [`super`]. Between
+//! them 3 ms pass until a row is looked at again, so that other work of the machine has taken the caches.
 //!
-//! `active`: packets to a thousand endpoints in turn (all of them where there are fewer), as caches know the rows in
-//! use. `random`: each packet to any row, so that with many rows nearly every look misses the caches. The map has
-//! room for the largest size in every case. A sample in
-//! nanoseconds is the median of all its packets.
+//! `active`: packets to a thousand endpoints in turn (to all of them where there are fewer), because caches hold the
+//! rows in use. `random`: each packet to any row, so that with many rows nearly every look misses the caches. The map
+//! has room for the largest size in every case. A sample in nanoseconds is the median of all its packets.
 
 use std::{
     net::Ipv4Addr,
@@ -35,7 +34,7 @@ pub const SIZES: [u32; 5] = [100, 1_000, 10_000, 100_000, 1_000_000];
 const ROOM: u32 = 1 << 20;
 const ACTIVE: u32 = 1_000;
 const CALLS: u32 = 30_000;
-/// Where the inner IPv4 header begins.
+/// The offset of the inner IPv4 header.
 const INNER: usize = 50 + 14;
 
 pub fn name(rows: u32) -> String {
@@ -50,7 +49,7 @@ pub struct RowsCase {
     random: Random,
 }
 
-/// Marsaglia's xorshift: numbers that no cache foresees.
+/// Marsaglia's xorshift: numbers that no cache predicts.
 struct Random(u32);
 
 impl Random {
@@ -62,7 +61,7 @@ impl Random {
     }
 }
 
-/// An endpoint by its number, in the network that is bounced here.
+/// Returns an endpoint by its number, in the network that is bounced here.
 fn endpoint(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits((11 << 24) + 256 + number)
 }
@@ -82,7 +81,7 @@ impl RowsCase {
         })
     }
 
-    /// Nanoseconds of a bounce to endpoints in turn, less those of nothing.
+    /// Returns the nanoseconds of a bounce to endpoints in turn, less those of a program that does nothing.
     fn bounce(&self, endpoints: &[u32]) -> Result<f64> {
         let mut frame = from_wire(VNI, REMOTE, endpoint(0));
         let context = raw::context(Type::Xdp, &frame, self.rig.world.uplink);
@@ -107,7 +106,7 @@ impl RowsCase {
         Ok(own - idle)
     }
 
-    /// Millions of live frames a second, to as many endpoints, evenly spread over the rows.
+    /// Returns the millions of live frames a second, to this many endpoints, evenly spread over the rows.
     fn rate(&self, endpoints: u32, plan: &Plan) -> Result<f64> {
         let frame = from_wire(VNI, REMOTE, endpoint(0));
         let (beginning, _) = frame[..REWRITTEN].as_chunks();

@@ -1,5 +1,5 @@
-//! Nanoseconds of each verdict, at tc and at XDP: the median of many single runs, less that of a program that only
-//! returns. Verdict and counter are checked before.
+//! Nanoseconds of each verdict, at tc and at XDP: the median of many single runs, less the median of a program that
+//! only returns. Verdict and counter are checked before.
 
 use std::{
     net::Ipv4Addr,
@@ -24,10 +24,10 @@ use crate::bench::{
     process::pin,
 };
 
-/// Single runs that a sample is the median of.
+/// Number of single runs of which a sample is the median.
 const CALLS: usize = 20_000;
 
-/// A verdict: what it is called, the frame, and what shows that it came about at tc and at XDP.
+/// A verdict: its name, the frame, and the proof that it happened at tc and at XDP.
 struct Verdict {
     name: &'static str,
     is_agent: bool,
@@ -149,7 +149,7 @@ impl VerdictCase {
         }
     }
 
-    /// One run, and whether it did what the case is called after.
+    /// Runs once and checks that the run did what the case's name says.
     fn check(&self, (verdict, counter): (u32, Counter)) -> Result<()> {
         let world = &self.shared.world;
         let before = world.programs.counter(counter)?;

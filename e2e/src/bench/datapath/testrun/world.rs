@@ -1,4 +1,4 @@
-//! A droplet with one row for each verdict, and interfaces that frames can be said to have come in by.
+//! A droplet with one row for each verdict, and interfaces from which frames can seem to come.
 //!
 //! Droplets: 192.0.2.1 is this one, .2 and .3 are others. VPC 100: network 1 (bouncer .3) with a pod here and its
 //! neighbour, network 3 (bouncer here). VPC 102: divided here, network 9 (bouncer .3).
@@ -29,11 +29,11 @@ pub const VNI: u32 = 100;
 pub const DIVIDED_VNI: u32 = 102;
 pub const POD: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 11);
 pub const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 12);
-/// By a direct row, on the second droplet.
+/// An address with a direct row, on the second droplet.
 pub const REMOTE: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 50);
-/// Without a row.
+/// An address without a row.
 pub const UNKNOWN: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 90);
-/// By a bouncer's row, on the third droplet.
+/// An address with a bouncer's row, on the third droplet.
 pub const BOUNCED: Ipv4Addr = Ipv4Addr::new(10, 3, 0, 33);
 /// Both ends of a divided packet.
 pub const DIVIDED: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 7, 2, 50), Ipv4Addr::new(10, 7, 1, 30)];
@@ -49,12 +49,12 @@ pub struct World {
 }
 
 impl World {
-    /// With room for more bouncer rows, if a number is given.
+    /// Makes the world, with room for more bouncer rows if a number is given.
     pub fn new(bouncer_rows: Option<u32>) -> Result<Self> {
         let namespace = Namespace::new("alone")?;
         let mut programs = load(bouncer_rows)?;
         for name in ["uplink", "pod0", "pod1"] {
-            // A program registers the receive queue, which test runs of XDP ask for.
+            // An attached program registers the receive queue, which test runs of XDP need.
             namespace.command(&format!("ip link add {name} type veth peer name {name}-far"))?;
             namespace.command(&format!("ip link set {name} up"))?;
             namespace.command(&format!("ip link set {name}-far up"))?;
@@ -138,7 +138,7 @@ impl World {
         self.row("BOUNCER_ROWS", BOUNCED, THIRD)
     }
 
-    /// A row of VPC 100.
+    /// Writes a row of VPC 100.
     pub fn row(&mut self, map: &str, address: Ipv4Addr, droplet: Ipv4Addr) -> Result<()> {
         let entry = RemoteEntry {
             droplet: droplet.octets(),
@@ -147,7 +147,7 @@ impl World {
         self.programs.insert(map, key(VNI, address), entry)
     }
 
-    /// A program's file descriptor.
+    /// Returns a program's file descriptor.
     pub fn program(&self, name: &str) -> Result<BorrowedFd<'_>> {
         let program: &Program = self
             .programs
@@ -158,18 +158,18 @@ impl World {
     }
 }
 
-/// A frame of the pod.
+/// Returns a frame of the pod.
 pub fn from_pod(source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
     frames::plain(GATEWAY_MAC, POD_MAC, source, destination)
 }
 
-/// A frame from the second droplet.
+/// Returns a frame from the second droplet.
 pub fn from_wire(vni: u32, source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
     let inner = frames::plain(GATEWAY_MAC, [2, 0, 0, 0, 0, 50], source, destination);
     frames::tunnelled([UPLINK_MAC, PEER_MAC], SECOND, HERE, vni, &inner)
 }
 
-/// Every program and map, BOUNCER_ROWS as large as asked for.
+/// Loads every program and map, with BOUNCER_ROWS of the given size.
 fn load(bouncer_rows: Option<u32>) -> Result<Programs> {
     let Some(rows) = bouncer_rows else {
         return Programs::load();

@@ -1,6 +1,6 @@
-//! Connect, ask one byte, get one byte, close: how many of these a second, one at a time.
+//! Connections that connect, ask one byte, get one byte, and close: the number of these a second, one at a time.
 //!
-//! The server closes first, so that waiting sockets are its own and the client's ports are free again at once.
+//! The server closes first, so that waiting sockets are the server's and the client's ports are free again at once.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -67,7 +67,7 @@ fn serve(listener: &TcpListener, done: &AtomicBool) -> Result<()> {
             Ok((mut stream, _)) => {
                 stream.set_nodelay(true)?;
                 let mut byte = [0];
-                // A client that went away has its own error.
+                // A client that went away reports its own error.
                 let _ = stream
                     .read_exact(&mut byte)
                     .and_then(|()| stream.write_all(&byte));

@@ -1,6 +1,7 @@
-//! Datagrams of 64 bytes, one system call each, as fast as one core sends them: those that arrive are counted.
+//! Datagrams of 64 bytes, one system call each, as fast as one core sends them: the datagrams that arrive are counted.
 //!
-//! Sending costs the whole way up to the receiver's socket, which is what this measures; receiving is another core's.
+//! Sending costs the whole way up to the receiver's socket, and this is the measured cost. Receiving is another core's
+//! work.
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -21,10 +22,10 @@ use crate::bench::{
 };
 
 const PORT: u16 = 7001;
-/// Bytes that wait for the receiver: enough for the moments in which its core does something else.
+/// Size of the receiver's buffer in bytes: enough for the moments in which its core does something else.
 const BUFFER: usize = 8 << 20;
 const SIZE: usize = 64;
-/// Until queues and caches are as they stay.
+/// How long it takes until queues and caches are stable.
 const WARM_UP: Duration = Duration::from_millis(300);
 
 pub fn per_second(ends: Ends, time: Duration) -> Result<Vec<Sample>> {

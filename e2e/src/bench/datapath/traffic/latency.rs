@@ -1,4 +1,4 @@
-//! Ping-pong of 64 bytes over one TCP connection: times from sending to having the whole answer, round trips.
+//! Ping-pong of 64 bytes over one TCP connection: round-trip times, from sending to the whole answer.
 
 use std::{
     io::{Read, Write},
@@ -19,7 +19,7 @@ use crate::bench::{
 const PORT: u16 = 6000;
 const SIZE: usize = 64;
 const WAIT: Duration = Duration::from_secs(3);
-/// Until both ends and their caches are as they stay.
+/// How long it takes until both ends and their caches are stable.
 const WARM_UP: Duration = Duration::from_millis(200);
 
 pub fn round_trips(ends: Ends, time: Duration) -> Result<Vec<Sample>> {
@@ -70,7 +70,7 @@ fn answer(listener: &TcpListener) -> Result<()> {
     let (mut stream, _) = listener.accept().context("accepting")?;
     stream.set_nodelay(true)?;
     let mut message = [0; SIZE];
-    // The end of the connection is the end of the measurement; what went wrong before is the client's error.
+    // The end of the connection is the end of the measurement. An earlier failure is the client's error.
     while stream.read_exact(&mut message).is_ok() {
         if stream.write_all(&message).is_err() {
             break;

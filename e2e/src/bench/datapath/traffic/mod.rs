@@ -1,6 +1,6 @@
-//! What is measured between two pods. The client's end is kept on core 0 and the server's on core 1, both with
-//! real-time priority: without the first, latencies vary by a fifth from run to run; without the second, other work
-//! of the machine is measured.
+//! The measures between two pods. The client's end is kept on core 0 and the server's on core 1, both with real-time
+//! priority. Without the fixed cores, latencies vary by a fifth from run to run. Without the priority, other work of
+//! the machine is measured.
 
 mod connections;
 mod datagrams;
@@ -22,7 +22,7 @@ pub struct Ends<'a> {
     pub address: Ipv4Addr,
 }
 
-/// One thing to measure; it may give several metrics.
+/// One measure; it may give several metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
     /// One TCP stream: throughput, and the whole machine's CPU time for it.
@@ -33,7 +33,7 @@ pub enum Measure {
     RoundTrips,
     /// Connections made, used for one byte each way, and closed, one after the other.
     Connections,
-    /// Datagrams of 64 bytes that arrive.
+    /// Datagrams of 64 bytes: those that arrive.
     Datagrams,
 }
 
@@ -46,7 +46,7 @@ impl Measure {
         Self::Datagrams,
     ];
 
-    /// Names of the metrics that it gives.
+    /// Returns the names of the metrics that it gives.
     pub const fn metrics(self) -> &'static [&'static str] {
         match self {
             Self::Stream => &["tcp1_gbps", "cpu_ms_per_gb"],
@@ -57,7 +57,7 @@ impl Measure {
         }
     }
 
-    /// Measures for the time given; those that settle fast take half of it, and at least a second.
+    /// Measures for the given time. Measures that settle fast take half of it, and at least a second.
     pub fn run(self, ends: Ends, time: Duration) -> Result<Vec<Sample>> {
         let half = (time / 2).max(Duration::from_secs(1));
         match self {

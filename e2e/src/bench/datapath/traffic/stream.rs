@@ -27,7 +27,8 @@ pub fn eight(ends: Ends, time: Duration) -> Result<Vec<Sample>> {
     Ok(vec![Sample::new("tcp8_gbps", "Gbit/s", gigabits / seconds)])
 }
 
-/// Gigabits carried, in how many seconds, and milliseconds of CPU that the machine spent meanwhile.
+/// Runs iperf3. Returns the gigabits carried, in how many seconds, and the milliseconds of CPU that the machine spent
+/// meanwhile.
 fn run(ends: Ends, time: Duration, streams: u8) -> Result<(f64, f64, f64)> {
     let mut server = Process::start(ends.server, SERVER_CORE, "iperf3 -s -1")?;
     server.await_listener(ends.server, PORT)?;

@@ -1,9 +1,9 @@
 //! Services of the world: a row for each of their addresses, on every droplet with a bouncer of their VPC, and on those
-//! that asked for the address. Those that nodes serve are rows of the VPCs whose pods reach them.
+//! that asked for the address. Services that nodes serve are rows of the VPCs whose pods reach them.
 //!
-//! Invariant: an address is one service's, the youngest that has it: the API server gives none out twice, but one that went
-//! may still be in a cache when another has its address. What endpoints do changes no service here: whoever knows its
-//! backends sets it anew.
+//! Invariant: an address belongs to one service, the youngest that has it. The API server gives no address out twice,
+//! but a deleted service may still be in a cache when another one has its address. Changes of endpoints change no
+//! service here: the code that knows a service's backends sets the service again.
 
 mod node_ports;
 mod reach;
@@ -27,27 +27,27 @@ use crate::model::sorted_set::SortedSet;
 /// A Service as droplets are told of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Service {
-    /// That it is a member of; its VPC's endpoints reach it.
+    /// The network that the service is a member of; the endpoints of the network's VPC reach it.
     pub network: String,
-    /// Of the Service: its Endpoint has another one.
+    /// The name of the Service: its Endpoint has another one.
     pub name: String,
-    /// Its backends are outside of its VPC.
+    /// The backends are outside of the service's VPC.
     pub by_node: bool,
-    /// What comes to a node goes to backends of other nodes too, by way of those.
+    /// Connections to a node go to backends of other nodes too, by way of those nodes.
     pub by_peers: bool,
-    /// Creation time and UID of its object.
+    /// The creation time and UID of the service's object.
     pub born: (Option<Time>, String),
-    /// Its addresses, each with its ports.
+    /// The service's addresses, each with its ports.
     pub tables: Vec<(IpAddr, Vec<Port>)>,
-    /// Those of them that are of its VPC: another VPC's service may have the same.
+    /// The addresses that are in the service's VPC: another VPC's service may have the same.
     pub own_addresses: Vec<IpAddr>,
-    /// The same as nodes are told of it, if it is reached by way of nodes.
+    /// The addresses and ports that nodes are told, if the service is reached by way of nodes.
     pub exposed: Vec<(IpAddr, Vec<ExposedPort>)>,
     /// Addresses outside of the cluster that lead to nodes.
     pub outside: Vec<IpAddr>,
     /// The droplet of each backend of local ports.
     pub homes: BTreeMap<IpAddr, String>,
-    /// Where nodes say over HTTP whether they have backends.
+    /// The port where nodes say over HTTP whether they have backends.
     pub health_port: Option<u16>,
     /// Ports that it had at nodes by an earlier leader's word; none: whatever it has was its own.
     pub recorded: Option<BTreeSet<NodePort>>,
@@ -58,45 +58,45 @@ impl Service {
         self.exposed.iter().flat_map(|(_, ports)| ports)
     }
 
-    /// Whether nodes send on to it what comes to them, or to such an address.
+    /// Whether nodes send connections to themselves, or to such an outside address, on to the service.
     fn is_exposed(&self) -> bool {
         let has_port = self.exposed_ports().any(|port| port.node_port.is_some());
         has_port || self.exposed_ports().next().is_some() && !self.outside.is_empty()
     }
 
-    /// Whether droplets have different rows of it.
+    /// Whether droplets have different rows of the service.
     fn is_local(&self) -> bool {
         let mut ports = self.tables.iter().flat_map(|(_, ports)| ports);
         ports.any(|port| port.local)
     }
 }
 
-/// What nodes serve for the pods of a VPC.
+/// A service's address that nodes serve for the pods of a VPC.
 pub(super) struct NodeService<'a> {
     pub address: IpAddr,
     pub ports: &'a [Port],
-    /// Its backends are members of its VPC: nodes send on what comes for it by their own endpoints.
+    /// The backends are members of the service's VPC: nodes send packets for it on by their own endpoints.
     pub inside: bool,
-    /// It is the cluster's DNS.
+    /// The service is the cluster's DNS.
     pub names: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Services {
-    /// Of the cluster's DNS, of which droplets have views.
+    /// ClusterIP of the cluster's DNS, of which droplets have views.
     cluster_dns: Option<IpAddr>,
     /// The network of each namespace that its network and VPC let in.
     pub namespaces: BTreeMap<String, String>,
     all: HashMap<EndpointName, Service>,
     by_network: HashMap<String, BTreeSet<EndpointName>>,
     by_address: HashMap<IpAddr, SortedSet<EndpointName>>,
-    /// Those that nodes serve.
+    /// Services that nodes serve.
     by_node: BTreeSet<EndpointName>,
-    /// Those that are reached by way of nodes.
+    /// Services that are reached by way of nodes.
     exposed: BTreeSet<EndpointName>,
-    /// Those of which every droplet with a part in the VPC has rows.
+    /// Services of which every droplet with a part in the VPC has rows.
     local: BTreeSet<EndpointName>,
-    /// By namespace and name of the Service.
+    /// Services by namespace and name of the Service object.
     by_name: BTreeMap<(String, String), SortedSet<EndpointName>>,
     node_ports: NodePorts,
 }
@@ -167,19 +167,19 @@ impl Services {
 }
 
 impl World {
-    /// Ranges in which no VPC has endpoints: addresses there are services'. Set before there is any VPC.
+    /// Sets the ranges in which no VPC has endpoints: addresses there are services'. Called before there is any VPC.
     pub fn set_service_ranges(&mut self, ranges: Vec<String>) {
         self.service_ranges = ranges;
         self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
     }
 
-    /// Outside addresses that stay closed to VPCs whose pods get outside. Set before there is any VPC.
+    /// Sets the outside ranges that stay closed to VPCs whose pods reach outside. Called before there is any VPC.
     pub fn set_closed_ranges(&mut self, ranges: Vec<String>) {
         self.closed_ranges = ranges;
         self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
     }
 
-    /// Addresses of all nodes: closed too, wherever they are.
+    /// Sets the addresses of all nodes: they are closed too, in any range.
     pub fn set_nodes(&mut self, addresses: BTreeSet<IpAddr>) {
         let closed: Vec<Cidr> = self
             .closed_ranges
@@ -194,14 +194,14 @@ impl World {
         }
     }
 
-    /// By the name of its scaled Endpoint.
+    /// Sets a service by the name of its scaled Endpoint.
     pub fn set_service(&mut self, name: &EndpointName, service: Option<Service>) {
         if self.services.all.get(name) == service.as_ref() {
             return;
         }
         self.touch_users(name);
         let old = self.services.forget(name);
-        // Another one may have had the address before, or have it from now on.
+        // Another service may have had the address before, or have it from now on.
         for service in [&old, &service].into_iter().flatten() {
             for (address, _) in &service.tables {
                 self.touch_services_at(*address);
@@ -225,8 +225,8 @@ impl World {
         self.vpcs.get(&network.vpc)
     }
 
-    /// Whether services of a network may have a backend at an address because it is outside of their VPC: only one with
-    /// access to hosts reaches those. Of pods only those on host network are.
+    /// Whether services of a network may have a backend at an address because it is outside of their VPC: only a VPC
+    /// with access to hosts reaches such addresses. Of pods only those on the host network have them.
     pub fn is_outside(&self, network: &str, address: IpAddr, is_pods: bool) -> bool {
         let Some(home) = self.home_of(network).filter(|home| home.host_access) else {
             return false;
@@ -254,14 +254,14 @@ impl World {
         self.droplets.values().any(|droplet| address == *droplet)
     }
 
-    /// VNIs of VPCs that name a service.
+    /// Returns the VNIs of VPCs that name a service.
     pub fn sharing(&self, namespace: &str, service: &str) -> Vec<Vni> {
         let is_it = |(of, name): &(String, String)| of == namespace && name == service;
         let vpcs = self.vpcs.values().filter(|vpc| vpc.shared.iter().any(is_it));
         vpcs.map(|vpc| vpc.vni).collect()
     }
 
-    /// VPCs whose pods reach a service by their node.
+    /// Touches the VPCs whose pods reach a service by their node.
     fn touch_users(&mut self, name: &EndpointName) {
         let Some(service) = self.service(name) else {
             return;
@@ -285,8 +285,8 @@ impl World {
         self.dirty.extend(users);
     }
 
-    /// What nodes serve for the pods of a VPC: of its own services those with backends outside, and those of a VPC with access
-    /// to hosts that it names.
+    /// Yields the services that nodes serve for the pods of a VPC: its own services with backends outside, and the
+    /// services that it names of a VPC with access to hosts.
     pub(super) fn node_services_of<'a>(
         &'a self,
         vpc: &'a str,
@@ -311,7 +311,7 @@ impl World {
             let tables = service.tables.iter();
             let tables = tables.filter(move |(address, _)| {
                 let is_open = !names || self.services.cluster_dns == Some(*address);
-                // Addresses of its VPC are of no use to others, and nodes serve none.
+                // Addresses of the service's VPC are of no use to others, and nodes serve none.
                 is_open && self.service_at(*address) == Some(name)
             });
             tables.map(move |(address, ports)| {
@@ -326,12 +326,12 @@ impl World {
         })
     }
 
-    /// ClusterIP of the cluster's DNS, of which droplets have views. Set before there is any VPC.
+    /// Sets the ClusterIP of the cluster's DNS, of which droplets have views. Called before there is any VPC.
     pub fn set_cluster_dns(&mut self, address: Option<IpAddr>) {
         self.services.cluster_dns = address;
     }
 
-    /// Whether a service tells the names of all VPCs, unless by a view of it.
+    /// Whether a service tells the names of all VPCs, except by a view of it.
     fn has_names(&self, name: &EndpointName, service: &Service) -> bool {
         let is_usual = name.0 == "kube-system" && service.name == "kube-dns";
         let mut addresses = service.tables.iter().map(|(address, _)| Some(*address));
@@ -340,7 +340,7 @@ impl World {
                 && addresses.any(|address| address == self.services.cluster_dns)
     }
 
-    /// The network that a namespace's pods and Services are in, if they don't name another one.
+    /// Sets the network of a namespace's pods and Services that name no other network.
     pub fn set_namespace(&mut self, namespace: &str, network: Option<&str>) {
         let namespaces = &mut self.services.namespaces;
         let old = match network {
@@ -354,7 +354,8 @@ impl World {
         let mut vpcs: BTreeSet<String> = networks
             .filter_map(|network| Some(self.networks.get(network)?.vpc.clone()))
             .collect();
-        // Services that another network's annotation put elsewhere may be where they belong now, or not any more.
+        // Services that another network's annotation put elsewhere may be in their namespace's network now, or no
+        // longer be.
         let services = self.services_of_namespace(namespace);
         let homes = services.filter_map(|(_, name)| {
             let service = self.service(name)?;
@@ -364,7 +365,7 @@ impl World {
         self.dirty.extend(vpcs.into_iter().map(Owner::Vpc));
     }
 
-    /// (name of the Service, its scaled Endpoint)
+    /// Yields (name of the Service, its scaled Endpoint).
     fn services_of_namespace(&self, namespace: &str) -> impl Iterator<Item = (&str, &EndpointName)> {
         let from = (namespace.to_owned(), String::new());
         let all = self.services.by_name.range(from..);
@@ -372,7 +373,7 @@ impl World {
         own.flat_map(|((_, service), names)| names.into_iter().map(|name| (service.as_str(), name)))
     }
 
-    /// Whose names a VPC's pods find. Who shares a VPC with nodes finds all.
+    /// Returns the names that a VPC's pods find. Pods that share a VPC with nodes find all.
     pub(super) fn visible_to(&self, vpc: &str, known: &Vpc) -> Visible {
         if known.host_access {
             return Visible::default();
@@ -410,14 +411,14 @@ impl World {
         self.services.all.get(name)
     }
 
-    /// The service that has an address of the cluster's.
+    /// Returns the service that has an address of the cluster's.
     pub fn service_at(&self, address: IpAddr) -> Option<&EndpointName> {
         let names = self.services.at(address);
         let names = names.filter(|name| !self.services.is_own(name, address));
         names.max_by_key(|name| (self.services.all.get(*name).map(|service| &service.born), *name))
     }
 
-    /// Services that are members of a network.
+    /// Yields the services that are members of a network.
     pub fn services_of_network(&self, network: &str) -> impl Iterator<Item = &EndpointName> {
         self.services.by_network.get(network).into_iter().flatten()
     }
@@ -430,7 +431,7 @@ impl World {
         networks.flat_map(|(name, _)| self.services_of_network(name))
     }
 
-    /// Droplets with tables of the bouncers of a VPC's networks.
+    /// Returns the droplets with tables of the bouncers of a VPC's networks.
     fn bouncers_of_vpc(&self, vpc: &str) -> BTreeSet<&str> {
         let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
         networks
@@ -438,7 +439,7 @@ impl World {
             .collect()
     }
 
-    /// Services that all droplets are told of: a droplet came or went.
+    /// Touches the services that all droplets are told of: a droplet came or went.
     pub(super) fn touch_exposed(&mut self) {
         let services = self.services.exposed.iter().cloned();
         self.dirty.extend(services.map(Owner::Service));

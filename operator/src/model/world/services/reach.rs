@@ -1,7 +1,7 @@
-//! Which droplets have a service's rows, and what of its backends each is told.
+//! Decides which droplets have a service's rows, and which of its backends each droplet is told.
 //!
-//! Invariant: of a port whose traffic stays on its node a droplet is told its own backends alone, so that a backend that comes
-//! or goes costs a row of its droplet, however many there are.
+//! Invariant: for a port whose traffic stays on its node, a droplet is told only its own backends. So adding or
+//! removing a backend costs one row of its droplet, however many backends there are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,11 +12,11 @@ use thuban_rows::{self as rows, Backend, Exposed, ExposedPort, Port, Row, Underl
 use super::{EndpointName, Key, NodeService, Owner, Rows, Service, World};
 use crate::model::rows::PackedRow;
 
-/// Addresses of a VPC's own that its services have together: all its droplets are told all of them.
+/// The most addresses of a VPC's own that its services have together: all droplets of the VPC are told all of them.
 pub const MAX_OWN_ADDRESSES: usize = 256;
-/// Droplets to which the others send on what comes for one port: all are told of them at each change.
+/// The most droplets to which the others send connections for one port: all droplets are told of them at each change.
 const MAX_PEERS: usize = 64;
-/// The same of all ports of a service together.
+/// The most such droplets for all ports of a service together.
 const MAX_PEERS_TOGETHER: usize = 256;
 const TCP: u8 = 6;
 
@@ -57,7 +57,8 @@ impl World {
         Some(made)
     }
 
-    /// What nodes send on to a service. Only in the VPC of their own endpoints do they reach the backends of others, by themselves.
+    /// Adds the rows by which nodes send connections on to a service. Nodes reach the backends of other nodes by
+    /// themselves only in the VPC of their own endpoints.
     fn expose(&self, name: &EndpointName, service: &Service, vni: Vni, is_nodes_own: bool, made: &mut Rows) {
         for (address, ports) in &service.exposed {
             if !self.is_held_by(name, *address) {
@@ -106,7 +107,8 @@ impl World {
         }
     }
 
-    /// Droplets to which others send on what comes to a port of theirs: pods answer the node that sent it by TCP alone.
+    /// Returns the droplets to which others send connections to a port: only by TCP do pods answer the node that sent
+    /// the packet.
     fn peers(&self, service: &Service, port: &ExposedPort, most: usize) -> BTreeSet<Underlay> {
         if port.node_port.is_none() || port.protocol != TCP {
             return BTreeSet::new();
@@ -125,7 +127,7 @@ impl World {
         self.services.is_own(name, address) || self.service_at(address) == Some(name)
     }
 
-    /// Droplets on which endpoints of a VPC live.
+    /// Returns the droplets on which endpoints of a VPC live.
     fn participants(&self, vpc: &str) -> BTreeSet<&str> {
         let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
         networks
@@ -133,7 +135,7 @@ impl World {
             .collect()
     }
 
-    /// The first endpoint of a VPC came to a droplet, or the last one went.
+    /// Touches the local services of a VPC: its first endpoint came to a droplet, or its last one left it.
     pub(in super::super) fn touch_local_services(&mut self, vpc: &str) {
         let local = self.services.local.iter();
         let local = local.filter(|name| {
@@ -145,7 +147,7 @@ impl World {
         self.dirty.extend(owners);
     }
 
-    /// The VPC whose row names a service's own addresses.
+    /// Touches the VPC whose row names a service's own addresses.
     pub(super) fn touch_own_addresses(&mut self, service: &Service) {
         if !service.own_addresses.is_empty() {
             let vpc = self.networks.get(&service.network).map(|network| &network.vpc);
@@ -153,7 +155,7 @@ impl World {
         }
     }
 
-    /// Addresses of a VPC's own that services have.
+    /// Returns the addresses of a VPC's own that services have.
     pub fn service_addresses_of(&self, vpc: &str) -> BTreeSet<IpAddr> {
         let services = self.services_of_vpc(vpc);
         let services = services.filter_map(|name| self.service(name));
@@ -161,11 +163,11 @@ impl World {
         let addresses: BTreeSet<_> = services
             .flat_map(|service| service.own_addresses.iter().copied())
             .collect();
-        // Two may have been claimed at once.
+        // Two addresses may have been claimed at once.
         addresses.into_iter().take(MAX_OWN_ADDRESSES).collect()
     }
 
-    /// The rows of a VPC itself, by which droplets know addresses of services among its own.
+    /// Returns the rows of a VPC itself, by which droplets know addresses of services among the VPC's own.
     pub fn vpc_rows(&self, vpc: &str) -> Vec<(String, Key)> {
         let keys = self.keys_of(&Owner::Vpc(vpc.to_owned()));
         keys.filter(|(_, key)| matches!(key, Key::Vpc(_)))
@@ -173,8 +175,9 @@ impl World {
             .collect()
     }
 
-    /// The rows that must be acked before the service is Provisioned: bouncers', not its subscribers'; of one whose traffic
-    /// stays on its nodes all; of one that nodes serve, those of its own VPC.
+    /// Returns the rows that must be acked before the service is Provisioned: those of bouncers, not of subscribers.
+    /// For a service whose traffic stays on its nodes these are all rows; for one that nodes serve, the rows of its own
+    /// VPC.
     pub fn service_rows(&self, name: &EndpointName) -> Vec<(String, Key)> {
         let known = self.service(name);
         let network = known.and_then(|service| self.networks.get(&service.network));
@@ -206,7 +209,7 @@ impl Service {
         self.homes.get(&backend.address).map(String::as_str)
     }
 
-    /// The rows by which droplets serve it for the pods of a VPC.
+    /// Adds the rows by which droplets serve the service for the pods of a VPC.
     pub(in super::super) fn share_by_node(
         &self,
         droplets: &BTreeSet<&str>,
@@ -226,7 +229,7 @@ impl Service {
         self.share(droplets, service.ports, row, made);
     }
 
-    /// Gives each droplet its row; those without backends have one together.
+    /// Gives each droplet its row; droplets without backends share one row.
     fn share<P: HasBackends>(
         &self,
         droplets: &BTreeSet<&str>,
@@ -264,11 +267,11 @@ fn is_ending(backend: &Backend, port: &ExposedPort) -> bool {
 }
 
 trait HasBackends: Clone {
-    /// As droplets without backends are told it.
+    /// Returns the port as droplets without backends are told it.
     fn common(&self) -> Self;
-    /// Backends that are told their own droplet alone.
+    /// Yields the backends that only their own droplet is told.
     fn own(&self) -> impl Iterator<Item = &Backend>;
-    /// To one that [`Self::common`] made, one of `port`'s.
+    /// Adds one of `port`'s backends to a port that [`Self::common`] made.
     fn give(&mut self, backend: &Backend, port: &Self);
 }
 

@@ -1,4 +1,4 @@
-//! Rows of services: who has them, and what a change costs.
+//! Tests of the rows of services: which droplets have them, and what a change costs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,7 +19,7 @@ fn name(service: &str) -> EndpointName {
     ("ns".to_owned(), service.to_owned())
 }
 
-/// At 10.96.0.10, with this one backend.
+/// Returns a service at 10.96.0.10 with this one backend.
 pub fn service(network: &str, uid: &str, backend: u8) -> Service {
     let backend = Backend {
         address: Ipv4Addr::new(10, 0, 0, backend).into(),
@@ -48,7 +48,7 @@ pub fn service(network: &str, uid: &str, backend: u8) -> Service {
     }
 }
 
-/// Its address as nodes are told of it.
+/// Returns the service's address as nodes are told it.
 pub fn exposed(node_port: u16) -> Vec<(IpAddr, Vec<ExposedPort>)> {
     let port = ExposedPort {
         protocol: 6,
@@ -66,7 +66,7 @@ fn has(world: &World, droplet: &str, number: u32) -> bool {
     world.program(droplet).contains_key(&key)
 }
 
-/// The last byte of its backend's address.
+/// Returns the last byte of the address of the service's backend.
 fn backend(world: &World, droplet: &str) -> u8 {
     match &world.program(droplet)[&Key::Service(vni(7), ADDRESS)]
         .unpack()
@@ -98,13 +98,13 @@ fn only_bouncers_of_the_vpcs_networks_hold_a_service() {
         rows,
         ["d1", "d2"].map(|droplet| (droplet.to_owned(), Key::Service(vni(7), ADDRESS)))
     );
-    // A network that comes, and one that goes.
+    // Another network arrives, and one goes.
     world.set_network("cache", Some(network("red", 3)));
     world.set_role(RoleKind::Bouncer, "cache-b0", Some(settled("cache", "d5")));
     world.set_network("db", None);
     world.flush();
     assert!(has(&world, "d5", 7) && !has(&world, "d2", 7));
-    // Its own goes: it is in no VPC.
+    // The service's own network goes: the service is in no VPC.
     world.set_network("web", None);
     world.flush();
     assert!((0..6).all(|number| !has(&world, &format!("d{number}"), 7)));
@@ -215,7 +215,8 @@ fn a_new_bouncer_has_the_services_before_it_is_listed() {
     assert!(!has(&world, "d3", 7));
 }
 
-/// red has access to hosts and a service that nodes serve; blue names it, green doesn't.
+/// Makes a world in which red has access to hosts and a service that nodes serve; blue names the service, green
+/// doesn't.
 fn shared() -> World {
     let mut world = small(5);
     let hosts = Vpc {
@@ -242,7 +243,7 @@ fn shared() -> World {
     world
 }
 
-/// Of a VPC that shares the service.
+/// Returns a VPC that shares the service.
 fn names_it(number: u32) -> Vpc {
     Vpc {
         cidrs: vec!["10.0.0.0/8".into()],
@@ -280,7 +281,7 @@ fn exposed_service_is_on_all_droplets_only_if_in_nodes_vpc() {
     world.set_droplet("d0", None);
     world.flush();
     assert_eq!(told(&world), [1, 2, 3, 4, 5]);
-    // A tenant's.
+    // A tenant's service.
     let tenants = Service {
         network: "blue".into(),
         ..exposing()
@@ -308,7 +309,7 @@ fn vpc_resolves_names_of_its_namespaces_and_services() {
     for (namespace, network) in [("shop", "blue"), ("lab", "green"), ("ns", "web")] {
         world.set_namespace(namespace, Some(network));
     }
-    // One of `shop` is in green by its own annotation.
+    // A Service of `shop` is in green by its own annotation.
     let stray = ("shop".to_owned(), "stray-1".to_owned());
     let in_green = Service {
         name: "stray".into(),
@@ -332,7 +333,8 @@ fn vpc_resolves_names_of_its_namespaces_and_services() {
     assert_eq!(of(&world, "d3", 9), ["", "", ""]);
 }
 
-/// Of network `web`, with traffic that stays on its node; 10.0.0.20 is a backend on d2, and 10.0.0.30 one on d3.
+/// Returns a service of network `web` with traffic that stays on its node; 10.0.0.20 is a backend on d2, and 10.0.0.30
+/// one on d3.
 fn kept_local() -> Service {
     let mut kept = service("web", "1", 20);
     let more = service("web", "1", 30).tables[0].1[0].backends.clone();
@@ -343,7 +345,7 @@ fn kept_local() -> Service {
     kept
 }
 
-/// The last bytes of the backends that a droplet is told.
+/// Returns the last bytes of the addresses of the backends that a droplet is told.
 fn told(world: &World, droplet: &str) -> Option<Vec<u8>> {
     let program = world.program(droplet);
     let ports = match program.get(&Key::Service(vni(7), ADDRESS))?.unpack().row {
@@ -364,7 +366,7 @@ fn each_vpc_droplet_gets_its_own_backends_of_local_service() {
     world.set_service(&name("s"), Some(kept_local()));
     world.flush();
     let of = |world: &World| [0, 1, 2, 3, 4].map(|number| told(world, &format!("d{number}")));
-    // Of d1, which has the bouncer, and of d4 none.
+    // d1, which has the bouncer, and d4 are told no backend.
     assert_eq!(
         of(&world),
         [None, Some(vec![]), Some(vec![20]), None, Some(vec![])]
@@ -384,13 +386,13 @@ fn each_vpc_droplet_gets_its_own_backends_of_local_service() {
         changed.map(|(droplet, _)| droplet.as_str()).collect::<Vec<_>>(),
         ["d3"]
     );
-    // The backend of d2 goes: its row alone.
+    // The backend of d2 goes: only its row changes.
     let mut fewer = kept_local();
     fewer.tables[0].1[0].backends.pop_first();
     world.set_service(&name("s"), Some(fewer));
     let deltas = world.flush();
     assert_eq!(deltas.keys().collect::<Vec<_>>(), ["d2"]);
-    // And the last pod of d4.
+    // The last pod of d4 goes, too.
     world.set_endpoint(&name("e4"), None);
     world.flush();
     assert_eq!(told(&world, "d4"), None);
@@ -431,7 +433,7 @@ fn own_service_address_is_in_vpc_row_and_vpcs_may_reuse_it() {
     );
 }
 
-/// One of network `web` that nodes serve.
+/// Returns a service of network `web` that nodes serve.
 fn served(uid: &str, backend: u8) -> Service {
     Service {
         by_node: true,
@@ -439,7 +441,7 @@ fn served(uid: &str, backend: u8) -> Service {
     }
 }
 
-/// (droplet, VNI) of those that serve it.
+/// Returns (droplet, VNI) of the droplets that serve the service.
 fn servers(world: &World) -> Vec<(String, u32)> {
     let droplets = (0..5).map(|number| format!("d{number}"));
     let keys = droplets.flat_map(|droplet| {
@@ -466,15 +468,15 @@ fn node_service_is_on_droplets_of_own_and_sharing_vpcs() {
     let rows: Vec<_> = world.service_rows(&name("s"));
     let rows: Vec<_> = rows.iter().map(|(droplet, _)| droplet.as_str()).collect();
     assert_eq!(rows, ["d0", "d1"], "its own VPC's");
-    // An endpoint brings its droplet in.
+    // An endpoint adds its droplet.
     world.set_endpoint(&name("e"), Some(endpoint("blue", 4, 20)));
     world.flush();
     assert!(servers(&world).contains(&of("d4", 8)));
-    // A VPC that names it no more.
+    // The VPC no longer names the service.
     world.set_vpc("blue", Some(vpc(8)));
     world.flush();
     assert_eq!(servers(&world), [of("d0", 7), of("d1", 7)]);
-    // Backends among its VPC's endpoints: agents serve it, and nodes only send on to it from other VPCs.
+    // The backends are endpoints of the service's VPC: agents serve it, and nodes only send on to it from other VPCs.
     world.set_service(&name("s"), Some(service("web", "1", 10)));
     world.flush();
     assert!(servers(&world).is_empty() && has(&world, "d1", 7));
@@ -515,7 +517,7 @@ fn sharing_and_outside_backends_need_vpc_with_host_access() {
         );
     }
     assert!(!world.is_outside("blue", outside, false));
-    // A tenant's own, of a name that another VPC shares.
+    // A tenant's own service with a name that another VPC shares.
     let of_green = Service {
         network: "green".into(),
         ..served("2", 11)

@@ -1,4 +1,4 @@
-//! What droplets are told of a tenant's Service that nodes take connections for.
+//! Tests of what droplets are told of a tenant's Service that nodes take connections for.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,7 +9,7 @@ use thuban_rows::builders::vni;
 use super::super::super::tests::droplet_address;
 use super::{ADDRESS, Key, Service, World, exposed, kept_local, name, shared};
 
-/// NodePort 30080 of VPC 8, with a backend on d2 and one on d3.
+/// Returns a service with NodePort 30080 in VPC 8, with a backend on d2 and one on d3.
 fn tenants(by_peers: bool) -> Service {
     let mut tenants = Service {
         network: "blue".into(),
@@ -30,7 +30,7 @@ fn told(world: &World, droplet: u64) -> Option<ExposedRow> {
     }
 }
 
-/// The last bytes of what five droplets are told of their own backends.
+/// Returns the last bytes of the addresses of their own backends that five droplets are told.
 fn own(world: &World) -> [Option<Vec<u8>>; 5] {
     [0, 1, 2, 3, 4].map(|droplet| {
         let row = told(world, droplet)?;
@@ -75,7 +75,8 @@ fn exposed_row_tells_all_droplets_which_peers_have_backends() {
     for droplet in 0..5 {
         assert_eq!(peers(&world, droplet), [of(2), of(3)]);
     }
-    // Of the second one a backend more is its own droplet's matter, and the first one's end everybody's.
+    // Another backend on the second droplet concerns that droplet alone; the end of the first droplet's backend
+    // concerns all droplets.
     let mut more = tenants(true);
     let third = Backend {
         address: Ipv4Addr::new(10, 0, 0, 31).into(),
@@ -89,7 +90,7 @@ fn exposed_row_tells_all_droplets_which_peers_have_backends() {
     world.set_service(&name("s"), Some(more));
     assert_eq!(world.flush().len(), 5);
     assert_eq!(peers(&world, 0), [of(3)]);
-    // Another address of the droplet.
+    // The droplet gets another address.
     world.set_droplet("d3", Some(droplet_address(77)));
     world.flush();
     assert_eq!(peers(&world, 0), [of(77)]);
@@ -139,7 +140,7 @@ fn service_with_many_ports_has_fewer_peers_per_port() {
     let mut wide = tenants(true);
     let port = wide.exposed[0].1[0].clone();
     wide.exposed[0].1 = vec![port; 200];
-    // Pods' table is not told by droplet.
+    // The table for pods is not split by droplet.
     wide.tables[0].1[0].local = false;
     world.set_service(&name("s"), Some(wide));
     world.flush();
