@@ -119,7 +119,8 @@ async fn follow(
     let mut ring = ring.map_err(|error| TraceError::Wait(error.into_parts().1))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(TraceError::Wait)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(TraceError::Wait)?;
-    let mut renew = tokio::time::interval(LEASE / 5);
+    let renewal = LEASE / 5;
+    let mut renew = tokio::time::interval_at(tokio::time::Instant::now() + renewal, renewal);
     let end = tokio::time::sleep(Duration::from_secs(settings.seconds.unwrap_or(u64::MAX / 4)));
     tokio::pin!(end);
     let mut left = settings.count.unwrap_or(u64::MAX);

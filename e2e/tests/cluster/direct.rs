@@ -29,15 +29,15 @@ const PORT: u16 = 9;
 struct Trace<'a> {
     cluster: &'a Cluster,
     node: &'a str,
-    /// By nsenter.
+    /// The process that entered the node.
     child: Child,
-    /// On its node.
+    /// The trace's process id on its node.
     process: String,
     lines: Receiver<String>,
 }
 
 impl<'a> Trace<'a> {
-    /// Answers when it traces.
+    /// Returns when it traces.
     fn start(cluster: &'a Cluster, pod: &'a Pod) -> Result<Self> {
         let name = format!("{}/{}", pod.namespace, pod.name);
         // By the node, not by kubectl exec, which would carry every line through the API server.
@@ -52,12 +52,11 @@ impl<'a> Trace<'a> {
                 .map_while(Result::ok)
                 .try_for_each(|line| give.send(line))
         });
-        let (process, cluster, node) = (lines.recv()?, cluster, pod.node.as_str());
         let trace = Self {
             cluster,
-            node,
+            node: &pod.node,
             child,
-            process,
+            process: lines.recv()?,
             lines,
         };
         let mut said = stderr.lines();
@@ -71,7 +70,7 @@ impl<'a> Trace<'a> {
         Ok(trace)
     }
 
-    /// All that it has shown.
+    /// Returns all lines that it has shown.
     fn end(self) -> Vec<String> {
         let mut all = Vec::new();
         while let Ok(line) = self.lines.recv_timeout(QUIET) {

@@ -197,7 +197,7 @@ impl Claimant<'_> {
         let Some(known) = get(&claims, &name).await? else {
             return Ok(false);
         };
-        if self.owner.has(&known.spec) && !is_released(&known) {
+        if self.owner.holds(&known) {
             return Ok(true);
         }
         let is_namesakes = is_released(&known) && self.owner.had(&known.spec);
@@ -214,8 +214,8 @@ impl Claimant<'_> {
     }
 }
 
-/// Releases the claims of addresses that the Endpoint has; others' claims and those that are gone are passed over, so that
-/// it can be repeated.
+/// Releases the claims of addresses that the Endpoint has. Others' claims and missing claims are skipped, so that the
+/// release can be repeated.
 pub async fn release_each(
     endpoint: &Endpoint,
     addresses: Vec<IpAddr>,
@@ -227,7 +227,7 @@ pub async fn release_each(
     for address in addresses {
         let name = ip_claim_name(&vpc, address);
         let claim = get(&claims, &name).await?;
-        if let Some(claim) = claim.filter(|claim| owner.has(&claim.spec) && !is_released(claim)) {
+        if let Some(claim) = claim.filter(|claim| owner.holds(claim)) {
             release(&claims, &claim).await?;
         }
     }

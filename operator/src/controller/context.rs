@@ -49,7 +49,7 @@ pub struct Options {
     pub claim_rest: Duration,
     /// How long droplets serve ports of tenants' Services without an operator.
     pub node_port_lease: Duration,
-    /// Droplets have a view of the cluster's DNS, at this ClusterIP, for each VPC.
+    /// ClusterIP of the cluster's DNS, of which droplets have a view for each VPC.
     pub cluster_dns: Option<IpAddr>,
 }
 

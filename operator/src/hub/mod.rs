@@ -219,7 +219,8 @@ impl Hub {
         state.note_rests(self.now());
     }
 
-    /// Droplets serve NodePorts for so long without an operator. What an earlier leader told them of ports is not known.
+    /// Takes note of how long droplets serve NodePorts without an operator, and that an earlier leader may have told them
+    /// of any port.
     pub fn distrust_node_ports(&self, lease: Duration) {
         let state = &mut *self.lock();
         state.rests.set_lease(lease);
@@ -227,7 +228,7 @@ impl Hub {
         self.send(state);
     }
 
-    /// Ports of a service that were another VPC's until lately, and can't be its own yet.
+    /// Returns the ports of a service that were another VPC's until lately and rest.
     pub fn resting_node_ports(&self, name: &EndpointName) -> BTreeSet<NodePort> {
         let state = &mut *self.lock();
         if state.world.resting_node_ports(name).is_empty() {

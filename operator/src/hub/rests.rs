@@ -1,8 +1,9 @@
-//! When a NodePort that passes from one VPC to another is free: every droplet has acked that it is the old one's no more, or
-//! the longest time is over in which a droplet that nobody hears of leads anybody there.
+//! The rests of NodePorts that pass from one VPC to another. A rest is over when every droplet has acked that the port is
+//! no longer the old VPC's. At the latest it is over when no droplet that is away can still serve the port.
 //!
-//! A droplet shuts such ports by itself when it has not heard of an operator for `THUBAN_NODE_PORT_LEASE_SECONDS`
-//! (transitd's `netfilter::node_ports`). A rest is longer, by what a droplet may take to notice that its stream is dead.
+//! A droplet shuts such ports by itself when it has not heard from an operator for `THUBAN_NODE_PORT_LEASE_SECONDS`
+//! (transitd's `netfilter::node_ports`). A rest is longer, by the time that a droplet may take to notice that its stream
+//! is dead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,9 +13,9 @@ use super::State;
 use crate::model::acks::Marks;
 use crate::model::world::RestId;
 
-/// Longer than a lease.
+/// How much longer than a lease a rest is.
 const MARGIN: Duration = Duration::from_mins(1);
-/// If nobody says how long droplets' lease is.
+/// The lease of droplets, until it is set.
 const DEFAULT_LEASE: Duration = Duration::from_mins(10);
 
 #[derive(Debug)]
@@ -25,7 +26,7 @@ pub(super) struct Rests {
 
 #[derive(Debug)]
 struct Begun {
-    /// Milliseconds.
+    /// The time of the hub, in milliseconds.
     at: u64,
     marks: Arc<Marks>,
 }
@@ -46,13 +47,13 @@ impl Rests {
 }
 
 impl State {
-    /// What was sent last tells droplets of these.
+    /// Begins the rests that the last programs tell droplets of.
     pub(super) fn note_rests(&mut self, now: u64) {
         let begun = self.world.begun_rests();
         if begun.is_empty() {
             return;
         }
-        // Whose port nobody asks for end here.
+        // Rests of ports that nobody asks for end here.
         self.end_rests(now);
         let marks = Arc::new(self.acks.marks());
         for rest in begun {
@@ -61,7 +62,7 @@ impl State {
         }
     }
 
-    /// Ends those that are over; whether there were any.
+    /// Ends the rests that are over. Returns whether there were any.
     pub(super) fn end_rests(&mut self, now: u64) -> bool {
         let longest = self.rests.longest.as_millis() as u64;
         let droplets = || self.world.droplets().map(|(name, _)| name);

@@ -259,14 +259,15 @@ impl Acks {
         row.map(|sent| *sent = u64::MAX).is_some()
     }
 
-    /// How far each open stream has been sent.
+    /// Returns how far each open stream has been sent.
     pub fn marks(&self) -> Marks {
         let sessions = self.sessions.values();
         let marks = sessions.map(|session| (session.name.clone(), (session.id, session.sequence)));
         Marks(marks.collect())
     }
 
-    /// Whether the droplet has acked itself all that was sent when the marks were made; on a later stream: its snapshot.
+    /// Whether the droplet itself has acked everything that was sent when the marks were made, or the snapshot of a later
+    /// stream.
     pub fn has_passed(&self, droplet: &str, marks: &Marks) -> bool {
         let Some(session) = self.sessions.get(droplet) else {
             return false;

@@ -96,6 +96,11 @@ impl Owner {
             && claim.owner_uid == self.uid
     }
 
+    /// Whether the claim was made for this owner and is not released.
+    pub fn holds(&self, claim: &IpClaim) -> bool {
+        self.has(&claim.spec) && !is_released(claim)
+    }
+
     /// Whether the claim was made for the same pod or Endpoint by name, maybe in an earlier life.
     pub fn had(&self, claim: &IpClaimSpec) -> bool {
         let is_same = if self.pod.is_empty() {
@@ -133,7 +138,7 @@ pub fn own_claim<'a>(
 ) -> Option<(IpAddr, Cidr)> {
     claims
         .into_iter()
-        .filter(|claim| owner.has(&claim.spec) && !is_released(claim))
+        .filter(|claim| owner.holds(claim))
         .filter_map(|claim| claim.spec.address.parse::<IpAddr>().ok())
         .filter(|address| Family::of(*address) == family)
         .find_map(|address| {

@@ -10,6 +10,23 @@ use serde::{Deserialize, Serialize};
 /// Label of a slice: the name of its Service.
 pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
+/// The IP protocol number of UDP.
+pub const UDP: u8 = 17;
+/// The protocols that droplets forward to Services: IP protocol number, and name in Kubernetes.
+const PROTOCOLS: [(u8, &str); 3] = [(6, "TCP"), (UDP, "UDP"), (132, "SCTP")];
+
+/// Returns the IP protocol number; none if droplets can't forward the protocol.
+pub fn protocol_number(name: &str) -> Option<u8> {
+    let known = PROTOCOLS.iter().find(|(_, known)| *known == name);
+    known.map(|(number, _)| *number)
+}
+
+/// Returns the name in Kubernetes of a protocol that droplets forward.
+pub fn protocol_name(number: u8) -> Option<&'static str> {
+    let known = PROTOCOLS.iter().find(|(known, _)| *known == number);
+    known.map(|(_, name)| *name)
+}
+
 #[derive(Clone, Debug, Default, Deserialize, Resource, Serialize)]
 #[resource(inherit = k8s_openapi::api::core::v1::Service)]
 pub struct Service {

@@ -162,6 +162,12 @@ pub fn delete_everything(simulation: &Simulation) {
     delete(simulation, Kind::Vpc, "", "red");
 }
 
+/// Deletes everything that users made, and waits until it is gone.
+pub async fn end_everything(simulation: &Arc<Simulation>) {
+    delete_everything(simulation);
+    until_gone(simulation).await;
+}
+
 /// Kills the first operator, so that the other one ends the VPC and gives its number back.
 async fn end(simulation: &Arc<Simulation>, first: &Operator) {
     first.crash();
@@ -261,8 +267,7 @@ fn deleted_bouncer_with_tables_serves_under_next_leader() {
                 !is_there(state)
             })
             .await;
-            delete_everything(simulation);
-            until_gone(simulation).await;
+            end_everything(simulation).await;
         });
     }
 }
@@ -293,8 +298,7 @@ fn bouncer_leaves_only_if_next_leader_will_know_another() {
                     .violation("it left before another was known".into());
             }
             simulation.lock().weather.late_ack = 0;
-            delete_everything(simulation);
-            until_gone(simulation).await;
+            end_everything(simulation).await;
             only.crash();
         });
     }
@@ -425,8 +429,7 @@ fn objects_wait_until_bouncers_understand_their_rows() {
                 says(state, "p", "Acknowledged")
             })
             .await;
-            delete_everything(simulation);
-            until_gone(simulation).await;
+            end_everything(simulation).await;
         });
     }
 }
@@ -473,8 +476,7 @@ fn a_bouncer_goes_after_five_minutes_of_less_need() {
                 !has(state, Kind::Bouncer, "red-1-b1")
             })
             .await;
-            delete_everything(simulation);
-            until_gone(simulation).await;
+            end_everything(simulation).await;
         });
     }
 }

@@ -180,12 +180,11 @@ pub fn service(vni: u8, backends: u8) -> Row {
     })
 }
 
-/// The same at a NodePort: rules of the node's own stack, by nft.
+/// Returns the row of the same Service at a NodePort: rules of the node's own stack, by nft.
 pub fn exposed(vni: u8, backends: u8) -> Row {
-    let backends = (0..backends).map(|backend| ServiceBackend {
-        address: mapped(address(vni, backend)),
-        port: PORT.into(),
-    });
+    let backends: Vec<SocketAddrV4> = (0..backends)
+        .map(|backend| SocketAddrV4::new(address(vni, backend), PORT))
+        .collect();
     Row::Exposed(ExposedRow {
         vni: vni.into(),
         address: mapped(*SERVICE.ip()),
@@ -194,7 +193,7 @@ pub fn exposed(vni: u8, backends: u8) -> Row {
             port: SERVICE.port().into(),
             node_port: 30_000 + u32::from(vni),
             local: true,
-            backends: backends.collect(),
+            backends: as_backends(&backends),
             ..ExposedPort::default()
         }],
         service: "ns/web".into(),
@@ -202,15 +201,19 @@ pub fn exposed(vni: u8, backends: u8) -> Row {
     })
 }
 
-fn port(protocol: u32, port: u16, backends: &[SocketAddrV4]) -> ServicePort {
-    let backends = backends.iter().map(|backend| ServiceBackend {
+fn as_backends(all: &[SocketAddrV4]) -> Vec<ServiceBackend> {
+    let backend = |backend: &SocketAddrV4| ServiceBackend {
         address: mapped(*backend.ip()),
         port: backend.port().into(),
-    });
+    };
+    all.iter().map(backend).collect()
+}
+
+fn port(protocol: u32, port: u16, backends: &[SocketAddrV4]) -> ServicePort {
     ServicePort {
         protocol,
         port: port.into(),
-        backends: backends.collect(),
+        backends: as_backends(backends),
         ..ServicePort::default()
     }
 }

@@ -11,6 +11,7 @@ use thuban_cluster::Cluster;
 use crate::intruder::Intruder;
 use crate::packets::arrives;
 use crate::packets::{geneve_packet, send_raw, udp_packet};
+use crate::service_objects::endpoint;
 use crate::support::{apply, condition, delete, get, netexec_manifest, running};
 use crate::tenants::tenants;
 
@@ -81,10 +82,8 @@ fn relay_slice(node: Ipv4Addr) -> Value {
 /// Waits until a condition and an event say that the port is the overlay's.
 fn wait_until_told(cluster: &Cluster, name: &str) -> Result<()> {
     let has_condition = || -> Result<bool> {
-        let all = get(cluster, &["endpoints.thuban.dev", "-n", "default"])?;
-        let mut all = all["items"].as_array().into_iter().flatten();
-        let own = all.find(|one| one["spec"]["serviceRef"]["name"] == name);
-        let told = own.and_then(|own| condition(own, "Ports"));
+        let own = endpoint(cluster, "default", name)?;
+        let told = own.as_ref().and_then(|own| condition(own, "Ports"));
         Ok(told.is_some_and(|told| told["reason"] == "OverlayPort" && told["status"] == "False"))
     };
     let has_event = || -> Result<bool> {

@@ -36,7 +36,7 @@ use crate::model::allocation::addresses_of;
 use crate::model::backends::{Located, Place, TooLarge, WaysIn, backends};
 use crate::model::endpoint::{has_addresses, name_of, pod_of};
 use crate::model::rows::Key;
-use crate::model::service::{Backend, EndpointSlice, Service, Target};
+use crate::model::service::{Backend, EndpointSlice, Service, Target, protocol_name, protocol_number};
 use crate::model::world::{self, NodePort, World};
 
 /// How long the workflow waits for a change of which acks and watches should have woken it.
@@ -446,7 +446,7 @@ fn refuse_overlay_port(status: &mut EndpointStatus, is_used: bool) -> Option<Str
     lacks(status, "Ports", OVERLAY_PORT_REASON, message)
 }
 
-/// The same of NodePorts that were another VPC's until lately.
+/// Says which NodePorts were another VPC's until lately and rest. Returns the message, if it is news.
 fn await_rest(status: &mut EndpointStatus, resting: &BTreeSet<NodePort>) -> Option<String> {
     let message = (!resting.is_empty()).then(|| {
         let ports: Vec<_> = resting.iter().copied().map(node_port_text).collect();
@@ -459,27 +459,22 @@ fn await_rest(status: &mut EndpointStatus, resting: &BTreeSet<NodePort>) -> Opti
     lacks(status, "NodePorts", PORT_RESTS_REASON, message)
 }
 
-/// For the next leader, which gives a port at once to whom it was given before.
+/// Writes down the Service's ports for the next leader, which gives these at once.
 fn record_node_ports(status: &mut EndpointStatus, ports: &BTreeSet<NodePort>) {
     status.node_ports = Some(ports.iter().copied().map(node_port_text).collect());
 }
 
-/// By IP protocol number.
-const PROTOCOLS: [(u8, &str); 3] = [(6, "TCP"), (17, "UDP"), (132, "SCTP")];
-
 fn node_port_text((protocol, number): NodePort) -> String {
-    let named = PROTOCOLS.iter().find(|(of, _)| *of == protocol);
-    let name = named.map_or("?", |(_, name)| name);
-    format!("{number}/{name}")
+    format!("{number}/{}", protocol_name(protocol).unwrap_or("?"))
 }
 
 fn node_port_of(text: &str) -> Option<NodePort> {
     let (number, name) = text.split_once('/')?;
-    let (protocol, _) = PROTOCOLS.iter().find(|(_, of)| *of == name)?;
-    Some((*protocol, number.parse().ok()?))
+    Some((protocol_number(name)?, number.parse().ok()?))
 }
 
-/// What an earlier leader has recorded. Before there were records whoever was Provisioned had its ports.
+/// Returns the ports that an earlier leader recorded for the Service. A Service that was Provisioned by an operator that
+/// recorded nothing had its ports: none then.
 fn recorded_node_ports(endpoint: &Endpoint) -> Option<BTreeSet<NodePort>> {
     let status = endpoint.status.as_ref();
     if let Some(ports) = status.and_then(|status| status.node_ports.as_ref()) {

@@ -12,7 +12,7 @@ use crate::controller::endpoint::host::is_wanted_by_node;
 use crate::controller::endpoint::status::fill;
 use crate::controller::runtime::objects::{WriteError, get};
 use crate::controller::wake::wake_service;
-use crate::model::allocation::{Owner, addresses_of, ip_claim_name, is_released};
+use crate::model::allocation::{Owner, addresses_of, ip_claim_name};
 use crate::model::endpoint::{EndpointKind, droplet_of, holder_uid, name_of, pod_of};
 use crate::model::ranges::in_force;
 use crate::model::validation::parse;
@@ -80,8 +80,8 @@ pub fn ranges_of(endpoint: &Endpoint, context: &Context) -> Option<Vec<(IpAddr, 
     addresses_of(endpoint).into_iter().map(with_range).collect()
 }
 
-/// Whether a claim that the Endpoint was made with is gone, or another's by now, by the API server's word: it was made so
-/// late that the claim had been let go. It needs other addresses then.
+/// Whether a claim that the Endpoint was made with is gone, or another's by now; asks the API server. Then the claim was
+/// released before the Endpoint was there, and the Endpoint needs other addresses.
 pub async fn has_lost_claims(endpoint: &Endpoint, context: &Context) -> Result<bool, WriteError> {
     let status = endpoint.status.as_ref();
     let is_counted = status.is_some_and(|status| !status.addresses.is_empty());
@@ -93,7 +93,7 @@ pub async fn has_lost_claims(endpoint: &Endpoint, context: &Context) -> Result<b
     let vpc = context.vpc_name_of(endpoint);
     for address in addresses_of(endpoint) {
         let claim = get(&claims, &ip_claim_name(&vpc, address)).await?;
-        if claim.is_none_or(|claim| !owner.has(&claim.spec) || is_released(&claim)) {
+        if !claim.is_some_and(|claim| owner.holds(&claim)) {
             return Ok(true);
         }
     }
@@ -107,7 +107,7 @@ fn claimed(endpoint: &Endpoint, context: &Context) -> Option<EndpointStatus> {
     let is_own = |address: &IpAddr| {
         let name = ip_claim_name(&network.spec.vpc, *address);
         let claim = context.stores.ip_claims.get(&ObjectRef::<IpClaim>::new(&name));
-        claim.is_some_and(|claim| owner.has(&claim.spec) && !is_released(&claim))
+        claim.is_some_and(|claim| owner.holds(&claim))
     };
     let addresses = ranges_of(endpoint, context)?;
     if addresses.is_empty() || !addresses.iter().all(|(address, _)| is_own(address)) {

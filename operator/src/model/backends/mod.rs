@@ -12,7 +12,7 @@ use thuban_api::OVERLAY_PORT;
 use thuban_rows::{self as rows, ExposedPort};
 
 use super::allocation::Family;
-use super::service::{Backend, Conditions, EndpointSlice, Port, Service};
+use super::service::{Backend, Conditions, EndpointSlice, Port, Service, UDP, protocol_number};
 
 /// Limits of a droplet's tables.
 const MAX_PORTS: usize = rows::MAX_PORTS;
@@ -21,8 +21,6 @@ const MAX_BACKENDS: usize = rows::MAX_BACKENDS;
 const MAX_WAYS: usize = 65_536;
 /// The most backends on one node of a Service that nodes serve: nodes write all such services again at each change.
 const MAX_BY_NODE: usize = 1024;
-/// The IP protocol number of UDP.
-const UDP: u8 = 17;
 /// The default affinity in seconds, as in Kubernetes.
 const DEFAULT_AFFINITY: u32 = 10_800;
 
@@ -126,12 +124,7 @@ fn state(conditions: Option<&Conditions>) -> Option<State> {
 
 /// Returns the IP protocol number; none if droplets can't forward the protocol.
 fn protocol(port: &Port) -> Option<u8> {
-    match port.protocol.as_deref().unwrap_or("TCP") {
-        "TCP" => Some(6),
-        "UDP" => Some(UDP),
-        "SCTP" => Some(132),
-        _ => None,
-    }
+    protocol_number(port.protocol.as_deref().unwrap_or("TCP"))
 }
 
 fn number(port: &Port) -> Option<u16> {

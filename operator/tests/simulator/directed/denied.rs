@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::{PATIENCE, begin, check, delete, delete_everything, has_pod, until, until_gone};
+use super::{PATIENCE, begin, check, delete, end_everything, has_pod, until};
 use crate::cluster::{add_pod, power};
 use crate::kind::Kind;
 use crate::schedule::NAMESPACES;
@@ -67,8 +67,7 @@ fn who_is_denied_an_endpoint_is_told_and_gets_it_later() {
                 simulation.lock().violation(what);
             }
             delete(simulation, Kind::Service, NAMESPACES[0], "s");
-            delete_everything(simulation);
-            until_gone(simulation).await;
+            end_everything(simulation).await;
         });
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::{begin, check, delete, delete_everything, is_claimed, pod_on, says, until, until_gone};
+use super::{begin, check, delete, end_everything, is_claimed, pod_on, says, until, until_gone};
 use crate::cluster::add_node;
 use crate::droplet::{Manner, Report};
 use crate::kind::Kind;
@@ -55,8 +55,7 @@ fn endpoint_waits_until_a_bouncer_and_a_divider_live() {
             })
             .await;
             reach(true);
-            delete_everything(simulation);
-            until_gone(simulation).await;
+            end_everything(simulation).await;
         });
     }
 }
@@ -111,8 +110,7 @@ fn a_bouncer_that_keeps_acks_back_holds_up_no_endpoint_for_long() {
             until_all_say(simulation, "Acknowledged").await;
             end_pods(simulation).await;
             be(simulation, &late, Manner::Honest);
-            delete_everything(simulation);
-            until_gone(simulation).await;
+            end_everything(simulation).await;
         });
     }
 }
@@ -147,8 +145,7 @@ fn a_subscriber_without_acks_holds_up_no_address_for_long() {
             be(simulation, "n2", manner);
             end_pods(simulation).await;
             be(simulation, "n2", Manner::Honest);
-            delete_everything(simulation);
-            until_gone(simulation).await;
+            end_everything(simulation).await;
         });
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::{begin, check, delete, delete_everything, pod_on, says, until, until_gone};
+use super::{begin, check, delete, end_everything, pod_on, says, until};
 use crate::cluster::add_pod;
 use crate::invariants::addresses;
 use crate::kind::Kind;
@@ -48,8 +48,7 @@ fn an_endpoint_whose_address_is_refused_twice_gets_a_third() {
                 claims.filter(|claim| text(claim, "/spec/pod") == "p").count() == 1
             })
             .await;
-            delete_everything(simulation);
-            until_gone(simulation).await;
+            end_everything(simulation).await;
         });
     }
 }
@@ -76,8 +75,7 @@ fn nobody_waits_for_rows_of_an_address_that_is_anothers_now() {
                 state.store.values(Kind::Endpoint).count() == 1
             })
             .await;
-            delete_everything(simulation);
-            until_gone(simulation).await;
+            end_everything(simulation).await;
         });
     }
 }
@@ -118,8 +116,7 @@ fn an_endpoint_whose_claim_was_let_go_gets_another_address() {
                 claims.any(|claim| of_p == [text(claim, "/spec/address")] && text(claim, "/spec/pod") == "p")
             })
             .await;
-            delete_everything(simulation);
-            until_gone(simulation).await;
+            end_everything(simulation).await;
         });
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{begin, check, delete, delete_everything, pod_on, until, until_gone};
+use super::{begin, check, delete, end_everything, pod_on, until};
 use crate::cluster::{add_pod, remove_node};
 use crate::droplet::Report;
 use crate::kind::Kind;
@@ -105,8 +105,7 @@ fn stripped_endpoints_address_is_kept_while_its_node_is_cut_off() {
                 !is_claimed_for(state, "p")
             })
             .await;
-            delete_everything(simulation);
-            until_gone(simulation).await;
+            end_everything(simulation).await;
         });
     }
 }
@@ -139,8 +138,7 @@ fn stripped_endpoints_address_is_kept_while_its_pod_has_it() {
                 is_attached(state, "n1") && state.store.values(Kind::Endpoint).count() == 2
             })
             .await;
-            delete_everything(simulation);
-            until_gone(simulation).await;
+            end_everything(simulation).await;
         });
     }
 }

@@ -49,7 +49,7 @@ pub struct Service {
     pub homes: BTreeMap<IpAddr, String>,
     /// The port where nodes say over HTTP whether they have backends.
     pub health_port: Option<u16>,
-    /// Ports that it had at nodes by an earlier leader's word; none: whatever it has was its own.
+    /// The ports that an earlier leader recorded for it; none if all of its ports count as recorded.
     pub recorded: Option<BTreeSet<NodePort>>,
 }
 

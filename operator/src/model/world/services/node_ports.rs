@@ -1,8 +1,8 @@
-//! Which service has which NodePort. A port that passes from one VPC to another rests between: droplets that still have the old
-//! service's row would lead the new one's clients to it.
+//! The NodePorts of services. A port that passes from one VPC to another rests in between: droplets that still have the
+//! old service's row would send the new one's clients to it.
 //!
-//! Invariant: no row gives a service a port that a service of another VPC had, until whoever knows what droplets have acked
-//! says that the rest is over ([`NodePorts::end`]).
+//! Invariant: no row gives a service a port that a service of another VPC had, until the hub, which knows what droplets
+//! have acked, ends the rest ([`World::end_rests`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,21 +10,21 @@ use thuban_api::identifiers::Vni;
 
 use super::{EndpointName, Owner, World};
 
-/// IP protocol and number.
+/// An IP protocol number and a port.
 pub type NodePort = (u8, u16);
 
-/// Names a rest.
+/// The identity of a rest.
 pub type RestId = u64;
 
 #[derive(Debug, Default)]
 pub(in super::super) struct NodePorts {
-    /// What services have at nodes, with the VNI that rows tell it by.
+    /// The ports of each service by its rows, and the VNI of these.
     held: HashMap<EndpointName, (Vni, BTreeSet<NodePort>)>,
-    /// Who has each port: one, if no cache is late.
+    /// The services that have each port: one, if no cache is late.
     holders: HashMap<NodePort, BTreeMap<EndpointName, Vni>>,
-    /// Whose each port was until lately.
+    /// The VNIs that each port was of until lately.
     resting: HashMap<NodePort, BTreeMap<RestId, Vni>>,
-    /// Nobody knows what droplets have of ports: it was told by an earlier leader. Only what is recorded counts.
+    /// The rest of all ports: an earlier leader may have told droplets of any. Only recorded ports are given meanwhile.
     unknown: Option<RestId>,
     next: RestId,
     begun: Vec<RestId>,
@@ -45,7 +45,7 @@ impl NodePorts {
         !is_others && (recorded || self.unknown.is_none())
     }
 
-    /// A service has these ports from now on, or none.
+    /// Notes the ports that a service has from now on, if any.
     fn set(&mut self, name: &EndpointName, now: Option<(Vni, BTreeSet<NodePort>)>) {
         let now = now.filter(|(_, ports)| !ports.is_empty());
         let old = match &now {
@@ -81,23 +81,23 @@ impl NodePorts {
 }
 
 impl World {
-    /// An earlier leader may have told droplets of any port.
+    /// Lets all ports rest: an earlier leader may have told droplets of any.
     pub fn distrust_node_ports(&mut self) {
         let rest = self.services.node_ports.begin();
         self.services.node_ports.unknown = Some(rest);
     }
 
-    /// Whether it matters what is recorded of services' ports.
+    /// Whether only recorded ports are given.
     pub fn distrusts_node_ports(&self) -> bool {
         self.services.node_ports.unknown.is_some()
     }
 
-    /// Rests that began since the last call.
+    /// Returns the rests that began since the last call.
     pub fn begun_rests(&mut self) -> Vec<RestId> {
         std::mem::take(&mut self.services.node_ports.begun)
     }
 
-    /// These are over: who waits for their ports gets them by the next flush.
+    /// Ends these rests. Services that wait for their ports get them by the next flush.
     pub fn end_rests(&mut self, over: &BTreeSet<RestId>) {
         if over.is_empty() {
             return;
@@ -116,13 +116,13 @@ impl World {
         self.dirty.extend(waiting);
     }
 
-    /// What a service has at nodes by its rows.
+    /// Returns the ports that a service has by its rows.
     pub fn node_ports_of(&self, name: &EndpointName) -> BTreeSet<NodePort> {
         let held = self.services.node_ports.held.get(name);
         held.map(|(_, ports)| ports.clone()).unwrap_or_default()
     }
 
-    /// Ports of a service that rest: others' until lately.
+    /// Returns the ports of a service that rest.
     pub fn resting_node_ports(&self, name: &EndpointName) -> BTreeSet<NodePort> {
         let wanted = self.wanted_node_ports(name).map(|(_, ports)| ports);
         let held = self.node_ports_of(name);
@@ -138,7 +138,7 @@ impl World {
         Some((vni, ports.collect()))
     }
 
-    /// Rows of a service are made: it has what they say.
+    /// Notes the ports that the rows of a service, which have just been made, give it.
     pub(in super::super) fn settle_node_ports(&mut self, owner: &Owner) {
         let Owner::Service(name) = owner else { return };
         let held = self.wanted_node_ports(name).map(|(vni, mut ports)| {
