@@ -14,8 +14,8 @@ use thuban_common::{
     select::contains,
     source::may_send,
     tables::{
-        ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey, LOAD_OF_DIVIDER, SUBNET_BOUNCER_HERE,
-        SUBNET_FOREIGN, SUBNET_SERVICES, TracePoint, TransitMetadata, VPC_DIVIDER_HERE,
+        Address, ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey, LOAD_OF_DIVIDER,
+        SUBNET_BOUNCER_HERE, SUBNET_FOREIGN, SUBNET_SERVICES, TracePoint, TransitMetadata, VPC_DIVIDER_HERE,
     },
 };
 
@@ -185,7 +185,8 @@ fn options<F: Frame>(frame: &F, header: &GeneveHeader) -> Result<u32, Counter> {
 }
 
 /// Checks the sender of an inner source. If a row says where the source lives, only that droplet may send it, or one
-/// that passes packets on: dividers, bouncers of the destination's network, the destination's former droplet. A source
+/// that passes packets on: dividers, bouncers of the destination's network, the destination's former droplet. A divider
+/// believes bouncers of the source's network too: they choose backends for their clients (see [`serve`]). A source
 /// without a row must at least be an address of the VPC.
 #[inline(never)]
 fn check_source(destination: &EndpointKey, packet: &IpPacket, sender: DropletAddress) -> Result<(), Counter> {
@@ -203,14 +204,23 @@ fn check_source(destination: &EndpointKey, packet: &IpPacket, sender: DropletAdd
     if !here && may_send(row, sender, false) {
         return Ok(());
     }
-    let relays = maps::vpc(vni).is_some_and(|vpc| contains(vpc.dividers, sender))
-        || maps::subnet(vni, packet.destination).is_some_and(|subnet| contains(&subnet.bouncers, sender))
-        || maps::forwarder(destination) == Some(sender);
+    let vpc = maps::vpc(vni);
+    let relays = vpc.as_ref().is_some_and(|vpc| contains(vpc.dividers, sender))
+        || is_bouncer_of(vni, packet.destination, sender)
+        || maps::forwarder(destination) == Some(sender)
+        || vpc.is_some_and(|vpc| vpc.flags & VPC_DIVIDER_HERE != 0)
+            && is_bouncer_of(vni, packet.source, sender);
     if relays {
         Ok(())
     } else {
         Err(Counter::SourceMismatch)
     }
+}
+
+/// Whether a droplet is a bouncer of the network that holds an address.
+#[inline(always)]
+fn is_bouncer_of(vni: u32, address: Address, droplet: DropletAddress) -> bool {
+    maps::subnet(vni, address).is_some_and(|subnet| contains(&subnet.bouncers, droplet))
 }
 
 #[inline(always)]
@@ -219,7 +229,8 @@ fn is_service(key: &EndpointKey) -> bool {
 }
 
 /// Sends on a client's packet to a service that its agent doesn't know yet. It chooses the backend as that agent will.
-/// If this droplet has no row of the backend, it sends the packet to a divider, which the whole VPC believes.
+/// If this droplet has no row of the backend, it sends the packet to a divider: dividers believe bouncers of the client's
+/// network, and the whole VPC believes dividers.
 #[inline(never)]
 fn serve(
     frame: &mut TcFrame,

@@ -140,6 +140,35 @@ fn bouncer_picks_backend_if_client_droplet_lacks_service() -> Result<()> {
     })
 }
 
+/// The client's bouncer isn't a bouncer of the backend's network, so it sends by the divider, which knows where the
+/// client lives.
+#[test]
+fn bouncer_reaches_backends_of_another_network_by_a_divider() -> Result<()> {
+    each(|topology| {
+        add_ranges(topology)?;
+        topology.make_direct()?;
+        let at_divider = add_backend(topology, 2, Ipv4Addr::new(10, 0, 2, 21))?;
+        let at_client = add_backend(topology, 1, Ipv4Addr::new(10, 0, 2, 11))?;
+        for (backend, place) in [(at_divider, "the divider's"), (at_client, "the client's")] {
+            serve(topology, &[3], RED, (backend.address, backend.address6))?;
+            exchange(&topology.first, &backend).with_context(|| format!("on {place} droplet"))?;
+        }
+        ensure!(counter(topology, 2, Counter::SourceMismatch)? == 0);
+        Ok(())
+    })
+}
+
+/// Adds a pod of network 2, with rows at that network's bouncer.
+fn add_backend(topology: &mut Topology, droplet: usize, address: Ipv4Addr) -> Result<Pod> {
+    let home = topology.rig.droplet(droplet)?;
+    let pod = home.add_pod(RED, 2, address)?;
+    let home = home.address;
+    let bouncer = topology.rig.droplet(1)?;
+    bouncer.set_row("BOUNCER_ROWS", RED, address, home)?;
+    bouncer.set_row("BOUNCER_ROWS", RED, pod.address6, home)?;
+    Ok(pod)
+}
+
 #[test]
 fn agents_at_xdp_leave_services_to_tc() -> Result<()> {
     let mut topology = Topology::with_agents_at_xdp()?;

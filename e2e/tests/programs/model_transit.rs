@@ -101,7 +101,8 @@ impl Model {
         let network = subnet(vni, packet.destination);
 
         // A packet may come from the droplet where a row says that its source lives. Otherwise only a droplet that
-        // passes on others' packets may send it. Without a row the source must at least be an address of the VPC.
+        // passes on others' packets may send it; to a divider a bouncer of the source's network may too. Without a row
+        // the source must at least be an address of the VPC.
         let source = (vni, packet.source);
         let is_here = self.locals.contains_key(&source);
         let home = self.bouncer.get(&source).or_else(|| self.direct.get(&source));
@@ -112,7 +113,9 @@ impl Model {
         let is_foreign = is_here || home.is_some_and(|home| *home != sender);
         let passes_on = dividers.contains(&sender)
             || network.is_some_and(|(.., bouncers)| bouncers.contains(&sender))
-            || self.forwarders.get(&destination) == Some(&sender);
+            || self.forwarders.get(&destination) == Some(&sender)
+            || vpc_flags & VPC_DIVIDER_HERE != 0
+                && subnet(vni, packet.source).is_some_and(|(.., bouncers)| bouncers.contains(&sender));
         if is_foreign && !passes_on {
             return Err(Counter::SourceMismatch);
         }

@@ -107,3 +107,41 @@ fn sources_must_live_where_their_rows_say() -> Result<()> {
         ],
     )
 }
+
+#[test]
+fn a_divider_believes_bouncers_of_the_sources_network() -> Result<()> {
+    let from = |sender, vni, source, to| {
+        Tunnel::new(sender, HERE, vni).around(ETHERNET, &Packet::udp([2; 6], source, to).bytes())
+    };
+    let mismatch = || Expect::Drop(Counter::SourceMismatch);
+    // This droplet is the divider of VPC 102. The third one is the bouncer of network 7, of which 10.7.0.11 is. This one
+    // is the bouncer of network 9, and of network 3 in VPC 100.
+    fixture::run(
+        &mut World::new()?,
+        &[
+            fixture(
+                "to a divider, by the source's bouncer",
+                from(THIRD, 102, ip(10, 7, 0, 11), ip(10, 7, 2, 30)),
+                Expect::Hop {
+                    to: SECOND,
+                    counter: Counter::Bounced,
+                },
+            ),
+            fixture(
+                "to a divider, by another droplet",
+                from(UNREACHED, 102, ip(10, 7, 0, 11), ip(10, 7, 2, 30)),
+                mismatch(),
+            ),
+            fixture(
+                "to a divider, by the bouncer of neither network",
+                from(THIRD, 102, ip(10, 7, 2, 30), ip(10, 7, 2, 31)),
+                mismatch(),
+            ),
+            fixture(
+                "to no divider, by the source's bouncer",
+                from(THIRD, 100, ip(10, 0, 1, 11), ip(10, 0, 3, 11)),
+                mismatch(),
+            ),
+        ],
+    )
+}
