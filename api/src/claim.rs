@@ -55,6 +55,12 @@ pub struct IpClaimSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct IpClaimStatus {
+    /// UID of the Endpoint that took the address some time after the claim was made. An operator may have decided before that nobody takes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confirmed_for: Option<String>,
+    /// RFC 3339: when `confirmedFor` was written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confirmed_at: Option<String>,
     /// RFC 3339: when its rows were gone everywhere. From then it rests, then it is deleted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub released_at: Option<String>,

@@ -11,7 +11,7 @@ use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::{Endpoint, IpClaim, IpClaimSpec, Network};
 
-use crate::controller::claim::release;
+use crate::controller::claim::{confirm, release};
 use crate::controller::context::Context;
 use crate::controller::runtime::error::ClaimError;
 use crate::controller::runtime::objects::{WriteError, create, delete, get};
@@ -212,6 +212,25 @@ impl Claimant<'_> {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Confirms the claims of addresses that the Endpoint's status is about to name. Until it does they count for nothing,
+/// and may be released.
+pub async fn confirm_each(
+    endpoint: &Endpoint,
+    addresses: &[(IpAddr, Cidr)],
+    context: &Context,
+) -> Result<(), ClaimError> {
+    let vpc = context.vpc_name_of(endpoint);
+    let claims: Api<IpClaim> = Api::all(context.client.clone());
+    let owner = Owner::of(endpoint);
+    for &(address, _) in addresses {
+        let claim = get(&claims, &ip_claim_name(&vpc, address)).await?;
+        let claim = claim.filter(|claim| owner.holds(claim));
+        let claim = claim.ok_or(ClaimError::Lost { address })?;
+        confirm(&claims, &claim, endpoint).await?;
+    }
+    Ok(())
 }
 
 /// Releases the claims of addresses that the Endpoint has. Others' claims and missing claims are skipped, so that the

@@ -20,7 +20,7 @@ use crate::model::allocation::{Standing, standing};
 use crate::model::rows::Key;
 use crate::model::world::RoleKind;
 
-/// How long a claim may wait for the Endpoint's status to name it.
+/// How long a claim may wait for an Endpoint to name it. Longer than [`crate::model::allocation::FRESH`].
 const COUNTING_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -132,10 +132,23 @@ pub async fn release(claims: &Api<IpClaim>, claim: &IpClaim) -> Result<(), Write
     let mut released = claim.clone();
     released.status = Some(IpClaimStatus {
         released_at: Some(Timestamp::now().to_string()),
+        ..IpClaimStatus::default()
     });
     match update_status(claims, claim, &released).await {
         Ok(_) => Ok(()),
         Err(error) if error.is_not_found() => Ok(()),
         Err(error) => Err(error),
     }
+}
+
+/// Writes into a claim that the Endpoint takes its address. A release that was decided before then fails, even if the
+/// API server carries it out late.
+pub async fn confirm(claims: &Api<IpClaim>, claim: &IpClaim, endpoint: &Endpoint) -> Result<(), WriteError> {
+    let mut confirmed = claim.clone();
+    confirmed.status = Some(IpClaimStatus {
+        released_at: None,
+        confirmed_for: endpoint.uid(),
+        confirmed_at: Some(Timestamp::now().to_string()),
+    });
+    update_status(claims, claim, &confirmed).await.map(drop)
 }

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::SignedDuration;
 use kube::ResourceExt;
 use thuban_api::cidr::Cidr;
 use thuban_api::{Endpoint, EndpointType, IpClaim, IpClaimSpec};
@@ -129,6 +131,23 @@ pub fn is_released(claim: &IpClaim) -> bool {
     status.is_some_and(|status| status.released_at.is_some())
 }
 
+/// How long after its claim an Endpoint may be made without a word in the claim. Operators release a claim without an
+/// Endpoint after 20 s at the earliest.
+pub const FRESH: SignedDuration = SignedDuration::from_secs(10);
+
+/// Whether no release of the claim that was decided before the Endpoint was there can still be written: the Endpoint was
+/// made soon after the claim, or the claim was written since then.
+pub fn is_confirmed(claim: &IpClaim, endpoint: &Endpoint) -> bool {
+    let status = claim.status.as_ref();
+    let confirmed_for = status.and_then(|status| status.confirmed_for.as_deref());
+    if confirmed_for.is_some() && confirmed_for == endpoint.metadata.uid.as_deref() {
+        return true;
+    }
+    let made = |meta: &ObjectMeta| meta.creation_timestamp.as_ref().map(|time| time.0);
+    let times = made(&claim.metadata).zip(made(&endpoint.metadata));
+    times.is_some_and(|(claim, endpoint)| endpoint.duration_since(claim) < FRESH)
+}
+
 /// Returns the address of this family that the owner has already claimed, and its range.
 pub fn own_claim<'a>(
     claims: impl IntoIterator<Item = &'a IpClaim>,
@@ -186,9 +205,13 @@ pub fn propose_vni(is_taken: impl Fn(u32) -> bool) -> Option<u32> {
 mod tests {
     use std::net::IpAddr;
 
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use k8s_openapi::jiff::Timestamp;
     use thuban_api::{Endpoint, EndpointSpec, EndpointStatus, IpClaim, IpClaimSpec, IpClaimStatus, PodRef};
 
-    use super::{Family, Owner, Standing, capacity, ip_claim_name, own_claim, propose, standing};
+    use super::{
+        Family, Owner, Standing, capacity, ip_claim_name, is_confirmed, own_claim, propose, standing,
+    };
 
     fn endpoint(uid: &str, addresses: &[&str]) -> Endpoint {
         let pod_ref = PodRef {
@@ -248,10 +271,35 @@ mod tests {
         assert_eq!(find(&claims, Family::V6).as_deref(), Some("fd00:1::7"));
         claims[1].status = Some(IpClaimStatus {
             released_at: Some("then".into()),
+            ..IpClaimStatus::default()
         });
         assert_eq!(find(&claims, Family::V6), None);
         claims[2].spec.address = "10.9.9.9".into();
         assert_eq!(find(&claims, Family::V4), None, "of no range of the network");
+    }
+
+    #[test]
+    fn claim_older_than_its_endpoint_counts_once_it_names_it() {
+        let made = |second: i64| Some(Time(Timestamp::from_second(second).unwrap()));
+        let (mut claim, mut endpoint) = (claim("e1", "10.0.1.2"), endpoint("e1", &[]));
+        claim.metadata.creation_timestamp = made(1000);
+        for (second, is_fresh) in [
+            (990, true),
+            (1000, true),
+            (1009, true),
+            (1010, false),
+            (2000, false),
+        ] {
+            endpoint.metadata.creation_timestamp = made(second);
+            assert_eq!(is_confirmed(&claim, &endpoint), is_fresh, "{second}");
+        }
+        for (uid, is_its) in [("e2", false), ("e1", true)] {
+            claim.status = Some(IpClaimStatus {
+                confirmed_for: Some(uid.into()),
+                ..IpClaimStatus::default()
+            });
+            assert_eq!(is_confirmed(&claim, &endpoint), is_its, "{uid}");
+        }
     }
 
     #[test]

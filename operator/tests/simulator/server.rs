@@ -154,14 +154,16 @@ impl Connection {
         let body = body.collect_bytes().await?;
         let is_write = head.method != Method::GET;
         let _under_way = is_write.then(|| self.operator.begin(target.kind()));
-        let (before, after, fate) = {
+        let (before, after, fate, late) = {
             let state = &mut *self.simulation.lock();
-            let fate = fate(state, is_write);
+            let late = late_status(state, &target);
+            let fate = late.map_or_else(|| fate(state, is_write), |_| Fate::DoneLater);
             let weather = state.weather.clone();
             (
                 weather.latency(&mut state.random),
                 weather.latency(&mut state.random),
                 fate,
+                late,
             )
         };
         sleep(before).await;
@@ -187,7 +189,8 @@ impl Connection {
         if fate == Fate::DoneLater {
             let (late, connection) = {
                 let state = &mut *self.simulation.lock();
-                (state.random.millis(500, 12_000), self.clone())
+                let late = late.unwrap_or_else(|| state.random.millis(500, 12_000));
+                (late, self.clone())
             };
             let (method, query) = (head.method.clone(), query.to_owned());
             tokio::spawn(async move {
@@ -331,6 +334,18 @@ fn target_name(target: &Target) -> String {
         Target::Event(_) => "events".into(),
         Target::Lease(name) => format!("leases/{name}"),
     }
+}
+
+/// Returns how late the request is to be done, if a test asked for it.
+fn late_status(state: &mut State, target: &Target) -> Option<Duration> {
+    let is_status = matches!(target, Target::Object { is_status: true, .. });
+    let asked = state
+        .late_status
+        .filter(|(kind, _)| is_status && target.kind() == Some(*kind));
+    asked.map(|(_, late)| {
+        state.late_status = None;
+        late
+    })
 }
 
 fn fate(state: &mut State, is_write: bool) -> Fate {

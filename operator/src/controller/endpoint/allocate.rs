@@ -10,7 +10,7 @@ use thuban_api::condition::set;
 use thuban_api::{Condition, Endpoint, Network};
 use tracing::info;
 
-use crate::controller::address::Claimant;
+use crate::controller::address::{Claimant, confirm_each};
 use crate::controller::admission::{Unusable, usable_network};
 use crate::controller::context::Context;
 use crate::controller::endpoint::status::{
@@ -18,7 +18,7 @@ use crate::controller::endpoint::status::{
 };
 use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint};
 use crate::controller::runtime::clocks::Timed;
-use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::error::{ClaimError, ReconcileError};
 use crate::controller::runtime::objects::condition;
 use crate::model::allocation::{Owner, addresses_of};
 use crate::model::endpoint::{EndpointKind, droplet_of, holder_uid, name_of};
@@ -109,13 +109,17 @@ async fn claim(
         asked: &asked,
         refused,
     };
-    claimant
-        .claim_all(context)
-        .await
-        .map_err(|error| match error.reason() {
-            Some(reason) => Told::Condition(condition("Ready", false, reason, &error.to_string(), None)),
-            None => Told::Error(error.into()),
-        })
+    let claimed = async {
+        let claimed = claimant.claim_all(context).await?;
+        if !addresses_of(endpoint).is_empty() {
+            confirm_each(endpoint, &claimed, context).await?;
+        }
+        Ok(claimed)
+    };
+    claimed.await.map_err(|error: ClaimError| match error.reason() {
+        Some(reason) => Told::Condition(condition("Ready", false, reason, &error.to_string(), None)),
+        None => Told::Error(error.into()),
+    })
 }
 
 /// Gives back addresses of which the droplet has one in another VPC already. New addresses are claimed before these are

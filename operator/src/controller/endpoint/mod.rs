@@ -27,7 +27,7 @@ use crate::model::endpoint::{EndpointKind, has_addresses, name_of};
 use allocate::{allocate, give_back};
 use provision::{keep, provision};
 use remove::remove;
-use sync::has_lost_claims;
+use sync::confirm_claims;
 
 pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let (endpoint, context) = (&*endpoint, &*context);
@@ -48,7 +48,7 @@ pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result
     if let Some(action) = attended {
         return Ok(action);
     }
-    if !has_addresses(endpoint) || has_lost_claims(endpoint, context).await? {
+    if !has_addresses(endpoint) || !confirm_claims(endpoint, context).await? {
         return allocate(endpoint, &endpoints, context).await;
     }
     let status = endpoint.status.clone().unwrap_or_default();

@@ -7,12 +7,13 @@ use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::{ConditionStatus, Endpoint, EndpointStatus, IpClaim, Phase, condition};
 
+use crate::controller::claim::confirm;
 use crate::controller::context::Context;
 use crate::controller::endpoint::host::is_wanted_by_node;
 use crate::controller::endpoint::status::fill;
 use crate::controller::runtime::objects::{WriteError, get};
 use crate::controller::wake::wake_service;
-use crate::model::allocation::{Owner, addresses_of, ip_claim_name};
+use crate::model::allocation::{Owner, addresses_of, ip_claim_name, is_confirmed};
 use crate::model::endpoint::{EndpointKind, droplet_of, holder_uid, name_of, pod_of};
 use crate::model::ranges::in_force;
 use crate::model::validation::parse;
@@ -80,34 +81,37 @@ pub fn ranges_of(endpoint: &Endpoint, context: &Context) -> Option<Vec<(IpAddr, 
     addresses_of(endpoint).into_iter().map(with_range).collect()
 }
 
-/// Whether a claim that the Endpoint was made with is gone, or another's by now; asks the API server. Then the claim was
-/// released before the Endpoint was there, and the Endpoint needs other addresses.
-pub async fn has_lost_claims(endpoint: &Endpoint, context: &Context) -> Result<bool, WriteError> {
+/// Confirms the claims that the Endpoint was made with. Returns false if one is gone, or another's by now, by the API
+/// server's word. Then the claim was released before the Endpoint was there, and the Endpoint needs other addresses.
+pub async fn confirm_claims(endpoint: &Endpoint, context: &Context) -> Result<bool, WriteError> {
     let status = endpoint.status.as_ref();
     let is_counted = status.is_some_and(|status| !status.addresses.is_empty());
     if is_counted || endpoint.spec.claimed.is_empty() || claimed(endpoint, context).is_some() {
-        return Ok(false);
+        return Ok(true);
     }
     let claims: Api<IpClaim> = Api::all(context.client.clone());
     let owner = Owner::of(endpoint);
     let vpc = context.vpc_name_of(endpoint);
     for address in addresses_of(endpoint) {
         let claim = get(&claims, &ip_claim_name(&vpc, address)).await?;
-        if !claim.is_some_and(|claim| owner.holds(&claim)) {
-            return Ok(true);
+        let Some(claim) = claim.filter(|claim| owner.holds(claim)) else {
+            return Ok(false);
+        };
+        if !is_confirmed(&claim, endpoint) {
+            confirm(&claims, &claim, endpoint).await?;
         }
     }
-    Ok(false)
+    Ok(true)
 }
 
-/// The status that follows from claims made before the object, if they are all there.
+/// The status that follows from claims made before the object, if they are all there and confirmed.
 fn claimed(endpoint: &Endpoint, context: &Context) -> Option<EndpointStatus> {
     let network = context.network(&endpoint.spec.network)?;
     let owner = Owner::of(endpoint);
     let is_own = |address: &IpAddr| {
         let name = ip_claim_name(&network.spec.vpc, *address);
         let claim = context.stores.ip_claims.get(&ObjectRef::<IpClaim>::new(&name));
-        claim.is_some_and(|claim| owner.holds(&claim))
+        claim.is_some_and(|claim| owner.holds(&claim) && is_confirmed(&claim, endpoint))
     };
     let addresses = ranges_of(endpoint, context)?;
     if addresses.is_empty() || !addresses.iter().all(|(address, _)| is_own(address)) {

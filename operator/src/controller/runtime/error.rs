@@ -24,6 +24,8 @@ pub enum ClaimError {
         "address {address} is taken by another endpoint of the VPC; ask for another one or wait until it is free"
     )]
     Taken { address: IpAddr },
+    #[error("the claim of address {address} was released meanwhile")]
+    Lost { address: IpAddr },
     #[error(transparent)]
     Write(#[from] WriteError),
 }
@@ -35,6 +37,7 @@ impl ClaimError {
             Self::Full { .. } => Some("NetworkFull"),
             Self::Unfit { .. } => Some("AddressUnfit"),
             Self::Taken { .. } => Some("AddressTaken"),
+            Self::Lost { .. } => None,
             Self::Write(error) => error.is_denied().then_some("ClaimDenied"),
         }
     }
@@ -63,7 +66,9 @@ impl Category for ReconcileError {
         match self {
             Self::Write(write) | Self::Claim(ClaimError::Write(write)) => write.category(),
             Self::Claim(ClaimError::Full { .. }) => "full",
-            Self::Claim(ClaimError::Unfit { .. } | ClaimError::Taken { .. }) => "address",
+            Self::Claim(ClaimError::Unfit { .. } | ClaimError::Taken { .. } | ClaimError::Lost { .. }) => {
+                "address"
+            }
         }
     }
 }

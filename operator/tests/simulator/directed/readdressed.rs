@@ -80,6 +80,14 @@ fn nobody_waits_for_rows_of_an_address_that_is_anothers_now() {
     }
 }
 
+/// Makes a pod of which the operator doesn't hear, with the Endpoint's name that it will have.
+fn add_unheard_pod(state: &mut State) -> (String, String) {
+    add_pod(state, EAST, "p", "n0", &json!({"thuban.dev/network": "red-1"}));
+    let pod = state.store.value(Kind::Pod, EAST, "p").expect("a pod");
+    let uid = text(pod, "/metadata/uid").to_owned();
+    (format!("p-{}", &uid[..8]), uid)
+}
+
 #[test]
 fn an_endpoint_whose_claim_was_let_go_gets_another_address() {
     for seed in 1..=5 {
@@ -88,17 +96,12 @@ fn an_endpoint_whose_claim_was_let_go_gets_another_address() {
             // The operator made claim and Endpoint; the claim was let go before the Endpoint was there.
             only.deafen([Kind::Pod]);
             simulation.with(|state| {
-                add_pod(state, EAST, "p", "n0", &json!({"thuban.dev/network": "red-1"}));
-                let uid = {
-                    let pod = state.store.value(Kind::Pod, EAST, "p").expect("a pod");
-                    text(pod, "/metadata/uid").to_owned()
-                };
+                let (name, uid) = add_unheard_pod(state);
                 let spec = json!({
                     "type": "Simple", "vpc": "red", "network": "red-1", "droplet": "n0",
                     "podRef": {"name": "p", "uid": uid, "cniUid": uid}, "claimed": ["10.0.1.9"],
                 });
                 let endpoint = json!({"metadata": {"finalizers": ["thuban.dev/rows"]}, "spec": spec});
-                let name = format!("p-{}", &uid[..8]);
                 state
                     .store
                     .create(Kind::Endpoint, EAST, &name, endpoint)
@@ -114,6 +117,49 @@ fn an_endpoint_whose_claim_was_let_go_gets_another_address() {
                 let of_p = addresses_of(state, "p");
                 let mut claims = state.store.values(Kind::IpClaim);
                 claims.any(|claim| of_p == [text(claim, "/spec/address")] && text(claim, "/spec/pod") == "p")
+            })
+            .await;
+            end_everything(simulation).await;
+        });
+    }
+}
+
+#[test]
+fn release_that_is_done_late_takes_no_address_from_a_pod() {
+    for seed in 1..=5 {
+        check("late-release", seed, async |simulation| {
+            let only = begin(simulation, 1).await;
+            // The operator made the claim, and forgot the pod.
+            only.deafen([Kind::Pod]);
+            simulation.with(|state| {
+                let (name, uid) = add_unheard_pod(state);
+                let spec = json!({
+                    "vpc": "red", "network": "red-1", "address": "10.0.1.9", "endpointNamespace": EAST,
+                    "endpointName": name, "pod": "p", "ownerUid": uid, "droplet": "n0",
+                });
+                let claim = json!({"metadata": {}, "spec": spec});
+                let made = state.store.create(Kind::IpClaim, "", "red.10.0.1.9", claim);
+                made.expect("a claim");
+                state.late_status = Some((Kind::IpClaim, Duration::from_secs(30)));
+            });
+            until(simulation, "it releases the claim", |state| {
+                state.late_status.is_none()
+            })
+            .await;
+            // Before the release is done it hears of the pod, and takes over its own claim.
+            only.deafen([]);
+            until(simulation, "the pod is served", |state| {
+                says(state, "p", "Acknowledged")
+            })
+            .await;
+            // The release is done by then, if the API server accepts it.
+            sleep(Duration::from_secs(40)).await;
+            until(simulation, "its address is claimed", |state| {
+                let of_p = addresses_of(state, "p");
+                let mut claims = state.store.values(Kind::IpClaim);
+                claims.any(|claim| {
+                    of_p == [text(claim, "/spec/address")] && text(claim, "/status/releasedAt").is_empty()
+                })
             })
             .await;
             end_everything(simulation).await;
