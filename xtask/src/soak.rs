@@ -110,6 +110,8 @@ pub fn run(only: Option<&str>) -> Result<ExitCode> {
             .args(["test", "-p", soak.package, "--test", soak.target, soak.tests])
             .args(["--", "--nocapture", "--test-threads=1"])
             .env(soak.variable, &count)
+            // The simulator alone writes it: a new `operator/tests/simulator/chosen.txt`.
+            .env("THUBAN_CHOSEN", root().join("target/chosen.txt"))
             .status()?;
         println!(
             "{}: {} with {}={count}, {:.0} s",

@@ -4,6 +4,7 @@
 //! Other tests cover what takes time or many objects: less need that lasts, many objects at once, an Endpoint that pods
 //! have in turn.
 
+mod announced;
 mod late;
 
 mod denied;

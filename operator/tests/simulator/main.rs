@@ -6,7 +6,8 @@
 //! `THUBAN_SIMULATOR_SEED=S` runs one and prints its trace. The seed decides everything, the order of hash maps too:
 //! the same binary does the same again. Any change of code may give a seed another schedule. `THUBAN_SIMULATOR_TRIES=N`
 //! runs a seed with N orders of hash maps, and so of tasks of one instant, until one fails. The trace of a schedule
-//! that failed is also kept in a file.
+//! that failed is also kept in a file. The seeds of `chosen.txt` run first and count, unless `THUBAN_FIRST_SEED` is
+//! given.
 
 // Helpers of tests: a failure that they find ends the test.
 #![allow(
@@ -18,6 +19,7 @@
 )]
 
 mod chance;
+mod chosen;
 mod cluster;
 mod convergence;
 mod deletions;
@@ -87,11 +89,22 @@ fn the_control_plane_keeps_its_promises_whatever_happens() {
         return;
     }
     let schedules = number("THUBAN_SCHEDULES").unwrap_or(SCHEDULES);
-    let first = number("THUBAN_FIRST_SEED").unwrap_or(1);
+    let first = number("THUBAN_FIRST_SEED");
+    let chosen = if first.is_none() {
+        chosen::seeds()
+    } else {
+        Vec::new()
+    };
+    let first = first.unwrap_or(1);
+    let seed_of = |number: u64| {
+        let chosen_seed = chosen.get(number as usize).copied();
+        chosen_seed.unwrap_or(first + number - chosen.len() as u64)
+    };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let start = Instant::now();
     let (next, done, is_over) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     let failures: Mutex<Vec<(u64, Vec<String>)>> = Mutex::default();
+    let measures: Mutex<Vec<chosen::Measure>> = Mutex::default();
     let most = number("THUBAN_FAILURES").unwrap_or(5) as usize;
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -101,8 +114,9 @@ fn the_control_plane_keeps_its_promises_whatever_happens() {
                     if number >= schedules {
                         return;
                     }
-                    let seed = first + number;
+                    let seed = seed_of(number);
                     let (violations, trace) = schedule::run(seed);
+                    measures.lock().unwrap().push(chosen::Measure::of(seed, &trace));
                     if !violations.is_empty() {
                         say(&format!("seed {seed}: {}", violations.join("; ")));
                         keep(seed, &trace);
@@ -119,6 +133,10 @@ fn the_control_plane_keeps_its_promises_whatever_happens() {
             });
         }
     });
+    if let Some(path) = std::env::var_os("THUBAN_CHOSEN") {
+        std::fs::write(path, chosen::choose(measures.into_inner().unwrap()))
+            .expect("a file for THUBAN_CHOSEN");
+    }
     let failures = failures.into_inner().unwrap();
     let done = done.into_inner();
     say(&format!(
