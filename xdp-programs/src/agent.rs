@@ -17,16 +17,15 @@ use thuban_common::{
 
 use crate::{
     arp, bounce,
-    connections::Work,
     count::count,
     deliver, divide,
     encapsulate::encapsulate,
     frame::{Frame, Outcome, Verdict},
     host, inner, load, maps, misses, nd as neighbours, refuse,
     rewrite::rewrite,
-    service::{self, Choice},
-    too_big,
+    service, too_big,
     trace::{Observed, settle},
+    work::{Choice, Work},
 };
 
 /// VLAN tags that XDP still sees in the frame (802.1Q, 802.1ad).

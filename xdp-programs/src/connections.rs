@@ -1,69 +1,35 @@
-//! CONNECTIONS and PENDING: the backend that a client's flow goes to, and the service that its answers come from.
+//! CONNECTIONS: the backend that a client's flow goes to, and the service that its answers come from.
 //!
 //! Invariant: an entry that leads to a backend stands only while one stands that leads back. Entries are written at a
 //! change of state and at intervals, never for each packet. Only user space removes entries, except where a key is
 //! used anew.
 
-use aya_ebpf::{
-    bindings::BPF_ANY, bindings::BPF_NOEXIST, helpers::bpf_ktime_get_ns, macros::map, maps::PerCpuArray,
-};
+use aya_ebpf::{bindings::BPF_ANY, bindings::BPF_NOEXIST};
 use thuban_common::{
     counters::Counter,
-    host_stack::{MARK_HOST_ENDPOINT, MARK_MASK},
     packet::{ip::IpPacket, ipv4},
     services::{
-        ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, CONNECTIONS_BEYOND_RESERVE,
-        CONNECTIONS_OF_CLIENT, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, HAIRPIN, NO_INDEX,
-        PENDING_LIFE, PENDING_OF_VPC, PendingEntry, PendingKey, QUOTA_HELD, QUOTA_RESERVE, RESET, REVERSE,
-        SEEN, ServiceEntry, ServiceKey, Signal, refresh,
+        ConnectionEntry, FINISHED, FORWARD, HAIRPIN, NO_INDEX, PENDING_LIFE, PendingEntry, RESET, REVERSE,
+        SEEN, ServiceKey, Signal, refresh,
     },
-    tables::{Address, EndpointKey},
 };
 
 use crate::{
     count::count,
     frame::tc::TcFrame,
-    inner::transport,
-    maps::{self, AFFINITY, CONNECTIONS, GATES, PENDING, QUOTAS, SHARES},
+    gates::{is_pending_open, open},
+    inner::signal,
+    maps::{self, CONNECTIONS, PENDING},
+    pending::{acknowledges, pending_key},
     quoted,
-    rewrite::Flow,
-    service::{Choice, signal},
+    shares::{give_share, has_share, payer, take_share},
+    work::{Work, now},
 };
 
 /// errno EEXIST.
 const EXISTS: i32 = -17;
 /// How long an entry that leads back may stand before its forward entry is written, ns: far longer than writing takes.
 const MAKING: u64 = 1_000_000_000;
-/// The number of high halves of an interface's number that are tried: a node makes at most so many times 65,536
-/// interfaces while it is up.
-const EPOCHS: u32 = 8;
-/// The interval at which the gate of PENDING is extended, ns.
-const GATE: u64 = 1_000_000_000;
-
-/// The data that is too large for the stack.
-pub struct Work {
-    /// The addresses and ports that the packet is to have.
-    pub to: Flow,
-    /// The flow of the packet as it came.
-    pub key: ConnectionKey,
-    pub service: ServiceKey,
-    /// The meaning of its transport header.
-    pub signal: Signal,
-    /// The packet's mark, if it comes from the node's own endpoint; else 0.
-    pub mark: u32,
-    reverse: ConnectionKey,
-    /// The key of the connection that was there before.
-    other: ConnectionKey,
-    share: EndpointKey,
-    entry: ConnectionEntry,
-    pending: PendingKey,
-    expected: PendingEntry,
-}
-
-/// One value for each CPU is enough, see `trace`.
-#[map]
-static WORK: PerCpuArray<Work> = PerCpuArray::with_max_entries(1, 0);
-
 /// The result of making a connection.
 pub enum Made {
     Connection,
@@ -71,77 +37,6 @@ pub enum Made {
     NoRoom,
     /// Its answers would be another connection's.
     Collision,
-}
-
-impl Work {
-    #[inline(always)]
-    pub fn get() -> Option<&'static mut Self> {
-        // SAFETY: this CPU's only value, and nobody else has it now.
-        WORK.get_ptr_mut(0).map(|work| unsafe { &mut *work })
-    }
-
-    #[inline(always)]
-    pub fn begin(&mut self, packet: &IpPacket) {
-        self.to.source = packet.source;
-        self.to.destination = packet.destination;
-        self.to.ports = packet.ports;
-    }
-
-    #[inline(always)]
-    pub fn set_key(&mut self, vni: u32, packet: &IpPacket, direction: u8) {
-        self.key = ConnectionKey {
-            vni,
-            ports: packet.ports,
-            source: packet.source,
-            destination: packet.destination,
-            protocol: packet.protocol,
-            direction,
-            padding: 0,
-        };
-    }
-
-    /// Directs the packet to a backend. A client that is its own backend gets it from the service, because nobody
-    /// accepts a packet from itself.
-    #[inline(always)]
-    pub fn send_to(&mut self, packet: &IpPacket, backend: &Address, port: u16) {
-        self.to.destination = *backend;
-        self.to.ports[1] = port;
-        self.to.source = packet.source;
-        if *backend == packet.source {
-            self.to.source = packet.destination;
-        }
-    }
-
-    /// Sets the key by which the answers of `backend` are found. `ports`: the client's, as the backend sees it, and
-    /// the backend's.
-    #[inline(always)]
-    fn set_reverse(&mut self, vni: u32, packet: &IpPacket, backend: &Address, ports: [u16; 2]) {
-        self.reverse = ConnectionKey {
-            vni,
-            ports: [ports[1], ports[0]],
-            source: *backend,
-            destination: packet.source,
-            protocol: packet.protocol,
-            direction: REVERSE,
-            padding: 0,
-        };
-        if *backend == packet.source {
-            self.reverse.destination = packet.destination;
-            self.reverse.direction = HAIRPIN;
-        }
-    }
-}
-
-#[inline(always)]
-pub fn now() -> u64 {
-    // SAFETY: helper without arguments.
-    unsafe { bpf_ktime_get_ns() }
-}
-
-/// Whether there ever was a connection or something pending.
-#[inline(always)]
-pub fn is_open() -> bool {
-    GATES.get(0).is_some_and(|gates| gates.connections != 0)
 }
 
 /// Notes a packet of the connection in this direction.
@@ -321,229 +216,6 @@ pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Mad
     Made::Connection
 }
 
-/// Returns the VPC of the pod whose packet this is, if the node sends it on by its own endpoint in the VPC `vni`.
-#[inline(never)]
-fn payer(mark: u32, vni: u32) -> u32 {
-    if mark & MARK_MASK != MARK_HOST_ENDPOINT || mark == MARK_HOST_ENDPOINT {
-        return vni;
-    }
-    // The mark has the low half of an interface's number.
-    for high in 0..EPOCHS {
-        if let Some(vni) = maps::vpc_of(high << 16 | mark >> 16) {
-            return vni;
-        }
-    }
-    vni
-}
-
-/// Whether the client may have more entries. Its VPC must have less than its reserve, or half of the table must be
-/// free.
-#[inline(always)]
-fn has_share(work: &mut Work, vni: u32, client: &Address) -> bool {
-    work.share.vni = vni;
-    work.share.address = *client;
-    if !has_less(&work.share, CONNECTIONS_OF_CLIENT) {
-        return false;
-    }
-    work.share.address = ALL_CONNECTIONS;
-    has_less(&work.share, quota(QUOTA_RESERVE)) || quota(QUOTA_HELD) < CONNECTIONS_BEYOND_RESERVE
-}
-
-#[inline(always)]
-fn quota(index: u32) -> u32 {
-    QUOTAS.get(index).copied().unwrap_or(0)
-}
-
-#[inline(never)]
-fn has_less(of: &EndpointKey, most: u32) -> bool {
-    // SAFETY: a single word of an element, see `maps`.
-    let held = unsafe { SHARES.get(of) };
-    held.is_none_or(|held| *held < most)
-}
-
-/// Counts a connection's entries.
-#[inline(always)]
-fn take_share(work: &mut Work, vni: u32, client: &Address) {
-    work.share.vni = vni;
-    work.share.address = *client;
-    add_share(&work.share, 2);
-    work.share.address = ALL_CONNECTIONS;
-    add_share(&work.share, 2);
-    if let Some(held) = QUOTAS.get_ptr_mut(QUOTA_HELD) {
-        add(held, 2);
-    }
-}
-
-/// Gives back the share of a connection that is forgotten.
-#[inline(always)]
-fn give_share(work: &mut Work, vni: u32, client: &Address) {
-    work.share.vni = vni;
-    work.share.address = *client;
-    give_back(&work.share);
-    work.share.address = ALL_CONNECTIONS;
-    give_back(&work.share);
-    if let Some(held) = QUOTAS.get_ptr_mut(QUOTA_HELD) {
-        take(held);
-    }
-}
-
-#[inline(always)]
-fn give_back(of: &EndpointKey) {
-    if let Some(share) = SHARES.get_ptr_mut(of) {
-        take(share);
-    }
-}
-
-/// Adds to a count. User space, which counts anew, corrects what is lost between CPUs.
-#[inline(always)]
-fn add(count: *mut u32, more: u32) {
-    // SAFETY: as in `has_less`; a single word.
-    unsafe { *count += more };
-}
-
-/// Subtracts from a count as [`add`] adds, but never below zero.
-#[inline(always)]
-fn take(count: *mut u32) {
-    // SAFETY: as in `has_less`; a single word.
-    unsafe { *count = (*count).saturating_sub(2) };
-}
-
-#[inline(never)]
-fn add_share(of: &EndpointKey, more: u32) {
-    match SHARES.get_ptr_mut(of) {
-        Some(share) => add(share, more),
-        None => {
-            let _ = SHARES.insert(of, more, u64::from(BPF_ANY));
-        }
-    }
-}
-
-/// Has the client keep the backend for its next connections.
-#[inline(never)]
-pub fn keep(service: &ServiceEntry, packet: &IpPacket, index: u32, backend: &BackendEntry) {
-    let key = AffinityKey {
-        service: service.service,
-        client: packet.source,
-    };
-    let entry = AffinityEntry {
-        time: now(),
-        index,
-        backend: *backend,
-    };
-    let _ = AFFINITY.insert(&key, entry, u64::from(BPF_ANY));
-}
-
-/// Opens the gates: from now on packets are looked up in CONNECTIONS and, until `pending_until`, in PENDING.
-#[inline(always)]
-fn open(pending_until: u64) {
-    let Some(gates) = GATES.get_ptr_mut(0) else {
-        return;
-    };
-    // SAFETY: words of an array's element, which stays.
-    unsafe {
-        if (*gates).connections == 0 {
-            (*gates).connections = 1;
-        }
-        if (*gates).pending_until + GATE < pending_until {
-            (*gates).pending_until = pending_until;
-        }
-    }
-}
-
-#[inline(always)]
-fn is_pending_open(now: u64) -> bool {
-    GATES.get(0).is_some_and(|gates| now < gates.pending_until + GATE)
-}
-
-/// Returns the key of the client's flow in PENDING.
-#[inline(always)]
-const fn pending_key(vni: u32, address: Address, port: u16, protocol: u8) -> PendingKey {
-    PendingKey {
-        vni,
-        address,
-        port,
-        protocol,
-        padding: 0,
-    }
-}
-
-/// Notes a packet to a service without a row here: its answer decides the backend.
-#[inline(never)]
-pub fn expect_answer(frame: &TcFrame, packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
-    let now = now();
-    work.pending = pending_key(work.key.vni, packet.source, packet.ports[0], packet.protocol);
-    if let Some(old) = PENDING.get_ptr_mut(&work.pending) {
-        // SAFETY: words of a value that stays allocated (preallocated LRU).
-        let old = unsafe { &mut *old };
-        let is_same = old.service == packet.destination && old.service_port == packet.ports[1];
-        if is_same && !work.signal.opens {
-            if now.wrapping_sub(old.time) > refresh(packet.protocol) {
-                old.time = now;
-                open(now + PENDING_LIFE);
-            }
-            if old.backend != [0; 16] {
-                work.send_to(packet, &old.backend, old.backend_port);
-                return Ok(Choice::Backend);
-            }
-            return Ok(Choice::NoRow);
-        }
-    }
-    let mut acknowledgement = 0;
-    if packet.protocol == ipv4::TCP {
-        if !work.signal.opens {
-            // No answer to this packet would be believed.
-            return Ok(Choice::NoRow);
-        }
-        let sequence: [u16; 2] = transport(frame, packet, 4).ok_or(Counter::Truncated)?;
-        acknowledgement = number(sequence).wrapping_add(1);
-    }
-    work.expected.backend = [0; 16];
-    work.expected.backend_port = 0;
-    if !expect(packet, work, now, acknowledgement) {
-        count(Counter::ServiceStateless);
-    }
-    Ok(Choice::NoRow)
-}
-
-/// Notes that a packet without a connection goes to [`Work::to`]. Answers from there, and only from there, find the
-/// service.
-#[inline(never)]
-pub fn expect_from(packet: &IpPacket, work: &mut Work) {
-    work.pending = pending_key(work.key.vni, packet.source, packet.ports[0], packet.protocol);
-    work.expected.backend = work.to.destination;
-    work.expected.backend_port = work.to.ports[1];
-    expect(packet, work, now(), 0);
-}
-
-/// Notes the flow in PENDING. Returns false if there is no room; a flow that is noted already stays.
-#[inline(always)]
-fn expect(packet: &IpPacket, work: &mut Work, now: u64, acknowledgement: u32) -> bool {
-    // SAFETY: only whether it is there.
-    let is_new = unsafe { PENDING.get(&work.pending) }.is_none();
-    if is_new {
-        work.expected.payer = payer(work.mark, work.pending.vni);
-        work.share.vni = work.expected.payer;
-        work.share.address = ALL_PENDING;
-        if !has_less(&work.share, PENDING_OF_VPC) {
-            return false;
-        }
-        add_share(&work.share, 1);
-    }
-    work.expected.time = now;
-    work.expected.service = packet.destination;
-    work.expected.service_port = packet.ports[1];
-    work.expected.acknowledgement = acknowledgement;
-    let _ = PENDING.insert(&work.pending, &work.expected, u64::from(BPF_ANY));
-    open(now + PENDING_LIFE);
-    true
-}
-
-/// Returns two raw words as a number.
-#[inline(always)]
-fn number(words: [u16; 2]) -> u32 {
-    u32::from(u16::from_be(words[0])) << 16 | u32::from(u16::from_be(words[1]))
-}
-
 /// Whether tc must look at a packet to an endpoint of this droplet.
 #[inline(never)]
 pub fn may_be_answer(vni: u32, packet: &IpPacket) -> bool {
@@ -616,13 +288,6 @@ fn is_superseded(
         return Ok(false);
     }
     Ok(packet.protocol != ipv4::TCP || acknowledges(frame, packet, entry)?)
-}
-
-/// Whether a TCP segment acknowledges the packet that opened the waiting flow.
-#[inline(always)]
-fn acknowledges(frame: &TcFrame, packet: &IpPacket, entry: &PendingEntry) -> Result<bool, Counter> {
-    let acknowledged: [u16; 2] = transport(frame, packet, 8).ok_or(Counter::Truncated)?;
-    Ok(number(acknowledged) == entry.acknowledgement)
 }
 
 /// Whether the packet answers a pending flow.

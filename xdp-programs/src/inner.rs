@@ -8,6 +8,7 @@ use thuban_common::{
         ipv4::{self, Ipv4Header},
         ipv6,
     },
+    services::Signal,
     tables::Address,
 };
 
@@ -81,4 +82,19 @@ pub fn transport<F: Frame, H: Header>(frame: &F, packet: &IpPacket, further: usi
     } else {
         frame.load(ethernet::LENGTH + ipv4::LENGTH + further)
     }
+}
+
+/// Returns the meaning of the transport header for its connection.
+#[inline(always)]
+pub fn signal<F: Frame>(frame: &F, packet: &IpPacket) -> Result<Signal, Counter> {
+    if packet.protocol == ipv4::UDP {
+        return Ok(Signal::DATAGRAM);
+    }
+    let word: [u16; 1] = transport(frame, packet, 12).ok_or(Counter::Truncated)?;
+    let [first, second] = word[0].to_ne_bytes();
+    Ok(if packet.protocol == ipv4::TCP {
+        Signal::of_tcp(second)
+    } else {
+        Signal::of_sctp(first)
+    })
 }

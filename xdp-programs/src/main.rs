@@ -21,6 +21,7 @@ mod deliver;
 mod divide;
 mod encapsulate;
 mod frame;
+mod gates;
 mod host;
 mod inner;
 mod load;
@@ -28,14 +29,17 @@ mod maps;
 mod misses;
 mod nd;
 mod path_mtu;
+mod pending;
 mod probe;
 mod quoted;
 mod refuse;
 mod rewrite;
 mod service;
+mod shares;
 mod too_big;
 mod trace;
 mod transit;
+mod work;
 
 use aya_ebpf::{
     bindings::xdp_action,

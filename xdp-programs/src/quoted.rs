@@ -18,11 +18,11 @@ use thuban_common::{
 };
 
 use crate::{
-    connections::Work,
     frame::{Frame, tc::TcFrame},
     inner::transport,
     maps,
     rewrite::{done, store, word},
+    work::Work,
 };
 
 /// Bytes of an ICMP header before the quote.

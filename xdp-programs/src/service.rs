@@ -5,40 +5,31 @@
 //! has the backend. Only a packet that no entry of CONNECTIONS knows gets a new choice, and every droplet chooses the
 //! same.
 
+use aya_ebpf::bindings::BPF_ANY;
 use thuban_common::{
     counters::Counter,
     packet::{ethernet, ip::IpPacket, ipv4},
     services::{
-        AffinityKey, FORWARD, HAIRPIN, NO_INDEX, RESET, SERVICE_LOCAL, ServiceEntry, ServiceKey, Signal,
-        other_port, slot,
+        AffinityEntry, AffinityKey, BackendEntry, FORWARD, HAIRPIN, NO_INDEX, RESET, SERVICE_LOCAL,
+        ServiceEntry, ServiceKey, other_port, slot,
     },
 };
 
 use crate::{
-    connections::{self, Made, Work, now},
+    connections::{self, Made},
     count::count,
     frame::{Frame, tc::TcFrame},
-    inner::transport,
+    gates,
+    inner::signal,
     maps::{self, AFFINITY},
-    quoted,
+    pending, quoted,
     rewrite::rewrite,
+    work::{Choice, Work, now},
 };
 
 /// The client's ports, or with SCTP slots, that are tried until the backend's answers wouldn't be another
 /// connection's.
 const ATTEMPTS: u32 = 4;
-
-/// The decision about a packet to a service.
-pub enum Choice {
-    /// The packet goes to a backend: [`Work::to`] has its new addresses and ports.
-    Backend,
-    /// No row of the service is here; its clients' bouncers know.
-    NoRow,
-    /// Nobody serves it.
-    Refused,
-    /// The packet is of no connection: a backend is still to be chosen.
-    New,
-}
 
 /// Finds the backend of a packet to an address of services.
 #[inline(always)]
@@ -95,7 +86,7 @@ fn lookup_connection(
     work.service.port = 0;
     work.service.protocol = 0;
     if !use_address(&work.service) {
-        return connections::expect_answer(frame, packet, work);
+        return pending::expect_answer(frame, packet, work);
     }
     work.service.port = packet.ports[1];
     work.service.protocol = packet.protocol;
@@ -143,13 +134,13 @@ fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
             Made::Connection => {
                 count(Counter::ServiceConnections);
                 if service.affinity != 0 {
-                    connections::keep(service, packet, index, backend);
+                    keep(service, packet, index, backend);
                 }
                 return Ok(Choice::Backend);
             }
             Made::NoRoom if work.to.ports[0] == packet.ports[0] => {
                 count(Counter::ServiceStateless);
-                connections::expect_from(packet, work);
+                pending::expect_from(packet, work);
                 return Ok(Choice::Backend);
             }
             Made::NoRoom | Made::Collision => {}
@@ -235,25 +226,25 @@ fn kept(service: &ServiceEntry, packet: &IpPacket) -> Option<u32> {
     is_valid.then_some(entry.index)
 }
 
-/// Returns the meaning of the transport header for its connection.
-#[inline(always)]
-pub fn signal<F: Frame>(frame: &F, packet: &IpPacket) -> Result<Signal, Counter> {
-    if packet.protocol == ipv4::UDP {
-        return Ok(Signal::DATAGRAM);
-    }
-    let word: [u16; 1] = transport(frame, packet, 12).ok_or(Counter::Truncated)?;
-    let [first, second] = word[0].to_ne_bytes();
-    Ok(if packet.protocol == ipv4::TCP {
-        Signal::of_tcp(second)
-    } else {
-        Signal::of_sctp(first)
-    })
+/// Has the client keep the backend for its next connections.
+#[inline(never)]
+fn keep(service: &ServiceEntry, packet: &IpPacket, index: u32, backend: &BackendEntry) {
+    let key = AffinityKey {
+        service: service.service,
+        client: packet.source,
+    };
+    let entry = AffinityEntry {
+        time: now(),
+        index,
+        backend: *backend,
+    };
+    let _ = AFFINITY.insert(&key, entry, u64::from(BPF_ANY));
 }
 
 /// Whether anybody ever used a service here.
 #[inline(always)]
 pub fn is_used() -> bool {
-    connections::is_open()
+    gates::is_open()
 }
 
 /// Whether answers to a packet that goes to another endpoint, not by a service, are that endpoint's, no matter what
@@ -261,7 +252,7 @@ pub fn is_used() -> bool {
 /// first packet is checked.
 #[inline(always)]
 pub fn may_be_direct<F: Frame>(frame: &F, vni: u32, packet: &IpPacket) -> Result<bool, Counter> {
-    if !connections::is_open() || !packet.has_ports() {
+    if !gates::is_open() || !packet.has_ports() {
         return Ok(true);
     }
     let settles = packet.protocol == ipv4::UDP || signal(frame, packet)?.opens;
@@ -271,7 +262,7 @@ pub fn may_be_direct<F: Frame>(frame: &F, vni: u32, packet: &IpPacket) -> Result
 /// Whether an answer to an endpoint of this droplet may be a service's, so that tc must have it.
 #[inline(always)]
 pub fn may_be_answer(vni: u32, packet: &IpPacket) -> bool {
-    connections::is_open() && connections::may_be_answer(vni, packet)
+    gates::is_open() && connections::may_be_answer(vni, packet)
 }
 
 /// Gives an answer to an endpoint of this droplet its service's address back. The frame is a plain one.
@@ -280,7 +271,7 @@ pub fn restore<F: Frame>(frame: &mut F, vni: u32, packet: &IpPacket) -> Result<(
     let Some(frame) = frame.tc() else {
         return Ok(());
     };
-    if !connections::is_open() {
+    if !gates::is_open() {
         return Ok(());
     }
     let Some(work) = Work::get() else {

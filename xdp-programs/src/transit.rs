@@ -20,14 +20,13 @@ use thuban_common::{
 };
 
 use crate::{
-    bounce,
-    connections::Work,
-    deliver, divide,
+    bounce, deliver, divide,
     frame::{Frame, Outcome, Verdict, tc::TcFrame},
     inner, load, maps, path_mtu, probe,
     rewrite::rewrite,
     service,
     trace::{Observed, settle},
+    work::Work,
 };
 
 /// Bytes of outer headers, inner Ethernet and IPv6, ports.

@@ -22,6 +22,7 @@ mod reuse;
 mod rows;
 mod service_world;
 mod services;
+mod shares;
 mod sources;
 mod too_big;
 mod trace;
@@ -63,6 +64,7 @@ fn every_counter_has_a_test() {
         include_str!("ipv6_transit.rs"),
         include_str!("probes.rs"),
         include_str!("services.rs"),
+        include_str!("shares.rs"),
         include_str!("sources.rs"),
         include_str!("too_big.rs"),
         include_str!("trace.rs"),

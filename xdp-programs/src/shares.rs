@@ -1,0 +1,115 @@
+//! Shares of CONNECTIONS and PENDING: how many entries a client and its VPC have.
+
+use aya_ebpf::bindings::BPF_ANY;
+use thuban_common::{
+    host_stack::{MARK_HOST_ENDPOINT, MARK_MASK},
+    services::{
+        ALL_CONNECTIONS, CONNECTIONS_BEYOND_RESERVE, CONNECTIONS_OF_CLIENT, QUOTA_HELD, QUOTA_RESERVE,
+    },
+    tables::{Address, EndpointKey},
+};
+
+use crate::{
+    maps::{self, QUOTAS, SHARES},
+    work::Work,
+};
+
+/// The number of high halves of an interface's number that are tried: a node makes at most so many times 65,536
+/// interfaces while it is up.
+const EPOCHS: u32 = 8;
+/// Returns the VPC of the pod whose packet this is, if the node sends it on by its own endpoint in the VPC `vni`.
+#[inline(never)]
+pub fn payer(mark: u32, vni: u32) -> u32 {
+    if mark & MARK_MASK != MARK_HOST_ENDPOINT || mark == MARK_HOST_ENDPOINT {
+        return vni;
+    }
+    // The mark has the low half of an interface's number.
+    for high in 0..EPOCHS {
+        if let Some(vni) = maps::vpc_of(high << 16 | mark >> 16) {
+            return vni;
+        }
+    }
+    vni
+}
+
+/// Whether the client may have more entries. Its VPC must have less than its reserve, or half of the table must be
+/// free.
+#[inline(always)]
+pub fn has_share(work: &mut Work, vni: u32, client: &Address) -> bool {
+    work.share.vni = vni;
+    work.share.address = *client;
+    if !has_less(&work.share, CONNECTIONS_OF_CLIENT) {
+        return false;
+    }
+    work.share.address = ALL_CONNECTIONS;
+    has_less(&work.share, quota(QUOTA_RESERVE)) || quota(QUOTA_HELD) < CONNECTIONS_BEYOND_RESERVE
+}
+
+#[inline(always)]
+fn quota(index: u32) -> u32 {
+    QUOTAS.get(index).copied().unwrap_or(0)
+}
+
+#[inline(never)]
+pub fn has_less(of: &EndpointKey, most: u32) -> bool {
+    // SAFETY: a single word of an element, see `maps`.
+    let held = unsafe { SHARES.get(of) };
+    held.is_none_or(|held| *held < most)
+}
+
+/// Counts a connection's entries.
+#[inline(always)]
+pub fn take_share(work: &mut Work, vni: u32, client: &Address) {
+    work.share.vni = vni;
+    work.share.address = *client;
+    add_share(&work.share, 2);
+    work.share.address = ALL_CONNECTIONS;
+    add_share(&work.share, 2);
+    if let Some(held) = QUOTAS.get_ptr_mut(QUOTA_HELD) {
+        add(held, 2);
+    }
+}
+
+/// Gives back the share of a connection that is forgotten.
+#[inline(always)]
+pub fn give_share(work: &mut Work, vni: u32, client: &Address) {
+    work.share.vni = vni;
+    work.share.address = *client;
+    give_back(&work.share);
+    work.share.address = ALL_CONNECTIONS;
+    give_back(&work.share);
+    if let Some(held) = QUOTAS.get_ptr_mut(QUOTA_HELD) {
+        take(held);
+    }
+}
+
+#[inline(always)]
+fn give_back(of: &EndpointKey) {
+    if let Some(share) = SHARES.get_ptr_mut(of) {
+        take(share);
+    }
+}
+
+/// Adds to a count. User space, which counts anew, corrects what is lost between CPUs.
+#[inline(always)]
+fn add(count: *mut u32, more: u32) {
+    // SAFETY: as in `has_less`; a single word.
+    unsafe { *count += more };
+}
+
+/// Subtracts from a count as [`add`] adds, but never below zero.
+#[inline(always)]
+fn take(count: *mut u32) {
+    // SAFETY: as in `has_less`; a single word.
+    unsafe { *count = (*count).saturating_sub(2) };
+}
+
+#[inline(never)]
+pub fn add_share(of: &EndpointKey, more: u32) {
+    match SHARES.get_ptr_mut(of) {
+        Some(share) => add(share, more),
+        None => {
+            let _ = SHARES.insert(of, more, u64::from(BPF_ANY));
+        }
+    }
+}
