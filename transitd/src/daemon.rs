@@ -29,9 +29,11 @@ use crate::cni::{self, ServerError};
 use crate::contact::Contact;
 use crate::dataplane::events::{self, EventError};
 use crate::dataplane::filter;
+use crate::dataplane::hook::Hook;
 use crate::dataplane::hooks::{self, TransitHook};
-use crate::dataplane::links::{Hook, LinkingError, Links};
+use crate::dataplane::links::Links;
 use crate::dataplane::loader::{self, LoadError};
+use crate::dataplane::pins::LinkingError;
 use crate::dataplane::probes::Probes;
 use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableError, Tables, write_config};
@@ -226,7 +228,7 @@ async fn start(
         underlay: uplink.address,
         pod_ports: pod_ports(&settings),
     };
-    let mut netfilter = Netfilter::new(settings.nft.clone(), own);
+    let mut netfilter = Netfilter::new(settings.nft(), own);
     netfilter.ensure()?;
     let maps = settings.pins.maps();
     let layouts = settings.pins.other_layouts().map_err(DaemonError::Layouts)?;

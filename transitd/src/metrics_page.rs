@@ -59,7 +59,7 @@ async fn observe(node: &Node) -> Result<Observed, ScrapeError> {
     let is_drop = |name| Counter::ALL.iter().any(|c| c.name() == name && c.is_drop());
     let counted = counters::read(&maps)?.into_iter();
     let (mut drops, packets): (Vec<_>, Vec<_>) = counted.partition(|(name, _)| is_drop(*name));
-    let nft = node.settings.nft.clone();
+    let nft = node.settings.nft();
     let limited = tokio::task::spawn_blocking(move || netfilter::dropped(&nft)).await;
     drops.extend(limited.unwrap_or_default());
     let (held, interfaces, epoch, service_connections, silent_members) = {

@@ -25,6 +25,13 @@ impl Node {
         self.state().rules.take_nacks()
     }
 
+    /// Whether rules that could not be replaced may still lead clients to ports of tenants' Services: an ack says that they
+    /// don't. Blocks.
+    pub fn leads_by_old_rules(&self) -> bool {
+        let netfilter = self.netfilter();
+        !self.state().rules.are_written && netfilter.may_lead(self.node_port_lease())
+    }
+
     /// Bounds the connections that pods have by the node's own stack. Blocks.
     pub fn limit_pods(&self) -> Result<(), NetfilterError> {
         let mut netfilter = self.netfilter();
@@ -35,7 +42,8 @@ impl Node {
     /// Makes tables again that are gone, and writes what could not be written before. Blocks.
     pub fn restore_rules(&self) {
         let tables = [NFT_TABLE, NFT_OVERLAY_TABLE, NFT_LIMITS_TABLE];
-        let are_there = tables.map(|table| netfilter::is_there(&self.settings.nft, table));
+        let nft = self.settings.nft();
+        let are_there = tables.map(|table| netfilter::is_there(&nft, table));
         let gone = || tables.iter().zip(are_there).filter(|(_, is_there)| !is_there);
         for (table, _) in gone() {
             warn!(table, "a table of nftables is gone, it is made again");

@@ -4,11 +4,13 @@
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use thuban_common::tables::LAYOUT_VERSION;
 
 use crate::dns::{self, Domain};
+use crate::netfilter::nft::Nft;
 
 /// Where transit runs on the uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -127,7 +129,11 @@ pub struct RunSettings {
     pub proc_sys_net: PathBuf,
     /// nft, which writes the rules of the tables `inet thuban`, `inet thuban-overlay` and `inet thuban-limits`.
     #[arg(long, env = "THUBAN_NFT", default_value = "nft")]
-    pub nft: PathBuf,
+    nft: PathBuf,
+    /// How long one run of nft may take, seconds. Then it is ended, and its rules count as refused until they are tried
+    /// again.
+    #[arg(long, env = "THUBAN_NFT_PATIENCE", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    nft_patience: u64,
     /// ClusterIP of the cluster's DNS, of the VPC that nodes are in. Pods of other VPCs that share it get a view of it.
     #[arg(long, env = "THUBAN_CLUSTER_DNS")]
     pub cluster_dns: Option<Ipv4Addr>,
@@ -185,4 +191,14 @@ pub struct RunSettings {
     pub metrics_address: MetricsAddress,
     #[command(flatten)]
     pub pins: PinSettings,
+}
+
+impl RunSettings {
+    /// Returns how nft is run.
+    pub fn nft(&self) -> Nft {
+        Nft {
+            program: self.nft.clone(),
+            patience: Duration::from_secs(self.nft_patience),
+        }
+    }
 }

@@ -15,7 +15,7 @@ use tokio::task::block_in_place;
 use super::error::{AttachmentError, Difference};
 use crate::attachments::{Attachment, AttachmentId, mac_text};
 use crate::dataplane::filter;
-use crate::dataplane::links::Hook;
+use crate::dataplane::hook::Hook;
 use crate::netlink::{self, namespace, observe, veth};
 use crate::node::Node;
 use crate::settings::AgentHook;

@@ -7,7 +7,7 @@ use thuban_proto::cni::CniError;
 
 use crate::attachments::InvalidId;
 use crate::attachments::store::StoreError;
-use crate::dataplane::links::LinkingError;
+use crate::dataplane::pins::LinkingError;
 use crate::dataplane::tables::TableError;
 use crate::netlink::NetlinkError;
 

@@ -5,8 +5,8 @@ use tokio::task::block_in_place;
 use tracing::warn;
 
 use super::error::{AttachmentError, NotReady};
+use crate::dataplane::hook::Hook;
 use crate::dataplane::hooks::TransitHook;
-use crate::dataplane::links::Hook;
 use crate::netlink;
 use crate::node::Node;
 

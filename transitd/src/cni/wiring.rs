@@ -15,7 +15,7 @@ use super::error::AttachmentError;
 use super::request::ValidatedAdd;
 use crate::attachments::{Attachment, AttachmentId, report};
 use crate::boot;
-use crate::dataplane::links::Hook;
+use crate::dataplane::hook::Hook;
 use crate::dataplane::tables::TableKey;
 use crate::netfilter::conntrack;
 use crate::netlink::host_end::HOST_END;

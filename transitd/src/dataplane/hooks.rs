@@ -3,7 +3,9 @@
 
 use tracing::warn;
 
-use super::links::{Hook, LinkingError, Links};
+use super::hook::Hook;
+use super::links::Links;
+use super::pins::LinkingError;
 use crate::netlink::{NetlinkError, ethtool};
 use crate::settings::{AgentHook, TransitHookChoice};
 

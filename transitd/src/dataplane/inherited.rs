@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use aya::programs::links::FdLink;
 
-use super::links::{Hook, LinkingError, names, open, unpin};
+use super::hook::Hook;
+use super::pins::{LinkingError, names, open, unpin};
 
 /// The final state that is wanted of a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

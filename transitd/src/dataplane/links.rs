@@ -6,80 +6,20 @@
 //! own, stay until the maps of this one are filled.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use aya::Ebpf;
-use aya::programs::links::{FdLink, LinkError, PinnedLink};
+use aya::programs::links::FdLink;
 use aya::programs::tc::SchedClassifierLink;
 use aya::programs::xdp::XdpLink;
-use aya::programs::{
-    LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode, tc::TcAttachOptions,
-};
-use thiserror::Error;
+use aya::programs::{LinkOrder, SchedClassifier, TcAttachType, Xdp, XdpMode, tc::TcAttachOptions};
 use tracing::error;
 
 use super::filter;
+use super::hook::Hook;
 use super::inherited::{Inherited, Wanted};
 use super::loader::{LoadError, verified};
-
-#[derive(Debug, Error)]
-pub enum LinkingError {
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    #[error("cannot attach {program} to {interface}")]
-    Attach {
-        program: &'static str,
-        interface: String,
-        source: ProgramError,
-    },
-    #[error("cannot take the link of {program} on {interface}")]
-    Take {
-        program: &'static str,
-        interface: String,
-        source: LinkError,
-    },
-    #[error("the old {program} stays on {interface}: this version's cannot take its place")]
-    Kept {
-        program: &'static str,
-        interface: String,
-        source: Box<LinkingError>,
-    },
-    #[error("cannot open the pinned link {path}")]
-    Open { path: PathBuf, source: LinkError },
-    #[error("cannot ask which programs {interface} has")]
-    Query { interface: String, source: ProgramError },
-    #[error("cannot pin {path}")]
-    Pin {
-        path: PathBuf,
-        source: aya::pin::PinError,
-    },
-    #[error("cannot remove the pin {path}")]
-    Unpin { path: PathBuf, source: std::io::Error },
-    #[error("cannot list {path}")]
-    List { path: PathBuf, source: std::io::Error },
-}
-
-impl LinkingError {
-    fn kept(self, hook: Hook, interface: &str) -> Self {
-        Self::Kept {
-            program: hook.program(),
-            interface: interface.to_owned(),
-            source: Box::new(self),
-        }
-    }
-
-    /// Whether the link's interface is gone. Another interface may have its name now.
-    fn is_dead_link(&self) -> bool {
-        let number = match self {
-            Self::Attach {
-                source: ProgramError::SyscallError(error),
-                ..
-            } => error.io_error.raw_os_error(),
-            _ => None,
-        };
-        number == Some(libc::ENOLINK)
-    }
-}
+use super::pins::{LinkingError, names, open, pin, unpin};
 
 /// The programs of this version, each loaded when first attached.
 #[derive(Debug)]
@@ -90,35 +30,6 @@ pub struct Links {
     kept: BTreeSet<&'static str>,
     /// Interfaces where a former transitd put a filter.
     filters: BTreeSet<String>,
-}
-
-/// One program at one interface; the pin's name is made of both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hook {
-    AgentTc,
-    AgentXdp,
-    TransitTc,
-    TransitXdp,
-}
-
-impl Hook {
-    pub fn program(self) -> &'static str {
-        match self {
-            Self::AgentTc => "agent_tc",
-            Self::AgentXdp => "agent_xdp",
-            Self::TransitTc => "transit_tc",
-            Self::TransitXdp => "transit_xdp",
-        }
-    }
-
-    fn at_xdp(self) -> bool {
-        matches!(self, Self::AgentXdp | Self::TransitXdp)
-    }
-
-    /// Returns the pin's name. bpffs takes no dots, and interface names may have them.
-    pub(super) fn pin_name(self, interface: &str) -> String {
-        format!("{}_{}", self.program(), interface.replace('.', "_"))
-    }
 }
 
 impl Links {
@@ -401,47 +312,4 @@ impl Links {
         }
         Ok(program)
     }
-}
-
-fn pin(link: FdLink, path: PathBuf) -> Result<(), LinkingError> {
-    link.pin(&path)
-        .map(drop)
-        .map_err(|source| LinkingError::Pin { path, source })
-}
-
-pub(super) fn open(path: &Path) -> Result<Option<FdLink>, LinkingError> {
-    match PinnedLink::from_pin(path) {
-        Ok(pinned) => Ok(Some(pinned.into())),
-        Err(LinkError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => {
-            Ok(None)
-        }
-        Err(source) => Err(LinkingError::Open {
-            path: path.to_owned(),
-            source,
-        }),
-    }
-}
-
-pub(super) fn unpin(path: &Path) -> Result<(), LinkingError> {
-    match std::fs::remove_file(path) {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(LinkingError::Unpin {
-            path: path.to_owned(),
-            source,
-        }),
-        _ => Ok(()),
-    }
-}
-
-pub(super) fn names(directory: &Path) -> Result<Vec<String>, LinkingError> {
-    let failed = |source| LinkingError::List {
-        path: directory.to_owned(),
-        source,
-    };
-    let entries = match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(failed)?,
-    };
-    let name =
-        |entry: std::io::Result<std::fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
-    entries.map(name).collect::<Result<_, _>>().map_err(failed)
 }

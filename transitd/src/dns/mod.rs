@@ -12,6 +12,7 @@ mod answer;
 mod filter;
 mod query;
 mod server;
+mod shared;
 mod shares;
 mod tcp;
 mod udp;
@@ -24,5 +25,6 @@ mod tests;
 /// The port of the listener, at the node's own address towards pods.
 pub const DNS_PORT: u16 = 6085;
 
-pub use server::{Asker, BindError, Limits, Server, Settings, Views};
+pub use server::{BindError, Server, Settings};
+pub use shared::{Asker, Limits, Views};
 pub use view::{DEFAULT_DOMAIN, Domain, Verdict, View, ViewError, Zone};

@@ -14,7 +14,7 @@ use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 use tracing::warn;
 
 use super::query::MAX_QUERY_BYTES;
-use super::server::{Shared, Views};
+use super::shared::{Shared, Views};
 use super::upstream::Transport;
 use crate::metrics::DnsResult;
 

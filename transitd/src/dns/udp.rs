@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::query::MAX_QUERY_BYTES;
-use super::server::{Shared, Views};
+use super::shared::{Shared, Views};
 use super::upstream::Transport;
 
 /// The pause after an error of the socket.

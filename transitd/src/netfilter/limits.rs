@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 
 use thuban_common::host_stack::{MARK_EGRESS, MARK_MASK, NFT_LIMITS_TABLE, limits_priority};
 
-use super::ruleset::from_pod;
+use super::host::from_pod;
 use super::template::Values;
 
 const TEMPLATE: &str = include_str!("limits.nft");

@@ -5,7 +5,9 @@
 //! transaction. Known connections stay as they are. Nothing of other tables is changed.
 
 pub mod conntrack;
+pub mod host;
 pub mod limits;
+pub mod nft;
 pub mod node_ports;
 pub mod overlay_port;
 pub mod ruleset;
@@ -14,11 +16,9 @@ mod template;
 pub mod watch;
 
 use std::collections::BTreeSet;
-use std::io::Write as _;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use std::time::Duration;
@@ -26,10 +26,12 @@ use thiserror::Error;
 use thuban_common::host_stack::{NFT_LIMITS_TABLE, NFT_TABLE};
 
 use crate::boot;
+use host::Host;
 use limits::PodVpcs;
+use nft::Nft;
 use node_ports::Told;
 use overlay_port::OverlayPort;
-use ruleset::{Host, OwnAddresses, ruleset};
+use ruleset::{OwnAddresses, ruleset};
 
 #[derive(Debug, Error)]
 pub enum NetfilterError {
@@ -42,6 +44,11 @@ pub enum NetfilterError {
         "the kernel refused the rules, does it have nf_tables with NAT and limits (modprobe nf_tables nft_chain_nat nft_masq nft_connlimit nft_limit)? {0}"
     )]
     Refused(String),
+    #[error(
+        "{program} was ended after {seconds} s; does another program hold the kernel's lock of nftables? Look with: nft list tables",
+        program = program.display()
+    )]
+    Late { program: PathBuf, seconds: u64 },
     #[error("the kernel has no netlink interface to conntrack (modprobe nf_conntrack_netlink)")]
     Conntrack(#[source] std::io::Error),
 }
@@ -58,24 +65,14 @@ fn netlink() -> std::io::Result<OwnedFd> {
 }
 
 /// Whether a table is there: all tables of the node may have been flushed.
-pub fn is_there(program: &Path, table: &str) -> bool {
-    let listed = Command::new(program)
-        .args(["-t", "list", "table", "inet", table])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    listed.is_ok_and(|status| status.success())
+pub fn is_there(nft: &Nft, table: &str) -> bool {
+    nft.list(&["-t", "list", "table", "inet", table]).is_some()
 }
 
 /// Returns the packets by named counter of a table; nothing if there is no such table.
-pub fn counters(program: &Path, table: &str) -> Vec<(String, u64)> {
-    let listed = Command::new(program)
-        .args(["-j", "list", "counters", "table", "inet", table])
-        .stderr(Stdio::null())
-        .output();
-    let listed = listed.ok().filter(|output| output.status.success());
-    let text = listed.map(|output| output.stdout).unwrap_or_default();
-    let counters: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+pub fn counters(nft: &Nft, table: &str) -> Vec<(String, u64)> {
+    let text = nft.list(&["-j", "list", "counters", "table", "inet", table]);
+    let counters: serde_json::Value = serde_json::from_slice(&text.unwrap_or_default()).unwrap_or_default();
     let objects = counters["nftables"].as_array().into_iter().flatten();
     let counted = objects.filter_map(|object| {
         let counter = &object["counter"];
@@ -85,8 +82,8 @@ pub fn counters(program: &Path, table: &str) -> Vec<(String, u64)> {
 }
 
 /// Returns the packets that rules dropped, by reason.
-pub fn dropped(program: &Path) -> Vec<(&'static str, u64)> {
-    let counted = [NFT_TABLE, NFT_LIMITS_TABLE].map(|table| counters(program, table));
+pub fn dropped(nft: &Nft) -> Vec<(&'static str, u64)> {
+    let counted = [NFT_TABLE, NFT_LIMITS_TABLE].map(|table| counters(nft, table));
     let reasons = limits::REASONS.into_iter().chain([node_ports::STALE]);
     let counted = counted.iter().flatten();
     reasons
@@ -100,27 +97,30 @@ pub fn dropped(program: &Path) -> Vec<(&'static str, u64)> {
 /// The tables as they were last written.
 #[derive(Debug)]
 pub struct Netfilter {
-    program: PathBuf,
+    nft: Nft,
     own: OwnAddresses,
     overlay_port: OverlayPort,
     /// Droplets that the kernel's table had when this transitd began.
     inherited: BTreeSet<Ipv4Addr>,
     written: Option<String>,
     lease: node_ports::Told,
+    /// When this transitd began, by the clock of the lease.
+    begun: u64,
     written_overlay_port: Option<OverlayPort>,
     written_limits: Option<PodVpcs>,
 }
 
 impl Netfilter {
-    /// Returns tables that aren't written yet. `program`: nft, by its path or found in PATH.
-    pub fn new(program: PathBuf, own: OwnAddresses) -> Self {
+    /// Returns tables that aren't written yet.
+    pub fn new(nft: Nft, own: OwnAddresses) -> Self {
         Self {
-            program,
+            nft,
             own,
             overlay_port: OverlayPort::default(),
             inherited: BTreeSet::new(),
             written: None,
             lease: node_ports::Told::Unknown,
+            begun: boot::nanoseconds(),
             written_overlay_port: None,
             written_limits: None,
         }
@@ -131,8 +131,8 @@ impl Netfilter {
     pub fn ensure(&mut self) -> Result<(), NetfilterError> {
         // No interface has number 0. This call finds out before the first DEL does.
         conntrack::forget(0).map_err(NetfilterError::Conntrack)?;
-        self.inherited = overlay_port::droplets(&self.program);
-        if is_there(&self.program, NFT_TABLE) {
+        self.inherited = overlay_port::droplets(&self.nft);
+        if is_there(&self.nft, NFT_TABLE) {
             return Ok(());
         }
         self.set(ruleset(std::iter::empty(), &Host::default(), self.own), 0)
@@ -157,7 +157,7 @@ impl Netfilter {
             return Ok(());
         }
         self.written_overlay_port = None;
-        self.run(&self.overlay_port.ruleset())?;
+        self.nft.write(&self.overlay_port.ruleset())?;
         self.written_overlay_port = Some(self.overlay_port.clone());
         Ok(())
     }
@@ -171,7 +171,7 @@ impl Netfilter {
             None => limits::ruleset(&pods, self.own.dns),
         };
         if !text.is_empty() {
-            self.run(&text)?;
+            self.nft.write(&text)?;
         }
         self.written_limits = Some(pods);
         Ok(())
@@ -200,13 +200,24 @@ impl Netfilter {
         }
         self.written = None;
         let lease = node_ports::elements(lease_until, boot::nanoseconds());
-        self.run(&format!("{text}{}", lease.as_deref().unwrap_or_default()))?;
+        self.nft
+            .write(&format!("{text}{}", lease.as_deref().unwrap_or_default()))?;
         self.lease = match lease {
             Some(_) => Told::Until(lease_until),
             None => Told::Nothing,
         };
         self.written = Some(text);
         Ok(())
+    }
+
+    /// Whether the kernel may still lead new connections to tenants' ports, by whatever rules it has. `lease`: the longest.
+    pub fn may_lead(&self, lease: Duration) -> bool {
+        let until = match self.lease {
+            Told::Nothing => 0,
+            Told::Unknown => self.begun.saturating_add(lease.as_nanos() as u64),
+            Told::Until(until) => until,
+        };
+        boot::nanoseconds() < until
     }
 
     /// Extends the lease of tenants' ports to that time if this makes it longer by `step` or more. Ends the lease when
@@ -220,7 +231,7 @@ impl Netfilter {
             Told::Until(told) => is_over || lease_until.saturating_sub(told) >= step.as_nanos() as u64,
         };
         if is_due {
-            self.run(&node_ports::renewal(lease_until, now))?;
+            self.nft.write(&node_ports::renewal(lease_until, now))?;
             self.lease = if is_over {
                 Told::Nothing
             } else {
@@ -228,31 +239,5 @@ impl Netfilter {
             };
         }
         Ok(())
-    }
-
-    fn run(&self, text: &str) -> Result<(), NetfilterError> {
-        let failed = |source| NetfilterError::Start {
-            program: self.program.clone(),
-            source,
-        };
-        let mut child = Command::new(&self.program)
-            .args(["-f", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(failed)?;
-        // The standard input is taken, so that it is closed. If the child died, its status says why.
-        let written = child
-            .stdin
-            .take()
-            .map_or(Ok(()), |mut input| input.write_all(text.as_bytes()));
-        let output = child.wait_with_output().map_err(failed)?;
-        if output.status.success() {
-            return written.map_err(failed);
-        }
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.lines().next().unwrap_or("it said nothing");
-        Err(NetfilterError::Refused(said.to_owned()))
     }
 }

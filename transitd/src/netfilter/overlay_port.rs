@@ -8,12 +8,11 @@
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
-use std::path::Path;
-use std::process::{Command, Stdio};
 
 use thuban_common::host_stack::{NFT_OVERLAY_TABLE, overlay_priority};
 use thuban_common::tables::GENEVE_PORT;
 
+use super::nft::Nft;
 use super::template::Values;
 use crate::attachments::HOST_PREFIX;
 use crate::netlink::host_end::HOST_END;
@@ -24,14 +23,9 @@ const _: () = assert!(thuban_api::OVERLAY_PORT == GENEVE_PORT);
 const TEMPLATE: &str = include_str!("overlay_port.nft");
 
 /// Returns the droplets that the kernel's table has; none if there is no table.
-pub fn droplets(program: &Path) -> BTreeSet<Ipv4Addr> {
-    let listed = Command::new(program)
-        .args(["-j", "list", "set", "inet", NFT_OVERLAY_TABLE, "droplets"])
-        .stderr(Stdio::null())
-        .output();
-    let listed = listed.ok().filter(|output| output.status.success());
-    let text = listed.map(|output| output.stdout).unwrap_or_default();
-    let set: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+pub fn droplets(nft: &Nft) -> BTreeSet<Ipv4Addr> {
+    let text = nft.list(&["-j", "list", "set", "inet", NFT_OVERLAY_TABLE, "droplets"]);
+    let set: serde_json::Value = serde_json::from_slice(&text.unwrap_or_default()).unwrap_or_default();
     let objects = set["nftables"].as_array().into_iter().flatten();
     let elements = objects
         .filter_map(|object| object["set"]["elem"].as_array())

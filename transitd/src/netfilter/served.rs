@@ -9,8 +9,8 @@ use thuban_common::host_stack::{CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_S
 use thuban_common::packet::ipv4::TCP;
 use thuban_rows::{Exposed, ExposedPort, NodeService};
 
+use super::host::{Host, from_pod};
 use super::node_ports;
-use super::ruleset::{Host, from_pod};
 use super::template::Values;
 
 /// The chain of each address, protocol and port.

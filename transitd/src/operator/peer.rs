@@ -34,6 +34,11 @@ pub trait Peer: Send + Sync + 'static {
 
     /// Does the work that programs left. May block. Returns nacks for rows that could not be applied.
     fn finish(&self, changes: Changes) -> Vec<Nack>;
+
+    /// Whether something that a program removed still leads packets somewhere. It ends by itself. May block.
+    fn leads_by_old_rules(&self) -> bool {
+        false
+    }
 }
 
 impl Node {
@@ -136,5 +141,9 @@ impl Peer for Node {
         self.state().services_rows = rows;
         metrics::refuses(&nacks);
         nacks
+    }
+
+    fn leads_by_old_rules(&self) -> bool {
+        Self::leads_by_old_rules(self)
     }
 }

@@ -9,7 +9,7 @@ use thuban_proto::transit::transit_client::TransitClient;
 use thuban_proto::transit::{self as proto, DropletMessage, Hello, operator_message};
 use thuban_rows::Kinds;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Request;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -38,6 +38,9 @@ pub enum SessionError {
 
 /// How long opening the stream may take: the operator has the token reviewed meanwhile.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The time between looks whether old rules still lead anybody anywhere.
+const OLD_RULES_LOOK: Duration = Duration::from_secs(1);
 
 /// Runs one stream to its end, in a version of the contract that the operator may know.
 pub async fn run(
@@ -110,16 +113,29 @@ async fn finish(peer: &Arc<impl Peer>, work: &Work, mut woken: mpsc::Receiver<()
         };
         let mut nacks = Vec::new();
         if !changes.is_empty() {
-            let peer = Arc::clone(peer);
-            match tokio::task::spawn_blocking(move || peer.finish(changes)).await {
+            let finishing = Arc::clone(peer);
+            match tokio::task::spawn_blocking(move || finishing.finish(changes)).await {
                 Ok(refused) => nacks = refused,
                 Err(_) => return,
             }
+            outlast_old_rules(peer, sender).await;
         }
         send(
             sender,
             nacks.into_iter().map(Message::Nack).chain([Message::Ack(ack)]),
         );
+    }
+}
+
+/// Waits until no rule that could not be replaced leads anybody anywhere, or until nobody waits for the ack any more.
+async fn outlast_old_rules(peer: &Arc<impl Peer>, sender: &Outbox) {
+    while !sender.is_closed() {
+        let asked = Arc::clone(peer);
+        let leads = tokio::task::spawn_blocking(move || asked.leads_by_old_rules()).await;
+        if !leads.is_ok_and(|leads| leads) {
+            return;
+        }
+        sleep(OLD_RULES_LOOK).await;
     }
 }
 

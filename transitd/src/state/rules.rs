@@ -13,8 +13,9 @@ use thuban_rows::{NodeService, Row, RowKey};
 use super::State;
 use crate::dataplane::tables::TableKey;
 use crate::netfilter::NetfilterError;
+use crate::netfilter::host::Host;
 use crate::netfilter::limits::PodVpcs;
-use crate::netfilter::ruleset::{Host, ruleset};
+use crate::netfilter::ruleset::ruleset;
 use crate::program::table_rows;
 use crate::rejection::{Rejection, refusal};
 

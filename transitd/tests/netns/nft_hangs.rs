@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::row::Row;
-use thuban_proto::transit::{ExposedPort, ExposedRow, ServiceBackend};
+use thuban_proto::transit::row_key::Key;
+use thuban_proto::transit::{AddressKey, ExposedPort, ExposedRow, RowKey, ServiceBackend};
 
 use crate::dns::{asks, prepare, socket, start};
 use crate::rig::{Rig, eventually, local, mapped};
@@ -107,4 +108,40 @@ fn while_nft_hangs_dns_adds_and_stream_go_on_and_acks_wait() {
     );
     assert_eq!(rig.del("p5"), None);
     assert_eq!(rig.operator.hellos().len(), 1);
+}
+
+#[test]
+fn nft_that_never_ends_holds_acks_until_ports_are_shut() {
+    let mut rig = prepare();
+    let nft = Nft::new(&mut rig);
+    rig.environment.push(("THUBAN_NFT_PATIENCE".into(), "1".into()));
+    rig.flags.push("--node-port-lease=8".into());
+    start(&mut rig);
+    rig.operator.push_and_wait(vec![exposed()], vec![]);
+    let ports = |rig: &Rig| rig.on_node("nft list map inet thuban node-ports");
+    let lease = |rig: &Rig| rig.on_node("nft list set inet thuban lease");
+    assert!(ports(&rig).contains("30080"));
+    nft.hang();
+    let key = RowKey {
+        key: Some(Key::Exposed(AddressKey {
+            vni: 7,
+            address: SERVICE.to_ipv6_mapped().octets().to_vec(),
+        })),
+    };
+    let sequence = rig.operator.push(vec![], vec![key]);
+    let acks = || {
+        rig.operator
+            .count(|message| matches!(message, Message::Ack(ack) if ack.sequence >= sequence))
+    };
+    // nft is ended several times meanwhile, and the port leads to the pod.
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    if lease(&rig).contains("elements") {
+        assert_eq!(acks(), 0, "the port is open");
+    }
+    rig.operator.wait_for_ack_of(sequence);
+    assert!(ports(&rig).contains("30080"), "the old rules stand");
+    assert!(!lease(&rig).contains("elements"), "{}", lease(&rig));
+    assert!(rig.log().contains("was ended after 1 s"), "{}", rig.log());
+    nft.go_on();
+    eventually("the rules", || !ports(&rig).contains("30080"));
 }
