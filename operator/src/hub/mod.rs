@@ -21,7 +21,9 @@ use thuban_proto::transit::{
 use thuban_rows::Kinds;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
+use tracing::info;
 
+use crate::metrics;
 use crate::model::acks::{Acks, SUSPECT_AFTER};
 use crate::model::rows::{Key, PackedRow};
 use crate::model::world::{EndpointName, NodePort, World};
@@ -67,6 +69,8 @@ struct State {
     in_use: HashSet<EndpointName>,
     /// Packets a second that roles passed on, by VPC, network (none for the divider) and droplet.
     loads: HashMap<(Vni, Option<NetworkId>), BTreeMap<String, u64>>,
+    /// Droplets of which a subscription was refused since their stream opened: the log says it once.
+    refused: HashSet<String>,
     rests: Rests,
     next_id: u64,
 }
@@ -147,6 +151,7 @@ impl Hub {
             waiters: HashMap::new(),
             in_use: HashSet::new(),
             loads: HashMap::new(),
+            refused: HashSet::new(),
             rests: Rests::default(),
             next_id: 1,
         };
@@ -259,6 +264,7 @@ impl Hub {
             subscriptions: subscriptions.to_vec(),
             kinds,
         };
+        state.refused.remove(droplet);
         // The older stream's end shows in its receiver.
         state.senders.remove(droplet);
         if let Some(held) = &mut state.held {
@@ -532,9 +538,23 @@ fn message(program: Program) -> OperatorMessage {
 
 /// Notes a subscription: only to addresses of VPCs that the droplet takes part in, and only up to a limit.
 fn subscribe(state: &mut State, droplet: &str, vni: Vni, address: IpAddr) -> bool {
-    state.world.takes_part(droplet, vni)
-        && state.world.subscribed(droplet, vni) < MAX_SUBSCRIPTIONS_PER_VPC
-        && state.world.subscribe(droplet, vni, address, true)
+    let reason = if !state.world.takes_part(droplet, vni) {
+        "no_part"
+    } else if state.world.subscribed(droplet, vni) >= MAX_SUBSCRIPTIONS_PER_VPC {
+        "quota"
+    } else {
+        return state.world.subscribe(droplet, vni, address, true);
+    };
+    metrics::refuses_subscription(reason);
+    if state.refused.insert(droplet.to_owned()) {
+        info!(
+            droplet,
+            vni = vni.get(),
+            reason,
+            "a subscription is refused; further ones of this stream are only counted"
+        );
+    }
+    false
 }
 
 #[cfg(test)]

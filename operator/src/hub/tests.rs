@@ -2,6 +2,7 @@
 
 mod judging;
 mod rests;
+mod subscriptions;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -279,21 +280,6 @@ fn address_nacked_as_in_use_is_flagged_for_replacement() {
     assert!(hub.ack("c", id, 2));
     let rows = hub.read(|world| world.endpoint_rows(&name()));
     assert!(missing_of(&hub, &rows).unacked.contains(&"c".to_owned()));
-}
-
-#[test]
-fn only_droplets_of_the_vpc_may_ask_where_an_address_is() {
-    let (hub, _woken) = hub();
-    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
-    hub.update(|world| world.set_droplet("stranger", Some(Ipv4Addr::new(172, 16, 0, 9))));
-    assert!(!hub.subscribe("stranger", VNI, V4, true));
-    let (_, mut stream) = hub.open("stranger", &[], &[(VNI, V4), (VNI, V6)], Kinds::all());
-    let rows = &received(&mut stream)[0].upserts;
-    assert!(
-        rows.iter()
-            .all(|row| matches!(row.row, Some(row::Row::Droplet(_)))),
-        "{rows:?}"
-    );
 }
 
 #[test]

@@ -94,6 +94,7 @@ struct Metrics {
     nacks: Family<Because, Counter>,
     streams: Family<Because, Counter>,
     refusals: Family<Because, Counter>,
+    subscriptions: Family<Because, Counter>,
     leader: Gauge,
     epoch: Gauge,
     droplets: Family<InState, Gauge>,
@@ -122,6 +123,7 @@ impl Metrics {
             nacks: Family::default(),
             streams: Family::default(),
             refusals: Family::default(),
+            subscriptions: Family::default(),
             leader: Gauge::default(),
             epoch: Gauge::default(),
             droplets: Family::default(),
@@ -165,6 +167,11 @@ impl Metrics {
             "connections_refused",
             "Connections and tokens at the droplets' port that were refused or given up",
             metrics.refusals.clone(),
+        );
+        registry.register(
+            "subscriptions_refused",
+            "Questions of droplets for places of addresses that they may not know",
+            metrics.subscriptions.clone(),
         );
         registry.register("leader", "1 while this process leads", metrics.leader.clone());
         registry.register("epoch", "Number of its leadership", metrics.epoch.clone());
@@ -344,6 +351,11 @@ pub async fn observed<K: Counted, E: Category>(
 /// Counts a connection or token that is refused at the droplets' port. `reason` is one of few words.
 pub fn refuses(reason: &'static str) {
     METRICS.refusals.get_or_create(&Because { reason }).inc();
+}
+
+/// Counts a subscription that is not granted. `reason` is one of few words.
+pub fn refuses_subscription(reason: &'static str) {
+    METRICS.subscriptions.get_or_create(&Because { reason }).inc();
 }
 
 /// The metrics of one stream: its rows, and how long their acks take.

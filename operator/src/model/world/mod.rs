@@ -279,6 +279,30 @@ impl World {
     pub fn flush(&mut self) -> BTreeMap<String, Delta> {
         let mut deltas: BTreeMap<String, Delta> = BTreeMap::new();
         self.flush_droplets(&mut deltas);
+        self.flush_owners(&mut deltas);
+        self.end_subscriptions(&deltas);
+        self.flush_owners(&mut deltas);
+        deltas
+    }
+
+    /// Ends the subscriptions of droplets that lose their last part of a VPC: they are told nothing of it any more.
+    fn end_subscriptions(&mut self, deltas: &BTreeMap<String, Delta>) {
+        for (droplet, delta) in deltas {
+            let lost = delta.iter().filter_map(|(key, row)| match key {
+                Key::Vpc(vni) if row.is_none() => Some(*vni),
+                _ => None,
+            });
+            for vni in lost {
+                let own = self.subscribed.get(droplet).and_then(|own| own.get(&vni));
+                for address in own.cloned().unwrap_or_default() {
+                    self.subscribe(droplet, vni, address, false);
+                }
+            }
+        }
+    }
+
+    /// Adds the changes of the rows of all touched objects.
+    fn flush_owners(&mut self, deltas: &mut BTreeMap<String, Delta>) {
         let mut upserts = Vec::new();
         for owner in std::mem::take(&mut self.dirty) {
             let new = self.contribute(&owner);
@@ -314,7 +338,6 @@ impl World {
                 .insert(key.clone(), row.clone());
             deltas.entry(droplet).or_default().insert(key, Some(row));
         }
-        deltas
     }
 
     /// Adds the changes of known droplets: every droplet knows all others. Their addresses are unique; the controller

@@ -162,6 +162,30 @@ fn a_subscriber_is_told_and_told_again_when_the_endpoint_goes() {
 }
 
 #[test]
+fn subscriptions_in_a_vpc_end_with_the_last_part_of_it() {
+    let mut world = small(4);
+    let (there, here) = (("ns".into(), "there".into()), ("ns".into(), "here".into()));
+    let address = IpAddr::from([10, 0, 0, 10]);
+    let key = Key::Direct(vni(7), address);
+    world.set_endpoint(&there, Some(endpoint("web", 2, 10)));
+    world.set_endpoint(&here, Some(endpoint("web", 3, 11)));
+    world.flush();
+    for droplet in ["d1", "d3"] {
+        assert!(world.subscribe(droplet, vni(7), address, true));
+    }
+    world.flush();
+    assert!(world.program("d1").contains_key(&key) && world.program("d3").contains_key(&key));
+    world.set_endpoint(&here, None);
+    let deltas = world.flush();
+    assert_eq!(deltas["d3"].get(&key), Some(&None), "it lost its last endpoint");
+    assert!(world.program("d1").contains_key(&key), "a bouncer stays");
+    assert!(world.subscriptions_of("d3").is_empty());
+    world.set_endpoint(&here, Some(endpoint("web", 3, 11)));
+    world.flush();
+    assert!(!world.program("d3").contains_key(&key), "it must ask again");
+}
+
+#[test]
 fn equal_addresses_of_two_vpcs_never_share_a_row() {
     let mut world = small(3);
     world.set_vpc("blue", Some(vpc(8)));

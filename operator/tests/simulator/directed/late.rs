@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::{begin, check, delete, end_everything, is_claimed, pod_on, says, until, until_gone};
+use super::{begin, check, delete, end_everything, has_rows, is_claimed, pod_on, says, until, until_gone};
 use crate::cluster::add_node;
 use crate::droplet::{Manner, Report};
 use crate::kind::Kind;
@@ -115,6 +115,26 @@ fn a_bouncer_that_keeps_acks_back_holds_up_no_endpoint_for_long() {
     }
 }
 
+/// Makes a droplet ask where the pods of a node are.
+fn ask(simulation: &Simulation, droplet: &str, node: &str) {
+    simulation.with(|state| {
+        let attached = state.droplets[node].attachments.values();
+        let attached: Vec<_> = attached
+            .map(|attachment| (attachment.vni, crate::tables::address(&attachment.address)))
+            .collect();
+        let subscriber = state.droplets.get_mut(droplet).expect("a droplet");
+        for (vni, address) in attached {
+            subscriber.subscriptions.insert((vni, address));
+            subscriber.report(Report::Subscribe(vni, address));
+        }
+    });
+}
+
+fn direct_rows(state: &State, droplet: &str) -> usize {
+    let rows = state.droplets[droplet].tables.rows.keys();
+    rows.filter(|slot| matches!(slot, Slot::Direct(..))).count()
+}
+
 #[test]
 fn a_subscriber_without_acks_holds_up_no_address_for_long() {
     for (seed, manner) in (1..=6).zip(Manner::LATE.into_iter().cycle()) {
@@ -125,20 +145,9 @@ fn a_subscriber_without_acks_holds_up_no_address_for_long() {
             pod_on(simulation, "q", "n2").await;
             add_pods(simulation, "n0").await;
             until_all_say(simulation, "Acknowledged").await;
-            simulation.with(|state| {
-                let attached = state.droplets["n0"].attachments.values();
-                let attached: Vec<_> = attached
-                    .map(|attachment| (attachment.vni, crate::tables::address(&attachment.address)))
-                    .collect();
-                let subscriber = state.droplets.get_mut("n2").expect("a droplet");
-                for (vni, address) in attached {
-                    subscriber.subscriptions.insert((vni, address));
-                    subscriber.report(Report::Subscribe(vni, address));
-                }
-            });
+            ask(simulation, "n2", "n0");
             until(simulation, "it knows where they are", |state| {
-                let rows = state.droplets["n2"].tables.rows.keys();
-                rows.filter(|slot| matches!(slot, Slot::Direct(..))).count() == PODS.len()
+                direct_rows(state, "n2") == PODS.len()
             })
             .await;
             sleep(Duration::from_mins(1)).await;
@@ -165,6 +174,37 @@ fn a_vpc_goes_while_a_mute_droplet_keeps_its_number() {
             until(simulation, "its number is kept", is_claimed).await;
             be(simulation, &mute, Manner::Honest);
             until(simulation, "its number is free", |state| !is_claimed(state)).await;
+        });
+    }
+}
+
+#[test]
+fn a_droplet_is_told_nothing_of_a_vpc_that_it_has_left() {
+    for seed in 1..=5 {
+        check("left", seed, async |simulation| {
+            begin(simulation, 1).await;
+            add_node(simulation, 2);
+            pod_on(simulation, "q", "n2").await;
+            pod_on(simulation, "p", "n0").await;
+            until(simulation, "the pod is attached", |state| {
+                !state.droplets["n0"].attachments.is_empty()
+            })
+            .await;
+            ask(simulation, "n2", "n0");
+            until(simulation, "it knows where the pod is", |state| {
+                direct_rows(state, "n2") == 1
+            })
+            .await;
+            delete(simulation, Kind::Pod, "east", "q");
+            let has_left = |state: &State| !has_rows(state, "n2");
+            until(simulation, "it has no row of the VPC", has_left).await;
+            // It asks again, and once more when it dials.
+            ask(simulation, "n2", "n0");
+            sleep(Duration::from_secs(5)).await;
+            simulation.lock().droplets["n2"].report(Report::Break);
+            sleep(Duration::from_secs(20)).await;
+            until(simulation, "it still has none", has_left).await;
+            end_everything(simulation).await;
         });
     }
 }
