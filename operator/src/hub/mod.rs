@@ -365,7 +365,7 @@ impl Hub {
 
     pub fn ack(&self, droplet: &str, id: u64, sequence: u64) -> bool {
         let state = &mut *self.lock();
-        let is_valid = state.acks.ack(droplet, id, sequence);
+        let is_valid = state.acks.ack(droplet, id, sequence, self.now());
         if is_valid {
             self.wake(state, droplet);
         }

@@ -34,6 +34,8 @@ struct Session {
     /// The kinds of rows that the droplet understands: it is sent no others.
     kinds: Kinds,
     sequence: u64,
+    /// The last sequence with a change that the droplet did not ask for.
+    unasked: u64,
     acked: u64,
     /// Sequences that are not acked, and since when the droplet owes their acks; the oldest is first.
     owed: VecDeque<(u64, u64)>,
@@ -43,6 +45,20 @@ struct Session {
     removed: BTreeMap<Key, u64>,
     /// The sequence that introduced each other droplet; forgotten once acked.
     introduced: BTreeMap<Key, u64>,
+}
+
+/// How late a droplet's acks were, at most [`ACK_TIMEOUT`]. The lateness wears off: a second of it for each second that
+/// passes.
+#[derive(Clone, Copy, Debug)]
+struct Lateness {
+    by: u64,
+    at: u64,
+}
+
+impl Lateness {
+    fn left(self, now: u64) -> u64 {
+        self.by.saturating_sub(now.saturating_sub(self.at))
+    }
 }
 
 /// Names of droplets, sorted. The list grows by one element at a time: nearly every row has one holder, or as many as
@@ -118,6 +134,9 @@ pub struct Acks {
     lost: HashMap<String, u64>,
     /// Since when droplets without a stream owe acks of their last one: a new stream begins with that debt.
     debts: HashMap<String, u64>,
+    /// The lateness of each droplet: a new stream begins with it, so that a droplet which acks at the last moment and
+    /// dials again is not waited for anew.
+    late: HashMap<String, Lateness>,
     started: u64,
 }
 
@@ -142,6 +161,7 @@ impl Acks {
         // The ack of the snapshot settles all that the droplet owes of earlier streams. Nothing else does, not even
         // that it dials again.
         let since = self.owes_since(droplet).unwrap_or(now);
+        let since = since.min(now.saturating_sub(self.lateness(droplet, now)));
         self.debts.remove(droplet);
         let session = Session {
             name: name.clone(),
@@ -149,6 +169,7 @@ impl Acks {
             opened: now,
             kinds,
             sequence: 1,
+            unasked: 1,
             acked: 0,
             owed: VecDeque::from([(1, since)]),
             rows: rows
@@ -189,6 +210,9 @@ impl Acks {
     pub fn send(&mut self, droplet: &str, delta: &Delta, now: u64) -> Option<u64> {
         let session = self.sessions.get_mut(droplet)?;
         session.sequence += 1;
+        if !delta.keys().all(is_asked_for) {
+            session.unasked = session.sequence;
+        }
         session.owed.push_back((session.sequence, now));
         let name = session.name.clone();
         for (key, row) in delta {
@@ -216,7 +240,8 @@ impl Acks {
 
     /// Notes that the droplet acked everything up to `sequence`. Returns false if the sequence is not of the open
     /// stream or is beyond the last one sent.
-    pub fn ack(&mut self, droplet: &str, id: u64, sequence: u64) -> bool {
+    pub fn ack(&mut self, droplet: &str, id: u64, sequence: u64, now: u64) -> bool {
+        let lateness = self.lateness(droplet, now);
         let Some(session) = self.sessions.get_mut(droplet).filter(|session| session.id == id) else {
             return false;
         };
@@ -225,6 +250,11 @@ impl Acks {
         }
         if sequence > session.acked {
             session.acked = sequence;
+            let oldest = session.owed.front().map_or(now, |(_, since)| *since);
+            let by = now.saturating_sub(oldest).min(ACK_TIMEOUT);
+            if by > lateness {
+                note(&mut self.late, droplet, Lateness { by, at: now });
+            }
             let unacked = session.owed.partition_point(|(sent, _)| *sent <= sequence);
             session.owed.drain(..unacked);
         }
@@ -366,10 +396,15 @@ impl Acks {
             .map(|(droplet, _)| droplet.as_str())
     }
 
-    /// Whether the droplet acked all that was sent to it, on a stream that is open.
+    /// Whether the droplet acked all that was sent to it, on a stream that is open. Rows that it asked for don't count:
+    /// it could ask for them without end.
     pub fn is_settled(&self, droplet: &str) -> bool {
         let session = self.sessions.get(droplet);
-        session.is_some_and(|session| session.acked == session.sequence)
+        session.is_some_and(|session| session.acked >= session.unasked)
+    }
+
+    fn lateness(&self, droplet: &str, now: u64) -> u64 {
+        self.late.get(droplet).map_or(0, |late| late.left(now))
     }
 
     /// Returns since when the droplet owes an ack, of this stream or an earlier one.
@@ -416,6 +451,20 @@ impl Acks {
         now.saturating_sub(self.started) >= JUDGING_DELAY
             && (missing <= 1 || missing * 100 <= total * MAX_MISSING_PERCENT)
     }
+}
+
+fn note(late: &mut HashMap<String, Lateness>, droplet: &str, lateness: Lateness) {
+    if let Some(known) = late.get_mut(droplet) {
+        *known = lateness;
+    } else {
+        late.insert(droplet.to_owned(), lateness);
+    }
+}
+
+/// Whether droplets get the row because they ask for it. Bouncers get a service's row without asking, and always with
+/// or after other rows of theirs.
+fn is_asked_for(key: &Key) -> bool {
+    matches!(key, Key::Direct(..) | Key::Service(..))
 }
 
 /// Whether changes of the row are tracked. Every droplet knows every other droplet: only removals of those rows are

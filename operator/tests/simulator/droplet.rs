@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use thuban_api::identifiers::Vni;
 use thuban_operator::hub::Hub;
 use thuban_operator::model::rows::Key;
 use thuban_proto::transit::{
@@ -25,6 +26,8 @@ use crate::tables::{Slot, Tables, number};
 const LOOK: Duration = Duration::from_secs(1);
 /// How long a slow droplet takes for each ack of a program: less than the operator waits for an ack.
 const SLOWNESS: Duration = Duration::from_secs(59);
+/// How long a relapsing droplet takes for the ack of its program.
+const RELAPSE: Duration = Duration::from_secs(20);
 /// How long a restless droplet waits until it dials again: less than a droplet without a stream takes to become
 /// suspect.
 const RESTLESSNESS: Duration = Duration::from_secs(9);
@@ -41,10 +44,12 @@ pub enum Manner {
     Mute,
     /// It never acks, and dials again and again.
     Restless,
+    /// It acks its program late, and has dialled again before anybody hears of the ack.
+    Relapsing,
 }
 
 impl Manner {
-    pub const LATE: [Self; 3] = [Self::Slow, Self::Mute, Self::Restless];
+    pub const LATE: [Self; 4] = [Self::Slow, Self::Mute, Self::Restless, Self::Relapsing];
 }
 
 /// A message of a droplet on its stream besides acks.
@@ -212,6 +217,67 @@ pub async fn register(simulation: Arc<Simulation>, name: String, incarnation: u6
     }
 }
 
+/// The operator's end of a stream.
+struct Line {
+    id: u64,
+    programs: UnboundedReceiver<OperatorMessage>,
+    /// The last sequence that was acked.
+    acked: u64,
+}
+
+impl Line {
+    /// Opens a stream that sends its reports by `outbox`.
+    fn open(
+        simulation: &Simulation,
+        name: &str,
+        operator: &Operator,
+        hub: &Hub,
+        outbox: UnboundedSender<Report>,
+    ) -> Option<Self> {
+        let (attachments, subscriptions, kinds) = hello(simulation, name, operator, outbox)?;
+        let (id, programs) = hub.open(name, &attachments, &subscriptions, kinds);
+        Some(Self {
+            id,
+            programs,
+            acked: 0,
+        })
+    }
+}
+
+/// What a droplet says when it dials: its attachments, its subscriptions, the kinds of rows that it understands.
+type Hello = (Vec<Attachment>, Vec<(Vni, IpAddr)>, Kinds);
+
+fn hello(
+    simulation: &Simulation,
+    name: &str,
+    operator: &Operator,
+    outbox: UnboundedSender<Report>,
+) -> Option<Hello> {
+    let state = &mut *simulation.lock();
+    let now = state.elapsed();
+    let droplet = state.droplets.get_mut(name)?;
+    droplet.stream = Some(Stream {
+        outbox,
+        epoch: operator.epoch,
+    });
+    droplet.since = now;
+    droplet.is_applied = false;
+    let attachments: Vec<Attachment> = droplet.attachments.values().cloned().collect();
+    let subscriptions = droplet.subscriptions.iter();
+    let subscriptions: Vec<_> = subscriptions
+        .map(|(vni, address)| (number(*vni), *address))
+        .collect();
+    let kinds = droplet.kinds.clone();
+    let (held, asked) = (attachments.len(), subscriptions.len());
+    state.note(|| {
+        format!(
+            "{name} dials {} ({held} attachments, {asked} subscriptions)",
+            operator.id
+        )
+    });
+    Some((attachments, subscriptions, kinds))
+}
+
 async fn session(
     simulation: &Arc<Simulation>,
     (name, incarnation): (&str, u64),
@@ -219,46 +285,11 @@ async fn session(
     hub: &Arc<Hub>,
 ) {
     let (outbox, mut reports) = unbounded_channel();
-    let (attachments, subscriptions, kinds) = {
-        let state = &mut *simulation.lock();
-        let now = state.elapsed();
-        let Some(droplet) = state.droplets.get_mut(name) else {
-            return;
-        };
-        droplet.stream = Some(Stream {
-            outbox,
-            epoch: operator.epoch,
-        });
-        droplet.since = now;
-        droplet.is_applied = false;
-        let attachments: Vec<Attachment> = droplet.attachments.values().cloned().collect();
-        let subscriptions = droplet.subscriptions.iter();
-        let subscriptions: Vec<_> = subscriptions
-            .map(|(vni, address)| (number(*vni), *address))
-            .collect();
-        let kinds = droplet.kinds.clone();
-        let (held, asked) = (attachments.len(), subscriptions.len());
-        state.note(|| {
-            format!(
-                "{name} dials {} ({held} attachments, {asked} subscriptions)",
-                operator.id
-            )
-        });
-        (attachments, subscriptions, kinds)
+    let Some(mut line) = Line::open(simulation, name, operator, hub, outbox) else {
+        return;
     };
-    let (id, mut programs) = hub.open(name, &attachments, &subscriptions, kinds);
-    let mut acked = 0;
-    serve(
-        simulation,
-        name,
-        operator,
-        hub,
-        id,
-        &mut programs,
-        &mut reports,
-        &mut acked,
-    )
-    .await;
+    serve(simulation, name, (operator, hub), &mut line, &mut reports).await;
+    let Line { id, acked, .. } = line;
     {
         let state = &mut *simulation.lock();
         let now = state.elapsed();
@@ -287,16 +318,12 @@ async fn session(
     });
 }
 
-#[allow(clippy::too_many_arguments)] // the ends of one stream
 async fn serve(
     simulation: &Arc<Simulation>,
     name: &str,
-    operator: &Arc<Operator>,
-    hub: &Arc<Hub>,
-    id: u64,
-    programs: &mut UnboundedReceiver<OperatorMessage>,
+    (operator, hub): (&Arc<Operator>, &Arc<Hub>),
+    line: &mut Line,
     reports: &mut UnboundedReceiver<Report>,
-    acked: &mut u64,
 ) {
     let mut owed = Owed::default();
     let mut look = Instant::now() + LOOK;
@@ -307,17 +334,23 @@ async fn serve(
             () = sleep_until(look), if !owed.programs.is_empty() => {
                 look = Instant::now() + LOOK;
                 let due = owed.due(simulation, name);
-                if due.is_none() || hub.is_silent(name, id) {
+                if due.is_none() || hub.is_silent(name, line.id) {
                     return;
                 }
                 for (sequence, refused) in owed.programs.drain(..due.unwrap_or_default()) {
-                    *acked = sequence;
-                    if !ack(hub, (name, id), sequence, &refused) {
+                    line.acked = sequence;
+                    if !ack(hub, (name, line.id), sequence, &refused) {
                         return;
                     }
                     owed.last = Instant::now();
                 }
                 simulation.with(|state| owed.settle(state, name));
+                if owed.programs.is_empty()
+                    && let Some(outbox) = relapsing(simulation, name)
+                {
+                    let Some(next) = Line::open(simulation, name, operator, hub, outbox) else { return };
+                    (*line, owed) = (next, Owed::default());
+                }
             }
             report = reports.recv() => {
                 let Some(report) = report else { return };
@@ -327,7 +360,7 @@ async fn serve(
                     return;
                 }
             }
-            message = programs.recv() => {
+            message = line.programs.recv() => {
                 let Some(message) = message else { return };
                 let Some(operator_message::Message::Program(program)) = message.message else { continue };
                 sleep(delay(simulation, 5)).await;
@@ -340,7 +373,7 @@ async fn serve(
                     owed.programs.push_back((sequence, refused));
                     continue;
                 }
-                *acked = sequence;
+                line.acked = sequence;
                 let (late, is_lost) = {
                     let late = delay(simulation, 5);
                     let state = &mut *simulation.lock();
@@ -351,7 +384,7 @@ async fn serve(
                 if is_lost || !operator.is_alive() {
                     return;
                 }
-                if !ack(hub, (name, id), sequence, &refused) {
+                if !ack(hub, (name, line.id), sequence, &refused) {
                     return;
                 }
                 simulation.with(|state| owed.settle(state, name));
@@ -404,10 +437,11 @@ impl Owed {
     fn due(&self, simulation: &Simulation, name: &str) -> Option<usize> {
         let state = simulation.lock();
         match state.droplets.get(name)?.manner {
-            Manner::Honest => Some(self.programs.len()),
             Manner::Slow => Some(usize::from(self.last.elapsed() >= SLOWNESS)),
             Manner::Mute => Some(0),
             Manner::Restless => (self.opened.elapsed() < RESTLESSNESS).then_some(0),
+            Manner::Relapsing if self.opened.elapsed() < RELAPSE => Some(0),
+            Manner::Honest | Manner::Relapsing => Some(self.programs.len()),
         }
     }
 
@@ -419,6 +453,14 @@ impl Owed {
             droplet.owes = false;
         }
     }
+}
+
+/// Returns where a relapsing droplet's reports go: they go on by its next stream.
+fn relapsing(simulation: &Simulation, name: &str) -> Option<UnboundedSender<Report>> {
+    let state = simulation.lock();
+    let droplet = state.droplets.get(name);
+    let droplet = droplet.filter(|droplet| droplet.manner == Manner::Relapsing)?;
+    droplet.stream.as_ref().map(|stream| stream.outbox.clone())
 }
 
 fn delay(simulation: &Simulation, most: u64) -> Duration {

@@ -289,7 +289,7 @@ fn toggle_reach(state: &mut State, name: &str) {
 
 /// Makes a droplet ack late, or never, or normally again.
 fn change_manner(state: &mut State, random: &mut Random) {
-    let late = Manner::LATE[random.below(3) as usize];
+    let late = *random.pick(&Manner::LATE).expect("there are some");
     with_droplet(state, random, |state, name| {
         let Some(droplet) = state.droplets.get_mut(name) else {
             return;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use thuban_rows::Kinds;
 use thuban_rows::builders::vni;
 
-use super::{V4, barrier, endpoint, holding, hub, missing_of, name};
+use super::{V4, V6, barrier, endpoint, holding, hub, missing_of, name};
 use crate::hub::{Health, Hub};
 use crate::model::world::{EndpointName, Membership, RoleKind};
 
@@ -171,6 +171,31 @@ async fn a_droplet_that_dials_without_end_holds_up_nobody() {
     assert!(!holding(&hub, &[V4], &[]).contains(&"b".to_owned()));
     assert!(hub.ack("b", b, 1));
     assert_eq!(hub.health("b"), Health::Connected);
+}
+
+/// It acks its program at the last moment, and dials again in that moment: nobody finds it settled.
+#[tokio::test(start_paused = true)]
+async fn a_droplet_that_acks_only_to_dial_again_holds_up_nobody() {
+    let (hub, _woken) = hub();
+    let [_, _, c] = settled(&hub).await;
+    hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
+    assert!(hub.ack("c", c, 2));
+    let rows = hub.read(|world| world.endpoint_rows(&name()));
+    let numbers = || hub.missing(&barrier().lacks_number(vni(8), Vec::new()).keeps_number());
+    for _ in 0..3 {
+        let (b, _stream) = hub.open("b", &[], &[], Kinds::all());
+        tokio::time::advance(Duration::from_secs(19)).await;
+        assert!(holding(&hub, &[V6], &[]).contains(&"b".to_owned()), "for a while");
+        assert_eq!(numbers().unacked, ["b"]);
+        assert!(hub.ack("b", b, 1));
+    }
+    let _again = hub.open("b", &[], &[], Kinds::all());
+    assert_eq!(hub.health("b"), Health::Connected);
+    tokio::time::advance(Duration::from_secs(3)).await;
+    assert_eq!(hub.health("b"), Health::Suspect, "until it acks");
+    assert!(!holding(&hub, &[V6], &[]).contains(&"b".to_owned()));
+    assert!(!missing_of(&hub, &rows).unacked.contains(&"b".to_owned()));
+    assert!(numbers().is_empty(), "a VPC goes");
 }
 
 /// Returns the kinds of roles that don't serve the endpoint, by the rows of each kind.

@@ -65,7 +65,7 @@ fn who_holds_a_row_is_known_without_asking_all() {
                 );
             }
             8 => drop(acks.nack(droplet, id, sequence, &key(one))),
-            _ => drop(acks.ack(droplet, id, sequence.saturating_sub(random(3).into()))),
+            _ => drop(acks.ack(droplet, id, sequence.saturating_sub(random(3).into()), 0)),
         }
         for key in (0..4).map(key).chain([gone.clone()]) {
             let mut holding: Vec<&str> = acks.holding(&key, 0).collect();
@@ -90,14 +90,14 @@ fn a_row_counts_only_once_its_sequence_is_acked() {
         !acks.is_acked("a", &key(1)) && !is_gone(&acks, &key(9)),
         "the snapshot isn't acked yet"
     );
-    assert!(acks.ack("a", 1, 1));
+    assert!(acks.ack("a", 1, 1, 0));
     assert!(acks.is_acked("a", &key(1)) && is_gone(&acks, &key(9)));
     assert_eq!(acks.send("a", &delta(&[1, 2], &[]), 0), Some(2));
     assert!(!acks.is_acked("a", &key(1)), "it was changed since");
-    assert!(acks.ack("a", 1, 2) && acks.is_acked("a", &key(2)));
+    assert!(acks.ack("a", 1, 2, 0) && acks.is_acked("a", &key(2)));
     acks.send("a", &delta(&[], &[2]), 0);
     assert_eq!(acks.holding(&key(2), 0).collect::<Vec<_>>(), ["a"]);
-    assert!(acks.ack("a", 1, 3) && is_gone(&acks, &key(2)));
+    assert!(acks.ack("a", 1, 3, 0) && is_gone(&acks, &key(2)));
 }
 
 #[test]
@@ -105,9 +105,9 @@ fn acks_of_an_old_stream_or_of_the_future_count_for_nothing() {
     let mut acks = Acks::new(0);
     acks.open("a", (1, Kinds::all()), [].into_iter(), 0);
     acks.open("a", (2, Kinds::all()), [&key(1)].into_iter(), 0);
-    assert!(!acks.ack("a", 1, 1) && !acks.ack("a", 2, 5));
+    assert!(!acks.ack("a", 1, 1, 0) && !acks.ack("a", 2, 5, 0));
     assert!(!acks.close("a", 1, 0) && acks.is_connected("a"));
-    assert!(acks.ack("a", 2, 1));
+    assert!(acks.ack("a", 2, 1, 0));
     assert!(!acks.nack("a", 2, 0, &key(1)), "sent again since");
     assert!(!acks.nack("a", 2, 1, &key(5)), "never sent");
     assert!(acks.nack("a", 2, 1, &key(1)));
@@ -120,7 +120,7 @@ fn nobody_is_judged_too_early_or_while_too_many_are_missing() {
     let names: Vec<String> = (0..10).map(|number| format!("d{number}")).collect();
     for (id, name) in names.iter().enumerate() {
         acks.open(name, (id as u64, Kinds::all()), [].into_iter(), 0);
-        acks.ack(name, id as u64, 1);
+        acks.ack(name, id as u64, 1, 0);
     }
     assert!(!acks.is_judging(names.iter(), 99 + JUDGING_DELAY));
     assert!(acks.is_judging(names.iter(), 100 + JUDGING_DELAY));
@@ -142,20 +142,20 @@ fn nobody_is_judged_too_early_or_while_too_many_are_missing() {
 fn a_droplet_is_judged_by_the_oldest_row_that_it_has_not_acked() {
     let mut acks = Acks::new(0);
     acks.open("a", (1, Kinds::all()), [].into_iter(), 0);
-    acks.ack("a", 1, 1);
+    acks.ack("a", 1, 1, 0);
     for (number, sent) in [(1, 1_000), (2, 2_000), (3, 3_000)] {
         acks.send("a", &delta(&[number], &[]), sent);
     }
-    acks.ack("a", 1, 2);
+    acks.ack("a", 1, 2, 0);
     assert!(!acks.is_overdue("a", 1_999 + ACK_TIMEOUT) && !is_gone(&acks, &key(2)));
     let late = 2_000 + ACK_TIMEOUT;
     assert!(acks.is_overdue("a", late) && acks.is_silent("a", 1, late));
     assert_eq!(acks.lost_for("a", late), Some(ACK_TIMEOUT));
     assert_eq!(acks.holding(&key(2), late).count(), 0, "nobody waits for it");
     assert!(acks.may_hold("a", &key(2)), "it has the row all the same");
-    acks.ack("a", 1, 3);
+    acks.ack("a", 1, 3, 0);
     assert!(!acks.is_overdue("a", late), "the next is a second younger");
-    acks.ack("a", 1, 4);
+    acks.ack("a", 1, 4, 0);
     assert!(!acks.is_overdue("a", late + 2 * ACK_TIMEOUT) && acks.lost_for("a", late).is_none());
 }
 
@@ -182,10 +182,57 @@ fn what_a_droplet_owes_is_older_than_its_stream() {
     acks.close("a", 4, ACK_TIMEOUT);
     assert!(acks.is_overdue("a", ACK_TIMEOUT), "without a stream too");
     dial(&mut acks, 5, 90_000);
-    acks.ack("a", 5, 1);
+    acks.ack("a", 5, 1, 0);
     assert!(!acks.is_overdue("a", 90_000) && acks.lost_for("a", 90_000).is_none());
     acks.close("a", 5, 91_000);
     assert_eq!(acks.lost_for("a", 95_000), Some(4_000), "it owes nothing");
+}
+
+/// The droplet acks at the last moment, and dials again in that moment.
+#[test]
+fn what_a_droplet_acks_late_is_held_against_its_next_stream() {
+    let mut acks = Acks::new(0);
+    let dial = |acks: &mut Acks, id: u64, now: u64| {
+        acks.open("a", (id, Kinds::all()), [&key(1)].into_iter(), now);
+    };
+    dial(&mut acks, 1, 0);
+    acks.ack("a", 1, 1, 20_000);
+    dial(&mut acks, 2, 20_000);
+    acks.ack("a", 2, 1, 59_000);
+    acks.send("a", &delta(&[2], &[]), 59_500);
+    acks.ack("a", 2, 2, 59_500);
+    dial(&mut acks, 3, 60_000);
+    assert!(!acks.is_overdue("a", 60_999) && !is_gone(&acks, &key(9)));
+    assert!(
+        acks.is_overdue("a", 62_000),
+        "59 s less the second that it owed nothing"
+    );
+    assert!(acks.holding(&key(9), 62_000).next().is_none());
+    assert_eq!(acks.lost_for("a", 62_000), Some(60_000));
+    acks.ack("a", 3, 1, 70_000);
+    assert!(!acks.is_overdue("a", 70_000), "it owes nothing");
+    // It has been punctual for as long as it was late.
+    dial(&mut acks, 4, 140_000);
+    assert!(!acks.is_overdue("a", 139_999 + ACK_TIMEOUT) && acks.is_overdue("a", 140_000 + ACK_TIMEOUT));
+}
+
+/// A bouncer that subscribes to an address and gives it back, again and again, acks each row late.
+#[test]
+fn rows_that_a_droplet_asks_for_do_not_keep_it_from_being_settled() {
+    let mut acks = Acks::new(0);
+    acks.open("a", (1, Kinds::all()), [].into_iter(), 0);
+    assert!(!acks.is_settled("a"));
+    acks.ack("a", 1, 1, 0);
+    let direct = Key::Direct(VNI, std::net::IpAddr::from([10, 0, 0, 1]));
+    acks.send("a", &Delta::from([(direct.clone(), None)]), 0);
+    assert!(acks.is_settled("a"), "it asked for the row");
+    let both = [(direct.clone(), None), (key(1), None)];
+    acks.send("a", &Delta::from(both), 0);
+    acks.send("a", &Delta::from([(direct, None)]), 0);
+    acks.ack("a", 1, 2, 0);
+    assert!(!acks.is_settled("a"), "another row is among them");
+    acks.ack("a", 1, 3, 0);
+    assert!(acks.is_settled("a"));
 }
 
 #[test]
@@ -195,13 +242,13 @@ fn a_droplet_is_known_once_its_introduction_is_acked() {
     let row = rows::droplet([1, 1, 1, 1].into());
     acks.open("a", (1, Kinds::all()), [&new].into_iter(), 0);
     assert!(!acks.is_synced("a"));
-    acks.ack("a", 1, 1);
+    acks.ack("a", 1, 1, 0);
     assert!(acks.is_synced("a") && acks.unaware(&new).next().is_none());
     acks.send("a", &Delta::from([(new.clone(), Some(PackedRow::new(&row)))]), 0);
     assert_eq!(acks.unaware(&new).collect::<Vec<_>>(), ["a"]);
-    acks.ack("a", 1, 1);
+    acks.ack("a", 1, 1, 0);
     assert!(acks.unaware(&new).next().is_some(), "an older ack");
-    acks.ack("a", 1, 2);
+    acks.ack("a", 1, 2, 0);
     assert!(acks.unaware(&new).next().is_none());
     acks.send("a", &Delta::from([(new.clone(), Some(PackedRow::new(&row)))]), 0);
     acks.send("a", &Delta::from([(new.clone(), None)]), 0);
@@ -214,10 +261,10 @@ fn the_removal_of_a_known_droplet_is_pending_until_it_is_acked() {
     let gone = Key::Droplet([1, 1, 1, 1].into());
     acks.open("a", (1, Kinds::all()), [&gone].into_iter(), 0);
     assert_eq!(acks.forgetting(0).count(), 1, "its snapshot is not acked");
-    acks.ack("a", 1, 1);
+    acks.ack("a", 1, 1, 0);
     assert!(acks.forgetting(0).count() == 0 && acks.is_settled("a"));
     acks.send("a", &Delta::from([(gone.clone(), None)]), 0);
     assert!(acks.forgetting(0).count() == 1 && !acks.is_settled("a"));
-    acks.ack("a", 1, 2);
+    acks.ack("a", 1, 2, 0);
     assert!(acks.forgetting(0).count() == 0 && acks.is_settled("a"));
 }

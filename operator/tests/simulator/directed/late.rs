@@ -100,7 +100,7 @@ async fn end_pods(simulation: &Arc<Simulation>) {
 
 #[test]
 fn a_bouncer_that_keeps_acks_back_holds_up_no_endpoint_for_long() {
-    for (seed, manner) in (1..=6).zip(Manner::LATE.into_iter().cycle()) {
+    for (seed, manner) in (1..=8).zip(Manner::LATE.into_iter().cycle()) {
         check("late-bouncer", seed, async |simulation| {
             begin(simulation, 1).await;
             sleep(Duration::from_mins(1)).await;
@@ -137,7 +137,7 @@ fn direct_rows(state: &State, droplet: &str) -> usize {
 
 #[test]
 fn a_subscriber_without_acks_holds_up_no_address_for_long() {
-    for (seed, manner) in (1..=6).zip(Manner::LATE.into_iter().cycle()) {
+    for (seed, manner) in (1..=8).zip(Manner::LATE.into_iter().cycle()) {
         check("late-subscriber", seed, async |simulation| {
             begin(simulation, 1).await;
             add_node(simulation, 2);
