@@ -9,13 +9,17 @@ use std::net::IpAddr;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
+use thuban_api::identifiers::Vni;
 use thuban_api::{Endpoint, IpClaim, IpClaimSpec, Network};
 
 use crate::controller::claim::{confirm, release};
 use crate::controller::context::Context;
+use crate::controller::endpoint::attach::is_borne_out;
 use crate::controller::runtime::error::ClaimError;
 use crate::controller::runtime::objects::{WriteError, create, delete, get};
+use crate::hub::Report;
 use crate::model::allocation::{Family, Owner, addresses_of, ip_claim_name, is_released, own_claim, propose};
+use crate::model::world::World;
 
 /// The most claims that one try may lose to others before the next try takes over.
 const MAX_LOST: usize = 1000;
@@ -160,7 +164,7 @@ impl Claimant<'_> {
                     || is_reserved(address)
                     || !self.droplet.is_empty()
                         && context.hub.read(|world| world.is_used_on(self.droplet, address))
-                    || vni.is_some_and(|vni| context.hub.is_live(vni, address, self.cni_uid))
+                    || vni.is_some_and(|vni| self.is_live(vni, address, context))
             });
             if let Some(first) = first_free
                 && let Some(range) = ranges.iter().find(|range| range.contains_address(first))
@@ -171,6 +175,12 @@ impl Claimant<'_> {
         };
         let uid = &self.owner.uid;
         context.reservations.reserve(uid, vpc, self.droplet, reserve)
+    }
+
+    /// Whether another pod has the address, though nobody has claimed it.
+    fn is_live(&self, vni: Vni, address: IpAddr, context: &Context) -> bool {
+        let is_borne_out = |report: &Report, world: &World| is_borne_out(report, world, context);
+        context.hub.is_live(vni, address, self.cni_uid, is_borne_out)
     }
 
     /// Creates the claim of an address: the creation decides who has it. Also true if the claim is the owner's already.

@@ -12,13 +12,14 @@ use thuban_api::{Endpoint, IpClaim, IpClaimSpec, IpClaimStatus};
 use tracing::info;
 
 use crate::controller::context::Context;
+use crate::controller::endpoint::attach;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{WriteError, delete, get, update_status};
-use crate::hub::{Barrier, Waiter};
+use crate::hub::{Barrier, Report, Waiter};
 use crate::model::allocation::{Standing, standing};
 use crate::model::rows::Key;
-use crate::model::world::RoleKind;
+use crate::model::world::{RoleKind, World};
 
 /// How long a claim may wait for an Endpoint to name it. Longer than [`crate::model::allocation::FRESH`].
 const COUNTING_TIMEOUT: Duration = Duration::from_secs(20);
@@ -88,7 +89,12 @@ fn is_out_of_use(claim: &IpClaim, context: &Context) -> bool {
     let (Some(vni), Ok(address)) = (vni, spec.address.parse::<IpAddr>()) else {
         return true;
     };
-    if context.hub.is_live(vni, address, "") {
+    // The claim itself bears out a report of its droplet; if it names none, any droplet may have the pod.
+    let is_borne_out = |report: &Report, world: &World| {
+        let is_home = spec.droplet.is_empty() || spec.droplet == report.droplet;
+        is_home || attach::is_borne_out(report, world, context)
+    };
+    if context.hub.is_live(vni, address, "", is_borne_out) {
         return false;
     }
     let mut barrier = Barrier::new(Waiter::IpClaim(claim.name_any())).lacks_addresses(vni, &[address]);

@@ -16,14 +16,14 @@ use crate::controller::context::Context;
 pub use crate::controller::context::Options;
 use crate::controller::endpoint::scaled::sync_service;
 use crate::controller::endpoint::sync::sync_endpoint;
-use crate::controller::endpoint::{self, pod};
+use crate::controller::endpoint::{self, attach, pod};
 use crate::controller::kinds::Kinds;
 use crate::controller::runtime::events::Events;
 use crate::controller::runtime::resync::resync;
 use crate::controller::runtime::watch::Change;
 use crate::controller::service::observe::{on_service, on_slice};
 use crate::controller::{claim, droplet, network, network_policy, observe, role, service, vni_claim, vpc};
-use crate::hub::{Hub, Triggers};
+use crate::hub::{Hub, Report, Triggers};
 use crate::metrics;
 use crate::model::cached::{NetworkPolicy, Pod};
 use crate::model::droplet::was_ready;
@@ -163,7 +163,8 @@ async fn serve_when_adopted(context: Arc<Context>) {
         let object = context.stores.droplets.get(&ObjectRef::new(droplet));
         object.is_some_and(|object| was_ready(&object))
     };
-    while !context.hub.is_adopted(is_expected) {
+    let is_bound = |report: &Report| attach::is_bound(report, &context);
+    while !context.hub.is_adopted(is_expected, is_bound) {
         tokio::time::sleep(ADOPTION_RETRY).await;
     }
     context.hub.serve();

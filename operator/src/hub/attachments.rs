@@ -1,6 +1,6 @@
 //! Stores what droplets report of pods: attachments, and the addresses in them.
 //!
-//! Invariant: a droplet's report counts for that droplet alone.
+//! Invariant: a droplet's report counts for that droplet alone, and takes no room of another droplet's reports.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -11,8 +11,8 @@ use thuban_proto::transit::Attachment;
 
 use crate::model::rows;
 
-/// The most pods of a droplet, and the most attachments of a pod. A droplet that reports more is not believed: no node
-/// has so many, and going through them delays everybody.
+/// The most pods of a droplet, and the most attachments of a pod there. A droplet that reports more is not believed: no
+/// node has so many, and going through them delays everybody.
 const MAX_PODS: usize = 4096;
 const MAX_ATTACHMENTS_OF_POD: usize = 64;
 
@@ -21,9 +21,22 @@ struct Attached {
     droplet: Arc<str>,
     container: Box<str>,
     interface: Box<str>,
+    /// Namespace and name of the pod.
+    pod: (Box<str>, Box<str>),
     /// The VNI; none for a number that no VPC has.
     vni: Option<Vni>,
     addresses: Box<[IpAddr]>,
+}
+
+/// One droplet's report that a pod has an address.
+#[derive(Clone, Copy, Debug)]
+pub struct Report<'a> {
+    pub droplet: &'a str,
+    /// UID of the pod, as kubelet tells it to the CNI plugin.
+    pub uid: &'a str,
+    pub namespace: &'a str,
+    pub name: &'a str,
+    pub vni: Vni,
 }
 
 impl Attached {
@@ -66,7 +79,8 @@ impl Attachments {
 
     pub fn add(&mut self, droplet: &str, attachment: &Attachment) {
         self.forget(&attachment.pod_uid, |attached| attached.is(droplet, attachment));
-        let of_pod = self.pods.get(attachment.pod_uid.as_str()).map_or(0, Vec::len);
+        let of_pod = self.pods.get(attachment.pod_uid.as_str()).into_iter().flatten();
+        let of_pod = of_pod.filter(|other| *other.droplet == *droplet).count();
         let here = self.on.get(droplet);
         let is_new = here.is_none_or(|here| !here.contains(attachment.pod_uid.as_str()));
         if of_pod >= MAX_ATTACHMENTS_OF_POD || is_new && here.map_or(0, HashSet::len) >= MAX_PODS {
@@ -85,6 +99,10 @@ impl Attachments {
             droplet: droplet.clone(),
             container: attachment.container_id.as_str().into(),
             interface: attachment.ifname.as_str().into(),
+            pod: (
+                attachment.pod_namespace.as_str().into(),
+                attachment.pod_name.as_str().into(),
+            ),
             vni: Vni::new(attachment.vni),
             addresses: addresses
                 .into_iter()
@@ -160,10 +178,22 @@ impl Attachments {
         self.live.keys().copied()
     }
 
-    /// Whether another pod has the address.
-    pub fn is_live(&self, vni: Vni, address: IpAddr, except: &str) -> bool {
-        let pods = self.live.get(&(vni, address));
-        pods.is_some_and(|pods| pods.iter().any(|pod| **pod != *except))
+    /// Yields the reports that pods have the address.
+    pub fn at(&self, vni: Vni, address: IpAddr) -> impl Iterator<Item = Report<'_>> {
+        let pods = self.live.get(&(vni, address)).into_iter().flatten();
+        let reports = pods.flat_map(move |uid| {
+            let all = self.pods.get(uid).into_iter().flatten();
+            all.map(move |attached| (uid, attached))
+        });
+        let here = reports
+            .filter(move |(_, attached)| attached.vni == Some(vni) && attached.addresses.contains(&address));
+        here.map(move |(uid, attached)| Report {
+            droplet: &attached.droplet,
+            uid,
+            namespace: &attached.pod.0,
+            name: &attached.pod.1,
+            vni,
+        })
     }
 }
 
@@ -188,21 +218,28 @@ mod tests {
         }
     }
 
+    /// Whether another pod has the address, whoever says so.
+    fn is_live(attachments: &Attachments, number: u32, address: IpAddr, except: &str) -> bool {
+        attachments
+            .at(vni(number), address)
+            .any(|report| report.uid != except)
+    }
+
     #[test]
     fn an_address_is_live_while_an_attachment_of_any_sandbox_has_it() {
         let mut attachments = Attachments::default();
         let address = IpAddr::from([10, 0, 0, 2]);
         attachments.add("a", &attachment("c1", "p", 2));
         attachments.add("a", &attachment("c2", "p", 2));
-        assert!(attachments.is_live(vni(7), address, "other") && !attachments.is_live(vni(7), address, "p"));
-        assert!(!attachments.is_live(vni(8), address, "other"));
+        assert!(is_live(&attachments, 7, address, "other") && !is_live(&attachments, 7, address, "p"));
+        assert!(!is_live(&attachments, 8, address, "other"));
         assert_eq!(attachments.addresses("p", "a", vni(7)), [address]);
         assert_eq!(attachments.addresses("p", "b", vni(7)), [] as [IpAddr; 0]);
         attachments.remove("a", &attachment("c1", "p", 2));
-        assert!(attachments.has("p", "a") && attachments.is_live(vni(7), address, ""));
+        assert!(attachments.has("p", "a") && is_live(&attachments, 7, address, ""));
         attachments.replace("a", &[attachment("c3", "q", 3)]);
         assert!(!attachments.has("p", "a") && attachments.has("q", "a") && !attachments.has("q", "b"));
-        assert!(!attachments.is_live(vni(7), address, ""));
+        assert!(!is_live(&attachments, 7, address, ""));
     }
 
     #[test]
@@ -220,5 +257,23 @@ mod tests {
         assert!(attachments.has("q", "b"), "another one is");
         attachments.replace("a", &[]);
         assert!(attachments.pods.len() == 1 && attachments.live.len() == 1 && attachments.on.len() == 1);
+    }
+
+    #[test]
+    fn a_droplet_takes_no_room_of_anothers_reports_on_a_pod() {
+        let mut attachments = Attachments::default();
+        for number in 0..200 {
+            attachments.add("thief", &attachment(&format!("c{number}"), "p", 2));
+        }
+        attachments.add("home", &attachment("c", "p", 3));
+        assert!(attachments.has("p", "home"));
+        assert_eq!(
+            attachments.addresses("p", "home", vni(7)),
+            [IpAddr::from([10, 0, 0, 3])]
+        );
+        let reports: Vec<_> = attachments.at(vni(7), [10, 0, 0, 3].into()).collect();
+        assert!(reports.len() == 1 && reports[0].droplet == "home");
+        attachments.replace("thief", &[]);
+        assert!(attachments.has("p", "home") && !is_live(&attachments, 7, [10, 0, 0, 2].into(), ""));
     }
 }

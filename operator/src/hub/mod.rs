@@ -30,6 +30,7 @@ use crate::model::world::{EndpointName, NodePort, World};
 use attachments::Attachments;
 use rests::Rests;
 
+pub use attachments::Report;
 pub use barrier::Barrier;
 pub use missing::{Missing, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
 pub use triggers::{Triggers, Waiter};
@@ -42,6 +43,9 @@ const DIAL_TIMEOUTS: [Duration; 2] = [Duration::from_secs(2), Duration::from_sec
 /// How long a new leader waits for Endpoints of attachments, milliseconds: without them rows would be missing in the
 /// programs.
 const MENDING_TIMEOUT: u64 = ADOPTION_TIMEOUT + 3_000;
+/// How long a droplet's reports of attachments count though nothing bears them out, milliseconds, from its first stream
+/// to this leader on. After a restore of etcd pods may be lost, with their Endpoints and claims, while they run.
+const DOUBT_TIMEOUT: u64 = 300_000;
 /// The most direct rows that a droplet may hold of one VPC.
 const MAX_SUBSCRIPTIONS_PER_VPC: usize = 4096;
 
@@ -63,6 +67,8 @@ struct State {
     /// How long the leader waits for droplets that don't dial.
     dialling: Duration,
     attachments: Attachments,
+    /// The time when each droplet first had a stream.
+    heard: HashMap<String, u64>,
     /// Waiters by droplet.
     waiters: HashMap<String, HashSet<Waiter>>,
     /// Endpoints whose droplet already uses the address.
@@ -148,6 +154,7 @@ impl Hub {
             held: None,
             dialling: Duration::ZERO,
             attachments: Attachments::default(),
+            heard: HashMap::new(),
             waiters: HashMap::new(),
             in_use: HashSet::new(),
             loads: HashMap::new(),
@@ -259,6 +266,7 @@ impl Hub {
         state.next_id += 1;
         let (messages, receiver) = unbounded_channel();
         state.attachments.replace(droplet, attachments);
+        state.heard.entry(droplet.to_owned()).or_insert(self.now());
         let opened = Opened {
             id,
             subscriptions: subscriptions.to_vec(),
@@ -315,9 +323,9 @@ impl Hub {
         state.dialling = (vacancy / 4).clamp(least, most);
     }
 
-    /// Whether all expected droplets have dialled, and all that is attached there has its Endpoint; or that took too
-    /// long.
-    pub fn is_adopted(&self, is_expected: impl Fn(&str) -> bool) -> bool {
+    /// Whether all expected droplets have dialled, and all pods that are attached and bound there have their Endpoints;
+    /// or that took too long.
+    pub fn is_adopted(&self, is_expected: impl Fn(&str) -> bool, is_bound: impl Fn(&Report) -> bool) -> bool {
         let state = &*self.lock();
         let now = self.now();
         let mut expected = state.world.droplets().filter(|(name, _)| is_expected(name));
@@ -325,8 +333,11 @@ impl Hub {
         if is_patient && !expected.all(|(name, _)| state.has_dialled(name)) {
             return false;
         }
-        let is_orphan =
-            |(vni, address)| state.world.has_vni(vni) && state.world.holder(vni, address).is_none();
+        let is_orphan = |(vni, address)| {
+            state.world.has_vni(vni)
+                && state.world.holder(vni, address).is_none()
+                && state.attachments.at(vni, address).any(|report| is_bound(&report))
+        };
         now >= MENDING_TIMEOUT || !state.attachments.live().any(is_orphan)
     }
 
@@ -361,6 +372,7 @@ impl Hub {
         let state = &mut *self.lock();
         state.senders.remove(droplet);
         state.attachments.replace(droplet, &[]);
+        state.heard.remove(droplet);
     }
 
     pub fn ack(&self, droplet: &str, id: u64, sequence: u64) -> bool {
@@ -453,9 +465,13 @@ impl Hub {
             state.attachments.add(droplet, attachment);
         }
         let key = Vni::new(attachment.vni).zip(crate::model::rows::address(&attachment.address));
-        let name = key.and_then(|(vni, address)| state.world.holder(vni, address).cloned());
-        if let Some(name) = name {
-            self.triggers.endpoint(&name);
+        let name = key.and_then(|(vni, address)| state.world.holder(vni, address));
+        let is_own = |name: &&EndpointName| {
+            let endpoint = state.world.endpoint(name);
+            endpoint.is_some_and(|endpoint| endpoint.droplet == droplet)
+        };
+        if let Some(name) = name.filter(is_own) {
+            self.triggers.endpoint(name);
         }
     }
 
@@ -472,9 +488,23 @@ impl Hub {
         self.lock().attachments.addresses(pod_uid, droplet, vni)
     }
 
-    /// Whether another pod has the address, by the report of its droplet.
-    pub fn is_live(&self, vni: Vni, address: IpAddr, except: &str) -> bool {
-        self.lock().attachments.is_live(vni, address, except)
+    /// Whether another pod has the address, by a droplet's report that counts: something bears the report out, or the
+    /// droplet had its first stream a short time ago.
+    pub fn is_live(
+        &self,
+        vni: Vni,
+        address: IpAddr,
+        except: &str,
+        is_borne_out: impl Fn(&Report, &World) -> bool,
+    ) -> bool {
+        let (state, now) = (self.lock(), self.now());
+        let is_new = |droplet: &str| {
+            let heard = state.heard.get(droplet);
+            heard.is_some_and(|since| now.saturating_sub(*since) < DOUBT_TIMEOUT)
+        };
+        let others = state.attachments.at(vni, address);
+        let mut others = others.filter(|report| report.uid != except);
+        others.any(|report| is_new(report.droplet) || is_borne_out(&report, &state.world))
     }
 
     pub fn is_connected(&self, droplet: &str) -> bool {

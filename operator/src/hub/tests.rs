@@ -1,6 +1,7 @@
 //! Tests with droplets that are played by their streams: what they are sent, and what their answers cause.
 
 mod judging;
+mod reports;
 mod rests;
 mod subscriptions;
 
@@ -15,7 +16,7 @@ use thuban_rows::builders::{VNI, network_id};
 use thuban_rows::{Kind, Kinds};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::{Barrier, Hub, Missing, Triggers, Waiter};
+use super::{Barrier, Hub, Missing, Report, Triggers, Waiter};
 use crate::model::rows::Key;
 use crate::model::world::{self, EndpointName, Membership, Role, RoleKind};
 
@@ -153,6 +154,11 @@ fn attachment() -> Attachment {
         address: mapped(ADDRESS).to_vec(),
         ..Attachment::default()
     }
+}
+
+/// Whether a pod besides this one has the first address, though nothing bears that out.
+fn is_live(hub: &Hub, except: &str) -> bool {
+    hub.is_live(VNI, V4, except, |_, _| false)
 }
 
 #[test]
@@ -310,7 +316,7 @@ async fn new_leader_knows_attachments_after_all_dial_or_time_out() {
     assert!(!hub.is_whole());
     let uid = &attachment().pod_uid;
     assert_eq!(hub.attached_addresses(uid, "a", VNI), [V4]);
-    assert!(hub.is_live(VNI, V4, "another") && !hub.is_live(VNI, V4, uid));
+    assert!(is_live(&hub, "another") && !is_live(&hub, uid));
     hub.open("c", &[], &[], Kinds::all());
     assert!(hub.is_whole());
     let (hub, _woken) = self::hub();
@@ -353,9 +359,9 @@ fn load_is_what_droplets_said_last_and_goes_with_their_stream() {
 fn what_a_droplet_said_goes_with_it() {
     let (hub, _woken) = hub();
     let (_, _stream) = hub.open("c", &[attachment()], &[], Kinds::all());
-    assert!(hub.is_live(VNI, V4, ""));
+    assert!(is_live(&hub, ""));
     hub.forget("c");
-    assert!(!hub.is_live(VNI, V4, ""), "its addresses are free");
+    assert!(!is_live(&hub, ""), "its addresses are free");
 }
 
 #[tokio::test(start_paused = true)]
@@ -363,23 +369,27 @@ async fn programs_wait_until_every_attachment_has_its_endpoint() {
     let (hub, _woken) = hub();
     hub.update(|world| world.set_endpoint(&name(), None));
     hub.hold_back(Duration::from_secs(10));
-    let all = |_: &str| true;
+    let (all, bound) = (|_: &str| true, |_: &Report| true);
     let (_, mut bouncer) = hub.open("b", &[], &[], Kinds::all());
     let (_, _divider) = hub.open("a", &[], &[], Kinds::all());
-    assert!(!hub.is_adopted(all), "one has not dialled");
+    assert!(!hub.is_adopted(all, bound), "one has not dialled");
     assert!(
-        hub.is_adopted(|droplet| droplet != "c"),
+        hub.is_adopted(|droplet| droplet != "c", bound),
         "nothing is expected of it"
     );
     let (id, _stream) = hub.open("c", &[attachment()], &[], Kinds::all());
     assert!(hub.is_whole(), "addresses may be given out");
-    assert!(!hub.is_adopted(all), "an attachment has no Endpoint");
+    assert!(
+        hub.is_adopted(all, |report| report.droplet != "c"),
+        "a pod that is not bound there gets none"
+    );
+    assert!(!hub.is_adopted(all, bound), "an attachment has no Endpoint");
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
-    assert!(hub.is_adopted(all) && received(&mut bouncer).is_empty());
+    assert!(hub.is_adopted(all, bound) && received(&mut bouncer).is_empty());
     hub.close("c", id);
-    assert!(!hub.is_adopted(all), "one went away again");
+    assert!(!hub.is_adopted(all, bound), "one went away again");
     tokio::time::advance(Duration::from_secs(3)).await;
-    assert!(hub.is_adopted(all), "it is not waited for for ever");
+    assert!(hub.is_adopted(all, bound), "it is not waited for for ever");
     hub.serve();
     let programs = received(&mut bouncer);
     assert!(programs.len() == 1 && programs[0].snapshot && !programs[0].upserts.is_empty());

@@ -8,6 +8,7 @@ mod announced;
 mod late;
 
 mod denied;
+mod forged;
 mod readdressed;
 mod stripped;
 

@@ -6,13 +6,29 @@ use kube::runtime::reflector::ObjectRef;
 use thuban_api::{Endpoint, Phase, PodRef};
 
 use crate::controller::context::Context;
+use crate::hub::Report;
 use crate::model::cached::Pod;
 use crate::model::endpoint::{droplet_of, holder_uid, name_of, pod_of};
+use crate::model::world::World;
 
 /// Whether the pod lives.
 fn lives(pod: &PodRef, namespace: &str, context: &Context) -> bool {
     let known = find(&pod.name, namespace, context);
     known.is_some_and(|known| known.uid().as_ref() == Some(&pod.uid) && known.is_alive())
+}
+
+/// Whether the pod of a droplet's report is bound to that droplet.
+pub fn is_bound(report: &Report, context: &Context) -> bool {
+    find(report.name, report.namespace, context).is_some_and(|pod| {
+        let is_it = pod.reference().is_some_and(|pod| pod.cni_uid == report.uid);
+        is_it && pod.node().as_deref() == Some(report.droplet)
+    })
+}
+
+/// Whether the API server bears out a droplet's report that a pod has an address: the pod is bound to the droplet, and
+/// the droplet has a part in the VPC.
+pub fn is_borne_out(report: &Report, world: &World, context: &Context) -> bool {
+    world.takes_part(report.droplet, report.vni) && is_bound(report, context)
 }
 
 fn find(pod: &str, namespace: &str, context: &Context) -> Option<std::sync::Arc<Pod>> {
