@@ -19,6 +19,7 @@ use crate::controller::endpoint::sync::sync_endpoint;
 use crate::controller::endpoint::{self, attach, pod};
 use crate::controller::kinds::Kinds;
 use crate::controller::runtime::events::Events;
+use crate::controller::runtime::heartbeat;
 use crate::controller::runtime::resync::resync;
 use crate::controller::runtime::watch::Change;
 use crate::controller::service::observe::{on_service, on_slice};
@@ -114,6 +115,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     tasks.spawn(resync(stores.pods.clone(), hub.triggers.pods.clone()));
     tasks.spawn(resync(stores.endpoints.clone(), hub.triggers.endpoints.clone()));
     tasks.spawn(resync(stores.ip_claims.clone(), hub.triggers.claims.clone()));
+    tasks.spawn(heartbeat::tend(context.clone()));
     tasks.spawn(serve_when_adopted(context));
     hub
 }

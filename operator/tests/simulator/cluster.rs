@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use thuban_proto::transit::Attachment;
 
 use crate::droplet::{self, Droplet, Report};
+use crate::heartbeats;
 use crate::kind::Kind;
 use crate::placement::{PREFERENCE, ZONE};
 use crate::simulation::{Simulation, State};
@@ -44,6 +45,7 @@ pub fn add_node(simulation: &Arc<Simulation>, number: u8) {
         state
             .droplets
             .insert(name.clone(), Droplet::new(&name, incarnation, address));
+        heartbeats::begin(state, &name);
         true
     });
     if is_new {
@@ -85,6 +87,7 @@ pub fn remove_node(state: &mut State, name: &str) {
         .value(Kind::Droplet, "", name)
         .is_some_and(|droplet| droplet.pointer("/metadata/ownerReferences/0").is_some());
     state.store.purge(Kind::Node, "", name);
+    heartbeats::collect(state);
     if !is_owned {
         let _ = state
             .store

@@ -146,6 +146,7 @@ fn verdict(state: &State) -> Result<(), String> {
     if let Some((name, _)) = droplets.find(|(name, _)| !state.droplets.contains_key(*name)) {
         return Err(format!("droplet {name} outlives its node"));
     }
+    heartbeats(state)?;
     parents(state)?;
     endpoints(state)?;
     claims(state)?;
@@ -154,6 +155,19 @@ fn verdict(state: &State) -> Result<(), String> {
     services::verdict(state)?;
     policies::verdict(state)?;
     walk::everything(state)
+}
+
+/// Checks that every heartbeat's Lease goes with its node.
+fn heartbeats(state: &State) -> Result<(), String> {
+    for (name, owners) in &state.heartbeats {
+        if !state.droplets.contains_key(name) {
+            return Err(format!("the heartbeat of {name} outlives its node"));
+        }
+        if owners.is_null() {
+            return Err(format!("the heartbeat of {name} has no owner"));
+        }
+    }
+    Ok(())
 }
 
 /// Checks that networks and VPCs work, or wait for objects that still live.

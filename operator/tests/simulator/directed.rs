@@ -9,6 +9,7 @@ mod late;
 
 mod denied;
 mod forged;
+mod heartbeats;
 mod readdressed;
 mod stripped;
 

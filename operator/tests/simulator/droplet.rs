@@ -16,6 +16,7 @@ use thuban_rows::Kinds;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::heartbeats;
 use crate::invariants;
 use crate::kind::Kind;
 use crate::operators::Operator;
@@ -196,7 +197,7 @@ pub async fn live(simulation: Arc<Simulation>, name: String, incarnation: u64) {
     }
 }
 
-/// Registers a Droplet again that somebody deleted, as transitd does with each heartbeat.
+/// Makes a Droplet and a heartbeat again that somebody deleted, as transitd does with each heartbeat.
 pub async fn register(simulation: Arc<Simulation>, name: String, incarnation: u64) {
     loop {
         tokio::time::sleep(Duration::from_secs(10)).await;
@@ -205,6 +206,10 @@ pub async fn register(simulation: Arc<Simulation>, name: String, incarnation: u6
             let Some(droplet) = droplet.filter(|droplet| droplet.incarnation == incarnation) else {
                 return false;
             };
+            if droplet.is_on && droplet.is_heart_beating {
+                heartbeats::begin(state, &name);
+            }
+            let droplet = &state.droplets[&name];
             if droplet.is_on && state.store.get(Kind::Droplet, "", &name).is_none() {
                 let object = crate::cluster::droplet_object(&name, droplet.address);
                 let _ = state.store.create(Kind::Droplet, "", &name, object);

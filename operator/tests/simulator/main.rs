@@ -25,6 +25,7 @@ mod convergence;
 mod deletions;
 mod directed;
 mod droplet;
+mod heartbeats;
 mod invariants;
 mod kind;
 mod operators;

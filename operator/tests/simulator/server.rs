@@ -16,6 +16,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::heartbeats;
 use crate::kind::Kind;
 use crate::operators::Operator;
 use crate::signal::Signal;
@@ -62,6 +63,7 @@ enum Target {
     },
     /// An event in this namespace.
     Event(String),
+    /// A heartbeat's Lease of this name; empty: all of them.
     Lease(String),
 }
 
@@ -105,6 +107,7 @@ fn target(path: &str) -> Option<Target> {
     };
     match rest {
         ["events", ..] => return Some(Target::Event(namespace.to_owned())),
+        ["leases"] => return Some(Target::Lease(String::new())),
         ["leases", name] => return Some(Target::Lease((*name).to_owned())),
         _ => {}
     }
@@ -419,7 +422,7 @@ fn perform(
 ) -> Result<(u16, Bytes), Failure> {
     let (kind, namespace, name, is_status) = match target {
         Target::Event(namespace) => return event(state, method, namespace, body),
-        Target::Lease(name) => return lease(state, name).map(|body| (200, body)),
+        Target::Lease(name) => return heartbeats::answer(state, method, name, body),
         Target::Object {
             kind,
             namespace,
@@ -525,31 +528,6 @@ fn list(state: &mut State, kind: Kind, query: &str) -> Result<Bytes, Failure> {
     }
     body.extend_from_slice(b"]}");
     Ok(body.into())
-}
-
-/// Returns the heartbeat of a droplet, which its node renews every ten seconds while it lives.
-fn lease(state: &State, name: &str) -> Result<Bytes, Failure> {
-    let droplet = name.strip_prefix("droplet-").ok_or(NOT_FOUND)?;
-    let beats = state
-        .droplets
-        .get(droplet)
-        .ok_or(NOT_FOUND)?
-        .beats(state.elapsed());
-    let time = format!(
-        "2026-01-01T{:02}:{:02}:{:02}.000000Z",
-        beats / 360 % 24,
-        beats / 6 % 60,
-        beats % 6 * 10
-    );
-    let lease = json!({
-        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-        "metadata": {
-            "name": name, "namespace": "thuban-heartbeats", "uid": format!("lease-{droplet}"),
-            "resourceVersion": (1000 + beats).to_string(),
-        },
-        "spec": {"holderIdentity": droplet, "leaseDurationSeconds": 40, "renewTime": time},
-    });
-    Ok(serde_json::to_vec(&lease).unwrap().into())
 }
 
 /// An open watch.

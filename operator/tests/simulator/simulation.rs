@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::droplet::Droplet;
+use crate::heartbeats::Heartbeats;
 use crate::invariants;
 use crate::kind::Kind;
 use crate::operators::Operator;
@@ -22,6 +23,7 @@ pub struct State {
     pub weather: Weather,
     pub store: Store,
     pub droplets: BTreeMap<String, Droplet>,
+    pub heartbeats: Heartbeats,
     pub operators: Vec<Arc<Operator>>,
     pub epoch: u64,
     /// The time when more than one operator was last alive.
@@ -68,6 +70,7 @@ impl Simulation {
             weather,
             store: Store::default(),
             droplets: BTreeMap::new(),
+            heartbeats: Heartbeats::new(),
             operators: Vec::new(),
             epoch: 0,
             crowded: None,

@@ -63,7 +63,7 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "secrets [thuban-operator-ca]: get",
     ]);
     assert_eq!(operator.grants(SYSTEM).unwrap(), at_home);
-    let heartbeats = with(&["leases.coordination.k8s.io []: get"]);
+    let heartbeats = with(&["leases.coordination.k8s.io []: delete get list patch"]);
     assert_eq!(operator.grants(HEARTBEATS).unwrap(), heartbeats);
     operator
         .get(&["lease", "-n", HEARTBEATS, &format!("droplet-{NODE}")])

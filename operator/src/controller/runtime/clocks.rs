@@ -46,6 +46,8 @@ pub enum Timed {
     ServiceInvalid,
     /// The name of a node's Endpoint is taken. By the node's name.
     HostNameTaken,
+    /// The Node of a heartbeat's Lease is gone. By the Lease's name.
+    HeartbeatOrphaned,
 }
 
 #[derive(Debug, Default)]

@@ -107,6 +107,8 @@ fn the_address_of_a_bound_pod_is_kept_without_a_claim() {
                 p.is_some_and(|p| addresses(p) == ["10.0.1.11"])
             })
             .await;
+            // It dials again, and reports what is there.
+            simulation.lock().droplets[THIEF].report(Report::Break);
             end_everything(simulation).await;
         });
     }
