@@ -218,7 +218,7 @@ fn what_a_droplet_acks_late_is_held_against_its_next_stream() {
 
 /// A bouncer that subscribes to an address and gives it back, again and again, acks each row late.
 #[test]
-fn rows_that_a_droplet_asks_for_do_not_keep_it_from_being_settled() {
+fn a_droplet_is_settled_whatever_rows_it_keeps_asking_for() {
     let mut acks = Acks::new(0);
     acks.open("a", (1, Kinds::all()), [].into_iter(), 0);
     assert!(!acks.is_settled("a"));

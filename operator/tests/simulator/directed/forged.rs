@@ -53,7 +53,7 @@ fn keep_kubelet_away(simulation: &Simulation, node: &str, is_away: bool) {
 }
 
 #[test]
-fn forged_attachments_keep_a_networks_addresses_only_for_a_while() {
+fn forged_attachments_block_a_networks_addresses_for_a_while() {
     for seed in 1..=4 {
         check("forged", seed, async |simulation| {
             begin(simulation, 1).await;
