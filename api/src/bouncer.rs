@@ -11,6 +11,7 @@ use crate::{Condition, Phase};
     group = "thuban.dev",
     version = "v1alpha1",
     kind = "Bouncer",
+    doc = "The role of one droplet as a gateway of a network: it knows on which droplet each endpoint of the network is. The operator creates Bouncers.",
     plural = "bouncers",
     shortname = "bnc",
     status = "RoleStatus",
@@ -24,28 +25,34 @@ use crate::{Condition, Phase};
     .message("metadata.name must be <spec.network>-b<number>, 0 to 7, such as red-web-b0"))]
 #[serde(rename_all = "camelCase")]
 pub struct BouncerSpec {
+    /// The name of the network's VPC. It can't be changed.
     #[x_kube(validation = Rule::new("self == oldSelf").message("spec.vpc is immutable: a Bouncer serves one network all its life"))]
     #[schemars(length(min = 1, max = 63))]
     pub vpc: String,
+    /// The name of the network that the bouncer serves. It can't be changed.
     #[x_kube(validation = Rule::new("self == oldSelf").message("spec.network is immutable: a Bouncer serves one network all its life"))]
     #[schemars(length(min = 1, max = 63))]
     pub network: String,
-    /// Where it is placed; written by the operator.
+    /// The droplet that the bouncer should be on. The operator sets it, and changes it to move the bouncer.
+    /// Absent while no droplet can take the bouncer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub droplet: Option<String>,
 }
 
-/// Status of a role, divider or bouncer. Provisioned: those who use it have acked.
+/// The state of a Divider or Bouncer. Only the operator writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RoleStatus {
     pub phase: Phase,
-    /// Where it serves; until this is `spec.droplet`, that one is being made ready.
+    /// The droplet that other droplets send packets to. If it differs from `spec.droplet`, the role is moving.
+    /// It stays in use until the new droplet is ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub droplet: Option<String>,
-    /// Users are told to forget it: written before any of them is, and gone before any is told of it again.
+    /// Whether the role is being removed: other droplets have been told, or will be told, to stop using it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub leaving: bool,
+    /// What the operator says about the object, one condition of each type.
+    /// If a condition is False, its message says what to do.
     pub conditions: Vec<Condition>,
 }

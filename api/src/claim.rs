@@ -4,12 +4,14 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// An address of a VPC, named `<vpc>.<address>`, IPv6 as 32 hex digits. It counts once it stands in the status of the Endpoint that it names.
+/// The address, and the Endpoint that it is reserved for. It can't be changed.
+/// The object's name is `<vpc>.<address>`, with an IPv6 address as 32 hex digits.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "thuban.dev",
     version = "v1alpha1",
     kind = "IpClaim",
+    doc = "The reservation of one address in one VPC. The object's name is the address, so nobody else can reserve it. The operator creates and deletes IpClaims.",
     plural = "ipclaims",
     shortname = "ipc",
     status = "IpClaimStatus",
@@ -25,53 +27,65 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct IpClaimSpec {
+    /// The name of the VPC that the address belongs to.
     #[schemars(length(min = 1, max = 63))]
     pub vpc: String,
+    /// The name of the network that the address belongs to.
     #[schemars(length(min = 1, max = 63))]
     pub network: String,
+    /// The reserved IPv4 or IPv6 address in its shortest form, such as 10.0.1.2 or fd00::2.
     #[x_kube(
         validation = Rule::new("isIP(self) && ip.isCanonical(self)")
             .message("spec.address must be an IP address in its shortest form, such as 10.0.1.2 or fd00::2")
     )]
     #[schemars(length(max = 39))]
     pub address: String,
+    /// The namespace of the Endpoint that the address is reserved for.
     #[schemars(length(min = 1, max = 63))]
     pub endpoint_namespace: String,
+    /// The name of the Endpoint that the address is reserved for.
+    /// The address is in use once that Endpoint's status has it.
     #[schemars(length(min = 1, max = 253))]
     pub endpoint_name: String,
-    /// Name of the pod; empty if a user made the Endpoint.
+    /// The name of the pod that the address is reserved for. Empty for Endpoints of users, Services and nodes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253))]
     pub pod: String,
-    /// UID of the pod; of the Endpoint, if a user made it.
+    /// The UID of the pod that the address is reserved for. If there is no pod: the UID of the Endpoint.
     #[schemars(length(min = 1, max = 63))]
     pub owner_uid: String,
-    /// Node that the Endpoint is on for life. Without its Endpoint, the claim waits for its word; for that of all if empty.
+    /// The node that the Endpoint stays on for all its life. Empty if the Endpoint may move, or is a Service's.
+    /// If the Endpoint is gone, the address is released when this node confirms that it no longer uses the address.
+    /// If the field is empty, all nodes must confirm it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253))]
     pub droplet: String,
 }
 
+/// The state of the reservation. Only the operator writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct IpClaimStatus {
-    /// UID of the Endpoint that took the address some time after the claim was made. An operator may have decided before that nobody takes it.
+    /// The UID of the Endpoint that uses the address. Written only if the reservation was some seconds old by then.
+    /// It prevents a late release of the address by an operator that did not know of the Endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub confirmed_for: Option<String>,
-    /// RFC 3339: when `confirmedFor` was written.
+    /// The time at which `confirmedFor` was written, in RFC 3339 format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub confirmed_at: Option<String>,
-    /// RFC 3339: when its rows were gone everywhere. From then it rests, then it is deleted.
+    /// The time from which no droplet used the address any more, in RFC 3339 format.
+    /// The operator deletes the IpClaim THUBAN_CLAIM_REST_SECONDS later (default: 30). Then the address is free.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub released_at: Option<String>,
 }
 
-/// A VNI, named by its number.
+/// The VPC that the VNI is reserved for. It can't be changed. The object's name is the VNI, 1 to 16777215.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "thuban.dev",
     version = "v1alpha1",
     kind = "VniClaim",
+    doc = "The reservation of one VNI, the number that marks a VPC's packets on the underlay. The object's name is the VNI. The operator creates and deletes VniClaims.",
     plural = "vniclaims",
     shortname = "vnic",
     status = "VniClaimStatus",
@@ -85,15 +99,20 @@ pub struct IpClaimStatus {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VniClaimSpec {
+    /// The name of the VPC.
     #[schemars(length(min = 1, max = 63))]
     pub vpc: String,
+    /// The UID of the Vpc object. A new VPC of the same name does not get the VNI.
     #[schemars(length(min = 1, max = 63))]
     pub vpc_uid: String,
 }
 
+/// The state of the reservation. Only the operator writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VniClaimStatus {
+    /// The time from which no droplet used the VNI any more, in RFC 3339 format.
+    /// The operator deletes the VniClaim THUBAN_CLAIM_REST_SECONDS later (default: 30). Then the VNI is free.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub released_at: Option<String>,
 }

@@ -10,20 +10,22 @@ pub enum ConditionStatus {
     Unknown,
 }
 
-/// A condition in the form of metav1.Condition.
+/// One statement about the object, in the form of a Kubernetes condition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// `Accepted` (the spec is good), `Ready` (it forwards), `Deleting` (what deletion waits for), …
+    /// What the condition is about, such as `Accepted` (the spec is valid), `Ready` (packets flow) or `Deleting`.
     #[serde(rename = "type")]
     pub kind: String,
+    /// Whether it is so: `True`, `False` or `Unknown`.
     pub status: ConditionStatus,
-    /// CamelCase, for programs.
+    /// The reason for programs, one word in CamelCase.
     pub reason: String,
-    /// For people: names the field, what was expected, what to do.
+    /// The reason for people: the field or object, what is wrong, and what to do.
     pub message: String,
-    /// RFC 3339.
+    /// The time at which `status` changed last, in RFC 3339 format.
     pub last_transition_time: String,
+    /// The `metadata.generation` that the condition is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }

@@ -10,6 +10,7 @@ use crate::RoleStatus;
     group = "thuban.dev",
     version = "v1alpha1",
     kind = "Divider",
+    doc = "The role of one droplet as a router of a VPC: it sends packets on to the bouncers of the destination's network. The operator creates Dividers.",
     plural = "dividers",
     shortname = "div",
     status = "RoleStatus",
@@ -22,10 +23,12 @@ use crate::RoleStatus;
     .message("metadata.name must be <spec.vpc>-d<number>, 0 to 7, such as red-d0"))]
 #[serde(rename_all = "camelCase")]
 pub struct DividerSpec {
+    /// The name of the VPC that the divider serves. It can't be changed.
     #[x_kube(validation = Rule::new("self == oldSelf").message("spec.vpc is immutable: a Divider serves one VPC all its life"))]
     #[schemars(length(min = 1, max = 63))]
     pub vpc: String,
-    /// Where it is placed; written by the operator.
+    /// The droplet that the divider should be on. The operator sets it, and changes it to move the divider.
+    /// Absent while no droplet can take the divider.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub droplet: Option<String>,

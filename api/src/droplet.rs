@@ -1,4 +1,4 @@
-//! Droplet: a node that carries Thuban's data plane. Named as its Node.
+//! Droplet: a node that carries Thuban's data plane. A Droplet has the name of its Node.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -6,12 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Condition, Phase};
 
-/// Written by the node's own transitd, which creates the object; the operator writes metadata and status.
+/// The properties of the node. The node's own transitd writes them.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "thuban.dev",
     version = "v1alpha1",
     kind = "Droplet",
+    doc = "A node that carries Thuban's data plane. The node's transitd creates the object, under the name of the Node.",
     plural = "droplets",
     shortname = "drop",
     status = "DropletStatus",
@@ -27,54 +28,59 @@ use crate::{Condition, Phase};
     .message("spec.node must be metadata.name: a Droplet is named as its Node"))]
 #[serde(rename_all = "camelCase")]
 pub struct DropletSpec {
-    /// The Node's name; the object has the same.
+    /// The name of the Node. It must be the name of the Droplet.
     #[schemars(length(min = 1, max = 253))]
     pub node: String,
-    /// IPv4 of the node on the underlay: one of its Node's InternalIPs, unique among droplets.
+    /// The IPv4 address at which other droplets reach this one.
+    /// It must be an InternalIP of the Node, and no other droplet may have it.
+    /// If it is not, the condition `Accepted` is False and the droplet is not used.
     #[x_kube(
         validation = Rule::new("isIP(self) && ip(self).family() == 4 && ip(self).isGlobalUnicast()")
             .message("spec.ip must be a unicast IPv4 address, one of the Node's InternalIPs")
     )]
     #[schemars(length(max = 39))]
     pub ip: String,
-    /// Interface that holds it.
+    /// The name of the network interface that has the address `ip`, such as eth0.
     #[schemars(length(min = 1, max = 15))]
     pub interface: String,
-    /// MTU of that interface, bytes. Pods get 50 less.
+    /// The MTU of that interface in bytes, 626 to 65535. Pods on the node get 50 bytes less.
     #[x_kube(
         validation = Rule::new("self >= 626 && self <= 65535")
             .message("spec.mtu must be 626 to 65535 bytes: pods get 50 less, and IPv4 needs 576; raise the MTU of spec.interface")
     )]
     pub mtu: u32,
-    /// Where transit runs: `xdp` or `tc`.
+    /// Where the program transit runs: `xdp` or `tc`. Transit receives packets at the interface.
     #[x_kube(
         validation = Rule::new("self in ['', 'xdp', 'tc']").message("spec.transitHook must be xdp or tc")
     )]
     #[serde(default)]
     pub transit_hook: String,
-    /// Where agents of new pods run: `xdp` or `tc`.
+    /// Where the agents of new pods run: `xdp` or `tc`. An agent receives packets at a pod's veth.
     #[x_kube(
         validation = Rule::new("self in ['', 'xdp', 'tc']").message("spec.agentHook must be xdp or tc")
     )]
     #[serde(default)]
     pub agent_hook: String,
-    /// Version of transitd and its programs.
+    /// The version of transitd and its programs on the node.
     #[serde(default)]
     #[schemars(length(max = 63))]
     pub program_version: String,
 }
 
-/// Written by the operator alone.
+/// The state of the droplet. Only the operator writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DropletStatus {
     pub phase: Phase,
-    /// The address that was verified; rows go by it as long as the object is there.
+    /// The latest `spec.ip` that passed the operator's checks. Other droplets send packets to this address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Names of the dividers and bouncers that it carries.
+    /// The names of the Dividers and Bouncers on the droplet.
     pub roles: Vec<String>,
+    /// What the operator says about the object, one condition of each type.
+    /// If a condition is False, its message says what to do.
     pub conditions: Vec<Condition>,
+    /// The latest `metadata.generation` that the operator has seen. If it is smaller, the status is of an earlier spec.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }

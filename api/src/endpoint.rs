@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Condition, Phase};
 
-/// The kind of member that the Endpoint is.
+/// The kind of member. Default: Simple, a pod.
+/// Scaled is a Service: its addresses stand for backends. Host is a node, in the VPC `default`.
+/// The operator creates Endpoints of the types Scaled and Host. Users leave this field out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum EndpointType {
     /// A pod.
@@ -20,25 +22,29 @@ pub enum EndpointType {
     Host,
 }
 
+/// A pod of the Endpoint's namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodRef {
+    /// The pod's name.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// UID of the Pod object.
+    /// The UID of the Pod object.
     #[schemars(length(min = 1, max = 63))]
     pub uid: String,
-    /// UID that kubelet tells the CNI plugin; another one for static pods (their mirror's annotation).
+    /// The UID that kubelet passes to the CNI plugin. It differs from `uid` only for static pods.
     #[schemars(length(min = 1, max = 63))]
     pub cni_uid: String,
 }
 
+/// A Service of the Endpoint's namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceRef {
+    /// The Service's name.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// UID of the Service object.
+    /// The UID of the Service object.
     #[schemars(length(min = 1, max = 63))]
     pub uid: String,
 }
@@ -48,6 +54,7 @@ pub struct ServiceRef {
     group = "thuban.dev",
     version = "v1alpha1",
     kind = "Endpoint",
+    doc = "A member of a network: a pod, a Service or a node. The operator creates an Endpoint for each of them. Users create Endpoints whose addresses outlive pods.",
     plural = "endpoints",
     shortname = "tep",
     namespaced,
@@ -88,24 +95,30 @@ pub struct ServiceRef {
 pub struct EndpointSpec {
     #[serde(rename = "type", default)]
     pub kind: EndpointType,
-    /// Empty while the network is not known, and if a user made it.
+    /// The name of the network's VPC. The operator sets it. Users leave it out.
+    /// It is empty if a user created the Endpoint, or if the network did not exist when the operator created it.
     #[serde(default)]
     #[schemars(length(max = 63))]
     pub vpc: String,
+    /// The name of the network that the Endpoint is a member of.
+    /// If the network does not exist or does not admit the namespace, the condition `Accepted` is False and says why.
     #[schemars(length(min = 1, max = 63))]
     pub network: String,
-    /// The pod that it was made for; none if a user made it, or if it is a Service's.
+    /// The pod that the operator created the Endpoint for. Users leave it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_ref: Option<PodRef>,
-    /// The Service that it was made for, of the same namespace.
+    /// The Service that the operator created the Endpoint for. Users leave it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_ref: Option<ServiceRef>,
-    /// For a pod: its node. For type Host: the node itself. Otherwise empty.
+    /// The node of the pod, or the node itself for the type Host. The operator sets it. Users leave it out.
+    /// For an Endpoint that a user created, `status.droplet` says where it is.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253))]
     pub droplet: String,
-    /// Asked for by annotation or by its user, at most one of each family; the network must allow it. None: the
-    /// operator picks; a Service has those of the cluster alone.
+    /// The addresses that the Endpoint asks for: at most one IPv4 and one IPv6 address, such as 10.0.1.50.
+    /// They must be in the network's ranges, and the network must have `allowStaticIPs: true`.
+    /// If an address can't be had, a condition says why: `AddressUnfit`, `AddressTaken` or `AddressInUseOnNode`.
+    /// Default: none, and the operator chooses the addresses. A Service then has its ClusterIPs only.
     #[x_kube(
         validation = Rule::new("self.all(a, isIP(a))")
             .message("spec.addresses must be addresses such as 10.0.1.7 or fd00:1::7, without prefix length"),
@@ -115,14 +128,16 @@ pub struct EndpointSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 2), inner(length(max = 39)))]
     pub addresses: Vec<String>,
-    /// Claimed by the operator before it made the object, or the Service's; `status.addresses` goes before it.
+    /// The addresses that the operator reserved before it created the Endpoint. Users leave it out.
+    /// `status.addresses` is the current list. It differs if an address had to be replaced.
     #[x_kube(
         validation = Rule::new("self.all(a, isIP(a))").message("spec.claimed must be IP addresses")
     )]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 2), inner(length(max = 39)))]
     pub claimed: Vec<String>,
-    /// A unicast MAC address, as 02:00:00:00:00:01. None: made from the address.
+    /// The MAC address, such as 02:00:00:00:00:01. It must be unicast: the first byte is even.
+    /// Default: a MAC address that follows from the IPv4 address.
     #[x_kube(
         validation = Rule::new("self.matches('^[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}$') && self != '00:00:00:00:00:00'")
             .message("spec.mac must be a unicast MAC address, such as 02:00:00:00:00:01: six bytes, the first one even"),
@@ -134,41 +149,48 @@ pub struct EndpointSpec {
     pub mac: Option<String>,
 }
 
-/// Written by the operator alone. An address counts once it stands here.
+/// The state of the Endpoint. Only the operator writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointStatus {
     pub phase: Phase,
-    /// IPv4, then IPv6 if the network has an IPv6 range; of a Service its cluster IPs, in their order.
+    /// The addresses of the Endpoint: IPv4, then IPv6 if the network had an IPv6 range at its creation.
+    /// For a Service: its ClusterIPs, then its addresses in the network (annotation `thuban.dev/service-ip`).
+    /// Empty until the operator has given addresses out.
     pub addresses: Vec<String>,
+    /// The MAC address of the Endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
-    /// The IPv4 gateway; the IPv6 gateway is the same link-local address everywhere.
+    /// The IPv4 gateway of the pod. The IPv6 gateway is fe80::5468:7562:6101 in every network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
-    /// Prefix length of the pod's IPv4 address within its network.
+    /// The prefix length of the range that the IPv4 address is from, such as 24.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_length: Option<u8>,
-    /// Prefix length of the pod's IPv6 address within its network.
+    /// The prefix length of the range that the IPv6 address is from, such as 64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_length6: Option<u8>,
-    /// Where it lives.
+    /// The droplet that the Endpoint is on. Absent while no pod has an Endpoint that a user created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub droplet: Option<String>,
-    /// The pod that has it now, if a user made it.
+    /// The pod that has the Endpoint now, if a user created the Endpoint. Absent while no pod has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_ref: Option<PodRef>,
-    /// Where it lived before: packets follow it from there until all who had it there know.
+    /// The droplet that an Endpoint of a user was on before it moved. That droplet forwards packets to the new one.
+    /// The field goes away when all droplets that knew the old place know the new one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub previous_droplet: Option<String>,
-    /// How many addresses new connections to the Service go to.
+    /// For a Service: the number of addresses that receive new connections.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backends: Option<u32>,
-    /// The lowest five of these addresses.
+    /// For a Service: the lowest five of the addresses that receive new connections.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub first_backends: Vec<String>,
-    /// Ports of nodes that lead to the Service, as 30080/TCP. A port that was another VPC's until lately is not among them.
+    /// For a Service: the ports of nodes that lead to it, such as 30080/TCP.
+    /// A NodePort that another VPC had shortly before is missing until all nodes know the change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_ports: Option<Vec<String>>,
+    /// What the operator says about the object, one condition of each type.
+    /// If a condition is False, its message says what to do.
     pub conditions: Vec<Condition>,
 }

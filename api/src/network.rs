@@ -10,6 +10,7 @@ use crate::{Condition, Phase};
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "thuban.dev", version = "v1alpha1", kind = "Network", plural = "networks", shortname = "net",
+    doc = "A subnet of a VPC. Pods get their addresses from a network.",
     status = "NetworkStatus",
     printcolumn(name = "VPC", type_ = "string", json_path = ".spec.vpc"),
     printcolumn(name = "CIDRs", type_ = "string", json_path = ".spec.cidrs"),
@@ -27,12 +28,17 @@ use crate::{Condition, Phase};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkSpec {
-    /// The VPC; never changes.
+    /// The name of the VPC that the network belongs to. It can't be changed.
+    /// If that VPC does not exist, the condition `Accepted` is False and the network waits.
     #[x_kube(validation = Rule::new("self == oldSelf").message("spec.vpc is immutable: delete the Network and make it again in the other VPC"))]
     #[schemars(length(min = 1, max = 63))]
     pub vpc: String,
-    /// Ranges within the VPC's: networks without host bits, at most 8; only appended. The first one is IPv4; endpoints
-    /// that are created while there is an IPv6 range get an address of both families.
+    /// The address ranges of the network: 1 to 8 networks in CIDR notation, without host bits, within the VPC's ranges.
+    /// The first range is IPv4 of /30 or larger, such as 10.0.1.0/24. An IPv6 range is /64 to /120.
+    /// A range may not overlap a range of another network of the VPC.
+    /// Ranges can be appended. A range in force (`status.cidrs`) can't be removed or changed.
+    /// Endpoints that are created while the network has an IPv6 range get an IPv4 and an IPv6 address.
+    /// The operator refuses a bad range by the condition `Accepted` False. The ranges in force then stay as they are.
     #[x_kube(
         validation = Rule::new("self.size() >= 1 && self.size() <= 8").message("spec.cidrs must have 1 to 8 ranges"),
         validation = Rule::new("self.all(c, isCIDR(c) && cidr(c).masked() == cidr(c) && (cidr(c).ip().family() == 4 ? cidr(c).prefixLength() <= 30 : cidr(c).prefixLength() >= 64 && cidr(c).prefixLength() <= 120))")
@@ -44,33 +50,43 @@ pub struct NetworkSpec {
     )]
     #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
-    /// How many bouncers serve the network; the least, with `autoscale`.
+    /// The number of bouncers, 1 to 8. Default: 2, so that one may fail.
+    /// With `autoscale`, this is the least number.
     #[serde(default = "crate::vpc::default_roles")]
     #[schemars(range(min = 1, max = 8))]
     pub bouncers: u32,
-    /// Lets the operator add bouncers.
+    /// Lets the operator add bouncers under load, or when the network has many endpoints.
+    /// Without this field, the network always has as many bouncers as `bouncers` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscale: Option<BouncerAutoscale>,
-    /// Namespaces whose pods may enter, if the VPC admits them too: none admits nobody, `{}` admits all.
+    /// A selector of the namespaces whose pods, Services and Endpoints may enter the network.
+    /// The VPC must admit them, too.
+    /// Without this field, no namespace may enter, except in the network `default`, which admits all. `{}` admits all.
+    /// When a namespace is no longer admitted, its running pods stay and no new pod enters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed_namespaces: Option<LabelSelector>,
-    /// Whether pods and endpoints may ask for addresses of their choice.
+    /// Whether pods, Services and Endpoints may ask for addresses of their choice. Default: false.
+    /// If it is false, a pod that asks for an address does not start, and an event on the pod says why.
     #[serde(default, rename = "allowStaticIPs")]
     pub allow_static_ips: bool,
 }
 
-/// When a network gets more bouncers than `bouncers`: at once by need, fewer again after five minutes without need.
+/// The bounds and the measures for the number of bouncers.
+/// The operator adds bouncers at once when they are needed.
+/// It removes them after five minutes in which fewer are enough.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BouncerAutoscale {
-    /// The most.
+    /// The largest number of bouncers, 1 to 8. It must be at least `bouncers`.
     #[schemars(range(min = 1, max = 8))]
     pub max_bouncers: u32,
-    /// Endpoints for each bouncer.
+    /// The number of endpoints that one bouncer should serve at most. Default: 2000.
+    /// The operator adds a bouncer when the network has more.
     #[serde(default = "endpoints_per_bouncer")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub endpoints_per_bouncer: u32,
-    /// Packets a second that a bouncer of the network may pass on, as its droplet reports.
+    /// The number of packets per second that one bouncer should forward at most. Default: 200000.
+    /// The operator adds a bouncer when the load that droplets report is larger.
     #[serde(default = "crate::vpc::packets_per_second")]
     #[schemars(range(min = 1, max = 100_000_000))]
     pub packets_per_second: u32,
@@ -80,24 +96,28 @@ fn endpoints_per_bouncer() -> u32 {
     2000
 }
 
-/// Written by the operator alone.
+/// The state of the network. Only the operator writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NetworkStatus {
     pub phase: Phase,
-    /// Ranges in force: those of the spec, as they last passed the checks.
+    /// The ranges in force: the latest `spec.cidrs` that passed the operator's checks.
     #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
-    /// IPv4 addresses that endpoints can have; IPv6 ranges are not counted.
+    /// The number of IPv4 addresses that endpoints can have in the ranges in force. IPv6 addresses are not counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u64>,
-    /// IPv4 addresses claimed, resting ones included; written at most once a second.
+    /// The number of IPv4 addresses that are reserved now, with those of deleted pods that wait to be used again.
+    /// The operator writes it at most once per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocated: Option<u64>,
-    /// How many bouncers there should be now.
+    /// The number of bouncers that the network should have now. It differs from `spec.bouncers` only with `autoscale`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bouncers: Option<u32>,
+    /// The latest `metadata.generation` that the operator has seen. If it is smaller, the status is of an earlier spec.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// What the operator says about the object, one condition of each type.
+    /// If a condition is False, its message says what to do.
     pub conditions: Vec<Condition>,
 }

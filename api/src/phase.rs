@@ -3,8 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Latched: an object that was Provisioned stays so; what came later reports on its own object. One exception: an
-/// Endpoint that a user made is in Init again when another pod gets it, and while none has it.
+/// Init: the droplets concerned do not have all they need yet. Provisioned: they have.
+/// A Provisioned object stays Provisioned. Conditions, and objects that are created later, report on later changes.
+/// One exception: an Endpoint that a user created is in Init while no pod has it, and when another pod gets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Phase {
     #[default]

@@ -10,6 +10,7 @@ use crate::{Condition, DEFAULT_ROLES, Phase};
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "thuban.dev", version = "v1alpha1", kind = "Vpc", plural = "vpcs",
+    doc = "A virtual private cloud (VPC): the address space of one tenant. Its pods reach each other, and no pod of another VPC.",
     status = "VpcStatus",
     printcolumn(name = "VNI", type_ = "integer", json_path = ".status.vni"),
     printcolumn(name = "CIDRs", type_ = "string", json_path = ".spec.cidrs"),
@@ -25,7 +26,11 @@ use crate::{Condition, DEFAULT_ROLES, Phase};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VpcSpec {
-    /// Ranges of the VPC: IPv4 and IPv6 networks without host bits, at most 8; only appended.
+    /// The address ranges of the VPC: 1 to 8 networks in CIDR notation, without host bits.
+    /// A range is IPv4, such as 10.0.0.0/16, or IPv6 of /120 or larger, such as fd00::/48.
+    /// Other VPCs may have the same ranges. No range may touch Services, nodes, the underlay or the VPC `default`.
+    /// Ranges can be appended. A range in force (`status.cidrs`) can't be removed or changed.
+    /// The operator refuses a bad range by the condition `Accepted` False. The ranges in force then stay as they are.
     #[x_kube(
         validation = Rule::new("self.size() >= 1 && self.size() <= 8").message("spec.cidrs must have 1 to 8 ranges"),
         validation = Rule::new("self.all(c, isCIDR(c) && cidr(c).masked() == cidr(c) && (cidr(c).ip().family() == 4 || cidr(c).prefixLength() <= 120))")
@@ -35,19 +40,25 @@ pub struct VpcSpec {
     )]
     #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
-    /// How many dividers serve the VPC; the least, with `autoscale`.
+    /// The number of dividers, 1 to 8. Default: 2, so that one may fail.
+    /// With `autoscale`, this is the least number.
     #[serde(default = "default_roles")]
     #[schemars(range(min = 1, max = 8))]
     pub dividers: u32,
-    /// Lets the operator add dividers.
+    /// Lets the operator add dividers under load.
+    /// Without this field, the VPC always has as many dividers as `dividers` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscale: Option<DividerAutoscale>,
-    /// Pods reach addresses outside of the VPC in their node's name; nodes, the underlay and other VPCs stay closed. Default:
-    /// only those of the VPC `default` do.
+    /// Whether pods reach addresses outside of the VPC. Their packets leave with the node's address as source.
+    /// Nodes, the underlay, addresses of cloud metadata and other VPCs stay closed to all VPCs but `default`.
+    /// Default: true for the VPC `default`, false for all others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<bool>,
-    /// Services of the VPC `default`, as `namespace/name`, that pods reach at their ordinary addresses. Default:
-    /// `default/kubernetes`, and `kube-system/kube-dns` if the installation names its cluster DNS.
+    /// The Services of the VPC `default` that pods of this VPC reach at their ClusterIPs.
+    /// The list has at most 16 entries, each in the form `namespace/name`.
+    /// An empty list shares none. A Service that does not exist, or is in another VPC than `default`, has no effect.
+    /// Default: `default/kubernetes`, and `kube-system/kube-dns` if the operator knows THUBAN_CLUSTER_DNS.
+    /// The VPC `default` reaches all of its own Services without this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(max = 16),
@@ -57,19 +68,25 @@ pub struct VpcSpec {
         )
     )]
     pub shared_services: Option<Vec<String>>,
-    /// Namespaces whose pods may enter: none admits nobody, `{}` admits all.
+    /// A selector of the namespaces whose pods, Services and Endpoints may enter the VPC.
+    /// The network must admit them, too.
+    /// Without this field, no namespace may enter, except in the VPC `default`, which admits all. `{}` admits all.
+    /// When a namespace is no longer admitted, its running pods stay and no new pod enters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed_namespaces: Option<LabelSelector>,
 }
 
-/// When a VPC gets more dividers than `dividers`: at once by need, fewer again after five minutes without need.
+/// The bounds and the measure for the number of dividers.
+/// The operator adds dividers at once when they are needed.
+/// It removes them after five minutes in which fewer are enough.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DividerAutoscale {
-    /// The most.
+    /// The largest number of dividers, 1 to 8. It must be at least `dividers`.
     #[schemars(range(min = 1, max = 8))]
     pub max_dividers: u32,
-    /// Packets a second that a divider of the VPC may pass on, as its droplet reports.
+    /// The number of packets per second that one divider should forward at most. Default: 200000.
+    /// The operator adds a divider when the load that droplets report is larger.
     #[serde(default = "packets_per_second")]
     #[schemars(range(min = 1, max = 100_000_000))]
     pub packets_per_second: u32,
@@ -79,21 +96,25 @@ pub(crate) fn packets_per_second() -> u32 {
     200_000
 }
 
-/// Written by the operator alone.
+/// The state of the VPC. Only the operator writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VpcStatus {
     pub phase: Phase,
-    /// Ranges in force: those of the spec, as they last passed the checks.
+    /// The ranges in force: the latest `spec.cidrs` that passed the operator's checks.
     #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
+    /// The number that marks the VPC's packets on the underlay, 1 to 16777215. Absent until the operator has chosen it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vni: Option<u32>,
-    /// How many dividers there should be now.
+    /// The number of dividers that the VPC should have now. It differs from `spec.dividers` only with `autoscale`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dividers: Option<u32>,
+    /// The latest `metadata.generation` that the operator has seen. If it is smaller, the status is of an earlier spec.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// What the operator says about the object, one condition of each type.
+    /// If a condition is False, its message says what to do.
     pub conditions: Vec<Condition>,
 }
 
