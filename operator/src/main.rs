@@ -37,49 +37,51 @@ static ALLOCATOR: Jemalloc = Jemalloc;
 #[unsafe(export_name = "_rjem_malloc_conf")]
 pub static MALLOC_CONF: &[u8; 10] = b"narenas:2\0";
 
-/// Runs the workflows of Thuban's objects and programs the droplets.
+/// The operator of Thuban: gives out addresses, places roles on droplets, and sends each droplet its rows.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Settings {
-    /// Name of this pod, for the Lease and events.
+    /// Name of this pod. It stands in the leader's Lease and in events.
     #[arg(long, env = "POD_NAME", default_value = "thuban-operator")]
     pod_name: String,
-    /// Address that droplets dial: the node's.
+    /// Address that droplets connect to. It must be the address of the node that this pod runs on.
     #[arg(long, env = "POD_IP")]
     pod_ip: IpAddr,
-    /// Port of the stream server.
+    /// TCP port that droplets connect to.
     #[arg(long, env = "THUBAN_LISTEN_PORT", default_value_t = 6082)]
     listen_port: u16,
-    /// Ranges besides Nodes' InternalIPs from which transitd may dial, comma separated: where something translates nodes'
-    /// addresses, or they dial by others. Many nodes may share an address there.
+    /// Ranges from which droplets may connect, besides the InternalIPs of Nodes; separated by commas. Default: none.
+    /// Needed where droplets connect from other addresses, or where their addresses are translated on the way.
     #[arg(long, env = "THUBAN_STREAM_SOURCES", value_delimiter = ',')]
     stream_sources: Vec<IpNet>,
-    /// Port of metrics and health on the same address; 0 serves none.
+    /// TCP port of metrics and health probes, at the same address. 0 turns them off.
     #[arg(long, env = "THUBAN_METRICS_PORT", default_value_t = 6083)]
     metrics_port: u16,
-    /// Service ranges of the cluster, comma separated: no VPC may touch them; Services with addresses elsewhere are
-    /// not served.
+    /// Ranges of the cluster's Services, separated by commas. VPCs may not overlap them. A Service whose address is
+    /// in none of them is not served.
     #[arg(long, env = "THUBAN_SERVICE_CIDRS", value_delimiter = ',')]
     service_cidrs: Vec<Cidr>,
-    /// Ranges in which Services of the VPC `default` may have `externalIPs`, comma separated; none: nowhere.
+    /// Ranges in which Services of the VPC `default` may have `externalIPs`, separated by commas. Default: none, and
+    /// `externalIPs` have no effect.
     #[arg(long, env = "THUBAN_EXTERNAL_IP_CIDRS", value_delimiter = ',')]
     external_ip_cidrs: Vec<Cidr>,
-    /// Ranges of nodes and underlay, comma separated: no VPC may touch them.
+    /// Ranges of nodes and of the network between them, separated by commas. VPCs may not overlap them.
     #[arg(long, env = "THUBAN_UNDERLAY_CIDRS", value_delimiter = ',')]
     underlay_cidrs: Vec<Cidr>,
-    /// Range of the VPC and network `default`.
+    /// IPv4 range of the VPC and network `default`, which the operator creates.
     #[arg(long, env = "THUBAN_DEFAULT_VPC_CIDR", default_value = "10.244.0.0/16")]
     default_vpc_cidr: Cidr,
-    /// Seconds that a released address, and a VNI, rests before it may be given out again. Shorter than the default only
-    /// where nothing but tests runs: whoever last spoke with the old owner may still send to the address.
+    /// Time in seconds that a released address or VNI stays unused, 5 to 3600. In this time others may
+    /// still send to the old owner. Use less than the default for tests only.
     #[arg(long, env = "THUBAN_CLAIM_REST_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(5..=3600))]
     claim_rest_seconds: u64,
-    /// Seconds that droplets serve ports of tenants' Services without an operator: transitd has the same setting. A port that
-    /// passes to another VPC rests a minute longer, if a droplet is away. Less than 200 only where nothing but tests runs.
+    /// Time in seconds that droplets serve NodePorts of tenants' Services without the operator, 2 to 86400.
+    /// transitd must have the same value. If a droplet is away, a NodePort that goes to another VPC waits this time and
+    /// a minute more. Use less than 200 for tests only.
     #[arg(long, env = "THUBAN_NODE_PORT_LEASE_SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(2..=86_400))]
     node_port_lease_seconds: u64,
-    /// ClusterIP of the cluster's DNS. With it every VPC shares kube-system/kube-dns unless it says what it shares; without
-    /// it no VPC but the default one reaches it.
+    /// ClusterIP of the cluster's DNS Service. With it, every VPC without a list of shared Services shares
+    /// kube-system/kube-dns. Without it, only the VPC `default` reaches cluster DNS.
     #[arg(long, env = "THUBAN_CLUSTER_DNS")]
     cluster_dns: Option<IpAddr>,
 }

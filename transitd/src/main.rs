@@ -15,7 +15,7 @@ use tracing_subscriber::EnvFilter;
 use transitd::settings::{PinSettings, RunSettings};
 use transitd::{daemon, dataplane, trace};
 
-/// Thuban's node daemon.
+/// The node daemon of Thuban: connects pods, and programs the node's data plane.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
@@ -25,21 +25,22 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve this node.
+    /// Run the daemon on this node. This is the default.
     Run(Box<RunSettings>),
-    /// Exit 0 when the daemon would serve an ADD; says why not.
+    /// Ask the daemon whether it can serve pods. Exits with 0 if it can, else prints why not.
     Status {
+        /// Unix socket of the daemon.
         #[arg(long, env = "THUBAN_SOCKET", default_value = thuban_proto::DEFAULT_CNI_SOCKET)]
         socket: PathBuf,
-        /// Only whether it answers.
+        /// Ask only whether the daemon answers.
         #[arg(long)]
         alive: bool,
     },
-    /// Print all counters as one JSON object.
+    /// Print all counters of this node as one JSON object.
     Counters(PinSettings),
-    /// Print the tables, one JSON object a row.
+    /// Print the tables of this node, one JSON object for each row.
     Rows(PinSettings),
-    /// Print each packet of an endpoint as this node's programs see it, until interrupted.
+    /// Print each packet of a pod or endpoint as this node's programs see it. Ends with Ctrl-C.
     Trace(Box<trace::TraceSettings>),
 }
 

@@ -12,52 +12,60 @@ use thuban_common::tables::LAYOUT_VERSION;
 use crate::dns::{self, Domain};
 use crate::netfilter::nft::Nft;
 
-/// Where transit runs on the uplink.
+/// Where the program transit runs on the uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransitHookChoice {
+    /// XDP. tc if the NIC refuses XDP, or is a veth whose frames arrive whole or are aggregated.
     Auto,
+    /// XDP. transitd does not start if the NIC refuses it.
     Xdp,
+    /// tc, on every NIC.
     Tc,
 }
 
 /// Where the agent runs on a pod's veth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AgentHook {
+    /// tc, the kernel's traffic control.
     Tc,
+    /// XDP, if transit runs at XDP. Otherwise tc.
     Xdp,
 }
 
-/// Whether received segments are aggregated before transit at tc.
+/// Whether the kernel aggregates received Geneve segments before transit at tc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Aggregation {
+    /// Yes, where transit runs at tc and the NIC delivers segments. A VXLAN device then takes UDP port 6081.
     Auto,
+    /// No. Then transit runs at XDP on a veth that delivers segments.
     Never,
 }
 
-/// Whether destinations of flows that stay are asked for.
+/// Whether flows that stay go directly to the destination's droplet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DirectPaths {
+    /// Yes, as soon as the operator has told the destination's place.
     Auto,
+    /// No: all packets go by bouncers and dividers. Use it to find out whether a fault is theirs.
     Never,
 }
 
-/// Whom metrics are served to.
+/// Who can read the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MetricsAddress {
-    /// Processes of this node, at 127.0.0.1.
+    /// Processes of this node only: metrics listen at 127.0.0.1.
     Loopback,
-    /// Whoever reaches the node's address.
+    /// Everybody who reaches the node's address.
     Node,
 }
 
 /// Where the pinned maps and links are.
 #[derive(Args, Clone, Debug)]
 pub struct PinSettings {
-    /// The bpffs of this node.
+    /// Mount point of this node's bpffs, which holds maps and links.
     #[arg(long, env = "THUBAN_BPFFS", default_value = "/sys/fs/bpf", global = true)]
     pub bpffs: PathBuf,
-    /// Number of the layout of maps that the programs were built for; another one than this build's is for tests of
-    /// upgrades.
+    /// Version of the layout of maps that the programs were built for. Tests of upgrades change it.
     #[arg(long, env = "THUBAN_LAYOUT", default_value_t = LAYOUT_VERSION, hide = true, global = true)]
     pub layout: u32,
 }
@@ -94,94 +102,100 @@ impl PinSettings {
 
 #[derive(Args, Clone, Debug)]
 pub struct RunSettings {
-    /// Name of this node, and of its Droplet.
+    /// Name of this node. The Droplet gets the same name.
     #[arg(long, env = "NODE_NAME", default_value = "")]
     pub node_name: String,
-    /// The node's InternalIP; the uplink is the interface that holds it. Default: the default route's interface.
+    /// The node's InternalIP (IPv4). The uplink is the interface that has this address.
+    /// Default: the address of the interface of the default route.
     #[arg(long, env = "NODE_IP")]
     pub node_ip: Option<Ipv4Addr>,
-    /// The uplink's name, when neither the node's address nor the default route tells it.
+    /// Name of the uplink. Needed only if neither the node's address nor the default route tells it.
     #[arg(long, env = "THUBAN_INTERFACE")]
     pub interface: Option<String>,
+    /// Where the program transit runs on the uplink.
     #[arg(long, env = "THUBAN_TRANSIT_HOOK", value_enum, default_value = "auto")]
     pub transit_hook: TransitHookChoice,
+    /// Where the agents of pods run.
     #[arg(long, env = "THUBAN_AGENT_HOOK", value_enum, default_value = "tc")]
     pub agent_hook: AgentHook,
-    /// auto: where transit runs at tc and frames arrive segmented, a VXLAN device holds UDP port 6081, so that the kernel
-    /// aggregates Geneve segments; never: no such device, and veth uplinks take XDP instead.
+    /// Whether the kernel aggregates received Geneve segments before transit.
     #[arg(long, env = "THUBAN_AGGREGATION", value_enum, default_value = "auto")]
     pub aggregation: Aggregation,
-    /// The object file with the eBPF programs.
+    /// Object file with the eBPF programs.
     #[arg(
         long,
         env = "THUBAN_PROGRAMS",
         default_value = "/usr/lib/thuban/thuban-programs.o"
     )]
     pub programs: PathBuf,
-    /// The socket for the CNI plugin; its directory is made private to root.
+    /// Unix socket for the CNI plugin. transitd makes its folder private to root.
     #[arg(long, env = "THUBAN_SOCKET", default_value = thuban_proto::DEFAULT_CNI_SOCKET)]
     pub socket: PathBuf,
-    /// Attachment files and the epoch.
+    /// Folder of files that must survive a restart: attachments, endpoints, the operator's epoch.
     #[arg(long, env = "THUBAN_STATE_DIR", default_value = "/var/lib/thuban")]
     pub state_dir: PathBuf,
-    /// A writable /proc/sys/net of the node's network namespace.
+    /// Path of /proc/sys/net of the node's network namespace. It must be writable.
     #[arg(long, env = "THUBAN_PROC_SYS_NET", default_value = "/proc/sys/net")]
     pub proc_sys_net: PathBuf,
-    /// nft, which writes the rules of the tables `inet thuban`, `inet thuban-overlay` and `inet thuban-limits`.
+    /// The program nft, which writes the tables `inet thuban`, `inet thuban-overlay` and `inet thuban-limits`.
     #[arg(long, env = "THUBAN_NFT", default_value = "nft")]
     nft: PathBuf,
-    /// How long one run of nft may take, seconds. Then it is ended, and its rules count as refused until they are tried
-    /// again.
+    /// How long one run of nft may take, seconds. Then transitd ends it, and tries its rules again.
     #[arg(long, env = "THUBAN_NFT_PATIENCE", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     nft_patience: u64,
-    /// ClusterIP of the cluster's DNS, of the VPC that nodes are in. Pods of other VPCs that share it get a view of it.
+    /// ClusterIP (IPv4) of the cluster's DNS Service. Pods of VPCs that share this Service ask it through transitd.
+    /// Default: none, and only the VPC `default` has cluster DNS.
     #[arg(long, env = "THUBAN_CLUSTER_DNS")]
     pub cluster_dns: Option<Ipv4Addr>,
-    /// The domain that the cluster's names are in.
+    /// Domain of the cluster's names.
     #[arg(long, env = "THUBAN_CLUSTER_DOMAIN", default_value = dns::DEFAULT_DOMAIN)]
     pub cluster_domain: Domain,
-    /// The CNI binary to install; without it nothing is installed.
+    /// CNI plugin that transitd installs on the node. Default: none, and nothing is installed.
     #[arg(long, env = "THUBAN_CNI_BINARY")]
     pub cni_binary: Option<PathBuf>,
+    /// Folder into which transitd installs the CNI plugin.
     #[arg(long, env = "THUBAN_CNI_BIN_DIR", default_value = "/opt/cni/bin")]
     pub cni_bin_dir: PathBuf,
+    /// Folder into which transitd writes the CNI configuration.
     #[arg(long, env = "THUBAN_CNI_CONF_DIR", default_value = "/etc/cni/net.d")]
     pub cni_conf_dir: PathBuf,
-    /// Namespace of the operator's Lease and the heartbeats.
+    /// Namespace of the operator's Lease.
     #[arg(long, env = "THUBAN_NAMESPACE", default_value = "thuban-system")]
     pub namespace: String,
-    /// The projected ServiceAccount token for the operator, read again at each connect.
+    /// File with the ServiceAccount token for the operator. transitd reads it again for each connection.
     #[arg(
         long,
         env = "THUBAN_TOKEN_FILE",
         default_value = "/var/run/secrets/thuban/token"
     )]
     pub token_file: PathBuf,
-    /// host:port of the operator. With it, no API server is used: no Droplet, no heartbeat, no Lease (tests, trials).
+    /// Address (host:port) of the operator, for tests and trials. transitd then uses no API server: it writes no
+    /// Droplet and no heartbeat, and reads no Lease. Needs --operator-ca.
     #[arg(long, env = "THUBAN_OPERATOR_ADDRESS", requires = "operator_ca")]
     pub operator_address: Option<String>,
-    /// The CA bundle (PEM) that the operator's certificate must chain to; together with --operator-address.
+    /// File (PEM) of the CA that signed the operator's certificate. Needs --operator-address.
     #[arg(long, env = "THUBAN_OPERATOR_CA", requires = "operator_address")]
     pub operator_ca: Option<PathBuf>,
-    /// never: everything goes by bouncers and dividers, for finding out whether a fault is theirs.
+    /// Whether flows that stay go directly to the destination's droplet.
     #[arg(long, env = "THUBAN_DIRECT_PATHS", value_enum, default_value = "auto")]
     pub direct_paths: DirectPaths,
-    /// How long an ADD waits for its endpoint, seconds.
+    /// Time in seconds that a CNI ADD waits for its endpoint. Then it fails, and the runtime tries again.
     #[arg(long, env = "THUBAN_ADD_DEADLINE", default_value_t = 30)]
     pub add_deadline: u64,
-    /// How long ports of tenants' Services are open without the operator, seconds. Less than 200 only where nothing but tests
-    /// runs.
+    /// Time in seconds that NodePorts of tenants' Services stay open without the operator, 2 to 86400. The operator
+    /// must have the same value. Use less than 200 for tests only.
     #[arg(long, env = "THUBAN_NODE_PORT_LEASE_SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(2..=86_400))]
     pub node_port_lease: u64,
-    /// Time between scans of idle direct rows, and between looks for attachments whose pod is gone, seconds.
+    /// Time in seconds between two searches for unused direct paths and for attachments whose pod is gone.
     #[arg(long, env = "THUBAN_SCAN_INTERVAL", default_value_t = 30)]
     pub scan_interval: u64,
-    /// Time between reports of what this droplet's roles pass on, seconds.
+    /// Time in seconds between two reports to the operator of how much this droplet's roles forward.
     #[arg(long, env = "THUBAN_LOAD_INTERVAL", default_value_t = 10)]
     pub load_interval: u64,
-    /// Port of the metrics; 0 serves none.
+    /// TCP port of the metrics. 0 turns them off.
     #[arg(long, env = "THUBAN_TRANSITD_METRICS_PORT", default_value_t = 0)]
     pub metrics_port: u16,
+    /// Who can read the metrics.
     #[arg(
         long,
         env = "THUBAN_TRANSITD_METRICS_ADDRESS",

@@ -30,28 +30,28 @@ pub use tables::sweep;
 /// How long an endpoint stays traced without a renewal.
 const LEASE: Duration = Duration::from_secs(5);
 
-/// Trace a pod's packets through this node's programs.
+/// Print each packet of a pod or endpoint as this node's programs see it.
 #[derive(Args, Clone, Debug)]
 pub struct TraceSettings {
-    /// The pod, as namespace/name, if it is on this node; both of its addresses are traced.
+    /// The pod, as namespace/name. It must run on this node. Packets of all its addresses are printed.
     #[arg(long, required_unless_present = "address")]
     pod: Option<String>,
-    /// VNI of an endpoint anywhere in the cluster, with --address.
+    /// VNI of the endpoint's VPC (see `kubectl get vpcs`). Needs --address.
     #[arg(long, requires = "address", conflicts_with = "pod")]
     vni: Option<u32>,
-    /// Address of an endpoint, with --vni.
+    /// Address of an endpoint, on this node or another one. Needs --vni.
     #[arg(long, requires = "vni")]
     address: Option<IpAddr>,
-    /// End after so many packets.
+    /// Stop after this number of packets. Default: never.
     #[arg(long)]
     count: Option<u64>,
-    /// End after so many seconds.
+    /// Stop after this number of seconds. Default: never.
     #[arg(long)]
     seconds: Option<u64>,
-    /// One JSON object a packet.
+    /// Print one JSON object for each packet.
     #[arg(long)]
     json: bool,
-    /// Attachment files, for --pod.
+    /// Folder of the daemon's files. --pod reads the pod's addresses there.
     #[arg(long, env = "THUBAN_STATE_DIR", default_value = "/var/lib/thuban")]
     state_dir: PathBuf,
     #[command(flatten)]

@@ -16,36 +16,36 @@ use crate::{
 
 #[derive(Subcommand)]
 pub enum Benchmark {
-    /// The data plane beside plain routing and VXLAN, in namespaces on this machine; `--help` says more
+    /// Measure packets beside plain routing and VXLAN, in network namespaces. `--help` lists the options
     #[command(disable_help_flag = true)]
     Datapath {
         /// Arguments of the benchmark
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// ADD and DEL of the CNI plugin beside ptp and bridge, in namespaces on this machine; with `--cluster` first, bursts
-    /// of pods on a cluster; `--help` says more of either
+    /// Measure ADD and DEL of the CNI plugin beside ptp and bridge, in network namespaces. With `--cluster` as the
+    /// first option: measure bursts of pods on a cluster. `--help` lists the options of either
     #[command(disable_help_flag = true)]
     Cni {
         /// Arguments of the benchmark
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// The loss of a tenant while others attack what the tenants of a node share; `--help` says more
+    /// Measure what a tenant loses while other tenants attack what the node's tenants share. `--help` lists the options
     #[command(disable_help_flag = true)]
     Neighbours {
         /// Arguments of the benchmark
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// The operator with a real API server and a thousand droplets without a data plane; `--help` says more
+    /// Measure the operator with a real API server and 1,000 droplets without a data plane. `--help` lists the options
     #[command(disable_help_flag = true)]
     Scale {
         /// Arguments of the benchmark
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Services beside kube-proxy in iptables and nftables mode, on clusters of their own; `--help` says more
+    /// Measure Services beside kube-proxy (iptables, nftables), on two clusters. `--help` lists the options
     #[command(disable_help_flag = true)]
     Services {
         /// Arguments of the benchmark

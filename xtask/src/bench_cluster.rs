@@ -29,17 +29,17 @@ const SPACE: &str = "burst";
 const CONFLIST: &str = "/etc/cni/net.d/01-bridge.conflist";
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// A burst of pods on one node of a cluster of its own: Thuban beside the bridge plugin
+/// Measures how long a node takes to start many pods at once: Thuban beside the bridge plugin, on a cluster of its own
 #[derive(Parser)]
 #[command(name = "cargo xtask bench cni --cluster")]
 struct Arguments {
-    /// Rounds of each plugin
+    /// Number of rounds of each plugin
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Pods of a burst; a node takes 110
+    /// Number of pods that are created at once, at most 110
     #[arg(long, default_value_t = 50)]
     pods: u32,
-    /// Leave the cluster up
+    /// Leave the cluster running at the end
     #[arg(long)]
     keep: bool,
 }

@@ -29,36 +29,38 @@ const KUBE_PROXY: GoTools = GoTools {
     binaries: &["kube-proxy"],
 };
 
-/// ClusterIPs by Thuban beside kube-proxy in iptables and in nftables mode, each on a cluster of its own, in turns: connections,
-/// throughput, the time from a change of an EndpointSlice to its effect, memory; among few Services and among very many
+/// Measures ClusterIPs: Thuban beside kube-proxy in iptables and in nftables mode, in turns, on clusters of their own
+///
+/// It measures connections, throughput, memory, and the time from a change of an EndpointSlice to its effect: among few
+/// Services and among very many.
 #[derive(Parser)]
 #[command(name = "cargo xtask bench services")]
 struct Arguments {
-    /// Numbers of Services, ascending; each has 4 backends
+    /// Numbers of Services to measure with, ascending, separated by commas. Each Service has 4 backends
     #[arg(long, value_delimiter = ',', default_value = "10,1000,10000")]
     services: Vec<usize>,
-    /// Turns of each contestant at each number
+    /// Number of turns of each contestant for each number of Services
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Seconds of each measure
+    /// Duration in seconds of each measure
     #[arg(long, default_value_t = 1.0)]
     time: f64,
-    /// Changes of an EndpointSlice in a turn
+    /// Number of changes of an EndpointSlice in each turn
     #[arg(long, default_value_t = 24)]
     changes: usize,
-    /// Names of the contestants that are compared: thuban, iptables, nftables
+    /// Measure only these contestants, separated by commas: thuban, iptables, nftables. Default: all
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// One short round with 10 and 100 Services: says whether everything works, no more
+    /// Check only that everything works: one short round with 10 and 100 Services. The figures mean nothing
     #[arg(long)]
     quick: bool,
-    /// Measure on the clusters, and with the Services, that an earlier run left by --keep
+    /// Use the clusters and Services that an earlier run left with --keep
     #[arg(long)]
     reuse: bool,
-    /// Leave the clusters up
+    /// Leave the clusters running at the end
     #[arg(long)]
     keep: bool,
-    /// Folder of the results
+    /// Folder that the results are written to
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
 }

@@ -29,25 +29,26 @@ const CONTAINERD: GoTools = GoTools {
 
 #[derive(Subcommand)]
 pub enum Action {
-    /// Start it, or leave it if it is up
+    /// Start the cluster. Nothing happens if it is running
     Up {
-        /// With CoreDNS, and connections between the control plane and pods
+        /// Also install CoreDNS, and connect the control plane with pods
         #[arg(long)]
         dns: bool,
     },
-    /// Remove every trace of it
+    /// Stop the cluster and remove all of its files, processes and interfaces
     Down,
-    /// Pass bytes between the control plane and pods: what `up --dns` starts
+    /// Forward connections between the control plane and pods. `up --dns` starts it
     #[command(hide = true)]
     Relay,
-    /// Show its parts; exit code 0 only if it is up
+    /// Print the state of each part. Exits with 0 only if all are running
     Status,
-    /// Print shell lines that point kubectl at it: eval "$(cargo xtask cluster env)"
+    /// Print shell commands that point kubectl at the cluster: eval "$(cargo xtask cluster env)"
     Env,
-    /// Run a command on a node
+    /// Run a command in the namespaces of a node
     Exec {
-        /// node-a, node-b or node-c
+        /// Name of the node: node-a, node-b or node-c
         node: String,
+        /// The command and its arguments
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<String>,
     },

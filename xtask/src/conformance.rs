@@ -23,13 +23,13 @@ const NAME: &str = "conform";
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Only tests whose name matches this regular expression (Go's)
+    /// Run only tests whose name matches this Go regular expression. Default: all
     #[arg(long, default_value = "")]
     focus: String,
-    /// How many tests run side by side
+    /// Number of tests that run at the same time
     #[arg(long, default_value_t = 4)]
     procs: u32,
-    /// Leave the cluster up, also for the next run
+    /// Leave the cluster running at the end. The next run uses it
     #[arg(long)]
     keep: bool,
 }

@@ -39,66 +39,66 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Build the eBPF programs, release binaries and images
+    /// Build the eBPF programs, the release binaries and the images (target/images)
     Build,
     /// Build only the eBPF programs
     BuildEbpf,
     /// Write install/10-crds.yaml from the types of api/
     Crds {
-        /// Only say whether the file is current
+        /// Write nothing. Fail if the file is not current
         #[arg(long)]
         check: bool,
     },
-    /// Run what needs no root: format, references of pages, names of tests, lints, dependencies, eBPF build
+    /// Run all checks that need no root: format, links of pages, names of tests, lints, dependencies, eBPF build
     Check,
-    /// Run the tests: as root, with a cluster of their own
+    /// Run the tests. Needs root. Starts a cluster of its own
     Test {
-        /// Run only this part of the tests
+        /// Run only this group of tests: check, unit, simulator, programs, netns or e2e. Default: all
         #[arg(long)]
         only: Option<String>,
-        /// Number of schedules that the simulator of the control plane runs
+        /// Number of random schedules that the simulator of the control plane runs
         #[arg(long, default_value_t = test::SCHEDULES)]
         schedules: u64,
-        /// Count tests that waited too long as failed, even if they pass when they are run again
+        /// Count a test that waited too long as failed, even if it passes when it runs again
         #[arg(long)]
         strict: bool,
     },
-    /// Run tests with large counts: as root
+    /// Run some tests with large counts. Needs root and takes long
     Soak {
-        /// Run only this one
+        /// Run only this test: churn, simulator, killed, restarts, outage or socket. Default: all
         #[arg(long)]
         only: Option<String>,
     },
-    /// Measure: as root
+    /// Run a benchmark. Needs root
     Bench {
         #[command(subcommand)]
         benchmark: bench::Benchmark,
     },
-    /// Run Kubernetes' own conformance tests of the network, without kube-proxy: as root
+    /// Run Kubernetes' conformance tests of the network, without kube-proxy. Needs root
     Conformance(conformance::Arguments),
-    /// Bring up a cluster with Thuban and show what it does
+    /// Start a cluster with Thuban and three tenants, and show who reaches whom. Needs root
     Demo,
-    /// Apply install/ to a local cluster
+    /// Apply the manifests of install/ to a local cluster
     Install {
-        /// demo, test, or any short name
+        /// Name of the cluster: demo, test, or another short name
         #[arg(long, default_value = "demo")]
         name: String,
     },
     /// Remove Thuban from a local cluster
     Uninstall {
-        /// demo, test, or any short name
+        /// Name of the cluster: demo, test, or another short name
         #[arg(long, default_value = "demo")]
         name: String,
     },
-    /// A real Kubernetes cluster of three nodes on this machine
+    /// Manage a real Kubernetes cluster of three nodes on this machine. Needs root
     Cluster {
-        /// demo, test, or any short name
+        /// Name of the cluster: demo, test, or another short name
         #[arg(long, default_value = "demo", global = true)]
         name: String,
         #[command(subcommand)]
         action: cluster::Action,
     },
-    /// Install the programs that the other commands need
+    /// Install the programs that the other commands need. Needs root
     Deps,
     /// Build cnitool and the other programs that tests run against the CNI plugin
     CniTools,

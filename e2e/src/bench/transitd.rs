@@ -25,13 +25,13 @@ pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// The programs that are run.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Parts {
-    /// transitd as images have it
+    /// Release binary of transitd
     #[arg(long, hide = true)]
     pub transitd: PathBuf,
-    /// The plugin as images have it
+    /// Release binary of the CNI plugin
     #[arg(long, hide = true)]
     pub plugin: PathBuf,
-    /// The object with the programs
+    /// Object file with the eBPF programs
     #[arg(long, hide = true)]
     pub programs: PathBuf,
 }

@@ -12,32 +12,33 @@ use thuban_e2e::bench::{
 #[derive(Parser)]
 #[command(name = "cargo xtask bench cni")]
 struct Arguments {
+    /// Number of runs
     #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// Pods of a run that come and go one after the other
+    /// Number of pods in each run that are added and removed one after the other
     #[arg(long, default_value_t = 40)]
     single: usize,
-    /// How often all pods come at once, and go at once, in a run
+    /// Number of times in each run that many pods are added and removed at once
     #[arg(long, default_value_t = 4)]
     rounds: usize,
-    /// How many pods come at once
+    /// Number of pods that are added at once
     #[arg(long, default_value_t = 16)]
     at_once: usize,
-    /// Pods that exist when the daemon's memory is read
+    /// Number of pods on the node when the daemon's memory is read
     #[arg(long, default_value_t = 100)]
     pods: usize,
-    /// Names of the contestants that are compared: thuban, ptp, bridge, link, ip-link
+    /// Measure only these contestants, separated by commas: thuban, ptp, bridge, link, ip-link. Default: all
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// One short run: says whether everything works, no more
+    /// Check only that everything works: one short run. The figures mean nothing
     #[arg(long)]
     quick: bool,
-    /// Folder of the results
+    /// Folder that the results are written to
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
     #[command(flatten)]
     own: transitd::Parts,
-    /// Folder with ptp, bridge and host-local
+    /// Folder with the plugins ptp, bridge and host-local
     #[arg(long, hide = true)]
     others: PathBuf,
 }

@@ -9,22 +9,22 @@ use thuban_e2e::bench::datapath::{self, Plan};
 #[derive(Parser)]
 #[command(name = "cargo xtask bench datapath")]
 struct Arguments {
-    /// How often each case is measured
+    /// Number of runs of each case
     #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// How long a stream and a ping-pong take; measures that settle faster take half
+    /// Duration in seconds of each stream and ping-pong. Measures that settle faster take half of it
     #[arg(long, default_value_t = 3)]
     seconds: u64,
-    /// Cases by name; a `*` at the end stands for the rest of a name
+    /// Measure only these cases, separated by commas. A `*` at the end stands for the rest of a name. Default: all
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Metrics by name
+    /// Measure only these metrics, separated by commas. Default: all
     #[arg(long, value_delimiter = ',')]
     metrics: Vec<String>,
-    /// One run of one second: says whether everything works, no more
+    /// Check only that everything works: one run of one second. The figures mean nothing
     #[arg(long)]
     quick: bool,
-    /// Folder of the results
+    /// Folder that the results are written to
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
 }

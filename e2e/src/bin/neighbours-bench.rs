@@ -12,24 +12,25 @@ use thuban_e2e::bench::{
 #[derive(Parser)]
 #[command(name = "cargo xtask bench neighbours")]
 struct Arguments {
+    /// Number of rounds
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Seconds of each measurement
+    /// Duration in seconds of each measurement
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// VPCs that attack at the same time, each with two pods
+    /// Number of VPCs that attack at the same time, 1 to 100. Each has two pods
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=100))]
     attackers: u8,
-    /// Packets a second of each pod that attacks
+    /// Number of packets per second that each attacking pod sends
     #[arg(long, default_value_t = 1300)]
     rate: u32,
-    /// Scenes, by name: connections, dns, dns-of-one-vpc, scan, changes
+    /// Run only these attacks, separated by commas: connections, dns, dns-of-one-vpc, scan, changes. Default: all
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// One short round: says whether everything works, no more
+    /// Check only that everything works: one short round. The figures mean nothing
     #[arg(long)]
     quick: bool,
-    /// Folder of the results
+    /// Folder that the results are written to
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
     #[command(flatten)]

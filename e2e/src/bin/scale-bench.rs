@@ -9,34 +9,38 @@ use thuban_e2e::bench::controlplane::{self, Parts, Plan};
 #[derive(Parser)]
 #[command(name = "cargo xtask bench scale")]
 struct Arguments {
+    /// Number of droplets, all without a data plane
     #[arg(long, default_value_t = 1000)]
     droplets: usize,
+    /// Number of VPCs
     #[arg(long, default_value_t = 200)]
     vpcs: usize,
-    /// Networks of all VPCs; a multiple of the VPCs
+    /// Number of networks in all VPCs together; a multiple of --vpcs
     #[arg(long, default_value_t = 1000)]
     networks: usize,
+    /// Number of endpoints
     #[arg(long, default_value_t = 20_000)]
     endpoints: usize,
-    /// Bouncers of each network
+    /// Number of bouncers of each network
     #[arg(long, default_value_t = 2)]
     bouncers: u32,
-    /// Endpoints made, and as many removed, a second
+    /// Number of endpoints that are created per second in the main churn; as many are deleted
     #[arg(long, default_value_t = 100)]
     churn: usize,
-    /// How long the churn takes
+    /// Duration in seconds of the main churn
     #[arg(long, default_value_t = 60)]
     seconds: usize,
-    /// Rates of churn that come before the main churn, each for 15 s: they show what the machine carries
+    /// Rates of churn per second before the main churn, for 15 s each. They show what the machine can do
     #[arg(long, value_delimiter = ',', default_value = "10,25,50")]
     ladder: Vec<usize>,
-    /// How often one VPC and fifty at once are made
+    /// Number of times that one VPC, and then fifty at once, are created
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// 100 droplets, 20 VPCs, 100 networks, 2,000 endpoints, a churn of 15 s: says whether everything works
+    /// Check only that everything works: 100 droplets, 20 VPCs, 100 networks, 2,000 endpoints, 15 s of churn.
+    /// The figures mean nothing
     #[arg(long)]
     quick: bool,
-    /// Folder of the results
+    /// Folder that the results are written to
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
     /// Folder with etcd, kube-apiserver and kubectl
@@ -45,7 +49,7 @@ struct Arguments {
     /// Binary of the operator
     #[arg(long, hide = true)]
     operator: PathBuf,
-    /// Folder of the manifests
+    /// Folder with Thuban's manifests
     #[arg(long, hide = true, default_value = "install")]
     install: PathBuf,
 }

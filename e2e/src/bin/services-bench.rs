@@ -8,28 +8,34 @@ use thuban_e2e::bench::services::{self, Parts, Plan};
 /// Measures Services by Thuban beside kube-proxy, on clusters that are up.
 #[derive(Parser)]
 struct Arguments {
+    /// Numbers of Services to measure with, ascending, separated by commas
     #[arg(long, value_delimiter = ',')]
     services: Vec<usize>,
+    /// Number of turns of each contestant for each number of Services
     #[arg(long)]
     rounds: usize,
-    /// Seconds of each measure
+    /// Duration in seconds of each measure
     #[arg(long)]
     time: f64,
+    /// Number of changes of an EndpointSlice in each turn
     #[arg(long)]
     changes: usize,
+    /// Measure only these contestants, separated by commas: thuban, iptables, nftables. Default: all
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// Folder that the results are written to
     #[arg(long)]
     output: PathBuf,
     /// Name of the cluster with Thuban
     #[arg(long)]
     thuban: String,
-    /// Name of the cluster without a network
+    /// Name of the cluster without a network plugin
     #[arg(long)]
     other: String,
+    /// Binary of kube-proxy
     #[arg(long)]
     kube_proxy: PathBuf,
-    /// Folder of ptp and host-local
+    /// Folder with the plugins ptp and host-local
     #[arg(long)]
     plugins: PathBuf,
 }
