@@ -85,13 +85,13 @@ pub fn take_back(conditions: &mut Vec<Condition>) -> bool {
 
 /// Returns the message for a droplet that hasn't reported the end of a pod's network.
 pub fn until_detached(droplet: &str) -> String {
-    format!("its pod is gone; waits until droplet {droplet} has taken its network away")
+    format!("its pod is gone; waits until droplet {droplet} has removed the pod's network")
 }
 
 /// Returns the message for droplets that still have rows of the object.
 pub fn until_taken(holding: &[String]) -> String {
     format!(
-        "waits until its rows are gone from droplets {}; one that never comes back is forgotten with its Node",
+        "waits until its rows are gone from droplets {}; if a droplet never comes back, delete its Node",
         join_first(holding)
     )
 }

@@ -29,12 +29,14 @@ pub fn tell<K: Object>(object: &K, namespace: &str, error: &WriteError, context:
     if context.clocks.is_due(Timed::DenialTold, &key, TELL_EVERY) {
         let message = error.message();
         if error.is_invalid() {
-            let note = format!("its annotations, or its namespace's, make no Endpoint: {message}");
+            let note = format!(
+                "no Endpoint can be made by its annotations or its namespace's; correct them: {message}"
+            );
             context.events.event(object, true, "InvalidAnnotation", &note);
         } else {
             let note = format!(
-                "the API server denies it an Endpoint: {message}; raise the quota, or mend the webhook or policy that denies it: \
-                 the operator tries again within a minute"
+                "the API server refuses its Endpoint: {message}; raise the quota, or correct the webhook or policy \
+                 that refuses it. The operator tries again within a minute"
             );
             context.events.event(object, true, "EndpointDenied", &note);
         }

@@ -52,7 +52,7 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
             "Accepted",
             true,
             "Registered",
-            "the droplet is its node's and may carry roles",
+            "spec.ip is the node's; the droplet may have roles",
             generation,
         ),
         Err((reason, message)) => condition("Accepted", false, reason, message, generation),
@@ -115,19 +115,21 @@ enum State {
 impl State {
     fn words(self) -> (&'static str, &'static str) {
         match self {
-            Self::Connected => ("Connected", "its stream is open"),
+            Self::Connected => ("Connected", "transitd is connected to the operator"),
             Self::Suspect => (
                 "Suspect",
-                "no stream for 10 s, or a row unacked for 60 s, and the heartbeat goes on: its roles move; look at transitd's \
-                 log on the node",
+                "transitd has had no stream to the operator for 10 s, or has not acknowledged a row for 60 s; its \
+                 heartbeat goes on. Roles move to other droplets. Look at transitd's log on the node",
             ),
             Self::NotReady => (
                 "NotReady",
-                "neither stream nor heartbeat: its roles move and direct paths to it end; look at the node",
+                "transitd has neither a stream to the operator nor a heartbeat. Roles move to other droplets, and \
+                 direct paths to this one end. Look at the node",
             ),
             Self::OutOfService => (
                 "OutOfService",
-                "the node is tainted out-of-service and has no stream: what it held counts as gone",
+                "the node has the taint out-of-service, and transitd has no stream to the operator: all that was on \
+                 the node counts as gone. Remove the taint when the node is back",
             ),
         }
     }
@@ -239,7 +241,8 @@ fn judge(droplet: &Droplet, node_addresses: &[IpAddr], context: &Context) -> Res
         .filter(|address| node_addresses.contains(&IpAddr::from(*address)));
     let Some(address) = address else {
         let message = format!(
-            "spec.ip: {:?} is not an InternalIP of node {name}: {node_addresses:?}",
+            "spec.ip: {:?} is not an InternalIP of node {name}, which has {node_addresses:?}; give transitd one of \
+             these as NODE_IP, or correct the Node's addresses",
             droplet.spec.ip
         );
         return Err(("WrongAddress", message));
@@ -254,7 +257,8 @@ fn judge(droplet: &Droplet, node_addresses: &[IpAddr], context: &Context) -> Res
         };
         if is_older(other, droplet) {
             let message = format!(
-                "spec.ip: {address} is the address of droplet {} already",
+                "spec.ip: droplet {} has the address {address} already; give this node another address, or delete that \
+                 droplet's Node if it is gone",
                 other.name_any()
             );
             return Err(("AddressTaken", message));

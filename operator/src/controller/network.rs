@@ -104,7 +104,10 @@ async fn serve(
     let not_ready = |reason, message: &str| condition("Ready", false, reason, message, generation);
     let ready = match readiness {
         Readiness::Kept => None,
-        Readiness::WaitsForVpc => Some(not_ready("VpcNotProvisioned", "waits for its VPC")),
+        Readiness::WaitsForVpc => Some(not_ready(
+            "VpcNotProvisioned",
+            "waits until its VPC is Provisioned: kubectl get vpcs",
+        )),
         Readiness::WaitsForRoles => {
             let message = format!("waits for bouncers: {}", waiting.join(", "));
             Some(not_ready("BouncersNotProvisioned", &message))

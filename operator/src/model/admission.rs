@@ -15,9 +15,9 @@ pub enum Refusal {
          name an existing one (kubectl get networks.thuban.dev) or create it"
     )]
     NetworkNotFound { network: String },
-    #[error("namespace {namespace:?} is not known yet")]
+    #[error("the operator has not seen namespace {namespace:?} yet; it tries again by itself")]
     NamespaceNotFound { namespace: String },
-    #[error("network {network:?} is in VPC {vpc:?}, which does not exist")]
+    #[error("network {network:?} is in VPC {vpc:?}, which does not exist; create the VPC")]
     VpcNotFound { network: String, vpc: String },
     #[error(
         "namespace {namespace:?} may not enter VPC {vpc:?}: spec.allowedNamespaces of the VPC does not select it; \

@@ -13,7 +13,7 @@ use super::allocation::Family;
 pub enum AskedError {
     #[error("{annotation}: {text:?} is not an address, such as 10.0.1.50 or fd00:1::50")]
     Address { annotation: &'static str, text: String },
-    #[error("{0}: at most one address of each family, separated by a comma")]
+    #[error("{0}: expected at most one IPv4 and one IPv6 address, separated by a comma")]
     TooMany(&'static str),
     #[error("{MAC_ANNOTATION}: {0:?} is not a unicast MAC address, such as 02:00:00:00:00:01")]
     Mac(String),

@@ -32,9 +32,7 @@ pub enum RangeError {
         other: Cidr,
         network: String,
     },
-    #[error(
-        "spec.cidrs: begins with {0}; every network needs an IPv4 range such as 10.0.1.0/24, and the first one must be it"
-    )]
+    #[error("spec.cidrs: begins with {0}; the first range of a network must be IPv4, such as 10.0.1.0/24")]
     NotIpv4First(Cidr),
     #[error("spec.cidrs: {0} is an IPv6 range of a network, expected /64 to /120, such as fd00:0:0:1::/64")]
     PrefixLength(Cidr),
@@ -314,7 +312,7 @@ mod tests {
                 &["fd00:1:0:2::/64"][..],
                 &["spec.cidrs", "fd00:1:0:2::/64", "IPv4"][..],
             ),
-            (&["fd00:1:0:2::/64", "10.0.2.0/24"], &["first one", "IPv4"]),
+            (&["fd00:1:0:2::/64", "10.0.2.0/24"], &["first range", "IPv4"]),
             (&["10.0.2.0/24", "fd00:1:0:2::/63"], &["/63", "/64 to /120"]),
             (&["10.0.2.0/24", "fd00:1:0:2::/121"], &["/121", "/64 to /120"]),
             (

@@ -141,7 +141,8 @@ pub async fn give_back(
         match claim(endpoint, &network, &refused, context).await {
             Ok(claimed) => {
                 fill(&mut status, &claimed, endpoint);
-                let message = "its address is in use on its node; another one was picked";
+                let message =
+                    "its address is in use on its node in another VPC; the operator gives it another address";
                 let told = condition("Ready", false, "AddressInUseOnNode", message, None);
                 // The claims of the given-back addresses then count for nothing, and are deleted once no droplet has
                 // their rows.

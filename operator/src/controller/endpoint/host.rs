@@ -29,7 +29,8 @@ pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<Option<Actio
             && context.clocks.known_for(Timed::HostNameTaken, &name).is_zero()
         {
             let note = format!(
-                "an Endpoint of a user in namespace {SYSTEM_NAMESPACE} has the name {name:?}, which is this node's: delete it"
+                "a user's Endpoint in namespace {SYSTEM_NAMESPACE} has the name {name:?}, which this node's Endpoint \
+                 needs; delete the user's Endpoint"
             );
             context.events.event(droplet, true, "EndpointNameTaken", &note);
         }

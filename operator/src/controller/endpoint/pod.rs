@@ -126,7 +126,8 @@ fn wait_for_named(pod: &Pod, namespace: &str, named: &str, uid: &str, context: &
     }
     if context.clocks.known_for(Timed::EndpointMissing, uid).is_zero() {
         let note = format!(
-            "{ENDPOINT_ANNOTATION}: namespace {namespace} has no Endpoint {named:?} of a user; create it"
+            "{ENDPOINT_ANNOTATION}: no user has created an Endpoint {named:?} in namespace {namespace}; create it, or \
+             correct the annotation"
         );
         context.events.event(pod, true, "EndpointNotFound", &note);
     }
@@ -151,7 +152,7 @@ async fn create_endpoint(
                 "endpoint created"
             );
             if let Some(annotation) = shaping(pod) {
-                let note = format!("{annotation} has no effect: this network shapes no traffic");
+                let note = format!("annotation {annotation} has no effect: Thuban does not limit bandwidth");
                 context.events.event(pod, true, "BandwidthNotShaped", &note);
             }
         }
@@ -287,7 +288,7 @@ mod tests {
             (
                 "10.0.1.5,10.0.1.6",
                 "02:00:00:00:00:0a",
-                "one address of each family",
+                "one IPv4 and one IPv6 address",
             ),
             ("10.0.1.5", "01:00:00:00:00:0a", "unicast"),
             ("10.0.1.5", "02-00", "unicast"),

@@ -79,7 +79,7 @@ pub async fn provision(
         &mut status.conditions,
         condition("Accepted", true, "Admitted", "", None),
     );
-    let message = "its bouncers and its droplet have its rows";
+    let message = "its droplet and its bouncers have its rows";
     set(
         &mut status.conditions,
         condition("Ready", true, "Acknowledged", message, None),
@@ -143,7 +143,7 @@ pub async fn keep(
     let accepted = match &refusal {
         None => condition("Accepted", true, "Admitted", "", None),
         Some(refusal) => {
-            let message = format!("{refusal}; it keeps what it has until it ends");
+            let message = format!("{refusal}. The Endpoint keeps its addresses until its pod ends");
             condition("Accepted", false, refusal.reason(), &message, None)
         }
     };

@@ -70,8 +70,8 @@ enum Unfit {
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
     #[error(
-        "its address {0} is in none of the service ranges that Thuban was installed with: add the range to \
-         THUBAN_SERVICE_CIDRS (install/05-config.yaml) and restart the operator"
+        "the Service's address {0} is in no range of THUBAN_SERVICE_CIDRS: add its range there \
+         (install/05-config.yaml) and restart the operator"
     )]
     OutsideRanges(IpAddr),
 }
@@ -102,7 +102,7 @@ pub async fn reconcile(
     };
     let mut status = endpoint.status.clone().unwrap_or_default();
     if is_deleted {
-        let message = format!("waits until Service {} is gone", service.name_any());
+        let message = format!("waits until Service {} is deleted", service.name_any());
         set(
             &mut status.conditions,
             condition("Deleting", false, "WaitsForService", &message, None),
@@ -336,7 +336,7 @@ async fn serve(
         }
         Ok(_) if !missing.is_empty() => waits(missing.reason(), &missing.message()),
         Ok(counts) if counts.used == 0 => {
-            let message = "new connections are refused: none of its pods is ready and in its VPC";
+            let message = "new connections are refused: no pod of the Service is ready in its VPC";
             condition("Ready", true, "NoBackends", message, None)
         }
         Ok(_) => condition("Ready", true, "Acknowledged", "its bouncers have its rows", None),
@@ -414,7 +414,8 @@ fn accepted(endpoint: &Endpoint, context: &Context) -> Condition {
     match admitted(&namespace, network, context.network(network).as_deref(), context) {
         Ok(()) => condition("Accepted", true, "Admitted", "", None),
         Err(refusal @ (Refusal::VpcForbids { .. } | Refusal::NetworkForbids { .. })) => {
-            let message = format!("{refusal}; it keeps what it has until its Service ends");
+            let message =
+                format!("{refusal}. The Service keeps its addresses and backends until it is deleted");
             condition("Accepted", false, refusal.reason(), &message, None)
         }
         Err(refusal) => condition("Accepted", false, refusal.reason(), &refusal.to_string(), None),
@@ -426,7 +427,8 @@ fn leave_out(status: &mut EndpointStatus, count: usize, endpoint: &Endpoint) -> 
     let message = (count > 0).then(|| {
         format!(
             "{count} ready addresses of its EndpointSlices are left out: no pod of namespace {} has them in the VPC of \
-             network {:?}; run its pods there, or name their network in its annotation thuban.dev/network",
+             network {:?}; run the Service's pods in that VPC, or name a network of the pods' VPC in the Service's \
+             annotation thuban.dev/network",
             name_of(endpoint).0,
             endpoint.spec.network
         )
@@ -439,8 +441,9 @@ fn leave_out(status: &mut EndpointStatus, count: usize, endpoint: &Endpoint) -> 
 fn refuse_overlay_port(status: &mut EndpointStatus, is_used: bool) -> Option<String> {
     let message = is_used.then(|| {
         format!(
-            "UDP port {OVERLAY_PORT} is the overlay's at nodes: it has no effect as a port of backends outside of the VPC, as \
-             the port of a Service with such backends, as a NodePort, or at a node's own address; use another port"
+            "nodes need UDP port {OVERLAY_PORT} for the overlay. It has no effect as a port of backends outside of the \
+             VPC, as the port of a Service with such backends, as a NodePort, or at a node's own address; use another \
+             port"
         )
     });
     lacks(status, "Ports", OVERLAY_PORT_REASON, message)
@@ -451,8 +454,9 @@ fn await_rest(status: &mut EndpointStatus, resting: &BTreeSet<NodePort>) -> Opti
     let message = (!resting.is_empty()).then(|| {
         let ports: Vec<_> = resting.iter().copied().map(node_port_text).collect();
         format!(
-            "nodes take nothing at {} yet: a Service of another VPC may still have it at a node; it is free when all nodes \
-             have said that they know, at the latest a minute after the lease of NodePorts (THUBAN_NODE_PORT_LEASE_SECONDS)",
+            "nodes take nothing at {} yet: a node may still lead this port to a Service of another VPC. The port opens \
+             when all nodes have acknowledged the change, at the latest a minute after the lease of NodePorts \
+             (THUBAN_NODE_PORT_LEASE_SECONDS)",
             ports.join(", ")
         )
     });
@@ -563,7 +567,7 @@ async fn remove(
         return Ok(Action::requeue(Duration::from_secs(3)));
     }
     if !own_address::give_back(endpoint, context).await? {
-        let message = "waits until no droplet takes its addresses for a Service's";
+        let message = "waits until no droplet serves its addresses any more";
         deletion::wait_long(endpoint, endpoints, ("WaitsForAcks", message), context).await?;
         return Ok(Action::requeue(Duration::from_secs(3)));
     }

@@ -80,12 +80,13 @@ pub async fn say(
 }
 
 pub fn waits_for_acks() -> Condition {
-    let message = "waits for its bouncers and its droplet";
+    let message = "waits until its droplet and its bouncers have its rows";
     condition("Ready", false, "WaitsForAcks", message, None)
 }
 
 pub fn unattached() -> Condition {
-    let message = "its address is kept; no pod that runs names it by the annotation thuban.dev/endpoint";
+    let message = "no running pod has it, and its addresses are kept; a pod gets it by the annotation \
+                   thuban.dev/endpoint";
     condition("Ready", false, "Unattached", message, None)
 }
 

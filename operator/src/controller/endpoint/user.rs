@@ -44,7 +44,7 @@ fn next_pod(endpoint: &Endpoint, context: &Context) -> Option<EndpointStatus> {
             .is_zero()
         {
             let note = format!(
-                "Endpoint {:?} is another pod's until that one ends",
+                "another pod has Endpoint {:?}; this pod gets it when that pod has ended",
                 endpoint.name_any()
             );
             let about = pod_reference(endpoint, &waiting.name, &waiting.uid);

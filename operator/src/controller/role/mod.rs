@@ -55,7 +55,8 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
             Leave::Left => return remove(&*role, &roles, &context).await,
             Leave::Later => return Ok(Action::requeue(ACK_RETRY)),
             Leave::Unkept => {
-                let message = "status.leaving is not kept: kubectl apply -f install/10-crds.yaml";
+                let message =
+                    "the CRDs are too old to keep status.leaving: kubectl apply -f install/10-crds.yaml";
                 return wait(&*role, &roles, &context, ("OldCrd", message.to_owned())).await;
             }
             Leave::Held => {}
@@ -193,7 +194,7 @@ async fn finish<R: Role>(
     let mut status = role.status().cloned().unwrap_or_default();
     status.phase = Phase::Provisioned;
     let moved_from = status.droplet.replace(droplet.to_owned());
-    let message = "its tables are there and all droplets concerned know of it";
+    let message = "its droplet has its tables, and all droplets concerned use it";
     let ready = condition("Ready", true, "Acknowledged", message, role.meta().generation);
     set(&mut status.conditions, ready);
     context.clocks.forget(Timed::RoleWait, role.id().uid);
@@ -203,7 +204,7 @@ async fn finish<R: Role>(
     }
     write(role, roles, status).await?;
     let note = match moved_from {
-        Some(old) => format!("works on droplet {droplet}, no more on {old}"),
+        Some(old) => format!("works on droplet {droplet}, no longer on {old}"),
         None => format!("works on droplet {droplet}"),
     };
     let place = related("Droplet", droplet);
@@ -350,7 +351,7 @@ async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<
     let users = context.hub.missing(&barrier).unacked;
     if !users.is_empty() {
         let message = format!(
-            "waits until these droplets use it no more: {}",
+            "waits until these droplets no longer use it: {}",
             join_first(&users)
         );
         return wait(role, roles, context, ("WaitsForUsers", message)).await;

@@ -15,7 +15,8 @@ use crate::metrics::Category;
 #[derive(Debug, Error)]
 pub enum ClaimError {
     #[error(
-        "network {network:?} has no free {family} address; append an {family} range to its spec.cidrs, or wait until addresses of endpoints that went have rested"
+        "network {network:?} has no free {family} address; append an {family} range to its spec.cidrs, or wait \
+         until addresses of deleted endpoints are free again"
     )]
     Full { network: String, family: &'static str },
     #[error("address {address}: {wrong}")]

@@ -49,8 +49,9 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
             return Ok(Action::await_change());
         }
         if context.clocks.known_for(Timed::ServiceNameTaken, &uid).is_zero() {
-            let note =
-                format!("an Endpoint of a user has the name {name:?}, which is this Service's: delete it");
+            let note = format!(
+                "a user's Endpoint has the name {name:?}, which this Service's Endpoint needs; delete the user's"
+            );
             context.events.event(&*service, true, "EndpointNameTaken", &note);
         }
         return Ok(Action::requeue(USER_RETRY));

@@ -79,8 +79,8 @@ pub async fn claim(
     let vpc = &network.spec.vpc;
     if context.hub.read(|world| world.service_addresses_of(vpc).len()) + asked.len() > MAX_OWN_ADDRESSES {
         let message = format!(
-            "the Services of VPC {vpc:?} have {MAX_OWN_ADDRESSES} addresses of its own, and at most so many can be: take the \
-             annotation {SERVICE_IP_ANNOTATION} away from some"
+            "the Services of VPC {vpc:?} can have at most {MAX_OWN_ADDRESSES} addresses of the VPC; remove the \
+             annotation {SERVICE_IP_ANNOTATION} from some of them"
         );
         return not("TooMany", &message);
     }

@@ -26,21 +26,23 @@ const DEFAULT_AFFINITY: u32 = 10_800;
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TooLarge {
-    #[error("it has {0} ports, and at most {MAX_PORTS} can be served: make a Service for each part of them")]
+    #[error(
+        "the Service has {0} ports, and at most {MAX_PORTS} can be served; split it into several Services"
+    )]
     Ports(usize),
     #[error(
-        "port {port} has {backends} backends of one address family, and at most {MAX_BACKENDS} can be served: make \
-         several Services with a part of the pods each"
+        "port {port} has {backends} backends of one address family, and at most {MAX_BACKENDS} can be served; split \
+         the pods between several Services"
     )]
     Backends { port: u16, backends: usize },
     #[error(
-        "its ports have {0} backends together, and at most {MAX_WAYS} can be served: make a Service for each part of \
-         its ports"
+        "the ports of the Service have {0} backends together, and at most {MAX_WAYS} can be served; split the ports \
+         between several Services"
     )]
     Ways(usize),
     #[error(
-        "its ports have {0} backends together that a node serves itself, and at most {MAX_BY_NODE} can be: make a Service \
-         for a part of them each"
+        "a node serves this Service itself, which is possible for at most {MAX_BY_NODE} backends of all ports \
+         together; it has {0}: split the backends between several Services"
     )]
     ByNode(usize),
 }
