@@ -16,7 +16,7 @@ pub enum PluginError {
     },
     #[error("network configuration: cniVersion: {verb} is not in {version}, expected 1.1.0")]
     VerbVersion { verb: &'static str, version: String },
-    #[error("network configuration: prevResult: expected none, thuban must be the first plugin of its list")]
+    #[error("network configuration: prevResult: expected none; thuban must be the first plugin of its list")]
     NotFirst,
     #[error("cannot read the network configuration from stdin")]
     ReadStdin(#[source] std::io::Error),
@@ -38,13 +38,15 @@ pub enum PluginError {
     },
     #[error("transitd did not finish within {} s; look at the transitd pod of this node", .0.as_secs())]
     Timeout(Duration),
-    #[error("the call to transitd failed")]
+    #[error("the call to transitd failed; look at the transitd pod of this node")]
     Call(#[source] Box<tonic::Status>),
-    #[error("transitd answered without a result")]
+    #[error("transitd answered without a result; restart the transitd pod of this node")]
     EmptyReply,
-    #[error("transitd has not been ready for {seconds} s")]
+    #[error("transitd has not been ready for {seconds} s; look at the transitd pod of this node")]
     Away { seconds: u64, source: Box<PluginError> },
-    #[error("transitd has not served this node since it was started")]
+    #[error(
+        "transitd has not served this node since the node was started; look at the transitd pod of this node"
+    )]
     NeverServed(#[source] Box<PluginError>),
     #[error("cannot {action} {path}")]
     Spool {
@@ -52,7 +54,9 @@ pub enum PluginError {
         path: PathBuf,
         source: std::io::Error,
     },
-    #[error("transitd is away and {count} removals wait for it in {path} already")]
+    #[error(
+        "transitd is away, and {count} removals wait for it in {path} already; start the transitd pod of this node"
+    )]
     SpoolFull { count: usize, path: PathBuf },
     #[error("{}", .0.message)]
     Transitd(thuban_proto::cni::CniError),
