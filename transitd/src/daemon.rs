@@ -68,13 +68,13 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 /// The reason why a probe fails.
 #[derive(Debug, Error)]
 pub enum ProbeError {
-    #[error("nobody listens")]
+    #[error("no process listens on the socket")]
     Connect(#[from] tonic::transport::Error),
     #[error("it does not answer within {} s", PROBE_TIMEOUT.as_secs())]
     Silent,
     #[error("it cannot answer")]
     Call(#[from] tonic::Status),
-    #[error("it serves no ADD: {0}")]
+    #[error("it can't serve ADD: {0}")]
     NotReady(String),
 }
 
@@ -94,7 +94,7 @@ pub enum DaemonError {
     Dns(#[source] std::io::Error),
     #[error("cannot listen for signals")]
     Signal(#[source] std::io::Error),
-    #[error("the uplink is another one: was {was}, is {now}; transitd has to be started anew")]
+    #[error("the uplink has changed: it was {was} and is {now}; transitd must start again")]
     UplinkChanged { was: Uplink, now: Uplink },
     #[error(transparent)]
     Netlink(#[from] NetlinkError),

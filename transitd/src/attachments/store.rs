@@ -43,7 +43,7 @@ pub enum StoreError {
         node: String,
         expected: String,
     },
-    #[error("{path}: it is about another attachment or interface than its name says")]
+    #[error("{path}: its content is of another attachment or interface than its name")]
     Name { path: PathBuf },
     #[error("cannot encode the attachment")]
     Encode(#[source] serde_json::Error),

@@ -20,7 +20,7 @@ pub enum AttachmentError {
         field: &'static str,
         expected: &'static str,
     },
-    #[error("container {container_id} has an interface {ifname} of this network already")]
+    #[error("container {container_id} has an interface {ifname} of this network already; call DEL first")]
     Exists { container_id: String, ifname: String },
     #[error("pod {namespace}/{name} is refused: {reason}: {message}")]
     Refused {
@@ -29,14 +29,14 @@ pub enum AttachmentError {
         reason: String,
         message: String,
     },
-    #[error("pod {namespace}/{name} is not ready to be wired after {seconds} s: {missing}")]
+    #[error("the network of pod {namespace}/{name} is not ready after {seconds} s: {missing}")]
     NotReady {
         namespace: String,
         name: String,
         seconds: u64,
         missing: &'static str,
     },
-    #[error("the endpoint of pod {namespace}/{name} changed while it was wired")]
+    #[error("the endpoint of pod {namespace}/{name} changed while the pod was connected; call ADD again")]
     Changed { namespace: String, name: String },
     #[error("container {container_id} has no interface {ifname} of this network")]
     Unknown { container_id: String, ifname: String },
@@ -54,7 +54,7 @@ pub enum AttachmentError {
     Store(#[from] StoreError),
     #[error("cannot end the connections that conntrack knows of the pod")]
     Conntrack(#[source] std::io::Error),
-    #[error("wiring the pod was interrupted")]
+    #[error("connecting the pod was interrupted; call ADD again")]
     Interrupted,
     #[error("{} steps of the removal failed, the first: {}", .0.len(), .0.first().map_or(String::new(), |e| chain(e)))]
     Teardown(Vec<AttachmentError>),
@@ -89,7 +89,7 @@ impl AttachmentError {
 pub enum Difference {
     #[error("prevResult: {field}: expected {expected}")]
     Previous { field: &'static str, expected: String },
-    #[error("the host's end {0} of the pod's interface is missing, down, or another one")]
+    #[error("the host's end {0} of the pod's interface is missing, down, or was replaced")]
     HostInterface(String),
     #[error("the host's route to {0} is missing")]
     HostRoute(IpAddr),
@@ -104,7 +104,7 @@ pub enum Difference {
     Row(IpAddr),
     #[error("the pod's interface {0} is missing, down, or not the peer of the host's end")]
     PodInterface(String),
-    #[error("the pod's interface has another MAC than {0}: nothing that it sends is taken")]
+    #[error("the pod's interface has another MAC than {0}: all that it sends is dropped")]
     PodMac(String),
     #[error("the pod's interface lacks the address {0}")]
     Address(IpAddr),
@@ -115,13 +115,13 @@ pub enum Difference {
 /// The reason why no ADD is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum NotReady {
-    #[error("the operator has not sent this node's program since transitd was started")]
+    #[error("the operator has not sent this node's program since transitd was started; see transitd's log")]
     NoProgram,
-    #[error("the kernel refuses this version's {0}, the old one is in place; see transitd's log")]
+    #[error("the kernel refuses this version's {0}, and the old one stays in use; see transitd's log")]
     OldProgram(&'static str),
-    #[error("{0} is not attached to the uplink: no packet of another node is handled; restart transitd")]
+    #[error("{0} is not attached to the uplink: packets of other nodes are not handled; restart transitd")]
     NotAttached(&'static str),
-    #[error("the kernel cannot be asked about the uplink; see transitd's log")]
+    #[error("the kernel does not answer questions about the uplink; see transitd's log")]
     NoNetlink,
     #[error("the uplink is missing or down: pods of other nodes are out of reach")]
     NoUplink,

@@ -37,7 +37,7 @@ const FIRST_PORT: u16 = 49152;
 pub enum ProbeError {
     #[error("cannot run program {PROGRAM}")]
     Run(#[source] ProgramError),
-    #[error("the uplink takes no probe: it is down, or its queue is full")]
+    #[error("the uplink does not send probes: it is down, or its queue is full")]
     Refused,
     #[error("cannot read the counters")]
     Counters(#[source] MapError),

@@ -23,7 +23,7 @@ pub enum TableError {
     Open { name: &'static str, source: MapError },
     #[error("table {name} is full")]
     Full { name: &'static str },
-    #[error("the VPC has its share of table {name}")]
+    #[error("the VPC has used up its share of table {name}")]
     Share { name: &'static str },
     #[error("cannot {operation} table {name}")]
     Access {

@@ -22,9 +22,9 @@ const MAX_MESSAGE_BYTES: usize = u16::MAX as usize;
 enum Failure {
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
-    #[error("upstream is silent")]
+    #[error("the cluster's DNS does not answer")]
     Silent,
-    #[error("a smaller holder took its place")]
+    #[error("a pod or VPC with fewer queries took its place")]
     Displaced,
     #[error("cannot encode the query")]
     Encode(#[source] hickory_proto::ProtoError),

@@ -35,7 +35,7 @@ use ruleset::{OwnAddresses, ruleset};
 
 #[derive(Debug, Error)]
 pub enum NetfilterError {
-    #[error("cannot run {program}; it is of Debian's package nftables, or name it with --nft", program = program.display())]
+    #[error("cannot run {program}; install it (Debian: nftables), or give its path by --nft", program = program.display())]
     Start {
         program: PathBuf,
         source: std::io::Error,

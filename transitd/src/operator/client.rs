@@ -50,7 +50,7 @@ pub enum ClientError {
         address: String,
         source: tonic::transport::Error,
     },
-    #[error("nobody answers within {} s at {address}", DIAL_TIMEOUT.as_secs())]
+    #[error("the operator does not answer within {} s at {address}", DIAL_TIMEOUT.as_secs())]
     Silent { address: String },
     #[error(transparent)]
     Session(#[from] SessionError),

@@ -30,9 +30,9 @@ pub enum SessionError {
     Sequence { given: u64, last: u64 },
     #[error("the stream's first program is not a snapshot")]
     NoSnapshot,
-    #[error("the operator took the stream and says nothing")]
+    #[error("the operator accepted the stream and sends nothing")]
     Silent,
-    #[error("a program could not be applied to its end")]
+    #[error("a program could not be applied completely")]
     Interrupted,
 }
 

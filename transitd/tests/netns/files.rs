@@ -65,7 +65,7 @@ fn each_invalid_file_is_named_and_costs_only_its_own_pod() {
     for part in [
         "p1_eth0.json: of node node-u, expected node-t",
         "p2_eth0.json: checksum mismatch",
-        "p3_eth0.json: it is about another attachment",
+        "p3_eth0.json: its content is of another attachment",
     ] {
         assert!(log.contains(part), "{part}: {log}");
     }

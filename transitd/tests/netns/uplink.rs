@@ -56,7 +56,7 @@ fn a_new_uplink_of_the_same_name_is_taken() {
     ));
     rig.on_far("ip address add 192.0.2.2/24 dev far && ip link set far up");
     rig.on_node("ip address add 192.0.2.1/24 dev up0 && ip link set up0 up");
-    ends_and_is_started(&mut rig, "the uplink is another one");
+    ends_and_is_started(&mut rig, "the uplink has changed");
     eventually("packets come again", || receives(&rig));
 }
 
