@@ -22,6 +22,7 @@ mod network;
 mod network_policy;
 mod observe;
 mod parent;
+mod ranges;
 pub mod role;
 pub mod run;
 mod runtime;

@@ -15,17 +15,19 @@ use crate::controller::deletion::{self, join_first, until_taken};
 use crate::controller::parent::{
     Leaving, Left, Readiness, Stage, Step, View, decide, decide_leaving, readiness,
 };
+use crate::controller::ranges;
 use crate::controller::role::kind::roles_of;
 use crate::controller::role::role_set::{self, RoleSet};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
-    WriteError, add_finalizer, condition, has_finalizer, list_where, remove_finalizer, update_status,
+    WriteError, add_finalizer, condition, has_finalizer, list, list_where, remove_finalizer, update_status,
 };
 use crate::hub::{Barrier, WAITS_FOR_ACKS, Waiter};
 use crate::model::allocation::capacity;
 use crate::model::endpoint::{EndpointKind, has_addresses};
-use crate::model::ranges::{id, in_force, is_accepted};
+use crate::model::range_claims::{Claims, is_refused};
+use crate::model::ranges::{id, is_accepted};
 use crate::model::rows::Key;
 use crate::model::scaling::{Bounds, Demand};
 use crate::model::validation::{self, RangeError};
@@ -48,7 +50,12 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
             .as_ref()
             .is_some_and(|status| !status.conditions.is_empty())
     });
-    let verdict = check(&network, &context);
+    let verdict = match check(&network, &context.networks_of(&network.spec.vpc), &context) {
+        Ok(_) if is_judged && !ranges::is_settled(&*network) => {
+            contend(&network, &networks, &context).await?
+        }
+        verdict => verdict,
+    };
     let step = decide(View {
         is_early: !is_judged,
         is_usable: verdict.is_ok(),
@@ -71,7 +78,7 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
         Ok(ranges) => ranges,
         Err(error) => {
             write(&network, &networks, status).await?;
-            if is_news {
+            if is_news && !error.is_passing() {
                 context
                     .events
                     .event(&*network, true, error.reason(), &error.to_string());
@@ -80,7 +87,7 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
                 let number = network.status.as_ref().and_then(|status| status.bouncers);
                 ensure_bouncers(&network, number.unwrap_or(network.spec.bouncers), &context).await?;
             }
-            return Ok(Action::requeue(Duration::from_mins(1)));
+            return Ok(Action::requeue(ranges::retry(&error)));
         }
     };
     status.cidrs.clone_from(&network.spec.cidrs);
@@ -158,35 +165,36 @@ fn count(status: &mut NetworkStatus, capacity: u64, name: &str, context: &Contex
     true
 }
 
-fn check(network: &Network, context: &Context) -> Result<Vec<Cidr>, RangeError> {
+/// Checks a network against its VPC and these networks of the VPC.
+fn check(network: &Network, siblings: &[Arc<Network>], context: &Context) -> Result<Vec<Cidr>, RangeError> {
     let vpc_name = &network.spec.vpc;
     let vpc = context
         .vpc(vpc_name)
         .ok_or_else(|| RangeError::NoVpc(vpc_name.clone()))?;
-    let age = |network: &Network| (network.metadata.creation_timestamp.clone(), network.name_any());
-    let siblings: Vec<_> = context
-        .networks_of(vpc_name)
-        .iter()
-        .filter(|other| other.name_any() != network.name_any())
-        // Of two new networks that overlap the older one stays.
-        .filter(|other| is_accepted(other) || !is_accepted(network) && age(other) < age(network))
-        .map(|other| {
-            (
-                other.name_any(),
-                if is_accepted(other) {
-                    in_force(other).to_vec()
-                } else {
-                    other.spec.cidrs.clone()
-                },
-            )
-        })
-        .collect();
+    let siblings = Claims::of(network, siblings.iter().map(AsRef::as_ref)).ahead;
     if vpc.metadata.deletion_timestamp.is_some() && !is_accepted(network) {
         return Err(RangeError::VpcLeaves(vpc_name.clone()));
     }
     let status = vpc.status.as_ref().filter(|status| status.vni.is_some());
     let status = status.ok_or_else(|| RangeError::VpcNotAccepted(vpc_name.clone()))?;
     validation::network(&network.spec.cidrs, (vpc_name, &status.cidrs), &siblings)
+}
+
+/// Checks new ranges once more, against all networks of the VPC as the API server has them now. The status that brings
+/// the ranges into force must be written to this version of the network.
+async fn contend(
+    network: &Network,
+    networks: &Api<Network>,
+    context: &Context,
+) -> Result<Result<Vec<Cidr>, RangeError>, WriteError> {
+    if is_refused(network) {
+        return Ok(Err(RangeError::Claimed));
+    }
+    let all = list(networks).await?.into_iter();
+    let siblings = all.filter(|other| other.spec.vpc == network.spec.vpc);
+    let siblings: Vec<_> = siblings.map(Arc::new).collect();
+    let checked = check(network, &siblings, context);
+    Ok(checked.and_then(|own| ranges::uncontested(network, own, siblings.iter().map(AsRef::as_ref))))
 }
 
 async fn write(network: &Network, networks: &Api<Network>, status: NetworkStatus) -> Result<(), WriteError> {

@@ -17,6 +17,7 @@ use crate::controller::context::Context;
 use crate::controller::denial;
 use crate::controller::droplet::address_in_force;
 use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint};
+use crate::controller::ranges::is_settled;
 use crate::controller::role::kind::Role;
 use crate::controller::role::placement::crowded_by;
 use crate::controller::runtime::clocks::Timed;
@@ -28,7 +29,7 @@ use crate::model::admission::network_of;
 use crate::model::allocation::{self, Family, Owner};
 use crate::model::cached::Pod;
 use crate::model::endpoint::{EndpointKind, has_addresses, name_of};
-use crate::model::ranges::{id, in_force, is_accepted};
+use crate::model::ranges::{id, in_force};
 use crate::model::world::{self, EndpointName, RoleKind};
 
 pub fn on_pod(context: &Context, change: &Change<Pod>) {
@@ -267,9 +268,9 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
             triggers.vpc(&network.spec.vpc);
             // Endpoints that an operator let in because it saw the end of the network late report it.
             wake_where(context, |endpoint| endpoint.spec.network == name);
-            // A network that overlapped this one may be accepted now.
+            // Ranges that overlapped this one's may come into force now.
             let networks = context.stores.networks.state();
-            let refused = networks.iter().filter(|other| !is_accepted(other));
+            let refused = networks.iter().filter(|other| !is_settled(&***other));
             for other in refused {
                 triggers.network(&other.name_any());
             }

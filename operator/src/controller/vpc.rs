@@ -17,6 +17,7 @@ use crate::controller::deletion::{self, join_first, until_taken};
 use crate::controller::parent::{
     Leaving, Left, Readiness, Stage, Step, View, decide, decide_leaving, readiness,
 };
+use crate::controller::ranges;
 use crate::controller::role::kind::roles_of;
 use crate::controller::role::role_set::{self, RoleSet};
 use crate::controller::runtime::clocks::Timed;
@@ -27,9 +28,10 @@ use crate::controller::runtime::objects::{
 use crate::controller::vni_claim::holding_rows;
 use crate::hub::{Barrier, WAITS_FOR_ACKS, Waiter};
 use crate::model::allocation::propose_vni;
+use crate::model::range_claims::{Claimant, Claims, is_refused};
 use crate::model::ranges::is_accepted;
 use crate::model::scaling::{Bounds, Demand};
-use crate::model::validation::{self, RefusedRanges};
+use crate::model::validation::{self, RangeError, RefusedRanges};
 
 pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let vpcs: Api<Vpc> = Api::all(context.client.clone());
@@ -43,14 +45,10 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
     let generation = vpc.metadata.generation;
     let mut status = vpc.status.clone().unwrap_or_default();
     status.observed_generation = generation;
-    // A node that joins with an address inside a VPC in force is refused itself.
-    let is_new = status.cidrs != vpc.spec.cidrs;
-    let nodes = if is_new {
-        context.node_addresses()
-    } else {
-        Vec::new()
+    let verdict = match check(&vpc, &context.stores.vpcs.state(), &context) {
+        Ok(_) if !ranges::is_settled(&*vpc) => contend(&vpc, &vpcs, &context).await?,
+        verdict => verdict,
     };
-    let verdict = validation::vpc(&vpc.spec.cidrs, &refused(&vpc, &context), &nodes);
     let accepted = match &verdict {
         Ok(_) => condition("Accepted", true, "Valid", "ranges are usable", generation),
         Err(error) => condition("Accepted", false, error.reason(), &error.to_string(), generation),
@@ -66,7 +64,8 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
         Step::WaitForVpc | Step::Serve => {}
         Step::Refuse { serves_on } => {
             write(&vpc, &vpcs, status).await?;
-            if let (true, Err(error)) = (is_news, verdict) {
+            let error = verdict.err().unwrap_or(RangeError::Claimed);
+            if is_news && !error.is_passing() {
                 context
                     .events
                     .event(&*vpc, true, error.reason(), &error.to_string());
@@ -75,7 +74,7 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
                 let known = vpc.status.clone().unwrap_or_default();
                 ensure_dividers(&vpc, wanted(&vpc, &known, &context), &context).await?;
             }
-            return Ok(Action::requeue(Duration::from_mins(1)));
+            return Ok(Action::requeue(ranges::retry(&error)));
         }
         Step::ClaimNumber => {
             status.cidrs.clone_from(&vpc.spec.cidrs);
@@ -126,28 +125,58 @@ async fn serve(
     })
 }
 
-/// Returns the ranges that this VPC may not have. Nodes reach the default VPC by its addresses, so no other VPC may
-/// have them; ranges that the default VPC takes later must be free.
-fn refused(vpc: &Vpc, context: &Context) -> RefusedRanges {
+/// Checks a VPC against refused ranges, nodes' addresses and these VPCs.
+fn check(vpc: &Vpc, others: &[Arc<Vpc>], context: &Context) -> Result<Vec<Cidr>, RangeError> {
+    // A node that joins with an address inside a VPC in force is refused itself.
+    let nodes = if ranges::is_settled(vpc) {
+        Vec::new()
+    } else {
+        context.node_addresses()
+    };
+    validation::vpc(&vpc.spec.cidrs, &refused(vpc, others, context), &nodes)
+}
+
+/// Checks new ranges once more, against all VPCs as the API server has them now. The status that brings the ranges into
+/// force must be written to this version of the VPC.
+async fn contend(
+    vpc: &Vpc,
+    vpcs: &Api<Vpc>,
+    context: &Context,
+) -> Result<Result<Vec<Cidr>, RangeError>, WriteError> {
+    if is_refused(vpc) {
+        return Ok(Err(RangeError::Claimed));
+    }
+    let others = list(vpcs).await?.into_iter().map(Arc::new);
+    let others: Vec<_> = others.collect();
+    let checked = check(vpc, &others, context);
+    Ok(checked.and_then(|own| ranges::uncontested(vpc, own, rivals(vpc, &others))))
+}
+
+/// Yields the VPCs that must not overlap this one. Nodes reach the default VPC by its addresses, so no other VPC may
+/// have them, and ranges that the default VPC takes later must be free. Other VPCs may be equal.
+fn rivals<'a>(vpc: &Vpc, others: &'a [Arc<Vpc>]) -> impl Iterator<Item = &'a Vpc> {
+    let is_default = vpc.name_any() == DEFAULT_NAME;
+    let others = others.iter().map(AsRef::as_ref);
+    others.filter(move |other: &&Vpc| is_default || other.name_any() == DEFAULT_NAME)
+}
+
+/// Returns the ranges that this VPC may not have.
+fn refused(vpc: &Vpc, others: &[Arc<Vpc>], context: &Context) -> RefusedRanges {
     let is_default = vpc.name_any() == DEFAULT_NAME;
     let what = "the default VPC, which nodes reach by these addresses";
-    let parsed = |vpc: &Vpc| -> Vec<Cidr> {
-        let in_force = vpc.status.iter().flat_map(|status| &status.cidrs);
-        in_force.filter_map(|cidr| cidr.parse().ok()).collect()
+    let parsed = |ranges: &[String]| -> Vec<Cidr> {
+        let ranges = ranges.iter().filter_map(|cidr| cidr.parse().ok());
+        ranges.collect()
     };
     // Ranges in force stay, whatever was taken beside them before.
-    let own = parsed(vpc);
+    let own = parsed(vpc.in_force());
     let is_new = |range: &Cidr| !own.iter().any(|own| own.overlaps(*range));
     let mut refused = context.refused.clone();
     if !is_default {
         refused = refused.and(context.default_range, what);
     }
-    for other in context.stores.vpcs.state() {
-        let name = other.name_any();
-        if name == vpc.name_any() || !is_default && name != DEFAULT_NAME {
-            continue;
-        }
-        for range in parsed(&other).into_iter().filter(is_new) {
+    for (name, ahead) in Claims::of(vpc, rivals(vpc, others)).ahead {
+        for range in parsed(&ahead).into_iter().filter(is_new) {
             let taken = format!("VPC {name}, while nodes would reach the default VPC by these addresses");
             refused = refused.and(range, if is_default { &taken } else { what });
         }

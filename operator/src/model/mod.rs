@@ -9,6 +9,7 @@ pub mod cached;
 pub mod droplet;
 pub mod endpoint;
 pub mod placement;
+pub mod range_claims;
 pub mod ranges;
 pub mod rows;
 pub mod scaling;

@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use thiserror::Error;
 use thuban_api::cidr::{Cidr, CidrError};
 
+use super::range_claims::CLAIMED;
+
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RangeError {
     #[error("spec.cidrs: {0}")]
@@ -42,6 +44,10 @@ pub enum RangeError {
     VpcNotAccepted(String),
     #[error("spec.vpc: VPC {0:?} is being deleted; name another, or make it anew once it is gone")]
     VpcLeaves(String),
+    #[error("ranges are claimed; they come into force when nothing else claims a part of them")]
+    Claimed,
+    #[error("spec.cidrs: {cidr} overlaps {other}, which {rival:?} claims too; waits until that is refused")]
+    Contested { cidr: Cidr, other: Cidr, rival: String },
 }
 
 impl RangeError {
@@ -55,7 +61,13 @@ impl RangeError {
             Self::NoVpc(_) => "VpcNotFound",
             Self::VpcNotAccepted(_) => "VpcNotAccepted",
             Self::VpcLeaves(_) => "VpcLeaves",
+            Self::Claimed | Self::Contested { .. } => CLAIMED,
         }
+    }
+
+    /// Whether nobody need do anything: the ranges are claimed, and the operator decides soon.
+    pub fn is_passing(&self) -> bool {
+        self.reason() == CLAIMED
     }
 }
 

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use serde_json::Value;
+use thuban_api::cidr::Cidr;
 use thuban_proto::transit::row;
 
 use crate::convergence::is_accepted;
@@ -31,7 +32,11 @@ pub fn after_write(state: &mut State, change: &Change) {
         ));
     }
     match (kind, new) {
-        (Kind::Vpc, Some(vpc)) => one_vpc_a_vni(state, name, vpc),
+        (Kind::Vpc, Some(vpc)) => {
+            one_vpc_a_vni(state, name, vpc);
+            one_holder_of_a_range(state, (*kind, name), vpc);
+        }
+        (Kind::Network, Some(network)) => one_holder_of_a_range(state, (*kind, name), network),
         (Kind::Endpoint, Some(endpoint)) => {
             if !is_scaled(endpoint) {
                 one_holder_in_status(state, change);
@@ -62,6 +67,33 @@ fn one_vpc_a_vni(state: &mut State, name: &str, vpc: &Value) {
         .map(|((_, _, other), _)| other.clone());
     if let Some(twin) = twin {
         state.violation(format!("VPCs {name} and {twin} have VNI {vni}"));
+    }
+}
+
+/// Checks that ranges in force overlap those of no sibling; siblings of a VPC are `default`, and all VPCs of `default`.
+fn one_holder_of_a_range(state: &mut State, (kind, name): (Kind, &str), object: &Value) {
+    let ranges = |object: &Value| -> Vec<Cidr> {
+        let ranges = object.pointer("/status/cidrs").and_then(Value::as_array);
+        let ranges = ranges.into_iter().flatten().filter_map(Value::as_str);
+        ranges.map(|range| range.parse().expect("a range")).collect()
+    };
+    let is_sibling = |other: &str, sibling: &Value| match kind {
+        Kind::Network => text(sibling, "/spec/vpc") == text(object, "/spec/vpc"),
+        _ => [name, other].contains(&"default"),
+    };
+    let own = ranges(object);
+    let others = state.store.all(kind);
+    let twin = others
+        .filter(|((_, _, other), sibling)| other != name && is_sibling(other, &sibling.value))
+        .find(|(_, sibling)| {
+            let theirs = ranges(&sibling.value);
+            theirs
+                .iter()
+                .any(|range| own.iter().any(|own| own.overlaps(*range)))
+        })
+        .map(|((_, _, other), _)| other.clone());
+    if let Some(twin) = twin {
+        state.violation(format!("{kind:?} {name} and {twin} have a range in common"));
     }
 }
 

@@ -359,13 +359,19 @@ fn add_network(state: &mut State, random: &mut Random) {
     }
 }
 
-/// Adds a range to a network.
+/// Adds a range to a network: one of its own, or one that the VPC's other network may ask for too.
 fn widen(state: &mut State, random: &mut Random) {
     let networks = state.store.names(Kind::Network);
     let Some(name) = random.pick(&networks).filter(|name| *name != "default") else {
         return;
     };
-    state.note(|| format!("network {name} gets another range"));
+    let is_shared = random.permille(400);
+    state.note(|| {
+        format!(
+            "network {name} asks for {} range",
+            if is_shared { "a shared" } else { "another" }
+        )
+    });
     state.store.edit(Kind::Network, "", name, |network| {
         let first = text(network, "/spec/cidrs/0").to_owned();
         let third: u8 = first
@@ -373,7 +379,8 @@ fn widen(state: &mut State, random: &mut Random) {
             .nth(2)
             .and_then(|part| part.parse().ok())
             .unwrap_or_default();
-        let more = Value::from(format!("10.0.{}.0/24", third + 100));
+        let third = if is_shared { 200 } else { third + 100 };
+        let more = Value::from(format!("10.0.{third}.0/24"));
         if let Some(cidrs) = network["spec"]["cidrs"].as_array_mut()
             && !cidrs.contains(&more)
         {

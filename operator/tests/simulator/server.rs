@@ -488,7 +488,12 @@ fn event(state: &mut State, method: &Method, namespace: &str, body: &Bytes) -> R
 }
 
 fn list(state: &mut State, kind: Kind, query: &str) -> Result<Bytes, Failure> {
-    let limit = if state.weather.small_pages { 2 } else { 500 };
+    // A client that names no limit gets everything at once.
+    let limit = match parameter(query, "limit") {
+        Some(_) if state.weather.small_pages => 2,
+        Some(_) => 500,
+        None => usize::MAX,
+    };
     let (mut items, version) = if let Some(token) = parameter(query, "continue") {
         let version = token.split('-').next().unwrap_or_default().to_owned();
         (state.pages.remove(token).ok_or(GONE)?, version)
