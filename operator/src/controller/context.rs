@@ -226,6 +226,10 @@ impl Leadership for Context {
         ]
     }
 
+    fn rows_without_room(&self) -> usize {
+        self.hub.rows_without_room()
+    }
+
     fn network_policies(&self) -> usize {
         self.stores.network_policies.len()
     }

@@ -117,6 +117,8 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     tasks.spawn(resync(stores.ip_claims.clone(), hub.triggers.claims.clone()));
     tasks.spawn(heartbeat::tend(context.clone()));
     tasks.spawn(serve_when_adopted(context));
+    let resending = hub.clone();
+    tasks.spawn(async move { resending.send_again_when_due().await });
     hub
 }
 

@@ -145,7 +145,11 @@ impl Barrier {
     }
 
     pub(super) fn missing(&self, state: &State, now: u64) -> Missing {
-        let (mut unacked, outdated) = self.not_had(state, now);
+        let NotHad {
+            mut unacked,
+            outdated,
+            full,
+        } = self.not_had(state, now);
         unacked.extend(self.not_lacked(state, now));
         unacked.extend(self.not_freed(state, now));
         let unserved = self.served.iter().filter(|(_, rows)| !serves(rows, state, now));
@@ -153,6 +157,7 @@ impl Barrier {
             unacked: unacked.into_iter().collect(),
             outdated: outdated.into_iter().collect(),
             unserved: unserved.map(|(what, _)| what.clone()).collect(),
+            ..state.full_tables(full)
         }
     }
 
@@ -167,12 +172,17 @@ impl Barrier {
         missing.unacked.iter().chain(outdated).chain(candidates)
     }
 
-    /// Returns the droplets that must have something and don't, and those that don't understand it.
-    fn not_had(&self, state: &State, now: u64) -> (BTreeSet<String>, BTreeSet<(String, Kind)>) {
+    fn not_had(&self, state: &State, now: u64) -> NotHad {
         let acks = &state.acks;
-        let mut unacked: BTreeSet<String> = BTreeSet::new();
-        let mut outdated: BTreeSet<(String, Kind)> = BTreeSet::new();
+        let NotHad {
+            mut unacked,
+            mut outdated,
+            mut full,
+        } = NotHad::default();
         for (droplet, key) in &self.rows {
+            if state.full.lacks(droplet, key) {
+                full.insert((droplet.clone(), key.kind()));
+            }
             if !acks.understands(droplet, key.kind()) {
                 outdated.insert((droplet.clone(), key.kind()));
             } else if !unacked.contains(droplet) && !acks.is_acked(droplet, key) {
@@ -195,7 +205,12 @@ impl Barrier {
         };
         unacked.retain(counts);
         outdated.retain(|(droplet, _)| counts(droplet));
-        (unacked, outdated)
+        full.retain(|(droplet, _)| unacked.contains(droplet));
+        NotHad {
+            unacked,
+            outdated,
+            full,
+        }
     }
 
     /// Returns the droplets that may have a row that no droplet may have.
@@ -234,6 +249,29 @@ impl Barrier {
             holding.retain(|droplet| !state.world.is_droplet(droplet) || !suspects.contains(droplet));
         }
         holding
+    }
+}
+
+/// Droplets that must have something and don't.
+#[derive(Default)]
+struct NotHad {
+    unacked: BTreeSet<String>,
+    /// Those that don't understand rows of a kind.
+    outdated: BTreeSet<(String, Kind)>,
+    /// Those that have no room for rows of a kind.
+    full: BTreeSet<(String, Kind)>,
+}
+
+impl State {
+    /// Returns a report on tables that are full.
+    pub(super) fn full_tables(&self, tables: BTreeSet<(String, Kind)>) -> Missing {
+        let tables = tables.into_iter();
+        Missing {
+            full: tables
+                .map(|(droplet, kind)| self.full.full(&droplet, kind))
+                .collect(),
+            ..Missing::default()
+        }
     }
 }
 

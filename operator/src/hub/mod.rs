@@ -5,6 +5,7 @@
 
 mod attachments;
 mod barrier;
+mod full;
 mod missing;
 mod rests;
 mod triggers;
@@ -19,20 +20,22 @@ use thuban_proto::transit::{
     Attachment, Load, NackReason, OperatorMessage, Program, RoleLoad, operator_message,
 };
 use thuban_rows::Kinds;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 use tracing::info;
 
 use crate::metrics;
 use crate::model::acks::{Acks, SUSPECT_AFTER};
+use crate::model::full_tables::FullTables;
 use crate::model::rows::{Key, PackedRow};
-use crate::model::world::{EndpointName, NodePort, World};
+use crate::model::world::{Delta, EndpointName, NodePort, World};
 use attachments::Attachments;
 use rests::Rests;
 
 pub use attachments::Report;
 pub use barrier::Barrier;
-pub use missing::{Missing, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
+pub use missing::{Missing, TABLE_FULL, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
 pub use triggers::{Triggers, Waiter};
 
 /// How long a new leader waits for the droplets' reports of what they hold before it gives out addresses, milliseconds.
@@ -78,6 +81,7 @@ struct State {
     /// Droplets of which a subscription was refused since their stream opened: the log says it once.
     refused: HashSet<String>,
     rests: Rests,
+    full: FullTables,
     next_id: u64,
 }
 
@@ -138,6 +142,8 @@ pub struct Hub {
     epoch: u64,
     /// Addresses of all Nodes.
     nodes: RwLock<BTreeSet<IpAddr>>,
+    /// The signal that a droplet has no room for a row.
+    refused: Notify,
     pub triggers: Triggers,
 }
 
@@ -160,6 +166,7 @@ impl Hub {
             loads: HashMap::new(),
             refused: HashSet::new(),
             rests: Rests::default(),
+            full: FullTables::default(),
             next_id: 1,
         };
         Self {
@@ -167,6 +174,7 @@ impl Hub {
             started: Instant::now(),
             epoch,
             nodes: RwLock::default(),
+            refused: Notify::new(),
             triggers,
         }
     }
@@ -203,32 +211,38 @@ impl Hub {
     }
 
     fn send(&self, state: &mut State) {
-        for (droplet, mut delta) in state.world.flush() {
-            let had_any = !delta.is_empty();
-            delta.retain(|key, _| state.acks.understands(&droplet, key.kind()));
-            if had_any && delta.is_empty() {
-                continue;
-            }
-            let Some(sequence) = state.acks.send(&droplet, &delta, self.now()) else {
-                continue;
-            };
-            let Some(sender) = state.senders.get(&droplet) else {
-                continue;
-            };
-            let mut program = Program {
-                epoch: self.epoch,
-                sequence,
-                ..Program::default()
-            };
-            for (key, row) in delta {
-                match row {
-                    Some(row) => program.upserts.push(row.unpack()),
-                    None => program.deletes.push((&key).into()),
-                }
-            }
-            let _ = sender.send(message(program));
+        for (droplet, delta) in state.world.flush() {
+            self.send_to(state, &droplet, delta);
         }
         state.note_rests(self.now());
+    }
+
+    /// Sends a droplet the rows that it understands.
+    fn send_to(&self, state: &mut State, droplet: &str, mut delta: Delta) {
+        let had_any = !delta.is_empty();
+        delta.retain(|key, _| state.acks.understands(droplet, key.kind()));
+        if had_any && delta.is_empty() {
+            return;
+        }
+        let Some(sequence) = state.acks.send(droplet, &delta, self.now()) else {
+            return;
+        };
+        state.full.sent(droplet, &delta, sequence);
+        let Some(sender) = state.senders.get(droplet) else {
+            return;
+        };
+        let mut program = Program {
+            epoch: self.epoch,
+            sequence,
+            ..Program::default()
+        };
+        for (key, row) in delta {
+            match row {
+                Some(row) => program.upserts.push(row.unpack()),
+                None => program.deletes.push((&key).into()),
+            }
+        }
+        let _ = sender.send(message(program));
     }
 
     /// Takes note of how long droplets serve NodePorts without an operator, and that an earlier leader may have told them
@@ -303,6 +317,7 @@ impl Hub {
         program.retain(|key, _| opened.kinds.contains(key.kind()));
         let stream = (opened.id, opened.kinds.clone());
         let sequence = state.acks.open(droplet, stream, program.keys(), self.now());
+        state.full.forget(droplet);
         let snapshot = Program {
             epoch: self.epoch,
             sequence,
@@ -362,6 +377,7 @@ impl Hub {
         }
         if state.acks.close(droplet, id, self.now()) {
             forget_load(state, droplet);
+            state.full.forget(droplet);
             state.senders.remove(droplet);
             self.triggers.droplet(droplet);
         }
@@ -379,6 +395,7 @@ impl Hub {
         let state = &mut *self.lock();
         let is_valid = state.acks.ack(droplet, id, sequence, self.now());
         if is_valid {
+            state.full.acked(droplet, sequence);
             self.wake(state, droplet);
         }
         is_valid
@@ -396,7 +413,11 @@ impl Hub {
 
     pub fn nack(&self, droplet: &str, id: u64, sequence: u64, key: &Key, reason: NackReason) {
         let state = &mut *self.lock();
-        if !state.acks.nack(droplet, id, sequence, key) {
+        let is_lacking = state.acks.nack(droplet, id, sequence, key);
+        if reason == NackReason::TableFull {
+            self.refuse(state, droplet, key, is_lacking);
+        }
+        if !is_lacking {
             return;
         }
         if let (Key::Local(vni, address), NackReason::AddressInUseOnNode) = (key, reason)

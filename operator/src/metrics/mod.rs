@@ -34,6 +34,8 @@ pub trait Leadership: Send + Sync {
     /// Returns the phases of all objects that have one, kind by kind; none: no status yet.
     fn phases(&self) -> Vec<(&'static str, Vec<Option<Phase>>)>;
     fn network_policies(&self) -> usize;
+    /// Returns how many rows droplets have no room for.
+    fn rows_without_room(&self) -> usize;
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -100,6 +102,7 @@ struct Metrics {
     droplets: Family<InState, Gauge>,
     objects: Family<InPhase, Gauge>,
     network_policies: Gauge,
+    rows_without_room: Gauge,
 }
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
@@ -129,6 +132,7 @@ impl Metrics {
             droplets: Family::default(),
             objects: Family::default(),
             network_policies: Gauge::default(),
+            rows_without_room: Gauge::default(),
         };
         let registry = &mut metrics.registry;
         registry.register(
@@ -186,6 +190,11 @@ impl Metrics {
             "NetworkPolicies that exist, none of which is enforced",
             metrics.network_policies.clone(),
         );
+        registry.register(
+            "rows_without_room",
+            "Rows that droplets refuse because a table is full",
+            metrics.rows_without_room.clone(),
+        );
         metrics
     }
 
@@ -195,6 +204,7 @@ impl Metrics {
             self.droplets.clear();
             self.objects.clear();
             self.network_policies.set(0);
+            self.rows_without_room.set(0);
             return;
         };
         let DropletCounts {
@@ -212,6 +222,9 @@ impl Metrics {
         let policies = leadership.network_policies();
         self.network_policies
             .set(i64::try_from(policies).unwrap_or(i64::MAX));
+        let rows = leadership.rows_without_room();
+        self.rows_without_room
+            .set(i64::try_from(rows).unwrap_or(i64::MAX));
         for (kind, phases) in leadership.phases() {
             self.phases(kind, phases);
         }

@@ -283,9 +283,14 @@ impl Acks {
     /// false if the row was changed since, or the sequence is not of the open stream.
     pub fn nack(&mut self, droplet: &str, id: u64, sequence: u64, key: &Key) -> bool {
         let session = self.sessions.get_mut(droplet).filter(|session| session.id == id);
-        let row = session
-            .and_then(|session| session.rows.get_mut(key))
-            .filter(|sent| **sent <= sequence);
+        let sent = session.and_then(|session| {
+            if is_tracked(key) {
+                session.rows.get_mut(key)
+            } else {
+                session.introduced.get_mut(key)
+            }
+        });
+        let row = sent.filter(|sent| **sent <= sequence);
         row.map(|sent| *sent = u64::MAX).is_some()
     }
 

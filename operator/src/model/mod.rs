@@ -8,6 +8,7 @@ pub mod backends;
 pub mod cached;
 pub mod droplet;
 pub mod endpoint;
+pub mod full_tables;
 pub mod placement;
 pub mod range_claims;
 pub mod ranges;

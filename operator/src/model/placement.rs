@@ -1,6 +1,7 @@
 //! Picks the droplet that carries a divider or bouncer.
 
 /// A droplet that could carry it.
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own, none follows from another
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Candidate {
     pub name: String,
@@ -14,13 +15,23 @@ pub struct Candidate {
     pub is_preferred: bool,
     /// Its Node takes no new pods: it is about to be drained.
     pub is_cordoned: bool,
+    /// It has had no room for rows of a role lately.
+    pub is_full: bool,
 }
 
-/// Picks the best candidate: never a cordoned droplet, and never a sibling's droplet while another one is free. Then
-/// preferred droplets come first, then the zone with the fewest siblings, then the fewest roles, then the name.
+impl Candidate {
+    /// Whether a role that works elsewhere may move here.
+    pub fn is_good(&self) -> bool {
+        !self.is_full && !self.is_cordoned && !self.has_sibling
+    }
+}
+
+/// Picks the best candidate: never a full or cordoned droplet, and never a sibling's droplet while another one is free.
+/// Then preferred droplets come first, then the zone with the fewest siblings, then the fewest roles, then the name.
 pub fn pick(candidates: &[Candidate]) -> Option<&Candidate> {
     let rank = |candidate: &&Candidate| {
         (
+            candidate.is_full,
             candidate.is_cordoned,
             candidate.has_sibling,
             !candidate.is_preferred,
@@ -86,7 +97,21 @@ mod tests {
             ]),
             Some("b")
         );
-        assert_eq!(picked(&[sibling]), Some("a"), "better there than nowhere");
-        assert_eq!(picked(&[cordoned]), Some("a"), "better there than nowhere");
+        let full = Candidate {
+            is_full: true,
+            ..candidate("b")
+        };
+        assert!(!full.is_good() && !sibling.is_good() && !cordoned.is_good() && a.is_good());
+        for other in [&sibling, &cordoned] {
+            assert_eq!(
+                picked(&[other.clone(), full.clone()]),
+                Some("a"),
+                "a role does not work there"
+            );
+        }
+        for only in [sibling, cordoned] {
+            assert_eq!(picked(&[only]), Some("a"), "better there than nowhere");
+        }
+        assert_eq!(picked(&[full]), Some("b"), "better there than nowhere");
     }
 }

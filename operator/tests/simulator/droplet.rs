@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use thuban_api::identifiers::Vni;
 use thuban_operator::hub::Hub;
-use thuban_operator::model::rows::Key;
 use thuban_proto::transit::{
     Attachment, Load, NackReason, OperatorMessage, Program, RoleLoad, operator_message, row,
 };
@@ -21,7 +20,7 @@ use crate::invariants;
 use crate::kind::Kind;
 use crate::operators::Operator;
 use crate::simulation::{Simulation, State};
-use crate::tables::{Slot, Tables, number};
+use crate::tables::{Refused, Slot, Tables, number};
 
 /// How often a droplet's stream is looked at, as the stream server does every few seconds.
 const LOOK: Duration = Duration::from_secs(1);
@@ -400,17 +399,16 @@ async fn serve(
 
 /// Passes an ack on. Returns false if the stream must end as the stream server ends it: another one is open, or nothing
 /// was sent.
-fn ack(hub: &Hub, (name, id): (&str, u64), sequence: u64, refused: &[(u32, IpAddr)]) -> bool {
-    for (vni, address) in refused {
-        let key = Key::Local(number(*vni), *address);
-        hub.nack(name, id, sequence, &key, NackReason::AddressInUseOnNode);
+fn ack(hub: &Hub, (name, id): (&str, u64), sequence: u64, refused: &[Refused]) -> bool {
+    for (key, reason) in refused {
+        hub.nack(name, id, sequence, key, *reason);
     }
     hub.ack(name, id, sequence)
 }
 
 /// Applied programs of a stream whose acks are held back.
 struct Owed {
-    programs: VecDeque<(u64, Vec<(u32, IpAddr)>)>,
+    programs: VecDeque<(u64, Vec<Refused>)>,
     opened: Instant,
     /// The time of the last ack.
     last: Instant,
@@ -494,8 +492,8 @@ fn say(name: &str, hub: &Hub, report: Report) -> bool {
     true
 }
 
-/// Applies a program. Returns the refused local rows; none if the stream must end.
-fn apply(simulation: &Simulation, name: &str, program: Program) -> Option<Vec<(u32, IpAddr)>> {
+/// Applies a program. Returns the refused rows; none if the stream must end.
+fn apply(simulation: &Simulation, name: &str, program: Program) -> Option<Vec<Refused>> {
     let refused = simulation.with(|state| {
         let droplet = state.droplets.get_mut(name)?;
         let is_cut = droplet.stream.is_none() || !droplet.is_on || !droplet.is_reachable;
@@ -526,10 +524,11 @@ fn apply(simulation: &Simulation, name: &str, program: Program) -> Option<Vec<(u
         let also_refused: Vec<_> = locals.take(droplet.refusals).collect();
         let mut refused = droplet.tables.apply(program);
         droplet.refusals -= also_refused.len();
-        for (vni, address) in &also_refused {
-            droplet.tables.rows.remove(&Slot::Local(number(*vni), *address));
+        for (vni, address) in also_refused {
+            let slot = Slot::Local(number(vni), address);
+            droplet.tables.rows.remove(&slot);
+            refused.push((slot, NackReason::AddressInUseOnNode));
         }
-        refused.extend(also_refused);
         let mut rows = droplet.tables.rows.keys();
         let foreign = rows.find(|slot| !droplet.kinds.contains(slot.kind())).cloned();
         state.note(|| line);

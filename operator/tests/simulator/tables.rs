@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_api::identifiers::Vni;
-use thuban_proto::transit::{LocalRow, Program, Row, row};
+use thuban_proto::transit::{LocalRow, NackReason, Program, Row, row};
+use thuban_rows::Kind;
 
 /// The key of a row.
 pub use thuban_rows::RowKey as Slot;
@@ -28,9 +29,16 @@ pub fn address(bytes: &[u8]) -> IpAddr {
     Ipv6Addr::from(<[u8; 16]>::try_from(bytes).expect("16 bytes")).to_canonical()
 }
 
+/// A row that is not applied.
+pub type Refused = (Slot, NackReason);
+
 #[derive(Debug, Default)]
 pub struct Tables {
     pub rows: BTreeMap<Slot, Row>,
+    /// The most rows of a kind; without a number there is always room.
+    pub room: BTreeMap<Kind, usize>,
+    /// How often a row had no room.
+    pub times_full: usize,
 }
 
 impl Tables {
@@ -53,9 +61,15 @@ impl Tables {
         self.locals().find(|row| row.pod_uid == pod_uid && row.ready)
     }
 
-    /// Applies a program: deletes first, then upserts. Local rows whose address is in use in another VPC here are
-    /// refused and returned.
-    pub fn apply(&mut self, program: Program) -> Vec<(u32, IpAddr)> {
+    fn has_room(&self, slot: &Slot) -> bool {
+        let kind = slot.kind();
+        let used = || self.rows.keys().filter(|slot| slot.kind() == kind).count();
+        self.rows.contains_key(slot) || self.room.get(&kind).is_none_or(|room| used() < *room)
+    }
+
+    /// Applies a program: deletes first, then upserts. Local rows whose address is in use in another VPC here, and rows
+    /// without room, are refused and returned.
+    pub fn apply(&mut self, program: Program) -> Vec<Refused> {
         if program.snapshot {
             let wanted: BTreeSet<Slot> = program.upserts.iter().map(slot_of_row).collect();
             self.rows.retain(|slot, _| wanted.contains(slot));
@@ -73,11 +87,16 @@ impl Tables {
                             || !new.address6.is_empty() && other.address6 == new.address6)
                 });
                 if is_taken {
-                    refused.push((vni.get(), *address));
+                    refused.push((Slot::Local(*vni, *address), NackReason::AddressInUseOnNode));
                     continue;
                 }
             }
-            self.rows.insert(slot, row);
+            if self.has_room(&slot) {
+                self.rows.insert(slot, row);
+            } else {
+                self.times_full += 1;
+                refused.push((slot, NackReason::TableFull));
+            }
         }
         refused
     }

@@ -30,7 +30,7 @@ use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{condition, delete, has_finalizer, remove_finalizer};
 use crate::controller::service::outside_address::{self, outside_of};
 use crate::controller::service::own_address::{self, Claimed, asked_by, asked_of};
-use crate::hub::{Barrier, Missing, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE, Waiter};
+use crate::hub::{Barrier, Missing, TABLE_FULL, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE, Waiter};
 use crate::model::admission::{Refusal, network_of};
 use crate::model::allocation::addresses_of;
 use crate::model::backends::{Located, Place, TooLarge, WaysIn, backends};
@@ -341,7 +341,7 @@ async fn serve(
         }
         Ok(_) => condition("Ready", true, "Acknowledged", "its bouncers have its rows", None),
     };
-    let is_waiting = [WAITS_FOR_ACKS, WAITS_FOR_UPGRADE].contains(&&*ready.reason);
+    let is_waiting = [WAITS_FOR_ACKS, WAITS_FOR_UPGRADE, TABLE_FULL].contains(&&*ready.reason);
     let uid = endpoint.uid().unwrap_or_default();
     if is_waiting
         && was == Phase::Init
@@ -363,6 +363,8 @@ async fn serve(
     let refused = outside_address::say(&mut status, endpoint, context);
     let resting = context.hub.resting_node_ports(&name);
     let rests = await_rest(&mut status, &resting);
+    let full = context.hub.without_room(|_| rows);
+    let without_room = await_room(&mut status, &full);
     record_node_ports(&mut status, &context.hub.read(|world| world.node_ports_of(&name)));
     set(&mut status.conditions, accepted);
     let told = (ready.reason.clone(), ready.message.clone());
@@ -388,22 +390,20 @@ async fn serve(
     if is_news {
         tell(endpoint, &told.0, &told.1, context);
     }
-    if let Some(message) = left_out {
-        tell(endpoint, "BackendsLeftOut", &message, context);
-    }
-    if let Some(message) = overlay_port {
-        tell(endpoint, OVERLAY_PORT_REASON, &message, context);
-    }
-    if let Some(message) = refused {
-        tell(endpoint, outside_address::REASON, &message, context);
-    }
-    if let Some(message) = rests {
-        tell(endpoint, PORT_RESTS_REASON, &message, context);
-    }
+    let news = [
+        ("BackendsLeftOut", left_out),
+        (OVERLAY_PORT_REASON, overlay_port),
+        (outside_address::REASON, refused),
+        (PORT_RESTS_REASON, rests),
+        (TABLE_FULL, without_room),
+    ];
+    tell_news(endpoint, news, context);
     Ok(if is_waiting || !resting.is_empty() {
         Action::requeue(ACK_RETRY)
-    } else {
+    } else if full.is_empty() {
         Action::await_change()
+    } else {
+        Action::requeue(CLAIM_RETRY)
     })
 }
 
@@ -463,6 +463,13 @@ fn await_rest(status: &mut EndpointStatus, resting: &BTreeSet<NodePort>) -> Opti
     lacks(status, "NodePorts", PORT_RESTS_REASON, message)
 }
 
+/// Says which droplets have no room for the Service as it is now. They keep what they had of it. Returns the message, if
+/// it is news.
+fn await_room(status: &mut EndpointStatus, full: &Missing) -> Option<String> {
+    let message = (!full.is_empty()).then(|| full.message());
+    lacks(status, "Room", TABLE_FULL, message)
+}
+
 /// Writes down the Service's ports for the next leader, which gives these at once.
 fn record_node_ports(status: &mut EndpointStatus, ports: &BTreeSet<NodePort>) {
     status.node_ports = Some(ports.iter().copied().map(node_port_text).collect());
@@ -516,6 +523,15 @@ fn tell(endpoint: &Endpoint, reason: &str, message: &str, context: &Context) {
         context.events.event_about(about, true, reason, message);
     }
     context.events.event(endpoint, true, reason, message);
+}
+
+/// Writes the same events for each message that is news.
+fn tell_news<const N: usize>(endpoint: &Endpoint, news: [(&str, Option<String>); N], context: &Context) {
+    for (reason, message) in news {
+        if let Some(message) = message {
+            tell(endpoint, reason, &message, context);
+        }
+    }
 }
 
 async fn write_if_new(

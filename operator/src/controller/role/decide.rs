@@ -1,7 +1,7 @@
 //! Decides the next step of a role from its view. Nothing here reads a store or writes: the reconciler looks, asks, and
 //! does what is decided here.
 
-use crate::hub::Missing;
+use crate::hub::{Missing, TABLE_FULL};
 
 /// The reason why a role should not be where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub enum Move {
     Cordoned,
     /// A sibling is on the same droplet.
     Crowded,
+    /// Its droplet has no room for its tables.
+    Full,
     /// Its droplet does not take its tables.
     Refused,
 }
@@ -28,6 +30,7 @@ impl Move {
             Self::Suspect => "DropletSuspect",
             Self::Cordoned => "NodeCordoned",
             Self::Crowded => "DropletShared",
+            Self::Full => TABLE_FULL,
             Self::Refused => "DropletRefused",
         }
     }
@@ -74,7 +77,8 @@ impl View<'_> {
 pub enum Tables {
     /// The role has no parent that makes tables.
     Unknown,
-    /// The droplet has not acked the tables; `is_overdue`: it has not for so long that it never will.
+    /// The droplet has not acked the tables, because it has no room for them or for another reason; `is_overdue`: it
+    /// has not for so long that it never will.
     Missing {
         what: Missing,
         is_overdue: bool,
@@ -120,10 +124,15 @@ pub fn decide(view: View, tables: impl FnOnce() -> Tables, uninformed: impl FnOn
         };
     }
     match tables() {
-        Tables::Missing {
-            what,
-            is_overdue: true,
-        } if !view.is_announced() => return Step::LeaveDroplet(what),
+        Tables::Missing { what, is_overdue } if !view.is_announced() => {
+            return if is_overdue || !what.full.is_empty() {
+                Step::LeaveDroplet(what)
+            } else {
+                Step::WaitForTables(what)
+            };
+        }
+        // The tables were there when users were told. The role moves once all users know where it is.
+        Tables::Missing { what, .. } if !what.full.is_empty() => {}
         Tables::Missing { what, .. } => return Step::WaitForTables(what),
         Tables::Unknown => return Step::WaitForTables(Missing::default()),
         Tables::There => {}
@@ -182,7 +191,10 @@ pub fn decide_leaving(view: LeavingView) -> Leaving {
 
 #[cfg(test)]
 mod tests {
+    use thuban_rows::Kind;
+
     use super::{Leaving, LeavingView, Missing, Move, Step, Tables, View, decide, decide_leaving};
+    use crate::model::full_tables::Full;
 
     const NEW: View<'static> = View {
         droplet: Some("a"),
@@ -251,6 +263,41 @@ mod tests {
             next(announced, missing(true), &[]),
             Step::WaitForTables(unacked(&["a"]))
         );
+    }
+
+    #[test]
+    fn role_leaves_a_full_droplet_at_once_unless_announced() {
+        let full = || {
+            let tables = Full {
+                droplet: "a".into(),
+                kind: Kind::Bouncer,
+                rows: 1,
+            };
+            Missing {
+                full: vec![tables],
+                ..unacked(&["a"])
+            }
+        };
+        let tables = || Tables::Missing {
+            what: full(),
+            is_overdue: false,
+        };
+        assert_eq!(next(NEW, tables(), &[]), Step::LeaveDroplet(full()));
+        let announced = View {
+            is_published: true,
+            ..NEW
+        };
+        assert_eq!(
+            next(announced, tables(), &["b"]),
+            Step::WaitForUsers(unacked(&["b"]))
+        );
+        assert_eq!(next(announced, tables(), &[]), Step::Publish);
+        let serving = View {
+            why: Some(Move::Full),
+            ..SERVING
+        };
+        assert_eq!(serving.wants_to_move(), Some(Move::Full));
+        assert_eq!(next_unasked(serving), Step::Rest(Some(Move::Full)));
     }
 
     #[test]

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
-use thuban_api::condition::set;
-use thuban_api::{Phase, RoleStatus};
+use thuban_api::condition::{find, set};
+use thuban_api::{Condition, Phase, RoleStatus};
 
 use crate::controller::context::{Context, related};
 use crate::controller::deletion::join_first;
@@ -27,13 +27,13 @@ use crate::controller::role::decide::{
     Leaving, LeavingView, Move, Step, Tables, View, decide, decide_leaving,
 };
 use crate::controller::role::kind::Role;
-use crate::controller::role::placement::{place, should_move};
+use crate::controller::role::placement::{place, should_move, without_room};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
     WriteError, condition, has_finalizer, remove_finalizer, update, update_status,
 };
-use crate::hub::{Barrier, Missing};
+use crate::hub::{Barrier, Missing, TABLE_FULL};
 
 /// How long a role waits before a condition says so.
 const CONDITION_DELAY: Duration = Duration::from_secs(3);
@@ -137,16 +137,22 @@ async fn take<R: Role>(
         }
         Step::Rest(why) => {
             context.clocks.forget(Timed::RoleWait, role.id().uid);
+            say_room(role, droplet, roles, context).await?;
             return Ok(match why {
-                Some(Move::Crowded | Move::Cordoned) => Action::requeue(SPREAD_RETRY),
+                Some(Move::Crowded | Move::Cordoned | Move::Full) => Action::requeue(SPREAD_RETRY),
                 Some(_) => Action::requeue(ACK_RETRY),
                 None => Action::await_change(),
             });
         }
         Step::LeaveDroplet(missing) => {
-            if let Some(other) = place(role, Move::Refused, context) {
+            let why = if missing.full.is_empty() {
+                Move::Refused
+            } else {
+                Move::Full
+            };
+            if let Some(other) = place(role, why, context) {
                 context.clocks.forget(Timed::RoleWait, role.id().uid);
-                return settle_on(role, other, Move::Refused, roles, context).await;
+                return settle_on(role, other, why, roles, context).await;
             }
             filling(droplet, &missing)
         }
@@ -166,22 +172,52 @@ async fn take<R: Role>(
 
 fn filling(droplet: &str, missing: &Missing) -> (&'static str, String) {
     let message = format!("waits until droplet {droplet} has its tables");
-    upgrade_or(missing, ("Filling", message))
+    remedy_or(missing, ("Filling", message))
 }
 
 fn announcing(missing: &Missing) -> (&'static str, String) {
     let names = join_first(&missing.unacked);
     let message = format!("waits until these droplets know of it: {names}");
-    upgrade_or(missing, ("Announcing", message))
+    remedy_or(missing, ("Announcing", message))
 }
 
-/// Returns the message that a transitd must be upgraded, if one must, before any other message.
-fn upgrade_or(missing: &Missing, told: (&'static str, String)) -> (&'static str, String) {
-    if missing.outdated.is_empty() {
+/// Returns the message that a transitd must be upgraded, or that a table is full, before any other message.
+fn remedy_or(missing: &Missing, told: (&'static str, String)) -> (&'static str, String) {
+    if missing.outdated.is_empty() && missing.full.is_empty() {
         told
     } else {
         (missing.reason(), missing.message())
     }
+}
+
+fn acknowledged<R: Role>(role: &R) -> Condition {
+    let message = "its tables are there and all droplets concerned know of it";
+    condition("Ready", true, "Acknowledged", message, role.meta().generation)
+}
+
+/// Reports that the droplet of a role that serves has no room for more of its rows, and the end of that.
+async fn say_room<R: Role>(
+    role: &R,
+    droplet: &str,
+    roles: &Api<R>,
+    context: &Context,
+) -> Result<(), WriteError> {
+    let mut status = role.status().cloned().unwrap_or_default();
+    let missing = without_room(role, droplet, context);
+    let is_told = find(&status.conditions, "Ready").is_some_and(|ready| ready.reason == TABLE_FULL);
+    let told = if missing.is_empty() {
+        acknowledged(role)
+    } else {
+        let message = missing.message();
+        condition("Ready", false, TABLE_FULL, &message, role.meta().generation)
+    };
+    if missing.is_empty() && !is_told {
+        return Ok(());
+    }
+    if set(&mut status.conditions, told) {
+        write(role, roles, status).await?;
+    }
+    Ok(())
 }
 
 /// Finishes a role of which all droplets concerned know.
@@ -224,6 +260,10 @@ async fn settle_on<R: Role>(
     if let Err(error) = update(roles, role, &placed).await {
         context.placements.forget(R::KIND, &role.name_any());
         return Err(error.into());
+    }
+    if why == Move::Full {
+        context.clocks.forget(Timed::RoleMoved, role.id().uid);
+        context.clocks.known_for(Timed::RoleMoved, role.id().uid);
     }
     let note = match role.droplet() {
         Some(old) => format!("placed on droplet {droplet} instead of {old}"),
@@ -368,5 +408,6 @@ async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<
     }
     remove_finalizer(roles, role).await?;
     context.clocks.forget(Timed::RoleWait, role.id().uid);
+    context.clocks.forget(Timed::RoleMoved, role.id().uid);
     Ok(Action::await_change())
 }

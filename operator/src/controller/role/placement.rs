@@ -2,16 +2,19 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
+use thuban_rows::Kind;
 
 use crate::controller::cache::placements::Placed;
 use crate::controller::context::Context;
 use crate::controller::role::decide::Move;
 use crate::controller::role::kind::{Role, roles_of};
-use crate::hub::Health;
+use crate::controller::runtime::clocks::Timed;
+use crate::hub::{Health, Missing};
 use crate::model::droplet::is_accepted;
 use crate::model::placement::{Candidate, pick};
 use crate::model::world::RoleKind;
@@ -20,6 +23,21 @@ use crate::model::world::RoleKind;
 pub const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
 /// The label of zones: the roles of one parent spread over its values.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// The least time between two moves of a role for want of room: there may be no droplet with enough of it.
+const FULL_RETRY: Duration = Duration::from_mins(5);
+/// The kinds of rows that a role needs room for.
+const NEEDED: [Kind; 4] = [Kind::Vpc, Kind::Network, Kind::Bouncer, Kind::Service];
+
+/// Returns what the role's droplet has no room for. Services don't count: a droplet bounds each VPC's share of these
+/// tables, so another droplet may refuse them as well.
+pub fn without_room<R: Role>(role: &R, droplet: &str, context: &Context) -> Missing {
+    context.hub.without_room(|world| {
+        let mut tables = role.tables(world, droplet);
+        tables.retain(|(_, key)| key.kind() != Kind::Service);
+        tables
+    })
+}
 
 /// Returns the reason why the role should be elsewhere, if there is one.
 pub fn should_move<R: Role>(role: &R, context: &Context) -> Option<Move> {
@@ -33,6 +51,9 @@ pub fn should_move<R: Role>(role: &R, context: &Context) -> Option<Move> {
     }
     if context.hub.health(droplet) == Health::Suspect {
         return Some(Move::Suspect);
+    }
+    if !without_room(role, droplet, context).is_empty() {
+        return Some(Move::Full);
     }
     if context.node(droplet).is_some_and(|node| is_cordoned(&node)) {
         return Some(Move::Cordoned);
@@ -68,7 +89,13 @@ fn zone(context: &Context, droplet: &str) -> Option<String> {
 
 /// Picks a droplet for a role that is better than the role's current one, and remembers it until the store shows it.
 pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> {
-    let name = role.name_any();
+    let (name, uid) = (role.name_any(), role.id().uid);
+    if why == Move::Full
+        && context.clocks.is_known(Timed::RoleMoved, uid)
+        && context.clocks.known_for(Timed::RoleMoved, uid) < FULL_RETRY
+    {
+        return None;
+    }
     let mut placements = context.placements.lock();
     let mut crowd = Crowd {
         kind: R::KIND,
@@ -100,6 +127,7 @@ pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> 
                 .as_ref()
                 .is_some_and(|node| node.labels().contains_key(PREFERENCE)),
             is_cordoned: node.is_none_or(|node| is_cordoned(&node)),
+            is_full: context.hub.is_full(droplet, &NEEDED),
         }
     };
     let known: Vec<String> = context
@@ -117,7 +145,7 @@ pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> 
         .map(candidate)
         .collect();
     let picked = pick(&candidates)
-        .filter(|picked| why.is_forced() || !picked.is_cordoned && !picked.has_sibling)?
+        .filter(|picked| why.is_forced() || picked.is_good())?
         .name
         .clone();
     let at = (role.parent().to_owned(), picked.clone());

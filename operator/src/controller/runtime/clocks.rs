@@ -12,6 +12,8 @@ use tokio::time::Instant;
 pub enum Timed {
     /// A role waits for a droplet or for acks. By its UID.
     RoleWait,
+    /// A role moved because its droplet had no room for its tables. By its UID.
+    RoleMoved,
     /// An Endpoint waits for acks. By its UID.
     EndpointWait,
     /// A scaled Endpoint waits for acks, or its status was written. By its UID.

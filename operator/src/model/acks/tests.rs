@@ -256,6 +256,21 @@ fn a_droplet_is_known_once_its_introduction_is_acked() {
 }
 
 #[test]
+fn a_droplet_that_another_has_no_room_for_is_not_known_there() {
+    let mut acks = Acks::new(0);
+    let new = Key::Droplet([1, 1, 1, 1].into());
+    let row = rows::droplet([1, 1, 1, 1].into());
+    let introduction = || Delta::from([(new.clone(), Some(PackedRow::new(&row)))]);
+    acks.open("a", (1, Kinds::all()), [].into_iter(), 0);
+    acks.send("a", &introduction(), 0);
+    assert!(acks.nack("a", 1, 2, &new) && acks.ack("a", 1, 2, 0));
+    assert_eq!(acks.unaware(&new).collect::<Vec<_>>(), ["a"]);
+    acks.send("a", &introduction(), 0);
+    assert!(acks.ack("a", 1, 3, 0));
+    assert!(acks.unaware(&new).next().is_none());
+}
+
+#[test]
 fn the_removal_of_a_known_droplet_is_pending_until_it_is_acked() {
     let mut acks = Acks::new(0);
     let gone = Key::Droplet([1, 1, 1, 1].into());

@@ -388,6 +388,17 @@ impl World {
         program
     }
 
+    /// Returns a row of a droplet's program.
+    pub fn row(&self, droplet: &str, key: &Key) -> Option<PackedRow> {
+        let Key::Droplet(_) = key else {
+            return self.programs.get(droplet)?.get(key).cloned();
+        };
+        let others = self.droplets.iter().filter(|(name, _)| *name != droplet);
+        let mut rows = others.map(|(_, address)| rows::droplet(*address));
+        let row = rows.find(|row| row.key() == *key)?;
+        self.is_droplet(droplet).then(|| PackedRow::new(&row))
+    }
+
     pub fn is_droplet(&self, name: &str) -> bool {
         self.droplets.contains_key(name)
     }
