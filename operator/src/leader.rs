@@ -2,14 +2,16 @@
 //! monotonic clock, and `leaseTransitions` is the epoch. Safety never depends on it. No crate is used:
 //! `kube-leader-election` knows no epoch and compares the clocks of several machines.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
 use thuban_api::{ADDRESS_ANNOTATION, CA_BUNDLE_ANNOTATION, OPERATOR_LEASE, SYSTEM_NAMESPACE};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{info, warn};
 
@@ -40,7 +42,19 @@ pub struct Candidate {
     pub identity: String,
     /// `host:port` of its stream server.
     pub address: String,
-    pub ca_bundle: String,
+    /// The CAs by which droplets verify the server, as PEM. The next renewal publishes a change.
+    pub ca_bundle: watch::Receiver<String>,
+}
+
+impl Candidate {
+    fn annotations(&self) -> BTreeMap<String, String> {
+        let ca_bundle = self.ca_bundle.borrow().clone();
+        [
+            (ADDRESS_ANNOTATION.to_owned(), self.address.clone()),
+            (CA_BUNDLE_ANNOTATION.to_owned(), ca_bundle),
+        ]
+        .into()
+    }
 }
 
 pub struct Leadership {
@@ -152,13 +166,7 @@ fn taken(mut lease: Lease, candidate: &Candidate) -> Lease {
         name: Some(OPERATOR_LEASE.into()),
         namespace: Some(SYSTEM_NAMESPACE.into()),
         resource_version: lease.metadata.resource_version,
-        annotations: Some(
-            [
-                (ADDRESS_ANNOTATION.to_owned(), candidate.address.clone()),
-                (CA_BUNDLE_ANNOTATION.to_owned(), candidate.ca_bundle.clone()),
-            ]
-            .into(),
-        ),
+        annotations: Some(candidate.annotations()),
         ..ObjectMeta::default()
     };
     lease.spec = Some(LeaseSpec {
@@ -214,6 +222,7 @@ impl Leadership {
         let parameters = PostParams::default();
         loop {
             let mut lease = self.lease.clone();
+            lease.annotations_mut().extend(self.candidate.annotations());
             if let Some(spec) = &mut lease.spec {
                 spec.renew_time = Some(renewal(spec.renew_time.as_ref(), Timestamp::now()));
             }
@@ -300,7 +309,9 @@ mod tests {
 
     use http::{Request, Response};
     use kube::client::Body;
-    use kube::{Api, Client};
+    use kube::{Api, Client, ResourceExt};
+    use thuban_api::CA_BUNDLE_ANNOTATION;
+    use tokio::sync::watch;
     use tokio::time::Instant;
 
     use super::{Candidate, DURATION, End, Leadership, Lease, Timestamp, epoch, is_older, renewal, taken};
@@ -309,7 +320,7 @@ mod tests {
         Candidate {
             identity: "a".into(),
             address: "1.2.3.4:6082".into(),
-            ca_bundle: "pem".into(),
+            ca_bundle: watch::channel("pem".into()).1,
         }
     }
 
@@ -361,6 +372,36 @@ mod tests {
         leadership.release().await;
         let released = written.recv().expect("a written Lease");
         assert_eq!(epoch(&taken(released, &candidate())), 901);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_bundle_is_published_with_the_next_renewal() {
+        let (sender, mut written) = tokio::sync::mpsc::unbounded_channel();
+        let keeps = move |request: Request<Body>| {
+            let sender = sender.clone();
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let lease: Lease = serde_json::from_slice(&body).unwrap();
+                let _ = sender.send(lease.annotations()[CA_BUNDLE_ANNOTATION].clone());
+                Ok::<_, kube::Error>(Response::new(Body::from(body.to_vec())))
+            }
+        };
+        let (publish, ca_bundle) = watch::channel("old".to_owned());
+        let candidate = Candidate {
+            ca_bundle,
+            ..candidate()
+        };
+        let client = Client::new(tower::service_fn(keeps), "default");
+        let mut leadership = Leadership {
+            leases: Api::namespaced(client, "default"),
+            lease: taken(Lease::default(), &candidate),
+            candidate,
+            vacancy: Duration::ZERO,
+        };
+        tokio::spawn(async move { leadership.hold().await });
+        assert_eq!(written.recv().await.as_deref(), Some("old"));
+        publish.send("old, new".to_owned()).unwrap();
+        assert_eq!(written.recv().await.as_deref(), Some("old, new"));
     }
 
     #[test]

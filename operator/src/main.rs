@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
@@ -15,9 +15,10 @@ use thuban_operator::controller::{defaults, run};
 use thuban_operator::leader::{self, Candidate, End};
 use thuban_operator::metrics::serve as metrics;
 use thuban_operator::model::validation::RefusedRanges;
+use thuban_operator::stream::authority::Authority;
 use thuban_operator::stream::door::{Door, Limits};
 use thuban_operator::stream::server::{TransitService, serve};
-use thuban_operator::stream::tls;
+use thuban_operator::stream::tls::ServerCertificate;
 use tikv_jemallocator::Jemalloc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -102,7 +103,7 @@ async fn main() -> Result<()> {
     {
         bail!("a TLS provider was installed twice");
     }
-    match lead(&settings).await? {
+    match Box::pin(lead(&settings)).await? {
         Next::Stop => Ok(()),
         Next::Again => Err(start_again()),
     }
@@ -160,24 +161,26 @@ async fn lead(settings: &Settings) -> Result<Next> {
         .await
         .context("configuration of the API server's client")?;
     let waiting = async {
-        let tls = loop {
-            match tls::prepare(client.clone()).await {
-                Ok(tls) => break tls,
+        let authority = loop {
+            match Authority::load(client.clone()).await {
+                Ok(authority) => break authority,
                 Err(error) => warn!(%error, "no certificate yet, trying again"),
             }
             tokio::time::sleep(Duration::from_secs(2)).await;
         };
+        let (certificate, ca_bundle) = (authority.certificate(), authority.bundle());
+        tokio::spawn(authority.keep());
         let start = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let candidate = Candidate {
             identity: format!("{}_{start:x}", settings.pod_name),
             address: SocketAddr::new(settings.pod_ip, settings.listen_port).to_string(),
-            ca_bundle: tls.ca_bundle.clone(),
+            ca_bundle,
         };
         info!(identity = candidate.identity, "waiting for leadership");
         metrics::ready(true);
-        anyhow::Ok((tls, leader::acquire(client.clone(), candidate).await))
+        anyhow::Ok((certificate, leader::acquire(client.clone(), candidate).await))
     };
-    let (tls, mut leadership) = tokio::select! {
+    let (certificate, mut leadership) = tokio::select! {
         acquired = waiting => acquired?,
         () = stop.wait() => return Ok(Next::Stop),
     };
@@ -195,7 +198,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
         node_port_lease: Duration::from_secs(settings.node_port_lease_seconds),
         cluster_dns: settings.cluster_dns,
     };
-    let work = run(settings, client, options, &tls, outranked);
+    let work = run(settings, client, options, certificate, outranked);
     let next = tokio::select! {
         end = leadership.hold() => match end {
             End::Lost => {
@@ -224,7 +227,7 @@ async fn run(
     settings: &Settings,
     client: Client,
     options: run::Options,
-    tls: &tls::ServerTls,
+    certificate: Arc<ServerCertificate>,
     outranked: tokio::sync::mpsc::Sender<u64>,
 ) -> Result<()> {
     let listen = SocketAddr::new(settings.pod_ip, settings.listen_port);
@@ -255,7 +258,7 @@ async fn run(
     };
     tokio::select! {
         // The server starts at once, so that droplets that dial while caches are filled need not dial again.
-        result = serve(listen, tls, service) => result.context("stream server ended"),
+        result = serve(listen, certificate, service) => result.context("stream server ended"),
         () = control => bail!("a watch or controller ended"),
     }
 }

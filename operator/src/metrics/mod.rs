@@ -103,6 +103,7 @@ struct Metrics {
     objects: Family<InPhase, Gauge>,
     network_policies: Gauge,
     rows_without_room: Gauge,
+    ca_expiry: Gauge,
 }
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
@@ -133,6 +134,7 @@ impl Metrics {
             objects: Family::default(),
             network_policies: Gauge::default(),
             rows_without_room: Gauge::default(),
+            ca_expiry: Gauge::default(),
         };
         let registry = &mut metrics.registry;
         registry.register(
@@ -194,6 +196,11 @@ impl Metrics {
             "rows_without_room",
             "Rows that droplets refuse because a table is full",
             metrics.rows_without_room.clone(),
+        );
+        registry.register(
+            "ca_expiry_timestamp_seconds",
+            "When the CA expires that has signed this process's certificate",
+            metrics.ca_expiry.clone(),
         );
         metrics
     }
@@ -359,6 +366,11 @@ pub async fn observed<K: Counted, E: Category>(
     };
     METRICS.reconciles.get_or_create(&labels).inc();
     result
+}
+
+/// Notes when the CA expires that has signed this process's certificate, in seconds since 1970.
+pub fn ca_expires(at: u64) {
+    METRICS.ca_expiry.set(i64::try_from(at).unwrap_or(i64::MAX));
 }
 
 /// Counts a connection or token that is refused at the droplets' port. `reason` is one of few words.

@@ -1,5 +1,6 @@
 //! The server that droplets dial: TLS, proof of the node, one stream for each droplet.
 
+pub mod authority;
 pub mod door;
 pub mod identity;
 pub mod server;

@@ -18,14 +18,14 @@ use thuban_rows::{BASELINE, Kind, Kinds};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Server;
 use tonic::transport::server::TlsConnectInfo;
-use tonic::transport::{Identity as TlsIdentity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{debug, info, warn};
 
 use super::door::{Caller, Door, Serving};
 use super::identity::{self, Identity, IdentityError};
-use super::tls::ServerTls;
+use super::tls::{ServerCertificate, secured};
 use crate::hub::Hub;
 use crate::metrics;
 use crate::model::rows::{self, Key};
@@ -50,6 +50,8 @@ pub enum ServeError {
         address: SocketAddr,
         source: std::io::Error,
     },
+    #[error("TLS of the stream server: {0}")]
+    Tls(#[from] rustls::Error),
     #[error("stream server on {address}: {source}")]
     Serve {
         address: SocketAddr,
@@ -69,34 +71,32 @@ pub struct TransitService {
 }
 
 /// Serves until the process ends.
-pub async fn serve(address: SocketAddr, tls: &ServerTls, service: TransitService) -> Result<(), ServeError> {
+pub async fn serve(
+    address: SocketAddr,
+    certificate: Arc<ServerCertificate>,
+    service: TransitService,
+) -> Result<(), ServeError> {
     let listener = TcpListener::bind(address)
         .await
         .map_err(|source| ServeError::Listen { address, source })?;
-    serve_at(listener, address, tls, service).await
+    serve_at(listener, address, certificate, service).await
 }
 
 pub(super) async fn serve_at(
     listener: TcpListener,
     address: SocketAddr,
-    tls: &ServerTls,
+    certificate: Arc<ServerCertificate>,
     service: TransitService,
 ) -> Result<(), ServeError> {
-    let connections = service.door.clone().incoming(listener);
-    let identity = TlsIdentity::from_pem(&tls.certificate, &tls.key);
+    let connections = secured(service.door.clone().incoming(listener), certificate)?;
     let transit = TransitServer::new(service).max_decoding_message_size(LARGEST_MESSAGE);
-    let serve = async {
-        Server::builder()
-            .http2_keepalive_interval(Some(KEEPALIVE))
-            .http2_keepalive_timeout(Some(KEEPALIVE))
-            // A droplet has one stream.
-            .max_concurrent_streams(2)
-            .tls_config(ServerTlsConfig::new().identity(identity))?
-            .add_service(transit)
-            .serve_with_incoming(connections)
-            .await
-    };
-    serve
+    Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
+        // A droplet has one stream.
+        .max_concurrent_streams(2)
+        .add_service(transit)
+        .serve_with_incoming(connections)
         .await
         .map_err(|source| ServeError::Serve { address, source })
 }

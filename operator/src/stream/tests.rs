@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -14,7 +14,6 @@ use http_body_util::BodyExt;
 use ipnet::IpNet;
 use kube::Client;
 use kube::client::Body;
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 use thuban_proto::transit::transit_client::TransitClient;
 use thuban_proto::transit::{DropletMessage, Hello, OperatorMessage, droplet_message};
@@ -26,9 +25,10 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 
+use super::authority::Ca;
 use super::door::{Door, Limits};
 use super::server::{TransitService, serve_at};
-use super::tls::ServerTls;
+use super::tls::ServerCertificate;
 use crate::hub::{Hub, Triggers};
 
 const NODE: [u8; 4] = [127, 0, 0, 1];
@@ -80,20 +80,10 @@ fn token(node: &str, user: &str, signature: &str) -> String {
     format!("e30.{}.{signature}", URL_SAFE_NO_PAD.encode(claims.to_string()))
 }
 
-fn tls() -> ServerTls {
-    let mut parameters = CertificateParams::new(Vec::new()).unwrap();
-    parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    let ca_key = KeyPair::generate().unwrap();
-    let ca_bundle = parameters.self_signed(&ca_key).unwrap().pem();
-    let issuer = Issuer::from_ca_cert_pem(&ca_bundle, ca_key).unwrap();
-    let key = KeyPair::generate().unwrap();
-    let parameters = CertificateParams::new(vec![OPERATOR_TLS_NAME.to_owned()]).unwrap();
-    let certificate = parameters.signed_by(&key, &issuer).unwrap().pem();
-    ServerTls {
-        ca_bundle,
-        certificate,
-        key: key.serialize_pem(),
-    }
+/// Makes a CA that is valid now.
+fn ca() -> Ca {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    Ca::make(now.as_secs()).unwrap()
 }
 
 fn hub() -> Hub {
@@ -117,7 +107,9 @@ fn hub() -> Hub {
 
 struct Operator {
     address: SocketAddr,
+    /// The bundle that droplets have.
     ca: String,
+    certificate: Arc<ServerCertificate>,
     door: Arc<Door>,
     reviews: Arc<Reviews>,
     _hub: watch::Sender<Option<Arc<Hub>>>,
@@ -148,12 +140,13 @@ impl Operator {
         // The listener takes all of loopback.
         let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
         let address = SocketAddr::from((NODE, listener.local_addr().unwrap().port()));
-        let tls = tls();
-        let ca = tls.ca_bundle.clone();
-        tokio::spawn(async move { serve_at(listener, address, &tls, service).await });
+        let ca = ca();
+        let certificate = Arc::new(ServerCertificate::new(ca.sign().unwrap()));
+        tokio::spawn(serve_at(listener, address, certificate.clone(), service));
         Self {
             address,
-            ca,
+            ca: ca.certificate,
+            certificate,
             door,
             reviews,
             _hub: started,
@@ -369,4 +362,34 @@ async fn a_token_of_another_costs_no_review() {
         .expect_err("it is let in");
     assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");
     assert_eq!(operator.reviews.all.load(Relaxed), 0);
+}
+
+/// Dials with each bundle, and returns whether the droplet believes the operator.
+async fn believes(operator: &mut Operator, bundles: &[&[&Ca]]) -> Vec<bool> {
+    let mut believed = Vec::new();
+    for bundle in bundles {
+        operator.ca = bundle.iter().map(|ca| ca.certificate.as_str()).collect();
+        let dialled = operator
+            .dial("node-b", &token("node-b", "transitd", "right"))
+            .await;
+        believed.push(dialled.is_ok());
+    }
+    believed
+}
+
+#[tokio::test]
+async fn droplets_follow_the_ca_and_open_streams_go_on() {
+    let mut operator = Operator::start(Some(hub()), &[], Limits::default()).await;
+    let [old, new] = [ca(), ca()];
+    operator.certificate.exchange(old.sign().unwrap());
+    let bundles: [&[&Ca]; 4] = [&[&old], &[&old, &new], &[&new, &old], &[&new]];
+    let before = believes(&mut operator, &bundles).await;
+    assert_eq!(before, [true, true, true, false], "the old CA signs");
+    operator.ca.clone_from(&old.certificate);
+    let (mut stream, _sender) = operator.droplet("node-a").await;
+    operator.certificate.exchange(new.sign().unwrap());
+    let after = believes(&mut operator, &bundles).await;
+    assert_eq!(after, [false, true, true, true], "the new CA signs");
+    let read = timeout(Duration::from_millis(500), stream.message()).await;
+    assert!(read.is_err(), "the open stream ends: {read:?}");
 }

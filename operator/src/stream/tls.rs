@@ -1,116 +1,78 @@
-//! The operator's CA, kept in a Secret that the first operator creates, and each operator's own certificate.
+//! TLS on the connections of droplets. The certificate can be exchanged while streams are open: those stay, and later
+//! connections get the new one.
 
-use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
-use kube::api::{ObjectMeta, PostParams};
-use kube::{Api, Client};
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
-};
-use thiserror::Error;
-use thuban_api::SYSTEM_NAMESPACE;
-use thuban_proto::OPERATOR_TLS_NAME;
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
 
-const SECRET: &str = "thuban-operator-ca";
-const CERTIFICATE: &str = "tls.crt";
-const KEY: &str = "tls.key";
+use futures::{Stream, StreamExt};
+use rustls::ServerConfig;
+use rustls::crypto::ring;
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tracing::debug;
 
-#[derive(Debug, Error)]
-pub enum TlsError {
-    #[error("secret {SYSTEM_NAMESPACE}/{SECRET}: {0}")]
-    Secret(#[source] kube::Error),
-    #[error("secret {SYSTEM_NAMESPACE}/{SECRET} lacks {0}; delete it, so that a new CA is made")]
-    Incomplete(&'static str),
-    #[error("certificate: {0}; delete secret {SYSTEM_NAMESPACE}/{SECRET}, so that a new CA is made")]
-    Certificate(#[from] rcgen::Error),
-}
+/// The protocol within TLS.
+const HTTP2: &[u8] = b"h2";
 
-/// PEM texts that the server needs, and by which clients verify it.
-pub struct ServerTls {
-    pub ca_bundle: String,
-    pub certificate: String,
-    pub key: String,
-}
+/// The certificate that this process shows to droplets.
+#[derive(Debug)]
+pub struct ServerCertificate(RwLock<Arc<CertifiedKey>>);
 
-/// Loads the CA, or makes it (the API server lets one creator win), and signs a certificate for this process.
-pub async fn prepare(client: Client) -> Result<ServerTls, TlsError> {
-    let secrets: Api<Secret> = Api::namespaced(client, SYSTEM_NAMESPACE);
-    let secret = match secrets.get_opt(SECRET).await.map_err(TlsError::Secret)? {
-        Some(secret) => secret,
-        None => match secrets.create(&PostParams::default(), &new_ca()?).await {
-            Ok(secret) => secret,
-            Err(kube::Error::Api(status)) if status.code == 409 => {
-                secrets.get(SECRET).await.map_err(TlsError::Secret)?
-            }
-            Err(error) => return Err(TlsError::Secret(error)),
-        },
-    };
-    let text = |name| {
-        let bytes = secret
-            .data
-            .as_ref()
-            .and_then(|data| data.get(name))
-            .ok_or(TlsError::Incomplete(name))?;
-        String::from_utf8(bytes.0.clone()).map_err(|_| TlsError::Incomplete(name))
-    };
-    sign(text(CERTIFICATE)?, &text(KEY)?)
-}
-
-fn sign(ca_bundle: String, ca_key: &str) -> Result<ServerTls, TlsError> {
-    let issuer = Issuer::from_ca_cert_pem(&ca_bundle, KeyPair::from_pem(ca_key)?)?;
-    let mut parameters = CertificateParams::new(vec![OPERATOR_TLS_NAME.to_owned()])?;
-    parameters
-        .distinguished_name
-        .push(DnType::CommonName, OPERATOR_TLS_NAME);
-    parameters
-        .extended_key_usages
-        .push(ExtendedKeyUsagePurpose::ServerAuth);
-    parameters.use_authority_key_identifier_extension = true;
-    let key = KeyPair::generate()?;
-    let certificate = parameters.signed_by(&key, &issuer)?.pem();
-    Ok(ServerTls {
-        ca_bundle,
-        certificate,
-        key: key.serialize_pem(),
-    })
-}
-
-fn new_ca() -> Result<Secret, TlsError> {
-    let mut parameters = CertificateParams::new(Vec::new())?;
-    parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    parameters
-        .distinguished_name
-        .push(DnType::CommonName, "thuban-operator-ca");
-    parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    let key = KeyPair::generate()?;
-    let certificate = parameters.self_signed(&key)?.pem();
-    let data = [
-        (CERTIFICATE.to_owned(), ByteString(certificate.into_bytes())),
-        (KEY.to_owned(), ByteString(key.serialize_pem().into_bytes())),
-    ];
-    Ok(Secret {
-        metadata: ObjectMeta {
-            name: Some(SECRET.into()),
-            namespace: Some(SYSTEM_NAMESPACE.into()),
-            ..ObjectMeta::default()
-        },
-        data: Some(data.into()),
-        type_: Some("kubernetes.io/tls".into()),
-        ..Secret::default()
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{CERTIFICATE, KEY, new_ca, sign};
-
-    #[test]
-    fn a_certificate_is_signed_by_the_ca_of_the_secret() {
-        let data = new_ca().unwrap().data.unwrap();
-        let text = |name: &str| String::from_utf8(data[name].0.clone()).unwrap();
-        let tls = sign(text(CERTIFICATE), &text(KEY)).unwrap();
-        assert!(tls.certificate.contains("BEGIN CERTIFICATE") && tls.key.contains("PRIVATE KEY"));
-        assert_ne!(tls.certificate, tls.ca_bundle);
+impl ServerCertificate {
+    pub fn new(certificate: Arc<CertifiedKey>) -> Self {
+        Self(RwLock::new(certificate))
     }
+
+    pub fn exchange(&self, certificate: Arc<CertifiedKey>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = certificate;
+    }
+}
+
+impl ResolvesServerCert for ServerCertificate {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}
+
+/// Yields the connections whose peer has agreed on TLS. Peers that take their time hold up no others; the door ends them.
+pub fn secured<C>(
+    connections: impl Stream<Item = io::Result<C>> + Send,
+    certificate: Arc<ServerCertificate>,
+) -> Result<impl Stream<Item = io::Result<TlsStream<C>>>, rustls::Error>
+where
+    C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let start = (Box::pin(connections), JoinSet::new(), acceptor(certificate)?);
+    Ok(futures::stream::unfold(
+        start,
+        |(mut connections, mut handshakes, acceptor)| async move {
+            loop {
+                tokio::select! {
+                    connection = connections.next() => match connection? {
+                        Ok(connection) => {
+                            handshakes.spawn(acceptor.accept(connection));
+                        }
+                        Err(error) => debug!(%error, "a connection ended at once"),
+                    },
+                    Some(done) = handshakes.join_next() => match done {
+                        Ok(Ok(secured)) => return Some((Ok(secured), (connections, handshakes, acceptor))),
+                        Ok(Err(error)) => debug!(%error, "a peer did not agree on TLS"),
+                        Err(error) => debug!(%error, "a handshake ended"),
+                    },
+                }
+            }
+        },
+    ))
+}
+
+fn acceptor(certificate: Arc<ServerCertificate>) -> Result<TlsAcceptor, rustls::Error> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let mut config = builder.with_no_client_auth().with_cert_resolver(certificate);
+    config.alpn_protocols = vec![HTTP2.to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
 }

@@ -9,7 +9,9 @@ mod late;
 
 mod denied;
 mod forged;
+mod full;
 mod heartbeats;
+mod overlapping;
 mod readdressed;
 mod stripped;
 

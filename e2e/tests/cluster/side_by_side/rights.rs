@@ -60,7 +60,7 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "leases.coordination.k8s.io []: create",
         "leases.coordination.k8s.io [thuban-operator]: get update",
         "secrets []: create",
-        "secrets [thuban-operator-ca]: get",
+        "secrets [thuban-operator-ca]: get update",
     ]);
     assert_eq!(operator.grants(SYSTEM).unwrap(), at_home);
     let heartbeats = with(&["leases.coordination.k8s.io []: delete get list patch"]);

@@ -191,7 +191,7 @@ fn remedy_or(missing: &Missing, told: (&'static str, String)) -> (&'static str, 
 }
 
 fn acknowledged<R: Role>(role: &R) -> Condition {
-    let message = "its tables are there and all droplets concerned know of it";
+    let message = "its droplet has its tables, and all droplets concerned use it";
     condition("Ready", true, "Acknowledged", message, role.meta().generation)
 }
 
@@ -230,9 +230,7 @@ async fn finish<R: Role>(
     let mut status = role.status().cloned().unwrap_or_default();
     status.phase = Phase::Provisioned;
     let moved_from = status.droplet.replace(droplet.to_owned());
-    let message = "its droplet has its tables, and all droplets concerned use it";
-    let ready = condition("Ready", true, "Acknowledged", message, role.meta().generation);
-    set(&mut status.conditions, ready);
+    set(&mut status.conditions, acknowledged(role));
     context.clocks.forget(Timed::RoleWait, role.id().uid);
     if role.status() == Some(&status) {
         // The role was reinstated where it was.
