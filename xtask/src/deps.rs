@@ -123,6 +123,22 @@ pub const TRAFFIC_PACKAGES: [Package; 1] = [Package {
     sign: "iperf3",
 }];
 
+/// The packages that run a virtual machine with another kernel.
+pub const KERNEL_PACKAGES: [Package; 3] = [
+    Package {
+        name: "busybox-static",
+        sign: "/bin/busybox",
+    },
+    Package {
+        name: "qemu-system-x86",
+        sign: "qemu-system-x86_64",
+    },
+    Package {
+        name: "xz-utils",
+        sign: "xz",
+    },
+];
+
 /// What Kubernetes' own tests run in their pods.
 pub const POD_PACKAGES: [Package; 5] = [
     Package {

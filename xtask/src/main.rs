@@ -62,6 +62,9 @@ enum Command {
         /// Count a test that waited too long as failed, even if it passes when it runs again
         #[arg(long)]
         strict: bool,
+        /// Run only the tests of the programs: in a virtual machine, on Debian's kernel 6.12
+        #[arg(long, conflicts_with_all = ["only", "strict"])]
+        kernel: bool,
     },
     /// Run some tests with large counts. Needs root and takes long
     Soak {
@@ -123,10 +126,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Crds { check } => crds::run(check)?,
         Command::Check => check::run()?,
+        Command::Test { kernel: true, .. } => return test::kernel::run(),
         Command::Test {
             only,
             schedules,
             strict,
+            kernel: false,
         } => return test::run(only.as_deref(), schedules, strict),
         Command::Soak { only } => return soak::run(only.as_deref()),
         Command::Bench { benchmark } => return bench::run(&benchmark),

@@ -5,6 +5,8 @@
 //! `--strict` counts it as failed. A test that failed for another reason has failed.
 
 mod binaries;
+mod initramfs;
+pub mod kernel;
 mod lanes;
 mod output;
 mod times;
