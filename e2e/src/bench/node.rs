@@ -3,18 +3,24 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use anyhow::{Context, Result};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-/// A folder on a disk, like `/var/lib` of a node.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// A folder on a disk, like `/var/lib` of a node. No two folders of a process have the same path: nodes may run side by
+/// side.
 #[derive(Debug)]
 pub struct Folder(PathBuf);
 
 impl Folder {
     pub fn new(word: &str) -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("thuban-bench-{}-{word}", std::process::id()));
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("thuban-bench-{}-{number}-{word}", std::process::id());
+        let path = std::env::temp_dir().join(name);
         fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
         Ok(Self(path))
     }

@@ -1,26 +1,32 @@
 //! transitd and the plugin as images have them, on a node of its own with an uplink, with rows from a played operator.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
-    net::{Ipv4Addr, TcpListener},
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::PathBuf,
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 use thuban_proto::transit::{droplet_message::Message, row::Row};
-use thuban_testkit::operator::Operator;
+use thuban_testkit::operator::{IN_THE_END, Operator};
 
 use super::{
     controlplane::process::usage,
     node::{Bpffs, Folder},
     plugin::Plugin,
 };
-use crate::rig::namespace::Namespace;
+use crate::{programs, rig::namespace::Namespace};
 
 /// The node's address.
 pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+/// Where transitd serves its metrics, in the node's namespace.
+const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 6084);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// The programs that are run.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,6 +40,22 @@ pub struct Parts {
     /// Object file with the eBPF programs
     #[arg(long, hide = true)]
     pub programs: PathBuf,
+}
+
+impl Parts {
+    /// Returns what cargo built beside the binary of the calling test.
+    pub fn of_tests() -> Result<Self> {
+        let test = std::env::current_exe().context("finding this test's binary")?;
+        let folder = test
+            .ancestors()
+            .nth(2)
+            .context("the folder of cargo's binaries")?;
+        Ok(Self {
+            transitd: folder.join("transitd"),
+            plugin: folder.join("thuban"),
+            programs: programs::object(),
+        })
+    }
 }
 
 pub struct Transitd {
@@ -85,6 +107,7 @@ impl Transitd {
             .arg(&token)
             .arg("--cni-conf-dir")
             .arg(folder.part("conf")?)
+            .args(["--metrics-port", &METRICS.port().to_string()])
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -108,7 +131,7 @@ impl Transitd {
 
     /// Waits until the first snapshot is applied.
     fn wait(&mut self) -> Result<()> {
-        for _ in 0..500 {
+        for _ in 0..IN_THE_END.as_millis() / LOOK.as_millis() {
             if self.operator.count(|message| matches!(message, Message::Ack(_))) > 0 {
                 return Ok(());
             }
@@ -116,9 +139,27 @@ impl Transitd {
                 let log = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
                 bail!("transitd has ended: {status}\n{log}");
             }
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            std::thread::sleep(LOOK);
         }
         bail!("transitd has not applied its rows")
+    }
+
+    /// Returns transitd's metrics by series, without the prefix that all names have.
+    pub fn metrics(&self) -> Result<BTreeMap<String, u64>> {
+        let ask = || {
+            let mut stream = TcpStream::connect_timeout(&METRICS, IN_THE_END)?;
+            stream.set_read_timeout(Some(IN_THE_END))?;
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n")?;
+            let mut page = String::new();
+            stream.read_to_string(&mut page)?;
+            Ok(page)
+        };
+        let page = self.node.run(ask).context("asking transitd for its metrics")?;
+        let series = page.lines().filter_map(|line| {
+            let (series, value) = line.strip_prefix("thuban_transitd_")?.rsplit_once(' ')?;
+            Some((series.to_owned(), value.parse().ok()?))
+        });
+        Ok(series.collect())
     }
 
     pub fn memory_mib(&self) -> Result<f64> {

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use thuban_e2e::bench::{
-    neighbours::{self, Plan},
+    neighbours::{self, PATIENCE, Plan},
     transitd::Parts,
 };
 
@@ -24,7 +24,7 @@ struct Arguments {
     /// Number of packets per second that each attacking pod sends
     #[arg(long, default_value_t = 1300)]
     rate: u32,
-    /// Run only these attacks, separated by commas: connections, dns, dns-of-one-vpc, scan, changes. Default: all
+    /// Run only these scenes, separated by commas. A wrong name lists all. Default: all
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Check only that everything works: one short round. The figures mean nothing
@@ -42,6 +42,7 @@ fn main() -> ExitCode {
     let mut plan = Plan {
         rounds: given.rounds.max(1),
         seconds: given.seconds.max(1),
+        patience: PATIENCE,
         attackers: given.attackers,
         rate: given.rate.max(1),
         only: given.only,

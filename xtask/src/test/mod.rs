@@ -34,7 +34,7 @@ use crate::{
 
 /// Test targets that need root, a cluster, or both. All others are the group `unit`.
 const PROGRAMS: &str = "programs";
-const NETNS: [&str; 2] = ["netns", "datapath"];
+const NETNS: [&str; 3] = ["netns", "datapath", "neighbours"];
 /// Modules of [`NETNS`] that compare times.
 const TIMED: [&str; 6] = [
     "attach::",

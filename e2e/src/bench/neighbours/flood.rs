@@ -12,19 +12,23 @@ use thuban_testkit::packets::{Ipv4, Raw, checksum, udp};
 
 use super::{
     servers::{SILENT, query},
-    site::{DNS, PORT, SERVICE, nobody},
+    site::{DNS, PORT, SERVICE, SHARED, nobody},
 };
 use crate::rig::namespace::Namespace;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const TICK: Duration = Duration::from_millis(10);
+/// TCP's window in attackers' packets: no socket's packet has this one.
+pub const FLOOD_WINDOW: u16 = 1;
 
 /// The kinds of floods that a pod sends all the time.
 #[derive(Clone, Copy, Debug)]
 pub enum Flood {
     /// Connections to the VPC's own Service, none of which is ever answered.
     Service,
+    /// Connections to the Service that the node serves for all VPCs.
+    Shared,
     /// As many to an address of nobody: what takes nothing of the others.
     Nobody,
     /// Queries for names whose servers never answer.
@@ -41,6 +45,7 @@ impl Flood {
         let port = 1024 + (number % 64_000) as u16;
         match self {
             Self::Service => syn(SocketAddrV4::new(from, port), SERVICE),
+            Self::Shared => syn(SocketAddrV4::new(from, port), SHARED),
             Self::Nobody => {
                 let to = SocketAddrV4::new(nobody(vni, 1), PORT);
                 syn(SocketAddrV4::new(from, port), to)
@@ -69,7 +74,7 @@ pub fn send(
         let mut sent = 0_u32;
         while !is_over.load(Ordering::Relaxed) {
             let due = start.elapsed().as_micros() * u128::from(rate) / 1_000_000;
-            while u128::from(sent) < due {
+            while u128::from(sent) < due && !is_over.load(Ordering::Relaxed) {
                 // A packet for which the pod's own stack has no room is not sent.
                 let _ = raw.send(&flood.packet(vni, from, sent));
                 sent += 1;
@@ -84,7 +89,9 @@ pub fn send(
 fn syn(from: SocketAddrV4, to: SocketAddrV4) -> Vec<u8> {
     let mut segment = from.port().to_be_bytes().to_vec();
     segment.extend(to.port().to_be_bytes());
-    segment.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0, 1, 0, 0, 0, 0]);
+    segment.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2]);
+    segment.extend(FLOOD_WINDOW.to_be_bytes());
+    segment.extend([0; 4]);
     let mut covered = [from.ip().octets(), to.ip().octets()].concat();
     covered.extend([0, TCP, 0, segment.len() as u8]);
     covered.extend(&segment);

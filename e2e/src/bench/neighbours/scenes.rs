@@ -7,13 +7,14 @@ use std::{
 };
 
 use anyhow::{Result, anyhow, ensure};
-use thuban_proto::transit::row::Row;
+use thuban_proto::transit::{Row as AnyRow, row::Row};
+use thuban_testkit::wait::wait_for;
 
 use super::{
     Plan,
     flood::{self, Flood},
-    probe::{self, Outcome, Probe},
-    site::{Site, Tenant, exposed, service},
+    probe::{Outcome, Probe},
+    site::{Site, Tenant, changing, exposed, filler},
 };
 use crate::bench::transitd::Parts;
 
@@ -21,6 +22,9 @@ pub struct Scene {
     pub name: &'static str,
     attack: Attack,
     probes: &'static [Probe],
+    /// Series of transitd's metrics that count only when attackers are held to their share. None: nobody is refused
+    /// anything, and the node does what it can.
+    limits: &'static [&'static str],
 }
 
 #[derive(Clone, Copy)]
@@ -29,43 +33,84 @@ enum Attack {
     Floods(Flood, Flood, Option<u32>),
     /// One pod of the VPC that measures.
     Own(Flood, Flood, Option<u32>),
-    /// So many changes a second of attackers' Services by such rows; no packet at all.
-    Changes(u32, fn(u8, u8) -> Row),
+    /// So many rows a second for attackers, by VNI and number; no packet at all.
+    Changes(u32, fn(u8, u32) -> Row),
 }
 
 /// Names a second of one pod: enough to exhaust 4 seconds of patience and 128 places of a VPC.
 const NAMES: Option<u32> = Some(100);
 
-pub const SCENES: [Scene; 6] = [
+const REFUSED_NAMES: &[&str] = &[
+    r#"dns_queries_total{result="limited"}"#,
+    r#"dns_queries_total{result="displaced"}"#,
+];
+const PACED: &[&str] = &[r#"packets_total{reason="direct_paced"}"#];
+
+pub const SCENES: [Scene; 9] = [
+    // The agents' table of connections.
     Scene {
         name: "connections",
         attack: Attack::Floods(Flood::Service, Flood::Nobody, None),
         probes: &[Probe::Connect, Probe::Open],
+        limits: &[r#"packets_total{reason="service_stateless"}"#],
+    },
+    // The node's own connections and source ports.
+    Scene {
+        name: "shared-service",
+        attack: Attack::Floods(Flood::Shared, Flood::Nobody, None),
+        probes: &[Probe::Shared],
+        limits: &[
+            r#"drops_total{reason="pod_connection_rate"}"#,
+            r#"drops_total{reason="pod_connections"}"#,
+            r#"drops_total{reason="vpc_connections"}"#,
+        ],
     },
     Scene {
         name: "dns",
         attack: Attack::Floods(Flood::SilentNames, Flood::OwnNames, NAMES),
         probes: &[Probe::Names],
+        limits: REFUSED_NAMES,
     },
     Scene {
         name: "dns-of-one-vpc",
         attack: Attack::Own(Flood::SilentNames, Flood::OwnNames, NAMES),
         probes: &[Probe::Names],
+        limits: REFUSED_NAMES,
     },
+    // Events, announcements and subscriptions.
     Scene {
         name: "scan",
         attack: Attack::Floods(Flood::Scan, Flood::Nobody, None),
         probes: &[Probe::Paths],
+        limits: PACED,
     },
+    // The operator's stream: subscriptions of attackers, and rows and acks of the one that measures.
+    Scene {
+        name: "stream",
+        attack: Attack::Floods(Flood::Scan, Flood::Nobody, None),
+        probes: &[Probe::Services],
+        limits: PACED,
+    },
+    // The tables of Services.
+    Scene {
+        name: "tables",
+        attack: Attack::Changes(500, filler),
+        probes: &[Probe::Services],
+        limits: &[r#"nacks_total{reason="NACK_REASON_TABLE_FULL"}"#],
+    },
+    // transitd's locks.
     Scene {
         name: "changes",
-        attack: Attack::Changes(50, service),
-        probes: &[Probe::Names, Probe::Pods],
+        attack: Attack::Changes(50, changing),
+        probes: &[Probe::Names, Probe::Pods, Probe::Services],
+        limits: &[],
     },
+    // The node's rules.
     Scene {
         name: "node-ports",
         attack: Attack::Changes(50, exposed),
         probes: &[Probe::Names, Probe::Pods],
+        limits: &[],
     },
 ];
 
@@ -82,18 +127,9 @@ pub struct Outcomes {
 pub fn play(scene: &Scene, plan: &Plan, parts: &Parts) -> Result<Vec<Outcomes>> {
     let one = |probe: &Probe| {
         let site = Site::up(parts, plan.attackers)?;
-        ensure!(
-            probe::works(site.victim.client())?,
-            "the victim's Service does not answer"
-        );
-        let seconds = plan.seconds;
-        let alone = probe.measure(&site, seconds, 0)?;
-        let control = during(&site, scene.attack, true, plan, || {
-            probe.measure(&site, seconds, 1)
-        })?;
-        let beside = during(&site, scene.attack, false, plan, || {
-            probe.measure(&site, seconds, 2)
-        })?;
+        let alone = probe.measure(&site, plan, 0)?;
+        let control = during(&site, scene.attack, true, plan, || probe.measure(&site, plan, 1))?;
+        let beside = during(&site, scene.attack, false, plan, || probe.measure(&site, plan, 2))?;
         Ok(Outcomes {
             probe: probe.name(),
             alone,
@@ -102,6 +138,58 @@ pub fn play(scene: &Scene, plan: &Plan, parts: &Parts) -> Result<Vec<Outcomes>> 
         })
     };
     scene.probes.iter().map(one).collect()
+}
+
+/// Plays a scene once, on one node: the probes measure, one after the other, once attackers have met a limit.
+pub fn check(scene: &Scene, plan: &Plan, parts: &Parts) -> Result<()> {
+    let site = Site::up(parts, plan.attackers)?;
+    during(&site, scene.attack, false, plan, || {
+        if !scene.limits.is_empty() {
+            wait_for(
+                "a counter of what attackers are refused",
+                plan.patience,
+                Duration::from_millis(100),
+                || Ok(refused(&site, scene)? > 0),
+            )?;
+        }
+        for probe in scene.probes {
+            let outcome = probe.measure(&site, plan, 0)?;
+            println!("{}, {}: {outcome:?}", scene.name, probe.name());
+            ensure!(
+                outcome.answered == outcome.attempts,
+                "{}: {} of {} were answered",
+                probe.name(),
+                outcome.answered,
+                outcome.attempts
+            );
+        }
+        Ok(())
+    })?;
+    println!(
+        "{}: attackers were refused {} times",
+        scene.name,
+        refused(&site, scene)?
+    );
+    Ok(())
+}
+
+/// Returns what the scene's limits have counted.
+fn refused(site: &Site, scene: &Scene) -> Result<u64> {
+    let metrics = site.transitd.metrics()?;
+    Ok(scene
+        .limits
+        .iter()
+        .filter_map(|series| metrics.get(*series))
+        .sum())
+}
+
+/// Ends attackers when dropped, also by a panic of the work.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Does the work while the attack, or its harmless twin, goes on.
@@ -141,8 +229,9 @@ fn during<T: Send>(
         {
             threads.push(scope.spawn(move || Ok(change(site, rate, row, is_over))));
         }
+        let ended = Ended(is_over);
         let result = work();
-        is_over.store(true, Ordering::Relaxed);
+        drop(ended);
         for thread in threads {
             let sent = thread.join().map_err(|_| anyhow!("an attacker panicked"))??;
             ensure!(sent > 0, "an attacker sent nothing");
@@ -151,18 +240,19 @@ fn during<T: Send>(
     })
 }
 
-/// Backends of attackers' Services come and go.
-fn change(site: &Site, rate: u32, row: fn(u8, u8) -> Row, is_over: &AtomicBool) -> u64 {
-    let mut count = 0;
+/// Sends attackers' rows; returns how many.
+fn change(site: &Site, rate: u32, row: fn(u8, u32) -> Row, is_over: &AtomicBool) -> u64 {
+    let each = Duration::from_secs(1) / rate * site.attackers.len() as u32;
+    let mut number = 0;
     while !is_over.load(Ordering::Relaxed) {
         for tenant in &site.attackers {
-            let backends = 1 + (count % 2) as u8;
-            site.transitd
-                .operator
-                .push(vec![row(tenant.vni, backends)], vec![]);
-            count += 1;
+            let row = AnyRow {
+                row: Some(row(tenant.vni, number)),
+            };
+            site.transitd.operator.push_raw(vec![row], vec![]);
         }
-        thread::sleep(Duration::from_secs(1) / rate * site.attackers.len() as u32);
+        number += 1;
+        thread::sleep(each);
     }
-    count
+    u64::from(number) * site.attackers.len() as u64
 }

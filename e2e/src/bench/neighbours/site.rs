@@ -8,7 +8,11 @@ use thuban_proto::transit::{
     VpcRow, row::Row,
 };
 
-use super::servers::{self, Server};
+use super::{
+    flood::FLOOD_WINDOW,
+    probe,
+    servers::{self, Server},
+};
 use crate::{
     bench::{
         plugin::Pod,
@@ -22,6 +26,15 @@ pub const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 pub const DNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 96, 0, 10), 53);
 /// The address of a Service that every VPC has, each its own.
 pub const SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 96, 1, 1), 80);
+/// A Service that the node serves for every VPC, like the API server's. Its backend is at the other end of the uplink.
+pub const SHARED: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 96, 0, 1), 443);
+const SHARED_BACKEND: SocketAddrV4 = SocketAddrV4::new(FAR, 6443);
+/// The first addresses of more Services: of the VPC that measures, and of attackers.
+const MORE_SERVICES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 96, 16, 0), Ipv4Addr::new(10, 96, 128, 0)];
+/// Services by which an attacker tries to fill a table, and ports of each. Two attackers have more than there is room
+/// for.
+const FILLERS: u32 = 600;
+const PORTS: u16 = 128;
 /// Where pods listen.
 pub const PORT: u16 = 8080;
 /// Pods of a VPC: a client, a server, and one that comes and goes.
@@ -46,6 +59,17 @@ impl Tenant {
 
     pub fn address(&self, pod: u8) -> Ipv4Addr {
         address(self.vni, pod)
+    }
+
+    /// Sends what is for addresses of [`nobody`] to the gateway. Otherwise a scan ends in the kernel's table of
+    /// neighbours, of which all namespaces together have one.
+    fn scan_by_gateway(&self) -> Result<()> {
+        let vni = self.vni;
+        for pod in &self.pods[..usize::from(PODS) - 1] {
+            let route = format!("ip route add 10.{vni}.128.0/17 via 10.{vni}.0.1");
+            pod.namespace.command(&route)?;
+        }
+        Ok(())
     }
 }
 
@@ -81,20 +105,30 @@ impl Site {
         transitd
             .node
             .command(&format!("ip route add default via {FAR}"))?;
+        // What tenants send to the shared Service passes the node.
+        transitd.node.sysctl("ipv4/ip_forward", "1")?;
         // Attackers' connections stay unanswered: no refusal frees the entries that they take.
         far.command("nft add table ip bench")?;
         far.command("nft add chain ip bench in { type filter hook input priority 0 ; }")?;
         far.command("nft add rule ip bench in udp dport 6081 drop")?;
+        far.command(&format!(
+            "nft add rule ip bench in tcp window {FLOOD_WINDOW} drop"
+        ))?;
         let mut tenants = Vec::new();
         for vni in &vnis {
             tenants.push(tenant(&transitd, *vni)?);
         }
         let victim = tenants.remove(0);
+        for attacker in &tenants {
+            attacker.scan_by_gateway()?;
+        }
         let servers = vec![
             servers::names(far, DNS)?,
+            servers::echo(far, SHARED_BACKEND)?,
             servers::echo(&victim.pods[1].namespace, (victim.address(1), PORT))?,
             servers::echo(victim.client(), (victim.address(0), PORT))?,
         ];
+        probe::works(victim.client(), &[SERVICE, SHARED])?;
         Ok(Self {
             transitd,
             victim,
@@ -156,6 +190,12 @@ fn of_tenant(vni: u8) -> Vec<Row> {
             inside: true,
             names: true,
         }),
+        Row::NodeService(ServiceRow {
+            vni: vni.into(),
+            address: mapped(*SHARED.ip()),
+            ports: vec![port(6, SHARED.port(), &[SHARED_BACKEND])],
+            ..ServiceRow::default()
+        }),
         service(vni, 1),
     ];
     rows.extend((0..PODS).map(|pod| local(vni, network, pod)));
@@ -180,9 +220,46 @@ pub fn service(vni: u8, backends: u8) -> Row {
     })
 }
 
-/// Returns the row of the same Service at a NodePort: rules of the node's own stack, by nft.
-pub fn exposed(vni: u8, backends: u8) -> Row {
-    let backends: Vec<SocketAddrV4> = (0..backends)
+/// Returns a row of the VPC's Service, which gets and loses a backend in turn.
+pub fn changing(vni: u8, number: u32) -> Row {
+    service(vni, in_turn(number))
+}
+
+const fn in_turn(number: u32) -> u8 {
+    1 + (number % 2) as u8
+}
+
+/// Returns another Service of the VPC that measures, with its address.
+pub fn another(number: u32) -> (Row, SocketAddrV4) {
+    let address = SocketAddrV4::new(more(0, number), SERVICE.port());
+    let backend = SocketAddrV4::new(self::address(VICTIM, 1), PORT);
+    let row = Row::Service(ServiceRow {
+        vni: VICTIM.into(),
+        address: mapped(*address.ip()),
+        ports: vec![port(6, address.port(), &[backend])],
+        ..ServiceRow::default()
+    });
+    (row, address)
+}
+
+/// Returns a Service of many ports without backends: it takes room in a table, and little else.
+pub fn filler(vni: u8, number: u32) -> Row {
+    Row::Service(ServiceRow {
+        vni: vni.into(),
+        address: mapped(more(1, number % FILLERS)),
+        ports: (1..=PORTS).map(|number| port(6, number, &[])).collect(),
+        ..ServiceRow::default()
+    })
+}
+
+fn more(of: usize, number: u32) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(MORE_SERVICES[of]) + number)
+}
+
+/// Returns the row of the VPC's Service at a NodePort, whose backends change in the same way: rules of the node's own
+/// stack, by nft.
+pub fn exposed(vni: u8, number: u32) -> Row {
+    let backends: Vec<SocketAddrV4> = (0..in_turn(number))
         .map(|backend| SocketAddrV4::new(address(vni, backend), PORT))
         .collect();
     Row::Exposed(ExposedRow {
