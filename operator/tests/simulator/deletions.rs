@@ -185,6 +185,9 @@ fn a_network_in_deletion_bounces_for_endpoints_that_came_late() {
             })
             .await;
             other.crash();
+            // It hears of the pod first: of a pod that it doesn't know it would end the Endpoint.
+            first.deafen([Kind::Endpoint]);
+            sleep(Duration::from_millis(20)).await;
             first.deafen([]);
             until(simulation, "a bouncer serves the pod", |state| {
                 let mut endpoints = state.store.values(Kind::Endpoint);
