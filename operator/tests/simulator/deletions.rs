@@ -163,7 +163,6 @@ fn says_no(state: &State, name: &str) -> bool {
 }
 
 #[test]
-#[ignore = "its order of watches is of chance: the operator may end an Endpoint whose pod it has not seen"]
 fn a_network_in_deletion_bounces_for_endpoints_that_came_late() {
     for seed in 1..=3 {
         check("late-endpoint", seed, async |simulation| {
@@ -188,7 +187,7 @@ fn a_network_in_deletion_bounces_for_endpoints_that_came_late() {
             other.crash();
             // It hears of the pod first: of a pod that it doesn't know it would end the Endpoint.
             first.deafen([Kind::Endpoint]);
-            sleep(Duration::from_millis(20)).await;
+            sleep(Duration::from_millis(500)).await;
             first.deafen([]);
             until(simulation, "a bouncer serves the pod", |state| {
                 let mut endpoints = state.store.values(Kind::Endpoint);
