@@ -260,8 +260,7 @@ async fn settle_on<R: Role>(
         return Err(error.into());
     }
     if why == Move::Full {
-        context.clocks.forget(Timed::RoleMoved, role.id().uid);
-        context.clocks.known_for(Timed::RoleMoved, role.id().uid);
+        context.clocks.begin(Timed::RoleMoved, role.id().uid);
     }
     let note = match role.droplet() {
         Some(old) => format!("placed on droplet {droplet} instead of {old}"),

@@ -90,10 +90,7 @@ fn zone(context: &Context, droplet: &str) -> Option<String> {
 /// Picks a droplet for a role that is better than the role's current one, and remembers it until the store shows it.
 pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> {
     let (name, uid) = (role.name_any(), role.id().uid);
-    if why == Move::Full
-        && context.clocks.is_known(Timed::RoleMoved, uid)
-        && context.clocks.known_for(Timed::RoleMoved, uid) < FULL_RETRY
-    {
+    if why == Move::Full && context.clocks.is_recent(Timed::RoleMoved, uid, FULL_RETRY) {
         return None;
     }
     let mut placements = context.placements.lock();

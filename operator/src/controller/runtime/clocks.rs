@@ -68,6 +68,19 @@ impl Clocks {
         }
     }
 
+    /// Begins it anew, now.
+    pub fn begin(&self, what: Timed, whose: &str) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert((what, whose.to_owned()), Instant::now());
+    }
+
+    /// Whether it began less than `time` ago. An unknown one does not begin by this.
+    pub fn is_recent(&self, what: Timed, whose: &str, time: Duration) -> bool {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = known.get(&(what, whose.to_owned()));
+        since.is_some_and(|since| since.elapsed() < time)
+    }
+
     /// Whether it was asked about, and has not been forgotten since.
     pub fn is_known(&self, what: Timed, whose: &str) -> bool {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -122,6 +135,20 @@ mod tests {
         );
         clocks.forget(Timed::RoleWait, "a");
         assert!(clocks.known_for(Timed::RoleWait, "a").is_zero());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_began_is_recent_for_its_time() {
+        let clocks = Clocks::default();
+        let is_recent = || clocks.is_recent(Timed::RoleMoved, "a", Duration::from_mins(5));
+        assert!(!is_recent() && !is_recent(), "a question begins nothing");
+        for _ in 0..2 {
+            clocks.begin(Timed::RoleMoved, "a");
+            tokio::time::advance(Duration::from_secs(299)).await;
+            assert!(is_recent());
+        }
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(!is_recent());
     }
 
     #[tokio::test(start_paused = true)]
