@@ -21,12 +21,12 @@ use crate::controller::role::role_set::{self, RoleSet};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
-    WriteError, add_finalizer, condition, has_finalizer, list, list_where, remove_finalizer, update_status,
+    WriteError, add_finalizer, condition, has_finalizer, list_where, remove_finalizer, update_status,
 };
 use crate::hub::{Barrier, WAITS_FOR_ACKS, Waiter};
 use crate::model::allocation::capacity;
 use crate::model::endpoint::{EndpointKind, has_addresses};
-use crate::model::range_claims::{Claims, is_refused};
+use crate::model::range_claims::Claims;
 use crate::model::ranges::{id, is_accepted};
 use crate::model::rows::Key;
 use crate::model::scaling::{Bounds, Demand};
@@ -52,7 +52,9 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
     });
     let verdict = match check(&network, &context.networks_of(&network.spec.vpc), &context) {
         Ok(_) if is_judged && !ranges::is_settled(&*network) => {
-            contend(&network, &networks, &context).await?
+            let is_sibling = |other: &Network| other.spec.vpc == network.spec.vpc;
+            let check = |siblings: &[_]| check(&network, siblings, &context);
+            ranges::contend(&*network, &networks, is_sibling, check).await?
         }
         verdict => verdict,
     };
@@ -178,23 +180,6 @@ fn check(network: &Network, siblings: &[Arc<Network>], context: &Context) -> Res
     let status = vpc.status.as_ref().filter(|status| status.vni.is_some());
     let status = status.ok_or_else(|| RangeError::VpcNotAccepted(vpc_name.clone()))?;
     validation::network(&network.spec.cidrs, (vpc_name, &status.cidrs), &siblings)
-}
-
-/// Checks new ranges once more, against all networks of the VPC as the API server has them now. The status that brings
-/// the ranges into force must be written to this version of the network.
-async fn contend(
-    network: &Network,
-    networks: &Api<Network>,
-    context: &Context,
-) -> Result<Result<Vec<Cidr>, RangeError>, WriteError> {
-    if is_refused(network) {
-        return Ok(Err(RangeError::Claimed));
-    }
-    let all = list(networks).await?.into_iter();
-    let siblings = all.filter(|other| other.spec.vpc == network.spec.vpc);
-    let siblings: Vec<_> = siblings.map(Arc::new).collect();
-    let checked = check(network, &siblings, context);
-    Ok(checked.and_then(|own| ranges::uncontested(network, own, siblings.iter().map(AsRef::as_ref))))
 }
 
 async fn write(network: &Network, networks: &Api<Network>, status: NetworkStatus) -> Result<(), WriteError> {

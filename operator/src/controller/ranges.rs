@@ -1,11 +1,14 @@
 //! Brings new ranges of VPCs and networks into force, only if nothing else claims a part of them
 //! ([`range_claims`](crate::model::range_claims)).
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use kube::Api;
 use thuban_api::cidr::Cidr;
 
-use crate::model::range_claims::{Claimant, Claims};
+use crate::controller::runtime::objects::{Object, WriteError, list};
+use crate::model::range_claims::{Claimant, Claims, is_refused};
 use crate::model::validation::RangeError;
 
 /// How long an object that claims ranges waits for a change of others.
@@ -18,16 +21,28 @@ pub fn is_settled<K: Claimant>(object: &K) -> bool {
     object.asked() == object.in_force()
 }
 
-/// Decides whether an object whose ranges passed the checks has them, by all others as the API server has them now.
-pub fn uncontested<'a, K: Claimant + 'a>(
+/// Checks new ranges once more, against all rivals as the API server has them now. The status that brings the ranges
+/// into force must be written to this version of the object.
+pub async fn contend<K: Claimant + Object>(
     object: &K,
-    own: Vec<Cidr>,
-    others: impl Iterator<Item = &'a K>,
-) -> Result<Vec<Cidr>, RangeError> {
-    match Claims::of(object, others).contested(&own) {
+    objects: &Api<K>,
+    is_rival: impl Fn(&K) -> bool + Send,
+    check: impl FnOnce(&[Arc<K>]) -> Result<Vec<Cidr>, RangeError> + Send,
+) -> Result<Result<Vec<Cidr>, RangeError>, WriteError> {
+    if is_refused(object) {
+        return Ok(Err(RangeError::Claimed));
+    }
+    let rivals = list(objects).await?.into_iter().filter(is_rival);
+    let rivals: Vec<_> = rivals.map(Arc::new).collect();
+    let own = match check(&rivals) {
+        Ok(own) => own,
+        refused => return Ok(refused),
+    };
+    let claims = Claims::of(object, rivals.iter().map(AsRef::as_ref));
+    Ok(match claims.contested(&own) {
         Some((cidr, other, rival)) => Err(RangeError::Contested { cidr, other, rival }),
         None => Ok(own),
-    }
+    })
 }
 
 /// Returns when an object that was refused looks again.

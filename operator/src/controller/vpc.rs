@@ -28,7 +28,7 @@ use crate::controller::runtime::objects::{
 use crate::controller::vni_claim::holding_rows;
 use crate::hub::{Barrier, WAITS_FOR_ACKS, Waiter};
 use crate::model::allocation::propose_vni;
-use crate::model::range_claims::{Claimant, Claims, is_refused};
+use crate::model::range_claims::{Claimant, Claims};
 use crate::model::ranges::is_accepted;
 use crate::model::scaling::{Bounds, Demand};
 use crate::model::validation::{self, RangeError, RefusedRanges};
@@ -46,7 +46,10 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
     let mut status = vpc.status.clone().unwrap_or_default();
     status.observed_generation = generation;
     let verdict = match check(&vpc, &context.stores.vpcs.state(), &context) {
-        Ok(_) if !ranges::is_settled(&*vpc) => contend(&vpc, &vpcs, &context).await?,
+        Ok(_) if !ranges::is_settled(&*vpc) => {
+            let check = |others: &[_]| check(&vpc, others, &context);
+            ranges::contend(&*vpc, &vpcs, |other| are_rivals(&vpc, other), check).await?
+        }
         verdict => verdict,
     };
     let accepted = match &verdict {
@@ -136,28 +139,10 @@ fn check(vpc: &Vpc, others: &[Arc<Vpc>], context: &Context) -> Result<Vec<Cidr>,
     validation::vpc(&vpc.spec.cidrs, &refused(vpc, others, context), &nodes)
 }
 
-/// Checks new ranges once more, against all VPCs as the API server has them now. The status that brings the ranges into
-/// force must be written to this version of the VPC.
-async fn contend(
-    vpc: &Vpc,
-    vpcs: &Api<Vpc>,
-    context: &Context,
-) -> Result<Result<Vec<Cidr>, RangeError>, WriteError> {
-    if is_refused(vpc) {
-        return Ok(Err(RangeError::Claimed));
-    }
-    let others = list(vpcs).await?.into_iter().map(Arc::new);
-    let others: Vec<_> = others.collect();
-    let checked = check(vpc, &others, context);
-    Ok(checked.and_then(|own| ranges::uncontested(vpc, own, rivals(vpc, &others))))
-}
-
-/// Yields the VPCs that must not overlap this one. Nodes reach the default VPC by its addresses, so no other VPC may
-/// have them, and ranges that the default VPC takes later must be free. Other VPCs may be equal.
-fn rivals<'a>(vpc: &Vpc, others: &'a [Arc<Vpc>]) -> impl Iterator<Item = &'a Vpc> {
-    let is_default = vpc.name_any() == DEFAULT_NAME;
-    let others = others.iter().map(AsRef::as_ref);
-    others.filter(move |other: &&Vpc| is_default || other.name_any() == DEFAULT_NAME)
+/// Whether the VPCs must not overlap. Nodes reach the default VPC by its addresses, so no other VPC may have them, and
+/// ranges that the default VPC takes later must be free. Other VPCs may be equal.
+fn are_rivals(vpc: &Vpc, other: &Vpc) -> bool {
+    [vpc, other].iter().any(|vpc| vpc.name_any() == DEFAULT_NAME)
 }
 
 /// Returns the ranges that this VPC may not have.
@@ -175,7 +160,9 @@ fn refused(vpc: &Vpc, others: &[Arc<Vpc>], context: &Context) -> RefusedRanges {
     if !is_default {
         refused = refused.and(context.default_range, what);
     }
-    for (name, ahead) in Claims::of(vpc, rivals(vpc, others)).ahead {
+    let rivals = others.iter().map(AsRef::as_ref);
+    let rivals = rivals.filter(|other| are_rivals(vpc, other));
+    for (name, ahead) in Claims::of(vpc, rivals).ahead {
         for range in parsed(&ahead).into_iter().filter(is_new) {
             let taken = format!("VPC {name}, while nodes would reach the default VPC by these addresses");
             refused = refused.and(range, if is_default { &taken } else { what });
