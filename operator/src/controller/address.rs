@@ -224,19 +224,33 @@ impl Claimant<'_> {
     }
 }
 
+/// Returns the claim of each address as the API server has it now; none where it is gone, released or another's.
+pub async fn claims_held(
+    endpoint: &Endpoint,
+    addresses: &[IpAddr],
+    context: &Context,
+) -> Result<Vec<Option<IpClaim>>, WriteError> {
+    let vpc = context.vpc_name_of(endpoint);
+    let claims: Api<IpClaim> = Api::all(context.client.clone());
+    let owner = Owner::of(endpoint);
+    let mut held = Vec::new();
+    for address in addresses {
+        let claim = get(&claims, &ip_claim_name(&vpc, *address)).await?;
+        held.push(claim.filter(|claim| owner.holds(claim)));
+    }
+    Ok(held)
+}
+
 /// Confirms the claims of addresses that the Endpoint's status is about to name. Until it does they count for nothing,
 /// and may be released.
 pub async fn confirm_each(
     endpoint: &Endpoint,
-    addresses: &[(IpAddr, Cidr)],
+    addresses: &[IpAddr],
     context: &Context,
 ) -> Result<(), ClaimError> {
-    let vpc = context.vpc_name_of(endpoint);
+    let held = claims_held(endpoint, addresses, context).await?;
     let claims: Api<IpClaim> = Api::all(context.client.clone());
-    let owner = Owner::of(endpoint);
-    for &(address, _) in addresses {
-        let claim = get(&claims, &ip_claim_name(&vpc, address)).await?;
-        let claim = claim.filter(|claim| owner.holds(claim));
+    for (claim, &address) in held.into_iter().zip(addresses) {
         let claim = claim.ok_or(ClaimError::Lost { address })?;
         confirm(&claims, &claim, endpoint).await?;
     }
@@ -247,18 +261,13 @@ pub async fn confirm_each(
 /// release can be repeated.
 pub async fn release_each(
     endpoint: &Endpoint,
-    addresses: Vec<IpAddr>,
+    addresses: &[IpAddr],
     context: &Context,
 ) -> Result<(), WriteError> {
-    let vpc = context.vpc_name_of(endpoint);
+    let held = claims_held(endpoint, addresses, context).await?;
     let claims: Api<IpClaim> = Api::all(context.client.clone());
-    let owner = Owner::of(endpoint);
-    for address in addresses {
-        let name = ip_claim_name(&vpc, address);
-        let claim = get(&claims, &name).await?;
-        if let Some(claim) = claim.filter(|claim| owner.holds(claim)) {
-            release(&claims, &claim).await?;
-        }
+    for claim in held.iter().flatten() {
+        release(&claims, claim).await?;
     }
     Ok(())
 }

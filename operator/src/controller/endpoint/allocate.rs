@@ -112,7 +112,8 @@ async fn claim(
     let claimed = async {
         let claimed = claimant.claim_all(context).await?;
         if !addresses_of(endpoint).is_empty() {
-            confirm_each(endpoint, &claimed, context).await?;
+            let addresses: Vec<_> = claimed.iter().map(|(address, _)| *address).collect();
+            confirm_each(endpoint, &addresses, context).await?;
         }
         Ok(claimed)
     };

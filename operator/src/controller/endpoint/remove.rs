@@ -67,7 +67,7 @@ pub async fn remove(
             return Ok(Action::requeue(Duration::from_secs(3)));
         }
     }
-    release_each(endpoint, addresses, context).await?;
+    release_each(endpoint, &addresses, context).await?;
     remove_finalizer(endpoints, endpoint).await?;
     context.reservations.forget(&Owner::of(endpoint).uid);
     context

@@ -7,11 +7,12 @@ use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::{ConditionStatus, Endpoint, EndpointStatus, IpClaim, Phase, condition};
 
+use crate::controller::address::claims_held;
 use crate::controller::claim::confirm;
 use crate::controller::context::Context;
 use crate::controller::endpoint::host::is_wanted_by_node;
 use crate::controller::endpoint::status::fill;
-use crate::controller::runtime::objects::{WriteError, get};
+use crate::controller::runtime::objects::WriteError;
 use crate::controller::wake::wake_service;
 use crate::model::allocation::{Owner, addresses_of, ip_claim_name, is_confirmed};
 use crate::model::endpoint::{EndpointKind, droplet_of, holder_uid, name_of, pod_of};
@@ -90,11 +91,8 @@ pub async fn confirm_claims(endpoint: &Endpoint, context: &Context) -> Result<bo
         return Ok(true);
     }
     let claims: Api<IpClaim> = Api::all(context.client.clone());
-    let owner = Owner::of(endpoint);
-    let vpc = context.vpc_name_of(endpoint);
-    for address in addresses_of(endpoint) {
-        let claim = get(&claims, &ip_claim_name(&vpc, address)).await?;
-        let Some(claim) = claim.filter(|claim| owner.holds(claim)) else {
+    for claim in claims_held(endpoint, &addresses_of(endpoint), context).await? {
+        let Some(claim) = claim else {
             return Ok(false);
         };
         if !is_confirmed(&claim, endpoint) {

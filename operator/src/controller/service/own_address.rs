@@ -130,6 +130,6 @@ pub async fn give_back(endpoint: &Endpoint, context: &Context) -> Result<bool, R
     if !context.hub.missing(&barrier).unacked.is_empty() {
         return Ok(false);
     }
-    release_each(endpoint, asked, context).await?;
+    release_each(endpoint, &asked, context).await?;
     Ok(true)
 }
