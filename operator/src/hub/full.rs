@@ -21,7 +21,7 @@ impl Hub {
             return;
         }
         state.full.refuse(droplet, key, self.now());
-        self.refused.notify_one();
+        self.without_room.notify_one();
         if let Key::Service(_, address) = key
             && let Some(name) = state.world.service_at(*address)
         {
@@ -32,7 +32,7 @@ impl Hub {
     /// Sends rows again for as long as the process leads.
     pub async fn send_again_when_due(&self) {
         loop {
-            self.refused.notified().await;
+            self.without_room.notified().await;
             while self.send_again() {
                 sleep(LOOK).await;
             }

@@ -143,7 +143,7 @@ pub struct Hub {
     /// Addresses of all Nodes.
     nodes: RwLock<BTreeSet<IpAddr>>,
     /// The signal that a droplet has no room for a row.
-    refused: Notify,
+    without_room: Notify,
     pub triggers: Triggers,
 }
 
@@ -174,7 +174,7 @@ impl Hub {
             started: Instant::now(),
             epoch,
             nodes: RwLock::default(),
-            refused: Notify::new(),
+            without_room: Notify::new(),
             triggers,
         }
     }

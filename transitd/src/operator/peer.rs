@@ -144,6 +144,6 @@ impl Peer for Node {
     }
 
     fn leads_by_old_rules(&self) -> bool {
-        Self::leads_by_old_rules(self)
+        self.may_lead_by_old_rules()
     }
 }
