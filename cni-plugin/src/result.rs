@@ -33,7 +33,10 @@ pub fn document(
     let routes: Vec<Value> = attached
         .routes
         .iter()
-        .map(|route| json!({"dst": route.destination, "gw": route.gateway}))
+        .map(|route| match route.gateway.as_str() {
+            "" => json!({"dst": route.destination}),
+            gateway => json!({"dst": route.destination, "gw": gateway}),
+        })
         .collect();
     json!({"cniVersion": version, "interfaces": [host, pod], "ips": addresses, "routes": routes, "dns": dns})
 }

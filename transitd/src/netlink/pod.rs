@@ -1,13 +1,20 @@
 //! The pod's end of the veth, inside the pod's network namespace: offloads, addresses, up, default routes.
+//!
+//! All network namespaces of a node share one kernel table of neighbours, with room for 1,024 addresses. So a pod asks
+//! for no neighbour: its only next hop is the gateway, with a permanent entry, which the table doesn't count. ARP is
+//! off, because a program may ask the kernel to send past the routes (`SO_DONTROUTE`): the entries that this makes are
+//! complete at once, and the kernel drops such entries first.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use ipnet::Ipv6Net;
-use rtnetlink::{Handle, RouteMessageBuilder};
-use thuban_common::tables::HOST_SOURCE_V6;
+use netlink_packet_route::link::LinkFlags;
+use netlink_packet_route::route::RouteScope;
+use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
+use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE_V6};
 
-use super::{NetlinkError, connect, ethtool, failed, find_link, set_up, sysctl, tolerate_exists, veth};
+use super::{NetlinkError, connect, ethtool, failed, find_link, sysctl, tolerate_exists, veth};
 
 /// Offloads that decapsulation by `bpf_skb_adjust_room` cannot restore on the receiving side.
 pub(super) const OFF: [&str; 4] = [
@@ -55,11 +62,19 @@ pub async fn setup(plan: PodPlan) -> Result<(), NetlinkError> {
         sysctl::enable_ipv6_in_pod(&plan.proc_sys_net, name)?;
     }
     veth::add_address(&handle, index, plan.address.into(), plan.prefix_length).await?;
-    set_up(&handle, index, name).await?;
+    set_up_without_arp(&handle, index, name).await?;
     if plan.agent_at_xdp {
         // XDP_REDIRECT into a veth needs NAPI at this end; the kernel takes the request only from a link that is up.
         ethtool::turn_on(name, &["rx-gro"])?;
     }
+    add_gateway(&handle, index, plan.gateway.into()).await?;
+    let link = RouteMessageBuilder::<Ipv4Addr>::new()
+        .destination_prefix(plan.gateway, 32)
+        .scope(RouteScope::Link)
+        .output_interface(index)
+        .build();
+    tolerate_exists(handle.route().add(link).execute().await)
+        .map_err(failed("add the route to the gateway", plan.gateway))?;
     let route = RouteMessageBuilder::<Ipv4Addr>::new()
         .destination_prefix(Ipv4Addr::UNSPECIFIED, 0)
         .gateway(plan.gateway)
@@ -81,6 +96,7 @@ pub async fn setup(plan: PodPlan) -> Result<(), NetlinkError> {
 async fn setup_ipv6(handle: &Handle, index: u32, address: Ipv6Net) -> Result<(), NetlinkError> {
     let gateway = Ipv6Addr::from(HOST_SOURCE_V6);
     veth::add_address(handle, index, address.addr().into(), address.prefix_len()).await?;
+    add_gateway(handle, index, gateway.into()).await?;
     // The kernel's own route comes with the link-local address, which may be a moment later.
     let link = RouteMessageBuilder::<Ipv6Addr>::new()
         .destination_prefix(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 64)
@@ -100,4 +116,22 @@ async fn setup_ipv6(handle: &Handle, index: u32, address: Ipv6Net) -> Result<(),
         .execute()
         .await
         .map_err(failed("add the default route via", gateway))
+}
+
+async fn set_up_without_arp(handle: &Handle, index: u32, name: &str) -> Result<(), NetlinkError> {
+    let mut up = LinkUnspec::new_with_index(index).up().build();
+    up.header.flags |= LinkFlags::Noarp;
+    up.header.change_mask |= LinkFlags::Noarp;
+    let request = handle.link().change(up);
+    request.execute().await.map_err(failed("set up", name))
+}
+
+/// Adds the gateway as a permanent neighbour.
+async fn add_gateway(handle: &Handle, index: u32, gateway: IpAddr) -> Result<(), NetlinkError> {
+    let request = handle.neighbours().add(index, gateway);
+    let request = request.link_layer_address(&GATEWAY_MAC).replace();
+    request
+        .execute()
+        .await
+        .map_err(failed("add the neighbour", gateway))
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 
 use futures::TryStreamExt;
-use netlink_packet_route::address::AddressHeaderFlags;
+use netlink_packet_route::address::{AddressAttribute, AddressFlags};
 use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteScope};
 use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
@@ -222,7 +222,8 @@ fn pod_route(address: IpAddr, ifindex: u32) -> RouteMessage {
     }
 }
 
-/// Adds an address to a link, usable at once. An address that is there already is success.
+/// Adds an address to a link, usable at once and without a route to its prefix. An address that is there already is
+/// success.
 pub async fn add_address(
     handle: &Handle,
     ifindex: u32,
@@ -230,8 +231,11 @@ pub async fn add_address(
     prefix: u8,
 ) -> Result<(), NetlinkError> {
     let mut request = handle.address().add(ifindex, address, prefix);
+    let mut flags = AddressFlags::Noprefixroute;
     if address.is_ipv6() {
-        request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
+        flags |= AddressFlags::Nodad;
     }
+    let attributes = &mut request.message_mut().attributes;
+    attributes.push(AddressAttribute::Flags(flags));
     tolerate_exists(request.execute().await).map_err(failed("add the address", address))
 }

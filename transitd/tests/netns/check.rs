@@ -28,7 +28,7 @@ fn check(rig: &Rig, result: &Value) -> Option<(u64, String)> {
 #[test]
 fn each_loss_in_the_pod_is_named_and_its_repair_is_seen() {
     let (rig, result) = rig();
-    let gateway6 = result["routes"][1]["gw"].as_str().unwrap().to_owned();
+    let gateway6 = result["routes"][2]["gw"].as_str().unwrap().to_owned();
     let host = result["interfaces"][0]["name"].as_str().unwrap().to_owned();
     assert_eq!(check(&rig, &result), None);
     for (damage, repair, named) in [

@@ -55,7 +55,7 @@ fn add_wires_both_families_and_del_leaves_nothing_of_either() {
     let addresses_given: Vec<_> = attached.addresses.iter().map(|a| a.address.as_str()).collect();
     assert_eq!(addresses_given, ["10.0.1.5/24", "fd00:1::5/64"]);
     assert_eq!(attached.addresses[1].gateway, "fe80::5468:7562:6101");
-    assert_eq!(attached.routes[1].destination, "::/0");
+    assert_eq!(attached.routes[2].destination, "::/0");
 
     let pod = rig.in_pod_text("p1", "ip -6 address show dev eth0; ip -6 route; ip route");
     for part in [

@@ -25,6 +25,7 @@ mod loads;
 mod lost_dels;
 mod metrics;
 mod moves;
+mod neighbours;
 mod nft_hangs;
 mod node_port_lease;
 mod overlay_port;
