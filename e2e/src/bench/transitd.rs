@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
     io::{Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::PathBuf,
@@ -13,7 +12,10 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 use thuban_proto::transit::{droplet_message::Message, row::Row};
-use thuban_testkit::operator::{IN_THE_END, Operator};
+use thuban_testkit::{
+    operator::{IN_THE_END, Operator},
+    transitd::Files,
+};
 
 use super::{
     controlplane::process::usage,
@@ -66,7 +68,8 @@ pub struct Transitd {
     pub far: Namespace,
     daemon: Child,
     _bpffs: Bpffs,
-    folder: Folder,
+    files: Files,
+    _folder: Folder,
 }
 
 impl Transitd {
@@ -81,40 +84,22 @@ impl Transitd {
         node.command(&format!("ip address add {NODE}/24 dev up0"))?;
         node.command("ip link set up0 up")?;
         far.command("ip link set far up")?;
-        let bpffs = Bpffs::new(folder.part("bpf")?)?;
+        let files = Files::make(folder.path())?;
+        let bpffs = Bpffs::new(files.bpffs())?;
         let listener = node.run(|| Ok(TcpListener::bind("127.0.0.1:0")?))?;
         let operator = Operator::start(listener, folder.path(), rows);
-        let socket = folder.part("run")?.join("cni.sock");
-        let state = folder.part("state")?;
-        let token = folder.path().join("token");
-        std::fs::write(&token, "a-token\n")?;
-        let log = File::create(folder.path().join("log"))?;
+        let address = NODE.to_string();
         let mut command = Command::new(&parts.transitd);
         command
-            .args(["run", "--node-name", "bench", "--node-ip", &NODE.to_string()])
-            .arg("--programs")
-            .arg(&parts.programs)
-            .arg("--bpffs")
-            .arg(bpffs.path())
-            .arg("--state-dir")
-            .arg(&state)
-            .arg("--socket")
-            .arg(&socket)
-            .args(["--operator-address", &operator.address])
-            .arg("--operator-ca")
-            .arg(&operator.ca)
-            .arg("--token-file")
-            .arg(&token)
-            .arg("--cni-conf-dir")
-            .arg(folder.part("conf")?)
+            .args(files.arguments(("bench", &address), &parts.programs, &operator))
             .args(["--metrics-port", &METRICS.port().to_string()])
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(log);
+            .stderr(files.log()?);
         let daemon = node.run(|| command.spawn().context("starting transitd"))?;
         let configuration = json!({
-            "cniVersion": "1.0.0", "name": "thuban", "type": "thuban", "socket": socket, "spool": state.join("spool"),
+            "cniVersion": "1.0.0", "name": "thuban", "type": "thuban", "socket": files.socket(), "spool": files.state().join("spool"),
         });
         let mut transitd = Self {
             plugin: Plugin::new(&parts.plugin, &configuration),
@@ -123,7 +108,8 @@ impl Transitd {
             far,
             daemon,
             _bpffs: bpffs,
-            folder,
+            files,
+            _folder: folder,
         };
         transitd.wait()?;
         Ok(transitd)
@@ -136,8 +122,7 @@ impl Transitd {
                 return Ok(());
             }
             if let Some(status) = self.daemon.try_wait()? {
-                let log = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
-                bail!("transitd has ended: {status}\n{log}");
+                bail!("transitd has ended: {status}\n{}", self.files.read_log());
             }
             std::thread::sleep(LOOK);
         }

@@ -14,6 +14,7 @@ use thuban_proto::cni::{AddRequest, Attached, CniError, DelRequest, add_reply};
 use thuban_proto::transit::row::Row;
 use thuban_testkit::namespace::inside;
 use thuban_testkit::packets::checksum;
+use thuban_testkit::transitd::Files;
 use thuban_testkit::wait::wait_for;
 use tonic::transport::{Endpoint, Uri};
 
@@ -36,6 +37,7 @@ pub struct Rig {
     pub environment: Vec<(String, String)>,
     /// The object file with the programs.
     pub programs: PathBuf,
+    files: Files,
     namespaces: Vec<String>,
     daemon: Option<Child>,
 }
@@ -58,15 +60,10 @@ impl Rig {
             NEXT.fetch_add(1, Ordering::Relaxed)
         );
         let directory = std::env::temp_dir().join(&name);
-        for part in ["bpf", "state", "run", "bin", "conf"] {
-            std::fs::create_dir_all(directory.join(part)).unwrap();
-        }
-        std::fs::write(directory.join("token"), "a-token\n").unwrap();
+        let files = Files::make(&directory).unwrap();
+        std::fs::create_dir_all(directory.join("bin")).unwrap();
         std::fs::write(directory.join("plugin"), "#!/bin/sh\n").unwrap();
-        sh(&format!(
-            "mount -t bpf {name} {}",
-            directory.join("bpf").display()
-        ));
+        sh(&format!("mount -t bpf {name} {}", files.bpffs().display()));
         let node = format!("{name}-n");
         sh(&format!("ip netns add {node} && ip -n {node} link set lo up"));
         sh(&format!(
@@ -81,6 +78,7 @@ impl Rig {
         Self {
             name,
             directory,
+            files,
             operator,
             flags: vec![],
             environment: vec![],
@@ -101,12 +99,6 @@ impl Rig {
 
     pub fn start(&mut self) {
         self.operator.forget_received();
-        let path = |part: &str| self.directory.join(part).display().to_string();
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.directory.join("log"))
-            .unwrap();
         let programs = &self.programs;
         assert!(
             programs.exists(),
@@ -121,45 +113,21 @@ impl Rig {
                 "--bounding-set=-all,+bpf,+net_admin,+perfmon,+sys_admin",
             ])
             .arg(env!("CARGO_BIN_EXE_transitd"))
-            .args([
-                "run",
-                "--node-name",
-                "node-t",
-                "--node-ip",
-                "192.0.2.1",
-                "--add-deadline",
-                "8",
-                "--scan-interval",
-                "1",
-            ])
-            .args([
-                "--programs",
-                &programs.display().to_string(),
-                "--bpffs",
-                &path("bpf"),
-            ])
-            .args(["--state-dir", &path("state"), "--socket", &path("run/cni.sock")])
-            .args([
-                "--cni-binary",
-                &path("plugin"),
-                "--cni-bin-dir",
-                &path("bin"),
-                "--cni-conf-dir",
-                &path("conf"),
-            ])
-            .args([
-                "--operator-address",
-                &self.operator.address,
-                "--operator-ca",
-                &self.operator.ca.display().to_string(),
-            ])
-            .args(["--token-file", &path("token")])
+            .args(
+                self.files
+                    .arguments(("node-t", "192.0.2.1"), programs, &self.operator),
+            )
+            .args(["--add-deadline", "8", "--scan-interval", "1"])
+            .arg("--cni-binary")
+            .arg(self.directory.join("plugin"))
+            .arg("--cni-bin-dir")
+            .arg(self.directory.join("bin"))
             .args(&self.flags)
             .env("RUST_BACKTRACE", "0")
             .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(log);
+            .stderr(self.files.log().unwrap());
         self.daemon = Some(command.spawn().unwrap());
     }
 
@@ -202,7 +170,7 @@ impl Rig {
     }
 
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.directory.join("log")).unwrap_or_default()
+        self.files.read_log()
     }
 
     /// Makes a namespace for a pod; returns its path.
@@ -451,7 +419,7 @@ impl Drop for Rig {
         for namespace in &self.namespaces {
             let _ = Command::new("ip").args(["netns", "del", namespace]).status();
         }
-        let _ = Command::new("umount").arg(self.directory.join("bpf")).status();
+        let _ = Command::new("umount").arg(self.files.bpffs()).status();
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
