@@ -29,7 +29,7 @@ const QUIET: Duration = Duration::from_mins(10);
 pub async fn settle(simulation: &Arc<Simulation>) {
     let has_leader = {
         let state = &mut *simulation.lock();
-        state.weather = state.weather.fair();
+        state.faults = state.faults.ended();
         state.is_fair = true;
         state.full.clear();
         state.note(|| "faults stop".into());

@@ -82,9 +82,9 @@ fn bounces(state: &State, droplet: &str) -> bool {
 pub async fn begin(simulation: &Arc<Simulation>, bouncers: u32) -> Arc<Operator> {
     {
         let state = &mut *simulation.lock();
-        state.weather = state.weather.fair();
-        state.weather.has_default = false;
-        state.weather.is_steady = false;
+        state.faults = state.faults.ended();
+        state.faults.has_default = false;
+        state.faults.is_steady = false;
     }
     for number in 0..2 {
         add_node(simulation, number);
@@ -246,8 +246,8 @@ fn deleted_bouncer_with_tables_serves_under_next_leader() {
             let first = begin_in_use(simulation, 2).await;
             let droplet = {
                 let state = &mut *simulation.lock();
-                state.weather.is_steady = true;
-                state.weather.late_ack = 1000;
+                state.faults.is_steady = true;
+                state.faults.late_ack = 1000;
                 let bouncer = state.store.value(Kind::Bouncer, "", "red-1-b1");
                 text(bouncer.expect("a second bouncer"), "/status/droplet").to_owned()
             };
@@ -259,7 +259,7 @@ fn deleted_bouncer_with_tables_serves_under_next_leader() {
             .await;
             first.crash();
             delete(simulation, Kind::Bouncer, "", "red-1-b0");
-            simulation.lock().weather.late_ack = 0;
+            simulation.lock().faults.late_ack = 0;
             let is_there = |state: &State| has(state, Kind::Bouncer, "red-1-b1");
             until(simulation, "its object is still there", is_there).await;
             let next = operators::start(simulation);
@@ -282,7 +282,7 @@ fn bouncer_leaves_only_if_next_leader_will_know_another() {
     for seed in 1..=5 {
         check("substitute", seed, async |simulation| {
             let only = begin_in_use(simulation, 1).await;
-            simulation.lock().weather.late_ack = 1000;
+            simulation.lock().faults.late_ack = 1000;
             delete(simulation, Kind::Bouncer, "", "red-1-b0");
             let field = |state: &State, name: &str, field: &str| {
                 let bouncer = state.store.value(Kind::Bouncer, "", name);
@@ -302,7 +302,7 @@ fn bouncer_leaves_only_if_next_leader_will_know_another() {
                     .lock()
                     .violation("it left before another was known".into());
             }
-            simulation.lock().weather.late_ack = 0;
+            simulation.lock().faults.late_ack = 0;
             end_everything(simulation).await;
             only.crash();
         });
@@ -492,7 +492,7 @@ fn workflows_of_one_kind_run_side_by_side() {
     for seed in 1..=3 {
         check("side-by-side", seed, async |simulation| {
             let only = begin(simulation, 1).await;
-            simulation.lock().weather.slow_request = 1000;
+            simulation.lock().faults.slow_request = 1000;
             let names: Vec<String> = (0..VPCS).map(|number| format!("v{number}")).collect();
             simulation.with(|state| {
                 for name in &names {

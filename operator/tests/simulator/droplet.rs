@@ -381,7 +381,7 @@ async fn serve(
                 let (late, is_lost) = {
                     let late = delay(simulation, 5);
                     let state = &mut *simulation.lock();
-                    let chance = state.weather.stream_lost;
+                    let chance = state.faults.stream_lost;
                     (late, state.random.permille(chance))
                 };
                 sleep(late).await;
@@ -468,7 +468,7 @@ fn relapsing(simulation: &Simulation, name: &str) -> Option<UnboundedSender<Repo
 
 fn delay(simulation: &Simulation, most: u64) -> Duration {
     let state = &mut *simulation.lock();
-    let chance = state.weather.late_ack;
+    let chance = state.faults.late_ack;
     if state.random.permille(chance) {
         state.random.millis(0, 4000)
     } else {

@@ -395,7 +395,7 @@ pub fn after_apply(state: &mut State, name: &str) {
     for (vni, address) in delivered {
         one_deliverer(state, name, vni, address);
     }
-    if state.weather.is_steady
+    if state.faults.is_steady
         && let Err(lost) = services::rows_stay(state, name)
     {
         state.violation(lost);
@@ -405,7 +405,7 @@ pub fn after_apply(state: &mut State, name: &str) {
 
 /// Checks that packets between Provisioned endpoints arrive while no machine is lost, whatever roles do meanwhile.
 fn packets_arrive(state: &mut State) {
-    if state.weather.is_steady
+    if state.faults.is_steady
         && let Err(lost) = walk::everything(state)
     {
         state.violation(lost);

@@ -25,6 +25,7 @@ mod convergence;
 mod deletions;
 mod directed;
 mod droplet;
+mod faults;
 mod heartbeats;
 mod invariants;
 mod kind;
@@ -41,7 +42,6 @@ mod simulation;
 mod store;
 mod tables;
 mod walk;
-mod weather;
 mod workflow;
 
 use std::io::Write as _;

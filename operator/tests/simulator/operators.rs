@@ -191,7 +191,7 @@ async fn life(simulation: Arc<Simulation>, operator: Arc<Operator>) {
         let hub = run::start(client.clone(), options, &mut tasks).await;
         let _ = operator.hub.set(hub);
         simulation.lock().note(|| format!("{} leads", operator.id));
-        let has_default = simulation.lock().weather.has_default;
+        let has_default = simulation.lock().faults.has_default;
         while has_default && defaults::ensure(&client, DEFAULT_RANGE).await.is_err() {
             tokio::time::sleep(Duration::from_secs(2)).await;
         }

@@ -24,8 +24,8 @@ pub const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
 async fn two_bouncers(simulation: &Arc<Simulation>, labels: &[Value]) -> BTreeSet<String> {
     {
         let state = &mut *simulation.lock();
-        state.weather = state.weather.fair();
-        state.weather.has_default = false;
+        state.faults = state.faults.ended();
+        state.faults.has_default = false;
     }
     for (number, labels) in labels.iter().enumerate() {
         add_node(simulation, number as u8);

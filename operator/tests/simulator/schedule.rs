@@ -85,7 +85,7 @@ async fn chaos(simulation: &Arc<Simulation>) {
     if simulation.is_broken() || !random.permille(300) {
         return;
     }
-    if !simulation.lock().weather.is_steady && random.permille(500) {
+    if !simulation.lock().faults.is_steady && random.permille(500) {
         crowd(simulation, &mut random).await;
     }
     simulation.with(|state| tear_down(state, &mut random));
@@ -158,7 +158,7 @@ fn tear_down(state: &mut State, random: &mut Random) {
 }
 
 fn step(simulation: &Arc<Simulation>, random: &mut Random) {
-    let is_steady = simulation.lock().weather.is_steady;
+    let is_steady = simulation.lock().faults.is_steady;
     match random.below(146) {
         0..34 => simulation.with(|state| new_pod(state, random)),
         34..46 => simulation.with(|state| end_pod(state, random)),

@@ -1,4 +1,4 @@
-//! The fake API server behind kube's client: routes requests to the store, with the weather's faults.
+//! The fake API server behind kube's client: routes requests to the store, with the faults of the schedule.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -161,10 +161,10 @@ impl Connection {
             let state = &mut *self.simulation.lock();
             let late = late_status(state, &target);
             let fate = late.map_or_else(|| fate(state, is_write), |_| Fate::DoneLater);
-            let weather = state.weather.clone();
+            let faults = state.faults.clone();
             (
-                weather.latency(&mut state.random),
-                weather.latency(&mut state.random),
+                faults.latency(&mut state.random),
+                faults.latency(&mut state.random),
                 fate,
                 late,
             )
@@ -283,14 +283,14 @@ impl Connection {
         };
         let latency = {
             let state = &mut *self.simulation.lock();
-            let weather = state.weather.clone();
-            weather.latency(&mut state.random)
+            let faults = state.faults.clone();
+            faults.latency(&mut state.random)
         };
         sleep(latency).await;
         self.halt_if_dead().await;
         let (changed, is_stale) = {
             let state = &mut *self.simulation.lock();
-            let chance = state.weather.stale_watch;
+            let chance = state.faults.stale_watch;
             (state.last_event(kind), state.random.permille(chance))
         };
         let watch = Watch {
@@ -352,9 +352,9 @@ fn late_status(state: &mut State, target: &Target) -> Option<Duration> {
 }
 
 fn fate(state: &mut State, is_write: bool) -> Fate {
-    let weather = state.weather.clone();
+    let faults = state.faults.clone();
     let random = &mut state.random;
-    if random.permille(weather.refused) {
+    if random.permille(faults.refused) {
         return if random.permille(500) {
             Fate::Refused
         } else {
@@ -364,17 +364,17 @@ fn fate(state: &mut State, is_write: bool) -> Fate {
     if !is_write {
         return Fate::Good;
     }
-    if random.permille(weather.lost_answer) {
+    if random.permille(faults.lost_answer) {
         return if random.permille(500) {
             Fate::LostAnswer
         } else {
             Fate::LostAnswerTimedOut
         };
     }
-    if random.permille(weather.touched) {
+    if random.permille(faults.touched) {
         return Fate::Touched;
     }
-    if random.permille(weather.done_later) {
+    if random.permille(faults.done_later) {
         return Fate::DoneLater;
     }
     Fate::Good
@@ -490,7 +490,7 @@ fn event(state: &mut State, method: &Method, namespace: &str, body: &Bytes) -> R
 fn list(state: &mut State, kind: Kind, query: &str) -> Result<Bytes, Failure> {
     // A client that names no limit gets everything at once.
     let limit = match parameter(query, "limit") {
-        Some(_) if state.weather.small_pages => 2,
+        Some(_) if state.faults.small_pages => 2,
         Some(_) => 500,
         None => usize::MAX,
     };
@@ -582,7 +582,7 @@ impl Watch {
             sleep(delay).await;
             self.connection.halt_if_dead().await;
             let state = &mut *self.connection.simulation.lock();
-            let chance = state.weather.dropped_watch;
+            let chance = state.faults.dropped_watch;
             if state.random.permille(chance) {
                 self.is_over = true;
                 return state.random.permille(500).then(|| Err("connection reset".into()));

@@ -1,4 +1,4 @@
-//! Everything of one schedule under one lock: objects, droplets, operators, weather, what went wrong.
+//! Everything of one schedule under one lock: objects, droplets, operators, faults, what went wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::droplet::Droplet;
+use crate::faults::Faults;
 use crate::heartbeats::Heartbeats;
 use crate::invariants;
 use crate::kind::Kind;
@@ -16,11 +17,10 @@ use crate::operators::Operator;
 use crate::random::Random;
 use crate::signal::Signal;
 use crate::store::Store;
-use crate::weather::Weather;
 
 pub struct State {
     pub random: Random,
-    pub weather: Weather,
+    pub faults: Faults,
     pub store: Store,
     pub droplets: BTreeMap<String, Droplet>,
     pub heartbeats: Heartbeats,
@@ -63,11 +63,11 @@ pub struct Simulation {
 impl Simulation {
     pub fn new(seed: u64) -> Arc<Self> {
         let mut random = Random::new(seed);
-        let weather = Weather::random(&mut random);
+        let faults = Faults::random(&mut random);
         let kinds = Kind::ALL.into_iter().map(|kind| (kind, Arc::default()));
         let state = State {
             random,
-            weather,
+            faults,
             store: Store::default(),
             droplets: BTreeMap::new(),
             heartbeats: Heartbeats::new(),

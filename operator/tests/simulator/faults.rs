@@ -1,4 +1,4 @@
-//! The weather: the chances of faults, chosen for each schedule, so that some schedules know one fault only.
+//! The chances of faults, chosen for each schedule, so that some schedules know one fault only.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::random::Random;
 
 /// The chances of faults, in thousandths.
 #[derive(Clone, Debug)]
-pub struct Weather {
+pub struct Faults {
     /// The chance that another writer touches the object first.
     pub touched: u64,
     /// The chance that a write is done, but answered with an error.
@@ -28,7 +28,7 @@ pub struct Weather {
     pub is_steady: bool,
 }
 
-impl Weather {
+impl Faults {
     pub fn random(random: &mut Random) -> Self {
         let mut chance = |most: u64| {
             if random.permille(400) {
@@ -53,7 +53,7 @@ impl Weather {
         }
     }
 
-    pub fn fair(&self) -> Self {
+    pub fn ended(&self) -> Self {
         Self {
             touched: 0,
             lost_answer: 0,
