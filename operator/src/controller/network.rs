@@ -12,9 +12,7 @@ use thuban_api::{Bouncer, BouncerSpec, Endpoint, Network, NetworkStatus, Phase};
 
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, join_first, until_taken};
-use crate::controller::parent::{
-    Leaving, Left, Readiness, Stage, Step, View, decide, decide_leaving, readiness,
-};
+use crate::controller::parent::{Readiness, Stage, Step, View, decide, readiness};
 use crate::controller::ranges;
 use crate::controller::role::kind::roles_of;
 use crate::controller::role::role_set::{self, RoleSet};
@@ -257,15 +255,10 @@ async fn remove(
     if !has_finalizer(network) {
         return Ok(Action::await_change());
     }
-    let (mut left, mut names) = (Left::default(), Vec::new());
-    loop {
-        match decide_leaving(left) {
-            Leaving::Look(stage) => {
-                names = look(stage, network, context).await?;
-                left = left.after(stage, !names.is_empty());
-            }
-            Leaving::Wait(stage) => return wait(stage, &names, network, networks, context).await,
-            Leaving::LetGo => break,
+    for stage in Stage::ORDER {
+        let names = look(stage, network, context).await?;
+        if !names.is_empty() {
+            return wait(stage, &names, network, networks, context).await;
         }
     }
     remove_finalizer(networks, network).await?;

@@ -80,59 +80,17 @@ pub enum Stage {
     Unseen,
 }
 
-/// Whether something of each stage is left; none: nobody has looked.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Left {
-    members: Option<bool>,
-    roles: Option<bool>,
-    rows: Option<bool>,
-    unseen: Option<bool>,
-}
-
-impl Left {
-    /// Notes the result of a look at a stage.
-    pub fn after(mut self, stage: Stage, is_left: bool) -> Self {
-        let found = match stage {
-            Stage::Members => &mut self.members,
-            Stage::Roles => &mut self.roles,
-            Stage::Rows => &mut self.rows,
-            Stage::Unseen => &mut self.unseen,
-        };
-        *found = Some(is_left);
-        self
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leaving {
-    /// The reconciler looks at a stage. A look at roles deletes them, so nobody looks at them early.
-    Look(Stage),
-    Wait(Stage),
-    LetGo,
-}
-
-pub fn decide_leaving(left: Left) -> Leaving {
-    let stages = [
-        (Stage::Members, left.members),
-        (Stage::Roles, left.roles),
-        (Stage::Rows, left.rows),
-        (Stage::Unseen, left.unseen),
-    ];
-    for (stage, is_left) in stages {
-        match is_left {
-            None => return Leaving::Look(stage),
-            Some(true) => return Leaving::Wait(stage),
-            Some(false) => {}
-        }
-    }
-    Leaving::LetGo
+impl Stage {
+    /// The order of the deletion. A look at roles deletes them, so nobody looks at a stage before the former one has
+    /// ended.
+    pub const ORDER: [Self; 4] = [Self::Members, Self::Roles, Self::Rows, Self::Unseen];
 }
 
 #[cfg(test)]
 mod tests {
     use thuban_api::Phase;
 
-    use super::{Leaving, Left, Readiness, Stage, Step, View, decide, decide_leaving, readiness};
+    use super::{Readiness, Step, View, decide, readiness};
 
     const NEW: View = View {
         is_early: false,
@@ -196,19 +154,5 @@ mod tests {
                 "{phase:?} {vpc:?} {waiting}"
             );
         }
-    }
-
-    #[test]
-    fn members_go_first_then_roles_then_rows_then_the_object() {
-        let mut left = Left::default();
-        for stage in [Stage::Members, Stage::Roles, Stage::Rows, Stage::Unseen] {
-            assert_eq!(decide_leaving(left), Leaving::Look(stage));
-            assert_eq!(decide_leaving(left.after(stage, true)), Leaving::Wait(stage));
-            left = left.after(stage, false);
-        }
-        assert_eq!(decide_leaving(left), Leaving::LetGo);
-        // A network that arrived while its VPC's deletion began is served.
-        let again = left.after(Stage::Members, true);
-        assert_eq!(decide_leaving(again), Leaving::Wait(Stage::Members));
     }
 }
