@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::{
     PROGRAMS,
     binaries::{self, Binary},
-    initramfs::Archive,
+    initramfs::Root,
     output::{Sum, result_of},
 };
 use crate::{
@@ -76,8 +76,7 @@ pub fn run() -> Result<ExitCode> {
     let kernel = step(SERIES, || fetch(&folder))?;
     let archive = step("root of the virtual machine", || {
         let path = folder.join("root.cpio");
-        fs::write(&path, pack(&kernel, tests, &object, &folder)?)
-            .with_context(|| format!("writing {}", path.display()))?;
+        pack(&kernel, tests, &object, &folder)?.archive(&path)?;
         Ok(path)
     })?;
     let here = step("counts of this kernel", || counts_here(tests))?;
@@ -154,22 +153,22 @@ fn named(folder: &Path, is_right: impl Fn(&str) -> bool) -> Result<PathBuf> {
     found.with_context(|| format!("{} has not what a kernel's package has", folder.display()))
 }
 
-/// Returns the machine's root: the tests, the programs, `ip`, modules, and a script that runs the tests.
-fn pack(kernel: &Kernel, tests: &Binary, object: &Path, folder: &Path) -> Result<Vec<u8>> {
-    let mut archive = Archive::default();
+/// Makes the machine's root: the tests, the programs, `ip`, modules, and a script that runs the tests.
+fn pack(kernel: &Kernel, tests: &Binary, object: &Path, folder: &Path) -> Result<Root> {
+    let root = Root::new(folder.join("root"))?;
     for mount_point in ["/proc", "/sys", "/dev", "/run", "/tmp"] {
-        archive.folder(Path::new(mount_point));
+        root.folder(mount_point)?;
     }
-    archive.program(Path::new("/bin/busybox"), Path::new("/bin/busybox"))?;
-    archive.program(&program("ip")?, Path::new("/bin/ip"))?;
+    root.program(Path::new("/bin/busybox"), "/bin/busybox")?;
+    root.program(&program("ip")?, "/bin/ip")?;
     let stripped = folder.join("programs");
     run_command(
         Command::new("strip")
             .arg("-o")
             .args([&stripped, &tests.executable]),
     )?;
-    archive.program(&stripped, Path::new("/bin/programs"))?;
-    archive.copy(object, Path::new("/thuban-programs.o"))?;
+    root.program(&stripped, "/bin/programs")?;
+    root.copy(object, "/thuban-programs.o")?;
     for (number, module) in MODULES.iter().enumerate() {
         let packed = kernel.modules.join(module);
         let unpacked = Command::new("xz")
@@ -178,10 +177,10 @@ fn pack(kernel: &Kernel, tests: &Binary, object: &Path, folder: &Path) -> Result
             .output()
             .context("starting xz")?;
         ensure!(unpacked.status.success(), "unpacking {}", packed.display());
-        archive.file(Path::new(&format!("/modules/{number}.ko")), &unpacked.stdout);
+        root.file(&format!("/modules/{number}.ko"), &unpacked.stdout)?;
     }
-    archive.file(Path::new("/init"), script().as_bytes());
-    Ok(archive.finish())
+    root.file("/init", script().as_bytes())?;
+    Ok(root)
 }
 
 fn script() -> String {
