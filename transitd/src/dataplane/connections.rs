@@ -18,7 +18,7 @@ use thuban_common::services::{
 };
 use thuban_common::tables::{Address, EndpointKey};
 
-use super::reserve::reserve;
+use super::reserve;
 use super::tables::{Hash, TableError, access, data, hash, lookup, lru, open, take};
 use super::walk::Walk;
 
@@ -296,11 +296,11 @@ impl Connections {
                 .insert(of, share, 0)
                 .map_err(access("write", "SHARES"))?;
             if of.address == ALL_CONNECTIONS {
-                held_by_vpcs.push(share);
+                held_by_vpcs.push(share as usize);
             }
         }
         let held = held + now.held.saturating_sub(before.held);
-        let reserve = reserve(&held_by_vpcs, vpcs, held);
+        let reserve = reserve::CONNECTIONS.reserve(&held_by_vpcs, vpcs, held as usize) as u32;
         for (index, value) in [(QUOTA_HELD, held), (QUOTA_RESERVE, reserve)] {
             self.quotas
                 .set(index, value, 0)

@@ -1,7 +1,7 @@
 //! The share of each VPC in SERVICES, SLOTS and BACKENDS: how many rows it has, and whether it may have more.
 //!
-//! Invariant: any VPC may have up to a quarter of a table. Beyond that a VPC takes rows only while half of the table
-//! stays free. So one VPC has at most half, and leaves others a quarter each. Pure.
+//! Invariant: a VPC always has room for its reserve. It takes more rows only while half of the table stays free
+//! ([`Shared`]). Pure.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,15 @@ use thuban_common::services::CHUNK;
 use thuban_rows::Service;
 
 use super::maglev;
+use super::reserve::Shared;
 use super::tables::TableError;
 
 /// The tables, in the order of [`Usage`].
 pub const TABLES: [&str; 3] = ["SERVICES", "SLOTS", "BACKENDS"];
+
+/// The least number of VPCs for which each table has reserves: of SLOTS, the smallest, each gets 4,096 rows. Those are
+/// enough for a thousand ports with two backends each.
+const LEAST_VPCS: usize = 32;
 
 /// Rows in each of [`TABLES`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,8 +89,17 @@ impl Quota {
             if rows(&new) <= rows(&old) {
                 continue;
             }
-            if rows(&own) * 4 > capacity && rows(&total) * 2 > capacity {
-                return Err(TableError::Share { name });
+            let shared = Shared {
+                capacity,
+                least_vpcs: LEAST_VPCS,
+            };
+            if !shared.is_free(rows(&total)) {
+                let held: Vec<usize> = self.of.values().map(rows).collect();
+                // Room is kept for VPCs that have no rows yet.
+                let vpcs = shared.parts(held.len());
+                if rows(&own) > shared.reserve(&held, vpcs, rows(&self.total)) {
+                    return Err(TableError::Share { name });
+                }
             }
             if rows(&total) > capacity {
                 return Err(TableError::Full { name });
@@ -123,26 +137,36 @@ mod tests {
     }
 
     #[test]
-    fn a_vpc_alone_has_half_and_leaves_others_a_quarter_each() {
-        let mut quota = Quota::new(Usage([100, 200, 400]));
-        assert_eq!(is_refused(&quota, 1, Usage([50, 100, 200])), None);
-        assert_eq!(is_refused(&quota, 1, Usage([51, 0, 0])), Some("SERVICES"));
-        assert_eq!(is_refused(&quota, 1, Usage([50, 101, 0])), Some("SLOTS"));
-        assert_eq!(is_refused(&quota, 1, Usage([50, 100, 201])), Some("BACKENDS"));
-        quota.add(1, Usage([50, 100, 200]));
-        for vni in [2, 3] {
-            assert_eq!(is_refused(&quota, vni, Usage([26, 0, 0])), Some("SERVICES"));
-            assert_eq!(is_refused(&quota, vni, Usage([25, 50, 100])), None);
-            quota.add(vni, Usage([25, 50, 100]));
+    fn who_fills_half_leaves_every_other_vpc_its_reserve() {
+        // The reserve is 50, 100 and 200 rows.
+        let mut quota = Quota::new(Usage([3200, 6400, 12_800]));
+        assert_eq!(is_refused(&quota, 1, Usage([1600, 3200, 6400])), None);
+        assert_eq!(is_refused(&quota, 1, Usage([1601, 0, 0])), Some("SERVICES"));
+        assert_eq!(is_refused(&quota, 1, Usage([1600, 3201, 0])), Some("SLOTS"));
+        assert_eq!(is_refused(&quota, 1, Usage([1600, 3200, 6401])), Some("BACKENDS"));
+        quota.add(1, Usage([1600, 3200, 6400]));
+        assert_eq!(is_refused(&quota, 1, Usage([1, 0, 0])), Some("SERVICES"));
+        for vni in 2..=32 {
+            assert_eq!(
+                is_refused(&quota, vni, Usage([51, 0, 0])),
+                Some("SERVICES"),
+                "{vni}"
+            );
+            assert_eq!(is_refused(&quota, vni, Usage([50, 100, 200])), None, "{vni}");
+            quota.add(vni, Usage([50, 100, 200]));
         }
-        assert_eq!(is_refused(&quota, 4, Usage([1, 0, 0])), Some("SERVICES"), "full");
-        quota.take(1, Usage([26, 0, 0]));
-        assert_eq!(
-            is_refused(&quota, 1, Usage([1, 0, 0])),
-            None,
-            "within its quarter"
-        );
-        assert_eq!(is_refused(&quota, 4, Usage([1, 0, 0])), None);
+        assert_eq!(is_refused(&quota, 33, Usage([25, 50, 100])), None, "the rest");
+        quota.take(1, Usage([1600, 3200, 6400]));
+        assert_eq!(is_refused(&quota, 33, Usage([50, 0, 0])), None, "half is free");
+    }
+
+    #[test]
+    fn a_vpc_that_has_more_than_its_reserve_keeps_what_it_has() {
+        let mut quota = Quota::new(Usage([3200, 6400, 12_800]));
+        quota.add(1, Usage([1600, 0, 0]));
+        quota.add(2, Usage([50, 0, 0]));
+        let change = |old, new| quota.admit(1, Usage([old, 0, 0]), Usage([new, 0, 0])).is_ok();
+        assert!(change(10, 10) && change(10, 9) && !change(10, 11));
     }
 
     #[test]

@@ -1,46 +1,72 @@
-//! The share of each VPC in CONNECTIONS: how many entries are its own, no matter what other VPCs do.
+//! The share of each VPC in a table: how many entries are its own, no matter what other VPCs do.
 //!
 //! Invariant: there is always room for the entries that each VPC lacks of its reserve. A VPC goes beyond its reserve
 //! only while half of the table is free, and all reserves together are at most that half. Pure.
 
 use thuban_common::services::{CONNECTIONS_BEYOND_RESERVE, CONNECTIONS_CAPACITY};
 
-/// The least number of VPCs that the reserves are for.
-const LEAST_VPCS: usize = 4;
+/// A table that VPCs share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shared {
+    pub capacity: usize,
+    /// The least number of VPCs that the reserves are for.
+    pub least_vpcs: usize,
+}
 
-/// Returns the number of entries that each VPC may always have. `held`: the entries of each VPC that has any; `vpcs`:
-/// how many VPCs have endpoints here; `total`: entries in the table.
-pub fn reserve(held: &[u32], vpcs: usize, total: u32) -> u32 {
-    let free = u64::from(CONNECTIONS_CAPACITY.saturating_sub(total));
-    let idle = vpcs.saturating_sub(held.len()) as u64;
-    let lacking = |reserve: u32| {
-        let held = held.iter().map(|held| u64::from(reserve.saturating_sub(*held)));
-        held.sum::<u64>() + idle * u64::from(reserve)
-    };
-    // The divisor is a power of two, so that the reserve rarely changes.
-    let parts = vpcs.max(held.len()).max(LEAST_VPCS).next_power_of_two();
-    let first = CONNECTIONS_BEYOND_RESERVE / u32::try_from(parts).unwrap_or(u32::MAX);
-    let mut smaller = std::iter::successors(Some(first), |reserve| Some(reserve / 2));
-    smaller
-        .find(|reserve| lacking(*reserve) <= free)
-        .unwrap_or_default()
+pub const CONNECTIONS: Shared = Shared {
+    capacity: CONNECTIONS_CAPACITY as usize,
+    least_vpcs: 4,
+};
+const _: () = assert!(CONNECTIONS.half() == CONNECTIONS_BEYOND_RESERVE as usize);
+
+impl Shared {
+    const fn half(self) -> usize {
+        self.capacity / 2
+    }
+
+    /// The number of VPCs that reserves are for, if there are so many. It is a power of two, so that reserves rarely
+    /// change.
+    pub fn parts(self, vpcs: usize) -> usize {
+        vpcs.max(self.least_vpcs).next_power_of_two()
+    }
+
+    /// Whether a VPC may go beyond its reserve in a table that then has so many entries.
+    pub fn is_free(self, total: usize) -> bool {
+        total <= self.half()
+    }
+
+    /// Returns the number of entries that each VPC may always have. `held`: the entries of each VPC that has any;
+    /// `vpcs`: how many VPCs there are; `total`: entries in the table.
+    pub fn reserve(self, held: &[usize], vpcs: usize, total: usize) -> usize {
+        let free = self.capacity.saturating_sub(total);
+        let idle = vpcs.saturating_sub(held.len());
+        let lacking = |reserve: usize| {
+            let held = held.iter().map(|held| reserve.saturating_sub(*held));
+            held.sum::<usize>() + idle * reserve
+        };
+        let first = self.half() / self.parts(vpcs.max(held.len()));
+        let mut smaller = std::iter::successors(Some(first), |reserve| Some(reserve / 2));
+        smaller
+            .find(|reserve| lacking(*reserve) <= free)
+            .unwrap_or_default()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const HALF: u32 = CONNECTIONS_BEYOND_RESERVE;
+    const HALF: usize = CONNECTIONS.half();
 
     #[test]
     fn all_reserves_together_are_at_most_half_of_the_table() {
         for vpcs in 1..5000_usize {
-            let reserve = reserve(&[], vpcs, 0);
+            let reserve = CONNECTIONS.reserve(&[], vpcs, 0);
+            assert!(reserve > 0 && reserve * vpcs <= HALF, "{vpcs}: {reserve}");
             assert!(
-                reserve > 0 && reserve as usize * vpcs <= HALF as usize,
+                vpcs > CONNECTIONS.least_vpcs || reserve == HALF / 4,
                 "{vpcs}: {reserve}"
             );
-            assert!(vpcs > LEAST_VPCS || reserve == HALF / 4, "{vpcs}: {reserve}");
         }
     }
 
@@ -49,27 +75,27 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(18);
         for _ in 0..200 {
             let vpcs = random.usize(2..40);
-            let mut held = vec![0_u32; vpcs];
-            let mut reserved = reserve(&held, vpcs, 0);
+            let mut held = vec![0_usize; vpcs];
+            let mut reserved = CONNECTIONS.reserve(&held, vpcs, 0);
             for _ in 0..400 {
-                let total: u32 = held.iter().sum();
+                let total: usize = held.iter().sum();
                 // The last VPC takes nothing.
                 let of = random.usize(..vpcs - 1);
                 let own = held[of];
                 // Agents decide the same way.
                 if own < reserved {
-                    held[of] += random.u32(..=reserved - own);
+                    held[of] += random.usize(..=reserved - own);
                 } else if total < HALF {
-                    held[of] += random.u32(..=HALF - total);
+                    held[of] += random.usize(..=HALF - total);
                 }
                 if random.u8(..8) == 0 {
-                    held[of] -= random.u32(..=held[of]);
+                    held[of] -= random.usize(..=held[of]);
                 }
-                let total: u32 = held.iter().sum();
-                assert!(total + reserved <= CONNECTIONS_CAPACITY, "{held:?}, {reserved}");
+                let total: usize = held.iter().sum();
+                assert!(total + reserved <= CONNECTIONS.capacity, "{held:?}, {reserved}");
                 if random.u8(..4) == 0 {
-                    let some: Vec<u32> = held.iter().copied().filter(|held| *held > 0).collect();
-                    reserved = reserve(&some, vpcs, total);
+                    let some: Vec<usize> = held.iter().copied().filter(|held| *held > 0).collect();
+                    reserved = CONNECTIONS.reserve(&some, vpcs, total);
                 }
             }
         }
@@ -81,13 +107,13 @@ mod tests {
         // each.
         let held = [&[HALF][..], &[HALF / 8; 7]].concat();
         let total = held.iter().sum();
-        let reserved = reserve(&held, 16, total);
+        let reserved = CONNECTIONS.reserve(&held, 16, total);
         assert!(
-            reserved > 0 && reserved * 8 <= CONNECTIONS_CAPACITY - total,
+            reserved > 0 && reserved * 8 <= CONNECTIONS.capacity - total,
             "{reserved}"
         );
         assert_eq!(
-            reserve(&held, 8, CONNECTIONS_CAPACITY),
+            CONNECTIONS.reserve(&held, 8, CONNECTIONS.capacity),
             HALF / 8,
             "nobody lacks any"
         );

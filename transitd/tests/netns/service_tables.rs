@@ -152,31 +152,34 @@ fn is_over_share(written: &Result<(), TableError>) -> bool {
 
 #[test]
 fn vpc_cannot_fill_table_and_waiting_rows_enter_with_room() {
-    let pinned = Pinned::new("SLOTS", 64);
+    // Half of the table, and a reserve of eight rows for each VPC.
+    let pinned = Pinned::new("SLOTS", 512);
     let mut services = pinned.open();
     // Two backends are four rows of slots, five are sixteen.
-    for last in 1..=8 {
+    for last in 1..=64 {
         services.set(&service(at(7, last), [1, 2])).unwrap();
     }
     assert!(
-        is_over_share(&services.set(&service(at(7, 9), [1, 2]))),
+        is_over_share(&services.set(&service(at(7, 65), [1, 2]))),
         "half is its"
     );
-    for vni in [8, 9] {
-        services.set(&service(at(vni, 1), [1, 2, 3, 4, 5])).unwrap();
+    for vni in 8..=39 {
+        for last in [1, 2] {
+            services.set(&service(at(vni, last), [1, 2])).unwrap();
+        }
         assert!(
-            is_over_share(&services.set(&service(at(vni, 2), [1]))),
-            "a quarter"
+            is_over_share(&services.set(&service(at(vni, 3), [1]))),
+            "its reserve, {vni}"
         );
     }
-    let full = services.set(&service(at(10, 1), [1]));
+    let full = services.set(&service(at(40, 1), [1]));
     assert!(
         matches!(full, Err(TableError::Full { name: "SLOTS" })),
         "{full:?}"
     );
     // The existing service stays, even when there is no room for a moment.
     let (before, counts) = (pinned.entry(at(7, 1)), pinned.counts());
-    assert_eq!(counts, [20, 64, 26]);
+    assert_eq!(counts, [256, 512, 256]);
     assert!(is_over_share(&services.set(&service(at(7, 1), [1, 2, 3, 4, 5]))));
     let changed = services.set(&service(at(7, 1), [2, 3]));
     assert!(
@@ -187,23 +190,23 @@ fn vpc_cannot_fill_table_and_waiting_rows_enter_with_room() {
     assert_eq!(pinned.leads_to(at(7, 1)), [1, 2].into());
 
     services.retry();
-    assert_eq!(pinned.entry(at(10, 1)), None);
-    services.remove(&at(7, 8)).unwrap();
+    assert_eq!(pinned.entry(at(40, 1)), None);
+    services.remove(&at(7, 64)).unwrap();
     services.retry();
-    assert_eq!(pinned.leads_to(at(10, 1)), [1].into());
+    assert_eq!(pinned.leads_to(at(40, 1)), [1].into());
     assert!(
-        pinned.entry(at(7, 9)).is_none(),
-        "more than a quarter, and less than half is free"
+        pinned.entry(at(7, 65)).is_none(),
+        "more than its reserve, and less than half is free"
     );
     // The usage is known again after a restart.
     drop(services);
     let mut services = pinned.open();
-    assert!(is_over_share(&services.set(&service(at(7, 9), [1, 2]))));
-    for last in 4..=7 {
+    assert!(is_over_share(&services.set(&service(at(7, 65), [1, 2]))));
+    for last in 2..=63 {
         services.remove(&at(7, last)).unwrap();
     }
     services.retry();
-    assert_eq!(pinned.leads_to(at(7, 9)), [1, 2].into());
+    assert_eq!(pinned.leads_to(at(7, 65)), [1, 2].into());
     services.keep(|_| false).unwrap();
     assert_eq!((pinned.counts(), services.rows().0), ([0; 3], [0; 3]));
 }
