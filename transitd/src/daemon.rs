@@ -25,6 +25,7 @@ use tracing::{error, info, warn};
 use crate::askers::Askers;
 use crate::attachments::store::{Loaded, Owner, Store, StoreError};
 use crate::attachments::{Attachment, AttachmentId};
+use crate::boot_file::BootFile;
 use crate::cni::{self, ServerError};
 use crate::contact::Contact;
 use crate::dataplane::events::{self, EventError};
@@ -218,7 +219,8 @@ async fn start(
     let uplink = uplink::find(&netlink, settings.interface.as_deref(), settings.node_ip).await?;
     let store = Store::open(settings.state_dir.join("attachments"), owner.clone())?;
     let endpoints = Endpoints::new(settings.state_dir.join("endpoints"), owner.clone());
-    let contact = Contact::new(settings.state_dir.join("contact"), owner);
+    let contact = Contact::new(settings.state_dir.join("contact"), owner.clone());
+    let ports = BootFile::new(settings.state_dir.join("ports"), owner);
     let attachments = load_attachments(&store)?;
     metrics::adopts(attachments.len());
 
@@ -228,7 +230,7 @@ async fn start(
         underlay: uplink.address,
         pod_ports: pod_ports(&settings),
     };
-    let mut netfilter = Netfilter::new(settings.nft(), own);
+    let mut netfilter = Netfilter::new(settings.nft(), own, ports);
     netfilter.ensure()?;
     let maps = settings.pins.maps();
     let layouts = settings.pins.other_layouts().map_err(DaemonError::Layouts)?;

@@ -1,5 +1,5 @@
 //! Fills in `limits.nft`, the text of table `inet thuban-limits`, for `nft -f`: the limits of connections that pods
-//! make through the node's own stack. All pods share its conntrack and its source ports.
+//! make through the node's own stack, and each VPC's source ports. All pods share its conntrack and its ports.
 //!
 //! Invariant: a pod or a VPC can have far fewer connections than the node has room for, and no change by a tenant
 //! starts a count anew.
@@ -40,6 +40,16 @@ const MIN_PORTS: u16 = 4096;
 /// VNIs of pods, by their interface at the host's end.
 pub type PodVpcs = BTreeMap<u32, u32>;
 
+/// The source ports of each VPC, by VNI. No ports: those of the node's own connections.
+pub type VpcPorts = BTreeMap<u32, RangeInclusive<u16>>;
+
+/// What the table is written for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limited {
+    pub pods: PodVpcs,
+    pub ports: VpcPorts,
+}
+
 /// Returns the source ports for connections of pods. They are apart from `own`, the ports of the node's own
 /// connections. Returns `None` if those leave too few.
 pub fn pod_ports(own: &RangeInclusive<u16>) -> Option<RangeInclusive<u16>> {
@@ -55,11 +65,12 @@ pub fn pod_ports(own: &RangeInclusive<u16>) -> Option<RangeInclusive<u16>> {
 }
 
 /// Returns the text of the whole table.
-pub(super) fn ruleset(pods: &PodVpcs, dns: Option<Ipv4Addr>) -> String {
+pub(super) fn ruleset(limited: &Limited, dns: Option<Ipv4Addr>) -> String {
     let mut values = Values::default();
     for (name, text) in [
         ("NFT_LIMITS_TABLE", NFT_LIMITS_TABLE),
         ("BEGIN", limits_priority::BEGIN),
+        ("LEAVE", limits_priority::LEAVE),
         ("POD_RATE", POD_RATE),
         ("POD_CONNECTIONS", POD_CONNECTIONS),
         ("VPC_CONNECTIONS", VPC_CONNECTIONS),
@@ -78,92 +89,164 @@ pub(super) fn ruleset(pods: &PodVpcs, dns: Option<Ipv4Addr>) -> String {
     values.one("from_pod", from_pod("=="));
     let from_tenant = format!("meta mark & {MARK_MASK:#x} == {MARK_EGRESS:#x}");
     values.one("from_tenant", from_tenant);
-    values.joined("vpcs", pods.iter().map(element));
-    let chains = vnis(pods).into_iter();
-    values.each(
-        "vpc_chains",
-        chains.map(|vni| format!("  chain vpc-{vni} {{\n    {}\n  }}", vpc_rule())),
-    );
+    let pods = &limited.pods;
+    for (name, kind) in [("vpcs", Kind::Vpc), ("shares", Kind::Ports)] {
+        values.joined(name, pods.iter().map(|pod| kind.element(pod)));
+    }
+    let chain = |kind: Kind, vni: u32| {
+        let rule = kind.rule(vni, limited);
+        format!("  chain {} {{\n    {rule}\n  }}", kind.chain(vni))
+    };
+    let chains = Kind::ALL.map(|kind| vnis(pods).into_iter().map(move |vni| chain(kind, vni)));
+    values.each("vpc_chains", chains.into_iter().flatten());
     values.fill(TEMPLATE)
 }
 
-/// Returns the commands that turn a table for `written` into one for `pods`. All other counts go on.
-pub(super) fn changes(written: &PodVpcs, pods: &PodVpcs) -> String {
-    let (before, now) = (vnis(written), vnis(pods));
-    let new = now.difference(&before).flat_map(|vni| {
-        let chain = format!("{NFT_LIMITS_TABLE} vpc-{vni}");
-        [
-            format!("add chain inet {chain}"),
-            format!("add rule inet {chain} {}", vpc_rule()),
-        ]
-    });
-    let is_in = |pods: &PodVpcs, (interface, vni): (&u32, &u32)| pods.get(interface) == Some(vni);
-    let element = |verb, pod| {
-        format!(
-            "{verb} element inet {NFT_LIMITS_TABLE} vpcs {{ {} }}",
-            element(pod)
-        )
-    };
-    let gone = written.iter().filter(|pod| !is_in(pods, *pod));
-    let come = pods.iter().filter(|pod| !is_in(written, *pod));
-    let old = before.difference(&now);
-    let lines = new
-        .chain(gone.map(|pod| element("delete", pod)))
-        .chain(come.map(|pod| element("add", pod)))
-        .chain(old.map(|vni| format!("delete chain inet {NFT_LIMITS_TABLE} vpc-{vni}")));
-    lines.map(|line| line + "\n").collect()
+/// Returns the commands that turn the table for `written` into one for `limited`. All other counts go on.
+pub(super) fn changes(written: &Limited, limited: &Limited) -> String {
+    let mut lines = Vec::new();
+    for kind in Kind::ALL {
+        let (before, now) = (vnis(&written.pods), vnis(&limited.pods));
+        for vni in &now {
+            let rule = kind.rule(*vni, limited);
+            let chain = format!("inet {NFT_LIMITS_TABLE} {}", kind.chain(*vni));
+            if !before.contains(vni) {
+                lines.push(format!("add chain {chain}"));
+            } else if kind.rule(*vni, written) == rule {
+                continue;
+            } else {
+                lines.push(format!("flush chain {chain}"));
+            }
+            lines.push(format!("add rule {chain} {rule}"));
+        }
+        let is_in = |pods: &PodVpcs, (interface, vni): (&u32, &u32)| pods.get(interface) == Some(vni);
+        let gone = written.pods.iter().filter(|pod| !is_in(&limited.pods, *pod));
+        let come = limited.pods.iter().filter(|pod| !is_in(&written.pods, *pod));
+        for (verb, pods) in [("delete", Vec::from_iter(gone)), ("add", Vec::from_iter(come))] {
+            lines.extend(pods.into_iter().map(|pod| {
+                let (map, element) = (kind.map(), kind.element(pod));
+                format!("{verb} element inet {NFT_LIMITS_TABLE} {map} {{ {element} }}")
+            }));
+        }
+        let old = before.difference(&now);
+        lines.extend(old.map(|vni| format!("delete chain inet {NFT_LIMITS_TABLE} {}", kind.chain(*vni))));
+    }
+    lines.into_iter().map(|line| line + "\n").collect()
 }
 
 fn vnis(pods: &PodVpcs) -> BTreeSet<u32> {
     pods.values().copied().collect()
 }
 
-fn element((interface, vni): (&u32, &u32)) -> String {
-    format!("{interface} : jump vpc-{vni}")
+/// The two chains that each VPC has, with the map that leads its pods there.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// How many connections it has.
+    Vpc,
+    /// Its source ports.
+    Ports,
 }
 
-fn vpc_rule() -> String {
-    format!("ct count over {MAX_OF_VPC} add @full {{ iif }} counter name \"{VPC_CONNECTIONS}\" drop")
+impl Kind {
+    const ALL: [Self; 2] = [Self::Vpc, Self::Ports];
+
+    fn map(self) -> &'static str {
+        match self {
+            Self::Vpc => "vpcs",
+            Self::Ports => "shares",
+        }
+    }
+
+    fn chain(self, vni: u32) -> String {
+        match self {
+            Self::Vpc => format!("vpc-{vni}"),
+            Self::Ports => format!("ports-{vni}"),
+        }
+    }
+
+    fn element(self, (interface, vni): (&u32, &u32)) -> String {
+        format!("{interface} : jump {}", self.chain(*vni))
+    }
+
+    fn rule(self, vni: u32, limited: &Limited) -> String {
+        match (self, limited.ports.get(&vni)) {
+            (Self::Vpc, _) => format!(
+                "ct count over {MAX_OF_VPC} add @full {{ iif }} counter name \"{VPC_CONNECTIONS}\" drop"
+            ),
+            (Self::Ports, Some(ports)) => {
+                let (first, last) = (ports.start(), ports.end());
+                format!("meta l4proto {{ tcp, udp, sctp }} masquerade to :{first}-{last}")
+            }
+            (Self::Ports, None) => "return".to_owned(),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_placeholder_is_filled_in() {
-        for pods in [PodVpcs::new(), [(5, 7), (6, 7)].into()] {
-            let text = ruleset(&pods, Some(Ipv4Addr::LOCALHOST));
-            assert!(!text.contains("{{") && !text.contains("}}"), "{text}");
-            assert_eq!(text.contains("chain vpc-7"), !pods.is_empty());
+    fn limited(pods: impl IntoIterator<Item = (u32, u32)>) -> Limited {
+        Limited {
+            pods: pods.into_iter().collect(),
+            ports: [(7, 10_000..=10_999)].into(),
         }
     }
 
     #[test]
+    fn every_placeholder_is_filled_in() {
+        for pods in [vec![], vec![(5, 7), (6, 7)]] {
+            let is_empty = pods.is_empty();
+            let text = ruleset(&limited(pods), Some(Ipv4Addr::LOCALHOST));
+            assert!(!text.contains("{{") && !text.contains("}}"), "{text}");
+            for part in ["chain vpc-7", "chain ports-7", "masquerade to :10000-10999"] {
+                assert_eq!(text.contains(part), !is_empty, "{part}");
+            }
+        }
+    }
+
+    /// Returns the begins of the commands, without the table.
+    fn lines(before: &Limited, after: &Limited) -> Vec<String> {
+        let text = changes(before, after).replace("inet thuban-limits ", "");
+        text.lines().map(|line| line.chars().take(40).collect()).collect()
+    }
+
+    #[test]
     fn what_pods_come_and_go_changes_their_vpcs_alone() {
-        let lines = |before: PodVpcs, after: PodVpcs| -> Vec<String> {
-            let text = changes(&before, &after).replace("inet thuban-limits ", "");
-            text.lines().map(|line| line.chars().take(40).collect()).collect()
-        };
-        let none = lines([(5, 7)].into(), [(5, 7)].into());
+        let none = lines(&limited([(5, 7)]), &limited([(5, 7)]));
         assert!(none.is_empty(), "{none:?}");
         assert_eq!(
-            lines([(5, 7)].into(), [(6, 7), (9, 8)].into()),
+            lines(&limited([(5, 7)]), &limited([(6, 7), (9, 8)])),
             [
                 "add chain vpc-8",
                 "add rule vpc-8 ct count over 8192 add @f",
                 "delete element vpcs { 5 : jump vpc-7 }",
                 "add element vpcs { 6 : jump vpc-7 }",
                 "add element vpcs { 9 : jump vpc-8 }",
+                "add chain ports-8",
+                "add rule ports-8 return",
+                "delete element shares { 5 : jump ports-7",
+                "add element shares { 6 : jump ports-7 }",
+                "add element shares { 9 : jump ports-8 }",
             ]
         );
         assert_eq!(
-            lines([(5, 7)].into(), [(5, 8)].into())[2..],
+            lines(&limited([(5, 7)]), &limited([(5, 8)]))[2..5],
             [
                 "delete element vpcs { 5 : jump vpc-7 }",
                 "add element vpcs { 5 : jump vpc-8 }",
                 "delete chain vpc-7",
             ]
+        );
+    }
+
+    #[test]
+    fn other_ports_change_no_count() {
+        let mut other = limited([(5, 7)]);
+        other.ports = [(7, 10_000..=10_499)].into();
+        assert_eq!(
+            lines(&limited([(5, 7)]), &other),
+            ["flush chain ports-7", "add rule ports-7 meta l4proto { tcp, udp"]
         );
     }
 

@@ -10,6 +10,7 @@ pub mod limits;
 pub mod nft;
 pub mod node_ports;
 pub mod overlay_port;
+pub mod port_shares;
 pub mod ruleset;
 mod served;
 mod template;
@@ -26,11 +27,13 @@ use thiserror::Error;
 use thuban_common::host_stack::{NFT_LIMITS_TABLE, NFT_TABLE};
 
 use crate::boot;
+use crate::boot_file::BootFile;
 use host::Host;
-use limits::PodVpcs;
+use limits::{Limited, PodVpcs, VpcPorts};
 use nft::Nft;
 use node_ports::Told;
 use overlay_port::OverlayPort;
+use port_shares::PortShares;
 use ruleset::{OwnAddresses, ruleset};
 
 #[derive(Debug, Error)]
@@ -107,12 +110,14 @@ pub struct Netfilter {
     /// When this transitd began, by the clock of the lease.
     begun: u64,
     written_overlay_port: Option<OverlayPort>,
-    written_limits: Option<PodVpcs>,
+    written_limits: Option<Limited>,
+    shares: PortShares,
+    shares_file: BootFile<PortShares>,
 }
 
 impl Netfilter {
-    /// Returns tables that aren't written yet.
-    pub fn new(nft: Nft, own: OwnAddresses) -> Self {
+    /// Returns tables that aren't written yet. VPCs keep the source ports that they have by the file.
+    pub fn new(nft: Nft, own: OwnAddresses, shares_file: BootFile<PortShares>) -> Self {
         Self {
             nft,
             own,
@@ -123,6 +128,8 @@ impl Netfilter {
             begun: boot::nanoseconds(),
             written_overlay_port: None,
             written_limits: None,
+            shares: shares_file.load().unwrap_or_default(),
+            shares_file,
         }
     }
 
@@ -162,19 +169,33 @@ impl Netfilter {
         Ok(())
     }
 
-    /// Bounds the connections of these pods, each by itself and all of a VPC. The counts begin anew if the table isn't
-    /// there, or is another transitd's.
+    /// Bounds the connections of these pods, each by itself and all of a VPC, and gives each VPC its source ports. The
+    /// counts begin anew if the table isn't there, or is another transitd's.
     pub fn limit(&mut self, pods: PodVpcs) -> Result<(), NetfilterError> {
+        let ports = self.share_ports(&pods);
+        let limited = Limited { pods, ports };
         let text = match self.written_limits.take() {
-            Some(written) if written == pods => String::new(),
-            Some(written) => limits::changes(&written, &pods),
-            None => limits::ruleset(&pods, self.own.dns),
+            Some(written) => limits::changes(&written, &limited),
+            None => limits::ruleset(&limited, self.own.dns),
         };
         if !text.is_empty() {
             self.nft.write(&text)?;
         }
-        self.written_limits = Some(pods);
+        self.written_limits = Some(limited);
         Ok(())
+    }
+
+    fn share_ports(&mut self, pods: &PodVpcs) -> VpcPorts {
+        let Some((first, last)) = self.own.pod_ports else {
+            return VpcPorts::new();
+        };
+        let vnis: BTreeSet<u32> = pods.values().copied().collect();
+        self.shares.follow(&vnis);
+        let shares = &self.shares;
+        self.shares_file.keep(|| shares.clone());
+        let all = first..=last;
+        let range = |vni| (vni, shares.range(vni, &all));
+        vnis.into_iter().map(range).collect()
     }
 
     /// Has the next [`Self::set`] write the table anew, whatever is in it.

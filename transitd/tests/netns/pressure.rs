@@ -63,7 +63,7 @@ impl Drop for Small {
 /// first: transitd removes them when it can't write them, which would make room.
 fn fill(filler: &Path) {
     let mut filled = 0;
-    for name in ["askers", "contact", "endpoints"] {
+    for name in ["askers", "contact", "endpoints", "ports"] {
         let _ = std::fs::remove_file(filler.with_file_name(name));
     }
     loop {

@@ -68,6 +68,8 @@ pub mod overlay_priority {
 /// The priority of each base chain of [`NFT_LIMITS_TABLE`].
 pub mod limits_priority {
     pub const BEGIN: &str = "mangle - 5";
+    /// After [`super::priority::LEAD`], and before [`super::priority::LEAVE`].
+    pub const LEAVE: &str = "srcnat - 1";
 }
 
 /// Returns the mark of packets that come from an attachment. Two attachments share a mark if the numbers of their

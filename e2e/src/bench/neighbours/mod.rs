@@ -49,7 +49,7 @@ impl Plan {
             rounds: 1,
             seconds: 1,
             patience: Duration::from_secs(30),
-            attackers: 3,
+            attackers: 4,
             rate: 5000,
             only: Vec::new(),
         }

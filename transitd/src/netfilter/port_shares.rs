@@ -1,0 +1,135 @@
+//! The source ports of each VPC for connections that its pods make in the node's name. Two connections to one
+//! destination need two ports, so a VPC that has many connections there must not use up the ports of others.
+//!
+//! Invariant: while a node has more than one VPC, no two VPCs have a port in common. So a VPC that comes when others
+//! have used up their ports finds its own, unless a share was split for it: then it finds the ports of that half that
+//! the other VPC's connections have left. The first split is for the ninth VPC. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+
+use serde::{Deserialize, Serialize};
+
+/// The least number of shares; there are always a power of two.
+const LEAST_SHARES: u16 = 8;
+/// The most shares. A node has fewer pods.
+const MOST_SHARES: u16 = 512;
+
+/// The share of each VPC. A VPC keeps its share for as long as it has pods on the node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortShares {
+    count: u16,
+    /// The number of each VPC's share, from 0, by VNI.
+    of: BTreeMap<u32, u16>,
+}
+
+impl Default for PortShares {
+    fn default() -> Self {
+        Self {
+            count: LEAST_SHARES,
+            of: BTreeMap::new(),
+        }
+    }
+}
+
+impl PortShares {
+    /// Takes back the shares of VPCs that are gone, and gives new VPCs theirs.
+    pub fn follow(&mut self, vnis: &BTreeSet<u32>) {
+        self.of.retain(|vni, _| vnis.contains(vni));
+        if self.of.is_empty() {
+            self.count = LEAST_SHARES;
+        }
+        for vni in vnis {
+            if !self.of.contains_key(vni)
+                && let Some(share) = self.take()
+            {
+                self.of.insert(*vni, share);
+            }
+        }
+    }
+
+    /// Returns a share that no VPC has, if need be the upper half of one that is split.
+    fn take(&mut self) -> Option<u16> {
+        let taken: BTreeSet<u16> = self.of.values().copied().collect();
+        let free = (0..self.count).find(|share| !taken.contains(share));
+        if free.is_some() || self.count >= MOST_SHARES {
+            return free;
+        }
+        self.count *= 2;
+        for share in self.of.values_mut() {
+            *share *= 2;
+        }
+        Some(1)
+    }
+
+    /// Returns the VPC's part of all ports of pods: all of them for the only VPC, and for one that found no share.
+    pub fn range(&self, vni: u32, all: &RangeInclusive<u16>) -> RangeInclusive<u16> {
+        let width = (all.end() - all.start()) / self.count;
+        let share = self.of.get(&vni).filter(|_| self.of.len() > 1 && width > 0);
+        share.map_or(all.clone(), |share| {
+            let first = all.start() + share * width;
+            first..=first + width - 1
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: RangeInclusive<u16> = 10_000..=32_767;
+
+    fn follow(shares: &mut PortShares, vnis: impl IntoIterator<Item = u32>) -> Vec<RangeInclusive<u16>> {
+        let vnis: BTreeSet<u32> = vnis.into_iter().collect();
+        shares.follow(&vnis);
+        vnis.iter().map(|vni| shares.range(*vni, &ALL)).collect()
+    }
+
+    #[test]
+    fn only_vpc_has_all_ports_until_another_comes() {
+        let mut shares = PortShares::default();
+        assert_eq!(follow(&mut shares, [7]), [ALL]);
+        assert_eq!(follow(&mut shares, [5, 7]), [12_845..=15_689, 10_000..=12_844]);
+        assert_eq!(follow(&mut shares, [5]), [ALL]);
+    }
+
+    #[test]
+    fn no_two_vpcs_have_a_port_in_common() {
+        let mut shares = PortShares::default();
+        for count in (2..=600).chain((2..=40).rev()) {
+            let mut ranges = follow(&mut shares, 1..=count);
+            ranges.sort_by_key(|range| *range.start());
+            let have_own = count <= u32::from(MOST_SHARES);
+            assert!(
+                !have_own || ranges.is_sorted_by(|low, high| low.end() < high.start()),
+                "{count}: {ranges:?}"
+            );
+            assert!(
+                ranges
+                    .iter()
+                    .all(|range| ALL.contains(range.start()) && ALL.contains(range.end()))
+            );
+        }
+    }
+
+    #[test]
+    fn a_vpc_keeps_its_share_while_others_come_and_go() {
+        let mut shares = PortShares::default();
+        let before = follow(&mut shares, 1..=8)[2].clone();
+        let others = follow(&mut shares, [3, 20, 21, 22]);
+        assert_eq!(others[0], before);
+        let kept: PortShares = serde_json::from_str(&serde_json::to_string(&shares).unwrap()).unwrap();
+        assert_eq!(kept, shares);
+        // The ninth VPC gets half of another one's share, and everybody keeps a part of the own one.
+        let split = follow(&mut shares, [3, 20, 21, 22, 23, 24, 25, 26, 27]);
+        assert_eq!(split[0].start(), before.start());
+        assert!(split[0].end() < before.end());
+    }
+
+    #[test]
+    fn few_ports_are_shared_by_all_rather_than_by_none() {
+        let mut shares = PortShares::default();
+        shares.follow(&BTreeSet::from([1, 2]));
+        assert_eq!(shares.range(1, &(10..=14)), 10..=14);
+    }
+}
