@@ -28,13 +28,6 @@ impl Folder {
     pub fn path(&self) -> &Path {
         &self.0
     }
-
-    /// Makes a folder in it.
-    pub fn part(&self, name: &str) -> Result<PathBuf> {
-        let path = self.0.join(name);
-        fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
-        Ok(path)
-    }
 }
 
 impl Drop for Folder {
@@ -54,10 +47,6 @@ impl Bpffs {
         mount(Some("bpf"), &path, Some("bpf"), MsFlags::empty(), None::<&str>)
             .with_context(|| format!("mounting a bpffs at {}", path.display()))?;
         Ok(Self(path))
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.0
     }
 }
 

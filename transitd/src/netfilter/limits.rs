@@ -122,12 +122,13 @@ pub(super) fn changes(written: &Limited, limited: &Limited) -> String {
         let is_in = |pods: &PodVpcs, (interface, vni): (&u32, &u32)| pods.get(interface) == Some(vni);
         let gone = written.pods.iter().filter(|pod| !is_in(&limited.pods, *pod));
         let come = limited.pods.iter().filter(|pod| !is_in(&written.pods, *pod));
-        for (verb, pods) in [("delete", Vec::from_iter(gone)), ("add", Vec::from_iter(come))] {
-            lines.extend(pods.into_iter().map(|pod| {
-                let (map, element) = (kind.map(), kind.element(pod));
-                format!("{verb} element inet {NFT_LIMITS_TABLE} {map} {{ {element} }}")
-            }));
-        }
+        let moves = gone
+            .map(|pod| ("delete", pod))
+            .chain(come.map(|pod| ("add", pod)));
+        lines.extend(moves.map(|(verb, pod)| {
+            let (map, element) = (kind.map(), kind.element(pod));
+            format!("{verb} element inet {NFT_LIMITS_TABLE} {map} {{ {element} }}")
+        }));
         let old = before.difference(&now);
         lines.extend(old.map(|vni| format!("delete chain inet {NFT_LIMITS_TABLE} {}", kind.chain(*vni))));
     }

@@ -64,7 +64,9 @@ impl PortShares {
 
     /// Returns the VPC's part of all ports of pods: all of them for the only VPC, and for one that found no share.
     pub fn range(&self, vni: u32, all: &RangeInclusive<u16>) -> RangeInclusive<u16> {
-        let width = (all.end() - all.start()) / self.count;
+        // Of the smallest share, so that the halves of a split share are exactly that share.
+        let smallest = (all.end() - all.start()) / MOST_SHARES;
+        let width = MOST_SHARES / self.count * smallest;
         let share = self.of.get(&vni).filter(|_| self.of.len() > 1 && width > 0);
         share.map_or(all.clone(), |share| {
             let first = all.start() + share * width;
@@ -89,7 +91,7 @@ mod tests {
     fn only_vpc_has_all_ports_until_another_comes() {
         let mut shares = PortShares::default();
         assert_eq!(follow(&mut shares, [7]), [ALL]);
-        assert_eq!(follow(&mut shares, [5, 7]), [12_845..=15_689, 10_000..=12_844]);
+        assert_eq!(follow(&mut shares, [5, 7]), [12_816..=15_631, 10_000..=12_815]);
         assert_eq!(follow(&mut shares, [5]), [ALL]);
     }
 

@@ -28,7 +28,7 @@ fn a_pods_only_neighbour_is_its_gateway_for_good() {
         assert!(!routes.contains(prefix), "{prefix} is on the link: {routes}");
     }
     assert!(rig.in_pod_text("p1", "ip -o link show eth0").contains("NOARP"));
-    for neighbours in ["ip neighbour", "ip -6 neighbour"] {
+    for neighbours in ["ip -4 neighbour", "ip -6 neighbour"] {
         let neighbours = rig.in_pod_text("p1", neighbours);
         let lines: Vec<&str> = neighbours.lines().collect();
         assert!(
