@@ -262,7 +262,8 @@ async fn two_thousand_silent_connections_keep_no_droplet_out() {
 
 #[tokio::test]
 async fn only_nodes_and_listed_sources_may_dial() {
-    let operator = Operator::start(Some(hub()), &[], Limits::default()).await;
+    // Nobody is ended for being late.
+    let operator = Operator::start(Some(hub()), &[], patient(600_000)).await;
     is_ended(&mut operator.connect(STRANGER, 0).await.unwrap()).await;
     assert_eq!(operator.door.counts(), (0, 0));
     let _node = operator.connect(NODE, 0).await.unwrap();

@@ -1,6 +1,7 @@
 //! Connections by the node's own stack, when one pod takes as many as it can.
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -120,4 +121,56 @@ fn limits_follow_pods_and_come_back() {
     has(&rig, [true, false], 2);
     let masquerade = rig.on_node("nft list chain inet thuban leave");
     assert!(masquerade.contains("masquerade to :10000-32767"), "{masquerade}");
+}
+
+/// Returns the source ports that the server sees of new connections of a pod.
+fn seen_ports(rig: &Rig, pod: &str) -> RangeInclusive<u16> {
+    let server = in_namespace(rig.far(), || UdpSocket::bind(SERVER).unwrap());
+    server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let client = format!("{}-{pod}", rig.name);
+    let ports = (0..200).map(|_| {
+        let socket = in_namespace(&client, || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap());
+        socket.send_to(QUESTION, SERVER).unwrap();
+        server.recv_from(&mut [0; 16]).unwrap().1.port()
+    });
+    let ports: Vec<u16> = ports.collect();
+    *ports.iter().min().unwrap()..=*ports.iter().max().unwrap()
+}
+
+#[test]
+fn each_vpc_has_source_ports_of_its_own() {
+    let mut rig = rig();
+    // The first VPC has the first eighth of all ports, the second VPC the second one.
+    let (first, second, all) = (10_000..=12_815, 12_816..=15_631, 10_000..=32_767);
+    let is_given = |rig: &Rig, vni: u8, ports: &RangeInclusive<u16>| {
+        eventually("a VPC's ports", || {
+            let list = format!("nft list chain inet thuban-limits ports-{vni}");
+            let text = Rig::try_in(rig.node(), &list).stdout;
+            let rule = format!("masquerade to :{}-{}", ports.start(), ports.end());
+            String::from_utf8(text).unwrap().contains(&rule)
+        });
+    };
+    let is_within = |seen: RangeInclusive<u16>, ports: &RangeInclusive<u16>| {
+        assert!(
+            ports.contains(seen.start()) && ports.contains(seen.end()),
+            "{seen:?}"
+        );
+    };
+    is_given(&rig, 7, &first);
+    is_given(&rig, 8, &second);
+    is_within(seen_ports(&rig, "p1"), &first);
+    is_within(seen_ports(&rig, "p2"), &second);
+    // The only VPC has all.
+    assert_eq!(rig.del("p1"), None);
+    is_given(&rig, 8, &all);
+    assert!(!(second.contains(seen_ports(&rig, "p2").end())));
+    // Shares are the same after a restart.
+    rig.add_pod("p3");
+    is_given(&rig, 7, &first);
+    rig.kill();
+    rig.on_node("nft delete table inet thuban-limits");
+    rig.start();
+    rig.operator.wait_for_ack();
+    is_given(&rig, 7, &first);
+    is_given(&rig, 8, &second);
 }
