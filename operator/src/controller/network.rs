@@ -74,24 +74,25 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
         Err(error) => condition("Accepted", false, error.reason(), &error.to_string(), generation),
     };
     let is_news = set(&mut status.conditions, accepted);
-    let ranges = match verdict {
-        Ok(ranges) => ranges,
-        Err(error) => {
-            write(&network, &networks, status).await?;
-            if is_news && !error.is_passing() {
-                context
-                    .events
-                    .event(&*network, true, error.reason(), &error.to_string());
-            }
-            if step == (Step::Refuse { serves_on: true }) {
-                let number = network.status.as_ref().and_then(|status| status.bouncers);
-                ensure_bouncers(&network, number.unwrap_or(network.spec.bouncers), &context).await?;
-            }
-            return Ok(Action::requeue(ranges::retry(&error)));
+    let error = match verdict {
+        Ok(ranges) => {
+            status.cidrs.clone_from(&network.spec.cidrs);
+            return serve(&network, &networks, (status, capacity(&ranges)), &context).await;
         }
+        Err(error) => error,
     };
-    status.cidrs.clone_from(&network.spec.cidrs);
-    serve(&network, &networks, (status, capacity(&ranges)), &context).await
+    if step == (Step::Refuse { serves_on: true }) {
+        let ranges: Vec<Cidr> = status.cidrs.iter().filter_map(|cidr| cidr.parse().ok()).collect();
+        serve(&network, &networks, (status, capacity(&ranges)), &context).await?;
+    } else {
+        write(&network, &networks, status).await?;
+    }
+    if is_news && !error.is_passing() {
+        context
+            .events
+            .event(&*network, true, error.reason(), &error.to_string());
+    }
+    Ok(Action::requeue(ranges::retry(&error)))
 }
 
 /// Creates the bouncers first, then writes the status that says that they work.

@@ -61,31 +61,26 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
         is_in_force: status.vni.is_some(),
         has_number: status.vni.is_some(),
     });
-    match step {
-        Step::WaitForVpc | Step::Serve => {}
-        Step::Refuse { serves_on } => {
-            write(&vpc, &vpcs, status).await?;
-            let error = verdict.err().unwrap_or(RangeError::Claimed);
-            if is_news && !error.is_passing() {
-                context
-                    .events
-                    .event(&*vpc, true, error.reason(), &error.to_string());
-            }
-            if serves_on {
-                let known = vpc.status.clone().unwrap_or_default();
-                ensure_dividers(&vpc, wanted(&vpc, &known, &context), &context).await?;
-            }
-            return Ok(Action::requeue(ranges::retry(&error)));
-        }
-        Step::ClaimNumber => {
-            status.cidrs.clone_from(&vpc.spec.cidrs);
+    let Err(error) = verdict else {
+        status.cidrs.clone_from(&vpc.spec.cidrs);
+        if step == Step::ClaimNumber {
             status.vni = Some(claim_vni(&vpc, &context).await?);
             write(&vpc, &vpcs, status).await?;
             return Ok(Action::await_change());
         }
+        return serve(&vpc, &vpcs, status, &context).await;
+    };
+    if step == (Step::Refuse { serves_on: true }) {
+        serve(&vpc, &vpcs, status, &context).await?;
+    } else {
+        write(&vpc, &vpcs, status).await?;
     }
-    status.cidrs.clone_from(&vpc.spec.cidrs);
-    serve(&vpc, &vpcs, status, &context).await
+    if is_news && !error.is_passing() {
+        context
+            .events
+            .event(&*vpc, true, error.reason(), &error.to_string());
+    }
+    Ok(Action::requeue(ranges::retry(&error)))
 }
 
 /// Creates the dividers first, then writes the status that says that they work.

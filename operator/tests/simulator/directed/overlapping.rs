@@ -166,3 +166,44 @@ fn default_vpc_and_a_new_vpc_do_not_get_the_same_range() {
         });
     }
 }
+
+#[test]
+fn what_is_in_force_becomes_ready_though_a_later_spec_is_refused() {
+    for seed in 1..=8 {
+        check("refused-early", seed, async |simulation| {
+            begin(simulation, 1).await;
+            // Roles don't work at once.
+            simulation.lock().faults.late_ack = 1000;
+            let objects = [
+                (Kind::Network, "red-2", "10.0.2.0/24", "10.0.1.0/24"),
+                (Kind::Vpc, "blue", "10.9.0.0/16", "127.0.0.0/8"),
+            ];
+            simulation.with(|state| {
+                network(state, "red-2", objects[0].2);
+                let vpc = json!({"metadata": {}, "spec": {"cidrs": [objects[1].2], "dividers": 1}});
+                let _ = state.store.create(Kind::Vpc, "", "blue", vpc);
+            });
+            for (kind, name, range, refused) in objects {
+                until(simulation, "it is in force", |state| {
+                    has_in_force(state, kind, name, range)
+                })
+                .await;
+                simulation.with(|state| widen(state, kind, name, refused));
+                until(simulation, "the new range is refused", |state| {
+                    accepted(state, kind, name).starts_with("Range")
+                })
+                .await;
+            }
+            simulation.lock().faults.late_ack = 0;
+            for (kind, name, ..) in objects {
+                until(simulation, "the old range is served", |state| {
+                    let object = state.store.value(kind, "", name);
+                    object.is_some_and(|object| text(object, "/status/phase") == "Provisioned")
+                })
+                .await;
+                delete(simulation, kind, "", name);
+            }
+            end_everything(simulation).await;
+        });
+    }
+}
