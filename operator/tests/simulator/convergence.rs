@@ -170,6 +170,22 @@ fn heartbeats(state: &State) -> Result<(), String> {
     Ok(())
 }
 
+/// Whether nothing of a network is in force, because another network has a range that it asks for.
+fn is_refused(state: &State, name: &str, network: &Value) -> bool {
+    let ranges = |network: &Value, path| -> Vec<Value> {
+        let ranges = network.pointer(path).and_then(Value::as_array);
+        ranges.cloned().unwrap_or_default()
+    };
+    let asked = ranges(network, "/spec/cidrs");
+    let mut others = all(state, Kind::Network).filter(|(other, _)| *other != name);
+    ranges(network, "/status/cidrs").is_empty()
+        && others.any(|(_, other)| {
+            let held = ranges(other, "/status/cidrs");
+            text(other, "/spec/vpc") == text(network, "/spec/vpc")
+                && asked.iter().any(|asked| held.contains(asked))
+        })
+}
+
 /// Checks that networks and VPCs work, or wait for objects that still live.
 fn parents(state: &State) -> Result<(), String> {
     for (name, network) in all(state, Kind::Network) {
@@ -182,7 +198,10 @@ fn parents(state: &State) -> Result<(), String> {
             if !is_used {
                 return Err(format!("network {name} is deleted, but doesn't go"));
             }
-        } else if !is_provisioned(network) && vpc_lives(state, text(network, "/spec/vpc")) {
+        } else if !is_provisioned(network)
+            && vpc_lives(state, text(network, "/spec/vpc"))
+            && !is_refused(state, name, network)
+        {
             return Err(format!("network {name} is not Provisioned"));
         }
     }

@@ -96,6 +96,12 @@ impl Placed {
         }
     }
 
+    /// Returns the droplet that users are told of, unless they may be told to forget it at any moment.
+    fn staying(&self) -> Option<&str> {
+        self.member()
+            .filter(|_| !self.is_draining && !self.role.is_leaving)
+    }
+
     fn holders(&self) -> impl Iterator<Item = &str> {
         let is_there = self.stage != Stage::Purged;
         self.role.holders().filter(move |_| is_there)
@@ -205,10 +211,7 @@ impl Roles {
         let mut others = names
             .filter(|other| *other != name)
             .filter_map(|other| self.roles.get(other));
-        others.any(|other| {
-            let serves = other.member().is_some() && other.role.serves_on.is_some();
-            serves && !other.is_draining && !other.role.is_leaving
-        })
+        others.any(|other| other.role.serves_on.is_some() && other.staying().is_some())
     }
 
     fn get_mut(&mut self, id: RoleId) -> Option<&mut Placed> {
@@ -238,6 +241,11 @@ impl Roles {
     /// Returns the droplets that users of the parent's roles are told of.
     pub fn members<'a>(&'a self, parent: &str) -> BTreeSet<&'a str> {
         self.of(parent).filter_map(Placed::member).collect()
+    }
+
+    /// Returns the droplets that a new user of the parent's roles can count on.
+    fn staying<'a>(&'a self, parent: &str) -> BTreeSet<&'a str> {
+        self.of(parent).filter_map(Placed::staying).collect()
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&Role> {
@@ -401,7 +409,8 @@ impl World {
             .collect()
     }
 
-    /// Returns the rows by which the listed bouncers, or dividers, pass packets on to an endpoint.
+    /// Returns the rows by which the listed bouncers, or dividers, pass packets on to an endpoint: those that stay. A
+    /// role may leave only while no endpoint uses it, and this endpoint may use it from now on.
     pub fn serving_rows(&self, kind: RoleKind, name: &EndpointName) -> Vec<(String, Key)> {
         let rows = || {
             let endpoint = self.endpoints.get(name)?;
@@ -415,8 +424,8 @@ impl World {
                 RoleKind::Bouncer => (&endpoint.network, Key::Bouncer(vni, member.address.into())),
             };
             let keys = [Key::Network(vni, network.id), key];
-            let members = self.roles(kind).members(parent).into_iter();
-            let rows = members.flat_map(|droplet| keys.clone().map(|key| (droplet.to_owned(), key)));
+            let staying = self.roles(kind).staying(parent).into_iter();
+            let rows = staying.flat_map(|droplet| keys.clone().map(|key| (droplet.to_owned(), key)));
             Some(rows.collect())
         };
         rows().unwrap_or_default()
@@ -433,6 +442,8 @@ fn published_by(kind: RoleKind, parent: String) -> Owner {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::{Role, RoleId, RoleKind, Roles};
 
     fn role(serves_on: Option<&str>, placed_on: &str) -> Role {
@@ -508,6 +519,11 @@ mod tests {
         roles.begin_drain(id("web-b0"));
         assert!(!roles.has_other("web-b1"));
         assert_eq!(seen(&roles), (vec!["a", "b"], vec!["a", "b"]), "users have both");
+        assert_eq!(
+            roles.staying("web"),
+            BTreeSet::from(["b"]),
+            "new users count on one"
+        );
         assert!(!roles.is_unpublished("web-b0"));
         assert_eq!(roles.reinstate(id("web-b0")), None);
         assert!(roles.has_other("web-b1"));
