@@ -33,10 +33,7 @@ pub fn document(
     let routes: Vec<Value> = attached
         .routes
         .iter()
-        .map(|route| match route.gateway.as_str() {
-            "" => json!({"dst": route.destination}),
-            gateway => json!({"dst": route.destination, "gw": gateway}),
-        })
+        .map(|route| json!({"dst": route.destination, "gw": route.gateway}))
         .collect();
     json!({"cniVersion": version, "interfaces": [host, pod], "ips": addresses, "routes": routes, "dns": dns})
 }

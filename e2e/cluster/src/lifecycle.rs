@@ -3,6 +3,7 @@
 
 use std::{
     fs::{self, File},
+    io::ErrorKind,
     os::{fd::AsFd, unix::fs::symlink},
     path::PathBuf,
     process::{Command, ExitStatus},
@@ -288,7 +289,11 @@ pub(crate) fn lock(instance: &Instance) -> Result<Flock<File>> {
     loop {
         fs::create_dir_all(state).with_context(|| format!("making {}", state.display()))?;
         let path = lock_path(instance);
-        let file = File::create(&path).with_context(|| format!("making {}", path.display()))?;
+        let file = match File::create(&path) {
+            // Another instance that came down has removed the empty folder.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            created => created.with_context(|| format!("making {}", path.display()))?,
+        };
         let lock = Flock::lock(file, FlockArg::LockExclusive)
             .map_err(|(_, error)| error)
             .context("locking")?;

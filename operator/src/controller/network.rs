@@ -81,12 +81,13 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
         }
         Err(error) => error,
     };
-    if step == (Step::Refuse { serves_on: true }) {
+    // The refusal is stored first: it ends the claim of these ranges.
+    if step == (Step::Refuse { serves_on: true }) && network.status.as_ref() == Some(&status) {
         let ranges: Vec<Cidr> = status.cidrs.iter().filter_map(|cidr| cidr.parse().ok()).collect();
         serve(&network, &networks, (status, capacity(&ranges)), &context).await?;
-    } else {
-        write(&network, &networks, status).await?;
+        return Ok(Action::requeue(ranges::retry(&error).min(COUNT_EVERY)));
     }
+    write(&network, &networks, status).await?;
     if is_news && !error.is_passing() {
         context
             .events

@@ -70,11 +70,12 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
         }
         return serve(&vpc, &vpcs, status, &context).await;
     };
-    if step == (Step::Refuse { serves_on: true }) {
+    // The refusal is stored first: it ends the claim of these ranges.
+    if step == (Step::Refuse { serves_on: true }) && vpc.status.as_ref() == Some(&status) {
         serve(&vpc, &vpcs, status, &context).await?;
-    } else {
-        write(&vpc, &vpcs, status).await?;
+        return Ok(Action::requeue(ranges::retry(&error).min(role_set::LOOK_AT_LOAD)));
     }
+    write(&vpc, &vpcs, status).await?;
     if is_news && !error.is_passing() {
         context
             .events

@@ -95,16 +95,10 @@ fn attached(attachment: &Attachment) -> Attached {
         address: format!("{}/{}", attachment.address, attachment.prefix_length),
         gateway: gateway.clone(),
     }];
-    let mut routes = vec![
-        Route {
-            destination: format!("{gateway}/32"),
-            gateway: String::new(),
-        },
-        Route {
-            destination: "0.0.0.0/0".into(),
-            gateway,
-        },
-    ];
+    let mut routes = vec![Route {
+        destination: "0.0.0.0/0".into(),
+        gateway,
+    }];
     if let Some(address) = attachment.address6 {
         let gateway = Ipv6Addr::from(HOST_SOURCE_V6).to_string();
         addresses.push(Address {

@@ -146,6 +146,10 @@ async fn pod(attachment: &Attachment, previous: &Previous, netns: PathBuf) -> Re
         if listed && !seen.gateways.contains(&gateway) {
             return Err(Difference::Route(gateway).into());
         }
+        // An older transitd made pods that ask for the gateway.
+        if !seen.asks && !seen.neighbours.contains(&(gateway, GATEWAY_MAC.to_vec())) {
+            return Err(Difference::Neighbour(gateway).into());
+        }
     }
     Ok(())
 }

@@ -110,6 +110,8 @@ pub enum Difference {
     Address(IpAddr),
     #[error("the pod's default route via {0} is missing")]
     Route(IpAddr),
+    #[error("the pod's permanent neighbour {0} is missing: nothing that it sends leaves its node")]
+    Neighbour(IpAddr),
 }
 
 /// The reason why no ADD is served.

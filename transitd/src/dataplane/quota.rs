@@ -1,7 +1,7 @@
 //! The share of each VPC in SERVICES, SLOTS and BACKENDS: how many rows it has, and whether it may have more.
 //!
-//! Invariant: a VPC always has room for its reserve. It takes more rows only while half of the table stays free
-//! ([`Shared`]). Pure.
+//! Invariant: a VPC always has room for its reserve. It takes more rows, up to half of the table, only while a quarter
+//! stays free ([`Shared`]). Pure.
 
 use std::collections::HashMap;
 
@@ -15,8 +15,8 @@ use super::tables::TableError;
 /// The tables, in the order of [`Usage`].
 pub const TABLES: [&str; 3] = ["SERVICES", "SLOTS", "BACKENDS"];
 
-/// The least number of VPCs for which each table has reserves: of SLOTS, the smallest, each gets 4,096 rows. Those are
-/// enough for a thousand ports with two backends each.
+/// The least number of VPCs for which each table has reserves. Each gets 2,048 rows of SLOTS: those are enough for 512
+/// ports with up to four backends.
 const LEAST_VPCS: usize = 32;
 
 /// Rows in each of [`TABLES`].
@@ -91,8 +91,12 @@ impl Quota {
             }
             let shared = Shared {
                 capacity,
+                reserved: capacity / 4,
                 least_vpcs: LEAST_VPCS,
             };
+            if rows(&own) * 2 > capacity {
+                return Err(TableError::Share { name });
+            }
             if !shared.is_free(rows(&total)) {
                 let held: Vec<usize> = self.of.values().map(rows).collect();
                 // Room is kept for VPCs that have no rows yet.
@@ -137,35 +141,40 @@ mod tests {
     }
 
     #[test]
-    fn who_fills_half_leaves_every_other_vpc_its_reserve() {
-        // The reserve is 50, 100 and 200 rows.
+    fn no_vpc_has_more_than_half_and_two_leave_all_others_a_reserve() {
+        // The reserve is 25, 50 and 100 rows.
         let mut quota = Quota::new(Usage([3200, 6400, 12_800]));
         assert_eq!(is_refused(&quota, 1, Usage([1600, 3200, 6400])), None);
         assert_eq!(is_refused(&quota, 1, Usage([1601, 0, 0])), Some("SERVICES"));
         assert_eq!(is_refused(&quota, 1, Usage([1600, 3201, 0])), Some("SLOTS"));
         assert_eq!(is_refused(&quota, 1, Usage([1600, 3200, 6401])), Some("BACKENDS"));
         quota.add(1, Usage([1600, 3200, 6400]));
-        assert_eq!(is_refused(&quota, 1, Usage([1, 0, 0])), Some("SERVICES"));
-        for vni in 2..=32 {
+        assert_eq!(is_refused(&quota, 2, Usage([801, 0, 0])), Some("SERVICES"));
+        assert_eq!(is_refused(&quota, 2, Usage([800, 1600, 3200])), None, "a quarter");
+        quota.add(2, Usage([800, 1600, 3200]));
+        for vni in 3..=32 {
             assert_eq!(
-                is_refused(&quota, vni, Usage([51, 0, 0])),
+                is_refused(&quota, vni, Usage([26, 0, 0])),
                 Some("SERVICES"),
                 "{vni}"
             );
-            assert_eq!(is_refused(&quota, vni, Usage([50, 100, 200])), None, "{vni}");
-            quota.add(vni, Usage([50, 100, 200]));
+            assert_eq!(is_refused(&quota, vni, Usage([25, 50, 100])), None, "{vni}");
+            quota.add(vni, Usage([25, 50, 100]));
         }
-        assert_eq!(is_refused(&quota, 33, Usage([25, 50, 100])), None, "the rest");
-        quota.take(1, Usage([1600, 3200, 6400]));
-        assert_eq!(is_refused(&quota, 33, Usage([50, 0, 0])), None, "half is free");
+        quota.take(2, Usage([800, 1600, 3200]));
+        assert_eq!(
+            is_refused(&quota, 2, Usage([50, 0, 0])),
+            None,
+            "a quarter is free"
+        );
     }
 
     #[test]
     fn a_vpc_that_has_more_than_its_reserve_keeps_what_it_has() {
         let mut quota = Quota::new(Usage([3200, 6400, 12_800]));
         quota.add(1, Usage([1600, 0, 0]));
-        quota.add(2, Usage([50, 0, 0]));
-        let change = |old, new| quota.admit(1, Usage([old, 0, 0]), Usage([new, 0, 0])).is_ok();
+        quota.add(2, Usage([850, 0, 0]));
+        let change = |old, new| quota.admit(2, Usage([old, 0, 0]), Usage([new, 0, 0])).is_ok();
         assert!(change(10, 10) && change(10, 9) && !change(10, 11));
     }
 

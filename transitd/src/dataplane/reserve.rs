@@ -1,7 +1,7 @@
 //! The share of each VPC in a table: how many entries are its own, no matter what other VPCs do.
 //!
 //! Invariant: there is always room for the entries that each VPC lacks of its reserve. A VPC goes beyond its reserve
-//! only while half of the table is free, and all reserves together are at most that half. Pure.
+//! only while a part of the table is free, and all reserves together are at most that part. Pure.
 
 use thuban_common::services::{CONNECTIONS_BEYOND_RESERVE, CONNECTIONS_CAPACITY};
 
@@ -9,21 +9,19 @@ use thuban_common::services::{CONNECTIONS_BEYOND_RESERVE, CONNECTIONS_CAPACITY};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shared {
     pub capacity: usize,
+    /// The entries of all reserves together.
+    pub reserved: usize,
     /// The least number of VPCs that the reserves are for.
     pub least_vpcs: usize,
 }
 
 pub const CONNECTIONS: Shared = Shared {
     capacity: CONNECTIONS_CAPACITY as usize,
+    reserved: (CONNECTIONS_CAPACITY - CONNECTIONS_BEYOND_RESERVE) as usize,
     least_vpcs: 4,
 };
-const _: () = assert!(CONNECTIONS.half() == CONNECTIONS_BEYOND_RESERVE as usize);
 
 impl Shared {
-    const fn half(self) -> usize {
-        self.capacity / 2
-    }
-
     /// The number of VPCs that reserves are for, if there are so many. It is a power of two, so that reserves rarely
     /// change.
     pub fn parts(self, vpcs: usize) -> usize {
@@ -32,7 +30,7 @@ impl Shared {
 
     /// Whether a VPC may go beyond its reserve in a table that then has so many entries.
     pub fn is_free(self, total: usize) -> bool {
-        total <= self.half()
+        total + self.reserved <= self.capacity
     }
 
     /// Returns the number of entries that each VPC may always have. `held`: the entries of each VPC that has any;
@@ -44,7 +42,7 @@ impl Shared {
             let held = held.iter().map(|held| reserve.saturating_sub(*held));
             held.sum::<usize>() + idle * reserve
         };
-        let first = self.half() / self.parts(vpcs.max(held.len()));
+        let first = self.reserved / self.parts(vpcs.max(held.len()));
         let mut smaller = std::iter::successors(Some(first), |reserve| Some(reserve / 2));
         smaller
             .find(|reserve| lacking(*reserve) <= free)
@@ -56,7 +54,7 @@ impl Shared {
 mod tests {
     use super::*;
 
-    const HALF: usize = CONNECTIONS.half();
+    const HALF: usize = CONNECTIONS.reserved;
 
     #[test]
     fn all_reserves_together_are_at_most_half_of_the_table() {

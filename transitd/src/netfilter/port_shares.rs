@@ -2,10 +2,10 @@
 //! destination need two ports, so a VPC that has many connections there must not use up the ports of others.
 //!
 //! Invariant: while a node has more than one VPC, no two VPCs have a port in common. So a VPC that comes when others
-//! have used up their ports finds its own, unless a share was split for it: then it finds the ports of that half that
-//! the other VPC's connections have left. The first split is for the ninth VPC. Pure.
+//! have used up their ports finds its own. The exceptions are VPCs from the ninth on: each gets ports that were another
+//! VPC's, and finds those that the other VPC's connections have left. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
@@ -15,19 +15,19 @@ const LEAST_SHARES: u16 = 8;
 /// The most shares. A node has fewer pods.
 const MOST_SHARES: u16 = 512;
 
-/// The share of each VPC. A VPC keeps its share for as long as it has pods on the node.
+/// The share of each VPC. A VPC keeps its share, or a part of it, for as long as it has pods on the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortShares {
     count: u16,
-    /// The number of each VPC's share, from 0, by VNI.
-    of: BTreeMap<u32, u16>,
+    /// VNIs, each with the number of its share, from 0.
+    of: Vec<(u32, u16)>,
 }
 
 impl Default for PortShares {
     fn default() -> Self {
         Self {
             count: LEAST_SHARES,
-            of: BTreeMap::new(),
+            of: Vec::new(),
         }
     }
 }
@@ -35,28 +35,51 @@ impl Default for PortShares {
 impl PortShares {
     /// Takes back the shares of VPCs that are gone, and gives new VPCs theirs.
     pub fn follow(&mut self, vnis: &BTreeSet<u32>) {
-        self.of.retain(|vni, _| vnis.contains(vni));
-        if self.of.is_empty() {
-            self.count = LEAST_SHARES;
-        }
+        self.of.retain(|(vni, _)| vnis.contains(vni));
+        self.merge();
         for vni in vnis {
-            if !self.of.contains_key(vni)
+            if self.share(*vni).is_none()
                 && let Some(share) = self.take()
             {
-                self.of.insert(*vni, share);
+                self.of.push((*vni, share));
+            }
+        }
+    }
+
+    fn share(&self, vni: u32) -> Option<u16> {
+        let own = self.of.iter().find(|(of, _)| *of == vni);
+        own.map(|(_, share)| *share)
+    }
+
+    /// Makes shares twice as large, while no two VPCs have halves of one. Of two such halves, one moves to a larger
+    /// share that is free: new connections alone notice.
+    fn merge(&mut self) {
+        while self.count > LEAST_SHARES && self.of.len() <= usize::from(self.count / 2) {
+            self.count /= 2;
+            let mut taken = BTreeSet::new();
+            let mut homeless = Vec::new();
+            for (index, (_, share)) in self.of.iter_mut().enumerate() {
+                *share /= 2;
+                if !taken.insert(*share) {
+                    homeless.push(index);
+                }
+            }
+            let mut free = (0..self.count).filter(|share| !taken.contains(share));
+            for (index, share) in homeless.into_iter().zip(&mut free) {
+                self.of[index].1 = share;
             }
         }
     }
 
     /// Returns a share that no VPC has, if need be the upper half of one that is split.
     fn take(&mut self) -> Option<u16> {
-        let taken: BTreeSet<u16> = self.of.values().copied().collect();
+        let taken: BTreeSet<u16> = self.of.iter().map(|(_, share)| *share).collect();
         let free = (0..self.count).find(|share| !taken.contains(share));
         if free.is_some() || self.count >= MOST_SHARES {
             return free;
         }
         self.count *= 2;
-        for share in self.of.values_mut() {
+        for (_, share) in &mut self.of {
             *share *= 2;
         }
         Some(1)
@@ -67,7 +90,7 @@ impl PortShares {
         // Of the smallest share, so that the halves of a split share are exactly that share.
         let smallest = (all.end() - all.start()) / MOST_SHARES;
         let width = MOST_SHARES / self.count * smallest;
-        let share = self.of.get(&vni).filter(|_| self.of.len() > 1 && width > 0);
+        let share = self.share(vni).filter(|_| self.of.len() > 1 && width > 0);
         share.map_or(all.clone(), |share| {
             let first = all.start() + share * width;
             first..=first + width - 1
@@ -120,12 +143,21 @@ mod tests {
         let before = follow(&mut shares, 1..=8)[2].clone();
         let others = follow(&mut shares, [3, 20, 21, 22]);
         assert_eq!(others[0], before);
-        let kept: PortShares = serde_json::from_str(&serde_json::to_string(&shares).unwrap()).unwrap();
-        assert_eq!(kept, shares);
         // The ninth VPC gets half of another one's share, and everybody keeps a part of the own one.
         let split = follow(&mut shares, [3, 20, 21, 22, 23, 24, 25, 26, 27]);
         assert_eq!(split[0].start(), before.start());
         assert!(split[0].end() < before.end());
+    }
+
+    #[test]
+    fn shares_grow_again_when_vpcs_go() {
+        let mut shares = PortShares::default();
+        let width = |range: &RangeInclusive<u16>| range.end() - range.start() + 1;
+        follow(&mut shares, 1..=65);
+        let kept = follow(&mut shares, 60..=64);
+        assert!(kept.iter().all(|range| width(range) == 2816), "{kept:?}");
+        let distinct: BTreeSet<u16> = kept.iter().map(|range| *range.start()).collect();
+        assert_eq!(distinct.len(), 5);
     }
 
     #[test]

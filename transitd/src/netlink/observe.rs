@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use futures::TryStreamExt;
 use netlink_packet_route::address::AddressAttribute;
-use netlink_packet_route::link::LinkAttribute;
+use netlink_packet_route::link::{LinkAttribute, LinkFlags};
+use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourState};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
 use rtnetlink::{Handle, RouteMessageBuilder};
 
@@ -20,6 +21,10 @@ pub struct Observed {
     pub addresses: Vec<IpAddr>,
     /// The gateways of default routes, both families.
     pub gateways: Vec<IpAddr>,
+    /// Whether it asks for neighbours' MACs.
+    pub asks: bool,
+    /// Neighbours that stay, with their MACs.
+    pub neighbours: Vec<(IpAddr, Vec<u8>)>,
 }
 
 /// Observes an interface in the calling thread's namespace.
@@ -58,6 +63,8 @@ pub async fn interface(name: &str) -> Result<Option<Observed>, NetlinkError> {
         is_up: is_up(&link),
         addresses,
         gateways,
+        asks: !link.header.flags.contains(LinkFlags::Noarp),
+        neighbours: neighbours(&handle, index).await?,
     }))
 }
 
@@ -79,4 +86,26 @@ async fn default_gateways(
         }
     }
     Ok(gateways)
+}
+
+async fn neighbours(handle: &Handle, index: u32) -> Result<Vec<(IpAddr, Vec<u8>)>, NetlinkError> {
+    let mut listed = handle.neighbours().get().execute();
+    let mut neighbours = Vec::new();
+    while let Some(message) = listed.try_next().await.map_err(failed("list", "neighbours"))? {
+        let is_permanent = message.header.state == NeighbourState::Permanent;
+        if message.header.ifindex != index || !is_permanent {
+            continue;
+        }
+        let (mut address, mut mac) = (None, None);
+        for attribute in message.attributes {
+            match attribute {
+                NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => address = Some(v4.into()),
+                NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) => address = Some(v6.into()),
+                NeighbourAttribute::LinkLayerAddress(bytes) => mac = Some(bytes),
+                _ => {}
+            }
+        }
+        neighbours.extend(address.zip(mac));
+    }
+    Ok(neighbours)
 }

@@ -28,9 +28,12 @@ fn check(rig: &Rig, result: &Value) -> Option<(u64, String)> {
 #[test]
 fn each_loss_in_the_pod_is_named_and_its_repair_is_seen() {
     let (rig, result) = rig();
-    let gateway6 = result["routes"][2]["gw"].as_str().unwrap().to_owned();
+    let gateway6 = result["routes"][1]["gw"].as_str().unwrap().to_owned();
     let host = result["interfaces"][0]["name"].as_str().unwrap().to_owned();
     assert_eq!(check(&rig, &result), None);
+    let neighbour = |gateway: &str| {
+        format!("ip neighbour replace {gateway} lladdr 02:54:68:75:62:61 dev eth0 nud permanent")
+    };
     for (damage, repair, named) in [
         (
             "ip route del default".to_owned(),
@@ -43,13 +46,28 @@ fn each_loss_in_the_pod_is_named_and_its_repair_is_seen() {
             "default route via fe80",
         ),
         (
+            "ip neighbour del 10.0.1.1 dev eth0".to_owned(),
+            neighbour("10.0.1.1"),
+            "neighbour 10.0.1.1",
+        ),
+        (
+            format!("ip neighbour del {gateway6} dev eth0"),
+            neighbour(&gateway6),
+            "neighbour fe80",
+        ),
+        (
             "ip -6 address del fd00:1::5/64 dev eth0".to_owned(),
             "ip -6 address add fd00:1::5/64 dev eth0 nodad".to_owned(),
             "address fd00:1::5",
         ),
         (
             "ip link set eth0 address 02:00:00:00:00:99".to_owned(),
-            "ip link set eth0 address 02:07:0a:00:01:05".to_owned(),
+            // The kernel forgets all neighbours when the MAC changes.
+            format!(
+                "ip link set eth0 address 02:07:0a:00:01:05; {}; {}",
+                neighbour("10.0.1.1"),
+                neighbour(&gateway6)
+            ),
             "another MAC than 02:07:0a:00:01:05",
         ),
     ] {

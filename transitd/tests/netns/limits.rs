@@ -17,7 +17,7 @@ const QUESTION: &[u8] = b"?";
 /// Connections that are tried beside the flood.
 const TRIES: usize = 20;
 
-/// Returns a rig where p1 and p3 are of VPC 7, p2 is of 8; both VPCs may go out.
+/// Returns a rig where p1 and p3 are of VPC 7, p2 and p4 of 8; both VPCs may go out.
 fn rig() -> Rig {
     let mut rows = base_rows();
     for row in &mut rows {
@@ -25,7 +25,12 @@ fn rig() -> Rig {
             vpc.egress = true;
         }
     }
-    rows.extend([local(7, "p1", 5), local(8, "p2", 6), local(7, "p3", 7)]);
+    rows.extend([
+        local(7, "p1", 5),
+        local(8, "p2", 6),
+        local(7, "p3", 7),
+        local(8, "p4", 8),
+    ]);
     let mut rig = Rig::prepare(rows);
     rig.flags = vec!["--metrics-port".into(), "6084".into()];
     rig.start();
@@ -124,9 +129,7 @@ fn limits_follow_pods_and_come_back() {
 }
 
 /// Returns the source ports that the server sees of new connections of a pod.
-fn seen_ports(rig: &Rig, pod: &str) -> RangeInclusive<u16> {
-    let server = in_namespace(rig.far(), || UdpSocket::bind(SERVER).unwrap());
-    server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+fn seen_ports(rig: &Rig, server: &UdpSocket, pod: &str) -> RangeInclusive<u16> {
     let client = format!("{}-{pod}", rig.name);
     let ports = (0..200).map(|_| {
         let socket = in_namespace(&client, || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap());
@@ -140,6 +143,8 @@ fn seen_ports(rig: &Rig, pod: &str) -> RangeInclusive<u16> {
 #[test]
 fn each_vpc_has_source_ports_of_its_own() {
     let mut rig = rig();
+    let server = in_namespace(rig.far(), || UdpSocket::bind(SERVER).unwrap());
+    server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     // The first VPC has the first eighth of all ports, the second VPC the second one.
     let (first, second, all) = (10_000..=12_815, 12_816..=15_631, 10_000..=32_767);
     let is_given = |rig: &Rig, vni: u8, ports: &RangeInclusive<u16>| {
@@ -158,19 +163,22 @@ fn each_vpc_has_source_ports_of_its_own() {
     };
     is_given(&rig, 7, &first);
     is_given(&rig, 8, &second);
-    is_within(seen_ports(&rig, "p1"), &first);
-    is_within(seen_ports(&rig, "p2"), &second);
+    is_within(seen_ports(&rig, &server, "p1"), &first);
+    is_within(seen_ports(&rig, &server, "p2"), &second);
     // The only VPC has all.
     assert_eq!(rig.del("p1"), None);
     is_given(&rig, 8, &all);
-    assert!(!(second.contains(seen_ports(&rig, "p2").end())));
-    // Shares are the same after a restart.
+    assert!(!(second.contains(seen_ports(&rig, &server, "p2").end())));
+    // Who comes first has the first share, also after a restart.
+    assert_eq!(rig.del("p2"), None);
+    rig.add_pod("p4");
+    is_given(&rig, 8, &all);
     rig.add_pod("p3");
-    is_given(&rig, 7, &first);
+    is_given(&rig, 7, &second);
     rig.kill();
     rig.on_node("nft delete table inet thuban-limits");
     rig.start();
     rig.operator.wait_for_ack();
-    is_given(&rig, 7, &first);
-    is_given(&rig, 8, &second);
+    is_given(&rig, 7, &second);
+    is_given(&rig, 8, &first);
 }

@@ -152,63 +152,66 @@ fn is_over_share(written: &Result<(), TableError>) -> bool {
 
 #[test]
 fn vpc_cannot_fill_table_and_waiting_rows_enter_with_room() {
-    // Half of the table, and a reserve of eight rows for each VPC.
-    let pinned = Pinned::new("SLOTS", 512);
+    // A VPC has at most 512 rows and a reserve of 8, and 256 rows are for reserves.
+    let pinned = Pinned::new("SLOTS", 1024);
     let mut services = pinned.open();
     // Two backends are four rows of slots, five are sixteen.
-    for last in 1..=64 {
-        services.set(&service(at(7, last), [1, 2])).unwrap();
-    }
-    assert!(
-        is_over_share(&services.set(&service(at(7, 65), [1, 2]))),
-        "half is its"
-    );
-    for vni in 8..=38 {
-        for last in [1, 2] {
+    let mut fill = |vni, count, why| {
+        for last in 1..=count {
             services.set(&service(at(vni, last), [1, 2])).unwrap();
         }
-        assert!(
-            is_over_share(&services.set(&service(at(vni, 3), [1]))),
-            "its reserve, {vni}"
-        );
+        let more = services.set(&service(at(vni, count + 1), [1, 2]));
+        assert!(is_over_share(&more), "{why}: {more:?}");
+    };
+    fill(7, 128, "half is its");
+    fill(8, 64, "a quarter is for reserves");
+    for vni in 9..=38 {
+        fill(vni, 2, "its reserve");
     }
-    let mut last = service(at(39, 1), [1, 2]);
-    let first = last.ports[0].clone();
-    last.ports.push(Port { port: 81, ..first });
-    services.set(&last).unwrap();
-    assert!(is_over_share(&services.set(&service(at(40, 1), [1]))), "full");
     // The existing service stays, even when there is no room for a moment.
-    let (before, counts) = (pinned.entry(at(7, 1)), pinned.counts());
-    assert_eq!(counts, [255, 512, 256]);
-    assert!(is_over_share(&services.set(&service(at(7, 1), [1, 2, 3, 4, 5]))));
-    let changed = services.set(&service(at(7, 1), [2, 3]));
+    let mut slots = pinned.map::<SlotsKey, SlotsEntry>("SLOTS");
+    let strays: Vec<_> = (0..16)
+        .map(|chunk| SlotsKey {
+            table: u32::MAX,
+            chunk,
+        })
+        .collect();
+    let none = SlotsEntry { backends: [0; 64] };
+    for stray in &strays {
+        slots.insert(stray, none, 0).unwrap();
+    }
+    let (before, counts) = (pinned.entry(at(9, 1)), pinned.counts());
+    assert_eq!(counts, [504, 1024, 504]);
+    assert!(is_over_share(&services.set(&service(at(9, 1), [1, 2, 3, 4, 5]))));
+    let changed = services.set(&service(at(9, 1), [2, 3]));
     assert!(
         matches!(changed, Err(TableError::Full { name: "SLOTS" })),
         "{changed:?}"
     );
-    assert_eq!((pinned.entry(at(7, 1)), pinned.counts()), (before, counts));
-    assert_eq!(pinned.leads_to(at(7, 1)), [1, 2].into());
+    assert_eq!((pinned.entry(at(9, 1)), pinned.counts()), (before, counts));
+    assert_eq!(pinned.leads_to(at(9, 1)), [1, 2].into());
+    for stray in &strays {
+        slots.remove(stray).unwrap();
+    }
 
     services.retry();
-    assert_eq!(pinned.entry(at(40, 1)), None);
+    assert_eq!(pinned.entry(at(8, 65)), None);
     // The usage is known again after a restart.
     drop(services);
     let mut services = pinned.open();
-    for waiting in [service(at(7, 65), [1, 2]), service(at(40, 1), [1])] {
+    for waiting in [service(at(7, 129), [1, 2]), service(at(8, 65), [1, 2])] {
         assert!(is_over_share(&services.set(&waiting)));
     }
-    for last in 2..=64 {
+    services.remove(&at(7, 1)).unwrap();
+    services.retry();
+    assert_eq!(pinned.entry(at(7, 129)), None, "more than its reserve");
+    for last in 2..=63 {
         services.remove(&at(7, last)).unwrap();
     }
     services.retry();
-    assert_eq!(pinned.leads_to(at(40, 1)), [1].into());
-    assert!(
-        pinned.entry(at(7, 65)).is_none(),
-        "more than its reserve, and less than half is free"
-    );
-    services.remove(&at(7, 1)).unwrap();
-    services.retry();
-    assert_eq!(pinned.leads_to(at(7, 65)), [1, 2].into());
+    for of in [at(7, 129), at(8, 65)] {
+        assert_eq!(pinned.leads_to(of), [1, 2].into());
+    }
     services.keep(|_| false).unwrap();
     assert_eq!((pinned.counts(), services.rows().0), ([0; 3], [0; 3]));
 }

@@ -30,7 +30,7 @@ impl World {
     /// Returns the droplets with the roles of a parent. Droplets that hold tables without being listed pass on packets
     /// that still arrive: other droplets hear of the change earlier, or later.
     fn members_of(&self, roles: &Roles, parent: &str) -> Members {
-        let used = roles.members(parent);
+        let used = roles.members(parent, |droplet| self.droplets.contains_key(droplet));
         let relays = roles.holders(parent);
         let relays = relays.difference(&used).copied().collect();
         Members {

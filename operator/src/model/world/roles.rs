@@ -238,9 +238,20 @@ impl Roles {
         self.of(parent).flat_map(Placed::holders).collect()
     }
 
-    /// Returns the droplets that users of the parent's roles are told of.
-    pub fn members<'a>(&'a self, parent: &str) -> BTreeSet<&'a str> {
-        self.of(parent).filter_map(Placed::member).collect()
+    /// Returns the droplets that users of the parent's roles are told of. `is_there`: whether a droplet exists. A role
+    /// whose new place is gone is used where it serves.
+    pub fn members<'a>(&'a self, parent: &str, is_there: impl Fn(&str) -> bool) -> BTreeSet<&'a str> {
+        let member = |placed: &'a Placed| {
+            let member = placed.member()?;
+            let is_lost = placed.stage == Stage::Published && !is_there(member);
+            placed
+                .role
+                .serves_on
+                .as_deref()
+                .filter(|_| is_lost)
+                .or(Some(member))
+        };
+        self.of(parent).filter_map(member).collect()
     }
 
     /// Returns the droplets that a new user of the parent's roles can count on.
@@ -465,7 +476,7 @@ mod tests {
     }
 
     fn seen(roles: &Roles) -> (Vec<&str>, Vec<&str>) {
-        let members = roles.members("web").into_iter().collect();
+        let members = roles.members("web", |_| true).into_iter().collect();
         (members, roles.holders("web").into_iter().collect())
     }
 
@@ -509,6 +520,21 @@ mod tests {
         roles.purge(id("web-b0"));
         assert_eq!(seen(&roles), (vec!["a"], vec!["a"]));
         assert!(!roles.roles["web-b0"].is_draining);
+    }
+
+    #[test]
+    fn a_role_whose_new_place_is_gone_is_used_where_it_serves() {
+        let mut roles = Roles::default();
+        roles.set("web-b0", Some(role(Some("a"), "b")));
+        roles.publish(id("web-b0"));
+        let members = |roles: &Roles, gone: &str| -> Vec<String> {
+            let members = roles.members("web", |droplet| droplet != gone);
+            members.into_iter().map(str::to_owned).collect()
+        };
+        assert_eq!(members(&roles, ""), ["b"]);
+        assert_eq!(members(&roles, "b"), ["a"]);
+        roles.unpublish(id("web-b0"));
+        assert!(members(&roles, "b").is_empty());
     }
 
     #[test]

@@ -168,7 +168,7 @@ fn default_vpc_and_a_new_vpc_do_not_get_the_same_range() {
 }
 
 #[test]
-fn what_is_in_force_becomes_ready_though_a_later_spec_is_refused() {
+fn what_is_in_force_becomes_ready_whatever_is_asked_later() {
     for seed in 1..=8 {
         check("refused-early", seed, async |simulation| {
             begin(simulation, 1).await;
