@@ -292,7 +292,14 @@ async fn session(
     let Some(mut line) = Line::open(simulation, name, operator, hub, outbox) else {
         return;
     };
-    serve(simulation, name, (operator, hub), &mut line, &mut reports).await;
+    serve(
+        simulation,
+        (name, incarnation),
+        (operator, hub),
+        &mut line,
+        &mut reports,
+    )
+    .await;
     let Line { id, acked, .. } = line;
     {
         let state = &mut *simulation.lock();
@@ -324,7 +331,7 @@ async fn session(
 
 async fn serve(
     simulation: &Arc<Simulation>,
-    name: &str,
+    (name, incarnation): (&str, u64),
     (operator, hub): (&Arc<Operator>, &Arc<Hub>),
     line: &mut Line,
     reports: &mut UnboundedReceiver<Report>,
@@ -372,7 +379,7 @@ async fn serve(
                     return;
                 }
                 let sequence = program.sequence;
-                let Some(refused) = apply(simulation, name, program) else { return };
+                let Some(refused) = apply(simulation, (name, incarnation), program) else { return };
                 if owed.is_kept_back(simulation, name) {
                     owed.programs.push_back((sequence, refused));
                     continue;
@@ -493,9 +500,14 @@ fn say(name: &str, hub: &Hub, report: Report) -> bool {
 }
 
 /// Applies a program. Returns the refused rows; none if the stream must end.
-fn apply(simulation: &Simulation, name: &str, program: Program) -> Option<Vec<Refused>> {
+fn apply(
+    simulation: &Simulation,
+    (name, incarnation): (&str, u64),
+    program: Program,
+) -> Option<Vec<Refused>> {
     let refused = simulation.with(|state| {
-        let droplet = state.droplets.get_mut(name)?;
+        let droplet = state.droplets.get_mut(name);
+        let droplet = droplet.filter(|droplet| droplet.incarnation == incarnation)?;
         let is_cut = droplet.stream.is_none() || !droplet.is_on || !droplet.is_reachable;
         if is_cut || program.epoch < droplet.highest_epoch {
             return None;
