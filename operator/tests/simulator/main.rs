@@ -99,7 +99,7 @@ fn the_control_plane_keeps_its_promises_whatever_happens() {
     let first = first.unwrap_or(1);
     let seed_of = |number: u64| {
         let chosen_seed = chosen.get(number as usize).copied();
-        chosen_seed.unwrap_or(first + number - chosen.len() as u64)
+        chosen_seed.unwrap_or_else(|| first + number - chosen.len() as u64)
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let start = Instant::now();
