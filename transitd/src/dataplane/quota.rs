@@ -89,14 +89,14 @@ impl Quota {
             if rows(&new) <= rows(&old) {
                 continue;
             }
+            if rows(&own) * 2 > capacity {
+                return Err(TableError::Share { name });
+            }
             let shared = Shared {
                 capacity,
                 reserved: capacity / 4,
                 least_vpcs: LEAST_VPCS,
             };
-            if rows(&own) * 2 > capacity {
-                return Err(TableError::Share { name });
-            }
             if !shared.is_free(rows(&total)) {
                 let held: Vec<usize> = self.of.values().map(rows).collect();
                 // Room is kept for VPCs that have no rows yet.

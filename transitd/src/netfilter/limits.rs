@@ -90,8 +90,8 @@ pub(super) fn ruleset(limited: &Limited, dns: Option<Ipv4Addr>) -> String {
     let from_tenant = format!("meta mark & {MARK_MASK:#x} == {MARK_EGRESS:#x}");
     values.one("from_tenant", from_tenant);
     let pods = &limited.pods;
-    for (name, kind) in [("vpcs", Kind::Vpc), ("shares", Kind::Ports)] {
-        values.joined(name, pods.iter().map(|pod| kind.element(pod)));
+    for kind in Kind::ALL {
+        values.joined(kind.map(), pods.iter().map(|pod| kind.element(pod)));
     }
     let chain = |kind: Kind, vni: u32| {
         let rule = kind.rule(vni, limited);
@@ -105,8 +105,9 @@ pub(super) fn ruleset(limited: &Limited, dns: Option<Ipv4Addr>) -> String {
 /// Returns the commands that turn the table for `written` into one for `limited`. All other counts go on.
 pub(super) fn changes(written: &Limited, limited: &Limited) -> String {
     let mut lines = Vec::new();
+    let (before, now) = (vnis(&written.pods), vnis(&limited.pods));
+    let is_in = |pods: &PodVpcs, (interface, vni): (&u32, &u32)| pods.get(interface) == Some(vni);
     for kind in Kind::ALL {
-        let (before, now) = (vnis(&written.pods), vnis(&limited.pods));
         for vni in &now {
             let rule = kind.rule(*vni, limited);
             let chain = format!("inet {NFT_LIMITS_TABLE} {}", kind.chain(*vni));
@@ -119,7 +120,6 @@ pub(super) fn changes(written: &Limited, limited: &Limited) -> String {
             }
             lines.push(format!("add rule {chain} {rule}"));
         }
-        let is_in = |pods: &PodVpcs, (interface, vni): (&u32, &u32)| pods.get(interface) == Some(vni);
         let gone = written.pods.iter().filter(|pod| !is_in(&limited.pods, *pod));
         let come = limited.pods.iter().filter(|pod| !is_in(&written.pods, *pod));
         let moves = gone
@@ -135,7 +135,7 @@ pub(super) fn changes(written: &Limited, limited: &Limited) -> String {
     lines.into_iter().map(|line| line + "\n").collect()
 }
 
-fn vnis(pods: &PodVpcs) -> BTreeSet<u32> {
+pub(super) fn vnis(pods: &PodVpcs) -> BTreeSet<u32> {
     pods.values().copied().collect()
 }
 

@@ -189,7 +189,7 @@ impl Netfilter {
         let Some((first, last)) = self.own.pod_ports else {
             return VpcPorts::new();
         };
-        let vnis: BTreeSet<u32> = pods.values().copied().collect();
+        let vnis = limits::vnis(pods);
         self.shares.follow(&vnis);
         let shares = &self.shares;
         self.shares_file.keep(|| shares.clone());

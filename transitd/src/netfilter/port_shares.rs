@@ -51,8 +51,8 @@ impl PortShares {
         own.map(|(_, share)| *share)
     }
 
-    /// Makes shares twice as large, while no two VPCs have halves of one. Of two such halves, one moves to a larger
-    /// share that is free: new connections alone notice.
+    /// Makes shares twice as large for as long as there are then enough for all VPCs. If two VPCs have the halves of one,
+    /// the second VPC moves to another share. Only its new connections notice.
     fn merge(&mut self) {
         while self.count > LEAST_SHARES && self.of.len() <= usize::from(self.count / 2) {
             self.count /= 2;
@@ -64,8 +64,8 @@ impl PortShares {
                     homeless.push(index);
                 }
             }
-            let mut free = (0..self.count).filter(|share| !taken.contains(share));
-            for (index, share) in homeless.into_iter().zip(&mut free) {
+            let free = (0..self.count).filter(|share| !taken.contains(share));
+            for (index, share) in homeless.into_iter().zip(free) {
                 self.of[index].1 = share;
             }
         }

@@ -14,7 +14,8 @@ use thuban_common::tables::GATEWAY_MAC;
 
 use super::pod::OFF;
 use super::{
-    NetlinkError, ethtool, failed, find_link, host, set_up, sysctl, tolerate_exists, tolerate_missing, veth,
+    NetlinkError, add_neighbour, ethtool, failed, find_link, host, set_up, sysctl, tolerate_exists,
+    tolerate_missing, veth,
 };
 
 /// The interface by which the node reaches its VPC.
@@ -68,12 +69,7 @@ pub async fn setup(handle: &Handle, plan: &HostPlan, proc_sys_net: &Path) -> Res
     set_up(handle, index, HOST_END).await?;
     let hops = [(true, IpAddr::from(NEXT_HOP)), (has_v6, IpAddr::from(NEXT_HOP6))];
     for (_, hop) in hops.into_iter().filter(|(is_used, _)| *is_used) {
-        let request = handle.neighbours().add(index, hop);
-        let request = request.link_layer_address(&GATEWAY_MAC).replace();
-        request
-            .execute()
-            .await
-            .map_err(failed("add the neighbour on", HOST_END))?;
+        add_neighbour(handle, (index, HOST_END), hop, &GATEWAY_MAC).await?;
     }
     host::route_marked(handle, MARK_HOST_ENDPOINT, SERVICE_TABLE, has_v6).await?;
     set_routes(handle, index, plan).await?;

@@ -13,7 +13,7 @@ pub mod sysctl;
 pub mod uplink;
 pub mod veth;
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use futures::TryStreamExt;
@@ -121,9 +121,31 @@ pub async fn find_link(handle: &Handle, name: &str) -> Result<Option<LinkMessage
 
 /// Sets a link up; `name` is for the error.
 pub async fn set_up(handle: &Handle, index: u32, name: &str) -> Result<(), NetlinkError> {
-    let up = LinkUnspec::new_with_index(index).up().build();
+    set_up_with(handle, index, name, LinkFlags::empty()).await
+}
+
+/// Sets a link up, and these flags of it.
+async fn set_up_with(handle: &Handle, index: u32, name: &str, flags: LinkFlags) -> Result<(), NetlinkError> {
+    let mut up = LinkUnspec::new_with_index(index).up().build();
+    up.header.flags |= flags;
+    up.header.change_mask |= flags;
     let request = handle.link().change(up);
     request.execute().await.map_err(failed("set up", name))
+}
+
+/// Adds a permanent neighbour, or replaces the one that has the address; `name` is for the error.
+async fn add_neighbour(
+    handle: &Handle,
+    (index, name): (u32, &str),
+    address: IpAddr,
+    mac: &[u8],
+) -> Result<(), NetlinkError> {
+    let request = handle.neighbours().add(index, address);
+    let request = request.link_layer_address(mac).replace();
+    request
+        .execute()
+        .await
+        .map_err(failed("add the neighbour on", name))
 }
 
 pub fn is_up(link: &LinkMessage) -> bool {

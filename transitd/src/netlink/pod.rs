@@ -5,16 +5,19 @@
 //! off, because a program may ask the kernel to send past the routes (`SO_DONTROUTE`): the entries that this makes are
 //! complete at once, and the kernel drops such entries first.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use ipnet::Ipv6Net;
 use netlink_packet_route::link::LinkFlags;
 use netlink_packet_route::route::RouteScope;
-use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
+use rtnetlink::{Handle, RouteMessageBuilder};
 use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE_V6};
 
-use super::{NetlinkError, connect, ethtool, failed, find_link, sysctl, tolerate_exists, veth};
+use super::{
+    NetlinkError, add_neighbour, connect, ethtool, failed, find_link, set_up_with, sysctl, tolerate_exists,
+    veth,
+};
 
 /// Offloads that decapsulation by `bpf_skb_adjust_room` cannot restore on the receiving side.
 pub(super) const OFF: [&str; 4] = [
@@ -62,12 +65,12 @@ pub async fn setup(plan: PodPlan) -> Result<(), NetlinkError> {
         sysctl::enable_ipv6_in_pod(&plan.proc_sys_net, name)?;
     }
     veth::add_address(&handle, index, plan.address.into(), plan.prefix_length).await?;
-    set_up_without_arp(&handle, index, name).await?;
+    set_up_with(&handle, index, name, LinkFlags::Noarp).await?;
     if plan.agent_at_xdp {
         // XDP_REDIRECT into a veth needs NAPI at this end; the kernel takes the request only from a link that is up.
         ethtool::turn_on(name, &["rx-gro"])?;
     }
-    add_gateway(&handle, index, plan.gateway.into()).await?;
+    add_neighbour(&handle, (index, name), plan.gateway.into(), &GATEWAY_MAC).await?;
     let link = RouteMessageBuilder::<Ipv4Addr>::new()
         .destination_prefix(plan.gateway, 32)
         .scope(RouteScope::Link)
@@ -87,16 +90,20 @@ pub async fn setup(plan: PodPlan) -> Result<(), NetlinkError> {
         .await
         .map_err(failed("add the default route via", plan.gateway))?;
     match plan.address6 {
-        Some(address) => setup_ipv6(&handle, index, address).await,
+        Some(address) => setup_ipv6(&handle, (index, name), address).await,
         None => Ok(()),
     }
 }
 
 /// Sets up IPv6 once the interface is up: the kernel accepts no IPv6 routes before.
-async fn setup_ipv6(handle: &Handle, index: u32, address: Ipv6Net) -> Result<(), NetlinkError> {
+async fn setup_ipv6(
+    handle: &Handle,
+    (index, name): (u32, &str),
+    address: Ipv6Net,
+) -> Result<(), NetlinkError> {
     let gateway = Ipv6Addr::from(HOST_SOURCE_V6);
     veth::add_address(handle, index, address.addr().into(), address.prefix_len()).await?;
-    add_gateway(handle, index, gateway.into()).await?;
+    add_neighbour(handle, (index, name), gateway.into(), &GATEWAY_MAC).await?;
     // The kernel's own route comes with the link-local address, which may be a moment later.
     let link = RouteMessageBuilder::<Ipv6Addr>::new()
         .destination_prefix(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 64)
@@ -116,22 +123,4 @@ async fn setup_ipv6(handle: &Handle, index: u32, address: Ipv6Net) -> Result<(),
         .execute()
         .await
         .map_err(failed("add the default route via", gateway))
-}
-
-async fn set_up_without_arp(handle: &Handle, index: u32, name: &str) -> Result<(), NetlinkError> {
-    let mut up = LinkUnspec::new_with_index(index).up().build();
-    up.header.flags |= LinkFlags::Noarp;
-    up.header.change_mask |= LinkFlags::Noarp;
-    let request = handle.link().change(up);
-    request.execute().await.map_err(failed("set up", name))
-}
-
-/// Adds the gateway as a permanent neighbour.
-async fn add_gateway(handle: &Handle, index: u32, gateway: IpAddr) -> Result<(), NetlinkError> {
-    let request = handle.neighbours().add(index, gateway);
-    let request = request.link_layer_address(&GATEWAY_MAC).replace();
-    request
-        .execute()
-        .await
-        .map_err(failed("add the neighbour", gateway))
 }

@@ -13,7 +13,9 @@ use thuban_common::host_stack::POD_TABLE;
 use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE, HOST_SOURCE_V6};
 use tracing::warn;
 
-use super::{NetlinkError, error_number, failed, find_link, set_up, tolerate_exists, tolerate_missing};
+use super::{
+    NetlinkError, add_neighbour, error_number, failed, find_link, set_up, tolerate_exists, tolerate_missing,
+};
 
 /// The properties of the pair.
 #[derive(Clone, Debug)]
@@ -94,14 +96,7 @@ pub async fn connect_host(handle: &Handle, plan: &VethPlan, ifindex: u32) -> Res
         add_address(handle, ifindex, Ipv6Addr::from(HOST_SOURCE_V6).into(), 128).await?;
     }
     for address in plan.addresses() {
-        handle
-            .neighbours()
-            .add(ifindex, address)
-            .link_layer_address(&plan.pod_mac)
-            .replace()
-            .execute()
-            .await
-            .map_err(failed("add the pod's neighbour on", name))?;
+        add_neighbour(handle, (ifindex, name), address, &plan.pod_mac).await?;
         handle
             .route()
             .add(pod_route(address, ifindex))
