@@ -25,7 +25,7 @@ use crate::hub::{Barrier, WAITS_FOR_ACKS, Waiter};
 use crate::model::allocation::capacity;
 use crate::model::endpoint::{EndpointKind, has_addresses};
 use crate::model::range_claims::Claims;
-use crate::model::ranges::{id, is_accepted};
+use crate::model::ranges::{id, is_accepted, parsed};
 use crate::model::rows::Key;
 use crate::model::scaling::{Bounds, Demand};
 use crate::model::validation::{self, RangeError};
@@ -69,11 +69,7 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
     let generation = network.metadata.generation;
     let mut status = network.status.clone().unwrap_or_default();
     status.observed_generation = generation;
-    let accepted = match &verdict {
-        Ok(_) => condition("Accepted", true, "Valid", "ranges are usable", generation),
-        Err(error) => condition("Accepted", false, error.reason(), &error.to_string(), generation),
-    };
-    let is_news = set(&mut status.conditions, accepted);
+    let is_news = set(&mut status.conditions, ranges::accepted(&verdict, generation));
     let error = match verdict {
         Ok(ranges) => {
             status.cidrs.clone_from(&network.spec.cidrs);
@@ -83,15 +79,13 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
     };
     // The refusal is stored first: it ends the claim of these ranges.
     if step == (Step::Refuse { serves_on: true }) && network.status.as_ref() == Some(&status) {
-        let ranges: Vec<Cidr> = status.cidrs.iter().filter_map(|cidr| cidr.parse().ok()).collect();
-        serve(&network, &networks, (status, capacity(&ranges)), &context).await?;
+        let capacity = capacity(&parsed(&status.cidrs));
+        serve(&network, &networks, (status, capacity), &context).await?;
         return Ok(Action::requeue(ranges::retry(&error).min(COUNT_EVERY)));
     }
     write(&network, &networks, status).await?;
-    if is_news && !error.is_passing() {
-        context
-            .events
-            .event(&*network, true, error.reason(), &error.to_string());
+    if is_news {
+        ranges::tell(&*network, &error, &context);
     }
     Ok(Action::requeue(ranges::retry(&error)))
 }

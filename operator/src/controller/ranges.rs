@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Api;
+use thuban_api::Condition;
 use thuban_api::cidr::Cidr;
 
-use crate::controller::runtime::objects::{Object, WriteError, list};
+use crate::controller::context::Context;
+use crate::controller::runtime::objects::{Object, WriteError, condition, list};
 use crate::model::range_claims::{Claimant, Claims, is_refused};
 use crate::model::validation::RangeError;
 
@@ -43,6 +45,23 @@ pub async fn contend<K: Claimant + Object>(
         Some((cidr, other, rival)) => Err(RangeError::Contested { cidr, other, rival }),
         None => Ok(own),
     })
+}
+
+/// Returns the condition that says whether the ranges of the spec may come into force.
+pub fn accepted(verdict: &Result<Vec<Cidr>, RangeError>, generation: Option<i64>) -> Condition {
+    match verdict {
+        Ok(_) => condition("Accepted", true, "Valid", "ranges are usable", generation),
+        Err(error) => condition("Accepted", false, error.reason(), &error.to_string(), generation),
+    }
+}
+
+/// Tells people by an event that ranges are refused, unless that may pass by itself.
+pub fn tell<K: Object>(object: &K, error: &RangeError, context: &Context) {
+    if !error.is_passing() {
+        context
+            .events
+            .event(object, true, error.reason(), &error.to_string());
+    }
 }
 
 /// Returns when an object that was refused looks again.

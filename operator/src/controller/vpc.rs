@@ -27,7 +27,7 @@ use crate::controller::vni_claim::holding_rows;
 use crate::hub::{Barrier, WAITS_FOR_ACKS, Waiter};
 use crate::model::allocation::propose_vni;
 use crate::model::range_claims::{Claimant, Claims};
-use crate::model::ranges::is_accepted;
+use crate::model::ranges::{is_accepted, parsed};
 use crate::model::scaling::{Bounds, Demand};
 use crate::model::validation::{self, RangeError, RefusedRanges};
 
@@ -50,11 +50,7 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
         }
         verdict => verdict,
     };
-    let accepted = match &verdict {
-        Ok(_) => condition("Accepted", true, "Valid", "ranges are usable", generation),
-        Err(error) => condition("Accepted", false, error.reason(), &error.to_string(), generation),
-    };
-    let is_news = set(&mut status.conditions, accepted);
+    let is_news = set(&mut status.conditions, ranges::accepted(&verdict, generation));
     let step = decide(View {
         is_early: false,
         is_usable: verdict.is_ok(),
@@ -76,10 +72,8 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
         return Ok(Action::requeue(ranges::retry(&error).min(role_set::LOOK_AT_LOAD)));
     }
     write(&vpc, &vpcs, status).await?;
-    if is_news && !error.is_passing() {
-        context
-            .events
-            .event(&*vpc, true, error.reason(), &error.to_string());
+    if is_news {
+        ranges::tell(&*vpc, &error, &context);
     }
     Ok(Action::requeue(ranges::retry(&error)))
 }
@@ -143,10 +137,6 @@ fn are_rivals(vpc: &Vpc, other: &Vpc) -> bool {
 fn refused(vpc: &Vpc, others: &[Arc<Vpc>], context: &Context) -> RefusedRanges {
     let is_default = vpc.name_any() == DEFAULT_NAME;
     let what = "the default VPC, which nodes reach by these addresses";
-    let parsed = |ranges: &[String]| -> Vec<Cidr> {
-        let ranges = ranges.iter().filter_map(|cidr| cidr.parse().ok());
-        ranges.collect()
-    };
     // Ranges in force stay, whatever was taken beside them before.
     let own = parsed(vpc.in_force());
     let is_new = |range: &Cidr| !own.iter().any(|own| own.overlaps(*range));

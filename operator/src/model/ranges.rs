@@ -1,6 +1,7 @@
 //! Reads what is in force of a network: its status decides, not its spec.
 
 use thuban_api::Network;
+use thuban_api::cidr::Cidr;
 use thuban_api::identifiers::NetworkId;
 
 /// Whether ranges of the network are in force.
@@ -10,8 +11,12 @@ pub fn is_accepted(network: &Network) -> bool {
 
 /// Returns the network's id in rows; none until ranges are in force.
 pub fn id(network: &Network) -> Option<NetworkId> {
-    let ranges = in_force(network).iter().filter_map(|cidr| cidr.parse().ok());
-    NetworkId::of(&ranges.collect::<Vec<_>>())
+    NetworkId::of(&parsed(in_force(network)))
+}
+
+/// Returns the ranges of a list; what is none is left out.
+pub fn parsed(ranges: &[String]) -> Vec<Cidr> {
+    ranges.iter().filter_map(|cidr| cidr.parse().ok()).collect()
 }
 
 /// Returns the ranges in force.

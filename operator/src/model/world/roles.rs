@@ -243,13 +243,10 @@ impl Roles {
     pub fn members<'a>(&'a self, parent: &str, is_there: impl Fn(&str) -> bool) -> BTreeSet<&'a str> {
         let member = |placed: &'a Placed| {
             let member = placed.member()?;
-            let is_lost = placed.stage == Stage::Published && !is_there(member);
-            placed
-                .role
-                .serves_on
-                .as_deref()
-                .filter(|_| is_lost)
-                .or(Some(member))
+            if placed.stage == Stage::Published && !is_there(member) {
+                return placed.role.serves_on.as_deref();
+            }
+            Some(member)
         };
         self.of(parent).filter_map(member).collect()
     }
