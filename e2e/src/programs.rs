@@ -16,7 +16,11 @@ use aya::{
 use thuban_common::{
     counters::Counter,
     packet::ipv4::mapped,
-    tables::{ConfigEntry, EndpointKey, LoadKey, MAX_MEMBERS, Members, SubnetEntry, SubnetKey},
+    services::{CONNECTIONS_CAPACITY, QUOTA_SHARED},
+    tables::{
+        ConfigEntry, EndpointEntry, EndpointKey, LoadKey, LocalEntry, MAX_MEMBERS, Members, RemoteRow,
+        SubnetEntry, SubnetKey,
+    },
 };
 use transitd::dataplane::{filter, loader::verified};
 
@@ -78,7 +82,9 @@ impl Programs {
             }
             .with_context(|| format!("verifying {name}"))?;
         }
-        Ok(Self { ebpf })
+        let mut programs = Self { ebpf };
+        programs.set("QUOTAS", QUOTA_SHARED, CONNECTIONS_CAPACITY / 2)?;
+        Ok(programs)
     }
 
     /// Returns the program of a tc hook.
@@ -137,6 +143,34 @@ impl Programs {
             .with_context(|| format!("inserting into {map}"))
     }
 
+    /// Writes the row that says where an endpoint is on this droplet.
+    pub fn set_local(&mut self, key: EndpointKey, local: LocalEntry) -> Result<()> {
+        self.change_endpoint(key, |entry| entry.local = local)
+    }
+
+    /// Removes the row that says where an endpoint is on this droplet.
+    pub fn remove_local(&mut self, key: EndpointKey) -> Result<()> {
+        let nowhere = EndpointEntry::new(key.vni).local;
+        self.change_endpoint(key, |entry| entry.local = nowhere)
+    }
+
+    /// Writes a row that names a droplet.
+    pub fn set_remote(&mut self, row: RemoteRow, key: EndpointKey, droplet: Ipv4Addr) -> Result<()> {
+        self.change_endpoint(key, |entry| *entry.remote(row) = droplet.octets())
+            .with_context(|| format!("{row:?} of {key:?}"))
+    }
+
+    fn change_endpoint(&mut self, key: EndpointKey, change: impl FnOnce(&mut EndpointEntry)) -> Result<()> {
+        let mut rows: HashMap<_, EndpointKey, EndpointEntry> =
+            self.ebpf.map_mut("ENDPOINTS").context("ENDPOINTS")?.try_into()?;
+        let mut entry = rows.get(&key, 0).unwrap_or(EndpointEntry::new(key.vni));
+        change(&mut entry);
+        if entry.is_empty() {
+            return rows.remove(&key).context("removing from ENDPOINTS");
+        }
+        rows.insert(key, entry, 0).context("inserting into ENDPOINTS")
+    }
+
     /// Writes an element of one of the arrays.
     pub fn set<V: Pod>(&mut self, map: &str, index: u32, value: V) -> Result<()> {
         let mut array: Array<_, V> = self
@@ -145,6 +179,12 @@ impl Programs {
             .with_context(|| map.to_owned())?
             .try_into()?;
         Ok(array.set(index, value, 0)?)
+    }
+
+    /// Returns an element of one of the arrays.
+    pub fn element<V: Pod>(&self, map: &str, index: u32) -> Result<V> {
+        let array: Array<_, V> = self.ebpf.map(map).with_context(|| map.to_owned())?.try_into()?;
+        Ok(array.get(&index, 0)?)
     }
 
     /// Makes the entry that counts a role's packets, as transitd does for a role that is here.

@@ -4,6 +4,7 @@
 //! back-off can happen. Stopping leaves maps, links, veths, routes and files in place.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -28,6 +29,7 @@ use crate::attachments::{Attachment, AttachmentId};
 use crate::boot_file::BootFile;
 use crate::cni::{self, ServerError};
 use crate::contact::Contact;
+use crate::dataplane::connections;
 use crate::dataplane::events::{self, EventError};
 use crate::dataplane::filter;
 use crate::dataplane::hook::Hook;
@@ -245,6 +247,7 @@ async fn start(
     // It isn't known yet where transit will be. The flag is set, because the tc program must accept frames that XDP
     // decapsulates.
     write_config(&maps, config(&uplink, TransitHook::Xdp))?;
+    connections::write_room(&maps)?;
     let services = Services::open(&maps)?;
     let probes = Probes::open(&mut ebpf, &maps, uplink.address.octets())?;
     let mut links = Links::new(ebpf, settings.pins.links(), layouts);
@@ -327,6 +330,8 @@ fn config(uplink: &Uplink, transit: TransitHook) -> ConfigEntry {
         uplink: uplink.ifindex,
         mtu: uplink.mtu,
         flags,
+        // Random bits of the system; never 0.
+        seed: RandomState::new().hash_one(0) as u32 | 1,
     }
 }
 

@@ -11,7 +11,7 @@ use thuban_common::{
     },
     tables::{
         Address, AttachmentEntry, ConfigEntry, DropletAddress, EndpointKey, LOAD_OF_DIVIDER, LOCAL_TAKES_XDP,
-        LocalEntry, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_SERVICES, SubnetEntry, TracePoint,
+        LocalEntry, NO_DROPLET, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_SERVICES, SubnetEntry, TracePoint,
     },
 };
 
@@ -88,8 +88,8 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed, attachment: &mut Att
 #[inline(always)]
 pub fn is_own<F: Frame>(frame: &F, attachment: &AttachmentEntry, address: &Address) -> bool {
     *address == attachment.address
-        || maps::local(&maps::key(attachment.vni, *address))
-            .is_some_and(|local| local.ifindex == frame.interface())
+        || maps::endpoint(&maps::key(attachment.vni, *address))
+            .is_some_and(|endpoint| endpoint.entry.local.ifindex == frame.interface())
 }
 
 #[inline(always)]
@@ -128,7 +128,8 @@ fn packet<F: Frame>(
 enum Target {
     Local(LocalEntry),
     Remote(DropletAddress),
-    Range(&'static SubnetEntry),
+    /// An address of this range, and the droplet of its bouncer row.
+    Range(&'static SubnetEntry, DropletAddress),
     /// The node's own stack serves it for the VPC.
     ByNode,
     /// Outside of the VPC, and closed to it.
@@ -138,17 +139,21 @@ enum Target {
 
 #[inline(always)]
 fn look_up(key: &EndpointKey) -> Target {
-    if let Some(local) = maps::local(key) {
-        return Target::Local(local);
-    }
-    if let Some(droplet) = maps::use_direct(key) {
-        return Target::Remote(droplet);
+    let mut home = NO_DROPLET;
+    if let Some(endpoint) = maps::endpoint(key) {
+        if let Some(local) = endpoint.local() {
+            return Target::Local(local);
+        }
+        if let Some(droplet) = endpoint.use_direct() {
+            return Target::Remote(droplet);
+        }
+        home = endpoint.entry.bouncer;
     }
     match maps::subnet(key.vni, key.address) {
         None => Target::Outside,
         Some(subnet) if subnet.flags & SUBNET_BY_NODE != 0 => Target::ByNode,
         Some(subnet) if subnet.flags & SUBNET_CLOSED != 0 => Target::Closed,
-        Some(subnet) => Target::Range(subnet),
+        Some(subnet) => Target::Range(subnet, home),
     }
 }
 
@@ -165,13 +170,14 @@ fn route<F: Frame>(
     let mut target = look_up(&key);
     let mut translation = None;
     let mut is_unknown = false;
-    if let Target::Range(subnet) = target
+    if let Target::Range(subnet, _) = target
         && subnet.flags & SUBNET_SERVICES != 0
     {
         let (Some(tc), Some(work)) = (frame.tc(), Work::get()) else {
             return Ok((F::PASS, None));
         };
         work.mark = host::mark_of_sent_on(tc, attachment);
+        work.interface = tc.interface();
         match service::to_backend(tc, attachment.vni, packet, work)? {
             Choice::Backend => {
                 key.address = work.to.destination;
@@ -184,7 +190,7 @@ fn route<F: Frame>(
     }
     if translation.is_none()
         && !is_unknown
-        && matches!(target, Target::Local(_) | Target::Remote(_) | Target::Range(_))
+        && matches!(target, Target::Local(_) | Target::Remote(_) | Target::Range(..))
         && !service::may_be_direct(frame, attachment.vni, packet)?
     {
         if !F::IS_LAST {
@@ -205,8 +211,8 @@ fn route<F: Frame>(
             is_detour: false,
             role: None,
         },
-        Target::Range(_) if is_unknown => to_own_bouncer(attachment, config, packet, hash)?,
-        Target::Range(subnet) => find(attachment, config, subnet, &key, hash)?,
+        Target::Range(..) if is_unknown => to_own_bouncer(attachment, config, packet, hash)?,
+        Target::Range(subnet, home) => find(attachment, config, subnet, home, hash)?,
         Target::Closed => return Err(Counter::OutsideVpc),
         Target::ByNode | Target::Outside if translation.is_some() => return Err(Counter::NoEndpoint),
         Target::ByNode | Target::Outside => {
@@ -227,7 +233,11 @@ fn route<F: Frame>(
         load::count(attachment.vni, network);
     }
     if next_hop.is_detour {
-        misses::note(&key, if is_unknown { misses::FIRST } else { misses::FEW });
+        misses::note(
+            &key,
+            config.seed,
+            if is_unknown { misses::FIRST } else { misses::FEW },
+        );
     }
     Ok((verdict, Some(next_hop.counter)))
 }
@@ -242,13 +252,16 @@ fn to_local<F: Frame>(
     packet: &IpPacket,
     translation: Option<&'static mut Work>,
 ) -> Outcome {
-    if !F::IS_LAST && (local.flags & LOCAL_TAKES_XDP == 0 || service::may_be_answer(attachment.vni, packet)) {
+    if !F::IS_LAST
+        && (local.flags & LOCAL_TAKES_XDP == 0
+            || service::may_be_answer(local.ifindex, attachment.vni, packet))
+    {
         return Ok((F::PASS, None));
     }
     if translation.is_some() {
         translate(frame, packet, translation)?;
     } else {
-        service::restore(frame, attachment.vni, packet)?;
+        service::restore(frame, local.ifindex, attachment.vni, packet)?;
     }
     deliver::from_agent(frame, local, ethertype)
 }
@@ -318,7 +331,7 @@ fn find(
     attachment: &AttachmentEntry,
     config: &ConfigEntry,
     subnet: &SubnetEntry,
-    key: &EndpointKey,
+    home: DropletAddress,
     hash: u32,
 ) -> Result<NextHop, Counter> {
     let (mut counter, mut role) = (Counter::SentToBouncer, None);
@@ -343,7 +356,7 @@ fn find(
             role,
         });
     }
-    let droplet = bounce::home(key, config.droplet)?;
+    let droplet = bounce::home(home, config.droplet)?;
     Ok(NextHop {
         droplet,
         counter: Counter::Bounced,

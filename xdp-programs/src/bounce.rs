@@ -3,7 +3,7 @@
 use thuban_common::{
     counters::Counter,
     packet::{ethernet, ipv4::Ipv4Header},
-    tables::{ConfigEntry, DropletAddress, EndpointKey},
+    tables::{ConfigEntry, DropletAddress},
 };
 
 use crate::{
@@ -11,10 +11,11 @@ use crate::{
     maps,
 };
 
-/// Returns the droplet that holds an endpoint. It is never this droplet, whose local rows were asked before.
+/// Returns the droplet that holds an endpoint, by its bouncer row. It is never this droplet, whose local rows were asked
+/// before.
 #[inline(always)]
-pub fn home(key: &EndpointKey, here: DropletAddress) -> Result<DropletAddress, Counter> {
-    maps::bouncer_row(key)
+pub fn home(row: DropletAddress, here: DropletAddress) -> Result<DropletAddress, Counter> {
+    maps::row(row)
         .filter(|droplet| *droplet != here)
         .ok_or(Counter::NoEndpoint)
 }

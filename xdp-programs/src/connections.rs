@@ -89,16 +89,17 @@ pub fn has_backend(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) 
 /// Removes entries of a service that would claim the answers to a packet which the endpoint sends to another endpoint
 /// itself, by a port that it used before. Returns false if such an entry is a connection that still lives.
 #[inline(never)]
-pub fn yield_to(vni: u32, packet: &IpPacket) -> bool {
+pub fn yield_to(interface: u32, vni: u32, packet: &IpPacket) -> bool {
     let Some(work) = Work::get() else {
         return true;
     };
+    work.interface = interface;
     work.set_reverse(vni, packet, &packet.destination, packet.ports);
     // Nothing tells the end of datagrams: the last packet counts.
     if !take_over(work, packet.protocol == ipv4::UDP) {
         return false;
     }
-    !is_pending_open(now()) || yield_pending(vni, packet, work)
+    !is_pending_open(interface, now()) || yield_pending(vni, packet, work)
 }
 
 #[inline(always)]
@@ -211,14 +212,14 @@ pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Mad
         let _ = CONNECTIONS.remove(&work.reverse);
         return Made::NoRoom;
     }
-    open(0);
+    open(work.interface, 0);
     take_share(work, payer, &packet.source);
     Made::Connection
 }
 
 /// Whether tc must look at a packet to an endpoint of this droplet.
 #[inline(never)]
-pub fn may_be_answer(vni: u32, packet: &IpPacket) -> bool {
+pub fn may_be_answer(interface: u32, vni: u32, packet: &IpPacket) -> bool {
     let Some(work) = Work::get() else {
         return false;
     };
@@ -234,7 +235,7 @@ pub fn may_be_answer(vni: u32, packet: &IpPacket) -> bool {
     }
     work.pending = pending_key(vni, packet.destination, packet.ports[1], packet.protocol);
     // SAFETY: words of a value that stays allocated (preallocated LRU).
-    is_pending_open(now()) && unsafe { PENDING.get(&work.pending) }.is_some()
+    is_pending_open(interface, now()) && unsafe { PENDING.get(&work.pending) }.is_some()
 }
 
 /// Whether a packet to an endpoint of this droplet is an answer of a backend. If so, [`Work::to`] has its new
@@ -259,7 +260,7 @@ pub fn is_answer(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) 
         work.reverse = work.key;
         take_over(work, true);
     }
-    if !is_pending_open(now()) {
+    if !is_pending_open(work.interface, now()) {
         return Ok(false);
     }
     take_pending(frame, vni, packet, work)
@@ -276,7 +277,7 @@ fn is_superseded(
     work: &mut Work,
     connection: &ConnectionEntry,
 ) -> Result<bool, Counter> {
-    if !work.signal.decides || !is_pending_open(now()) {
+    if !work.signal.decides || !is_pending_open(work.interface, now()) {
         return Ok(false);
     }
     work.pending = pending_key(vni, packet.destination, packet.ports[1], packet.protocol);

@@ -43,7 +43,7 @@ pub fn from_wire<F: Frame>(
         return Ok((F::PASS, None));
     }
     if F::IS_LAST {
-        service::restore(frame, vni, packet)?;
+        service::restore(frame, local.ifindex, vni, packet)?;
         Ok((frame.deliver(local), Some(Counter::Delivered)))
     } else {
         Ok((F::PASS, Some(Counter::DecapsulatedXdp)))
@@ -96,10 +96,10 @@ pub fn decapsulated(frame: &mut TcFrame, metadata: TransitMetadata, observed: &m
     let flags = maps::attachment_flags(metadata.ifindex, metadata.vni).ok_or(Counter::NoAttachment)?;
     observed.vni = metadata.vni;
     frame.distrust_checksum();
-    if service::is_used() || observed.is_traced() {
+    if service::is_used(metadata.ifindex) || observed.is_traced() {
         frame.make_linear(HEADERS);
         observed.read(frame);
-        service::restore(frame, metadata.vni, &observed.packet)?;
+        service::restore(frame, metadata.ifindex, metadata.vni, &observed.packet)?;
     }
     let verdict = if flags & ATTACHMENT_HOST == 0 {
         frame.to_peer(metadata.ifindex)

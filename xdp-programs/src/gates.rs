@@ -1,34 +1,51 @@
-//! GATES: whether packets are looked up in CONNECTIONS and PENDING at all.
+//! GATES: whether packets of an interface are looked up in CONNECTIONS and PENDING at all. Most pods are never a client
+//! of a service; their packets are spared the look-ups.
+//!
+//! Interfaces whose numbers differ by a multiple of [`GATES_OF_INTERFACES`] share a gate. That costs one of them the
+//! look-ups, and nothing else.
+
+use thuban_common::services::{GATE_OF_ANY, GATES_OF_INTERFACES, GatesEntry};
 
 use crate::maps::GATES;
 
-/// The interval at which the gate of PENDING is extended, ns.
-const GATE: u64 = 1_000_000_000;
+/// Gates count time in units of 2^30 ns, about a second.
+const UNIT: u32 = 30;
 
-/// Whether there ever was a connection or something pending.
 #[inline(always)]
-pub fn is_open() -> bool {
-    GATES.get(0).is_some_and(|gates| gates.connections != 0)
+fn gate(interface: u32) -> Option<&'static mut GatesEntry> {
+    // SAFETY: words of an array's element, which stays.
+    GATES
+        .get_ptr_mut(1 + interface % GATES_OF_INTERFACES)
+        .map(|gate| unsafe { &mut *gate })
 }
 
-/// Opens the gates: from now on packets are looked up in CONNECTIONS and, until `pending_until`, in PENDING.
+/// Whether the interface's endpoint ever had a connection or something pending.
 #[inline(always)]
-pub fn open(pending_until: u64) {
-    let Some(gates) = GATES.get_ptr_mut(0) else {
+pub fn is_open(interface: u32) -> bool {
+    gate(interface).is_some_and(|gate| gate.connections != 0)
+}
+
+/// Opens the interface's gate: from now on its packets are looked up in CONNECTIONS and, until `pending_until`, in
+/// PENDING.
+#[inline(always)]
+pub fn open(interface: u32, pending_until: u64) {
+    let Some(gate) = gate(interface) else {
         return;
     };
-    // SAFETY: words of an array's element, which stays.
-    unsafe {
-        if (*gates).connections == 0 {
-            (*gates).connections = 1;
+    if gate.connections == 0 {
+        gate.connections = 1;
+        if let Some(any) = GATES.get_ptr_mut(GATE_OF_ANY) {
+            // SAFETY: a word of an array's element, which stays.
+            unsafe { (*any).connections = 1 };
         }
-        if (*gates).pending_until + GATE < pending_until {
-            (*gates).pending_until = pending_until;
-        }
+    }
+    let until = (pending_until >> UNIT) as u32;
+    if gate.pending_until < until {
+        gate.pending_until = until;
     }
 }
 
 #[inline(always)]
-pub fn is_pending_open(now: u64) -> bool {
-    GATES.get(0).is_some_and(|gates| now < gates.pending_until + GATE)
+pub fn is_pending_open(interface: u32, now: u64) -> bool {
+    gate(interface).is_some_and(|gate| (now >> UNIT) as u32 <= gate.pending_until)
 }

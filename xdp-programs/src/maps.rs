@@ -8,9 +8,8 @@
 //! they wait for a grace period (`kfree_rcu`, `bpf_mem_cache_free_rcu`).
 //!
 //! Invariant: an entry that could lead a packet into another VPC, or out of its VPC, is copied, and the copy is
-//! believed only if its first word names the right owner. These are entries of ATTACHMENTS, LOCAL_ENDPOINTS, VPCS and
-//! CONNECTIONS. Other entries are used within the VNI of the packet alone: the droplet of a row, members of a role,
-//! services and backends. If such an entry is another's, the packet is lost or goes to an address of its own VPC.
+//! believed only if its first word names the right owner. These are entries of ATTACHMENTS, ENDPOINTS, VPCS and
+//! CONNECTIONS. Other entries are used within the VNI of the packet alone: members of a role, services and backends. If such an entry is another's, the packet is lost or goes to an address of its own VPC.
 
 use core::{
     mem::MaybeUninit,
@@ -27,13 +26,13 @@ use thuban_common::{
     packet::ipv6,
     services::{
         self, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CHUNK, CONNECTIONS_CAPACITY,
-        ConnectionEntry, ConnectionKey, GatesEntry, PendingEntry, PendingKey, ServiceEntry, ServiceKey,
-        SlotsEntry, SlotsKey,
+        ConnectionEntry, ConnectionKey, GATES_OF_INTERFACES, GatesEntry, PendingEntry, PendingKey,
+        ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
     },
     tables::{
-        Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey,
-        LoadKey, LocalEntry, MISSES_CAPACITY, Members, MissEntry, PathMtuEntry, ProbeEntry, RemoteEntry,
-        SubnetEntry, SubnetKey, VpcEntry,
+        Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry,
+        ENDPOINTS_CAPACITY, EndpointEntry, EndpointKey, LoadKey, LocalEntry, MISSES_CAPACITY, Members,
+        MissEntry, NO_DROPLET, PathMtuEntry, ProbeEntry, SubnetEntry, SubnetKey, VpcEntry,
     },
 };
 
@@ -42,16 +41,8 @@ static CONFIG: Array<ConfigEntry> = Array::with_max_entries(1, 0);
 #[map]
 static ATTACHMENTS: HashMap<u32, AttachmentEntry> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 #[map]
-static LOCAL_ENDPOINTS: HashMap<EndpointKey, LocalEntry> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
-#[map]
-static DIRECT_ROWS: HashMap<EndpointKey, RemoteEntry> = HashMap::with_max_entries(65536, BPF_F_NO_PREALLOC);
-#[map]
-static BOUNCER_ROWS: HashMap<EndpointKey, RemoteEntry> =
-    HashMap::with_max_entries(262_144, BPF_F_NO_PREALLOC);
-#[map]
-static FORWARD_ROWS: HashMap<EndpointKey, RemoteEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
-#[map]
-static FORWARDERS: HashMap<EndpointKey, RemoteEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
+static ENDPOINTS: HashMap<EndpointKey, EndpointEntry> =
+    HashMap::with_max_entries(ENDPOINTS_CAPACITY, BPF_F_NO_PREALLOC);
 #[map]
 static SUBNETS: LpmTrie<SubnetKey, SubnetEntry> = LpmTrie::with_max_entries(65536, BPF_F_NO_PREALLOC);
 #[map]
@@ -61,7 +52,7 @@ static DROPLETS: HashMap<DropletAddress, DropletEntry> = HashMap::with_max_entri
 #[map]
 pub static PROBES: HashMap<DropletAddress, ProbeEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
 #[map]
-pub static MISSES: LruHashMap<EndpointKey, MissEntry> = LruHashMap::with_max_entries(MISSES_CAPACITY, 0);
+pub static MISSES: Array<MissEntry> = Array::with_max_entries(MISSES_CAPACITY, 0);
 #[map]
 pub static ANNOUNCED: LruHashMap<u32, AnnouncedEntry> = LruHashMap::with_max_entries(4096, 0);
 #[map]
@@ -79,7 +70,7 @@ pub static LOADS: PerCpuHashMap<LoadKey, u64> = PerCpuHashMap::with_max_entries(
 pub static SERVICES: HashMap<ServiceKey, ServiceEntry> =
     HashMap::with_max_entries(131_072, BPF_F_NO_PREALLOC);
 #[map]
-static SLOTS: HashMap<SlotsKey, SlotsEntry> = HashMap::with_max_entries(262_144, BPF_F_NO_PREALLOC);
+static SLOTS: HashMap<SlotsKey, SlotsEntry> = HashMap::with_max_entries(65_536, BPF_F_NO_PREALLOC);
 #[map]
 static BACKENDS: HashMap<BackendKey, BackendEntry> = HashMap::with_max_entries(262_144, BPF_F_NO_PREALLOC);
 #[map]
@@ -89,8 +80,7 @@ pub static CONNECTIONS: HashMap<ConnectionKey, ConnectionEntry> =
 /// [`thuban_common::services::ALL_PENDING`], all clients of a VPC.
 #[map]
 pub static SHARES: HashMap<EndpointKey, u32> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
-/// Counts, indexed by [`thuban_common::services::QUOTA_HELD`] and [`thuban_common::services::QUOTA_RESERVE`]. Programs
-/// write the first one, user space each element by itself.
+/// Counts, indexed by [`thuban_common::services::QUOTA_HELD`] and the constants behind it. Programs write the first one, user space each element by itself.
 #[map]
 pub static QUOTAS: Array<u32> = Array::with_max_entries(services::QUOTAS, 0);
 #[map]
@@ -98,7 +88,10 @@ pub static AFFINITY: LruHashMap<AffinityKey, AffinityEntry> = LruHashMap::with_m
 #[map]
 pub static PENDING: LruHashMap<PendingKey, PendingEntry> = LruHashMap::with_max_entries(16384, 0);
 #[map]
-pub static GATES: Array<GatesEntry> = Array::with_max_entries(1, 0);
+pub static GATES: Array<GatesEntry> = Array::with_max_entries(1 + GATES_OF_INTERFACES, 0);
+/// Whether PATH_MTUS ever had an entry (1). Written by transit.
+#[map]
+pub static PATH_MTU_LEARNT: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS_CAPACITY, 0);
 
@@ -167,60 +160,57 @@ pub fn vpc_of(interface: u32) -> Option<u32> {
     (ifindex == interface).then_some(vni)
 }
 
-/// Returns the place of an endpoint of this droplet.
+/// An endpoint, as its entry said when it was looked up.
+pub struct Endpoint {
+    pub entry: EndpointEntry,
+    /// The element of the map; it may be another endpoint's by now.
+    element: *mut EndpointEntry,
+}
+
+/// Returns what this droplet knows of an endpoint.
 #[inline(always)]
-pub fn local(key: &EndpointKey) -> Option<LocalEntry> {
-    let entry = LOCAL_ENDPOINTS.get_ptr(key)?;
-    let mut copy = MaybeUninit::<LocalEntry>::uninit();
+pub fn endpoint(key: &EndpointKey) -> Option<Endpoint> {
+    let element = ENDPOINTS.get_ptr_mut(key)?;
+    let mut copy = MaybeUninit::<EndpointEntry>::uninit();
     // SAFETY: an element of a map, see the module; all of the copy is written.
-    let local = unsafe {
-        snapshot(entry, copy.as_mut_ptr());
+    let entry = unsafe {
+        snapshot(element, copy.as_mut_ptr());
         copy.assume_init()
     };
-    (local.vni == key.vni).then_some(local)
+    (entry.local.vni == key.vni).then_some(Endpoint { entry, element })
 }
 
-/// Returns the droplet of a row, in one load. It may be another row's, but never half of each.
-#[inline(always)]
-fn droplet(row: *const RemoteEntry) -> DropletAddress {
-    // SAFETY: an element of a map, see the module; entries are aligned.
-    unsafe { row.cast::<u32>().read_volatile() }.to_ne_bytes()
-}
-
-/// Returns the droplet on which a direct row says that the endpoint is.
-#[inline(always)]
-pub fn direct(key: &EndpointKey) -> Option<DropletAddress> {
-    DIRECT_ROWS.get_ptr(key).map(droplet)
-}
-
-/// Does what [`direct`] does, and marks the row as used. The mark is written once, to keep the cache line shared.
-#[inline(always)]
-pub fn use_direct(key: &EndpointKey) -> Option<DropletAddress> {
-    let row = DIRECT_ROWS.get_ptr_mut(key)?;
-    // SAFETY: an element of a map, see the module; `used` is a single word that user space clears. A mark on another
-    // row keeps that one for a scan more.
-    unsafe {
-        if (*row).used == 0 {
-            (*row).used = 1;
-        }
+impl Endpoint {
+    /// Returns its place on this droplet.
+    #[inline(always)]
+    pub fn local(&self) -> Option<LocalEntry> {
+        (self.entry.local.ifindex != 0).then_some(self.entry.local)
     }
-    Some(droplet(row))
+
+    /// Returns the droplet on which a direct row says that it is, and marks the row as used. The mark is written once,
+    /// to keep the cache line shared.
+    #[inline(always)]
+    pub fn use_direct(&self) -> Option<DropletAddress> {
+        let droplet = row(self.entry.direct)?;
+        if self.entry.used == 0 {
+            // SAFETY: an element of a map, see the module; a single word that user space clears. A mark on another
+            // row keeps that one for a scan more.
+            unsafe { (*self.element).used = 1 };
+        }
+        Some(droplet)
+    }
+
+    /// Returns the droplet on which a row says that it is.
+    #[inline(always)]
+    pub fn home(&self) -> Option<DropletAddress> {
+        row(self.entry.direct).or(row(self.entry.bouncer))
+    }
 }
 
+/// Returns the droplet of a row, if there is one.
 #[inline(always)]
-pub fn bouncer_row(key: &EndpointKey) -> Option<DropletAddress> {
-    BOUNCER_ROWS.get_ptr(key).map(droplet)
-}
-
-#[inline(always)]
-pub fn forward_row(key: &EndpointKey) -> Option<DropletAddress> {
-    FORWARD_ROWS.get_ptr(key).map(droplet)
-}
-
-/// Returns the droplet that may forward packets for an endpoint of this one.
-#[inline(always)]
-pub fn forwarder(key: &EndpointKey) -> Option<DropletAddress> {
-    FORWARDERS.get_ptr(key).map(droplet)
+pub fn row(droplet: DropletAddress) -> Option<DropletAddress> {
+    (droplet != NO_DROPLET).then_some(droplet)
 }
 
 /// Returns the entry of the longest prefix of the VPC's networks that holds the address.

@@ -1,7 +1,7 @@
 //! Counts detours, and announces a flow that stays, so that user space asks for a direct row.
 //!
-//! Invariant: a VPC announces no more than its share in a second, and adds no more addresses than its share in a
-//! window. So a VPC that scans delays nobody else's rows, and evicts nobody else's count.
+//! Invariant: a VPC announces no more than its share in a second, and takes no more places than its share in a window.
+//! So a VPC that scans delays nobody else's rows, and rarely takes the place of another's count.
 
 use aya_ebpf::{bindings::BPF_ANY, helpers::bpf_ktime_get_ns};
 use thuban_common::{
@@ -27,17 +27,19 @@ const MANY: u32 = 64;
 /// Counts a packet. Announces the packet of that number, and again those at powers of two up to [`MANY`] and at its
 /// multiples, so that a lost event heals.
 #[inline(always)]
-pub fn note(key: &EndpointKey, number: u32) {
-    let packets = if let Some(entry) = MISSES.get_ptr_mut(key) {
-        // SAFETY: a single word; a count lost between CPUs does no harm.
-        unsafe {
-            (*entry).packets = (*entry).packets.saturating_add(1);
-            (*entry).packets
-        }
+pub fn note(key: &EndpointKey, seed: u32, number: u32) {
+    let (place, tag) = MissEntry::place(key, seed);
+    let Some(entry) = MISSES.get_ptr_mut(place) else {
+        return;
+    };
+    // SAFETY: words of an array's element, which stays. A count lost between CPUs does no harm.
+    let entry = unsafe { &mut *entry };
+    let packets = if entry.tag == tag && entry.packets != 0 {
+        entry.packets = entry.packets.saturating_add(1);
+        entry.packets
     } else {
         if may_note(key.vni) {
-            // A full table evicts; a failure costs one count.
-            let _ = MISSES.insert(key, MissEntry { packets: 1 }, u64::from(BPF_ANY));
+            *entry = MissEntry { tag, packets: 1 };
         } else {
             count(Counter::DirectPaced);
         }
@@ -74,7 +76,7 @@ fn has_share(vni: u32) -> bool {
     }
 }
 
-/// Whether the VPC may add an address to MISSES in this window; counts it.
+/// Whether the VPC may take a place in MISSES in this window; counts it.
 #[inline(always)]
 fn may_note(vni: u32) -> bool {
     let second = second();

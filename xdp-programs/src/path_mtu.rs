@@ -16,12 +16,18 @@ use thuban_common::{
 use crate::{
     count::count,
     frame::Frame,
-    maps::{self, PATH_MTUS},
+    maps::{self, PATH_MTU_LEARNT, PATH_MTUS},
 };
 
 const ICMP: usize = ethernet::LENGTH + ipv4::LENGTH;
 const QUOTED_IP: usize = ICMP + size_of::<IcmpHeader>();
 const QUOTED_UDP: usize = QUOTED_IP + ipv4::LENGTH;
+
+/// Whether any path's MTU was ever learnt here. Most underlays have one MTU: then no packet needs a look-up.
+#[inline(always)]
+pub fn is_any_learnt() -> bool {
+    PATH_MTU_LEARNT.get(0).is_some_and(|learnt| *learnt != 0)
+}
 
 /// Learns from an ICMP packet to this droplet, if it is "fragmentation needed" about Geneve of ours to a known
 /// droplet. The packet is the host's in any case.
@@ -47,6 +53,11 @@ pub fn learn<F: Frame>(frame: &mut F, config: &ConfigEntry) -> Option<()> {
         padding: 0,
     };
     PATH_MTUS.insert(&droplet, entry, u64::from(BPF_ANY)).ok()?;
+    // After the entry: who sees the word finds the entry.
+    if let Some(learnt) = PATH_MTU_LEARNT.get_ptr_mut(0) {
+        // SAFETY: a word of an array's element, which stays.
+        unsafe { *learnt = 1 };
+    }
     count(Counter::PathMtuLearnt);
     Some(())
 }

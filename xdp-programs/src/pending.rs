@@ -42,7 +42,7 @@ pub fn expect_answer(frame: &TcFrame, packet: &IpPacket, work: &mut Work) -> Res
         if is_same && !work.signal.opens {
             if now.wrapping_sub(old.time) > refresh(packet.protocol) {
                 old.time = now;
-                open(now + PENDING_LIFE);
+                open(work.interface, now + PENDING_LIFE);
             }
             if old.backend != [0; 16] {
                 work.send_to(packet, &old.backend, old.backend_port);
@@ -97,7 +97,7 @@ fn expect(packet: &IpPacket, work: &mut Work, now: u64, acknowledgement: u32) ->
     work.expected.service_port = packet.ports[1];
     work.expected.acknowledgement = acknowledgement;
     let _ = PENDING.insert(&work.pending, &work.expected, u64::from(BPF_ANY));
-    open(now + PENDING_LIFE);
+    open(work.interface, now + PENDING_LIFE);
     true
 }
 

@@ -241,10 +241,10 @@ fn keep(service: &ServiceEntry, packet: &IpPacket, index: u32, backend: &Backend
     let _ = AFFINITY.insert(&key, entry, u64::from(BPF_ANY));
 }
 
-/// Whether anybody ever used a service here.
+/// Whether the endpoint behind an interface ever used a service.
 #[inline(always)]
-pub fn is_used() -> bool {
-    gates::is_open()
+pub fn is_used(interface: u32) -> bool {
+    gates::is_open(interface)
 }
 
 /// Whether answers to a packet that goes to another endpoint, not by a service, are that endpoint's, no matter what
@@ -252,31 +252,33 @@ pub fn is_used() -> bool {
 /// first packet is checked.
 #[inline(always)]
 pub fn may_be_direct<F: Frame>(frame: &F, vni: u32, packet: &IpPacket) -> Result<bool, Counter> {
-    if !gates::is_open() || !packet.has_ports() {
+    let interface = frame.interface();
+    if !gates::is_open(interface) || !packet.has_ports() {
         return Ok(true);
     }
     let settles = packet.protocol == ipv4::UDP || signal(frame, packet)?.opens;
-    Ok(!settles || connections::yield_to(vni, packet))
+    Ok(!settles || connections::yield_to(interface, vni, packet))
 }
 
 /// Whether an answer to an endpoint of this droplet may be a service's, so that tc must have it.
 #[inline(always)]
-pub fn may_be_answer(vni: u32, packet: &IpPacket) -> bool {
-    gates::is_open() && connections::may_be_answer(vni, packet)
+pub fn may_be_answer(interface: u32, vni: u32, packet: &IpPacket) -> bool {
+    gates::is_open(interface) && connections::may_be_answer(interface, vni, packet)
 }
 
-/// Gives an answer to an endpoint of this droplet its service's address back. The frame is a plain one.
+/// Gives an answer to the endpoint behind an interface its service's address back. The frame is a plain one.
 #[inline(always)]
-pub fn restore<F: Frame>(frame: &mut F, vni: u32, packet: &IpPacket) -> Result<(), Counter> {
+pub fn restore<F: Frame>(frame: &mut F, interface: u32, vni: u32, packet: &IpPacket) -> Result<(), Counter> {
     let Some(frame) = frame.tc() else {
         return Ok(());
     };
-    if !gates::is_open() {
+    if !gates::is_open(interface) {
         return Ok(());
     }
     let Some(work) = Work::get() else {
         return Ok(());
     };
+    work.interface = interface;
     if quoted::is_error(packet) {
         quoted::restore(frame, vni, packet, work)
     } else if connections::is_answer(frame, vni, packet, work)? {

@@ -3,9 +3,7 @@
 use aya_ebpf::bindings::BPF_ANY;
 use thuban_common::{
     host_stack::{MARK_HOST_ENDPOINT, MARK_MASK},
-    services::{
-        ALL_CONNECTIONS, CONNECTIONS_BEYOND_RESERVE, CONNECTIONS_OF_CLIENT, QUOTA_HELD, QUOTA_RESERVE,
-    },
+    services::{ALL_CONNECTIONS, CONNECTIONS_OF_CLIENT, QUOTA_HELD, QUOTA_RESERVE, QUOTA_SHARED},
     tables::{Address, EndpointKey},
 };
 
@@ -42,7 +40,7 @@ pub fn has_share(work: &mut Work, vni: u32, client: &Address) -> bool {
         return false;
     }
     work.share.address = ALL_CONNECTIONS;
-    has_less(&work.share, quota(QUOTA_RESERVE)) || quota(QUOTA_HELD) < CONNECTIONS_BEYOND_RESERVE
+    has_less(&work.share, quota(QUOTA_RESERVE)) || quota(QUOTA_HELD) < quota(QUOTA_SHARED)
 }
 
 #[inline(always)]

@@ -21,6 +21,7 @@ use crate::{
     frame::{Frame, Outcome},
     inner::transport,
     maps::PATH_MTUS,
+    path_mtu,
 };
 
 /// Bytes that a tunnel adds to an inner IP packet within the outer one.
@@ -64,6 +65,9 @@ fn headers<F: Frame>(frame: &F, packet: &IpPacket) -> u32 {
 
 #[inline(always)]
 fn path_mtu(droplet: DropletAddress) -> Option<u32> {
+    if !path_mtu::is_any_learnt() {
+        return None;
+    }
     // SAFETY: words of a value that stays allocated (preallocated LRU).
     let entry = unsafe { PATH_MTUS.get(&droplet) }?;
     // SAFETY: helper without arguments.

@@ -14,8 +14,9 @@ use thuban_common::{
     select::contains,
     source::may_send,
     tables::{
-        Address, ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey, LOAD_OF_DIVIDER,
-        SUBNET_BOUNCER_HERE, SUBNET_FOREIGN, SUBNET_SERVICES, TracePoint, TransitMetadata, VPC_DIVIDER_HERE,
+        Address, ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointEntry, EndpointKey,
+        LOAD_OF_DIVIDER, SUBNET_BOUNCER_HERE, SUBNET_FOREIGN, SUBNET_SERVICES, TracePoint, TransitMetadata,
+        VPC_DIVIDER_HERE,
     },
 };
 
@@ -90,10 +91,11 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
     inner::read(frame, header.ethertype, offset, options, &mut observed.packet)?;
     let packet = &observed.packet;
     let key = maps::key(vni, packet.destination);
-    let local = maps::local(&key);
-    check_source(&key, packet, sender)?;
+    let endpoint = maps::endpoint(&key).map_or(const { EndpointEntry::new(0) }, |endpoint| endpoint.entry);
+    check_source(&key, packet, sender, endpoint.forwarder)?;
 
-    if let Some(local) = local {
+    if endpoint.local.ifindex != 0 {
+        let local = endpoint.local;
         let length = ENCAPSULATION_LENGTH as u32 + options;
         return deliver::from_wire(frame, length, outer.traffic_class(), vni, &local, packet);
     }
@@ -108,7 +110,7 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
         }
         return serve(tc, config, vpc.flags, &outer, observed);
     }
-    let hop = find(&key, vpc.flags, packet, config, sender)?;
+    let hop = find(&key, &endpoint, vpc.flags, packet, config, sender)?;
     observed.next = hop.droplet;
     let Some(verdict) = bounce::hop(frame, config, &outer, hop.droplet)? else {
         return Ok((F::PASS, None));
@@ -188,11 +190,16 @@ fn options<F: Frame>(frame: &F, header: &GeneveHeader) -> Result<u32, Counter> {
 /// believes bouncers of the source's network too: they choose backends for their clients (see [`serve`]). A source
 /// without a row must at least be an address of the VPC.
 #[inline(never)]
-fn check_source(destination: &EndpointKey, packet: &IpPacket, sender: DropletAddress) -> Result<(), Counter> {
+fn check_source(
+    destination: &EndpointKey,
+    packet: &IpPacket,
+    sender: DropletAddress,
+    forwarder: DropletAddress,
+) -> Result<(), Counter> {
     let vni = destination.vni;
-    let key = maps::key(vni, packet.source);
-    let here = maps::local(&key).is_some();
-    let row = maps::direct(&key).or_else(|| maps::bouncer_row(&key));
+    let source = maps::endpoint(&maps::key(vni, packet.source));
+    let here = source.as_ref().is_some_and(|source| source.local().is_some());
+    let row = source.and_then(|source| source.home());
     // Nobody in the VPC has an address outside of it, or a service's.
     if !here
         && row.is_none()
@@ -206,7 +213,7 @@ fn check_source(destination: &EndpointKey, packet: &IpPacket, sender: DropletAdd
     let vpc = maps::vpc(vni);
     let relays = vpc.as_ref().is_some_and(|vpc| contains(vpc.dividers, sender))
         || is_bouncer_of(vni, packet.destination, sender)
-        || maps::forwarder(destination) == Some(sender)
+        || forwarder == sender
         || vpc.is_some_and(|vpc| vpc.flags & VPC_DIVIDER_HERE != 0)
             && is_bouncer_of(vni, packet.source, sender);
     if relays {
@@ -242,9 +249,10 @@ fn serve(
     let work = Work::get().ok_or(Counter::NoBackend)?;
     service::choose_for_other(observed.vni, packet, work)?;
     let key = maps::key(observed.vni, work.to.destination);
-    let local = maps::local(&key);
-    if local.is_none() {
-        observed.next = match find(&key, vpc_flags, packet, config, [0; 4]) {
+    let endpoint = maps::endpoint(&key).map_or(const { EndpointEntry::new(0) }, |endpoint| endpoint.entry);
+    let is_here = endpoint.local.ifindex != 0;
+    if !is_here {
+        observed.next = match find(&key, &endpoint, vpc_flags, packet, config, [0; 4]) {
             Ok(hop) => hop.droplet,
             Err(_) => divide::divider(key.vni, flow::hash(packet))?,
         };
@@ -253,7 +261,8 @@ fn serve(
         }
     }
     rewrite(frame, INNER_IP, packet, &work.to)?;
-    if let Some(local) = local {
+    if is_here {
+        let local = endpoint.local;
         let length = ENCAPSULATION_LENGTH as u32;
         // A packet from a client is no answer.
         deliver::unwrap(frame, length, outer.traffic_class(), key.vni, &local, packet)?;
@@ -272,12 +281,13 @@ fn serve(
 #[inline(always)]
 fn find(
     key: &EndpointKey,
+    endpoint: &EndpointEntry,
     vpc_flags: u32,
     packet: &IpPacket,
     config: &ConfigEntry,
     sender: DropletAddress,
 ) -> Result<Hop, Counter> {
-    let mut next = maps::forward_row(key).map(|droplet| Hop {
+    let mut next = maps::row(endpoint.forward).map(|droplet| Hop {
         droplet,
         counter: Counter::Forwarded,
         role: None,
@@ -299,7 +309,7 @@ fn find(
         }
         if bounces {
             next = Some(Hop {
-                droplet: bounce::home(key, config.droplet)?,
+                droplet: bounce::home(endpoint.bouncer, config.droplet)?,
                 counter: Counter::Bounced,
                 role: Some(subnet.network),
             });

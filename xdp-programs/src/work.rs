@@ -34,6 +34,8 @@ pub struct Work {
     pub signal: Signal,
     /// The packet's mark, if it comes from the node's own endpoint; else 0.
     pub mark: u32,
+    /// The interface of the client's endpoint.
+    pub interface: u32,
     pub reverse: ConnectionKey,
     /// The key of the connection that was there before.
     pub other: ConnectionKey,

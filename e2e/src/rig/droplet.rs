@@ -2,10 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use thuban_common::tables::{
     AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, GATEWAY_MAC, HOST_SOURCE_V6,
-    LOCAL_TAKES_XDP, LocalEntry, RemoteEntry, SubnetEntry, VpcEntry,
+    LOCAL_TAKES_XDP, LocalEntry, RemoteRow, SubnetEntry, VpcEntry,
 };
 
 use super::{POD_MTU, Transit, UNDERLAY_MTU, Underlay, namespace::Namespace, traffic::End};
@@ -96,6 +96,7 @@ impl Droplet {
             } else {
                 0
             },
+            seed: 0,
         })?;
         if transit != Transit::Tc {
             namespace.command(&format!("ethtool -K uplink {SEGMENTED}"))?;
@@ -176,8 +177,8 @@ impl Droplet {
             mac,
             flags: LOCAL_TAKES_XDP,
         };
-        programs.insert("LOCAL_ENDPOINTS", key(vni, address), local)?;
-        programs.insert("LOCAL_ENDPOINTS", key(vni, address6), local)?;
+        programs.set_local(key(vni, address), local)?;
+        programs.set_local(key(vni, address6), local)?;
         // Rows come first: no packet of the pod meets an agent that doesn't know it.
         if self.agent_at_xdp {
             namespace.command(&format!("ethtool -K eth0 {SEGMENTED}"))?;
@@ -207,22 +208,15 @@ impl Droplet {
         self.programs.insert_subnet(vni, address6(base), 64, entry)
     }
 
-    /// Writes DIRECT_ROWS, BOUNCER_ROWS, FORWARD_ROWS or FORWARDERS.
+    /// Writes a row that names a droplet.
     pub fn set_row(
         &mut self,
-        map: &str,
+        row: RemoteRow,
         vni: u32,
         address: impl Into<IpAddr>,
         droplet: Ipv4Addr,
     ) -> Result<()> {
-        let address = address.into();
-        let entry = RemoteEntry {
-            droplet: droplet.octets(),
-            used: 0,
-        };
-        self.programs
-            .insert(map, key(vni, address), entry)
-            .with_context(|| format!("{map} {vni} {address}"))
+        self.programs.set_remote(row, key(vni, address), droplet)
     }
 }
 

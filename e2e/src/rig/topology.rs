@@ -7,7 +7,7 @@
 use std::net::Ipv4Addr;
 
 use anyhow::Result;
-use thuban_common::tables::{SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry};
+use thuban_common::tables::{RemoteRow, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry};
 
 use super::{
     Rig, Transit, Underlay,
@@ -121,8 +121,8 @@ impl Topology {
         ] {
             let (vni, address) = (pod.vni, pod.address);
             let bouncer = self.rig.droplet(bouncer)?;
-            bouncer.set_row("BOUNCER_ROWS", vni, address, home)?;
-            bouncer.set_row("BOUNCER_ROWS", vni, address6(address), home)?;
+            bouncer.set_row(RemoteRow::Bouncer, vni, address, home)?;
+            bouncer.set_row(RemoteRow::Bouncer, vni, address6(address), home)?;
         }
         Ok(())
     }
@@ -133,8 +133,8 @@ impl Topology {
         let (first, second) = (self.first.address, self.second.address);
         for (droplet, address, home) in [(1, second, two), (2, first, one)] {
             let droplet = self.rig.droplet(droplet)?;
-            droplet.set_row("DIRECT_ROWS", RED, address, home)?;
-            droplet.set_row("DIRECT_ROWS", RED, address6(address), home)?;
+            droplet.set_row(RemoteRow::Direct, RED, address, home)?;
+            droplet.set_row(RemoteRow::Direct, RED, address6(address), home)?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Result, ensure};
 use thuban_common::{
     counters::Counter,
-    tables::{AttachmentEntry, DropletEntry, GATEWAY_MAC},
+    tables::{AttachmentEntry, DropletEntry, GATEWAY_MAC, RemoteRow},
 };
 use thuban_e2e::rig::{
     Transit,
@@ -180,7 +180,7 @@ fn forged_geneve_is_dropped() -> Result<()> {
         topology
             .rig
             .droplet(2)?
-            .set_row("DIRECT_ROWS", RED, topology.neighbour.address, one)?;
+            .set_row(RemoteRow::Direct, RED, topology.neighbour.address, one)?;
         let wire = Wire::open(&topology.rig.bridge, "br0")?;
         let inner = datagram(topology.neighbour.address, topology.second.address, 7300);
         let bridge = Ipv4Addr::new(172, 31, 99, 254);
@@ -261,12 +261,18 @@ fn loops_end_with_the_ttl() -> Result<()> {
         // WouldReturn stops a loop of two, so the packet goes round all three.
         let lost = Ipv4Addr::new(10, 0, 1, 200);
         let [one, two, three] = [0, 1, 2].map(|index| topology.rig.droplets[index].address);
-        topology.rig.droplet(3)?.set_row("FORWARD_ROWS", RED, lost, two)?;
-        topology.rig.droplet(2)?.set_row("FORWARD_ROWS", RED, lost, one)?;
+        topology
+            .rig
+            .droplet(3)?
+            .set_row(RemoteRow::Forward, RED, lost, two)?;
+        topology
+            .rig
+            .droplet(2)?
+            .set_row(RemoteRow::Forward, RED, lost, one)?;
         topology
             .rig
             .droplet(1)?
-            .set_row("FORWARD_ROWS", RED, lost, three)?;
+            .set_row(RemoteRow::Forward, RED, lost, three)?;
         ensure!(!ping(&topology.first.namespace, lost, 8)?);
         let expired: u64 = (1..=3)
             .map(|droplet| counter(topology, droplet, Counter::TtlExpired))

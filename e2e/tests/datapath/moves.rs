@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
-use thuban_common::{counters::Counter, tables::LocalEntry};
+use thuban_common::{counters::Counter, tables::RemoteRow};
 use thuban_e2e::{
     programs::key,
     rig::{
@@ -77,7 +77,7 @@ fn a_one_way_flow_loses_nothing_when_its_receiver_moves() -> Result<()> {
         topology
             .rig
             .droplet(1)?
-            .set_row("DIRECT_ROWS", BLUE, address, two)?;
+            .set_row(RemoteRow::Direct, BLUE, address, two)?;
         let old = keep(&topology.second_blue.namespace, address)?;
         let moved = topology.rig.droplet(3)?.add_pod(BLUE, 3, address)?;
         let new = keep(&moved.namespace, address)?;
@@ -86,17 +86,15 @@ fn a_one_way_flow_loses_nothing_when_its_receiver_moves() -> Result<()> {
             topology
                 .rig
                 .droplet(3)?
-                .set_row("FORWARDERS", BLUE, address, two)?;
+                .set_row(RemoteRow::Forwarder, BLUE, address, two)?;
             let before = topology.rig.droplet(2)?;
-            before.set_row("FORWARD_ROWS", BLUE, address, three)?;
-            before
-                .programs
-                .remove::<_, LocalEntry>("LOCAL_ENDPOINTS", &key(BLUE, address))?;
+            before.set_row(RemoteRow::Forward, BLUE, address, three)?;
+            before.programs.remove_local(key(BLUE, address))?;
             thread::sleep(STEP);
             topology
                 .rig
                 .droplet(1)?
-                .set_row("DIRECT_ROWS", BLUE, address, three)?;
+                .set_row(RemoteRow::Direct, BLUE, address, three)?;
             thread::sleep(STEP);
             Ok(())
         })?;
@@ -125,7 +123,7 @@ fn a_stale_direct_row_leads_to_nobody_else() -> Result<()> {
         topology
             .rig
             .droplet(1)?
-            .set_row("DIRECT_ROWS", BLUE, address, two)?;
+            .set_row(RemoteRow::Direct, BLUE, address, two)?;
         let red = keep(&topology.second.namespace, address)?;
         let blue = keep(&topology.second_blue.namespace, address)?;
         let sent = while_sending(topology, |topology| {
@@ -134,7 +132,7 @@ fn a_stale_direct_row_leads_to_nobody_else() -> Result<()> {
                 .rig
                 .droplet(2)?
                 .programs
-                .remove::<_, LocalEntry>("LOCAL_ENDPOINTS", &key(BLUE, address))?;
+                .remove_local(key(BLUE, address))?;
             thread::sleep(STEP);
             Ok(())
         })?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use thuban_common::{
     counters::Counter,
-    tables::{SUBNET_SERVICES, SubnetEntry},
+    tables::{RemoteRow, SUBNET_SERVICES, SubnetEntry},
 };
 use thuban_e2e::{
     programs::members,
@@ -164,8 +164,8 @@ fn add_backend(topology: &mut Topology, droplet: usize, address: Ipv4Addr) -> Re
     let pod = home.add_pod(RED, 2, address)?;
     let home = home.address;
     let bouncer = topology.rig.droplet(1)?;
-    bouncer.set_row("BOUNCER_ROWS", RED, address, home)?;
-    bouncer.set_row("BOUNCER_ROWS", RED, pod.address6, home)?;
+    bouncer.set_row(RemoteRow::Bouncer, RED, address, home)?;
+    bouncer.set_row(RemoteRow::Bouncer, RED, pod.address6, home)?;
     Ok(pod)
 }
 

@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 use thuban_common::{
     counters::Counter,
     tables::{
-        ANNOUNCEMENTS_PER_SECOND, AnnouncedEntry, AttachmentEntry, MissEntry, NOTED_PER_WINDOW, RemoteEntry,
-        SubnetEntry, VpcEntry,
+        ANNOUNCEMENTS_PER_SECOND, AnnouncedEntry, AttachmentEntry, EndpointEntry, MissEntry,
+        NOTED_PER_WINDOW, SubnetEntry, VpcEntry,
     },
 };
 use thuban_e2e::programs::{key, members};
@@ -47,15 +47,17 @@ fn flows_that_stay_are_announced() -> Result<()> {
         )?;
     }
     ensure!(wanted(&mut world)?.is_empty());
-    ensure!(world.programs.get::<_, RemoteEntry>("DIRECT_ROWS", &direct)?.used == 1);
+    ensure!(world.programs.get::<_, EndpointEntry>("ENDPOINTS", &direct)?.used == 1);
     Ok(())
 }
 
 /// Sends the packet that is announced, the third one to its destination, and returns what was counted.
 fn announce(world: &mut World, endpoint: Endpoint) -> Result<Option<Counter>> {
     let to = ip(10, 0, 2, 90);
-    let misses = MissEntry { packets: 2 };
-    world.programs.insert("MISSES", key(endpoint.vni, to), misses)?;
+    let (place, tag) = MissEntry::place(&key(endpoint.vni, to), 0);
+    world
+        .programs
+        .set("MISSES", place, MissEntry { tag, packets: 2 })?;
     let before = world.programs.counter(Counter::DirectPaced)?;
     let frame = packet(endpoint, to).bytes();
     world.run(Role::Agent(endpoint.index), Hook::Tc, &frame)?;
@@ -192,10 +194,9 @@ fn a_vpc_adds_its_share_of_addresses_in_a_window() -> Result<()> {
                 Hook::Tc,
                 &packet(endpoint, to).bytes(),
             )?;
-            Ok(world
-                .programs
-                .get::<_, MissEntry>("MISSES", &key(endpoint.vni, to))
-                .is_ok())
+            let (place, tag) = MissEntry::place(&key(endpoint.vni, to), 0);
+            let entry: MissEntry = world.programs.element("MISSES", place)?;
+            Ok(entry == MissEntry { tag, packets: 1 })
         };
         let paced = world.programs.counter(Counter::DirectPaced)?;
         let beyond = is_noted(&mut world, TENANT)?;

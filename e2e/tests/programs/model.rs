@@ -13,7 +13,7 @@ use thuban_common::{
     counters::Counter,
     packet::{flow, ip::IpPacket, ipv4::Ipv4Header, ipv6::Ipv6Header},
     select::pick,
-    tables::LOCAL_TAKES_XDP,
+    tables::{LOCAL_TAKES_XDP, RemoteRow},
 };
 use thuban_e2e::programs::members;
 
@@ -67,19 +67,19 @@ impl Model {
             };
             locals.insert((vni, address), local);
         }
-        let rows = |name| {
+        let rows = |kind| {
             REMOTES
                 .iter()
-                .filter(|(map, ..)| *map == name)
+                .filter(|(row, ..)| *row == kind)
                 .map(|(_, vni, address, droplet)| ((*vni, *address), *droplet))
                 .collect()
         };
         Self {
             locals,
-            direct: rows("DIRECT_ROWS"),
-            bouncer: rows("BOUNCER_ROWS"),
-            forward: rows("FORWARD_ROWS"),
-            forwarders: rows("FORWARDERS"),
+            direct: rows(RemoteRow::Direct),
+            bouncer: rows(RemoteRow::Bouncer),
+            forward: rows(RemoteRow::Forward),
+            forwarders: rows(RemoteRow::Forwarder),
             paths: HashMap::new(),
         }
     }

@@ -19,7 +19,9 @@ use nix::{
 use thuban_common::{
     counters::Counter,
     services::{ConnectionEntry, ConnectionKey, FORWARD, NO_INDEX},
-    tables::{AttachmentEntry, LOCAL_TAKES_XDP, LocalEntry, TRANSIT_MAGIC, VPC_HOST_ACCESS, VpcEntry},
+    tables::{
+        AttachmentEntry, EndpointEntry, LOCAL_TAKES_XDP, LocalEntry, TRANSIT_MAGIC, VPC_HOST_ACCESS, VpcEntry,
+    },
 };
 use thuban_e2e::{
     programs::{Programs, address, key, members},
@@ -101,11 +103,14 @@ fn beside_changes<K: Pod + Send, V: Pod + Send>(
 fn removed_endpoints_element_delivers_to_no_other_vpc() -> Result<()> {
     let mut world = World::new()?;
     let (own, other) = (ip(10, 0, 1, 12), ip(10, 0, 1, 99));
-    let entry = |vni, index: u8, mac| LocalEntry {
-        vni,
-        ifindex: world.interfaces[usize::from(index)],
-        mac,
-        flags: LOCAL_TAKES_XDP,
+    let entry = |vni, index: u8, mac| EndpointEntry {
+        local: LocalEntry {
+            vni,
+            ifindex: world.interfaces[usize::from(index)],
+            mac,
+            flags: LOCAL_TAKES_XDP,
+        },
+        ..EndpointEntry::new(vni)
     };
     let own = (key(100, own), entry(100, BOUNCED.index, LOCAL_MAC));
     let stranger = entry(103, STRAY.index, OTHER_MAC);
@@ -114,7 +119,7 @@ fn removed_endpoints_element_delivers_to_no_other_vpc() -> Result<()> {
     let frame = Tunnel::new(SECOND, HERE, 100).around([2; 12], &inside);
     world.enter()?;
     for hook in [Hook::Tc, Hook::Xdp] {
-        let rows = share(&world.programs, "LOCAL_ENDPOINTS")?;
+        let rows = share(&world.programs, "ENDPOINTS")?;
         let world = &mut world;
         let mut delivered = 0;
         let run = || {
@@ -122,7 +127,10 @@ fn removed_endpoints_element_delivers_to_no_other_vpc() -> Result<()> {
             let mut inner = &outcome.frame[..];
             if hook == Hook::Xdp && outcome.frame.starts_with(&TRANSIT_MAGIC.to_ne_bytes()) {
                 let interface = &outcome.frame[8..12];
-                ensure!(interface != stranger.ifindex.to_ne_bytes(), "to its interface");
+                ensure!(
+                    interface != stranger.local.ifindex.to_ne_bytes(),
+                    "to its interface"
+                );
                 inner = &outcome.frame[12..];
             }
             ensure!(!inner.starts_with(&OTHER_MAC), "to its MAC");
@@ -183,13 +191,11 @@ fn entries_that_became_another_vpcs_are_not_used() -> Result<()> {
     let run =
         |world: &mut World, destination| world.run(Role::Agent(TENANT.index), Hook::Tc, &to(destination));
     // The entry of an endpoint is another VPC's now.
-    let mut local: LocalEntry = world
-        .programs
-        .get("LOCAL_ENDPOINTS", &key(100, ip(10, 0, 1, 12)))?;
-    local.vni = 103;
+    let mut entry: EndpointEntry = world.programs.get("ENDPOINTS", &key(100, ip(10, 0, 1, 12)))?;
+    entry.local.vni = 103;
     world
         .programs
-        .insert("LOCAL_ENDPOINTS", key(100, ip(10, 0, 1, 12)), local)?;
+        .insert("ENDPOINTS", key(100, ip(10, 0, 1, 12)), entry)?;
     let outcome = run(&mut world, ip(10, 0, 1, 12))?;
     ensure!(outcome.counted.contains_key(Counter::SentToBouncer.name()));
     // The entry is that of a VPC that may go out.

@@ -7,8 +7,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_common::tables::{
-    LOCAL_TAKES_XDP, SUBNET_BOUNCER_HERE, SUBNET_BY_NODE, SUBNET_CLOSED, VPC_DIVIDER_HERE, VPC_EGRESS,
-    VPC_HOST_ACCESS,
+    LOCAL_TAKES_XDP, RemoteRow, SUBNET_BOUNCER_HERE, SUBNET_BY_NODE, SUBNET_CLOSED, VPC_DIVIDER_HERE,
+    VPC_EGRESS, VPC_HOST_ACCESS,
 };
 
 pub const fn ip(a: u8, b: u8, c: u8, d: u8) -> Ipv4Addr {
@@ -94,34 +94,34 @@ pub const LOCALS: [(u32, IpAddr, u16); 6] = [
     (100, v6(0, 1, 0x15), 0),
 ];
 
-/// Rows that name a droplet: map, VNI, address, droplet.
-pub const REMOTES: [(&str, u32, IpAddr, Ipv4Addr); 25] = [
-    ("DIRECT_ROWS", 100, v4(10, 0, 1, 50), SECOND),
-    ("DIRECT_ROWS", 100, v4(10, 0, 1, 51), HERE),
-    ("DIRECT_ROWS", 100, v4(10, 0, 1, 60), UNREACHED),
-    ("DIRECT_ROWS", 103, v4(10, 0, 1, 50), THIRD),
-    ("DIRECT_ROWS", 100, v6(0, 1, 0x50), SECOND),
-    ("DIRECT_ROWS", 100, v6(0, 1, 0x51), HERE),
-    ("DIRECT_ROWS", 100, v6(0, 1, 0x60), UNREACHED),
-    ("DIRECT_ROWS", 103, v6(0, 1, 0x50), THIRD),
-    ("FORWARD_ROWS", 100, v4(10, 0, 1, 70), THIRD),
-    ("FORWARD_ROWS", 100, v4(10, 0, 1, 71), HERE),
-    ("FORWARD_ROWS", 100, v4(10, 0, 1, 72), UNREACHED),
-    ("FORWARD_ROWS", 100, v6(0, 1, 0x70), THIRD),
-    ("FORWARD_ROWS", 100, v6(0, 1, 0x72), UNREACHED),
-    ("BOUNCER_ROWS", 100, v4(10, 0, 3, 30), SECOND),
-    ("BOUNCER_ROWS", 100, v4(10, 0, 3, 31), HERE),
-    ("BOUNCER_ROWS", 100, v4(10, 0, 3, 33), THIRD),
-    ("BOUNCER_ROWS", 102, v4(10, 7, 2, 30), SECOND),
-    ("BOUNCER_ROWS", 100, v6(0, 3, 0x30), SECOND),
-    ("BOUNCER_ROWS", 100, v6(0, 3, 0x31), HERE),
-    ("BOUNCER_ROWS", 100, v6(0, 3, 0x33), THIRD),
-    ("BOUNCER_ROWS", 102, v6(7, 2, 0x30), SECOND),
+/// Rows that name a droplet: row, VNI, address, droplet.
+pub const REMOTES: [(RemoteRow, u32, IpAddr, Ipv4Addr); 25] = [
+    (RemoteRow::Direct, 100, v4(10, 0, 1, 50), SECOND),
+    (RemoteRow::Direct, 100, v4(10, 0, 1, 51), HERE),
+    (RemoteRow::Direct, 100, v4(10, 0, 1, 60), UNREACHED),
+    (RemoteRow::Direct, 103, v4(10, 0, 1, 50), THIRD),
+    (RemoteRow::Direct, 100, v6(0, 1, 0x50), SECOND),
+    (RemoteRow::Direct, 100, v6(0, 1, 0x51), HERE),
+    (RemoteRow::Direct, 100, v6(0, 1, 0x60), UNREACHED),
+    (RemoteRow::Direct, 103, v6(0, 1, 0x50), THIRD),
+    (RemoteRow::Forward, 100, v4(10, 0, 1, 70), THIRD),
+    (RemoteRow::Forward, 100, v4(10, 0, 1, 71), HERE),
+    (RemoteRow::Forward, 100, v4(10, 0, 1, 72), UNREACHED),
+    (RemoteRow::Forward, 100, v6(0, 1, 0x70), THIRD),
+    (RemoteRow::Forward, 100, v6(0, 1, 0x72), UNREACHED),
+    (RemoteRow::Bouncer, 100, v4(10, 0, 3, 30), SECOND),
+    (RemoteRow::Bouncer, 100, v4(10, 0, 3, 31), HERE),
+    (RemoteRow::Bouncer, 100, v4(10, 0, 3, 33), THIRD),
+    (RemoteRow::Bouncer, 102, v4(10, 7, 2, 30), SECOND),
+    (RemoteRow::Bouncer, 100, v6(0, 3, 0x30), SECOND),
+    (RemoteRow::Bouncer, 100, v6(0, 3, 0x31), HERE),
+    (RemoteRow::Bouncer, 100, v6(0, 3, 0x33), THIRD),
+    (RemoteRow::Bouncer, 102, v6(7, 2, 0x30), SECOND),
     // Packets that the endpoint's former droplet sends on come from there.
-    ("FORWARDERS", 100, v4(10, 0, 1, 13), UNREACHED),
-    ("FORWARDERS", 100, v6(0, 1, 0x13), UNREACHED),
-    ("FORWARDERS", 100, v4(10, 0, 1, 15), THIRD),
-    ("FORWARDERS", 103, v4(10, 0, 1, 12), UNREACHED),
+    (RemoteRow::Forwarder, 100, v4(10, 0, 1, 13), UNREACHED),
+    (RemoteRow::Forwarder, 100, v6(0, 1, 0x13), UNREACHED),
+    (RemoteRow::Forwarder, 100, v4(10, 0, 1, 15), THIRD),
+    (RemoteRow::Forwarder, 103, v4(10, 0, 1, 12), UNREACHED),
 ];
 
 /// A network: VNI, base, prefix, network, flags, bouncers.

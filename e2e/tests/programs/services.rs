@@ -4,13 +4,17 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
-use thuban_common::{counters::Counter, services::SERVICE_LOCAL, tables::EndpointKey};
+use thuban_common::{
+    counters::Counter,
+    services::{GATE_OF_ANY, GATES_OF_INTERFACES, GatesEntry, SERVICE_LOCAL},
+    tables::EndpointKey,
+};
 use thuban_e2e::{programs::key, services::Served};
 
 use crate::{
     fixture::ensure_same,
     frames::Tunnel,
-    rows::{BOUNCED, HERE, LOCAL_MAC, SECOND, SPREAD, TENANT, THIRD, ip, ip6},
+    rows::{BOUNCED, Endpoint, HERE, LOCAL_MAC, SECOND, SPREAD, TENANT, THIRD, ip, ip6},
     service_world::{
         SCTP, SERVICE, SERVICE6, Segment, TCP, UDP, arrive, ensure_delivered, ensure_dropped, ensure_sent,
         inner, port_of, send, world,
@@ -104,6 +108,25 @@ fn xdp_leaves_services_and_their_answers_to_tc() -> Result<()> {
     send(&mut world, TENANT.index, &request)?;
     let outcome = world.run(Role::Agent(BOUNCED.index), Hook::Xdp, &answer.bytes())?;
     ensure!(outcome.verdict == 2 && outcome.frame == answer.bytes());
+    Ok(())
+}
+
+#[test]
+fn a_connection_opens_its_clients_gate_and_no_others() -> Result<()> {
+    let mut world = world()?;
+    serve(&mut world, TCP, (HERE_BACKEND, 8080), (HERE_BACKEND6, 8080))?;
+    let is_open = |world: &World, of: Endpoint| {
+        let interface = world.interfaces[usize::from(of.index)];
+        let gate: Result<GatesEntry> = world
+            .programs
+            .element("GATES", 1 + interface % GATES_OF_INTERFACES);
+        gate.map(|gate| gate.connections != 0)
+    };
+    let any = |world: &World| world.programs.element::<GatesEntry>("GATES", GATE_OF_ANY);
+    ensure!(any(&world)?.connections == 0 && !is_open(&world, TENANT)?);
+    send(&mut world, TENANT.index, &segment(TCP, 40000))?;
+    ensure!(any(&world)?.connections == 1 && is_open(&world, TENANT)?);
+    ensure!(!is_open(&world, BOUNCED)?, "a backend's packets need no look-up");
     Ok(())
 }
 
@@ -344,9 +367,7 @@ fn a_bouncer_and_the_clients_agent_choose_alike() -> Result<()> {
         let request = Segment::new(UDP, BOUNCED.mac(), (BOUNCED.address.into(), port), (SERVICE, 80));
         let own = send(&mut world, BOUNCED.index, &request)?;
         let tunnel = Tunnel::new(THIRD, HERE, 100);
-        world
-            .programs
-            .remove::<_, thuban_common::tables::LocalEntry>("LOCAL_ENDPOINTS", &key(100, BOUNCED.address))?;
+        world.programs.remove_local(key(100, BOUNCED.address))?;
         let frame = tunnel.around([2; 12], &request.bytes());
         let bounced = world.run(Role::Transit, Hook::Tc, &frame)?;
         world.restore_local(BOUNCED)?;

@@ -7,7 +7,7 @@ use thuban_common::{
     counters::Counter,
     host_stack::{MARK_HOST_ENDPOINT, mark_of},
     services::{
-        ALL_CONNECTIONS, ALL_PENDING, CONNECTIONS_BEYOND_RESERVE, CONNECTIONS_OF_CLIENT, PENDING_OF_VPC,
+        ALL_CONNECTIONS, ALL_PENDING, CONNECTIONS_CAPACITY, CONNECTIONS_OF_CLIENT, PENDING_OF_VPC,
         QUOTA_HELD, QUOTA_RESERVE,
     },
     tables::{ATTACHMENT_HOST, AttachmentEntry, EndpointKey},
@@ -20,6 +20,9 @@ use crate::{
     service_world::{SERVICE, Segment, TCP, UDP, arrive, ensure_delivered, ensure_sent, send, world},
     world::{Hook, Role, World},
 };
+
+/// Entries up to which VPCs may have more than their reserves.
+const HALF: u32 = CONNECTIONS_CAPACITY / 2;
 
 #[test]
 fn a_clients_share_bounds_its_entries_and_it_is_served_beyond() -> Result<()> {
@@ -64,9 +67,7 @@ fn a_vpcs_share_bounds_all_its_clients_together_and_no_others() -> Result<()> {
     send(&mut world, TENANT.index, &from(TENANT, 40000))?;
     send(&mut world, BOUNCED.index, &from(BOUNCED, 40000))?;
     ensure!(world.programs.get::<_, u32>("SHARES", &all(100))? == 4);
-    world
-        .programs
-        .set("QUOTAS", QUOTA_HELD, CONNECTIONS_BEYOND_RESERVE)?;
+    world.programs.set("QUOTAS", QUOTA_HELD, HALF)?;
     world.programs.set("QUOTAS", QUOTA_RESERVE, 4_u32)?;
     for client in [TENANT, BOUNCED] {
         let request = from(client, 40001);
@@ -79,7 +80,7 @@ fn a_vpcs_share_bounds_all_its_clients_together_and_no_others() -> Result<()> {
     ensure!(outcome.counted.contains_key(Counter::ServiceConnections.name()));
     ensure!(world.programs.get::<_, u32>("SHARES", &all(103))? == 2);
     // While half of the table is free, no client is limited to its reserve.
-    let free = CONNECTIONS_BEYOND_RESERVE - 2;
+    let free = HALF - 2;
     world.programs.set("QUOTAS", QUOTA_HELD, free)?;
     for is_made in [true, false] {
         let outcome = send(
@@ -185,9 +186,7 @@ fn vpcs_that_fill_the_table_leave_a_third_its_room() -> Result<()> {
         }
     }
     // transitd writes this before anything is attached.
-    world
-        .programs
-        .set("QUOTAS", QUOTA_RESERVE, CONNECTIONS_BEYOND_RESERVE / 4)?;
+    world.programs.set("QUOTAS", QUOTA_RESERVE, HALF / 4)?;
     for port in 0..ports {
         for client in [SPREAD, DIVIDED] {
             open_all(&mut world, client, 80 + port)?;
@@ -198,10 +197,7 @@ fn vpcs_that_fill_the_table_leave_a_third_its_room() -> Result<()> {
     }
     let fillers = [SPREAD, DIVIDED].map(|endpoint| held_by(&world, endpoint.vni));
     println!("the VPCs that fill have {fillers:?} entries");
-    ensure!(
-        fillers.iter().sum::<u32>() >= CONNECTIONS_BEYOND_RESERVE,
-        "they do fill it"
-    );
+    ensure!(fillers.iter().sum::<u32>() >= HALF, "they do fill it");
     let requests: Vec<Segment> = (0..40).map(|port| segment(TCP, 40000 + port)).collect();
     for request in &requests {
         ensure_served(&mut world, request, far)?;

@@ -364,6 +364,7 @@ fn nothing_is_ours_before_the_droplet_is_configured() -> Result<()> {
         uplink: 0,
         mtu: 0,
         flags: 0,
+        seed: 0,
     })?;
     let frame = Packet::udp([2, 0, 0, 0, 0, 100], ip(10, 0, 1, 11), ip(10, 0, 1, 12)).bytes();
     for (hook, pass, drop) in [(Hook::Tc, 0, 2), (Hook::Xdp, 2, 1)] {

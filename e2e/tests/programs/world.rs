@@ -11,7 +11,7 @@ use thuban_common::{
     counters::Counter,
     tables::{
         AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, EndpointKey, LOCAL_TAKES_XDP,
-        LocalEntry, ProbeEntry, RemoteEntry, SubnetEntry, VpcEntry,
+        LocalEntry, ProbeEntry, RemoteRow, SubnetEntry, VpcEntry,
     },
 };
 use thuban_e2e::{
@@ -104,6 +104,7 @@ impl World {
             uplink: self.uplink,
             mtu: MTU,
             flags,
+            seed: 0,
         })
     }
 
@@ -130,8 +131,8 @@ impl World {
             let interface = self.interfaces[usize::from(BOUNCED.index)];
             self.insert_local(key(vni, address), interface, LOCAL_MAC, flags)?;
         }
-        for (map, vni, address, droplet) in REMOTES {
-            self.insert_remote(map, vni, address, droplet)?;
+        for (row, vni, address, droplet) in REMOTES {
+            self.insert_remote(row, vni, address, droplet)?;
         }
         Ok(())
     }
@@ -150,22 +151,18 @@ impl World {
             mac,
             flags,
         };
-        self.programs.insert("LOCAL_ENDPOINTS", key, entry)
+        self.programs.set_local(key, entry)
     }
 
     /// Writes a row that names a droplet.
     pub fn insert_remote(
         &mut self,
-        map: &str,
+        row: RemoteRow,
         vni: u32,
         address: impl Into<IpAddr>,
         droplet: Ipv4Addr,
     ) -> Result<()> {
-        let entry = RemoteEntry {
-            droplet: droplet.octets(),
-            used: 0,
-        };
-        self.programs.insert(map, key(vni, address), entry)
+        self.programs.set_remote(row, key(vni, address), droplet)
     }
 
     fn fill_networks(&mut self) -> Result<()> {

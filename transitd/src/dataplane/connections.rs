@@ -11,15 +11,15 @@ use aya::maps::{Array, Map, MapData};
 use nix::time::{ClockId, clock_gettime};
 use thuban_common::packet::ipv4::UDP;
 use thuban_common::services::{
-    ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, BackendKey,
-    CONNECTIONS_BEYOND_RESERVE, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, GatesEntry, HAIRPIN,
-    NO_INDEX, PENDING_LIFE, PendingEntry, PendingKey, QUOTA_HELD, QUOTA_RESERVE, RESET, REVERSE, SEEN,
-    ServiceKey,
+    ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CONNECTIONS_CAPACITY,
+    ConnectionEntry, ConnectionKey, FINISHED, FORWARD, GATE_OF_ANY, GatesEntry, HAIRPIN, LEAST_CONNECTIONS,
+    NO_INDEX, PENDING_LIFE, PendingEntry, PendingKey, QUOTA_HELD, QUOTA_RESERVE, QUOTA_SHARED, RESET,
+    REVERSE, SEEN, ServiceKey,
 };
 use thuban_common::tables::{Address, EndpointKey};
 
-use super::reserve;
-use super::tables::{Hash, TableError, access, data, hash, lookup, lru, open, take};
+use super::reserve::Shared;
+use super::tables::{Hash, TableError, access, capacity, data, hash, lookup, lru, open, take};
 use super::walk::Walk;
 
 /// The table of connections.
@@ -34,11 +34,9 @@ const TRANSITORY: Duration = Duration::from_mins(1);
 const ABANDONED: Duration = Duration::from_mins(5);
 const DATAGRAMS: Duration = Duration::from_mins(2);
 const UNANSWERED_DATAGRAM: Duration = Duration::from_secs(30);
-/// The life of an unanswered connection of a VPC beyond its reserve, while the table is [`CROWDED`]: a client asks
+/// The life of an unanswered connection of a VPC beyond its reserve, while the table is crowded: a client asks
 /// twice in that time.
 const UNANSWERED_IN_A_CROWD: Duration = Duration::from_secs(5);
-/// The number of entries from which on the table is crowded: soon no VPC may go beyond its reserve.
-const CROWDED: u32 = CONNECTIONS_BEYOND_RESERVE / 4 * 3;
 /// The most entries that one scan removes; the next scan finds the rest.
 const MAX_EXPIRED_PER_SCAN: usize = 65_536;
 
@@ -49,10 +47,37 @@ pub struct Connections {
     backends: Hash<BackendKey, BackendEntry>,
     shares: Hash<EndpointKey, u32>,
     quotas: Array<MapData, u32>,
+    room: Shared,
     gates: Array<MapData, GatesEntry>,
     all_flows: Walk<ConnectionKey, ConnectionEntry>,
     all_pending: Walk<PendingKey, PendingEntry>,
     all_affinity: Walk<AffinityKey, AffinityEntry>,
+}
+
+/// Returns how many entries CONNECTIONS is to have room for on a node with so much memory, bytes. The empty table takes
+/// 16 bytes for each, so that is at most 1/3600 of the memory. The kernel keeps some of a machine's memory for itself.
+/// An eighth more is counted, so that a machine of 16 GiB counts as one.
+pub fn entries_for(memory: u64) -> u32 {
+    let entries = u32::try_from((memory + memory / 8) >> 16).unwrap_or(u32::MAX);
+    let power = entries.checked_ilog2().map_or(0, |log| 1 << log);
+    power.clamp(LEAST_CONNECTIONS, CONNECTIONS_CAPACITY)
+}
+
+/// Tells agents the size of the table. Must come before any program is attached.
+pub fn write_room(maps: &Path) -> Result<(), TableError> {
+    let room = room(maps)?;
+    let shared = (room.capacity - room.reserved) as u32;
+    quotas(maps)?
+        .set(QUOTA_SHARED, shared, 0)
+        .map_err(access("write", "QUOTAS"))
+}
+
+fn room(maps: &Path) -> Result<Shared, TableError> {
+    capacity(maps, CONNECTIONS).map(|entries| Shared::connections(entries as usize))
+}
+
+fn quotas(maps: &Path) -> Result<Array<MapData, u32>, TableError> {
+    Array::try_from(Map::Array(data(maps, "QUOTAS")?)).map_err(open("QUOTAS"))
 }
 
 type Backends = HashSet<BackendEntry>;
@@ -75,7 +100,8 @@ impl Connections {
             affinity: lru(maps, "AFFINITY")?,
             backends: hash(maps, "BACKENDS")?,
             shares: hash(maps, "SHARES")?,
-            quotas: Array::try_from(Map::Array(data(maps, "QUOTAS")?)).map_err(open("QUOTAS"))?,
+            quotas: quotas(maps)?,
+            room: room(maps)?,
             gates: Array::try_from(Map::Array(data(maps, "GATES")?)).map_err(open("GATES"))?,
             all_flows: Walk::open(maps, CONNECTIONS)?,
             all_pending: Walk::open(maps, "PENDING")?,
@@ -121,7 +147,7 @@ impl Connections {
                 } else {
                     self.has_backend(&entry)?
                 },
-                is_crowding: before.is_crowding(entry.payer),
+                is_crowding: before.is_crowding(entry.payer, self.room),
             };
             let last = entry.time.max(answered.map_or(0, |answered| answered.time));
             let is_over = now.saturating_sub(Duration::from_nanos(last)) > life(&seen);
@@ -183,7 +209,7 @@ impl Connections {
         has_left: impl Fn(&EndpointKey) -> bool,
         vnis: impl FnOnce() -> HashMap<u32, u32>,
     ) -> Result<(), TableError> {
-        let gates = self.gates.get(&0, 0).map_err(access("read", "GATES"))?;
+        let gates = self.gates.get(&GATE_OF_ANY, 0).map_err(access("read", "GATES"))?;
         if gates.connections == 0 {
             return Ok(());
         }
@@ -300,7 +326,7 @@ impl Connections {
             }
         }
         let held = held + now.held.saturating_sub(before.held);
-        let reserve = reserve::CONNECTIONS.reserve(&held_by_vpcs, vpcs, held as usize) as u32;
+        let reserve = self.room.reserve(&held_by_vpcs, vpcs, held as usize) as u32;
         for (index, value) in [(QUOTA_HELD, held), (QUOTA_RESERVE, reserve)] {
             self.quotas
                 .set(index, value, 0)
@@ -319,10 +345,11 @@ struct Counts {
 }
 
 impl Counts {
-    /// Whether a VPC has more than its reserve of a crowded table.
-    fn is_crowding(&self, vni: u32) -> bool {
+    /// Whether a VPC has more than its reserve of a crowded table, in which soon no VPC may go beyond its reserve.
+    fn is_crowding(&self, vni: u32, room: Shared) -> bool {
         let own = self.shares.get(&endpoint(vni, ALL_CONNECTIONS));
-        self.held >= CROWDED && own.is_some_and(|own| *own > self.reserve)
+        let crowded = (room.capacity - room.reserved) / 4 * 3;
+        self.held as usize >= crowded && own.is_some_and(|own| *own > self.reserve)
     }
 }
 
@@ -443,6 +470,13 @@ mod tests {
     }
 
     #[test]
+    fn a_table_of_connections_is_as_large_as_the_node_allows() {
+        let gib = |gib: u64| entries_for(gib << 30);
+        assert_eq!([1, 7, 15, 24].map(gib), [65_536, 65_536, 262_144, 262_144]);
+        assert_eq!([30, 1024].map(gib), [524_288; 2]);
+    }
+
+    #[test]
     fn in_a_crowd_unanswered_connections_go_soon() {
         for protocol in [6, 17, 132] {
             let crowding = |reverse| {
@@ -463,14 +497,18 @@ mod tests {
     #[test]
     fn only_who_is_beyond_its_reserve_crowds_the_table() {
         let shares = [(7, 101), (8, 100)].map(|(vni, own)| (endpoint(vni, ALL_CONNECTIONS), own));
+        let room = Shared::connections(2000);
         let mut counts = Counts {
             shares: HashMap::from(shares),
-            held: CROWDED,
+            held: 750,
             reserve: 100,
         };
-        assert_eq!([7, 8, 9].map(|vni| counts.is_crowding(vni)), [true, false, false]);
+        assert_eq!(
+            [7, 8, 9].map(|vni| counts.is_crowding(vni, room)),
+            [true, false, false]
+        );
         counts.held -= 1;
-        assert!(!counts.is_crowding(7));
+        assert!(!counts.is_crowding(7, room));
     }
 
     #[test]

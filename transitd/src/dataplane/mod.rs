@@ -5,6 +5,7 @@
 pub mod connections;
 pub mod contract;
 pub mod counters;
+mod endpoints;
 pub mod events;
 pub mod filter;
 pub mod hook;
@@ -14,6 +15,7 @@ pub mod links;
 pub mod loader;
 pub mod loads;
 pub mod maglev;
+mod misses;
 pub mod pins;
 pub mod probes;
 pub mod quota;

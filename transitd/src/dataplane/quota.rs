@@ -15,8 +15,8 @@ use super::tables::TableError;
 /// The tables, in the order of [`Usage`].
 pub const TABLES: [&str; 3] = ["SERVICES", "SLOTS", "BACKENDS"];
 
-/// The least number of VPCs for which each table has reserves. Each gets 2,048 rows of SLOTS: those are enough for 512
-/// ports with up to four backends.
+/// The least number of VPCs for which each table has reserves. Each gets 512 rows of SLOTS: those are enough for 512 ports
+/// with up to four backends.
 const LEAST_VPCS: usize = 32;
 
 /// Rows in each of [`TABLES`].
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn rows_are_those_of_the_tables() {
         assert_eq!(Usage::of_port(0), Usage([1, 0, 0]));
-        assert_eq!(Usage::of_port(2), Usage([1, 4, 2]));
-        assert_eq!(Usage::of_port(16384), Usage([1, 4096, 16384]));
+        assert_eq!(Usage::of_port(2), Usage([1, 1, 2]));
+        assert_eq!(Usage::of_port(16384), Usage([1, 1024, 16384]));
     }
 }

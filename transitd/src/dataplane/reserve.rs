@@ -3,8 +3,6 @@
 //! Invariant: there is always room for the entries that each VPC lacks of its reserve. A VPC goes beyond its reserve
 //! only while a part of the table is free, and all reserves together are at most that part. Pure.
 
-use thuban_common::services::{CONNECTIONS_BEYOND_RESERVE, CONNECTIONS_CAPACITY};
-
 /// A table that VPCs share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shared {
@@ -15,13 +13,16 @@ pub struct Shared {
     pub least_vpcs: usize,
 }
 
-pub const CONNECTIONS: Shared = Shared {
-    capacity: CONNECTIONS_CAPACITY as usize,
-    reserved: (CONNECTIONS_CAPACITY - CONNECTIONS_BEYOND_RESERVE) as usize,
-    least_vpcs: 4,
-};
-
 impl Shared {
+    /// CONNECTIONS, with room for so many entries.
+    pub const fn connections(capacity: usize) -> Self {
+        Self {
+            capacity,
+            reserved: capacity / 2,
+            least_vpcs: 4,
+        }
+    }
+
     /// The number of VPCs that reserves are for, if there are so many. It is a power of two, so that reserves rarely
     /// change.
     pub fn parts(self, vpcs: usize) -> usize {
@@ -54,6 +55,7 @@ impl Shared {
 mod tests {
     use super::*;
 
+    const CONNECTIONS: Shared = Shared::connections(524_288);
     const HALF: usize = CONNECTIONS.reserved;
 
     #[test]

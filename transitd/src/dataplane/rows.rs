@@ -19,11 +19,9 @@ pub fn to_json(key: &TableKey, entry: &TableEntry) -> Value {
 fn key_json(key: &TableKey) -> Value {
     match key {
         TableKey::Attachment(ifindex) => json!({"ifindex": ifindex}),
-        TableKey::Local(EndpointKey { vni, address })
-        | TableKey::Direct(EndpointKey { vni, address })
-        | TableKey::Bouncer(EndpointKey { vni, address })
-        | TableKey::Forward(EndpointKey { vni, address })
-        | TableKey::Forwarder(EndpointKey { vni, address }) => json!({"vni": vni, "address": text(address)}),
+        TableKey::Local(EndpointKey { vni, address }) | TableKey::Remote(_, EndpointKey { vni, address }) => {
+            json!({"vni": vni, "address": text(address)})
+        }
         TableKey::Subnet { vni, address, prefix } => {
             let ip = Ipv6Addr::from(*address);
             let cidr = match ip.to_ipv4_mapped() {
@@ -46,7 +44,7 @@ fn entry_json(entry: &TableEntry) -> Value {
         TableEntry::Local(e) => {
             json!({"ifindex": e.ifindex, "mac": mac_text(e.mac)})
         }
-        TableEntry::Remote(e) => json!({"droplet": Ipv4Addr::from(e.droplet).to_string()}),
+        TableEntry::Remote(droplet) => json!({"droplet": Ipv4Addr::from(*droplet).to_string()}),
         TableEntry::Subnet(e) => json!({
             "network": network(e.network),
             "bouncers": members(&e.bouncers),

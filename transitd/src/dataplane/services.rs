@@ -13,14 +13,15 @@ use aya::maps::MapError;
 use thuban_common::services::{
     BackendEntry, BackendKey, CHUNK, SERVICE_LOCAL, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
 };
-use thuban_common::tables::{EndpointKey, MissEntry};
+use thuban_common::tables::EndpointKey;
 use thuban_rows::{Port, Service};
 use tracing::info;
 
 use super::contract::{backend_entries, key_of, service_key};
 use super::maglev;
+use super::misses::Misses;
 use super::quota::{Quota, TABLES, Usage};
-use super::tables::{Hash, TableError, access, capacity, hash, is_missing, lru, take};
+use super::tables::{Hash, TableError, access, capacity, hash, is_missing, take};
 
 /// Flag of an update: writes only an entry that is there (`BPF_EXIST`).
 const IS_THERE: u64 = 2;
@@ -30,7 +31,7 @@ pub struct Services {
     entries: Hash<ServiceKey, ServiceEntry>,
     slots: Hash<SlotsKey, SlotsEntry>,
     backends: Hash<BackendKey, BackendEntry>,
-    misses: Hash<EndpointKey, MissEntry>,
+    misses: Misses,
     held: HashMap<EndpointKey, Address>,
     quota: Quota,
     /// Services that found no room. They are tried again when something has been removed.
@@ -100,7 +101,7 @@ impl Services {
             entries: hash(maps, "SERVICES")?,
             slots: hash(maps, "SLOTS")?,
             backends: hash(maps, "BACKENDS")?,
-            misses: lru(maps, "MISSES")?,
+            misses: Misses::open(maps)?,
             held: HashMap::new(),
             quota: Quota::new(rows),
             waiting: HashMap::new(),
@@ -204,7 +205,7 @@ impl Services {
                 held.has_own = true;
             }
             // The count starts from zero after the service has gone again. An old count would delay the announcement.
-            take(&mut self.misses, "MISSES", &key)?;
+            self.misses.forget(&key)?;
         }
         let wanted = service.ports.iter().map(|port| service_key(key, port));
         let wanted: HashSet<ServiceKey> = wanted.collect();

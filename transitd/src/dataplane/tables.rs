@@ -1,7 +1,7 @@
 //! The pinned maps as typed tables, with a mirror of what they hold.
 //!
-//! Invariant: the mirror equals the maps, except for what programs write: the `used` word of direct rows and the
-//! counts of LOADS. So only differences are written. Must not decide what rows there should be: `program` does.
+//! Invariant: the mirror equals the maps, except for what programs write: the mark of used direct rows and the counts
+//! of LOADS. So only differences are written. Must not decide what rows there should be: `program` does.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,11 +11,13 @@ use aya::maps::lpm_trie::Key as LpmKey;
 use aya::maps::{Array, HashMap as BpfHash, LpmTrie, Map, MapData, MapError, MapInfo, PerCpuHashMap};
 use thiserror::Error;
 use thuban_common::tables::{
-    Address, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointKey, LoadKey, LocalEntry,
-    MissEntry, RemoteEntry, SubnetEntry, SubnetKey, VpcEntry,
+    Address, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointEntry, EndpointKey, LoadKey,
+    LocalEntry, NO_DROPLET, RemoteRow, SubnetEntry, SubnetKey, VpcEntry,
 };
 
+use super::endpoints::{Endpoints, Kind};
 use super::loads::Loads;
+use super::misses::Misses;
 
 #[derive(Debug, Error)]
 pub enum TableError {
@@ -40,10 +42,7 @@ pub enum TableError {
 pub enum TableKey {
     Attachment(u32),
     Local(EndpointKey),
-    Direct(EndpointKey),
-    Bouncer(EndpointKey),
-    Forward(EndpointKey),
-    Forwarder(EndpointKey),
+    Remote(RemoteRow, EndpointKey),
     /// `prefix` counts bits of the 128-bit address.
     Subnet {
         vni: u32,
@@ -59,7 +58,7 @@ pub enum TableKey {
 pub enum TableEntry {
     Attachment(AttachmentEntry),
     Local(LocalEntry),
-    Remote(RemoteEntry),
+    Remote(DropletAddress),
     Subnet(SubnetEntry),
     Vpc(VpcEntry),
     Droplet(DropletEntry),
@@ -67,7 +66,7 @@ pub enum TableEntry {
     Load,
 }
 
-/// Every table, by its map's name.
+/// Every table, by the name of its map, or of the kind of rows that share ENDPOINTS.
 pub const NAMES: [&str; 10] = [
     "ATTACHMENTS",
     "LOCAL_ENDPOINTS",
@@ -87,12 +86,8 @@ pub(super) type Hash<K, V> = BpfHash<MapData, K, V>;
 #[derive(Debug)]
 pub struct Tables {
     attachments: Hash<u32, AttachmentEntry>,
-    local: Hash<EndpointKey, LocalEntry>,
-    direct: Hash<EndpointKey, RemoteEntry>,
-    misses: Hash<EndpointKey, MissEntry>,
-    bouncer: Hash<EndpointKey, RemoteEntry>,
-    forward: Hash<EndpointKey, RemoteEntry>,
-    forwarders: Hash<EndpointKey, RemoteEntry>,
+    endpoints: Endpoints,
+    misses: Misses,
     subnets: LpmTrie<MapData, SubnetKey, SubnetEntry>,
     vpcs: Hash<u32, VpcEntry>,
     droplets: Hash<DropletAddress, DropletEntry>,
@@ -105,12 +100,8 @@ impl Tables {
     pub fn open(maps: &Path) -> Result<Self, TableError> {
         let mut tables = Self {
             attachments: hash(maps, "ATTACHMENTS")?,
-            local: hash(maps, "LOCAL_ENDPOINTS")?,
-            direct: hash(maps, "DIRECT_ROWS")?,
-            misses: lru(maps, "MISSES")?,
-            bouncer: hash(maps, "BOUNCER_ROWS")?,
-            forward: hash(maps, "FORWARD_ROWS")?,
-            forwarders: hash(maps, "FORWARDERS")?,
+            endpoints: Endpoints::open(maps)?,
+            misses: Misses::open(maps)?,
             subnets: LpmTrie::try_from(Map::LpmTrie(data(maps, "SUBNETS")?)).map_err(open("SUBNETS"))?,
             vpcs: hash(maps, "VPCS")?,
             droplets: hash(maps, "DROPLETS")?,
@@ -139,7 +130,7 @@ impl Tables {
 
     /// Reads the kernel's entry for an address, whatever the mirror says.
     pub fn local_in_kernel(&self, key: &EndpointKey) -> Result<Option<LocalEntry>, TableError> {
-        lookup("LOCAL_ENDPOINTS", self.local.get(key, 0))
+        self.endpoints.local(key)
     }
 
     /// Writes a row unless it is there already.
@@ -151,14 +142,15 @@ impl Tables {
             (TableKey::Attachment(k), TableEntry::Attachment(v)) => {
                 put(&mut self.attachments, "ATTACHMENTS", k, v)
             }
-            (TableKey::Local(k), TableEntry::Local(v)) => put(&mut self.local, "LOCAL_ENDPOINTS", k, v),
-            (TableKey::Direct(k), TableEntry::Remote(v)) => {
-                // The count starts from zero after the row has gone again. An old count would delay the announcement.
-                put(&mut self.direct, "DIRECT_ROWS", k, v).and_then(|()| take(&mut self.misses, "MISSES", &k))
+            (TableKey::Local(k), TableEntry::Local(v)) => self.endpoints.set_local(k, v),
+            (TableKey::Remote(row, k), TableEntry::Remote(v)) => {
+                self.endpoints.set_remote(row, k, v).and_then(|()| match row {
+                    // The count starts from zero after the row has gone again. An old count would delay the
+                    // announcement.
+                    RemoteRow::Direct => self.misses.forget(&k),
+                    _ => Ok(()),
+                })
             }
-            (TableKey::Bouncer(k), TableEntry::Remote(v)) => put(&mut self.bouncer, "BOUNCER_ROWS", k, v),
-            (TableKey::Forward(k), TableEntry::Remote(v)) => put(&mut self.forward, "FORWARD_ROWS", k, v),
-            (TableKey::Forwarder(k), TableEntry::Remote(v)) => put(&mut self.forwarders, "FORWARDERS", k, v),
             (TableKey::Subnet { vni, address, prefix }, TableEntry::Subnet(v)) => self
                 .subnets
                 .insert(&lpm(vni, address, prefix), v, 0)
@@ -176,11 +168,8 @@ impl Tables {
     pub fn remove(&mut self, key: &TableKey) -> Result<(), TableError> {
         let result = match key {
             TableKey::Attachment(k) => self.attachments.remove(k),
-            TableKey::Local(k) => self.local.remove(k),
-            TableKey::Direct(k) => self.direct.remove(k),
-            TableKey::Bouncer(k) => self.bouncer.remove(k),
-            TableKey::Forward(k) => self.forward.remove(k),
-            TableKey::Forwarder(k) => self.forwarders.remove(k),
+            TableKey::Local(k) => return self.remove_of_endpoint(Kind::Local, key, *k),
+            TableKey::Remote(row, k) => return self.remove_of_endpoint(Kind::Remote(*row), key, *k),
             TableKey::Subnet { vni, address, prefix } => self.subnets.remove(&lpm(*vni, *address, *prefix)),
             TableKey::Vpc(k) => self.vpcs.remove(k),
             TableKey::Droplet(k) => self.droplets.remove(k),
@@ -194,22 +183,15 @@ impl Tables {
         Ok(())
     }
 
+    fn remove_of_endpoint(&mut self, kind: Kind, key: &TableKey, of: EndpointKey) -> Result<(), TableError> {
+        self.endpoints.remove(kind, of)?;
+        self.mirror.remove(key);
+        Ok(())
+    }
+
     /// Whether a direct row was used since the last call; clears the mark.
     pub fn take_used(&mut self, key: &EndpointKey) -> Result<bool, TableError> {
-        let entry = match self.direct.get(key, 0) {
-            Ok(entry) => entry,
-            Err(MapError::KeyNotFound) => return Ok(false),
-            Err(error) => return Err(access("read", "DIRECT_ROWS")(error)),
-        };
-        if entry.used != 0 {
-            put(
-                &mut self.direct,
-                "DIRECT_ROWS",
-                *key,
-                RemoteEntry { used: 0, ..entry },
-            )?;
-        }
-        Ok(entry.used != 0)
+        self.endpoints.take_used(key)
     }
 
     /// Returns the packets that each role of this droplet has passed on since it came.
@@ -229,42 +211,10 @@ impl Tables {
             TableKey::Attachment,
             TableEntry::Attachment,
         )?;
-        read(
-            &mut rows,
-            "LOCAL_ENDPOINTS",
-            self.local.iter(),
-            TableKey::Local,
-            TableEntry::Local,
-        )?;
-        let remote = |entry: RemoteEntry| TableEntry::Remote(RemoteEntry { used: 0, ..entry });
-        read(
-            &mut rows,
-            "DIRECT_ROWS",
-            self.direct.iter(),
-            TableKey::Direct,
-            remote,
-        )?;
-        read(
-            &mut rows,
-            "BOUNCER_ROWS",
-            self.bouncer.iter(),
-            TableKey::Bouncer,
-            remote,
-        )?;
-        read(
-            &mut rows,
-            "FORWARD_ROWS",
-            self.forward.iter(),
-            TableKey::Forward,
-            remote,
-        )?;
-        read(
-            &mut rows,
-            "FORWARDERS",
-            self.forwarders.iter(),
-            TableKey::Forwarder,
-            remote,
-        )?;
+        for entry in self.endpoints.iter() {
+            let (key, entry) = entry.map_err(access("read", "ENDPOINTS"))?;
+            rows.extend(rows_of(key, entry));
+        }
         read(&mut rows, "LOADS", self.loads.totals(), TableKey::Load, |_| {
             TableEntry::Load
         })?;
@@ -303,15 +253,12 @@ impl Tables {
 }
 
 impl TableKey {
-    /// Returns the map's name.
+    /// Returns the name in [`NAMES`].
     pub fn table(&self) -> &'static str {
         match self {
             Self::Attachment(_) => "ATTACHMENTS",
-            Self::Local(_) => "LOCAL_ENDPOINTS",
-            Self::Direct(_) => "DIRECT_ROWS",
-            Self::Bouncer(_) => "BOUNCER_ROWS",
-            Self::Forward(_) => "FORWARD_ROWS",
-            Self::Forwarder(_) => "FORWARDERS",
+            Self::Local(_) => Kind::Local.name(),
+            Self::Remote(row, _) => Kind::Remote(*row).name(),
             Self::Subnet { .. } => "SUBNETS",
             Self::Vpc(_) => "VPCS",
             Self::Droplet(_) => "DROPLETS",
@@ -320,17 +267,44 @@ impl TableKey {
     }
 }
 
+/// Returns the rows that an entry of ENDPOINTS holds.
+fn rows_of(key: EndpointKey, mut entry: EndpointEntry) -> Vec<(TableKey, TableEntry)> {
+    let local = (TableKey::Local(key), TableEntry::Local(entry.local));
+    let mut rows: Vec<_> = (entry.local.ifindex != 0).then_some(local).into_iter().collect();
+    for row in [
+        RemoteRow::Direct,
+        RemoteRow::Bouncer,
+        RemoteRow::Forward,
+        RemoteRow::Forwarder,
+    ] {
+        let droplet = *entry.remote(row);
+        if droplet != NO_DROPLET {
+            rows.push((TableKey::Remote(row, key), TableEntry::Remote(droplet)));
+        }
+    }
+    rows
+}
+
 /// Returns how many rows a table holds.
 pub fn capacity(maps: &Path, name: &'static str) -> Result<u32, TableError> {
+    if let Some(part) = Kind::capacity_of(name) {
+        return Ok(part);
+    }
     MapInfo::from_pin(maps.join(name))
         .map(|info| info.max_entries())
         .map_err(open(name))
 }
 
 /// Writes CONFIG[0], before any program is attached.
-pub fn write_config(maps: &Path, entry: ConfigEntry) -> Result<(), TableError> {
+///
+/// The seed stays, if there is one.
+pub fn write_config(maps: &Path, mut entry: ConfigEntry) -> Result<(), TableError> {
     let mut config: Array<MapData, ConfigEntry> =
         Array::try_from(Map::Array(data(maps, "CONFIG")?)).map_err(open("CONFIG"))?;
+    let before = config.get(&0, 0).map_err(access("read", "CONFIG"))?;
+    if before.seed != 0 {
+        entry.seed = before.seed;
+    }
     config.set(0, entry, 0).map_err(access("write", "CONFIG"))
 }
 

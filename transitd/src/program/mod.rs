@@ -263,6 +263,7 @@ impl Program {
 
 #[cfg(test)]
 mod tests {
+    use thuban_common::tables::RemoteRow;
     use thuban_proto::transit as proto;
     use thuban_rows::builders::{network_id, vni};
 
@@ -443,7 +444,7 @@ mod tests {
             let mut keys: Vec<_> = tables
                 .keys()
                 .map(|key| match key {
-                    TableKey::Bouncer(key) => key.address,
+                    TableKey::Remote(RemoteRow::Bouncer, key) => key.address,
                     other => panic!("{other:?}"),
                 })
                 .collect();

@@ -2,7 +2,7 @@
 
 use ipnet::IpNet;
 use thuban_common::tables::{
-    DropletEntry, LOAD_OF_DIVIDER, LoadKey, MAX_MEMBERS, Members, RemoteEntry, SUBNET_BOUNCER_HERE,
+    DropletEntry, LOAD_OF_DIVIDER, LoadKey, MAX_MEMBERS, Members, RemoteRow, SUBNET_BOUNCER_HERE,
     SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_SERVICES, SubnetEntry, VPC_DIVIDER_HERE, VPC_EGRESS,
     VPC_HOST_ACCESS, VpcEntry,
 };
@@ -30,16 +30,16 @@ pub fn table_rows(row: &Row) -> Vec<TableRow> {
             let second = row.address6.map(|address| endpoint_key(row.vni, address));
             let keys = [Some(endpoint_key(row.vni, row.address)), second];
             let keys = keys.into_iter().flatten();
-            keys.map(|key| (TableKey::Bouncer(key), remote(row.droplet)))
+            keys.map(|key| (TableKey::Remote(RemoteRow::Bouncer, key), remote(row.droplet)))
                 .collect()
         }
         Row::Direct(row) => {
             let key = endpoint_key(row.vni, row.address);
-            vec![(TableKey::Direct(key), remote(row.droplet))]
+            vec![(TableKey::Remote(RemoteRow::Direct, key), remote(row.droplet))]
         }
         Row::Forward(row) => {
             let key = endpoint_key(row.vni, row.address);
-            vec![(TableKey::Forward(key), remote(row.droplet))]
+            vec![(TableKey::Remote(RemoteRow::Forward, key), remote(row.droplet))]
         }
         Row::NodeService(row) => of_node_service(row),
         Row::Refused(_) | Row::Service(_) | Row::Exposed(_) => Vec::new(),
@@ -87,7 +87,7 @@ fn of_local(row: &LocalEndpoint) -> Vec<TableRow> {
         return Vec::new();
     };
     endpoint_keys(row)
-        .map(|key| (TableKey::Forwarder(key), remote(droplet)))
+        .map(|key| (TableKey::Remote(RemoteRow::Forwarder, key), remote(droplet)))
         .collect()
 }
 
@@ -102,10 +102,7 @@ fn of_node_service(row: &NodeService) -> Vec<TableRow> {
 }
 
 fn remote(droplet: Underlay) -> TableEntry {
-    TableEntry::Remote(RemoteEntry {
-        droplet: droplet.octets(),
-        used: 0,
-    })
+    TableEntry::Remote(droplet.octets())
 }
 
 /// Returns the members, followed by as many relays as there is room for.
@@ -179,8 +176,8 @@ mod tests {
         assert_eq!(
             keys,
             [
-                TableKey::Forwarder(of("10.0.1.5")),
-                TableKey::Forwarder(of("fd00:1::5"))
+                TableKey::Remote(RemoteRow::Forwarder, of("10.0.1.5")),
+                TableKey::Remote(RemoteRow::Forwarder, of("fd00:1::5"))
             ]
         );
     }

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use thuban_api::identifiers::Vni;
-use thuban_common::tables::{EndpointKey, SUBNET_BOUNCER_HERE};
+use thuban_common::tables::{EndpointKey, RemoteRow, SUBNET_BOUNCER_HERE};
 use thuban_proto::transit as proto;
 use thuban_rows::{LocalEndpoint, Refused, Row, RowKey, Visible};
 use tokio::sync::mpsc;
@@ -79,7 +79,7 @@ impl State {
         attachments: BTreeMap<AttachmentId, Attachment>,
     ) -> Self {
         let direct = tables.held().filter_map(|(key, _)| {
-            if let TableKey::Direct(key) = key {
+            if let TableKey::Remote(RemoteRow::Direct, key) = key {
                 Some(*key)
             } else {
                 None
@@ -247,7 +247,7 @@ impl State {
         let changes = row.map(|row| self.program.delete(&row)).unwrap_or_default();
         let removed = self
             .write(changes)
-            .and(self.tables.remove(&TableKey::Direct(*key)));
+            .and(self.tables.remove(&TableKey::Remote(RemoteRow::Direct, *key)));
         if let Err(error) = removed {
             warn!(
                 error = &error as &dyn std::error::Error,

@@ -13,6 +13,7 @@ mod clock;
 mod dns;
 mod dual_stack;
 mod egress;
+mod endpoints;
 mod files;
 mod flow;
 mod gc;

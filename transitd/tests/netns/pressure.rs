@@ -134,7 +134,7 @@ pub fn shrink(programs: &Path, map: &str, entries: u32, to: &Path) {
 
 #[test]
 fn a_full_table_refuses_adds_by_name_and_harms_no_pod() {
-    for map in ["LOCAL_ENDPOINTS", "ATTACHMENTS"] {
+    for map in ["ENDPOINTS", "ATTACHMENTS"] {
         let mut rig = prepare();
         rig.programs = shrunk(&rig, map, 2);
         start(&mut rig);

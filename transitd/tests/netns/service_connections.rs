@@ -7,12 +7,13 @@ use std::time::Instant;
 
 use nix::time::{ClockId, clock_gettime};
 use thuban_common::services::{
-    ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, CONNECTIONS_BEYOND_RESERVE,
-    ConnectionEntry, ConnectionKey, FORWARD, GatesEntry, NO_INDEX, PENDING_LIFE, PendingEntry, PendingKey,
-    QUOTA_HELD, QUOTA_RESERVE, REVERSE, SEEN,
+    ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, ConnectionEntry, ConnectionKey,
+    FORWARD, GATE_OF_ANY, GatesEntry, NO_INDEX, PENDING_LIFE, PendingEntry, PendingKey, QUOTA_HELD,
+    QUOTA_RESERVE, REVERSE, SEEN,
 };
 use thuban_common::tables::{Address, EndpointKey};
 use transitd::dataplane::connections::{Connections, Scan};
+use transitd::dataplane::tables::capacity;
 
 use crate::service_tables::Pinned;
 
@@ -74,9 +75,8 @@ impl World {
         let gates = GatesEntry {
             pending_until: 0,
             connections: 1,
-            padding: 0,
         };
-        pinned.array("GATES").set(0, gates, 0).unwrap();
+        pinned.array("GATES").set(GATE_OF_ANY, gates, 0).unwrap();
         Self { pinned }
     }
 
@@ -276,13 +276,14 @@ fn who_crowds_the_table_loses_what_nobody_answers() {
         open(vni, 1, SEEN);
         open(vni, 2, 0);
     }
-    let crowded = CONNECTIONS_BEYOND_RESERVE;
+    let room = capacity(&world.pinned.maps, "CONNECTIONS").unwrap();
+    let crowded = room / 2;
     assert_eq!(scan(4, 0, [4, 4]), [2, 2], "a table with room");
     assert_eq!(scan(crowded, 5, [4, 4]), [2, 2], "each within its reserve");
     assert_eq!(scan(crowded, 4, [5, 4]), [1, 2], "one is beyond it");
     // Agents use the values that a scan leaves.
     assert_eq!(world.quota(QUOTA_HELD), 6);
-    assert_eq!(world.quota(QUOTA_RESERVE), CONNECTIONS_BEYOND_RESERVE / 4);
+    assert_eq!(world.quota(QUOTA_RESERVE), room / 8);
 }
 
 #[test]

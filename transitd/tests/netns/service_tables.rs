@@ -10,7 +10,9 @@ use std::time::Instant;
 
 use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData};
-use thuban_common::services::{BackendEntry, BackendKey, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey};
+use thuban_common::services::{
+    BackendEntry, BackendKey, CHUNK, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
+};
 use thuban_common::tables::{EndpointKey, LAYOUT_VERSION, MissEntry};
 use thuban_rows::{Backend, Port, Service, builders};
 use transitd::dataplane::loader;
@@ -56,7 +58,7 @@ impl Pinned {
 
     pub fn map<K: Pod, V: Pod>(&self, name: &str) -> HashMap<MapData, K, V> {
         let data = MapData::from_pin(self.maps.join(name)).unwrap();
-        let map = if ["MISSES", "PENDING", "AFFINITY"].contains(&name) {
+        let map = if ["PENDING", "AFFINITY"].contains(&name) {
             Map::LruHashMap(data)
         } else {
             Map::HashMap(data)
@@ -88,8 +90,8 @@ impl Pinned {
         let entry = self.entry(of).unwrap();
         let (slots, backends) = (self.map::<SlotsKey, SlotsEntry>("SLOTS"), self.map("BACKENDS"));
         let index = |slot: u32| {
-            let (table, chunk) = (entry.table, slot / 64);
-            slots.get(&SlotsKey { table, chunk }, 0).unwrap().backends[slot as usize % 64]
+            let (table, chunk) = (entry.table, slot / CHUNK as u32);
+            slots.get(&SlotsKey { table, chunk }, 0).unwrap().backends[slot as usize % CHUNK]
         };
         let backend = |index: u16| -> BackendEntry {
             let (service, index) = (entry.service, u32::from(index));
@@ -152,10 +154,10 @@ fn is_over_share(written: &Result<(), TableError>) -> bool {
 
 #[test]
 fn vpc_cannot_fill_table_and_waiting_rows_enter_with_room() {
-    // A VPC has at most 512 rows and a reserve of 8, and 256 rows are for reserves.
-    let pinned = Pinned::new("SLOTS", 1024);
+    // A VPC has at most 128 rows and a reserve of 2, and 64 rows are for reserves.
+    let pinned = Pinned::new("SLOTS", 256);
     let mut services = pinned.open();
-    // Two backends are four rows of slots, five are sixteen.
+    // Two backends are one row of slots, five are four.
     let mut fill = |vni, count, why| {
         for last in 1..=count {
             services.set(&service(at(vni, last), [1, 2])).unwrap();
@@ -170,18 +172,18 @@ fn vpc_cannot_fill_table_and_waiting_rows_enter_with_room() {
     }
     // The existing service stays, even when there is no room for a moment.
     let mut slots = pinned.map::<SlotsKey, SlotsEntry>("SLOTS");
-    let strays: Vec<_> = (0..16)
+    let strays: Vec<_> = (0..4)
         .map(|chunk| SlotsKey {
             table: u32::MAX,
             chunk,
         })
         .collect();
-    let none = SlotsEntry { backends: [0; 64] };
+    let none = SlotsEntry { backends: [0; CHUNK] };
     for stray in &strays {
         slots.insert(stray, none, 0).unwrap();
     }
     let (before, counts) = (pinned.entry(at(9, 1)), pinned.counts());
-    assert_eq!(counts, [504, 1024, 504]);
+    assert_eq!(counts, [504, 256, 504]);
     assert!(is_over_share(&services.set(&service(at(9, 1), [1, 2, 3, 4, 5]))));
     let changed = services.set(&service(at(9, 1), [2, 3]));
     assert!(
@@ -238,11 +240,11 @@ fn a_change_that_a_crash_cut_short_is_made_at_the_next_start() {
         table: entry.table + 1,
         chunk: 0,
     };
-    let none = SlotsEntry { backends: [0; 64] };
+    let none = SlotsEntry { backends: [0; CHUNK] };
     pinned.map("SLOTS").insert(slots, none, 0).unwrap();
 
     let mut services = pinned.open();
-    assert_eq!(pinned.counts(), [2, 4, 2], "nothing leads to them");
+    assert_eq!(pinned.counts(), [2, 1, 2], "nothing leads to them");
     services.set(&service(at(7, 1), [1, 2, 3])).unwrap();
     assert_eq!(pinned.leads_to(at(7, 1)), [1, 2, 3].into());
     let counts = pinned.counts();
@@ -251,19 +253,20 @@ fn a_change_that_a_crash_cut_short_is_made_at_the_next_start() {
     // All backends change: the old table leads to the old ones until the end.
     services.set(&service(at(7, 1), [4, 5])).unwrap();
     assert_eq!(pinned.leads_to(at(7, 1)), [4, 5].into());
-    assert_eq!(pinned.counts(), [2, 4, 2]);
+    assert_eq!(pinned.counts(), [2, 1, 2]);
 }
 
 #[test]
 fn a_service_that_comes_is_announced_anew_once_it_has_gone() {
     let pinned = Pinned::new("SLOTS", 1024);
-    let mut misses = pinned.map::<EndpointKey, MissEntry>("MISSES");
-    for last in [1, 2] {
-        misses.insert(at(7, last), MissEntry { packets: 5 }, 0).unwrap();
+    let mut misses = pinned.array::<MissEntry>("MISSES");
+    let place = |last| MissEntry::place(&at(7, last), 0);
+    for (place, tag) in [1, 2].map(place) {
+        misses.set(place, MissEntry { tag, packets: 5 }, 0).unwrap();
     }
     pinned.open().set(&service(at(7, 1), [1])).unwrap();
-    assert!(misses.get(&at(7, 1), 0).is_err());
-    assert!(misses.get(&at(7, 2), 0).is_ok(), "another's");
+    let counts = [1, 2].map(|last| misses.get(&place(last).0, 0).unwrap().packets);
+    assert_eq!(counts, [0, 5], "another's stays");
 }
 
 #[test]
@@ -289,6 +292,6 @@ fn the_largest_service_is_written_and_changed() {
     };
     timed("16,383 backends written", 1..16384);
     timed("one more", 1..16385);
-    assert_eq!(pinned.counts(), [2, 4096, 16384]);
+    assert_eq!(pinned.counts(), [2, 1024, 16384]);
     assert_eq!(pinned.leads_to(at(7, 1)).len(), 16384);
 }

@@ -39,7 +39,7 @@ pub struct ServiceEntry {
     pub flags: u32,
 }
 
-/// Key of SLOTS: 64 slots of a table.
+/// Key of SLOTS: [`CHUNK`] slots of a table.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotsKey {
@@ -47,7 +47,7 @@ pub struct SlotsKey {
     pub chunk: u32,
 }
 
-/// SLOTS[(table, slot / 64)]: indexes of backends.
+/// SLOTS[(table, slot / [`CHUNK`])]: indexes of backends.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotsEntry {
@@ -163,23 +163,23 @@ pub struct PendingEntry {
     pub padding: u32,
 }
 
-/// GATES[0]: whether a packet needs a look-up at all. Written by agents, never cleared.
+/// GATES: whether packets of an interface need a look-up at all. Written by agents, never cleared. Element
+/// [`GATE_OF_ANY`] tells of all interfaces together whether there ever was a connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatesEntry {
-    /// Until when there may be something in PENDING, ns since boot.
-    pub pending_until: u64,
+    /// Until when there may be something in PENDING, in units of 2^30 ns since boot.
+    pub pending_until: u32,
     /// Whether there ever was a connection.
     pub connections: u32,
-    pub padding: u32,
 }
 
 /// [`ServiceEntry::flags`]: the backends are for clients of this droplet alone. Without any backend, packets are
 /// dropped: other droplets have some.
 pub const SERVICE_LOCAL: u32 = 1;
 
-/// Slots in an entry of SLOTS.
-pub const CHUNK: usize = 64;
+/// Slots in an entry of SLOTS: the least table, of 251 slots, is one entry.
+pub const CHUNK: usize = 256;
 /// The most slots of a table.
 pub const MAX_SLOTS: u32 = 262_139;
 
@@ -205,18 +205,25 @@ pub const NO_INDEX: u32 = u32::MAX;
 pub const PENDING_LIFE: u64 = 120_000_000_000;
 /// Entries of CONNECTIONS that one client address may have.
 pub const CONNECTIONS_OF_CLIENT: u32 = 65_536;
-/// Entries that CONNECTIONS has room for.
+/// The most entries that CONNECTIONS has room for. transitd makes it smaller on a node with little memory.
 pub const CONNECTIONS_CAPACITY: u32 = 524_288;
-/// Entries in CONNECTIONS, of all VPCs, up to which a VPC may have more than its reserve: half of the table.
-pub const CONNECTIONS_BEYOND_RESERVE: u32 = CONNECTIONS_CAPACITY / 2;
+/// The least entries that CONNECTIONS has room for.
+pub const LEAST_CONNECTIONS: u32 = 65_536;
 /// Index in QUOTAS: entries in CONNECTIONS. Agents add theirs; transitd counts anew.
 pub const QUOTA_HELD: u32 = 0;
 /// Index in QUOTAS: entries of CONNECTIONS that the clients of each VPC may always have. transitd writes it.
 pub const QUOTA_RESERVE: u32 = 1;
+/// Index in QUOTAS: entries in CONNECTIONS, of all VPCs, up to which a VPC may have more than its reserve: half of the
+/// table. transitd writes it.
+pub const QUOTA_SHARED: u32 = 2;
 /// Elements of QUOTAS.
-pub const QUOTAS: u32 = 2;
+pub const QUOTAS: u32 = 3;
 /// Flows in PENDING that the clients of one VPC may have: half of the table.
 pub const PENDING_OF_VPC: u32 = 8192;
+/// Index in GATES of what all interfaces have together.
+pub const GATE_OF_ANY: u32 = 0;
+/// Gates of interfaces, behind [`GATE_OF_ANY`]: those of 16,384 interfaces are told apart.
+pub const GATES_OF_INTERFACES: u32 = 16_384;
 /// The address by which SHARES counts a VPC's entries of CONNECTIONS. No client has it.
 pub const ALL_CONNECTIONS: Address = [0; 16];
 /// The address by which SHARES counts a VPC's flows in PENDING. No client has it.
@@ -304,7 +311,7 @@ const _: () = {
     assert!(size_of::<ServiceKey>() == 24);
     assert!(size_of::<ServiceEntry>() == 24);
     assert!(size_of::<SlotsKey>() == 8);
-    assert!(size_of::<SlotsEntry>() == 128);
+    assert!(size_of::<SlotsEntry>() == 2 * CHUNK);
     assert!(size_of::<BackendKey>() == 8);
     assert!(size_of::<BackendEntry>() == 20);
     assert!(size_of::<ConnectionKey>() == 44);
@@ -313,7 +320,7 @@ const _: () = {
     assert!(size_of::<AffinityEntry>() == 32);
     assert!(size_of::<PendingKey>() == 24);
     assert!(size_of::<PendingEntry>() == 56);
-    assert!(size_of::<GatesEntry>() == 16);
+    assert!(size_of::<GatesEntry>() == 8);
 };
 
 #[cfg(feature = "user")]

@@ -32,7 +32,7 @@ pub type Address = [u8; 16];
 /// IPv4 of a droplet on the underlay, network order.
 pub type DropletAddress = [u8; 4];
 
-/// Key of LOCAL_ENDPOINTS, DIRECT_ROWS, BOUNCER_ROWS, FORWARD_ROWS, FORWARDERS, MISSES and TRACED.
+/// Key of ENDPOINTS, MISSES and TRACED.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EndpointKey {
@@ -57,6 +57,9 @@ pub struct ConfigEntry {
     /// MTU of the uplink, bytes.
     pub mtu: u32,
     pub flags: u32,
+    /// What [`MissEntry::place`] mixes in, so that nobody chooses whose place in MISSES a packet takes. The same as long
+    /// as the tables live.
+    pub seed: u32,
 }
 
 /// ATTACHMENTS[ifindex of the host's end]: what the agent holds the pod to.
@@ -73,27 +76,84 @@ pub struct AttachmentEntry {
     pub padding: u32,
 }
 
-/// LOCAL_ENDPOINTS[(vni, address)]: where to deliver on this droplet.
+/// The part of an [`EndpointEntry`] that says where to deliver on this droplet.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalEntry {
     /// The key's VNI. Together with the interface it is the word that says whose the entry is.
     pub vni: u32,
-    /// The host's end of the veth.
+    /// The host's end of the veth; 0: the endpoint isn't on this droplet.
     pub ifindex: u32,
     pub mac: [u8; 6],
     pub flags: u16,
 }
 
-/// DIRECT_ROWS, BOUNCER_ROWS, FORWARD_ROWS: the droplet that holds the endpoint. FORWARDERS: the droplet that held the
-/// endpoint before, and may send on packets that it got for the endpoint.
-#[repr(C)]
+/// ENDPOINTS[(vni, address)]: everything that this droplet knows of an endpoint. One row of each kind shares the entry,
+/// so that a packet's address is looked up once. A droplet of zeros stands for a row that isn't there.
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemoteEntry {
-    pub droplet: DropletAddress,
-    /// DIRECT_ROWS: set to 1 by the agent when used, cleared by transitd's idle scan. Else 0.
+pub struct EndpointEntry {
+    pub local: LocalEntry,
+    /// Direct row: the droplet that holds the endpoint.
+    pub direct: DropletAddress,
+    /// Bouncer row: the same, of endpoints whose network has a bouncer here.
+    pub bouncer: DropletAddress,
+    /// Forward row: the droplet to which the endpoint moved from here.
+    pub forward: DropletAddress,
+    /// Forwarder: the droplet that held the endpoint before, and may send on packets that it got for the endpoint.
+    pub forwarder: DropletAddress,
+    /// Whether the direct row was used: set to 1 by agents, cleared by transitd's idle scan.
     pub used: u32,
+    pub padding: u32,
 }
+
+impl EndpointEntry {
+    /// Returns an entry without any row.
+    pub const fn new(vni: u32) -> Self {
+        Self {
+            local: LocalEntry {
+                vni,
+                ifindex: 0,
+                mac: [0; 6],
+                flags: 0,
+            },
+            direct: NO_DROPLET,
+            bouncer: NO_DROPLET,
+            forward: NO_DROPLET,
+            forwarder: NO_DROPLET,
+            used: 0,
+            padding: 0,
+        }
+    }
+
+    /// Returns the droplet of a row.
+    pub const fn remote(&mut self, row: RemoteRow) -> &mut DropletAddress {
+        match row {
+            RemoteRow::Direct => &mut self.direct,
+            RemoteRow::Bouncer => &mut self.bouncer,
+            RemoteRow::Forward => &mut self.forward,
+            RemoteRow::Forwarder => &mut self.forwarder,
+        }
+    }
+
+    /// Whether it has no row: then there is no such entry.
+    pub fn is_empty(&self) -> bool {
+        let droplets = [self.direct, self.bouncer, self.forward, self.forwarder];
+        self.local.ifindex == 0 && droplets == [NO_DROPLET; 4]
+    }
+}
+
+/// The rows of an [`EndpointEntry`] that name a droplet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RemoteRow {
+    Direct,
+    Bouncer,
+    Forward,
+    Forwarder,
+}
+
+/// The droplet of a row that isn't there.
+pub const NO_DROPLET: DropletAddress = [0; 4];
 
 /// Droplets that carry a role, sorted: the first `count`. Behind them are those that will carry it or did. They are
 /// never picked, but may pass packets on, because not all droplets learn of a change at the same moment. Then zeros.
@@ -142,12 +202,41 @@ pub struct DropletEntry {
     pub flags: u32,
 }
 
-/// MISSES[(vni, address)], LRU: packets that an agent sent by way of a bouncer or divider. A VPC adds at most
-/// [`NOTED_PER_WINDOW`] addresses in a [`NOTED_WINDOW`], so that a scan evicts nobody's slow flow.
+/// MISSES[[`MissEntry::place`]]: packets to an endpoint that an agent sent by way of a bouncer or divider. Endpoints of one
+/// place take it from each other. A VPC takes at most [`NOTED_PER_WINDOW`] places in a [`NOTED_WINDOW`], so that a scan
+/// rarely takes the place of another VPC's slow flow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissEntry {
+    /// Tells the endpoints of a place apart.
+    pub tag: u32,
     pub packets: u32,
+}
+
+impl MissEntry {
+    /// Returns an endpoint's index in MISSES, and its tag.
+    #[inline(always)]
+    pub const fn place(of: &EndpointKey, seed: u32) -> (u32, u32) {
+        let mut hash = mix(seed as u64, of.vni);
+        let mut byte = 0;
+        while byte < of.address.len() {
+            let [a, b, c, d] = [
+                of.address[byte],
+                of.address[byte + 1],
+                of.address[byte + 2],
+                of.address[byte + 3],
+            ];
+            hash = mix(hash, u32::from_ne_bytes([a, b, c, d]));
+            byte += 4;
+        }
+        (hash as u32 % MISSES_CAPACITY, (hash >> 32) as u32)
+    }
+}
+
+#[inline(always)]
+const fn mix(hash: u64, word: u32) -> u64 {
+    let product = (hash ^ word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    product ^ product >> 29
 }
 
 /// Key of LOADS: packets that a role of this droplet passed on, per CPU. transitd makes the entries, and programs
@@ -187,8 +276,8 @@ pub struct ProbeEntry {
     pub padding: u32,
 }
 
-/// ANNOUNCED[vni], LRU: how many events of DIRECT_WANTED a VPC had in a second, and how many addresses it added to
-/// MISSES in a window. Written by agents.
+/// ANNOUNCED[vni], LRU: how many events of DIRECT_WANTED a VPC had in a second, and how many places it took
+/// in MISSES in a window. Written by agents.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnnouncedEntry {
@@ -245,9 +334,22 @@ pub const PATH_MTU_LIFE: u64 = 600_000_000_000;
 pub const LEAST_PATH_MTU: u32 = 576 + ENCAPSULATION_LENGTH as u32;
 /// Events of DIRECT_WANTED that one VPC may have in a second on a droplet.
 pub const ANNOUNCEMENTS_PER_SECOND: u32 = 512;
-/// Addresses that MISSES has room for: as many as 32 VPCs may add in a window.
-pub const MISSES_CAPACITY: u32 = 65_536;
-/// Addresses that one VPC may add to MISSES in a window on a droplet.
+/// Endpoints that ENDPOINTS has room for. transitd writes no more rows of a kind than its part of the table, so that no
+/// kind takes another one's room.
+pub const ENDPOINTS_CAPACITY: u32 = LOCAL_ROWS + DIRECT_ROWS + BOUNCER_ROWS + FORWARD_ROWS + FORWARDER_ROWS;
+/// The most endpoints of this droplet.
+pub const LOCAL_ROWS: u32 = 4096;
+/// The most direct rows.
+pub const DIRECT_ROWS: u32 = 49_152;
+/// The most bouncer rows.
+pub const BOUNCER_ROWS: u32 = 196_608;
+/// The most forward rows.
+pub const FORWARD_ROWS: u32 = 8192;
+/// The most forwarders.
+pub const FORWARDER_ROWS: u32 = 4096;
+/// Places in MISSES: twice as many as 32 VPCs may take in a window.
+pub const MISSES_CAPACITY: u32 = 131_072;
+/// Places that one VPC may take in MISSES in a window on a droplet.
 pub const NOTED_PER_WINDOW: u32 = 2048;
 /// How long a window is, seconds. A flow with a packet in 3 s is found again in it.
 pub const NOTED_WINDOW: u32 = 8;
@@ -299,10 +401,10 @@ pub struct TransitMetadata {
 const _: () = {
     assert!(size_of::<EndpointKey>() == 20);
     assert!(size_of::<SubnetKey>() == 20);
-    assert!(size_of::<ConfigEntry>() == 16);
+    assert!(size_of::<ConfigEntry>() == 20);
     assert!(size_of::<AttachmentEntry>() == 40 && offset_of!(AttachmentEntry, ifindex) == 0);
     assert!(size_of::<LocalEntry>() == 16 && offset_of!(LocalEntry, vni) == 0);
-    assert!(size_of::<RemoteEntry>() == 8);
+    assert!(size_of::<EndpointEntry>() == 40 && offset_of!(EndpointEntry, local) == 0);
     assert!(size_of::<Members>() == 36);
     assert!(size_of::<SubnetEntry>() == 44);
     assert!(size_of::<VpcEntry>() == 48 && offset_of!(VpcEntry, vni) == 0);
@@ -317,8 +419,8 @@ const _: () = {
 #[cfg(feature = "user")]
 mod pod {
     use super::{
-        AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletEntry, EndpointKey, LoadKey, LocalEntry,
-        MissEntry, PathMtuEntry, ProbeEntry, RemoteEntry, SubnetEntry, SubnetKey, TraceRecord, VpcEntry,
+        AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletEntry, EndpointEntry, EndpointKey, LoadKey,
+        MissEntry, PathMtuEntry, ProbeEntry, SubnetEntry, SubnetKey, TraceRecord, VpcEntry,
     };
     macro_rules! pod {
         ($($t:ty),*) => {
@@ -330,10 +432,9 @@ mod pod {
         AttachmentEntry,
         ConfigEntry,
         DropletEntry,
+        EndpointEntry,
         EndpointKey,
-        LocalEntry,
-        MissEntry,
-        RemoteEntry
+        MissEntry
     );
     pod!(
         SubnetEntry,

@@ -14,7 +14,7 @@
 use std::{net::Ipv4Addr, rc::Rc};
 
 use anyhow::Result;
-use thuban_common::counters::Counter;
+use thuban_common::{counters::Counter, tables::RemoteRow};
 
 use super::{
     Path,
@@ -209,7 +209,7 @@ fn thuban(nodes: &mut [Node; 2], agent: Hook) -> Result<Pods> {
         node.know(&[droplet(0), droplet(1)])?;
         node.vpc(VNI, None)?;
         node.network(VNI, 1, Ipv4Addr::new(10, 0, 0, 0), None)?;
-        node.row("DIRECT_ROWS", VNI, address(1 - index), droplet(1 - index))?;
+        node.row(RemoteRow::Direct, VNI, address(1 - index), droplet(1 - index))?;
         pods.push(node.pod(VNI, 1, address(index), agent)?);
     }
     Ok((pair(pods)?, address(1)))

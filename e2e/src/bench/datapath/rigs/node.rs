@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use anyhow::{Context, Result};
 use thuban_common::tables::{
     AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, GATEWAY_MAC, LOCAL_TAKES_XDP,
-    LocalEntry, RemoteEntry, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
+    LocalEntry, RemoteRow, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
 };
 
 use crate::{
@@ -76,6 +76,7 @@ impl Node {
             } else {
                 0
             },
+            seed: 0,
         })?;
         self.namespace.run(|| {
             if transit == Hook::Xdp {
@@ -145,7 +146,7 @@ impl Node {
             mac,
             flags: takes_xdp,
         };
-        programs.insert("LOCAL_ENDPOINTS", address, local)?;
+        programs.set_local(address, local)?;
         let programs = self.programs.as_mut().context("a droplet without programs")?;
         self.namespace.run(|| {
             if agent == Hook::Xdp {
@@ -193,13 +194,9 @@ impl Node {
         self.tables()?.insert_subnet(vni, base, 24, entry)
     }
 
-    /// Writes a row of DIRECT_ROWS or BOUNCER_ROWS.
-    pub fn row(&mut self, map: &str, vni: u32, address: Ipv4Addr, droplet: Ipv4Addr) -> Result<()> {
-        let entry = RemoteEntry {
-            droplet: droplet.octets(),
-            used: 0,
-        };
-        self.tables()?.insert(map, key(vni, address), entry)
+    /// Writes a row that names a droplet.
+    pub fn row(&mut self, row: RemoteRow, vni: u32, address: Ipv4Addr, droplet: Ipv4Addr) -> Result<()> {
+        self.tables()?.set_remote(row, key(vni, address), droplet)
     }
 }
 

@@ -8,7 +8,7 @@
 use std::{net::Ipv4Addr, rc::Rc};
 
 use anyhow::Result;
-use thuban_common::counters::Counter;
+use thuban_common::{counters::Counter, tables::RemoteRow};
 
 use super::{
     Path,
@@ -124,10 +124,10 @@ fn fill(nodes: &mut [Node]) -> Result<()> {
         }
     }
     for (number, other) in [(1, 2), (2, 1)] {
-        nodes[number - 1].row("DIRECT_ROWS", DIRECT, pod(DIRECT, other), droplet(other))?;
+        nodes[number - 1].row(RemoteRow::Direct, DIRECT, pod(DIRECT, other), droplet(other))?;
         let home = droplet(number as u8);
-        nodes[2].row("BOUNCER_ROWS", BOUNCED, pod(BOUNCED, number as u8), home)?;
-        nodes[3].row("BOUNCER_ROWS", DIVIDED, pod(DIVIDED, number as u8), home)?;
+        nodes[2].row(RemoteRow::Bouncer, BOUNCED, pod(BOUNCED, number as u8), home)?;
+        nodes[3].row(RemoteRow::Bouncer, DIVIDED, pod(DIVIDED, number as u8), home)?;
     }
     Ok(())
 }

@@ -103,6 +103,7 @@ impl Rig {
             uplink: world.uplink,
             mtu: 1500,
             flags: thuban_common::tables::CONFIG_TRANSIT_AT_XDP,
+            seed: 0,
         })?;
         let World {
             namespace, programs, ..

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, fs, net::Ipv4Addr};
 
 use anyhow::{Context, Result};
-use thuban_common::tables::{AttachmentEntry, DropletEntry, LocalEntry, RemoteEntry, SubnetEntry, VpcEntry};
+use thuban_common::tables::{AttachmentEntry, DropletEntry, LocalEntry, RemoteRow, SubnetEntry, VpcEntry};
 
 use crate::{
     bench::{
@@ -92,13 +92,10 @@ fn fill(programs: &mut Programs) -> Result<()> {
             mac: [2; 6],
             flags: 0,
         };
-        programs.insert("LOCAL_ENDPOINTS", key, local)?;
+        programs.set_local(key, local)?;
         for number in 0..100 {
-            let entry = RemoteEntry {
-                droplet: droplet(number).octets(),
-                used: 0,
-            };
-            programs.insert("BOUNCER_ROWS", self::key(vni, pod(256 + number)), entry)?;
+            let key = self::key(vni, pod(256 + number));
+            programs.set_remote(RemoteRow::Bouncer, key, droplet(number))?;
         }
     }
     Ok(())

@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use thuban_common::counters::Counter;
+use thuban_common::{counters::Counter, tables::RemoteRow};
 use thuban_testkit::packets::checksum;
 
 use super::{
@@ -70,7 +70,7 @@ impl RowsCase {
     pub fn new(rows: u32) -> Result<Self> {
         let mut rig = Rig::new(Some(ROOM))?;
         for number in 0..rows {
-            rig.world.row("BOUNCER_ROWS", endpoint(number), THIRD)?;
+            rig.world.row(RemoteRow::Bouncer, endpoint(number), THIRD)?;
         }
         Ok(Self {
             name: name(rows),

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use aya::{EbpfLoader, programs::Program};
 use thuban_common::tables::{
     AttachmentEntry, ConfigEntry, DropletEntry, GATEWAY_MAC, LOAD_OF_DIVIDER, LOCAL_TAKES_XDP, LoadKey,
-    LocalEntry, RemoteEntry, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
+    LocalEntry, RemoteRow, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
 };
 
 use super::frames;
@@ -86,6 +86,7 @@ impl World {
             uplink: self.uplink,
             mtu: 1500,
             flags: 0,
+            seed: 0,
         })?;
         for droplet in [HERE, SECOND, THIRD] {
             programs.insert("DROPLETS", droplet.octets(), DropletEntry { flags: 0 })?;
@@ -111,7 +112,7 @@ impl World {
                 mac,
                 flags: LOCAL_TAKES_XDP,
             };
-            programs.insert("LOCAL_ENDPOINTS", key, local)?;
+            programs.set_local(key, local)?;
         }
         for (vni, base, prefix, network, flags, bouncer) in [
             (VNI, [10, 0, 1, 0], 24, 1, 0, THIRD),
@@ -134,17 +135,13 @@ impl World {
         for (vni, network) in [(VNI, 3), (VNI, 4), (DIVIDED_VNI, LOAD_OF_DIVIDER)] {
             programs.count_load(LoadKey { vni, network })?;
         }
-        self.row("DIRECT_ROWS", REMOTE, SECOND)?;
-        self.row("BOUNCER_ROWS", BOUNCED, THIRD)
+        self.row(RemoteRow::Direct, REMOTE, SECOND)?;
+        self.row(RemoteRow::Bouncer, BOUNCED, THIRD)
     }
 
     /// Writes a row of VPC 100.
-    pub fn row(&mut self, map: &str, address: Ipv4Addr, droplet: Ipv4Addr) -> Result<()> {
-        let entry = RemoteEntry {
-            droplet: droplet.octets(),
-            used: 0,
-        };
-        self.programs.insert(map, key(VNI, address), entry)
+    pub fn row(&mut self, row: RemoteRow, address: Ipv4Addr, droplet: Ipv4Addr) -> Result<()> {
+        self.programs.set_remote(row, key(VNI, address), droplet)
     }
 
     /// Returns a program's file descriptor.
@@ -169,14 +166,14 @@ pub fn from_wire(vni: u32, source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
     frames::tunnelled([UPLINK_MAC, PEER_MAC], SECOND, HERE, vni, &inner)
 }
 
-/// Loads every program and map, with BOUNCER_ROWS of the given size.
+/// Loads every program and map, with ENDPOINTS of the given size.
 fn load(bouncer_rows: Option<u32>) -> Result<Programs> {
     let Some(rows) = bouncer_rows else {
         return Programs::load();
     };
     let path = object();
     let mut loader = EbpfLoader::new();
-    loader.map_max_entries("BOUNCER_ROWS", rows);
+    loader.map_max_entries("ENDPOINTS", rows);
     let mut ebpf = loader
         .load_file(&path)
         .with_context(|| format!("loading {}", path.display()))?;

@@ -1,0 +1,42 @@
+//! MISSES: how many packets to an endpoint took a detour. Agents count; user space only begins anew.
+
+use std::path::Path;
+
+use aya::maps::{Array, Map, MapData};
+use thuban_common::tables::{ConfigEntry, EndpointKey, MissEntry};
+
+use super::tables::{TableError, access, data, open};
+
+const MISSES: &str = "MISSES";
+
+pub struct Misses {
+    map: Array<MapData, MissEntry>,
+    config: Array<MapData, ConfigEntry>,
+}
+
+impl std::fmt::Debug for Misses {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.debug_struct("Misses").finish_non_exhaustive()
+    }
+}
+
+impl Misses {
+    pub fn open(maps: &Path) -> Result<Self, TableError> {
+        Ok(Self {
+            map: Array::try_from(Map::Array(data(maps, MISSES)?)).map_err(open(MISSES))?,
+            config: Array::try_from(Map::Array(data(maps, "CONFIG")?)).map_err(open("CONFIG"))?,
+        })
+    }
+
+    /// Forgets the count of an endpoint.
+    pub fn forget(&mut self, of: &EndpointKey) -> Result<(), TableError> {
+        let config = self.config.get(&0, 0).map_err(access("read", "CONFIG"))?;
+        let (place, tag) = MissEntry::place(of, config.seed);
+        let entry = self.map.get(&place, 0).map_err(access("read", MISSES))?;
+        if entry.tag != tag || entry.packets == 0 {
+            return Ok(());
+        }
+        let nothing = MissEntry { tag: 0, packets: 0 };
+        self.map.set(place, nothing, 0).map_err(access("write", MISSES))
+    }
+}
