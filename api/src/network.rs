@@ -59,6 +59,11 @@ pub struct NetworkSpec {
     /// Without this field, the network always has as many bouncers as `bouncers` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscale: Option<BouncerAutoscale>,
+    /// Whether pods reach addresses outside of the VPC. `false` closes the way out for the pods of this network alone.
+    /// What nodes serve for the VPC, such as Services that it shares, stays reachable.
+    /// Default: as `spec.egress` of the VPC says. `true` has no effect while the VPC has no egress.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<bool>,
     /// A selector of the namespaces whose pods, Services and Endpoints may enter the network.
     /// The VPC must admit them, too.
     /// Without this field, no namespace may enter, except in the network `default`, which admits all. `{}` admits all.

@@ -105,6 +105,7 @@ pub fn network() -> Network {
         cidrs: vec!["10.0.1.0/24".parse().unwrap(), "fd00:1::/64".parse().unwrap()],
         bouncers: members(),
         bouncer_here: true,
+        private: true,
     }
 }
 

@@ -16,6 +16,8 @@ pub struct Network {
     pub bouncers: Members,
     /// This droplet is one of the bouncers, or will be one, or was one until now.
     pub bouncer_here: bool,
+    /// Packets of its pods to outside are dropped, whatever the VPC's row says.
+    pub private: bool,
 }
 
 impl TryFrom<NetworkRow> for Network {
@@ -28,6 +30,7 @@ impl TryFrom<NetworkRow> for Network {
             cidrs: fields::cidrs(&row.cidrs, &row.cidrs6)?,
             bouncers: Members::read(&row.bouncers, &row.relays)?,
             bouncer_here: row.bouncer_here,
+            private: row.private,
         })
     }
 }
@@ -43,6 +46,7 @@ impl From<&Network> for NetworkRow {
             bouncers: members::octets(&row.bouncers.used),
             relays: members::octets(&row.bouncers.relays),
             bouncer_here: row.bouncer_here,
+            private: row.private,
         }
     }
 }

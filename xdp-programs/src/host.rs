@@ -6,7 +6,7 @@ use thuban_common::{
     host_stack::{MARK_EGRESS, MARK_EGRESS_HOST, mark_of},
     packet::{geneve::UdpHeader, ip::IpPacket, ipv4, ipv6},
     source::{Transport, is_reply},
-    tables::{ATTACHMENT_HOST, AttachmentEntry, VPC_EGRESS, VPC_HOST_ACCESS},
+    tables::{ATTACHMENT_HOST, AttachmentEntry, SUBNET_PRIVATE, VPC_EGRESS, VPC_HOST_ACCESS},
 };
 
 use crate::{
@@ -36,9 +36,10 @@ pub fn leave<F: Frame>(
     is_served: bool,
 ) -> Outcome {
     let flags = flags(attachment);
-    if !is_served && flags & VPC_HOST_ACCESS == 0 {
-        let is_closed = flags & VPC_EGRESS == 0 || maps::is_droplet_at(&packet.destination);
-        if is_closed {
+    if !is_served {
+        let is_closed = flags & VPC_HOST_ACCESS == 0
+            && (flags & VPC_EGRESS == 0 || maps::is_droplet_at(&packet.destination));
+        if is_closed || is_private(attachment, packet) {
             return Err(Counter::OutsideVpc);
         }
     }
@@ -47,6 +48,14 @@ pub fn leave<F: Frame>(
         mark(frame, flags);
     }
     Ok(outcome)
+}
+
+/// Whether the packet's sender is in a private network, or in one whose row isn't here: nobody gets out unless a row says
+/// so. Only packets to outside pay for this look-up.
+#[inline(always)]
+fn is_private(attachment: &AttachmentEntry, packet: &IpPacket) -> bool {
+    maps::subnet(attachment.vni, packet.source)
+        .is_none_or(|subnet| subnet.network != attachment.network || subnet.flags & SUBNET_PRIVATE != 0)
 }
 
 /// Tells the stack that the packet leaves in the node's name, and whose it is.

@@ -1,5 +1,5 @@
 //! The ways out of a VPC: to the outside, to the addresses that the node serves, and the ways that stay closed. VPC 103
-//! may go out, 101 has access to hosts.
+//! may go out, 101 has access to hosts. One network of each is private.
 
 use std::net::Ipv4Addr;
 
@@ -7,9 +7,13 @@ use anyhow::Result;
 use thuban_common::counters::Counter;
 
 use crate::{
+    answers::{HOST, HOST6},
     fixture::{self, Expect, Fixture},
-    frames::{Packet, Tunnel, udp},
-    rows::{BY_NODE, DIVIDED, Endpoint, GUEST, HERE, SECOND, SPREAD, TENANT, UNREACHED, ip},
+    frames::{Packet, Packet6, Tunnel, tcp, udp},
+    rows::{
+        BY_NODE, BY_NODE6, DIVIDED, Endpoint, GUEST, HERE, PRIVATE, PRIVATE_GUEST, SECOND, SPREAD, TENANT,
+        UNREACHED, ip, ip6,
+    },
     world::{Role, World},
 };
 
@@ -85,6 +89,86 @@ fn packets_leave_where_their_vpc_may() -> Result<()> {
                 SPREAD,
                 &geneve(BY_NODE),
                 Expect::Drop(Counter::GeneveForbidden),
+            ),
+        ],
+    )
+}
+
+#[test]
+fn pods_of_a_private_network_do_not_leave_their_vpc() -> Result<()> {
+    let passed = || Expect::Pass(Some(Counter::ToHost));
+    let forbidden = || Expect::Drop(Counter::OutsideVpc);
+    let by_ipv6 = |description, of: Endpoint, packet: &Packet6, expect| {
+        Fixture::new(description, Role::Agent(of.index), packet.bytes(), expect)
+    };
+    let to = |of: Endpoint, to| Packet6::udp(of.mac(), of.v6, to);
+    let outside6 = ip6(0x198, 0, 9);
+    fixture::run(
+        &mut World::new()?,
+        &[
+            fixture("outside", PRIVATE, &packet(PRIVATE, OUTSIDE), forbidden()),
+            by_ipv6("outside by IPv6", PRIVATE, &to(PRIVATE, outside6), forbidden()),
+            by_ipv6(
+                "outside by IPv6, another network",
+                SPREAD,
+                &to(SPREAD, outside6),
+                passed(),
+            ),
+            fixture("a droplet", PRIVATE, &packet(PRIVATE, SECOND), forbidden()),
+            fixture("what nodes serve", PRIVATE, &packet(PRIVATE, BY_NODE), passed()),
+            by_ipv6(
+                "what nodes serve by IPv6",
+                PRIVATE,
+                &to(PRIVATE, BY_NODE6),
+                passed(),
+            ),
+            fixture(
+                "another network of the VPC",
+                PRIVATE,
+                &packet(PRIVATE, SPREAD.address),
+                Expect::Local { mac: SPREAD.mac() },
+            ),
+            fixture(
+                "an answer to the node",
+                PRIVATE,
+                &packet(PRIVATE, HOST).carrying(6, &tcp(0x12)),
+                passed(),
+            ),
+            fixture(
+                "host access: outside",
+                PRIVATE_GUEST,
+                &packet(PRIVATE_GUEST, OUTSIDE),
+                forbidden(),
+            ),
+            by_ipv6(
+                "host access: outside by IPv6",
+                PRIVATE_GUEST,
+                &to(PRIVATE_GUEST, outside6),
+                forbidden(),
+            ),
+            fixture(
+                "host access: a droplet",
+                PRIVATE_GUEST,
+                &packet(PRIVATE_GUEST, UNREACHED),
+                forbidden(),
+            ),
+            fixture(
+                "host access: what nodes serve",
+                PRIVATE_GUEST,
+                &packet(PRIVATE_GUEST, BY_NODE),
+                passed(),
+            ),
+            fixture(
+                "host access: an answer to the node",
+                PRIVATE_GUEST,
+                &packet(PRIVATE_GUEST, HOST).carrying(6, &tcp(0x12)),
+                passed(),
+            ),
+            by_ipv6(
+                "host access: an answer to the node by IPv6",
+                PRIVATE_GUEST,
+                &to(PRIVATE_GUEST, HOST6).carrying(6, &tcp(0x12)),
+                passed(),
             ),
         ],
     )

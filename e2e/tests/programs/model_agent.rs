@@ -4,7 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_common::{
     counters::Counter,
-    tables::{GENEVE_PORT, LEAST_PATH_MTU, SUBNET_BY_NODE, SUBNET_CLOSED, VPC_EGRESS, VPC_HOST_ACCESS},
+    tables::{
+        GENEVE_PORT, LEAST_PATH_MTU, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_PRIVATE, VPC_EGRESS,
+        VPC_HOST_ACCESS,
+    },
 };
 
 use crate::{
@@ -88,7 +91,8 @@ impl Model {
             return Err(Counter::RouterForbidden);
         }
         let Some(network) = subnet(endpoint.vni, packet.destination) else {
-            return if has_host_access(endpoint) || goes_out(endpoint) && !is_droplets(packet.destination) {
+            let is_open = has_host_access(endpoint) || goes_out(endpoint) && !is_droplets(packet.destination);
+            return if is_open && !is_private(endpoint, packet.source) {
                 to_host(packet)
             } else {
                 Err(Counter::OutsideVpc)
@@ -225,6 +229,12 @@ fn arp(endpoint: Endpoint, frame: &[u8]) -> Result<Expect, Refusal> {
 
 fn goes_out(endpoint: Endpoint) -> bool {
     vpc(endpoint.vni).is_some_and(|(flags, _)| flags & VPC_EGRESS != 0)
+}
+
+/// Whether the endpoint's network is private, or has no row.
+fn is_private(endpoint: Endpoint, source: IpAddr) -> bool {
+    subnet(endpoint.vni, source)
+        .is_none_or(|(.., network, flags, _)| network != endpoint.network || flags & SUBNET_PRIVATE != 0)
 }
 
 fn is_droplets(address: IpAddr) -> bool {

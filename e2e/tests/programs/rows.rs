@@ -2,13 +2,13 @@
 //!
 //! Droplets: 192.0.2.1 (this one), .2 and .3 (neighbours known), .4 (neighbour unknown).
 //! VPC 100: no way out, divider .2. VPC 101: host access, no divider. VPC 102: this droplet is its divider.
-//! VPC 103: two dividers, and the addresses of VPC 100 once more.
+//! VPC 103: a way out, two dividers, and the addresses of VPC 100 once more. Networks 13 and 14 are private.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_common::tables::{
-    LOCAL_TAKES_XDP, RemoteRow, SUBNET_BOUNCER_HERE, SUBNET_BY_NODE, SUBNET_CLOSED, VPC_DIVIDER_HERE,
-    VPC_EGRESS, VPC_HOST_ACCESS,
+    LOCAL_TAKES_XDP, RemoteRow, SUBNET_BOUNCER_HERE, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_PRIVATE,
+    VPC_DIVIDER_HERE, VPC_EGRESS, VPC_HOST_ACCESS,
 };
 
 pub const fn ip(a: u8, b: u8, c: u8, d: u8) -> Ipv4Addr {
@@ -77,10 +77,14 @@ pub const BOUNCED: Endpoint = Endpoint::new(3, 100, 3, ip(10, 0, 3, 11), ip6(0, 
 pub const STRAY: Endpoint = Endpoint::new(4, 100, 1, ip(10, 0, 1, 14), ip6(0, 1, 0x14));
 /// A pod in VPC 103, whose roles have two members each.
 pub const SPREAD: Endpoint = Endpoint::new(5, 103, 11, ip(10, 0, 1, 21), ip6(0, 1, 0x21));
+/// A pod in VPC 103, network 13, which is private.
+pub const PRIVATE: Endpoint = Endpoint::new(6, 103, 13, ip(10, 0, 3, 21), ip6(0, 3, 0x21));
+/// A pod in VPC 101, network 14, which is private.
+pub const PRIVATE_GUEST: Endpoint = Endpoint::new(7, 101, 14, ip(10, 5, 2, 11), ip6(5, 2, 0x11));
 /// Endpoints with an attachment.
-pub const ATTACHED: [Endpoint; 5] = [TENANT, GUEST, DIVIDED, BOUNCED, SPREAD];
+pub const ATTACHED: [Endpoint; 7] = [TENANT, GUEST, DIVIDED, BOUNCED, SPREAD, PRIVATE, PRIVATE_GUEST];
 /// Interfaces for pods.
-pub const INTERFACES: u8 = 6;
+pub const INTERFACES: u8 = 8;
 
 pub const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 12];
 
@@ -128,13 +132,14 @@ pub const REMOTES: [(RemoteRow, u32, IpAddr, Ipv4Addr); 25] = [
 pub type Subnet = (u32, IpAddr, u32, u32, u32, &'static [Ipv4Addr]);
 
 /// Networks; 0 is a VPC's own range, or a range of nobody.
-pub const SUBNETS: [Subnet; 32] = [
+pub const SUBNETS: [Subnet; 36] = [
     (100, v4(10, 0, 0, 0), 16, 0, 0, &[]),
     (100, v4(10, 0, 1, 0), 24, 1, 0, &[THIRD]),
     (100, v4(10, 0, 2, 0), 24, 2, 0, &[THIRD]),
     (100, v4(10, 0, 3, 0), 24, 3, SUBNET_BOUNCER_HERE, &[HERE]),
     (101, v4(10, 5, 0, 0), 24, 5, 0, &[]),
     (101, v4(10, 5, 1, 0), 24, 6, 0, &[THIRD]),
+    (101, v4(10, 5, 2, 0), 24, 14, SUBNET_PRIVATE, &[]),
     (102, v4(10, 7, 0, 0), 24, 7, 0, &[THIRD]),
     (102, v4(10, 7, 1, 0), 24, 8, 0, &[THIRD]),
     (102, v4(10, 7, 2, 0), 24, 9, 0, &[HERE]),
@@ -142,12 +147,14 @@ pub const SUBNETS: [Subnet; 32] = [
     (103, v4(10, 0, 0, 0), 16, 0, 0, &[]),
     (103, v4(10, 0, 1, 0), 24, 11, 0, &[SECOND, THIRD]),
     (103, v4(10, 0, 2, 0), 24, 12, 0, &[SECOND, THIRD]),
+    (103, v4(10, 0, 3, 0), 24, 13, SUBNET_PRIVATE, &[SECOND, THIRD]),
     (100, v6(0, 0, 0), 48, 0, 0, &[]),
     (100, v6(0, 1, 0), 64, 1, 0, &[THIRD]),
     (100, v6(0, 2, 0), 64, 2, 0, &[THIRD]),
     (100, v6(0, 3, 0), 64, 3, SUBNET_BOUNCER_HERE, &[HERE]),
     (101, v6(5, 0, 0), 64, 5, 0, &[]),
     (101, v6(5, 1, 0), 64, 6, 0, &[THIRD]),
+    (101, v6(5, 2, 0), 64, 14, SUBNET_PRIVATE, &[]),
     (102, v6(7, 0, 0), 64, 7, 0, &[THIRD]),
     (102, v6(7, 1, 0), 64, 8, 0, &[THIRD]),
     (102, v6(7, 2, 0), 64, 9, 0, &[HERE]),
@@ -155,6 +162,7 @@ pub const SUBNETS: [Subnet; 32] = [
     (103, v6(0, 0, 0), 48, 0, 0, &[]),
     (103, v6(0, 1, 0), 64, 11, 0, &[SECOND, THIRD]),
     (103, v6(0, 2, 0), 64, 12, 0, &[SECOND, THIRD]),
+    (103, v6(0, 3, 0), 64, 13, SUBNET_PRIVATE, &[SECOND, THIRD]),
     (101, IpAddr::V4(BY_NODE), 32, 0, SUBNET_BY_NODE, &[]),
     (102, IpAddr::V4(BY_NODE), 32, 0, SUBNET_BY_NODE, &[]),
     (103, IpAddr::V4(BY_NODE), 32, 0, SUBNET_BY_NODE, &[]),

@@ -33,6 +33,7 @@ pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
         cidrs: vec![cidr.to_owned()],
         bouncers: DEFAULT_ROLES,
         autoscale: None,
+        egress: None,
         allowed_namespaces: None,
         allow_static_ips: false,
     };

@@ -250,6 +250,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
                 vpc: network.spec.vpc.clone(),
                 id,
                 cidrs: in_force(network).to_vec(),
+                private: network.spec.egress == Some(false),
             });
             context.hub.update(|world| {
                 let is_wanted = !is_leaving || world.is_in_use(&name);

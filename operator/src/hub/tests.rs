@@ -69,6 +69,7 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
                 vpc: "red".into(),
                 id: network_id(1),
                 cidrs,
+                private: false,
             }),
         );
         world.set_role(

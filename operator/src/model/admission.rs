@@ -194,6 +194,7 @@ mod tests {
         let network = |allowed: &Option<LabelSelector>| {
             let spec = NetworkSpec {
                 autoscale: None,
+                egress: None,
                 vpc: "red".into(),
                 cidrs: vec![],
                 bouncers: 1,

@@ -12,6 +12,7 @@ mod forged;
 mod full;
 mod heartbeats;
 mod overlapping;
+mod private;
 mod readdressed;
 mod stripped;
 

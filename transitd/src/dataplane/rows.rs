@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde_json::{Value, json};
 use thuban_common::tables::{
-    Address, EndpointKey, LoadKey, Members, SUBNET_BOUNCER_HERE, VPC_DIVIDER_HERE, VPC_EGRESS,
-    VPC_HOST_ACCESS,
+    Address, EndpointKey, LoadKey, Members, SUBNET_BOUNCER_HERE, SUBNET_PRIVATE, VPC_DIVIDER_HERE,
+    VPC_EGRESS, VPC_HOST_ACCESS,
 };
 
 use super::tables::{TableEntry, TableKey};
@@ -50,6 +50,7 @@ fn entry_json(entry: &TableEntry) -> Value {
             "bouncers": members(&e.bouncers),
             "relays": relays(&e.bouncers),
             "bouncer_here": e.flags & SUBNET_BOUNCER_HERE != 0,
+            "private": e.flags & SUBNET_PRIVATE != 0,
         }),
         TableEntry::Vpc(e) => json!({
             "dividers": members(&e.dividers),
@@ -89,9 +90,39 @@ fn text(address: &Address) -> String {
 
 #[cfg(test)]
 mod tests {
-    use thuban_common::tables::{MAX_MEMBERS, VpcEntry};
+    use thuban_common::tables::{MAX_MEMBERS, SubnetEntry, VpcEntry};
 
     use super::*;
+
+    const NOBODY: Members = Members {
+        count: 0,
+        droplets: [[0; 4]; MAX_MEMBERS],
+    };
+
+    /// Returns the names of what is shown as true.
+    fn set(key: &TableKey, entry: TableEntry) -> Vec<String> {
+        let shown = to_json(key, &entry);
+        let fields = shown["entry"].as_object().unwrap().iter();
+        let set = fields.filter(|(_, value)| **value == json!(true));
+        set.map(|(name, _)| name.clone()).collect()
+    }
+
+    #[test]
+    fn each_flag_of_a_network_is_shown_by_its_name() {
+        let key = TableKey::Subnet {
+            vni: 7,
+            address: [0; 16],
+            prefix: 0,
+        };
+        for (flags, name) in [(SUBNET_BOUNCER_HERE, "bouncer_here"), (SUBNET_PRIVATE, "private")] {
+            let entry = SubnetEntry {
+                network: 5,
+                flags,
+                bouncers: NOBODY,
+            };
+            assert_eq!(set(&key, TableEntry::Subnet(entry)), [name]);
+        }
+    }
 
     #[test]
     fn each_flag_of_a_vpc_is_shown_by_its_name() {
@@ -100,15 +131,8 @@ mod tests {
             (VPC_HOST_ACCESS, "host_access"),
             (VPC_EGRESS, "egress"),
         ] {
-            let nobody = Members {
-                count: 0,
-                droplets: [[0; 4]; MAX_MEMBERS],
-            };
-            let entry = VpcEntry::new(7, flag, nobody);
-            let shown = to_json(&TableKey::Vpc(7), &TableEntry::Vpc(entry));
-            let set = shown["entry"].as_object().unwrap().iter();
-            let set: Vec<_> = set.filter(|(_, value)| **value == json!(true)).collect();
-            assert_eq!(set, [(&name.to_owned(), &json!(true))], "{shown}");
+            let entry = VpcEntry::new(7, flag, NOBODY);
+            assert_eq!(set(&TableKey::Vpc(7), TableEntry::Vpc(entry)), [name]);
         }
     }
 }

@@ -31,6 +31,8 @@ pub struct Host<'a> {
     pub led_to: HashSet<(Vni, IpAddr)>,
     /// Those of the backends that may answer to anybody outside.
     pub open: BTreeSet<IpAddr>,
+    /// The ranges of private networks of the VPC of the node's endpoint: their endpoints answer to nobody outside.
+    pub private: Vec<&'a IpNet>,
     /// The underlay addresses of the other droplets, if any of them takes a share of the traffic that comes to this
     /// one.
     pub droplets: BTreeSet<Ipv4Addr>,
@@ -51,7 +53,9 @@ impl<'a> Host<'a> {
         });
         let led_to = backends.filter(|(vni, address)| program.has_local(*vni, *address));
         let led_to: HashSet<_> = led_to.collect();
-        let open = led_to.iter().filter(|(vni, _)| program.has_egress(*vni));
+        let open = led_to
+            .iter()
+            .filter(|(vni, address)| program.has_egress(*vni, *address));
         let open = open.map(|(_, address)| *address).collect();
         let ranges = vni.map(|vni| program.ranges(vni));
         let others: BTreeSet<Vni> = led_to
@@ -79,6 +83,7 @@ impl<'a> Host<'a> {
             vni,
             led_to,
             open,
+            private: vni.map_or_else(Vec::new, |vni| program.private_ranges(vni).collect()),
             droplets,
         }
     }

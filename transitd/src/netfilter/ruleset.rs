@@ -117,6 +117,7 @@ impl Host<'_> {
         let is_v4 = |range: &&IpNet| range.addr().is_ipv4();
         values.joined("closed", self.closed.iter().filter(is_v4));
         values.joined("open", self.open.iter().filter(|open| open.is_ipv4()));
+        values.each("private_range_v4", self.private.iter().copied().filter(is_v4));
         values.joined("droplets", &self.droplets);
         values.each("to_services", self.to_services(&from_pod));
         values.each("to_own_range", self.to_own_ranges());

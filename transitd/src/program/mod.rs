@@ -112,9 +112,24 @@ impl Program {
         }
     }
 
-    /// Whether a VPC's pods get outside.
-    pub fn has_egress(&self, vni: Vni) -> bool {
-        self.vpc(vni).is_some_and(|vpc| vpc.egress)
+    /// Whether an endpoint of this droplet, by its IPv4 address, gets outside: its VPC does, and its network isn't
+    /// private.
+    pub fn has_egress(&self, vni: Vni, address: IpAddr) -> bool {
+        let network = match self.rows.get(&RowKey::Local(vni, address)) {
+            Some(Row::Local(endpoint)) => self.rows.get(&RowKey::Network(vni, endpoint.network)),
+            _ => None,
+        };
+        let is_private = matches!(network, Some(Row::Network(network)) if network.private);
+        !is_private && self.vpc(vni).is_some_and(|vpc| vpc.egress)
+    }
+
+    /// Returns the ranges of a VPC's private networks that have a part on this droplet.
+    pub fn private_ranges(&self, vni: Vni) -> impl Iterator<Item = &IpNet> {
+        let networks = self.of_roles().filter_map(move |row| match row {
+            Row::Network(network) if network.vni == vni && network.private => Some(&network.cidrs),
+            _ => None,
+        });
+        networks.flatten()
     }
 
     /// Returns the outside ranges that stay closed to VPCs with egress. They are the same for all VPCs that nodes are
@@ -265,7 +280,8 @@ impl Program {
 mod tests {
     use thuban_common::tables::RemoteRow;
     use thuban_proto::transit as proto;
-    use thuban_rows::builders::{network_id, vni};
+    use thuban_rows::Network;
+    use thuban_rows::builders::{self, VNI, network_id, vni};
 
     use super::*;
 
@@ -376,6 +392,38 @@ mod tests {
                 error.to_string().starts_with("service_cidrs: expected"),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn a_private_network_closes_the_way_out_for_its_endpoints() {
+        let own = IpAddr::from(Ipv4Addr::new(10, 0, 1, 5));
+        for (egress, private, gets_out) in [
+            (true, false, true),
+            (true, true, false),
+            (false, false, false),
+            (false, true, false),
+        ] {
+            let mut program = Program::default();
+            let vpc = Vpc {
+                egress,
+                ..builders::vpc()
+            };
+            let network = Network {
+                private,
+                ..builders::network()
+            };
+            for row in [
+                Row::Vpc(vpc),
+                Row::Network(network.clone()),
+                Row::Local(builders::local()),
+            ] {
+                program.upsert(row);
+            }
+            assert_eq!(program.has_egress(VNI, own), gets_out, "{egress} {private}");
+            let ranges: Vec<IpNet> = program.private_ranges(VNI).copied().collect();
+            assert_eq!(ranges, if private { network.cidrs } else { Vec::new() });
+            assert_eq!(program.private_ranges(vni(8)).count(), 0, "another VPC's");
         }
     }
 

@@ -3,8 +3,8 @@
 use ipnet::IpNet;
 use thuban_common::tables::{
     DropletEntry, LOAD_OF_DIVIDER, LoadKey, MAX_MEMBERS, Members, RemoteRow, SUBNET_BOUNCER_HERE,
-    SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_SERVICES, SubnetEntry, VPC_DIVIDER_HERE, VPC_EGRESS,
-    VPC_HOST_ACCESS, VpcEntry,
+    SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_PRIVATE, SUBNET_SERVICES, SubnetEntry, VPC_DIVIDER_HERE,
+    VPC_EGRESS, VPC_HOST_ACCESS, VpcEntry,
 };
 use thuban_rows::{self as rows, LocalEndpoint, Network, NodeService, Row, Underlay, Vpc};
 
@@ -46,8 +46,11 @@ pub fn table_rows(row: &Row) -> Vec<TableRow> {
     }
 }
 
+fn flag(on: bool, bit: u32) -> u32 {
+    if on { bit } else { 0 }
+}
+
 fn of_vpc(row: &Vpc) -> Vec<TableRow> {
-    let flag = |on, bit| if on { bit } else { 0 };
     let flags = flag(row.divider_here, VPC_DIVIDER_HERE)
         | flag(row.host_access, VPC_HOST_ACCESS)
         | flag(row.egress, VPC_EGRESS);
@@ -71,7 +74,7 @@ fn of_network(row: &Network) -> Vec<TableRow> {
     let (vni, network) = (row.vni.get(), row.id.get());
     let entry = SubnetEntry {
         network,
-        flags: if row.bouncer_here { SUBNET_BOUNCER_HERE } else { 0 },
+        flags: flag(row.bouncer_here, SUBNET_BOUNCER_HERE) | flag(row.private, SUBNET_PRIVATE),
         bouncers: members(&row.bouncers),
     };
     let ranges = row.cidrs.iter();
@@ -164,6 +167,27 @@ mod tests {
         assert_eq!(made.count, 6);
         let last: Vec<u8> = made.droplets.iter().map(|droplet| droplet[3]).collect();
         assert_eq!(last, [1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+
+    #[test]
+    fn each_flag_of_a_network_is_a_bit_of_all_its_ranges() {
+        let entries = |bouncer_here, private| {
+            let row = Network {
+                bouncer_here,
+                private,
+                ..builders::network()
+            };
+            let entries = table_rows(&Row::Network(row)).into_iter();
+            let flags = entries.filter_map(|(_, entry)| match entry {
+                TableEntry::Subnet(subnet) => Some(subnet.flags),
+                _ => None,
+            });
+            flags.collect::<Vec<_>>()
+        };
+        assert_eq!(entries(false, false), [0; 2]);
+        assert_eq!(entries(true, false), [SUBNET_BOUNCER_HERE; 2]);
+        assert_eq!(entries(false, true), [SUBNET_PRIVATE; 2]);
+        assert_eq!(entries(true, true), [SUBNET_BOUNCER_HERE | SUBNET_PRIVATE; 2]);
     }
 
     #[test]

@@ -300,10 +300,15 @@ impl State {
     }
 }
 
-/// Whether rules of the node's own stack depend on the row; the service ranges of VPCs are in them.
+/// Whether rules of the node's own stack depend on the row; the service ranges of VPCs and the ranges of private
+/// networks are in them.
 fn has_rules(key: &RowKey) -> bool {
     matches!(
         key,
-        RowKey::NodeService(..) | RowKey::Exposed(..) | RowKey::Vpc(_) | RowKey::Droplet(_)
+        RowKey::NodeService(..)
+            | RowKey::Exposed(..)
+            | RowKey::Vpc(_)
+            | RowKey::Network(..)
+            | RowKey::Droplet(_)
     )
 }

@@ -6,7 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
 use std::time::Duration;
 
 use thuban_proto::transit::row::Row;
-use thuban_proto::transit::{AddressKey, RowKey, ServiceBackend, ServicePort, ServiceRow, row_key};
+use thuban_proto::transit::{
+    AddressKey, LocalRow, NetworkRow, RowKey, ServiceBackend, ServicePort, ServiceRow, row_key,
+};
 
 use crate::rig::{NODE, Rig, base_rows, in_namespace, local};
 use crate::rows::mapped;
@@ -16,6 +18,8 @@ use crate::tcp::{PATIENCE, ask, connect, serve};
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 /// The other end of the uplink itself.
 const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+/// An address in another network of VPC 7.
+const BESIDE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 8);
 /// An address that nodes serve.
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
@@ -108,6 +112,60 @@ fn pods_reach_outside_in_their_nodes_name_if_their_vpc_may() {
     rig.start();
     rig.operator.wait_for_ack();
     assert_eq!(ask(&mut stream), 9);
+}
+
+#[test]
+fn pods_of_a_private_network_stay_in_their_vpc() {
+    let mut rig = rig();
+    let networks = |private| {
+        let Some(Row::Network(own)) = base_rows().into_iter().find(|row| matches!(row, Row::Network(_)))
+        else {
+            panic!("a network's row")
+        };
+        let beside = NetworkRow {
+            network: BESIDE.to_bits() & !0xff,
+            cidrs: vec!["10.0.2.0/24".into()],
+            ..own.clone()
+        };
+        vec![Row::Network(NetworkRow { private, ..own }), Row::Network(beside)]
+    };
+    let Row::Local(row) = local(7, "p4", 8) else {
+        panic!("a local row")
+    };
+    let beside = Row::Local(LocalRow {
+        address: BESIDE.to_ipv6_mapped().octets().to_vec(),
+        network: BESIDE.to_bits() & !0xff,
+        gateway: "10.0.2.1".into(),
+        ..row
+    });
+    let _outside = serve(rig.far(), OUTSIDE, 8080, 9);
+    let _served = serve(rig.far(), FAR, 6443, 1);
+    rig.operator.push_and_wait(networks(false), vec![]);
+    rig.operator
+        .push_and_wait(vec![beside, served(7, &[(FAR, 6443)])], vec![]);
+    rig.add_pod("p4");
+    let (p1, p4) = (pod(&rig, "p1"), pod(&rig, "p4"));
+    let mut open = connect(&p1, OUTSIDE, 8080).unwrap();
+    assert_eq!(ask(&mut open), 9);
+
+    rig.operator.push_and_wait(networks(true), vec![]);
+    let dropped = rig.counter("outside_vpc");
+    assert!(connect(&p1, OUTSIDE, 8080).is_err());
+    assert!(rig.counter("outside_vpc") > dropped);
+    open.write_all(&[1]).unwrap();
+    assert!(open.read(&mut [0]).is_err(), "a connection from before");
+    let shown = rig.rows("SUBNETS");
+    let private = shown.iter().filter(|row| row["entry"]["private"] == true);
+    let keys: Vec<_> = private.map(|row| row["key"].to_string()).collect();
+    assert_eq!(keys, [r#"{"cidr":"10.0.1.0/24","vni":7}"#]);
+    // Neither what nodes serve nor the VPC nor the node's probes are outside, and other networks are as before.
+    assert_eq!(ask(&mut connect(&p1, SERVICE, 443).unwrap()), 1);
+    assert!(rig.ping("p1", &BESIDE.to_string()) && rig.ping("p4", "10.0.1.5"));
+    assert!(rig.ping_from_node("10.0.1.5"));
+    assert_eq!(ask(&mut connect(&p4, OUTSIDE, 8080).unwrap()), 9);
+
+    rig.operator.push_and_wait(networks(false), vec![]);
+    assert_eq!(ask(&mut connect(&p1, OUTSIDE, 8080).unwrap()), 9);
 }
 
 #[test]

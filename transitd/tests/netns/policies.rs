@@ -9,8 +9,8 @@ use std::time::Duration;
 use thuban_common::tables::HOST_SOURCE;
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
-    AddressKey, DropletRow, ExposedPort, ExposedRow, LocalRow, RowKey, ServiceBackend, ServicePort,
-    ServiceRow, row_key,
+    AddressKey, DropletRow, ExposedPort, ExposedRow, LocalRow, NetworkRow, RowKey, ServiceBackend,
+    ServicePort, ServiceRow, row_key,
 };
 
 use crate::host::send_ack;
@@ -92,6 +92,15 @@ fn exposed_ending(vni: u32, by: &[Ipv4Addr], ending: &[Ipv4Addr]) -> Row {
     })
 }
 
+fn exposed_key(vni: u32) -> RowKey {
+    RowKey {
+        key: Some(row_key::Key::Exposed(AddressKey {
+            vni,
+            address: bytes(SERVICE),
+        })),
+    }
+}
+
 fn local_key(vni: u32, address: Ipv4Addr) -> RowKey {
     RowKey {
         key: Some(row_key::Key::Local(AddressKey {
@@ -119,8 +128,8 @@ fn rig() -> Rig {
     rig_with(vec![])
 }
 
-/// Returns the same rig, with flags of the daemon.
-pub fn rig_with(flags: Vec<String>) -> Rig {
+/// Returns VPCs and networks: 7, of which the node is, and 8 and 9, tenants' with the same ranges.
+fn vpcs_and_networks() -> Vec<Row> {
     let mut rows = Vec::new();
     for row in base_rows() {
         match row {
@@ -148,6 +157,12 @@ pub fn rig_with(flags: Vec<String>) -> Rig {
             other => rows.push(other),
         }
     }
+    rows
+}
+
+/// Returns the same rig, with flags of the daemon.
+pub fn rig_with(flags: Vec<String>) -> Rig {
+    let mut rows = vpcs_and_networks();
     let Row::Local(host) = local(7, "node/n", OWN.octets()[3]) else {
         panic!("a local row")
     };
@@ -223,15 +238,46 @@ fn local_port_reaches_own_backends_with_sender_address() {
     assert_eq!(ask(&mut stays), 1, "connections stay");
     assert_eq!(ask(&mut connect(rig.node(), NODE.into(), 30080).unwrap()), 2);
     assert_eq!(health(&rig), ("503".into(), count(0)));
-    let key = row_key::Key::Exposed(AddressKey {
-        vni: 7,
-        address: bytes(SERVICE),
-    });
-    rig.operator
-        .push_and_wait(vec![], vec![RowKey { key: Some(key) }]);
+    rig.operator.push_and_wait(vec![], vec![exposed_key(7)]);
     eventually("nobody answers about its health", || {
         connect(rig.far(), NODE.into(), 32000).err() == Some(ErrorKind::ConnectionRefused)
     });
+}
+
+#[test]
+fn pods_of_private_networks_answer_who_comes_to_their_ports() {
+    let rig = rig();
+    rig.on_far(&format!(
+        "ip route replace {}/32 dev far src {STRANGER}",
+        Ipv4Addr::from(NODE)
+    ));
+    let members = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
+    let tenants = serve(&pod(&rig, "p3"), Ipv4Addr::UNSPECIFIED, 8080, 3);
+    let networks = |private| {
+        let networks = vpcs_and_networks().into_iter().filter_map(|row| match row {
+            Row::Network(network) => Some(Row::Network(NetworkRow { private, ..network })),
+            _ => None,
+        });
+        networks.collect::<Vec<_>>()
+    };
+    for (vni, backend, clients, own) in [(7, FIRST, &members, 1), (8, TENANTS, &tenants, 3)] {
+        rig.operator.push_and_wait(vec![exposed(vni, &[backend])], vec![]);
+        for (private, client) in [
+            (false, STRANGER),
+            (true, HOST_SOURCE.into()),
+            (false, STRANGER),
+            (true, HOST_SOURCE.into()),
+        ] {
+            rig.operator.push_and_wait(networks(private), vec![]);
+            assert_eq!(ask(&mut connect(rig.far(), NODE.into(), 30080).unwrap()), own);
+            assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(client));
+        }
+        rig.operator.push_and_wait(vec![], vec![exposed_key(vni)]);
+    }
+    // Pods of the nodes' VPC reach hosts, but not from a private network. The node reaches them.
+    let _far = serve(rig.far(), FAR, 9090, 2);
+    assert!(connect(&pod(&rig, "p1"), FAR, 9090).is_err());
+    assert!(rig.ping_from_node(&FIRST.to_string()));
 }
 
 #[test]

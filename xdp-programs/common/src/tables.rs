@@ -372,6 +372,8 @@ pub const SUBNET_SERVICES: u32 = 2;
 pub const SUBNET_BY_NODE: u32 = 4;
 /// [`SubnetEntry::flags`]: the range is outside of the VPC, and closed to it even if it may go out; `network` is 0.
 pub const SUBNET_CLOSED: u32 = 8;
+/// [`SubnetEntry::flags`]: packets of the network's endpoints to outside the VPC are dropped, whatever the VPC's flags.
+pub const SUBNET_PRIVATE: u32 = 16;
 /// The flags of ranges in which no endpoint of the VPC has an address.
 pub const SUBNET_FOREIGN: u32 = SUBNET_SERVICES | SUBNET_BY_NODE | SUBNET_CLOSED;
 /// [`VpcEntry::flags`]: this droplet is a divider of the VPC.

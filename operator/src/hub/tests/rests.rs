@@ -85,6 +85,7 @@ fn two_vpcs() -> Hub {
             vpc: "blue".into(),
             id: network_id(2),
             cidrs,
+            private: false,
         };
         world.set_network("shop", Some(network));
     });

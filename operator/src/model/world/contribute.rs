@@ -117,6 +117,7 @@ impl World {
                 cidrs: ranges(&network.cidrs),
                 bouncers: members.clone(),
                 bouncer_here,
+                private: network.private,
             })
         };
         Some(share(&targets, &bouncers, row))

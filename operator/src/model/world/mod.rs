@@ -37,6 +37,8 @@ pub struct Network {
     pub vpc: String,
     pub id: NetworkId,
     pub cidrs: Vec<String>,
+    /// Its pods don't reach outside, whatever the VPC says.
+    pub private: bool,
 }
 
 /// (namespace, name).

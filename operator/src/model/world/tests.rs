@@ -70,6 +70,7 @@ pub(super) fn network(vpc: &str, id: u32) -> Network {
         vpc: vpc.into(),
         id: network_id(id),
         cidrs: vec!["10.0.0.0/24".into()],
+        private: false,
     }
 }
 
@@ -299,6 +300,35 @@ fn ipv6_ranges_are_sent_beside_the_ipv4_ones() {
         (vec!["10.0.0.0/8".to_owned()], vec!["fd00:1::/48".to_owned()])
     );
     assert_eq!((network.cidrs.len(), network.cidrs6.len()), (1, 1));
+}
+
+#[test]
+fn a_network_becomes_private_on_all_its_droplets() {
+    let mut world = small(4);
+    world.set_endpoint(&("ns".into(), "e".into()), Some(endpoint("web", 2, 10)));
+    let private = |world: &World, droplet: &str| {
+        let row = world
+            .program(droplet)
+            .get(&Key::Network(vni(7), network_id(1)))?
+            .unpack();
+        match row.row {
+            Some(row::Row::Network(row)) => Some(row.private),
+            other => panic!("{other:?}"),
+        }
+    };
+    for is_private in [false, true, false] {
+        let web = Network {
+            private: is_private,
+            ..network("red", 1)
+        };
+        world.set_network("web", Some(web));
+        world.flush();
+        // The divider, the bouncer, and where the endpoint lives.
+        for droplet in ["d0", "d1", "d2"] {
+            assert_eq!(private(&world, droplet), Some(is_private), "{droplet}");
+        }
+        assert_eq!(private(&world, "d3"), None);
+    }
 }
 
 /// Applies the same objects to a new world at once.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use thuban_rows::builders::vni;
 
 use super::super::services::tests::{exposed, service};
-use super::super::{Role, RoleId, Vpc, World};
+use super::super::{Network, Role, RoleId, Vpc, World};
 use super::{address6, bouncer, divider, droplet_address, dual, endpoint, network, vpc};
 
 /// xorshift: small, and its seed is printed.
@@ -42,6 +42,13 @@ impl Random {
         }
     }
 
+    fn network(&mut self, number: u64) -> Network {
+        Network {
+            private: self.below(2) == 0,
+            ..network(&format!("v{}", number % 2), 1 + number as u32)
+        }
+    }
+
     /// One object or subscription comes, changes or goes.
     pub(super) fn change(&mut self, world: &mut World) {
         let number = self.below(5);
@@ -55,13 +62,7 @@ impl Random {
             8 => world.set_away(&format!("d{number}"), present),
             0 => world.set_droplet(&format!("d{number}"), present.then(|| droplet_address(number))),
             1 => world.set_vpc(&format!("v{}", number % 2), present.then(|| self.vpc(number))),
-            2 => {
-                let parent = format!("v{}", number % 2);
-                world.set_network(
-                    &format!("n{number}"),
-                    present.then(|| network(&parent, 1 + number as u32)),
-                );
-            }
+            2 => world.set_network(&format!("n{number}"), present.then(|| self.network(number))),
             3 => {
                 let role = self.role(format!("v{}", number % 2));
                 self.change_role(world, divider(&format!("div{number}")), present.then_some(role));
