@@ -6,7 +6,7 @@ use tracing::warn;
 use super::hook::Hook;
 use super::links::Links;
 use super::pins::LinkingError;
-use crate::netlink::{NetlinkError, ethtool};
+use crate::netlink::{NetlinkError, ethtool, virtio};
 use crate::settings::{AgentHook, TransitHookChoice};
 
 /// Where transit runs.
@@ -33,27 +33,32 @@ pub struct Nic {
     pub is_veth: bool,
     /// Whole GSO frames arrive.
     pub passes_gso: bool,
+    /// The driver takes a program at native XDP and shows it no frame.
+    pub hides_frames: bool,
 }
 
 impl Nic {
     /// Returns the properties of a NIC. `sends_gso`: whether the NIC may be given GSO frames to send. Only for a veth
     /// does this tell whether they arrive, because its other end has the same features as a rule. Other NICs, bonds
     /// and VLANs segment in hardware and receive segments.
-    fn new(driver: &str, sends_gso: bool) -> Self {
+    fn new(driver: &str, sends_gso: bool, hides_frames: bool) -> Self {
         let is_veth = driver == "veth";
         Self {
             is_veth,
             passes_gso: is_veth && sends_gso,
+            hides_frames,
         }
     }
 }
 
 /// Returns the hook that `auto` prefers for a NIC. A veth gets tc if frames arrive whole or are aggregated before,
-/// because XDP copies each frame on a veth. Everything else gets XDP.
+/// because XDP copies each frame on a veth. A NIC that shows XDP no frames gets tc too, so that frames are aggregated.
+/// Everything else gets XDP.
 pub fn preferred(choice: TransitHookChoice, nic: &Nic, aggregates: bool) -> TransitHook {
     match choice {
         TransitHookChoice::Tc => TransitHook::Tc,
         TransitHookChoice::Auto if nic.is_veth && (nic.passes_gso || aggregates) => TransitHook::Tc,
+        TransitHookChoice::Auto if nic.hides_frames => TransitHook::Tc,
         TransitHookChoice::Auto | TransitHookChoice::Xdp => TransitHook::Xdp,
     }
 }
@@ -73,7 +78,9 @@ pub fn examine(uplink: &str) -> Result<Nic, NetlinkError> {
     let sends_gso = ethtool::is_on(uplink, "tx-tcp-segmentation")?
         || ethtool::is_on(uplink, "tx-generic-segmentation")?
         || ethtool::is_on(uplink, "tx-udp_tnl-segmentation")?;
-    Ok(Nic::new(&ethtool::driver(uplink)?, sends_gso))
+    let driver = ethtool::driver(uplink)?;
+    let hides_frames = driver == virtio::DRIVER && virtio::hides_frames_from_xdp(uplink);
+    Ok(Nic::new(&driver, sends_gso, hides_frames))
 }
 
 /// Attaches transit. If native XDP is refused and was not demanded, tc does everything.
@@ -115,20 +122,27 @@ mod tests {
 
     #[test]
     fn only_a_veths_own_features_say_that_gso_frames_arrive() {
-        assert!(Nic::new("veth", true).passes_gso && !Nic::new("veth", false).passes_gso);
+        assert!(Nic::new("veth", true, false).passes_gso && !Nic::new("veth", false, false).passes_gso);
         for driver in ["virtio_net", "mlx5_core", "bonding", "802.1Q VLAN Support"] {
-            assert!(!Nic::new(driver, true).passes_gso, "{driver}");
+            assert!(!Nic::new(driver, true, false).passes_gso, "{driver}");
         }
     }
 
     #[test]
     fn a_veth_gets_tc_where_frames_come_whole_and_others_xdp() {
         let auto = TransitHookChoice::Auto;
-        let nic = |is_veth, passes_gso| Nic { is_veth, passes_gso };
+        let nic = |is_veth, passes_gso| Nic {
+            is_veth,
+            passes_gso,
+            hides_frames: false,
+        };
         assert_eq!(preferred(auto, &nic(true, true), false), TransitHook::Tc);
         assert_eq!(preferred(auto, &nic(true, false), true), TransitHook::Tc);
         assert_eq!(preferred(auto, &nic(true, false), false), TransitHook::Xdp);
         assert_eq!(preferred(auto, &nic(false, true), true), TransitHook::Xdp);
+        let hiding = Nic::new("virtio_net", true, true);
+        assert_eq!(preferred(auto, &hiding, true), TransitHook::Tc);
+        assert_eq!(preferred(auto, &hiding, false), TransitHook::Tc);
         let forced = preferred(TransitHookChoice::Xdp, &nic(true, true), true);
         assert_eq!(forced, TransitHook::Xdp);
         assert_eq!(

@@ -12,6 +12,7 @@ pub mod pod;
 pub mod sysctl;
 pub mod uplink;
 pub mod veth;
+pub mod virtio;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
