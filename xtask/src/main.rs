@@ -65,6 +65,10 @@ enum Command {
         /// Run only the tests of the programs: in a virtual machine, on Debian's kernel 6.12
         #[arg(long, conflicts_with_all = ["only", "strict"])]
         kernel: bool,
+        /// Run only the tests of transit on virtio's network cards, at XDP and at tc: in a virtual machine, on Debian's
+        /// kernel 6.12
+        #[arg(long, conflicts_with_all = ["only", "strict", "kernel"])]
+        nic: bool,
     },
     /// Run some tests with large counts. Needs root and takes long
     Soak {
@@ -127,11 +131,13 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Crds { check } => crds::run(check)?,
         Command::Check => check::run()?,
         Command::Test { kernel: true, .. } => return test::kernel::run(),
+        Command::Test { nic: true, .. } => return test::nic::run(),
         Command::Test {
             only,
             schedules,
             strict,
             kernel: false,
+            nic: false,
         } => return test::run(only.as_deref(), schedules, strict),
         Command::Soak { only } => return soak::run(only.as_deref()),
         Command::Bench { benchmark } => return bench::run(&benchmark),

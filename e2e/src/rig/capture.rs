@@ -38,6 +38,14 @@ impl Wire {
         Ok(Self { socket })
     }
 
+    /// Returns the next frame that passes within 50 ms.
+    pub fn next(&self) -> Option<Vec<u8>> {
+        let mut buffer = vec![0; 70000];
+        let length = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).ok()?;
+        buffer.truncate(length);
+        Some(buffer)
+    }
+
     /// Returns the frames that pass within the time and that the filter wants.
     pub fn collect(&self, time: Duration, mut wanted: impl FnMut(&[u8]) -> bool) -> Vec<Vec<u8>> {
         let end = Instant::now() + time;

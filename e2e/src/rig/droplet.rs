@@ -8,7 +8,11 @@ use thuban_common::tables::{
     LOCAL_TAKES_XDP, LocalEntry, RemoteRow, SubnetEntry, VpcEntry,
 };
 
-use super::{POD_MTU, Transit, UNDERLAY_MTU, Underlay, namespace::Namespace, traffic::End};
+use super::{
+    ENCAPSULATION, Transit, UNDERLAY_MTU, Underlay,
+    namespace::{Namespace, run},
+    traffic::End,
+};
 use crate::programs::{Programs, key};
 
 /// Offloads that must be off at a sender whose receiver has XDP. GRO is asked for, because attaching XDP at the far end
@@ -25,6 +29,8 @@ pub struct Droplet {
     pub programs: Programs,
     /// Whether agents are attached at XDP too.
     pub agent_at_xdp: bool,
+    /// MTU of the uplink.
+    mtu: u32,
     pods: u8,
 }
 
@@ -81,6 +87,25 @@ impl Droplet {
                 namespace.command(&format!("ip route add default via {router}"))?;
             }
         }
+        if transit != Transit::Tc {
+            namespace.command(&format!("ethtool -K uplink {SEGMENTED}"))?;
+            bridge.command(&format!("ethtool -K {far} {SEGMENTED}"))?;
+        }
+        Self::with_uplink(namespace, address, transit, UNDERLAY_MTU)
+    }
+
+    /// Makes a droplet of a network card that the calling process's namespace has, in a namespace of its own.
+    pub fn on_nic(nic: &str, address: Ipv4Addr, transit: Transit, mtu: u32) -> Result<Self> {
+        let namespace = Namespace::new("nic")?;
+        let name = namespace.name();
+        run("ip", &["link", "set", nic, "netns", name, "name", "uplink"])?;
+        namespace.command(&format!("ip addr add {address}/24 dev uplink"))?;
+        namespace.command(&format!("ip link set uplink mtu {mtu} up"))?;
+        Self::with_uplink(namespace, address, transit, mtu)
+    }
+
+    /// Attaches transit to the uplink of a namespace.
+    fn with_uplink(namespace: Namespace, address: Ipv4Addr, transit: Transit, mtu: u32) -> Result<Self> {
         namespace.sysctl("ipv4/ip_forward", "1")?;
         for interface in ["all", "uplink"] {
             namespace.sysctl(&format!("ipv4/conf/{interface}/rp_filter"), "0")?;
@@ -90,7 +115,7 @@ impl Droplet {
         programs.configure(ConfigEntry {
             droplet: address.octets(),
             uplink,
-            mtu: UNDERLAY_MTU,
+            mtu,
             flags: if transit == Transit::Xdp {
                 CONFIG_TRANSIT_AT_XDP
             } else {
@@ -98,10 +123,6 @@ impl Droplet {
             },
             seed: 0,
         })?;
-        if transit != Transit::Tc {
-            namespace.command(&format!("ethtool -K uplink {SEGMENTED}"))?;
-            bridge.command(&format!("ethtool -K {far} {SEGMENTED}"))?;
-        }
         match transit {
             Transit::Tc => {}
             Transit::Xdp => namespace.run(|| programs.attach_xdp("transit_xdp", "uplink"))?,
@@ -116,12 +137,25 @@ impl Droplet {
             namespace,
             programs,
             agent_at_xdp: false,
+            mtu,
             pods: 0,
         })
     }
 
+    /// Gives the network card back to the first process's namespace, under its former name.
+    pub fn give_back(self, nic: &str) -> Result<()> {
+        let Self {
+            namespace, programs, ..
+        } = self;
+        // The programs leave the card with their links.
+        drop(programs);
+        namespace.command("ip link set uplink down")?;
+        namespace.command(&format!("ip link set uplink netns 1 name {nic}"))?;
+        Ok(())
+    }
+
     /// Makes the droplets known to this one.
-    pub(super) fn know(&mut self, droplets: &[Ipv4Addr]) -> Result<()> {
+    pub fn know(&mut self, droplets: &[Ipv4Addr]) -> Result<()> {
         for droplet in droplets {
             self.programs
                 .insert("DROPLETS", droplet.octets(), DropletEntry { flags: 0 })?;
@@ -135,6 +169,7 @@ impl Droplet {
         let [_, _, _, number] = self.address.octets();
         let namespace = Namespace::new(&format!("p{number}-{}", self.pods))?;
         let host_end = format!("thb{}", self.pods);
+        let mtu = self.mtu - ENCAPSULATION;
         let mac = [2, 0, 0, vni as u8, number, self.pods];
         let [a, b, c, _] = address.octets();
         self.namespace.command(&format!(
@@ -142,15 +177,12 @@ impl Droplet {
             namespace.name()
         ))?;
         self.namespace.command(&format!(
-            "ip link set {host_end} address {} mtu {POD_MTU} up",
+            "ip link set {host_end} address {} mtu {mtu} up",
             text(GATEWAY_MAC)
         ))?;
         self.namespace
             .sysctl(&format!("ipv4/conf/{host_end}/rp_filter"), "0")?;
-        namespace.command(&format!(
-            "ip link set eth0 address {} mtu {POD_MTU} up",
-            text(mac)
-        ))?;
+        namespace.command(&format!("ip link set eth0 address {} mtu {mtu} up", text(mac)))?;
         namespace.command(&format!("ip addr add {address}/24 dev eth0"))?;
         namespace.command(&format!("ip route add default via {}", Ipv4Addr::new(a, b, c, 1)))?;
         let address6 = address6(address);

@@ -19,8 +19,10 @@ use namespace::Namespace;
 
 /// MTU of the underlay.
 pub const UNDERLAY_MTU: u32 = 1500;
-/// MTU of pods: the underlay's less the encapsulation.
-pub const POD_MTU: u32 = UNDERLAY_MTU - 50;
+/// Bytes of encapsulation, which pods' MTU is less than the underlay's.
+const ENCAPSULATION: u32 = 50;
+/// MTU of pods on such an underlay.
+pub const POD_MTU: u32 = UNDERLAY_MTU - ENCAPSULATION;
 
 /// The form in which frames travel between droplets, and the hook that suits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

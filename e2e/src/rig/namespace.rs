@@ -75,7 +75,8 @@ impl Drop for Namespace {
     }
 }
 
-fn run(program: &str, arguments: &[&str]) -> Result<String> {
+/// Runs a program and returns its output.
+pub fn run(program: &str, arguments: &[&str]) -> Result<String> {
     let output = Command::new(program)
         .args(arguments)
         .output()

@@ -75,17 +75,22 @@ pub struct Built {
 /// the images of the tests' clusters; the operator there can end after a write that a test chooses. The compiler is
 /// clippy, so that lints need no build of their own.
 pub fn build() -> Result<Built> {
+    build_targets(&["--lib", "--bins", "--tests"])
+}
+
+/// Builds an integration test alone, with the dependencies that [`build`] makes.
+pub fn build_test(name: &str) -> Result<Binary> {
+    let built = build_targets(&["--test", name])?;
+    let mut binaries = built.binaries.into_iter();
+    let binary = binaries.find(|binary| binary.is_test(name));
+    binary.with_context(|| format!("no test {name} was built"))
+}
+
+fn build_targets(targets: &[&str]) -> Result<Built> {
     let mut child = cargo()
         .current_dir(root())
-        .args([
-            "test",
-            "--workspace",
-            "--exclude",
-            "xdp-programs",
-            "--lib",
-            "--bins",
-            "--tests",
-        ])
+        .args(["test", "--workspace", "--exclude", "xdp-programs"])
+        .args(targets)
         .args(["--features", "thuban-operator/failpoints,transitd/clock-steps"])
         .args(["--no-run", "--message-format=json"])
         .env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver")

@@ -23,6 +23,14 @@ impl Root {
         Ok(Self(folder))
     }
 
+    /// Adds busybox and the folders that file systems are mounted on.
+    pub fn add_base(&self) -> Result<()> {
+        for mount_point in ["/proc", "/sys", "/dev", "/run", "/tmp"] {
+            self.folder(mount_point)?;
+        }
+        self.program(Path::new("/bin/busybox"), "/bin/busybox")
+    }
+
     /// Adds a folder, with those that it is in.
     pub fn folder(&self, path: &str) -> Result<()> {
         let folder = self.place(path);

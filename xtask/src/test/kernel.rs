@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{BufRead, BufReader},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, ExitCode, Stdio},
     sync::mpsc::{self, RecvTimeoutError},
     thread,
@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::{
     PROGRAMS,
     binaries::{self, Binary},
+    debian_kernel::{self, Kernel, SERIES},
     initramfs::Root,
     output::{Sum, result_of},
 };
@@ -26,8 +27,6 @@ use crate::{
     ebpf,
 };
 
-/// Debian's package that leads to the newest kernel of this series; its security archive has it, and backports.
-const SERIES: &str = "linux-image-6.12-cloud-amd64";
 /// Modules that the tests need, in the order in which they are loaded.
 const MODULES: [&str; 1] = ["drivers/net/veth.ko.xz"];
 /// The test that prints the verifier's counts, and the end of its lines.
@@ -40,12 +39,6 @@ const TIME_LIMIT: Duration = Duration::from_mins(30);
 /// Random frames that are compared with the model: a twentieth of those of this machine's own tests.
 const FRAMES: u32 = 5000;
 const MEMORY_MIB: &str = "3072";
-
-/// A kernel that a package brought.
-struct Kernel {
-    image: PathBuf,
-    modules: PathBuf,
-}
 
 /// The instructions of each program that the verifier looked at.
 type Counts = BTreeMap<String, u64>;
@@ -73,7 +66,7 @@ pub fn run() -> Result<ExitCode> {
     let tests = tests.context("no tests of the programs were built")?;
     let folder = root().join("target/kernel");
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    let kernel = step(SERIES, || fetch(&folder))?;
+    let kernel = step(SERIES, || debian_kernel::fetch(&folder))?;
     let archive = step("root of the virtual machine", || {
         let path = folder.join("root.cpio");
         pack(&kernel, tests, &object, &folder)?.archive(&path)?;
@@ -96,70 +89,10 @@ pub fn run() -> Result<ExitCode> {
     })
 }
 
-/// Downloads the newest kernel of the series, unless it is there, and unpacks it without installing it.
-fn fetch(folder: &Path) -> Result<Kernel> {
-    let package = newest()?;
-    let place = folder.join(&package);
-    if !place.exists() {
-        run_command(
-            Command::new("apt-get")
-                .current_dir(folder)
-                .args(["-q", "download", &package]),
-        )?;
-        let downloaded = named(folder, |name| name.starts_with(&format!("{package}_")))?;
-        let partial = folder.join("partial");
-        let _ = fs::remove_dir_all(&partial);
-        run_command(
-            Command::new("dpkg-deb")
-                .arg("--extract")
-                .args([&downloaded, &partial]),
-        )?;
-        fs::rename(&partial, &place).with_context(|| format!("renaming to {}", place.display()))?;
-        fs::remove_file(&downloaded).with_context(|| format!("removing {}", downloaded.display()))?;
-    }
-    Ok(Kernel {
-        image: named(&place.join("boot"), |name| name.starts_with("vmlinuz-"))?,
-        modules: named(&place.join("lib/modules"), |name| name.starts_with("6."))?.join("kernel"),
-    })
-}
-
-/// Returns the package that the series leads to.
-fn newest() -> Result<String> {
-    let output = Command::new("apt-cache")
-        .args(["depends", SERIES])
-        .output()
-        .context("starting apt-cache: the kernel comes from Debian's packages")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let mut depends = text
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("Depends: "));
-    let package = depends.find(|package| package.starts_with("linux-image-"));
-    let package = package.with_context(|| {
-        format!(
-            "apt knows no {SERIES}: run `apt-get update`; Debian 12 has it in bookworm-security and backports"
-        )
-    })?;
-    Ok(package.to_owned())
-}
-
-/// Returns the path of the first file or folder with such a name.
-fn named(folder: &Path, is_right: impl Fn(&str) -> bool) -> Result<PathBuf> {
-    let entries = fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;
-    let mut paths = entries.flatten().map(|entry| entry.path());
-    let found = paths.find(|path| {
-        let name = path.file_name().unwrap_or_default();
-        is_right(&name.to_string_lossy())
-    });
-    found.with_context(|| format!("{} has not what a kernel's package has", folder.display()))
-}
-
 /// Makes the machine's root: the tests, the programs, `ip`, modules, and a script that runs the tests.
 fn pack(kernel: &Kernel, tests: &Binary, object: &Path, folder: &Path) -> Result<Root> {
     let root = Root::new(folder.join("root"))?;
-    for mount_point in ["/proc", "/sys", "/dev", "/run", "/tmp"] {
-        root.folder(mount_point)?;
-    }
-    root.program(Path::new("/bin/busybox"), "/bin/busybox")?;
+    root.add_base()?;
     root.program(&program("ip")?, "/bin/ip")?;
     let stripped = folder.join("programs");
     run_command(
@@ -169,16 +102,7 @@ fn pack(kernel: &Kernel, tests: &Binary, object: &Path, folder: &Path) -> Result
     )?;
     root.program(&stripped, "/bin/programs")?;
     root.copy(object, "/thuban-programs.o")?;
-    for (number, module) in MODULES.iter().enumerate() {
-        let packed = kernel.modules.join(module);
-        let unpacked = Command::new("xz")
-            .arg("-dc")
-            .arg(&packed)
-            .output()
-            .context("starting xz")?;
-        ensure!(unpacked.status.success(), "unpacking {}", packed.display());
-        root.file(&format!("/modules/{number}.ko"), &unpacked.stdout)?;
-    }
+    kernel.add_modules(&root, &MODULES)?;
     root.file("/init", script().as_bytes())?;
     Ok(root)
 }

@@ -5,9 +5,11 @@
 //! `--strict` counts it as failed. A test that failed for another reason has failed.
 
 mod binaries;
+mod debian_kernel;
 mod initramfs;
 pub mod kernel;
 mod lanes;
+pub mod nic;
 mod output;
 mod times;
 
@@ -44,6 +46,8 @@ const TIMED: [&str; 6] = [
     "restart::",
     "spool::",
 ];
+/// Runs by `--nic` only.
+const NIC: &str = "nic";
 const E2E: &str = "cluster";
 const SIMULATOR: &str = "simulator";
 const GROUPS: [&str; 6] = ["check", "unit", SIMULATOR, "programs", "netns", "e2e"];
@@ -136,7 +140,7 @@ fn run_group(group: &str, run: &Run<'_>, others: &mut Others, times: &mut Times)
     } = *run;
     let binaries = &built.binaries;
     let is_special = |binary: &&Binary| {
-        let names = [PROGRAMS, E2E, SIMULATOR].into_iter().chain(NETNS);
+        let names = [PROGRAMS, E2E, SIMULATOR, NIC].into_iter().chain(NETNS);
         names.into_iter().any(|name| binary.is_test(name))
     };
     let named = |names: &[&str]| {
