@@ -11,7 +11,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use thuban_common::tables::{LAYOUT_VERSION, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry};
+use thuban_common::tables::{
+    LAYOUT_VERSION, RemoteRow, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
+};
 use thuban_e2e::{
     programs::{members, object},
     rig::{
@@ -159,9 +161,9 @@ impl World {
             droplet.set_subnet(VPC, Ipv4Addr::new(10, 0, network as u8, 0), entry)?;
         }
         droplet.set_vpc(VpcEntry::new(VPC, VPC_DIVIDER_HERE, members(&[HERE])))?;
-        for (map, address) in [("DIRECT_ROWS", DIRECT), ("BOUNCER_ROWS", BOUNCED)] {
-            droplet.set_row(map, VPC, address, TWO)?;
-            droplet.set_row(map, VPC, address6(address), TWO)?;
+        for (row, address) in [(RemoteRow::Direct, DIRECT), (RemoteRow::Bouncer, BOUNCED)] {
+            droplet.set_row(row, VPC, address, TWO)?;
+            droplet.set_row(row, VPC, address6(address), TWO)?;
         }
         Ok(Self {
             nic,
