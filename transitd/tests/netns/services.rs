@@ -4,12 +4,14 @@ use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpStream};
 
 use aya::maps::{HashMap, Map, MapData};
+use nix::sys::sysinfo::sysinfo;
 use thuban_common::services::{ConnectionEntry, ConnectionKey};
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
     AddressKey, ForwardRow, NackReason, RowKey, ServiceBackend, ServicePort, ServiceRow, row_key,
 };
+use transitd::dataplane::connections::entries_for;
 
 use crate::pressure::shrunk;
 use crate::rig::{Rig, base_rows, eventually, local};
@@ -177,7 +179,7 @@ fn key_of(row: &Row) -> RowKey {
 #[test]
 fn service_without_room_keeps_old_rows_and_applies_later() {
     let mut rig = prepare();
-    rig.programs = shrunk(&rig, "SLOTS", 64);
+    rig.programs = shrunk(&rig, "SLOTS", 16);
     rig.flags = ["--metrics-port", "6084"].map(str::to_owned).to_vec();
     start(&mut rig);
     answer_with(&rig, "p2", 2);
@@ -189,7 +191,7 @@ fn service_without_room_keeps_old_rows_and_applies_later() {
     let Row::Service(mut more) = service(&[7]) else {
         unreachable!()
     };
-    // Five backends are 16 rows: with the other's 16 and its own 16, more than half of the table.
+    // Five backends are 4 rows: with the other's 4 and its own row, more than half of the table.
     more.ports.push(ServicePort {
         port: 81,
         ..match large(12, 81..82, 5) {
@@ -203,12 +205,14 @@ fn service_without_room_keeps_old_rows_and_applies_later() {
     rig.operator.wait_for("a nack", is_refusal);
     assert_eq!(ask(&mut connect(&rig, "p1").unwrap()), 2, "as it was");
     let metrics = rig.metrics();
+    // This table follows the node's memory.
+    let connections = entries_for(sysinfo().unwrap().ram_total());
     for (series, value) in [
         (r#"rows{table="SERVICES"}"#, 4),
-        (r#"rows{table="SLOTS"}"#, 20),
+        (r#"rows{table="SLOTS"}"#, 5),
         (r#"rows{table="BACKENDS"}"#, 6),
-        (r#"rows_capacity{table="SLOTS"}"#, 64),
-        (r#"rows_capacity{table="CONNECTIONS"}"#, 524_288),
+        (r#"rows_capacity{table="SLOTS"}"#, 16),
+        (r#"rows_capacity{table="CONNECTIONS"}"#, connections.into()),
     ] {
         assert_eq!(metrics.get(series), Some(&value), "{series}");
     }
