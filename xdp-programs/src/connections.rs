@@ -93,7 +93,6 @@ pub fn yield_to(interface: u32, vni: u32, packet: &IpPacket) -> bool {
     let Some(work) = Work::get() else {
         return true;
     };
-    work.interface = interface;
     work.set_reverse(vni, packet, &packet.destination, packet.ports);
     // Nothing tells the end of datagrams: the last packet counts.
     if !take_over(work, packet.protocol == ipv4::UDP) {

@@ -1,10 +1,10 @@
 //! GATES: whether packets of an interface are looked up in CONNECTIONS and PENDING at all. Most pods are never a client
 //! of a service; their packets are spared the look-ups.
 //!
-//! Interfaces whose numbers differ by a multiple of [`GATES_OF_INTERFACES`] share a gate. That costs one of them the
+//! Interfaces whose numbers differ by a multiple of [`thuban_common::services::GATES_OF_INTERFACES`] share a gate. That costs one of them the
 //! look-ups, and nothing else.
 
-use thuban_common::services::{GATE_OF_ANY, GATES_OF_INTERFACES, GatesEntry};
+use thuban_common::services::{GATE_OF_ANY, GatesEntry, gate_of};
 
 use crate::maps::GATES;
 
@@ -15,7 +15,7 @@ const UNIT: u32 = 30;
 fn gate(interface: u32) -> Option<&'static mut GatesEntry> {
     // SAFETY: words of an array's element, which stays.
     GATES
-        .get_ptr_mut(1 + interface % GATES_OF_INTERFACES)
+        .get_ptr_mut(gate_of(interface))
         .map(|gate| unsafe { &mut *gate })
 }
 

@@ -180,11 +180,17 @@ pub fn endpoint(key: &EndpointKey) -> Option<Endpoint> {
     (entry.local.vni == key.vni).then_some(Endpoint { entry, element })
 }
 
+/// Returns the rows of an endpoint; an entry without any, if this droplet knows nothing of it.
+#[inline(always)]
+pub fn rows(key: &EndpointKey) -> EndpointEntry {
+    endpoint(key).map_or(const { EndpointEntry::new(0) }, |endpoint| endpoint.entry)
+}
+
 impl Endpoint {
     /// Returns its place on this droplet.
     #[inline(always)]
     pub fn local(&self) -> Option<LocalEntry> {
-        (self.entry.local.ifindex != 0).then_some(self.entry.local)
+        self.entry.is_here().then_some(self.entry.local)
     }
 
     /// Returns the droplet on which a direct row says that it is, and marks the row as used. The mark is written once,

@@ -91,10 +91,10 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
     inner::read(frame, header.ethertype, offset, options, &mut observed.packet)?;
     let packet = &observed.packet;
     let key = maps::key(vni, packet.destination);
-    let endpoint = maps::endpoint(&key).map_or(const { EndpointEntry::new(0) }, |endpoint| endpoint.entry);
+    let endpoint = maps::rows(&key);
     check_source(&key, packet, sender, endpoint.forwarder)?;
 
-    if endpoint.local.ifindex != 0 {
+    if endpoint.is_here() {
         let local = endpoint.local;
         let length = ENCAPSULATION_LENGTH as u32 + options;
         return deliver::from_wire(frame, length, outer.traffic_class(), vni, &local, packet);
@@ -249,9 +249,8 @@ fn serve(
     let work = Work::get().ok_or(Counter::NoBackend)?;
     service::choose_for_other(observed.vni, packet, work)?;
     let key = maps::key(observed.vni, work.to.destination);
-    let endpoint = maps::endpoint(&key).map_or(const { EndpointEntry::new(0) }, |endpoint| endpoint.entry);
-    let is_here = endpoint.local.ifindex != 0;
-    if !is_here {
+    let endpoint = maps::rows(&key);
+    if !endpoint.is_here() {
         observed.next = match find(&key, &endpoint, vpc_flags, packet, config, [0; 4]) {
             Ok(hop) => hop.droplet,
             Err(_) => divide::divider(key.vni, flow::hash(packet))?,
@@ -261,7 +260,7 @@ fn serve(
         }
     }
     rewrite(frame, INNER_IP, packet, &work.to)?;
-    if is_here {
+    if endpoint.is_here() {
         let local = endpoint.local;
         let length = ENCAPSULATION_LENGTH as u32;
         // A packet from a client is no answer.

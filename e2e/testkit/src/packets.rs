@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsRawFd, OwnedFd},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sendto, socket,
 };
@@ -25,6 +25,18 @@ pub fn checksum(bytes: &[u8]) -> u16 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     !(sum as u16)
+}
+
+/// Fails, with the place of the first difference, unless the bytes are as they should be.
+pub fn ensure_same(is: &[u8], should: &[u8]) -> Result<()> {
+    let differs = is.iter().zip(should).position(|(is, should)| is != should);
+    ensure!(
+        is == should,
+        "{} bytes instead of {}, first difference at {differs:?}:\n{is:02x?}\n{should:02x?}",
+        is.len(),
+        should.len()
+    );
+    Ok(())
 }
 
 /// Fields of an IPv4 header that tests choose.

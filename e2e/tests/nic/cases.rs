@@ -8,9 +8,10 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use thuban_common::counters::Counter;
+use thuban_testkit::packets::ensure_same;
 
 use crate::{
-    frames::{Family, Ping, is_wanted, opened, plain, same, sent_on, tunnelled},
+    frames::{Family, Ping, is_wanted, opened, plain, sent_on, tunnelled},
     machine::Machine,
     plan::{BOUNCED, DIRECT, ELSEWHERE, HERE, OTHER_VPC, POD, STRANGER, THREE, TWO, UNKNOWN, VPC, mac},
     request::{Counts, DriverCounts},
@@ -252,10 +253,10 @@ impl Bench<'_> {
         let frame = frame.context("nothing came out")?;
         match &case.expect {
             Expect::Nothing => Ok(()),
-            Expect::Frame(should) => same(frame, should),
+            Expect::Frame(should) => ensure_same(frame, should),
             Expect::Answer(ping, to) => ping.check_answer(opened(frame, self.mac, *to, VPC)?),
             Expect::OwnAnswer(ping) => {
-                same(&frame[..12], &[mac(ping.from), self.mac].concat())?;
+                ensure_same(&frame[..12], &[mac(ping.from), self.mac].concat())?;
                 ping.check_answer(&frame[14..])
             }
         }
@@ -271,7 +272,7 @@ impl Bench<'_> {
         for (number, frame) in inner.iter().enumerate() {
             let came = self.receive(WAIT);
             let came = came.with_context(|| format!("only {number} of {BURST} came"))?;
-            same(&came, &sent_on(TWO, self.mac, VPC, frame))?;
+            ensure_same(&came, &sent_on(TWO, self.mac, VPC, frame))?;
         }
         let counted = self.count_since(last)?;
         let turned = if self.sees_frames { BURST } else { 0 };

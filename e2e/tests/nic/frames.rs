@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, Result, bail, ensure};
 use thuban_e2e::rig::{capture, droplet::address6};
-use thuban_testkit::packets::{Ipv4, Tunnel, checksum};
+use thuban_testkit::packets::{Ipv4, Tunnel, checksum, ensure_same};
 
 use crate::plan::{HERE, mac};
 
@@ -127,7 +127,7 @@ impl Ping {
             Family::V6 => [address6(self.to).into(), address6(self.from).into()],
         };
         ensure!([from, to] == ends, "from {from} to {to}");
-        same(&packet[header..], &swapped.message(kind))
+        ensure_same(&packet[header..], &swapped.message(kind))
     }
 }
 
@@ -154,7 +154,7 @@ pub fn plain(ping: &Ping, card: [u8; 6]) -> Vec<u8> {
 
 /// Checks a tunnel that the agent made, and returns the inner IP packet.
 pub fn opened(frame: &[u8], card: [u8; 6], to: Ipv4Addr, vni: u32) -> Result<&[u8]> {
-    same(&frame[..12], &macs(mac(to), card))?;
+    ensure_same(&frame[..12], &macs(mac(to), card))?;
     match capture::vni(frame) {
         Some(found) if found == vni => {}
         Some(found) => bail!("the VNI is {found}"),
@@ -162,7 +162,7 @@ pub fn opened(frame: &[u8], card: [u8; 6], to: Ipv4Addr, vni: u32) -> Result<&[u
     }
     let outer = &frame[ETHERNET..ETHERNET + 20];
     ensure!(checksum(outer) == 0, "the outer header's checksum");
-    same(&outer[12..], &[HERE.octets(), to.octets()].concat())?;
+    ensure_same(&outer[12..], &[HERE.octets(), to.octets()].concat())?;
     frame.get(OUTER + ETHERNET..).context("no inner packet")
 }
 
@@ -170,18 +170,6 @@ pub fn opened(frame: &[u8], card: [u8; 6], to: Ipv4Addr, vni: u32) -> Result<&[u
 pub fn is_wanted(frame: &[u8]) -> bool {
     let is_ping = frame.len() > 34 && frame[12..14] == [8, 0] && frame[23] == 1;
     capture::vni(frame).is_some() || is_ping
-}
-
-/// Checks that bytes are as they should be.
-pub fn same(is: &[u8], should: &[u8]) -> Result<()> {
-    let differs = is.iter().zip(should).position(|(is, should)| is != should);
-    ensure!(
-        is == should,
-        "{} bytes instead of {}, first difference at {differs:?}:\n{is:02x?}\n{should:02x?}",
-        is.len(),
-        should.len()
-    );
-    Ok(())
 }
 
 fn macs(to: [u8; 6], from: [u8; 6]) -> [u8; 12] {

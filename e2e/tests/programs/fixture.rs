@@ -8,7 +8,7 @@ use thuban_common::{
     tables::{GATEWAY_MAC, TRANSIT_MAGIC},
 };
 
-use thuban_testkit::packets::checksum;
+use thuban_testkit::packets::{checksum, ensure_same};
 
 use crate::{
     frames::Tunnel,
@@ -290,15 +290,4 @@ fn hopped(outcome: &Outcome, hook: Hook, input: &[u8], to: Ipv4Addr) -> Result<(
         expected[10..12].copy_from_slice(&rest[10..12]);
     }
     ensure_same(rest, &expected)
-}
-
-pub fn ensure_same(is: &[u8], should: &[u8]) -> Result<()> {
-    let differs = is.iter().zip(should).position(|(is, should)| is != should);
-    ensure!(
-        is == should,
-        "{} bytes instead of {}, first difference at {differs:?}:\n{is:02x?}\n{should:02x?}",
-        is.len(),
-        should.len()
-    );
-    Ok(())
 }

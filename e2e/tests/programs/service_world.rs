@@ -9,10 +9,9 @@ use thuban_common::{
     tables::{GATEWAY_MAC, SUBNET_SERVICES, SubnetEntry},
 };
 use thuban_e2e::programs::members;
-use thuban_testkit::packets::checksum;
+use thuban_testkit::packets::{checksum, ensure_same};
 
 use crate::{
-    fixture::ensure_same,
     frames::Tunnel,
     rows::{HERE, ip, ip6},
     world::{Hook, Outcome, Role, World},

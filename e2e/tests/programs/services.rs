@@ -6,13 +6,13 @@ use std::net::IpAddr;
 use anyhow::{Result, ensure};
 use thuban_common::{
     counters::Counter,
-    services::{GATE_OF_ANY, GATES_OF_INTERFACES, GatesEntry, SERVICE_LOCAL},
+    services::{GATE_OF_ANY, GatesEntry, SERVICE_LOCAL, gate_of},
     tables::EndpointKey,
 };
 use thuban_e2e::{programs::key, services::Served};
+use thuban_testkit::packets::ensure_same;
 
 use crate::{
-    fixture::ensure_same,
     frames::Tunnel,
     rows::{BOUNCED, Endpoint, HERE, LOCAL_MAC, SECOND, SPREAD, TENANT, THIRD, ip, ip6},
     service_world::{
@@ -117,9 +117,7 @@ fn a_connection_opens_its_clients_gate_and_no_others() -> Result<()> {
     serve(&mut world, TCP, (HERE_BACKEND, 8080), (HERE_BACKEND6, 8080))?;
     let is_open = |world: &World, of: Endpoint| {
         let interface = world.interfaces[usize::from(of.index)];
-        let gate: Result<GatesEntry> = world
-            .programs
-            .element("GATES", 1 + interface % GATES_OF_INTERFACES);
+        let gate: Result<GatesEntry> = world.programs.element("GATES", gate_of(interface));
         gate.map(|gate| gate.connections != 0)
     };
     let any = |world: &World| world.programs.element::<GatesEntry>("GATES", GATE_OF_ANY);

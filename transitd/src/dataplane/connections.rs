@@ -34,8 +34,8 @@ const TRANSITORY: Duration = Duration::from_mins(1);
 const ABANDONED: Duration = Duration::from_mins(5);
 const DATAGRAMS: Duration = Duration::from_mins(2);
 const UNANSWERED_DATAGRAM: Duration = Duration::from_secs(30);
-/// The life of an unanswered connection of a VPC beyond its reserve, while the table is crowded: a client asks
-/// twice in that time.
+/// The life of an unanswered connection of a VPC beyond its reserve, while the table is crowded: a client asks twice in
+/// that time.
 const UNANSWERED_IN_A_CROWD: Duration = Duration::from_secs(5);
 /// The most entries that one scan removes; the next scan finds the rest.
 const MAX_EXPIRED_PER_SCAN: usize = 65_536;
@@ -66,9 +66,8 @@ pub fn entries_for(memory: u64) -> u32 {
 /// Tells agents the size of the table. Must come before any program is attached.
 pub fn write_room(maps: &Path) -> Result<(), TableError> {
     let room = room(maps)?;
-    let shared = (room.capacity - room.reserved) as u32;
     quotas(maps)?
-        .set(QUOTA_SHARED, shared, 0)
+        .set(QUOTA_SHARED, room.shared() as u32, 0)
         .map_err(access("write", "QUOTAS"))
 }
 
@@ -348,7 +347,7 @@ impl Counts {
     /// Whether a VPC has more than its reserve of a crowded table, in which soon no VPC may go beyond its reserve.
     fn is_crowding(&self, vni: u32, room: Shared) -> bool {
         let own = self.shares.get(&endpoint(vni, ALL_CONNECTIONS));
-        let crowded = (room.capacity - room.reserved) / 4 * 3;
+        let crowded = room.shared() / 4 * 3;
         self.held as usize >= crowded && own.is_some_and(|own| *own > self.reserve)
     }
 }

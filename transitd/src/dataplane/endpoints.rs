@@ -2,25 +2,25 @@
 //!
 //! Invariant: no kind has more rows than its part of the table, so that no kind takes another one's room.
 
+use std::collections::HashMap;
 use std::path::Path;
 
-use aya::maps::MapError;
 use thuban_common::tables::{
     self, DropletAddress, EndpointEntry, EndpointKey, LocalEntry, NO_DROPLET, RemoteRow,
 };
 
-use super::tables::{Hash, TableError, access, hash, is_missing, lookup};
+use super::tables::{Hash, TableError, access, hash, lookup, take};
 
 const ENDPOINTS: &str = "ENDPOINTS";
 
 /// A kind of row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     Local,
     Remote(RemoteRow),
 }
 
-/// Every kind of row, as [`Endpoints::held`] counts them.
+/// Every kind of row.
 const KINDS: [Kind; 5] = [
     Kind::Local,
     Kind::Remote(RemoteRow::Direct),
@@ -33,7 +33,7 @@ const KINDS: [Kind; 5] = [
 #[derive(Debug)]
 pub struct Endpoints {
     map: Hash<EndpointKey, EndpointEntry>,
-    held: [u32; KINDS.len()],
+    held: HashMap<Kind, u32>,
 }
 
 impl Kind {
@@ -65,44 +65,23 @@ impl Kind {
         kind.map(Self::capacity)
     }
 
-    const fn index(self) -> usize {
-        match self {
-            Self::Local => 0,
-            Self::Remote(RemoteRow::Direct) => 1,
-            Self::Remote(RemoteRow::Bouncer) => 2,
-            Self::Remote(RemoteRow::Forward) => 3,
-            Self::Remote(RemoteRow::Forwarder) => 4,
-        }
-    }
-
     fn is_in(self, mut entry: EndpointEntry) -> bool {
         match self {
-            Self::Local => entry.local.ifindex != 0,
+            Self::Local => entry.is_here(),
             Self::Remote(row) => *entry.remote(row) != NO_DROPLET,
         }
     }
 }
 
 impl Endpoints {
-    /// Opens the pinned map and counts what it holds.
-    pub fn open(maps: &Path) -> Result<Self, TableError> {
-        let mut endpoints = Self {
-            map: hash(maps, ENDPOINTS)?,
-            held: [0; KINDS.len()],
-        };
-        let mut held = endpoints.held;
-        for entry in endpoints.iter() {
-            let (_, entry) = entry.map_err(access("read", ENDPOINTS))?;
-            for (count, kind) in held.iter_mut().zip(KINDS) {
-                *count += u32::from(kind.is_in(entry));
-            }
-        }
-        endpoints.held = held;
-        Ok(endpoints)
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = Result<(EndpointKey, EndpointEntry), MapError>> {
-        self.map.iter()
+    /// Opens the pinned map. Returns what it holds, too.
+    pub fn open(maps: &Path) -> Result<(Self, Vec<(EndpointKey, EndpointEntry)>), TableError> {
+        let map: Hash<EndpointKey, EndpointEntry> = hash(maps, ENDPOINTS)?;
+        let entries: Result<Vec<_>, _> = map.iter().collect();
+        let entries = entries.map_err(access("read", ENDPOINTS))?;
+        let count = |kind: Kind| entries.iter().filter(|(_, entry)| kind.is_in(*entry)).count() as u32;
+        let held = KINDS.map(|kind| (kind, count(kind))).into();
+        Ok((Self { map, held }, entries))
     }
 
     /// Returns where the kernel has the endpoint on this droplet.
@@ -160,28 +139,27 @@ impl Endpoints {
         change: impl FnOnce(&mut EndpointEntry),
     ) -> Result<(), TableError> {
         let found = self.get(&key)?;
-        let mut entry = found.unwrap_or(EndpointEntry::new(key.vni));
-        let before = kind.is_in(entry);
-        change(&mut entry);
-        if entry.direct == NO_DROPLET {
-            entry.used = 0;
+        let old = found.unwrap_or(EndpointEntry::new(key.vni));
+        let mut new = old;
+        change(&mut new);
+        if new.direct == NO_DROPLET {
+            new.used = 0;
         }
-        let after = kind.is_in(entry);
-        let held = self.held.get(kind.index()).copied().unwrap_or_default();
-        if after && !before && held >= kind.capacity() {
+        if new == old {
+            return Ok(());
+        }
+        let (before, after) = (kind.is_in(old), kind.is_in(new));
+        let held = self.held.entry(kind).or_default();
+        if after && !before && *held >= kind.capacity() {
             return Err(TableError::Full { name: kind.name() });
         }
-        match found {
-            None if entry.is_empty() => {}
-            Some(_) if entry.is_empty() => match self.map.remove(&key) {
-                Err(error) if !is_missing(&error) => return Err(access("remove from", ENDPOINTS)(error)),
-                _ => {}
-            },
-            _ => self.put(key, entry)?,
+        let now = *held + u32::from(after) - u32::from(before);
+        if new.is_empty() {
+            take(&mut self.map, ENDPOINTS, &key)?;
+        } else {
+            self.put(key, new)?;
         }
-        if let Some(held) = self.held.get_mut(kind.index()) {
-            *held = *held + u32::from(after) - u32::from(before);
-        }
+        self.held.insert(kind, now);
         Ok(())
     }
 }

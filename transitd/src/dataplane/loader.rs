@@ -1,7 +1,8 @@
 //! Loads the object file and adopts or makes the pinned maps.
 //!
 //! Invariant: a pinned map is adopted only when type, key, value, size and flags are exactly those that the programs
-//! were built for. The number of entries of CONNECTIONS is the node's, and the first transitd chooses it. aya 0.14 does not check, and the kernel would then write past the program's buffers.
+//! were built for. aya 0.14 does not check, and the kernel would then write past the program's buffers. CONNECTIONS has
+//! as many entries as the first transitd chose for its node.
 
 use std::path::{Path, PathBuf};
 
@@ -143,16 +144,20 @@ fn compare(path: &Path, map: &aya_obj::Map) -> Result<(), LoadError> {
         source,
     };
     let info = MapInfo::from_pin(path).map_err(inspect)?;
+    let entries = if path.ends_with(CONNECTIONS) {
+        info.max_entries()
+    } else {
+        map.max_entries()
+    };
     let found_type = info.map_type().map_err(inspect)? as u32;
     for (field, found, expected) in [
         ("its type", found_type, map.map_type()),
         ("the key's size", info.key_size(), map.key_size()),
         ("the value's size", info.value_size(), map.value_size()),
-        ("the number of entries", info.max_entries(), map.max_entries()),
+        ("the number of entries", info.max_entries(), entries),
         ("its flags", info.map_flags(), map.map_flags()),
     ] {
-        let is_free = path.ends_with(CONNECTIONS) && field == "the number of entries";
-        if found != expected && !is_free {
+        if found != expected {
             return Err(LoadError::Incompatible {
                 path: path.to_owned(),
                 field,

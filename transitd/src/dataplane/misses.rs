@@ -11,7 +11,8 @@ const MISSES: &str = "MISSES";
 
 pub struct Misses {
     map: Array<MapData, MissEntry>,
-    config: Array<MapData, ConfigEntry>,
+    /// That of CONFIG, which stays as long as the tables live.
+    seed: u32,
 }
 
 impl std::fmt::Debug for Misses {
@@ -21,17 +22,19 @@ impl std::fmt::Debug for Misses {
 }
 
 impl Misses {
+    /// Opens the pinned map. CONFIG must be written.
     pub fn open(maps: &Path) -> Result<Self, TableError> {
+        let config: Array<_, ConfigEntry> =
+            Array::try_from(Map::Array(data(maps, "CONFIG")?)).map_err(open("CONFIG"))?;
         Ok(Self {
             map: Array::try_from(Map::Array(data(maps, MISSES)?)).map_err(open(MISSES))?,
-            config: Array::try_from(Map::Array(data(maps, "CONFIG")?)).map_err(open("CONFIG"))?,
+            seed: config.get(&0, 0).map_err(access("read", "CONFIG"))?.seed,
         })
     }
 
     /// Forgets the count of an endpoint.
     pub fn forget(&mut self, of: &EndpointKey) -> Result<(), TableError> {
-        let config = self.config.get(&0, 0).map_err(access("read", "CONFIG"))?;
-        let (place, tag) = MissEntry::place(of, config.seed);
+        let (place, tag) = MissEntry::place(of, self.seed);
         let entry = self.map.get(&place, 0).map_err(access("read", MISSES))?;
         if entry.tag != tag || entry.packets == 0 {
             return Ok(());

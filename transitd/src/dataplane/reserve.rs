@@ -23,6 +23,11 @@ impl Shared {
         }
     }
 
+    /// Returns the number of entries up to which VPCs may go beyond their reserves.
+    pub fn shared(self) -> usize {
+        self.capacity - self.reserved
+    }
+
     /// The number of VPCs that reserves are for, if there are so many. It is a power of two, so that reserves rarely
     /// change.
     pub fn parts(self, vpcs: usize) -> usize {
@@ -31,7 +36,7 @@ impl Shared {
 
     /// Whether a VPC may go beyond its reserve in a table that then has so many entries.
     pub fn is_free(self, total: usize) -> bool {
-        total + self.reserved <= self.capacity
+        total <= self.shared()
     }
 
     /// Returns the number of entries that each VPC may always have. `held`: the entries of each VPC that has any;

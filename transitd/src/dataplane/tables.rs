@@ -69,11 +69,11 @@ pub enum TableEntry {
 /// Every table, by the name of its map, or of the kind of rows that share ENDPOINTS.
 pub const NAMES: [&str; 10] = [
     "ATTACHMENTS",
-    "LOCAL_ENDPOINTS",
-    "DIRECT_ROWS",
-    "BOUNCER_ROWS",
-    "FORWARD_ROWS",
-    "FORWARDERS",
+    Kind::Local.name(),
+    Kind::Remote(RemoteRow::Direct).name(),
+    Kind::Remote(RemoteRow::Bouncer).name(),
+    Kind::Remote(RemoteRow::Forward).name(),
+    Kind::Remote(RemoteRow::Forwarder).name(),
     "SUBNETS",
     "VPCS",
     "DROPLETS",
@@ -98,9 +98,10 @@ pub struct Tables {
 impl Tables {
     /// Opens the pinned maps and reads back what they hold.
     pub fn open(maps: &Path) -> Result<Self, TableError> {
+        let (endpoints, entries) = Endpoints::open(maps)?;
         let mut tables = Self {
             attachments: hash(maps, "ATTACHMENTS")?,
-            endpoints: Endpoints::open(maps)?,
+            endpoints,
             misses: Misses::open(maps)?,
             subnets: LpmTrie::try_from(Map::LpmTrie(data(maps, "SUBNETS")?)).map_err(open("SUBNETS"))?,
             vpcs: hash(maps, "VPCS")?,
@@ -110,7 +111,7 @@ impl Tables {
                 .map_err(open("LOADS"))?,
             mirror: HashMap::new(),
         };
-        tables.mirror = tables.read_back()?;
+        tables.mirror = tables.read_back(entries)?;
         Ok(tables)
     }
 
@@ -202,8 +203,13 @@ impl Tables {
             .map_err(access("read", "LOADS"))
     }
 
-    fn read_back(&self) -> Result<HashMap<TableKey, TableEntry>, TableError> {
-        let mut rows = HashMap::new();
+    /// Returns the rows that the maps hold. `endpoints`: the entries of ENDPOINTS.
+    fn read_back(
+        &self,
+        endpoints: Vec<(EndpointKey, EndpointEntry)>,
+    ) -> Result<HashMap<TableKey, TableEntry>, TableError> {
+        let endpoints = endpoints.into_iter();
+        let mut rows: HashMap<_, _> = endpoints.flat_map(|(key, entry)| rows_of(key, entry)).collect();
         read(
             &mut rows,
             "ATTACHMENTS",
@@ -211,10 +217,6 @@ impl Tables {
             TableKey::Attachment,
             TableEntry::Attachment,
         )?;
-        for entry in self.endpoints.iter() {
-            let (key, entry) = entry.map_err(access("read", "ENDPOINTS"))?;
-            rows.extend(rows_of(key, entry));
-        }
         read(&mut rows, "LOADS", self.loads.totals(), TableKey::Load, |_| {
             TableEntry::Load
         })?;
@@ -270,13 +272,8 @@ impl TableKey {
 /// Returns the rows that an entry of ENDPOINTS holds.
 fn rows_of(key: EndpointKey, mut entry: EndpointEntry) -> Vec<(TableKey, TableEntry)> {
     let local = (TableKey::Local(key), TableEntry::Local(entry.local));
-    let mut rows: Vec<_> = (entry.local.ifindex != 0).then_some(local).into_iter().collect();
-    for row in [
-        RemoteRow::Direct,
-        RemoteRow::Bouncer,
-        RemoteRow::Forward,
-        RemoteRow::Forwarder,
-    ] {
+    let mut rows: Vec<_> = entry.is_here().then_some(local).into_iter().collect();
+    for row in RemoteRow::ALL {
         let droplet = *entry.remote(row);
         if droplet != NO_DROPLET {
             rows.push((TableKey::Remote(row, key), TableEntry::Remote(droplet)));

@@ -7,13 +7,6 @@ use transitd::dataplane::tables::{TableEntry, TableError, TableKey, Tables, capa
 
 use crate::service_tables::Pinned;
 
-const ROWS: [RemoteRow; 4] = [
-    RemoteRow::Direct,
-    RemoteRow::Bouncer,
-    RemoteRow::Forward,
-    RemoteRow::Forwarder,
-];
-
 fn key(number: u32) -> EndpointKey {
     EndpointKey {
         vni: 7,
@@ -37,7 +30,7 @@ fn remote(row: RemoteRow, number: u32) -> (TableKey, TableEntry) {
 }
 
 fn all(number: u32) -> Vec<(TableKey, TableEntry)> {
-    let remotes = ROWS.map(|row| remote(row, number));
+    let remotes = RemoteRow::ALL.map(|row| remote(row, number));
     std::iter::once(local(number)).chain(remotes).collect()
 }
 
@@ -113,7 +106,7 @@ fn a_kind_of_rows_that_is_full_leaves_others_their_room() {
         ),
         "{refused:?}"
     );
-    for row in ROWS {
+    for row in RemoteRow::ALL {
         let (row, entry) = remote(row, LOCAL_ROWS);
         tables.set(row, entry).unwrap();
     }

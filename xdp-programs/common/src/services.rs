@@ -224,6 +224,13 @@ pub const PENDING_OF_VPC: u32 = 8192;
 pub const GATE_OF_ANY: u32 = 0;
 /// Gates of interfaces, behind [`GATE_OF_ANY`]: those of 16,384 interfaces are told apart.
 pub const GATES_OF_INTERFACES: u32 = 16_384;
+
+/// Returns the index in GATES of an interface's gate.
+#[inline(always)]
+pub const fn gate_of(interface: u32) -> u32 {
+    GATE_OF_ANY + 1 + interface % GATES_OF_INTERFACES
+}
+
 /// The address by which SHARES counts a VPC's entries of CONNECTIONS. No client has it.
 pub const ALL_CONNECTIONS: Address = [0; 16];
 /// The address by which SHARES counts a VPC's flows in PENDING. No client has it.

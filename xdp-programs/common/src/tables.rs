@@ -136,10 +136,16 @@ impl EndpointEntry {
         }
     }
 
+    /// Whether the endpoint is on this droplet.
+    #[inline(always)]
+    pub const fn is_here(&self) -> bool {
+        self.local.ifindex != 0
+    }
+
     /// Whether it has no row: then there is no such entry.
     pub fn is_empty(&self) -> bool {
         let droplets = [self.direct, self.bouncer, self.forward, self.forwarder];
-        self.local.ifindex == 0 && droplets == [NO_DROPLET; 4]
+        !self.is_here() && droplets == [NO_DROPLET; 4]
     }
 }
 
@@ -150,6 +156,10 @@ pub enum RemoteRow {
     Bouncer,
     Forward,
     Forwarder,
+}
+
+impl RemoteRow {
+    pub const ALL: [Self; 4] = [Self::Direct, Self::Bouncer, Self::Forward, Self::Forwarder];
 }
 
 /// The droplet of a row that isn't there.

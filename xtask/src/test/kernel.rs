@@ -17,15 +17,11 @@ use anyhow::{Context, Result, bail, ensure};
 use super::{
     PROGRAMS,
     binaries::{self, Binary},
-    debian_kernel::{self, Kernel, SERIES},
-    initramfs::Root,
+    debian_kernel::Kernel,
+    machine::{self, Machine},
     output::{Sum, result_of},
 };
-use crate::{
-    build::{root, run_command, step},
-    deps::{self, program},
-    ebpf,
-};
+use crate::{build::step, ebpf};
 
 /// Modules that the tests need, in the order in which they are loaded.
 const MODULES: [&str; 1] = ["drivers/net/veth.ko.xz"];
@@ -54,24 +50,19 @@ struct Outcome {
 
 /// Runs the tests of the programs in a virtual machine, and prints the counts of both kernels.
 pub fn run() -> Result<ExitCode> {
-    if !nix::unistd::geteuid().is_root() {
-        bail!("the tests load eBPF programs: run them as root");
-    }
-    deps::ensure()?;
-    deps::ensure_more(&deps::KERNEL_PACKAGES)?;
+    machine::ensure("load eBPF programs")?;
     let object = step("eBPF programs", ebpf::build)?;
     let built = step("tests", binaries::build)?;
     let mut binaries = built.binaries.iter();
     let tests = binaries.find(|binary| binary.is_test(PROGRAMS));
     let tests = tests.context("no tests of the programs were built")?;
-    let folder = root().join("target/kernel");
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    let kernel = step(SERIES, || debian_kernel::fetch(&folder))?;
-    let archive = step("root of the virtual machine", || {
-        let path = folder.join("root.cpio");
-        pack(&kernel, tests, &object, &folder)?.archive(&path)?;
-        Ok(path)
-    })?;
+    let machine = Machine {
+        name: PROGRAMS,
+        programs: &["ip"],
+        modules: &MODULES,
+        script: script(),
+    };
+    let (kernel, archive) = machine.prepare(tests, &object)?;
     let here = step("counts of this kernel", || counts_here(tests))?;
     let start = Instant::now();
     let there = step("virtual machine", || boot(&kernel, &archive))?;
@@ -89,41 +80,14 @@ pub fn run() -> Result<ExitCode> {
     })
 }
 
-/// Makes the machine's root: the tests, the programs, `ip`, modules, and a script that runs the tests.
-fn pack(kernel: &Kernel, tests: &Binary, object: &Path, folder: &Path) -> Result<Root> {
-    let root = Root::new(folder.join("root"))?;
-    root.add_base()?;
-    root.program(&program("ip")?, "/bin/ip")?;
-    let stripped = folder.join("programs");
-    run_command(
-        Command::new("strip")
-            .arg("-o")
-            .args([&stripped, &tests.executable]),
-    )?;
-    root.program(&stripped, "/bin/programs")?;
-    root.copy(object, "/thuban-programs.o")?;
-    kernel.add_modules(&root, &MODULES)?;
-    root.file("/init", script().as_bytes())?;
-    Ok(root)
-}
-
+/// Returns the lines that run the tests.
 fn script() -> String {
     format!(
-        "#!/bin/busybox sh\n\
-         box=/bin/busybox\n\
-         export PATH=/bin THUBAN_PROGRAMS=/thuban-programs.o RUST_BACKTRACE=0 THUBAN_DIFFERENTIAL={FRAMES}\n\
-         $box mount -t proc proc /proc\n\
-         $box mount -t sysfs sysfs /sys\n\
-         $box mount -t devtmpfs devtmpfs /dev\n\
-         $box mount -t bpf bpf /sys/fs/bpf\n\
-         $box mount -t tmpfs tmpfs /run\n\
-         $box mount -t tmpfs tmpfs /tmp\n\
-         for module in /modules/*; do $box insmod $module; done\n\
+        "export THUBAN_DIFFERENTIAL={FRAMES}\n\
          echo kernel $($box uname -r)\n\
-         programs --exact {COUNTING} --nocapture\n\
-         programs --skip {COUNTING}\n\
-         echo {END}\n\
-         $box poweroff -f\n"
+         {PROGRAMS} --exact {COUNTING} --nocapture\n\
+         {PROGRAMS} --skip {COUNTING}\n\
+         echo {END}\n"
     )
 }
 

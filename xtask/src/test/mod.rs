@@ -9,6 +9,7 @@ mod debian_kernel;
 mod initramfs;
 pub mod kernel;
 mod lanes;
+mod machine;
 pub mod nic;
 mod output;
 mod times;
