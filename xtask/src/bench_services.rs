@@ -19,11 +19,13 @@ const OTHER: &str = "benchkp";
 /// Contestants by name, as the benchmark knows them.
 const CONTESTANTS: [&str; 3] = ["thuban", "iptables", "nftables"];
 
-const KUBE_PROXY: GoTools = GoTools {
+pub const KUBE_PROXY: GoTools = GoTools {
     name: "kube-proxy",
     modules: "e2e/kube-proxy",
     files: &["go.mod", "go.sum"],
     tags: "",
+    needs_c: false,
+    flags: "-X k8s.io/component-base/version.gitVersion=v1.36.3",
     packages: &["tool"],
     tests: &[],
     binaries: &["kube-proxy"],

@@ -146,6 +146,12 @@ pub fn services() -> Result<PathBuf> {
     Ok(Profile::Release.binaries()?.join("services-bench"))
 }
 
+/// Builds the benchmark of other network plugins.
+pub fn peers() -> Result<PathBuf> {
+    release(&["-p", "thuban-e2e", "--bin", "peers-bench"])?;
+    Ok(Profile::Release.binaries()?.join("peers-bench"))
+}
+
 /// The binaries that the benchmark of CNI runs: those of the images, and the benchmark itself.
 pub struct NodeParts {
     pub transitd: PathBuf,

@@ -22,6 +22,8 @@ const CONTAINERD: GoTools = GoTools {
     modules: "e2e/containerd",
     files: &["go.mod", "go.sum"],
     tags: "no_btrfs,no_devmapper,no_tracing,no_zfs",
+    needs_c: false,
+    flags: "",
     packages: &["tool"],
     tests: &[],
     binaries: &["containerd", "containerd-shim-runc-v2", "ctr"],

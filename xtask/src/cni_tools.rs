@@ -14,6 +14,8 @@ const TOOLS: GoTools = GoTools {
     modules: "e2e/cni",
     files: &["go.mod", "go.sum", "driver/main.go"],
     tags: "",
+    needs_c: false,
+    flags: "",
     packages: &["tool"],
     tests: &[],
     binaries: &[

@@ -123,6 +123,13 @@ pub const TRAFFIC_PACKAGES: [Package; 1] = [Package {
     sign: "iperf3",
 }];
 
+/// The compiler of Cilium's programs. Debian 12's own version 14 is too old for them.
+pub const CILIUM_PACKAGES: [Package; 1] = [Package {
+    name: "clang-22",
+    sign: CLANG,
+}];
+pub const CLANG: &str = "/usr/bin/clang-22";
+
 /// The packages that run a virtual machine with another kernel.
 pub const KERNEL_PACKAGES: [Package; 3] = [
     Package {

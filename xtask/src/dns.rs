@@ -23,6 +23,8 @@ const COREDNS: GoTools = GoTools {
     modules: "e2e/dns",
     files: &["go.mod", "go.sum"],
     tags: "",
+    needs_c: false,
+    flags: "",
     packages: &["tool"],
     tests: &[],
     binaries: &["coredns"],

@@ -23,10 +23,14 @@ pub struct GoTools {
     pub name: &'static str,
     /// Folder of the go.mod.
     pub modules: &'static str,
-    /// Files of which the digest is made.
+    /// Files of which the digest is made, besides the flags.
     pub files: &'static [&'static str],
     /// Build tags, with commas between them.
     pub tags: &'static str,
+    /// Whether it needs a C compiler; all other tools are static programs without C.
+    pub needs_c: bool,
+    /// Flags of the linker, such as the program's version.
+    pub flags: &'static str,
     /// Arguments of `go install`: packages, or `tool` for all that the go.mod lists.
     pub packages: &'static [&'static str],
     /// Packages whose tests are built as a program, each after the program's name.
@@ -43,12 +47,29 @@ impl GoTools {
             let path = modules.join(file);
             digest.update(fs::read(&path).with_context(|| format!("reading {}", path.display()))?);
         }
+        digest.update(self.flags);
         let digest = format!("{:x}", digest.finalize());
         let folder = kube::cache()?.join(format!("{}-{}", self.name, &digest[..12]));
         if !self.is_complete(&folder) {
             self.build(&modules, &folder)?;
         }
         Ok(folder)
+    }
+
+    /// Returns the folder of a module's sources, which [`Self::ensure`] has downloaded.
+    pub fn folder_of(&self, module: &str) -> Result<PathBuf> {
+        let mut go = kube::go();
+        go.current_dir(root().join(self.modules))
+            .args(["list", "-m", "-f", "{{.Dir}}", module]);
+        let output = go.output().context("starting go")?;
+        let folder = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        if !output.status.success() || folder.is_empty() {
+            bail!(
+                "no sources of {module}: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        Ok(folder.into())
     }
 
     fn is_complete(&self, folder: &Path) -> bool {
@@ -82,10 +103,15 @@ impl GoTools {
     fn fill(&self, modules: &Path, partial: &Path) -> Result<()> {
         let go = |verb: &[&str]| {
             let mut go = kube::go();
-            go.current_dir(modules)
-                .env("GOBIN", partial)
-                .args(verb)
-                .args(["-tags", self.tags, "-ldflags", "-s -w"]);
+            go.current_dir(modules).env("GOBIN", partial).args(verb).args([
+                "-tags",
+                self.tags,
+                "-ldflags",
+                &format!("-s -w {}", self.flags),
+            ]);
+            if self.needs_c {
+                go.env("CGO_ENABLED", "1");
+            }
             go
         };
         run_command(go(&["install"]).args(self.packages))?;

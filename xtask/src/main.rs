@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod bench_cluster;
+mod bench_peers;
 mod bench_services;
 mod build;
 mod check;

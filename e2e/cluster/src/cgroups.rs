@@ -94,6 +94,56 @@ pub fn processes(group: &str) -> Result<BTreeSet<i32>> {
     Ok(found)
 }
 
+/// Returns the folder of `group` in the hierarchy of version 2; makes it.
+pub fn version_2(group: &str) -> Result<PathBuf> {
+    let mounts = mounts_of("cgroup2")?;
+    let folder = mounts.first().context("no cgroups of version 2")?.join(group);
+    fs::create_dir_all(&folder).with_context(|| format!("making cgroup {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// A stay of this process in a cgroup of version 2; it goes back at the end.
+#[derive(Debug)]
+pub struct Stay {
+    before: PathBuf,
+}
+
+impl Stay {
+    pub fn begin(group: &str) -> Result<Self> {
+        let own = fs::read_to_string("/proc/self/cgroup").context("reading the own cgroups")?;
+        let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
+        let before = version_2(own.context("no cgroup of version 2")?)?;
+        move_to(&version_2(group)?)?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        if let Err(error) = move_to(&self.before) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+fn move_to(folder: &Path) -> Result<()> {
+    let file = folder.join("cgroup.procs");
+    fs::write(&file, std::process::id().to_string()).with_context(|| format!("writing {}", file.display()))
+}
+
+/// Sends a signal to processes. A process that has ended needs none.
+pub fn signal<'a>(processes: impl IntoIterator<Item = &'a i32>, signal: Signal) {
+    for process in processes {
+        let _ = kill(Pid::from_raw(*process), signal);
+    }
+}
+
+/// Sends a signal to all processes of `group`.
+pub fn signal_all(group: &str, what: Signal) -> Result<()> {
+    signal(&processes(group)?, what);
+    Ok(())
+}
+
 /// Kills all processes of `group` and waits until they are gone.
 pub fn kill_all(group: &str, patience: Duration) -> Result<()> {
     let end = Instant::now() + patience;
@@ -105,9 +155,7 @@ pub fn kill_all(group: &str, patience: Duration) -> Result<()> {
         if Instant::now() > end {
             bail!("processes of {group} do not end: {living:?}");
         }
-        for process in &living {
-            let _ = kill(Pid::from_raw(*process), Signal::SIGKILL);
-        }
+        signal(&living, Signal::SIGKILL);
         std::thread::sleep(Duration::from_millis(50));
     }
 }

@@ -4,15 +4,17 @@ use std::{
     collections::BTreeMap,
     fs::File,
     net::Ipv4Addr,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    thread,
     time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow, bail};
+use nix::sys::signal::Signal;
 
 use crate::{
-    cgroups,
+    cgroups::{self, Stay},
     command::{output, output_with_input},
     control_plane::{self, kubectl},
     instance::{Instance, NODES},
@@ -27,6 +29,8 @@ use crate::{
 const VARIABLE: &str = "THUBAN_CLUSTER";
 const NAMESPACE: &str = "thuban-system";
 const POLL: Duration = Duration::from_millis(150);
+/// How long all kubelets of a cluster take to renew their leases after a pause.
+const HEARTBEATS: Duration = Duration::from_secs(3);
 
 /// A cluster that is up.
 #[derive(Clone, Debug)]
@@ -103,6 +107,57 @@ impl Cluster {
     /// Starts the kubelet of a node on which it has ended.
     pub fn start_kubelet(&self, node: &str) -> Result<()> {
         node::start_kubelet(&self.instance, node)
+    }
+
+    /// Starts a program on a node, with all namespaces of the node and with its output in the file `log` among the
+    /// cluster's logs. The program goes on after this one. It ends with the node at the latest.
+    pub fn start_on_node(&self, node: &str, log: &str, program: &Path, arguments: &[String]) -> Result<()> {
+        node::start_program(&self.instance, node, log, program, arguments)
+    }
+
+    /// Returns the node's cgroup of version 2, in which its pods are.
+    pub fn pods_cgroup(&self, node: &str) -> Result<PathBuf> {
+        self.instance.node_address(node)?;
+        cgroups::version_2(&group(&self.instance, node))
+    }
+
+    /// Moves this process among the node's pods, as programs that look at cgroups see it, until the end of the stay.
+    /// The cluster must not be paused or taken down before.
+    pub fn stay_among_pods(&self, node: &str) -> Result<Stay> {
+        self.instance.node_address(node)?;
+        Stay::begin(&format!("{}/visitor", group(&self.instance, node)))
+    }
+
+    /// Stops all processes of the cluster until [`Self::resume`]: it takes no CPU time.
+    pub fn pause(&self) -> Result<()> {
+        cgroups::signal_all(&self.instance.cgroup(), Signal::SIGSTOP)
+    }
+
+    /// Lets all processes of the cluster go on. The API server and the nodes come first: a controller manager that
+    /// finds old heartbeats would declare nodes lost.
+    pub fn resume(&self) -> Result<()> {
+        let group = self.instance.cgroup();
+        let late = cgroups::processes(&control_plane::group(&self.instance, "controller-manager"))?;
+        cgroups::signal(cgroups::processes(&group)?.difference(&late), Signal::SIGCONT);
+        thread::sleep(HEARTBEATS);
+        cgroups::signal_all(&group, Signal::SIGCONT)
+    }
+
+    /// Waits until all nodes are Ready.
+    pub fn wait_nodes_ready(&self, patience: Duration) -> Result<()> {
+        self.wait_for("the nodes Ready", patience, || {
+            let nodes: serde_json::Value =
+                serde_json::from_str(&self.kubectl(&["get", "nodes", "-o", "json"])?)?;
+            let nodes = nodes["items"].as_array().context("a list of nodes")?;
+            let is_ready = |node: &serde_json::Value| {
+                let conditions = node["status"]["conditions"].as_array();
+                conditions.is_some_and(|all| {
+                    all.iter()
+                        .any(|is| is["type"] == "Ready" && is["status"] == "True")
+                })
+            };
+            Ok(nodes.len() == NODES.len() && nodes.iter().all(is_ready))
+        })
     }
 
     /// Returns the node's first process, as the root PID namespace sees it.

@@ -22,6 +22,7 @@ mod tasks;
 mod uplink;
 pub mod wait;
 
+pub use cgroups::Stay;
 pub use control_plane::COMPONENTS;
 pub use handle::Cluster;
 pub use instance::{Instance, NODES};

@@ -25,6 +25,9 @@ disabled_plugins = [
   "io.containerd.snapshotter.v1.zfs",
   "io.containerd.tracing.processor.v1.otlp",
 ]
+[metrics]
+# Times of the CNI plugin are among the metrics. The address is the node's own loopback.
+address = "127.0.0.1:1338"
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "registry.k8s.io/pause:3.10"
 # Without CAP_SYS_RESOURCE a lower score than one's own cannot be set.
@@ -118,25 +121,55 @@ pub fn is_started(instance: &Instance, node: &str) -> Result<bool> {
 
 /// Starts kubelet in the same way as [`INIT`], on a node on which it has ended.
 pub fn start_kubelet(instance: &Instance, node: &str) -> Result<()> {
+    let state = instance.node_state(node);
+    let text = |path: PathBuf| path.display().to_string();
+    let arguments = [
+        "--config".into(),
+        text(state.join("kubelet.yaml")),
+        "--kubeconfig".into(),
+        text(instance.state().join(format!("{node}.conf"))),
+        "--hostname-override".into(),
+        node.into(),
+        "--node-ip".into(),
+        instance.node_address(node)?.to_string(),
+    ];
+    let kubelet = binaries(instance)?.join("kubelet");
+    enter_and_start(
+        instance,
+        node,
+        &state.join("log/kubelet-again.log"),
+        &kubelet,
+        &arguments,
+    )
+}
+
+/// Starts another program on a node.
+pub fn start_program(
+    instance: &Instance,
+    node: &str,
+    log: &str,
+    program: &Path,
+    arguments: &[String],
+) -> Result<()> {
+    enter_and_start(instance, node, &instance.logs().join(log), program, arguments)
+}
+
+/// Starts a program in all namespaces of a node, and in the cgroup of its own processes.
+fn enter_and_start(
+    instance: &Instance,
+    node: &str,
+    log: &Path,
+    program: &Path,
+    arguments: &[String],
+) -> Result<()> {
     let Some(process) = first_process(instance, node)? else {
         bail!("{node} is down");
     };
-    let state = instance.node_state(node);
-    let text = |path: PathBuf| path.display().to_string();
-    let mut arguments: Vec<String> = ["-t", &process.to_string(), "-a", "--"].map(String::from).into();
-    arguments.push(text(binaries(instance)?.join("kubelet")));
-    arguments.extend(["--config".into(), text(state.join("kubelet.yaml"))]);
-    let config = instance.state().join(format!("{node}.conf"));
-    arguments.extend(["--kubeconfig".into(), text(config)]);
-    arguments.extend(["--hostname-override".into(), node.into()]);
-    arguments.extend(["--node-ip".into(), instance.node_address(node)?.to_string()]);
-    spawn(
-        &init_group(instance, node),
-        &state.join("log/kubelet-again.log"),
-        Path::new("nsenter"),
-        &arguments,
-    )
-    .with_context(|| format!("starting kubelet on {node}"))
+    let mut all: Vec<String> = ["-t", &process.to_string(), "-a", "--"].map(String::from).into();
+    all.push(program.display().to_string());
+    all.extend_from_slice(arguments);
+    spawn(&init_group(instance, node), log, Path::new("nsenter"), &all)
+        .with_context(|| format!("starting {} on {node}", program.display()))
 }
 
 /// Returns the node's first process as this PID namespace sees it; none if the node is down.

@@ -6,16 +6,21 @@
 pub mod cni;
 pub mod controlplane;
 pub mod datapath;
+mod kube_proxy;
 pub mod machine;
 pub mod neighbours;
 mod node;
+pub mod peers;
 pub mod plot;
 mod plugin;
+mod pods;
 pub mod process;
 pub mod report;
+pub mod results;
 pub mod services;
 pub mod stats;
 pub mod table;
+pub mod traffic;
 pub mod transitd;
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,8 +2,10 @@
 //! end with their owner, and with this process however it ends.
 
 use std::{
+    fs::File,
     io,
     os::unix::process::CommandExt,
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -16,7 +18,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::rig::namespace::Namespace;
+use super::traffic::within;
 
 /// The core of the client of a measurement; its server has `SERVER_CORE`.
 pub const CLIENT_CORE: usize = 0;
@@ -33,14 +35,13 @@ pub struct Process {
 impl Process {
     /// Starts a program in the namespace, on one core; arguments are split at spaces. The calling thread must outlive
     /// the program.
-    pub fn start(namespace: &Namespace, core: usize, line: &str) -> Result<Self> {
+    pub fn start(namespace: &Path, core: usize, line: &str) -> Result<Self> {
         let mut words = line.split(' ');
         let name = words.next().unwrap_or_default().to_owned();
         let mut command = Command::new(&name);
         command.args(words).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let path = format!("/run/netns/{}", namespace.name());
-        let file = std::fs::File::open(&path).with_context(|| path.clone())?;
+        let file = File::open(namespace).with_context(|| namespace.display().to_string())?;
         let cores = one_core(core)?;
         // SAFETY: between fork and exec only system calls, no allocation.
         #[allow(unsafe_code)]
@@ -87,10 +88,10 @@ impl Process {
     }
 
     /// Waits until somebody listens on a TCP port in the namespace.
-    pub fn await_listener(&mut self, namespace: &Namespace, port: u16) -> Result<()> {
+    pub fn await_listener(&mut self, namespace: &Path, port: u16) -> Result<()> {
         let wanted = format!(":{port:04X} ");
         for _ in 0..250 {
-            let listens = namespace.run(|| {
+            let listens = within(namespace, || {
                 let tables = ["tcp", "tcp6"].map(|name| format!("/proc/thread-self/net/{name}"));
                 let tables = tables.map(|path| std::fs::read_to_string(path).unwrap_or_default());
                 // State 0A: LISTEN.

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
 };
@@ -34,6 +34,11 @@ impl Namespace {
         &self.name
     }
 
+    /// Returns the file of the namespace.
+    pub fn path(&self) -> PathBuf {
+        Path::new("/run/netns").join(&self.name)
+    }
+
     /// Runs a command in the namespace; arguments are split at spaces.
     pub fn command(&self, line: &str) -> Result<String> {
         let mut words = vec!["netns", "exec", &self.name];
@@ -52,8 +57,8 @@ impl Namespace {
     }
 
     fn open(&self) -> Result<File> {
-        let path = format!("/run/netns/{}", self.name);
-        File::open(&path).with_context(|| path.clone())
+        let path = self.path();
+        File::open(&path).with_context(|| path.display().to_string())
     }
 
     /// Writes a sysctl of the namespace.

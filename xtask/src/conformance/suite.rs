@@ -19,6 +19,8 @@ const TOOLS: GoTools = GoTools {
     modules: "e2e/kube",
     files: &["go.mod", "go.sum"],
     tags: "",
+    needs_c: false,
+    flags: "",
     packages: &["github.com/onsi/ginkgo/v2/ginkgo"],
     tests: &[("e2e.test", "k8s.io/kubernetes/test/e2e")],
     binaries: &["e2e.test", "ginkgo"],

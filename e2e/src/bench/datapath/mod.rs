@@ -5,34 +5,22 @@
 //! Every case proves that its traffic went the way that its name says.
 
 mod plot;
-mod results;
 pub mod rigs;
 mod targets;
 pub mod testrun;
-pub mod traffic;
 
 use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use super::{go_on, report::Session, table::number};
-use results::{Results, Series};
+use super::{
+    go_on,
+    report::Session,
+    results::{Results, Sample, Series},
+    table::number,
+};
 use rigs::{cable, node::Hook, switch};
-
-/// A number that was measured.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
-    pub metric: &'static str,
-    pub unit: &'static str,
-    pub value: f64,
-}
-
-impl Sample {
-    pub const fn new(metric: &'static str, unit: &'static str, value: f64) -> Self {
-        Self { metric, unit, value }
-    }
-}
 
 /// The plan of a run: the measurements and their lengths.
 #[derive(Clone, Debug)]

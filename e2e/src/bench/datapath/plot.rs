@@ -1,10 +1,10 @@
 //! A plot of medians as bars, relative to plain routing (or the direct path) on the same rig: one panel for each rig,
 //! one group of bars for each metric, one colour for each network.
 
-use super::results::Results;
 use crate::bench::plot::{
     BLUE, Bar, Bars, Colour, Entry, GREY, Group, LIGHT_BLUE, NAVY, ORANGE, Panel, Picture, SAND,
 };
+use crate::bench::results::Results;
 
 /// A rig: its title and its cases. The first case is 1.
 struct Rig {
@@ -140,8 +140,8 @@ fn colour(case: &str) -> Colour {
 mod tests {
     use super::picture;
     use crate::bench::{
-        datapath::{Sample, results::Results},
         plot::svg,
+        results::{Results, Sample},
     };
 
     #[test]

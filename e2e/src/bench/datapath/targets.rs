@@ -1,6 +1,6 @@
 //! Thuban's promises, as ratios of medians of one run. A missed promise is reported, and fails nothing.
 
-use super::results::Results;
+use crate::bench::results::Results;
 use crate::bench::{
     report::{
         Bound::{self, AtLeast, AtMost},
@@ -125,7 +125,7 @@ fn value(results: &Results, target: &Target) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::table;
-    use crate::bench::datapath::{Sample, results::Results};
+    use crate::bench::results::{Results, Sample};
 
     #[test]
     fn only_what_was_measured_is_judged() {

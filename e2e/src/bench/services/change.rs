@@ -13,11 +13,14 @@ use tokio::runtime::Runtime;
 
 use super::{
     objects,
-    pods::{BACKENDS, Pod},
+    pods::BACKENDS,
     site::Site,
     traffic::{Target, ask},
 };
-use crate::bench::process::{CLIENT_CORE, pin};
+use crate::bench::{
+    pods::Pod,
+    process::{CLIENT_CORE, pin},
+};
 
 /// The pause between connections.
 const PAUSE: Duration = Duration::from_millis(2);

@@ -11,25 +11,14 @@ use std::{
 use anyhow::{Context, Result};
 use thuban_cluster::Cluster;
 
-use super::{pods::NODES, routes::POD_RANGE};
+use super::routes::POD_RANGE;
+use crate::bench::{
+    kube_proxy::{Mode, arguments},
+    pods::NODES,
+};
 
 /// Input of iptables-restore: no rules and no chains.
 const EMPTY: &str = "*nat\\nCOMMIT\\n*filter\\nCOMMIT\\n*mangle\\nCOMMIT\\n";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    Iptables,
-    Nftables,
-}
-
-impl Mode {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Iptables => "iptables",
-            Self::Nftables => "nftables",
-        }
-    }
-}
 
 /// The kube-proxy of all nodes; it ends with its owner.
 #[derive(Debug)]
@@ -40,7 +29,6 @@ pub struct KubeProxy<'a> {
 }
 
 impl<'a> KubeProxy<'a> {
-    /// Starts it as kubeadm does, except that limits of conntrack stay the machine's.
     pub fn start(cluster: &'a Cluster, program: &Path, mode: Mode) -> Result<Self> {
         let legacy = legacy(cluster)?;
         let mut folders = vec![legacy];
@@ -59,13 +47,7 @@ impl<'a> KubeProxy<'a> {
                 .env("PATH", &path)
                 .args(["-t", &cluster.node_pid(node)?.to_string(), "-a", "--"])
                 .arg(program)
-                .arg(format!("--kubeconfig={}", instance.kubeconfig().display()))
-                .arg(format!("--proxy-mode={}", mode.name()))
-                .arg(format!("--hostname-override={node}"))
-                .arg(format!("--cluster-cidr={POD_RANGE}"))
-                .args(["--conntrack-max-per-core=0", "--conntrack-min=0"])
-                .args(["--conntrack-tcp-timeout-established=0s"])
-                .args(["--conntrack-tcp-timeout-close-wait=0s"])
+                .args(arguments(instance, node, mode, POD_RANGE))
                 .stdin(Stdio::null())
                 .stdout(log.try_clone()?)
                 .stderr(log);

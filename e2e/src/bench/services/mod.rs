@@ -26,8 +26,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use tokio::runtime::Runtime;
 
-use super::{float, go_on, report::Session};
-use kube_proxy::Mode;
+use super::{float, go_on, kube_proxy::Mode, report::Session};
 use report::Report;
 use site::Site;
 use turn::Contestant;

@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use thuban_api::{Endpoint, Phase};
 
 use super::{
-    pods::{Pod, Pods, SPACE},
+    pods::{Pods, SPACE},
     traffic::{ANSWERS, SINK, Target},
 };
-use crate::bench::{float, go_on};
+use crate::bench::{float, go_on, pods::Pod};
 
 /// The number of Services that are measured, of each kind. Connections take them in turns, because a Service's place
 /// among iptables' rules is random.

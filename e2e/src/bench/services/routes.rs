@@ -3,8 +3,8 @@
 
 use std::{net::Ipv4Addr, path::Path, time::Duration};
 
-use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use anyhow::Result;
+use serde_json::json;
 use thuban_cluster::{Cluster, NODES};
 
 /// The range of all pods.
@@ -43,16 +43,5 @@ pub fn lay(name: &str, plugins: &Path) -> Result<()> {
         let write = format!("printf %s '{conflist}' > {CONFLIST}.tmp && mv {CONFLIST}.tmp {CONFLIST}");
         cluster.exec_on_node(node, &["sh", "-c", &write])?;
     }
-    cluster.wait_for("the nodes Ready", PATIENCE, || {
-        let nodes: Value = serde_json::from_str(&cluster.kubectl(&["get", "nodes", "-o", "json"])?)?;
-        let nodes = nodes["items"].as_array().context("a list of nodes")?;
-        let is_ready = |node: &Value| {
-            let conditions = node["status"]["conditions"].as_array();
-            conditions.is_some_and(|all| {
-                all.iter()
-                    .any(|is| is["type"] == "Ready" && is["status"] == "True")
-            })
-        };
-        Ok(nodes.len() == NODES.len() && nodes.iter().all(is_ready))
-    })
+    cluster.wait_nodes_ready(PATIENCE)
 }

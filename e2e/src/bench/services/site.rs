@@ -16,9 +16,10 @@ use tokio::runtime::Runtime;
 use super::{
     change::FAR,
     objects::{self, Made},
-    pods::{Pod, Pods},
+    pods::Pods,
     traffic::{self, Taken, Target},
 };
+use crate::bench::pods::Pod;
 
 pub struct Site {
     pub is_thuban: bool,

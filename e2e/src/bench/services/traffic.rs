@@ -31,9 +31,9 @@ use nix::{
     },
 };
 
-use super::pods::Pod;
 use crate::bench::{
     float,
+    pods::Pod,
     process::{CLIENT_CORE, SERVER_CORE, pin, prefer},
     stats::sorted,
 };

@@ -13,13 +13,15 @@ use tokio::runtime::Runtime;
 use super::{
     Parts, Plan,
     change::{self, Effect},
-    kube_proxy::{KubeProxy, Mode},
-    memory, pods,
+    kube_proxy::KubeProxy,
+    memory,
     site::Site,
     traffic::{Target, ask, connections, throughput},
 };
 use crate::bench::{
     float, go_on,
+    kube_proxy::Mode,
+    pods,
     report::Number,
     stats::{median, quantile},
     table::number,

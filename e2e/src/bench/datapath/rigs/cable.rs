@@ -20,7 +20,7 @@ use super::{
     Path,
     node::{Hook, Node, segment},
 };
-use crate::{bench::datapath::traffic::Measure, programs::Programs, rig::namespace::Namespace};
+use crate::{bench::traffic::Measure, programs::Programs, rig::namespace::Namespace};
 
 const VNI: u32 = 100;
 const JUMBO: u32 = 9000;

@@ -13,11 +13,14 @@ use std::{net::Ipv4Addr, rc::Rc, thread, time::Duration};
 use anyhow::{Context, Result, bail, ensure};
 use thuban_common::counters::Counter;
 
-use super::{
-    Case, Plan, Sample,
-    traffic::{Ends, Measure},
+use super::{Case, Plan};
+use crate::{
+    bench::{
+        results::Sample,
+        traffic::{Ends, Measure},
+    },
+    rig::{namespace::Namespace, traffic::ping},
 };
-use crate::rig::{namespace::Namespace, traffic::ping};
 use node::Node;
 
 /// Least growth of a counter that proves a path: more than ARP and a handshake cause.
@@ -110,8 +113,9 @@ impl Case for PathCase {
     fn measure(&mut self, plan: &Plan) -> Result<Vec<Sample>> {
         let path = &self.path;
         let ends = Ends {
-            client: &path.client,
-            server: &path.server,
+            client: &path.client.path(),
+            server: &path.server.path(),
+            own: path.address,
             address: path.address,
         };
         let (raised, untouched) = (path.counters(&path.raised)?, path.counters(&path.untouched)?);

@@ -14,7 +14,7 @@ use super::{
     Path,
     node::{Hook, Node, segment},
 };
-use crate::{bench::datapath::traffic::Measure, programs::Programs, rig::namespace::Namespace};
+use crate::{bench::traffic::Measure, programs::Programs, rig::namespace::Namespace};
 
 const MTU: u32 = 1500;
 const DIRECT: u32 = 100;

@@ -27,9 +27,10 @@ use super::{
 };
 use crate::{
     bench::{
-        datapath::{Case, Plan, Sample},
+        datapath::{Case, Plan},
         float,
         process::{pin, place},
+        results::Sample,
     },
     rig::namespace::Namespace,
 };

@@ -8,8 +8,9 @@ use thuban_common::tables::{AttachmentEntry, DropletEntry, LocalEntry, RemoteRow
 
 use crate::{
     bench::{
-        datapath::{Case, Plan, Sample},
+        datapath::{Case, Plan},
         float,
+        results::Sample,
     },
     programs::{Programs, key, members},
 };

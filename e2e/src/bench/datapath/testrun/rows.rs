@@ -26,8 +26,9 @@ use super::{
     world::{REMOTE, THIRD, VNI, from_wire},
 };
 use crate::bench::{
-    datapath::{Case, Plan, Sample},
+    datapath::{Case, Plan},
     process::pin,
+    results::Sample,
 };
 
 pub const SIZES: [u32; 5] = [100, 1_000, 10_000, 100_000, 1_000_000];

@@ -20,8 +20,9 @@ use super::{
     },
 };
 use crate::bench::{
-    datapath::{Case, Plan, Sample},
+    datapath::{Case, Plan},
     process::pin,
+    results::Sample,
 };
 
 /// Number of single runs of which a sample is the median.

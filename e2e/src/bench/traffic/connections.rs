@@ -16,25 +16,25 @@ use nix::sys::{
     time::{TimeVal, TimeValLike},
 };
 
-use super::Ends;
+use super::{Ends, within};
 use crate::bench::{
-    datapath::Sample,
     process::{CLIENT_CORE, SERVER_CORE, pin},
+    results::Sample,
 };
 
-const PORT: u16 = 7000;
+pub const PORT: u16 = 7000;
 const WAIT: Duration = Duration::from_secs(3);
 
 pub fn per_second(ends: Ends, time: Duration) -> Result<Vec<Sample>> {
     let address = SocketAddr::from((ends.address, PORT));
-    let listener = ends
-        .server
-        .run(|| TcpListener::bind(address).context("listening"))?;
+    let listener = within(ends.server, || {
+        TcpListener::bind((ends.own, PORT)).context("listening")
+    })?;
     setsockopt(&listener, ReceiveTimeout, &TimeVal::milliseconds(200))?;
     let done = AtomicBool::new(false);
     let rate = thread::scope(|scope| {
         let server = scope.spawn(|| serve(&listener, &done));
-        let rate = ends.client.run(|| {
+        let rate = within(ends.client, || {
             pin(CLIENT_CORE)?;
             ask(address, time)
         });

@@ -2,11 +2,24 @@
 
 use serde::Serialize;
 
-use super::Sample;
-use crate::bench::{
-    stats::{median, sorted},
+use super::{
+    stats::{median, median_ratio, sorted},
     table::{Table, number},
 };
+
+/// A number that was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample {
+    pub metric: &'static str,
+    pub unit: &'static str,
+    pub value: f64,
+}
+
+impl Sample {
+    pub const fn new(metric: &'static str, unit: &'static str, value: f64) -> Self {
+        Self { metric, unit, value }
+    }
+}
 
 /// All samples of one metric of one case.
 #[derive(Debug, Serialize)]
@@ -54,12 +67,20 @@ impl Results {
         self.series.insert(position, series);
     }
 
+    fn find(&self, case: &str, metric: &str) -> Option<&Series> {
+        let mut all = self.series.iter();
+        all.find(|series| series.case == case && series.metric == metric)
+    }
+
     pub fn median(&self, case: &str, metric: &str) -> Option<f64> {
-        let series = self
-            .series
-            .iter()
-            .find(|series| series.case == case && series.metric == metric);
-        series.map(Series::median)
+        self.find(case, metric).map(Series::median)
+    }
+
+    /// Returns the median of one case's samples divided by another's of the same round.
+    pub fn ratio(&self, over: &str, under: &str, metric: &str) -> Option<f64> {
+        let (over, under) = (self.find(over, metric)?, self.find(under, metric)?);
+        let rounds = over.samples.iter().zip(&under.samples);
+        median_ratio(rounds.map(|(over, under)| (*over, *under)))
     }
 
     /// Returns a table of every series: least, median, most.
@@ -86,8 +107,7 @@ impl Results {
 
 #[cfg(test)]
 mod tests {
-    use super::Results;
-    use crate::bench::datapath::Sample;
+    use super::{Results, Sample};
 
     #[test]
     fn medians_are_of_sorted_samples() {

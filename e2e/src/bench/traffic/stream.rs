@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use super::Ends;
 use crate::bench::{
-    datapath::Sample,
     machine::busy_ms,
     process::{CLIENT_CORE, Process, SERVER_CORE},
+    results::Sample,
 };
 
-const PORT: u16 = 5201;
+pub const PORT: u16 = 5201;
 
 pub fn one(ends: Ends, time: Duration) -> Result<Vec<Sample>> {
     let (gigabits, seconds, busy) = run(ends, time, 1)?;

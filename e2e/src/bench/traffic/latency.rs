@@ -9,14 +9,14 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-use super::Ends;
+use super::{Ends, within};
 use crate::bench::{
-    datapath::Sample,
     process::{CLIENT_CORE, SERVER_CORE, pin},
+    results::Sample,
     stats::{quantile, sorted},
 };
 
-const PORT: u16 = 6000;
+pub const PORT: u16 = 6000;
 const SIZE: usize = 64;
 const WAIT: Duration = Duration::from_secs(3);
 /// How long it takes until both ends and their caches are stable.
@@ -24,13 +24,13 @@ const WARM_UP: Duration = Duration::from_millis(200);
 
 pub fn round_trips(ends: Ends, time: Duration) -> Result<Vec<Sample>> {
     let address = SocketAddr::from((ends.address, PORT));
-    let listener = ends
-        .server
-        .run(|| TcpListener::bind(address).context("listening"))?;
+    let listener = within(ends.server, || {
+        TcpListener::bind((ends.own, PORT)).context("listening")
+    })?;
     let times = thread::scope(|scope| {
-        let client = ends
-            .client
-            .run(|| TcpStream::connect_timeout(&address, WAIT).context("connecting"))?;
+        let client = within(ends.client, || {
+            TcpStream::connect_timeout(&address, WAIT).context("connecting")
+        })?;
         let server = scope.spawn(|| answer(&listener));
         let times = scope.spawn(move || ask(client, time)).join();
         // The client has closed, which ends the server.

@@ -7,19 +7,36 @@ mod datagrams;
 mod latency;
 mod stream;
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{fs::File, net::Ipv4Addr, path::Path, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use thuban_cluster::namespace::inside;
 
-use super::Sample;
-use crate::rig::namespace::Namespace;
+use super::results::Sample;
 
-/// Two pods, and the server's address.
+/// Two pods by the files of their network namespaces, and the server's addresses.
 #[derive(Clone, Copy)]
 pub struct Ends<'a> {
-    pub client: &'a Namespace,
-    pub server: &'a Namespace,
+    pub client: &'a Path,
+    pub server: &'a Path,
+    /// The server's own address.
+    pub own: Ipv4Addr,
+    /// The address that the client uses: the server's own, or a Service's.
     pub address: Ipv4Addr,
+}
+
+/// Ports of the measures, each with its protocol. A Service that leads to a server needs all of them.
+pub const PORTS: [(u16, &str); 4] = [
+    (stream::PORT, "TCP"),
+    (latency::PORT, "TCP"),
+    (connections::PORT, "TCP"),
+    (datagrams::PORT, "UDP"),
+];
+
+/// Runs `work` on a thread of its own in a network namespace.
+pub(super) fn within<T: Send>(namespace: &Path, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let file = File::open(namespace).with_context(|| namespace.display().to_string())?;
+    inside(file, work)
 }
 
 /// One measure; it may give several metrics.

@@ -14,14 +14,14 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 
-use super::Ends;
+use super::{Ends, within};
 use crate::bench::{
-    datapath::Sample,
     float,
     process::{CLIENT_CORE, SERVER_CORE, pin},
+    results::Sample,
 };
 
-const PORT: u16 = 7001;
+pub const PORT: u16 = 7001;
 /// Size of the receiver's buffer in bytes: enough for the moments in which its core does something else.
 const BUFFER: usize = 8 << 20;
 const SIZE: usize = 64;
@@ -30,12 +30,12 @@ const WARM_UP: Duration = Duration::from_millis(300);
 
 pub fn per_second(ends: Ends, time: Duration) -> Result<Vec<Sample>> {
     let address = SocketAddr::from((ends.address, PORT));
-    let server = ends
-        .server
-        .run(|| UdpSocket::bind(address).context("binding the server"))?;
+    let server = within(ends.server, || {
+        UdpSocket::bind((ends.own, PORT)).context("binding the server")
+    })?;
     server.set_read_timeout(Some(Duration::from_millis(100)))?;
     setsockopt(&server, RcvBufForce, &BUFFER).context("a large buffer")?;
-    let client = ends.client.run(|| {
+    let client = within(ends.client, || {
         let client = UdpSocket::bind("0.0.0.0:0").context("binding the client")?;
         client.connect(address).context("connecting")?;
         Ok(client)
