@@ -64,16 +64,26 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Loads and verifies every program.
-    pub fn load() -> Result<Self> {
+    /// Makes all maps, some of them with so many entries, and verifies no program.
+    pub fn open(entries: &[(&str, u32)]) -> Result<Self> {
         let path = object();
-        let mut ebpf = EbpfLoader::new().load_file(&path).with_context(|| {
+        let mut loader = EbpfLoader::new();
+        for (map, entries) in entries {
+            loader.map_max_entries(map, *entries);
+        }
+        let ebpf = loader.load_file(&path).with_context(|| {
             format!(
                 "loading {}; run `cargo xtask build-ebpf` first, as root",
                 path.display()
             )
         })?;
-        for (name, program) in ebpf.programs_mut() {
+        Ok(Self { ebpf })
+    }
+
+    /// Loads and verifies every program.
+    pub fn load() -> Result<Self> {
+        let mut programs = Self::open(&[])?;
+        for (name, program) in programs.ebpf.programs_mut() {
             let name = name.to_owned();
             match program {
                 aya::programs::Program::Xdp(program) => verified(|| program.load()),
@@ -82,7 +92,6 @@ impl Programs {
             }
             .with_context(|| format!("verifying {name}"))?;
         }
-        let mut programs = Self { ebpf };
         programs.set("QUOTAS", QUOTA_SHARED, CONNECTIONS_CAPACITY / 2)?;
         Ok(programs)
     }

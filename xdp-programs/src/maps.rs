@@ -54,7 +54,7 @@ pub static PROBES: HashMap<DropletAddress, ProbeEntry> = HashMap::with_max_entri
 #[map]
 pub static MISSES: Array<MissEntry> = Array::with_max_entries(MISSES_CAPACITY, 0);
 #[map]
-pub static ANNOUNCED: LruHashMap<u32, AnnouncedEntry> = LruHashMap::with_max_entries(4096, 0);
+pub static ANNOUNCED: LruHashMap<u32, AnnouncedEntry> = LruHashMap::with_max_entries(2048, 0);
 #[map]
 pub static PATH_MTUS: LruHashMap<DropletAddress, PathMtuEntry> = LruHashMap::with_max_entries(4096, 0);
 /// The end (ns since boot) of the time for which packets of an endpoint are traced.

@@ -7,11 +7,15 @@ use thuban_testkit::packets::checksum;
 /// Bytes of a datagram: with its headers it is the smallest frame of Ethernet.
 const PAYLOAD: usize = 22;
 const GENEVE: u16 = 6081;
+/// The protocol of all datagrams here.
+pub const UDP: u8 = 17;
+/// The port that datagrams go to.
+pub const PORT: u16 = 4321;
 
 fn ipv4(from: Ipv4Addr, to: Ipv4Addr, ttl: u8, payload: &[u8]) -> Vec<u8> {
     let mut header = vec![0x45, 0];
     header.extend((20 + payload.len() as u16).to_be_bytes());
-    header.extend([0, 0, 0x40, 0, ttl, 17, 0, 0]);
+    header.extend([0, 0, 0x40, 0, ttl, UDP, 0, 0]);
     header.extend(from.octets());
     header.extend(to.octets());
     let sum = checksum(&header);
@@ -35,7 +39,7 @@ fn ethernet(to: [u8; 6], from: [u8; 6], packet: &[u8]) -> Vec<u8> {
 
 /// Returns a datagram in an Ethernet frame.
 pub fn plain(to_mac: [u8; 6], from_mac: [u8; 6], from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
-    let datagram = udp(1234, 4321, &[0x55; PAYLOAD]);
+    let datagram = udp(1234, PORT, &[0x55; PAYLOAD]);
     ethernet(to_mac, from_mac, &ipv4(from, to, 64, &datagram))
 }
 

@@ -1,10 +1,15 @@
 //! Kernel memory of all maps of a droplet with 100 pods, 10,000 bouncer rows, 1,000 droplets, 100 VPCs and 300
-//! networks, as the kernel accounts it (`memlock` in fdinfo).
+//! networks, as the kernel accounts it (`memlock` in fdinfo). The node has 16 GiB of memory, which decides the size of
+//! CONNECTIONS. Once more with Services in use: 1,000 of them with ten backends each, and 10,000 connections.
 
 use std::{collections::BTreeMap, fs, net::Ipv4Addr};
 
 use anyhow::{Context, Result};
-use thuban_common::tables::{AttachmentEntry, DropletEntry, LocalEntry, RemoteRow, SubnetEntry, VpcEntry};
+use thuban_common::{
+    services::{ConnectionEntry, ConnectionKey, FORWARD, REVERSE},
+    tables::{AttachmentEntry, DropletEntry, LocalEntry, RemoteRow, SubnetEntry, VpcEntry},
+};
+use transitd::dataplane::connections::entries_for;
 
 use crate::{
     bench::{
@@ -12,16 +17,24 @@ use crate::{
         float,
         results::Sample,
     },
-    programs::{Programs, key, members},
+    programs::{Programs, address, key, members},
+    services::Served,
 };
 
 pub const NAME: &str = "maps-100-pods-10k-rows";
+pub const WITH_SERVICES: &str = "maps-100-pods-10k-rows-services";
+/// The node's memory, bytes.
+const NODE: u64 = 16 << 30;
+const SERVICES: u32 = 1_000;
+const BACKENDS: u32 = 10;
+const CONNECTIONS: u32 = 10_000;
 
-pub struct MemoryCase;
+/// Measured as [`NAME`] or as [`WITH_SERVICES`].
+pub struct MemoryCase(pub &'static str);
 
 impl Case for MemoryCase {
     fn name(&self) -> &'static str {
-        NAME
+        self.0
     }
 
     fn metrics(&self) -> Vec<&'static str> {
@@ -31,8 +44,11 @@ impl Case for MemoryCase {
     fn measure(&mut self, _plan: &Plan) -> Result<Vec<Sample>> {
         // Maps of other cases are in this process, too.
         let before = maps()?;
-        let mut programs = Programs::load()?;
+        let mut programs = Programs::open(&[("CONNECTIONS", entries_for(NODE))])?;
         fill(&mut programs)?;
+        if self.0 == WITH_SERVICES {
+            fill_services(&mut programs)?;
+        }
         let after = maps()?;
         let own = after.iter().filter(|(id, _)| !before.contains_key(id));
         let bytes: u64 = own.map(|(_, bytes)| bytes).sum();
@@ -59,9 +75,15 @@ fn maps() -> Result<BTreeMap<u64, u64>> {
     Ok(maps)
 }
 
+fn droplet(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits((172 << 24) + number)
+}
+
+fn pod(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits((10 << 24) + number)
+}
+
 fn fill(programs: &mut Programs) -> Result<()> {
-    let droplet = |number: u32| Ipv4Addr::from_bits((172 << 24) + number);
-    let pod = |number: u32| Ipv4Addr::from_bits((10 << 24) + number);
     for number in 0..1_000 {
         programs.insert("DROPLETS", droplet(number).octets(), DropletEntry { flags: 0 })?;
     }
@@ -97,6 +119,45 @@ fn fill(programs: &mut Programs) -> Result<()> {
         for number in 0..100 {
             let key = self::key(vni, pod(256 + number));
             programs.set_remote(RemoteRow::Bouncer, key, droplet(number))?;
+        }
+    }
+    Ok(())
+}
+
+fn fill_services(programs: &mut Programs) -> Result<()> {
+    for id in 0..SERVICES {
+        let service = Ipv4Addr::from_bits((11 << 24) + id);
+        let backends: Vec<_> = (0..BACKENDS)
+            .map(|number| (pod(id * BACKENDS + number).into(), 8080))
+            .collect();
+        Served::new(1, id, service.into(), 80, 6).by(programs, &backends)?;
+    }
+    // A connection has an entry for each direction.
+    for number in 0..CONNECTIONS {
+        let (client, backend) = (address(pod(256)), address(pod(number)));
+        for (direction, [source, destination]) in [(FORWARD, [client, backend]), (REVERSE, [backend, client])] {
+            let key = ConnectionKey {
+                vni: 1,
+                ports: [(number as u16).to_be(), 80_u16.to_be()],
+                source,
+                destination,
+                protocol: 6,
+                direction,
+                padding: 0,
+            };
+            let entry = ConnectionEntry {
+                vni: 1,
+                index: 0,
+                time: 0,
+                address: destination,
+                port: 0,
+                state: 0,
+                service: 0,
+                client_port: 0,
+                padding: 0,
+                payer: 1,
+            };
+            programs.insert("CONNECTIONS", key, entry)?;
         }
     }
     Ok(())

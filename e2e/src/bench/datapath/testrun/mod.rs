@@ -34,8 +34,10 @@ pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
             cases.push(Box::new(case));
         }
     }
-    if plan.wants_case(memory::NAME) {
-        cases.push(Box::new(memory::MemoryCase));
+    for name in [memory::NAME, memory::WITH_SERVICES] {
+        if plan.wants_case(name) {
+            cases.push(Box::new(memory::MemoryCase(name)));
+        }
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! A droplet with one row for each verdict, and interfaces from which frames can seem to come.
 //!
 //! Droplets: 192.0.2.1 is this one, .2 and .3 are others. VPC 100: network 1 (bouncer .3) with a pod here and its
-//! neighbour, network 3 (bouncer here). VPC 102: divided here, network 9 (bouncer .3).
+//! neighbour, network 3 (bouncer here), and a service whose only backend has a direct row. VPC 102: divided here,
+//! network 9 (bouncer .3).
 
 use std::{
     net::Ipv4Addr,
@@ -9,16 +10,17 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use aya::{EbpfLoader, programs::Program};
+use aya::programs::Program;
 use thuban_common::tables::{
     AttachmentEntry, ConfigEntry, DropletEntry, GATEWAY_MAC, LOAD_OF_DIVIDER, LOCAL_TAKES_XDP, LoadKey,
-    LocalEntry, RemoteRow, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
+    LocalEntry, RemoteRow, SUBNET_BOUNCER_HERE, SUBNET_SERVICES, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
 };
 
 use super::frames;
 use crate::{
-    programs::{Programs, key, members, object},
+    programs::{Programs, key, members},
     rig::namespace::Namespace,
+    services::Served,
 };
 
 pub const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -35,6 +37,8 @@ pub const REMOTE: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 50);
 pub const UNKNOWN: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 90);
 /// An address with a bouncer's row, on the third droplet.
 pub const BOUNCED: Ipv4Addr = Ipv4Addr::new(10, 3, 0, 33);
+/// The address of a service, by whose port each datagram here goes to [`REMOTE`].
+pub const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 7);
 /// Both ends of a divided packet.
 pub const DIVIDED: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 7, 2, 50), Ipv4Addr::new(10, 7, 1, 30)];
 pub const POD_MAC: [u8; 6] = [2, 0, 0, 0, 0, 11];
@@ -118,6 +122,7 @@ impl World {
             (VNI, [10, 0, 1, 0], 24, 1, 0, THIRD),
             (VNI, [10, 3, 0, 0], 16, 3, SUBNET_BOUNCER_HERE, HERE),
             (VNI, [11, 0, 0, 0], 8, 4, SUBNET_BOUNCER_HERE, HERE),
+            (VNI, [10, 96, 0, 0], 16, 0, SUBNET_SERVICES, HERE),
             (DIVIDED_VNI, [10, 7, 0, 0], 16, 0, 0, THIRD),
             (DIVIDED_VNI, [10, 7, 1, 0], 24, 9, 0, THIRD),
         ] {
@@ -135,6 +140,8 @@ impl World {
         for (vni, network) in [(VNI, 3), (VNI, 4), (DIVIDED_VNI, LOAD_OF_DIVIDER)] {
             programs.count_load(LoadKey { vni, network })?;
         }
+        let service = Served::new(VNI, 1, SERVICE.into(), frames::PORT, frames::UDP);
+        service.by(&mut self.programs, &[(REMOTE.into(), frames::PORT)])?;
         self.row(RemoteRow::Direct, REMOTE, SECOND)?;
         self.row(RemoteRow::Bouncer, BOUNCED, THIRD)
     }
@@ -166,22 +173,14 @@ pub fn from_wire(vni: u32, source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
     frames::tunnelled([UPLINK_MAC, PEER_MAC], SECOND, HERE, vni, &inner)
 }
 
-/// Loads every program and map, with ENDPOINTS of the given size.
+/// Makes all maps, with ENDPOINTS of the given size, and loads the programs that the cases with many rows run.
 fn load(bouncer_rows: Option<u32>) -> Result<Programs> {
     let Some(rows) = bouncer_rows else {
         return Programs::load();
     };
-    let path = object();
-    let mut loader = EbpfLoader::new();
-    loader.map_max_entries("ENDPOINTS", rows);
-    let mut ebpf = loader
-        .load_file(&path)
-        .with_context(|| format!("loading {}", path.display()))?;
+    let mut programs = Programs::open(&[("ENDPOINTS", rows)])?;
     for name in ["transit_xdp", "xdp_pass"] {
-        let program = ebpf
-            .program_mut(name)
-            .with_context(|| format!("no program {name}"))?;
-        <&mut aya::programs::Xdp>::try_from(program)?.load()?;
+        programs.xdp(name)?.load()?;
     }
-    Ok(Programs { ebpf })
+    Ok(programs)
 }
