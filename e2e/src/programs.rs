@@ -18,8 +18,8 @@ use thuban_common::{
     packet::ipv4::mapped,
     services::{CONNECTIONS_CAPACITY, QUOTA_SHARED},
     tables::{
-        ConfigEntry, EndpointEntry, EndpointKey, LoadKey, LocalEntry, MAX_MEMBERS, Members, RemoteRow,
-        SubnetEntry, SubnetKey,
+        ConfigEntry, DropletAddress, EndpointEntry, EndpointKey, LoadKey, LocalEntry, MAX_MEMBERS, Members,
+        OnLinkEntry, RemoteRow, SubnetEntry, SubnetKey,
     },
 };
 use transitd::dataplane::{filter, loader::verified};
@@ -139,6 +139,16 @@ impl Programs {
     pub fn configure(&mut self, config: ConfigEntry) -> Result<()> {
         let mut array: Array<_, ConfigEntry> = self.ebpf.map_mut("CONFIG").context("CONFIG")?.try_into()?;
         Ok(array.set(0, config, 0)?)
+    }
+
+    /// Writes the range of droplets that the uplink reaches without a gateway: the first 24 bits of this address.
+    pub fn set_on_link(&mut self, [a, b, c, _]: DropletAddress) -> Result<()> {
+        let mut array: Array<_, OnLinkEntry> = self.ebpf.map_mut("ON_LINK").context("ON_LINK")?.try_into()?;
+        let entry = OnLinkEntry {
+            network: [a, b, c, 0],
+            mask: [255, 255, 255, 0],
+        };
+        Ok(array.set(0, entry, 0)?)
     }
 
     /// Writes a row of one of the hash maps.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use rtnetlink::Handle;
 use thiserror::Error;
-use thuban_common::tables::{CONFIG_TRANSIT_AT_XDP, ConfigEntry, EndpointKey};
+use thuban_common::tables::{CONFIG_TRANSIT_AT_XDP, ConfigEntry, EndpointKey, OnLinkEntry};
 use thuban_proto::cni::cni_client::CniClient;
 use thuban_proto::cni::{CniError, StatusRequest};
 use tokio::net::UnixStream;
@@ -39,7 +39,7 @@ use crate::dataplane::loader::{self, LoadError};
 use crate::dataplane::pins::LinkingError;
 use crate::dataplane::probes::Probes;
 use crate::dataplane::services::{Marks, Services};
-use crate::dataplane::tables::{TableError, Tables, write_config};
+use crate::dataplane::tables::{TableError, Tables, write_config, write_on_link};
 use crate::endpoints::Endpoints;
 use crate::install::{self, InstallError};
 use crate::metrics::Reclaimed;
@@ -57,8 +57,8 @@ use crate::program::Silent;
 use crate::settings::{AgentHook, Aggregation, MetricsAddress, RunSettings, TransitHookChoice};
 use crate::state::State;
 use crate::tasks::{
-    dns_views, expire_connections, health_checks, host_endpoint, limit_pods, node_port_lease, probe_members,
-    reclaim, register, report_loads, restore_rules, subscribe, watch_uplink,
+    dns_views, expire_connections, follow_routes, health_checks, host_endpoint, limit_pods, node_port_lease,
+    probe_members, reclaim, register, report_loads, restore_rules, subscribe, watch_uplink,
 };
 use crate::{boot, metrics};
 
@@ -152,6 +152,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(reclaim::run(Arc::clone(&node)));
     tokio::spawn(restore_rules::run(Arc::clone(&node)));
     tokio::spawn(limit_pods::run(Arc::clone(&node)));
+    tokio::spawn(follow_routes::run(Arc::clone(&node)));
     tokio::spawn(node_port_lease::run(Arc::clone(&node)));
     tokio::spawn(probe_members::run(Arc::clone(&node), probes));
     tokio::spawn(install::when_synced(Arc::clone(&node)));
@@ -247,6 +248,8 @@ async fn start(
     // It isn't known yet where transit will be. The flag is set, because the tc program must accept frames that XDP
     // decapsulates.
     write_config(&maps, config(&uplink, TransitHook::Xdp))?;
+    // Routes may have changed since the last transitd; `follow_routes` looks at them soon.
+    write_on_link(&maps, OnLinkEntry::NONE)?;
     connections::write_room(&maps)?;
     let services = Services::open(&maps)?;
     let probes = Probes::open(&mut ebpf, &maps, uplink.address.octets())?;

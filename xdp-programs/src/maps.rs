@@ -32,7 +32,7 @@ use thuban_common::{
     tables::{
         Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry,
         ENDPOINTS_CAPACITY, EndpointEntry, EndpointKey, LoadKey, LocalEntry, MISSES_CAPACITY, Members,
-        MissEntry, NO_DROPLET, PathMtuEntry, ProbeEntry, SubnetEntry, SubnetKey, VpcEntry,
+        MissEntry, NO_DROPLET, OnLinkEntry, PathMtuEntry, ProbeEntry, SubnetEntry, SubnetKey, VpcEntry,
     },
 };
 
@@ -93,7 +93,16 @@ pub static GATES: Array<GatesEntry> = Array::with_max_entries(1 + GATES_OF_INTER
 #[map]
 pub static PATH_MTU_LEARNT: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
+static ON_LINK: Array<OnLinkEntry> = Array::with_max_entries(1, 0);
+#[map]
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS_CAPACITY, 0);
+
+/// Whether the uplink reaches a droplet without a gateway.
+#[inline(always)]
+pub fn is_on_link(droplet: DropletAddress) -> bool {
+    // One load of an aligned word, so both halves are of the same moment.
+    ON_LINK.get(0).is_some_and(|range| (*range).has(droplet))
+}
 
 #[inline(always)]
 pub const fn key(vni: u32, address: Address) -> EndpointKey {

@@ -123,6 +123,7 @@ impl Droplet {
             },
             seed: 0,
         })?;
+        programs.set_on_link(address.octets())?;
         match transit {
             Transit::Tc => {}
             Transit::Xdp => namespace.run(|| programs.attach_xdp("transit_xdp", "uplink"))?,

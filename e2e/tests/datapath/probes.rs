@@ -1,6 +1,6 @@
 //! Probes between droplets with every kind of transit, without a daemon.
 
-use std::{thread::sleep, time::Duration};
+use std::{net::Ipv4Addr, thread::sleep, time::Duration};
 
 use anyhow::{Result, ensure};
 use aya::programs::{TestRun, TestRunOptions};
@@ -77,5 +77,38 @@ fn a_droplet_asks_another_and_hears_it_by_every_way_of_transit() -> Result<()> {
                 .map_err(|error| error.context(format!("{transit:?}, {underlay:?}")))?;
         }
     }
+    Ok(())
+}
+
+#[test]
+fn questions_to_droplets_on_the_link_need_no_route() -> Result<()> {
+    let mut rig = Rig::new(2, Transit::Tc, Underlay::Switched)?;
+    let to = rig.droplet(2)?.address.octets();
+    let entry = ProbeEntry {
+        secret: SECRET,
+        ..ProbeEntry::default()
+    };
+    let droplet = rig.droplet(1)?;
+    droplet.programs.insert("PROBES", to, entry)?;
+    // The kernel's route has a gateway that nobody is.
+    let (to, nobody) = (Ipv4Addr::from(to), Underlay::Switched.droplet(99));
+    droplet
+        .namespace
+        .command(&format!("ip route add {to} via {nobody}"))?;
+    ask(&mut rig)?;
+    for _ in 0..PATIENCE {
+        if heard(&mut rig)? != 0 {
+            break;
+        }
+        sleep(Duration::from_millis(20));
+    }
+    ensure!(heard(&mut rig)? != 0, "the question went by the route");
+    // A range that the droplet isn't in.
+    rig.droplet(1)?.programs.set_on_link([198, 51, 100, 0])?;
+    let answered = rig.droplet(2)?.programs.counter(Counter::ProbesAnswered)?;
+    ask(&mut rig)?;
+    sleep(Duration::from_millis(200));
+    let after = rig.droplet(2)?.programs.counter(Counter::ProbesAnswered)?;
+    ensure!(after == answered, "the question did not go by the route");
     Ok(())
 }

@@ -21,8 +21,9 @@ use crate::settings::PinSettings;
 const MAX_ATTEMPTS: u32 = 8;
 
 /// Maps that are pinned under their names.
-pub const PINNED_MAPS: [&str; 25] = [
+pub const PINNED_MAPS: [&str; 26] = [
     "CONFIG",
+    "ON_LINK",
     "ATTACHMENTS",
     "ENDPOINTS",
     "SUBNETS",

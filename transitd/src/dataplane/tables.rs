@@ -12,7 +12,7 @@ use aya::maps::{Array, HashMap as BpfHash, LpmTrie, Map, MapData, MapError, MapI
 use thiserror::Error;
 use thuban_common::tables::{
     Address, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointEntry, EndpointKey, LoadKey,
-    LocalEntry, NO_DROPLET, RemoteRow, SubnetEntry, SubnetKey, VpcEntry,
+    LocalEntry, NO_DROPLET, OnLinkEntry, RemoteRow, SubnetEntry, SubnetKey, VpcEntry,
 };
 
 use super::endpoints::{Endpoints, Kind};
@@ -303,6 +303,13 @@ pub fn write_config(maps: &Path, mut entry: ConfigEntry) -> Result<(), TableErro
         entry.seed = before.seed;
     }
     config.set(0, entry, 0).map_err(access("write", "CONFIG"))
+}
+
+/// Writes ON_LINK[0].
+pub fn write_on_link(maps: &Path, entry: OnLinkEntry) -> Result<(), TableError> {
+    let mut on_link: Array<MapData, OnLinkEntry> =
+        Array::try_from(Map::Array(data(maps, "ON_LINK")?)).map_err(open("ON_LINK"))?;
+    on_link.set(0, entry, 0).map_err(access("write", "ON_LINK"))
 }
 
 fn read<K, V>(

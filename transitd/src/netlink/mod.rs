@@ -8,6 +8,7 @@ pub mod host;
 pub mod host_end;
 pub mod namespace;
 pub mod observe;
+pub mod on_link;
 pub mod pod;
 pub mod sysctl;
 pub mod uplink;
@@ -18,9 +19,17 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use futures::TryStreamExt;
+use futures::channel::mpsc::{UnboundedReceiver, unbounded};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, LinkXdp};
-use rtnetlink::{Handle, LinkUnspec};
+use rtnetlink::packet_core::NetlinkMessage;
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::sys::SocketAddr;
+use rtnetlink::{Handle, LinkUnspec, MulticastGroup, new_multicast_connection};
 use thiserror::Error;
+use tracing::warn;
+
+/// Reports of changes. What has changed is better asked for: reports may be lost.
+pub type Changes = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
 
 #[derive(Debug, Error)]
 pub enum NetlinkError {
@@ -87,6 +96,23 @@ pub fn connect() -> Result<Handle, NetlinkError> {
     let (connection, handle, _) = rtnetlink::new_connection().map_err(NetlinkError::Socket)?;
     tokio::spawn(connection);
     Ok(handle)
+}
+
+/// Opens a socket that reports each change of these kinds. If the kernel refuses, nothing is ever reported.
+pub fn changes(groups: &[MulticastGroup]) -> Changes {
+    match new_multicast_connection(groups) {
+        Ok((connection, _, changes)) => {
+            tokio::spawn(connection);
+            changes
+        }
+        Err(error) => {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "changes of {groups:?} are not heard of, only looked for at each scan"
+            );
+            unbounded().1
+        }
+    }
 }
 
 /// Runs `work` on a thread of its own, with a netlink connection of its own in this thread's network namespace. The

@@ -5,6 +5,7 @@
 
 pub mod dns_views;
 pub mod expire_connections;
+pub mod follow_routes;
 pub mod health_checks;
 pub mod host_endpoint;
 pub mod limit_pods;

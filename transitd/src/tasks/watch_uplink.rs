@@ -4,17 +4,11 @@
 //! uplink changes, and its supervisor starts it anew. Until then packets of other nodes go nowhere. If the uplink is
 //! away, the task waits for it.
 
-use std::io;
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::channel::mpsc::UnboundedReceiver;
-use rtnetlink::packet_core::NetlinkMessage;
-use rtnetlink::packet_route::RouteNetlinkMessage;
-use rtnetlink::sys::SocketAddr;
-use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
+use rtnetlink::{Handle, MulticastGroup};
 use tokio::time::{MissedTickBehavior, interval, sleep};
-use tracing::warn;
 
 use crate::netlink::uplink::{self, Uplink};
 use crate::netlink::{self, NetlinkError};
@@ -24,17 +18,9 @@ use crate::node::Node;
 /// come in crowds.
 const SETTLE: Duration = Duration::from_secs(1);
 
-type Changes = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
-
 /// Returns the uplink that there is now, when it is not the one that the daemon was started with.
 pub async fn run(node: &Node) -> Uplink {
-    let mut changes = changes().unwrap_or_else(|error| {
-        warn!(
-            error = &error as &dyn std::error::Error,
-            "changes of links are not heard of, only looked for at each scan"
-        );
-        futures::channel::mpsc::unbounded().1
-    });
+    let mut changes = netlink::changes(&[MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr]);
     // The kernel refuses a second dump on a connection that has one (EBUSY), and other tasks list things on the node's
     // connection.
     let netlink = netlink::connect().unwrap_or_else(|_| node.netlink.clone());
@@ -63,12 +49,4 @@ pub async fn run(node: &Node) -> Uplink {
 async fn find(node: &Node, netlink: &Handle) -> Result<Uplink, NetlinkError> {
     let settings = &node.settings;
     uplink::find(netlink, settings.interface.as_deref(), settings.node_ip).await
-}
-
-/// Opens a socket that reports each change of a link or an IPv4 address.
-fn changes() -> io::Result<Changes> {
-    let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr];
-    let (connection, _, changes) = new_multicast_connection(&groups)?;
-    tokio::spawn(connection);
-    Ok(changes)
 }

@@ -62,6 +62,29 @@ pub struct ConfigEntry {
     pub seed: u32,
 }
 
+/// ON_LINK[0]: the range of droplets that the uplink reaches without a gateway. Their packets need no look-up of a route.
+/// Written by transitd, which follows the node's routes.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnLinkEntry {
+    pub network: DropletAddress,
+    /// Zeros: no droplet is in the range.
+    pub mask: DropletAddress,
+}
+
+impl OnLinkEntry {
+    pub const NONE: Self = Self {
+        network: [0; 4],
+        mask: [0; 4],
+    };
+
+    #[inline(always)]
+    pub const fn has(&self, droplet: DropletAddress) -> bool {
+        let mask = u32::from_ne_bytes(self.mask);
+        mask != 0 && u32::from_ne_bytes(droplet) & mask == u32::from_ne_bytes(self.network)
+    }
+}
+
 /// ATTACHMENTS[ifindex of the host's end]: what the agent holds the pod to.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -414,6 +437,7 @@ const _: () = {
     assert!(size_of::<EndpointKey>() == 20);
     assert!(size_of::<SubnetKey>() == 20);
     assert!(size_of::<ConfigEntry>() == 20);
+    assert!(size_of::<OnLinkEntry>() == 8);
     assert!(size_of::<AttachmentEntry>() == 40 && offset_of!(AttachmentEntry, ifindex) == 0);
     assert!(size_of::<LocalEntry>() == 16 && offset_of!(LocalEntry, vni) == 0);
     assert!(size_of::<EndpointEntry>() == 40 && offset_of!(EndpointEntry, local) == 0);
@@ -432,7 +456,7 @@ const _: () = {
 mod pod {
     use super::{
         AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletEntry, EndpointEntry, EndpointKey, LoadKey,
-        MissEntry, PathMtuEntry, ProbeEntry, SubnetEntry, SubnetKey, TraceRecord, VpcEntry,
+        MissEntry, OnLinkEntry, PathMtuEntry, ProbeEntry, SubnetEntry, SubnetKey, TraceRecord, VpcEntry,
     };
     macro_rules! pod {
         ($($t:ty),*) => {
@@ -453,6 +477,7 @@ mod pod {
         SubnetKey,
         VpcEntry,
         LoadKey,
+        OnLinkEntry,
         PathMtuEntry,
         ProbeEntry,
         AnnouncedEntry,

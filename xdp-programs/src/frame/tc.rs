@@ -1,12 +1,15 @@
 //! Frames at tc ingress: whole GSO frames, neighbours resolved by the kernel, the pod's end of a veth in one step.
 
-use core::{mem::MaybeUninit, ptr::null_mut};
+use core::{
+    mem::{MaybeUninit, zeroed},
+    ptr::{from_mut, null_mut},
+};
 
 use aya_ebpf::{
     bindings::{
         __sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_ADJ_ROOM_DECAP_L3_IPV6, BPF_F_ADJ_ROOM_ENCAP_L2_ETH,
         BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L4_UDP, BPF_F_ADJ_ROOM_FIXED_GSO, TC_ACT_OK,
-        TC_ACT_SHOT, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+        TC_ACT_SHOT, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC, bpf_redir_neigh,
     },
     bpf_f_adj_room_encap_l2,
     helpers::{
@@ -25,6 +28,7 @@ use thuban_common::{
 };
 
 use super::{Frame, Verdict};
+use crate::maps;
 
 /// Flags for making and for removing room: GSO sizes are the inner frame's, whatever headers are around it.
 const FIXED: u64 = BPF_F_ADJ_ROOM_FIXED_GSO as u64;
@@ -38,8 +42,16 @@ const ENCAPSULATION: u64 = FIXED
 const ALREADY: i64 = 114;
 /// Bytes of a TCP header without options: the part of an answer that services read.
 const LEAST_TCP: usize = 20;
+/// AF_INET of linux/socket.h.
+const AF_INET: u32 = 2;
 /// PACKET_HOST of linux/if_packet.h.
 const PACKET_HOST: u32 = 0;
+
+pub struct TcNextHop {
+    uplink: u32,
+    /// The droplet, if no gateway is on the way to it.
+    on_link: Option<DropletAddress>,
+}
 
 pub struct TcFrame {
     context: TcContext,
@@ -115,7 +127,7 @@ impl Frame for TcFrame {
     const PASS: Verdict = TC_ACT_OK as Verdict;
     const DROP: Verdict = TC_ACT_SHOT as Verdict;
     const IS_LAST: bool = true;
-    type NextHop = u32;
+    type NextHop = TcNextHop;
 
     #[inline(always)]
     fn tc(&mut self) -> Option<&mut TcFrame> {
@@ -193,8 +205,11 @@ impl Frame for TcFrame {
     }
 
     #[inline(always)]
-    fn next_hop(&self, config: &ConfigEntry, _droplet: DropletAddress) -> Option<u32> {
-        Some(config.uplink)
+    fn next_hop(&self, config: &ConfigEntry, droplet: DropletAddress) -> Option<TcNextHop> {
+        Some(TcNextHop {
+            uplink: config.uplink,
+            on_link: maps::is_on_link(droplet).then_some(droplet),
+        })
     }
 
     #[inline(always)]
@@ -221,9 +236,18 @@ impl Frame for TcFrame {
     }
 
     #[inline(always)]
-    fn send(&mut self, uplink: &u32) -> Result<Verdict, Counter> {
-        // SAFETY: without parameters the helper routes by the outer header; it resolves the neighbour.
-        Ok(unsafe { bpf_redirect_neigh(*uplink, null_mut(), 0, 0) } as Verdict)
+    fn send(&mut self, next_hop: &TcNextHop) -> Result<Verdict, Counter> {
+        let Some(droplet) = next_hop.on_link else {
+            // SAFETY: without parameters the helper routes by the outer header; it resolves the neighbour.
+            return Ok(unsafe { bpf_redirect_neigh(next_hop.uplink, null_mut(), 0, 0) } as Verdict);
+        };
+        // SAFETY: integers: zeros are valid.
+        let mut hop: bpf_redir_neigh = unsafe { zeroed() };
+        hop.nh_family = AF_INET;
+        hop.__bindgen_anon_1.ipv4_nh = u32::from_ne_bytes(droplet);
+        let length = size_of::<bpf_redir_neigh>() as i32;
+        // SAFETY: the structure is ours and as long as we say. The helper resolves this neighbour.
+        Ok(unsafe { bpf_redirect_neigh(next_hop.uplink, from_mut(&mut hop), length, 0) } as Verdict)
     }
 
     #[inline(always)]

@@ -78,6 +78,8 @@ impl Node {
             },
             seed: 0,
         })?;
+        // As transitd does for an uplink whose range has no gateway.
+        programs.set_on_link(self.address.octets())?;
         self.namespace.run(|| {
             if transit == Hook::Xdp {
                 programs.attach_xdp("transit_xdp", "uplink")?;

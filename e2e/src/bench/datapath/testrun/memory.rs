@@ -135,7 +135,8 @@ fn fill_services(programs: &mut Programs) -> Result<()> {
     // A connection has an entry for each direction.
     for number in 0..CONNECTIONS {
         let (client, backend) = (address(pod(256)), address(pod(number)));
-        for (direction, [source, destination]) in [(FORWARD, [client, backend]), (REVERSE, [backend, client])] {
+        for (direction, [source, destination]) in [(FORWARD, [client, backend]), (REVERSE, [backend, client])]
+        {
             let key = ConnectionKey {
                 vni: 1,
                 ports: [(number as u16).to_be(), 80_u16.to_be()],

@@ -16,7 +16,8 @@ use super::{
     median,
     raw::{self, Type},
     world::{
-        BOUNCED, DIVIDED, DIVIDED_VNI, NEIGHBOUR, POD, REMOTE, SERVICE, UNKNOWN, VNI, World, from_pod, from_wire,
+        BOUNCED, CLIENT, DIVIDED, DIVIDED_VNI, NEIGHBOUR, POD, REMOTE, SERVICE, UNKNOWN, VNI, World,
+        from_pod, from_wire,
     },
 };
 use crate::bench::{
@@ -61,6 +62,7 @@ fn verdicts() -> Vec<Verdict> {
         Verdict {
             // XDP leaves packets to services to tc.
             xdp: None,
+            frame: from_pod(CLIENT, SERVICE),
             ..agent("agent-service", SERVICE, Counter::SentDirect)
         },
         Verdict {
@@ -148,10 +150,10 @@ pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
 impl VerdictCase {
     fn interface(&self) -> u32 {
         let world = &self.shared.world;
-        if self.program.starts_with("agent") {
-            world.pod
-        } else {
-            world.uplink
+        match self.program {
+            _ if self.name.starts_with("prog-agent-service") => world.client,
+            "agent_tc" | "agent_xdp" => world.pod,
+            _ => world.uplink,
         }
     }
 

@@ -1,7 +1,6 @@
 //! A droplet with one row for each verdict, and interfaces from which frames can seem to come.
 //!
-//! Droplets: 192.0.2.1 is this one, .2 and .3 are others. VPC 100: network 1 (bouncer .3) with a pod here and its
-//! neighbour, network 3 (bouncer here), and a service whose only backend has a direct row. VPC 102: divided here,
+//! Droplets: 192.0.2.1 is this one, .2 and .3 are others. VPC 100: network 1 (bouncer .3) with three pods here, network 3 (bouncer here), and a service whose only backend has a direct row. VPC 102: divided here,
 //! network 9 (bouncer .3).
 
 use std::{
@@ -31,6 +30,8 @@ pub const VNI: u32 = 100;
 pub const DIVIDED_VNI: u32 = 102;
 pub const POD: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 11);
 pub const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 12);
+/// The only pod that is a client of a service: packets of such a pod are looked up in CONNECTIONS.
+pub const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 13);
 /// An address with a direct row, on the second droplet.
 pub const REMOTE: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 50);
 /// An address without a row.
@@ -50,6 +51,7 @@ pub struct World {
     pub programs: Programs,
     pub uplink: u32,
     pub pod: u32,
+    pub client: u32,
 }
 
 impl World {
@@ -57,7 +59,7 @@ impl World {
     pub fn new(bouncer_rows: Option<u32>) -> Result<Self> {
         let namespace = Namespace::new("alone")?;
         let mut programs = load(bouncer_rows)?;
-        for name in ["uplink", "pod0", "pod1"] {
+        for name in ["uplink", "pod0", "pod1", "pod2"] {
             // An attached program registers the receive queue, which test runs of XDP need.
             namespace.command(&format!("ip link add {name} type veth peer name {name}-far"))?;
             namespace.command(&format!("ip link set {name} up"))?;
@@ -72,10 +74,12 @@ impl World {
             ))?;
         }
         namespace.sysctl("ipv4/ip_forward", "1")?;
-        let [uplink, pod, neighbour] = ["uplink", "pod0", "pod1"].map(|name| namespace.interface(name));
+        let [uplink, pod, neighbour, client] =
+            ["uplink", "pod0", "pod1", "pod2"].map(|name| namespace.interface(name));
         let mut world = Self {
             uplink: uplink?,
             pod: pod?,
+            client: client?,
             namespace,
             programs,
         };
@@ -92,12 +96,14 @@ impl World {
             flags: 0,
             seed: 0,
         })?;
+        programs.set_on_link(HERE.octets())?;
         for droplet in [HERE, SECOND, THIRD] {
             programs.insert("DROPLETS", droplet.octets(), DropletEntry { flags: 0 })?;
         }
         for (ifindex, address, mac) in [
             (self.pod, POD, POD_MAC),
             (neighbour, NEIGHBOUR, [2, 0, 0, 0, 0, 12]),
+            (self.client, CLIENT, POD_MAC),
         ] {
             let key = key(VNI, address);
             let attachment = AttachmentEntry {
