@@ -43,7 +43,7 @@ const XDP: [(Hooks, u32); 1] = [(Hooks::Xdp, 1500)];
 /// What transitd makes where native XDP is refused.
 const AT_TC: [(Hooks, u32); 1] = [(Hooks::Aggregated, 1500)];
 
-fn plans() -> [Plan; 6] {
+fn plans() -> [Plan; 7] {
     let plan = |number: u8, name, device, tap_queues, native, runs| Plan {
         card: Card {
             name,
@@ -92,6 +92,14 @@ fn plans() -> [Plan; 6] {
             &AT_TC,
         ),
         plan(6, "header apart", legacy, None, apart, &AT_TC),
+        plan(
+            7,
+            "one buffer a frame, MTU 9000",
+            ",mrg_rxbuf=off,host_mtu=9000",
+            None,
+            hidden,
+            &BOTH,
+        ),
     ]
 }
 

@@ -7,6 +7,8 @@ use std::fs;
 pub const DRIVER: &str = "virtio_net";
 
 /// Bits of virtio's network card (virtio 1.2, section 5.1.3).
+/// The hypervisor tells an MTU.
+const MTU: usize = 3;
 const GUEST_TSO4: usize = 7;
 const GUEST_TSO6: usize = 8;
 const GUEST_ECN: usize = 9;
@@ -16,8 +18,9 @@ const GUEST_USO4: usize = 54;
 const GUEST_USO6: usize = 55;
 
 /// Whether the driver takes a program at native XDP and then shows it no frame: virtio_net does so where the
-/// hypervisor may send frames of many segments, and each frame comes in a chain of pages (`receive_big` of
-/// drivers/net/virtio_net.c, 6.12). `false` for an interface without such features.
+/// hypervisor may send frames of many segments or tells an MTU above 1500, and each frame comes in a chain of pages
+/// (`receive_big` of drivers/net/virtio_net.c, 6.12). Which MTU it tells isn't read: any may be above 1500. `false` for
+/// an interface without such features.
 pub fn hides_frames_from_xdp(interface: &str) -> bool {
     let path = format!("/sys/class/net/{interface}/device/features");
     fs::read_to_string(path).is_ok_and(|features| has_big_buffers(features.trim()))
@@ -29,7 +32,7 @@ fn has_big_buffers(features: &str) -> bool {
     let segments = [GUEST_TSO4, GUEST_TSO6, GUEST_ECN, GUEST_UFO]
         .into_iter()
         .any(has);
-    (segments || has(GUEST_USO4) && has(GUEST_USO6)) && !has(MRG_RXBUF)
+    (segments || has(MTU) || has(GUEST_USO4) && has(GUEST_USO6)) && !has(MRG_RXBUF)
 }
 
 #[cfg(test)]
@@ -43,10 +46,16 @@ mod tests {
     }
 
     #[test]
-    fn big_buffers_are_for_segments_that_nothing_merges() {
+    fn big_buffers_are_for_what_nothing_merges() {
         assert!(has_big_buffers(&features(&[GUEST_TSO4])));
         assert!(has_big_buffers(&features(&[GUEST_USO4, GUEST_USO6])));
-        for others in [&[][..], &[GUEST_TSO4, MRG_RXBUF], &[GUEST_USO6], &[MRG_RXBUF]] {
+        assert!(has_big_buffers(&features(&[MTU])));
+        for others in [
+            &[][..],
+            &[GUEST_TSO4, MTU, MRG_RXBUF],
+            &[GUEST_USO6],
+            &[MRG_RXBUF],
+        ] {
             assert!(!has_big_buffers(&features(others)), "{others:?}");
         }
         assert!(!has_big_buffers(""));
