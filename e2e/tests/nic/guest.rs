@@ -111,6 +111,17 @@ fn interface(mac: [u8; 6]) -> Result<String> {
     bail!("no interface has the MAC {}", text(mac))
 }
 
+/// The kernel takes a program away only some time after its pinned link is removed (RCU), and takes no other before.
+fn wait_for_no_xdp(nic: &str) -> Result<()> {
+    for _ in 0..100 {
+        if !command("ip", &["-details", "link", "show", nic])?.contains("prog/xdp") {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    bail!("{nic} keeps its program")
+}
+
 /// Tries native XDP, then does what transitd does at its start, and leaves the card as it was.
 fn choose(nic: &str, mtu: u32) -> Result<Choice> {
     let pins = PinSettings {
@@ -124,6 +135,7 @@ fn choose(nic: &str, mtu: u32) -> Result<Choice> {
         .err()
         .map(|error| format!("{:#}", anyhow::Error::from(error)));
     links.release(Hook::TransitXdp, nic)?;
+    wait_for_no_xdp(nic)?;
     let choice = TransitHookChoice::Auto;
     let preferred = hooks::preferred(choice, &hooks::examine(nic)?, true);
     let hook = hooks::attach(&mut links, choice, preferred, nic)?;
