@@ -162,7 +162,7 @@ fn without_file_descriptors_adds_are_refused_and_harm_no_pod() {
     });
     let (open, _) = usage(&rig);
     // The limits go from none at all to nearly enough: each step of an ADD fails once.
-    let mut codes = Vec::new();
+    let (mut codes, mut kept) = (Vec::new(), 0);
     for spare in 0..24 {
         let before = rig.traces();
         limit(open + spare);
@@ -173,6 +173,11 @@ fn without_file_descriptors_adds_are_refused_and_harm_no_pod() {
             break;
         }
         codes.push(answer["code"].as_u64().unwrap());
+        if rig.log().matches("could not be undone").count() > kept {
+            // Undoing needs descriptors, too. What is left goes with the runtime's DEL.
+            kept += 1;
+            assert_eq!(rig.del("p2"), None, "{spare}");
+        }
         eventually("undone", || rig.traces() == before);
         assert!(!rig.in_pod("p2", "ip link show eth0"), "{spare}: {answer}");
         assert!(rig.ping_from_node("10.0.1.5"), "{spare}");

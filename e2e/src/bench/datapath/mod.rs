@@ -20,7 +20,7 @@ use super::{
     results::{Results, Sample, Series},
     table::number,
 };
-use rigs::{cable, node::Hook, switch};
+use rigs::{cable, switch};
 
 /// The plan of a run: the measurements and their lengths.
 #[derive(Clone, Debug)]
@@ -110,10 +110,10 @@ fn cases(plan: &Plan, switches: &mut Vec<switch::Switch>) -> Result<Vec<Box<dyn 
         go_on()?;
         paths.push(cable::path(spec).with_context(|| format!("setting up {}", spec.name))?);
     }
-    for transit in [Hook::Tc, Hook::Xdp] {
-        if switch::names(transit).iter().any(|name| plan.wants_case(name)) {
+    for variant in switch::Variant::ALL {
+        if variant.names().iter().any(|name| plan.wants_case(name)) {
             go_on()?;
-            let (switch, found) = switch::paths(transit).context("setting up a switch")?;
+            let (switch, found) = switch::paths(variant).context("setting up a switch")?;
             switches.push(switch);
             paths.extend(found.into_iter().filter(|path| plan.wants_case(&path.name)));
         }

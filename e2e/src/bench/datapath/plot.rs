@@ -42,7 +42,12 @@ const RIGS: &[Rig] = &[
     },
     Rig {
         title: "Four droplets on a bridge, segments",
-        cases: &["direct-switch-seg", "bounced-seg", "divided-seg"],
+        cases: &[
+            "direct-switch-seg",
+            "bounced-seg",
+            "bounced-seg-xdp",
+            "divided-seg",
+        ],
     },
 ];
 

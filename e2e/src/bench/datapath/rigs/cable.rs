@@ -18,7 +18,7 @@ use thuban_common::{counters::Counter, tables::RemoteRow};
 
 use super::{
     Path,
-    node::{Hook, Node, segment},
+    node::{Hook, Node, aggregate, segment},
 };
 use crate::{bench::traffic::Measure, programs::Programs, rig::namespace::Namespace};
 
@@ -106,14 +106,7 @@ pub fn path(spec: &Spec) -> Result<Path> {
         for node in &mut nodes {
             node.load(transit)?;
             if spec.is_segmented && transit == Hook::Tc {
-                // transitd does the same: a device on Geneve's port gives the kernel what it needs to aggregate inner
-                // flows.
-                for line in [
-                    "ip link add thuban-gro type vxlan external vnifilter dstport 6081",
-                    "ip link set thuban-gro up",
-                ] {
-                    node.namespace.command(line)?;
-                }
+                aggregate(&node.namespace)?;
             }
         }
     }

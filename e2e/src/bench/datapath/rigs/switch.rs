@@ -12,7 +12,7 @@ use thuban_common::{counters::Counter, tables::RemoteRow};
 
 use super::{
     Path,
-    node::{Hook, Node, segment},
+    node::{Hook, Node, aggregate, segment},
 };
 use crate::{bench::traffic::Measure, programs::Programs, rig::namespace::Namespace};
 
@@ -37,16 +37,37 @@ pub struct Switch {
     _far_ends: Programs,
 }
 
-/// Returns the names of the cases of a switch.
-pub fn names(transit: Hook) -> [&'static str; 3] {
-    match transit {
-        Hook::Tc => ["direct-switch", "bounced", "divided"],
-        Hook::Xdp => ["direct-switch-seg", "bounced-seg", "divided-seg"],
+/// How frames come to the droplets of a switch, and where transit takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// GSO frames pass whole. Transit is at tc.
+    Whole,
+    /// Frames come one by one. The kernel aggregates them, and transit is at tc: what transitd chooses on a veth.
+    Segmented,
+    /// Frames come one by one, and transit is at XDP.
+    SegmentedAtXdp,
+}
+
+impl Variant {
+    pub const ALL: [Self; 3] = [Self::Whole, Self::Segmented, Self::SegmentedAtXdp];
+
+    /// Returns the names of the cases of a switch.
+    pub fn names(self) -> [&'static str; 3] {
+        match self {
+            Self::Whole => ["direct-switch", "bounced", "divided"],
+            Self::Segmented => ["direct-switch-seg", "bounced-seg", "divided-seg"],
+            Self::SegmentedAtXdp => ["direct-switch-seg-xdp", "bounced-seg-xdp", "divided-seg-xdp"],
+        }
     }
 }
 
 /// Sets up a switch and its three paths.
-pub fn paths(transit: Hook) -> Result<(Switch, Vec<Path>)> {
+pub fn paths(variant: Variant) -> Result<(Switch, Vec<Path>)> {
+    let transit = if variant == Variant::SegmentedAtXdp {
+        Hook::Xdp
+    } else {
+        Hook::Tc
+    };
     let bridge = Namespace::new("switch")?;
     bridge.command("ip link add br0 type bridge")?;
     bridge.command("ip link set br0 up")?;
@@ -63,10 +84,14 @@ pub fn paths(transit: Hook) -> Result<(Switch, Vec<Path>)> {
         node.load(transit)?;
         nodes.push(node);
     }
-    if transit == Hook::Xdp {
+    if variant != Variant::Whole {
         for (number, node) in (1..).zip(&nodes) {
             let port = format!("port{number}");
-            bridge.run(|| far_ends.attach_xdp("xdp_pass", &port))?;
+            if transit == Hook::Xdp {
+                bridge.run(|| far_ends.attach_xdp("xdp_pass", &port))?;
+            } else {
+                aggregate(&node.namespace)?;
+            }
             segment(&node.namespace, "uplink")?;
             segment(&bridge, &port)?;
         }
@@ -81,7 +106,7 @@ pub fn paths(transit: Hook) -> Result<(Switch, Vec<Path>)> {
     }
     let nodes = Rc::new(nodes);
     let mut paths = Vec::new();
-    for ((vni, client, server), name) in ends.into_iter().zip(names(transit)) {
+    for ((vni, client, server), name) in ends.into_iter().zip(variant.names()) {
         let (mut raised, untouched) = proof(vni);
         if transit == Hook::Xdp {
             raised.push((1, Counter::DecapsulatedXdp));
