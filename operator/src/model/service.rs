@@ -10,6 +10,13 @@ use serde::{Deserialize, Serialize};
 /// Label of a slice: the name of its Service.
 pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
+/// Labels of Services that have addresses and that network plugins leave alone: another proxy serves them, or nobody
+/// does.
+pub const LEFT_ALONE: [&str; 2] = [
+    "service.kubernetes.io/service-proxy-name",
+    "service.kubernetes.io/headless",
+];
+
 /// The IP protocol number of UDP.
 pub const UDP: u8 = 17;
 /// The protocols that droplets forward to Services: IP protocol number, and name in Kubernetes.
@@ -98,10 +105,11 @@ pub struct ClientIp {
 }
 
 impl Service {
-    /// Returns the Service's addresses in this cluster, the first of its preferred family; none for a headless Service
-    /// or one that only names another host.
+    /// Returns the Service's addresses in this cluster, the first of its preferred family; none for a headless Service,
+    /// one that only names another host, or one with a label of [`LEFT_ALONE`].
     pub fn cluster_ips(&self) -> Vec<IpAddr> {
-        let spec = self.spec.as_ref();
+        let is_left_alone = LEFT_ALONE.iter().any(|label| self.labels().contains_key(*label));
+        let spec = self.spec.as_ref().filter(|_| !is_left_alone);
         let spec = spec.filter(|spec| spec.kind.as_deref() != Some("ExternalName"));
         let texts = spec.and_then(|spec| spec.cluster_ips.as_deref());
         let texts = texts.unwrap_or_default().iter();

@@ -167,6 +167,18 @@ fn a_scaled_endpoint_follows_its_service_and_tells_why_it_waits() {
     let name = format!("nomad-{}", &uid[..8]);
     assert_eq!(served["metadata"]["name"], name);
     client.tcp(address, REACHED).unwrap();
+    // Another proxy serves the Service for a while.
+    let label = |text: &str| cluster.kubectl(&["label", "service", "-n", "red", "nomad", text]);
+    label("service.kubernetes.io/service-proxy-name=another").unwrap();
+    cluster
+        .wait_for("the scaled endpoint of another proxy's gone", SOON, || {
+            Ok(endpoint(cluster, "red", "nomad")?.is_none())
+        })
+        .unwrap();
+    client.tcp(address, NOT_REACHED).expect_err("another proxy's");
+    label("service.kubernetes.io/service-proxy-name-").unwrap();
+    wait_endpoint(cluster, "red", "nomad", "served again", serves(count));
+    client.tcp(address, REACHED).unwrap();
     // Somebody deletes the Endpoint while the Service exists.
     cluster
         .kubectl(&[

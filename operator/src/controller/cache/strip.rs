@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::controller::runtime::objects::Object;
 use crate::model::cached::{NetworkPolicy, Pod};
-use crate::model::service::{EndpointSlice, SERVICE_LABEL, Service};
+use crate::model::service::{EndpointSlice, LEFT_ALONE, SERVICE_LABEL, Service};
 
 /// Prefixes of the annotations that the operator reads: its own, and those of static pods.
 const ANNOTATIONS: [&str; 2] = ["thuban.dev/", "kubernetes.io/config."];
@@ -45,10 +45,12 @@ pub fn namespace(namespace: &mut Namespace) {
     namespace.status = None;
 }
 
-/// Leaves identity and the annotations above.
+/// Leaves identity, the annotations above, and the labels that say who serves it.
 pub fn service(service: &mut Service) {
     metadata(&mut service.metadata);
-    service.metadata.labels = None;
+    if let Some(labels) = &mut service.metadata.labels {
+        labels.retain(|name, _| LEFT_ALONE.contains(&name.as_str()));
+    }
     service.metadata.owner_references = None;
 }
 
@@ -80,11 +82,12 @@ fn metadata(metadata: &mut ObjectMeta) {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::{Namespace, Node};
-    use kube::Resource;
+    use kube::{Resource, ResourceExt};
     use serde_json::json;
 
     use super::{
-        EndpointSlice, NetworkPolicy, Pod, Service, namespace, network_policy, node, pod, service, slice,
+        EndpointSlice, LEFT_ALONE, NetworkPolicy, Pod, Service, namespace, network_policy, node, pod,
+        service, slice,
     };
     use crate::model::cached::internal_ips;
 
@@ -222,10 +225,15 @@ mod tests {
         service(&mut web);
         assert_eq!(web.endpoint_name(), "web-0b1c2d3e");
         assert_eq!(web.cluster_ips().len(), 1);
-        let annotations = web.metadata.annotations.unwrap();
-        assert_eq!(
-            annotations.into_keys().collect::<Vec<_>>(),
-            ["thuban.dev/network"]
-        );
+        assert!(web.labels().is_empty());
+        let annotations = web.annotations();
+        assert_eq!(annotations.keys().collect::<Vec<_>>(), ["thuban.dev/network"]);
+        for label in LEFT_ALONE {
+            let labels = web.metadata.labels.get_or_insert_default();
+            labels.insert(label.to_owned(), String::new());
+            service(&mut web);
+            assert!(web.cluster_ips().is_empty(), "{label}");
+            web.metadata.labels = None;
+        }
     }
 }
