@@ -100,7 +100,8 @@ pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS_C
 /// Whether the uplink reaches a droplet without a gateway.
 #[inline(always)]
 pub fn is_on_link(droplet: DropletAddress) -> bool {
-    // One load of an aligned word, so both halves are of the same moment.
+    // Ranges that transitd writes one after the other hold each other, or one is empty. So a mixture of two is a part
+    // of one of them, or empty.
     ON_LINK.get(0).is_some_and(|range| (*range).has(droplet))
 }
 

@@ -1,22 +1,21 @@
 //! Finds the range of droplets that the uplink reaches without a gateway.
 //!
-//! Invariant: for each address of that range, the kernel's own look-up of a route out of the uplink would find no
-//! gateway either. In doubt there is no range, and the kernel is asked for each packet.
+//! Invariant: for each address of that range, the kernel's own look-up of a route out of the uplink, for a packet without
+//! a mark, would find no gateway either. In doubt there is no range, and the kernel is asked for each packet.
 
 use std::net::Ipv4Addr;
 
 use futures::TryStreamExt;
 use ipnet::Ipv4Net;
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteScope, RouteType};
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
 use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
 use thuban_common::tables::OnLinkEntry;
 
 use super::uplink::Uplink;
 use super::{NetlinkError, failed};
 
-/// Tables of routes, of linux/rtnetlink.h. The kernel asks them in the order local, main, default.
-const DEFAULT: u32 = 253;
+/// Tables of routes, of linux/rtnetlink.h.
 const MAIN: u32 = 254;
 const LOCAL: u32 = 255;
 
@@ -52,7 +51,8 @@ pub fn entry(range: Option<Ipv4Net>) -> OnLinkEntry {
 fn range(rules: &[RuleMessage], routes: &[RouteMessage], uplink: &Uplink) -> Option<Ipv4Net> {
     let tables = tables(rules)?;
     let own = routes.iter().filter(|route| {
-        table(route) == MAIN && route.header.scope == RouteScope::Link && is_direct(route, uplink.ifindex)
+        let is_for_all = route.header.scope == RouteScope::Link && route.header.tos == 0;
+        table(route) == MAIN && is_for_all && is_direct(route, uplink.ifindex)
     });
     let own = own
         .filter_map(destination)
@@ -65,9 +65,11 @@ fn range(rules: &[RuleMessage], routes: &[RouteMessage], uplink: &Uplink) -> Opt
         let Some(to) = destination(route) else {
             return true;
         };
-        // After the main table's own route, wider routes count no more.
-        let counts = range.contains(&to) || !matches!(table, MAIN | DEFAULT) && to.contains(&range);
-        let is_asked = table != LOCAL && tables.contains(&table);
+        // Beside the main table's own route its wider routes don't count. Other tables may be asked before.
+        let counts = range.contains(&to) || table != MAIN && to.contains(&range);
+        // The kernel's own entries of the table of local addresses are of other types.
+        let is_own = table == LOCAL && route.header.kind != RouteType::Unicast;
+        let is_asked = !is_own && tables.contains(&table);
         is_asked && counts && !is_direct(route, uplink.ifindex) && !is_of_another(route, uplink.ifindex)
     };
     (!routes.iter().any(may_differ)).then_some(range)
@@ -75,20 +77,32 @@ fn range(rules: &[RuleMessage], routes: &[RouteMessage], uplink: &Uplink) -> Opt
 
 /// Returns the tables that packets without a mark may be routed by; `None` if a rule does something else with them.
 fn tables(rules: &[RuleMessage]) -> Option<Vec<u32>> {
-    let is_marked = |rule: &&RuleMessage| {
-        let mut attributes = rule.attributes.iter();
-        attributes.any(|attribute| matches!(attribute, RuleAttribute::FwMark(mark) if *mark != 0))
-    };
     let table = |rule: &RuleMessage| {
         let wide = rule.attributes.iter().find_map(|attribute| match attribute {
             RuleAttribute::Table(table) => Some(*table),
             _ => None,
         });
-        (rule.header.action == RuleAction::ToTable).then_some(wide.unwrap_or(rule.header.table.into()))
+        // The rule of VRFs names no table: it is that of the interface.
+        let is_vrfs = rule.attributes.contains(&RuleAttribute::L3MDev(true));
+        let is_known = rule.header.action == RuleAction::ToTable && !is_vrfs;
+        is_known.then_some(wide.unwrap_or(rule.header.table.into()))
     };
-    let unmarked = rules.iter().filter(|rule| !is_marked(rule));
+    let unmarked = rules.iter().filter(|rule| !is_for_marks(rule));
     let tables: Vec<u32> = unmarked.map(table).collect::<Option<_>>()?;
     tables.contains(&MAIN).then_some(tables)
+}
+
+/// Whether a rule matches no packet without a mark.
+fn is_for_marks(rule: &RuleMessage) -> bool {
+    let (mut mark, mut mask) = (0, u32::MAX);
+    for attribute in &rule.attributes {
+        match attribute {
+            RuleAttribute::FwMark(wanted) => mark = *wanted,
+            RuleAttribute::FwMask(bits) => mask = *bits,
+            _ => {}
+        }
+    }
+    mark & mask != 0 && !rule.header.flags.contains(RuleFlags::Invert)
 }
 
 fn table(route: &RouteMessage) -> u32 {
@@ -134,4 +148,105 @@ fn is_plain(route: &RouteMessage) -> bool {
         .iter()
         .any(|attribute| matches!(attribute, RouteAttribute::MultiPath(_) | RouteAttribute::NhId(_)));
     route.header.kind == RouteType::Unicast && !has_choice
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UPLINK: u32 = 2;
+
+    fn uplink() -> Uplink {
+        Uplink {
+            name: "up0".into(),
+            ifindex: UPLINK,
+            address: Ipv4Addr::new(192, 0, 2, 1),
+            mtu: 1500,
+        }
+    }
+
+    fn rule(table: u8) -> RuleMessage {
+        let mut rule = RuleMessage::default();
+        rule.header.action = RuleAction::ToTable;
+        rule.header.table = table;
+        rule
+    }
+
+    fn rules() -> Vec<RuleMessage> {
+        [255, 254, 253].into_iter().map(rule).collect()
+    }
+
+    fn route(to: [u8; 4], prefix: u8, table: u32) -> RouteMessage {
+        RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(to.into(), prefix)
+            .output_interface(UPLINK)
+            .table_id(table)
+            .scope(RouteScope::Link)
+            .build()
+    }
+
+    fn by_gateway(to: [u8; 4], prefix: u8, table: u32) -> RouteMessage {
+        let mut route = route(to, prefix, table);
+        let gateway = RouteAddress::Inet(Ipv4Addr::new(192, 0, 2, 9));
+        route.attributes.push(RouteAttribute::Gateway(gateway));
+        route
+    }
+
+    fn own() -> RouteMessage {
+        route([192, 0, 2, 0], 24, MAIN)
+    }
+
+    #[test]
+    fn the_uplinks_own_route_is_the_range() {
+        let found = range(&rules(), &[own(), by_gateway([0; 4], 0, MAIN)], &uplink());
+        assert_eq!(found, Some("192.0.2.0/24".parse().unwrap()));
+        assert_eq!(range(&rules(), &[], &uplink()), None);
+        let mut for_some = own();
+        for_some.header.tos = 0x10;
+        assert_eq!(range(&rules(), &[for_some], &uplink()), None);
+    }
+
+    #[test]
+    fn a_route_that_may_lead_elsewhere_takes_the_range_away() {
+        for (to, prefix, table) in [
+            ([192, 0, 2, 2], 32, MAIN),
+            ([192, 0, 2, 0], 24, MAIN),
+            ([192, 0, 2, 2], 32, LOCAL),
+            ([0; 4], 0, 253),
+        ] {
+            let other = by_gateway(to, prefix, table);
+            assert_eq!(
+                range(&rules(), &[own(), other], &uplink()),
+                None,
+                "{to:?} {table}"
+            );
+        }
+        let mut local = route([192, 0, 2, 1], 32, LOCAL);
+        local.header.kind = RouteType::Local;
+        assert!(range(&rules(), &[own(), local], &uplink()).is_some());
+    }
+
+    #[test]
+    fn a_rule_counts_if_it_matches_packets_without_a_mark() {
+        let routes = [own(), by_gateway([0; 4], 0, 100)];
+        let with = |mark: u32, mask: Option<u32>, is_inverted: bool| {
+            let mut own = rule(100);
+            own.attributes.push(RuleAttribute::FwMark(mark));
+            own.attributes.extend(mask.map(RuleAttribute::FwMask));
+            if is_inverted {
+                own.header.flags |= RuleFlags::Invert;
+            }
+            let mut rules = rules();
+            rules.push(own);
+            range(&rules, &routes, &uplink()).is_some()
+        };
+        assert!(with(1, None, false));
+        assert!(with(0x50, Some(0xff), false));
+        assert!(!with(1, None, true));
+        assert!(!with(0x10, Some(0x0f), false));
+        assert!(!with(0, None, false));
+        let mut vrfs = rule(0);
+        vrfs.attributes.push(RuleAttribute::L3MDev(true));
+        assert_eq!(range(&[rules(), vec![vrfs]].concat(), &[own()], &uplink()), None);
+    }
 }

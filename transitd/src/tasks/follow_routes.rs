@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use rtnetlink::{Handle, MulticastGroup};
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use ipnet::Ipv4Net;
+use rtnetlink::MulticastGroup;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::dataplane::tables::write_on_link;
@@ -15,6 +16,9 @@ use crate::node::Node;
 /// How long to wait after a change: changes come in crowds.
 const SETTLE: Duration = Duration::from_millis(100);
 
+/// How long the kernel may take to tell its routes. A list that the kernel gives up has no end.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// Runs until the daemon ends.
 pub async fn run(node: Arc<Node>) {
     let mut changes = netlink::changes(&[
@@ -23,8 +27,6 @@ pub async fn run(node: Arc<Node>) {
         MulticastGroup::Ipv4Route,
         MulticastGroup::Ipv4Rule,
     ]);
-    // The kernel refuses a second dump on a connection that has one (EBUSY).
-    let netlink = netlink::connect().unwrap_or_else(|_| node.netlink.clone());
     let mut scan = interval(Duration::from_secs(node.settings.scan_interval));
     scan.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut known = None;
@@ -34,7 +36,7 @@ pub async fn run(node: Arc<Node>) {
             Some(_) = changes.next() => sleep(SETTLE).await,
         }
         while changes.try_recv().is_ok() {}
-        let range = find(&node, &netlink).await;
+        let range = find(&node).await;
         if known == Some(range) {
             continue;
         }
@@ -55,14 +57,16 @@ pub async fn run(node: Arc<Node>) {
 }
 
 /// Returns the range, or nothing if the kernel does not tell.
-async fn find(node: &Node, netlink: &Handle) -> Option<ipnet::Ipv4Net> {
-    on_link::find(netlink, &node.uplink)
-        .await
-        .unwrap_or_else(|error| {
-            warn!(
-                error = &error as &dyn std::error::Error,
-                "the kernel routes each packet to other droplets"
-            );
-            None
-        })
+async fn find(node: &Node) -> Option<Ipv4Net> {
+    // A connection for each look: one that died, or whose list never ended, is no hindrance to the next look.
+    let look = async { on_link::find(&netlink::connect()?, &node.uplink).await };
+    match timeout(PATIENCE, look).await {
+        Ok(Ok(range)) => return range,
+        Ok(Err(error)) => warn!(
+            error = &error as &dyn std::error::Error,
+            "the kernel routes each packet to other droplets"
+        ),
+        Err(_) => warn!("the list of routes has no end: the kernel routes each packet to other droplets"),
+    }
+    None
 }

@@ -128,6 +128,7 @@ fn packets_to_droplets_follow_the_nodes_routes() {
         rig.start();
         eventually("the route is gone", || sends(&rig, &other));
     }
+    eventually("the range is found", || found(&rig, ON_LINK));
     // A rule for marked packets alone, a route by another interface, and a host that needs no gateway.
     rig.on_node(&format!("{table} fwmark 0x77 lookup 100"));
     rig.on_node(
