@@ -127,10 +127,7 @@ impl Droplet {
         match transit {
             Transit::Tc => {}
             Transit::Xdp => namespace.run(|| programs.attach_xdp("transit_xdp", "uplink"))?,
-            Transit::Aggregated => {
-                namespace.command("ip link add thuban-gro type vxlan external vnifilter dstport 6081")?;
-                namespace.command("ip link set thuban-gro up")?;
-            }
+            Transit::Aggregated => aggregate(&namespace)?,
         }
         namespace.run(|| programs.attach_tc("transit_tc", "uplink"))?;
         Ok(Self {
@@ -251,6 +248,13 @@ impl Droplet {
     ) -> Result<()> {
         self.programs.set_remote(row, key(vni, address), droplet)
     }
+}
+
+/// Makes the device by which the kernel aggregates inner flows before transit at tc, as transitd does.
+pub fn aggregate(namespace: &Namespace) -> Result<()> {
+    namespace.command("ip link add thuban-gro type vxlan external vnifilter dstport 6081")?;
+    namespace.command("ip link set thuban-gro up")?;
+    Ok(())
 }
 
 /// Returns the IPv6 address beside an IPv4 one: fd00:0:0:c::d for a.b.c.d.

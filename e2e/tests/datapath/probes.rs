@@ -34,6 +34,17 @@ fn heard(rig: &mut Rig) -> Result<u64> {
     Ok(entry.heard)
 }
 
+/// Waits for an answer after that of `last`, and returns when it was heard; `last` if there is none.
+fn hear(rig: &mut Rig, last: u64) -> Result<u64> {
+    for _ in 0..PATIENCE {
+        if heard(rig)? != last {
+            break;
+        }
+        sleep(Duration::from_millis(20));
+    }
+    heard(rig)
+}
+
 fn asks_and_hears(transit: Transit, underlay: Underlay) -> Result<()> {
     let mut rig = Rig::new(3, transit, underlay)?;
     let to = rig.droplet(3)?.address.octets();
@@ -45,13 +56,7 @@ fn asks_and_hears(transit: Transit, underlay: Underlay) -> Result<()> {
     let mut last = 0;
     for number in 0..3 {
         ask(&mut rig)?;
-        for _ in 0..PATIENCE {
-            if heard(&mut rig)? != last {
-                break;
-            }
-            sleep(Duration::from_millis(20));
-        }
-        let now = heard(&mut rig)?;
+        let now = hear(&mut rig, last)?;
         ensure!(now > last, "question {number} was not answered");
         last = now;
     }
@@ -96,13 +101,7 @@ fn questions_to_droplets_on_the_link_need_no_route() -> Result<()> {
         .namespace
         .command(&format!("ip route add {to} via {nobody}"))?;
     ask(&mut rig)?;
-    for _ in 0..PATIENCE {
-        if heard(&mut rig)? != 0 {
-            break;
-        }
-        sleep(Duration::from_millis(20));
-    }
-    ensure!(heard(&mut rig)? != 0, "the question went by the route");
+    ensure!(hear(&mut rig, 0)? != 0, "the question went by the route");
     // A range that the droplet isn't in.
     rig.droplet(1)?.programs.set_on_link([198, 51, 100, 0])?;
     let answered = rig.droplet(2)?.programs.counter(Counter::ProbesAnswered)?;

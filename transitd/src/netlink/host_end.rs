@@ -14,7 +14,7 @@ use thuban_common::tables::GATEWAY_MAC;
 
 use super::pod::OFF;
 use super::{
-    NetlinkError, add_neighbour, ethtool, failed, find_link, host, set_up, sysctl, tolerate_exists,
+    NetlinkError, add_neighbour, ethtool, failed, find_link, host, set_up, sysctl, table, tolerate_exists,
     tolerate_missing, veth,
 };
 
@@ -109,11 +109,7 @@ async fn set_routes(handle: &Handle, index: u32, plan: &HostPlan) -> Result<(), 
 
 /// Returns table and destination, if the table is one of ours.
 fn key_of(route: &RouteMessage) -> Option<(u32, IpNet)> {
-    let table = route.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::Table(table) => Some(*table),
-        _ => None,
-    });
-    let table = table.filter(|table| [POD_TABLE, SERVICE_TABLE].contains(table))?;
+    let table = Some(table(route)).filter(|table| [POD_TABLE, SERVICE_TABLE].contains(table))?;
     let address = route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(IpAddr::from(*address)),
         RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(IpAddr::from(*address)),

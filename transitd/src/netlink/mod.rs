@@ -17,22 +17,30 @@ pub mod virtio;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use futures::TryStreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, unbounded};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, LinkXdp};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage};
 use rtnetlink::packet_core::NetlinkMessage;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::sys::SocketAddr;
 use rtnetlink::{Handle, LinkUnspec, MulticastGroup, new_multicast_connection};
 use thiserror::Error;
+use tokio::time::timeout;
 use tracing::warn;
 
 /// Reports of changes. What has changed is better asked for: reports may be lost.
 pub type Changes = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
 
+/// How long the kernel may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 #[derive(Debug, Error)]
 pub enum NetlinkError {
+    #[error("the kernel's answer has no end")]
+    NoEnd,
     #[error("cannot open a netlink socket")]
     Socket(#[source] std::io::Error),
     #[error("cannot {action} {object}")]
@@ -96,6 +104,14 @@ pub fn connect() -> Result<Handle, NetlinkError> {
     let (connection, handle, _) = rtnetlink::new_connection().map_err(NetlinkError::Socket)?;
     tokio::spawn(connection);
     Ok(handle)
+}
+
+/// Waits for an answer of the kernel, on a connection that nothing else uses. A list that the kernel gives up for lack
+/// of memory has no end, and its connection is of no use afterwards.
+pub async fn in_time<T>(answer: impl Future<Output = Result<T, NetlinkError>>) -> Result<T, NetlinkError> {
+    timeout(PATIENCE, answer)
+        .await
+        .unwrap_or(Err(NetlinkError::NoEnd))
 }
 
 /// Opens a socket that reports each change of these kinds. If the kernel refuses, nothing is ever reported.
@@ -173,6 +189,15 @@ async fn add_neighbour(
         .execute()
         .await
         .map_err(failed("add the neighbour on", name))
+}
+
+/// Returns the table of a route. The header has no room for numbers above 255.
+fn table(route: &RouteMessage) -> u32 {
+    let wide = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Table(table) => Some(*table),
+        _ => None,
+    });
+    wide.unwrap_or(route.header.table.into())
 }
 
 pub fn is_up(link: &LinkMessage) -> bool {

@@ -1,7 +1,7 @@
 //! Finds the range of droplets that the uplink reaches without a gateway.
 //!
-//! Invariant: for each address of that range, the kernel's own look-up of a route out of the uplink, for a packet without
-//! a mark, would find no gateway either. In doubt there is no range, and the kernel is asked for each packet.
+//! Invariant: for each address of that range, the kernel's own look-up of a route out of the uplink, for a packet
+//! without a mark, would find no gateway either. In doubt there is no range, and the kernel is asked for each packet.
 
 use std::net::Ipv4Addr;
 
@@ -13,7 +13,7 @@ use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
 use thuban_common::tables::OnLinkEntry;
 
 use super::uplink::Uplink;
-use super::{NetlinkError, failed};
+use super::{NetlinkError, failed, table};
 
 /// Tables of routes, of linux/rtnetlink.h.
 const MAIN: u32 = 254;
@@ -103,14 +103,6 @@ fn is_for_marks(rule: &RuleMessage) -> bool {
         }
     }
     mark & mask != 0 && !rule.header.flags.contains(RuleFlags::Invert)
-}
-
-fn table(route: &RouteMessage) -> u32 {
-    let wide = route.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::Table(table) => Some(*table),
-        _ => None,
-    });
-    wide.unwrap_or(route.header.table.into())
 }
 
 fn destination(route: &RouteMessage) -> Option<Ipv4Net> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use ipnet::Ipv4Net;
 use rtnetlink::MulticastGroup;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
 use crate::dataplane::tables::write_on_link;
@@ -15,9 +15,6 @@ use crate::node::Node;
 
 /// How long to wait after a change: changes come in crowds.
 const SETTLE: Duration = Duration::from_millis(100);
-
-/// How long the kernel may take to tell its routes. A list that the kernel gives up has no end.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs until the daemon ends.
 pub async fn run(node: Arc<Node>) {
@@ -58,15 +55,12 @@ pub async fn run(node: Arc<Node>) {
 
 /// Returns the range, or nothing if the kernel does not tell.
 async fn find(node: &Node) -> Option<Ipv4Net> {
-    // A connection for each look: one that died, or whose list never ended, is no hindrance to the next look.
     let look = async { on_link::find(&netlink::connect()?, &node.uplink).await };
-    match timeout(PATIENCE, look).await {
-        Ok(Ok(range)) => return range,
-        Ok(Err(error)) => warn!(
+    netlink::in_time(look).await.unwrap_or_else(|error| {
+        warn!(
             error = &error as &dyn std::error::Error,
             "the kernel routes each packet to other droplets"
-        ),
-        Err(_) => warn!("the list of routes has no end: the kernel routes each packet to other droplets"),
-    }
-    None
+        );
+        None
+    })
 }

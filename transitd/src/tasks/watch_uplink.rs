@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use futures::StreamExt;
-use rtnetlink::{Handle, MulticastGroup};
+use rtnetlink::MulticastGroup;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::netlink::uplink::{self, Uplink};
@@ -21,9 +21,6 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// Returns the uplink that there is now, when it is not the one that the daemon was started with.
 pub async fn run(node: &Node) -> Uplink {
     let mut changes = netlink::changes(&[MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr]);
-    // The kernel refuses a second dump on a connection that has one (EBUSY), and other tasks list things on the node's
-    // connection.
-    let netlink = netlink::connect().unwrap_or_else(|_| node.netlink.clone());
     let mut scan = interval(Duration::from_secs(node.settings.scan_interval));
     scan.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut seen = node.uplink.clone();
@@ -36,7 +33,7 @@ pub async fn run(node: &Node) -> Uplink {
         }
         sleep(SETTLE).await;
         while changes.try_recv().is_ok() {}
-        let Ok(now) = find(node, &netlink).await else {
+        let Ok(now) = find(node).await else {
             continue;
         };
         if now != node.uplink && now == seen {
@@ -46,7 +43,15 @@ pub async fn run(node: &Node) -> Uplink {
     }
 }
 
-async fn find(node: &Node, netlink: &Handle) -> Result<Uplink, NetlinkError> {
+async fn find(node: &Node) -> Result<Uplink, NetlinkError> {
     let settings = &node.settings;
-    uplink::find(netlink, settings.interface.as_deref(), settings.node_ip).await
+    let look = async {
+        uplink::find(
+            &netlink::connect()?,
+            settings.interface.as_deref(),
+            settings.node_ip,
+        )
+        .await
+    };
+    netlink::in_time(look).await
 }

@@ -62,8 +62,8 @@ pub struct ConfigEntry {
     pub seed: u32,
 }
 
-/// ON_LINK[0]: the range of droplets that the uplink reaches without a gateway. Their packets need no look-up of a route.
-/// Written by transitd, which follows the node's routes.
+/// ON_LINK[0]: the range of droplets that the uplink reaches without a gateway. Their packets need no look-up of a
+/// route. Written by transitd, which follows the node's routes.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnLinkEntry {

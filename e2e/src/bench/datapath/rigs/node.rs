@@ -202,13 +202,6 @@ impl Node {
     }
 }
 
-/// Makes the device by which the kernel aggregates inner flows before transit at tc, as transitd does.
-pub fn aggregate(namespace: &Namespace) -> Result<()> {
-    namespace.command("ip link add thuban-gro type vxlan external vnifilter dstport 6081")?;
-    namespace.command("ip link set thuban-gro up")?;
-    Ok(())
-}
-
 /// Makes an interface send like a NIC without offloads, and aggregate what it receives. Must run after any XDP is
 /// attached at either end: attaching at the far end takes away the GRO that attaching here gave.
 pub fn segment(namespace: &Namespace, interface: &str) -> Result<()> {

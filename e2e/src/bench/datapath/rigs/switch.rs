@@ -12,9 +12,11 @@ use thuban_common::{counters::Counter, tables::RemoteRow};
 
 use super::{
     Path,
-    node::{Hook, Node, aggregate, segment},
+    node::{Hook, Node, segment},
 };
-use crate::{bench::traffic::Measure, programs::Programs, rig::namespace::Namespace};
+use crate::{
+    bench::traffic::Measure, programs::Programs, rig::droplet::aggregate, rig::namespace::Namespace,
+};
 
 const MTU: u32 = 1500;
 const DIRECT: u32 = 100;

@@ -29,10 +29,19 @@ use crate::bench::{
 /// Number of single runs of which a sample is the median.
 const CALLS: usize = 20_000;
 
+/// Where a frame comes from, and so which program sees it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Pod,
+    /// The pod that is a client of a service.
+    Client,
+    Wire,
+}
+
 /// A verdict: its name, the frame, and the proof that it happened at tc and, if it does there, at XDP.
 struct Verdict {
     name: &'static str,
-    is_agent: bool,
+    origin: Origin,
     frame: Vec<u8>,
     tc: (u32, Counter),
     xdp: Option<(u32, Counter)>,
@@ -41,14 +50,14 @@ struct Verdict {
 fn verdicts() -> Vec<Verdict> {
     let agent = |name, to: Ipv4Addr, counter| Verdict {
         name,
-        is_agent: true,
+        origin: Origin::Pod,
         frame: from_pod(POD, to),
         tc: (TC_REDIRECT, counter),
         xdp: Some((XDP_REDIRECT, counter)),
     };
     let transit = |name, frame, counter| Verdict {
         name,
-        is_agent: false,
+        origin: Origin::Wire,
         frame,
         tc: (TC_REDIRECT, counter),
         xdp: Some((XDP_TX, counter)),
@@ -62,12 +71,13 @@ fn verdicts() -> Vec<Verdict> {
         Verdict {
             // XDP leaves packets to services to tc.
             xdp: None,
+            origin: Origin::Client,
             frame: from_pod(CLIENT, SERVICE),
             ..agent("agent-service", SERVICE, Counter::SentDirect)
         },
         Verdict {
             name: "agent-spoof",
-            is_agent: true,
+            origin: Origin::Pod,
             frame: from_pod(UNKNOWN, REMOTE),
             tc: (TC_SHOT, Counter::SpoofedSource),
             xdp: Some((XDP_DROP, Counter::SpoofedSource)),
@@ -101,6 +111,7 @@ struct VerdictCase {
     shared: Arc<Shared>,
     hook: Type,
     program: &'static str,
+    origin: Origin,
     frame: Vec<u8>,
 }
 
@@ -116,13 +127,20 @@ pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
             let Some(expected) = expected.filter(|_| plan.wants_case(&name)) else {
                 continue;
             };
-            let program = match (verdict.is_agent, hook) {
-                (true, Type::SchedCls) => "agent_tc",
-                (true, Type::Xdp) => "agent_xdp",
-                (false, Type::SchedCls) => "transit_tc",
-                (false, Type::Xdp) => "transit_xdp",
+            let program = match (verdict.origin, hook) {
+                (Origin::Wire, Type::SchedCls) => "transit_tc",
+                (Origin::Wire, Type::Xdp) => "transit_xdp",
+                (_, Type::SchedCls) => "agent_tc",
+                (_, Type::Xdp) => "agent_xdp",
             };
-            wanted.push((name, hook, program, verdict.frame.clone(), expected));
+            wanted.push((
+                name,
+                hook,
+                program,
+                verdict.origin,
+                verdict.frame.clone(),
+                expected,
+            ));
         }
     }
     if wanted.is_empty() {
@@ -133,12 +151,13 @@ pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
         idle_tc: raw::load(Type::SchedCls, &answer(TC_OK))?,
         idle_xdp: raw::load(Type::Xdp, &answer(XDP_PASS))?,
     });
-    for (name, hook, program, frame, expected) in wanted {
+    for (name, hook, program, origin, frame, expected) in wanted {
         let case = VerdictCase {
             name,
             shared: Arc::clone(&shared),
             hook,
             program,
+            origin,
             frame,
         };
         case.check(expected)?;
@@ -150,10 +169,10 @@ pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
 impl VerdictCase {
     fn interface(&self) -> u32 {
         let world = &self.shared.world;
-        match self.program {
-            _ if self.name.starts_with("prog-agent-service") => world.client,
-            "agent_tc" | "agent_xdp" => world.pod,
-            _ => world.uplink,
+        match self.origin {
+            Origin::Pod => world.pod,
+            Origin::Client => world.client,
+            Origin::Wire => world.uplink,
         }
     }
 

@@ -1,7 +1,8 @@
 //! A droplet with one row for each verdict, and interfaces from which frames can seem to come.
 //!
-//! Droplets: 192.0.2.1 is this one, .2 and .3 are others. VPC 100: network 1 (bouncer .3) with three pods here, network 3 (bouncer here), and a service whose only backend has a direct row. VPC 102: divided here,
-//! network 9 (bouncer .3).
+//! Droplets: 192.0.2.1 is this one, .2 and .3 are others. VPC 100: network 1 (bouncer .3) with three pods here,
+//! network 3 (bouncer here), and a service whose only backend has a direct row. VPC 102: divided here, network 9
+//! (bouncer .3).
 
 use std::{
     net::Ipv4Addr,
