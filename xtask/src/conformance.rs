@@ -1,8 +1,10 @@
 //! `cargo xtask conformance`: Kubernetes' own end-to-end tests of the network, on a cluster with Thuban and CoreDNS and
 //! without kube-proxy.
 //!
-//! A test that needs something that this cluster can't have is *not runnable*; no test is left out silently.
+//! A test that needs something that this cluster can't have is *not runnable*, or is left out with a reason; no test is
+//! left out silently.
 
+mod left_out;
 mod pods;
 mod report;
 mod suite;
@@ -21,8 +23,20 @@ use report::Outcome;
 /// The name of the cluster.
 const NAME: &str = "conform";
 
+/// Which of Kubernetes' tests run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Suite {
+    /// Tests of the network that every conformant cluster passes
+    Conformance,
+    /// All tests of the network, except those that the documentation lists with a reason
+    Network,
+}
+
 #[derive(clap::Args)]
 pub struct Arguments {
+    /// Tests to choose from. The results are in target/SUITE.json
+    #[arg(long, value_enum, default_value = "conformance")]
+    suite: Suite,
     /// Run only tests whose name matches this Go regular expression. Default: all
     #[arg(long, default_value = "")]
     focus: String,
@@ -32,6 +46,32 @@ pub struct Arguments {
     /// Leave the cluster running at the end. The next run uses it
     #[arg(long)]
     keep: bool,
+}
+
+impl Suite {
+    /// The labels that Kubernetes gives the tests, as a filter of ginkgo's.
+    fn labels(self) -> &'static str {
+        match self {
+            Self::Conformance => "Conformance && sig-network",
+            Self::Network => "sig-network",
+        }
+    }
+
+    /// The limit of the whole run. A test that has not ended by then has no result.
+    fn timeout(self) -> &'static str {
+        match self {
+            Self::Conformance => "55m",
+            Self::Network => "150m",
+        }
+    }
+
+    /// The name of the file with the results.
+    fn file(self) -> &'static str {
+        match self {
+            Self::Conformance => "conformance.json",
+            Self::Network => "network.json",
+        }
+    }
 }
 
 /// Runs the tests. Fails when a test failed or did not end.
@@ -53,7 +93,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     let outcomes = outcomes?;
     report::print(&outcomes);
-    let path = root().join("target/conformance.json");
+    let path = root().join("target").join(arguments.suite.file());
     fs::write(&path, format!("{:#}\n", report::to_json(&outcomes)))
         .with_context(|| format!("writing {}", path.display()))?;
     println!(
@@ -83,6 +123,6 @@ fn on_cluster(
         dns::wait_ready(&cluster).inspect_err(|_| diagnostics::print(&cluster))
     })?;
     step("tests", || {
-        suite::run(tools, &cluster, &arguments.focus, arguments.procs)
+        suite::run(tools, &cluster, arguments.suite, &arguments.focus, arguments.procs)
     })
 }

@@ -19,6 +19,8 @@ pub enum State {
     NotRunnable,
     /// The run ended before the test: as bad as failed.
     NotRun,
+    /// The cluster is not made for the test.
+    LeftOut,
 }
 
 impl State {
@@ -27,6 +29,7 @@ impl State {
             Self::Passed => "passed",
             Self::Failed => "failed",
             Self::NotRunnable | Self::NotRun => "not-runnable",
+            Self::LeftOut => "left-out",
         }
     }
 }
@@ -60,16 +63,41 @@ pub fn read(path: &Path) -> Result<Vec<Value>> {
     Ok(reports.flatten().collect())
 }
 
-/// Returns the names of the tests that a dry run would run.
-pub fn names(reports: &[Value]) -> Result<Vec<String>> {
-    let mut names = Vec::new();
+/// Returns the names of the tests that a dry run would run, and the tests for which `reason` has a reason not to. It
+/// gets a test's name and labels.
+pub fn planned(
+    reports: &[Value],
+    reason: impl Fn(&str, &[&str]) -> Option<&'static str>,
+) -> Result<(Vec<String>, Vec<Outcome>)> {
+    let (mut planned, mut left_out) = (Vec::new(), Vec::new());
     for report in reports.iter().filter(|report| is_test(report)) {
-        if report["State"] == "passed" {
-            names.push(name(report)?);
+        if report["State"] != "passed" {
+            continue;
+        }
+        let name = name(report)?;
+        match reason(&name, &labels(report)) {
+            None => planned.push(name),
+            Some(why) => left_out.push(Outcome {
+                name,
+                state: State::LeftOut,
+                why: why.into(),
+            }),
         }
     }
-    names.sort();
-    Ok(names)
+    planned.sort();
+    left_out.sort_by(|one, other| (&one.why, &one.name).cmp(&(&other.why, &other.name)));
+    Ok((planned, left_out))
+}
+
+/// Returns the labels of a test and of the containers that it is in.
+fn labels(report: &Value) -> Vec<&str> {
+    let of_containers = report["ContainerHierarchyLabels"].as_array();
+    let lists = of_containers
+        .into_iter()
+        .flatten()
+        .chain([&report["LeafNodeLabels"]]);
+    let labels = lists.filter_map(Value::as_array).flatten();
+    labels.filter_map(Value::as_str).collect()
 }
 
 /// Returns a result for each of `planned`, whatever the report lacks.
@@ -144,7 +172,13 @@ pub fn to_json(outcomes: &[Outcome]) -> Value {
 /// Prints a table: failed ones last, where they are seen.
 pub fn print(outcomes: &[Outcome]) {
     println!();
-    for state in [State::Passed, State::NotRunnable, State::NotRun, State::Failed] {
+    for state in [
+        State::LeftOut,
+        State::Passed,
+        State::NotRunnable,
+        State::NotRun,
+        State::Failed,
+    ] {
         for outcome in outcomes.iter().filter(|outcome| outcome.state == state) {
             println!("  {:<13} {}", state.word(), short(&outcome.name));
             if !outcome.why.is_empty() {
@@ -159,11 +193,12 @@ pub fn print(outcomes: &[Outcome]) {
             .count()
     };
     println!(
-        "\n  {} of {} passed, {} failed, {} not runnable\n",
+        "\n  {} of {} passed, {} failed, {} not runnable; {} left out\n",
         count("passed"),
-        outcomes.len(),
+        outcomes.len() - count("left-out"),
         count("failed"),
-        count("not-runnable")
+        count("not-runnable"),
+        count("left-out")
     );
 }
 
@@ -237,9 +272,17 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_what_a_dry_run_passes() {
-        let reports = [test("a", "passed", ""), test("b", "skipped", "")];
-        assert_eq!(names(&reports).unwrap(), ["[sig-network] Services a"]);
+    fn a_plan_is_what_a_dry_run_passes_without_what_has_a_reason() {
+        let mut labelled = test("c", "passed", "");
+        labelled["ContainerHierarchyLabels"] = json!([["sig-network"], null]);
+        labelled["LeafNodeLabels"] = json!(["Feature:X"]);
+        let reports = [test("a", "passed", ""), test("b", "skipped", ""), labelled];
+        let reason = |_: &str, labels: &[&str]| labels.contains(&"Feature:X").then_some("needs X");
+        let (planned, left_out) = planned(&reports, reason).unwrap();
+        assert_eq!(planned, ["[sig-network] Services a"]);
+        let [outcome] = &left_out[..] else { panic!("{left_out:?}") };
+        assert_eq!(outcome.name, "[sig-network] Services c");
+        assert!(outcome.why == "needs X" && !outcome.is_bad());
     }
 
     #[test]

@@ -10,7 +10,10 @@ use std::{
 use anyhow::{Context, Result, bail};
 use thuban_cluster::Cluster;
 
-use super::report::{self, Outcome};
+use super::{
+    Suite, left_out,
+    report::{self, Outcome},
+};
 use crate::{build::root, go_tools::GoTools, progress};
 
 const TOOLS: GoTools = GoTools {
@@ -26,10 +29,6 @@ const TOOLS: GoTools = GoTools {
     binaries: &["e2e.test", "ginkgo"],
 };
 
-/// Labels that Kubernetes gives its tests.
-const LABELS: &str = "Conformance && sig-network";
-/// The limit of the whole run. A test that has not ended by then has no result.
-const TIMEOUT: &str = "55m";
 
 /// Returns the folder of the test program and of ginkgo; builds them first if they don't exist.
 pub fn tools() -> Result<PathBuf> {
@@ -41,8 +40,8 @@ pub fn folder() -> PathBuf {
     root().join("target/conformance")
 }
 
-/// Runs the tests whose name matches `focus`, and prints how each ended.
-pub fn run(tools: &Path, cluster: &Cluster, focus: &str, procs: u32) -> Result<Vec<Outcome>> {
+/// Runs the tests of the suite whose name matches `focus`, and prints how each ended.
+pub fn run(tools: &Path, cluster: &Cluster, suite: Suite, focus: &str, procs: u32) -> Result<Vec<Outcome>> {
     let folder = folder();
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
@@ -50,8 +49,8 @@ pub fn run(tools: &Path, cluster: &Cluster, focus: &str, procs: u32) -> Result<V
         let mut ginkgo = Command::new(tools.join("ginkgo"));
         ginkgo
             .current_dir(&folder)
-            .args(["run", "-v", "--no-color", "--timeout", TIMEOUT])
-            .args(["--label-filter", LABELS])
+            .args(["run", "-v", "--no-color", "--timeout", suite.timeout()])
+            .args(["--label-filter", suite.labels()])
             .args(["--json-report", report])
             .arg(format!("--procs={procs}"));
         if !focus.is_empty() {
@@ -82,17 +81,38 @@ pub fn run(tools: &Path, cluster: &Cluster, focus: &str, procs: u32) -> Result<V
             String::from_utf8_lossy(&output.stderr)
         );
     }
-    let planned = report::names(&report::read(&folder.join("plan.json"))?)?;
+    let (planned, left_out) = report::planned(&report::read(&folder.join("plan.json"))?, left_out::reason)?;
     if planned.is_empty() {
         bail!("no test matches {focus:?}");
     }
 
-    println!("    {} tests, {procs} side by side", planned.len());
+    println!(
+        "    {} tests, {procs} side by side; {} left out",
+        planned.len(),
+        left_out.len()
+    );
     let mut tests = ginkgo("report.json", procs);
+    for outcome in &left_out {
+        tests.args(["--skip", &exactly(&outcome.name)]);
+    }
     tests.arg(&program).arg("--").args(&options);
     watch(&mut tests, &folder.join("output.log"), planned.len())?;
     // The exit code only says that a test failed; a run without a report is an error.
-    report::outcomes(&planned, &report::read(&folder.join("report.json"))?)
+    let mut outcomes = report::outcomes(&planned, &report::read(&folder.join("report.json"))?)?;
+    outcomes.extend(left_out);
+    Ok(outcomes)
+}
+
+/// Returns a regular expression of Go's for one test's name.
+fn exactly(name: &str) -> String {
+    let mut pattern = String::from("^");
+    for character in name.chars() {
+        if !character.is_alphanumeric() && character != ' ' {
+            pattern.push('\\');
+        }
+        pattern.push(character);
+    }
+    pattern + "$"
 }
 
 /// Runs ginkgo with its output in `log`, and prints a line for each test that ended.
@@ -162,7 +182,7 @@ fn result(line: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Lines, result};
+    use super::{Lines, exactly, result};
 
     fn ended(output: &str) -> Vec<(String, String)> {
         let mut lines = Lines::default();
@@ -181,6 +201,11 @@ mod tests {
                 expected.map(|(result, name)| (result.to_owned(), name.to_owned()))
             );
         }
+    }
+
+    #[test]
+    fn a_name_is_matched_as_it_is() {
+        assert_eq!(exactly("[a] b: c (d)"), r"^\[a\] b\: c \(d\)$");
     }
 
     #[test]

@@ -1,0 +1,44 @@
+//! Tests of Kubernetes that this cluster is not made for.
+
+/// A label of tests, and what they need that is not here.
+const LABELS: [(&str, &str); 12] = [
+    ("Disruptive", "breaks the cluster for all other tests, or needs SSH on nodes"),
+    ("Feature:IPv6DualStack", "needs a cluster whose nodes and Services have both families"),
+    ("Feature:KubeProxyDaemonSetMigration", "needs kube-proxy"),
+    ("Feature:KubeProxyNFAcct", "needs kube-proxy"),
+    ("Feature:LoadBalancer", "needs a cloud's load balancers"),
+    ("Feature:NetworkPolicy", "Thuban does not enforce network policies yet"),
+    ("Feature:Networking-DNS", "needs the Internet"),
+    ("Feature:Networking-IPv4", "needs the Internet"),
+    ("Feature:Networking-IPv6", "needs the Internet"),
+    ("Feature:Networking-Performance", "measures, and tests nothing"),
+    ("Feature:PerformanceDNS", "makes as many Services as the cluster has addresses: hours of load"),
+    ("Feature:SCTPConnectivity", "needs a kernel with SCTP sockets"),
+];
+
+/// A part of the names of tests, and what they need that is not here.
+const NAMES: [(&str, &str); 2] = [
+    ("Networking should check kube-proxy urls", "needs kube-proxy"),
+    ("KubeProxy should", "needs kube-proxy"),
+];
+
+/// Returns the reason why a test is left out, if it is.
+pub fn reason(name: &str, labels: &[&str]) -> Option<&'static str> {
+    let by_label = LABELS.iter().find(|(label, _)| labels.contains(label));
+    let by_name = || NAMES.iter().find(|(part, _)| name.contains(part));
+    by_label.or_else(by_name).map(|(_, reason)| *reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::reason;
+
+    #[test]
+    fn only_what_has_a_reason_is_left_out() {
+        let network = ["sig-network", "Slow"];
+        assert_eq!(reason("[sig-network] Services should work", &network), None);
+        let balanced = ["sig-network", "Feature:LoadBalancer"];
+        assert!(reason("[sig-network] LoadBalancers should work", &balanced).is_some());
+        assert!(reason("[sig-network] KubeProxy should set TCP CLOSE_WAIT timeout", &network).is_some());
+    }
+}
