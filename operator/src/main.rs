@@ -58,8 +58,8 @@ struct Settings {
     /// TCP port of metrics and health probes, at the same address. 0 turns them off.
     #[arg(long, env = "THUBAN_METRICS_PORT", default_value_t = 6083)]
     metrics_port: u16,
-    /// Ranges of the cluster's Services, separated by commas. VPCs may not overlap them. A Service whose address is
-    /// in none of them is not served.
+    /// Ranges of the cluster's Services besides those of ServiceCIDR objects, separated by commas. VPCs may not overlap
+    /// them. A Service whose address is in none of them is not served.
     #[arg(long, env = "THUBAN_SERVICE_CIDRS", value_delimiter = ',')]
     service_cidrs: Vec<Cidr>,
     /// Ranges in which Services of the VPC `default` may have `externalIPs`, separated by commas. Default: none, and

@@ -12,7 +12,7 @@ mod suite;
 use std::{fs, process::ExitCode};
 
 use anyhow::{Context, Result, bail};
-use thuban_cluster::Cluster;
+use thuban_cluster::{Cluster, NODES};
 
 use crate::{
     build::{self, root, step},
@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     build::run()?;
     deps::ensure_more(&deps::POD_PACKAGES)?;
     let tools = step("Kubernetes' tests", suite::tools)?;
-    let images = step("images of the tests' pods", pods::images)?;
+    let images = step("images of the tests' pods", || pods::images(&tools))?;
     step("cluster of three nodes, with CoreDNS", || {
         cluster::up_with_dns(NAME)
     })?;
@@ -108,6 +108,15 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
+/// Puts each node into a zone of its own: tests of traffic distribution need them.
+fn zones(cluster: &Cluster) -> Result<()> {
+    for (node, zone) in NODES.iter().zip(["zone-1", "zone-2", "zone-3"]) {
+        let label = format!("topology.kubernetes.io/zone={zone}");
+        cluster.kubectl(&["label", "--overwrite", "node", node, &label])?;
+    }
+    Ok(())
+}
+
 fn on_cluster(
     tools: &std::path::Path,
     images: &[std::path::PathBuf],
@@ -117,12 +126,19 @@ fn on_cluster(
     for image in images {
         cluster.import_image(image)?;
     }
+    step("zones", || zones(&cluster))?;
     step("portmap", || cni_tools::portmap_on_nodes(&cluster))?;
     step("Thuban from install/", || install::run(NAME))?;
     step("CoreDNS", || {
         dns::wait_ready(&cluster).inspect_err(|_| diagnostics::print(&cluster))
     })?;
     step("tests", || {
-        suite::run(tools, &cluster, arguments.suite, &arguments.focus, arguments.procs)
+        suite::run(
+            tools,
+            &cluster,
+            arguments.suite,
+            &arguments.focus,
+            arguments.procs,
+        )
     })
 }

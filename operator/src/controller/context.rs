@@ -37,7 +37,7 @@ pub struct Options {
     pub vacancy: Duration,
     /// Ranges that no VPC may touch.
     pub refused: RefusedRanges,
-    /// Ranges in which Services have their addresses.
+    /// Ranges in which Services have their addresses, besides those of ServiceCIDR objects.
     pub service_ranges: Vec<Cidr>,
     /// Ranges in which Services may have `externalIPs`.
     pub external_ranges: Vec<Cidr>,
@@ -63,10 +63,12 @@ pub struct Context {
     pub stores: Stores,
     pub events: Events,
     pub refused: RefusedRanges,
-    /// Ranges in which Services have their addresses.
+    /// Ranges in which Services have their addresses, besides those of ServiceCIDR objects.
     pub service_ranges: Vec<Cidr>,
     /// Ranges in which Services may have `externalIPs`.
     pub external_ranges: Vec<Cidr>,
+    /// Ranges of nodes and underlay.
+    pub underlay_ranges: Vec<Cidr>,
     /// The first range of the default VPC. Nodes see packets of its addresses, so the range is refused to all other
     /// VPCs.
     pub default_range: Cidr,
@@ -100,6 +102,7 @@ impl Context {
             refused: options.refused,
             service_ranges: options.service_ranges,
             external_ranges: options.external_ranges,
+            underlay_ranges: options.underlay_ranges,
             default_range: options.default_range,
             claim_rest: options.claim_rest,
             shared_by_default: shared

@@ -17,7 +17,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use crate::controller::context::Context;
 use crate::controller::runtime::error::{ReconcileError, retry};
 use crate::controller::runtime::objects::Object;
-use crate::controller::runtime::watch::{Change, watch};
+use crate::controller::runtime::watch::{Change, Serving, watch};
 use crate::metrics::{self, Queue};
 
 /// How many objects of a kind are reconciled at the same time.
@@ -42,13 +42,22 @@ impl Kinds {
         strip: fn(&mut K),
         on_change: fn(&Context, &Change<K>),
     ) -> Store<K> {
+        self.watch_as(Serving::Expected, strip, on_change)
+    }
+
+    fn watch_as<K: Object + 'static>(
+        &mut self,
+        serving: Serving,
+        strip: fn(&mut K),
+        on_change: fn(&Context, &Change<K>),
+    ) -> Store<K> {
         let (reader, writer) = store::<K>();
         self.watches.push(Box::new(move |context, tasks| {
             let api: Api<K> = Api::all(context.client.clone());
             let context = context.clone();
             let (sender, filled) = oneshot::channel();
             let on_change = move |change| on_change(&context, &change);
-            tasks.spawn(async move { watch(api, writer, strip, sender, on_change).await });
+            tasks.spawn(async move { watch(api, serving, writer, strip, sender, on_change).await });
             filled
         }));
         reader
@@ -65,7 +74,36 @@ impl Kinds {
         K: Object + 'static,
         F: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
     {
-        let reader = self.watch(strip, on_change);
+        self.register_as(Serving::Expected, strip, on_change, reconcile)
+    }
+
+    /// Does what [`Kinds::register`] does, for a kind that not every API server has, or allows this operator to read:
+    /// there are no objects then.
+    pub fn register_if_served<K, F>(
+        &mut self,
+        strip: fn(&mut K),
+        on_change: fn(&Context, &Change<K>),
+        reconcile: fn(Arc<K>, Arc<Context>) -> F,
+    ) -> (Store<K>, UnboundedSender<ObjectRef<K>>)
+    where
+        K: Object + 'static,
+        F: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
+    {
+        self.register_as(Serving::Optional, strip, on_change, reconcile)
+    }
+
+    fn register_as<K, F>(
+        &mut self,
+        serving: Serving,
+        strip: fn(&mut K),
+        on_change: fn(&Context, &Change<K>),
+        reconcile: fn(Arc<K>, Arc<Context>) -> F,
+    ) -> (Store<K>, UnboundedSender<ObjectRef<K>>)
+    where
+        K: Object + 'static,
+        F: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
+    {
+        let reader = self.watch_as(serving, strip, on_change);
         let (sender, triggers) = unbounded_channel();
         let objects = reader.clone();
         self.controllers.push(Box::new(move |context, tasks| {

@@ -19,9 +19,10 @@ use crate::controller::droplet::address_in_force;
 use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint};
 use crate::controller::ranges::is_settled;
 use crate::controller::role::kind::Role;
-use crate::controller::role::placement::crowded_by;
+use crate::controller::role::placement::{ZONE, crowded_by};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::watch::Change;
+use crate::controller::service::service_range;
 use crate::controller::wake::{
     wake_endpoints, wake_hosts, wake_members, wake_roles, wake_services_of, wake_unplaced, wake_where,
 };
@@ -126,18 +127,22 @@ fn sync_namespaces(context: &Context, networks: &[String]) {
 }
 
 pub fn on_node(context: &Context, change: &Change<Node>) {
-    let name = match change {
-        Change::Applied(node) => node.name_any(),
+    let (name, zone) = match change {
+        Change::Applied(node) => (node.name_any(), node.labels().get(ZONE)),
         Change::Gone(node) => {
             let name = node.name_any();
             forget_droplet(context, &name);
-            name
+            (name, None)
         }
     };
     let addresses = context.node_addresses().into_iter().map(|(_, address)| address);
     let addresses: BTreeSet<IpAddr> = addresses.collect();
     context.hub.set_node_addresses(addresses.clone());
-    context.hub.update(|world| world.set_nodes(addresses));
+    context.hub.update(|world| {
+        world.set_nodes(addresses);
+        world.set_zone(&name, zone.map(String::as_str));
+    });
+    service_range::sync(context);
     context.hub.triggers.droplet(&name);
     // The node may have been cordoned or uncordoned.
     wake_roles(&name, context);
@@ -202,13 +207,16 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
             (vpc.name_any(), None)
         }
     };
-    let is_another = context.hub.update(|world| {
-        let was = world.vni(&name);
+    let (is_another, has_other_ranges) = context.hub.update(|world| {
+        let was = (world.vni(&name), world.vpc_ranges(&name).to_vec());
         world.set_vpc(&name, vpc);
-        was != world.vni(&name)
+        (was.0 != world.vni(&name), was.1 != world.vpc_ranges(&name))
     });
     let triggers = &context.hub.triggers;
     triggers.vpc(&name);
+    if has_other_ranges {
+        service_range::wake(context);
+    }
     // A VNI claim that the VPC does not count, or no longer counts, is deleted.
     let claims = context.stores.vni_claims.state();
     for claim in claims.iter().filter(|claim| claim.spec.vpc == name) {

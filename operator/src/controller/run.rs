@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::Client;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
@@ -23,6 +24,7 @@ use crate::controller::runtime::heartbeat;
 use crate::controller::runtime::resync::resync;
 use crate::controller::runtime::watch::Change;
 use crate::controller::service::observe::{on_service, on_slice};
+use crate::controller::service::service_range;
 use crate::controller::{claim, droplet, network, network_policy, observe, role, service, vni_claim, vpc};
 use crate::hub::{Hub, Report, Triggers};
 use crate::metrics;
@@ -61,6 +63,11 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     let (services, service_triggers) =
         kinds.register::<Service, _>(strip::service, on_service, service::reconcile);
     let slices = kinds.watch::<EndpointSlice>(strip::slice, on_slice);
+    let (service_cidrs, service_cidr_triggers) = kinds.register_if_served::<ServiceCIDR, _>(
+        strip::any,
+        service_range::on_service_cidr,
+        service_range::reconcile,
+    );
     // Nothing waits for kinds that are only reported on.
     let mut unawaited = Kinds::default();
     let (network_policies, network_policy_triggers) = unawaited.register::<NetworkPolicy, _>(
@@ -79,6 +86,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         claims: ip_claim_triggers,
         vni_claims: vni_claim_triggers,
         services: service_triggers,
+        service_cidrs: service_cidr_triggers,
         network_policies: network_policy_triggers,
     };
     let stores = Stores {
@@ -95,6 +103,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         vni_claims,
         services,
         slices,
+        service_cidrs,
         network_policies,
     };
     let hub = Arc::new(make_hub(&options, triggers));

@@ -23,6 +23,7 @@ use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
     WriteError, add_finalizer, condition, create, has_finalizer, list, remove_finalizer, update_status,
 };
+use crate::controller::service::service_range;
 use crate::controller::vni_claim::holding_rows;
 use crate::hub::{Barrier, WAITS_FOR_ACKS, Waiter};
 use crate::model::allocation::propose_vni;
@@ -141,6 +142,9 @@ fn refused(vpc: &Vpc, others: &[Arc<Vpc>], context: &Context) -> RefusedRanges {
     let own = parsed(vpc.in_force());
     let is_new = |range: &Cidr| !own.iter().any(|own| own.overlaps(*range));
     let mut refused = context.refused.clone();
+    for (name, range) in service_range::of_objects(context) {
+        refused = refused.and(range, &format!("Services' addresses, by ServiceCIDR {name}"));
+    }
     if !is_default {
         refused = refused.and(context.default_range, what);
     }

@@ -1,5 +1,6 @@
 //! Wakes objects: there is a sender of references for each controller.
 
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
 use tokio::sync::mpsc::UnboundedSender;
@@ -32,6 +33,7 @@ pub struct Triggers {
     pub claims: UnboundedSender<ObjectRef<IpClaim>>,
     pub vni_claims: UnboundedSender<ObjectRef<VniClaim>>,
     pub services: UnboundedSender<ObjectRef<Service>>,
+    pub service_cidrs: UnboundedSender<ObjectRef<ServiceCIDR>>,
     pub network_policies: UnboundedSender<ObjectRef<NetworkPolicy>>,
 }
 
@@ -65,6 +67,10 @@ impl Triggers {
 
     pub fn service(&self, namespace: &str, name: &str) {
         let _ = self.services.send(ObjectRef::new(name).within(namespace));
+    }
+
+    pub fn service_cidr(&self, name: &str) {
+        let _ = self.service_cidrs.send(ObjectRef::new(name));
     }
 
     pub fn network_policy(&self, namespace: &str, name: &str) {

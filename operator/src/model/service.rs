@@ -1,6 +1,7 @@
 //! Services and their EndpointSlices, reduced to the fields that are read: the whole types are many times as large, and
 //! a cluster has a slice for each hundred backends.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -10,12 +11,16 @@ use serde::{Deserialize, Serialize};
 /// Label of a slice: the name of its Service.
 pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
-/// Labels of Services that have addresses and that network plugins leave alone: another proxy serves them, or nobody
-/// does.
+/// Labels of Services that have addresses, and of slices, that network plugins leave alone: another proxy serves them, or
+/// nobody does.
 pub const LEFT_ALONE: [&str; 2] = [
     "service.kubernetes.io/service-proxy-name",
     "service.kubernetes.io/headless",
 ];
+
+fn is_left_alone(labels: &BTreeMap<String, String>) -> bool {
+    LEFT_ALONE.iter().any(|label| labels.contains_key(*label))
+}
 
 /// The IP protocol number of UDP.
 pub const UDP: u8 = 17;
@@ -108,8 +113,7 @@ impl Service {
     /// Returns the Service's addresses in this cluster, the first of its preferred family; none for a headless Service,
     /// one that only names another host, or one with a label of [`LEFT_ALONE`].
     pub fn cluster_ips(&self) -> Vec<IpAddr> {
-        let is_left_alone = LEFT_ALONE.iter().any(|label| self.labels().contains_key(*label));
-        let spec = self.spec.as_ref().filter(|_| !is_left_alone);
+        let spec = self.spec.as_ref().filter(|_| !is_left_alone(self.labels()));
         let spec = spec.filter(|spec| spec.kind.as_deref() != Some("ExternalName"));
         let texts = spec.and_then(|spec| spec.cluster_ips.as_deref());
         let texts = texts.unwrap_or_default().iter();
@@ -192,6 +196,21 @@ pub struct Backend {
     pub conditions: Option<Conditions>,
     pub node_name: Option<String>,
     pub target_ref: Option<Target>,
+    pub hints: Option<Hints>,
+}
+
+/// The places whose clients a backend is for, by the Service's `trafficDistribution` or topology mode.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Hints {
+    pub for_zones: Option<Vec<Named>>,
+    pub for_nodes: Option<Vec<Named>>,
+}
+
+/// A zone or a node.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct Named {
+    pub name: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -222,9 +241,12 @@ impl Target {
 }
 
 impl EndpointSlice {
-    /// Returns the name of the Service that the slice is of.
+    /// Returns the name of the Service that the slice is of; none for a slice with a label of [`LEFT_ALONE`].
     pub fn service(&self) -> Option<&str> {
         let labels = self.metadata.labels.as_ref()?;
+        if is_left_alone(labels) {
+            return None;
+        }
         labels.get(SERVICE_LABEL).map(String::as_str)
     }
 

@@ -29,7 +29,12 @@ fn network(simulation: &Simulation, name: &str, range: &str) {
 }
 
 /// Whether a condition of the type is there with this reason.
-fn says(state: &State, (kind, namespace, name): (Kind, &str, &str), condition: &str, reason: &str) -> bool {
+pub fn says(
+    state: &State,
+    (kind, namespace, name): (Kind, &str, &str),
+    condition: &str,
+    reason: &str,
+) -> bool {
     let object = state.store.value(kind, namespace, name);
     let conditions = object.and_then(|object| object.pointer("/status/conditions")?.as_array());
     let mut conditions = conditions.into_iter().flatten();

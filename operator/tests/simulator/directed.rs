@@ -14,6 +14,7 @@ mod heartbeats;
 mod overlapping;
 mod private;
 mod readdressed;
+mod service_ranges;
 mod stripped;
 
 use std::sync::Arc;

@@ -16,12 +16,13 @@ pub enum Kind {
     Service,
     EndpointSlice,
     NetworkPolicy,
+    ServiceCidr,
     /// Events that are reported once; of other events only the fact that they were written.
     Event,
 }
 
 impl Kind {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Pod,
         Self::Namespace,
         Self::Node,
@@ -36,6 +37,7 @@ impl Kind {
         Self::Service,
         Self::EndpointSlice,
         Self::NetworkPolicy,
+        Self::ServiceCidr,
         Self::Event,
     ];
 
@@ -55,6 +57,7 @@ impl Kind {
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
             Self::NetworkPolicy => "NetworkPolicy",
+            Self::ServiceCidr => "ServiceCIDR",
             Self::Event => "Event",
         }
     }
@@ -75,6 +78,7 @@ impl Kind {
             Self::Service => "services",
             Self::EndpointSlice => "endpointslices",
             Self::NetworkPolicy => "networkpolicies",
+            Self::ServiceCidr => "servicecidrs",
             Self::Event => "events",
         }
     }
@@ -92,6 +96,7 @@ impl Kind {
                 | Self::Service
                 | Self::EndpointSlice
                 | Self::NetworkPolicy
+                | Self::ServiceCidr
                 | Self::Event
         )
     }
@@ -99,7 +104,7 @@ impl Kind {
     pub fn api_version(self) -> &'static str {
         match self {
             Self::EndpointSlice => "discovery.k8s.io/v1",
-            Self::NetworkPolicy => "networking.k8s.io/v1",
+            Self::NetworkPolicy | Self::ServiceCidr => "networking.k8s.io/v1",
             Self::Event => "events.k8s.io/v1",
             _ if self.is_ours() => "thuban.dev/v1alpha1",
             _ => "v1",

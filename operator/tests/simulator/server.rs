@@ -488,6 +488,9 @@ fn event(state: &mut State, method: &Method, namespace: &str, body: &Bytes) -> R
 }
 
 fn list(state: &mut State, kind: Kind, query: &str) -> Result<Bytes, Failure> {
+    if state.unserved == Some(kind) {
+        return Err(NOT_FOUND);
+    }
     // A client that names no limit gets everything at once.
     let limit = match parameter(query, "limit") {
         Some(_) if state.faults.small_pages => 2,

@@ -42,6 +42,8 @@ pub struct State {
     pub told: BTreeSet<(String, String, String)>,
     /// Endpoints whose finalizer was removed by somebody who must not: their end says nothing about the operator.
     pub stripped: BTreeSet<String>,
+    /// The kind that the API server does not have.
+    pub unserved: Option<Kind>,
     /// The next write of a status of this kind is done so much later, long after its client gave it up.
     pub late_status: Option<(Kind, Duration)>,
     /// Faults have stopped.
@@ -82,6 +84,7 @@ impl Simulation {
             full: BTreeSet::new(),
             told: BTreeSet::new(),
             stripped: BTreeSet::new(),
+            unserved: None,
             late_status: None,
             is_fair: false,
             trace: Vec::new(),

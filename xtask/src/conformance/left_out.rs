@@ -2,17 +2,29 @@
 
 /// A label of tests, and what they need that is not here.
 const LABELS: [(&str, &str); 12] = [
-    ("Disruptive", "breaks the cluster for all other tests, or needs SSH on nodes"),
-    ("Feature:IPv6DualStack", "needs a cluster whose nodes and Services have both families"),
+    (
+        "Disruptive",
+        "breaks the cluster for all other tests, or needs SSH on nodes",
+    ),
+    (
+        "Feature:IPv6DualStack",
+        "needs a cluster whose nodes and Services have both families",
+    ),
     ("Feature:KubeProxyDaemonSetMigration", "needs kube-proxy"),
     ("Feature:KubeProxyNFAcct", "needs kube-proxy"),
     ("Feature:LoadBalancer", "needs a cloud's load balancers"),
-    ("Feature:NetworkPolicy", "Thuban does not enforce network policies yet"),
+    (
+        "Feature:NetworkPolicy",
+        "Thuban does not enforce network policies yet",
+    ),
     ("Feature:Networking-DNS", "needs the Internet"),
     ("Feature:Networking-IPv4", "needs the Internet"),
     ("Feature:Networking-IPv6", "needs the Internet"),
     ("Feature:Networking-Performance", "measures, and tests nothing"),
-    ("Feature:PerformanceDNS", "makes as many Services as the cluster has addresses: hours of load"),
+    (
+        "Feature:PerformanceDNS",
+        "makes as many Services as the cluster has addresses: hours of load",
+    ),
     ("Feature:SCTPConnectivity", "needs a kernel with SCTP sockets"),
 ];
 
@@ -39,6 +51,12 @@ mod tests {
         assert_eq!(reason("[sig-network] Services should work", &network), None);
         let balanced = ["sig-network", "Feature:LoadBalancer"];
         assert!(reason("[sig-network] LoadBalancers should work", &balanced).is_some());
-        assert!(reason("[sig-network] KubeProxy should set TCP CLOSE_WAIT timeout", &network).is_some());
+        assert!(
+            reason(
+                "[sig-network] KubeProxy should set TCP CLOSE_WAIT timeout",
+                &network
+            )
+            .is_some()
+        );
     }
 }

@@ -19,6 +19,9 @@ use crate::{
 
 /// The name of the pause image that the tests ask for; kubelet's is older.
 const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
+const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1";
+/// A server that sends what netfilter calls invalid.
+const INVALID: &str = "registry.k8s.io/e2e-test-images/regression-issue-74839:1.4";
 const GLIBC: &str = "registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0";
 
 /// Programs of this machine, and where the tests look for them.
@@ -42,7 +45,7 @@ const APPLETS: [&str; 23] = [
 ];
 
 /// Returns the archives of all images. Makes an archive again when one of its files is newer.
-pub fn images() -> Result<Vec<PathBuf>> {
+pub fn images(tools: &Path) -> Result<Vec<PathBuf>> {
     let links: Vec<(String, &str)> = APPLETS
         .iter()
         .map(|applet| (format!("/bin/{applet}"), "busybox"))
@@ -74,6 +77,18 @@ pub fn images() -> Result<Vec<PathBuf>> {
     let list = [
         with_programs("agnhost-programs.tar", images::AGNHOST, &["/agnhost"], &["pause"]),
         with_programs("glibc.tar", GLIBC, &["/bin/sh"], &[]),
+        with_programs("busybox.tar", BUSYBOX, &["/bin/sh"], &[]),
+        Image {
+            archive: "invalid.tar",
+            name: INVALID,
+            files: vec![(
+                tools.join("regression-issue-74839"),
+                "/regression-issue-74839".into(),
+            )],
+            links: &[],
+            entrypoint: &["/regression-issue-74839"],
+            command: &[],
+        },
         Image {
             archive: "pause-tests.tar",
             name: PAUSE,

@@ -280,7 +280,9 @@ mod tests {
         let reason = |_: &str, labels: &[&str]| labels.contains(&"Feature:X").then_some("needs X");
         let (planned, left_out) = planned(&reports, reason).unwrap();
         assert_eq!(planned, ["[sig-network] Services a"]);
-        let [outcome] = &left_out[..] else { panic!("{left_out:?}") };
+        let [outcome] = &left_out[..] else {
+            panic!("{left_out:?}")
+        };
         assert_eq!(outcome.name, "[sig-network] Services c");
         assert!(outcome.why == "needs X" && !outcome.is_bad());
     }

@@ -1,6 +1,7 @@
 //! The objects of all kinds, as the watches brought them.
 
 use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::reflector::Store;
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
 
@@ -22,5 +23,6 @@ pub struct Stores {
     pub vni_claims: Store<VniClaim>,
     pub services: Store<Service>,
     pub slices: Store<EndpointSlice>,
+    pub service_cidrs: Store<ServiceCIDR>,
     pub network_policies: Store<NetworkPolicy>,
 }

@@ -54,13 +54,13 @@ pub fn service(service: &mut Service) {
     service.metadata.owner_references = None;
 }
 
-/// Leaves identity and the name of its Service.
+/// Leaves identity, the name of its Service, and the labels that say who serves it.
 pub fn slice(slice: &mut EndpointSlice) {
     metadata(&mut slice.metadata);
     slice.metadata.owner_references = None;
     slice.metadata.annotations = None;
     if let Some(labels) = &mut slice.metadata.labels {
-        labels.retain(|name, _| name == SERVICE_LABEL);
+        labels.retain(|name, _| name == SERVICE_LABEL || LEFT_ALONE.contains(&name.as_str()));
     }
 }
 
@@ -234,6 +234,11 @@ mod tests {
             service(&mut web);
             assert!(web.cluster_ips().is_empty(), "{label}");
             web.metadata.labels = None;
+            let mut of_proxy = read.clone();
+            let labels = of_proxy.metadata.labels.get_or_insert_default();
+            labels.insert(label.to_owned(), String::new());
+            slice(&mut of_proxy);
+            assert_eq!(of_proxy.service(), None, "{label}");
         }
     }
 }

@@ -70,8 +70,8 @@ enum Unfit {
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
     #[error(
-        "the Service's address {0} is in no range of THUBAN_SERVICE_CIDRS: add its range there \
-         (install/05-config.yaml) and restart the operator"
+        "the Service's address {0} is in no service range that its VPC can use. A range comes from a ServiceCIDR or from \
+         THUBAN_SERVICE_CIDRS, and it must not touch the VPC's ranges: kubectl get servicecidrs,vpcs"
     )]
     OutsideRanges(IpAddr),
 }
@@ -218,8 +218,7 @@ fn in_world(
     let addresses = addresses_of(endpoint);
     let own_addresses = own_address::held(endpoint);
     let is_known = |address: &IpAddr| {
-        let mut ranges = context.service_ranges.iter();
-        own_addresses.contains(address) || ranges.any(|range| range.contains_address(*address))
+        own_addresses.contains(address) || world.is_in_service_ranges(&endpoint.spec.network, *address)
     };
     if let Some(outside) = addresses.iter().find(|address| !is_known(address)) {
         return Err(Unfit::OutsideRanges(*outside));
@@ -277,6 +276,7 @@ fn in_world(
         exposed: made.exposed,
         outside,
         homes: made.homes,
+        hints: made.hints,
         health_port: service.health_port(),
         recorded: recorded_node_ports(endpoint).filter(|_| world.distrusts_node_ports()),
     };

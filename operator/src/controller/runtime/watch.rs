@@ -19,10 +19,27 @@ pub enum Change<K: Object> {
     Gone(Arc<K>),
 }
 
+/// Whether the API server has a kind, and lets this operator read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    Expected,
+    /// If not, there are no objects of it.
+    Optional,
+}
+
+/// Whether the API server does not have the kind, or does not allow this operator to list it.
+fn is_not_served(error: &watcher::Error) -> bool {
+    let watcher::Error::InitialListFailed(kube::Error::Api(status)) = error else {
+        return false;
+    };
+    matches!(status.code, 403 | 404)
+}
+
 /// Watches until the process ends. `strip` sees objects before any other code. A watch that breaks is resumed after a
 /// pause. `filled` is signalled once all objects that existed at the start have been handled.
 pub async fn watch<K>(
     api: Api<K>,
+    serving: Serving,
     mut writer: Writer<K>,
     strip: fn(&mut K),
     filled: oneshot::Sender<()>,
@@ -41,6 +58,14 @@ pub async fn watch<K>(
         let event = match event {
             Ok(event) => event,
             Err(error) => {
+                if serving == Serving::Optional && is_not_served(&error) {
+                    if let Some(filled) = filled.take() {
+                        let kind = K::kind(&());
+                        warn!(%kind, %error, "the API server does not serve this kind to the operator: it has no objects");
+                        let _ = filled.send(());
+                    }
+                    continue;
+                }
                 warn!(kind = %K::kind(&()), %error, "watch broke, trying again");
                 continue;
             }

@@ -5,6 +5,7 @@
 pub mod observe;
 pub mod outside_address;
 pub mod own_address;
+pub mod service_range;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -55,6 +55,7 @@ fn service(network: &str, last: u8, recorded: Option<BTreeSet<NodePort>>) -> Ser
         exposed: vec![(address, vec![port])],
         outside: Vec::new(),
         homes,
+        hints: BTreeMap::new(),
         health_port: None,
         recorded,
     }

@@ -12,7 +12,8 @@ use thuban_api::OVERLAY_PORT;
 use thuban_rows::{self as rows, ExposedPort};
 
 use super::allocation::Family;
-use super::service::{Backend, Conditions, EndpointSlice, Port, Service, UDP, protocol_number};
+use super::service::{Backend, Conditions, EndpointSlice, Named, Port, Service, UDP, protocol_number};
+use super::world::{AllHints, Hints};
 
 /// Limits of a droplet's tables.
 const MAX_PORTS: usize = rows::MAX_PORTS;
@@ -56,6 +57,8 @@ pub struct Backends {
     pub exposed: Vec<(IpAddr, Vec<ExposedPort>)>,
     /// The droplet of each backend of local ports.
     pub homes: BTreeMap<IpAddr, String>,
+    /// The hints of ready backends; none if the Service's traffic stays on its nodes.
+    pub hints: AllHints,
     /// Number of addresses that new connections go to.
     pub used: usize,
     /// Number of ready addresses that can't be used.
@@ -124,6 +127,17 @@ fn state(conditions: Option<&Conditions>) -> Option<State> {
     }
 }
 
+/// Returns the nodes and zones whose clients a backend is for, if its slice names any.
+fn hints(backend: &Backend) -> Option<Hints> {
+    let names = |named: &Option<Vec<Named>>| named.iter().flatten().map(|named| named.name.clone()).collect();
+    let hints = backend.hints.as_ref()?;
+    let hints = Hints {
+        nodes: names(&hints.for_nodes),
+        zones: names(&hints.for_zones),
+    };
+    (hints != Hints::default()).then_some(hints)
+}
+
 /// Returns the IP protocol number; none if droplets can't forward the protocol.
 fn protocol(port: &Port) -> Option<u8> {
     protocol_number(port.protocol.as_deref().unwrap_or("TCP"))
@@ -159,6 +173,7 @@ pub fn backends<'a>(
     let Gathered {
         mut homes,
         mut left_out,
+        hints,
         mut found,
         places,
         mut uses_overlay_port,
@@ -224,10 +239,12 @@ pub fn backends<'a>(
     let by_peers = ways_in.is_tenants && !service.is_external_local() && !exposed.is_empty();
     let is_used = is_local || service.is_external_local() || by_peers;
     homes.retain(|_, _| is_used);
+    let hints = if is_local { AllHints::new() } else { hints };
     Ok(Backends {
         tables,
         exposed,
         homes,
+        hints,
         used: used.len(),
         left_out: left_out.len(),
         uses_overlay_port,
@@ -241,6 +258,7 @@ pub fn backends<'a>(
 struct Gathered<'a> {
     /// Droplets of the backends.
     homes: BTreeMap<IpAddr, String>,
+    hints: AllHints,
     /// Ready addresses without a place.
     left_out: BTreeSet<IpAddr>,
     found: BTreeMap<(Family, Joint<'a>), Found>,
@@ -284,6 +302,9 @@ fn gather<'a>(
                 continue;
             };
             gathered.places.insert(address, place);
+            if let Some(hints) = hints(backend).filter(|_| state == State::Ready) {
+                gathered.hints.insert(address, hints);
+            }
             if let Some(droplet) = droplet {
                 gathered.homes.insert(address, droplet);
             }

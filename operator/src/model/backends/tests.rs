@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::super::service::Target;
+use super::super::world::Hints;
 use super::{Backend, Backends, EndpointSlice, Located, Place, Service, TooLarge, WaysIn};
 use serde_json::{Value, json};
 
@@ -488,4 +489,24 @@ fn services_without_an_address_of_their_own_have_no_table() {
         json!({"type": "NodePort", "clusterIPs": ["10.96.0.10"], "ports": [{"port": 80, "nodePort": 30080}]});
     let service: Service = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
     assert_eq!(made(&service, &[]).tables.len(), 1);
+}
+
+#[test]
+fn hints_of_ready_backends_are_kept_unless_traffic_stays_on_its_node() {
+    let hints = json!({"forZones": [{"name": "x"}], "forNodes": [{"name": "a"}]});
+    let slices = [of_http(&json!([
+        {"addresses": ["10.0.1.1"], "hints": hints},
+        {"addresses": ["10.0.1.2"], "hints": hints, "conditions": {"ready": false, "serving": true, "terminating": true}},
+        {"addresses": ["10.0.1.3"], "hints": {}},
+    ]))];
+    let mut http = http();
+    let made = of_tenant(&http, &slices);
+    let expected = Hints {
+        zones: ["x".to_owned()].into(),
+        nodes: ["a".to_owned()].into(),
+    };
+    let address: IpAddr = [10, 0, 1, 1].into();
+    assert_eq!(made.hints, [(address, expected)].into());
+    http.spec.as_mut().unwrap().internal_traffic_policy = Some("Local".into());
+    assert!(of_tenant(&http, &slices).hints.is_empty());
 }

@@ -66,7 +66,7 @@ impl World {
         let common = VpcRow {
             vni: vpc.vni,
             cidrs: ranges(&vpc.cidrs),
-            service_cidrs: ranges(&self.service_ranges),
+            service_cidrs: ranges(self.service_ranges_of(vpc)),
             closed_cidrs: ranges(&self.closed_to(vpc)),
             service_addresses: self.service_addresses_of(name),
             dividers: members,
@@ -83,7 +83,7 @@ impl World {
         };
         let mut made = share(&targets, &dividers, row);
         for (service, told) in self.node_services_of(name, vpc) {
-            service.share_by_node(&targets, vpc.vni, &told, &mut made);
+            service.share_by_node(&targets, vpc.vni, &told, &self.services.zones, &mut made);
         }
         Some(made)
     }

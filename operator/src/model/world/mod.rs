@@ -19,7 +19,7 @@ use roles::Roles;
 use services::Services;
 
 pub use roles::{Role, RoleId, RoleKind};
-pub use services::{MAX_OWN_ADDRESSES, NodePort, RestId, Service};
+pub use services::{AllHints, Hints, MAX_OWN_ADDRESSES, NodePort, RestId, Service};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vpc {
@@ -415,6 +415,11 @@ impl World {
 
     pub fn vni(&self, vpc: &str) -> Option<Vni> {
         self.vpcs.get(vpc).map(|vpc| vpc.vni)
+    }
+
+    /// Returns the ranges of a VPC that are in force.
+    pub fn vpc_ranges(&self, vpc: &str) -> &[String] {
+        self.vpcs.get(vpc).map_or(&[], |vpc| &vpc.cidrs)
     }
 
     pub fn has_vni(&self, vni: Vni) -> bool {

@@ -58,7 +58,7 @@ pub(super) fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
 pub(super) fn vpc(number: u32) -> Vpc {
     Vpc {
         vni: vni(number),
-        cidrs: vec!["10.0.0.0/8".into()],
+        cidrs: vec!["10.0.0.0/12".into()],
         host_access: false,
         egress: false,
         shared: Vec::new(),
@@ -272,7 +272,7 @@ fn each_address_of_an_endpoint_has_its_own_subscribers() {
 #[test]
 fn ipv6_ranges_are_sent_beside_the_ipv4_ones() {
     let mut world = small(2);
-    let ranges: Vec<String> = vec!["10.0.0.0/8".into(), "fd00:1::/48".into()];
+    let ranges: Vec<String> = vec!["10.0.0.0/12".into(), "fd00:1::/48".into()];
     world.set_vpc(
         "red",
         Some(Vpc {
@@ -297,7 +297,7 @@ fn ipv6_ranges_are_sent_beside_the_ipv4_ones() {
     };
     assert_eq!(
         (vpc.cidrs, vpc.cidrs6),
-        (vec!["10.0.0.0/8".to_owned()], vec!["fd00:1::/48".to_owned()])
+        (vec!["10.0.0.0/12".to_owned()], vec!["fd00:1::/48".to_owned()])
     );
     assert_eq!((network.cidrs.len(), network.cidrs6.len()), (1, 1));
 }

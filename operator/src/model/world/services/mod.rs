@@ -5,6 +5,7 @@
 //! but a deleted service may still be in a cache when another one has its address. Changes of endpoints change no
 //! service here: the code that knows a service's backends sets the service again.
 
+mod near;
 mod node_ports;
 mod reach;
 
@@ -16,6 +17,7 @@ use thuban_api::cidr::Cidr;
 use thuban_api::identifiers::Vni;
 use thuban_rows::{ExposedPort, Port, ServiceName, Visible};
 
+pub use near::{AllHints, Hints};
 use node_ports::NodePorts;
 pub use node_ports::{NodePort, RestId};
 pub use reach::MAX_OWN_ADDRESSES;
@@ -47,6 +49,8 @@ pub struct Service {
     pub outside: Vec<IpAddr>,
     /// The droplet of each backend of local ports.
     pub homes: BTreeMap<IpAddr, String>,
+    /// The places that its ready backends are for; none if they serve all alike.
+    pub hints: AllHints,
     /// The port where nodes say over HTTP whether they have backends.
     pub health_port: Option<u16>,
     /// The ports that an earlier leader recorded for it; none if all of its ports count as recorded.
@@ -98,6 +102,9 @@ pub(super) struct Services {
     local: BTreeSet<EndpointName>,
     /// Services by namespace and name of the Service object.
     by_name: BTreeMap<(String, String), SortedSet<EndpointName>>,
+    /// Services with hints.
+    hinted: BTreeSet<EndpointName>,
+    pub(super) zones: near::Zones,
     node_ports: NodePorts,
 }
 
@@ -117,6 +124,9 @@ impl Services {
         if service.is_local() {
             self.local.insert(name.clone());
         }
+        if !service.hints.is_empty() {
+            self.hinted.insert(name.clone());
+        }
         let key = (name.0.clone(), service.name.clone());
         self.by_name.entry(key).or_default().insert(name);
         self.all.insert(name.clone(), service);
@@ -127,6 +137,7 @@ impl Services {
         self.by_node.remove(name);
         self.exposed.remove(name);
         self.local.remove(name);
+        self.hinted.remove(name);
         let key = (name.0.clone(), service.name.clone());
         if let Some(names) = self.by_name.get_mut(&key) {
             names.remove(name);
@@ -167,10 +178,31 @@ impl Services {
 }
 
 impl World {
-    /// Sets the ranges in which no VPC has endpoints: addresses there are services'. Called before there is any VPC.
-    pub fn set_service_ranges(&mut self, ranges: Vec<String>) {
-        self.service_ranges = ranges;
-        self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
+    /// Sets the ranges in which services have their addresses. Returns whether they are others than before.
+    pub fn set_service_ranges(&mut self, ranges: Vec<String>) -> bool {
+        let is_new = self.service_ranges != ranges;
+        if is_new {
+            self.service_ranges = ranges;
+            self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
+        }
+        is_new
+    }
+
+    /// Yields the ranges of services for the pods of a VPC: without those that touch its own ranges, where its pods
+    /// are.
+    pub(super) fn service_ranges_of<'a>(&'a self, vpc: &'a Vpc) -> impl Iterator<Item = &'a String> {
+        let own: Vec<Cidr> = vpc.cidrs.iter().filter_map(|range| range.parse().ok()).collect();
+        let is_free = move |range: &&String| {
+            let range: Option<Cidr> = range.parse().ok();
+            range.is_some_and(|range| !own.iter().any(|own| own.overlaps(range)))
+        };
+        self.service_ranges.iter().filter(is_free)
+    }
+
+    /// Whether pods of a network's VPC take an address for a service's.
+    pub fn is_in_service_ranges(&self, network: &str, address: IpAddr) -> bool {
+        let home = self.home_of(network);
+        home.is_some_and(|vpc| self.service_ranges_of(vpc).any(|range| is_in(address, range)))
     }
 
     /// Sets the outside ranges that stay closed to VPCs whose pods reach outside. Called before there is any VPC.

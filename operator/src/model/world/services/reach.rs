@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use thuban_api::identifiers::Vni;
 use thuban_rows::{self as rows, Backend, Exposed, ExposedPort, Port, Row, Underlay};
 
+use super::near::{AllHints, Place, Zones, near};
 use super::{EndpointName, Key, NodeService, Owner, Rows, Service, World};
 use crate::model::rows::PackedRow;
 
@@ -52,7 +53,7 @@ impl World {
                     ports: ports.to_vec(),
                 })
             };
-            service.share(&droplets, ports, row, &mut made);
+            service.share(&droplets, ports, row, &self.services.zones, &mut made);
         }
         Some(made)
     }
@@ -103,7 +104,7 @@ impl World {
                     service: format!("{}/{}", name.0, service.name),
                 })
             };
-            service.share(&droplets, &ports, row, made);
+            service.share(&droplets, &ports, row, &self.services.zones, made);
         }
     }
 
@@ -215,6 +216,7 @@ impl Service {
         droplets: &BTreeSet<&str>,
         vni: Vni,
         service: &NodeService,
+        zones: &Zones,
         made: &mut Rows,
     ) {
         let row = |ports: &[Port]| {
@@ -226,15 +228,16 @@ impl Service {
                 names: service.names,
             })
         };
-        self.share(droplets, service.ports, row, made);
+        self.share(droplets, service.ports, row, zones, made);
     }
 
-    /// Gives each droplet its row; droplets without backends share one row.
+    /// Gives each droplet its row; droplets without backends of their own, which prefer the same ones, share one row.
     fn share<P: HasBackends>(
         &self,
         droplets: &BTreeSet<&str>,
         ports: &[P],
         row: impl Fn(&[P]) -> Row,
+        zones: &Zones,
         made: &mut Rows,
     ) {
         let common: Vec<P> = ports.iter().map(HasBackends::common).collect();
@@ -249,13 +252,24 @@ impl Service {
                 }
             }
         }
-        let common = row(&common);
-        let key = common.key();
-        let common = PackedRow::new(&common);
+        let key = row(&common).key();
+        let named = self.hints.values().flat_map(|hints| &hints.nodes);
+        let named: BTreeSet<&str> = named.map(String::as_str).collect();
+        let mut shared: BTreeMap<Place, PackedRow> = BTreeMap::new();
         for droplet in droplets {
-            let own = match by_home.get(droplet) {
-                Some(ports) => PackedRow::new(&row(ports)),
-                None => common.clone(),
+            let own = if let Some(ports) = by_home.get(droplet) {
+                PackedRow::new(&row(ports))
+            } else {
+                let zone = zones.get(*droplet).filter(|_| !self.hints.is_empty());
+                let place = Place {
+                    node: named.get(droplet).copied(),
+                    zone: zone.map(String::as_str),
+                };
+                let near = || {
+                    let ports: Vec<P> = common.iter().map(|port| port.near(&self.hints, place)).collect();
+                    PackedRow::new(&row(&ports))
+                };
+                shared.entry(place).or_insert_with(near).clone()
             };
             made.insert(((*droplet).to_owned(), key.clone()), own);
         }
@@ -271,6 +285,8 @@ trait HasBackends: Clone {
     fn common(&self) -> Self;
     /// Yields the backends that only their own droplet is told.
     fn own(&self) -> impl Iterator<Item = &Backend>;
+    /// Returns the port with the backends that are near a place.
+    fn near(&self, hints: &AllHints, place: Place) -> Self;
     /// Adds one of `port`'s backends to a port that [`Self::common`] made.
     fn give(&mut self, backend: &Backend, port: &Self);
 }
@@ -288,6 +304,13 @@ impl HasBackends for Port {
 
     fn own(&self) -> impl Iterator<Item = &Backend> {
         self.backends.iter().filter(|_| self.local)
+    }
+
+    fn near(&self, hints: &AllHints, place: Place) -> Self {
+        Self {
+            backends: near(&self.backends, hints, place),
+            ..*self
+        }
     }
 
     fn give(&mut self, backend: &Backend, _: &Self) {
@@ -310,6 +333,10 @@ impl HasBackends for ExposedPort {
 
     fn own(&self) -> impl Iterator<Item = &Backend> {
         self.local.iter().flatten()
+    }
+
+    fn near(&self, _: &AllHints, _: Place) -> Self {
+        self.clone()
     }
 
     fn give(&mut self, backend: &Backend, port: &Self) {

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
-use thuban_proto::transit::row;
+use thuban_proto::transit::{ServicePort, row};
 use thuban_rows::builders::vni;
 use thuban_rows::{Backend, ExposedPort, Port};
 
 use super::super::RoleKind;
 use super::super::tests::{bouncer, endpoint, network, settled, small, vpc};
-use super::{EndpointName, Key, Service, Vpc, World};
+use super::{EndpointName, Hints, Key, Service, Vpc, World};
 
 mod ways_in;
 
@@ -43,6 +43,7 @@ pub fn service(network: &str, uid: &str, backend: u8) -> Service {
         exposed: Vec::new(),
         outside: Vec::new(),
         homes: BTreeMap::new(),
+        hints: BTreeMap::new(),
         health_port: None,
         recorded: None,
     }
@@ -246,7 +247,7 @@ fn shared() -> World {
 /// Returns a VPC that shares the service.
 fn names_it(number: u32) -> Vpc {
     Vpc {
-        cidrs: vec!["10.0.0.0/8".into()],
+        cidrs: vec!["10.0.0.0/12".into()],
         shared: vec![("ns".to_owned(), "web".to_owned())],
         ..vpc(number)
     }
@@ -345,16 +346,25 @@ fn kept_local() -> Service {
     kept
 }
 
-/// Returns the last bytes of the addresses of the backends that a droplet is told.
-fn told(world: &World, droplet: &str) -> Option<Vec<u8>> {
+fn ports_told(world: &World, droplet: &str) -> Option<Vec<ServicePort>> {
     let program = world.program(droplet);
-    let ports = match program.get(&Key::Service(vni(7), ADDRESS))?.unpack().row {
-        Some(row::Row::Service(row)) => row.ports,
+    match program.get(&Key::Service(vni(7), ADDRESS))?.unpack().row {
+        Some(row::Row::Service(row)) => Some(row.ports),
         other => panic!("{other:?}"),
-    };
-    assert!(ports[0].local);
+    }
+}
+
+/// Returns the last bytes of the addresses of the backends that a droplet is told.
+fn backends_told(world: &World, droplet: &str) -> Option<Vec<u8>> {
+    let ports = ports_told(world, droplet)?;
     let last = ports[0].backends.iter().map(|backend| backend.address[15]);
     Some(last.collect())
+}
+
+/// Does the same for backends that are the droplet's own.
+fn told(world: &World, droplet: &str) -> Option<Vec<u8>> {
+    assert!(ports_told(world, droplet)?[0].local);
+    backends_told(world, droplet)
 }
 
 #[test]
@@ -396,6 +406,66 @@ fn each_vpc_droplet_gets_its_own_backends_of_local_service() {
     world.set_endpoint(&name("e4"), None);
     world.flush();
     assert_eq!(told(&world, "d4"), None);
+}
+
+#[test]
+fn droplets_are_told_the_backends_that_are_near_them() {
+    let mut world = small(4);
+    for (droplet, zone) in [("d1", "x"), ("d2", "y"), ("d3", "y")] {
+        world.set_zone(droplet, Some(zone));
+    }
+    let mut hinted = Service {
+        hints: [(20, "x"), (30, "y")]
+            .map(|(last, zone)| {
+                let hints = Hints {
+                    zones: [zone.to_owned()].into(),
+                    ..Hints::default()
+                };
+                (Ipv4Addr::new(10, 0, 0, last).into(), hints)
+            })
+            .into(),
+        ..kept_local()
+    };
+    hinted.tables[0].1[0].local = false;
+    for droplet in ["d0", "d2", "d3"] {
+        world.subscribe(droplet, vni(7), ADDRESS, true);
+    }
+    world.set_service(&name("s"), Some(hinted.clone()));
+    world.flush();
+    let of = |world: &World| ["d0", "d1", "d2", "d3"].map(|droplet| backends_told(world, droplet).unwrap());
+    assert_eq!(of(&world), [vec![20, 30], vec![20], vec![30], vec![30]]);
+    // A node passes to another zone, and another one to none.
+    world.set_zone("d3", Some("x"));
+    world.set_zone("d2", None);
+    let deltas = world.flush();
+    assert_eq!(of(&world), [vec![20, 30], vec![20], vec![20, 30], vec![20]]);
+    assert_eq!(deltas.keys().collect::<Vec<_>>(), ["d2", "d3"]);
+    // The last near one goes.
+    hinted.tables[0].1[0].backends.pop_first();
+    hinted.hints.pop_first();
+    world.set_service(&name("s"), Some(hinted));
+    world.flush();
+    assert_eq!(of(&world), [vec![30], vec![30], vec![30], vec![30]]);
+}
+
+#[test]
+fn a_vpc_knows_no_service_range_that_touches_its_own() {
+    let mut world = small(2);
+    let address = ADDRESS;
+    let range_of = |world: &World| match world.program("d1")[&Key::Vpc(vni(7))].unpack().row {
+        Some(row::Row::Vpc(row)) => row.service_cidrs,
+        other => panic!("{other:?}"),
+    };
+    assert!(world.set_service_ranges(vec!["10.96.0.0/16".into(), "10.0.3.0/24".into()]));
+    world.flush();
+    assert_eq!(range_of(&world), ["10.96.0.0/16"]);
+    assert!(world.is_in_service_ranges("web", address));
+    assert!(!world.is_in_service_ranges("web", Ipv4Addr::new(10, 0, 3, 1).into()));
+    assert!(!world.set_service_ranges(vec!["10.96.0.0/16".into(), "10.0.3.0/24".into()]));
+    assert!(world.set_service_ranges(Vec::new()));
+    world.flush();
+    assert!(range_of(&world).is_empty());
+    assert!(!world.is_in_service_ranges("web", address));
 }
 
 #[test]
@@ -550,7 +620,7 @@ fn who_gets_outside_is_told_what_stays_closed() {
     };
     let blue = row(&world, "d2", 8);
     assert!(
-        blue.egress && blue.closed_cidrs == ["172.16.0.0/24", "10.0.0.0/8"],
+        blue.egress && blue.closed_cidrs == ["172.16.0.0/24", "10.0.0.0/12"],
         "{blue:?}"
     );
     assert!(
@@ -566,19 +636,19 @@ fn who_gets_outside_is_told_what_stays_closed() {
     let closed = row(&world, "d2", 8).closed_cidrs;
     assert_eq!(
         closed,
-        ["172.16.0.0/24", "10.0.0.0/8", "192.0.2.7/32", "fd00:9::1/128"]
+        ["172.16.0.0/24", "10.0.0.0/12", "192.0.2.7/32", "fd00:9::1/128"]
     );
     world.set_nodes([].into());
     // The VPC of nodes gets another range.
     let more = Vpc {
         host_access: true,
-        cidrs: vec!["10.0.0.0/8".into(), "fd00::/48".into()],
+        cidrs: vec!["10.0.0.0/12".into(), "fd00::/48".into()],
         ..vpc(7)
     };
     world.set_vpc("red", Some(more));
     world.flush();
     let blue = row(&world, "d2", 8);
-    assert_eq!(blue.closed_cidrs, ["172.16.0.0/24", "10.0.0.0/8", "fd00::/48"]);
+    assert_eq!(blue.closed_cidrs, ["172.16.0.0/24", "10.0.0.0/12", "fd00::/48"]);
 }
 
 #[test]
