@@ -222,7 +222,7 @@ pub fn may_be_answer(interface: u32, vni: u32, packet: &IpPacket) -> bool {
     let Some(work) = Work::get() else {
         return false;
     };
-    if quoted::is_error(packet) {
+    if quoted::is_error(packet) || packet.is_fragment() {
         return true;
     }
     if !packet.has_ports() {

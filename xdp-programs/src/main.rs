@@ -3,7 +3,7 @@
 //! Roles are generic over [`frame::Frame`], so both hooks run the same code. Invariant: a program either takes a
 //! packet to its end (sent, delivered, dropped with a counted reason) or leaves it unchanged for the next hook. Only
 //! user space writes tables. Programs write only counters, misses, the `used` mark, path MTUs that routers report,
-//! clients' connections to services, the times of probed droplets' answers, and traces.
+//! clients' connections to services and their fragments, the times of probed droplets' answers, and traces.
 #![no_std]
 #![no_main]
 #![allow(unsafe_code)]
@@ -20,6 +20,7 @@ mod count;
 mod deliver;
 mod divide;
 mod encapsulate;
+mod fragments;
 mod frame;
 mod gates;
 mod host;

@@ -8,8 +8,8 @@
 //! they wait for a grace period (`kfree_rcu`, `bpf_mem_cache_free_rcu`).
 //!
 //! Invariant: an entry that could lead a packet into another VPC, or out of its VPC, is copied, and the copy is
-//! believed only if its first word names the right owner. These are entries of ATTACHMENTS, ENDPOINTS, VPCS and
-//! CONNECTIONS. Other entries are used within the VNI of the packet alone: members of a role, services and backends. If such an entry is another's, the packet is lost or goes to an address of its own VPC.
+//! believed only if its first word names the right owner. These are entries of ATTACHMENTS, ENDPOINTS, VPCS,
+//! CONNECTIONS and FRAGMENTS. Other entries are used within the VNI of the packet alone: members of a role, services and backends. If such an entry is another's, the packet is lost or goes to an address of its own VPC.
 
 use core::{
     mem::MaybeUninit,
@@ -26,8 +26,8 @@ use thuban_common::{
     packet::ipv6,
     services::{
         self, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CHUNK, CONNECTIONS_CAPACITY,
-        ConnectionEntry, ConnectionKey, GATES_OF_INTERFACES, GatesEntry, PendingEntry, PendingKey,
-        ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
+        ConnectionEntry, ConnectionKey, FRAGMENTS_CAPACITY, FragmentEntry, FragmentKey, GATES_OF_INTERFACES,
+        GatesEntry, PendingEntry, PendingKey, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
     },
     tables::{
         Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry,
@@ -88,6 +88,9 @@ pub static AFFINITY: LruHashMap<AffinityKey, AffinityEntry> = LruHashMap::with_m
 #[map]
 pub static PENDING: LruHashMap<PendingKey, PendingEntry> = LruHashMap::with_max_entries(16384, 0);
 #[map]
+pub static FRAGMENTS: HashMap<FragmentKey, FragmentEntry> =
+    HashMap::with_max_entries(FRAGMENTS_CAPACITY, BPF_F_NO_PREALLOC);
+#[map]
 pub static GATES: Array<GatesEntry> = Array::with_max_entries(1 + GATES_OF_INTERFACES, 0);
 /// Whether PATH_MTUS ever had an entry (1). Written by transit.
 #[map]
@@ -144,6 +147,17 @@ pub fn read_attachment(interface: u32, to: &mut AttachmentEntry) -> bool {
     // SAFETY: an element of a map, see the module.
     unsafe { snapshot(entry, to) };
     to.ifindex == interface
+}
+
+/// Copies an entry of FRAGMENTS. Returns false if there is none.
+#[inline(always)]
+pub fn read_fragment(key: &FragmentKey, to: &mut FragmentEntry) -> bool {
+    let Some(entry) = FRAGMENTS.get_ptr(key) else {
+        return false;
+    };
+    // SAFETY: an element of a map, see the module.
+    unsafe { snapshot(entry, to) };
+    true
 }
 
 /// Returns the flags of an interface's attachment, if it is of this VPC.

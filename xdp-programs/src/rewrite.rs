@@ -11,7 +11,7 @@ use thuban_common::{
     tables::Address,
 };
 
-use crate::frame::tc::TcFrame;
+use crate::{fragments, frame::tc::TcFrame};
 
 /// The addresses and ports (raw) that a packet is to have.
 #[repr(C)]
@@ -25,7 +25,7 @@ pub struct Flow {
 /// A checksum that covers addresses.
 struct Sum {
     skb: *mut __sk_buff,
-    /// The offset; `None`: SCTP's CRC32c covers no addresses.
+    /// The offset; `None`: SCTP's CRC32c covers no addresses, and a later fragment has no checksum.
     at: Option<u32>,
     /// The helper's flags. UDP's zero means that there is no checksum, and stays so.
     flags: u64,
@@ -38,17 +38,22 @@ enum Side {
     Destination,
 }
 
-/// Writes the differences into the packet whose IP header lies at `offset`. It must show its ports.
+/// Writes the differences into the packet whose IP header lies at `offset`. It must show its ports, or be a fragment.
 #[inline(never)]
 pub fn rewrite(frame: &TcFrame, offset: u32, packet: &IpPacket, to: &Flow) -> Result<(), Counter> {
     let skb = frame.skb();
-    let length = if packet.is_v6() {
-        ipv6::LENGTH
+    let (packet, length) = if packet.is_fragment() {
+        fragments::shape().ok_or(Counter::ServiceUnreadable)?
+    } else if packet.is_v6() {
+        (packet, ipv6::LENGTH as u32)
     } else {
-        ipv4::LENGTH
+        (packet, ipv4::LENGTH as u32)
     };
-    let transport = offset + length as u32;
+    let has_transport = length != 0;
+    let transport = offset + length;
     let (at, flags) = match packet.protocol {
+        // The first fragment has the datagram's checksum.
+        _ if !has_transport => (None, 0),
         ipv4::TCP => (Some(transport + 16), 0),
         ipv4::UDP => (Some(transport + 6), u64::from(BPF_F_MARK_MANGLED_0)),
         _ if packet.ports != to.ports => return Err(Counter::ServicePortFixed),
@@ -63,6 +68,9 @@ pub fn rewrite(frame: &TcFrame, offset: u32, packet: &IpPacket, to: &Flow) -> Re
         &packet.destination,
         &to.destination,
     )?;
+    if !has_transport {
+        return Ok(());
+    }
     sum.port(transport, packet.ports[0], to.ports[0])?;
     sum.port(transport + 2, packet.ports[1], to.ports[1])
 }

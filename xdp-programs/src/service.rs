@@ -18,6 +18,7 @@ use thuban_common::{
 use crate::{
     connections::{self, Made},
     count::count,
+    fragments,
     frame::{Frame, tc::TcFrame},
     gates,
     inner::signal,
@@ -34,11 +35,18 @@ const ATTEMPTS: u32 = 4;
 /// Finds the backend of a packet to an address of services.
 #[inline(always)]
 pub fn to_backend(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
-    match lookup_connection(frame, vni, packet, work)? {
+    let Some(whole) = fragments::whole(frame, vni, packet, ethernet::LENGTH as u32)? else {
+        return fragments::follow(work);
+    };
+    let choice = match lookup_connection(frame, vni, whole, work)? {
         // `lookup_connection` doesn't call this itself: together they are too deep for the stack.
-        Choice::New => choose(packet, work),
-        choice => Ok(choice),
+        Choice::New => choose(whole, work)?,
+        choice => choice,
+    };
+    if packet.is_fragment() && !matches!(choice, Choice::Refused) {
+        fragments::remember(matches!(choice, Choice::Backend), work);
     }
+    Ok(choice)
 }
 
 /// Decides by connections and rows.
@@ -106,14 +114,14 @@ fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
             Err(Counter::NoBackend)
         };
     }
-    let first = first_slot(packet, service);
     let kept = kept(service, packet);
+    let first = first_slot(packet, service, matches!(kept, Kept::Never));
     // SCTP's ports are in a checksum that only the ends can compute.
     let has_fixed_port = packet.protocol == ipv4::SCTP;
     for attempt in 0..ATTEMPTS {
         let step = if has_fixed_port { attempt } else { 0 };
         let index = match kept {
-            Some(index) if step == 0 => index,
+            Kept::Backend(index) if step == 0 => index,
             _ => {
                 let slot = (first + step)
                     .checked_rem(service.slots)
@@ -151,8 +159,8 @@ fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
 
 /// Calls [`slot`] with a stack of its own.
 #[inline(never)]
-fn first_slot(packet: &IpPacket, service: &ServiceEntry) -> u32 {
-    slot(packet, service)
+fn first_slot(packet: &IpPacket, service: &ServiceEntry, keeps: bool) -> u32 {
+    slot(packet, service, keeps)
 }
 
 /// Calls [`other_port`] with a stack of its own.
@@ -161,9 +169,31 @@ fn next_port(packet: &IpPacket, attempt: u32) -> u16 {
     other_port(packet, attempt)
 }
 
-/// Chooses, at a bouncer, the backend for another droplet's client: the one that the client's agent would choose.
+/// Finds, at a bouncer, the backend for a packet of another droplet's client, whose IP header lies at `offset`.
+#[inline(always)]
+pub fn to_backend_for_other(
+    frame: &TcFrame,
+    vni: u32,
+    packet: &IpPacket,
+    offset: u32,
+    work: &mut Work,
+) -> Result<(), Counter> {
+    let Some(whole) = fragments::whole(frame, vni, packet, offset)? else {
+        return match fragments::follow(work)? {
+            Choice::Backend => Ok(()),
+            _ => Err(Counter::FragmentWithoutFirst),
+        };
+    };
+    choose_for_other(vni, whole, work)?;
+    if packet.is_fragment() {
+        fragments::remember(true, work);
+    }
+    Ok(())
+}
+
+/// Chooses the backend that the client's agent would choose.
 #[inline(never)]
-pub fn choose_for_other(vni: u32, packet: &IpPacket, work: &mut Work) -> Result<(), Counter> {
+fn choose_for_other(vni: u32, packet: &IpPacket, work: &mut Work) -> Result<(), Counter> {
     if !packet.has_ports() {
         return Err(Counter::ServiceUnreadable);
     }
@@ -176,7 +206,7 @@ pub fn choose_for_other(vni: u32, packet: &IpPacket, work: &mut Work) -> Result<
         // This droplet's local backends are not for that client, whose droplet will have a row of its own.
         .filter(|service| service.flags & SERVICE_LOCAL == 0)
         .ok_or(Counter::NoBackend)?;
-    let first = first_slot(packet, service);
+    let first = first_slot(packet, service, true);
     for attempt in 0..ATTEMPTS {
         let slot = (first + attempt)
             .checked_rem(service.slots)
@@ -208,22 +238,37 @@ fn use_address(key: &ServiceKey) -> bool {
     true
 }
 
-/// Returns the backend that the client is to keep, if the service still has it.
+/// The backend of a client's last connection.
+enum Kept {
+    /// The client is to keep it.
+    Backend(u32),
+    /// Its time is over, or the service no longer has it.
+    Over,
+    Never,
+}
+
+/// Returns the backend that the client is to keep.
 #[inline(never)]
-fn kept(service: &ServiceEntry, packet: &IpPacket) -> Option<u32> {
+fn kept(service: &ServiceEntry, packet: &IpPacket) -> Kept {
     if service.affinity == 0 {
-        return None;
+        return Kept::Never;
     }
     let key = AffinityKey {
         service: service.service,
         client: packet.source,
     };
     // SAFETY: words of a value that stays allocated (preallocated LRU).
-    let entry = unsafe { AFFINITY.get(&key) }?;
+    let Some(entry) = (unsafe { AFFINITY.get(&key) }) else {
+        return Kept::Never;
+    };
     let life = u64::from(service.affinity) * 1_000_000_000;
     let is_valid = now().wrapping_sub(entry.time) < life
         && maps::backend(service.service, entry.index).is_some_and(|backend| *backend == entry.backend);
-    is_valid.then_some(entry.index)
+    if is_valid {
+        Kept::Backend(entry.index)
+    } else {
+        Kept::Over
+    }
 }
 
 /// Has the client keep the backend for its next connections.
@@ -281,7 +326,33 @@ pub fn restore<F: Frame>(frame: &mut F, interface: u32, vni: u32, packet: &IpPac
     work.interface = interface;
     if quoted::is_error(packet) {
         quoted::restore(frame, vni, packet, work)
+    } else if packet.is_fragment() {
+        restore_fragment(frame, vni, packet, work)
     } else if connections::is_answer(frame, vni, packet, work)? {
+        rewrite(frame, ethernet::LENGTH as u32, packet, &work.to)
+    } else {
+        Ok(())
+    }
+}
+
+/// Does what [`restore`] does, for a fragment. Where no connection to a service is known, it stays as it is.
+#[inline(always)]
+fn restore_fragment(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<(), Counter> {
+    let is_answer = match fragments::whole(frame, vni, packet, ethernet::LENGTH as u32) {
+        Ok(Some(whole)) => {
+            let is_answer = connections::is_answer(frame, vni, whole, work)?;
+            if is_answer {
+                fragments::remember(true, work);
+            } else {
+                fragments::forget();
+            }
+            is_answer
+        }
+        Ok(None) => matches!(fragments::follow(work), Ok(Choice::Backend)),
+        // Not a datagram.
+        Err(_) => false,
+    };
+    if is_answer {
         rewrite(frame, ethernet::LENGTH as u32, packet, &work.to)
     } else {
         Ok(())

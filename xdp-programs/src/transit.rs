@@ -247,7 +247,7 @@ fn serve(
 ) -> Outcome {
     let packet = &observed.packet;
     let work = Work::get().ok_or(Counter::NoBackend)?;
-    service::choose_for_other(observed.vni, packet, work)?;
+    service::to_backend_for_other(frame, observed.vni, packet, INNER_IP, work)?;
     let key = maps::key(observed.vni, work.to.destination);
     let endpoint = maps::rows(&key);
     if !endpoint.is_here() {

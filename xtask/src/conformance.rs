@@ -21,7 +21,7 @@ use crate::{
 use report::Outcome;
 
 /// The name of the cluster.
-const NAME: &str = "conform";
+pub const NAME: &str = "conform";
 
 /// Which of Kubernetes' tests run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

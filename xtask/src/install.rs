@@ -14,14 +14,14 @@ use thuban_cluster::{Cluster, Instance};
 
 use crate::{
     build::{Profile, is_tests, root},
-    diagnostics,
+    conformance, diagnostics,
     images::hex_digest,
 };
 
 pub const NAMESPACE: &str = "thuban-system";
 const CONFIG: &str = "05-config.yaml";
-/// The external addresses that the tests' cluster allows.
-const EXTERNAL_IPS: &str = "198.51.100.0/24";
+/// The external addresses that the tests' clusters allow: those of our tests, and of Kubernetes'.
+const EXTERNAL_IPS: &str = "198.51.100.0/24,203.0.113.0/24";
 /// The rest of claims on the tests' cluster: tests wait until addresses and VNIs are free again.
 const CLAIM_REST_SECONDS: &str = "5";
 const PATIENCE: Duration = Duration::from_mins(3);
@@ -90,8 +90,10 @@ pub fn manifest_for(path: &Path, instance: &Instance) -> Result<String> {
     for (key, value) in values {
         config["data"][key] = value.into();
     }
-    if is_tests {
+    if is_tests || instance.name() == conformance::NAME {
         config["data"]["THUBAN_EXTERNAL_IP_CIDRS"] = EXTERNAL_IPS.into();
+    }
+    if is_tests {
         config["data"]["THUBAN_CLAIM_REST_SECONDS"] = CLAIM_REST_SECONDS.into();
     }
     Ok(serde_yaml_ng::to_string(&config)?)

@@ -1,12 +1,16 @@
 //! The memory of connections to services: a connection keeps its backend, and new connections get a new choice.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeSet, HashSet},
+    net::IpAddr,
+};
 
 use anyhow::{Result, ensure};
 use thuban_common::{
     counters::Counter,
     services::{
-        CONNECTIONS_OF_CLIENT, ConnectionEntry, ConnectionKey, FINISHED, FORWARD, RESET, REVERSE, SEEN,
+        AffinityEntry, AffinityKey, CONNECTIONS_OF_CLIENT, ConnectionEntry, ConnectionKey, FINISHED, FORWARD,
+        RESET, REVERSE, SEEN,
     },
     tables::EndpointKey,
 };
@@ -457,6 +461,33 @@ fn a_client_with_affinity_keeps_its_backend_while_it_is_there() -> Result<()> {
     let others: Vec<_> = (60..70).map(backend).collect();
     served.by(&mut world.programs, &others)?;
     ensure!(chosen(&mut world, &segment(TCP, 40040))? != first);
+    Ok(())
+}
+
+#[test]
+fn a_client_gets_any_backend_when_its_affinity_is_over() -> Result<()> {
+    let mut world = world()?;
+    let mut served = Served::new(100, 1, SERVICE, 80, TCP);
+    served.affinity = 60;
+    let backends: Vec<_> = (40..50).map(backend).collect();
+    served.by(&mut world.programs, &backends)?;
+    let key = AffinityKey {
+        service: 1,
+        client: address(TENANT.address),
+    };
+    let mut seen = HashSet::from([chosen(&mut world, &segment(TCP, 40000))?]);
+    for port in 40001..40020 {
+        let mut entry: AffinityEntry = world.programs.get("AFFINITY", &key)?;
+        entry.time = entry.time.saturating_sub(61_000_000_000);
+        world.programs.insert("AFFINITY", key, entry)?;
+        let next = chosen(&mut world, &segment(TCP, port))?;
+        ensure!(
+            chosen(&mut world, &segment(TCP, port + 1000))? == next,
+            "it is kept again"
+        );
+        seen.insert(next);
+    }
+    ensure!(seen.len() > 3, "{seen:?}");
     Ok(())
 }
 

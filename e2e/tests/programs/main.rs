@@ -10,6 +10,7 @@ mod discovery;
 mod ecn;
 mod egress;
 mod fixture;
+mod fragments;
 mod frames;
 mod ipv6;
 mod ipv6_transit;
@@ -60,6 +61,7 @@ fn every_counter_has_a_test() {
         include_str!("discovery.rs"),
         include_str!("ecn.rs"),
         include_str!("fixture.rs"),
+        include_str!("fragments.rs"),
         include_str!("ipv6.rs"),
         include_str!("ipv6_transit.rs"),
         include_str!("probes.rs"),

@@ -142,10 +142,52 @@ impl Segment {
         frame
     }
 
+    /// Returns the fragments of a datagram, each with at most `size` bytes (a multiple of 8) of it.
+    pub fn fragments(&self, number: u32, size: usize) -> Vec<Vec<u8>> {
+        let transport = self.transport();
+        let last = transport.len().div_ceil(size) - 1;
+        let parts = transport.chunks(size).enumerate();
+        parts
+            .map(|(index, part)| self.fragment(number, (index * size) as u16, index != last, part))
+            .collect()
+    }
+
+    /// Returns the fragment with the bytes from `offset` on.
+    pub fn fragment(&self, number: u32, offset: u16, has_more: bool, part: &[u8]) -> Vec<u8> {
+        let mut frame = [&GATEWAY_MAC[..], &self.source_mac].concat();
+        let more = u16::from(has_more);
+        if let (IpAddr::V4(from), IpAddr::V4(to)) = (self.from.0, self.to.0) {
+            frame.extend([8, 0]);
+            let place = offset / 8 | more << 13;
+            let mut header = crate::frames::header(0, part.len(), place, 63, self.protocol, from, to);
+            header[4..6].copy_from_slice(&(number as u16).to_be_bytes());
+            header[10..12].fill(0);
+            let sum = checksum(&header);
+            header[10..12].copy_from_slice(&sum.to_be_bytes());
+            frame.extend(header);
+        } else {
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+            frame.extend((8 + part.len() as u16).to_be_bytes());
+            frame.extend([44, 63]);
+            frame.extend(octets(self.from.0));
+            frame.extend(octets(self.to.0));
+            frame.extend([self.protocol, 0]);
+            frame.extend((offset | more).to_be_bytes());
+            frame.extend(number.to_be_bytes());
+        }
+        frame.extend(part);
+        frame
+    }
+
     /// Returns the frame as an endpoint of this droplet gets it.
     pub fn delivered(&self, mac: [u8; 6]) -> Vec<u8> {
-        [&mac[..], &GATEWAY_MAC, &self.bytes()[12..]].concat()
+        to_endpoint(&self.bytes(), mac)
     }
+}
+
+/// Returns an endpoint's frame as another endpoint of this droplet gets it.
+pub fn to_endpoint(frame: &[u8], mac: [u8; 6]) -> Vec<u8> {
+    [&mac[..], &GATEWAY_MAC, &frame[12..]].concat()
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {

@@ -196,10 +196,10 @@ fn what_nobody_serves_is_refused_at_once() -> Result<()> {
 #[test]
 fn what_shows_no_ports_is_dropped() -> Result<()> {
     let mut world = world()?;
-    serve(&mut world, UDP, (HERE_BACKEND, 8080), (HERE_BACKEND6, 8080))?;
-    let mut fragment = segment(UDP, 40000).bytes();
+    serve(&mut world, TCP, (HERE_BACKEND, 8080), (HERE_BACKEND6, 8080))?;
+    let mut fragment = segment(TCP, 40000).bytes();
     fragment[20] = 0x20;
-    let mut ping = segment(UDP, 40000).bytes();
+    let mut ping = segment(TCP, 40000).bytes();
     ping[23] = 1;
     for mut frame in [fragment, ping] {
         frame[24..26].fill(0);

@@ -1,5 +1,5 @@
-//! CONNECTIONS, PENDING, AFFINITY, SHARES and QUOTAS: what agents remember of connections to services, when entries
-//! are removed, and how many each VPC may have.
+//! CONNECTIONS, PENDING, AFFINITY, FRAGMENTS, SHARES and QUOTAS: what agents remember of connections to services, when
+//! entries are removed, and how many each VPC may have.
 //!
 //! Must not write anything that leads a packet: entries are only removed, and shares counted anew.
 
@@ -12,9 +12,9 @@ use nix::time::{ClockId, clock_gettime};
 use thuban_common::packet::ipv4::UDP;
 use thuban_common::services::{
     ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CONNECTIONS_CAPACITY,
-    ConnectionEntry, ConnectionKey, FINISHED, FORWARD, GATE_OF_ANY, GatesEntry, HAIRPIN, LEAST_CONNECTIONS,
-    NO_INDEX, PENDING_LIFE, PendingEntry, PendingKey, QUOTA_HELD, QUOTA_RESERVE, QUOTA_SHARED, RESET,
-    REVERSE, SEEN, ServiceKey,
+    ConnectionEntry, ConnectionKey, FINISHED, FORWARD, FRAGMENT_LIFE, FragmentEntry, FragmentKey,
+    GATE_OF_ANY, GatesEntry, HAIRPIN, LEAST_CONNECTIONS, NO_INDEX, PENDING_LIFE, PendingEntry, PendingKey,
+    QUOTA_HELD, QUOTA_RESERVE, QUOTA_SHARED, RESET, REVERSE, SEEN, ServiceKey,
 };
 use thuban_common::tables::{Address, EndpointKey};
 
@@ -44,6 +44,7 @@ pub struct Connections {
     flows: Hash<ConnectionKey, ConnectionEntry>,
     pending: Hash<PendingKey, PendingEntry>,
     affinity: Hash<AffinityKey, AffinityEntry>,
+    fragments: Hash<FragmentKey, FragmentEntry>,
     backends: Hash<BackendKey, BackendEntry>,
     shares: Hash<EndpointKey, u32>,
     quotas: Array<MapData, u32>,
@@ -52,6 +53,7 @@ pub struct Connections {
     all_flows: Walk<ConnectionKey, ConnectionEntry>,
     all_pending: Walk<PendingKey, PendingEntry>,
     all_affinity: Walk<AffinityKey, AffinityEntry>,
+    all_fragments: Walk<FragmentKey, FragmentEntry>,
 }
 
 /// Returns how many entries CONNECTIONS is to have room for on a node with so much memory, bytes. The empty table takes
@@ -97,6 +99,7 @@ impl Connections {
             flows: hash(maps, CONNECTIONS)?,
             pending: lru(maps, "PENDING")?,
             affinity: lru(maps, "AFFINITY")?,
+            fragments: hash(maps, "FRAGMENTS")?,
             backends: hash(maps, "BACKENDS")?,
             shares: hash(maps, "SHARES")?,
             quotas: quotas(maps)?,
@@ -105,6 +108,7 @@ impl Connections {
             all_flows: Walk::open(maps, CONNECTIONS)?,
             all_pending: Walk::open(maps, "PENDING")?,
             all_affinity: Walk::open(maps, "AFFINITY")?,
+            all_fragments: Walk::open(maps, "FRAGMENTS")?,
         })
     }
 
@@ -177,6 +181,7 @@ impl Connections {
             }
         }
         self.scan_pending(now, &mut counted.shares)?;
+        self.scan_fragments(now)?;
         self.count(&before, counted, vpcs)?;
         Ok(scan)
     }
@@ -199,6 +204,19 @@ impl Connections {
         doomed
             .iter()
             .try_for_each(|key| take(&mut self.pending, "PENDING", key))
+    }
+
+    /// Removes datagrams in FRAGMENTS that are no longer believed: VPCs that have left the node must not keep places.
+    fn scan_fragments(&mut self, now: Duration) -> Result<(), TableError> {
+        let mut doomed = Vec::new();
+        self.all_fragments.each(|key, entry| {
+            if now.saturating_sub(Duration::from_nanos(entry.time)) > Duration::from_nanos(FRAGMENT_LIFE) {
+                doomed.push(key);
+            }
+            Ok(())
+        })?;
+        let mut doomed = doomed.iter();
+        doomed.try_for_each(|key| take(&mut self.fragments, "FRAGMENTS", key))
     }
 
     /// Removes everything that is remembered of endpoints that have left, as clients or as backends. `vnis` gives the

@@ -21,7 +21,7 @@ use crate::settings::PinSettings;
 const MAX_ATTEMPTS: u32 = 8;
 
 /// Maps that are pinned under their names.
-pub const PINNED_MAPS: [&str; 26] = [
+pub const PINNED_MAPS: [&str; 27] = [
     "CONFIG",
     "ON_LINK",
     "ATTACHMENTS",
@@ -47,6 +47,7 @@ pub const PINNED_MAPS: [&str; 26] = [
     "QUOTAS",
     "AFFINITY",
     "PENDING",
+    "FRAGMENTS",
     "GATES",
 ];
 

@@ -163,6 +163,34 @@ pub struct PendingEntry {
     pub padding: u32,
 }
 
+/// Key of FRAGMENTS: one of the [`PLACES_OF_VPC`] places of a VPC. A datagram's place follows from its addresses and its
+/// number.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FragmentKey {
+    pub vni: u32,
+    pub place: u32,
+}
+
+/// FRAGMENTS[place]: what the later fragments of a datagram become, which show no ports. The first fragment writes it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FragmentEntry {
+    /// The key's VNI, and the datagram's number (IPv4's or IPv6's identification, raw): they say whose the entry is, see
+    /// [`crate::tables`].
+    pub vni: u32,
+    pub number: u32,
+    /// Ns since boot.
+    pub time: u64,
+    /// The datagram's addresses as it came.
+    pub source: Address,
+    pub destination: Address,
+    /// The addresses that it gets.
+    pub to_source: Address,
+    /// Zeros: it stays as it is, because a bouncer knows the backend.
+    pub to_destination: Address,
+}
+
 /// GATES: whether packets of an interface need a look-up at all. Written by agents, never cleared. Element
 /// [`GATE_OF_ANY`] tells of all interfaces together whether there ever was a connection.
 #[repr(C)]
@@ -220,6 +248,12 @@ pub const QUOTA_SHARED: u32 = 2;
 pub const QUOTAS: u32 = 3;
 /// Flows in PENDING that the clients of one VPC may have: half of the table.
 pub const PENDING_OF_VPC: u32 = 8192;
+/// Datagrams in FRAGMENTS that a VPC has room for. A newer one takes the place of an older one of the same VPC.
+pub const PLACES_OF_VPC: u32 = 128;
+/// The most datagrams in FRAGMENTS.
+pub const FRAGMENTS_CAPACITY: u32 = 16_384;
+/// How long FRAGMENTS is believed, ns: senders send all fragments at once.
+pub const FRAGMENT_LIFE: u64 = 5_000_000_000;
 /// Index in GATES of what all interfaces have together.
 pub const GATE_OF_ANY: u32 = 0;
 /// Gates of interfaces, behind [`GATE_OF_ANY`]: those of 16,384 interfaces are told apart.
@@ -293,10 +327,11 @@ pub const fn refresh(protocol: u8) -> u64 {
 }
 
 /// Returns the slot of a packet to a service. The slot depends on the flow, or on the client if clients keep their
-/// backends. Every droplet chooses the same.
+/// backends. `keeps`: whether this one does; not if its time with a backend is over, and it is to get any of them.
+/// Every droplet chooses the same.
 #[inline(always)]
-pub const fn slot(packet: &IpPacket, entry: &ServiceEntry) -> u32 {
-    let hash = flow::hash_of(packet, entry.affinity == 0);
+pub const fn slot(packet: &IpPacket, entry: &ServiceEntry, keeps: bool) -> u32 {
+    let hash = flow::hash_of(packet, entry.affinity == 0 || !keeps);
     // The hash is mixed once more, because the flow's hash also picks bouncers.
     ((flow::finish(hash ^ 0x5e72_71ce) as u64 * entry.slots as u64) >> 32) as u32
 }
@@ -327,14 +362,16 @@ const _: () = {
     assert!(size_of::<AffinityEntry>() == 32);
     assert!(size_of::<PendingKey>() == 24);
     assert!(size_of::<PendingEntry>() == 56);
+    assert!(size_of::<FragmentKey>() == 8);
+    assert!(size_of::<FragmentEntry>() == 80);
     assert!(size_of::<GatesEntry>() == 8);
 };
 
 #[cfg(feature = "user")]
 mod pod {
     use super::{
-        AffinityEntry, AffinityKey, BackendEntry, BackendKey, ConnectionEntry, ConnectionKey, GatesEntry,
-        PendingEntry, PendingKey, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
+        AffinityEntry, AffinityKey, BackendEntry, BackendKey, ConnectionEntry, ConnectionKey, FragmentEntry,
+        FragmentKey, GatesEntry, PendingEntry, PendingKey, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
     };
     macro_rules! pod {
         ($($t:ty),*) => {
@@ -352,6 +389,7 @@ mod pod {
     );
     pod!(ConnectionKey, ConnectionEntry, AffinityKey, AffinityEntry);
     pod!(PendingKey, PendingEntry, GatesEntry);
+    pod!(FragmentKey, FragmentEntry);
 }
 
 #[cfg(test)]
@@ -406,12 +444,12 @@ mod tests {
             let header = Ipv6Header::new(&[0xfd; 16], &[0xfc; 16], 6, 64, 20);
             let mut packet = IpPacket::from_v6(&header).unwrap();
             packet.ports = [random.u32() as u16, 80];
-            hits[slot(&packet, &entry(251, 0)) as usize] += 1;
-            let kept = slot(&packet, &entry(251, 60));
+            hits[slot(&packet, &entry(251, 0), true) as usize] += 1;
+            let kept = slot(&packet, &entry(251, 60), true);
             packet.ports[0] ^= 1;
             assert_eq!(
                 kept,
-                slot(&packet, &entry(251, 60)),
+                slot(&packet, &entry(251, 60), true),
                 "a client's port decides nothing"
             );
         }

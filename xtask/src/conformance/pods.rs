@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     build::{Profile, images_files, root},
+    dns,
     images::{self, Image},
     kube,
 };
@@ -39,9 +40,9 @@ const PROGRAMS: [(&str, &str); 9] = [
 ];
 
 /// Programs that busybox provides under their names.
-const APPLETS: [&str; 23] = [
-    "awk", "cat", "cut", "date", "echo", "env", "grep", "head", "hostname", "id", "ls", "mkdir", "nslookup",
-    "ps", "rm", "sed", "seq", "sleep", "sort", "tail", "test", "true", "wc",
+const APPLETS: [&str; 24] = [
+    "awk", "cat", "cut", "date", "dd", "echo", "env", "grep", "head", "hostname", "id", "ls", "mkdir",
+    "nslookup", "ps", "rm", "sed", "seq", "sleep", "sort", "tail", "test", "true", "wc",
 ];
 
 /// Returns the archives of all images. Makes an archive again when one of its files is newer.
@@ -66,6 +67,7 @@ pub fn images(tools: &Path) -> Result<Vec<PathBuf>> {
     for name in ["localhost.crt", "localhost.key"] {
         files.push((certificates.join(name), format!("/{name}")));
     }
+    files.push((dns::ensure()?.join("coredns"), "/coredns".into()));
     let with_programs = |archive, name, entrypoint, command| Image {
         archive,
         name,

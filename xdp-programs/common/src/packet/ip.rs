@@ -118,6 +118,19 @@ impl IpPacket {
         self.flags & LATER_FRAGMENT != 0
     }
 
+    /// Returns the datagram that a fragment is a part of, as if it were whole: with its protocol and, if the fragment shows
+    /// them, its ports.
+    #[inline(always)]
+    #[must_use]
+    pub const fn whole(&self, protocol: u8, ports: [u16; 2]) -> Self {
+        Self {
+            ports,
+            protocol,
+            flags: self.flags & !(FRAGMENT | LATER_FRAGMENT),
+            ..*self
+        }
+    }
+
     /// Whether the packet has IPv4 options, or IPv6 extension headers other than a fragment's.
     #[inline(always)]
     pub const fn has_options(&self) -> bool {
