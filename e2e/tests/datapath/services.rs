@@ -72,7 +72,8 @@ fn exchange(from: &Pod, backend: &Pod) -> Result<()> {
     ];
     for (client, server, service) in ends {
         let seen = SocketAddr::new(service, PORT);
-        for size in [1, 1400] {
+        // The last one goes in fragments.
+        for size in [1, 1400, 8000] {
             ensure!(
                 echo_udp_by(client, server, BACKEND_PORT, seen, size)?,
                 "{size} bytes of UDP by {service}"

@@ -249,9 +249,9 @@ pub const QUOTAS: u32 = 3;
 /// Flows in PENDING that the clients of one VPC may have: half of the table.
 pub const PENDING_OF_VPC: u32 = 8192;
 /// Datagrams in FRAGMENTS that a VPC has room for. A newer one takes the place of an older one of the same VPC.
-pub const PLACES_OF_VPC: u32 = 128;
-/// The most datagrams in FRAGMENTS.
-pub const FRAGMENTS_CAPACITY: u32 = 16_384;
+pub const PLACES_OF_VPC: u32 = 64;
+/// The most datagrams in FRAGMENTS: room for 128 VPCs.
+pub const FRAGMENTS_CAPACITY: u32 = 8192;
 /// How long FRAGMENTS is believed, ns: senders send all fragments at once.
 pub const FRAGMENT_LIFE: u64 = 5_000_000_000;
 /// Index in GATES of what all interfaces have together.
