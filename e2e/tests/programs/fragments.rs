@@ -194,6 +194,34 @@ fn fragments_without_their_first_one_are_dropped() -> Result<()> {
 }
 
 #[test]
+fn datagrams_with_one_place_are_told_apart() -> Result<()> {
+    let mut world = serving(NEAR, NEAR6)?;
+    let request = datagram(CLIENT, SERVICE);
+    from_client(&mut world, &request.fragments(7, SIZE)[0])?;
+    // So many numbers, services and clients that some have the place of the first one.
+    for other in 0..=255_u8 {
+        let by_number = request.fragments(256 + u32::from(other), SIZE);
+        let dropped = from_client(&mut world, &by_number[1])?;
+        ensure_dropped(&dropped, Counter::FragmentWithoutFirst)?;
+        if other != 10 {
+            let to_other = request.sent_to((IpAddr::V4(ip(10, 96, 0, other)), 80));
+            let dropped = from_client(&mut world, &to_other.fragments(7, SIZE)[1])?;
+            ensure_dropped(&dropped, Counter::FragmentWithoutFirst)?;
+        }
+    }
+    let of_client = |last| Segment {
+        from: (IpAddr::V4(ip(10, 0, 3, last)), 40000),
+        ..request.clone()
+    };
+    to_client(&mut world, &of_client(21).fragments(7, SIZE)[0])?;
+    for other in (30..=250).filter(|last| *last != 21) {
+        let dropped = to_client(&mut world, &of_client(other).fragments(7, SIZE)[1])?;
+        ensure_dropped(&dropped, Counter::FragmentWithoutFirst)?;
+    }
+    Ok(())
+}
+
+#[test]
 fn tiny_first_fragments_and_those_of_tcp_are_dropped() -> Result<()> {
     let mut world = serving(NEAR, NEAR6)?;
     Served::new(100, 3, SERVICE, 81, TCP).by(&mut world.programs, &[(NEAR, 8080)])?;
