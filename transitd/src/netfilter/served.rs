@@ -57,8 +57,8 @@ enum Goes {
 enum Own {
     /// The same backends as for others.
     Same,
-    /// The backends of another chain.
-    By(usize),
+    /// The backends of other chains.
+    By { processes: usize, pods: usize },
     /// A tenant's port: pods of other VPCs don't reach it, and nobody does without a lease.
     NoPods,
 }
@@ -118,6 +118,15 @@ impl Served {
         Some(chain)
     }
 
+    /// Adds a chain to the ports of the same number of other droplets, for processes of the node, which keep the node's
+    /// address. Returns `None` if there are no others.
+    fn others_chain(&mut self, port: &ExposedPort, host: &Host) -> Option<usize> {
+        let node_port = port.node_port?;
+        let others = port.peers.iter().filter(|peer| host.droplets.contains(&peer.0));
+        let others: Vec<_> = others.map(|peer| (IpAddr::from(peer.0), node_port)).collect();
+        (!others.is_empty()).then(|| self.add_chain(port.protocol, others).1)
+    }
+
     /// Adds a chain to backends of this droplet and of its peers, by their ports of the same number. Returns `None` if
     /// there are no peers.
     fn peers_chain(&mut self, here: Option<usize>, port: &ExposedPort, host: &Host) -> Option<usize> {
@@ -169,6 +178,11 @@ impl Served {
                 // For a service of another VPC the node doesn't answer if it has no backend of it.
                 Some((_, backends)) if backends.is_empty() && !is_nodes_own => None,
                 Some((is_led, backends)) => {
+                    let others = if is_nodes_own && backends.is_empty() && cluster.is_ipv4() {
+                        self.others_chain(port, host)
+                    } else {
+                        None
+                    };
                     let (_, chain) = self.add_chain(port.protocol, backends);
                     if let Some(made) = self.chains.get_mut(chain) {
                         made.mark = if is_led {
@@ -178,7 +192,10 @@ impl Served {
                         };
                         made.is_v6 = cluster.is_ipv6();
                         made.for_own = if is_nodes_own {
-                            for_all.map_or(Own::Same, Own::By)
+                            for_all.map_or(Own::Same, |pods| Own::By {
+                                processes: others.unwrap_or(pods),
+                                pods,
+                            })
                         } else {
                             Own::NoPods
                         };
@@ -241,9 +258,9 @@ impl PortChain {
         let mut rules = Vec::new();
         match self.for_own {
             Own::Same => {}
-            Own::By(own) => {
-                rules.push(format!("fib saddr type local goto port-{own}"));
-                rules.push(format!("{} goto port-{own}", from_pod("==")));
+            Own::By { processes, pods } => {
+                rules.push(format!("fib saddr type local goto port-{processes}"));
+                rules.push(format!("{} goto port-{pods}", from_pod("==")));
             }
             Own::NoPods => rules.extend([format!("{} counter drop", from_pod("==")), node_ports::rule()]),
         }

@@ -238,6 +238,27 @@ fn local_port_reaches_own_backends_with_sender_address() {
     assert_eq!(ask(&mut stays), 1, "connections stay");
     assert_eq!(ask(&mut connect(rig.node(), NODE.into(), 30080).unwrap()), 2);
     assert_eq!(health(&rig), ("503".into(), count(0)));
+    // A node's own process goes on to a node with backends, which sees its address. Pods and others don't.
+    let there = serve(rig.far(), FAR, 30080, 4);
+    let Row::Exposed(mut elsewhere) = exposed(7, &[]) else {
+        panic!("an exposed row")
+    };
+    elsewhere.ports[0].peers = vec![bytes(FAR)];
+    let droplet = Row::Droplet(DropletRow {
+        address: FAR.octets().to_vec(),
+    });
+    rig.operator
+        .push_and_wait(vec![droplet, Row::Exposed(elsewhere)], vec![]);
+    assert_eq!(ask(&mut connect(rig.node(), NODE.into(), 30080).unwrap()), 4);
+    assert_eq!(there.recv_timeout(PATIENCE).unwrap(), IpAddr::from(NODE));
+    assert_eq!(
+        ask(&mut connect(&pod(&rig, "p1"), NODE.into(), 30080).unwrap()),
+        2
+    );
+    assert_eq!(
+        connect(rig.far(), NODE.into(), 30080).unwrap_err(),
+        ErrorKind::TimedOut
+    );
     rig.operator.push_and_wait(vec![], vec![exposed_key(7)]);
     eventually("nobody answers about its health", || {
         connect(rig.far(), NODE.into(), 32000).err() == Some(ErrorKind::ConnectionRefused)

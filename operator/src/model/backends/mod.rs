@@ -67,7 +67,8 @@ pub struct Backends {
     pub uses_overlay_port: bool,
     /// The backends are outside of the Service's VPC: nodes serve it, because agents only reach members.
     pub by_node: bool,
-    /// Connections to a node go to backends of other nodes too, by way of those nodes.
+    /// Connections to a node go to backends of other nodes too, by way of those nodes: all connections of a tenant's
+    /// Service, or those of nodes' own processes where other traffic stays on its node.
     pub by_peers: bool,
 }
 
@@ -236,7 +237,7 @@ pub fn backends<'a>(
     } else {
         Vec::new()
     };
-    let by_peers = ways_in.is_tenants && !service.is_external_local() && !exposed.is_empty();
+    let by_peers = ways_in.is_tenants != service.is_external_local() && !exposed.is_empty();
     let is_used = is_local || service.is_external_local() || by_peers;
     homes.retain(|_, _| is_used);
     let hints = if is_local { AllHints::new() } else { hints };

@@ -402,6 +402,7 @@ fn traffic_that_stays_on_its_node_has_the_best_backends_of_each() {
     let local = &internal.tables[0].1[0].backends;
     assert_eq!(port.local.as_ref(), Some(local));
     assert_eq!(port.ending, [local.last().unwrap().address].into());
+    assert!(outside.by_peers, "for processes of nodes without a backend");
     let open = json!({"type": "NodePort", "ports": [{"name": "http", "port": 80, "nodePort": 30080}]});
     let open = with(&open);
     let tenants = of_tenant(&open, &slices);
