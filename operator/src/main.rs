@@ -81,10 +81,10 @@ struct Settings {
     /// a minute more. Use less than 200 for tests only.
     #[arg(long, env = "THUBAN_NODE_PORT_LEASE_SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(2..=86_400))]
     node_port_lease_seconds: u64,
-    /// ClusterIP of the cluster's DNS Service. With it, every VPC without a list of shared Services shares
+    /// ClusterIPs of the cluster's DNS Service, separated by commas: at most one of each family. With it, every VPC without a list of shared Services shares
     /// kube-system/kube-dns. Without it, only the VPC `default` reaches cluster DNS.
-    #[arg(long, env = "THUBAN_CLUSTER_DNS")]
-    cluster_dns: Option<IpAddr>,
+    #[arg(long, env = "THUBAN_CLUSTER_DNS", value_delimiter = ',')]
+    cluster_dns: Vec<IpAddr>,
 }
 
 #[tokio::main]
@@ -196,7 +196,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
         default_range: settings.default_vpc_cidr,
         claim_rest: Duration::from_secs(settings.claim_rest_seconds),
         node_port_lease: Duration::from_secs(settings.node_port_lease_seconds),
-        cluster_dns: settings.cluster_dns,
+        cluster_dns: settings.cluster_dns.clone(),
     };
     let work = run(settings, client, options, certificate, outranked);
     let next = tokio::select! {

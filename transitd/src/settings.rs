@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use thuban_common::tables::LAYOUT_VERSION;
 
-use crate::dns::{self, Domain};
+use crate::dns::{self, ClusterDns, Domain};
 use crate::netfilter::nft::Nft;
 
 /// Where the program transit runs on the uplink.
@@ -143,10 +143,10 @@ pub struct RunSettings {
     /// How long one run of nft may take, seconds. Then transitd ends it, and tries its rules again.
     #[arg(long, env = "THUBAN_NFT_PATIENCE", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     nft_patience: u64,
-    /// ClusterIP (IPv4) of the cluster's DNS Service. Pods of VPCs that share this Service ask it through transitd.
-    /// Default: none, and only the VPC `default` has cluster DNS.
+    /// ClusterIP of the cluster's DNS Service, or one of each family with a comma between them. Pods of VPCs that share
+    /// this Service ask it through transitd. Default: none, and only the VPC `default` has cluster DNS.
     #[arg(long, env = "THUBAN_CLUSTER_DNS")]
-    pub cluster_dns: Option<Ipv4Addr>,
+    pub cluster_dns: Option<ClusterDns>,
     /// Domain of the cluster's names.
     #[arg(long, env = "THUBAN_CLUSTER_DOMAIN", default_value = dns::DEFAULT_DOMAIN)]
     pub cluster_domain: Domain,

@@ -158,7 +158,7 @@ impl Segment {
         let more = u16::from(has_more);
         if let (IpAddr::V4(from), IpAddr::V4(to)) = (self.from.0, self.to.0) {
             frame.extend([8, 0]);
-            let place = offset / 8 | more << 13;
+            let place = (offset / 8) | (more << 13);
             let mut header = crate::frames::header(0, part.len(), place, 63, self.protocol, from, to);
             header[4..6].copy_from_slice(&(number as u16).to_be_bytes());
             header[10..12].fill(0);

@@ -49,8 +49,8 @@ pub struct Options {
     pub claim_rest: Duration,
     /// How long droplets serve ports of tenants' Services without an operator.
     pub node_port_lease: Duration,
-    /// ClusterIP of the cluster's DNS, of which droplets have a view for each VPC.
-    pub cluster_dns: Option<IpAddr>,
+    /// ClusterIPs of the cluster's DNS, of which droplets have a view for each VPC.
+    pub cluster_dns: Vec<IpAddr>,
 }
 
 /// The rate of writes of numbers that only people read: the churn of a large cluster must not double the writes.
@@ -92,7 +92,7 @@ pub struct Context {
 
 impl Context {
     pub fn new(client: Client, hub: Arc<Hub>, stores: Stores, events: Events, options: Options) -> Self {
-        let kube_dns = options.cluster_dns.map(|_| ("kube-system", "kube-dns"));
+        let kube_dns = options.cluster_dns.first().map(|_| ("kube-system", "kube-dns"));
         let shared = [("default", "kubernetes")].into_iter().chain(kube_dns);
         Self {
             client,

@@ -142,7 +142,7 @@ fn make_hub(options: &Options, triggers: Triggers) -> Hub {
     hub.update(|world| {
         world.set_service_ranges(ranges);
         world.set_closed_ranges(closed);
-        world.set_cluster_dns(options.cluster_dns);
+        world.set_cluster_dns(options.cluster_dns.clone());
     });
     hub
 }

@@ -4,6 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use futures::future::join_all;
+use socket2::{Domain, Socket, Type};
 use thiserror::Error;
 use tokio::net::{TcpListener, UdpSocket};
 
@@ -11,10 +13,14 @@ use super::shared::{Limits, Shared, Views};
 use super::{tcp, udp};
 use crate::metrics::{self, DnsMetrics};
 
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 1024;
+
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// An address of this node, not the unspecified one: answers must come from where queries went.
-    pub address: SocketAddr,
+    /// Addresses of this node, no two of one family. Answers must come from where queries went: an unspecified address
+    /// serves only where routes choose the right one.
+    pub addresses: Vec<SocketAddr>,
     /// The cluster's DNS.
     pub upstream: SocketAddr,
     pub limits: Limits,
@@ -23,9 +29,9 @@ pub struct Settings {
 
 impl Settings {
     /// Returns settings with the usual limits, counted among the metrics of this process.
-    pub fn new(address: SocketAddr, upstream: SocketAddr) -> Self {
+    pub fn new(addresses: Vec<SocketAddr>, upstream: SocketAddr) -> Self {
         Self {
-            address,
+            addresses,
             upstream,
             limits: Limits::default(),
             metrics: metrics::dns(),
@@ -54,44 +60,78 @@ pub enum BindError {
 #[derive(Debug)]
 pub struct Server<V> {
     shared: Arc<Shared<V>>,
+    listeners: Vec<Listener>,
+}
+
+/// The sockets of one address.
+#[derive(Debug)]
+struct Listener {
     address: SocketAddr,
     udp: UdpSocket,
     tcp: TcpListener,
 }
 
+impl Listener {
+    fn bind(address: SocketAddr) -> Result<Self, BindError> {
+        let of_tcp = |source| BindError::Tcp { address, source };
+        let tcp = socket(address, Type::STREAM).map_err(of_tcp)?;
+        tcp.set_reuse_address(true).map_err(of_tcp)?;
+        tcp.bind(&address.into()).map_err(of_tcp)?;
+        tcp.listen(BACKLOG).map_err(of_tcp)?;
+        let tcp = TcpListener::from_std(tcp.into()).map_err(of_tcp)?;
+        let address = tcp.local_addr().map_err(of_tcp)?;
+        let of_udp = |source| BindError::Udp { address, source };
+        let udp = socket(address, Type::DGRAM).map_err(of_udp)?;
+        udp.bind(&address.into()).map_err(of_udp)?;
+        let udp = UdpSocket::from_std(udp.into()).map_err(of_udp)?;
+        Ok(Self { address, udp, tcp })
+    }
+}
+
+/// Returns a socket of the address's family alone.
+fn socket(address: SocketAddr, kind: Type) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), kind, None)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
 impl<V: Views> Server<V> {
     /// Binds the sockets. Queries wait in them from here on. Port 0 is any that is free for TCP.
-    pub async fn bind(settings: Settings, views: V) -> Result<Self, BindError> {
+    pub fn bind(settings: Settings, views: V) -> Result<Self, BindError> {
         let Settings {
-            address,
+            addresses,
             upstream,
             limits,
             metrics,
         } = settings;
-        let of_tcp = |source| BindError::Tcp { address, source };
-        let tcp = TcpListener::bind(address).await.map_err(of_tcp)?;
-        let address = tcp.local_addr().map_err(of_tcp)?;
-        let udp = UdpSocket::bind(address)
-            .await
-            .map_err(|source| BindError::Udp { address, source })?;
+        let listeners = addresses.into_iter().map(Listener::bind);
+        let listeners = listeners.collect::<Result<_, _>>()?;
         let shared = Shared::new(views, upstream, limits, metrics);
         Ok(Self {
             shared: Arc::new(shared),
-            address,
-            udp,
-            tcp,
+            listeners,
         })
     }
 
-    pub fn local_address(&self) -> SocketAddr {
-        self.address
+    /// Returns the addresses that it listens at.
+    pub fn local_addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        self.listeners.iter().map(|listener| listener.address)
     }
 
     /// Serves until `stop`; queries in flight then get no answer.
     pub async fn serve(self, stop: impl Future<Output = ()>) {
+        let shared = &self.shared;
+        let listeners = self.listeners.into_iter().map(|listener| async move {
+            tokio::join!(
+                udp::serve(shared, Arc::new(listener.udp)),
+                tcp::serve(shared, listener.tcp)
+            )
+        });
         tokio::select! {
-            () = udp::serve(&self.shared, Arc::new(self.udp)) => {}
-            () = tcp::serve(&self.shared, self.tcp) => {}
+            _ = join_all(listeners) => {}
             () = stop => {}
         }
     }

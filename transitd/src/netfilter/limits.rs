@@ -5,13 +5,14 @@
 //! starts a count anew.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 
 use thuban_common::host_stack::{MARK_EGRESS, MARK_MASK, NFT_LIMITS_TABLE, limits_priority};
 
 use super::host::from_pod;
+use super::ruleset::family;
 use super::template::Values;
+use crate::dns::ClusterDns;
 
 const TEMPLATE: &str = include_str!("limits.nft");
 
@@ -65,7 +66,7 @@ pub fn pod_ports(own: &RangeInclusive<u16>) -> Option<RangeInclusive<u16>> {
 }
 
 /// Returns the text of the whole table.
-pub(super) fn ruleset(limited: &Limited, dns: Option<Ipv4Addr>) -> String {
+pub(super) fn ruleset(limited: &Limited, dns: Option<ClusterDns>) -> String {
     let mut values = Values::default();
     for (name, text) in [
         ("NFT_LIMITS_TABLE", NFT_LIMITS_TABLE),
@@ -85,7 +86,11 @@ pub(super) fn ruleset(limited: &Limited, dns: Option<Ipv4Addr>) -> String {
     ] {
         values.one(name, number);
     }
-    values.each("dns", dns);
+    let dns = dns.into_iter().flat_map(ClusterDns::addresses);
+    values.each(
+        "to_dns",
+        dns.map(|address| format!("{} daddr {address}", family(address))),
+    );
     values.one("from_pod", from_pod("=="));
     let from_tenant = format!("meta mark & {MARK_MASK:#x} == {MARK_EGRESS:#x}");
     values.one("from_tenant", from_tenant);
@@ -185,6 +190,8 @@ impl Kind {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     fn limited(pods: impl IntoIterator<Item = (u32, u32)>) -> Limited {
@@ -198,7 +205,7 @@ mod tests {
     fn every_placeholder_is_filled_in() {
         for pods in [vec![], vec![(5, 7), (6, 7)]] {
             let is_empty = pods.is_empty();
-            let text = ruleset(&limited(pods), Some(Ipv4Addr::LOCALHOST));
+            let text = ruleset(&limited(pods), Some(ClusterDns::new(Ipv4Addr::LOCALHOST.into())));
             assert!(!text.contains("{{") && !text.contains("}}"), "{text}");
             for part in ["chain vpc-7", "chain ports-7", "masquerade to :10000-10999"] {
                 assert_eq!(text.contains(part), !is_empty, "{part}");

@@ -5,7 +5,7 @@
 //! that mark alone. The exceptions are the node's own packets, and packets from anybody to services that the node
 //! exposes.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::IpNet;
 use thuban_common::host_stack::{
@@ -20,7 +20,7 @@ use super::node_ports;
 use super::served::Served;
 use super::template::Values;
 use crate::attachments::HOST_PREFIX;
-use crate::dns::DNS_PORT;
+use crate::dns::{ClusterDns, DNS_PORT};
 use crate::netlink::host_end::HOST_END;
 
 const TEMPLATE: &str = include_str!("thuban.nft");
@@ -37,7 +37,7 @@ const MAX_ASKERS: u32 = 65_535;
 #[derive(Clone, Copy, Debug)]
 pub struct OwnAddresses {
     /// The cluster's DNS, in front of which this node has a listener.
-    pub dns: Option<Ipv4Addr>,
+    pub dns: Option<ClusterDns>,
     /// The underlay address of this droplet.
     pub underlay: Ipv4Addr,
     /// The first and last source port of pods' connections; `None`: any, as for the node's own connections.
@@ -47,8 +47,8 @@ pub struct OwnAddresses {
 impl OwnAddresses {
     /// Whether tenants that reach this service get a view of it, if they need one.
     pub fn has_view_of(&self, service: &NodeService) -> bool {
-        let dns = self.dns.map(IpAddr::from);
-        !service.names || dns == Some(service.address)
+        let mut dns = self.dns.into_iter().flat_map(ClusterDns::addresses);
+        !service.names || dns.any(|dns| dns == service.address)
     }
 }
 
@@ -138,7 +138,7 @@ impl Host<'_> {
     }
 }
 
-fn family(address: IpAddr) -> &'static str {
+pub(super) fn family(address: IpAddr) -> &'static str {
     if address.is_ipv4() { "ip" } else { "ip6" }
 }
 
@@ -152,11 +152,42 @@ pub fn ruleset<'a>(
     constants(&mut values);
     Served::new(services, host).fill(&mut values);
     values.one("UNDERLAY", own.underlay);
-    values.each("dns", own.dns);
+    dns(own.dns, &mut values);
     let ports = own.pod_ports.map(|(first, last)| format!("{first}-{last}"));
     values.each("pod_ports", ports);
     host.fill(&mut values);
     values.fill(TEMPLATE)
+}
+
+/// Fills in the matches for packets to the cluster's DNS, the way to its view, and what tells that nobody listens there.
+fn dns(dns: Option<ClusterDns>, values: &mut Values) {
+    let addresses = || dns.into_iter().flat_map(ClusterDns::addresses);
+    let to = |address: IpAddr| format!("{} daddr {address}", family(address));
+    values.each("to_dns", addresses().map(to));
+    let views = addresses().flat_map(|address| {
+        let view = SocketAddr::new(
+            if address.is_ipv4() {
+                HOST.into()
+            } else {
+                HOST6.into()
+            },
+            DNS_PORT,
+        );
+        ["udp", "tcp"].map(|transport| {
+            let family = family(address);
+            format!("{} {transport} dport 53 dnat {family} to {view}", to(address))
+        })
+    });
+    values.each("to_dns_view", views);
+    let errors = addresses().map(|address| {
+        let icmp = if address.is_ipv4() { "icmp" } else { "icmpv6" };
+        format!("ct original {} {icmp} type destination-unreachable", to(address))
+    });
+    values.each("dns_is_away", errors);
+    let elsewhere = addresses().filter(IpAddr::is_ipv6).map(|address| {
+        format!("meta nfproto ipv6 ct original ip6 daddr != {address} meta l4proto {{ tcp, udp }} th dport {DNS_PORT}")
+    });
+    values.each("to_listener_itself", elsewhere);
 }
 
 fn constants(values: &mut Values) {
@@ -213,7 +244,7 @@ mod tests {
 
     use super::*;
 
-    fn own(dns: Option<Ipv4Addr>) -> OwnAddresses {
+    fn own(dns: Option<ClusterDns>) -> OwnAddresses {
         OwnAddresses {
             dns,
             underlay: Ipv4Addr::new(172, 31, 0, 5),
@@ -317,7 +348,11 @@ mod tests {
             vni: Vni::new(1),
             ..Host::default()
         };
-        let text = ruleset(std::iter::empty(), &host, own(Some(Ipv4Addr::new(10, 96, 0, 10))));
+        let text = ruleset(
+            std::iter::empty(),
+            &host,
+            own(Some("10.96.0.10,fd00:96::a".parse().unwrap())),
+        );
         for part in [
             "17 . 30053 : goto port-0 }",
             "192.0.2.1 . 6 . 80 : goto port-1, 192.0.2.1 . 17 . 53 : goto port-0",
@@ -328,6 +363,7 @@ mod tests {
              10.96.0.0/12 meta mark set 0x53",
             "oifname \"thuban0\" ip saddr != 10.42.0.9 masquerade",
             "ip daddr 10.96.0.10 udp dport 53 dnat ip to 169.254.64.1:6085",
+            "ip6 daddr fd00:96::a tcp dport 53 dnat ip6 to [fe80::5468:7562:6101]:6085",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

@@ -4,7 +4,7 @@
 //! daemon does or waits for delays an answer.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use thuban_common::tables::HOST_SOURCE;
 use tracing::{info, warn};
 
 use crate::askers::Askers;
-use crate::dns::{DNS_PORT, Server, Settings, Views};
+use crate::dns::{ClusterDns, DNS_PORT, Server, Settings, Views};
 
 const THREADS: usize = 2;
 /// The pause between tries: the address may not be there yet, and the port may still be a predecessor's.
@@ -22,7 +22,7 @@ const BIND_RETRY: Duration = Duration::from_millis(50);
 const TRIES_TO_WARN: u32 = 100;
 
 /// Starts the thread that answers. It runs until the process ends.
-pub fn start(askers: Arc<Askers>, cluster_dns: Ipv4Addr) -> io::Result<()> {
+pub fn start(askers: Arc<Askers>, cluster_dns: ClusterDns) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .thread_name("dns")
@@ -33,15 +33,26 @@ pub fn start(askers: Arc<Askers>, cluster_dns: Ipv4Addr) -> io::Result<()> {
     Ok(())
 }
 
-async fn run(askers: Arc<Askers>, cluster_dns: Ipv4Addr) {
-    let address = SocketAddr::from((HOST_SOURCE, DNS_PORT));
+async fn run(askers: Arc<Askers>, cluster_dns: ClusterDns) {
+    let listening: Vec<SocketAddr> = cluster_dns
+        .addresses()
+        .map(|address| match address {
+            IpAddr::V4(_) => (HOST_SOURCE, DNS_PORT).into(),
+            // The node's address towards pods is link-local, and each pod's interface has it. Routes to pods choose it
+            // for answers, and netfilter drops what was sent to any other address.
+            IpAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, DNS_PORT).into(),
+        })
+        .collect();
     let mut tries = 0;
     loop {
-        let settings = Settings::new(address, (cluster_dns, 53).into());
+        let settings = Settings::new(listening.clone(), (cluster_dns.upstream(), 53).into());
         let known = Arc::clone(&askers);
-        match Server::bind(settings, move |source| known.of(source)).await {
+        match Server::bind(settings, move |source| known.of(source)) {
             Ok(server) => {
-                info!(%cluster_dns, "answers queries of VPCs that share the cluster's DNS");
+                info!(
+                    ?cluster_dns,
+                    "answers queries of VPCs that share the cluster's DNS"
+                );
                 return server.serve(std::future::pending()).await;
             }
             Err(error) => {

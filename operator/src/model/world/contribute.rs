@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ipnet::Ipv6Net;
 use thuban_rows::{
-    Bouncer, Direct, Forward, LocalEndpoint, MAX_MEMBERS, Members, Network, Refused, Row, Underlay,
-    Vpc as VpcRow,
+    Bouncer, Direct, Forward, LocalEndpoint, MAX_MEMBERS, Members, Network, Refused, Row,
+    Service as ServiceRow, Underlay, Vpc as VpcRow,
 };
 
 use super::roles::Roles;
@@ -82,6 +82,14 @@ impl World {
             })
         };
         let mut made = share(&targets, &dividers, row);
+        for address in self.refused_dns(name, vpc) {
+            let nobody = Row::Service(ServiceRow {
+                vni: vpc.vni,
+                address,
+                ports: Vec::new(),
+            });
+            made.extend(share(&targets, &targets, |_| nobody.clone()));
+        }
         for (service, told) in self.node_services_of(name, vpc) {
             service.share_by_node(&targets, vpc.vni, &told, &self.services.zones, &mut made);
         }

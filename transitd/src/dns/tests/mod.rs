@@ -78,11 +78,11 @@ impl Rig {
     async fn with_limits(script: Script, limits: Limits) -> Self {
         let upstream = Upstream::start(script).await;
         let address = upstream.address;
-        Self::before(upstream, address, limits).await
+        Self::before(upstream, address, limits)
     }
 
     /// Starts a server before `upstream` that asks `address`, wherever that is.
-    async fn before(upstream: Upstream, address: SocketAddr, limits: Limits) -> Self {
+    fn before(upstream: Upstream, address: SocketAddr, limits: Limits) -> Self {
         let (red, blue) = (Arc::new(red()), Arc::new(blue()));
         let views = move |source: IpAddr| {
             let (vpc, view) = match source {
@@ -101,15 +101,16 @@ impl Rig {
             let settings = Settings {
                 limits,
                 metrics: metrics.clone(),
-                ..Settings::new("127.0.0.1:0".parse().unwrap(), address)
+                ..Settings::new(vec!["127.0.0.1:0".parse().unwrap()], address)
             };
             // A port free for TCP may be taken for UDP.
-            if let Ok(server) = Server::bind(settings, views.clone()).await {
+            if let Ok(server) = Server::bind(settings, views.clone()) {
                 break server;
             }
         };
+        let address = server.local_addresses().next().unwrap();
         Self {
-            address: server.local_address(),
+            address,
             upstream,
             metrics,
             server: tokio::spawn(server.serve(std::future::pending())),

@@ -253,7 +253,7 @@ async fn an_upstream_that_fails_is_said_so() {
     let nobody = gone.address;
     gone.stop();
     while tokio::net::TcpStream::connect(nobody).await.is_ok() {}
-    let rig = Rig::before(upstream, nobody, Limits::default()).await;
+    let rig = Rig::before(upstream, nobody, Limits::default());
     let asked = query("www.example.com.", RecordType::A);
     assert_eq!(
         rig.ask(RED, &asked).await.metadata.response_code,
@@ -343,15 +343,15 @@ async fn answers_overtake_each_other_on_a_connection() {
 #[tokio::test]
 async fn it_stops_when_told_and_frees_its_port() {
     let nobody = "127.0.0.1:9".parse().unwrap();
-    let settings = Settings::new("127.0.0.1:0".parse().unwrap(), nobody);
+    let settings = Settings::new(vec!["127.0.0.1:0".parse().unwrap()], nobody);
     let views = |_| None;
-    let server = Server::bind(settings.clone(), views).await.unwrap();
-    let address = server.local_address();
-    let settings = Settings { address, ..settings };
-    assert!(
-        Server::bind(settings.clone(), views).await.is_err(),
-        "it is taken"
-    );
+    let server = Server::bind(settings.clone(), views).unwrap();
+    let addresses = server.local_addresses().collect();
+    let settings = Settings {
+        addresses,
+        ..settings
+    };
+    assert!(Server::bind(settings.clone(), views).is_err(), "it is taken");
     server.serve(async {}).await;
-    assert!(Server::bind(settings, views).await.is_ok());
+    assert!(Server::bind(settings, views).is_ok());
 }

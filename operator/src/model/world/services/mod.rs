@@ -87,8 +87,8 @@ pub(super) struct NodeService<'a> {
 
 #[derive(Debug, Default)]
 pub(super) struct Services {
-    /// ClusterIP of the cluster's DNS, of which droplets have views.
-    cluster_dns: Option<IpAddr>,
+    /// ClusterIPs of the cluster's DNS, of which droplets have views.
+    cluster_dns: Vec<IpAddr>,
     /// The network of each namespace that its network and VPC let in.
     pub namespaces: BTreeMap<String, String>,
     all: HashMap<EndpointName, Service>,
@@ -237,6 +237,10 @@ impl World {
         for service in [&old, &service].into_iter().flatten() {
             for (address, _) in &service.tables {
                 self.touch_services_at(*address);
+                if self.services.cluster_dns.contains(address) {
+                    // VPCs that reach it now, or no longer.
+                    self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
+                }
             }
             self.touch_own_addresses(service);
         }
@@ -342,7 +346,7 @@ impl World {
             let names = !known.host_access && self.has_names(name, service);
             let tables = service.tables.iter();
             let tables = tables.filter(move |(address, _)| {
-                let is_open = !names || self.services.cluster_dns == Some(*address);
+                let is_open = !names || self.services.cluster_dns.contains(address);
                 // Addresses of the service's VPC are of no use to others, and nodes serve none.
                 is_open && self.service_at(*address) == Some(name)
             });
@@ -358,18 +362,33 @@ impl World {
         })
     }
 
-    /// Sets the ClusterIP of the cluster's DNS, of which droplets have views. Called before there is any VPC.
-    pub fn set_cluster_dns(&mut self, address: Option<IpAddr>) {
-        self.services.cluster_dns = address;
+    /// Sets the ClusterIPs of the cluster's DNS, of which droplets have views. Called before there is any VPC.
+    pub fn set_cluster_dns(&mut self, addresses: Vec<IpAddr>) {
+        self.services.cluster_dns = addresses;
+    }
+
+    /// Yields the addresses of the cluster's DNS that pods of a VPC don't reach: their packets are refused at once.
+    pub(super) fn refused_dns<'a>(
+        &'a self,
+        vpc: &'a str,
+        known: &'a Vpc,
+    ) -> impl Iterator<Item = IpAddr> + 'a {
+        let addresses = self.services.cluster_dns.iter().copied();
+        addresses.filter(move |address| {
+            let service = self.service_at(*address).and_then(|name| self.service(name));
+            let home = service.and_then(|service| self.networks.get(&service.network));
+            let mut reached = self.node_services_of(vpc, known);
+            !known.host_access
+                && home.is_some_and(|home| home.vpc != vpc)
+                && !reached.any(|(_, service)| service.address == *address)
+        })
     }
 
     /// Whether a service tells the names of all VPCs, except by a view of it.
     fn has_names(&self, name: &EndpointName, service: &Service) -> bool {
         let is_usual = name.0 == "kube-system" && service.name == "kube-dns";
-        let mut addresses = service.tables.iter().map(|(address, _)| Some(*address));
-        is_usual
-            || self.services.cluster_dns.is_some()
-                && addresses.any(|address| address == self.services.cluster_dns)
+        let mut addresses = service.tables.iter().map(|(address, _)| *address);
+        is_usual || addresses.any(|address| self.services.cluster_dns.contains(&address))
     }
 
     /// Sets the network of a namespace's pods and Services that name no other network.

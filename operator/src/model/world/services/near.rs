@@ -30,10 +30,13 @@ pub(super) struct Place<'a> {
     pub zone: Option<&'a str>,
 }
 
+/// The names of one kind in a backend's hints.
+type Names = fn(&Hints) -> &BTreeSet<String>;
+
 /// Returns those of a port's backends that are near a place: its node's, else its zone's, else all. A kind of hint counts
 /// only if all backends have it.
 pub(super) fn near(backends: &BTreeSet<Backend>, hints: &AllHints, place: Place) -> BTreeSet<Backend> {
-    let kinds: [(Option<&str>, fn(&Hints) -> &BTreeSet<String>); 2] = [
+    let kinds: [(Option<&str>, Names); 2] = [
         (place.node, |hints| &hints.nodes),
         (place.zone, |hints| &hints.zones),
     ];

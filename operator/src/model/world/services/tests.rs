@@ -652,6 +652,52 @@ fn who_gets_outside_is_told_what_stays_closed() {
 }
 
 #[test]
+fn cluster_dns_is_refused_to_pods_of_vpcs_that_do_not_share_it() {
+    let mut world = shared();
+    world.set_cluster_dns(vec![ADDRESS]);
+    let refused = |world: &World, droplet: &str, number| {
+        let program = world.program(droplet);
+        let row = program.get(&Key::Service(vni(number), ADDRESS))?;
+        match row.unpack().row {
+            Some(row::Row::Service(row)) => Some(row.ports.is_empty()),
+            other => panic!("{other:?}"),
+        }
+    };
+    // The Service comes anew, after its address is known as the DNS's.
+    world.set_service(&name("s"), None);
+    world.flush();
+    assert_eq!(refused(&world, "d3", 9), None, "nobody has the address");
+    world.set_service(&name("s"), Some(served("1", 10)));
+    world.flush();
+    assert_eq!(refused(&world, "d3", 9), Some(true));
+    assert_eq!(refused(&world, "d2", 8), None, "it shares it");
+    assert_eq!(refused(&world, "d1", 7), None, "nodes serve its own VPC");
+    // The VPC begins to share it, and ends.
+    for (vpc, expected) in [
+        (names_it(9), None),
+        (
+            Vpc {
+                shared: Vec::new(),
+                ..names_it(9)
+            },
+            Some(true),
+        ),
+    ] {
+        world.set_vpc("green", Some(vpc));
+        world.flush();
+        assert_eq!(refused(&world, "d3", 9), expected);
+    }
+    // A Service of the VPC itself.
+    let own = Service {
+        network: "green".into(),
+        ..service("green", "2", 20)
+    };
+    world.set_service(&name("s"), Some(own));
+    world.flush();
+    assert_eq!(refused(&world, "d3", 9), Some(false));
+}
+
+#[test]
 fn every_vpc_knows_where_services_have_their_addresses() {
     let mut world = small(2);
     world.set_service_ranges(vec!["10.96.0.0/16".into(), "fd00:96::/112".into()]);
