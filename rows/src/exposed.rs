@@ -38,7 +38,7 @@ pub struct ExposedPort {
     /// Addresses of the local backends that end. They serve as long as no other does, and load balancers are not told
     /// of them.
     pub ending: BTreeSet<IpAddr>,
-    /// Droplets whose backends get a share of the TCP traffic that comes from elsewhere than a droplet.
+    /// Droplets whose backends get a share of the traffic that comes from elsewhere than a droplet.
     pub peers: BTreeSet<Underlay>,
 }
 

@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use thuban_common::host_stack::{CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON};
-use thuban_common::packet::ipv4::TCP;
 use thuban_rows::{Exposed, ExposedPort, NodeService};
 
 use super::host::{Host, from_pod};
@@ -15,6 +14,8 @@ use super::template::Values;
 
 /// The chain of each address, protocol and port.
 type Ports = BTreeMap<(IpAddr, u8, u16), usize>;
+/// The chain of each port of the node: whether it is IPv6, protocol, port.
+type NodePorts = BTreeMap<(bool, u8, u16), usize>;
 
 /// The services that the node serves.
 #[derive(Default)]
@@ -24,8 +25,10 @@ pub(super) struct Served {
     ports: Ports,
     /// Ports of services that nodes expose, at addresses outside of the cluster.
     outside: Ports,
-    /// The same services' ports at each address of the node: whether it is IPv6, protocol, port.
-    node_ports: BTreeMap<(bool, u8, u16), usize>,
+    /// The same services' ports at each address of the node.
+    node_ports: NodePorts,
+    /// The ports among them that lead to other droplets too.
+    shared_ports: NodePorts,
     chains: Vec<PortChain>,
 }
 
@@ -121,8 +124,7 @@ impl Served {
     /// Adds a chain to backends of this droplet and of its peers, by their ports of the same number. Returns `None` if
     /// there are no peers.
     fn peers_chain(&mut self, here: Option<usize>, port: &ExposedPort, host: &Host) -> Option<usize> {
-        // Pods to which connections are led answer a node by TCP alone.
-        let node_port = port.node_port.filter(|_| port.protocol == TCP)?;
+        let node_port = port.node_port?;
         let peers = port.peers.iter().filter(|peer| host.droplets.contains(&peer.0));
         let peers: Vec<_> = peers.map(|peer| (IpAddr::from(peer.0), node_port)).collect();
         if peers.is_empty() {
@@ -191,12 +193,11 @@ impl Served {
             } else {
                 self.peers_chain(chain, port, host)
             };
-            let Some(chain) = by_peers.or(chain) else { continue };
             let protocol = port.protocol;
-            if let Some(node_port) = port.node_port {
-                self.node_ports
-                    .insert((cluster.is_ipv6(), protocol, node_port), chain);
-            }
+            let node_port = port.node_port.map(|number| (cluster.is_ipv6(), protocol, number));
+            self.shared_ports.extend(node_port.zip(by_peers));
+            let Some(chain) = by_peers.or(chain) else { continue };
+            self.node_ports.extend(node_port.map(|of| (of, chain)));
             for outside in &exposed.addresses {
                 self.outside.insert((*outside, protocol, port.port), chain);
             }
@@ -213,16 +214,18 @@ impl Served {
         values.joined("ports6", to_chains(&self.ports, true));
         values.joined("outside", to_chains(&self.outside, false));
         values.joined("outside6", to_chains(&self.outside, true));
-        values.joined("node_ports", self.to_node_ports(false));
-        values.joined("node_ports6", self.to_node_ports(true));
+        values.joined("node_ports", ports_to_chains(&self.node_ports, false));
+        values.joined("node_ports6", ports_to_chains(&self.node_ports, true));
+        values.joined("shared_ports", ports_to_chains(&self.shared_ports, false));
         let chains = self.chains.iter().enumerate();
         values.each("port_chains", chains.map(|(number, chain)| chain.text(number)));
     }
+}
 
-    fn to_node_ports(&self, is_v6: bool) -> impl Iterator<Item = String> {
-        let elements = self.node_ports.iter().filter(move |((v6, _, _), _)| *v6 == is_v6);
-        elements.map(|((_, protocol, port), chain)| format!("{protocol} . {port} : goto port-{chain}"))
-    }
+/// Returns the elements of a map from a node's port to a chain.
+fn ports_to_chains(ports: &NodePorts, is_v6: bool) -> impl Iterator<Item = String> {
+    let elements = ports.iter().filter(move |((v6, _, _), _)| *v6 == is_v6);
+    elements.map(|((_, protocol, port), chain)| format!("{protocol} . {port} : goto port-{chain}"))
 }
 
 /// Returns the elements of a map from address and port to a chain.

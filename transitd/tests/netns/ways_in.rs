@@ -1,4 +1,5 @@
-//! Ways in to pods of tenants by UDP and SCTP. The pods' answers go to an address of the node that only conntrack knows.
+//! Ways in to pods of tenants, by UDP and SCTP and in both families.
 
 mod answers;
+mod peers;
 mod world;

@@ -17,6 +17,8 @@ pub const SERVER: u16 = 8080;
 pub const NODE_PORT: u16 = 30080;
 pub const UDP: u32 = 17;
 pub const SCTP: u32 = 132;
+/// A second droplet beside the node.
+pub const SECOND: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
 pub const NODE6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 1);
 /// The host beside the node.
 pub const FAR6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 2);
@@ -81,6 +83,7 @@ pub fn rig() -> Rig {
     rig.on_node("sysctl -qw net.ipv6.conf.all.forwarding=1");
     rig.on_node(&format!("ip address add {NODE6}/64 dev up0 nodad"));
     rig.on_far(&format!("ip address add {FAR6}/64 dev far nodad"));
+    rig.on_far(&format!("ip address add {SECOND}/24 dev far"));
     rig.on_far(&format!("ip address add {STRANGER}/32 dev lo"));
     rig.on_far(&format!("ip address add {STRANGER6}/128 dev lo nodad"));
     // Who knows a tenant's range does not reach it.
@@ -133,8 +136,12 @@ pub fn exposed(service: IpAddr, protocol: u32, by: &[IpAddr], peers: &[Ipv4Addr]
 
 /// Returns a socket for any address of both families.
 pub fn socket(namespace: &str, port: u16) -> UdpSocket {
-    let socket = in_namespace(namespace, move || UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)));
-    let socket = socket.unwrap();
+    socket_at(namespace, Ipv6Addr::UNSPECIFIED, port)
+}
+
+pub fn socket_at(namespace: &str, address: impl Into<IpAddr>, port: u16) -> UdpSocket {
+    let address = address.into();
+    let socket = in_namespace(namespace, move || UdpSocket::bind((address, port)).unwrap());
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket
 }
@@ -145,7 +152,11 @@ fn unmapped(address: SocketAddr) -> SocketAddr {
 
 /// Runs a server that sends each datagram back behind a byte of its own, and reports the clients.
 pub fn serve(namespace: &str, port: u16, own: u8) -> Receiver<SocketAddr> {
-    let socket = socket(namespace, port);
+    serve_at(namespace, Ipv6Addr::UNSPECIFIED, port, own)
+}
+
+pub fn serve_at(namespace: &str, address: impl Into<IpAddr>, port: u16, own: u8) -> Receiver<SocketAddr> {
+    let socket = socket_at(namespace, address, port);
     socket.set_read_timeout(None).unwrap();
     let (sender, clients) = channel();
     std::thread::spawn(move || {

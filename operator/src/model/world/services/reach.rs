@@ -18,7 +18,6 @@ pub const MAX_OWN_ADDRESSES: usize = 256;
 const MAX_PEERS: usize = 64;
 /// The most such droplets for all ports of a service together.
 const MAX_PEERS_TOGETHER: usize = 256;
-const TCP: u8 = 6;
 
 impl World {
     pub(in super::super) fn contribute_service(&self, name: &EndpointName) -> Option<Rows> {
@@ -107,10 +106,9 @@ impl World {
         }
     }
 
-    /// Returns the droplets to which others send connections to a port: only by TCP do pods answer the node that sent
-    /// the packet.
+    /// Returns the droplets to which others send connections to a port of nodes.
     fn peers(&self, service: &Service, port: &ExposedPort, most: usize) -> BTreeSet<Underlay> {
-        if port.node_port.is_none() || port.protocol != TCP {
+        if port.node_port.is_none() {
             return BTreeSet::new();
         }
         let backends = || port.local.iter().flatten();

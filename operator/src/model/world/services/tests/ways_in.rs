@@ -115,22 +115,26 @@ fn droplets_with_ending_backends_are_peers_only_as_fallback() {
 }
 
 #[test]
-fn without_a_port_of_nodes_and_by_udp_nothing_is_sent_on() {
-    let changes: [fn(&mut Service); 2] = [
-        |service| {
-            service.exposed[0].1[0].node_port = None;
-            service.outside = vec![Ipv4Addr::new(192, 0, 2, 1).into()];
-        },
-        |service| service.exposed[0].1[0].protocol = 17,
-    ];
-    for change in changes {
+fn without_a_port_of_nodes_nothing_is_sent_on() {
+    let mut world = shared();
+    let mut changed = tenants(true);
+    changed.exposed[0].1[0].node_port = None;
+    changed.outside = vec![Ipv4Addr::new(192, 0, 2, 1).into()];
+    world.set_service(&name("s"), Some(changed));
+    world.flush();
+    assert_eq!(own(&world), [None, None, Some(vec![20]), Some(vec![30]), None]);
+    assert!(told(&world, 2).unwrap().ports[0].peers.is_empty());
+}
+
+#[test]
+fn all_protocols_are_sent_on() {
+    for protocol in [6, 17, 132] {
         let mut world = shared();
         let mut changed = tenants(true);
-        change(&mut changed);
+        changed.exposed[0].1[0].protocol = protocol;
         world.set_service(&name("s"), Some(changed));
         world.flush();
-        assert_eq!(own(&world), [None, None, Some(vec![20]), Some(vec![30]), None]);
-        assert!(told(&world, 2).unwrap().ports[0].peers.is_empty());
+        assert_eq!(told(&world, 0).unwrap().ports[0].peers.len(), 2, "{protocol}");
     }
 }
 
