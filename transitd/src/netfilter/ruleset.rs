@@ -130,15 +130,18 @@ impl Host<'_> {
     fn fill(&self, values: &mut Values) {
         let from_pod = from_pod("==");
         let is_v4 = |range: &&IpNet| range.addr().is_ipv4();
+        let is_v6 = |range: &&IpNet| range.addr().is_ipv6();
         values.joined("closed", self.closed.iter().filter(is_v4));
+        values.joined("closed6", self.closed.iter().filter(is_v6));
         values.joined("open", self.open.iter().filter(|open| open.is_ipv4()));
-        values.each("private_range_v4", self.private.iter().copied().filter(is_v4));
+        values.joined("open6", self.open.iter().filter(|open| open.is_ipv6()));
+        values.each("private_range", self.private.iter().copied().filter(is_v4));
+        values.each("private_range6", self.private.iter().copied().filter(is_v6));
         values.joined("droplets", &self.droplets);
         values.each("to_services", self.to_services(&from_pod));
         values.each("to_own_range", self.to_own_ranges());
-        let own: Vec<_> = self.ranges.iter().filter(is_v4).collect();
-        values.each("own_range_v4", &own);
-        values.joined("own_ranges_v4", &own);
+        values.joined("own_ranges", self.ranges.iter().filter(is_v4));
+        values.joined("own_ranges6", self.ranges.iter().filter(is_v6));
         values.one("led", format_args!("oifname \"{HOST_PREFIX}*\" ct status dnat"));
         values.one("to_tenant", self.to_tenant(false));
         values.one("to_tenant6", self.to_tenant(true));

@@ -156,10 +156,6 @@ impl Served {
     fn expose(&mut self, exposed: &Exposed, host: &Host) {
         let cluster = exposed.address;
         let is_nodes_own = host.vni == Some(exposed.vni);
-        if !is_nodes_own && cluster.is_ipv6() {
-            // Endpoints of other VPCs answer to the node by IPv4 alone.
-            return;
-        }
         for port in &exposed.ports {
             let for_all = if is_nodes_own {
                 self.cluster_chain(cluster, port)
@@ -188,7 +184,8 @@ impl Served {
                     Some(chain)
                 }
             };
-            let by_peers = if is_nodes_own {
+            // Droplets know each other by IPv4.
+            let by_peers = if is_nodes_own || cluster.is_ipv6() {
                 None
             } else {
                 self.peers_chain(chain, port, host)

@@ -112,13 +112,12 @@ impl Program {
         }
     }
 
-    /// Whether an endpoint of this droplet, by its IPv4 address, gets outside: its VPC does, and its network isn't
-    /// private.
+    /// Whether an endpoint of this droplet gets outside: its VPC does, and its network isn't private.
     pub fn has_egress(&self, vni: Vni, address: IpAddr) -> bool {
-        let network = match self.rows.get(&RowKey::Local(vni, address)) {
-            Some(Row::Local(endpoint)) => self.rows.get(&RowKey::Network(vni, endpoint.network)),
-            _ => None,
+        let Some(endpoint) = self.local_at(vni, address) else {
+            return false;
         };
+        let network = self.rows.get(&RowKey::Network(vni, endpoint.network));
         let is_private = matches!(network, Some(Row::Network(network)) if network.private);
         !is_private && self.vpc(vni).is_some_and(|vpc| vpc.egress)
     }
@@ -141,11 +140,19 @@ impl Program {
 
     /// Whether an endpoint on this droplet has an address.
     pub fn has_local(&self, vni: Vni, address: IpAddr) -> bool {
-        let is_v6 = |endpoint: &LocalEndpoint| {
+        self.local_at(vni, address).is_some()
+    }
+
+    /// Returns the endpoint on this droplet that has an address.
+    fn local_at(&self, vni: Vni, address: IpAddr) -> Option<&LocalEndpoint> {
+        if let Some(Row::Local(endpoint)) = self.rows.get(&RowKey::Local(vni, address)) {
+            return Some(endpoint);
+        }
+        let is_its = |endpoint: &&LocalEndpoint| {
             let second = endpoint.address6.map(|net| IpAddr::from(net.addr()));
             endpoint.vni == vni && second == Some(address)
         };
-        self.rows.contains_key(&RowKey::Local(vni, address)) || address.is_ipv6() && self.locals().any(is_v6)
+        address.is_ipv6().then(|| self.locals().find(is_its)).flatten()
     }
 
     /// Whether traffic from outside is led to an endpoint of this droplet by its address.

@@ -15,6 +15,8 @@ use crate::tcp::PATIENCE;
 /// The port of pods' servers.
 pub const SERVER: u16 = 8080;
 pub const NODE_PORT: u16 = 30080;
+pub const SERVICE6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, 0x10);
+pub const TCP: u32 = 6;
 pub const UDP: u32 = 17;
 pub const SCTP: u32 = 132;
 /// A second droplet beside the node.
@@ -132,6 +134,14 @@ pub fn exposed(service: IpAddr, protocol: u32, by: &[IpAddr], peers: &[Ipv4Addr]
         service: "ns/web".into(),
         ..ExposedRow::default()
     })
+}
+
+/// Returns the same of any VPC, without peers.
+pub fn exposed_of(vni: u32, service: IpAddr, protocol: u32, by: IpAddr) -> Row {
+    let Row::Exposed(row) = exposed(service, protocol, &[by], &[]) else {
+        panic!("an exposed row")
+    };
+    Row::Exposed(ExposedRow { vni, ..row })
 }
 
 /// Returns a socket for any address of both families.
