@@ -5,6 +5,7 @@
 //! that mark alone. The exceptions are the node's own packets, and packets from anybody to services that the node
 //! exposes.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
@@ -137,7 +138,10 @@ impl Host<'_> {
         values.joined("open6", self.open.iter().filter(|open| open.is_ipv6()));
         values.each("private_range", self.private.iter().copied().filter(is_v4));
         values.each("private_range6", self.private.iter().copied().filter(is_v6));
-        values.joined("droplets", &self.droplets);
+        values.joined("droplets", self.droplets.keys());
+        let droplets6: BTreeSet<_> = self.droplets.values().flatten().collect();
+        values.joined("droplets6", droplets6);
+        values.each("underlay6", self.underlay6);
         values.each("to_services", self.to_services(&from_pod));
         values.each("to_own_range", self.to_own_ranges());
         values.joined("own_ranges", self.ranges.iter().filter(is_v4));

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use thuban_common::host_stack::{CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON};
-use thuban_rows::{Exposed, ExposedPort, NodeService};
+use thuban_rows::{Exposed, ExposedPort, NodeService, Underlay};
 
 use super::host::{Host, from_pod};
 use super::node_ports;
@@ -123,10 +123,22 @@ impl Served {
 
     /// Adds a chain to backends of this droplet and of its peers, by their ports of the same number. Returns `None` if
     /// there are no peers.
-    fn peers_chain(&mut self, here: Option<usize>, port: &ExposedPort, host: &Host) -> Option<usize> {
+    fn peers_chain(
+        &mut self,
+        here: Option<usize>,
+        is_v6: bool,
+        port: &ExposedPort,
+        host: &Host,
+    ) -> Option<usize> {
         let node_port = port.node_port?;
-        let peers = port.peers.iter().filter(|peer| host.droplets.contains(&peer.0));
-        let peers: Vec<_> = peers.map(|peer| (IpAddr::from(peer.0), node_port)).collect();
+        let address_of = |peer: &Underlay| {
+            let second = host.droplets.get(&peer.0)?;
+            // A droplet takes no packet of IPv6 for another droplet's that isn't from its known address.
+            let second = second.filter(|_| host.underlay6.is_some()).map(IpAddr::from);
+            if is_v6 { second } else { Some(peer.0.into()) }
+        };
+        let peers = port.peers.iter().filter_map(address_of);
+        let peers: Vec<_> = peers.map(|peer| (peer, node_port)).collect();
         if peers.is_empty() {
             return None;
         }
@@ -141,7 +153,7 @@ impl Served {
         self.chains.push(PortChain {
             mark: 0,
             protocol: port.protocol,
-            is_v6: false,
+            is_v6,
             goes: Goes::Among {
                 here,
                 has_share,
@@ -184,11 +196,10 @@ impl Served {
                     Some(chain)
                 }
             };
-            // Droplets know each other by IPv4.
-            let by_peers = if is_nodes_own || cluster.is_ipv6() {
+            let by_peers = if is_nodes_own {
                 None
             } else {
-                self.peers_chain(chain, port, host)
+                self.peers_chain(chain, cluster.is_ipv6(), port, host)
             };
             let protocol = port.protocol;
             let node_port = port.node_port.map(|number| (cluster.is_ipv6(), protocol, number));
@@ -214,6 +225,7 @@ impl Served {
         values.joined("node_ports", ports_to_chains(&self.node_ports, false));
         values.joined("node_ports6", ports_to_chains(&self.node_ports, true));
         values.joined("shared_ports", ports_to_chains(&self.shared_ports, false));
+        values.joined("shared_ports6", ports_to_chains(&self.shared_ports, true));
         let chains = self.chains.iter().enumerate();
         values.each("port_chains", chains.map(|(number, chain)| chain.text(number)));
     }
@@ -270,12 +282,17 @@ impl PortChain {
                 droplets,
             } => {
                 let own = here.map(|here| format!("goto port-{here}"));
+                let from_droplet = if self.is_v6 {
+                    "ip6 saddr @droplets6"
+                } else {
+                    "ip saddr @droplets"
+                };
                 match &own {
-                    Some(own) => rules.push(format!("ip saddr @droplets {own}")),
+                    Some(own) => rules.push(format!("{from_droplet} {own}")),
                     // The packet is refused at the node's own address. At another address it would only be sent round.
                     None => rules.extend([
-                        "ip saddr @droplets fib daddr type local return".to_owned(),
-                        "ip saddr @droplets counter drop".to_owned(),
+                        format!("{from_droplet} fib daddr type local return"),
+                        format!("{from_droplet} counter drop"),
                     ]),
                 }
                 if let Some(own) = own.filter(|_| *has_share) {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use thuban_api::identifiers::Vni;
 use thuban_common::tables::DropletAddress;
-use thuban_rows::{Exposed, LocalEndpoint, NodeService, Row, RowKey, Underlay, Visible, Vpc};
+use thuban_rows::{Droplet, Exposed, LocalEndpoint, NodeService, Row, RowKey, Underlay, Visible, Vpc};
 
 use crate::dataplane::tables::{TableEntry, TableKey};
 pub use silent::Silent;
@@ -178,11 +178,17 @@ impl Program {
         vpc.map(|vpc| &vpc.visible)
     }
 
-    /// Returns the underlay addresses of the other droplets.
-    pub fn droplets(&self) -> impl Iterator<Item = Ipv4Addr> {
+    /// Whether an address is in a range of a VPC that has a part on this droplet.
+    pub fn is_in_vpc(&self, address: IpAddr) -> bool {
+        self.vpcs()
+            .any(|vpc| vpc.cidrs.iter().any(|range| range.contains(&address)))
+    }
+
+    /// Returns the other droplets.
+    pub fn droplets(&self) -> impl Iterator<Item = &Droplet> {
         let rows = self.rows.range(RowKey::Droplet(Underlay::MIN)..);
         rows.map_while(|(_, row)| match row {
-            Row::Droplet(droplet) => Some(droplet.address.0),
+            Row::Droplet(droplet) => Some(droplet),
             _ => None,
         })
     }

@@ -351,6 +351,7 @@ fn tenant_port_is_relayed_once_to_droplets_with_backends() {
     );
     let droplet = Row::Droplet(DropletRow {
         address: FAR.octets().to_vec(),
+        ..DropletRow::default()
     });
     rig.operator.push_and_wait(vec![droplet], vec![]);
     for (address, port) in [(node, 30080), (OUTSIDE, 80)] {

@@ -1,6 +1,6 @@
 //! Tests of what droplets are told of a tenant's Service that nodes take connections for.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_proto::transit::{ExposedRow, row};
 use thuban_rows::Backend;
@@ -136,6 +136,62 @@ fn all_protocols_are_sent_on() {
         world.flush();
         assert_eq!(told(&world, 0).unwrap().ports[0].peers.len(), 2, "{protocol}");
     }
+}
+
+#[test]
+fn by_ipv6_only_droplets_whose_nodes_have_it_are_peers() {
+    let mut world = shared();
+    let service6 = IpAddr::from(Ipv6Addr::from([0xfd00, 0x96, 0, 0, 0, 0, 0, 1]));
+    let node6 = Ipv6Addr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 3]);
+    let mut dual = tenants(true);
+    let mut second = dual.exposed[0].clone();
+    second.0 = service6;
+    dual.exposed.push(second);
+    dual.own_addresses.push(service6);
+    world.set_service(&name("s"), Some(dual));
+    world.flush();
+    let peers = |world: &World, droplet: &str| -> Option<Vec<Vec<u8>>> {
+        let row = world
+            .program(droplet)
+            .get(&Key::Exposed(vni(8), service6))?
+            .unpack()
+            .row;
+        match row {
+            Some(row::Row::Exposed(row)) => Some(row.ports[0].peers.clone()),
+            other => panic!("{other:?}"),
+        }
+    };
+    let third = droplet_address(3);
+    let known = |world: &World| {
+        let row = world.program("d0").get(&Key::Droplet(third.into()))?.unpack().row;
+        match row {
+            Some(row::Row::Droplet(row)) => Some(row.address6),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(
+        (peers(&world, "d0"), peers(&world, "d2")),
+        (None, Some(Vec::new()))
+    );
+    assert_eq!(known(&world), Some(Vec::new()));
+    world.set_droplet6("d3", Some(node6));
+    let deltas = world.flush();
+    assert!(
+        deltas["d0"].contains_key(&Key::Droplet(third.into())),
+        "{deltas:?}"
+    );
+    let of = third.to_ipv6_mapped().octets().to_vec();
+    assert_eq!(peers(&world, "d0"), Some(vec![of]));
+    assert_eq!(known(&world), Some(node6.octets().to_vec()));
+    world.set_droplet6("d3", None);
+    world.flush();
+    assert_eq!((peers(&world, "d0"), known(&world)), (None, Some(Vec::new())));
+    // A droplet that is none any more leaves no address behind.
+    world.set_droplet6("d3", Some(node6));
+    world.set_droplet("d3", None);
+    world.set_droplet("d3", Some(third));
+    world.flush();
+    assert_eq!(known(&world), Some(Vec::new()));
 }
 
 #[test]
