@@ -13,6 +13,8 @@ left() {
     ip -6 rule show priority 6081 2>/dev/null | sed -n 's/^6081:.*/IPv6 rule 6081/p'
     nft list tables 2>/dev/null | sed -n 's/^table inet \(thuban\|thuban-overlay\|thuban-limits\)$/nftables table inet \1/p'
     ip -o addr show dev lo | sed -n 's/.*\(169\.254\.64\.1\/32\).*/address \1 on lo/p'
+    ip route show table local type blackhole | sed -n 's/^blackhole \(169\.254\.64\.2\) .*/route \1/p'
+    ip -6 route show table local type blackhole 2>/dev/null | sed -n 's/^blackhole \(100::5468:7562:6102\) .*/route \1/p'
     ip -6 -o addr show dev lo 2>/dev/null | sed -n 's/.*\(fe80::5468:7562:6101\/[0-9]*\).*/address \1 on lo/p'
 }
 
@@ -44,6 +46,8 @@ for table in thuban thuban-overlay thuban-limits; do
 done
 ip route flush table 6081 2>/dev/null
 ip -6 route flush table 6081 2>/dev/null
+ip route del blackhole 169.254.64.2 table local 2>/dev/null
+ip -6 route del blackhole 100::5468:7562:6102 table local 2>/dev/null
 ip addr del 169.254.64.1/32 dev lo 2>/dev/null
 ip -6 addr del fe80::5468:7562:6101/128 dev lo 2>/dev/null
 rm -f /opt/cni/bin/thuban

@@ -33,7 +33,10 @@ pub fn underlay(last: u8) -> Underlay {
 /// Returns a row of the kind.
 pub fn row(kind: Kind) -> Row {
     match kind {
-        Kind::Droplet => Row::Droplet(Droplet { address: underlay(1) }),
+        Kind::Droplet => Row::Droplet(Droplet {
+            address: underlay(1),
+            address6: Some("2001:db8::1".parse().unwrap()),
+        }),
         Kind::Vpc => Row::Vpc(vpc()),
         Kind::Network => Row::Network(network()),
         Kind::Local => Row::Local(local()),
@@ -128,6 +131,7 @@ pub fn local() -> LocalEndpoint {
         ready: true,
         moved_from: Some(underlay(9)),
         host: true,
+        underlay6: Some("2001:db8::9".parse().unwrap()),
     }
 }
 

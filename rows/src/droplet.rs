@@ -1,12 +1,12 @@
 //! The row of a known droplet. Packets with an outer source that no such row has are dropped.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 use thuban_proto::transit::DropletRow;
 
-use crate::fields::{InvalidRow, invalid};
+use crate::fields::{self, InvalidRow, invalid};
 
 /// Underlay address of a droplet, never one within a VPC. On the wire 4 bytes, network order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
@@ -54,14 +54,18 @@ impl fmt::Display for Underlay {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Droplet {
     pub address: Underlay,
+    /// The node's IPv6 address outside of every VPC. Only packets that nodes send on to each other use it.
+    pub address6: Option<Ipv6Addr>,
 }
 
 impl TryFrom<DropletRow> for Droplet {
     type Error = InvalidRow;
 
     fn try_from(row: DropletRow) -> Result<Self, InvalidRow> {
-        let address = Underlay::read(&row.address)?;
-        Ok(Self { address })
+        Ok(Self {
+            address: Underlay::read(&row.address)?,
+            address6: fields::address6(&row.address6)?,
+        })
     }
 }
 
@@ -69,6 +73,7 @@ impl From<&Droplet> for DropletRow {
     fn from(row: &Droplet) -> Self {
         Self {
             address: row.address.octets().to_vec(),
+            address6: fields::octets6(row.address6),
         }
     }
 }

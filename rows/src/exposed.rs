@@ -38,7 +38,7 @@ pub struct ExposedPort {
     /// Addresses of the local backends that end. They serve as long as no other does, and load balancers are not told
     /// of them.
     pub ending: BTreeSet<IpAddr>,
-    /// Droplets with backends. They get a share of the TCP traffic that comes from elsewhere than a droplet; in the VPC of
+    /// Droplets with backends. They get a share of the traffic that comes from elsewhere than a droplet; in the VPC of
     /// nodes they get what this node's own processes send, if this droplet has no backend.
     pub peers: BTreeSet<Underlay>,
 }

@@ -56,17 +56,19 @@ pub fn address6(bytes: &[u8]) -> Result<Option<Ipv6Addr>, InvalidRow> {
         return Ok(None);
     }
     let address = <[u8; 16]>::try_from(bytes).ok().map(Ipv6Addr::from);
-    let is_usable = |a: &Ipv6Addr| {
-        !a.is_unspecified()
-            && !a.is_loopback()
-            && !a.is_multicast()
-            && !a.is_unicast_link_local()
-            && a.to_ipv4_mapped().is_none()
-    };
-    address.filter(is_usable).map(Some).ok_or(invalid(
+    address.filter(is_unicast6).map(Some).ok_or(invalid(
         "address6",
         "empty, or an IPv6 unicast address of 16 bytes that is not link-local",
     ))
+}
+
+/// Whether a row may have the IPv6 address: it is one host's, and the host may be on another link.
+pub fn is_unicast6(address: &Ipv6Addr) -> bool {
+    !address.is_unspecified()
+        && !address.is_loopback()
+        && !address.is_multicast()
+        && !address.is_unicast_link_local()
+        && address.to_ipv4_mapped().is_none()
 }
 
 /// Writes an address as 16 bytes; none is empty.

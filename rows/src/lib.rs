@@ -52,7 +52,7 @@ pub use bouncer::Bouncer;
 pub use direct::Direct;
 pub use droplet::{Droplet, Underlay};
 pub use exposed::{Exposed, ExposedPort};
-pub use fields::{InvalidRow, read_address};
+pub use fields::{InvalidRow, is_unicast6, read_address};
 pub use forward::Forward;
 pub use key::{RowKey, proto_key};
 pub use kind::{BASELINE, Kind, Kinds};
@@ -197,7 +197,10 @@ mod tests {
             RowKey::try_from(&proto::RowKey { key: None }),
             Err(InvalidRow::UnknownKind)
         );
-        let bad = proto::row::Row::Droplet(proto::DropletRow { address: vec![1] });
+        let bad = proto::row::Row::Droplet(proto::DropletRow {
+            address: vec![1],
+            ..Default::default()
+        });
         let error = Row::try_from(proto::Row { row: Some(bad) }).unwrap_err();
         assert_eq!(error.to_string(), "droplet: expected an IPv4 address of 4 bytes");
     }

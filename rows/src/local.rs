@@ -1,6 +1,6 @@
 //! An endpoint that lives on this droplet.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::Ipv6Net;
 use serde::{Deserialize, Serialize};
@@ -42,6 +42,9 @@ pub struct LocalEndpoint {
     /// The endpoint is the node itself.
     #[serde(default)]
     pub host: bool,
+    /// Of the node itself, the IPv6 address by which other droplets know this one.
+    #[serde(default)]
+    pub underlay6: Option<Ipv6Addr>,
 }
 
 impl LocalEndpoint {
@@ -102,6 +105,7 @@ impl TryFrom<LocalRow> for LocalEndpoint {
                 ),
             },
             host: row.host,
+            underlay6: fields::address6(&row.underlay6)?,
         })
     }
 }
@@ -128,6 +132,7 @@ impl From<&LocalEndpoint> for LocalRow {
                 .map(|droplet| droplet.octets().to_vec())
                 .unwrap_or_default(),
             host: row.host,
+            underlay6: fields::octets6(row.underlay6),
         }
     }
 }
@@ -198,7 +203,7 @@ mod tests {
             (builders::VNI, MacAddr([2, 0, 10, 0, 1, 5]))
         );
         assert_eq!(read.moved_from, Some([172, 16, 0, 1].into()));
-        assert!(read.pod_name.is_empty() && !read.host);
+        assert!(read.pod_name.is_empty() && !read.host && read.underlay6.is_none());
         let again = serde_json::to_string(&read).unwrap();
         assert!(
             again.contains(r#""moved_from":[172,16,0,1]"#) && again.contains(r#""vni":7,"#),

@@ -115,6 +115,9 @@ fn packet<F: Frame>(
     if packet.is_to_host() {
         return host::reply(frame, attachment, packet);
     }
+    if packet.is_to_tracked_host() {
+        return host::reply_tracked(frame, packet);
+    }
     if !packet.is_to_unicast() {
         return Err(Counter::NotUnicast);
     }

@@ -1,5 +1,5 @@
-//! Sends a pod's packets to the host's stack: replies to the host itself, and packets out of the VPC if it has a way
-//! out.
+//! Sends a pod's packets to the host's stack: replies to the host itself or to the client for which it asked, and
+//! packets out of the VPC if it has a way out.
 
 use thuban_common::{
     counters::Counter,
@@ -22,6 +22,22 @@ const LEAST_TCP: u32 = 20;
 #[inline(always)]
 pub fn reply<F: Frame>(frame: &F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
     if flags(attachment) & VPC_HOST_ACCESS == 0 && !is_answer(frame, packet)? {
+        return Err(Counter::HostForbidden);
+    }
+    pass(frame, packet)
+}
+
+/// Passes packets to the host's other address towards pods, which nobody has: conntrack knows which of them answer the
+/// host, and translates those alone. Fragments are whole before it looks.
+#[inline(always)]
+pub fn reply_tracked<F: Frame>(frame: &F, packet: &IpPacket) -> Outcome {
+    let is_judged = match packet.protocol {
+        ipv4::UDP | ipv4::SCTP => true,
+        ipv4::TCP => false,
+        // IPv6 hides the protocol of fragments.
+        _ => packet.is_v6() && packet.is_fragment() || is_answer(frame, packet)?,
+    };
+    if !is_judged {
         return Err(Counter::HostForbidden);
     }
     pass(frame, packet)

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use thuban_common::{counters::Counter, tables::VpcEntry};
 
 use crate::{
-    answers::arp_reply,
+    answers::{TRACKED, arp_reply},
     fixture::{self, Expect, Fixture},
     frames::{Packet, arp, other, tcp, udp},
     rows::{BOUNCED, DIVIDED, Endpoint, GUEST, HERE, LOCAL_MAC, SECOND, STRAY, TENANT, THIRD, UNREACHED, ip},
@@ -358,6 +358,51 @@ fn only_answers_and_allowed_packets_reach_the_host() -> Result<()> {
             ),
         ],
     )
+}
+
+#[test]
+fn conntrack_judges_answers_by_protocols_without_state() -> Result<()> {
+    let to = |endpoint, protocol, payload: &[u8]| packet(endpoint, TRACKED).carrying(protocol, payload);
+    let tenant = |protocol, payload: &[u8]| to(TENANT, protocol, payload).bytes();
+    let passed = || Expect::Pass(Some(Counter::ToHost));
+    let refused = || Expect::Drop(Counter::HostForbidden);
+    let answer = udp(53, 40000, &[0; 12]);
+    let part = |fragment| {
+        let mut packet = to(TENANT, 17, &answer);
+        packet.fragment = fragment;
+        packet.bytes()
+    };
+    let fixtures = [
+        fixture("UDP", TENANT, tenant(17, &answer), passed()),
+        fixture("UDP, first fragment", TENANT, part(0x2000), passed()),
+        fixture("UDP, last fragment", TENANT, part(100), passed()),
+        fixture("SCTP", TENANT, tenant(132, &answer), passed()),
+        fixture("ICMP error", TENANT, tenant(1, &[3; 40]), passed()),
+        fixture("ping", TENANT, tenant(1, &[8; 40]), refused()),
+        fixture("redirect", TENANT, tenant(1, &[5; 40]), refused()),
+        fixture("TCP answer", TENANT, tenant(6, &tcp(0x12)), refused()),
+        fixture("TCP opening", TENANT, tenant(6, &tcp(0x02)), refused()),
+        fixture("another protocol", TENANT, tenant(47, &[0; 40]), refused()),
+        fixture(
+            "Geneve",
+            TENANT,
+            tenant(17, &udp(50000, 6081, &[0; 20])),
+            Expect::Drop(Counter::GeneveForbidden),
+        ),
+        fixture(
+            "host access: UDP",
+            GUEST,
+            to(GUEST, 17, &answer).bytes(),
+            passed(),
+        ),
+        fixture(
+            "host access: TCP",
+            GUEST,
+            to(GUEST, 6, &tcp(0x02)).bytes(),
+            refused(),
+        ),
+    ];
+    fixture::run(&mut World::new()?, &fixtures)
 }
 
 #[test]

@@ -13,6 +13,9 @@ const GATEWAY: [u8; 6] = [0x02, 0x54, 0x68, 0x75, 0x62, 0x61];
 /// The host's address for pods: 169.254.64.1 and fe80::5468:7562:6101.
 pub const HOST: Ipv4Addr = ip(169, 254, 64, 1);
 pub const HOST6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0x5468, 0x7562, 0x6101);
+/// The host's other address for pods, which nobody has: 169.254.64.2 and 100::5468:7562:6102.
+pub const TRACKED: Ipv4Addr = ip(169, 254, 64, 2);
+pub const TRACKED6: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0x5468, 0x7562, 0x6102);
 /// The number of bytes of the packet that an error quotes.
 const QUOTE: usize = 128;
 

@@ -6,6 +6,7 @@ use anyhow::Result;
 use thuban_common::counters::Counter;
 
 use crate::{
+    answers::TRACKED6,
     fixture::{self, Expect, Fixture},
     frames::{Packet6, mapped, tcp, udp},
     rows::{BOUNCED, DIVIDED, Endpoint, GUEST, LOCAL_MAC, SECOND, SPREAD, TENANT, THIRD, UNREACHED, ip6},
@@ -277,4 +278,32 @@ fn only_answers_and_allowed_packets_reach_the_host() -> Result<()> {
             ),
         ],
     )
+}
+
+#[test]
+fn conntrack_judges_answers_by_protocols_without_state() -> Result<()> {
+    let to_host = packet(TENANT, TRACKED6);
+    let tenant = |description, packet: &Packet6, is_passed| {
+        let expect = if is_passed {
+            Expect::Pass(Some(Counter::ToHost))
+        } else {
+            Expect::Drop(Counter::HostForbidden)
+        };
+        fixture(description, TENANT, packet, expect)
+    };
+    let fixtures = [
+        tenant("UDP", &to_host, true),
+        tenant(
+            "SCTP",
+            &to_host.clone().carrying(132, &udp(53, 40000, b"answer")),
+            true,
+        ),
+        tenant("a fragment", &to_host.extended(44), true),
+        tenant("an extension header", &to_host.extended(60), false),
+        tenant("unreachable", &to_host.clone().icmp(1, &[0; 60]), true),
+        tenant("ping", &to_host.clone().icmp(128, &[0; 20]), false),
+        tenant("TCP answer", &to_host.clone().carrying(6, &tcp(0x12)), false),
+        tenant("TCP opening", &to_host.carrying(6, &tcp(0x02)), false),
+    ];
+    fixture::run(&mut World::new()?, &fixtures)
 }

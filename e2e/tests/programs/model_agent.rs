@@ -11,7 +11,7 @@ use thuban_common::{
 };
 
 use crate::{
-    answers::{HOST, HOST6, advertisement, arp_reply, too_big, too_big6},
+    answers::{HOST, HOST6, TRACKED, TRACKED6, advertisement, arp_reply, too_big, too_big6},
     fixture::Expect,
     model::{
         Model, OVERHEAD, Packet, Refusal, TO_TC, attached, elsewhere, first, member, reaches, settle, subnet,
@@ -78,6 +78,13 @@ impl Model {
         }
         if packet.destination == IpAddr::V4(HOST) || packet.destination == IpAddr::V6(HOST6) {
             return if has_host_access(endpoint) || is_answer(packet)? {
+                to_host(packet)
+            } else {
+                Err(Counter::HostForbidden)
+            };
+        }
+        if packet.destination == IpAddr::V4(TRACKED) || packet.destination == IpAddr::V6(TRACKED6) {
+            return if is_for_conntrack(packet)? {
                 to_host(packet)
             } else {
                 Err(Counter::HostForbidden)
@@ -263,6 +270,16 @@ fn is_answer(packet: &Packet) -> Result<bool, Refusal> {
         58 if packet.is_v6() => matches!(kind, 1..=4 | 129),
         _ => false,
     })
+}
+
+/// Whether conntrack judges the packet: UDP, SCTP, ICMP that answers, and fragments of IPv6.
+fn is_for_conntrack(packet: &Packet) -> Result<bool, Refusal> {
+    match packet.protocol {
+        6 => Ok(false),
+        17 | 132 => Ok(true),
+        _ if packet.is_v6() && packet.is_fragment => Ok(true),
+        _ => is_answer(packet),
+    }
 }
 
 /// Judges a packet to the host. Nobody may send Geneve to droplets in the host's name, also not in fragments.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use thuban_testkit::packets::checksum;
 
 use crate::{
-    answers::{HOST, HOST6},
+    answers::{HOST, HOST6, TRACKED, TRACKED6},
     frames::{Packet, Packet6, Tunnel, arp, header, mapped, other, probe, udp},
     rows::{
         ATTACHED, Endpoint, HERE, LOCALS, OTHERS, REMOTES, SECOND, SECRET, SPREAD, STRAY, THIRD, UNREACHED,
@@ -274,6 +274,7 @@ impl Random {
     /// Returns an address: one that some row knows, mostly of the VPC, or a special one, or one of a network.
     fn v4(&mut self, vni: u32) -> Ipv4Addr {
         match self.below(20) {
+            0 if self.once_in(2) => TRACKED,
             0 => HOST,
             1 => self.one_of(&SPECIAL),
             2..=5 => ip(10, second_byte(vni), self.u8() % 5, self.u8()),
@@ -293,6 +294,7 @@ impl Random {
 
     fn v6(&mut self, vni: u32) -> Ipv6Addr {
         match self.below(20) {
+            0 if self.once_in(2) => TRACKED6,
             0 => HOST6,
             1 if self.once_in(2) => mapped(self.one_of(&[11, 12, 50, 70])),
             1 => self.one_of(&SPECIAL6),

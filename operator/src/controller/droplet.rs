@@ -1,6 +1,6 @@
 //! Droplet: registered by transitd in Init, Provisioned here once it is known to be its Node's.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
 use thuban_api::condition::set;
 use thuban_api::{Condition, Droplet, Phase};
+use thuban_rows::is_unicast6;
 
 use crate::controller::context::Context;
 use crate::controller::endpoint::host;
@@ -184,6 +185,16 @@ pub fn address_in_force(droplet: &Droplet, context: &Context) -> Option<Ipv4Addr
     verified_address(droplet)
 }
 
+/// Returns the IPv6 address of the droplet's node in rows, if the node has one.
+pub fn node_address6(name: &str, context: &Context) -> Option<Ipv6Addr> {
+    let of_node = context.node(name).map(|node| internal_ips(&node))?;
+    let mut of_family = of_node.into_iter().filter_map(|address| match address {
+        IpAddr::V6(v6) => Some(v6),
+        IpAddr::V4(_) => None,
+    });
+    of_family.find(is_unicast6)
+}
+
 fn verified_address(droplet: &Droplet) -> Option<Ipv4Addr> {
     droplet.status.as_ref()?.address.as_ref()?.parse().ok()
 }
@@ -208,9 +219,11 @@ pub async fn all_in_force(context: &Context) -> Result<Vec<String>, WriteError> 
 fn apply(droplet: &Droplet, state: Option<State>, context: &Context) {
     let name = &droplet.name_any();
     let address = address_in_force(droplet, context);
+    let address6 = node_address6(name, context);
     let was = context.hub.update(|world| {
         let was = world.is_droplet(name);
         world.set_droplet(name, address);
+        world.set_droplet6(name, address6);
         if let Some(state) = state {
             world.set_away(name, matches!(state, State::NotReady | State::OutOfService));
         }

@@ -15,7 +15,7 @@ use crate::controller::admission::admitted;
 use crate::controller::cache::last_seen::{DefaultNetwork, Entrance};
 use crate::controller::context::Context;
 use crate::controller::denial;
-use crate::controller::droplet::address_in_force;
+use crate::controller::droplet::{address_in_force, node_address6};
 use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint};
 use crate::controller::ranges::is_settled;
 use crate::controller::role::kind::Role;
@@ -354,9 +354,11 @@ pub fn on_droplet(context: &Context, change: &Change<Droplet>) {
             return;
         }
     };
+    let address6 = node_address6(&name, context);
     let was = context.hub.update(|world| {
         let was = world.is_droplet(&name);
         world.set_droplet(&name, address);
+        world.set_droplet6(&name, address6);
         was
     });
     let triggers = &context.hub.triggers;

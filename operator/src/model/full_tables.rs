@@ -178,7 +178,7 @@ mod tests {
     }
 
     fn delta(number: u16, is_there: bool) -> Delta {
-        let row = PackedRow::new(&rows::droplet([1, 1, 1, 1].into()));
+        let row = PackedRow::new(&rows::droplet([1, 1, 1, 1].into(), None));
         Delta::from([(key(number), is_there.then_some(row))])
     }
 

@@ -1,6 +1,6 @@
 //! Rows as the world stores them, for each droplet that has them. `thuban_rows` defines rows and keys.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -27,9 +27,9 @@ impl PackedRow {
 }
 
 /// Returns the row of a known droplet.
-pub fn droplet(address: Ipv4Addr) -> Row {
+pub fn droplet(address: Ipv4Addr, address6: Option<Ipv6Addr>) -> Row {
     let address = address.into();
-    Row::Droplet(Droplet { address })
+    Row::Droplet(Droplet { address, address6 })
 }
 
 /// Reads ranges in force, which have been validated.

@@ -1,7 +1,7 @@
 //! What a node's rules are made of, besides services.
 
-use std::collections::{BTreeSet, HashSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use thuban_api::identifiers::Vni;
@@ -33,9 +33,11 @@ pub struct Host<'a> {
     pub open: BTreeSet<IpAddr>,
     /// The ranges of private networks of the VPC of the node's endpoint: their endpoints answer to nobody outside.
     pub private: Vec<&'a IpNet>,
-    /// The underlay addresses of the other droplets, if any of them takes a share of the traffic that comes to this
-    /// one.
-    pub droplets: BTreeSet<Ipv4Addr>,
+    /// The other droplets by their underlay addresses, with IPv6 addresses of their nodes, if any of them takes a share
+    /// of the traffic that comes to this one.
+    pub droplets: BTreeMap<Ipv4Addr, Option<Ipv6Addr>>,
+    /// The IPv6 address by which other droplets know this one.
+    pub underlay6: Option<Ipv6Addr>,
 }
 
 impl<'a> Host<'a> {
@@ -66,13 +68,15 @@ impl<'a> Host<'a> {
         let of_others = others.iter().flat_map(|vni| program.ranges(*vni).0);
         let closed = program.closed_ranges().iter().chain(of_others).copied().collect();
         let mut ports = exposed.iter().flat_map(|exposed| &exposed.ports);
+        // To an address of a VPC here the node's packets would go to a pod.
+        let outside = |address: &Ipv6Addr| !program.is_in_vpc((*address).into());
         let droplets = if ports.any(|port| !port.peers.is_empty()) {
-            program
-                .droplets()
-                .filter(|droplet| *droplet != underlay)
+            let others = program.droplets().filter(|droplet| droplet.address.0 != underlay);
+            others
+                .map(|droplet| (droplet.address.0, droplet.address6.filter(outside)))
                 .collect()
         } else {
-            BTreeSet::new()
+            BTreeMap::new()
         };
         Self {
             addresses: endpoint.into_iter().flat_map(LocalEndpoint::addresses).collect(),
@@ -85,6 +89,7 @@ impl<'a> Host<'a> {
             open,
             private: vni.map_or_else(Vec::new, |vni| program.private_ranges(vni).collect()),
             droplets,
+            underlay6: endpoint.and_then(|endpoint| endpoint.underlay6.filter(outside)),
         }
     }
 

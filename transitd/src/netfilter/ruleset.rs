@@ -5,6 +5,7 @@
 //! that mark alone. The exceptions are the node's own packets, and packets from anybody to services that the node
 //! exposes.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::IpNet;
@@ -12,7 +13,7 @@ use thuban_common::host_stack::{
     CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON, MARK_ANSWER, MARK_EGRESS, MARK_EGRESS_HOST,
     MARK_FROM_POD, MARK_FROM_POD_MASK, MARK_HOST_ENDPOINT, MARK_MASK, NFT_TABLE, priority,
 };
-use thuban_common::tables::{HOST_SOURCE, HOST_SOURCE_V6};
+use thuban_common::tables::{HOST_SOURCE, HOST_SOURCE_V6, HOST_TRACKED, HOST_TRACKED_V6};
 use thuban_rows::NodeService;
 
 use super::host::{Host, from_pod};
@@ -25,8 +26,11 @@ use crate::netlink::host_end::HOST_END;
 
 const TEMPLATE: &str = include_str!("thuban.nft");
 /// The node's own source address towards pods.
-const HOST: Ipv4Addr = Ipv4Addr::new(HOST_SOURCE[0], HOST_SOURCE[1], HOST_SOURCE[2], HOST_SOURCE[3]);
+const HOST: Ipv4Addr = Ipv4Addr::from_octets(HOST_SOURCE);
 const HOST6: Ipv6Addr = Ipv6Addr::from_octets(HOST_SOURCE_V6);
+/// The same by protocols whose answers conntrack alone tells.
+const TRACKED: Ipv4Addr = Ipv4Addr::from_octets(HOST_TRACKED);
+const TRACKED6: Ipv6Addr = Ipv6Addr::from_octets(HOST_TRACKED_V6);
 /// Queries a second by UDP that one pod of a tenant may send, and as many at once after a rest. All pods share the
 /// socket in which the queries wait.
 const MAX_QUERIES: u32 = 1024;
@@ -112,27 +116,39 @@ impl Host<'_> {
         by_family.collect()
     }
 
+    /// Returns the match for packets of a family to other VPCs than the node's.
+    fn to_tenant(&self, is_v6: bool) -> String {
+        let (number, name) = if is_v6 { ("ipv6", "ip6") } else { ("ipv4", "ip") };
+        let own = self.ranges.iter().filter(|range| range.addr().is_ipv6() == is_v6);
+        let own: Vec<_> = own.map(ToString::to_string).collect();
+        if own.is_empty() {
+            format!("meta nfproto {number}")
+        } else {
+            format!("{name} daddr != {{ {} }}", own.join(", "))
+        }
+    }
+
     fn fill(&self, values: &mut Values) {
         let from_pod = from_pod("==");
         let is_v4 = |range: &&IpNet| range.addr().is_ipv4();
+        let is_v6 = |range: &&IpNet| range.addr().is_ipv6();
         values.joined("closed", self.closed.iter().filter(is_v4));
+        values.joined("closed6", self.closed.iter().filter(is_v6));
         values.joined("open", self.open.iter().filter(|open| open.is_ipv4()));
-        values.each("private_range_v4", self.private.iter().copied().filter(is_v4));
-        values.joined("droplets", &self.droplets);
+        values.joined("open6", self.open.iter().filter(|open| open.is_ipv6()));
+        values.each("private_range", self.private.iter().copied().filter(is_v4));
+        values.each("private_range6", self.private.iter().copied().filter(is_v6));
+        values.joined("droplets", self.droplets.keys());
+        let droplets6: BTreeSet<_> = self.droplets.values().flatten().collect();
+        values.joined("droplets6", droplets6);
+        values.each("underlay6", self.underlay6);
         values.each("to_services", self.to_services(&from_pod));
         values.each("to_own_range", self.to_own_ranges());
-        let own: Vec<_> = self.ranges.iter().filter(is_v4).collect();
-        values.each("own_range_v4", &own);
-        values.joined("own_ranges_v4", &own);
-        let led = format!("oifname \"{HOST_PREFIX}*\" ct status dnat");
-        let own: Vec<_> = own.into_iter().map(ToString::to_string).collect();
-        let led_to_tenant = if own.is_empty() {
-            led.clone()
-        } else {
-            format!("{led} ip daddr != {{ {} }}", own.join(", "))
-        };
-        values.one("led", led);
-        values.one("led_to_tenant", led_to_tenant);
+        values.joined("own_ranges", self.ranges.iter().filter(is_v4));
+        values.joined("own_ranges6", self.ranges.iter().filter(is_v6));
+        values.one("led", format_args!("oifname \"{HOST_PREFIX}*\" ct status dnat"));
+        values.one("to_tenant", self.to_tenant(false));
+        values.one("to_tenant6", self.to_tenant(true));
         values.each("own_sources", self.sources());
         values.each("astray", self.astray(&from_pod));
     }
@@ -224,6 +240,9 @@ fn constants(values: &mut Values) {
     values.one("DNS_PORT", DNS_PORT);
     values.one("HOST", HOST);
     values.one("HOST6", HOST6);
+    values.one("HOST_TRACKED", TRACKED);
+    values.one("HOST_TRACKED6", TRACKED6);
+    values.one("by_conntrack", "meta l4proto { udp, sctp }");
     values.one("HOST_END", HOST_END);
     values.one("HOST_PREFIX", HOST_PREFIX);
     let egress = |is| format!("meta mark & {MARK_MASK:#x} {is} {MARK_EGRESS:#x}");

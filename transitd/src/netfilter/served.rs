@@ -6,8 +6,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use thuban_common::host_stack::{CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON};
-use thuban_common::packet::ipv4::TCP;
-use thuban_rows::{Exposed, ExposedPort, NodeService};
+use thuban_rows::{Exposed, ExposedPort, NodeService, Underlay};
 
 use super::host::{Host, from_pod};
 use super::node_ports;
@@ -15,6 +14,8 @@ use super::template::Values;
 
 /// The chain of each address, protocol and port.
 type Ports = BTreeMap<(IpAddr, u8, u16), usize>;
+/// The chain of each port of the node: whether it is IPv6, protocol, port.
+type NodePorts = BTreeMap<(bool, u8, u16), usize>;
 
 /// The services that the node serves.
 #[derive(Default)]
@@ -24,8 +25,10 @@ pub(super) struct Served {
     ports: Ports,
     /// Ports of services that nodes expose, at addresses outside of the cluster.
     outside: Ports,
-    /// The same services' ports at each address of the node: whether it is IPv6, protocol, port.
-    node_ports: BTreeMap<(bool, u8, u16), usize>,
+    /// The same services' ports at each address of the node.
+    node_ports: NodePorts,
+    /// The ports among them that lead to other droplets too.
+    shared_ports: NodePorts,
     chains: Vec<PortChain>,
 }
 
@@ -120,20 +123,21 @@ impl Served {
 
     /// Adds a chain to the ports of the same number of other droplets, for processes of the node, which keep the node's
     /// address. Returns `None` if there are no others.
-    fn others_chain(&mut self, port: &ExposedPort, host: &Host) -> Option<usize> {
-        let node_port = port.node_port?;
-        let others = port.peers.iter().filter(|peer| host.droplets.contains(&peer.0));
-        let others: Vec<_> = others.map(|peer| (IpAddr::from(peer.0), node_port)).collect();
+    fn others_chain(&mut self, is_v6: bool, port: &ExposedPort, host: &Host) -> Option<usize> {
+        let others = ports_of_peers(is_v6, port, host);
         (!others.is_empty()).then(|| self.add_chain(port.protocol, others).1)
     }
 
     /// Adds a chain to backends of this droplet and of its peers, by their ports of the same number. Returns `None` if
     /// there are no peers.
-    fn peers_chain(&mut self, here: Option<usize>, port: &ExposedPort, host: &Host) -> Option<usize> {
-        // Pods to which connections are led answer a node by TCP alone.
-        let node_port = port.node_port.filter(|_| port.protocol == TCP)?;
-        let peers = port.peers.iter().filter(|peer| host.droplets.contains(&peer.0));
-        let peers: Vec<_> = peers.map(|peer| (IpAddr::from(peer.0), node_port)).collect();
+    fn peers_chain(
+        &mut self,
+        here: Option<usize>,
+        is_v6: bool,
+        port: &ExposedPort,
+        host: &Host,
+    ) -> Option<usize> {
+        let peers = ports_of_peers(is_v6, port, host);
         if peers.is_empty() {
             return None;
         }
@@ -148,7 +152,7 @@ impl Served {
         self.chains.push(PortChain {
             mark: 0,
             protocol: port.protocol,
-            is_v6: false,
+            is_v6,
             goes: Goes::Among {
                 here,
                 has_share,
@@ -163,10 +167,6 @@ impl Served {
     fn expose(&mut self, exposed: &Exposed, host: &Host) {
         let cluster = exposed.address;
         let is_nodes_own = host.vni == Some(exposed.vni);
-        if !is_nodes_own && cluster.is_ipv6() {
-            // Endpoints of other VPCs answer to the node by IPv4 alone.
-            return;
-        }
         for port in &exposed.ports {
             let for_all = if is_nodes_own {
                 self.cluster_chain(cluster, port)
@@ -178,8 +178,8 @@ impl Served {
                 // For a service of another VPC the node doesn't answer if it has no backend of it.
                 Some((_, backends)) if backends.is_empty() && !is_nodes_own => None,
                 Some((is_led, backends)) => {
-                    let others = if is_nodes_own && backends.is_empty() && cluster.is_ipv4() {
-                        self.others_chain(port, host)
+                    let others = if is_nodes_own && backends.is_empty() {
+                        self.others_chain(cluster.is_ipv6(), port, host)
                     } else {
                         None
                     };
@@ -206,14 +206,13 @@ impl Served {
             let by_peers = if is_nodes_own {
                 None
             } else {
-                self.peers_chain(chain, port, host)
+                self.peers_chain(chain, cluster.is_ipv6(), port, host)
             };
-            let Some(chain) = by_peers.or(chain) else { continue };
             let protocol = port.protocol;
-            if let Some(node_port) = port.node_port {
-                self.node_ports
-                    .insert((cluster.is_ipv6(), protocol, node_port), chain);
-            }
+            let node_port = port.node_port.map(|number| (cluster.is_ipv6(), protocol, number));
+            self.shared_ports.extend(node_port.zip(by_peers));
+            let Some(chain) = by_peers.or(chain) else { continue };
+            self.node_ports.extend(node_port.map(|of| (of, chain)));
             for outside in &exposed.addresses {
                 self.outside.insert((*outside, protocol, port.port), chain);
             }
@@ -230,16 +229,34 @@ impl Served {
         values.joined("ports6", to_chains(&self.ports, true));
         values.joined("outside", to_chains(&self.outside, false));
         values.joined("outside6", to_chains(&self.outside, true));
-        values.joined("node_ports", self.to_node_ports(false));
-        values.joined("node_ports6", self.to_node_ports(true));
+        values.joined("node_ports", ports_to_chains(&self.node_ports, false));
+        values.joined("node_ports6", ports_to_chains(&self.node_ports, true));
+        values.joined("shared_ports", ports_to_chains(&self.shared_ports, false));
+        values.joined("shared_ports6", ports_to_chains(&self.shared_ports, true));
         let chains = self.chains.iter().enumerate();
         values.each("port_chains", chains.map(|(number, chain)| chain.text(number)));
     }
+}
 
-    fn to_node_ports(&self, is_v6: bool) -> impl Iterator<Item = String> {
-        let elements = self.node_ports.iter().filter(move |((v6, _, _), _)| *v6 == is_v6);
-        elements.map(|((_, protocol, port), chain)| format!("{protocol} . {port} : goto port-{chain}"))
-    }
+/// Returns the ports of the same number of other droplets, by addresses of the family.
+fn ports_of_peers(is_v6: bool, port: &ExposedPort, host: &Host) -> Vec<(IpAddr, u16)> {
+    let Some(node_port) = port.node_port else {
+        return Vec::new();
+    };
+    let address_of = |peer: &Underlay| {
+        let second = host.droplets.get(&peer.0)?;
+        // A droplet takes no packet of IPv6 for another droplet's that isn't from its known address.
+        let second = second.filter(|_| host.underlay6.is_some()).map(IpAddr::from);
+        if is_v6 { second } else { Some(peer.0.into()) }
+    };
+    let peers = port.peers.iter().filter_map(address_of);
+    peers.map(|peer| (peer, node_port)).collect()
+}
+
+/// Returns the elements of a map from a node's port to a chain.
+fn ports_to_chains(ports: &NodePorts, is_v6: bool) -> impl Iterator<Item = String> {
+    let elements = ports.iter().filter(move |((v6, _, _), _)| *v6 == is_v6);
+    elements.map(|((_, protocol, port), chain)| format!("{protocol} . {port} : goto port-{chain}"))
 }
 
 /// Returns the elements of a map from address and port to a chain.
@@ -287,12 +304,17 @@ impl PortChain {
                 droplets,
             } => {
                 let own = here.map(|here| format!("goto port-{here}"));
+                let from_droplet = if self.is_v6 {
+                    "ip6 saddr @droplets6"
+                } else {
+                    "ip saddr @droplets"
+                };
                 match &own {
-                    Some(own) => rules.push(format!("ip saddr @droplets {own}")),
+                    Some(own) => rules.push(format!("{from_droplet} {own}")),
                     // The packet is refused at the node's own address. At another address it would only be sent round.
                     None => rules.extend([
-                        "ip saddr @droplets fib daddr type local return".to_owned(),
-                        "ip saddr @droplets counter drop".to_owned(),
+                        format!("{from_droplet} fib daddr type local return"),
+                        format!("{from_droplet} counter drop"),
                     ]),
                 }
                 if let Some(own) = own.filter(|_| *has_share) {

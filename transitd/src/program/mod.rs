@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use thuban_api::identifiers::Vni;
 use thuban_common::tables::DropletAddress;
-use thuban_rows::{Exposed, LocalEndpoint, NodeService, Row, RowKey, Underlay, Visible, Vpc};
+use thuban_rows::{Droplet, Exposed, LocalEndpoint, NodeService, Row, RowKey, Underlay, Visible, Vpc};
 
 use crate::dataplane::tables::{TableEntry, TableKey};
 pub use silent::Silent;
@@ -112,13 +112,12 @@ impl Program {
         }
     }
 
-    /// Whether an endpoint of this droplet, by its IPv4 address, gets outside: its VPC does, and its network isn't
-    /// private.
+    /// Whether an endpoint of this droplet gets outside: its VPC does, and its network isn't private.
     pub fn has_egress(&self, vni: Vni, address: IpAddr) -> bool {
-        let network = match self.rows.get(&RowKey::Local(vni, address)) {
-            Some(Row::Local(endpoint)) => self.rows.get(&RowKey::Network(vni, endpoint.network)),
-            _ => None,
+        let Some(endpoint) = self.local_at(vni, address) else {
+            return false;
         };
+        let network = self.rows.get(&RowKey::Network(vni, endpoint.network));
         let is_private = matches!(network, Some(Row::Network(network)) if network.private);
         !is_private && self.vpc(vni).is_some_and(|vpc| vpc.egress)
     }
@@ -141,11 +140,19 @@ impl Program {
 
     /// Whether an endpoint on this droplet has an address.
     pub fn has_local(&self, vni: Vni, address: IpAddr) -> bool {
-        let is_v6 = |endpoint: &LocalEndpoint| {
+        self.local_at(vni, address).is_some()
+    }
+
+    /// Returns the endpoint on this droplet that has an address.
+    fn local_at(&self, vni: Vni, address: IpAddr) -> Option<&LocalEndpoint> {
+        if let Some(Row::Local(endpoint)) = self.rows.get(&RowKey::Local(vni, address)) {
+            return Some(endpoint);
+        }
+        let is_its = |endpoint: &&LocalEndpoint| {
             let second = endpoint.address6.map(|net| IpAddr::from(net.addr()));
             endpoint.vni == vni && second == Some(address)
         };
-        self.rows.contains_key(&RowKey::Local(vni, address)) || address.is_ipv6() && self.locals().any(is_v6)
+        address.is_ipv6().then(|| self.locals().find(is_its)).flatten()
     }
 
     /// Whether traffic from outside is led to an endpoint of this droplet by its address.
@@ -171,11 +178,17 @@ impl Program {
         vpc.map(|vpc| &vpc.visible)
     }
 
-    /// Returns the underlay addresses of the other droplets.
-    pub fn droplets(&self) -> impl Iterator<Item = Ipv4Addr> {
+    /// Whether an address is in a range of a VPC that has a part on this droplet.
+    pub fn is_in_vpc(&self, address: IpAddr) -> bool {
+        self.vpcs()
+            .any(|vpc| vpc.cidrs.iter().any(|range| range.contains(&address)))
+    }
+
+    /// Returns the other droplets.
+    pub fn droplets(&self) -> impl Iterator<Item = &Droplet> {
         let rows = self.rows.range(RowKey::Droplet(Underlay::MIN)..);
         rows.map_while(|(_, row)| match row {
-            Row::Droplet(droplet) => Some(droplet.address.0),
+            Row::Droplet(droplet) => Some(droplet),
             _ => None,
         })
     }

@@ -160,7 +160,10 @@ impl State {
     /// the first snapshot they are those in the tables, which an earlier transitd wrote.
     pub fn droplets_to_protect(&self) -> (BTreeSet<Ipv4Addr>, bool) {
         if self.synced {
-            return (self.program.droplets().collect(), true);
+            return (
+                self.program.droplets().map(|droplet| droplet.address.0).collect(),
+                true,
+            );
         }
         let held = self.tables.held().filter_map(|(key, _)| match key {
             TableKey::Droplet(address) => Some((*address).into()),

@@ -140,7 +140,10 @@ fn a_flow_that_stays_subscribes_and_an_idle_row_is_given_back() {
     };
     rig.operator.push_and_wait(
         vec![
-            Row::Droplet(DropletRow { address: far.clone() }),
+            Row::Droplet(DropletRow {
+                address: far.clone(),
+                ..DropletRow::default()
+            }),
             Row::Network(network),
         ],
         vec![],

@@ -18,6 +18,7 @@ fn rig() -> Rig {
     for last in [2, 3] {
         rows.push(Row::Droplet(DropletRow {
             address: vec![192, 0, 2, last],
+            ..DropletRow::default()
         }));
     }
     rows.push(Row::Bouncer(BouncerRow {

@@ -50,6 +50,7 @@ mod tcp;
 mod upgrade;
 mod uplink;
 mod veth;
+mod ways_in;
 mod wire;
 
 use thuban_testkit::operator;

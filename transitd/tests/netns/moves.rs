@@ -20,6 +20,7 @@ fn rows() -> Vec<Row> {
     for droplet in [OLD, THIRD] {
         rows.push(Row::Droplet(DropletRow {
             address: droplet.to_vec(),
+            ..DropletRow::default()
         }));
     }
     rows.push(Row::Bouncer(BouncerRow {

@@ -21,6 +21,7 @@ fn rig() -> Rig {
     rig.on_far(&format!("ip route replace {node}/32 dev far src {STRANGER}"));
     let droplet = Row::Droplet(DropletRow {
         address: FAR.octets().to_vec(),
+        ..DropletRow::default()
     });
     rig.operator.push_and_wait(
         vec![droplet, exposed_everywhere(&[TENANTS], &[FAR, node])],

@@ -17,7 +17,7 @@ use crate::host::send_ack;
 use crate::rig::{NODE, Rig, base_rows, eventually, local};
 use crate::tcp::{PATIENCE, ask, connect, serve};
 
-const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+pub const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
 /// The node's own endpoint, in VPC 7.
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 9);
@@ -129,7 +129,7 @@ fn rig() -> Rig {
 }
 
 /// Returns VPCs and networks: 7, of which the node is, and 8 and 9, tenants' with the same ranges.
-fn vpcs_and_networks() -> Vec<Row> {
+pub fn vpcs_and_networks() -> Vec<Row> {
     let mut rows = Vec::new();
     for row in base_rows() {
         match row {
@@ -372,6 +372,7 @@ fn tenant_port_is_relayed_once_to_droplets_with_backends() {
     );
     let droplet = Row::Droplet(DropletRow {
         address: FAR.octets().to_vec(),
+        ..DropletRow::default()
     });
     rig.operator.push_and_wait(vec![droplet], vec![]);
     for (address, port) in [(node, 30080), (OUTSIDE, 80)] {

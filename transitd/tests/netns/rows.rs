@@ -10,6 +10,7 @@ use crate::rig::NODE;
 pub fn base_rows() -> Vec<Row> {
     let mut rows = vec![Row::Droplet(DropletRow {
         address: NODE.to_vec(),
+        ..DropletRow::default()
     })];
     for vni in [7, 8] {
         rows.push(Row::Vpc(VpcRow {

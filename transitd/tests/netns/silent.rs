@@ -25,7 +25,12 @@ fn droplets() -> Vec<Vec<u8>> {
 
 /// Returns VPC 7 and its network, whose roles are on two other droplets.
 fn rows() -> Vec<Row> {
-    let droplet = |address| Row::Droplet(DropletRow { address });
+    let droplet = |address| {
+        Row::Droplet(DropletRow {
+            address,
+            ..DropletRow::default()
+        })
+    };
     let mut rows: Vec<Row> = droplets().into_iter().map(droplet).collect();
     rows.push(droplet(NODE.to_vec()));
     rows.push(Row::Vpc(VpcRow {
@@ -241,6 +246,7 @@ fn a_droplet_answers_without_its_transitd_to_droplets_alone() {
     let mut rows = base_rows();
     rows.push(Row::Droplet(DropletRow {
         address: vec![192, 0, 2, 2],
+        ..DropletRow::default()
     }));
     let mut rig = Rig::new(rows);
     let (droplet, stranger) = (Peer::new(&rig, 2), Peer::new(&rig, 9));

@@ -11,12 +11,16 @@ pub const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Runs a server that answers each byte with its own, and reports the clients that connect.
 pub fn serve(namespace: &str, address: Ipv4Addr, port: u16, own: u8) -> Receiver<IpAddr> {
+    serve_at(namespace, address.into(), port, own)
+}
+
+pub fn serve_at(namespace: &str, address: IpAddr, port: u16, own: u8) -> Receiver<IpAddr> {
     let listener = in_namespace(namespace, move || TcpListener::bind((address, port)).unwrap());
     let (sender, clients) = channel();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { return };
-            let _ = sender.send(stream.peer_addr().unwrap().ip());
+            let _ = sender.send(stream.peer_addr().unwrap().ip().to_canonical());
             std::thread::spawn(move || {
                 while stream.read_exact(&mut [0]).is_ok() && stream.write_all(&[own]).is_ok() {}
             });
@@ -26,7 +30,10 @@ pub fn serve(namespace: &str, address: Ipv4Addr, port: u16, own: u8) -> Receiver
 }
 
 pub fn connect(namespace: &str, to: Ipv4Addr, port: u16) -> Result<TcpStream, ErrorKind> {
-    let address = SocketAddr::from((to, port));
+    connect_to(namespace, (to, port).into())
+}
+
+pub fn connect_to(namespace: &str, address: SocketAddr) -> Result<TcpStream, ErrorKind> {
     let stream = in_namespace(namespace, move || TcpStream::connect_timeout(&address, PATIENCE));
     let stream = stream.map_err(|error| error.kind())?;
     stream.set_read_timeout(Some(PATIENCE)).unwrap();

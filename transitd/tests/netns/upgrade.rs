@@ -29,6 +29,7 @@ fn rig(flags: &[&str]) -> Rig {
     ]);
     rows.push(Row::Droplet(DropletRow {
         address: vec![192, 0, 2, 2],
+        ..DropletRow::default()
     }));
     rows.push(Row::Bouncer(BouncerRow {
         vni: 7,

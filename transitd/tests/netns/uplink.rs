@@ -18,6 +18,7 @@ fn rig() -> Rig {
     rows.push(local(7, "p1", 5));
     rows.push(Row::Droplet(DropletRow {
         address: vec![192, 0, 2, 2],
+        ..DropletRow::default()
     }));
     rows.push(Row::Bouncer(BouncerRow {
         vni: 7,

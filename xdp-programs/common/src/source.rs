@@ -28,8 +28,8 @@ pub struct Transport {
 }
 
 /// Whether a packet of a pod to the host can only be an answer: TCP that opens nothing, ICMP echo replies and errors.
-/// No more can be known without state. The host's own stack refuses packets that no socket waits for. UDP has no
-/// answers: any port may be a service's.
+/// No more can be known without state. The host's own stack refuses packets that no socket waits for. UDP and SCTP are
+/// conntrack's to judge: their answers go to another address ([`crate::tables::HOST_TRACKED`]).
 #[inline(always)]
 pub const fn is_reply(protocol: u8, transport: Transport) -> bool {
     const SYN_ACK: u8 = 0x12;

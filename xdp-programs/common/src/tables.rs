@@ -22,6 +22,14 @@ pub const HOST_SOURCE: [u8; 4] = [169, 254, 64, 1];
 pub const HOST_SOURCE_V6: Address = [
     0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0x54, 0x68, 0x75, 0x62, 0x61, 0x01,
 ];
+/// Source address of the host towards tenants' pods by protocols whose answers only conntrack can tell: UDP and SCTP.
+/// Nobody has the address. conntrack translates answers to it; what else is sent there finds no one: 169.254.64.2.
+pub const HOST_TRACKED: [u8; 4] = [169, 254, 64, 2];
+/// The same for IPv6, of the range of which all is discarded (RFC 6666): 100::5468:7562:6102. A link-local address
+/// would not do, because a server that is bound to no address would answer it from the pod's own link-local address.
+pub const HOST_TRACKED_V6: Address = [
+    0x01, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x54, 0x68, 0x75, 0x62, 0x61, 0x02,
+];
 /// UDP port of Geneve (RFC 8926).
 pub const GENEVE_PORT: u16 = 6081;
 /// Outer Ethernet + IPv4 + UDP + Geneve: bytes between two frames' starts.

@@ -59,6 +59,7 @@ fn rows(pods: usize) -> Vec<Row> {
     let mut rows = vec![
         Row::Droplet(DropletRow {
             address: NODE.octets().to_vec(),
+            ..DropletRow::default()
         }),
         Row::Vpc(VpcRow {
             vni: VNI,

@@ -147,6 +147,7 @@ fn mapped(address: Ipv4Addr) -> Vec<u8> {
 fn droplet(address: Ipv4Addr) -> Row {
     Row::Droplet(DropletRow {
         address: address.octets().to_vec(),
+        ..DropletRow::default()
     })
 }
 

@@ -12,7 +12,7 @@ fn key(last: u8) -> Key {
 }
 
 fn delta(added: &[u8], removed: &[u8]) -> Delta {
-    let row = rows::droplet([1, 1, 1, 1].into());
+    let row = rows::droplet([1, 1, 1, 1].into(), None);
     let added = added.iter().map(|last| (key(*last), Some(PackedRow::new(&row))));
     added
         .chain(removed.iter().map(|last| (key(*last), None)))
@@ -57,7 +57,7 @@ fn who_holds_a_row_is_known_without_asking_all() {
             5 => drop(acks.send(droplet, &delta(&[], &[one, two]), 0)),
             6 => drop(acks.send(droplet, &Delta::from([(gone.clone(), None)]), 0)),
             7 => {
-                let row = rows::droplet([1, 1, 1, 1].into());
+                let row = rows::droplet([1, 1, 1, 1].into(), None);
                 acks.send(
                     droplet,
                     &Delta::from([(gone.clone(), Some(PackedRow::new(&row)))]),
@@ -239,7 +239,7 @@ fn a_droplet_is_settled_whatever_rows_it_keeps_asking_for() {
 fn a_droplet_is_known_once_its_introduction_is_acked() {
     let mut acks = Acks::new(0);
     let new = Key::Droplet([1, 1, 1, 1].into());
-    let row = rows::droplet([1, 1, 1, 1].into());
+    let row = rows::droplet([1, 1, 1, 1].into(), None);
     acks.open("a", (1, Kinds::all()), [&new].into_iter(), 0);
     assert!(!acks.is_synced("a"));
     acks.ack("a", 1, 1, 0);
@@ -259,7 +259,7 @@ fn a_droplet_is_known_once_its_introduction_is_acked() {
 fn a_droplet_that_another_has_no_room_for_is_not_known_there() {
     let mut acks = Acks::new(0);
     let new = Key::Droplet([1, 1, 1, 1].into());
-    let row = rows::droplet([1, 1, 1, 1].into());
+    let row = rows::droplet([1, 1, 1, 1].into(), None);
     let introduction = || Delta::from([(new.clone(), Some(PackedRow::new(&row)))]);
     acks.open("a", (1, Kinds::all()), [].into_iter(), 0);
     acks.send("a", &introduction(), 0);

@@ -168,6 +168,11 @@ impl World {
             ready: endpoint.ready,
             moved_from: previous.map(|(_, address)| (*address).into()),
             host: endpoint.is_host,
+            underlay6: self
+                .droplets6
+                .get(&endpoint.droplet)
+                .copied()
+                .filter(|_| endpoint.is_host),
         });
         let mut rows = Rows::from([at(&endpoint.droplet, &local)]);
         let bouncers = self.bouncers.holders(&endpoint.network);

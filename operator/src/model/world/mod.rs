@@ -12,6 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_api::identifiers::{MacAddr, NetworkId, Vni};
 use thuban_proto::transit::row;
+use thuban_rows::Row;
 
 use super::rows::{self, Key, PackedRow};
 use super::sorted_set::SortedSet;
@@ -113,11 +114,16 @@ type Rows = BTreeMap<(String, Key), PackedRow>;
 /// Rows in a small form: most owners are endpoints, which have three or four rows for as long as they live.
 type KeptRows = Box<[((String, Key), PackedRow)]>;
 
+/// The addresses of a droplet on the underlay.
+type Places = (Option<Ipv4Addr>, Option<Ipv6Addr>);
+
 #[derive(Debug, Default)]
 pub struct World {
     droplets: BTreeMap<String, Ipv4Addr>,
+    /// IPv6 addresses of the nodes of droplets.
+    droplets6: BTreeMap<String, Ipv6Addr>,
     /// The old addresses of the droplets that changed since the last flush.
-    moved_droplets: BTreeMap<String, Option<Ipv4Addr>>,
+    moved_droplets: BTreeMap<String, Places>,
     /// Lost droplets: direct rows don't lead there.
     away: BTreeSet<String>,
     vpcs: BTreeMap<String, Vpc>,
@@ -150,18 +156,46 @@ pub struct World {
 
 impl World {
     pub fn set_droplet(&mut self, name: &str, address: Option<Ipv4Addr>) {
-        let old = match address {
+        let (_, address6) = self.places(name);
+        self.move_droplet(name, (address, address.and(address6)));
+    }
+
+    /// Sets the IPv6 address of a droplet's node.
+    pub fn set_droplet6(&mut self, name: &str, address6: Option<Ipv6Addr>) {
+        let (address, _) = self.places(name);
+        self.move_droplet(name, (address, address.and(address6)));
+    }
+
+    fn places(&self, name: &str) -> Places {
+        (
+            self.droplets.get(name).copied(),
+            self.droplets6.get(name).copied(),
+        )
+    }
+
+    fn move_droplet(&mut self, name: &str, new: Places) {
+        let old = self.places(name);
+        if old == new {
+            return;
+        }
+        match new.0 {
             Some(address) => self.droplets.insert(name.to_owned(), address),
             None => self.droplets.remove(name),
         };
-        if old == address {
-            return;
-        }
+        match new.1 {
+            Some(address6) => self.droplets6.insert(name.to_owned(), address6),
+            None => self.droplets6.remove(name),
+        };
         self.moved_droplets.entry(name.to_owned()).or_insert(old);
         self.touch_exposed();
         // The droplet's address is in the rows of everything that lives or works there.
         self.touch_residents(name);
         self.touch_roles_on(name);
+    }
+
+    /// Returns the row by which others know a droplet.
+    fn droplet_row(&self, name: &str, address: Ipv4Addr) -> Row {
+        rows::droplet(address, self.droplets6.get(name).copied())
     }
 
     /// Whether direct rows may lead to the droplet.
@@ -346,10 +380,11 @@ impl World {
     /// of droplets ensures it.
     fn flush_droplets(&mut self, deltas: &mut BTreeMap<String, Delta>) {
         for (name, old) in std::mem::take(&mut self.moved_droplets) {
-            let new = self.droplets.get(&name).copied();
+            let new = self.places(&name);
             if old == new {
                 continue;
             }
+            let ((old, _), (new, _)) = (old, new);
             let lost = old.filter(|old| !self.droplets.values().any(|address| address == old));
             for other in self.droplets.keys().filter(|other| **other != name) {
                 let delta = deltas.entry(other.clone()).or_default();
@@ -357,7 +392,7 @@ impl World {
                     delta.insert(Key::Droplet(lost.into()), None);
                 }
                 if let Some(new) = new {
-                    let row = rows::droplet(new);
+                    let row = self.droplet_row(&name, new);
                     delta.insert(row.key(), Some(PackedRow::new(&row)));
                 }
             }
@@ -369,8 +404,8 @@ impl World {
                 .collect();
             if old.is_none() != new.is_none() && !others.is_empty() {
                 let delta = deltas.entry(name.clone()).or_default();
-                for (_, address) in others {
-                    let row = rows::droplet(*address);
+                for (other, address) in others {
+                    let row = self.droplet_row(other, *address);
                     delta.insert(row.key(), new.map(|_| PackedRow::new(&row)));
                 }
             }
@@ -382,8 +417,8 @@ impl World {
         let mut program = self.programs.get(droplet).cloned().unwrap_or_default();
         if self.droplets.contains_key(droplet) {
             let others = self.droplets.iter().filter(|(other, _)| *other != droplet);
-            program.extend(others.map(|(_, address)| {
-                let row = rows::droplet(*address);
+            program.extend(others.map(|(other, address)| {
+                let row = self.droplet_row(other, *address);
                 (row.key(), PackedRow::new(&row))
             }));
         }
@@ -396,7 +431,7 @@ impl World {
             return self.programs.get(droplet)?.get(key).cloned();
         };
         let others = self.droplets.iter().filter(|(name, _)| *name != droplet);
-        let mut rows = others.map(|(_, address)| rows::droplet(*address));
+        let mut rows = others.map(|(other, address)| self.droplet_row(other, *address));
         let row = rows.find(|row| row.key() == *key)?;
         self.is_droplet(droplet).then(|| PackedRow::new(&row))
     }

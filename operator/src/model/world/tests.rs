@@ -353,6 +353,7 @@ fn from_scratch(world: &World) -> BTreeMap<String, BTreeMap<Key, PackedRow>> {
     }
     for (name, address) in &world.droplets {
         fresh.set_droplet(name, Some(*address));
+        fresh.set_droplet6(name, world.droplets6.get(name).copied());
     }
     for name in &world.away {
         fresh.set_away(name, true);

@@ -107,6 +107,7 @@ pub(super) fn rig_with(uplink: &str, egress: bool, knows_far: bool) -> Rig {
     if knows_far {
         rows.push(Row::Droplet(DropletRow {
             address: FAR.octets().to_vec(),
+            ..DropletRow::default()
         }));
     }
     rows.push(dual(7, "p1", 5));

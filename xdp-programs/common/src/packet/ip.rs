@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     counters::Counter,
-    tables::{Address, HOST_SOURCE, HOST_SOURCE_V6},
+    tables::{Address, HOST_SOURCE, HOST_SOURCE_V6, HOST_TRACKED, HOST_TRACKED_V6},
 };
 
 /// An IP packet's addresses, flow, and fields of the fixed header.
@@ -159,6 +159,16 @@ impl IpPacket {
         }
     }
 
+    /// Whether the packet goes to the address of the host that only conntrack knows.
+    #[inline(always)]
+    pub fn is_to_tracked_host(&self) -> bool {
+        if self.is_v6() {
+            self.destination == HOST_TRACKED_V6
+        } else {
+            self.destination == ipv4::mapped(HOST_TRACKED)
+        }
+    }
+
     /// Whether one endpoint or one host elsewhere may have the destination.
     #[inline(always)]
     pub const fn is_to_unicast(&self) -> bool {
@@ -191,7 +201,7 @@ mod tests {
             ipv4::{Ipv4Header, mapped},
             ipv6::{ICMPV6, Ipv6Header},
         },
-        tables::{HOST_SOURCE, HOST_SOURCE_V6},
+        tables::{HOST_SOURCE, HOST_SOURCE_V6, HOST_TRACKED, HOST_TRACKED_V6},
         testing::Random,
     };
 
@@ -229,11 +239,16 @@ mod tests {
     #[test]
     fn the_host_is_known_in_both_families() {
         assert!(v6(HOST_SOURCE_V6, 6).is_to_host() && !v6(FROM, 6).is_to_host());
+        assert!(v6(HOST_TRACKED_V6, 17).is_to_tracked_host() && !v6(HOST_SOURCE_V6, 17).is_to_tracked_host());
         let mut header = Ipv4Header { words: [0; 10] };
         header.words[0] = u16::from_ne_bytes([0x45, 0]);
         header.words[1] = 20_u16.to_be();
         [header.words[8], header.words[9]] = crate::packet::words2(HOST_SOURCE);
-        assert!(IpPacket::from_v4(&header).unwrap().is_to_host());
+        let packet = IpPacket::from_v4(&header).unwrap();
+        assert!(packet.is_to_host() && !packet.is_to_tracked_host());
+        [header.words[8], header.words[9]] = crate::packet::words2(HOST_TRACKED);
+        let packet = IpPacket::from_v4(&header).unwrap();
+        assert!(packet.is_to_tracked_host() && !packet.is_to_host());
     }
 
     #[test]

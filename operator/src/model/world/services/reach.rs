@@ -19,7 +19,6 @@ pub const MAX_OWN_ADDRESSES: usize = 256;
 const MAX_PEERS: usize = 64;
 /// The most such droplets for all ports of a service together.
 const MAX_PEERS_TOGETHER: usize = 256;
-const TCP: u8 = 6;
 
 impl World {
     pub(in super::super) fn contribute_service(&self, name: &EndpointName) -> Option<Rows> {
@@ -66,7 +65,6 @@ impl World {
                 continue;
             }
             let most = (MAX_PEERS_TOGETHER / ports.len().max(1)).clamp(1, MAX_PEERS);
-            let is_sent_on = service.by_peers && address.is_ipv4();
             let ports: Vec<ExposedPort> = ports
                 .iter()
                 .map(|port| {
@@ -75,8 +73,8 @@ impl World {
                         node_port: port.node_port.filter(free),
                         ..port.clone()
                     };
-                    let peers = if is_sent_on {
-                        self.peers(service, &port, most)
+                    let peers = if service.by_peers {
+                        self.peers(service, &port, (address.is_ipv6(), most))
                     } else {
                         BTreeSet::new()
                     };
@@ -108,17 +106,24 @@ impl World {
         }
     }
 
-    /// Returns the droplets to which others send connections to a port: only by TCP do pods answer the node that sent
-    /// the packet.
-    fn peers(&self, service: &Service, port: &ExposedPort, most: usize) -> BTreeSet<Underlay> {
-        if port.node_port.is_none() || port.protocol != TCP {
+    /// Returns the droplets to which others send connections to a port of nodes: at most so many that have an address
+    /// of the family.
+    fn peers(
+        &self,
+        service: &Service,
+        port: &ExposedPort,
+        (is_v6, most): (bool, usize),
+    ) -> BTreeSet<Underlay> {
+        if port.node_port.is_none() {
             return BTreeSet::new();
         }
         let backends = || port.local.iter().flatten();
         let all_end = backends().all(|backend| is_ending(backend, port));
         let backends = backends().filter(|backend| all_end || !is_ending(backend, port));
         let homes = backends.filter_map(|backend| service.home(backend));
-        let homes: BTreeSet<&str> = homes.collect();
+        let homes: BTreeSet<&str> = homes
+            .filter(|home| !is_v6 || self.droplets6.contains_key(*home))
+            .collect();
         let addresses = homes.into_iter().filter_map(|home| self.droplets.get(home));
         addresses.take(most).copied().map(Underlay).collect()
     }

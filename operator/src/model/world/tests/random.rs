@@ -1,6 +1,6 @@
 //! Random changes of a world.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_rows::builders::vni;
 
@@ -60,6 +60,10 @@ impl Random {
             ),
             9.. => self.change_service(world, present),
             8 => world.set_away(&format!("d{number}"), present),
+            0 if self.below(3) == 0 => {
+                let address6 = Ipv6Addr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, number as u16 + 1]);
+                world.set_droplet6(&format!("d{number}"), present.then_some(address6));
+            }
             0 => world.set_droplet(&format!("d{number}"), present.then(|| droplet_address(number))),
             1 => world.set_vpc(&format!("v{}", number % 2), present.then(|| self.vpc(number))),
             2 => world.set_network(&format!("n{number}"), present.then(|| self.network(number))),

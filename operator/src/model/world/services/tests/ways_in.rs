@@ -1,6 +1,6 @@
 //! Tests of what droplets are told of a tenant's Service that nodes take connections for.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_proto::transit::{ExposedRow, row};
 use thuban_rows::Backend;
@@ -115,23 +115,83 @@ fn droplets_with_ending_backends_are_peers_only_as_fallback() {
 }
 
 #[test]
-fn without_a_port_of_nodes_and_by_udp_nothing_is_sent_on() {
-    let changes: [fn(&mut Service); 2] = [
-        |service| {
-            service.exposed[0].1[0].node_port = None;
-            service.outside = vec![Ipv4Addr::new(192, 0, 2, 1).into()];
-        },
-        |service| service.exposed[0].1[0].protocol = 17,
-    ];
-    for change in changes {
+fn without_a_port_of_nodes_nothing_is_sent_on() {
+    let mut world = shared();
+    let mut changed = tenants(true);
+    changed.exposed[0].1[0].node_port = None;
+    changed.outside = vec![Ipv4Addr::new(192, 0, 2, 1).into()];
+    world.set_service(&name("s"), Some(changed));
+    world.flush();
+    assert_eq!(own(&world), [None, None, Some(vec![20]), Some(vec![30]), None]);
+    assert!(told(&world, 2).unwrap().ports[0].peers.is_empty());
+}
+
+#[test]
+fn all_protocols_are_sent_on() {
+    for protocol in [6, 17, 132] {
         let mut world = shared();
         let mut changed = tenants(true);
-        change(&mut changed);
+        changed.exposed[0].1[0].protocol = protocol;
         world.set_service(&name("s"), Some(changed));
         world.flush();
-        assert_eq!(own(&world), [None, None, Some(vec![20]), Some(vec![30]), None]);
-        assert!(told(&world, 2).unwrap().ports[0].peers.is_empty());
+        assert_eq!(told(&world, 0).unwrap().ports[0].peers.len(), 2, "{protocol}");
     }
+}
+
+#[test]
+fn by_ipv6_only_droplets_whose_nodes_have_it_are_peers() {
+    let mut world = shared();
+    let service6 = IpAddr::from(Ipv6Addr::from([0xfd00, 0x96, 0, 0, 0, 0, 0, 1]));
+    let node6 = Ipv6Addr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 3]);
+    let mut dual = tenants(true);
+    let mut second = dual.exposed[0].clone();
+    second.0 = service6;
+    dual.exposed.push(second);
+    dual.own_addresses.push(service6);
+    world.set_service(&name("s"), Some(dual));
+    world.flush();
+    let peers = |world: &World, droplet: &str| -> Option<Vec<Vec<u8>>> {
+        let row = world
+            .program(droplet)
+            .get(&Key::Exposed(vni(8), service6))?
+            .unpack()
+            .row;
+        match row {
+            Some(row::Row::Exposed(row)) => Some(row.ports[0].peers.clone()),
+            other => panic!("{other:?}"),
+        }
+    };
+    let third = droplet_address(3);
+    let known = |world: &World| {
+        let row = world.program("d0").get(&Key::Droplet(third.into()))?.unpack().row;
+        match row {
+            Some(row::Row::Droplet(row)) => Some(row.address6),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(
+        (peers(&world, "d0"), peers(&world, "d2")),
+        (None, Some(Vec::new()))
+    );
+    assert_eq!(known(&world), Some(Vec::new()));
+    world.set_droplet6("d3", Some(node6));
+    let deltas = world.flush();
+    assert!(
+        deltas["d0"].contains_key(&Key::Droplet(third.into())),
+        "{deltas:?}"
+    );
+    let of = third.to_ipv6_mapped().octets().to_vec();
+    assert_eq!(peers(&world, "d0"), Some(vec![of]));
+    assert_eq!(known(&world), Some(node6.octets().to_vec()));
+    world.set_droplet6("d3", None);
+    world.flush();
+    assert_eq!((peers(&world, "d0"), known(&world)), (None, Some(Vec::new())));
+    // A droplet that is none any more leaves no address behind.
+    world.set_droplet6("d3", Some(node6));
+    world.set_droplet("d3", None);
+    world.set_droplet("d3", Some(third));
+    world.flush();
+    assert_eq!(known(&world), Some(Vec::new()));
 }
 
 #[test]
