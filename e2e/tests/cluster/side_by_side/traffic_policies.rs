@@ -2,7 +2,7 @@
 //! and pods besides an address.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -53,12 +53,15 @@ impl<'a> Made<'a> {
         running(self.cluster, self.namespace, name)
     }
 
+    /// Makes a Service; without ports of its own it has port 80 by TCP.
     fn service(&mut self, name: &str, spec: &Value) -> Result<Value> {
         let mut object = json!({
             "apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": self.namespace}, "spec": spec,
         });
         object["spec"]["selector"] = json!({"app": name});
-        object["spec"]["ports"] = json!([{"port": 80, "targetPort": PORT}]);
+        if object["spec"]["ports"].is_null() {
+            object["spec"]["ports"] = json!([{"port": 80, "targetPort": PORT}]);
+        }
         self.make(&object)?;
         get(self.cluster, &["service", "-n", self.namespace, name])
     }
@@ -205,6 +208,42 @@ fn a_tenants_node_port_leads_to_its_pods_from_every_node() {
     assert!([&first.name, &second.name].contains(&&cluster.in_node(&nodes[0], own).unwrap()));
     delete(cluster, &["pod", "-n", "red", "open-1", "--now"]).unwrap();
     follows(&["open-2"]);
+}
+
+/// Returns the name that a pod answers to a datagram.
+fn udp_hostname_at(at: (Ipv4Addr, u16)) -> Result<String> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.set_read_timeout(Some(REACHED))?;
+    socket.connect(at)?;
+    socket.send(b"hostname")?;
+    let mut answer = [0; 256];
+    let length = socket.recv(&mut answer)?;
+    Ok(String::from_utf8_lossy(&answer[..length]).trim().to_owned())
+}
+
+#[test]
+fn a_tenants_node_port_answers_by_udp_on_every_node() {
+    let cluster = &tenants().cluster;
+    let nodes = cluster.nodes().unwrap();
+    let mut made = Made::new(cluster, "red");
+    let pod = made.server("datagrams", &nodes[1], "datagrams").unwrap();
+    let ports = json!([{"port": 80, "targetPort": PORT, "protocol": "UDP"}]);
+    let service = made
+        .service("datagrams", &json!({"type": "NodePort", "ports": ports}))
+        .unwrap();
+    let port = port(&service);
+    for node in &nodes {
+        let at = (cluster.node_address(node).unwrap(), port);
+        let is_it = |name: Result<String>| Ok(name.is_ok_and(|name| name == pod.name));
+        cluster
+            .wait_for("the pod from outside", SOON, || is_it(udp_hostname_at(at)))
+            .unwrap();
+        // A process of a node that has no such pod asks this node.
+        let own = || is_it(cluster.in_node(&nodes[0], || udp_hostname_at(at)));
+        cluster.wait_for("the pod from a node", SOON, own).unwrap();
+    }
+    let direct = cluster.in_node(&nodes[1], || udp_hostname_at((pod.address, PORT)));
+    assert_eq!(direct.unwrap(), pod.name, "from the pod's own node");
 }
 
 #[test]
