@@ -180,6 +180,8 @@ pub fn exposed() -> Exposed {
             local: Some([backend(5), backend(6)].into()),
             ending: [address(6)].into(),
             peers: [underlay(2)].into(),
+            affinity: 10_800,
+            members: [backend(7)].into(),
         }],
         addresses: [Ipv4Addr::new(192, 0, 2, 1).into()].into(),
         health_port: Some(30100),

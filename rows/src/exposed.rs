@@ -9,7 +9,7 @@ use thuban_proto::transit::{self as proto, ExposedRow, ServiceBackend};
 
 use crate::droplet::Underlay;
 use crate::fields::{self, InvalidRow, invalid};
-use crate::service::{Backend, MAX_PORTS, backends, number, protocol, service_address};
+use crate::service::{Backend, MAX_PORTS, affinity, backends, number, protocol, service_address};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exposed {
@@ -41,6 +41,11 @@ pub struct ExposedPort {
     /// Droplets with backends. They get a share of the traffic that comes from elsewhere than a droplet; in the VPC of
     /// nodes they get what this node's own processes send, if this droplet has no backend.
     pub peers: BTreeSet<Underlay>,
+    /// Seconds for which a client keeps its backend after its last connection; 0: none.
+    pub affinity: u32,
+    /// Backends wherever they are, among which the node chooses by itself because of the affinity. If there are none,
+    /// the node translates to the service's address.
+    pub members: BTreeSet<Backend>,
 }
 
 impl Exposed {
@@ -86,6 +91,8 @@ fn read(of: IpAddr, port: &proto::ExposedPort) -> Result<ExposedPort, InvalidRow
         local: local.transpose()?,
         ending: ending.ok_or(invalid("exposed.ending", "addresses, 16 bytes"))?,
         peers: peers.ok_or(invalid("exposed.peers", "IPv4 addresses, 16 bytes"))?,
+        affinity: affinity(port.affinity_seconds, "exposed.affinity_seconds")?,
+        members: backends(of, &port.members)?,
     })
 }
 
@@ -148,6 +155,8 @@ impl From<&ExposedPort> for proto::ExposedPort {
                 .map(|address| fields::octets(*address))
                 .collect(),
             peers: port.peers.iter().map(|peer| fields::octets(peer.0)).collect(),
+            affinity_seconds: port.affinity,
+            members: port.members.iter().map(ServiceBackend::from).collect(),
         }
     }
 }
@@ -169,6 +178,11 @@ mod tests {
         refused(&|row| row.ports[0].node_port = 65536, "exposed.node_port");
         refused(&|row| row.ports[0].ending = vec![vec![1]], "exposed.ending");
         refused(&|row| row.ports[0].peers = vec![vec![0xfd; 16]], "exposed.peers");
+        refused(
+            &|row| row.ports[0].affinity_seconds = 86401,
+            "exposed.affinity_seconds",
+        );
+        refused(&|row| row.ports[0].members[0].port = 0, "service.backends.port");
         refused(&|row| row.addresses = vec![vec![0xfd; 16]], "exposed.addresses");
         refused(&|row| row.health_port = 65536, "exposed.health_port");
         refused(

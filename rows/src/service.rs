@@ -110,14 +110,10 @@ pub fn read_ports(of: IpAddr, told: &[ServicePort]) -> Result<Vec<Port>, Invalid
 }
 
 fn read(of: IpAddr, port: &ServicePort) -> Result<Port, InvalidRow> {
-    let protocol = protocol(port.protocol)?;
-    if port.affinity_seconds > MAX_AFFINITY {
-        return Err(invalid("service.affinity_seconds", "at most 86400"));
-    }
     Ok(Port {
-        protocol,
+        protocol: protocol(port.protocol)?,
         port: number(port.port, "service.port")?,
-        affinity: port.affinity_seconds,
+        affinity: affinity(port.affinity_seconds, "service.affinity_seconds")?,
         local: port.local,
         backends: backends(of, &port.backends)?,
     })
@@ -147,6 +143,12 @@ pub fn protocol(number: u32) -> Result<u8, InvalidRow> {
     protocol
         .filter(|protocol| PROTOCOLS.contains(protocol))
         .ok_or(invalid("service.protocol", "6, 17 or 132"))
+}
+
+/// Reads the seconds of a port's affinity.
+pub fn affinity(seconds: u32, field: &'static str) -> Result<u32, InvalidRow> {
+    let seconds = Some(seconds).filter(|seconds| *seconds <= MAX_AFFINITY);
+    seconds.ok_or(invalid(field, "at most 86400"))
 }
 
 /// Reads the number of a port.

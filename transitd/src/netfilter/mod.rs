@@ -4,6 +4,7 @@
 //! Invariant: the tables `inet thuban`, `inet thuban-overlay` and `inet thuban-limits` are each written in one
 //! transaction. Known connections stay as they are. Nothing of other tables is changed.
 
+mod affinity;
 pub mod conntrack;
 pub mod host;
 pub mod limits;
@@ -221,8 +222,14 @@ impl Netfilter {
         }
         self.written = None;
         let lease = node_ports::elements(lease_until, boot::nanoseconds());
-        self.nft
-            .write(&format!("{text}{}", lease.as_deref().unwrap_or_default()))?;
+        let new = format!("{text}{}", lease.as_deref().unwrap_or_default());
+        let replaced = |removal: String| self.nft.write(&format!("{removal}{new}"));
+        let kept = affinity::removal_but_for_clients(&self.nft, &text).map(&replaced);
+        match kept {
+            // Without the clients it may be possible.
+            None | Some(Err(NetfilterError::Refused(_))) => replaced(affinity::removal())?,
+            Some(written) => written?,
+        }
         self.lease = match lease {
             Some(_) => Told::Until(lease_until),
             None => Told::Nothing,

@@ -2,12 +2,12 @@
 //! backends.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fmt::Write as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use thuban_common::host_stack::{CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON};
 use thuban_rows::{Exposed, ExposedPort, NodeService, Underlay};
 
+use super::affinity::{self, Affinity, Place};
 use super::host::{Host, from_pod};
 use super::node_ports;
 use super::template::Values;
@@ -41,18 +41,19 @@ struct PortChain {
     goes: Goes,
     /// Where packets go that processes and pods of the node itself send.
     for_own: Own,
+    affinity: Option<Affinity>,
 }
 
 enum Goes {
     /// These backends. Without any, packets are dropped.
     To(Vec<(IpAddr, u16)>),
-    /// One of so many other droplets or this one, all with equal shares. A packet from another droplet is not sent on.
+    /// One of these other droplets or this one, all with equal shares. A packet from another droplet is not sent on.
     Among {
         here: Option<usize>,
         /// Whether this droplet keeps a share of packets from elsewhere too; not if all its backends are ending.
         has_share: bool,
         others: usize,
-        droplets: usize,
+        peers: Vec<(IpAddr, u16)>,
     },
 }
 
@@ -79,6 +80,8 @@ impl Served {
             for port in service.ports.iter().filter(|port| !port.backends.is_empty()) {
                 let backends = port.backends.iter().map(|of| (of.address, of.port));
                 let chain = made.add_chain(port.protocol, backends.collect());
+                let of = (address, port.protocol, port.port);
+                made.keep_clients(chain.1, of, port.affinity, service.ports.len());
                 made.ports.insert((address, chain.0, port.port), chain.1);
             }
         }
@@ -96,13 +99,27 @@ impl Served {
             is_v6: backends.first().is_some_and(|(address, _)| address.is_ipv6()),
             goes: Goes::To(backends),
             for_own: Own::Same,
+            affinity: None,
         });
         (protocol, self.chains.len() - 1)
+    }
+
+    /// Has clients keep their places of the chains from `first` on, which lead to a service's port. `of`: the service's
+    /// address, protocol and port; `ports`: how many the service has.
+    fn keep_clients(&mut self, first: usize, of: (IpAddr, u8, u16), seconds: u32, ports: usize) {
+        // Agents choose the backends of the service's own address.
+        let is_chosen =
+            |chain: &&mut PortChain| !matches!(&chain.goes, Goes::To(to) if *to == [(of.0, of.2)]);
+        for chain in self.chains.iter_mut().skip(first).filter(is_chosen) {
+            chain.affinity = Affinity::new(of, seconds, ports, chain.places().len());
+        }
     }
 
     /// Adds a chain to backends wherever they are, by the service's address in its VPC, which agents translate.
     /// Returns `None` if there are none.
     fn cluster_chain(&mut self, cluster: IpAddr, port: &ExposedPort) -> Option<usize> {
+        let members = port.members.iter();
+        let members: Vec<_> = members.map(|member| (member.address, member.port)).collect();
         let served = self.ports.get(&(cluster, port.protocol, port.port)).copied();
         let backends = match served.and_then(|chain| self.chains.get(chain)) {
             Some(PortChain {
@@ -111,11 +128,14 @@ impl Served {
             }) => backends.clone(),
             // The node serves the address, and this port has no backends.
             _ if self.addresses.contains(&cluster) => return None,
-            _ => vec![(cluster, port.port)],
+            _ if members.is_empty() => vec![(cluster, port.port)],
+            _ => members.clone(),
         };
         let (_, chain) = self.add_chain(port.protocol, backends);
-        if let Some(made) = self.chains.get_mut(chain).filter(|_| served.is_some()) {
+        let is_sent_on = served.is_some() || !members.is_empty();
+        if let Some(made) = self.chains.get_mut(chain).filter(|_| is_sent_on) {
             // The node serves backends that are elsewhere and not reached by its endpoint: they must answer the node.
+            // Members are sent to by the endpoint.
             made.mark = CONNECTION_EXPOSED;
         }
         Some(chain)
@@ -141,13 +161,12 @@ impl Served {
         if peers.is_empty() {
             return None;
         }
-        let droplets = peers.len();
         let own = port.local.iter().flatten();
         let has_share = here.is_some()
             && own
                 .into_iter()
                 .any(|backend| !port.ending.contains(&backend.address));
-        let (_, others) = self.add_chain(port.protocol, peers);
+        let (_, others) = self.add_chain(port.protocol, peers.clone());
         self.chains.get_mut(others)?.mark = CONNECTION_SENT_ON;
         self.chains.push(PortChain {
             mark: 0,
@@ -157,9 +176,10 @@ impl Served {
                 here,
                 has_share,
                 others,
-                droplets,
+                peers,
             },
             for_own: Own::NoPods,
+            affinity: None,
         });
         Some(self.chains.len() - 1)
     }
@@ -168,6 +188,7 @@ impl Served {
         let cluster = exposed.address;
         let is_nodes_own = host.vni == Some(exposed.vni);
         for port in &exposed.ports {
+            let first = self.chains.len();
             let for_all = if is_nodes_own {
                 self.cluster_chain(cluster, port)
             } else {
@@ -208,6 +229,8 @@ impl Served {
             } else {
                 self.peers_chain(chain, cluster.is_ipv6(), port, host)
             };
+            let of = (cluster, port.protocol, port.port);
+            self.keep_clients(first, of, port.affinity, exposed.ports.len());
             let protocol = port.protocol;
             let node_port = port.node_port.map(|number| (cluster.is_ipv6(), protocol, number));
             self.shared_ports.extend(node_port.zip(by_peers));
@@ -233,6 +256,13 @@ impl Served {
         values.joined("node_ports6", ports_to_chains(&self.node_ports, true));
         values.joined("shared_ports", ports_to_chains(&self.shared_ports, false));
         values.joined("shared_ports6", ports_to_chains(&self.shared_ports, true));
+        let mut clients = affinity::Sets::new();
+        for chain in &self.chains {
+            if let Some(affinity) = &chain.affinity {
+                affinity.add_sets(&chain.places(), chain.is_v6, &mut clients);
+            }
+        }
+        values.each("clients", clients.iter().map(affinity::set_text));
         let chains = self.chains.iter().enumerate();
         values.each("port_chains", chains.map(|(number, chain)| chain.text(number)));
     }
@@ -270,8 +300,76 @@ fn to_chains(ports: &Ports, is_v6: bool) -> impl Iterator<Item = String> {
 }
 
 impl PortChain {
+    /// Returns the places of which a client keeps one.
+    fn places(&self) -> Vec<Place> {
+        let place = |to: &(IpAddr, u16), rule| Place {
+            name: format!("{}-{}", affinity::named(to.0), to.1),
+            rule,
+        };
+        match &self.goes {
+            Goes::To(backends) => {
+                let dnat = format!("meta l4proto {} dnat {} to", self.protocol, self.family());
+                let each = backends.iter();
+                let each = each.map(|to| place(to, format!("{dnat} {}", SocketAddr::from(*to))));
+                each.collect()
+            }
+            Goes::Among {
+                here,
+                has_share,
+                others,
+                peers,
+            } => {
+                let here = here.filter(|_| *has_share).map(|here| Place {
+                    name: "here".to_owned(),
+                    rule: format!("goto port-{here}"),
+                });
+                let each = peers.iter().map(|to| place(to, format!("goto port-{others}")));
+                here.into_iter().chain(each).collect()
+            }
+        }
+    }
+
+    fn family(&self) -> &'static str {
+        if self.is_v6 { "ip6" } else { "ip" }
+    }
+
+    /// Returns the rules by which a connection finds one of the chain's places.
+    fn choice(&self, number: usize) -> Vec<String> {
+        if let Some(affinity) = &self.affinity {
+            return affinity.choice(number, &self.places(), self.is_v6);
+        }
+        match &self.goes {
+            Goes::To(backends) if backends.is_empty() => vec!["counter drop".into()],
+            Goes::To(backends) => {
+                let each = backends.iter().enumerate();
+                let each = each.map(|(index, (address, port))| format!("{index} : {address} . {port}"));
+                vec![format!(
+                    "meta l4proto {} dnat {} to numgen random mod {} map {{ {} }}",
+                    self.protocol,
+                    self.family(),
+                    backends.len(),
+                    each.collect::<Vec<_>>().join(", ")
+                )]
+            }
+            Goes::Among {
+                here,
+                has_share,
+                others,
+                peers,
+            } => {
+                let here = here.filter(|_| *has_share);
+                let own = here.map(|here| {
+                    format!(
+                        "numgen random mod {} vmap {{ 0 : goto port-{here} }}",
+                        peers.len() + 1
+                    )
+                });
+                own.into_iter().chain([format!("goto port-{others}")]).collect()
+            }
+        }
+    }
+
     fn text(&self, number: usize) -> String {
-        let family = if self.is_v6 { "ip6" } else { "ip" };
         let mut rules = Vec::new();
         match self.for_own {
             Own::Same => {}
@@ -286,49 +384,34 @@ impl PortChain {
             rules.push(format!("{} ct mark set {:#x}", from_pod("!="), self.mark));
         }
         match &self.goes {
-            Goes::To(backends) if backends.is_empty() => rules.push("counter drop".into()),
-            Goes::To(backends) => {
-                let each = backends.iter().enumerate();
-                let each = each.map(|(index, (address, port))| format!("{index} : {address} . {port}"));
-                rules.push(format!(
-                    "meta l4proto {} dnat {family} to numgen random mod {} map {{ {} }}",
-                    self.protocol,
-                    backends.len(),
-                    each.collect::<Vec<_>>().join(", ")
-                ));
-            }
-            Goes::Among {
-                here,
-                has_share,
-                others,
-                droplets,
-            } => {
-                let own = here.map(|here| format!("goto port-{here}"));
+            Goes::To(_) => {}
+            Goes::Among { here, .. } => {
                 let from_droplet = if self.is_v6 {
                     "ip6 saddr @droplets6"
                 } else {
                     "ip saddr @droplets"
                 };
-                match &own {
-                    Some(own) => rules.push(format!("{from_droplet} {own}")),
+                match here {
+                    Some(here) => rules.push(format!("{from_droplet} goto port-{here}")),
                     // The packet is refused at the node's own address. At another address it would only be sent round.
                     None => rules.extend([
                         format!("{from_droplet} fib daddr type local return"),
                         format!("{from_droplet} counter drop"),
                     ]),
                 }
-                if let Some(own) = own.filter(|_| *has_share) {
-                    rules.push(format!("numgen random mod {} vmap {{ 0 : {own} }}", droplets + 1));
-                }
-                rules.push(format!("goto port-{others}"));
             }
         }
-        let mut text = format!("  chain port-{number} {{\n");
-        for rule in rules {
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "    {rule}");
+        rules.extend(self.choice(number));
+        let mut text = String::new();
+        if let Some(affinity) = &self.affinity {
+            text = affinity.chains(number, &self.places(), self.is_v6);
         }
-        text.push_str("  }");
+        text += &chain_text(&format!("port-{number}"), &rules);
         text
     }
+}
+
+/// Returns a chain with these rules.
+pub(super) fn chain_text(name: &str, rules: &[String]) -> String {
+    format!("  chain {name} {{\n    {}\n  }}\n", rules.join("\n    "))
 }

@@ -84,7 +84,7 @@ fn exposed_ending(vni: u32, by: &[Ipv4Addr], ending: &[Ipv4Addr]) -> Row {
             local: true,
             backends: backends(by),
             ending: ending.iter().map(|address| bytes(*address)).collect(),
-            peers: Vec::new(),
+            ..ExposedPort::default()
         }],
         addresses: vec![bytes(OUTSIDE)],
         health_port: 32000,
@@ -246,6 +246,7 @@ fn local_port_reaches_own_backends_with_sender_address() {
     elsewhere.ports[0].peers = vec![bytes(FAR)];
     let droplet = Row::Droplet(DropletRow {
         address: FAR.octets().to_vec(),
+        address6: Vec::new(),
     });
     rig.operator
         .push_and_wait(vec![droplet, Row::Exposed(elsewhere)], vec![]);

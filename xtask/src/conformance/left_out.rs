@@ -32,7 +32,10 @@ const LABELS: [(&str, &str); 12] = [
 const NAMES: [(&str, &str); 3] = [
     ("Networking should check kube-proxy urls", "needs kube-proxy"),
     ("KubeProxy should", "needs kube-proxy"),
-    ("DNS configMap nameserver Forward PTR lookup", "needs the Internet"),
+    (
+        "DNS configMap nameserver Forward PTR lookup",
+        "needs the Internet",
+    ),
 ];
 
 /// Returns the reason why a test is left out, if it is.

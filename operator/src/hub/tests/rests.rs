@@ -36,6 +36,8 @@ fn service(network: &str, last: u8, recorded: Option<BTreeSet<NodePort>>) -> Ser
         local: Some(backends.clone()),
         ending: BTreeSet::new(),
         peers: BTreeSet::new(),
+        affinity: 0,
+        members: BTreeSet::new(),
     };
     let table = Port {
         protocol: PORT.0,

@@ -223,6 +223,13 @@ pub fn backends<'a>(
         let addresses = addresses.iter().filter(|address| cluster.contains(address));
         let each = addresses.map(|address| {
             let mut ports = exposed(service, *address, &found, &homes, ways_in.is_tenants)?;
+            let members = ports.iter().map(|port| port.members.len());
+            if by_node || members.sum::<usize>() > MAX_BY_NODE {
+                // Nodes know the backends anyhow, or there are too many for them: agents choose.
+                for port in &mut ports {
+                    port.members.clear();
+                }
+            }
             if ways_in.at_droplets {
                 ports.retain(|port| !is_overlays(port.protocol, port.port));
             }
@@ -415,10 +422,13 @@ fn exposed(
 ) -> Result<Vec<ExposedPort>, TooLarge> {
     let ports = service.ports().iter().take(MAX_PORTS);
     let local = service.is_external_local() || is_tenants;
+    let affinity = affinity(service);
     let ports = ports.filter_map(|port| Some((port, joint(port)?, number(port)?)));
     let made = ports.map(|(port, joint, number)| {
         let node_port = node_port(port);
-        let found = found.get(&(Family::of(address), joint)).filter(|_| local);
+        let all = found.get(&(Family::of(address), joint));
+        let found = all.filter(|_| local);
+        let all = all.filter(|_| !local && affinity > 0).into_iter().flatten();
         // Ports that all nodes are told are cut instead.
         let backends = if service.is_external_local() {
             ways(found, Some(homes), number)?
@@ -436,6 +446,8 @@ fn exposed(
             local: local.then(|| backends.into_iter().map(backend).collect()),
             ending,
             peers: BTreeSet::new(),
+            affinity,
+            members: chosen(all).into_iter().map(backend).collect(),
         })
     });
     made.collect()

@@ -332,6 +332,7 @@ impl HasBackends for ExposedPort {
             local: Some(BTreeSet::new()),
             ending: BTreeSet::new(),
             peers: self.peers.clone(),
+            members: self.members.clone(),
             ..*self
         }
     }
@@ -340,8 +341,11 @@ impl HasBackends for ExposedPort {
         self.local.iter().flatten()
     }
 
-    fn near(&self, _: &AllHints, _: Place) -> Self {
-        self.clone()
+    fn near(&self, hints: &AllHints, place: Place) -> Self {
+        Self {
+            members: near(&self.members, hints, place),
+            ..self.clone()
+        }
     }
 
     fn give(&mut self, backend: &Backend, port: &Self) {

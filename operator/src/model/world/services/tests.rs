@@ -58,6 +58,8 @@ pub fn exposed(node_port: u16) -> Vec<(IpAddr, Vec<ExposedPort>)> {
         local: None,
         ending: BTreeSet::new(),
         peers: BTreeSet::new(),
+        affinity: 0,
+        members: BTreeSet::new(),
     };
     vec![(ADDRESS, vec![port])]
 }

@@ -1,0 +1,231 @@
+//! Clients of a service with session affinity keep their backends, by whatever way they come.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use thuban_proto::transit::row::Row;
+use thuban_proto::transit::{ExposedPort, ExposedRow, LocalRow, ServiceBackend, ServicePort, ServiceRow};
+
+use crate::rig::{NODE, Rig, base_rows, eventually, local};
+use crate::tcp::{ask, connect, serve};
+
+const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
+/// A host beside the node.
+const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+/// Pods of the nodes' VPC.
+const OWN: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 1, 5), Ipv4Addr::new(10, 0, 1, 6)];
+/// Pods of another VPC.
+const TENANTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 8, 1, 7), Ipv4Addr::new(10, 8, 1, 8)];
+const CLIENTS: u8 = 16;
+const LONG: u32 = 600;
+
+fn bytes(address: Ipv4Addr) -> Vec<u8> {
+    address.to_ipv6_mapped().octets().to_vec()
+}
+
+fn backends(addresses: &[Ipv4Addr]) -> Vec<ServiceBackend> {
+    let each = addresses.iter().map(|address| ServiceBackend {
+        address: bytes(*address),
+        port: 8080,
+    });
+    each.collect()
+}
+
+/// Returns NodePort 30080 of the service, and its balancer's address.
+fn exposed(vni: u32, port: ExposedPort) -> Row {
+    Row::Exposed(ExposedRow {
+        vni,
+        address: bytes(SERVICE),
+        ports: vec![ExposedPort {
+            protocol: 6,
+            port: 80,
+            node_port: 30080,
+            ..port
+        }],
+        addresses: vec![bytes(OUTSIDE)],
+        ..ExposedRow::default()
+    })
+}
+
+/// Returns a port that leads to these members, wherever they are.
+fn everywhere(members: &[Ipv4Addr], affinity_seconds: u32) -> ExposedPort {
+    ExposedPort {
+        members: backends(members),
+        affinity_seconds,
+        ..ExposedPort::default()
+    }
+}
+
+/// Returns a port that leads to these pods of the node.
+fn here(by: &[Ipv4Addr]) -> ExposedPort {
+    ExposedPort {
+        local: true,
+        backends: backends(by),
+        affinity_seconds: LONG,
+        ..ExposedPort::default()
+    }
+}
+
+/// Returns a service that nodes serve, port 80, with these backends outside of the VPC.
+fn served(backends: Vec<ServiceBackend>) -> Row {
+    Row::NodeService(ServiceRow {
+        vni: 7,
+        address: bytes(SERVICE),
+        ports: vec![ServicePort {
+            protocol: 6,
+            port: 80,
+            backends,
+            affinity_seconds: LONG,
+            local: false,
+        }],
+        ..ServiceRow::default()
+    })
+}
+
+/// Returns another service with affinity, which is of no use but to have the table written again.
+fn another(last: u8) -> Row {
+    let Row::Exposed(row) = exposed(7, everywhere(&OWN, LONG)) else {
+        panic!("an exposed row")
+    };
+    let mut ports = row.ports;
+    ports[0].node_port = 30100 + u32::from(last);
+    Row::Exposed(ExposedRow {
+        address: bytes(Ipv4Addr::new(10, 96, 1, last)),
+        ports,
+        addresses: vec![],
+        ..row
+    })
+}
+
+fn client(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(198, 51, 100, number)
+}
+
+/// Returns a rig where nodes, p1 and p2 are in VPC 7; p3 and p4 are in VPC 8, which has a range of its own. Each pod
+/// answers with its number. The clients are behind the other host.
+fn rig() -> Rig {
+    let mut rows = base_rows();
+    for row in &mut rows {
+        match row {
+            Row::Vpc(vpc) => {
+                vpc.service_cidrs.push("10.96.0.0/16".into());
+                vpc.egress = true;
+                vpc.host_access = vpc.vni == 7;
+                if vpc.vni == 8 {
+                    vpc.cidrs = vec!["10.8.0.0/16".into()];
+                }
+            }
+            Row::Network(network) if network.vni == 8 => {
+                network.network = 0x0a08_0100;
+                network.cidrs = vec!["10.8.1.0/24".into()];
+            }
+            _ => {}
+        }
+    }
+    let own = |row, change: &dyn Fn(LocalRow) -> LocalRow| {
+        let Row::Local(row) = row else {
+            panic!("a local row")
+        };
+        Row::Local(change(row))
+    };
+    let tenants = |uid, last: u8| {
+        own(local(8, uid, last), &|row| LocalRow {
+            address: bytes(Ipv4Addr::new(10, 8, 1, last)),
+            network: 0x0a08_0100,
+            gateway: "10.8.1.1".into(),
+            ..row
+        })
+    };
+    rows.push(own(local(7, "node/n", 9), &|row| LocalRow { host: true, ..row }));
+    rows.extend([
+        local(7, "p1", 5),
+        local(7, "p2", 6),
+        tenants("p3", 7),
+        tenants("p4", 8),
+    ]);
+    let mut rig = Rig::new(rows);
+    for number in 1..=4 {
+        rig.add_pod(&format!("p{number}"));
+        drop(serve(&pod(&rig, number), Ipv4Addr::UNSPECIFIED, 8080, number));
+    }
+    eventually("the node has its endpoint", || {
+        rig.on_node("ip route show table 6082 2>/dev/null || true")
+            .contains("10.96.0.0/16")
+    });
+    rig.on_far(&format!("ip route add {OUTSIDE}/32 via {}", Ipv4Addr::from(NODE)));
+    for number in 1..=CLIENTS {
+        rig.on_far(&format!("ip address add {}/32 dev lo", client(number)));
+    }
+    rig.on_node(&format!("ip route add default via {FAR}"));
+    rig
+}
+
+fn pod(rig: &Rig, number: u8) -> String {
+    format!("{}-p{number}", rig.name)
+}
+
+/// Returns who answers a client.
+fn answers(rig: &Rig, number: u8) -> u8 {
+    let node = Ipv4Addr::from(NODE);
+    rig.on_far(&format!(
+        "ip route replace {node}/32 dev far src {}",
+        client(number)
+    ));
+    ask(&mut connect(rig.far(), node, 30080).unwrap())
+}
+
+/// Returns the backend of each client; all connections of a client must go to the same one.
+fn homes(rig: &Rig) -> BTreeMap<u8, u8> {
+    let home = |number| {
+        let answers: BTreeSet<u8> = (0..4).map(|_| answers(rig, number)).collect();
+        assert_eq!(answers.len(), 1, "client {number}: {answers:?}");
+        (number, answers.into_iter().next().unwrap())
+    };
+    (1..=CLIENTS).map(home).collect()
+}
+
+fn all(homes: &BTreeMap<u8, u8>) -> Vec<u8> {
+    let all: BTreeSet<u8> = homes.values().copied().collect();
+    all.into_iter().collect()
+}
+
+#[test]
+fn clients_keep_backends_by_ports_of_nodes() {
+    let mut rig = rig();
+    let members = |by: &[Ipv4Addr]| vec![exposed(7, everywhere(by, LONG))];
+    rig.operator.push_and_wait(members(&OWN), vec![]);
+    let known = homes(&rig);
+    assert_eq!(all(&known), [1, 2]);
+
+    // The table is written again because of another service, by another daemon, and after somebody took the rules.
+    rig.operator.push_and_wait(vec![another(1)], vec![]);
+    assert_eq!(homes(&rig), known, "another service came");
+    rig.kill();
+    rig.start();
+    rig.operator.wait_for_ack();
+    rig.operator.push_and_wait(vec![another(2)], vec![]);
+    assert_eq!(homes(&rig), known, "another daemon");
+
+    // A backend goes with what was known of it.
+    rig.operator.push_and_wait(members(&OWN[..1]), vec![]);
+    assert_eq!(all(&homes(&rig)), [1]);
+    rig.operator.push_and_wait(members(&OWN), vec![]);
+    assert_eq!(all(&homes(&rig)), [1], "they have the other one now");
+    rig.operator.push_and_wait(members(&OWN[1..]), vec![]);
+    rig.operator.push_and_wait(members(&OWN), vec![]);
+    let spread = homes(&rig);
+    assert_eq!(all(&spread), [1, 2], "nobody is known");
+
+    // Once the time is over they get any backend.
+    rig.operator
+        .push_and_wait(vec![exposed(7, everywhere(&OWN, 1))], vec![]);
+    homes(&rig);
+    let first = || {
+        std::thread::sleep(Duration::from_millis(2100));
+        answers(&rig, 1)
+    };
+    let answers: BTreeSet<u8> = (0..12).map(|_| first()).collect();
+    assert_eq!(answers.len(), 2);
+}
