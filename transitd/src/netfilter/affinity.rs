@@ -13,7 +13,6 @@ use std::net::IpAddr;
 use serde_json::Value;
 use thuban_common::host_stack::NFT_TABLE;
 
-use super::nft::Nft;
 use super::served::chain_text;
 
 /// The most clients of a service that a node remembers, in the sets of all its places together. Further clients get any
@@ -120,22 +119,15 @@ pub(super) fn removal() -> String {
     format!("table inet {NFT_TABLE} {{\n}}\ndelete table inet {NFT_TABLE}\n")
 }
 
-/// Returns the commands that remove what the table has, except the sets of clients that its new text has too; none if
-/// there is no such set.
-pub(super) fn removal_but_for_clients(nft: &Nft, text: &str) -> Option<String> {
-    if !text.contains(&format!("set {PREFIX}")) {
-        return None;
-    }
-    // Without the elements, which nft would read if it were asked for one table.
-    let listed = nft.list(&["-j", "-t", "list", "ruleset", "inet"])?;
-    removal_of(&listed, text)
+/// Whether a text has sets of clients.
+pub(super) fn has_clients(text: &str) -> bool {
+    text.contains(&format!("set {PREFIX}"))
 }
 
-fn removal_of(listed: &[u8], text: &str) -> Option<String> {
-    let listed: Value = serde_json::from_slice(listed).ok()?;
-    let objects = listed["nftables"].as_array()?.iter();
-    let objects = objects.flat_map(|object| object.as_object().into_iter().flatten());
-    let own = objects.filter(|(_, object)| object["table"] == NFT_TABLE);
+/// Returns the commands that remove what the table has, except the sets of clients that its new text has too; none if
+/// there is no such set. `there`: what the kernel has of the family, each with its kind.
+pub(super) fn removal_but_for_clients(there: &[(String, Value)], text: &str) -> Option<String> {
+    let own = there.iter().filter(|(_, object)| object["table"] == NFT_TABLE);
     let named: Vec<_> = own
         .filter_map(|(kind, object)| Some((kind.as_str(), object["name"].as_str()?)))
         .collect();
@@ -154,4 +146,83 @@ fn removal_of(listed: &[u8], text: &str) -> Option<String> {
         }
     }
     Some(commands)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use serde_json::json;
+
+    use super::*;
+
+    const SERVICE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 7));
+
+    fn place(name: usize) -> Place {
+        Place {
+            name: name.to_string(),
+            rule: "accept".to_owned(),
+        }
+    }
+
+    fn sets(ports: usize, places: usize) -> Sets {
+        let affinity = Affinity::new((SERVICE, 6, 80), 60, ports, places).unwrap();
+        let places: Vec<_> = (0..places).map(place).collect();
+        let mut sets = Sets::new();
+        affinity.add_sets(&places, false, &mut sets);
+        sets
+    }
+
+    #[test]
+    fn clients_that_a_service_keeps_have_a_bound() {
+        for (ports, places) in [(1, 1), (1, 3), (128, 8), (1, 1024), (4, 256)] {
+            let rooms = sets(ports, places);
+            let together = ports * rooms.values().map(|(_, room)| room).sum::<usize>();
+            assert!(
+                together <= MAX_CLIENTS,
+                "{ports} ports of {places} places: {together}"
+            );
+            assert!(rooms.values().all(|(_, room)| *room >= MIN_CLIENTS));
+        }
+        assert!(Affinity::new((SERVICE, 6, 80), 0, 1, 1).is_none());
+        assert!(
+            Affinity::new((SERVICE, 6, 80), 60, 1, 0).is_none(),
+            "nothing to choose from"
+        );
+    }
+
+    #[test]
+    fn all_but_clients_with_a_place_goes() {
+        let object =
+            |kind: &str, name: &str, table: &str| (kind.to_owned(), json!({"name": name, "table": table}));
+        let there = [
+            ("table".to_owned(), json!({"name": "thuban"})),
+            object("counter", "lost", "thuban"),
+            object("set", "affinity-6-10.96.0.7-80-1", "thuban"),
+            object("set", "affinity-6-10.96.0.7-80-12", "thuban"),
+            object("set", "affinity-6-10.96.0.7-80-1", "other"),
+            object("map", "ports", "thuban"),
+            object("chain", "port-0", "thuban"),
+        ];
+        let sets = sets(1, 12);
+        let text: String = sets.iter().map(set_text).collect();
+        assert!(has_clients(&text));
+        assert_eq!(
+            removal_but_for_clients(&there, &text).unwrap(),
+            "flush table inet thuban\n\
+             delete set inet thuban affinity-6-10.96.0.7-80-12\n\
+             delete map inet thuban ports\n\
+             delete counter inet thuban lost\n\
+             delete chain inet thuban port-0\n"
+        );
+        assert_eq!(
+            removal_but_for_clients(&there[3..], &text),
+            None,
+            "no client stays"
+        );
+        assert_eq!(
+            removal_but_for_clients(&there, "set affinity-6-10.96.0.7-80-13 {"),
+            None
+        );
+    }
 }

@@ -70,16 +70,27 @@ fn netlink() -> std::io::Result<OwnedFd> {
 
 /// Whether a table is there: all tables of the node may have been flushed.
 pub fn is_there(nft: &Nft, table: &str) -> bool {
-    nft.list(&["-t", "list", "table", "inet", table]).is_some()
+    let has = |(kind, object): &(String, serde_json::Value)| kind == "table" && object["name"] == table;
+    objects(nft).unwrap_or_default().iter().any(has)
+}
+
+/// Returns what the kernel has of the family, each with its kind; nothing if it can't be listed. Asked for less, nft
+/// reads the elements of all sets as well, and there may be many.
+fn objects(nft: &Nft) -> Option<Vec<(String, serde_json::Value)>> {
+    let text = nft.list(&["-j", "-t", "list", "ruleset", "inet"])?;
+    let mut listed: serde_json::Value = serde_json::from_slice(&text).ok()?;
+    let objects = listed["nftables"].as_array_mut()?.iter_mut();
+    let each = objects.filter_map(|object| std::mem::take(object.as_object_mut()?).into_iter().next());
+    Some(each.collect())
 }
 
 /// Returns the packets by named counter of a table; nothing if there is no such table.
 pub fn counters(nft: &Nft, table: &str) -> Vec<(String, u64)> {
-    let text = nft.list(&["-j", "list", "counters", "table", "inet", table]);
-    let counters: serde_json::Value = serde_json::from_slice(&text.unwrap_or_default()).unwrap_or_default();
-    let objects = counters["nftables"].as_array().into_iter().flatten();
-    let counted = objects.filter_map(|object| {
-        let counter = &object["counter"];
+    let objects = objects(nft).unwrap_or_default();
+    let counters = objects
+        .iter()
+        .filter(|(kind, counter)| kind == "counter" && counter["table"] == table);
+    let counted = counters.filter_map(|(_, counter)| {
         Some((counter["name"].as_str()?.to_owned(), counter["packets"].as_u64()?))
     });
     counted.collect()
@@ -224,8 +235,13 @@ impl Netfilter {
         let lease = node_ports::elements(lease_until, boot::nanoseconds());
         let new = format!("{text}{}", lease.as_deref().unwrap_or_default());
         let replaced = |removal: String| self.nft.write(&format!("{removal}{new}"));
-        let kept = affinity::removal_but_for_clients(&self.nft, &text).map(&replaced);
-        match kept {
+        let there = if affinity::has_clients(&text) {
+            objects(&self.nft)
+        } else {
+            None
+        };
+        let kept = there.and_then(|there| affinity::removal_but_for_clients(&there, &text));
+        match kept.map(&replaced) {
             // Without the clients it may be possible.
             None | Some(Err(NetfilterError::Refused(_))) => replaced(affinity::removal())?,
             Some(written) => written?,

@@ -5,7 +5,9 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use thuban_proto::transit::row::Row;
-use thuban_proto::transit::{ExposedPort, ExposedRow, LocalRow, ServiceBackend, ServicePort, ServiceRow};
+use thuban_proto::transit::{
+    DropletRow, ExposedPort, ExposedRow, LocalRow, ServiceBackend, ServicePort, ServiceRow,
+};
 
 use crate::rig::{NODE, Rig, base_rows, eventually, local};
 use crate::tcp::{ask, connect, serve};
@@ -228,4 +230,114 @@ fn clients_keep_backends_by_ports_of_nodes() {
     };
     let answers: BTreeSet<u8> = (0..12).map(|_| first()).collect();
     assert_eq!(answers.len(), 2);
+}
+
+#[test]
+fn one_client_has_one_backend_by_each_way_in() {
+    let rig = rig();
+    rig.operator
+        .push_and_wait(vec![exposed(7, everywhere(&OWN, LONG))], vec![]);
+    let known = homes(&rig);
+    rig.on_far(&format!(
+        "ip route replace {OUTSIDE}/32 via {} src {}",
+        Ipv4Addr::from(NODE),
+        client(1)
+    ));
+    for _ in 0..4 {
+        assert_eq!(ask(&mut connect(rig.far(), OUTSIDE, 80).unwrap()), known[&1]);
+    }
+    // Pods and the node itself are clients of their own, by the node's port and its balancer's address.
+    for namespace in [rig.node().to_owned(), pod(&rig, 1), pod(&rig, 2)] {
+        let ways = [(Ipv4Addr::from(NODE), 30080), (OUTSIDE, 80)];
+        for (to, port) in ways {
+            let answers: BTreeSet<u8> = (0..8)
+                .map(|_| ask(&mut connect(&namespace, to, port).unwrap()))
+                .collect();
+            assert_eq!(answers.len(), 1, "{namespace} by {to}");
+        }
+    }
+    // The same ones by another policy, and others where it has no such backend.
+    rig.operator.push_and_wait(vec![exposed(7, here(&OWN))], vec![]);
+    assert_eq!(homes(&rig), known);
+    rig.operator
+        .push_and_wait(vec![exposed(7, here(&OWN[..1]))], vec![]);
+    assert_eq!(all(&homes(&rig)), [1]);
+    // The rules are taken by somebody, and made again.
+    rig.on_node("nft flush ruleset");
+    eventually("the rules are back", || {
+        connect(rig.far(), NODE.into(), 30080).is_ok()
+    });
+    rig.operator.push_and_wait(vec![exposed(7, here(&OWN))], vec![]);
+    assert_eq!(homes(&rig).len(), usize::from(CLIENTS));
+}
+
+#[test]
+fn clients_of_services_that_nodes_serve_keep_backends() {
+    let rig = rig();
+    let ports = [6443, 6444, 6445];
+    for (own, port) in (1..).zip(ports) {
+        drop(serve(rig.far(), FAR, port, own));
+    }
+    let each = ports.map(|port| ServiceBackend {
+        address: bytes(FAR),
+        port: port.into(),
+    });
+    rig.operator.push_and_wait(
+        vec![served(each.to_vec()), exposed(7, everywhere(&[], LONG))],
+        vec![],
+    );
+    let mut seen = BTreeSet::new();
+    for _ in 0..8 {
+        // All of these are clients that are not known yet.
+        rig.operator
+            .push_and_wait(vec![served(each[..1].to_vec())], vec![]);
+        rig.operator.push_and_wait(vec![served(each.to_vec())], vec![]);
+        rig.on_node("nft flush ruleset");
+        eventually("the rules are back", || {
+            connect(&pod(&rig, 1), SERVICE, 80).is_ok()
+        });
+        for namespace in [pod(&rig, 1), pod(&rig, 2), rig.node().to_owned()] {
+            let answers: BTreeSet<u8> = (0..6)
+                .map(|_| ask(&mut connect(&namespace, SERVICE, 80).unwrap()))
+                .collect();
+            assert_eq!(answers.len(), 1, "{namespace}");
+            seen.extend(answers);
+        }
+    }
+    assert_eq!(seen.len(), ports.len());
+    assert!(all(&homes(&rig)).len() > 1, "by the node's port, too");
+}
+
+#[test]
+fn clients_of_tenants_ports_keep_nodes_and_backends() {
+    let rig = rig();
+    rig.operator
+        .push_and_wait(vec![exposed(8, here(&TENANTS))], vec![]);
+    let known = homes(&rig);
+    assert_eq!(all(&known), [3, 4]);
+    // Another droplet has backends, too.
+    drop(serve(rig.far(), FAR, 30080, 9));
+    let droplet = Row::Droplet(DropletRow {
+        address6: Vec::new(),
+        address: FAR.octets().to_vec(),
+    });
+    let shared = |by: &[Ipv4Addr]| {
+        let peers = vec![bytes(FAR), bytes(NODE.into())];
+        exposed(8, ExposedPort { peers, ..here(by) })
+    };
+    rig.operator
+        .push_and_wait(vec![droplet, shared(&TENANTS)], vec![]);
+    let homes_now = homes(&rig);
+    assert_eq!(all(&homes_now), [3, 4, 9]);
+    for (client, home) in &homes_now {
+        assert!(
+            *home == 9 || *home == known[client],
+            "of this node's backends it has its own"
+        );
+    }
+    rig.operator.push_and_wait(vec![another(1)], vec![]);
+    assert_eq!(homes(&rig), homes_now, "the table was written again");
+    // Without backends here all are the other droplet's.
+    rig.operator.push_and_wait(vec![shared(&[])], vec![]);
+    assert_eq!(all(&homes(&rig)), [9]);
 }

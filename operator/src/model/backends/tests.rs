@@ -363,6 +363,50 @@ fn clients_stay_with_their_backend_for_as_long_as_is_asked_for() {
 }
 
 #[test]
+fn nodes_choose_for_clients_that_keep_backends_anywhere() {
+    let many = |count: u32| {
+        let each =
+            (0..count).map(|number| json!({"addresses": [format!("10.0.{}.{}", number >> 8, number & 255)]}));
+        [of_http(&Value::Array(each.collect()))]
+    };
+    let exposed = |asked: &Value, slices: &[EndpointSlice]| {
+        let mut value = serde_json::to_value(http()).unwrap();
+        for (field, asked) in asked.as_object().unwrap() {
+            value["spec"][field] = asked.clone();
+        }
+        let service: Service = serde_json::from_value(value).unwrap();
+        let made = made(&service, slices);
+        let port = &made.exposed[0].1[0];
+        (port.affinity, port.members.len(), port.local.is_some())
+    };
+    let asked = json!({"type": "NodePort", "sessionAffinity": "ClientIP"});
+    assert_eq!(exposed(&asked, &many(3)), (10_800, 3, false));
+    assert_eq!(exposed(&asked, &many(1024)), (10_800, 1024, false));
+    assert_eq!(
+        exposed(&asked, &many(1025)),
+        (10_800, 0, false),
+        "too many for a node"
+    );
+    assert_eq!(exposed(&json!({"type": "NodePort"}), &many(3)), (0, 0, false));
+    let mut local = asked;
+    local["externalTrafficPolicy"] = "Local".into();
+    assert_eq!(exposed(&local, &many(3)), (10_800, 0, true));
+    let http: Service = {
+        let mut value = serde_json::to_value(http()).unwrap();
+        value["spec"]["type"] = "NodePort".into();
+        value["spec"]["sessionAffinity"] = "ClientIP".into();
+        serde_json::from_value(value).unwrap()
+    };
+    let outside = backends(&http, &http.cluster_ips(), &many(3), |_, _| Some(Place::Outside)).unwrap();
+    assert!(outside.exposed[0].1[0].members.is_empty(), "nodes know them");
+    assert_eq!(of_tenant(&http, &many(3)).exposed[0].1[0].affinity, 10_800);
+    // One that ends is used only if there is no other.
+    let ending = json!({"addresses": ["10.0.1.9"], "conditions": {"ready": false, "serving": true}});
+    let both = of_http(&json!([{"addresses": ["10.0.1.2"]}, ending]));
+    assert_eq!(made(&http, &[both]).exposed[0].1[0].members.len(), 1);
+}
+
+#[test]
 fn traffic_that_stays_on_its_node_has_the_best_backends_of_each() {
     let with = |fields: &Value| {
         let mut value = serde_json::to_value(http()).unwrap();

@@ -7,7 +7,7 @@ use thuban_rows::Backend;
 use thuban_rows::builders::vni;
 
 use super::super::super::tests::droplet_address;
-use super::{ADDRESS, Key, Service, World, exposed, kept_local, name, shared};
+use super::{ADDRESS, Hints, Key, Service, World, exposed, kept_local, name, shared};
 
 /// Returns a service with NodePort 30080 in VPC 8, with a backend on d2 and one on d3.
 fn tenants(by_peers: bool) -> Service {
@@ -53,6 +53,44 @@ fn what_stays_on_its_node_is_told_where_the_backends_are() {
     world.set_service(&name("s"), Some(closed));
     world.flush();
     assert_eq!(own(&world), [const { None }; 5]);
+}
+
+#[test]
+fn nodes_choose_among_members_that_are_near_them() {
+    let mut world = shared();
+    for (droplet, zone) in [("d1", "x"), ("d2", "y")] {
+        world.set_zone(droplet, Some(zone));
+    }
+    let hints = [(20, "x"), (30, "y")].map(|(last, zone)| {
+        let hints = Hints {
+            zones: [zone.to_owned()].into(),
+            ..Hints::default()
+        };
+        (IpAddr::from([10, 0, 0, last]), hints)
+    });
+    let mut service = Service {
+        exposed: exposed(30080),
+        hints: hints.into(),
+        ..kept_local()
+    };
+    let port = &mut service.exposed[0].1[0];
+    port.affinity = 60;
+    port.members = service.tables[0].1[0].backends.clone();
+    world.set_service(&name("s"), Some(service));
+    world.flush();
+    let members = |droplet: &str| match world.program(droplet)[&Key::Exposed(vni(7), ADDRESS)]
+        .unpack()
+        .row
+    {
+        Some(row::Row::Exposed(row)) => {
+            let members = row.ports[0].members.iter();
+            members.map(|backend| backend.address[15]).collect::<Vec<_>>()
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(members("d0"), [20, 30]);
+    assert_eq!(members("d1"), [20]);
+    assert_eq!(members("d2"), [30]);
 }
 
 #[test]
