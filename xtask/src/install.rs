@@ -20,8 +20,9 @@ use crate::{
 
 pub const NAMESPACE: &str = "thuban-system";
 const CONFIG: &str = "05-config.yaml";
-/// The external addresses that the tests' clusters allow: those of our tests, and of Kubernetes'.
-const EXTERNAL_IPS: &str = "198.51.100.0/24,203.0.113.0/24";
+/// The external addresses that the cluster of our tests allows, and that of Kubernetes' tests.
+const EXTERNAL_IPS: &str = "198.51.100.0/24";
+const KUBERNETES_EXTERNAL_IPS: &str = "203.0.113.0/24";
 /// The rest of claims on the tests' cluster: tests wait until addresses and VNIs are free again.
 const CLAIM_REST_SECONDS: &str = "5";
 const PATIENCE: Duration = Duration::from_mins(3);
@@ -90,10 +91,11 @@ pub fn manifest_for(path: &Path, instance: &Instance) -> Result<String> {
     for (key, value) in values {
         config["data"][key] = value.into();
     }
-    if is_tests || instance.name() == conformance::NAME {
-        config["data"]["THUBAN_EXTERNAL_IP_CIDRS"] = EXTERNAL_IPS.into();
+    if instance.name() == conformance::NAME {
+        config["data"]["THUBAN_EXTERNAL_IP_CIDRS"] = KUBERNETES_EXTERNAL_IPS.into();
     }
     if is_tests {
+        config["data"]["THUBAN_EXTERNAL_IP_CIDRS"] = EXTERNAL_IPS.into();
         config["data"]["THUBAN_CLAIM_REST_SECONDS"] = CLAIM_REST_SECONDS.into();
     }
     Ok(serde_yaml_ng::to_string(&config)?)

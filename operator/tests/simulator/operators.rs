@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 
 use crate::kind::Kind;
 use crate::server::Connection;
+use crate::services::CLUSTER_DNS;
 use crate::signal::Signal;
 use crate::simulation::Simulation;
 
@@ -184,7 +185,7 @@ async fn life(simulation: Arc<Simulation>, operator: Arc<Operator>) {
         default_range: DEFAULT_RANGE.parse().unwrap(),
         claim_rest: Duration::from_secs(30),
         node_port_lease: Duration::from_mins(10),
-        cluster_dns: vec![[10, 96, 0, 10].into()],
+        cluster_dns: vec![CLUSTER_DNS.into()],
     };
     let work = async {
         let mut tasks = JoinSet::new();

@@ -6,9 +6,10 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use thuban_api::DEFAULT_NAME;
-use thuban_proto::transit::row;
+use thuban_proto::transit::{Row, row};
 
 use crate::convergence::is_open;
+use crate::droplet::Droplet;
 use crate::invariants::{addresses, pod_uid, serving, vni, vpc_of};
 use crate::kind::Kind;
 use crate::random::Random;
@@ -20,8 +21,26 @@ use crate::tables::{Slot, Tables, address, number};
 const LABEL: &str = "kubernetes.io~1service-name";
 const PORT: u32 = 8080;
 
+/// The address of the cluster's DNS. A Service of any VPC may have it here.
+pub const CLUSTER_DNS: [u8; 4] = [10, 96, 0, 10];
+
 /// An address in no VPC.
 const OUTSIDE: &str = "192.168.0.1";
+
+/// Whether a row is a Service's that nobody serves. Users make none without ports.
+fn is_without_ports(row: &Row) -> bool {
+    matches!(&row.row, Some(row::Row::Service(row)) if row.ports.is_empty())
+}
+
+/// Returns a row of a droplet that is of no Service.
+fn foreign<'a>(droplet: &'a Droplet, expected: &BTreeSet<Slot>) -> Option<&'a Slot> {
+    droplet.tables.rows.iter().find_map(|(slot, row)| match slot {
+        // The cluster's DNS is refused to VPCs that do not share it.
+        Slot::Service(_, address) if *address == IpAddr::from(CLUSTER_DNS) && is_without_ports(row) => None,
+        Slot::Service(..) | Slot::NodeService(..) => Some(slot).filter(|slot| !expected.contains(slot)),
+        _ => None,
+    })
+}
 
 pub fn is_scaled(endpoint: &Value) -> bool {
     text(endpoint, "/spec/type") == "Scaled"
@@ -354,10 +373,7 @@ pub fn verdict(state: &State) -> Result<(), String> {
         }
     }
     for droplet in state.droplets.values() {
-        let foreign = droplet.tables.rows.keys().find_map(|slot| match slot {
-            Slot::Service(..) | Slot::NodeService(..) => Some(slot).filter(|slot| !expected.contains(slot)),
-            _ => None,
-        });
+        let foreign = foreign(droplet, &expected);
         if let Some(slot) = foreign {
             return Err(format!(
                 "{} has a row of {slot:?}, which is no service's",

@@ -39,6 +39,7 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "nodes []: list watch",
         "nodes/finalizers []: update",
         "pods []: list watch",
+        "servicecidrs.networking.k8s.io []: list watch",
         "services []: list watch",
         "tokenreviews.authentication.k8s.io []: create",
         "vniclaims.thuban.dev []: create delete list watch",

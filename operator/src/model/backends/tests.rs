@@ -537,7 +537,7 @@ fn services_without_an_address_of_their_own_have_no_table() {
 }
 
 #[test]
-fn hints_of_ready_backends_are_kept_unless_traffic_stays_on_its_node() {
+fn hints_of_ready_backends_count_unless_traffic_stays() {
     let hints = json!({"forZones": [{"name": "x"}], "forNodes": [{"name": "a"}]});
     let slices = [of_http(&json!([
         {"addresses": ["10.0.1.1"], "hints": hints},
