@@ -1,6 +1,10 @@
 //! Ranges of Services come and go while the cluster runs: Services in them are served, and who can't use them is told.
 
+use std::time::Duration;
+
 use serde_json::json;
+use thuban_proto::transit::row::Row;
+use tokio::time::sleep;
 
 use super::{begin, check, delete, end_everything, until};
 use crate::deletions;
@@ -83,6 +87,20 @@ fn services_in_ranges_that_come_later_are_served() {
             is_told(state, "nodes", "RangeRefused")
         })
         .await;
+        sleep(Duration::from_secs(5)).await;
+        simulation.with(|state| {
+            let rows = state
+                .droplets
+                .values()
+                .flat_map(|droplet| droplet.tables.rows.values());
+            let is_known = rows.filter_map(|row| match &row.row {
+                Some(Row::Vpc(row)) => Some(&row.service_cidrs),
+                _ => None,
+            });
+            if is_known.flatten().any(|range| range.starts_with("192.168.")) {
+                state.violation("nodes are in a service range".into());
+            }
+        });
         delete(simulation, Kind::ServiceCidr, "", "nodes");
         delete(simulation, Kind::ServiceCidr, "", "extra");
         until(simulation, "the Service is in no range again", |state| {
