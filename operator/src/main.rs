@@ -81,8 +81,9 @@ struct Settings {
     /// a minute more. Use less than 200 for tests only.
     #[arg(long, env = "THUBAN_NODE_PORT_LEASE_SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(2..=86_400))]
     node_port_lease_seconds: u64,
-    /// ClusterIPs of the cluster's DNS Service, separated by commas: at most one of each family. With it, every VPC without a list of shared Services shares
-    /// kube-system/kube-dns. Without it, only the VPC `default` reaches cluster DNS.
+    /// ClusterIPs of the cluster's DNS Service, separated by commas: at most one of each family. With it, every VPC
+    /// without a list of shared Services shares kube-system/kube-dns. Without it, only the VPC `default` reaches
+    /// cluster DNS.
     #[arg(long, env = "THUBAN_CLUSTER_DNS", value_delimiter = ',')]
     cluster_dns: Vec<IpAddr>,
 }

@@ -30,11 +30,21 @@ type StartController = Box<dyn FnOnce(&Arc<Context>, &mut JoinSet<()>) + Send>;
 /// The registered kinds, which start once there is a context.
 #[derive(Default)]
 pub struct Kinds {
+    serving: Serving,
     watches: Vec<StartWatch>,
     controllers: Vec<StartController>,
 }
 
 impl Kinds {
+    /// Returns a registry of kinds that not every API server has, or allows this operator to read: there are no objects
+    /// then.
+    pub fn if_served() -> Self {
+        Self {
+            serving: Serving::Optional,
+            ..Self::default()
+        }
+    }
+
     /// Registers a kind that is only read. `strip` leaves the parts of an object that are kept; `on_change` is called
     /// with every change.
     pub fn watch<K: Object + 'static>(
@@ -42,16 +52,8 @@ impl Kinds {
         strip: fn(&mut K),
         on_change: fn(&Context, &Change<K>),
     ) -> Store<K> {
-        self.watch_as(Serving::Expected, strip, on_change)
-    }
-
-    fn watch_as<K: Object + 'static>(
-        &mut self,
-        serving: Serving,
-        strip: fn(&mut K),
-        on_change: fn(&Context, &Change<K>),
-    ) -> Store<K> {
         let (reader, writer) = store::<K>();
+        let serving = self.serving;
         self.watches.push(Box::new(move |context, tasks| {
             let api: Api<K> = Api::all(context.client.clone());
             let context = context.clone();
@@ -74,36 +76,7 @@ impl Kinds {
         K: Object + 'static,
         F: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
     {
-        self.register_as(Serving::Expected, strip, on_change, reconcile)
-    }
-
-    /// Does what [`Kinds::register`] does, for a kind that not every API server has, or allows this operator to read:
-    /// there are no objects then.
-    pub fn register_if_served<K, F>(
-        &mut self,
-        strip: fn(&mut K),
-        on_change: fn(&Context, &Change<K>),
-        reconcile: fn(Arc<K>, Arc<Context>) -> F,
-    ) -> (Store<K>, UnboundedSender<ObjectRef<K>>)
-    where
-        K: Object + 'static,
-        F: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
-    {
-        self.register_as(Serving::Optional, strip, on_change, reconcile)
-    }
-
-    fn register_as<K, F>(
-        &mut self,
-        serving: Serving,
-        strip: fn(&mut K),
-        on_change: fn(&Context, &Change<K>),
-        reconcile: fn(Arc<K>, Arc<Context>) -> F,
-    ) -> (Store<K>, UnboundedSender<ObjectRef<K>>)
-    where
-        K: Object + 'static,
-        F: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
-    {
-        let reader = self.watch_as(serving, strip, on_change);
+        let reader = self.watch(strip, on_change);
         let (sender, triggers) = unbounded_channel();
         let objects = reader.clone();
         self.controllers.push(Box::new(move |context, tasks| {

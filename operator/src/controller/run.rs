@@ -63,7 +63,8 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     let (services, service_triggers) =
         kinds.register::<Service, _>(strip::service, on_service, service::reconcile);
     let slices = kinds.watch::<EndpointSlice>(strip::slice, on_slice);
-    let (service_cidrs, service_cidr_triggers) = kinds.register_if_served::<ServiceCIDR, _>(
+    let mut optional = Kinds::if_served();
+    let (service_cidrs, service_cidr_triggers) = optional.register::<ServiceCIDR, _>(
         strip::any,
         service_range::on_service_cidr,
         service_range::reconcile,
@@ -109,7 +110,8 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     let hub = Arc::new(make_hub(&options, triggers));
     let events = Events::start(client.clone(), tasks);
     let context = Arc::new(Context::new(client, hub.clone(), stores, events, options));
-    let filling = kinds.start_watches(&context, tasks);
+    let mut filling = kinds.start_watches(&context, tasks);
+    filling.extend(optional.start_watches(&context, tasks));
     drop(unawaited.start_watches(&context, tasks));
     // Before the world is complete, objects that it lacks would be taken for deleted.
     for filled in filling {
@@ -119,6 +121,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     judge_again(&context);
     metrics::leads(&context);
     kinds.start_controllers(&context, tasks);
+    optional.start_controllers(&context, tasks);
     unawaited.start_controllers(&context, tasks);
     let stores = &context.stores;
     tasks.spawn(resync(stores.pods.clone(), hub.triggers.pods.clone()));

@@ -45,7 +45,7 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
         claims: unbounded_channel().0,
         vni_claims: unbounded_channel().0,
         services: unbounded_channel().0,
-        service_cidrs: tokio::sync::mpsc::unbounded_channel().0,
+        service_cidrs: unbounded_channel().0,
         network_policies: unbounded_channel().0,
     };
     let hub = Hub::new(3, triggers);

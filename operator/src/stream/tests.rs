@@ -98,7 +98,7 @@ fn hub() -> Hub {
         claims: mpsc::unbounded_channel().0,
         vni_claims: mpsc::unbounded_channel().0,
         services: mpsc::unbounded_channel().0,
-        service_cidrs: tokio::sync::mpsc::unbounded_channel().0,
+        service_cidrs: mpsc::unbounded_channel().0,
         network_policies: mpsc::unbounded_channel().0,
     };
     let hub = Hub::new(3, triggers);

@@ -9,31 +9,16 @@ use thuban_proto::transit::{
     DropletRow, ExposedPort, ExposedRow, LocalRow, ServiceBackend, ServicePort, ServiceRow,
 };
 
+use crate::policies::{FAR, OUTSIDE, SERVICE, backends, bytes};
 use crate::rig::{NODE, Rig, base_rows, eventually, local};
 use crate::tcp::{ask, connect, serve};
 
-const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
-const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
-/// A host beside the node.
-const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// Pods of the nodes' VPC.
 const OWN: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 1, 5), Ipv4Addr::new(10, 0, 1, 6)];
 /// Pods of another VPC.
 const TENANTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 8, 1, 7), Ipv4Addr::new(10, 8, 1, 8)];
 const CLIENTS: u8 = 16;
 const LONG: u32 = 600;
-
-fn bytes(address: Ipv4Addr) -> Vec<u8> {
-    address.to_ipv6_mapped().octets().to_vec()
-}
-
-fn backends(addresses: &[Ipv4Addr]) -> Vec<ServiceBackend> {
-    let each = addresses.iter().map(|address| ServiceBackend {
-        address: bytes(*address),
-        port: 8080,
-    });
-    each.collect()
-}
 
 /// Returns NodePort 30080 of the service, and its balancer's address.
 fn exposed(vni: u32, port: ExposedPort) -> Row {

@@ -18,7 +18,7 @@ use crate::rig::{NODE, Rig, base_rows, eventually, local};
 use crate::tcp::{PATIENCE, ask, connect, serve};
 
 pub const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
-const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
+pub const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
 /// The node's own endpoint, in VPC 7.
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 9);
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
@@ -30,11 +30,11 @@ pub const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// A host farther away.
 pub const STRANGER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 
-fn bytes(address: Ipv4Addr) -> Vec<u8> {
+pub fn bytes(address: Ipv4Addr) -> Vec<u8> {
     address.to_ipv6_mapped().octets().to_vec()
 }
 
-fn backends(addresses: &[Ipv4Addr]) -> Vec<ServiceBackend> {
+pub fn backends(addresses: &[Ipv4Addr]) -> Vec<ServiceBackend> {
     let each = addresses.iter().map(|address| ServiceBackend {
         address: bytes(*address),
         port: 8080,

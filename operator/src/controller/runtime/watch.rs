@@ -20,8 +20,9 @@ pub enum Change<K: Object> {
 }
 
 /// Whether the API server has a kind, and lets this operator read it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Serving {
+    #[default]
     Expected,
     /// If not, there are no objects of it.
     Optional,

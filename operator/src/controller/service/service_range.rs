@@ -1,5 +1,5 @@
-//! Ranges in which Services have their addresses: those of the settings, and those of ServiceCIDR objects, which come and
-//! go while the cluster runs.
+//! Ranges in which Services have their addresses: those of the settings, and those of ServiceCIDR objects, which come
+//! and go while the cluster runs.
 //!
 //! Invariant: no range of a ServiceCIDR is used that touches what nodes talk to, or a node's address: nodes would lose
 //! these. For the pods of a VPC no range is used that touches the VPC's ([`World`](crate::model::world::World)).
