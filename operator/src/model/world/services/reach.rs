@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use thuban_api::identifiers::Vni;
 use thuban_rows::{self as rows, Backend, Exposed, ExposedPort, Port, Row, Underlay};
 
-use super::near::{AllHints, Place, Zones, near};
+use super::near::{Nearness, Zones};
 use super::{EndpointName, Key, NodeService, Owner, Rows, Service, World};
 use crate::model::rows::PackedRow;
 
@@ -258,21 +258,19 @@ impl Service {
             }
         }
         let key = row(&common).key();
-        let named = self.hints.values().flat_map(|hints| &hints.nodes);
-        let named: BTreeSet<&str> = named.map(String::as_str).collect();
-        let mut shared: BTreeMap<Place, PackedRow> = BTreeMap::new();
+        let nearness = Nearness::new(common.iter().map(HasBackends::hinted), &self.hints);
+        let mut shared = BTreeMap::new();
         for droplet in droplets {
             let own = if let Some(ports) = by_home.get(droplet) {
                 PackedRow::new(&row(ports))
             } else {
-                let zone = zones.get(*droplet).filter(|_| !self.hints.is_empty());
-                let place = Place {
-                    node: named.get(droplet).copied(),
-                    zone: zone.map(String::as_str),
-                };
+                let place = nearness.place(droplet, zones.get(*droplet).map(String::as_str));
                 let near = || {
-                    let ports: Vec<P> = common.iter().map(|port| port.near(&self.hints, place)).collect();
-                    PackedRow::new(&row(&ports))
+                    let ports = common.iter().enumerate().map(|(index, port)| {
+                        let near = nearness.near(index, place);
+                        near.map_or_else(|| port.clone(), |near| port.with(near.clone()))
+                    });
+                    PackedRow::new(&row(&ports.collect::<Vec<P>>()))
                 };
                 shared.entry(place).or_insert_with(near).clone()
             };
@@ -290,8 +288,10 @@ trait HasBackends: Clone {
     fn common(&self) -> Self;
     /// Yields the backends that only their own droplet is told.
     fn own(&self) -> impl Iterator<Item = &Backend>;
-    /// Returns the port with the backends that are near a place.
-    fn near(&self, hints: &AllHints, place: Place) -> Self;
+    /// Returns the backends among which hints choose.
+    fn hinted(&self) -> &BTreeSet<Backend>;
+    /// Returns the port with these instead of them.
+    fn with(&self, backends: BTreeSet<Backend>) -> Self;
     /// Adds one of `port`'s backends to a port that [`Self::common`] made.
     fn give(&mut self, backend: &Backend, port: &Self);
 }
@@ -311,11 +311,12 @@ impl HasBackends for Port {
         self.backends.iter().filter(|_| self.local)
     }
 
-    fn near(&self, hints: &AllHints, place: Place) -> Self {
-        Self {
-            backends: near(&self.backends, hints, place),
-            ..*self
-        }
+    fn hinted(&self) -> &BTreeSet<Backend> {
+        &self.backends
+    }
+
+    fn with(&self, backends: BTreeSet<Backend>) -> Self {
+        Self { backends, ..*self }
     }
 
     fn give(&mut self, backend: &Backend, _: &Self) {
@@ -341,9 +342,13 @@ impl HasBackends for ExposedPort {
         self.local.iter().flatten()
     }
 
-    fn near(&self, hints: &AllHints, place: Place) -> Self {
+    fn hinted(&self) -> &BTreeSet<Backend> {
+        &self.members
+    }
+
+    fn with(&self, members: BTreeSet<Backend>) -> Self {
         Self {
-            members: near(&self.members, hints, place),
+            members,
             ..self.clone()
         }
     }
