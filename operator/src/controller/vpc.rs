@@ -142,7 +142,8 @@ fn refused(vpc: &Vpc, others: &[Arc<Vpc>], context: &Context) -> RefusedRanges {
     let own = parsed(vpc.in_force());
     let is_new = |range: &Cidr| !own.iter().any(|own| own.overlaps(*range));
     let mut refused = context.refused.clone();
-    for (name, range) in service_range::of_objects(context) {
+    for (object, range) in service_range::of_objects(context) {
+        let name = object.name_any();
         refused = refused.and(range, &format!("Services' addresses, by ServiceCIDR {name}"));
     }
     if !is_default {

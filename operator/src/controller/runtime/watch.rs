@@ -28,12 +28,17 @@ pub enum Serving {
     Optional,
 }
 
-/// Whether the API server does not have the kind, or does not allow this operator to list it.
-fn is_not_served(error: &watcher::Error) -> bool {
+/// Lists that must be forbidden one after the other before the kind counts as one that the operator has no right to: an
+/// API server that has just begun knows no rights for some seconds.
+const FORBIDDEN_LISTS: u32 = 4;
+
+/// Whether the API server does not have the kind, or does not allow this operator to list it. `before`: failed lists
+/// before this one.
+fn is_not_served(error: &watcher::Error, before: u32) -> bool {
     let watcher::Error::InitialListFailed(kube::Error::Api(status)) = error else {
         return false;
     };
-    matches!(status.code, 403 | 404)
+    status.code == 404 || status.code == 403 && before + 1 >= FORBIDDEN_LISTS
 }
 
 /// Watches until the process ends. `strip` sees objects before any other code. A watch that breaks is resumed after a
@@ -51,6 +56,7 @@ pub async fn watch<K>(
     let mut filled = Some(filled);
     let reader = writer.as_reader();
     let mut listed: Vec<K> = Vec::new();
+    let mut failed = 0;
     let mut events = watcher(api, watcher::Config::default())
         .default_backoff()
         .modify(strip)
@@ -59,7 +65,8 @@ pub async fn watch<K>(
         let event = match event {
             Ok(event) => event,
             Err(error) => {
-                if serving == Serving::Optional && is_not_served(&error) {
+                failed += 1;
+                if serving == Serving::Optional && is_not_served(&error, failed - 1) {
                     if let Some(filled) = filled.take() {
                         let kind = K::kind(&());
                         warn!(%kind, %error, "the API server does not serve this kind to the operator: it has no objects");

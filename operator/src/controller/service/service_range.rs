@@ -16,6 +16,7 @@ use crate::controller::context::Context;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::watch::Change;
 use crate::controller::wake::wake_where;
+use crate::model::cached::internal_ips;
 use crate::model::endpoint::EndpointKind;
 use crate::model::ranges::parsed;
 
@@ -33,8 +34,8 @@ pub fn on_service_cidr(context: &Context, change: &Change<ServiceCIDR>) {
 /// Tells the world the ranges as they are now. Wakes what depends on them, if they are others than before.
 pub fn sync(context: &Context) {
     let mut ranges = context.service_ranges.clone();
-    for (_, range) in of_objects(context) {
-        if !ranges.contains(&range) && obstacle(range, context).is_none() {
+    for (object, range) in of_objects(context) {
+        if !ranges.contains(&range) && obstacle(&object, range, context).is_none() {
             ranges.push(range);
         }
     }
@@ -44,6 +45,7 @@ pub fn sync(context: &Context) {
         return;
     }
     info!(ranges = told, "ranges of Services have changed");
+    wake(context);
     for vpc in context.stores.vpcs.state() {
         context.hub.triggers.vpc(&vpc.name_any());
     }
@@ -59,18 +61,15 @@ pub fn wake(context: &Context) {
     }
 }
 
-/// Returns the ranges of all ServiceCIDRs, with the names of these, in an order that stays.
-pub fn of_objects(context: &Context) -> Vec<(String, Cidr)> {
+/// Returns the ranges of all ServiceCIDRs, in an order that stays.
+pub fn of_objects(context: &Context) -> Vec<(Arc<ServiceCIDR>, Cidr)> {
     let objects = context.stores.service_cidrs.state();
-    let mut ranges: Vec<_> = objects
-        .iter()
-        .flat_map(|object| {
-            ranges_of(object)
-                .into_iter()
-                .map(|range| (object.name_any(), range))
-        })
-        .collect();
-    ranges.sort_by_key(|(name, range)| (name.clone(), range.to_string()));
+    let ranges = objects.iter().flat_map(|object| {
+        let ranges = ranges_of(object).into_iter();
+        ranges.map(|range| (Arc::clone(object), range))
+    });
+    let mut ranges: Vec<_> = ranges.collect();
+    ranges.sort_by_key(|(object, range)| (object.name_any(), range.to_string()));
     ranges
 }
 
@@ -79,8 +78,9 @@ fn ranges_of(object: &ServiceCIDR) -> Vec<Cidr> {
     parsed(texts.unwrap_or_default())
 }
 
-/// Returns why nodes can't have Services in a range, if they can't.
-fn obstacle(range: Cidr, context: &Context) -> Option<String> {
+/// Returns why nodes can't have Services in a range, if they can't. Addresses of younger nodes are no reason: who adds a
+/// node must not end the Services of all others.
+fn obstacle(object: &ServiceCIDR, range: Cidr, context: &Context) -> Option<String> {
     let underlay = context
         .underlay_ranges
         .iter()
@@ -88,9 +88,16 @@ fn obstacle(range: Cidr, context: &Context) -> Option<String> {
     if let Some(underlay) = underlay {
         return Some(format!("{underlay} (THUBAN_UNDERLAY_CIDRS)"));
     }
-    let nodes = context.node_addresses();
-    let node = nodes.iter().find(|(_, address)| range.contains_address(*address));
-    node.map(|(node, address)| format!("the address {address} of node {node}"))
+    let nodes = context.stores.nodes.state();
+    let older = nodes
+        .iter()
+        .filter(|node| node.metadata.creation_timestamp < object.metadata.creation_timestamp);
+    let mut addresses = older.flat_map(|node| {
+        let addresses = internal_ips(node).into_iter();
+        addresses.map(|address| (node.name_any(), address))
+    });
+    let (node, address) = addresses.find(|(_, address)| range.contains_address(*address))?;
+    Some(format!("the address {address} of node {node}"))
 }
 
 /// Tells by events on the ServiceCIDR who can't use its ranges.
@@ -104,7 +111,7 @@ pub async fn reconcile(object: Arc<ServiceCIDR>, context: Arc<Context>) -> Resul
         .collect();
     let generation = object.metadata.generation.unwrap_or_default();
     for range in &own {
-        let Some(obstacle) = obstacle(*range, &context) else {
+        let Some(obstacle) = obstacle(&object, *range, &context) else {
             continue;
         };
         let note = format!(

@@ -71,6 +71,22 @@ fn services_in_ranges_that_come_later_are_served() {
             is_served(state) && says(state, "NoBackends")
         })
         .await;
+        // Whoever adds a node takes the range from nobody.
+        simulation.with(|state| {
+            let node = json!({
+                "metadata": {},
+                "spec": {},
+                "status": {"addresses": [{"type": "InternalIP", "address": "10.112.0.200"}]},
+            });
+            let _ = state.store.create(Kind::Node, "", "young", node);
+        });
+        sleep(Duration::from_secs(5)).await;
+        simulation.with(|state| {
+            if !is_served(state) || is_told(state, "extra", "RangeRefused") {
+                state.violation("a younger node took the range of a Service".into());
+            }
+        });
+        delete(simulation, Kind::Node, "", "young");
         make("clash", "10.0.5.0/24");
         until(simulation, "both sides of an overlap are told", |state| {
             is_told(state, "clash", "RangeOverlapsVpc") && is_vpc_told(state)
