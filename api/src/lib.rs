@@ -8,6 +8,7 @@
 pub mod bouncer;
 pub mod cidr;
 pub mod claim;
+pub mod cluster_dns;
 pub mod condition;
 pub mod divider;
 pub mod droplet;

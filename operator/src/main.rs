@@ -11,6 +11,7 @@ use clap::Parser;
 use ipnet::IpNet;
 use kube::Client;
 use thuban_api::cidr::Cidr;
+use thuban_api::cluster_dns::ClusterDns;
 use thuban_operator::controller::{defaults, run};
 use thuban_operator::leader::{self, Candidate, End};
 use thuban_operator::metrics::serve as metrics;
@@ -84,8 +85,8 @@ struct Settings {
     /// ClusterIPs of the cluster's DNS Service, separated by commas: at most one of each family. With it, every VPC
     /// without a list of shared Services shares kube-system/kube-dns. Without it, only the VPC `default` reaches
     /// cluster DNS.
-    #[arg(long, env = "THUBAN_CLUSTER_DNS", value_delimiter = ',')]
-    cluster_dns: Vec<IpAddr>,
+    #[arg(long, env = "THUBAN_CLUSTER_DNS")]
+    cluster_dns: Option<ClusterDns>,
 }
 
 #[tokio::main]
@@ -197,7 +198,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
         default_range: settings.default_vpc_cidr,
         claim_rest: Duration::from_secs(settings.claim_rest_seconds),
         node_port_lease: Duration::from_secs(settings.node_port_lease_seconds),
-        cluster_dns: settings.cluster_dns.clone(),
+        cluster_dns: settings.cluster_dns,
     };
     let work = run(settings, client, options, certificate, outranked);
     let next = tokio::select! {

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use thuban_api::cluster_dns::ClusterDns;
 use thuban_common::tables::LAYOUT_VERSION;
 
-use crate::dns::{self, ClusterDns, Domain};
+use crate::dns::{self, Domain};
 use crate::netfilter::nft::Nft;
 
 /// Where the program transit runs on the uplink.

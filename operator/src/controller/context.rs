@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt};
 use thuban_api::cidr::Cidr;
+use thuban_api::cluster_dns::ClusterDns;
 use thuban_api::{Endpoint, GROUP, IpClaim, Network, Phase, Vpc};
 
 use crate::controller::cache::claim_locks::ClaimLocks;
@@ -50,7 +51,7 @@ pub struct Options {
     /// How long droplets serve ports of tenants' Services without an operator.
     pub node_port_lease: Duration,
     /// ClusterIPs of the cluster's DNS, of which droplets have a view for each VPC.
-    pub cluster_dns: Vec<IpAddr>,
+    pub cluster_dns: Option<ClusterDns>,
 }
 
 /// The rate of writes of numbers that only people read: the churn of a large cluster must not double the writes.
@@ -92,7 +93,7 @@ pub struct Context {
 
 impl Context {
     pub fn new(client: Client, hub: Arc<Hub>, stores: Stores, events: Events, options: Options) -> Self {
-        let kube_dns = options.cluster_dns.first().map(|_| ("kube-system", "kube-dns"));
+        let kube_dns = options.cluster_dns.map(|_| ("kube-system", "kube-dns"));
         let shared = [("default", "kubernetes")].into_iter().chain(kube_dns);
         Self {
             client,

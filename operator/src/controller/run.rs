@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::Client;
 use kube::runtime::reflector::ObjectRef;
+use thuban_api::cluster_dns::ClusterDns;
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
 use tokio::task::JoinSet;
 use tracing::info;
@@ -145,7 +146,8 @@ fn make_hub(options: &Options, triggers: Triggers) -> Hub {
     hub.update(|world| {
         world.set_service_ranges(ranges);
         world.set_closed_ranges(closed);
-        world.set_cluster_dns(options.cluster_dns.clone());
+        let cluster_dns = options.cluster_dns.into_iter().flat_map(ClusterDns::addresses);
+        world.set_cluster_dns(cluster_dns.collect());
     });
     hub
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use http::Method;
 use kube::Client;
+use thuban_api::cluster_dns::ClusterDns;
 use thuban_operator::controller::{defaults, run};
 use thuban_operator::hub::Hub;
 use thuban_operator::model::validation::RefusedRanges;
@@ -185,7 +186,7 @@ async fn life(simulation: Arc<Simulation>, operator: Arc<Operator>) {
         default_range: DEFAULT_RANGE.parse().unwrap(),
         claim_rest: Duration::from_secs(30),
         node_port_lease: Duration::from_mins(10),
-        cluster_dns: vec![CLUSTER_DNS.into()],
+        cluster_dns: Some(ClusterDns::new(CLUSTER_DNS.into())),
     };
     let work = async {
         let mut tasks = JoinSet::new();

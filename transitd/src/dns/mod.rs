@@ -9,7 +9,6 @@
 //! Untrusted: everything that a pod sends, and everything that servers outside told the cluster's DNS.
 
 mod answer;
-mod cluster;
 mod filter;
 mod query;
 mod server;
@@ -26,7 +25,6 @@ mod tests;
 /// The port of the listener, at the node's own address towards pods.
 pub const DNS_PORT: u16 = 6085;
 
-pub use cluster::{ClusterDns, ClusterDnsError};
 pub use server::{BindError, Server, Settings};
 pub use shared::{Asker, Limits, Views};
 pub use view::{DEFAULT_DOMAIN, Domain, Verdict, View, ViewError, Zone};

@@ -8,6 +8,7 @@ use futures::future::join_all;
 use socket2::{Domain, Socket, Type};
 use thiserror::Error;
 use tokio::net::{TcpListener, UdpSocket};
+use tracing::warn;
 
 use super::shared::{Limits, Shared, Views};
 use super::{tcp, udp};
@@ -54,6 +55,14 @@ pub enum BindError {
         #[source]
         source: io::Error,
     },
+}
+
+impl BindError {
+    /// Whether the node does not have the address's family.
+    fn is_of_family(&self) -> bool {
+        let (Self::Tcp { source, .. } | Self::Udp { source, .. }) = self;
+        source.raw_os_error() == Some(libc::EAFNOSUPPORT)
+    }
 }
 
 /// Listens by UDP and TCP.
@@ -107,8 +116,24 @@ impl<V: Views> Server<V> {
             limits,
             metrics,
         } = settings;
-        let listeners = addresses.into_iter().map(Listener::bind);
-        let listeners = listeners.collect::<Result<_, _>>()?;
+        let mut listeners = Vec::new();
+        let mut without = None;
+        for address in addresses {
+            match Listener::bind(address) {
+                Ok(listener) => listeners.push(listener),
+                Err(error) if error.is_of_family() => without = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        if let Some(error) = without {
+            if listeners.is_empty() {
+                return Err(error);
+            }
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "this node has only the other family"
+            );
+        }
         let shared = Shared::new(views, upstream, limits, metrics);
         Ok(Self {
             shared: Arc::new(shared),

@@ -7,12 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
+use thuban_api::cluster_dns::ClusterDns;
 use thuban_common::host_stack::{MARK_EGRESS, MARK_MASK, NFT_LIMITS_TABLE, limits_priority};
 
 use super::host::from_pod;
 use super::ruleset::family;
 use super::template::Values;
-use crate::dns::ClusterDns;
 
 const TEMPLATE: &str = include_str!("limits.nft");
 

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::IpNet;
+use thuban_api::cluster_dns::ClusterDns;
 use thuban_common::host_stack::{
     CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON, MARK_ANSWER, MARK_EGRESS, MARK_EGRESS_HOST,
     MARK_FROM_POD, MARK_FROM_POD_MASK, MARK_HOST_ENDPOINT, MARK_MASK, NFT_TABLE, priority,
@@ -21,7 +22,7 @@ use super::node_ports;
 use super::served::Served;
 use super::template::Values;
 use crate::attachments::HOST_PREFIX;
-use crate::dns::{ClusterDns, DNS_PORT};
+use crate::dns::DNS_PORT;
 use crate::netlink::host_end::HOST_END;
 
 const TEMPLATE: &str = include_str!("thuban.nft");

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use thuban_api::cluster_dns::ClusterDns;
 use thuban_common::tables::HOST_SOURCE;
 use tracing::{info, warn};
 
 use crate::askers::Askers;
-use crate::dns::{ClusterDns, DNS_PORT, Server, Settings, Views};
+use crate::dns::{DNS_PORT, Server, Settings, Views};
 
 const THREADS: usize = 2;
 /// The pause between tries: the address may not be there yet, and the port may still be a predecessor's.
