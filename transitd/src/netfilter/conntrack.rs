@@ -2,11 +2,14 @@
 //! (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 
 use nix::sys::socket::{MsgFlags, NetlinkAddr, recv, sendto};
-use thuban_common::host_stack::{MARK_EGRESS, MARK_EGRESS_HOST, mark_of};
+use thuban_common::{
+    host_stack::{MARK_EGRESS, MARK_EGRESS_HOST, mark_of},
+    packet::ipv4::UDP,
+};
 
 use super::netlink;
 
@@ -33,8 +36,17 @@ const NESTED: u16 = 1 << 15;
 /// Bytes of nlmsghdr and of nfgenmsg behind it.
 const HEADERS: usize = 16 + 4;
 
+/// Attribute in CTA_TUPLE_REPLY.
+const CTA_TUPLE_PROTO: u16 = 2;
+/// Attribute in CTA_TUPLE_PROTO.
+const CTA_PROTO_NUM: u16 = 1;
+const CTA_PROTO_SRC_PORT: u16 = 2;
 /// `CTA_FILTER_F_CTA_IP_SRC`.
 const BY_SOURCE: u32 = 1;
+/// `CTA_FILTER_F_CTA_PROTO_NUM`.
+const BY_PROTOCOL: u32 = 1 << 3;
+/// `CTA_FILTER_F_CTA_PROTO_SRC_PORT`.
+const BY_SOURCE_PORT: u32 = 1 << 4;
 
 /// Removes every connection that came from the attachment with this interface at the host's end. Later answers to
 /// these connections reach nobody.
@@ -54,14 +66,19 @@ pub fn forget(ifindex: u32) -> io::Result<()> {
 /// led to the endpoint. The next endpoint with the address would get the rest of them. Kernels before 6.12 delete
 /// nothing by a part of a tuple, so the connections are listed and deleted one by one.
 pub fn forget_answered_by(address: IpAddr) -> io::Result<()> {
+    forget_answered(address, &[], BY_SOURCE)
+}
+
+/// Removes every connection whose answers come from an address, and have what else the filter names of their tuple.
+fn forget_answered(address: IpAddr, protocol: &[u8], filter: u32) -> io::Result<()> {
     let (family, kind, bytes) = match address {
         IpAddr::V4(v4) => (libc::AF_INET as u8, CTA_IP_V4_SRC, v4.octets().to_vec()),
         IpAddr::V6(v6) => (libc::AF_INET6 as u8, CTA_IP_V6_SRC, v6.octets().to_vec()),
     };
     let source = attribute(CTA_TUPLE_IP | NESTED, &attribute(kind, &bytes));
-    let flags = attribute(CTA_FILTER_REPLY_FLAGS, &BY_SOURCE.to_ne_bytes());
+    let flags = attribute(CTA_FILTER_REPLY_FLAGS, &filter.to_ne_bytes());
     let attributes = [
-        attribute(CTA_TUPLE_REPLY | NESTED, &source),
+        attribute(CTA_TUPLE_REPLY | NESTED, &[source.as_slice(), protocol].concat()),
         attribute(CTA_FILTER | NESTED, &flags),
     ];
     let mut names = Vec::new();
@@ -73,6 +90,14 @@ pub fn forget_answered_by(address: IpAddr) -> io::Result<()> {
         exchange(&request(DELETE, 0, family, &name), |_| {})?;
     }
     Ok(())
+}
+
+/// Removes every flow of UDP that a place answers: its clients would send there for as long as the flows last.
+pub fn forget_datagrams(place: SocketAddr) -> io::Result<()> {
+    let port = attribute(CTA_PROTO_SRC_PORT, &place.port().to_be_bytes());
+    let protocol = [attribute(CTA_PROTO_NUM, &[UDP]), port].concat();
+    let protocol = attribute(CTA_TUPLE_PROTO | NESTED, &protocol);
+    forget_answered(place.ip(), &protocol, BY_SOURCE | BY_PROTOCOL | BY_SOURCE_PORT)
 }
 
 /// Returns those of a connection's attributes by which it is deleted.

@@ -26,6 +26,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use std::time::Duration;
 use thiserror::Error;
 use thuban_common::host_stack::{NFT_LIMITS_TABLE, NFT_TABLE};
+use tracing::warn;
 
 use crate::boot;
 use crate::boot_file::BootFile;
@@ -118,6 +119,8 @@ pub struct Netfilter {
     /// Droplets that the kernel's table had when this transitd began.
     inherited: BTreeSet<Ipv4Addr>,
     written: Option<String>,
+    /// Whether the table may have sets of clients.
+    has_clients: bool,
     lease: node_ports::Told,
     /// When this transitd began, by the clock of the lease.
     begun: u64,
@@ -136,6 +139,7 @@ impl Netfilter {
             overlay_port: OverlayPort::default(),
             inherited: BTreeSet::new(),
             written: None,
+            has_clients: true,
             lease: node_ports::Told::Unknown,
             begun: boot::nanoseconds(),
             written_overlay_port: None,
@@ -235,16 +239,28 @@ impl Netfilter {
         let lease = node_ports::elements(lease_until, boot::nanoseconds());
         let new = format!("{text}{}", lease.as_deref().unwrap_or_default());
         let replaced = |removal: String| self.nft.write(&format!("{removal}{new}"));
-        let there = if affinity::has_clients(&text) {
-            objects(&self.nft)
+        let has_clients = affinity::has_clients(&text);
+        let there = if has_clients || self.has_clients {
+            objects(&self.nft).unwrap_or_default()
         } else {
-            None
+            Vec::new()
         };
-        let kept = there.and_then(|there| affinity::removal_but_for_clients(&there, &text));
-        match kept.map(&replaced) {
+        let old = affinity::Old::new(&there, &text);
+        match old.removal().map(&replaced) {
+            None => replaced(affinity::removal())?,
             // Without the clients it may be possible.
-            None | Some(Err(NetfilterError::Refused(_))) => replaced(affinity::removal())?,
+            Some(Err(NetfilterError::Refused(why))) => {
+                warn!(
+                    why,
+                    "the kernel refused to keep the clients of Services with session affinity"
+                );
+                replaced(affinity::removal())?;
+            }
             Some(written) => written?,
+        }
+        self.has_clients = has_clients;
+        for place in old.datagram_places() {
+            conntrack::forget_datagrams(place).map_err(NetfilterError::Conntrack)?;
         }
         self.lease = match lease {
             Some(_) => Told::Until(lease_until),

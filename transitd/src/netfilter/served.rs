@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
+use thuban_api::identifiers::Vni;
 use thuban_common::host_stack::{CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON};
 use thuban_rows::{Exposed, ExposedPort, NodeService, Underlay};
 
@@ -30,6 +31,7 @@ pub(super) struct Served {
     /// The ports among them that lead to other droplets too.
     shared_ports: NodePorts,
     chains: Vec<PortChain>,
+    clients: affinity::Sets,
 }
 
 /// A chain `port-N`: it says where connections go.
@@ -81,7 +83,7 @@ impl Served {
                 let backends = port.backends.iter().map(|of| (of.address, of.port));
                 let chain = made.add_chain(port.protocol, backends.collect());
                 let of = (address, port.protocol, port.port);
-                made.keep_clients(chain.1, of, port.affinity, service.ports.len());
+                made.keep_clients(chain.1, host.vni.unwrap_or(service.vni), of, port.affinity);
                 made.ports.insert((address, chain.0, port.port), chain.1);
             }
         }
@@ -105,13 +107,16 @@ impl Served {
     }
 
     /// Has clients keep their places of the chains from `first` on, which lead to a service's port. `of`: the service's
-    /// address, protocol and port; `ports`: how many the service has.
-    fn keep_clients(&mut self, first: usize, of: (IpAddr, u8, u16), seconds: u32, ports: usize) {
-        // Agents choose the backends of the service's own address.
-        let is_chosen =
-            |chain: &&mut PortChain| !matches!(&chain.goes, Goes::To(to) if *to == [(of.0, of.2)]);
+    /// address, protocol and port.
+    fn keep_clients(&mut self, first: usize, vni: Vni, of: (IpAddr, u8, u16), seconds: u32) {
+        // Agents choose the backends of the service's own address. The chain before one of `CONNECTION_SENT_ON` chooses.
+        let is_chosen = |chain: &&mut PortChain| {
+            chain.mark != CONNECTION_SENT_ON && !matches!(&chain.goes, Goes::To(to) if *to == [(of.0, of.2)])
+        };
         for chain in self.chains.iter_mut().skip(first).filter(is_chosen) {
-            chain.affinity = Affinity::new(of, seconds, ports, chain.places().len());
+            let places = chain.places();
+            let affinity = Affinity::new(vni, of, seconds).filter(|_| !places.is_empty());
+            chain.affinity = affinity.filter(|own| self.clients.add(own, &places, chain.is_v6));
         }
     }
 
@@ -230,7 +235,7 @@ impl Served {
                 self.peers_chain(chain, cluster.is_ipv6(), port, host)
             };
             let of = (cluster, port.protocol, port.port);
-            self.keep_clients(first, of, port.affinity, exposed.ports.len());
+            self.keep_clients(first, exposed.vni, of, port.affinity);
             let protocol = port.protocol;
             let node_port = port.node_port.map(|number| (cluster.is_ipv6(), protocol, number));
             self.shared_ports.extend(node_port.zip(by_peers));
@@ -256,13 +261,7 @@ impl Served {
         values.joined("node_ports6", ports_to_chains(&self.node_ports, true));
         values.joined("shared_ports", ports_to_chains(&self.shared_ports, false));
         values.joined("shared_ports6", ports_to_chains(&self.shared_ports, true));
-        let mut clients = affinity::Sets::new();
-        for chain in &self.chains {
-            if let Some(affinity) = &chain.affinity {
-                affinity.add_sets(&chain.places(), chain.is_v6, &mut clients);
-            }
-        }
-        values.each("clients", clients.iter().map(affinity::set_text));
+        values.each("clients", self.clients.texts());
         let chains = self.chains.iter().enumerate();
         values.each("port_chains", chains.map(|(number, chain)| chain.text(number)));
     }
@@ -302,28 +301,32 @@ fn to_chains(ports: &Ports, is_v6: bool) -> impl Iterator<Item = String> {
 impl PortChain {
     /// Returns the places of which a client keeps one.
     fn places(&self) -> Vec<Place> {
-        let place = |to: &(IpAddr, u16), rule| Place {
-            name: format!("{}-{}", affinity::named(to.0), to.1),
-            rule,
+        let place = |to: &(IpAddr, u16), mark: Option<String>| {
+            let address = SocketAddr::from(*to);
+            let dnat = format!(
+                "meta l4proto {} dnat {} to {address}",
+                self.protocol,
+                self.family()
+            );
+            Place {
+                name: format!("{}-{}", affinity::named(to.0), to.1),
+                rules: mark.into_iter().chain([dnat]).collect(),
+            }
         };
         match &self.goes {
-            Goes::To(backends) => {
-                let dnat = format!("meta l4proto {} dnat {} to", self.protocol, self.family());
-                let each = backends.iter();
-                let each = each.map(|to| place(to, format!("{dnat} {}", SocketAddr::from(*to))));
-                each.collect()
-            }
+            Goes::To(backends) => backends.iter().map(|to| place(to, None)).collect(),
             Goes::Among {
                 here,
                 has_share,
-                others,
                 peers,
+                ..
             } => {
                 let here = here.filter(|_| *has_share).map(|here| Place {
                     name: "here".to_owned(),
-                    rule: format!("goto port-{here}"),
+                    rules: vec![format!("goto port-{here}")],
                 });
-                let each = peers.iter().map(|to| place(to, format!("goto port-{others}")));
+                let mark = format!("ct mark set {CONNECTION_SENT_ON:#x}");
+                let each = peers.iter().map(|to| place(to, Some(mark.clone())));
                 here.into_iter().chain(each).collect()
             }
         }

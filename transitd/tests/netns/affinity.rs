@@ -1,7 +1,7 @@
 //! Clients of a service with session affinity keep their backends, by whatever way they come.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
 use thuban_proto::transit::row::Row;
@@ -10,8 +10,8 @@ use thuban_proto::transit::{
 };
 
 use crate::policies::{FAR, OUTSIDE, SERVICE, backends, bytes};
-use crate::rig::{NODE, Rig, base_rows, eventually, local};
-use crate::tcp::{ask, connect, serve};
+use crate::rig::{NODE, Rig, base_rows, eventually, in_namespace, local};
+use crate::tcp::{PATIENCE, ask, connect, serve};
 
 /// Pods of the nodes' VPC.
 const OWN: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 1, 5), Ipv4Addr::new(10, 0, 1, 6)];
@@ -325,4 +325,42 @@ fn clients_of_tenants_ports_keep_nodes_and_backends() {
     // Without backends here all are the other droplet's.
     rig.operator.push_and_wait(vec![shared(&[])], vec![]);
     assert_eq!(all(&homes(&rig)), [9]);
+}
+
+#[test]
+fn a_flow_of_udp_follows_when_its_backend_goes() {
+    let rig = rig();
+    for number in [1, 2] {
+        let pod = pod(&rig, number);
+        let server = in_namespace(&pod, || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 8080)).unwrap());
+        std::thread::spawn(move || {
+            while let Ok((_, client)) = server.recv_from(&mut [0]) {
+                let _ = server.send_to(&[number], client);
+            }
+        });
+    }
+    let port = |members: &[Ipv4Addr]| {
+        let Row::Exposed(mut row) = exposed(7, everywhere(members, LONG)) else {
+            panic!("an exposed row")
+        };
+        row.ports[0].protocol = 17;
+        vec![Row::Exposed(row)]
+    };
+    rig.operator.push_and_wait(port(&OWN), vec![]);
+    let client = in_namespace(rig.far(), || UdpSocket::bind((FAR, 4000)).unwrap());
+    client.connect((Ipv4Addr::from(NODE), 30080)).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let answer = || {
+        let mut answer = [0];
+        client.send(&[1]).unwrap();
+        client.recv(&mut answer).map(|_| answer[0]).unwrap()
+    };
+    let first = answer();
+    let (gone, stays) = if first == 1 { (0, 1) } else { (1, 0) };
+    rig.operator.push_and_wait(vec![another(1)], vec![]);
+    assert_eq!(answer(), first, "another service came");
+    rig.operator.push_and_wait(port(&OWN[stays..=stays]), vec![]);
+    assert_eq!(answer(), 3 - first, "its backend has gone");
+    rig.operator.push_and_wait(port(&OWN[gone..=gone]), vec![]);
+    assert_eq!(answer(), first, "and the other one");
 }
