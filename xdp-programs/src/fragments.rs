@@ -14,6 +14,7 @@ use thuban_common::{
 use crate::{
     frame::{Frame, tc::TcFrame},
     maps::{self, FRAGMENTS},
+    shares::payer,
     work::{Choice, Work, now},
 };
 
@@ -44,11 +45,13 @@ fn datagram() -> Option<&'static mut Datagram> {
 }
 
 /// Returns the packet, or for a first fragment its datagram as if it were whole; `None` for a later fragment. The IP
-/// header lies at `offset`. Only UDP is known to be fragmented on purpose: other protocols are an error.
+/// header lies at `offset`. Only UDP is known to be fragmented on purpose: other protocols are an error. `mark`:
+/// [`Work::mark`].
 #[inline(always)]
 pub fn whole<'a>(
     frame: &TcFrame,
     vni: u32,
+    mark: u32,
     packet: &'a IpPacket,
     offset: u32,
 ) -> Result<Option<&'a IpPacket>, Counter> {
@@ -57,6 +60,8 @@ pub fn whole<'a>(
     }
     let datagram = datagram().ok_or(Counter::ServiceUnreadable)?;
     read(frame, vni, packet, offset, datagram)?;
+    // What the node sends on takes a place of the pod's VPC.
+    datagram.key.vni = payer(mark, vni);
     Ok((datagram.transport != 0).then_some(&datagram.packet))
 }
 
@@ -128,24 +133,32 @@ pub fn remember(is_changed: bool, work: &Work) {
 /// Removes what an earlier datagram with the same addresses and number became.
 #[inline(never)]
 pub fn forget() {
-    if let Some(datagram) = datagram() {
+    if let Some(datagram) = datagram()
+        && find(datagram)
+    {
         // A missing entry is as good.
         let _ = FRAGMENTS.remove(&datagram.key);
     }
+}
+
+/// Reads the entry of the place. Returns whether it is of a datagram with the same addresses and number.
+#[inline(always)]
+fn find(datagram: &mut Datagram) -> bool {
+    let (vni, number) = (datagram.entry.vni, datagram.entry.number);
+    let entry = &mut datagram.entry;
+    maps::read_fragment(&datagram.key, entry)
+        && [entry.vni, entry.number] == [vni, number]
+        && entry.source == datagram.packet.source
+        && entry.destination == datagram.packet.destination
 }
 
 /// Finds what a later fragment becomes.
 #[inline(never)]
 pub fn follow(work: &mut Work) -> Result<Choice, Counter> {
     let datagram = datagram().ok_or(Counter::FragmentWithoutFirst)?;
-    let (vni, number) = (datagram.entry.vni, datagram.entry.number);
-    let entry = &mut datagram.entry;
-    if !maps::read_fragment(&datagram.key, entry)
-        || [entry.vni, entry.number] != [vni, number]
-        || entry.source != datagram.packet.source
-        || entry.destination != datagram.packet.destination
-        || now().wrapping_sub(entry.time) > FRAGMENT_LIFE
-    {
+    let is_known = find(datagram);
+    let entry = &datagram.entry;
+    if !is_known || now().wrapping_sub(entry.time) > FRAGMENT_LIFE {
         return Err(Counter::FragmentWithoutFirst);
     }
     if entry.to_destination == [0; 16] {

@@ -4,7 +4,7 @@
 use thuban_common::{
     counters::Counter,
     host_stack::{MARK_EGRESS, MARK_EGRESS_HOST, mark_of},
-    packet::{geneve::UdpHeader, ip::IpPacket, ipv4, ipv6},
+    packet::{bytes4, ethernet, geneve::UdpHeader, ip::IpPacket, ipv4, ipv6},
     source::{Transport, is_reply},
     tables::{ATTACHMENT_HOST, AttachmentEntry, SUBNET_PRIVATE, VPC_EGRESS, VPC_HOST_ACCESS},
 };
@@ -17,6 +17,8 @@ use crate::{
 
 /// Bytes of a TCP header without options.
 const LEAST_TCP: u32 = 20;
+/// Bytes of an ICMP header before the quote.
+const ICMP: usize = 8;
 
 /// Passes packets to the host's own address towards pods: answers to kubelet's probes.
 #[inline(always)]
@@ -34,13 +36,26 @@ pub fn reply_tracked<F: Frame>(frame: &F, packet: &IpPacket) -> Outcome {
     let is_judged = match packet.protocol {
         ipv4::UDP | ipv4::SCTP => true,
         ipv4::TCP => false,
-        // IPv6 hides the protocol of fragments.
-        _ => packet.is_v6() && packet.is_fragment() || is_answer(frame, packet)?,
+        // IPv6 hides the protocol of fragments. conntrack would take an error for that of whoever sent what it quotes.
+        _ => packet.is_v6() && packet.is_fragment() || is_answer(frame, packet)? && quotes_own(frame, packet),
     };
     if !is_judged {
         return Err(Counter::HostForbidden);
     }
     pass(frame, packet)
+}
+
+/// Whether a packet quotes one that was sent to its own sender, as an ICMP error does.
+#[inline(never)]
+fn quotes_own<F: Frame>(frame: &F, packet: &IpPacket) -> bool {
+    let quote = ethernet::LENGTH + ICMP;
+    if packet.is_v6() {
+        let destination = frame.load_far::<[u16; 8]>((quote + 2 * ipv6::LENGTH - 16) as u32);
+        destination.is_some_and(|words| ipv6::bytes16(words) == packet.source)
+    } else {
+        let destination = frame.load_far::<[u16; 2]>((quote + 2 * ipv4::LENGTH - 4) as u32);
+        destination.is_some_and(|words| ipv4::mapped(bytes4(words)) == packet.source)
+    }
 }
 
 /// Passes packets to an address outside the VPC, or to one that the node serves for it.

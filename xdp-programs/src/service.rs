@@ -35,7 +35,7 @@ const ATTEMPTS: u32 = 4;
 /// Finds the backend of a packet to an address of services.
 #[inline(always)]
 pub fn to_backend(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
-    let Some(whole) = fragments::whole(frame, vni, packet, ethernet::LENGTH as u32)? else {
+    let Some(whole) = fragments::whole(frame, vni, work.mark, packet, ethernet::LENGTH as u32)? else {
         return fragments::follow(work);
     };
     let choice = match lookup_connection(frame, vni, whole, work)? {
@@ -178,7 +178,7 @@ pub fn to_backend_for_other(
     offset: u32,
     work: &mut Work,
 ) -> Result<(), Counter> {
-    let Some(whole) = fragments::whole(frame, vni, packet, offset)? else {
+    let Some(whole) = fragments::whole(frame, vni, 0, packet, offset)? else {
         return match fragments::follow(work)? {
             Choice::Backend => Ok(()),
             _ => Err(Counter::FragmentWithoutFirst),
@@ -338,7 +338,7 @@ pub fn restore<F: Frame>(frame: &mut F, interface: u32, vni: u32, packet: &IpPac
 /// Does what [`restore`] does, for a fragment. Where no connection to a service is known, it stays as it is.
 #[inline(always)]
 fn restore_fragment(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> Result<(), Counter> {
-    let is_answer = match fragments::whole(frame, vni, packet, ethernet::LENGTH as u32) {
+    let is_answer = match fragments::whole(frame, vni, 0, packet, ethernet::LENGTH as u32) {
         Ok(Some(whole)) => {
             let is_answer = connections::is_answer(frame, vni, whole, work)?;
             if is_answer {

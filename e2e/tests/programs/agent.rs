@@ -360,6 +360,13 @@ fn only_answers_and_allowed_packets_reach_the_host() -> Result<()> {
     )
 }
 
+/// Returns an ICMP error about a packet to an address.
+fn quoting(destination: std::net::Ipv4Addr) -> Vec<u8> {
+    let mut error = vec![3; 40];
+    error[24..28].copy_from_slice(&destination.octets());
+    error
+}
+
 #[test]
 fn conntrack_judges_answers_by_protocols_without_state() -> Result<()> {
     let to = |endpoint, protocol, payload: &[u8]| packet(endpoint, TRACKED).carrying(protocol, payload);
@@ -377,7 +384,19 @@ fn conntrack_judges_answers_by_protocols_without_state() -> Result<()> {
         fixture("UDP, first fragment", TENANT, part(0x2000), passed()),
         fixture("UDP, last fragment", TENANT, part(100), passed()),
         fixture("SCTP", TENANT, tenant(132, &answer), passed()),
-        fixture("ICMP error", TENANT, tenant(1, &[3; 40]), passed()),
+        fixture(
+            "ICMP error",
+            TENANT,
+            tenant(1, &quoting(TENANT.address)),
+            passed(),
+        ),
+        fixture(
+            "of another endpoint",
+            TENANT,
+            tenant(1, &quoting(SECOND)),
+            refused(),
+        ),
+        fixture("ICMP error, cut off", TENANT, tenant(1, &[3; 20]), refused()),
         fixture("ping", TENANT, tenant(1, &[8; 40]), refused()),
         fixture("redirect", TENANT, tenant(1, &[5; 40]), refused()),
         fixture("TCP answer", TENANT, tenant(6, &tcp(0x12)), refused()),

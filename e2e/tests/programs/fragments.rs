@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use anyhow::{Result, ensure};
 use thuban_common::{
     counters::Counter,
+    host_stack::{MARK_HOST_ENDPOINT, mark_of},
     services::{FragmentEntry, FragmentKey, PLACES_OF_VPC},
 };
 use thuban_e2e::services::Served;
@@ -312,16 +313,50 @@ fn datagrams_that_never_end_fill_their_own_vpcs_places_alone() -> Result<()> {
     for number in 0..2000 {
         from_client(&mut world, &endless.fragments(number, SIZE)[0])?;
     }
-    let held = |vni| {
-        let places = 0..PLACES_OF_VPC + 8;
-        let places = places.filter(|place| {
-            let key = FragmentKey { vni, place: *place };
-            world.programs.get::<_, FragmentEntry>("FRAGMENTS", &key).is_ok()
-        });
-        places.count()
-    };
-    ensure!(held(100) == PLACES_OF_VPC as usize, "{}", held(100));
-    ensure!(held(103) == 1);
+    let all = PLACES_OF_VPC as usize;
+    ensure!([100, 103].map(|vni| held(&world, vni)) == [all, 1]);
     let outcome = of_spread(&mut world, &fragments[1])?;
     ensure_is(&outcome, &others.sent_to((FAR, 8080)).fragments(7, SIZE)[1])
+}
+
+#[test]
+fn a_datagram_of_no_service_forgets_no_other() -> Result<()> {
+    let mut world = serving(FAR, FAR6)?;
+    let request = datagram(CLIENT, SERVICE);
+    let there = request.sent_to((FAR, 8080));
+    from_client(&mut world, &request.fragments(7, SIZE)[0])?;
+    let answer = there.answer([9; 6]);
+    to_client(&mut world, &answer.fragments(9, SIZE)[0])?;
+    // So many that some have the place of the answer.
+    let direct = answer.sent_from((FAR, 9090));
+    for number in 256..512 {
+        to_client(&mut world, &direct.fragments(number, SIZE)[0])?;
+    }
+    let outcome = to_client(&mut world, &answer.fragments(9, SIZE)[1])?;
+    let back = answer.sent_from((SERVICE, 80));
+    ensure_is(&outcome, &to_endpoint(&back.fragments(9, SIZE)[1], TENANT.mac()))
+}
+
+#[test]
+fn what_the_node_sends_on_takes_places_of_the_pods_vpc() -> Result<()> {
+    let mut world = serving(FAR, FAR6)?;
+    world.be_host(TENANT)?;
+    world.mark = mark_of(world.interfaces[usize::from(SPREAD.index)], MARK_HOST_ENDPOINT);
+    let request = datagram(CLIENT, SERVICE);
+    let there = request.sent_to((FAR, 8080));
+    for (sent, there) in request.fragments(7, SIZE).iter().zip(there.fragments(7, SIZE)) {
+        ensure_is(&from_client(&mut world, sent)?, &there)?;
+    }
+    ensure!([100, 103].map(|vni| held(&world, vni)) == [0, 1]);
+    Ok(())
+}
+
+/// Returns how many places of a VPC are taken.
+fn held(world: &World, vni: u32) -> usize {
+    let places = 0..PLACES_OF_VPC + 8;
+    let places = places.filter(|place| {
+        let key = FragmentKey { vni, place: *place };
+        world.programs.get::<_, FragmentEntry>("FRAGMENTS", &key).is_ok()
+    });
+    places.count()
 }

@@ -283,6 +283,11 @@ fn only_answers_and_allowed_packets_reach_the_host() -> Result<()> {
 #[test]
 fn conntrack_judges_answers_by_protocols_without_state() -> Result<()> {
     let to_host = packet(TENANT, TRACKED6);
+    let quoting = |destination: Ipv6Addr| {
+        let mut quote = [0; 60];
+        quote[28..44].copy_from_slice(&destination.octets());
+        quote
+    };
     let tenant = |description, packet: &Packet6, is_passed| {
         let expect = if is_passed {
             Expect::Pass(Some(Counter::ToHost))
@@ -300,7 +305,12 @@ fn conntrack_judges_answers_by_protocols_without_state() -> Result<()> {
         ),
         tenant("a fragment", &to_host.extended(44), true),
         tenant("an extension header", &to_host.extended(60), false),
-        tenant("unreachable", &to_host.clone().icmp(1, &[0; 60]), true),
+        tenant("unreachable", &to_host.clone().icmp(1, &quoting(TENANT.v6)), true),
+        tenant(
+            "of another endpoint",
+            &to_host.clone().icmp(1, &quoting(TRACKED6)),
+            false,
+        ),
         tenant("ping", &to_host.clone().icmp(128, &[0; 20]), false),
         tenant("TCP answer", &to_host.clone().carrying(6, &tcp(0x12)), false),
         tenant("TCP opening", &to_host.carrying(6, &tcp(0x02)), false),

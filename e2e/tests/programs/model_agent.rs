@@ -272,13 +272,26 @@ fn is_answer(packet: &Packet) -> Result<bool, Refusal> {
     })
 }
 
-/// Whether conntrack judges the packet: UDP, SCTP, ICMP that answers, and fragments of IPv6.
+/// Whether an ICMP error is about a packet to its own sender.
+fn quotes_own(packet: &Packet) -> bool {
+    let quoted = match packet.source {
+        IpAddr::V4(_) => packet.rest.get(24..28).map(<[u8]>::to_vec),
+        IpAddr::V6(_) => packet.rest.get(32..48).map(<[u8]>::to_vec),
+    };
+    let own = match packet.source {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    };
+    quoted == Some(own)
+}
+
+/// Whether conntrack judges the packet: UDP, SCTP, ICMP errors about packets to the pod, and fragments of IPv6.
 fn is_for_conntrack(packet: &Packet) -> Result<bool, Refusal> {
     match packet.protocol {
         6 => Ok(false),
         17 | 132 => Ok(true),
         _ if packet.is_v6() && packet.is_fragment => Ok(true),
-        _ => is_answer(packet),
+        _ => Ok(is_answer(packet)? && quotes_own(packet)),
     }
 }
 

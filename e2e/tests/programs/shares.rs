@@ -10,7 +10,7 @@ use thuban_common::{
         ALL_CONNECTIONS, ALL_PENDING, CONNECTIONS_CAPACITY, CONNECTIONS_OF_CLIENT, PENDING_OF_VPC,
         QUOTA_HELD, QUOTA_RESERVE,
     },
-    tables::{ATTACHMENT_HOST, AttachmentEntry, EndpointKey},
+    tables::{AttachmentEntry, EndpointKey},
 };
 use thuban_e2e::{programs::key, services::Served};
 
@@ -107,10 +107,7 @@ fn what_the_node_sends_on_for_a_vpc_is_of_that_vpcs_room() -> Result<()> {
         held(&world) == [2, 0],
         "of no other endpoint a mark says anything"
     );
-    let interface = world.interfaces[usize::from(TENANT.index)];
-    let mut attachment: AttachmentEntry = world.programs.get("ATTACHMENTS", &interface)?;
-    attachment.flags = ATTACHMENT_HOST;
-    world.programs.insert("ATTACHMENTS", interface, attachment)?;
+    world.be_host(TENANT)?;
     ensure_served(&mut world, &requests[1], far)?;
     ensure!(held(&world) == [2, 2]);
     ensure!(forward(&world, &requests[1])?.payer == 103);

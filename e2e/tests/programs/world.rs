@@ -10,8 +10,8 @@ use aya::programs::{TestRun, TestRunOptions};
 use thuban_common::{
     counters::Counter,
     tables::{
-        AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, EndpointKey, LOCAL_TAKES_XDP,
-        LocalEntry, ProbeEntry, RemoteRow, SubnetEntry, VpcEntry,
+        ATTACHMENT_HOST, AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, EndpointKey,
+        LOCAL_TAKES_XDP, LocalEntry, ProbeEntry, RemoteRow, SubnetEntry, VpcEntry,
     },
 };
 use thuban_e2e::{
@@ -92,6 +92,14 @@ impl World {
         world.fill_endpoints()?;
         world.fill_networks()?;
         Ok(world)
+    }
+
+    /// Makes an endpoint the node's own.
+    pub fn be_host(&mut self, endpoint: Endpoint) -> Result<()> {
+        let interface = self.interfaces[usize::from(endpoint.index)];
+        let mut attachment: AttachmentEntry = self.programs.get("ATTACHMENTS", &interface)?;
+        attachment.flags = ATTACHMENT_HOST;
+        self.programs.insert("ATTACHMENTS", interface, attachment)
     }
 
     pub fn configure(&mut self) -> Result<()> {

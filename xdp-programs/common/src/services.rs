@@ -172,12 +172,12 @@ pub struct FragmentKey {
     pub place: u32,
 }
 
-/// FRAGMENTS[place]: what the later fragments of a datagram become, which show no ports. The first fragment writes it.
+/// FRAGMENTS[(VNI, place)]: what the later fragments of a datagram become, which show no ports. The first fragment writes it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentEntry {
-    /// The key's VNI, and the datagram's number (IPv4's or IPv6's identification, raw): they say whose the entry is, see
-    /// [`crate::tables`].
+    /// The datagram's VNI and number (IPv4's or IPv6's identification, raw): they say whose the entry is, see
+    /// [`crate::tables`]. For packets that the node sends on, the key has the VNI of the pod's VPC.
     pub vni: u32,
     pub number: u32,
     /// Ns since boot.
