@@ -240,6 +240,19 @@ impl State {
             })
     }
 
+    /// Returns how long clients of a service keep their backends, seconds: agents can't know what clients keep without
+    /// the service's row.
+    pub fn affinity_at(&self, key: &EndpointKey) -> u64 {
+        let service = row_key(RowKey::Service, key).and_then(|key| self.program.get(&key));
+        match service {
+            Some(Row::Service(service)) => {
+                let seconds = service.ports.iter().map(|port| u64::from(port.affinity));
+                seconds.max().unwrap_or_default()
+            }
+            _ => 0,
+        }
+    }
+
     /// Gives a direct row back. A service's row stays until the operator removes it: this droplet may be a bouncer
     /// too.
     pub fn drop_direct(&mut self, key: &EndpointKey) {

@@ -8,12 +8,12 @@ use thuban_common::tables::EndpointKey;
 
 /// The most direct rows that one VPC may have on this droplet.
 const MAX_SUBSCRIPTIONS: usize = 4096;
-/// Scans without use after which a row is given back.
-const IDLE_ROUNDS: u8 = 2;
+/// Scans without use after which a row is given back, unless it must stay longer.
+const IDLE_ROUNDS: u64 = 2;
 
 #[derive(Debug, Default)]
 pub struct Subscriptions {
-    idle: HashMap<EndpointKey, u8>,
+    idle: HashMap<EndpointKey, u64>,
     /// How many rows each VPC has, if any: an event is judged without a look at all rows.
     held: HashMap<u32, usize>,
 }
@@ -54,15 +54,25 @@ impl Subscriptions {
         self.idle.drain().map(|(key, _)| key).collect()
     }
 
-    /// Does one scan. Returns the rows that have been idle long enough, and forgets them.
-    pub fn scan(&mut self, mut used: impl FnMut(&EndpointKey) -> bool) -> Vec<EndpointKey> {
+    /// Does one scan. Returns the rows that have been idle long enough, and forgets them. `use_of` returns none for a row
+    /// that was used, else how many scans more than others it stays.
+    pub fn scan(&mut self, mut use_of: impl FnMut(&EndpointKey) -> Option<u64>) -> Vec<EndpointKey> {
         let mut given_back = Vec::new();
         self.idle.retain(|key, rounds| {
-            *rounds = if used(key) { 0 } else { *rounds + 1 };
-            if *rounds >= IDLE_ROUNDS {
+            let stays = match use_of(key) {
+                None => {
+                    *rounds = 0;
+                    true
+                }
+                Some(more) => {
+                    *rounds += 1;
+                    *rounds < IDLE_ROUNDS.saturating_add(more)
+                }
+            };
+            if !stays {
                 given_back.push(*key);
             }
-            *rounds < IDLE_ROUNDS
+            stays
         });
         for key in &given_back {
             if let Some(held) = self.held.get_mut(&key.vni) {
@@ -110,7 +120,7 @@ mod tests {
         for _ in 0..2000 {
             let key = key(random.u32(..4), random.u16(..50));
             match random.u8(..10) {
-                0 => drop(subscriptions.scan(|key| key.address[15] % 3 == 0)),
+                0 => drop(subscriptions.scan(|key| (key.address[15] % 3 != 0).then_some(0))),
                 1 if random.bool() => drop(subscriptions.take_all()),
                 2 | 3 => subscriptions.adopt(key),
                 _ => drop(subscriptions.want(key)),
@@ -126,10 +136,18 @@ mod tests {
     #[test]
     fn subscription_ends_after_two_idle_scans_and_can_restart() {
         let mut subscriptions = Subscriptions::new([key(1, 1)].into_iter());
-        assert!(subscriptions.scan(|_| false).is_empty());
-        assert!(subscriptions.scan(|_| true).is_empty());
-        assert!(subscriptions.scan(|_| false).is_empty());
-        assert_eq!(subscriptions.scan(|_| false), [key(1, 1)]);
+        assert!(subscriptions.scan(|_| Some(0)).is_empty());
+        assert!(subscriptions.scan(|_| None).is_empty());
+        assert!(subscriptions.scan(|_| Some(0)).is_empty());
+        assert_eq!(subscriptions.scan(|_| Some(0)), [key(1, 1)]);
         assert!(subscriptions.want(key(1, 1)));
+    }
+
+    #[test]
+    fn a_row_that_must_stay_longer_stays_so_many_scans_more() {
+        let mut subscriptions = Subscriptions::new([key(1, 1), key(1, 2)].into_iter());
+        let more = |key: &EndpointKey| Some(if key.address[15] == 1 { 3 } else { 0 });
+        let ended: Vec<_> = (0..5).map(|_| subscriptions.scan(more).len()).collect();
+        assert_eq!(ended, [0, 1, 0, 0, 1]);
     }
 }

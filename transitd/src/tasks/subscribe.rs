@@ -39,7 +39,10 @@ pub async fn run(node: Arc<Node>, mut wanted: mpsc::Receiver<EndpointKey>) {
             _ = interval.tick() => {
                 let mut state = node.state();
                 let mut subscriptions = std::mem::take(&mut state.subscriptions);
-                let given_back = subscriptions.scan(|key| state.direct_used(key));
+                let given_back = subscriptions.scan(|key| {
+                    let seconds = state.affinity_at(key);
+                    (!state.direct_used(key)).then(|| seconds.div_ceil(node.settings.scan_interval.max(1)))
+                });
                 state.subscriptions = subscriptions;
                 give_back(&mut state, given_back);
             }

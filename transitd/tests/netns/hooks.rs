@@ -1,9 +1,10 @@
 //! The hooks that programs run at, and the effects of the agent's misses.
 
 use thuban_proto::transit::droplet_message::Message;
-use thuban_proto::transit::{DirectRow, DropletRow, NetworkRow, row::Row};
+use thuban_proto::transit::{DirectRow, DropletRow, NetworkRow, ServicePort, ServiceRow, row::Row};
 
 use crate::rig::{Rig, base_rows, eventually, local, mapped};
+use crate::tcp::connect;
 
 fn links(rig: &Rig) -> Vec<String> {
     let entries = std::fs::read_dir(rig.directory.join("bpf/thuban/layout_1/links")).unwrap();
@@ -175,4 +176,61 @@ fn a_flow_that_stays_subscribes_and_an_idle_row_is_given_back() {
         rig.send_pings("p1", "10.0.1.50", 6);
         rig.operator.count(subscribed) > before
     });
+}
+
+#[test]
+fn a_service_stays_known_while_clients_keep_their_backends() {
+    let mut rows = base_rows();
+    for row in &mut rows {
+        if let Row::Vpc(vpc) = row {
+            vpc.service_cidrs.push("10.96.0.0/16".into());
+        }
+    }
+    rows.push(local(7, "p1", 5));
+    let far = vec![192, 0, 2, 2];
+    rows.push(Row::Droplet(DropletRow {
+        address: far.clone(),
+        ..DropletRow::default()
+    }));
+    // The network's bouncer, which knows all services, is on another droplet.
+    rows.push(Row::Network(NetworkRow {
+        vni: 7,
+        network: 0x0a00_0100,
+        cidrs: vec!["10.0.1.0/24".into()],
+        bouncers: vec![far],
+        ..NetworkRow::default()
+    }));
+    let mut rig = Rig::new(rows);
+    rig.add_pod("p1");
+    let pod = format!("{}-p1", rig.name);
+    let address = |last| std::net::Ipv4Addr::new(10, 96, 0, last);
+    let bytes = |last| address(last).to_ipv6_mapped().octets().to_vec();
+    let ended = |last| move |message: &Message| matches!(message, Message::Unsubscribe(of) if of.address == bytes(last));
+    for (last, affinity_seconds) in [(1, 6), (2, 0)] {
+        let _ = connect(&pod, address(last), 80);
+        rig.operator.wait_for(
+            "a subscription",
+            |message| matches!(message, Message::Subscribe(of) if of.address == bytes(last)),
+        );
+        let port = ServicePort {
+            protocol: 6,
+            port: 80,
+            affinity_seconds,
+            ..ServicePort::default()
+        };
+        let row = Row::Service(ServiceRow {
+            vni: 7,
+            address: bytes(last),
+            ports: vec![port],
+            ..ServiceRow::default()
+        });
+        rig.operator.push_and_wait(vec![row], vec![]);
+    }
+    rig.operator.wait_for("the end of the other one", ended(2));
+    assert_eq!(
+        rig.operator.count(ended(1)),
+        0,
+        "clients keep their backends for 6 s"
+    );
+    rig.operator.wait_for("the end of the first one", ended(1));
 }
