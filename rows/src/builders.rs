@@ -8,8 +8,9 @@ use std::sync::Arc;
 use thuban_api::identifiers::{MacAddr, NetworkId, Vni};
 
 use crate::{
-    Backend, Bouncer, Direct, Droplet, Exposed, ExposedPort, Forward, Kind, LocalEndpoint, Members, Network,
-    NodeService, Port, Refused, Row, Service, ServiceName, Underlay, Visible, Vpc,
+    Backend, Block, Bouncer, Class, Direct, Droplet, Exposed, ExposedPort, Forward, Kind, LocalEndpoint,
+    Members, NamedPort, Network, NodeService, PolicyAction, PolicyId, PolicyPorts, PolicyRule, PolicySet,
+    PolicyTier, Port, Refused, Row, Service, ServiceName, Underlay, Visible, Vpc,
 };
 
 /// The VNI of the rows here.
@@ -23,6 +24,10 @@ pub const fn vni(number: u32) -> Vni {
 
 pub const fn network_id(number: u32) -> NetworkId {
     NetworkId::new(number).unwrap()
+}
+
+pub const fn policy_id(number: u32) -> PolicyId {
+    PolicyId::new(number).unwrap()
 }
 
 /// Returns 172.16.0.x.
@@ -65,6 +70,8 @@ pub fn row(kind: Kind) -> Row {
             names: true,
         }),
         Kind::Exposed => Row::Exposed(exposed()),
+        Kind::Class => Row::Class(class()),
+        Kind::PolicySet => Row::PolicySet(policy_set()),
     }
 }
 
@@ -132,6 +139,9 @@ pub fn local() -> LocalEndpoint {
         moved_from: Some(underlay(9)),
         host: true,
         underlay6: Some("2001:db8::9".parse().unwrap()),
+        class: Some(policy_id(3)),
+        ingress_set: Some(policy_id(4)),
+        egress_set: Some(policy_id(5)),
     }
 }
 
@@ -186,5 +196,61 @@ pub fn exposed() -> Exposed {
         addresses: [Ipv4Addr::new(192, 0, 2, 1).into()].into(),
         health_port: Some(30100),
         service: "red/web".into(),
+    }
+}
+
+/// Returns class 3, of two groups, with a port named http.
+pub fn class() -> Class {
+    Class {
+        vni: VNI,
+        id: policy_id(3),
+        groups: [11, 12].into(),
+        names: [NamedPort {
+            name: "http".into(),
+            protocol: 6,
+            port: 8080,
+        }]
+        .into(),
+    }
+}
+
+/// Returns set 5, of egress: a rule of each tier, with each form of peers and ports.
+pub fn policy_set() -> PolicySet {
+    let rule = |tier, action, index| PolicyRule {
+        tier,
+        action,
+        policy: "red/web".into(),
+        index,
+        anyone: false,
+        groups: [11].into(),
+        blocks: vec![],
+        ports: vec![],
+    };
+    PolicySet {
+        vni: VNI,
+        id: policy_id(5),
+        is_egress: true,
+        is_isolated: true,
+        rules: vec![
+            PolicyRule {
+                ports: vec![PolicyPorts::Named("http".into(), None)],
+                ..rule(PolicyTier::Admin, PolicyAction::Pass, 0)
+            },
+            PolicyRule {
+                blocks: vec![Block {
+                    range: "192.0.2.0/24".parse().unwrap(),
+                    except: vec!["192.0.2.128/25".parse().unwrap()],
+                }],
+                ports: vec![
+                    PolicyPorts::Range(17, 53, 53),
+                    PolicyPorts::Named("dns".into(), Some(17)),
+                ],
+                ..rule(PolicyTier::NetworkPolicy, PolicyAction::Accept, 1)
+            },
+            PolicyRule {
+                anyone: true,
+                ..rule(PolicyTier::Baseline, PolicyAction::Deny, 2)
+            },
+        ],
     }
 }

@@ -8,6 +8,7 @@ use thuban_proto::transit as proto;
 use crate::droplet::Underlay;
 use crate::fields::{self, InvalidRow};
 use crate::kind::Kind;
+use crate::policy_id::PolicyId;
 
 /// Identifies a row of one droplet. Ordered, so that programs are compared and sent in a stable order; a network's key
 /// comes before its VPC's, see `transitd::program`.
@@ -32,6 +33,8 @@ pub enum RowKey {
     NodeService(Vni, IpAddr),
     /// One of the service's addresses.
     Exposed(Vni, IpAddr),
+    Class(Vni, PolicyId),
+    PolicySet(Vni, PolicyId),
 }
 
 impl RowKey {
@@ -48,6 +51,8 @@ impl RowKey {
             Self::Service(..) => Kind::Service,
             Self::NodeService(..) => Kind::NodeService,
             Self::Exposed(..) => Kind::Exposed,
+            Self::Class(..) => Kind::Class,
+            Self::PolicySet(..) => Kind::PolicySet,
         }
     }
 
@@ -63,7 +68,9 @@ impl RowKey {
             | Self::Forward(vni, _)
             | Self::Service(vni, _)
             | Self::NodeService(vni, _)
-            | Self::Exposed(vni, _) => Some(*vni),
+            | Self::Exposed(vni, _)
+            | Self::Class(vni, _)
+            | Self::PolicySet(vni, _) => Some(*vni),
         }
     }
 }
@@ -91,6 +98,8 @@ impl TryFrom<&proto::RowKey> for RowKey {
             Key::Service(key) => of(Self::Service, key),
             Key::NodeService(key) => of(Self::NodeService, key),
             Key::Exposed(key) => of(Self::Exposed, key),
+            Key::Class(key) => Ok(Self::Class(fields::vni(key.vni)?, PolicyId::read(key.id)?)),
+            Key::PolicySet(key) => Ok(Self::PolicySet(fields::vni(key.vni)?, PolicyId::read(key.id)?)),
         }
     }
 }
@@ -114,6 +123,8 @@ impl From<&RowKey> for proto::RowKey {
             RowKey::Service(vni, address) => Key::Service(pair(vni, address)),
             RowKey::NodeService(vni, address) => Key::NodeService(pair(vni, address)),
             RowKey::Exposed(vni, address) => Key::Exposed(pair(vni, address)),
+            RowKey::Class(vni, id) => Key::Class(policy_key(vni.get(), id.get())),
+            RowKey::PolicySet(vni, id) => Key::PolicySet(policy_key(vni.get(), id.get())),
         };
         Self { key: Some(key) }
     }
@@ -122,6 +133,10 @@ impl From<&RowKey> for proto::RowKey {
 fn address_key(vni: u32, address: &[u8]) -> proto::AddressKey {
     let address = address.to_vec();
     proto::AddressKey { vni, address }
+}
+
+const fn policy_key(vni: u32, id: u32) -> proto::PolicyKey {
+    proto::PolicyKey { vni, id }
 }
 
 /// Returns the key of a row as the contract has it, also of a row that is not valid, because a nack must name it.
@@ -143,6 +158,8 @@ pub fn proto_key(row: &proto::Row) -> Option<proto::RowKey> {
         Told::Service(row) => Key::Service(address_key(row.vni, &row.address)),
         Told::NodeService(row) => Key::NodeService(address_key(row.vni, &row.address)),
         Told::Exposed(row) => Key::Exposed(address_key(row.vni, &row.address)),
+        Told::Class(row) => Key::Class(policy_key(row.vni, row.id)),
+        Told::PolicySet(row) => Key::PolicySet(policy_key(row.vni, row.id)),
     };
     Some(proto::RowKey { key: Some(key) })
 }

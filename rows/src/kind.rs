@@ -55,6 +55,8 @@ kinds! {
     Service "service",
     NodeService "node-service",
     Exposed "exposed",
+    Class "class",
+    PolicySet "policy-set",
 }
 
 /// The kinds of a droplet that doesn't say which kinds it understands: those of the last release before Hello named

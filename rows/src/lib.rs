@@ -31,6 +31,7 @@
 mod bouncer;
 #[cfg(any(test, feature = "builders"))]
 pub mod builders;
+mod class;
 mod direct;
 mod droplet;
 mod exposed;
@@ -42,6 +43,8 @@ mod local;
 mod members;
 mod network;
 mod node_service;
+mod policy_id;
+mod policy_set;
 mod refused;
 mod service;
 mod vpc;
@@ -49,6 +52,7 @@ mod vpc;
 use thuban_proto::transit as proto;
 
 pub use bouncer::Bouncer;
+pub use class::{Class, NamedPort};
 pub use direct::Direct;
 pub use droplet::{Droplet, Underlay};
 pub use exposed::{Exposed, ExposedPort};
@@ -60,6 +64,8 @@ pub use local::{GATEWAY_MAC, LocalEndpoint};
 pub use members::{MAX_MEMBERS, Members};
 pub use network::Network;
 pub use node_service::NodeService;
+pub use policy_id::PolicyId;
+pub use policy_set::{Block, MAX_RULES, PolicyAction, PolicyPorts, PolicyRule, PolicySet, PolicyTier};
 pub use refused::Refused;
 pub use service::{Backend, MAX_BACKENDS, MAX_PORTS, Port, Service};
 pub use vpc::{ServiceName, Visible, Vpc};
@@ -78,6 +84,8 @@ pub enum Row {
     Service(Service),
     NodeService(NodeService),
     Exposed(Exposed),
+    Class(Class),
+    PolicySet(PolicySet),
 }
 
 impl Row {
@@ -94,6 +102,8 @@ impl Row {
             Self::Service(row) => RowKey::Service(row.vni, row.address),
             Self::NodeService(row) => RowKey::NodeService(row.vni, row.address),
             Self::Exposed(row) => RowKey::Exposed(row.vni, row.address),
+            Self::Class(row) => RowKey::Class(row.vni, row.id),
+            Self::PolicySet(row) => RowKey::PolicySet(row.vni, row.id),
         }
     }
 
@@ -110,6 +120,8 @@ impl Row {
             Self::Service(_) => Kind::Service,
             Self::NodeService(_) => Kind::NodeService,
             Self::Exposed(_) => Kind::Exposed,
+            Self::Class(_) => Kind::Class,
+            Self::PolicySet(_) => Kind::PolicySet,
         }
     }
 }
@@ -131,6 +143,8 @@ impl TryFrom<proto::Row> for Row {
             Told::Service(row) => Self::Service(row.try_into()?),
             Told::NodeService(row) => Self::NodeService(row.try_into()?),
             Told::Exposed(row) => Self::Exposed(row.try_into()?),
+            Told::Class(row) => Self::Class(row.try_into()?),
+            Told::PolicySet(row) => Self::PolicySet(row.try_into()?),
         })
     }
 }
@@ -150,6 +164,8 @@ impl From<&Row> for proto::Row {
             Row::Service(row) => Told::Service(row.into()),
             Row::NodeService(row) => Told::NodeService(row.into()),
             Row::Exposed(row) => Told::Exposed(row.into()),
+            Row::Class(row) => Told::Class(row.into()),
+            Row::PolicySet(row) => Told::PolicySet(row.into()),
         };
         Self { row: Some(row) }
     }

@@ -9,6 +9,7 @@ use thuban_proto::transit::LocalRow;
 
 use crate::droplet::Underlay;
 use crate::fields::{self, InvalidRow, invalid};
+use crate::policy_id::PolicyId;
 
 /// The MAC address of every endpoint's gateway; no endpoint has this address itself.
 pub const GATEWAY_MAC: MacAddr = MacAddr([0x02, 0x54, 0x68, 0x75, 0x62, 0x61]);
@@ -45,6 +46,15 @@ pub struct LocalEndpoint {
     /// Of the node itself, the IPv6 address by which other droplets know this one.
     #[serde(default)]
     pub underlay6: Option<Ipv6Addr>,
+    /// As others' rules see the endpoint; none: unknown.
+    #[serde(default)]
+    pub class: Option<PolicyId>,
+    /// What applies to packets to the endpoint.
+    #[serde(default)]
+    pub ingress_set: Option<PolicyId>,
+    /// What applies to packets from it.
+    #[serde(default)]
+    pub egress_set: Option<PolicyId>,
 }
 
 impl LocalEndpoint {
@@ -106,6 +116,9 @@ impl TryFrom<LocalRow> for LocalEndpoint {
             },
             host: row.host,
             underlay6: fields::address6(&row.underlay6)?,
+            class: PolicyId::read_option(row.class)?,
+            ingress_set: PolicyId::read_option(row.ingress_set)?,
+            egress_set: PolicyId::read_option(row.egress_set)?,
         })
     }
 }
@@ -133,6 +146,9 @@ impl From<&LocalEndpoint> for LocalRow {
                 .unwrap_or_default(),
             host: row.host,
             underlay6: fields::octets6(row.underlay6),
+            class: PolicyId::number(row.class),
+            ingress_set: PolicyId::number(row.ingress_set),
+            egress_set: PolicyId::number(row.egress_set),
         }
     }
 }
@@ -190,6 +206,8 @@ mod tests {
         refused(&|row| row.pod_uid.clear(), "pod_uid");
         refused(&|row| row.moved_from = vec![1], "local.moved_from");
         refused(&|row| row.network = 0, "network");
+        refused(&|row| row.class = 1 << 24, "id");
+        refused(&|row| row.egress_set = 1 << 24, "id");
     }
 
     #[test]
@@ -204,6 +222,10 @@ mod tests {
         );
         assert_eq!(read.moved_from, Some([172, 16, 0, 1].into()));
         assert!(read.pod_name.is_empty() && !read.host && read.underlay6.is_none());
+        assert_eq!(
+            (read.class, read.ingress_set, read.egress_set),
+            (None, None, None)
+        );
         let again = serde_json::to_string(&read).unwrap();
         assert!(
             again.contains(r#""moved_from":[172,16,0,1]"#) && again.contains(r#""vni":7,"#),

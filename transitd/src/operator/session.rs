@@ -7,7 +7,7 @@ use thiserror::Error;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_client::TransitClient;
 use thuban_proto::transit::{self as proto, DropletMessage, Hello, operator_message};
-use thuban_rows::Kinds;
+use thuban_rows::{Kind, Kinds};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -66,12 +66,21 @@ pub async fn run(
     result
 }
 
+/// Kinds of rows that this version reads and does nothing by. It doesn't tell the operator of them, so that none is
+/// sent: a policy that nobody enforces must not seem to be in force.
+const NOT_ENFORCED: [Kind; 2] = [Kind::Class, Kind::PolicySet];
+
+fn enforced() -> Kinds {
+    let all = Kind::ALL.iter().copied();
+    all.filter(|kind| !NOT_ENFORCED.contains(kind)).collect()
+}
+
 /// Returns the Hello that every transitd of this version sends.
 fn hello(version: u32, highest_epoch: u64) -> Hello {
     Hello {
         protocol_version: version,
         highest_epoch,
-        row_kinds: Kinds::all().numbers(),
+        row_kinds: enforced().numbers(),
         ..Hello::default()
     }
 }
@@ -204,14 +213,11 @@ async fn receive(
 
 #[cfg(test)]
 mod tests {
-    use thuban_rows::Kind;
-
     use super::*;
 
     #[test]
-    fn hello_names_every_kind_of_row() {
+    fn hello_names_the_kinds_of_rows_that_have_an_effect() {
         let told = Kinds::read(&hello(2, 7).row_kinds);
-        assert!(Kind::ALL.iter().all(|kind| told.contains(*kind)));
-        assert_eq!(hello(2, 7).row_kinds.len(), Kind::ALL.len());
+        assert!(told.lacking().eq(NOT_ENFORCED));
     }
 }

@@ -42,7 +42,7 @@ pub fn table_rows(row: &Row) -> Vec<TableRow> {
             vec![(TableKey::Remote(RemoteRow::Forward, key), remote(row.droplet))]
         }
         Row::NodeService(row) => of_node_service(row),
-        Row::Refused(_) | Row::Service(_) | Row::Exposed(_) => Vec::new(),
+        Row::Refused(_) | Row::Service(_) | Row::Exposed(_) | Row::Class(_) | Row::PolicySet(_) => Vec::new(),
     }
 }
 

@@ -9,6 +9,7 @@
 pub mod counters;
 pub mod host_stack;
 pub mod packet;
+pub mod policy;
 pub mod select;
 pub mod services;
 pub mod source;

@@ -146,6 +146,7 @@ impl State {
             Row::Network(_) => return Count::Network,
             Row::Direct(_) | Row::Forward(_) => return Count::Direct,
             Row::Refused(_) => return Count::Refused,
+            Row::Class(_) | Row::PolicySet(_) => return Count::Policy,
             Row::Service(_) | Row::NodeService(_) | Row::Exposed(_) => return Count::Service,
             Row::Local(_) | Row::Bouncer(_) => self.program.get(&row.key()),
         };

@@ -19,6 +19,7 @@ pub enum Count {
     Droplet,
     Vpc,
     Network,
+    Policy,
     Service,
     Delete,
     Snapshot,

@@ -173,6 +173,9 @@ impl World {
                 .get(&endpoint.droplet)
                 .copied()
                 .filter(|_| endpoint.is_host),
+            class: None,
+            ingress_set: None,
+            egress_set: None,
         });
         let mut rows = Rows::from([at(&endpoint.droplet, &local)]);
         let bouncers = self.bouncers.holders(&endpoint.network);
