@@ -229,7 +229,7 @@ fn route<F: Frame>(
         return too_big::answer(frame, attachment, packet, mtu);
     }
     translate(frame, packet, translation)?;
-    let Some(verdict) = encapsulate(frame, config, next_hop.droplet, attachment.vni, packet, hash)? else {
+    let Some(verdict) = encapsulate(frame, config, next_hop.droplet, attachment, packet, hash)? else {
         return Ok((F::PASS, None));
     };
     if let Some(network) = next_hop.role {

@@ -11,8 +11,8 @@ use crate::{
     maps,
 };
 
-/// Returns the droplet that holds an endpoint, by its bouncer row. It is never this droplet, whose local rows were asked
-/// before.
+/// Returns the droplet that holds an endpoint, by its bouncer row. It is never this droplet, whose local rows were
+/// asked before.
 #[inline(always)]
 pub fn home(row: DropletAddress, here: DropletAddress) -> Result<DropletAddress, Counter> {
     maps::row(row)

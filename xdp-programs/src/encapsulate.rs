@@ -2,23 +2,19 @@
 
 use thuban_common::{
     counters::Counter,
-    packet::{
-        ethernet::{self, EthernetHeader},
-        flow,
-        geneve::OuterHeaders,
-        ip::IpPacket,
-    },
-    tables::{ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH},
+    packet::{ethernet, flow, geneve::OuterHeaders, ip::IpPacket},
+    tables::{AttachmentEntry, ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH},
 };
 
 use crate::frame::{Exit, Frame};
 
+/// The inner Ethernet header bears the sender's stamp. The delivering droplet writes the MACs.
 #[inline(always)]
 pub fn encapsulate<F: Frame>(
     frame: &mut F,
     config: &ConfigEntry,
     droplet: DropletAddress,
-    vni: u32,
+    sender: &AttachmentEntry,
     packet: &IpPacket,
     hash: u32,
 ) -> Exit {
@@ -26,19 +22,23 @@ pub fn encapsulate<F: Frame>(
     let Some(next_hop) = frame.next_hop(config, droplet) else {
         return Ok(None);
     };
-    let header: EthernetHeader = frame.load(0).ok_or(Counter::Truncated)?;
+    let ethertype = if packet.is_v6() {
+        ethernet::IPV6
+    } else {
+        ethernet::IPV4
+    };
     frame.grow(packet.protocol)?;
     let outer = OuterHeaders::new(
         config.droplet,
         droplet,
-        vni,
+        sender.vni,
         length,
         packet.traffic_class,
         flow::source_port(hash),
     );
     frame.store(ethernet::LENGTH, &outer).ok_or(Counter::Truncated)?;
     frame
-        .store(ENCAPSULATION_LENGTH, &header)
+        .store(ENCAPSULATION_LENGTH, &sender.stamp().header(ethertype))
         .ok_or(Counter::Truncated)?;
     frame.send(&next_hop).map(Some)
 }

@@ -169,8 +169,8 @@ pub fn follow(work: &mut Work) -> Result<Choice, Counter> {
     Ok(Choice::Backend)
 }
 
-/// Returns a fragment's datagram as [`whole`] left it, and the bytes from its IP header to its transport header (0: this
-/// fragment has none).
+/// Returns a fragment's datagram as [`whole`] left it, and the bytes from its IP header to its transport header (0:
+/// this fragment has none).
 #[inline(always)]
 pub fn shape() -> Option<(&'static IpPacket, u32)> {
     datagram().map(|datagram| (&datagram.packet, datagram.transport))

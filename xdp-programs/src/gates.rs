@@ -1,8 +1,8 @@
 //! GATES: whether packets of an interface are looked up in CONNECTIONS and PENDING at all. Most pods are never a client
 //! of a service; their packets are spared the look-ups.
 //!
-//! Interfaces whose numbers differ by a multiple of [`thuban_common::services::GATES_OF_INTERFACES`] share a gate. That costs one of them the
-//! look-ups, and nothing else.
+//! Interfaces whose numbers differ by a multiple of [`thuban_common::services::GATES_OF_INTERFACES`] share a gate. That
+//! costs one of them the look-ups, and nothing else.
 
 use thuban_common::services::{GATE_OF_ANY, GatesEntry, gate_of};
 

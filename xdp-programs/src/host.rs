@@ -81,8 +81,8 @@ pub fn leave<F: Frame>(
     Ok(outcome)
 }
 
-/// Whether the packet's sender is in a private network, or in one whose row isn't here: nobody gets out unless a row says
-/// so. Only packets to outside pay for this look-up.
+/// Whether the packet's sender is in a private network, or in one whose row isn't here: nobody gets out unless a row
+/// says so. Only packets to outside pay for this look-up.
 #[inline(always)]
 fn is_private(attachment: &AttachmentEntry, packet: &IpPacket) -> bool {
     maps::subnet(attachment.vni, packet.source)

@@ -9,7 +9,8 @@
 //!
 //! Invariant: an entry that could lead a packet into another VPC, or out of its VPC, is copied, and the copy is
 //! believed only if its first word names the right owner. These are entries of ATTACHMENTS, ENDPOINTS, VPCS,
-//! CONNECTIONS and FRAGMENTS. Other entries are used within the VNI of the packet alone: members of a role, services and backends. If such an entry is another's, the packet is lost or goes to an address of its own VPC.
+//! CONNECTIONS and FRAGMENTS. Other entries are used within the VNI of the packet alone: members of a role, services
+//! and backends. If such an entry is another's, the packet is lost or goes to an address of its own VPC.
 
 use core::{
     mem::MaybeUninit,
@@ -80,7 +81,8 @@ pub static CONNECTIONS: HashMap<ConnectionKey, ConnectionEntry> =
 /// [`thuban_common::services::ALL_PENDING`], all clients of a VPC.
 #[map]
 pub static SHARES: HashMap<EndpointKey, u32> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
-/// Counts, indexed by [`thuban_common::services::QUOTA_HELD`] and the constants behind it. Programs write the first one, user space each element by itself.
+/// Counts, indexed by [`thuban_common::services::QUOTA_HELD`] and the constants behind it. Programs write the first
+/// one, user space each element by itself.
 #[map]
 pub static QUOTAS: Array<u32> = Array::with_max_entries(services::QUOTAS, 0);
 #[map]

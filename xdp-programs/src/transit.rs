@@ -235,8 +235,8 @@ fn is_service(key: &EndpointKey) -> bool {
 }
 
 /// Sends on a client's packet to a service that its agent doesn't know yet. It chooses the backend as that agent will.
-/// If this droplet has no row of the backend, it sends the packet to a divider: dividers believe bouncers of the client's
-/// network, and the whole VPC believes dividers.
+/// If this droplet has no row of the backend, it sends the packet to a divider: dividers believe bouncers of the
+/// client's network, and the whole VPC believes dividers.
 #[inline(never)]
 fn serve(
     frame: &mut TcFrame,

@@ -198,7 +198,9 @@ impl Droplet {
             network,
             mac,
             flags: 0,
-            padding: 0,
+            class: 0,
+            ingress_set: 0,
+            egress_set: 0,
         };
         programs.insert("ATTACHMENTS", interface, row)?;
         let local = LocalEntry {

@@ -136,7 +136,9 @@ impl Scanner {
             network: 1,
             mac: STRAY.mac(),
             flags: 0,
-            padding: 0,
+            class: 0,
+            ingress_set: 0,
+            egress_set: 0,
         };
         world.programs.insert("ATTACHMENTS", interface, attachment)?;
         let mut frame = packet(STRAY, ip(10, 0, 0, 0)).bytes();

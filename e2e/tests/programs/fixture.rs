@@ -12,7 +12,7 @@ use thuban_testkit::packets::{checksum, ensure_same};
 
 use crate::{
     frames::Tunnel,
-    rows::HERE,
+    rows::{ATTACHED, Endpoint, HERE},
     world::{Hook, Outcome, Role, UPLINK_MAC, World, neighbour_mac},
 };
 
@@ -270,7 +270,34 @@ fn encapsulated(
         traffic_class: class,
         ..Tunnel::new(HERE, to, vni)
     };
-    ensure_same(rest, &tunnel.around([0; 12], input)[14..])
+    ensure_same(rest, &tunnel.around([0; 12], &stamped(input)?)[14..])
+}
+
+/// Returns the MACs of an endpoint's frame as it goes to another droplet: its stamp.
+fn stamp_of(endpoint: Endpoint) -> [u8; 12] {
+    let stamp = endpoint.stamp();
+    let mut macs = [0; 12];
+    macs[1..4].copy_from_slice(&stamp.egress_set.to_be_bytes()[1..]);
+    macs[7..10].copy_from_slice(&stamp.class.to_be_bytes()[1..]);
+    (macs[0], macs[6]) = (6, 2 | stamp.flags as u8);
+    macs
+}
+
+fn stamped(frame: &[u8]) -> Result<Vec<u8>> {
+    let sender = ATTACHED.iter().find(|endpoint| endpoint.mac() == frame[6..12]);
+    let stamp = stamp_of(*sender.context("no endpoint sends this frame")?);
+    Ok([&stamp, &frame[12..]].concat())
+}
+
+/// Returns the frame as the endpoint sent it whose stamp it bears; unchanged if no endpoint has this stamp.
+pub fn unstamped(frame: &[u8]) -> Vec<u8> {
+    let sender = ATTACHED
+        .iter()
+        .find(|endpoint| stamp_of(**endpoint) == frame[..12]);
+    sender.map_or_else(
+        || frame.to_vec(),
+        |endpoint| [&GATEWAY_MAC, &endpoint.mac()[..], &frame[12..]].concat(),
+    )
 }
 
 /// Checks that outer source and destination are new, TTL one less, the checksum right, and everything else unchanged.

@@ -60,7 +60,7 @@ fn ensure_is(outcome: &Outcome, frame: &[u8]) -> Result<()> {
         outcome.verdict,
         outcome.counted
     );
-    ensure_same(inner(outcome), frame)
+    ensure_same(&inner(outcome), frame)
 }
 
 #[test]

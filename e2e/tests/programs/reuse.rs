@@ -156,7 +156,9 @@ fn removed_attachments_element_sends_for_no_other_vpc() -> Result<()> {
         network,
         mac,
         flags: 0,
-        padding: 0,
+        class: 0,
+        ingress_set: 0,
+        egress_set: 0,
     };
     let (mine, theirs) = (interface(TENANT.index), interface(STRAY.index));
     let own = (mine, entry(mine, 100, 1));

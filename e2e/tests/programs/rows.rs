@@ -6,9 +6,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use thuban_common::tables::{
-    LOCAL_TAKES_XDP, RemoteRow, SUBNET_BOUNCER_HERE, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_PRIVATE,
-    VPC_DIVIDER_HERE, VPC_EGRESS, VPC_HOST_ACCESS,
+use thuban_common::{
+    policy::{STAMP_GUARDED, Stamp},
+    tables::{
+        LOCAL_TAKES_XDP, RemoteRow, SUBNET_BOUNCER_HERE, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_PRIVATE,
+        VPC_DIVIDER_HERE, VPC_EGRESS, VPC_HOST_ACCESS,
+    },
 };
 
 pub const fn ip(a: u8, b: u8, c: u8, d: u8) -> Ipv4Addr {
@@ -52,6 +55,20 @@ pub struct Endpoint {
 impl Endpoint {
     pub const fn mac(self) -> [u8; 6] {
         [2, 0, 0, 0, 0, 100 + self.index]
+    }
+
+    /// Returns what its packets to other droplets say of it. Some endpoints have policies.
+    pub const fn stamp(self) -> Stamp {
+        let index = self.index as u32;
+        Stamp {
+            class: 0x0a_0b00 | index,
+            egress_set: if index.is_multiple_of(2) {
+                0
+            } else {
+                0x01_0200 | index
+            },
+            flags: if index.is_multiple_of(3) { STAMP_GUARDED } else { 0 },
+        }
     }
 
     const fn new(index: u8, vni: u32, network: u32, address: Ipv4Addr, v6: Ipv6Addr) -> Self {

@@ -12,6 +12,7 @@ use thuban_e2e::programs::members;
 use thuban_testkit::packets::{checksum, ensure_same};
 
 use crate::{
+    fixture::unstamped,
     frames::Tunnel,
     rows::{HERE, ip, ip6},
     world::{Hook, Outcome, Role, World},
@@ -223,12 +224,16 @@ pub fn arrive(world: &mut World, droplet: Ipv4Addr, vni: u32, segment: &Segment)
     world.run(Role::Transit, Hook::Tc, &frame)
 }
 
-/// Returns the frame that went out, within its tunnel if there is one.
-pub fn inner(outcome: &Outcome) -> &[u8] {
+/// Returns the frame that went out, within its tunnel if there is one, with the MACs of the endpoint that sent it.
+pub fn inner(outcome: &Outcome) -> Vec<u8> {
     let frame = &outcome.frame;
     let is_tunnel =
         frame.len() > 50 && frame[14] == 0x45 && frame[23] == UDP && frame[36..38] == [0x17, 0xc1];
-    if is_tunnel { &frame[50..] } else { frame }
+    if is_tunnel {
+        unstamped(&frame[50..])
+    } else {
+        frame.clone()
+    }
 }
 
 /// Returns the client's port as a backend sees it, in a frame that went out.
@@ -248,7 +253,7 @@ pub fn ensure_delivered(outcome: &Outcome, segment: &Segment, mac: [u8; 6]) -> R
 
 /// Asserts that a frame went to a droplet as this segment.
 pub fn ensure_sent(outcome: &Outcome, segment: &Segment, droplet: Ipv4Addr) -> Result<()> {
-    ensure_same(inner(outcome), &segment.bytes())
+    ensure_same(&inner(outcome), &segment.bytes())
         .with_context(|| format!("verdict {} counted {:?}", outcome.verdict, outcome.counted))?;
     ensure!(
         outcome.verdict == 7 && outcome.frame[30..34] == droplet.octets(),

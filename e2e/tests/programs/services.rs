@@ -308,7 +308,7 @@ fn reused_port_of_unknown_service_follows_newest_answer() -> Result<()> {
         ensure_delivered(&outcome, &answer.sent_from((SERVICE, 80)), TENANT.mac())?;
         let end = request.clone().with_flags(0x11);
         let outcome = send(&mut world, TENANT.index, &end)?;
-        ensure_same(inner(&outcome), &end.sent_to((backend, 80)).bytes())?;
+        ensure_same(&inner(&outcome), &end.sent_to((backend, 80)).bytes())?;
     }
     Ok(())
 }

@@ -114,8 +114,8 @@ fn a_divider_believes_bouncers_of_the_sources_network() -> Result<()> {
         Tunnel::new(sender, HERE, vni).around(ETHERNET, &Packet::udp([2; 6], source, to).bytes())
     };
     let mismatch = || Expect::Drop(Counter::SourceMismatch);
-    // This droplet is the divider of VPC 102. The third one is the bouncer of network 7, of which 10.7.0.11 is. This one
-    // is the bouncer of network 9, and of network 3 in VPC 100.
+    // This droplet is the divider of VPC 102. The third one is the bouncer of network 7, of which 10.7.0.11 is. This
+    // one is the bouncer of network 9, and of network 3 in VPC 100.
     fixture::run(
         &mut World::new()?,
         &[

@@ -121,6 +121,7 @@ impl World {
             let Endpoint { vni, network, .. } = endpoint;
             let interface = self.interfaces[usize::from(endpoint.index)];
             let mac = endpoint.mac();
+            let stamp = endpoint.stamp();
             let attachment = AttachmentEntry {
                 ifindex: interface,
                 vni,
@@ -128,7 +129,9 @@ impl World {
                 network,
                 mac,
                 flags: 0,
-                padding: 0,
+                class: stamp.class,
+                ingress_set: u32::from(stamp.flags),
+                egress_set: stamp.egress_set,
             };
             self.programs.insert("ATTACHMENTS", interface, attachment)?;
             for address in [IpAddr::V4(endpoint.address), IpAddr::V6(endpoint.v6)] {

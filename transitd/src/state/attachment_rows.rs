@@ -5,10 +5,10 @@
 
 use std::collections::BTreeSet;
 
-use ipnet::Ipv6Net;
 use thuban_common::tables::{
     ATTACHMENT_HOST, AttachmentEntry, EndpointKey, LOCAL_HOST, LOCAL_TAKES_XDP, LocalEntry,
 };
+use thuban_rows::{LocalEndpoint, PolicyId};
 
 use super::State;
 use crate::attachments::Attachment;
@@ -33,16 +33,16 @@ impl State {
                     && e.address == attachment.address
             });
             match own {
-                Some(endpoint) => self.wire(attachment, endpoint.address6)?,
+                Some(endpoint) => self.wire(attachment, endpoint)?,
                 None => self.fence(attachment)?,
             }
         }
         Ok(())
     }
 
-    /// Writes an attachment's rows. `address6` is the endpoint's. An attachment made by a transitd that knew no IPv6
-    /// goes on with IPv4 alone.
-    fn wire(&mut self, attachment: &Attachment, address6: Option<Ipv6Net>) -> Result<(), TableError> {
+    /// Writes an attachment's rows. An attachment made by a transitd that knew no IPv6 goes on with IPv4 alone.
+    fn wire(&mut self, attachment: &Attachment, endpoint: &LocalEndpoint) -> Result<(), TableError> {
+        let number = |id: Option<PolicyId>| id.map_or(0, PolicyId::get);
         let entry = AttachmentEntry {
             ifindex: attachment.host_ifindex,
             vni: attachment.vni,
@@ -50,7 +50,9 @@ impl State {
             network: attachment.network,
             mac: attachment.mac,
             flags: if attachment.is_host() { ATTACHMENT_HOST } else { 0 },
-            padding: 0,
+            class: number(endpoint.class),
+            ingress_set: number(endpoint.ingress_set),
+            egress_set: number(endpoint.egress_set),
         };
         self.tables.set(
             TableKey::Attachment(attachment.host_ifindex),
@@ -69,7 +71,7 @@ impl State {
         self.tables
             .set(TableKey::Local(attachment.key()), TableEntry::Local(entry))?;
         match attachment.key6() {
-            Some(key6) if attachment.address6 == address6 => {
+            Some(key6) if attachment.address6 == endpoint.address6 => {
                 self.tables.set(TableKey::Local(key6), TableEntry::Local(entry))
             }
             Some(key6) => self.remove_local(key6, attachment.host_ifindex),

@@ -136,7 +136,8 @@ counters! {
     RouterForbidden = 58, "router_forbidden";
     /// Drop: marked as congested on the underlay, and its sender knows no marks (RFC 6040).
     CongestionUnknown = 59, "congestion_unknown";
-    /// Drop: to a service's address without ports to choose by: options, another protocol, a fragment of anything but UDP.
+    /// Drop: to a service's address without ports to choose by: options, another protocol, a fragment of anything but
+    /// UDP.
     ServiceUnreadable = 60, "service_unreadable";
     /// Drop: to a service that nobody here serves or knows, and no answer may be written.
     NoBackend = 61, "no_backend";
@@ -149,7 +150,8 @@ counters! {
     TunnelSegments = 64, "tunnel_segments";
     /// Drop: an answer to a probe that this droplet did not send, or does not wait for any more.
     ProbeUnasked = 72, "probe_unasked";
-    /// Drop: to a service, a later fragment of a datagram whose first fragment did not go by here, or was not passed on.
+    /// Drop: to a service, a later fragment of a datagram whose first fragment did not go by here, or was not passed
+    /// on.
     FragmentWithoutFirst = 73, "fragment_without_first";
 }
 

@@ -163,8 +163,8 @@ pub struct PendingEntry {
     pub padding: u32,
 }
 
-/// Key of FRAGMENTS: one of the [`PLACES_OF_VPC`] places of a VPC. A datagram's place follows from its addresses and its
-/// number.
+/// Key of FRAGMENTS: one of the [`PLACES_OF_VPC`] places of a VPC. A datagram's place follows from its addresses and
+/// its number.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FragmentKey {
@@ -172,7 +172,8 @@ pub struct FragmentKey {
     pub place: u32,
 }
 
-/// FRAGMENTS[(VNI, place)]: what the later fragments of a datagram become, which show no ports. The first fragment writes it.
+/// FRAGMENTS[(VNI, place)]: what the later fragments of a datagram become, which show no ports. The first fragment
+/// writes it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentEntry {

@@ -10,6 +10,8 @@
 
 use core::mem::offset_of;
 
+use crate::policy::{STAMP_GUARDED, Stamp};
+
 /// Version of everything under `thuban/layout_N` in bpffs.
 pub const LAYOUT_VERSION: u32 = 1;
 /// The most bouncers of a network, and the most dividers of a VPC.
@@ -65,8 +67,8 @@ pub struct ConfigEntry {
     /// MTU of the uplink, bytes.
     pub mtu: u32,
     pub flags: u32,
-    /// What [`MissEntry::place`] mixes in, so that nobody chooses whose place in MISSES a packet takes. The same as long
-    /// as the tables live.
+    /// What [`MissEntry::place`] mixes in, so that nobody chooses whose place in MISSES a packet takes. The same as
+    /// long as the tables live.
     pub seed: u32,
 }
 
@@ -93,7 +95,7 @@ impl OnLinkEntry {
     }
 }
 
-/// ATTACHMENTS[ifindex of the host's end]: what the agent holds the pod to.
+/// ATTACHMENTS[ifindex of the host's end]: what the agent holds the pod to, and what network policy says of it.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachmentEntry {
@@ -104,7 +106,24 @@ pub struct AttachmentEntry {
     pub network: u32,
     pub mac: [u8; 6],
     pub flags: u16,
-    pub padding: u32,
+    /// See [`crate::policy`].
+    pub class: u32,
+    /// What applies to packets to the endpoint; 0: nothing.
+    pub ingress_set: u32,
+    /// What applies to packets from it; 0: nothing.
+    pub egress_set: u32,
+}
+
+impl AttachmentEntry {
+    /// Returns what packets to other droplets say of the endpoint.
+    #[inline(always)]
+    pub const fn stamp(&self) -> Stamp {
+        Stamp {
+            class: self.class,
+            egress_set: self.egress_set,
+            flags: if self.ingress_set == 0 { 0 } else { STAMP_GUARDED },
+        }
+    }
 }
 
 /// The part of an [`EndpointEntry`] that says where to deliver on this droplet.
@@ -243,9 +262,9 @@ pub struct DropletEntry {
     pub flags: u32,
 }
 
-/// MISSES[[`MissEntry::place`]]: packets to an endpoint that an agent sent by way of a bouncer or divider. Endpoints of one
-/// place take it from each other. A VPC takes at most [`NOTED_PER_WINDOW`] places in a [`NOTED_WINDOW`], so that a scan
-/// rarely takes the place of another VPC's slow flow.
+/// MISSES[[`MissEntry::place`]]: packets to an endpoint that an agent sent by way of a bouncer or divider. Endpoints of
+/// one place take it from each other. A VPC takes at most [`NOTED_PER_WINDOW`] places in a [`NOTED_WINDOW`], so that a
+/// scan rarely takes the place of another VPC's slow flow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissEntry {
@@ -446,7 +465,7 @@ const _: () = {
     assert!(size_of::<SubnetKey>() == 20);
     assert!(size_of::<ConfigEntry>() == 20);
     assert!(size_of::<OnLinkEntry>() == 8);
-    assert!(size_of::<AttachmentEntry>() == 40 && offset_of!(AttachmentEntry, ifindex) == 0);
+    assert!(size_of::<AttachmentEntry>() == 48 && offset_of!(AttachmentEntry, ifindex) == 0);
     assert!(size_of::<LocalEntry>() == 16 && offset_of!(LocalEntry, vni) == 0);
     assert!(size_of::<EndpointEntry>() == 40 && offset_of!(EndpointEntry, local) == 0);
     assert!(size_of::<Members>() == 36);

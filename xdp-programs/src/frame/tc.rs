@@ -218,8 +218,8 @@ impl Frame for TcFrame {
         // SAFETY: helpers on our own context.
         let mut result = unsafe { bpf_skb_adjust_room(self.skb(), room, BPF_ADJ_ROOM_MAC, ENCAPSULATION) };
         // Frames that a pod sends on after decapsulation, and tunnels of pods, are marked already. Without GSO nothing
-        // needs the mark. A frame that begins with TCP is no tunnel: if it has GSO, it was marked when it was encapsulated
-        // the first time, and its inner headers are still where the kernel noted them then.
+        // needs the mark. A frame that begins with TCP is no tunnel: if it has GSO, it was marked when it was
+        // encapsulated the first time, and its inner headers are still where the kernel noted them then.
         if result == -ALREADY {
             if self.segment_size() != 0 && protocol != ipv4::TCP {
                 return Err(Counter::TunnelSegments);

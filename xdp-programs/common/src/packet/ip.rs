@@ -118,8 +118,8 @@ impl IpPacket {
         self.flags & LATER_FRAGMENT != 0
     }
 
-    /// Returns the datagram that a fragment is a part of, as if it were whole: with its protocol and, if the fragment shows
-    /// them, its ports.
+    /// Returns the datagram that a fragment is a part of, as if it were whole: with its protocol and, if the fragment
+    /// shows them, its ports.
     #[inline(always)]
     #[must_use]
     pub const fn whole(&self, protocol: u8, ports: [u16; 2]) -> Self {

@@ -106,7 +106,9 @@ fn fill(programs: &mut Programs) -> Result<()> {
             network: vni * 3,
             mac: [2; 6],
             flags: 0,
-            padding: 0,
+            class: 0,
+            ingress_set: 0,
+            egress_set: 0,
         };
         programs.insert("ATTACHMENTS", vni, attachment)?;
         let local = LocalEntry {

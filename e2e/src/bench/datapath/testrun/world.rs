@@ -114,7 +114,9 @@ impl World {
                 network: 1,
                 mac,
                 flags: 0,
-                padding: 0,
+                class: 0,
+                ingress_set: 0,
+                egress_set: 0,
             };
             programs.insert("ATTACHMENTS", ifindex, attachment)?;
             let local = LocalEntry {
