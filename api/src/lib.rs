@@ -9,6 +9,7 @@ pub mod bouncer;
 pub mod cidr;
 pub mod claim;
 pub mod cluster_dns;
+pub mod cluster_network_policy;
 pub mod condition;
 pub mod divider;
 pub mod droplet;
@@ -20,6 +21,7 @@ pub mod vpc;
 
 pub use bouncer::{Bouncer, BouncerSpec, RoleStatus};
 pub use claim::{IpClaim, IpClaimSpec, IpClaimStatus, VniClaim, VniClaimSpec, VniClaimStatus};
+pub use cluster_network_policy::{ClusterNetworkPolicy, ClusterNetworkPolicySpec};
 pub use condition::{Condition, ConditionStatus};
 pub use divider::{Divider, DividerSpec};
 pub use droplet::{Droplet, DropletSpec, DropletStatus};
@@ -82,8 +84,8 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     crds
 }
 
-/// Makes an object without a status show the phase Init. The API server fills this in when it reads the object, so it costs
-/// no write.
+/// Makes an object without a status show the phase Init. The API server fills this in when it reads the object, so it
+/// costs no write.
 fn default_phase(version: &mut CustomResourceDefinitionVersion) -> Option<()> {
     let schema = version.schema.as_mut()?.open_api_v3_schema.as_mut()?;
     let status = schema.properties.as_mut()?.get_mut("status")?;

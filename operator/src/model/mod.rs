@@ -10,6 +10,7 @@ pub mod droplet;
 pub mod endpoint;
 pub mod full_tables;
 pub mod placement;
+pub mod policy;
 pub mod range_claims;
 pub mod ranges;
 pub mod rows;
