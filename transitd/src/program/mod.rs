@@ -2,6 +2,7 @@
 //!
 //! Pure: state in, table changes out. Must not touch maps, interfaces or files.
 
+pub mod policy;
 mod silent;
 mod table_rows;
 

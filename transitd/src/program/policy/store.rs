@@ -1,0 +1,349 @@
+//! The entries of GRANTS, BLOCKS and LISTS, and the changes that bring the maps to them.
+//!
+//! Invariant: the maps, after each of the changes in their order, have no entry that names a list which isn't whole, no
+//! more entries than there is room for, and none of a VPC beyond its share. A list that nobody names stays until its
+//! grace is over, because programs may still read it.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use thuban_common::policy::{
+    BLOCKS_CAPACITY, BlockKey, GRANTS_CAPACITY, Grant, GrantKey, LISTS_CAPACITY, ListEntry, ListKey,
+};
+
+use super::blocks::Prefix;
+use super::lists::{Content, parts, tree};
+
+/// The shares of a map: a VPC may have one of them.
+const SHARES: usize = 4;
+
+/// An entry that must be written, or removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    Grant(GrantKey, Option<Grant>),
+    /// The prefix counts bits of the whole key.
+    Block(BlockKey, u32, Option<Grant>),
+    List(ListKey, Option<Box<ListEntry>>),
+}
+
+/// Lists that no entry names any more. Their grace begins when the changes that came with them are made.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Retired(Vec<Release>);
+
+impl Retired {
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// The end of a list's use, of which each has a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Release {
+    list: u32,
+    release: u64,
+}
+
+/// Entries in each map. A list has an entry for each of its parts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub grants: usize,
+    pub blocks: usize,
+    pub lists: usize,
+}
+
+impl Usage {
+    pub const CAPACITY: Self = Self {
+        grants: GRANTS_CAPACITY as usize,
+        blocks: BLOCKS_CAPACITY as usize,
+        lists: LISTS_CAPACITY as usize,
+    };
+
+    pub const GRANT: Self = Self {
+        grants: 1,
+        blocks: 0,
+        lists: 0,
+    };
+    const BLOCK: Self = Self {
+        grants: 0,
+        blocks: 1,
+        lists: 0,
+    };
+
+    const fn of_lists(lists: usize) -> Self {
+        Self {
+            grants: 0,
+            blocks: 0,
+            lists,
+        }
+    }
+
+    fn zip(self, other: Self, by: impl Fn(usize, usize) -> usize) -> Self {
+        Self {
+            grants: by(self.grants, other.grants),
+            blocks: by(self.blocks, other.blocks),
+            lists: by(self.lists, other.lists),
+        }
+    }
+
+    fn fits(self, room: Self) -> bool {
+        self.grants <= room.grants && self.blocks <= room.blocks && self.lists <= room.lists
+    }
+}
+
+#[derive(Debug)]
+struct List {
+    /// The set that used the list first: the list is its VPC's.
+    set: u64,
+    content: Content,
+    /// Entries that name the list.
+    uses: usize,
+    /// The number of its last release.
+    released: u64,
+}
+
+#[derive(Debug)]
+pub struct Store {
+    grants: BTreeMap<GrantKey, Grant>,
+    /// The list of each prefix of a set.
+    blocks: BTreeMap<(u64, Prefix), u32>,
+    lists: HashMap<u32, List>,
+    numbers: HashMap<(u32, Content), u32>,
+    /// Numbers of lists that are gone.
+    free: BTreeSet<u32>,
+    releases: u64,
+    capacity: Usage,
+    total: Usage,
+    of_vpcs: HashMap<u32, Usage>,
+    changes: Vec<Change>,
+    retired: Retired,
+    /// Whether entries went since this was set to false.
+    pub has_freed: bool,
+}
+
+impl Store {
+    pub fn new(capacity: Usage) -> Self {
+        Self {
+            grants: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+            lists: HashMap::new(),
+            numbers: HashMap::new(),
+            free: BTreeSet::new(),
+            releases: 0,
+            capacity,
+            total: Usage::default(),
+            of_vpcs: HashMap::new(),
+            changes: Vec::new(),
+            retired: Retired::default(),
+            has_freed: false,
+        }
+    }
+
+    /// Returns what a VPC may have of each map.
+    pub fn share(&self) -> Usage {
+        let share = |capacity| capacity / SHARES;
+        Usage {
+            grants: share(self.capacity.grants),
+            blocks: share(self.capacity.blocks),
+            lists: share(self.capacity.lists),
+        }
+    }
+
+    /// Whether the VPC of a set may have so many more entries.
+    pub fn has_room(&self, set: u64, more: Usage) -> bool {
+        let own = self.of_vpcs.get(&vni(set)).copied().unwrap_or_default();
+        let room = |limit: Usage, used| limit.zip(used, usize::saturating_sub);
+        more.fits(room(self.share(), own)) && more.fits(room(self.capacity, self.total))
+    }
+
+    /// Returns the entries of LISTS that a set must write for a list.
+    pub fn parts_of(&self, set: u64, content: &Content) -> usize {
+        let is_there = self.numbers.contains_key(&(vni(set), content.clone()));
+        if is_there { 0 } else { parts(content.len()) }
+    }
+
+    pub fn grant(&self, key: &GrantKey) -> Option<Grant> {
+        self.grants.get(key).copied()
+    }
+
+    /// Returns the ranges of a list.
+    pub fn content(&self, list: u32) -> Content {
+        let list = self.lists.get(&list);
+        list.map_or_else(|| Content::from([]), |list| list.content.clone())
+    }
+
+    /// Returns the peers that a set has grants for, in ascending order.
+    pub fn peers(&self, set: u64) -> Vec<u64> {
+        let key = |peer| GrantKey { set, peer };
+        let grants = self.grants.range(key(0)..=key(u64::MAX));
+        grants.map(|(key, _)| key.peer).collect()
+    }
+
+    /// Returns the prefixes of a set from one on, with their lists.
+    pub fn blocks(&self, set: u64, from: Prefix) -> impl Iterator<Item = (Prefix, u32)> {
+        let blocks = self.blocks.range((set, from)..);
+        let blocks = blocks.take_while(move |((of, _), _)| *of == set);
+        blocks.map(|((_, prefix), list)| (*prefix, *list))
+    }
+
+    pub fn put_grant(&mut self, key: GrantKey, content: &Content, flags: u32) {
+        let list = self.intern(key.set, content);
+        let grant = Grant { list, flags };
+        let old = self.grants.insert(key, grant);
+        if old != Some(grant) {
+            self.changes.push(Change::Grant(key, Some(grant)));
+        }
+        match old {
+            Some(old) => self.release(old.list),
+            None => self.take(key.set, Usage::GRANT),
+        }
+    }
+
+    pub fn put_flags(&mut self, key: GrantKey, flags: u32) {
+        if let Some(grant) = self.grants.get_mut(&key).filter(|grant| grant.flags != flags) {
+            grant.flags = flags;
+            self.changes.push(Change::Grant(key, Some(*grant)));
+        }
+    }
+
+    pub fn remove_grant(&mut self, key: GrantKey) {
+        if let Some(old) = self.grants.remove(&key) {
+            self.changes.push(Change::Grant(key, None));
+            self.release(old.list);
+            self.give(key.set, Usage::GRANT);
+        }
+    }
+
+    pub fn put_block(&mut self, set: u64, prefix: Prefix, content: &Content) {
+        let list = self.intern(set, content);
+        let (key, length) = block_key(set, prefix);
+        let grant = Grant { list, flags: 0 };
+        self.changes.push(Change::Block(key, length, Some(grant)));
+        match self.blocks.insert((set, prefix), list) {
+            Some(old) => self.release(old),
+            None => self.take(set, Usage::BLOCK),
+        }
+    }
+
+    pub fn remove_blocks(&mut self, set: u64) {
+        let blocks: Vec<_> = self.blocks(set, Prefix::ALL).collect();
+        for (prefix, list) in blocks {
+            self.blocks.remove(&(set, prefix));
+            let (key, length) = block_key(set, prefix);
+            self.changes.push(Change::Block(key, length, None));
+            self.release(list);
+            self.give(set, Usage::BLOCK);
+        }
+    }
+
+    /// Returns the number of a list for one more entry of a set.
+    fn intern(&mut self, set: u64, content: &Content) -> u32 {
+        if content.is_empty() {
+            return 0;
+        }
+        let key = (vni(set), content.clone());
+        if let Some(number) = self.numbers.get(&key) {
+            if let Some(list) = self.lists.get_mut(number) {
+                list.uses += 1;
+            }
+            return *number;
+        }
+        let number = self.free.pop_first().unwrap_or(self.lists.len() as u32 + 1);
+        let parts = tree(content);
+        self.take(set, Usage::of_lists(parts.len()));
+        for (part, entry) in (0..).zip(parts) {
+            let key = ListKey { list: number, part };
+            self.changes.push(Change::List(key, Some(Box::new(entry))));
+        }
+        let list = List {
+            set,
+            content: content.clone(),
+            uses: 1,
+            released: 0,
+        };
+        self.lists.insert(number, list);
+        self.numbers.insert(key, number);
+        number
+    }
+
+    /// Ends one use of a list.
+    fn release(&mut self, number: u32) {
+        let Some(list) = self.lists.get_mut(&number) else {
+            return;
+        };
+        list.uses -= 1;
+        if list.uses == 0 {
+            self.releases += 1;
+            list.released = self.releases;
+            self.retired.0.push(Release {
+                list: number,
+                release: self.releases,
+            });
+        }
+    }
+
+    /// Removes the lists that are out of use since their release.
+    pub fn expire(&mut self, retired: Retired) {
+        for Release {
+            list: number,
+            release,
+        } in retired.0
+        {
+            let Entry::Occupied(entry) = self.lists.entry(number) else {
+                continue;
+            };
+            if entry.get().uses > 0 || entry.get().released != release {
+                continue;
+            }
+            let List { set, content, .. } = entry.remove();
+            let parts = parts(content.len());
+            let keys = (0..parts as u32).map(|part| ListKey { list: number, part });
+            self.changes.extend(keys.map(|key| Change::List(key, None)));
+            self.give(set, Usage::of_lists(parts));
+            self.numbers.remove(&(vni(set), content));
+            self.free.insert(number);
+        }
+    }
+
+    fn take(&mut self, set: u64, more: Usage) {
+        self.total = self.total.zip(more, |used, more| used + more);
+        let own = self.of_vpcs.entry(vni(set)).or_default();
+        *own = own.zip(more, |used, more| used + more);
+    }
+
+    fn give(&mut self, set: u64, fewer: Usage) {
+        self.has_freed = true;
+        self.total = self.total.zip(fewer, usize::saturating_sub);
+        let own = self.of_vpcs.entry(vni(set)).or_default();
+        *own = own.zip(fewer, usize::saturating_sub);
+        if *own == Usage::default() {
+            self.of_vpcs.remove(&vni(set));
+        }
+    }
+
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.lists.is_empty()
+            && self.numbers.is_empty()
+            && self.of_vpcs.is_empty()
+            && self.total == Usage::default()
+    }
+
+    pub fn take_changes(&mut self) -> (Vec<Change>, Retired) {
+        (
+            std::mem::take(&mut self.changes),
+            std::mem::take(&mut self.retired),
+        )
+    }
+}
+
+const fn vni(set: u64) -> u32 {
+    (set >> 24) as u32
+}
+
+fn block_key(set: u64, prefix: Prefix) -> (BlockKey, u32) {
+    let key = BlockKey {
+        set: set.to_be_bytes(),
+        address: prefix.address,
+    };
+    (key, 64 + u32::from(prefix.length))
+}
