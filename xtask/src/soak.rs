@@ -23,7 +23,7 @@ struct Soak {
     count: &'static str,
 }
 
-const SOAKS: [Soak; 6] = [
+const SOAKS: [Soak; 7] = [
     Soak {
         name: "churn",
         package: "transitd",
@@ -39,6 +39,14 @@ const SOAKS: [Soak; 6] = [
         tests: "the_control_plane",
         variable: "THUBAN_SCHEDULES",
         count: "100000",
+    },
+    Soak {
+        name: "policy",
+        package: "thuban-e2e",
+        target: "policy",
+        tests: "tables_say",
+        variable: "THUBAN_DECISIONS",
+        count: "100000000",
     },
     Soak {
         name: "killed",
