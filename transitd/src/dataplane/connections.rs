@@ -13,8 +13,8 @@ use thuban_common::packet::ipv4::UDP;
 use thuban_common::services::{
     ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CONNECTIONS_CAPACITY,
     ConnectionEntry, ConnectionKey, FINISHED, FORWARD, FRAGMENT_LIFE, FragmentEntry, FragmentKey,
-    GATE_OF_ANY, GatesEntry, HAIRPIN, LEAST_CONNECTIONS, NO_INDEX, PENDING_LIFE, PendingEntry, PendingKey,
-    QUOTA_HELD, QUOTA_RESERVE, QUOTA_SHARED, RESET, REVERSE, SEEN, ServiceKey,
+    GATE_OF_ANY, GatesEntry, HAIRPIN, LEAST_CONNECTIONS, NO_INDEX, PENDING_LIFE, PENDING_OF_VPC,
+    PendingEntry, PendingKey, QUOTA_HELD, QUOTA_RESERVE, QUOTA_SHARED, RESET, REVERSE, SEEN, ServiceKey,
 };
 use thuban_common::tables::{Address, EndpointKey};
 
@@ -37,6 +37,11 @@ const UNANSWERED_DATAGRAM: Duration = Duration::from_secs(30);
 /// The life of an unanswered connection of a VPC beyond its reserve, while the table is crowded: a client asks twice in
 /// that time.
 const UNANSWERED_IN_A_CROWD: Duration = Duration::from_secs(5);
+/// The same of a connection that was ended by both sides or a reset: the last packets are said again within that time.
+const ENDED_IN_A_CROWD: Duration = Duration::from_secs(10);
+/// The life of flows in PENDING of a VPC that has nearly all that it may have there. A flow that goes on is written anew
+/// within that time ([`thuban_common::services::refresh`]).
+const PENDING_IN_A_CROWD: Duration = Duration::from_secs(15);
 /// The most entries that one scan removes; the next scan finds the rest.
 const MAX_EXPIRED_PER_SCAN: usize = 65_536;
 
@@ -180,24 +185,27 @@ impl Connections {
                 }
             }
         }
-        self.scan_pending(now, &mut counted.shares)?;
+        self.scan_pending(now, &before, &mut counted.shares)?;
         self.scan_fragments(now)?;
         self.count(&before, counted, vpcs)?;
         Ok(scan)
     }
 
-    /// Removes flows in PENDING that are no longer believed, and counts the rest.
+    /// Removes flows in PENDING that are no longer believed, and counts the rest. `before`: the counts before the scan.
     fn scan_pending(
         &mut self,
         now: Duration,
+        before: &Counts,
         shares: &mut HashMap<EndpointKey, u32>,
     ) -> Result<(), TableError> {
         let mut doomed = Vec::new();
         self.all_pending.each(|key, entry| {
-            if now.saturating_sub(Duration::from_nanos(entry.time)) > Duration::from_nanos(PENDING_LIFE) {
+            let of_vpc = endpoint(entry.payer, ALL_PENDING);
+            let life = before.life_of_pending(&of_vpc);
+            if now.saturating_sub(Duration::from_nanos(entry.time)) > life {
                 doomed.push(key);
             } else {
-                *shares.entry(endpoint(entry.payer, ALL_PENDING)).or_default() += 1;
+                *shares.entry(of_vpc).or_default() += 1;
             }
             Ok(())
         })?;
@@ -368,6 +376,16 @@ impl Counts {
         let crowded = room.shared() / 4 * 3;
         self.held as usize >= crowded && own.is_some_and(|own| *own > self.reserve)
     }
+
+    /// Returns how long a flow in PENDING may be without a packet, by the share of its VPC.
+    fn life_of_pending(&self, of_vpc: &EndpointKey) -> Duration {
+        let own = self.shares.get(of_vpc);
+        if own.is_some_and(|own| *own >= PENDING_OF_VPC / 4 * 3) {
+            PENDING_IN_A_CROWD
+        } else {
+            Duration::from_nanos(PENDING_LIFE)
+        }
+    }
 }
 
 /// An entry as a scan saw it; without a time if it wasn't there.
@@ -414,7 +432,10 @@ fn life(seen: &Seen) -> Duration {
             (true, false) => UNANSWERED_DATAGRAM,
         };
     }
-    let usual = if !is_answered || either & RESET != 0 || seen.forward & seen.reverse & FINISHED != 0 {
+    let is_ended = either & RESET != 0 || seen.forward & seen.reverse & FINISHED != 0;
+    let usual = if is_ended && seen.is_crowding {
+        ENDED_IN_A_CROWD
+    } else if !is_answered || is_ended {
         TRANSITORY
     } else if either & FINISHED != 0 {
         HALF_CLOSED
@@ -473,6 +494,8 @@ fn now() -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use thuban_common::services::refresh;
+
     use super::*;
 
     fn lives(protocol: u8, forward: u16, reverse: u16, has_backend: bool) -> u64 {
@@ -494,21 +517,44 @@ mod tests {
     }
 
     #[test]
-    fn in_a_crowd_unanswered_connections_go_soon() {
+    fn in_a_crowd_unanswered_and_ended_connections_go_soon() {
         for protocol in [6, 17, 132] {
-            let crowding = |reverse| {
+            let crowding = |forward, reverse| {
                 let seen = Seen {
                     protocol,
-                    forward: SEEN,
+                    forward,
                     reverse,
                     has_backend: true,
                     is_crowding: true,
                 };
                 life(&seen).as_secs()
             };
-            assert_eq!(crowding(0), 5);
-            assert_eq!(crowding(SEEN), lives(protocol, SEEN, SEEN, true));
+            assert_eq!(crowding(SEEN, 0), 5);
+            assert_eq!(crowding(SEEN, SEEN), lives(protocol, SEEN, SEEN, true));
+            let (ended, reset) = (SEEN | FINISHED, SEEN | RESET);
+            if protocol != UDP {
+                assert_eq!([crowding(ended, ended), crowding(SEEN, reset)], [10, 10]);
+                assert_eq!(crowding(ended, SEEN), 120, "one side goes on");
+            }
         }
+    }
+
+    #[test]
+    fn flows_without_a_connection_go_soon_if_a_vpc_has_many() {
+        let life = |own| {
+            let of_vpc = endpoint(7, ALL_PENDING);
+            let shares = [(of_vpc, own), (endpoint(8, ALL_PENDING), 1)];
+            let counts = Counts {
+                shares: HashMap::from(shares),
+                held: 0,
+                reserve: 0,
+            };
+            assert_eq!(counts.life_of_pending(&endpoint(8, ALL_PENDING)).as_secs(), 120);
+            counts.life_of_pending(&of_vpc).as_secs()
+        };
+        let many = PENDING_OF_VPC / 4 * 3;
+        assert_eq!([life(many), life(many - 1)], [15, 120]);
+        assert!(PENDING_IN_A_CROWD.as_nanos() as u64 > refresh(6).max(refresh(UDP)));
     }
 
     #[test]

@@ -58,7 +58,8 @@ pub struct Parts {
     pub plugins: PathBuf,
 }
 
-/// Measures, prints the tables and writes `services.json`, `services.svg` and, if rsvg-convert is there, `services.png`.
+/// Measures, prints the tables and writes `services.json`, `services.svg` and, if rsvg-convert is there,
+/// `services.png`.
 pub fn run(plan: &Plan, parts: &Parts, folder: &Path) -> Result<()> {
     let session = Session::begin("services", folder)?;
     let least = objects::LEAST;

@@ -189,6 +189,10 @@ pub struct Connections {
     pub failed: usize,
 }
 
+/// The most connections of one measure: a contestant remembers closed ones for a minute or longer, and has no room for
+/// those of all measures otherwise.
+const MOST: usize = 8000;
+
 /// Makes connections to the targets in turns, by this many workers at once, from the pods in turns.
 pub fn connections(
     clients: &[Pod],
@@ -199,12 +203,17 @@ pub fn connections(
     // All threads have one window: threads that begin and end by themselves would be counted when they have the core
     // alone.
     let start = Instant::now() + WARM_UP;
+    let most = MOST / workers;
     let work = |worker: usize| {
         pin(CLIENT_CORE)?;
-        let (mut times, mut failed) = (Vec::new(), 0);
+        let (mut times, mut failed, mut window) = (Vec::new(), 0, time);
         for target in targets.iter().cycle().skip(worker) {
             let began = Instant::now();
             if began > start + time {
+                break;
+            }
+            if times.len() >= most {
+                window = began - start;
                 break;
             }
             match ask(target, WAIT) {
@@ -213,7 +222,7 @@ pub fn connections(
                 Err(_) => failed += 1,
             }
         }
-        anyhow::Ok((times, failed))
+        anyhow::Ok((times, failed, window))
     };
     let work = &work;
     let done: Vec<_> = thread::scope(|scope| {
@@ -225,15 +234,19 @@ pub fn connections(
             .map(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?)
             .collect::<Result<_>>()
     })?;
-    let failed = done.iter().map(|(_, failed)| failed).sum();
-    let times = done.into_iter().flat_map(|(times, _)| times);
+    let failed = done.iter().map(|(_, failed, _)| failed).sum();
+    let rate = |(times, _, window): &(Vec<Duration>, usize, Duration)| {
+        float(times.len() as u64) / window.as_secs_f64()
+    };
+    let per_second = done.iter().map(rate).sum();
+    let times = done.into_iter().flat_map(|(times, ..)| times);
     let micros = sorted(times.map(|time: Duration| time.as_secs_f64() * 1e6));
     if micros.len() < 100 {
         bail!("only {} connections, {failed} failed", micros.len());
     }
     Ok(Connections {
-        per_second: float(micros.len() as u64) / time.as_secs_f64(),
         micros,
+        per_second,
         failed,
     })
 }
