@@ -25,8 +25,8 @@ impl Node {
         self.state().rules.take_nacks()
     }
 
-    /// Whether rules that could not be replaced may still lead clients to ports of tenants' Services: an ack says that they
-    /// don't. Blocks.
+    /// Whether rules that could not be replaced may still lead clients to ports of tenants' Services: an ack says that
+    /// they don't. Blocks.
     pub fn may_lead_by_old_rules(&self) -> bool {
         let netfilter = self.netfilter();
         !self.state().rules.are_written && netfilter.may_lead(self.node_port_lease())

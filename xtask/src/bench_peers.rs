@@ -1,5 +1,5 @@
-//! `cargo xtask bench peers`: builds other network plugins from their Go modules, brings up a cluster for Thuban and one
-//! for each of them, and measures all in turns.
+//! `cargo xtask bench peers`: builds other network plugins from their Go modules, brings up a cluster for Thuban and
+//! one for each of them, and measures all in turns.
 
 use std::{path::PathBuf, process::ExitCode};
 

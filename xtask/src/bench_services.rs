@@ -1,5 +1,5 @@
-//! `cargo xtask bench services`: brings up a cluster with Thuban and one for kube-proxy, and measures Services on both in
-//! turns.
+//! `cargo xtask bench services`: brings up a cluster with Thuban and one for kube-proxy, and measures Services on both
+//! in turns.
 
 use std::{path::PathBuf, process::ExitCode};
 

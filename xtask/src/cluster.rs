@@ -125,8 +125,8 @@ fn bring_up(name: &str, relay: Option<PathBuf>) -> Result<()> {
             Profile::Test => test::images()?,
         }
     }
-    // The demo's uplinks all segment: transit runs at tc, with segments aggregated before it. Tests also want a NIC that
-    // segments tunnels itself.
+    // The demo's uplinks all segment: transit runs at tc, with segments aggregated before it. Tests also want a NIC
+    // that segments tunnels itself.
     let whole_gso = if is_tests(name) {
         vec![NODES[2].to_owned()]
     } else {

@@ -1,5 +1,6 @@
 //! Checks everything in pages that a program can check: links and anchors lead somewhere, files and functions that
-//! pages name in backticks exist, lines fit on a screen, and the table of contents has every page.
+//! pages name in backticks exist, lines fit on a screen, and the table of contents has every page. Lines of comments in
+//! sources must fit as well.
 //!
 //! A name `folder/file.rs` in backticks may leave out the beginning of its path. `folder/file.rs::name` and
 //! `some/folder::name` need a function of that name in that file, or in a file of that folder.
@@ -105,7 +106,26 @@ fn check(tree: &Tree) -> Vec<Problem> {
     pages
         .flat_map(|(path, text)| check_page(tree, path, text))
         .chain(missing_contents(tree))
+        .chain(tree.iter().flat_map(|(path, text)| long_comments(path, text)))
         .collect()
+}
+
+/// Returns the lines of comments that are too long: the formatter leaves comments alone.
+fn long_comments(path: &str, text: &str) -> Vec<Problem> {
+    if !has_ending(path, &[".rs"]) {
+        return Vec::new();
+    }
+    let is_long = |line: &str| line.trim_start().starts_with("//") && !line.contains("://");
+    let comments = text.lines().enumerate().filter(|(_, line)| is_long(line));
+    let long = comments.filter_map(|(index, line)| {
+        let length = line.chars().count();
+        (length > LONGEST_LINE).then(|| Problem {
+            page: path.to_owned(),
+            line: index + 1,
+            what: format!("{length} columns, at most {LONGEST_LINE}"),
+        })
+    });
+    long.collect()
 }
 
 /// Whether the path is a page of `docs/`.
@@ -430,6 +450,20 @@ mod tests {
             [
                 "docs/a.md:5: 121 columns, at most 120",
                 "docs/a.md:9: 123 columns, at most 120",
+            ]
+        );
+    }
+
+    #[test]
+    fn comments_are_no_longer_than_a_line() {
+        let long = "x".repeat(120);
+        let source =
+            format!("/// {long}\nlet text = \"{long}\";\n    // https://example.com/{long}\n//! é{long}\n");
+        assert_eq!(
+            problems(&[("a/src/b.rs", &source)]),
+            [
+                "a/src/b.rs:1: 124 columns, at most 120",
+                "a/src/b.rs:4: 125 columns, at most 120",
             ]
         );
     }

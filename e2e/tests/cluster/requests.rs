@@ -17,8 +17,8 @@ use crate::support::{PORT, Pod, ask_slowly, http_answer};
 
 /// An answer that takes longer is late.
 pub const PATIENCE: Duration = Duration::from_secs(4);
-/// How long a load waits for a late answer if nothing may be lost: a busy machine leaves servers without CPU for seconds, and
-/// the network has lost nothing then.
+/// How long a load waits for a late answer if nothing may be lost: a busy machine leaves servers without CPU for
+/// seconds, and the network has lost nothing then.
 pub const LATE: Duration = Duration::from_secs(30);
 /// How long a request by [`Way::SlowTcp`] is under way.
 const SLOW: Duration = Duration::from_secs(2);

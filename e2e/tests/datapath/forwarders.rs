@@ -1,5 +1,5 @@
-//! Pods that forward what came over the overlay: a tenant's gateways. The kernel still takes such frames for a tunnel's. See
-//! `grow` in `xdp-programs/src/frame/tc.rs`.
+//! Pods that forward what came over the overlay: a tenant's gateways. The kernel still takes such frames for a
+//! tunnel's. See `grow` in `xdp-programs/src/frame/tc.rs`.
 
 use std::{
     io::Write,

@@ -1,7 +1,8 @@
 //! One VPC of a node does its worst to something that all VPCs share, while another one asks. Nothing of the other one
 //! fails, and counters say that the attackers were held to their share. How long an answer takes does not matter.
 //!
-//! `cargo xtask bench neighbours` measures the same scenes. Needs root, and the object that `cargo xtask build-ebpf` makes.
+//! `cargo xtask bench neighbours` measures the same scenes. Needs root, and the object that `cargo xtask build-ebpf`
+//! makes.
 
 use std::sync::{Mutex, PoisonError};
 

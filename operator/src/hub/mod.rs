@@ -245,8 +245,8 @@ impl Hub {
         let _ = sender.send(message(program));
     }
 
-    /// Takes note of how long droplets serve NodePorts without an operator, and that an earlier leader may have told them
-    /// of any port.
+    /// Takes note of how long droplets serve NodePorts without an operator, and that an earlier leader may have told
+    /// them of any port.
     pub fn distrust_node_ports(&self, lease: Duration) {
         let state = &mut *self.lock();
         state.rests.set_lease(lease);

@@ -1,9 +1,9 @@
-//! The rests of NodePorts that pass from one VPC to another. A rest is over when every droplet has acked that the port is
-//! no longer the old VPC's. At the latest it is over when no droplet that is away can still serve the port.
+//! The rests of NodePorts that pass from one VPC to another. A rest is over when every droplet has acked that the port
+//! is no longer the old VPC's. At the latest it is over when no droplet that is away can still serve the port.
 //!
 //! A droplet shuts such ports by itself when it has not heard from an operator for `THUBAN_NODE_PORT_LEASE_SECONDS`
-//! (transitd's `netfilter::node_ports`). A rest is longer, by the time that a droplet may take to notice that its stream
-//! is dead.
+//! (transitd's `netfilter::node_ports`). A rest is longer, by the time that a droplet may take to notice that its
+//! stream is dead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -301,8 +301,8 @@ impl Acks {
         Marks(marks.collect())
     }
 
-    /// Whether the droplet itself has acked everything that was sent when the marks were made, or the snapshot of a later
-    /// stream.
+    /// Whether the droplet itself has acked everything that was sent when the marks were made, or the snapshot of a
+    /// later stream.
     pub fn has_passed(&self, droplet: &str, marks: &Marks) -> bool {
         let Some(session) = self.sessions.get(droplet) else {
             return false;

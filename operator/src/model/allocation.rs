@@ -135,8 +135,8 @@ pub fn is_released(claim: &IpClaim) -> bool {
 /// Endpoint after 20 s at the earliest.
 pub const FRESH: SignedDuration = SignedDuration::from_secs(10);
 
-/// Whether no release of the claim that was decided before the Endpoint was there can still be written: the Endpoint was
-/// made soon after the claim, or the claim was written since then.
+/// Whether no release of the claim that was decided before the Endpoint was there can still be written: the Endpoint
+/// was made soon after the claim, or the claim was written since then.
 pub fn is_confirmed(claim: &IpClaim, endpoint: &Endpoint) -> bool {
     let status = claim.status.as_ref();
     let confirmed_for = status.and_then(|status| status.confirmed_for.as_deref());

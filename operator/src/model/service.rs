@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 /// Label of a slice: the name of its Service.
 pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
-/// Labels of Services that have addresses, and of slices, that network plugins leave alone: another proxy serves them, or
-/// nobody does.
+/// Labels of Services that have addresses, and of slices, that network plugins leave alone: another proxy serves them,
+/// or nobody does.
 pub const LEFT_ALONE: [&str; 2] = [
     "service.kubernetes.io/service-proxy-name",
     "service.kubernetes.io/headless",

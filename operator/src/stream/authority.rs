@@ -223,8 +223,8 @@ impl Authority {
     }
 }
 
-/// Takes the step that is due, and returns what the Secret has then. If another operator writes the Secret meanwhile, the
-/// look begins anew.
+/// Takes the step that is due, and returns what the Secret has then. If another operator writes the Secret meanwhile,
+/// the look begins anew.
 async fn look(secrets: &Api<Secret>, now: u64) -> Result<Held, AuthorityError> {
     let mut tries = 1;
     loop {

@@ -38,7 +38,8 @@ impl ResolvesServerCert for ServerCertificate {
     }
 }
 
-/// Yields the connections whose peer has agreed on TLS. Peers that take their time hold up no others; the door ends them.
+/// Yields the connections whose peer has agreed on TLS. Peers that take their time hold up no others; the door ends
+/// them.
 pub fn secured<C>(
     connections: impl Stream<Item = io::Result<C>> + Send,
     certificate: Arc<ServerCertificate>,

@@ -1,7 +1,9 @@
-//! The seeds that are run first: those whose schedules took the longest, and those in which most differed, of very many.
+//! The seeds that are run first: those whose schedules took the longest, and those in which most differed, of very
+//! many.
 //!
-//! `THUBAN_CHOSEN=FILE` writes such a list after a run; `cargo xtask soak --only simulator` does so. The list is committed
-//! as `chosen.txt`. A change of code may give a seed another schedule, so the list is made again from time to time.
+//! `THUBAN_CHOSEN=FILE` writes such a list after a run; `cargo xtask soak --only simulator` does so. The list is
+//! committed as `chosen.txt`. A change of code may give a seed another schedule, so the list is made again from time to
+//! time.
 
 use std::collections::BTreeSet;
 

@@ -15,8 +15,8 @@ use super::tables::TableError;
 /// The tables, in the order of [`Usage`].
 pub const TABLES: [&str; 3] = ["SERVICES", "SLOTS", "BACKENDS"];
 
-/// The least number of VPCs for which each table has reserves. Each gets 512 rows of SLOTS: those are enough for 512 ports
-/// with up to four backends.
+/// The least number of VPCs for which each table has reserves. Each gets 512 rows of SLOTS: those are enough for 512
+/// ports with up to four backends.
 const LEAST_VPCS: usize = 32;
 
 /// Rows in each of [`TABLES`].

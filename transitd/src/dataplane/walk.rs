@@ -109,8 +109,8 @@ impl<K: Pod, V: Pod> Walk<K, V> {
             element_flags: 0,
             flags: 0,
         };
-        // SAFETY: all that the kernel reads and writes lives until it returns. Both vectors have room for `count` entries
-        // of the map's sizes (see `open`). A hash map's place in a walk has 32 bits.
+        // SAFETY: all that the kernel reads and writes lives until it returns. Both vectors have room for `count`
+        // entries of the map's sizes (see `open`). A hash map's place in a walk has 32 bits.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_bpf,

@@ -270,7 +270,8 @@ impl Netfilter {
         Ok(())
     }
 
-    /// Whether the kernel may still lead new connections to tenants' ports, by whatever rules it has. `lease`: the longest.
+    /// Whether the kernel may still lead new connections to tenants' ports, by whatever rules it has. `lease`: the
+    /// longest.
     pub fn may_lead(&self, lease: Duration) -> bool {
         let until = match self.lease {
             Told::Nothing => 0,

@@ -51,8 +51,8 @@ impl PortShares {
         own.map(|(_, share)| *share)
     }
 
-    /// Makes shares twice as large for as long as there are then enough for all VPCs. If two VPCs have the halves of one,
-    /// the second VPC moves to another share. Only its new connections notice.
+    /// Makes shares twice as large for as long as there are then enough for all VPCs. If two VPCs have the halves of
+    /// one, the second VPC moves to another share. Only its new connections notice.
     fn merge(&mut self) {
         while self.count > LEAST_SHARES && self.of.len() <= usize::from(self.count / 2) {
             self.count /= 2;

@@ -176,7 +176,8 @@ pub fn ruleset<'a>(
     values.fill(TEMPLATE)
 }
 
-/// Fills in the matches for packets to the cluster's DNS, the way to its view, and what tells that nobody listens there.
+/// Fills in the matches for packets to the cluster's DNS, the way to its view, and what tells that nobody listens
+/// there.
 fn dns(dns: Option<ClusterDns>, values: &mut Values) {
     let addresses = || dns.into_iter().flat_map(ClusterDns::addresses);
     let to = |address: IpAddr| format!("{} daddr {address}", family(address));

@@ -109,7 +109,8 @@ impl Served {
     /// Has clients keep their places of the chains from `first` on, which lead to a service's port. `of`: the service's
     /// address, protocol and port.
     fn keep_clients(&mut self, first: usize, vni: Vni, of: (IpAddr, u8, u16), seconds: u32) {
-        // Agents choose the backends of the service's own address. The chain before one of `CONNECTION_SENT_ON` chooses.
+        // Agents choose the backends of the service's own address. The chain before one of `CONNECTION_SENT_ON`
+        // chooses.
         let is_chosen = |chain: &&mut PortChain| {
             chain.mark != CONNECTION_SENT_ON && !matches!(&chain.goes, Goes::To(to) if *to == [(of.0, of.2)])
         };

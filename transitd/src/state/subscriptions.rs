@@ -54,8 +54,8 @@ impl Subscriptions {
         self.idle.drain().map(|(key, _)| key).collect()
     }
 
-    /// Does one scan. Returns the rows that have been idle long enough, and forgets them. `use_of` returns none for a row
-    /// that was used, else how many scans more than others it stays.
+    /// Does one scan. Returns the rows that have been idle long enough, and forgets them. `use_of` returns none for a
+    /// row that was used, else how many scans more than others it stays.
     pub fn scan(&mut self, mut use_of: impl FnMut(&EndpointKey) -> Option<u64>) -> Vec<EndpointKey> {
         let mut given_back = Vec::new();
         self.idle.retain(|key, rounds| {

@@ -21,8 +21,8 @@ const VPCS: [u32; 2] = [7, 8];
 /// How long a pod's first datagram may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Sends from a neighbour to all shared addresses until it is stopped; a datagram says the VPC and the address that it is
-/// for.
+/// Sends from a neighbour to all shared addresses until it is stopped; a datagram says the VPC and the address that it
+/// is for.
 struct Neighbour {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicUsize>,

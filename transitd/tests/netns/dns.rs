@@ -234,7 +234,8 @@ fn tenants_have_dns_soon_after_a_crash_and_without_the_operator() {
         let killed = Instant::now();
         // To a socket that asked before, late answers to repeated queries may come still.
         let pod = socket(&rig, "p1");
-        // While nobody listens a query is lost without a word, and is asked again: an error would end the resolver's patience.
+        // While nobody listens a query is lost without a word, and is asked again: an error would end the resolver's
+        // patience.
         pod.send(&query()).unwrap();
         pod.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         let heard = pod.recv(&mut [0; 512]).map_err(|error| error.kind());

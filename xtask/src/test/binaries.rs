@@ -131,8 +131,8 @@ fn build_targets(targets: &[&str]) -> Result<Built> {
     Ok(built)
 }
 
-/// Runs a binary, shows what it prints, and adds up its results. Tests that failed only because they waited too long are run
-/// once more by themselves.
+/// Runs a binary, shows what it prints, and adds up its results. Tests that failed only because they waited too long
+/// are run once more by themselves.
 pub fn run(
     binary: &Binary,
     arguments: &[&str],

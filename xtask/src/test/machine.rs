@@ -1,5 +1,5 @@
-//! The virtual machines that `--kernel` and `--nic` test in: Debian's kernel, and a root of one test binary with what it
-//! needs.
+//! The virtual machines that `--kernel` and `--nic` test in: Debian's kernel, and a root of one test binary with what
+//! it needs.
 
 use std::{
     fs,

@@ -1,5 +1,5 @@
-//! `cargo xtask test --nic`: transit on virtio's network cards, in a virtual machine with Debian's kernel 6.12. The test
-//! itself is `e2e/tests/nic`, which plays the other droplets from outside of the machine.
+//! `cargo xtask test --nic`: transit on virtio's network cards, in a virtual machine with Debian's kernel 6.12. The
+//! test itself is `e2e/tests/nic`, which plays the other droplets from outside of the machine.
 
 use std::process::{Command, ExitCode};
 

@@ -42,8 +42,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the plan of tests: small, and on a busy machine an answer may take long. Six pods are enough to take more
-    /// connections than any table has room for.
+    /// Returns the plan of tests: small, and on a busy machine an answer may take long. Six pods are enough to take
+    /// more connections than any table has room for.
     fn small() -> Self {
         Self {
             rounds: 1,

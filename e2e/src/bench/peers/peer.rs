@@ -44,7 +44,8 @@ pub fn give_ranges(cluster: &Cluster, number: u8) -> Result<()> {
     Ok(())
 }
 
-/// Starts a peer's program on a node, unless an earlier run has left it running. It has its output in a log of its name.
+/// Starts a peer's program on a node, unless an earlier run has left it running. It has its output in a log of its
+/// name.
 pub fn start(cluster: &Cluster, node: &str, name: &str, program: &Path, arguments: &[String]) -> Result<()> {
     if cluster.exec_on_node(node, &["pgrep", "-x", name]).is_ok() {
         return Ok(());

@@ -141,7 +141,8 @@ fn operator_crash_after_any_write_leaves_nothing_behind() {
             let mut ended = operator.ends_within(WRITTEN / 3)?;
             for _ in 1..3 {
                 if ended.is_none() {
-                    // An Endpoint whose pod went before this operator led may have been deleted by the garbage collector.
+                    // An Endpoint whose pod went before this operator led may have been deleted by the garbage
+                    // collector.
                     replace_pods(cluster)?;
                     ended = operator.ends_within(WRITTEN / 3)?;
                 }

@@ -463,8 +463,8 @@ fn await_rest(status: &mut EndpointStatus, resting: &BTreeSet<NodePort>) -> Opti
     lacks(status, "NodePorts", PORT_RESTS_REASON, message)
 }
 
-/// Says which droplets have no room for the Service as it is now. They keep what they had of it. Returns the message, if
-/// it is news.
+/// Says which droplets have no room for the Service as it is now. They keep what they had of it. Returns the message,
+/// if it is news.
 fn await_room(status: &mut EndpointStatus, full: &Missing) -> Option<String> {
     let message = (!full.is_empty()).then(|| full.message());
     lacks(status, "Room", TABLE_FULL, message)
@@ -484,8 +484,8 @@ fn node_port_of(text: &str) -> Option<NodePort> {
     Some((protocol_number(name)?, number.parse().ok()?))
 }
 
-/// Returns the ports that an earlier leader recorded for the Service. A Service that was Provisioned by an operator that
-/// recorded nothing had its ports: none then.
+/// Returns the ports that an earlier leader recorded for the Service. A Service that was Provisioned by an operator
+/// that recorded nothing had its ports: none then.
 fn recorded_node_ports(endpoint: &Endpoint) -> Option<BTreeSet<NodePort>> {
     let status = endpoint.status.as_ref();
     if let Some(ports) = status.and_then(|status| status.node_ports.as_ref()) {

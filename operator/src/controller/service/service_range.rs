@@ -78,8 +78,8 @@ fn ranges_of(object: &ServiceCIDR) -> Vec<Cidr> {
     parsed(texts.unwrap_or_default())
 }
 
-/// Returns why nodes can't have Services in a range, if they can't. Addresses of younger nodes are no reason: who adds a
-/// node must not end the Services of all others.
+/// Returns why nodes can't have Services in a range, if they can't. Addresses of younger nodes are no reason: who adds
+/// a node must not end the Services of all others.
 fn obstacle(object: &ServiceCIDR, range: Cidr, context: &Context) -> Option<String> {
     let underlay = context
         .underlay_ranges

@@ -78,8 +78,8 @@ impl Ca {
         })
     }
 
-    /// Signs a certificate for this process; its key is in no other place. The certificate is valid for as long as the CA
-    /// is.
+    /// Signs a certificate for this process; its key is in no other place. The certificate is valid for as long as the
+    /// CA is.
     pub fn sign(&self) -> Result<Arc<CertifiedKey>, CertificateError> {
         let issuer = Issuer::from_ca_cert_pem(&self.certificate, KeyPair::from_pem(&self.key)?)?;
         let mut parameters = CertificateParams::new(vec![OPERATOR_TLS_NAME.to_owned()])?;

@@ -9,8 +9,8 @@ pub const LIFE: u64 = 365 * DAY;
 /// The part of its life after which the next CA is made: numerator and denominator.
 const RENEWAL: (u64, u64) = (2, 3);
 /// How long the next CA is published before it signs, and how long the former CA is published after that at least. A
-/// droplet reads the bundle whenever it dials, so seconds would do; whoever keeps a copy of the bundle (`--operator-ca`)
-/// has a week to follow.
+/// droplet reads the bundle whenever it dials, so seconds would do; whoever keeps a copy of the bundle
+/// (`--operator-ca`) has a week to follow.
 pub const OVERLAP: u64 = 7 * DAY;
 /// How much earlier than it is made a CA becomes valid, because clocks of nodes differ.
 pub const CLOCK_SKEW: u64 = DAY;

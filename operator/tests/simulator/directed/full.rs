@@ -1,5 +1,5 @@
-//! Tests of droplets whose tables are full: rows are sent again, objects say what they wait for, and roles go to droplets
-//! with room.
+//! Tests of droplets whose tables are full: rows are sent again, objects say what they wait for, and roles go to
+//! droplets with room.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Tests of objects that ask for one range at the same time: the API server stores what the first one has only after the
-//! second one was judged.
+//! Tests of objects that ask for one range at the same time: the API server stores what the first one has only after
+//! the second one was judged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +47,8 @@ fn accepted(state: &State, kind: Kind, name: &str) -> String {
     })
 }
 
-/// Lets the first object ask at the beginning of a second, and the second one while the first one's status is on its way.
+/// Lets the first object ask at the beginning of a second, and the second one while the first one's status is on its
+/// way.
 async fn ask_both(
     simulation: &Arc<Simulation>,
     kind: Kind,
