@@ -39,8 +39,8 @@ const UNANSWERED_DATAGRAM: Duration = Duration::from_secs(30);
 const UNANSWERED_IN_A_CROWD: Duration = Duration::from_secs(5);
 /// The same of a connection that was ended by both sides or a reset: the last packets are said again within that time.
 const ENDED_IN_A_CROWD: Duration = Duration::from_secs(10);
-/// The life of flows in PENDING of a VPC that has nearly all that it may have there. A flow that goes on is written anew
-/// within that time ([`thuban_common::services::refresh`]).
+/// The life of flows in PENDING of a VPC that has nearly all that it may have there. A flow that goes on is written
+/// anew within that time ([`thuban_common::services::refresh`]).
 const PENDING_IN_A_CROWD: Duration = Duration::from_secs(15);
 /// The most entries that one scan removes; the next scan finds the rest.
 const MAX_EXPIRED_PER_SCAN: usize = 65_536;
