@@ -120,3 +120,23 @@ pub async fn watch<K>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn a_kind_is_not_served_if_it_is_unknown_or_stays_forbidden() {
+        let failed = |code| {
+            let status = Status::failure("no", "").with_code(code);
+            watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
+        };
+        assert!(is_not_served(&failed(404), 0));
+        assert!(!is_not_served(&failed(403), FORBIDDEN_LISTS - 2));
+        assert!(is_not_served(&failed(403), FORBIDDEN_LISTS - 1));
+        assert!(!is_not_served(&failed(500), 100));
+        assert!(!is_not_served(&watcher::Error::NoResourceVersion, 100));
+    }
+}
