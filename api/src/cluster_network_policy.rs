@@ -142,7 +142,7 @@ pub struct ClusterNetworkPolicyProtocol {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PortsOfProtocol {
-    /// None: all ports.
+    /// With none, the rule fails closed, as with an unknown peer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub destination_port: Option<Port>,
 }

@@ -155,15 +155,15 @@ impl Context {
     /// Returns the addresses of all nodes, with the nodes' names.
     pub fn node_addresses(&self) -> Vec<(String, IpAddr)> {
         let nodes = self.stores.nodes.state();
-        let addresses = |node: &Arc<Node>| {
-            let name = node.name_any();
-            internal_ips(node)
-                .into_iter()
-                .map(move |address| (name.clone(), address))
-                .collect::<Vec<_>>()
-        };
-        nodes.iter().flat_map(addresses).collect()
+        nodes.iter().flat_map(|node| addresses_of(node)).collect()
     }
+}
+
+/// Yields the addresses of a node, each with the node's name.
+pub fn addresses_of(node: &Node) -> impl Iterator<Item = (String, IpAddr)> + use<> {
+    let name = node.name_any();
+    let addresses = internal_ips(node).into_iter();
+    addresses.map(move |address| (name.clone(), address))
 }
 
 /// Returns a reference to a cluster-scoped object of ours, for an event.

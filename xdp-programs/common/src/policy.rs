@@ -19,8 +19,6 @@ use crate::{
 pub const MAX_ID: u32 = 0xff_ffff;
 /// The class of a packet that says none. No endpoint has it.
 pub const UNKNOWN_CLASS: u32 = 0;
-/// The class of endpoints that no peer selector selects.
-pub const PLAIN_CLASS: u32 = 1;
 
 /// What a packet between droplets says of its sender. It is in the inner Ethernet header, whose addresses nobody
 /// needs: the receiver writes the pod's own.

@@ -32,13 +32,13 @@ pub enum Serving {
 /// API server that has just begun knows no rights for some seconds.
 const FORBIDDEN_LISTS: u32 = 4;
 
-/// Whether the API server does not have the kind, or does not allow this operator to list it. `before`: failed lists
-/// before this one.
-fn is_not_served(error: &watcher::Error, before: u32) -> bool {
+/// Whether the API server does not have the kind, or does not allow this operator to list it. `failed`: how many lists
+/// have failed, this one among them.
+fn is_not_served(error: &watcher::Error, failed: u32) -> bool {
     let watcher::Error::InitialListFailed(kube::Error::Api(status)) = error else {
         return false;
     };
-    status.code == 404 || status.code == 403 && before + 1 >= FORBIDDEN_LISTS
+    status.code == 404 || status.code == 403 && failed >= FORBIDDEN_LISTS
 }
 
 /// Watches until the process ends. `strip` sees objects before any other code. A watch that breaks is resumed after a
@@ -66,7 +66,7 @@ pub async fn watch<K>(
             Ok(event) => event,
             Err(error) => {
                 failed += 1;
-                if serving == Serving::Optional && is_not_served(&error, failed - 1) {
+                if serving == Serving::Optional && is_not_served(&error, failed) {
                     if let Some(filled) = filled.take() {
                         let kind = K::kind(&());
                         warn!(%kind, %error, "the API server does not serve this kind to the operator: it has no objects");
@@ -133,9 +133,9 @@ mod tests {
             let status = Status::failure("no", "").with_code(code);
             watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
         };
-        assert!(is_not_served(&failed(404), 0));
-        assert!(!is_not_served(&failed(403), FORBIDDEN_LISTS - 2));
-        assert!(is_not_served(&failed(403), FORBIDDEN_LISTS - 1));
+        assert!(is_not_served(&failed(404), 1));
+        assert!(!is_not_served(&failed(403), FORBIDDEN_LISTS - 1));
+        assert!(is_not_served(&failed(403), FORBIDDEN_LISTS));
         assert!(!is_not_served(&failed(500), 100));
         assert!(!is_not_served(&watcher::Error::NoResourceVersion, 100));
     }

@@ -12,11 +12,10 @@ use kube::runtime::controller::Action;
 use thuban_api::cidr::Cidr;
 use tracing::{info, warn};
 
-use crate::controller::context::Context;
+use crate::controller::context::{Context, addresses_of};
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::watch::Change;
 use crate::controller::wake::wake_where;
-use crate::model::cached::internal_ips;
 use crate::model::endpoint::EndpointKind;
 use crate::model::ranges::parsed;
 
@@ -92,10 +91,7 @@ fn obstacle(object: &ServiceCIDR, range: Cidr, context: &Context) -> Option<Stri
     let older = nodes
         .iter()
         .filter(|node| node.metadata.creation_timestamp < object.metadata.creation_timestamp);
-    let mut addresses = older.flat_map(|node| {
-        let addresses = internal_ips(node).into_iter();
-        addresses.map(|address| (node.name_any(), address))
-    });
+    let mut addresses = older.flat_map(|node| addresses_of(node));
     let (node, address) = addresses.find(|(_, address)| range.contains_address(*address))?;
     Some(format!("the address {address} of node {node}"))
 }

@@ -132,7 +132,7 @@ fn add_peer(
         }
         _ if namespaces.is_some() || pods.is_some() => return Err(Malformed::new("", Problem::Unknown)),
         (Some(selector), true, true) => {
-            let selector = read_selector(selector, "nodes")?;
+            let selector = Selector::of_field(selector, "nodes")?;
             let selected = nodes.iter().filter(|node| selector.matches(&node.labels));
             let addresses = selected.flat_map(|node| &node.addresses);
             peers
@@ -157,18 +157,14 @@ const fn of(range: IpNet) -> Block {
 /// Reads a peer or subject, which has one of the fields.
 fn group(namespaces: Option<&LabelSelector>, pods: Option<&NamespacedPod>) -> Result<Group, Malformed> {
     let (namespaces, pods) = match (namespaces, pods) {
-        (Some(namespaces), None) => (read_selector(namespaces, "namespaces")?, Selector::default()),
+        (Some(namespaces), None) => (Selector::of_field(namespaces, "namespaces")?, Selector::default()),
         (None, Some(pods)) => (
-            read_selector(&pods.namespace_selector, "pods.namespaceSelector")?,
-            read_selector(&pods.pod_selector, "pods.podSelector")?,
+            Selector::of_field(&pods.namespace_selector, "pods.namespaceSelector")?,
+            Selector::of_field(&pods.pod_selector, "pods.podSelector")?,
         ),
         _ => return Err(Malformed::new("", Problem::Unknown)),
     };
     Ok(Group::new(Namespaces::Selected(namespaces), pods))
-}
-
-fn read_selector(selector: &LabelSelector, field: &str) -> Result<Selector, Malformed> {
-    Selector::read(selector).map_err(|malformed| malformed.within(field))
 }
 
 fn read_ports(given: &ClusterNetworkPolicyProtocol) -> Result<PolicyPorts, Malformed> {

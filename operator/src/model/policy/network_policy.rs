@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::networking::v1::{IPBlock, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use thuban_rows::{PolicyAction, PolicyPorts, PolicyTier};
 
@@ -72,9 +71,6 @@ fn draft(
 }
 
 fn add_peer(namespace: &str, peer: &NetworkPolicyPeer, peers: &mut Peers) -> Result<(), Malformed> {
-    let select = |selector: &LabelSelector, field| {
-        Selector::read(selector).map_err(|malformed: Malformed| malformed.within(field))
-    };
     let (namespaces, pods) = match (&peer.ip_block, &peer.namespace_selector, &peer.pod_selector) {
         (Some(IPBlock { cidr, except }), None, None) => {
             let block = block(cidr, except.as_deref().unwrap_or_default());
@@ -85,12 +81,14 @@ fn add_peer(namespace: &str, peer: &NetworkPolicyPeer, peers: &mut Peers) -> Res
         }
         (None, None, Some(pods)) => (Namespaces::Named(namespace.to_owned()), Some(pods)),
         (None, Some(namespaces), pods) => (
-            Namespaces::Selected(select(namespaces, "namespaceSelector")?),
+            Namespaces::Selected(Selector::of_field(namespaces, "namespaceSelector")?),
             pods.as_ref(),
         ),
         _ => return Err(Malformed::new("", Problem::Unknown)),
     };
-    let pods = pods.map(|pods| select(pods, "podSelector")).transpose()?;
+    let pods = pods
+        .map(|pods| Selector::of_field(pods, "podSelector"))
+        .transpose()?;
     peers
         .groups
         .insert(Arc::new(Group::new(namespaces, pods.unwrap_or_default())));

@@ -49,6 +49,11 @@ impl Selector {
         Ok(Self(requirements))
     }
 
+    /// Reads the selector of a field.
+    pub fn of_field(selector: &LabelSelector, field: &str) -> Result<Self, Malformed> {
+        Self::read(selector).map_err(|malformed| malformed.within(field))
+    }
+
     pub fn matches(&self, labels: &Labels) -> bool {
         self.0
             .iter()

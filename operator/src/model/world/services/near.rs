@@ -33,7 +33,7 @@ pub(super) struct Place<'a> {
 type ByName<'a> = BTreeMap<&'a str, BTreeSet<Backend>>;
 
 /// A port's backends by place. A kind of hint counts only if all backends have it.
-pub(super) struct Near<'a> {
+struct Near<'a> {
     by_node: ByName<'a>,
     by_zone: ByName<'a>,
 }
