@@ -9,6 +9,7 @@ use thuban_common::{
         ipv6::{self, ICMPV6},
         nd, words3,
     },
+    policy::{STAMP_REPLY, Stamp},
     tables::{
         Address, AttachmentEntry, ConfigEntry, DropletAddress, EndpointKey, LOAD_OF_DIVIDER, LOCAL_TAKES_XDP,
         LocalEntry, NO_DROPLET, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_SERVICES, SubnetEntry, TracePoint,
@@ -21,7 +22,7 @@ use crate::{
     deliver, divide,
     encapsulate::encapsulate,
     frame::{Frame, Outcome, Verdict},
-    host, inner, load, maps, misses, nd as neighbours, refuse,
+    host, inner, load, maps, misses, nd as neighbours, policy, refuse,
     rewrite::rewrite,
     service, too_big,
     trace::{Observed, settle},
@@ -228,8 +229,25 @@ fn route<F: Frame>(
     if let Some(mtu) = too_big::exceeded(frame, config, packet, next_hop.droplet) {
         return too_big::answer(frame, attachment, packet, mtu);
     }
+    // An answer goes to the address that asked, never to a service.
+    let stamp = match translation {
+        Some(_) => attachment.stamp(),
+        None => match stamp_of(frame, attachment, packet) {
+            Some(stamp) => stamp,
+            None => return Ok((F::PASS, None)),
+        },
+    };
     translate(frame, packet, translation)?;
-    let Some(verdict) = encapsulate(frame, config, next_hop.droplet, attachment, packet, hash)? else {
+    let Some(verdict) = encapsulate(
+        frame,
+        config,
+        next_hop.droplet,
+        attachment.vni,
+        stamp,
+        packet,
+        hash,
+    )?
+    else {
         return Ok((F::PASS, None));
     };
     if let Some(network) = next_hop.role {
@@ -243,6 +261,16 @@ fn route<F: Frame>(
         );
     }
     Ok((verdict, Some(next_hop.counter)))
+}
+
+/// Returns what the packet says of its sender. `None`: only tc can tell.
+#[inline(always)]
+fn stamp_of<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket) -> Option<Stamp> {
+    let mut stamp = attachment.stamp();
+    if policy::vouches(frame, attachment, packet)? {
+        stamp.flags |= STAMP_REPLY;
+    }
+    Some(stamp)
 }
 
 /// Delivers to an endpoint of this droplet: a backend, or an endpoint that may be waiting for a service's answer.
@@ -260,6 +288,21 @@ fn to_local<F: Frame>(
             || service::may_be_answer(local.ifindex, attachment.vni, packet))
     {
         return Ok((F::PASS, None));
+    }
+    let mut stamp = attachment.stamp();
+    // A pod is always let in by itself.
+    if local.ifindex != frame.interface() && policy::concerns(stamp, local) {
+        let to = translation.as_ref().map(|work| &work.to);
+        if to.is_none() {
+            let Some(vouched) = stamp_of(frame, attachment, packet) else {
+                return Ok((F::PASS, None));
+            };
+            stamp = vouched;
+        }
+        let offset = ethernet::LENGTH as u32;
+        if !policy::admit(frame, attachment.vni, stamp, local, packet, to, offset)? {
+            return Ok((F::PASS, None));
+        }
     }
     if translation.is_some() {
         translate(frame, packet, translation)?;

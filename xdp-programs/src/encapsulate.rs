@@ -3,7 +3,8 @@
 use thuban_common::{
     counters::Counter,
     packet::{ethernet, flow, geneve::OuterHeaders, ip::IpPacket},
-    tables::{AttachmentEntry, ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH},
+    policy::Stamp,
+    tables::{ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH},
 };
 
 use crate::frame::{Exit, Frame};
@@ -14,7 +15,8 @@ pub fn encapsulate<F: Frame>(
     frame: &mut F,
     config: &ConfigEntry,
     droplet: DropletAddress,
-    sender: &AttachmentEntry,
+    vni: u32,
+    stamp: Stamp,
     packet: &IpPacket,
     hash: u32,
 ) -> Exit {
@@ -31,14 +33,14 @@ pub fn encapsulate<F: Frame>(
     let outer = OuterHeaders::new(
         config.droplet,
         droplet,
-        sender.vni,
+        vni,
         length,
         packet.traffic_class,
         flow::source_port(hash),
     );
     frame.store(ethernet::LENGTH, &outer).ok_or(Counter::Truncated)?;
     frame
-        .store(ENCAPSULATION_LENGTH, &sender.stamp().header(ethertype))
+        .store(ENCAPSULATION_LENGTH, &stamp.header(ethertype))
         .ok_or(Counter::Truncated)?;
     frame.send(&next_hop).map(Some)
 }

@@ -1,7 +1,8 @@
-//! Fragments of datagrams to services, and of answers. The first fragment shows the ports and is treated as the whole
-//! datagram would be; FRAGMENTS tells the later ones what it became. Nothing is put together here.
+//! Fragments of datagrams to services, of answers, and of datagrams that policy judges. The first fragment shows the
+//! ports and is treated as the whole datagram would be; FRAGMENTS tells the later ones what it became. Nothing is put
+//! together here.
 //!
-//! Invariant: a later fragment is changed only as a first fragment of the same VPC, addresses and number was. A VPC has
+//! Invariant: a later fragment is treated only as a first fragment of the same VPC, addresses and number was. A VPC has
 //! places of its own, so no VPC takes another one's.
 
 use aya_ebpf::{bindings::BPF_ANY, macros::map, maps::PerCpuArray};
@@ -34,14 +35,20 @@ struct Datagram {
     entry: FragmentEntry,
 }
 
-/// One value for each CPU is enough, see `trace`.
+/// One value for each user and CPU is enough, see `trace`.
 #[map]
-static DATAGRAM: PerCpuArray<Datagram> = PerCpuArray::with_max_entries(1, 0);
+static DATAGRAM: PerCpuArray<Datagram> = PerCpuArray::with_max_entries(2, 0);
+
+/// Index in DATAGRAM, and in units of [`PLACES_OF_VPC`] the first place.
+const SERVICES: u32 = 0;
+const POLICY: u32 = 1;
 
 #[inline(always)]
-fn datagram() -> Option<&'static mut Datagram> {
+fn datagram(user: u32) -> Option<&'static mut Datagram> {
     // SAFETY: this CPU's only value, and nobody else has it now.
-    DATAGRAM.get_ptr_mut(0).map(|datagram| unsafe { &mut *datagram })
+    DATAGRAM
+        .get_ptr_mut(user)
+        .map(|datagram| unsafe { &mut *datagram })
 }
 
 /// Returns the packet, or for a first fragment its datagram as if it were whole; `None` for a later fragment. The IP
@@ -58,11 +65,36 @@ pub fn whole<'a>(
     if !packet.is_fragment() {
         return Ok(Some(packet));
     }
-    let datagram = datagram().ok_or(Counter::ServiceUnreadable)?;
+    let datagram = datagram(SERVICES).ok_or(Counter::ServiceUnreadable)?;
     read(frame, vni, packet, offset, datagram)?;
+    if datagram.packet.protocol != ipv4::UDP {
+        return Err(Counter::ServiceUnreadable);
+    }
     // What the node sends on takes a place of the pod's VPC.
     datagram.key.vni = payer(mark, vni);
     Ok((datagram.transport != 0).then_some(&datagram.packet))
+}
+
+/// A fragment, as policy judges it.
+pub enum Judged {
+    /// As the datagram, as if it were whole. Fragments of protocols without ports are each judged so.
+    Whole(&'static IpPacket),
+    /// As the first one was.
+    Later,
+}
+
+/// Does what [`whole`] does, for policy. `None`: nobody can tell the ports.
+#[inline(always)]
+pub fn judged(frame: &TcFrame, vni: u32, packet: &IpPacket, offset: u32) -> Option<Judged> {
+    let datagram = datagram(POLICY)?;
+    read(frame, vni, packet, offset, datagram).ok()?;
+    datagram.key.place += POLICY * PLACES_OF_VPC;
+    match datagram.packet.protocol {
+        ipv4::UDP if datagram.transport == 0 => Some(Judged::Later),
+        ipv4::TCP | ipv4::SCTP => None,
+        next if packet.is_v6() && ipv6::is_extension(next) => None,
+        _ => Some(Judged::Whole(&datagram.packet)),
+    }
 }
 
 #[inline(never)]
@@ -91,12 +123,12 @@ fn read(
         place = u16::from_be(words[1]) & 0x1fff;
         header = ipv4::LENGTH as u32;
     }
-    if protocol != ipv4::UDP || packet.has_options() {
+    if packet.has_options() {
         return Err(Counter::ServiceUnreadable);
     }
     let mut ports = [0; 2];
     datagram.transport = 0;
-    if place == 0 {
+    if place == 0 && protocol == ipv4::UDP {
         let udp: Option<UdpHeader> = frame.load_far(offset + header);
         let udp = udp.filter(|_| packet.length >= header + UDP);
         let udp = udp.ok_or(Counter::ServiceUnreadable)?;
@@ -117,23 +149,51 @@ fn read(
 /// Notes for the later fragments what the first one becomes: [`Work::to`], or unchanged if a bouncer knows its backend.
 #[inline(never)]
 pub fn remember(is_changed: bool, work: &Work) {
-    let Some(datagram) = datagram() else {
+    let Some(datagram) = datagram(SERVICES) else {
         return;
     };
+    datagram.entry.to_source = work.to.source;
+    datagram.entry.to_destination = if is_changed { work.to.destination } else { [0; 16] };
+    insert(datagram);
+}
+
+#[inline(always)]
+fn insert(datagram: &mut Datagram) {
     let entry = &mut datagram.entry;
     entry.time = now();
     entry.source = datagram.packet.source;
     entry.destination = datagram.packet.destination;
-    entry.to_source = work.to.source;
-    entry.to_destination = if is_changed { work.to.destination } else { [0; 16] };
     // Without room the later fragments are lost.
     let _ = FRAGMENTS.insert(&datagram.key, entry, u64::from(BPF_ANY));
 }
 
+/// Notes for the later fragments of the datagram that policy judged whether they pass.
+#[inline(never)]
+pub fn note(passes: bool) {
+    if !passes {
+        return forget(POLICY);
+    }
+    if let Some(datagram) = datagram(POLICY) {
+        insert(datagram);
+    }
+}
+
+/// Whether a later fragment passes, because the first one did.
+#[inline(never)]
+pub fn passes() -> bool {
+    datagram(POLICY)
+        .is_some_and(|datagram| find(datagram) && now().wrapping_sub(datagram.entry.time) <= FRAGMENT_LIFE)
+}
+
 /// Removes what an earlier datagram with the same addresses and number became.
 #[inline(never)]
-pub fn forget() {
-    if let Some(datagram) = datagram()
+pub fn forget_answer() {
+    forget(SERVICES);
+}
+
+#[inline(always)]
+fn forget(user: u32) {
+    if let Some(datagram) = datagram(user)
         && find(datagram)
     {
         // A missing entry is as good.
@@ -155,7 +215,7 @@ fn find(datagram: &mut Datagram) -> bool {
 /// Finds what a later fragment becomes.
 #[inline(never)]
 pub fn follow(work: &mut Work) -> Result<Choice, Counter> {
-    let datagram = datagram().ok_or(Counter::FragmentWithoutFirst)?;
+    let datagram = datagram(SERVICES).ok_or(Counter::FragmentWithoutFirst)?;
     let is_known = find(datagram);
     let entry = &datagram.entry;
     if !is_known || now().wrapping_sub(entry.time) > FRAGMENT_LIFE {
@@ -173,5 +233,5 @@ pub fn follow(work: &mut Work) -> Result<Choice, Counter> {
 /// this fragment has none).
 #[inline(always)]
 pub fn shape() -> Option<(&'static IpPacket, u32)> {
-    datagram().map(|datagram| (&datagram.packet, datagram.transport))
+    datagram(SERVICES).map(|datagram| (&datagram.packet, datagram.transport))
 }

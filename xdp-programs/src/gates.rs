@@ -1,5 +1,5 @@
-//! GATES: whether packets of an interface are looked up in CONNECTIONS and PENDING at all. Most pods are never a client
-//! of a service; their packets are spared the look-ups.
+//! GATES: whether packets of an interface are looked up in CONNECTIONS and PENDING, or in FLOWS, at all. Most pods are
+//! never a client of a service, nor asked by one whom policy guards; their packets are spared the look-ups.
 //!
 //! Interfaces whose numbers differ by a multiple of [`thuban_common::services::GATES_OF_INTERFACES`] share a gate. That
 //! costs one of them the look-ups, and nothing else.
@@ -42,6 +42,20 @@ pub fn open(interface: u32, pending_until: u64) {
     let until = (pending_until >> UNIT) as u32;
     if gate.pending_until < until {
         gate.pending_until = until;
+    }
+}
+
+/// Whether FLOWS ever had a flow to the interface's endpoint.
+#[inline(always)]
+pub fn has_flows(interface: u32) -> bool {
+    gate(interface).is_some_and(|gate| gate.flows != 0)
+}
+
+/// From now on the endpoint's packets are looked up in FLOWS.
+#[inline(always)]
+pub fn open_for_flows(interface: u32) {
+    if let Some(gate) = gate(interface).filter(|gate| gate.flows == 0) {
+        gate.flows = 1;
     }
 }
 

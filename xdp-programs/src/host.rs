@@ -3,7 +3,7 @@
 
 use thuban_common::{
     counters::Counter,
-    host_stack::{MARK_EGRESS, MARK_EGRESS_HOST, mark_of},
+    host_stack::{DENIED, MARK_DENIED, MARK_EGRESS, MARK_EGRESS_HOST, mark_of},
     packet::{bytes4, ethernet, geneve::UdpHeader, ip::IpPacket, ipv4, ipv6},
     source::{Transport, is_reply},
     tables::{ATTACHMENT_HOST, AttachmentEntry, SUBNET_PRIVATE, VPC_EGRESS, VPC_HOST_ACCESS},
@@ -12,7 +12,7 @@ use thuban_common::{
 use crate::{
     frame::{Frame, Outcome, tc::TcFrame},
     inner::transport,
-    maps,
+    maps, policy,
 };
 
 /// Bytes of a TCP header without options.
@@ -75,8 +75,23 @@ pub fn leave<F: Frame>(
         }
     }
     let outcome = pass(frame, packet)?;
+    let mut kind = 0;
     if is_served || flags & VPC_EGRESS != 0 {
-        mark(frame, flags);
+        kind = if flags & VPC_HOST_ACCESS == 0 {
+            MARK_EGRESS
+        } else {
+            MARK_EGRESS_HOST
+        };
+    }
+    if attachment.egress_set != 0 && F::IS_LAST && !policy::lets_out(frame, attachment, packet) {
+        // The stack knows which packets are answers.
+        kind |= if kind == 0 { MARK_DENIED } else { DENIED };
+    }
+    if kind != 0 {
+        let mark = mark_of(frame.interface(), kind);
+        if let Some(frame) = frame.tc() {
+            frame.mark(mark);
+        }
     }
     Ok(outcome)
 }
@@ -87,20 +102,6 @@ pub fn leave<F: Frame>(
 fn is_private(attachment: &AttachmentEntry, packet: &IpPacket) -> bool {
     maps::subnet(attachment.vni, packet.source)
         .is_none_or(|subnet| subnet.network != attachment.network || subnet.flags & SUBNET_PRIVATE != 0)
-}
-
-/// Tells the stack that the packet leaves in the node's name, and whose it is.
-#[inline(always)]
-fn mark<F: Frame>(frame: &mut F, flags: u32) {
-    let kind = if flags & VPC_HOST_ACCESS == 0 {
-        MARK_EGRESS
-    } else {
-        MARK_EGRESS_HOST
-    };
-    let mark = mark_of(frame.interface(), kind);
-    if let Some(frame) = frame.tc() {
-        frame.mark(mark);
-    }
 }
 
 /// Returns the mark of a packet that the node sends by its own endpoint. The mark says for which pod. Returns 0 for

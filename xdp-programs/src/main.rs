@@ -3,7 +3,8 @@
 //! Roles are generic over [`frame::Frame`], so both hooks run the same code. Invariant: a program either takes a
 //! packet to its end (sent, delivered, dropped with a counted reason) or leaves it unchanged for the next hook. Only
 //! user space writes tables. Programs write only counters, misses, the `used` mark, path MTUs that routers report,
-//! clients' connections to services and their fragments, the times of probed droplets' answers, and traces.
+//! clients' connections to services and their fragments, flows that policy let in, the times of probed droplets'
+//! answers, and traces.
 #![no_std]
 #![no_main]
 #![allow(unsafe_code)]
@@ -31,6 +32,7 @@ mod misses;
 mod nd;
 mod path_mtu;
 mod pending;
+mod policy;
 mod probe;
 mod quoted;
 mod refuse;

@@ -9,7 +9,8 @@
 //!
 //! Invariant: an entry that could lead a packet into another VPC, or out of its VPC, is copied, and the copy is
 //! believed only if its first word names the right owner. These are entries of ATTACHMENTS, ENDPOINTS, VPCS,
-//! CONNECTIONS and FRAGMENTS. Other entries are used within the VNI of the packet alone: members of a role, services
+//! CONNECTIONS and FRAGMENTS. The same holds for what policy says: entries of GRANTS and FLOWS. User space removes
+//! entries of LISTS after a grace period, when no program reads them any more. Other entries are used within the VNI of the packet alone: members of a role, services
 //! and backends. If such an entry is another's, the packet is lost or goes to an address of its own VPC.
 
 use core::{
@@ -25,6 +26,10 @@ use aya_ebpf::{
 use thuban_common::{
     counters::COUNTERS_CAPACITY,
     packet::ipv6,
+    policy::{
+        BLOCKS_CAPACITY, BlockKey, FLOWS_CAPACITY, FlowEntry, GRANTS_CAPACITY, Grant, GrantKey,
+        LISTS_CAPACITY, ListEntry, ListKey, Lookups,
+    },
     services::{
         self, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CHUNK, CONNECTIONS_CAPACITY,
         ConnectionEntry, ConnectionKey, FRAGMENTS_CAPACITY, FragmentEntry, FragmentKey, GATES_OF_INTERFACES,
@@ -78,7 +83,7 @@ static BACKENDS: HashMap<BackendKey, BackendEntry> = HashMap::with_max_entries(2
 pub static CONNECTIONS: HashMap<ConnectionKey, ConnectionEntry> =
     HashMap::with_max_entries(CONNECTIONS_CAPACITY, BPF_F_NO_PREALLOC);
 /// Entries of CONNECTIONS that a client has, and, by [`thuban_common::services::ALL_CONNECTIONS`] and
-/// [`thuban_common::services::ALL_PENDING`], all clients of a VPC.
+/// [`thuban_common::services::ALL_PENDING`], all clients of a VPC; by [`thuban_common::services::ALL_FLOWS`] its FLOWS.
 #[map]
 pub static SHARES: HashMap<EndpointKey, u32> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
 /// Counts, indexed by [`thuban_common::services::QUOTA_HELD`] and the constants behind it. Programs write the first
@@ -92,6 +97,19 @@ pub static PENDING: LruHashMap<PendingKey, PendingEntry> = LruHashMap::with_max_
 #[map]
 pub static FRAGMENTS: HashMap<FragmentKey, FragmentEntry> =
     HashMap::with_max_entries(FRAGMENTS_CAPACITY, BPF_F_NO_PREALLOC);
+#[map]
+static GRANTS: HashMap<GrantKey, Grant> = HashMap::with_max_entries(GRANTS_CAPACITY, BPF_F_NO_PREALLOC);
+#[map]
+static LISTS: HashMap<ListKey, ListEntry> = HashMap::with_max_entries(LISTS_CAPACITY, BPF_F_NO_PREALLOC);
+#[map]
+static BLOCKS: LpmTrie<BlockKey, Grant> = LpmTrie::with_max_entries(BLOCKS_CAPACITY, BPF_F_NO_PREALLOC);
+#[map]
+pub static FLOWS: HashMap<ConnectionKey, FlowEntry> =
+    HashMap::with_max_entries(FLOWS_CAPACITY, BPF_F_NO_PREALLOC);
+/// The number of changes of GRANTS, LISTS, BLOCKS and of attachments' classes and sets. User space raises it behind
+/// each.
+#[map]
+static POLICY: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 pub static GATES: Array<GatesEntry> = Array::with_max_entries(1 + GATES_OF_INTERFACES, 0);
 /// Whether PATH_MTUS ever had an entry (1). Written by transit.
@@ -342,4 +360,48 @@ pub fn other_side(entry: &ConnectionEntry, vni: u32) -> Option<OtherSide> {
     // SAFETY: an element of a map, see the module.
     let is_of = unsafe { (&raw const entry.vni).read_volatile() };
     (is_of == vni).then_some(side)
+}
+
+/// Returns the number of the last change of policy.
+#[inline(always)]
+pub fn policy_epoch() -> u32 {
+    let epoch = POLICY.get(0).copied().unwrap_or(0);
+    // What is read behind it is of this change, or of a later one.
+    compiler_fence(Ordering::Acquire);
+    epoch
+}
+
+/// Copies an entry of FLOWS. Returns false if there is none.
+#[inline(always)]
+pub fn read_flow(key: &ConnectionKey, to: &mut FlowEntry) -> bool {
+    let Some(entry) = FLOWS.get_ptr(key) else {
+        return false;
+    };
+    // SAFETY: an element of a map, see the module.
+    unsafe { snapshot(entry, to) };
+    to.tag == FlowEntry::tag(key)
+}
+
+/// The tables of policy.
+pub struct PolicyTables;
+
+impl Lookups for PolicyTables {
+    #[inline(always)]
+    fn grant(&self, key: &GrantKey) -> Option<Grant> {
+        let entry = GRANTS.get_ptr(key)?;
+        // SAFETY: an element of a map, see the module. The grant is one word.
+        let grant = unsafe { core::mem::transmute::<u64, Grant>(entry.cast::<u64>().read_volatile()) };
+        grant.read(key)
+    }
+
+    #[inline(always)]
+    fn block(&self, key: &BlockKey) -> Option<Grant> {
+        BLOCKS.get(Key::new(192, *key)).copied()
+    }
+
+    #[inline(always)]
+    fn part(&self, key: &ListKey) -> Option<&ListEntry> {
+        // SAFETY: an element of a map, see the module.
+        unsafe { LISTS.get(key) }
+    }
 }

@@ -8,7 +8,7 @@ use aya_ebpf::{
 use thuban_common::{
     counters::Counter,
     packet::{
-        ethernet,
+        ethernet, icmp,
         ip::IpPacket,
         ipv4::{self, Ipv4Header},
         ipv6,
@@ -33,7 +33,7 @@ const HEADERS: u32 = (ethernet::LENGTH + 2 * ipv6::LENGTH + ICMP + 4) as u32;
 /// Whether a packet may be an ICMP error, by its protocol.
 #[inline(always)]
 pub fn is_error(packet: &IpPacket) -> bool {
-    packet.shows_transport() && packet.protocol == if packet.is_v6() { ipv6::ICMPV6 } else { ipv4::ICMP }
+    packet.shows_transport() && packet.protocol == icmp::protocol(packet.is_v6())
 }
 
 /// Gives an error its service's address back if it quotes a packet to a backend: in the quote, and as the error's own
@@ -65,12 +65,7 @@ fn read(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work) -> bool {
         return false;
     };
     let kind = kind[0].to_ne_bytes()[0];
-    let is_error = if packet.is_v6() {
-        kind < 128
-    } else {
-        matches!(kind, 3 | 11 | 12)
-    };
-    if !is_error {
+    if !icmp::is_error(packet.is_v6(), kind) {
         return false;
     }
     let ports = if packet.is_v6() {

@@ -344,7 +344,7 @@ fn restore_fragment(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Wor
             if is_answer {
                 fragments::remember(true, work);
             } else {
-                fragments::forget();
+                fragments::forget_answer();
             }
             is_answer
         }

@@ -1,4 +1,4 @@
-//! Shares of CONNECTIONS and PENDING: how many entries a client and its VPC have.
+//! Shares of CONNECTIONS, PENDING and FLOWS: how many entries a client and its VPC have.
 
 use aya_ebpf::bindings::BPF_ANY;
 use thuban_common::{
@@ -73,18 +73,18 @@ pub fn take_share(work: &mut Work, vni: u32, client: &Address) {
 pub fn give_share(work: &mut Work, vni: u32, client: &Address) {
     work.share.vni = vni;
     work.share.address = *client;
-    give_back(&work.share);
+    give_back(&work.share, 2);
     work.share.address = ALL_CONNECTIONS;
-    give_back(&work.share);
+    give_back(&work.share, 2);
     if let Some(held) = QUOTAS.get_ptr_mut(QUOTA_HELD) {
-        take(held);
+        take(held, 2);
     }
 }
 
 #[inline(always)]
-fn give_back(of: &EndpointKey) {
+pub fn give_back(of: &EndpointKey, less: u32) {
     if let Some(share) = SHARES.get_ptr_mut(of) {
-        take(share);
+        take(share, less);
     }
 }
 
@@ -97,9 +97,9 @@ fn add(count: *mut u32, more: u32) {
 
 /// Subtracts from a count as [`add`] adds, but never below zero.
 #[inline(always)]
-fn take(count: *mut u32) {
+fn take(count: *mut u32, less: u32) {
     // SAFETY: as in `has_less`; a single word.
-    unsafe { *count = (*count).saturating_sub(2) };
+    unsafe { *count = (*count).saturating_sub(less) };
 }
 
 #[inline(never)]

@@ -9,6 +9,7 @@ use thuban_common::{
         ethernet::{self, EthernetHeader},
         ip::IpPacket,
     },
+    policy::Stamp,
     tables::{
         AttachmentEntry, CONFIG_TRACE, DropletAddress, EndpointKey, NO_COUNTER, TracePoint, TraceRecord,
     },
@@ -26,6 +27,8 @@ pub struct Observed {
     pub packet: IpPacket,
     pub vni: u32,
     pub next: DropletAddress,
+    /// What the packet says of its sender; only transit reads it.
+    pub stamp: Stamp,
     length: u32,
     interface: u32,
     is_traced: bool,

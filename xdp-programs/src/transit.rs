@@ -11,6 +11,7 @@ use thuban_common::{
         ipv4::{self, Ipv4Header},
         ipv6,
     },
+    policy::Stamp,
     select::contains,
     source::may_send,
     tables::{
@@ -23,7 +24,7 @@ use thuban_common::{
 use crate::{
     bounce, deliver, divide,
     frame::{Frame, Outcome, Verdict, tc::TcFrame},
-    inner, load, maps, path_mtu, probe,
+    inner, load, maps, path_mtu, policy, probe,
     rewrite::rewrite,
     service,
     trace::{Observed, settle},
@@ -87,6 +88,7 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
     let vni = headers.geneve.vni();
     let header: EthernetHeader = inner::at(frame, ENCAPSULATION_LENGTH, options).ok_or(Counter::Truncated)?;
     observed.vni = vni;
+    observed.stamp = Stamp::read(&header);
     let offset = ENCAPSULATION_LENGTH + ethernet::LENGTH;
     inner::read(frame, header.ethertype, offset, options, &mut observed.packet)?;
     let packet = &observed.packet;
@@ -97,6 +99,17 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
     if endpoint.is_here() {
         let local = endpoint.local;
         let length = ENCAPSULATION_LENGTH as u32 + options;
+        if !policy::admit(
+            frame,
+            vni,
+            observed.stamp,
+            &local,
+            packet,
+            None,
+            INNER_IP + options,
+        )? {
+            return Ok((F::PASS, None));
+        }
         return deliver::from_wire(frame, length, outer.traffic_class(), vni, &local, packet);
     }
     let vpc = maps::vpc(vni).ok_or(Counter::UnknownVni)?;
@@ -108,7 +121,12 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
             // No droplet of ours sends such a packet.
             return Err(Counter::BadHeader);
         }
-        return serve(tc, config, vpc.flags, &outer, observed);
+        serve(tc, config, vpc.flags, observed)?;
+        return if observed.next == config.droplet {
+            deliver_served(tc, &outer, observed)
+        } else {
+            pass_served_on(tc, config, &outer, observed)
+        };
     }
     let hop = find(&key, &endpoint, vpc.flags, packet, config, sender)?;
     observed.next = hop.droplet;
@@ -234,22 +252,22 @@ fn is_service(key: &EndpointKey) -> bool {
     maps::subnet(key.vni, key.address).is_some_and(|subnet| subnet.flags & SUBNET_SERVICES != 0)
 }
 
-/// Sends on a client's packet to a service that its agent doesn't know yet. It chooses the backend as that agent will.
-/// If this droplet has no row of the backend, it sends the packet to a divider: dividers believe bouncers of the
-/// client's network, and the whole VPC believes dividers.
+/// Gives a client's packet to a service that its agent doesn't know yet to a backend, as that agent will choose it.
+/// [`Observed::next`] is the droplet that gets the packet, which may be this one. If this droplet has no row of the
+/// backend, that is a divider: dividers believe bouncers of the client's network, and the whole VPC believes dividers.
 #[inline(never)]
 fn serve(
     frame: &mut TcFrame,
     config: &ConfigEntry,
     vpc_flags: u32,
-    outer: &Ipv4Header,
     observed: &mut Observed,
-) -> Outcome {
+) -> Result<(), Counter> {
     let packet = &observed.packet;
     let work = Work::get().ok_or(Counter::NoBackend)?;
     service::to_backend_for_other(frame, observed.vni, packet, INNER_IP, work)?;
     let key = maps::key(observed.vni, work.to.destination);
     let endpoint = maps::rows(&key);
+    observed.next = config.droplet;
     if !endpoint.is_here() {
         observed.next = match find(&key, &endpoint, vpc_flags, packet, config, [0; 4]) {
             Ok(hop) => hop.droplet,
@@ -259,21 +277,36 @@ fn serve(
             return Err(Counter::NoEndpoint);
         }
     }
-    rewrite(frame, INNER_IP, packet, &work.to)?;
-    if endpoint.is_here() {
-        let local = endpoint.local;
-        let length = ENCAPSULATION_LENGTH as u32;
-        // A packet from a client is no answer.
-        deliver::unwrap(frame, length, outer.traffic_class(), key.vni, &local, packet)?;
-        return Ok((frame.deliver(&local), Some(Counter::Delivered)));
-    }
+    rewrite(frame, INNER_IP, packet, &work.to)
+}
+
+/// Sends on a packet that [`serve`] gave to a backend of another droplet.
+#[inline(never)]
+fn pass_served_on(
+    frame: &mut TcFrame,
+    config: &ConfigEntry,
+    outer: &Ipv4Header,
+    observed: &Observed,
+) -> Outcome {
     let Some(verdict) = bounce::hop(frame, config, outer, observed.next)? else {
         return Ok((TcFrame::PASS, None));
     };
-    if let Some(subnet) = maps::subnet(key.vni, packet.source) {
-        load::count(key.vni, subnet.network);
+    if let Some(subnet) = maps::subnet(observed.vni, observed.packet.source) {
+        load::count(observed.vni, subnet.network);
     }
     Ok((verdict, Some(Counter::Bounced)))
+}
+
+/// Delivers a packet that [`serve`] gave to a backend of this droplet. It is from a client, and no answer.
+#[inline(never)]
+fn deliver_served(frame: &mut TcFrame, outer: &Ipv4Header, observed: &Observed) -> Outcome {
+    let (vni, packet) = (observed.vni, &observed.packet);
+    let to = Work::get().map(|work| &work.to).ok_or(Counter::NoBackend)?;
+    let local = maps::rows(&maps::key(vni, to.destination)).local;
+    policy::admit(frame, vni, observed.stamp, &local, packet, Some(to), INNER_IP)?;
+    let length = ENCAPSULATION_LENGTH as u32;
+    deliver::unwrap(frame, length, outer.traffic_class(), vni, &local, packet)?;
+    Ok((frame.deliver(&local), Some(Counter::Delivered)))
 }
 
 /// Finds the next hop of a packet for an endpoint elsewhere.

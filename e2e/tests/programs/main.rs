@@ -16,7 +16,9 @@ mod ipv6;
 mod ipv6_transit;
 mod model;
 mod model_agent;
+mod model_policy;
 mod model_transit;
+mod policy;
 mod probes;
 mod random;
 mod reuse;
@@ -64,6 +66,7 @@ fn every_counter_has_a_test() {
         include_str!("fragments.rs"),
         include_str!("ipv6.rs"),
         include_str!("ipv6_transit.rs"),
+        include_str!("policy.rs"),
         include_str!("probes.rs"),
         include_str!("services.rs"),
         include_str!("shares.rs"),

@@ -5,7 +5,8 @@
 //! Addresses are `IpAddr`s here, so that a mapped IPv6 address never equals an IPv4 one.
 
 use std::{
-    collections::HashMap,
+    cell::RefCell,
+    collections::{HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -33,6 +34,7 @@ pub struct Local {
     pub interface: u8,
     pub mac: [u8; 6],
     pub takes_xdp: bool,
+    pub has_policy: bool,
 }
 
 type Rows = HashMap<(u32, IpAddr), Ipv4Addr>;
@@ -45,6 +47,8 @@ pub struct Model {
     pub forwarders: Rows,
     /// The path MTUs that routers reported for the ways to droplets.
     pub paths: HashMap<Ipv4Addr, u32>,
+    /// Interfaces whose endpoints got a packet whose answers are vouched for.
+    pub asked: RefCell<HashSet<u8>>,
 }
 
 impl Model {
@@ -55,6 +59,7 @@ impl Model {
                 interface: endpoint.index,
                 mac: endpoint.mac(),
                 takes_xdp: true,
+                has_policy: endpoint.has_policy(),
             };
             locals.insert((endpoint.vni, IpAddr::V4(endpoint.address)), local);
             locals.insert((endpoint.vni, IpAddr::V6(endpoint.v6)), local);
@@ -64,6 +69,7 @@ impl Model {
                 interface: BOUNCED.index,
                 mac: LOCAL_MAC,
                 takes_xdp: flags == LOCAL_TAKES_XDP,
+                has_policy: BOUNCED.has_policy(),
             };
             locals.insert((vni, address), local);
         }
@@ -81,6 +87,7 @@ impl Model {
             forward: rows(RemoteRow::Forward),
             forwarders: rows(RemoteRow::Forwarder),
             paths: HashMap::new(),
+            asked: RefCell::default(),
         }
     }
 

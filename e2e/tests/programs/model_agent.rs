@@ -110,12 +110,17 @@ impl Model {
             SUBNET_CLOSED => return Err(Counter::OutsideVpc),
             _ => {}
         }
+        let leaves_fragments = packet.is_fragment && sent.hook == Hook::Xdp;
+        let is_asked = self.asked.borrow().contains(&endpoint.index);
         if let Some(local) = self.locals.get(&(endpoint.vni, packet.destination)) {
-            return Ok(if sent.hook == Hook::Tc || local.takes_xdp {
-                Expect::Local { mac: local.mac }
-            } else {
-                TO_TC
-            });
+            if sent.hook == Hook::Xdp && !local.takes_xdp {
+                return Ok(TO_TC);
+            }
+            let is_own = local.interface == endpoint.index;
+            if !is_own && !self.admits(endpoint.vni, endpoint.stamp(), *local, packet, sent.hook)? {
+                return Ok(TO_TC);
+            }
+            return Ok(Expect::Local { mac: local.mac });
         }
         let (droplet, counter) = self.way(endpoint, network, packet)?;
         let size = (sent.frame.len() - 14) as u32;
@@ -123,7 +128,8 @@ impl Model {
         if size + OVERHEAD > mtu.max(LEAST_PATH_MTU) {
             return too_large(sent, packet, mtu - OVERHEAD);
         }
-        if !reaches(sent.hook, droplet) {
+        // Only tc can tell whether fragments are answers.
+        if leaves_fragments && is_asked || !reaches(sent.hook, droplet) {
             return Ok(TO_TC);
         }
         Ok(Expect::Encapsulated {

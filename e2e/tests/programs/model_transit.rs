@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 
 use thuban_common::{
     counters::Counter,
+    policy::Stamp,
     tables::{LEAST_PATH_MTU, SUBNET_BOUNCER_HERE, SUBNET_FOREIGN, VPC_DIVIDER_HERE},
 };
 
@@ -24,6 +25,18 @@ const PROBE: [u8; 8] = [0, 0x80, 0x88, 0xb5, 0, 0, 0, 0];
 
 fn address(bytes: &[u8], at: usize) -> Ipv4Addr {
     Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3])
+}
+
+/// Reads what the inner Ethernet header says of the sender.
+fn stamp(header: [u8; 14]) -> Stamp {
+    if header[0] & 0xf != 6 {
+        return Stamp::default();
+    }
+    Stamp {
+        class: u32::from_be_bytes([0, header[7], header[8], header[9]]),
+        egress_set: u32::from_be_bytes([0, header[1], header[2], header[3]]),
+        flags: u16::from(header[6] & 0xc),
+    }
 }
 
 /// The kinds of an outer packet for this droplet.
@@ -121,6 +134,10 @@ impl Model {
         }
 
         if let Some(local) = self.locals.get(&destination) {
+            let stamp = stamp(ethernet);
+            if !self.admits(vni, stamp, *local, &packet, hook)? {
+                return Ok(TO_TC);
+            }
             return deliver(*local, vni, frame[15], &packet, inner, OUTER + length);
         }
         let next = self.next(vni, vpc_flags, sender, &packet)?;

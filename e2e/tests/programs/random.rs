@@ -2,10 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use thuban_common::policy::{STAMP_GUARDED, STAMP_REPLY};
 use thuban_testkit::packets::checksum;
 
 use crate::{
     answers::{HOST, HOST6, TRACKED, TRACKED6},
+    fixture::stamp_bytes,
     frames::{Packet, Packet6, Tunnel, arp, header, mapped, other, probe, udp},
     rows::{
         ATTACHED, Endpoint, HERE, LOCALS, OTHERS, REMOTES, SECOND, SECRET, SPREAD, STRAY, THIRD, UNREACHED,
@@ -148,7 +150,7 @@ impl Random {
         } else {
             self.one_of(&[100, 100, 100, 101, 102, 102, 103])
         };
-        let inner = if self.once_in(60) {
+        let mut inner = if self.once_in(60) {
             let ethertype = self.one_of(&[0x8100, 0x0806]);
             other(mac, ethertype, &[0; 60])
         } else if self.once_in(2) {
@@ -158,6 +160,15 @@ impl Random {
             let (from, to) = (self.v6(vni), self.v6(vni));
             self.v6_packet(mac, from, to)
         };
+        if self.once_in(2) {
+            let endpoint = self.one_of(&ATTACHED);
+            let mut stamp = endpoint.stamp();
+            if self.once_in(8) {
+                stamp.egress_set = 1 + u32::from(self.u8() % 4);
+            }
+            stamp.flags ^= self.one_of(&[0, 0, STAMP_REPLY, STAMP_GUARDED]);
+            inner[..12].copy_from_slice(&stamp_bytes(stamp));
+        }
         let sender = self.droplet();
         let to = if self.once_in(30) { THIRD } else { HERE };
         let mut tunnel = Tunnel::new(sender, to, vni);
@@ -358,6 +369,12 @@ impl Random {
             0x4000
         };
         let mut frame = packet.bytes();
+        // No later fragment has a first one. The checksum is made right for it.
+        let number = u16::from(self.u8()) << 1 | u16::from(packet.fragment & 0x1fff != 0);
+        frame[18..20].copy_from_slice(&number.to_be_bytes());
+        frame[24..26].fill(0);
+        let sum = checksum(&frame[14..34]);
+        frame[24..26].copy_from_slice(&sum.to_be_bytes());
         match self.below(30) {
             // This makes options out of the payload's first bytes.
             0 | 1 => frame[14] = 0x45 + self.u8() % 11,
@@ -372,7 +389,11 @@ impl Random {
         let next = self.one_of(&[
             6, 6, 6, 17, 17, 17, 17, 58, 58, 58, 0, 43, 44, 51, 60, 59, 132, 1, 135, 253,
         ]);
-        let payload = self.payload();
+        let mut payload = self.payload();
+        if next == 44 && payload.len() >= 8 {
+            let is_later = payload[2] != 0 || payload[3] & 0xf8 != 0;
+            payload[7] = payload[7] & !1 | u8::from(is_later);
+        }
         let mut packet = Packet6::udp(mac, from, to).carrying(next, &payload);
         packet.traffic_class = self.u8();
         packet.hop_limit = self.one_of(&[64, 255, 1]);

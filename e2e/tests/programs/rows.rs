@@ -57,17 +57,27 @@ impl Endpoint {
         [2, 0, 0, 0, 0, 100 + self.index]
     }
 
-    /// Returns what its packets to other droplets say of it. Some endpoints have policies.
+    /// Whether policies apply to it.
+    pub const fn has_policy(self) -> bool {
+        let stamp = self.stamp();
+        stamp.egress_set != 0 || stamp.flags != 0
+    }
+
+    /// Returns what its packets to other droplets say of it. Some endpoints have policies, which allow everything.
     pub const fn stamp(self) -> Stamp {
         let index = self.index as u32;
         Stamp {
             class: 0x0a_0b00 | index,
-            egress_set: if index.is_multiple_of(2) {
-                0
-            } else {
+            egress_set: if matches!(index, 1 | 5 | 7) {
                 0x01_0200 | index
+            } else {
+                0
             },
-            flags: if index.is_multiple_of(3) { STAMP_GUARDED } else { 0 },
+            flags: if matches!(index, 2 | 5 | 6) {
+                STAMP_GUARDED
+            } else {
+                0
+            },
         }
     }
 

@@ -9,9 +9,10 @@ use anyhow::{Context, Result};
 use aya::programs::{TestRun, TestRunOptions};
 use thuban_common::{
     counters::Counter,
+    policy::{Grant, GrantKey, PEER_OTHER, of_vpc},
     tables::{
         ATTACHMENT_HOST, AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, EndpointKey,
-        LOCAL_TAKES_XDP, LocalEntry, ProbeEntry, RemoteRow, SubnetEntry, VpcEntry,
+        LOCAL_HAS_POLICY, LOCAL_TAKES_XDP, LocalEntry, ProbeEntry, RemoteRow, SubnetEntry, VpcEntry,
     },
 };
 use thuban_e2e::{
@@ -134,13 +135,28 @@ impl World {
                 egress_set: stamp.egress_set,
             };
             self.programs.insert("ATTACHMENTS", interface, attachment)?;
+            for set in [attachment.ingress_set, attachment.egress_set] {
+                if set != 0 {
+                    self.allow_all(vni, set)?;
+                }
+            }
             for address in [IpAddr::V4(endpoint.address), IpAddr::V6(endpoint.v6)] {
-                self.insert_local(key(vni, address), interface, mac, LOCAL_TAKES_XDP)?;
+                self.insert_local(
+                    key(vni, address),
+                    interface,
+                    mac,
+                    LOCAL_TAKES_XDP | policy_flag(endpoint),
+                )?;
             }
         }
         for (vni, address, flags) in LOCALS {
             let interface = self.interfaces[usize::from(BOUNCED.index)];
-            self.insert_local(key(vni, address), interface, LOCAL_MAC, flags)?;
+            self.insert_local(
+                key(vni, address),
+                interface,
+                LOCAL_MAC,
+                flags | policy_flag(BOUNCED),
+            )?;
         }
         for (row, vni, address, droplet) in REMOTES {
             self.insert_remote(row, vni, address, droplet)?;
@@ -152,7 +168,22 @@ impl World {
     pub fn restore_local(&mut self, endpoint: Endpoint) -> Result<()> {
         let interface = self.interfaces[usize::from(endpoint.index)];
         let key = key(endpoint.vni, endpoint.address);
-        self.insert_local(key, interface, endpoint.mac(), LOCAL_TAKES_XDP)
+        self.insert_local(
+            key,
+            interface,
+            endpoint.mac(),
+            LOCAL_TAKES_XDP | policy_flag(endpoint),
+        )
+    }
+
+    /// Writes a set that denies nothing.
+    fn allow_all(&mut self, vni: u32, set: u32) -> Result<()> {
+        let key = GrantKey {
+            set: of_vpc(vni, set),
+            peer: PEER_OTHER,
+        };
+        self.programs
+            .insert("GRANTS", key, Grant { list: 0, flags: 0 }.of(&key))
     }
 
     fn insert_local(&mut self, key: EndpointKey, ifindex: u32, mac: [u8; 6], flags: u16) -> Result<()> {
@@ -284,6 +315,15 @@ impl World {
             frame: output,
             counted: BTreeMap::new(),
         })
+    }
+}
+
+/// Returns the flag of local rows of an endpoint to which policies apply.
+const fn policy_flag(endpoint: Endpoint) -> u16 {
+    if endpoint.has_policy() {
+        LOCAL_HAS_POLICY
+    } else {
+        0
     }
 }
 

@@ -11,8 +11,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use ipnet::IpNet;
 use thuban_api::cluster_dns::ClusterDns;
 use thuban_common::host_stack::{
-    CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON, MARK_ANSWER, MARK_EGRESS, MARK_EGRESS_HOST,
-    MARK_FROM_POD, MARK_FROM_POD_MASK, MARK_HOST_ENDPOINT, MARK_MASK, NFT_TABLE, priority,
+    CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON, DENIED, MARK_ANSWER, MARK_DENIED,
+    MARK_DENIED_MASK, MARK_EGRESS, MARK_EGRESS_HOST, MARK_FROM_POD, MARK_FROM_POD_MASK, MARK_HOST_ENDPOINT,
+    MARK_MASK, NFT_TABLE, priority,
 };
 use thuban_common::tables::{HOST_SOURCE, HOST_SOURCE_V6, HOST_TRACKED, HOST_TRACKED_V6};
 use thuban_rows::NodeService;
@@ -215,6 +216,7 @@ fn constants(values: &mut Values) {
     for (name, mark) in [
         ("MARK_MASK", MARK_MASK),
         ("MARK_ANSWER", MARK_ANSWER),
+        ("MARK_DENIED", MARK_DENIED),
         ("MARK_EGRESS_HOST", MARK_EGRESS_HOST),
         ("MARK_HOST_ENDPOINT", MARK_HOST_ENDPOINT),
         ("CONNECTION_LED", CONNECTION_LED),
@@ -251,6 +253,10 @@ fn constants(values: &mut Values) {
     values.one("from_tenant", egress("=="));
     values.one("not_from_tenant", egress("!="));
     values.one("from_pod", from_pod("=="));
+    let marked = |mask, mark| format!("meta mark & {mask:#x} == {mark:#x}");
+    values.one("denied", marked(MARK_DENIED_MASK, MARK_DENIED));
+    values.one("denied_tenant", marked(MARK_MASK, MARK_EGRESS | DENIED));
+    values.mark("not_denied", !DENIED);
     values.one(
         "answer_to_pod",
         format_args!("ct mark & {MARK_FROM_POD_MASK:#x} == {MARK_FROM_POD:#x}"),

@@ -73,6 +73,8 @@ counters! {
     ServiceStateless = 17, "service_stateless";
     /// Agent: packets to services that nobody serves, answered by TCP reset or ICMP.
     ServiceRefused = 18, "service_refused";
+    /// Delivery: packets that policy lets in, of flows that FLOWS has no room for. Their answers may be dropped.
+    PolicyUnvouched = 19, "policy_unvouched";
     /// Transit: probes of other droplets answered.
     ProbesAnswered = 24, "probes_answered";
     /// Transit: probes sent to members of roles that this droplet uses.
@@ -153,6 +155,13 @@ counters! {
     /// Drop: to a service, a later fragment of a datagram whose first fragment did not go by here, or was not passed
     /// on.
     FragmentWithoutFirst = 73, "fragment_without_first";
+    /// Drop: the destination's ingress policies don't allow the packet.
+    PolicyIngress = 74, "policy_ingress";
+    /// Drop: the sender's egress policies don't allow the packet.
+    PolicyEgress = 75, "policy_egress";
+    /// Drop: policy applies, and the packet hides its ports: IPv4 options, IPv6 extension headers, a fragment of TCP or
+    /// SCTP, a later fragment whose first one was not let in.
+    PolicyUnreadable = 76, "policy_unreadable";
 }
 
 #[cfg(test)]

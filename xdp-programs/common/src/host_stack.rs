@@ -10,6 +10,13 @@ pub const MARK_MASK: u32 = 0xffff;
 pub const MARK_EGRESS: u32 = 0x0054;
 /// Low half of the mark of such packets from a pod that may also reach the node itself.
 pub const MARK_EGRESS_HOST: u32 = 0x0056;
+/// Bit of the marks of packets that network policy lets out as answers alone. With [`MARK_EGRESS`] or
+/// [`MARK_EGRESS_HOST`], or as [`MARK_DENIED`].
+pub const DENIED: u32 = 0x0008;
+/// Low half of the mark of such packets from a pod that leaves by its own address.
+pub const MARK_DENIED: u32 = 0x0058;
+/// What all marks with [`DENIED`] have, under [`MARK_DENIED_MASK`].
+pub const MARK_DENIED_MASK: u32 = MARK_MASK & !(MARK_EGRESS | MARK_EGRESS_HOST) | MARK_DENIED;
 /// Low half of the mark of answers to such packets: they are routed to pods.
 pub const MARK_ANSWER: u32 = 0x0055;
 /// Low half of the mark of packets that the node sends on by its own endpoint: they are routed there.

@@ -12,6 +12,7 @@ use crate::{
         ethernet::EthernetHeader,
         ipv4::{SCTP, TCP, UDP},
     },
+    services::ConnectionKey,
     tables::Address,
 };
 
@@ -116,12 +117,12 @@ pub const PEER_OUTSIDE: u64 = 1;
 
 /// GRANTS[(set, peer)]: what a set says of a peer whatever its address, and BLOCKS[(set, address)]: what it says of an
 /// address. Without an entry, even of [`PEER_OTHER`], the set isn't known and all is denied.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Grant {
     /// The list; 0: no rule.
     pub list: u32,
-    /// [`GRANT_DENIES`], [`GRANT_ASKS_BLOCKS`].
+    /// [`GRANT_DENIES`], [`GRANT_ASKS_BLOCKS`]. In GRANTS the other bits are those of [`Grant::of`].
     pub flags: u32,
 }
 
@@ -129,6 +130,102 @@ pub struct Grant {
 pub const GRANT_DENIES: u32 = 1;
 /// [`Grant::flags`]: BLOCKS may have more to say.
 pub const GRANT_ASKS_BLOCKS: u32 = 2;
+const GRANT_FLAGS: u32 = GRANT_DENIES | GRANT_ASKS_BLOCKS;
+
+impl Grant {
+    /// Returns the grant as GRANTS has it: with bits that tell whose it is. The kernel gives a removed element to the
+    /// next key at once, while programs still read it. An entry is one word, so its parts are of one grant.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(self, key: &GrantKey) -> Self {
+        Self {
+            list: self.list,
+            flags: self.flags & GRANT_FLAGS | key.tag(),
+        }
+    }
+
+    /// Returns the grant of an entry of GRANTS, if it is the key's.
+    #[inline(always)]
+    pub const fn read(self, key: &GrantKey) -> Option<Self> {
+        if self.flags & !GRANT_FLAGS != key.tag() {
+            return None;
+        }
+        Some(Self {
+            list: self.list,
+            flags: self.flags & GRANT_FLAGS,
+        })
+    }
+}
+
+impl GrantKey {
+    #[inline(always)]
+    const fn tag(&self) -> u32 {
+        let set = self.set.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (set ^ set >> 32 ^ self.peer).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        (mixed >> 32) as u32 & !GRANT_FLAGS
+    }
+}
+
+/// FLOWS[flow]: a flow that policy let in, by the key of its first direction. Delivery writes it if the flow's answers
+/// must be vouched for: their receiver has an ingress set, or their sender an egress set.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowEntry {
+    /// A hash of the key ([`FlowEntry::tag`]). Together with the epoch it is the word that says whose the entry is.
+    pub tag: u32,
+    /// POLICY[0] as it was before the flow was judged. After a change the flow is judged anew.
+    pub epoch: u32,
+    /// The last time that was written for a packet, ns since boot.
+    pub time: u64,
+    /// The client's class and egress set, by which the flow was judged.
+    pub class: u32,
+    pub egress_set: u32,
+    /// What each direction has seen, as in [`crate::services::ConnectionEntry::state`].
+    pub state: u16,
+    pub answers: u16,
+    pub padding: u32,
+}
+
+impl FlowEntry {
+    /// Returns the tag of a flow.
+    #[inline(always)]
+    pub const fn tag(key: &ConnectionKey) -> u32 {
+        let mut hash = key.vni as u64 ^ (key.protocol as u64) << 32;
+        hash = mix(hash, (key.ports[0] as u64) << 16 | key.ports[1] as u64);
+        let mut byte = 0;
+        while byte < 16 {
+            hash = mix(hash, word(&key.source, byte));
+            hash = mix(hash, word(&key.destination, byte));
+            byte += 8;
+        }
+        (hash >> 32) as u32
+    }
+}
+
+#[inline(always)]
+const fn mix(hash: u64, word: u64) -> u64 {
+    let product = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    product ^ product >> 29
+}
+
+#[inline(always)]
+const fn word(address: &Address, at: usize) -> u64 {
+    u64::from_ne_bytes([
+        address[at],
+        address[at + 1],
+        address[at + 2],
+        address[at + 3],
+        address[at + 4],
+        address[at + 5],
+        address[at + 6],
+        address[at + 7],
+    ])
+}
+
+/// Entries of FLOWS.
+pub const FLOWS_CAPACITY: u32 = 131_072;
+/// Entries of FLOWS that the flows of one VPC may have.
+pub const FLOWS_OF_VPC: u32 = FLOWS_CAPACITY / 4;
 
 /// Data of the LPM key of BLOCKS. The set is network order, so that prefixes of 64 + n bits cover it whole.
 #[repr(C)]
@@ -355,11 +452,24 @@ fn decide(tables: &impl Lookups, set: u64, peer: u64, address: &Address, point: 
 const _: () = {
     assert!(size_of::<GrantKey>() == 16);
     assert!(size_of::<BlockKey>() == 24);
-    assert!(size_of::<Grant>() == 8);
+    assert!(size_of::<Grant>() == 8 && align_of::<Grant>() == 8);
+    assert!(size_of::<FlowEntry>() == 32);
     assert!(size_of::<ListKey>() == 8);
     assert!(size_of::<PortRange>() == 12);
     assert!(size_of::<ListEntry>() == 128);
 };
+
+#[cfg(feature = "user")]
+mod pod {
+    use super::{BlockKey, FlowEntry, Grant, GrantKey, ListEntry, ListKey};
+    macro_rules! pod {
+        ($($t:ty),*) => {
+            // SAFETY: repr(C) of integers and arrays without implicit padding (sizes asserted above).
+            $(unsafe impl aya::Pod for $t {})*
+        };
+    }
+    pod!(BlockKey, FlowEntry, Grant, GrantKey, ListEntry, ListKey);
+}
 
 #[cfg(test)]
 mod tests {
@@ -423,6 +533,57 @@ mod tests {
         assert_ne!(of_vpc(1, MAX_ID), of_vpc(2, 0));
         assert!(of_vpc(1, 0) > PEER_OUTSIDE, "no class is a constant");
         assert_eq!(of_vpc(0xff_ffff, MAX_ID), 0xffff_ffff_ffff);
+    }
+
+    #[test]
+    fn an_element_that_another_key_has_by_now_is_no_grant() {
+        let mut random = Random::from_clock();
+        for _ in 0..10_000 {
+            let mut key = || GrantKey {
+                set: of_vpc(random.u32() & 0xff, random.u32() & 0xff),
+                peer: of_vpc(7, random.u32() & 0xff),
+            };
+            let (own, other) = (key(), key());
+            let grant = Grant {
+                list: random.u32(),
+                flags: random.u32() & GRANT_FLAGS,
+            };
+            assert_eq!(grant.of(&own).read(&own), Some(grant));
+            let is_read = grant.of(&own).read(&other).is_some();
+            assert_eq!(is_read, own == other, "seed {}: {own:?} {other:?}", random.seed());
+        }
+    }
+
+    #[test]
+    fn every_part_of_a_flow_changes_its_tag() {
+        let key = ConnectionKey {
+            vni: 7,
+            ports: [1, 2],
+            source: [3; 16],
+            destination: [4; 16],
+            protocol: TCP,
+            direction: 0,
+            padding: 0,
+        };
+        let mut tags = vec![FlowEntry::tag(&key)];
+        let mut push = |change: &dyn Fn(&mut ConnectionKey)| {
+            let mut other = key;
+            change(&mut other);
+            tags.push(FlowEntry::tag(&other));
+        };
+        push(&|key| key.vni = 8);
+        push(&|key| key.ports = [2, 1]);
+        push(&|key| key.ports[0] = 0);
+        push(&|key| std::mem::swap(&mut key.source, &mut key.destination));
+        push(&|key| key.protocol = UDP);
+        for byte in 0..16 {
+            push(&|key| key.source[byte] = 9);
+            push(&|key| key.destination[byte] = 9);
+        }
+        let count = tags.len();
+        tags.sort_unstable();
+        tags.dedup();
+        assert_eq!(tags.len(), count);
     }
 
     #[test]

@@ -163,8 +163,8 @@ pub struct PendingEntry {
     pub padding: u32,
 }
 
-/// Key of FRAGMENTS: one of the [`PLACES_OF_VPC`] places of a VPC. A datagram's place follows from its addresses and
-/// its number.
+/// Key of FRAGMENTS: one of the [`PLACES_OF_VPC`] places of a VPC for services, or of as many for policy behind them. A
+/// datagram's place follows from its addresses and its number.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FragmentKey {
@@ -173,7 +173,7 @@ pub struct FragmentKey {
 }
 
 /// FRAGMENTS[(VNI, place)]: what the later fragments of a datagram become, which show no ports. The first fragment
-/// writes it.
+/// writes it. In a place of policy it says that later fragments pass as the first one did, and is changed by nothing.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentEntry {
@@ -192,15 +192,17 @@ pub struct FragmentEntry {
     pub to_destination: Address,
 }
 
-/// GATES: whether packets of an interface need a look-up at all. Written by agents, never cleared. Element
-/// [`GATE_OF_ANY`] tells of all interfaces together whether there ever was a connection.
+/// GATES: whether packets of an interface need a look-up at all. Never cleared. Element [`GATE_OF_ANY`] tells of all
+/// interfaces together whether there ever was a connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatesEntry {
     /// Until when there may be something in PENDING, in units of 2^30 ns since boot.
     pub pending_until: u32,
     /// Whether there ever was a connection.
-    pub connections: u32,
+    pub connections: u16,
+    /// Whether FLOWS ever had a flow to the endpoint.
+    pub flows: u16,
 }
 
 /// [`ServiceEntry::flags`]: the backends are for clients of this droplet alone. Without any backend, packets are
@@ -252,7 +254,7 @@ pub const PENDING_OF_VPC: u32 = 8192;
 /// Datagrams in FRAGMENTS that a VPC has room for. A newer one takes the place of an older one of the same VPC.
 pub const PLACES_OF_VPC: u32 = 64;
 /// The most datagrams in FRAGMENTS: room for 128 VPCs.
-pub const FRAGMENTS_CAPACITY: u32 = 8192;
+pub const FRAGMENTS_CAPACITY: u32 = 2 * 128 * PLACES_OF_VPC;
 /// How long FRAGMENTS is believed, ns: senders send all fragments at once.
 pub const FRAGMENT_LIFE: u64 = 5_000_000_000;
 /// Index in GATES of what all interfaces have together.
@@ -270,6 +272,8 @@ pub const fn gate_of(interface: u32) -> u32 {
 pub const ALL_CONNECTIONS: Address = [0; 16];
 /// The address by which SHARES counts a VPC's flows in PENDING. No client has it.
 pub const ALL_PENDING: Address = [0xff; 16];
+/// The address by which SHARES counts a VPC's flows in FLOWS. No client has it.
+pub const ALL_FLOWS: Address = [0xfe; 16];
 
 /// The meaning of a transport header's first bytes for its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,10 @@
 //! A node with pods of its own VPC and of tenants, and a host beside it, all with both families. Servers and clients by
 //! UDP, and packets of SCTP as they are on the wire.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType};
 use thuban_proto::transit::row::Row;
@@ -151,7 +153,18 @@ pub fn socket(namespace: &str, port: u16) -> UdpSocket {
 
 pub fn socket_at(namespace: &str, address: impl Into<IpAddr>, port: u16) -> UdpSocket {
     let address = address.into();
-    let socket = in_namespace(namespace, move || UdpSocket::bind((address, port)).unwrap());
+    let socket = in_namespace(namespace, move || {
+        // An IPv6 address that was just added may not be usable at once.
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match UdpSocket::bind((address, port)) {
+                Err(error) if error.kind() == ErrorKind::AddrNotAvailable && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                bound => return bound.unwrap(),
+            }
+        }
+    });
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket
 }

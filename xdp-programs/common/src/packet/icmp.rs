@@ -26,6 +26,34 @@ pub const LEAST_QUOTE_V6: usize = ipv6::LENGTH + 8;
 /// The least MTU of an IPv6 link (RFC 8200 section 5).
 const LEAST_V6: u16 = 1280;
 
+/// Returns the number of ICMP of a family.
+#[inline(always)]
+pub const fn protocol(is_v6: bool) -> u8 {
+    if is_v6 { ICMPV6 } else { ipv4::ICMP }
+}
+
+/// Whether a message's type is an error's: the message quotes the packet that it is about.
+#[inline(always)]
+pub const fn is_error(is_v6: bool, kind: u8) -> bool {
+    if is_v6 {
+        kind < 128
+    } else {
+        matches!(kind, 3 | 11 | 12)
+    }
+}
+
+/// Returns the type of an echo request.
+#[inline(always)]
+pub const fn echo_request(is_v6: bool) -> u8 {
+    if is_v6 { 128 } else { 8 }
+}
+
+/// Returns the type of an answer to it.
+#[inline(always)]
+pub const fn echo_reply(is_v6: bool) -> u8 {
+    if is_v6 { 129 } else { 0 }
+}
+
 /// The IP and ICMP headers before the quote, IPv4.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -88,8 +88,7 @@ impl IpPacket {
         let next = first[3].to_ne_bytes()[0];
         let kind = match next {
             ipv6::FRAGMENT => FRAGMENT | LATER_FRAGMENT,
-            // Hop-by-hop, routing, authentication, destination options, mobility, HIP, shim6.
-            ipv6::HOP_BY_HOP | 43 | 51 | 60 | 135 | 139 | 140 => OPTIONS,
+            next if ipv6::is_extension(next) => OPTIONS,
             _ => 0,
         };
         self.length = ipv6::LENGTH as u32 + u32::from(u16::from_be(first[2]));

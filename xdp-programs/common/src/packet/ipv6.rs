@@ -9,6 +9,13 @@ pub const HOP_BY_HOP: u8 = 0;
 pub const FRAGMENT: u8 = 44;
 pub const ICMPV6: u8 = 58;
 
+/// Whether a next header is an extension's, other than a fragment's: hop-by-hop, routing, authentication, destination
+/// options, mobility, HIP, shim6.
+#[inline(always)]
+pub const fn is_extension(next: u8) -> bool {
+    matches!(next, HOP_BY_HOP | 43 | 51 | 60 | 135 | 139 | 140)
+}
+
 /// The 40 bytes as raw words.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
