@@ -30,6 +30,8 @@ pub enum Suite {
     Conformance,
     /// All tests of the network, except those that the documentation lists with a reason
     Network,
+    /// Tests of NetworkPolicies
+    Netpol,
 }
 
 #[derive(clap::Args)]
@@ -54,6 +56,7 @@ impl Suite {
         match self {
             Self::Conformance => "Conformance && sig-network",
             Self::Network => "sig-network",
+            Self::Netpol => "Feature:NetworkPolicy",
         }
     }
 
@@ -62,6 +65,7 @@ impl Suite {
         match self {
             Self::Conformance => "55m",
             Self::Network => "150m",
+            Self::Netpol => "120m",
         }
     }
 
@@ -70,6 +74,7 @@ impl Suite {
         match self {
             Self::Conformance => "conformance.json",
             Self::Network => "network.json",
+            Self::Netpol => "netpol.json",
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Tests of Kubernetes that this cluster is not made for.
 
+use super::Suite;
+
 /// A label of tests, and what they need that is not here.
 const LABELS: [(&str, &str); 12] = [
     (
@@ -13,10 +15,7 @@ const LABELS: [(&str, &str); 12] = [
     ("Feature:KubeProxyDaemonSetMigration", "needs kube-proxy"),
     ("Feature:KubeProxyNFAcct", "needs kube-proxy"),
     ("Feature:LoadBalancer", "needs a cloud's load balancers"),
-    (
-        "Feature:NetworkPolicy",
-        "Thuban does not enforce network policies yet",
-    ),
+    (POLICY, "runs with --suite netpol"),
     ("Feature:Networking-DNS", "needs the Internet"),
     ("Feature:Networking-IPv4", "needs the Internet"),
     ("Feature:Networking-IPv6", "needs the Internet"),
@@ -28,6 +27,9 @@ const LABELS: [(&str, &str); 12] = [
     ("Feature:SCTPConnectivity", "needs a kernel with SCTP sockets"),
 ];
 
+/// The label of tests of policies, which are a suite of their own.
+const POLICY: &str = "Feature:NetworkPolicy";
+
 /// A part of the names of tests, and what they need that is not here.
 const NAMES: [(&str, &str); 3] = [
     ("Networking should check kube-proxy urls", "needs kube-proxy"),
@@ -38,16 +40,32 @@ const NAMES: [(&str, &str); 3] = [
     ),
 ];
 
-/// Returns the reason why a test is left out, if it is.
-pub fn reason(name: &str, labels: &[&str]) -> Option<&'static str> {
-    let by_label = LABELS.iter().find(|(label, _)| labels.contains(label));
+/// Returns the reason why a test is left out of a suite, if it is.
+pub fn reason(suite: Suite, name: &str, labels: &[&str]) -> Option<&'static str> {
+    let is_own = |label: &str| suite == Suite::Netpol && label == POLICY;
+    let by_label = LABELS
+        .iter()
+        .find(|(label, _)| labels.contains(label) && !is_own(label));
     let by_name = || NAMES.iter().find(|(part, _)| name.contains(part));
     by_label.or_else(by_name).map(|(_, reason)| *reason)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::reason;
+    use super::{POLICY, Suite};
+
+    fn reason(name: &str, labels: &[&str]) -> Option<&'static str> {
+        super::reason(Suite::Network, name, labels)
+    }
+
+    #[test]
+    fn tests_of_policies_are_of_their_own_suite() {
+        let labels = ["sig-network", POLICY];
+        assert!(reason("Netpol should deny", &labels).is_some());
+        assert_eq!(super::reason(Suite::Netpol, "Netpol should deny", &labels), None);
+        let by_sctp = ["sig-network", POLICY, "Feature:SCTPConnectivity"];
+        assert!(super::reason(Suite::Netpol, "NetpolSCTP", &by_sctp).is_some());
+    }
 
     #[test]
     fn only_what_has_a_reason_is_left_out() {

@@ -84,7 +84,9 @@ pub fn run(tools: &Path, cluster: &Cluster, suite: Suite, focus: &str, procs: u3
             String::from_utf8_lossy(&output.stderr)
         );
     }
-    let (planned, left_out) = report::planned(&report::read(&folder.join("plan.json"))?, left_out::reason)?;
+    let (planned, left_out) = report::planned(&report::read(&folder.join("plan.json"))?, |name, labels| {
+        left_out::reason(suite, name, labels)
+    })?;
     if planned.is_empty() {
         bail!("no test matches {focus:?}");
     }

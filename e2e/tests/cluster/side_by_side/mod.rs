@@ -11,6 +11,7 @@ mod hosts;
 mod isolation;
 mod membership;
 mod metrics;
+mod network_policies;
 mod overlapping_vpcs;
 mod overlay_port;
 mod paths;
