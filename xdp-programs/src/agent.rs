@@ -9,7 +9,7 @@ use thuban_common::{
         ipv6::{self, ICMPV6},
         nd, words3,
     },
-    policy::{STAMP_REPLY, Stamp},
+    policy::STAMP_REPLY,
     tables::{
         Address, AttachmentEntry, ConfigEntry, DropletAddress, EndpointKey, LOAD_OF_DIVIDER, LOCAL_TAKES_XDP,
         LocalEntry, NO_DROPLET, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_SERVICES, SubnetEntry, TracePoint,
@@ -125,6 +125,14 @@ fn packet<F: Frame>(
     if packet.is_from_dhcp_server() {
         return Err(Counter::RouterForbidden);
     }
+    // This is asked once, here: the verifier follows each way to the question.
+    let Some(is_answer) = policy::vouches(frame, attachment, &observed.packet) else {
+        return Ok((F::PASS, None));
+    };
+    observed.stamp = attachment.stamp();
+    if is_answer {
+        observed.stamp.flags |= STAMP_REPLY;
+    }
     route(frame, attachment, config, ethertype, observed)
 }
 
@@ -206,7 +214,7 @@ fn route<F: Frame>(
     let hash = flow::hash(packet);
     let next_hop = match target {
         Target::Local(local) => {
-            return to_local(frame, attachment, &local, ethertype, packet, translation);
+            return to_local(frame, attachment, &local, ethertype, observed, translation);
         }
         Target::Remote(droplet) if droplet == config.droplet => return Err(Counter::NoEndpoint),
         Target::Remote(droplet) => NextHop {
@@ -229,21 +237,13 @@ fn route<F: Frame>(
     if let Some(mtu) = too_big::exceeded(frame, config, packet, next_hop.droplet) {
         return too_big::answer(frame, attachment, packet, mtu);
     }
-    // An answer goes to the address that asked, never to a service.
-    let stamp = match translation {
-        Some(_) => attachment.stamp(),
-        None => match stamp_of(frame, attachment, packet) {
-            Some(stamp) => stamp,
-            None => return Ok((F::PASS, None)),
-        },
-    };
     translate(frame, packet, translation)?;
     let Some(verdict) = encapsulate(
         frame,
         config,
         next_hop.droplet,
         attachment.vni,
-        stamp,
+        observed.stamp,
         packet,
         hash,
     )?
@@ -263,16 +263,6 @@ fn route<F: Frame>(
     Ok((verdict, Some(next_hop.counter)))
 }
 
-/// Returns what the packet says of its sender. `None`: only tc can tell.
-#[inline(always)]
-fn stamp_of<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket) -> Option<Stamp> {
-    let mut stamp = attachment.stamp();
-    if policy::vouches(frame, attachment, packet)? {
-        stamp.flags |= STAMP_REPLY;
-    }
-    Some(stamp)
-}
-
 /// Delivers to an endpoint of this droplet: a backend, or an endpoint that may be waiting for a service's answer.
 #[inline(always)]
 fn to_local<F: Frame>(
@@ -280,25 +270,19 @@ fn to_local<F: Frame>(
     attachment: &AttachmentEntry,
     local: &LocalEntry,
     ethertype: u16,
-    packet: &IpPacket,
+    observed: &Observed,
     translation: Option<&'static mut Work>,
 ) -> Outcome {
+    let (packet, stamp) = (&observed.packet, observed.stamp);
     if !F::IS_LAST
         && (local.flags & LOCAL_TAKES_XDP == 0
             || service::may_be_answer(local.ifindex, attachment.vni, packet))
     {
         return Ok((F::PASS, None));
     }
-    let mut stamp = attachment.stamp();
     // A pod is always let in by itself.
     if local.ifindex != frame.interface() && policy::concerns(stamp, local) {
         let to = translation.as_ref().map(|work| &work.to);
-        if to.is_none() {
-            let Some(vouched) = stamp_of(frame, attachment, packet) else {
-                return Ok((F::PASS, None));
-            };
-            stamp = vouched;
-        }
         let offset = ethernet::LENGTH as u32;
         if !policy::admit(frame, attachment.vni, stamp, local, packet, to, offset)? {
             return Ok((F::PASS, None));

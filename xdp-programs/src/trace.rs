@@ -27,7 +27,7 @@ pub struct Observed {
     pub packet: IpPacket,
     pub vni: u32,
     pub next: DropletAddress,
-    /// What the packet says of its sender; only transit reads it.
+    /// What the packet says of its sender, at an agent what it is to say.
     pub stamp: Stamp,
     length: u32,
     interface: u32,

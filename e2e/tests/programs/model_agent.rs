@@ -97,6 +97,11 @@ impl Model {
         if packet.protocol == 17 && packet.ports == lease {
             return Err(Counter::RouterForbidden);
         }
+        // Only tc can tell whether fragments are answers.
+        let is_asked = self.asked.borrow().contains(&endpoint.index);
+        if packet.is_fragment && sent.hook == Hook::Xdp && is_asked {
+            return Ok(TO_TC);
+        }
         let Some(network) = subnet(endpoint.vni, packet.destination) else {
             let is_open = has_host_access(endpoint) || goes_out(endpoint) && !is_droplets(packet.destination);
             return if is_open && !is_private(endpoint, packet.source) {
@@ -110,8 +115,6 @@ impl Model {
             SUBNET_CLOSED => return Err(Counter::OutsideVpc),
             _ => {}
         }
-        let leaves_fragments = packet.is_fragment && sent.hook == Hook::Xdp;
-        let is_asked = self.asked.borrow().contains(&endpoint.index);
         if let Some(local) = self.locals.get(&(endpoint.vni, packet.destination)) {
             if sent.hook == Hook::Xdp && !local.takes_xdp {
                 return Ok(TO_TC);
@@ -128,8 +131,7 @@ impl Model {
         if size + OVERHEAD > mtu.max(LEAST_PATH_MTU) {
             return too_large(sent, packet, mtu - OVERHEAD);
         }
-        // Only tc can tell whether fragments are answers.
-        if leaves_fragments && is_asked || !reaches(sent.hook, droplet) {
+        if !reaches(sent.hook, droplet) {
             return Ok(TO_TC);
         }
         Ok(Expect::Encapsulated {

@@ -41,8 +41,13 @@ pub fn connect_to(namespace: &str, address: SocketAddr) -> Result<TcpStream, Err
 }
 
 pub fn ask(stream: &mut TcpStream) -> u8 {
+    try_ask(stream).unwrap()
+}
+
+/// Does what [`ask`] does, on a connection that may be cut.
+pub fn try_ask(stream: &mut TcpStream) -> std::io::Result<u8> {
     let mut answer = [0];
-    stream.write_all(&[1]).unwrap();
-    stream.read_exact(&mut answer).unwrap();
-    answer[0]
+    stream.write_all(&[1])?;
+    stream.read_exact(&mut answer)?;
+    Ok(answer[0])
 }

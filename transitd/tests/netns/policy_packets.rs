@@ -1,0 +1,177 @@
+//! Network policy in the packets of a node: between its pods, out of their VPC, and in from outside.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use thuban_proto::transit::row::Row;
+use thuban_proto::transit::{
+    ClassRow, ExposedPort, ExposedRow, LocalRow, PolicyAction, PolicyBlock, PolicyPort, PolicyRule,
+    PolicySetRow, PolicyTier, ServiceBackend,
+};
+
+use crate::policies::{FAR, STRANGER, pod, rig_with};
+use crate::rig::{NODE, Rig, eventually, local};
+use crate::tcp::{PATIENCE, ask, connect, serve};
+
+const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
+const SECOND: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 6);
+const GROUP: u64 = 0x77;
+const FRIEND: u32 = 3;
+const STRANGE: u32 = 4;
+const SET: u32 = 9;
+
+fn class(id: u32, groups: &[u64]) -> Row {
+    Row::Class(ClassRow {
+        vni: 7,
+        id,
+        groups: groups.to_vec(),
+        ..ClassRow::default()
+    })
+}
+
+/// Returns a set that accepts TCP to port 8080, of the group and of a range.
+fn set(id: u32, egress: bool, block: &str) -> Row {
+    let rule = PolicyRule {
+        tier: PolicyTier::NetworkPolicy.into(),
+        action: PolicyAction::Accept.into(),
+        policy: "ns/web".into(),
+        groups: vec![GROUP],
+        blocks: vec![PolicyBlock {
+            cidr: block.into(),
+            ..PolicyBlock::default()
+        }],
+        ports: vec![PolicyPort {
+            protocol: 6,
+            first: 8080,
+            last: 8080,
+            ..PolicyPort::default()
+        }],
+        ..PolicyRule::default()
+    };
+    Row::PolicySet(PolicySetRow {
+        vni: 7,
+        id,
+        egress,
+        isolated: true,
+        rules: vec![rule],
+    })
+}
+
+/// Returns a pod's row with a class and sets.
+fn judged(uid: &str, last: u8, class: u32, [ingress_set, egress_set]: [u32; 2]) -> Row {
+    let Row::Local(row) = local(7, uid, last) else {
+        panic!("a local row")
+    };
+    Row::Local(LocalRow {
+        class,
+        ingress_set,
+        egress_set,
+        ..row
+    })
+}
+
+fn reaches(rig: &Rig, from: &str, to: Ipv4Addr, port: u16) -> bool {
+    connect(&pod(rig, from), to, port).is_ok_and(|mut stream| ask(&mut stream) > 0)
+}
+
+#[test]
+fn an_isolated_pod_is_reached_by_whom_its_rules_name() {
+    let mut rig = rig_with(vec![]);
+    let _servers = [8080, 8081].map(|port| serve(&pod(&rig, "p1"), FIRST, port, 1));
+    let _own = serve(&pod(&rig, "p2"), SECOND, 8080, 2);
+    let mut stream = connect(&pod(&rig, "p2"), FIRST, 8081).unwrap();
+    assert_eq!(ask(&mut stream), 1);
+    let rows = vec![
+        class(FRIEND, &[GROUP]),
+        class(STRANGE, &[]),
+        set(SET, false, "192.0.2.0/24"),
+        judged("p1", 5, STRANGE, [SET, 0]),
+        judged("p2", 6, FRIEND, [0, 0]),
+    ];
+    rig.operator.push_and_wait(rows, vec![]);
+    assert!(reaches(&rig, "p2", FIRST, 8080) && !reaches(&rig, "p2", FIRST, 8081));
+    assert!(!rig.ping("p2", &FIRST.to_string()));
+    assert!(rig.counter("policy_ingress") > 0);
+    // An open connection follows, the isolated pod gets answers, and its node reaches it always.
+    assert!(crate::tcp::try_ask(&mut stream).is_err());
+    assert!(reaches(&rig, "p1", SECOND, 8080) && rig.ping("p1", &SECOND.to_string()));
+    assert!(rig.ping_from_node(&FIRST.to_string()));
+    // It stays so without transitd, and after it.
+    rig.kill();
+    assert!(reaches(&rig, "p2", FIRST, 8080) && !reaches(&rig, "p2", FIRST, 8081));
+    rig.start();
+    rig.operator.wait_for_ack();
+    assert!(reaches(&rig, "p2", FIRST, 8080) && !reaches(&rig, "p2", FIRST, 8081));
+    // Other labels.
+    rig.operator
+        .push_and_wait(vec![judged("p2", 6, STRANGE, [0, 0])], vec![]);
+    assert!(!reaches(&rig, "p2", FIRST, 8080));
+    rig.operator
+        .push_and_wait(vec![judged("p1", 5, STRANGE, [0, 0])], vec![]);
+    assert!(reaches(&rig, "p2", FIRST, 8081));
+}
+
+#[test]
+fn an_egress_set_is_held_outside_and_answers_leave() {
+    let mut rig = rig_with(vec![]);
+    let _far = [8080, 8081].map(|port| serve(rig.far(), FAR, port, 9));
+    let _stranger = serve(rig.far(), STRANGER, 8080, 8);
+    let _node = serve(rig.node(), NODE.into(), 8081, 7);
+    let mut stream = connect(&pod(&rig, "p1"), FAR, 8081).unwrap();
+    assert_eq!(ask(&mut stream), 9);
+    let exposed = Row::Exposed(ExposedRow {
+        vni: 7,
+        address: Ipv4Addr::new(10, 96, 0, 10).to_ipv6_mapped().octets().to_vec(),
+        ports: vec![ExposedPort {
+            protocol: 6,
+            port: 80,
+            node_port: 30080,
+            local: true,
+            backends: vec![ServiceBackend {
+                address: FIRST.to_ipv6_mapped().octets().to_vec(),
+                port: 8080,
+            }],
+            ..ExposedPort::default()
+        }],
+        service: "ns/web".into(),
+        ..ExposedRow::default()
+    });
+    rig.operator.push_and_wait(vec![exposed], vec![]);
+    let clients = serve(&pod(&rig, "p1"), FIRST, 8080, 1);
+    let rows = vec![
+        class(STRANGE, &[]),
+        set(SET, true, "192.0.2.2/32"),
+        judged("p1", 5, STRANGE, [0, SET]),
+        judged("p2", 6, STRANGE, [0, 0]),
+    ];
+    rig.operator.push_and_wait(rows, vec![]);
+    assert!(reaches(&rig, "p1", FAR, 8080), "what the block allows");
+    assert!(!reaches(&rig, "p1", FAR, 8081), "another port");
+    assert!(!reaches(&rig, "p1", STRANGER, 8080), "another address");
+    assert!(
+        crate::tcp::try_ask(&mut stream).is_err(),
+        "an open connection follows"
+    );
+    assert!(reaches(&rig, "p1", NODE.into(), 8081), "its own node");
+    assert!(
+        !reaches(&rig, "p1", NODE.into(), 30080),
+        "a port of the node leads to pods"
+    );
+    assert!(reaches(&rig, "p2", STRANGER, 8080), "a pod without a set");
+    // A client outside is answered, although the pod may not ask it.
+    let mut client = connect(rig.far(), NODE.into(), 30080).unwrap();
+    assert_eq!(ask(&mut client), 1);
+    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(FAR));
+    // With an ingress set nobody outside is led to it by a port that stays on its node.
+    let rows = vec![
+        set(SET + 1, false, "0.0.0.0/0"),
+        judged("p1", 5, STRANGE, [SET + 1, SET]),
+    ];
+    rig.operator.push_and_wait(rows, vec![]);
+    eventually("the end of the way in", || {
+        connect(rig.far(), NODE.into(), 30080).is_err()
+    });
+    assert!(crate::tcp::try_ask(&mut client).is_err());
+    rig.operator
+        .push_and_wait(vec![judged("p1", 5, STRANGE, [0, 0])], vec![]);
+    eventually("the way in", || connect(rig.far(), NODE.into(), 30080).is_ok());
+}
