@@ -25,6 +25,10 @@ use aya_ebpf::{
 use thuban_common::{
     counters::COUNTERS_CAPACITY,
     packet::ipv6,
+    policy::{
+        BLOCKS_CAPACITY, BlockKey, FLOWS_CAPACITY, FlowEntry, GRANTS_CAPACITY, Grant, GrantKey,
+        LISTS_CAPACITY, ListEntry, ListKey,
+    },
     services::{
         self, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CHUNK, CONNECTIONS_CAPACITY,
         ConnectionEntry, ConnectionKey, FRAGMENTS_CAPACITY, FragmentEntry, FragmentKey, GATES_OF_INTERFACES,
@@ -77,8 +81,21 @@ static BACKENDS: HashMap<BackendKey, BackendEntry> = HashMap::with_max_entries(2
 #[map]
 pub static CONNECTIONS: HashMap<ConnectionKey, ConnectionEntry> =
     HashMap::with_max_entries(CONNECTIONS_CAPACITY, BPF_F_NO_PREALLOC);
+#[map]
+pub static GRANTS: HashMap<GrantKey, Grant> = HashMap::with_max_entries(GRANTS_CAPACITY, BPF_F_NO_PREALLOC);
+#[map]
+pub static LISTS: HashMap<ListKey, ListEntry> = HashMap::with_max_entries(LISTS_CAPACITY, BPF_F_NO_PREALLOC);
+#[map]
+pub static BLOCKS: LpmTrie<BlockKey, Grant> = LpmTrie::with_max_entries(BLOCKS_CAPACITY, BPF_F_NO_PREALLOC);
+#[map]
+pub static FLOWS: HashMap<ConnectionKey, FlowEntry> =
+    HashMap::with_max_entries(FLOWS_CAPACITY, BPF_F_NO_PREALLOC);
+/// The epoch. User space raises it after each change of what flows are judged by.
+#[map]
+pub static POLICY: Array<u32> = Array::with_max_entries(1, 0);
 /// Entries of CONNECTIONS that a client has, and, by [`thuban_common::services::ALL_CONNECTIONS`] and
-/// [`thuban_common::services::ALL_PENDING`], all clients of a VPC.
+/// [`thuban_common::services::ALL_PENDING`], all clients of a VPC. By [`thuban_common::services::ALL_FLOWS`], entries
+/// of FLOWS that a VPC has.
 #[map]
 pub static SHARES: HashMap<EndpointKey, u32> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
 /// Counts, indexed by [`thuban_common::services::QUOTA_HELD`] and the constants behind it. Programs write the first

@@ -7,6 +7,8 @@
 //! Invariant: as in [`crate::tables`]: `repr(C)`, integers only, explicit padding, sizes asserted. Numbers are host
 //! order.
 
+use core::mem::offset_of;
+
 use crate::{
     packet::{
         ethernet::EthernetHeader,
@@ -145,6 +147,10 @@ pub const GRANTS_CAPACITY: u32 = 131_072;
 pub const BLOCKS_CAPACITY: u32 = 65_536;
 /// Entries of LISTS.
 pub const LISTS_CAPACITY: u32 = 32_768;
+/// Entries of FLOWS.
+pub const FLOWS_CAPACITY: u32 = 131_072;
+/// Entries of FLOWS that the endpoints of one VPC may have: a quarter of the table.
+pub const FLOWS_OF_VPC: u32 = FLOWS_CAPACITY / 4;
 
 /// Key of LISTS: a part of a list.
 #[repr(C)]
@@ -313,6 +319,27 @@ fn find(entry: &ListEntry, point: u32) -> Option<u32> {
     None
 }
 
+/// FLOWS[flow]: a flow that the droplet of its server let pass. The key is the flow from client to server, as the
+/// server's droplet sees it, with direction [`crate::services::FORWARD`]. Programs write the entry at a change, else at
+/// most each [`crate::services::refresh`]. transitd removes idle entries.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowEntry {
+    /// The key's VNI. Together with the epoch it is the word that says whose the entry is.
+    pub vni: u32,
+    /// The element of POLICY when the flow was judged. A flow of another epoch is judged anew.
+    pub epoch: u32,
+    /// The last time that was written for a packet, ns since boot.
+    pub time: u64,
+    /// The client's class and egress set, as its packets said when the flow was judged.
+    pub class: u32,
+    pub egress_set: u32,
+    /// What was seen of the flow: [`crate::services::SEEN`], [`crate::services::FINISHED`],
+    /// [`crate::services::RESET`].
+    pub state: u8,
+    pub padding: [u8; 7],
+}
+
 /// The tables by which packets are judged.
 pub trait Lookups {
     fn grant(&self, key: &GrantKey) -> Option<Grant>;
@@ -359,7 +386,20 @@ const _: () = {
     assert!(size_of::<ListKey>() == 8);
     assert!(size_of::<PortRange>() == 12);
     assert!(size_of::<ListEntry>() == 128);
+    assert!(size_of::<FlowEntry>() == 32 && offset_of!(FlowEntry, vni) == 0);
 };
+
+#[cfg(feature = "user")]
+mod pod {
+    use super::{BlockKey, FlowEntry, Grant, GrantKey, ListEntry, ListKey};
+    macro_rules! pod {
+        ($($t:ty),*) => {
+            // SAFETY: repr(C) of integers and arrays without implicit padding (sizes asserted above).
+            $(unsafe impl aya::Pod for $t {})*
+        };
+    }
+    pod!(BlockKey, FlowEntry, Grant, GrantKey, ListEntry, ListKey);
+}
 
 #[cfg(test)]
 mod tests {

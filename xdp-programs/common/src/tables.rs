@@ -422,6 +422,8 @@ pub const LOCAL_TAKES_XDP: u16 = 1;
 /// [`LocalEntry::flags`]: the endpoint is the node itself. Its end of the veth is in the host's own network namespace,
 /// to which a redirect to the peer may not lead.
 pub const LOCAL_HOST: u16 = 2;
+/// [`LocalEntry::flags`]: the endpoint has an ingress set ([`AttachmentEntry::ingress_set`]).
+pub const LOCAL_GUARDED: u16 = 4;
 /// [`AttachmentEntry::flags`]: the endpoint is the node itself, as with [`LOCAL_HOST`].
 pub const ATTACHMENT_HOST: u16 = 1;
 /// [`SubnetEntry::flags`]: this droplet is a bouncer of the network.
