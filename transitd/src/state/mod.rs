@@ -6,6 +6,7 @@
 
 mod apply;
 mod attachment_rows;
+pub mod policies;
 pub mod rules;
 pub mod service_changes;
 pub mod subscriptions;
@@ -28,6 +29,7 @@ use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableEntry, TableError, TableKey, Tables};
 use crate::netfilter::ruleset::OwnAddresses;
 use crate::program::{Change, Program, Silent};
+use policies::Policies;
 use rules::Rules;
 use subscriptions::Subscriptions;
 
@@ -35,6 +37,7 @@ use subscriptions::Subscriptions;
 pub struct State {
     pub program: Program,
     pub tables: Tables,
+    pub policies: Policies,
     pub marks: Marks,
     /// The number of rows in the tables of services, see `dataplane::services`.
     pub services_rows: Usage,
@@ -73,6 +76,7 @@ pub enum Readiness {
 impl State {
     pub fn new(
         tables: Tables,
+        policies: Policies,
         services: &Services,
         marks: Marks,
         own: OwnAddresses,
@@ -102,6 +106,7 @@ impl State {
         Self {
             program,
             tables,
+            policies,
             marks,
             services_rows: services.rows(),
             connections_held: 0,
