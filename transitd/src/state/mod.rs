@@ -45,6 +45,8 @@ pub struct State {
     pub connections_held: usize,
     /// Services that those connections lead to.
     pub services_in_use: HashSet<EndpointKey>,
+    /// The number of entries of FLOWS at the same look.
+    pub flows_held: usize,
     pub own: OwnAddresses,
     pub rules: Rules,
     /// Whether programs of another layout are in place until the tables of this one are filled.
@@ -111,6 +113,7 @@ impl State {
             services_rows: services.rows(),
             connections_held: 0,
             services_in_use: HashSet::new(),
+            flows_held: 0,
             own,
             rules: Rules::default(),
             is_replacing: false,

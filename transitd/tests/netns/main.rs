@@ -33,6 +33,7 @@ mod node_port_lease;
 mod overlay_port;
 mod plugin;
 mod policies;
+mod policy_flows;
 mod policy_rows;
 mod policy_tables;
 mod pressure;
