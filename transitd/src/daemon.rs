@@ -56,9 +56,10 @@ use crate::operator::lease::Locator;
 use crate::program::Silent;
 use crate::settings::{AgentHook, Aggregation, MetricsAddress, RunSettings, TransitHookChoice};
 use crate::state::State;
+use crate::state::policies::Policies;
 use crate::tasks::{
-    dns_views, expire_connections, follow_routes, health_checks, host_endpoint, limit_pods, node_port_lease,
-    probe_members, reclaim, register, report_loads, restore_rules, subscribe, watch_uplink,
+    dns_views, expire_connections, expire_policies, follow_routes, health_checks, host_endpoint, limit_pods,
+    node_port_lease, probe_members, reclaim, register, report_loads, restore_rules, subscribe, watch_uplink,
 };
 use crate::{boot, metrics};
 
@@ -149,6 +150,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(host_endpoint::run(Arc::clone(&node)));
     tokio::spawn(health_checks::run(Arc::clone(&node)));
     tokio::spawn(expire_connections::run(Arc::clone(&node)));
+    tokio::spawn(expire_policies::run(Arc::clone(&node)));
     tokio::spawn(reclaim::run(Arc::clone(&node)));
     tokio::spawn(restore_rules::run(Arc::clone(&node)));
     tokio::spawn(limit_pods::run(Arc::clone(&node)));
@@ -256,6 +258,7 @@ async fn start(
     let mut links = Links::new(ebpf, settings.pins.links(), layouts);
     let mut state = State::new(
         Tables::open(&maps)?,
+        Policies::open(&maps)?,
         &services,
         Marks::open(&maps)?,
         own,

@@ -7,19 +7,22 @@ use std::sync::Arc;
 
 use thiserror::Error;
 use thuban_common::counters::Counter;
+use thuban_rows::Kind;
 use thuban_telemetry::{Answer, Pages};
 
 use crate::cni::error::chain;
 use crate::cni::{spool, status};
-use crate::dataplane::connections::CONNECTIONS;
+use crate::dataplane::connections::{CONNECTIONS, FLOWS};
 use crate::dataplane::counters::{self, CounterError};
 use crate::dataplane::filter;
+use crate::dataplane::policy::{BLOCKS, GRANTS, LISTS};
 use crate::dataplane::quota;
 use crate::dataplane::tables::{self, TableError};
 use crate::metrics::{self, Observed, Rows};
 use crate::netfilter;
 use crate::netlink::NetlinkError;
 use crate::node::Node;
+use crate::state::State;
 
 /// The reason why a scrape gets no metrics.
 #[derive(Debug, Error)]
@@ -62,32 +65,21 @@ async fn observe(node: &Node) -> Result<Observed, ScrapeError> {
     let nft = node.settings.nft();
     let limited = tokio::task::spawn_blocking(move || netfilter::dropped(&nft)).await;
     drops.extend(limited.unwrap_or_default());
-    let (held, interfaces, epoch, service_connections, silent_members) = {
-        let state = node.state();
-        let mut held: BTreeMap<&'static str, usize> = BTreeMap::new();
-        for (key, _) in state.tables.held() {
-            *held.entry(key.table()).or_default() += 1;
-        }
-        held.extend(quota::TABLES.into_iter().zip(state.services_rows.0));
-        // Each connection has two entries.
-        held.insert(CONNECTIONS, state.connections_held * 2);
-        let interfaces: Vec<u32> = state.attachments.values().map(|a| a.host_ifindex).collect();
-        let silent = state.silent().0.len();
-        (held, interfaces, state.stream, state.connections_held, silent)
-    };
+    let looked = Looked::at(&node.state());
     let mut rows = BTreeMap::new();
-    for table in tables::NAMES
-        .into_iter()
-        .chain(quota::TABLES)
-        .chain([CONNECTIONS])
+    for table in
+        tables::NAMES
+            .into_iter()
+            .chain(quota::TABLES)
+            .chain([CONNECTIONS, GRANTS, BLOCKS, LISTS, FLOWS])
     {
-        let held = held.get(table).copied().unwrap_or_default();
+        let held = looked.rows.get(table).copied().unwrap_or_default();
         let capacity = tables::capacity(&maps, table)?;
         rows.insert(table, Rows { held, capacity });
     }
-    let attachments = interfaces.len();
+    let attachments = looked.interfaces.len();
     let mut attachments_without_agent = 0;
-    for interface in interfaces {
+    for interface in looked.interfaces {
         attachments_without_agent += usize::from(filter::program(&node.netlink, interface).await?.is_none());
     }
     Ok(Observed {
@@ -96,10 +88,56 @@ async fn observe(node: &Node) -> Result<Observed, ScrapeError> {
         rows,
         packets,
         drops,
-        epoch,
+        epoch: looked.epoch,
         is_ready: status::run(node).await.is_ok(),
         spooled_dels: spool::waiting(node),
-        service_connections,
-        silent_members,
+        service_connections: looked.connections,
+        silent_members: looked.silent_members,
+        policy_sets: looked.policy_sets,
+        policy_classes: looked.policy_classes,
+        policy_flows: looked.flows,
     })
+}
+
+/// The part of the state that is told.
+struct Looked {
+    /// The rows of each table.
+    rows: BTreeMap<&'static str, usize>,
+    interfaces: Vec<u32>,
+    epoch: Option<u64>,
+    connections: usize,
+    silent_members: usize,
+    policy_sets: usize,
+    policy_classes: usize,
+    flows: usize,
+}
+
+impl Looked {
+    fn at(state: &State) -> Self {
+        let mut rows: BTreeMap<&'static str, usize> = BTreeMap::new();
+        for (key, _) in state.tables.held() {
+            *rows.entry(key.table()).or_default() += 1;
+        }
+        rows.extend(quota::TABLES.into_iter().zip(state.services_rows.0));
+        let policy = state.policies.usage();
+        rows.extend([
+            // Each connection has two entries.
+            (CONNECTIONS, state.connections_held * 2),
+            (GRANTS, policy.grants),
+            (BLOCKS, policy.blocks),
+            (LISTS, policy.lists),
+            (FLOWS, state.flows_held),
+        ]);
+        let of_kind = |kind| state.policies.keys().filter(|key| key.kind() == kind).count();
+        Self {
+            rows,
+            interfaces: state.attachments.values().map(|a| a.host_ifindex).collect(),
+            epoch: state.stream,
+            connections: state.connections_held,
+            silent_members: state.silent().0.len(),
+            policy_sets: of_kind(Kind::PolicySet),
+            policy_classes: of_kind(Kind::Class),
+            flows: state.flows_held,
+        }
+    }
 }

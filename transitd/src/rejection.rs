@@ -5,6 +5,7 @@ use thuban_rows::InvalidRow;
 use tracing::warn;
 
 use crate::dataplane::tables::TableError;
+use crate::program::policy::{NoRoom, PolicyError};
 
 /// The reason why one row was not applied.
 pub struct Rejection {
@@ -29,6 +30,24 @@ impl From<InvalidRow> for Rejection {
         Self {
             reason: proto::NackReason::Invalid,
             message: error.to_string(),
+        }
+    }
+}
+
+impl From<PolicyError> for Rejection {
+    fn from(error: PolicyError) -> Self {
+        Self {
+            reason: proto::NackReason::Invalid,
+            message: error.to_string(),
+        }
+    }
+}
+
+impl From<NoRoom> for Rejection {
+    fn from(why: NoRoom) -> Self {
+        Self {
+            reason: proto::NackReason::TableFull,
+            message: why.to_string(),
         }
     }
 }

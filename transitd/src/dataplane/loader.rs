@@ -21,7 +21,7 @@ use crate::settings::PinSettings;
 const MAX_ATTEMPTS: u32 = 8;
 
 /// Maps that are pinned under their names.
-pub const PINNED_MAPS: [&str; 27] = [
+pub const PINNED_MAPS: [&str; 32] = [
     "CONFIG",
     "ON_LINK",
     "ATTACHMENTS",
@@ -49,6 +49,11 @@ pub const PINNED_MAPS: [&str; 27] = [
     "PENDING",
     "FRAGMENTS",
     "GATES",
+    "GRANTS",
+    "LISTS",
+    "BLOCKS",
+    "FLOWS",
+    "POLICY",
 ];
 
 #[derive(Debug, Error)]

@@ -17,6 +17,7 @@ pub mod loads;
 pub mod maglev;
 mod misses;
 pub mod pins;
+pub mod policy;
 pub mod probes;
 pub mod quota;
 pub mod reserve;

@@ -4,9 +4,10 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde_json::{Value, json};
 use thuban_common::tables::{
-    Address, EndpointKey, LoadKey, Members, SUBNET_BOUNCER_HERE, SUBNET_PRIVATE, VPC_DIVIDER_HERE,
-    VPC_EGRESS, VPC_HOST_ACCESS,
+    Address, EndpointKey, LOCAL_HAS_POLICY, LoadKey, Members, SUBNET_BOUNCER_HERE, SUBNET_PRIVATE,
+    VPC_DIVIDER_HERE, VPC_EGRESS, VPC_HOST_ACCESS,
 };
+use thuban_rows::PolicyId;
 
 use super::tables::{TableEntry, TableKey};
 use crate::attachments::mac_text;
@@ -39,10 +40,19 @@ fn key_json(key: &TableKey) -> Value {
 fn entry_json(entry: &TableEntry) -> Value {
     match entry {
         TableEntry::Attachment(e) => {
-            json!({"vni": e.vni, "network": network(e.network), "address": text(&e.address), "mac": mac_text(e.mac)})
+            json!({
+                "vni": e.vni,
+                "network": network(e.network),
+                "address": text(&e.address),
+                "mac": mac_text(e.mac),
+                "class": policy(e.class),
+                "ingress_set": policy(e.ingress_set),
+                "egress_set": policy(e.egress_set),
+            })
         }
         TableEntry::Local(e) => {
-            json!({"ifindex": e.ifindex, "mac": mac_text(e.mac)})
+            let has_policy = e.flags & LOCAL_HAS_POLICY != 0;
+            json!({"ifindex": e.ifindex, "mac": mac_text(e.mac), "has_policy": has_policy})
         }
         TableEntry::Remote(droplet) => json!({"droplet": Ipv4Addr::from(*droplet).to_string()}),
         TableEntry::Subnet(e) => json!({
@@ -66,6 +76,11 @@ fn entry_json(entry: &TableEntry) -> Value {
 /// Returns the network. A network's id is its first CIDR's base address; 0 is the VPC's own range.
 fn network(id: u32) -> Value {
     if id == 0 { Value::Null } else { json!(id) }
+}
+
+/// Returns the class or set as messages name it; 0 is none.
+fn policy(id: u32) -> Value {
+    PolicyId::new(id).map_or(Value::Null, |id| json!(id.to_string()))
 }
 
 fn members(members: &Members) -> Vec<String> {

@@ -347,7 +347,12 @@ pub(super) fn lookup<V>(name: &'static str, found: Result<V, MapError>) -> Resul
     }
 }
 
-fn put<K: Pod, V: Pod>(map: &mut Hash<K, V>, name: &'static str, key: K, value: V) -> Result<(), TableError> {
+pub(super) fn put<K: Pod, V: Pod>(
+    map: &mut Hash<K, V>,
+    name: &'static str,
+    key: K,
+    value: V,
+) -> Result<(), TableError> {
     map.insert(key, value, 0).map_err(access("write", name))
 }
 

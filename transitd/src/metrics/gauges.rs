@@ -27,6 +27,9 @@ pub struct Observed {
     pub spooled_dels: usize,
     pub service_connections: usize,
     pub silent_members: usize,
+    pub policy_sets: usize,
+    pub policy_classes: usize,
+    pub policy_flows: usize,
 }
 
 /// The rows of one table.
@@ -49,6 +52,9 @@ pub(super) struct Gauges {
     spooled: Gauge,
     connections: Gauge,
     silent: Gauge,
+    policy_sets: Gauge,
+    policy_classes: Gauge,
+    policy_flows: Gauge,
 }
 
 impl Gauges {
@@ -66,6 +72,9 @@ impl Gauges {
             spooled: Gauge::default(),
             connections: Gauge::default(),
             silent: Gauge::default(),
+            policy_sets: Gauge::default(),
+            policy_classes: Gauge::default(),
+            policy_flows: Gauge::default(),
         };
         let mut gauge = |name: &str, help: &str, of: &Gauge| registry.register(name, help, of.clone());
         gauge("attachments", "Attachments on this node", &gauges.attachments);
@@ -91,6 +100,21 @@ impl Gauges {
             "silent_members",
             "Droplets whose roles this node uses and that do not answer it",
             &gauges.silent,
+        );
+        gauge(
+            "policy_sets",
+            "Sets of rules of network policy on this node",
+            &gauges.policy_sets,
+        );
+        gauge(
+            "policy_classes",
+            "Classes of endpoints that those sets tell apart",
+            &gauges.policy_classes,
+        );
+        gauge(
+            "policy_flows",
+            "Flows to endpoints of this node that network policy let pass",
+            &gauges.policy_flows,
         );
         registry.register("rows", "Rows in the tables", gauges.rows.clone());
         registry.register("rows_capacity", "Rows that they hold", gauges.capacity.clone());
@@ -126,5 +150,8 @@ impl Gauges {
         self.spooled.set(count(observed.spooled_dels));
         self.connections.set(count(observed.service_connections));
         self.silent.set(count(observed.silent_members));
+        self.policy_sets.set(count(observed.policy_sets));
+        self.policy_classes.set(count(observed.policy_classes));
+        self.policy_flows.set(count(observed.policy_flows));
     }
 }

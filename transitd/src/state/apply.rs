@@ -1,9 +1,10 @@
-//! Applies programs: the places of roles first, then deletes, then upserts, then the rows of attachments.
+//! Applies programs: classes and sets of network policy first, then the places of roles, deletes, upserts, and the rows
+//! of attachments. What is deleted of network policy goes last.
 
 use std::collections::BTreeSet;
 
 use thuban_proto::transit as proto;
-use thuban_rows::{Direct, InvalidRow, Row, RowKey, Service, proto_key};
+use thuban_rows::{Direct, InvalidRow, LocalEndpoint, Row, RowKey, Service, proto_key};
 use tracing::{info, warn};
 
 use super::State;
@@ -15,15 +16,15 @@ use crate::program::table_rows;
 use crate::rejection::{Rejection, refusal};
 
 /// A row, and the key by which it is refused.
-type Upsert = (Option<proto::RowKey>, Row);
+pub(super) type Upsert = (Option<proto::RowKey>, Row);
 
 /// The work of one program and its result, from step to step.
-struct Applying {
+pub(super) struct Applying {
     epoch: u64,
     sequence: u64,
     nacks: Vec<proto::Nack>,
     /// The changes of services that are still to be written, and the endpoints that have left.
-    changes: Changes,
+    pub(super) changes: Changes,
     /// The pods whose attachments' rows may change.
     pods: BTreeSet<String>,
 }
@@ -42,7 +43,7 @@ impl Applying {
         }
     }
 
-    fn refuse(&mut self, key: Option<proto::RowKey>, rejection: impl Into<Rejection>) {
+    pub(super) fn refuse(&mut self, key: Option<proto::RowKey>, rejection: impl Into<Rejection>) {
         let nack = refusal(self.epoch, self.sequence, key, rejection.into());
         self.nacks.push(nack);
     }
@@ -64,10 +65,11 @@ impl State {
         let is_snapshot = program.snapshot;
         let mut applying = Applying::new(&program);
         let (mut rows, deletes) = self.read(program, &mut applying);
+        let sent = self.put_policies(&mut rows, &mut applying);
         for (_, row) in &rows {
             self.move_roles(row);
         }
-        self.delete_rows(deletes, &mut applying);
+        self.delete_rows(&deletes, &mut applying);
         let is_served = |(_, row): &Upsert| matches!(row, Row::NodeService(_));
         let served: Vec<_> = rows.extract_if(.., |row| is_served(row)).collect();
         self.upsert_rows(rows, &mut applying);
@@ -77,6 +79,7 @@ impl State {
             self.end_snapshot(is_first, &mut applying);
         }
         self.refresh_pods(&mut applying);
+        self.remove_policies(&deletes, &sent, &mut applying);
         applying.changes.rules = self.rules.are_due();
         applying.changes.is_first = is_first;
         let Applying {
@@ -121,6 +124,7 @@ impl State {
         }
         if program.snapshot {
             deletes.extend(self.program.keys().filter(|key| !wanted.contains(*key)).cloned());
+            deletes.extend(self.policies.keys().filter(|key| !wanted.contains(key)));
             self.rules.forget(|key| !wanted.contains(key));
         }
         self.rules.forget(|key| deletes.contains(key));
@@ -148,21 +152,26 @@ impl State {
         }
     }
 
-    fn delete_rows(&mut self, deletes: Vec<RowKey>, applying: &mut Applying) {
+    /// Whether the rules of the node's stack name the endpoint.
+    fn is_in_rules(&self, endpoint: &LocalEndpoint) -> bool {
+        endpoint.host || endpoint.ingress_set.is_some() || self.program.is_led_to(endpoint)
+    }
+
+    fn delete_rows(&mut self, deletes: &[RowKey], applying: &mut Applying) {
         for key in deletes {
-            if let Some(Row::Local(endpoint)) = self.program.get(&key) {
+            if let Some(Row::Local(endpoint)) = self.program.get(key) {
                 applying.pods.insert(endpoint.pod_uid.clone());
                 applying.changes.gone.extend(endpoint_keys(endpoint));
-                if endpoint.host || self.program.is_led_to(endpoint) {
+                if self.is_in_rules(endpoint) {
                     self.rules.change();
                 }
             }
             if let RowKey::Service(vni, address) = key {
                 let change = applying.change(None, None);
-                let of = endpoint_key(vni, address);
+                let of = endpoint_key(*vni, *address);
                 applying.changes.rows.insert(of, change);
             }
-            let gone = self.program.delete(&key);
+            let gone = self.program.delete(key);
             if let Err(error) = self.write(gone) {
                 applying.refuse(None, error);
             }
@@ -176,8 +185,11 @@ impl State {
                     let change = applying.change(Some(service.clone()), key.clone());
                     applying.changes.rows.insert(key_of(service), change);
                 }
-                Row::Local(endpoint) if endpoint.host || self.program.is_led_to(endpoint) => {
-                    self.rules.change();
+                Row::Local(endpoint) => {
+                    let is_in = |row: &Row| matches!(row, Row::Local(old) if self.is_in_rules(old));
+                    if self.is_in_rules(endpoint) || self.program.get(&row.key()).is_some_and(is_in) {
+                        self.rules.change();
+                    }
                 }
                 _ => {}
             }

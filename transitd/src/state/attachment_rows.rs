@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use thuban_common::tables::{
-    ATTACHMENT_HOST, AttachmentEntry, EndpointKey, LOCAL_HOST, LOCAL_TAKES_XDP, LocalEntry,
+    ATTACHMENT_HOST, AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LOCAL_HOST, LOCAL_TAKES_XDP, LocalEntry,
 };
 use thuban_rows::{LocalEndpoint, PolicyId};
 
@@ -40,33 +40,47 @@ impl State {
         Ok(())
     }
 
-    /// Writes an attachment's rows. An attachment made by a transitd that knew no IPv6 goes on with IPv4 alone.
+    /// Writes an attachment's rows, and has flows judged anew if its class or sets are others.
     fn wire(&mut self, attachment: &Attachment, endpoint: &LocalEndpoint) -> Result<(), TableError> {
-        let number = |id: Option<PolicyId>| id.map_or(0, PolicyId::get);
-        let entry = AttachmentEntry {
-            ifindex: attachment.host_ifindex,
-            vni: attachment.vni,
-            address: attachment.key().address,
-            network: attachment.network,
-            mac: attachment.mac,
-            flags: if attachment.is_host() { ATTACHMENT_HOST } else { 0 },
-            class: number(endpoint.class),
-            ingress_set: number(endpoint.ingress_set),
-            egress_set: number(endpoint.egress_set),
+        let entry = attachment_entry(attachment, endpoint);
+        let of_policy = |entry: &AttachmentEntry| (entry.class, entry.ingress_set, entry.egress_set);
+        let before = match self.tables.get(&TableKey::Attachment(attachment.host_ifindex)) {
+            Some(TableEntry::Attachment(before)) => Some(of_policy(before)),
+            _ => None,
         };
+        let written = self.write_rows(attachment, endpoint, entry);
+        if before == Some(of_policy(&entry)) {
+            return written;
+        }
+        written.and(self.policies.judge_anew())
+    }
+
+    /// Writes an attachment's rows. An attachment made by a transitd that knew no IPv6 goes on with IPv4 alone.
+    fn write_rows(
+        &mut self,
+        attachment: &Attachment,
+        endpoint: &LocalEndpoint,
+        entry: AttachmentEntry,
+    ) -> Result<(), TableError> {
+        // The sets come before the flag that has programs look for them.
         self.tables.set(
             TableKey::Attachment(attachment.host_ifindex),
             TableEntry::Attachment(entry),
         )?;
+        let kind = match (attachment.is_host(), attachment.takes_xdp) {
+            (true, _) => LOCAL_HOST,
+            (false, true) => LOCAL_TAKES_XDP,
+            (false, false) => 0,
+        };
+        let policy = match [entry.ingress_set, entry.egress_set] {
+            [0, 0] => 0,
+            _ => LOCAL_HAS_POLICY,
+        };
         let entry = LocalEntry {
             vni: attachment.vni,
             ifindex: attachment.host_ifindex,
             mac: attachment.mac,
-            flags: match (attachment.is_host(), attachment.takes_xdp) {
-                (true, _) => LOCAL_HOST,
-                (false, true) => LOCAL_TAKES_XDP,
-                (false, false) => 0,
-            },
+            flags: kind | policy,
         };
         self.tables
             .set(TableKey::Local(attachment.key()), TableEntry::Local(entry))?;
@@ -116,6 +130,21 @@ impl State {
             .held()
             .filter_map(|(key, entry)| leads_to(key, entry))
             .collect()
+    }
+}
+
+fn attachment_entry(attachment: &Attachment, endpoint: &LocalEndpoint) -> AttachmentEntry {
+    let number = |id: Option<PolicyId>| id.map_or(0, PolicyId::get);
+    AttachmentEntry {
+        ifindex: attachment.host_ifindex,
+        vni: attachment.vni,
+        address: attachment.key().address,
+        network: attachment.network,
+        mac: attachment.mac,
+        flags: if attachment.is_host() { ATTACHMENT_HOST } else { 0 },
+        class: number(endpoint.class),
+        ingress_set: number(endpoint.ingress_set),
+        egress_set: number(endpoint.egress_set),
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod apply;
 mod attachment_rows;
+pub mod policies;
 pub mod rules;
 pub mod service_changes;
 pub mod subscriptions;
@@ -28,6 +29,7 @@ use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableEntry, TableError, TableKey, Tables};
 use crate::netfilter::ruleset::OwnAddresses;
 use crate::program::{Change, Program, Silent};
+use policies::Policies;
 use rules::Rules;
 use subscriptions::Subscriptions;
 
@@ -35,6 +37,7 @@ use subscriptions::Subscriptions;
 pub struct State {
     pub program: Program,
     pub tables: Tables,
+    pub policies: Policies,
     pub marks: Marks,
     /// The number of rows in the tables of services, see `dataplane::services`.
     pub services_rows: Usage,
@@ -42,6 +45,8 @@ pub struct State {
     pub connections_held: usize,
     /// Services that those connections lead to.
     pub services_in_use: HashSet<EndpointKey>,
+    /// The number of entries of FLOWS at the same look.
+    pub flows_held: usize,
     pub own: OwnAddresses,
     pub rules: Rules,
     /// Whether programs of another layout are in place until the tables of this one are filled.
@@ -73,6 +78,7 @@ pub enum Readiness {
 impl State {
     pub fn new(
         tables: Tables,
+        policies: Policies,
         services: &Services,
         marks: Marks,
         own: OwnAddresses,
@@ -102,10 +108,12 @@ impl State {
         Self {
             program,
             tables,
+            policies,
             marks,
             services_rows: services.rows(),
             connections_held: 0,
             services_in_use: HashSet::new(),
+            flows_held: 0,
             own,
             rules: Rules::default(),
             is_replacing: false,

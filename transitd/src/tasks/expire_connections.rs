@@ -1,4 +1,4 @@
-//! Removes what agents remember of connections to services when its time is over.
+//! Removes what programs remember of connections to services, and of flows that were judged, when its time is over.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -47,8 +47,9 @@ fn scan(node: &Node) -> Result<(), TableError> {
         held,
         expired,
         services,
+        flows,
     } = Connections::open(&node.settings.pins.maps())?.scan(
-        |client| here.contains(client),
+        |endpoint| here.contains(endpoint),
         vpcs.len(),
         |service| node.services().backends(service),
     )?;
@@ -58,5 +59,6 @@ fn scan(node: &Node) -> Result<(), TableError> {
     let mut state = node.state();
     state.connections_held = held;
     state.services_in_use = services;
+    state.flows_held = flows;
     Ok(())
 }

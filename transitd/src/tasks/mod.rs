@@ -5,6 +5,7 @@
 
 pub mod dns_views;
 pub mod expire_connections;
+pub mod expire_policies;
 pub mod follow_routes;
 pub mod health_checks;
 pub mod host_endpoint;

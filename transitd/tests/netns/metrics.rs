@@ -9,6 +9,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
+use crate::policy_rows::{class, set};
 use crate::rig::{Rig, base_rows, eventually, in_namespace, local};
 
 const PORT: u16 = 6084;
@@ -70,6 +71,7 @@ fn get(namespace: &str, address: Ipv4Addr) -> std::io::Result<String> {
 fn prepare(address: &str) -> Rig {
     let mut rows = base_rows();
     rows.extend([local(7, "p1", 5), local(7, "p2", 6), local(7, "p3", 7)]);
+    rows.extend([class(3, 11), set(4, 11, 80)]);
     let mut rig = Rig::prepare(rows);
     let port = PORT.to_string();
     rig.flags = ["--metrics-port", &port, "--metrics-address", address]
@@ -107,6 +109,11 @@ fn what_happens_on_the_node_is_counted() {
         ("epoch", 1),
         ("ready", 1),
         ("spooled_dels", 0),
+        ("policy_sets", 1),
+        ("policy_classes", 1),
+        ("policy_flows", 0),
+        (r#"rows{table="GRANTS"}"#, 3),
+        (r#"rows_capacity{table="FLOWS"}"#, 131_072),
     ];
     for (series, value) in expected {
         assert_eq!(seen.get(*series), Some(value), "{series}: {seen:#?}");

@@ -11,7 +11,8 @@ use thuban_common::tables::Address;
 use thuban_rows::PolicySet;
 
 use super::compile::{asked, decision, numbered, sweep};
-use super::lists::{Content, Contents, TooMany};
+use super::lists::{Content, Contents};
+use super::store::NoRoom;
 
 /// The most spans that are compared for the blocks of a set, so that no VPC keeps the node busy.
 const MAX_SPANS: usize = 1 << 22;
@@ -65,7 +66,7 @@ struct Edge {
 
 /// Returns the prefixes of a set's blocks, and what the set says of each. Rules that name all of their ports match
 /// nothing here.
-pub fn prefixes(set: &PolicySet, contents: &mut Contents) -> Result<Vec<(Prefix, Content)>, TooMany> {
+pub fn prefixes(set: &PolicySet, contents: &mut Contents) -> Result<Vec<(Prefix, Content)>, NoRoom> {
     let mut ranks = Vec::new();
     let mut edges: BTreeMap<Prefix, Edge> = BTreeMap::new();
     for (rank, rule) in asked(set) {
@@ -107,7 +108,7 @@ pub fn prefixes(set: &PolicySet, contents: &mut Contents) -> Result<Vec<(Prefix,
         let spans = spans(set, blocks.iter().map(|block| ranks[*block]));
         compared += spans.len();
         if compared > MAX_SPANS {
-            return Err(TooMany);
+            return Err(NoRoom::Set);
         }
         found.push((prefix, contents.add(sweep(spans))?));
         path.push((prefix, blocks));

@@ -1,7 +1,7 @@
 //! The entries of a set: what they are, whether there is room for them, and the order in which they are written.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use thuban_api::identifiers::Vni;
 use thuban_common::policy::{GRANT_ASKS_BLOCKS, GRANT_DENIES, GrantKey, PEER_OTHER, PEER_OUTSIDE, of_vpc};
@@ -9,22 +9,25 @@ use thuban_rows::{Class, PolicyId, PolicySet};
 
 use super::blocks::{self, Prefix};
 use super::compile::{Look, Set};
-use super::lists::{Content, Contents, TooMany};
-use super::store::{Store, Usage};
+use super::lists::{Content, Contents};
+use super::store::{NoRoom, Store, Usage};
 
 #[derive(Debug)]
 pub struct Entries {
+    /// [`GrantKey::set`].
+    own: u64,
     other: Content,
     outside: Content,
     /// The classes of which the set says something else than of those that it doesn't know.
     classes: Vec<(u64, Content)>,
     blocks: Vec<(Prefix, Content)>,
+    /// The parts of lists that aren't there yet.
+    parts: usize,
 }
 
 impl Entries {
-    /// Compiles a set that has no entry or denies all, for these classes of its VPC and the plain one. An error: there
-    /// is no room for the entries.
-    pub fn new(store: &Store, set: &Set, classes: &BTreeMap<PolicyId, Class>) -> Result<Self, TooMany> {
+    /// Compiles a set for these classes of its VPC and the plain one.
+    pub fn new(store: &Store, set: &Set, classes: &BTreeMap<PolicyId, Class>) -> Result<Self, NoRoom> {
         let row = set.row();
         let own = key(row.vni, row.id);
         let mut contents = Contents::new(store.share().lists);
@@ -45,28 +48,65 @@ impl Entries {
                 of_classes.push((key(class.vni, class.id), content));
             }
         }
-        let entries = Self {
+        let blocks = blocks::prefixes(row, &mut contents)?;
+        Ok(Self {
+            own,
             other,
             outside,
             classes: of_classes,
-            blocks: blocks::prefixes(row, &mut contents)?,
-        };
-        let other = GrantKey {
-            set: own,
-            peer: PEER_OTHER,
-        };
-        let has_other = store.grant(&other).is_some();
-        let needs = Usage {
-            grants: entries.classes.len() + if has_other { 1 } else { 2 },
-            blocks: entries.blocks.len(),
-            lists: contents.iter().map(|content| store.parts_of(own, content)).sum(),
-        };
-        store.has_room(own, needs).then_some(entries).ok_or(TooMany)
+            blocks,
+            parts: contents.iter().map(|content| store.parts_of(own, content)).sum(),
+        })
     }
 
+    /// Whether present grants ask blocks that are to become others: a packet would be judged by old and new ones
+    /// together.
+    pub fn would_mix(&self, store: &Store) -> bool {
+        let asks = |peer| {
+            let grant = store.grant(&GrantKey { set: self.own, peer });
+            grant.is_some_and(|grant| grant.flags & GRANT_ASKS_BLOCKS != 0)
+        };
+        if !store.peers(self.own).into_iter().any(asks) {
+            return false;
+        }
+        let there: HashMap<Prefix, u32> = store.blocks(self.own, Prefix::ALL).collect();
+        let is_there = |(prefix, content): &(Prefix, Content)| {
+            let list = there.get(prefix);
+            list.is_some_and(|list| store.content(*list) == *content)
+        };
+        there.len() != self.blocks.len() || !self.blocks.iter().all(is_there)
+    }
+
+    /// Returns an error unless there is room for the entries.
+    pub fn admit(&self, store: &Store) -> Result<(), NoRoom> {
+        let is_new = |peer: &u64| {
+            let key = GrantKey {
+                set: self.own,
+                peer: *peer,
+            };
+            store.grant(&key).is_none()
+        };
+        let blocks = self.blocks.iter();
+        let blocks = blocks.filter(|(prefix, _)| store.block(self.own, *prefix).is_none());
+        let needs = Usage {
+            grants: self.peers().filter(is_new).count(),
+            blocks: blocks.count(),
+            lists: self.parts,
+        };
+        store.admit(self.own, needs)
+    }
+
+    /// Writes the entries in the place of those that the set has.
     pub fn write(&self, store: &mut Store, set: &Set, ranges: Option<&[Prefix]>) {
         let row = set.row();
-        let own = key(row.vni, row.id);
+        let own = self.own;
+        let wanted: HashSet<Prefix> = self.blocks.iter().map(|(prefix, _)| *prefix).collect();
+        let there: Vec<_> = store.blocks(own, Prefix::ALL).collect();
+        for (prefix, _) in there {
+            if !wanted.contains(&prefix) {
+                store.remove_block(own, prefix);
+            }
+        }
         for (prefix, content) in &self.blocks {
             store.put_block(own, *prefix, content);
         }
@@ -77,13 +117,47 @@ impl Entries {
             put(*class, content, inside);
         }
         put(PEER_OUTSIDE, &self.outside, outside);
-        // The last one: until then the set denies what has no entry yet.
+        // The last one that comes: until then a new set denies what has no entry yet.
         put(PEER_OTHER, &self.other, inside);
+        let wanted: HashSet<u64> = self.peers().collect();
+        for peer in store.peers(own) {
+            if !wanted.contains(&peer) {
+                store.remove_grant(GrantKey { set: own, peer });
+            }
+        }
+    }
+
+    fn peers(&self) -> impl Iterator<Item = u64> {
+        let classes = self.classes.iter().map(|(class, _)| *class);
+        classes.chain([PEER_OUTSIDE, PEER_OTHER])
     }
 }
 
+/// Makes a set deny all that comes, by the entry of [`PEER_OTHER`] alone.
+pub fn deny_all(store: &mut Store, set: u64) {
+    let key = |peer| GrantKey { set, peer };
+    // Without any entry it denies all, too.
+    if store.grant(&key(PEER_OTHER)).is_some() || store.admit(set, Usage::GRANT).is_ok() {
+        store.put_grant(key(PEER_OTHER), &Content::from([]), GRANT_DENIES);
+    }
+    for peer in store.peers(set) {
+        if peer != PEER_OTHER {
+            store.remove_grant(key(peer));
+        }
+    }
+    store.remove_blocks(set);
+}
+
+/// Removes all entries of a set, by which nothing is judged any more.
+pub fn remove_all(store: &mut Store, set: u64) {
+    for peer in store.peers(set) {
+        store.remove_grant(GrantKey { set, peer });
+    }
+    store.remove_blocks(set);
+}
+
 /// Writes what a set that doesn't deny all says of a class that comes. An error: there is no room for the entry.
-pub fn add_class(store: &mut Store, set: &Set, class: &Class) -> Result<(), TooMany> {
+pub fn add_class(store: &mut Store, set: &Set, class: &Class) -> Result<(), NoRoom> {
     let row = set.row();
     let own = key(row.vni, row.id);
     let other = GrantKey {
@@ -101,9 +175,7 @@ pub fn add_class(store: &mut Store, set: &Set, class: &Class) -> Result<(), TooM
         lists: store.parts_of(own, &content),
         ..Usage::GRANT
     };
-    if !store.has_room(own, needs) {
-        return Err(TooMany);
-    }
+    store.admit(own, needs)?;
     let peer = key(class.vni, class.id);
     store.put_grant(GrantKey { set: own, peer }, &content, other.flags);
     Ok(())

@@ -3,16 +3,14 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use thiserror::Error;
 use thuban_common::policy::{ListEntry, MAX_RANGES, PortRange, RANGES};
+
+use super::store::NoRoom;
+use crate::dataplane::policy::LISTS;
 
 /// The ranges of a list: ascending, none touched by another that decides the same. A list without ranges has number 0
 /// and no parts.
 pub type Content = Arc<[PortRange]>;
-
-#[derive(Debug, Error)]
-#[error("more than tables can hold")]
-pub struct TooMany;
 
 /// The contents that a set needs, each of them once.
 #[derive(Debug)]
@@ -32,13 +30,16 @@ impl Contents {
     }
 
     /// Returns the content of these ranges.
-    pub fn add(&mut self, ranges: Vec<PortRange>) -> Result<Content, TooMany> {
+    pub fn add(&mut self, ranges: Vec<PortRange>) -> Result<Content, NoRoom> {
         if let Some(known) = self.known.get(&*ranges) {
             return Ok(known.clone());
         }
+        if ranges.len() > MAX_RANGES {
+            return Err(NoRoom::Set);
+        }
         self.parts += parts(ranges.len());
-        if ranges.len() > MAX_RANGES || self.parts > self.most_parts {
-            return Err(TooMany);
+        if self.parts > self.most_parts {
+            return Err(NoRoom::Share(LISTS));
         }
         let content = Content::from(ranges);
         self.known.insert(content.clone());

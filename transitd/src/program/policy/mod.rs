@@ -11,20 +11,21 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashSet};
 
 use ipnet::IpNet;
 use thiserror::Error;
 use thuban_api::identifiers::Vni;
-use thuban_common::policy::{GRANT_DENIES, GrantKey, PEER_OTHER, PEER_OUTSIDE};
-use thuban_rows::{Class, PolicyId, PolicySet};
+use thuban_common::policy::{GrantKey, PEER_OUTSIDE};
+use thuban_rows::{Class, PolicyId, PolicySet, RowKey};
 
+pub use crate::dataplane::policy::Change;
+use crate::dataplane::policy::PolicyEntries;
 use blocks::Prefix;
 use compile::Set;
 use entries::{Entries, key, plain};
-use lists::Content;
 use store::Store;
-pub use store::{Change, Retired, Usage};
+pub use store::{NoRoom, Retired, Usage};
 
 #[derive(Debug, Error)]
 pub enum PolicyError {
@@ -40,7 +41,7 @@ pub struct PolicyTables {
     vpcs: BTreeMap<Vni, Vpc>,
     store: Store,
     /// Sets that deny all, because there is no room for them.
-    full: BTreeSet<(Vni, PolicyId)>,
+    full: BTreeMap<(Vni, PolicyId), NoRoom>,
 }
 
 #[derive(Debug, Default)]
@@ -60,10 +61,17 @@ impl Default for PolicyTables {
 impl PolicyTables {
     /// Begins with empty maps that have room for so many entries.
     pub fn new(capacity: Usage) -> Self {
+        Self::import(capacity, PolicyEntries::default())
+    }
+
+    /// Begins with maps that an earlier transitd has filled. Its entries stay until the first rows are here, and those
+    /// that the rows ask for stay after that. Ranges and classes must be put before the sets of their VPC, or peers are
+    /// unknown for a moment. [`Self::remove_strangers`] ends it.
+    pub fn import(capacity: Usage, held: PolicyEntries) -> Self {
         Self {
             vpcs: BTreeMap::new(),
-            store: Store::new(capacity),
-            full: BTreeSet::new(),
+            store: Store::import(capacity, held),
+            full: BTreeMap::new(),
         }
     }
 
@@ -78,13 +86,16 @@ impl PolicyTables {
         if let Some(known) = vpc.classes.get(&id) {
             return result(*known == class);
         }
-        let is_full = |id| self.full.contains(&(vni, id));
+        let is_full = |id| self.full.contains_key(&(vni, id));
         let sets = vpc.sets.iter().filter(|(id, _)| !is_full(**id));
-        let lacking = sets.filter(|(_, set)| entries::add_class(&mut self.store, set, &class).is_err());
-        let lacking: Vec<PolicyId> = lacking.map(|(id, _)| *id).collect();
+        let lacking = sets.filter_map(|(id, set)| {
+            let added = entries::add_class(&mut self.store, set, &class);
+            Some((*id, added.err()?))
+        });
+        let lacking: Vec<(PolicyId, NoRoom)> = lacking.collect();
         vpc.classes.insert(id, class);
-        for id in lacking {
-            self.deny_all(vni, id);
+        for (id, why) in lacking {
+            self.deny_all(vni, id, why);
         }
         Ok(())
     }
@@ -128,19 +139,27 @@ impl PolicyTables {
         };
         vpc.sets.remove(&id);
         self.full.remove(&(vni, id));
-        let set = key(vni, id);
-        for peer in self.store.peers(set) {
-            self.store.remove_grant(GrantKey { set, peer });
-        }
-        self.store.remove_blocks(set);
+        entries::remove_all(&mut self.store, key(vni, id));
         self.forget_empty(vni);
+    }
+
+    /// Removes the entries of sets that no row is of, because an earlier transitd left them.
+    pub fn remove_strangers(&mut self) {
+        let vpcs = self.vpcs.iter();
+        let known = vpcs.flat_map(|(vni, vpc)| vpc.sets.keys().map(|id| key(*vni, *id)));
+        let known: HashSet<u64> = known.collect();
+        for set in self.store.sets() {
+            if !known.contains(&set) {
+                entries::remove_all(&mut self.store, set);
+            }
+        }
     }
 
     /// Sets the ranges of a VPC; `None` if they aren't known.
     pub fn set_ranges(&mut self, vni: Vni, ranges: Option<&[IpNet]>) {
         let vpc = self.vpcs.entry(vni).or_default();
         vpc.ranges = ranges.map(|ranges| ranges.iter().map(|range| Prefix::from(*range)).collect());
-        let is_full = |id| self.full.contains(&(vni, id));
+        let is_full = |id| self.full.contains_key(&(vni, id));
         for (id, set) in vpc.sets.iter().filter(|(id, _)| !is_full(**id)) {
             let own = key(vni, *id);
             let flags = entries::flags_inside(&self.store, set.row(), vpc.ranges.as_deref());
@@ -153,16 +172,30 @@ impl PolicyTables {
         self.forget_empty(vni);
     }
 
-    /// Returns the sets that deny all, because a map or their VPC's share of it has no room for them.
-    pub fn full(&self) -> impl Iterator<Item = (Vni, PolicyId)> {
-        self.full.iter().copied()
+    /// Returns the sets that deny all, because there is no room for them, and why.
+    pub fn full(&self) -> impl Iterator<Item = ((Vni, PolicyId), NoRoom)> {
+        self.full.iter().map(|(set, why)| (*set, *why))
+    }
+
+    /// Returns the keys of the rows of classes and sets that are here.
+    pub fn keys(&self) -> impl Iterator<Item = RowKey> {
+        self.vpcs.iter().flat_map(|(vni, vpc)| {
+            let classes = vpc.classes.keys().map(|id| RowKey::Class(*vni, *id));
+            classes.chain(vpc.sets.keys().map(|id| RowKey::PolicySet(*vni, *id)))
+        })
+    }
+
+    /// Returns the entries that the maps have once all changes are made.
+    pub const fn usage(&self) -> Usage {
+        self.store.usage()
     }
 
     /// Returns the changes that the maps need, in their order, and the lists that are out of use once they are made.
     /// Each call has changes of its own. So packets are judged by what was between two calls, too.
     pub fn flush(&mut self) -> (Vec<Change>, Retired) {
         if std::mem::take(&mut self.store.has_freed) {
-            for (vni, id) in self.full.clone() {
+            let full: Vec<_> = self.full.keys().copied().collect();
+            for (vni, id) in full {
                 self.install(vni, id);
             }
         }
@@ -175,7 +208,7 @@ impl PolicyTables {
         self.store.expire(retired);
     }
 
-    /// Writes all entries of a set that has none, or that denies all.
+    /// Writes all entries of a set that has none, that denies all, or that an earlier transitd had.
     fn install(&mut self, vni: Vni, id: PolicyId) {
         let Some(vpc) = self.vpcs.get(&vni) else {
             return;
@@ -183,31 +216,26 @@ impl PolicyTables {
         let Some(set) = vpc.sets.get(&id) else {
             return;
         };
-        match Entries::new(&self.store, set, &vpc.classes) {
-            Ok(entries) => {
-                entries.write(&mut self.store, set, vpc.ranges.as_deref());
+        let store = &mut self.store;
+        let written = Entries::new(store, set, &vpc.classes).and_then(|entries| {
+            if entries.would_mix(store) {
+                entries::deny_all(store, key(vni, id));
+            }
+            entries.admit(store)?;
+            entries.write(store, set, vpc.ranges.as_deref());
+            Ok(())
+        });
+        match written {
+            Ok(()) => {
                 self.full.remove(&(vni, id));
             }
-            Err(_) => self.deny_all(vni, id),
+            Err(why) => self.deny_all(vni, id, why),
         }
     }
 
-    /// Makes a set deny all that comes, by the entry of [`PEER_OTHER`] alone.
-    fn deny_all(&mut self, vni: Vni, id: PolicyId) {
-        self.full.insert((vni, id));
-        let set = key(vni, id);
-        let key = |peer| GrantKey { set, peer };
-        // Without any entry it denies all, too.
-        if self.store.grant(&key(PEER_OTHER)).is_some() || self.store.has_room(set, Usage::GRANT) {
-            self.store
-                .put_grant(key(PEER_OTHER), &Content::from([]), GRANT_DENIES);
-        }
-        for peer in self.store.peers(set) {
-            if peer != PEER_OTHER {
-                self.store.remove_grant(key(peer));
-            }
-        }
-        self.store.remove_blocks(set);
+    fn deny_all(&mut self, vni: Vni, id: PolicyId, why: NoRoom) {
+        self.full.insert((vni, id), why);
+        entries::deny_all(&mut self.store, key(vni, id));
     }
 
     fn forget_empty(&mut self, vni: Vni) {

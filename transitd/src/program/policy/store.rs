@@ -4,26 +4,33 @@
 //! more entries than there is room for, and none of a VPC beyond its share. A list that nobody names stays until its
 //! grace is over, because programs may still read it.
 
+mod import;
+
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 
+use thiserror::Error;
 use thuban_common::policy::{
-    BLOCKS_CAPACITY, BlockKey, GRANTS_CAPACITY, Grant, GrantKey, LISTS_CAPACITY, ListEntry, ListKey,
+    BLOCKS_CAPACITY, BlockKey, GRANTS_CAPACITY, Grant, GrantKey, LISTS_CAPACITY, ListKey,
 };
 
 use super::blocks::Prefix;
 use super::lists::{Content, parts, tree};
+use crate::dataplane::policy::{BLOCKS, Change, GRANTS, LISTS};
 
 /// The shares of a map: a VPC may have one of them.
 const SHARES: usize = 4;
 
-/// An entry that must be written, or removed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
-    Grant(GrantKey, Option<Grant>),
-    /// The prefix counts bits of the whole key.
-    Block(BlockKey, u32, Option<Grant>),
-    List(ListKey, Option<Box<ListEntry>>),
+/// Why there is no room for a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum NoRoom {
+    #[error("the VPC has used up its share of table {0}")]
+    Share(&'static str),
+    #[error("table {0} is full")]
+    Table(&'static str),
+    #[error("the set's rules have more ports or blocks than a set may have")]
+    Set,
 }
 
 /// Lists that no entry names any more. Their grace begins when the changes that came with them are made.
@@ -85,8 +92,15 @@ impl Usage {
         }
     }
 
-    fn fits(self, room: Self) -> bool {
-        self.grants <= room.grants && self.blocks <= room.blocks && self.lists <= room.lists
+    /// Returns the table of which there is less than this, if there is one.
+    fn exceeds(self, room: Self) -> Option<&'static str> {
+        let tables = [
+            (GRANTS, self.grants, room.grants),
+            (BLOCKS, self.blocks, room.blocks),
+            (LISTS, self.lists, room.lists),
+        ];
+        let mut exceeded = tables.into_iter().filter(|(_, used, room)| used > room);
+        exceeded.next().map(|(name, ..)| name)
     }
 }
 
@@ -95,6 +109,8 @@ struct List {
     /// The set that used the list first: the list is its VPC's.
     set: u64,
     content: Content,
+    /// The parts that it has in the map.
+    parts: Range<u32>,
     /// Entries that name the list.
     uses: usize,
     /// The number of its last release.
@@ -110,6 +126,8 @@ pub struct Store {
     numbers: HashMap<(u32, Content), u32>,
     /// Numbers of lists that are gone.
     free: BTreeSet<u32>,
+    /// The greatest number that was given.
+    last: u32,
     releases: u64,
     capacity: Usage,
     total: Usage,
@@ -128,6 +146,7 @@ impl Store {
             lists: HashMap::new(),
             numbers: HashMap::new(),
             free: BTreeSet::new(),
+            last: 0,
             releases: 0,
             capacity,
             total: Usage::default(),
@@ -148,11 +167,26 @@ impl Store {
         }
     }
 
-    /// Whether the VPC of a set may have so many more entries.
-    pub fn has_room(&self, set: u64, more: Usage) -> bool {
+    /// Returns the entries that there are.
+    pub const fn usage(&self) -> Usage {
+        self.total
+    }
+
+    /// Returns an error unless the VPC of a set may have so many more entries.
+    pub fn admit(&self, set: u64, more: Usage) -> Result<(), NoRoom> {
         let own = self.of_vpcs.get(&vni(set)).copied().unwrap_or_default();
         let room = |limit: Usage, used| limit.zip(used, usize::saturating_sub);
-        more.fits(room(self.share(), own)) && more.fits(room(self.capacity, self.total))
+        if let Some(table) = more.exceeds(room(self.share(), own)) {
+            return Err(NoRoom::Share(table));
+        }
+        let exceeded = more.exceeds(room(self.capacity, self.total));
+        exceeded.map_or(Ok(()), |table| Err(NoRoom::Table(table)))
+    }
+
+    /// Returns the sets that have entries.
+    pub fn sets(&self) -> BTreeSet<u64> {
+        let grants = self.grants.keys().map(|key| key.set);
+        grants.chain(self.blocks.keys().map(|(set, _)| *set)).collect()
     }
 
     /// Returns the entries of LISTS that a set must write for a list.
@@ -176,6 +210,11 @@ impl Store {
         let key = |peer| GrantKey { set, peer };
         let grants = self.grants.range(key(0)..=key(u64::MAX));
         grants.map(|(key, _)| key.peer).collect()
+    }
+
+    /// Returns the list of a set's prefix.
+    pub fn block(&self, set: u64, prefix: Prefix) -> Option<u32> {
+        self.blocks.get(&(set, prefix)).copied()
     }
 
     /// Returns the prefixes of a set from one on, with their lists.
@@ -215,23 +254,31 @@ impl Store {
 
     pub fn put_block(&mut self, set: u64, prefix: Prefix, content: &Content) {
         let list = self.intern(set, content);
-        let (key, length) = block_key(set, prefix);
-        let grant = Grant { list, flags: 0 };
-        self.changes.push(Change::Block(key, length, Some(grant)));
-        match self.blocks.insert((set, prefix), list) {
+        let old = self.blocks.insert((set, prefix), list);
+        if old != Some(list) {
+            let (key, length) = block_key(set, prefix);
+            let grant = Grant { list, flags: 0 };
+            self.changes.push(Change::Block(key, length, Some(grant)));
+        }
+        match old {
             Some(old) => self.release(old),
             None => self.take(set, Usage::BLOCK),
         }
     }
 
-    pub fn remove_blocks(&mut self, set: u64) {
-        let blocks: Vec<_> = self.blocks(set, Prefix::ALL).collect();
-        for (prefix, list) in blocks {
-            self.blocks.remove(&(set, prefix));
+    pub fn remove_block(&mut self, set: u64, prefix: Prefix) {
+        if let Some(list) = self.blocks.remove(&(set, prefix)) {
             let (key, length) = block_key(set, prefix);
             self.changes.push(Change::Block(key, length, None));
             self.release(list);
             self.give(set, Usage::BLOCK);
+        }
+    }
+
+    pub fn remove_blocks(&mut self, set: u64) {
+        let blocks: Vec<_> = self.blocks(set, Prefix::ALL).collect();
+        for (prefix, _) in blocks {
+            self.remove_block(set, prefix);
         }
     }
 
@@ -247,22 +294,35 @@ impl Store {
             }
             return *number;
         }
-        let number = self.free.pop_first().unwrap_or(self.lists.len() as u32 + 1);
-        let parts = tree(content);
+        let number = self.next_number();
+        let entries = tree(content);
+        let parts = 0..entries.len() as u32;
         self.take(set, Usage::of_lists(parts.len()));
-        for (part, entry) in (0..).zip(parts) {
+        for (part, entry) in (0..).zip(entries) {
             let key = ListKey { list: number, part };
             self.changes.push(Change::List(key, Some(Box::new(entry))));
         }
         let list = List {
             set,
             content: content.clone(),
+            parts,
             uses: 1,
             released: 0,
         };
         self.lists.insert(number, list);
         self.numbers.insert(key, number);
         number
+    }
+
+    /// Returns a number that no list has.
+    fn next_number(&mut self) -> u32 {
+        self.free.pop_first().unwrap_or_else(|| {
+            self.last += 1;
+            while self.lists.contains_key(&self.last) {
+                self.last += 1;
+            }
+            self.last
+        })
     }
 
     /// Ends one use of a list.
@@ -272,6 +332,13 @@ impl Store {
         };
         list.uses -= 1;
         if list.uses == 0 {
+            self.retire(number);
+        }
+    }
+
+    /// Ends the use of a list that no entry names.
+    fn retire(&mut self, number: u32) {
+        if let Some(list) = self.lists.get_mut(&number) {
             self.releases += 1;
             list.released = self.releases;
             self.retired.0.push(Release {
@@ -294,11 +361,12 @@ impl Store {
             if entry.get().uses > 0 || entry.get().released != release {
                 continue;
             }
-            let List { set, content, .. } = entry.remove();
-            let parts = parts(content.len());
-            let keys = (0..parts as u32).map(|part| ListKey { list: number, part });
+            let List {
+                set, content, parts, ..
+            } = entry.remove();
+            self.give(set, Usage::of_lists(parts.len()));
+            let keys = parts.map(|part| ListKey { list: number, part });
             self.changes.extend(keys.map(|key| Change::List(key, None)));
-            self.give(set, Usage::of_lists(parts));
             self.numbers.remove(&(vni(set), content));
             self.free.insert(number);
         }

@@ -9,7 +9,7 @@ use thuban_common::policy::{
 use thuban_rows::{Block, Class, PolicyAction, PolicyPorts, PolicyRule, PolicySet, PolicyTier, builders};
 
 use super::super::lists::parts;
-use super::super::{Change, PolicyTables, Retired, Usage};
+use super::super::{Change, NoRoom, PolicyTables, Retired, Usage};
 use super::maps::Maps;
 use super::{VNI, id};
 
@@ -329,7 +329,7 @@ fn a_set_with_a_list_of_too_many_ranges_denies_all() {
         .put_set(set(3, vec![anyone(ports(MAX_RANGES + 1))]))
         .unwrap();
     apply(&mut maps, &mut tables);
-    assert_eq!(tables.full().collect::<Vec<_>>(), [(VNI, id(3))]);
+    assert_eq!(tables.full().collect::<Vec<_>>(), [((VNI, id(3)), NoRoom::Set)]);
     assert_eq!(maps.usage().lists, parts(MAX_RANGES));
     let judge = |number, point| {
         maps.judge(of_vpc(VNI.get(), number), of_vpc(VNI.get(), 1), [0; 16], point)
@@ -365,7 +365,7 @@ fn a_full_set_is_there_as_soon_as_there_is_room() {
     tables.put_set(set(3, vec![of_group(1)])).unwrap();
     tables.put_set(set(4, vec![of_group(1)])).unwrap();
     apply(&mut maps, &mut tables);
-    let full = |tables: &PolicyTables| tables.full().map(|(_, id)| id.get()).collect::<Vec<_>>();
+    let full = |tables: &PolicyTables| tables.full().map(|((_, id), _)| id.get()).collect::<Vec<_>>();
     assert_eq!(full(&tables), [3, 4], "three entries and one to deny are all");
     assert_eq!(grants(&maps, 3), [(PEER_OTHER, GRANT_DENIES)]);
     assert!(grants(&maps, 4).is_empty());
@@ -408,7 +408,7 @@ fn vpcs_share_what_room_there_is() {
         };
         tables.put_set(row).unwrap();
     }
-    let full: Vec<u32> = tables.full().map(|(vni, _)| vni.get()).collect();
+    let full: Vec<u32> = tables.full().map(|((vni, _), _)| vni.get()).collect();
     assert_eq!(full, [6, 7], "each takes two");
     assert_eq!(tables.flush().0.len(), 11, "and the next one denies all by one");
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use thuban_common::policy::{BlockKey, Grant, GrantKey, ListEntry, ListKey, Lookups, PortRange, judge};
 
 use super::super::{Change, Usage};
+use crate::dataplane::policy::PolicyEntries;
 
 #[derive(Clone, Default)]
 pub struct Maps {
@@ -73,6 +74,19 @@ impl Maps {
 
     pub fn judge(&self, set: u64, peer: u64, address: [u8; 16], point: u32) -> (bool, u16) {
         judge(self, set, peer, &address, point)
+    }
+
+    /// Returns all entries, as the next transitd reads them.
+    pub fn entries(&self) -> PolicyEntries {
+        let blocks = self.blocks.iter().flat_map(|(length, of_length)| {
+            let of_length = of_length.iter();
+            of_length.map(|(key, block)| (*key, *length, *block))
+        });
+        PolicyEntries {
+            grants: self.grants.iter().map(|(key, grant)| (*key, *grant)).collect(),
+            blocks: blocks.collect(),
+            lists: self.lists.iter().map(|(key, entry)| (*key, *entry)).collect(),
+        }
     }
 
     /// Returns the number of entries.

@@ -6,6 +6,7 @@ mod judged;
 mod maps;
 mod oracle;
 mod random;
+mod restarts;
 mod steps;
 
 use thuban_api::identifiers::Vni;

@@ -26,8 +26,8 @@ pub struct Site {
     pub maps: Maps,
     pub classes: BTreeMap<(Vni, PolicyId), Class>,
     pub sets: BTreeMap<(Vni, PolicyId), PolicySet>,
-    has_ranges: BTreeMap<Vni, bool>,
-    graces: VecDeque<Retired>,
+    pub has_ranges: BTreeMap<Vni, bool>,
+    pub graces: VecDeque<Retired>,
 }
 
 pub fn vnis() -> [Vni; 2] {
@@ -92,7 +92,7 @@ impl Site {
     }
 
     /// Returns maps that are made of the rows at once.
-    fn made_at_once(&self, random: &mut Rng) -> Maps {
+    pub fn made_at_once(&self, random: &mut Rng) -> Maps {
         let classes = self.classes.values().cloned().map(Row::Class);
         let sets = self.sets.values().cloned().map(Row::PolicySet);
         let mut rows: Vec<Row> = classes.chain(sets).collect();
@@ -123,7 +123,7 @@ impl Site {
     }
 
     /// Asserts that there are no other lists than those in use.
-    fn assert_lean(&mut self, random: &mut Rng) {
+    pub fn assert_lean(&mut self, random: &mut Rng) {
         for _ in 0..2 {
             let changes = self.flush();
             self.maps.apply_all(&changes);
@@ -134,9 +134,9 @@ impl Site {
 }
 
 /// A packet as programs look it up.
-type Asked = (u64, u64, [u8; 16], u32);
+pub type Asked = (u64, u64, [u8; 16], u32);
 
-fn asked(random: &mut Rng) -> Asked {
+pub fn asked(random: &mut Rng) -> Asked {
     let vni = one(random, &vnis()).get();
     let address = random::address(random);
     let is_inside = random::ranges().iter().any(|range| range.contains(&address));

@@ -1,7 +1,10 @@
-//! CONNECTIONS, PENDING, AFFINITY, FRAGMENTS, SHARES and QUOTAS: what agents remember of connections to services, when
-//! entries are removed, and how many each VPC may have.
+//! CONNECTIONS, PENDING, AFFINITY, FRAGMENTS, FLOWS, SHARES and QUOTAS: what programs remember of connections and
+//! flows, when entries are removed, and how many each VPC may have.
 //!
 //! Must not write anything that leads a packet: entries are only removed, and shares counted anew.
+
+mod flows;
+mod life;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -9,36 +12,23 @@ use std::time::Duration;
 
 use aya::maps::{Array, Map, MapData};
 use nix::time::{ClockId, clock_gettime};
-use thuban_common::packet::ipv4::UDP;
+use thuban_common::policy::FlowEntry;
 use thuban_common::services::{
     ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CONNECTIONS_CAPACITY,
-    ConnectionEntry, ConnectionKey, FINISHED, FORWARD, FRAGMENT_LIFE, FragmentEntry, FragmentKey,
-    GATE_OF_ANY, GatesEntry, HAIRPIN, LEAST_CONNECTIONS, NO_INDEX, PENDING_LIFE, PENDING_OF_VPC,
-    PendingEntry, PendingKey, QUOTA_HELD, QUOTA_RESERVE, QUOTA_SHARED, RESET, REVERSE, SEEN, ServiceKey,
+    ConnectionEntry, ConnectionKey, FORWARD, FRAGMENT_LIFE, FragmentEntry, FragmentKey, GATE_OF_ANY,
+    GatesEntry, HAIRPIN, LEAST_CONNECTIONS, NO_INDEX, PENDING_LIFE, PENDING_OF_VPC, PendingEntry, PendingKey,
+    QUOTA_HELD, QUOTA_RESERVE, QUOTA_SHARED, REVERSE, ServiceKey,
 };
 use thuban_common::tables::{Address, EndpointKey};
 
 use super::reserve::Shared;
 use super::tables::{Hash, TableError, access, capacity, data, hash, lookup, lru, open, take};
 use super::walk::Walk;
+pub use flows::FLOWS;
+use life::{Seen, UNANSWERED_DATAGRAM, life};
 
 /// The table of connections.
 pub const CONNECTIONS: &str = "CONNECTIONS";
-/// The life of a TCP or SCTP connection of which both sides were heard: as long as in Linux's conntrack.
-const ESTABLISHED: Duration = Duration::from_hours(120);
-/// The life of a connection that one side has ended.
-const HALF_CLOSED: Duration = Duration::from_mins(2);
-/// The life of a connection that is not answered yet, or was ended by both sides or a reset.
-const TRANSITORY: Duration = Duration::from_mins(1);
-/// The life, without a packet, of a TCP or SCTP connection to a backend that its service no longer has.
-const ABANDONED: Duration = Duration::from_mins(5);
-const DATAGRAMS: Duration = Duration::from_mins(2);
-const UNANSWERED_DATAGRAM: Duration = Duration::from_secs(30);
-/// The life of an unanswered connection of a VPC beyond its reserve, while the table is crowded: a client asks twice in
-/// that time.
-const UNANSWERED_IN_A_CROWD: Duration = Duration::from_secs(5);
-/// The same of a connection that was ended by both sides or a reset: the last packets are said again within that time.
-const ENDED_IN_A_CROWD: Duration = Duration::from_secs(10);
 /// The life of flows in PENDING of a VPC that has nearly all that it may have there. A flow that goes on is written
 /// anew within that time ([`thuban_common::services::refresh`]).
 const PENDING_IN_A_CROWD: Duration = Duration::from_secs(15);
@@ -46,19 +36,21 @@ const PENDING_IN_A_CROWD: Duration = Duration::from_secs(15);
 const MAX_EXPIRED_PER_SCAN: usize = 65_536;
 
 pub struct Connections {
-    flows: Hash<ConnectionKey, ConnectionEntry>,
+    connections: Hash<ConnectionKey, ConnectionEntry>,
     pending: Hash<PendingKey, PendingEntry>,
     affinity: Hash<AffinityKey, AffinityEntry>,
     fragments: Hash<FragmentKey, FragmentEntry>,
+    flows: Hash<ConnectionKey, FlowEntry>,
     backends: Hash<BackendKey, BackendEntry>,
     shares: Hash<EndpointKey, u32>,
     quotas: Array<MapData, u32>,
     room: Shared,
     gates: Array<MapData, GatesEntry>,
-    all_flows: Walk<ConnectionKey, ConnectionEntry>,
+    all_connections: Walk<ConnectionKey, ConnectionEntry>,
     all_pending: Walk<PendingKey, PendingEntry>,
     all_affinity: Walk<AffinityKey, AffinityEntry>,
     all_fragments: Walk<FragmentKey, FragmentEntry>,
+    all_flows: Walk<ConnectionKey, FlowEntry>,
 }
 
 /// Returns how many entries CONNECTIONS is to have room for on a node with so much memory, bytes. The empty table takes
@@ -96,28 +88,33 @@ pub struct Scan {
     pub expired: usize,
     /// The services that they lead to.
     pub services: HashSet<EndpointKey>,
+    /// Flows that stay.
+    pub flows: usize,
 }
 
 impl Connections {
     pub fn open(maps: &Path) -> Result<Self, TableError> {
         Ok(Self {
-            flows: hash(maps, CONNECTIONS)?,
+            connections: hash(maps, CONNECTIONS)?,
             pending: lru(maps, "PENDING")?,
             affinity: lru(maps, "AFFINITY")?,
             fragments: hash(maps, "FRAGMENTS")?,
+            flows: hash(maps, FLOWS)?,
             backends: hash(maps, "BACKENDS")?,
             shares: hash(maps, "SHARES")?,
             quotas: quotas(maps)?,
             room: room(maps)?,
             gates: Array::try_from(Map::Array(data(maps, "GATES")?)).map_err(open("GATES"))?,
-            all_flows: Walk::open(maps, CONNECTIONS)?,
+            all_connections: Walk::open(maps, CONNECTIONS)?,
             all_pending: Walk::open(maps, "PENDING")?,
             all_affinity: Walk::open(maps, "AFFINITY")?,
             all_fragments: Walk::open(maps, "FRAGMENTS")?,
+            all_flows: Walk::open(maps, FLOWS)?,
         })
     }
 
-    /// Looks at every connection once, and removes those whose time is over and those of clients that aren't here.
+    /// Looks at every connection and flow once. Removes those whose time is over, connections of clients that aren't
+    /// here, and flows of servers that aren't here.
     /// `backends` is called once for a service; it returns `None` if the service isn't known. `vpcs`: how many VPCs
     /// have endpoints here.
     pub fn scan(
@@ -131,7 +128,7 @@ impl Connections {
         let mut known: HashMap<ServiceKey, Option<Backends>> = HashMap::new();
         let (mut scan, mut doomed) = (Scan::default(), Vec::new());
         let mut counted = Counts::default();
-        self.all_flows.each(|key, entry| {
+        self.all_connections.each(|key, entry| {
             counted.held += 1;
             if key.direction != FORWARD {
                 if doomed.len() < MAX_EXPIRED_PER_SCAN && self.is_orphan(&key, &entry, now)? {
@@ -180,13 +177,14 @@ impl Connections {
             // If the times differ, a packet has come since, and made one of both entries anew.
             if is_same {
                 for looked in both.iter().flatten() {
-                    take(&mut self.flows, CONNECTIONS, &looked.key)?;
+                    take(&mut self.connections, CONNECTIONS, &looked.key)?;
                     counted.held = counted.held.saturating_sub(u32::from(looked.time.is_some()));
                 }
             }
         }
         self.scan_pending(now, &before, &mut counted.shares)?;
         self.scan_fragments(now)?;
+        scan.flows = self.scan_flows(&is_here, now, &before, &mut counted.shares)?;
         self.count(&before, counted, vpcs)?;
         Ok(scan)
     }
@@ -234,6 +232,7 @@ impl Connections {
         has_left: impl Fn(&EndpointKey) -> bool,
         vnis: impl FnOnce() -> HashMap<u32, u32>,
     ) -> Result<(), TableError> {
+        self.forget_flows(&has_left)?;
         let gates = self.gates.get(&GATE_OF_ANY, 0).map_err(access("read", "GATES"))?;
         if gates.connections == 0 {
             return Ok(());
@@ -242,11 +241,11 @@ impl Connections {
             let mut ends = addresses.iter().map(|address| endpoint(vni, *address));
             ends.any(|end| has_left(&end))
         };
-        let mut flows = Vec::new();
-        self.all_flows.each(|key, entry| {
+        let mut connections = Vec::new();
+        self.all_connections.each(|key, entry| {
             // One of these addresses is the service's. No endpoint has it.
             if is_gone(key.vni, &[key.source, key.destination, entry.address]) {
-                flows.push(key);
+                connections.push(key);
             }
             Ok(())
         })?;
@@ -266,8 +265,8 @@ impl Connections {
             }
             Ok(())
         })?;
-        let mut flows = flows.iter();
-        flows.try_for_each(|key| take(&mut self.flows, CONNECTIONS, key))?;
+        let mut connections = connections.iter();
+        connections.try_for_each(|key| take(&mut self.connections, CONNECTIONS, key))?;
         let mut pending = pending.iter();
         pending.try_for_each(|key| take(&mut self.pending, "PENDING", key))?;
         let mut affinity = affinity.iter();
@@ -305,7 +304,7 @@ impl Connections {
     }
 
     fn connection(&self, key: &ConnectionKey) -> Result<Option<ConnectionEntry>, TableError> {
-        lookup(CONNECTIONS, self.flows.get(key, 0))
+        lookup(CONNECTIONS, self.connections.get(key, 0))
     }
 
     /// Whether the service still has the backend.
@@ -403,52 +402,6 @@ impl Looked {
     }
 }
 
-/// The known facts of a connection, by which its life is chosen.
-struct Seen {
-    protocol: u8,
-    /// [`ConnectionEntry::state`] of both directions.
-    forward: u16,
-    reverse: u16,
-    has_backend: bool,
-    /// Its VPC has more than its reserve, and the table is crowded.
-    is_crowding: bool,
-}
-
-/// Returns how long a connection may be without a packet.
-fn life(seen: &Seen) -> Duration {
-    let either = seen.forward | seen.reverse;
-    let is_answered = seen.reverse & SEEN != 0;
-    if seen.is_crowding && !is_answered {
-        return if seen.protocol == UDP && !seen.has_backend {
-            Duration::ZERO
-        } else {
-            UNANSWERED_IN_A_CROWD
-        };
-    }
-    if seen.protocol == UDP {
-        return match (seen.has_backend, is_answered) {
-            (false, _) => Duration::ZERO,
-            (true, true) => DATAGRAMS,
-            (true, false) => UNANSWERED_DATAGRAM,
-        };
-    }
-    let is_ended = either & RESET != 0 || seen.forward & seen.reverse & FINISHED != 0;
-    let usual = if is_ended && seen.is_crowding {
-        ENDED_IN_A_CROWD
-    } else if !is_answered || is_ended {
-        TRANSITORY
-    } else if either & FINISHED != 0 {
-        HALF_CLOSED
-    } else {
-        ESTABLISHED
-    };
-    if seen.has_backend {
-        usual
-    } else {
-        usual.min(ABANDONED)
-    }
-}
-
 /// Returns the service that a forward key leads to.
 fn service(key: &ConnectionKey) -> ServiceKey {
     ServiceKey {
@@ -494,49 +447,16 @@ fn now() -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use thuban_common::packet::ipv4::UDP;
     use thuban_common::services::refresh;
 
     use super::*;
-
-    fn lives(protocol: u8, forward: u16, reverse: u16, has_backend: bool) -> u64 {
-        let seen = Seen {
-            protocol,
-            forward,
-            reverse,
-            has_backend,
-            is_crowding: false,
-        };
-        life(&seen).as_secs()
-    }
 
     #[test]
     fn a_table_of_connections_is_as_large_as_the_node_allows() {
         let gib = |gib: u64| entries_for(gib << 30);
         assert_eq!([1, 7, 15, 24].map(gib), [65_536, 65_536, 262_144, 262_144]);
         assert_eq!([30, 1024].map(gib), [524_288; 2]);
-    }
-
-    #[test]
-    fn in_a_crowd_unanswered_and_ended_connections_go_soon() {
-        for protocol in [6, 17, 132] {
-            let crowding = |forward, reverse| {
-                let seen = Seen {
-                    protocol,
-                    forward,
-                    reverse,
-                    has_backend: true,
-                    is_crowding: true,
-                };
-                life(&seen).as_secs()
-            };
-            assert_eq!(crowding(SEEN, 0), 5);
-            assert_eq!(crowding(SEEN, SEEN), lives(protocol, SEEN, SEEN, true));
-            let (ended, reset) = (SEEN | FINISHED, SEEN | RESET);
-            if protocol != UDP {
-                assert_eq!([crowding(ended, ended), crowding(SEEN, reset)], [10, 10]);
-                assert_eq!(crowding(ended, SEEN), 120, "one side goes on");
-            }
-        }
     }
 
     #[test]
@@ -572,20 +492,5 @@ mod tests {
         );
         counts.held -= 1;
         assert!(!counts.is_crowding(7, room));
-    }
-
-    #[test]
-    fn connections_live_by_what_both_sides_said() {
-        for protocol in [6, 132] {
-            assert_eq!(lives(protocol, SEEN, 0, true), 60, "opening");
-            assert_eq!(lives(protocol, SEEN, SEEN, true), 432_000);
-            assert_eq!(lives(protocol, SEEN | FINISHED, SEEN, true), 120);
-            assert_eq!(lives(protocol, SEEN | FINISHED, SEEN | FINISHED, true), 60);
-            assert_eq!(lives(protocol, SEEN, SEEN | RESET, true), 60);
-            assert_eq!(lives(protocol, SEEN, SEEN, false), 300, "its backend is gone");
-        }
-        assert_eq!(lives(17, SEEN, 0, true), 30);
-        assert_eq!(lives(17, SEEN, SEEN, true), 120);
-        assert_eq!(lives(17, SEEN, SEEN, false), 0);
     }
 }

@@ -1,0 +1,192 @@
+//! Classes and sets of network policy: from rows to the maps.
+//!
+//! Invariant: a set's entries are in the maps before an attachment names the set, and go after that. A list that was
+//! in use goes only when no program that may still read it runs.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use thuban_api::identifiers::Vni;
+use thuban_rows::{Row, RowKey};
+
+use super::State;
+use super::apply::{Applying, Upsert};
+use crate::dataplane::policy::{BLOCKS, GRANTS, LISTS, PolicyMaps};
+use crate::dataplane::tables::{TableError, capacity};
+use crate::program::policy::{NoRoom, PolicyError, PolicyTables, Retired, Usage};
+
+/// How long a list that no entry names any more stays. A program that found the entry before runs for far less.
+const GRACE: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub struct Policies {
+    tables: PolicyTables,
+    maps: PolicyMaps,
+    /// Lists that are out of use, and since when no entry in the maps names them.
+    retired: Vec<(Instant, Retired)>,
+    /// Sets without room of which the operator was told.
+    refused: BTreeSet<RowKey>,
+}
+
+impl Policies {
+    /// Opens the pinned maps. What they hold stays until the first snapshot.
+    pub fn open(maps: &Path) -> Result<Self, TableError> {
+        let entries = |name| capacity(maps, name).map(|entries| entries as usize);
+        let room = Usage {
+            grants: entries(GRANTS)?,
+            blocks: entries(BLOCKS)?,
+            lists: entries(LISTS)?,
+        };
+        let (maps, held) = PolicyMaps::open(maps)?;
+        let mut opened = Self {
+            tables: PolicyTables::import(room, held),
+            maps,
+            retired: Vec::new(),
+            refused: BTreeSet::new(),
+        };
+        opened.write()?;
+        Ok(opened)
+    }
+
+    /// Puts a class or a set; other rows are none of these tables.
+    pub fn put(&mut self, row: Row) -> Result<(), PolicyError> {
+        match row {
+            Row::Class(class) => self.tables.put_class(class),
+            Row::PolicySet(set) => self.tables.put_set(set),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes a class or a set. With a VPC's row its ranges go.
+    pub fn remove(&mut self, key: &RowKey) {
+        match key {
+            RowKey::Class(vni, id) => self.tables.remove_class(*vni, *id),
+            RowKey::PolicySet(vni, id) => self.tables.remove_set(*vni, *id),
+            RowKey::Vpc(vni) => self.tables.set_ranges(*vni, None),
+            _ => {}
+        }
+    }
+
+    /// Removes the sets of an earlier transitd that are not here.
+    pub fn remove_strangers(&mut self) {
+        self.tables.remove_strangers();
+    }
+
+    pub fn set_ranges(&mut self, vni: Vni, ranges: &[IpNet]) {
+        self.tables.set_ranges(vni, Some(ranges));
+    }
+
+    /// Returns the keys of the rows of classes and sets that are here.
+    pub fn keys(&self) -> impl Iterator<Item = RowKey> {
+        self.tables.keys()
+    }
+
+    /// Returns the entries of GRANTS, BLOCKS and LISTS.
+    pub fn usage(&self) -> Usage {
+        self.tables.usage()
+    }
+
+    /// Writes what has changed since the last call, and what could not be written then.
+    pub fn write(&mut self) -> Result<(), TableError> {
+        let was_behind = self.maps.is_behind();
+        let (changes, retired) = self.tables.flush();
+        let written = self.maps.apply(changes);
+        let now = Instant::now();
+        if was_behind {
+            // Until now entries may have named these lists.
+            self.retired.iter_mut().for_each(|(since, _)| *since = now);
+        }
+        if !retired.is_empty() {
+            self.retired.push((now, retired));
+        }
+        written
+    }
+
+    /// Has flows judged anew, because the class or a set of an attachment has changed.
+    pub fn judge_anew(&mut self) -> Result<(), TableError> {
+        self.maps.judge_anew()
+    }
+
+    /// Removes lists whose grace is over, and writes what could not be written before.
+    pub fn expire(&mut self) -> Result<(), TableError> {
+        if !self.maps.is_behind() {
+            let is_over = |(since, _): &mut (Instant, Retired)| since.elapsed() >= GRACE;
+            for (_, retired) in self.retired.extract_if(.., is_over) {
+                self.tables.expire(retired);
+            }
+        }
+        self.write()
+    }
+
+    /// Returns the sets without room of which the operator is to be told: those that it has just sent, and those that
+    /// had room before.
+    pub fn refused(&mut self, sent: &BTreeSet<RowKey>) -> Vec<(RowKey, NoRoom)> {
+        let full = self.tables.full();
+        let full: Vec<_> = full
+            .map(|((vni, id), why)| (RowKey::PolicySet(vni, id), why))
+            .collect();
+        let now = full.iter().map(|(key, _)| key.clone()).collect();
+        let before = std::mem::replace(&mut self.refused, now);
+        let is_untold = |(key, _): &(RowKey, NoRoom)| sent.contains(key) || !before.contains(key);
+        full.into_iter().filter(is_untold).collect()
+    }
+}
+
+impl State {
+    /// Takes the rows of classes and sets out of `rows` and writes them, with the ranges of VPCs. Returns the keys of
+    /// all of these rows.
+    pub(super) fn put_policies(
+        &mut self,
+        rows: &mut Vec<Upsert>,
+        applying: &mut Applying,
+    ) -> BTreeSet<RowKey> {
+        let mut sent = BTreeSet::new();
+        for (_, row) in rows.iter() {
+            if let Row::Vpc(vpc) = row {
+                self.policies.set_ranges(vpc.vni, &vpc.cidrs);
+                sent.insert(row.key());
+            }
+        }
+        // A set without the classes that it judges would take their endpoints for unknown ones.
+        let classes = rows.extract_if(.., |(_, row)| matches!(row, Row::Class(_)));
+        let mut policies: Vec<Upsert> = classes.collect();
+        policies.extend(rows.extract_if(.., |(_, row)| matches!(row, Row::PolicySet(_))));
+        for (key, row) in policies {
+            sent.insert(row.key());
+            if let Err(error) = self.policies.put(row) {
+                applying.refuse(key, error);
+            }
+        }
+        self.write_policies(applying);
+        sent
+    }
+
+    /// Removes the rows of classes and sets that are deleted, now that no attachment names them. Refuses sets without
+    /// room. `sent`: the rows that came.
+    pub(super) fn remove_policies(
+        &mut self,
+        deletes: &[RowKey],
+        sent: &BTreeSet<RowKey>,
+        applying: &mut Applying,
+    ) {
+        for key in deletes.iter().filter(|key| !sent.contains(*key)) {
+            self.policies.remove(key);
+        }
+        if applying.changes.is_all {
+            self.policies.remove_strangers();
+        }
+        self.write_policies(applying);
+        for (key, why) in self.policies.refused(sent) {
+            applying.refuse(Some((&key).into()), why);
+        }
+    }
+
+    fn write_policies(&mut self, applying: &mut Applying) {
+        if let Err(error) = self.policies.write() {
+            // The nack has no key: nobody knows which rows are in the maps.
+            applying.refuse(None, error);
+        }
+    }
+}
