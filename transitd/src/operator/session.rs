@@ -7,7 +7,7 @@ use thiserror::Error;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_client::TransitClient;
 use thuban_proto::transit::{self as proto, DropletMessage, Hello, operator_message};
-use thuban_rows::{Kind, Kinds};
+use thuban_rows::Kinds;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -66,21 +66,12 @@ pub async fn run(
     result
 }
 
-/// Kinds of rows that this version reads and does nothing by. It doesn't tell the operator of them, so that none is
-/// sent: a policy that nobody enforces must not seem to be in force.
-const NOT_ENFORCED: [Kind; 2] = [Kind::Class, Kind::PolicySet];
-
-fn enforced() -> Kinds {
-    let all = Kind::ALL.iter().copied();
-    all.filter(|kind| !NOT_ENFORCED.contains(kind)).collect()
-}
-
 /// Returns the Hello that every transitd of this version sends.
 fn hello(version: u32, highest_epoch: u64) -> Hello {
     Hello {
         protocol_version: version,
         highest_epoch,
-        row_kinds: enforced().numbers(),
+        row_kinds: Kinds::all().numbers(),
         ..Hello::default()
     }
 }
@@ -216,8 +207,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hello_names_the_kinds_of_rows_that_have_an_effect() {
+    fn hello_names_all_kinds_of_rows() {
         let told = Kinds::read(&hello(2, 7).row_kinds);
-        assert!(told.lacking().eq(NOT_ENFORCED));
+        assert_eq!(told.lacking().count(), 0);
     }
 }

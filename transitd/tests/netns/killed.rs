@@ -57,7 +57,7 @@ fn traces(rig: &Rig) -> Vec<String> {
 
 /// Finds the boundaries to kill at: the kind of call, and its number. The rest of a kind is skipped once no process
 /// dies there.
-fn boundaries(kinds: &[&'static str], mut dies_at: impl FnMut(&'static str, usize) -> bool) {
+pub fn boundaries(kinds: &[&'static str], mut dies_at: impl FnMut(&'static str, usize) -> bool) {
     let stride = stride();
     for kind in kinds {
         for number in (1..MOST).step_by(stride) {
@@ -79,14 +79,16 @@ fn strace(call: &str, number: usize) -> Command {
 }
 
 /// strace on all threads of a process, until it is dropped.
-struct Armed(Child);
+pub struct Armed(Child);
 
 impl Armed {
-    fn new(process: u32, call: &str, number: usize) -> Self {
+    /// Has the process killed at a call of that kind and number.
+    pub fn new(process: u32, call: &str, number: usize) -> Self {
         Self::attach(strace(call, number), process)
     }
 
-    fn attach(mut strace: Command, process: u32) -> Self {
+    /// Has strace watch the process.
+    pub fn attach(mut strace: Command, process: u32) -> Self {
         let child = strace
             .args(["-p", &process.to_string()])
             .stdout(Stdio::null())
@@ -108,6 +110,11 @@ impl Armed {
         });
         armed
     }
+
+    /// Waits until strace has written its last lines, after the end of the process.
+    pub fn wait(mut self) {
+        self.0.wait().unwrap();
+    }
 }
 
 impl Drop for Armed {
@@ -119,7 +126,7 @@ impl Drop for Armed {
 }
 
 /// Whether the daemon is dead. Waits a moment, because a process that was killed ends after its sockets.
-fn died(rig: &mut Rig) -> bool {
+pub fn died(rig: &mut Rig) -> bool {
     let end = Instant::now() + Duration::from_millis(300);
     while Instant::now() < end {
         if rig.is_dead() {
@@ -230,11 +237,10 @@ fn an_attachments_file_is_synced_before_it_has_its_name() {
     strace
         .args(["-f", "-y", "-qq", "-e", "trace=fsync,rename", "-o"])
         .arg(&calls);
-    let mut watching = Armed::attach(strace, rig.daemon_id());
+    let watching = Armed::attach(strace, rig.daemon_id());
     rig.plugin_add("p1");
     rig.kill();
-    // strace writes its last lines when it ends.
-    watching.0.wait().unwrap();
+    watching.wait();
     let calls = std::fs::read_to_string(calls).unwrap();
     let of_file: Vec<&str> = calls
         .lines()

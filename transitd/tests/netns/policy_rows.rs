@@ -3,19 +3,21 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::Command;
 
 use aya::Pod;
-use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError};
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, MapInfo};
 use serde_json::{Value, json};
 use thuban_common::policy::{BlockKey, Grant, GrantKey, ListEntry, ListKey, PEER_OUTSIDE, of_vpc};
 use thuban_common::tables::LAYOUT_VERSION;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
-    ClassRow, LocalRow, NackReason, PolicyAction, PolicyBlock, PolicyKey, PolicyPort, PolicyRule,
-    PolicySetRow, PolicyTier, RowKey, row_key,
+    self as proto, ClassRow, LocalRow, NackReason, PolicyAction, PolicyBlock, PolicyKey, PolicyPort,
+    PolicyRule, PolicySetRow, PolicyTier, RowKey, row_key,
 };
 
+use crate::killed::{Armed, boundaries, died};
 use crate::pressure::shrunk;
 use crate::rig::{Rig, base_rows, eventually, local};
 
@@ -86,7 +88,7 @@ fn key_of(set: u32) -> RowKey {
 }
 
 /// The maps that packets are judged by.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Held {
     grants: BTreeMap<GrantKey, Grant>,
     blocks: BTreeMap<(BlockKey, u32), Grant>,
@@ -209,7 +211,8 @@ fn policy_rows_come_before_their_endpoints_and_go_after() {
 
 #[test]
 fn what_judges_packets_outlives_transitd_and_is_kept() {
-    let all = rows(vec![judged(4, 5), class(3, 11), set(4, 11, 80), set(5, 11, 81)]);
+    // Sets before the classes that they judge.
+    let all = rows(vec![set(4, 11, 80), set(5, 11, 81), class(3, 11), judged(4, 5)]);
     let mut rig = Rig::new(all);
     rig.add_pod("p1");
     let (before, epoch) = (rig.judging(), rig.policy_epoch());
@@ -224,17 +227,20 @@ fn what_judges_packets_outlives_transitd_and_is_kept() {
     // Longer than the grace of lists.
     std::thread::sleep(std::time::Duration::from_millis(2500));
     assert_eq!(rig.judging(), before);
-    assert!(
-        rig.policy_epoch() > epoch,
+    assert_eq!(
+        rig.policy_epoch(),
+        epoch + 1,
         "the last one may have ended before it raised the epoch"
     );
-    // The same rows find their entries. A set that the snapshot lacks goes, with its list.
+    // The same rows find their entries.
+    rig.operator.shared.lock().unwrap().epoch = 2;
+    rig.operator.wait_for_ack();
+    assert_eq!((rig.judging(), rig.policy_epoch()), (before.clone(), epoch + 1));
+    // A set that the snapshot lacks goes, with its list.
     rig.kill();
-    {
-        let mut shared = rig.operator.shared.lock().unwrap();
-        shared.epoch = 2;
-        shared.rows.retain(|row| *row != set(5, 11, 81));
-    }
+    let mut shared = rig.operator.shared.lock().unwrap();
+    shared.rows.retain(|row| *row != set(5, 11, 81));
+    drop(shared);
     rig.start();
     rig.operator.wait_for_ack();
     let after = rig.judging();
@@ -301,4 +307,110 @@ fn other_content_under_a_known_id_is_refused() {
         |message: &Message| matches!(message, Message::Nack(nack) if nack.reason() == NackReason::Invalid);
     assert_eq!(rig.operator.count(is_refusal), 2);
     assert_eq!(rig.judging(), before);
+}
+
+/// Returns the changes that strace saw, each as its kind and the map, without repetitions.
+fn changes(rig: &Rig, calls: &str, maps: &BTreeMap<u64, &'static str>) -> Vec<String> {
+    let mut changes: Vec<String> = Vec::new();
+    for line in calls.lines() {
+        let kind = match line {
+            line if line.contains("BPF_MAP_UPDATE_ELEM") => "write",
+            line if line.contains("BPF_MAP_DELETE_ELEM") => "remove",
+            _ => continue,
+        };
+        let (_, rest) = line.split_once("map_fd=").unwrap();
+        let descriptor: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        let info = format!("/proc/{}/fdinfo/{descriptor}", rig.daemon_id());
+        let info = std::fs::read_to_string(info).unwrap_or_default();
+        let id = info.lines().find_map(|line| line.strip_prefix("map_id:"));
+        let Some(name) = id.and_then(|id| maps.get(&id.trim().parse().unwrap())) else {
+            continue;
+        };
+        let change = format!("{kind} {name}");
+        if changes.last() != Some(&change) {
+            changes.push(change);
+        }
+    }
+    changes
+}
+
+#[test]
+fn a_push_writes_sets_then_endpoints_then_removes_sets() {
+    let mut rig = Rig::new(rows(vec![judged(4, 0), class(3, 11), set(4, 11, 80)]));
+    rig.add_pod("p1");
+    let names = ["GRANTS", "LISTS", "BLOCKS", "POLICY", "ATTACHMENTS"];
+    let id = |name| MapInfo::from_pin(rig.maps().join(name)).unwrap().id();
+    let maps = names.map(|name| (u64::from(id(name)), name)).into();
+    let path = rig.directory.join("calls");
+    let mut strace = Command::new("/usr/bin/strace");
+    strace.args(["-f", "-qq", "-e", "trace=bpf", "-o"]).arg(&path);
+    let watching = Armed::attach(strace, rig.daemon_id());
+    rig.operator
+        .push_and_wait(vec![judged(6, 0), set(6, 11, 81)], vec![key_of(4)]);
+    let read = || changes(&rig, &std::fs::read_to_string(&path).unwrap(), &maps);
+    eventually("strace has written all", || {
+        read().iter().filter(|change| *change == "write POLICY").count() == 3
+    });
+    let mut seen = read();
+    // A list of the removed set goes by itself, after its grace.
+    seen.retain(|change| change != "remove LISTS");
+    rig.kill();
+    watching.wait();
+    assert_eq!(
+        seen,
+        [
+            "write BLOCKS",
+            "write LISTS",
+            "write GRANTS",
+            "write POLICY",
+            "write ATTACHMENTS",
+            "write POLICY",
+            "remove GRANTS",
+            "remove BLOCKS",
+            "write POLICY",
+        ]
+    );
+}
+
+#[test]
+fn a_transitd_killed_in_a_push_is_made_good() {
+    let earlier = rows(vec![judged(4, 5), class(3, 11), set(4, 11, 80), set(5, 11, 81)]);
+    let later = rows(vec![judged(6, 0), class(3, 11), set(6, 11, 82)]);
+    let mut rig = Rig::new(earlier.clone());
+    rig.add_pod("p1");
+    let mut kills = 0;
+    boundaries(&["bpf"], |call, number| {
+        rig.operator.shared.lock().unwrap().rows.clone_from(&later);
+        let armed = Armed::new(rig.daemon_id(), call, number);
+        let upserts = vec![judged(6, 0), set(6, 11, 82)];
+        let upserts = upserts.into_iter().map(|row| proto::Row { row: Some(row) });
+        rig.operator
+            .push_raw(upserts.collect(), vec![key_of(4), key_of(5)]);
+        let has_died = died(&mut rig);
+        drop(armed);
+        if has_died {
+            kills += 1;
+            rig.start();
+        }
+        eventually("the later rows", || {
+            let held = rig.judging();
+            (
+                held.sets(),
+                held.grants.len(),
+                held.blocks.len(),
+                held.lists.len(),
+            ) == (vec![6], 3, 1, 2)
+        });
+        rig.operator.wait_for_ack();
+        assert_eq!(rig.attached()[1], json!("000006"));
+        // Back to the earlier rows.
+        rig.operator.shared.lock().unwrap().rows.clone_from(&earlier);
+        rig.operator.hang_up();
+        eventually("the earlier rows", || {
+            rig.judging().sets() == [4, 5] && rig.attached()[1] == json!("000004")
+        });
+        has_died
+    });
+    println!("transitd was killed at {kills} boundaries of a push");
+    assert!(kills >= 2, "only {kills} boundaries");
 }

@@ -36,7 +36,7 @@ const PENDING_IN_A_CROWD: Duration = Duration::from_secs(15);
 const MAX_EXPIRED_PER_SCAN: usize = 65_536;
 
 pub struct Connections {
-    connections: Hash<ConnectionKey, ConnectionEntry>,
+    entries: Hash<ConnectionKey, ConnectionEntry>,
     pending: Hash<PendingKey, PendingEntry>,
     affinity: Hash<AffinityKey, AffinityEntry>,
     fragments: Hash<FragmentKey, FragmentEntry>,
@@ -46,7 +46,7 @@ pub struct Connections {
     quotas: Array<MapData, u32>,
     room: Shared,
     gates: Array<MapData, GatesEntry>,
-    all_connections: Walk<ConnectionKey, ConnectionEntry>,
+    all_entries: Walk<ConnectionKey, ConnectionEntry>,
     all_pending: Walk<PendingKey, PendingEntry>,
     all_affinity: Walk<AffinityKey, AffinityEntry>,
     all_fragments: Walk<FragmentKey, FragmentEntry>,
@@ -95,7 +95,7 @@ pub struct Scan {
 impl Connections {
     pub fn open(maps: &Path) -> Result<Self, TableError> {
         Ok(Self {
-            connections: hash(maps, CONNECTIONS)?,
+            entries: hash(maps, CONNECTIONS)?,
             pending: lru(maps, "PENDING")?,
             affinity: lru(maps, "AFFINITY")?,
             fragments: hash(maps, "FRAGMENTS")?,
@@ -105,7 +105,7 @@ impl Connections {
             quotas: quotas(maps)?,
             room: room(maps)?,
             gates: Array::try_from(Map::Array(data(maps, "GATES")?)).map_err(open("GATES"))?,
-            all_connections: Walk::open(maps, CONNECTIONS)?,
+            all_entries: Walk::open(maps, CONNECTIONS)?,
             all_pending: Walk::open(maps, "PENDING")?,
             all_affinity: Walk::open(maps, "AFFINITY")?,
             all_fragments: Walk::open(maps, "FRAGMENTS")?,
@@ -128,7 +128,7 @@ impl Connections {
         let mut known: HashMap<ServiceKey, Option<Backends>> = HashMap::new();
         let (mut scan, mut doomed) = (Scan::default(), Vec::new());
         let mut counted = Counts::default();
-        self.all_connections.each(|key, entry| {
+        self.all_entries.each(|key, entry| {
             counted.held += 1;
             if key.direction != FORWARD {
                 if doomed.len() < MAX_EXPIRED_PER_SCAN && self.is_orphan(&key, &entry, now)? {
@@ -177,7 +177,7 @@ impl Connections {
             // If the times differ, a packet has come since, and made one of both entries anew.
             if is_same {
                 for looked in both.iter().flatten() {
-                    take(&mut self.connections, CONNECTIONS, &looked.key)?;
+                    take(&mut self.entries, CONNECTIONS, &looked.key)?;
                     counted.held = counted.held.saturating_sub(u32::from(looked.time.is_some()));
                 }
             }
@@ -242,7 +242,7 @@ impl Connections {
             ends.any(|end| has_left(&end))
         };
         let mut connections = Vec::new();
-        self.all_connections.each(|key, entry| {
+        self.all_entries.each(|key, entry| {
             // One of these addresses is the service's. No endpoint has it.
             if is_gone(key.vni, &[key.source, key.destination, entry.address]) {
                 connections.push(key);
@@ -266,7 +266,7 @@ impl Connections {
             Ok(())
         })?;
         let mut connections = connections.iter();
-        connections.try_for_each(|key| take(&mut self.connections, CONNECTIONS, key))?;
+        connections.try_for_each(|key| take(&mut self.entries, CONNECTIONS, key))?;
         let mut pending = pending.iter();
         pending.try_for_each(|key| take(&mut self.pending, "PENDING", key))?;
         let mut affinity = affinity.iter();
@@ -304,7 +304,7 @@ impl Connections {
     }
 
     fn connection(&self, key: &ConnectionKey) -> Result<Option<ConnectionEntry>, TableError> {
-        lookup(CONNECTIONS, self.connections.get(key, 0))
+        lookup(CONNECTIONS, self.entries.get(key, 0))
     }
 
     /// Whether the service still has the backend.
