@@ -319,16 +319,12 @@ impl Policies {
                 self.remove(&old);
             }
         }
-        match problem {
-            Some(problem) => {
-                self.problems.insert(name.to_owned(), problem.clone());
-                Err(problem)
-            }
-            None => {
-                self.problems.remove(name);
-                Ok(())
-            }
-        }
+        let Some(problem) = problem else {
+            self.problems.remove(name);
+            return Ok(());
+        };
+        self.problems.insert(name.to_owned(), problem.clone());
+        Err(problem)
     }
 
     fn add(&mut self, new: Policy) {

@@ -111,14 +111,18 @@ impl<E> Default for Rollout<E> {
 }
 
 impl<E: Ord + Clone> Rollout<E> {
-    /// Sets what policies with these groups say of an endpoint. The row of a fresh endpoint, for which no packet flows
-    /// yet, says so at once; others wait for a round.
-    pub fn set(&mut self, endpoint: &E, applied: &Applied, scope: u64, is_fresh: bool) {
-        let wanted = Assignment {
+    /// Returns the ids of what policies say of an endpoint, for [`Self::set`].
+    pub fn intern(&mut self, applied: &Applied) -> Assignment {
+        Assignment {
             class: Some(self.classes.intern(&applied.class)),
             ingress: applied.ingress.as_ref().map(|set| self.sets.intern(set)),
             egress: applied.egress.as_ref().map(|set| self.sets.intern(set)),
-        };
+        }
+    }
+
+    /// Sets what policies with these groups say of an endpoint. The row of a fresh endpoint, for which no packet flows
+    /// yet, says so at once; others wait for a round.
+    pub fn set(&mut self, endpoint: &E, wanted: Assignment, scope: u64, is_fresh: bool) {
         let is_active = self.is_active();
         let member = self.members.entry(endpoint.clone()).or_default();
         let is_new = member.wanted != wanted;
