@@ -17,6 +17,7 @@ pub mod endpoint;
 pub mod identifiers;
 pub mod network;
 pub mod phase;
+pub mod policy_state;
 pub mod vpc;
 
 pub use bouncer::{Bouncer, BouncerSpec, RoleStatus};
@@ -28,6 +29,7 @@ pub use droplet::{Droplet, DropletSpec, DropletStatus};
 pub use endpoint::{Endpoint, EndpointSpec, EndpointStatus, EndpointType, PodRef, ServiceRef};
 pub use network::{BouncerAutoscale, Network, NetworkSpec, NetworkStatus};
 pub use phase::Phase;
+pub use policy_state::{PolicyState, PolicyStateSpec, PolicyStateStatus};
 pub use vpc::{DividerAutoscale, Vpc, VpcSpec, VpcStatus};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -77,6 +79,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         Droplet::crd(),
         IpClaim::crd(),
         VniClaim::crd(),
+        PolicyState::crd(),
     ];
     for version in crds.iter_mut().flat_map(|crd| &mut crd.spec.versions) {
         default_phase(version);

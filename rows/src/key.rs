@@ -10,13 +10,16 @@ use crate::fields::{self, InvalidRow};
 use crate::kind::Kind;
 use crate::policy_id::PolicyId;
 
-/// Identifies a row of one droplet. Ordered, so that programs are compared and sent in a stable order; a network's key
-/// comes before its VPC's, see `transitd::program`.
+/// Identifies a row of one droplet. Ordered, so that programs are compared and sent in a stable order: a network's key
+/// comes before its VPC's, see `transitd::program`, and those of classes and sets before those of the endpoints that
+/// have them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RowKey {
     Droplet(Underlay),
     Network(Vni, NetworkId),
     Vpc(Vni),
+    Class(Vni, PolicyId),
+    PolicySet(Vni, PolicyId),
     /// The endpoint's IPv4 address: one row for both of its addresses.
     Local(Vni, IpAddr),
     /// The endpoint's IPv4 address: one row for both of its addresses.
@@ -33,8 +36,6 @@ pub enum RowKey {
     NodeService(Vni, IpAddr),
     /// One of the service's addresses.
     Exposed(Vni, IpAddr),
-    Class(Vni, PolicyId),
-    PolicySet(Vni, PolicyId),
 }
 
 impl RowKey {

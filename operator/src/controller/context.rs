@@ -29,6 +29,7 @@ use crate::hub::{Health, Hub};
 use crate::metrics::{DropletCounts, Leadership};
 use crate::model::cached::internal_ips;
 use crate::model::validation::RefusedRanges;
+use crate::model::world::World;
 
 /// The options of one leadership.
 #[derive(Debug)]
@@ -235,6 +236,10 @@ impl Leadership for Context {
     }
 
     fn network_policies(&self) -> usize {
-        self.stores.network_policies.len()
+        if self.hub.read(World::has_outdated) {
+            self.stores.network_policies.len()
+        } else {
+            0
+        }
     }
 }

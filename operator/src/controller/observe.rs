@@ -16,7 +16,7 @@ use crate::controller::cache::last_seen::{DefaultNetwork, Entrance};
 use crate::controller::context::Context;
 use crate::controller::denial;
 use crate::controller::droplet::{address_in_force, node_address6};
-use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint};
+use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint, sync_profile};
 use crate::controller::ranges::is_settled;
 use crate::controller::role::kind::Role;
 use crate::controller::role::placement::{ZONE, crowded_by};
@@ -30,6 +30,7 @@ use crate::model::admission::network_of;
 use crate::model::allocation::{self, Family, Owner};
 use crate::model::cached::Pod;
 use crate::model::endpoint::{EndpointKind, has_addresses, name_of};
+use crate::model::policy;
 use crate::model::ranges::{id, in_force};
 use crate::model::world::{self, EndpointName, RoleKind};
 
@@ -48,6 +49,7 @@ pub fn on_pod(context: &Context, change: &Change<Pod>) {
     }
     triggers.endpoint(&(namespace.clone(), pod.endpoint_name()));
     if is_there {
+        sync_profile(pod, context);
         triggers.pod(&namespace, &name);
     } else {
         let uid = pod.uid().unwrap_or_default();
@@ -70,11 +72,17 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
             let name = space.name_any();
             sync_namespace(context, space);
             context.last_seen.labels.forget(&name);
+            context
+                .hub
+                .update(|world| world.set_namespace_labels(&name, None));
             return;
         }
     };
     let name = space.name_any();
     sync_namespace(context, space);
+    context
+        .hub
+        .update(|world| world.set_namespace_labels(&name, Some(space.labels().clone())));
     let labels = context.last_seen.labels.replace(&name, space.labels().clone());
     let is_first = labels.is_none();
     if labels.is_some_and(|labels| labels != *space.labels()) {
@@ -127,18 +135,19 @@ fn sync_namespaces(context: &Context, networks: &[String]) {
 }
 
 pub fn on_node(context: &Context, change: &Change<Node>) {
-    let (name, zone) = match change {
-        Change::Applied(node) => (node.name_any(), node.labels().get(ZONE)),
+    let (name, zone, seen) = match change {
+        Change::Applied(node) => (node.name_any(), node.labels().get(ZONE), Some(policy_node(node))),
         Change::Gone(node) => {
             let name = node.name_any();
             forget_droplet(context, &name);
-            (name, None)
+            (name, None, None)
         }
     };
     let addresses = context.node_addresses().into_iter().map(|(_, address)| address);
     let addresses: BTreeSet<IpAddr> = addresses.collect();
     context.hub.set_node_addresses(addresses.clone());
     context.hub.update(|world| {
+        world.set_policy_node(&name, seen);
         world.set_nodes(addresses);
         world.set_zone(&name, zone.map(String::as_str));
     });
@@ -146,6 +155,21 @@ pub fn on_node(context: &Context, change: &Change<Node>) {
     context.hub.triggers.droplet(&name);
     // The node may have been cordoned or uncordoned.
     wake_roles(&name, context);
+}
+
+/// Returns a node as policies see it.
+fn policy_node(node: &Node) -> policy::Node {
+    let addresses = node
+        .status
+        .as_ref()
+        .and_then(|status| status.addresses.as_deref());
+    let addresses = addresses.unwrap_or_default().iter();
+    policy::Node {
+        labels: node.labels().clone(),
+        addresses: addresses
+            .filter_map(|address| address.address.parse().ok())
+            .collect(),
+    }
 }
 
 fn forget_droplet(context: &Context, name: &str) {

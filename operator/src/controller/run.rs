@@ -8,7 +8,9 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::Client;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::cluster_dns::ClusterDns;
-use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
+use thuban_api::{
+    Bouncer, ClusterNetworkPolicy, Divider, Droplet, Endpoint, IpClaim, Network, PolicyState, VniClaim, Vpc,
+};
 use tokio::task::JoinSet;
 use tracing::info;
 
@@ -26,7 +28,10 @@ use crate::controller::runtime::resync::resync;
 use crate::controller::runtime::watch::Change;
 use crate::controller::service::observe::{on_service, on_slice};
 use crate::controller::service::service_range;
-use crate::controller::{claim, droplet, network, network_policy, observe, role, service, vni_claim, vpc};
+use crate::controller::{
+    claim, cluster_network_policy, droplet, network, network_policy, observe, policy_state, role, service,
+    vni_claim, vpc,
+};
 use crate::hub::{Hub, Report, Triggers};
 use crate::metrics;
 use crate::model::cached::{NetworkPolicy, Pod};
@@ -70,13 +75,17 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         service_range::on_service_cidr,
         service_range::reconcile,
     );
-    // Nothing waits for kinds that are only reported on.
-    let mut unawaited = Kinds::default();
-    let (network_policies, network_policy_triggers) = unawaited.register::<NetworkPolicy, _>(
+    let (network_policies, network_policy_triggers) = kinds.register::<NetworkPolicy, _>(
         strip::network_policy,
         network_policy::on_change,
         network_policy::reconcile,
     );
+    let (cluster_policies, cluster_policy_triggers) = optional.register::<ClusterNetworkPolicy, _>(
+        strip::any,
+        cluster_network_policy::on_change,
+        cluster_network_policy::reconcile,
+    );
+    let policy_states = optional.watch::<PolicyState>(strip::any, policy_state::on_change);
     let triggers = Triggers {
         vpcs: vpc_triggers,
         networks: network_triggers,
@@ -90,6 +99,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         services: service_triggers,
         service_cidrs: service_cidr_triggers,
         network_policies: network_policy_triggers,
+        cluster_policies: cluster_policy_triggers,
     };
     let stores = Stores {
         pods,
@@ -107,13 +117,14 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         slices,
         service_cidrs,
         network_policies,
+        cluster_policies,
+        policy_states,
     };
     let hub = Arc::new(make_hub(&options, triggers));
     let events = Events::start(client.clone(), tasks);
     let context = Arc::new(Context::new(client, hub.clone(), stores, events, options));
     let mut filling = kinds.start_watches(&context, tasks);
     filling.extend(optional.start_watches(&context, tasks));
-    drop(unawaited.start_watches(&context, tasks));
     // Before the world is complete, objects that it lacks would be taken for deleted.
     for filled in filling {
         let _ = filled.await;
@@ -123,7 +134,6 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     metrics::leads(&context);
     kinds.start_controllers(&context, tasks);
     optional.start_controllers(&context, tasks);
-    unawaited.start_controllers(&context, tasks);
     let stores = &context.stores;
     tasks.spawn(resync(stores.pods.clone(), hub.triggers.pods.clone()));
     tasks.spawn(resync(stores.endpoints.clone(), hub.triggers.endpoints.clone()));
@@ -132,6 +142,8 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     tasks.spawn(serve_when_adopted(context));
     let resending = hub.clone();
     tasks.spawn(async move { resending.send_again_when_due().await });
+    let rolling_out = hub.clone();
+    tasks.spawn(async move { rolling_out.roll_policies_out().await });
     hub
 }
 

@@ -7,6 +7,7 @@ mod attachments;
 mod barrier;
 mod full;
 mod missing;
+mod policy;
 mod rests;
 mod triggers;
 
@@ -36,6 +37,7 @@ use rests::Rests;
 pub use attachments::Report;
 pub use barrier::Barrier;
 pub use missing::{Missing, TABLE_FULL, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
+pub use policy::PolicyStanding;
 pub use triggers::{Triggers, Waiter};
 
 /// How long a new leader waits for the droplets' reports of what they hold before it gives out addresses, milliseconds.
@@ -82,6 +84,7 @@ struct State {
     refused: HashSet<String>,
     rests: Rests,
     full: FullTables,
+    steps: policy::Steps,
     next_id: u64,
 }
 
@@ -144,6 +147,8 @@ pub struct Hub {
     nodes: RwLock<BTreeSet<IpAddr>>,
     /// The signal that a droplet has no room for a row.
     without_room: Notify,
+    /// The signal that policies must be applied, or that their steps may go on.
+    policy_news: Notify,
     pub triggers: Triggers,
 }
 
@@ -167,6 +172,7 @@ impl Hub {
             refused: HashSet::new(),
             rests: Rests::default(),
             full: FullTables::default(),
+            steps: policy::Steps::default(),
             next_id: 1,
         };
         Self {
@@ -175,6 +181,7 @@ impl Hub {
             epoch,
             nodes: RwLock::default(),
             without_room: Notify::new(),
+            policy_news: Notify::new(),
             triggers,
         }
     }
@@ -215,6 +222,7 @@ impl Hub {
             self.send_to(state, &droplet, delta);
         }
         state.note_rests(self.now());
+        self.note_policies(state);
     }
 
     /// Sends a droplet the rows that it understands.
@@ -287,6 +295,7 @@ impl Hub {
             kinds,
         };
         state.refused.remove(droplet);
+        self.note_kinds(state, droplet, &opened.kinds);
         // The older stream's end shows in its receiver.
         state.senders.remove(droplet);
         if let Some(held) = &mut state.held {
@@ -359,6 +368,8 @@ impl Hub {
     /// Sends the programs that were held back.
     pub fn serve(&self) {
         let state = &mut *self.lock();
+        let now = self.now();
+        state.world.stage_policies(now);
         for (droplet, opened) in state.held.take().into_iter().flatten() {
             if let Some(messages) = state.senders.remove(&droplet) {
                 self.begin(state, &droplet, &opened, messages);
@@ -396,6 +407,7 @@ impl Hub {
         let is_valid = state.acks.ack(droplet, id, sequence, self.now());
         if is_valid {
             state.full.acked(droplet, sequence);
+            self.note_policy_ack(state, droplet);
             self.wake(state, droplet);
         }
         is_valid

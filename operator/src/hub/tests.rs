@@ -2,10 +2,12 @@
 
 mod full;
 mod judging;
+mod policy;
 mod reports;
 mod rests;
 mod subscriptions;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
@@ -47,6 +49,7 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
         services: unbounded_channel().0,
         service_cidrs: unbounded_channel().0,
         network_policies: unbounded_channel().0,
+        cluster_policies: unbounded_channel().0,
     };
     let hub = Hub::new(3, triggers);
     hub.update(|world| {
@@ -107,6 +110,7 @@ fn endpoint() -> world::Endpoint {
             name: "web".into(),
             uid: "u1".into(),
         },
+        profile: None,
         is_host: false,
         membership: Membership::Member(world::Address {
             address: ADDRESS,

@@ -2,7 +2,9 @@
 
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::reflector::ObjectRef;
-use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
+use thuban_api::{
+    Bouncer, ClusterNetworkPolicy, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc,
+};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::model::cached::{NetworkPolicy, Pod};
@@ -35,6 +37,7 @@ pub struct Triggers {
     pub services: UnboundedSender<ObjectRef<Service>>,
     pub service_cidrs: UnboundedSender<ObjectRef<ServiceCIDR>>,
     pub network_policies: UnboundedSender<ObjectRef<NetworkPolicy>>,
+    pub cluster_policies: UnboundedSender<ObjectRef<ClusterNetworkPolicy>>,
 }
 
 impl Triggers {
@@ -75,6 +78,10 @@ impl Triggers {
 
     pub fn network_policy(&self, namespace: &str, name: &str) {
         let _ = self.network_policies.send(ObjectRef::new(name).within(namespace));
+    }
+
+    pub fn cluster_policy(&self, name: &str) {
+        let _ = self.cluster_policies.send(ObjectRef::new(name));
     }
 
     pub(super) fn waiter(&self, waiter: &Waiter) {

@@ -2,12 +2,17 @@
 //! specs are most of a watch's data.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::networking::v1::NetworkPolicySpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, ResourceExt};
 use serde::{Deserialize, Serialize};
 use thuban_api::PodRef;
+use thuban_rows::NamedPort;
+
+use super::policy::Profile;
 
 /// The annotation of a static pod's mirror with the UID that kubelet tells the CNI plugin.
 const MIRROR: &str = "kubernetes.io/config.mirror";
@@ -19,6 +24,9 @@ pub struct Pod {
     pub metadata: ObjectMeta,
     pub spec: Option<PodSpec>,
     pub status: Option<PodStatus>,
+    /// Its labels and ports, which are kept here alone.
+    #[serde(skip)]
+    pub profile: Option<Arc<Profile>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -26,6 +34,27 @@ pub struct Pod {
 pub struct PodSpec {
     pub node_name: Option<String>,
     pub host_network: Option<bool>,
+    #[serde(default)]
+    pub containers: Vec<Container>,
+    #[serde(default)]
+    pub init_containers: Vec<Container>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Container {
+    /// Of init containers only: one that runs on has `Always`.
+    pub restart_policy: Option<String>,
+    #[serde(default)]
+    pub ports: Vec<ContainerPort>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerPort {
+    pub name: Option<String>,
+    pub protocol: Option<String>,
+    pub container_port: i32,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -61,6 +90,31 @@ impl Pod {
         is_hash.then(|| uid.clone())
     }
 
+    /// Moves labels and ports to the profile.
+    pub fn take_profile(&mut self) {
+        let labels = self.metadata.labels.take().unwrap_or_default();
+        let spec = self.spec.as_mut();
+        let (containers, init_containers) = spec
+            .map(|spec| {
+                (
+                    std::mem::take(&mut spec.containers),
+                    std::mem::take(&mut spec.init_containers),
+                )
+            })
+            .unwrap_or_default();
+        let is_sidecar = |container: &Container| container.restart_policy.as_deref() == Some("Always");
+        let sidecars = init_containers.into_iter().filter(is_sidecar);
+        let ports = containers
+            .into_iter()
+            .chain(sidecars)
+            .flat_map(|container| container.ports);
+        let profile = Profile {
+            labels,
+            ports: ports.filter_map(ContainerPort::named).collect(),
+        };
+        self.profile = Some(profile.shared());
+    }
+
     /// Whether the pod is not finished: a pod that is being deleted still runs.
     pub fn is_alive(&self) -> bool {
         let phase = self.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -75,11 +129,28 @@ impl Pod {
     }
 }
 
-/// A NetworkPolicy, reduced to the fields that are read: only its existence matters.
+impl ContainerPort {
+    fn named(self) -> Option<NamedPort> {
+        let protocol = match self.protocol.as_deref() {
+            None | Some("TCP") => 6,
+            Some("UDP") => 17,
+            Some("SCTP") => 132,
+            Some(_) => return None,
+        };
+        Some(NamedPort {
+            name: self.name.filter(|name| !name.is_empty())?,
+            protocol,
+            port: u16::try_from(self.container_port).ok()?,
+        })
+    }
+}
+
+/// A NetworkPolicy, reduced to the fields that are read.
 #[derive(Clone, Debug, Default, Deserialize, Resource, Serialize)]
 #[resource(inherit = k8s_openapi::api::networking::v1::NetworkPolicy)]
 pub struct NetworkPolicy {
     pub metadata: ObjectMeta,
+    pub spec: Option<NetworkPolicySpec>,
 }
 
 /// Returns the InternalIPs of a node, of both families.
@@ -100,7 +171,45 @@ pub fn internal_ips(node: &Node) -> Vec<IpAddr> {
 mod tests {
     use serde_json::json;
 
-    use super::Pod;
+    use super::{NamedPort, Pod};
+
+    #[test]
+    fn ports_of_containers_and_sidecars_have_names() {
+        let port = |name: &str, port: u16| json!({"name": name, "containerPort": port});
+        let mut pod: Pod = serde_json::from_value(json!({
+            "metadata": {"labels": {"app": "web"}},
+            "spec": {
+                "containers": [
+                    {"name": "web", "ports": [port("http", 8080), {"containerPort": 1}]},
+                    {"name": "dns", "ports": [{"name": "dns", "containerPort": 53, "protocol": "UDP"}]},
+                    {"name": "none"},
+                ],
+                "initContainers": [
+                    {"name": "sidecar", "restartPolicy": "Always", "ports": [port("probe", 9000)]},
+                    {"name": "first", "ports": [port("early", 9001)]},
+                ],
+            },
+        }))
+        .unwrap();
+        pod.take_profile();
+        let profile = pod.profile.unwrap();
+        let named = |name: &str, protocol, port| NamedPort {
+            name: name.to_owned(),
+            protocol,
+            port,
+        };
+        let ports = [
+            named("dns", 17, 53),
+            named("http", 6, 8080),
+            named("probe", 6, 9000),
+        ];
+        assert_eq!(profile.ports, ports.into());
+        assert_eq!(profile.labels, [("app".to_owned(), "web".to_owned())].into());
+        let spec = pod.spec.unwrap();
+        assert!(
+            pod.metadata.labels.is_none() && spec.containers.is_empty() && spec.init_containers.is_empty()
+        );
+    }
 
     #[test]
     fn a_mirror_annotation_can_not_name_the_uid_of_a_pod() {

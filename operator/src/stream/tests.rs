@@ -100,6 +100,7 @@ fn hub() -> Hub {
         services: mpsc::unbounded_channel().0,
         service_cidrs: mpsc::unbounded_channel().0,
         network_policies: mpsc::unbounded_channel().0,
+        cluster_policies: mpsc::unbounded_channel().0,
     };
     let hub = Hub::new(3, triggers);
     hub.set_node_addresses(BTreeSet::from([NODE.into()]));

@@ -241,15 +241,15 @@ pub async fn collect(simulation: Arc<Simulation>) {
 }
 
 fn sweep(state: &mut State) {
-    let owners: Vec<(String, bool)> = [Kind::Node, Kind::Vpc, Kind::Network]
+    let owners: Vec<(String, bool)> = [Kind::Node, Kind::Vpc, Kind::Network, Kind::NetworkPolicy]
         .into_iter()
         .flat_map(|kind| state.store.values(kind))
         .map(|owner| (text(owner, "/metadata/uid").to_owned(), is_foreground(owner)))
         .collect();
     let mut blocking = Vec::new();
     let mut ended = Vec::new();
-    for kind in [Kind::Droplet, Kind::Divider, Kind::Bouncer] {
-        for ((_, _, name), object) in state.store.all(kind) {
+    for kind in [Kind::Droplet, Kind::Divider, Kind::Bouncer, Kind::PolicyState] {
+        for ((_, namespace, name), object) in state.store.all(kind) {
             let uid = text(&object.value, "/metadata/ownerReferences/0/uid");
             if uid.is_empty() {
                 continue;
@@ -262,19 +262,20 @@ fn sweep(state: &mut State) {
             if (owner.is_none() || is_foreground) && !is_deleting(&object.value) {
                 ended.push((
                     kind,
+                    namespace.clone(),
                     name.clone(),
                     text(&object.value, "/metadata/uid").to_owned(),
                 ));
             }
         }
     }
-    for (kind, name, uid) in ended {
+    for (kind, namespace, name, uid) in ended {
         let preconditions = Preconditions {
             uid: Some(uid),
             version: None,
         };
         state.note(|| format!("garbage collector deletes {kind:?} {name}"));
-        let _ = state.store.delete(kind, "", &name, &preconditions, false);
+        let _ = state.store.delete(kind, &namespace, &name, &preconditions, false);
     }
     let waiting: Vec<_> = [Kind::Vpc, Kind::Network]
         .into_iter()
@@ -318,6 +319,7 @@ fn end_namespaces(state: &mut State) {
             Kind::EndpointSlice,
             Kind::Endpoint,
             Kind::NetworkPolicy,
+            Kind::PolicyState,
             Kind::Event,
         ] {
             let within: Vec<_> = state

@@ -402,8 +402,12 @@ fn roles(state: &State) -> Result<(), String> {
             if is_deleting(role) && !is_deleting(parent) && siblings > 1 {
                 return Err(format!("{kind:?} {name} is deleted, but doesn't go"));
             }
-            // A bouncer that was made while its VPC went has nothing to serve.
-            if kind == Kind::Bouncer && !vpc_lives(state, text(role, "/spec/vpc")) {
+            // A bouncer that was made while its VPC went, or before its network was refused, has nothing to serve.
+            let is_idle = |network| {
+                !vpc_lives(state, text(role, "/spec/vpc"))
+                    || is_refused(state, text(role, "/spec/network"), network)
+            };
+            if kind == Kind::Bouncer && is_idle(parent) {
                 continue;
             }
             if !is_deleting(parent) && !is_provisioned(role) {

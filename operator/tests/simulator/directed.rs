@@ -12,6 +12,7 @@ mod forged;
 mod full;
 mod heartbeats;
 mod overlapping;
+mod policies;
 mod private;
 mod readdressed;
 mod service_ranges;

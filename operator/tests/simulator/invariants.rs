@@ -12,6 +12,7 @@ use thuban_proto::transit::row;
 use crate::convergence::is_accepted;
 use crate::droplet::Droplet;
 use crate::kind::Kind;
+use crate::policies;
 use crate::provisioned;
 use crate::services::{self, is_scaled};
 use crate::simulation::State;
@@ -382,9 +383,13 @@ pub fn after_apply(state: &mut State, name: &str) {
         let owner = vni(state, &row.vpc_name);
         (owner.is_some_and(|owner| owner != row.vni)).then(|| format!("{} at VNI {}", row.vpc_name, row.vni))
     });
+    let unknown = policies::locals_are_judged(droplet);
     let early = provisioned::ready_means_provisioned(state, droplet);
     if let Err(early) = early {
         state.violation(early);
+    }
+    if let Err(unknown) = unknown {
+        state.violation(unknown);
     }
     if let Some(foreign) = foreign {
         state.violation(format!("{name} has a row of VPC {foreign}"));

@@ -13,6 +13,7 @@ pub enum Kind {
     Droplet,
     IpClaim,
     VniClaim,
+    PolicyState,
     Service,
     EndpointSlice,
     NetworkPolicy,
@@ -22,7 +23,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Pod,
         Self::Namespace,
         Self::Node,
@@ -34,6 +35,7 @@ impl Kind {
         Self::Droplet,
         Self::IpClaim,
         Self::VniClaim,
+        Self::PolicyState,
         Self::Service,
         Self::EndpointSlice,
         Self::NetworkPolicy,
@@ -54,6 +56,7 @@ impl Kind {
             Self::Droplet => "Droplet",
             Self::IpClaim => "IpClaim",
             Self::VniClaim => "VniClaim",
+            Self::PolicyState => "PolicyState",
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
             Self::NetworkPolicy => "NetworkPolicy",
@@ -75,6 +78,7 @@ impl Kind {
             Self::Droplet => "droplets",
             Self::IpClaim => "ipclaims",
             Self::VniClaim => "vniclaims",
+            Self::PolicyState => "policystates",
             Self::Service => "services",
             Self::EndpointSlice => "endpointslices",
             Self::NetworkPolicy => "networkpolicies",

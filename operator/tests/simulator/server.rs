@@ -77,6 +77,9 @@ impl Target {
     }
 }
 
+/// A group of which this API server has no kind.
+const NOT_SERVED: &str = "/apis/policy.networking.k8s.io/";
+
 /// The fate of a request, besides being slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
@@ -149,6 +152,9 @@ impl Connection {
         let (head, body) = request.into_parts();
         let path = head.uri.path();
         let query = head.uri.query().unwrap_or_default();
+        if path.starts_with(NOT_SERVED) {
+            return Ok(refusal(NOT_FOUND));
+        }
         let target = target(path).ok_or_else(|| format!("the fake API server has no {path}"))?;
         if head.method == Method::GET && parameter(query, "watch").is_some() {
             let version = parameter(query, "resourceVersion").and_then(|version| version.parse().ok());
@@ -404,7 +410,12 @@ fn one_writer(state: &mut State, workflow: Option<&str>, target: &Target) {
         return;
     }
     let within = if namespace.is_empty() { "" } else { "." };
-    let own = format!("{}.v1alpha1.thuban.dev/{name}{within}{namespace}", kind.name());
+    // The workflow of a NetworkPolicy writes its state.
+    let own = match kind {
+        Kind::PolicyState => "NetworkPolicy.v1.networking.k8s.io".to_owned(),
+        kind => format!("{}.v1alpha1.thuban.dev", kind.name()),
+    };
+    let own = format!("{own}/{name}{within}{namespace}");
     if workflow != Some(own.as_str()) {
         let writer = workflow.unwrap_or("nobody");
         state.violation(format!(

@@ -223,7 +223,12 @@ impl Store {
         }
         if matches!(
             kind,
-            Kind::Endpoint | Kind::Service | Kind::EndpointSlice | Kind::NetworkPolicy | Kind::Event
+            Kind::Endpoint
+                | Kind::Service
+                | Kind::EndpointSlice
+                | Kind::NetworkPolicy
+                | Kind::PolicyState
+                | Kind::Event
         ) {
             let space = self.value(Kind::Namespace, "", namespace).ok_or(NOT_FOUND)?;
             if is_deleting(space) {

@@ -21,6 +21,8 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
     let everywhere = [
         "bouncers.thuban.dev []: create delete list patch update watch",
         "bouncers.thuban.dev/status []: patch update",
+        "clusternetworkpolicies.policy.networking.k8s.io []: list watch",
+        "clusternetworkpolicies.policy.networking.k8s.io/status []: patch update",
         "dividers.thuban.dev []: create delete list patch update watch",
         "dividers.thuban.dev/status []: patch update",
         "droplets.thuban.dev []: list patch update watch",
@@ -39,6 +41,8 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "nodes []: list watch",
         "nodes/finalizers []: update",
         "pods []: list watch",
+        "policystates.thuban.dev []: create delete list watch",
+        "policystates.thuban.dev/status []: patch update",
         "servicecidrs.networking.k8s.io []: list watch",
         "services []: list watch",
         "tokenreviews.authentication.k8s.io []: create",

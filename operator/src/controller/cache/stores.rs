@@ -3,7 +3,9 @@
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::reflector::Store;
-use thuban_api::{Bouncer, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc};
+use thuban_api::{
+    Bouncer, ClusterNetworkPolicy, Divider, Droplet, Endpoint, IpClaim, Network, PolicyState, VniClaim, Vpc,
+};
 
 use crate::model::cached::{NetworkPolicy, Pod};
 use crate::model::service::{EndpointSlice, Service};
@@ -25,4 +27,6 @@ pub struct Stores {
     pub slices: Store<EndpointSlice>,
     pub service_cidrs: Store<ServiceCIDR>,
     pub network_policies: Store<NetworkPolicy>,
+    pub cluster_policies: Store<ClusterNetworkPolicy>,
+    pub policy_states: Store<PolicyState>,
 }

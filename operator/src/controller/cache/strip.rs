@@ -18,10 +18,10 @@ pub fn any<K: Object>(object: &mut K) {
     object.meta_mut().managed_fields = None;
 }
 
-/// Leaves identity and the annotations above.
+/// Leaves identity, the annotations above, and what policies see.
 pub fn pod(pod: &mut Pod) {
     metadata(&mut pod.metadata);
-    pod.metadata.labels = None;
+    pod.take_profile();
     pod.metadata.owner_references = None;
 }
 
@@ -64,7 +64,7 @@ pub fn slice(slice: &mut EndpointSlice) {
     }
 }
 
-/// Leaves identity and generation.
+/// Leaves identity, generation and spec.
 pub fn network_policy(policy: &mut NetworkPolicy) {
     metadata(&mut policy.metadata);
     policy.metadata.labels = None;
@@ -124,6 +124,7 @@ mod tests {
             ["kubernetes.io/config.mirror", "thuban.dev/ip"]
         );
         assert!(trimmed.metadata.labels.is_none() && trimmed.metadata.managed_fields.is_none());
+        assert_eq!(trimmed.profile.unwrap().labels["app"], "web");
     }
 
     #[test]
@@ -187,6 +188,7 @@ mod tests {
         let left = serde_json::to_value(&policy).unwrap();
         let identity = json!({"name": "deny", "namespace": "red", "uid": "u", "generation": 3});
         assert_eq!(left["metadata"], identity);
+        assert_eq!(left["spec"]["policyTypes"], json!(["Ingress"]));
         let reference = policy.object_ref(&());
         assert_eq!(reference.kind.as_deref(), Some("NetworkPolicy"));
         assert_eq!(reference.api_version.as_deref(), Some("networking.k8s.io/v1"));

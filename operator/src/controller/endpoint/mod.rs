@@ -51,6 +51,7 @@ pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result
     if !has_addresses(endpoint) || !confirm_claims(endpoint, context).await? {
         return allocate(endpoint, &endpoints, context).await;
     }
+    status::tell_too_many_rules(endpoint, context);
     let status = endpoint.status.clone().unwrap_or_default();
     let has_moved = status.previous_droplet.is_none();
     match status.phase {

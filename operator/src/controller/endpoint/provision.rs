@@ -59,6 +59,9 @@ pub async fn provision(
         Some((WAITS_FOR_ACKS, message))
     } else if !missing.is_empty() {
         Some((missing.reason(), missing.message()))
+    } else if context.hub.read(|world| world.is_policy_pending(&name)) {
+        let message = "waits until the droplets of its VPC know how network policies select it";
+        Some((WAITS_FOR_ACKS, message.to_owned()))
     } else {
         None
     };

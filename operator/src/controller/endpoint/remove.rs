@@ -70,8 +70,7 @@ pub async fn remove(
     release_each(endpoint, &addresses, context).await?;
     remove_finalizer(endpoints, endpoint).await?;
     context.reservations.forget(&Owner::of(endpoint).uid);
-    context
-        .clocks
-        .forget(Timed::EndpointWait, &endpoint.uid().unwrap_or_default());
+    context.clocks.forget(Timed::EndpointWait, &uid);
+    context.clocks.forget(Timed::TooManyRules, &uid);
     Ok(Action::await_change())
 }

@@ -11,9 +11,10 @@ use thuban_api::identifiers::MacAddr;
 use thuban_api::{Condition, Endpoint, EndpointStatus};
 
 use crate::controller::context::Context;
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::objects::{WriteError, condition, update_status};
 use crate::model::asked::unicast;
-use crate::model::endpoint::{EndpointKind, pod_of};
+use crate::model::endpoint::{EndpointKind, name_of, pod_of};
 
 /// How long the workflow waits for a change of which acks and watches should have woken it.
 pub const ACK_RETRY: Duration = Duration::from_secs(2);
@@ -88,6 +89,25 @@ pub fn unattached() -> Condition {
     let message = "no running pod has it, and its addresses are kept; a pod gets it by the annotation \
                    thuban.dev/endpoint";
     condition("Ready", false, "Unattached", message, None)
+}
+
+/// Writes an event at the pod if so many rules of network policies apply to it that all its packets are denied.
+pub fn tell_too_many_rules(endpoint: &Endpoint, context: &Context) {
+    let (name, uid) = (name_of(endpoint), endpoint.uid().unwrap_or_default());
+    let closed = context
+        .hub
+        .read(|world| world.too_many_rules(&name).map(str::to_owned));
+    let Some(note) = closed else {
+        context.clocks.forget(Timed::TooManyRules, &uid);
+        return;
+    };
+    if context.clocks.known_for(Timed::TooManyRules, &uid).is_zero() {
+        let about = match pod_of(endpoint) {
+            Some(pod) => pod_reference(endpoint, &pod.name, &pod.uid),
+            None => endpoint.object_ref(&()),
+        };
+        context.events.event_about(about, true, "TooManyRules", &note);
+    }
 }
 
 /// Returns a reference to a pod of the endpoint's namespace, for events that the pod's owner reads.

@@ -1,11 +1,12 @@
 //! Keeps the world up to date with endpoints.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
-use thuban_api::{ConditionStatus, Endpoint, EndpointStatus, IpClaim, Phase, condition};
+use thuban_api::{ConditionStatus, ENDPOINT_ANNOTATION, Endpoint, EndpointStatus, IpClaim, Phase, condition};
 
 use crate::controller::address::claims_held;
 use crate::controller::claim::confirm;
@@ -15,7 +16,9 @@ use crate::controller::endpoint::status::fill;
 use crate::controller::runtime::objects::WriteError;
 use crate::controller::wake::wake_service;
 use crate::model::allocation::{Owner, addresses_of, ip_claim_name, is_confirmed};
+use crate::model::cached::Pod;
 use crate::model::endpoint::{EndpointKind, droplet_of, holder_uid, name_of, pod_of};
+use crate::model::policy::Profile;
 use crate::model::ranges::in_force;
 use crate::model::validation::parse;
 use crate::model::world::{self, EndpointName, Membership, World};
@@ -30,7 +33,7 @@ pub fn sync_endpoint(endpoint: &Endpoint, context: &Context) {
     let changed = context.hub.update(|world| {
         let latest = context.stores.endpoints.get(&ObjectRef::from_obj(endpoint));
         let latest = latest.filter(|latest| !context.index.is_leaving(&latest.uid().unwrap_or_default()));
-        let latest = latest.map(|latest| world_endpoint(&latest, context));
+        let latest = latest.map(|latest| world_endpoint(&latest, world.endpoint(&name), context));
         latest.map(|latest| set(world, &name, Some(latest)))
     });
     wake_services(&name.0, changed.unwrap_or_default(), context);
@@ -40,6 +43,41 @@ pub fn sync_endpoint(endpoint: &Endpoint, context: &Context) {
 pub fn remove_endpoint(name: &EndpointName, context: &Context) {
     let changed = context.hub.update(|world| set(world, name, None));
     wake_services(&name.0, changed, context);
+}
+
+/// Brings the world up to date with what policies see of a pod that has one of the endpoints.
+pub fn sync_profile(pod: &Pod, context: &Context) {
+    let namespace = pod.namespace().unwrap_or_default();
+    let named = pod.annotations().get(ENDPOINT_ANNOTATION).cloned();
+    for endpoint in named.into_iter().chain([pod.endpoint_name()]) {
+        let name = (namespace.clone(), endpoint);
+        let is_new = context.hub.read(|world| {
+            let known = world.endpoint(&name);
+            known.is_some_and(|known| known.profile != pod.profile)
+        });
+        let known = ObjectRef::<Endpoint>::new(&name.1).within(&namespace);
+        if let Some(endpoint) = context.stores.endpoints.get(&known).filter(|_| is_new) {
+            sync_endpoint(&endpoint, context);
+        }
+    }
+}
+
+/// Returns what policies see of the pod that has an endpoint. A pod that is gone keeps what it had.
+fn profile_of(
+    endpoint: &Endpoint,
+    known: Option<&world::Endpoint>,
+    context: &Context,
+) -> Option<Arc<Profile>> {
+    let reference = pod_of(endpoint)?;
+    let namespace = endpoint.namespace().unwrap_or_default();
+    let pod = ObjectRef::<Pod>::new(&reference.name).within(&namespace);
+    let pod = context.stores.pods.get(&pod);
+    let pod = pod.filter(|pod| pod.metadata.uid.as_ref() == Some(&reference.uid));
+    if let Some(pod) = pod {
+        return pod.profile.clone();
+    }
+    let known = known.filter(|known| known.pod.uid == reference.cni_uid)?;
+    known.profile.clone()
 }
 
 /// Sets an endpoint in the world. Returns the addresses that have, or had, another holder, or have one elsewhere.
@@ -131,7 +169,11 @@ fn member(status: &EndpointStatus) -> Option<Membership> {
     }))
 }
 
-fn world_endpoint(endpoint: &Endpoint, context: &Context) -> world::Endpoint {
+fn world_endpoint(
+    endpoint: &Endpoint,
+    known: Option<&world::Endpoint>,
+    context: &Context,
+) -> world::Endpoint {
     let status = endpoint.status.clone().unwrap_or_default();
     let is_host = EndpointKind::of(endpoint) == EndpointKind::Host;
     let network = context.network(&endpoint.spec.network);
@@ -163,6 +205,7 @@ fn world_endpoint(endpoint: &Endpoint, context: &Context) -> world::Endpoint {
             name,
             uid: holder_uid(endpoint),
         },
+        profile: profile_of(endpoint, known, context),
         is_host,
         membership: membership.or(refused).unwrap_or(Membership::Waiting),
         ready: status.phase == Phase::Provisioned,

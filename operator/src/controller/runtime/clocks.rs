@@ -48,6 +48,10 @@ pub enum Timed {
     ServiceInvalid,
     /// The name of a node's Endpoint is taken. By the node's name.
     HostNameTaken,
+    /// A policy waits until droplets enforce it. By its UID and generation.
+    PolicyWait,
+    /// An event said that a pod has too many rules. By the Endpoint's UID.
+    TooManyRules,
     /// The Node of a heartbeat's Lease is gone. By the Lease's name.
     HeartbeatOrphaned,
 }

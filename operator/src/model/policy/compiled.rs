@@ -29,7 +29,7 @@ impl fmt::Display for Direction {
 }
 
 /// What a policy says to the pods that it selects.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Policy {
     /// As in [`PolicyRule::policy`].
     pub name: Arc<str>,

@@ -7,6 +7,7 @@ use super::group::{Group, Namespaces, Selectable};
 use super::selector::Anchor;
 
 /// Groups with what belongs to each.
+#[derive(Debug)]
 pub struct Index<T>(HashMap<Place, Slots<T>>);
 
 type Slots<T> = HashMap<Anchor, BTreeSet<(Arc<Group>, T)>>;

@@ -4,7 +4,8 @@
 //! that rules name. A *set* is all that applies to a pod in one direction.
 //!
 //! Invariant: what [`Policies::apply`] returns depends on the present objects alone, not on what was there before or in
-//! which order they came. A namespace that isn't known has no labels.
+//! which order they came. There is one exception: see [`Policies::that_retain`]. A namespace that isn't known has no
+//! labels.
 //!
 //! | file | what it owns |
 //! |---|---|
@@ -12,7 +13,10 @@
 //! | `index` | how a pod finds the groups that it is in |
 //! | `network_policy`, `cluster_policy` | what each kind says, as rules |
 //! | `compiled`, `malformed` | what both kinds have in common |
+//! | `profile` | what a pod has that policies see, shared by pods that have the same |
 //! | `sets` | content of classes and sets, and their ids |
+//! | `registry` | the contents that a VPC has, by id |
+//! | `rollout` | the steps in which the endpoints of a VPC pass from old policies to new ones |
 //! | `oracle` | the same once more, simple and slow, for tests |
 
 mod cluster_policy;
@@ -23,6 +27,9 @@ mod malformed;
 mod network_policy;
 #[cfg(any(test, feature = "oracle"))]
 pub mod oracle;
+mod profile;
+mod registry;
+mod rollout;
 mod selector;
 mod sets;
 #[cfg(test)]
@@ -39,15 +46,17 @@ pub use cluster_policy::Node;
 pub use compiled::Direction;
 pub use group::{NETWORK_LABEL, VPC_LABEL};
 pub use malformed::{Malformed, Problem};
+pub use profile::Profile;
+pub use rollout::{Assignment, News, Rollout};
 pub use selector::Labels;
 pub use sets::{ClassContent, SetContent, TooManyRules};
 
 use compiled::{Compiled, Policy};
-use group::{Group, Selectable};
+use group::{Group, Namespaces, Selectable};
 use index::Index;
 
 /// All policies, and the objects that they speak of.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Policies {
     namespaces: HashMap<String, Labels>,
     nodes: Vec<Node>,
@@ -60,6 +69,40 @@ pub struct Policies {
     /// How many policies have a group as a peer, or name a port of others.
     groups: Counts<Arc<Group>>,
     names: Counts<Arc<str>>,
+    is_retaining: bool,
+    /// The groups and names that no policy has any more, and classes still do.
+    retired_groups: BTreeSet<Arc<Group>>,
+    retired_names: BTreeSet<Arc<str>>,
+    /// Grows with each group or name that comes.
+    scope: u64,
+    touched: Touched,
+    /// By the name of the policy.
+    problems: BTreeMap<String, Malformed>,
+    /// Grows with each change of a policy.
+    version: u64,
+    /// The version at which a policy changed last, by its name.
+    versions: BTreeMap<Arc<str>, u64>,
+}
+
+/// The pods of which [`Policies::apply`] may say something else than before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Touched {
+    pub all: bool,
+    /// All pods of these namespaces.
+    pub namespaces: BTreeSet<String>,
+}
+
+impl Touched {
+    pub fn is_empty(&self) -> bool {
+        !self.all && self.namespaces.is_empty()
+    }
+
+    fn note(&mut self, group: &Group) {
+        match group.namespaces() {
+            Namespaces::Named(name) => drop(self.namespaces.insert(name.clone())),
+            Namespaces::Selected(_) => self.all = true,
+        }
+    }
 }
 
 /// A pod, as policies see it.
@@ -86,6 +129,92 @@ pub struct Applied {
 }
 
 impl Policies {
+    /// Makes an empty collection in which classes keep groups and names that no policy has any more, until
+    /// [`Self::forget_retired`]. Droplets may still judge by a set that names them.
+    pub fn that_retain() -> Self {
+        Self {
+            is_retaining: true,
+            ..Self::default()
+        }
+    }
+
+    /// Whether there is no policy, and no class has a group or name of an earlier one.
+    pub fn is_empty(&self) -> bool {
+        self.by_name.is_empty() && self.retired_groups.is_empty() && self.retired_names.is_empty()
+    }
+
+    /// Returns a number of all groups and names that policies have. A class that is applied now has all those of this
+    /// and of smaller numbers.
+    pub const fn scope(&self) -> u64 {
+        self.scope
+    }
+
+    /// Returns what is wrong with the policy of a name: that of a NetworkPolicy is `namespace/name`.
+    pub fn problem(&self, name: &str) -> Option<&Malformed> {
+        self.problems.get(name)
+    }
+
+    /// Yields the names of the policies that are in force.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.by_name.keys().map(AsRef::as_ref)
+    }
+
+    /// Returns a number of all changes of policies so far.
+    pub const fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Returns the version since which a policy of the name has been as it is; none: there is none in force.
+    pub fn version_of(&self, name: &str) -> Option<u64> {
+        self.versions.get(name).copied()
+    }
+
+    /// Returns the namespace in which a policy selects pods; none: in those that it selects by their labels.
+    pub fn namespace_of(&self, name: &str) -> Option<&str> {
+        match self.by_name.get(name)?.subject.namespaces() {
+            Namespaces::Named(name) => Some(name),
+            Namespaces::Selected(_) => None,
+        }
+    }
+
+    /// Whether a policy selects a pod.
+    pub fn selects(&self, name: &str, member: &Member) -> bool {
+        let policy = self.by_name.get(name).filter(|_| !member.on_host_network);
+        let unknown = Labels::new();
+        let labels = self.namespaces.get(member.namespace).unwrap_or(&unknown);
+        policy.is_some_and(|policy| policy.subject.selects(&Selectable::new(member, labels)))
+    }
+
+    /// Whether pods must be applied again.
+    pub fn has_touched(&self) -> bool {
+        !self.touched.is_empty()
+    }
+
+    /// Returns the pods that must be applied again since the last call.
+    pub fn take_touched(&mut self) -> Touched {
+        std::mem::take(&mut self.touched)
+    }
+
+    pub fn has_retired(&self) -> bool {
+        !self.retired_groups.is_empty() || !self.retired_names.is_empty()
+    }
+
+    /// Forgets the groups and names that no policy has any more, except for these.
+    pub fn forget_retired(&mut self, groups: &BTreeSet<u64>, names: &BTreeSet<Arc<str>>) {
+        let (kept, gone) = std::mem::take(&mut self.retired_groups)
+            .into_iter()
+            .partition(|group| groups.contains(&group.id()));
+        self.retired_groups = kept;
+        let gone: BTreeSet<Arc<Group>> = gone;
+        for group in &gone {
+            self.peers.remove(group, &());
+            self.touched.note(group);
+        }
+        let count = self.retired_names.len();
+        self.retired_names.retain(|name| names.contains(name));
+        self.touched.all |= self.retired_names.len() < count;
+    }
+
     /// Sets or removes a NetworkPolicy. An error names the first field that isn't understood. The policy is in force
     /// all the same, and fails closed there. It is not in force if that field is its tier or its subject.
     pub fn set_network_policy(
@@ -114,6 +243,10 @@ impl Policies {
 
     /// Sets the labels of a namespace, or removes it.
     pub fn set_namespace(&mut self, name: &str, labels: Option<Labels>) {
+        if self.namespaces.get(name) == labels.as_ref() {
+            return;
+        }
+        self.touched.namespaces.insert(name.to_owned());
         match labels {
             Some(labels) => self.namespaces.insert(name.to_owned(), labels),
             None => self.namespaces.remove(name),
@@ -122,6 +255,9 @@ impl Policies {
 
     /// Sets all nodes.
     pub fn set_nodes(&mut self, nodes: Vec<Node>) {
+        if self.nodes == nodes {
+            return;
+        }
         self.nodes = nodes;
         for (name, spec) in std::mem::take(&mut self.of_nodes) {
             // What is malformed was told when the policy was set.
@@ -136,10 +272,7 @@ impl Policies {
         }
         let unknown = Labels::new();
         let pod = Selectable::new(member, self.namespaces.get(member.namespace).unwrap_or(&unknown));
-        let named = member
-            .ports
-            .iter()
-            .filter(|port| self.names.has(port.name.as_str()));
+        let named = member.ports.iter().filter(|port| self.has_name(&port.name));
         let class = ClassContent {
             groups: self.peers.selecting(&pod).map(|(group, ())| group.id()).collect(),
             names: named.cloned().collect(),
@@ -164,34 +297,89 @@ impl Policies {
         }
     }
 
+    /// Whether classes have ports of the name.
+    fn has_name(&self, name: &str) -> bool {
+        self.names.has(name) || self.retired_names.contains(name)
+    }
+
     fn replace(&mut self, name: &str, compiled: Option<Compiled>) -> Result<(), Malformed> {
-        if let Some(old) = self.by_name.remove(name) {
-            self.subjects.remove(&old.subject, &old.name);
-            for group in old.groups.iter().filter(|group| self.groups.remove(group)) {
-                self.peers.remove(group, &());
+        let Compiled { policy, problem } = compiled.unwrap_or(Compiled {
+            policy: None,
+            problem: None,
+        });
+        if self.by_name.get(name) != policy.as_ref() {
+            self.version += 1;
+            // What stays must not go and come again, or all pods would be touched.
+            let old = self.by_name.remove(name);
+            self.versions.remove(name);
+            if let Some(new) = policy {
+                self.add(new);
             }
-            for name in &old.names() {
-                self.names.remove(name);
+            if let Some(old) = old {
+                self.remove(&old);
             }
         }
-        let Some(Compiled { policy, problem }) = compiled else {
+        let Some(problem) = problem else {
+            self.problems.remove(name);
             return Ok(());
         };
-        if let Some(new) = policy {
-            self.subjects.insert(&new.subject, &new.name);
-            for group in new.groups.iter().filter(|group| self.groups.add(group)) {
+        self.problems.insert(name.to_owned(), problem.clone());
+        Err(problem)
+    }
+
+    fn add(&mut self, new: Policy) {
+        self.touched.note(&new.subject);
+        self.subjects.insert(&new.subject, &new.name);
+        for group in &new.groups {
+            if self.groups.add(group) && !self.retired_groups.remove(group) {
                 self.peers.insert(group, &());
+                self.touched.note(group);
+                self.scope += 1;
             }
-            for name in &new.names() {
-                self.names.add(name);
-            }
-            self.by_name.insert(Arc::clone(&new.name), new);
         }
-        problem.map_or(Ok(()), Err)
+        for name in new.names() {
+            if self.names.add(&name) && !self.retired_names.remove(&name) {
+                self.touched.all = true;
+                self.scope += 1;
+            }
+        }
+        self.versions.insert(Arc::clone(&new.name), self.version);
+        self.by_name.insert(Arc::clone(&new.name), new);
+    }
+
+    fn remove(&mut self, old: &Policy) {
+        self.touched.note(&old.subject);
+        // The new policy of the name may have the same subject.
+        let new = self.by_name.get(&old.name);
+        if new.is_none_or(|new| new.subject != old.subject) {
+            self.subjects.remove(&old.subject, &old.name);
+        }
+        for group in &old.groups {
+            if !self.groups.remove(group) {
+                continue;
+            }
+            if self.is_retaining {
+                self.retired_groups.insert(Arc::clone(group));
+            } else {
+                self.peers.remove(group, &());
+                self.touched.note(group);
+            }
+        }
+        for name in old.names() {
+            if !self.names.remove(&name) {
+                continue;
+            }
+            if self.is_retaining {
+                self.retired_names.insert(name);
+            } else {
+                self.touched.all = true;
+            }
+        }
     }
 }
 
 /// How often there is a thing.
+#[derive(Debug)]
 struct Counts<T>(BTreeMap<T, usize>);
 
 impl<T> Default for Counts<T> {

@@ -8,7 +8,9 @@ use thuban_proto::transit as proto;
 use thuban_rows::{Class, MAX_RULES, NamedPort, PolicyPorts, PolicySet};
 
 use super::oracle::{Generator, NAMESPACES, Objects, Pod, read_set};
-use super::{Applied, Direction, Labels, Malformed, Node, Policies, Problem, SetContent};
+use super::{
+    Applied, ClassContent, Direction, Labels, Malformed, Node, Policies, Problem, SetContent, Touched,
+};
 
 fn labels(pairs: &[(&str, &str)]) -> Labels {
     let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
@@ -285,6 +287,44 @@ fn a_pod_with_too_many_rules_is_closed_and_told() {
     );
     let told = &closed.too_many[..];
     assert!(matches!(told, [one] if one.direction == Direction::Ingress && one.count == MAX_RULES + 1));
+}
+
+#[test]
+fn a_retained_group_stays_in_classes_until_it_is_forgotten() {
+    let mut policies = Policies::that_retain();
+    let spec = serde_json::from_value(json!({
+        "podSelector": {"matchLabels": {"app": "db"}},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}],
+        "egress": [{"ports": [{"port": "http"}]}],
+    }))
+    .unwrap();
+    policies.set_network_policy("red", "db", Some(&spec)).unwrap();
+    let class = policies.web().class;
+    assert_eq!(
+        (class.groups.len(), class.names.len(), policies.scope()),
+        (1, 2, 2)
+    );
+    assert!(policies.take_touched().all, "a port of any pod may have the name");
+    policies.set_network_policy("red", "db", Some(&spec)).unwrap();
+    assert!(!policies.has_touched(), "nothing has changed");
+    policies.set_network_policy("red", "db", None).unwrap();
+    assert_eq!(policies.web().class, class);
+    let red = Touched {
+        all: false,
+        namespaces: ["red".to_owned()].into(),
+    };
+    assert_eq!(policies.take_touched(), red, "the subjects");
+    policies.forget_retired(&class.groups, &["http".into()].into());
+    assert_eq!(policies.web().class, class, "droplets still judge by it");
+    assert!(!policies.has_touched() && !policies.is_empty());
+    policies.set_network_policy("red", "db", Some(&spec)).unwrap();
+    assert_eq!(policies.scope(), 2, "classes have had it all the time");
+    policies.set_network_policy("red", "db", None).unwrap();
+    policies.take_touched();
+    policies.forget_retired(&BTreeSet::new(), &BTreeSet::new());
+    assert!(policies.take_touched().all && policies.is_empty());
+    assert_eq!(policies.web().class, ClassContent::default());
 }
 
 #[test]

@@ -11,6 +11,7 @@ use thuban_rows::{
 
 use super::roles::Roles;
 use super::{EndpointName, Membership, Owner, Rows, Vpc, World};
+use crate::model::policy::Assignment;
 use crate::model::rows::{Key, PackedRow, ranges};
 
 impl World {
@@ -51,6 +52,8 @@ impl World {
             Owner::Network(name) => self.contribute_network(name).unwrap_or_default(),
             Owner::Endpoint(name) => self.contribute_endpoint(name).unwrap_or_default(),
             Owner::Service(name) => self.contribute_service(name).unwrap_or_default(),
+            Owner::Class(vpc, id) => self.contribute_class(vpc, *id).unwrap_or_default(),
+            Owner::PolicySet(vpc, id) => self.contribute_policy_set(vpc, *id).unwrap_or_default(),
         }
     }
 
@@ -152,6 +155,11 @@ impl World {
         let previous = previous.filter(|previous| **previous != endpoint.droplet);
         let previous = previous.and_then(|name| Some((name, self.droplets.get(name)?)));
         let second = member.address6;
+        let Assignment {
+            class,
+            ingress,
+            egress,
+        } = self.assignment(name);
         let local = Row::Local(LocalEndpoint {
             vni,
             address: member.address,
@@ -173,9 +181,9 @@ impl World {
                 .get(&endpoint.droplet)
                 .copied()
                 .filter(|_| endpoint.is_host),
-            class: None,
-            ingress_set: None,
-            egress_set: None,
+            class,
+            ingress_set: ingress,
+            egress_set: egress,
         });
         let mut rows = Rows::from([at(&endpoint.droplet, &local)]);
         let bouncers = self.bouncers.holders(&endpoint.network);
@@ -216,7 +224,7 @@ fn at(droplet: &str, row: &Row) -> ((String, Key), PackedRow) {
 }
 
 /// Returns the same row for all targets, except for one flag: whether the target is among `holders`.
-fn share(targets: &BTreeSet<&str>, holders: &BTreeSet<&str>, row: impl Fn(bool) -> Row) -> Rows {
+pub(super) fn share(targets: &BTreeSet<&str>, holders: &BTreeSet<&str>, row: impl Fn(bool) -> Row) -> Rows {
     let with = row(true);
     let key = with.key();
     let (with, without) = (PackedRow::new(&with), PackedRow::new(&row(false)));

@@ -4,18 +4,22 @@
 //! Invariant (tested): the incremental programs equal those made from scratch.
 
 mod contribute;
+mod policy;
 mod roles;
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use thuban_api::identifiers::{MacAddr, NetworkId, Vni};
 use thuban_proto::transit::row;
-use thuban_rows::Row;
+use thuban_rows::{PolicyId, Row};
 
+use super::policy::Profile;
 use super::rows::{self, Key, PackedRow};
 use super::sorted_set::SortedSet;
+use policy::Enforcement;
 use roles::Roles;
 use services::Services;
 
@@ -89,6 +93,8 @@ pub struct Endpoint {
     /// The droplet that the endpoint lived on before; packets follow the endpoint from there.
     pub previous: Option<String>,
     pub pod: Pod,
+    /// What network policy sees of the pod; none: the pod has not been seen, or there is none.
+    pub profile: Option<Arc<Profile>>,
     /// The endpoint is its droplet's own.
     pub is_host: bool,
     pub membership: Membership,
@@ -104,6 +110,10 @@ enum Owner {
     Endpoint(EndpointName),
     /// A Service, by its scaled Endpoint.
     Service(EndpointName),
+    /// A class of a VPC.
+    Class(String, PolicyId),
+    /// A set of a VPC.
+    PolicySet(String, PolicyId),
 }
 
 /// Rows that changed on one droplet; `None` is gone.
@@ -132,6 +142,7 @@ pub struct World {
     bouncers: Roles,
     endpoints: HashMap<EndpointName, Endpoint>,
     services: Services,
+    enforcement: Enforcement,
     /// Ranges in which Services have their addresses, in every VPC.
     service_ranges: Vec<String>,
     /// Outside ranges that only a VPC with access to hosts reaches.
@@ -229,6 +240,7 @@ impl World {
         }
         if set(&mut self.vpcs, name, vpc) {
             self.touch_vpc(name);
+            self.touch_policy_rows(name);
             let endpoints = self.endpoints_where(|network| network.vpc == name);
             self.dirty.extend(endpoints);
             self.touch_services(name);
@@ -241,8 +253,10 @@ impl World {
             let new = self.networks.get(name).map(|network| network.vpc.clone());
             self.touch_network(name);
             self.touch_services_of(name);
+            self.touch_policies_of(name);
             for vpc in old.into_iter().chain(new) {
                 self.touch_vpc(&vpc);
+                self.touch_policy_rows(&vpc);
                 self.touch_services(&vpc);
             }
         }
@@ -252,6 +266,8 @@ impl World {
         if self.endpoints.get(name) == endpoint.as_ref() {
             return;
         }
+        self.enforcement
+            .note(name, self.endpoints.get(name), endpoint.as_ref());
         if let Some(old) = self.endpoints.remove(name) {
             self.forget_member(name, &old);
         }
@@ -314,6 +330,7 @@ impl World {
     /// Makes the rows of all touched objects again, and returns the changes by droplet.
     pub fn flush(&mut self) -> BTreeMap<String, Delta> {
         let mut deltas: BTreeMap<String, Delta> = BTreeMap::new();
+        self.apply_fresh();
         self.flush_droplets(&mut deltas);
         self.flush_owners(&mut deltas);
         self.end_subscriptions(&deltas);
@@ -640,6 +657,7 @@ impl World {
         self.dirty.insert(Owner::Network(network.to_owned()));
         let vpc = self.networks.get(network).map(|network| network.vpc.clone());
         self.touch_local_services(vpc.as_deref().unwrap_or_default());
+        self.touch_policy_rows(vpc.as_deref().unwrap_or_default());
         self.dirty.extend(vpc.map(Owner::Vpc));
     }
 }

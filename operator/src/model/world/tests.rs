@@ -13,6 +13,7 @@ use super::{
 };
 use random::Random;
 
+mod policy;
 mod random;
 
 pub(super) fn droplet_address(number: u64) -> Ipv4Addr {
@@ -43,6 +44,7 @@ pub(super) fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
             name: format!("p{host}"),
             uid: format!("u{host}"),
         },
+        profile: None,
         is_host: false,
         membership: Membership::Member(Address {
             address,

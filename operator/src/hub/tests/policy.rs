@@ -1,0 +1,175 @@
+//! Steps of network policy, as droplets see them.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use thuban_proto::transit::{OperatorMessage, Row};
+
+use super::*;
+use crate::model::policy::Profile;
+
+/// Droplets with endpoints: `db` on `a`, `web` on `c`.
+const DROPLETS: [&str; 3] = ["a", "b", "c"];
+
+struct Droplet {
+    id: u64,
+    stream: UnboundedReceiver<OperatorMessage>,
+    sequence: u64,
+}
+
+/// Returns the kinds of the rows that a droplet is sent, in order: what it gets and what it loses.
+fn take(droplet: &mut Droplet) -> (Vec<Row>, usize) {
+    let programs = received(&mut droplet.stream);
+    droplet.sequence += programs.len() as u64;
+    let lost = programs.iter().map(|program| program.deletes.len()).sum();
+    (
+        programs.into_iter().flat_map(|program| program.upserts).collect(),
+        lost,
+    )
+}
+
+fn kinds(rows: &[Row]) -> Vec<Kind> {
+    let rows = rows.iter().map(|row| thuban_rows::Row::try_from(row.clone()));
+    rows.map(|row| row.unwrap().key().kind()).collect()
+}
+
+fn play(kinds: &Kinds) -> (Hub, BTreeMap<&'static str, Droplet>) {
+    let (hub, _) = hub();
+    hub.hold_back(Duration::ZERO);
+    for (number, (droplet, app)) in [("a", "db"), ("c", "web")].into_iter().enumerate() {
+        let labels = [("app".to_owned(), app.to_owned())].into();
+        let profile = Profile {
+            labels,
+            ..Profile::default()
+        };
+        let mut endpoint = endpoint();
+        endpoint.droplet = droplet.into();
+        endpoint.profile = Some(Arc::new(profile));
+        endpoint.pod.uid = app.into();
+        endpoint.ready = true;
+        if let Membership::Member(address) = &mut endpoint.membership {
+            address.address = Ipv4Addr::new(10, 0, 1, 2 + number as u8);
+            address.address6 = None;
+        }
+        hub.update(|world| world.set_endpoint(&("red".to_owned(), app.to_owned()), Some(endpoint)));
+    }
+    let streams = DROPLETS.map(|name| {
+        let (id, stream) = hub.open(name, &[], &[], kinds.clone());
+        (name, id, stream)
+    });
+    hub.serve();
+    let droplets = streams.map(|(name, id, stream)| {
+        let sequence = 0;
+        let mut droplet = Droplet { id, stream, sequence };
+        take(&mut droplet);
+        assert!(hub.ack(name, id, 1));
+        (name, droplet)
+    });
+    (hub, droplets.into())
+}
+
+fn set(hub: &Hub) {
+    let spec = json!({
+        "podSelector": {"matchLabels": {"app": "db"}},
+        "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}],
+    });
+    let spec = serde_json::from_value(spec).unwrap();
+    hub.update(|world| world.set_network_policy("red", "db", Some(&spec)).unwrap());
+}
+
+/// Rolls out, and returns the kinds of rows that each droplet is sent.
+fn sent(hub: &Hub, droplets: &mut BTreeMap<&'static str, Droplet>) -> [Vec<Kind>; 3] {
+    hub.roll_out();
+    DROPLETS.map(|name| kinds(&take(droplets.get_mut(name).unwrap()).0))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_policy_goes_step_by_step_as_droplets_ack() {
+    let (hub, mut droplets) = play(&Kinds::all());
+    let ids: BTreeMap<_, _> = droplets
+        .iter()
+        .map(|(name, droplet)| (*name, droplet.id))
+        .collect();
+    let ack = |name: &str, sequence| assert!(hub.ack(name, ids[name], sequence));
+    let none = || vec![Vec::new(); 3];
+    set(&hub);
+    let prepared = vec![Kind::Class, Kind::PolicySet];
+    assert_eq!(sent(&hub, &mut droplets), [prepared.clone(), vec![], prepared]);
+    assert_eq!(sent(&hub, &mut droplets).to_vec(), none(), "nobody has acked");
+    ack("a", 2);
+    assert_eq!(sent(&hub, &mut droplets).to_vec(), none(), "one is missing");
+    ack("c", 2);
+    let local = vec![Kind::Local];
+    let classes = [local.clone(), vec![], local.clone()];
+    assert_eq!(sent(&hub, &mut droplets), classes, "the classes of both");
+    ack("a", 3);
+    assert_eq!(sent(&hub, &mut droplets).to_vec(), none());
+    ack("c", 3);
+    let subject = [local, vec![], vec![]];
+    assert_eq!(sent(&hub, &mut droplets), subject, "the set of the subject");
+}
+
+#[tokio::test(start_paused = true)]
+async fn steps_do_not_wait_for_a_suspect_droplet() {
+    let (hub, mut droplets) = play(&Kinds::all());
+    tokio::time::advance(Duration::from_mins(1)).await;
+    hub.close("c", droplets["c"].id);
+    tokio::time::advance(Duration::from_secs(5)).await;
+    set(&hub);
+    hub.roll_out();
+    let a = droplets.get_mut("a").unwrap();
+    assert_eq!(kinds(&take(a).0), [Kind::Class, Kind::PolicySet]);
+    assert!(hub.ack("a", a.id, 2));
+    hub.roll_out();
+    assert!(take(a).0.is_empty(), "it may come back");
+    tokio::time::advance(Duration::from_secs(6)).await;
+    hub.roll_out();
+    assert_eq!(kinds(&take(a).0), [Kind::Local]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_that_goes_leaves_no_rows() {
+    let (hub, mut droplets) = play(&Kinds::all());
+    let settle = |droplets: &mut BTreeMap<&'static str, Droplet>| {
+        let mut lost = 0;
+        for _ in 0..10 {
+            hub.roll_out();
+            for (name, droplet) in &mut *droplets {
+                lost += take(droplet).1;
+                assert!(hub.ack(name, droplet.id, droplet.sequence));
+            }
+        }
+        lost
+    };
+    set(&hub);
+    assert_eq!(settle(&mut droplets), 0);
+    hub.update(|world| world.set_network_policy("red", "db", None).unwrap());
+    assert_eq!(settle(&mut droplets), 0, "packets may be on their way");
+    tokio::time::advance(Duration::from_secs(31)).await;
+    assert_eq!(settle(&mut droplets), 2, "the set, of both droplets");
+    tokio::time::advance(Duration::from_secs(31)).await;
+    assert_eq!(settle(&mut droplets), 2, "the class");
+    assert!(!hub.read(world::World::has_policies));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_droplet_that_does_not_enforce_keeps_a_vpc_open() {
+    let (hub, mut droplets) = play(&Kinds::read(&[]));
+    set(&hub);
+    hub.roll_out();
+    assert!(droplets.values_mut().all(|droplet| take(droplet).0.is_empty()));
+    for name in DROPLETS {
+        let (id, stream) = hub.open(name, &[], &[], Kinds::all());
+        let mut droplet = Droplet {
+            id,
+            stream,
+            sequence: 0,
+        };
+        take(&mut droplet);
+        assert!(hub.ack(name, id, 1));
+        droplets.insert(name, droplet);
+        hub.roll_out();
+        let has_set = kinds(&take(droplets.get_mut("a").unwrap()).0).contains(&Kind::PolicySet);
+        assert_eq!(has_set, name == "c", "{name}");
+    }
+}

@@ -1,0 +1,267 @@
+//! The contents that a VPC has in use, classes or sets, and their ids.
+//!
+//! Invariant: an id belongs to one content for as long as it is in use, and for [`REST`] after that: a packet that
+//! bears it may still be on its way.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::sync::Arc;
+
+use thuban_rows::PolicyId;
+
+use super::sets::{ClassContent, SetContent};
+
+/// How long a row stays after its last use, milliseconds.
+pub const REST: u64 = 30_000;
+
+/// What has an id that follows from it.
+pub trait Content: Clone + Eq + Hash {
+    /// Returns the id in a VPC where the ids of all smaller salts belong to others.
+    fn id(&self, salt: u32) -> PolicyId;
+    /// Whether every droplet knows it without a row.
+    fn needs_no_row(&self) -> bool;
+}
+
+impl Content for ClassContent {
+    fn id(&self, salt: u32) -> PolicyId {
+        self.id(salt)
+    }
+
+    fn needs_no_row(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Content for SetContent {
+    fn id(&self, salt: u32) -> PolicyId {
+        self.id(salt)
+    }
+
+    fn needs_no_row(&self) -> bool {
+        false
+    }
+}
+
+/// How far droplets know a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Spread {
+    /// No droplet is sent it.
+    Unsent,
+    Sent,
+    /// It was sent before the acks that are awaited now.
+    Awaited,
+    /// All droplets have it.
+    Known,
+}
+
+#[derive(Debug)]
+struct Entry<C> {
+    content: Arc<C>,
+    spread: Spread,
+    /// None: it is in use.
+    unused_since: Option<u64>,
+}
+
+#[derive(Debug)]
+pub struct Registry<C> {
+    ids: HashMap<Arc<C>, PolicyId>,
+    entries: BTreeMap<PolicyId, Entry<C>>,
+}
+
+impl<C> Default for Registry<C> {
+    fn default() -> Self {
+        Self {
+            ids: HashMap::new(),
+            entries: BTreeMap::new(),
+        }
+    }
+}
+
+impl<C: Content> Registry<C> {
+    /// Returns the id of a content, which gets one if it has none.
+    pub fn intern(&mut self, content: &C) -> PolicyId {
+        if let Some(id) = self.ids.get(content) {
+            return *id;
+        }
+        let mut salt = 0;
+        let id = loop {
+            let id = content.id(salt);
+            if !self.entries.contains_key(&id) {
+                break id;
+            }
+            salt += 1;
+        };
+        let content = Arc::new(content.clone());
+        let spread = if content.needs_no_row() {
+            Spread::Known
+        } else {
+            Spread::Unsent
+        };
+        self.ids.insert(Arc::clone(&content), id);
+        let entry = Entry {
+            content,
+            spread,
+            unused_since: None,
+        };
+        self.entries.insert(id, entry);
+        id
+    }
+
+    /// Makes a row of it. Returns whether it had none.
+    pub fn send(&mut self, id: PolicyId) -> bool {
+        let entry = self.entries.get_mut(&id);
+        let unsent = entry.filter(|entry| entry.spread == Spread::Unsent);
+        unsent.map(|entry| entry.spread = Spread::Sent).is_some()
+    }
+
+    /// Begins to wait until all droplets have the rows that there are now. Returns whether any lacks one, as far as is
+    /// known.
+    pub fn await_all(&mut self) -> bool {
+        let mut waits = false;
+        for entry in self.entries.values_mut() {
+            if matches!(entry.spread, Spread::Sent | Spread::Awaited) {
+                entry.spread = Spread::Awaited;
+                waits = true;
+            }
+        }
+        waits
+    }
+
+    /// Notes that all droplets have the rows for which [`Self::await_all`] waits.
+    pub fn acked(&mut self) {
+        for entry in self.entries.values_mut() {
+            if entry.spread == Spread::Awaited {
+                entry.spread = Spread::Known;
+            }
+        }
+    }
+
+    pub fn is_known(&self, id: PolicyId) -> bool {
+        let entry = self.entries.get(&id);
+        entry.is_some_and(|entry| entry.spread == Spread::Known)
+    }
+
+    /// Notes what is in use, and forgets what has not been for a while. Returns the rows that go.
+    pub fn sweep(&mut self, is_used: impl Fn(PolicyId) -> bool, now: u64) -> Vec<PolicyId> {
+        let mut gone = Vec::new();
+        for (id, entry) in &mut self.entries {
+            if is_used(*id) {
+                entry.unused_since = None;
+                continue;
+            }
+            let since = *entry.unused_since.get_or_insert(now);
+            if entry.spread == Spread::Unsent || now.saturating_sub(since) >= REST {
+                gone.push(*id);
+            }
+        }
+        let had_row = |entry: &Entry<C>| entry.spread != Spread::Unsent && !entry.content.needs_no_row();
+        gone.retain(|id| {
+            let Some(entry) = self.entries.remove(id) else {
+                return false;
+            };
+            self.ids.remove(&entry.content);
+            had_row(&entry)
+        });
+        gone
+    }
+
+    /// Whether something waits until it is forgotten.
+    pub fn has_unused(&self) -> bool {
+        self.entries.values().any(|entry| entry.unused_since.is_some())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub fn contents(&self) -> impl Iterator<Item = &C> {
+        self.entries.values().map(|entry| &*entry.content)
+    }
+
+    /// Returns the content of a row.
+    pub fn row(&self, id: PolicyId) -> Option<&C> {
+        let entry = self
+            .entries
+            .get(&id)
+            .filter(|entry| entry.spread != Spread::Unsent)?;
+        (!entry.content.needs_no_row()).then_some(&*entry.content)
+    }
+
+    /// Yields the ids of all rows.
+    pub fn rows(&self) -> impl Iterator<Item = PolicyId> {
+        let ids = self.entries.keys().copied();
+        ids.filter(|id| self.row(*id).is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thuban_rows::PolicyId;
+
+    use super::{ClassContent, Content, REST, Registry};
+
+    /// All of a kind have the same ids.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    struct Colliding(u32);
+
+    impl Content for Colliding {
+        fn id(&self, salt: u32) -> PolicyId {
+            PolicyId::new(100 + salt).unwrap()
+        }
+
+        fn needs_no_row(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn contents_with_one_hash_get_ids_of_their_own() {
+        let mut registry = Registry::default();
+        let ids = [1, 2, 1].map(|number| registry.intern(&Colliding(number)).get());
+        assert_eq!(ids, [100, 101, 100]);
+        // The second keeps its id when the first has gone, and the first gets none that is taken.
+        let second = |id: PolicyId| id.get() == 101;
+        assert!(registry.sweep(second, 0).is_empty(), "it had no row");
+        assert_eq!(registry.intern(&Colliding(2)).get(), 101);
+        assert_eq!(registry.intern(&Colliding(3)).get(), 100);
+        assert_eq!(registry.intern(&Colliding(1)).get(), 102);
+    }
+
+    #[test]
+    fn a_row_rests_before_it_goes() {
+        let mut registry = Registry::default();
+        let id = registry.intern(&Colliding(1));
+        assert!(registry.send(id) && !registry.send(id));
+        assert!(registry.sweep(|_| false, 1000).is_empty());
+        assert!(
+            registry.sweep(|_| true, 1000 + REST).is_empty(),
+            "it is used again"
+        );
+        assert!(registry.sweep(|_| false, 2000 + REST).is_empty());
+        assert!(registry.sweep(|_| false, 1999 + 2 * REST).is_empty());
+        assert_eq!(registry.sweep(|_| false, 2000 + 2 * REST), [id]);
+        assert!(registry.is_empty());
+    }
+
+    #[test]
+    fn a_row_is_known_when_it_was_sent_before_the_acks() {
+        let mut registry = Registry::default();
+        let [early, late] = [1, 2].map(|number| registry.intern(&Colliding(number)));
+        registry.send(early);
+        assert!(registry.await_all());
+        registry.send(late);
+        registry.acked();
+        assert!(registry.is_known(early) && !registry.is_known(late));
+        assert!(registry.await_all());
+        registry.acked();
+        assert!(registry.is_known(late) && !registry.await_all());
+    }
+
+    #[test]
+    fn the_plain_class_has_no_row() {
+        let mut registry = Registry::default();
+        let id = registry.intern(&ClassContent::default());
+        assert_eq!(id, PolicyId::PLAIN);
+        assert!(registry.is_known(id) && !registry.send(id) && registry.rows().next().is_none());
+    }
+}

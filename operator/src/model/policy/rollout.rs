@@ -1,0 +1,388 @@
+//! The steps in which the endpoints of a VPC pass from old policies to new ones.
+//!
+//! | step | what droplets are sent | until |
+//! |---|---|---|
+//! | Prepares | rows of new classes and sets, by which no endpoint is judged yet | all have acked |
+//! | Classes | local rows with new classes | all have acked |
+//! | Sets | local rows with new sets | all have acked |
+//!
+//! Changes that come meanwhile wait for the next round. A set only names groups that every class of the VPC was asked
+//! about, as long as policies retain their groups (`Policies::that_retain`). A round whose sets name no other groups
+//! than those before has no step Classes.
+//!
+//! Invariant: in each direction, a packet between endpoints is judged as the policies before the round or those after
+//! it say, or is denied.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+use thuban_rows::{PolicyId, PolicyPorts};
+
+use super::registry::Registry;
+use super::sets::{ClassContent, SetContent};
+use super::{Applied, Policies};
+
+/// What the local row of an endpoint says of policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Assignment {
+    /// None: policy is not enforced in the VPC.
+    pub class: Option<PolicyId>,
+    pub ingress: Option<PolicyId>,
+    pub egress: Option<PolicyId>,
+}
+
+#[derive(Debug, Default)]
+struct Member {
+    /// What the present policies say.
+    wanted: Assignment,
+    /// What the round leads to; none: it doesn't change the endpoint.
+    target: Option<Assignment>,
+    published: Assignment,
+    /// The number of the groups that the published sets may name.
+    scope: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Step {
+    #[default]
+    Settled,
+    Prepares,
+    Classes,
+    Sets,
+}
+
+/// What changed in the rows of a VPC.
+#[derive(Debug)]
+pub struct News<E> {
+    /// Endpoints whose local row says something else.
+    pub endpoints: Vec<E>,
+    /// Classes whose row came or went.
+    pub classes: Vec<PolicyId>,
+    pub sets: Vec<PolicyId>,
+}
+
+impl<E> Default for News<E> {
+    fn default() -> Self {
+        Self {
+            endpoints: Vec::new(),
+            classes: Vec::new(),
+            sets: Vec::new(),
+        }
+    }
+}
+
+/// The policy of a VPC, by its endpoints.
+#[derive(Debug)]
+pub struct Rollout<E> {
+    members: BTreeMap<E, Member>,
+    classes: Registry<ClassContent>,
+    sets: Registry<SetContent>,
+    is_enforced: bool,
+    step: Step,
+    /// The number of the groups that the round knows.
+    scope: u64,
+    /// The version of the policies that the round leads to.
+    version: u64,
+    /// The version of the policies that all droplets know.
+    known: u64,
+    /// The number of the groups that all published classes were asked about; none: endpoints have no class.
+    covered: Option<u64>,
+    /// Something changed since the last round began.
+    is_dirty: bool,
+    news: News<E>,
+}
+
+impl<E> Default for Rollout<E> {
+    fn default() -> Self {
+        Self {
+            members: BTreeMap::new(),
+            classes: Registry::default(),
+            sets: Registry::default(),
+            is_enforced: false,
+            step: Step::default(),
+            scope: 0,
+            version: 0,
+            known: 0,
+            covered: None,
+            is_dirty: false,
+            news: News::default(),
+        }
+    }
+}
+
+impl<E: Ord + Clone> Rollout<E> {
+    /// Returns the ids of what policies say of an endpoint, for [`Self::set`].
+    pub fn intern(&mut self, applied: &Applied) -> Assignment {
+        Assignment {
+            class: Some(self.classes.intern(&applied.class)),
+            ingress: applied.ingress.as_ref().map(|set| self.sets.intern(set)),
+            egress: applied.egress.as_ref().map(|set| self.sets.intern(set)),
+        }
+    }
+
+    /// Sets what policies with these groups say of an endpoint. The row of a fresh endpoint, for which no packet flows
+    /// yet, says so at once; others wait for a round.
+    pub fn set(&mut self, endpoint: &E, wanted: Assignment, scope: u64, is_fresh: bool) {
+        let is_active = self.is_active();
+        let member = self.members.entry(endpoint.clone()).or_default();
+        let is_new = member.wanted != wanted;
+        member.wanted = wanted;
+        if !is_fresh {
+            self.is_dirty |= is_new;
+            return;
+        }
+        member.target = None;
+        member.scope = scope;
+        let desired = member.desired(is_active);
+        self.send(desired);
+        self.publish(endpoint, desired);
+        self.is_dirty |= self.is_pending(endpoint);
+    }
+
+    pub fn remove(&mut self, endpoint: &E) {
+        self.is_dirty |= self.members.remove(endpoint).is_some();
+    }
+
+    /// Begins to enforce policy in the VPC: all its droplets can.
+    pub fn enforce(&mut self) {
+        self.is_dirty |= !self.is_enforced;
+        self.is_enforced = true;
+    }
+
+    pub const fn is_enforced(&self) -> bool {
+        self.is_enforced
+    }
+
+    /// Whether an endpoint has a set. Without one nobody asks for classes.
+    fn is_active(&self) -> bool {
+        self.is_enforced && !self.sets.is_empty()
+    }
+
+    fn send(&mut self, assignment: Assignment) {
+        let class = assignment.class.filter(|id| self.classes.send(*id));
+        self.news.classes.extend(class);
+        let sets = [assignment.ingress, assignment.egress].into_iter().flatten();
+        let sets = sets.filter(|id| self.sets.send(*id));
+        self.news.sets.extend(sets);
+    }
+
+    fn publish(&mut self, endpoint: &E, assignment: Assignment) {
+        if let Some(member) = self.members.get_mut(endpoint)
+            && member.published != assignment
+        {
+            member.published = assignment;
+            self.news.endpoints.push(endpoint.clone());
+        }
+    }
+
+    /// Begins a round, if none is under way and something changed. All endpoints have been set by these policies.
+    /// Returns whether a step waits for acks of what is sent from now on.
+    pub fn begin(&mut self, policies: &Policies, now: u64) -> bool {
+        if self.step != Step::Settled {
+            return false;
+        }
+        self.version = policies.version();
+        if !(self.is_dirty || self.has_unused()) {
+            self.known = self.version;
+            return false;
+        }
+        self.is_dirty = false;
+        self.sweep(now);
+        self.scope = policies.scope();
+        let is_active = self.is_active();
+        let mut targets = Vec::new();
+        for member in self.members.values_mut() {
+            let desired = member.desired(is_active);
+            member.target = (desired != member.published).then_some(desired);
+            targets.extend(member.target);
+        }
+        for target in &targets {
+            self.send(*target);
+        }
+        let waits = [self.classes.await_all(), self.sets.await_all()];
+        self.step = Step::Prepares;
+        if waits == [false; 2] {
+            return self.acked();
+        }
+        true
+    }
+
+    /// Goes on: all droplets have acked what the step sent. Returns whether the next one waits for acks too.
+    pub fn acked(&mut self) -> bool {
+        match self.step {
+            Step::Settled => return false,
+            Step::Prepares => {
+                self.classes.acked();
+                self.sets.acked();
+                if self.members.values().all(|member| member.target.is_none()) {
+                    return self.settle();
+                }
+                if self.is_active() && self.covered.is_none_or(|covered| self.scope > covered) {
+                    self.publish_targets(|target, published| Assignment {
+                        class: target.class,
+                        ..published
+                    });
+                    self.step = Step::Classes;
+                    return true;
+                }
+            }
+            Step::Classes => self.covered = Some(self.scope),
+            Step::Sets => {
+                // What is no longer in use begins to rest.
+                self.is_dirty = true;
+                return self.settle();
+            }
+        }
+        self.publish_targets(|target, _| target);
+        self.step = Step::Sets;
+        true
+    }
+
+    fn settle(&mut self) -> bool {
+        for member in self.members.values_mut() {
+            member.target = None;
+        }
+        self.covered = self.is_active().then_some(self.scope);
+        self.step = Step::Settled;
+        self.known = self.version;
+        false
+    }
+
+    fn publish_targets(&mut self, assignment: impl Fn(Assignment, Assignment) -> Assignment) {
+        for (endpoint, member) in &mut self.members {
+            let Some(target) = member.target else { continue };
+            let new = assignment(target, member.published);
+            if member.published != new {
+                member.published = new;
+                self.news.endpoints.push(endpoint.clone());
+            }
+        }
+    }
+
+    /// Lets the rows of all endpoints say at once what policies say.
+    pub fn publish_all(&mut self, scope: u64, now: u64) {
+        self.sweep(now);
+        let is_active = self.is_active();
+        let desired = |(endpoint, member): (&E, &Member)| (endpoint.clone(), member.desired(is_active));
+        let all: Vec<_> = self.members.iter().map(desired).collect();
+        for (endpoint, assignment) in all {
+            self.send(assignment);
+            self.publish(&endpoint, assignment);
+        }
+        self.scope = scope;
+        self.covered = self.is_active().then_some(scope);
+        self.step = Step::Settled;
+        self.is_dirty = true;
+    }
+
+    fn sweep(&mut self, now: u64) {
+        let mut classes = HashSet::new();
+        let mut sets = HashSet::new();
+        for member in self.members.values() {
+            for used in [Some(member.wanted), member.target, Some(member.published)] {
+                let used = used.unwrap_or_default();
+                classes.extend(used.class);
+                sets.extend(used.ingress);
+                sets.extend(used.egress);
+            }
+        }
+        let gone = self.classes.sweep(|id| classes.contains(&id), now);
+        self.news.classes.extend(gone);
+        let gone = self.sets.sweep(|id| sets.contains(&id), now);
+        self.news.sets.extend(gone);
+    }
+
+    fn has_unused(&self) -> bool {
+        self.classes.has_unused() || self.sets.has_unused()
+    }
+
+    /// Whether a round can begin for something that changed.
+    pub fn is_dirty(&self) -> bool {
+        self.is_dirty && self.step == Step::Settled
+    }
+
+    /// Whether nothing is left of policy in the VPC: no set, and no endpoint with a class.
+    pub fn is_over(&self) -> bool {
+        let has_none = |member: &Member| member.published == Assignment::default();
+        self.sets.is_empty()
+            && self.step == Step::Settled
+            && self.classes.rows().next().is_none()
+            && self.members.values().all(has_none)
+    }
+
+    pub fn take_news(&mut self) -> News<E> {
+        std::mem::take(&mut self.news)
+    }
+
+    /// Whether all droplets that aren't suspect judge by the policies of this version.
+    pub const fn knows(&self, version: u64) -> bool {
+        self.known >= version
+    }
+
+    /// Returns what the endpoint's local row says.
+    pub fn published(&self, endpoint: &E) -> Assignment {
+        let member = self.members.get(endpoint);
+        member.map(|member| member.published).unwrap_or_default()
+    }
+
+    /// Whether droplets may still lack what they judge a fresh endpoint's packets by.
+    pub fn is_pending(&self, endpoint: &E) -> bool {
+        let Some(member) = self.members.get(endpoint) else {
+            return false;
+        };
+        let Assignment {
+            class,
+            ingress,
+            egress,
+        } = member.published;
+        let has_sets = ingress.or(egress).is_some();
+        class.is_some_and(|id| !self.classes.is_known(id))
+            || egress.is_some_and(|id| !self.sets.is_known(id))
+            || has_sets && self.covered.is_none_or(|covered| member.scope > covered)
+    }
+
+    pub fn has(&self, endpoint: &E) -> bool {
+        self.members.contains_key(endpoint)
+    }
+
+    /// Returns the content of the class's row, if it has one.
+    pub fn class(&self, id: PolicyId) -> Option<&ClassContent> {
+        self.classes.row(id)
+    }
+
+    /// Returns the content of the set's row, if it has one.
+    pub fn set_content(&self, id: PolicyId) -> Option<&SetContent> {
+        self.sets.row(id)
+    }
+
+    /// Yields the ids of all rows of classes.
+    pub fn class_rows(&self) -> impl Iterator<Item = PolicyId> {
+        self.classes.rows()
+    }
+
+    pub fn set_rows(&self) -> impl Iterator<Item = PolicyId> {
+        self.sets.rows()
+    }
+
+    /// Adds the groups and names of ports that sets in use name.
+    pub fn add_named(&self, groups: &mut BTreeSet<u64>, names: &mut BTreeSet<Arc<str>>) {
+        for rule in self.sets.contents().flat_map(|set| &set.rules) {
+            groups.extend(&rule.groups);
+            for ports in &rule.ports {
+                if let PolicyPorts::Named(name, _) = ports {
+                    names.insert(Arc::clone(name));
+                }
+            }
+        }
+    }
+}
+
+impl Member {
+    fn desired(&self, is_active: bool) -> Assignment {
+        if is_active {
+            self.wanted
+        } else {
+            Assignment::default()
+        }
+    }
+}

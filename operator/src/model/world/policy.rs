@@ -1,0 +1,558 @@
+//! What network policy says of the world's endpoints: classes and sets as rows, and which of them each endpoint has.
+//!
+//! A change of an endpoint that no packet reaches yet counts with the next flush. All other changes are gathered until
+//! [`World::roll_out`], which begins the steps of [`Rollout`].
+//!
+//! Invariant: without policies there is nothing here, and no row says anything of policy.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, LazyLock};
+
+use k8s_openapi::api::networking::v1::NetworkPolicySpec;
+use thuban_api::ClusterNetworkPolicySpec;
+use thuban_rows::{PolicyId, Row};
+
+use super::contribute::share;
+use super::{Endpoint, EndpointName, Membership, Owner, Rows, World, set};
+use crate::model::policy::{
+    Assignment, Labels, Malformed, Member, Node, Policies, Profile, Rollout, TooManyRules,
+};
+use crate::model::rows::Key;
+
+/// How much work one call of [`World::roll_out`] does, in groups and rules of endpoints: some tenths of a second.
+const MAX_WORK: usize = 50_000;
+/// What an endpoint costs besides.
+const APPLY_WORK: usize = 10;
+
+/// What policies say of a pod, by its namespace, network and profile: pods of a workload are alike.
+type Alike = HashMap<(String, String, usize), Assignment>;
+
+#[derive(Debug)]
+pub(super) struct Enforcement {
+    policies: Policies,
+    nodes: BTreeMap<String, Node>,
+    /// The policies don't have these nodes yet.
+    has_other_nodes: bool,
+    /// By VPC.
+    rollouts: BTreeMap<String, Rollout<EndpointName>>,
+    /// The VPC in whose rollout an endpoint is.
+    homes: BTreeMap<EndpointName, String>,
+    /// The version of the policies that were applied to all endpoints.
+    applied: u64,
+    /// Fresh endpoints, which are applied with the next flush.
+    fresh: BTreeSet<EndpointName>,
+    /// Endpoints that are applied again with the next call of [`World::roll_out`].
+    stale: BTreeSet<EndpointName>,
+    /// All endpoints were applied since there are policies.
+    is_complete: bool,
+    /// Droplets that don't understand rows of classes or sets.
+    outdated: BTreeSet<String>,
+    /// Endpoints that too many rules apply to, so that all their packets are denied, and what to tell of each.
+    closed: BTreeMap<EndpointName, String>,
+    /// Those that nobody was told of yet.
+    newly_closed: BTreeSet<EndpointName>,
+    /// Changes go in steps. Before, no droplet has been sent anything.
+    is_staged: bool,
+}
+
+impl Default for Enforcement {
+    fn default() -> Self {
+        Self {
+            policies: Policies::that_retain(),
+            nodes: BTreeMap::new(),
+            has_other_nodes: false,
+            rollouts: BTreeMap::new(),
+            homes: BTreeMap::new(),
+            applied: 0,
+            fresh: BTreeSet::new(),
+            stale: BTreeSet::new(),
+            is_complete: false,
+            outdated: BTreeSet::new(),
+            closed: BTreeMap::new(),
+            newly_closed: BTreeSet::new(),
+            is_staged: false,
+        }
+    }
+}
+
+impl Enforcement {
+    fn is_idle(&self) -> bool {
+        self.policies.is_empty() && self.rollouts.is_empty()
+    }
+
+    fn rollout_of(&self, name: &EndpointName) -> Option<&Rollout<EndpointName>> {
+        self.rollouts.get(self.homes.get(name)?)
+    }
+
+    /// Takes an endpoint out of the VPC in which it is.
+    fn leave(&mut self, name: &EndpointName) {
+        let home = self.homes.remove(name);
+        let rollout = home.and_then(|home| self.rollouts.get_mut(&home));
+        if let Some(rollout) = rollout {
+            rollout.remove(name);
+        }
+        self.closed.remove(name);
+    }
+
+    /// Notes whether too many rules apply to an endpoint.
+    fn note_closed(&mut self, name: &EndpointName, too_many: &[TooManyRules]) {
+        let Some(first) = too_many.first() else {
+            self.closed.remove(name);
+            return;
+        };
+        if self.closed.insert(name.clone(), first.to_string()).is_none() {
+            self.newly_closed.insert(name.clone());
+        }
+    }
+
+    /// Takes note of a change of an endpoint.
+    pub(super) fn note(&mut self, name: &EndpointName, old: Option<&Endpoint>, new: Option<&Endpoint>) {
+        if old.map(Endpoint::holder) != new.map(Endpoint::holder) {
+            self.fresh.insert(name.clone());
+        } else if old.map(|old| &old.profile) != new.map(|new| &new.profile) {
+            let is_known = self.homes.contains_key(name);
+            let list = if is_known {
+                &mut self.stale
+            } else {
+                &mut self.fresh
+            };
+            list.insert(name.clone());
+        }
+    }
+}
+
+/// How far a policy is enforced.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicyProgress {
+    /// How many pods it selects.
+    pub pods: usize,
+    /// The droplets with endpoints of the VPCs of these pods.
+    pub droplets: BTreeSet<String>,
+    /// Those of the droplets that don't understand rows of classes or sets, if the policy isn't enforced for that.
+    pub outdated: BTreeSet<String>,
+    /// All steps have been taken, as far as droplets are waited for.
+    pub is_rolled_out: bool,
+}
+
+impl Endpoint {
+    fn is_member(&self) -> bool {
+        matches!(self.membership, Membership::Member(_))
+    }
+
+    /// Returns who has the endpoint, and where: no packet of another holder has flowed yet.
+    fn holder(&self) -> (&str, &str, &str, bool) {
+        (&self.network, &self.droplet, &self.pod.uid, self.is_member())
+    }
+}
+
+impl World {
+    /// Sets or removes a NetworkPolicy. As [`Policies::set_network_policy`].
+    pub fn set_network_policy(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        spec: Option<&NetworkPolicySpec>,
+    ) -> Result<(), Malformed> {
+        self.enforcement
+            .policies
+            .set_network_policy(namespace, name, spec)
+    }
+
+    /// Sets or removes a ClusterNetworkPolicy. As [`Policies::set_cluster_policy`].
+    pub fn set_cluster_policy(
+        &mut self,
+        name: &str,
+        spec: Option<&ClusterNetworkPolicySpec>,
+    ) -> Result<(), Malformed> {
+        self.enforcement.policies.set_cluster_policy(name, spec)
+    }
+
+    /// Sets the labels of a namespace, or removes it.
+    pub fn set_namespace_labels(&mut self, name: &str, labels: Option<Labels>) {
+        self.enforcement.policies.set_namespace(name, labels);
+    }
+
+    /// Sets a node that policies may select, or removes it.
+    pub fn set_policy_node(&mut self, name: &str, node: Option<Node>) {
+        self.enforcement.has_other_nodes |= set(&mut self.enforcement.nodes, name, node);
+    }
+
+    /// Sets whether a droplet understands rows of classes and sets. In a VPC with a droplet that doesn't, policy is not
+    /// enforced until the droplet does, or has no endpoint of the VPC. Once it is enforced it stays so.
+    pub fn set_enforcing(&mut self, droplet: &str, is_enforcing: bool) {
+        if is_enforcing {
+            self.enforcement.outdated.remove(droplet);
+        } else {
+            self.enforcement.outdated.insert(droplet.to_owned());
+        }
+    }
+
+    /// Whether a droplet is known that doesn't understand rows of classes and sets.
+    pub fn has_outdated(&self) -> bool {
+        let outdated = &self.enforcement.outdated;
+        outdated.iter().any(|droplet| self.droplets.contains_key(droplet))
+    }
+
+    /// Returns the policies. [`Self::set_network_policy`] says what changes them.
+    pub const fn policies(&self) -> &Policies {
+        &self.enforcement.policies
+    }
+
+    /// Returns the droplets with endpoints of a VPC.
+    pub fn endpoint_droplets_of(&self, vpc: &str) -> BTreeSet<&str> {
+        let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
+        networks
+            .flat_map(|(name, _)| self.endpoint_droplets(name))
+            .collect()
+    }
+
+    /// Lets changes of policy go in steps from now on: droplets get their programs.
+    pub fn stage_policies(&mut self, now: u64) {
+        self.roll_out(now);
+        self.enforcement.is_staged = true;
+    }
+
+    /// Whether [`Self::roll_out`] would change something now.
+    pub fn has_policy_news(&self) -> bool {
+        let enforcement = &self.enforcement;
+        let has_changed = enforcement.policies.has_touched() || enforcement.has_other_nodes;
+        has_changed && !enforcement.is_idle()
+            || !enforcement.stale.is_empty()
+            || enforcement.rollouts.values().any(Rollout::is_dirty)
+    }
+
+    /// Whether there is policy at all, so that [`Self::roll_out`] must be called now and then.
+    pub fn has_policies(&self) -> bool {
+        !self.enforcement.is_idle()
+    }
+
+    /// Applies policies to the endpoints of which they may say something else, and begins rounds. Returns the VPCs in
+    /// which a step waits for acks of what the next flush sends. One call does a bounded amount of work: see
+    /// [`Self::has_policy_news`].
+    pub fn roll_out(&mut self, now: u64) -> Vec<String> {
+        if self.enforcement.is_idle() {
+            self.enforcement.policies.take_touched();
+            self.enforcement.stale.clear();
+            return Vec::new();
+        }
+        if std::mem::take(&mut self.enforcement.has_other_nodes) {
+            let nodes = self.enforcement.nodes.values().cloned().collect();
+            self.enforcement.policies.set_nodes(nodes);
+        }
+        self.apply_fresh();
+        self.apply_stale();
+        let unfinished = self.vpcs_of_stale();
+        let mut rollouts = std::mem::take(&mut self.enforcement.rollouts);
+        let scope = self.enforcement.policies.scope();
+        let mut waiting = Vec::new();
+        for (vpc, rollout) in &mut rollouts {
+            if unfinished.contains(vpc) {
+                continue;
+            }
+            self.enforce(vpc, rollout);
+            if !self.enforcement.is_staged {
+                rollout.publish_all(scope, now);
+            } else if rollout.begin(&self.enforcement.policies, now) {
+                waiting.push(vpc.clone());
+            }
+            self.take_news(vpc, rollout);
+        }
+        self.enforcement.rollouts = rollouts;
+        self.forget_policies();
+        waiting
+    }
+
+    /// Goes on in a VPC in which all droplets have acked. Returns whether its next step waits for acks of what the next
+    /// flush sends.
+    pub fn policies_acked(&mut self, vpc: &str) -> bool {
+        let Some(mut rollout) = self.enforcement.rollouts.remove(vpc) else {
+            return false;
+        };
+        let waits = rollout.acked();
+        self.take_news(vpc, &mut rollout);
+        self.enforcement.rollouts.insert(vpc.to_owned(), rollout);
+        waits
+    }
+
+    /// Whether droplets may still lack what they judge packets of an endpoint by, which isn't ready yet.
+    pub fn is_policy_pending(&self, name: &EndpointName) -> bool {
+        let enforcement = &self.enforcement;
+        if enforcement.is_idle() {
+            return false;
+        }
+        let endpoint = self.endpoints.get(name);
+        let is_unseen = endpoint.is_some_and(|endpoint| endpoint.profile.is_none() && !endpoint.is_host);
+        let rollout = enforcement.rollout_of(name);
+        is_unseen || rollout.is_some_and(|rollout| rollout.is_pending(name))
+    }
+
+    /// Returns how far a policy is enforced; none: it isn't in force.
+    pub fn policy_progress(&self, policy: &str) -> Option<PolicyProgress> {
+        let enforcement = &self.enforcement;
+        let version = enforcement.policies.version_of(policy)?;
+        let from = enforcement.policies.namespace_of(policy).unwrap_or_default();
+        let is_one = !from.is_empty();
+        let homes = enforcement.homes.range((from.to_owned(), String::new())..);
+        let homes = homes.take_while(|((namespace, _), _)| !is_one || namespace == from);
+        let (mut pods, mut vpcs) = (0, BTreeSet::new());
+        for (name, vpc) in homes {
+            let member = self
+                .endpoints
+                .get(name)
+                .and_then(|endpoint| member(name, endpoint, vpc));
+            if member.is_some_and(|member| enforcement.policies.selects(policy, &member)) {
+                pods += 1;
+                vpcs.insert(vpc.as_str());
+            }
+        }
+        let droplets = vpcs.iter().flat_map(|vpc| self.endpoint_droplets_of(vpc));
+        let droplets: BTreeSet<String> = droplets.map(str::to_owned).collect();
+        let rollouts = || vpcs.iter().filter_map(|vpc| enforcement.rollouts.get(*vpc));
+        let outdated = if rollouts().all(Rollout::is_enforced) {
+            BTreeSet::new()
+        } else {
+            enforcement.outdated.intersection(&droplets).cloned().collect()
+        };
+        let is_applied = enforcement.is_complete && enforcement.applied >= version;
+        let mut rolled_out = rollouts().map(|rollout| rollout.is_enforced() && rollout.knows(version));
+        Some(PolicyProgress {
+            pods,
+            droplets,
+            outdated,
+            is_rolled_out: is_applied && rolled_out.all(|is_known| is_known),
+        })
+    }
+
+    /// Returns the endpoints that too many rules apply to since the last call.
+    pub fn take_newly_closed(&mut self) -> BTreeSet<EndpointName> {
+        std::mem::take(&mut self.enforcement.newly_closed)
+    }
+
+    /// Returns what to tell of an endpoint that too many rules apply to.
+    pub fn too_many_rules(&self, name: &EndpointName) -> Option<&str> {
+        self.enforcement.closed.get(name).map(String::as_str)
+    }
+
+    /// Returns the keys of all sets that have rules of a policy.
+    pub fn policy_sets_of(&self, policy: &str) -> Vec<Key> {
+        let mut keys = Vec::new();
+        for (vpc, rollout) in &self.enforcement.rollouts {
+            let Some(vni) = self.vni(vpc) else { continue };
+            let is_its = |id: &PolicyId| {
+                let set = rollout.set_content(*id);
+                set.is_some_and(|set| set.rules.iter().any(|rule| *rule.policy == *policy))
+            };
+            let sets = rollout.set_rows().filter(is_its);
+            keys.extend(sets.map(|id| Key::PolicySet(vni, id)));
+        }
+        keys
+    }
+
+    /// Returns the endpoints of a VPC that are not ready yet.
+    pub fn unready_of(&self, vpc: &str) -> Vec<EndpointName> {
+        let homes = self.enforcement.homes.iter();
+        let own = homes.filter(|(_, home)| *home == vpc).map(|(name, _)| name);
+        let unready = own.filter(|name| self.endpoints.get(*name).is_some_and(|endpoint| !endpoint.ready));
+        unready.cloned().collect()
+    }
+
+    /// Returns what the local row of an endpoint says.
+    pub(super) fn assignment(&self, name: &EndpointName) -> Assignment {
+        let rollout = self.enforcement.rollout_of(name);
+        rollout.map(|rollout| rollout.published(name)).unwrap_or_default()
+    }
+
+    /// Applies policies to endpoints for which no packet flows yet.
+    pub(super) fn apply_fresh(&mut self) {
+        let fresh = std::mem::take(&mut self.enforcement.fresh);
+        if self.enforcement.is_idle() {
+            return;
+        }
+        let mut vpcs = BTreeSet::new();
+        for name in fresh {
+            self.apply(&name, true, &mut Alike::new());
+            vpcs.extend(self.enforcement.homes.get(&name).cloned());
+        }
+        self.take_all_news(&vpcs);
+    }
+
+    /// Applies policies to as many stale endpoints as one call may.
+    fn apply_stale(&mut self) {
+        let touched = self.enforcement.policies.take_touched();
+        let is_all = touched.all || !self.enforcement.is_complete;
+        if is_all {
+            self.enforcement.stale.extend(self.endpoints.keys().cloned());
+        } else {
+            for namespace in touched.namespaces {
+                let own = self.enforcement.homes.range((namespace.clone(), String::new())..);
+                let own = own.map(|(name, _)| name).take_while(|name| name.0 == namespace);
+                self.enforcement.stale.extend(own.cloned());
+            }
+        }
+        self.enforcement.is_complete = true;
+        self.enforcement.applied = self.enforcement.policies.version();
+        let (mut work, mut alike) = (0, Alike::new());
+        while let Some(name) = self.enforcement.stale.pop_first() {
+            work += self.apply(&name, false, &mut alike);
+            if work >= MAX_WORK && self.enforcement.is_staged {
+                break;
+            }
+        }
+    }
+
+    /// Returns the VPCs of endpoints that are still to be applied.
+    fn vpcs_of_stale(&self) -> BTreeSet<String> {
+        let networks = self.enforcement.stale.iter().filter_map(|name| {
+            let endpoint = self.endpoints.get(name)?;
+            self.networks.get(&endpoint.network)
+        });
+        networks.map(|network| network.vpc.clone()).collect()
+    }
+
+    /// Applies policies to an endpoint. Returns how much work that was.
+    fn apply(&mut self, name: &EndpointName, is_fresh: bool, alike: &mut Alike) -> usize {
+        let endpoint = self.endpoints.get(name);
+        let network = endpoint.and_then(|endpoint| self.networks.get(&endpoint.network));
+        let seen = endpoint.zip(network).and_then(|(endpoint, network)| {
+            let member = member(name, endpoint, &network.vpc)?;
+            Some((endpoint, network.vpc.clone(), member))
+        });
+        let Some((endpoint, vpc, member)) = seen else {
+            self.enforcement.leave(name);
+            return 1;
+        };
+        let profile = endpoint
+            .profile
+            .as_ref()
+            .map_or(0, |profile| Arc::as_ptr(profile).addr());
+        let key = (name.0.clone(), endpoint.network.clone(), profile);
+        let known = alike.get(&key).copied();
+        let applied = known.is_none().then(|| self.enforcement.policies.apply(&member));
+        if self.enforcement.homes.get(name) != Some(&vpc) {
+            self.enforcement.leave(name);
+            self.enforcement.homes.insert(name.clone(), vpc.clone());
+        }
+        if !self.enforcement.rollouts.contains_key(&vpc) {
+            let mut rollout = Rollout::default();
+            self.enforce(&vpc, &mut rollout);
+            self.enforcement.rollouts.insert(vpc.clone(), rollout);
+        }
+        let Enforcement {
+            policies,
+            rollouts,
+            closed,
+            ..
+        } = &mut self.enforcement;
+        let rollout = rollouts.entry(vpc).or_default();
+        let Some(applied) = applied else {
+            rollout.set(name, known.unwrap_or_default(), policies.scope(), is_fresh);
+            closed.remove(name);
+            return 1;
+        };
+        let wanted = rollout.intern(&applied);
+        rollout.set(name, wanted, policies.scope(), is_fresh);
+        self.enforcement.note_closed(name, &applied.too_many);
+        // Each endpoint that is closed is told.
+        if applied.too_many.is_empty() {
+            alike.insert(key, wanted);
+        }
+        let sets = [&applied.ingress, &applied.egress].into_iter().flatten();
+        APPLY_WORK + applied.class.groups.len() + sets.map(|set| set.rules.len()).sum::<usize>()
+    }
+
+    /// Enforces policy in a VPC if all its droplets can.
+    fn enforce(&self, vpc: &str, rollout: &mut Rollout<EndpointName>) {
+        let outdated = &self.enforcement.outdated;
+        let can = || {
+            let droplets = self.endpoint_droplets_of(vpc);
+            outdated
+                .iter()
+                .all(|droplet| !droplets.contains(droplet.as_str()))
+        };
+        if !rollout.is_enforced() && (outdated.is_empty() || can()) {
+            rollout.enforce();
+        }
+    }
+
+    fn take_all_news(&mut self, vpcs: &BTreeSet<String>) {
+        for vpc in vpcs {
+            if let Some(mut rollout) = self.enforcement.rollouts.remove(vpc) {
+                self.take_news(vpc, &mut rollout);
+                self.enforcement.rollouts.insert(vpc.clone(), rollout);
+            }
+        }
+    }
+
+    /// Touches the owners of the rows that changed in a VPC.
+    fn take_news(&mut self, vpc: &str, rollout: &mut Rollout<EndpointName>) {
+        let news = rollout.take_news();
+        self.dirty.extend(news.endpoints.into_iter().map(Owner::Endpoint));
+        let of = |make: fn(String, PolicyId) -> Owner| move |id| make(vpc.to_owned(), id);
+        self.dirty.extend(news.classes.into_iter().map(of(Owner::Class)));
+        self.dirty.extend(news.sets.into_iter().map(of(Owner::PolicySet)));
+    }
+
+    /// Forgets what no set in use names any more, and everything when no policy is left.
+    fn forget_policies(&mut self) {
+        let enforcement = &mut self.enforcement;
+        if enforcement.policies.has_retired() {
+            let (mut groups, mut names) = (BTreeSet::new(), BTreeSet::new());
+            for rollout in enforcement.rollouts.values() {
+                rollout.add_named(&mut groups, &mut names);
+            }
+            enforcement.policies.forget_retired(&groups, &names);
+        }
+        if enforcement.policies.is_empty() && enforcement.rollouts.values().all(Rollout::is_over) {
+            enforcement.rollouts.clear();
+            enforcement.homes.clear();
+            enforcement.stale.clear();
+            enforcement.is_complete = false;
+            enforcement.policies.take_touched();
+        }
+    }
+
+    /// Touches the rows of classes and sets of a VPC: other droplets have them now.
+    pub(super) fn touch_policy_rows(&mut self, vpc: &str) {
+        let Some(rollout) = self.enforcement.rollouts.get(vpc) else {
+            return;
+        };
+        let of = |make: fn(String, PolicyId) -> Owner| move |id| make(vpc.to_owned(), id);
+        self.dirty.extend(rollout.class_rows().map(of(Owner::Class)));
+        self.dirty.extend(rollout.set_rows().map(of(Owner::PolicySet)));
+    }
+
+    /// Applies policies again to the endpoints of a network, whose VPC may be another one now.
+    pub(super) fn touch_policies_of(&mut self, network: &str) {
+        let members = self.members.get(network).into_iter().flat_map(BTreeMap::values);
+        self.enforcement.fresh.extend(members.flatten().cloned());
+    }
+
+    pub(super) fn contribute_class(&self, vpc: &str, id: PolicyId) -> Option<Rows> {
+        let content = self.enforcement.rollouts.get(vpc)?.class(id)?;
+        let row = Row::Class(content.row(self.vni(vpc)?, id));
+        let targets = self.endpoint_droplets_of(vpc);
+        Some(share(&targets, &targets, |_| row.clone()))
+    }
+
+    pub(super) fn contribute_policy_set(&self, vpc: &str, id: PolicyId) -> Option<Rows> {
+        let content = self.enforcement.rollouts.get(vpc)?.set_content(id)?;
+        let row = Row::PolicySet(content.row(self.vni(vpc)?, id));
+        let targets = self.endpoint_droplets_of(vpc);
+        Some(share(&targets, &targets, |_| row.clone()))
+    }
+}
+
+/// Returns an endpoint as policies see it; none while it has no address or its pod has not been seen.
+fn member<'a>(name: &'a EndpointName, endpoint: &'a Endpoint, vpc: &'a str) -> Option<Member<'a>> {
+    static HOST: LazyLock<Profile> = LazyLock::new(Profile::default);
+    let profile = endpoint.profile.as_deref();
+    let profile = profile.or(endpoint.is_host.then_some(&*HOST))?;
+    endpoint.is_member().then_some(Member {
+        namespace: &name.0,
+        labels: &profile.labels,
+        ports: &profile.ports,
+        vpc,
+        network: &endpoint.network,
+        on_host_network: endpoint.is_host,
+    })
+}

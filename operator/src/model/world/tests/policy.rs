@@ -1,0 +1,582 @@
+//! Network policy in a world: who gets which rows, and what packets meet while policies change.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use fastrand::Rng;
+use serde_json::{Value, json};
+use thuban_rows::{Class, Kind, LocalEndpoint, PolicyId, PolicySet};
+
+use super::super::EndpointName;
+use super::*;
+use crate::model::policy::oracle::{End, Generator, NAMESPACES, Objects, Packet, Pod as Sample, read_set};
+use crate::model::policy::{ClassContent, Profile, SetContent};
+
+/// Longer than a row rests, milliseconds.
+const REST: u64 = 31_000;
+
+fn name(host: u64) -> EndpointName {
+    ("ns".to_owned(), format!("e{host}"))
+}
+
+fn add(world: &mut World, app: &str, droplet: u64, host: u64) {
+    let mut endpoint = endpoint("web", droplet, host);
+    let labels = [("app".to_owned(), app.to_owned())].into();
+    let profile = Profile {
+        labels,
+        ..Profile::default()
+    };
+    endpoint.profile = Some(Arc::new(profile));
+    world.set_endpoint(&name(host), Some(endpoint));
+}
+
+fn set(world: &mut World, policy: &str, spec: &Value) {
+    let spec = serde_json::from_value(spec.clone()).unwrap();
+    world.set_network_policy("ns", policy, Some(&spec)).unwrap();
+}
+
+/// Lets `db` take packets of `web` alone.
+fn of_web() -> Value {
+    json!({
+        "podSelector": {"matchLabels": {"app": "db"}},
+        "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}],
+    })
+}
+
+fn local(world: &World, host: u64) -> LocalEndpoint {
+    let droplet = world.endpoint(&name(host)).unwrap().droplet.clone();
+    let address = IpAddr::from(Ipv4Addr::from(0x0a00_0000 + host as u32));
+    let row = world.row(&droplet, &Key::Local(vni(7), address)).unwrap();
+    match Row::try_from(row.unpack()) {
+        Ok(Row::Local(local)) => local,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn count(world: &World, droplet: &str, kind: Kind) -> usize {
+    let program = world.program(droplet);
+    program.keys().filter(|key| key.kind() == kind).count()
+}
+
+#[test]
+fn rows_of_policy_go_to_droplets_with_endpoints_of_the_vpc() {
+    let mut world = small(6);
+    world.set_vpc("blue", Some(vpc(8)));
+    world.set_network("shop", Some(network("blue", 1)));
+    for (number, app) in ["web", "db", "other"].into_iter().enumerate() {
+        add(&mut world, app, 2 + number as u64, number as u64 + 10);
+    }
+    let blue = ("blue".to_owned(), "e".to_owned());
+    world.set_endpoint(&blue, Some(endpoint("shop", 5, 10)));
+    set(&mut world, "db", &of_web());
+    world.roll_out(0);
+    world.flush();
+    // d0 divides and d1 bounces; d5 has the other VPC's endpoint.
+    for (droplet, expected) in [("d0", 0), ("d1", 0), ("d2", 1), ("d3", 1), ("d4", 1), ("d5", 0)] {
+        for kind in [Kind::Class, Kind::PolicySet] {
+            assert_eq!(count(&world, droplet, kind), expected, "{droplet} {kind}");
+        }
+    }
+    let [web, db, other] = [10, 11, 12].map(|host| local(&world, host));
+    assert_eq!(
+        (db.class, other.class),
+        (Some(PolicyId::PLAIN), Some(PolicyId::PLAIN))
+    );
+    assert!(web.class.is_some() && web.class != db.class);
+    assert!(db.ingress_set.is_some() && db.egress_set.is_none());
+    assert_eq!((web.ingress_set, other.ingress_set), (None, None));
+    // A droplet that comes later gets all rows with its first endpoint, one that loses its last one has none.
+    add(&mut world, "other", 5, 13);
+    world.set_endpoint(&name(12), None);
+    world.flush();
+    assert_eq!(
+        (count(&world, "d4", Kind::Class), count(&world, "d5", Kind::Class)),
+        (0, 1)
+    );
+}
+
+#[test]
+fn a_vpc_without_policies_has_rows_as_before() {
+    let mut world = small(4);
+    add(&mut world, "web", 2, 10);
+    add(&mut world, "db", 3, 11);
+    world.flush();
+    let before = programs(&world);
+    set(&mut world, "db", &of_web());
+    // A policy of pods of no VPC but this one's namespace changes nothing either.
+    set(
+        &mut world,
+        "none",
+        &json!({"podSelector": {"matchLabels": {"app": "absent"}}}),
+    );
+    world.roll_out(0);
+    assert_eq!(world.flush().len(), 2);
+    world.set_network_policy("ns", "db", None).unwrap();
+    for step in 0..8 {
+        world.roll_out(step * REST);
+        world.flush();
+    }
+    assert_eq!(programs(&world), before);
+    world.set_network_policy("ns", "none", None).unwrap();
+    for step in 8..16 {
+        world.roll_out(step * REST);
+        world.flush();
+    }
+    assert!(!world.has_policies() && !world.has_policy_news());
+    assert_eq!(programs(&world), before);
+}
+
+#[test]
+fn another_endpoint_of_a_known_class_costs_the_same_rows() {
+    let mut world = small(100);
+    add(&mut world, "web", 2, 10);
+    add(&mut world, "db", 3, 11);
+    set(&mut world, "db", &of_web());
+    world.roll_out(0);
+    world.flush();
+    for (host, app, expected) in [(12, "web", 2), (13, "db", 2), (14, "other", 2)] {
+        add(&mut world, app, 2, host);
+        let rows: usize = world.flush().values().map(BTreeMap::len).sum();
+        assert_eq!(rows, expected, "{app}");
+    }
+}
+
+#[test]
+fn policy_waits_until_all_droplets_of_the_vpc_know_it() {
+    let mut world = small(5);
+    add(&mut world, "web", 2, 10);
+    add(&mut world, "db", 3, 11);
+    // Its endpoints are of no concern.
+    world.set_enforcing("d4", false);
+    world.set_enforcing("d3", false);
+    world.flush();
+    let before = programs(&world);
+    set(&mut world, "db", &of_web());
+    world.roll_out(0);
+    assert!(world.flush().is_empty() && world.has_outdated());
+    assert_eq!(programs(&world), before);
+    world.set_enforcing("d3", true);
+    world.roll_out(1);
+    world.flush();
+    assert!(local(&world, 11).ingress_set.is_some());
+    // An older droplet that comes later does not open the others.
+    add(&mut world, "db", 4, 12);
+    world.roll_out(2);
+    world.flush();
+    assert!(local(&world, 11).ingress_set.is_some());
+}
+
+#[test]
+fn a_pod_that_was_not_seen_yet_is_pending() {
+    let mut world = small(3);
+    set(&mut world, "db", &of_web());
+    world.set_endpoint(&name(10), Some(endpoint("web", 2, 10)));
+    world.stage_policies(0);
+    world.flush();
+    assert!(world.is_policy_pending(&name(10)));
+    add(&mut world, "other", 2, 10);
+    world.flush();
+    assert!(!world.is_policy_pending(&name(10)));
+}
+
+/// A droplet that applies programs late.
+#[derive(Default)]
+struct Droplet {
+    tables: BTreeMap<Key, PackedRow>,
+    queue: VecDeque<Delta>,
+    sent: usize,
+    acked: usize,
+}
+
+/// An endpoint, its pod's UID, and since when there is one.
+struct Known {
+    sample: Sample,
+    uid: String,
+    since: usize,
+}
+
+/// A world with its droplets, driven as the hub does.
+struct Cluster {
+    random: Generator,
+    world: World,
+    droplets: BTreeMap<String, Droplet>,
+    /// What droplets must have acked, by VPC.
+    steps: BTreeMap<String, BTreeMap<String, usize>>,
+    objects: Objects,
+    history: Vec<Objects>,
+    /// The places in the history that the round of a VPC leads from and to.
+    rounds: BTreeMap<String, [usize; 2]>,
+    known: BTreeMap<u8, Known>,
+    now: u64,
+    judged: [usize; 2],
+}
+
+const VPCS: [&str; 2] = ["x", "y"];
+
+impl Cluster {
+    fn new(seed: u64) -> Self {
+        let mut random = Generator(Rng::with_seed(seed));
+        let mut objects = random.objects();
+        objects.pods.clear();
+        objects.cluster_policies.clear();
+        objects.network_policies.clear();
+        let mut cluster = Self {
+            random,
+            world: Self::empty(&objects),
+            droplets: BTreeMap::new(),
+            steps: BTreeMap::new(),
+            history: vec![objects.clone()],
+            objects,
+            rounds: VPCS.map(|vpc| (vpc.to_owned(), [0, 0])).into(),
+            known: BTreeMap::new(),
+            now: 0,
+            judged: [0; 2],
+        };
+        cluster.world.stage_policies(0);
+        cluster.flush();
+        cluster
+    }
+
+    /// Makes a world without endpoints and policies.
+    fn empty(objects: &Objects) -> World {
+        let mut world = World::default();
+        for number in 0..4 {
+            world.set_droplet(&format!("d{number}"), Some(droplet_address(number)));
+        }
+        for (number, vpc_name) in VPCS.into_iter().enumerate() {
+            world.set_vpc(vpc_name, Some(vpc(number as u32 + 1)));
+            world.set_network(vpc_name, Some(network(vpc_name, 1)));
+        }
+        for name in NAMESPACES {
+            world.set_namespace_labels(name, objects.namespaces.get(name).cloned());
+        }
+        world
+    }
+
+    /// Applies the same objects to a new world at once.
+    fn anew(&self) -> World {
+        let mut world = Self::empty(&self.objects);
+        for (number, known) in &self.known {
+            let name = Self::name(known, *number);
+            let ready = self.world.endpoint(&name).unwrap().ready;
+            world.set_endpoint(&name, Some(Self::endpoint(known, *number, ready)));
+        }
+        for ((namespace, name), spec) in &self.objects.network_policies {
+            let _ = world.set_network_policy(namespace, name, Some(spec));
+        }
+        for (name, spec) in &self.objects.cluster_policies {
+            let _ = world.set_cluster_policy(name, Some(spec));
+        }
+        world.roll_out(0);
+        world.flush();
+        world
+    }
+
+    fn flush(&mut self) {
+        for (name, delta) in self.world.flush() {
+            let droplet = self.droplets.entry(name).or_default();
+            droplet.queue.push_back(delta);
+            droplet.sent += 1;
+        }
+    }
+
+    fn home(number: u8) -> String {
+        format!("d{}", number % 4)
+    }
+
+    fn name(known: &Known, number: u8) -> EndpointName {
+        (known.sample.namespace.clone(), format!("e{number}"))
+    }
+
+    fn endpoint(known: &Known, number: u8, ready: bool) -> Endpoint {
+        let mut made = endpoint(&known.sample.network, u64::from(number % 4), u64::from(number));
+        if let Membership::Member(address) = &mut made.membership {
+            address.address6 = match known.sample.addresses[1] {
+                IpAddr::V6(address) => Some((address, 64)),
+                IpAddr::V4(_) => None,
+            };
+        }
+        made.ready = ready;
+        made.pod.uid.clone_from(&known.uid);
+        made.is_host = known.sample.on_host_network;
+        let (labels, ports) = (known.sample.labels.clone(), known.sample.ports.clone());
+        made.profile = (!made.is_host).then(|| Arc::new(Profile { labels, ports }));
+        made
+    }
+
+    /// A pod goes, and another one may come in its place.
+    fn replace(&mut self, number: u8) {
+        if let Some(known) = self.known.remove(&number) {
+            self.world.set_endpoint(&Self::name(&known, number), None);
+            self.flush();
+        }
+        if self.random.0.u8(..4) == 0 {
+            return;
+        }
+        let mut sample = self.random.pod(number);
+        sample.network.clone_from(&sample.vpc);
+        let since = self.history.len() - 1;
+        let uid = format!("u{}", self.random.0.u64(..));
+        let known = Known { sample, uid, since };
+        let (name, made) = (Self::name(&known, number), Self::endpoint(&known, number, false));
+        self.world.set_endpoint(&name, Some(made));
+        self.known.insert(number, known);
+        self.flush();
+    }
+
+    fn change_policy(&mut self) {
+        let (namespace, name) = self.random.change_policy(&mut self.objects);
+        let objects = &self.objects;
+        let _ = match namespace {
+            Some(namespace) => {
+                let key = (namespace.clone(), name.clone());
+                let spec = objects.network_policies.get(&key);
+                self.world.set_network_policy(&namespace, &name, spec)
+            }
+            None => self
+                .world
+                .set_cluster_policy(&name, objects.cluster_policies.get(&name)),
+        };
+        self.history.push(self.objects.clone());
+        self.flush();
+    }
+
+    /// Does what the hub does from time to time.
+    fn roll_out(&mut self) {
+        let passed = |(_, marks): &(&String, &BTreeMap<String, usize>)| {
+            let mut marks = marks.iter();
+            marks.all(|(name, mark)| {
+                self.droplets
+                    .get(name)
+                    .is_none_or(|droplet| droplet.acked >= *mark)
+            })
+        };
+        let acked: Vec<String> = self
+            .steps
+            .iter()
+            .filter(passed)
+            .map(|(vpc, _)| vpc.clone())
+            .collect();
+        let mut waiting = BTreeSet::new();
+        for vpc in acked {
+            self.steps.remove(&vpc);
+            if self.world.policies_acked(&vpc) {
+                waiting.insert(vpc);
+            } else if let Some(round) = self.rounds.get_mut(&vpc) {
+                round[0] = round[1];
+            }
+        }
+        let latest = self.history.len() - 1;
+        let begun = self.world.roll_out(self.now);
+        for (vpc, round) in &mut self.rounds {
+            if begun.contains(vpc) {
+                round[1] = latest;
+            } else if !self.steps.contains_key(vpc) && !waiting.contains(vpc) {
+                *round = [latest; 2];
+            }
+        }
+        waiting.extend(begun);
+        self.flush();
+        for vpc in waiting {
+            let droplets = self.world.endpoint_droplets_of(&vpc);
+            let sent = |name: &str| self.droplets.get(name).map_or(0, |droplet| droplet.sent);
+            let marks = droplets.into_iter().map(|name| (name.to_owned(), sent(name)));
+            self.steps.insert(vpc.clone(), marks.collect());
+        }
+    }
+
+    /// A droplet applies and acks a program.
+    fn deliver(&mut self) {
+        let index = self.random.0.usize(..self.droplets.len().max(1));
+        let Some(droplet) = self.droplets.values_mut().nth(index) else {
+            return;
+        };
+        let Some(delta) = droplet.queue.pop_front() else {
+            return;
+        };
+        for (key, row) in delta {
+            match row {
+                Some(row) => droplet.tables.insert(key, row),
+                None => droplet.tables.remove(&key),
+            };
+        }
+        droplet.acked += 1;
+    }
+
+    /// Endpoints that can be become ready.
+    fn provision(&mut self) {
+        let numbers: Vec<u8> = self.known.keys().copied().collect();
+        for number in numbers {
+            let known = &self.known[&number];
+            let name = Self::name(known, number);
+            let is_told = self.local(number).is_some() && self.droplets[&Self::home(number)].queue.is_empty();
+            if is_told && !self.world.is_policy_pending(&name) {
+                let ready = Self::endpoint(known, number, true);
+                self.world.set_endpoint(&name, Some(ready));
+            }
+        }
+        self.flush();
+    }
+
+    fn table(&self, droplet: &str, key: &Key) -> Option<Row> {
+        let row = self.droplets.get(droplet)?.tables.get(key)?;
+        Some(Row::try_from(row.unpack()).unwrap())
+    }
+
+    /// Returns the local row that the endpoint's droplet has.
+    fn local(&self, number: u8) -> Option<LocalEndpoint> {
+        let known = self.known.get(&number)?;
+        let key = Key::Local(self.vni(known), [10, 0, 0, number].into());
+        match self.table(&Self::home(number), &key)? {
+            Row::Local(local) => Some(local).filter(|local| local.pod_uid == known.uid),
+            _ => None,
+        }
+    }
+
+    fn vni(&self, known: &Known) -> thuban_api::identifiers::Vni {
+        self.world.vni(&known.sample.vpc).unwrap()
+    }
+
+    /// Whether the droplet lets a packet pass by a set, to or from a class. None: it doesn't know one of them.
+    fn judge(
+        &self,
+        droplet: &str,
+        vni: thuban_api::identifiers::Vni,
+        (set, class): (Option<PolicyId>, Option<PolicyId>),
+        (address, protocol, port): (IpAddr, u8, u16),
+    ) -> Option<bool> {
+        let Some(set) = set else { return Some(true) };
+        let Some(Row::PolicySet(PolicySet {
+            is_egress,
+            is_isolated,
+            rules,
+            ..
+        })) = self.table(droplet, &Key::PolicySet(vni, set))
+        else {
+            return None;
+        };
+        let set = SetContent {
+            is_egress,
+            is_isolated,
+            rules: rules.into_iter().map(Arc::new).collect(),
+        };
+        let class = match class? {
+            PolicyId::PLAIN => ClassContent::default(),
+            id => match self.table(droplet, &Key::Class(vni, id))? {
+                Row::Class(Class { groups, names, .. }) => ClassContent { groups, names },
+                _ => return None,
+            },
+        };
+        Some(read_set(Some(&set), Some(&class), address, protocol, port))
+    }
+
+    /// Asserts that packets between ready endpoints meet the old policies or the new ones.
+    fn check(&mut self) {
+        let numbers: Vec<u8> = self.known.keys().copied().collect();
+        let (protocol, port) = ([6, 17][self.random.0.usize(..2)], self.random.0.u16(1..5));
+        let family = self.random.0.usize(..2);
+        for (from, to) in numbers
+            .iter()
+            .flat_map(|from| numbers.iter().map(move |to| (*from, *to)))
+        {
+            let (Some(sender), Some(receiver)) = (self.local(from), self.local(to)) else {
+                continue;
+            };
+            let [source, destination] = [from, to].map(|number| &self.known[&number]);
+            if from == to || !(sender.ready && receiver.ready) || source.sample.vpc != destination.sample.vpc
+            {
+                continue;
+            }
+            let end = |known: &'_ Known| known.sample.addresses[family];
+            let vni = self.vni(source);
+            let judging = Self::home(to);
+            let ingress = (receiver.ingress_set, sender.class);
+            let egress = (sender.egress_set, receiver.class);
+            let packet = Packet {
+                from: End {
+                    address: end(source),
+                    pod: Some(&source.sample),
+                },
+                to: End {
+                    address: end(destination),
+                    pod: Some(&destination.sample),
+                },
+                protocol,
+                port,
+            };
+            let [old, new] = self.rounds[&source.sample.vpc];
+            let is_young = source.since > old || destination.since > old;
+            let places: Vec<usize> = if is_young {
+                (old..self.history.len()).collect()
+            } else {
+                vec![old, new]
+            };
+            for (is_egress, given, other) in [
+                (false, ingress, packet.from.address),
+                (true, egress, packet.to.address),
+            ] {
+                let Some(passes) = self.judge(&judging, vni, given, (other, protocol, port)) else {
+                    assert!(is_young, "{from} to {to}: a row is missing");
+                    continue;
+                };
+                let mut expected = places
+                    .iter()
+                    .map(|place| self.history[*place].accept(&packet, is_egress));
+                assert!(
+                    expected.any(|expected| expected == passes),
+                    "{from} to {to}, egress {is_egress}: {passes}, of {places:?}\n{packet:#?}\n{:#?}\n{:#?}",
+                    self.history[old],
+                    self.history[new],
+                );
+                self.judged[usize::from(passes)] += usize::from(given.0.is_some());
+            }
+        }
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..2000 {
+            self.deliver();
+            self.roll_out();
+            self.provision();
+        }
+    }
+}
+
+#[test]
+fn packets_meet_the_old_policies_or_the_new_ones() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let seed = number("THUBAN_SEED").unwrap_or(0x7468_7562_616e);
+    let runs = number("THUBAN_RUNS").unwrap_or(20);
+    let mut judged = [0; 2];
+    for seed in seed..seed + runs {
+        println!("THUBAN_SEED={seed}");
+        let mut cluster = Cluster::new(seed);
+        for _ in 0..600 {
+            match cluster.random.0.u8(..20) {
+                0 => {
+                    let number = cluster.random.0.u8(..6);
+                    cluster.replace(number);
+                }
+                1 => cluster.change_policy(),
+                2..6 => cluster.roll_out(),
+                6 => cluster.provision(),
+                7 if cluster.random.0.u8(..10) == 0 => cluster.now += REST,
+                _ => cluster.deliver(),
+            }
+            cluster.check();
+        }
+        cluster.settle();
+        let latest = cluster.history.len() - 1;
+        assert!(cluster.rounds.values().all(|round| *round == [latest; 2]));
+        for _ in 0..20 {
+            cluster.check();
+        }
+        for _ in 0..4 {
+            cluster.now += REST;
+            cluster.settle();
+        }
+        assert_eq!(programs(&cluster.world), programs(&cluster.anew()));
+        judged = [0, 1].map(|index| judged[index] + cluster.judged[index]);
+    }
+    assert!(judged.iter().all(|count| *count > 1000), "{judged:?}");
+}
