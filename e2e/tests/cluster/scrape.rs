@@ -27,15 +27,6 @@ pub fn ask(address: SocketAddr, path: &str) -> Result<String> {
     Ok(answer)
 }
 
-/// Returns the metrics of the operator that leads, as scraped on the underlay.
-pub fn of_leader(cluster: &Cluster) -> Result<BTreeMap<String, f64>> {
-    let all = replicas(cluster).into_iter().map(|address| metrics(&address));
-    let leader = all
-        .flatten()
-        .find(|series| series.get("thuban_operator_leader") == Some(&1.0));
-    leader.context("no replica leads")
-}
-
 /// Returns the addresses of the operator's replicas.
 pub fn replicas(cluster: &Cluster) -> Vec<String> {
     let selector = "app.kubernetes.io/name=thuban-operator";

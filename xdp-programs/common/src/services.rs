@@ -273,7 +273,9 @@ pub const ALL_CONNECTIONS: Address = [0; 16];
 /// The address by which SHARES counts a VPC's flows in PENDING. No client has it.
 pub const ALL_PENDING: Address = [0xff; 16];
 /// The address by which SHARES counts a VPC's flows in FLOWS. No client has it.
-pub const ALL_FLOWS: Address = [0xfe; 16];
+pub const ALL_FLOWS: Address = [
+    0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xfe,
+];
 
 /// The meaning of a transport header's first bytes for its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,6 @@
 
 mod crashes;
 mod leaders;
-mod network_policies;
 mod outages;
 mod restarts;
 mod restore;

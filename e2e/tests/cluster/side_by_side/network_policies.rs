@@ -47,7 +47,7 @@ fn pods(cluster: &Cluster, namespace: &str) -> Twin {
     Twin { pods: pods.into() }
 }
 
-fn policy(name: &str, spec: Value) -> Value {
+fn policy(name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": {"name": name, "namespace": TWINS[0]},
@@ -104,7 +104,7 @@ fn policies_allow_and_deny_in_their_own_vpc_alone() {
             "ports": [{"port": 8080, "protocol": "TCP"}],
         }],
     });
-    apply(cluster, &[policy("server", server)]).unwrap();
+    apply(cluster, &[policy("server", &server)]).unwrap();
     wait_in_force(cluster, "server").unwrap();
     assert_reach(&cedar, &[("stranger", "server")]);
     assert!(
@@ -125,7 +125,7 @@ fn policies_allow_and_deny_in_their_own_vpc_alone() {
     let stranger = json!({
         "podSelector": {"matchLabels": {"role": "stranger"}}, "policyTypes": ["Egress"], "egress": [],
     });
-    apply(cluster, &[policy("stranger", stranger)]).unwrap();
+    apply(cluster, &[policy("stranger", &stranger)]).unwrap();
     wait_in_force(cluster, "stranger").unwrap();
     let shut = [("stranger", "server"), ("stranger", "near"), ("stranger", "far")];
     assert_reach(&cedar, &shut);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use fastrand::Rng;
 use thuban_common::policy::ListKey;
+use thuban_rows::PolicySet;
 
 use super::super::entries::key;
 use super::super::{Change, PolicyTables, Usage};
@@ -149,16 +150,16 @@ fn a_restart_with_the_same_rows_changes_nothing() {
     assert!(was_full > 20, "{was_full}");
 }
 
-/// Returns maps with a set that has a list of several parts, and the number of such a list.
-fn of_one_list(random: &mut Rng) -> (Maps, u32) {
+/// Returns a set that has a list of several parts, maps with it, and the number of such a list.
+fn of_parted_list(random: &mut Rng) -> (PolicySet, Maps, u32) {
     loop {
         let set = random::set(random, VNI, id(2));
         let (mut tables, mut maps) = (PolicyTables::default(), Maps::default());
-        tables.put_set(set).unwrap();
+        tables.put_set(set.clone()).unwrap();
         maps.apply_all(&tables.flush().0);
         let parted = maps.lists.keys().find(|key| key.part == 1).copied();
         if let Some(ListKey { list, .. }) = parted {
-            return (maps, list);
+            return (set, maps, list);
         }
     }
 }
@@ -166,7 +167,7 @@ fn of_one_list(random: &mut Rng) -> (Maps, u32) {
 #[test]
 fn a_list_that_is_not_whole_is_named_by_nobody_and_goes() {
     let mut random = seeded();
-    let (mut maps, list) = of_one_list(&mut random);
+    let (_, mut maps, list) = of_parted_list(&mut random);
     // The set is removed, and of one of its lists only the second part is left.
     maps.grants.clear();
     maps.blocks.clear();
@@ -181,9 +182,20 @@ fn a_list_that_is_not_whole_is_named_by_nobody_and_goes() {
 }
 
 #[test]
+fn a_list_that_lacks_its_first_part_is_written_anew() {
+    let (set, mut maps, list) = of_parted_list(&mut seeded());
+    let wanted = maps.meaning();
+    maps.lists.remove(&ListKey { list, part: 0 });
+    let mut tables = PolicyTables::import(Usage::CAPACITY, maps.entries());
+    tables.put_set(set).unwrap();
+    maps.apply_all(&tables.flush().0);
+    assert_eq!(maps.meaning(), wanted);
+}
+
+#[test]
 fn a_set_that_the_snapshot_lacks_goes_with_its_lists() {
     let mut random = seeded();
-    let (mut maps, _) = of_one_list(&mut random);
+    let (_, mut maps, _) = of_parted_list(&mut random);
     let kept = random::set(&mut random, VNI, id(3));
     let mut tables = PolicyTables::import(Usage::CAPACITY, maps.entries());
     tables.put_set(kept.clone()).unwrap();
