@@ -110,6 +110,53 @@ async fn a_new_policy_goes_step_by_step_as_droplets_ack() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_new_endpoint_comes_after_its_class_and_sets() {
+    let (hub, mut droplets) = play(&Kinds::all());
+    set(&hub);
+    // Without a set nobody asks for classes.
+    for (number, app) in ["db", "web"].into_iter().enumerate() {
+        let labels = [("app".to_owned(), app.to_owned())].into();
+        let profile = Profile {
+            labels,
+            ..Profile::default()
+        };
+        let mut endpoint = endpoint();
+        endpoint.droplet = "b".into();
+        endpoint.profile = Some(Arc::new(profile));
+        if let Membership::Member(address) = &mut endpoint.membership {
+            address.address = Ipv4Addr::new(10, 0, 1, 9 + number as u8);
+            address.address6 = None;
+        }
+        let name = ("red".to_owned(), format!("new-{app}"));
+        hub.update(|world| world.set_endpoint(&name, Some(endpoint)));
+        let rows = kinds(&take(droplets.get_mut("b").unwrap()).0);
+        let place = |kind| rows.iter().position(|row| *row == kind);
+        let policy = if app == "web" {
+            Kind::Class
+        } else {
+            Kind::PolicySet
+        };
+        assert!(place(policy) < place(Kind::Local), "{rows:?}");
+        assert!(place(policy).is_some(), "{rows:?}");
+        assert!(
+            hub.read(|world| world.is_policy_pending(&name)),
+            "nobody has acked"
+        );
+    }
+    for _ in 0..4 {
+        for (name, droplet) in &mut droplets {
+            take(droplet);
+            assert!(hub.ack(name, droplet.id, droplet.sequence));
+        }
+        hub.roll_out();
+    }
+    for app in ["web", "db"] {
+        let name = ("red".to_owned(), format!("new-{app}"));
+        assert!(!hub.read(|world| world.is_policy_pending(&name)), "{app}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn steps_do_not_wait_for_a_suspect_droplet() {
     let (hub, mut droplets) = play(&Kinds::all());
     tokio::time::advance(Duration::from_mins(1)).await;

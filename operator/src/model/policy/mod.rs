@@ -47,7 +47,7 @@ pub use compiled::Direction;
 pub use group::{NETWORK_LABEL, VPC_LABEL};
 pub use malformed::{Malformed, Problem};
 pub use profile::Profile;
-pub use rollout::{Assignment, News, Rollout};
+pub use rollout::{Assignment, News, Rollout, Wanted};
 pub use selector::Labels;
 pub use sets::{ClassContent, SetContent, TooManyRules};
 
@@ -73,8 +73,6 @@ pub struct Policies {
     /// The groups and names that no policy has any more, and classes still do.
     retired_groups: BTreeSet<Arc<Group>>,
     retired_names: BTreeSet<Arc<str>>,
-    /// Grows with each group or name that comes.
-    scope: u64,
     touched: Touched,
     /// By the name of the policy.
     problems: BTreeMap<String, Malformed>,
@@ -141,12 +139,6 @@ impl Policies {
     /// Whether there is no policy, and no class has a group or name of an earlier one.
     pub fn is_empty(&self) -> bool {
         self.by_name.is_empty() && self.retired_groups.is_empty() && self.retired_names.is_empty()
-    }
-
-    /// Returns a number of all groups and names that policies have. A class that is applied now has all those of this
-    /// and of smaller numbers.
-    pub const fn scope(&self) -> u64 {
-        self.scope
     }
 
     /// Returns what is wrong with the policy of a name: that of a NetworkPolicy is `namespace/name`.
@@ -334,13 +326,11 @@ impl Policies {
             if self.groups.add(group) && !self.retired_groups.remove(group) {
                 self.peers.insert(group, &());
                 self.touched.note(group);
-                self.scope += 1;
             }
         }
         for name in new.names() {
             if self.names.add(&name) && !self.retired_names.remove(&name) {
                 self.touched.all = true;
-                self.scope += 1;
             }
         }
         self.versions.insert(Arc::clone(&new.name), self.version);

@@ -6,14 +6,17 @@
 //! | Classes | local rows with new classes | all have acked |
 //! | Sets | local rows with new sets | all have acked |
 //!
-//! Changes that come meanwhile wait for the next round. A set only names groups that every class of the VPC was asked
-//! about, as long as policies retain their groups (`Policies::that_retain`). A round whose sets name no other groups
-//! than those before has no step Classes.
+//! Changes that come meanwhile wait for the next round. A round whose sets name no other groups than those before has no
+//! step Classes.
+//!
+//! A class has only the groups and names that sets of the VPC name: policies that select no pod of the VPC cost it
+//! nothing, whatever they name. As long as a set is in use or rests, classes have what it names, because policies retain
+//! their groups (`Policies::that_retain`).
 //!
 //! Invariant: in each direction, a packet between endpoints is judged as the policies before the round or those after
 //! it say, or is denied.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use thuban_rows::{PolicyId, PolicyPorts};
@@ -31,14 +34,58 @@ pub struct Assignment {
     pub egress: Option<PolicyId>,
 }
 
+/// What policies say of an endpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// With all groups of all policies.
+    class: Arc<ClassContent>,
+    ingress: Option<PolicyId>,
+    egress: Option<PolicyId>,
+}
+
+/// What the sets of a VPC name.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Named {
+    groups: BTreeSet<u64>,
+    names: BTreeSet<Arc<str>>,
+}
+
+impl Named {
+    /// Adds what a set names. Returns whether anything is new.
+    fn add(&mut self, set: &SetContent) -> bool {
+        let before = self.groups.len() + self.names.len();
+        for rule in &set.rules {
+            self.groups.extend(&rule.groups);
+            for ports in &rule.ports {
+                if let PolicyPorts::Named(name, _) = ports {
+                    self.names.insert(Arc::clone(name));
+                }
+            }
+        }
+        self.groups.len() + self.names.len() > before
+    }
+
+    /// Returns the part of a class that sets can ask about.
+    fn of(&self, class: &ClassContent) -> ClassContent {
+        let names = class.names.iter();
+        ClassContent {
+            groups: class.groups.intersection(&self.groups).copied().collect(),
+            names: names
+                .filter(|port| self.names.contains(port.name.as_str()))
+                .cloned()
+                .collect(),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Member {
     /// What the present policies say.
-    wanted: Assignment,
+    wanted: Wanted,
     /// What the round leads to; none: it doesn't change the endpoint.
     target: Option<Assignment>,
     published: Assignment,
-    /// The number of the groups that the published sets may name.
+    /// [`Rollout::scope`] when the endpoint was fresh.
     scope: u64,
 }
 
@@ -77,15 +124,21 @@ pub struct Rollout<E> {
     members: BTreeMap<E, Member>,
     classes: Registry<ClassContent>,
     sets: Registry<SetContent>,
+    /// What sets name that are in use or rest.
+    named: Named,
+    /// The narrowed classes, by the address of what policies say.
+    narrowed: HashMap<usize, (Arc<ClassContent>, PolicyId)>,
     is_enforced: bool,
     step: Step,
-    /// The number of the groups that the round knows.
+    /// How often sets came to name more.
     scope: u64,
+    /// The scope that the round knows.
+    round: u64,
     /// The version of the policies that the round leads to.
     version: u64,
     /// The version of the policies that all droplets know.
     known: u64,
-    /// The number of the groups that all published classes were asked about; none: endpoints have no class.
+    /// The scope that all published classes know; none: endpoints have no class.
     covered: Option<u64>,
     /// Something changed since the last round began.
     is_dirty: bool,
@@ -98,9 +151,12 @@ impl<E> Default for Rollout<E> {
             members: BTreeMap::new(),
             classes: Registry::default(),
             sets: Registry::default(),
+            named: Named::default(),
+            narrowed: HashMap::new(),
             is_enforced: false,
             step: Step::default(),
             scope: 0,
+            round: 0,
             version: 0,
             known: 0,
             covered: None,
@@ -111,29 +167,42 @@ impl<E> Default for Rollout<E> {
 }
 
 impl<E: Ord + Clone> Rollout<E> {
-    /// Returns the ids of what policies say of an endpoint, for [`Self::set`].
-    pub fn intern(&mut self, applied: &Applied) -> Assignment {
-        Assignment {
-            class: Some(self.classes.intern(&applied.class)),
-            ingress: applied.ingress.as_ref().map(|set| self.sets.intern(set)),
-            egress: applied.egress.as_ref().map(|set| self.sets.intern(set)),
+    /// Returns what policies say of an endpoint, for [`Self::set`].
+    pub fn want(&mut self, applied: &Applied) -> Wanted {
+        let Self {
+            sets,
+            named,
+            narrowed,
+            scope,
+            ..
+        } = self;
+        let mut intern = |set: &SetContent| {
+            if named.add(set) {
+                *scope += 1;
+                narrowed.clear();
+            }
+            sets.intern(set)
+        };
+        Wanted {
+            class: Arc::new(applied.class.clone()),
+            ingress: applied.ingress.as_ref().map(&mut intern),
+            egress: applied.egress.as_ref().map(&mut intern),
         }
     }
 
-    /// Sets what policies with these groups say of an endpoint. The row of a fresh endpoint, for which no packet flows
-    /// yet, says so at once; others wait for a round.
-    pub fn set(&mut self, endpoint: &E, wanted: Assignment, scope: u64, is_fresh: bool) {
-        let is_active = self.is_active();
+    /// Sets what policies say of an endpoint. The row of a fresh endpoint, for which no packet flows yet, says so at
+    /// once; others wait for a round.
+    pub fn set(&mut self, endpoint: &E, wanted: &Wanted, is_fresh: bool) {
         let member = self.members.entry(endpoint.clone()).or_default();
-        let is_new = member.wanted != wanted;
-        member.wanted = wanted;
+        let is_new = member.wanted != *wanted;
+        member.wanted.clone_from(wanted);
         if !is_fresh {
             self.is_dirty |= is_new;
             return;
         }
         member.target = None;
-        member.scope = scope;
-        let desired = member.desired(is_active);
+        member.scope = self.scope;
+        let desired = self.desired(wanted);
         self.send(desired);
         self.publish(endpoint, desired);
         self.is_dirty |= self.is_pending(endpoint);
@@ -156,6 +225,26 @@ impl<E: Ord + Clone> Rollout<E> {
     /// Whether an endpoint has a set. Without one nobody asks for classes.
     fn is_active(&self) -> bool {
         self.is_enforced && !self.sets.is_empty()
+    }
+
+    /// Returns what the local row of an endpoint should say.
+    fn desired(&mut self, wanted: &Wanted) -> Assignment {
+        if !self.is_active() {
+            return Assignment::default();
+        }
+        let address = Arc::as_ptr(&wanted.class).addr();
+        let known = self.narrowed.get(&address).map(|(_, id)| *id);
+        let class = known.unwrap_or_else(|| {
+            let id = self.classes.intern(&self.named.of(&wanted.class));
+            // The class keeps its address for as long as it is here.
+            self.narrowed.insert(address, (Arc::clone(&wanted.class), id));
+            id
+        });
+        Assignment {
+            class: Some(class),
+            ingress: wanted.ingress,
+            egress: wanted.egress,
+        }
     }
 
     fn send(&mut self, assignment: Assignment) {
@@ -188,17 +277,14 @@ impl<E: Ord + Clone> Rollout<E> {
         }
         self.is_dirty = false;
         self.sweep(now);
-        self.scope = policies.scope();
-        let is_active = self.is_active();
-        let mut targets = Vec::new();
-        for member in self.members.values_mut() {
-            let desired = member.desired(is_active);
+        self.round = self.scope;
+        let mut members = std::mem::take(&mut self.members);
+        for member in members.values_mut() {
+            let desired = self.desired(&member.wanted);
             member.target = (desired != member.published).then_some(desired);
-            targets.extend(member.target);
+            self.send(desired);
         }
-        for target in &targets {
-            self.send(*target);
-        }
+        self.members = members;
         let waits = [self.classes.await_all(), self.sets.await_all()];
         self.step = Step::Prepares;
         if waits == [false; 2] {
@@ -217,7 +303,7 @@ impl<E: Ord + Clone> Rollout<E> {
                 if self.members.values().all(|member| member.target.is_none()) {
                     return self.settle();
                 }
-                if self.is_active() && self.covered.is_none_or(|covered| self.scope > covered) {
+                if self.is_active() && self.covered.is_none_or(|covered| self.round > covered) {
                     self.publish_targets(|target, published| Assignment {
                         class: target.class,
                         ..published
@@ -226,7 +312,7 @@ impl<E: Ord + Clone> Rollout<E> {
                     return true;
                 }
             }
-            Step::Classes => self.covered = Some(self.scope),
+            Step::Classes => self.covered = Some(self.round),
             Step::Sets => {
                 // What is no longer in use begins to rest.
                 self.is_dirty = true;
@@ -242,7 +328,7 @@ impl<E: Ord + Clone> Rollout<E> {
         for member in self.members.values_mut() {
             member.target = None;
         }
-        self.covered = self.is_active().then_some(self.scope);
+        self.covered = self.is_active().then_some(self.round);
         self.step = Step::Settled;
         self.known = self.version;
         false
@@ -260,36 +346,41 @@ impl<E: Ord + Clone> Rollout<E> {
     }
 
     /// Lets the rows of all endpoints say at once what policies say.
-    pub fn publish_all(&mut self, scope: u64, now: u64) {
+    pub fn publish_all(&mut self, now: u64) {
         self.sweep(now);
-        let is_active = self.is_active();
-        let desired = |(endpoint, member): (&E, &Member)| (endpoint.clone(), member.desired(is_active));
-        let all: Vec<_> = self.members.iter().map(desired).collect();
-        for (endpoint, assignment) in all {
-            self.send(assignment);
-            self.publish(&endpoint, assignment);
+        let all = self.members.iter();
+        let all: Vec<(E, Wanted)> = all
+            .map(|(endpoint, member)| (endpoint.clone(), member.wanted.clone()))
+            .collect();
+        for (endpoint, wanted) in all {
+            let desired = self.desired(&wanted);
+            self.send(desired);
+            self.publish(&endpoint, desired);
         }
-        self.scope = scope;
-        self.covered = self.is_active().then_some(scope);
+        self.covered = self.is_active().then_some(self.scope);
         self.step = Step::Settled;
         self.is_dirty = true;
     }
 
+    /// Forgets what has not been in use for a while. Classes lose what no set names any more.
     fn sweep(&mut self, now: u64) {
-        let mut classes = HashSet::new();
-        let mut sets = HashSet::new();
+        let (mut classes, mut sets) = (HashSet::new(), HashSet::new());
         for member in self.members.values() {
-            for used in [Some(member.wanted), member.target, Some(member.published)] {
-                let used = used.unwrap_or_default();
-                classes.extend(used.class);
-                sets.extend(used.ingress);
-                sets.extend(used.egress);
+            sets.extend([member.wanted.ingress, member.wanted.egress]);
+            for used in [member.target.unwrap_or_default(), member.published] {
+                classes.insert(used.class);
+                sets.extend([used.ingress, used.egress]);
             }
         }
-        let gone = self.classes.sweep(|id| classes.contains(&id), now);
-        self.news.classes.extend(gone);
-        let gone = self.sets.sweep(|id| sets.contains(&id), now);
+        let gone = self.sets.sweep(|id| sets.contains(&Some(id)), now);
         self.news.sets.extend(gone);
+        let gone = self.classes.sweep(|id| classes.contains(&Some(id)), now);
+        self.news.classes.extend(gone);
+        self.narrowed.clear();
+        self.named = Named::default();
+        for set in self.sets.contents() {
+            self.named.add(set);
+        }
     }
 
     fn has_unused(&self) -> bool {
@@ -366,23 +457,7 @@ impl<E: Ord + Clone> Rollout<E> {
 
     /// Adds the groups and names of ports that sets in use name.
     pub fn add_named(&self, groups: &mut BTreeSet<u64>, names: &mut BTreeSet<Arc<str>>) {
-        for rule in self.sets.contents().flat_map(|set| &set.rules) {
-            groups.extend(&rule.groups);
-            for ports in &rule.ports {
-                if let PolicyPorts::Named(name, _) = ports {
-                    names.insert(Arc::clone(name));
-                }
-            }
-        }
-    }
-}
-
-impl Member {
-    fn desired(&self, is_active: bool) -> Assignment {
-        if is_active {
-            self.wanted
-        } else {
-            Assignment::default()
-        }
+        groups.extend(&self.named.groups);
+        names.extend(self.named.names.iter().cloned());
     }
 }

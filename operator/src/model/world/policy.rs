@@ -15,7 +15,7 @@ use thuban_rows::{PolicyId, Row};
 use super::contribute::share;
 use super::{Endpoint, EndpointName, Membership, Owner, Rows, World, set};
 use crate::model::policy::{
-    Assignment, Labels, Malformed, Member, Node, Policies, Profile, Rollout, TooManyRules,
+    Assignment, Labels, Malformed, Member, Node, Policies, Profile, Rollout, TooManyRules, Wanted,
 };
 use crate::model::rows::Key;
 
@@ -25,7 +25,7 @@ const MAX_WORK: usize = 50_000;
 const APPLY_WORK: usize = 10;
 
 /// What policies say of a pod, by its namespace, network and profile: pods of a workload are alike.
-type Alike = HashMap<(String, String, usize), Assignment>;
+type Alike = HashMap<(String, String, usize), Wanted>;
 
 #[derive(Debug)]
 pub(super) struct Enforcement {
@@ -243,7 +243,6 @@ impl World {
         self.apply_stale();
         let unfinished = self.vpcs_of_stale();
         let mut rollouts = std::mem::take(&mut self.enforcement.rollouts);
-        let scope = self.enforcement.policies.scope();
         let mut waiting = Vec::new();
         for (vpc, rollout) in &mut rollouts {
             if unfinished.contains(vpc) {
@@ -251,7 +250,7 @@ impl World {
             }
             self.enforce(vpc, rollout);
             if !self.enforcement.is_staged {
-                rollout.publish_all(scope, now);
+                rollout.publish_all(now);
             } else if rollout.begin(&self.enforcement.policies, now) {
                 waiting.push(vpc.clone());
             }
@@ -426,7 +425,7 @@ impl World {
             .as_ref()
             .map_or(0, |profile| Arc::as_ptr(profile).addr());
         let key = (name.0.clone(), endpoint.network.clone(), profile);
-        let known = alike.get(&key).copied();
+        let known = alike.get(&key).cloned();
         let applied = known.is_none().then(|| self.enforcement.policies.apply(&member));
         if self.enforcement.homes.get(name) != Some(&vpc) {
             self.enforcement.leave(name);
@@ -437,20 +436,15 @@ impl World {
             self.enforce(&vpc, &mut rollout);
             self.enforcement.rollouts.insert(vpc.clone(), rollout);
         }
-        let Enforcement {
-            policies,
-            rollouts,
-            closed,
-            ..
-        } = &mut self.enforcement;
+        let Enforcement { rollouts, closed, .. } = &mut self.enforcement;
         let rollout = rollouts.entry(vpc).or_default();
         let Some(applied) = applied else {
-            rollout.set(name, known.unwrap_or_default(), policies.scope(), is_fresh);
+            rollout.set(name, &known.unwrap_or_default(), is_fresh);
             closed.remove(name);
             return 1;
         };
-        let wanted = rollout.intern(&applied);
-        rollout.set(name, wanted, policies.scope(), is_fresh);
+        let wanted = rollout.want(&applied);
+        rollout.set(name, &wanted, is_fresh);
         self.enforcement.note_closed(name, &applied.too_many);
         // Each endpoint that is closed is told.
         if applied.too_many.is_empty() {

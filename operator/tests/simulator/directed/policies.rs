@@ -75,6 +75,53 @@ fn a_policy_is_enforced_on_all_droplets_and_told() {
     }
 }
 
+fn classes(state: &State) -> Vec<u32> {
+    let droplets = state.droplets.values();
+    let locals = droplets.flat_map(|droplet| droplet.tables.locals());
+    locals.map(|row| row.class).collect()
+}
+
+#[test]
+fn other_labels_of_a_pod_or_namespace_count() {
+    for seed in 1..=5 {
+        check("policy-labels", seed, async |simulation| {
+            begin_in_use(simulation, 1).await;
+            let policy = json!({"spec": {
+                "podSelector": {"matchLabels": {"app": "db"}},
+                "ingress": [{"from": [{"namespaceSelector": {"matchLabels": {"team": "red"}}}]}],
+            }});
+            simulation.with(|state| {
+                let _ = state.store.create(Kind::NetworkPolicy, EAST, "db", policy);
+            });
+            until(simulation, "its author knows", |state| {
+                says(state, "db", ("Provisioned", "True", "Acknowledged"))
+            })
+            .await;
+            simulation.with(|state| assert_eq!((sets(state), classes(state)), (vec![false; 2], vec![0; 2])));
+            simulation.with(|state| {
+                state.store.edit(Kind::Pod, EAST, "p", |pod| {
+                    pod["metadata"]["labels"] = json!({"app": "db"});
+                });
+            });
+            until(simulation, "the pod is isolated", |state| {
+                sets(state) == [true, false] && classes(state) == [1, 1]
+            })
+            .await;
+            simulation.with(|state| {
+                state.store.edit(Kind::Namespace, "", EAST, |space| {
+                    space["metadata"]["labels"]["team"] = json!("red");
+                });
+            });
+            until(simulation, "the namespace's pods are peers", |state| {
+                let classes = classes(state);
+                classes.iter().all(|class| *class > 1) && classes[0] == classes[1]
+            })
+            .await;
+            end_everything(simulation).await;
+        });
+    }
+}
+
 #[test]
 fn a_policy_waits_for_the_upgrade_of_all_droplets() {
     for seed in 1..=5 {
