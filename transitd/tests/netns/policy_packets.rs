@@ -112,7 +112,7 @@ fn an_isolated_pod_is_reached_by_whom_its_rules_name() {
 
 #[test]
 fn an_egress_set_is_held_outside_and_answers_leave() {
-    let mut rig = rig_with(vec![]);
+    let rig = rig_with(vec![]);
     let _far = [8080, 8081].map(|port| serve(rig.far(), FAR, port, 9));
     let _stranger = serve(rig.far(), STRANGER, 8080, 8);
     let _node = serve(rig.node(), NODE.into(), 8081, 7);

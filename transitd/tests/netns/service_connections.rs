@@ -75,6 +75,7 @@ impl World {
         let gates = GatesEntry {
             pending_until: 0,
             connections: 1,
+            flows: 0,
         };
         pinned.array("GATES").set(GATE_OF_ANY, gates, 0).unwrap();
         Self { pinned }
