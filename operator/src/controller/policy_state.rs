@@ -47,8 +47,8 @@ pub struct Told {
     pub next: Action,
 }
 
-/// Returns what is to be said of a policy, of which `known` is said already. `name` is the name by which the world knows
-/// it. Writes an event if it is malformed and that is news.
+/// Returns what is to be said of a policy, of which `known` is said already. `name` is the name by which the world
+/// knows it. Writes an event if it is malformed and that is news.
 pub fn tell<K: Object>(policy: &K, name: &str, known: &[Condition], context: &Context) -> Told {
     let generation = policy.meta().generation;
     let whose = format!(

@@ -124,8 +124,8 @@ impl Hub {
         }
     }
 
-    /// Notes the kinds of rows that a droplet understands. Policies tell their authors when the first droplet comes that
-    /// doesn't enforce them, or the last one goes.
+    /// Notes the kinds of rows that a droplet understands. Policies tell their authors when the first droplet comes
+    /// that doesn't enforce them, or the last one goes.
     pub(super) fn note_kinds(&self, state: &mut State, droplet: &str, kinds: &Kinds) {
         let had_outdated = state.world.has_outdated();
         let is_enforcing = KINDS.into_iter().all(|kind| kinds.contains(kind));

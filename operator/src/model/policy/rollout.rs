@@ -6,12 +6,12 @@
 //! | Classes | local rows with new classes | all have acked |
 //! | Sets | local rows with new sets | all have acked |
 //!
-//! Changes that come meanwhile wait for the next round. A round whose sets name no other groups than those before has no
-//! step Classes.
+//! Changes that come meanwhile wait for the next round. A round whose sets name no other groups than those before has
+//! no step Classes.
 //!
 //! A class has only the groups and names that sets of the VPC name: policies that select no pod of the VPC cost it
-//! nothing, whatever they name. As long as a set is in use or rests, classes have what it names, because policies retain
-//! their groups (`Policies::that_retain`).
+//! nothing, whatever they name. As long as a set is in use or rests, classes have what it names, because policies
+//! retain their groups (`Policies::that_retain`).
 //!
 //! Invariant: in each direction, a packet between endpoints is judged as the policies before the round or those after
 //! it say, or is denied.
