@@ -208,8 +208,8 @@ fn a_service_stays_known_while_clients_keep_their_backends() {
     let address = |last| std::net::Ipv4Addr::new(10, 96, 0, last);
     let bytes = |last| address(last).to_ipv6_mapped().octets().to_vec();
     let ended = |last| move |message: &Message| matches!(message, Message::Unsubscribe(of) if of.address == bytes(last));
-    // A subscription without a row ends after two scans, which a slow machine does in between. The service that is kept
-    // comes last.
+    // A subscription without a row ends after two scans, which a slow machine does in between. Only the end of the
+    // kept one counts that comes after its row.
     for (last, affinity_seconds) in [(2, 0), (1, 8)] {
         let _ = connect(&pod, address(last), 80);
         rig.operator.wait_for(
@@ -232,12 +232,12 @@ fn a_service_stays_known_while_clients_keep_their_backends() {
     }
     let (known, before) = (Instant::now(), rig.operator.count(ended(1)));
     rig.operator.wait_for("the end of the other one", ended(2));
-    let ends = rig.operator.count(ended(1)) - before;
-    assert!(
-        ends == 0 || known.elapsed() > Duration::from_secs(8),
-        "clients keep their backends for 8 s"
-    );
     eventually("the end of the first one", || {
         rig.operator.count(ended(1)) > before
     });
+    // A scan may come at once.
+    assert!(
+        known.elapsed() > Duration::from_secs(6),
+        "clients keep their backends for 8 s"
+    );
 }
