@@ -11,7 +11,8 @@
 //! believed only if its first word names the right owner. These are entries of ATTACHMENTS, ENDPOINTS, VPCS,
 //! CONNECTIONS and FRAGMENTS. The same holds for what policy says: entries of GRANTS and FLOWS. User space removes
 //! entries of LISTS after a grace period, when no program reads them any more. Other entries are used within the VNI of
-//! the packet alone: members of a role, services and backends. If such an entry is another's, the packet is lost or goes to an address of its own VPC.
+//! the packet alone: members of a role, services and backends. If such an entry is another's, the packet is lost or
+//! goes to an address of its own VPC.
 
 use core::{
     mem::MaybeUninit,
