@@ -59,7 +59,7 @@ fn service(vni: u32, address: Ipv4Addr, by: &[Ipv4Addr], local: bool) -> Row {
 }
 
 /// Returns NodePort 30080, whose traffic stays on its node.
-fn exposed(vni: u32, by: &[Ipv4Addr]) -> Row {
+pub fn exposed(vni: u32, by: &[Ipv4Addr]) -> Row {
     exposed_ending(vni, by, &[])
 }
 

@@ -4,11 +4,10 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
-    ClassRow, ExposedPort, ExposedRow, LocalRow, PolicyAction, PolicyBlock, PolicyPort, PolicyRule,
-    PolicySetRow, PolicyTier, ServiceBackend,
+    ClassRow, LocalRow, PolicyAction, PolicyBlock, PolicyPort, PolicyRule, PolicySetRow, PolicyTier,
 };
 
-use crate::policies::{FAR, STRANGER, pod, rig_with};
+use crate::policies::{FAR, STRANGER, exposed, pod, rig_with};
 use crate::rig::{NODE, Rig, eventually, local};
 use crate::tcp::{PATIENCE, ask, connect, serve};
 
@@ -118,24 +117,7 @@ fn an_egress_set_is_held_outside_and_answers_leave() {
     let _node = serve(rig.node(), NODE.into(), 8081, 7);
     let mut stream = connect(&pod(&rig, "p1"), FAR, 8081).unwrap();
     assert_eq!(ask(&mut stream), 9);
-    let exposed = Row::Exposed(ExposedRow {
-        vni: 7,
-        address: Ipv4Addr::new(10, 96, 0, 10).to_ipv6_mapped().octets().to_vec(),
-        ports: vec![ExposedPort {
-            protocol: 6,
-            port: 80,
-            node_port: 30080,
-            local: true,
-            backends: vec![ServiceBackend {
-                address: FIRST.to_ipv6_mapped().octets().to_vec(),
-                port: 8080,
-            }],
-            ..ExposedPort::default()
-        }],
-        service: "ns/web".into(),
-        ..ExposedRow::default()
-    });
-    rig.operator.push_and_wait(vec![exposed], vec![]);
+    rig.operator.push_and_wait(vec![exposed(7, &[FIRST])], vec![]);
     let clients = serve(&pod(&rig, "p1"), FIRST, 8080, 1);
     let rows = vec![
         class(STRANGE, &[]),
