@@ -48,6 +48,10 @@ struct Case {
     quote: IpPacket,
     entry: FlowEntry,
     share: EndpointKey,
+    /// The endpoint that the flow goes to.
+    server: AttachmentEntry,
+    /// What [`policy_let_in`] found.
+    outcome: Result<(), Counter>,
     /// The flow that the packet is to have, if it is translated.
     translated: Option<Flow>,
 }
@@ -133,16 +137,25 @@ fn is_answer<F: Frame>(frame: &mut F, sender: &AttachmentEntry, packet: &IpPacke
     let key = &mut case.key;
     core::mem::swap(&mut key.source, &mut key.destination);
     key.ports = [key.ports[1], key.ports[0]];
-    let is_answer = stands(sender, case);
+    // SAFETY: this function's only reference to the value, and the call ends before it is used again.
+    let is_answer = unsafe { policy_stands(case, sender.ifindex) } != 0;
     if packet.is_fragment() {
         fragments::note(is_answer);
     }
     is_answer
 }
 
-/// Whether the flow is in FLOWS, and policy still lets it in. `server`: the endpoint that it goes to.
+/// Whether the flow is in FLOWS, and policy still lets it in. `interface`: of the endpoint that it goes to. A global
+/// function, see `main`.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn stands(server: &AttachmentEntry, case: &mut Case) -> bool {
+unsafe extern "C" fn policy_stands(case: *mut Case, interface: u32) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe { case.as_mut() }.is_some_and(|case| stands(case, interface)).into()
+}
+
+#[inline(always)]
+fn stands(case: &mut Case, interface: u32) -> bool {
     if !maps::read_flow(&case.key, &mut case.entry) {
         return false;
     }
@@ -156,7 +169,7 @@ fn stands(server: &AttachmentEntry, case: &mut Case) -> bool {
             flags: 0,
         };
         case.point = point(case.key.protocol, u16::from_be(case.key.ports[1]));
-        if decide(server, case).is_err() {
+        if !read_server(case, interface) || decide(case).is_err() {
             forget(case);
             return false;
         }
@@ -194,7 +207,9 @@ fn examine<F: Frame>(
     let outcome = if is_vouched {
         Ok(())
     } else {
-        let_in(interface, case)
+        // SAFETY: this function's only reference to the value, and the call ends before it is used again.
+        unsafe { policy_let_in(case, interface) };
+        case.outcome
     };
     if packet.is_fragment() {
         fragments::note(outcome.is_ok());
@@ -202,18 +217,26 @@ fn examine<F: Frame>(
     outcome
 }
 
-/// Judges the flow, unless FLOWS has it as it is, and notes it there if its answers must be vouched for.
+/// Judges the flow to the endpoint behind an interface, and sets the outcome. A global function, see `main`.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn let_in(interface: u32, case: &mut Case) -> Result<(), Counter> {
-    let mut to = core::mem::MaybeUninit::<AttachmentEntry>::uninit();
-    // SAFETY: written whole, if the result is true.
-    let to = unsafe {
-        if !maps::read_attachment(interface, &mut *to.as_mut_ptr()) {
-            return Err(Counter::NoAttachment);
-        }
-        to.assume_init()
-    };
-    if to.vni != case.key.vni {
+unsafe extern "C" fn policy_let_in(case: *mut Case, interface: u32) -> u32 {
+    // SAFETY: the caller's promise.
+    if let Some(case) = unsafe { case.as_mut() } {
+        case.outcome = let_in(case, interface);
+    }
+    0
+}
+
+#[inline(always)]
+fn read_server(case: &mut Case, interface: u32) -> bool {
+    maps::read_attachment(interface, &mut case.server) && case.server.vni == case.key.vni
+}
+
+/// Judges the flow, unless FLOWS has it as it is, and notes it there if its answers must be vouched for.
+#[inline(always)]
+fn let_in(case: &mut Case, interface: u32) -> Result<(), Counter> {
+    if !read_server(case, interface) {
         return Err(Counter::NoAttachment);
     }
     let epoch = maps::policy_epoch();
@@ -224,13 +247,13 @@ fn let_in(interface: u32, case: &mut Case) -> Result<(), Counter> {
         && entry.epoch == epoch
         && entry.class == stamp.class
         && entry.egress_set == stamp.egress_set;
-    if !is_judged && let Err(reason) = decide(&to, case) {
+    if !is_judged && let Err(reason) = decide(case) {
         if is_known {
             forget(case);
         }
         return Err(reason);
     }
-    if case.is_error || stamp.flags & STAMP_GUARDED == 0 && to.egress_set == 0 {
+    if case.is_error || stamp.flags & STAMP_GUARDED == 0 && case.server.egress_set == 0 {
         return Ok(());
     }
     gates::open_for_flows(interface);
@@ -271,7 +294,8 @@ pub fn lets_out<F: Frame>(frame: &mut F, sender: &AttachmentEntry, packet: &IpPa
 
 /// Judges the flow to an endpoint by both sides' sets.
 #[inline(never)]
-fn decide(to: &AttachmentEntry, case: &Case) -> Result<(), Counter> {
+fn decide(case: &Case) -> Result<(), Counter> {
+    let to = &case.server;
     let (vni, stamp) = (case.key.vni, case.stamp);
     if to.ingress_set != 0 {
         let peer = of_vpc(vni, stamp.class);
@@ -293,10 +317,20 @@ fn decide(to: &AttachmentEntry, case: &Case) -> Result<(), Counter> {
     Ok(())
 }
 
-/// Calls [`judge`] with a stack of its own.
+#[inline(always)]
+fn allows(set: u64, peer: u64, address: &Address, point: u32) -> bool {
+    // SAFETY: `address` is valid for the call.
+    unsafe { policy_allows(set, peer, address, point) != 0 }
+}
+
+/// Does what [`judge`] does. A global function, see `main`.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn allows(set: u64, peer: u64, address: &Address, point: u32) -> bool {
-    judge(&maps::PolicyTables, set, peer, address, point).0
+unsafe extern "C" fn policy_allows(set: u64, peer: u64, address: *const Address, point: u32) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe { address.as_ref() }
+        .is_some_and(|address| judge(&maps::PolicyTables, set, peer, address, point).0)
+        .into()
 }
 
 /// Writes the entry of a flow that FLOWS has, if anything but time changed, or enough time.

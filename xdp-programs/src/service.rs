@@ -40,7 +40,11 @@ pub fn to_backend(frame: &TcFrame, vni: u32, packet: &IpPacket, work: &mut Work)
     };
     let choice = match lookup_connection(frame, vni, whole, work)? {
         // `lookup_connection` doesn't call this itself: together they are too deep for the stack.
-        Choice::New => choose(whole, work)?,
+        Choice::New => {
+            // SAFETY: this function's only reference to either, and the call ends before one is used again.
+            unsafe { service_choose(whole, work) };
+            work.choice?
+        }
         choice => choice,
     };
     if packet.is_fragment() && !matches!(choice, Choice::Refused) {
@@ -101,8 +105,18 @@ fn lookup_connection(
     Ok(Choice::New)
 }
 
-/// Chooses a backend for a packet without a connection.
+/// Chooses a backend for a packet without a connection, and sets the choice. A global function, see `main`.
+#[unsafe(no_mangle)]
 #[inline(never)]
+unsafe extern "C" fn service_choose(packet: *const IpPacket, work: *mut Work) -> u32 {
+    // SAFETY: the caller's promise.
+    if let (Some(packet), Some(work)) = unsafe { (packet.as_ref(), work.as_mut()) } {
+        work.choice = choose(packet, work);
+    }
+    0
+}
+
+#[inline(always)]
 fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
     let Some(service) = maps::service(&work.service) else {
         return Ok(Choice::Refused);

@@ -15,9 +15,11 @@ use crate::{
 /// The number of high halves of an interface's number that are tried: a node makes at most so many times 65,536
 /// interfaces while it is up.
 const EPOCHS: u32 = 8;
-/// Returns the VPC of the pod whose packet this is, if the node sends it on by its own endpoint in the VPC `vni`.
+/// Returns the VPC of the pod whose packet this is, if the node sends it on by its own endpoint in the VPC `vni`. A
+/// global function, see `main`.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn payer(mark: u32, vni: u32) -> u32 {
+pub extern "C" fn payer(mark: u32, vni: u32) -> u32 {
     if mark & MARK_MASK != MARK_HOST_ENDPOINT || mark == MARK_HOST_ENDPOINT {
         return vni;
     }

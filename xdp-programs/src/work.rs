@@ -2,6 +2,7 @@
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::map, maps::PerCpuArray};
 use thuban_common::{
+    counters::Counter,
     packet::ip::IpPacket,
     services::{
         ConnectionEntry, ConnectionKey, HAIRPIN, PendingEntry, PendingKey, REVERSE, ServiceKey, Signal,
@@ -12,6 +13,7 @@ use thuban_common::{
 use crate::rewrite::Flow;
 
 /// The decision about a packet to a service.
+#[derive(Clone, Copy)]
 pub enum Choice {
     /// The packet goes to a backend: [`Work::to`] has its new addresses and ports.
     Backend,
@@ -25,6 +27,8 @@ pub enum Choice {
 
 /// The data that is too large for the stack.
 pub struct Work {
+    /// What `service_choose` chose.
+    pub choice: Result<Choice, Counter>,
     /// The addresses and ports that the packet is to have.
     pub to: Flow,
     /// The flow of the packet as it came.

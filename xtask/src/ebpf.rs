@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
+    btf,
     build::{root, run_command},
     deps,
 };
@@ -43,6 +44,9 @@ pub fn build() -> Result<PathBuf> {
     }
     command
         .current_dir(root)
+        // BTF is made of the debug information of all functions, those of `core` too.
+        .env("RUSTFLAGS", "-C link-arg=--btf")
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "2")
         .env(
             "PATH",
             path_with(&[linker.parent(), Some(&Path::new(deps::LLVM).join("bin"))])?,
@@ -61,9 +65,11 @@ pub fn build() -> Result<PathBuf> {
     run_command(&mut command)?;
     let built = output.join(TARGET).join("release/thuban-programs");
     let object = output.join("thuban-programs.o");
-    if !is_newer(&object, &built) {
+    let linked = fs::read(&built).with_context(|| format!("reading {}", built.display()))?;
+    let finished = btf::finish(&linked)?;
+    if fs::read(&object).ok().as_ref() != Some(&finished) {
         let partial = output.join("thuban-programs.o.partial");
-        fs::copy(&built, &partial).with_context(|| format!("copying {}", built.display()))?;
+        fs::write(&partial, finished).with_context(|| format!("writing {}", partial.display()))?;
         fs::rename(&partial, &object).with_context(|| format!("renaming to {}", object.display()))?;
     }
     Ok(object)
@@ -77,9 +83,4 @@ fn path_with(front: &[Option<&Path>]) -> Result<std::ffi::OsString> {
         .map(|path| path.to_path_buf())
         .chain(env::split_paths(&old));
     env::join_paths(folders).context("PATH")
-}
-
-fn is_newer(object: &Path, built: &Path) -> bool {
-    let time = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-    matches!((time(object), time(built)), (Some(object), Some(built)) if object >= built)
 }

@@ -8,6 +8,7 @@ mod bench;
 mod bench_cluster;
 mod bench_peers;
 mod bench_services;
+mod btf;
 mod build;
 mod check;
 mod cluster;

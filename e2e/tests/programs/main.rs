@@ -49,7 +49,8 @@ fn every_program_passes_the_verifier_with_room_to_spare() -> Result<()> {
     for (name, count) in counts {
         let count = count.with_context(|| format!("no count for {name}"))?;
         println!("{name}: {count} instructions verified");
-        ensure!(count < 1_000_000, "{name}");
+        // Where the kernel refuses the BTF, no function is global, and agent_tc costs 400,000.
+        ensure!(count < 300_000, "{name}");
     }
     Ok(())
 }
