@@ -151,7 +151,9 @@ fn is_answer<F: Frame>(frame: &mut F, sender: &AttachmentEntry, packet: &IpPacke
 #[inline(never)]
 unsafe extern "C" fn policy_stands(case: *mut Case, interface: u32) -> u32 {
     // SAFETY: the caller's promise.
-    unsafe { case.as_mut() }.is_some_and(|case| stands(case, interface)).into()
+    unsafe { case.as_mut() }
+        .is_some_and(|case| stands(case, interface))
+        .into()
 }
 
 #[inline(always)]

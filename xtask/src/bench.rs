@@ -23,6 +23,13 @@ pub enum Benchmark {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Measure packets with network policies beside nftables, in network namespaces. `--help` lists the options
+    #[command(disable_help_flag = true)]
+    Policy {
+        /// Arguments of the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Measure ADD and DEL of the CNI plugin beside ptp and bridge, in network namespaces. With `--cluster` as the
     /// first option: measure bursts of pods on a cluster. `--help` lists the options of either
     #[command(disable_help_flag = true)]
@@ -67,7 +74,8 @@ pub fn run(benchmark: &Benchmark) -> Result<ExitCode> {
     }
     deps::ensure()?;
     match benchmark {
-        Benchmark::Datapath { arguments } => datapath(arguments),
+        Benchmark::Datapath { arguments } => of_packets("datapath-bench", arguments),
+        Benchmark::Policy { arguments } => of_packets("policy-bench", arguments),
         Benchmark::Cni { arguments } => cni(arguments),
         Benchmark::Neighbours { arguments } => with_node("neighbours-bench", &[], arguments),
         Benchmark::Scale { arguments } => scale(arguments),
@@ -76,10 +84,11 @@ pub fn run(benchmark: &Benchmark) -> Result<ExitCode> {
     }
 }
 
-fn datapath(arguments: &[String]) -> Result<ExitCode> {
+/// Runs a benchmark that needs only the programs.
+fn of_packets(name: &str, arguments: &[String]) -> Result<ExitCode> {
     deps::ensure_more(&deps::TRAFFIC_PACKAGES)?;
     step("eBPF programs", ebpf::build)?;
-    let benchmark = step("benchmark", build::datapath)?;
+    let benchmark = step("benchmark", || build::bench_of_packets(name))?;
     execute(&benchmark, arguments)
 }
 

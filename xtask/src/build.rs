@@ -180,8 +180,8 @@ pub fn with_node(benchmark: &str) -> Result<NodeParts> {
     })
 }
 
-/// Builds the benchmark of the data plane; returns its path.
-pub fn datapath() -> Result<PathBuf> {
+/// Builds a benchmark that needs only the programs; returns its path.
+pub fn bench_of_packets(name: &str) -> Result<PathBuf> {
     run_command(cargo().current_dir(root()).args([
         "build",
         "--release",
@@ -189,9 +189,9 @@ pub fn datapath() -> Result<PathBuf> {
         "-p",
         "thuban-e2e",
         "--bin",
-        "datapath-bench",
+        name,
     ]))?;
-    Ok(Profile::Release.binaries()?.join("datapath-bench"))
+    Ok(Profile::Release.binaries()?.join(name))
 }
 
 /// Builds the files that go into images; returns their folder.

@@ -4,6 +4,7 @@
 //! A test that needs something that this cluster can't have is *not runnable*, or is left out with a reason; no test is
 //! left out silently.
 
+mod cluster_policies;
 mod left_out;
 mod pods;
 mod report;
@@ -32,6 +33,8 @@ pub enum Suite {
     Network,
     /// Tests of NetworkPolicies
     Netpol,
+    /// Tests of ClusterNetworkPolicies, by network-policy-api
+    Cnp,
 }
 
 #[derive(clap::Args)]
@@ -45,6 +48,9 @@ pub struct Arguments {
     /// Number of tests that run at the same time
     #[arg(long, default_value_t = 4)]
     procs: u32,
+    /// Have policy judge every packet: a ClusterNetworkPolicy selects all pods and accepts everything
+    #[arg(long)]
+    judged: bool,
     /// Leave the cluster running at the end. The next run uses it
     #[arg(long)]
     keep: bool,
@@ -57,6 +63,7 @@ impl Suite {
             Self::Conformance => "Conformance && sig-network",
             Self::Network => "sig-network",
             Self::Netpol => "Feature:NetworkPolicy",
+            Self::Cnp => "",
         }
     }
 
@@ -65,7 +72,7 @@ impl Suite {
         match self {
             Self::Conformance => "55m",
             Self::Network => "150m",
-            Self::Netpol => "120m",
+            Self::Netpol | Self::Cnp => "120m",
         }
     }
 
@@ -75,6 +82,7 @@ impl Suite {
             Self::Conformance => "conformance.json",
             Self::Network => "network.json",
             Self::Netpol => "netpol.json",
+            Self::Cnp => "cnp.json",
         }
     }
 }
@@ -133,17 +141,34 @@ fn on_cluster(
     }
     step("zones", || zones(&cluster))?;
     step("portmap", || cni_tools::portmap_on_nodes(&cluster))?;
+    let program = match arguments.suite {
+        Suite::Cnp => Some(step(
+            "tests of ClusterNetworkPolicies",
+            cluster_policies::program,
+        )?),
+        _ => None,
+    };
+    if program.is_some() || arguments.judged {
+        step("ClusterNetworkPolicy", || cluster_policies::define(&cluster))?;
+    }
     step("Thuban from install/", || install::run(NAME))?;
+    if arguments.judged {
+        step("a policy for all pods", || cluster_policies::judge_all(&cluster))?;
+    }
     step("CoreDNS", || {
         dns::wait_ready(&cluster).inspect_err(|_| diagnostics::print(&cluster))
     })?;
-    step("tests", || {
-        suite::run(
+    step("tests", || match program {
+        Some(program) => {
+            let timeout = arguments.suite.timeout();
+            cluster_policies::run(&program, &cluster, &arguments.focus, timeout)
+        }
+        None => suite::run(
             tools,
             &cluster,
             arguments.suite,
             &arguments.focus,
             arguments.procs,
-        )
+        ),
     })
 }

@@ -114,7 +114,9 @@ impl GoTools {
             }
             go
         };
-        run_command(go(&["install"]).args(self.packages))?;
+        if !self.packages.is_empty() {
+            run_command(go(&["install"]).args(self.packages))?;
+        }
         for (name, package) in self.tests {
             run_command(go(&["test", "-c"]).arg("-o").arg(partial.join(name)).arg(package))?;
         }

@@ -14,6 +14,7 @@ pub mod peers;
 pub mod plot;
 mod plugin;
 mod pods;
+pub mod policy;
 pub mod process;
 pub mod report;
 pub mod results;

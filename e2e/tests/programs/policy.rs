@@ -350,6 +350,11 @@ fn a_connection_follows_a_change_at_its_next_packet() -> Result<()> {
         let other = stamp(STRANGER, 0, STAMP_GUARDED);
         ensure_out(&arrive(&mut world, hook, other, &data)?, Counter::PolicyIngress)?;
         ensure!(flows(&world)?.is_empty() && !is_vouched(&mut world, hook, &answer)?);
+        // The sender gets egress rules, which this droplet doesn't know.
+        ensure_in(&arrive(&mut world, hook, BY_GUARDED, &data)?)?;
+        let limited = stamp(FRIEND, EGRESS, STAMP_GUARDED);
+        ensure_out(&arrive(&mut world, hook, limited, &data)?, Counter::PolicyEgress)?;
+        ensure!(flows(&world)?.is_empty() && !is_vouched(&mut world, hook, &answer)?);
         // The rule goes: first the server speaks, then the client.
         ensure_in(&arrive(&mut world, hook, BY_GUARDED, &data)?)?;
         grant(&mut world, INGRESS, of_vpc(VNI, FRIEND), 0, GRANT_DENIES)?;

@@ -25,6 +25,9 @@ const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1";
 const INVALID: &str = "registry.k8s.io/e2e-test-images/regression-issue-74839:1.4";
 const GLIBC: &str = "registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0";
 
+/// What the tests of ClusterNetworkPolicies ask for.
+const AGNHOST_OF_POLICIES: &str = "registry.k8s.io/e2e-test-images/agnhost:2.45";
+
 /// Programs of this machine, and where the tests look for them.
 const PROGRAMS: [(&str, &str); 9] = [
     ("/bin/busybox", "/bin/busybox"),
@@ -62,6 +65,7 @@ pub fn images(tools: &Path) -> Result<Vec<PathBuf>> {
     let certificates = source()?.join("test/images/agnhost/porter");
     let mut files = vec![(kube::binaries()?.join("agnhost"), "/agnhost".to_owned())];
     files.push((root().join("e2e/images/wgetrc"), "/etc/wgetrc".into()));
+    files.push((root().join("e2e/images/bash"), "/bin/bash".into()));
     files.extend(PROGRAMS.map(|(source, inside)| (source.into(), inside.into())));
     files.extend(libraries.into_iter().map(|path| (PathBuf::from(&path), path)));
     for name in ["localhost.crt", "localhost.key"] {
@@ -78,6 +82,12 @@ pub fn images(tools: &Path) -> Result<Vec<PathBuf>> {
     };
     let list = [
         with_programs("agnhost-programs.tar", images::AGNHOST, &["/agnhost"], &["pause"]),
+        with_programs(
+            "agnhost-policies.tar",
+            AGNHOST_OF_POLICIES,
+            &["/agnhost"],
+            &["pause"],
+        ),
         with_programs("glibc.tar", GLIBC, &["/bin/sh"], &[]),
         with_programs("busybox.tar", BUSYBOX, &["/bin/sh"], &[]),
         Image {

@@ -24,7 +24,7 @@ pub enum State {
 }
 
 impl State {
-    fn word(self) -> &'static str {
+    pub fn word(self) -> &'static str {
         match self {
             Self::Passed => "passed",
             Self::Failed => "failed",

@@ -13,7 +13,7 @@
 
 use std::{net::Ipv4Addr, rc::Rc};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use thuban_common::{counters::Counter, tables::RemoteRow};
 
 use super::{
@@ -24,7 +24,8 @@ use crate::{
     bench::traffic::Measure, programs::Programs, rig::droplet::aggregate, rig::namespace::Namespace,
 };
 
-const VNI: u32 = 100;
+/// The VPC of the cases with Thuban.
+pub const VNI: u32 = 100;
 const JUMBO: u32 = 9000;
 /// The measures with Jumbo frames.
 const BULK: &[Measure] = &[Measure::Stream, Measure::Streams];
@@ -92,6 +93,12 @@ pub const SPECS: &[Spec] = &[
 
 const fn droplet(index: u8) -> Ipv4Addr {
     Ipv4Addr::new(172, 31, 98, 1 + index)
+}
+
+/// Returns the case of that name.
+pub fn spec_of(name: &str) -> Result<&'static Spec> {
+    let spec = SPECS.iter().find(|spec| spec.name == name);
+    spec.with_context(|| format!("no case {name}"))
 }
 
 /// Sets up the rig of a case.

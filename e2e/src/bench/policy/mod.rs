@@ -1,0 +1,192 @@
+//! The benchmark of network policy: the same two pods on two droplets with and without policies, beside plain routing
+//! with and without sets of nftables, on one machine, in one run.
+//!
+//! Cases take turns as in the benchmark of the data plane. Each proves that its rules are asked: without the one that
+//! lets the client in, no ping comes through.
+
+mod nft;
+mod rules;
+
+use std::{path::Path as Folder, rc::Rc};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use super::{
+    datapath::{
+        Case, Plan,
+        rigs::{Path, PathCase, cable},
+    },
+    go_on,
+    report::{
+        Bound::{self, AtLeast, AtMost},
+        Session, judge,
+    },
+    results::{Results, Sample, Series},
+    table::{Table, number},
+    traffic::Measure,
+};
+
+/// The measures, each of which every case gives.
+const MEASURES: [Measure; 4] = [
+    Measure::RoundTrips,
+    Measure::Connections,
+    Measure::Stream,
+    Measure::Datagrams,
+];
+
+/// The cases with Thuban, and how many rules each endpoint has for each direction; none: it has no policy.
+const CASES: [(&str, Option<usize>); 7] = [
+    ("none", None),
+    ("elsewhere", None),
+    ("deny1", Some(0)),
+    ("rules10", Some(10)),
+    ("rules100", Some(100)),
+    ("rules1000", Some(1_000)),
+    ("rules10000", Some(10_000)),
+];
+
+/// The cases without Thuban, and how many addresses the sets of nftables have.
+const PEERS: [(&str, Option<usize>); 3] = [
+    ("plain", None),
+    ("plain-nft1", Some(1)),
+    ("plain-nft10000", Some(10_000)),
+];
+
+/// The promises: a case, the case whose median divides, a metric, the bound.
+const TARGETS: [(&str, &str, &str, Option<Bound>); 19] = [
+    ("elsewhere", "none", "rr_p50_us", Some(AtMost(1.01))),
+    ("deny1", "none", "rr_p50_us", Some(AtMost(1.03))),
+    ("deny1", "none", "crr_per_s", Some(AtLeast(0.95))),
+    ("deny1", "none", "tcp1_gbps", Some(AtLeast(0.99))),
+    ("deny1", "none", "udp64_pps", Some(AtLeast(0.95))),
+    ("rules10000", "none", "rr_p50_us", Some(AtMost(1.03))),
+    ("rules10000", "none", "crr_per_s", Some(AtLeast(0.95))),
+    ("rules10000", "none", "tcp1_gbps", Some(AtLeast(0.99))),
+    ("rules10000", "none", "udp64_pps", Some(AtLeast(0.95))),
+    ("rules10000", "deny1", "rr_p50_us", Some(AtMost(1.03))),
+    ("rules10000", "deny1", "crr_per_s", Some(AtLeast(0.97))),
+    ("plain-nft1", "plain", "rr_p50_us", None),
+    ("plain-nft1", "plain", "crr_per_s", None),
+    ("plain-nft1", "plain", "tcp1_gbps", None),
+    ("plain-nft1", "plain", "udp64_pps", None),
+    ("plain-nft10000", "plain", "rr_p50_us", None),
+    ("plain-nft10000", "plain", "crr_per_s", None),
+    ("deny1", "plain-nft1", "crr_per_s", None),
+    ("deny1", "plain-nft1", "rr_p50_us", None),
+];
+
+/// A measure between the pods of a rig, of which each run begins without known flows.
+struct PolicyCase(PathCase);
+
+impl Case for PolicyCase {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn metrics(&self) -> Vec<&'static str> {
+        self.0.metrics()
+    }
+
+    fn measure(&mut self, plan: &Plan) -> Result<Vec<Sample>> {
+        for node in self.0.path.nodes.iter() {
+            if let Some(programs) = &node.programs {
+                rules::forget_flows(programs)?;
+            }
+        }
+        self.0.measure(plan)
+    }
+}
+
+#[derive(Serialize)]
+struct File<'a> {
+    runs: usize,
+    results: &'a [Series],
+}
+
+/// Measures, prints the tables and writes `policy.json`.
+pub fn run(plan: &Plan, folder: &Folder) -> Result<()> {
+    let session = Session::begin("policy", folder)?;
+    println!("setting up");
+    let mut cases = cases(plan)?;
+    println!("{} cases, set up in {:.0} s", cases.len(), session.seconds());
+    let mut results = Results::default();
+    for run in 1..=plan.runs {
+        for case in &mut cases {
+            go_on()?;
+            let samples = case.measure(plan).with_context(|| case.name().to_owned())?;
+            for sample in &samples {
+                let (name, value) = (case.name(), number(sample.value));
+                println!("{run}/{} {name:<16}{} {value}", plan.runs, sample.metric);
+            }
+            results.add(case.name(), &samples);
+        }
+    }
+    let tables = format!("{}\n{}", results.table(), ratios(&results));
+    let file = File {
+        runs: plan.runs,
+        results: &results.series,
+    };
+    session.finish(&tables, &file, None)
+}
+
+fn cases(plan: &Plan) -> Result<Vec<PolicyCase>> {
+    let mut paths = Vec::new();
+    for (name, rules) in CASES.iter().filter(|(name, _)| plan.wants_case(name)) {
+        go_on()?;
+        let path = with_thuban(name, *rules).with_context(|| format!("setting up {name}"))?;
+        paths.push(Rc::new(path));
+    }
+    for (name, addresses) in PEERS.iter().filter(|(name, _)| plan.wants_case(name)) {
+        go_on()?;
+        let path = nft::path(name, *addresses).with_context(|| format!("setting up {name}"))?;
+        paths.push(Rc::new(path));
+    }
+    let mut cases = Vec::new();
+    for measure in MEASURES.iter().filter(|measure| plan.wants(measure.metrics())) {
+        cases.extend(paths.iter().map(|path| {
+            PolicyCase(PathCase {
+                path: Rc::clone(path),
+                measure: *measure,
+            })
+        }));
+    }
+    if cases.is_empty() {
+        bail!("no case of these names gives these metrics");
+    }
+    Ok(cases)
+}
+
+/// Makes the rig of the data plane's case, as transitd sets it up on most NICs, with rules.
+fn with_thuban(name: &str, rules: Option<usize>) -> Result<Path> {
+    let mut path = cable::path(cable::spec_of("thuban-seg")?)?;
+    name.clone_into(&mut path.name);
+    let nodes = Rc::get_mut(&mut path.nodes).context("the nodes are in use")?;
+    match rules {
+        Some(count) => {
+            rules::isolate(nodes, count)?;
+            rules::prove(&mut path)?;
+        }
+        None if name == "elsewhere" => rules::isolate_others(nodes)?,
+        None => {}
+    }
+    Ok(path)
+}
+
+/// Returns the table of promises.
+fn ratios(results: &Results) -> String {
+    let mut table = Table::new(["metric", "case", "against", "ratio", "goal"]).right(3..4);
+    for (case, against, metric, bound) in TARGETS {
+        let Some(ratio) = results.ratio(case, against, metric) else {
+            continue;
+        };
+        table.row([
+            metric.to_owned(),
+            case.to_owned(),
+            against.to_owned(),
+            format!("{ratio:.3}"),
+            bound.map(|bound| judge(ratio, bound)).unwrap_or_default(),
+        ]);
+    }
+    table.to_string()
+}
