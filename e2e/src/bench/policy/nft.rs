@@ -38,7 +38,7 @@ pub fn path(name: &str, addresses: Option<usize>) -> Result<Path> {
 /// Returns the rules of a node: its pod and the addresses of the set may begin connections with each other.
 fn ruleset(pod: Ipv4Addr, count: usize, allowed: Option<Ipv4Addr>) -> Result<String> {
     let mut text = String::from(
-        "destroy table ip bench\ntable ip bench {\nset allowed {\ntype ipv4_addr\nelements = { 11.0.0.1",
+        "table ip bench\ndelete table ip bench\ntable ip bench {\nset allowed {\ntype ipv4_addr\nelements = { 11.0.0.1",
     );
     for number in 0..u32::try_from(count)? {
         write!(text, ", {}", Ipv4Addr::from(0x0b00_0002 + number * 2))?;
