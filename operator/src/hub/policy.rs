@@ -112,6 +112,9 @@ impl Hub {
         for name in state.world.take_newly_closed() {
             self.triggers.endpoint(&name);
         }
+        for name in state.world.take_rejudged_policies() {
+            self.wake_policy(&name);
+        }
         if is_settled || state.steps.waiting.is_empty() {
             for name in std::mem::take(&mut state.steps.unprovisioned) {
                 self.wake_policy(&name);

@@ -74,7 +74,7 @@ fn set(hub: &Hub) {
         "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}],
     });
     let spec = serde_json::from_value(spec).unwrap();
-    hub.update(|world| world.set_network_policy("red", "db", Some(&spec)).unwrap());
+    hub.update(|world| world.set_network_policy("red", "db", 0, Some(&spec)).unwrap());
 }
 
 /// Rolls out, and returns the kinds of rows that each droplet is sent.
@@ -190,7 +190,7 @@ async fn a_policy_that_goes_leaves_no_rows() {
     };
     set(&hub);
     assert_eq!(settle(&mut droplets), 0);
-    hub.update(|world| world.set_network_policy("red", "db", None).unwrap());
+    hub.update(|world| world.set_network_policy("red", "db", 0, None).unwrap());
     assert_eq!(settle(&mut droplets), 0, "packets may be on their way");
     tokio::time::advance(Duration::from_secs(31)).await;
     assert_eq!(settle(&mut droplets), 2, "the set, of both droplets");

@@ -78,11 +78,23 @@ impl<C> Default for Registry<C> {
 }
 
 impl<C: Content> Registry<C> {
+    /// Returns the id that a content has.
+    pub fn id(&self, content: &C) -> Option<PolicyId> {
+        self.ids.get(content).copied()
+    }
+
+    pub fn has(&self, id: PolicyId) -> bool {
+        self.entries.contains_key(&id)
+    }
+
     /// Returns the id of a content, which gets one if it has none.
     pub fn intern(&mut self, content: &C) -> PolicyId {
-        if let Some(id) = self.ids.get(content) {
-            return *id;
-        }
+        self.id(content)
+            .unwrap_or_else(|| self.add(Arc::new(content.clone())))
+    }
+
+    /// Gives a content the id of the first salt that is free.
+    fn add(&mut self, content: Arc<C>) -> PolicyId {
         let mut salt = 0;
         let id = loop {
             let id = content.id(salt);
@@ -91,7 +103,6 @@ impl<C: Content> Registry<C> {
             }
             salt += 1;
         };
-        let content = Arc::new(content.clone());
         let spread = if content.needs_no_row() {
             Spread::Known
         } else {
