@@ -72,6 +72,13 @@ pub fn has(state: &State, kind: Kind, name: &str) -> bool {
     state.store.get(kind, "", name).is_some()
 }
 
+/// Returns the droplet where a role serves.
+fn droplet_of(simulation: &Simulation, kind: Kind, name: &str) -> String {
+    let state = simulation.lock();
+    let role = state.store.value(kind, "", name).expect("a role");
+    text(role, "/status/droplet").to_owned()
+}
+
 fn is_claimed(state: &State) -> bool {
     has(state, Kind::VniClaim, &VNI.to_string())
 }
