@@ -13,6 +13,7 @@ mod full;
 mod heartbeats;
 mod overlapping;
 mod policies;
+mod policy_ids;
 mod private;
 mod readdressed;
 mod service_ranges;

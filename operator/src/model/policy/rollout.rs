@@ -9,6 +9,9 @@
 //! Changes that come meanwhile wait for the next round. A round whose sets name no other groups than those before has
 //! no step Classes.
 //!
+//! A droplet refuses a class or set if it knows other content under the id: an earlier leader met two contents of one
+//! hash in another order. The content gets another id then, and the round begins anew.
+//!
 //! A class has only the groups and names that sets of the VPC name: policies that select no pod of the VPC cost it
 //! nothing, whatever they name. As long as a set is in use or rests, classes have what it names, because policies
 //! retain their groups (`Policies::that_retain`).
@@ -339,6 +342,43 @@ impl<E: Ord + Clone> Rollout<E> {
         true
     }
 
+    /// Notes that a droplet knows another class under the id. Returns whether the class gets another id.
+    pub fn refuse_class(&mut self, id: PolicyId) -> bool {
+        if self.classes.refuse(id).is_none() {
+            return false;
+        }
+        self.narrowed.clear();
+        self.begin_anew();
+        true
+    }
+
+    /// As [`Self::refuse_class`], of a set.
+    pub fn refuse_set(&mut self, id: PolicyId) -> bool {
+        let Some(new) = self.sets.refuse(id) else {
+            return false;
+        };
+        self.room.rename(id, new);
+        for member in self.members.values_mut() {
+            for wanted in [&mut member.wanted.ingress, &mut member.wanted.egress] {
+                if *wanted == Some(id) {
+                    *wanted = Some(new);
+                }
+            }
+        }
+        self.begin_anew();
+        true
+    }
+
+    /// Ends the round where it is: what was published stays until the next one. Some droplet judges by other content.
+    fn begin_anew(&mut self) {
+        for member in self.members.values_mut() {
+            member.target = None;
+        }
+        self.step = Step::Settled;
+        self.known = 0;
+        self.is_dirty = true;
+    }
+
     fn settle(&mut self) -> bool {
         for member in self.members.values_mut() {
             member.target = None;
@@ -450,6 +490,7 @@ impl<E: Ord + Clone> Rollout<E> {
         let has_sets = ingress.or(egress).is_some();
         class.is_some_and(|id| !self.classes.is_known(id))
             || egress.is_some_and(|id| !self.sets.is_known(id))
+            || ingress.is_some_and(|id| self.sets.is_refused(id))
             || has_sets && self.covered.is_none_or(|covered| member.scope > covered)
     }
 

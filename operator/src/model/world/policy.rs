@@ -283,6 +283,21 @@ impl World {
         waits
     }
 
+    /// Notes that a droplet knows other content under the id of a class or set. Returns whether [`Self::roll_out`]
+    /// gives the content another id.
+    pub fn refuse_policy_id(&mut self, key: &Key) -> bool {
+        let vpc = self.vpcs.iter().find(|(_, vpc)| key.vni() == Some(vpc.vni));
+        let rollout = vpc.and_then(|(name, _)| self.enforcement.rollouts.get_mut(name));
+        let Some(rollout) = rollout else {
+            return false;
+        };
+        match key {
+            Key::Class(_, id) => rollout.refuse_class(*id),
+            Key::PolicySet(_, id) => rollout.refuse_set(*id),
+            _ => false,
+        }
+    }
+
     /// Whether droplets may still lack what they judge packets of an endpoint by, which isn't ready yet.
     pub fn is_policy_pending(&self, name: &EndpointName) -> bool {
         let enforcement = &self.enforcement;
