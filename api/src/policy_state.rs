@@ -45,7 +45,7 @@ pub struct PolicyStateStatus {
     pub droplets: u32,
     /// How many of these droplets enforce the policy.
     pub ready_droplets: u32,
-    /// `Accepted`: all fields are understood; if not, the message names the first one that is not.
+    /// `Accepted`: all fields are understood, and the namespace is within its limits; if not, the message says why.
     /// `Provisioned`: all droplets enforce the policy; if not, the message says which do not.
     pub conditions: Vec<Condition>,
     /// The latest `metadata.generation` of the NetworkPolicy that the operator has seen.

@@ -37,7 +37,7 @@ impl From<InvalidRow> for Rejection {
 impl From<PolicyError> for Rejection {
     fn from(error: PolicyError) -> Self {
         Self {
-            reason: proto::NackReason::Invalid,
+            reason: proto::NackReason::IdTaken,
             message: error.to_string(),
         }
     }

@@ -20,6 +20,9 @@ use crate::{
 
 pub const NAMESPACE: &str = "thuban-system";
 const CONFIG: &str = "05-config.yaml";
+/// The CRD of ClusterNetworkPolicy, which isn't Thuban's: one that a cluster has is used, and none is ever removed.
+const FOREIGN: &str = "12-cluster-network-policies.yaml";
+const FOREIGN_CRD: &str = "customresourcedefinition/clusternetworkpolicies.policy.networking.k8s.io";
 /// The external addresses that the cluster of our tests allows, and that of Kubernetes' tests.
 const EXTERNAL_IPS: &str = "198.51.100.0/24";
 const KUBERNETES_EXTERNAL_IPS: &str = "203.0.113.0/24";
@@ -41,6 +44,10 @@ pub fn run(name: &str) -> Result<()> {
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned();
+        if is_foreign(&manifest) && cluster.kubectl(&["get", FOREIGN_CRD]).is_ok() {
+            println!("left out install/{file}: the cluster has the kind already");
+            continue;
+        }
         cluster
             .kubectl_apply(&text)
             .with_context(|| format!("applying install/{file}"))?;
@@ -68,6 +75,11 @@ pub fn manifests() -> Result<Vec<PathBuf>> {
         bail!("{} has no manifests", folder.display());
     }
     Ok(files)
+}
+
+/// Whether what the file makes stays when Thuban goes.
+pub fn is_foreign(path: &Path) -> bool {
+    path.ends_with(FOREIGN)
 }
 
 /// Returns the file's text, with the values of this cluster.
@@ -241,6 +253,19 @@ mod tests {
         assert_eq!(data["KUBERNETES_SERVICE_PORT"], instance.api_port().to_string());
         assert_eq!(data["THUBAN_UNDERLAY_CIDRS"], instance.subnet());
         assert_eq!(data["THUBAN_TRANSIT_HOOK"], "auto");
+    }
+
+    #[test]
+    fn one_manifest_is_foreign_and_makes_the_crd_that_is_looked_for() {
+        let mut files = manifests().unwrap();
+        files.retain(|path| super::is_foreign(path));
+        let [file] = &files[..] else { panic!("{files:?}") };
+        let text = std::fs::read_to_string(file).unwrap();
+        let object: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text).unwrap();
+        let name = object["metadata"]["name"].as_str().unwrap();
+        assert_eq!(super::FOREIGN_CRD, format!("customresourcedefinition/{name}"));
+        let read = |field: &str| object["spec"]["versions"][0][field].clone();
+        assert_eq!((read("name"), read("served")), ("v1alpha2".into(), true.into()));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde_json::Value;
 use thuban_cluster::Cluster;
 
 use crate::build::root;
-use crate::install::{NAMESPACE, manifest_for, manifests};
+use crate::install::{NAMESPACE, is_foreign, manifest_for, manifests};
 
 /// Kinds of Thuban, users before the kinds that they use.
 const KINDS: [&str; 8] = [
@@ -69,7 +69,7 @@ fn remove(cluster: &Cluster) -> Result<()> {
         println!("no operator runs: objects go without it");
     }
     // Workloads and rights, then policies, kinds, configuration and namespaces.
-    for manifest in manifests()?.iter().rev() {
+    for manifest in manifests()?.iter().rev().filter(|path| !is_foreign(path)) {
         println!("deleting {}", manifest.display());
         let text = manifest_for(manifest, cluster.instance())?;
         let file = cluster.instance().state().join("uninstall.yaml");
@@ -272,7 +272,7 @@ fn take_finalizers(cluster: &Cluster) -> Result<()> {
 /// Returns everything of the manifests that has no namespace and still exists.
 fn lasting(cluster: &Cluster) -> Result<Vec<String>> {
     let mut ours = BTreeSet::new();
-    for manifest in manifests()? {
+    for manifest in manifests()?.into_iter().filter(|path| !is_foreign(path)) {
         let text =
             fs::read_to_string(&manifest).with_context(|| format!("reading {}", manifest.display()))?;
         for document in serde_yaml_ng::Deserializer::from_str(&text) {

@@ -29,10 +29,12 @@ pub fn on_change(context: &Context, change: &Change<NetworkPolicy>) {
         Change::Gone(policy) => (&**policy, None),
     };
     let (namespace, name) = (policy.namespace().unwrap_or_default(), policy.name_any());
+    let created = policy.metadata.creation_timestamp.as_ref();
+    let created = created.map_or(0, |time| time.0.as_second());
     // What is malformed is told by the reconciler.
     let _ = context
         .hub
-        .update(|world| world.set_network_policy(&namespace, &name, spec));
+        .update(|world| world.set_network_policy(&namespace, &name, created, spec));
     match change {
         Change::Applied(_) => {
             context.hub.triggers.network_policy(&namespace, &name);

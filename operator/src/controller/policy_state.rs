@@ -29,6 +29,7 @@ const WAIT_RETRY: Duration = Duration::from_secs(10);
 const WATCH_RETRY: Duration = Duration::from_millis(500);
 
 const MALFORMED: &str = "Malformed";
+const TOO_MANY: &str = "TooManyPolicies";
 const PROVISIONED: &str = "Provisioned";
 
 pub fn on_change(context: &Context, change: &Change<PolicyState>) {
@@ -56,15 +57,20 @@ pub fn tell<K: Object>(policy: &K, name: &str, known: &[Condition], context: &Co
         policy.uid().unwrap_or_default(),
         generation.unwrap_or_default()
     );
-    let problem = context
-        .hub
-        .read(|world| world.policies().problem(name).map(ToString::to_string));
+    let (reason, problem) = context.hub.read(|world| {
+        let policies = world.policies();
+        let malformed = || policies.problem(name).map(ToString::to_string);
+        match policies.refused(name) {
+            Some(refused) => (TOO_MANY, Some(refused.to_string())),
+            None => (MALFORMED, malformed()),
+        }
+    });
     let standing = context.hub.policy_standing(name);
     let is_in_force = standing.is_some();
     let standing = standing.unwrap_or_default();
     let accepted = match &problem {
         None => condition("Accepted", true, "Accepted", "", generation),
-        Some(problem) => condition("Accepted", false, MALFORMED, problem, generation),
+        Some(problem) => condition("Accepted", false, reason, problem, generation),
     };
     let mut conditions = known.to_vec();
     let is_news = set(&mut conditions, accepted);
@@ -72,8 +78,13 @@ pub fn tell<K: Object>(policy: &K, name: &str, known: &[Condition], context: &Co
     let was_provisioned = find(known, PROVISIONED).is_some_and(|known| {
         known.status == ConditionStatus::True && known.observed_generation == generation
     });
-    if !was_provisioned {
-        let provisioned = provisioned(&standing, is_in_force, generation);
+    if !was_provisioned || !is_in_force {
+        let provisioned = if is_in_force {
+            provisioned(&standing, generation)
+        } else {
+            let message = "not in force as it is written: see the condition Accepted";
+            condition(PROVISIONED, false, reason, message, generation)
+        };
         let is_true = provisioned.status == ConditionStatus::True;
         if is_true || !is_in_force {
             context.clocks.forget(Timed::PolicyWait, &whose);
@@ -90,7 +101,7 @@ pub fn tell<K: Object>(policy: &K, name: &str, known: &[Condition], context: &Co
         set(&mut conditions, provisioned);
     }
     if let (true, Some(problem)) = (is_news, &problem) {
-        context.events.event(policy, true, MALFORMED, problem);
+        context.events.event(policy, true, reason, problem);
     }
     Told {
         standing,
@@ -99,14 +110,10 @@ pub fn tell<K: Object>(policy: &K, name: &str, known: &[Condition], context: &Co
     }
 }
 
-fn provisioned(standing: &PolicyStanding, is_in_force: bool, generation: Option<i64>) -> Condition {
+fn provisioned(standing: &PolicyStanding, generation: Option<i64>) -> Condition {
     let condition =
         |is_true, reason, message: &str| condition(PROVISIONED, is_true, reason, message, generation);
-    if !is_in_force {
-        let message =
-            "not in force, because it is not known which pods it selects: see the condition Accepted";
-        condition(false, MALFORMED, message)
-    } else if standing.is_provisioned() {
+    if standing.is_provisioned() {
         condition(true, "Acknowledged", &standing.message())
     } else if standing.is_outdated {
         condition(false, WAITS_FOR_UPGRADE, &standing.message())

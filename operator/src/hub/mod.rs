@@ -432,6 +432,9 @@ impl Hub {
         if !is_lacking {
             return;
         }
+        if reason == NackReason::IdTaken {
+            self.refuse_policy_id(state, droplet, key);
+        }
         if let (Key::Local(vni, address), NackReason::AddressInUseOnNode) = (key, reason)
             && let Some(name) = state.world.holder(*vni, *address).cloned()
         {

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use thuban_rows::{Kind, Kinds};
 use tokio::time::{Instant, sleep, timeout};
+use tracing::info;
 
 use super::{Hub, State};
 use crate::model::acks::Marks;
+use crate::model::rows::Key;
 
 /// How often the hub looks, while there are policies, for droplets that are suspect now and rows that have rested.
 const LOOK: Duration = Duration::from_secs(1);
@@ -112,6 +114,9 @@ impl Hub {
         for name in state.world.take_newly_closed() {
             self.triggers.endpoint(&name);
         }
+        for name in state.world.take_rejudged_policies() {
+            self.wake_policy(&name);
+        }
         if is_settled || state.steps.waiting.is_empty() {
             for name in std::mem::take(&mut state.steps.unprovisioned) {
                 self.wake_policy(&name);
@@ -156,6 +161,18 @@ impl Hub {
             state.steps.unprovisioned.insert(name.to_owned());
         }
         Some(standing)
+    }
+
+    /// Has a class or set get another id, because a droplet knows other content under its id.
+    pub(super) fn refuse_policy_id(&self, state: &mut State, droplet: &str, key: &Key) {
+        if state.world.refuse_policy_id(key) {
+            info!(
+                droplet,
+                ?key,
+                "a class or set gets another id, because the droplet knows another one by it"
+            );
+            self.policy_news.notify_one();
+        }
     }
 
     /// Has policies rolled out if there is something to do.

@@ -7,7 +7,7 @@ mod reports;
 mod rests;
 mod subscriptions;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
@@ -450,7 +450,7 @@ fn a_snapshot_has_no_rows_that_its_droplet_does_not_understand() {
         let snapshot = received(&mut stream).remove(0);
         let rows = snapshot.upserts.into_iter();
         let kinds = rows.map(|row| thuban_rows::Row::try_from(row).unwrap().kind());
-        kinds.collect::<std::collections::BTreeSet<_>>()
+        kinds.collect::<BTreeSet<_>>()
     };
     let whole = kinds(hub.open("b", &[], &[], Kinds::read(&[])).1);
     assert!(whole.contains(&Kind::Bouncer) && whole.contains(&Kind::Network));

@@ -236,7 +236,11 @@ pub async fn collect(simulation: Arc<Simulation>) {
     loop {
         simulation.collect.notified().await;
         simulation.pause(5, 800).await;
-        simulation.with(sweep);
+        simulation.with(|state| {
+            if !state.is_collector_away {
+                sweep(state);
+            }
+        });
     }
 }
 

@@ -13,6 +13,7 @@ mod full;
 mod heartbeats;
 mod overlapping;
 mod policies;
+mod policy_ids;
 mod private;
 mod readdressed;
 mod service_ranges;
@@ -70,6 +71,13 @@ fn has_pod(state: &State, droplet: &str) -> bool {
 
 pub fn has(state: &State, kind: Kind, name: &str) -> bool {
     state.store.get(kind, "", name).is_some()
+}
+
+/// Returns the droplet where a role serves.
+fn droplet_of(simulation: &Simulation, kind: Kind, name: &str) -> String {
+    let state = simulation.lock();
+    let role = state.store.value(kind, "", name).expect("a role");
+    text(role, "/status/droplet").to_owned()
 }
 
 fn is_claimed(state: &State) -> bool {

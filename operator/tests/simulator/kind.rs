@@ -17,13 +17,14 @@ pub enum Kind {
     Service,
     EndpointSlice,
     NetworkPolicy,
+    ClusterNetworkPolicy,
     ServiceCidr,
     /// Events that are reported once; of other events only the fact that they were written.
     Event,
 }
 
 impl Kind {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Pod,
         Self::Namespace,
         Self::Node,
@@ -39,6 +40,7 @@ impl Kind {
         Self::Service,
         Self::EndpointSlice,
         Self::NetworkPolicy,
+        Self::ClusterNetworkPolicy,
         Self::ServiceCidr,
         Self::Event,
     ];
@@ -60,6 +62,7 @@ impl Kind {
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
             Self::NetworkPolicy => "NetworkPolicy",
+            Self::ClusterNetworkPolicy => "ClusterNetworkPolicy",
             Self::ServiceCidr => "ServiceCIDR",
             Self::Event => "Event",
         }
@@ -82,6 +85,7 @@ impl Kind {
             Self::Service => "services",
             Self::EndpointSlice => "endpointslices",
             Self::NetworkPolicy => "networkpolicies",
+            Self::ClusterNetworkPolicy => "clusternetworkpolicies",
             Self::ServiceCidr => "servicecidrs",
             Self::Event => "events",
         }
@@ -100,6 +104,7 @@ impl Kind {
                 | Self::Service
                 | Self::EndpointSlice
                 | Self::NetworkPolicy
+                | Self::ClusterNetworkPolicy
                 | Self::ServiceCidr
                 | Self::Event
         )
@@ -109,6 +114,7 @@ impl Kind {
         match self {
             Self::EndpointSlice => "discovery.k8s.io/v1",
             Self::NetworkPolicy | Self::ServiceCidr => "networking.k8s.io/v1",
+            Self::ClusterNetworkPolicy => "policy.networking.k8s.io/v1alpha2",
             Self::Event => "events.k8s.io/v1",
             _ if self.is_ours() => "thuban.dev/v1alpha1",
             _ => "v1",

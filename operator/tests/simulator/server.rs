@@ -77,9 +77,6 @@ impl Target {
     }
 }
 
-/// A group of which this API server has no kind.
-const NOT_SERVED: &str = "/apis/policy.networking.k8s.io/";
-
 /// The fate of a request, besides being slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
@@ -97,7 +94,12 @@ fn target(path: &str) -> Option<Target> {
     let (["api", "v1", rest @ ..]
     | [
         "apis",
-        "thuban.dev" | "events.k8s.io" | "coordination.k8s.io" | "discovery.k8s.io" | "networking.k8s.io",
+        "thuban.dev"
+        | "events.k8s.io"
+        | "coordination.k8s.io"
+        | "discovery.k8s.io"
+        | "networking.k8s.io"
+        | "policy.networking.k8s.io",
         _,
         rest @ ..,
     ]) = parts.as_slice()
@@ -152,9 +154,6 @@ impl Connection {
         let (head, body) = request.into_parts();
         let path = head.uri.path();
         let query = head.uri.query().unwrap_or_default();
-        if path.starts_with(NOT_SERVED) {
-            return Ok(refusal(NOT_FOUND));
-        }
         let target = target(path).ok_or_else(|| format!("the fake API server has no {path}"))?;
         if head.method == Method::GET && parameter(query, "watch").is_some() {
             let version = parameter(query, "resourceVersion").and_then(|version| version.parse().ok());
@@ -413,6 +412,7 @@ fn one_writer(state: &mut State, workflow: Option<&str>, target: &Target) {
     // The workflow of a NetworkPolicy writes its state.
     let own = match kind {
         Kind::PolicyState => "NetworkPolicy.v1.networking.k8s.io".to_owned(),
+        Kind::ClusterNetworkPolicy => "ClusterNetworkPolicy.v1alpha2.policy.networking.k8s.io".to_owned(),
         kind => format!("{}.v1alpha1.thuban.dev", kind.name()),
     };
     let own = format!("{own}/{name}{within}{namespace}");
@@ -499,7 +499,7 @@ fn event(state: &mut State, method: &Method, namespace: &str, body: &Bytes) -> R
 }
 
 fn list(state: &mut State, kind: Kind, query: &str) -> Result<Bytes, Failure> {
-    if state.unserved == Some(kind) {
+    if state.unserved.contains(&kind) {
         return Err(NOT_FOUND);
     }
     // A client that names no limit gets everything at once.

@@ -42,8 +42,10 @@ pub struct State {
     pub told: BTreeSet<(String, String, String)>,
     /// Endpoints whose finalizer was removed by somebody who must not: their end says nothing about the operator.
     pub stripped: BTreeSet<String>,
-    /// The kind that the API server does not have.
-    pub unserved: Option<Kind>,
+    /// The kinds that the API server does not have.
+    pub unserved: BTreeSet<Kind>,
+    /// The garbage collector does nothing.
+    pub is_collector_away: bool,
     /// The next write of a status of this kind is done so much later, long after its client gave it up.
     pub late_status: Option<(Kind, Duration)>,
     /// Faults have stopped.
@@ -84,7 +86,8 @@ impl Simulation {
             full: BTreeSet::new(),
             told: BTreeSet::new(),
             stripped: BTreeSet::new(),
-            unserved: None,
+            unserved: [Kind::ClusterNetworkPolicy].into(),
+            is_collector_away: false,
             late_status: None,
             is_fair: false,
             trace: Vec::new(),

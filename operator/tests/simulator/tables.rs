@@ -39,6 +39,8 @@ pub struct Tables {
     pub room: BTreeMap<Kind, usize>,
     /// How often a row had no room.
     pub times_full: usize,
+    /// How often a class or set had the id of another one.
+    pub times_taken: usize,
 }
 
 impl Tables {
@@ -67,8 +69,14 @@ impl Tables {
         self.rows.contains_key(slot) || self.room.get(&kind).is_none_or(|room| used() < *room)
     }
 
-    /// Applies a program: deletes first, then upserts. Local rows whose address is in use in another VPC here, and rows
-    /// without room, are refused and returned.
+    /// Whether the row is of a class or set, and the droplet knows another one by its id.
+    fn is_taken(&self, slot: &Slot, row: &Row) -> bool {
+        let has_id = matches!(slot, Slot::Class(..) | Slot::PolicySet(..));
+        has_id && self.rows.get(slot).is_some_and(|known| known != row)
+    }
+
+    /// Applies a program: deletes first, then upserts. Local rows whose address is in use in another VPC here, rows
+    /// without room, and other classes and sets under known ids are refused and returned.
     pub fn apply(&mut self, program: Program) -> Vec<Refused> {
         if program.snapshot {
             let wanted: BTreeSet<Slot> = program.upserts.iter().map(slot_of_row).collect();
@@ -91,7 +99,10 @@ impl Tables {
                     continue;
                 }
             }
-            if self.has_room(&slot) {
+            if self.is_taken(&slot, &row) {
+                self.times_taken += 1;
+                refused.push((slot, NackReason::IdTaken));
+            } else if self.has_room(&slot) {
                 self.rows.insert(slot, row);
             } else {
                 self.times_full += 1;

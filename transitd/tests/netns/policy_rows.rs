@@ -304,7 +304,7 @@ fn other_content_under_a_known_id_is_refused() {
     rig.operator
         .push_and_wait(vec![set(4, 12, 80), class(3, 12)], vec![]);
     let is_refusal =
-        |message: &Message| matches!(message, Message::Nack(nack) if nack.reason() == NackReason::Invalid);
+        |message: &Message| matches!(message, Message::Nack(nack) if nack.reason() == NackReason::IdTaken);
     assert_eq!(rig.operator.count(is_refusal), 2);
     assert_eq!(rig.judging(), before);
 }

@@ -8,7 +8,7 @@ use kube::runtime::reflector::{ObjectRef, store::Writer};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
 use tokio::sync::oneshot;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::controller::runtime::objects::Object;
 
@@ -24,7 +24,7 @@ pub enum Change<K: Object> {
 pub enum Serving {
     #[default]
     Expected,
-    /// If not, there are no objects of it.
+    /// If not, there are no objects of it, until it does.
     Optional,
 }
 
@@ -57,6 +57,7 @@ pub async fn watch<K>(
     let reader = writer.as_reader();
     let mut listed: Vec<K> = Vec::new();
     let mut failed = 0;
+    let mut is_missing = false;
     let mut events = watcher(api, watcher::Config::default())
         .default_backoff()
         .modify(strip)
@@ -70,6 +71,7 @@ pub async fn watch<K>(
                     if let Some(filled) = filled.take() {
                         let kind = K::kind(&());
                         warn!(%kind, %error, "the API server does not serve this kind to the operator: it has no objects");
+                        is_missing = true;
                         let _ = filled.send(());
                     }
                     continue;
@@ -80,6 +82,9 @@ pub async fn watch<K>(
         };
         match &event {
             watcher::Event::InitDone => {
+                if std::mem::take(&mut is_missing) {
+                    info!(kind = %K::kind(&()), "the API server serves this kind now");
+                }
                 let before = reader.state();
                 writer.apply_watcher_event(&event);
                 let uids: HashSet<_> = listed.iter().filter_map(ResourceExt::uid).collect();

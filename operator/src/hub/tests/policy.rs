@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use thuban_proto::transit::{OperatorMessage, Row};
+use thuban_rows::LocalEndpoint;
 
 use super::*;
 use crate::model::policy::Profile;
@@ -29,8 +30,27 @@ fn take(droplet: &mut Droplet) -> (Vec<Row>, usize) {
 }
 
 fn kinds(rows: &[Row]) -> Vec<Kind> {
+    read(rows).iter().map(|row| row.key().kind()).collect()
+}
+
+fn read(rows: &[Row]) -> Vec<thuban_rows::Row> {
     let rows = rows.iter().map(|row| thuban_rows::Row::try_from(row.clone()));
-    rows.map(|row| row.unwrap().key().kind()).collect()
+    rows.collect::<Result<_, _>>().unwrap()
+}
+
+/// Lets all droplets ack everything. Returns the rows that they are sent, and how many they lose.
+fn settle(hub: &Hub, droplets: &mut BTreeMap<&'static str, Droplet>) -> (Vec<thuban_rows::Row>, usize) {
+    let (mut all, mut lost) = (Vec::new(), 0);
+    for _ in 0..10 {
+        hub.roll_out();
+        for (name, droplet) in &mut *droplets {
+            let (rows, gone) = take(droplet);
+            all.extend(read(&rows));
+            lost += gone;
+            assert!(hub.ack(name, droplet.id, droplet.sequence));
+        }
+    }
+    (all, lost)
 }
 
 fn play(kinds: &Kinds) -> (Hub, BTreeMap<&'static str, Droplet>) {
@@ -74,7 +94,7 @@ fn set(hub: &Hub) {
         "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}],
     });
     let spec = serde_json::from_value(spec).unwrap();
-    hub.update(|world| world.set_network_policy("red", "db", Some(&spec)).unwrap());
+    hub.update(|world| world.set_network_policy("red", "db", 0, Some(&spec)).unwrap());
 }
 
 /// Rolls out, and returns the kinds of rows that each droplet is sent.
@@ -177,26 +197,109 @@ async fn steps_do_not_wait_for_a_suspect_droplet() {
 #[tokio::test(start_paused = true)]
 async fn a_policy_that_goes_leaves_no_rows() {
     let (hub, mut droplets) = play(&Kinds::all());
-    let settle = |droplets: &mut BTreeMap<&'static str, Droplet>| {
-        let mut lost = 0;
-        for _ in 0..10 {
+    set(&hub);
+    assert_eq!(settle(&hub, &mut droplets).1, 0);
+    hub.update(|world| world.set_network_policy("red", "db", 0, None).unwrap());
+    assert_eq!(settle(&hub, &mut droplets).1, 0, "packets may be on their way");
+    tokio::time::advance(Duration::from_secs(31)).await;
+    assert_eq!(settle(&hub, &mut droplets).1, 2, "the set, of both droplets");
+    tokio::time::advance(Duration::from_secs(31)).await;
+    assert_eq!(settle(&hub, &mut droplets).1, 2, "the class");
+    assert!(!hub.read(world::World::has_policies));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_is_provisioned_when_its_last_step_is_acked() {
+    let (hub, mut droplets) = play(&Kinds::all());
+    let is_provisioned = || hub.policy_standing("red/db").unwrap().is_provisioned();
+    let mut take_steps = |count: u32| {
+        for step in 1..=count {
             hub.roll_out();
-            for (name, droplet) in &mut *droplets {
-                lost += take(droplet).1;
+            assert!(!is_provisioned(), "step {step} is not acked");
+            for (name, droplet) in &mut droplets {
+                take(droplet);
                 assert!(hub.ack(name, droplet.id, droplet.sequence));
             }
         }
-        lost
+        hub.roll_out();
+        assert!(is_provisioned());
     };
     set(&hub);
-    assert_eq!(settle(&mut droplets), 0);
-    hub.update(|world| world.set_network_policy("red", "db", None).unwrap());
-    assert_eq!(settle(&mut droplets), 0, "packets may be on their way");
-    tokio::time::advance(Duration::from_secs(31)).await;
-    assert_eq!(settle(&mut droplets), 2, "the set, of both droplets");
-    tokio::time::advance(Duration::from_secs(31)).await;
-    assert_eq!(settle(&mut droplets), 2, "the class");
-    assert!(!hub.read(world::World::has_policies));
+    assert!(!is_provisioned());
+    take_steps(3);
+    let other = serde_json::from_value(json!({"podSelector": {"matchLabels": {"app": "db"}}})).unwrap();
+    hub.update(|world| world.set_network_policy("red", "db", 0, Some(&other)).unwrap());
+    assert!(!is_provisioned(), "it was, as it was before");
+    take_steps(2);
+}
+
+/// Returns the ids of the rows of a kind.
+fn ids(rows: &[thuban_rows::Row], kind: Kind) -> BTreeSet<Key> {
+    let keys = rows.iter().map(thuban_rows::Row::key);
+    keys.filter(|key| key.kind() == kind).collect()
+}
+
+/// Returns the classes and sets that endpoints are judged by.
+fn used(rows: &[thuban_rows::Row]) -> BTreeSet<Key> {
+    let mut used = BTreeSet::new();
+    for row in rows {
+        let thuban_rows::Row::Local(LocalEndpoint {
+            class, ingress_set, ..
+        }) = row
+        else {
+            continue;
+        };
+        used.extend(class.map(|id| Key::Class(VNI, id)));
+        used.extend(ingress_set.map(|id| Key::PolicySet(VNI, id)));
+    }
+    used
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_judged_by_an_id_that_a_droplet_refuses() {
+    for kind in [Kind::Class, Kind::PolicySet] {
+        let (hub, mut droplets) = play(&Kinds::all());
+        set(&hub);
+        hub.roll_out();
+        let c = droplets.get_mut("c").unwrap();
+        let refused = ids(&read(&take(c).0), kind).pop_first().unwrap();
+        for _ in 0..2 {
+            hub.nack("c", c.id, c.sequence, &refused, NackReason::IdTaken);
+        }
+        assert!(hub.ack("c", c.id, c.sequence));
+        let (rows, lost) = settle(&hub, &mut droplets);
+        let given = ids(&rows, kind).into_iter().find(|key| *key != refused).unwrap();
+        let used = used(&rows);
+        assert!(used.contains(&given) && !used.contains(&refused), "{used:?}");
+        assert!(lost == 0 && hub.policy_standing("red/db").unwrap().is_provisioned());
+        tokio::time::advance(Duration::from_secs(31)).await;
+        assert_eq!(settle(&hub, &mut droplets).1, 2, "it goes from both droplets");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_is_pending_while_its_set_is_refused() {
+    let (hub, mut droplets) = play(&Kinds::all());
+    set(&hub);
+    settle(&hub, &mut droplets);
+    let db = ("red".to_owned(), "db".to_owned());
+    let is_pending = || hub.read(|world| world.is_policy_pending(&db));
+    // An earlier leader gave the id to another set. If the set is not valid, another id would not help.
+    for (reason, gets_another) in [(NackReason::Invalid, false), (NackReason::IdTaken, true)] {
+        let (id, stream) = hub.open("a", &[], &[], Kinds::all());
+        let sequence = 0;
+        let mut a = Droplet { id, stream, sequence };
+        let refused = ids(&read(&take(&mut a).0), Kind::PolicySet);
+        let refused = refused.first().unwrap();
+        assert!(!is_pending());
+        hub.nack("a", id, 1, refused, reason);
+        assert_eq!(is_pending(), gets_another, "{reason:?}");
+        assert!(hub.ack("a", id, 1));
+        droplets.insert("a", a);
+        let (rows, _) = settle(&hub, &mut droplets);
+        assert_eq!(!used(&rows).is_empty(), gets_another, "{reason:?}");
+        assert!(!is_pending() && !used(&rows).contains(refused));
+    }
 }
 
 #[tokio::test(start_paused = true)]

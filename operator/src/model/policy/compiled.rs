@@ -10,8 +10,9 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use thuban_rows::{Block, PolicyAction, PolicyPorts, PolicyRule, PolicyTier};
 
-use super::group::Group;
+use super::group::{Group, Namespaces};
 use super::malformed::{Malformed, Problem};
+use super::selector::Selector;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
@@ -63,6 +64,32 @@ impl Policy {
         ports.filter_map(name).collect()
     }
 
+    /// Returns the policy without what it accepts.
+    pub fn closed(&self) -> Self {
+        Self {
+            name: Arc::clone(&self.name),
+            subject: Arc::clone(&self.subject),
+            ingress: self.ingress.as_ref().map(|_| Vec::new()),
+            egress: self.egress.as_ref().map(|_| Vec::new()),
+            groups: BTreeSet::new(),
+            ..*self
+        }
+    }
+
+    /// Returns a policy that isolates all pods of a namespace, and accepts nothing.
+    pub fn closing_all(name: &str, namespace: &str) -> Self {
+        let all = Namespaces::Named(namespace.to_owned());
+        Self {
+            name: name.into(),
+            tier: PolicyTier::NetworkPolicy,
+            priority: 0,
+            subject: Arc::new(Group::new(all, Selector::default())),
+            ingress: Some(Vec::new()),
+            egress: Some(Vec::new()),
+            groups: BTreeSet::new(),
+        }
+    }
+
     /// Returns the place of the policy among those that select a pod.
     pub fn place(&self) -> (PolicyTier, i32, &str) {
         (self.tier, self.priority, &self.name)
@@ -70,7 +97,7 @@ impl Policy {
 }
 
 /// A policy that was read, as far as it was understood.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Compiled {
     /// None: not even whom the policy selects is known, so it isn't in force.
     pub policy: Option<Policy>,

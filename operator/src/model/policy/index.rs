@@ -50,11 +50,16 @@ impl<T: Ord + Clone> Index<T> {
         }
     }
 
-    /// Yields the groups that select the pod, each once: labels have one value of a key.
-    pub fn selecting(&self, pod: &Selectable) -> impl Iterator<Item = (&Group, &T)> {
-        self.candidates(pod)
+    /// Returns the groups that select the pod, each once, because labels have one value of a key; and against how many
+    /// groups the pod was matched.
+    pub fn selecting(&self, pod: &Selectable) -> (Vec<(&Group, &T)>, usize) {
+        let mut matched = 0;
+        let candidates = self.candidates(pod).inspect(|_| matched += 1);
+        let found = candidates
             .filter(|(group, _)| group.selects(pod))
             .map(|(group, item)| (&**group, item))
+            .collect();
+        (found, matched)
     }
 
     fn candidates(&self, pod: &Selectable) -> impl Iterator<Item = &(Arc<Group>, T)> {
@@ -100,6 +105,34 @@ mod tests {
     }
 
     #[test]
+    fn thousands_of_values_take_no_more_room_than_few() {
+        let values: Vec<String> = (0..5000).map(|number| number.to_string()).collect();
+        let any = |key: &str| json!({"matchExpressions": [{"key": key, "operator": "In", "values": values}]});
+        let namespaces = Namespaces::Selected(selector(any("team")));
+        let group = Arc::new(Group::new(namespaces, selector(any("app"))));
+        let mut index = Index::default();
+        index.insert(&group, &());
+        assert_eq!(
+            index
+                .0
+                .values()
+                .map(std::collections::HashMap::len)
+                .sum::<usize>(),
+            1
+        );
+        let team = labels(&[("team", "4999".to_owned())]);
+        let selected = |app: &str| {
+            let pod = Selectable {
+                namespace: "red",
+                namespace_labels: &team,
+                labels: labels(&[("app", app.to_owned())]),
+            };
+            index.selecting(&pod).0.len()
+        };
+        assert_eq!((selected("17"), selected("5000")), (1, 0));
+    }
+
+    #[test]
     fn a_pod_is_matched_against_few_of_many_groups() {
         let mut index = Index::default();
         let mut groups = Vec::new();
@@ -132,7 +165,8 @@ mod tests {
             labels: labels(&[("app", "web".into()), ("one", "8".into()), ("two", "9".into())]),
         };
         assert_eq!(index.candidates(&pod).count(), 4);
-        assert_eq!(index.selecting(&pod).count(), 4);
+        let (found, matched) = index.selecting(&pod);
+        assert_eq!((found.len(), matched), (4, 4));
         for group in &groups {
             index.remove(group, &());
         }

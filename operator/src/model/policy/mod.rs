@@ -13,6 +13,7 @@
 //! | `index` | how a pod finds the groups that it is in |
 //! | `network_policy`, `cluster_policy` | what each kind says, as rules |
 //! | `compiled`, `malformed` | what both kinds have in common |
+//! | `limits`, `set_room` | how much the NetworkPolicies of a namespace may say together |
 //! | `profile` | what a pod has that policies see, shared by pods that have the same |
 //! | `sets` | content of classes and sets, and their ids |
 //! | `registry` | the contents that a VPC has, by id |
@@ -23,6 +24,7 @@ mod cluster_policy;
 mod compiled;
 mod group;
 mod index;
+mod limits;
 mod malformed;
 mod network_policy;
 #[cfg(any(test, feature = "oracle"))]
@@ -31,6 +33,7 @@ mod profile;
 mod registry;
 mod rollout;
 mod selector;
+mod set_room;
 mod sets;
 #[cfg(test)]
 mod tests;
@@ -45,6 +48,7 @@ use thuban_rows::NamedPort;
 pub use cluster_policy::Node;
 pub use compiled::Direction;
 pub use group::{NETWORK_LABEL, VPC_LABEL};
+pub use limits::Refused;
 pub use malformed::{Malformed, Problem};
 pub use profile::Profile;
 pub use rollout::{Assignment, News, Rollout, Wanted};
@@ -54,6 +58,7 @@ pub use sets::{ClassContent, SetContent, TooManyRules};
 use compiled::{Compiled, Policy};
 use group::{Group, Namespaces, Selectable};
 use index::Index;
+use limits::Share;
 
 /// All policies, and the objects that they speak of.
 #[derive(Debug, Default)]
@@ -63,7 +68,11 @@ pub struct Policies {
     /// Those that change with the nodes.
     of_nodes: BTreeMap<String, ClusterNetworkPolicySpec>,
     /// By [`Policy::name`]: that of a NetworkPolicy has a slash, that of a ClusterNetworkPolicy hasn't.
-    by_name: HashMap<Arc<str>, Policy>,
+    by_name: HashMap<Arc<str>, Arc<Policy>>,
+    /// The NetworkPolicies of each namespace.
+    shares: HashMap<String, Share>,
+    /// NetworkPolicies that count, or don't, because of a change of another one.
+    rejudged: BTreeSet<Arc<str>>,
     subjects: Index<Arc<str>>,
     peers: Index<()>,
     /// How many policies have a group as a peer, or name a port of others.
@@ -146,6 +155,19 @@ impl Policies {
         self.problems.get(name)
     }
 
+    /// Returns why a NetworkPolicy does not count although it is well-formed: its namespace has too many, or too large
+    /// ones.
+    pub fn refused(&self, name: &str) -> Option<Refused> {
+        let (namespace, _) = name.split_once('/')?;
+        self.shares.get(namespace)?.refused(name)
+    }
+
+    /// Returns the names of the NetworkPolicies of which [`Self::refused`] may say something else than before, because
+    /// of a change of another one, since the last call.
+    pub fn take_rejudged(&mut self) -> BTreeSet<Arc<str>> {
+        std::mem::take(&mut self.rejudged)
+    }
+
     /// Yields the names of the policies that are in force.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.by_name.keys().map(AsRef::as_ref)
@@ -207,16 +229,35 @@ impl Policies {
         self.touched.all |= self.retired_names.len() < count;
     }
 
-    /// Sets or removes a NetworkPolicy. An error names the first field that isn't understood. The policy is in force
-    /// all the same, and fails closed there. It is not in force if that field is its tier or its subject.
+    /// Sets or removes a NetworkPolicy, which was created at that second. An error names the first field that isn't
+    /// understood. The policy is in force all the same, and fails closed there. It is not in force if that field is its
+    /// tier or its subject.
+    ///
+    /// If a namespace has more policies than `limits` allows, the oldest count: see [`Self::refused`].
     pub fn set_network_policy(
         &mut self,
         namespace: &str,
         name: &str,
+        created: i64,
         spec: Option<&NetworkPolicySpec>,
     ) -> Result<(), Malformed> {
         let compiled = spec.map(|spec| network_policy::compile(namespace, name, spec));
-        self.replace(&format!("{namespace}/{name}"), compiled)
+        let Compiled { policy, problem } = compiled.unwrap_or_default();
+        let given = spec.zip(policy);
+        let given = given.map(|(spec, policy)| (created, limits::entries(spec), policy));
+        let name: Arc<str> = format!("{namespace}/{name}").into();
+        let share = self.shares.entry(namespace.to_owned()).or_default();
+        let seen = share.set(namespace, &name, given);
+        if share.is_empty() {
+            self.shares.remove(namespace);
+        }
+        for (seen, policy) in seen {
+            self.replace(&seen, policy);
+            if seen != name {
+                self.rejudged.insert(seen);
+            }
+        }
+        self.note(&name, problem)
     }
 
     /// Sets or removes a ClusterNetworkPolicy. As [`Policies::set_network_policy`].
@@ -230,7 +271,9 @@ impl Policies {
             self.of_nodes.insert(name.to_owned(), spec.clone());
         }
         let compiled = spec.map(|spec| cluster_policy::compile(name, spec, &self.nodes));
-        self.replace(name, compiled)
+        let Compiled { policy, problem } = compiled.unwrap_or_default();
+        self.replace(name, policy.map(Arc::new));
+        self.note(name, problem)
     }
 
     /// Sets the labels of a namespace, or removes it.
@@ -259,18 +302,26 @@ impl Policies {
 
     /// Returns what the policies say of a pod.
     pub fn apply(&self, member: &Member) -> Applied {
+        self.match_all(member).0
+    }
+
+    /// Returns what the policies say of a pod, and against how many groups the pod was matched for that.
+    pub fn match_all(&self, member: &Member) -> (Applied, usize) {
         if member.on_host_network {
-            return Applied::default();
+            return (Applied::default(), 0);
         }
         let unknown = Labels::new();
         let pod = Selectable::new(member, self.namespaces.get(member.namespace).unwrap_or(&unknown));
         let named = member.ports.iter().filter(|port| self.has_name(&port.name));
+        let (peers, matched) = self.peers.selecting(&pod);
         let class = ClassContent {
-            groups: self.peers.selecting(&pod).map(|(group, ())| group.id()).collect(),
+            groups: peers.into_iter().map(|(group, ())| group.id()).collect(),
             names: named.cloned().collect(),
         };
-        let selecting = self.subjects.selecting(&pod);
-        let mut policies: Vec<&Policy> = selecting.filter_map(|(_, name)| self.by_name.get(name)).collect();
+        let (selecting, matched_subjects) = self.subjects.selecting(&pod);
+        let selecting = selecting.into_iter();
+        let policies = selecting.filter_map(|(_, name)| self.by_name.get(name));
+        let mut policies: Vec<&Policy> = policies.map(AsRef::as_ref).collect();
         policies.sort_unstable_by(|one, other| one.place().cmp(&other.place()));
         let mut too_many = Vec::new();
         let mut set = |direction| {
@@ -281,12 +332,13 @@ impl Policies {
             })
         };
         let (ingress, egress) = (set(Direction::Ingress), set(Direction::Egress));
-        Applied {
+        let applied = Applied {
             class,
             ingress,
             egress,
             too_many,
-        }
+        };
+        (applied, matched + matched_subjects)
     }
 
     /// Whether classes have ports of the name.
@@ -294,23 +346,25 @@ impl Policies {
         self.names.has(name) || self.retired_names.contains(name)
     }
 
-    fn replace(&mut self, name: &str, compiled: Option<Compiled>) -> Result<(), Malformed> {
-        let Compiled { policy, problem } = compiled.unwrap_or(Compiled {
-            policy: None,
-            problem: None,
-        });
-        if self.by_name.get(name) != policy.as_ref() {
-            self.version += 1;
-            // What stays must not go and come again, or all pods would be touched.
-            let old = self.by_name.remove(name);
-            self.versions.remove(name);
-            if let Some(new) = policy {
-                self.add(new);
-            }
-            if let Some(old) = old {
-                self.remove(&old);
-            }
+    /// Puts a policy in the place of the one of its name.
+    fn replace(&mut self, name: &str, policy: Option<Arc<Policy>>) {
+        if self.by_name.get(name) == policy.as_ref() {
+            return;
         }
+        self.version += 1;
+        // What stays must not go and come again, or all pods would be touched.
+        let old = self.by_name.remove(name);
+        self.versions.remove(name);
+        if let Some(new) = policy {
+            self.add(new);
+        }
+        if let Some(old) = old {
+            self.remove(&old);
+        }
+    }
+
+    /// Notes what is wrong with the policy of a name, and returns it.
+    fn note(&mut self, name: &str, problem: Option<Malformed>) -> Result<(), Malformed> {
         let Some(problem) = problem else {
             self.problems.remove(name);
             return Ok(());
@@ -319,7 +373,7 @@ impl Policies {
         Err(problem)
     }
 
-    fn add(&mut self, new: Policy) {
+    fn add(&mut self, new: Arc<Policy>) {
         self.touched.note(&new.subject);
         self.subjects.insert(&new.subject, &new.name);
         for group in &new.groups {

@@ -110,7 +110,7 @@ impl Objects {
             return policies.set_cluster_policy(name, self.cluster_policies.get(name));
         };
         let key = (namespace.to_owned(), name.to_owned());
-        policies.set_network_policy(namespace, name, self.network_policies.get(&key))
+        policies.set_network_policy(namespace, name, 0, self.network_policies.get(&key))
     }
 
     pub fn set_nodes(&self, policies: &mut Policies) {

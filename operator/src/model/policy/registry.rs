@@ -1,7 +1,7 @@
 //! The contents that a VPC has in use, classes or sets, and their ids.
 //!
 //! Invariant: an id belongs to one content for as long as it is in use, and for [`REST`] after that: a packet that
-//! bears it may still be on its way.
+//! bears it may still be on its way. A content gets another id when a droplet knows other content under the first one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -13,6 +13,8 @@ use super::sets::{ClassContent, SetContent};
 
 /// How long a row stays after its last use, milliseconds.
 pub const REST: u64 = 30_000;
+/// The most salts that are tried because droplets refuse ids: a droplet that refuses all of them is wrong, or lies.
+const MAX_SALT: u32 = 7;
 
 /// What has an id that follows from it.
 pub trait Content: Clone + Eq + Hash {
@@ -58,6 +60,9 @@ enum Spread {
 struct Entry<C> {
     content: Arc<C>,
     spread: Spread,
+    salt: u32,
+    /// A droplet knows other content under the id: the content has another id, and this one goes when nobody uses it.
+    is_refused: bool,
     /// None: it is in use.
     unused_since: Option<u64>,
 }
@@ -78,11 +83,23 @@ impl<C> Default for Registry<C> {
 }
 
 impl<C: Content> Registry<C> {
+    /// Returns the id that a content has.
+    pub fn id(&self, content: &C) -> Option<PolicyId> {
+        self.ids.get(content).copied()
+    }
+
+    pub fn has(&self, id: PolicyId) -> bool {
+        self.entries.contains_key(&id)
+    }
+
     /// Returns the id of a content, which gets one if it has none.
     pub fn intern(&mut self, content: &C) -> PolicyId {
-        if let Some(id) = self.ids.get(content) {
-            return *id;
-        }
+        self.id(content)
+            .unwrap_or_else(|| self.add(Arc::new(content.clone())))
+    }
+
+    /// Gives a content the id of the first salt that is free.
+    fn add(&mut self, content: Arc<C>) -> PolicyId {
         let mut salt = 0;
         let id = loop {
             let id = content.id(salt);
@@ -91,7 +108,6 @@ impl<C: Content> Registry<C> {
             }
             salt += 1;
         };
-        let content = Arc::new(content.clone());
         let spread = if content.needs_no_row() {
             Spread::Known
         } else {
@@ -101,10 +117,29 @@ impl<C: Content> Registry<C> {
         let entry = Entry {
             content,
             spread,
+            salt,
+            is_refused: false,
             unused_since: None,
         };
         self.entries.insert(id, entry);
         id
+    }
+
+    /// Notes that a droplet knows other content under the id. Returns the id that the content has from now on. None: it
+    /// has one already, or too many were refused.
+    pub fn refuse(&mut self, id: PolicyId) -> Option<PolicyId> {
+        let entry = self.entries.get_mut(&id)?;
+        if entry.is_refused || entry.salt >= MAX_SALT || entry.content.needs_no_row() {
+            return None;
+        }
+        entry.is_refused = true;
+        let content = Arc::clone(&entry.content);
+        self.ids.remove(&content);
+        Some(self.add(content))
+    }
+
+    pub fn is_refused(&self, id: PolicyId) -> bool {
+        self.entries.get(&id).is_some_and(|entry| entry.is_refused)
     }
 
     /// Makes a row of it. Returns whether it had none.
@@ -138,7 +173,7 @@ impl<C: Content> Registry<C> {
 
     pub fn is_known(&self, id: PolicyId) -> bool {
         let entry = self.entries.get(&id);
-        entry.is_some_and(|entry| entry.spread == Spread::Known)
+        entry.is_some_and(|entry| entry.spread == Spread::Known && !entry.is_refused)
     }
 
     /// Notes what is in use, and forgets what has not been for a while. Returns the rows that go.
@@ -159,7 +194,9 @@ impl<C: Content> Registry<C> {
             let Some(entry) = self.entries.remove(id) else {
                 return false;
             };
-            self.ids.remove(&entry.content);
+            if !entry.is_refused {
+                self.ids.remove(&entry.content);
+            }
             had_row(&entry)
         });
         gone
@@ -198,7 +235,7 @@ impl<C: Content> Registry<C> {
 mod tests {
     use thuban_rows::PolicyId;
 
-    use super::{ClassContent, Content, REST, Registry};
+    use super::{ClassContent, Content, MAX_SALT, REST, Registry};
 
     /// All of a kind have the same ids.
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -225,6 +262,42 @@ mod tests {
         assert_eq!(registry.intern(&Colliding(2)).get(), 101);
         assert_eq!(registry.intern(&Colliding(3)).get(), 100);
         assert_eq!(registry.intern(&Colliding(1)).get(), 102);
+    }
+
+    #[test]
+    fn a_content_whose_id_is_refused_gets_the_next_one() {
+        let mut registry = Registry::default();
+        let first = registry.intern(&Colliding(1));
+        registry.send(first);
+        registry.await_all();
+        registry.acked();
+        assert!(registry.is_known(first) && !registry.is_refused(first));
+        let second = registry.refuse(first).unwrap();
+        assert_eq!((second.get(), registry.intern(&Colliding(1))), (101, second));
+        assert!(registry.is_refused(first) && !registry.is_known(first) && !registry.is_known(second));
+        assert_eq!(registry.refuse(first), None, "another droplet says so");
+        // Whoever still has the old id keeps its row for as long as it is in use.
+        assert!(registry.row(first).is_some());
+        assert!(registry.sweep(|id| id != first, 0).is_empty());
+        assert_eq!(registry.sweep(|id| id != first, REST), [first]);
+        assert_eq!(
+            registry.intern(&Colliding(1)),
+            second,
+            "it isn't forgotten with the old id"
+        );
+        assert_eq!(registry.intern(&Colliding(2)), first);
+    }
+
+    #[test]
+    fn a_droplet_that_refuses_all_ids_is_believed_for_a_while() {
+        let mut registry = Registry::default();
+        let mut id = registry.intern(&Colliding(1));
+        let mut count = 0;
+        while let Some(next) = registry.refuse(id) {
+            (id, count) = (next, count + 1);
+        }
+        assert_eq!((id.get(), count), (100 + MAX_SALT, MAX_SALT));
+        assert!(!registry.is_refused(id));
     }
 
     #[test]

@@ -9,6 +9,9 @@
 //! Changes that come meanwhile wait for the next round. A round whose sets name no other groups than those before has
 //! no step Classes.
 //!
+//! A droplet refuses a class or set if it knows other content under the id: an earlier leader met two contents of one
+//! hash in another order. The content gets another id then, and the round begins anew.
+//!
 //! A class has only the groups and names that sets of the VPC name: policies that select no pod of the VPC cost it
 //! nothing, whatever they name. As long as a set is in use or rests, classes have what it names, because policies
 //! retain their groups (`Policies::that_retain`).
@@ -22,6 +25,7 @@ use std::sync::Arc;
 use thuban_rows::{PolicyId, PolicyPorts};
 
 use super::registry::Registry;
+use super::set_room::{NoSetRoom, SetRoom};
 use super::sets::{ClassContent, SetContent};
 use super::{Applied, Policies};
 
@@ -124,6 +128,9 @@ pub struct Rollout<E> {
     members: BTreeMap<E, Member>,
     classes: Registry<ClassContent>,
     sets: Registry<SetContent>,
+    room: SetRoom,
+    /// Sets are gone, so that there is room for others.
+    has_freed: bool,
     /// What sets name that are in use or rest.
     named: Named,
     /// The narrowed classes, by the address of what policies say.
@@ -151,6 +158,8 @@ impl<E> Default for Rollout<E> {
             members: BTreeMap::new(),
             classes: Registry::default(),
             sets: Registry::default(),
+            room: SetRoom::default(),
+            has_freed: false,
             named: Named::default(),
             narrowed: HashMap::new(),
             is_enforced: false,
@@ -167,27 +176,36 @@ impl<E> Default for Rollout<E> {
 }
 
 impl<E: Ord + Clone> Rollout<E> {
-    /// Returns what policies say of an endpoint, for [`Self::set`].
-    pub fn want(&mut self, applied: &Applied) -> Wanted {
-        let Self {
-            sets,
-            named,
-            narrowed,
-            scope,
-            ..
-        } = self;
+    /// Returns what policies say of an endpoint of a namespace, for [`Self::set`]. An error says why a set denies all
+    /// instead.
+    pub fn want(&mut self, namespace: &str, applied: &Applied) -> (Wanted, Result<(), NoSetRoom>) {
+        let mut has_room = Ok(());
         let mut intern = |set: &SetContent| {
-            if named.add(set) {
-                *scope += 1;
-                narrowed.clear();
+            if let Some(id) = self.sets.id(set) {
+                return id;
             }
-            sets.intern(set)
+            if let Err(error) = self.room.admit(namespace, set) {
+                has_room = Err(error);
+                return self.intern(namespace, &SetContent::deny_all(set.direction()));
+            }
+            self.intern(namespace, set)
         };
-        Wanted {
+        let wanted = Wanted {
             class: Arc::new(applied.class.clone()),
             ingress: applied.ingress.as_ref().map(&mut intern),
             egress: applied.egress.as_ref().map(&mut intern),
+        };
+        (wanted, has_room)
+    }
+
+    fn intern(&mut self, namespace: &str, set: &SetContent) -> PolicyId {
+        if self.named.add(set) {
+            self.scope += 1;
+            self.narrowed.clear();
         }
+        let id = self.sets.intern(set);
+        self.room.take(namespace, id, set);
+        id
     }
 
     /// Sets what policies say of an endpoint. The row of a fresh endpoint, for which no packet flows yet, says so at
@@ -324,6 +342,43 @@ impl<E: Ord + Clone> Rollout<E> {
         true
     }
 
+    /// Notes that a droplet knows another class under the id. Returns whether the class gets another id.
+    pub fn refuse_class(&mut self, id: PolicyId) -> bool {
+        if self.classes.refuse(id).is_none() {
+            return false;
+        }
+        self.narrowed.clear();
+        self.begin_anew();
+        true
+    }
+
+    /// As [`Self::refuse_class`], of a set.
+    pub fn refuse_set(&mut self, id: PolicyId) -> bool {
+        let Some(new) = self.sets.refuse(id) else {
+            return false;
+        };
+        self.room.rename(id, new);
+        for member in self.members.values_mut() {
+            for wanted in [&mut member.wanted.ingress, &mut member.wanted.egress] {
+                if *wanted == Some(id) {
+                    *wanted = Some(new);
+                }
+            }
+        }
+        self.begin_anew();
+        true
+    }
+
+    /// Ends the round where it is: what was published stays until the next one. Some droplet judges by other content.
+    fn begin_anew(&mut self) {
+        for member in self.members.values_mut() {
+            member.target = None;
+        }
+        self.step = Step::Settled;
+        self.known = 0;
+        self.is_dirty = true;
+    }
+
     fn settle(&mut self) -> bool {
         for member in self.members.values_mut() {
             member.target = None;
@@ -374,6 +429,7 @@ impl<E: Ord + Clone> Rollout<E> {
         }
         let gone = self.sets.sweep(|id| sets.contains(&Some(id)), now);
         self.news.sets.extend(gone);
+        self.has_freed |= self.room.retain(|id| self.sets.has(id));
         let gone = self.classes.sweep(|id| classes.contains(&Some(id)), now);
         self.news.classes.extend(gone);
         self.narrowed.clear();
@@ -399,6 +455,11 @@ impl<E: Ord + Clone> Rollout<E> {
             && self.step == Step::Settled
             && self.classes.rows().next().is_none()
             && self.members.values().all(has_none)
+    }
+
+    /// Whether sets have gone since the last call, so that endpoints may have others than those that deny all.
+    pub fn take_freed(&mut self) -> bool {
+        std::mem::take(&mut self.has_freed)
     }
 
     pub fn take_news(&mut self) -> News<E> {
@@ -429,6 +490,7 @@ impl<E: Ord + Clone> Rollout<E> {
         let has_sets = ingress.or(egress).is_some();
         class.is_some_and(|id| !self.classes.is_known(id))
             || egress.is_some_and(|id| !self.sets.is_known(id))
+            || ingress.is_some_and(|id| self.sets.is_refused(id))
             || has_sets && self.covered.is_none_or(|covered| member.scope > covered)
     }
 

@@ -29,6 +29,10 @@ enum Test {
     DoesNotExist,
 }
 
+/// The most labels that a selector is found by, so that selectors with thousands of values take no more room in an
+/// index than others.
+const MAX_ANCHORS: usize = 16;
+
 /// What labels must have, or a selector doesn't match them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Anchor {
@@ -63,19 +67,19 @@ impl Selector {
     /// Returns what any labels that match must have one of: the narrowest that is known.
     pub fn anchors(&self) -> Vec<Anchor> {
         let narrowest = self.0.iter().min_by_key(|requirement| match &requirement.test {
-            Test::In(values) => values.len(),
-            Test::Exists => usize::MAX - 1,
+            Test::In(values) if values.len() <= MAX_ANCHORS => values.len(),
+            Test::In(_) | Test::Exists => usize::MAX - 1,
             Test::NotIn(_) | Test::DoesNotExist => usize::MAX,
         });
         let Some(Requirement { key, test }) = narrowest else {
             return vec![Anchor::Nothing];
         };
         match test {
-            Test::In(values) => {
+            Test::In(values) if values.len() <= MAX_ANCHORS => {
                 let label = |value: &String| Anchor::Label(key.clone(), value.clone());
                 values.iter().map(label).collect()
             }
-            Test::Exists => vec![Anchor::Key(key.clone())],
+            Test::In(_) | Test::Exists => vec![Anchor::Key(key.clone())],
             Test::NotIn(_) | Test::DoesNotExist => vec![Anchor::Nothing],
         }
     }
@@ -175,7 +179,7 @@ fn is_framed(text: &str, is_end: impl Fn(u8) -> bool, inner: &[u8]) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{Anchor, Labels, Selector};
+    use super::{Anchor, Labels, MAX_ANCHORS, Selector};
 
     fn read(selector: Value) -> Result<Selector, String> {
         Selector::read(&serde_json::from_value(selector).unwrap()).map_err(|error| error.to_string())
@@ -277,6 +281,12 @@ mod tests {
         assert_eq!(selector.anchors(), [label("b", "x"), label("b", "y")]);
         let exists = json!({"matchExpressions": [expressions[0], expressions[3]]});
         assert_eq!(read(exists).unwrap().anchors(), [Anchor::Key("d".to_owned())]);
+        let values = |count: usize| (0..count).map(|number| number.to_string()).collect::<Vec<_>>();
+        let any =
+            |count| json!({"matchExpressions": [{"key": "e", "operator": "In", "values": values(count)}]});
+        assert_eq!(read(any(MAX_ANCHORS)).unwrap().anchors().len(), MAX_ANCHORS);
+        let many = read(any(MAX_ANCHORS + 1)).unwrap();
+        assert_eq!(many.anchors(), [Anchor::Key("e".to_owned())]);
         let open = json!({"matchExpressions": [expressions[0]]});
         assert_eq!(read(open).unwrap().anchors(), [Anchor::Nothing]);
         assert_eq!(read(json!({})).unwrap().anchors(), [Anchor::Nothing]);

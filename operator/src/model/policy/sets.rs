@@ -86,6 +86,16 @@ impl SetContent {
         }
     }
 
+    /// Returns how many peers with a port the rules have.
+    pub fn entries(&self) -> usize {
+        let rule = |rule: &Arc<PolicyRule>| {
+            let blocks = rule.blocks.iter().map(|block| 1 + block.except.len());
+            let peers = rule.groups.len() + blocks.sum::<usize>();
+            peers.max(1) * rule.ports.len().max(1)
+        };
+        self.rules.iter().map(rule).sum()
+    }
+
     /// Returns what policies, in the order in which they are asked, say to a pod with these ports. None: nothing.
     pub(super) fn of(
         direction: Direction,
@@ -112,6 +122,14 @@ impl SetContent {
             is_isolated,
             rules,
         }))
+    }
+
+    pub const fn direction(&self) -> Direction {
+        if self.is_egress {
+            Direction::Egress
+        } else {
+            Direction::Ingress
+        }
     }
 
     pub(super) const fn deny_all(direction: Direction) -> Self {

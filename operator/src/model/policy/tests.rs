@@ -38,7 +38,7 @@ fn web() -> Pod {
 impl Policies {
     fn with_network_policy(mut self, name: &str, spec: Value) -> Self {
         let spec = serde_json::from_value(spec).unwrap();
-        self.set_network_policy("red", name, Some(&spec)).unwrap();
+        self.set_network_policy("red", name, 0, Some(&spec)).unwrap();
         self
     }
 
@@ -166,9 +166,9 @@ fn an_egress_rule_names_ports_of_other_pods() {
         [named("dns"), named("http"), named("http")]
     );
     assert_eq!(applied.class.names, web().ports);
-    policies.set_network_policy("red", "one", None).unwrap();
+    policies.set_network_policy("red", "one", 0, None).unwrap();
     assert_eq!(policies.web().class.names, web().ports);
-    policies.set_network_policy("red", "other", None).unwrap();
+    policies.set_network_policy("red", "other", 0, None).unwrap();
     assert_eq!(policies.web().class.names, BTreeSet::new());
 }
 
@@ -182,9 +182,9 @@ fn a_class_has_the_groups_that_some_peer_names() {
         .with_network_policy("db", from(json!({"matchLabels": {"app": "db"}})));
     let groups = policies.web().class.groups;
     assert_eq!(groups.len(), 1, "a peer that two policies name is one group");
-    policies.set_network_policy("red", "one", None).unwrap();
+    policies.set_network_policy("red", "one", 0, None).unwrap();
     assert_eq!(policies.web().class.groups, groups);
-    policies.set_network_policy("red", "two", None).unwrap();
+    policies.set_network_policy("red", "two", 0, None).unwrap();
     assert!(policies.web().class.groups.is_empty());
 }
 
@@ -299,13 +299,13 @@ fn a_retained_group_stays_in_classes_until_it_is_forgotten() {
         "egress": [{"ports": [{"port": "http"}]}],
     }))
     .unwrap();
-    policies.set_network_policy("red", "db", Some(&spec)).unwrap();
+    policies.set_network_policy("red", "db", 0, Some(&spec)).unwrap();
     let class = policies.web().class;
     assert_eq!((class.groups.len(), class.names.len()), (1, 2));
     assert!(policies.take_touched().all, "a port of any pod may have the name");
-    policies.set_network_policy("red", "db", Some(&spec)).unwrap();
+    policies.set_network_policy("red", "db", 0, Some(&spec)).unwrap();
     assert!(!policies.has_touched(), "nothing has changed");
-    policies.set_network_policy("red", "db", None).unwrap();
+    policies.set_network_policy("red", "db", 0, None).unwrap();
     assert_eq!(policies.web().class, class);
     let red = Touched {
         all: false,
@@ -315,9 +315,9 @@ fn a_retained_group_stays_in_classes_until_it_is_forgotten() {
     policies.forget_retired(&class.groups, &["http".into()].into());
     assert_eq!(policies.web().class, class, "droplets still judge by it");
     assert!(!policies.has_touched() && !policies.is_empty());
-    policies.set_network_policy("red", "db", Some(&spec)).unwrap();
+    policies.set_network_policy("red", "db", 0, Some(&spec)).unwrap();
     assert!(!policies.take_touched().all, "classes have had it all the time");
-    policies.set_network_policy("red", "db", None).unwrap();
+    policies.set_network_policy("red", "db", 0, None).unwrap();
     policies.take_touched();
     policies.forget_retired(&BTreeSet::new(), &BTreeSet::new());
     assert!(policies.take_touched().all && policies.is_empty());
@@ -330,7 +330,7 @@ fn a_policy_that_is_removed_leaves_nothing_behind() {
     let objects = random.objects();
     let mut policies = objects.policies();
     for (namespace, name) in objects.network_policies.keys() {
-        policies.set_network_policy(namespace, name, None).unwrap();
+        policies.set_network_policy(namespace, name, 0, None).unwrap();
     }
     for name in objects.cluster_policies.keys() {
         policies.set_cluster_policy(name, None).unwrap();
@@ -338,11 +338,13 @@ fn a_policy_that_is_removed_leaves_nothing_behind() {
     let Policies {
         of_nodes,
         by_name,
+        shares,
         groups,
         names,
         ..
     } = policies;
-    assert!(of_nodes.is_empty() && by_name.is_empty() && groups.0.is_empty() && names.0.is_empty());
+    assert!(of_nodes.is_empty() && by_name.is_empty() && shares.is_empty());
+    assert!(groups.0.is_empty() && names.0.is_empty());
 }
 
 fn told(set: Result<(), Malformed>) {

@@ -19,7 +19,8 @@ use crate::model::policy::{
 };
 use crate::model::rows::Key;
 
-/// How much work one call of [`World::roll_out`] does, in groups and rules of endpoints: some tenths of a second.
+/// How much work one call of [`World::roll_out`] does, in groups that endpoints are matched against and rules that they
+/// have: some tenths of a second.
 const MAX_WORK: usize = 50_000;
 /// What an endpoint costs besides.
 const APPLY_WORK: usize = 10;
@@ -94,13 +95,13 @@ impl Enforcement {
         self.closed.remove(name);
     }
 
-    /// Notes whether too many rules apply to an endpoint.
-    fn note_closed(&mut self, name: &EndpointName, too_many: &[TooManyRules]) {
-        let Some(first) = too_many.first() else {
+    /// Notes whether too many rules apply to an endpoint, and what to tell of it.
+    fn note_closed(&mut self, name: &EndpointName, why: Option<String>) {
+        let Some(why) = why else {
             self.closed.remove(name);
             return;
         };
-        if self.closed.insert(name.clone(), first.to_string()).is_none() {
+        if self.closed.insert(name.clone(), why).is_none() {
             self.newly_closed.insert(name.clone());
         }
     }
@@ -151,11 +152,17 @@ impl World {
         &mut self,
         namespace: &str,
         name: &str,
+        created: i64,
         spec: Option<&NetworkPolicySpec>,
     ) -> Result<(), Malformed> {
         self.enforcement
             .policies
-            .set_network_policy(namespace, name, spec)
+            .set_network_policy(namespace, name, created, spec)
+    }
+
+    /// As [`Policies::take_rejudged`].
+    pub fn take_rejudged_policies(&mut self) -> BTreeSet<Arc<str>> {
+        self.enforcement.policies.take_rejudged()
     }
 
     /// Sets or removes a ClusterNetworkPolicy. As [`Policies::set_cluster_policy`].
@@ -255,6 +262,9 @@ impl World {
                 waiting.push(vpc.clone());
             }
             self.take_news(vpc, rollout);
+            if rollout.take_freed() {
+                self.apply_closed(vpc);
+            }
         }
         self.enforcement.rollouts = rollouts;
         self.forget_policies();
@@ -273,6 +283,21 @@ impl World {
         waits
     }
 
+    /// Notes that a droplet knows other content under the id of a class or set. Returns whether [`Self::roll_out`]
+    /// gives the content another id.
+    pub fn refuse_policy_id(&mut self, key: &Key) -> bool {
+        let vpc = self.vpcs.iter().find(|(_, vpc)| key.vni() == Some(vpc.vni));
+        let rollout = vpc.and_then(|(name, _)| self.enforcement.rollouts.get_mut(name));
+        let Some(rollout) = rollout else {
+            return false;
+        };
+        match key {
+            Key::Class(_, id) => rollout.refuse_class(*id),
+            Key::PolicySet(_, id) => rollout.refuse_set(*id),
+            _ => false,
+        }
+    }
+
     /// Whether droplets may still lack what they judge packets of an endpoint by, which isn't ready yet.
     pub fn is_policy_pending(&self, name: &EndpointName) -> bool {
         let enforcement = &self.enforcement;
@@ -285,9 +310,12 @@ impl World {
         is_unseen || rollout.is_some_and(|rollout| rollout.is_pending(name))
     }
 
-    /// Returns how far a policy is enforced; none: it isn't in force.
+    /// Returns how far a policy is enforced; none: it isn't in force as it is written.
     pub fn policy_progress(&self, policy: &str) -> Option<PolicyProgress> {
         let enforcement = &self.enforcement;
+        if enforcement.policies.refused(policy).is_some() {
+            return None;
+        }
         let version = enforcement.policies.version_of(policy)?;
         let from = enforcement.policies.namespace_of(policy).unwrap_or_default();
         let is_one = !from.is_empty();
@@ -399,6 +427,17 @@ impl World {
         }
     }
 
+    /// Applies policies again to the closed endpoints of a VPC: there is room for other sets.
+    fn apply_closed(&mut self, vpc: &str) {
+        let Enforcement {
+            closed, homes, stale, ..
+        } = &mut self.enforcement;
+        let own = closed
+            .keys()
+            .filter(|name| homes.get(*name).is_some_and(|home| home == vpc));
+        stale.extend(own.cloned());
+    }
+
     /// Returns the VPCs of endpoints that are still to be applied.
     fn vpcs_of_stale(&self) -> BTreeSet<String> {
         let networks = self.enforcement.stale.iter().filter_map(|name| {
@@ -426,7 +465,9 @@ impl World {
             .map_or(0, |profile| Arc::as_ptr(profile).addr());
         let key = (name.0.clone(), endpoint.network.clone(), profile);
         let known = alike.get(&key).cloned();
-        let applied = known.is_none().then(|| self.enforcement.policies.apply(&member));
+        let applied = known
+            .is_none()
+            .then(|| self.enforcement.policies.match_all(&member));
         if self.enforcement.homes.get(name) != Some(&vpc) {
             self.enforcement.leave(name);
             self.enforcement.homes.insert(name.clone(), vpc.clone());
@@ -438,20 +479,22 @@ impl World {
         }
         let Enforcement { rollouts, closed, .. } = &mut self.enforcement;
         let rollout = rollouts.entry(vpc).or_default();
-        let Some(applied) = applied else {
+        let Some((applied, matched)) = applied else {
             rollout.set(name, &known.unwrap_or_default(), is_fresh);
             closed.remove(name);
             return 1;
         };
-        let wanted = rollout.want(&applied);
+        let (wanted, has_room) = rollout.want(&name.0, &applied);
         rollout.set(name, &wanted, is_fresh);
-        self.enforcement.note_closed(name, &applied.too_many);
+        let too_many = applied.too_many.first().map(TooManyRules::to_string);
+        let why = too_many.or_else(|| has_room.err().map(|error| error.to_string()));
         // Each endpoint that is closed is told.
-        if applied.too_many.is_empty() {
+        if why.is_none() {
             alike.insert(key, wanted);
         }
+        self.enforcement.note_closed(name, why);
         let sets = [&applied.ingress, &applied.egress].into_iter().flatten();
-        APPLY_WORK + applied.class.groups.len() + sets.map(|set| set.rules.len()).sum::<usize>()
+        APPLY_WORK + matched + sets.map(|set| set.rules.len()).sum::<usize>()
     }
 
     /// Enforces policy in a VPC if all its droplets can.

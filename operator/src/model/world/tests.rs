@@ -14,6 +14,7 @@ use super::{
 use random::Random;
 
 mod policy;
+mod policy_limits;
 mod random;
 
 pub(super) fn droplet_address(number: u64) -> Ipv4Addr {

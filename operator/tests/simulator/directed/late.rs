@@ -5,20 +5,15 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::{begin, check, delete, end_everything, has_rows, is_claimed, pod_on, says, until, until_gone};
+use super::{
+    begin, check, delete, droplet_of, end_everything, has_rows, is_claimed, pod_on, says, until, until_gone,
+};
 use crate::cluster::add_node;
 use crate::droplet::{Manner, Report};
 use crate::kind::Kind;
 use crate::simulation::{Simulation, State};
 use crate::store::text;
 use crate::tables::Slot;
-
-/// Returns the droplet where a role serves.
-fn droplet_of(simulation: &Simulation, kind: Kind, name: &str) -> String {
-    let state = simulation.lock();
-    let role = state.store.value(kind, "", name).expect("a role");
-    text(role, "/status/droplet").to_owned()
-}
 
 /// Returns the other one of two nodes.
 fn other_than(droplet: &str) -> &'static str {

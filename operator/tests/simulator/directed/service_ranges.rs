@@ -131,7 +131,7 @@ fn services_in_ranges_that_come_later_are_served() {
 #[test]
 fn an_api_server_without_service_cidrs_is_enough() {
     check("no service cidrs", 1, async |simulation| {
-        simulation.lock().unserved = Some(Kind::ServiceCidr);
+        simulation.lock().unserved.insert(Kind::ServiceCidr);
         begin(simulation, 1).await;
         end_everything(simulation).await;
     });

@@ -13,13 +13,13 @@ use crate::model::policy::oracle::{End, Generator, NAMESPACES, Objects, Packet, 
 use crate::model::policy::{ClassContent, Profile, SetContent};
 
 /// Longer than a row rests, milliseconds.
-const REST: u64 = 31_000;
+pub(super) const REST: u64 = 31_000;
 
-fn name(host: u64) -> EndpointName {
+pub(super) fn name(host: u64) -> EndpointName {
     ("ns".to_owned(), format!("e{host}"))
 }
 
-fn add(world: &mut World, app: &str, droplet: u64, host: u64) {
+pub(super) fn add(world: &mut World, app: &str, droplet: u64, host: u64) {
     let mut endpoint = endpoint("web", droplet, host);
     let labels = [("app".to_owned(), app.to_owned())].into();
     let profile = Profile {
@@ -30,9 +30,9 @@ fn add(world: &mut World, app: &str, droplet: u64, host: u64) {
     world.set_endpoint(&name(host), Some(endpoint));
 }
 
-fn set(world: &mut World, policy: &str, spec: &Value) {
+pub(super) fn set(world: &mut World, policy: &str, spec: &Value) {
     let spec = serde_json::from_value(spec.clone()).unwrap();
-    world.set_network_policy("ns", policy, Some(&spec)).unwrap();
+    world.set_network_policy("ns", policy, 0, Some(&spec)).unwrap();
 }
 
 /// Lets `db` take packets of `web` alone.
@@ -43,7 +43,7 @@ fn of_web() -> Value {
     })
 }
 
-fn local(world: &World, host: u64) -> LocalEndpoint {
+pub(super) fn local(world: &World, host: u64) -> LocalEndpoint {
     let droplet = world.endpoint(&name(host)).unwrap().droplet.clone();
     let address = IpAddr::from(Ipv4Addr::from(0x0a00_0000 + host as u32));
     let row = world.row(&droplet, &Key::Local(vni(7), address)).unwrap();
@@ -111,13 +111,13 @@ fn a_vpc_without_policies_has_rows_as_before() {
     );
     world.roll_out(0);
     assert_eq!(world.flush().len(), 2);
-    world.set_network_policy("ns", "db", None).unwrap();
+    world.set_network_policy("ns", "db", 0, None).unwrap();
     for step in 0..8 {
         world.roll_out(step * REST);
         world.flush();
     }
     assert_eq!(programs(&world), before);
-    world.set_network_policy("ns", "none", None).unwrap();
+    world.set_network_policy("ns", "none", 0, None).unwrap();
     for step in 8..16 {
         world.roll_out(step * REST);
         world.flush();
@@ -148,7 +148,7 @@ fn policies_of_another_vpc_cost_a_vpc_nothing() {
         "egress": [{"to": [peer("web")], "ports": [{"port": "http"}]}],
     });
     let spec = serde_json::from_value(spec).unwrap();
-    world.set_network_policy("blue", "all", Some(&spec)).unwrap();
+    world.set_network_policy("blue", "all", 0, Some(&spec)).unwrap();
     world.roll_out(1);
     let told: Vec<String> = world.flush().into_keys().collect();
     assert_eq!(told, ["d4"]);
@@ -292,7 +292,7 @@ impl Cluster {
             world.set_endpoint(&name, Some(Self::endpoint(known, *number, ready)));
         }
         for ((namespace, name), spec) in &self.objects.network_policies {
-            let _ = world.set_network_policy(namespace, name, Some(spec));
+            let _ = world.set_network_policy(namespace, name, 0, Some(spec));
         }
         for (name, spec) in &self.objects.cluster_policies {
             let _ = world.set_cluster_policy(name, Some(spec));
@@ -364,7 +364,7 @@ impl Cluster {
             Some(namespace) => {
                 let key = (namespace.clone(), name.clone());
                 let spec = objects.network_policies.get(&key);
-                self.world.set_network_policy(&namespace, &name, spec)
+                self.world.set_network_policy(&namespace, &name, 0, spec)
             }
             None => self
                 .world
